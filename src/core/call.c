@@ -1,0 +1,328 @@
+/*
+ * The one door to every kernel: gather the tensors of a call, hold them against the op's table, dispatch.
+ *
+ * All checks come before any write and need no memory, so a refused call has changed nothing. The order matters for
+ * the sentence that a caller reads: first what a tensor is in itself (rank, sizes, strides, alignment), then dtypes,
+ * then the op's own shape rules (infer), then each shape against infer's, then overlaps, then values.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* Larger sizes are refused, so that no product of a size and an element's bytes can overflow. */
+static const int64_t MAX_BYTES = INT64_MAX / 4;
+
+enum { MAX_ATTRIBUTE_BYTES = 256 };
+
+static bool is_output(const vjp_slot *slot) {
+    return slot->flags & VJP_SLOT_OUTPUT;
+}
+
+static int64_t element_count(const vjp_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static int64_t byte_count(const vjp_tensor *tensor) {
+    return element_count(tensor) * (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype);
+}
+
+static bool is_packed(const vjp_tensor *tensor) {
+    bool all_zero = true;
+    for (int i = 0; i < tensor->ndim; i++)
+        all_zero = all_zero && tensor->stride[i] == 0;
+    if (all_zero) return true;
+    int64_t expected = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        /* The stride of an axis of one element is never used. */
+        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) return false;
+        expected *= tensor->shape[i];
+    }
+    return true;
+}
+
+/* What a tensor must be whatever the op: a dtype, a rank, sizes whose product fits, packed. */
+static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
+    size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    if (!size) return vjp_refuse(work, VJP_INVALID, "%s has dtype %d, which is none", slot->name, tensor->dtype);
+    if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
+        return vjp_refuse(work, VJP_INVALID, "%s has rank %d; ranks go from 0 to %d", slot->name, tensor->ndim,
+                          VJP_MAX_DIMS);
+    int64_t limit = MAX_BYTES / (int64_t)size;
+    bool empty = false;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0)
+            return vjp_refuse(work, VJP_INVALID, "%s has size %lld on axis %d", slot->name, (long long)tensor->shape[i],
+                              i);
+        empty = empty || tensor->shape[i] == 0;
+    }
+    /* An empty tensor's other sizes count too: kernels multiply them before they meet the zero. */
+    for (int i = 0; i < tensor->ndim; i++) {
+        int64_t axis = tensor->shape[i] ? tensor->shape[i] : 1;
+        if (axis > limit)
+            return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its %d sizes overflows", slot->name,
+                              tensor->ndim);
+        limit /= axis;
+    }
+    if (!is_packed(tensor))
+        return vjp_refuse(work, VJP_UNSUPPORTED, "%s is not packed row-major; copy it into a packed tensor first",
+                          slot->name);
+    if (tensor->flags & ~(uint32_t)VJP_ACCUMULATE)
+        return vjp_refuse(work, VJP_INVALID, "%s has unknown flags 0x%x", slot->name, (unsigned)tensor->flags);
+    if ((tensor->flags & VJP_ACCUMULATE) && !(slot->flags & VJP_SLOT_ACCUMULATES))
+        return vjp_refuse(work, VJP_INVALID, "%s cannot accumulate: it is %s", slot->name,
+                          is_output(slot) ? "a saved statistic" : "an input");
+    return VJP_OK;
+}
+
+static vjp_status check_memory(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
+    if (element_count(tensor) == 0) return VJP_OK;
+    if (!tensor->data) return vjp_refuse(work, VJP_INVALID, "%s has elements but its data is NULL", slot->name);
+    size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    if (((uintptr_t)tensor->data + tensor->offset) % size)
+        return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu is not aligned to its %zu-byte elements", slot->name,
+                          tensor->data, (unsigned long long)tensor->offset, size);
+    return VJP_OK;
+}
+
+static const char *kind_text(vjp_kind kind, vjp_dtype storage) {
+    switch (kind) {
+    case VJP_KIND_STORAGE: return vjp_dtype_name(storage);
+    case VJP_KIND_PARAMETER:
+        switch (storage) {
+        case VJP_F32: return "f32";
+        case VJP_BF16: return "bf16 or f32";
+        case VJP_F16: return "f16 or f32";
+        default: return "f64 or f32";
+        }
+    case VJP_KIND_STATISTIC: return storage == VJP_F64 ? "f64" : "f32";
+    case VJP_KIND_INDEX: return "i32, i64 or f32";
+    case VJP_KIND_ARGMAX: return "i32 or i64";
+    }
+    return "?";
+}
+
+static bool kind_allows(vjp_kind kind, vjp_dtype storage, vjp_dtype dtype) {
+    switch (kind) {
+    case VJP_KIND_STORAGE: return dtype == storage;
+    case VJP_KIND_PARAMETER: return dtype == storage || dtype == VJP_F32;
+    case VJP_KIND_STATISTIC: return dtype == (storage == VJP_F64 ? VJP_F64 : VJP_F32);
+    case VJP_KIND_INDEX: return dtype == VJP_I32 || dtype == VJP_I64 || dtype == VJP_F32;
+    case VJP_KIND_ARGMAX: return dtype == VJP_I32 || dtype == VJP_I64;
+    }
+    return false;
+}
+
+/* The dtype that vjp_infer() proposes for a slot that is absent. */
+static vjp_dtype kind_default(vjp_kind kind, vjp_dtype storage) {
+    switch (kind) {
+    case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
+    case VJP_KIND_INDEX:
+    case VJP_KIND_ARGMAX: return VJP_I64;
+    default: return storage;
+    }
+}
+
+static vjp_status check_dtypes(vjp_work *work, const vjp_pass_info *pass) {
+    /* T comes from an input where there is one: a wrong output is then what the sentence names. */
+    int source = -1;
+    for (int i = (int)pass->count - 1; i >= 0; i--)
+        if (work->tensor[i] && pass->slots[i].kind == VJP_KIND_STORAGE) {
+            if (source >= 0 && is_output(&pass->slots[i])) break;
+            source = i;
+        }
+    if (source < 0) return vjp_refuse(work, VJP_INVALID, "no tensor is given");
+    work->storage = (vjp_dtype)work->tensor[source]->dtype;
+    if (work->storage == VJP_I32 || work->storage == VJP_I64)
+        return vjp_refuse(work, VJP_INVALID, "%s is %s; it must be f32, bf16, f16 or f64", pass->slots[source].name,
+                          vjp_dtype_name(work->storage));
+    for (size_t i = 0; i < pass->count; i++) {
+        const vjp_tensor *tensor = work->tensor[i];
+        const vjp_slot *slot = &pass->slots[i];
+        if (tensor && !kind_allows(slot->kind, work->storage, (vjp_dtype)tensor->dtype))
+            return vjp_refuse(work, VJP_INVALID, "%s is %s; with %s in %s it must be %s", slot->name,
+                              vjp_dtype_name((vjp_dtype)tensor->dtype), pass->slots[source].name,
+                              vjp_dtype_name(work->storage), kind_text(slot->kind, work->storage));
+    }
+    return VJP_OK;
+}
+
+static vjp_status check_shapes(const vjp_work *work, const vjp_pass_info *pass) {
+    for (size_t i = 0; i < pass->count; i++) {
+        const vjp_tensor *tensor = work->tensor[i];
+        if (!tensor) continue;
+        vjp_shape own = {.ndim = tensor->ndim};
+        memcpy(own.size, tensor->shape, sizeof own.size);
+        const vjp_shape *expected = &work->shape[i];
+        if (own.ndim == expected->ndim && memcmp(own.size, expected->size, (size_t)own.ndim * sizeof own.size[0]) == 0)
+            continue;
+        char have[VJP_SHAPE_TEXT], want[VJP_SHAPE_TEXT];
+        return vjp_refuse(work, VJP_INVALID, "%s has shape %s; expected %s (%s)", pass->slots[i].name,
+                          vjp_shape_text(&own, have), vjp_shape_text(expected, want), pass->slots[i].shape);
+    }
+    return VJP_OK;
+}
+
+static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass) {
+    for (size_t i = 0; i < pass->outputs; i++) {
+        const vjp_tensor *out = work->tensor[i];
+        if (!out || !out->data) continue;
+        uintptr_t out_begin = (uintptr_t)out->data + out->offset;
+        uintptr_t out_end = out_begin + (uintptr_t)byte_count(out);
+        for (size_t j = 0; j < pass->count; j++) {
+            const vjp_tensor *other = work->tensor[j];
+            if (j == i || !other || !other->data || (j < pass->outputs && j < i)) continue;
+            uintptr_t begin = (uintptr_t)other->data + other->offset;
+            uintptr_t end = begin + (uintptr_t)byte_count(other);
+            if (begin >= out_end || out_begin >= end) continue;
+            bool same = begin == out_begin && end == out_end && other->dtype == out->dtype;
+            bool allowed = pass->slots[i].aliases >> j & 1;
+            if (same && allowed && !(out->flags & VJP_ACCUMULATE)) continue;
+            const char *why = same && allowed ? "an accumulating output may not be computed in place"
+                              : allowed       ? "only exactly the same memory may be computed in place"
+                                              : "this pair may not share memory";
+            return vjp_refuse(work, VJP_INVALID, "%s overlaps %s: %s", pass->slots[i].name, pass->slots[j].name, why);
+        }
+    }
+    uintptr_t begin = (uintptr_t)work->workspace;
+    for (size_t i = 0; i < pass->count && work->workspace_bytes; i++) {
+        const vjp_tensor *tensor = work->tensor[i];
+        uintptr_t tensor_begin = tensor && tensor->data ? (uintptr_t)tensor->data + tensor->offset : 0;
+        if (tensor_begin && begin < tensor_begin + (uintptr_t)byte_count(tensor) &&
+            tensor_begin < begin + work->workspace_bytes)
+            return vjp_refuse(work, VJP_INVALID, "%s overlaps the device's workspace", pass->slots[i].name);
+    }
+    return VJP_OK;
+}
+
+/* Everything that can be said without looking at data or memory. Fills `work`. */
+static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, vjp_pass pass,
+                          const vjp_tensor *const *tensors, size_t count, const void *attributes, void *defaults) {
+    if (!device || !device->backend) return VJP_NO_DEVICE;
+    device->error[0] = 0;
+    if (!op) return vjp_fail(device, VJP_INVALID, "vjp_call: op is NULL");
+    if (pass != VJP_FORWARD && pass != VJP_BACKWARD)
+        return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
+    memset(work, 0, sizeof *work);
+    work->device = device;
+    work->op = op;
+    work->pass = pass;
+    const vjp_pass_info *info = &op->info.pass[pass];
+    if (count != info->count)
+        return vjp_refuse(work, VJP_INVALID, "%zu tensors given; the pass has %zu slots", count, info->count);
+    if (!tensors) return vjp_refuse(work, VJP_INVALID, "tensors is NULL");
+    if (!attributes) {
+        vjp_op_defaults(op, defaults);
+        attributes = defaults;
+    }
+    work->attributes = attributes;
+    vjp_status status = vjp_check_attributes(work);
+    if (status != VJP_OK) return status;
+    for (size_t i = 0; i < count; i++) {
+        const vjp_slot *slot = &info->slots[i];
+        work->tensor[i] = tensors[i];
+        if (tensors[i]) {
+            status = check_form(work, slot, tensors[i]);
+            if (status != VJP_OK) return status;
+        } else if (!(slot->flags & (VJP_SLOT_OUTPUT | VJP_SLOT_OPTIONAL))) {
+            return vjp_refuse(work, VJP_INVALID, "%s is missing: it is a required input", slot->name);
+        }
+    }
+    status = check_dtypes(work, info);
+    if (status != VJP_OK) return status;
+    status = op->infer(work);
+    if (status != VJP_OK) return status;
+    return check_shapes(work, info);
+}
+
+static const vjp_kernel *find_kernel(const vjp_work *work) {
+    const vjp_kernel *kernel = work->device->backend->kernel(work->device, work->op->id, work->pass);
+    return kernel && kernel->run && (kernel->storage >> work->storage & 1) ? kernel : NULL;
+}
+
+static vjp_status no_kernel(const vjp_work *work) {
+    return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for %s", work->device->name,
+                      vjp_dtype_name(work->storage));
+}
+
+vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage) {
+    if (!device || !device->backend) return VJP_NO_DEVICE;
+    if (!op) return vjp_fail(device, VJP_INVALID, "vjp_supports: op is NULL");
+    if (pass != VJP_FORWARD && pass != VJP_BACKWARD)
+        return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
+    vjp_work work = {.device = device, .op = op, .pass = pass, .storage = storage};
+    if (!vjp_dtype_size(storage)) return vjp_refuse(&work, VJP_INVALID, "dtype %d is none", (int)storage);
+    return find_kernel(&work) ? VJP_OK : no_kernel(&work);
+}
+
+vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                              size_t count, const void *attributes, size_t *bytes) {
+    vjp_work work;
+    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    *bytes = 0;
+    vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
+    if (status != VJP_OK) return status;
+    const vjp_kernel *kernel = find_kernel(&work);
+    if (!kernel) return no_kernel(&work);
+    *bytes = kernel->workspace ? kernel->workspace(&work) : 0;
+    return VJP_OK;
+}
+
+vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                     size_t count, const void *attributes, vjp_tensor *described) {
+    vjp_work work;
+    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
+    if (status != VJP_OK) return status;
+    for (size_t i = 0; i < count; i++) {
+        vjp_dtype dtype =
+            tensors[i] ? (vjp_dtype)tensors[i]->dtype : kind_default(op->info.pass[pass].slots[i].kind, work.storage);
+        described[i] = vjp_tensor_of(NULL, dtype, work.shape[i].ndim, work.shape[i].size);
+    }
+    return VJP_OK;
+}
+
+vjp_status vjp_least_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                          size_t count, const void *attributes, vjp_cost *cost) {
+    vjp_work work;
+    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    *cost = (vjp_cost){0};
+    vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
+    if (status != VJP_OK) return status;
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i]) cost->bytes += (double)byte_count(tensors[i]) * (vjp_accumulates(&work, (int)i) ? 2 : 1);
+    if (op->cost) op->cost(&work, cost);
+    return VJP_OK;
+}
+
+vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
+                    const void *attributes) {
+    vjp_work work;
+    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
+    if (status != VJP_OK) return status;
+    const vjp_kernel *kernel = find_kernel(&work);
+    if (!kernel) return no_kernel(&work);
+    const vjp_pass_info *info = &op->info.pass[pass];
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i]) {
+            status = check_memory(&work, &info->slots[i], tensors[i]);
+            if (status != VJP_OK) return status;
+        }
+    size_t needed = kernel->workspace ? kernel->workspace(&work) : 0;
+    if (needed > device->workspace_bytes)
+        return vjp_refuse(&work, VJP_WORKSPACE, "needs %zu bytes of workspace; the device has %zu: vjp_reserve() more",
+                          needed, device->workspace_bytes);
+    work.workspace = device->workspace;
+    work.workspace_bytes = needed;
+    status = check_overlaps(&work, info);
+    if (status != VJP_OK) return status;
+    if (op->check_values && device->backend->host_memory) {
+        status = op->check_values(&work);
+        if (status != VJP_OK) return status;
+    }
+    return kernel->run(&work);
+}

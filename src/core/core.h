@@ -1,0 +1,189 @@
+/*
+ * What everything inside the library shares: how an op is described, what a backend provides, and one call under
+ * way (vjp_work). core knows no op and no backend; they know core.
+ *
+ * The way of a call: vjp_call() gathers the tensors into a vjp_work, checks them against the op's table
+ * (call.c), asks the op's infer() for the shape of every slot, compares, looks the backend's kernel up and runs it.
+ * A kernel therefore starts from facts: present tensors are packed, aligned, of the right dtype and shape, and
+ * overlap only where the table allows.
+ */
+#ifndef VJP_CORE_H
+#define VJP_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vjp.h"
+
+typedef struct vjp_work vjp_work;
+
+typedef struct vjp_shape {
+    int32_t ndim;
+    int64_t size[VJP_MAX_DIMS];
+} vjp_shape;
+
+/* Every op has a number, the row of all tables. A new op goes before VJP_OP_COUNT. */
+typedef enum vjp_op_id {
+    VJP_OP_LAYER_NORM,
+    VJP_OP_RMS_NORM,
+    VJP_OP_GROUP_NORM,
+    VJP_OP_ROPE,
+    VJP_OP_CUMSUM,
+    VJP_OP_GATHER,
+    VJP_OP_MAXPOOL2D,
+    VJP_OP_LINEAR,
+    VJP_OP_COUNT
+} vjp_op_id;
+
+struct vjp_op {
+    vjp_op_info info; /* what the public header shows; first, so that a pointer to one is a pointer to the other */
+    vjp_op_id id;
+
+    /*
+     * Checks attributes and the shapes of the inputs that shapes come from, and sets work->shape[] of every slot of
+     * the pass. Reads an output's shape only where nothing else can tell it. Must not look at data.
+     */
+    vjp_status (*infer)(vjp_work *work);
+
+    /*
+     * Checks values, for ops whose input data can be refused (indices, positions), before anything is written. NULL
+     * for most ops. Called by backends whose memory the host can read; the others check on the device.
+     */
+    vjp_status (*check_values)(const vjp_work *work);
+
+    /* Corrects the default cost (every present tensor moved once, += moved twice). NULL: the default is right. */
+    void (*cost)(const vjp_work *work, vjp_cost *cost);
+};
+
+/* One call under way. */
+struct vjp_work {
+    vjp_device *device;
+    const vjp_op *op;
+    vjp_pass pass;
+    const vjp_tensor *tensor[VJP_MAX_SLOTS]; /* NULL where absent */
+    vjp_shape shape[VJP_MAX_SLOTS];          /* of every slot, absent ones too */
+    const void *attributes;                  /* never NULL here */
+    vjp_dtype storage;                       /* T */
+    void *workspace;                         /* 64-byte aligned, as many bytes as the kernel asked for */
+    size_t workspace_bytes;
+};
+
+/* ---- Backends ---------------------------------------------------------------------------------------- */
+
+typedef struct vjp_kernel {
+    vjp_status (*run)(const vjp_work *work);   /* NULL: no kernel */
+    size_t (*workspace)(const vjp_work *work); /* NULL: none needed; SIZE_MAX: overflow */
+    uint32_t storage;                          /* bit d set: storage type d is supported */
+} vjp_kernel;
+
+enum {
+    VJP_BIT_F32 = 1 << VJP_F32,
+    VJP_BIT_BF16 = 1 << VJP_BF16,
+    VJP_BIT_F16 = 1 << VJP_F16,
+    VJP_BIT_F64 = 1 << VJP_F64,
+    VJP_BITS_CPU = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16
+};
+
+typedef struct vjp_backend {
+    const char *name;
+    bool host_memory; /* the host reads and writes the device's memory: values are checked before the kernel */
+    vjp_status (*open)(vjp_device *device, const vjp_options *options); /* sets device->state; vjp_fail() on failure */
+    void (*close)(vjp_device *device);
+    const vjp_kernel *(*kernel)(const vjp_device *device, vjp_op_id op, vjp_pass pass); /* NULL: no kernel */
+    vjp_status (*alloc)(vjp_device *device, size_t bytes, void **data);
+    void (*free)(vjp_device *device, void *data);
+    vjp_status (*upload)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+    vjp_status (*download)(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+    vjp_status (*synchronize)(vjp_device *device);
+} vjp_backend;
+
+enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };
+
+struct vjp_device {
+    const vjp_backend *backend; /* NULL: opening failed, and `error` says why */
+    void *state;                /* the backend's own */
+    void *library;              /* of a backend that was loaded, and how to let go of it */
+    void (*unload)(void *library);
+    void *workspace;
+    size_t workspace_bytes;
+    void *own_workspace; /* what vjp_reserve() allocated; `workspace` may be the caller's instead */
+    size_t own_workspace_bytes;
+    char name[VJP_NAME_BYTES];
+    char summary[VJP_SUMMARY_BYTES];
+    char error[VJP_ERROR_BYTES];
+};
+
+/* Host memory for backends that live on the host (64-byte aligned). */
+vjp_status vjp_host_alloc(vjp_device *device, size_t bytes, void **data);
+void vjp_host_free(vjp_device *device, void *data);
+vjp_status vjp_host_upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+vjp_status vjp_host_download(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+vjp_status vjp_host_synchronize(vjp_device *device);
+
+/* Opens a device of a backend that is already known; open.c finds the backend. */
+vjp_status vjp_device_create(const char *name, vjp_device **device);
+vjp_status vjp_device_start(vjp_device *device, const vjp_backend *backend, const vjp_options *options);
+
+/* ---- Failing ----------------------------------------------------------------------------------------- */
+
+/* Records the sentence on the device and returns the status. */
+vjp_status vjp_fail(vjp_device *device, vjp_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The same for a call: the sentence begins with "op.pass: ". */
+vjp_status vjp_refuse(const vjp_work *work, vjp_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* ---- For infer() and kernels ------------------------------------------------------------------------- */
+
+const char *vjp_pass_name(vjp_pass pass);
+
+/* Refuses a boolean that is neither 0 nor 1 and a choice that is none. */
+vjp_status vjp_check_attributes(const vjp_work *work);
+
+static inline const vjp_slot *vjp_slot_at(const vjp_work *work, int slot) {
+    return &work->op->info.pass[work->pass].slots[slot];
+}
+
+/* The host address of a slot's first element; NULL where absent. */
+static inline void *vjp_data(const vjp_work *work, int slot) {
+    const vjp_tensor *tensor = work->tensor[slot];
+    return tensor && tensor->data ? (char *)tensor->data + tensor->offset : NULL;
+}
+
+static inline bool vjp_accumulates(const vjp_work *work, int slot) {
+    return work->tensor[slot] && (work->tensor[slot]->flags & VJP_ACCUMULATE);
+}
+
+/* The dtype of a slot; T where absent, so that a switch on it has a value. */
+static inline vjp_dtype vjp_type(const vjp_work *work, int slot) {
+    return work->tensor[slot] ? (vjp_dtype)work->tensor[slot]->dtype : work->storage;
+}
+
+/* Takes a present tensor's own shape as the slot's (the inputs that shapes come from). */
+void vjp_shape_own(vjp_work *work, int slot);
+
+/*
+ * Sets the shape of every slot of the pass whose table row says `text`. The shapes that people read in the table
+ * are thus the rule itself, for both passes at once.
+ */
+void vjp_shape_set(vjp_work *work, const char *text, int ndim, const int64_t *size);
+
+/* Product of sizes [from, to) of a slot's shape. */
+int64_t vjp_shape_product(const vjp_shape *shape, int from, int to);
+
+/* "[2, 3]" in a buffer. */
+enum { VJP_SHAPE_TEXT = 160 };
+const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]);
+
+/*
+ * Reads element k of an index tensor (i32, i64, f32). False if it is no integer or past what f32 holds exactly;
+ * *value is then its value for the sentence.
+ */
+bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, double *value);
+
+/* Refuses the first of `count` indices of a slot that is not in [0, limit). `axis` says what is indexed. */
+vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis);
+
+#endif

@@ -1,0 +1,48 @@
+/* Statuses and their sentences. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/core.h"
+
+const char *vjp_status_name(vjp_status status) {
+    switch (status) {
+    case VJP_OK: return "ok";
+    case VJP_INVALID: return "invalid";
+    case VJP_UNSUPPORTED: return "unsupported";
+    case VJP_OUT_OF_MEMORY: return "out of memory";
+    case VJP_WORKSPACE: return "workspace too small";
+    case VJP_NO_DEVICE: return "no device";
+    case VJP_DEVICE_FAILED: return "device failed";
+    }
+    return "unknown status";
+}
+
+const char *vjp_version(void) {
+    return VJP_VERSION;
+}
+
+const char *vjp_pass_name(vjp_pass pass) {
+    return pass == VJP_FORWARD ? "forward" : "backward";
+}
+
+const char *vjp_error(const vjp_device *device) {
+    return device ? device->error : "out of memory: there is no device";
+}
+
+vjp_status vjp_fail(vjp_device *device, vjp_status status, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(device->error, sizeof device->error, format, list);
+    va_end(list);
+    return status;
+}
+
+vjp_status vjp_refuse(const vjp_work *work, vjp_status status, const char *format, ...) {
+    char *error = work->device->error;
+    int used = snprintf(error, VJP_ERROR_BYTES, "%s.%s: ", work->op->info.name, vjp_pass_name(work->pass));
+    va_list list;
+    va_start(list, format);
+    vsnprintf(error + used, VJP_ERROR_BYTES - (size_t)used, format, list);
+    va_end(list);
+    return status;
+}

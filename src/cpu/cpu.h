@@ -1,0 +1,79 @@
+/*
+ * The CPU backend's inside: a device's state, how work is cut into tasks, and the names of what is compiled once for
+ * each instruction set.
+ *
+ * Every kernel file is compiled several times with CPU_ISA_<SET> defined; CPU_NAME(x) gives x a name of its own in
+ * each. Results never depend on the thread count: cpu_cut() looks at the problem alone, and a task writes only
+ * its own outputs or its own partial, which is added up in order afterwards.
+ */
+#ifndef VJP_CPU_H
+#define VJP_CPU_H
+
+#include "core/core.h"
+
+#if defined(CPU_ISA_AVX512)
+#define CPU_NAME(name) vjp_cpu_##name##_avx512
+#elif defined(CPU_ISA_AVX2)
+#define CPU_NAME(name) vjp_cpu_##name##_avx2
+#elif defined(CPU_ISA_NEON)
+#define CPU_NAME(name) vjp_cpu_##name##_neon
+#else
+#define CPU_NAME(name) vjp_cpu_##name##_plain
+#endif
+
+typedef struct cpu_pool cpu_pool;
+
+typedef struct cpu_state {
+    int threads;
+    cpu_pool *pool; /* NULL with one thread or with the caller's parallel_for */
+    vjp_parallel_for parallel_for;
+    void *parallel_context;
+    const vjp_kernel *const *kernels; /* by op id: the table of the chosen instruction set */
+    const char *isa;
+    bool blas;          /* matrix products through BLAS; false: the built-in kernel */
+    size_t cache_bytes; /* last-level cache; chooses ordinary or streaming stores, never bits */
+} cpu_state;
+
+static inline const cpu_state *cpu_state_of(const vjp_work *work) {
+    return work->device->state;
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------- */
+
+/* Runs task(argument, i) for i in [0, count) on the device's threads; a single task runs on the caller's thread. */
+void cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument);
+
+/*
+ * The least bytes a task is worth waking a thread for: at some 10 GB/s a core, 64 KiB take 6 us, about what a wake-up
+ * costs. Anything smaller is one task and stays on the calling thread.
+ */
+enum { CPU_GRAIN_BYTES = 64 << 10 };
+
+/* items [i * size, min((i + 1) * size, items)) are task i of `count`. */
+typedef struct cpu_cut {
+    int64_t count, size, items;
+} cpu_cut;
+
+/* Cuts items of `bytes_each` into at most `most` tasks of at least CPU_GRAIN_BYTES. Depends on the problem alone. */
+cpu_cut cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most);
+
+static inline int64_t cpu_cut_begin(const cpu_cut *cut, size_t task) {
+    return (int64_t)task * cut->size;
+}
+
+static inline int64_t cpu_cut_end(const cpu_cut *cut, size_t task) {
+    int64_t end = ((int64_t)task + 1) * cut->size;
+    return end < cut->items ? end : cut->items;
+}
+
+/* Most tasks for independent work (balance) and for work with a partial each (memory: tasks x dim floats). */
+enum { CPU_MOST_TASKS = 1024, CPU_MOST_PARTIALS = 128 };
+
+/* ---- Pool -------------------------------------------------------------------------------------------- */
+
+cpu_pool *cpu_pool_create(int threads); /* NULL: no memory or no threads */
+void cpu_pool_destroy(cpu_pool *pool);
+void cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument);
+const char *cpu_pool_name(void);
+
+#endif

@@ -1,0 +1,179 @@
+/*
+ * Opening a CPU: which instruction set, how many threads, whose pool, which matrix products. All of it is chosen here,
+ * from the options, then the environment, then the machine; nothing is kept outside the device.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu/blas.h"
+#include "cpu/cpu.h"
+
+enum { MOST_THREADS = 1024, ASSUMED_CACHE = 32 << 20 };
+
+#if defined(__x86_64__)
+extern const vjp_kernel *const vjp_cpu_kernels_avx512[], *const vjp_cpu_kernels_avx2[];
+
+static bool has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd");
+}
+
+static bool has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+#elif defined(__aarch64__)
+extern const vjp_kernel *const vjp_cpu_kernels_neon[];
+#endif
+extern const vjp_kernel *const vjp_cpu_kernels_plain[];
+
+static bool always(void) {
+    return true;
+}
+
+/* Best first. */
+static const struct {
+    const char *name;
+    bool (*runs)(void);
+    const vjp_kernel *const *kernels;
+} sets[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, vjp_cpu_kernels_avx512},
+    {"avx2", has_avx2, vjp_cpu_kernels_avx2},
+#elif defined(__aarch64__)
+    {"neon", always, vjp_cpu_kernels_neon},
+#endif
+    {"plain", always, vjp_cpu_kernels_plain},
+};
+
+/* An option, else the environment, else NULL. An empty string counts as absent. */
+static const char *setting(const char *option, const char *variable) {
+    const char *value = option ? option : getenv(variable);
+    return value && *value ? value : NULL;
+}
+
+static vjp_status choose_set(vjp_device *device, cpu_state *state, const char *wanted) {
+    char known[64] = "";
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", sets[i].name);
+        if (wanted ? strcmp(wanted, sets[i].name) != 0 : !sets[i].runs()) continue;
+        if (!sets[i].runs()) return vjp_fail(device, VJP_UNSUPPORTED, "cpu: this processor does not run %s", wanted);
+        state->isa = sets[i].name;
+        state->kernels = sets[i].kernels;
+        return VJP_OK;
+    }
+    return vjp_fail(device, VJP_INVALID, "cpu: instruction set \"%s\" is none of %s", wanted, known);
+}
+
+static vjp_status choose_threads(vjp_device *device, cpu_state *state, const vjp_options *options) {
+    long threads = options->threads;
+    const char *variable = threads ? NULL : setting(NULL, "VJP_THREADS");
+    if (variable) {
+        char *end;
+        threads = strtol(variable, &end, 10);
+        if (*end || threads < 1)
+            return vjp_fail(device, VJP_INVALID, "cpu: VJP_THREADS is \"%s\"; it must be 1 to %d", variable,
+                            MOST_THREADS);
+    }
+    if (threads == 0) {
+        threads = sysconf(_SC_NPROCESSORS_ONLN);
+        threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    }
+    if (threads < 0 || threads > MOST_THREADS)
+        return vjp_fail(device, VJP_INVALID, "cpu: %ld threads asked for; it must be 1 to %d", threads, MOST_THREADS);
+    state->threads = (int)threads;
+    state->parallel_for = options->parallel_for;
+    state->parallel_context = options->parallel_context;
+    if (threads == 1 || options->parallel_for) return VJP_OK;
+    state->pool = cpu_pool_create((int)threads);
+    if (!state->pool) return vjp_fail(device, VJP_OUT_OF_MEMORY, "cpu: %ld threads could not be started", threads);
+    return VJP_OK;
+}
+
+static vjp_status choose_products(vjp_device *device, cpu_state *state, const char *wanted) {
+    state->blas = vjp_blas_name() != NULL;
+    if (!wanted) return VJP_OK;
+    if (strcmp(wanted, "builtin") == 0)
+        state->blas = false;
+    else if (strcmp(wanted, "blas") != 0)
+        return vjp_fail(device, VJP_INVALID, "cpu: matrix products \"%s\" is none of blas, builtin", wanted);
+    else if (!state->blas)
+        return vjp_fail(device, VJP_UNSUPPORTED, "cpu: this library was built without BLAS");
+    return VJP_OK;
+}
+
+static size_t last_level_cache(void) {
+    long bytes = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? (size_t)bytes : ASSUMED_CACHE;
+}
+
+static void cpu_close(vjp_device *device) {
+    cpu_state *state = device->state;
+    if (!state) return;
+    if (state->pool) cpu_pool_destroy(state->pool);
+    free(state);
+    device->state = NULL;
+}
+
+static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
+    cpu_state *state = calloc(1, sizeof *state);
+    if (!state) return vjp_fail(device, VJP_OUT_OF_MEMORY, "cpu: no memory for a device");
+    device->state = state;
+    vjp_status status = choose_set(device, state, setting(options->instruction_set, "VJP_ISA"));
+    if (status == VJP_OK) status = choose_products(device, state, setting(options->matrix_products, "VJP_GEMM"));
+    if (status == VJP_OK) status = choose_threads(device, state, options);
+    if (status != VJP_OK) {
+        cpu_close(device);
+        return status;
+    }
+    if (state->blas) vjp_blas_prepare();
+    state->cache_bytes = last_level_cache();
+    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? cpu_pool_name() : "no pool";
+    snprintf(device->summary, sizeof device->summary, "%s, %d thread%s (%s), matrix products by %s", state->isa,
+             state->threads, state->threads == 1 ? "" : "s", pool, state->blas ? vjp_blas_name() : "vjp itself");
+    return VJP_OK;
+}
+
+static const vjp_kernel *cpu_kernel(const vjp_device *device, vjp_op_id op, vjp_pass pass) {
+    const cpu_state *state = device->state;
+    return state->kernels[op] ? &state->kernels[op][pass] : NULL;
+}
+
+cpu_cut cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {
+    int64_t size = bytes_each > 0 ? (CPU_GRAIN_BYTES + bytes_each - 1) / bytes_each : items;
+    int64_t smallest = (items + most - 1) / most;
+    if (size < smallest) size = smallest;
+    if (size < 1) size = 1;
+    return (cpu_cut){.count = (items + size - 1) / size, .size = size, .items = items};
+}
+
+void cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument) {
+    const cpu_state *state = cpu_state_of(work);
+    if (count > 1 && state->parallel_for)
+        state->parallel_for(state->parallel_context, (size_t)count, task, argument);
+    else if (count > 1 && state->pool)
+        cpu_pool_run(state->pool, (size_t)count, task, argument);
+    else
+        for (int64_t i = 0; i < count; i++)
+            task(argument, (size_t)i);
+}
+
+const vjp_backend vjp_backend_cpu = {
+    .name = "cpu",
+    .host_memory = true,
+    .open = cpu_open,
+    .close = cpu_close,
+    .kernel = cpu_kernel,
+    .alloc = vjp_host_alloc,
+    .free = vjp_host_free,
+    .upload = vjp_host_upload,
+    .download = vjp_host_download,
+    .synchronize = vjp_host_synchronize,
+};

@@ -1,0 +1,421 @@
+/*
+ * The virtual vector of the CPU kernels: vf, 16 f32 lanes, made of native vectors (1 AVX-512, 2 AVX2, 4 NEON or 4
+ * plain). A kernel is written once over it and compiled once for each instruction set; the chunk of work, the
+ * lane a number falls in and the order of every addition are the same in all of them, so the bits are too wherever
+ * there is FMA. A struct of native vectors, because GCC 12 turns one 64-byte vector type into stack traffic on NEON.
+ *
+ * The storage type is an argument of loads and stores. Kernels pass it as a constant through always-inline
+ * functions, so the switch is gone when the code is made.
+ *
+ * FMA is written out (vf_fma); contraction is off for the whole build. Only `plain` on a processor without FMA rounds
+ * twice there.
+ */
+#ifndef VJP_CPU_VEC_H
+#define VJP_CPU_VEC_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/half.h"
+#include "vjp.h"
+
+#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2)
+#include <immintrin.h>
+#elif defined(CPU_ISA_NEON)
+#include <arm_neon.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#if defined(CPU_ISA_AVX512)
+enum { NATIVE_LANES = 16 };
+#elif defined(CPU_ISA_AVX2)
+enum { NATIVE_LANES = 8 };
+#else
+enum { NATIVE_LANES = 4 };
+#endif
+
+enum { LANES = 16, PARTS = LANES / NATIVE_LANES };
+
+typedef float native_f __attribute__((vector_size(NATIVE_LANES * 4)));
+typedef int32_t native_i __attribute__((vector_size(NATIVE_LANES * 4)));
+
+typedef struct vf {
+    native_f v[PARTS];
+} vf;
+
+/* 16 int32 lanes; also what a comparison gives: -1 where true, 0 where false. */
+typedef struct vi {
+    native_i v[PARTS];
+} vi;
+
+#define INLINE    static inline __attribute__((always_inline, unused))
+#define EACH_PART for (int p = 0; p < PARTS; p++)
+
+/* ---- Arithmetic -------------------------------------------------------------------------------------- */
+
+INLINE vf vf_set(float value) {
+    vf r;
+    EACH_PART r.v[p] = value - (native_f){0};
+    return r;
+}
+
+INLINE vf vf_zero(void) {
+    vf r;
+    EACH_PART r.v[p] = (native_f){0};
+    return r;
+}
+
+INLINE vf vf_add(vf a, vf b) {
+    EACH_PART a.v[p] = a.v[p] + b.v[p];
+    return a;
+}
+
+INLINE vf vf_sub(vf a, vf b) {
+    EACH_PART a.v[p] = a.v[p] - b.v[p];
+    return a;
+}
+
+INLINE vf vf_mul(vf a, vf b) {
+    EACH_PART a.v[p] = a.v[p] * b.v[p];
+    return a;
+}
+
+INLINE vf vf_div(vf a, vf b) {
+    EACH_PART a.v[p] = a.v[p] / b.v[p];
+    return a;
+}
+
+INLINE native_f native_fma(native_f a, native_f b, native_f c) {
+#if defined(CPU_ISA_AVX512)
+    return (native_f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(CPU_ISA_AVX2)
+    return (native_f)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(CPU_ISA_NEON)
+    return (native_f)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+    for (int i = 0; i < NATIVE_LANES; i++)
+        c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+/* a * b + c, rounded once. */
+INLINE vf vf_fma(vf a, vf b, vf c) {
+    EACH_PART c.v[p] = native_fma(a.v[p], b.v[p], c.v[p]);
+    return c;
+}
+
+/* The same for one number, with the same rounding as vf_fma. */
+INLINE float f32_fma(float a, float b, float c) {
+#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON) || defined(__FP_FAST_FMAF) ||            \
+    defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* The sum of the 16 lanes, by halves: (i, i+8), (i, i+4), (i, i+2), (i, i+1). */
+INLINE float vf_sum(vf a) {
+#if defined(CPU_ISA_AVX512)
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256((__m512)a.v[0]),
+                             _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)a.v[0]), 1)));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    typedef float quad __attribute__((vector_size(16)));
+    quad s = (quad)q;
+#elif defined(CPU_ISA_AVX2)
+    __m256 h = (__m256)(a.v[0] + a.v[1]);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    typedef float quad __attribute__((vector_size(16)));
+    quad s = (quad)q;
+#else
+    native_f s = (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
+#endif
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* ---- Comparing and choosing -------------------------------------------------------------------------- */
+
+INLINE vi vf_less(vf a, vf b) {
+    vi r;
+    EACH_PART r.v[p] = (native_i)(a.v[p] < b.v[p]);
+    return r;
+}
+
+INLINE vi vf_greater(vf a, vf b) {
+    return vf_less(b, a);
+}
+
+INLINE vi vf_equal(vf a, vf b) {
+    vi r;
+    EACH_PART r.v[p] = (native_i)(a.v[p] == b.v[p]);
+    return r;
+}
+
+INLINE vi vf_is_nan(vf a) {
+    vi r;
+    EACH_PART r.v[p] = (native_i)(a.v[p] != a.v[p]);
+    return r;
+}
+
+INLINE vi vi_or(vi a, vi b) {
+    EACH_PART a.v[p] |= b.v[p];
+    return a;
+}
+
+INLINE vi vi_and(vi a, vi b) {
+    EACH_PART a.v[p] &= b.v[p];
+    return a;
+}
+
+INLINE vi vi_not(vi a) {
+    EACH_PART a.v[p] = ~a.v[p];
+    return a;
+}
+
+INLINE vi vi_set(int32_t value) {
+    vi r;
+    EACH_PART r.v[p] = value - (native_i){0};
+    return r;
+}
+
+INLINE vi vi_add(vi a, vi b) {
+    EACH_PART a.v[p] += b.v[p];
+    return a;
+}
+
+/* mask ? a : b */
+INLINE vf vf_select(vi mask, vf a, vf b) {
+    vf r;
+    EACH_PART r.v[p] = (native_f)((mask.v[p] & (native_i)a.v[p]) | (~mask.v[p] & (native_i)b.v[p]));
+    return r;
+}
+
+INLINE vi vi_select(vi mask, vi a, vi b) {
+    vi r;
+    EACH_PART r.v[p] = (mask.v[p] & a.v[p]) | (~mask.v[p] & b.v[p]);
+    return r;
+}
+
+INLINE vf vf_abs(vf a) {
+    EACH_PART a.v[p] = (native_f)((native_i)a.v[p] & 0x7fffffff);
+    return a;
+}
+
+/* The lane's magnitude is a's, its sign b's. */
+INLINE vf vf_copysign(vf a, vf b) {
+    EACH_PART a.v[p] =
+        (native_f)(((native_i)a.v[p] & 0x7fffffff) | ((native_i)b.v[p] & (native_i)(INT32_MIN - (native_i){0})));
+    return a;
+}
+
+INLINE vi vf_bits(vf a) {
+    vi r;
+    EACH_PART r.v[p] = (native_i)a.v[p];
+    return r;
+}
+
+INLINE vf vi_as_vf(vi a) {
+    vf r;
+    EACH_PART r.v[p] = (native_f)a.v[p];
+    return r;
+}
+
+INLINE vi vi_shift_left(vi a, int bits) {
+    EACH_PART a.v[p] = a.v[p] << bits;
+    return a;
+}
+
+INLINE bool vi_any(vi a) {
+    native_i any = a.v[0];
+    for (int p = 1; p < PARTS; p++)
+        any |= a.v[p];
+#if defined(CPU_ISA_AVX512)
+    return _mm512_test_epi32_mask((__m512i)any, (__m512i)any) != 0;
+#else
+    int32_t r = 0;
+    for (int i = 0; i < NATIVE_LANES; i++)
+        r |= any[i];
+    return r != 0;
+#endif
+}
+
+/* ---- Loading and storing by storage type ------------------------------------------------------------- */
+
+INLINE size_t dtype_bytes(vjp_dtype dtype) {
+    return dtype == VJP_F32 ? 4 : 2;
+}
+
+INLINE native_f native_load_bf16(const uint16_t *from) {
+#if defined(CPU_ISA_AVX512)
+    return (native_f)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#elif defined(CPU_ISA_AVX2)
+    return (native_f)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16);
+#elif defined(CPU_ISA_NEON)
+    return (native_f)vshll_n_u16(vld1_u16(from), 16);
+#else
+    return (native_f){vjp_bf16_to_f32(from[0]), vjp_bf16_to_f32(from[1]), vjp_bf16_to_f32(from[2]),
+                      vjp_bf16_to_f32(from[3])};
+#endif
+}
+
+INLINE native_f native_load_f16(const uint16_t *from) {
+#if defined(CPU_ISA_AVX512)
+    return (native_f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(CPU_ISA_AVX2)
+    return (native_f)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(CPU_ISA_NEON)
+    return (native_f)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+    return (native_f){vjp_f16_to_f32(from[0]), vjp_f16_to_f32(from[1]), vjp_f16_to_f32(from[2]),
+                      vjp_f16_to_f32(from[3])};
+#endif
+}
+
+/* Round to nearest even in the bits; a NaN is made quiet instead of rounded into Inf. */
+INLINE native_i native_round_bf16(native_f a) {
+    native_i bits = (native_i)a;
+    native_i rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    native_i nan = (native_i)(a != a);
+    return ((nan & (bits | 0x400000)) | (~nan & rounded)) >> 16;
+}
+
+INLINE void native_store_bf16(uint16_t *to, native_f a) {
+#if defined(CPU_ISA_AVX512)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)native_round_bf16(a)));
+#elif defined(CPU_ISA_AVX2)
+    __m256i bits = (__m256i)(native_round_bf16(a) & 0xffff);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(packed));
+#elif defined(CPU_ISA_NEON)
+    vst1_u16(to, vmovn_u32((uint32x4_t)native_round_bf16(a)));
+#else
+    native_i bits = native_round_bf16(a);
+    for (int i = 0; i < NATIVE_LANES; i++)
+        to[i] = (uint16_t)bits[i];
+#endif
+}
+
+INLINE void native_store_f16(uint16_t *to, native_f a) {
+#if defined(CPU_ISA_AVX512)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)a, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(CPU_ISA_AVX2)
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)a, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(CPU_ISA_NEON)
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)a)));
+#else
+    for (int i = 0; i < NATIVE_LANES; i++)
+        to[i] = vjp_f32_to_f16(a[i]);
+#endif
+}
+
+/* Elements [i, i + 16) of an array of f32, bf16 or f16. */
+INLINE vf vf_load(vjp_dtype dtype, const void *from, int64_t i) {
+    vf r;
+    switch (dtype) {
+    case VJP_BF16: EACH_PART r.v[p] = native_load_bf16((const uint16_t *)from + i + p * NATIVE_LANES); break;
+    case VJP_F16: EACH_PART r.v[p] = native_load_f16((const uint16_t *)from + i + p * NATIVE_LANES); break;
+    default: EACH_PART memcpy(&r.v[p], (const float *)from + i + p * NATIVE_LANES, sizeof r.v[p]); break;
+    }
+    return r;
+}
+
+INLINE void vf_store(vjp_dtype dtype, void *to, int64_t i, vf a) {
+    switch (dtype) {
+    case VJP_BF16: EACH_PART native_store_bf16((uint16_t *)to + i + p * NATIVE_LANES, a.v[p]); break;
+    case VJP_F16: EACH_PART native_store_f16((uint16_t *)to + i + p * NATIVE_LANES, a.v[p]); break;
+    default: EACH_PART memcpy((float *)to + i + p * NATIVE_LANES, &a.v[p], sizeof a.v[p]); break;
+    }
+}
+
+/* Elements [i, i + n), n < 16 or more; the lanes past n are zero. Touches nothing outside. */
+INLINE vf vf_load_part(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
+    if (n >= LANES) return vf_load(dtype, from, i);
+#if defined(CPU_ISA_AVX512)
+    if (dtype == VJP_F32) {
+        vf r = {{(native_f)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), (const float *)from + i)}};
+        return r;
+    }
+#endif
+    char buffer[LANES * 4] = {0};
+    memcpy(buffer, (const char *)from + (size_t)i * dtype_bytes(dtype), (size_t)n * dtype_bytes(dtype));
+    return vf_load(dtype, buffer, 0);
+}
+
+INLINE void vf_store_part(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a) {
+    if (n >= LANES) {
+        vf_store(dtype, to, i, a);
+        return;
+    }
+#if defined(CPU_ISA_AVX512)
+    if (dtype == VJP_F32) {
+        _mm512_mask_storeu_ps((float *)to + i, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
+        return;
+    }
+#endif
+    char buffer[LANES * 4];
+    vf_store(dtype, buffer, 0, a);
+    memcpy((char *)to + (size_t)i * dtype_bytes(dtype), buffer, (size_t)n * dtype_bytes(dtype));
+}
+
+/*
+ * A store that goes past the caches, for outputs far larger than they are: it saves the read of the line that
+ * an ordinary store makes first. The address must be a multiple of the vector's bytes (64 for f32, 32 for 16-bit);
+ * vf_stream_aligned() tells. Follow the last one of a task with vf_stream_done().
+ */
+INLINE bool vf_stream_aligned(vjp_dtype dtype, const void *to) {
+    return (uintptr_t)to % (LANES * dtype_bytes(dtype)) == 0;
+}
+
+INLINE void vf_stream(vjp_dtype dtype, void *to, int64_t i, vf a) {
+#if defined(CPU_ISA_AVX512)
+    if (dtype == VJP_F32) {
+        _mm512_stream_ps((float *)to + i, (__m512)a.v[0]);
+        return;
+    }
+    __m256i half = dtype == VJP_BF16 ? _mm512_cvtepi32_epi16((__m512i)native_round_bf16(a.v[0]))
+                                     : _mm512_cvtps_ph((__m512)a.v[0], _MM_FROUND_TO_NEAREST_INT);
+    _mm256_stream_si256((__m256i *)((uint16_t *)to + i), half);
+#elif defined(CPU_ISA_AVX2)
+    if (dtype == VJP_F32) {
+        EACH_PART _mm256_stream_ps((float *)to + i + p * NATIVE_LANES, (__m256)a.v[p]);
+        return;
+    }
+    uint16_t buffer[LANES];
+    vf_store(dtype, buffer, 0, a);
+    EACH_PART _mm_stream_si128((__m128i *)((uint16_t *)to + i + p * NATIVE_LANES),
+                               _mm_loadu_si128((const __m128i *)(buffer + p * NATIVE_LANES)));
+#else
+    vf_store(dtype, to, i, a);
+#endif
+}
+
+INLINE void vf_stream_done(void) {
+#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2)
+    _mm_sfence();
+#endif
+}
+
+/* One element, for tails and strides. */
+INLINE float f32_load(vjp_dtype dtype, const void *from, int64_t i) {
+    switch (dtype) {
+    case VJP_BF16: return vjp_bf16_to_f32(((const uint16_t *)from)[i]);
+    case VJP_F16: return vjp_f16_to_f32(((const uint16_t *)from)[i]);
+    default: return ((const float *)from)[i];
+    }
+}
+
+INLINE void f32_store(vjp_dtype dtype, void *to, int64_t i, float value) {
+    switch (dtype) {
+    case VJP_BF16: ((uint16_t *)to)[i] = vjp_f32_to_bf16(value); break;
+    case VJP_F16: ((uint16_t *)to)[i] = vjp_f32_to_f16(value); break;
+    default: ((float *)to)[i] = value; break;
+    }
+}
+
+#endif

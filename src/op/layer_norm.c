@@ -1,0 +1,72 @@
+/* layer_norm: y = (x - mean) * rstd * gamma + beta over the last axes. Maths: docs/ops/layer_norm.md. */
+#include "op/norm.h"
+
+static const vjp_slot forward[] = {
+    {"y", "[..., dim]", "the normalised x, scaled and shifted", VJP_KIND_STORAGE,
+     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << LAYER_NORM_X},
+    {"mean", "[...]", "each row's mean, to save for the backward", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0},
+    {"rstd", "[...]", "each row's 1/sqrt(var + eps), to save for the backward", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0},
+    {"x", "[..., dim]", "rows to normalise", VJP_KIND_STORAGE, 0, 0},
+    {"gamma", "[dim]", "scale; absent: 1", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
+    {"beta", "[dim]", "shift; absent: 0", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
+};
+
+static const vjp_slot backward[] = {
+    {"dx", "[..., dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES,
+     1u << LAYER_NORM_B_DY | 1u << LAYER_NORM_B_X},
+    {"dgamma", "[dim]", "gradient of gamma", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"dbeta", "[dim]", "gradient of beta", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"dy", "[..., dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
+    {"x", "[..., dim]", "the forward's x", VJP_KIND_STORAGE, 0, 0},
+    {"gamma", "[dim]", "the forward's gamma", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
+    {"mean", "[...]", "as saved; absent: computed again", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0},
+    {"rstd", "[...]", "as saved; absent: computed again", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0},
+};
+
+static const vjp_attribute attribute_rows[] = {
+    {"axes", "how many of the last axes are normalised together", VJP_INTEGER,
+     offsetof(vjp_layer_norm_attributes, axes), 1, 0, NULL},
+    {"eps", "added to the variance", VJP_REAL, offsetof(vjp_layer_norm_attributes, eps), 0, 1e-5, NULL},
+};
+
+static int slot_x(const vjp_work *work) {
+    return work->pass == VJP_FORWARD ? LAYER_NORM_X : LAYER_NORM_B_X;
+}
+
+static vjp_status infer(vjp_work *work) {
+    const vjp_layer_norm_attributes *a = work->attributes;
+    return vjp_norm_infer(work, slot_x(work), a->axes, a->eps);
+}
+
+vjp_norm_sizes vjp_layer_norm_sizes(const vjp_work *work) {
+    const vjp_layer_norm_attributes *a = work->attributes;
+    return vjp_norm_sizes_of(work, slot_x(work), a->axes);
+}
+
+const vjp_op vjp_op_layer_norm = {
+    .info = {.name = "layer_norm",
+             .about = "normalises rows to mean 0 and variance 1",
+             .pass = {{forward, 6, 3}, {backward, 8, 3}},
+             .attributes = attribute_rows,
+             .attribute_count = 2,
+             .attribute_bytes = sizeof(vjp_layer_norm_attributes)},
+    .id = VJP_OP_LAYER_NORM,
+    .infer = infer,
+};
+
+vjp_status vjp_layer_norm_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *mean,
+                                  const vjp_tensor *rstd, const vjp_tensor *x, const vjp_tensor *gamma,
+                                  const vjp_tensor *beta, int64_t axes, double eps) {
+    vjp_layer_norm_attributes values = {.axes = axes, .eps = eps};
+    const vjp_tensor *tensors[] = {y, mean, rstd, x, gamma, beta};
+    return vjp_call(device, &vjp_op_layer_norm, VJP_FORWARD, tensors, 6, &values);
+}
+
+vjp_status vjp_layer_norm_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dgamma,
+                                   const vjp_tensor *dbeta, const vjp_tensor *dy, const vjp_tensor *x,
+                                   const vjp_tensor *gamma, const vjp_tensor *mean, const vjp_tensor *rstd,
+                                   int64_t axes, double eps) {
+    vjp_layer_norm_attributes values = {.axes = axes, .eps = eps};
+    const vjp_tensor *tensors[] = {dx, dgamma, dbeta, dy, x, gamma, mean, rstd};
+    return vjp_call(device, &vjp_op_layer_norm, VJP_BACKWARD, tensors, 8, &values);
+}

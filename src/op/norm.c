@@ -1,0 +1,34 @@
+/* What layer_norm and rms_norm share: rows of the last axes, each normalised by itself. */
+#include "op/norm.h"
+
+#include <math.h>
+
+vjp_status vjp_norm_check_eps(const vjp_work *work, double eps) {
+    if (!isfinite(eps) || eps < 0) return vjp_refuse(work, VJP_INVALID, "eps is %g; it must be 0 or more", eps);
+    return VJP_OK;
+}
+
+vjp_status vjp_norm_infer(vjp_work *work, int x, int64_t axes, double eps) {
+    vjp_shape_own(work, x);
+    const vjp_shape shape = work->shape[x];
+    if (axes < 1 || axes > shape.ndim)
+        return vjp_refuse(work, VJP_INVALID, "axes is %lld; x has rank %d, so it must be 1 to %d", (long long)axes,
+                          shape.ndim, shape.ndim);
+    vjp_status status = vjp_norm_check_eps(work, eps);
+    if (status != VJP_OK) return status;
+    int leading = shape.ndim - (int)axes;
+    char text[VJP_SHAPE_TEXT];
+    if (vjp_shape_product(&shape, leading, shape.ndim) == 0)
+        return vjp_refuse(work, VJP_INVALID, "x has shape %s: a row to normalise holds no element",
+                          vjp_shape_text(&shape, text));
+    vjp_shape_set(work, "[..., dim]", shape.ndim, shape.size);
+    vjp_shape_set(work, "[dim]", (int)axes, shape.size + leading);
+    vjp_shape_set(work, "[...]", leading, shape.size);
+    return VJP_OK;
+}
+
+vjp_norm_sizes vjp_norm_sizes_of(const vjp_work *work, int x, int64_t axes) {
+    const vjp_shape *shape = &work->shape[x];
+    int leading = shape->ndim - (int)axes;
+    return (vjp_norm_sizes){vjp_shape_product(shape, 0, leading), vjp_shape_product(shape, leading, shape->ndim)};
+}

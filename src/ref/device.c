@@ -1,0 +1,39 @@
+/* The reference device: no threads, no state, a table of kernels. */
+#include <stdio.h>
+
+#include "ref/ref.h"
+
+static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
+    [VJP_OP_LAYER_NORM] = ref_layer_norm, [VJP_OP_RMS_NORM] = ref_rms_norm,
+    [VJP_OP_GROUP_NORM] = ref_group_norm, [VJP_OP_ROPE] = ref_rope,
+    [VJP_OP_CUMSUM] = ref_cumsum,         [VJP_OP_GATHER] = ref_gather,
+    [VJP_OP_MAXPOOL2D] = ref_maxpool2d,   [VJP_OP_LINEAR] = ref_linear,
+};
+
+static vjp_status ref_open(vjp_device *device, const vjp_options *options) {
+    (void)options;
+    snprintf(device->summary, sizeof device->summary, "plain loops in double, 1 thread");
+    return VJP_OK;
+}
+
+static void ref_close(vjp_device *device) {
+    (void)device;
+}
+
+static const vjp_kernel *ref_kernel(const vjp_device *device, vjp_op_id op, vjp_pass pass) {
+    (void)device;
+    return kernels[op] ? &kernels[op][pass] : NULL;
+}
+
+const vjp_backend vjp_backend_ref = {
+    .name = "ref",
+    .host_memory = true,
+    .open = ref_open,
+    .close = ref_close,
+    .kernel = ref_kernel,
+    .alloc = vjp_host_alloc,
+    .free = vjp_host_free,
+    .upload = vjp_host_upload,
+    .download = vjp_host_download,
+    .synchronize = vjp_host_synchronize,
+};
