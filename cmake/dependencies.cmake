@@ -15,20 +15,83 @@ else()
   message(STATUS "vjp: threads by the built-in pool")
 endif()
 
-# Matrix products: BLIS, else OpenBLAS, else the kernel of our own.
-find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis)
-find_library(BLIS_LIBRARY blis)
-find_path(OPENBLAS_INCLUDE_DIR cblas-openblas.h PATH_SUFFIXES openblas openblas-pthread)
-find_library(OPENBLAS_LIBRARY openblas)
-if(VJP_BLAS MATCHES "^(auto|blis)$" AND BLIS_INCLUDE_DIR AND BLIS_LIBRARY)
+# Matrix products: BLIS or OpenBLAS beside the kernel of our own. Debian and Ubuntu keep each variant's header in a
+# folder of its own (blis-openmp, openblas-pthread, ...), others next to everything else; a small program that links
+# tells whether header and library belong together. Neither is looked for where VJP_BLAS rules it out.
+set(CMAKE_TRY_COMPILE_TARGET_TYPE EXECUTABLE)
+set(vjp_blas none)
+if(VJP_BLAS MATCHES "^(auto|blis)$")
+  find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis blis-pthread blis-openmp blis-serial)
+  find_library(BLIS_LIBRARY blis PATH_SUFFIXES blis-pthread blis-openmp blis-serial)
+  if(BLIS_INCLUDE_DIR AND BLIS_LIBRARY)
+    file(WRITE ${CMAKE_BINARY_DIR}/probe/blis.c "
+#include <blis.h>
+#include <stdio.h>
+int main(void) {
+    float x = 1, y = 0;
+    rntm_t one;
+    bli_rntm_init(&one);
+    bli_rntm_set_num_threads(1, &one);
+    bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, 1, 1, 1, &x, &x, 1, 1, &x, 1, 1, &y, &y, 1, 1, NULL, &one);
+    puts(bli_info_get_version_str());
+    return y != 1;
+}
+")
+    if(CMAKE_CROSSCOMPILING)
+      try_compile(BLIS_WORKS ${CMAKE_BINARY_DIR}/probe ${CMAKE_BINARY_DIR}/probe/blis.c
+        CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${BLIS_INCLUDE_DIR}" LINK_LIBRARIES ${BLIS_LIBRARY} Threads::Threads m)
+    else()
+      try_run(BLIS_STATUS BLIS_LINKS ${CMAKE_BINARY_DIR}/probe ${CMAKE_BINARY_DIR}/probe/blis.c
+        CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${BLIS_INCLUDE_DIR}" LINK_LIBRARIES ${BLIS_LIBRARY} Threads::Threads m
+        RUN_OUTPUT_VARIABLE BLIS_OUTPUT)
+      if(BLIS_LINKS AND BLIS_STATUS EQUAL 0)
+        set(BLIS_WORKS TRUE)
+      endif()
+      if(BLIS_OUTPUT MATCHES "([0-9]+\\.[0-9]+(\\.[0-9]+)?)")
+        set(VJP_BLIS_VERSION ${CMAKE_MATCH_1} CACHE INTERNAL "")
+      endif()
+    endif()
+    if(BLIS_WORKS)
+      set(vjp_blas blis)
+    endif()
+  endif()
+endif()
+if(VJP_BLAS MATCHES "^(auto|openblas)$" AND vjp_blas STREQUAL none)
+  find_path(OPENBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas-pthread openblas-serial openblas-openmp openblas)
+  find_library(OPENBLAS_LIBRARY openblas PATH_SUFFIXES openblas-pthread openblas-serial openblas-openmp)
+  if(OPENBLAS_INCLUDE_DIR AND OPENBLAS_LIBRARY)
+    file(WRITE ${CMAKE_BINARY_DIR}/probe/openblas.c "
+#include <cblas.h>
+extern char *openblas_get_config(void);
+extern int openblas_get_parallel(void);
+extern void openblas_set_num_threads(int threads);
+int main(void) {
+    float x = 1, y = 0;
+    openblas_set_num_threads(1);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, x, &x, 1, &x, 1, 0, &y, 1);
+    return y != 1 || !openblas_get_config() || openblas_get_parallel() < 0;
+}
+")
+    try_compile(OPENBLAS_WORKS ${CMAKE_BINARY_DIR}/probe ${CMAKE_BINARY_DIR}/probe/openblas.c
+      CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${OPENBLAS_INCLUDE_DIR}" LINK_LIBRARIES ${OPENBLAS_LIBRARY} Threads::Threads m)
+    if(OPENBLAS_WORKS)
+      set(vjp_blas openblas)
+    endif()
+  endif()
+endif()
+if(vjp_blas STREQUAL blis)
   target_compile_definitions(vjp_dependencies INTERFACE VJP_HAVE_BLIS)
+  if(VJP_BLIS_VERSION)
+    target_compile_definitions(vjp_dependencies INTERFACE VJP_BLIS_VERSION="${VJP_BLIS_VERSION}")
+  endif()
   target_include_directories(vjp_dependencies SYSTEM INTERFACE ${BLIS_INCLUDE_DIR})
   target_link_libraries(vjp_dependencies INTERFACE ${BLIS_LIBRARY})
-  message(STATUS "vjp: matrix products by BLIS (${BLIS_LIBRARY})")
-elseif(VJP_BLAS MATCHES "^(auto|openblas)$" AND OPENBLAS_LIBRARY)
+  message(STATUS "vjp: matrix products by the built-in kernel or BLIS ${VJP_BLIS_VERSION} (${BLIS_LIBRARY})")
+elseif(vjp_blas STREQUAL openblas)
   target_compile_definitions(vjp_dependencies INTERFACE VJP_HAVE_OPENBLAS)
+  target_include_directories(vjp_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
   target_link_libraries(vjp_dependencies INTERFACE ${OPENBLAS_LIBRARY})
-  message(STATUS "vjp: matrix products by OpenBLAS (${OPENBLAS_LIBRARY})")
+  message(STATUS "vjp: matrix products by the built-in kernel or OpenBLAS (${OPENBLAS_LIBRARY})")
 elseif(VJP_BLAS MATCHES "^(blis|openblas)$")
   message(FATAL_ERROR "vjp: VJP_BLAS=${VJP_BLAS}, but it was not found (Debian: lib${VJP_BLAS}-dev)")
 else()

@@ -10,9 +10,6 @@
 
 #include "core/core.h"
 
-/* Larger sizes are refused, so that no product of a size and an element's bytes can overflow. */
-static const int64_t MAX_BYTES = INT64_MAX / 4;
-
 enum { MAX_ATTRIBUTE_BYTES = 256 };
 
 static bool is_output(const vjp_slot *slot) {
@@ -51,22 +48,13 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
     if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
         return vjp_refuse(work, VJP_INVALID, "%s has rank %d; ranks go from 0 to %d", slot->name, tensor->ndim,
                           VJP_MAX_DIMS);
-    int64_t limit = MAX_BYTES / (int64_t)size;
-    bool empty = false;
-    for (int i = 0; i < tensor->ndim; i++) {
+    for (int i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] < 0)
             return vjp_refuse(work, VJP_INVALID, "%s has size %lld on axis %d", slot->name, (long long)tensor->shape[i],
                               i);
-        empty = empty || tensor->shape[i] == 0;
-    }
-    /* An empty tensor's other sizes count too: kernels multiply them before they meet the zero. */
-    for (int i = 0; i < tensor->ndim; i++) {
-        int64_t axis = tensor->shape[i] ? tensor->shape[i] : 1;
-        if (axis > limit)
-            return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its %d sizes overflows", slot->name,
-                              tensor->ndim);
-        limit /= axis;
-    }
+    if (!vjp_sizes_fit(tensor->ndim, tensor->shape))
+        return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its %d sizes overflows", slot->name,
+                          tensor->ndim);
     if (!is_packed(tensor))
         return vjp_refuse(work, VJP_UNSUPPORTED, "%s is not packed row-major; copy it into a packed tensor first",
                           slot->name);
@@ -85,6 +73,10 @@ static vjp_status check_memory(const vjp_work *work, const vjp_slot *slot, const
     if (((uintptr_t)tensor->data + tensor->offset) % size)
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu is not aligned to its %zu-byte elements", slot->name,
                           tensor->data, (unsigned long long)tensor->offset, size);
+    uintptr_t room = UINTPTR_MAX - (uintptr_t)tensor->data;
+    if (tensor->offset > room || (uintptr_t)byte_count(tensor) > room - tensor->offset)
+        return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu runs past the end of memory", slot->name, tensor->data,
+                          (unsigned long long)tensor->offset);
     return VJP_OK;
 }
 
@@ -166,15 +158,20 @@ static vjp_status check_shapes(const vjp_work *work, const vjp_pass_info *pass) 
     return VJP_OK;
 }
 
+/* An empty tensor lies nowhere, whatever its address. */
+static bool has_memory(const vjp_tensor *tensor) {
+    return tensor && tensor->data && byte_count(tensor) > 0;
+}
+
 static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass) {
     for (size_t i = 0; i < pass->outputs; i++) {
         const vjp_tensor *out = work->tensor[i];
-        if (!out || !out->data) continue;
+        if (!has_memory(out)) continue;
         uintptr_t out_begin = (uintptr_t)out->data + out->offset;
         uintptr_t out_end = out_begin + (uintptr_t)byte_count(out);
         for (size_t j = 0; j < pass->count; j++) {
             const vjp_tensor *other = work->tensor[j];
-            if (j == i || !other || !other->data || (j < pass->outputs && j < i)) continue;
+            if (j == i || !has_memory(other) || (j < pass->outputs && j < i)) continue;
             uintptr_t begin = (uintptr_t)other->data + other->offset;
             uintptr_t end = begin + (uintptr_t)byte_count(other);
             if (begin >= out_end || out_begin >= end) continue;
@@ -190,7 +187,7 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     uintptr_t begin = (uintptr_t)work->workspace;
     for (size_t i = 0; i < pass->count && work->workspace_bytes; i++) {
         const vjp_tensor *tensor = work->tensor[i];
-        uintptr_t tensor_begin = tensor && tensor->data ? (uintptr_t)tensor->data + tensor->offset : 0;
+        uintptr_t tensor_begin = has_memory(tensor) ? (uintptr_t)tensor->data + tensor->offset : 0;
         if (tensor_begin && begin < tensor_begin + (uintptr_t)byte_count(tensor) &&
             tensor_begin < begin + work->workspace_bytes)
             return vjp_refuse(work, VJP_INVALID, "%s overlaps the device's workspace", pass->slots[i].name);

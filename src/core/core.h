@@ -96,6 +96,8 @@ typedef struct vjp_backend {
     vjp_status (*upload)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
     vjp_status (*download)(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
     vjp_status (*synchronize)(vjp_device *device);
+    /* Runs task(argument, i) for i in [0, count) on the device's host threads. NULL: it has none but the caller's. */
+    void (*parallel)(const vjp_device *device, size_t count, vjp_task task, void *argument);
 } vjp_backend;
 
 enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };
@@ -173,6 +175,9 @@ void vjp_shape_set(vjp_work *work, const char *text, int ndim, const int64_t *si
 /* Product of sizes [from, to) of a slot's shape. */
 int64_t vjp_shape_product(const vjp_shape *shape, int from, int to);
 
+/* Whether a tensor of these sizes, of any dtype, has a byte count that nothing overflows on. */
+bool vjp_sizes_fit(int ndim, const int64_t *size);
+
 /* "[2, 3]" in a buffer. */
 enum { VJP_SHAPE_TEXT = 160 };
 const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]);
@@ -183,7 +188,7 @@ const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]);
  */
 bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, double *value);
 
-/* Refuses the first of `count` indices of a slot that is not in [0, limit). `axis` says what is indexed. */
+/* Refuses the first index of a slot that is not in [0, limit), on all threads. `axis` says what is indexed. */
 vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis);
 
 #endif

@@ -1,5 +1,4 @@
 /* Dtypes, tensors and shapes: small facts about them, nothing that computes. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +60,15 @@ int64_t vjp_shape_product(const vjp_shape *shape, int from, int to) {
     return product;
 }
 
+bool vjp_sizes_fit(int ndim, const int64_t *size) {
+    int64_t limit = INT64_MAX / 64;
+    for (int i = 0; i < ndim; i++) {
+        if (size[i] > limit) return false;
+        limit /= size[i] ? size[i] : 1; /* an empty tensor's other sizes are multiplied before they meet the zero */
+    }
+    return true;
+}
+
 const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]) {
     int used = snprintf(text, VJP_SHAPE_TEXT, "[");
     for (int i = 0; i < shape->ndim && used < VJP_SHAPE_TEXT - 24; i++)
@@ -68,41 +76,4 @@ const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]) {
             snprintf(text + used, VJP_SHAPE_TEXT - (size_t)used, "%s%lld", i ? ", " : "", (long long)shape->size[i]);
     snprintf(text + used, VJP_SHAPE_TEXT - (size_t)used, "]");
     return text;
-}
-
-bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, double *value) {
-    switch (dtype) {
-    case VJP_I32: *index = ((const int32_t *)data)[k]; break;
-    case VJP_I64: *index = ((const int64_t *)data)[k]; break;
-    default: {
-        /* Past 2^24 neighbouring integers share one f32: the index may already be another's. */
-        float f = ((const float *)data)[k];
-        *value = f;
-        if (!(fabsf(f) <= 16777216.0f) || f != truncf(f)) return false;
-        *index = (int64_t)f;
-        break;
-    }
-    }
-    *value = (double)*index;
-    return true;
-}
-
-vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis) {
-    const vjp_shape *shape = &work->shape[slot];
-    const void *data = vjp_data(work, slot);
-    vjp_dtype dtype = vjp_type(work, slot);
-    int64_t count = vjp_shape_product(shape, 0, shape->ndim);
-    for (int64_t k = 0; k < count; k++) {
-        int64_t index;
-        double value;
-        bool exact = vjp_index_at(data, dtype, k, &index, &value);
-        if (exact && index >= 0 && index < limit) continue;
-        const char *name = vjp_slot_at(work, slot)->name;
-        if (exact)
-            return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %lld, outside [0, %lld), the %s", name, (long long)k,
-                              (long long)index, (long long)limit, axis);
-        return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %.9g, which is not an integer that f32 holds exactly", name,
-                          (long long)k, value);
-    }
-    return VJP_OK;
 }

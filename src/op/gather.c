@@ -40,6 +40,10 @@ static vjp_status infer(vjp_work *work) {
     if (rank < 1)
         return vjp_refuse(work, VJP_INVALID, "%s has rank %d and index rank %d: no table has such rows",
                           is_forward ? "table" : "dy", work->tensor[GATHER_TABLE]->ndim, index_shape.ndim);
+    if (rank > VJP_MAX_DIMS)
+        return vjp_refuse(work, VJP_INVALID,
+                          "dy has rank %d and index rank %d: dtable would have rank %d; ranks go to %d",
+                          work->tensor[GATHER_B_DY]->ndim, index_shape.ndim, rank, VJP_MAX_DIMS);
     if (a->axis < -rank || a->axis >= rank)
         return vjp_refuse(work, VJP_INVALID, "axis is %lld; the table has rank %d", (long long)a->axis, rank);
     int axis = (int)(a->axis < 0 ? a->axis + rank : a->axis);
@@ -66,12 +70,11 @@ static vjp_status infer(vjp_work *work) {
     for (int i = axis + 1; i < rank; i++)
         y[i - 1 + index_shape.ndim] = table[i];
     int y_rank = rank - 1 + index_shape.ndim;
-    /* An absent y is about to be allocated by someone: its size must fit too. */
-    int64_t limit = INT64_MAX / 64;
-    for (int i = 0; i < y_rank; i++) {
-        if (y[i] > limit) return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
-        limit /= y[i] ? y[i] : 1;
-    }
+    /* An absent output is about to be allocated by someone: its size must fit too. */
+    if (!vjp_sizes_fit(y_rank, y))
+        return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
+    if (!vjp_sizes_fit(rank, table))
+        return vjp_refuse(work, VJP_INVALID, "the table is too large: the product of its sizes overflows");
     vjp_shape_set(work, "[outer, rows, inner]", rank, table);
     vjp_shape_set(work, "[outer, count, inner]", y_rank, y);
     return VJP_OK;

@@ -56,13 +56,12 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID, "a is %s and b is %s%s: K is %lld in one and %lld in the other",
                           vjp_shape_text(&a, a_text), vjp_shape_text(&b, b_text),
                           attributes->transpose_b ? " (transposed)" : "", (long long)k, (long long)b_k);
-    int64_t y[VJP_MAX_DIMS], limit = INT64_MAX / 64;
-    for (int i = 0; i < a.ndim; i++) {
+    int64_t y[VJP_MAX_DIMS];
+    for (int i = 0; i < a.ndim; i++)
         y[i] = i < a.ndim - 1 ? a.size[i] : n;
-        /* An absent y is about to be allocated by someone: its size must fit too. */
-        if (y[i] > limit) return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
-        limit /= y[i] ? y[i] : 1;
-    }
+    /* An absent y is about to be allocated by someone: its size must fit too. */
+    if (!vjp_sizes_fit(a.ndim, y))
+        return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
     vjp_shape_set(work, "[..., M, K]", a.ndim, a.size);
     vjp_shape_set(work, "[K, N] or [..., K, N]", b.ndim, b.size);
     vjp_shape_set(work, "[..., M, N]", a.ndim, y);

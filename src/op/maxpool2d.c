@@ -77,9 +77,13 @@ static vjp_status count_windows(const vjp_work *work, const axis_sizes *s, bool 
         (*count)++;
         if ((*count - 1) * s->stride >= s->size + s->padding) (*count)--; /* it would begin in the padding behind x */
     }
-    /* With dilation a window can step over all of x; it would have no maximum. */
-    for (int64_t o = 0; o < *count; o++) {
+    /*
+     * A window that begins in the padding can step over all of x when its elements lie further apart than x is long;
+     * it would have no maximum. All later windows begin inside x.
+     */
+    for (int64_t o = 0; s->dilation > s->size && o < *count; o++) {
         int64_t begin = o * s->stride - s->padding;
+        if (begin >= 0 && begin < s->size) break;
         int64_t skip = begin < 0 ? (-begin + s->dilation - 1) / s->dilation : 0;
         if (skip >= s->kernel || begin + skip * s->dilation >= s->size)
             return vjp_refuse(work, VJP_INVALID, "window %lld along x's %s of %lld holds padding alone", (long long)o,

@@ -1,0 +1,100 @@
+/*
+ * Looking at all indices of a call before anything is written. A saved argmax has as many numbers as an output, so this
+ * runs on all threads of the device, in pieces that a compiler turns into vector code; only a piece with a bad index is
+ * looked through one by one. The first bad index is reported, whichever thread meets one first.
+ */
+#include <math.h>
+#include <stdatomic.h>
+
+#include "core/core.h"
+
+enum { PIECE = 1 << 14 };
+
+typedef struct index_scan {
+    const void *data;
+    vjp_dtype dtype;
+    int64_t count, limit;
+    _Atomic int64_t first_bad; /* count if there is none */
+} index_scan;
+
+bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, double *value) {
+    switch (dtype) {
+    case VJP_I32: *index = ((const int32_t *)data)[k]; break;
+    case VJP_I64: *index = ((const int64_t *)data)[k]; break;
+    default: {
+        /* Past 2^24 neighbouring integers share one f32: the index may already be another's. */
+        float f = ((const float *)data)[k];
+        *value = f;
+        if (!(fabsf(f) <= 16777216.0f) || f != truncf(f)) return false;
+        *index = (int64_t)f;
+        break;
+    }
+    }
+    *value = (double)*index;
+    return true;
+}
+
+static bool is_good(const index_scan *scan, int64_t k) {
+    int64_t index;
+    double value;
+    return vjp_index_at(scan->data, scan->dtype, k, &index, &value) && index >= 0 && index < scan->limit;
+}
+
+/* Whether all of [begin, end) are good, without branches where the dtype allows it. */
+static bool all_good(const index_scan *scan, int64_t begin, int64_t end) {
+    uint64_t limit = (uint64_t)scan->limit;
+    if (scan->dtype == VJP_I32) {
+        const int32_t *index = scan->data;
+        uint32_t narrow = limit > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)limit, bad = 0;
+        for (int64_t k = begin; k < end; k++)
+            bad |= (uint32_t)((uint32_t)index[k] >= narrow);
+        return !bad;
+    }
+    if (scan->dtype == VJP_I64) {
+        const int64_t *index = scan->data;
+        uint64_t bad = 0;
+        for (int64_t k = begin; k < end; k++)
+            bad |= (uint64_t)((uint64_t)index[k] >= limit);
+        return !bad;
+    }
+    for (int64_t k = begin; k < end; k++)
+        if (!is_good(scan, k)) return false;
+    return true;
+}
+
+static void scan_piece(void *argument, size_t piece) {
+    index_scan *scan = argument;
+    int64_t begin = (int64_t)piece * PIECE, end = begin + PIECE < scan->count ? begin + PIECE : scan->count;
+    if (all_good(scan, begin, end)) return;
+    int64_t bad = begin;
+    while (is_good(scan, bad))
+        bad++;
+    int64_t first = atomic_load(&scan->first_bad);
+    while (bad < first && !atomic_compare_exchange_weak(&scan->first_bad, &first, bad))
+        ;
+}
+
+vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis) {
+    const vjp_shape *shape = &work->shape[slot];
+    index_scan scan = {.data = vjp_data(work, slot),
+                       .dtype = vjp_type(work, slot),
+                       .count = vjp_shape_product(shape, 0, shape->ndim),
+                       .limit = limit};
+    atomic_init(&scan.first_bad, scan.count);
+    size_t pieces = (size_t)((scan.count + PIECE - 1) / PIECE);
+    if (work->device->backend->parallel && pieces > 1)
+        work->device->backend->parallel(work->device, pieces, scan_piece, &scan);
+    else
+        for (size_t piece = 0; piece < pieces; piece++)
+            scan_piece(&scan, piece);
+
+    int64_t bad = atomic_load(&scan.first_bad), index;
+    if (bad == scan.count) return VJP_OK;
+    const char *name = vjp_slot_at(work, slot)->name;
+    double value;
+    if (vjp_index_at(scan.data, scan.dtype, bad, &index, &value))
+        return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %lld, outside [0, %lld), the %s", name, (long long)bad,
+                          (long long)index, (long long)limit, axis);
+    return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %.9g, which is not an integer that f32 holds exactly", name,
+                      (long long)bad, value);
+}
