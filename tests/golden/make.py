@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Makes the golden files: small cases of every op, computed in float64 by PyTorch and its autograd.
+
+    python3 make.py             writes the .safetensors files beside this script
+
+It needs torch (2.4 or later) and mpmath. Building and testing vjp needs none of them: the files are kept, and
+tests/test_golden.c holds the reference backend against every one.
+
+A file is one case. Its tensors are named "<pass>.<slot>" after the op table, inputs and outputs alike, in F64
+(indices and argmax in I64); what is not there is NULL in the call. The metadata has "op", "attributes" (as `vjp run`
+takes them) and "compare": "norm" (relative L2 error of an output) or "element" (relative error of every element).
+
+Gradients come from autograd, never from the formulas that vjp uses. What torch lacks is written here in another form
+than in src/ref: rope as a multiplication of complex numbers, activations at extreme arguments with mpmath's
+1200 digits and a difference quotient.
+"""
+
+import json
+import pathlib
+import struct
+
+import mpmath
+import torch
+import torch.nn.functional as F
+
+HERE = pathlib.Path(__file__).resolve().parent
+torch.set_default_dtype(torch.float64)
+
+
+def random(*shape, scale=1.0, offset=0.0):
+    return torch.randn(*shape) * scale + offset
+
+
+def gradients(output, dy, inputs):
+    """The gradient of <output, dy> by each named input that is there."""
+    present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    found = torch.autograd.grad(output, list(present.values()), dy)
+    return {"d" + name: gradient for name, gradient in zip(present, found)}
+
+
+def leaf(tensor):
+    return None if tensor is None else tensor.detach().clone().requires_grad_(True)
+
+
+def safetensors(tensors, metadata):
+    """The file's bytes, in a fixed order, so that making a case again changes nothing."""
+    header, data = {"__metadata__": metadata}, b""
+    for name, tensor in sorted(tensors.items()):
+        code = {torch.float64: "F64", torch.int64: "I64"}[tensor.dtype]
+        values = tensor.flatten().tolist()
+        packed = struct.pack(f"<{len(values)}{'d' if code == 'F64' else 'q'}", *values)
+        header[name] = dict(dtype=code, shape=list(tensor.shape), data_offsets=[len(data), len(data) + len(packed)])
+        data += packed
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def write(name, op, attributes, forward, backward, compare="norm"):
+    tensors = {}
+    for label, group in (("forward", forward), ("backward", backward)):
+        for slot, tensor in group.items():
+            if tensor is not None:
+                tensors[f"{label}.{slot}"] = tensor.detach()
+    metadata = {"op": op, "attributes": attributes, "compare": compare}
+    (HERE / f"{op}_{name}.safetensors").write_bytes(safetensors(tensors, metadata))
+
+
+# ---- Norms -------------------------------------------------------------------------------------------------
+
+
+def norm_case(name, op, attributes, evaluate, inner, statistics, x, gamma, beta, saved):
+    # dgamma and dbeta exist without gamma and beta too: those are then 1 and 0, and not in the file.
+    inputs = dict(x=leaf(x), gamma=leaf(torch.ones(inner) if gamma is None else gamma),
+                  beta=leaf(torch.zeros(inner) if beta is None else beta))
+    y = evaluate(**inputs)
+    dy = random(*y.shape)
+    forward = dict(y=y, x=x, gamma=gamma, beta=beta, **statistics)
+    backward = dict(dy=dy, x=x, gamma=gamma, **gradients(y, dy, inputs))
+    if saved:
+        backward.update(statistics)
+    write(name, op, attributes, forward, backward)
+
+
+def layer_norm(name, shape, axes=1, eps=1e-5, gamma=True, beta=True, saved=False, scale=1.0, offset=0.0):
+    x = random(*shape, scale=scale, offset=offset)
+    inner, dims = shape[len(shape) - axes:], tuple(range(len(shape) - axes, len(shape)))
+    variance, mean = torch.var_mean(x, dim=dims, correction=0)
+    norm_case(name, "layer_norm", f"axes={axes} eps={eps!r}",
+              lambda x, gamma, beta: F.layer_norm(x, inner, gamma, beta, eps), inner,
+              dict(mean=mean, rstd=torch.rsqrt(variance + eps)), x, random(*inner) if gamma else None,
+              random(*inner) if beta else None, saved)
+
+
+def rms_norm(name, shape, axes=1, eps=1e-6, gamma=True, beta=True, saved=False, scale=1.0):
+    x = random(*shape, scale=scale)
+    inner, dims = shape[len(shape) - axes:], tuple(range(len(shape) - axes, len(shape)))
+
+    def evaluate(x, gamma, beta):
+        return F.rms_norm(x, inner, gamma, eps) + beta
+
+    rstd = torch.rsqrt(x.square().mean(dim=dims) + eps)
+    norm_case(name, "rms_norm", f"axes={axes} eps={eps!r}", evaluate, inner, dict(rstd=rstd), x,
+              random(*inner) if gamma else None, random(*inner) if beta else None, saved)
+
+
+def group_norm(name, shape, groups, last=False, eps=1e-5, affine=True, saved=False, offset=0.0):
+    x = random(*shape, offset=offset)
+    channels = shape[-1] if last else shape[1]
+    first = (lambda t: t.movedim(-1, 1)) if last else (lambda t: t)
+    back = (lambda t: t.movedim(1, -1)) if last else (lambda t: t)
+    variance, mean = torch.var_mean(first(x).reshape(shape[0], groups, -1), dim=2, correction=0)
+    layout = "channels_last" if last else "channels_first"
+    norm_case(name, "group_norm", f"groups={groups} layout={layout} eps={eps!r}",
+              lambda x, gamma, beta: back(F.group_norm(first(x), groups, gamma, beta, eps)), (channels,),
+              dict(mean=mean, rstd=torch.rsqrt(variance + eps)), x, random(channels) if affine else None,
+              random(channels) if affine else None, saved)
+
+
+# ---- rope, cumsum, gather ----------------------------------------------------------------------------------
+
+
+def rope(name, shape, n_rot=0, pairing="half", rows=None, positions=None):
+    time, head_dim = shape[-3], shape[-1]
+    rotated = n_rot or head_dim
+    rows = rows or time
+    angles = torch.arange(rows)[:, None] * 100.0 ** (-torch.arange(rotated // 2) / (rotated // 2))
+    table = torch.polar(torch.ones_like(angles), angles)
+    index = torch.arange(time) if positions is None else torch.tensor(positions)
+    x = leaf(random(*shape))
+    turn = table[index].unsqueeze(-2)  # [..., T, 1, n_rot/2]: the same for all heads
+    head, rest = x[..., :rotated], x[..., rotated:]
+    if pairing == "half":
+        z = torch.complex(head[..., :rotated // 2], head[..., rotated // 2:]) * turn
+        y = torch.cat([z.real, z.imag, rest], dim=-1)
+    else:
+        z = torch.complex(head[..., 0::2], head[..., 1::2]) * turn
+        y = torch.cat([torch.view_as_real(z).flatten(-2), rest], dim=-1)
+    dy = random(*shape)
+    tables = dict(cosine=table.real, sine=table.imag, positions=None if positions is None else index)
+    write(name, "rope", f"n_rot={n_rot} pairing={pairing}", dict(y=y, x=x, **tables),
+          dict(dy=dy, **tables, **gradients(y, dy, dict(x=x))))
+
+
+def cumsum(name, shape, axis, exclusive=False, reverse=False):
+    x = leaf(random(*shape))
+    ordered = x.flip(axis) if reverse else x
+    if exclusive:  # a zero in front, and the last element left out
+        kept = ordered.narrow(axis, 0, ordered.shape[axis] - 1)
+        ordered = torch.cat([torch.zeros_like(ordered.narrow(axis, 0, 1)), kept], dim=axis)
+    sums = torch.cumsum(ordered, axis)
+    y = sums.flip(axis) if reverse else sums
+    dy = random(*shape)
+    attributes = f"axis={axis} exclusive={str(exclusive).lower()} reverse={str(reverse).lower()}"
+    write(name, "cumsum", attributes, dict(y=y, x=x), dict(dy=dy, **gradients(y, dy, dict(x=x))))
+
+
+def gather(name, shape, index, axis=0):
+    table, index = leaf(random(*shape)), torch.tensor(index)
+    place = axis % len(shape)
+    y = table.index_select(axis, index.flatten()).reshape(*shape[:place], *index.shape, *shape[place + 1:])
+    dy = random(*y.shape)
+    write(name, "gather", f"axis={axis}", dict(y=y, table=table, index=index),
+          dict(dy=dy, index=index, **gradients(y, dy, dict(table=table))))
+
+
+# ---- maxpool2d ---------------------------------------------------------------------------------------------
+
+
+def pair(value):
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def maxpool2d(name, x, kernel=2, stride=None, padding=0, dilation=1, ceil=False, last=False, saved=False):
+    """x is NCHW here; the file has it as `last` says."""
+    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
+    stride = pair(kernel if stride is None else stride)
+    x = leaf(x)
+    y, argmax = F.max_pool2d(x, kernel, stride, padding, dilation, ceil, return_indices=True)
+    dy = random(*y.shape)
+    dx = gradients(y, dy, dict(x=x))["dx"]
+    lay = (lambda t: t.permute(0, 2, 3, 1)) if last else (lambda t: t)
+    words = dict(kernel_h=kernel[0], kernel_w=kernel[1], stride_h=stride[0], stride_w=stride[1], padding_h=padding[0],
+                 padding_w=padding[1], dilation_h=dilation[0], dilation_w=dilation[1], ceil_mode=str(ceil).lower(),
+                 layout="channels_last" if last else "channels_first")
+    backward = dict(dy=lay(dy), dx=lay(dx), **(dict(argmax=lay(argmax)) if saved else dict(x=lay(x))))
+    write(name, "maxpool2d", " ".join(f"{k}={v}" for k, v in words.items()),
+          dict(y=lay(y), argmax=lay(argmax), x=lay(x)), backward)
+
+
+# ---- linear ------------------------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "none": lambda t: t,
+    "relu": F.relu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def linear(name, a, b, activation="none", transpose=False, bias=True, saved=False, integers=False):
+    """`a` and `b` are the shapes as vjp sees them."""
+    n = b[-2] if transpose else b[-1]
+    draw = (lambda *shape: torch.randint(-2, 3, shape).double()) if integers else random
+    a, b, bias = leaf(draw(*a)), leaf(draw(*b)), leaf(draw(n)) if bias else None
+    pre = torch.matmul(a, b.transpose(-1, -2) if transpose else b)
+    if bias is not None:
+        pre = pre + bias
+    y = ACTIVATIONS[activation](pre)
+    dy = random(*y.shape)
+    inputs = dict(a=a, b=b, bias=bias)
+    write(name, "linear", f"activation={activation} transpose_b={str(transpose).lower()}",
+          dict(y=y, pre=pre, **inputs),
+          dict(dy=dy, pre=pre if saved else None, **inputs, **gradients(y, dy, inputs)))
+
+
+EXACT = {
+    "relu": lambda x: x if x > 0 else mpmath.mpf(0),
+    "gelu_tanh": lambda x: x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),
+    "gelu_erf": lambda x: x * mpmath.ncdf(x),
+    "silu": lambda x: x / (1 + mpmath.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    "tanh": mpmath.tanh,
+}
+POINTS = [1e-300, 1e-9, 0.1, 0.7, 1.5, 3.0, 5.0, 9.0, 10.0, 15.0]
+LIMITS = {"relu": (0, 1), "gelu_tanh": (0, 1), "gelu_erf": (0, 1), "silu": (0, 1), "sigmoid": (0, 0), "tanh": (0, 0)}
+
+
+def extreme(activation, saved):
+    """act and act' at single points: a is a column of points, b is 1, so da is act' itself."""
+    points = [0.0] + [sign * p for p in POINTS for sign in (1, -1)]
+    f = EXACT[activation]
+    values, slopes = [], []
+    with mpmath.workdps(1200):  # 1 + tanh loses 100 digits far out, the difference quotient 400 more
+        step = mpmath.mpf("1e-400")
+        for point in points:
+            x = mpmath.mpf(point)
+            values.append(float(f(x)))
+            slopes.append(float((f(x + step) - f(x - step)) / (2 * step)))
+    if activation == "relu":
+        slopes[0] = 0.0  # at 0, where it has no derivative, by definition
+    # Far out the derivative is its limit to more digits than a double has; the value is the line x or the limit.
+    for far in (1e3, 1e30, 1e150, 1e300, float("inf")):
+        below, above = LIMITS[activation]
+        points += [far, -far]
+        slopes += [float(above), float(below)]
+        values += {"sigmoid": [1.0, 0.0], "tanh": [1.0, -1.0]}.get(activation, [far, 0.0])
+    points, values, slopes = points + [float("nan")], values + [float("nan")], slopes + [float("nan")]
+    column = lambda list_of: torch.tensor(list_of).reshape(-1, 1)
+    a, one = column(points), torch.ones(1, 1)
+    write(f"extreme_{activation}", "linear", f"activation={activation}", dict(y=column(values), a=a, b=one),
+          dict(da=column(slopes), dy=torch.ones_like(a), a=a, b=one, pre=a if saved else None), compare="element")
+
+
+def linear_nan():
+    """A NaN in one row's pre: only that row's da is touched, and zero_nan turns it to 0."""
+    pre = random(3, 2)
+    pre[1, 0] = float("nan")
+    b, a, dy = random(4, 2), random(3, 4), random(3, 2)
+    slope = torch.where(pre.isnan(), torch.zeros(()), torch.cosh(pre).reciprocal() ** 2)
+    write("zero_nan", "linear", "activation=tanh zero_nan=true", dict(y=torch.tanh(a @ b), a=a, b=b),
+          dict(dy=dy, a=a, b=b, pre=pre, da=(dy * slope) @ b.T, db=a.T @ (dy * slope), dbias=(dy * slope).sum(0)))
+
+
+# ---- The cases ---------------------------------------------------------------------------------------------
+
+
+def main():
+    torch.manual_seed(20240607)
+    for old in HERE.glob("*.safetensors"):
+        old.unlink()
+
+    layer_norm("plain", (5, 7))
+    layer_norm("axes2", (3, 2, 5), axes=2, saved=True)
+    layer_norm("bare", (2, 3, 9), gamma=False, beta=False)
+    layer_norm("gamma_only", (4, 6), eps=0.1, beta=False, saved=True)
+    layer_norm("beta_only", (4, 6), gamma=False)
+    layer_norm("offset", (2, 33), offset=1000.0)
+    layer_norm("one_row", (8,))
+    layer_norm("axes2_whole", (3, 4), axes=2)
+
+    rms_norm("plain", (5, 7))
+    rms_norm("axes2", (3, 2, 5), axes=2, saved=True)
+    rms_norm("bare", (3, 9), gamma=False, beta=False)
+    rms_norm("small", (4, 6), beta=False, scale=0.01, saved=True)
+    rms_norm("tiny", (2, 5), scale=1e-20, eps=1e-12)
+    rms_norm("huge", (3, 5), scale=1e20)
+    rms_norm("no_eps", (3, 5), eps=0.0)
+
+    group_norm("first", (2, 4, 3, 3), 2)
+    group_norm("last", (2, 3, 3, 4), 2, last=True)
+    group_norm("one_group", (2, 3, 5), 1, saved=True)
+    group_norm("each_channel", (2, 4, 6), 4, eps=0.01)
+    group_norm("no_plane", (3, 8), 2, saved=True)
+    group_norm("volume_last", (1, 2, 2, 2, 6), 3, last=True, saved=True)
+    group_norm("bare", (2, 4, 5), 2, affine=False)
+    group_norm("offset_last", (2, 7, 4), 2, last=True, offset=1000.0)
+
+    rope("half", (2, 4, 2, 6))
+    rope("interleaved", (2, 4, 2, 6), pairing="interleaved")
+    rope("half_partial", (1, 3, 2, 7), n_rot=4)
+    rope("interleaved_partial", (1, 3, 2, 7), n_rot=4, pairing="interleaved")
+    rope("positions", (2, 3, 1, 4), rows=9, positions=[8, 0, 5])
+    rope("positions_each", (2, 3, 2, 4), rows=7, positions=[[6, 5, 4], [0, 0, 2]], pairing="interleaved")
+    rope("rank3", (5, 2, 4), rows=8)
+
+    for reverse in (False, True):
+        for exclusive in (False, True):
+            mode = ("exclusive" if exclusive else "inclusive") + ("_reverse" if reverse else "")
+            cumsum(mode, (2, 5, 3), 1, exclusive, reverse)
+    cumsum("axis0", (6, 3), 0, reverse=True)
+    cumsum("last_axis", (3, 7), -1, exclusive=True)
+    cumsum("line", (9,), 0)
+
+    gather("rows", (6, 4), [5, 0, 3])
+    gather("repeats", (5, 3), [2, 2, 4, 2, 0, 4])
+    gather("index2d", (5, 3), [[1, 4, 1], [0, 2, 1]])
+    gather("axis1", (2, 4, 3), [3, 3, 0], axis=1)
+    gather("last_axis", (3, 5), [[4, 1], [1, 0]], axis=-1)
+    gather("one", (4, 3), 2)
+
+    maxpool2d("plain", random(2, 2, 4, 6))
+    maxpool2d("overlap", random(1, 2, 5, 5), kernel=3, stride=1, saved=True)
+    maxpool2d("padding", random(1, 2, 5, 6), kernel=3, stride=2, padding=1)
+    maxpool2d("negative_padding", -random(1, 1, 4, 4).abs() - 1, kernel=3, stride=2, padding=1)
+    maxpool2d("dilation", random(1, 2, 7, 7), kernel=2, stride=1, dilation=(3, 2))
+    maxpool2d("ceil", random(1, 2, 6, 7), kernel=3, stride=2, ceil=True, saved=True)
+    maxpool2d("ceil_padding", random(1, 1, 6, 5), kernel=2, stride=3, padding=1, ceil=True)
+    maxpool2d("uneven", random(1, 2, 6, 8), kernel=(3, 2), stride=(1, 3), padding=(1, 0))
+    maxpool2d("last", random(2, 3, 4, 5), last=True, kernel=(2, 3), stride=1)
+    maxpool2d("last_all", random(1, 3, 7, 8), last=True, kernel=3, stride=2, padding=1, dilation=(1, 2), ceil=True,
+              saved=True)
+    maxpool2d("ties", torch.randint(0, 2, (1, 2, 6, 6)).double(), kernel=3, stride=1)
+    maxpool2d("ties_last", torch.randint(0, 2, (1, 2, 6, 6)).double(), kernel=3, stride=2, padding=1, last=True)
+    odd = random(1, 1, 6, 6)
+    odd[0, 0, :2, :2] = -float("inf")
+    odd[0, 0, 3, 4] = float("nan")
+    odd[0, 0, 4, 0] = float("inf")
+    maxpool2d("nan_and_inf", odd)
+
+    for number, activation in enumerate(ACTIVATIONS):
+        linear(activation, (4, 5), (5, 3), activation, saved=number % 2 == 0)
+    linear("relu_at_zero", (5, 3), (3, 4), "relu", integers=True)
+    linear("no_bias", (3, 4), (4, 2), "silu", bias=False)
+    linear("transposed", (4, 5), (3, 5), "gelu_erf", transpose=True, saved=True)
+    linear("shared", (2, 3, 4), (4, 5), "gelu_tanh")
+    linear("shared_transposed", (2, 2, 2, 3), (4, 3), "tanh", transpose=True)
+    linear("batched", (2, 3, 4), (2, 4, 5), "sigmoid", saved=True)
+    linear("batched_transposed", (2, 1, 3, 4), (2, 1, 2, 4), "gelu_erf", transpose=True)
+    linear("empty_k", (3, 0), (0, 2), "silu")
+    for number, activation in enumerate(EXACT):
+        extreme(activation, saved=number % 2 == 1)
+    linear_nan()
+
+
+if __name__ == "__main__":
+    main()
