@@ -1,3 +1,345 @@
-#include "cpu/cpu.h"
+/*
+ * cumsum on the CPU: x as [outer, length, inner], running sums along length, from either end, an element's own value
+ * left out or not. The backward is the same scan from the other end, which the sizes already say.
+ *
+ * What has been summed is carried in double, so a long axis loses nothing: 2^25 ones reach 33554432. Three ways:
+ *   lines    inner is 1: each vector is scanned within itself by shifts of 1, 2, 4 and 8 lanes, then the carry
+ *            is added. Only the carry's one addition waits for the vector before.
+ *   columns  inner is 16 or more: sixteen running sums in double side by side, a block of columns at a time.
+ *   short    the rest: a tile is made f32, scanned a number at a time in double, and written back.
+ *
+ * Rows are independent tasks. Where there are too few of them, the axis itself is cut into chunks by its length: a
+ * group of chunks is first summed, its totals are carried from chunk to chunk in order, then it is scanned while it is
+ * still in the caches. Everything is read before it is written, so y may be x.
+ */
+#include "cpu/shuffle.h"
+#include "cpu/stream.h"
+#include "op/op.h"
+
 extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
-const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT] = {{0}};
+
+/* Columns that one task scans together: 2 KiB of running sums; narrow blocks where wide ones would be too few. */
+enum { WIDE_BLOCK = 256, NARROW_BLOCK = 64 };
+
+/* Fewer independent tasks than this, and the axis is cut: enough for 16 threads to share evenly. */
+enum { ENOUGH_TASKS = 32 };
+
+/*
+ * Bytes of x in a chunk of a cut axis, and chunks in a group. A group is 4 MiB (16 for columns, whose totals
+ * cost more): small enough to be found again in 16 cores' second-level caches, large enough to be worth two wake-ups.
+ */
+enum { CHUNK_BYTES = 64 << 10, COLUMN_CHUNK_BYTES = 256 << 10, GROUP_CHUNKS = 64 };
+
+/* Columns: rows asked for ahead. A row is often a page away from the next, where the hardware does not look. */
+enum { ROWS_AHEAD = 8 };
+
+enum { TILE = 1024 };
+
+typedef enum scan_way { SCAN_LINES, SCAN_COLUMNS, SCAN_SHORT } scan_way;
+
+typedef struct scan_call {
+    vjp_cumsum_sizes s;
+    vjp_dtype dtype;
+    scan_way way;
+    write_mode mode;
+    void *y;
+    const void *x;
+    int64_t block;        /* SCAN_COLUMNS: columns a task */
+    cpu_cut cut;          /* whole rows: of outer, times the blocks of columns */
+    int64_t chunk, count; /* a cut axis: rows a chunk, chunks an axis */
+    int64_t group;        /* the group's first chunk, counted over all outer */
+    double *totals;       /* [GROUP_CHUNKS][inner]: first each chunk's sum, then what comes before it */
+} scan_call;
+
+/* What is to be scanned: rows [begin, begin + rows) of the [outer * length, inner] matrix, columns [column, + width).
+ */
+typedef struct piece {
+    int64_t begin, rows, column, width;
+    double *carry; /* in: the sums before; out: after. NULL: zero */
+    bool total;    /* only carry is wanted, nothing is written */
+} piece;
+
+/* ---- Lines ------------------------------------------------------------------------------------------- */
+
+INLINE vf scan_lanes(vf a, bool reverse) {
+    for (int by = 1; by < LANES; by *= 2)
+        a = vf_add(a, reverse ? vf_shift_down(a, by) : vf_shift_up(a, by));
+    return a;
+}
+
+INLINE double scan_vector(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
+                          int64_t i, int64_t n, double carry) {
+    vf sums = scan_lanes(vf_load_part(dtype, x, i, n), reverse);
+    vf own = !exclusive ? sums : reverse ? vf_shift_down(sums, 1) : vf_shift_up(sums, 1);
+    vf_write_part(mode, dtype, y, i, n, vf_add(vf_set((float)carry), own));
+    return carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]);
+}
+
+INLINE double scan_line(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
+                        int64_t n, double carry) {
+    int64_t whole = n / LANES * LANES;
+    if (reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
+    for (int64_t v = 0; v < whole; v += LANES)
+        carry = scan_vector(dtype, reverse, exclusive, mode, y, x, reverse ? whole - LANES - v : v, LANES, carry);
+    if (!reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
+    return carry;
+}
+
+/* Sixteen f32 sums of at most 16 numbers each, then double: as good as double throughout, at the speed of f32. */
+INLINE double sum_line(vjp_dtype dtype, const void *x, int64_t n) {
+    double total = 0;
+    for (int64_t i = 0; i < n;) {
+        vf sums = vf_zero();
+        for (int j = 0; j < LANES && i < n; j++, i += LANES)
+            sums = vf_add(sums, vf_load_part(dtype, x, i, n - i));
+        total += (double)vf_sum(sums);
+    }
+    return total;
+}
+
+INLINE void scan_lines_moded(const scan_call *call, const piece *p, vjp_dtype dtype, bool reverse, bool exclusive) {
+    double before = p->carry ? *p->carry : 0, after;
+    const void *x = at(dtype, call->x, p->begin);
+    void *y = at_mutable(dtype, call->y, p->begin);
+    if (p->total)
+        after = sum_line(dtype, x, p->rows);
+    else if (call->mode == WRITE_STREAM)
+        after = scan_line(dtype, reverse, exclusive, WRITE_STREAM, y, x, p->rows, before);
+    else
+        after = scan_line(dtype, reverse, exclusive, call->mode, y, x, p->rows, before);
+    if (p->carry) *p->carry = after;
+}
+
+INLINE void scan_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
+    switch (2 * call->s.reverse + call->s.exclusive) {
+    case 0: scan_lines_moded(call, p, dtype, false, false); break;
+    case 1: scan_lines_moded(call, p, dtype, false, true); break;
+    case 2: scan_lines_moded(call, p, dtype, true, false); break;
+    default: scan_lines_moded(call, p, dtype, true, true); break;
+    }
+}
+
+/* ---- Columns ----------------------------------------------------------------------------------------- */
+
+INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype) {
+    double sums[WIDE_BLOCK] = {0};
+    if (p->carry && !p->total) memcpy(sums, p->carry, (size_t)p->width * sizeof sums[0]);
+    for (int64_t r = 0; r < p->rows; r++) {
+        int64_t row = p->begin + (call->s.reverse ? p->rows - 1 - r : r), first = row * call->s.inner + p->column;
+        int64_t ahead = (call->s.reverse ? -ROWS_AHEAD : ROWS_AHEAD) * call->s.inner;
+        bool more = r + ROWS_AHEAD < p->rows;
+        for (int64_t j = 0; j < p->width; j += LANES) {
+            if (more) __builtin_prefetch(at(dtype, call->x, first + ahead + j));
+            vd before = vd_load(sums + j);
+            vd after = vd_add(before, vd_of(vf_load_part(dtype, call->x, first + j, p->width - j)));
+            vd_store(sums + j, after);
+            if (!p->total)
+                vf_write_part(call->mode, dtype, call->y, first + j, p->width - j,
+                              vd_round(call->s.exclusive ? before : after));
+        }
+    }
+    if (p->carry) memcpy(p->carry, sums, (size_t)p->width * sizeof sums[0]);
+}
+
+/* ---- Short ------------------------------------------------------------------------------------------- */
+
+/* Scans `rows` rows of a tile; `left` counts the rows until the next sequence begins and the sums start anew. */
+INLINE int64_t scan_tile(float *tile, int64_t rows, int64_t inner, double *sums, int64_t left, const scan_call *call) {
+    bool reverse = call->s.reverse, exclusive = call->s.exclusive;
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = tile + (reverse ? rows - 1 - r : r) * inner;
+        if (left == 0) {
+            for (int64_t j = 0; j < inner; j++)
+                sums[j] = 0;
+            left = call->s.length;
+        }
+        left--;
+        for (int64_t j = 0; j < inner; j++) {
+            double before = sums[j], after = before + (double)row[j];
+            sums[j] = after;
+            row[j] = (float)(exclusive ? before : after);
+        }
+    }
+    return left;
+}
+
+INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
+    int64_t inner = call->s.inner;
+    int64_t tile_rows = TILE / inner / LANES * LANES; /* so that every tile but the last is whole vectors */
+    int64_t tiles = (p->rows + tile_rows - 1) / tile_rows;
+    int64_t left = p->carry ? p->rows : call->s.length; /* a chunk lies inside one sequence */
+    double sums[LANES] = {0};
+    if (p->carry && !p->total) memcpy(sums, p->carry, (size_t)inner * sizeof sums[0]);
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t begin = (call->s.reverse ? tiles - 1 - t : t) * tile_rows;
+        int64_t rows = p->rows - begin < tile_rows ? p->rows - begin : tile_rows;
+        int64_t first = (p->begin + begin) * inner, n = rows * inner;
+        float tile[TILE];
+        for (int64_t i = 0; i < n; i += LANES)
+            vf_store(VJP_F32, tile, i, vf_load_part(dtype, call->x, first + i, n - i));
+        /* Known widths keep their sums in registers. */
+        switch (inner) {
+        case 1: left = scan_tile(tile, rows, 1, sums, left, call); break;
+        case 2: left = scan_tile(tile, rows, 2, sums, left, call); break;
+        case 3: left = scan_tile(tile, rows, 3, sums, left, call); break;
+        case 4: left = scan_tile(tile, rows, 4, sums, left, call); break;
+        default: left = scan_tile(tile, rows, inner, sums, left, call); break;
+        }
+        if (p->total) continue;
+        void *y = at_mutable(dtype, call->y, first);
+        write_mode mode = call->mode == WRITE_STREAM && !vf_stream_aligned(dtype, y) ? WRITE_PLAIN : call->mode;
+        for (int64_t i = 0; i < n; i += LANES)
+            vf_write_part(mode, dtype, y, i, n - i, vf_load(VJP_F32, tile, i));
+    }
+    if (p->carry) memcpy(p->carry, sums, (size_t)inner * sizeof sums[0]);
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------- */
+
+INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
+    switch (call->way) {
+    case SCAN_LINES: scan_lines(call, p, dtype); break;
+    case SCAN_COLUMNS: scan_columns(call, p, dtype); break;
+    default: scan_short(call, p, dtype); break;
+    }
+}
+
+static void scan_f32(const scan_call *call, const piece *p) {
+    scan(call, p, VJP_F32);
+}
+
+static void scan_bf16(const scan_call *call, const piece *p) {
+    scan(call, p, VJP_BF16);
+}
+
+static void scan_f16(const scan_call *call, const piece *p) {
+    scan(call, p, VJP_F16);
+}
+
+static void scan_piece(const scan_call *call, const piece *p) {
+    static void (*const typed[])(const scan_call *,
+                                 const piece *) = {[VJP_F32] = scan_f32, [VJP_BF16] = scan_bf16, [VJP_F16] = scan_f16};
+    typed[call->dtype](call, p);
+}
+
+/* Whole rows. */
+static void rows_task(void *argument, size_t task) {
+    const scan_call *call = argument;
+    const vjp_cumsum_sizes *s = &call->s;
+    int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
+    if (call->way == SCAN_SHORT) {
+        scan_piece(call, &(piece){.begin = begin * s->length, .rows = (end - begin) * s->length, .width = s->inner});
+    } else {
+        int64_t blocks = (s->inner + call->block - 1) / call->block;
+        for (int64_t item = begin; item < end; item++) {
+            int64_t column = item % blocks * call->block, left = s->inner - column;
+            scan_piece(call, &(piece){.begin = item / blocks * s->length,
+                                      .rows = s->length,
+                                      .column = column,
+                                      .width = left < call->block ? left : call->block});
+        }
+    }
+    if (call->mode == WRITE_STREAM) vf_stream_done();
+}
+
+/* One chunk of a cut axis: its sum, or its scan from what the totals say comes before. */
+static void chunk_of_group(const scan_call *call, size_t task, bool total) {
+    const vjp_cumsum_sizes *s = &call->s;
+    int64_t chunk = call->group + (int64_t)task, outer = chunk / call->count;
+    int64_t begin = chunk % call->count * call->chunk, left = s->length - begin;
+    for (int64_t column = 0; column < s->inner; column += call->block) {
+        int64_t width = s->inner - column < call->block ? s->inner - column : call->block;
+        scan_piece(call, &(piece){.begin = outer * s->length + begin,
+                                  .rows = left < call->chunk ? left : call->chunk,
+                                  .column = column,
+                                  .width = width,
+                                  .carry = call->totals + (int64_t)task * s->inner + column,
+                                  .total = total});
+    }
+    if (!total && call->mode == WRITE_STREAM) vf_stream_done();
+}
+
+static void total_task(void *call, size_t task) {
+    chunk_of_group(call, task, true);
+}
+
+static void chunk_task(void *call, size_t task) {
+    chunk_of_group(call, task, false);
+}
+
+/* Groups follow each other in the direction of the scan; `carry` goes from one to the next. */
+static void scan_chunks(const vjp_work *work, scan_call *call) {
+    int64_t all = call->s.outer * call->count, groups = (all + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
+    int64_t inner = call->s.inner;
+    bool reverse = call->s.reverse;
+    double *carry = call->totals + GROUP_CHUNKS * inner;
+    for (int64_t g = 0; g < groups; g++) {
+        call->group = (reverse ? groups - 1 - g : g) * GROUP_CHUNKS;
+        int64_t n = all - call->group < GROUP_CHUNKS ? all - call->group : GROUP_CHUNKS;
+        cpu_for(work, n, total_task, call);
+        for (int64_t c = 0; c < n; c++) {
+            int64_t i = reverse ? n - 1 - c : c, place = (call->group + i) % call->count;
+            bool fresh = place == (reverse ? call->count - 1 : 0);
+            double *total = call->totals + i * inner;
+            for (int64_t j = 0; j < inner; j++) {
+                double before = fresh ? 0 : carry[j];
+                carry[j] = before + total[j];
+                total[j] = before;
+            }
+        }
+        cpu_for(work, n, chunk_task, call);
+    }
+}
+
+/* How the problem is cut; all of it follows from the sizes and the dtype. */
+static scan_call plan(const vjp_work *work) {
+    scan_call call = {.s = vjp_cumsum_sizes_of(work), .dtype = work->storage};
+    const vjp_cumsum_sizes *s = &call.s;
+    call.way = s->inner >= LANES ? SCAN_COLUMNS : s->inner == 1 && s->length >= LANES ? SCAN_LINES : SCAN_SHORT;
+    call.block = s->inner;
+    int64_t blocks = 1;
+    if (call.way == SCAN_COLUMNS) {
+        blocks = (s->inner + WIDE_BLOCK - 1) / WIDE_BLOCK;
+        call.block = s->outer * blocks < ENOUGH_TASKS ? NARROW_BLOCK : WIDE_BLOCK;
+        blocks = (s->inner + call.block - 1) / call.block;
+    }
+    int64_t element = (int64_t)dtype_bytes(work->storage), row = s->inner * element;
+    if (s->outer * s->length * row == 0) return call;
+    int64_t width = s->inner < call.block ? s->inner : call.block;
+    call.cut = cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
+    int64_t chunk = (call.way == SCAN_COLUMNS ? COLUMN_CHUNK_BYTES : CHUNK_BYTES) / row / LANES * LANES;
+    call.chunk = chunk < LANES ? LANES : chunk;
+    bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;
+    call.count = few ? (s->length + call.chunk - 1) / call.chunk : 0;
+    if (few && call.way == SCAN_COLUMNS) call.block = WIDE_BLOCK;
+    return call;
+}
+
+static vjp_status run(const vjp_work *work) {
+    scan_call call = plan(work);
+    const vjp_cumsum_sizes *s = &call.s;
+    call.y = vjp_data(work, CUMSUM_Y);
+    call.x = vjp_data(work, CUMSUM_X);
+    int64_t bytes = s->outer * s->length * s->inner * (int64_t)dtype_bytes(call.dtype);
+    if (!call.y || bytes == 0) return VJP_OK;
+    /* Short tiles look at their own alignment. */
+    bool aligned = vf_stream_aligned(call.dtype, call.y) &&
+                   (call.way == SCAN_SHORT || (call.way == SCAN_LINES ? s->length : s->inner) % LANES == 0);
+    call.mode = write_mode_of(work, CUMSUM_Y, bytes, aligned, call.x == call.y);
+    call.totals = work->workspace;
+    if (call.count)
+        scan_chunks(work, &call);
+    else
+        cpu_for(work, call.cut.count, rows_task, &call);
+    return VJP_OK;
+}
+
+static size_t workspace(const vjp_work *work) {
+    scan_call call = plan(work);
+    return call.count ? (size_t)(GROUP_CHUNKS + 1) * (size_t)call.s.inner * sizeof(double) : 0;
+}
+
+const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT] = {
+    {run, workspace, VJP_BITS_CPU},
+    {run, workspace, VJP_BITS_CPU},
+};

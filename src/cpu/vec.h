@@ -51,7 +51,19 @@ typedef struct vi {
     native_i v[PARTS];
 } vi;
 
-#define INLINE    static inline __attribute__((always_inline, unused))
+#define INLINE static inline __attribute__((always_inline, unused))
+
+/*
+ * Code that runs once a row or only on `plain` stays out of line: inlined into every variant of every kernel it made
+ * compiling ten times slower and nothing faster.
+ */
+#define OUTLINE static __attribute__((noinline, unused))
+#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON)
+#define CONVERT INLINE
+#else
+#define CONVERT OUTLINE
+#endif
+
 #define EACH_PART for (int p = 0; p < PARTS; p++)
 
 /* ---- Arithmetic -------------------------------------------------------------------------------------- */
@@ -251,7 +263,7 @@ INLINE size_t dtype_bytes(vjp_dtype dtype) {
     return dtype == VJP_F32 ? 4 : 2;
 }
 
-INLINE native_f native_load_bf16(const uint16_t *from) {
+CONVERT native_f native_load_bf16(const uint16_t *from) {
 #if defined(CPU_ISA_AVX512)
     return (native_f)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
 #elif defined(CPU_ISA_AVX2)
@@ -264,7 +276,7 @@ INLINE native_f native_load_bf16(const uint16_t *from) {
 #endif
 }
 
-INLINE native_f native_load_f16(const uint16_t *from) {
+CONVERT native_f native_load_f16(const uint16_t *from) {
 #if defined(CPU_ISA_AVX512)
     return (native_f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(CPU_ISA_AVX2)
@@ -285,7 +297,7 @@ INLINE native_i native_round_bf16(native_f a) {
     return ((nan & (bits | 0x400000)) | (~nan & rounded)) >> 16;
 }
 
-INLINE void native_store_bf16(uint16_t *to, native_f a) {
+CONVERT void native_store_bf16(uint16_t *to, native_f a) {
 #if defined(CPU_ISA_AVX512)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)native_round_bf16(a)));
 #elif defined(CPU_ISA_AVX2)
@@ -301,7 +313,7 @@ INLINE void native_store_bf16(uint16_t *to, native_f a) {
 #endif
 }
 
-INLINE void native_store_f16(uint16_t *to, native_f a) {
+CONVERT void native_store_f16(uint16_t *to, native_f a) {
 #if defined(CPU_ISA_AVX512)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)a, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(CPU_ISA_AVX2)
@@ -333,18 +345,56 @@ INLINE void vf_store(vjp_dtype dtype, void *to, int64_t i, vf a) {
     }
 }
 
+/* Part of a vector through a buffer, one function for each storage type. */
+INLINE vf load_part_of(vjp_dtype dtype, const void *from, int64_t n) {
+    char buffer[LANES * 4] = {0};
+    memcpy(buffer, from, (size_t)n * dtype_bytes(dtype));
+    return vf_load(dtype, buffer, 0);
+}
+
+INLINE void store_part_of(vjp_dtype dtype, void *to, int64_t n, vf a) {
+    char buffer[LANES * 4];
+    vf_store(dtype, buffer, 0, a);
+    memcpy(to, buffer, (size_t)n * dtype_bytes(dtype));
+}
+
+OUTLINE vf load_part_f32(const float *from, int64_t n) {
+    return load_part_of(VJP_F32, from, n);
+}
+
+OUTLINE vf load_part_bf16(const uint16_t *from, int64_t n) {
+    return load_part_of(VJP_BF16, from, n);
+}
+
+OUTLINE vf load_part_f16(const uint16_t *from, int64_t n) {
+    return load_part_of(VJP_F16, from, n);
+}
+
+OUTLINE void store_part_f32(float *to, int64_t n, vf a) {
+    store_part_of(VJP_F32, to, n, a);
+}
+
+OUTLINE void store_part_bf16(uint16_t *to, int64_t n, vf a) {
+    store_part_of(VJP_BF16, to, n, a);
+}
+
+OUTLINE void store_part_f16(uint16_t *to, int64_t n, vf a) {
+    store_part_of(VJP_F16, to, n, a);
+}
+
 /* Elements [i, i + n), n < 16 or more; the lanes past n are zero. Touches nothing outside. */
 INLINE vf vf_load_part(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
     if (n >= LANES) return vf_load(dtype, from, i);
-#if defined(CPU_ISA_AVX512)
-    if (dtype == VJP_F32) {
-        vf r = {{(native_f)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), (const float *)from + i)}};
-        return r;
+    switch (dtype) {
+    case VJP_BF16: return load_part_bf16((const uint16_t *)from + i, n);
+    case VJP_F16: return load_part_f16((const uint16_t *)from + i, n);
+    default: break;
     }
+#if defined(CPU_ISA_AVX512)
+    return (vf){{(native_f)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), (const float *)from + i)}};
+#else
+    return load_part_f32((const float *)from + i, n);
 #endif
-    char buffer[LANES * 4] = {0};
-    memcpy(buffer, (const char *)from + (size_t)i * dtype_bytes(dtype), (size_t)n * dtype_bytes(dtype));
-    return vf_load(dtype, buffer, 0);
 }
 
 INLINE void vf_store_part(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a) {
@@ -352,15 +402,16 @@ INLINE void vf_store_part(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a)
         vf_store(dtype, to, i, a);
         return;
     }
-#if defined(CPU_ISA_AVX512)
-    if (dtype == VJP_F32) {
-        _mm512_mask_storeu_ps((float *)to + i, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
-        return;
+    switch (dtype) {
+    case VJP_BF16: store_part_bf16((uint16_t *)to + i, n, a); return;
+    case VJP_F16: store_part_f16((uint16_t *)to + i, n, a); return;
+    default: break;
     }
+#if defined(CPU_ISA_AVX512)
+    _mm512_mask_storeu_ps((float *)to + i, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
+#else
+    store_part_f32((float *)to + i, n, a);
 #endif
-    char buffer[LANES * 4];
-    vf_store(dtype, buffer, 0, a);
-    memcpy((char *)to + (size_t)i * dtype_bytes(dtype), buffer, (size_t)n * dtype_bytes(dtype));
 }
 
 /*

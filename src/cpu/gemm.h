@@ -1,0 +1,65 @@
+/*
+ * A batch of matrix products c = a b on the device's threads, in f32, through BLAS or the built-in kernel.
+ *
+ * An operand is rows of f32 in memory, or rows that a function makes when they are packed: so 16-bit storage is
+ * converted, and dy * act'(pre) computed, a cache-sized piece at a time, with no copy of a whole tensor. In the same
+ * way a result is f32 in memory, or rows of finished sums handed to a function while they are still in cache.
+ *
+ * The bits of a result depend on the sizes and on which of BLAS and the built-in kernel makes it; with the built-in
+ * kernel neither on the threads nor on the instruction set (with FMA).
+ */
+#ifndef VJP_CPU_GEMM_H
+#define VJP_CPU_GEMM_H
+
+#include "cpu/cpu.h"
+
+/* For cutting sizes into blocks; none is negative. */
+static inline int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static inline int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static inline int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* Writes elements [column, column + count) of a row of the matrix as stored. */
+typedef void (*gemm_read)(const void *source, int64_t row, int64_t column, int64_t count, float *to);
+
+/* Takes the finished sums of elements [column, column + count) of a row. */
+typedef void (*gemm_finish)(const void *target, int64_t row, int64_t column, int64_t count, const float *sums);
+
+typedef struct gemm_operand {
+    bool transposed; /* a is stored as [k, m], b as [n, k] */
+    gemm_read read;  /* makes rows from `source`; NULL: they are there, in `plain` */
+    const void *source;
+    const float *plain; /* `stride` floats from row to row */
+    int64_t stride;
+    int64_t item_row, item_column; /* how far on the matrix of the next item of the batch begins */
+} gemm_operand;
+
+typedef struct gemm_result {
+    gemm_finish finish; /* takes rows to `target`; NULL: they are written to `plain` */
+    const void *target;
+    float *plain; /* `stride` floats from row to row */
+    int64_t stride;
+    bool accumulate; /* add to what `plain` holds */
+    int64_t item_row;
+} gemm_result;
+
+typedef struct gemm_call {
+    bool blas;
+    int64_t items, m, n, k;
+    gemm_operand a, b;
+    gemm_result c;
+} gemm_call;
+
+/* How much workspace a call needs, told without looking at any data; at most some 24 MiB. */
+size_t CPU_NAME(gemm_workspace)(const gemm_call *call);
+
+void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace);
+
+#endif

@@ -1,0 +1,163 @@
+/*
+ * The inner part of the built-in matrix product: a small block of c in registers, and the packing that lays its two
+ * operands out in the order it reads them.
+ *
+ * Each number of the product is one FMA chain over at most GEMM_DEPTH terms; longer sums are chains of such
+ * blocks, added in order. The shape of the register block is free to differ between instruction sets, since it
+ * only says which chains run side by side; GEMM_DEPTH is not, since it says where a chain ends.
+ */
+#ifndef VJP_CPU_GEMM_KERNEL_H
+#define VJP_CPU_GEMM_KERNEL_H
+
+#include "cpu/vec.h"
+
+/*
+ * 256 terms: long enough that reading and writing c costs 3 % of the FMAs, short enough that a panel of b (32 KiB with
+ * AVX-512) stays in the first-level cache and that equal terms, whose roundings all point one way, stay right to 2e-6.
+ */
+enum { GEMM_DEPTH = 256 };
+
+/* Rows and native vectors of the register block: what fills the registers less one row of b and a number of a. */
+#if defined(CPU_ISA_AVX512)
+enum { GEMM_ROWS = 14, GEMM_VECTORS = 2 };
+#elif defined(CPU_ISA_AVX2)
+enum { GEMM_ROWS = 6, GEMM_VECTORS = 2 };
+#elif defined(CPU_ISA_NEON)
+enum { GEMM_ROWS = 8, GEMM_VECTORS = 3 };
+#else
+enum { GEMM_ROWS = 4, GEMM_VECTORS = 2 };
+#endif
+
+enum { GEMM_COLUMNS = GEMM_VECTORS * NATIVE_LANES };
+
+/*
+ * A packed panel of a has GEMM_ROWS rows and GEMM_DEPTH terms, in the order of its source, so that packing never
+ * transposes it: by rows (a row is GEMM_ROW_STRIDE apart: 17 cache lines, so that rows fall into different sets) or by
+ * terms (each term's GEMM_ROWS numbers side by side). A panel of b has GEMM_COLUMNS numbers for each term.
+ */
+enum {
+    GEMM_ROW_STRIDE = GEMM_DEPTH + 16,
+    GEMM_A_PANEL = GEMM_ROWS * GEMM_ROW_STRIDE,
+    GEMM_B_PANEL = GEMM_COLUMNS * GEMM_DEPTH
+};
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* c (+)= a b for `rows` rows, a constant where this is inlined. */
+INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, const float *b, float *c, int64_t ldc,
+                       bool add) {
+    const int row_step = by_terms ? 1 : GEMM_ROW_STRIDE, term_step = by_terms ? GEMM_ROWS : 1;
+    native_f sum[GEMM_ROWS][GEMM_VECTORS];
+    UNROLL for (int i = 0; i < rows; i++) {
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = (native_f){0};
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        native_f row[GEMM_VECTORS];
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j++)
+            memcpy(&row[j], b + k * GEMM_COLUMNS + j * NATIVE_LANES, sizeof row[j]);
+        UNROLL for (int i = 0; i < rows; i++) {
+            native_f one = a[i * row_step + k * term_step] - (native_f){0};
+            UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++) {
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
+            float *to = c + i * ldc + j * NATIVE_LANES;
+            if (add) {
+                native_f old;
+                memcpy(&old, to, sizeof old);
+                sum[i][j] = old + sum[i][j];
+            }
+            memcpy(to, &sum[i][j], sizeof sum[i][j]);
+        }
+    }
+}
+
+/* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
+INLINE void gemm_rows(bool by_terms, int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t ldc,
+                      bool add) {
+    enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
+    const int64_t row_step = by_terms ? 1 : GEMM_ROW_STRIDE;
+    if (rows == GEMM_ROWS) {
+        gemm_block(GEMM_ROWS, by_terms, depth, a, b, c, ldc, add);
+        return;
+    }
+    while (rows > 0) {
+        int64_t done;
+        if (rows >= EIGHT && EIGHT == 8) {
+            gemm_block(EIGHT, by_terms, depth, a, b, c, ldc, add);
+            done = EIGHT;
+        } else if (rows >= FOUR && FOUR == 4) {
+            gemm_block(FOUR, by_terms, depth, a, b, c, ldc, add);
+            done = FOUR;
+        } else if (rows >= 2) {
+            gemm_block(2, by_terms, depth, a, b, c, ldc, add);
+            done = 2;
+        } else {
+            gemm_block(1, by_terms, depth, a, b, c, ldc, add);
+            done = 1;
+        }
+        rows -= done;
+        a += done * row_step;
+        c += done * ldc;
+    }
+}
+
+/* ---- Packing ----------------------------------------------------------------------------------------- */
+
+/* How many panels are packed at a time: a row of the source is then read some hundred numbers at once. */
+enum { GEMM_STRIP = 8 };
+
+#if defined(CPU_ISA_AVX512)
+#define ZIP_LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(CPU_ISA_AVX2)
+#define ZIP_LOW  0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define ZIP_LOW  0, 4, 1, 5
+#define ZIP_HIGH 2, 6, 3, 7
+#endif
+
+/* Transposes a square of native vectors: zipping each row with the one half the square below, log2(lanes) times. */
+INLINE void native_transpose(native_f row[NATIVE_LANES]) {
+    UNROLL for (int width = 1; width < NATIVE_LANES; width *= 2) {
+        native_f next[NATIVE_LANES];
+        UNROLL for (int i = 0; i < NATIVE_LANES / 2; i++) {
+            next[2 * i] = __builtin_shufflevector(row[i], row[i + NATIVE_LANES / 2], ZIP_LOW);
+            next[2 * i + 1] = __builtin_shufflevector(row[i], row[i + NATIVE_LANES / 2], ZIP_HIGH);
+        }
+        UNROLL for (int i = 0; i < NATIVE_LANES; i++) row[i] = next[i];
+    }
+}
+
+/* One native vector's width of a panel of b, from rows that each hold `depth` terms of one column. */
+INLINE void gemm_pack_turned(const float *const rows[NATIVE_LANES], int64_t depth, float *to) {
+    int64_t k = 0;
+    for (; k + NATIVE_LANES <= depth; k += NATIVE_LANES) {
+        native_f square[NATIVE_LANES];
+        UNROLL for (int i = 0; i < NATIVE_LANES; i++) memcpy(&square[i], rows[i] + k, sizeof square[i]);
+        native_transpose(square);
+        UNROLL for (int i = 0; i < NATIVE_LANES; i++) memcpy(to + (k + i) * GEMM_COLUMNS, &square[i], sizeof square[i]);
+    }
+    for (; k < depth; k++)
+        for (int i = 0; i < NATIVE_LANES; i++)
+            to[k * GEMM_COLUMNS + i] = rows[i][k];
+}
+
+/* One term of `count` side-by-side numbers, dealt out to panels of `width` that are `panel` floats apart. */
+INLINE void gemm_pack_term(const float *row, int64_t count, int width, int64_t panel, float *to) {
+    for (; count >= width; count -= width) {
+        memcpy(to, row, (size_t)width * sizeof *to);
+        row += width;
+        to += panel;
+    }
+    for (int i = 0; count > 0 && i < width; i++)
+        to[i] = i < count ? row[i] : 0;
+}
+
+#endif
