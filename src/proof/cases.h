@@ -1,0 +1,86 @@
+/*
+ * The table of cases: what is tried, one text row each. A row names the shapes of the inputs that shapes come from,
+ * attributes, and what is unusual about it:
+ *
+ *   x=[7,65]           shape of an input; all others follow from the op table
+ *   eps=1e-5           an attribute
+ *   -gamma             an optional input that is absent
+ *   gamma=f32          dtype of a slot, of either pass; param=f32: of every slot that may be T or f32
+ *   data=offset        what the numbers are like (proof_data)
+ *   only=f32,bf16      storage types it is run for; all where not said
+ *   bound=1e-6         for f32 results, instead of the table in error.h
+ *
+ * A new case is a new row.
+ */
+#ifndef VJP_PROOF_CASES_H
+#define VJP_PROOF_CASES_H
+
+#include "proof/text.h"
+#include "vjp.h"
+
+enum {
+    PROOF_QUICK = 1, /* part of `vjp check --quick` */
+    PROOF_BITS = 2   /* part of the comparison of bits */
+};
+
+typedef struct proof_case {
+    const char *op;
+    uint32_t marks;
+    const char *text;
+} proof_case;
+
+extern const proof_case proof_cases[];
+extern const size_t proof_case_count;
+
+/* Numbers are normal round 0.25 unless the row says otherwise; `source` is the op's first input. */
+typedef enum proof_data {
+    PROOF_NORMAL,
+    PROOF_OFFSET,    /* source: 1000 + normal */
+    PROOF_EQUAL,     /* everything 0.1; indices all the same */
+    PROOF_EQUAL_DY,  /* dy 0.1 */
+    PROOF_ONES,      /* everything 1 */
+    PROOF_TINY,      /* source x 1e-20 (f16: 1e-3) */
+    PROOF_HUGE,      /* source x 1e20 (f16: 1e3) */
+    PROOF_MIXED,     /* source: rows x 1e-20, 1, 1e20 in turn */
+    PROOF_TIES,      /* source: 0, 1 or 2 */
+    PROOF_NAN,       /* source: one in 29 a NaN */
+    PROOF_INF,       /* source: one in 29 infinite */
+    PROOF_MINUS_INF, /* source: mostly -inf */
+    PROOF_WIDE,      /* source: where activations go wrong, from 0 to 1e30 */
+    PROOF_WIDE_NAN,  /* the same with NaN among them */
+    PROOF_REPEAT,    /* indices: one row for all */
+    PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
+    PROOF_DISTINCT   /* source: no two within 0.05 */
+} proof_data;
+
+enum { PROOF_MOST_CHOICES = 16 };
+
+typedef struct proof_choice {
+    const char *name;
+    bool absent, shaped;
+    int dtype; /* -1: the usual one */
+    int ndim;
+    int64_t shape[VJP_MAX_DIMS];
+} proof_choice;
+
+/* A row, read. */
+typedef struct proof_setup {
+    const vjp_op *op;
+    const char *text;
+    text_values attributes;
+    proof_data data;
+    uint32_t only; /* bit a storage type */
+    double bound;  /* 0: the usual one */
+    proof_choice choice[PROOF_MOST_CHOICES];
+    int choices;
+} proof_setup;
+
+bool proof_setup_read(proof_setup *setup, const vjp_op *op, const char *text, char error[TEXT_ERROR]);
+
+/* What the row says of a slot; NULL: nothing. */
+const proof_choice *proof_choice_of(const proof_setup *setup, const vjp_slot *slot);
+
+/* The inputs lie in the adversarial set of the accuracy table. */
+bool proof_is_adversarial(const proof_setup *setup);
+
+#endif

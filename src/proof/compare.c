@@ -1,0 +1,251 @@
+/*
+ * A device against `ref`: for every case and storage type both passes, and every way to call them that must give the
+ * same. What is computed anew (all outputs; statistics found again; += twice) is measured against ref's f64
+ * result. What must be the very same computation (one output alone, at another alignment, in place, without inputs
+ * that are not needed) is held to the same bits.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proof/error.h"
+#include "proof/values.h"
+
+typedef struct comparison {
+    const proof_plan *plan;
+    vjp_device *device, *ref;
+    const proof_problem *p;
+    vjp_pass pass;
+    uint32_t present;
+    void *base[VJP_MAX_SLOTS]; /* the results of the plain call with everything given */
+} comparison;
+
+/*
+ * Over this many elements a case runs plainly and with statistics found again, no more: its variants are those of the
+ * smaller cases, on the same path of a kernel.
+ */
+enum { TEXT = 320, LARGE = 700000 };
+
+static bool is_large(const proof_problem *p) {
+    return p->slot[VJP_FORWARD][p->info->pass[VJP_FORWARD].outputs].count > LARGE;
+}
+
+static void report(const comparison *c, int slot, const char *variant, double error, double bound, const char *why) {
+    char text[TEXT];
+    snprintf(text, sizeof text, "%s%s%s", c->p->setup.text, variant[0] ? "; " : "", variant);
+    proof_row row = {.op = c->p->info->name,
+                     .pass = text_pass_name(c->pass),
+                     .output = slot < 0 ? "-" : c->p->info->pass[c->pass].slots[slot].name,
+                     .dtype = vjp_dtype_name(c->p->storage),
+                     .device = vjp_device_name(c->device),
+                     .text = text,
+                     .error = error,
+                     .bound = bound,
+                     .ok = error <= bound && !why[0],
+                     .why = why};
+    c->plan->row(c->plan->context, &row);
+}
+
+static void free_all(void **results) {
+    for (int i = 0; i < VJP_MAX_SLOTS; i++)
+        free(results[i]);
+}
+
+/* Runs; false after a failure or a fault has been reported. */
+static bool run(const comparison *c, const proof_call *call, const char *variant, void *result[VJP_MAX_SLOTS]) {
+    char fault[PROOF_FAULT];
+    vjp_status status = proof_run(c->p, c->device, call, result, fault);
+    if (status == VJP_OK && !fault[0]) return true;
+    report(c, -1, variant, INFINITY, 0, fault[0] ? fault : vjp_status_name(status));
+    return status == VJP_OK;
+}
+
+static uint32_t outputs_of(const comparison *c) {
+    return (1u << c->p->info->pass[c->pass].outputs) - 1;
+}
+
+/* Each output against ref's. */
+static void measure(const comparison *c, void **result, double *const *expected, double *const *halfway,
+                    const char *variant) {
+    for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
+        if (!result[i] || !expected[i]) continue;
+        proof_error e = proof_measure(c->p, c->pass, (int)i, result[i], expected[i], halfway ? halfway[i] : NULL);
+        report(c, (int)i, variant, e.relative, proof_bound(c->p, c->pass, (int)i), e.why);
+    }
+}
+
+/* Each output that is there against the same bits. */
+static void same_bits(const comparison *c, void **result, void *const *expected, const char *variant) {
+    for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
+        if (!result[i]) continue;
+        const proof_values *v = &c->p->slot[c->pass][i];
+        int64_t different = proof_different(result[i], expected[i], (vjp_dtype)v->tensor.dtype, v->count);
+        char why[PROOF_WHY] = "";
+        if (different)
+            snprintf(why, sizeof why, "%lld of %lld elements differ from the plain call's", (long long)different,
+                     (long long)v->count);
+        report(c, (int)i, variant, (double)different, 0, why);
+    }
+}
+
+static void run_same_bits(const comparison *c, const proof_call *call, void *const *expected, const char *variant) {
+    void *result[VJP_MAX_SLOTS] = {0};
+    if (run(c, call, variant, result)) same_bits(c, result, expected, variant);
+    free_all(result);
+}
+
+/* ---- The variants ------------------------------------------------------------------------------------ */
+
+/* One output and no other, every tensor one element off its alignment: the same bits. */
+static void alone(const comparison *c) {
+    for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
+        proof_call call = {.pass = c->pass, .present = (c->present & ~outputs_of(c)) | 1u << i, .shift = 1};
+        run_same_bits(c, &call, c->base, "alone, unaligned");
+    }
+}
+
+static double root_mean_square(const double *values, int64_t count) {
+    double sum = 0;
+    int64_t finite = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (isfinite(values[i])) sum += values[i] * values[i], finite++;
+    return sum > 0 ? sqrt(sum / (double)finite) : 1;
+}
+
+/* += called twice on numbers of the result's own size: initial + 2 result. */
+static void accumulate(const comparison *c) {
+    const vjp_pass_info *info = &c->p->info->pass[c->pass];
+    void *initial[VJP_MAX_SLOTS] = {0}, *result[VJP_MAX_SLOTS] = {0};
+    double *expected[VJP_MAX_SLOTS] = {0}, *halfway[VJP_MAX_SLOTS] = {0};
+    for (size_t i = 0; i < info->outputs; i++) {
+        const proof_values *v = &c->p->slot[c->pass][i];
+        if (!(v->slot->flags & VJP_SLOT_ACCUMULATES)) continue;
+        vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
+        proof_random random = proof_random_of(c->plan->seed, c->p->info->name, c->p->setup.text, "initial");
+        double scale = root_mean_square(v->exact, v->count);
+        initial[i] = proof_memory((size_t)v->count * vjp_dtype_size(dtype));
+        expected[i] = proof_memory((size_t)v->count * sizeof(double));
+        halfway[i] = proof_memory((size_t)v->count * sizeof(double));
+        for (int64_t k = 0; k < v->count; k++) {
+            double size = scale * fabs(proof_random_normal(&random));
+            proof_put(initial[i], dtype, k, copysign(size, v->exact[k])); /* a sum that cancels would tell nothing */
+            halfway[i][k] = proof_get(initial[i], dtype, k) + v->exact[k];
+            expected[i][k] = halfway[i][k] + v->exact[k];
+        }
+    }
+    proof_call call = {.pass = c->pass, .present = c->present, .initial = initial, .times = 2};
+    if (run(c, &call, "accumulated twice", result)) measure(c, result, expected, halfway, "accumulated twice");
+    free_all(result);
+    free_all(initial);
+    free_all((void **)expected);
+    free_all((void **)halfway);
+}
+
+static void in_place(const comparison *c) {
+    const vjp_pass_info *info = &c->p->info->pass[c->pass];
+    for (size_t i = 0; i < info->outputs; i++)
+        for (size_t j = info->outputs; j < info->count; j++) {
+            if (!(info->slots[i].aliases >> j & 1) || !(c->present >> j & 1)) continue;
+            char variant[64];
+            snprintf(variant, sizeof variant, "%s in place of %s", info->slots[i].name, info->slots[j].name);
+            proof_call call = {.pass = c->pass, .present = c->present, .alias_output = (int)i, .alias_input = (int)j};
+            run_same_bits(c, &call, c->base, variant);
+        }
+}
+
+/* The backward without what the forward saved, and without inputs that only serve to find that again. */
+static void without_saved(const comparison *c) {
+    uint32_t saved = c->p->saved & c->present;
+    if (!saved) return;
+    proof_call call = {.pass = c->pass, .present = c->present & ~saved};
+    double *expected[VJP_MAX_SLOTS] = {0};
+    void *result[VJP_MAX_SLOTS] = {0};
+    if (proof_reference(c->p, c->ref, c->pass, call.present, expected) != VJP_OK) {
+        report(c, -1, "recomputed", INFINITY, 0, vjp_error(c->ref));
+    } else if (run(c, &call, "recomputed", result)) {
+        measure(c, result, expected, NULL, "recomputed");
+        /* Half of the saved is as good as nothing: all is computed again. */
+        uint32_t first = saved & -saved;
+        call.present |= first;
+        if (saved != first && !is_large(c->p)) run_same_bits(c, &call, result, "only the first statistic saved");
+        if (!is_large(c->p))
+            alone(&(comparison){c->plan,
+                                c->device,
+                                c->ref,
+                                c->p,
+                                c->pass,
+                                c->present & ~saved,
+                                {result[0], result[1], result[2], result[3]}});
+    }
+    free_all(result);
+    free_all((void **)expected);
+    for (int i = 0; i < VJP_MAX_SLOTS && !is_large(c->p); i++)
+        if (c->p->without & c->present & 1u << i) {
+            char variant[64];
+            snprintf(variant, sizeof variant, "saved, without %s", c->p->info->pass[c->pass].slots[i].name);
+            run_same_bits(c, &(proof_call){.pass = c->pass, .present = c->present & ~(1u << i)}, c->base, variant);
+        }
+}
+
+static void compare_pass(comparison *c) {
+    if (vjp_supports(c->device, c->p->setup.op, c->pass, c->p->storage) != VJP_OK) return;
+    double *expected[VJP_MAX_SLOTS] = {0};
+    for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++)
+        expected[i] = c->p->slot[c->pass][i].exact;
+    c->present = proof_present(c->p, c->pass);
+    if (run(c, &(proof_call){.pass = c->pass, .present = c->present}, "", c->base)) {
+        measure(c, c->base, expected, NULL, "");
+        if (!is_large(c->p)) {
+            alone(c);
+            accumulate(c);
+            in_place(c);
+        }
+        if (c->pass == VJP_BACKWARD) without_saved(c);
+    }
+    free_all(c->base);
+}
+
+static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device *ref, const proof_setup *setup,
+                         vjp_dtype storage) {
+    proof_problem problem;
+    char error[TEXT_ERROR];
+    comparison c = {.plan = plan, .device = device, .ref = ref, .p = &problem};
+    if (!proof_problem_make(&problem, ref, setup, storage, plan->seed, error)) {
+        problem.setup = *setup;
+        problem.info = vjp_op_describe(setup->op);
+        problem.storage = storage;
+        report(&c, -1, "", INFINITY, 0, error);
+        return;
+    }
+    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        c = (comparison){.plan = plan, .device = device, .ref = ref, .p = &problem, .pass = (vjp_pass)pass};
+        compare_pass(&c);
+    }
+    proof_problem_free(&problem);
+}
+
+/* In every storage type that the plan, the case and the device agree on. */
+static void compare_dtypes(const proof_plan *plan, vjp_device *device, vjp_device *ref, const proof_setup *setup) {
+    for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++) {
+        bool wanted = (plan->dtype < 0 || plan->dtype == dtype) && (setup->only >> dtype & 1);
+        bool supported = vjp_supports(device, setup->op, VJP_FORWARD, (vjp_dtype)dtype) == VJP_OK ||
+                         vjp_supports(device, setup->op, VJP_BACKWARD, (vjp_dtype)dtype) == VJP_OK;
+        if (wanted && supported) compare_case(plan, device, ref, setup, (vjp_dtype)dtype);
+    }
+}
+
+void proof_compare(const proof_plan *plan, vjp_device *device) {
+    vjp_device *ref = proof_open_ref();
+    for (size_t i = 0; i < proof_case_count; i++) {
+        proof_setup setup;
+        if (proof_plan_takes(plan, &proof_cases[i], &setup)) compare_dtypes(plan, device, ref, &setup);
+    }
+    vjp_close(ref);
+}
+
+void proof_compare_setup(const proof_plan *plan, vjp_device *device, const proof_setup *setup) {
+    vjp_device *ref = proof_open_ref();
+    compare_dtypes(plan, device, ref, setup);
+    vjp_close(ref);
+}

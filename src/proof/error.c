@@ -1,0 +1,116 @@
+/* How far a result is from what it should be. The rules: error.h. */
+#include "proof/error.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proof/values.h"
+
+static const double ELEMENT_FACTOR = 16; /* see error.h */
+
+/* How many products are summed in an element of linear's result. */
+static double linear_terms(const proof_problem *p, vjp_pass pass, int slot) {
+    const vjp_linear_attributes *attributes = (const void *)p->setup.attributes.bytes;
+    const vjp_tensor *a = NULL, *b = NULL;
+    for (size_t i = 0; i < p->info->pass[pass].count; i++) {
+        const proof_values *v = &p->slot[pass][i];
+        if (strcmp(v->slot->name, "a") == 0) a = &v->tensor;
+        if (strcmp(v->slot->name, "b") == 0) b = &v->tensor;
+    }
+    double k = (double)a->shape[a->ndim - 1];
+    double n = (double)b->shape[b->ndim - (attributes->transpose_b ? 2 : 1)];
+    double m = 1;
+    for (int i = b->ndim - 2; i < a->ndim - 1; i++)
+        m *= (double)a->shape[i];
+    if (pass == VJP_FORWARD) return k;
+    const char *name = p->slot[pass][slot].slot->name;
+    return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is no product: the usual bound */
+}
+
+/* The bound of a result in f32. */
+static double f32_bound(const proof_problem *p, vjp_pass pass, int slot) {
+    if (p->setup.bound > 0) return p->setup.bound;
+    bool narrow = p->storage == VJP_BF16 || p->storage == VJP_F16;
+    if (proof_is_adversarial(&p->setup) || narrow) return 1e-5;
+    if (strcmp(p->info->name, "linear") != 0) return 2e-6;
+    return 2e-6 * sqrt(linear_terms(p, pass, slot)) / 8;
+}
+
+double proof_bound(const proof_problem *p, vjp_pass pass, int slot) {
+    switch ((vjp_dtype)p->slot[pass][slot].tensor.dtype) {
+    case VJP_F32: return f32_bound(p, pass, slot);
+    case VJP_BF16: return 4e-3;
+    case VJP_F16: return 5e-4;
+    case VJP_F64: return 1e-12;
+    default: return 0;
+    }
+}
+
+/* Half a unit in the last place, of a number of size 1, and of the smallest ones. */
+static double half_unit(vjp_dtype dtype) {
+    return dtype == VJP_BF16 ? 0x1p-8 : dtype == VJP_F16 ? 0x1p-11 : 0;
+}
+
+static double smallest_half_unit(vjp_dtype dtype) {
+    return dtype == VJP_F16 ? 0x1p-25 : dtype == VJP_F64 ? 0 : 0x1p-134; /* bf16 and f32 alike */
+}
+
+static void say(proof_error *e, int64_t i, double is, double should) {
+    if (!e->why[0])
+        snprintf(e->why, sizeof e->why, "element %lld is %.9g; it should be %.9g", (long long)i, is, should);
+}
+
+proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const void *stored, const double *expected,
+                          const double *halfway) {
+    const proof_values *v = &p->slot[pass][slot];
+    vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
+    bool integer = v->slot->kind == VJP_KIND_ARGMAX;
+    proof_error e = {0};
+    double wrong = 0, off = 0, size = 0, norm;
+    int64_t finite = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        double want = expected[i], got = proof_get(stored, dtype, i);
+        if (!isfinite(want) || !isfinite(got)) {
+            /* What is too large for the dtype is stored as infinity. */
+            double stays = proof_rounded(want, dtype);
+            if (isnan(want) ? isnan(got) : got == stays) continue;
+            say(&e, i, got, want);
+            wrong++;
+            continue;
+        }
+        if (integer && got != want) say(&e, i, got, want), wrong++;
+        finite++;
+        off += (got - want) * (got - want);
+        size += want * want;
+    }
+    if (integer) {
+        e.relative = wrong;
+        return e;
+    }
+    /* Squares of numbers past 1e154 or so do not fit a double; no case has such a result. */
+    norm = sqrt(size);
+    e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : norm > 0 ? sqrt(off) / norm : INFINITY;
+    double rms = finite ? norm / sqrt((double)finite) : 0;
+    double unit = half_unit(dtype), least = smallest_half_unit(dtype) * (halfway ? 2 : 1);
+    double rest = ELEMENT_FACTOR * (dtype == VJP_F64 ? 1e-12 : f32_bound(p, pass, slot));
+    for (int64_t i = 0; i < v->count && !e.why[0]; i++) {
+        double want = expected[i], got = proof_get(stored, dtype, i);
+        if (!isfinite(want) || !isfinite(got)) continue;
+        double stored_size = fabs(want) + (halfway ? fabs(halfway[i]) : 0);
+        if (!(fabs(got - want) <= unit * stored_size + rest * fmax(fabs(want), rms) + least)) say(&e, i, got, want);
+    }
+    return e;
+}
+
+int64_t proof_different(const void *one, const void *other, vjp_dtype dtype, int64_t count) {
+    size_t size = vjp_dtype_size(dtype);
+    if (!count || memcmp(one, other, (size_t)count * size) == 0) return 0;
+    int64_t different = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (memcmp((const char *)one + (size_t)i * size, (const char *)other + (size_t)i * size, size) == 0) continue;
+        bool both = isnan(proof_get(one, dtype, i)) && isnan(proof_get(other, dtype, i));
+        different += !both;
+    }
+    return different;
+}

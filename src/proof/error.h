@@ -1,0 +1,38 @@
+/*
+ * How far a stored result is from what it should be, and how far it may be.
+ *
+ *   result in   relative L2 error                                    in the adversarial set
+ *   f32         2e-6; linear 2e-6 sqrt(K)/8, K terms a result;       1e-5
+ *               1e-5 where the tensors are of 16 bits
+ *   bf16        4e-3                                                 4e-3
+ *   f16         5e-4                                                 5e-4
+ *   f64         1e-12                                                1e-12
+ *
+ * An L2 norm over a million elements does not see one that is wrong in its third digit. So each element is held to
+ * a bound of its own, too: half a unit in its last place, plus 16 times the f32 bound of the larger of its size and the
+ * root mean square of all. (16: the worst of some million normally distributed errors is at 5 times their root mean
+ * square; the rest is room for rows that are worse conditioned than their neighbours.) NaN must be where NaN
+ * should be and nowhere else, infinities with their sign; integers are equal or wrong.
+ */
+#ifndef VJP_PROOF_ERROR_H
+#define VJP_PROOF_ERROR_H
+
+#include "proof/problem.h"
+
+enum { PROOF_WHY = 160 };
+
+typedef struct proof_error {
+    double relative;     /* L2; of integers: how many are wrong */
+    char why[PROOF_WHY]; /* "" unless an element breaks its own rule */
+} proof_error;
+
+double proof_bound(const proof_problem *problem, vjp_pass pass, int slot);
+
+/* `halfway`: what was stored on the way, and so rounded, too; NULL: nothing was. */
+proof_error proof_measure(const proof_problem *problem, vjp_pass pass, int slot, const void *stored,
+                          const double *expected, const double *halfway);
+
+/* Elements whose bits differ. Two NaN are equal: which of its operands' NaN a sum returns is not ours to say. */
+int64_t proof_different(const void *one, const void *other, vjp_dtype dtype, int64_t count);
+
+#endif

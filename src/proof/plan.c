@@ -1,0 +1,23 @@
+/* What every proof begins with: the oracle, and the rows of the table that the caller asked for. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proof/problem.h"
+
+vjp_device *proof_open_ref(void) {
+    vjp_device *ref;
+    if (vjp_open("ref", NULL, &ref) == VJP_OK) return ref;
+    fprintf(stderr, "proof: %s\n", ref ? vjp_error(ref) : "no memory for a device");
+    exit(1);
+}
+
+bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup) {
+    const vjp_op *op = vjp_op_find(row->op);
+    char error[TEXT_ERROR] = "there is no such op";
+    if (!op || !proof_setup_read(setup, op, row->text, error)) {
+        fprintf(stderr, "proof: %s %s: %s\n", row->op, row->text, error); /* a mistake in the table itself */
+        exit(1);
+    }
+    return (!plan->op || plan->op == op) && (!plan->quick || (row->marks & PROOF_QUICK));
+}

@@ -1,0 +1,74 @@
+/*
+ * A case made into numbers: for both passes of an op every tensor as it is stored, and the same numbers as doubles,
+ * which is what `ref` computes with. And the two ways to run it: on `ref` in f64, and on the device under proof with
+ * guards round every buffer.
+ */
+#ifndef VJP_PROOF_PROBLEM_H
+#define VJP_PROOF_PROBLEM_H
+
+#include "proof/cases.h"
+#include "proof/proof.h"
+
+/* The oracle. */
+vjp_device *proof_open_ref(void);
+
+/* Whether the plan asks for this row, which is then read into `setup`. */
+bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup);
+
+/* One tensor. Inputs have their numbers; outputs have what `ref` says (with all inputs given). */
+typedef struct proof_values {
+    const vjp_slot *slot;
+    vjp_tensor tensor; /* dtype and shape; no data */
+    int64_t count;
+    bool present;  /* false: the case leaves it out */
+    void *stored;  /* an input in its dtype */
+    double *exact; /* the same numbers, or ref's result; integers too */
+} proof_values;
+
+typedef struct proof_problem {
+    proof_setup setup;
+    const vjp_op_info *info;
+    vjp_dtype storage;
+    proof_values slot[VJP_PASS_COUNT][VJP_MAX_SLOTS];
+    uint32_t saved;   /* bit a slot of the backward: what the forward saves for it (mean, rstd, pre, argmax) */
+    uint32_t without; /* inputs of the backward that are not needed once those are there */
+} proof_problem;
+
+/* False: the case does not make sense, and `error` says why. */
+bool proof_problem_make(proof_problem *problem, vjp_device *ref, const proof_setup *setup, vjp_dtype storage,
+                        uint64_t seed, char error[TEXT_ERROR]);
+void proof_problem_free(proof_problem *problem);
+
+/* The same in two steps, for who wants no result of ref: shapes and dtypes alone, then the numbers of an input. */
+bool proof_problem_shape(proof_problem *problem, vjp_device *ref, const proof_setup *setup, vjp_dtype storage,
+                         char error[TEXT_ERROR]);
+void proof_problem_fill(proof_problem *problem, vjp_pass pass, int slot, uint64_t seed);
+
+/* The bits of all slots that the case has. */
+uint32_t proof_present(const proof_problem *problem, vjp_pass pass);
+
+/* Runs a pass on ref in f64 with the inputs of `present`. result[i] of each output in it: doubles to free(). */
+vjp_status proof_reference(const proof_problem *problem, vjp_device *ref, vjp_pass pass, uint32_t present,
+                           double *result[VJP_MAX_SLOTS]);
+
+/* How to run a pass on the device under proof. */
+typedef struct proof_call {
+    vjp_pass pass;
+    uint32_t present;              /* slots that are given */
+    void *const *initial;          /* accumulate onto these, where the slot can; NULL: overwrite poison */
+    int times;                     /* calls in a row; 0: one */
+    int alias_output, alias_input; /* this output is the same memory as that input; both 0: none */
+    int shift;                     /* elements by which each tensor is off a 64-byte boundary */
+} proof_call;
+
+enum { PROOF_FAULT = 256 };
+
+/*
+ * Uploads the inputs, poisons outputs and workspace with NaN and both sides of every buffer with guards, calls,
+ * downloads. result[i] of each output that is present: its stored bytes, to free(). `fault` says what was touched that
+ * should not have been: a guard, an input; "" if nothing was.
+ */
+vjp_status proof_run(const proof_problem *problem, vjp_device *device, const proof_call *call,
+                     void *result[VJP_MAX_SLOTS], char fault[PROOF_FAULT]);
+
+#endif

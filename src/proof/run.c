@@ -1,0 +1,155 @@
+/*
+ * Runs a pass on the device under proof through the public API alone, so that any device can be proved. Round every
+ * buffer lie guards; outputs and workspace hold NaN before the call. What a kernel leaves out, reads too early or
+ * writes too far shows.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proof/problem.h"
+#include "proof/values.h"
+
+/* All bits set is a NaN in every float type and -1 in every integer. */
+enum { GUARD = 128, GUARD_BYTE = 0xa5, POISON_BYTE = 0xff };
+
+typedef struct guarded {
+    void *data; /* the device's: guard, content, guard */
+    size_t before, bytes;
+    const void *content; /* what was uploaded; NULL: poison */
+} guarded;
+
+/* Uploads and comparisons go through blocks: a second copy of every large tensor would cost more than the call. */
+enum { BLOCK = 256 << 10 };
+
+static vjp_status upload_byte(vjp_device *device, void *data, size_t offset, int byte, size_t bytes) {
+    unsigned char *block = proof_memory(bytes < BLOCK ? bytes : BLOCK);
+    memset(block, byte, bytes < BLOCK ? bytes : BLOCK);
+    vjp_status status = VJP_OK;
+    for (size_t at = 0; at < bytes && status == VJP_OK; at += BLOCK)
+        status = vjp_upload(device, data, offset + at, block, bytes - at < BLOCK ? bytes - at : BLOCK);
+    free(block);
+    return status;
+}
+
+static vjp_status guarded_make(guarded *g, vjp_device *device, size_t bytes, size_t before, const void *content) {
+    *g = (guarded){.before = before, .bytes = bytes, .content = content};
+    vjp_status status = vjp_alloc(device, before + bytes + GUARD, &g->data);
+    if (status == VJP_OK) status = upload_byte(device, g->data, 0, GUARD_BYTE, before);
+    if (status == VJP_OK) status = upload_byte(device, g->data, before + bytes, GUARD_BYTE, GUARD);
+    if (status != VJP_OK || !bytes) return status;
+    if (!content) return upload_byte(device, g->data, before, POISON_BYTE, bytes);
+    return vjp_upload(device, g->data, before, content, bytes);
+}
+
+/* Whether memory on the device still holds `content`, or that byte all over. */
+static bool still_holds(vjp_device *device, const void *data, size_t offset, size_t bytes, const void *content,
+                        int byte) {
+    unsigned char *now = proof_memory(bytes < BLOCK ? bytes : BLOCK);
+    bool same = true;
+    for (size_t at = 0; at < bytes && same; at += BLOCK) {
+        size_t length = bytes - at < BLOCK ? bytes - at : BLOCK;
+        same = vjp_download(device, now, data, offset + at, length) == VJP_OK;
+        if (content) same = same && memcmp(now, (const unsigned char *)content + at, length) == 0;
+        for (size_t i = 0; !content && same && i < length; i++)
+            same = now[i] == byte;
+    }
+    free(now);
+    return same;
+}
+
+/* False if a guard (or, of an input, anything) has changed. An output is brought back. */
+static bool guarded_check(const guarded *g, vjp_device *device, bool input, void **content) {
+    bool good = still_holds(device, g->data, 0, g->before, NULL, GUARD_BYTE) &&
+                still_holds(device, g->data, g->before + g->bytes, GUARD, NULL, GUARD_BYTE);
+    if (input) good = good && still_holds(device, g->data, g->before, g->bytes, g->content, 0);
+    if (!content) return good;
+    *content = proof_memory(g->bytes);
+    return vjp_download(device, *content, g->data, g->before, g->bytes) == VJP_OK && good;
+}
+
+typedef struct run_state {
+    guarded slot[VJP_MAX_SLOTS], workspace;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    const vjp_tensor *tensors[VJP_MAX_SLOTS];
+} run_state;
+
+static bool is_aliased(const proof_call *call, size_t slot) {
+    return call->alias_input && (int)slot == call->alias_output;
+}
+
+static vjp_status make_buffers(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call) {
+    const vjp_pass_info *info = &p->info->pass[call->pass];
+    for (size_t i = 0; i < info->count; i++) {
+        const proof_values *v = &p->slot[call->pass][i];
+        if (!(call->present >> i & 1)) continue;
+        s->tensor[i] = v->tensor;
+        s->tensors[i] = &s->tensor[i];
+        if (is_aliased(call, i)) continue;
+        bool adds = i < info->outputs && call->initial && (v->slot->flags & VJP_SLOT_ACCUMULATES);
+        if (adds) s->tensor[i].flags = VJP_ACCUMULATE;
+        size_t size = vjp_dtype_size((vjp_dtype)v->tensor.dtype);
+        const void *content = adds ? call->initial[i] : v->stored; /* an output has nothing stored: poison */
+        vjp_status status =
+            guarded_make(&s->slot[i], device, (size_t)v->count * size, GUARD + (size_t)call->shift * size, content);
+        if (status != VJP_OK) return status;
+        s->tensor[i].data = s->slot[i].data;
+        s->tensor[i].offset = s->slot[i].before;
+    }
+    if (call->alias_input) {
+        s->tensor[call->alias_output].data = s->tensor[call->alias_input].data;
+        s->tensor[call->alias_output].offset = s->tensor[call->alias_input].offset;
+    }
+    return VJP_OK;
+}
+
+/* Exactly as much workspace as the pass asks for, poisoned and guarded behind (a handle cannot be moved on). */
+static vjp_status make_workspace(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call) {
+    size_t bytes = 0, count = p->info->pass[call->pass].count;
+    vjp_status status =
+        vjp_workspace_size(device, p->setup.op, call->pass, s->tensors, count, &p->setup.attributes, &bytes);
+    if (status != VJP_OK || !bytes) return status;
+    status = guarded_make(&s->workspace, device, bytes, 0, NULL);
+    if (status != VJP_OK) return status;
+    return vjp_set_workspace(device, s->workspace.data, bytes);
+}
+
+static void collect(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call,
+                    void *result[VJP_MAX_SLOTS], char fault[PROOF_FAULT]) {
+    const vjp_pass_info *info = &p->info->pass[call->pass];
+    for (size_t i = 0; i < info->count; i++) {
+        if (!(call->present >> i & 1) || is_aliased(call, i)) continue;
+        bool input = i >= info->outputs, overwritten = call->alias_input && (int)i == call->alias_input;
+        void **content = !input ? &result[i] : overwritten ? &result[call->alias_output] : NULL;
+        if (!guarded_check(&s->slot[i], device, input && !overwritten, content) && !fault[0])
+            snprintf(fault, PROOF_FAULT,
+                     input && !overwritten ? "%s, an input, or memory beside it was changed"
+                                           : "memory beside %s was written",
+                     info->slots[i].name);
+    }
+    if (s->workspace.data && !guarded_check(&s->workspace, device, false, NULL) && !fault[0])
+        snprintf(fault, PROOF_FAULT, "memory beside the %zu bytes of workspace was written", s->workspace.bytes);
+}
+
+vjp_status proof_run(const proof_problem *p, vjp_device *device, const proof_call *call, void *result[VJP_MAX_SLOTS],
+                     char fault[PROOF_FAULT]) {
+    size_t count = p->info->pass[call->pass].count;
+    run_state s;
+    memset(&s, 0, sizeof s);
+    memset(result, 0, VJP_MAX_SLOTS * sizeof result[0]);
+    fault[0] = 0;
+    vjp_status status = make_buffers(&s, p, device, call);
+    if (status == VJP_OK) status = make_workspace(&s, p, device, call);
+    for (int i = 0; status == VJP_OK && i < (call->times ? call->times : 1); i++)
+        status = vjp_call(device, p->setup.op, call->pass, s.tensors, count, &p->setup.attributes);
+    if (status == VJP_OK) status = vjp_synchronize(device);
+    if (status == VJP_OK)
+        collect(&s, p, device, call, result, fault);
+    else
+        snprintf(fault, PROOF_FAULT, "%s", vjp_error(device));
+    vjp_set_workspace(device, NULL, 0);
+    for (size_t i = 0; i < count; i++)
+        vjp_free(device, s.slot[i].data);
+    vjp_free(device, s.workspace.data);
+    return status;
+}

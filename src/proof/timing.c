@@ -1,0 +1,308 @@
+/*
+ * Times both passes of an op as training runs them: the forward saves what it can, the backward uses it and makes every
+ * gradient.
+ *
+ * The limit of an op that moves memory is its least bytes over the rate of the yardstick's copy. The limit of linear is
+ * the time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine
+ * for products that the device has), and the bytes of what stands between them over the copy's rate: the forward
+ * writes pre, the backward reads dy and pre and writes dpre.
+ *
+ * All parts of a round follow one another, so that a noisy neighbour slows the op and its limit alike, and the
+ * best of the rounds is kept of each.
+ */
+#include "proof/timing.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "cpu/cpu.h"
+#include "op/op.h"
+#include "proof/values.h"
+
+enum {
+    LEAST_ROUNDS = 3,
+    MOST_ROUNDS = 200,
+    FILL_BLOCK = 1 << 18, /* random elements that are laid out over and over: no kernel's time depends on them */
+};
+
+static const double MEASURABLE = 2e-4; /* seconds; shorter calls are repeated until they take this long */
+
+typedef struct bench {
+    vjp_device *device, *rival; /* rival: the device with its other engine for products; NULL: none */
+    proof_problem p;
+    vjp_tensor tensor[VJP_PASS_COUNT][VJP_MAX_SLOTS];
+    const vjp_tensor *tensors[VJP_PASS_COUNT][VJP_MAX_SLOTS];
+    void *owned[VJP_PASS_COUNT * VJP_MAX_SLOTS];
+    int owned_count;
+} bench;
+
+static int find_slot(const vjp_pass_info *pass, const char *name) {
+    for (size_t i = 0; i < pass->count; i++)
+        if (strcmp(pass->slots[i].name, name) == 0) return (int)i;
+    return -1;
+}
+
+/* ---- Buffers ----------------------------------------------------------------------------------------- */
+
+/*
+ * Ordinary numbers, but for linear's weights, which are as small as trained ones: a pre-activation of order sqrt(K) has
+ * a derivative among the denormals, where one operation takes the processor as long as a hundred others.
+ */
+static double scale_of(const bench *b, const char *name) {
+    if (b->p.setup.op->id != VJP_OP_LINEAR || strcmp(name, "b") != 0) return 1;
+    const vjp_tensor *a = &b->p.slot[VJP_FORWARD][LINEAR_A].tensor;
+    return 1 / sqrt(fmax(1, (double)a->shape[a->ndim - 1]));
+}
+
+static vjp_status fill_floats(bench *b, void *data, vjp_dtype dtype, int64_t count, const char *name) {
+    size_t size = vjp_dtype_size(dtype);
+    unsigned char *block = proof_memory(FILL_BLOCK * size);
+    proof_random random = proof_random_of(0, b->p.info->name, name, "bench");
+    double scale = scale_of(b, name);
+    for (int64_t i = 0; i < FILL_BLOCK; i++)
+        proof_put(block, dtype, i, scale * proof_random_normal(&random));
+    vjp_status status = VJP_OK;
+    for (int64_t at = 0; at < count && status == VJP_OK; at += FILL_BLOCK) {
+        int64_t length = count - at < FILL_BLOCK ? count - at : FILL_BLOCK;
+        status = vjp_upload(b->device, data, (uint64_t)at * size, block, (size_t)length * size);
+    }
+    free(block);
+    return status;
+}
+
+/* Every buffer is written before it is timed, outputs too: the first touch of a page is not the kernel's. */
+static vjp_status make_buffer(bench *b, vjp_pass pass, int slot) {
+    proof_values *v = &b->p.slot[pass][slot];
+    vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
+    size_t bytes = (size_t)v->count * vjp_dtype_size(dtype);
+    void *data = NULL;
+    vjp_status status = vjp_alloc(b->device, bytes, &data);
+    if (status != VJP_OK) return status;
+    b->owned[b->owned_count++] = data;
+    b->tensor[pass][slot].data = data;
+    const char *name = v->slot->name;
+    bool table = v->slot->kind == VJP_KIND_INDEX || strcmp(name, "cosine") == 0 || strcmp(name, "sine") == 0;
+    if (table) {
+        proof_problem_fill(&b->p, pass, slot, 0);
+        return vjp_upload(b->device, data, 0, v->stored, bytes);
+    }
+    if (v->slot->kind == VJP_KIND_ARGMAX) {
+        void *zeros = proof_memory(bytes);
+        status = vjp_upload(b->device, data, 0, zeros, bytes);
+        free(zeros);
+        return status;
+    }
+    return fill_floats(b, data, dtype, v->count, name);
+}
+
+/* One buffer a name: the backward reads the forward's own tensors, and what it has saved. */
+static vjp_status make_buffers(bench *b) {
+    for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+        for (size_t i = 0; i < b->p.info->pass[pass].count; i++) {
+            const proof_values *v = &b->p.slot[pass][i];
+            if (!v->present) continue;
+            b->tensor[pass][i] = v->tensor;
+            b->tensors[pass][i] = &b->tensor[pass][i];
+            int same = pass == VJP_BACKWARD ? find_slot(&b->p.info->pass[VJP_FORWARD], v->slot->name) : -1;
+            if (same >= 0) {
+                b->tensor[pass][i].data = b->tensor[VJP_FORWARD][same].data;
+                continue;
+            }
+            vjp_status status = make_buffer(b, (vjp_pass)pass, (int)i);
+            if (status != VJP_OK) return status;
+        }
+    return VJP_OK;
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------- */
+
+/* A call with some of the tensors and these attributes. */
+typedef struct timed_call {
+    vjp_device *device;
+    const vjp_op *op;
+    vjp_pass pass;
+    const vjp_tensor *tensors[VJP_MAX_SLOTS];
+    size_t count;
+    const void *attributes;
+    int repeats;
+    double best; /* seconds a call */
+} timed_call;
+
+static vjp_status run(const timed_call *c, int times) {
+    vjp_status status = VJP_OK;
+    for (int i = 0; i < times && status == VJP_OK; i++)
+        status = vjp_call(c->device, c->op, c->pass, c->tensors, c->count, c->attributes);
+    return status == VJP_OK ? vjp_synchronize(c->device) : status;
+}
+
+static void time_once(timed_call *c) {
+    double start = proof_seconds();
+    run(c, c->repeats);
+    double seconds = (proof_seconds() - start) / c->repeats;
+    if (seconds < c->best) c->best = seconds;
+}
+
+/* Warms up, and finds how often the call must be repeated to be measured. */
+static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, vjp_pass pass, uint32_t present,
+                            const void *attributes) {
+    *c = (timed_call){.device = device,
+                      .op = b->p.setup.op,
+                      .pass = pass,
+                      .count = b->p.info->pass[pass].count,
+                      .attributes = attributes,
+                      .repeats = 1,
+                      .best = INFINITY};
+    for (size_t i = 0; i < c->count; i++)
+        c->tensors[i] = present >> i & 1 ? b->tensors[pass][i] : NULL;
+    size_t workspace;
+    vjp_status status = vjp_workspace_size(device, c->op, pass, c->tensors, c->count, attributes, &workspace);
+    if (status == VJP_OK) status = vjp_reserve(device, workspace);
+    if (status == VJP_OK) status = run(c, 1);
+    if (status != VJP_OK) return status;
+    time_once(c);
+    if (c->best < MEASURABLE) c->repeats = (int)(MEASURABLE / fmax(c->best, 1e-8)) + 1;
+    c->best = INFINITY;
+    return VJP_OK;
+}
+
+/* The CPU's other engine for matrix products, with as many threads. */
+static vjp_device *open_rival(const vjp_device *device) {
+    if (strcmp(device->backend->name, "cpu") != 0) return NULL;
+    const cpu_state *state = device->state;
+    vjp_options options = {
+        .threads = state->threads, .instruction_set = state->isa, .matrix_products = state->blas ? "builtin" : "blas"};
+    vjp_device *rival;
+    if (vjp_open("cpu", &options, &rival) == VJP_OK) return rival;
+    vjp_close(rival);
+    return NULL;
+}
+
+/* ---- linear's products ------------------------------------------------------------------------------- */
+
+enum { PRODUCTS = 3, ENGINES = 2 }; /* y, da, db */
+
+typedef struct raw_products {
+    vjp_linear_attributes attributes;
+    timed_call call[PRODUCTS][ENGINES];
+    int engines;
+    double flops; /* of one product */
+} raw_products;
+
+static vjp_status make_products(raw_products *r, bench *b) {
+    const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
+    static const char *const outputs[PRODUCTS] = {"y", "da", "db"};
+    r->attributes = (vjp_linear_attributes){.transpose_b = own->transpose_b};
+    r->engines = b->rival ? ENGINES : 1;
+    for (int i = 0; i < PRODUCTS; i++)
+        for (int e = 0; e < r->engines; e++) {
+            vjp_pass pass = i == 0 ? VJP_FORWARD : VJP_BACKWARD;
+            const vjp_pass_info *info = &b->p.info->pass[pass];
+            uint32_t present =
+                1u << find_slot(info, outputs[i]) | 1u << find_slot(info, "a") | 1u << find_slot(info, "b");
+            if (pass == VJP_BACKWARD) present |= 1u << find_slot(info, "dy");
+            vjp_status status = call_make(&r->call[i][e], b, e ? b->rival : b->device, pass, present, &r->attributes);
+            if (status != VJP_OK) return status;
+        }
+    vjp_cost cost;
+    const timed_call *y = &r->call[0][0];
+    vjp_status status = vjp_least_cost(y->device, y->op, y->pass, y->tensors, y->count, y->attributes, &cost);
+    r->flops = cost.flops;
+    return status;
+}
+
+static double product_time(const raw_products *r, int product) {
+    double best = r->call[product][0].best;
+    return r->engines > 1 ? fmin(best, r->call[product][1].best) : best;
+}
+
+/* Bytes of the passes between the products. */
+static double between_bytes(const bench *b, vjp_pass pass) {
+    const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
+    if (own->activation == VJP_ACT_NONE) return 0;
+    int pre = find_slot(&b->p.info->pass[VJP_FORWARD], "pre");
+    const proof_values *v = &b->p.slot[VJP_FORWARD][pre];
+    double pre_bytes = (double)v->count * (double)vjp_dtype_size((vjp_dtype)v->tensor.dtype);
+    double dy_bytes = (double)v->count * (double)vjp_dtype_size(b->p.storage);
+    return pass == VJP_FORWARD ? pre_bytes : pre_bytes + 2 * dy_bytes;
+}
+
+/* ---- The run ----------------------------------------------------------------------------------------- */
+
+static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {
+    timed_call calls[VJP_PASS_COUNT];
+    raw_products products;
+    bool has_products = strcmp(b->p.info->name, "linear") == 0;
+    double bytes[VJP_PASS_COUNT];
+    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        timed_call *c = &calls[pass];
+        uint32_t present = proof_present(&b->p, (vjp_pass)pass);
+        vjp_status status = call_make(c, b, b->device, (vjp_pass)pass, present, &b->p.setup.attributes);
+        if (status != VJP_OK) return status;
+        vjp_cost cost;
+        status = vjp_least_cost(c->device, c->op, c->pass, c->tensors, c->count, c->attributes, &cost);
+        if (status != VJP_OK) return status;
+        bytes[pass] = cost.bytes;
+    }
+    if (has_products) {
+        vjp_status status = make_products(&products, b);
+        if (status != VJP_OK) return status;
+    }
+    double start = proof_seconds();
+    for (int round = 0; round < MOST_ROUNDS; round++) {
+        if (round >= LEAST_ROUNDS && proof_seconds() - start > budget) break;
+        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+            time_once(&calls[pass]);
+        for (int i = 0; has_products && i < PRODUCTS * products.engines; i++)
+            time_once(&products.call[i / products.engines][i % products.engines]);
+        /* A copy of what no cache holds takes much longer than a small call: a few of them are enough. */
+        if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
+            t->copy_rate = fmax(t->copy_rate, proof_yardstick_copy(yardstick));
+    }
+    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        t->seconds[pass] = calls[pass].best;
+        t->limit[pass] = yardstick ? bytes[pass] / t->copy_rate : NAN;
+        if (!has_products) continue;
+        double raw =
+            pass == VJP_FORWARD ? product_time(&products, 0) : product_time(&products, 1) + product_time(&products, 2);
+        double between = between_bytes(b, (vjp_pass)pass);
+        t->limit[pass] = between > 0 ? raw + (yardstick ? between / t->copy_rate : NAN) : raw;
+        t->product_rate = fmax(t->product_rate, products.flops * (pass == VJP_FORWARD ? 1 : 2) / raw);
+    }
+    return VJP_OK;
+}
+
+bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setup *setup, vjp_dtype storage,
+                double budget, proof_timing *timing, char error[TEXT_ERROR]) {
+    *timing = (proof_timing){0};
+    bench *b = proof_memory(sizeof *b);
+    b->device = device;
+    bool good = proof_problem_shape(&b->p, device, setup, storage, error);
+    if (good) {
+        if (strcmp(b->p.info->name, "linear") == 0) b->rival = open_rival(device);
+        good = make_buffers(b) == VJP_OK && time_all(b, yardstick, budget, timing) == VJP_OK;
+        if (!good) snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
+    }
+    for (int i = 0; i < b->owned_count; i++)
+        vjp_free(device, b->owned[i]);
+    if (b->rival) vjp_close(b->rival);
+    proof_problem_free(&b->p);
+    free(b);
+    return good;
+}
+
+double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]) {
+    proof_problem p;
+    if (!proof_problem_shape(&p, device, setup, storage, error)) return -1;
+    const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};
+    size_t count = p.info->pass[VJP_BACKWARD].count;
+    for (size_t i = 0; i < count; i++)
+        if (p.slot[VJP_BACKWARD][i].present) tensors[i] = &p.slot[VJP_BACKWARD][i].tensor;
+    vjp_cost cost;
+    if (vjp_least_cost(device, setup->op, VJP_BACKWARD, tensors, count, &setup->attributes, &cost) == VJP_OK)
+        return cost.bytes;
+    snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
+    return -1;
+}

@@ -1,0 +1,24 @@
+/*
+ * What a device is measured against: the rate at which it can copy memory, taken in the same run, with the same
+ * threads, over arrays that no cache holds. One implementation for each kind of device.
+ */
+#ifndef VJP_PROOF_YARDSTICK_H
+#define VJP_PROOF_YARDSTICK_H
+
+#include <stddef.h>
+
+#include "vjp.h"
+
+typedef struct proof_yardstick proof_yardstick;
+
+/* For arrays of `bytes` in all, half of them read and half written. NULL: this kind of device has no yardstick. */
+proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes);
+void proof_yardstick_close(proof_yardstick *yardstick);
+
+/* Copies once in every way the device has; bytes read and written a second, by the fastest. */
+double proof_yardstick_copy(proof_yardstick *yardstick);
+
+/* Seconds on a clock that only goes forward. */
+double proof_seconds(void);
+
+#endif
