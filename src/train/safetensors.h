@@ -1,0 +1,64 @@
+/*
+ * Files in the safetensors format: eight bytes of header length (little-endian), a JSON header that names each tensor
+ * with its dtype, shape and byte range, then the bytes of all tensors without gaps.
+ *
+ * Reading believes nothing: a file that breaks the format anywhere is refused with a sentence and holds no memory
+ * afterwards. Writing is atomic: under the final name stands either the old file or the whole new one.
+ */
+#ifndef VJP_TRAIN_SAFETENSORS_H
+#define VJP_TRAIN_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vjp.h"
+
+enum { SAFETENSORS_ERROR = 512 };
+
+typedef struct safetensors_tensor {
+    const char *name;
+    const char *type; /* as the file has it: "F32", "U8", ... */
+    int dtype;        /* a vjp_dtype, or -1: the format knows the type, vjp does not compute with it */
+    int ndim;         /* may be over VJP_MAX_DIMS; `shape` then holds the first ones */
+    int64_t shape[VJP_MAX_DIMS];
+    const void *data; /* the format aligns nothing: copy it where alignment matters */
+    size_t bytes;
+} safetensors_tensor;
+
+typedef struct safetensors_pair {
+    const char *key, *value;
+} safetensors_pair;
+
+/* All zero is an empty file, safe to free. */
+typedef struct safetensors_file {
+    safetensors_tensor *tensors; /* in the order of the header */
+    size_t count;
+    safetensors_pair *metadata;
+    size_t pairs;
+    char *header; /* what the texts above point into */
+    void *data;   /* NULL when the caller's memory was parsed */
+} safetensors_file;
+
+/* Reads a whole file into memory, its data aligned to 64 bytes. False: `error` has a sentence that begins with the
+ * path. */
+bool safetensors_read(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]);
+
+/* The same from memory, which must outlive `file`: the tensors point into it. */
+bool safetensors_parse(const void *bytes, size_t count, safetensors_file *file, char error[SAFETENSORS_ERROR]);
+
+void safetensors_free(safetensors_file *file);
+
+/* NULL if there is none of that name. */
+const safetensors_tensor *safetensors_find(const safetensors_file *file, const char *name);
+const char *safetensors_metadata(const safetensors_file *file, const char *key);
+
+/*
+ * Writes tensors (name, dtype, ndim, shape and data are read; type and bytes are not) and metadata. The header keeps
+ * their order; the data is laid out with the widest elements first, so that every tensor is aligned to its element
+ * although the format allows no gaps. A path that is no regular file (a pipe, a device) is written to directly.
+ */
+bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
+                       const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]);
+
+#endif
