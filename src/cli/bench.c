@@ -1,0 +1,295 @@
+/*
+ * vjp bench: the time of each op, forward and backward, beside the least time that this machine allows, which is
+ * measured in the same run.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "proof/timing.h"
+
+/*
+ * Shapes that people train with: GPT-2's width for layer_norm and embeddings, Llama's for rms_norm and rope, a
+ * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product. @ grows
+ * until the backward moves several times what the last-level cache holds. And a small one each, where the cost is
+ * the call's.
+ */
+static const struct {
+    const char *op, *text;
+} shapes[] = {
+    {"layer_norm", "x=[@,768]"},
+    {"layer_norm", "x=[1,64]"},
+    {"rms_norm", "x=[@,4096] -beta"},
+    {"rms_norm", "x=[1,64] -beta"},
+    {"group_norm", "x=[@,320,32,32] groups=32"},
+    {"group_norm", "x=[1,32,4,4] groups=8"},
+    {"rope", "x=[@,128,32,128] cosine=[128,64] -positions"},
+    {"rope", "x=[1,1,1,64] cosine=[1,32] -positions"},
+    {"cumsum", "x=[@,4096]"},
+    {"cumsum", "x=[1,64]"},
+    {"gather", "table=[16384,768] index=[@]"},
+    {"gather", "table=[64,64] index=[1]"},
+    {"maxpool2d", "x=[@,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32"},
+    {"maxpool2d", "x=[1,1,8,8] argmax=i32"},
+    {"linear", "a=[1024,1024] b=[1024,4096] activation=gelu_tanh"},
+    {"linear", "a=[1,64] b=[64,64]"},
+};
+
+enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
+
+/* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
+static const double CACHES = 4, QUICK_CACHES = 0.5;
+static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
+static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
+
+typedef struct bench_run {
+    vjp_device *device;
+    proof_yardstick *yardstick;
+    vjp_dtype dtype;
+    const char *device_name;
+    int64_t threads;
+    bool json, quick;
+    double target; /* bytes that a backward should move */
+    double copy_rate, product_rate;
+} bench_run;
+
+/* ---- Sizes ------------------------------------------------------------------------------------------- */
+
+static double cache_bytes(void) {
+    long bytes = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? (double)bytes : ASSUMED_CACHE;
+}
+
+static double free_bytes(void) {
+    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (double)pages * (double)size : 1e9;
+}
+
+/* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
+static double target_bytes(bool quick) {
+    double wanted = cache_bytes() * (quick ? QUICK_CACHES : CACHES);
+    return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
+}
+
+static void replace_at(const char *text, int64_t count, char out[TEXT]) {
+    const char *at = strchr(text, '@');
+    if (at)
+        snprintf(out, TEXT, "%.*s%lld%s", (int)(at - text), text, (long long)count, at + 1);
+    else
+        snprintf(out, TEXT, "%s", text);
+}
+
+static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,
+                          char error[TEXT_ERROR]) {
+    char sized[TEXT];
+    proof_setup setup;
+    replace_at(text, count, sized);
+    if (!proof_setup_read(&setup, op, sized, error)) return -1;
+    return proof_least_bytes(run->device, &setup, run->dtype, error);
+}
+
+/* Bytes grow along a line with @: two points tell where it reaches the target. */
+static bool size_text(const bench_run *run, const vjp_op *op, const char *text, char out[TEXT],
+                      char error[TEXT_ERROR]) {
+    double one = least_bytes(run, op, text, 1, error);
+    if (one < 0) return false;
+    int64_t count = 1;
+    if (strchr(text, '@')) {
+        double each = least_bytes(run, op, text, 2, error) - one;
+        if (each > 0) count = 1 + (int64_t)ceil((run->target - one) / each);
+        if (count < 1) count = 1;
+    }
+    replace_at(text, count, out);
+    return true;
+}
+
+/* ---- Printing ---------------------------------------------------------------------------------------- */
+
+enum { COLUMNS = 7 };
+
+static cli_column columns[COLUMNS] = {
+    {"op", 10, false},  {"pass", 8, false}, {"ms", 9, true},     {"limit", 9, true},
+    {"share", 5, true}, {"", BAR, false},   {"shape", 0, false},
+};
+
+/* "[####......]" in eighths of a character. */
+static void draw_bar(double share, char bar[4 * BAR + 1]) {
+    static const char *const parts[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+    int eighths = isfinite(share) ? (int)lround(fmin(fmax(share, 0), 1) * BAR * 8) : 0;
+    bar[0] = 0;
+    for (int i = 0; i < eighths / 8; i++)
+        strcat(bar, "█");
+    strcat(bar, parts[eighths % 8]);
+}
+
+static cli_colour colour_of(double share) {
+    return share >= 0.8 ? CLI_GREEN : share >= 0.5 ? CLI_YELLOW : CLI_RED;
+}
+
+static void milliseconds(double seconds, char text[32]) {
+    if (isfinite(seconds))
+        snprintf(text, 32, seconds < 1e-5 ? "%.6f" : seconds < 1e-3 ? "%.4f" : "%.2f", seconds * 1e3);
+    else
+        snprintf(text, 32, "-");
+}
+
+static void print_pass(const bench_run *run, const char *op, vjp_pass pass, const char *text, double seconds,
+                       double limit, bool small) {
+    double share = limit / seconds;
+    if (run->json) {
+        cli_json_begin();
+        cli_json_text("op", op);
+        cli_json_text("pass", text_pass_name(pass));
+        cli_json_text("shape", text);
+        cli_json_text("dtype", vjp_dtype_name(run->dtype));
+        cli_json_text("device", run->device_name);
+        cli_json_integer("threads", run->threads);
+        cli_json_real("ms", seconds * 1e3);
+        isfinite(limit) ? cli_json_real("limit_ms", limit * 1e3) : cli_json_null("limit_ms");
+        isfinite(limit) ? cli_json_real("of_limit", share) : cli_json_null("of_limit");
+        cli_json_end();
+        return;
+    }
+    char ms[32], limit_ms[32], share_text[32] = "-", bar[4 * BAR + 1] = "";
+    milliseconds(seconds, ms);
+    milliseconds(limit, limit_ms);
+    if (isfinite(share)) snprintf(share_text, sizeof share_text, "%.2f", share);
+    if (!small) draw_bar(share, bar);
+    cli_colour colour = small ? CLI_DIM : colour_of(share);
+    cli_cell cells[COLUMNS] = {{op, CLI_PLAIN},      {text_pass_name(pass), CLI_PLAIN},
+                               {ms, CLI_PLAIN},      {limit_ms, CLI_PLAIN},
+                               {share_text, colour}, {bar, colour},
+                               {text, CLI_DIM}};
+    cli_row(columns, COLUMNS, cells);
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------- */
+
+static bool bench_shape(bench_run *run, const vjp_op *op, const char *text, bool small, char error[TEXT_ERROR]) {
+    const char *name = vjp_op_describe(op)->name;
+    char sized[TEXT];
+    proof_setup setup;
+    proof_timing timing;
+    double budget = small ? SMALL_BUDGET : run->quick ? QUICK_BUDGET : BUDGET;
+    if (!size_text(run, op, text, sized, error) || !proof_setup_read(&setup, op, sized, error) ||
+        !proof_time(run->device, run->yardstick, &setup, run->dtype, budget, &timing, error))
+        return false;
+    run->copy_rate = fmax(run->copy_rate, timing.copy_rate);
+    run->product_rate = fmax(run->product_rate, timing.product_rate);
+    for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+        print_pass(run, name, (vjp_pass)pass, sized, timing.seconds[pass], timing.limit[pass], small);
+    return true;
+}
+
+/* The words after the op's name as one row: "x=[8192,1024]" "eps=0". */
+static void join(const cli_operands *operands, char text[TEXT]) {
+    text[0] = 0;
+    for (int i = 1; i < operands->count; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, TEXT - used, "%s%s", used ? " " : "", operands->item[i]);
+    }
+}
+
+static int bench_all(bench_run *run, const vjp_op *only, const char *own) {
+    char error[TEXT_ERROR];
+    int status = CLI_OK;
+    if (own[0]) {
+        if (bench_shape(run, only, own, false, error)) return CLI_OK;
+        return cli_misuse("bench", "%s", error);
+    }
+    for (int i = 0; i < SHAPES; i++) {
+        const vjp_op *op = vjp_op_find(shapes[i].op);
+        if (only && op != only) continue;
+        bool small = i % 2; /* each op's second row */
+        if (vjp_supports(run->device, op, VJP_BACKWARD, run->dtype) == VJP_OK &&
+            bench_shape(run, op, shapes[i].text, small, error))
+            continue;
+        if (vjp_supports(run->device, op, VJP_BACKWARD, run->dtype) != VJP_OK)
+            snprintf(error, sizeof error, "%s", vjp_error(run->device));
+        status = cli_fail("bench", "%s", error);
+    }
+    return status;
+}
+
+static void print_rates(const bench_run *run) {
+    if (run->json) return;
+    printf("\n");
+    if (run->copy_rate > 0)
+        printf("copy %.1f GB/s (read and written, best of ordinary and streaming stores)\n", run->copy_rate / 1e9);
+    else
+        printf("%s has no yardstick: its limits are not known\n", run->device_name);
+    if (run->product_rate > 0) printf("raw products %.1f GFLOP/s\n", run->product_rate / 1e9);
+}
+
+static int threads_of(const char *device, int64_t asked) {
+    if (strcmp(device, "cpu") != 0) return 1;
+    const char *variable = getenv("VJP_THREADS");
+    if (asked) return (int)asked;
+    return variable && *variable ? atoi(variable) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+int cli_bench(int argc, char **argv) {
+    cli_device_options on = CLI_DEVICE_DEFAULTS;
+    bench_run run = {.dtype = VJP_F32};
+    int dtype = -1;
+    const cli_option options[] = {
+        CLI_OPTION_DEVICE(on),
+        CLI_OPTION_THREADS(on),
+        {"dtype", 0, "T", "storage type: f32 (default), bf16, f16", CLI_DTYPE, &dtype, 0, 0},
+        {"quick", 0, NULL, "smaller tensors, fewer rounds: seconds in all", CLI_FLAG, &run.quick, 0, 0},
+    };
+    const cli_command command = {
+        .name = "bench",
+        .usage = "bench [OP [name=value ...]] [--device D] [--threads N] [--dtype T] [--quick]",
+        .about =
+            "Times each op, forward and backward, beside the least time that the machine allows:\n"
+            "  bytes   the least that the pass must move, over the rate of a copy\n"
+            "  linear  its raw products without bias and activation, by the faster engine, and the bytes of\n"
+            "          the pass between them (the forward's pre; the backward's dy, pre and dpre) over that rate\n"
+            "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
+            "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"
+            "shape an op shows what a call costs.",
+        .more = "Examples:\n"
+                "  vjp bench rms_norm --threads 1\n"
+                "  vjp bench layer_norm x=[8192,1024] -- -beta\n"
+                "Fields with --json: op, pass, shape, dtype, device, threads, ms, limit_ms, of_limit. Limits of a\n"
+                "device without a yardstick are null.\n",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &run.json,
+        .most_operands = -1,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_GO_ON) return status;
+    const vjp_op *op = NULL;
+    char own[TEXT];
+    if (operands.count && !(op = cli_find_op("bench", operands.item[0]))) return CLI_MISUSE;
+    join(&operands, own);
+    if (dtype == VJP_I32 || dtype == VJP_I64)
+        return cli_misuse("bench", "--dtype %s: storage is f32, bf16, f16 or f64", vjp_dtype_name((vjp_dtype)dtype));
+    if (dtype >= 0) run.dtype = (vjp_dtype)dtype;
+    run.device = cli_open("bench", &on);
+    if (!run.device) return CLI_FAILURE;
+    run.device_name = on.device;
+    run.threads = threads_of(on.device, on.threads);
+    run.target = target_bytes(run.quick);
+    run.yardstick = proof_yardstick_open(run.device, (size_t)run.target);
+    if (!run.json) {
+        char bytes[CLI_BYTES_TEXT];
+        printf("%s: %s; %s, tensors of a pass %s\n\n", on.device, vjp_device_summary(run.device),
+               vjp_dtype_name(run.dtype), cli_bytes(run.target, bytes));
+        cli_head(columns, COLUMNS);
+    }
+    status = bench_all(&run, op, own);
+    if (status != CLI_MISUSE) print_rates(&run);
+    proof_yardstick_close(run.yardstick);
+    vjp_close(run.device);
+    return status;
+}

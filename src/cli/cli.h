@@ -1,0 +1,161 @@
+/*
+ * What the subcommands of `vjp` share: exit statuses, options, opening a device, JSON and tables.
+ *
+ * A subcommand is one file with one entry, `int cli_<name>(int argc, char **argv)`, argv[0] being its name, listed in
+ * main.c. It describes its options in a cli_command, calls cli_parse(), works, and returns an exit status. Results go
+ * to stdout, everything else to stderr. main() flushes stdout at the end and turns a write error into status 1;
+ * cli_json_end() and cli_row() do so after each line, so that a long run stops when nobody can read it.
+ */
+#ifndef VJP_CLI_H
+#define VJP_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "vjp.h"
+
+enum { CLI_OK = 0, CLI_FAILURE = 1, CLI_MISUSE = 2 };
+
+int cli_info(int argc, char **argv);
+int cli_ops(int argc, char **argv);
+int cli_run(int argc, char **argv);
+int cli_check(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+
+/* ---- Options ----------------------------------------------------------------------------------------- */
+
+typedef enum cli_option_type {
+    CLI_FLAG,    /* bool: --quick */
+    CLI_TEXT,    /* const char *: --device cpu, --device=cpu */
+    CLI_INTEGER, /* int64_t within [least, most] */
+    CLI_DTYPE,   /* int: a vjp_dtype; initialise to -1 */
+    CLI_LIST     /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
+} cli_option_type;
+
+typedef struct cli_option {
+    const char *name;  /* without the dashes */
+    char letter;       /* 'o' for -o; 0: none */
+    const char *value; /* what the help calls its value: "N"; NULL for a flag */
+    const char *about;
+    cli_option_type type;
+    void *target;        /* set when the option is given, untouched otherwise */
+    int64_t least, most; /* of an integer */
+} cli_option;
+
+enum { CLI_LIST_MOST = 32 };
+
+typedef struct cli_list {
+    char *item[CLI_LIST_MOST]; /* parts of argv */
+    int count;
+} cli_list;
+
+typedef struct cli_command {
+    const char *name;
+    const char *usage; /* what follows "vjp ": "run OP.PASS IN.safetensors -o OUT.safetensors [name=value ...]" */
+    const char *about; /* what it does, as lines for the help */
+    const char *more;  /* printed after the options: examples; NULL: none */
+    const cli_option *options;
+    size_t option_count;
+    bool *json;         /* --json is an option of every subcommand; where it is noted */
+    int least_operands; /* arguments that are not options: how many */
+    int most_operands;  /* -1: any number */
+} cli_command;
+
+typedef struct cli_operands {
+    char **item;
+    int count;
+} cli_operands;
+
+/*
+ * Reads the command line. CLI_GO_ON: go on. Anything else is the exit status to return at once: --help was printed, or
+ * misuse was explained. Options and operands may be mixed; "--" ends the options.
+ */
+enum { CLI_GO_ON = -1 };
+int cli_parse(const cli_command *command, int argc, char **argv, cli_operands *operands);
+
+/* "vjp run: <sentence>" on stderr. Returns CLI_FAILURE. */
+int cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same with a hint at --help. Returns CLI_MISUSE. */
+int cli_misuse(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/*
+ * The usual options of a command that computes; put these first in its table:
+ *     cli_device_options on = CLI_DEVICE_DEFAULTS;
+ *     cli_option options[] = {CLI_OPTION_DEVICE(on), CLI_OPTION_THREADS(on), ...};
+ */
+typedef struct cli_device_options {
+    const char *device;
+    int64_t threads;
+} cli_device_options;
+
+#define CLI_DEVICE_DEFAULTS                                                                                            \
+    { .device = "cpu", .threads = 0 }
+#define CLI_OPTION_DEVICE(on)                                                                                          \
+    { "device", 0, "D", "ref, cpu, cuda:N, webgpu or metal; default cpu", CLI_TEXT, &(on).device, 0, 0 }
+#define CLI_OPTION_THREADS(on)                                                                                         \
+    { "threads", 0, "N", "threads of the cpu; default: one a core", CLI_INTEGER, &(on).threads, 1, 1024 }
+
+/* Opens that device. NULL after the reason has been printed: return CLI_FAILURE. */
+vjp_device *cli_open(const char *command, const cli_device_options *on);
+
+/* The op of that name. NULL after the misuse (with the nearest name) has been printed: return CLI_MISUSE. */
+const vjp_op *cli_find_op(const char *command, const char *name);
+
+/* ---- JSON: one object a line ------------------------------------------------------------------------- */
+
+/*
+ * Keys are NULL inside an array. Reals are printed so that they read back as the same double; NaN and the infinities,
+ * which JSON has no numbers for, as the strings "NaN", "Infinity" and "-Infinity" (Python's float() and JavaScript's
+ * Number() take them).
+ */
+void cli_json_begin(void);
+void cli_json_end(void);                                /* ends the line, too */
+void cli_json_text(const char *key, const char *value); /* NULL: null */
+void cli_json_real(const char *key, double value);
+void cli_json_integer(const char *key, int64_t value);
+void cli_json_boolean(const char *key, bool value);
+void cli_json_null(const char *key);
+void cli_json_shape(const char *key, int ndim, const int64_t *shape); /* [7,65] */
+void cli_json_object(const char *key);
+void cli_json_object_end(void);
+void cli_json_array(const char *key);
+void cli_json_array_end(void);
+
+/* ---- Tables for people ------------------------------------------------------------------------------- */
+
+typedef enum cli_colour { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_GREEN, CLI_YELLOW, CLI_RED, CLI_BLUE } cli_colour;
+
+/* The escape that starts a colour (CLI_PLAIN ends it); "" unless stdout is a terminal and NO_COLOR is not set. */
+const char *cli_paint(cli_colour colour);
+
+typedef struct cli_cell {
+    const char *text; /* UTF-8; NULL: empty */
+    cli_colour colour;
+} cli_cell;
+
+typedef struct cli_column {
+    const char *title;
+    int width;  /* at least; a wider cell pushes the rest of its row */
+    bool right; /* aligned to the right: numbers */
+} cli_column;
+
+/* Widens the columns so that these cells (and the titles) fit; for tables that are known before they are printed. */
+void cli_fit(cli_column *columns, int count, const cli_cell *cells);
+
+void cli_head(const cli_column *columns, int count);
+void cli_row(const cli_column *columns, int count, const cli_cell *cells);
+
+/* How many places on the screen a text takes. */
+int cli_width(const char *text);
+
+/* "1.5 MiB". */
+enum { CLI_BYTES_TEXT = 32 };
+const char *cli_bytes(double bytes, char text[CLI_BYTES_TEXT]);
+
+/* Flushes stdout; if it could not be written, says so and ends the program with CLI_FAILURE. */
+void cli_flush(void);
+
+#endif

@@ -1,0 +1,262 @@
+/*
+ * `vjp info`: what this machine and this build are, and which devices open here. A device that does not is part of
+ * the answer, with its reason, and no failure.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cpu/blas.h"
+#include "cpu/cpu.h"
+
+static const char *const device_names[] = {"ref", "cpu", "cuda:0", "webgpu", "metal"};
+static const char *const set_names[] = {"avx512", "avx2", "neon", "plain"};
+
+enum {
+    DEVICE_COUNT = sizeof device_names / sizeof device_names[0],
+    SET_COUNT = sizeof set_names / sizeof set_names[0],
+    CACHE_COUNT = 3
+};
+
+typedef struct machine {
+    char processor[128];
+    double cache[CACHE_COUNT]; /* bytes of L1d, L2, L3; 0: not known */
+    long cores;
+    double memory, memory_free;
+    const char *runs[SET_COUNT]; /* instruction sets, best first */
+    int run_count;
+} machine;
+
+/* The first line of a small file, without its end. */
+static bool read_line(const char *path, char *line, size_t bytes) {
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    bool ok = fgets(line, (int)bytes, file) != NULL;
+    fclose(file);
+    if (ok) line[strcspn(line, "\n")] = 0;
+    return ok;
+}
+
+static void find_processor(machine *m) {
+    snprintf(m->processor, sizeof m->processor, "unknown");
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (!file) return;
+    char line[256];
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':')) {
+            const char *value = strchr(line, ':') + 1;
+            snprintf(m->processor, sizeof m->processor, "%.120s", value + strspn(value, " "));
+            m->processor[strcspn(m->processor, "\n")] = 0;
+            break;
+        }
+    fclose(file);
+}
+
+static double cache_from_sys(int level) {
+    for (int index = 0; index < 8; index++) {
+        char path[96], text[64];
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
+        if (!read_line(path, text, sizeof text)) return 0;
+        if (atoi(text) != level) continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/type", index);
+        if (!read_line(path, text, sizeof text) || strcmp(text, "Instruction") == 0) continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        if (!read_line(path, text, sizeof text)) continue;
+        char *unit;
+        double size = strtod(text, &unit);
+        return *unit == 'K' ? size * 1024 : *unit == 'M' ? size * 1024 * 1024 : size;
+    }
+    return 0;
+}
+
+static void find_caches(machine *m) {
+    for (int level = 1; level <= CACHE_COUNT; level++) {
+        double bytes = cache_from_sys(level);
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+        static const int names[] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
+        long known = sysconf(names[level - 1]);
+        if (bytes == 0 && known > 0) bytes = (double)known;
+#endif
+        m->cache[level - 1] = bytes;
+    }
+}
+
+static void find_memory(machine *m) {
+    double page = (double)sysconf(_SC_PAGESIZE);
+#ifdef _SC_PHYS_PAGES
+    m->memory = page * (double)sysconf(_SC_PHYS_PAGES);
+#endif
+    /* What could be had without swapping, caches included: that is what a user wants to know. */
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    double kib;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) m->memory_free = kib * 1024;
+    if (file) fclose(file);
+}
+
+static void find_sets(machine *m) {
+    for (int i = 0; i < SET_COUNT; i++) {
+        vjp_options options = {.threads = 1, .instruction_set = set_names[i], .matrix_products = "builtin"};
+        options.workspace_bytes = 64;
+        vjp_device *device = NULL;
+        if (vjp_open("cpu", &options, &device) == VJP_OK) m->runs[m->run_count++] = set_names[i];
+        vjp_close(device);
+    }
+}
+
+/* The sentence without the device's name, which stands beside it already. */
+static const char *reason(const vjp_device *device, const char *name) {
+    const char *error = vjp_error(device);
+    size_t length = strlen(name);
+    bool named = strncmp(error, name, length) == 0 && strncmp(error + length, ": ", 2) == 0;
+    return named ? error + length + 2 : error;
+}
+
+/* NULL: the cpu did not open. */
+static const cpu_state *state_of(const vjp_device *cpu) {
+    return cpu->backend ? cpu->state : NULL;
+}
+
+static const char *pool_name(const cpu_state *state) {
+    return state->pool ? cpu_pool_name() : "none";
+}
+
+static void print_json(const machine *m, vjp_device *const *devices, const vjp_status *opened) {
+    const cpu_state *cpu = state_of(devices[1]);
+    cli_json_begin();
+    cli_json_text("version", vjp_version());
+    cli_json_text("processor", m->processor);
+    cli_json_text("instruction_set", cpu ? cpu->isa : NULL);
+    cli_json_array("instruction_sets");
+    for (int i = 0; i < m->run_count; i++)
+        cli_json_text(NULL, m->runs[i]);
+    cli_json_array_end();
+    cli_json_integer("cores", m->cores);
+    if (cpu)
+        cli_json_integer("threads", cpu->threads);
+    else
+        cli_json_null("threads");
+    cli_json_text("pool", cpu ? pool_name(cpu) : NULL);
+    cli_json_object("cache_bytes");
+    static const char *const levels[] = {"l1d", "l2", "l3"};
+    for (int i = 0; i < CACHE_COUNT; i++)
+        cli_json_integer(levels[i], (int64_t)m->cache[i]);
+    cli_json_object_end();
+    cli_json_integer("memory_bytes", (int64_t)m->memory);
+    cli_json_integer("memory_free_bytes", (int64_t)m->memory_free);
+    cli_json_text("blas", vjp_blas_name());
+    cli_json_text("matrix_products", !cpu ? NULL : cpu->blas ? vjp_blas_name() : "builtin");
+    cli_json_array("devices");
+    for (int i = 0; i < DEVICE_COUNT; i++) {
+        bool found = opened[i] == VJP_OK;
+        cli_json_object(NULL);
+        cli_json_text("name", device_names[i]);
+        cli_json_boolean("found", found);
+        cli_json_text("summary", found ? vjp_device_summary(devices[i]) : NULL);
+        cli_json_text("reason", found ? NULL : reason(devices[i], device_names[i]));
+        cli_json_object_end();
+    }
+    cli_json_array_end();
+    cli_json_end();
+}
+
+static void print_fact(const char *name, const char *value) {
+    printf("%-16s  %s\n", name, value);
+}
+
+static void print_machine(const machine *m, const cpu_state *cpu) {
+    char text[256], one[CLI_BYTES_TEXT], two[CLI_BYTES_TEXT];
+    print_fact("processor", m->processor);
+    size_t used = (size_t)snprintf(text, sizeof text, "%s; this processor runs", cpu ? cpu->isa : "none chosen");
+    for (int i = 0; i < m->run_count && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s %s", i ? "," : "", m->runs[i]);
+    print_fact("instruction set", text);
+    if (cpu)
+        snprintf(text, sizeof text, "%d on %ld core%s, pool: %s", cpu->threads, m->cores, m->cores == 1 ? "" : "s",
+                 pool_name(cpu));
+    else
+        snprintf(text, sizeof text, "%ld core%s", m->cores, m->cores == 1 ? "" : "s");
+    print_fact("threads", text);
+    used = 0;
+    text[0] = 0;
+    static const char *const levels[] = {"L1d", "L2", "L3"};
+    for (int i = 0; i < CACHE_COUNT; i++)
+        if (m->cache[i] > 0)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", levels[i],
+                                     cli_bytes(m->cache[i], one));
+    print_fact("caches", used ? text : "unknown");
+    snprintf(text, sizeof text, "%s, of which %s free", cli_bytes(m->memory, one), cli_bytes(m->memory_free, two));
+    print_fact("memory", m->memory_free > 0 ? text : cli_bytes(m->memory, one));
+    const char *blas = vjp_blas_name();
+    if (cpu && cpu->blas)
+        snprintf(text, sizeof text, "%s", blas);
+    else if (blas)
+        snprintf(text, sizeof text, "vjp's own; VJP_GEMM=blas chooses %s", blas);
+    else
+        snprintf(text, sizeof text, "vjp's own; built without BLAS");
+    print_fact("matrix products", text);
+}
+
+static void print_devices(vjp_device *const *devices, const vjp_status *opened) {
+    cli_column columns[] = {{"device", 0, false}, {"found", 0, false}, {"", 0, false}};
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass) cli_head(columns, 3);
+        for (int i = 0; i < DEVICE_COUNT; i++) {
+            bool found = opened[i] == VJP_OK;
+            cli_cell cells[] = {{device_names[i], CLI_BOLD},
+                                {found ? "yes" : "no", found ? CLI_GREEN : CLI_DIM},
+                                {found ? vjp_device_summary(devices[i]) : reason(devices[i], device_names[i]),
+                                 found ? CLI_PLAIN : CLI_DIM}};
+            if (pass)
+                cli_row(columns, 3, cells);
+            else
+                cli_fit(columns, 3, cells);
+        }
+    }
+}
+
+int cli_info(int argc, char **argv) {
+    bool json = false;
+    const cli_command command = {
+        .name = "info",
+        .usage = "info [--json]",
+        .about =
+            "Tells what vjp runs on: the processor and the instruction set that was chosen for it, threads, caches,\n"
+            "memory, who computes matrix products, and which devices open here, or why they do not.",
+        .more = "The environment chooses, too: VJP_ISA=avx512|avx2|neon|plain, VJP_THREADS=N, VJP_GEMM=blas|builtin.",
+        .json = &json,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_GO_ON) return status;
+
+    machine m = {.cores = sysconf(_SC_NPROCESSORS_ONLN)};
+    find_processor(&m);
+    find_caches(&m);
+    find_memory(&m);
+    find_sets(&m);
+    vjp_device *devices[DEVICE_COUNT];
+    vjp_status opened[DEVICE_COUNT];
+    bool handles = true;
+    for (int i = 0; i < DEVICE_COUNT; i++) {
+        opened[i] = vjp_open(device_names[i], NULL, &devices[i]);
+        handles = handles && devices[i];
+    }
+    if (!handles) {
+        status = cli_fail("info", "there is no memory for the devices' handles");
+    } else if (json) {
+        print_json(&m, devices, opened);
+        status = CLI_OK;
+    } else {
+        printf("%svjp %s%s\n\n", cli_paint(CLI_BOLD), vjp_version(), cli_paint(CLI_PLAIN));
+        print_machine(&m, state_of(devices[1]));
+        putchar('\n');
+        print_devices(devices, opened);
+        status = CLI_OK;
+    }
+    for (int i = 0; i < DEVICE_COUNT; i++)
+        vjp_close(devices[i]);
+    return status;
+}
