@@ -93,7 +93,7 @@ typedef struct vjp_options {
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512"; NULL: VJP_ISA if set, else the best */
     const char *matrix_products;   /* CPU: "builtin", "blas"; NULL: VJP_GEMM if set, else builtin */
-    size_t workspace_bytes;        /* reserved when opening; 0: 64 MiB */
+    size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */
 } vjp_options;
 
 /*

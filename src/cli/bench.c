@@ -40,7 +40,7 @@ static const struct {
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
 
 /* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
-static const double CACHES = 4, QUICK_CACHES = 0.5;
+static const double CACHES = 4, QUICK_CACHES = 2;
 static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
 static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
 

@@ -8,7 +8,7 @@
 
 #include "core/core.h"
 
-enum { DEFAULT_WORKSPACE = 64 << 20 }; /* untouched pages cost nothing; covers every shape of `vjp bench` */
+enum { DEFAULT_WORKSPACE = 128 << 20 }; /* untouched pages cost nothing; covers every shape of `vjp bench` */
 
 vjp_status vjp_device_create(const char *name, vjp_device **device) {
     *device = calloc(1, sizeof **device);

@@ -2,9 +2,10 @@
  * cumsum on the CPU: x as [outer, length, inner], running sums along length, from either end, an element's own value
  * left out or not. The backward is the same scan from the other end, which the sizes already say.
  *
- * What has been summed is carried in double, so a long axis loses nothing: 2^25 ones reach 33554432. Three ways:
+ * What has been summed is carried in double, so a long axis loses nothing: 2^25 ones reach 33554432. Four ways:
  *   lines    inner is 1: each vector is scanned within itself by shifts of 1, 2, 4 and 8 lanes, then the carry
  *            is added. Only the carry's one addition waits for the vector before.
+ *   packed   the same for lines shorter than a vector, several in one.
  *   columns  inner is 16 or more: sixteen running sums in double side by side, a block of columns at a time.
  *   short    the rest: a tile is made f32, scanned a number at a time in double, and written back.
  *
@@ -25,17 +26,17 @@ enum { WIDE_BLOCK = 256, NARROW_BLOCK = 64 };
 enum { ENOUGH_TASKS = 32 };
 
 /*
- * Bytes of x in a chunk of a cut axis, and chunks in a group. A group is 4 MiB (16 for columns, whose totals
- * cost more): small enough to be found again in 16 cores' second-level caches, large enough to be worth two wake-ups.
+ * Bytes of x in a chunk of a cut axis, and chunks in a group. A group is 16 MiB: small enough to be found again in the
+ * second-level caches of 16 cores, large enough to be worth two wake-ups.
  */
-enum { CHUNK_BYTES = 64 << 10, COLUMN_CHUNK_BYTES = 256 << 10, GROUP_CHUNKS = 64 };
+enum { CHUNK_BYTES = 64 << 10, GROUP_CHUNKS = 256 };
 
 /* Columns: rows asked for ahead. A row is often a page away from the next, where the hardware does not look. */
 enum { ROWS_AHEAD = 8 };
 
 enum { TILE = 1024 };
 
-typedef enum scan_way { SCAN_LINES, SCAN_COLUMNS, SCAN_SHORT } scan_way;
+typedef enum scan_way { SCAN_LINES, SCAN_PACKED, SCAN_COLUMNS, SCAN_SHORT } scan_way;
 
 typedef struct scan_call {
     vjp_cumsum_sizes s;
@@ -119,6 +120,51 @@ INLINE void scan_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
     }
 }
 
+/*
+ * Lines shorter than a vector, as many as it holds: the same shifts, where a lane takes only from its own line. Each
+ * line starts at zero, so there is nothing to carry.
+ */
+INLINE void scan_packed(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
+                        int64_t n, int64_t length) {
+    vf own[4]; /* all bits where the shift by 1, 2, 4, 8 stays in the line */
+    for (int k = 0; k < 4; k++) {
+        int32_t lanes[LANES];
+        for (int64_t i = 0; i < LANES; i++) {
+            int64_t place = reverse ? length - 1 - i % length : i % length;
+            lanes[i] = place >= 1 << k ? -1 : 0;
+        }
+        own[k] = vf_load(VJP_F32, lanes, 0);
+    }
+    int64_t step = LANES / length * length;
+    for (int64_t i = 0; i < n; i += step) {
+        int64_t count = n - i < step ? n - i : step;
+        vf sums = vf_load_part(dtype, x, i, count);
+        for (int k = 0; k < 4; k++) {
+            vf before = reverse ? vf_shift_down(sums, 1 << k) : vf_shift_up(sums, 1 << k);
+            sums = vf_add(sums, vi_as_vf(vi_and(vf_bits(before), vf_bits(own[k]))));
+        }
+        if (exclusive) {
+            vf before = reverse ? vf_shift_down(sums, 1) : vf_shift_up(sums, 1);
+            sums = vi_as_vf(vi_and(vf_bits(before), vf_bits(own[0])));
+        }
+        vf_write_part(mode, dtype, y, i, count, sums);
+    }
+}
+
+INLINE void scan_packed_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
+    const void *x = at(dtype, call->x, p->begin);
+    void *y = at_mutable(dtype, call->y, p->begin);
+    /* Only lines that fill the vector keep it aligned. */
+    bool aligned = LANES % call->s.length == 0 && vf_stream_aligned(dtype, y);
+    write_mode mode = call->mode == WRITE_STREAM && !aligned ? WRITE_PLAIN : call->mode;
+    switch (2 * call->s.reverse + call->s.exclusive) {
+    case 0: scan_packed(dtype, false, false, mode, y, x, p->rows, call->s.length); break;
+    case 1: scan_packed(dtype, false, true, mode, y, x, p->rows, call->s.length); break;
+    case 2: scan_packed(dtype, true, false, mode, y, x, p->rows, call->s.length); break;
+    default: scan_packed(dtype, true, true, mode, y, x, p->rows, call->s.length); break;
+    }
+}
+
 /* ---- Columns ----------------------------------------------------------------------------------------- */
 
 INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype) {
@@ -144,14 +190,14 @@ INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype)
 /* ---- Short ------------------------------------------------------------------------------------------- */
 
 /* Scans `rows` rows of a tile; `left` counts the rows until the next sequence begins and the sums start anew. */
-INLINE int64_t scan_tile(float *tile, int64_t rows, int64_t inner, double *sums, int64_t left, const scan_call *call) {
-    bool reverse = call->s.reverse, exclusive = call->s.exclusive;
+INLINE int64_t scan_tile(float *tile, int64_t rows, int64_t inner, double *sums, int64_t left, int64_t length,
+                         bool reverse, bool exclusive) {
     for (int64_t r = 0; r < rows; r++) {
         float *row = tile + (reverse ? rows - 1 - r : r) * inner;
         if (left == 0) {
             for (int64_t j = 0; j < inner; j++)
                 sums[j] = 0;
-            left = call->s.length;
+            left = length;
         }
         left--;
         for (int64_t j = 0; j < inner; j++) {
@@ -161,6 +207,26 @@ INLINE int64_t scan_tile(float *tile, int64_t rows, int64_t inner, double *sums,
         }
     }
     return left;
+}
+
+/* Known widths keep their sums in registers. */
+INLINE int64_t scan_tile_sized(float *tile, int64_t rows, const vjp_cumsum_sizes *s, double *sums, int64_t left,
+                               bool reverse, bool exclusive) {
+    switch (s->inner) {
+    case 2: return scan_tile(tile, rows, 2, sums, left, s->length, reverse, exclusive);
+    case 3: return scan_tile(tile, rows, 3, sums, left, s->length, reverse, exclusive);
+    case 4: return scan_tile(tile, rows, 4, sums, left, s->length, reverse, exclusive);
+    default: return scan_tile(tile, rows, s->inner, sums, left, s->length, reverse, exclusive);
+    }
+}
+
+static int64_t scan_any_tile(float *tile, int64_t rows, const vjp_cumsum_sizes *s, double *sums, int64_t left) {
+    switch (2 * s->reverse + s->exclusive) {
+    case 0: return scan_tile_sized(tile, rows, s, sums, left, false, false);
+    case 1: return scan_tile_sized(tile, rows, s, sums, left, false, true);
+    case 2: return scan_tile_sized(tile, rows, s, sums, left, true, false);
+    default: return scan_tile_sized(tile, rows, s, sums, left, true, true);
+    }
 }
 
 INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
@@ -177,14 +243,7 @@ INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
         float tile[TILE];
         for (int64_t i = 0; i < n; i += LANES)
             vf_store(VJP_F32, tile, i, vf_load_part(dtype, call->x, first + i, n - i));
-        /* Known widths keep their sums in registers. */
-        switch (inner) {
-        case 1: left = scan_tile(tile, rows, 1, sums, left, call); break;
-        case 2: left = scan_tile(tile, rows, 2, sums, left, call); break;
-        case 3: left = scan_tile(tile, rows, 3, sums, left, call); break;
-        case 4: left = scan_tile(tile, rows, 4, sums, left, call); break;
-        default: left = scan_tile(tile, rows, inner, sums, left, call); break;
-        }
+        left = scan_any_tile(tile, rows, &call->s, sums, left);
         if (p->total) continue;
         void *y = at_mutable(dtype, call->y, first);
         write_mode mode = call->mode == WRITE_STREAM && !vf_stream_aligned(dtype, y) ? WRITE_PLAIN : call->mode;
@@ -199,6 +258,7 @@ INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
 INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
     switch (call->way) {
     case SCAN_LINES: scan_lines(call, p, dtype); break;
+    case SCAN_PACKED: scan_packed_lines(call, p, dtype); break;
     case SCAN_COLUMNS: scan_columns(call, p, dtype); break;
     default: scan_short(call, p, dtype); break;
     }
@@ -227,7 +287,7 @@ static void rows_task(void *argument, size_t task) {
     const scan_call *call = argument;
     const vjp_cumsum_sizes *s = &call->s;
     int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
-    if (call->way == SCAN_SHORT) {
+    if (call->way == SCAN_SHORT || call->way == SCAN_PACKED) {
         scan_piece(call, &(piece){.begin = begin * s->length, .rows = (end - begin) * s->length, .width = s->inner});
     } else {
         int64_t blocks = (s->inner + call->block - 1) / call->block;
@@ -295,7 +355,10 @@ static void scan_chunks(const vjp_work *work, scan_call *call) {
 static scan_call plan(const vjp_work *work) {
     scan_call call = {.s = vjp_cumsum_sizes_of(work), .dtype = work->storage};
     const vjp_cumsum_sizes *s = &call.s;
-    call.way = s->inner >= LANES ? SCAN_COLUMNS : s->inner == 1 && s->length >= LANES ? SCAN_LINES : SCAN_SHORT;
+    call.way = s->inner >= LANES    ? SCAN_COLUMNS
+               : s->inner > 1       ? SCAN_SHORT
+               : s->length >= LANES ? SCAN_LINES
+                                    : SCAN_PACKED;
     call.block = s->inner;
     int64_t blocks = 1;
     if (call.way == SCAN_COLUMNS) {
@@ -307,7 +370,7 @@ static scan_call plan(const vjp_work *work) {
     if (s->outer * s->length * row == 0) return call;
     int64_t width = s->inner < call.block ? s->inner : call.block;
     call.cut = cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
-    int64_t chunk = (call.way == SCAN_COLUMNS ? COLUMN_CHUNK_BYTES : CHUNK_BYTES) / row / LANES * LANES;
+    int64_t chunk = CHUNK_BYTES / row / LANES * LANES;
     call.chunk = chunk < LANES ? LANES : chunk;
     bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;
     call.count = few ? (s->length + call.chunk - 1) / call.chunk : 0;
@@ -322,9 +385,10 @@ static vjp_status run(const vjp_work *work) {
     call.x = vjp_data(work, CUMSUM_X);
     int64_t bytes = s->outer * s->length * s->inner * (int64_t)dtype_bytes(call.dtype);
     if (!call.y || bytes == 0) return VJP_OK;
-    /* Short tiles look at their own alignment. */
-    bool aligned = vf_stream_aligned(call.dtype, call.y) &&
-                   (call.way == SCAN_SHORT || (call.way == SCAN_LINES ? s->length : s->inner) % LANES == 0);
+    /* Packed lines and short tiles look at their own alignment. */
+    bool aligned =
+        vf_stream_aligned(call.dtype, call.y) && (call.way == SCAN_SHORT || call.way == SCAN_PACKED ||
+                                                  (call.way == SCAN_LINES ? s->length : s->inner) % LANES == 0);
     call.mode = write_mode_of(work, CUMSUM_Y, bytes, aligned, call.x == call.y);
     call.totals = work->workspace;
     if (call.count)

@@ -6,10 +6,10 @@
  *   1. the table's rows are cut into ranges; chunks of the index count how many of theirs fall in each;
  *   2. each chunk writes its k behind those of the chunks before, range by range, so a range's list keeps its order;
  *   3. each range sorts its list by row, by counting, which keeps the order too;
- *   4. rows of dtable are summed, in f32 for a few repeats and in double for many; rows that nobody asked for are zero.
- * A row asked for very often (a padding token) would hold one task up: such rows are left out of 4, their lists are cut
- * into segments, each summed by itself in double, and the segments are added in order.
- * Nothing depends on the number of threads. The workspace is O(rows + count) numbers, and segments x inner doubles.
+ *   4. rows of dtable are summed, a few repeats at a time in f32 and those sums in double; rows nobody asked for are
+ * zero. A row asked for very often (a padding token) would hold one task up: such rows are left out of 4, their lists
+ * are cut into segments, each summed by itself in double, and the segments are added in order. Nothing depends on the
+ * number of threads. The workspace is O(rows + count) numbers, and segments x inner doubles.
  */
 #include "cpu/shuffle.h"
 #include "cpu/stream.h"
@@ -20,14 +20,14 @@ extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 /* Indices are converted this many at a time, and rows this small are copied without a call. */
 enum { INDEX_BLOCK = 128 };
 
-/* Up to so many repeats are added in f32 (error below 16 x 6e-8); more in double. */
+/* So many repeats are added in f32 (error below 16 x 6e-8), and such sums in double. */
 enum { FEW = 16 };
 
 /* Repeats that make a row hot, and the length of a segment: partial sums stay below 1/256 of dy's bytes in f32. */
 enum { HOT = 1024 };
 
 /* Columns summed together: their sums, f32 or double, stay in the first-level cache. */
-enum { SUM_COLUMNS = 2048 };
+enum { SUM_COLUMNS = 2048, ROWS_AT_ONCE = 8 };
 
 /* Rows of dy or the table asked for before they are needed: the beginning of the next one, or some whole small ones. */
 enum { PREFETCH_BYTES = 256, AHEAD = 16 };
@@ -250,41 +250,47 @@ static void sort_indices(const vjp_work *work, scatter_call *call) {
 /* ---- Backward: summing ------------------------------------------------------------------------------- */
 
 /*
- * Adds up to FEW rows of dy in f32, columns [column, column + width) with width at most SUM_COLUMNS. Rows are read one
- * after the other, not side by side: a row somewhere in memory comes at speed only once it is read from end to end.
+ * sums[j] = the sum of rows order[0..count) of dy, in that order, columns [column, column + width). A few rows are read
+ * at a time, each from end to end: a row somewhere in memory comes at speed only once it is read on and on.
  */
-INLINE void sum_few(const scatter_call *call, vjp_dtype dtype, vjp_dtype table_type, write_mode mode, void *to,
-                    const void *dy, const int64_t *order, int64_t count, int64_t column, int64_t width) {
-    int64_t inner = call->s.inner;
-    float sums[SUM_COLUMNS];
-    for (int64_t j = 0; j < width; j += LANES) {
-        vf first = count ? vf_load_part(dtype, dy, order[0] * inner + column + j, width - j) : vf_zero();
-        if (count <= 1)
-            vf_write_part(mode, table_type, to, column + j, width - j, first);
-        else
-            vf_store(VJP_F32, sums, j, first);
-    }
-    for (int64_t i = 1; i < count; i++)
+INLINE void add_rows(vjp_dtype dtype, float *sums, const void *dy, const int64_t *order, int64_t count, int64_t inner,
+                     int64_t column, int64_t width) {
+    for (int64_t i = 0; i < count; i += ROWS_AT_ONCE) {
+        int64_t n = count - i < ROWS_AT_ONCE ? count - i : ROWS_AT_ONCE;
         for (int64_t j = 0; j < width; j += LANES) {
-            vf sum =
-                vf_add(vf_load(VJP_F32, sums, j), vf_load_part(dtype, dy, order[i] * inner + column + j, width - j));
-            if (i < count - 1)
-                vf_store(VJP_F32, sums, j, sum);
-            else
-                vf_write_part(mode, table_type, to, column + j, width - j, sum);
+            vf sum = i ? vf_load(VJP_F32, sums, j) : vf_zero();
+            for (int64_t r = 0; r < n; r++)
+                sum = vf_add(sum, vf_load_part(dtype, dy, order[i + r] * inner + column + j, width - j));
+            vf_store(VJP_F32, sums, j, sum);
         }
+    }
 }
 
-/* Adds rows of dy in double, columns [column, column + width) with width at most SUM_COLUMNS. */
+/* Up to FEW rows of dy, columns [column, column + width) with width at most SUM_COLUMNS. */
+INLINE void sum_few(const scatter_call *call, vjp_dtype dtype, vjp_dtype table_type, write_mode mode, void *to,
+                    const void *dy, const int64_t *order, int64_t count, int64_t column, int64_t width) {
+    float sums[SUM_COLUMNS];
+    int64_t inner = call->s.inner;
+    if (count > 1) add_rows(dtype, sums, dy, order, count, inner, column, width);
+    for (int64_t j = 0; j < width; j += LANES) {
+        vf sum = count > 1    ? vf_load(VJP_F32, sums, j)
+                 : count == 1 ? vf_load_part(dtype, dy, order[0] * inner + column + j, width - j)
+                              : vf_zero();
+        vf_write_part(mode, table_type, to, column + j, width - j, sum);
+    }
+}
+
+/* Any number of rows: FEW at a time in f32, and those sums in double. */
 INLINE void sum_many(const scatter_call *call, vjp_dtype dtype, double *sums, const void *dy, const int64_t *order,
                      int64_t count, int64_t column, int64_t width) {
+    float few[SUM_COLUMNS];
     for (int64_t j = 0; j < width; j += LANES)
         vd_store(sums + j, vd_zero());
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < width; j += LANES) {
-            vf value = vf_load_part(dtype, dy, order[i] * call->s.inner + column + j, width - j);
-            vd_store(sums + j, vd_add(vd_load(sums + j), vd_of(value)));
-        }
+    for (int64_t i = 0; i < count; i += FEW) {
+        add_rows(dtype, few, dy, order + i, count - i < FEW ? count - i : FEW, call->s.inner, column, width);
+        for (int64_t j = 0; j < width; j += LANES)
+            vd_store(sums + j, vd_add(vd_load(sums + j), vd_of(vf_load(VJP_F32, few, j))));
+    }
 }
 
 /* Rows of fewer columns than a vector has lanes: a number at a time. */

@@ -402,6 +402,7 @@ static vjp_status run(const vjp_work *work) {
     group_norm call = call_of(work);
     const vjp_group_norm_sizes *s = &call.size;
     bool backward = work->pass == VJP_BACKWARD;
+    if (!call.out && !call.mean_out && !call.rstd_out && !call.dgamma.data && !call.dbeta.data) return VJP_OK;
     group_plan(&call, work->workspace);
     call.gamma_f32 = norm_parameter_read(call.gamma, 0, s->channels, 1, call.gamma_buffer);
     if (!backward) call.beta_f32 = norm_parameter_read(call.beta, 0, s->channels, 0, call.beta_buffer);

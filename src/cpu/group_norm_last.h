@@ -14,8 +14,8 @@
 #include "cpu/group_norm.h"
 
 /*
- * Rows that share each load and store of the column sums: in a task of a few columns as many as are added before a
- * flush, else so few that the hardware still follows them all. What comes next is fetched on the way.
+ * Rows that share each load and store of the column sums: with a few columns as many as are added before a flush, else
+ * so few that the hardware still follows them all (4 and 8 measure alike). What comes next is fetched on the way.
  */
 enum { LAST_ROWS = 4, LAST_NARROW = 8 * LANES };
 

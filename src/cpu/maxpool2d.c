@@ -4,8 +4,9 @@
  * order of the windows, in f32, and writes it once: no atomics, the same bits for any number of threads.
  *
  * Channels first goes by rows (maxpool2d_rows.h), vectors along a row of windows; 2 x 2 windows that tile the plane by
- * pairs of rows (maxpool2d_pairs.h). Channels last goes by pixels, vectors
- * along the channels; its backward, tile by tile of dx, adds each window's dy into the tile where its argmax is.
+ * pairs of rows (maxpool2d_pairs.h). Channels last goes by pixels, vectors along the channels; its backward, by tiles
+ * of dx, adds each window's dy into the tile where its argmax is.
+ * With a saved argmax there is nothing to find: dy is added, number by number, into tiles as wide as the plane.
  * Kernels too large for the rows, and planes past 2^31 elements, go by tiles too, an element at a time.
  *
  * A saved argmax is taken to lie in its window, as the forward wrote it; one that does not may be left out.
@@ -140,6 +141,73 @@ INLINE void backward_channels(const pool_call *call, size_t task, vjp_dtype dtyp
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
+/* ---- Any layout, with a saved argmax ------------------------------------------------------------------ */
+
+/* Numbers of dy and of the argmax that are made f32 and int64 at a time. */
+enum { SAVED_BLOCK = 256 };
+
+/* Tiles as wide as the plane: a place in the plane is then a place in the tile, without a division. */
+static bool saved_fits(const vjp_maxpool2d_sizes *s) {
+    return s->width <= (s->channels_last ? TILE_ROWS * TILE_COLUMNS : TILE_FLOATS);
+}
+
+/* Adds n numbers of dy, from element `from` on, to the places that won them; `base` is the tile's first. */
+INLINE void add_saved(const pool_call *call, vjp_dtype dtype, vjp_dtype argmax_type, float *sums, int64_t base,
+                      int64_t places, int64_t from, int64_t n, int64_t place_step, int64_t lane_step) {
+    for (int64_t i = 0; i < n; i += SAVED_BLOCK) {
+        int64_t count = n - i < SAVED_BLOCK ? n - i : SAVED_BLOCK;
+        float dy[SAVED_BLOCK];
+        for (int64_t j = 0; j < count; j += LANES)
+            vf_store(VJP_F32, dy, j, vf_load_part(dtype, call->dy, from + i + j, count - j));
+        for (int64_t j = 0; j < count; j++) {
+            int64_t index = argmax_type == VJP_I32 ? ((const int32_t *)call->saved)[from + i + j]
+                                                   : ((const int64_t *)call->saved)[from + i + j];
+            uint64_t place = (uint64_t)(index - base);
+            if (place < (uint64_t)places) sums[(int64_t)place * place_step + (i + j) * lane_step] += dy[j];
+        }
+    }
+}
+
+/* Items are tiles: of one plane, or of one image and TILE_CHANNELS channels. */
+INLINE void backward_saved_typed(const pool_call *call, size_t task, vjp_dtype dtype, vjp_dtype argmax_type) {
+    const vjp_maxpool2d_sizes *s = &call->s;
+    float *sums = call->tiles + (int64_t)task * call->tile_floats;
+    int64_t tiles = tiles_of(call), plane = s->height * s->width, windows = s->out_height * s->out_width;
+    int64_t blocks = (s->channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+        tile t = tile_at(call, s->channels_last ? item / blocks % tiles : item % tiles);
+        int64_t base = t.top * s->width, places = t.rows * s->width, first = t.down.begin * s->out_width;
+        int64_t count = t.down.end > t.down.begin ? (t.down.end - t.down.begin) * s->out_width : 0;
+        if (!s->channels_last) {
+            memset(sums, 0, (size_t)places * sizeof sums[0]);
+            int64_t from = item / tiles * windows + first, to = item / tiles * plane + base;
+            add_saved(call, dtype, argmax_type, sums, base, places, from, count, 1, 0);
+            for (int64_t i = 0; i < places; i += LANES)
+                vf_write_part(call->mode, dtype, call->dx, to + i, places - i,
+                              vf_load_part(VJP_F32, sums, i, places - i));
+            continue;
+        }
+        int64_t c = item % blocks * TILE_CHANNELS, image = item / blocks / tiles;
+        int64_t n = s->channels - c < TILE_CHANNELS ? s->channels - c : TILE_CHANNELS;
+        memset(sums, 0, (size_t)(places * TILE_CHANNELS) * sizeof sums[0]);
+        for (int64_t w = 0; w < count; w++)
+            add_saved(call, dtype, argmax_type, sums, base, places, (image * windows + first + w) * s->channels + c, n,
+                      TILE_CHANNELS, 1);
+        for (int64_t e = 0; e < places; e++)
+            for (int64_t i = 0; i < n; i += LANES)
+                vf_write_part(call->mode, dtype, call->dx, (image * plane + base + e) * s->channels + c + i, n - i,
+                              vf_load(VJP_F32, sums, e * TILE_CHANNELS + i));
+    }
+    if (call->mode == WRITE_STREAM) vf_stream_done();
+}
+
+INLINE void backward_saved(const pool_call *call, size_t task, vjp_dtype dtype) {
+    if (call->argmax_type == VJP_I32)
+        backward_saved_typed(call, task, dtype, VJP_I32);
+    else
+        backward_saved_typed(call, task, dtype, VJP_I64);
+}
+
 /* ---- Any layout and kernel, an element at a time ----------------------------------------------------- */
 
 /* Element e of plane (image, channel) of a tensor with `plane` elements a plane is first + e * step. */
@@ -230,7 +298,9 @@ INLINE void forward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
 }
 
 INLINE void backward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
-    if (pairs_fit(&call->s) && !call->saved)
+    if (call->saved && saved_fits(&call->s))
+        backward_saved(call, task, dtype);
+    else if (pairs_fit(&call->s) && !call->saved)
         backward_pairs(call, task, dtype);
     else if (channels_fit(&call->s))
         backward_channels(call, task, dtype);
@@ -312,6 +382,16 @@ static pool_call plan(const vjp_work *work) {
     const vjp_maxpool2d_sizes *s = &call.s;
     int64_t element = (int64_t)dtype_bytes(work->storage), planes = s->batch * s->channels;
     if (planes * s->height * s->width == 0) return call;
+    if (work->tensor[MAXPOOL2D_B_ARGMAX] && saved_fits(s)) {
+        int64_t channels = s->channels_last ? TILE_CHANNELS : 1, rows = TILE_FLOATS / channels / s->width;
+        call.tile_w = s->width;
+        call.tile_h = rows < s->height ? rows : s->height;
+        call.tile_floats = TILE_FLOATS;
+        int64_t each = s->channels_last ? s->batch * ((s->channels + channels - 1) / channels) : planes;
+        call.cut =
+            cpu_cut_items(each * tiles_of(&call), 2 * call.tile_w * call.tile_h * channels * element, MOST_TILE_TASKS);
+        return call;
+    }
     if (pairs_fit(s) && !work->tensor[MAXPOOL2D_B_ARGMAX]) {
         call.cut = cpu_cut_items(planes * s->out_height, 5 * s->width * element, CPU_MOST_TASKS);
         return call;
@@ -349,7 +429,7 @@ static vjp_status backward(const vjp_work *work) {
     bool aligned =
         (s->channels_last ? s->channels : s->width) % LANES == 0 && vf_stream_aligned(work->storage, call.dx);
     call.mode = write_mode_of(work, MAXPOOL2D_B_DX, bytes, aligned, false);
-    bool by_rows = rows_fit(s) && (call.saved || !pairs_fit(s));
+    bool by_rows = rows_fit(s) && !(call.saved ? saved_fits(s) : pairs_fit(s));
     cpu_for(work, call.cut.count, by_rows ? backward_by_rows : tasks[work->storage], &call);
     return VJP_OK;
 }

@@ -49,13 +49,18 @@ INLINE vf load_padded(vjp_dtype dtype, const void *row, int64_t n, int64_t i) {
     if (i >= 0 && i + LANES <= n) return vf_load(dtype, row, i);
     vf outside = vf_set(-INFINITY);
     if (i >= n || i + LANES <= 0) return outside;
-    if (i >= 0) return vf_select(vi_below(n - i), vf_load_part(dtype, row, i, n - i), outside);
+    /* Whole vectors around the edge, put in place through memory: far cheaper than a partial load. */
     float lanes[3 * LANES];
-    int64_t inside = i + LANES < n ? i + LANES : n;
+    if (n >= LANES) {
+        vf_store(VJP_F32, lanes, i < 0 ? 0 : LANES, outside);
+        vf_store(VJP_F32, lanes, i < 0 ? -i : 0, vf_load(dtype, row, i < 0 ? 0 : n - LANES));
+        return vf_load(VJP_F32, lanes, i < 0 ? 0 : i - (n - LANES));
+    }
     vf_store(VJP_F32, lanes, 0, outside);
     vf_store(VJP_F32, lanes, LANES, outside);
-    vf_store_part(VJP_F32, lanes, -i, inside, vf_load_part(dtype, row, 0, inside));
-    return vf_load(VJP_F32, lanes, 0);
+    vf_store(VJP_F32, lanes, 2 * LANES, outside);
+    vf_store(VJP_F32, lanes, LANES, vf_select(vi_below(n), vf_load_part(dtype, row, 0, n), outside));
+    return vf_load(VJP_F32, lanes, LANES + i);
 }
 
 /* Begins a block: windows [first, first + count), where some may lie outside the row of windows. */

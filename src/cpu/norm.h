@@ -240,8 +240,8 @@ INLINE norm_statistics norm_statistics_exact(vjp_dtype dtype, const void *x, int
 typedef enum norm_store { NORM_WRITE, NORM_ADD, NORM_STREAM } norm_store;
 
 /*
- * How an output of `bytes` is stored by a call that moves `total` bytes. Streaming pays once what the call moves
- * cannot stay in the last-level cache anyway.
+ * How an output is stored by a call that moves `total` bytes. Streaming pays once what the call moves cannot stay in
+ * the last-level cache anyway.
  */
 INLINE norm_store norm_store_of(const vjp_work *work, int slot, bool in_place, double total) {
     if (vjp_accumulates(work, slot)) return NORM_ADD;

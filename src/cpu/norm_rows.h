@@ -323,7 +323,7 @@ static inline void norm_rows_backward(void *argument, size_t task) {
         p.dbeta = dbeta;
         p.x = norm_rows_at(call, call->x, row * dim);
         p.dy = norm_rows_at(call, call->dy, row * dim);
-        for (int64_t r = 0; r < p.rows; r++)
+        for (int64_t r = 0; r < p.rows && (call->out || dgamma); r++) /* dbeta alone needs no xh */
             p.scale[r] = norm_scale_of(norm_rows_statistics(call, row + r));
         call->by_dtype(&p);
         int64_t ahead = end - row >= 2 * p.rows ? p.rows * dim : 0;
@@ -551,6 +551,7 @@ static inline void norm_wide_run(norm_rows *call) {
 static inline vjp_status norm_rows_run(norm_rows *call) {
     int64_t dim = call->size.dim;
     bool is_short = dim < LANES;
+    if (!call->out && !call->mean_out && !call->rstd_out && !call->dgamma.data && !call->dbeta.data) return VJP_OK;
     norm_rows_plan(call, call->work->workspace);
     if (call->wide) {
         norm_wide_run(call);

@@ -292,7 +292,8 @@ CONVERT native_f native_load_f16(const uint16_t *from) {
 /* Round to nearest even in the bits; a NaN is made quiet instead of rounded into Inf. */
 INLINE native_i native_round_bf16(native_f a) {
     native_i bits = (native_i)a;
-    native_i rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    typedef uint32_t native_u __attribute__((vector_size(NATIVE_LANES * 4)));
+    native_i rounded = (native_i)((native_u)bits + 0x7fff + (((native_u)bits >> 16) & 1)); /* a NaN may wrap */
     native_i nan = (native_i)(a != a);
     return ((nan & (bits | 0x400000)) | (~nan & rounded)) >> 16;
 }

@@ -1,0 +1,38 @@
+# The two commands that a newcomer needs are `make run` and `make test`; CMake does the work underneath.
+BUILD  ?= build
+PREFIX ?= /usr/local
+CMAKE_FLAGS ?=
+
+.PHONY: all run test docs install clean
+
+all: $(BUILD)/CMakeCache.txt
+	@cmake --build $(BUILD) --parallel
+
+# Ninja where it is there; what CMake takes by itself otherwise.
+$(BUILD)/CMakeCache.txt:
+	@cmake -S . -B $(BUILD) $(if $(shell command -v ninja),-G Ninja) $(CMAKE_FLAGS)
+
+# Installs what is missing, builds, and shows what was built: the machine, the proof, the speed.
+run:
+	@scripts/setup run
+	@$(MAKE) --no-print-directory $(BUILD)/CMakeCache.txt
+	@cmake --build $(BUILD) --parallel --target vjp vjp_shared
+	@echo; $(BUILD)/vjp info
+	@echo; $(BUILD)/vjp check --quick >$(BUILD)/check.txt; status=$$?; \
+		grep -E '^[a-z]+: |FAILED ' $(BUILD)/check.txt | grep -v checks; tail -n 1 $(BUILD)/check.txt; \
+		echo "every output with its error and bound: $(BUILD)/check.txt"; exit $$status
+	@echo; $(BUILD)/vjp bench --quick
+
+test:
+	@scripts/setup test
+	@scripts/test
+
+# Fills the generated regions of README.md and docs/ from the program that was just built.
+docs: all
+	@scripts/docs
+
+install: all
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+clean:
+	@rm -rf $(BUILD)

@@ -1,0 +1,72 @@
+/*
+ * Lesson 04: what happens when a call is wrong.
+ *
+ * Nothing dramatic: the library never aborts and never prints. The call returns a status, vjp_error() has a sentence
+ * that names the op, the tensor and the numbers, and none of your memory was touched, because every check comes
+ * before the first write. So an error can be handled where it happens, and the next call works as if nothing had been.
+ *
+ * The lesson makes seven mistakes, prints the sentence of each, and looks at the output after every one of them.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <vjp.h>
+
+static float x[64], out[64], parameter[8];
+static const float untouched = -123.5f;
+static int wrong;
+
+static void expect_refusal(const vjp_device *device, const char *mistake, vjp_status status) {
+    int clean = 1;
+    for (int i = 0; i < 64; i++)
+        clean = clean && out[i] == untouched;
+    printf("%s\n  %s: %s%s\n", mistake, vjp_status_name(status), vjp_error(device), clean ? "" : "  WROTE SOMETHING");
+    wrong += status == VJP_OK || !clean || !vjp_error(device)[0];
+}
+
+static vjp_tensor of(void *data, vjp_dtype dtype, int64_t rows, int64_t columns) {
+    return vjp_tensor_of(data, dtype, 2, (int64_t[]){rows, columns});
+}
+
+int main(void) {
+    for (int i = 0; i < 64; i++)
+        out[i] = untouched;
+    vjp_device *device;
+
+    vjp_status status = vjp_open("abacus", NULL, &device);
+    expect_refusal(device, "a device that does not exist", status);
+    vjp_close(device); /* a device that failed to open is closed like any other */
+
+    if (vjp_open("cpu", NULL, &device) != VJP_OK) return fprintf(stderr, "%s\n", vjp_error(device)), 1;
+
+    vjp_tensor tx = of(x, VJP_F32, 8, 8), ty = of(out, VJP_F32, 8, 8);
+    vjp_tensor seven = vjp_tensor_of(parameter, VJP_F32, 1, (int64_t[]){7});
+    status = vjp_layer_norm_forward(device, &ty, NULL, NULL, &tx, &seven, NULL, 1, 1e-5);
+    expect_refusal(device, "gamma is one element short", status);
+
+    status = vjp_layer_norm_forward(device, &ty, NULL, NULL, NULL, NULL, NULL, 1, 1e-5);
+    expect_refusal(device, "the input was forgotten", status);
+
+    status = vjp_group_norm_forward(device, &ty, NULL, NULL, &tx, NULL, NULL, 3, VJP_CHANNELS_FIRST, 1e-5);
+    expect_refusal(device, "8 channels in 3 groups", status);
+
+    const int32_t indices[] = {0, 7, 8, 1};
+    vjp_tensor tindex = vjp_tensor_of((void *)indices, VJP_I32, 1, (int64_t[]){4});
+    vjp_tensor four = of(out, VJP_F32, 4, 8);
+    status = vjp_gather_forward(device, &four, &tx, &tindex, 0);
+    expect_refusal(device, "row 8 of a table of 8", status);
+
+    vjp_tensor shifted = of(out, VJP_F32, 7, 8), source = of(out + 8, VJP_F32, 7, 8);
+    status = vjp_cumsum_forward(device, &shifted, &source, -1, 0, 0);
+    expect_refusal(device, "input and output overlap by halves", status);
+
+    vjp_tensor half = of(out, VJP_F16, 8, 8);
+    status = vjp_cumsum_forward(device, &half, &tx, -1, 0, 0);
+    expect_refusal(device, "f32 in, f16 out", status);
+
+    /* And the device is none the worse for it. */
+    status = vjp_layer_norm_forward(device, &ty, NULL, NULL, &tx, NULL, NULL, 1, 1e-5);
+    printf("then a right call: %s\n", vjp_status_name(status));
+    wrong += status != VJP_OK || out[0] == untouched;
+    vjp_close(device);
+    return wrong != 0;
+}

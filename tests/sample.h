@@ -1,0 +1,71 @@
+/*
+ * One right call of every op and pass, in memory with guards around every tensor: what the tests then break, count,
+ * repeat or hash. A sample tells the shapes of the forward's inputs; all others come from vjp_infer() and the naming
+ * rule of vjp_op_info (dx is shaped like x, dy like y).
+ */
+#ifndef VJP_TESTS_SAMPLE_H
+#define VJP_TESTS_SAMPLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vjp.h"
+
+enum { SAMPLE_INPUTS = 4, SAMPLE_ATTRIBUTE_BYTES = 256, SAMPLE_GUARD = 64 };
+
+typedef struct sample {
+    const char *op;
+    const char *attributes; /* "groups=2 layout=channels_last" */
+    struct {
+        const char *name;
+        int ndim;
+        int64_t shape[VJP_MAX_DIMS];
+    } input[SAMPLE_INPUTS]; /* the forward's inputs that shapes come from, and optional ones that shall be there */
+    int64_t index_limit;    /* indices, positions and argmax are drawn from [0, index_limit) */
+} sample;
+
+/* A call under test: tensors by slot, each inside `block`, between guards. */
+typedef struct call {
+    const vjp_op *op;
+    const vjp_op_info *info;
+    vjp_pass pass;
+    size_t count;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    const vjp_tensor *pointer[VJP_MAX_SLOTS];
+    int64_t attributes[SAMPLE_ATTRIBUTE_BYTES / 8];
+    unsigned char *block;
+    size_t block_bytes;
+} call;
+
+/* A small sample for each op, with every optional input present. */
+const sample *sample_find(const char *op);
+
+/* One that is cut into many tasks, so that threads have something to do. */
+const sample *sample_find_large(const char *op);
+
+typedef struct sample_types {
+    vjp_dtype storage, parameter, index;
+} sample_types;
+
+/* Fills `made`; false if the op's table and the sample contradict each other. `device` is for vjp_infer() alone. */
+bool call_make(call *made, vjp_device *device, const sample *from, vjp_pass pass, sample_types types, uint64_t seed);
+void call_free(call *made);
+
+vjp_status call_run(vjp_device *device, const call *made);
+
+/* The slot of that name, or -1. */
+int call_slot(const call *made, const char *name);
+
+/* Sets "name=value"; false if the op has no such attribute. */
+bool call_set_attribute(call *made, const char *name, const char *value);
+
+/* FNV-1a of all bytes of a slot's tensor, which must be packed. */
+uint64_t call_hash(const call *made, size_t slot);
+size_t call_bytes(const vjp_tensor *tensor);
+
+/* Writes a number as the dtype holds it. */
+void call_put(const vjp_tensor *tensor, int64_t element, double value);
+double call_get(const vjp_tensor *tensor, int64_t element);
+
+#endif

@@ -1,0 +1,109 @@
+/*
+ * Activations and their derivatives, a number at a time. A norm over a whole tensor hides what happens far out: there
+ * tanh' is 1e-8 and less, and 1 - t * t has lost every digit without moving the norm. Here each derivative of its own
+ * is held against ref, from 1e-30 to 1e30 on both sides, through linear with a single weight of 1.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "vjp.h"
+
+enum { MOST = 4096 };
+
+/*
+ * Near 0 there are zero crossings, where only the absolute error means something; from FAR on every value is a small
+ * tail or close to 1, and must have its own digits. Values that f32 holds with fewer digits are left out.
+ */
+static const double FAR = 6, RELATIVE = 2e-5, ABSOLUTE = 1e-6, SMALLEST = 1e-30;
+
+static int fill(float *x) {
+    int n = 0;
+    x[n++] = 0;
+    for (double magnitude = 1e-30; magnitude < 2e30 && n + 2 <= MOST;
+         magnitude *= magnitude < 1e-2 || magnitude > 200 ? 2 : 1.01) {
+        x[n++] = (float)magnitude;
+        x[n++] = (float)-magnitude;
+    }
+    return n;
+}
+
+/* y and da of act(x * 1), dy = 1. */
+static void run(const char *name, vjp_dtype dtype, vjp_activation activation, int n, void *x, void *one, void *dy,
+                void *y, void *da) {
+    vjp_device *device;
+    assert_int_equal(vjp_open(name, &(vjp_options){.threads = 2}, &device), VJP_OK);
+    vjp_tensor a = vjp_tensor_of(x, dtype, 2, (int64_t[]){n, 1}), b = vjp_tensor_of(one, dtype, 2, (int64_t[]){1, 1});
+    vjp_tensor up = vjp_tensor_of(dy, dtype, 2, (int64_t[]){n, 1}), out = vjp_tensor_of(y, dtype, 2, (int64_t[]){n, 1});
+    vjp_tensor down = vjp_tensor_of(da, dtype, 2, (int64_t[]){n, 1});
+    assert_int_equal(vjp_linear_forward(device, &out, NULL, &a, &b, NULL, activation, 0), VJP_OK);
+    assert_int_equal(vjp_linear_backward(device, &down, NULL, NULL, &up, &a, &b, NULL, NULL, activation, 0, 0), VJP_OK);
+    vjp_close(device);
+}
+
+static int compare(const char *what, int activation, int n, const float *x, const float *have, const double *want) {
+    int failed = 0;
+    for (int i = 0; i < n; i++) {
+        double error = fabs((double)have[i] - want[i]), size = fabs(want[i]);
+        double bound = RELATIVE * size + (fabs((double)x[i]) < FAR ? ABSOLUTE : 0);
+        if (size < SMALLEST) bound = SMALLEST; /* what f32 flushes or rounds to few digits */
+        if (error <= bound) continue;
+        if (failed++ < 5)
+            print_error("activation %d, %s at %g: %.9g, not %.9g\n", activation, what, (double)x[i], (double)have[i],
+                        want[i]);
+    }
+    return failed;
+}
+
+static void every_activation(void **state) {
+    (void)state;
+    static float x[MOST], dy[MOST], y[MOST], da[MOST];
+    static double exact_x[MOST], exact_dy[MOST], exact_y[MOST], exact_da[MOST];
+    float one = 1;
+    double exact_one = 1;
+    int n = fill(x), failed = 0;
+    assert_true(n > 1000);
+    for (int i = 0; i < n; i++) {
+        exact_x[i] = x[i];
+        exact_dy[i] = dy[i] = 1;
+    }
+    for (int activation = VJP_ACT_NONE; activation <= VJP_ACT_TANH; activation++) {
+        run("cpu", VJP_F32, (vjp_activation)activation, n, x, &one, dy, y, da);
+        run("ref", VJP_F64, (vjp_activation)activation, n, exact_x, &exact_one, exact_dy, exact_y, exact_da);
+        failed += compare("y", activation, n, x, y, exact_y);
+        failed += compare("derivative", activation, n, x, da, exact_da);
+    }
+    assert_int_equal(failed, 0);
+}
+
+/* What is known without an oracle. */
+static void known_values(void **state) {
+    (void)state;
+    static const char *const names[] = {"cpu", "ref"};
+    float x[] = {0, -0.0f, 1e30f, -1e30f, INFINITY, -INFINITY, 20}, one = 1, dy[] = {1, 1, 1, 1, 1, 1, 1}, y[7], da[7];
+    for (int d = 0; d < 2; d++) {
+        run(names[d], VJP_F32, VJP_ACT_RELU, 7, x, &one, dy, y, da);
+        assert_true(da[0] == 0 && da[1] == 0 && da[2] == 1 && da[3] == 0); /* relu'(0) = 0 */
+        static const int squashed[] = {VJP_ACT_GELU_TANH, VJP_ACT_GELU_ERF, VJP_ACT_SILU};
+        for (int k = 0; k < 3; k++) {
+            run(names[d], VJP_F32, (vjp_activation)squashed[k], 7, x, &one, dy, y, da);
+            assert_true(fabs((double)da[0] - 0.5) < 1e-6 && da[2] == 1 && da[3] == 0 && da[4] == 1 && da[5] == 0);
+            assert_true(y[0] == 0 && y[2] == 1e30f && y[3] == 0 && y[4] == INFINITY);
+        }
+        run(names[d], VJP_F32, VJP_ACT_TANH, 7, x, &one, dy, y, da);
+        assert_true(da[0] == 1 && da[2] == 0 && fabs((double)da[6] / (4 * exp(-40)) - 1) < 1e-5);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_activation), cmocka_unit_test(known_values)};
+    return cmocka_run_group_tests_name("activations", tests, NULL, NULL);
+}

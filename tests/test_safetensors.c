@@ -1,0 +1,424 @@
+/*
+ * The safetensors reader and writer: what is written reads back the same, each way to break the format is refused
+ * with its own sentence, thousands of random damages crash nothing, and a failed write leaves the old file alone.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "train/safetensors.h"
+
+#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
+
+/* ---- A folder of our own ----------------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/test_safetensors.XXXXXX";
+
+static int make_folder(void **state) {
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    DIR *entries = opendir(folder);
+    char path[512];
+    for (struct dirent *e; entries && (e = readdir(entries));) {
+        snprintf(path, sizeof path, "%s/%.255s", folder, e->d_name);
+        if (e->d_name[0] != '.') unlink(path);
+    }
+    if (entries) closedir(entries);
+    return rmdir(folder);
+}
+
+static const char *path_of(const char *name, char path[256]) {
+    snprintf(path, 256, "%s/%s", folder, name);
+    return path;
+}
+
+static int files_in_folder(void) {
+    int count = 0;
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; (e = readdir(entries));)
+        count += e->d_name[0] != '.';
+    closedir(entries);
+    return count;
+}
+
+/* ---- Files in memory --------------------------------------------------------------------------------- */
+
+/* A file of this header and `data_bytes` bytes of data 0, 1, 2, ... */
+static unsigned char *make_file(const char *header, size_t header_bytes, size_t data_bytes, size_t *size) {
+    *size = 8 + header_bytes + data_bytes;
+    unsigned char *bytes = calloc(1, *size + 1);
+    assert_non_null(bytes);
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (unsigned char)((uint64_t)header_bytes >> (8 * i));
+    memcpy(bytes + 8, header, header_bytes);
+    for (size_t i = 0; i < data_bytes; i++)
+        bytes[8 + header_bytes + i] = (unsigned char)i;
+    return bytes;
+}
+
+/* ---- What is refused --------------------------------------------------------------------------------- */
+
+#define A(shape, offsets) "\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define B(shape, offsets) "\"b\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+
+static const struct {
+    const char *header;
+    size_t data_bytes;
+    const char *says; /* part of the sentence; NULL: the file is good */
+} headers[] = {
+    /* good */
+    {"{}", 0, NULL},
+    {"{} \n\t ", 0, NULL},
+    {"{" A("[2]", "[0,8]") "}", 8, NULL},
+    {"{ \"a\" : { \"shape\" : [ 2 , 1 ] , \"data_offsets\" : [ 0 , 8 ] , \"dtype\" : \"F32\" } }", 8, NULL},
+    {"{" A("[]", "[0,4]") "}", 4, NULL},
+    {"{" A("[0,9223372036854775807]", "[0,0]") "}", 0, NULL},
+    {"{" B("[1]", "[4,8]") "," A("[1]", "[0,4]") "}", 8, NULL},
+    {"{" A("[0]", "[4,4]") "," B("[1]", "[0,4]") "}", 4, NULL},
+    {"{\"__metadata__\":{\"k\":\"v\",\"l\":\"\"}," A("[1]", "[0,4]") "}", 4, NULL},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3, NULL},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,2]}}", 2, NULL},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, NULL},
+    {"{\"\\u00e9\\n\\ud83d\\ude00\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, NULL},
+    /* JSON */
+    {"", 0, "does not begin with {"},
+    {" {}", 0, "does not begin with {"},
+    {"[]", 0, "does not begin with {"},
+    {"{", 0, "ends where"},
+    {"{}x", 0, "goes on behind its end"},
+    {"{\"a\"}", 0, "colon"},
+    {"{\"a\":1}", 0, "{ of a tensor"},
+    {"{\"a", 0, "end of a string"},
+    {"{\"a\\", 0, "unknown escape"},
+    {"{\"a\\q\":{}}", 0, "unknown escape"},
+    {"{\"\\u12\":{}}", 0, "hexadecimal"},
+    {"{\"\\ud800\":{}}", 0, "surrogate"},
+    {"{\"\\ud800\\u0041\":{}}", 0, "surrogate"},
+    {"{\"\\udc00\":{}}", 0, "surrogate"},
+    {"{\"\\u0000\":{}}", 0, "zero character"},
+    {"{\"\x01\":{}}", 0, "control character"},
+    {"{\"\xff\":{}}", 0, "UTF-8"},
+    {"{\"\xc0\x80\":{}}", 0, "UTF-8"},
+    {"{\"\xed\xa0\x80\":{}}", 0, "UTF-8"},
+    {"{\"\xe2\x82", 0, "UTF-8"},
+    {"{" A("[2]", "[0,8]") ","
+                           "}",
+     8, "name of a tensor"},
+    {"{" A("[2]", "[0,8]") B("[0]", "[8,8]") "}", 8, "comma or }"},
+    {"{" A("[2,]", "[0,8]") "}", 8, "size of 0 or more"},
+    {"{" A("[2 1]", "[0,8]") "}", 8, "comma or ]"},
+    {"{" A("[-2]", "[0,8]") "}", 8, "size of 0 or more"},
+    {"{" A("[2.0]", "[0,8]") "}", 8, "comma or ]"},
+    {"{" A("[02]", "[0,8]") "}", 8, "leading zero"},
+    {"{" A("[2]", "[0,8,9]") "}", 8, "] of data_offsets"},
+    {"{" A("[2]", "[0]") "}", 8, "comma"},
+    {"{" A("[99999999999999999999]", "[0,8]") "}", 8, "past 2^63"},
+    {"{\"__metadata__\":[]}", 0, "{ of __metadata__"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, "text of __metadata__"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "two entries __metadata__"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two metadata keys \"k\""},
+    /* tensors */
+    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\" has no dtype"},
+    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "\"a\" has no shape"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "\"a\" has no data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "two entries \"dtype\""},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "unknown entry \"x\""},
+    {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "does not know"},
+    {"{\"a\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "does not know"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, "no whole bytes"},
+    {"{" A("[4294967296,4294967296]", "[0,8]") "}", 8, "overflows"},
+    {"{" A("[4611686018427387904]", "[0,0]") "}", 0, "overflows"},
+    {"{" A("[3]", "[0,8]") "}", 8, "12 bytes by its shape and dtype, but 8"},
+    {"{" A("[2]", "[8,0]") "}", 8, "end before they begin"},
+    {"{" A("[1]", "[0,4]") "," A("[1]", "[4,8]") "}", 8, "two tensors \"a\""},
+    {"{" A("[1]", "[0,4]") ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
+     "two tensors \"a\""},
+    /* data */
+    {"{" A("[2]", "[0,8]") "," B("[2]", "[4,12]") "}", 12, "inside \"a\""},
+    {"{" A("[2]", "[0,8]") "," B("[2]", "[0,8]") "}", 8, "inside \"a\""},
+    {"{" A("[2]", "[0,8]") "," B("[1]", "[12,16]") "}", 16, "bytes 8 to 12 of the data belong to no tensor"},
+    {"{" A("[2]", "[4,12]") "}", 12, "bytes 0 to 4 of the data belong to no tensor"},
+    {"{" A("[2]", "[0,8]") "}", 7, "7 of 8 bytes"},
+    {"{" A("[2]", "[0,8]") "}", 9, "9 instead of 8 bytes"},
+    {"{}", 1, "1 instead of 0 bytes"},
+};
+
+static void test_headers(void **state) {
+    (void)state;
+    char path[256], error[SAFETENSORS_ERROR], from_memory[SAFETENSORS_ERROR];
+    path_of("header", path);
+    for (size_t i = 0; i < COUNT(headers); i++) {
+        size_t size;
+        unsigned char *bytes = make_file(headers[i].header, strlen(headers[i].header), headers[i].data_bytes, &size);
+        FILE *out = fopen(path, "wb");
+        assert_int_equal(fwrite(bytes, 1, size, out), size);
+        fclose(out);
+        safetensors_file file;
+        error[0] = from_memory[0] = 0;
+        bool ok = safetensors_parse(bytes, size, &file, from_memory);
+        if (ok) safetensors_free(&file);
+        bool read_ok = safetensors_read(path, &file, error);
+        if (read_ok) safetensors_free(&file);
+        bool expected = !headers[i].says;
+        if (ok != expected || read_ok != expected) fail_msg("%s: %s", headers[i].header, error);
+        if (!expected && (!strstr(from_memory, headers[i].says) || !strstr(error, headers[i].says)))
+            fail_msg("%s: \"%s\" does not say \"%s\"", headers[i].header, error, headers[i].says);
+        if (!expected) assert_ptr_equal(strstr(error, path), error);
+        free(bytes);
+    }
+    unlink(path);
+}
+
+/* Every shorter prefix of a good file, and header lengths that lie. */
+static void test_truncated(void **state) {
+    (void)state;
+    const char *header = "{" A("[2]", "[0,8]") "," B("[1]", "[8,12]") "}";
+    size_t size;
+    unsigned char *bytes = make_file(header, strlen(header), 12, &size);
+    safetensors_file file;
+    char error[SAFETENSORS_ERROR];
+    for (size_t cut = 0; cut < size; cut++) {
+        unsigned char *copy = malloc(cut + 1); /* of its own, so that a sanitizer sees a byte too far */
+        memcpy(copy, bytes, cut);
+        assert_false(safetensors_parse(copy, cut, &file, error));
+        assert_non_null(strstr(error, "cut off"));
+        free(copy);
+    }
+    static const uint64_t lengths[] = {UINT64_MAX, INT64_MAX, 100000001, 1u << 20, UINT64_MAX - 7};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        memcpy(bytes, &lengths[i], 8);
+        assert_false(safetensors_parse(bytes, size, &file, error));
+        assert_true(strstr(error, "header has") != NULL);
+    }
+    free(bytes);
+}
+
+/* A terminal must not obey a name from a file. */
+static void test_control_characters(void **state) {
+    (void)state;
+    const char *header = "{\"\\u001b[31m\":{\"dtype\":\"X\",\"shape\":[],\"data_offsets\":[0,0]}}";
+    size_t size;
+    unsigned char *bytes = make_file(header, strlen(header), 0, &size);
+    safetensors_file file;
+    char error[SAFETENSORS_ERROR];
+    assert_false(safetensors_parse(bytes, size, &file, error));
+    assert_null(strchr(error, 27));
+    free(bytes);
+}
+
+static uint32_t next_random(uint64_t *seed) {
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*seed >> 33);
+}
+
+/* Damages a good file at random; whatever is still accepted must hold its promises about the data. */
+static void test_random_damage(void **state) {
+    (void)state;
+    enum { TRIALS = 50000 };
+    static const char signs[] = "{}[]\",:\\u019 \x80";
+    const char *header = "{\"__metadata__\":{\"k\":\"v\\u00e9\"}," A("[2]", "[0,8]") "," B("[3,1]", "[8,20]") "}";
+    size_t size, accepted = 0;
+    unsigned char *good = make_file(header, strlen(header), 20, &size);
+    uint64_t seed = 1;
+    for (int trial = 0; trial < TRIALS; trial++) {
+        unsigned char *bytes = malloc(size);
+        memcpy(bytes, good, size);
+        for (uint32_t n = 1 + next_random(&seed) % 3; n; n--) {
+            size_t at = next_random(&seed) % size;
+            bytes[at] = next_random(&seed) % 2 ? (unsigned char)signs[next_random(&seed) % (sizeof signs - 1)]
+                                               : (unsigned char)next_random(&seed);
+        }
+        safetensors_file file;
+        char error[SAFETENSORS_ERROR] = "";
+        if (safetensors_parse(bytes, size, &file, error)) {
+            accepted++;
+            for (size_t i = 0; i < file.count; i++) {
+                const unsigned char *data = file.tensors[i].data;
+                assert_true(data >= bytes && data + file.tensors[i].bytes <= bytes + size);
+            }
+            safetensors_free(&file);
+        } else {
+            assert_true(error[0] != 0);
+            assert_true(file.tensors == NULL && file.header == NULL);
+        }
+        free(bytes);
+    }
+    free(good);
+    assert_true(accepted > 0 && accepted < TRIALS); /* both ways were gone */
+}
+
+/* ---- Writing ----------------------------------------------------------------------------------------- */
+
+static const uint16_t halves[3] = {1, 2, 3};
+static const float singles[4] = {1, 2, 3, 4};
+static const double doubles[1] = {5};
+static const int64_t longs[2] = {-6, 7};
+
+/* Narrow elements first: written in this order, the wider ones would not be aligned. */
+static const safetensors_tensor written[] = {
+    {.name = "half \"quoted\"\n", .dtype = VJP_BF16, .ndim = 1, .shape = {3}, .data = halves},
+    {.name = "single", .dtype = VJP_F32, .ndim = 2, .shape = {2, 2}, .data = singles},
+    {.name = "empty", .dtype = VJP_F16, .ndim = 2, .shape = {0, 5}, .data = NULL},
+    {.name = "d\xc3\xa9j\xc3\xa0", .dtype = VJP_F64, .ndim = 0, .data = doubles},
+    {.name = "long", .dtype = VJP_I64, .ndim = 1, .shape = {2}, .data = longs},
+};
+static const size_t written_bytes[] = {6, 16, 0, 8, 16};
+static const safetensors_pair pairs[] = {{"attributes", "axes=1 eps=1e-5"}, {"tab\t", "\\"}};
+
+static void test_round_trip(void **state) {
+    (void)state;
+    char path[256], error[SAFETENSORS_ERROR];
+    path_of("round", path);
+    assert_true(safetensors_write(path, written, COUNT(written), pairs, COUNT(pairs), error));
+    safetensors_file file;
+    if (!safetensors_read(path, &file, error)) fail_msg("%s", error);
+    assert_int_equal(file.count, COUNT(written));
+    for (size_t i = 0; i < file.count; i++) {
+        const safetensors_tensor *t = &file.tensors[i], *w = &written[i];
+        assert_string_equal(t->name, w->name);
+        assert_int_equal(t->dtype, w->dtype);
+        assert_int_equal(t->ndim, w->ndim);
+        assert_memory_equal(t->shape, w->shape, sizeof t->shape);
+        assert_int_equal(t->bytes, written_bytes[i]);
+        if (t->bytes) assert_memory_equal(t->data, w->data, t->bytes);
+        assert_int_equal((uintptr_t)t->data % vjp_dtype_size((vjp_dtype)t->dtype), 0);
+    }
+    assert_int_equal(file.pairs, COUNT(pairs));
+    assert_string_equal(safetensors_metadata(&file, "attributes"), "axes=1 eps=1e-5");
+    assert_string_equal(safetensors_metadata(&file, "tab\t"), "\\");
+    assert_null(safetensors_metadata(&file, "none"));
+    assert_ptr_equal(safetensors_find(&file, "long"), &file.tensors[4]);
+    assert_null(safetensors_find(&file, "lon"));
+    safetensors_free(&file);
+
+    unsigned char prefix[8];
+    FILE *in = fopen(path, "rb");
+    assert_int_equal(fread(prefix, 1, 8, in), 8);
+    fclose(in);
+    assert_int_equal(prefix[0] % 8, 0); /* the data begins at a multiple of 8 */
+    unlink(path);
+}
+
+static void test_write_refusals(void **state) {
+    (void)state;
+    static const struct {
+        safetensors_tensor tensor;
+        const char *says;
+    } rows[] = {
+        {{.name = "__metadata__", .dtype = VJP_F32}, "cannot be called"},
+        {{.name = "x", .dtype = 77}, "dtype 77"},
+        {{.name = "x", .dtype = VJP_F32, .ndim = 9}, "rank 9"},
+        {{.name = "x", .dtype = VJP_F32, .ndim = 1, .shape = {-1}}, "sizes that no file can hold"},
+        {{.name = "x", .dtype = VJP_F32, .ndim = 2, .shape = {INT64_MAX, INT64_MAX}}, "sizes that no file can hold"},
+    };
+    char path[256], error[SAFETENSORS_ERROR];
+    path_of("refused", path);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        assert_false(safetensors_write(path, &rows[i].tensor, 1, NULL, 0, error));
+        if (!strstr(error, rows[i].says)) fail_msg("\"%s\" does not say \"%s\"", error, rows[i].says);
+    }
+    const safetensors_tensor twice[] = {written[1], written[1]};
+    assert_false(safetensors_write(path, twice, 2, NULL, 0, error));
+    assert_non_null(strstr(error, "two tensors"));
+    assert_int_equal(files_in_folder(), 0);
+}
+
+/* Over a limit on a file's size, as on a full disk: the old file stays, and nothing else is left behind. */
+static void test_failed_write_keeps_the_old_file(void **state) {
+    (void)state;
+    enum { LIMIT = 4096 };
+    char path[256], error[SAFETENSORS_ERROR];
+    path_of("kept", path);
+    assert_true(safetensors_write(path, written, COUNT(written), NULL, 0, error));
+    static float large[LIMIT];
+    safetensors_tensor tensor = {.name = "large", .dtype = VJP_F32, .ndim = 1, .shape = {LIMIT}, .data = large};
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = LIMIT;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    bool ok = safetensors_write(path, &tensor, 1, NULL, 0, error);
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, handler);
+    assert_false(ok);
+    assert_non_null(strstr(error, "cannot be written"));
+    assert_int_equal(files_in_folder(), 1);
+    safetensors_file file;
+    assert_true(safetensors_read(path, &file, error));
+    assert_int_equal(file.count, COUNT(written));
+    safetensors_free(&file);
+    unlink(path);
+}
+
+static void test_odd_paths(void **state) {
+    (void)state;
+    char path[256], link_path[256], error[SAFETENSORS_ERROR];
+    safetensors_file file;
+    /* A pipe is written to, not replaced. Tried on one of our own: a broken writer must not touch the system's. */
+    path_of("pipe", path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    int reader = open(path, O_RDONLY | O_NONBLOCK);
+    assert_true(reader >= 0);
+    assert_true(safetensors_write(path, written, COUNT(written), NULL, 0, error));
+    struct stat status;
+    assert_int_equal(lstat(path, &status), 0);
+    assert_true(S_ISFIFO(status.st_mode));
+    unsigned char bytes[4096];
+    ssize_t got = read(reader, bytes, sizeof bytes);
+    close(reader);
+    assert_true(got > 0);
+    assert_true(safetensors_parse(bytes, (size_t)got, &file, error));
+    assert_int_equal(file.count, COUNT(written));
+    safetensors_free(&file);
+    unlink(path);
+
+    assert_false(safetensors_write(folder, written, COUNT(written), NULL, 0, error));
+    assert_non_null(strstr(error, "folder"));
+    assert_false(safetensors_write(path_of("none/x", path), written, COUNT(written), NULL, 0, error));
+    assert_false(safetensors_read(path_of("none", path), &file, error));
+    assert_false(safetensors_read(folder, &file, error));
+
+    /* Through a link, the file behind it is replaced. */
+    path_of("behind", path);
+    assert_true(safetensors_write(path, written, 1, NULL, 0, error));
+    assert_int_equal(symlink(path, path_of("link", link_path)), 0);
+    assert_true(safetensors_write(link_path, written, 2, NULL, 0, error));
+    assert_true(safetensors_read(path, &file, error));
+    assert_int_equal(file.count, 2);
+    safetensors_free(&file);
+    unlink(link_path);
+    unlink(path);
+    assert_int_equal(files_in_folder(), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_control_characters),
+        cmocka_unit_test(test_random_damage),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_write_refusals),
+        cmocka_unit_test(test_failed_write_keeps_the_old_file),
+        cmocka_unit_test(test_odd_paths),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
