@@ -120,7 +120,7 @@ static const cpu_state *state_of(const vjp_device *cpu) {
 }
 
 static const char *pool_name(const cpu_state *state) {
-    return state->pool ? cpu_pool_name() : "none";
+    return state->pool ? vjp_cpu_pool_name() : "none";
 }
 
 static void print_json(const machine *m, vjp_device *const *devices, const vjp_status *opened) {

@@ -41,7 +41,7 @@ static inline const cpu_state *cpu_state_of(const vjp_work *work) {
 /* ---- Tasks ------------------------------------------------------------------------------------------- */
 
 /* Runs task(argument, i) for i in [0, count) on the device's threads; a single task runs on the caller's thread. */
-void cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument);
+void vjp_cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument);
 
 /*
  * The least bytes a task is worth waking a thread for: at some 10 GB/s a core, 64 KiB take 6 us, about what a wake-up
@@ -55,7 +55,7 @@ typedef struct cpu_cut {
 } cpu_cut;
 
 /* Cuts items of `bytes_each` into at most `most` tasks of at least CPU_GRAIN_BYTES. Depends on the problem alone. */
-cpu_cut cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most);
+cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most);
 
 static inline int64_t cpu_cut_begin(const cpu_cut *cut, size_t task) {
     return (int64_t)task * cut->size;
@@ -71,9 +71,9 @@ enum { CPU_MOST_TASKS = 1024, CPU_MOST_PARTIALS = 128 };
 
 /* ---- Pool -------------------------------------------------------------------------------------------- */
 
-cpu_pool *cpu_pool_create(int threads); /* NULL: no memory or no threads */
-void cpu_pool_destroy(cpu_pool *pool);
-void cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument);
-const char *cpu_pool_name(void);
+cpu_pool *vjp_cpu_pool_create(int threads); /* NULL: no memory or no threads */
+void vjp_cpu_pool_destroy(cpu_pool *pool);
+void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument);
+const char *vjp_cpu_pool_name(void);
 
 #endif

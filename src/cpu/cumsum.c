@@ -336,7 +336,7 @@ static void scan_chunks(const vjp_work *work, scan_call *call) {
     for (int64_t g = 0; g < groups; g++) {
         call->group = (reverse ? groups - 1 - g : g) * GROUP_CHUNKS;
         int64_t n = all - call->group < GROUP_CHUNKS ? all - call->group : GROUP_CHUNKS;
-        cpu_for(work, n, total_task, call);
+        vjp_cpu_for(work, n, total_task, call);
         for (int64_t c = 0; c < n; c++) {
             int64_t i = reverse ? n - 1 - c : c, place = (call->group + i) % call->count;
             bool fresh = place == (reverse ? call->count - 1 : 0);
@@ -347,7 +347,7 @@ static void scan_chunks(const vjp_work *work, scan_call *call) {
                 total[j] = before;
             }
         }
-        cpu_for(work, n, chunk_task, call);
+        vjp_cpu_for(work, n, chunk_task, call);
     }
 }
 
@@ -369,7 +369,7 @@ static scan_call plan(const vjp_work *work) {
     int64_t element = (int64_t)dtype_bytes(work->storage), row = s->inner * element;
     if (s->outer * s->length * row == 0) return call;
     int64_t width = s->inner < call.block ? s->inner : call.block;
-    call.cut = cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
     int64_t chunk = CHUNK_BYTES / row / LANES * LANES;
     call.chunk = chunk < LANES ? LANES : chunk;
     bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;
@@ -394,7 +394,7 @@ static vjp_status run(const vjp_work *work) {
     if (call.count)
         scan_chunks(work, &call);
     else
-        cpu_for(work, call.cut.count, rows_task, &call);
+        vjp_cpu_for(work, call.cut.count, rows_task, &call);
     return VJP_OK;
 }
 

@@ -97,7 +97,7 @@ static vjp_status choose_threads(vjp_device *device, cpu_state *state, const vjp
     state->parallel_for = options->parallel_for;
     state->parallel_context = options->parallel_context;
     if (threads == 1 || options->parallel_for) return VJP_OK;
-    state->pool = cpu_pool_create((int)threads);
+    state->pool = vjp_cpu_pool_create((int)threads);
     if (!state->pool) return vjp_fail(device, VJP_OUT_OF_MEMORY, "cpu: %ld threads could not be started", threads);
     return VJP_OK;
 }
@@ -127,7 +127,7 @@ static size_t last_level_cache(void) {
 static void cpu_close(vjp_device *device) {
     cpu_state *state = device->state;
     if (!state) return;
-    if (state->pool) cpu_pool_destroy(state->pool);
+    if (state->pool) vjp_cpu_pool_destroy(state->pool);
     free(state);
     device->state = NULL;
 }
@@ -145,7 +145,7 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
     }
     if (state->blas) vjp_blas_prepare();
     state->cache_bytes = last_level_cache();
-    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? cpu_pool_name() : "no pool";
+    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? vjp_cpu_pool_name() : "no pool";
     snprintf(device->summary, sizeof device->summary, "%s, %d thread%s (%s), matrix products by %s", state->isa,
              state->threads, state->threads == 1 ? "" : "s", pool, state->blas ? vjp_blas_name() : "vjp itself");
     return VJP_OK;
@@ -156,7 +156,7 @@ static const vjp_kernel *cpu_kernel(const vjp_device *device, vjp_op_id op, vjp_
     return state->kernels[op] ? &state->kernels[op][pass] : NULL;
 }
 
-cpu_cut cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {
+cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {
     int64_t size = bytes_each > 0 ? (CPU_GRAIN_BYTES + bytes_each - 1) / bytes_each : items;
     int64_t smallest = (items + most - 1) / most;
     if (size < smallest) size = smallest;
@@ -169,13 +169,13 @@ static void cpu_parallel(const vjp_device *device, size_t count, vjp_task task, 
     if (count > 1 && state->parallel_for)
         state->parallel_for(state->parallel_context, count, task, argument);
     else if (count > 1 && state->pool)
-        cpu_pool_run(state->pool, count, task, argument);
+        vjp_cpu_pool_run(state->pool, count, task, argument);
     else
         for (size_t i = 0; i < count; i++)
             task(argument, i);
 }
 
-void cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument) {
+void vjp_cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument) {
     cpu_parallel(work->device, (size_t)count, task, argument);
 }
 

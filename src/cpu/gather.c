@@ -146,8 +146,8 @@ static vjp_status forward(const vjp_work *work) {
     if (!call.y || items * call.row_bytes == 0) return VJP_OK;
     bool aligned = call.row_bytes % (4 * LANES) == 0 && vf_stream_aligned(VJP_F32, call.y);
     call.mode = write_mode_of(work, GATHER_Y, items * call.row_bytes, aligned, false);
-    call.cut = cpu_cut_items(items, 2 * call.row_bytes, CPU_MOST_TASKS);
-    cpu_for(work, call.cut.count, gather_task, &call);
+    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MOST_TASKS);
+    vjp_cpu_for(work, call.cut.count, gather_task, &call);
     return VJP_OK;
 }
 
@@ -232,7 +232,7 @@ static void sort_indices(const vjp_work *work, scatter_call *call) {
     call->range_begin[0] = 0;
     call->range_begin[ranges] = call->s.count;
     if (call->mixed) {
-        cpu_for(work, chunks, count_task, call);
+        vjp_cpu_for(work, chunks, count_task, call);
         int64_t place = 0;
         for (int64_t range = 0; range < ranges; range++) {
             call->range_begin[range] = place;
@@ -242,9 +242,9 @@ static void sort_indices(const vjp_work *work, scatter_call *call) {
                 place += n;
             }
         }
-        cpu_for(work, chunks, spread_task, call);
+        vjp_cpu_for(work, chunks, spread_task, call);
     }
-    cpu_for(work, ranges, sort_task, call);
+    vjp_cpu_for(work, ranges, sort_task, call);
 }
 
 /* ---- Backward: summing ------------------------------------------------------------------------------- */
@@ -417,7 +417,7 @@ static void sum_hot(const vjp_work *work, scatter_call *call) {
     static const vjp_task tasks[] = {[VJP_F32] = segment_f32, [VJP_BF16] = segment_bf16, [VJP_F16] = segment_f16};
     int64_t inner = call->s.inner;
     for (call->outer = 0; call->outer < call->s.outer && call->segment_count; call->outer++) {
-        cpu_for(work, call->segment_count, tasks[call->dtype], call);
+        vjp_cpu_for(work, call->segment_count, tasks[call->dtype], call);
         for (int64_t i = 0, next; i < call->segment_count; i = next) {
             int64_t row = call->segments[i].row;
             double *sums = call->partials + i * inner;
@@ -437,9 +437,9 @@ static size_t plan(const vjp_work *work, scatter_call *call) {
     int64_t row_bytes = s.inner * 4;
     /* A range must be worth a task when it is sorted; small problems have one, and skip the first two steps. */
     int64_t share = s.rows ? 8 * s.count / s.rows : 0;
-    call->ranges = cpu_cut_items(s.rows, 8 + 2 * share, MOST_RANGES);
-    call->chunks = cpu_cut_items(s.count, 16, MOST_CHUNKS);
-    call->cut = cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MOST_TASKS);
+    call->ranges = vjp_cpu_cut_items(s.rows, 8 + 2 * share, MOST_RANGES);
+    call->chunks = vjp_cpu_cut_items(s.count, 16, MOST_CHUNKS);
+    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MOST_TASKS);
     int64_t segments = 2 * (s.count / HOT);
     size_t place = 0;
     char *base = work->workspace;
@@ -482,7 +482,7 @@ static vjp_status backward(const vjp_work *work) {
                     : call.table_type == VJP_F32 ? (call.dtype == VJP_BF16 ? sum_bf16_f32 : sum_f16_f32)
                     : call.dtype == VJP_BF16     ? sum_bf16
                                                  : sum_f16;
-    cpu_for(work, call.cut.count, task, &call);
+    vjp_cpu_for(work, call.cut.count, task, &call);
     sum_hot(work, &call);
     return VJP_OK;
 }

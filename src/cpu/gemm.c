@@ -1,10 +1,11 @@
 /*
  * The driver of the matrix products (gemm.h).
  *
- * A product is cut into blocks of about 1024 x 4096 with 1024 terms, and a block into tiles, the tasks of the pool.
- * What several tiles of a block share is packed once, by tasks of its own that run among the tiles of the block before:
- * two sets of packed operands take turns, and the threads meet once a block. Where nothing is shared (a few rows, a few
- * columns) a tile packs its panel on the stack, so that a product of one row reads b once and writes no copy.
+ * A product is cut into blocks of about 1024 x 4096 with 1024 terms (or 1024 x 1024 with 4096), and a block into tiles,
+ * the tasks of the pool. What several tiles of a block share is packed once, by tasks of its own that run among the
+ * tiles of the block before: two sets of packed operands take turns, and the threads meet once a block. Where nothing
+ * is shared (a few rows, a few columns) a tile packs its panel on the stack, so that a product of one row reads b once
+ * and writes no copy.
  *
  * A product with few tiles and many terms (the gradient of a small weight over many rows) is cut along the terms too:
  * each part is an item of a batch, and the parts are added in order, in double.
@@ -17,8 +18,9 @@
 #include "cpu/gemm_kernel.h"
 
 /*
- * A block's sides. The threads meet once a block, so a wide one loses less to waiting: with 16 threads and 1024 x 1024
- * x 4096, 1200 GFLOP/s at 1024 columns, 1300 at 2048, 1670 at 4096. The buffers of a and b are 4 and 16 MiB.
+ * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. The threads meet once a
+ * block, so a large one loses less to waiting: with 16 threads and 1024 x 1024 x 4096, 1200 GFLOP/s at 1024 columns,
+ * 1300 at 2048, 1670 at 4096. A packed operand of a block is 16 MiB at most.
  */
 enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK };
 
@@ -64,10 +66,11 @@ static void plan_blocks_builtin(plan *p) {
     p->tile_n = TILE_N;
     p->pack_b = p->m > TILE_M;
     p->pack_a = !p->pack_b || p->n > TILE_N;
-    p->block_k = p->pack_a && p->pack_b ? block_of(k, BLOCK, GEMM_DEPTH)
-                                        : block_of(k, BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M), GEMM_DEPTH);
     p->block_m = block_of(p->m, p->pack_a ? BLOCK : BLOCK_FLOATS / TILE_N, GEMM_ROWS);
     p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
+    int64_t terms = p->pack_a && p->pack_b ? (int64_t)BLOCK * BLOCK_N / most(BLOCK, p->block_n)
+                                           : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
+    p->block_k = block_of(k, terms, GEMM_DEPTH);
     p->a_panels = p->block_m / GEMM_ROWS;
     p->b_panels = p->block_n / GEMM_COLUMNS;
     p->depths = p->block_k / GEMM_DEPTH;
@@ -427,7 +430,7 @@ static void run_phase(const vjp_work *work, run *r, bool tiles) {
     r->tiles_task = most(1, TASK_MACS / most(1, macs));
     r->a_tasks = divide_up(r->a_units, r->units_a_task);
     r->b_tasks = divide_up(r->b_units, r->units_b_task);
-    cpu_for(work, r->a_tasks + r->b_tasks + divide_up(r->tiles, r->tiles_task), run_task, r);
+    vjp_cpu_for(work, r->a_tasks + r->b_tasks + divide_up(r->tiles, r->tiles_task), run_task, r);
 }
 
 /* Adds the parts of a product that was cut along its terms, some columns of a row at a time. */
@@ -457,7 +460,7 @@ static void add_parts(const vjp_work *work, run *r) {
     const plan *p = r->plan;
     r->tiles = p->m * divide_up(p->n, ADD_COLUMNS);
     r->tiles_task = most(1, TASK_FLOATS / (p->items * least(ADD_COLUMNS, p->n)));
-    cpu_for(work, divide_up(r->tiles, r->tiles_task), add_parts_task, r);
+    vjp_cpu_for(work, divide_up(r->tiles, r->tiles_task), add_parts_task, r);
 }
 
 /* Two sets of packed operands, where a second is ever used, then the tiles' sums, then the parts. */

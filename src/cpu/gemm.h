@@ -57,7 +57,7 @@ typedef struct gemm_call {
     gemm_result c;
 } gemm_call;
 
-/* How much workspace a call needs, told without looking at any data; at most some 24 MiB. */
+/* How much workspace a call needs, told without looking at any data; at most some 72 MiB. */
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call);
 
 void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace);

@@ -352,13 +352,13 @@ static void wide_combine(const group_norm *call) {
 static void wide_run_all(group_norm *call) {
     const vjp_group_norm_sizes *s = &call->size;
     int64_t rows = s->batch * s->groups, pieces = s->batch * s->channels * call->channel_pieces;
-    if (!call->rstd_in) cpu_for(call->work, rows * call->pieces, wide_measure, call);
-    cpu_for(call->work, rows, wide_statistics, call);
+    if (!call->rstd_in) vjp_cpu_for(call->work, rows * call->pieces, wide_measure, call);
+    vjp_cpu_for(call->work, rows, wide_statistics, call);
     if (call->work->pass == VJP_BACKWARD) {
-        cpu_for(call->work, pieces, wide_sums, call);
+        vjp_cpu_for(call->work, pieces, wide_sums, call);
         wide_combine(call);
     }
-    if (call->out) cpu_for(call->work, pieces, wide_out, call);
+    if (call->out) vjp_cpu_for(call->work, pieces, wide_out, call);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------------------- */
@@ -408,8 +408,8 @@ static vjp_status run(const vjp_work *work) {
     if (!backward) call.beta_f32 = norm_parameter_read(call.beta, 0, s->channels, 0, call.beta_buffer);
     switch (call.form) {
     case GROUPS_SHORT:
-    case GROUPS_PLANES: cpu_for(work, call.batch.count * call.groups.count, groups_task, &call); break;
-    case GROUPS_LAST: cpu_for(work, call.batch.count * call.groups.count, last_groups, &call); break;
+    case GROUPS_PLANES: vjp_cpu_for(work, call.batch.count * call.groups.count, groups_task, &call); break;
+    case GROUPS_LAST: vjp_cpu_for(work, call.batch.count * call.groups.count, last_groups, &call); break;
     case GROUPS_PLANES_WIDE: wide_run_all(&call); break;
     case GROUPS_LAST_WIDE: last_run_wide(&call); break;
     }

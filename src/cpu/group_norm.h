@@ -70,9 +70,9 @@ static inline void *group_take(void *workspace, size_t *used, size_t bytes) {
 
 enum { GROUP_SLOT_FLOATS = 5 + 2 * 2 + 3 }; /* floats a column of a slot: group_norm_last.h names them */
 
-/* cpu_cut_items() with at least `least` items a task. */
+/* vjp_cpu_cut_items() with at least `least` items a task. */
 static inline cpu_cut group_cut(int64_t items, int64_t bytes_each, int64_t most, int64_t least) {
-    cpu_cut cut = cpu_cut_items(items, bytes_each, most);
+    cpu_cut cut = vjp_cpu_cut_items(items, bytes_each, most);
     if (cut.size < least) cut = (cpu_cut){(items + least - 1) / least, least, items};
     return cut;
 }
@@ -95,7 +95,7 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
     int64_t least = partials ? (63 + s->plane) / s->plane : 1;
     call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, CPU_MOST_PARTIALS, least);
     int64_t more = call->batch.count ? (GROUP_TASKS + call->batch.count - 1) / call->batch.count : 1;
-    call->groups = cpu_cut_items(s->groups, call->batch.size * span * item * tensors, more);
+    call->groups = vjp_cpu_cut_items(s->groups, call->batch.size * span * item * tensors, more);
     if (last && span >= LANES) {
         call->form = total >= GROUP_WIDE_ELEMENTS && s->plane > 1 && s->batch < GROUP_TASKS_LEAST ? GROUPS_LAST_WIDE
                                                                                                   : GROUPS_LAST;
@@ -127,7 +127,7 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
         call->width = norm_pad(s->channels);
         call->parties = cut ? s->batch : call->batch.count;
         int64_t most = cut ? CPU_MOST_PARTIALS / s->batch : 1;
-        call->rows = cpu_cut_items(s->plane, s->channels * item * tensors, most < 1 ? 1 : most);
+        call->rows = vjp_cpu_cut_items(s->plane, s->channels * item * tensors, most < 1 ? 1 : most);
         if (!cut) call->rows = (cpu_cut){1, s->plane, s->plane};
         call->slots = group_take(workspace, &used, (size_t)(call->parties * call->width) * GROUP_SLOT_FLOATS * 4);
         call->chunks = group_take(workspace, &used, (size_t)(call->parties * call->rows.count * call->width) * 4 * 4);

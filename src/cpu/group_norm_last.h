@@ -362,13 +362,13 @@ static inline void last_run_wide(group_norm *call) {
     const vjp_work *work = call->work;
     int64_t pieces = s->batch * call->rows.count;
     if (!call->rstd_in) {
-        cpu_for(work, s->batch, last_wide_prepare, call);
-        cpu_for(work, pieces, last_wide_measure, call);
+        vjp_cpu_for(work, s->batch, last_wide_prepare, call);
+        vjp_cpu_for(work, pieces, last_wide_measure, call);
     }
-    cpu_for(work, s->batch, last_wide_statistics, call);
+    vjp_cpu_for(work, s->batch, last_wide_statistics, call);
     if (work->pass == VJP_BACKWARD) {
-        cpu_for(work, pieces, last_wide_backward_sums, call);
-        cpu_for(work, s->batch, last_wide_slopes, call);
+        vjp_cpu_for(work, pieces, last_wide_backward_sums, call);
+        vjp_cpu_for(work, s->batch, last_wide_slopes, call);
         double *dgamma = NULL, *dbeta = NULL;
         group_partials(call, 0, 0, s->channels, &dgamma, &dbeta);
         for (int64_t n = 0; n < s->batch; n++) {
@@ -379,7 +379,7 @@ static inline void last_run_wide(group_norm *call) {
             }
         }
     }
-    if (call->out) cpu_for(work, pieces, last_wide_out, call);
+    if (call->out) vjp_cpu_for(work, pieces, last_wide_out, call);
 }
 
 #endif

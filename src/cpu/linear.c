@@ -372,7 +372,7 @@ static backward_plan plan_of(const vjp_work *work) {
     if (work->tensor[LINEAR_B_DBIAS]) {
         int64_t rows = p.items * p.rows;
         int64_t limit = most(1, least(BIAS_CHUNKS, BIAS_PARTIALS / most(1, s->n)));
-        cpu_cut cut = cpu_cut_items(rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
+        cpu_cut cut = vjp_cpu_cut_items(rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
         p.chunk = cut.size;
         p.chunks = cut.count;
         p.partial_bytes = round_up(p.chunks * s->n * (int64_t)sizeof(double));
@@ -434,7 +434,7 @@ static void add_dbias(const vjp_work *work, const backward_plan *p, const dpre_s
     b.partial = (double *)(space + p->pre_bytes);
     b.total = (double *)(space + p->pre_bytes + p->partial_bytes);
     int64_t chunks = divide_up(rows, b.chunk);
-    cpu_for(work, chunks * b.pieces, sum_chunk_task, &b);
+    vjp_cpu_for(work, chunks * b.pieces, sum_chunk_task, &b);
     for (int64_t c = 0; c < chunks; c++)
         for (int64_t j = 0; j < b.n; j++)
             b.total[j] += b.partial[c * b.n + j];
@@ -473,7 +473,7 @@ static void put_gathered(const vjp_work *work, const backward_plan *p, const pan
     gathered g = {.from = q->db.data,
                   .to = matrix_of(work, LINEAR_B_DB, q->db.columns, item * (s->transpose_b ? s->n : s->k)),
                   .count = s->k * s->n};
-    cpu_for(work, divide_up(g.count, GATHERED_TASK), put_gathered_task, &g);
+    vjp_cpu_for(work, divide_up(g.count, GATHERED_TASK), put_gathered_task, &g);
 }
 
 static vjp_status backward(const vjp_work *work) {

@@ -345,7 +345,7 @@ static void cut_rows(pool_call *call, int64_t rows, int64_t row_bytes) {
     int64_t planes = call->s.batch * call->s.channels;
     bool many = planes >= MOST_TILE_TASKS;
     call->item_rows = many ? rows : 1;
-    call->cut = cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MOST_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -369,10 +369,10 @@ static vjp_status forward(const vjp_work *work) {
     if (by_rows)
         cut_rows(&call, s->out_height, row_bytes);
     else if (channels_fit(s))
-        call.cut = cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MOST_TASKS);
+        call.cut = vjp_cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MOST_TASKS);
     else
-        call.cut = cpu_cut_items(planes * s->out_height, row_bytes, CPU_MOST_TASKS);
-    cpu_for(work, call.cut.count, by_rows ? forward_by_rows : tasks[work->storage], &call);
+        call.cut = vjp_cpu_cut_items(planes * s->out_height, row_bytes, CPU_MOST_TASKS);
+    vjp_cpu_for(work, call.cut.count, by_rows ? forward_by_rows : tasks[work->storage], &call);
     return VJP_OK;
 }
 
@@ -388,12 +388,12 @@ static pool_call plan(const vjp_work *work) {
         call.tile_h = rows < s->height ? rows : s->height;
         call.tile_floats = TILE_FLOATS;
         int64_t each = s->channels_last ? s->batch * ((s->channels + channels - 1) / channels) : planes;
-        call.cut =
-            cpu_cut_items(each * tiles_of(&call), 2 * call.tile_w * call.tile_h * channels * element, MOST_TILE_TASKS);
+        call.cut = vjp_cpu_cut_items(each * tiles_of(&call), 2 * call.tile_w * call.tile_h * channels * element,
+                                     MOST_TILE_TASKS);
         return call;
     }
     if (pairs_fit(s) && !work->tensor[MAXPOOL2D_B_ARGMAX]) {
-        call.cut = cpu_cut_items(planes * s->out_height, 5 * s->width * element, CPU_MOST_TASKS);
+        call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * s->width * element, CPU_MOST_TASKS);
         return call;
     }
     if (rows_fit(s)) {
@@ -410,7 +410,7 @@ static pool_call plan(const vjp_work *work) {
     call.tile_floats = large ? LARGE_TILE_FLOATS : TILE_FLOATS;
     int64_t blocks = channels ? s->batch * ((s->channels + TILE_CHANNELS - 1) / TILE_CHANNELS) : planes;
     int64_t tile_bytes = 3 * call.tile_w * call.tile_h * (channels ? TILE_CHANNELS : 1) * element;
-    call.cut = cpu_cut_items(blocks * tiles_of(&call), tile_bytes, MOST_TILE_TASKS);
+    call.cut = vjp_cpu_cut_items(blocks * tiles_of(&call), tile_bytes, MOST_TILE_TASKS);
     return call;
 }
 
@@ -430,7 +430,7 @@ static vjp_status backward(const vjp_work *work) {
         (s->channels_last ? s->channels : s->width) % LANES == 0 && vf_stream_aligned(work->storage, call.dx);
     call.mode = write_mode_of(work, MAXPOOL2D_B_DX, bytes, aligned, false);
     bool by_rows = rows_fit(s) && !(call.saved ? saved_fits(s) : pairs_fit(s));
-    cpu_for(work, call.cut.count, by_rows ? backward_by_rows : tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, by_rows ? backward_by_rows : tasks[work->storage], &call);
     return VJP_OK;
 }
 

@@ -88,7 +88,7 @@ static inline size_t norm_rows_plan(norm_rows *call, void *workspace) {
         call->moments = norm_take(workspace, &used, (size_t)(rows * call->units) * sizeof *call->moments);
         return used;
     }
-    call->cut = cpu_cut_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MOST_PARTIALS : CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MOST_PARTIALS : CPU_MOST_TASKS);
     if (partials && call->cut.size < LEAST_ROWS) {
         call->cut.size = LEAST_ROWS;
         call->cut.count = (rows + LEAST_ROWS - 1) / LEAST_ROWS;
@@ -536,16 +536,16 @@ static inline void norm_wide_backward(void *argument, size_t task) {
 
 static inline void norm_wide_run(norm_rows *call) {
     int64_t rows = call->size.rows;
-    if (!call->rstd_in) cpu_for(call->work, rows * call->units, norm_wide_measure, call);
-    cpu_for(call->work, rows, norm_wide_statistics, call);
+    if (!call->rstd_in) vjp_cpu_for(call->work, rows * call->units, norm_wide_measure, call);
+    vjp_cpu_for(call->work, rows, norm_wide_statistics, call);
     if (call->work->pass == VJP_FORWARD) {
-        if (call->out) cpu_for(call->work, call->units, norm_wide_forward, call);
+        if (call->out) vjp_cpu_for(call->work, call->units, norm_wide_forward, call);
         return;
     }
-    cpu_for(call->work, call->units, norm_wide_sums, call);
+    vjp_cpu_for(call->work, call->units, norm_wide_sums, call);
     for (int64_t row = 0; row < rows; row++)
         call->moments[row * call->units] = norm_wide_total(call, row);
-    if (call->out) cpu_for(call->work, call->units, norm_wide_backward, call);
+    if (call->out) vjp_cpu_for(call->work, call->units, norm_wide_backward, call);
 }
 
 static inline vjp_status norm_rows_run(norm_rows *call) {
@@ -560,14 +560,14 @@ static inline vjp_status norm_rows_run(norm_rows *call) {
     call->gamma_f32 = norm_parameter_read(call->gamma, 0, dim, 1, call->gamma_buffer);
     if (call->work->pass == VJP_FORWARD) {
         call->beta_f32 = norm_parameter_read(call->beta, 0, dim, 0, call->beta_buffer);
-        cpu_for(call->work, call->cut.count, is_short ? norm_short_forward : norm_rows_forward, call);
+        vjp_cpu_for(call->work, call->cut.count, is_short ? norm_short_forward : norm_rows_forward, call);
         return VJP_OK;
     }
-    cpu_for(call->work, call->cut.count, is_short ? norm_short_backward : norm_rows_backward, call);
+    vjp_cpu_for(call->work, call->cut.count, is_short ? norm_short_backward : norm_rows_backward, call);
     if (is_short)
         norm_short_columns(call);
     else if (call->partials)
-        cpu_for(call->work, (dim + NORM_COLUMNS - 1) / NORM_COLUMNS, norm_rows_columns, call);
+        vjp_cpu_for(call->work, (dim + NORM_COLUMNS - 1) / NORM_COLUMNS, norm_rows_columns, call);
     return VJP_OK;
 }
 

@@ -10,19 +10,19 @@
 
 #include <pthreadpool.h>
 
-const char *cpu_pool_name(void) {
+const char *vjp_cpu_pool_name(void) {
     return "pthreadpool";
 }
 
-cpu_pool *cpu_pool_create(int threads) {
+cpu_pool *vjp_cpu_pool_create(int threads) {
     return (cpu_pool *)pthreadpool_create((size_t)threads);
 }
 
-void cpu_pool_destroy(cpu_pool *pool) {
+void vjp_cpu_pool_destroy(cpu_pool *pool) {
     pthreadpool_destroy((pthreadpool_t)pool);
 }
 
-void cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument) {
+void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument) {
     pthreadpool_parallelize_1d((pthreadpool_t)pool, task, argument, count, 0);
 }
 
@@ -83,11 +83,11 @@ static void *worker_main(void *pointer) {
     }
 }
 
-const char *cpu_pool_name(void) {
+const char *vjp_cpu_pool_name(void) {
     return "built-in pool";
 }
 
-cpu_pool *cpu_pool_create(int threads) {
+cpu_pool *vjp_cpu_pool_create(int threads) {
     cpu_pool *pool = calloc(1, sizeof *pool + (size_t)threads * sizeof pool->threads[0]);
     if (!pool) return NULL;
     pthread_mutex_init(&pool->mutex, NULL);
@@ -95,13 +95,13 @@ cpu_pool *cpu_pool_create(int threads) {
     pthread_cond_init(&pool->done, NULL);
     for (; pool->workers < threads - 1; pool->workers++) /* the caller is one of the threads */
         if (pthread_create(&pool->threads[pool->workers], NULL, worker_main, pool) != 0) {
-            cpu_pool_destroy(pool);
+            vjp_cpu_pool_destroy(pool);
             return NULL;
         }
     return pool;
 }
 
-void cpu_pool_destroy(cpu_pool *pool) {
+void vjp_cpu_pool_destroy(cpu_pool *pool) {
     if (!pool) return;
     pthread_mutex_lock(&pool->mutex);
     atomic_store(&pool->stop, true);
@@ -115,7 +115,7 @@ void cpu_pool_destroy(cpu_pool *pool) {
     free(pool);
 }
 
-void cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument) {
+void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument) {
     pthread_mutex_lock(&pool->mutex);
     pool->task = task;
     pool->argument = argument;

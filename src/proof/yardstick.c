@@ -97,7 +97,7 @@ double proof_yardstick_copy(proof_yardstick *y) {
     double best = 0;
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         double start = proof_seconds();
-        cpu_for(&work, (int64_t)(y->bytes / PIECE), ways[i], y);
+        vjp_cpu_for(&work, (int64_t)(y->bytes / PIECE), ways[i], y);
         double rate = 2 * (double)y->bytes / (proof_seconds() - start);
         best = rate > best ? rate : best;
     }

@@ -22,7 +22,7 @@ static vjp_status scan(const vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_kernel ref_cumsum[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_cumsum[VJP_PASS_COUNT] = {
     {scan, NULL, REF_STORAGE},
     {scan, NULL, REF_STORAGE},
 };

@@ -59,7 +59,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return is_empty(work, &s) ? 0 : sizeof(int64_t) * ((size_t)s.rows + (size_t)s.count);
 }
 
-const vjp_kernel ref_gather[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_gather[VJP_PASS_COUNT] = {
     {forward, NULL, REF_STORAGE},
     {backward, backward_workspace, REF_STORAGE},
 };

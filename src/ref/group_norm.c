@@ -112,7 +112,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return 2 * sizeof(double) * (size_t)vjp_group_norm_sizes_of(work).channels;
 }
 
-const vjp_kernel ref_group_norm[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_group_norm[VJP_PASS_COUNT] = {
     {forward, NULL, REF_STORAGE},
     {backward, backward_workspace, REF_STORAGE},
 };

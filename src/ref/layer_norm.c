@@ -77,7 +77,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return 2 * sizeof(double) * (size_t)vjp_layer_norm_sizes(work).dim;
 }
 
-const vjp_kernel ref_layer_norm[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_layer_norm[VJP_PASS_COUNT] = {
     {forward, NULL, REF_STORAGE},
     {backward, backward_workspace, REF_STORAGE},
 };

@@ -100,7 +100,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return sizeof(double) * (size_t)(s.batch * s.m * s.n);
 }
 
-const vjp_kernel ref_linear[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_linear[VJP_PASS_COUNT] = {
     {forward, NULL, REF_STORAGE},
     {backward, backward_workspace, REF_STORAGE},
 };

@@ -90,7 +90,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return empty ? 0 : sizeof(double) * (size_t)s.height * (size_t)s.width;
 }
 
-const vjp_kernel ref_maxpool2d[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_maxpool2d[VJP_PASS_COUNT] = {
     {forward, NULL, REF_STORAGE},
     {backward, backward_workspace, REF_STORAGE},
 };

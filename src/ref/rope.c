@@ -47,7 +47,7 @@ static vjp_status rotate(const vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_kernel ref_rope[VJP_PASS_COUNT] = {
+const vjp_kernel vjp_ref_rope[VJP_PASS_COUNT] = {
     {rotate, NULL, REF_STORAGE},
     {rotate, NULL, REF_STORAGE},
 };
