@@ -23,7 +23,7 @@ enum { MOST = 4096 };
  * Near 0 there are zero crossings, where only the absolute error means something; from FAR on every value is a small
  * tail or close to 1, and must have its own digits. Values that f32 holds with fewer digits are left out.
  */
-static const double FAR = 6, RELATIVE = 2e-5, ABSOLUTE = 1e-6, SMALLEST = 1e-30;
+static const double FAR = 6, RELATIVE = 1e-5, ABSOLUTE = 1e-6, SMALLEST = 1e-30;
 
 static int fill(float *x) {
     int n = 0;

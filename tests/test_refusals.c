@@ -147,6 +147,7 @@ static const refusal rows[] = {
     {"gather", B, "dy.shape=[12]", VJP_INVALID, {"dy", "rank 1", "rank 2"}},
     {"gather", B, "dtable.shape=[2,11,6]", VJP_INVALID, {"dtable", "[2, 11, 6]", "[2, 11, 5]"}},
     {"gather", B, "dtable.shape=[2,55]", VJP_INVALID, {"dtable", "[2, 55]"}},
+    {"gather", B, "dtable.shape=[2,0,5]", VJP_INVALID, {"dtable has no rows", "attribute rows", "axis 1"}},
     {"gather", B, "@rows=10", VJP_INVALID, {"dtable", "[2, 11, 5]", "[2, 10, 5]"}},
     {"gather", B, "@rows=-1", VJP_INVALID, {"rows", "-1"}},
     {"gather", F, "table.shape=[1,1,1,1,1,1,11,5] @axis=6", VJP_INVALID, {"y", "rank 9", "8"}},

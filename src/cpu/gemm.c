@@ -11,120 +11,16 @@
  * each part is an item of a batch, and the parts are added in order, in double.
  *
  * BLAS runs under the same driver: operands that are f32 in memory are used where they are, others are copied as f32 in
- * place of being packed, and a tile is one call on one thread. All cuts depend on the sizes alone.
+ * place of being packed, and a tile is one call on one thread.
+ *
+ * The cuts that decide bits (along the terms) depend on the sizes alone. The tiles depend on the threads too: a number
+ * is the same sums in the same order whatever tile it is in.
  */
-#include "cpu/gemm.h"
+#include <stdatomic.h>
+
 #include "cpu/blas.h"
-#include "cpu/gemm_kernel.h"
-
-/*
- * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. The threads meet once a
- * block, so a large one loses less to waiting: with 16 threads and 1024 x 1024 x 4096, 1200 GFLOP/s at 1024 columns,
- * 1300 at 2048, 1670 at 4096. A packed operand of a block is 16 MiB at most.
- */
-enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK };
-
-/*
- * A tile: 112 x 128 with AVX-512, so 57 KiB of sums and a quarter MiB of operands for GEMM_DEPTH terms; 1024 x 1024
- * makes 80 of them, five each for 16 threads. BLAS packs for itself and wants more to do in a call.
- */
-enum { TILE_M = 112 / GEMM_ROWS * GEMM_ROWS, TILE_N = 128 / GEMM_COLUMNS * GEMM_COLUMNS };
-enum { BLAS_TILE_M = 256, BLAS_TILE_N = 512, BLAS_STRIP = 64 };
-
-/* The least multiply-adds and packed floats that a task is worth: about 5 us each. */
-enum { TASK_MACS = 1 << 18, TASK_FLOATS = 1 << 14 };
-
-/* Parts of a product cut along its terms: where there are fewer tiles than this, in parts of at least so many terms. */
-enum { SPLIT_TILES = 16, SPLIT_TILE_SIDE = 128, SPLIT_TERMS = 8 * GEMM_DEPTH };
-
-/* What 32-bit BLAS takes for a dimension or a stride. */
-enum { BLAS_LIMIT = INT32_MAX };
-
-typedef struct plan {
-    int64_t items, m, n, k;            /* of the batch that is run: the call's, or its parts */
-    int64_t k_total;                   /* terms of all parts; item i has min(k, k_total - i * k) */
-    int64_t group;                     /* items in a block; more than 1 only if each is one block */
-    int64_t block_m, block_n, block_k; /* multiples of a panel for the built-in kernel */
-    int64_t groups, blocks_m, blocks_n, blocks_k, steps;
-    int64_t tile_m, tile_n;
-    bool pack_a, pack_b;                    /* into the workspace, before the tiles; else in the tile or not at all */
-    bool direct;                            /* sums go straight to plain rows; else through a tile's own buffer */
-    int64_t a_panels, b_panels, depths;     /* of a block */
-    int64_t a_floats, b_floats, sum_floats; /* an item's share of a buffer */
-    int64_t tiles_m, tiles_n;
-} plan;
-
-/* `size` in equal blocks of at most about `limit`, each a multiple of `step` (the last may be less). */
-static int64_t block_of(int64_t size, int64_t limit, int64_t step) {
-    int64_t blocks = most(1, divide_up(size, most(limit, step)));
-    return most(1, divide_up(divide_up(size, blocks), step)) * step;
-}
-
-static void plan_blocks_builtin(plan *p) {
-    int64_t k = most(1, p->k);
-    p->tile_m = TILE_M;
-    p->tile_n = TILE_N;
-    p->pack_b = p->m > TILE_M;
-    p->pack_a = !p->pack_b || p->n > TILE_N;
-    p->block_m = block_of(p->m, p->pack_a ? BLOCK : BLOCK_FLOATS / TILE_N, GEMM_ROWS);
-    p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
-    int64_t terms = p->pack_a && p->pack_b ? (int64_t)BLOCK * BLOCK_N / most(BLOCK, p->block_n)
-                                           : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
-    p->block_k = block_of(k, terms, GEMM_DEPTH);
-    p->a_panels = p->block_m / GEMM_ROWS;
-    p->b_panels = p->block_n / GEMM_COLUMNS;
-    p->depths = p->block_k / GEMM_DEPTH;
-    p->a_floats = p->pack_a ? p->depths * p->a_panels * GEMM_A_PANEL : 0;
-    p->b_floats = p->pack_b ? p->depths * p->b_panels * GEMM_B_PANEL : 0;
-}
-
-static void plan_blocks_blas(plan *p, const gemm_call *call) {
-    p->tile_m = BLAS_TILE_M;
-    p->tile_n = BLAS_TILE_N;
-    p->pack_a = call->a.read || call->a.stride > BLAS_LIMIT;
-    p->pack_b = call->b.read || call->b.stride > BLAS_LIMIT;
-    p->block_k = block_of(p->k, p->pack_a || p->pack_b ? BLOCK : BLAS_LIMIT, 1);
-    p->block_m = block_of(p->m, BLOCK, 1);
-    p->block_n = block_of(p->n, BLOCK, 1);
-    p->a_floats = p->pack_a ? p->block_m * p->block_k : 0;
-    p->b_floats = p->pack_b ? p->block_n * p->block_k : 0;
-}
-
-static plan plan_of(const gemm_call *call, int64_t parts) {
-    plan p = {.items = call->items, .m = call->m, .n = call->n, .k = call->k, .k_total = call->k};
-    if (parts > 1) {
-        p.k = divide_up(divide_up(call->k, parts), GEMM_DEPTH) * GEMM_DEPTH;
-        p.items = divide_up(call->k, p.k);
-    } else {
-        p.k_total = p.k * p.items;
-    }
-    if (call->blas)
-        plan_blocks_blas(&p, call);
-    else
-        plan_blocks_builtin(&p);
-    p.direct = parts > 1 || (!call->c.finish && call->c.stride <= BLAS_LIMIT);
-    p.tiles_m = divide_up(p.block_m, p.tile_m);
-    p.tiles_n = divide_up(p.block_n, p.tile_n);
-    p.sum_floats = p.direct ? 0 : p.tiles_m * p.tiles_n * p.tile_m * p.tile_n;
-    p.blocks_m = divide_up(p.m, p.block_m);
-    p.blocks_n = divide_up(p.n, p.block_n);
-    p.blocks_k = most(1, divide_up(p.k, p.block_k));
-    p.group = 1;
-    if (p.blocks_m * p.blocks_n * p.blocks_k == 1) {
-        int64_t largest = most(most(p.a_floats, p.b_floats), most(p.sum_floats, 1));
-        p.group = most(1, least(p.items, BLOCK_FLOATS / largest));
-    }
-    p.groups = divide_up(p.items, p.group);
-    p.steps = p.groups * p.blocks_m * p.blocks_n * p.blocks_k;
-    return p;
-}
-
-/* By the sizes alone, whatever the instruction set: cutting along the terms changes the bits. */
-static int64_t parts_of(const gemm_call *call) {
-    int64_t tiles = divide_up(call->m, SPLIT_TILE_SIDE) * divide_up(call->n, SPLIT_TILE_SIDE);
-    if (call->items != 1 || tiles >= SPLIT_TILES || call->m == 0 || call->n == 0) return 1;
-    return most(1, least(call->k / SPLIT_TERMS, BLOCK_FLOATS / (call->m * call->n)));
-}
+#include "cpu/gemm.h"
+#include "cpu/gemm_plan.h"
 
 /* ---- One block under way ----------------------------------------------------------------------------- */
 
@@ -136,13 +32,19 @@ typedef struct step {
 typedef struct run {
     const gemm_call *call;
     const plan *plan;
-    float *sums;
-    float *parts; /* where a product is cut along its terms: each part's [m, n] */
+    float *buffer;
+    _Atomic int64_t *next_tile; /* of each worker's share */
+    float *parts;               /* where a product is cut along its terms: each part's [m, n] */
     step now, next;
     bool pack_a, pack_b; /* for `next`, in this phase */
     int64_t a_units, b_units, units_a_task, units_b_task, a_tasks, b_tasks;
-    int64_t tiles, tiles_task;
+    int64_t tiles;
 } run;
+
+/* Worker w's share of the tiles: those from first_tile(r, w) up to first_tile(r, w + 1). */
+static int64_t first_tile(const run *r, int64_t worker) {
+    return r->tiles * worker / r->plan->workers;
+}
 
 static int64_t depth_of(const plan *p, int64_t item, int64_t k0) {
     int64_t k = least(p->k, p->k_total - item * p->k);
@@ -169,18 +71,39 @@ INLINE const float *stored_row(const gemm_operand *o, int64_t item, int64_t row,
     return buffer;
 }
 
+/*
+ * Rows that are packed soon are called into the cache: they are short pieces far apart, where the processor's own
+ * prefetching hardly begins before it must stop. Pieces of less than LEAST_CALLED_IN numbers are not worth it.
+ */
+enum { ROWS_AHEAD = 4, LEAST_CALLED_IN = 64 };
+
+INLINE bool calls_in(const gemm_operand *o, int64_t count) {
+    return !o->read && count >= LEAST_CALLED_IN;
+}
+
+OUTLINE void call_in(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count) {
+    const float *from = o->plain + (row + item * o->item_row) * o->stride + column + item * o->item_column;
+    for (const float *end = from + count; from < end; from += GEMM_LINE / sizeof *from)
+        __builtin_prefetch(from, 0, 3);
+}
+
 /* Panels of a from row i on, `rows` of them, GEMM_A_PANEL apart. */
 static void pack_a_panels(const gemm_operand *o, int64_t item, int64_t i, int64_t rows, int64_t k, int64_t depth,
                           float *to) {
     if (o->transposed) {
         float buffer[GEMM_STRIP * GEMM_ROWS];
-        for (int64_t t = 0; t < depth; t++)
+        int64_t called = calls_in(o, rows) ? depth - ROWS_AHEAD : 0;
+        for (int64_t t = 0; t < depth; t++) {
+            if (t < called) call_in(o, item, k + t + ROWS_AHEAD, i, rows);
             gemm_pack_term(stored_row(o, item, k + t, i, rows, buffer), rows, GEMM_ROWS, GEMM_A_PANEL,
                            to + t * GEMM_ROWS);
+        }
         return;
     }
+    int64_t called = calls_in(o, depth) ? rows - ROWS_AHEAD : 0;
     for (int64_t r = 0; r < rows; r++) {
         float *row = to + r / GEMM_ROWS * GEMM_A_PANEL + r % GEMM_ROWS * GEMM_ROW_STRIDE;
+        if (r < called) call_in(o, item, i + r + ROWS_AHEAD, k, depth);
         const float *from = stored_row(o, item, i + r, k, depth, row);
         if (from != row) memcpy(row, from, (size_t)depth * sizeof *row);
     }
@@ -190,14 +113,20 @@ static void pack_b_panels(const gemm_operand *o, int64_t item, int64_t j, int64_
                           float *to) {
     if (!o->transposed) {
         float buffer[GEMM_STRIP * GEMM_COLUMNS];
-        for (int64_t t = 0; t < depth; t++)
+        int64_t called = calls_in(o, columns) ? depth - ROWS_AHEAD : 0;
+        for (int64_t t = 0; t < depth; t++) {
+            if (t < called) call_in(o, item, k + t + ROWS_AHEAD, j, columns);
             gemm_pack_term(stored_row(o, item, k + t, j, columns, buffer), columns, GEMM_COLUMNS, GEMM_B_PANEL,
                            to + t * GEMM_COLUMNS);
+        }
         return;
     }
     static const float zeros[GEMM_DEPTH];
     float made[NATIVE_LANES * GEMM_DEPTH];
+    int64_t called = calls_in(o, depth) ? columns : 0;
     for (int64_t c = 0; c < divide_up(columns, GEMM_COLUMNS) * GEMM_COLUMNS; c += NATIVE_LANES) {
+        for (int64_t q = c + NATIVE_LANES; q < least(called, c + 2 * NATIVE_LANES); q++)
+            call_in(o, item, j + q, k, depth);
         const float *rows[NATIVE_LANES];
         for (int l = 0; l < NATIVE_LANES; l++)
             rows[l] = c + l < columns ? stored_row(o, item, j + c + l, k, depth, made + l * GEMM_DEPTH) : zeros;
@@ -205,19 +134,35 @@ static void pack_b_panels(const gemm_operand *o, int64_t item, int64_t j, int64_
     }
 }
 
-/* Unit u of packing an operand of a block: for one item, GEMM_DEPTH terms of a strip of panels. */
+/*
+ * An operand of a block is packed in units: for one item and GEMM_DEPTH terms, a strip of about GEMM_STRIP panels. The
+ * strips of a stay within a tile; b is one stretch.
+ */
+typedef struct packing {
+    int64_t stretches, extent; /* and rows or columns of each */
+    int64_t panels, count;     /* of a stretch: its panels and strips */
+} packing;
+
+static packing packing_of(const plan *p, bool is_a) {
+    packing t = {.stretches = is_a ? p->tiles_m : 1, .extent = is_a ? p->tile_m : p->block_n};
+    t.panels = (is_a ? p->a_panels : p->b_panels) / t.stretches;
+    t.count = divide_up(t.panels, GEMM_STRIP);
+    return t;
+}
+
 static void pack_unit(const run *r, bool is_a, int64_t u) {
     const plan *p = r->plan;
     const step *s = &r->next;
     const gemm_operand *o = is_a ? &r->call->a : &r->call->b;
-    int64_t panels = is_a ? p->a_panels : p->b_panels, side = is_a ? GEMM_ROWS : GEMM_COLUMNS;
-    int64_t strips = divide_up(panels, GEMM_STRIP);
-    int64_t strip = u % strips, d = u / strips % p->depths, item = u / strips / p->depths;
-    int64_t first = strip * GEMM_STRIP, from = first * side, extent = is_a ? s->m : s->n;
-    int64_t count = least(least(GEMM_STRIP, panels - first) * side, extent - from);
+    packing t = packing_of(p, is_a);
+    int64_t strip = u % t.count, stretch = u / t.count % t.stretches;
+    int64_t d = u / t.count / t.stretches % p->depths, item = u / t.count / t.stretches / p->depths;
+    int64_t side = is_a ? GEMM_ROWS : GEMM_COLUMNS, begin = stretch * t.extent;
+    int64_t first = t.panels * strip / t.count, end = least(t.extent, t.panels * (strip + 1) / t.count * side);
+    int64_t from = begin + first * side, count = least(begin + end, is_a ? s->m : s->n) - from;
     int64_t depth = least(GEMM_DEPTH, depth_of(p, s->item + item, s->k0) - d * GEMM_DEPTH);
     if (count <= 0 || depth <= 0) return;
-    int64_t panel = d * panels + first, k = s->k0 + d * GEMM_DEPTH;
+    int64_t panel = (d * t.stretches + stretch) * t.panels + first, k = s->k0 + d * GEMM_DEPTH;
     if (is_a)
         pack_a_panels(o, s->item + item, s->m0 + from, count, k, depth,
                       s->a + item * p->a_floats + panel * GEMM_A_PANEL);
@@ -259,42 +204,101 @@ typedef struct tile {
     int64_t item;       /* of the batch */
     int64_t slot;       /* of the block's items */
     int64_t i, j, m, n; /* in the block */
-    float *c;
+    float *c;           /* where the sums end */
     int64_t ldc;
-    bool padded; /* c has room for whole panels */
+    float *buffer; /* where they are between one run of terms and the next; may be c itself */
+    int64_t ldb;
+    bool padded; /* c has room for whole panels; the buffer always has */
     bool add;    /* the first terms add to c */
 } tile;
 
-/* Rows of one panel of a by one panel of b; a panel that hangs over the edge of c goes through a buffer. */
-INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, int64_t depth, const float *a,
-                            const float *b, bool add) {
+/* Tile `index` of a block, without its memory. */
+static tile tile_at(const run *r, int64_t index) {
+    const plan *p = r->plan;
+    const step *s = &r->now;
+    int64_t tj = index % p->tiles_n, ti = index / p->tiles_n % p->tiles_m, slot = index / p->tiles_n / p->tiles_m;
+    tile t = {.item = s->item + slot, .slot = slot, .i = ti * p->tile_m, .j = tj * p->tile_n};
+    t.m = least(p->tile_m, s->m - t.i);
+    t.n = least(p->tile_n, s->n - t.j);
+    return t;
+}
+
+/* Packed panels of a tile for run d of its terms. */
+static const float *packed_a(const run *r, const tile *t, int64_t d) {
+    const plan *p = r->plan;
+    int64_t panel = t->i / p->tile_m * divide_up(p->tile_m, GEMM_ROWS);
+    return r->now.a + t->slot * p->a_floats + (d * p->a_panels + panel) * GEMM_A_PANEL;
+}
+
+static const float *packed_b(const run *r, const tile *t, int64_t d) {
+    const plan *p = r->plan;
+    return r->now.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * GEMM_B_PANEL;
+}
+
+/* The next GEMM_AHEAD bytes of each; past the end, what is being read anyway. */
+INLINE gemm_ahead take_ahead(gemm_ahead *left, const float *a, const float *b) {
+    gemm_ahead now = {.a = (const char *)a, .b = (const char *)b};
+    if (left->a < left->a_end) {
+        now.a = left->a;
+        left->a += GEMM_AHEAD;
+    }
+    if (left->b < left->b_end) {
+        now.b = left->b;
+        left->b += GEMM_AHEAD;
+    }
+    return now;
+}
+
+/* One run of at most GEMM_DEPTH terms. */
+typedef struct terms {
+    int64_t index, depth;
+    bool first, last;
+} terms;
+
+/* Rows of one panel of a by one panel of b; a panel that hangs over the edge of c goes through a small block. */
+INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, const terms *d, const float *a,
+                            const float *b, gemm_ahead *ahead) {
     int64_t rows = least(GEMM_ROWS, t->m - i), columns = t->n - j;
-    float *c = t->c + i * t->ldc + j;
-    if (t->padded || columns >= GEMM_COLUMNS) {
-        gemm_rows(by_terms, rows, depth, a, b, c, t->ldc, add);
+    float *c = t->c + i * t->ldc + j, *buffer = t->buffer + i * t->ldb + j;
+    gemm_target to = {.from = buffer, .from_stride = t->ldb, .to = buffer, .to_stride = t->ldb};
+    if (d->first) {
+        to.from = t->add ? c : NULL;
+        to.from_stride = t->ldc;
+    }
+    if (d->last) {
+        to.to = c;
+        to.to_stride = t->ldc;
+    }
+    gemm_ahead now = take_ahead(ahead, a, b);
+    bool reads_c = to.from == c, writes_c = to.to == c;
+    if (t->padded || columns >= GEMM_COLUMNS || !(reads_c || writes_c)) {
+        gemm_rows(by_terms, rows, d->depth, a, b, to, &now);
         return;
     }
     float edge[GEMM_ROWS * GEMM_COLUMNS];
-    gemm_rows(by_terms, rows, depth, a, b, edge, GEMM_COLUMNS, false);
+    gemm_target small = {.from = reads_c ? NULL : to.from, .from_stride = to.from_stride};
+    small.to = edge;
+    small.to_stride = GEMM_COLUMNS;
+    gemm_rows(by_terms, rows, d->depth, a, b, small, &now);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t q = 0; q < columns; q++)
-            c[r * t->ldc + q] = add ? c[r * t->ldc + q] + edge[r * GEMM_COLUMNS + q] : edge[r * GEMM_COLUMNS + q];
+            to.to[r * to.to_stride + q] =
+                reads_c ? c[r * t->ldc + q] + edge[r * GEMM_COLUMNS + q] : edge[r * GEMM_COLUMNS + q];
 }
 
-/* All panels of a tile for one run of at most GEMM_DEPTH terms, each operand from the workspace or packed here. */
-INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, int64_t d, int64_t depth, bool add) {
+/* All panels of a tile for one run of terms, each operand from the workspace or packed here. */
+INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const terms *d, gemm_ahead ahead) {
     const plan *p = r->plan;
     const step *s = &r->now;
     const gemm_call *call = r->call;
-    int64_t k = s->k0 + d * GEMM_DEPTH;
-    const float *a = s->a + t->slot * p->a_floats + (d * p->a_panels + t->i / GEMM_ROWS) * GEMM_A_PANEL;
-    const float *b = s->b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * GEMM_B_PANEL;
+    int64_t k = s->k0 + d->index * GEMM_DEPTH;
+    const float *a = packed_a(r, t, d->index), *b = packed_b(r, t, d->index);
     if (!p->pack_a) {
         float panel[GEMM_A_PANEL];
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS) {
-            pack_a_panels(&call->a, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, depth, panel);
+            pack_a_panels(&call->a, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth, panel);
             for (int64_t j = 0; j < t->n; j += GEMM_COLUMNS)
-                multiply_panels(by_terms, t, i, j, depth, panel, b + j / GEMM_COLUMNS * GEMM_B_PANEL, add);
+                multiply_panels(by_terms, t, i, j, d, panel, b + j / GEMM_COLUMNS * GEMM_B_PANEL, &ahead);
         }
         return;
     }
@@ -302,23 +306,46 @@ INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, int64_t d
     for (int64_t j = 0; j < t->n; j += GEMM_COLUMNS) {
         const float *column = b + j / GEMM_COLUMNS * GEMM_B_PANEL;
         if (!p->pack_b) {
-            pack_b_panels(&call->b, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, depth, panel);
+            pack_b_panels(&call->b, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth, panel);
             column = panel;
         }
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS)
-            multiply_panels(by_terms, t, i, j, depth, a + i / GEMM_ROWS * GEMM_A_PANEL, column, add);
+            multiply_panels(by_terms, t, i, j, d, a + i / GEMM_ROWS * GEMM_A_PANEL, column, &ahead);
     }
 }
 
-static void multiply_builtin(const run *r, const tile *t, int64_t terms) {
-    int64_t d = 0;
+/* The packed panels that come after run d of a tile: its next run's, else the first of the tile that follows. */
+static gemm_ahead ahead_of(const run *r, const tile *t, const terms *d, int64_t following) {
+    const plan *p = r->plan;
+    if (d->last && following < 0) return (gemm_ahead){0};
+    tile next = d->last ? tile_at(r, following) : *t;
+    int64_t index = d->last ? 0 : d->index + 1;
+    gemm_ahead ahead = {0};
+    if (p->pack_a) {
+        ahead.a = (const char *)packed_a(r, &next, index);
+        ahead.a_end = ahead.a + divide_up(next.m, GEMM_ROWS) * GEMM_A_PANEL * (int64_t)sizeof(float);
+    }
+    if (p->pack_b) {
+        ahead.b = (const char *)packed_b(r, &next, index);
+        ahead.b_end = ahead.b + divide_up(next.n, GEMM_COLUMNS) * GEMM_B_PANEL * (int64_t)sizeof(float);
+    }
+    return ahead;
+}
+
+static void multiply_builtin(const run *r, const tile *t, int64_t count, int64_t following) {
+    terms d = {.first = true};
     do {
-        int64_t depth = least(GEMM_DEPTH, terms - d * GEMM_DEPTH);
+        int64_t rest = count - d.index * GEMM_DEPTH;
+        d.depth = least(GEMM_DEPTH, rest);
+        d.last = rest <= GEMM_DEPTH;
+        gemm_ahead ahead = ahead_of(r, t, &d, following);
         if (r->call->a.transposed)
-            multiply_depth(r, t, true, d, depth, t->add || d > 0);
+            multiply_depth(r, t, true, &d, ahead);
         else
-            multiply_depth(r, t, false, d, depth, t->add || d > 0);
-    } while (++d * GEMM_DEPTH < terms);
+            multiply_depth(r, t, false, &d, ahead);
+        d.first = false;
+        d.index++;
+    } while (!d.last);
 }
 
 /* Where BLAS finds (row, column) of an operand, counted in the block, and its stride. */
@@ -339,10 +366,10 @@ static const float *blas_operand(const run *r, bool is_a, const tile *t, int64_t
            (terms_down ? across : s->k0);
 }
 
-static void multiply_blas(const run *r, const tile *t, int64_t terms) {
+static void multiply_blas(const run *r, const tile *t, int64_t count) {
     int64_t lda, ldb;
     const float *a = blas_operand(r, true, t, &lda), *b = blas_operand(r, false, t, &ldb);
-    vjp_blas_sgemm(r->call->a.transposed, r->call->b.transposed, t->m, t->n, terms, 1, a, lda, b, ldb, t->add ? 1 : 0,
+    vjp_blas_sgemm(r->call->a.transposed, r->call->b.transposed, t->m, t->n, count, 1, a, lda, b, ldb, t->add ? 1 : 0,
                    t->c, t->ldc);
 }
 
@@ -357,16 +384,16 @@ static void finish_row(const gemm_result *c, int64_t row, int64_t column, int64_
         to[j] = c->accumulate ? to[j] + sums[j] : sums[j];
 }
 
-static void run_tile(const run *r, int64_t index) {
+/* One tile, in the memory of a worker; `following` is the tile that it most likely runs next, or -1. */
+static void run_tile(const run *r, int64_t index, int64_t worker, int64_t following) {
     const plan *p = r->plan;
     const step *s = &r->now;
     const gemm_result *c = &r->call->c;
-    int64_t tj = index % p->tiles_n, ti = index / p->tiles_n % p->tiles_m, slot = index / p->tiles_n / p->tiles_m;
-    tile t = {.item = s->item + slot, .slot = slot, .i = ti * p->tile_m, .j = tj * p->tile_n};
-    t.m = least(p->tile_m, s->m - t.i);
-    t.n = least(p->tile_n, s->n - t.j);
+    tile t = tile_at(r, index);
     if (t.m <= 0 || t.n <= 0) return;
     int64_t row = s->m0 + t.i, column = s->n0 + t.j;
+    t.buffer = r->buffer + (p->kept ? index : worker) * p->buffer_floats;
+    t.ldb = p->tile_n + BUFFER_PAD;
     if (r->parts) {
         t.c = r->parts + (t.item * p->m + row) * p->n + column;
         t.ldc = p->n;
@@ -375,19 +402,33 @@ static void run_tile(const run *r, int64_t index) {
         t.ldc = c->stride;
         t.add = c->accumulate;
     } else {
-        t.c = r->sums + index * p->tile_m * p->tile_n;
-        t.ldc = p->tile_n;
+        t.c = t.buffer;
+        t.ldc = t.ldb;
         t.padded = true;
     }
+    if (p->buffer_floats == 0) {
+        t.buffer = t.c;
+        t.ldb = t.ldc;
+    }
     t.add = t.add || s->k0 > 0;
-    int64_t terms = depth_of(p, t.item, s->k0);
+    int64_t count = depth_of(p, t.item, s->k0);
     if (r->call->blas)
-        multiply_blas(r, &t, terms);
+        multiply_blas(r, &t, count);
     else
-        multiply_builtin(r, &t, terms);
+        multiply_builtin(r, &t, count, following);
     if (p->direct || s->k0 + p->block_k < p->k) return;
     for (int64_t i = 0; i < t.m; i++)
         finish_row(c, t.item * c->item_row + row + i, column, t.n, t.c + i * t.ldc);
+}
+
+/* A worker runs the tiles of its share in order, which share operands, and then helps the others with theirs. */
+static void run_tiles(const run *r, int64_t worker) {
+    int64_t workers = r->plan->workers;
+    for (int64_t w = 0; w < workers; w++) {
+        int64_t whose = (worker + w) % workers, end = first_tile(r, whose + 1), i;
+        while ((i = atomic_fetch_add(&r->next_tile[whose], 1)) < end)
+            run_tile(r, i, worker, i + 1 < end ? i + 1 : -1);
+    }
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------- */
@@ -407,15 +448,14 @@ static void run_task(void *argument, size_t task) {
                 pack_unit(r, is_a, u);
         return;
     }
-    int64_t first = (t - r->a_tasks - r->b_tasks) * r->tiles_task;
-    for (int64_t i = first; i < least(r->tiles, first + r->tiles_task); i++)
-        run_tile(r, i);
+    run_tiles(r, t - r->a_tasks - r->b_tasks);
 }
 
 static int64_t units_of(const run *r, bool is_a) {
     const plan *p = r->plan;
     if (r->call->blas) return p->group * divide_up(stored_rows(p, is_a ? &r->call->a : &r->call->b, is_a), BLAS_STRIP);
-    return p->group * p->depths * divide_up(is_a ? p->a_panels : p->b_panels, GEMM_STRIP);
+    packing t = packing_of(p, is_a);
+    return p->group * p->depths * t.stretches * t.count;
 }
 
 /* Packs for `next` (where asked) while the tiles of `now` run (where there is one). */
@@ -426,23 +466,29 @@ static void run_phase(const vjp_work *work, run *r, bool tiles) {
     r->tiles = tiles ? r->now.items * p->tiles_m * p->tiles_n : 0;
     r->units_a_task = r->a_units ? most(1, r->a_units * TASK_FLOATS / most(1, p->group * p->a_floats)) : 1;
     r->units_b_task = r->b_units ? most(1, r->b_units * TASK_FLOATS / most(1, p->group * p->b_floats)) : 1;
-    int64_t macs = least(p->tile_m, p->m) * least(p->tile_n, p->n) * most(1, least(p->block_k, p->k));
-    r->tiles_task = most(1, TASK_MACS / most(1, macs));
+    for (int64_t w = 0; tiles && w < p->workers; w++)
+        atomic_init(&r->next_tile[w], first_tile(r, w));
     r->a_tasks = divide_up(r->a_units, r->units_a_task);
     r->b_tasks = divide_up(r->b_units, r->units_b_task);
-    vjp_cpu_for(work, r->a_tasks + r->b_tasks + divide_up(r->tiles, r->tiles_task), run_task, r);
+    vjp_cpu_for(work, r->a_tasks + r->b_tasks + (tiles ? p->workers : 0), run_task, r);
 }
 
 /* Adds the parts of a product that was cut along its terms, some columns of a row at a time. */
 enum { ADD_COLUMNS = 256 };
 
+typedef struct addition {
+    const run *run;
+    int64_t pieces, count, count_task; /* of a row; in all; in a task */
+} addition;
+
 static void add_parts_task(void *argument, size_t task) {
-    const run *r = argument;
+    const addition *add = argument;
+    const run *r = add->run;
     const plan *p = r->plan;
-    int64_t pieces = divide_up(p->n, ADD_COLUMNS);
-    int64_t first = (int64_t)task * r->tiles_task;
-    for (int64_t q = first; q < least(r->tiles, first + r->tiles_task); q++) {
-        int64_t row = q / pieces, column = q % pieces * ADD_COLUMNS, count = least(ADD_COLUMNS, p->n - column);
+    int64_t first = (int64_t)task * add->count_task;
+    for (int64_t q = first; q < least(add->count, first + add->count_task); q++) {
+        int64_t row = q / add->pieces, column = q % add->pieces * ADD_COLUMNS;
+        int64_t count = least(ADD_COLUMNS, p->n - column);
         double total[ADD_COLUMNS] = {0};
         float sums[ADD_COLUMNS];
         for (int64_t part = 0; part < p->items; part++) {
@@ -456,14 +502,15 @@ static void add_parts_task(void *argument, size_t task) {
     }
 }
 
-static void add_parts(const vjp_work *work, run *r) {
+static void add_parts(const vjp_work *work, const run *r) {
     const plan *p = r->plan;
-    r->tiles = p->m * divide_up(p->n, ADD_COLUMNS);
-    r->tiles_task = most(1, TASK_FLOATS / (p->items * least(ADD_COLUMNS, p->n)));
-    vjp_cpu_for(work, divide_up(r->tiles, r->tiles_task), add_parts_task, r);
+    addition add = {.run = r, .pieces = divide_up(p->n, ADD_COLUMNS)};
+    add.count = p->m * add.pieces;
+    add.count_task = most(1, TASK_FLOATS / (p->items * least(ADD_COLUMNS, p->n)));
+    vjp_cpu_for(work, divide_up(add.count, add.count_task), add_parts_task, &add);
 }
 
-/* Two sets of packed operands, where a second is ever used, then the tiles' sums, then the parts. */
+/* Two sets of packed operands, where a second is ever used, then the buffers, the parts and the workers' counts. */
 static int64_t sets_of(const plan *p) {
     return p->steps > 1 ? 2 : 1;
 }
@@ -472,9 +519,9 @@ size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
     if (call->items == 0 || call->m == 0 || call->n == 0) return 0;
     int64_t parts = parts_of(call);
     plan p = plan_of(call, parts);
-    int64_t floats = p.group * ((p.a_floats + p.b_floats) * sets_of(&p) + p.sum_floats);
-    if (parts > 1) floats += p.items * p.m * p.n;
-    return (size_t)floats * sizeof(float);
+    int64_t floats = p.group * (p.a_floats + p.b_floats) * sets_of(&p) + p.buffers * p.buffer_floats;
+    if (parts > 1) floats += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
+    return (size_t)floats * sizeof(float) + (size_t)p.workers * sizeof(_Atomic int64_t);
 }
 
 void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace) {
@@ -496,8 +543,14 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
         a[set] = at + used * p.group * p.a_floats;
         b[set] = at + sets_of(&p) * p.group * p.a_floats + used * p.group * p.b_floats;
     }
-    r.sums = at + sets_of(&p) * p.group * (p.a_floats + p.b_floats);
-    if (parts > 1) r.parts = r.sums + p.group * p.sum_floats;
+    at += sets_of(&p) * p.group * (p.a_floats + p.b_floats);
+    r.buffer = at;
+    at += p.buffers * p.buffer_floats;
+    if (parts > 1) {
+        r.parts = at;
+        at += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
+    }
+    r.next_tile = (_Atomic int64_t *)(void *)at;
     int a_set = 0, b_set = 0;
     for (int64_t i = -1; i < p.steps; i++) {
         r.now = r.next;

@@ -52,12 +52,13 @@ typedef struct gemm_result {
 
 typedef struct gemm_call {
     bool blas;
+    int threads; /* of the device; they choose the tiles and with them the workspace, never bits */
     int64_t items, m, n, k;
     gemm_operand a, b;
     gemm_result c;
 } gemm_call;
 
-/* How much workspace a call needs, told without looking at any data; at most some 72 MiB. */
+/* How much workspace a call needs, told without looking at any data; at most some 80 MiB. */
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call);
 
 void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace);

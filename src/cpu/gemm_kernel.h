@@ -47,63 +47,92 @@ enum {
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* c (+)= a b for `rows` rows, a constant where this is inlined. */
-INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, const float *b, float *c, int64_t ldc,
-                       bool add) {
-    const int row_step = by_terms ? 1 : GEMM_ROW_STRIDE, term_step = by_terms ? GEMM_ROWS : 1;
+/*
+ * What the next run of terms will read: two stretches of packed panels that other cores have written, so that they come
+ * from the last-level cache or out of another core's. While one pair of panels is multiplied, the next GEMM_AHEAD bytes
+ * of each are called into the second-level cache, a line for every four terms.
+ */
+enum { GEMM_AHEAD_TERMS = 4, GEMM_LINE = 64, GEMM_AHEAD = GEMM_DEPTH / GEMM_AHEAD_TERMS * GEMM_LINE };
+
+typedef struct gemm_ahead {
+    const char *a, *a_end, *b, *b_end;
+} gemm_ahead;
+
+/* Where a small block of sums goes, and what it is added to (NULL: nothing; else often the same place). */
+typedef struct gemm_target {
+    const float *from;
+    float *to;
+    int64_t from_stride, to_stride;
+} gemm_target;
+
+/* One term of every sum. */
+INLINE void gemm_term(int rows, bool by_terms, const float *a, const float *b, native_f sum[GEMM_ROWS][GEMM_VECTORS]) {
+    native_f row[GEMM_VECTORS];
+    UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&row[j], b + j * NATIVE_LANES, sizeof row[j]);
+    UNROLL for (int i = 0; i < rows; i++) {
+        native_f one = a[i * (by_terms ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
+    }
+}
+
+/* to = from + a b for `rows` rows, a constant where this is inlined. */
+INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, const float *b, const gemm_target *c,
+                       const gemm_ahead *ahead) {
+    const int term_step = by_terms ? GEMM_ROWS : 1;
+    const char *ahead_a = ahead->a, *ahead_b = ahead->b;
     native_f sum[GEMM_ROWS][GEMM_VECTORS];
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = (native_f){0};
     }
-    for (int64_t k = 0; k < depth; k++) {
-        native_f row[GEMM_VECTORS];
-        UNROLL for (int j = 0; j < GEMM_VECTORS; j++)
-            memcpy(&row[j], b + k * GEMM_COLUMNS + j * NATIVE_LANES, sizeof row[j]);
-        UNROLL for (int i = 0; i < rows; i++) {
-            native_f one = a[i * row_step + k * term_step] - (native_f){0};
-            UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
-        }
+    int64_t k = 0;
+    for (; k + GEMM_AHEAD_TERMS <= depth; k += GEMM_AHEAD_TERMS) {
+        __builtin_prefetch(ahead_a + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
+        __builtin_prefetch(ahead_b + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
+        UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
+            gemm_term(rows, by_terms, a + (k + u) * term_step, b + (k + u) * GEMM_COLUMNS, sum);
     }
+    for (; k < depth; k++)
+        gemm_term(rows, by_terms, a + k * term_step, b + k * GEMM_COLUMNS, sum);
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
-            float *to = c + i * ldc + j * NATIVE_LANES;
-            if (add) {
+            if (c->from) {
                 native_f old;
-                memcpy(&old, to, sizeof old);
+                memcpy(&old, c->from + i * c->from_stride + j * NATIVE_LANES, sizeof old);
                 sum[i][j] = old + sum[i][j];
             }
-            memcpy(to, &sum[i][j], sizeof sum[i][j]);
+            memcpy(c->to + i * c->to_stride + j * NATIVE_LANES, &sum[i][j], sizeof sum[i][j]);
         }
     }
 }
 
 /* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
-INLINE void gemm_rows(bool by_terms, int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t ldc,
-                      bool add) {
+INLINE void gemm_rows(bool by_terms, int64_t rows, int64_t depth, const float *a, const float *b, gemm_target c,
+                      const gemm_ahead *ahead) {
     enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
     const int64_t row_step = by_terms ? 1 : GEMM_ROW_STRIDE;
     if (rows == GEMM_ROWS) {
-        gemm_block(GEMM_ROWS, by_terms, depth, a, b, c, ldc, add);
+        gemm_block(GEMM_ROWS, by_terms, depth, a, b, &c, ahead);
         return;
     }
     while (rows > 0) {
         int64_t done;
         if (rows >= EIGHT && EIGHT == 8) {
-            gemm_block(EIGHT, by_terms, depth, a, b, c, ldc, add);
+            gemm_block(EIGHT, by_terms, depth, a, b, &c, ahead);
             done = EIGHT;
         } else if (rows >= FOUR && FOUR == 4) {
-            gemm_block(FOUR, by_terms, depth, a, b, c, ldc, add);
+            gemm_block(FOUR, by_terms, depth, a, b, &c, ahead);
             done = FOUR;
         } else if (rows >= 2) {
-            gemm_block(2, by_terms, depth, a, b, c, ldc, add);
+            gemm_block(2, by_terms, depth, a, b, &c, ahead);
             done = 2;
         } else {
-            gemm_block(1, by_terms, depth, a, b, c, ldc, add);
+            gemm_block(1, by_terms, depth, a, b, &c, ahead);
             done = 1;
         }
         rows -= done;
         a += done * row_step;
-        c += done * ldc;
+        c.to += done * c.to_stride;
+        if (c.from) c.from += done * c.from_stride;
     }
 }
 

@@ -2,9 +2,10 @@
  * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) whose edges do everything else.
  *
  * Forward: one product; bias, activation, pre and the rounding to storage are done to each tile while it is in cache.
- * Backward: da = dpre b^T and db = a^T dpre, where dpre = dy * act'(pre) is never stored: each product computes it
- * while it packs, at a cost of one act' for some thousand flops. dbias is a pass of its own over dy and pre, summed in
- * double, so that 2^24 rows are as right as two.
+ * Backward: da = dpre b^T, db = a^T dpre and dbias, the sum of the rows of dpre, where dpre = dy * act'(pre). One pass
+ * makes dpre in the workspace and sums dbias on the way, in double, so that 2^24 rows are as right as two. A dpre that
+ * is wanted once, or is too large to store, is made where it is read: when a product packs it, at a cost of one act'
+ * for some thousand flops.
  *
  * Where pre was not saved it is computed again, a panel of rows at a time, and the gradients go panel by panel. db is
  * then a sum over panels; in 16 bits it would be rounded at each, so it is gathered in f32 and rounded once.
@@ -16,7 +17,7 @@
 /* Numbers handled at a time by what reads and finishes rows: 1 KiB on the stack. */
 enum { PIECE = 256 };
 
-/* pre that is computed again: 16 MiB of it, so 1024 rows of 4096. */
+/* pre that is computed again, or dpre that is stored: 16 MiB of it, so 1024 rows of 4096. */
 enum { PANEL_FLOATS = 4 << 20 };
 
 /* dbias: the most doubles of all partial sums (4 MiB) and the most partials of a column. */
@@ -203,6 +204,7 @@ static void set_forward(const vjp_work *work, forward_call *f) {
                        .bias = matrix_of(work, LINEAR_BIAS, s.n, 0),
                        .activation = s.activation};
     f->product = (gemm_call){.blas = cpu_state_of(work)->blas,
+                             .threads = cpu_state_of(work)->threads,
                              .items = s.batch,
                              .m = s.m,
                              .n = s.n,
@@ -270,25 +272,32 @@ static gemm_operand operand_of_dpre(const dpre_source *d, bool transposed, int64
 
 /*
  * Panels: the whole batch where pre is there or not needed; else whole items as many as fit, or rows of one item. The
- * workspace holds, in this order: pre of a panel, partial sums of dbias and their totals, db in f32, and what the
- * products need.
+ * workspace holds, in this order: pre and then dpre of a panel, partial sums of dbias and their totals, db in f32, and
+ * what the products need.
  */
 typedef struct backward_plan {
     vjp_linear_sizes sizes;
     bool again;            /* pre is computed again */
+    bool stored;           /* dpre is made once, in the workspace */
     int64_t items, rows;   /* of a panel; the last of an item may have fewer rows */
     bool gather_db;        /* in f32, over several panels */
     int64_t chunk, chunks; /* rows of a partial sum of dbias, and how many */
-    size_t pre_bytes, partial_bytes, total_bytes, db_bytes, product_bytes;
+    size_t pre_bytes, partial_bytes, total_bytes, db_bytes;
 } backward_plan;
 
 /* One panel's products. */
 typedef struct panel {
     matrix a, b, da, db;
     dpre_source dpre;
-    outputs pre; /* where pre is computed again */
+    matrix stored; /* dpre as f32 in the workspace */
+    outputs pre;   /* where pre is computed again */
     gemm_call make_pre, make_da, make_db;
 } panel;
+
+static gemm_operand dpre_operand(const backward_plan *p, const panel *q, bool transposed, int64_t item_row) {
+    if (p->stored) return operand_of(&q->stored, transposed, item_row);
+    return operand_of_dpre(&q->dpre, transposed, item_row);
+}
 
 static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item, int64_t items, int64_t row,
                       int64_t rows, panel *q) {
@@ -296,6 +305,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
     char *space = work->workspace; /* NULL while its size is being asked for */
     int64_t first = item * s->m + row, b_rows = s->transpose_b ? s->n : s->k, b_columns = s->transpose_b ? s->k : s->n;
     bool blas = cpu_state_of(work)->blas;
+    int threads = cpu_state_of(work)->threads;
     q->a = matrix_of(work, LINEAR_B_A, s->k, first);
     q->b = matrix_of(work, LINEAR_B_B, b_columns, item * b_rows);
     q->da = matrix_of(work, LINEAR_B_DA, s->k, first);
@@ -304,7 +314,8 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                             .pre = matrix_of(work, LINEAR_B_PRE, s->n, first),
                             .activation = s->activation,
                             .zero_nan = s->zero_nan};
-    if (p->again) q->dpre.pre = (matrix){.data = space, .dtype = VJP_F32, .columns = s->n};
+    q->stored = (matrix){.data = space, .dtype = VJP_F32, .columns = s->n};
+    if (p->again) q->dpre.pre = q->stored;
     if (p->gather_db && space) q->db.data = space + p->pre_bytes + p->partial_bytes + p->total_bytes;
     if (p->gather_db) {
         q->db.dtype = VJP_F32;
@@ -313,6 +324,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
     q->db.accumulate = q->db.accumulate || row > 0;
     q->pre = (outputs){.y = {.columns = s->n}, .pre = q->dpre.pre, .bias = matrix_of(work, LINEAR_B_BIAS, s->n, 0)};
     q->make_pre = (gemm_call){.blas = blas,
+                              .threads = threads,
                               .items = items,
                               .m = rows,
                               .n = s->n,
@@ -321,24 +333,26 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                               .b = operand_of(&q->b, s->transpose_b, b_rows),
                               .c = {.finish = finish_outputs, .target = &q->pre, .item_row = rows}};
     q->make_da = (gemm_call){.blas = blas,
+                             .threads = threads,
                              .items = items,
                              .m = rows,
                              .n = s->k,
                              .k = s->n,
-                             .a = operand_of_dpre(&q->dpre, false, rows),
+                             .a = dpre_operand(p, q, false, rows),
                              .b = operand_of(&q->b, !s->transpose_b, b_rows),
                              .c = result_in(&q->da, rows)};
     /* db is a^T dpre; as [n, k], dpre^T a. */
     q->make_db = (gemm_call){.blas = blas,
+                             .threads = threads,
                              .items = items,
                              .m = b_rows,
                              .n = b_columns,
                              .k = rows,
                              .a = operand_of(&q->a, true, rows),
-                             .b = operand_of_dpre(&q->dpre, false, rows),
+                             .b = dpre_operand(p, q, false, rows),
                              .c = result_in(&q->db, b_rows)};
     if (s->transpose_b) {
-        q->make_db.a = operand_of_dpre(&q->dpre, true, rows);
+        q->make_db.a = dpre_operand(p, q, true, rows);
         q->make_db.b = operand_of(&q->a, false, rows);
     }
 }
@@ -363,43 +377,49 @@ static backward_plan plan_of(const vjp_work *work) {
     p.again = s->activation != VJP_ACT_NONE && !work->tensor[LINEAR_B_PRE];
     p.items = s->batch;
     p.rows = s->m;
+    int uses = !!work->tensor[LINEAR_B_DA] + !!work->tensor[LINEAR_B_DB] + !!work->tensor[LINEAR_B_DBIAS];
+    bool fits = s->batch * s->m <= PANEL_FLOATS / most(1, s->n);
+    p.stored = s->activation != VJP_ACT_NONE && uses > 1 && (p.again || fits);
+    if (p.stored) p.pre_bytes = round_up(s->batch * s->m * s->n * (int64_t)sizeof(float));
     if (p.again && s->m > 0 && s->n > 0) {
         p.rows = least(s->m, most(1, PANEL_FLOATS / s->n));
         p.items = most(1, least(s->batch, PANEL_FLOATS / (p.rows * s->n)));
         if (p.rows < s->m) p.items = 1;
         p.pre_bytes = round_up(p.items * p.rows * s->n * (int64_t)sizeof(float));
     }
-    if (work->tensor[LINEAR_B_DBIAS]) {
-        int64_t rows = p.items * p.rows;
+    if (work->tensor[LINEAR_B_DBIAS] || p.stored) {
         int64_t limit = most(1, least(BIAS_CHUNKS, BIAS_PARTIALS / most(1, s->n)));
-        cpu_cut cut = vjp_cpu_cut_items(rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
+        cpu_cut cut = vjp_cpu_cut_items(p.items * p.rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
         p.chunk = cut.size;
         p.chunks = cut.count;
+    }
+    if (work->tensor[LINEAR_B_DBIAS]) {
         p.partial_bytes = round_up(p.chunks * s->n * (int64_t)sizeof(double));
         p.total_bytes = round_up(s->n * (int64_t)sizeof(double));
     }
     p.gather_db = p.rows < s->m && work->tensor[LINEAR_B_DB] && vjp_type(work, LINEAR_B_DB) != VJP_F32;
     if (p.gather_db) p.db_bytes = round_up(s->k * s->n * (int64_t)sizeof(float));
-    p.product_bytes = product_bytes(work, &p, p.rows);
-    if (p.rows > 0 && s->m % p.rows) {
-        size_t last = product_bytes(work, &p, s->m % p.rows);
-        p.product_bytes = last > p.product_bytes ? last : p.product_bytes;
-    }
     return p;
 }
 
 static size_t backward_workspace(const vjp_work *work) {
     backward_plan p = plan_of(work);
-    return p.pre_bytes + p.partial_bytes + p.total_bytes + p.db_bytes + p.product_bytes;
+    size_t products = product_bytes(work, &p, p.rows), last = 0;
+    if (p.rows > 0 && p.sizes.m % p.rows) last = product_bytes(work, &p, p.sizes.m % p.rows);
+    return p.pre_bytes + p.partial_bytes + p.total_bytes + p.db_bytes + (last > products ? last : products);
 }
 
-/* ---- dbias ------------------------------------------------------------------------------------------- */
+/* ---- One pass over dpre: stored, summed for dbias, or both -------------------------------------------- */
 
-typedef struct bias_sums {
+/* Columns that a task takes: a page of each row in f32, so that whole pages are read one after the other. */
+enum { PASS_COLUMNS = 1024 };
+
+typedef struct dpre_pass {
     const dpre_source *dpre;
     int64_t rows, n, chunk, pieces;
-    double *partial, *total;
-} bias_sums;
+    float *to;       /* NULL: not stored */
+    double *partial; /* of each chunk; NULL: not summed */
+} dpre_pass;
 
 /* Elements of dpre that lie side by side, whatever rows they are of. */
 static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to) {
@@ -409,35 +429,71 @@ static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to
         read_dpre(d, 0, at, count, to);
 }
 
+/* Calls elements into the cache that the next row will read: the processor's own prefetching stops at each page. */
+static void call_in(const matrix *m, int64_t at, int64_t count) {
+    enum { LINE = 64 };
+    const char *from = element(m->data, m->dtype, at), *end = element(m->data, m->dtype, at + count);
+    for (; from < end; from += LINE)
+        __builtin_prefetch(from, 0, 2);
+}
+
 /* Some columns of a chunk of rows. Narrow rows are read several at once. */
-static void sum_chunk_task(void *argument, size_t task) {
-    const bias_sums *b = argument;
-    int64_t piece = (int64_t)task % b->pieces, chunk = (int64_t)task / b->pieces;
-    int64_t column = piece * PIECE, count = least(PIECE, b->n - column), end = least(b->rows, (chunk + 1) * b->chunk);
-    int64_t at_once = count == b->n ? PIECE / b->n : 1;
-    double *partial = b->partial + chunk * b->n + column;
+static void dpre_task(void *argument, size_t task) {
+    const dpre_pass *b = argument;
+    int64_t chunk = (int64_t)task / b->pieces, first = (int64_t)task % b->pieces * PASS_COLUMNS;
+    int64_t width = least(PASS_COLUMNS, b->n - first), end = least(b->rows, (chunk + 1) * b->chunk);
+    int64_t at_once = width == b->n ? most(1, PIECE / b->n) : 1;
+    double *partial = b->partial ? b->partial + chunk * b->n + first : NULL;
     float values[PIECE];
-    memset(partial, 0, (size_t)count * sizeof *partial);
+    if (partial) memset(partial, 0, (size_t)width * sizeof *partial);
     for (int64_t row = chunk * b->chunk; row < end; row += at_once) {
         int64_t rows = least(at_once, end - row);
-        load_dpre(b->dpre, row * b->n + column, rows * count, values);
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t j = 0; j < count; j++)
-                partial[j] += (double)values[r * count + j];
+        for (int64_t column = 0; column < width; column += PIECE) {
+            int64_t count = least(PIECE, width - column), at = row * b->n + first + column;
+            float *to = b->to ? b->to + at : values;
+            if (row + at_once < end) {
+                call_in(&b->dpre->dy, at + b->n, count);
+                if (b->dpre->pre.data) call_in(&b->dpre->pre, at + b->n, count);
+            }
+            load_dpre(b->dpre, at, rows * count, to);
+            for (int64_t r = 0; partial && r < rows; r++)
+                for (int64_t j = 0; j < count; j++)
+                    partial[column + j] += (double)to[r * count + j];
+        }
     }
 }
 
-/* Adds a panel's dpre to the totals. */
-static void add_dbias(const vjp_work *work, const backward_plan *p, const dpre_source *d, int64_t rows) {
-    char *space = work->workspace;
-    bias_sums b = {.dpre = d, .rows = rows, .n = p->sizes.n, .chunk = p->chunk, .pieces = divide_up(p->sizes.n, PIECE)};
-    b.partial = (double *)(space + p->pre_bytes);
-    b.total = (double *)(space + p->pre_bytes + p->partial_bytes);
-    int64_t chunks = divide_up(rows, b.chunk);
-    vjp_cpu_for(work, chunks * b.pieces, sum_chunk_task, &b);
+/* Adds the partial sums of some columns to their totals, in the order of the rows. */
+enum { TOTAL_TASK = 1 << 14 };
+
+typedef struct bias_sums {
+    const double *partial;
+    double *total;
+    int64_t chunks, n, columns; /* columns of a task */
+} bias_sums;
+
+static void total_task(void *argument, size_t task) {
+    const bias_sums *b = argument;
+    int64_t first = (int64_t)task * b->columns, end = least(b->n, first + b->columns), chunks = b->chunks;
     for (int64_t c = 0; c < chunks; c++)
-        for (int64_t j = 0; j < b.n; j++)
-            b.total[j] += b.partial[c * b.n + j];
+        for (int64_t j = first; j < end; j++)
+            b->total[j] += b->partial[c * b->n + j];
+}
+
+static void pass_over_dpre(const vjp_work *work, const backward_plan *p, const panel *q, int64_t rows) {
+    char *space = work->workspace;
+    int64_t n = p->sizes.n, chunks = divide_up(rows, p->chunk);
+    dpre_pass pass = {.dpre = &q->dpre, .rows = rows, .n = n, .chunk = p->chunk};
+    pass.pieces = divide_up(n, PASS_COLUMNS);
+    if (p->stored) pass.to = q->stored.data;
+    if (p->partial_bytes) pass.partial = (double *)(space + p->pre_bytes);
+    vjp_cpu_for(work, chunks * pass.pieces, dpre_task, &pass);
+    if (!pass.partial) return;
+    bias_sums sums = {.partial = pass.partial, .total = (double *)(space + p->pre_bytes + p->partial_bytes)};
+    sums.chunks = chunks;
+    sums.n = n;
+    sums.columns = divide_up(TOTAL_TASK, chunks);
+    vjp_cpu_for(work, divide_up(n, sums.columns), total_task, &sums);
 }
 
 static void put_dbias(const vjp_work *work, const backward_plan *p) {
@@ -491,7 +547,7 @@ static vjp_status backward(const vjp_work *work) {
             panel q;
             set_panel(work, &p, item, items, row, rows, &q);
             if (p.again) CPU_NAME(gemm)(work, &q.make_pre, product_space);
-            if (dbias && s->n > 0 && rows > 0) add_dbias(work, &p, &q.dpre, items * rows);
+            if ((dbias || p.stored) && s->n > 0 && items * rows > 0) pass_over_dpre(work, &p, &q, items * rows);
             if (da) CPU_NAME(gemm)(work, &q.make_da, product_space);
             if (db) CPU_NAME(gemm)(work, &q.make_db, product_space);
             row += rows;

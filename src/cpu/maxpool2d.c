@@ -6,7 +6,8 @@
  * Channels first goes by rows (maxpool2d_rows.h), vectors along a row of windows; 2 x 2 windows that tile the plane by
  * pairs of rows (maxpool2d_pairs.h). Channels last goes by pixels, vectors along the channels; its backward, by tiles
  * of dx, adds each window's dy into the tile where its argmax is.
- * With a saved argmax there is nothing to find: dy is added, number by number, into tiles as wide as the plane.
+ * With a saved argmax there is nothing to find. The usual windows, channels first, go by rows of dx straight from the
+ * argmax and dy (maxpool2d_saved.h); otherwise dy is added, number by number, into tiles as wide as the plane.
  * Kernels too large for the rows, and planes past 2^31 elements, go by tiles too, an element at a time.
  *
  * A saved argmax is taken to lie in its window, as the forward wrote it; one that does not may be left out.
@@ -14,6 +15,7 @@
 #include "cpu/maxpool2d.h"
 #include "cpu/maxpool2d_pairs.h"
 #include "cpu/maxpool2d_rows.h"
+#include "cpu/maxpool2d_saved.h"
 
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 
@@ -298,7 +300,9 @@ INLINE void forward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
 }
 
 INLINE void backward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
-    if (call->saved && saved_fits(&call->s))
+    if (call->saved && saved_rows_fit(&call->s))
+        backward_saved_rows(call, task, dtype);
+    else if (call->saved && saved_fits(&call->s))
         backward_saved(call, task, dtype);
     else if (pairs_fit(&call->s) && !call->saved)
         backward_pairs(call, task, dtype);
@@ -382,7 +386,12 @@ static pool_call plan(const vjp_work *work) {
     const vjp_maxpool2d_sizes *s = &call.s;
     int64_t element = (int64_t)dtype_bytes(work->storage), planes = s->batch * s->channels;
     if (planes * s->height * s->width == 0) return call;
-    if (work->tensor[MAXPOOL2D_B_ARGMAX] && saved_fits(s)) {
+    bool saved = work->tensor[MAXPOOL2D_B_ARGMAX] != NULL;
+    if (saved && saved_rows_fit(s)) {
+        cut_rows(&call, s->height, 2 * s->width * element);
+        return call;
+    }
+    if (saved && saved_fits(s)) {
         int64_t channels = s->channels_last ? TILE_CHANNELS : 1, rows = TILE_FLOATS / channels / s->width;
         call.tile_w = s->width;
         call.tile_h = rows < s->height ? rows : s->height;
@@ -392,11 +401,11 @@ static pool_call plan(const vjp_work *work) {
                                      MOST_TILE_TASKS);
         return call;
     }
-    if (pairs_fit(s) && !work->tensor[MAXPOOL2D_B_ARGMAX]) {
+    if (pairs_fit(s) && !saved) {
         call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * s->width * element, CPU_MOST_TASKS);
         return call;
     }
-    if (rows_fit(s)) {
+    if (rows_fit(s) && !saved) {
         int64_t blocks = (s->width + ROW_BLOCK - 1) / ROW_BLOCK;
         call.block = ((s->width + blocks - 1) / blocks + LANES - 1) / LANES * LANES;
         cut_rows(&call, s->height, 3 * s->width * element);
@@ -422,6 +431,7 @@ static vjp_status backward(const vjp_work *work) {
     call.dy = vjp_data(work, MAXPOOL2D_B_DY);
     call.x = vjp_data(work, MAXPOOL2D_B_X);
     call.saved = vjp_data(work, MAXPOOL2D_B_ARGMAX);
+    call.windows = s->batch * s->channels * s->out_height * s->out_width;
     call.argmax_type = vjp_type(work, MAXPOOL2D_B_ARGMAX);
     call.tiles = work->workspace;
     int64_t bytes = s->batch * s->channels * s->height * s->width * (int64_t)dtype_bytes(work->storage);
@@ -429,7 +439,7 @@ static vjp_status backward(const vjp_work *work) {
     bool aligned =
         (s->channels_last ? s->channels : s->width) % LANES == 0 && vf_stream_aligned(work->storage, call.dx);
     call.mode = write_mode_of(work, MAXPOOL2D_B_DX, bytes, aligned, false);
-    bool by_rows = rows_fit(s) && !(call.saved ? saved_fits(s) : pairs_fit(s));
+    bool by_rows = !call.saved && rows_fit(s) && !pairs_fit(s);
     vjp_cpu_for(work, call.cut.count, by_rows ? backward_by_rows : tasks[work->storage], &call);
     return VJP_OK;
 }

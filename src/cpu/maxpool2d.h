@@ -16,6 +16,7 @@ typedef struct pool_call {
     void *y, *argmax;       /* forward */
     void *dx;               /* backward */
     const void *dy, *saved; /* saved: the argmax, or NULL */
+    int64_t windows;        /* of the whole call, where saved */
     cpu_cut cut;            /* what an item is depends on the way */
     int64_t tile_h, tile_w; /* backward by tiles */
     float *tiles;           /* a tile for each task */
@@ -132,9 +133,25 @@ INLINE void store_argmax(vjp_dtype dtype, void *to, int64_t i, int64_t n, vi ind
     }
 }
 
+/* 16 values of 64 bits, each of which 32 bits can hold. */
+INLINE vi vi_narrow(const int64_t *from) {
+    typedef int64_t native_wide __attribute__((vector_size(NATIVE_LANES * 4)));
+    typedef int32_t native_half_i __attribute__((vector_size(NATIVE_LANES * 2)));
+    vi r;
+    EACH_PART {
+        native_wide low, high;
+        memcpy(&low, from + p * NATIVE_LANES, sizeof low);
+        memcpy(&high, from + p * NATIVE_LANES + NATIVE_LANES / 2, sizeof high);
+        r.v[p] = __builtin_shufflevector(__builtin_convertvector(low, native_half_i),
+                                         __builtin_convertvector(high, native_half_i), RUN(0));
+    }
+    return r;
+}
+
 /* Places past n are -1, which no element has. */
 INLINE vi load_argmax(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
     if (dtype == VJP_I32 && n >= LANES) return vi_load((const int32_t *)from + i);
+    if (dtype == VJP_I64 && n >= LANES) return vi_narrow((const int64_t *)from + i);
     int32_t lanes[LANES];
     for (int64_t j = 0; j < LANES; j++)
         lanes[j] = j >= n             ? -1

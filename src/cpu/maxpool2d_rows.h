@@ -6,7 +6,7 @@
  * with no edge to look after. -inf never wins, because a window starts from -inf at its first element inside x.
  *
  * The backward turns the question round: an element of dx adds, in the order of the windows, the dy of each window
- * over it whose argmax it is. For that the argmax (saved or found again) and dy of the few rows of windows that reach a
+ * over it whose argmax it is. For that the argmax, found again, and dy of the few rows of windows that reach a
  * row of dx are kept. Each element of dx is written once, by the task that owns its row; rows of windows that two tasks
  * need are found by both.
  */
@@ -222,24 +222,9 @@ INLINE const window_row *kept_windows(const pool_call *call, row_state *state, c
     int64_t all = (state->windows + LANES - 1) / LANES * LANES;
     stage_row(call->dtype, &row->dy, at(call->dtype, call->dy, from), s->out_width, first, all, 1);
     found_row found;
-    found.rows = 0;
-    if (!call->saved) stage_windows(state, call, oh, c, &found);
-    for (int64_t w = 0; w < state->windows; w += LANES) {
-        if (!call->saved) {
-            vi_store(row->index + w, find_windows(state, s, c, &found, w).index);
-        } else if (first + w >= 0 && first + w < s->out_width) {
-            vi_store(row->index + w,
-                     load_argmax(call->argmax_type, call->saved, from + first + w, s->out_width - first - w));
-        } else {
-            for (int64_t i = w; i < w + LANES; i++) {
-                bool inside = first + i >= 0 && first + i < s->out_width;
-                row->index[i] = !inside ? -1
-                                : call->argmax_type == VJP_I32
-                                    ? ((const int32_t *)call->saved)[from + first + i]
-                                    : (int32_t)((const int64_t *)call->saved)[from + first + i];
-            }
-        }
-    }
+    stage_windows(state, call, oh, c, &found);
+    for (int64_t w = 0; w < state->windows; w += LANES)
+        vi_store(row->index + w, find_windows(state, s, c, &found, w).index);
     /* Windows outside the row have no element. */
     for (int64_t w = 0; w < -first && w < all; w++)
         row->index[w] = -1;
@@ -267,7 +252,7 @@ INLINE void backward_rows(const pool_call *call, row_state *state, columns c, in
                           int64_t end) {
     const vjp_maxpool2d_sizes *s = &call->s;
     int64_t reach = (c.kernel - 1) * c.dilation / c.stride;
-    if (call->x) state->x = at(call->dtype, call->x, plane * s->height * s->width);
+    state->x = at(call->dtype, call->x, plane * s->height * s->width);
     for (int64_t left = 0; left < s->width; left += call->block) {
         int64_t width = s->width - left < call->block ? s->width - left : call->block;
         int64_t j0 = (left + s->padding_w) / c.stride, j1 = (left + width - 1 + s->padding_w) / c.stride + 1;

@@ -68,11 +68,14 @@ static void *worker_main(void *pointer) {
     for (;;) {
         for (int i = 0; i < SPINS && atomic_load(&pool->generation) == seen; i++)
             pause_briefly();
-        pthread_mutex_lock(&pool->mutex);
-        while (atomic_load(&pool->generation) == seen && !atomic_load(&pool->stop))
-            pthread_cond_wait(&pool->wake, &pool->mutex);
+        /* Who is awake takes no lock: sixteen threads that hand one on begin one after the other. */
+        if (atomic_load(&pool->generation) == seen) {
+            pthread_mutex_lock(&pool->mutex);
+            while (atomic_load(&pool->generation) == seen && !atomic_load(&pool->stop))
+                pthread_cond_wait(&pool->wake, &pool->mutex);
+            pthread_mutex_unlock(&pool->mutex);
+        }
         seen = atomic_load(&pool->generation);
-        pthread_mutex_unlock(&pool->mutex);
         if (atomic_load(&pool->stop)) return NULL;
         take_tasks(pool);
         if (atomic_fetch_sub(&pool->working, 1) == 1) {
@@ -128,6 +131,7 @@ void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argumen
     take_tasks(pool);
     for (int i = 0; i < SPINS && atomic_load(&pool->working) > 0; i++)
         pause_briefly();
+    if (atomic_load(&pool->working) == 0) return;
     pthread_mutex_lock(&pool->mutex);
     while (atomic_load(&pool->working) > 0)
         pthread_cond_wait(&pool->done, &pool->mutex);

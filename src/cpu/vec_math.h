@@ -68,7 +68,7 @@ INLINE vf vf_tanh(vf x) {
  * exponent is taken with the rounding error of x^2, which at the end of the range is worth 50 units.
  */
 INLINE vf vf_normal(vf x, vf *density) {
-    const float c[] = {0x1.d3d9c8p+0f, -0x1.46d63cp+0f, 0x1.273408p-1f,  -0x1.e534ep-4f,   -0x1.adab98p-6f,
+    const float c[] = {0x1.d3d9c6p+0f, -0x1.46d63cp+0f, 0x1.273408p-1f,  -0x1.e534ep-4f,   -0x1.adab98p-6f,
                        0x1.1ce80ep-6f, 0x1.4def0cp-9f,  -0x1.371482p-9f, -0x1.0abc6ep-11f, 0x1.1376c8p-13f};
     const float root_2pi_inverse = 0x1.988454p-2f;
     vf t = vf_clamp(vf_abs(x), 0, 15); /* both are 0 from 14.5 on */

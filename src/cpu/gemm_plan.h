@@ -1,0 +1,175 @@
+/*
+ * How a matrix product is cut (gemm.h): blocks, the tiles of a block, what is packed and what memory that takes.
+ * Nothing here looks at data.
+ *
+ * The cuts that decide bits (along the terms) depend on the sizes alone. The tiles depend on the threads too: a number
+ * is the same sums in the same order whatever tile it is in.
+ */
+#ifndef VJP_CPU_GEMM_PLAN_H
+#define VJP_CPU_GEMM_PLAN_H
+
+#include "cpu/gemm.h"
+#include "cpu/gemm_kernel.h"
+
+/*
+ * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. The threads meet once a
+ * block, so a large one loses less to waiting: with 16 threads and 1024 x 1024 x 4096, 1200 GFLOP/s at 1024 columns,
+ * 1300 at 2048, 1670 at 4096. A packed operand of a block is 16 MiB at most.
+ */
+enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK };
+
+/*
+ * Up to so many rows or columns nothing is shared: 112 x 128 with AVX-512. Such products are cut into tiles of this
+ * size. BLAS packs for itself and wants more to do in a call.
+ */
+enum { TILE_M = 112 / GEMM_ROWS * GEMM_ROWS, TILE_N = 128 / GEMM_COLUMNS * GEMM_COLUMNS };
+enum { BLAS_TILE_M = 256, BLAS_TILE_N = 512, BLAS_STRIP = 64 };
+
+/*
+ * Larger products are cut into tiles such that the threads finish together, of sides between these. Bringing in a row
+ * or a column of GEMM_DEPTH terms from another core's cache is reckoned as TILE_EDGE multiply-adds a term. TILE_BYTES:
+ * the operands of GEMM_DEPTH terms twice (those at work and those being called in) and the sums, in a second-level
+ * cache of 2 MiB.
+ */
+enum { LEAST_TILE_M = 80, LEAST_TILE_N = 128, MOST_TILE_M = 384, MOST_TILE_N = 512, TILE_EDGE = 28 };
+enum { TILE_BYTES = 3 << 19 };
+
+/*
+ * Their rows are a multiple of this and not of a panel, each tile's panels beginning anew: 1024 rows on 16 threads are
+ * four times 256 that way, and with whole panels of 14 up to 266. A last panel of four rows runs at full speed.
+ */
+enum { TILE_STEP_M = 4 };
+
+/* The least multiply-adds and packed floats that a task is worth: about 5 us each. */
+enum { TASK_MACS = 1 << 18, TASK_FLOATS = 1 << 14 };
+
+/* Parts of a product cut along its terms: where there are fewer tiles than this, in parts of at least so many terms. */
+enum { SPLIT_TILES = 16, SPLIT_TILE_SIDE = 128, SPLIT_TERMS = 8 * GEMM_DEPTH };
+
+/* What 32-bit BLAS takes for a dimension or a stride. */
+enum { BLAS_LIMIT = INT32_MAX };
+
+/* Rows of a buffer are so much longer than a tile's: rows of a power of two would share sets of the cache. */
+enum { BUFFER_PAD = 16 };
+
+typedef struct plan {
+    int64_t items, m, n, k;            /* of the batch that is run: the call's, or its parts */
+    int64_t k_total;                   /* terms of all parts; item i has min(k, k_total - i * k) */
+    int64_t group;                     /* items in a block; more than 1 only if each is one block */
+    int64_t block_m, block_n, block_k; /* for the built-in kernel the last two are whole panels and GEMM_DEPTHs */
+    int64_t groups, blocks_m, blocks_n, blocks_k, steps;
+    bool pack_a, pack_b;                      /* into the workspace, before the tiles; else in the tile or not at all */
+    bool direct;                              /* sums go straight to plain rows; else from a buffer to `finish` */
+    bool kept;                                /* the buffer is a tile's own, from block to block; else a worker's */
+    int64_t tiles_m, tiles_n, tile_m, tile_n; /* of a block; the last in a row or column may be smaller */
+    int64_t a_panels, b_panels, depths;       /* of a block; of a, the tiles' panels one tile after the other */
+    int64_t a_floats, b_floats;               /* an item's share of a buffer */
+    int64_t workers;                          /* tasks that run tiles, one after the other */
+    int64_t buffer_floats, buffers;
+} plan;
+
+/* `size` in equal blocks of at most about `limit`, each a multiple of `step` (the last may be less). */
+static int64_t block_of(int64_t size, int64_t limit, int64_t step) {
+    int64_t blocks = most(1, divide_up(size, most(limit, step)));
+    return most(1, divide_up(divide_up(size, blocks), step)) * step;
+}
+
+static void plan_blocks_builtin(plan *p) {
+    int64_t k = most(1, p->k);
+    p->pack_b = p->m > TILE_M;
+    p->pack_a = !p->pack_b || p->n > TILE_N;
+    p->block_m = block_of(p->m, p->pack_a ? BLOCK : BLOCK_FLOATS / TILE_N, p->pack_a ? TILE_STEP_M : GEMM_ROWS);
+    p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
+    int64_t terms = p->pack_a && p->pack_b ? (int64_t)BLOCK * BLOCK_N / most(BLOCK, p->block_n)
+                                           : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
+    p->block_k = block_of(k, terms, GEMM_DEPTH);
+    p->b_panels = p->block_n / GEMM_COLUMNS;
+    p->depths = p->block_k / GEMM_DEPTH;
+    p->b_floats = p->pack_b ? p->depths * p->b_panels * GEMM_B_PANEL : 0;
+}
+
+static void plan_blocks_blas(plan *p, const gemm_call *call) {
+    p->pack_a = call->a.read || call->a.stride > BLAS_LIMIT;
+    p->pack_b = call->b.read || call->b.stride > BLAS_LIMIT;
+    p->block_k = block_of(p->k, p->pack_a || p->pack_b ? BLOCK : BLAS_LIMIT, 1);
+    p->block_m = block_of(p->m, BLOCK, 1);
+    p->block_n = block_of(p->n, BLOCK, 1);
+    p->a_floats = p->pack_a ? p->block_m * p->block_k : 0;
+    p->b_floats = p->pack_b ? p->block_n * p->block_k : 0;
+}
+
+static void set_tiles(plan *p, int64_t tile_m, int64_t tile_n) {
+    p->tile_m = tile_m;
+    p->tile_n = tile_n;
+    p->tiles_m = divide_up(least(p->m, p->block_m), tile_m);
+    p->tiles_n = divide_up(least(p->n, p->block_n), tile_n);
+    p->a_panels = p->tiles_m * divide_up(tile_m, GEMM_ROWS);
+}
+
+/* The cut of a block whose last thread is done first. */
+static void choose_tiles(plan *p, int64_t threads) {
+    int64_t least_time = INT64_MAX, rows = least(p->m, p->block_m), columns = p->block_n / GEMM_COLUMNS;
+    plan best = *p;
+    for (int64_t i = divide_up(rows, MOST_TILE_M); i <= divide_up(rows, LEAST_TILE_M); i++)
+        for (int64_t j = divide_up(p->block_n, MOST_TILE_N); j <= divide_up(p->block_n, LEAST_TILE_N); j++) {
+            plan q = *p;
+            set_tiles(&q, divide_up(divide_up(rows, i), TILE_STEP_M) * TILE_STEP_M,
+                      divide_up(columns, j) * GEMM_COLUMNS);
+            int64_t sides = q.tile_m + q.tile_n, area = q.tile_m * q.tile_n;
+            int64_t bytes = (2 * sides * GEMM_DEPTH + area) * (int64_t)sizeof(float);
+            int64_t time = divide_up(p->group * q.tiles_m * q.tiles_n, threads) * (area + TILE_EDGE * sides);
+            if (bytes > TILE_BYTES || time >= least_time) continue;
+            least_time = time;
+            best = q;
+        }
+    *p = best;
+}
+
+static plan plan_of(const gemm_call *call, int64_t parts) {
+    plan p = {.items = call->items, .m = call->m, .n = call->n, .k = call->k, .k_total = call->k};
+    if (parts > 1) {
+        p.k = divide_up(divide_up(call->k, parts), GEMM_DEPTH) * GEMM_DEPTH;
+        p.items = divide_up(call->k, p.k);
+    } else {
+        p.k_total = p.k * p.items;
+    }
+    if (call->blas)
+        plan_blocks_blas(&p, call);
+    else
+        plan_blocks_builtin(&p);
+    p.blocks_m = divide_up(p.m, p.block_m);
+    p.blocks_n = divide_up(p.n, p.block_n);
+    p.blocks_k = most(1, divide_up(p.k, p.block_k));
+    p.group = 1;
+    if (p.blocks_m * p.blocks_n * p.blocks_k == 1) {
+        int64_t largest = most(p.block_m, p.block_n) * most(p.block_k, least(p.block_m, p.block_n));
+        p.group = most(1, least(p.items, BLOCK_FLOATS / largest));
+    }
+    if (call->blas)
+        set_tiles(&p, least(p.block_m, BLAS_TILE_M), least(p.block_n, BLAS_TILE_N));
+    else if (p.pack_a && p.pack_b)
+        choose_tiles(&p, call->threads);
+    else
+        set_tiles(&p, least(p.block_m, TILE_M), least(p.block_n, TILE_N));
+    if (!call->blas && p.pack_a) p.a_floats = p.depths * p.a_panels * GEMM_A_PANEL;
+    int64_t tiles = p.group * p.tiles_m * p.tiles_n;
+    int64_t macs = least(p.tile_m, p.m) * least(p.tile_n, p.n) * most(1, least(p.block_k, p.k));
+    p.workers = least(call->threads, divide_up(tiles, most(1, TASK_MACS / most(1, macs))));
+    p.direct = parts > 1 || (!call->c.finish && call->c.stride <= BLAS_LIMIT);
+    p.kept = !p.direct && p.blocks_k > 1;
+    p.buffers = p.kept ? tiles : p.workers;
+    if (!p.direct || (!call->blas && p.pack_a && p.pack_b && p.depths > 1))
+        p.buffer_floats = p.tile_m * (p.tile_n + BUFFER_PAD);
+    p.groups = divide_up(p.items, p.group);
+    p.steps = p.groups * p.blocks_m * p.blocks_n * p.blocks_k;
+    return p;
+}
+
+/* By the sizes alone, whatever the instruction set: cutting along the terms changes the bits. */
+static int64_t parts_of(const gemm_call *call) {
+    int64_t tiles = divide_up(call->m, SPLIT_TILE_SIDE) * divide_up(call->n, SPLIT_TILE_SIDE);
+    if (call->items != 1 || tiles >= SPLIT_TILES || call->m == 0 || call->n == 0) return 1;
+    return most(1, least(call->k / SPLIT_TERMS, BLOCK_FLOATS / (call->m * call->n)));
+}
+
+#endif

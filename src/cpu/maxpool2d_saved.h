@@ -1,0 +1,193 @@
+/*
+ * maxpool2d's backward with a saved argmax, for channels first and the usual windows: nothing is staged. An element of
+ * dx asks each of the few windows over it whether it won, in the order of the windows; sixteen windows answer at a
+ * time, straight from the argmax and dy. In cache that takes half the time of adding dy number by number into a tile:
+ * no chain of sums through memory where neighbours share a maximum.
+ *
+ * A vector of windows may reach over the end of its row into the next: those windows lie in other columns, so their
+ * argmax is not the place that is asked for. Only the ends of the whole tensor are looked after.
+ */
+#ifndef VJP_CPU_MAXPOOL2D_SAVED_H
+#define VJP_CPU_MAXPOOL2D_SAVED_H
+
+#include "cpu/maxpool2d.h"
+
+/* The windows' columns; dilation is 1. As constants, so that each tap is a load at a fixed distance. */
+typedef struct window_columns {
+    int64_t kernel, stride, padding;
+} window_columns;
+
+static const window_columns usual_columns[] = {{3, 2, 1}, {3, 2, 0}, {2, 2, 0}, {3, 1, 1}};
+
+enum { MOST_SAVED_STRIDE = 2, MOST_SAVED_ROWS = 3 };
+
+static bool saved_rows_fit(const vjp_maxpool2d_sizes *s) {
+    bool usual = false;
+    for (size_t i = 0; i < sizeof usual_columns / sizeof usual_columns[0]; i++)
+        usual = usual || (s->kernel_w == usual_columns[i].kernel && s->stride_w == usual_columns[i].stride &&
+                          s->padding_w == usual_columns[i].padding);
+    /* The last condition: one window over the end of a row shares no column with the next row's first. */
+    return usual && !s->channels_last && s->dilation_w == 1 && s->dilation_h == 1 && s->kernel_h <= MOST_SAVED_ROWS &&
+           s->height * s->width <= INT32_MAX && s->out_width * s->stride_w >= s->kernel_w;
+}
+
+/* Windows w + leftmost to w + rightmost hold an element of columns [w * stride, (w + 1) * stride). */
+INLINE int64_t leftmost(window_columns c) {
+    return -((c.kernel - 1 - c.padding) / c.stride);
+}
+
+INLINE int64_t rightmost(window_columns c) {
+    return (c.stride - 1 + c.padding) / c.stride;
+}
+
+/* The call, where stores to dx cannot change it: the compiler keeps it in registers. */
+typedef struct saved_call {
+    vjp_maxpool2d_sizes s;
+    write_mode mode;
+    void *dx;
+    const void *dy, *argmax;
+    int64_t windows; /* of all planes */
+} saved_call;
+
+/* What sixteen windows say: where their maximum was, and its gradient. */
+typedef struct answers {
+    vi index;
+    vf dy;
+} answers;
+
+/* At an end of the tensor; windows outside have no element. */
+OUTLINE answers load_end(const pool_call *call, int64_t first) {
+    int32_t index[LANES];
+    float dy[LANES];
+    for (int64_t i = 0; i < LANES; i++) {
+        int64_t w = first + i;
+        bool inside = w >= 0 && w < call->windows, narrow = call->argmax_type == VJP_I32;
+        index[i] = !inside  ? -1
+                   : narrow ? ((const int32_t *)call->saved)[w]
+                            : (int32_t)((const int64_t *)call->saved)[w];
+        dy[i] = inside ? f32_load(call->dtype, call->dy, w) : 0;
+    }
+    return (answers){vi_load(index), vf_load(VJP_F32, dy, 0)};
+}
+
+/*
+ * Sixteen even and sixteen odd columns in bf16 are the two halves of sixteen 32-bit words: half the work of
+ * zipping, rounding and narrowing them. A sum of bf16 numbers that is NaN has a payload of bf16 alone, so rounding
+ * cannot carry it into Inf. The same bits as vf_write().
+ */
+INLINE void write_halves(write_mode mode, uint16_t *to, vf even, vf odd) {
+    int32_t *words = (int32_t *)(void *)to;
+    if (mode == WRITE_ADD) {
+        vi old = vi_load(words);
+        even = vf_add(vi_as_vf(vi_shift_left(old, 16)), even);
+        odd = vf_add(vi_as_vf(vi_and(old, vi_set((int32_t)0xffff0000))), odd);
+    }
+    typedef uint32_t native_u __attribute__((vector_size(NATIVE_LANES * 4)));
+    vi r;
+    EACH_PART {
+        native_u low = (native_u)even.v[p], high = (native_u)odd.v[p];
+        low += 0x7fff + (low >> 16 & 1);
+        high += 0x7fff + (high >> 16 & 1);
+        r.v[p] = (native_i)(low >> 16 | (high & 0xffff0000));
+    }
+#if defined(CPU_ISA_AVX512)
+    if (mode == WRITE_STREAM) {
+        _mm256_stream_si256((__m256i *)(void *)to, _mm512_castsi512_si256((__m512i)r.v[0]));
+        _mm256_stream_si256((__m256i *)(void *)(to + LANES), _mm512_extracti64x4_epi64((__m512i)r.v[0], 1));
+        return;
+    }
+#elif defined(CPU_ISA_AVX2)
+    if (mode == WRITE_STREAM) {
+        EACH_PART _mm256_stream_si256((__m256i *)(void *)(to + p * LANES), (__m256i)r.v[p]);
+        return;
+    }
+#endif
+    vi_store(words, r);
+}
+
+/* Up to n columns of dx from element `to` on, given by their remainder when divided by the stride. */
+INLINE void write_columns(write_mode mode, vjp_dtype dtype, void *dx, int64_t to, int64_t n, const vf *sum,
+                          int64_t stride) {
+    if (stride == 1) {
+        vf_write_part(mode, dtype, dx, to, n, sum[0]);
+        return;
+    }
+    bool little = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+    if (dtype == VJP_BF16 && little && n >= 2 * LANES) {
+        write_halves(mode, (uint16_t *)dx + to, sum[0], sum[1]);
+        return;
+    }
+    vf_write_part(mode, dtype, dx, to, n, vf_zip(sum[0], sum[1], false));
+    if (n > LANES) vf_write_part(mode, dtype, dx, to + LANES, n - LANES, vf_zip(sum[0], sum[1], true));
+}
+
+/* Row h of one plane of dx, below `rows` rows of windows whose numbers begin at `first`. */
+INLINE void saved_row(const saved_call *call, vjp_dtype dtype, vjp_dtype argmax_type, window_columns c, int64_t plane,
+                      int64_t h, int64_t first, int64_t rows, const pool_call *at_end) {
+    int64_t width = call->s.width, to = (plane * call->s.height + h) * width;
+    int64_t low = leftmost(c), high = rightmost(c);
+    vi place[MOST_SAVED_STRIDE], step = vi_set((int32_t)(LANES * c.stride));
+    for (int64_t q = 0; q < c.stride; q++)
+        place[q] = vi_add(vi_steps((int32_t)c.stride), vi_set((int32_t)(h * width + q)));
+    for (int64_t left = 0; left < width; left += LANES * c.stride) {
+        vf sum[MOST_SAVED_STRIDE];
+        for (int64_t q = 0; q < c.stride; q++)
+            sum[q] = vf_zero();
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t w = low; w <= high; w++) {
+                int64_t from = first + r * call->s.out_width + left / c.stride + w;
+                answers a = at_end && (from < 0 || from + LANES > call->windows)
+                                ? load_end(at_end, from)
+                                : (answers){load_argmax(argmax_type, call->argmax, from, LANES),
+                                            vf_load(dtype, call->dy, from)};
+                for (int64_t q = 0; q < c.stride; q++) {
+                    int64_t tap = q + c.padding - w * c.stride;
+                    if (tap >= 0 && tap < c.kernel) sum[q] = add_where(sum[q], a.index, place[q], a.dy);
+                }
+            }
+        write_columns(call->mode, dtype, call->dx, to + left, width - left, sum, c.stride);
+        for (int64_t q = 0; q < c.stride; q++)
+            place[q] = vi_add(place[q], step);
+    }
+}
+
+/* Items are rows of dx, item_rows at a time. */
+INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_dtype argmax_type, window_columns c) {
+    const saved_call call = {pool->s, pool->mode, pool->dx, pool->dy, pool->saved, pool->windows};
+    const vjp_maxpool2d_sizes *s = &call.s;
+    int64_t begin = cpu_cut_begin(&pool->cut, task) * pool->item_rows;
+    int64_t end = cpu_cut_end(&pool->cut, task) * pool->item_rows;
+    int64_t plane = begin / s->height, h = begin % s->height;
+    int64_t step = LANES * c.stride, reach = (s->width + step - 1) / step * LANES + rightmost(c);
+    for (int64_t row = begin; row < end; row++) {
+        span over = windows_over(h, h + 1, s->out_height, s->kernel_h, s->stride_h, s->padding_h, 1);
+        int64_t first = (plane * s->out_height + over.begin) * s->out_width, rows = over.end - over.begin;
+        if (first + leftmost(c) < 0 || first + (rows - 1) * s->out_width + reach > call.windows)
+            saved_row(&call, dtype, argmax_type, c, plane, h, first, rows, pool);
+        else
+            saved_row(&call, dtype, argmax_type, c, plane, h, first, rows, NULL);
+        if (++h == s->height) h = 0, plane++;
+    }
+    if (call.mode == WRITE_STREAM) vf_stream_done();
+}
+
+INLINE void saved_rows_typed(const pool_call *call, size_t task, vjp_dtype dtype, window_columns c) {
+    if (call->argmax_type == VJP_I32)
+        saved_rows(call, task, dtype, VJP_I32, c);
+    else
+        saved_rows(call, task, dtype, VJP_I64, c);
+}
+
+INLINE void backward_saved_rows(const pool_call *call, size_t task, vjp_dtype dtype) {
+    const vjp_maxpool2d_sizes *s = &call->s;
+    if (s->stride_w == 1)
+        saved_rows_typed(call, task, dtype, usual_columns[3]);
+    else if (s->kernel_w == 2)
+        saved_rows_typed(call, task, dtype, usual_columns[2]);
+    else if (s->padding_w == 0)
+        saved_rows_typed(call, task, dtype, usual_columns[1]);
+    else
+        saved_rows_typed(call, task, dtype, usual_columns[0]);
+}
+
+#endif
