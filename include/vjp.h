@@ -92,8 +92,9 @@ typedef struct vjp_options {
     vjp_parallel_for parallel_for; /* CPU: the caller's pool instead of ours */
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512"; NULL: VJP_ISA if set, else the best */
-    const char *matrix_products;   /* CPU: "builtin", "blas"; NULL: VJP_GEMM if set, else builtin */
-    size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */
+    const char *matrix_products; /* CPU: "builtin", "blas"; NULL: VJP_GEMM if set, else builtin. CUDA: "f32", "tf32" */
+    size_t workspace_bytes;      /* reserved when opening; 0: 128 MiB */
+    void *stream;                /* CUDA: the cudaStream_t to enqueue on; NULL: one of the device's own */
 } vjp_options;
 
 /*
@@ -201,7 +202,10 @@ const vjp_op_info *vjp_op_describe(const vjp_op *op);
 /* Fills an attribute struct with the op's defaults. */
 void vjp_op_defaults(const vjp_op *op, void *attributes);
 
-/* VJP_OK if the device has a kernel for this pass at this storage type, else VJP_UNSUPPORTED and a sentence. */
+/*
+ * VJP_OK if the device has a kernel for this pass at this storage type, else VJP_UNSUPPORTED and a sentence. Answers
+ * for a device that failed to open, too, where its backend is installed: what it would do on a machine that has one.
+ */
 vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage);
 
 /*

@@ -31,7 +31,8 @@ static void unload(void *library) {
     dlclose(library);
 }
 
-/* A backend's library has one entry, vjp_backend_entry(), which returns its table. */
+/* A backend's library has one entry, vjp_backend_entry(version), which returns its table, or NULL for another version.
+ */
 static vjp_status load(vjp_device *device, const char *kind, const vjp_backend **backend) {
     char file[64];
     snprintf(file, sizeof file, "libvjp-%s.%s", kind, library_ending);
@@ -39,11 +40,13 @@ static vjp_status load(vjp_device *device, const char *kind, const vjp_backend *
     if (!device->library)
         return vjp_fail(device, VJP_NO_DEVICE, "%s: its backend is not installed (%s)", device->name, dlerror());
     device->unload = unload;
-    const vjp_backend *(*entry)(void);
+    const vjp_backend *(*entry)(const char *version);
     *(void **)&entry = dlsym(device->library, "vjp_backend_entry");
     if (!entry) return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has no vjp_backend_entry()", device->name, file);
-    *backend = entry();
-    return VJP_OK;
+    *backend = entry(vjp_version());
+    if (*backend) return VJP_OK;
+    return vjp_fail(device, VJP_NO_DEVICE, "%s: %s is not of version %s, as this library is", device->name, file,
+                    vjp_version());
 }
 
 vjp_status vjp_open(const char *name, const vjp_options *options, vjp_device **device) {

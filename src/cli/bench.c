@@ -8,39 +8,65 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/core.h"
 #include "proof/timing.h"
 
 /*
  * Shapes that people train with: GPT-2's width for layer_norm and embeddings, Llama's for rms_norm and rope, a
- * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product. @ grows
- * until the backward moves several times what the last-level cache holds. And a small one each, where the cost is
- * the call's.
+ * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product. On the
+ * host
+ * @ grows until the backward moves several times what the last-level cache holds; a card has sizes of its own, larger
+ * than its cache. And a small one each, where the cost is the call's.
  */
+typedef enum shape_kind { HOST = 1, CARD = 2, SMALL = 4 } shape_kind;
+
 static const struct {
     const char *op, *text;
+    unsigned kinds;
 } shapes[] = {
-    {"layer_norm", "x=[@,768]"},
-    {"layer_norm", "x=[1,64]"},
-    {"rms_norm", "x=[@,4096] -beta"},
-    {"rms_norm", "x=[1,64] -beta"},
-    {"group_norm", "x=[@,320,32,32] groups=32"},
-    {"group_norm", "x=[1,32,4,4] groups=8"},
-    {"rope", "x=[@,128,32,128] cosine=[128,64] -positions"},
-    {"rope", "x=[1,1,1,64] cosine=[1,32] -positions"},
-    {"cumsum", "x=[@,4096]"},
-    {"cumsum", "x=[1,64]"},
-    {"gather", "table=[16384,768] index=[@]"},
-    {"gather", "table=[64,64] index=[1]"},
-    {"maxpool2d", "x=[@,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32"},
-    {"maxpool2d", "x=[1,1,8,8] argmax=i32"},
-    {"linear", "a=[1024,1024] b=[1024,4096] activation=gelu_tanh"},
-    {"linear", "a=[1,64] b=[64,64]"},
+    {"layer_norm", "x=[@,768]", HOST},
+    {"layer_norm", "x=[16384,4096]", CARD},
+    {"layer_norm", "x=[8192,8192]", CARD},
+    {"layer_norm", "x=[16384,1024]", CARD},
+    {"layer_norm", "x=[65536,256]", CARD},
+    {"layer_norm", "x=[1,64]", SMALL},
+    {"rms_norm", "x=[@,4096] -beta", HOST},
+    {"rms_norm", "x=[16384,4096] -beta", CARD},
+    {"rms_norm", "x=[8192,8192] -beta", CARD},
+    {"rms_norm", "x=[16384,1024] -beta", CARD},
+    {"rms_norm", "x=[65536,256] -beta", CARD},
+    {"rms_norm", "x=[1,64] -beta", SMALL},
+    {"group_norm", "x=[@,320,32,32] groups=32", HOST},
+    {"group_norm", "x=[32,320,64,64] groups=32", CARD},
+    {"group_norm", "x=[1,32,4,4] groups=8", SMALL},
+    {"rope", "x=[@,128,32,128] cosine=[128,64] -positions", HOST},
+    {"rope", "x=[8,2048,32,128] cosine=[2048,64] -positions", CARD},
+    {"rope", "x=[1,1,1,64] cosine=[1,32] -positions", SMALL},
+    {"cumsum", "x=[@,4096]", HOST},
+    {"cumsum", "x=[16384,4096]", CARD},
+    {"cumsum", "x=[1,64]", SMALL},
+    {"gather", "table=[16384,768] index=[@]", HOST},
+    {"gather", "table=[50304,1024] index=[16384] data=skewed", CARD},
+    {"gather", "table=[64,64] index=[1]", SMALL},
+    {"maxpool2d", "x=[@,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32",
+     HOST},
+    {"maxpool2d", "x=[32,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32",
+     CARD},
+    {"maxpool2d", "x=[32,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 -argmax",
+     CARD},
+    {"maxpool2d", "x=[32,64,112,112] argmax=i32", CARD},
+    {"maxpool2d", "x=[32,64,112,112] -argmax", CARD},
+    {"maxpool2d", "x=[1,1,8,8] argmax=i32", SMALL},
+    {"linear", "a=[1024,1024] b=[1024,4096] activation=gelu_tanh", HOST},
+    {"linear", "a=[16384,1024] b=[1024,4096] activation=gelu_tanh", CARD},
+    {"linear", "a=[8192,4096] b=[4096,4096] activation=gelu_tanh", CARD},
+    {"linear", "a=[1,64] b=[64,64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
 
 /* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
-static const double CACHES = 4, QUICK_CACHES = 2;
+static const double CACHES = 4, QUICK_CACHES = 2, CARD_CACHES = 32;
 static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
 static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
 
@@ -51,13 +77,15 @@ typedef struct bench_run {
     const char *device_name;
     int64_t threads;
     bool json, quick;
-    double target; /* bytes that a backward should move */
+    shape_kind kind; /* HOST or CARD */
+    double target;   /* bytes that a backward should move (HOST), and that the copy moves */
     double copy_rate, product_rate;
 } bench_run;
 
 /* ---- Sizes ------------------------------------------------------------------------------------------- */
 
-static double cache_bytes(void) {
+static double cache_bytes(const vjp_device *device) {
+    if (device->backend->cache_bytes) return (double)device->backend->cache_bytes(device);
     long bytes = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -72,8 +100,9 @@ static double free_bytes(void) {
 }
 
 /* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
-static double target_bytes(bool quick) {
-    double wanted = cache_bytes() * (quick ? QUICK_CACHES : CACHES);
+static double target_bytes(const vjp_device *device, bool quick) {
+    if (!device->backend->host_memory) return cache_bytes(device) * CARD_CACHES;
+    double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
     return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
 }
 
@@ -205,8 +234,8 @@ static int bench_all(bench_run *run, const vjp_op *only, const char *own) {
     }
     for (int i = 0; i < SHAPES; i++) {
         const vjp_op *op = vjp_op_find(shapes[i].op);
-        if (only && op != only) continue;
-        bool small = i % 2; /* each op's second row */
+        bool small = shapes[i].kinds == SMALL;
+        if ((only && op != only) || (!small && shapes[i].kinds != run->kind)) continue;
         if (vjp_supports(run->device, op, VJP_BACKWARD, run->dtype) == VJP_OK &&
             bench_shape(run, op, shapes[i].text, small, error))
             continue;
@@ -221,7 +250,8 @@ static void print_rates(const bench_run *run) {
     if (run->json) return;
     printf("\n");
     if (run->copy_rate > 0)
-        printf("copy %.1f GB/s (read and written, best of ordinary and streaming stores)\n", run->copy_rate / 1e9);
+        printf("copy %.1f GB/s (read and written%s)\n", run->copy_rate / 1e9,
+               run->kind == HOST ? ", best of ordinary and streaming stores" : "");
     else
         printf("%s has no yardstick: its limits are not known\n", run->device_name);
     if (run->product_rate > 0) printf("raw products %.1f GFLOP/s\n", run->product_rate / 1e9);
@@ -279,12 +309,14 @@ int cli_bench(int argc, char **argv) {
     if (!run.device) return CLI_FAILURE;
     run.device_name = on.device;
     run.threads = threads_of(on.device, on.threads);
-    run.target = target_bytes(run.quick);
+    run.kind = run.device->backend->host_memory ? HOST : CARD;
+    run.target = target_bytes(run.device, run.quick);
     run.yardstick = proof_yardstick_open(run.device, (size_t)run.target);
     if (!run.json) {
         char bytes[CLI_BYTES_TEXT];
-        printf("%s: %s; %s, tensors of a pass %s\n\n", on.device, vjp_device_summary(run.device),
-               vjp_dtype_name(run.dtype), cli_bytes(run.target, bytes));
+        printf("%s: %s; %s", on.device, vjp_device_summary(run.device), vjp_dtype_name(run.dtype));
+        if (run.kind == HOST) printf(", tensors of a pass %s", cli_bytes(run.target, bytes));
+        printf("\n\n");
         cli_head(columns, COLUMNS);
     }
     status = bench_all(&run, op, own);

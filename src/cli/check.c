@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "cli/cli.h"
+#include "core/core.h"
 #include "proof/proof.h"
 
 /* All rows of one output, in the order in which they first came. */
@@ -152,6 +153,11 @@ static void check(tally *t, const proof_plan *plan, vjp_device *device) {
         proof_bits(plan);
         end(t);
     }
+    if (device->backend->measure) {
+        begin(t, "repeats", "twenty runs and a recorded one against the first; error is how many elements differ");
+        proof_repeats(plan, device);
+        end(t);
+    }
     begin(t, "differences", "ref against central differences in double");
     proof_differences(plan);
     end(t);
@@ -176,7 +182,8 @@ int cli_check(int argc, char **argv) {
         .usage = "check [OP] [--device D] [--dtype T] [--seed N] [--quick]",
         .about = "Holds a device against ref in f64, and ref against central differences, for one op or all: odd\n"
                  "sizes, every option, outputs alone and in place, += twice, adversarial inputs. Then what algebra\n"
-                 "says of the results and, on the cpu, that their bits do not depend on threads or instruction set.\n"
+                 "says of the results; on the cpu, that their bits do not depend on threads or instruction set; on a\n"
+                 "device that works by itself, that they are the same run after run.\n"
                  "Prints a line an output with the worst of its cases and every failure; exits 1 if there is any.",
         .more = "Fields with --json, one row an output and case: op, pass, output, dtype, device, case, error, bound,\n"
                 "ok; and why, where it is not.\n",

@@ -369,9 +369,14 @@ static void close_devices(opened_devices *on) {
         vjp_close(on->device[--on->count]);
 }
 
-/* The devices asked for, each of which must open; or the usual ones, those that do. */
+/* Whether its backend is installed: the kernels it has are then known, with a device or without. */
+static bool is_known(vjp_device *device) {
+    return vjp_supports(device, vjp_op_at(0), VJP_FORWARD, VJP_F32) != VJP_NO_DEVICE;
+}
+
+/* The devices asked for, whose backends must be there; or the usual ones, those that are. */
 static int open_devices(const cli_list *asked, bool markdown, opened_devices *on) {
-    static const char *const usual[] = {"ref", "cpu", "cuda:0", "webgpu", "metal"};
+    static const char *const usual[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
     int count = asked->count ? asked->count : markdown ? 2 : 5;
     if (count > MOST_DEVICES)
         return cli_misuse("ops", "--device names %d devices; the most is %d", count, MOST_DEVICES);
@@ -379,7 +384,7 @@ static int open_devices(const cli_list *asked, bool markdown, opened_devices *on
         const vjp_options options = {.threads = 1, .workspace_bytes = 64}; /* nothing will be computed */
         vjp_device *device = NULL;
         vjp_status status = vjp_open(asked->count ? asked->item[i] : usual[i], &options, &device);
-        if (status == VJP_OK) {
+        if (status == VJP_OK || is_known(device)) {
             on->device[on->count++] = device;
             continue;
         }
@@ -397,8 +402,8 @@ int cli_ops(int argc, char **argv) {
     const cli_option options[] = {
         {"markdown", 0, NULL, "print tables for the docs; ref and cpu unless --device says otherwise", CLI_FLAG,
          &markdown, 0, 0},
-        {"device", 0, "D,...", "show the support of these devices; default: all that open here", CLI_LIST, &asked, 0,
-         0},
+        {"device", 0, "D,...", "show the support of these devices; default: all whose backend is installed", CLI_LIST,
+         &asked, 0, 0},
     };
     const cli_command command = {
         .name = "ops",

@@ -236,7 +236,7 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
 }
 
 static const vjp_kernel *find_kernel(const vjp_work *work) {
-    const vjp_kernel *kernel = work->device->backend->kernel(work->device, work->op->id, work->pass);
+    const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op->id, work->pass);
     return kernel && kernel->run && (kernel->storage >> work->storage & 1) ? kernel : NULL;
 }
 
@@ -246,7 +246,7 @@ static vjp_status no_kernel(const vjp_work *work) {
 }
 
 vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage) {
-    if (!device || !device->backend) return VJP_NO_DEVICE;
+    if (!device || !device->found) return VJP_NO_DEVICE;
     if (!op) return vjp_fail(device, VJP_INVALID, "vjp_supports: op is NULL");
     if (pass != VJP_FORWARD && pass != VJP_BACKWARD)
         return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);

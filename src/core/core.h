@@ -98,12 +98,23 @@ typedef struct vjp_backend {
     vjp_status (*synchronize)(vjp_device *device);
     /* Runs task(argument, i) for i in [0, count) on the device's host threads. NULL: it has none but the caller's. */
     void (*parallel)(const vjp_device *device, size_t count, vjp_task task, void *argument);
+    /* Enqueues a copy within the device's memory. NULL: the host copies. */
+    vjp_status (*copy)(vjp_device *device, void *to, const void *from, size_t bytes);
+    /*
+     * The time of what enqueue(argument) puts on the device, by its own clock: recorded once, replayed. NULL: the
+     * host's clock tells.
+     */
+    vjp_status (*measure)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
+                          double *seconds);
+    /* The largest cache, which a timing must not be served from. NULL: the host's. */
+    size_t (*cache_bytes)(const vjp_device *device);
 } vjp_backend;
 
 enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };
 
 struct vjp_device {
     const vjp_backend *backend; /* NULL: opening failed, and `error` says why */
+    const vjp_backend *found;   /* the backend of that name, whether or not it has a device here */
     void *state;                /* the backend's own */
     void *library;              /* of a backend that was loaded, and how to let go of it */
     void (*unload)(void *library);

@@ -4,7 +4,7 @@
  *
  *   x=[7,65]           shape of an input; all others follow from the op table
  *   eps=1e-5           an attribute
- *   -gamma             an optional input that is absent
+ *   -gamma             an optional input that is absent, or what the forward does not save (-argmax)
  *   gamma=f32          dtype of a slot, of either pass; param=f32: of every slot that may be T or f32
  *   data=offset        what the numbers are like (proof_data)
  *   only=f32,bf16      storage types it is run for; all where not said
@@ -50,6 +50,7 @@ typedef enum proof_data {
     PROOF_WIDE_NAN,  /* the same with NaN among them */
     PROOF_REPEAT,    /* indices: one row for all */
     PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
+    PROOF_SKEWED,    /* indices: row i as often as 1/(i + 1), as words in text are */
     PROOF_DISTINCT   /* source: no two within 0.05 */
 } proof_data;
 

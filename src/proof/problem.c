@@ -183,12 +183,18 @@ static int64_t index_limit(const proof_problem *p) {
     return tensor->shape[axis < 0 ? axis + tensor->ndim : axis];
 }
 
+enum { SKEW_STEPS = 1 << 30 };
+
 static void fill_index(const proof_problem *p, const proof_values *v, proof_random *random) {
     int64_t limit = index_limit(p), last = 0;
     bool same = p->setup.data == PROOF_REPEAT || p->setup.data == PROOF_EQUAL;
     for (int64_t i = 0; i < v->count; i++) {
         bool draw = p->setup.data != PROOF_RUNS || proof_random_below(random, 200) == 0;
         if (draw) last = proof_random_below(random, limit);
+        if (p->setup.data == PROOF_SKEWED) {
+            double u = (double)proof_random_below(random, SKEW_STEPS) / SKEW_STEPS;
+            last = (int64_t)pow((double)limit + 1, u) - 1;
+        }
         v->exact[i] = (double)(same ? limit / 2 : last);
     }
 }
@@ -258,7 +264,7 @@ bool proof_problem_make(proof_problem *p, vjp_device *ref, const proof_setup *se
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         const vjp_pass_info *info = &p->info->pass[pass];
         for (size_t i = info->outputs; i < info->count; i++)
-            proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
+            if (p->slot[pass][i].present) proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
         double *result[VJP_MAX_SLOTS] = {0};
         if (proof_reference(p, ref, (vjp_pass)pass, proof_present(p, (vjp_pass)pass), result) != VJP_OK) {
             snprintf(error, TEXT_ERROR, "%s", vjp_error(ref));

@@ -30,8 +30,9 @@ typedef struct proof_problem {
     const vjp_op_info *info;
     vjp_dtype storage;
     proof_values slot[VJP_PASS_COUNT][VJP_MAX_SLOTS];
-    uint32_t saved;   /* bit a slot of the backward: what the forward saves for it (mean, rstd, pre, argmax) */
-    uint32_t without; /* inputs of the backward that are not needed once those are there */
+    uint32_t saved;       /* bit a slot of the backward: what the forward saves for it (mean, rstd, pre, argmax) */
+    uint32_t without;     /* inputs of the backward that are not needed once those are there */
+    bool narrow_operands; /* the device's matrix products take operands in the storage type: see error.h */
 } proof_problem;
 
 /* False: the case does not make sense, and `error` says why. */
@@ -56,9 +57,9 @@ typedef struct proof_call {
     vjp_pass pass;
     uint32_t present;              /* slots that are given */
     void *const *initial;          /* accumulate onto these, where the slot can; NULL: overwrite poison */
-    int times;                     /* calls in a row; 0: one */
     int alias_output, alias_input; /* this output is the same memory as that input; both 0: none */
     int shift;                     /* elements by which each tensor is off a 64-byte boundary */
+    bool recorded;                 /* recorded once and replayed, on a device that can (vjp_backend.measure) */
 } proof_call;
 
 enum { PROOF_FAULT = 256 };

@@ -6,6 +6,7 @@
  *   differences  `ref` against central differences in double
  *   invariants   what algebra says of the results, whatever the oracle says
  *   bits         the same bits for every thread count, pool and instruction set
+ *   repeats      the same bits run after run, on a device that works by itself
  *
  * Each hands one row an output to the caller's sink. Memory that cannot be had ends the program: a proof has nothing
  * to save.
@@ -46,5 +47,6 @@ void proof_invariants(const proof_plan *plan, vjp_device *device);
 
 /* Opens the CPU devices it compares by itself. */
 void proof_bits(const proof_plan *plan);
+void proof_repeats(const proof_plan *plan, vjp_device *device);
 
 #endif

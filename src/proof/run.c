@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/problem.h"
 #include "proof/values.h"
 
@@ -131,6 +132,25 @@ static void collect(run_state *s, const proof_problem *p, vjp_device *device, co
         snprintf(fault, PROOF_FAULT, "memory beside the %zu bytes of workspace was written", s->workspace.bytes);
 }
 
+typedef struct enqueued {
+    const proof_problem *p;
+    vjp_device *device;
+    const proof_call *call;
+    const vjp_tensor *const *tensors;
+} enqueued;
+
+static vjp_status enqueue(void *argument) {
+    const enqueued *e = argument;
+    size_t count = e->p->info->pass[e->call->pass].count;
+    return vjp_call(e->device, e->p->setup.op, e->call->pass, e->tensors, count, &e->p->setup.attributes);
+}
+
+/* Recorded and replayed, which runs it twice: the result is the last run's. */
+static vjp_status replay(enqueued *e) {
+    double seconds;
+    return e->device->backend->measure(e->device, enqueue, e, 1, &seconds);
+}
+
 vjp_status proof_run(const proof_problem *p, vjp_device *device, const proof_call *call, void *result[VJP_MAX_SLOTS],
                      char fault[PROOF_FAULT]) {
     size_t count = p->info->pass[call->pass].count;
@@ -140,8 +160,8 @@ vjp_status proof_run(const proof_problem *p, vjp_device *device, const proof_cal
     fault[0] = 0;
     vjp_status status = make_buffers(&s, p, device, call);
     if (status == VJP_OK) status = make_workspace(&s, p, device, call);
-    for (int i = 0; status == VJP_OK && i < (call->times ? call->times : 1); i++)
-        status = vjp_call(device, p->setup.op, call->pass, s.tensors, count, &p->setup.attributes);
+    enqueued e = {p, device, call, s.tensors};
+    if (status == VJP_OK) status = call->recorded ? replay(&e) : enqueue(&e);
     if (status == VJP_OK) status = vjp_synchronize(device);
     if (status == VJP_OK)
         collect(&s, p, device, call, result, fault);

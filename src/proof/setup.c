@@ -11,7 +11,7 @@ static const char *const data_names[] = {
     [PROOF_HUGE] = "huge",         [PROOF_MIXED] = "mixed",       [PROOF_TIES] = "ties",
     [PROOF_NAN] = "nan",           [PROOF_INF] = "inf",           [PROOF_MINUS_INF] = "minus_inf",
     [PROOF_WIDE] = "wide",         [PROOF_WIDE_NAN] = "wide_nan", [PROOF_REPEAT] = "repeat",
-    [PROOF_RUNS] = "runs",         [PROOF_DISTINCT] = "distinct",
+    [PROOF_RUNS] = "runs",         [PROOF_SKEWED] = "skewed",     [PROOF_DISTINCT] = "distinct",
 };
 
 enum { DATA_COUNT = sizeof data_names / sizeof data_names[0], WORD = 96 };
@@ -61,7 +61,8 @@ static bool read_word(proof_setup *setup, char *word, char error[TEXT_ERROR]) {
     snprintf(error, TEXT_ERROR, "case \"%s %s\": what is \"%s\"?", info->name, setup->text, whole);
     if (word[0] == '-') {
         const vjp_slot *slot = find_slot(info, word + 1);
-        proof_choice *choice = slot && (slot->flags & VJP_SLOT_OPTIONAL) ? choice_named(setup, slot->name) : NULL;
+        proof_choice *choice =
+            slot && (slot->flags & (VJP_SLOT_OPTIONAL | VJP_SLOT_OUTPUT)) ? choice_named(setup, slot->name) : NULL;
         if (choice) choice->absent = true;
         return choice;
     }

@@ -9,6 +9,9 @@
  *
  * All parts of a round follow one another, so that a noisy neighbour slows the op and its limit alike, and the
  * best of the rounds is kept of each.
+ *
+ * A device with a clock of its own (vjp_backend.measure) is timed by it, and walks through several sets of tensors, so
+ * that nothing is served from its cache. The host's tensors are larger than its caches: one set will do.
  */
 #include "proof/timing.h"
 
@@ -26,16 +29,27 @@ enum {
     LEAST_ROUNDS = 3,
     MOST_ROUNDS = 200,
     FILL_BLOCK = 1 << 18, /* random elements that are laid out over and over: no kernel's time depends on them */
+    MOST_SETS = 16,
+    REPLAYS = 3, /* of a recorded round; the device's clock is fine enough */
 };
 
+/* Between two uses of a set the others move this many times what the device's cache holds. */
+static const double CACHES_BETWEEN = 8;
+
 static const double MEASURABLE = 2e-4; /* seconds; shorter calls are repeated until they take this long */
+
+/* One set of tensors of both passes. */
+typedef struct tensor_set {
+    vjp_tensor tensor[VJP_PASS_COUNT][VJP_MAX_SLOTS];
+    bool present[VJP_PASS_COUNT][VJP_MAX_SLOTS];
+} tensor_set;
 
 typedef struct bench {
     vjp_device *device, *rival; /* rival: the device with its other engine for products; NULL: none */
     proof_problem p;
-    vjp_tensor tensor[VJP_PASS_COUNT][VJP_MAX_SLOTS];
-    const vjp_tensor *tensors[VJP_PASS_COUNT][VJP_MAX_SLOTS];
-    void *owned[VJP_PASS_COUNT * VJP_MAX_SLOTS];
+    tensor_set set[MOST_SETS];
+    int sets;
+    void *owned[MOST_SETS * VJP_PASS_COUNT * VJP_MAX_SLOTS];
     int owned_count;
 } bench;
 
@@ -74,7 +88,7 @@ static vjp_status fill_floats(bench *b, void *data, vjp_dtype dtype, int64_t cou
 }
 
 /* Every buffer is written before it is timed, outputs too: the first touch of a page is not the kernel's. */
-static vjp_status make_buffer(bench *b, vjp_pass pass, int slot) {
+static vjp_status make_buffer(bench *b, tensor_set *set, vjp_pass pass, int slot) {
     proof_values *v = &b->p.slot[pass][slot];
     vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
     size_t bytes = (size_t)v->count * vjp_dtype_size(dtype);
@@ -82,11 +96,11 @@ static vjp_status make_buffer(bench *b, vjp_pass pass, int slot) {
     vjp_status status = vjp_alloc(b->device, bytes, &data);
     if (status != VJP_OK) return status;
     b->owned[b->owned_count++] = data;
-    b->tensor[pass][slot].data = data;
+    set->tensor[pass][slot].data = data;
     const char *name = v->slot->name;
     bool table = v->slot->kind == VJP_KIND_INDEX || strcmp(name, "cosine") == 0 || strcmp(name, "sine") == 0;
     if (table) {
-        proof_problem_fill(&b->p, pass, slot, 0);
+        if (!v->stored) proof_problem_fill(&b->p, pass, slot, 0);
         return vjp_upload(b->device, data, 0, v->stored, bytes);
     }
     if (v->slot->kind == VJP_KIND_ARGMAX) {
@@ -99,22 +113,48 @@ static vjp_status make_buffer(bench *b, vjp_pass pass, int slot) {
 }
 
 /* One buffer a name: the backward reads the forward's own tensors, and what it has saved. */
-static vjp_status make_buffers(bench *b) {
+static vjp_status make_set(bench *b, tensor_set *set) {
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
         for (size_t i = 0; i < b->p.info->pass[pass].count; i++) {
             const proof_values *v = &b->p.slot[pass][i];
             if (!v->present) continue;
-            b->tensor[pass][i] = v->tensor;
-            b->tensors[pass][i] = &b->tensor[pass][i];
+            set->tensor[pass][i] = v->tensor;
+            set->present[pass][i] = true;
             int same = pass == VJP_BACKWARD ? find_slot(&b->p.info->pass[VJP_FORWARD], v->slot->name) : -1;
             if (same >= 0) {
-                b->tensor[pass][i].data = b->tensor[VJP_FORWARD][same].data;
+                set->tensor[pass][i].data = set->tensor[VJP_FORWARD][same].data;
                 continue;
             }
-            vjp_status status = make_buffer(b, (vjp_pass)pass, (int)i);
+            vjp_status status = make_buffer(b, set, (vjp_pass)pass, (int)i);
             if (status != VJP_OK) return status;
         }
     return VJP_OK;
+}
+
+static size_t set_bytes(const bench *b) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < b->p.info->pass[VJP_BACKWARD].count; i++) {
+        const proof_values *v = &b->p.slot[VJP_BACKWARD][i];
+        if (v->present) bytes += (size_t)v->count * vjp_dtype_size((vjp_dtype)v->tensor.dtype);
+    }
+    return bytes;
+}
+
+/* A small shape is timed as it is called in a loop, from the cache: what it shows is the cost of a call. */
+static int count_sets(const bench *b) {
+    const vjp_backend *backend = b->device->backend;
+    if (!backend->measure || !backend->cache_bytes) return 1;
+    double cache = (double)backend->cache_bytes(b->device), bytes = (double)set_bytes(b);
+    if (bytes < cache / 4) return 1;
+    return (int)fmin(MOST_SETS, ceil(CACHES_BETWEEN * cache / bytes));
+}
+
+static vjp_status make_buffers(bench *b) {
+    b->sets = count_sets(b);
+    vjp_status status = VJP_OK;
+    for (int i = 0; i < b->sets && status == VJP_OK; i++)
+        status = make_set(b, &b->set[i]);
+    return status;
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------- */
@@ -124,25 +164,41 @@ typedef struct timed_call {
     vjp_device *device;
     const vjp_op *op;
     vjp_pass pass;
-    const vjp_tensor *tensors[VJP_MAX_SLOTS];
+    const vjp_tensor *tensors[MOST_SETS][VJP_MAX_SLOTS];
+    int sets;
     size_t count;
     const void *attributes;
-    int repeats;
+    int repeats; /* rounds through the sets */
     double best; /* seconds a call */
 } timed_call;
 
-static vjp_status run(const timed_call *c, int times) {
+static vjp_status enqueue(void *argument) {
+    const timed_call *c = argument;
     vjp_status status = VJP_OK;
-    for (int i = 0; i < times && status == VJP_OK; i++)
-        status = vjp_call(c->device, c->op, c->pass, c->tensors, c->count, c->attributes);
+    for (int i = 0; i < c->repeats * c->sets && status == VJP_OK; i++)
+        status = vjp_call(c->device, c->op, c->pass, c->tensors[i % c->sets], c->count, c->attributes);
+    return status;
+}
+
+static vjp_status run(timed_call *c) {
+    vjp_status status = enqueue(c);
     return status == VJP_OK ? vjp_synchronize(c->device) : status;
 }
 
-static void time_once(timed_call *c) {
-    double start = proof_seconds();
-    run(c, c->repeats);
-    double seconds = (proof_seconds() - start) / c->repeats;
-    if (seconds < c->best) c->best = seconds;
+static vjp_status time_once(timed_call *c) {
+    const vjp_backend *backend = c->device->backend;
+    double seconds;
+    vjp_status status;
+    if (backend->measure) {
+        status = backend->measure(c->device, enqueue, c, REPLAYS, &seconds);
+    } else {
+        double start = proof_seconds();
+        status = run(c);
+        seconds = proof_seconds() - start;
+    }
+    seconds /= c->repeats * c->sets;
+    if (status == VJP_OK && seconds < c->best) c->best = seconds;
+    return status;
 }
 
 /* Warms up, and finds how often the call must be repeated to be measured. */
@@ -151,19 +207,23 @@ static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, v
     *c = (timed_call){.device = device,
                       .op = b->p.setup.op,
                       .pass = pass,
+                      .sets = b->sets,
                       .count = b->p.info->pass[pass].count,
                       .attributes = attributes,
                       .repeats = 1,
                       .best = INFINITY};
-    for (size_t i = 0; i < c->count; i++)
-        c->tensors[i] = present >> i & 1 ? b->tensors[pass][i] : NULL;
+    for (int set = 0; set < c->sets; set++)
+        for (size_t i = 0; i < c->count; i++)
+            c->tensors[set][i] =
+                (present >> i & 1) && b->set[set].present[pass][i] ? &b->set[set].tensor[pass][i] : NULL;
     size_t workspace;
-    vjp_status status = vjp_workspace_size(device, c->op, pass, c->tensors, c->count, attributes, &workspace);
+    vjp_status status = vjp_workspace_size(device, c->op, pass, c->tensors[0], c->count, attributes, &workspace);
     if (status == VJP_OK) status = vjp_reserve(device, workspace);
-    if (status == VJP_OK) status = run(c, 1);
+    if (status == VJP_OK) status = run(c);
+    if (status == VJP_OK) status = time_once(c);
     if (status != VJP_OK) return status;
-    time_once(c);
-    if (c->best < MEASURABLE) c->repeats = (int)(MEASURABLE / fmax(c->best, 1e-8)) + 1;
+    double round = c->best * c->sets;
+    if (round < MEASURABLE) c->repeats = (int)(MEASURABLE / fmax(round, 1e-8)) + 1;
     c->best = INFINITY;
     return VJP_OK;
 }
@@ -208,7 +268,7 @@ static vjp_status make_products(raw_products *r, bench *b) {
         }
     vjp_cost cost;
     const timed_call *y = &r->call[0][0];
-    vjp_status status = vjp_least_cost(y->device, y->op, y->pass, y->tensors, y->count, y->attributes, &cost);
+    vjp_status status = vjp_least_cost(y->device, y->op, y->pass, y->tensors[0], y->count, y->attributes, &cost);
     r->flops = cost.flops;
     return status;
 }
@@ -242,7 +302,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         vjp_status status = call_make(c, b, b->device, (vjp_pass)pass, present, &b->p.setup.attributes);
         if (status != VJP_OK) return status;
         vjp_cost cost;
-        status = vjp_least_cost(c->device, c->op, c->pass, c->tensors, c->count, c->attributes, &cost);
+        status = vjp_least_cost(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &cost);
         if (status != VJP_OK) return status;
         bytes[pass] = cost.bytes;
     }
@@ -253,10 +313,12 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     double start = proof_seconds();
     for (int round = 0; round < MOST_ROUNDS; round++) {
         if (round >= LEAST_ROUNDS && proof_seconds() - start > budget) break;
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
-            time_once(&calls[pass]);
-        for (int i = 0; has_products && i < PRODUCTS * products.engines; i++)
-            time_once(&products.call[i / products.engines][i % products.engines]);
+        vjp_status status = VJP_OK;
+        for (int pass = 0; pass < VJP_PASS_COUNT && status == VJP_OK; pass++)
+            status = time_once(&calls[pass]);
+        for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
+            status = time_once(&products.call[i / products.engines][i % products.engines]);
+        if (status != VJP_OK) return status;
         /* A copy of what no cache holds takes much longer than a small call: a few of them are enough. */
         if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
             t->copy_rate = fmax(t->copy_rate, proof_yardstick_copy(yardstick));

@@ -1,4 +1,6 @@
 /*
+ * The yardstick of a device that copies within its own memory and has a clock is such a copy, by that clock.
+ *
  * The yardstick of the CPU: a copy in the device's own pool, with ordinary stores and with stores that go round the
  * cache. Which is faster depends on the machine (ordinary ones first read the line that they will overwrite, unless
  * the processor sees through it); the limit is whichever is. Pieces are large enough to keep the prefetchers
@@ -67,8 +69,17 @@ static void streaming_piece(void *argument, size_t i) {
 #endif
 }
 
+static vjp_status enqueue_copy(void *argument) {
+    const proof_yardstick *y = argument;
+    return y->device->backend->copy(y->device, y->to, y->from, y->bytes);
+}
+
+static bool copies_by_itself(const vjp_device *device) {
+    return device->backend->copy && device->backend->measure;
+}
+
 proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
-    if (strcmp(device->backend->name, "cpu") != 0) return NULL;
+    if (strcmp(device->backend->name, "cpu") != 0 && !copies_by_itself(device)) return NULL;
     proof_yardstick *y = proof_memory(sizeof *y);
     *y = (proof_yardstick){.device = device, .bytes = (bytes / 2 + PIECE - 1) / PIECE * PIECE};
     void *from = NULL, *to = NULL;
@@ -79,6 +90,7 @@ proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
     }
     y->from = from;
     y->to = to;
+    if (!device->backend->host_memory) return y;
     memset(from, 1, y->bytes); /* a page that was never written is the same zero page for all */
     memset(to, 2, y->bytes);
     return y;
@@ -95,6 +107,11 @@ double proof_yardstick_copy(proof_yardstick *y) {
     static const vjp_task ways[] = {plain_piece, streaming_piece};
     const vjp_work work = {.device = y->device};
     double best = 0;
+    if (copies_by_itself(y->device)) {
+        double seconds;
+        vjp_status status = y->device->backend->measure(y->device, enqueue_copy, y, 3, &seconds);
+        return status == VJP_OK ? 2 * (double)y->bytes / seconds : 0;
+    }
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         double start = proof_seconds();
         vjp_cpu_for(&work, (int64_t)(y->bytes / PIECE), ways[i], y);
