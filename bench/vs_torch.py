@@ -15,13 +15,18 @@ What is fair and what is not:
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
     i32, PyTorch knows only i64.
 
-The shapes are those of `vjp bench`: large ones grow until the backward moves four times what the last-level cache
+On a GPU (--device cuda) each side's calls are recorded in a CUDA graph and replayed, timed by the GPU's own events, so
+neither Python nor launches nor PyTorch's allocator are part of any figure; the calls walk through several sets of
+tensors, so that nothing is served from the cache.
+
+The shapes are those of `vjp bench`: on the CPU large ones grow until the backward moves four times what the last-level cache
 holds. The share of the limit is vjp's, and the limit that of `vjp bench`: the least bytes over the bandwidth of a copy;
 for linear its products at the rate of PyTorch's own matrix product, and the pass between them at the bandwidth of a
 copy. Copy and product take turns with the two sides. The copy here is PyTorch's, with ordinary stores, so shares come out
 higher than those of `vjp bench`; --markdown leaves them out.
 
-    python bench/vs_torch.py [OP ...] [--dtype f32|bf16|f16] [--threads N] [--markdown | --json] [--quick] [--small]
+    python bench/vs_torch.py [OP ...] [--device cpu|cuda] [--dtype f32|bf16|f16] [--threads N] [--markdown | --json]
+                             [--quick] [--small]
 
 Needs torch and a built libvjp.so; neither building nor testing vjp needs this script.
 """
@@ -71,6 +76,7 @@ class Options(ctypes.Structure):
         ("instruction_set", ctypes.c_char_p),
         ("matrix_products", ctypes.c_char_p),
         ("workspace_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
     ]
 
 
@@ -133,14 +139,14 @@ def describe(tensor):
 class Vjp:
     """One device of the library at `path`."""
 
-    def __init__(self, path, device, threads):
+    def __init__(self, path, device, threads, stream=None):
         self.lib = lib = ctypes.CDLL(str(path))
         lib.vjp_op_find.restype = lib.vjp_op_describe.restype = ctypes.c_void_p
         lib.vjp_op_describe.argtypes = [ctypes.c_void_p]
         for name in ("vjp_error", "vjp_device_summary", "vjp_version"):
             getattr(lib, name).restype = ctypes.c_char_p
         self.device = ctypes.c_void_p()
-        options = Options(threads=threads)
+        options = Options(threads=threads, stream=stream)
         self.check(lib.vjp_open(device.encode(), ctypes.byref(options), ctypes.byref(self.device)))
 
     def check(self, status):
@@ -212,16 +218,21 @@ class Make:
 
     def __init__(self, dtype, place, wide=False):
         self.rounded, self.dtype, self.place = dtype, torch.float32 if wide else dtype, place
-        self.random = torch.Generator().manual_seed(1)
+        self.random = torch.Generator(place).manual_seed(1)
 
     def hold(self, values):
         return values.to(self.rounded).to(self.dtype).to(self.place)
 
     def normal(self, *shape, scale=1.0):
-        return self.hold(torch.randn(*shape, generator=self.random) * scale)
+        return self.hold(torch.randn(*shape, generator=self.random, device=self.place) * scale)
 
     def integers(self, high, *shape):
-        return torch.randint(0, high, shape, generator=self.random).to(self.place)
+        return torch.randint(0, high, shape, generator=self.random, device=self.place)
+
+    def skewed(self, high, *shape):
+        """Row i as often as 1/(i + 1), as words in text are."""
+        u = torch.rand(*shape, generator=self.random, device=self.place, dtype=torch.float64)
+        return (torch.pow(high + 1.0, u).long() - 1).clamp(0, high - 1)
 
     def empty(self, *shape, dtype=None):
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.place)
@@ -326,8 +337,9 @@ def cumsum(make, rows, length):
     yield "backward", {"dx": make.empty(rows, length)}, {"dy": dy}, {}, lambda: (dy.flip(-1).cumsum(-1).flip(-1),)
 
 
-def gather(make, rows, dim, count):
-    table, index, dy = make.normal(rows, dim), make.integers(rows, count), make.normal(count, dim)
+def gather(make, rows, dim, count, skewed=False):
+    index = make.skewed(rows, count) if skewed else make.integers(rows, count)
+    table, dy = make.normal(rows, dim), make.normal(count, dim)
     yield (
         "forward",
         {"y": make.empty(count, dim)},
@@ -408,6 +420,24 @@ LARGE = [
     (maxpool2d, (GROWS, 64, 112, 112, 3, 2, 1), "[{}, 64, 112, 112], 3x3 by 2"),
     (linear, (1024, 1024, 4096), "[1024, 1024] [1024, 4096] gelu"),
 ]
+CARD = [
+    (layer_norm, (16384, 4096), "[16384, 4096]"),
+    (layer_norm, (8192, 8192), "[8192, 8192]"),
+    (layer_norm, (16384, 1024), "[16384, 1024]"),
+    (layer_norm, (65536, 256), "[65536, 256]"),
+    (rms_norm, (16384, 4096), "[16384, 4096]"),
+    (rms_norm, (8192, 8192), "[8192, 8192]"),
+    (rms_norm, (16384, 1024), "[16384, 1024]"),
+    (rms_norm, (65536, 256), "[65536, 256]"),
+    (group_norm, (32, 320, 64, 64, 32), "[32, 320, 64, 64], 32 groups"),
+    (rope, (8, 2048, 32, 128), "[8, 2048, 32, 128]"),
+    (cumsum, (16384, 4096), "[16384, 4096]"),
+    (gather, (50304, 1024, 16384, True), "[50304, 1024] at [16384], skewed"),
+    (maxpool2d, (32, 64, 112, 112, 3, 2, 1), "[32, 64, 112, 112], 3x3 by 2"),
+    (maxpool2d, (32, 64, 112, 112, 2, 2, 0), "[32, 64, 112, 112], 2x2 by 2"),
+    (linear, (16384, 1024, 4096), "[16384, 1024] [1024, 4096] gelu"),
+    (linear, (8192, 4096, 4096), "[8192, 4096] [4096, 4096] gelu"),
+]
 SMALL = [
     (layer_norm, (1, 64), "[1, 64]"),
     (rms_norm, (1, 64), "[1, 64]"),
@@ -429,8 +459,10 @@ def cache_bytes():
     return max(sizes) or 32 << 20
 
 
-def target_bytes(quick):
-    """What a backward should move: as `vjp bench` has it."""
+def target_bytes(place, quick):
+    """What a backward (on a GPU: the copy) should move: as `vjp bench` has it."""
+    if place == "cuda":
+        return 32 * torch.cuda.get_device_properties(0).L2_cache_size
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(cache_bytes() * (0.5 if quick else 4), free * 0.2)
 
@@ -469,21 +501,54 @@ def difference(ours, theirs):
 
 
 class CpuClock:
-    """Times calls on the host. A device with a queue gets a class of its own, with events in place of the clock."""
+    """Times calls on the host."""
 
-    def synchronize(self):
-        pass
+    stream = None
 
     def time(self, run, repeats):
-        self.synchronize()
         begin = time.perf_counter()
         for _ in range(repeats):
             run()
-        self.synchronize()
         return (time.perf_counter() - begin) / repeats
 
+    def forget(self):
+        pass
 
-CLOCKS = {"cpu": CpuClock}
+
+class CudaClock:
+    """Times what a call puts on the stream: recorded once in a CUDA graph, replayed between two events."""
+
+    def __init__(self):
+        self.stream = torch.cuda.Stream()
+        self.recorded = {}
+
+    def record(self, run):
+        if run not in self.recorded:
+            with torch.cuda.stream(self.stream):
+                run()
+            self.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                run()
+            self.recorded[run] = graph
+        return self.recorded[run]
+
+    def time(self, run, repeats):
+        graph = self.record(run)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self.stream):
+            begin.record()
+            for _ in range(repeats):
+                graph.replay()
+            end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3 / repeats
+
+    def forget(self):
+        self.recorded.clear()
+
+
+CLOCKS = {"cpu": CpuClock, "cuda": CudaClock}
 
 
 def best_of(clock, sides, seconds):
@@ -494,11 +559,24 @@ def best_of(clock, sides, seconds):
     while turn < 3 or time.perf_counter() < end:
         turn += 1
         for i, run in enumerate(sides):
-            time.sleep(PAUSE_S)
-            run()
+            if clock.stream is None:
+                time.sleep(PAUSE_S)
+            clock.time(run, 1)
             for _ in range(3):
                 best[i] = min(best[i], clock.time(run, repeats[i]))
     return best
+
+
+def in_turn(runs):
+    """One function that calls all of them: one set of tensors after the other."""
+    if len(runs) == 1:
+        return runs[0]
+
+    def run():
+        for each in runs:
+            each()
+
+    return run
 
 
 class Yardstick:
@@ -533,12 +611,16 @@ def between_bytes(which, outputs, inputs):
     return 3 * inputs["dy"].numel() * inputs["dy"].element_size()
 
 
-def measure_pass(args, clock, yardstick, vjp, op, text, one, right):
-    """One row of the table; None where vjp has no kernel. `right`: what each output should be."""
-    which, outputs, inputs, attributes, torch_run = one
+def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
+    """One row of the table; None where vjp has no kernel. `sets`: the pass over several sets of tensors; `right`: what
+    each output of the first should be."""
+    which, outputs, inputs, attributes, torch_run = sets[0]
     try:
-        vjp_run, cost = vjp.prepare(op, which, {**outputs, **inputs}, attributes)
-        vjp_run()
+        prepared = [vjp.prepare(op, which, {**one[1], **one[2]}, attributes) for one in sets]
+        cost = prepared[0][1]
+        prepared[0][0]()
+        if clock.stream:
+            clock.stream.synchronize()
     except RuntimeError as problem:
         print(f"vs_torch.py: {problem}", file=sys.stderr)
         return None
@@ -554,8 +636,12 @@ def measure_pass(args, clock, yardstick, vjp, op, text, one, right):
         if not off <= TOLERANCE[args.dtype]:
             print(f"vs_torch.py: {op}.{which}: PyTorch's {name} is off by {off:.1e}, vjp's by {errors[name]:.1e}",
                   file=sys.stderr)
-    sides = [vjp_run, torch_run, yardstick.copy] + ([yardstick.product] if cost.flops else [])
+    sides = [in_turn([run for run, _ in prepared]), in_turn([one[-1] for one in sets]), yardstick.copy]
+    sides += [yardstick.product] if cost.flops else []
     seconds = best_of(clock, sides, args.seconds)
+    clock.forget()
+    seconds[0] /= len(sets)
+    seconds[1] /= len(sets)
     bandwidth = yardstick.bandwidth(seconds[2])
     limit = cost.bytes / bandwidth
     row["copy_gbps"] = bandwidth / 1e9
@@ -573,17 +659,35 @@ def measure_pass(args, clock, yardstick, vjp, op, text, one, right):
     }
 
 
+def count_sets(args, sizes_bytes):
+    """On a GPU the other sets move eight times what its cache holds between two uses of one; as `vjp bench` has it."""
+    if args.place == "cpu":
+        return 1
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return 1 if sizes_bytes < cache / 4 else min(16, math.ceil(8 * cache / sizes_bytes))
+
+
+def tensor_bytes(one):
+    return sum(t.numel() * t.element_size() for part in one[1:3] for t in part.values())
+
+
 def measure(args, clock, vjp, dtype):
-    target = target_bytes(args.quick)
+    target = target_bytes(args.place, args.quick)
     yardstick = Yardstick(args.place, dtype, target)
-    for case, sizes, text in LARGE + (SMALL if args.small else []):
+    large = CARD if args.place == "cuda" else LARGE
+    for case, sizes, text in large + (SMALL if args.small else []):
         if args.ops and case.__name__ not in args.ops:
             continue
         sizes, text = sized(vjp, case, sizes, text, dtype, args.place, target)
-        made = case(Make(dtype, args.place), *sizes), case(Make(dtype, args.place, wide=True), *sizes)
-        for one, wide in zip(*made):
-            right = dict(zip(one[1], wide[-1]()))
-            row = measure_pass(args, clock, yardstick, vjp, case.__name__, text, one, right)
+        first = list(case(Make(dtype, args.place), *sizes))
+        count = count_sets(args, tensor_bytes(first[-1]))
+        made = [first] + [list(case(Make(dtype, args.place), *sizes)) for _ in range(count - 1)]
+        for i, wide in enumerate(case(Make(dtype, args.place, wide=True), *sizes)):
+            right = dict(zip(first[i][1], wide[-1]()))
+            del wide
+            if args.place == "cuda":
+                torch.cuda.synchronize()
+            row = measure_pass(args, clock, yardstick, vjp, case.__name__, text, [one[i] for one in made], right)
             if row:
                 yield row
 
@@ -591,7 +695,9 @@ def measure(args, clock, vjp, dtype):
 # ---- Printing --------------------------------------------------------------------------------------------
 
 
-def machine():
+def machine(place):
+    if place == "cuda":
+        return torch.cuda.get_device_name(0)
     name = platform.processor() or platform.machine()
     try:
         for line in open("/proc/cpuinfo", encoding="utf-8"):
@@ -646,6 +752,7 @@ def main():
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="f32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
     parser.add_argument("--device", choices=sorted(CLOCKS), default="cpu", dest="place")
+    parser.add_argument("--tf32", action="store_true", help="let PyTorch round f32 operands to TF32 (vjp does not)")
     parser.add_argument("--library", default=ROOT / "build" / "libvjp.so", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true", help="smaller tensors, less time")
     parser.add_argument("--small", action="store_true", help="also small shapes, where Python is part of every call")
@@ -662,19 +769,22 @@ def main():
     if args.place == "cpu":
         keep_freed_memory()
     torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = args.tf32
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
-    vjp = Vjp(args.library, args.place, args.threads)
+    clock = CLOCKS[args.place]()
+    vjp = Vjp(args.library, args.place, args.threads, clock.stream.cuda_stream if clock.stream else None)
+    threads = "" if clock.stream else f"{args.threads} thread{'s' if args.threads > 1 else ''}, "
     about = (
-        f"{machine()}, {args.threads} thread{'s' if args.threads > 1 else ''}, {args.dtype}, "
-        f"torch {torch.__version__}, {vjp.summary()}, {datetime.date.today()}"
+        f"{machine(args.place)}, {threads}{args.dtype}, torch {torch.__version__}, {vjp.summary()}, "
+        f"{datetime.date.today()}"
     )
-    extra = {"device": args.place, "threads": args.threads, "machine": machine(), "torch": torch.__version__,
+    extra = {"device": args.place, "threads": args.threads, "machine": machine(args.place), "torch": torch.__version__,
              "date": str(datetime.date.today())}
     plain = not (args.json or args.markdown)
     if plain:
         print(about + "\n\n" + HEAD)
     rows = []
-    for row in measure(args, CLOCKS[args.place](), vjp, dtype):
+    for row in measure(args, clock, vjp, dtype):
         rows.append(row)
         if args.json:
             print(json.dumps({**row, **extra}), flush=True)

@@ -1,0 +1,37 @@
+# libvjp-cuda: the CUDA backend in a library of its own, opened when a "cuda" device is. libvjp links nothing of it.
+set(VJP_CUDA auto CACHE STRING "CUDA backend: auto (where nvcc is found), on, off")
+set(VJP_CUDA_ARCHITECTURES "80-real;90-real;100-real;120" CACHE STRING
+    "Cards to compile for: Ampere, Hopper, Blackwell for data centres, and the rest with PTX for what comes after")
+
+string(TOLOWER "${VJP_CUDA}" vjp_cuda)
+if(vjp_cuda STREQUAL off OR VJP_SANITIZE)
+  return()
+endif()
+include(CheckLanguage)
+set(CMAKE_CUDA_ARCHITECTURES ${VJP_CUDA_ARCHITECTURES})
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  if(vjp_cuda STREQUAL on)
+    message(FATAL_ERROR "VJP_CUDA is on, but no nvcc was found; put it on PATH or set CUDACXX")
+  endif()
+  message(STATUS "CUDA backend: no nvcc, left out")
+  return()
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+list(TRANSFORM VJP_OPS PREPEND src/cuda/ OUTPUT_VARIABLE cuda_files)
+list(TRANSFORM cuda_files APPEND .cu)
+add_library(vjp-cuda SHARED src/cuda/device.cu src/cuda/products.cu ${cuda_files})
+target_compile_definitions(vjp-cuda PRIVATE VJP_VERSION="${PROJECT_VERSION}")
+target_include_directories(vjp-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+# As for the C files, an FMA stands only where it is written: fmaf() in the kernels, nothing contracted behind them.
+target_compile_options(vjp-cuda PRIVATE -std=c++20 --fmad=false -lineinfo --threads=0 -Xcompiler=-fvisibility=hidden,-Wall,-Wextra
+  $<$<BOOL:${VJP_WERROR}>:-Werror=all-warnings>)
+# What it needs of core and op comes as copies of its own, hidden.
+target_link_libraries(vjp-cuda PRIVATE vjp_static CUDA::cudart_static CUDA::cublasLt)
+target_link_options(vjp-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined -Wl,--as-needed)
+set_target_properties(vjp-cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static
+  POSITION_INDEPENDENT_CODE ON INSTALL_RPATH "\$ORIGIN")
+list(JOIN VJP_CUDA_ARCHITECTURES ", " vjp_cuda_list)
+message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")

@@ -1,0 +1,131 @@
+/*
+ * The CUDA backend's host side: what a device holds, how a kernel is launched, and how what the device found (a bad
+ * index) comes back.
+ *
+ * A call enqueues on the device's stream and returns: it never waits and never allocates, so it can be captured in a
+ * CUDA graph. Results depend on the problem alone: work is cut by its size, never by the card's.
+ */
+#ifndef VJP_CUDA_H
+#define VJP_CUDA_H
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "core/core.h"
+#include "op/op.h"
+}
+
+namespace vjp {
+
+/*
+ * What a kernel reports of a value that it could not use: the first bad one of a pass, by position. One record for each
+ * op and pass, in device memory; `found` is host memory that the device can write, so that the host sees at a glance
+ * that there is something to read.
+ */
+struct finding {
+    unsigned lock;
+    unsigned count;     /* bad values seen; 0: none */
+    long long position; /* the first of them */
+    double value;
+    long long limit;
+};
+
+struct findings {
+    finding *record; /* device memory */
+    int *found;      /* host memory, as the device addresses it */
+};
+
+struct products; /* cuBLASLt and the algorithms chosen so far: linear.cu */
+
+struct device_state {
+    int ordinal;
+    cudaStream_t stream;
+    bool own_stream;
+    bool chains;          /* a kernel may begin while the one before it ends: compute capability 9 */
+    bool tf32;            /* f32 products may round their operands to TF32 */
+    finding *record;      /* [ops x passes], device memory */
+    volatile int *found;  /* host memory */
+    int *found_on_device; /* the same, as the device addresses it */
+    size_t l2_bytes;
+    products *matrix_products;
+};
+
+inline device_state *state_of(const vjp_device *device) {
+    return static_cast<device_state *>(device->state);
+}
+
+inline cudaStream_t stream_of(const vjp_work *work) {
+    return state_of(work->device)->stream;
+}
+
+/* Where a kernel of this call reports. */
+inline findings findings_of(const vjp_work *work) {
+    device_state *state = state_of(work->device);
+    return {state->record + (int)work->op->id * VJP_PASS_COUNT + work->pass, state->found_on_device};
+}
+
+/* A status from CUDA's own: VJP_OK, or DEVICE_FAILED with the runtime's words. */
+vjp_status result_of(const vjp_work *work, cudaError_t error);
+vjp_status device_result(vjp_device *device, const char *doing, cudaError_t error);
+
+/* linear.cu: made when a device is opened, freed when it is closed. */
+vjp_status products_open(vjp_device *device);
+void products_close(products *p);
+
+/*
+ * Enqueues kernel<<<grid, threads, shared>>>(arguments...). With `chained`, the kernel may begin while the one before
+ * it on the stream ends (whosever it is), and must call wait_for_previous() before it touches memory.
+ */
+template <class... Parameters, class... Arguments>
+vjp_status launch(const vjp_work *work, bool chained, void (*kernel)(Parameters...), int64_t grid, int threads,
+                  size_t shared, Arguments... arguments) {
+    if (grid <= 0) return VJP_OK;
+    /* Past 48 KiB, a kernel's own shared variables included, more must be asked for. */
+    if (shared > 32 << 10) {
+        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (error != cudaSuccess) return result_of(work, error);
+    }
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3((unsigned)grid);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream_of(work);
+    config.attrs = &overlap;
+    config.numAttrs = chained && state_of(work->device)->chains ? 1 : 0;
+    return result_of(work, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+/* The most blocks of a launch; a kernel with more to do loops. */
+constexpr int64_t MOST_BLOCKS = 1 << 30;
+
+inline int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+inline int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+inline int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+inline bool is_aligned(const void *data, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+/*
+ * Blocks that a persistent kernel is cut into where each leaves a partial sum: two for each multiprocessor of the
+ * largest Hopper cards (132). A constant, because the cut decides the bits and must not depend on the card.
+ */
+constexpr int64_t CHUNKS = 264;
+
+/* The longest run of terms added in one f32 chain: 2^8 equal terms stay right to about 4e-6. */
+constexpr int64_t CHAIN = 256;
+
+} // namespace vjp
+
+#endif

@@ -1,0 +1,29 @@
+/* A norm's call from its plan to its launches: layer_norm.cu and rms_norm.cu fill a norm_call in and come here. */
+#ifndef VJP_CUDA_NORM_RUN_CUH
+#define VJP_CUDA_NORM_RUN_CUH
+
+#include "cuda/norm_long.cuh"
+#include "cuda/norm_rows.cuh"
+#include "cuda/norm_short.cuh"
+
+namespace vjp {
+namespace {
+
+template <class T, bool LAYER> vjp_status norm_run_as(const vjp_work *work, const norm_call &c) {
+    vjp_status status = c.path == NORM_PATH_SHORT  ? norm_short_run<T, LAYER>(work, c)
+                        : c.path == NORM_PATH_ROWS ? norm_rows_run<T, LAYER>(work, c)
+                                                   : norm_long_run<T, LAYER>(work, c);
+    if (status != VJP_OK || !c.sums) return status;
+    return launch(work, true, norm_finish<T>, divide_up(2 * c.dim, NORM_FINISH_COLUMNS), NORM_FINISH_THREADS, 0, c);
+}
+
+template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
+    if (!c.out && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
+    norm_plan(work, &c);
+    return with_type(work->storage, [&](auto zero) { return norm_run_as<decltype(zero), LAYER>(work, c); });
+}
+
+} // namespace
+} // namespace vjp
+
+#endif
