@@ -16,7 +16,7 @@ $(BUILD)/CMakeCache.txt:
 run:
 	@scripts/setup run
 	@$(MAKE) --no-print-directory $(BUILD)/CMakeCache.txt
-	@cmake --build $(BUILD) --parallel --target vjp vjp_shared
+	@cmake --build $(BUILD) --parallel --target vjp vjp_shared $(if $(shell command -v nvidia-smi),$(if $(shell command -v nvcc),vjp-cuda))
 	@echo; $(BUILD)/vjp info
 	@echo; $(BUILD)/vjp check --quick >$(BUILD)/check.txt; status=$$?; \
 		grep -E '^[a-z]+: |FAILED ' $(BUILD)/check.txt | grep -v checks; tail -n 1 $(BUILD)/check.txt; \

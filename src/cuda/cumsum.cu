@@ -58,22 +58,18 @@ template <class S, int N> __device__ void scan_lanes(S (&x)[N], int lane) {
     }
 }
 
-/* += reads what was there only when it writes: it had better be in the second-level cache by then. */
-__device__ inline void prefetch(const void *data) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
-}
-
 /* ---- Lines ------------------------------------------------------------------------------------------- */
 
 /*
  * A warp has PIECES pieces of 512 bytes in each step, whose shuffles overlap, and asks for them STAGES - 1 steps ahead:
- * 6 KiB a warp, over 100 KiB a multiprocessor. A warp that is done with a line is already loading the next one, so the
- * grid is what is resident: six blocks of 32 KiB on each of 132 multiprocessors.
+ * 6 KiB a warp, over 100 KiB a multiprocessor. A warp that is done with a line is already loading the next one. Of many
+ * lines it has two: with all that its share of the resident warps would give it, the last ones would have the card to
+ * themselves.
  */
 constexpr int LINE_WARPS = 4;
 constexpr int PIECES = 4;
 constexpr int STAGES = 4;
-constexpr int64_t RESIDENT_BLOCKS = 6 * 132;
+constexpr int64_t RESIDENT_BLOCKS = 6 * 132, LINES_A_WARP = 2;
 
 template <class T> constexpr int PIECE = 32 * WIDE<T>;
 template <class T> constexpr int STEP = PIECES *PIECE<T>;
@@ -471,8 +467,11 @@ template <class T, bool SUMS> vjp_status enqueue(const vjp_work *work, const sca
             return launch(work, true, scan_columns<T, REVERSE, SUMS>, least(blocks, MOST_BLOCKS), COLUMN_THREADS, 0, c);
         }
         bool aligned = c.length % WIDE<T> == 0 && is_aligned(c.x, 16) && is_aligned(c.y, 16);
+        int64_t blocks = divide_up(c.outer * c.segments, LINE_WARPS);
+        if (blocks > RESIDENT_BLOCKS)
+            blocks = least(MOST_BLOCKS, most(RESIDENT_BLOCKS, divide_up(blocks, LINES_A_WARP)));
         return launch(work, true, aligned ? scan_lines<T, true, REVERSE, SUMS> : scan_lines<T, false, REVERSE, SUMS>,
-                      least(divide_up(c.outer * c.segments, LINE_WARPS), RESIDENT_BLOCKS), 32 * LINE_WARPS, 0, c);
+                      blocks, 32 * LINE_WARPS, 0, c);
     });
 }
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(TOTAL_THREADS)
     channel_totals(group_call call, parameter_output dgamma, parameter_output dbeta) {
     __shared__ block_sums<double, 2, TOTAL_THREADS> shared;
     int turn = 0;
-    wait_for_previous();
+    take_turn();
     for (int64_t channel = blockIdx.x; channel < call.channels; channel += gridDim.x) {
         double total[2] = {0, 0};
 #pragma unroll 4
@@ -117,6 +117,7 @@ group_call call_of(const vjp_work *work) {
     call.groups = s.groups;
     call.group_channels = s.group_channels;
     call.plane = s.plane;
+    call.share = 1 / (double)(s.group_channels * s.plane);
     /* With one channel, or a plane of one element, the layouts are the same memory. */
     bool last = s.channel_stride == 1 && s.plane > 1 && s.channels > 1;
     call.channel_stride = last ? 1 : s.plane;
@@ -168,6 +169,8 @@ form choose(const vjp_work *work, group_plan *plan) {
         plan->last = cut_last(call, width);
         return form::last_pieces;
     }
+    /* Copies of one 16-bit element cannot be asynchronous. */
+    if (!plan->wide && bytes < 4) return form::first_pieces;
     if (!plan_whole(call, width, bytes, backward ? 2 : 1, has_clusters(work), shared_limit(work), &plan->whole))
         return form::first_pieces;
     bool few = rows * plan->whole.cut.blocks < WHOLE_BLOCKS && rows * span > WHOLE_ELEMENTS;
@@ -225,27 +228,50 @@ group_plan plan_of(const vjp_work *work) {
 
 /* ---- Launches ---------------------------------------------------------------------------------------- */
 
-/* launch(), not chained, in clusters. All of the multiprocessor's memory that can be shared is. */
-template <class... Parameters, class... Arguments>
-vjp_status launch_clusters(const vjp_work *work, int blocks, void (*kernel)(Parameters...), int64_t grid, int threads,
-                           size_t shared, Arguments... arguments) {
+/* Clusters that are on the card at a time. */
+template <class... Parameters>
+cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...), const cudaLaunchConfig_t &config,
+                             int blocks, int resident, int *clusters) {
+    if (blocks > 1) return cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+    cudaError_t error =
+        cudaDeviceGetAttribute(clusters, cudaDevAttrMultiProcessorCount, state_of(work->device)->ordinal);
+    *clusters *= resident;
+    return error;
+}
+
+/* launch(), chained, in clusters that stay: no more than there is room for, or than there are items. */
+template <class... Parameters>
+vjp_status launch_whole(const vjp_work *work, const group_plan &plan, void (*kernel)(Parameters...), int64_t items) {
+    const whole_plan &whole = plan.whole;
+    /* All of the multiprocessor's memory that can be shared is. */
     cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error == cudaSuccess && shared > 48 << 10)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (error == cudaSuccess && whole.shared > 48 << 10)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)whole.shared);
     if (error != cudaSuccess) return result_of(work, error);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    int blocks = whole.cut.blocks, clusters = 0;
+    cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3((unsigned)(grid * blocks));
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3((unsigned)whole.threads);
+    config.dynamicSmemBytes = whole.shared;
     config.stream = stream_of(work);
-    config.attrs = &cluster;
-    config.numAttrs = blocks > 1 ? 1 : 0;
-    return result_of(work, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+    config.attrs = attributes;
+    if (blocks > 1) {
+        cudaLaunchAttribute &cluster = attributes[config.numAttrs++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)blocks;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    }
+    error = clusters_at_once(work, kernel, config, blocks, whole.resident, &clusters);
+    if (error != cudaSuccess) return result_of(work, error);
+    config.gridDim = dim3((unsigned)(blocks * least(items, most(1, clusters))));
+    if (state_of(work->device)->chains) {
+        cudaLaunchAttribute &overlap = attributes[config.numAttrs++];
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+    }
+    return result_of(work, cudaLaunchKernelEx(&config, kernel, plan.call, whole.cut));
 }
 
 /* A launch for each look at the tensors, each behind the one before. */
@@ -257,14 +283,13 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_pieces(const vjp_wor
     int64_t last_grid = last ? least(call.batch * call.pieces * plan.last.tiles, MOST_BLOCKS) : 0;
     vjp_status status = VJP_OK;
     if (!call.mean_in) {
-        status = last ? launch(work, false, last_moments<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
-                      : launch(work, false, first_moments<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
+        status = last ? launch(work, true, last_moments<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
+                      : launch(work, true, first_moments<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
         if (status == VJP_OK) status = launch(work, true, group_scales, rows, CELL_THREADS, 0, call);
     }
     if (BACKWARD && status == VJP_OK) {
-        bool chained = !call.mean_in;
-        status = last ? launch(work, chained, last_sums<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
-                      : launch(work, chained, first_sums<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
+        status = last ? launch(work, true, last_sums<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
+                      : launch(work, true, first_sums<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
         if (call.out && status == VJP_OK) status = launch(work, true, group_lines<T>, rows, CELL_THREADS, 0, call);
     }
     if (!call.out || status != VJP_OK) return status;
@@ -277,15 +302,15 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work 
     int64_t items = call.parts * call.groups;
     switch (plan.how) {
     case form::handfuls: /* of any width, and of either pass */
-        return launch(work, false, handfuls<T>, least(divide_up(items, HANDFUL_THREADS), MOST_BLOCKS), HANDFUL_THREADS,
+        return launch(work, true, handfuls<T>, least(divide_up(items, HANDFUL_THREADS), MOST_BLOCKS), HANDFUL_THREADS,
                       0, call);
     case form::small: {
         int64_t grid = least(divide_up(items, SMALL_THREADS / plan.small.lanes), MOST_BLOCKS);
-        return launch(work, false, small_groups<T, WIDTH, BACKWARD>, grid, SMALL_THREADS, 0, call, plan.small);
+        return launch(work, true, small_groups<T, WIDTH, BACKWARD>, grid, SMALL_THREADS, 0, call, plan.small);
     }
-    case form::whole: /* over 1024 elements each: no memory holds so many that the grid could overflow */
-        return launch_clusters(work, plan.whole.cut.blocks, whole_groups<T, WIDTH, BACKWARD>, items, plan.whole.threads,
-                               plan.whole.shared, call, plan.whole.cut);
+    case form::whole:
+        if constexpr (WIDTH * sizeof(T) >= 4) return launch_whole(work, plan, whole_groups<T, WIDTH, BACKWARD>, items);
+        [[fallthrough]];
     default: return run_pieces<T, WIDTH, BACKWARD>(work, plan);
     }
 }
@@ -306,8 +331,8 @@ vjp_status run(const vjp_work *work) {
                 });
             });
         if (!totals || status != VJP_OK) return status;
-        return launch(work, call.batch > 0, channel_totals<T>, least(call.channels, MOST_BLOCKS), TOTAL_THREADS, 0,
-                      call, plan.dgamma, plan.dbeta);
+        return launch(work, true, channel_totals<T>, least(call.channels, MOST_BLOCKS), TOTAL_THREADS, 0, call,
+                      plan.dgamma, plan.dbeta);
     });
 }
 

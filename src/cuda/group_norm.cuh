@@ -45,7 +45,7 @@ struct group_call {
     parameter gamma, beta;
     const float *mean_in, *rstd_in; /* both or none */
     float *mean_out, *rstd_out;
-    double eps;
+    double eps, share; /* share: 1 / elements of a group */
     int64_t batch, channels, groups, group_channels, plane;
     int64_t channel_stride, place_stride;
 
@@ -84,22 +84,41 @@ template <class T, int WIDTH> __device__ unit<T, WIDTH> load_unit(const T *from,
     return u;
 }
 
-template <class T, int WIDTH> __device__ void write_unit(T *to, const float (&values)[WIDTH], bool aligned, bool add) {
+/* The values are used up. With `add` the old ones are read first, behind a branch that costs the others nothing. */
+template <class T, int WIDTH> __device__ void write_unit(T *to, float (&values)[WIDTH], bool aligned, bool add) {
+    if (add) {
+        unit<T, WIDTH> old = load_unit<T, WIDTH>(to, aligned);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+            values[i] += to_f32(old.v[i]);
+    }
     if constexpr (WIDTH > 1) {
         if (aligned) {
-            write_wide<T>(to, values, add);
+            write_wide<T>(to, values, false);
             return;
         }
     }
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-        write_one<T>(to + i, values[i], add);
+        write_one<T>(to + i, values[i], false);
 }
 
 template <class T, int WIDTH> __device__ void to_floats(const unit<T, WIDTH> &u, float (&values)[WIDTH]) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         values[i] = to_f32(u.v[i]);
+}
+
+/* Two from a word, with an instruction each: element by element the upper one would take two. */
+template <int WIDTH>
+requires(WIDTH > 1) __device__ void to_floats(const unit<bf16, WIDTH> &u, float (&values)[WIDTH]) {
+    unsigned words[WIDTH / 2];
+    memcpy(words, &u, sizeof words);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        values[2 * i] = __int_as_float((int)(words[i] << 16));
+        values[2 * i + 1] = __int_as_float((int)(words[i] & 0xffff0000u));
+    }
 }
 
 /* As a tree; the values are used up. */
@@ -207,7 +226,7 @@ __device__ scale saved_scale(const group_call &call, int64_t row) {
 
 /* From the moments of the whole group. `save`: this thread is the one to write the statistics. */
 __device__ scale measured_scale(const group_call &call, int64_t row, double mean, double squares, bool save) {
-    double variance = squares / (double)(call.group_channels * call.plane), rstd = 1 / sqrt(variance + call.eps);
+    double variance = squares * call.share, rstd = 1 / sqrt(variance + call.eps);
     if (save && call.mean_out) call.mean_out[row] = (float)mean;
     if (save && call.rstd_out) call.rstd_out[row] = (float)rstd;
     return scale_of(mean, rstd);
@@ -215,9 +234,8 @@ __device__ scale measured_scale(const group_call &call, int64_t row, double mean
 
 /* From the group's sums of g and g * xh. */
 __device__ slopes slopes_of(const group_call &call, scale s, double sum_g, double sum_gxh) {
-    double count = (double)(call.group_channels * call.plane);
-    double slope = -(double)s.rstd * (sum_gxh / count);
-    return {(float)slope, (float)(-(double)s.rstd * (sum_g / count) + slope * s.rest)};
+    double slope = -(double)s.rstd * (sum_gxh * call.share);
+    return {(float)slope, (float)(-(double)s.rstd * (sum_g * call.share) + slope * s.rest)};
 }
 
 /* y = slope * xh + level of a channel. */

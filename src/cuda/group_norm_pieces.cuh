@@ -1,6 +1,7 @@
 /*
  * group_norm in pieces: one kernel for each look at x and dy, whatever the size of a group. For groups that no cluster
- * holds, for cards without clusters, for a few large groups, and for channels last.
+ * holds, for cards without clusters, for a few large groups, for 16-bit planes of no whole number of 16 bytes, and for
+ * channels last.
  *
  *   moments of pieces -> scale of each group      where the statistics are not saved
  *   sums of pieces    -> slopes of each group     in the backward
@@ -53,7 +54,7 @@ template <int WIDTH, class F> __device__ void each_place(const first_piece &p, F
 }
 
 template <class T, int WIDTH> __global__ void __launch_bounds__(FIRST_THREADS, 3) first_moments(group_call call) {
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x);
     each_piece(call, false, [&](first_piece p) {
         float sum = 0, largest = 0, squares = 0;
@@ -70,7 +71,7 @@ template <class T, int WIDTH> __global__ void __launch_bounds__(FIRST_THREADS, 3
 }
 
 template <class T, int WIDTH> __global__ void __launch_bounds__(FIRST_THREADS, 3) first_sums(group_call call) {
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x), *dy = static_cast<const T *>(call.dy);
     each_piece(call, false, [&](first_piece p) {
         scale s = scale_at(call, p.row);
@@ -86,7 +87,7 @@ template <class T, int WIDTH> __global__ void __launch_bounds__(FIRST_THREADS, 3
 
 template <class T, int WIDTH, bool BACKWARD>
 __global__ void __launch_bounds__(FIRST_THREADS, 3) first_results(group_call call) {
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x), *dy = static_cast<const T *>(call.dy);
     each_piece(call, true, [&](first_piece p) {
         scale s = scale_at(call, p.row);
@@ -159,7 +160,7 @@ __device__ int64_t last_rows_of(const last_cut &cut, const last_place &p, int la
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(LAST_THREADS) last_moments(group_call call, last_cut cut) {
     __shared__ double means[LAST_THREADS * WIDTH], squares_of[LAST_THREADS * WIDTH];
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x);
     int64_t all = call.batch * call.pieces * cut.tiles;
     for (int64_t index = blockIdx.x; index < all; index += gridDim.x) {
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(LAST_THREADS) last_moments(group_call call, la
 template <class T, int WIDTH>
 __global__ void __launch_bounds__(LAST_THREADS, 2) last_sums(group_call call, last_cut cut) {
     __shared__ float sums[LAST_THREADS * WIDTH], products[LAST_THREADS * WIDTH];
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x), *dy = static_cast<const T *>(call.dy);
     int64_t all = call.batch * call.pieces * cut.tiles;
     for (int64_t index = blockIdx.x; index < all; index += gridDim.x) {
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(LAST_THREADS, 2) last_sums(group_call call, la
 
 template <class T, int WIDTH, bool BACKWARD>
 __global__ void __launch_bounds__(LAST_THREADS, 2) last_results(group_call call, last_cut cut) {
-    wait_for_previous();
+    take_turn();
     const T *x = static_cast<const T *>(call.x), *dy = static_cast<const T *>(call.dy);
     T *out = static_cast<T *>(call.out);
     int64_t all = call.batch * call.pieces * cut.tiles;
@@ -335,7 +336,7 @@ template <class F> __device__ void each_cell(const group_call &call, int64_t gro
 __global__ void __launch_bounds__(CELL_THREADS) group_scales(group_call call) {
     __shared__ block_sums<double, 1, CELL_THREADS> shared;
     int turn = 0;
-    wait_for_previous();
+    take_turn();
     for (int64_t row = blockIdx.x; row < call.batch * call.groups; row += gridDim.x) {
         int64_t n = row / call.groups, group = row % call.groups;
         auto count = [&](int64_t piece) {
@@ -360,7 +361,7 @@ __global__ void __launch_bounds__(CELL_THREADS) group_scales(group_call call) {
 template <class T> __global__ void __launch_bounds__(CELL_THREADS) group_lines(group_call call) {
     __shared__ block_sums<double, 2, CELL_THREADS> shared;
     int turn = 0;
-    wait_for_previous();
+    take_turn();
     for (int64_t row = blockIdx.x; row < call.batch * call.groups; row += gridDim.x) {
         int64_t n = row / call.groups, group = row % call.groups;
         double total[2] = {0, 0};

@@ -65,6 +65,7 @@ template <class T> __device__ void handful(const group_call &call, int64_t n, in
 }
 
 template <class T> __global__ void __launch_bounds__(HANDFUL_THREADS) handfuls(group_call call) {
+    take_turn();
     int64_t stride = (int64_t)gridDim.x * HANDFUL_THREADS, items = call.parts * call.groups;
     for (int64_t item = (int64_t)blockIdx.x * HANDFUL_THREADS + threadIdx.x; item < items; item += stride) {
         int64_t part = item / call.groups, begin = part * call.each;
@@ -188,6 +189,7 @@ __device__ void small(const group_call &call, const small_cut &cut, int64_t n, i
 
 template <class T, int WIDTH, bool BACKWARD>
 __global__ void __launch_bounds__(SMALL_THREADS, 3) small_groups(group_call call, small_cut cut) {
+    take_turn();
     int64_t a_block = SMALL_THREADS / cut.lanes, items = call.parts * call.groups;
     for (int64_t block = blockIdx.x; block * a_block < items; block += gridDim.x) {
         int64_t item = block * a_block + threadIdx.x / cut.lanes;

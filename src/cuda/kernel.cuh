@@ -210,6 +210,14 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+/*
+ * Brings a line into the second-level cache. That reads no value, so it may come before wait_for_previous(): should the
+ * kernel before write there, that cache is where its writes land.
+ */
+__device__ inline void prefetch(const void *global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* How a kernel that touches memory at once begins. */
 __device__ inline void take_turn() {
     let_next_begin();

@@ -207,11 +207,27 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
     }
 }
 
+/* What turn_heads() will read first of a row, while the kernel before still runs. */
+template <class T, int W, bool INTERLEAVED, bool ADD>
+__device__ void prefetch_heads(const rope_call &c, int64_t row, int64_t p, int first) {
+    if (row >= c.rows || p >= c.turning) return;
+    int64_t at = INTERLEAVED ? 2 * W * p : W * p, gap = INTERLEAVED ? W : c.n_rot / 2;
+    for (int n = 0; n < HEADS<T, ADD>; n++) {
+        int64_t head = first + (int64_t)n * c.head_lanes;
+        if (head >= c.heads) return;
+        const T *from = static_cast<const T *>(c.x) + (row * c.heads + head) * c.head_dim + at;
+        prefetch(from);
+        prefetch(from + gap);
+    }
+}
+
 template <class T, int W, bool INTERLEAVED, bool ADD>
 __global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c) {
-    take_turn();
     int lane = threadIdx.x % c.piece_lanes, rest = threadIdx.x / c.piece_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
+    let_next_begin();
+    prefetch_heads<T, W, INTERLEAVED, ADD>(c, (int64_t)blockIdx.x * c.block_rows + block_row, lane, head);
+    wait_for_previous();
     if (block_row >= c.block_rows) return;
     for (int64_t row = (int64_t)blockIdx.x * c.block_rows + block_row; row < c.rows;
          row += (int64_t)gridDim.x * c.block_rows)

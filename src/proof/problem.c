@@ -258,13 +258,20 @@ void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed
     store(v);
 }
 
+/* What the case has the forward not save has no numbers. */
+static bool is_unsaved(const proof_problem *p, vjp_pass pass, int slot) {
+    const char *name = p->slot[pass][slot].slot->name;
+    int from = pass == VJP_BACKWARD ? find_slot(&p->info->pass[VJP_FORWARD], name) : -1;
+    return from >= 0 && is_output(p->slot[VJP_FORWARD][from].slot) && !p->slot[VJP_FORWARD][from].present;
+}
+
 bool proof_problem_make(proof_problem *p, vjp_device *ref, const proof_setup *setup, vjp_dtype storage, uint64_t seed,
                         char error[TEXT_ERROR]) {
     if (!proof_problem_shape(p, ref, setup, storage, error)) return false;
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         const vjp_pass_info *info = &p->info->pass[pass];
         for (size_t i = info->outputs; i < info->count; i++)
-            if (p->slot[pass][i].present) proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
+            if (!is_unsaved(p, (vjp_pass)pass, (int)i)) proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
         double *result[VJP_MAX_SLOTS] = {0};
         if (proof_reference(p, ref, (vjp_pass)pass, proof_present(p, (vjp_pass)pass), result) != VJP_OK) {
             snprintf(error, TEXT_ERROR, "%s", vjp_error(ref));
