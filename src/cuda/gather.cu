@@ -6,10 +6,10 @@
  *   few indices    integer atomics count the rows' k and give each a place in its row's list, in any order; the sums
  *                  sort a short list as they read it, and a kernel of its own sorts the long ones by a bit map;
  *   many indices   a stable radix sort of (row, k): CUB's, in the workspace.
- * Then one kernel writes every row: zeros where nobody asked for it, else the sum. Sums wait for memory several times
- * over (the list, then dy), zeros never do, so it is their mixture that keeps the memory busy. Least bytes: dy read,
- * dtable written; everything about the lists is some 40 bytes an index and 16 a row, most of it in the second-level
- * cache.
+ * Then two kernels, side by side, write every row: one those with many k, the other all the rest, most of them zeros.
+ * Sums wait for memory several times over (the list, then dy), zeros never do: it is the mixture that keeps it busy.
+ * Where a card cannot run one kernel beside the next, they follow one another. Least bytes: dy read, dtable written;
+ * everything about the lists is some 40 bytes an index and 16 a row, most of it in the second-level cache.
  *
  * A sum: a warp reads a slice of 32 pieces of 16 bytes of each row of dy, the k in order, up to FEW of them in an f32
  * chain and those sums in double. A long list is cut into equal parts, one for each warp of a block (or several, of
@@ -40,8 +40,9 @@ constexpr int FEW = 16;
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-/* Blocks of the kernels that loop over lists whose length only the device knows: as many as a large card holds. */
-constexpr int LOOPING_BLOCKS = 132 * 2;
+/* Blocks of the kernels that loop: as many as a large Hopper card holds, where registers are many and where they are
+ * few. */
+constexpr int64_t LISTED_BLOCKS = 132 * 2, LOOPING_BLOCKS = 132 * 8;
 
 int64_t blocks_for(int64_t items, int64_t per_block) {
     return least(MOST_BLOCKS, divide_up(items, per_block));
@@ -110,8 +111,8 @@ vjp_status forward(const vjp_work *work) {
 
 typedef unsigned long long counter;
 
-/* The work lists: rows with up to FEW_REPEATS, up to SHORT, more; and the counters behind which there is room. */
-enum { LIST_FEW, LIST_SHORT, LIST_LONG, LISTS, USED_ORDER = LISTS, USED_COUNT };
+/* The work lists: rows with more than FEW_REPEATS up to SHORT, and with more; and counters of what is used. */
+enum { LIST_SHORT, LIST_LONG, LISTS, USED_ORDER = LISTS, USED_COUNT };
 
 /* A row on a work list, with all that a sum begins with. */
 struct listed {
@@ -122,7 +123,7 @@ struct lists {
     counter *count;      /* [rows]: how many k */
     int64_t *begin;      /* [rows]: of the row's list in `order` */
     int64_t *order;      /* [count]: k by row */
-    listed *list[LISTS]; /* the rows that are asked for, by the length of their list */
+    listed *list[LISTS]; /* rows that are asked for often, by the length of their list */
     counter *used;       /* of each list, and of `order` */
     int64_t *row_of;     /* [count]: few indices: the row of k, -1 for a bad index; many: the keys, sorted */
     int64_t *rank;       /* [count]: few indices: k's place in its row's list */
@@ -195,10 +196,9 @@ __global__ void find_room(lists l, int64_t rows, bool place) {
         counter count = row < rows ? l.count[row] : 0;
         int64_t begin = place ? (int64_t)take_room(&l.used[USED_ORDER], count, room) : 0;
         if (!place && count) begin = l.begin[row];
-        int kind = count == 0 ? LISTS : count <= FEW_REPEATS ? LIST_FEW : count <= SHORT ? LIST_SHORT : LIST_LONG;
-        for (int k = 0; k < LISTS; k++) {
-            counter at = take_room(&l.used[k], kind == k, room);
-            if (kind == k) l.list[k][at] = {row, begin, (int64_t)count};
+        if (count > FEW_REPEATS) {
+            int kind = count <= SHORT ? LIST_SHORT : LIST_LONG; /* rare, so an atomic each will do */
+            l.list[kind][atomicAdd(&l.used[kind], 1ull)] = {row, begin, (int64_t)count};
         }
         if (count) l.begin[row] = begin;
     }
@@ -311,22 +311,29 @@ __device__ void sum_list(double (&sum)[WIDE<T>], const T *dy, const int64_t *ord
         float few[WIDE<T>] = {};
 #pragma unroll 1
         for (int j = 0; j < FEW && i + j < length; j += AHEAD) {
-            wide<T> row[AHEAD];
+            uint4 row[AHEAD];
+            T element[AHEAD][WIDE<T>];
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
                 if (i + j + a >= length) continue;
                 const T *from = dy + order[i + j + a] * inner;
                 if constexpr (WHOLE)
-                    row[a] = load_wide_once(from);
+                    row[a] = load_raw_once(from);
                 else
                     for (int c = 0; c < WIDE<T>; c++)
-                        if (c < columns) row[a].v[c] = from[c * step];
+                        if (c < columns) element[a][c] = from[c * step];
             }
 #pragma unroll
-            for (int a = 0; a < AHEAD; a++)
+            for (int a = 0; a < AHEAD; a++) {
+                if (i + j + a >= length) continue;
+                float values[WIDE<T>];
+                if constexpr (WHOLE) unpack<T>(row[a], values);
 #pragma unroll
-                for (int c = 0; c < WIDE<T>; c++)
-                    if (i + j + a < length && (WHOLE || c < columns)) few[c] += to_f32(row[a].v[c]);
+                for (int c = 0; c < WIDE<T>; c++) {
+                    if (!WHOLE) values[c] = c < columns ? to_f32(element[a][c]) : 0.0f;
+                    few[c] += values[c];
+                }
+            }
         }
 #pragma unroll
         for (int c = 0; c < WIDE<T>; c++)
@@ -379,8 +386,8 @@ __device__ void put_sums(D *to, const float (&sum)[WIDE<T>], int columns, int64_
  * beside each other; the sums of all parts are added in order.
  */
 template <class T, class D, bool WHOLE, bool BLOCK>
-__device__ __noinline__ void sum_slice(const sum_call<T, D> &call, int64_t outer, int64_t row, int64_t slice,
-                                       slicing cut, const int64_t *order, int64_t length, double *shared) {
+__device__ void sum_slice(const sum_call<T, D> &call, int64_t outer, int64_t row, int64_t slice, slicing cut,
+                          const int64_t *order, int64_t length, double *shared) {
     int lane = threadIdx.x % 32, warp = BLOCK ? threadIdx.x / 32 : 0, warps = BLOCK ? WARPS : 1;
     int across = lane % cut.lanes, parts = warps * (32 / cut.lanes), part = warp * (32 / cut.lanes) + lane / cut.lanes;
     int64_t inner = call.s.inner, first = slice * cut.lanes * WIDE<T>, step = WHOLE ? 1 : cut.lanes;
@@ -430,131 +437,135 @@ __device__ void sort_short(int64_t *sorted, const int64_t *order, int length) {
     __syncwarp();
 }
 
-template <class D> __device__ void zero_row(D *to, int64_t inner, bool whole) {
-    int lane = threadIdx.x % 32;
-    if (whole)
-        for (int64_t i = lane * WIDE<D>; i < inner; i += 32 * WIDE<D>)
-            __stcs(reinterpret_cast<uint4 *>(to + i), make_uint4(0, 0, 0, 0));
-    else
-        for (int64_t i = lane; i < inner; i += 32)
-            to[i] = from_f32<D>(0);
-}
-
-/*
- * A row with a list of up to FEW_REPEATS: two slices of all of them are under way at once. The chain is one of f32, as
- * sum_list() has it for so few.
- */
-template <class T, class D>
-__device__ __noinline__ void sum_few(D *to, const T *dy, const int64_t *order, int length, int64_t inner, bool add) {
-    constexpr int SLICES = 2;
-    int64_t step = 32 * WIDE<T>;
-    for (int64_t i = threadIdx.x % 32 * WIDE<T>; i < inner; i += SLICES * step) {
-        wide<T> piece[SLICES][FEW_REPEATS];
-#pragma unroll
-        for (int p = 0; p < SLICES; p++)
-#pragma unroll
-            for (int r = 0; r < FEW_REPEATS; r++)
-                if (r < length && i + p * step < inner)
-                    piece[p][r] = load_wide_once(dy + order[r] * inner + i + p * step);
-#pragma unroll
-        for (int p = 0; p < SLICES; p++) {
-            if (i + p * step >= inner) continue;
-            float sum[WIDE<T>] = {};
-#pragma unroll
-            for (int r = 0; r < FEW_REPEATS; r++)
-#pragma unroll
-                for (int c = 0; c < WIDE<T>; c++)
-                    if (r < length) sum[c] += to_f32(piece[p][r].v[c]);
-            put_sums<T, D, true>(to + i + p * step, sum, WIDE<T>, 1, add);
-        }
-    }
-}
-
-/*
- * Zeros for the rows that nobody asked for, ROWS_AT_ONCE neighbours a step; what the next step needs to know is asked
- * for in this one. A warp takes such steps while it waits for the lists and rows of its sums.
- */
-constexpr int ROWS_AT_ONCE = 8;
-
-template <class T, class D, bool WHOLE> struct zero_walk {
-    int64_t first, stride;
-    bool is_empty; /* lane i: whether row first + i is */
-
-    __device__ void look(const sum_call<T, D> &call) {
-        int64_t row = first + threadIdx.x % 32;
-        is_empty = threadIdx.x % 32 < ROWS_AT_ONCE && row < call.s.rows && call.l.count[row] == 0;
-    }
-
-    __device__ zero_walk(const sum_call<T, D> &call) {
-        first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS_AT_ONCE;
-        stride = (int64_t)gridDim.x * WARPS * ROWS_AT_ONCE;
-        look(call);
-    }
-
-    __device__ bool step(const sum_call<T, D> &call) {
-        if (call.add || first >= call.s.rows) return false;
-        unsigned empty = __ballot_sync(0xffffffffu, is_empty);
-        int64_t from = first;
-        first += stride;
-        look(call);
-        for (int64_t outer = 0; outer < call.s.outer; outer++)
-            for (unsigned rest = empty; rest; rest &= rest - 1)
-                zero_row(call.dtable + (outer * call.s.rows + from + __ffs((int)rest) - 1) * call.s.inner, call.s.inner,
-                         WHOLE);
-        return true;
-    }
-};
-
-/* Long lists, a block a slice. A list's slices are far apart, and so on different blocks, whether it has many or few.
- */
+/* Long lists, a block a slice, then short ones, a warp a slice: what waits for memory several times over. */
 template <class T, class D, bool WHOLE>
-__device__ void sum_long_lists(const sum_call<T, D> &call, slicing usual, slicing narrow, double *shared) {
-    const lists &l = call.l;
-    int64_t all = (int64_t)l.used[LIST_LONG] * call.s.outer;
-    for (int64_t item = blockIdx.x; item < all * narrow.slices; item += gridDim.x) {
-        int64_t slice = item / all, rest = item - slice * all;
-        listed list = l.list[LIST_LONG][rest / call.s.outer];
-        slicing cut = list.length >= VERY_LONG ? narrow : usual;
-        if (slice < cut.slices)
-            sum_slice<T, D, WHOLE, true>(call, rest % call.s.outer, list.row, slice, cut, l.order + list.begin,
-                                         list.length, shared);
-    }
-    __syncthreads();
-}
-
-/* Long lists, then short ones, a warp a slice, then those of a few, a warp a row; zeros in between and at the end. */
-template <class T, class D, bool WHOLE>
-__global__ void __launch_bounds__(THREADS, 2) sum_rows(const __grid_constant__ sum_call<T, D> call) {
+__global__ void __launch_bounds__(THREADS, 2) sum_lists(const __grid_constant__ sum_call<T, D> call) {
     __shared__ double shared[THREADS * WIDE<T>];
     __shared__ int64_t all_sorted[WARPS][SHORT];
-    take_turn();
+    wait_for_previous();
+    let_next_begin(); /* sum_rows(), beside this one: what it reads is there */
     const lists &l = call.l;
     const vjp_gather_sizes &s = call.s;
     slicing usual = slicing_of<T>(s.inner, false), narrow = slicing_of<T>(s.inner, true);
-    sum_long_lists<T, D, WHOLE>(call, usual, narrow, shared);
+    /* A list's slices are far apart, and so on different blocks, whether it has many or few. */
+    int64_t all = (int64_t)l.used[LIST_LONG] * s.outer;
+    for (int64_t item = blockIdx.x; item < all * narrow.slices; item += gridDim.x) {
+        int64_t slice = item / all, rest = item - slice * all;
+        listed list = l.list[LIST_LONG][rest / s.outer];
+        slicing cut = list.length >= VERY_LONG ? narrow : usual;
+        if (slice < cut.slices)
+            sum_slice<T, D, WHOLE, true>(call, rest % s.outer, list.row, slice, cut, l.order + list.begin, list.length,
+                                         shared);
+    }
+    __syncthreads();
     int warp = threadIdx.x / 32;
-    int64_t *sorted = all_sorted[warp];
-    double *room = shared + warp * 32 * WIDE<T>;
-    zero_walk<T, D, WHOLE> zeros(call);
-    int64_t few = (int64_t)l.used[LIST_FEW] * s.outer, slices = (int64_t)l.used[LIST_SHORT] * s.outer * usual.slices;
-    for (int64_t item = (int64_t)blockIdx.x * WARPS + warp; item < slices + few; item += (int64_t)gridDim.x * WARPS) {
-        bool is_short = item < slices;
-        int64_t place = is_short ? item / usual.slices : item - slices, outer = place % s.outer;
-        listed list = l.list[is_short ? LIST_SHORT : LIST_FEW][place / s.outer];
-        zeros.step(call);
+    int64_t *sorted = all_sorted[warp], items = (int64_t)l.used[LIST_SHORT] * s.outer * usual.slices;
+    for (int64_t item = (int64_t)blockIdx.x * WARPS + warp; item < items; item += (int64_t)gridDim.x * WARPS) {
+        int64_t slice = item % usual.slices, rest = item / usual.slices;
+        listed list = l.list[LIST_SHORT][rest / s.outer];
         __syncwarp();
         sort_short(sorted, l.order + list.begin, (int)list.length);
-        if (WHOLE && !is_short)
-            sum_few(call.dtable + (outer * s.rows + list.row) * s.inner, call.dy + outer * s.count * s.inner, sorted,
-                    (int)list.length, s.inner, call.add);
-        else
-            for (int64_t slice = is_short ? item % usual.slices : 0; slice < usual.slices; slice++) {
-                sum_slice<T, D, WHOLE, false>(call, outer, list.row, slice, usual, sorted, list.length, room);
-                if (is_short) break;
-            }
+        sum_slice<T, D, WHOLE, false>(call, rest % s.outer, list.row, slice, usual, sorted, list.length,
+                                      shared + warp * 32 * WIDE<T>);
     }
-    while (zeros.step(call))
-        ;
+}
+
+/* Pieces of a row under way at once, where it is asked for once. */
+constexpr int COPIED = 4;
+
+/* A row asked for up to FEW_REPEATS times: by k[0, length), in order. Few chains are one, as sum_list() has it. */
+template <class T, class D>
+__device__ void sum_few(D *to, const T *dy, const int64_t (&k)[FEW_REPEATS], int length, int64_t inner, bool add) {
+    int64_t step = 32 * WIDE<T>, first = threadIdx.x % 32 * WIDE<T>;
+#pragma unroll 1
+    for (int64_t i = first; i < inner && length == 1; i += COPIED * step) {
+        uint4 piece[COPIED];
+#pragma unroll
+        for (int p = 0; p < COPIED; p++)
+            if (i + p * step < inner) piece[p] = load_raw_once(dy + k[0] * inner + i + p * step);
+#pragma unroll
+        for (int p = 0; p < COPIED; p++) {
+            if (i + p * step >= inner) continue;
+            float values[WIDE<T>];
+            unpack<T>(piece[p], values);
+            put_sums<T, D, true>(to + i + p * step, values, WIDE<T>, 1, add);
+        }
+    }
+#pragma unroll 1
+    for (int64_t i = first; i < inner && length > 1; i += step) {
+        uint4 piece[FEW_REPEATS];
+#pragma unroll
+        for (int r = 0; r < FEW_REPEATS; r++)
+            if (r < length) piece[r] = load_raw_once(dy + k[r] * inner + i);
+        float sum[WIDE<T>] = {};
+#pragma unroll
+        for (int r = 0; r < FEW_REPEATS; r++) {
+            if (r >= length) continue;
+            float values[WIDE<T>];
+            unpack<T>(piece[r], values);
+#pragma unroll
+            for (int c = 0; c < WIDE<T>; c++)
+                sum[c] += values[c];
+        }
+        put_sums<T, D, true>(to + i, sum, WIDE<T>, 1, add);
+    }
+}
+
+/* The same an element at a time. */
+template <class T, class D>
+__device__ void sum_few_elements(D *to, const T *dy, const int64_t (&k)[FEW_REPEATS], int length, int64_t inner,
+                                 bool add) {
+    for (int64_t i = threadIdx.x % 32; i < inner; i += 32) {
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < FEW_REPEATS; r++)
+            if (r < length) sum += to_f32(dy[k[r] * inner + i]);
+        write_one(to + i, sum, add);
+    }
+}
+
+/*
+ * All rows that are on no work list, a warp a row: zeros where nobody asked for it, else a sum of a few. Little is done
+ * for each and nearly all of it is waiting, so as many warps as fit do it. It runs beside sum_lists(), and ends after
+ * it.
+ */
+template <class T, class D, bool WHOLE>
+__global__ void __launch_bounds__(THREADS, 3) sum_rows(const __grid_constant__ sum_call<T, D> call) {
+    const lists &l = call.l;
+    const vjp_gather_sizes &s = call.s;
+    int lane = threadIdx.x % 32;
+    int64_t stride = (int64_t)gridDim.x * WARPS, row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int64_t next = row < s.rows ? (int64_t)l.count[row] : 0;
+    for (; row < s.rows; row += stride) {
+        int64_t length = next;
+        if (row + stride < s.rows) next = (int64_t)l.count[row + stride];
+        if (length > FEW_REPEATS || (length == 0 && call.add)) continue;
+        int64_t k[FEW_REPEATS] = {};
+        if (length) {
+            int64_t mine = lane < length ? l.order[l.begin[row] + lane] : 0;
+            int rank = 0;
+            for (int i = 0; i < (int)length; i++)
+                rank += __shfl_sync(0xffffffffu, mine, i) < mine;
+#pragma unroll
+            for (int r = 0; r < FEW_REPEATS; r++) {
+                unsigned who = __ballot_sync(0xffffffffu, lane < length && rank == r);
+                if (r < length) k[r] = __shfl_sync(0xffffffffu, mine, __ffs((int)who) - 1);
+            }
+        }
+        for (int64_t outer = 0; outer < s.outer; outer++) {
+            D *to = call.dtable + (outer * s.rows + row) * s.inner;
+            const T *dy = call.dy + outer * s.count * s.inner;
+            if constexpr (WHOLE) {
+                for (int64_t i = lane * WIDE<D>; i < s.inner && length == 0; i += 32 * WIDE<D>)
+                    __stcs(reinterpret_cast<uint4 *>(to + i), make_uint4(0, 0, 0, 0));
+                if (length) sum_few(to, dy, k, (int)length, s.inner, call.add);
+            } else {
+                sum_few_elements(to, dy, k, (int)length, s.inner, call.add);
+            }
+        }
+    }
+    let_next_begin();
+    wait_for_previous(); /* for sum_lists(), so that whoever waits for this kernel waits for both */
 }
 
 /* ---- Backward: calls --------------------------------------------------------------------------------- */
@@ -569,7 +580,6 @@ size_t place_lists(lists *l, char *base, const vjp_gather_sizes &s) {
     take(l->count, s.rows);
     take(l->begin, s.rows);
     take(l->order, s.count);
-    take(l->list[LIST_FEW], least(s.rows, s.count));
     take(l->list[LIST_SHORT], s.count / FEW_REPEATS + 1);
     take(l->list[LIST_LONG], s.count / SHORT + 1);
     take(l->used, USED_COUNT);
@@ -627,7 +637,11 @@ template <class T, class D> vjp_status sum_as(const vjp_work *work, const vjp_ga
     const T *dy = static_cast<const T *>(vjp_data(work, GATHER_B_DY));
     sum_call<T, D> call{s, l, dy, dtable, vjp_accumulates(work, GATHER_B_DTABLE)};
     bool whole = s.inner % WIDE<T> == 0 && is_aligned(dy, 16) && is_aligned(dtable, 16);
-    return launch(work, true, whole ? sum_rows<T, D, true> : sum_rows<T, D, false>, LOOPING_BLOCKS, THREADS, 0, call);
+    vjp_status status =
+        launch(work, true, whole ? sum_lists<T, D, true> : sum_lists<T, D, false>, LISTED_BLOCKS, THREADS, 0, call);
+    if (status != VJP_OK) return status;
+    return launch(work, true, whole ? sum_rows<T, D, true> : sum_rows<T, D, false>,
+                  least(divide_up(s.rows, WARPS), LOOPING_BLOCKS), THREADS, 0, call);
 }
 
 vjp_status backward(const vjp_work *work) {

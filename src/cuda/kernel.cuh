@@ -83,6 +83,30 @@ template <class T> __device__ void store_wide_once(T *to, const wide<T> &w) {
     __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
 }
 
+/*
+ * 16 bytes as four registers, two 16-bit elements in each, until they are used: as a struct of elements the compiler
+ * would keep each in a register of its own.
+ */
+template <class T> __device__ uint4 load_raw_once(const T *from) {
+    return __ldcs(reinterpret_cast<const uint4 *>(from));
+}
+
+template <class T> __device__ void unpack(uint4 raw, float (&v)[WIDE<T>]) {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+        if constexpr (sizeof(T) == 4) {
+            v[w] = __uint_as_float(words[w]);
+        } else if constexpr (__is_same(T, bf16)) {
+            v[2 * w] = __uint_as_float(words[w] << 16);
+            v[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+        } else {
+            float2 two = __half22float2(*reinterpret_cast<const __half2 *>(&words[w]));
+            v[2 * w] = two.x;
+            v[2 * w + 1] = two.y;
+        }
+}
+
 /* values[] = or += into 16 bytes; with `add` the old ones are read, added in f32 and rounded once. */
 template <class T> __device__ void write_wide(T *to, const float (&values)[WIDE<T>], bool add) {
     wide<T> w;

@@ -226,7 +226,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c)
     int lane = threadIdx.x % c.piece_lanes, rest = threadIdx.x / c.piece_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
     let_next_begin();
-    prefetch_heads<T, W, INTERLEAVED, ADD>(c, (int64_t)blockIdx.x * c.block_rows + block_row, lane, head);
+    /* Measured: a gain of two in a hundred in f32, a loss of as much in 16 bits, whose blocks are twice as many. */
+    if constexpr (sizeof(T) == 4)
+        prefetch_heads<T, W, INTERLEAVED, ADD>(c, (int64_t)blockIdx.x * c.block_rows + block_row, lane, head);
     wait_for_previous();
     if (block_row >= c.block_rows) return;
     for (int64_t row = (int64_t)blockIdx.x * c.block_rows + block_row; row < c.rows;
