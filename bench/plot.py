@@ -13,7 +13,7 @@ import json
 import sys
 
 OURS, THEIRS, INK, DIM, GRID, PAPER = "#0b7a75", "#c9ced6", "#1c2430", "#6b7685", "#e3e6ea", "#ffffff"
-LABEL, BARS, ROW, BAR, TOP, EDGE = 330, 480, 30, 11, 84, 24
+LABEL, BARS, ROW, BAR, TOP, EDGE = 340, 480, 30, 11, 84, 24
 
 
 def text(x, y, words, size=12, colour=INK, anchor="start", weight="normal"):
@@ -55,7 +55,7 @@ def draw(rows, which):
         y += 34
         for r in mine:
             ours, theirs = r["limit_ms"] / r["vjp_ms"], r["limit_ms"] / r["torch_ms"]
-            out.append(text(EDGE, y + 14, r["op"], 12, weight="600") + text(EDGE + 82, y + 14, r["shape"], 11, DIM))
+            out.append(text(EDGE, y + 14, r["op"], 12, weight="600") + text(EDGE + 90, y + 14, r["shape"], 11, DIM))
             out.append(bar(LABEL, y + 1, ours / scale, OURS) + bar(LABEL, y + 13, theirs / scale, THEIRS))
             out.append(text(LABEL + ours / scale * BARS + 6, y + 11, f"{ours:.2f}", 11))
             out.append(text(LABEL + theirs / scale * BARS + 6, y + 23, f"{theirs:.2f}", 10, DIM))

@@ -582,12 +582,11 @@ def in_turn(runs):
 class Yardstick:
     """A copy and a matrix product, to take turns with what is measured."""
 
-    SIDES = (1024, 1024, 4096)
-
     def __init__(self, place, dtype, copied_bytes):
+        self.sides = (8192, 4096, 4096) if place == "cuda" else (1024, 1024, 4096)  # a GPU is not full of less
         elements = int(copied_bytes / 8)
         self.source, self.target = torch.ones(elements, device=place), torch.empty(elements, device=place)
-        m, k, n = self.SIDES
+        m, k, n = self.sides
         self.a, self.b = torch.randn(m, k, device=place).to(dtype), torch.randn(k, n, device=place).to(dtype)
         self.c = torch.empty(m, n, device=place, dtype=dtype)
 
@@ -601,7 +600,7 @@ class Yardstick:
         return 8.0 * self.source.numel() / seconds
 
     def rate(self, seconds):
-        return 2.0 * self.SIDES[0] * self.SIDES[1] * self.SIDES[2] / seconds
+        return 2.0 * self.sides[0] * self.sides[1] * self.sides[2] / seconds
 
 
 def between_bytes(which, outputs, inputs):
@@ -772,6 +771,8 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
     clock = CLOCKS[args.place]()
+    if clock.stream:
+        torch.cuda.set_stream(clock.stream)  # autograd runs a backward where its forward ran: on what is recorded
     vjp = Vjp(args.library, args.place, args.threads, clock.stream.cuda_stream if clock.stream else None)
     threads = "" if clock.stream else f"{args.threads} thread{'s' if args.threads > 1 else ''}, "
     about = (

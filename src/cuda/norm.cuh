@@ -56,7 +56,8 @@ struct norm_call {
     norm_path path;
     int64_t chunks, chunk_rows, longer_chunks; /* the first `longer_chunks` have a row more than `chunk_rows` */
     int64_t units;
-    bool sums; /* dgamma or dbeta is wanted */
+    float inverse, bias; /* 1 / dim, and eps, in f32 */
+    bool sums;           /* dgamma or dbeta is wanted */
     float *partials;
     norm_pair *moments, *totals; /* long rows: [rows][units], statistics and sums of g and g * xh */
     bool whole;                  /* rows are whole pieces of 16 bytes */
@@ -98,7 +99,7 @@ template <bool LAYER> __device__ norm_scale norm_scale_saved(const norm_call &c,
  * A block adds 32 columns; each of its 16 warps adds a sixteenth of the chunks, with NORM_BATCH loads under way at
  * once: what the chunks wrote is still in L2, so this kernel is all latency: one trip to L2 for the usual 132 chunks.
  */
-constexpr int NORM_FINISH_COLUMNS = 32, NORM_FINISH_SEGMENTS = 16, NORM_BATCH = 12;
+constexpr int NORM_FINISH_COLUMNS = 32, NORM_FINISH_SEGMENTS = 16, NORM_BATCH = 17;
 constexpr int NORM_FINISH_THREADS = NORM_FINISH_COLUMNS * NORM_FINISH_SEGMENTS;
 
 template <class T> __global__ void __launch_bounds__(NORM_FINISH_THREADS, 2) norm_finish(norm_call c) {
@@ -145,7 +146,15 @@ constexpr int norm_team_elements(int team) {
     return team == 8 ? 8 : 16;
 }
 
-/* One block a multiprocessor, which then has all of its shared memory to stage rows in. */
+/*
+ * Threads of a block: NORM_ROWS_THREADS a multiprocessor, in two blocks where a row leaves room for that: what one does
+ * at its beginning and end, the other covers.
+ */
+constexpr int norm_block_threads(int team) {
+    return team <= NORM_ROWS_THREADS / 2 ? NORM_ROWS_THREADS / 2 : NORM_ROWS_THREADS;
+}
+
+/* One chunk a multiprocessor. */
 constexpr int64_t NORM_CHUNKS = CHUNKS / 2;
 
 /* Blocks of 256 threads, a row each: four blocks a multiprocessor hide one another's latency. */
@@ -166,12 +175,15 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     int64_t rows = c->rows, dim = c->dim;
     c->path = dim < NORM_SHORT ? NORM_PATH_SHORT : dim <= NORM_MOST_DIM ? NORM_PATH_ROWS : NORM_PATH_LONG;
     c->units = divide_up(dim, NORM_UNIT);
+    c->inverse = 1.0f / (float)dim;
+    c->bias = (float)c->eps;
     if (c->path == NORM_PATH_SHORT) {
         c->chunks = least(NORM_SHORT_CHUNKS, divide_up(rows, NORM_SHORT_THREADS));
     } else {
         bool is_long = c->path == NORM_PATH_LONG;
-        int64_t teams = is_long ? 1 : NORM_ROWS_THREADS / norm_team_threads(dim);
-        c->chunks = least(is_long ? most(1, NORM_LONG_BLOCKS / c->units) : NORM_CHUNKS, divide_up(rows, teams));
+        int team = norm_team_threads(dim), threads = norm_block_threads(team);
+        int64_t teams = is_long ? 1 : threads / team, blocks = NORM_CHUNKS * (NORM_ROWS_THREADS / threads);
+        c->chunks = least(is_long ? most(1, NORM_LONG_BLOCKS / c->units) : blocks, divide_up(rows, teams));
         if (c->sums) c->chunks = most(c->chunks, divide_up(rows, teams * CHAIN));
     }
     c->chunk_rows = c->chunks ? rows / c->chunks : 0;

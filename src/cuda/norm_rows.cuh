@@ -4,16 +4,17 @@
  * Least bytes, which are what is moved: the forward reads x and writes y, the backward reads x and dy and writes dx.
  * A thread owns the same columns of every row: it keeps gamma and its sums of dgamma and dbeta in registers, and a row
  * in registers from its arrival to its dx. What would cost is waiting: a row's sums take about as long as its loads. So
- * each thread copies its own 16-byte pieces of the next rows to shared memory, up to four rows ahead (no barrier:
- * nobody else reads them), and asks for another before a row's sums are complete. That keeps 96 KiB (16-bit) or
- * 128 KiB (f32) under way on a multiprocessor, where 32 would do, and the teams of a block hide one another's barriers.
+ * each thread copies its own 16-byte pieces of the next rows to shared memory, several rows ahead (no barrier: nobody
+ * else reads them), and asks for another before a row's sums are complete. That keeps about 100 KiB under way on a
+ * multiprocessor, where 32 would do, and the teams of a block, and its two blocks, hide one another's barriers.
  *
  * Which columns are a thread's (norm_walk.cuh) and the order of all additions depend on dim alone. Tensors that are not
  * aligned are copied an element at a time to the same places, so the bits are the same. The thread that reads an
  * element is the one that writes it, after: out may be x or dy.
  *
- * Statistics are measured around a first mean (one sum), with that mean's own error corrected (a second): a row at
- * 1000 +- 1 loses nothing. Where f32 squares leave their range (rows of 1e20 or 1e-20) it is done again in double.
+ * Statistics are measured in one go around a guess, the row's first element, whose distance from the mean is then
+ * corrected: a row at 1000 +- 1 loses nothing. A guess that was far off is mended and the row measured again; where f32
+ * squares leave their range (rows of 1e20 or 1e-20) it is done in double.
  */
 #ifndef VJP_CUDA_NORM_ROWS_CUH
 #define VJP_CUDA_NORM_ROWS_CUH
@@ -25,103 +26,164 @@ namespace {
 
 /* ---- Statistics -------------------------------------------------------------------------------------- */
 
-/* The sums of x - mean and of its square over the thread's columns of a row. */
-template <class S, class Walk>
-__device__ void norm_moments(const Walk &walk, const typename Walk::columns &k, S mean, S &sum, S &squares) {
-    sum = squares = 0;
-#pragma unroll 1 /* from shared memory, so it need not be unrolled; in double it would be long */
+/*
+ * The sums of x - mean and of its square over the thread's columns of a row. Pieces past the row are 0, and so is their
+ * mean.
+ */
+template <class Walk>
+__device__ void norm_moments(const float (&x)[Walk::shape::ELEMENTS], const typename Walk::columns &k, float mean,
+                             float *both) {
+    constexpr int E = WIDE<typename Walk::element>;
+    both[0] = both[1] = 0;
+#pragma unroll
     for (int p = 0; p < Walk::shape::PIECES; p++) {
-        if (!k.has(p)) continue;
+        float middle = k.has(p) ? mean : 0.0f;
+        int left = k.left(p);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            float d = x[p * E + e] - middle;
+            if (!Walk::WHOLE && e >= left) d = 0;
+            both[0] += d;
+            both[1] = fmaf(d, d, both[1]);
+        }
+    }
+}
+
+/* The same in double, from the staged row: rolled up, for it would be long. */
+template <class Walk>
+__device__ void norm_moments_exact(const Walk &walk, const typename Walk::columns &k, double mean, double *both) {
+    both[0] = both[1] = 0;
+#pragma unroll 1
+    for (int p = 0; p < Walk::shape::PIECES; p++) {
         float x[WIDE<typename Walk::element>];
         walk.read(0, p, x);
         int left = k.left(p);
 #pragma unroll
         for (int e = 0; e < WIDE<typename Walk::element>; e++)
             if (e < left) {
-                S d = (S)x[e] - mean;
-                sum += d;
-                squares = fma(d, d, squares);
+                double d = (double)x[e] - mean;
+                both[0] += d;
+                both[1] = fma(d, d, both[1]);
             }
     }
 }
 
 /* Plainly, in double. */
 template <bool LAYER, class Walk>
-__device__ norm_scale norm_measure_exact(const Walk &walk, const typename Walk::columns &k, double eps, double *shared,
-                                         int &turn) {
-    double sum, squares, mean = 0;
+__device__ norm_scale norm_measure_exact(const Walk &walk, const typename Walk::columns &k, double eps,
+                                         norm_team_room<typename Walk::shape> &room) {
+    double both[2], mean = 0;
     if (LAYER) {
-        norm_moments(walk, k, 0.0, sum, squares);
-        norm_team_sum<typename Walk::shape, 1>(&sum, shared, turn);
-        mean = sum / k.dim;
+        norm_moments_exact(walk, k, 0.0, both);
+        norm_team_sum<typename Walk::shape, 1>(both, room);
+        mean = both[0] / k.dim;
     }
-    norm_moments(walk, k, mean, sum, squares);
-    norm_team_sum<typename Walk::shape, 1>(&squares, shared, turn);
-    return norm_scale_of(mean, squares / k.dim, eps);
+    norm_moments_exact(walk, k, mean, both);
+    norm_team_sum<typename Walk::shape, 1>(both + 1, room);
+    return norm_scale_of(mean, both[1] / k.dim, eps);
 }
 
+/*
+ * Statistics of the row in x, measured around `mean`, a first guess. Where that is farther from the mean than three
+ * standard deviations, what is found of the mean is the next guess.
+ */
 template <bool LAYER, class Walk>
-__device__ norm_scale norm_measure(const Walk &walk, const typename Walk::columns &k, double eps, double *shared,
-                                   int &turn) {
+__device__ norm_scale norm_measure(const norm_call &c, const Walk &walk, const typename Walk::columns &k,
+                                   const float (&x)[Walk::shape::ELEMENTS], float mean,
+                                   norm_team_room<typename Walk::shape> &room) {
     /* Squares below 1e-38 lose digits, 1e-8 of the smallest sum that is trusted; an eps may drown them. */
-    const float largest = 3e38f, smallest = 1e-30f, drowning = 1e-22f, far = 4;
-    float inverse = 1.0f / (float)k.dim, bias = (float)eps, mean = 0, offset = 0, square;
-    if (LAYER) {
-        float sum, both[2];
-        norm_moments(walk, k, 0.0f, sum, square);
-        norm_team_sum<typename Walk::shape, 1>(&sum, shared, turn);
-        mean = sum * inverse;
-        norm_moments(walk, k, mean, both[0], both[1]);
-        norm_team_sum<typename Walk::shape, 2>(both, shared, turn);
-        offset = both[0] * inverse;
-        square = fmaf(-offset, offset, both[1] * inverse);
-    } else {
-        float unused, squares;
-        norm_moments(walk, k, 0.0f, unused, squares);
-        norm_team_sum<typename Walk::shape, 1>(&squares, shared, turn);
-        square = squares * inverse;
-    }
-    bool trusted = square <= largest && (square >= smallest || bias >= drowning) && bias <= largest &&
-                   offset * offset <= far * (square + bias);
-    if (!trusted) return norm_measure_exact<LAYER>(walk, k, eps, shared, turn);
+    const float largest = 3e38f, smallest = 1e-30f, drowning = 1e-22f, far = 9;
+    float both[2], offset = 0, square;
+    bool near;
+    int guesses = LAYER ? 2 : 1;
+#pragma unroll 1
+    do {
+        mean += offset;
+        norm_moments<Walk>(x, k, mean, both);
+        norm_team_sum<typename Walk::shape, LAYER ? 2 : 1>(both + !LAYER, room);
+        offset = LAYER ? both[0] * c.inverse : 0.0f;
+        square = fmaf(-offset, offset, both[1] * c.inverse);
+        near = offset * offset <= far * (square + c.bias);
+    } while (!near && --guesses);
+    bool trusted = near && square <= largest && (square >= smallest || c.bias >= drowning) && c.bias <= largest;
+    if (!trusted) return norm_measure_exact<LAYER>(walk, k, c.eps, room);
     norm_scale s;
-    s.rstd = rsqrtf(square + bias);
+    s.rstd = rsqrtf(square + c.bias);
     s.mean = mean + offset;
     s.rest = ((s.mean - mean) - offset) * s.rstd;
     return s;
 }
 
+/* The guess at the mean of this row or the one after: its first element. */
+template <class Walk>
+__device__ typename Walk::element norm_guess(const norm_call &c, const Walk &walk, const typename Walk::columns &k,
+                                             bool after) {
+    return walk.from(c, 0, after)[-k.base];
+}
+
+/* The statistics saved of this row or the one after. */
+template <bool LAYER, class Walk> __device__ norm_scale norm_saved(const norm_call &c, const Walk &walk, bool after) {
+    return {*walk.single(c.rstd_in, after), LAYER ? *walk.single(c.mean_in, after) : 0.0f, 0.0f};
+}
+
+/* The thread's elements of this row of x or dy. */
+template <class Walk> __device__ void norm_read_row(const Walk &walk, int t, float (&v)[Walk::shape::ELEMENTS]) {
+    constexpr int E = WIDE<typename Walk::element>;
+#pragma unroll
+    for (int p = 0; p < Walk::shape::PIECES; p++) {
+        float piece[E];
+        walk.read(t, p, piece);
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            v[p * E + e] = piece[e];
+    }
+}
+
 /* ---- The kernels ------------------------------------------------------------------------------------- */
 
-template <class T, bool LAYER, int TEAM>
-__global__ void __launch_bounds__(NORM_ROWS_THREADS, 1) norm_rows_forward(norm_call c) {
+/*
+ * Each is compiled twice: for what training calls (STAGES > 0: tensors are aligned, the output is wanted and
+ * overwritten, statistics of a backward saved) with nothing in it but that, and with all choices at run time (STAGES =
+ * 0).
+ */
+template <class T, bool LAYER, int TEAM, int STAGES>
+__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+    norm_rows_forward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) double shared[norm_sum_room<Shape>];
     norm_columns<T, Shape> k(c);
-    norm_walk<T, Shape, 1, 0> walk(c, k, dynamic);
+    using Walk = norm_walk<T, Shape, 1, STAGES>;
+    Walk walk(c, k, dynamic);
     walk.begin(c, k);
     float gamma[Shape::ELEMENTS], beta[Shape::ELEMENTS];
+    T next{}; /* as it is stored: made an f32 here, it would be waited for at once */
     norm_read_columns(c.gamma, 1.0f, k, gamma);
     norm_read_columns(c.beta, 0.0f, k, beta);
-    for (int turn = 0; walk.rows > 0; walk.next(c)) {
+    if (LAYER && walk.rows > 0) next = norm_guess(c, walk, k, false);
+    for (norm_team_room<Shape> room(shared); walk.rows > 0; walk.next()) {
+        float guess = to_f32(next);
         walk.arrive(c, k);
-        norm_scale s = norm_measure<LAYER>(walk, k, c.eps, shared, turn);
+        float x[Shape::ELEMENTS];
+        norm_read_row(walk, 0, x);
+        if (LAYER && walk.rows > 1) next = norm_guess(c, walk, k, true);
+        norm_scale s = norm_measure<LAYER>(c, walk, k, x, guess, room);
+        walk.leave(c, k);
         if (threadIdx.x % TEAM == 0) {
-            if (c.mean_out) c.mean_out[walk.row] = s.mean;
-            if (c.rstd_out) c.rstd_out[walk.row] = s.rstd;
+            if (c.mean_out) *walk.single(c.mean_out) = s.mean;
+            if (c.rstd_out) *walk.single(c.rstd_out) = s.rstd;
         }
+        if (!STAGES && !c.out) continue;
 #pragma unroll
         for (int p = 0; p < Shape::PIECES; p++) {
-            if (!k.has(p) || !c.out) continue;
             float y[WIDE<T>];
-            walk.read(0, p, y);
 #pragma unroll
-            for (int e = 0; e < WIDE<T>; e++)
-                y[e] = fmaf(norm_xh<LAYER>(s, y[e]), gamma[p * WIDE<T> + e], beta[p * WIDE<T> + e]);
+            for (int e = 0; e < WIDE<T>; e++) {
+                int i = p * WIDE<T> + e;
+                y[e] = fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], beta[i]);
+            }
             walk.write(c, k, p, y);
         }
-        walk.leave(c, k);
     }
 }
 
@@ -161,19 +223,17 @@ __device__ void norm_leave_sums(const norm_call &c, float *room, const float (&d
     }
 }
 
-/*
- * Compiled twice: for what training calls (STAGES > 0: tensors are aligned, statistics saved, dx is overwritten) with
- * nothing in it but that, and with all choices at run time (STAGES = 0).
- */
 template <class T, bool LAYER, int TEAM, int STAGES>
-__global__ void __launch_bounds__(NORM_ROWS_THREADS, 1) norm_rows_backward(norm_call c) {
+__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+    norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) double shared[norm_sum_room<Shape>];
     norm_columns<T, Shape> k(c);
-    norm_walk<T, Shape, 2, STAGES> walk(c, k, dynamic);
+    using Walk = norm_walk<T, Shape, 2, STAGES>;
+    Walk walk(c, k, dynamic);
     walk.begin(c, k);
-    float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS], inverse = 1.0f / (float)k.dim;
+    float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
     norm_read_columns(c.gamma, 1.0f, k, gamma);
 #pragma unroll
     for (int i = 0; i < Shape::ELEMENTS; i++)
@@ -181,26 +241,30 @@ __global__ void __launch_bounds__(NORM_ROWS_THREADS, 1) norm_rows_backward(norm_
     constexpr bool KEEP = STAGES > 0; /* xh and g, in registers; else they are made again from the staged row */
     bool saved = STAGES || c.rstd_in;
     norm_scale next{};
-    if (saved && walk.rows > 0) next = norm_scale_saved<LAYER>(c, walk.row);
-    for (int turn = 0; walk.rows > 0; walk.next(c)) {
+    if (saved && walk.rows > 0) next = norm_saved<LAYER>(c, walk, false);
+    for (norm_team_room<Shape> room(shared); walk.rows > 0; walk.next()) {
         norm_scale s = next;
         walk.arrive(c, k);
-        if (!saved)
-            s = norm_measure<LAYER>(walk, k, c.eps, shared, turn);
-        else if (walk.rows > 1)
-            next = norm_scale_saved<LAYER>(c, walk.row + Shape::TEAMS);
+        if (!saved) {
+            float x[Shape::ELEMENTS];
+            norm_read_row(walk, 0, x);
+            s = norm_measure<LAYER>(c, walk, k, x, LAYER ? to_f32(norm_guess(c, walk, k, false)) : 0.0f, room);
+        } else if (walk.rows > 1) {
+            next = norm_saved<LAYER>(c, walk, true);
+        }
 
         float xh[Shape::ELEMENTS], g[Shape::ELEMENTS], sum_g = 0, sum_gxh = 0;
 #pragma unroll
         for (int p = 0; p < Shape::PIECES; p++) {
-            if (!k.has(p)) continue;
             float x[WIDE<T>], dy[WIDE<T>];
             walk.read(0, p, x);
             walk.read(1, p, dy);
+            norm_scale here = s;
+            if (!k.has(p)) here.mean = 0; /* as are x and dy there: they add nothing */
 #pragma unroll
             for (int e = 0; e < WIDE<T>; e++) {
                 int i = p * WIDE<T> + e;
-                xh[i] = norm_xh<LAYER>(s, x[e]);
+                xh[i] = norm_xh<LAYER>(here, x[e]);
                 dgamma[i] = fmaf(dy[e], xh[i], dgamma[i]);
                 dbeta[i] += dy[e];
                 g[i] = dy[e] * gamma[i];
@@ -209,15 +273,14 @@ __global__ void __launch_bounds__(NORM_ROWS_THREADS, 1) norm_rows_backward(norm_
             }
         }
         if (KEEP) walk.leave(c, k);
-        if (c.out) {
+        if (STAGES || c.out) {
             /* dx = rstd * g + (slope * xh + level) */
             float sums[2] = {sum_gxh, sum_g}, slope, level = 0;
-            norm_team_sum<Shape, LAYER ? 2 : 1>(sums, shared, turn);
-            slope = -s.rstd * (sums[0] * inverse);
-            if (LAYER) level = -s.rstd * (sums[1] * inverse);
+            norm_team_sum<Shape, LAYER ? 2 : 1>(sums, room);
+            slope = -s.rstd * (sums[0] * c.inverse);
+            if (LAYER) level = -s.rstd * (sums[1] * c.inverse);
 #pragma unroll
             for (int p = 0; p < Shape::PIECES; p++) {
-                if (!k.has(p)) continue;
                 float x[WIDE<T>], dx[WIDE<T>];
                 if (!KEEP) {
                     walk.read(0, p, x);
@@ -240,34 +303,40 @@ __global__ void __launch_bounds__(NORM_ROWS_THREADS, 1) norm_rows_backward(norm_
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
 /*
- * The usual backward stages four rows where they fit in the 227 KiB of a Hopper multiprocessor, three of f32; anything
- * else, and cards with less, up to three. The bits do not depend on it.
+ * The usual calls stage as many rows as fit in the 227 KiB of a Hopper multiprocessor, up to four of two tensors or six
+ * of one; anything else, and cards with less, up to three. The bits do not depend on it.
  */
-constexpr int NORM_ROOM = 224 << 10, NORM_MOST_STAGES = 4, NORM_STAGES_AT_RUN_TIME = 3;
+constexpr int NORM_ROOM = 224 << 10, NORM_STAGES_AT_RUN_TIME = 3;
 
-template <class Shape>
-constexpr int norm_stages = NORM_ROOM / (2 * Shape::STAGE_BYTES) < NORM_MOST_STAGES
-                                ? NORM_ROOM / (2 * Shape::STAGE_BYTES)
-                                : NORM_MOST_STAGES;
+template <class Shape, int TENSORS> constexpr int norm_stages() {
+    int fit = NORM_ROOM / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? 4 : 6;
+    return fit < enough ? fit : enough;
+}
 
-template <class T, bool LAYER, int TEAM> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
+template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
     using Shape = norm_shape<T, TEAM>;
-    constexpr int STAGES = norm_stages<Shape>;
-    bool backward = work->pass == VJP_BACKWARD;
-    int stage_bytes = (backward ? 2 : 1) * Shape::STAGE_BYTES, room = 0;
+    constexpr int STAGES = norm_stages<Shape, TENSORS>(), STAGE_BYTES = TENSORS * Shape::STAGE_BYTES;
+    int room = 0;
     cudaError_t error =
         cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal);
     if (error != cudaSuccess) return result_of(work, error);
     room -= (int)sizeof(double) * norm_sum_room<Shape>;
     c.whole = c.dim % WIDE<T> == 0;
     c.aligned = c.whole && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16);
-    bool usual = backward && c.aligned && !c.add && c.rstd_in && STAGES * stage_bytes <= room;
-    c.stages = usual ? STAGES : c.aligned ? (int)most(1, least(NORM_STAGES_AT_RUN_TIME, room / stage_bytes)) : 1;
-    auto kernel = usual      ? norm_rows_backward<T, LAYER, TEAM, STAGES>
-                  : backward ? norm_rows_backward<T, LAYER, TEAM, 0>
-                             : norm_rows_forward<T, LAYER, TEAM>;
-    size_t shared = (size_t)most(c.stages * stage_bytes, c.sums ? Shape::SUM_BYTES : 0);
+    bool usual = c.aligned && c.out && !c.add && (TENSORS == 1 || c.rstd_in) && STAGES * STAGE_BYTES <= room;
+    c.stages = usual ? STAGES : c.aligned ? (int)most(1, least(NORM_STAGES_AT_RUN_TIME, room / STAGE_BYTES)) : 1;
+    size_t shared = (size_t)most(c.stages * STAGE_BYTES, c.sums ? Shape::SUM_BYTES : 0);
+    auto kernel = norm_rows_forward < T, LAYER, TEAM, TENSORS == 1 ? STAGES : 0 > ;
+    if constexpr (TENSORS == 2)
+        kernel = usual ? norm_rows_backward<T, LAYER, TEAM, STAGES> : norm_rows_backward<T, LAYER, TEAM, 0>;
+    else if (!usual)
+        kernel = norm_rows_forward<T, LAYER, TEAM, 0>;
     return launch(work, true, kernel, c.chunks, Shape::THREADS, shared, c);
+}
+
+template <class T, bool LAYER, int TEAM> vjp_status norm_rows_launch(const vjp_work *work, const norm_call &c) {
+    return work->pass == VJP_BACKWARD ? norm_rows_launch<T, LAYER, TEAM, 2>(work, c)
+                                      : norm_rows_launch<T, LAYER, TEAM, 1>(work, c);
 }
 
 template <class T, bool LAYER> vjp_status norm_rows_run(const vjp_work *work, const norm_call &c) {

@@ -17,7 +17,7 @@ template <class T, int TEAM_THREADS> struct norm_shape {
     static constexpr int TEAM = TEAM_THREADS;
     static constexpr int ELEMENTS = norm_team_elements(TEAM);
     static constexpr int PIECES = ELEMENTS / WIDE<T>;
-    static constexpr int THREADS = NORM_ROWS_THREADS;
+    static constexpr int THREADS = norm_block_threads(TEAM), BLOCKS = NORM_ROWS_THREADS / THREADS;
     static constexpr int TEAMS = THREADS / TEAM;
     static constexpr int PIECE_COLUMNS = TEAM * WIDE<T>; /* of the team, one piece each */
     /*
@@ -30,6 +30,73 @@ template <class T, int TEAM_THREADS> struct norm_shape {
     static constexpr int STAGE_BYTES = PIECES * THREADS * 16; /* of one tensor */
 };
 
+/* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
+
+/*
+ * Unlike a pointer it stays in one register through the loop over rows: what is pinned is not worked out anew from
+ * thread and block indices each time, which is a third of a loop that is otherwise 12 instructions an element.
+ */
+template <class I> __device__ void norm_pin(I &value) {
+    if constexpr (sizeof(I) == 4)
+        asm volatile("" : "+r"(value));
+    else
+        asm volatile("" : "+l"(value));
+}
+
+__device__ inline unsigned norm_shared_address(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+
+__device__ inline uint4 norm_shared_read(unsigned from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ inline void norm_shared_clear(unsigned to) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+__device__ inline void norm_shared_write(unsigned to, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, double value) {
+    asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(value) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, bf16 value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__bfloat16_as_ushort(value)) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, f16 value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__half_as_ushort(value)) : "memory");
+}
+
+template <int N, class S> __device__ void norm_shared_put(unsigned to, const S *x) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        norm_shared_write(to + i * (int)sizeof(S), x[i]);
+}
+
+/* N values, 16 bytes at a time where N allows. */
+template <int N, class S> __device__ void norm_shared_get(unsigned from, S *x) {
+    constexpr int E = 16 / (int)sizeof(S);
+    static_assert(N % E == 0 || N == 2);
+#pragma unroll
+    for (int i = 0; i < N; i += E) { /* a buffer has room for the 16 bytes in any case */
+        uint4 raw = norm_shared_read(from + i * (int)sizeof(S));
+        const S *v = reinterpret_cast<const S *>(&raw);
+#pragma unroll
+        for (int e = 0; e < E && i + e < N; e++)
+            x[i + e] = v[e];
+    }
+}
+
+__device__ inline void norm_copy_async(unsigned to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 /*
  * The columns of a thread: element e of piece p is at base + p * PIECE_COLUMNS + e * step. Rows of whole pieces have 16
  * bytes side by side in a thread; in others, whose pieces no address is aligned for, neighbours belong to neighbouring
@@ -41,6 +108,7 @@ template <class T, class Shape> struct norm_columns {
 
     __device__ explicit norm_columns(const norm_call &c)
         : dim((int)c.dim), base(threadIdx.x % Shape::TEAM * (c.whole ? WIDE<T> : 1)), whole(c.whole) {
+        norm_pin(base);
     }
 
     /* Is there anything of piece p? Columns of a piece that are in the row are its first ones. */
@@ -64,15 +132,28 @@ template <class T, class Shape> struct norm_columns {
 
 /* ---- Sums over a team -------------------------------------------------------------------------------- */
 
-/* Sums that norm_team_sum() adds at once, and its room in shared memory: two buffers for every warp. */
+/*
+ * Room in shared memory for sums over a team: two buffers of up to two sums of every warp. Known by its 32-bit address.
+ */
 constexpr int NORM_MOST_SUMS = 2;
 template <class Shape> constexpr int norm_sum_room = 2 * NORM_MOST_SUMS *Shape::THREADS / 32;
+
+template <class Shape> struct norm_team_room {
+    static constexpr int BUFFER = NORM_MOST_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
+    unsigned address; /* of the team's first buffer */
+    int turn;         /* 0 or BUFFER */
+
+    __device__ explicit norm_team_room(double *shared) : address(norm_shared_address(shared)), turn(0) {
+        address += threadIdx.x / Shape::TEAM * 2 * BUFFER;
+        norm_pin(address);
+    }
+};
 
 /*
  * N sums over the threads of a team, the same bits in all of them. As block_sum(): two buffers in turns, one barrier;
  * but the teams of a block have a barrier each and do not wait for one another.
  */
-template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, double *shared, int &turn) {
+template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_team_room<Shape> &room) {
     constexpr int TEAM = Shape::TEAM, LANES = TEAM < 32 ? TEAM : 32;
     unsigned mask = TEAM < 32 ? ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES : 0xffffffffu;
 #pragma unroll
@@ -84,48 +165,26 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, doubl
         constexpr int WARPS = TEAM / 32;
         static_assert(N <= NORM_MOST_SUMS);
         int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32;
-        S *sums = reinterpret_cast<S *>(shared + (team * 2 + turn) * NORM_MOST_SUMS * WARPS);
-        if (threadIdx.x % 32 == 0)
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                sums[i * WARPS + warp] = x[i];
+        unsigned sums = room.address + room.turn;
+        if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
         if constexpr (TEAM == Shape::THREADS)
             __syncthreads();
         else
             asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
+        S all[WARPS * N];
+        norm_shared_get<WARPS * N>(sums, all);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[i] = sums[i * WARPS];
+            x[i] = all[i];
 #pragma unroll
             for (int w = 1; w < WARPS; w++)
-                x[i] += sums[i * WARPS + w];
+                x[i] += all[w * N + i];
         }
-        turn ^= 1;
+        room.turn ^= norm_team_room<Shape>::BUFFER;
     }
 }
 
 /* ---- Pieces ------------------------------------------------------------------------------------------ */
-
-/*
- * 16 bytes stay in four registers until they are used, two 16-bit elements a register: as a struct of elements the
- * compiler would keep each in a register of its own.
- */
-template <class T> __device__ void norm_unpack(uint4 raw, float (&v)[WIDE<T>]) {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int w = 0; w < 4; w++)
-        if constexpr (sizeof(T) == 4) {
-            v[w] = __uint_as_float(words[w]);
-        } else {
-            float2 two;
-            if constexpr (__is_same(T, bf16))
-                two = {__uint_as_float(words[w] << 16), __uint_as_float(words[w] & 0xffff0000u)};
-            else
-                two = __half22float2(*reinterpret_cast<const __half2 *>(&words[w]));
-            v[2 * w] = two.x;
-            v[2 * w + 1] = two.y;
-        }
-}
 
 template <class T> __device__ uint4 norm_pack(const float (&v)[WIDE<T>]) {
     unsigned words[4];
@@ -169,25 +228,38 @@ __device__ void norm_read_columns(parameter p, float absent, const norm_columns<
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
 /*
- * A team's walk through its rows of the chunk, which are TEAMS apart. With STAGES > 0 tensors are aligned and that many
- * rows staged; with 0 the call says.
+ * A team's walk through its rows of the chunk. With STAGES > 0 tensors are aligned and that many rows staged; with 0
+ * the call says.
  */
 template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
     using columns = norm_columns<T, Shape>;
     using shape = Shape;
     using element = T;
-    int64_t row, at; /* `at`: the thread's first element of the row */
-    int rows;        /* still to do, with this one */
-    int stage;       /* that holds this row */
-    char *ring;      /* the thread's 16 bytes of the first piece of the first stage */
+    static constexpr int STAGE = TENSORS * Shape::STAGE_BYTES;
+    static constexpr bool WHOLE = STAGES > 0;
+    int64_t at, jump;      /* the thread's first element of this row in its tensor and how far the next is, in bytes */
+    int64_t one, one_jump; /* the same for a tensor with one f32 a row */
+    int rows;              /* still to do, with this one */
+    unsigned ring, now;    /* the thread's 16 bytes of the first piece of the first stage, and of this row's */
 
     __device__ norm_walk(const norm_call &c, const columns &k, void *shared) {
-        row = norm_chunk_begin(c, blockIdx.x) + threadIdx.x / Shape::TEAM;
-        int64_t end = norm_chunk_begin(c, blockIdx.x + 1ll);
-        at = row * c.dim + k.base;
-        rows = row < end ? (int)((end - row + Shape::TEAMS - 1) / Shape::TEAMS) : 0;
-        stage = 0;
-        ring = static_cast<char *>(shared) + threadIdx.x * 16;
+        /*
+         * A chunk's rows are as far apart as there are chunks, so that the whole card moves through one narrow window
+         * of each tensor: up to 0.09 of the limit more than with rows side by side (H200, 16384 x 4096 in bf16).
+         */
+        int64_t row = blockIdx.x + threadIdx.x / Shape::TEAM * c.chunks, apart = Shape::TEAMS * c.chunks;
+        rows = row < c.rows ? (int)((c.rows - row + apart - 1) / apart) : 0;
+        at = (row * c.dim + k.base) * (int64_t)sizeof(T);
+        jump = apart * c.dim * (int64_t)sizeof(T);
+        one = row * (int64_t)sizeof(float);
+        one_jump = apart * (int64_t)sizeof(float);
+        ring = norm_shared_address(shared) + threadIdx.x * 16;
+        norm_pin(at);
+        norm_pin(jump);
+        norm_pin(one);
+        norm_pin(one_jump);
+        norm_pin(ring);
+        now = ring;
     }
 
     static __device__ int stages(const norm_call &c) {
@@ -196,33 +268,32 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
     static __device__ bool aligned(const norm_call &c) {
         return STAGES || c.aligned;
     }
-    static __device__ const T *tensor(const norm_call &c, int t) {
-        return static_cast<const T *>(t ? c.dy : c.x);
-    }
-    static __device__ int64_t jump(const norm_call &c) {
-        return Shape::TEAMS * c.dim;
+
+    /* The thread's first element of the row `ahead` rows on. */
+    __device__ const T *from(const norm_call &c, int t, int ahead) const {
+        return reinterpret_cast<const T *>(static_cast<const char *>(t ? c.dy : c.x) + (at + ahead * jump));
     }
 
-    __device__ char *slot(int s, int t, int p) const {
-        return ring + ((s * TENSORS + t) * Shape::PIECES + p) * (Shape::THREADS * 16);
+    static constexpr __device__ int slot(int t, int p) {
+        return (t * Shape::PIECES + p) * (Shape::THREADS * 16);
     }
 
     /* Asks for the row `ahead` rows on, if there is one, and closes a group in any case: groups count rows. */
-    __device__ void ask(const norm_call &c, const columns &k, int ahead, int s) {
-        int64_t there = at + ahead * jump(c);
-        if (ahead < rows)
+    __device__ void ask(const norm_call &c, const columns &k, int ahead, unsigned to) {
+#pragma unroll
+        for (int t = 0; t < TENSORS; t++) {
+            const T *first = from(c, t, ahead);
+            norm_pin(first);
 #pragma unroll
             for (int p = 0; p < Shape::PIECES; p++)
-                if (k.has(p))
-#pragma unroll
-                    for (int t = 0; t < TENSORS; t++)
-                        copy_async(slot(s, t, p), tensor(c, t) + there + p * Shape::PIECE_COLUMNS);
+                if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * Shape::PIECE_COLUMNS);
+        }
         close_copies();
     }
 
     /*
      * While the kernel ahead still runs, the first rows are brought into L2. That reads nothing: should that kernel
-     * write them, L2 is where its writes land.
+     * write them, L2 is where its writes land. Pieces past the row are 0 in the ring.
      */
     __device__ void begin(const norm_call &c, const columns &k) {
         let_next_begin();
@@ -232,11 +303,17 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
                 if (k.has(p))
 #pragma unroll
                     for (int t = 0; t < TENSORS; t++)
-                        asm volatile("prefetch.global.L2 [%0];" ::"l"(tensor(c, t) + at + s * jump(c) +
-                                                                      p * Shape::PIECE_COLUMNS));
+                        asm volatile("prefetch.global.L2 [%0];" ::"l"(from(c, t, s) + p * Shape::PIECE_COLUMNS));
+#pragma unroll
+        for (int p = 0; p < Shape::PIECES; p++)
+            if (!k.has(p))
+                for (int s = 0; s < stages(c); s++)
+#pragma unroll
+                    for (int t = 0; t < TENSORS; t++)
+                        norm_shared_clear(ring + s * STAGE + slot(t, p));
         wait_for_previous();
         for (int s = 0; aligned(c) && s < stages(c); s++)
-            ask(c, k, s, s);
+            ask(c, k, s, ring + s * STAGE);
     }
 
     /*
@@ -248,12 +325,11 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
         for (int i = 0; i < TENSORS * Shape::PIECES; i++) {
             int t = i / Shape::PIECES, p = i % Shape::PIECES, left = k.left(p);
             if (left <= 0) continue;
-            const T *from = tensor(c, t) + at + p * Shape::PIECE_COLUMNS;
-            T *to = reinterpret_cast<T *>(slot(0, t, p));
-            T past = t ? from_f32<T>(0.0f) : *from;
+            const T *element = from(c, t, 0) + p * Shape::PIECE_COLUMNS;
+            T past = t ? from_f32<T>(0.0f) : *element;
 #pragma unroll
-            for (int e = 0; e < WIDE<T>; e++, from += k.step())
-                to[e] = e < left ? *from : past;
+            for (int e = 0; e < WIDE<T>; e++, element += k.step())
+                norm_shared_write(ring + slot(t, p) + e * (int)sizeof(T), e < left ? *element : past);
         }
     }
 
@@ -277,26 +353,34 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
     }
 
     __device__ void read(int t, int p, float (&v)[WIDE<T>]) const {
-        norm_unpack<T>(*reinterpret_cast<const uint4 *>(slot(stage, t, p)), v);
+        unpack<T>(norm_shared_read(now + slot(t, p)), v);
     }
 
     /* This row's place in the ring is free: asks for another. */
     __device__ void leave(const norm_call &c, const columns &k) {
         if (!aligned(c)) return;
-        ask(c, k, stages(c), stage);
-        stage = stage + 1 == stages(c) ? 0 : stage + 1;
+        ask(c, k, stages(c), now);
+        now += STAGE;
+        if (now == ring + stages(c) * STAGE) now = ring;
     }
 
-    __device__ void next(const norm_call &c) {
-        row += Shape::TEAMS;
-        at += jump(c);
+    /* This row's element of a tensor with one f32 a row, or that of the row after. */
+    template <class F> __device__ F *single(F *tensor, bool after = false) const {
+        using byte = std::conditional_t<std::is_const_v<F>, const char, char>;
+        return reinterpret_cast<F *>(reinterpret_cast<byte *>(tensor) + (after ? one + one_jump : one));
+    }
+
+    __device__ void next() {
+        at += jump;
+        one += one_jump;
         rows--;
     }
 
     __device__ void write(const norm_call &c, const columns &k, int p, const float (&values)[WIDE<T>]) const {
-        T *out = static_cast<T *>(c.out) + at + p * Shape::PIECE_COLUMNS;
+        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::PIECE_COLUMNS;
         if (aligned(c) && (STAGES || !c.add)) {
-            __stcs(reinterpret_cast<uint4 *>(out), norm_pack<T>(values));
+            uint4 packed = norm_pack<T>(values);
+            if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
         }
         int left = k.left(p), step = k.step();
