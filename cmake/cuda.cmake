@@ -26,7 +26,7 @@ add_library(vjp-cuda SHARED src/cuda/device.cu src/cuda/products.cu ${cuda_files
 target_compile_definitions(vjp-cuda PRIVATE VJP_VERSION="${PROJECT_VERSION}")
 target_include_directories(vjp-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 # As for the C files, an FMA stands only where it is written: fmaf() in the kernels, nothing contracted behind them.
-target_compile_options(vjp-cuda PRIVATE -std=c++20 --fmad=false -lineinfo --threads=0 -Xcompiler=-fvisibility=hidden,-Wall,-Wextra
+target_compile_options(vjp-cuda PRIVATE -std=c++20 --fmad=false -Xfatbin=-compress-all --threads=0 -Xcompiler=-fvisibility=hidden,-Wall,-Wextra
   $<$<BOOL:${VJP_WERROR}>:-Werror=all-warnings>)
 # What it needs of core and op comes as copies of its own, hidden.
 target_link_libraries(vjp-cuda PRIVATE vjp_static CUDA::cudart_static CUDA::cublasLt)
