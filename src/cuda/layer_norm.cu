@@ -43,31 +43,13 @@ norm_call backward_call(const vjp_work *work) {
     return c;
 }
 
-size_t forward_workspace(const vjp_work *work) {
-    norm_call c = forward_call(work);
-    return norm_plan(work, &c);
-}
-
-size_t backward_workspace(const vjp_work *work) {
-    norm_call c = backward_call(work);
-    return norm_plan(work, &c);
-}
-
-vjp_status forward(const vjp_work *work) {
-    return norm_run<true>(work, forward_call(work));
-}
-
-vjp_status backward(const vjp_work *work) {
-    return norm_run<true>(work, backward_call(work));
-}
-
 } // namespace
 } // namespace vjp
 
 extern "C" {
 extern const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT] = {
-    {vjp::forward, vjp::forward_workspace, VJP_BITS_CPU},
-    {vjp::backward, vjp::backward_workspace, VJP_BITS_CPU},
+    {vjp::norm_pass<true, vjp::forward_call>, vjp::norm_workspace<vjp::forward_call>, VJP_BITS_CPU},
+    {vjp::norm_pass<true, vjp::backward_call>, vjp::norm_workspace<vjp::backward_call>, VJP_BITS_CPU},
 };
 }

@@ -92,10 +92,10 @@ void put_back(walk &w, int slot, const void *from, int64_t count) {
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
 /*
- * Tensor cores cut off what an addition shifts out, so a long chain drifts towards 0: by 4e-6 after 4096 terms, 2e-5
- * after 16384. A gradient in f32 of 16-bit tensors is held to 1e-5. So long sums are made in parts, which are added in
- * double. In 16 bits the drift shows only much later. Parts take 64 MiB at most; a result too large for two of them
- * is made at once.
+ * Tensor cores cut off what an addition shifts out, so a long chain drifts towards 0: by reckoning some 4e-6 after 4096
+ * terms and 2e-5 after 16384. A gradient in f32 of 16-bit tensors is held to 1e-5. So long sums are made in parts,
+ * which are added in double. In 16 bits the drift shows only much later. Parts take 64 MiB at most; a result too large
+ * for two of them is made at once.
  */
 constexpr int64_t LONGEST_NARROW_TO_F32 = 4096, LONGEST = 65536, MOST_PARTIAL = 16 << 20;
 

@@ -23,6 +23,16 @@ template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
     return with_type(work->storage, [&](auto zero) { return norm_run_as<decltype(zero), LAYER>(work, c); });
 }
 
+/* Both ops' entries in the kernel table: CALL reads the pass's slots. */
+template <bool LAYER, norm_call (*CALL)(const vjp_work *)> vjp_status norm_pass(const vjp_work *work) {
+    return norm_run<LAYER>(work, CALL(work));
+}
+
+template <norm_call (*CALL)(const vjp_work *)> size_t norm_workspace(const vjp_work *work) {
+    norm_call c = CALL(work);
+    return norm_plan(work, &c);
+}
+
 } // namespace
 } // namespace vjp
 
