@@ -7,8 +7,14 @@
 
 #include "core/core.h"
 
-extern const vjp_op vjp_op_layer_norm, vjp_op_rms_norm, vjp_op_group_norm, vjp_op_rope, vjp_op_cumsum, vjp_op_gather,
-    vjp_op_maxpool2d, vjp_op_linear;
+extern const vjp_op vjp_op_layer_norm;
+extern const vjp_op vjp_op_rms_norm;
+extern const vjp_op vjp_op_group_norm;
+extern const vjp_op vjp_op_rope;
+extern const vjp_op vjp_op_cumsum;
+extern const vjp_op vjp_op_gather;
+extern const vjp_op vjp_op_maxpool2d;
+extern const vjp_op vjp_op_linear;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };

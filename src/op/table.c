@@ -4,10 +4,16 @@
 #include "op/op.h"
 
 static const vjp_op *const table[VJP_OP_COUNT] = {
-    [VJP_OP_LAYER_NORM] = &vjp_op_layer_norm, [VJP_OP_RMS_NORM] = &vjp_op_rms_norm,
-    [VJP_OP_GROUP_NORM] = &vjp_op_group_norm, [VJP_OP_ROPE] = &vjp_op_rope,
-    [VJP_OP_CUMSUM] = &vjp_op_cumsum,         [VJP_OP_GATHER] = &vjp_op_gather,
-    [VJP_OP_MAXPOOL2D] = &vjp_op_maxpool2d,   [VJP_OP_LINEAR] = &vjp_op_linear,
+    /* clang-format off */
+    [VJP_OP_LAYER_NORM] = &vjp_op_layer_norm,
+    [VJP_OP_RMS_NORM] = &vjp_op_rms_norm,
+    [VJP_OP_GROUP_NORM] = &vjp_op_group_norm,
+    [VJP_OP_ROPE] = &vjp_op_rope,
+    [VJP_OP_CUMSUM] = &vjp_op_cumsum,
+    [VJP_OP_GATHER] = &vjp_op_gather,
+    [VJP_OP_MAXPOOL2D] = &vjp_op_maxpool2d,
+    [VJP_OP_LINEAR] = &vjp_op_linear,
+    /* clang-format on */
 };
 
 size_t vjp_op_count(void) {

@@ -4,10 +4,16 @@
 #include "ref/ref.h"
 
 static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
-    [VJP_OP_LAYER_NORM] = vjp_ref_layer_norm, [VJP_OP_RMS_NORM] = vjp_ref_rms_norm,
-    [VJP_OP_GROUP_NORM] = vjp_ref_group_norm, [VJP_OP_ROPE] = vjp_ref_rope,
-    [VJP_OP_CUMSUM] = vjp_ref_cumsum,         [VJP_OP_GATHER] = vjp_ref_gather,
-    [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,   [VJP_OP_LINEAR] = vjp_ref_linear,
+    /* clang-format off */
+    [VJP_OP_LAYER_NORM] = vjp_ref_layer_norm,
+    [VJP_OP_RMS_NORM] = vjp_ref_rms_norm,
+    [VJP_OP_GROUP_NORM] = vjp_ref_group_norm,
+    [VJP_OP_ROPE] = vjp_ref_rope,
+    [VJP_OP_CUMSUM] = vjp_ref_cumsum,
+    [VJP_OP_GATHER] = vjp_ref_gather,
+    [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,
+    [VJP_OP_LINEAR] = vjp_ref_linear,
+    /* clang-format on */
 };
 
 static vjp_status ref_open(vjp_device *device, const vjp_options *options) {

@@ -11,9 +11,14 @@
 
 enum { REF_STORAGE = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16 | VJP_BIT_F64 };
 
-extern const vjp_kernel vjp_ref_layer_norm[VJP_PASS_COUNT], vjp_ref_rms_norm[VJP_PASS_COUNT],
-    vjp_ref_group_norm[VJP_PASS_COUNT], vjp_ref_rope[VJP_PASS_COUNT], vjp_ref_cumsum[VJP_PASS_COUNT],
-    vjp_ref_gather[VJP_PASS_COUNT], vjp_ref_maxpool2d[VJP_PASS_COUNT], vjp_ref_linear[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_layer_norm[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_rms_norm[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_group_norm[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_rope[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_cumsum[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_gather[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_maxpool2d[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_linear[VJP_PASS_COUNT];
 
 /* Element i of a slot as a double; `absent` where the slot is empty. */
 static inline double ref_get(const vjp_work *work, int slot, int64_t i, double absent) {
