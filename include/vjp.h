@@ -32,7 +32,8 @@ typedef enum vjp_status {
     VJP_OUT_OF_MEMORY = 3, /* an allocation failed (opening, reserving; never inside a call) */
     VJP_WORKSPACE = 4,     /* the device's workspace is too small: vjp_reserve() what vjp_workspace_size() says */
     VJP_NO_DEVICE = 5,     /* there is no such device here; the sentence says why */
-    VJP_DEVICE_FAILED = 6  /* the device or its driver reported an error of its own */
+    VJP_DEVICE_FAILED = 6, /* the device or its driver reported an error of its own */
+    VJP_INTERRUPTED = 7    /* vjp_program_interrupt() stopped a run */
 } vjp_status;
 
 /* The status as a word: "ok", "invalid", ... Never NULL. */
@@ -354,6 +355,161 @@ vjp_status vjp_linear_forward(vjp_device *device, const vjp_tensor *y, const vjp
 vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dbias,
                                const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
                                const vjp_tensor *pre, vjp_activation activation, int transpose_b, int zero_nan);
+
+/* ---- Graphs: ops on named values, differentiated ------------------------------------------------------ */
+
+/*
+ * A graph is built once, by calls that read like the mathematics, and then compiled (vjp_compile) for a device. A
+ * value is a number; 0 stands for an absent one. Building never needs a check in between: the first mistake is kept,
+ * with a sentence that names the node, every later call returns 0 quietly, and vjp_compile() reports it.
+ *
+ * Nodes run in the order in which they were built. What a program does not need is left out.
+ */
+typedef struct vjp_graph vjp_graph;
+typedef int32_t vjp_value;
+
+/* NULL when memory ran out. */
+vjp_graph *vjp_graph_create(void);
+void vjp_graph_destroy(vjp_graph *graph);
+
+/* The first mistake, and its sentence ("" if none). */
+vjp_status vjp_graph_status(const vjp_graph *graph);
+const char *vjp_graph_error(const vjp_graph *graph);
+
+/* Nodes built from here on are named "<scope>.<op>"; scopes nest. */
+void vjp_graph_push(vjp_graph *graph, const char *name);
+void vjp_graph_pop(vjp_graph *graph);
+
+/* What changes from run to run and is written by the caller. */
+vjp_value vjp_graph_input(vjp_graph *graph, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape);
+
+/* What is kept from run to run: a parameter to train; a state, such as a moment of an optimiser. Zero at first. */
+vjp_value vjp_graph_parameter(vjp_graph *graph, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape);
+vjp_value vjp_graph_state(vjp_graph *graph, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape);
+
+/* What never changes; the data is copied. */
+vjp_value vjp_graph_constant(vjp_graph *graph, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape,
+                             const void *data);
+
+/* The same elements under another shape. No work is done for it. One size may be -1: what is left. */
+vjp_value vjp_graph_reshape(vjp_graph *graph, vjp_value value, int ndim, const int64_t *shape);
+
+/*
+ * Any op of the table, forward. `inputs` has one value an input slot, 0 for what is absent; `attributes` is the op's
+ * struct, NULL for the defaults. Returns the first output; vjp_graph_output() gives the others by the slot's name.
+ */
+vjp_value vjp_graph_call(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
+                         const void *attributes);
+vjp_value vjp_graph_output(vjp_graph *graph, vjp_value value, const char *slot);
+
+/*
+ * The node that made `output` writes it where `state` is: the new value of a parameter or of a moment. The op must
+ * be able to compute it in place. What reads `state` and was built before reads the old value, later nodes the new one.
+ * Returns `output`.
+ */
+vjp_value vjp_graph_assign(vjp_graph *graph, vjp_value state, vjp_value output);
+
+/*
+ * The gradients of a scalar with respect to parameters (or any other values), by the ops' own backward passes.
+ * Gradients of a value that is used several times are added where they lie. `into`, where given, names for each
+ * gradient a state that it is written to, or, with `add`, added to (0: the arena). gradients[i] is 0 on failure.
+ */
+vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
+                          int add, vjp_value *gradients);
+
+/*
+ * Nodes built between begin and end are a block that the backward computes again instead of keeping what they made:
+ * less memory for more time, and the same bits.
+ */
+void vjp_graph_recompute_begin(vjp_graph *graph);
+void vjp_graph_recompute_end(vjp_graph *graph);
+
+/* What a value is: name, dtype and shape (data NULL). */
+const char *vjp_graph_name(const vjp_graph *graph, vjp_value value);
+vjp_tensor vjp_graph_describe(const vjp_graph *graph, vjp_value value);
+
+/* The graph as text, one line a node, or as Graphviz's dot. malloc()ed: free() it. NULL when memory ran out. */
+char *vjp_graph_text(const vjp_graph *graph);
+char *vjp_graph_dot(const vjp_graph *graph);
+
+/* ---- Programs: a graph compiled for a device ----------------------------------------------------------- */
+
+typedef struct vjp_program vjp_program;
+
+/* All zero is a good default. */
+typedef struct vjp_program_options {
+    const vjp_program *share; /* inputs, parameters and states lie where this program of the same graph has them */
+    int32_t unplanned;        /* 1: every intermediate has memory of its own; to test the plan against */
+    int32_t reserved;         /* zero */
+} vjp_program_options;
+
+/*
+ * Orders the calls that `results` need, plans every intermediate in one arena, and resolves each call. Results can be
+ * read after a run. *program is NULL on failure, and vjp_error(device) says why. The device and the shared program
+ * must outlive it; the graph need not.
+ */
+vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                       const vjp_program_options *options, vjp_program **program);
+void vjp_program_destroy(vjp_program *program);
+
+/* Where a value lies: any input, parameter, state or result. On the CPU, memory to read and write between runs. */
+vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor);
+
+/* Copies host memory in or out; `bytes` must be the value's own. */
+vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *host, size_t bytes);
+vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, size_t bytes);
+
+/* Runs all calls. Nothing is allocated, looked up or checked but values that can be wrong, such as indices. */
+vjp_status vjp_program_run(vjp_program *program);
+
+/* Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. May be called from a signal handler.
+ */
+void vjp_program_interrupt(vjp_program *program);
+
+/*
+ * Runs the calls one by one until one makes a number that is not finite, and tells which: `found` gets its sentence,
+ * "" when there is none.
+ */
+vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes);
+
+typedef struct vjp_program_report {
+    size_t calls;
+    size_t arena_bytes;        /* what was planned */
+    size_t live_bytes;         /* the most that is alive at one moment: no plan can be smaller */
+    size_t intermediate_bytes; /* the sum of all intermediates and scratch: what it would be without a plan */
+    size_t persistent_bytes;   /* inputs, parameters, states, constants */
+    vjp_cost cost;             /* the least a run must do */
+} vjp_program_report;
+
+void vjp_program_describe(const vjp_program *program, vjp_program_report *report);
+
+/* With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs. */
+typedef struct vjp_call_time {
+    const char *node;
+    const vjp_op *op;
+    vjp_pass pass;
+    double seconds;
+    int64_t runs;
+    vjp_cost cost;
+} vjp_call_time;
+
+void vjp_program_profile(vjp_program *program, int on);
+vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time);
+
+/* ---- Nodes, typed: inputs, then attributes; 0 for an optional input that is absent --------------------- */
+
+vjp_value vjp_graph_layer_norm(vjp_graph *graph, vjp_value x, vjp_value gamma, vjp_value beta, int64_t axes,
+                               double eps);
+vjp_value vjp_graph_rms_norm(vjp_graph *graph, vjp_value x, vjp_value gamma, vjp_value beta, int64_t axes, double eps);
+vjp_value vjp_graph_group_norm(vjp_graph *graph, vjp_value x, vjp_value gamma, vjp_value beta, int64_t groups,
+                               vjp_layout layout, double eps);
+vjp_value vjp_graph_rope(vjp_graph *graph, vjp_value x, vjp_value cosine, vjp_value sine, vjp_value positions,
+                         int64_t n_rot, vjp_pairing pairing);
+vjp_value vjp_graph_cumsum(vjp_graph *graph, vjp_value x, int64_t axis, int exclusive, int reverse);
+vjp_value vjp_graph_gather(vjp_graph *graph, vjp_value table, vjp_value index, int64_t axis);
+vjp_value vjp_graph_maxpool2d(vjp_graph *graph, vjp_value x, const vjp_maxpool2d_attributes *attributes);
+vjp_value vjp_graph_linear(vjp_graph *graph, vjp_value a, vjp_value b, vjp_value bias, vjp_activation activation,
+                           int transpose_b);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -10,8 +10,6 @@
 
 #include "core/core.h"
 
-enum { MAX_ATTRIBUTE_BYTES = 256 };
-
 static bool is_output(const vjp_slot *slot) {
     return slot->flags & VJP_SLOT_OUTPUT;
 }
@@ -258,7 +256,7 @@ vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp
 vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                               size_t count, const void *attributes, size_t *bytes) {
     vjp_work work;
-    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
     *bytes = 0;
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
@@ -271,7 +269,7 @@ vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pas
 vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                      size_t count, const void *attributes, vjp_tensor *described) {
     vjp_work work;
-    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
     for (size_t i = 0; i < count; i++) {
@@ -285,7 +283,7 @@ vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const 
 vjp_status vjp_least_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                           size_t count, const void *attributes, vjp_cost *cost) {
     vjp_work work;
-    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
     *cost = (vjp_cost){0};
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
@@ -295,31 +293,46 @@ vjp_status vjp_least_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, c
     return VJP_OK;
 }
 
-vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
-                    const void *attributes) {
-    vjp_work work;
-    int64_t defaults[MAX_ATTRIBUTE_BYTES / 8];
-    vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
+vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op, vjp_pass pass,
+                       const vjp_tensor *const *tensors, size_t count, const void *attributes, void *workspace,
+                       size_t workspace_bytes) {
+    vjp_status status = prepare(work, device, op, pass, tensors, count, attributes, NULL);
     if (status != VJP_OK) return status;
-    const vjp_kernel *kernel = find_kernel(&work);
-    if (!kernel) return no_kernel(&work);
+    *kernel = find_kernel(work);
+    if (!*kernel) return no_kernel(work);
     const vjp_pass_info *info = &op->info.pass[pass];
     for (size_t i = 0; i < count; i++)
         if (tensors[i]) {
-            status = check_memory(&work, &info->slots[i], tensors[i]);
+            status = check_memory(work, &info->slots[i], tensors[i]);
             if (status != VJP_OK) return status;
         }
-    size_t needed = kernel->workspace ? kernel->workspace(&work) : 0;
-    if (needed > device->workspace_bytes)
-        return vjp_refuse(&work, VJP_WORKSPACE, "needs %zu bytes of workspace; the device has %zu: vjp_reserve() more",
-                          needed, device->workspace_bytes);
-    work.workspace = device->workspace;
-    work.workspace_bytes = needed;
-    status = check_overlaps(&work, info);
-    if (status != VJP_OK) return status;
-    if (op->check_values && device->backend->host_memory) {
-        status = op->check_values(&work);
+    size_t needed = (*kernel)->workspace ? (*kernel)->workspace(work) : 0;
+    if (needed > workspace_bytes)
+        return vjp_refuse(work, VJP_WORKSPACE, "needs %zu bytes of workspace; the device has %zu: vjp_reserve() more",
+                          needed, workspace_bytes);
+    work->workspace = workspace;
+    work->workspace_bytes = needed;
+    return check_overlaps(work, info);
+}
+
+vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel) {
+    if (work->op->check_values && work->device->backend->host_memory) {
+        vjp_status status = work->op->check_values(work);
         if (status != VJP_OK) return status;
     }
-    return kernel->run(&work);
+    return kernel->run(work);
+}
+
+vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
+                    const void *attributes) {
+    vjp_work work;
+    const vjp_kernel *kernel;
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    if (op && !attributes) {
+        vjp_op_defaults(op, defaults);
+        attributes = defaults;
+    }
+    vjp_status status = vjp_resolve(&work, &kernel, device, op, pass, tensors, count, attributes,
+                                    device ? device->workspace : NULL, device ? device->workspace_bytes : 0);
+    return status == VJP_OK ? vjp_run(&work, kernel) : status;
 }

@@ -54,6 +54,15 @@ struct vjp_op {
 
     /* Corrects the default cost (every present tensor moved once, += moved twice). NULL: the default is right. */
     void (*cost)(const vjp_work *work, vjp_cost *cost);
+
+    /*
+     * For graphs: which optional inputs of the backward (bit a slot) are worth keeping, when the outputs `wanted` (bit
+     * a slot) are asked for. NULL: all of them.
+     */
+    uint32_t (*keeps)(const void *attributes, uint32_t wanted);
+
+    /* For graphs: dy itself is the gradient of inputs of dy's shape, as in a sum: no call is needed. */
+    bool passes_gradient;
 };
 
 /* One call under way. */
@@ -69,13 +78,26 @@ struct vjp_work {
     size_t workspace_bytes;
 };
 
+/*
+ * vjp_call() in two halves, for who makes the same call many times. All checks but those of values, against a workspace
+ * of the caller's; then the run, which checks values and computes. `attributes` (not NULL) and the tensors must stay
+ * where they are between the two.
+ */
+typedef struct vjp_kernel vjp_kernel;
+vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op, vjp_pass pass,
+                       const vjp_tensor *const *tensors, size_t count, const void *attributes, void *workspace,
+                       size_t workspace_bytes);
+vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel);
+
+enum { VJP_MAX_ATTRIBUTE_BYTES = 256 };
+
 /* ---- Backends ---------------------------------------------------------------------------------------- */
 
-typedef struct vjp_kernel {
+struct vjp_kernel {
     vjp_status (*run)(const vjp_work *work);   /* NULL: no kernel */
     size_t (*workspace)(const vjp_work *work); /* NULL: none needed; SIZE_MAX: overflow */
     uint32_t storage;                          /* bit d set: storage type d is supported */
-} vjp_kernel;
+};
 
 enum {
     VJP_BIT_F32 = 1 << VJP_F32,
@@ -108,6 +130,10 @@ typedef struct vjp_backend {
                           double *seconds);
     /* The largest cache, which a timing must not be served from. NULL: the host's. */
     size_t (*cache_bytes)(const vjp_device *device);
+    /* Records what enqueue(argument) puts on the device, to be replayed any number of times. NULL: it cannot. */
+    vjp_status (*record)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, void **recording);
+    vjp_status (*replay)(vjp_device *device, void *recording);
+    void (*forget)(vjp_device *device, void *recording);
 } vjp_backend;
 
 enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };

@@ -13,6 +13,7 @@ const char *vjp_status_name(vjp_status status) {
     case VJP_WORKSPACE: return "workspace too small";
     case VJP_NO_DEVICE: return "no device";
     case VJP_DEVICE_FAILED: return "device failed";
+    case VJP_INTERRUPTED: return "interrupted";
     }
     return "unknown status";
 }

@@ -250,6 +250,19 @@ static void release_capture(capture *c) {
     if (c->end) cudaEventDestroy(c->end);
 }
 
+/* Captures what enqueue() puts on the stream. */
+static vjp_status make_capture(vjp_device *device, vjp_status (*enqueue)(void *), void *argument, capture *c) {
+    cudaStream_t stream = state_of(device)->stream;
+    vjp_status status = VJP_OK;
+    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (error == cudaSuccess) {
+        status = enqueue(argument);
+        error = cudaStreamEndCapture(stream, &c->graph);
+    }
+    if (status == VJP_OK && error == cudaSuccess) error = cudaGraphInstantiate(&c->ready, c->graph, 0);
+    return status == VJP_OK ? device_result(device, "capturing", error) : status;
+}
+
 static vjp_status time_capture(vjp_device *device, capture *c, int replays, double *seconds) {
     cudaStream_t stream = state_of(device)->stream;
     float ms = 0;
@@ -269,20 +282,42 @@ static vjp_status measure(vjp_device *device, vjp_status (*enqueue)(void *), voi
                           double *seconds) {
     vjp_status status = use(device);
     if (status != VJP_OK) return status;
-    cudaStream_t stream = state_of(device)->stream;
     capture c{};
     cudaError_t error = cudaEventCreate(&c.begin);
     if (error == cudaSuccess) error = cudaEventCreate(&c.end);
-    if (error == cudaSuccess) error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (error == cudaSuccess) {
-        status = enqueue(argument);
-        error = cudaStreamEndCapture(stream, &c.graph);
-    }
-    if (status == VJP_OK && error == cudaSuccess) error = cudaGraphInstantiate(&c.ready, c.graph, 0);
-    if (status == VJP_OK) status = device_result(device, "capturing", error);
+    status = device_result(device, "timing", error);
+    if (status == VJP_OK) status = make_capture(device, enqueue, argument, &c);
     if (status == VJP_OK) status = time_capture(device, &c, replays, seconds);
     release_capture(&c);
     return status;
+}
+
+/* ---- Recordings -------------------------------------------------------------------------------------- */
+
+static void forget(vjp_device *, void *recording) {
+    capture *c = static_cast<capture *>(recording);
+    release_capture(c);
+    free(c);
+}
+
+static vjp_status record(vjp_device *device, vjp_status (*enqueue)(void *), void *argument, void **recording) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    capture *c = static_cast<capture *>(calloc(1, sizeof *c));
+    if (!c) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a recording");
+    status = make_capture(device, enqueue, argument, c);
+    if (status == VJP_OK)
+        *recording = c;
+    else
+        forget(device, c);
+    return status;
+}
+
+static vjp_status replay(vjp_device *device, void *recording) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    return device_result(device, "replaying",
+                         cudaGraphLaunch(static_cast<capture *>(recording)->ready, state_of(device)->stream));
 }
 
 static size_t cache_bytes(const vjp_device *device) {
@@ -306,6 +341,9 @@ static const vjp_backend backend = {
     /* copy */ vjp::copy,
     /* measure */ vjp::measure,
     /* cache_bytes */ vjp::cache_bytes,
+    /* record */ vjp::record,
+    /* replay */ vjp::replay,
+    /* forget */ vjp::forget,
 };
 
 extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version) {

@@ -1,0 +1,401 @@
+/*
+ * Compiling a graph: which nodes the results need, how long each intermediate lives, where it lies, and each call
+ * resolved. In the order of this file.
+ *
+ * An intermediate's life goes from the call that writes it first to the last that reads it or adds to it. An output
+ * takes over the memory of an input that dies in the same call where the op's table says that it may be computed in
+ * place. A call's scratch is a range that lives for that call alone.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/program.h"
+
+typedef struct compilation {
+    vjp_device *device;
+    const vjp_graph *graph;
+    vjp_program *program;
+    bool *needed;          /* [values]: by a call or as a result; of roots */
+    bool *result;          /* [values] */
+    int32_t *call_node;    /* [calls]: the node of each call */
+    int32_t *first, *last; /* [values]: calls, of storages; first -1: never written here */
+    vjp_value *merged;     /* [values]: the storage that a storage was computed in place of, or itself */
+    int32_t *range;        /* [values]: of a storage in the plan; -1: persistent or unused */
+    size_t *scratch;       /* [calls] */
+    plan_range *plan;
+    int32_t ranges;
+    size_t arena_bytes;
+    bool unplanned;
+} compilation;
+
+static bool is_persistent(const compilation *c, vjp_value storage) {
+    return graph_is_persistent(c->graph->value[storage].role);
+}
+
+static const vjp_pass_info *pass_of(const graph_node *node) {
+    return &node->op->info.pass[node->pass];
+}
+
+/* ---- What is needed ---------------------------------------------------------------------------------- */
+
+static void find_needed(compilation *c, const vjp_value *results, size_t count) {
+    const vjp_graph *graph = c->graph;
+    for (size_t i = 0; i < count; i++)
+        c->needed[graph->value[results[i]].origin] = c->result[graph->value[results[i]].origin] = true;
+    bool *wanted = calloc((size_t)graph->nodes + 1, sizeof *wanted);
+    if (!wanted) return;
+    for (int32_t n = graph->nodes - 1; n >= 0; n--) {
+        const graph_node *node = &graph->node[n];
+        const vjp_pass_info *pass = pass_of(node);
+        for (size_t i = 0; i < pass->outputs; i++)
+            wanted[n] = wanted[n] || (node->value[i] && c->needed[graph->value[node->value[i]].origin]);
+        for (size_t i = pass->outputs; i < pass->count && wanted[n]; i++)
+            if (node->value[i]) c->needed[graph->value[node->value[i]].origin] = true;
+    }
+    for (int32_t n = 0; n < graph->nodes; n++)
+        if (wanted[n]) c->call_node[c->program->calls++] = n;
+    free(wanted);
+}
+
+/* The value of a slot, 0 where nothing needs it. */
+static vjp_value slot_value(const compilation *c, const graph_node *node, size_t slot) {
+    vjp_value value = node->value[slot];
+    return value && c->needed[c->graph->value[value].origin] ? value : 0;
+}
+
+/* ---- Lives ------------------------------------------------------------------------------------------- */
+
+static void find_lives(compilation *c) {
+    for (int32_t k = 0; k < c->program->calls; k++) {
+        const graph_node *node = &c->graph->node[c->call_node[k]];
+        for (size_t i = 0; i < pass_of(node)->count; i++) {
+            vjp_value value = slot_value(c, node, i);
+            if (!value) continue;
+            vjp_value storage = graph_storage(c->graph, value);
+            if (c->first[storage] < 0) c->first[storage] = k;
+            c->last[storage] = k;
+        }
+    }
+    for (vjp_value v = 1; v < c->graph->values; v++)
+        if (c->result[v] && c->first[graph_storage(c->graph, v)] >= 0)
+            c->last[graph_storage(c->graph, v)] = c->program->calls;
+}
+
+static vjp_value merged_storage(const compilation *c, vjp_value value) {
+    vjp_value storage = graph_storage(c->graph, value);
+    while (c->merged[storage] != storage)
+        storage = c->merged[storage];
+    return storage;
+}
+
+/* Whether output `out` of call k may take the memory of input `in`, which lies in `from`. */
+static bool may_take(const compilation *c, int32_t k, const graph_node *node, size_t out, size_t in, vjp_value from) {
+    const vjp_pass_info *pass = pass_of(node);
+    const graph_value *output = &c->graph->value[node->value[out]], *input = &c->graph->value[node->value[in]];
+    if (!(pass->slots[out].aliases >> in & 1) || is_persistent(c, from) || c->last[from] != k) return false;
+    if (output->bytes != input->bytes || output->dtype != input->dtype) return false;
+    for (size_t i = 0; i < pass->count; i++) {
+        vjp_value other = i == in || i == out ? 0 : slot_value(c, node, i);
+        if (!other || merged_storage(c, other) != from) continue;
+        if (i < pass->outputs || !(pass->slots[out].aliases >> i & 1)) return false;
+    }
+    return true;
+}
+
+static void compute_in_place(compilation *c) {
+    for (int32_t k = 0; k < c->program->calls; k++) {
+        const graph_node *node = &c->graph->node[c->call_node[k]];
+        const vjp_pass_info *pass = pass_of(node);
+        for (size_t out = 0; out < pass->outputs; out++) {
+            vjp_value value = slot_value(c, node, out);
+            if (!value || node->adds >> out & 1) continue;
+            vjp_value storage = graph_storage(c->graph, value);
+            if (is_persistent(c, storage) || c->first[storage] != k || c->merged[storage] != storage) continue;
+            for (size_t in = pass->outputs; in < pass->count; in++) {
+                vjp_value input = slot_value(c, node, in), from = input ? merged_storage(c, input) : 0;
+                if (!input || !may_take(c, k, node, out, in, from)) continue;
+                c->merged[storage] = from;
+                c->last[from] = c->last[storage];
+                break;
+            }
+        }
+    }
+}
+
+/* ---- Scratch, and the plan --------------------------------------------------------------------------- */
+
+/* An address that is nobody's, for questions about sizes. */
+static void *const SOMEWHERE = (void *)(uintptr_t)PLAN_ALIGNMENT;
+
+/* The tensors of a call, with `place` giving each its memory. */
+static void fill_tensors(const compilation *c, const graph_node *node, vjp_tensor *tensor, const vjp_tensor **present,
+                         vjp_tensor (*place)(const compilation *c, vjp_value value)) {
+    for (size_t i = 0; i < pass_of(node)->count; i++) {
+        vjp_value value = slot_value(c, node, i);
+        present[i] = NULL;
+        if (!value) continue;
+        tensor[i] = place(c, value);
+        if (node->adds >> i & 1) tensor[i].flags = VJP_ACCUMULATE;
+        present[i] = &tensor[i];
+    }
+}
+
+static vjp_tensor place_anywhere(const compilation *c, vjp_value value) {
+    vjp_tensor tensor = graph_tensor(c->graph, value);
+    tensor.data = SOMEWHERE;
+    return tensor;
+}
+
+/* The device's sentence, with the node's name before it. */
+static vjp_status fail_at(vjp_device *device, vjp_status status, const char *node) {
+    char why[VJP_ERROR_BYTES];
+    snprintf(why, sizeof why, "%s", device->error);
+    return vjp_fail(device, status, "%s: %s", node, why);
+}
+
+static vjp_status ask_sizes(compilation *c) {
+    for (int32_t k = 0; k < c->program->calls; k++) {
+        const graph_node *node = &c->graph->node[c->call_node[k]];
+        vjp_tensor tensor[VJP_MAX_SLOTS];
+        const vjp_tensor *present[VJP_MAX_SLOTS];
+        fill_tensors(c, node, tensor, present, place_anywhere);
+        vjp_status status = vjp_workspace_size(c->device, node->op, node->pass, present, pass_of(node)->count,
+                                               node->attributes, &c->scratch[k]);
+        if (status == VJP_OK && c->scratch[k] == SIZE_MAX)
+            status = vjp_fail(c->device, VJP_INVALID, "its scratch is larger than memory can be");
+        if (status == VJP_OK)
+            status = vjp_least_cost(c->device, node->op, node->pass, present, pass_of(node)->count, node->attributes,
+                                    &c->program->call[k].cost);
+        if (status != VJP_OK) return fail_at(c->device, status, node->name);
+        c->program->report.cost.bytes += c->program->call[k].cost.bytes;
+        c->program->report.cost.flops += c->program->call[k].cost.flops;
+    }
+    return VJP_OK;
+}
+
+static vjp_status make_plan(compilation *c) {
+    vjp_program *program = c->program;
+    for (vjp_value v = 1; v < c->graph->values; v++) {
+        if (c->first[v] < 0 || is_persistent(c, v) || graph_storage(c->graph, v) != v) continue;
+        program->report.intermediate_bytes += c->graph->value[v].bytes;
+        if (c->merged[v] != v && !c->unplanned) continue;
+        c->range[v] = c->ranges;
+        c->plan[c->ranges++] =
+            (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = c->last[v]};
+    }
+    for (int32_t k = 0; k < program->calls; k++) {
+        program->report.intermediate_bytes += c->scratch[k];
+        if (c->scratch[k]) c->plan[c->ranges++] = (plan_range){.bytes = c->scratch[k], .first = k, .last = k};
+    }
+    program->report.live_bytes = plan_live_bytes(c->plan, c->ranges);
+    for (int32_t i = 0; i < c->ranges && c->unplanned; i++) {
+        c->plan[i].first = 0;
+        c->plan[i].last = program->calls;
+    }
+    if (!plan_arena(c->plan, c->ranges, &c->arena_bytes))
+        return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+    int32_t one, other;
+    if (plan_find_overlap(c->plan, c->ranges, &one, &other))
+        return vjp_fail(c->device, VJP_INVALID, "the plan puts two live ranges, %d and %d, in one place", one, other);
+    program->report.arena_bytes = c->arena_bytes;
+    return VJP_OK;
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------ */
+
+static vjp_status fill_persistent(compilation *c, vjp_value v) {
+    enum { ZEROS = 1 << 16 };
+    static const char zeros[ZEROS];
+    const graph_value *value = &c->graph->value[v];
+    const vjp_tensor *tensor = &c->program->value[v].tensor;
+    if (value->data) return vjp_upload(c->device, tensor->data, tensor->offset, value->data, value->bytes);
+    vjp_status status = VJP_OK;
+    for (size_t done = 0; done < value->bytes && status == VJP_OK; done += ZEROS)
+        status = vjp_upload(c->device, tensor->data, tensor->offset + done, zeros,
+                            value->bytes - done < ZEROS ? value->bytes - done : ZEROS);
+    return status;
+}
+
+static bool is_used(const compilation *c, vjp_value v) {
+    return is_persistent(c, v) && (c->needed[v] || c->first[v] >= 0);
+}
+
+static size_t aligned(size_t bytes) {
+    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+}
+
+static vjp_status place_persistent(compilation *c, const vjp_program *share) {
+    vjp_program *program = c->program;
+    size_t bytes = 0;
+    for (vjp_value v = 1; v < c->graph->values; v++) {
+        if (!is_used(c, v)) continue;
+        program->report.persistent_bytes += c->graph->value[v].bytes;
+        bool shared = share && v < share->values && share->value[v].name && graph_is_persistent(share->value[v].role);
+        program->value[v].tensor = shared ? share->value[v].tensor : graph_tensor(c->graph, v);
+        if (shared) continue;
+        program->value[v].tensor.offset = bytes;
+        bytes += aligned(c->graph->value[v].bytes);
+    }
+    vjp_status status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
+    for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
+        if (!is_used(c, v) || program->value[v].tensor.data) continue;
+        program->value[v].tensor.data = program->persistent;
+        status = fill_persistent(c, v);
+    }
+    return status;
+}
+
+static vjp_tensor place_of(const compilation *c, vjp_value value) {
+    vjp_tensor tensor = graph_tensor(c->graph, value);
+    vjp_value storage = c->unplanned ? graph_storage(c->graph, value) : merged_storage(c, value);
+    if (is_persistent(c, storage)) {
+        tensor.data = c->program->value[storage].tensor.data;
+        tensor.offset = c->program->value[storage].tensor.offset;
+    } else {
+        tensor.data = c->program->arena;
+        tensor.offset = c->plan[c->range[storage]].offset;
+    }
+    return tensor;
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------- */
+
+static vjp_status resolve_calls(compilation *c) {
+    vjp_program *program = c->program;
+    int32_t scratch_range = c->ranges;
+    for (int32_t k = 0; k < program->calls; k++)
+        scratch_range -= c->scratch[k] > 0;
+    for (int32_t k = 0; k < program->calls; k++) {
+        const graph_node *node = &c->graph->node[c->call_node[k]];
+        program_call *call = &program->call[k];
+        const vjp_tensor *present[VJP_MAX_SLOTS];
+        memcpy(call->attributes, node->attributes, sizeof call->attributes);
+        fill_tensors(c, node, call->tensor, present, place_of);
+        call->name = strdup(node->name);
+        if (!call->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a node");
+        char *scratch = NULL;
+        if (c->scratch[k]) scratch = (char *)program->arena + c->plan[scratch_range++].offset;
+        vjp_status status = vjp_resolve(&call->work, &call->kernel, c->device, node->op, node->pass, present,
+                                        pass_of(node)->count, call->attributes, scratch, c->scratch[k]);
+        if (status != VJP_OK) return fail_at(c->device, status, node->name);
+    }
+    return VJP_OK;
+}
+
+static vjp_status name_values(compilation *c) {
+    for (vjp_value v = 1; v < c->graph->values; v++) {
+        vjp_value origin = c->graph->value[v].origin;
+        bool result = c->result[origin] && (is_used(c, origin) || c->first[graph_storage(c->graph, v)] >= 0);
+        if (!result && !is_used(c, v)) continue;
+        program_value *value = &c->program->value[v];
+        if (!value->tensor.data) value->tensor = place_of(c, v);
+        value->role = c->graph->value[v].role;
+        value->name = strdup(c->graph->value[v].name);
+        if (!value->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a value");
+    }
+    return VJP_OK;
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------- */
+
+static bool allocate(compilation *c) {
+    size_t values = (size_t)c->graph->values, nodes = (size_t)c->graph->nodes + 1;
+    c->needed = calloc(2 * values, sizeof *c->needed);
+    c->first = malloc(2 * values * sizeof *c->first);
+    c->merged = calloc(values, sizeof *c->merged);
+    c->range = calloc(values, sizeof *c->range);
+    c->call_node = calloc(nodes, sizeof *c->call_node);
+    c->scratch = calloc(nodes, sizeof *c->scratch);
+    c->plan = calloc(values + nodes, sizeof *c->plan);
+    c->program->value = calloc(values, sizeof *c->program->value);
+    c->program->values = (int32_t)values;
+    if (!c->needed || !c->first || !c->merged || !c->range || !c->call_node || !c->scratch || !c->plan ||
+        !c->program->value)
+        return false;
+    c->result = c->needed + values;
+    c->last = c->first + values;
+    for (size_t v = 0; v < values; v++) {
+        c->first[v] = c->last[v] = c->range[v] = -1;
+        c->merged[v] = (vjp_value)v;
+    }
+    return true;
+}
+
+static vjp_status check_results(const compilation *c, const vjp_value *results, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (results[i] < 1 || results[i] >= c->graph->values)
+            return vjp_fail(c->device, VJP_INVALID, "vjp_compile: result %zu is %d, which is no value of this graph", i,
+                            results[i]);
+    return VJP_OK;
+}
+
+static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
+    vjp_program *program = c->program;
+    if (!allocate(c)) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
+    find_needed(c, results, count);
+    program->call = calloc((size_t)program->calls + 1, sizeof *program->call);
+    if (!program->call) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d calls", program->calls);
+    find_lives(c);
+    if (!c->unplanned) compute_in_place(c);
+    vjp_status status = ask_sizes(c);
+    if (status == VJP_OK) status = make_plan(c);
+    if (status == VJP_OK) status = place_persistent(c, options->share);
+    if (status == VJP_OK)
+        status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
+    if (status == VJP_OK) status = resolve_calls(c);
+    if (status == VJP_OK) status = name_values(c);
+    program->report.calls = (size_t)program->calls;
+    program->range = c->plan;
+    program->ranges = c->ranges;
+    c->plan = NULL;
+    return status;
+}
+
+vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                       const vjp_program_options *options, vjp_program **program) {
+    const vjp_program_options defaults = {0};
+    if (!options) options = &defaults;
+    *program = NULL;
+    if (!device || !device->backend) return VJP_NO_DEVICE;
+    device->error[0] = 0;
+    if (vjp_graph_status(graph) != VJP_OK)
+        return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
+    if (options->share && (options->share->graph != graph || options->share->device != device))
+        return vjp_fail(device, VJP_INVALID, "vjp_compile: the program to share with is of another graph or device");
+    compilation c = {.device = device, .graph = graph, .unplanned = options->unplanned != 0};
+    vjp_status status = check_results(&c, results, count);
+    if (status != VJP_OK) return status;
+    c.program = calloc(1, sizeof *c.program);
+    if (!c.program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
+    c.program->device = device;
+    c.program->graph = graph;
+    status = compile(&c, results, count, options);
+    free(c.needed);
+    free(c.first);
+    free(c.merged);
+    free(c.range);
+    free(c.call_node);
+    free(c.scratch);
+    free(c.plan);
+    if (status == VJP_OK)
+        *program = c.program;
+    else
+        vjp_program_destroy(c.program);
+    return status;
+}
+
+void vjp_program_destroy(vjp_program *program) {
+    if (!program) return;
+    if (program->recording) program->device->backend->forget(program->device, program->recording);
+    vjp_free(program->device, program->arena);
+    vjp_free(program->device, program->persistent);
+    for (int32_t k = 0; k < program->calls && program->call; k++)
+        free(program->call[k].name);
+    for (int32_t v = 0; v < program->values && program->value; v++)
+        free(program->value[v].name);
+    free(program->call);
+    free(program->value);
+    free(program->range);
+    free(program);
+}

@@ -1,0 +1,45 @@
+/* A compiled program inside: its memory, and an array of calls with nothing left to look up. */
+#ifndef VJP_GRAPH_PROGRAM_H
+#define VJP_GRAPH_PROGRAM_H
+
+#include <stdatomic.h>
+
+#include "graph/graph.h"
+
+typedef struct program_call {
+    vjp_work work;
+    const vjp_kernel *kernel;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    int64_t attributes[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    char *name;
+    vjp_cost cost;
+    double seconds;
+    int64_t runs;
+} program_call;
+
+/* Where a value lies that the caller can ask for. data NULL: this program has no place for it. */
+typedef struct program_value {
+    vjp_tensor tensor;
+    graph_role role;
+    char *name;
+} program_value;
+
+struct vjp_program {
+    vjp_device *device;
+    const vjp_graph *graph; /* only to be compared with */
+    program_call *call;
+    int32_t calls;
+    program_value *value; /* [values]: persistent ones and results */
+    int32_t values;
+    void *arena, *persistent; /* persistent: those that no shared program has */
+    vjp_program_report report;
+    plan_range *range; /* [ranges]: the plan, kept for who wants to check it */
+    int32_t ranges;
+    atomic_int interrupted;
+    bool profiling;
+    int64_t runs;
+    void *recording; /* of a device that can replay a run */
+    bool unrecordable;
+};
+
+#endif

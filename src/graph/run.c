@@ -1,0 +1,203 @@
+/* Running a program: a walk over its calls; and what can be asked of it between runs. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/half.h"
+#include "graph/program.h"
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The device's sentence, with the node's name before it. */
+static vjp_status failed(const vjp_program *program, const program_call *call, vjp_status status) {
+    char why[VJP_ERROR_BYTES];
+    snprintf(why, sizeof why, "%s", program->device->error);
+    return vjp_fail(program->device, status, "%s: %s", call->name, why);
+}
+
+static vjp_status run_call(vjp_program *program, program_call *call) {
+    vjp_status status = vjp_run(&call->work, call->kernel);
+    return status == VJP_OK ? VJP_OK : failed(program, call, status);
+}
+
+static vjp_status time_call(vjp_program *program, program_call *call) {
+    vjp_status status = vjp_synchronize(program->device);
+    double begin = now();
+    if (status == VJP_OK) status = run_call(program, call);
+    if (status == VJP_OK) status = vjp_synchronize(program->device);
+    call->seconds += now() - begin;
+    call->runs++;
+    return status;
+}
+
+static vjp_status walk(void *argument) {
+    vjp_program *program = argument;
+    for (int32_t k = 0; k < program->calls; k++) {
+        program_call *call = &program->call[k];
+        if (atomic_load_explicit(&program->interrupted, memory_order_relaxed)) {
+            atomic_store(&program->interrupted, 0);
+            return vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d", call->name,
+                            k + 1, program->calls);
+        }
+        vjp_status status = program->profiling ? time_call(program, call) : run_call(program, call);
+        if (status != VJP_OK) return status;
+    }
+    return VJP_OK;
+}
+
+/*
+ * The first run goes call by call, so that libraries underneath choose what they choose once a shape; a device that can
+ * records the second, and replays it from then on.
+ */
+vjp_status vjp_program_run(vjp_program *program) {
+    if (!program) return VJP_INVALID;
+    const vjp_backend *backend = program->device->backend;
+    program->device->error[0] = 0;
+    bool records = backend->record && !program->profiling && !program->unrecordable && program->runs > 0;
+    program->runs++;
+    if (!records) return walk(program);
+    if (!program->recording && backend->record(program->device, walk, program, &program->recording) != VJP_OK) {
+        program->unrecordable = true;
+        return walk(program);
+    }
+    return backend->replay(program->device, program->recording);
+}
+
+void vjp_program_interrupt(vjp_program *program) {
+    if (program) atomic_store(&program->interrupted, 1);
+}
+
+/* ---- Reading and writing ----------------------------------------------------------------------------- */
+
+static vjp_status find(const vjp_program *program, vjp_value value, const program_value **found) {
+    if (!program) return VJP_INVALID;
+    program->device->error[0] = 0;
+    if (value < 1 || value >= program->values || !program->value[value].name)
+        return vjp_fail(program->device, VJP_INVALID,
+                        "value %d is no input, parameter, state or result that this program uses", value);
+    *found = &program->value[value];
+    return VJP_OK;
+}
+
+static size_t bytes_of(const vjp_tensor *tensor) {
+    size_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++)
+        bytes *= (size_t)tensor->shape[i];
+    return bytes;
+}
+
+vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor) {
+    const program_value *found;
+    vjp_status status = find(program, value, &found);
+    if (status == VJP_OK) *tensor = found->tensor;
+    return status;
+}
+
+static vjp_status find_sized(const vjp_program *program, vjp_value value, size_t bytes, const program_value **found) {
+    vjp_status status = find(program, value, found);
+    if (status == VJP_OK && bytes_of(&(*found)->tensor) != bytes)
+        return vjp_fail(program->device, VJP_INVALID, "%s has %zu bytes; %zu were given", (*found)->name,
+                        bytes_of(&(*found)->tensor), bytes);
+    return status;
+}
+
+vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *host, size_t bytes) {
+    const program_value *found;
+    vjp_status status = find_sized(program, value, bytes, &found);
+    if (status != VJP_OK) return status;
+    return vjp_upload(program->device, found->tensor.data, found->tensor.offset, host, bytes);
+}
+
+vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, size_t bytes) {
+    const program_value *found;
+    vjp_status status = find_sized(program, value, bytes, &found);
+    if (status != VJP_OK) return status;
+    return vjp_download(program->device, host, found->tensor.data, found->tensor.offset, bytes);
+}
+
+/* ---- Looking ----------------------------------------------------------------------------------------- */
+
+void vjp_program_describe(const vjp_program *program, vjp_program_report *report) {
+    *report = program ? program->report : (vjp_program_report){0};
+}
+
+void vjp_program_profile(vjp_program *program, int on) {
+    if (!program) return;
+    program->profiling = on != 0;
+    for (int32_t k = 0; k < program->calls && on; k++) {
+        program->call[k].seconds = 0;
+        program->call[k].runs = 0;
+    }
+}
+
+vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time) {
+    if (!program) return VJP_INVALID;
+    if (call >= (size_t)program->calls)
+        return vjp_fail(program->device, VJP_INVALID, "call %zu; the program has %d", call, program->calls);
+    const program_call *c = &program->call[call];
+    *time = (vjp_call_time){c->name, c->work.op, c->work.pass, c->seconds, c->runs, c->cost};
+    return VJP_OK;
+}
+
+static double element(const void *data, vjp_dtype dtype, size_t i) {
+    switch (dtype) {
+    case VJP_F32: return ((const float *)data)[i];
+    case VJP_F64: return ((const double *)data)[i];
+    case VJP_BF16: return vjp_bf16_to_f32(((const uint16_t *)data)[i]);
+    case VJP_F16: return vjp_f16_to_f32(((const uint16_t *)data)[i]);
+    default: return 0;
+    }
+}
+
+/* The first element that is not finite; false: all are. Fails only where the device does. */
+static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad, size_t *at, double *value) {
+    *bad = false;
+    size_t bytes = bytes_of(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    if (!bytes) return VJP_OK;
+    void *host = malloc(bytes);
+    if (!host) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to look at %zu bytes", bytes);
+    vjp_status status = vjp_download(program->device, host, tensor->data, tensor->offset, bytes);
+    for (size_t i = 0; i < bytes / size && status == VJP_OK && !*bad; i++) {
+        *value = element(host, (vjp_dtype)tensor->dtype, i);
+        *bad = !isfinite(*value);
+        *at = i;
+    }
+    free(host);
+    return status;
+}
+
+vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes) {
+    if (!program || !found || !bytes) return VJP_INVALID;
+    found[0] = 0;
+    bool bad = false;
+    size_t at = 0;
+    double value = 0;
+    vjp_status status = VJP_OK;
+    for (int32_t v = 1; v < program->values && status == VJP_OK && !bad; v++) {
+        const program_value *own = &program->value[v];
+        if (!own->name || !graph_is_persistent(own->role)) continue;
+        status = look(program, &own->tensor, &bad, &at, &value);
+        if (bad) snprintf(found, bytes, "%s holds %g at element %zu before the run", own->name, value, at);
+    }
+    for (int32_t k = 0; k < program->calls && status == VJP_OK && !bad; k++) {
+        program_call *call = &program->call[k];
+        const vjp_pass_info *pass = &call->work.op->info.pass[call->work.pass];
+        status = run_call(program, call);
+        if (status == VJP_OK) status = vjp_synchronize(program->device);
+        for (size_t i = 0; i < pass->outputs && status == VJP_OK && !bad; i++) {
+            if (!call->work.tensor[i]) continue;
+            status = look(program, call->work.tensor[i], &bad, &at, &value);
+            if (bad)
+                snprintf(found, bytes, "%s (%s.%s, call %d of %d) makes %s %g at element %zu", call->name,
+                         call->work.op->info.name, vjp_pass_name(call->work.pass), k + 1, program->calls,
+                         pass->slots[i].name, value, at);
+        }
+    }
+    return status;
+}
