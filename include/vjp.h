@@ -410,6 +410,12 @@ vjp_value vjp_graph_output(vjp_graph *graph, vjp_value value, const char *slot);
 vjp_value vjp_graph_assign(vjp_graph *graph, vjp_value state, vjp_value output);
 
 /*
+ * The node that made `output` adds it to `total`, an older output of the same shape, instead of writing it: sums over
+ * many tensors without an addition. Returns `total`.
+ */
+vjp_value vjp_graph_accumulate(vjp_graph *graph, vjp_value total, vjp_value output);
+
+/*
  * The gradients of a scalar with respect to parameters (or any other values), by the ops' own backward passes.
  * Gradients of a value that is used several times are added where they lie. `into`, where given, names for each
  * gradient a state that it is written to, or, with `add`, added to (0: the arena). gradients[i] is 0 on failure.
@@ -510,6 +516,28 @@ vjp_value vjp_graph_gather(vjp_graph *graph, vjp_value table, vjp_value index, i
 vjp_value vjp_graph_maxpool2d(vjp_graph *graph, vjp_value x, const vjp_maxpool2d_attributes *attributes);
 vjp_value vjp_graph_linear(vjp_graph *graph, vjp_value a, vjp_value b, vjp_value bias, vjp_activation activation,
                            int transpose_b);
+vjp_value vjp_graph_cross_entropy(vjp_graph *graph, vjp_value logits, vjp_value target, int64_t ignore_index,
+                                  vjp_reduction reduction, double label_smoothing);
+vjp_value vjp_graph_swiglu(vjp_graph *graph, vjp_value gate, vjp_value up);
+vjp_value vjp_graph_attention(vjp_graph *graph, vjp_value q, vjp_value k, vjp_value v, int causal, double scale);
+vjp_value vjp_graph_conv2d(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias,
+                           const vjp_conv2d_attributes *attributes);
+vjp_value vjp_graph_add(vjp_graph *graph, vjp_value a, vjp_value b);
+vjp_value vjp_graph_mul(vjp_graph *graph, vjp_value a, vjp_value b);
+vjp_value vjp_graph_scale(vjp_graph *graph, vjp_value x, double factor);
+vjp_value vjp_graph_mean(vjp_graph *graph, vjp_value x, int64_t axis, int64_t axes);
+vjp_value vjp_graph_dropout(vjp_graph *graph, vjp_value x, vjp_value counter, double p, int64_t stream);
+vjp_value vjp_graph_cast(vjp_graph *graph, vjp_value x, vjp_dtype dtype);
+vjp_value vjp_graph_sum_squares(vjp_graph *graph, vjp_value x);
+
+/* The scale; vjp_graph_output(graph, scale, "norm") is the norm. */
+vjp_value vjp_graph_clip(vjp_graph *graph, vjp_value squares, double max_norm);
+
+/* A step of an optimiser. What it changes (w, and m and v, or momentum) is assigned; returns the new w. */
+vjp_value vjp_graph_adamw(vjp_graph *graph, vjp_value w, vjp_value m, vjp_value v, vjp_value g, vjp_value lr,
+                          vjp_value step, vjp_value scale, const vjp_adamw_attributes *attributes);
+vjp_value vjp_graph_sgd(vjp_graph *graph, vjp_value w, vjp_value momentum, vjp_value g, vjp_value lr, vjp_value scale,
+                        const vjp_sgd_attributes *attributes);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -310,7 +310,9 @@ vjp_value vjp_graph_call(vjp_graph *graph, const vjp_op *op, const vjp_value *in
         snprintf(value_name, sizeof value_name, "%s%s%s", name, i ? ":" : "", i ? pass->slots[i].name : "");
         vjp_shape shape = {.ndim = described[i].ndim};
         memcpy(shape.size, described[i].shape, sizeof shape.size);
-        values[i] = graph_add_value(graph, GRAPH_COMPUTED, value_name, (vjp_dtype)described[i].dtype, &shape);
+        /* A plane of 2^31 elements is past every pooling; half the bytes of what vjp_infer() proposes. */
+        vjp_dtype dtype = pass->slots[i].kind == VJP_KIND_ARGMAX ? VJP_I32 : (vjp_dtype)described[i].dtype;
+        values[i] = graph_add_value(graph, GRAPH_COMPUTED, value_name, dtype, &shape);
         if (!values[i]) return 0;
         graph->value[values[i]].node = graph->nodes;
         graph->value[values[i]].slot = (int32_t)i;
@@ -351,4 +353,23 @@ vjp_value vjp_graph_assign(vjp_graph *graph, vjp_value state, vjp_value output) 
     }
     from->storage = to->storage;
     return output;
+}
+
+vjp_value vjp_graph_accumulate(vjp_graph *graph, vjp_value total, vjp_value output) {
+    if (!graph_is(graph, total, "the total to add to") || !graph_is(graph, output, "the value to add")) return 0;
+    graph_value *to = &graph->value[total], *from = &graph->value[output];
+    if (to->role != GRAPH_COMPUTED || from->role != GRAPH_COMPUTED || to->node >= from->node)
+        return graph_fail(graph, VJP_INVALID, from->name,
+                          "it cannot be added to %s: both must be nodes' outputs, and "
+                          "the total the older one",
+                          to->name);
+    graph_node *node = &graph->node[from->node];
+    const vjp_slot *slot = &node->op->info.pass[node->pass].slots[from->slot];
+    if (!(slot->flags & VJP_SLOT_ACCUMULATES) || from->bytes != to->bytes || from->dtype != to->dtype)
+        return graph_fail(graph, VJP_INVALID, node->name, "its %s cannot be added to %s", slot->name, to->name);
+    node->value[from->slot] = total;
+    node->adds |= 1u << from->slot;
+    from->role = GRAPH_VIEW;
+    from->origin = to->origin;
+    return total;
 }

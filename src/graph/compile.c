@@ -50,8 +50,10 @@ static void find_needed(compilation *c, const vjp_value *results, size_t count) 
         const vjp_pass_info *pass = pass_of(node);
         for (size_t i = 0; i < pass->outputs; i++)
             wanted[n] = wanted[n] || (node->value[i] && c->needed[graph->value[node->value[i]].origin]);
-        for (size_t i = pass->outputs; i < pass->count && wanted[n]; i++)
-            if (node->value[i]) c->needed[graph->value[node->value[i]].origin] = true;
+        /* Its inputs, and what it assigns: a step that moves a weight moves its moments, too. */
+        for (size_t i = 0; i < pass->count && wanted[n]; i++)
+            if (node->value[i] && (i >= pass->outputs || is_persistent(c, graph_storage(graph, node->value[i]))))
+                c->needed[graph->value[node->value[i]].origin] = true;
     }
     for (int32_t n = 0; n < graph->nodes; n++)
         if (wanted[n]) c->call_node[c->program->calls++] = n;

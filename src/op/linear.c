@@ -100,6 +100,13 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         product * ((work->tensor[LINEAR_B_DA] ? 1 : 0) + (work->tensor[LINEAR_B_DB] ? 1 : 0) + (again ? 1 : 0));
 }
 
+/* The derivative of an activation is found from pre; bias would only be needed to compute pre again. */
+static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    const vjp_linear_attributes *a = attributes;
+    (void)wanted;
+    return a->activation == VJP_ACT_NONE ? 0 : 1u << LINEAR_B_PRE;
+}
+
 const vjp_op vjp_op_linear = {
     .info = {.name = "linear",
              .about = "a matrix product with bias and activation",
@@ -109,6 +116,7 @@ const vjp_op vjp_op_linear = {
              .attribute_bytes = sizeof(vjp_linear_attributes)},
     .id = VJP_OP_LINEAR,
     .infer = infer,
+    .keeps = keeps,
     .cost = cost,
 };
 

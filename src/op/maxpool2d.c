@@ -182,6 +182,13 @@ vjp_maxpool2d_sizes vjp_maxpool2d_sizes_of(const vjp_work *work) {
     };
 }
 
+/* The argmax tells all that x would, in less memory. */
+static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    (void)attributes;
+    (void)wanted;
+    return 1u << MAXPOOL2D_B_ARGMAX;
+}
+
 const vjp_op vjp_op_maxpool2d = {
     .info = {.name = "maxpool2d",
              .about = "the largest element of each window",
@@ -191,6 +198,7 @@ const vjp_op vjp_op_maxpool2d = {
              .attribute_bytes = sizeof(vjp_maxpool2d_attributes)},
     .id = VJP_OP_MAXPOOL2D,
     .infer = infer,
+    .keeps = keeps,
     .check_values = check_values,
     .cost = cost,
 };

@@ -1,0 +1,366 @@
+/* The trainer: its programs, one step, and what a checkpoint holds. */
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "core/half.h"
+
+/* Of one parameter: where its gradient and its moments are kept. */
+typedef struct tracked {
+    vjp_value gradient, m, v;
+    int64_t count;
+} tracked;
+
+struct trainer {
+    vjp_device *device;
+    train_model *model;
+    trainer_options options;
+    tracked *track; /* [parameters] */
+    vjp_value rate, step, norm, scale;
+    vjp_program *first, *more; /* loss and gradients: written, or added to what is there */
+    vjp_program *forward;      /* the loss alone */
+    vjp_program *measure, *update;
+    void *input;
+    int32_t *target;
+    size_t input_bytes, target_bytes;
+    /* What trainer_tensors() hands out. */
+    safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
+    char (*name)[MODEL_NAME + 16];
+    float *copy;
+};
+
+static bool fail(char error[TRAINER_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static bool fail(char error[TRAINER_ERROR], const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(error, TRAINER_ERROR, format, list);
+    va_end(list);
+    return false;
+}
+
+static bool device_failed(const trainer *t, char error[TRAINER_ERROR]) {
+    return fail(error, "%s", vjp_error(t->device));
+}
+
+static int64_t count_of(const vjp_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+double trainer_rate(const trainer_options *options, int64_t step) {
+    if (step <= options->warmup) return options->rate * (double)step / (double)options->warmup;
+    double done = (double)(step - options->warmup) / fmax(1, (double)(options->steps - options->warmup));
+    double falls = 0.5 * (1 + cos(3.14159265358979323846 * fmin(done, 1)));
+    return options->rate * (options->last_rate + (1 - options->last_rate) * falls);
+}
+
+/* ---- Programs ---------------------------------------------------------------------------------------- */
+
+static vjp_value add_state(trainer *t, int parameter, const char *kind) {
+    char name[MODEL_NAME + 16];
+    const model_parameter *p = &t->model->parameter[parameter];
+    vjp_tensor shape = vjp_graph_describe(t->model->graph, p->value);
+    snprintf(name, sizeof name, "%s.%s", p->name, kind);
+    return vjp_graph_state(t->model->graph, name, VJP_F32, shape.ndim, shape.shape);
+}
+
+/* The gradients of the loss into states, and the program that computes both. */
+static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program **program) {
+    int count = t->model->parameters;
+    vjp_value *values = calloc((size_t)(3 * count + 1), sizeof *values);
+    if (!values) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d gradients", count) == VJP_OK;
+    vjp_value *wrt = values, *into = wrt + count, *results = into + count;
+    for (int i = 0; i < count; i++) {
+        wrt[i] = t->model->parameter[i].value;
+        into[i] = t->track[i].gradient;
+    }
+    vjp_graph_grad(t->model->graph, loss, wrt, (size_t)count, into, add, results);
+    results[count] = t->model->loss;
+    const vjp_program_options options = {.share = t->first};
+    vjp_status status = vjp_compile(t->device, t->model->graph, results, (size_t)count + 1, &options, program);
+    free(values);
+    return status == VJP_OK;
+}
+
+/* The norm of all gradients, and the scale that clips them, which is kept for the step. */
+static bool compile_measure(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    vjp_value squares = 0;
+    for (int i = 0; i < t->model->parameters; i++) {
+        vjp_value own = vjp_graph_sum_squares(graph, t->track[i].gradient);
+        squares = squares ? vjp_graph_accumulate(graph, squares, own) : own;
+    }
+    vjp_value scale = vjp_graph_clip(graph, squares, t->options.max_norm);
+    t->norm = vjp_graph_output(graph, scale, "norm");
+    t->scale = vjp_graph_state(graph, "trainer.scale", VJP_F32, 0, NULL);
+    const vjp_value results[] = {t->norm, vjp_graph_assign(graph, t->scale, scale)};
+    const vjp_program_options options = {.share = t->first};
+    return vjp_compile(t->device, graph, results, 2, &options, &t->measure) == VJP_OK;
+}
+
+/* A step of AdamW for every parameter. */
+static bool compile_update(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    int count = t->model->parameters;
+    t->rate = vjp_graph_input(graph, "trainer.rate", VJP_F32, 0, NULL);
+    t->step = vjp_graph_input(graph, "trainer.step", VJP_I64, 0, NULL);
+    vjp_value *results = calloc((size_t)count + 1, sizeof *results);
+    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d results", count) == VJP_OK;
+    for (int i = 0; i < count; i++) {
+        const model_parameter *p = &t->model->parameter[i];
+        const vjp_adamw_attributes adamw = {.beta1 = t->options.beta1,
+                                            .beta2 = t->options.beta2,
+                                            .eps = t->options.eps,
+                                            .weight_decay = p->decays ? t->options.weight_decay : 0};
+        vjp_graph_push(graph, p->name);
+        results[i] = vjp_graph_adamw(graph, p->value, t->track[i].m, t->track[i].v, t->track[i].gradient, t->rate,
+                                     t->step, t->scale, &adamw);
+        vjp_graph_pop(graph);
+    }
+    const vjp_program_options options = {.share = t->measure};
+    vjp_status status = vjp_compile(t->device, graph, results, (size_t)count, &options, &t->update);
+    free(results);
+    return status == VJP_OK;
+}
+
+static bool compile_all(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    for (int i = 0; i < t->model->parameters; i++) {
+        vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
+        t->track[i] = (tracked){.gradient = add_state(t, i, "grad"),
+                                .m = add_state(t, i, "exp_avg"),
+                                .v = add_state(t, i, "exp_avg_sq"),
+                                .count = count_of(&shape)};
+    }
+    /* Each part of a batch gives its share of the mean. */
+    vjp_value loss = t->model->loss;
+    if (t->options.accumulate > 1) loss = vjp_graph_scale(graph, loss, 1 / (double)t->options.accumulate);
+    if (!compile_gradients(t, loss, 0, &t->first)) return false;
+    if (t->options.accumulate > 1 && !compile_gradients(t, loss, 1, &t->more)) return false;
+    return compile_measure(t) && compile_update(t);
+}
+
+static bool fill_first_values(trainer *t) {
+    for (int i = 0; i < t->model->parameters; i++) {
+        model_begin(&t->model->parameter[i], t->options.seed, t->copy, t->track[i].count);
+        size_t bytes = (size_t)t->track[i].count * sizeof(float);
+        if (vjp_program_write(t->first, t->model->parameter[i].value, t->copy, bytes) != VJP_OK) return false;
+    }
+    return true;
+}
+
+static size_t bytes_of(const train_model *model, vjp_value value) {
+    vjp_tensor tensor = vjp_graph_describe(model->graph, value);
+    return (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
+}
+
+trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
+                        char error[TRAINER_ERROR]) {
+    if (vjp_graph_status(model->graph) != VJP_OK) {
+        fail(error, "%s", vjp_graph_error(model->graph));
+        return NULL;
+    }
+    trainer *t = calloc(1, sizeof *t);
+    if (!t) {
+        fail(error, "no memory for a trainer");
+        return NULL;
+    }
+    size_t count = (size_t)model->parameters;
+    *t = (trainer){.device = device, .model = model, .options = *options};
+    t->input_bytes = bytes_of(model, model->input);
+    t->target_bytes = bytes_of(model, model->target);
+    t->track = calloc(count + 1, sizeof *t->track);
+    t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
+    t->name = calloc(3 * count + 1, sizeof *t->name);
+    t->copy = malloc(3 * (size_t)model_size(model) * sizeof *t->copy + 1);
+    t->input = malloc(t->input_bytes + 1);
+    t->target = malloc(t->target_bytes + 1);
+    bool ok = t->track && t->tensor && t->name && t->copy && t->input && t->target;
+    if (!ok)
+        fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
+    else if (!compile_all(t) || !fill_first_values(t)) {
+        device_failed(t, error);
+        ok = false;
+    }
+    if (ok) return t;
+    trainer_destroy(t);
+    return NULL;
+}
+
+void trainer_destroy(trainer *t) {
+    if (!t) return;
+    vjp_program_destroy(t->update);
+    vjp_program_destroy(t->measure);
+    vjp_program_destroy(t->forward);
+    vjp_program_destroy(t->more);
+    vjp_program_destroy(t->first);
+    free(t->track);
+    free(t->tensor);
+    free(t->name);
+    free(t->copy);
+    free(t->input);
+    free(t->target);
+    free(t);
+}
+
+vjp_program *trainer_gradients(trainer *t) {
+    return t->first;
+}
+
+vjp_program *trainer_update(trainer *t) {
+    return t->update;
+}
+
+void trainer_interrupt(trainer *t) {
+    vjp_program_interrupt(t->first);
+    vjp_program_interrupt(t->more);
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------- */
+
+static bool run_part(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part,
+                     double *loss) {
+    float value = 0;
+    source->fill(source->context, validation, part, t->input, t->target);
+    bool ok = vjp_program_write(program, t->model->input, t->input, t->input_bytes) == VJP_OK &&
+              vjp_program_write(program, t->model->target, t->target, t->target_bytes) == VJP_OK &&
+              vjp_program_run(program) == VJP_OK && vjp_synchronize(t->device) == VJP_OK &&
+              vjp_program_read(program, t->model->loss, &value, sizeof value) == VJP_OK;
+    *loss = value;
+    return ok;
+}
+
+/* Where a number that is not finite came from: the same part again, call by call. */
+static bool explain(trainer *t, vjp_program *program, int64_t step, const char *what, double value,
+                    char error[TRAINER_ERROR]) {
+    char found[TRAINER_ERROR / 2];
+    if (vjp_program_trace(program, found, sizeof found) != VJP_OK) return device_failed(t, error);
+    if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
+    return fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value, found);
+}
+
+bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
+                  char error[TRAINER_ERROR]) {
+    int64_t parts = t->options.accumulate;
+    double sum = 0;
+    for (int64_t part = 0; part < parts; part++) {
+        double loss;
+        vjp_program *program = part ? t->more : t->first;
+        if (!run_part(t, program, source, false, (uint64_t)((step - 1) * parts + part), &loss))
+            return device_failed(t, error);
+        if (!isfinite(loss)) return explain(t, program, step, "loss", loss, error);
+        sum += loss;
+    }
+    float rate = (float)trainer_rate(&t->options, step), norm = 0;
+    if (vjp_program_run(t->measure) != VJP_OK || vjp_synchronize(t->device) != VJP_OK ||
+        vjp_program_read(t->measure, t->norm, &norm, sizeof norm) != VJP_OK)
+        return device_failed(t, error);
+    if (!isfinite(norm)) return explain(t, parts > 1 ? t->more : t->first, step, "norm of the gradients", norm, error);
+    if (vjp_program_write(t->update, t->rate, &rate, sizeof rate) != VJP_OK ||
+        vjp_program_write(t->update, t->step, &step, sizeof step) != VJP_OK || vjp_program_run(t->update) != VJP_OK ||
+        vjp_synchronize(t->device) != VJP_OK)
+        return device_failed(t, error);
+    *result = (trainer_step_result){.loss = sum / (double)parts, .norm = norm, .rate = rate};
+    return true;
+}
+
+bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAINER_ERROR]) {
+    if (!t->forward) {
+        const vjp_program_options options = {.share = t->first};
+        if (vjp_compile(t->device, t->model->graph, &t->model->loss, 1, &options, &t->forward) != VJP_OK)
+            return device_failed(t, error);
+    }
+    if (parts > source->validation_parts) parts = source->validation_parts;
+    double sum = 0;
+    for (int64_t part = 0; part < parts; part++) {
+        double own;
+        if (!run_part(t, t->forward, source, true, (uint64_t)part, &own)) return device_failed(t, error);
+        sum += own;
+    }
+    *loss = parts ? sum / (double)parts : NAN;
+    return true;
+}
+
+/* ---- Checkpoints ------------------------------------------------------------------------------------- */
+
+static bool copy_out(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind, size_t at,
+                     float *data) {
+    vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
+    snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
+    t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = VJP_F32, .ndim = tensor.ndim, .data = data};
+    memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
+    return vjp_program_read(program, value, data, (size_t)count_of(&tensor) * sizeof(float)) == VJP_OK;
+}
+
+bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
+                     const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAINER_ERROR]) {
+    size_t count = (size_t)t->model->parameters;
+    float *data = t->copy;
+    for (size_t i = 0; i < count; i++) {
+        const model_parameter *p = &t->model->parameter[i];
+        const tracked *own = &t->track[i];
+        if (!copy_out(t, t->first, p->value, p->name, "", i, data) ||
+            !copy_out(t, t->update, own->m, p->name, ".exp_avg", count + 2 * i, data + own->count) ||
+            !copy_out(t, t->update, own->v, p->name, ".exp_avg_sq", count + 2 * i + 1, data + 2 * own->count))
+            return device_failed(t, error);
+        data += 3 * own->count;
+    }
+    *model = t->tensor;
+    *model_count = count;
+    *optimiser = t->tensor + count;
+    *optimiser_count = 2 * count;
+    return true;
+}
+
+static float element(const void *data, int dtype, int64_t i) {
+    if (dtype == VJP_F32) {
+        float value; /* the file aligns nothing */
+        memcpy(&value, (const char *)data + 4 * i, sizeof value);
+        return value;
+    }
+    uint16_t half;
+    memcpy(&half, (const char *)data + 2 * i, sizeof half);
+    return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
+}
+
+/* The value that a name in a checkpoint belongs to; *program is where it lies. */
+static vjp_value find(trainer *t, const char *name, vjp_program **program) {
+    *program = t->first;
+    for (int i = 0; i < t->model->parameters; i++) {
+        const char *own = t->model->parameter[i].name;
+        size_t length = strlen(own);
+        if (strncmp(name, own, length) != 0) continue;
+        if (!name[length]) return t->model->parameter[i].value;
+        *program = t->update;
+        if (strcmp(name + length, ".exp_avg") == 0) return t->track[i].m;
+        if (strcmp(name + length, ".exp_avg_sq") == 0) return t->track[i].v;
+    }
+    return 0;
+}
+
+bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAINER_ERROR]) {
+    vjp_program *program;
+    vjp_value value = find(t, tensor->name, &program);
+    if (!value) return fail(error, "%s is no tensor of this model", tensor->name);
+    vjp_tensor own = vjp_graph_describe(t->model->graph, value);
+    bool same = own.ndim == tensor->ndim;
+    for (int i = 0; i < own.ndim && same; i++)
+        same = own.shape[i] == tensor->shape[i];
+    if (!same) return fail(error, "%s has another shape than the model's", tensor->name);
+    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
+        return fail(error, "%s is %s; it must be F32, BF16 or F16", tensor->name, tensor->type);
+    int64_t count = count_of(&own);
+    for (int64_t i = 0; i < count; i++)
+        t->copy[i] = element(tensor->data, tensor->dtype, i);
+    if (vjp_program_write(program, value, t->copy, (size_t)count * sizeof(float)) != VJP_OK)
+        return device_failed(t, error);
+    return true;
+}
