@@ -23,6 +23,9 @@ int cli_ops(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_check(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_train(int argc, char **argv);
+int cli_sample(int argc, char **argv);
+int cli_graph(int argc, char **argv);
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 
@@ -30,6 +33,7 @@ typedef enum cli_option_type {
     CLI_FLAG,    /* bool: --quick */
     CLI_TEXT,    /* const char *: --device cpu, --device=cpu */
     CLI_INTEGER, /* int64_t within [least, most] */
+    CLI_REAL,    /* double, finite, within [least, most] */
     CLI_DTYPE,   /* int: a vjp_dtype; initialise to -1 */
     CLI_LIST     /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
 } cli_option_type;
@@ -41,7 +45,7 @@ typedef struct cli_option {
     const char *about;
     cli_option_type type;
     void *target;        /* set when the option is given, untouched otherwise */
-    int64_t least, most; /* of an integer */
+    int64_t least, most; /* of a number */
 } cli_option;
 
 enum { CLI_LIST_MOST = 32 };

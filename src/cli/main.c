@@ -21,6 +21,9 @@ static const struct {
     {"run", cli_run, "computes one pass of an op on tensors from a safetensors file"},
     {"check", cli_check, "holds a device against the reference, and the reference against differences"},
     {"bench", cli_bench, "measures each op beside the limit of this machine"},
+    {"train", cli_train, "trains a model on text or pictures"},
+    {"sample", cli_sample, "writes text with a trained model"},
+    {"graph", cli_graph, "draws a model's graph, and tells what it needs"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
@@ -126,6 +129,15 @@ static int set_option(const cli_command *command, const cli_option *option, char
             return cli_misuse(command->name, "--%s is \"%s\"; it must be an integer from %lld to %lld", option->name,
                               value, (long long)option->least, (long long)option->most);
         *(int64_t *)option->target = number;
+        break;
+    }
+    case CLI_REAL: {
+        char *end;
+        double number = strtod(value, &end);
+        if (!*value || *end || !(number >= (double)option->least && number <= (double)option->most))
+            return cli_misuse(command->name, "--%s is \"%s\"; it must be a number from %lld to %lld", option->name, value,
+                              (long long)option->least, (long long)option->most);
+        *(double *)option->target = number;
         break;
     }
     case CLI_DTYPE: {
@@ -234,7 +246,8 @@ static void print_overview(void) {
     printf("\nvjp COMMAND --help tells more of one, vjp --version the version. A good start:\n\n"
            "  vjp info\n"
            "  vjp ops layer_norm\n"
-           "  vjp check --quick\n");
+           "  vjp check --quick\n"
+           "  vjp train\n");
 }
 
 static int run_command(const char *name, int argc, char **argv) {

@@ -16,7 +16,9 @@ typedef struct building {
 } building;
 
 static vjp_value narrow(building *b, vjp_value x) {
-    return b->options->dtype == VJP_F32 ? x : vjp_graph_cast(b->model->graph, x, b->options->dtype);
+    vjp_graph *graph = b->model->graph;
+    return vjp_graph_describe(graph, x).dtype == (int)b->options->dtype ? x
+                                                                        : vjp_graph_cast(graph, x, b->options->dtype);
 }
 
 /* A weight that keeps the size of what passes: its spread is sqrt(2 / inputs). */
@@ -60,7 +62,10 @@ static vjp_value stage(building *b, vjp_value x, int64_t number, int64_t in, int
 }
 
 void convnet_build(train_model *model, const convnet_config *config, const convnet_options *options) {
-    *model = (train_model){.graph = vjp_graph_create(), .batch = options->batch, .context = 1};
+    *model = (train_model){.graph = vjp_graph_create(),
+                           .batch = options->batch,
+                           .context = 1,
+                           .parameter_type = options->dtype == VJP_F64 ? VJP_F64 : VJP_F32};
     vjp_graph *graph = model->graph;
     building b = {.model = model, .options = options};
     model->input = vjp_graph_input(graph, "pictures", VJP_F32, 4,

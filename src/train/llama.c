@@ -19,7 +19,7 @@ typedef struct building {
 /* A weight as products read it. */
 static vjp_value weight(building *b, const char *name, double spread, int64_t out, int64_t in) {
     vjp_value w = model_add(b->model, name, 0, spread, true, 2, (const int64_t[]){out, in});
-    return b->options->dtype == VJP_F32 ? w : vjp_graph_cast(b->model->graph, w, b->options->dtype);
+    return b->options->dtype == b->model->parameter_type ? w : vjp_graph_cast(b->model->graph, w, b->options->dtype);
 }
 
 static vjp_value project(building *b, vjp_value x, const char *prefix, const char *name, double spread, int64_t out,
@@ -101,7 +101,10 @@ static bool add_rotations(building *b) {
 }
 
 void llama_build(train_model *model, const llama_config *config, const llama_options *options) {
-    *model = (train_model){.graph = vjp_graph_create(), .batch = options->batch, .context = options->context};
+    *model = (train_model){.graph = vjp_graph_create(),
+                           .batch = options->batch,
+                           .context = options->context,
+                           .parameter_type = options->dtype == VJP_F64 ? VJP_F64 : VJP_F32};
     vjp_graph *graph = model->graph;
     building b = {.model = model,
                   .config = config,

@@ -2,13 +2,11 @@
 #include "train/trainer.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/core.h"
-#include "core/half.h"
 
 /* Of one parameter: where its gradient and its moments are kept. */
 typedef struct tracked {
@@ -34,18 +32,8 @@ struct trainer {
     float *copy;
 };
 
-static bool fail(char error[TRAINER_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static bool fail(char error[TRAINER_ERROR], const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error, TRAINER_ERROR, format, list);
-    va_end(list);
-    return false;
-}
-
-static bool device_failed(const trainer *t, char error[TRAINER_ERROR]) {
-    return fail(error, "%s", vjp_error(t->device));
+static bool device_failed(const trainer *t, char error[TRAIN_ERROR]) {
+    return train_fail(error, "%s", vjp_error(t->device));
 }
 
 static int64_t count_of(const vjp_tensor *tensor) {
@@ -163,14 +151,14 @@ static size_t bytes_of(const train_model *model, vjp_value value) {
 }
 
 trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
-                        char error[TRAINER_ERROR]) {
+                        char error[TRAIN_ERROR]) {
     if (vjp_graph_status(model->graph) != VJP_OK) {
-        fail(error, "%s", vjp_graph_error(model->graph));
+        train_fail(error, "%s", vjp_graph_error(model->graph));
         return NULL;
     }
     trainer *t = calloc(1, sizeof *t);
     if (!t) {
-        fail(error, "no memory for a trainer");
+        train_fail(error, "no memory for a trainer");
         return NULL;
     }
     size_t count = (size_t)model->parameters;
@@ -185,7 +173,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->target = malloc(t->target_bytes + 1);
     bool ok = t->track && t->tensor && t->name && t->copy && t->input && t->target;
     if (!ok)
-        fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
+        train_fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
     else if (!compile_all(t) || !fill_first_values(t)) {
         device_failed(t, error);
         ok = false;
@@ -240,15 +228,16 @@ static bool run_part(trainer *t, vjp_program *program, const train_source *sourc
 
 /* Where a number that is not finite came from: the same part again, call by call. */
 static bool explain(trainer *t, vjp_program *program, int64_t step, const char *what, double value,
-                    char error[TRAINER_ERROR]) {
-    char found[TRAINER_ERROR / 2];
+                    char error[TRAIN_ERROR]) {
+    char found[TRAIN_ERROR / 2];
     if (vjp_program_trace(program, found, sizeof found) != VJP_OK) return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
-    return fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value, found);
+    return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
+                      found);
 }
 
 bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
-                  char error[TRAINER_ERROR]) {
+                  char error[TRAIN_ERROR]) {
     int64_t parts = t->options.accumulate;
     double sum = 0;
     for (int64_t part = 0; part < parts; part++) {
@@ -272,7 +261,7 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
     return true;
 }
 
-bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAINER_ERROR]) {
+bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
     if (!t->forward) {
         const vjp_program_options options = {.share = t->first};
         if (vjp_compile(t->device, t->model->graph, &t->model->loss, 1, &options, &t->forward) != VJP_OK)
@@ -301,7 +290,7 @@ static bool copy_out(trainer *t, vjp_program *program, vjp_value value, const ch
 }
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
-                     const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAINER_ERROR]) {
+                     const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
     size_t count = (size_t)t->model->parameters;
     float *data = t->copy;
     for (size_t i = 0; i < count; i++) {
@@ -320,17 +309,6 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
     return true;
 }
 
-static float element(const void *data, int dtype, int64_t i) {
-    if (dtype == VJP_F32) {
-        float value; /* the file aligns nothing */
-        memcpy(&value, (const char *)data + 4 * i, sizeof value);
-        return value;
-    }
-    uint16_t half;
-    memcpy(&half, (const char *)data + 2 * i, sizeof half);
-    return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
-}
-
 /* The value that a name in a checkpoint belongs to; *program is where it lies. */
 static vjp_value find(trainer *t, const char *name, vjp_program **program) {
     *program = t->first;
@@ -346,21 +324,9 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
     return 0;
 }
 
-bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAINER_ERROR]) {
+bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]) {
     vjp_program *program;
     vjp_value value = find(t, tensor->name, &program);
-    if (!value) return fail(error, "%s is no tensor of this model", tensor->name);
-    vjp_tensor own = vjp_graph_describe(t->model->graph, value);
-    bool same = own.ndim == tensor->ndim;
-    for (int i = 0; i < own.ndim && same; i++)
-        same = own.shape[i] == tensor->shape[i];
-    if (!same) return fail(error, "%s has another shape than the model's", tensor->name);
-    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
-        return fail(error, "%s is %s; it must be F32, BF16 or F16", tensor->name, tensor->type);
-    int64_t count = count_of(&own);
-    for (int64_t i = 0; i < count; i++)
-        t->copy[i] = element(tensor->data, tensor->dtype, i);
-    if (vjp_program_write(program, value, t->copy, (size_t)count * sizeof(float)) != VJP_OK)
-        return device_failed(t, error);
-    return true;
+    if (!value) return train_fail(error, "%s is no tensor of this model", tensor->name);
+    return model_load(t->model, program, value, tensor, error);
 }

@@ -9,8 +9,6 @@
 #include "train/model.h"
 #include "train/safetensors.h"
 
-enum { TRAINER_ERROR = 640 };
-
 typedef struct trainer_options {
     int64_t steps;       /* of the whole run: where the schedule ends */
     int64_t warmup;      /* steps in which the rate rises */
@@ -46,15 +44,15 @@ double trainer_rate(const trainer_options *options, int64_t step);
 
 /* The model and the device must outlive it. The parameters hold their first values. NULL: `error` says why. */
 trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
-                        char error[TRAINER_ERROR]);
+                        char error[TRAIN_ERROR]);
 void trainer_destroy(trainer *t);
 
 /* Takes step `step` (from 1). False: nothing was changed, and `error` says why; of a NaN, where it came from. */
 bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
-                  char error[TRAINER_ERROR]);
+                  char error[TRAIN_ERROR]);
 
 /* The mean loss over the first `parts` parts of the validation data. */
-bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAINER_ERROR]);
+bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
 
 /* Makes a step that is under way stop; for a signal handler. */
 void trainer_interrupt(trainer *t);
@@ -64,13 +62,13 @@ void trainer_interrupt(trainer *t);
  * and "<name>.exp_avg_sq". Copied from the device; lists and data belong to the trainer until the next call.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
-                     const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAINER_ERROR]);
+                     const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);
 
 /*
  * Reads one of them back, f32, bf16 or f16; `what` is a name as above. False, with a sentence, where the name or the
  * shape is none of the model's.
  */
-bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAINER_ERROR]);
+bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]);
 
 /* For reports: the two programs. */
 vjp_program *trainer_gradients(trainer *t);

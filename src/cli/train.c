@@ -1,0 +1,301 @@
+/*
+ * vjp train: trains a model and shows how it goes. What is computed is in src/train/job.c; here are the options, the
+ * line of progress, and what happens when somebody presses Ctrl-C.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "train/job.h"
+
+#ifndef VJP_SOURCES
+#define VJP_SOURCES ""
+#endif
+
+/* ---- Stopping ---------------------------------------------------------------------------------------- */
+
+/* The first Ctrl-C lets the step end, the second stops it between two calls. */
+static volatile sig_atomic_t asked_to_stop;
+static trainer *running;
+
+static void stop(int signal) {
+    (void)signal;
+    if (asked_to_stop++ && running) trainer_interrupt(running);
+}
+
+static void listen(trainer *t) {
+    struct sigaction action = {.sa_handler = stop};
+    running = t;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- Showing ----------------------------------------------------------------------------------------- */
+
+typedef struct screen {
+    bool json, terminal;
+    double begun, shown;
+    int64_t first_step;
+} screen;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static const char *duration(double seconds, char text[32]) {
+    long long s = (long long)(seconds + 0.5);
+    if (s < 60)
+        snprintf(text, 32, "%llds", s);
+    else if (s < 3600)
+        snprintf(text, 32, "%lldm%02llds", s / 60, s % 60);
+    else
+        snprintf(text, 32, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    return text;
+}
+
+static const char *thousands(double count, char text[32]) {
+    if (count < 1e4)
+        snprintf(text, 32, "%.0f", count);
+    else if (count < 1e7)
+        snprintf(text, 32, "%.1fk", count / 1e3);
+    else
+        snprintf(text, 32, "%.1fM", count / 1e6);
+    return text;
+}
+
+static void show_json(const metrics_row *row) {
+    cli_json_begin();
+    cli_json_integer("step", row->step);
+    cli_json_real("loss", row->loss);
+    cli_json_real("smoothed", row->smoothed);
+    if (!isnan(row->validation)) cli_json_real("validation", row->validation);
+    cli_json_real("rate", row->rate);
+    cli_json_real("norm", row->norm);
+    cli_json_integer("tokens", row->tokens);
+    cli_json_real("seconds", row->seconds);
+    cli_json_end();
+}
+
+/* On a terminal one line that changes; elsewhere a line now and then. What was measured on validation stays. */
+static void show(screen *s, const job *j, const metrics_row *row) {
+    enum { LINES = 20 };
+    if (s->json) {
+        show_json(row);
+        return;
+    }
+    int64_t steps = j->settings.trainer.steps, every = steps > LINES ? steps / LINES : 1;
+    bool stays =
+        !isnan(row->validation) || row->step == steps || row->step == 1 || (!s->terminal && row->step % every == 0);
+    double t = now();
+    if (!stays && (!s->terminal || t - s->shown < 0.1)) return;
+    s->shown = t;
+    double taken = (t - s->begun) / (double)(row->step - s->first_step);
+    char left[32], speed[32];
+    printf("%sstep %*lld/%lld  loss %.4f  smoothed %.4f  norm %5.2f  rate %.2e  %s %s/s  %s left",
+           s->terminal ? "\r\033[K" : "", steps > 99999 ? 7 : 5, (long long)row->step, (long long)steps, row->loss,
+           row->smoothed, row->norm, row->rate, thousands((double)job_items(j) / taken, speed),
+           j->settings.context > 1 ? "tokens" : "pictures", duration(taken * (double)(steps - row->step), left));
+    if (!isnan(row->validation))
+        printf("  %svalidation %.4f%s", cli_paint(CLI_GREEN), row->validation, cli_paint(CLI_PLAIN));
+    if (stays || !s->terminal) putchar('\n');
+    cli_flush();
+}
+
+static void show_job(const job *j) {
+    const job_settings *s = &j->settings;
+    vjp_program_report gradients, update;
+    vjp_program_describe(trainer_gradients(j->trainer), &gradients);
+    vjp_program_describe(trainer_update(j->trainer), &update);
+    char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];
+    printf("%s %s: %s parameters in %s, batch %lld x %lld", s->model, s->preset,
+           thousands((double)model_size(&j->model), size), vjp_dtype_name(s->dtype), (long long)s->batch,
+           (long long)s->context);
+    if (s->trainer.accumulate > 1) printf(" x %lld", (long long)s->trainer.accumulate);
+    if (j->text.count)
+        printf("; %s bytes of text in %lld files of %s\n", thousands((double)j->text.count, text),
+               (long long)j->text.files, s->data);
+    else
+        printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
+    printf("%s; a step is %zu calls, %.3g GFLOP; arena %s (without a plan %s), parameters and moments %s\n",
+           vjp_device_summary(j->device), gradients.calls + update.calls,
+           (gradients.cost.flops + update.cost.flops) * 1e-9, cli_bytes((double)gradients.arena_bytes, arena),
+           cli_bytes((double)gradients.intermediate_bytes, whole), cli_bytes((double)update.persistent_bytes, kept));
+    cli_flush();
+}
+
+/* ---- The run ----------------------------------------------------------------------------------------- */
+
+static int train(job *j, screen *s, int64_t stop_at) {
+    char error[TRAIN_ERROR];
+    s->begun = now();
+    s->first_step = j->step;
+    while (j->step < stop_at && !asked_to_stop) {
+        metrics_row row;
+        if (!job_step(j, &row, error)) {
+            if (asked_to_stop) break;
+            if (s->terminal) putchar('\n');
+            return cli_fail("train", "%s%s", error,
+                            j->saved >= 0 ? "; the last checkpoint is whole" : "; nothing had been saved");
+        }
+        show(s, j, &row);
+        bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
+        if (due && j->step < stop_at && !job_save(j, error)) return cli_fail("train", "%s", error);
+    }
+    if (j->saved != j->step && !job_save(j, error)) return cli_fail("train", "%s", error);
+    if (s->json) return CLI_OK;
+    if (asked_to_stop && s->terminal) putchar('\n');
+    char time[32];
+    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n", asked_to_stop ? "stopped" : "done",
+           (long long)j->step, duration(j->seconds, time), j->out, (long long)j->step);
+    if (j->step < j->settings.trainer.steps) printf("go on:  vjp train --resume --out %s\n", j->out);
+    if (j->text.count) printf("sample: vjp sample %s\n", j->out);
+    printf("curve:  %s/loss.svg\n", j->out);
+    return CLI_OK;
+}
+
+/* ---- Options ----------------------------------------------------------------------------------------- */
+
+typedef struct arguments {
+    cli_device_options on;
+    const char *model, *preset, *out, *from;
+    int dtype;
+    bool resume, recompute, json;
+    int64_t stop_at, seed;
+    job_settings settings;
+} arguments;
+
+/* A run that goes on takes its settings from the checkpoint: options that would change it are misuse. */
+static const char *const with_resume[] = {"--resume", "--out", "--device", "--threads", "--json", "--stop-at"};
+
+static const char *not_with_resume(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        bool known = false;
+        size_t length = strcspn(argv[i], "=");
+        for (size_t k = 0; k < sizeof with_resume / sizeof with_resume[0]; k++)
+            if (strlen(with_resume[k]) == length && memcmp(argv[i], with_resume[k], length) == 0) {
+                known = true;
+                bool takes_value = strcmp(with_resume[k], "--resume") != 0 && strcmp(with_resume[k], "--json") != 0;
+                if (takes_value && !argv[i][length]) i++;
+                break;
+            }
+        if (!known && i < argc) return argv[i];
+    }
+    return NULL;
+}
+
+static bool copy_text(char *to, size_t room, const char *from) {
+    return !from || snprintf(to, room, "%s", from) < (int)room;
+}
+
+static int run(arguments *a, const char *data) {
+    char error[TRAIN_ERROR];
+    job_settings *s = &a->settings;
+    char absolute[CHECKPOINT_PATH];
+    if (!a->resume) {
+        if (!realpath(data, absolute)) return cli_fail("train", "%s: there is no such file or folder", data);
+        if (!copy_text(s->data, sizeof s->data, absolute) || !copy_text(s->model, sizeof s->model, a->model) ||
+            !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
+            return cli_misuse("train", "an argument is too long");
+        s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
+        s->recompute = a->recompute;
+        s->trainer.seed = (uint64_t)a->seed;
+        if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
+        char path[CHECKPOINT_PATH];
+        if (checkpoint_find(a->out, path, error))
+            return cli_fail("train", "%s holds a run already: go on with --resume, or take another --out", a->out);
+    }
+    vjp_device *device = cli_open("train", &a->on);
+    if (!device) return CLI_FAILURE;
+    job j;
+    bool ok = a->resume ? job_resume(&j, device, a->out, error) : job_begin(&j, device, s, a->out, error);
+    int status = CLI_FAILURE;
+    if (ok) {
+        listen(j.trainer);
+        screen seen = {.json = a->json, .terminal = isatty(STDOUT_FILENO)};
+        if (!a->json) show_job(&j);
+        int64_t steps = j.settings.trainer.steps;
+        status = train(&j, &seen, a->stop_at && a->stop_at < steps ? a->stop_at : steps);
+        running = NULL;
+    } else {
+        cli_fail("train", "%s", error);
+    }
+    job_close(&j);
+    vjp_close(device);
+    return status;
+}
+
+int cli_train(int argc, char **argv) {
+    enum { MANY = 1000000000 };
+    arguments a = {.on = CLI_DEVICE_DEFAULTS, .out = "vjp-run", .dtype = -1, .seed = 1, .settings = job_defaults()};
+    job_settings *s = &a.settings;
+    trainer_options *t = &s->trainer;
+    const cli_option options[] = {
+        CLI_OPTION_DEVICE(a.on),
+        CLI_OPTION_THREADS(a.on),
+        {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
+        {"preset", 0, "P", "tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
+        {"from", 0, "DIR", "begin with the weights of a Hugging Face Llama folder", CLI_TEXT, &a.from, 0, 0},
+        {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
+         0},
+        {"resume", 0, NULL, "go on from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
+        {"steps", 0, "N", "length of the run; default 400", CLI_INTEGER, &t->steps, 1, MANY},
+        {"stop-at", 0, "N", "save and stop at this step, as Ctrl-C would", CLI_INTEGER, &a.stop_at, 1, MANY},
+        {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
+        {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
+        {"accumulate", 0, "N", "batches whose gradients make one step; default 1", CLI_INTEGER, &t->accumulate, 1,
+         MANY},
+        {"lr", 0, "R", "highest learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
+        {"warmup", 0, "N", "steps in which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
+        {"last-lr", 0, "S", "the rate at the end, as a share of --lr; default 0.1", CLI_REAL, &t->last_rate, 0, 1},
+        {"weight-decay", 0, "W", "of matrices; default 0.1", CLI_REAL, &t->weight_decay, 0, 1000},
+        {"clip", 0, "C", "longest gradient; 0: any; default 1", CLI_REAL, &t->max_norm, 0, MANY},
+        {"beta2", 0, "B", "AdamW's second average; default 0.95", CLI_REAL, &t->beta2, 0, 1},
+        {"label-smoothing", 0, "S", "share of a target spread over all; default 0", CLI_REAL, &s->label_smoothing, 0,
+         1},
+        {"dtype", 0, "D", "f32, bf16 or f16: what products compute with; default f32", CLI_DTYPE, &a.dtype, 0, 0},
+        {"recompute", 0, NULL, "compute blocks again instead of keeping them: less memory", CLI_FLAG, &a.recompute, 0,
+         0},
+        {"seed", 0, "S", "first weights and order of data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        {"validate-every", 0, "N", "steps between validations; 0: never; default 100", CLI_INTEGER, &s->validate_every,
+         0, MANY},
+        {"save-every", 0, "N", "steps between checkpoints; 0: at the end; default 200", CLI_INTEGER, &s->save_every, 0,
+         MANY},
+        {"keep", 0, "N", "checkpoints to keep; default 2", CLI_INTEGER, &s->keep, 1, 1000},
+    };
+    const cli_command command = {
+        .name = "train",
+        .usage = "train [DATA] [--model llama|convnet] [--preset tiny] [--steps N] [--out DIR] [--resume]",
+        .about =
+            "Trains a model. DATA is a text file or a folder of them, read as bytes; for the convnet, IDX files or\n"
+            "a folder of pictures with a folder a class. Without DATA: the sources that vjp was built from.\n"
+            "Ctrl-C saves. The same seed gives the same losses to the last bit for any number of threads.",
+        .more = "Examples:\n"
+                "  vjp train                                     a minute on this program's own sources\n"
+                "  vjp train book.txt --preset small --steps 2000 --out book\n"
+                "  vjp train --resume --out book                 goes on where it stopped\n"
+                "  vjp train more.txt --from book --out tuned    begins with other weights",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &a.json,
+        .least_operands = 0,
+        .most_operands = 1,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_GO_ON) return status;
+    if (a.dtype >= 0 && a.dtype != VJP_F32 && a.dtype != VJP_BF16 && a.dtype != VJP_F16)
+        return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a.dtype));
+    const char *extra = a.resume ? not_with_resume(argc, argv) : NULL;
+    if (extra) return cli_misuse("train", "%s with --resume: a run goes on with the settings it began with", extra);
+    const char *data = operands.count ? operands.item[0] : VJP_SOURCES;
+    if (!a.resume && !data[0])
+        return cli_misuse("train", "this program does not know its sources: name a file or folder");
+    return run(&a, data);
+}

@@ -1,0 +1,542 @@
+/*
+ * Graphs and programs: what is refused and how it is said; gradients against central differences and between
+ * devices; random graphs whose planned arena must give the bits of memory without a plan; recomputation; interrupting,
+ * tracing, profiling.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "core/philox.h"
+#include "graph/program.h"
+
+static vjp_device *open_device(const char *name) {
+    vjp_device *device;
+    if (vjp_open(name, NULL, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    return device;
+}
+
+/* ---- Numbers ----------------------------------------------------------------------------------------- */
+
+static double random_at(uint64_t seed, uint64_t i) {
+    vjp_philox words = {{(uint32_t)i, (uint32_t)(i >> 32), 7, 0}};
+    words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
+    return ((double)words.word[0] + (double)words.word[1] * 0x1p-32) * 0x1p-32 * 2 - 1;
+}
+
+static int64_t count_of(const vjp_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static void put(const vjp_tensor *tensor, int64_t i, double value) {
+    char *at = (char *)tensor->data + tensor->offset;
+    if (tensor->dtype == VJP_F64)
+        ((double *)at)[i] = value;
+    else if (tensor->dtype == VJP_F32)
+        ((float *)at)[i] = (float)value;
+    else
+        ((int32_t *)at)[i] = (int32_t)value;
+}
+
+static double get(const vjp_tensor *tensor, int64_t i) {
+    const char *at = (const char *)tensor->data + tensor->offset;
+    return tensor->dtype == VJP_F64 ? ((const double *)at)[i] : (double)((const float *)at)[i];
+}
+
+/* Host memory of a value of a program on "cpu" or "ref". */
+static vjp_tensor place(vjp_program *program, vjp_value value) {
+    vjp_tensor tensor;
+    assert_int_equal(vjp_program_tensor(program, value, &tensor), VJP_OK);
+    return tensor;
+}
+
+static void fill(vjp_program *program, vjp_value value, uint64_t seed, double size) {
+    vjp_tensor tensor = place(program, value);
+    for (int64_t i = 0; i < count_of(&tensor); i++)
+        put(&tensor, i, size * random_at(seed, (uint64_t)i));
+}
+
+static vjp_program *compile(vjp_device *device, vjp_graph *graph, const vjp_value *results, size_t count,
+                            const vjp_program_options *options) {
+    vjp_program *program;
+    if (vjp_compile(device, graph, results, count, options, &program) != VJP_OK) fail_msg("%s", vjp_error(device));
+    return program;
+}
+
+static void run(vjp_device *device, vjp_program *program) {
+    if (vjp_program_run(program) != VJP_OK) fail_msg("%s", vjp_error(device));
+}
+
+/* ---- Refusals ---------------------------------------------------------------------------------------- */
+
+static void expect_error(vjp_graph *graph, const char *part) {
+    assert_int_not_equal(vjp_graph_status(graph), VJP_OK);
+    if (!strstr(vjp_graph_error(graph), part))
+        fail_msg("expected a sentence with \"%s\"; got \"%s\"", part, vjp_graph_error(graph));
+    vjp_graph_destroy(graph);
+}
+
+static void mistakes_name_the_node(void **unused) {
+    (void)unused;
+    const int64_t x[] = {4, 6}, w[] = {7, 5};
+    vjp_graph *graph = vjp_graph_create();
+    vjp_graph_push(graph, "layers.3");
+    vjp_value a = vjp_graph_input(graph, "x", VJP_F32, 2, x), b = vjp_graph_parameter(graph, "w", VJP_F32, 2, w);
+    vjp_value y = vjp_graph_linear(graph, a, b, 0, VJP_ACT_NONE, 0);
+    assert_int_equal(y, 0);
+    assert_int_equal(vjp_graph_rms_norm(graph, y, 0, 0, 1, 1e-6), 0); /* quiet after the first */
+    assert_non_null(strstr(vjp_graph_error(graph), "layers.3.linear: "));
+    vjp_device *device = open_device("cpu");
+    vjp_program *program;
+    assert_int_equal(vjp_compile(device, graph, &a, 1, NULL, &program), VJP_INVALID);
+    assert_null(program);
+    assert_non_null(strstr(vjp_error(device), "layers.3.linear: "));
+    vjp_close(device);
+    expect_error(graph, "K is 6 in one and 7 in the other");
+}
+
+static void values_are_checked(void **unused) {
+    (void)unused;
+    const int64_t x[] = {4, 6}, huge[] = {1ll << 40, 1ll << 40};
+    vjp_graph *graph = vjp_graph_create();
+    vjp_graph_input(graph, "x", VJP_F32, 2, x);
+    vjp_graph_state(graph, "x", VJP_F32, 2, x);
+    expect_error(graph, "x: there is a value of that name already");
+    graph = vjp_graph_create();
+    vjp_graph_input(graph, "x", VJP_F32, 2, huge);
+    expect_error(graph, "overflows");
+    graph = vjp_graph_create();
+    vjp_graph_scale(graph, 99, 2);
+    expect_error(graph, "99, which is no value");
+    graph = vjp_graph_create();
+    vjp_graph_reshape(graph, vjp_graph_input(graph, "x", VJP_F32, 2, x), 2, (const int64_t[]){5, -1});
+    expect_error(graph, "a reshape of [4, 6], 24 elements");
+    graph = vjp_graph_create();
+    vjp_value input = vjp_graph_input(graph, "x", VJP_F32, 2, x);
+    vjp_graph_assign(graph, input, vjp_graph_scale(graph, input, 2));
+    expect_error(graph, "only a parameter or a state");
+    graph = vjp_graph_create();
+    vjp_graph_pop(graph);
+    expect_error(graph, "without a vjp_graph_push");
+}
+
+static void gradients_are_refused_with_a_reason(void **unused) {
+    (void)unused;
+    const int64_t x[] = {4, 6};
+    vjp_value gradient;
+    vjp_graph *graph = vjp_graph_create();
+    vjp_value w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x), y = vjp_graph_scale(graph, w, 2);
+    assert_int_equal(vjp_graph_grad(graph, y, &w, 1, NULL, 0, &gradient), VJP_INVALID);
+    assert_int_equal(gradient, 0);
+    expect_error(graph, "only a scalar has a gradient; this is [4, 6]");
+
+    graph = vjp_graph_create();
+    w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x);
+    vjp_value other = vjp_graph_parameter(graph, "other", VJP_F32, 2, x);
+    vjp_value loss = vjp_graph_mean(graph, w, 0, 0);
+    vjp_value both[] = {w, other}, gradients[2];
+    vjp_graph_grad(graph, loss, both, 2, NULL, 0, gradients);
+    expect_error(graph, "does not depend on it");
+
+    graph = vjp_graph_create();
+    w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x);
+    loss = vjp_graph_sum_squares(graph, w);
+    vjp_graph_grad(graph, loss, &w, 1, NULL, 0, &gradient);
+    expect_error(graph, "sum_squares has no gradient");
+}
+
+/* ---- Random graphs ----------------------------------------------------------------------------------- */
+
+enum { ROWS = 6, COLUMNS = 8, MOST_VALUES = 64, MOST_WEIGHTS = 8 };
+
+typedef struct random_graph {
+    vjp_graph *graph;
+    vjp_value weight[MOST_WEIGHTS + 1], gradient[MOST_WEIGHTS + 1], input, index, loss;
+    int weights;
+} random_graph;
+
+static uint32_t draw(uint64_t seed, uint64_t *at, uint32_t below) {
+    return (uint32_t)((random_at(seed, (*at)++) + 1) / 2 * below) % below;
+}
+
+/* Values of [ROWS, COLUMNS], made by random ops of random older values, many of them used several times. */
+static random_graph make_random(uint64_t seed, vjp_dtype dtype, bool recompute) {
+    random_graph r = {.graph = vjp_graph_create()};
+    vjp_graph *g = r.graph;
+    const int64_t shape[] = {ROWS, COLUMNS}, square[] = {COLUMNS, COLUMNS}, rows[] = {ROWS}, line[] = {COLUMNS};
+    vjp_value value[MOST_VALUES];
+    int values = 0;
+    uint64_t at = 0;
+    r.index = vjp_graph_input(g, "index", VJP_I32, 1, rows);
+    r.input = vjp_graph_input(g, "input", dtype, 2, shape);
+    value[values++] = r.input;
+    value[values++] = r.weight[r.weights++] = vjp_graph_parameter(g, "w0", dtype, 2, shape);
+    int wanted = 4 + (int)draw(seed, &at, 20);
+    bool open = false;
+    while (values < wanted) {
+        bool turn = draw(seed, &at, 4) == 0; /* drawn in any case: the same ops with blocks and without */
+        if (recompute && turn) {
+            if (open)
+                vjp_graph_recompute_end(g);
+            else
+                vjp_graph_recompute_begin(g);
+            open = !open;
+        }
+        vjp_value a = value[draw(seed, &at, (uint32_t)values)], b = value[draw(seed, &at, (uint32_t)values)], y = 0;
+        char name[16];
+        snprintf(name, sizeof name, "w%d", r.weights);
+        bool new_weight = r.weights < MOST_WEIGHTS && draw(seed, &at, 2);
+        vjp_value old_square = 0;
+        switch (draw(seed, &at, 10)) {
+        case 0: y = vjp_graph_add(g, a, b); break;
+        case 1: y = vjp_graph_mul(g, a, b); break;
+        case 2: y = vjp_graph_scale(g, a, 0.5); break;
+        case 3: y = vjp_graph_swiglu(g, a, b); break;
+        case 4: y = vjp_graph_layer_norm(g, a, 0, 0, 1, 0.1); break;
+        case 5:
+            if (new_weight) old_square = r.weight[r.weights++] = vjp_graph_parameter(g, name, dtype, 1, line);
+            y = vjp_graph_rms_norm(g, a, old_square, 0, 1, 0.1);
+            break;
+        case 6: y = vjp_graph_cumsum(g, vjp_graph_scale(g, a, 0.25), 0, 0, 1); break;
+        case 7:
+            if (new_weight) {
+                old_square = r.weight[r.weights++] = vjp_graph_parameter(g, name, dtype, 2, square);
+                y = vjp_graph_linear(g, a, old_square, 0, (vjp_activation)draw(seed, &at, 7), (int)draw(seed, &at, 2));
+            } else {
+                y = vjp_graph_add(g, a, a);
+            }
+            break;
+        case 8: y = vjp_graph_gather(g, a, r.index, 0); break;
+        default:
+            y = vjp_graph_reshape(g, a, 3, (const int64_t[]){2, ROWS / 2, COLUMNS});
+            y = vjp_graph_reshape(g, vjp_graph_scale(g, y, 1.5), 2, shape);
+            break;
+        }
+        value[values++] = y;
+    }
+    if (open) vjp_graph_recompute_end(g);
+    /* Everything that was made takes part. */
+    vjp_value sum = vjp_graph_mul(g, value[values - 1], r.input);
+    for (int i = 1; i < values - 1; i++)
+        sum = vjp_graph_add(g, sum, value[i]);
+    r.loss = vjp_graph_mean(g, vjp_graph_mul(g, sum, sum), 0, 0);
+    vjp_graph_grad(g, r.loss, r.weight, (size_t)r.weights, NULL, 0, r.gradient);
+    r.gradient[r.weights] = r.loss;
+    if (vjp_graph_status(g) != VJP_OK) fail_msg("seed %d: %s", (int)seed, vjp_graph_error(g));
+    return r;
+}
+
+static void fill_random(vjp_program *program, const random_graph *r) {
+    fill(program, r->input, 1, 1);
+    vjp_tensor index;
+    if (vjp_program_tensor(program, r->index, &index) == VJP_OK)
+        for (int i = 0; i < ROWS; i++)
+            put(&index, i, (i * 5 + 2) % ROWS);
+    for (int i = 0; i < r->weights; i++)
+        fill(program, r->weight[i], 100 + (uint64_t)i, 0.7);
+}
+
+static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vjp_value in_other, uint64_t seed) {
+    vjp_tensor a = place(one, in_one), b = place(other, in_other);
+    size_t bytes = (size_t)count_of(&a) * vjp_dtype_size((vjp_dtype)a.dtype);
+    if (memcmp((char *)a.data + a.offset, (char *)b.data + b.offset, bytes) != 0)
+        fail_msg("seed %d: %d and %d have other bits", (int)seed, in_one, in_other);
+}
+
+/* The plan changes no bit, twice in a row; and no two live ranges overlap. */
+static void planned_is_unplanned(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        random_graph r = make_random(seed, VJP_F32, false);
+        const vjp_program_options unplanned = {.unplanned = 1};
+        vjp_program *plan = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, NULL);
+        vjp_program *free_one = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, &unplanned);
+        fill_random(plan, &r);
+        fill_random(free_one, &r);
+        for (int again = 0; again < 2; again++) {
+            run(device, plan);
+            run(device, free_one);
+            for (int i = 0; i <= r.weights; i++)
+                same_bits(plan, free_one, r.gradient[i], r.gradient[i], seed);
+        }
+        int32_t one, other;
+        assert_false(plan_find_overlap(plan->range, plan->ranges, &one, &other));
+        vjp_program_report planned, whole;
+        vjp_program_describe(plan, &planned);
+        vjp_program_describe(free_one, &whole);
+        assert_true(planned.arena_bytes >= planned.live_bytes);
+        assert_true(planned.arena_bytes <= whole.arena_bytes);
+        vjp_program_destroy(plan);
+        vjp_program_destroy(free_one);
+        vjp_graph_destroy(r.graph);
+    }
+    vjp_close(device);
+}
+
+/* Gradients of random graphs, in double on ref, against central differences. */
+static void gradients_are_differences(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("ref");
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        random_graph r = make_random(seed, VJP_F64, false);
+        vjp_program *program = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, NULL);
+        fill_random(program, &r);
+        run(device, program);
+        for (int w = 0; w < r.weights; w++) {
+            vjp_tensor weight = place(program, r.weight[w]), gradient = place(program, r.gradient[w]);
+            int64_t count = count_of(&weight);
+            double direction = 0, size = 0;
+            double *kept = malloc(sizeof(double) * (size_t)count), *way = malloc(sizeof(double) * (size_t)count);
+            for (int64_t i = 0; i < count; i++) {
+                kept[i] = get(&weight, i);
+                way[i] = random_at(500 + seed, (uint64_t)i);
+                direction += way[i] * get(&gradient, i);
+                size += fabs(way[i] * get(&gradient, i));
+            }
+            double loss[2];
+            const double step = 1e-5;
+            for (int side = 0; side < 2; side++) {
+                for (int64_t i = 0; i < count; i++)
+                    put(&weight, i, kept[i] + (side ? step : -step) * way[i]);
+                run(device, program);
+                vjp_tensor at = place(program, r.loss);
+                loss[side] = get(&at, 0);
+            }
+            for (int64_t i = 0; i < count; i++)
+                put(&weight, i, kept[i]);
+            double difference = (loss[1] - loss[0]) / (2 * step);
+            if (!(fabs(difference - direction) <= 1e-6 * size + 1e-9))
+                fail_msg("seed %d, weight %d: %.12g by differences, %.12g by the graph", (int)seed, w, difference,
+                         direction);
+            run(device, program);
+            free(kept);
+            free(way);
+        }
+        vjp_program_destroy(program);
+        vjp_graph_destroy(r.graph);
+    }
+    vjp_close(device);
+}
+
+/* Blocks that are computed again give the bits of blocks that are kept. */
+static vjp_value add_block(vjp_graph *g, vjp_value x, int i, vjp_value *weight, bool recompute) {
+    char name[16];
+    const int64_t square[] = {64, 64};
+    snprintf(name, sizeof name, "block.%d", i);
+    *weight = vjp_graph_parameter(g, name, VJP_F32, 2, square);
+    if (recompute) vjp_graph_recompute_begin(g);
+    vjp_value y = vjp_graph_linear(g, vjp_graph_rms_norm(g, x, 0, 0, 1, 1e-3), *weight, 0, VJP_ACT_SILU, 0);
+    y = vjp_graph_swiglu(g, y, vjp_graph_linear(g, y, *weight, 0, VJP_ACT_GELU_ERF, 1));
+    y = vjp_graph_add(g, x, y);
+    if (recompute) vjp_graph_recompute_end(g);
+    return y;
+}
+
+enum { BLOCKS = 6 };
+
+static vjp_graph *stacked(bool recompute, vjp_value *x, vjp_value weight[BLOCKS], vjp_value result[BLOCKS + 1]) {
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {128, 64};
+    vjp_value h = *x = vjp_graph_input(g, "x", VJP_F32, 2, shape);
+    for (int i = 0; i < BLOCKS; i++)
+        h = add_block(g, h, i, &weight[i], recompute);
+    result[BLOCKS] = vjp_graph_mean(g, vjp_graph_mul(g, h, h), 0, 0);
+    vjp_graph_grad(g, result[BLOCKS], weight, BLOCKS, NULL, 0, result);
+    return g;
+}
+
+static void recomputed_is_kept(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *graph[2];
+    vjp_program *program[2];
+    vjp_value x[2], weight[2][BLOCKS], result[2][BLOCKS + 1];
+    vjp_program_report report[2];
+    for (int i = 0; i < 2; i++) {
+        graph[i] = stacked(i == 1, &x[i], weight[i], result[i]);
+        program[i] = compile(device, graph[i], result[i], BLOCKS + 1, NULL);
+        fill(program[i], x[i], 1, 1);
+        for (int w = 0; w < BLOCKS; w++)
+            fill(program[i], weight[i][w], 2 + (uint64_t)w, 0.2);
+        run(device, program[i]);
+        vjp_program_describe(program[i], &report[i]);
+    }
+    for (int w = 0; w <= BLOCKS; w++)
+        same_bits(program[0], program[1], result[0][w], result[1][w], (uint64_t)w);
+    assert_true(report[1].calls > report[0].calls);
+    assert_true(report[1].arena_bytes * 3 < report[0].arena_bytes * 2);
+    for (int i = 0; i < 2; i++) {
+        assert_true((double)report[i].arena_bytes <= 1.15 * (double)report[i].live_bytes);
+        vjp_program_destroy(program[i]);
+        vjp_graph_destroy(graph[i]);
+    }
+    vjp_close(device);
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------- */
+
+/* Gradients put into a state, then added to it; a step that assigns; programs that share what they keep. */
+static void states_are_shared(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {5};
+    vjp_value w = vjp_graph_parameter(g, "w", VJP_F32, 1, shape), x = vjp_graph_input(g, "x", VJP_F32, 1, shape);
+    vjp_value into = vjp_graph_state(g, "g", VJP_F32, 1, shape), momentum = vjp_graph_state(g, "m", VJP_F32, 1, shape);
+    vjp_value rate = vjp_graph_input(g, "rate", VJP_F32, 0, NULL), first, more;
+    vjp_value loss = vjp_graph_scale(g, vjp_graph_mean(g, vjp_graph_mul(g, w, x), 0, 0), 5);
+    assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &into, 0, &first), VJP_OK);
+    assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &into, 1, &more), VJP_OK);
+    const vjp_sgd_attributes sgd = {.beta = 0.5};
+    vjp_value moved = vjp_graph_sgd(g, w, momentum, into, rate, 0, &sgd);
+    vjp_program *write = compile(device, g, &first, 1, NULL);
+    const vjp_program_options share = {.share = write};
+    vjp_program *add = compile(device, g, &more, 1, &share), *step = compile(device, g, &moved, 1, &share);
+    float ones[5] = {1, 1, 1, 1, 1}, xs[5] = {1, 2, 3, 4, 5}, value[5], lr = 0.1f;
+    assert_int_equal(vjp_program_write(write, w, ones, sizeof ones), VJP_OK);
+    assert_int_equal(vjp_program_write(write, x, xs, sizeof xs), VJP_OK);
+    assert_int_equal(vjp_program_write(step, rate, &lr, sizeof lr), VJP_OK);
+    for (int round = 1; round <= 2; round++) {
+        run(device, write);
+        run(device, add);
+        run(device, step);
+        assert_int_equal(vjp_program_read(write, into, value, sizeof value), VJP_OK);
+        for (int i = 0; i < 5; i++)
+            assert_float_equal(value[i], 2 * xs[i], 1e-5);
+    }
+    /* momentum: g, then g/2 + g. */
+    assert_int_equal(vjp_program_read(write, w, value, sizeof value), VJP_OK);
+    for (int i = 0; i < 5; i++)
+        assert_float_equal(value[i], 1 - 0.1 * 2.5 * 2 * xs[i], 1e-5);
+    assert_int_equal(vjp_program_write(step, rate, &lr, 3), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "rate has 4 bytes; 3 were given"));
+    assert_int_equal(vjp_program_read(step, x, value, sizeof value), VJP_INVALID);
+    vjp_program_destroy(step);
+    vjp_program_destroy(add);
+    vjp_program_destroy(write);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/* ---- Watching a run ---------------------------------------------------------------------------------- */
+
+static void runs_can_be_watched(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_value x, weight[BLOCKS], result[BLOCKS + 1];
+    vjp_graph *graph = stacked(false, &x, weight, result);
+    vjp_program *program = compile(device, graph, result, BLOCKS + 1, NULL);
+    fill(program, x, 1, 1);
+    for (int w = 0; w < BLOCKS; w++)
+        fill(program, weight[w], 2 + (uint64_t)w, 0.2);
+
+    vjp_program_interrupt(program);
+    assert_int_equal(vjp_program_run(program), VJP_INTERRUPTED);
+    assert_non_null(strstr(vjp_error(device), "interrupted before this call, 1 of "));
+    run(device, program);
+
+    vjp_program_profile(program, 1);
+    run(device, program);
+    run(device, program);
+    vjp_program_report report;
+    vjp_program_describe(program, &report);
+    double seconds = 0, flops = 0;
+    for (size_t i = 0; i < report.calls; i++) {
+        vjp_call_time time;
+        assert_int_equal(vjp_program_time(program, i, &time), VJP_OK);
+        assert_int_equal(time.runs, 2);
+        seconds += time.seconds;
+        flops += time.cost.flops;
+    }
+    assert_true(seconds > 0);
+    assert_true(flops == report.cost.flops);
+    vjp_call_time time;
+    assert_int_equal(vjp_program_time(program, report.calls, &time), VJP_INVALID);
+    vjp_program_profile(program, 0);
+
+    char found[256];
+    assert_int_equal(vjp_program_trace(program, found, sizeof found), VJP_OK);
+    assert_string_equal(found, "");
+    vjp_tensor third = place(program, weight[3]);
+    put(&third, 70, 1e38);
+    assert_int_equal(vjp_program_trace(program, found, sizeof found), VJP_OK);
+    assert_non_null(strstr(found, "linear"));
+    put(&third, 70, NAN);
+    assert_int_equal(vjp_program_trace(program, found, sizeof found), VJP_OK);
+    assert_string_equal(found, "block.3 holds nan at element 70 before the run");
+
+    char *text = vjp_graph_text(graph), *dot = vjp_graph_dot(graph);
+    assert_non_null(strstr(text, "rms_norm.backward(dy=%"));
+    assert_non_null(strstr(dot, "digraph"));
+    free(text);
+    free(dot);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(graph);
+    vjp_close(device);
+}
+
+/* An index past the table stops the run with the node's name, before that call has written. */
+static void bad_indices_stop_a_run(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t table[] = {4, 3}, index[] = {2};
+    vjp_value t = vjp_graph_parameter(g, "table", VJP_F32, 2, table), k = vjp_graph_input(g, "k", VJP_I32, 1, index);
+    vjp_graph_push(g, "embed");
+    vjp_value y = vjp_graph_gather(g, t, k, 0);
+    vjp_program *program = compile(device, g, &y, 1, NULL);
+    const int32_t bad[] = {1, 4};
+    assert_int_equal(vjp_program_write(program, k, bad, sizeof bad), VJP_OK);
+    assert_int_equal(vjp_program_run(program), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "embed.gather: gather.forward: index[1] is 4"));
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/* ---- Plans ------------------------------------------------------------------------------------------- */
+
+static void the_checker_sees_overlaps(void **unused) {
+    (void)unused;
+    plan_range range[] = {{100, 0, 0, 3}, {50, 90, 2, 5}, {50, 90, 6, 7}};
+    int32_t one = -1, other = -1;
+    assert_true(plan_find_overlap(range, 3, &one, &other));
+    assert_int_equal(one, 0);
+    assert_int_equal(other, 1);
+    range[1].first = 4;
+    assert_false(plan_find_overlap(range, 3, &one, &other));
+    size_t arena;
+    range[1].first = 2;
+    assert_true(plan_arena(range, 3, &arena));
+    assert_false(plan_find_overlap(range, 3, &one, &other));
+    assert_int_equal(plan_live_bytes(range, 3), 2 * PLAN_ALIGNMENT);
+    assert_int_equal(arena, 2 * PLAN_ALIGNMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mistakes_name_the_node),
+        cmocka_unit_test(values_are_checked),
+        cmocka_unit_test(gradients_are_refused_with_a_reason),
+        cmocka_unit_test(planned_is_unplanned),
+        cmocka_unit_test(gradients_are_differences),
+        cmocka_unit_test(recomputed_is_kept),
+        cmocka_unit_test(states_are_shared),
+        cmocka_unit_test(runs_can_be_watched),
+        cmocka_unit_test(bad_indices_stop_a_run),
+        cmocka_unit_test(the_checker_sees_overlaps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
