@@ -58,7 +58,7 @@ static void find_dependents(differentiation *d, int32_t last_node) {
             any = any || d->depends[root_of(d, node->value[i])];
             for (size_t j = 0; j < back->outputs; j++)
                 if (strcmp(gradient_slot_name(&back->slots[j]), pass->slots[i].name) == 0 &&
-                    back->slots[j].kind != VJP_KIND_PARAMETER)
+                    back->slots[j].kind == VJP_KIND_STORAGE)
                     d->own_type[root_of(d, node->value[i])] = true;
         }
         for (size_t i = 0; i < pass->outputs && any; i++)

@@ -93,7 +93,7 @@ static size_t bytes_of(const vjp_tensor *tensor) {
 }
 
 vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor) {
-    const program_value *found;
+    const program_value *found = NULL;
     vjp_status status = find(program, value, &found);
     if (status == VJP_OK) *tensor = found->tensor;
     return status;
@@ -108,14 +108,14 @@ static vjp_status find_sized(const vjp_program *program, vjp_value value, size_t
 }
 
 vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *host, size_t bytes) {
-    const program_value *found;
+    const program_value *found = NULL;
     vjp_status status = find_sized(program, value, bytes, &found);
     if (status != VJP_OK) return status;
     return vjp_upload(program->device, found->tensor.data, found->tensor.offset, host, bytes);
 }
 
 vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, size_t bytes) {
-    const program_value *found;
+    const program_value *found = NULL;
     vjp_status status = find_sized(program, value, bytes, &found);
     if (status != VJP_OK) return status;
     return vjp_download(program->device, host, found->tensor.data, found->tensor.offset, bytes);

@@ -1,0 +1,252 @@
+/*
+ * vjp graph: what a model is made of. Its training step as a table, as text, as dot, or as a picture: the nodes with
+ * what flows between them, and the arena, each intermediate a rectangle as long as its life and as high as its bytes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "graph/program.h"
+#include "train/convnet.h"
+#include "train/llama.h"
+#include "train/trainer.h"
+
+/* ---- The picture ------------------------------------------------------------------------------------- */
+
+enum { ROW = 26, BOX = 250, BOX_HEIGHT = 20, LEFT = 190, TOP = 96, ARENA_LEFT = 620, ARENA_WIDTH = 760 };
+
+static const char *const FORWARD_FILL = "#dbe9f6", *const BACKWARD_FILL = "#fde3cf";
+
+/* What a name says that its scope did not. */
+static void put_escaped(FILE *file, const char *text) {
+    for (; *text; text++) {
+        if (*text == '&')
+            fputs("&amp;", file);
+        else if (*text == '<')
+            fputs("&lt;", file);
+        else
+            fputc(*text, file);
+    }
+}
+
+static int y_of(int32_t call) {
+    return TOP + ROW * call + BOX_HEIGHT / 2;
+}
+
+/* The call, at or before `last`, that wrote what `call` reads in `slot`; -1: none. */
+static int32_t writer_of(const vjp_program *p, const vjp_tensor *read, int32_t before) {
+    for (int32_t k = before - 1; k >= 0; k--) {
+        const vjp_pass_info *pass = &p->call[k].work.op->info.pass[p->call[k].work.pass];
+        for (size_t i = 0; i < pass->outputs; i++) {
+            const vjp_tensor *written = p->call[k].work.tensor[i];
+            if (written && written->data == read->data && written->offset == read->offset) return k;
+        }
+    }
+    return -1;
+}
+
+static void draw_edges(FILE *file, const vjp_program *p) {
+    for (int32_t k = 0; k < p->calls; k++) {
+        const vjp_pass_info *pass = &p->call[k].work.op->info.pass[p->call[k].work.pass];
+        for (size_t i = pass->outputs; i < pass->count; i++) {
+            const vjp_tensor *read = p->call[k].work.tensor[i];
+            int32_t from = read ? writer_of(p, read, k) : -1;
+            if (from < 0 || from == k - 1) continue;
+            double reach = 14 + 9 * (k - from) / 4.0;
+            if (reach > LEFT - 20) reach = LEFT - 20;
+            fprintf(file, "<path d=\"M%d,%d C%.0f,%d %.0f,%d %d,%d\" class=\"edge\"/>\n", LEFT, y_of(from),
+                    LEFT - reach, y_of(from), LEFT - reach, y_of(k), LEFT, y_of(k));
+        }
+    }
+}
+
+static void draw_nodes(FILE *file, const vjp_program *p) {
+    for (int32_t k = 0; k < p->calls; k++) {
+        const program_call *call = &p->call[k];
+        fprintf(file, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"5\" fill=\"%s\" stroke=\"#8a94a0\"/>\n",
+                LEFT, TOP + ROW * k, BOX, BOX_HEIGHT, call->work.pass == VJP_FORWARD ? FORWARD_FILL : BACKWARD_FILL);
+        fprintf(file, "<text x=\"%d\" y=\"%d\">", LEFT + 8, y_of(k) + 4);
+        size_t length = strlen(call->name);
+        put_escaped(file, length > 40 ? call->name + length - 40 : call->name);
+        fprintf(file, "</text>\n");
+        if (k)
+            fprintf(file, "<path d=\"M%d,%d V%d\" class=\"edge\"/>\n", LEFT + BOX / 2, TOP + ROW * k - ROW + BOX_HEIGHT,
+                    TOP + ROW * k);
+    }
+}
+
+/* Time goes down beside the calls, addresses go right. */
+static void draw_arena(FILE *file, const vjp_program *p) {
+    double bytes = p->report.arena_bytes ? (double)p->report.arena_bytes : 1;
+    char total[CLI_BYTES_TEXT];
+    fprintf(file, "<text x=\"%d\" y=\"%d\" class=\"head\">the arena: %s, addresses to the right</text>\n", ARENA_LEFT,
+            TOP - 24, cli_bytes(bytes, total));
+    for (int32_t i = 0; i < p->ranges; i++) {
+        const plan_range *r = &p->range[i];
+        double x = (double)r->offset / bytes * ARENA_WIDTH, width = (double)r->bytes / bytes * ARENA_WIDTH;
+        if (width < 0.3) continue;
+        int last = r->last < p->calls ? r->last : p->calls - 1;
+        fprintf(file,
+                "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,55%%,72%%)\" stroke=\"#fff\" "
+                "stroke-width=\"0.5\"><title>%zu bytes, calls %d to %d</title></rect>\n",
+                ARENA_LEFT + x, TOP + ROW * r->first, width, ROW * (last - r->first) + BOX_HEIGHT, (i * 47) % 360,
+                r->bytes, r->first, last);
+    }
+    fprintf(file, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" stroke=\"#8a94a0\"/>\n", ARENA_LEFT,
+            TOP, ARENA_WIDTH, ROW * p->calls);
+}
+
+static int draw(const char *path, const char *title, const vjp_program *p) {
+    FILE *file = fopen(path, "w");
+    if (!file) return cli_fail("graph", "%s cannot be written", path);
+    int height = TOP + ROW * p->calls + 30, width = ARENA_LEFT + ARENA_WIDTH + 30;
+    fprintf(
+        file,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"11\">\n"
+        "<style>.edge{fill:none;stroke:#8a94a0;stroke-width:1}.head{font-size:14px;font-weight:bold}</style>\n"
+        "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
+        "<text x=\"%d\" y=\"34\" font-size=\"20\" font-weight=\"bold\">",
+        width, height, LEFT);
+    put_escaped(file, title);
+    fprintf(
+        file,
+        "</text>\n<text x=\"%d\" y=\"%d\" class=\"head\">calls, in their order: forward blue, backward orange</text>\n",
+        LEFT, TOP - 24);
+    draw_edges(file, p);
+    draw_nodes(file, p);
+    draw_arena(file, p);
+    fprintf(file, "</svg>\n");
+    bool bad = ferror(file) != 0;
+    return fclose(file) || bad ? cli_fail("graph", "%s could not be written", path) : CLI_OK;
+}
+
+/* ---- The table --------------------------------------------------------------------------------------- */
+
+static void tell(const train_model *model, const vjp_program_report *r, bool json) {
+    if (json) {
+        cli_json_begin();
+        cli_json_integer("parameters", model_size(model));
+        cli_json_integer("calls", (int64_t)r->calls);
+        cli_json_integer("arena_bytes", (int64_t)r->arena_bytes);
+        cli_json_integer("live_bytes", (int64_t)r->live_bytes);
+        cli_json_integer("intermediate_bytes", (int64_t)r->intermediate_bytes);
+        cli_json_integer("persistent_bytes", (int64_t)r->persistent_bytes);
+        cli_json_real("least_bytes", r->cost.bytes);
+        cli_json_real("flops", r->cost.flops);
+        cli_json_end();
+        return;
+    }
+    char text[CLI_BYTES_TEXT];
+    printf("parameters          %lld\n", (long long)model_size(model));
+    printf("calls of a step     %zu\n", r->calls);
+    printf("arena               %s\n", cli_bytes((double)r->arena_bytes, text));
+    printf("  alive at most     %s, so the plan is at %.3f of the least\n", cli_bytes((double)r->live_bytes, text),
+           (double)r->arena_bytes / (r->live_bytes ? (double)r->live_bytes : 1));
+    printf("  without a plan    %s\n", cli_bytes((double)r->intermediate_bytes, text));
+    printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
+    printf("least a step moves  %s\n", cli_bytes(r->cost.bytes, text));
+    printf("operations          %.4g GFLOP\n", r->cost.flops * 1e-9);
+}
+
+/* ---- The command ------------------------------------------------------------------------------------- */
+
+typedef struct arguments {
+    cli_device_options on;
+    const char *preset, *svg;
+    int64_t batch, context;
+    int dtype;
+    bool text, dot, recompute, json;
+} arguments;
+
+static int build(const arguments *a, const char *name, train_model *model) {
+    char error[TRAIN_ERROR];
+    vjp_dtype dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
+    if (strcmp(name, "convnet") == 0) {
+        const convnet_config config = {
+            .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
+        const convnet_options options = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
+        convnet_build(model, &config, &options);
+    } else if (strcmp(name, "llama") == 0) {
+        const llama_preset *preset = llama_preset_find(a->preset, error);
+        if (!preset) return cli_misuse("graph", "%s", error);
+        llama_config config = preset->config;
+        if (a->context) config.max_positions = a->context;
+        const llama_options options = {.batch = a->batch ? a->batch : 8,
+                                       .context = config.max_positions,
+                                       .dtype = dtype,
+                                       .recompute = a->recompute};
+        llama_build(model, &config, &options);
+    } else {
+        return cli_misuse("graph", "there is no model \"%s\"; there are llama and convnet", name);
+    }
+    if (vjp_graph_status(model->graph) == VJP_OK) return CLI_GO_ON;
+    return cli_fail("graph", "%s", vjp_graph_error(model->graph));
+}
+
+static int show(const arguments *a, const char *name, vjp_device *device, train_model *model) {
+    int count = model->parameters, status = CLI_OK;
+    vjp_value *values = calloc(2 * (size_t)count + 1, sizeof *values);
+    if (!values) return cli_fail("graph", "no memory for %d gradients", count);
+    for (int i = 0; i < count; i++)
+        values[count + 1 + i] = model->parameter[i].value;
+    vjp_graph_grad(model->graph, model->loss, values + count + 1, (size_t)count, NULL, 0, values);
+    values[count] = model->loss;
+    vjp_program *program = NULL;
+    if (a->text || a->dot) {
+        char *text = a->text ? vjp_graph_text(model->graph) : vjp_graph_dot(model->graph);
+        if (text)
+            fputs(text, stdout);
+        else
+            status = cli_fail("graph", "no memory for the text");
+        free(text);
+    } else if (vjp_compile(device, model->graph, values, (size_t)count + 1, NULL, &program) != VJP_OK) {
+        status = cli_fail("graph", "%s", vjp_error(device));
+    } else {
+        vjp_program_report report;
+        vjp_program_describe(program, &report);
+        tell(model, &report, a->json);
+        char title[96];
+        snprintf(title, sizeof title, "%s %s: a training step", name, a->preset);
+        if (a->svg) status = draw(a->svg, title, program);
+    }
+    vjp_program_destroy(program);
+    free(values);
+    return status;
+}
+
+int cli_graph(int argc, char **argv) {
+    arguments a = {.on = CLI_DEVICE_DEFAULTS, .preset = "tiny", .dtype = -1};
+    const cli_option options[] = {
+        CLI_OPTION_DEVICE(a.on),
+        {"preset", 0, "P", "size of the llama: tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
+        {"batch", 0, "B", "rows of a batch", CLI_INTEGER, &a.batch, 1, 1000000},
+        {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
+        {"dtype", 0, "D", "f32, bf16 or f16; default f32", CLI_DTYPE, &a.dtype, 0, 0},
+        {"recompute", 0, NULL, "blocks are computed again instead of kept", CLI_FLAG, &a.recompute, 0, 0},
+        {"text", 0, NULL, "print the graph, a line a node", CLI_FLAG, &a.text, 0, 0},
+        {"dot", 0, NULL, "print the graph for Graphviz", CLI_FLAG, &a.dot, 0, 0},
+        {"svg", 0, "FILE", "draw the step and its arena", CLI_TEXT, &a.svg, 0, 0},
+    };
+    const cli_command command = {
+        .name = "graph",
+        .usage = "graph MODEL [--preset P] [--text | --dot | --svg FILE]",
+        .about = "Builds a training step of llama or convnet, loss and gradients, and tells what it needs.",
+        .more = NULL,
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &a.json,
+        .least_operands = 1,
+        .most_operands = 1,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_GO_ON) return status;
+    vjp_device *device = cli_open("graph", &a.on);
+    if (!device) return CLI_FAILURE;
+    train_model model = {0};
+    status = build(&a, operands.item[0], &model);
+    if (status == CLI_GO_ON) status = show(&a, operands.item[0], device, &model);
+    model_free(&model);
+    vjp_close(device);
+    return status;
+}
