@@ -141,7 +141,8 @@ typedef enum vjp_kind {
     VJP_KIND_PARAMETER = 1, /* T or f32 */
     VJP_KIND_STATISTIC = 2, /* f32; f64 where T is f64 */
     VJP_KIND_INDEX = 3,     /* i32, i64, or f32 holding exact integers */
-    VJP_KIND_ARGMAX = 4     /* i32 or i64 */
+    VJP_KIND_ARGMAX = 4,    /* i32 or i64 */
+    VJP_KIND_FLOAT = 5      /* f32, bf16, f16 or f64, whatever T is */
 } vjp_kind;
 
 enum {

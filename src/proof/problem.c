@@ -33,6 +33,7 @@ static vjp_dtype dtype_of(const proof_setup *setup, const vjp_slot *slot, vjp_dt
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX:
     case VJP_KIND_ARGMAX: return VJP_I64;
+    case VJP_KIND_FLOAT: return VJP_F32;
     default: return storage;
     }
 }
