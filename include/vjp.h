@@ -142,7 +142,8 @@ typedef enum vjp_kind {
     VJP_KIND_PARAMETER = 1, /* T or f32 */
     VJP_KIND_STATISTIC = 2, /* f32; f64 where T is f64 */
     VJP_KIND_INDEX = 3,     /* i32, i64, or f32 holding exact integers */
-    VJP_KIND_ARGMAX = 4     /* i32 or i64 */
+    VJP_KIND_ARGMAX = 4,    /* i32 or i64 */
+    VJP_KIND_FLOAT = 5      /* f32, bf16, f16 or f64, whatever T is */
 } vjp_kind;
 
 enum {
@@ -538,6 +539,55 @@ vjp_value vjp_graph_adamw(vjp_graph *graph, vjp_value w, vjp_value m, vjp_value 
                           vjp_value step, vjp_value scale, const vjp_adamw_attributes *attributes);
 vjp_value vjp_graph_sgd(vjp_graph *graph, vjp_value w, vjp_value momentum, vjp_value g, vjp_value lr, vjp_value scale,
                         const vjp_sgd_attributes *attributes);
+/* y = a + b; b has a's shape or its last axes (none too) and is used again for each of the rest. */
+typedef struct vjp_add_attributes {
+    int64_t b_axes; /* -1: read off b or db, else all of a's */
+} vjp_add_attributes;
+
+vjp_status vjp_add_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
+vjp_status vjp_add_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy);
+
+/* y = a * b, with b as for add. */
+typedef struct vjp_mul_attributes {
+    int64_t b_axes; /* -1: read off b or db, else all of a's */
+} vjp_mul_attributes;
+
+vjp_status vjp_mul_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
+vjp_status vjp_mul_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy,
+                            const vjp_tensor *a, const vjp_tensor *b);
+
+/* y = factor * x. */
+typedef struct vjp_scale_attributes {
+    double factor; /* 1 */
+} vjp_scale_attributes;
+
+vjp_status vjp_scale_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, double factor);
+vjp_status vjp_scale_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, double factor);
+
+/* The mean over `axes` axes from `axis` on, which y no longer has. */
+typedef struct vjp_mean_attributes {
+    int64_t axis; /* 0; negative: from the end */
+    int64_t axes; /* 1; 0: all from `axis` on */
+} vjp_mean_attributes;
+
+vjp_status vjp_mean_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, int64_t axis, int64_t axes);
+vjp_status vjp_mean_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *x,
+                             int64_t axis, int64_t axes);
+
+/* y = x / (1 - p), or 0 where the element is dropped; which are is a function of seed, step, stream and place alone. */
+typedef struct vjp_dropout_attributes {
+    double p;       /* 0.1; 0 or more, less than 1 */
+    int64_t stream; /* 0; tells the dropouts of one step apart */
+} vjp_dropout_attributes;
+
+vjp_status vjp_dropout_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *counter,
+                               double p, int64_t stream);
+vjp_status vjp_dropout_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy,
+                                const vjp_tensor *counter, double p, int64_t stream);
+
+/* y is x in another storage type, rounded to nearest even. It has no attributes. */
+vjp_status vjp_cast_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
+vjp_status vjp_cast_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -51,7 +51,8 @@ static bool is_output(const golden_call *call, size_t i) {
 
 /*
  * The dtype of a slot when the storage is `storage`. The types that a slot may choose from are spread over the storage
- * types, so that each is used: parameters are T with f32 and bf16 and f32 with f16; indices i64, i32, f32.
+ * types, so that each is used: parameters are T with f32 and bf16 and f32 with f16; indices i64, i32, f32; any float is
+ * bf16 with f32, f16 with bf16.
  */
 static vjp_dtype dtype_of(const vjp_slot *slot, vjp_dtype storage) {
     switch (slot->kind) {
@@ -60,6 +61,7 @@ static vjp_dtype dtype_of(const vjp_slot *slot, vjp_dtype storage) {
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX: return storage == VJP_BF16 ? VJP_I32 : storage == VJP_F16 ? VJP_F32 : VJP_I64;
     case VJP_KIND_ARGMAX: return storage == VJP_BF16 ? VJP_I32 : VJP_I64;
+    case VJP_KIND_FLOAT: return storage == VJP_F32 ? VJP_BF16 : storage == VJP_BF16 ? VJP_F16 : storage;
     }
     return storage;
 }

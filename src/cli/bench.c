@@ -61,6 +61,30 @@ static const struct {
     {"linear", "a=[16384,1024] b=[1024,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[8192,4096] b=[4096,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[1,64] b=[64,64]", SMALL},
+    {"add", "a=[@,768] b=[@,768]", HOST},
+    {"add", "a=[16384,4096] b=[16384,4096]", CARD},
+    {"add", "a=[@,768] b=[768]", HOST},
+    {"add", "a=[16384,4096] b=[4096]", CARD},
+    {"add", "a=[1,64] b=[64]", SMALL},
+    {"mul", "a=[@,768] b=[@,768]", HOST},
+    {"mul", "a=[16384,4096] b=[16384,4096]", CARD},
+    {"mul", "a=[@,768] b=[768]", HOST},
+    {"mul", "a=[16384,4096] b=[4096]", CARD},
+    {"mul", "a=[1,64] b=[64]", SMALL},
+    {"scale", "x=[@,768] factor=0.125", HOST},
+    {"scale", "x=[16384,4096] factor=0.125", CARD},
+    {"scale", "x=[1,64] factor=0.125", SMALL},
+    {"mean", "x=[@,4096] axis=-1", HOST},
+    {"mean", "x=[@,768]", HOST},
+    {"mean", "x=[16384,4096] axis=-1", CARD},
+    {"mean", "x=[16384,4096]", CARD},
+    {"mean", "x=[1,64] axis=-1", SMALL},
+    {"dropout", "x=[@,768] counter=[2]", HOST},
+    {"dropout", "x=[16384,4096] counter=[2]", CARD},
+    {"dropout", "x=[1,64] counter=[2]", SMALL},
+    {"cast", "x=[@,768] y=bf16 dx=bf16", HOST},
+    {"cast", "x=[16384,4096] y=bf16 dx=bf16", CARD},
+    {"cast", "x=[1,64] y=bf16 dx=bf16", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -107,11 +131,10 @@ static double target_bytes(const vjp_device *device, bool quick) {
 }
 
 static void replace_at(const char *text, int64_t count, char out[TEXT]) {
-    const char *at = strchr(text, '@');
-    if (at)
-        snprintf(out, TEXT, "%.*s%lld%s", (int)(at - text), text, (long long)count, at + 1);
-    else
-        snprintf(out, TEXT, "%s", text);
+    int used = 0;
+    for (const char *at; (at = strchr(text, '@')) && used < TEXT; text = at + 1)
+        used += snprintf(out + used, (size_t)(TEXT - used), "%.*s%lld", (int)(at - text), text, (long long)count);
+    if (used < TEXT) snprintf(out + used, (size_t)(TEXT - used), "%s", text);
 }
 
 static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,

@@ -35,6 +35,7 @@ static const char *kind_text(vjp_kind kind) {
     case VJP_KIND_STATISTIC: return "f32 (f64 where T is f64)";
     case VJP_KIND_INDEX: return "i32, i64 or f32";
     case VJP_KIND_ARGMAX: return "i32 or i64";
+    case VJP_KIND_FLOAT: return "any float";
     }
     return "?";
 }

@@ -91,6 +91,7 @@ static const char *kind_text(vjp_kind kind, vjp_dtype storage) {
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? "f64" : "f32";
     case VJP_KIND_INDEX: return "i32, i64 or f32";
     case VJP_KIND_ARGMAX: return "i32 or i64";
+    case VJP_KIND_FLOAT: return "f32, bf16, f16 or f64";
     }
     return "?";
 }
@@ -102,6 +103,7 @@ static bool kind_allows(vjp_kind kind, vjp_dtype storage, vjp_dtype dtype) {
     case VJP_KIND_STATISTIC: return dtype == (storage == VJP_F64 ? VJP_F64 : VJP_F32);
     case VJP_KIND_INDEX: return dtype == VJP_I32 || dtype == VJP_I64 || dtype == VJP_F32;
     case VJP_KIND_ARGMAX: return dtype == VJP_I32 || dtype == VJP_I64;
+    case VJP_KIND_FLOAT: return dtype != VJP_I32 && dtype != VJP_I64;
     }
     return false;
 }
@@ -112,6 +114,7 @@ static vjp_dtype kind_default(vjp_kind kind, vjp_dtype storage) {
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX:
     case VJP_KIND_ARGMAX: return VJP_I64;
+    case VJP_KIND_FLOAT: return VJP_F32;
     default: return storage;
     }
 }
@@ -233,14 +236,27 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
     return check_shapes(work, info);
 }
 
-static const vjp_kernel *find_kernel(const vjp_work *work) {
-    const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op->id, work->pass);
-    return kernel && kernel->run && (kernel->storage >> work->storage & 1) ? kernel : NULL;
+/* The first dtype of the call that its kernel must be made for and is not: T, or that of a slot of any float type. */
+static bool lacks_dtype(const vjp_work *work, const vjp_kernel *kernel, vjp_dtype *dtype) {
+    *dtype = work->storage;
+    if (!kernel || !kernel->run || !(kernel->storage >> work->storage & 1)) return true;
+    const vjp_pass_info *info = &work->op->info.pass[work->pass];
+    for (size_t i = 0; i < info->count; i++) {
+        if (!work->tensor[i] || info->slots[i].kind != VJP_KIND_FLOAT) continue;
+        *dtype = (vjp_dtype)work->tensor[i]->dtype;
+        if (!(kernel->storage >> *dtype & 1)) return true;
+    }
+    return false;
 }
 
-static vjp_status no_kernel(const vjp_work *work) {
-    return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for %s", work->device->name,
-                      vjp_dtype_name(work->storage));
+/* NULL: there is none, and `dtype` is what it would have to know. */
+static const vjp_kernel *find_kernel(const vjp_work *work, vjp_dtype *dtype) {
+    const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op->id, work->pass);
+    return lacks_dtype(work, kernel, dtype) ? NULL : kernel;
+}
+
+static vjp_status no_kernel(const vjp_work *work, vjp_dtype dtype) {
+    return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for %s", work->device->name, vjp_dtype_name(dtype));
 }
 
 vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage) {
@@ -250,7 +266,8 @@ vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp
         return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
     vjp_work work = {.device = device, .op = op, .pass = pass, .storage = storage};
     if (!vjp_dtype_size(storage)) return vjp_refuse(&work, VJP_INVALID, "dtype %d is none", (int)storage);
-    return find_kernel(&work) ? VJP_OK : no_kernel(&work);
+    vjp_dtype lacking;
+    return find_kernel(&work, &lacking) ? VJP_OK : no_kernel(&work, lacking);
 }
 
 vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
@@ -260,8 +277,9 @@ vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pas
     *bytes = 0;
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
-    const vjp_kernel *kernel = find_kernel(&work);
-    if (!kernel) return no_kernel(&work);
+    vjp_dtype lacking;
+    const vjp_kernel *kernel = find_kernel(&work, &lacking);
+    if (!kernel) return no_kernel(&work, lacking);
     *bytes = kernel->workspace ? kernel->workspace(&work) : 0;
     return VJP_OK;
 }
@@ -298,8 +316,9 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
                        size_t workspace_bytes) {
     vjp_status status = prepare(work, device, op, pass, tensors, count, attributes, NULL);
     if (status != VJP_OK) return status;
-    *kernel = find_kernel(work);
-    if (!*kernel) return no_kernel(work);
+    vjp_dtype lacking;
+    *kernel = find_kernel(work, &lacking);
+    if (!*kernel) return no_kernel(work, lacking);
     const vjp_pass_info *info = &op->info.pass[pass];
     for (size_t i = 0; i < count; i++)
         if (tensors[i]) {

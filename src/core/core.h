@@ -33,6 +33,12 @@ typedef enum vjp_op_id {
     VJP_OP_GATHER,
     VJP_OP_MAXPOOL2D,
     VJP_OP_LINEAR,
+    VJP_OP_ADD,
+    VJP_OP_MUL,
+    VJP_OP_SCALE,
+    VJP_OP_MEAN,
+    VJP_OP_DROPOUT,
+    VJP_OP_CAST,
     VJP_OP_COUNT
 } vjp_op_id;
 

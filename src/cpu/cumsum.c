@@ -13,8 +13,7 @@
  * group of chunks is first summed, its totals are carried from chunk to chunk in order, then it is scanned while it is
  * still in the caches. Everything is read before it is written, so y may be x.
  */
-#include "cpu/shuffle.h"
-#include "cpu/stream.h"
+#include "cpu/sums.h"
 #include "op/op.h"
 
 extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
@@ -84,18 +83,6 @@ INLINE double scan_line(vjp_dtype dtype, bool reverse, bool exclusive, write_mod
         carry = scan_vector(dtype, reverse, exclusive, mode, y, x, reverse ? whole - LANES - v : v, LANES, carry);
     if (!reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
     return carry;
-}
-
-/* Sixteen f32 sums of at most 16 numbers each, then double: as good as double throughout, at the speed of f32. */
-INLINE double sum_line(vjp_dtype dtype, const void *x, int64_t n) {
-    double total = 0;
-    for (int64_t i = 0; i < n;) {
-        vf sums = vf_zero();
-        for (int j = 0; j < LANES && i < n; j++, i += LANES)
-            sums = vf_add(sums, vf_load_part(dtype, x, i, n - i));
-        total += (double)vf_sum(sums);
-    }
-    return total;
 }
 
 INLINE void scan_lines_moded(const scan_call *call, const piece *p, vjp_dtype dtype, bool reverse, bool exclusive) {

@@ -148,6 +148,12 @@ INLINE vd vd_add(vd a, vd b) {
     return a;
 }
 
+INLINE vd vd_scale(vd a, double by) {
+    for (int p = 0; p < 2 * PARTS; p++)
+        a.v[p] *= by;
+    return a;
+}
+
 /* Part by part: GCC copies a whole struct through the stack in small pieces, and the load then waits for them. */
 INLINE vd vd_load(const double *from) {
     vd r;

@@ -10,6 +10,12 @@ extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(add)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(mul)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(scale)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(mean)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(dropout)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(cast)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -22,5 +28,11 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = CPU_NAME(gather),
     [VJP_OP_MAXPOOL2D] = CPU_NAME(maxpool2d),
     [VJP_OP_LINEAR] = CPU_NAME(linear),
+    [VJP_OP_ADD] = CPU_NAME(add),
+    [VJP_OP_MUL] = CPU_NAME(mul),
+    [VJP_OP_SCALE] = CPU_NAME(scale),
+    [VJP_OP_MEAN] = CPU_NAME(mean),
+    [VJP_OP_DROPOUT] = CPU_NAME(dropout),
+    [VJP_OP_CAST] = CPU_NAME(cast),
 };
 /* clang-format on */

@@ -6,6 +6,7 @@
 #define VJP_OP_H
 
 #include "core/core.h"
+#include "core/philox.h"
 
 extern const vjp_op vjp_op_layer_norm;
 extern const vjp_op vjp_op_rms_norm;
@@ -15,6 +16,12 @@ extern const vjp_op vjp_op_cumsum;
 extern const vjp_op vjp_op_gather;
 extern const vjp_op vjp_op_maxpool2d;
 extern const vjp_op vjp_op_linear;
+extern const vjp_op vjp_op_add;
+extern const vjp_op vjp_op_mul;
+extern const vjp_op vjp_op_scale;
+extern const vjp_op vjp_op_mean;
+extern const vjp_op vjp_op_dropout;
+extern const vjp_op vjp_op_cast;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -131,5 +138,44 @@ typedef struct vjp_linear_sizes {
 } vjp_linear_sizes;
 
 vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work);
+
+/* ---- add, mul ---- */
+enum { ADD_Y, ADD_A, ADD_B };
+enum { ADD_B_DA, ADD_B_DB, ADD_B_DY };
+enum { MUL_Y, MUL_A, MUL_B };
+enum { MUL_B_DA, MUL_B_DB, MUL_B_DY, MUL_B_A, MUL_B_B };
+
+/* a as [rows, dim], b as [dim]; rows is 1 where they have the same shape. */
+typedef struct vjp_broadcast_sizes {
+    int64_t rows, dim;
+} vjp_broadcast_sizes;
+
+vjp_broadcast_sizes vjp_broadcast_sizes_of(const vjp_work *work);
+
+/* ---- scale ---- */
+enum { SCALE_Y, SCALE_X };
+/* The backward has the same slots: dx, dy. */
+
+/* ---- mean ---- */
+enum { MEAN_Y, MEAN_X };
+enum { MEAN_B_DX, MEAN_B_DY, MEAN_B_X };
+
+/* x as [outer, length, inner], y as [outer, inner]; length is 1 or more. */
+typedef struct vjp_mean_sizes {
+    int64_t outer, length, inner;
+} vjp_mean_sizes;
+
+vjp_mean_sizes vjp_mean_sizes_of(const vjp_work *work);
+
+/* ---- dropout ---- */
+enum { DROPOUT_Y, DROPOUT_X, DROPOUT_COUNTER };
+/* The backward has the same slots: dx, dy, counter. */
+
+/* From the attributes and a counter that the host can read. */
+vjp_dropout_key vjp_dropout_key_read(const vjp_work *work);
+
+/* ---- cast ---- */
+enum { CAST_Y, CAST_X };
+/* The backward has the same slots: dx, dy. */
 
 #endif

@@ -13,6 +13,12 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = &vjp_op_gather,
     [VJP_OP_MAXPOOL2D] = &vjp_op_maxpool2d,
     [VJP_OP_LINEAR] = &vjp_op_linear,
+    [VJP_OP_ADD] = &vjp_op_add,
+    [VJP_OP_MUL] = &vjp_op_mul,
+    [VJP_OP_SCALE] = &vjp_op_scale,
+    [VJP_OP_MEAN] = &vjp_op_mean,
+    [VJP_OP_DROPOUT] = &vjp_op_dropout,
+    [VJP_OP_CAST] = &vjp_op_cast,
     /* clang-format on */
 };
 

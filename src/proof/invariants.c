@@ -138,6 +138,13 @@ static double adjoint_b(const solved *s) {
     return adjoint(s, "b", "db");
 }
 
+/* Of a map that is linear in a and b together. */
+static double adjoint_both(const solved *s) {
+    named y = find(s, "y"), dy = find(s, "dy");
+    double inputs = dot(find(s, "a"), find(s, "da")) + dot(find(s, "b"), find(s, "db"));
+    return fabs(dot(y, dy) - inputs) / (norm(y) * norm(dy));
+}
+
 /* Lengths are kept by a rotation, one way and back. */
 static double length_kept(const solved *s) {
     double forward = fabs(norm(find(s, "y")) / norm(find(s, "x")) - 1);
@@ -156,6 +163,10 @@ static double sum_kept_dtable(const solved *s) {
 
 static double sum_kept_dx(const solved *s) {
     return sum_kept(s, "dx");
+}
+
+static double sum_kept_db(const solved *s) {
+    return sum_kept(s, "db");
 }
 
 static double sum_kept_dbias(const solved *s) {
@@ -212,6 +223,18 @@ static const struct {
     {"linear", "a=[3,65,33] b=[17,33] transpose_b=1 -bias", "backward", "db", "adjoint", adjoint_b, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "da", "adjoint", adjoint_a, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "db", "adjoint", adjoint_b, false},
+    {"add", "a=[65,33] b=[33] param=f32", "backward", "db", "adjoint", adjoint_both, false},
+    {"add", "a=[65,33] b=[33] param=f32", "backward", "db", "keeps the sum", sum_kept_db, false},
+    {"add", "a=[65,257] b=[] param=f32", "backward", "db", "keeps the sum", sum_kept_db, false},
+    {"mul", "a=[65,33] b=[33] param=f32", "backward", "da", "adjoint", adjoint_a, false},
+    {"mul", "a=[65,33] b=[33] param=f32", "backward", "db", "adjoint", adjoint_b, false},
+    {"mul", "a=[65,257] b=[65,257] param=f32", "backward", "db", "adjoint", adjoint_b, false},
+    {"scale", "x=[65,33] factor=0.3", "backward", "dx", "adjoint", adjoint_x, false},
+    {"mean", "x=[3,65,33] axis=1", "backward", "dx", "adjoint", adjoint_x, false},
+    {"mean", "x=[3,65,33] axis=1", "backward", "dx", "keeps the sum", sum_kept_dx, false},
+    {"mean", "x=[65,333] axis=1", "backward", "dx", "keeps the sum", sum_kept_dx, false},
+    {"dropout", "x=[65,33] counter=[2] p=0.5", "backward", "dx", "adjoint", adjoint_x, false},
+    {"cast", "x=[65,33] y=f32 dx=f32", "backward", "dx", "adjoint", adjoint_x, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

@@ -33,6 +33,7 @@ static vjp_dtype dtype_of(const proof_setup *setup, const vjp_slot *slot, vjp_dt
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX:
     case VJP_KIND_ARGMAX: return VJP_I64;
+    case VJP_KIND_FLOAT: return VJP_F32;
     default: return storage;
     }
 }
@@ -199,13 +200,22 @@ static void fill_index(const proof_problem *p, const proof_values *v, proof_rand
     }
 }
 
+/* Seed and step of a dropout: any integers that the dtype holds, large and negative ones too. */
+static void fill_counter(const proof_values *v, proof_random *random) {
+    int bits = v->tensor.dtype == VJP_I64 ? 63 : v->tensor.dtype == VJP_I32 ? 31 : 24;
+    for (int64_t i = 0; i < v->count; i++)
+        v->exact[i] = (double)((int64_t)proof_random_bits(random) >> (65 - bits));
+}
+
 /* The numbers of an input that nothing else determines. */
 static void fill(const proof_problem *p, proof_values *v, bool source, proof_random *random) {
     v->exact = proof_memory((size_t)v->count * sizeof(double));
     bool dy = strcmp(v->slot->name, "dy") == 0;
     int64_t row_length = v->tensor.ndim ? v->tensor.shape[v->tensor.ndim - 1] : 1;
     proof_data data = p->setup.data;
-    if (v->slot->kind == VJP_KIND_INDEX)
+    if (strcmp(v->slot->name, "counter") == 0)
+        fill_counter(v, random);
+    else if (v->slot->kind == VJP_KIND_INDEX)
         fill_index(p, v, random);
     else if (strcmp(v->slot->name, "cosine") == 0 || strcmp(v->slot->name, "sine") == 0)
         fill_table(v, v->slot->name[0] == 's');

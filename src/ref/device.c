@@ -13,6 +13,12 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = vjp_ref_gather,
     [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,
     [VJP_OP_LINEAR] = vjp_ref_linear,
+    [VJP_OP_ADD] = vjp_ref_add,
+    [VJP_OP_MUL] = vjp_ref_mul,
+    [VJP_OP_SCALE] = vjp_ref_scale,
+    [VJP_OP_MEAN] = vjp_ref_mean,
+    [VJP_OP_DROPOUT] = vjp_ref_dropout,
+    [VJP_OP_CAST] = vjp_ref_cast,
     /* clang-format on */
 };
 
