@@ -181,7 +181,8 @@ typedef struct vjp_pass_info {
 /*
  * An op told once. Names carry the gradient rule: the backward's output "dx" is the gradient of the forward's
  * input "x", its input "dy" that of the forward's output "y", and any other input is the forward's tensor of
- * the same name.
+ * the same name. An op that nothing is differentiated through (an optimiser's step) has a backward of no slots, and
+ * every call of that is VJP_UNSUPPORTED.
  */
 typedef struct vjp_op_info {
     const char *name;

@@ -46,6 +46,13 @@ const sample *sample_find(const char *op) {
     return find(small, op);
 }
 
+int sample_passes(void) {
+    int passes = 0;
+    for (size_t op = 0; op < vjp_op_count(); op++)
+        passes += vjp_passes(vjp_op_describe(vjp_op_at(op)));
+    return passes;
+}
+
 const sample *sample_find_large(const char *op) {
     return find(large, op);
 }
@@ -148,17 +155,33 @@ static vjp_dtype slot_dtype(vjp_kind kind, sample_types types) {
     }
 }
 
+/* Where the sample tells the shape of a slot, -1 if nowhere: under its own name, or that of one like it. */
+static int source_of(const vjp_pass_info *pass, const sample *from, size_t slot) {
+    int like = -1;
+    for (int i = SAMPLE_INPUTS - 1; i >= 0; i--) {
+        int own = from->input[i].name ? find_slot(pass, from->input[i].name) : -1;
+        if (own == (int)slot) return i;
+        bool required = !(pass->slots[slot].flags & (VJP_SLOT_OUTPUT | VJP_SLOT_OPTIONAL));
+        if (own >= 0 && required && strcmp(pass->slots[own].shape, pass->slots[slot].shape) == 0) like = i;
+    }
+    return like;
+}
+
 /* Every slot of the forward, by vjp_infer() from the sample's inputs. */
 static bool describe_forward(const call *made, vjp_device *device, const sample *from, sample_types types,
                              vjp_tensor *described) {
     const vjp_pass_info *pass = &made->info->pass[VJP_FORWARD];
     vjp_tensor given[VJP_MAX_SLOTS];
     const vjp_tensor *pointers[VJP_MAX_SLOTS] = {0};
-    for (int i = 0; i < SAMPLE_INPUTS && from->input[i].name; i++) {
-        int slot = find_slot(pass, from->input[i].name);
-        if (slot < 0) return false;
+    for (int i = 0; i < SAMPLE_INPUTS && from->input[i].name; i++)
+        if (find_slot(pass, from->input[i].name) < 0) return false;
+    for (size_t slot = pass->outputs; slot < pass->count; slot++) {
+        bool scalar = strcmp(pass->slots[slot].shape, "[]") == 0;
+        int source = scalar ? -1 : source_of(pass, from, slot);
+        if (!scalar && source < 0) continue;
         vjp_dtype dtype = slot_dtype(pass->slots[slot].kind, types);
-        given[slot] = vjp_tensor_of(NULL, dtype, from->input[i].ndim, from->input[i].shape);
+        given[slot] = scalar ? vjp_tensor_of(NULL, dtype, 0, NULL)
+                             : vjp_tensor_of(NULL, dtype, from->input[source].ndim, from->input[source].shape);
         pointers[slot] = &given[slot];
     }
     return vjp_infer(device, made->op, VJP_FORWARD, pointers, pass->count, made->attributes, described) == VJP_OK;

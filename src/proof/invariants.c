@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/error.h"
 #include "proof/values.h"
 
@@ -216,7 +217,7 @@ static const struct {
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {
     *s = (solved){.p = p};
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < vjp_passes(p->info); pass++) {
         proof_call call = {.pass = (vjp_pass)pass, .present = proof_present(p, (vjp_pass)pass)};
         if (proof_run(p, device, &call, s->stored[pass], fault) != VJP_OK || fault[0]) return false;
         for (size_t i = 0; i < p->info->pass[pass].outputs; i++) {
@@ -269,8 +270,7 @@ void proof_invariants(const proof_plan *plan, vjp_device *device) {
         if ((plan->op && plan->op != op) || (plan->quick && table[i].slow)) continue;
         for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++) {
             bool wanted = plan->dtype < 0 || plan->dtype == dtype;
-            if (wanted && vjp_supports(device, op, VJP_FORWARD, (vjp_dtype)dtype) == VJP_OK &&
-                vjp_supports(device, op, VJP_BACKWARD, (vjp_dtype)dtype) == VJP_OK)
+            if (wanted && proof_supports(device, op, (vjp_dtype)dtype))
                 check_row(plan, device, ref, i, op, (vjp_dtype)dtype);
         }
     }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/values.h"
 
 static bool is_output(const vjp_slot *slot) {
@@ -46,8 +47,13 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass) {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------ */
 
-/* A required input that the row does not shape is as large as one with the same words in the table: sine as cosine. */
+/*
+ * A required input that the row does not shape is as large as one with the same words in the table: sine as cosine. A
+ * scalar needs no word.
+ */
 static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass_info *pass, size_t slot) {
+    static const proof_choice scalar = {.shaped = true, .dtype = -1};
+    if (strcmp(pass->slots[slot].shape, "[]") == 0) return &scalar;
     for (size_t i = pass->outputs; i < pass->count; i++) {
         const proof_choice *choice = proof_choice_of(setup, &pass->slots[i]);
         bool same = i == slot || (!(pass->slots[slot].flags & VJP_SLOT_OPTIONAL) &&
@@ -268,7 +274,7 @@ static bool is_unsaved(const proof_problem *p, vjp_pass pass, int slot) {
 bool proof_problem_make(proof_problem *p, vjp_device *ref, const proof_setup *setup, vjp_dtype storage, uint64_t seed,
                         char error[TEXT_ERROR]) {
     if (!proof_problem_shape(p, ref, setup, storage, error)) return false;
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < vjp_passes(p->info); pass++) {
         const vjp_pass_info *info = &p->info->pass[pass];
         for (size_t i = info->outputs; i < info->count; i++)
             if (!is_unsaved(p, (vjp_pass)pass, (int)i)) proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
@@ -291,6 +297,12 @@ void proof_problem_free(proof_problem *p) {
             free(p->slot[pass][i].exact);
         }
     memset(p, 0, sizeof *p);
+}
+
+bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage) {
+    for (int pass = 0; pass < vjp_passes(vjp_op_describe(op)); pass++)
+        if (vjp_supports(device, op, (vjp_pass)pass, storage) != VJP_OK) return false;
+    return true;
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------- */

@@ -371,7 +371,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!ref) open_all();
     input in = {data, data + size};
     const char *op = vjp_op_describe(vjp_op_at(take(&in, (uint32_t)vjp_op_count())))->name;
-    vjp_pass pass = (vjp_pass)take(&in, 2);
+    vjp_pass pass = (vjp_pass)take(&in, (uint32_t)vjp_passes(vjp_op_describe(vjp_op_find(op))));
     vjp_device *cpu = cpus[take(&in, CPUS)];
     static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64}, indices[] = {VJP_I32, VJP_I64, VJP_F32};
     vjp_dtype storage = storages[take(&in, 4)];
