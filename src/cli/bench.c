@@ -61,6 +61,13 @@ static const struct {
     {"linear", "a=[16384,1024] b=[1024,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[8192,4096] b=[4096,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[1,64] b=[64,64]", SMALL},
+    {"sum_squares", "x=[@,1024]", HOST},
+    {"sum_squares", "x=[64]", SMALL},
+    {"clip", "", SMALL},
+    {"adamw", "w=[@,1024]", HOST},
+    {"adamw", "w=[64]", SMALL},
+    {"sgd", "w=[@,1024]", HOST},
+    {"sgd", "w=[64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -143,7 +150,7 @@ static bool size_text(const bench_run *run, const vjp_op *op, const char *text, 
 enum { COLUMNS = 7 };
 
 static cli_column columns[COLUMNS] = {
-    {"op", 10, false},  {"pass", 8, false}, {"ms", 9, true},     {"limit", 9, true},
+    {"op", 11, false},  {"pass", 8, false}, {"ms", 9, true},     {"limit", 9, true},
     {"share", 5, true}, {"", BAR, false},   {"shape", 0, false},
 };
 

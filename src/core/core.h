@@ -33,6 +33,10 @@ typedef enum vjp_op_id {
     VJP_OP_GATHER,
     VJP_OP_MAXPOOL2D,
     VJP_OP_LINEAR,
+    VJP_OP_SUM_SQUARES,
+    VJP_OP_CLIP,
+    VJP_OP_ADAMW,
+    VJP_OP_SGD,
     VJP_OP_COUNT
 } vjp_op_id;
 

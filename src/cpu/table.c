@@ -10,6 +10,10 @@ extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(clip)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -22,5 +26,9 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = CPU_NAME(gather),
     [VJP_OP_MAXPOOL2D] = CPU_NAME(maxpool2d),
     [VJP_OP_LINEAR] = CPU_NAME(linear),
+    [VJP_OP_SUM_SQUARES] = CPU_NAME(sum_squares),
+    [VJP_OP_CLIP] = CPU_NAME(clip),
+    [VJP_OP_ADAMW] = CPU_NAME(adamw),
+    [VJP_OP_SGD] = CPU_NAME(sgd),
 };
 /* clang-format on */

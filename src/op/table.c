@@ -13,6 +13,10 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = &vjp_op_gather,
     [VJP_OP_MAXPOOL2D] = &vjp_op_maxpool2d,
     [VJP_OP_LINEAR] = &vjp_op_linear,
+    [VJP_OP_SUM_SQUARES] = &vjp_op_sum_squares,
+    [VJP_OP_CLIP] = &vjp_op_clip,
+    [VJP_OP_ADAMW] = &vjp_op_adamw,
+    [VJP_OP_SGD] = &vjp_op_sgd,
     /* clang-format on */
 };
 

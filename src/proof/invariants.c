@@ -170,6 +170,38 @@ static double last_is_count(const solved *s) {
     return error == 0 ? 0 : INFINITY;
 }
 
+/* ---- Steps of training -------------------------------------------------------------------------------- */
+
+/* Adam's first step is lr long in every direction, whatever the gradient's size: w - lr weight_decay w - lr sign(g). */
+static double first_step(const solved *s) {
+    const vjp_adamw_attributes *a = (const void *)s->p->setup.attributes.bytes;
+    named w = find(s, "w"), g = find(s, "g"), out = find(s, "w_out");
+    double lr = find(s, "lr").values[0], wrong = 0;
+    for (int64_t i = 0; i < w.count; i++)
+        wrong += pow(out.values[i] - (1 - lr * a->weight_decay) * w.values[i] + copysign(lr, g.values[i]), 2);
+    return sqrt(wrong) / norm(out);
+}
+
+/* Without decay and look ahead w goes along the momentum. */
+static double along_momentum(const solved *s) {
+    named w = find(s, "w"), out = find(s, "w_out"), momentum = find(s, "momentum_out");
+    double lr = find(s, "lr").values[0], wrong = 0;
+    for (int64_t i = 0; i < w.count; i++)
+        wrong += pow(out.values[i] - w.values[i] + lr * momentum.values[i], 2);
+    return sqrt(wrong) / norm(out);
+}
+
+static double squares_are_count(const solved *s) {
+    return find(s, "y").values[0] == (double)find(s, "x").count ? 0 : INFINITY;
+}
+
+/* What is clipped is max_norm long. */
+static double clipped(const solved *s) {
+    const vjp_clip_attributes *a = (const void *)s->p->setup.attributes.bytes;
+    double norm_of = find(s, "norm").values[0];
+    return fabs(find(s, "scale").values[0] * norm_of / fmin(norm_of, a->max_norm) - 1);
+}
+
 /* ---- The table ---------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -213,6 +245,13 @@ static const struct {
     {"linear", "a=[3,65,33] b=[17,33] transpose_b=1 -bias", "backward", "db", "adjoint", adjoint_b, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "da", "adjoint", adjoint_a, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "db", "adjoint", adjoint_b, false},
+    {"sum_squares", "x=[257,129] data=ones", "forward", "y", "ones are counted", squares_are_count, false},
+    {"clip", "max_norm=1", "forward", "scale", "clipped to max_norm", clipped, false},
+    {"clip", "max_norm=1000", "forward", "scale", "short ones stay", clipped, false},
+    {"adamw", "w=[1025] eps=0 data=first", "forward", "w_out", "the first step is lr long", first_step, false},
+    {"adamw", "w=[1025] eps=0 weight_decay=0.5 beta1=0.5 beta2=0.9999 data=first g=f32", "forward", "w_out",
+     "the first step is lr long", first_step, false},
+    {"sgd", "w=[1025] param=f32", "forward", "w_out", "along the momentum", along_momentum, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

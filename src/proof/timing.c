@@ -76,8 +76,9 @@ static vjp_status fill_floats(bench *b, void *data, vjp_dtype dtype, int64_t cou
     unsigned char *block = proof_memory(FILL_BLOCK * size);
     proof_random random = proof_random_of(0, b->p.info->name, name, "bench");
     double scale = scale_of(b, name);
+    bool average = b->p.setup.op->id == VJP_OP_ADAMW && strcmp(name, "v") == 0; /* of squares */
     for (int64_t i = 0; i < FILL_BLOCK; i++)
-        proof_put(block, dtype, i, scale * proof_random_normal(&random));
+        proof_put(block, dtype, i, average ? fabs(proof_random_normal(&random)) : scale * proof_random_normal(&random));
     vjp_status status = VJP_OK;
     for (int64_t at = 0; at < count && status == VJP_OK; at += FILL_BLOCK) {
         int64_t length = count - at < FILL_BLOCK ? count - at : FILL_BLOCK;

@@ -13,6 +13,10 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = vjp_ref_gather,
     [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,
     [VJP_OP_LINEAR] = vjp_ref_linear,
+    [VJP_OP_SUM_SQUARES] = vjp_ref_sum_squares,
+    [VJP_OP_CLIP] = vjp_ref_clip,
+    [VJP_OP_ADAMW] = vjp_ref_adamw,
+    [VJP_OP_SGD] = vjp_ref_sgd,
     /* clang-format on */
 };
 
