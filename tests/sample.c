@@ -15,6 +15,10 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"sum_squares", "", {{"x", 3, {2, 3, 65}}}, 0},
+    {"clip", "", {{NULL, 0, {0}}}, 0},
+    {"adamw", "", {{"w", 3, {2, 3, 65}}}, 20},
+    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 3, {2, 3, 65}}, {"momentum", 3, {2, 3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -32,6 +36,10 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"sum_squares", "", {{"x", 2, {1025, 300}}}, 0},
+    {"clip", "", {{NULL, 0, {0}}}, 0},
+    {"adamw", "", {{"w", 2, {1025, 300}}}, 20},
+    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 2, {1025, 300}}, {"momentum", 2, {1025, 300}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };
@@ -193,8 +201,9 @@ static void fill(const vjp_tensor *tensor, const vjp_slot *slot, int64_t index_l
         uint64_t r = random_next(seed);
         double unit = (double)(r >> 11) * 0x1p-53;
         bool whole = slot->kind == VJP_KIND_INDEX || slot->kind == VJP_KIND_ARGMAX;
+        uint64_t first = strcmp(slot->name, "step") == 0; /* steps count from 1 */
         if (whole)
-            call_put(tensor, i, (double)(r % (uint64_t)(index_limit > 0 ? index_limit : 1)));
+            call_put(tensor, i, (double)(first + r % (uint64_t)(index_limit > 0 ? index_limit : 1)));
         else
             call_put(tensor, i, slot->kind == VJP_KIND_STATISTIC ? 0.5 + unit : 2 * unit - 1);
     }

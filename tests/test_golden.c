@@ -346,6 +346,89 @@ static void for_all(golden_check check, uint32_t flags) {
     assert_true(files > 0 && compared > 0);
 }
 
+/* ---- A run of training ------------------------------------------------------------------------------- */
+
+/* The numbers of a tensor of step k's file of a run, in memory of their own. */
+static double *run_values(const char *op, int k, const char *slot, vjp_tensor *tensor, text_values *attributes) {
+    char name[64], path[4096], label[64];
+    snprintf(name, sizeof name, "%s_run_%d.safetensors", op, k);
+    snprintf(path, sizeof path, "%s/%s", VJP_GOLDEN_DIR, name);
+    snprintf(label, sizeof label, "forward.%s", slot);
+    golden_case golden;
+    read_case(path, name, &golden);
+    const safetensors_tensor *stored = safetensors_find(&golden.file, label);
+    if (!stored) fail_msg("%s has no %s", name, label);
+    *tensor = vjp_tensor_of(NULL, (vjp_dtype)stored->dtype, stored->ndim, stored->shape);
+    size_t bytes = (size_t)proof_count(tensor) * vjp_dtype_size((vjp_dtype)stored->dtype);
+    double *values = proof_memory(bytes);
+    memcpy(values, stored->data, bytes);
+    tensor->data = values;
+    if (attributes) *attributes = golden.attributes;
+    safetensors_free(&golden.file);
+    return values;
+}
+
+/*
+ * Four steps as a trainer makes them, the norm, the clip and the update, all state in place from the first step to
+ * the last: after each step the weights and averages are PyTorch's.
+ */
+static void check_run(const char *op, const char *const *state, double max_norm) {
+    enum { STEPS = 4, MOST_STATE = 3 };
+    vjp_device *device;
+    assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
+    const vjp_op *found = vjp_op_find(op);
+    const vjp_pass_info *info = &vjp_op_describe(found)->pass[VJP_FORWARD];
+    vjp_tensor kept[MOST_STATE];
+    text_values attributes;
+    for (int s = 0; state[s]; s++)
+        run_values(op, 1, state[s], &kept[s], &attributes);
+    for (int k = 1; k <= STEPS; k++) {
+        double squares, scale, norm;
+        vjp_tensor g, lr, step = {0}, t_squares = vjp_tensor_of(&squares, VJP_F64, 0, NULL);
+        vjp_tensor t_scale = vjp_tensor_of(&scale, VJP_F64, 0, NULL), t_norm = vjp_tensor_of(&norm, VJP_F64, 0, NULL);
+        int64_t number = k;
+        run_values(op, k, "g", &g, NULL);
+        run_values(op, k, "lr", &lr, NULL);
+        step = vjp_tensor_of(&number, VJP_I64, 0, NULL);
+        assert_int_equal(vjp_sum_squares_forward(device, &t_squares, &g), VJP_OK);
+        assert_int_equal(vjp_clip_forward(device, &t_scale, &t_norm, &t_squares, max_norm), VJP_OK);
+        const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};
+        for (size_t i = 0; i < info->count; i++) {
+            const char *name = info->slots[i].name;
+            for (int s = 0; state[s]; s++)
+                if (strncmp(name, state[s], strlen(state[s])) == 0) tensors[i] = &kept[s];
+            if (strcmp(name, "g") == 0) tensors[i] = &g;
+            if (strcmp(name, "lr") == 0) tensors[i] = &lr;
+            if (strcmp(name, "step") == 0) tensors[i] = &step;
+            if (strcmp(name, "scale") == 0) tensors[i] = &t_scale;
+        }
+        assert_int_equal(vjp_call(device, found, VJP_FORWARD, tensors, info->count, attributes.bytes), VJP_OK);
+        for (int s = 0; state[s]; s++) {
+            char name[64];
+            vjp_tensor expected;
+            snprintf(name, sizeof name, "%s_out", state[s]);
+            double *want = run_values(op, k, name, &expected, NULL), *have = kept[s].data;
+            for (int64_t i = 0; i < proof_count(&expected); i++)
+                if (!(fabs(have[i] - want[i]) <= GOLDEN_BOUND * fmax(1, fabs(want[i]))))
+                    fail_msg("%s, step %d: %s[%lld] is %.17g, PyTorch's %.17g", op, k, name, (long long)i, have[i],
+                             want[i]);
+            free(want);
+        }
+        free(g.data);
+        free(lr.data);
+    }
+    for (int s = 0; state[s]; s++)
+        free(kept[s].data);
+    vjp_close(device);
+}
+
+static void test_runs_of_training(void **state) {
+    (void)state;
+    static const double MAX_NORM = 4; /* as make.py has it: some of the steps are clipped, some are not */
+    check_run("adamw", (const char *const[]){"w", "m", "v", NULL}, MAX_NORM);
+    check_run("sgd", (const char *const[]){"w", "momentum", NULL}, MAX_NORM);
+}
+
 static void test_reference_agrees_with_pytorch(void **state) {
     (void)state;
     for_all(check_against_pytorch, VJP_SLOT_OUTPUT);
@@ -372,6 +455,7 @@ int main(void) {
         cmocka_unit_test(test_reference_works_in_place),
         cmocka_unit_test(test_reference_accumulates),
         cmocka_unit_test(test_reference_rounds_once),
+        cmocka_unit_test(test_runs_of_training),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,8 +127,8 @@ static void callers_pool(void **state) {
     uint64_t hashes[MOST_HASHES];
     vjp_options options = {.parallel_for = own_parallel_for, .parallel_context = &pool};
     assert_expected(hashes, hash_with(options, hashes, NULL));
-    /* It was used: every op of these sizes is more than one task. */
-    assert_true(atomic_load(&pool.jobs) >= sample_passes() * STORAGES);
+    /* It was used: every op of these sizes is more than one task, but for clip, which is three numbers. */
+    assert_true(atomic_load(&pool.jobs) >= (sample_passes() - 1) * STORAGES);
     assert_true(atomic_load(&pool.tasks) >= 2 * (size_t)atomic_load(&pool.jobs));
 }
 

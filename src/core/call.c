@@ -62,7 +62,7 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
         return vjp_refuse(work, VJP_INVALID, "%s has unknown flags 0x%x", slot->name, (unsigned)tensor->flags);
     if ((tensor->flags & VJP_ACCUMULATE) && !(slot->flags & VJP_SLOT_ACCUMULATES))
         return vjp_refuse(work, VJP_INVALID, "%s cannot accumulate: it is %s", slot->name,
-                          is_output(slot) ? "a saved statistic" : "an input");
+                          is_output(slot) ? "always overwritten" : "an input");
     return VJP_OK;
 }
 
