@@ -14,6 +14,8 @@ What is fair and what is not:
     autograd does it.
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
     i32, PyTorch knows only i64.
+  - Steps of training change the weights in place on both sides. torch.optim keeps the averages of 16-bit weights in 16
+    bits, vjp in f32, which is more to move.
 
 On a GPU (--device cuda) each side's calls are recorded in a CUDA graph and replayed, timed by the GPU's own events, so
 neither Python nor launches nor PyTorch's allocator are part of any figure; the calls walk through several sets of
@@ -219,6 +221,7 @@ class Make:
     def __init__(self, dtype, place, wide=False):
         self.rounded, self.dtype, self.place = dtype, torch.float32 if wide else dtype, place
         self.random = torch.Generator(place).manual_seed(1)
+        self.sums = torch.float64 if wide else torch.float32  # what a sum of very many is kept in
 
     def hold(self, values):
         return values.to(self.rounded).to(self.dtype).to(self.place)
@@ -235,7 +238,7 @@ class Make:
         return (torch.pow(high + 1.0, u).long() - 1).clamp(0, high - 1)
 
     def empty(self, *shape, dtype=None):
-        return torch.empty(*shape, dtype=dtype or self.dtype, device=self.place)
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.place)
 
 
 def statistics(groups):
@@ -407,6 +410,45 @@ def linear(make, m, k, n):
     )
 
 
+def sum_squares(make, rows, dim):
+    x = make.normal(rows, dim)
+    yield (
+        "forward",
+        {"y": make.empty(dtype=torch.float32)},
+        {"x": x},
+        {},
+        lambda: (torch.linalg.vector_norm(x, dtype=make.sums).square(),),
+    )
+
+
+def in_place(make, shape, optimiser, state, scalars, attributes):
+    """A step on both sides, each over weights and averages of its own, which are changed in place."""
+    w, g = make.normal(*shape), make.normal(*shape)
+    kept = {"w": w.clone(), **{slot: torch.zeros(shape, device=make.place) for slot in state}}
+    parameter = torch.nn.Parameter(w)
+    parameter.grad = g
+    step = optimiser([parameter])
+
+    def theirs():
+        step.step()
+        return (parameter.detach(), *(step.state[parameter][key] for key in state.values()))
+
+    outputs = {slot + "_out": tensor for slot, tensor in kept.items()}
+    yield "forward", outputs, {**kept, "g": g, **scalars}, attributes, theirs
+
+
+def adamw(make, rows, dim, how):
+    scalars = {"lr": torch.tensor(1e-3, device=make.place), "step": torch.tensor(1, device=make.place)}
+    yield from in_place(make, (rows, dim), lambda w: torch.optim.AdamW(w, lr=1e-3, weight_decay=0.01, **{how: True}),
+                        {"m": "exp_avg", "v": "exp_avg_sq"}, scalars, {"weight_decay": 0.01})
+
+
+def sgd(make, rows, dim, how):
+    scalars = {"lr": torch.tensor(1e-3, device=make.place)}
+    yield from in_place(make, (rows, dim), lambda w: torch.optim.SGD(w, lr=1e-3, momentum=0.9, **{how: True}),
+                        {"momentum": "momentum_buffer"}, scalars, {"beta": 0.9})
+
+
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
 # grows until the backward moves enough.
 GROWS = object()
@@ -419,6 +461,11 @@ LARGE = [
     (gather, (50257, 768, GROWS), "[50257, 768] at [{}]"),
     (maxpool2d, (GROWS, 64, 112, 112, 3, 2, 1), "[{}, 64, 112, 112], 3x3 by 2"),
     (linear, (1024, 1024, 4096), "[1024, 1024] [1024, 4096] gelu"),
+    (sum_squares, (GROWS, 1024), "[{}, 1024]"),
+    (adamw, (GROWS, 1024, "fused"), "[{}, 1024] beside fused"),
+    (adamw, (GROWS, 1024, "foreach"), "[{}, 1024] beside foreach"),
+    (sgd, (GROWS, 1024, "fused"), "[{}, 1024] beside fused"),
+    (sgd, (GROWS, 1024, "foreach"), "[{}, 1024] beside foreach"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -447,6 +494,9 @@ SMALL = [
     (gather, (64, 64, 1), "[64, 64] at [1]"),
     (maxpool2d, (1, 1, 8, 8, 2, 2, 0), "[1, 1, 8, 8], 2x2 by 2"),
     (linear, (1, 64, 64), "[1, 64] [64, 64] gelu"),
+    (sum_squares, (1, 64), "[1, 64]"),
+    (adamw, (1, 64, "fused"), "[1, 64] beside fused"),
+    (sgd, (1, 64, "fused"), "[1, 64] beside fused"),
 ]
 
 
@@ -476,9 +526,8 @@ def sized(vjp, case, sizes, text, dtype, place, target):
         return tuple(count if size is GROWS else size for size in sizes)
 
     def least_bytes(count):
-        for which, outputs, inputs, attributes, _ in case(Make(dtype, place), *with_count(count)):
-            if which == "backward":
-                return vjp.prepare(case.__name__, which, {**outputs, **inputs}, attributes)[1].bytes
+        *_, (which, outputs, inputs, attributes, _) = case(Make(dtype, place), *with_count(count))
+        return vjp.prepare(case.__name__, which, {**outputs, **inputs}, attributes)[1].bytes
 
     one = least_bytes(1)
     count = max(1, 1 + math.ceil((target - one) / (least_bytes(2) - one)))
@@ -746,7 +795,7 @@ def keep_freed_memory():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [case.__name__ for case, _, _ in LARGE]
+    names = list(dict.fromkeys(case.__name__ for case, _, _ in LARGE))
     parser.add_argument("ops", nargs="*", metavar="OP", help="all of: " + ", ".join(names))
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="f32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")

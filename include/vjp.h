@@ -183,7 +183,8 @@ typedef struct vjp_pass_info {
 /*
  * An op told once. Names carry the gradient rule: the backward's output "dx" is the gradient of the forward's
  * input "x", its input "dy" that of the forward's output "y", and any other input is the forward's tensor of
- * the same name.
+ * the same name. An op that nothing is differentiated through (an optimiser's step) has a backward of no slots, and
+ * every call of that is VJP_UNSUPPORTED.
  */
 typedef struct vjp_op_info {
     const char *name;
@@ -588,6 +589,40 @@ vjp_status vjp_dropout_backward(vjp_device *device, const vjp_tensor *dx, const 
 /* y is x in another storage type, rounded to nearest even. It has no attributes. */
 vjp_status vjp_cast_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
 vjp_status vjp_cast_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy);
+/* y = the sum of x^2 over all of x. += over many tensors gives the square of their common norm. */
+vjp_status vjp_sum_squares_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
+
+/* norm = sqrt(squares), scale = min(1, max_norm / norm): what gradients are multiplied by to be no longer than that. */
+typedef struct vjp_clip_attributes {
+    double max_norm; /* 1; 0: no limit, scale is 1 */
+} vjp_clip_attributes;
+
+vjp_status vjp_clip_forward(vjp_device *device, const vjp_tensor *scale, const vjp_tensor *norm,
+                            const vjp_tensor *squares, double max_norm);
+
+/* A step of AdamW: the averages m of g and v of g^2, corrected for their start at 0, move w; weights decay by lr. */
+typedef struct vjp_adamw_attributes {
+    double beta1;        /* 0.9 */
+    double beta2;        /* 0.999 */
+    double eps;          /* 1e-8 */
+    double weight_decay; /* 0.01 */
+} vjp_adamw_attributes;
+
+vjp_status vjp_adamw_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *m_out,
+                             const vjp_tensor *v_out, const vjp_tensor *w, const vjp_tensor *m, const vjp_tensor *v,
+                             const vjp_tensor *g, const vjp_tensor *lr, const vjp_tensor *step, const vjp_tensor *scale,
+                             double beta1, double beta2, double eps, double weight_decay);
+
+/* A step of gradient descent with momentum: momentum = beta momentum + g + weight_decay w, w = w - lr momentum. */
+typedef struct vjp_sgd_attributes {
+    double beta;         /* 0.9 */
+    double weight_decay; /* 0 */
+    int64_t nesterov;    /* 0; 1: a look ahead, w = w - lr (g + weight_decay w + beta momentum) */
+} vjp_sgd_attributes;
+
+vjp_status vjp_sgd_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *momentum_out,
+                           const vjp_tensor *w, const vjp_tensor *momentum, const vjp_tensor *g, const vjp_tensor *lr,
+                           const vjp_tensor *scale, double beta, double weight_decay, int nesterov);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
         const sample *both[] = {sample_find(name), sample_find_large(name)};
         const char *sizes[] = {"small", "large"};
         for (int size = 0; size < 2; size++)
-            for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+            for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++)
                 for (int s = 0; s < STORAGES; s++)
                     failed |= print_call(device, both[size], sizes[size], (vjp_pass)pass, storages[s]);
     }

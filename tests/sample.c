@@ -15,6 +15,10 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"sum_squares", "", {{"x", 3, {2, 3, 65}}}, 0},
+    {"clip", "", {{NULL, 0, {0}}}, 0},
+    {"adamw", "", {{"w", 3, {2, 3, 65}}}, 20},
+    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 3, {2, 3, 65}}, {"momentum", 3, {2, 3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -32,6 +36,10 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"sum_squares", "", {{"x", 2, {1025, 300}}}, 0},
+    {"clip", "", {{NULL, 0, {0}}}, 0},
+    {"adamw", "", {{"w", 2, {1025, 300}}}, 20},
+    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 2, {1025, 300}}, {"momentum", 2, {1025, 300}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };
@@ -44,6 +52,13 @@ static const sample *find(const sample *list, const char *op) {
 
 const sample *sample_find(const char *op) {
     return find(small, op);
+}
+
+int sample_passes(void) {
+    int passes = 0;
+    for (size_t op = 0; op < vjp_op_count(); op++)
+        passes += vjp_passes(vjp_op_describe(vjp_op_at(op)));
+    return passes;
 }
 
 const sample *sample_find_large(const char *op) {
@@ -149,17 +164,33 @@ static vjp_dtype slot_dtype(vjp_kind kind, sample_types types) {
     }
 }
 
+/* Where the sample tells the shape of a slot, -1 if nowhere: under its own name, or that of one like it. */
+static int source_of(const vjp_pass_info *pass, const sample *from, size_t slot) {
+    int like = -1;
+    for (int i = SAMPLE_INPUTS - 1; i >= 0; i--) {
+        int own = from->input[i].name ? find_slot(pass, from->input[i].name) : -1;
+        if (own == (int)slot) return i;
+        bool required = !(pass->slots[slot].flags & (VJP_SLOT_OUTPUT | VJP_SLOT_OPTIONAL));
+        if (own >= 0 && required && strcmp(pass->slots[own].shape, pass->slots[slot].shape) == 0) like = i;
+    }
+    return like;
+}
+
 /* Every slot of the forward, by vjp_infer() from the sample's inputs. */
 static bool describe_forward(const call *made, vjp_device *device, const sample *from, sample_types types,
                              vjp_tensor *described) {
     const vjp_pass_info *pass = &made->info->pass[VJP_FORWARD];
     vjp_tensor given[VJP_MAX_SLOTS];
     const vjp_tensor *pointers[VJP_MAX_SLOTS] = {0};
-    for (int i = 0; i < SAMPLE_INPUTS && from->input[i].name; i++) {
-        int slot = find_slot(pass, from->input[i].name);
-        if (slot < 0) return false;
+    for (int i = 0; i < SAMPLE_INPUTS && from->input[i].name; i++)
+        if (find_slot(pass, from->input[i].name) < 0) return false;
+    for (size_t slot = pass->outputs; slot < pass->count; slot++) {
+        bool scalar = strcmp(pass->slots[slot].shape, "[]") == 0;
+        int source = scalar ? -1 : source_of(pass, from, slot);
+        if (!scalar && source < 0) continue;
         vjp_dtype dtype = slot_dtype(pass->slots[slot].kind, types);
-        given[slot] = vjp_tensor_of(NULL, dtype, from->input[i].ndim, from->input[i].shape);
+        given[slot] = scalar ? vjp_tensor_of(NULL, dtype, 0, NULL)
+                             : vjp_tensor_of(NULL, dtype, from->input[source].ndim, from->input[source].shape);
         pointers[slot] = &given[slot];
     }
     return vjp_infer(device, made->op, VJP_FORWARD, pointers, pass->count, made->attributes, described) == VJP_OK;
@@ -171,8 +202,9 @@ static void fill(const vjp_tensor *tensor, const vjp_slot *slot, int64_t index_l
         uint64_t r = random_next(seed);
         double unit = (double)(r >> 11) * 0x1p-53;
         bool whole = slot->kind == VJP_KIND_INDEX || slot->kind == VJP_KIND_ARGMAX;
+        uint64_t first = strcmp(slot->name, "step") == 0; /* steps count from 1 */
         if (whole)
-            call_put(tensor, i, (double)(r % (uint64_t)(index_limit > 0 ? index_limit : 1)));
+            call_put(tensor, i, (double)(first + r % (uint64_t)(index_limit > 0 ? index_limit : 1)));
         else
             call_put(tensor, i, slot->kind == VJP_KIND_STATISTIC ? 0.5 + unit : 2 * unit - 1);
     }

@@ -1,7 +1,8 @@
 /*
  * One right call of every op and pass, in memory with guards around every tensor: what the tests then break, count,
- * repeat or hash. A sample tells the shapes of the forward's inputs; all others come from vjp_infer() and the naming
- * rule of vjp_op_info (dx is shaped like x, dy like y).
+ * repeat or hash. A sample tells the shapes of the forward's inputs; a required one that it does not name is as large
+ * as one whose shape has the same words in the table, and "[]" is a scalar. All others come from vjp_infer() and the
+ * naming rule of vjp_op_info (dx is shaped like x, dy like y).
  */
 #ifndef VJP_TESTS_SAMPLE_H
 #define VJP_TESTS_SAMPLE_H
@@ -10,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "vjp.h"
+#include "core/core.h"
 
 enum { SAMPLE_INPUTS = 4, SAMPLE_ATTRIBUTE_BYTES = 256, SAMPLE_GUARD = 64 };
 
@@ -40,6 +41,9 @@ typedef struct call {
 
 /* A small sample for each op, with every optional input present. */
 const sample *sample_find(const char *op);
+
+/* How many passes all ops have together. */
+int sample_passes(void);
 
 /* One that is cut into many tasks, so that threads have something to do. */
 const sample *sample_find_large(const char *op);

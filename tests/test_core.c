@@ -359,7 +359,8 @@ static void check_slots(const vjp_op_info *info, int which) {
         /* Values accumulate; what is saved for the backward does not. */
         bool saved =
             slot->kind == VJP_KIND_STATISTIC || slot->kind == VJP_KIND_ARGMAX || strcmp(slot->name, "pre") == 0;
-        if (output) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
+        bool step = vjp_passes(info) < VJP_PASS_COUNT; /* nothing goes back: nothing is saved */
+        if (output && !step) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
         for (size_t j = 0; j < VJP_MAX_SLOTS; j++) {
             if (!(slot->aliases >> j & 1)) continue;
             assert_true(j >= pass->outputs && j < pass->count);
@@ -430,8 +431,8 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 
 static void op_table(void **state) {
     (void)state;
-    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm", "rope",
-                                        "cumsum",     "gather",   "maxpool2d",  "linear"};
+    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm",  "rope", "cumsum", "gather",
+                                        "maxpool2d",  "linear",   "sum_squares", "clip", "adamw",  "sgd"};
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -440,8 +441,8 @@ static void op_table(void **state) {
         assert_ptr_equal(vjp_op_find(names[i]), op);
         assert_true(info->about && *info->about);
         check_slots(info, VJP_FORWARD);
-        check_slots(info, VJP_BACKWARD);
-        check_names(info);
+        if (vjp_passes(info) == VJP_PASS_COUNT) check_slots(info, VJP_BACKWARD);
+        if (vjp_passes(info) == VJP_PASS_COUNT) check_names(info);
         check_attributes(op, info);
     }
     assert_null(vjp_op_at(vjp_op_count()));
@@ -496,6 +497,11 @@ static void infer_absent(void **state) {
         {"linear", VJP_FORWARD, "pre", VJP_BF16, 3, {2, 5, 9}},
         {"linear", VJP_BACKWARD, "db", VJP_BF16, 2, {7, 9}},
         {"linear", VJP_BACKWARD, "dbias", VJP_BF16, 1, {9}},
+        {"sum_squares", VJP_FORWARD, "y", VJP_F32, 0, {0}},
+        {"clip", VJP_FORWARD, "scale", VJP_F32, 0, {0}},
+        {"adamw", VJP_FORWARD, "w_out", VJP_BF16, 3, {2, 3, 65}},
+        {"adamw", VJP_FORWARD, "v_out", VJP_F32, 3, {2, 3, 65}},
+        {"sgd", VJP_FORWARD, "momentum_out", VJP_F32, 3, {2, 3, 65}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -566,6 +572,11 @@ static void least_cost(void **state) {
         {"maxpool2d", VJP_BACKWARD, NULL, 4 * (378 + 120 + 120), 0},
         {"linear", VJP_FORWARD, NULL, 4 * (2 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
         {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 2 * 90), 2 * 2.0 * 10 * 7 * 9},
+        {"sum_squares", VJP_FORWARD, NULL, 4 * (390 + 1), 0},
+        {"sum_squares", VJP_FORWARD, "y", 4 * (390 + 2), 0},
+        /* w, m and v both ways, g; and lr, step, scale */
+        {"adamw", VJP_FORWARD, NULL, 4 * (7 * 390 + 3), 0},
+        {"sgd", VJP_FORWARD, NULL, 4 * (5 * 390 + 2), 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -595,7 +606,7 @@ static void supports(void **state) {
     (void)state;
     vjp_device *cpu = open_with("cpu", (vjp_options){.threads = 1}), *ref = open_with("ref", (vjp_options){0});
     for (size_t i = 0; i < vjp_op_count(); i++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(i))); pass++) {
             static const vjp_dtype types[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64};
             for (int t = 0; t < 4; t++) {
                 assert_int_equal(vjp_supports(ref, vjp_op_at(i), (vjp_pass)pass, types[t]), VJP_OK);
@@ -611,6 +622,54 @@ static void supports(void **state) {
     assert_int_equal(vjp_supports(NULL, vjp_op_at(0), VJP_FORWARD, VJP_F32), VJP_NO_DEVICE);
     vjp_close(cpu);
     vjp_close(ref);
+}
+
+/* A step of training is not differentiated: whoever asks for its backward is told so. */
+static void no_backward(void **state) {
+    (void)state;
+    vjp_device *ref = open_with("ref", (vjp_options){0});
+    int found = 0;
+    for (size_t i = 0; i < vjp_op_count(); i++) {
+        const vjp_op *op = vjp_op_at(i);
+        const vjp_tensor *none[VJP_MAX_SLOTS] = {0};
+        vjp_tensor described[VJP_MAX_SLOTS];
+        size_t bytes;
+        vjp_cost cost;
+        if (vjp_passes(vjp_op_describe(op)) == VJP_PASS_COUNT) continue;
+        found++;
+        const vjp_status answers[] = {vjp_supports(ref, op, VJP_BACKWARD, VJP_F32),
+                                      vjp_call(ref, op, VJP_BACKWARD, none, 0, NULL),
+                                      vjp_call(ref, op, VJP_BACKWARD, none, 3, NULL),
+                                      vjp_infer(ref, op, VJP_BACKWARD, none, 0, NULL, described),
+                                      vjp_workspace_size(ref, op, VJP_BACKWARD, none, 0, NULL, &bytes),
+                                      vjp_least_cost(ref, op, VJP_BACKWARD, none, 0, NULL, &cost)};
+        for (size_t k = 0; k < sizeof answers / sizeof answers[0]; k++)
+            assert_int_equal(answers[k], VJP_UNSUPPORTED);
+        assert_non_null(strstr(vjp_error(ref), vjp_op_describe(op)->name));
+        assert_non_null(strstr(vjp_error(ref), "has no backward pass"));
+    }
+    assert_int_equal(found, 4);
+    vjp_close(ref);
+}
+
+/* A rate that is no number goes into the weights, where it is seen, and not into the averages. */
+static void rate_that_is_no_number(void **state) {
+    (void)state;
+    static const char *const names[] = {"cpu", "ref"}, *const ops[] = {"adamw", "sgd"};
+    for (int d = 0; d < 2; d++)
+        for (int o = 0; o < 2; o++) {
+            vjp_device *device = open_with(names[d], (vjp_options){.threads = 1});
+            call made;
+            assert_true(call_make(&made, device, sample_find(ops[o]), VJP_FORWARD, plain_types, 1));
+            call_put(&made.tensor[call_slot(&made, "lr")], 0, (double)NAN);
+            assert_int_equal(call_run(device, &made), VJP_OK);
+            for (int64_t i = 0; i < 390; i++) {
+                assert_true(isnan(call_get(&made.tensor[0], i)));
+                assert_true(isfinite(call_get(&made.tensor[1], i)));
+            }
+            call_free(&made);
+            vjp_close(device);
+        }
 }
 
 /* ---- Workspace --------------------------------------------------------------------------------------- */
@@ -679,7 +738,7 @@ static void workspace(void **state) {
 static void workspace_is_enough(void **state) {
     (void)state;
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++)
             for (int t = 0; t < 3; t++) {
                 static const vjp_dtype types[] = {VJP_F32, VJP_BF16, VJP_F16};
                 vjp_device *device = open_with("cpu", (vjp_options){.threads = 3});
@@ -931,6 +990,8 @@ int main(void) {
         cmocka_unit_test(infer_from_attributes),
         cmocka_unit_test(least_cost),
         cmocka_unit_test(supports),
+        cmocka_unit_test(no_backward),
+        cmocka_unit_test(rate_that_is_no_number),
         cmocka_unit_test(workspace),
         cmocka_unit_test(workspace_is_enough),
         cmocka_unit_test(memory),

@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "core/core.h"
 #include "proof/text.h"
 #include "proof/values.h"
 #include "train/safetensors.h"
@@ -303,15 +304,24 @@ static bool is_golden_file(const char *name) {
     return length > tail && strcmp(name + length - tail, ending) == 0;
 }
 
-/* Fails when there is no folder, or when a pass of an op that the check concerns was in no file. */
-static void for_all(golden_check check, bool every_pass) {
+/* Whether a check that concerns outputs with these flags concerns the pass. */
+static bool concerns(uint32_t flags, const vjp_pass_info *pass) {
+    for (size_t i = 0; flags && i < pass->outputs; i++)
+        if (pass->slots[i].flags & flags) return true;
+    return false;
+}
+
+enum { MOST_OPS = 64 };
+
+/* Fails when there is no folder, or when a pass that the check concerns was in no file. */
+static void for_all(golden_check check, uint32_t flags) {
     vjp_device *device;
     assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
     DIR *folder = opendir(VJP_GOLDEN_DIR);
     if (!folder) fail_msg("there is no folder %s", VJP_GOLDEN_DIR);
     int files = 0, compared = 0;
-    int of_pass[16][VJP_PASS_COUNT] = {{0}};
-    assert_true(vjp_op_count() <= 16);
+    int of_pass[MOST_OPS][VJP_PASS_COUNT] = {{0}};
+    assert_true(vjp_op_count() <= MOST_OPS);
     for (struct dirent *entry; (entry = readdir(folder));) {
         if (!is_golden_file(entry->d_name)) continue;
         char path[4096];
@@ -319,7 +329,7 @@ static void for_all(golden_check check, bool every_pass) {
         golden_case golden;
         read_case(path, entry->d_name, &golden);
         for (size_t op = 0; op < vjp_op_count(); op++)
-            for (int pass = 0; vjp_op_at(op) == golden.op && pass < VJP_PASS_COUNT; pass++) {
+            for (int pass = 0; vjp_op_at(op) == golden.op && pass < vjp_passes(vjp_op_describe(golden.op)); pass++) {
                 int outputs = check(device, &golden, (vjp_pass)pass);
                 of_pass[op][pass] += outputs;
                 compared += outputs;
@@ -330,32 +340,115 @@ static void for_all(golden_check check, bool every_pass) {
     closedir(folder);
     vjp_close(device);
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
-            if (every_pass && of_pass[op][pass] == 0)
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++)
+            if (concerns(flags, &vjp_op_describe(vjp_op_at(op))->pass[pass]) && of_pass[op][pass] == 0)
                 fail_msg("no file in %s has an output of %s.%s", VJP_GOLDEN_DIR, vjp_op_describe(vjp_op_at(op))->name,
                          text_pass_name((vjp_pass)pass));
     print_message("%d files, %d outputs compared\n", files, compared);
     assert_true(files > 0 && compared > 0);
 }
 
+/* ---- A run of training ------------------------------------------------------------------------------- */
+
+/* The numbers of a tensor of step k's file of a run, in memory of their own. */
+static double *run_values(const char *op, int k, const char *slot, vjp_tensor *tensor, text_values *attributes) {
+    char name[64], path[4096], label[64];
+    snprintf(name, sizeof name, "%s_run_%d.safetensors", op, k);
+    snprintf(path, sizeof path, "%s/%s", VJP_GOLDEN_DIR, name);
+    snprintf(label, sizeof label, "forward.%s", slot);
+    golden_case golden;
+    read_case(path, name, &golden);
+    const safetensors_tensor *stored = safetensors_find(&golden.file, label);
+    if (!stored) fail_msg("%s has no %s", name, label);
+    *tensor = vjp_tensor_of(NULL, (vjp_dtype)stored->dtype, stored->ndim, stored->shape);
+    size_t bytes = (size_t)proof_count(tensor) * vjp_dtype_size((vjp_dtype)stored->dtype);
+    double *values = proof_memory(bytes);
+    memcpy(values, stored->data, bytes);
+    tensor->data = values;
+    if (attributes) *attributes = golden.attributes;
+    safetensors_free(&golden.file);
+    return values;
+}
+
+/*
+ * Four steps as a trainer makes them, the norm, the clip and the update, all state in place from the first step to
+ * the last: after each step the weights and averages are PyTorch's.
+ */
+static void check_run(const char *op, const char *const *state, double max_norm) {
+    enum { STEPS = 4, MOST_STATE = 3 };
+    vjp_device *device;
+    assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
+    const vjp_op *found = vjp_op_find(op);
+    const vjp_pass_info *info = &vjp_op_describe(found)->pass[VJP_FORWARD];
+    vjp_tensor kept[MOST_STATE];
+    text_values attributes;
+    for (int s = 0; state[s]; s++)
+        run_values(op, 1, state[s], &kept[s], &attributes);
+    for (int k = 1; k <= STEPS; k++) {
+        double squares, scale, norm;
+        vjp_tensor g, lr, step = {0}, t_squares = vjp_tensor_of(&squares, VJP_F64, 0, NULL);
+        vjp_tensor t_scale = vjp_tensor_of(&scale, VJP_F64, 0, NULL), t_norm = vjp_tensor_of(&norm, VJP_F64, 0, NULL);
+        int64_t number = k;
+        run_values(op, k, "g", &g, NULL);
+        run_values(op, k, "lr", &lr, NULL);
+        step = vjp_tensor_of(&number, VJP_I64, 0, NULL);
+        assert_int_equal(vjp_sum_squares_forward(device, &t_squares, &g), VJP_OK);
+        assert_int_equal(vjp_clip_forward(device, &t_scale, &t_norm, &t_squares, max_norm), VJP_OK);
+        const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};
+        for (size_t i = 0; i < info->count; i++) {
+            const char *name = info->slots[i].name;
+            for (int s = 0; state[s]; s++)
+                if (strncmp(name, state[s], strlen(state[s])) == 0) tensors[i] = &kept[s];
+            if (strcmp(name, "g") == 0) tensors[i] = &g;
+            if (strcmp(name, "lr") == 0) tensors[i] = &lr;
+            if (strcmp(name, "step") == 0) tensors[i] = &step;
+            if (strcmp(name, "scale") == 0) tensors[i] = &t_scale;
+        }
+        assert_int_equal(vjp_call(device, found, VJP_FORWARD, tensors, info->count, attributes.bytes), VJP_OK);
+        for (int s = 0; state[s]; s++) {
+            char name[64];
+            vjp_tensor expected;
+            snprintf(name, sizeof name, "%s_out", state[s]);
+            double *want = run_values(op, k, name, &expected, NULL), *have = kept[s].data;
+            for (int64_t i = 0; i < proof_count(&expected); i++)
+                if (!(fabs(have[i] - want[i]) <= GOLDEN_BOUND * fmax(1, fabs(want[i]))))
+                    fail_msg("%s, step %d: %s[%lld] is %.17g, PyTorch's %.17g", op, k, name, (long long)i, have[i],
+                             want[i]);
+            free(want);
+        }
+        free(g.data);
+        free(lr.data);
+    }
+    for (int s = 0; state[s]; s++)
+        free(kept[s].data);
+    vjp_close(device);
+}
+
+static void test_runs_of_training(void **state) {
+    (void)state;
+    static const double MAX_NORM = 4; /* as make.py has it: some of the steps are clipped, some are not */
+    check_run("adamw", (const char *const[]){"w", "m", "v", NULL}, MAX_NORM);
+    check_run("sgd", (const char *const[]){"w", "momentum", NULL}, MAX_NORM);
+}
+
 static void test_reference_agrees_with_pytorch(void **state) {
     (void)state;
-    for_all(check_against_pytorch, true);
+    for_all(check_against_pytorch, VJP_SLOT_OUTPUT);
 }
 
 static void test_reference_works_in_place(void **state) {
     (void)state;
-    for_all(check_in_place, false);
+    for_all(check_in_place, 0);
 }
 
 static void test_reference_accumulates(void **state) {
     (void)state;
-    for_all(check_accumulate, true);
+    for_all(check_accumulate, VJP_SLOT_ACCUMULATES);
 }
 
 static void test_reference_rounds_once(void **state) {
     (void)state;
-    for_all(check_storage, true);
+    for_all(check_storage, VJP_SLOT_OUTPUT);
 }
 
 int main(void) {
@@ -364,6 +457,7 @@ int main(void) {
         cmocka_unit_test(test_reference_works_in_place),
         cmocka_unit_test(test_reference_accumulates),
         cmocka_unit_test(test_reference_rounds_once),
+        cmocka_unit_test(test_runs_of_training),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,6 +90,8 @@ expect 2 '-o is missing' run layer_norm.forward in
 expect 2 'is no op; there are layer_norm' run frobnicate.forward in -o out
 expect 2 'write rope.forward or rope.backward' run rope in -o out
 expect 2 'write rope.forward or rope.backward' run rope.sideways in -o out
+expect 2 'adamw has no backward pass' run adamw.backward in -o out
+expect 2 'names no pass: write adamw.forward' run adamw.sideways in -o out
 expect 2 'layer_norm has no attribute "epsilon"; it has axes, eps' run layer_norm.forward in -o out epsilon=1
 expect 2 'eps of layer_norm is "small"; it must be a number' run layer_norm.forward in -o out eps=small
 expect 2 'it must be one of half, interleaved' run rope.forward in -o out pairing=third
@@ -105,10 +107,11 @@ expect 2 'it has the dtype of the file' run layer_norm.backward in -o out --accu
 expect 0 'instruction set' info
 expect 0 '"version": "' info --json
 expect 0 'layer_norm.backward' ops
+expect 0 'adamw.forward' ops
 expect 0 'in place of dy or x' ops layer_norm
 expect 0 '| `dx` | output, accumulates' ops layer_norm --markdown
 expect 0 '"op": "layer_norm", "pass": "backward"' ops --json
-[ "$(wc -l <"$work/out")" -eq $((2 * $("$vjp" ops --markdown | grep -c '^| \*\*'))) ] || fault 'ops --json: not one line a pass'
+[ "$(wc -l <"$work/out")" -eq "$("$vjp" ops --markdown | grep -c '^|.*| \(forward\|backward\) |')" ] || fault 'ops --json: not one line a pass'
 expect 0 '| ref | cpu |' ops --markdown
 expect 0 '"devices": {"cpu": [' ops --json --device cpu
 expect 1 'is no device' ops --device tpu

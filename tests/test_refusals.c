@@ -280,6 +280,52 @@ static const refusal rows[] = {
     {"gather", F, "index.dtype=f32 index[1]=-1", VJP_INVALID, {"index[1] is -1", "[0, 11)"}},
     {"maxpool2d", B, "argmax[17]=63", VJP_INVALID, {"argmax[17] is 63", "[0, 63)"}},
     {"maxpool2d", B, "argmax[119]=-1", VJP_INVALID, {"argmax[119] is -1"}},
+
+    /* ---- steps of training ---- */
+    {"sum_squares", F, "x=absent", VJP_INVALID, {"x", "missing"}},
+    {"sum_squares", F, "y.shape=[1]", VJP_INVALID, {"y", "[1]", "[]"}},
+    {"sum_squares", F, "y.dtype=bf16", VJP_INVALID, {"y is bf16", "f32"}},
+    {"sum_squares", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
+    {"clip", F, "squares=absent", VJP_INVALID, {"squares", "missing"}},
+    {"clip", F, "squares.shape=[1]", VJP_INVALID, {"squares", "[1]", "[]"}},
+    {"clip", F, "squares.dtype=bf16", VJP_INVALID, {"squares is bf16", "f32"}},
+    {"clip", F, "squares.dtype=i32", VJP_INVALID, {"squares is i32"}},
+    {"clip", F, "@max_norm=-1", VJP_INVALID, {"max_norm is -1"}},
+    {"clip", F, "@max_norm=nan", VJP_INVALID, {"max_norm is", "nan"}},
+    {"clip", F, "@max_norm=inf", VJP_INVALID, {"max_norm is inf"}},
+    {"clip", F, "scale.at=norm", VJP_INVALID, {"scale overlaps norm"}},
+    {"clip", F, "scale.flags=1", VJP_INVALID, {"scale", "accumulate", "overwritten"}},
+    {"adamw", F, "w=absent", VJP_INVALID, {"w ", "missing"}},
+    {"adamw", F, "g=absent", VJP_INVALID, {"g ", "missing"}},
+    {"adamw", F, "lr=absent", VJP_INVALID, {"lr", "missing"}},
+    {"adamw", F, "step=absent", VJP_INVALID, {"step", "missing"}},
+    {"adamw", F, "m.shape=[6,65]", VJP_INVALID, {"m ", "[6, 65]", "[2, 3, 65]"}},
+    {"adamw", F, "g.shape=[2,3,64]", VJP_INVALID, {"g ", "[2, 3, 64]"}},
+    {"adamw", F, "lr.shape=[1]", VJP_INVALID, {"lr", "[1]", "[]"}},
+    {"adamw", F, "m.dtype=f16", VJP_INVALID, {"m is f16", "f32"}},
+    {"adamw", F, "g.dtype=bf16", VJP_INVALID, {"g is bf16", "f32"}},
+    {"adamw", F, "step.dtype=f16", VJP_INVALID, {"step is f16", "i32, i64 or f32"}},
+    {"adamw", F, "step[0]=0", VJP_INVALID, {"step is 0", "first step is 1"}},
+    {"adamw", F, "step[0]=-3", VJP_INVALID, {"step is -3"}},
+    {"adamw", F, "step.dtype=f32 step[0]=1.5", VJP_INVALID, {"step is 1.5", "not an integer"}},
+    {"adamw", F, "@beta1=1", VJP_INVALID, {"beta1 is 1", "less than 1"}},
+    {"adamw", F, "@beta2=-0.1", VJP_INVALID, {"beta2 is -0.1"}},
+    {"adamw", F, "@beta2=nan", VJP_INVALID, {"beta2 is", "nan"}},
+    {"adamw", F, "@eps=-1e-8", VJP_INVALID, {"eps is -1e-08"}},
+    {"adamw", F, "@weight_decay=-1", VJP_INVALID, {"weight_decay is -1"}},
+    {"adamw", F, "w_out.flags=1", VJP_INVALID, {"w_out", "accumulate", "overwritten"}},
+    {"adamw", F, "w_out.at=g", VJP_INVALID, {"w_out overlaps g", "may not share"}},
+    {"adamw", F, "m_out.at=m+4", VJP_INVALID, {"m_out overlaps m", "exactly the same"}},
+    {"adamw", F, "v_out.at=m", VJP_INVALID, {"v_out overlaps m"}},
+    {"adamw", F, "w_out.at=m_out", VJP_INVALID, {"w_out overlaps m_out"}},
+    {"sgd", F, "w=absent", VJP_INVALID, {"w ", "missing"}},
+    {"sgd", F, "momentum.shape=[390]", VJP_INVALID, {"momentum", "[390]", "[2, 3, 65]"}},
+    {"sgd", F, "scale.shape=[1]", VJP_INVALID, {"scale", "[1]"}},
+    {"sgd", F, "@beta=1", VJP_INVALID, {"beta is 1"}},
+    {"sgd", F, "@weight_decay=inf", VJP_INVALID, {"weight_decay is inf"}},
+    {"sgd", F, "@nesterov=2", VJP_INVALID, {"nesterov is 2"}},
+    {"sgd", F, "momentum_out.flags=1", VJP_INVALID, {"momentum_out", "accumulate"}},
+    {"sgd", F, "momentum_out.at=w", VJP_INVALID, {"momentum_out overlaps w"}},
 };
 
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -445,7 +491,7 @@ static void ref_refuses(void **state) {
 static void every_pass_has_rows(void **state) {
     (void)state;
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++) {
             const char *name = vjp_op_describe(vjp_op_at(op))->name;
             int found = 0;
             for (int i = 0; i < ROWS; i++)
@@ -459,7 +505,7 @@ static void cpu_has_no_f64(void **state) {
     (void)state;
     vjp_device *cpu = open_device("cpu"), *ref = open_device("ref");
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++) {
             call made;
             sample_types types = {VJP_F64, VJP_F64, VJP_I64};
             const char *name = vjp_op_describe(vjp_op_at(op))->name;
@@ -610,6 +656,11 @@ static const nothing empties[] = {
     {"linear", F, "a.shape=[0,7] y.shape=[0,9] pre.shape=[0,9]", NULL},
     {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7]", "db"},
     {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7]", "dbias"},
+    {"sum_squares", F, "x.shape=[0,65] x.data=NULL", "y"},
+    {"adamw", F,
+     "w_out.shape=[0] m_out.shape=[0] v_out.shape=[0] w.shape=[0] m.shape=[0] v.shape=[0] g.shape=[0] g.data=NULL",
+     NULL},
+    {"sgd", F, "w_out.shape=[0] momentum_out.shape=[0] w.shape=[0] momentum.shape=[0] g.shape=[0] w.data=NULL", NULL},
     {"linear", B, "b.shape=[7,0] db.shape=[7,0] dy.shape=[2,5,0] pre.shape=[2,5,0] bias.shape=[0] dbias.shape=[0]",
      "da"},
 };

@@ -30,7 +30,7 @@ enum { STORAGES = sizeof storages / sizeof storages[0], MOST_HASHES = 512 };
 static int hash_all(vjp_device *device, uint64_t *hashes, const char *only) {
     int count = 0;
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++)
             for (int s = 0; s < STORAGES; s++) {
                 const char *name = vjp_op_describe(vjp_op_at(op))->name;
                 if (only && strcmp(only, name) != 0) continue;
@@ -127,8 +127,8 @@ static void callers_pool(void **state) {
     uint64_t hashes[MOST_HASHES];
     vjp_options options = {.parallel_for = own_parallel_for, .parallel_context = &pool};
     assert_expected(hashes, hash_with(options, hashes, NULL));
-    /* It was used: every op of these sizes is more than one task. */
-    assert_true(atomic_load(&pool.jobs) >= (int)vjp_op_count() * VJP_PASS_COUNT * STORAGES);
+    /* It was used: every op of these sizes is more than one task, but for clip, which is three numbers. */
+    assert_true(atomic_load(&pool.jobs) >= (sample_passes() - 1) * STORAGES);
     assert_true(atomic_load(&pool.tasks) >= 2 * (size_t)atomic_load(&pool.jobs));
 }
 
@@ -146,7 +146,7 @@ static void small_work_stays(void **state) {
     vjp_options options = {.parallel_for = forbidden_for, .parallel_context = &used};
     assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
     for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++) {
             call made;
             const char *name = vjp_op_describe(vjp_op_at(op))->name;
             assert_true(call_make(&made, device, sample_find(name), (vjp_pass)pass,

@@ -85,6 +85,13 @@ static const struct {
     {"cast", "x=[@,768] y=bf16 dx=bf16", HOST},
     {"cast", "x=[16384,4096] y=bf16 dx=bf16", CARD},
     {"cast", "x=[1,64] y=bf16 dx=bf16", SMALL},
+    {"sum_squares", "x=[@,1024]", HOST},
+    {"sum_squares", "x=[64]", SMALL},
+    {"clip", "", SMALL},
+    {"adamw", "w=[@,1024]", HOST},
+    {"adamw", "w=[64]", SMALL},
+    {"sgd", "w=[@,1024]", HOST},
+    {"sgd", "w=[64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -166,7 +173,7 @@ static bool size_text(const bench_run *run, const vjp_op *op, const char *text, 
 enum { COLUMNS = 7 };
 
 static cli_column columns[COLUMNS] = {
-    {"op", 10, false},  {"pass", 8, false}, {"ms", 9, true},     {"limit", 9, true},
+    {"op", 11, false},  {"pass", 8, false}, {"ms", 9, true},     {"limit", 9, true},
     {"share", 5, true}, {"", BAR, false},   {"shape", 0, false},
 };
 
@@ -234,7 +241,7 @@ static bool bench_shape(bench_run *run, const vjp_op *op, const char *text, bool
         return false;
     run->copy_rate = fmax(run->copy_rate, timing.copy_rate);
     run->product_rate = fmax(run->product_rate, timing.product_rate);
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+    for (int pass = 0; pass < vjp_passes(vjp_op_describe(op)); pass++)
         print_pass(run, name, (vjp_pass)pass, sized, timing.seconds[pass], timing.limit[pass], small);
     return true;
 }
@@ -259,11 +266,10 @@ static int bench_all(bench_run *run, const vjp_op *only, const char *own) {
         const vjp_op *op = vjp_op_find(shapes[i].op);
         bool small = shapes[i].kinds == SMALL;
         if ((only && op != only) || (!small && shapes[i].kinds != run->kind)) continue;
-        if (vjp_supports(run->device, op, VJP_BACKWARD, run->dtype) == VJP_OK &&
-            bench_shape(run, op, shapes[i].text, small, error))
-            continue;
-        if (vjp_supports(run->device, op, VJP_BACKWARD, run->dtype) != VJP_OK)
-            snprintf(error, sizeof error, "%s", vjp_error(run->device));
+        vjp_pass last = (vjp_pass)(vjp_passes(vjp_op_describe(op)) - 1);
+        bool supported = vjp_supports(run->device, op, last, run->dtype) == VJP_OK;
+        if (supported && bench_shape(run, op, shapes[i].text, small, error)) continue;
+        if (!supported) snprintf(error, sizeof error, "%s", vjp_error(run->device));
         status = cli_fail("bench", "%s", error);
     }
     return status;

@@ -58,7 +58,7 @@ static double share(double error, double bound) {
 enum { COLUMNS = 8, NUMBER = 24 };
 
 static cli_column columns[COLUMNS] = {
-    {"op", 10, false},    {"pass", 8, false}, {"output", 12, false}, {"dtype", 5, false},
+    {"op", 11, false},    {"pass", 8, false}, {"output", 12, false}, {"dtype", 5, false},
     {"device", 6, false}, {"error", 8, true}, {"bound", 8, true},    {"verdict", 0, false},
 };
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/core.h"
 #include "proof/text.h"
 
 enum { MOST_DEVICES = 8, CELL = 512 };
@@ -198,7 +199,7 @@ static void markdown_all(const opened_devices *on) {
         printf("---|");
     putchar('\n');
     for (size_t o = 0; o < vjp_op_count(); o++)
-        for (int p = 0; p < VJP_PASS_COUNT; p++) {
+        for (int p = 0; p < vjp_passes(vjp_op_describe(vjp_op_at(o))); p++) {
             const vjp_op *op = vjp_op_at(o);
             const vjp_op_info *info = vjp_op_describe(op);
             char text[CELL];
@@ -220,7 +221,7 @@ static void markdown_all(const opened_devices *on) {
 static void markdown_op(const vjp_op *op, const opened_devices *on) {
     const vjp_op_info *info = vjp_op_describe(op);
     char text[CELL];
-    for (int p = 0; p < VJP_PASS_COUNT; p++) {
+    for (int p = 0; p < vjp_passes(info); p++) {
         const vjp_pass_info *pass = &info->pass[p];
         printf("**%s**\n\n| tensor | role | shape | dtype | |\n|---|---|---|---|---|\n", p ? "Backward" : "Forward");
         for (size_t i = 0; i < pass->count; i++) {
@@ -245,10 +246,11 @@ static void markdown_op(const vjp_op *op, const opened_devices *on) {
         put_cell(about);
         putchar('\n');
     }
-    printf("\n**Dtypes (T)**\n\n| device | forward | backward |\n|---|---|---|\n");
+    bool both = vjp_passes(info) == VJP_PASS_COUNT;
+    printf("\n**Dtypes (T)**\n\n| device | forward |%s\n|---|---|%s\n", both ? " backward |" : "", both ? "---|" : "");
     for (int i = 0; i < on->count; i++) {
         printf("| `%s` |", vjp_device_name(on->device[i]));
-        for (int p = 0; p < VJP_PASS_COUNT; p++)
+        for (int p = 0; p < vjp_passes(info); p++)
             put_cell(support_text(on->device[i], op, (vjp_pass)p, text));
         putchar('\n');
     }
@@ -266,7 +268,7 @@ static void print_all(const opened_devices *on) {
     for (int printing = 0; printing < 2; printing++) {
         if (printing) cli_head(columns, count);
         for (size_t o = 0; o < vjp_op_count(); o++)
-            for (int p = 0; p < VJP_PASS_COUNT; p++) {
+            for (int p = 0; p < vjp_passes(vjp_op_describe(vjp_op_at(o))); p++) {
                 const vjp_op *op = vjp_op_at(o);
                 const vjp_op_info *info = vjp_op_describe(op);
                 cli_cell cells[FIXED + MOST_DEVICES] = {{0}};
@@ -345,7 +347,7 @@ static void print_op(const vjp_op *op, const opened_devices *on) {
     const vjp_op_info *info = vjp_op_describe(op);
     const char *bold = cli_paint(CLI_BOLD), *plain = cli_paint(CLI_PLAIN);
     printf("%s%s%s: %s\n", bold, info->name, plain, info->about);
-    for (int p = 0; p < VJP_PASS_COUNT; p++) {
+    for (int p = 0; p < vjp_passes(info); p++) {
         printf("\n%s%s.%s%s\n", bold, info->name, text_pass_name((vjp_pass)p), plain);
         print_slots(&info->pass[p]);
     }
@@ -356,7 +358,7 @@ static void print_op(const vjp_op *op, const opened_devices *on) {
         char forward[CELL], backward[CELL];
         support_text(on->device[i], op, VJP_FORWARD, forward);
         support_text(on->device[i], op, VJP_BACKWARD, backward);
-        if (strcmp(forward, backward) == 0)
+        if (strcmp(forward, backward) == 0 || vjp_passes(info) < VJP_PASS_COUNT)
             printf("  %-7s %s\n", vjp_device_name(on->device[i]), forward);
         else
             printf("  %-7s forward %s, backward %s\n", vjp_device_name(on->device[i]), forward, backward);
@@ -431,7 +433,7 @@ int cli_ops(int argc, char **argv) {
     status = open_devices(&asked, markdown, &on);
     if (status == CLI_OK) {
         for (size_t o = 0; json && o < vjp_op_count(); o++)
-            for (int p = 0; p < VJP_PASS_COUNT && (!only || only == vjp_op_at(o)); p++)
+            for (int p = 0; p < vjp_passes(vjp_op_describe(vjp_op_at(o))) && (!only || only == vjp_op_at(o)); p++)
                 json_pass(vjp_op_at(o), (vjp_pass)p, &on);
         if (markdown && only) markdown_op(only, &on);
         if (markdown && !only) markdown_all(&on);

@@ -60,7 +60,7 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
         return vjp_refuse(work, VJP_INVALID, "%s has unknown flags 0x%x", slot->name, (unsigned)tensor->flags);
     if ((tensor->flags & VJP_ACCUMULATE) && !(slot->flags & VJP_SLOT_ACCUMULATES))
         return vjp_refuse(work, VJP_INVALID, "%s cannot accumulate: it is %s", slot->name,
-                          is_output(slot) ? "a saved statistic" : "an input");
+                          is_output(slot) ? "always overwritten" : "an input");
     return VJP_OK;
 }
 
@@ -122,8 +122,11 @@ static vjp_dtype kind_default(vjp_kind kind, vjp_dtype storage) {
 static vjp_status check_dtypes(vjp_work *work, const vjp_pass_info *pass) {
     /* T comes from an input where there is one: a wrong output is then what the sentence names. */
     int source = -1;
+    vjp_kind kind = VJP_KIND_STATISTIC; /* what tells T where no slot is T itself */
+    for (size_t i = 0; i < pass->count; i++)
+        if (pass->slots[i].kind == VJP_KIND_STORAGE) kind = VJP_KIND_STORAGE;
     for (int i = (int)pass->count - 1; i >= 0; i--)
-        if (work->tensor[i] && pass->slots[i].kind == VJP_KIND_STORAGE) {
+        if (work->tensor[i] && pass->slots[i].kind == kind) {
             if (source >= 0 && is_output(&pass->slots[i])) break;
             source = i;
         }
@@ -196,6 +199,11 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     return VJP_OK;
 }
 
+static vjp_status no_pass(const vjp_work *work) {
+    return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no %s pass: nothing is differentiated through it",
+                      work->op->info.name, vjp_pass_name(work->pass));
+}
+
 /* Everything that can be said without looking at data or memory. Fills `work`. */
 static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, vjp_pass pass,
                           const vjp_tensor *const *tensors, size_t count, const void *attributes, void *defaults) {
@@ -209,6 +217,7 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
     work->op = op;
     work->pass = pass;
     const vjp_pass_info *info = &op->info.pass[pass];
+    if (!info->count) return no_pass(work);
     if (count != info->count)
         return vjp_refuse(work, VJP_INVALID, "%zu tensors given; the pass has %zu slots", count, info->count);
     if (!tensors) return vjp_refuse(work, VJP_INVALID, "tensors is NULL");
@@ -266,6 +275,7 @@ vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp
         return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
     vjp_work work = {.device = device, .op = op, .pass = pass, .storage = storage};
     if (!vjp_dtype_size(storage)) return vjp_refuse(&work, VJP_INVALID, "dtype %d is none", (int)storage);
+    if (!op->info.pass[pass].count) return no_pass(&work);
     vjp_dtype lacking;
     return find_kernel(&work, &lacking) ? VJP_OK : no_kernel(&work, lacking);
 }

@@ -39,6 +39,10 @@ typedef enum vjp_op_id {
     VJP_OP_MEAN,
     VJP_OP_DROPOUT,
     VJP_OP_CAST,
+    VJP_OP_SUM_SQUARES,
+    VJP_OP_CLIP,
+    VJP_OP_ADAMW,
+    VJP_OP_SGD,
     VJP_OP_COUNT
 } vjp_op_id;
 
@@ -183,6 +187,11 @@ vjp_status vjp_refuse(const vjp_work *work, vjp_status status, const char *forma
 /* ---- For infer() and kernels ------------------------------------------------------------------------- */
 
 const char *vjp_pass_name(vjp_pass pass);
+
+/* How many passes an op has: both, or the forward alone where nothing is differentiated (an optimiser's step). */
+static inline int vjp_passes(const vjp_op_info *info) {
+    return info->pass[VJP_BACKWARD].count ? VJP_PASS_COUNT : 1;
+}
 
 /* Refuses a boolean that is neither 0 nor 1 and a choice that is none. */
 vjp_status vjp_check_attributes(const vjp_work *work);

@@ -16,6 +16,10 @@ extern const vjp_kernel CPU_NAME(scale)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(mean)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(dropout)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(cast)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(clip)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -34,5 +38,9 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_MEAN] = CPU_NAME(mean),
     [VJP_OP_DROPOUT] = CPU_NAME(dropout),
     [VJP_OP_CAST] = CPU_NAME(cast),
+    [VJP_OP_SUM_SQUARES] = CPU_NAME(sum_squares),
+    [VJP_OP_CLIP] = CPU_NAME(clip),
+    [VJP_OP_ADAMW] = CPU_NAME(adamw),
+    [VJP_OP_SGD] = CPU_NAME(sgd),
 };
 /* clang-format on */

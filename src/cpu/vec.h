@@ -100,6 +100,21 @@ INLINE vf vf_div(vf a, vf b) {
     return a;
 }
 
+/* The square root, rightly rounded as everywhere, so the bits are equal. */
+INLINE vf vf_sqrt(vf a) {
+#if defined(CPU_ISA_AVX512)
+    EACH_PART a.v[p] = (native_f)_mm512_sqrt_ps((__m512)a.v[p]);
+#elif defined(CPU_ISA_AVX2)
+    EACH_PART a.v[p] = (native_f)_mm256_sqrt_ps((__m256)a.v[p]);
+#elif defined(CPU_ISA_NEON)
+    EACH_PART a.v[p] = (native_f)vsqrtq_f32((float32x4_t)a.v[p]);
+#else
+    for (int i = 0; i < LANES; i++)
+        a.v[i / NATIVE_LANES][i % NATIVE_LANES] = __builtin_sqrtf(a.v[i / NATIVE_LANES][i % NATIVE_LANES]);
+#endif
+    return a;
+}
+
 INLINE native_f native_fma(native_f a, native_f b, native_f c) {
 #if defined(CPU_ISA_AVX512)
     return (native_f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

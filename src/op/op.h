@@ -22,6 +22,10 @@ extern const vjp_op vjp_op_scale;
 extern const vjp_op vjp_op_mean;
 extern const vjp_op vjp_op_dropout;
 extern const vjp_op vjp_op_cast;
+extern const vjp_op vjp_op_sum_squares;
+extern const vjp_op vjp_op_clip;
+extern const vjp_op vjp_op_adamw;
+extern const vjp_op vjp_op_sgd;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -177,5 +181,15 @@ vjp_dropout_key vjp_dropout_key_read(const vjp_work *work);
 /* ---- cast ---- */
 enum { CAST_Y, CAST_X };
 /* The backward has the same slots: dx, dy. */
+/* ---- steps of training: sum_squares, clip, adamw, sgd; forward alone ---- */
+enum { SUM_SQUARES_Y, SUM_SQUARES_X };
+enum { CLIP_SCALE, CLIP_NORM, CLIP_SQUARES };
+enum { ADAMW_W_OUT, ADAMW_M_OUT, ADAMW_V_OUT, ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_G, ADAMW_LR, ADAMW_STEP, ADAMW_SCALE };
+enum { SGD_W_OUT, SGD_MOMENTUM_OUT, SGD_W, SGD_MOMENTUM, SGD_G, SGD_LR, SGD_SCALE };
+
+/* The elements of a slot. */
+static inline int64_t vjp_elements(const vjp_work *work, int slot) {
+    return vjp_shape_product(&work->shape[slot], 0, work->shape[slot].ndim);
+}
 
 #endif

@@ -19,6 +19,10 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_MEAN] = &vjp_op_mean,
     [VJP_OP_DROPOUT] = &vjp_op_dropout,
     [VJP_OP_CAST] = &vjp_op_cast,
+    [VJP_OP_SUM_SQUARES] = &vjp_op_sum_squares,
+    [VJP_OP_CLIP] = &vjp_op_clip,
+    [VJP_OP_ADAMW] = &vjp_op_adamw,
+    [VJP_OP_SGD] = &vjp_op_sgd,
     /* clang-format on */
 };
 

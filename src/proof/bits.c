@@ -144,7 +144,7 @@ void proof_bits(const proof_plan *plan) {
             if (!proof_plan_takes(plan, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
             for (int dtype = 0; (products || n == 0) && dtype < VJP_DTYPE_COUNT; dtype++)
                 if ((plan->dtype < 0 || plan->dtype == dtype) && (setup.only >> dtype & 1))
-                    if (vjp_supports(e.device[0], setup.op, VJP_BACKWARD, (vjp_dtype)dtype) == VJP_OK)
+                    if (proof_supports(e.device[0], setup.op, (vjp_dtype)dtype))
                         compare_case(plan, ref, &e, &setup, (vjp_dtype)dtype);
         }
         engine_close(&e);

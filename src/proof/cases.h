@@ -32,7 +32,10 @@ typedef struct proof_case {
 extern const proof_case proof_cases[];
 extern const size_t proof_case_count;
 
-/* Numbers are normal round 0.25 unless the row says otherwise; `source` is the op's first input. */
+/*
+ * Numbers are normal round 0.25 unless the row says otherwise; `source` is the op's first input, of a step the gradient
+ * g.
+ */
 typedef enum proof_data {
     PROOF_NORMAL,
     PROOF_OFFSET,    /* source: 1000 + normal */
@@ -50,6 +53,8 @@ typedef enum proof_data {
     PROOF_WIDE_NAN,  /* the same with NaN among them */
     PROOF_REPEAT,    /* indices: one row for all */
     PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
+    PROOF_FIRST,     /* a step's averages are 0, as before the first step */
+    PROOF_ZERO,      /* source 0, and a step's averages too */
     PROOF_SKEWED,    /* indices: row i as often as 1/(i + 1), as words in text are */
     PROOF_DISTINCT   /* source: no two within 0.05 */
 } proof_data;

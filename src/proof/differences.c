@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/problem.h"
 #include "proof/values.h"
 
@@ -170,6 +171,7 @@ static void check_case(const proof_plan *plan, vjp_device *ref, proof_setup *set
 /* Small, with ordinary numbers. Tables of indices are as good as any: only floats move. */
 static bool suits(const proof_setup *setup) {
     int64_t largest = 0;
+    if (vjp_passes(vjp_op_describe(setup->op)) < VJP_PASS_COUNT) return false;
     for (int i = 0; i < setup->choices; i++) {
         int64_t count = 1;
         for (int k = 0; k < setup->choice[i].ndim; k++)

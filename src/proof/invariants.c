@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/error.h"
 #include "proof/values.h"
 
@@ -180,6 +181,38 @@ static double last_is_count(const solved *s) {
     return error == 0 ? 0 : INFINITY;
 }
 
+/* ---- Steps of training -------------------------------------------------------------------------------- */
+
+/* Adam's first step is lr long in every direction, whatever the gradient's size: w - lr weight_decay w - lr sign(g). */
+static double first_step(const solved *s) {
+    const vjp_adamw_attributes *a = (const void *)s->p->setup.attributes.bytes;
+    named w = find(s, "w"), g = find(s, "g"), out = find(s, "w_out");
+    double lr = find(s, "lr").values[0], wrong = 0;
+    for (int64_t i = 0; i < w.count; i++)
+        wrong += pow(out.values[i] - (1 - lr * a->weight_decay) * w.values[i] + copysign(lr, g.values[i]), 2);
+    return sqrt(wrong) / norm(out);
+}
+
+/* Without decay and look ahead w goes along the momentum. */
+static double along_momentum(const solved *s) {
+    named w = find(s, "w"), out = find(s, "w_out"), momentum = find(s, "momentum_out");
+    double lr = find(s, "lr").values[0], wrong = 0;
+    for (int64_t i = 0; i < w.count; i++)
+        wrong += pow(out.values[i] - w.values[i] + lr * momentum.values[i], 2);
+    return sqrt(wrong) / norm(out);
+}
+
+static double squares_are_count(const solved *s) {
+    return find(s, "y").values[0] == (double)find(s, "x").count ? 0 : INFINITY;
+}
+
+/* What is clipped is max_norm long. */
+static double clipped(const solved *s) {
+    const vjp_clip_attributes *a = (const void *)s->p->setup.attributes.bytes;
+    double norm_of = find(s, "norm").values[0];
+    return fabs(find(s, "scale").values[0] * norm_of / fmin(norm_of, a->max_norm) - 1);
+}
+
 /* ---- The table ---------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -235,11 +268,18 @@ static const struct {
     {"mean", "x=[65,333] axis=1", "backward", "dx", "keeps the sum", sum_kept_dx, false},
     {"dropout", "x=[65,33] counter=[2] p=0.5", "backward", "dx", "adjoint", adjoint_x, false},
     {"cast", "x=[65,33] y=f32 dx=f32", "backward", "dx", "adjoint", adjoint_x, false},
+    {"sum_squares", "x=[257,129] data=ones", "forward", "y", "ones are counted", squares_are_count, false},
+    {"clip", "max_norm=1", "forward", "scale", "clipped to max_norm", clipped, false},
+    {"clip", "max_norm=1000", "forward", "scale", "short ones stay", clipped, false},
+    {"adamw", "w=[1025] eps=0 data=first", "forward", "w_out", "the first step is lr long", first_step, false},
+    {"adamw", "w=[1025] eps=0 weight_decay=0.5 beta1=0.5 beta2=0.9999 data=first g=f32", "forward", "w_out",
+     "the first step is lr long", first_step, false},
+    {"sgd", "w=[1025] param=f32", "forward", "w_out", "along the momentum", along_momentum, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {
     *s = (solved){.p = p};
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < vjp_passes(p->info); pass++) {
         proof_call call = {.pass = (vjp_pass)pass, .present = proof_present(p, (vjp_pass)pass)};
         if (proof_run(p, device, &call, s->stored[pass], fault) != VJP_OK || fault[0]) return false;
         for (size_t i = 0; i < p->info->pass[pass].outputs; i++) {
@@ -292,8 +332,7 @@ void proof_invariants(const proof_plan *plan, vjp_device *device) {
         if ((plan->op && plan->op != op) || (plan->quick && table[i].slow)) continue;
         for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++) {
             bool wanted = plan->dtype < 0 || plan->dtype == dtype;
-            if (wanted && vjp_supports(device, op, VJP_FORWARD, (vjp_dtype)dtype) == VJP_OK &&
-                vjp_supports(device, op, VJP_BACKWARD, (vjp_dtype)dtype) == VJP_OK)
+            if (wanted && proof_supports(device, op, (vjp_dtype)dtype))
                 check_row(plan, device, ref, i, op, (vjp_dtype)dtype);
         }
     }

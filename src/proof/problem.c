@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/values.h"
 
 static bool is_output(const vjp_slot *slot) {
@@ -47,8 +48,13 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass) {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------ */
 
-/* A required input that the row does not shape is as large as one with the same words in the table: sine as cosine. */
+/*
+ * A required input that the row does not shape is as large as one with the same words in the table: sine as cosine. A
+ * scalar needs no word.
+ */
 static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass_info *pass, size_t slot) {
+    static const proof_choice scalar = {.shaped = true, .dtype = -1};
+    if (strcmp(pass->slots[slot].shape, "[]") == 0) return &scalar;
     for (size_t i = pass->outputs; i < pass->count; i++) {
         const proof_choice *choice = proof_choice_of(setup, &pass->slots[i]);
         bool same = i == slot || (!(pass->slots[slot].flags & VJP_SLOT_OPTIONAL) &&
@@ -139,6 +145,7 @@ static double source_value(proof_data data, vjp_dtype storage, int64_t i, int64_
     case PROOF_TINY:
     case PROOF_HUGE:
     case PROOF_MIXED: return normal * scale_of(data, storage, row);
+    case PROOF_ZERO: return 0;
     case PROOF_TIES: return (double)proof_random_below(random, 3);
     case PROOF_NAN: return proof_random_below(random, SPRINKLE) ? normal : NAN;
     case PROOF_INF:
@@ -207,12 +214,44 @@ static void fill_counter(const proof_values *v, proof_random *random) {
         v->exact[i] = (double)((int64_t)proof_random_bits(random) >> (65 - bits));
 }
 
+/*
+ * What a step of training takes besides w and g. Rates are such that w changes by about its own size: an update that is
+ * wrong then shows in w_out. Steps are the first ones half of the time, where the bias corrections are far from 1.
+ */
+static bool fill_step(const proof_problem *p, const proof_values *v, proof_random *random) {
+    const char *name = v->slot->name;
+    proof_data data = p->setup.data;
+    bool fresh = data == PROOF_FIRST || data == PROOF_ZERO, squares = strcmp(name, "squares") == 0;
+    bool average = strcmp(name, "m") == 0 || strcmp(name, "v") == 0 || strcmp(name, "momentum") == 0;
+    if (vjp_passes(p->info) == VJP_PASS_COUNT) return false;
+    if (average && fresh) return true; /* memory comes zeroed */
+    double unit = fabs(proof_random_normal(random));
+    if (strcmp(name, "lr") == 0 || strcmp(name, "scale") == 0) {
+        v->exact[0] = 0.25 + unit / 2;
+    } else if (strcmp(name, "step") == 0) {
+        int64_t later = proof_random_below(random, proof_random_below(random, 2) ? 5 : 5000);
+        v->exact[0] = (double)(data == PROOF_FIRST ? 1 : 1 + later);
+    } else if (squares) {
+        v->exact[0] = data == PROOF_NAN    ? NAN
+                      : data == PROOF_INF  ? INFINITY
+                      : data == PROOF_ZERO ? 0
+                                           : (9 + unit) * scale_of(data, p->storage, 0);
+    } else if (strcmp(name, "v") == 0) {
+        for (int64_t i = 0; i < v->count; i++)
+            v->exact[i] = pow(proof_random_normal(random), 2);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* The numbers of an input that nothing else determines. */
 static void fill(const proof_problem *p, proof_values *v, bool source, proof_random *random) {
     v->exact = proof_memory((size_t)v->count * sizeof(double));
     bool dy = strcmp(v->slot->name, "dy") == 0;
     int64_t row_length = v->tensor.ndim ? v->tensor.shape[v->tensor.ndim - 1] : 1;
     proof_data data = p->setup.data;
+    if (fill_step(p, v, random)) return;
     if (strcmp(v->slot->name, "counter") == 0)
         fill_counter(v, random);
     else if (v->slot->kind == VJP_KIND_INDEX)
@@ -256,6 +295,13 @@ bool proof_problem_shape(proof_problem *p, vjp_device *ref, const proof_setup *s
     return true;
 }
 
+/* The input that the words about data speak of. */
+static int source_slot(const vjp_op_info *info) {
+    const vjp_pass_info *forward = &info->pass[VJP_FORWARD];
+    int gradient = vjp_passes(info) < VJP_PASS_COUNT ? find_slot(forward, "g") : -1;
+    return gradient >= 0 ? gradient : (int)forward->outputs;
+}
+
 void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed) {
     const vjp_pass_info *forward_info = &p->info->pass[VJP_FORWARD];
     proof_values *v = &p->slot[pass][slot];
@@ -264,7 +310,7 @@ void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed
     if (from >= 0)
         copy_values(v, &p->slot[VJP_FORWARD][from]);
     else
-        fill(p, v, pass == VJP_FORWARD && (size_t)slot == forward_info->outputs, &random);
+        fill(p, v, pass == VJP_FORWARD && slot == source_slot(p->info), &random);
     store(v);
 }
 
@@ -278,7 +324,7 @@ static bool is_unsaved(const proof_problem *p, vjp_pass pass, int slot) {
 bool proof_problem_make(proof_problem *p, vjp_device *ref, const proof_setup *setup, vjp_dtype storage, uint64_t seed,
                         char error[TEXT_ERROR]) {
     if (!proof_problem_shape(p, ref, setup, storage, error)) return false;
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < vjp_passes(p->info); pass++) {
         const vjp_pass_info *info = &p->info->pass[pass];
         for (size_t i = info->outputs; i < info->count; i++)
             if (!is_unsaved(p, (vjp_pass)pass, (int)i)) proof_problem_fill(p, (vjp_pass)pass, (int)i, seed);
@@ -301,6 +347,12 @@ void proof_problem_free(proof_problem *p) {
             free(p->slot[pass][i].exact);
         }
     memset(p, 0, sizeof *p);
+}
+
+bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage) {
+    for (int pass = 0; pass < vjp_passes(vjp_op_describe(op)); pass++)
+        if (vjp_supports(device, op, (vjp_pass)pass, storage) != VJP_OK) return false;
+    return true;
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------- */

@@ -12,6 +12,9 @@
 /* The oracle. */
 vjp_device *proof_open_ref(void);
 
+/* Whether the device has kernels for every pass of the op. */
+bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage);
+
 /* Whether the plan asks for this row, which is then read into `setup`. */
 bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup);
 

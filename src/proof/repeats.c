@@ -60,7 +60,7 @@ static void repeat_case(const proof_plan *plan, vjp_device *device, vjp_device *
     char error[TEXT_ERROR];
     if (!proof_problem_make(&p, ref, setup, storage, plan->seed, error)) return; /* proof_compare() reports it */
     repeated r = {plan, device, &p, "repeated"};
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < vjp_passes(p.info); pass++) {
         proof_call call = {.pass = (vjp_pass)pass, .present = proof_present(&p, (vjp_pass)pass)};
         repeat(&r, call);
     }
@@ -74,7 +74,7 @@ void proof_repeats(const proof_plan *plan, vjp_device *device) {
         if (!proof_plan_takes(plan, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
         for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++)
             if ((plan->dtype < 0 || plan->dtype == dtype) && (setup.only >> dtype & 1))
-                if (vjp_supports(device, setup.op, VJP_BACKWARD, (vjp_dtype)dtype) == VJP_OK)
+                if (proof_supports(device, setup.op, (vjp_dtype)dtype))
                     repeat_case(plan, device, ref, &setup, (vjp_dtype)dtype);
     }
     vjp_close(ref);

@@ -11,7 +11,8 @@ static const char *const data_names[] = {
     [PROOF_HUGE] = "huge",         [PROOF_MIXED] = "mixed",       [PROOF_TIES] = "ties",
     [PROOF_NAN] = "nan",           [PROOF_INF] = "inf",           [PROOF_MINUS_INF] = "minus_inf",
     [PROOF_WIDE] = "wide",         [PROOF_WIDE_NAN] = "wide_nan", [PROOF_REPEAT] = "repeat",
-    [PROOF_RUNS] = "runs",         [PROOF_SKEWED] = "skewed",     [PROOF_DISTINCT] = "distinct",
+    [PROOF_FIRST] = "first",       [PROOF_ZERO] = "zero",         [PROOF_RUNS] = "runs",
+    [PROOF_SKEWED] = "skewed",     [PROOF_DISTINCT] = "distinct",
 };
 
 enum { DATA_COUNT = sizeof data_names / sizeof data_names[0], WORD = 96 };

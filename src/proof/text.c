@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
+
 static bool fail(char error[TEXT_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static bool fail(char error[TEXT_ERROR], const char *format, ...) {
@@ -210,12 +212,16 @@ bool text_parse_pass(const char *text, const vjp_op **op, vjp_pass *pass, char e
             append(known, sizeof known, "%s%s", i ? ", " : "", vjp_op_describe(vjp_op_at(i))->name);
         return fail(error, "\"%s\" is no op; there are %s", name, known);
     }
-    for (int p = 0; p < VJP_PASS_COUNT; p++)
+    int passes = vjp_passes(vjp_op_describe(found));
+    for (int p = 0; p < passes; p++)
         if (point && strcmp(point + 1, text_pass_name((vjp_pass)p)) == 0) {
             *op = found;
             *pass = (vjp_pass)p;
             return true;
         }
+    if (passes < VJP_PASS_COUNT && point && strcmp(point + 1, text_pass_name(VJP_BACKWARD)) == 0)
+        return fail(error, "%s has no backward pass: nothing is differentiated through it", name);
+    if (passes < VJP_PASS_COUNT) return fail(error, "\"%.64s\" names no pass: write %s.forward", text, name);
     return fail(error, "\"%.64s\" names no pass: write %s.forward or %s.backward", text, name, name);
 }
 

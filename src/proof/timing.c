@@ -76,8 +76,9 @@ static vjp_status fill_floats(bench *b, void *data, vjp_dtype dtype, int64_t cou
     unsigned char *block = proof_memory(FILL_BLOCK * size);
     proof_random random = proof_random_of(0, b->p.info->name, name, "bench");
     double scale = scale_of(b, name);
+    bool average = b->p.setup.op->id == VJP_OP_ADAMW && strcmp(name, "v") == 0; /* of squares */
     for (int64_t i = 0; i < FILL_BLOCK; i++)
-        proof_put(block, dtype, i, scale * proof_random_normal(&random));
+        proof_put(block, dtype, i, average ? fabs(proof_random_normal(&random)) : scale * proof_random_normal(&random));
     vjp_status status = VJP_OK;
     for (int64_t at = 0; at < count && status == VJP_OK; at += FILL_BLOCK) {
         int64_t length = count - at < FILL_BLOCK ? count - at : FILL_BLOCK;
@@ -133,8 +134,9 @@ static vjp_status make_set(bench *b, tensor_set *set) {
 
 static size_t set_bytes(const bench *b) {
     size_t bytes = 0;
-    for (size_t i = 0; i < b->p.info->pass[VJP_BACKWARD].count; i++) {
-        const proof_values *v = &b->p.slot[VJP_BACKWARD][i];
+    int last = vjp_passes(b->p.info) - 1;
+    for (size_t i = 0; i < b->p.info->pass[last].count; i++) {
+        const proof_values *v = &b->p.slot[last][i];
         if (v->present) bytes += (size_t)v->count * vjp_dtype_size((vjp_dtype)v->tensor.dtype);
     }
     return bytes;
@@ -296,7 +298,8 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     raw_products products;
     bool has_products = strcmp(b->p.info->name, "linear") == 0;
     double bytes[VJP_PASS_COUNT];
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    int passes = vjp_passes(b->p.info);
+    for (int pass = 0; pass < passes; pass++) {
         timed_call *c = &calls[pass];
         uint32_t present = proof_present(&b->p, (vjp_pass)pass);
         vjp_status status = call_make(c, b, b->device, (vjp_pass)pass, present, &b->p.setup.attributes);
@@ -314,7 +317,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     for (int round = 0; round < MOST_ROUNDS; round++) {
         if (round >= LEAST_ROUNDS && proof_seconds() - start > budget) break;
         vjp_status status = VJP_OK;
-        for (int pass = 0; pass < VJP_PASS_COUNT && status == VJP_OK; pass++)
+        for (int pass = 0; pass < passes && status == VJP_OK; pass++)
             status = time_once(&calls[pass]);
         for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
             status = time_once(&products.call[i / products.engines][i % products.engines]);
@@ -323,7 +326,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
             t->copy_rate = fmax(t->copy_rate, proof_yardstick_copy(yardstick));
     }
-    for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
+    for (int pass = 0; pass < passes; pass++) {
         t->seconds[pass] = calls[pass].best;
         t->limit[pass] = yardstick ? bytes[pass] / t->copy_rate : NAN;
         if (!has_products) continue;
@@ -359,12 +362,12 @@ double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype
     proof_problem p;
     if (!proof_problem_shape(&p, device, setup, storage, error)) return -1;
     const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};
-    size_t count = p.info->pass[VJP_BACKWARD].count;
+    vjp_pass last = (vjp_pass)(vjp_passes(p.info) - 1);
+    size_t count = p.info->pass[last].count;
     for (size_t i = 0; i < count; i++)
-        if (p.slot[VJP_BACKWARD][i].present) tensors[i] = &p.slot[VJP_BACKWARD][i].tensor;
+        if (p.slot[last][i].present) tensors[i] = &p.slot[last][i].tensor;
     vjp_cost cost;
-    if (vjp_least_cost(device, setup->op, VJP_BACKWARD, tensors, count, &setup->attributes, &cost) == VJP_OK)
-        return cost.bytes;
+    if (vjp_least_cost(device, setup->op, last, tensors, count, &setup->attributes, &cost) == VJP_OK) return cost.bytes;
     snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
     return -1;
 }

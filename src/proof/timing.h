@@ -19,7 +19,7 @@ typedef struct proof_timing {
 bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setup *setup, vjp_dtype storage,
                 double budget, proof_timing *timing, char error[TEXT_ERROR]);
 
-/* The least bytes that the backward of this case moves; negative after a failure. */
+/* The least bytes that the last pass of this case moves, mostly the backward; negative after a failure. */
 double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]);
 
 #endif

@@ -19,6 +19,10 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_MEAN] = vjp_ref_mean,
     [VJP_OP_DROPOUT] = vjp_ref_dropout,
     [VJP_OP_CAST] = vjp_ref_cast,
+    [VJP_OP_SUM_SQUARES] = vjp_ref_sum_squares,
+    [VJP_OP_CLIP] = vjp_ref_clip,
+    [VJP_OP_ADAMW] = vjp_ref_adamw,
+    [VJP_OP_SGD] = vjp_ref_sgd,
     /* clang-format on */
 };
 

@@ -142,6 +142,15 @@ static sample take_sample(input *in, const char *op) {
         add(&s, "x", 4, shape);
         int height = last ? 1 : 2;
         s.index_limit = shape[height] * shape[height + 1];
+    } else if (strcmp(op, "sum_squares") == 0) {
+        take_shape(in, ndim - 1, shape, 4096);
+        add(&s, "x", ndim - 1, shape);
+    } else if (strcmp(op, "adamw") == 0 || strcmp(op, "sgd") == 0) {
+        take_shape(in, ndim - 1, shape, 4096);
+        add(&s, "w", ndim - 1, shape);
+        s.index_limit = 1 + (int64_t)take(in, 2000);
+    } else if (strcmp(op, "clip") == 0) {
+        snprintf(attribute_text, sizeof attribute_text, "max_norm=%g", take(in, 5) / 2.0);
     } else {
         ndim += 1;
         bool batched = take(in, 2), transposed = take(in, 2);
@@ -243,6 +252,7 @@ static bool make_strange(call *made, input *in) {
     }
     case 12: { /* an attribute */
         const vjp_op_info *info = made->info;
+        if (!info->attribute_count) return false;
         const vjp_attribute *a = &info->attributes[take(in, (uint32_t)info->attribute_count)];
         double real = take_number(in);
         int64_t integer = take_strange(in);
@@ -371,7 +381,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!ref) open_all();
     input in = {data, data + size};
     const char *op = vjp_op_describe(vjp_op_at(take(&in, (uint32_t)vjp_op_count())))->name;
-    vjp_pass pass = (vjp_pass)take(&in, 2);
+    vjp_pass pass = (vjp_pass)take(&in, (uint32_t)vjp_passes(vjp_op_describe(vjp_op_find(op))));
     vjp_device *cpu = cpus[take(&in, CPUS)];
     static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64}, indices[] = {VJP_I32, VJP_I64, VJP_F32};
     vjp_dtype storage = storages[take(&in, 4)];

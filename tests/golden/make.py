@@ -265,6 +265,55 @@ def linear_nan():
           dict(dy=dy, a=a, b=b, pre=pre, da=(dy * slope) @ b.T, db=a.T @ (dy * slope), dbias=(dy * slope).sum(0)))
 
 
+# ---- Steps of training: torch.optim in float64 -------------------------------------------------------------
+
+
+def sum_squares(name, x):
+    write(name, "sum_squares", "", dict(x=x, y=torch.linalg.vector_norm(x.double()) ** 2), {})
+
+
+def clip(name, squares, max_norm=1.0):
+    """Without the 1e-6 that torch adds to the norm: a clamp of max_norm / norm."""
+    squares = torch.tensor(squares)
+    norm = squares.sqrt()
+    scale = (max_norm / norm).clamp(max=1.0) if max_norm else torch.ones(())
+    write(name, "clip", f"max_norm={max_norm!r}", dict(squares=squares, norm=norm, scale=scale), {})
+
+
+def run(name, op, attributes, optimiser, state, shape, steps=4, max_norm=0.0, numbered=False):
+    """Several steps of one optimiser, a file each: what a step leaves is what the next begins with."""
+    w = torch.nn.Parameter(random(*shape))
+    step_of = optimiser([w])
+    for k in range(1, steps + 1):
+        inputs = {slot: step_of.state[w].get(key) if step_of.state[w] else None for slot, key in state.items()}
+        inputs = {slot: torch.zeros_like(w) if t is None else t.clone() for slot, t in inputs.items()}
+        g, lr = random(*shape, scale=3.0 / k), 0.5 / k
+        scale = min(1.0, max_norm / torch.nn.utils.get_total_norm([g]).item()) if max_norm else None
+        before = w.detach().clone()
+        w.grad = g * scale if scale else g.clone()
+        step_of.param_groups[0]["lr"] = lr
+        step_of.step()
+        outputs = {slot + "_out": step_of.state[w][key] for slot, key in state.items()}
+        forward = dict(w=before, w_out=w.detach().clone(), g=g, lr=torch.tensor(lr), **inputs, **outputs)
+        if scale:
+            forward["scale"] = torch.tensor(scale)
+        if numbered:
+            forward["step"] = torch.tensor(k)
+        write(f"{name}_{k}", op, attributes, {slot: t.clone() for slot, t in forward.items()}, {})
+
+
+def adamw(name, shape, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01, **how):
+    run(name, "adamw", f"beta1={beta1!r} beta2={beta2!r} eps={eps!r} weight_decay={weight_decay!r}",
+        lambda w: torch.optim.AdamW(w, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay),
+        dict(m="exp_avg", v="exp_avg_sq"), shape, numbered=True, **how)
+
+
+def sgd(name, shape, beta=0.9, weight_decay=0.0, nesterov=False, **how):
+    run(name, "sgd", f"beta={beta!r} weight_decay={weight_decay!r} nesterov={str(nesterov).lower()}",
+        lambda w: torch.optim.SGD(w, momentum=beta, weight_decay=weight_decay, nesterov=nesterov),
+        dict(momentum="momentum_buffer"), shape, **how)
+
+
 # ---- The cases ---------------------------------------------------------------------------------------------
 
 
@@ -354,6 +403,23 @@ def main():
     for number, activation in enumerate(EXACT):
         extreme(activation, saved=number % 2 == 1)
     linear_nan()
+
+    torch.manual_seed(20240608)
+    sum_squares("plain", random(5, 7))
+    sum_squares("scalar", random(1)[0])
+    sum_squares("far", torch.tensor([1e100, -2e-100, 3e100]))
+    clip("long", 25.0, 2.0)
+    clip("short", 2.25, 2.0)
+    clip("any", 25.0, 0.0)
+    clip("zero", 0.0)
+    clip("nan", float("nan"))
+    clip("infinite", float("inf"))
+    adamw("run", (5, 7), max_norm=4.0, weight_decay=0.1)
+    adamw("plain", (9,), weight_decay=0.0)
+    adamw("other", (2, 3), beta1=0.5, beta2=0.9, eps=0.1, weight_decay=0.5)
+    sgd("run", (5, 7), max_norm=4.0, weight_decay=0.1, nesterov=True)
+    sgd("plain", (9,))
+    sgd("decay", (2, 3), beta=0.5, weight_decay=0.5)
 
 
 if __name__ == "__main__":

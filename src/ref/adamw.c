@@ -1,0 +1,32 @@
+/*
+ * adamw, plainly. An element is read whole before it is written, so the outputs may lie in their inputs' places. Where
+ * nothing has been averaged and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays.
+ */
+#include <math.h>
+
+#include "ref/ref.h"
+
+/* 1 - beta^step, without the cancellation of that difference. */
+static double correction(double beta, double step) {
+    return -expm1(step * log(beta));
+}
+
+static vjp_status forward(const vjp_work *work) {
+    const vjp_adamw_attributes *a = work->attributes;
+    double lr = ref_get(work, ADAMW_LR, 0, 0), step = ref_get(work, ADAMW_STEP, 0, 0);
+    double scale = ref_get(work, ADAMW_SCALE, 0, 1);
+    double correct_m = correction(a->beta1, step), correct_v = correction(a->beta2, step);
+    for (int64_t i = 0; i < vjp_elements(work, ADAMW_W); i++) {
+        double w = ref_get(work, ADAMW_W, i, 0), g = ref_get(work, ADAMW_G, i, 0) * scale;
+        double m = a->beta1 * ref_get(work, ADAMW_M, i, 0) + (1 - a->beta1) * g;
+        double v = a->beta2 * ref_get(work, ADAMW_V, i, 0) + (1 - a->beta2) * g * g;
+        double size = sqrt(v / correct_v) + a->eps;
+        double direction = size == 0 ? 0 : m / correct_m / size;
+        ref_put(work, ADAMW_W_OUT, i, w - lr * (direction + a->weight_decay * w));
+        ref_put(work, ADAMW_M_OUT, i, m);
+        ref_put(work, ADAMW_V_OUT, i, v);
+    }
+    return VJP_OK;
+}
+
+const vjp_kernel vjp_ref_adamw[VJP_PASS_COUNT] = {{forward, NULL, REF_STORAGE}};

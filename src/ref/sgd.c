@@ -1,0 +1,17 @@
+/* sgd, plainly. An element is read whole before it is written, so the outputs may lie in their inputs' places. */
+#include "ref/ref.h"
+
+static vjp_status forward(const vjp_work *work) {
+    const vjp_sgd_attributes *a = work->attributes;
+    double lr = ref_get(work, SGD_LR, 0, 0), scale = ref_get(work, SGD_SCALE, 0, 1);
+    for (int64_t i = 0; i < vjp_elements(work, SGD_W); i++) {
+        double w = ref_get(work, SGD_W, i, 0);
+        double g = ref_get(work, SGD_G, i, 0) * scale + a->weight_decay * w;
+        double momentum = a->beta * ref_get(work, SGD_MOMENTUM, i, 0) + g;
+        ref_put(work, SGD_W_OUT, i, w - lr * (a->nesterov ? g + a->beta * momentum : momentum));
+        ref_put(work, SGD_MOMENTUM_OUT, i, momentum);
+    }
+    return VJP_OK;
+}
+
+const vjp_kernel vjp_ref_sgd[VJP_PASS_COUNT] = {{forward, NULL, REF_STORAGE}};
