@@ -33,6 +33,8 @@ typedef enum vjp_op_id {
     VJP_OP_GATHER,
     VJP_OP_MAXPOOL2D,
     VJP_OP_LINEAR,
+    VJP_OP_CROSS_ENTROPY,
+    VJP_OP_SWIGLU,
     VJP_OP_COUNT
 } vjp_op_id;
 
@@ -201,5 +203,9 @@ bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, 
 
 /* Refuses the first index of a slot that is not in [0, limit), on all threads. `axis` says what is indexed. */
 vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis);
+
+/* The same where one value, `except`, is allowed besides; `name` is what the sentence calls it. */
+vjp_status vjp_check_indices_except(const vjp_work *work, int slot, int64_t limit, const char *axis, int64_t except,
+                                    const char *name);
 
 #endif

@@ -10,6 +10,8 @@ extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -22,5 +24,7 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = CPU_NAME(gather),
     [VJP_OP_MAXPOOL2D] = CPU_NAME(maxpool2d),
     [VJP_OP_LINEAR] = CPU_NAME(linear),
+    [VJP_OP_CROSS_ENTROPY] = CPU_NAME(cross_entropy),
+    [VJP_OP_SWIGLU] = CPU_NAME(swiglu),
 };
 /* clang-format on */

@@ -15,6 +15,8 @@ extern const vjp_op vjp_op_cumsum;
 extern const vjp_op vjp_op_gather;
 extern const vjp_op vjp_op_maxpool2d;
 extern const vjp_op vjp_op_linear;
+extern const vjp_op vjp_op_cross_entropy;
+extern const vjp_op vjp_op_swiglu;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -131,5 +133,28 @@ typedef struct vjp_linear_sizes {
 } vjp_linear_sizes;
 
 vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work);
+
+/* ---- cross_entropy ---- */
+enum { CROSS_ENTROPY_LOSS, CROSS_ENTROPY_LSE, CROSS_ENTROPY_LOGITS, CROSS_ENTROPY_TARGET };
+enum {
+    CROSS_ENTROPY_B_DLOGITS,
+    CROSS_ENTROPY_B_DLOSS,
+    CROSS_ENTROPY_B_LOGITS,
+    CROSS_ENTROPY_B_TARGET,
+    CROSS_ENTROPY_B_LSE
+};
+
+/* logits as [rows, classes]; the share of a row's target that is at the target, and at each other class. */
+typedef struct vjp_cross_entropy_sizes {
+    int64_t rows, classes, ignore_index;
+    double smoothing, at_target, elsewhere;
+    bool mean;
+} vjp_cross_entropy_sizes;
+
+vjp_cross_entropy_sizes vjp_cross_entropy_sizes_of(const vjp_work *work);
+
+/* ---- swiglu ---- */
+enum { SWIGLU_Y, SWIGLU_GATE, SWIGLU_UP };
+enum { SWIGLU_B_DGATE, SWIGLU_B_DUP, SWIGLU_B_DY, SWIGLU_B_GATE, SWIGLU_B_UP };
 
 #endif

@@ -13,6 +13,8 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = vjp_ref_gather,
     [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,
     [VJP_OP_LINEAR] = vjp_ref_linear,
+    [VJP_OP_CROSS_ENTROPY] = vjp_ref_cross_entropy,
+    [VJP_OP_SWIGLU] = vjp_ref_swiglu,
     /* clang-format on */
 };
 
