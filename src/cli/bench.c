@@ -61,6 +61,11 @@ static const struct {
     {"linear", "a=[16384,1024] b=[1024,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[8192,4096] b=[4096,4096] activation=gelu_tanh", CARD},
     {"linear", "a=[1,64] b=[64,64]", SMALL},
+    {"cross_entropy", "logits=[@,32000] target=[@]", HOST},
+    {"cross_entropy", "logits=[@,256] target=[@]", HOST},
+    {"cross_entropy", "logits=[1,64] target=[1]", SMALL},
+    {"swiglu", "gate=[@,4096]", HOST},
+    {"swiglu", "gate=[1,64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -106,12 +111,18 @@ static double target_bytes(const vjp_device *device, bool quick) {
     return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
 }
 
+/* Every @ of the text is the count. */
 static void replace_at(const char *text, int64_t count, char out[TEXT]) {
-    const char *at = strchr(text, '@');
-    if (at)
-        snprintf(out, TEXT, "%.*s%lld%s", (int)(at - text), text, (long long)count, at + 1);
-    else
-        snprintf(out, TEXT, "%s", text);
+    size_t used = 0;
+    for (out[0] = 0; *text && used < TEXT; used += strlen(out + used)) {
+        size_t plain = strcspn(text, "@");
+        snprintf(out + used, TEXT - used, "%.*s", (int)plain, text);
+        text += plain;
+        if (*text != '@') continue;
+        used += strlen(out + used);
+        snprintf(out + used, TEXT - used, "%lld", (long long)count);
+        text++;
+    }
 }
 
 static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,

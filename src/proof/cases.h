@@ -51,7 +51,9 @@ typedef enum proof_data {
     PROOF_REPEAT,    /* indices: one row for all */
     PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
     PROOF_SKEWED,    /* indices: row i as often as 1/(i + 1), as words in text are */
-    PROOF_DISTINCT   /* source: no two within 0.05 */
+    PROOF_DISTINCT,  /* source: no two within 0.05 */
+    PROOF_IGNORED,   /* indices: one in four the attribute ignore_index */
+    PROOF_ALL_IGNORED
 } proof_data;
 
 enum { PROOF_MOST_CHOICES = 16 };

@@ -20,7 +20,7 @@ static measured measure(const vjp_work *work, int logits, int64_t row, int64_t c
     }
     for (int64_t i = 0; i < classes; i++) {
         double z = ref_get(work, logits, row * classes + i, 0);
-        m.sum += exp(z - m.max);
+        m.sum += exp(z - (m.max == -INFINITY ? 0 : m.max)); /* of nothing but -Inf the sum is 0, not NaN */
         m.below += (m.max - z) / (double)classes;
     }
     return m;
