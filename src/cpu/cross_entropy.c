@@ -68,8 +68,8 @@ INLINE float chains_sum(const vf *sums) {
     return vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
 }
 
-/* Adds a block's exp(z - shift) and shift - z to the row's sums. */
-INLINE void block_add(vjp_dtype dtype, const void *z, int64_t n, float shift, bool smooth, row_sums *row) {
+/* exp(z - shift) and, scaled, shift - z, summed over a block. */
+INLINE block_sums sum_block(vjp_dtype dtype, const void *z, int64_t n, float shift, bool smooth) {
     block_sums s;
     int64_t i = 0;
     for (int c = 0; c < CHAINS; c++)
@@ -86,8 +86,7 @@ INLINE void block_add(vjp_dtype dtype, const void *z, int64_t n, float shift, bo
         s.sum[1] = vf_add(s.sum[1], vf_select(first, tail.sum[0], vf_zero()));
         s.below[1] = vf_add(s.below[1], vf_select(first, tail.below[0], vf_zero()));
     }
-    row->sum += (double)chains_sum(s.sum);
-    if (smooth) row->below += (double)chains_sum(s.below) * BLOCK;
+    return s;
 }
 
 /* What -Inf - -Inf would make of a row's beginning: exp(-Inf - 0) is 0 as it should be. */
@@ -101,11 +100,12 @@ INLINE float exp_of(float x) {
     return lanes[0];
 }
 
-/* From sums that belong to row->max to those of a larger maximum, after `seen` logits. */
-OUTLINE void raise_max(row_sums *row, float max, int64_t seen) {
-    if (row->max > -INFINITY) row->sum *= (double)exp_of(row->max - max);
-    row->below += (double)seen * ((double)finite_shift(max) - (double)finite_shift(row->max));
-    row->max = max;
+/* The sums so far, of `seen` logits, as they are with a larger maximum. By value: a row's sums stay in registers. */
+OUTLINE row_sums raised(row_sums row, float max, int64_t seen) {
+    if (row.max > -INFINITY) row.sum *= (double)exp_of(row.max - max);
+    row.below += (double)seen * ((double)max - (double)finite_shift(row.max));
+    row.max = max;
+    return row;
 }
 
 INLINE row_sums measure(vjp_dtype dtype, const void *z, int64_t classes, bool smooth) {
@@ -113,13 +113,13 @@ INLINE row_sums measure(vjp_dtype dtype, const void *z, int64_t classes, bool sm
     for (int64_t from = 0; from < classes; from += BLOCK) {
         int64_t n = classes - from < BLOCK ? classes - from : BLOCK;
         float max = block_max(dtype, at(dtype, z, from), n);
-        if (max > row.max) {
-            if (from == 0)
-                row.max = max;
-            else
-                raise_max(&row, max, from);
-        }
-        block_add(dtype, at(dtype, z, from), n, finite_shift(row.max), smooth, &row);
+        if (max > row.max && from > 0)
+            row = raised(row, max, from);
+        else if (max > row.max)
+            row.max = max;
+        block_sums sums = sum_block(dtype, at(dtype, z, from), n, finite_shift(row.max), smooth);
+        row.sum += (double)chains_sum(sums.sum);
+        if (smooth) row.below += (double)chains_sum(sums.below) * BLOCK;
     }
     return row;
 }
@@ -150,20 +150,34 @@ INLINE double row_loss(const vjp_cross_entropy_sizes *s, const row_sums *row, do
     return loss;
 }
 
+/* Rows that are measured before their logarithms are taken: those then overlap, where one would hold its row up. */
+enum { ROWS_TOGETHER = 32 };
+
+/* Whether the row's loss is asked for. */
+INLINE bool counts(const loss_call *call, int64_t row) {
+    return call->wants_loss && target_at(call->target_type, call->target, row) != call->s.ignore_index;
+}
+
 INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool smooth) {
     const vjp_cross_entropy_sizes *s = &call->s;
+    int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task), step = ROWS_TOGETHER;
     partial sum = {0};
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
-        int64_t target = target_at(call->target_type, call->target, row);
-        bool counts = call->wants_loss && target != s->ignore_index;
-        if (!counts && !call->lse) continue;
-        const void *z = at(dtype, call->logits, row * s->classes);
-        row_sums sums = measure(dtype, z, s->classes, smooth);
-        double log_sum = f64_log(sums.sum);
-        if (call->lse) call->lse[row] = (float)((double)sums.max + log_sum);
-        if (!counts) continue;
-        sum.loss += row_loss(s, &sums, log_sum, f32_load(dtype, z, target));
-        sum.count++;
+    for (; begin < end; begin += step) {
+        if (end - begin < step) step = end - begin;
+        row_sums rows[ROWS_TOGETHER];
+        for (int64_t r = 0; r < step; r++)
+            if (call->lse || counts(call, begin + r))
+                rows[r] = measure(dtype, at(dtype, call->logits, (begin + r) * s->classes), s->classes, smooth);
+        for (int64_t r = 0; r < step; r++) {
+            int64_t row = begin + r;
+            if (!call->lse && !counts(call, row)) continue;
+            double log_sum = f64_log(rows[r].sum);
+            if (call->lse) call->lse[row] = (float)((double)rows[r].max + log_sum);
+            if (!counts(call, row)) continue;
+            int64_t target = target_at(call->target_type, call->target, row);
+            sum.loss += row_loss(s, &rows[r], log_sum, f32_load(dtype, call->logits, row * s->classes + target));
+            sum.count++;
+        }
     }
     call->partials[task] = sum;
 }

@@ -53,7 +53,7 @@ INLINE vf vf_exp(vf x) {
  * The natural logarithm of one positive normal number (0 gives -Inf, Inf and NaN themselves) in double, right to
  * 5e-16. By plain operations alone: libm's bits are another machine's own.
  */
-OUTLINE double f64_log(double x) {
+INLINE double f64_log(double x) {
     const double ln2 = 0.693147180559945309;
     const uint64_t root_half = 0x3fe6a09e667f3bcd; /* sqrt(1/2): x = 2^n m, m from there to twice that */
     if (!(x > 0 && x < (double)INFINITY)) return x == 0 ? -(double)INFINITY : x;
