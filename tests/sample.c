@@ -15,6 +15,8 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"cross_entropy", "label_smoothing=0.1", {{"logits", 3, {2, 3, 65}}, {"target", 2, {2, 3}}}, 65},
+    {"swiglu", "", {{"gate", 2, {3, 65}}, {"up", 2, {3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -32,6 +34,8 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"cross_entropy", "", {{"logits", 2, {333, 1009}}, {"target", 1, {333}}}, 1009},
+    {"swiglu", "", {{"gate", 2, {777, 333}}, {"up", 2, {777, 333}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

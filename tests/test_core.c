@@ -357,8 +357,7 @@ static void check_slots(const vjp_op_info *info, int which) {
         assert_false(!output && (slot->flags & VJP_SLOT_ACCUMULATES));
         assert_false(!output && slot->aliases);
         /* Values accumulate; what is saved for the backward does not. */
-        bool saved =
-            slot->kind == VJP_KIND_STATISTIC || slot->kind == VJP_KIND_ARGMAX || strcmp(slot->name, "pre") == 0;
+        bool saved = find_slot(&info->pass[VJP_BACKWARD], slot->name) >= 0 && which == VJP_FORWARD;
         if (output) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
         for (size_t j = 0; j < VJP_MAX_SLOTS; j++) {
             if (!(slot->aliases >> j & 1)) continue;
@@ -430,8 +429,20 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 
 static void op_table(void **state) {
     (void)state;
-    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm", "rope",
-                                        "cumsum",     "gather",   "maxpool2d",  "linear"};
+    static const char *const names[] = {
+        /* clang-format off */
+        "layer_norm",
+        "rms_norm",
+        "group_norm",
+        "rope",
+        "cumsum",
+        "gather",
+        "maxpool2d",
+        "linear",
+        "cross_entropy",
+        "swiglu",
+        /* clang-format on */
+    };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -496,6 +507,11 @@ static void infer_absent(void **state) {
         {"linear", VJP_FORWARD, "pre", VJP_BF16, 3, {2, 5, 9}},
         {"linear", VJP_BACKWARD, "db", VJP_BF16, 2, {7, 9}},
         {"linear", VJP_BACKWARD, "dbias", VJP_BF16, 1, {9}},
+        {"cross_entropy", VJP_FORWARD, "loss", VJP_F32, 0, {0}},
+        {"cross_entropy", VJP_FORWARD, "lse", VJP_F32, 2, {2, 3}},
+        {"cross_entropy", VJP_BACKWARD, "dlogits", VJP_BF16, 3, {2, 3, 65}},
+        {"swiglu", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
+        {"swiglu", VJP_BACKWARD, "dup", VJP_BF16, 2, {3, 65}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -566,6 +582,11 @@ static void least_cost(void **state) {
         {"maxpool2d", VJP_BACKWARD, NULL, 4 * (378 + 120 + 120), 0},
         {"linear", VJP_FORWARD, NULL, 4 * (2 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
         {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 2 * 90), 2 * 2.0 * 10 * 7 * 9},
+        /* logits 390, lse and target 6, loss 1 */
+        {"cross_entropy", VJP_FORWARD, NULL, 4 * (390 + 2 * 6 + 1), 0},
+        {"cross_entropy", VJP_BACKWARD, NULL, 4 * (2 * 390 + 2 * 6 + 1), 0},
+        {"swiglu", VJP_FORWARD, NULL, 4 * 3 * 195, 0},
+        {"swiglu", VJP_BACKWARD, "dup", 4 * 6 * 195, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

@@ -52,14 +52,15 @@ static bool all_good(const index_scan *scan, int64_t begin, int64_t end) {
         int32_t except = (int32_t)(excepts ? scan->except : 0);
         uint32_t narrow = limit > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)limit, bad = 0;
         for (int64_t k = begin; k < end; k++)
-            bad |= (uint32_t)((uint32_t)index[k] >= narrow) & (uint32_t) !(excepts & (index[k] == except));
+            bad |= ((uint32_t)index[k] >= narrow) & !(excepts & (index[k] == except));
         return !bad;
     }
     if (scan->dtype == VJP_I64) {
-        const int64_t *index = scan->data;
+        const int64_t *index = scan->data, except = scan->except;
+        bool excepts = scan->excepts;
         uint64_t bad = 0;
         for (int64_t k = begin; k < end; k++)
-            bad |= (uint64_t)((uint64_t)index[k] >= limit) & (uint64_t) !(scan->excepts & (index[k] == scan->except));
+            bad |= ((uint64_t)index[k] >= limit) & !(excepts & (index[k] == except));
         return !bad;
     }
     for (int64_t k = begin; k < end; k++)

@@ -86,14 +86,23 @@ static double along(const solved *s, named dx, const double *direction) {
     return sqrt(part) / norm(dx);
 }
 
-static double no_constant(const solved *s) {
-    named dx = find(s, "dx");
+static double constant_in(const solved *s, const char *gradient) {
+    named dx = find(s, gradient);
     double *ones = proof_memory((size_t)dx.count * sizeof(double));
     for (int64_t i = 0; i < dx.count; i++)
         ones[i] = 1;
     double share = along(s, dx, ones);
     free(ones);
     return share;
+}
+
+static double no_constant(const solved *s) {
+    return constant_in(s, "dx");
+}
+
+/* A number added to all logits of a row changes no probability. */
+static double no_constant_dlogits(const solved *s) {
+    return constant_in(s, "dlogits");
 }
 
 static double no_x(const solved *s) {
@@ -136,6 +145,10 @@ static double adjoint_a(const solved *s) {
 
 static double adjoint_b(const solved *s) {
     return adjoint(s, "b", "db");
+}
+
+static double adjoint_up(const solved *s) {
+    return adjoint(s, "up", "dup");
 }
 
 /* Lengths are kept by a rotation, one way and back. */
@@ -212,6 +225,11 @@ static const struct {
     {"linear", "a=[3,65,33] b=[17,33] transpose_b=1 -bias", "backward", "db", "adjoint", adjoint_b, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "da", "adjoint", adjoint_a, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "db", "adjoint", adjoint_b, false},
+    {"cross_entropy", "logits=[37,129] target=[37]", "backward", "dlogits", "<dlogits, 1> = 0", no_constant_dlogits,
+     false},
+    {"cross_entropy", "logits=[37,1025] target=[37] label_smoothing=0.3 reduction=sum", "backward", "dlogits",
+     "<dlogits, 1> = 0", no_constant_dlogits, false},
+    {"swiglu", "gate=[37,129]", "backward", "dup", "adjoint", adjoint_up, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

@@ -142,6 +142,17 @@ static sample take_sample(input *in, const char *op) {
         add(&s, "x", 4, shape);
         int height = last ? 1 : 2;
         s.index_limit = shape[height] * shape[height + 1];
+    } else if (strcmp(op, "cross_entropy") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        snprintf(attribute_text, sizeof attribute_text, "ignore_index=%d reduction=%u label_smoothing=%g",
+                 (int)take(in, 4) - 1, take(in, 2), take(in, 5) * 0.25);
+        add(&s, "logits", ndim, shape);
+        add(&s, "target", ndim - 1, shape);
+        s.index_limit = shape[ndim - 1];
+    } else if (strcmp(op, "swiglu") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        add(&s, "gate", ndim, shape);
+        add(&s, "up", ndim, shape);
     } else {
         ndim += 1;
         bool batched = take(in, 2), transposed = take(in, 2);
@@ -243,6 +254,7 @@ static bool make_strange(call *made, input *in) {
     }
     case 12: { /* an attribute */
         const vjp_op_info *info = made->info;
+        if (!info->attribute_count) return true;
         const vjp_attribute *a = &info->attributes[take(in, (uint32_t)info->attribute_count)];
         double real = take_number(in);
         int64_t integer = take_strange(in);
