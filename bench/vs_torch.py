@@ -11,7 +11,8 @@ What is fair and what is not:
   - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd round it, wherever there
     is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm. rope is not part of
     PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
-    autograd does it.
+    autograd does it. cross_entropy is log_softmax and nll_loss with their own backward functions, as autograd calls
+    them; swiglu is silu and a product, in the backward silu's own function and products.
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
     i32, PyTorch knows only i64.
   - Steps of training change the weights in place on both sides. torch.optim keeps the averages of 16-bit weights in 16
@@ -447,6 +448,54 @@ def sgd(make, rows, dim, how):
     scalars = {"lr": torch.tensor(1e-3, device=make.place)}
     yield from in_place(make, (rows, dim), lambda w: torch.optim.SGD(w, lr=1e-3, momentum=0.9, **{how: True}),
                         {"momentum": "momentum_buffer"}, scalars, {"beta": 0.9})
+def cross_entropy(make, rows, classes):
+    logits, target = make.normal(rows, classes), make.integers(classes, rows)
+    f32, mean, none = torch.float32, 1, -100
+    dloss = torch.ones((), dtype=logits.dtype, device=make.place)
+    log_softmax = aten._log_softmax(logits, -1, False)
+    _, total = aten.nll_loss_forward(log_softmax, target, None, mean, none)
+
+    def forward():
+        made = aten._log_softmax(logits, -1, False)
+        loss, _ = aten.nll_loss_forward(made, target, None, mean, none)
+        return loss, logits[:, 0].float() - made[:, 0].float()
+
+    def backward():
+        dmade = aten.nll_loss_backward(dloss, log_softmax, target, None, mean, none, total)
+        return (aten._log_softmax_backward_data(dmade, log_softmax, -1, logits.dtype),)
+
+    yield (
+        "forward",
+        {"loss": make.empty((), dtype=f32), "lse": make.empty(rows, dtype=f32)},
+        {"logits": logits, "target": target},
+        {},
+        forward,
+    )
+    yield (
+        "backward",
+        {"dlogits": make.empty(rows, classes)},
+        {"dloss": dloss.float(), "logits": logits, "target": target, "lse": torch.logsumexp(logits.float(), -1)},
+        {},
+        backward,
+    )
+
+
+def swiglu(make, rows, dim):
+    gate, up, dy = make.normal(rows, dim), make.normal(rows, dim), make.normal(rows, dim)
+    yield (
+        "forward",
+        {"y": make.empty(rows, dim)},
+        {"gate": gate, "up": up},
+        {},
+        lambda: (F.silu(gate) * up,),
+    )
+    yield (
+        "backward",
+        {"dgate": make.empty(rows, dim), "dup": make.empty(rows, dim)},
+        {"dy": dy, "gate": gate, "up": up},
+        {},
+        lambda: (aten.silu_backward(dy * up, gate), dy * F.silu(gate)),
+    )
 
 
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
@@ -466,6 +515,9 @@ LARGE = [
     (adamw, (GROWS, 1024, "foreach"), "[{}, 1024] beside foreach"),
     (sgd, (GROWS, 1024, "fused"), "[{}, 1024] beside fused"),
     (sgd, (GROWS, 1024, "foreach"), "[{}, 1024] beside foreach"),
+    (cross_entropy, (GROWS, 32000), "[{}, 32000]"),
+    (cross_entropy, (GROWS, 256), "[{}, 256]"),
+    (swiglu, (GROWS, 4096), "[{}, 4096]"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -497,6 +549,8 @@ SMALL = [
     (sum_squares, (1, 64), "[1, 64]"),
     (adamw, (1, 64, "fused"), "[1, 64] beside fused"),
     (sgd, (1, 64, "fused"), "[1, 64] beside fused"),
+    (cross_entropy, (1, 64), "[1, 64]"),
+    (swiglu, (1, 64), "[1, 64]"),
 ]
 
 

@@ -623,6 +623,26 @@ typedef struct vjp_sgd_attributes {
 vjp_status vjp_sgd_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *momentum_out,
                            const vjp_tensor *w, const vjp_tensor *momentum, const vjp_tensor *g, const vjp_tensor *lr,
                            const vjp_tensor *scale, double beta, double weight_decay, int nesterov);
+typedef enum vjp_reduction { VJP_REDUCE_MEAN = 0, VJP_REDUCE_SUM = 1 } vjp_reduction;
+
+/* Softmax cross-entropy: the mean or sum over rows of log(sum(exp(logits))) - logits[target]. */
+typedef struct vjp_cross_entropy_attributes {
+    int64_t ignore_index;   /* -100: a row with this target takes no part */
+    int64_t reduction;      /* VJP_REDUCE_MEAN: over the rows that take part; VJP_REDUCE_SUM */
+    double label_smoothing; /* 0, up to 1: this share of a target is spread over all classes evenly */
+} vjp_cross_entropy_attributes;
+
+vjp_status vjp_cross_entropy_forward(vjp_device *device, const vjp_tensor *loss, const vjp_tensor *lse,
+                                     const vjp_tensor *logits, const vjp_tensor *target, int64_t ignore_index,
+                                     vjp_reduction reduction, double label_smoothing);
+vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlogits, const vjp_tensor *dloss,
+                                      const vjp_tensor *logits, const vjp_tensor *target, const vjp_tensor *lse,
+                                      int64_t ignore_index, vjp_reduction reduction, double label_smoothing);
+
+/* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). No attributes. */
+vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up);
+vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup, const vjp_tensor *dy,
+                               const vjp_tensor *gate, const vjp_tensor *up);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -19,6 +19,8 @@ static const sample small[] = {
     {"clip", "", {{NULL, 0, {0}}}, 0},
     {"adamw", "", {{"w", 3, {2, 3, 65}}}, 20},
     {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 3, {2, 3, 65}}, {"momentum", 3, {2, 3, 65}}}, 0},
+    {"cross_entropy", "label_smoothing=0.1", {{"logits", 3, {2, 3, 65}}, {"target", 2, {2, 3}}}, 65},
+    {"swiglu", "", {{"gate", 2, {3, 65}}, {"up", 2, {3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -40,6 +42,8 @@ static const sample large[] = {
     {"clip", "", {{NULL, 0, {0}}}, 0},
     {"adamw", "", {{"w", 2, {1025, 300}}}, 20},
     {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 2, {1025, 300}}, {"momentum", 2, {1025, 300}}}, 0},
+    {"cross_entropy", "", {{"logits", 2, {333, 1009}}, {"target", 1, {333}}}, 1009},
+    {"swiglu", "", {{"gate", 2, {777, 333}}, {"up", 2, {777, 333}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

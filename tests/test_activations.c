@@ -103,7 +103,43 @@ static void known_values(void **state) {
     }
 }
 
+/* swiglu's y, dgate and dup of these gates. */
+static void run_swiglu(const char *name, vjp_dtype dtype, int n, void *gate, void *up, void *dy, void *out[3]) {
+    vjp_device *device;
+    assert_int_equal(vjp_open(name, &(vjp_options){.threads = 2}, &device), VJP_OK);
+    vjp_tensor tensor[6];
+    void *data[6] = {out[0], out[1], out[2], gate, up, dy};
+    for (int i = 0; i < 6; i++)
+        tensor[i] = vjp_tensor_of(data[i], dtype, 1, (int64_t[]){n});
+    assert_int_equal(vjp_swiglu_forward(device, &tensor[0], &tensor[3], &tensor[4]), VJP_OK);
+    assert_int_equal(vjp_swiglu_backward(device, &tensor[1], &tensor[2], &tensor[5], &tensor[3], &tensor[4]), VJP_OK);
+    vjp_close(device);
+}
+
+/* With up and dy 1 they are silu, its derivative, and silu again, which share one exp there. */
+static void through_swiglu(void **state) {
+    (void)state;
+    static float x[MOST], one[MOST], out[3][MOST];
+    static double exact_x[MOST], exact_one[MOST], exact_out[3][MOST];
+    static const char *const names[] = {"swiglu's y", "dgate", "dup"};
+    int n = fill(x), failed = 0;
+    for (int i = 0; i < n; i++) {
+        exact_x[i] = x[i];
+        exact_one[i] = one[i] = 1;
+    }
+    run_swiglu("cpu", VJP_F32, n, x, one, one, (void *[3]){out[0], out[1], out[2]});
+    run_swiglu("ref", VJP_F64, n, exact_x, exact_one, exact_one, (void *[3]){exact_out[0], exact_out[1], exact_out[2]});
+    for (int i = 0; i < 3; i++)
+        failed += compare(names[i], VJP_ACT_SILU, n, x, out[i], exact_out[i]);
+    assert_int_equal(failed, 0);
+    /* dy * up is past all range where the slope is 0. */
+    float gate = -200, huge = 1e30f, results[3];
+    run_swiglu("cpu", VJP_F32, 1, &gate, &huge, &huge, (void *[3]){&results[0], &results[1], &results[2]});
+    assert_true(results[0] == 0 && results[1] == 0 && results[2] == 0);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_activation), cmocka_unit_test(known_values)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_activation), cmocka_unit_test(known_values),
+                                       cmocka_unit_test(through_swiglu)};
     return cmocka_run_group_tests_name("activations", tests, NULL, NULL);
 }

@@ -357,8 +357,7 @@ static void check_slots(const vjp_op_info *info, int which) {
         assert_false(!output && (slot->flags & VJP_SLOT_ACCUMULATES));
         assert_false(!output && slot->aliases);
         /* Values accumulate; what is saved for the backward does not. */
-        bool saved =
-            slot->kind == VJP_KIND_STATISTIC || slot->kind == VJP_KIND_ARGMAX || strcmp(slot->name, "pre") == 0;
+        bool saved = find_slot(&info->pass[VJP_BACKWARD], slot->name) >= 0 && which == VJP_FORWARD;
         bool step = vjp_passes(info) < VJP_PASS_COUNT; /* nothing goes back: nothing is saved */
         if (output && !step) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
         for (size_t j = 0; j < VJP_MAX_SLOTS; j++) {
@@ -431,8 +430,20 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 
 static void op_table(void **state) {
     (void)state;
-    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm",  "rope", "cumsum", "gather",
-                                        "maxpool2d",  "linear",   "sum_squares", "clip", "adamw",  "sgd"};
+    static const char *const names[] = {
+        /* clang-format off */
+        "layer_norm",
+        "rms_norm",
+        "group_norm",
+        "rope",
+        "cumsum",
+        "gather",
+        "maxpool2d",
+        "linear",
+        "cross_entropy",
+        "swiglu",
+        /* clang-format on */
+    };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -502,6 +513,11 @@ static void infer_absent(void **state) {
         {"adamw", VJP_FORWARD, "w_out", VJP_BF16, 3, {2, 3, 65}},
         {"adamw", VJP_FORWARD, "v_out", VJP_F32, 3, {2, 3, 65}},
         {"sgd", VJP_FORWARD, "momentum_out", VJP_F32, 3, {2, 3, 65}},
+        {"cross_entropy", VJP_FORWARD, "loss", VJP_F32, 0, {0}},
+        {"cross_entropy", VJP_FORWARD, "lse", VJP_F32, 2, {2, 3}},
+        {"cross_entropy", VJP_BACKWARD, "dlogits", VJP_BF16, 3, {2, 3, 65}},
+        {"swiglu", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
+        {"swiglu", VJP_BACKWARD, "dup", VJP_BF16, 2, {3, 65}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -577,6 +593,11 @@ static void least_cost(void **state) {
         /* w, m and v both ways, g; and lr, step, scale */
         {"adamw", VJP_FORWARD, NULL, 4 * (7 * 390 + 3), 0},
         {"sgd", VJP_FORWARD, NULL, 4 * (5 * 390 + 2), 0},
+        /* logits 390, lse and target 6, loss 1 */
+        {"cross_entropy", VJP_FORWARD, NULL, 4 * (390 + 2 * 6 + 1), 0},
+        {"cross_entropy", VJP_BACKWARD, NULL, 4 * (2 * 390 + 2 * 6 + 1), 0},
+        {"swiglu", VJP_FORWARD, NULL, 4 * 3 * 195, 0},
+        {"swiglu", VJP_BACKWARD, "dup", 4 * 6 * 195, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

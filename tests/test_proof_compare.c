@@ -55,6 +55,10 @@ int main(void) {
         {"ref: maxpool2d", ref, NULL, NULL, "maxpool2d"},
         {"cpu: linear", cpu, NULL, NULL, "linear"},
         {"ref: linear", ref, NULL, NULL, "linear"},
+        {"cpu: cross_entropy", cpu, NULL, NULL, "cross_entropy"},
+        {"ref: cross_entropy", ref, NULL, NULL, "cross_entropy"},
+        {"cpu: swiglu", cpu, NULL, NULL, "swiglu"},
+        {"ref: swiglu", ref, NULL, NULL, "swiglu"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

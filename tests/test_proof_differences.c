@@ -38,6 +38,8 @@ int main(void) {
         {"differences: gather", differences, NULL, NULL, "gather"},
         {"differences: maxpool2d", differences, NULL, NULL, "maxpool2d"},
         {"differences: linear", differences, NULL, NULL, "linear"},
+        {"differences: cross_entropy", differences, NULL, NULL, "cross_entropy"},
+        {"differences: swiglu", differences, NULL, NULL, "swiglu"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };

@@ -92,6 +92,11 @@ static const struct {
     {"adamw", "w=[64]", SMALL},
     {"sgd", "w=[@,1024]", HOST},
     {"sgd", "w=[64]", SMALL},
+    {"cross_entropy", "logits=[@,32000] target=[@]", HOST},
+    {"cross_entropy", "logits=[@,256] target=[@]", HOST},
+    {"cross_entropy", "logits=[1,64] target=[1]", SMALL},
+    {"swiglu", "gate=[@,4096]", HOST},
+    {"swiglu", "gate=[1,64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -137,11 +142,22 @@ static double target_bytes(const vjp_device *device, bool quick) {
     return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
 }
 
+/* Every @ of the text is the count. */
 static void replace_at(const char *text, int64_t count, char out[TEXT]) {
     int used = 0;
     for (const char *at; (at = strchr(text, '@')) && used < TEXT; text = at + 1)
         used += snprintf(out + used, (size_t)(TEXT - used), "%.*s%lld", (int)(at - text), text, (long long)count);
     if (used < TEXT) snprintf(out + used, (size_t)(TEXT - used), "%s", text);
+    size_t used = 0;
+    for (out[0] = 0; *text && used < TEXT; used += strlen(out + used)) {
+        size_t plain = strcspn(text, "@");
+        snprintf(out + used, TEXT - used, "%.*s", (int)plain, text);
+        text += plain;
+        if (*text != '@') continue;
+        used += strlen(out + used);
+        snprintf(out + used, TEXT - used, "%lld", (long long)count);
+        text++;
+    }
 }
 
 static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,

@@ -43,6 +43,8 @@ typedef enum vjp_op_id {
     VJP_OP_CLIP,
     VJP_OP_ADAMW,
     VJP_OP_SGD,
+    VJP_OP_CROSS_ENTROPY,
+    VJP_OP_SWIGLU,
     VJP_OP_COUNT
 } vjp_op_id;
 
@@ -242,5 +244,9 @@ bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, 
 
 /* Refuses the first index of a slot that is not in [0, limit), on all threads. `axis` says what is indexed. */
 vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis);
+
+/* The same where one value, `except`, is allowed besides; `name` is what the sentence calls it. */
+vjp_status vjp_check_indices_except(const vjp_work *work, int slot, int64_t limit, const char *axis, int64_t except,
+                                    const char *name);
 
 #endif

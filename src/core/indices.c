@@ -14,6 +14,8 @@ typedef struct index_scan {
     const void *data;
     vjp_dtype dtype;
     int64_t count, limit;
+    bool excepts; /* `except` is allowed besides */
+    int64_t except;
     _Atomic int64_t first_bad; /* count if there is none */
 } index_scan;
 
@@ -37,7 +39,8 @@ bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, 
 static bool is_good(const index_scan *scan, int64_t k) {
     int64_t index;
     double value;
-    return vjp_index_at(scan->data, scan->dtype, k, &index, &value) && index >= 0 && index < scan->limit;
+    return vjp_index_at(scan->data, scan->dtype, k, &index, &value) &&
+           ((index >= 0 && index < scan->limit) || (scan->excepts && index == scan->except));
 }
 
 /* Whether all of [begin, end) are good, without branches where the dtype allows it. */
@@ -45,16 +48,19 @@ static bool all_good(const index_scan *scan, int64_t begin, int64_t end) {
     uint64_t limit = (uint64_t)scan->limit;
     if (scan->dtype == VJP_I32) {
         const int32_t *index = scan->data;
+        bool excepts = scan->excepts && scan->except >= INT32_MIN && scan->except <= INT32_MAX;
+        int32_t except = (int32_t)(excepts ? scan->except : 0);
         uint32_t narrow = limit > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)limit, bad = 0;
         for (int64_t k = begin; k < end; k++)
-            bad |= (uint32_t)((uint32_t)index[k] >= narrow);
+            bad |= ((uint32_t)index[k] >= narrow) & !(excepts & (index[k] == except));
         return !bad;
     }
     if (scan->dtype == VJP_I64) {
-        const int64_t *index = scan->data;
+        const int64_t *index = scan->data, except = scan->except;
+        bool excepts = scan->excepts;
         uint64_t bad = 0;
         for (int64_t k = begin; k < end; k++)
-            bad |= (uint64_t)((uint64_t)index[k] >= limit);
+            bad |= ((uint64_t)index[k] >= limit) & !(excepts & (index[k] == except));
         return !bad;
     }
     for (int64_t k = begin; k < end; k++)
@@ -74,12 +80,15 @@ static void scan_piece(void *argument, size_t piece) {
         ;
 }
 
-vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis) {
+static vjp_status check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis, bool excepts,
+                                int64_t except, const char *except_name) {
     const vjp_shape *shape = &work->shape[slot];
     index_scan scan = {.data = vjp_data(work, slot),
                        .dtype = vjp_type(work, slot),
                        .count = vjp_shape_product(shape, 0, shape->ndim),
-                       .limit = limit};
+                       .limit = limit,
+                       .excepts = excepts,
+                       .except = except};
     atomic_init(&scan.first_bad, scan.count);
     size_t pieces = (size_t)((scan.count + PIECE - 1) / PIECE);
     if (work->device->backend->parallel && pieces > 1)
@@ -92,9 +101,22 @@ vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, cons
     if (bad == scan.count) return VJP_OK;
     const char *name = vjp_slot_at(work, slot)->name;
     double value;
-    if (vjp_index_at(scan.data, scan.dtype, bad, &index, &value))
+    bool whole = vjp_index_at(scan.data, scan.dtype, bad, &index, &value);
+    if (whole && excepts)
+        return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %lld, outside [0, %lld), the %s, and not the %s, %lld", name,
+                          (long long)bad, (long long)index, (long long)limit, axis, except_name, (long long)except);
+    if (whole)
         return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %lld, outside [0, %lld), the %s", name, (long long)bad,
                           (long long)index, (long long)limit, axis);
     return vjp_refuse(work, VJP_INVALID, "%s[%lld] is %.9g, which is not an integer that f32 holds exactly", name,
                       (long long)bad, value);
+}
+
+vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis) {
+    return check_indices(work, slot, limit, axis, false, 0, "");
+}
+
+vjp_status vjp_check_indices_except(const vjp_work *work, int slot, int64_t limit, const char *axis, int64_t except,
+                                    const char *name) {
+    return check_indices(work, slot, limit, axis, true, except, name);
 }

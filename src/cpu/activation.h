@@ -74,6 +74,14 @@ INLINE vf activate(vjp_activation activation, vf x) {
     return x;
 }
 
+/* silu and its derivative from one exp. */
+INLINE vf silu_and_slope(vf x, vf *slope) {
+    vf near = vf_clamp(x, -LOGISTIC_END, LOGISTIC_END);
+    logistic s = logistic_of(near);
+    *slope = vf_fma(vf_mul(near, s.complement), s.value, s.value);
+    return damped(x, s.value);
+}
+
 /* The derivative of activate(). */
 INLINE vf activate_slope(vjp_activation activation, vf x) {
     switch (activation) {
@@ -98,9 +106,9 @@ INLINE vf activate_slope(vjp_activation activation, vf x) {
         return vf_add(vf_select(negative, vf_zero(), vf_set(1)), vf_fma(x, density, side));
     }
     case VJP_ACT_SILU: {
-        x = vf_clamp(x, -LOGISTIC_END, LOGISTIC_END);
-        logistic s = logistic_of(x);
-        return vf_fma(vf_mul(x, s.complement), s.value, s.value);
+        vf slope;
+        silu_and_slope(x, &slope);
+        return slope;
     }
     case VJP_ACT_SIGMOID: {
         logistic s = logistic_of(x);

@@ -20,6 +20,8 @@ extern const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(clip)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -42,5 +44,7 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_CLIP] = CPU_NAME(clip),
     [VJP_OP_ADAMW] = CPU_NAME(adamw),
     [VJP_OP_SGD] = CPU_NAME(sgd),
+    [VJP_OP_CROSS_ENTROPY] = CPU_NAME(cross_entropy),
+    [VJP_OP_SWIGLU] = CPU_NAME(swiglu),
 };
 /* clang-format on */

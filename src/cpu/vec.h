@@ -168,6 +168,59 @@ INLINE float vf_sum(vf a) {
 
 /* ---- Comparing and choosing -------------------------------------------------------------------------- */
 
+/* The larger of each pair; b where either is a NaN, so vf_max(bound, x) keeps a NaN and vf_max(x, sofar) drops it. */
+INLINE vf vf_max(vf a, vf b) {
+#if defined(CPU_ISA_AVX512)
+    EACH_PART a.v[p] = (native_f)_mm512_max_ps((__m512)a.v[p], (__m512)b.v[p]);
+#elif defined(CPU_ISA_AVX2)
+    EACH_PART a.v[p] = (native_f)_mm256_max_ps((__m256)a.v[p], (__m256)b.v[p]);
+#else
+    EACH_PART {
+        native_i more = (native_i)(a.v[p] > b.v[p]);
+        a.v[p] = (native_f)((more & (native_i)a.v[p]) | (~more & (native_i)b.v[p]));
+    }
+#endif
+    return a;
+}
+
+/* The smaller of each pair; b where either is a NaN. */
+INLINE vf vf_min(vf a, vf b) {
+#if defined(CPU_ISA_AVX512)
+    EACH_PART a.v[p] = (native_f)_mm512_min_ps((__m512)a.v[p], (__m512)b.v[p]);
+#elif defined(CPU_ISA_AVX2)
+    EACH_PART a.v[p] = (native_f)_mm256_min_ps((__m256)a.v[p], (__m256)b.v[p]);
+#else
+    EACH_PART {
+        native_i less = (native_i)(a.v[p] < b.v[p]);
+        a.v[p] = (native_f)((less & (native_i)a.v[p]) | (~less & (native_i)b.v[p]));
+    }
+#endif
+    return a;
+}
+
+/* The largest of the 16 lanes, none of which is a NaN. */
+INLINE float vf_most(vf a) {
+#if defined(CPU_ISA_AVX512)
+    __m256 h = _mm256_max_ps(_mm512_castps512_ps256((__m512)a.v[0]),
+                             _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)a.v[0]), 1)));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    typedef float quad __attribute__((vector_size(16)));
+    quad s = (quad)q;
+#elif defined(CPU_ISA_AVX2)
+    __m256 h = _mm256_max_ps((__m256)a.v[0], (__m256)a.v[1]);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    typedef float quad __attribute__((vector_size(16)));
+    quad s = (quad)q;
+#else
+    native_f s = a.v[0];
+    for (int p = 1; p < PARTS; p++)
+        for (int i = 0; i < NATIVE_LANES; i++)
+            s[i] = a.v[p][i] > s[i] ? a.v[p][i] : s[i];
+#endif
+    float first = s[0] > s[2] ? s[0] : s[2], second = s[1] > s[3] ? s[1] : s[3];
+    return first > second ? first : second;
+}
+
 INLINE vi vf_less(vf a, vf b) {
     vi r;
     EACH_PART r.v[p] = (native_i)(a.v[p] < b.v[p]);
@@ -203,6 +256,14 @@ INLINE vi vi_and(vi a, vi b) {
 INLINE vi vi_not(vi a) {
     EACH_PART a.v[p] = ~a.v[p];
     return a;
+}
+
+/* True in the first n lanes, n <= 16. */
+INLINE vi vi_first(int64_t n) {
+    static const int32_t mask[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    vi r;
+    EACH_PART memcpy(&r.v[p], mask + LANES - n + p * NATIVE_LANES, sizeof r.v[p]);
+    return r;
 }
 
 INLINE vi vi_set(int32_t value) {

@@ -10,8 +10,7 @@
 
 /* x within [low, high]; a NaN stays. */
 INLINE vf vf_clamp(vf x, float low, float high) {
-    x = vf_select(vf_less(x, vf_set(low)), vf_set(low), x);
-    return vf_select(vf_greater(x, vf_set(high)), vf_set(high), x);
+    return vf_min(vf_set(high), vf_max(vf_set(low), x));
 }
 
 /* c[0] + x (c[1] + x (c[2] + ...)) */
@@ -24,25 +23,51 @@ INLINE vf vf_polynomial(vf x, const float *c, int count) {
 
 /*
  * exp(x) = 2^n exp(r), r = x - n ln 2 within half of ln 2. 2^n is multiplied in two halves, so that results go
- * gradually through the denormals to 0, and to Inf only where they must.
+ * gradually through the denormals to 0, and to Inf only where they must; AVX-512 has one instruction that does just
+ * that, with the same bits.
  */
 INLINE vf vf_exp(vf x) {
     const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
     const float rounder = 0x1.8p+23f; /* a sum with it holds the nearest integer in its low bits */
-    const int32_t rounder_bits = 0x4b400000, exponent_bias = 127;
     const float c[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
     x = vf_clamp(x, -104, 89);
     vf rounded = vf_fma(x, vf_set(log2_e), vf_set(rounder));
     vf n = vf_sub(rounded, vf_set(rounder));
     vf r = vf_fma(n, vf_set(-ln2_low), vf_fma(n, vf_set(-ln2_high), x));
     vf e = vf_add(vf_fma(vf_mul(r, r), vf_polynomial(r, c, 5), r), vf_set(1));
+#if defined(CPU_ISA_AVX512)
+    EACH_PART e.v[p] = (native_f)_mm512_scalef_ps((__m512)e.v[p], (__m512)n.v[p]);
+#else
+    const int32_t rounder_bits = 0x4b400000, exponent_bias = 127;
     EACH_PART {
         native_i power = (native_i)rounded.v[p] - rounder_bits, half = power >> 1;
         native_f first = (native_f)((half + exponent_bias) << 23);
         native_f second = (native_f)((power - half + exponent_bias) << 23);
         e.v[p] = e.v[p] * first * second;
     }
+#endif
     return e;
+}
+
+/*
+ * The natural logarithm of one positive normal number (0 gives -Inf, Inf and NaN themselves) in double, right to
+ * 5e-16. By plain operations alone: libm's bits are another machine's own.
+ */
+INLINE double f64_log(double x) {
+    const double ln2 = 0.693147180559945309;
+    const uint64_t root_half = 0x3fe6a09e667f3bcd; /* sqrt(1/2): x = 2^n m, m from there to twice that */
+    if (!(x > 0 && x < (double)INFINITY)) return x == 0 ? -(double)INFINITY : x;
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int64_t n = (int64_t)(bits - root_half) >> 52;
+    bits -= (uint64_t)n << 52;
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    /* log m = 2 atanh(s); |s| is at most 0.172, so that the series of 11 terms ends below 2^-56. */
+    double s = (m - 1) / (m + 1), square = s * s, sum = 0;
+    for (int k = 21; k >= 3; k -= 2)
+        sum = (sum + 1.0 / k) * square;
+    return (double)n * ln2 + (2 * s + 2 * s * sum);
 }
 
 /* 1 / (1 + exp(-x)), through exp(-|x|) so that both tails keep their digits. */

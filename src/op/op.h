@@ -26,6 +26,8 @@ extern const vjp_op vjp_op_sum_squares;
 extern const vjp_op vjp_op_clip;
 extern const vjp_op vjp_op_adamw;
 extern const vjp_op vjp_op_sgd;
+extern const vjp_op vjp_op_cross_entropy;
+extern const vjp_op vjp_op_swiglu;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -191,5 +193,27 @@ enum { SGD_W_OUT, SGD_MOMENTUM_OUT, SGD_W, SGD_MOMENTUM, SGD_G, SGD_LR, SGD_SCAL
 static inline int64_t vjp_elements(const vjp_work *work, int slot) {
     return vjp_shape_product(&work->shape[slot], 0, work->shape[slot].ndim);
 }
+/* ---- cross_entropy ---- */
+enum { CROSS_ENTROPY_LOSS, CROSS_ENTROPY_LSE, CROSS_ENTROPY_LOGITS, CROSS_ENTROPY_TARGET };
+enum {
+    CROSS_ENTROPY_B_DLOGITS,
+    CROSS_ENTROPY_B_DLOSS,
+    CROSS_ENTROPY_B_LOGITS,
+    CROSS_ENTROPY_B_TARGET,
+    CROSS_ENTROPY_B_LSE
+};
+
+/* logits as [rows, classes]; the share of a row's target that is at the target, and at each other class. */
+typedef struct vjp_cross_entropy_sizes {
+    int64_t rows, classes, ignore_index;
+    double smoothing, at_target, elsewhere;
+    bool mean;
+} vjp_cross_entropy_sizes;
+
+vjp_cross_entropy_sizes vjp_cross_entropy_sizes_of(const vjp_work *work);
+
+/* ---- swiglu ---- */
+enum { SWIGLU_Y, SWIGLU_GATE, SWIGLU_UP };
+enum { SWIGLU_B_DGATE, SWIGLU_B_DUP, SWIGLU_B_DY, SWIGLU_B_GATE, SWIGLU_B_UP };
 
 #endif

@@ -23,6 +23,8 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_CLIP] = &vjp_op_clip,
     [VJP_OP_ADAMW] = &vjp_op_adamw,
     [VJP_OP_SGD] = &vjp_op_sgd,
+    [VJP_OP_CROSS_ENTROPY] = &vjp_op_cross_entropy,
+    [VJP_OP_SWIGLU] = &vjp_op_swiglu,
     /* clang-format on */
 };
 

@@ -56,7 +56,9 @@ typedef enum proof_data {
     PROOF_FIRST,     /* a step's averages are 0, as before the first step */
     PROOF_ZERO,      /* source 0, and a step's averages too */
     PROOF_SKEWED,    /* indices: row i as often as 1/(i + 1), as words in text are */
-    PROOF_DISTINCT   /* source: no two within 0.05 */
+    PROOF_DISTINCT,  /* source: no two within 0.05 */
+    PROOF_IGNORED,   /* indices: one in four the attribute ignore_index */
+    PROOF_ALL_IGNORED
 } proof_data;
 
 enum { PROOF_MOST_CHOICES = 16 };

@@ -28,9 +28,25 @@ static int find_slot(const vjp_pass_info *pass, const char *name) {
     return -1;
 }
 
+/* The forward's output whose gradient comes in: y, or a loss. */
+static int output_of(const vjp_op_info *info) {
+    for (size_t i = 0; i < info->pass[VJP_FORWARD].outputs; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "d%s", info->pass[VJP_FORWARD].slots[i].name);
+        if (find_slot(&info->pass[VJP_BACKWARD], name) >= 0) return (int)i;
+    }
+    return -1;
+}
+
+static int gradient_of(const vjp_op_info *info) {
+    char name[64];
+    snprintf(name, sizeof name, "d%s", info->pass[VJP_FORWARD].slots[output_of(info)].name);
+    return find_slot(&info->pass[VJP_BACKWARD], name);
+}
+
 /* The difference quotient of <y, dy> when `input` of the forward moves along `direction`. NaN: the call failed. */
 static double quotient(proof_problem *p, vjp_device *ref, int input, const double *direction, const double *dy) {
-    int y = find_slot(&p->info->pass[VJP_FORWARD], "y");
+    int y = output_of(p->info);
     proof_values *v = &p->slot[VJP_FORWARD][input];
     uint32_t outputs = (1u << p->info->pass[VJP_FORWARD].outputs) - 1;
     uint32_t present = (proof_present(p, VJP_FORWARD) & ~outputs) | 1u << y | 1u << input;
@@ -65,7 +81,7 @@ static double norm(const double *values, int64_t count) {
 /* The worst relative error over random directions and single coordinates. */
 static double worst_error(proof_problem *p, vjp_device *ref, int input, const double *gradient, proof_random *random) {
     int64_t count = p->slot[VJP_FORWARD][input].count;
-    const double *dy = p->slot[VJP_BACKWARD][find_slot(&p->info->pass[VJP_BACKWARD], "dy")].exact;
+    const double *dy = p->slot[VJP_BACKWARD][gradient_of(p->info)].exact;
     double *direction = proof_memory((size_t)count * sizeof(double)), worst = 0;
     double size = norm(gradient, count);
     for (int t = 0; t < DIRECTIONS + COORDINATES && count; t++) {
@@ -178,7 +194,8 @@ static bool suits(const proof_setup *setup) {
             count *= setup->choice[i].shape[k];
         largest = count > largest ? count : largest;
     }
-    return setup->data == PROOF_NORMAL && largest <= MOST_ELEMENTS;
+    bool ordinary = setup->data == PROOF_NORMAL || setup->data == PROOF_IGNORED || setup->data == PROOF_ALL_IGNORED;
+    return ordinary && largest <= MOST_ELEMENTS;
 }
 
 void proof_differences(const proof_plan *plan) {

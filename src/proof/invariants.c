@@ -87,14 +87,23 @@ static double along(const solved *s, named dx, const double *direction) {
     return sqrt(part) / norm(dx);
 }
 
-static double no_constant(const solved *s) {
-    named dx = find(s, "dx");
+static double constant_in(const solved *s, const char *gradient) {
+    named dx = find(s, gradient);
     double *ones = proof_memory((size_t)dx.count * sizeof(double));
     for (int64_t i = 0; i < dx.count; i++)
         ones[i] = 1;
     double share = along(s, dx, ones);
     free(ones);
     return share;
+}
+
+static double no_constant(const solved *s) {
+    return constant_in(s, "dx");
+}
+
+/* A number added to all logits of a row changes no probability. */
+static double no_constant_dlogits(const solved *s) {
+    return constant_in(s, "dlogits");
 }
 
 static double no_x(const solved *s) {
@@ -144,6 +153,8 @@ static double adjoint_both(const solved *s) {
     named y = find(s, "y"), dy = find(s, "dy");
     double inputs = dot(find(s, "a"), find(s, "da")) + dot(find(s, "b"), find(s, "db"));
     return fabs(dot(y, dy) - inputs) / (norm(y) * norm(dy));
+static double adjoint_up(const solved *s) {
+    return adjoint(s, "up", "dup");
 }
 
 /* Lengths are kept by a rotation, one way and back. */
@@ -275,6 +286,11 @@ static const struct {
     {"adamw", "w=[1025] eps=0 weight_decay=0.5 beta1=0.5 beta2=0.9999 data=first g=f32", "forward", "w_out",
      "the first step is lr long", first_step, false},
     {"sgd", "w=[1025] param=f32", "forward", "w_out", "along the momentum", along_momentum, false},
+    {"cross_entropy", "logits=[37,129] target=[37]", "backward", "dlogits", "<dlogits, 1> = 0", no_constant_dlogits,
+     false},
+    {"cross_entropy", "logits=[37,1025] target=[37] label_smoothing=0.3 reduction=sum", "backward", "dlogits",
+     "<dlogits, 1> = 0", no_constant_dlogits, false},
+    {"swiglu", "gate=[37,129]", "backward", "dup", "adjoint", adjoint_up, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

@@ -181,11 +181,16 @@ static void fill_table(const proof_values *v, bool sine) {
     }
 }
 
-/* How many rows an index chooses from: positions of rope's tables, or the table's axis. */
+/* How many rows an index chooses from: positions of rope's tables, classes of the logits, or the table's axis. */
 static int64_t index_limit(const proof_problem *p) {
     const vjp_pass_info *pass = &p->info->pass[VJP_FORWARD];
     int cosine = find_slot(pass, "cosine"), table = find_slot(pass, "table");
+    int logits = find_slot(pass, "logits");
     if (cosine >= 0) return p->slot[VJP_FORWARD][cosine].tensor.shape[0];
+    if (logits >= 0) {
+        const vjp_tensor *rows = &p->slot[VJP_FORWARD][logits].tensor;
+        return rows->shape[rows->ndim - 1];
+    }
     const vjp_tensor *tensor = &p->slot[VJP_FORWARD][table].tensor;
     int64_t axis = ((const vjp_gather_attributes *)p->setup.attributes.bytes)->axis;
     return tensor->shape[axis < 0 ? axis + tensor->ndim : axis];
@@ -204,6 +209,12 @@ static void fill_index(const proof_problem *p, const proof_values *v, proof_rand
             last = (int64_t)pow((double)limit + 1, u) - 1;
         }
         v->exact[i] = (double)(same ? limit / 2 : last);
+    }
+    if (p->setup.data == PROOF_IGNORED || p->setup.data == PROOF_ALL_IGNORED) {
+        const vjp_cross_entropy_attributes *a = (const void *)p->setup.attributes.bytes;
+        for (int64_t i = 0; i < v->count; i++)
+            if (p->setup.data == PROOF_ALL_IGNORED || proof_random_below(random, 4) == 0)
+                v->exact[i] = (double)a->ignore_index;
     }
 }
 

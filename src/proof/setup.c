@@ -6,13 +6,30 @@
 #include "proof/cases.h"
 
 static const char *const data_names[] = {
-    [PROOF_NORMAL] = "normal",     [PROOF_OFFSET] = "offset",     [PROOF_EQUAL] = "equal",
-    [PROOF_EQUAL_DY] = "equal_dy", [PROOF_ONES] = "ones",         [PROOF_TINY] = "tiny",
-    [PROOF_HUGE] = "huge",         [PROOF_MIXED] = "mixed",       [PROOF_TIES] = "ties",
-    [PROOF_NAN] = "nan",           [PROOF_INF] = "inf",           [PROOF_MINUS_INF] = "minus_inf",
-    [PROOF_WIDE] = "wide",         [PROOF_WIDE_NAN] = "wide_nan", [PROOF_REPEAT] = "repeat",
-    [PROOF_FIRST] = "first",       [PROOF_ZERO] = "zero",         [PROOF_RUNS] = "runs",
-    [PROOF_SKEWED] = "skewed",     [PROOF_DISTINCT] = "distinct",
+    /* clang-format off */
+    [PROOF_NORMAL] = "normal",
+    [PROOF_OFFSET] = "offset",
+    [PROOF_EQUAL] = "equal",
+    [PROOF_EQUAL_DY] = "equal_dy",
+    [PROOF_ONES] = "ones",
+    [PROOF_TINY] = "tiny",
+    [PROOF_HUGE] = "huge",
+    [PROOF_MIXED] = "mixed",
+    [PROOF_TIES] = "ties",
+    [PROOF_NAN] = "nan",
+    [PROOF_INF] = "inf",
+    [PROOF_MINUS_INF] = "minus_inf",
+    [PROOF_WIDE] = "wide",
+    [PROOF_WIDE_NAN] = "wide_nan",
+    [PROOF_REPEAT] = "repeat",
+    [PROOF_FIRST] = "first",
+    [PROOF_ZERO] = "zero",
+    [PROOF_RUNS] = "runs",
+    [PROOF_SKEWED] = "skewed",
+    [PROOF_DISTINCT] = "distinct",
+    [PROOF_IGNORED] = "ignored",
+    [PROOF_ALL_IGNORED] = "all_ignored",
+    /* clang-format on */
 };
 
 enum { DATA_COUNT = sizeof data_names / sizeof data_names[0], WORD = 96 };

@@ -23,6 +23,8 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_CLIP] = vjp_ref_clip,
     [VJP_OP_ADAMW] = vjp_ref_adamw,
     [VJP_OP_SGD] = vjp_ref_sgd,
+    [VJP_OP_CROSS_ENTROPY] = vjp_ref_cross_entropy,
+    [VJP_OP_SWIGLU] = vjp_ref_swiglu,
     /* clang-format on */
 };
 

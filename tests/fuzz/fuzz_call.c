@@ -151,6 +151,17 @@ static sample take_sample(input *in, const char *op) {
         s.index_limit = 1 + (int64_t)take(in, 2000);
     } else if (strcmp(op, "clip") == 0) {
         snprintf(attribute_text, sizeof attribute_text, "max_norm=%g", take(in, 5) / 2.0);
+    } else if (strcmp(op, "cross_entropy") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        snprintf(attribute_text, sizeof attribute_text, "ignore_index=%d reduction=%u label_smoothing=%g",
+                 (int)take(in, 4) - 1, take(in, 2), take(in, 5) * 0.25);
+        add(&s, "logits", ndim, shape);
+        add(&s, "target", ndim - 1, shape);
+        s.index_limit = shape[ndim - 1];
+    } else if (strcmp(op, "swiglu") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        add(&s, "gate", ndim, shape);
+        add(&s, "up", ndim, shape);
     } else {
         ndim += 1;
         bool batched = take(in, 2), transposed = take(in, 2);

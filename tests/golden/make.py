@@ -28,7 +28,7 @@ torch.set_default_dtype(torch.float64)
 
 
 def random(*shape, scale=1.0, offset=0.0):
-    return torch.randn(*shape) * scale + offset
+    return torch.randn(shape) * scale + offset
 
 
 def gradients(output, dy, inputs):
@@ -312,6 +312,36 @@ def sgd(name, shape, beta=0.9, weight_decay=0.0, nesterov=False, **how):
     run(name, "sgd", f"beta={beta!r} weight_decay={weight_decay!r} nesterov={str(nesterov).lower()}",
         lambda w: torch.optim.SGD(w, momentum=beta, weight_decay=weight_decay, nesterov=nesterov),
         dict(momentum="momentum_buffer"), shape, **how)
+# ---- cross_entropy, swiglu ---------------------------------------------------------------------------------
+
+
+def cross_entropy(name, logits, target, ignore=-100, reduction="mean", smoothing=0.0, saved=False):
+    logits, target = leaf(logits), torch.tensor(target)
+    classes = logits.shape[-1]
+    loss = F.cross_entropy(logits.reshape(-1, classes), target.reshape(-1), ignore_index=ignore, reduction=reduction,
+                           label_smoothing=smoothing)
+    lse, dloss = torch.logsumexp(logits, -1), random()
+    write(name, "cross_entropy", f"ignore_index={ignore} reduction={reduction} label_smoothing={smoothing!r}",
+          dict(loss=loss, lse=lse, logits=logits, target=target),
+          dict(dloss=dloss, logits=logits, target=target, lse=lse if saved else None,
+               **gradients(loss, dloss, dict(logits=logits))))
+
+
+def nothing_counts(name, shape, reduction):
+    """Every row ignored: PyTorch's mean is 0 / 0; by definition the loss here is 0, and so is the gradient."""
+    logits = random(*shape)
+    target = torch.full(shape[:-1], -100)
+    write(name, "cross_entropy", f"reduction={reduction}",
+          dict(loss=torch.zeros(()), lse=torch.logsumexp(logits, -1), logits=logits, target=target),
+          dict(dloss=random(), logits=logits, target=target, dlogits=torch.zeros(shape)))
+
+
+def swiglu(name, shape, scale=1.0):
+    gate, up = leaf(random(*shape, scale=scale)), leaf(random(*shape))
+    y = F.silu(gate) * up
+    dy = random(*shape)
+    write(name, "swiglu", "", dict(y=y, gate=gate, up=up),
+          dict(dy=dy, gate=gate, up=up, **gradients(y, dy, dict(gate=gate, up=up))))
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -420,6 +450,26 @@ def main():
     sgd("run", (5, 7), max_norm=4.0, weight_decay=0.1, nesterov=True)
     sgd("plain", (9,))
     sgd("decay", (2, 3), beta=0.5, weight_decay=0.5)
+    torch.manual_seed(20261115)
+    cross_entropy("plain", random(5, 7), [3, 0, 6, 2, 2])
+    cross_entropy("saved", random(5, 7), [3, 0, 6, 2, 2], saved=True)
+    cross_entropy("sum", random(2, 3, 4), [[1, 0, 3], [2, 2, 1]], reduction="sum", saved=True)
+    cross_entropy("ignored", random(6, 5), [4, -100, 1, -100, 0, 2])
+    cross_entropy("ignored_class", random(6, 5), [4, 0, 1, 0, 0, 2], ignore=0, reduction="sum", saved=True)
+    cross_entropy("smooth", random(5, 7), [3, -1, 6, 2, 0], ignore=-1, smoothing=0.1)
+    cross_entropy("smooth_all", random(5, 7), [3, 1, 6, 2, 0], smoothing=1.0, saved=True)
+    cross_entropy("one_class", random(4, 1), [0, 0, -100, 0])
+    cross_entropy("one_row", random(9), 4)
+    cross_entropy("large", random(4, 6, scale=1e4), [0, 5, 2, 2])
+    cross_entropy("offset", random(4, 6, offset=1000.0), [0, 5, 2, 2], smoothing=0.2)
+    masked = random(4, 6)
+    masked[:, 2:4] = -float("inf")
+    cross_entropy("masked", masked, [0, 5, 1, 4])
+    nothing_counts("all_ignored", (3, 4), "mean")
+    nothing_counts("all_ignored_sum", (2, 2, 4), "sum")
+    swiglu("plain", (3, 5))
+    swiglu("wide", (4, 9), scale=30.0)
+    swiglu("rank0", ())
 
 
 if __name__ == "__main__":
