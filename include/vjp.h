@@ -355,6 +355,18 @@ vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const v
                                const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
                                const vjp_tensor *pre, vjp_activation activation, int transpose_b, int zero_nan);
 
+/* y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one of k and v. */
+typedef struct vjp_attention_attributes {
+    int64_t causal; /* 1: time t sees the keys [0, t + keys - time]; 0: all */
+    double scale;   /* 0: 1/sqrt(dim) */
+} vjp_attention_attributes;
+
+vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
+                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale);
+vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
+                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
+                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale);
+
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop
 #endif

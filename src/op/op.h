@@ -15,6 +15,7 @@ extern const vjp_op vjp_op_cumsum;
 extern const vjp_op vjp_op_gather;
 extern const vjp_op vjp_op_maxpool2d;
 extern const vjp_op vjp_op_linear;
+extern const vjp_op vjp_op_attention;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -131,5 +132,28 @@ typedef struct vjp_linear_sizes {
 } vjp_linear_sizes;
 
 vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work);
+
+/* ---- attention ---- */
+enum { ATTENTION_Y, ATTENTION_LSE, ATTENTION_Q, ATTENTION_K, ATTENTION_V };
+enum {
+    ATTENTION_B_DQ,
+    ATTENTION_B_DK,
+    ATTENTION_B_DV,
+    ATTENTION_B_DY,
+    ATTENTION_B_Q,
+    ATTENTION_B_K,
+    ATTENTION_B_V,
+    ATTENTION_B_Y,
+    ATTENTION_B_LSE
+};
+
+/* Heads [i * group, (i + 1) * group) of q share head i of k and v. Causal: time t sees keys [0, t + keys - time]. */
+typedef struct vjp_attention_sizes {
+    int64_t batch, time, keys, heads, kv_heads, group, dim;
+    bool causal;
+    double scale;
+} vjp_attention_sizes;
+
+vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work);
 
 #endif
