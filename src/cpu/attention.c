@@ -162,6 +162,7 @@ typedef struct forward_call {
     vjp_dtype y_dtype;
     bool accumulate;
     float *lse;
+    float *rest; /* NULL: lse is the whole of it; else lse is the maximum alone and this the log of the sum */
 } forward_call;
 
 typedef struct forward_memory {
@@ -205,7 +206,7 @@ static void forward_tile(const unit_plan *p, const attention_tile *t, const forw
     for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
         multiply_strip(t, dim, m->keys, m->queries + lanes * dim, strip, m->scores);
         for (int64_t at = strip; at < strip + STRIP; at += LANES)
-            weigh_running(t, (float)p->sizes.scale, at, m->scores, &state);
+            weigh_running(t, at, m->scores, &state);
     }
     if (!values) return;
     if (t->key > 0) correct_sums(t, dim, state.correction, sums);
@@ -219,7 +220,9 @@ static void finish_rows(const unit_plan *p, const forward_call *call, int64_t un
     for (int64_t r = 0; r < rows; r++) {
         int64_t lane = r / QUERIES * QUERIES_PADDED + r % QUERIES;
         float maximum = m->state.maximum[lane], sum = m->state.sum[lane];
-        if (call->lse) call->lse[lse_place(p, unit, first + r)] = (float)((double)maximum + log((double)sum));
+        int64_t place = lse_place(p, unit, first + r);
+        if (call->lse) call->lse[place] = call->rest ? maximum : (float)((double)maximum + log((double)sum));
+        if (call->rest) call->rest[place] = (float)log((double)sum);
         if (call->y) put_row(&y, first + r, m->sums + r * stride, p->sizes.keys ? 1 / sum : 0);
     }
 }
@@ -236,7 +239,7 @@ static void forward_task(const workers *w, int64_t task, float *memory, int64_t 
     row_source q = query_slot(w->work, p, unit, call->q), k = key_slot(w->work, p, unit, call->k);
     row_source v = key_slot(w->work, p, unit, call->v);
     for (int64_t i = 0; i < tiles; i++)
-        pack_turned(&q, first + i * QUERIES, least(QUERIES, rows - i * QUERIES),
+        pack_turned(&q, first + i * QUERIES, least(QUERIES, rows - i * QUERIES), (float)p->sizes.scale,
                     m.queries + i * QUERIES_PADDED * p->sizes.dim);
     for (int64_t i = 0; i < tiles * QUERIES_PADDED; i++) {
         m.state.maximum[i] = -INFINITY;
@@ -284,9 +287,9 @@ static size_t forward_workspace(const vjp_work *work) {
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
 typedef struct backward_call {
-    row_source y; /* `first` and `group` of no unit: see query_rows() */
-    const float *lse;
-    float *sums; /* dk and dv of each unit, or of each worker */
+    row_source y;            /* `first` and `group` of no unit: see query_rows() */
+    const float *lse, *rest; /* as in known_state; rest NULL: 0 */
+    float *sums;             /* dk and dv of each unit, or of each worker */
 } backward_call;
 
 typedef struct backward_memory {
@@ -295,8 +298,8 @@ typedef struct backward_memory {
     /* Of each tile of a block of rows; the right ones are QUERIES rows of padded dim, the turned ones QUERIES_PADDED.
      */
     float *queries, *dy, *queries_right, *dy_right, *dq;
-    float *lse, *mean;
-    float *turned; /* y of one tile */
+    known_state state; /* of all rows, QUERIES_PADDED a tile */
+    float *turned;     /* y of one tile */
 } backward_memory;
 
 static backward_memory backward_memory_of(const unit_plan *p, arena *memory) {
@@ -312,8 +315,9 @@ static backward_memory backward_memory_of(const unit_plan *p, arena *memory) {
     m.queries_right = take(memory, tiles * QUERIES * padded);
     m.dy_right = take(memory, tiles * QUERIES * padded);
     m.dq = take(memory, tiles * QUERIES * padded);
-    m.lse = take(memory, lanes);
-    m.mean = take(memory, lanes);
+    m.state.maximum = take(memory, lanes);
+    m.state.rest = take(memory, lanes);
+    m.state.mean = take(memory, lanes);
     m.turned = take(memory, QUERIES_PADDED * dim);
     return m;
 }
@@ -346,13 +350,16 @@ static void pack_rows(const workers *w, int64_t unit, int64_t first, int64_t cou
     int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED, right = index * QUERIES * padded_dim(dim);
     row_source q = query_slot(w->work, p, unit, ATTENTION_B_Q), dy = query_slot(w->work, p, unit, ATTENTION_B_DY);
     row_source y = query_rows(p, unit, call->y.data, call->y.dtype, false);
-    pack_turned(&q, first, count, m->queries + lanes * dim);
-    pack_turned(&dy, first, count, m->dy + lanes * dim);
-    pack_turned(&y, first, count, m->turned);
+    pack_turned(&q, first, count, (float)p->sizes.scale, m->queries + lanes * dim);
+    pack_turned(&dy, first, count, 1, m->dy + lanes * dim);
+    pack_turned(&y, first, count, 1, m->turned);
     pack_right(&q, first, count, QUERIES, m->queries_right + right);
     pack_right(&dy, first, count, QUERIES, m->dy_right + right);
-    for (int64_t i = 0; i < divide_up(count, STRIP) * STRIP; i++)
-        m->lse[lanes + i] = call->lse[lse_place(p, unit, first + least(i, count - 1))];
+    for (int64_t i = 0; i < divide_up(count, STRIP) * STRIP; i++) {
+        int64_t place = lse_place(p, unit, first + least(i, count - 1));
+        m->state.maximum[lanes + i] = call->lse[place];
+        m->state.rest[lanes + i] = call->rest ? call->rest[place] : 0;
+    }
     for (int64_t c = 0; c < count; c += GEMM_COLUMNS) {
         const float *a = m->turned + c * dim, *b = m->dy + (lanes + c) * dim;
         float total[GEMM_COLUMNS] = {0};
@@ -364,7 +371,7 @@ static void pack_rows(const workers *w, int64_t unit, int64_t first, int64_t cou
             for (int i = 0; i < GEMM_COLUMNS; i++)
                 total[i] += sum[i];
         }
-        memcpy(m->mean + lanes + c, total, sizeof total);
+        memcpy(m->state.mean + lanes + c, total, sizeof total);
     }
 }
 
@@ -374,12 +381,12 @@ static void backward_tile(const workers *w, const attention_tile *t, const backw
     const unit_plan *p = w->plan;
     int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED, right = index * QUERIES * padded_dim(dim);
     bool slopes = w->work->tensor[ATTENTION_B_DQ] || w->work->tensor[ATTENTION_B_DK];
+    known_state state = {m->state.maximum + lanes, m->state.rest + lanes, m->state.mean + lanes};
     for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
         multiply_strip(t, dim, m->keys, m->queries + lanes * dim, strip, m->scores);
         if (slopes) multiply_strip(t, dim, m->values, m->dy + lanes * dim, strip, m->slopes);
         for (int64_t at = strip; at < strip + STRIP; at += LANES)
-            weigh_known(t, (float)p->sizes.scale, at, m->scores, slopes ? m->slopes : NULL, m->lse + lanes,
-                        m->mean + lanes);
+            weigh_known(t, at, m->scores, slopes ? m->slopes : NULL, &state);
     }
     if (w->work->tensor[ATTENTION_B_DV]) sum_over_queries(t, dim, m->scores, m->dy_right + right, dv);
     if (w->work->tensor[ATTENTION_B_DK]) sum_over_queries(t, dim, m->slopes, m->queries_right + right, dk);
@@ -491,7 +498,7 @@ static size_t backward_workspace(const vjp_work *work) {
     unit_plan p = plan_backward(work), again = plan_forward(work);
     int64_t floats = sums_floats(&p), own = p.workers * p.worker_floats;
     if (!is_saved(work)) {
-        floats += y_floats(&p) + lse_floats(&p);
+        floats += y_floats(&p) + 2 * lse_floats(&p);
         own = most(own, again.workers * again.worker_floats);
     }
     return (size_t)(floats + own) * sizeof(float);
@@ -507,13 +514,16 @@ static vjp_status backward(const vjp_work *work) {
     call.y = (row_source){.data = vjp_data(work, ATTENTION_B_Y), .dtype = vjp_type(work, ATTENTION_B_Y)};
     call.lse = vjp_data(work, ATTENTION_B_LSE);
     if (!is_saved(work)) {
-        float *y = take(&memory, y_floats(&p)), *lse = take(&memory, lse_floats(&p));
+        float *y = take(&memory, y_floats(&p)), *lse = take(&memory, lse_floats(&p)), *rest;
+        rest = take(&memory, lse_floats(&p));
         unit_plan again = plan_forward(work);
-        forward_call made = {.q = ATTENTION_B_Q, .k = ATTENTION_B_K, .v = ATTENTION_B_V, .y = y, .lse = lse};
+        forward_call made = {
+            .q = ATTENTION_B_Q, .k = ATTENTION_B_K, .v = ATTENTION_B_V, .y = y, .lse = lse, .rest = rest};
         made.y_dtype = VJP_F32;
         run_forward(work, &again, &made, memory.base + memory.used);
         call.y = (row_source){.data = y, .dtype = VJP_F32};
         call.lse = lse;
+        call.rest = rest;
     }
     workers w = {.work = work, .plan = &p, .run = backward_task, .memory = memory.base + memory.used, .own = &call};
     run_workers(&w);

@@ -83,8 +83,9 @@ static void pack_right(const row_source *s, int64_t first, int64_t count, int64_
         }
 }
 
-/* As a right operand whose columns are rows: panels of GEMM_COLUMNS rows, dim terms each; whole strips of them. */
-static void pack_turned(const row_source *s, int64_t first, int64_t count, float *to) {
+/* As a right operand whose columns are rows, times a factor: panels of GEMM_COLUMNS rows, dim terms each; whole strips.
+ */
+static void pack_turned(const row_source *s, int64_t first, int64_t count, float factor, float *to) {
     static const float zeros[GEMM_DEPTH];
     float made[NATIVE_LANES * GEMM_DEPTH];
     for (int64_t c = 0; c < divide_up(count, STRIP) * STRIP; c += NATIVE_LANES)
@@ -96,6 +97,8 @@ static void pack_turned(const row_source *s, int64_t first, int64_t count, float
             gemm_pack_turned(rows, depth,
                              to + c / GEMM_COLUMNS * GEMM_COLUMNS * s->dim + d * GEMM_COLUMNS + c % GEMM_COLUMNS);
         }
+    for (int64_t i = 0; factor != 1 && i < divide_up(count, STRIP) * STRIP * s->dim; i += LANES)
+        vf_store(VJP_F32, to, i, vf_mul(vf_load(VJP_F32, to, i), vf_set(factor)));
 }
 
 /* Sums of rows, times a factor, to their place. */
@@ -165,13 +168,27 @@ static void multiply_strip(const attention_tile *t, int64_t dim, const float *ke
     }
 }
 
+/*
+ * Rows of a product at a time. A weight that is masked is 0, but 0 times NaN is not: where a right operand of a tile
+ * that is not seen whole has a number that is not finite, each row takes exactly the terms that are its own.
+ */
+static int64_t row_step(const attention_tile *t, int64_t dim, const float *right, int64_t rows, int64_t count) {
+    vi bad = vi_set(0);
+    for (int64_t d = 0; !t->whole && d < dim; d += GEMM_COLUMNS)
+        for (int64_t i = 0; i < count * GEMM_COLUMNS; i += LANES) {
+            vf x = vf_load_part(VJP_F32, right + d * rows, i, count * GEMM_COLUMNS - i);
+            bad = vi_or(bad, vf_is_nan(vf_sub(x, x)));
+        }
+    return vi_any(bad) ? 1 : GEMM_ROWS;
+}
+
 /* to[query] (+)= the sum over keys of weight[key][query] right[key]. */
 static void sum_over_keys(const attention_tile *t, int64_t dim, const float *weights, const float *right, float *to,
                           bool add) {
-    int64_t stride = padded_dim(dim);
+    int64_t stride = padded_dim(dim), step = row_step(t, dim, right, KEYS, t->keys);
     for (int64_t d = 0; d < dim; d += GEMM_COLUMNS)
-        for (int64_t i = 0; i < t->rows; i += GEMM_ROWS) {
-            int64_t count = least(GEMM_ROWS, t->rows - i);
+        for (int64_t i = 0; i < t->rows; i += step) {
+            int64_t count = least(step, t->rows - i);
             multiply_by_terms(count, seen_of(t, i + count - 1), weights + i, right + d * KEYS, to + i * stride + d,
                               stride, add);
         }
@@ -180,19 +197,19 @@ static void sum_over_keys(const attention_tile *t, int64_t dim, const float *wei
 /* to[key] += the sum over queries of weight[key][query] right[query]. */
 static void sum_over_queries(const attention_tile *t, int64_t dim, const float *weights, const float *right,
                              float *to) {
-    int64_t stride = padded_dim(dim);
+    int64_t stride = padded_dim(dim), step = row_step(t, dim, right, QUERIES, t->rows);
     for (int64_t d = 0; d < dim; d += GEMM_COLUMNS)
-        for (int64_t i = 0; i < t->keys; i += GEMM_ROWS) {
+        for (int64_t i = 0; i < t->keys; i += step) {
             int64_t first = first_to_see(t, i);
             if (first == t->rows) break;
-            multiply_by_rows(least(GEMM_ROWS, t->keys - i), t->rows - first, weights + i * GEMM_ROW_STRIDE + first,
+            multiply_by_rows(least(step, t->keys - i), t->rows - first, weights + i * GEMM_ROW_STRIDE + first,
                              right + d * QUERIES + first * GEMM_COLUMNS, to + i * stride + d, stride, true);
         }
 }
 
 /* ---- Scores to weights ------------------------------------------------------------------------------- */
 
-/* The running maximum of each query's scores (already scaled), and the sum of exp of them less that. */
+/* The running maximum of each query's scores, and the sum of exp of them less that. */
 typedef struct softmax_state {
     float *maximum, *sum;
     float *correction; /* of what was summed before the last tile: exp(old maximum - new) */
@@ -208,26 +225,25 @@ static void zero_rows(float *column, int64_t from, int64_t to) {
 }
 
 /* LANES queries from `at` on: their scores become weights exp(score - maximum), and the state moves on. */
-static void weigh_running(const attention_tile *t, float scale, int64_t at, float *scores, const softmax_state *s) {
+static void weigh_running(const attention_tile *t, int64_t at, float *scores, const softmax_state *s) {
     float *column = scores + at;
     int64_t all = seen_of(t, at), some = seen_of(t, at + LANES - 1);
-    vf largest = vf_set(-INFINITY), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at),
-       factor = vf_set(scale);
+    vf largest = vf_set(-INFINITY), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
     for (int64_t j = 0; j < all; j++)
         largest = vf_max(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), largest);
     for (int64_t j = all; j < some; j++)
         largest = vf_max(masked(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), limit, j, largest), largest);
-    vf old = vf_load(VJP_F32, s->maximum, at), now = vf_max(vf_mul(largest, factor), old);
+    vf old = vf_load(VJP_F32, s->maximum, at), now = vf_max(largest, old);
     /* Nothing but -inf so far: the weights are 0, not NaN. */
     vf minus = vf_sub(vf_zero(), vf_select(vf_equal(now, vf_set(-INFINITY)), vf_zero(), now));
     vf correction = vf_exp_below(vf_add(old, minus)), sum = vf_zero();
     for (int64_t j = 0; j < all; j++) {
-        vf p = vf_exp_below(vf_fma(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), factor, minus));
+        vf p = vf_exp_below(vf_add(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), minus));
         vf_store(VJP_F32, column, j * GEMM_ROW_STRIDE, p);
         sum = vf_add(sum, p);
     }
     for (int64_t j = all; j < some; j++) {
-        vf p = vf_exp_below(vf_fma(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), factor, minus));
+        vf p = vf_exp_below(vf_add(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), minus));
         p = masked(p, limit, j, vf_zero());
         vf_store(VJP_F32, column, j * GEMM_ROW_STRIDE, p);
         sum = vf_add(sum, p);
@@ -238,17 +254,24 @@ static void weigh_running(const attention_tile *t, float scale, int64_t at, floa
     vf_store(VJP_F32, s->sum, at, vf_fma(vf_load(VJP_F32, s->sum, at), correction, sum));
 }
 
-/* The same with the log of the sum known: scores become weights p, and `slopes` dp becomes ds = p (dp - mean). */
-static void weigh_known(const attention_tile *t, float scale, int64_t at, float *scores, float *slopes,
-                        const float *lse, const float *mean) {
+/*
+ * The log of the sum of exp of each query's scores as two numbers, the second small: of the maximum and the sum's own
+ * where they were just computed. And mean, <dy, y>.
+ */
+typedef struct known_state {
+    float *maximum, *rest, *mean;
+} known_state;
+
+/* The same with that known: scores become weights p, and `slopes`, dp, become ds = p (dp - mean). */
+static void weigh_known(const attention_tile *t, int64_t at, float *scores, float *slopes, const known_state *s) {
     float *column = scores + at, *slope = slopes ? slopes + at : column;
     int64_t all = seen_of(t, at), some = seen_of(t, at + LANES - 1);
-    vf limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at), factor = vf_set(scale);
-    vf minus = vf_sub(vf_zero(), vf_load(VJP_F32, lse, at)), average = vf_load(VJP_F32, mean, at);
+    vf limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at), mean = vf_load(VJP_F32, s->mean, at);
+    vf maximum = vf_load(VJP_F32, s->maximum, at), rest = vf_load(VJP_F32, s->rest, at);
     for (int64_t j = 0; j < some; j++) {
         int64_t place = j * GEMM_ROW_STRIDE;
-        vf p = vf_exp_below(vf_fma(vf_load(VJP_F32, column, place), factor, minus));
-        vf ds = slopes ? vf_mul(p, vf_sub(vf_load(VJP_F32, slope, place), average)) : vf_zero();
+        vf p = vf_exp_below(vf_sub(vf_sub(vf_load(VJP_F32, column, place), maximum), rest));
+        vf ds = slopes ? vf_mul(p, vf_sub(vf_load(VJP_F32, slope, place), mean)) : vf_zero();
         if (j >= all) {
             p = masked(p, limit, j, vf_zero());
             ds = masked(ds, limit, j, vf_zero());
