@@ -643,6 +643,17 @@ vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlog
 vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up);
 vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup, const vjp_tensor *dy,
                                const vjp_tensor *gate, const vjp_tensor *up);
+/* y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one of k and v. */
+typedef struct vjp_attention_attributes {
+    int64_t causal; /* 1: time t sees the keys [0, t + keys - time]; 0: all */
+    double scale;   /* 0: 1/sqrt(dim) */
+} vjp_attention_attributes;
+
+vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
+                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale);
+vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
+                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
+                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -65,20 +65,22 @@ typedef struct gemm_target {
     int64_t from_stride, to_stride;
 } gemm_target;
 
-/* One term of every sum. */
-INLINE void gemm_term(int rows, bool by_terms, const float *a, const float *b, native_f sum[GEMM_ROWS][GEMM_VECTORS]) {
+/*
+ * One term of every sum. term_step, a constant where this is inlined, is how far apart the terms of a are: 1 by rows;
+ * by terms the distance from one term's numbers, which lie side by side, to the next's.
+ */
+INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, native_f sum[GEMM_ROWS][GEMM_VECTORS]) {
     native_f row[GEMM_VECTORS];
     UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&row[j], b + j * NATIVE_LANES, sizeof row[j]);
     UNROLL for (int i = 0; i < rows; i++) {
-        native_f one = a[i * (by_terms ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
+        native_f one = a[i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
     }
 }
 
 /* to = from + a b for `rows` rows, a constant where this is inlined. */
-INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, const float *b, const gemm_target *c,
+INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const float *b, const gemm_target *c,
                        const gemm_ahead *ahead) {
-    const int term_step = by_terms ? GEMM_ROWS : 1;
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
     native_f sum[GEMM_ROWS][GEMM_VECTORS];
     UNROLL for (int i = 0; i < rows; i++) {
@@ -89,10 +91,10 @@ INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, c
         __builtin_prefetch(ahead_a + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         __builtin_prefetch(ahead_b + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
-            gemm_term(rows, by_terms, a + (k + u) * term_step, b + (k + u) * GEMM_COLUMNS, sum);
+            gemm_term(rows, term_step, a + (k + u) * term_step, b + (k + u) * GEMM_COLUMNS, sum);
     }
     for (; k < depth; k++)
-        gemm_term(rows, by_terms, a + k * term_step, b + k * GEMM_COLUMNS, sum);
+        gemm_term(rows, term_step, a + k * term_step, b + k * GEMM_COLUMNS, sum);
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
             if (c->from) {
@@ -106,27 +108,27 @@ INLINE void gemm_block(int rows, bool by_terms, int64_t depth, const float *a, c
 }
 
 /* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
-INLINE void gemm_rows(bool by_terms, int64_t rows, int64_t depth, const float *a, const float *b, gemm_target c,
+INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, gemm_target c,
                       const gemm_ahead *ahead) {
     enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
-    const int64_t row_step = by_terms ? 1 : GEMM_ROW_STRIDE;
+    const int64_t row_step = term_step > 1 ? 1 : GEMM_ROW_STRIDE;
     if (rows == GEMM_ROWS) {
-        gemm_block(GEMM_ROWS, by_terms, depth, a, b, &c, ahead);
+        gemm_block(GEMM_ROWS, term_step, depth, a, b, &c, ahead);
         return;
     }
     while (rows > 0) {
         int64_t done;
         if (rows >= EIGHT && EIGHT == 8) {
-            gemm_block(EIGHT, by_terms, depth, a, b, &c, ahead);
+            gemm_block(EIGHT, term_step, depth, a, b, &c, ahead);
             done = EIGHT;
         } else if (rows >= FOUR && FOUR == 4) {
-            gemm_block(FOUR, by_terms, depth, a, b, &c, ahead);
+            gemm_block(FOUR, term_step, depth, a, b, &c, ahead);
             done = FOUR;
         } else if (rows >= 2) {
-            gemm_block(2, by_terms, depth, a, b, &c, ahead);
+            gemm_block(2, term_step, depth, a, b, &c, ahead);
             done = 2;
         } else {
-            gemm_block(1, by_terms, depth, a, b, &c, ahead);
+            gemm_block(1, term_step, depth, a, b, &c, ahead);
             done = 1;
         }
         rows -= done;

@@ -12,6 +12,7 @@
  */
 #include "cpu/activation.h"
 #include "cpu/gemm.h"
+#include "cpu/rows.h"
 #include "op/op.h"
 
 /* Numbers handled at a time by what reads and finishes rows: 1 KiB on the stack. */
@@ -23,47 +24,7 @@ enum { PANEL_FLOATS = 4 << 20 };
 /* dbias: the most doubles of all partial sums (4 MiB) and the most partials of a column. */
 enum { BIAS_PARTIALS = 1 << 19, BIAS_CHUNKS = 64 };
 
-/* ---- Rows of any storage ----------------------------------------------------------------------------- */
-
-INLINE void load_as(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        vf_store(VJP_F32, to, i, vf_load(dtype, from, at + i));
-    if (i < count) vf_store_part(VJP_F32, to, i, count - i, vf_load_part(dtype, from, at + i, count - i));
-}
-
-INLINE void store_as(vjp_dtype dtype, void *to, int64_t at, int64_t count, const float *from, bool accumulate) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        vf v = vf_load(VJP_F32, from, i);
-        if (accumulate) v = vf_add(vf_load(dtype, to, at + i), v);
-        vf_store(dtype, to, at + i, v);
-    }
-    if (i == count) return;
-    vf v = vf_load_part(VJP_F32, from, i, count - i);
-    if (accumulate) v = vf_add(vf_load_part(dtype, to, at + i, count - i), v);
-    vf_store_part(dtype, to, at + i, count - i, v);
-}
-
-static void load_row(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
-    switch (dtype) {
-    case VJP_BF16: load_as(VJP_BF16, from, at, count, to); break;
-    case VJP_F16: load_as(VJP_F16, from, at, count, to); break;
-    default: memcpy(to, (const float *)from + at, (size_t)count * sizeof *to); break;
-    }
-}
-
-static void store_row(vjp_dtype dtype, void *to, int64_t at, int64_t count, const float *from, bool accumulate) {
-    switch (dtype) {
-    case VJP_BF16: store_as(VJP_BF16, to, at, count, from, accumulate); break;
-    case VJP_F16: store_as(VJP_F16, to, at, count, from, accumulate); break;
-    default: store_as(VJP_F32, to, at, count, from, accumulate); break;
-    }
-}
-
-static char *element(const void *data, vjp_dtype dtype, int64_t at) {
-    return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
-}
+/* ---- Matrices ------------------------------------------------------------------------------------------ */
 
 /* A packed matrix in memory, to read operands from or to put results in. */
 typedef struct matrix {

@@ -22,6 +22,7 @@ extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -46,5 +47,6 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_SGD] = CPU_NAME(sgd),
     [VJP_OP_CROSS_ENTROPY] = CPU_NAME(cross_entropy),
     [VJP_OP_SWIGLU] = CPU_NAME(swiglu),
+    [VJP_OP_ATTENTION] = CPU_NAME(attention),
 };
 /* clang-format on */

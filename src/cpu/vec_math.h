@@ -70,6 +70,22 @@ INLINE double f64_log(double x) {
     return (double)n * ln2 + (2 * s + 2 * s * sum);
 }
 
+/*
+ * exp(x) for softmax, where x is the distance below a maximum: half the work of vf_exp for no denormals and no way to
+ * overflow. Below -86 it is 0; above 87 it is wrong.
+ */
+INLINE vf vf_exp_below(vf x) {
+    const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+    const float rounder = 0x1.8p+23f + 127; /* a sum with it holds the exponent of 2^n in its low bits */
+    const float c[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
+    vf rounded = vf_fma(x, vf_set(log2_e), vf_set(rounder));
+    vf n = vf_sub(rounded, vf_set(rounder));
+    vf r = vf_fma(n, vf_set(-ln2_low), vf_fma(n, vf_set(-ln2_high), x));
+    vf e = vf_add(vf_fma(vf_mul(r, r), vf_polynomial(r, c, 5), r), vf_set(1));
+    e = vf_mul(e, vi_as_vf(vi_shift_left(vf_bits(rounded), 23)));
+    return vf_select(vf_less(x, vf_set(-86)), vf_zero(), e);
+}
+
 /* 1 / (1 + exp(-x)), through exp(-|x|) so that both tails keep their digits. */
 INLINE vf vf_sigmoid(vf x) {
     vf e = vf_exp(vf_sub(vf_zero(), vf_abs(x)));

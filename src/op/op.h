@@ -28,6 +28,7 @@ extern const vjp_op vjp_op_adamw;
 extern const vjp_op vjp_op_sgd;
 extern const vjp_op vjp_op_cross_entropy;
 extern const vjp_op vjp_op_swiglu;
+extern const vjp_op vjp_op_attention;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -215,5 +216,27 @@ vjp_cross_entropy_sizes vjp_cross_entropy_sizes_of(const vjp_work *work);
 /* ---- swiglu ---- */
 enum { SWIGLU_Y, SWIGLU_GATE, SWIGLU_UP };
 enum { SWIGLU_B_DGATE, SWIGLU_B_DUP, SWIGLU_B_DY, SWIGLU_B_GATE, SWIGLU_B_UP };
+/* ---- attention ---- */
+enum { ATTENTION_Y, ATTENTION_LSE, ATTENTION_Q, ATTENTION_K, ATTENTION_V };
+enum {
+    ATTENTION_B_DQ,
+    ATTENTION_B_DK,
+    ATTENTION_B_DV,
+    ATTENTION_B_DY,
+    ATTENTION_B_Q,
+    ATTENTION_B_K,
+    ATTENTION_B_V,
+    ATTENTION_B_Y,
+    ATTENTION_B_LSE
+};
+
+/* Heads [i * group, (i + 1) * group) of q share head i of k and v. Causal: time t sees keys [0, t + keys - time]. */
+typedef struct vjp_attention_sizes {
+    int64_t batch, time, keys, heads, kv_heads, group, dim;
+    bool causal;
+    double scale;
+} vjp_attention_sizes;
+
+vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work);
 
 #endif

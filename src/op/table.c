@@ -25,6 +25,7 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_SGD] = &vjp_op_sgd,
     [VJP_OP_CROSS_ENTROPY] = &vjp_op_cross_entropy,
     [VJP_OP_SWIGLU] = &vjp_op_swiglu,
+    [VJP_OP_ATTENTION] = &vjp_op_attention,
     /* clang-format on */
 };
 

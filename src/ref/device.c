@@ -25,6 +25,7 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_SGD] = vjp_ref_sgd,
     [VJP_OP_CROSS_ENTROPY] = vjp_ref_cross_entropy,
     [VJP_OP_SWIGLU] = vjp_ref_swiglu,
+    [VJP_OP_ATTENTION] = vjp_ref_attention,
     /* clang-format on */
 };
 

@@ -1,0 +1,134 @@
+/* attention: each query's average of the values, weighted by softmax of its products with the keys. Maths:
+ * docs/ops/attention.md. */
+#include <math.h>
+
+#include "op/op.h"
+
+static const vjp_slot forward[] = {
+    {"y", "[batch, time, heads, dim]", "for each query the weighted average of the values", VJP_KIND_STORAGE,
+     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"lse", "[batch, heads, time]", "log of the sum of exp(score) of each row of scores, to save for the backward",
+     VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0},
+    {"q", "[batch, time, heads, dim]", "queries", VJP_KIND_STORAGE, 0, 0},
+    {"k", "[batch, keys, kv_heads, dim]", "keys; heads / kv_heads heads of q share each of theirs", VJP_KIND_STORAGE, 0,
+     0},
+    {"v", "[batch, keys, kv_heads, dim]", "values", VJP_KIND_STORAGE, 0, 0},
+};
+
+static const vjp_slot backward[] = {
+    {"dq", "[batch, time, heads, dim]", "gradient of q", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"dk", "[batch, keys, kv_heads, dim]", "gradient of k, summed over the heads that share it", VJP_KIND_STORAGE,
+     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"dv", "[batch, keys, kv_heads, dim]", "gradient of v, summed over the heads that share it", VJP_KIND_STORAGE,
+     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
+    {"dy", "[batch, time, heads, dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
+    {"q", "[batch, time, heads, dim]", "the forward's q", VJP_KIND_STORAGE, 0, 0},
+    {"k", "[batch, keys, kv_heads, dim]", "the forward's k", VJP_KIND_STORAGE, 0, 0},
+    {"v", "[batch, keys, kv_heads, dim]", "the forward's v", VJP_KIND_STORAGE, 0, 0},
+    {"y", "[batch, time, heads, dim]", "the forward's y; without it, or without lse, both are computed again",
+     VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0},
+    {"lse", "[batch, heads, time]", "as saved", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0},
+};
+
+static const vjp_attribute attribute_rows[] = {
+    {"causal", "query i sees the keys up to i + keys - time and no later one", VJP_BOOLEAN,
+     offsetof(vjp_attention_attributes, causal), 1, 0, NULL},
+    {"scale", "factor of the products of queries and keys; 0: 1/sqrt(dim)", VJP_REAL,
+     offsetof(vjp_attention_attributes, scale), 0, 0, NULL},
+};
+
+static vjp_status infer(vjp_work *work) {
+    const vjp_attention_attributes *attributes = work->attributes;
+    int slot_q = work->pass == VJP_FORWARD ? ATTENTION_Q : ATTENTION_B_Q;
+    int slot_k = work->pass == VJP_FORWARD ? ATTENTION_K : ATTENTION_B_K;
+    vjp_shape_own(work, slot_q);
+    vjp_shape_own(work, slot_k);
+    const vjp_shape q = work->shape[slot_q], k = work->shape[slot_k];
+    char q_text[VJP_SHAPE_TEXT], k_text[VJP_SHAPE_TEXT];
+    if (q.ndim != 4)
+        return vjp_refuse(work, VJP_INVALID, "q has rank %d; it must be 4: [batch, time, heads, dim]", q.ndim);
+    if (k.ndim != 4)
+        return vjp_refuse(work, VJP_INVALID, "k has rank %d; it must be 4: [batch, keys, kv_heads, dim]", k.ndim);
+    vjp_shape_text(&q, q_text);
+    vjp_shape_text(&k, k_text);
+    if (q.size[0] != k.size[0])
+        return vjp_refuse(work, VJP_INVALID, "q is %s and k is %s: the batch is %lld in one and %lld in the other",
+                          q_text, k_text, (long long)q.size[0], (long long)k.size[0]);
+    if (q.size[3] != k.size[3])
+        return vjp_refuse(work, VJP_INVALID, "q is %s and k is %s: dim is %lld in one and %lld in the other", q_text,
+                          k_text, (long long)q.size[3], (long long)k.size[3]);
+    if (q.size[3] == 0) return vjp_refuse(work, VJP_INVALID, "q is %s: a head of no elements has no scores", q_text);
+    if (k.size[2] == 0 ? q.size[2] != 0 : q.size[2] % k.size[2] != 0)
+        return vjp_refuse(work, VJP_INVALID, "%lld heads of q cannot share %lld heads of k evenly",
+                          (long long)q.size[2], (long long)k.size[2]);
+    if (attributes->causal && k.size[1] < q.size[1])
+        return vjp_refuse(work, VJP_INVALID,
+                          "causal with %lld keys for %lld times: the first queries would see no key at all",
+                          (long long)k.size[1], (long long)q.size[1]);
+    if (!(attributes->scale >= 0) || isinf(attributes->scale))
+        return vjp_refuse(work, VJP_INVALID, "scale is %g; it must be positive, or 0 for 1/sqrt(dim)",
+                          attributes->scale);
+    vjp_shape_set(work, "[batch, time, heads, dim]", 4, q.size);
+    vjp_shape_set(work, "[batch, keys, kv_heads, dim]", 4, k.size);
+    vjp_shape_set(work, "[batch, heads, time]", 3, (const int64_t[]){q.size[0], q.size[2], q.size[1]});
+    return VJP_OK;
+}
+
+vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work) {
+    const vjp_attention_attributes *attributes = work->attributes;
+    const int64_t *q = work->shape[work->pass == VJP_FORWARD ? ATTENTION_Q : ATTENTION_B_Q].size;
+    const int64_t *k = work->shape[work->pass == VJP_FORWARD ? ATTENTION_K : ATTENTION_B_K].size;
+    return (vjp_attention_sizes){.batch = q[0],
+                                 .time = q[1],
+                                 .keys = k[1],
+                                 .heads = q[2],
+                                 .kv_heads = k[2],
+                                 .group = k[2] ? q[2] / k[2] : 0,
+                                 .dim = q[3],
+                                 .causal = attributes->causal,
+                                 .scale = attributes->scale > 0 ? attributes->scale : 1 / sqrt((double)q[3])};
+}
+
+/*
+ * A product of queries and keys over dim is 2 flops for each pair that is seen and each element. The forward makes two
+ * (scores, y); the backward has to make the scores again, then one for each of dv and dP, dq, dk.
+ */
+static void cost(const vjp_work *work, vjp_cost *cost) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    double time = (double)s.time, keys = (double)s.keys;
+    double pairs = s.causal ? time * (keys - time) + time * (time + 1) / 2 : time * keys;
+    double product = 2 * (double)s.batch * (double)s.heads * pairs * (double)s.dim;
+    if (work->pass == VJP_FORWARD) {
+        cost->flops = product * (work->tensor[ATTENTION_Y] ? 2 : 1);
+        return;
+    }
+    bool dq = work->tensor[ATTENTION_B_DQ], dk = work->tensor[ATTENTION_B_DK], dv = work->tensor[ATTENTION_B_DV];
+    cost->flops = product * ((dq || dk ? 2 : dv ? 1 : 0) + dq + dk + dv);
+}
+
+const vjp_op vjp_op_attention = {
+    .info = {.name = "attention",
+             .about = "softmax attention with grouped heads, causal or not",
+             .pass = {{forward, 5, 2}, {backward, 9, 3}},
+             .attributes = attribute_rows,
+             .attribute_count = 2,
+             .attribute_bytes = sizeof(vjp_attention_attributes)},
+    .id = VJP_OP_ATTENTION,
+    .infer = infer,
+    .cost = cost,
+};
+
+vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
+                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale) {
+    vjp_attention_attributes values = {.causal = causal != 0, .scale = scale};
+    const vjp_tensor *tensors[] = {y, lse, q, k, v};
+    return vjp_call(device, &vjp_op_attention, VJP_FORWARD, tensors, 5, &values);
+}
+
+vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
+                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
+                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale) {
+    vjp_attention_attributes values = {.causal = causal != 0, .scale = scale};
+    const vjp_tensor *tensors[] = {dq, dk, dv, dy, q, k, v, y, lse};
+    return vjp_call(device, &vjp_op_attention, VJP_BACKWARD, tensors, 9, &values);
+}

@@ -1,0 +1,148 @@
+/*
+ * attention, plainly, a query at a time: its scores s_j = scale <q, k_j> of the keys that it sees, p = softmax(s), y =
+ * sum of p_j v_j. Backward: dp_j = <dy, v_j>, D = <dy, y>, ds_j = p_j (dp_j - D); then dv_j += p_j dy, dq = scale sum
+ * of ds_j k_j, dk_j += scale ds_j q.
+ */
+#include <math.h>
+
+#include "ref/ref.h"
+
+/* One query: where its row begins in q, y and their gradients, and its place in lse. */
+typedef struct query {
+    int64_t at, lse_at, seen; /* it sees the keys [0, seen) */
+    int64_t batch, kv_head;
+} query;
+
+static query query_at(const vjp_attention_sizes *s, int64_t batch, int64_t head, int64_t time) {
+    return (query){.at = ((batch * s->time + time) * s->heads + head) * s->dim,
+                   .lse_at = (batch * s->heads + head) * s->time + time,
+                   .seen = s->causal ? time + s->keys - s->time + 1 : s->keys,
+                   .batch = batch,
+                   .kv_head = head / s->group};
+}
+
+/* Where key j's row begins in k, v and their gradients. */
+static int64_t key_at(const vjp_attention_sizes *s, const query *i, int64_t j) {
+    return ((i->batch * s->keys + j) * s->kv_heads + i->kv_head) * s->dim;
+}
+
+static double dot(const vjp_work *work, int a, int64_t a_at, int b, int64_t b_at, int64_t dim) {
+    double sum = 0;
+    for (int64_t d = 0; d < dim; d++)
+        sum += ref_get(work, a, a_at + d, 0) * ref_get(work, b, b_at + d, 0);
+    return sum;
+}
+
+/* Fills `score` and returns the log of the sum of exp of them: the largest is taken out, so that nothing overflows. */
+static double scores(const vjp_work *work, int q, int k, const vjp_attention_sizes *s, const query *i, double *score) {
+    double largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < i->seen; j++) {
+        score[j] = s->scale * dot(work, q, i->at, k, key_at(s, i, j), s->dim);
+        if (!(score[j] <= largest)) largest = score[j];
+    }
+    for (int64_t j = 0; j < i->seen; j++)
+        sum += exp(score[j] - largest);
+    return largest + log(sum);
+}
+
+/* Scores to weights: softmax, by the log of the sum. */
+static void weigh(const query *i, double *score, double lse) {
+    for (int64_t j = 0; j < i->seen; j++)
+        score[j] = exp(score[j] - lse);
+}
+
+/* Element d of the weighted average of the values. No keys: an empty sum. */
+static double average(const vjp_work *work, int v, const vjp_attention_sizes *s, const query *i, const double *weight,
+                      int64_t d) {
+    double sum = 0;
+    for (int64_t j = 0; j < i->seen; j++)
+        sum += weight[j] * ref_get(work, v, key_at(s, i, j) + d, 0);
+    return sum;
+}
+
+static vjp_status forward(const vjp_work *work) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    double *score = work->workspace;
+    for (int64_t batch = 0; batch < s.batch; batch++)
+        for (int64_t head = 0; head < s.heads; head++)
+            for (int64_t time = 0; time < s.time; time++) {
+                query i = query_at(&s, batch, head, time);
+                double lse = scores(work, ATTENTION_Q, ATTENTION_K, &s, &i, score);
+                ref_put(work, ATTENTION_LSE, i.lse_at, lse);
+                weigh(&i, score, lse);
+                for (int64_t d = 0; d < s.dim; d++)
+                    ref_put(work, ATTENTION_Y, i.at + d, average(work, ATTENTION_V, &s, &i, score, d));
+            }
+    return VJP_OK;
+}
+
+/* D = <dy, y>, y as saved or computed again. */
+static double dy_y(const vjp_work *work, const vjp_attention_sizes *s, const query *i, const double *weight,
+                   bool saved) {
+    double sum = 0;
+    for (int64_t d = 0; d < s->dim; d++) {
+        double y = saved ? ref_get(work, ATTENTION_B_Y, i->at + d, 0) : average(work, ATTENTION_B_V, s, i, weight, d);
+        sum += ref_get(work, ATTENTION_B_DY, i->at + d, 0) * y;
+    }
+    return sum;
+}
+
+/* One query's dq, and what it adds to dk and dv. */
+static void backward_query(const vjp_work *work, const vjp_attention_sizes *s, const query *i, double *score,
+                           double *dk, double *dv) {
+    bool saved = work->tensor[ATTENTION_B_Y] && work->tensor[ATTENTION_B_LSE];
+    double lse = scores(work, ATTENTION_B_Q, ATTENTION_B_K, s, i, score);
+    if (saved) lse = ref_get(work, ATTENTION_B_LSE, i->lse_at, 0);
+    weigh(i, score, lse);
+    double mean = dy_y(work, s, i, score, saved);
+    for (int64_t j = 0; j < i->seen; j++) {
+        int64_t at = key_at(s, i, j);
+        double p = score[j];
+        double ds = p * (dot(work, ATTENTION_B_DY, i->at, ATTENTION_B_V, at, s->dim) - mean);
+        for (int64_t d = 0; d < s->dim; d++) {
+            dv[at + d] += p * ref_get(work, ATTENTION_B_DY, i->at + d, 0);
+            dk[at + d] += s->scale * ds * ref_get(work, ATTENTION_B_Q, i->at + d, 0);
+        }
+        score[j] = ds;
+    }
+    for (int64_t d = 0; d < s->dim && work->tensor[ATTENTION_B_DQ]; d++) {
+        double sum = 0;
+        for (int64_t j = 0; j < i->seen; j++)
+            sum += score[j] * ref_get(work, ATTENTION_B_K, key_at(s, i, j) + d, 0);
+        ref_put(work, ATTENTION_B_DQ, i->at + d, s->scale * sum);
+    }
+}
+
+static vjp_status backward(const vjp_work *work) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    int64_t count = s.batch * s.keys * s.kv_heads * s.dim;
+    double *dk = work->workspace, *dv = dk + count, *score = dv + count;
+    for (int64_t i = 0; i < 2 * count; i++)
+        dk[i] = 0;
+    for (int64_t batch = 0; batch < s.batch; batch++)
+        for (int64_t head = 0; head < s.heads; head++)
+            for (int64_t time = 0; time < s.time; time++) {
+                query i = query_at(&s, batch, head, time);
+                backward_query(work, &s, &i, score, dk, dv);
+            }
+    for (int64_t i = 0; i < count; i++) {
+        ref_put(work, ATTENTION_B_DK, i, dk[i]);
+        ref_put(work, ATTENTION_B_DV, i, dv[i]);
+    }
+    return VJP_OK;
+}
+
+/* A query's scores; and before them dk and dv, which many queries add to. */
+static size_t forward_workspace(const vjp_work *work) {
+    return sizeof(double) * (size_t)vjp_attention_sizes_of(work).keys;
+}
+
+static size_t backward_workspace(const vjp_work *work) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    return sizeof(double) * (size_t)(2 * s.batch * s.keys * s.kv_heads * s.dim) + forward_workspace(work);
+}
+
+const vjp_kernel vjp_ref_attention[VJP_PASS_COUNT] = {
+    {forward, forward_workspace, REF_STORAGE},
+    {backward, backward_workspace, REF_STORAGE},
+};
