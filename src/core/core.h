@@ -33,6 +33,7 @@ typedef enum vjp_op_id {
     VJP_OP_GATHER,
     VJP_OP_MAXPOOL2D,
     VJP_OP_LINEAR,
+    VJP_OP_CONV2D,
     VJP_OP_COUNT
 } vjp_op_id;
 

@@ -12,6 +12,7 @@
  */
 #include "cpu/activation.h"
 #include "cpu/gemm.h"
+#include "cpu/rows.h"
 #include "op/op.h"
 
 /* Numbers handled at a time by what reads and finishes rows: 1 KiB on the stack. */
@@ -22,91 +23,6 @@ enum { PANEL_FLOATS = 4 << 20 };
 
 /* dbias: the most doubles of all partial sums (4 MiB) and the most partials of a column. */
 enum { BIAS_PARTIALS = 1 << 19, BIAS_CHUNKS = 64 };
-
-/* ---- Rows of any storage ----------------------------------------------------------------------------- */
-
-INLINE void load_as(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        vf_store(VJP_F32, to, i, vf_load(dtype, from, at + i));
-    if (i < count) vf_store_part(VJP_F32, to, i, count - i, vf_load_part(dtype, from, at + i, count - i));
-}
-
-INLINE void store_as(vjp_dtype dtype, void *to, int64_t at, int64_t count, const float *from, bool accumulate) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        vf v = vf_load(VJP_F32, from, i);
-        if (accumulate) v = vf_add(vf_load(dtype, to, at + i), v);
-        vf_store(dtype, to, at + i, v);
-    }
-    if (i == count) return;
-    vf v = vf_load_part(VJP_F32, from, i, count - i);
-    if (accumulate) v = vf_add(vf_load_part(dtype, to, at + i, count - i), v);
-    vf_store_part(dtype, to, at + i, count - i, v);
-}
-
-static void load_row(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
-    switch (dtype) {
-    case VJP_BF16: load_as(VJP_BF16, from, at, count, to); break;
-    case VJP_F16: load_as(VJP_F16, from, at, count, to); break;
-    default: memcpy(to, (const float *)from + at, (size_t)count * sizeof *to); break;
-    }
-}
-
-static void store_row(vjp_dtype dtype, void *to, int64_t at, int64_t count, const float *from, bool accumulate) {
-    switch (dtype) {
-    case VJP_BF16: store_as(VJP_BF16, to, at, count, from, accumulate); break;
-    case VJP_F16: store_as(VJP_F16, to, at, count, from, accumulate); break;
-    default: store_as(VJP_F32, to, at, count, from, accumulate); break;
-    }
-}
-
-static char *element(const void *data, vjp_dtype dtype, int64_t at) {
-    return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
-}
-
-/* A packed matrix in memory, to read operands from or to put results in. */
-typedef struct matrix {
-    void *data;
-    vjp_dtype dtype;
-    int64_t columns;
-    bool accumulate;
-} matrix;
-
-static matrix matrix_of(const vjp_work *work, int slot, int64_t columns, int64_t first_row) {
-    vjp_dtype dtype = vjp_type(work, slot);
-    return (matrix){element(vjp_data(work, slot), dtype, first_row * columns), dtype, columns,
-                    vjp_accumulates(work, slot)};
-}
-
-static void read_matrix(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
-    const matrix *m = source;
-    load_row(m->dtype, m->data, row * m->columns + column, count, to);
-}
-
-static void finish_matrix(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
-    const matrix *m = target;
-    store_row(m->dtype, m->data, row * m->columns + column, count, sums, m->accumulate);
-}
-
-/* Item i of a batch begins at row i * item_row. */
-static gemm_operand operand_of(const matrix *m, bool transposed, int64_t item_row) {
-    return (gemm_operand){.transposed = transposed,
-                          .read = m->dtype == VJP_F32 ? NULL : read_matrix,
-                          .source = m,
-                          .plain = m->data,
-                          .stride = m->columns,
-                          .item_row = item_row};
-}
-
-static gemm_result result_in(const matrix *m, int64_t item_row) {
-    return (gemm_result){.finish = m->dtype == VJP_F32 ? NULL : finish_matrix,
-                         .target = m,
-                         .plain = m->data,
-                         .stride = m->columns,
-                         .accumulate = m->accumulate,
-                         .item_row = item_row};
-}
 
 /* ---- Activations of rows ----------------------------------------------------------------------------- */
 
@@ -355,10 +271,6 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
         q->make_db.a = dpre_operand(p, q, true, rows);
         q->make_db.b = operand_of(&q->a, false, rows);
     }
-}
-
-static size_t round_up(int64_t bytes) {
-    return ((size_t)bytes + 63) / 64 * 64;
 }
 
 static size_t product_bytes(const vjp_work *work, const backward_plan *p, int64_t rows) {

@@ -10,6 +10,7 @@ extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(conv2d)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -22,5 +23,6 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = CPU_NAME(gather),
     [VJP_OP_MAXPOOL2D] = CPU_NAME(maxpool2d),
     [VJP_OP_LINEAR] = CPU_NAME(linear),
+    [VJP_OP_CONV2D] = CPU_NAME(conv2d),
 };
 /* clang-format on */

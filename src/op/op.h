@@ -15,6 +15,7 @@ extern const vjp_op vjp_op_cumsum;
 extern const vjp_op vjp_op_gather;
 extern const vjp_op vjp_op_maxpool2d;
 extern const vjp_op vjp_op_linear;
+extern const vjp_op vjp_op_conv2d;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -131,5 +132,18 @@ typedef struct vjp_linear_sizes {
 } vjp_linear_sizes;
 
 vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work);
+
+/* ---- conv2d ---- */
+enum { CONV2D_Y, CONV2D_X, CONV2D_WEIGHT, CONV2D_BIAS };
+enum { CONV2D_B_DX, CONV2D_B_DWEIGHT, CONV2D_B_DBIAS, CONV2D_B_DY, CONV2D_B_X, CONV2D_B_WEIGHT };
+
+/* `channels` and `out_channels` are those of all groups; a group has channels / groups and out_channels / groups. */
+typedef struct vjp_conv2d_sizes {
+    int64_t batch, channels, height, width, out_channels, out_height, out_width, groups;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+    bool channels_last;
+} vjp_conv2d_sizes;
+
+vjp_conv2d_sizes vjp_conv2d_sizes_of(const vjp_work *work);
 
 #endif

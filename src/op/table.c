@@ -13,6 +13,7 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = &vjp_op_gather,
     [VJP_OP_MAXPOOL2D] = &vjp_op_maxpool2d,
     [VJP_OP_LINEAR] = &vjp_op_linear,
+    [VJP_OP_CONV2D] = &vjp_op_conv2d,
     /* clang-format on */
 };
 

@@ -138,6 +138,10 @@ static double adjoint_b(const solved *s) {
     return adjoint(s, "b", "db");
 }
 
+static double adjoint_weight(const solved *s) {
+    return adjoint(s, "weight", "dweight");
+}
+
 /* Lengths are kept by a rotation, one way and back. */
 static double length_kept(const solved *s) {
     double forward = fabs(norm(find(s, "y")) / norm(find(s, "x")) - 1);
@@ -212,6 +216,16 @@ static const struct {
     {"linear", "a=[3,65,33] b=[17,33] transpose_b=1 -bias", "backward", "db", "adjoint", adjoint_b, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "da", "adjoint", adjoint_a, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "db", "adjoint", adjoint_b, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dx", "adjoint",
+     adjoint_x, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dweight", "adjoint",
+     adjoint_weight, false},
+    {"conv2d", "x=[2,13,17,6] weight=[8,3,3,3] groups=2 dilation_h=2 padding_w=1 -bias layout=channels_last",
+     "backward", "dx", "adjoint", adjoint_x, false},
+    {"conv2d", "x=[2,13,17,6] weight=[8,3,3,3] groups=2 dilation_h=2 padding_w=1 -bias layout=channels_last",
+     "backward", "dweight", "adjoint", adjoint_weight, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 -bias param=f32", "backward", "dbias", "keeps the sum",
+     sum_kept_dbias, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

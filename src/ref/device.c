@@ -13,6 +13,7 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_GATHER] = vjp_ref_gather,
     [VJP_OP_MAXPOOL2D] = vjp_ref_maxpool2d,
     [VJP_OP_LINEAR] = vjp_ref_linear,
+    [VJP_OP_CONV2D] = vjp_ref_conv2d,
     /* clang-format on */
 };
 

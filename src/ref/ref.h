@@ -19,6 +19,7 @@ extern const vjp_kernel vjp_ref_cumsum[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_gather[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_maxpool2d[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_linear[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_conv2d[VJP_PASS_COUNT];
 
 /* Element i of a slot as a double; `absent` where the slot is empty. */
 static inline double ref_get(const vjp_work *work, int slot, int64_t i, double absent) {
