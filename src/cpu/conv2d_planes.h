@@ -33,6 +33,9 @@ enum { PLANES_COPY_COST = 16 };
 /* From so many blocks on there is enough for all threads, and one task takes all tiles of a block: one copy of it. */
 enum { PLANES_ENOUGH = 64 };
 
+/* The least multiply-adds that waking a thread is worth: about 5 us. */
+enum { PLANES_TASK_MACS = 1 << 18 };
+
 /* The planes of a channel along one direction. */
 typedef struct plane_axis {
     bool shared;           /* by taps whose shifts leave the same remainder; else a plane a tap */
@@ -51,6 +54,7 @@ typedef struct planes_plan {
     int64_t sums_stride;
     int64_t copy_floats, sums_floats; /* of a worker */
     int64_t workers;
+    cpu_cut packing; /* of the panels of all groups */
     size_t weight_bytes, place_bytes;
 } planes_plan;
 
@@ -99,7 +103,9 @@ static planes_plan plan_planes(const conv_sum *p) {
     int64_t blocks = p->batch * p->groups * q.blocks_h * q.blocks_w;
     q.tiles_item = blocks >= PLANES_ENOUGH ? q.tiles : 1;
     q.items = blocks * divide_up(q.tiles, q.tiles_item);
-    q.workers = least(p->threads, q.items);
+    double macs = (double)(blocks * q.rows * q.pitch) * (double)(p->outs * q.terms);
+    q.workers = least(least(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
+    q.packing = vjp_cpu_cut_items(p->groups * q.panels, GEMM_ROWS * q.terms * (int64_t)sizeof(float), CPU_MOST_TASKS);
     q.weight_bytes = round_up(p->groups * q.panels * GEMM_ROWS * q.terms * (int64_t)sizeof(float));
     q.place_bytes = round_up(q.held * q.taps * (int64_t)sizeof(int32_t));
     return q;
@@ -130,11 +136,10 @@ typedef struct planes_run {
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
-static void pack_panel(void *argument, size_t task) {
-    const planes_run *r = argument;
+static void pack_panel(const planes_run *r, int64_t index) {
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
-    int64_t group = (int64_t)task / q->panels, panel = (int64_t)task % q->panels;
+    int64_t group = index / q->panels, panel = index % q->panels;
     int64_t first = panel * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
     float *all = r->weights + group * q->panels * GEMM_ROWS * q->terms;
     for (int64_t row = 0; row < (p->blas ? rows : GEMM_ROWS); row++) {
@@ -151,6 +156,12 @@ static void pack_panel(void *argument, size_t task) {
                         to[(in * q->taps + tap) * GEMM_ROWS] = value;
                 }
     }
+}
+
+static void pack_task(void *argument, size_t task) {
+    const planes_run *r = argument;
+    for (int64_t i = cpu_cut_begin(&r->plan.packing, task); i < cpu_cut_end(&r->plan.packing, task); i++)
+        pack_panel(r, i);
 }
 
 static void set_places(const planes_run *r) {
@@ -295,7 +306,7 @@ static void sum_planes(const vjp_work *work, const conv_sum *p, void *workspace)
     r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.weight_bytes + r.plan.place_bytes);
     atomic_init(r.next, 0);
     set_places(&r);
-    vjp_cpu_for(work, p->groups * r.plan.panels, pack_panel, &r);
+    vjp_cpu_for(work, r.plan.packing.count, pack_task, &r);
     vjp_cpu_for(work, r.plan.workers, planes_task, &r);
 }
 
