@@ -407,6 +407,28 @@ def linear(make, m, k, n):
     )
 
 
+def conv2d(make, batch, channels, side, outs, kernel, padding):
+    x, dy = make.normal(batch, channels, side, side), make.normal(batch, outs, side, side)
+    weight = make.normal(outs, channels, kernel, kernel, scale=(channels * kernel * kernel) ** -0.5)
+    bias = make.normal(outs)
+    attributes = {"padding_h": padding, "padding_w": padding}
+    window = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], 1)
+    yield (
+        "forward",
+        {"y": make.empty(*dy.shape)},
+        {"x": x, "weight": weight, "bias": bias},
+        attributes,
+        lambda: (F.conv2d(x, weight, bias, padding=padding),),
+    )
+    yield (
+        "backward",
+        {"dx": make.empty(*x.shape), "dweight": make.empty(*weight.shape), "dbias": make.empty(outs)},
+        {"dy": dy, "x": x, "weight": weight},
+        attributes,
+        lambda: aten.convolution_backward(dy, x, weight, [outs], *window, [True] * 3),
+    )
+
+
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
 # grows until the backward moves enough.
 GROWS = object()
@@ -419,6 +441,7 @@ LARGE = [
     (gather, (50257, 768, GROWS), "[50257, 768] at [{}]"),
     (maxpool2d, (GROWS, 64, 112, 112, 3, 2, 1), "[{}, 64, 112, 112], 3x3 by 2"),
     (linear, (1024, 1024, 4096), "[1024, 1024] [1024, 4096] gelu"),
+    (conv2d, (32, 64, 56, 64, 3, 1), "[32, 64, 56, 56], 3x3"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -447,6 +470,7 @@ SMALL = [
     (gather, (64, 64, 1), "[64, 64] at [1]"),
     (maxpool2d, (1, 1, 8, 8, 2, 2, 0), "[1, 1, 8, 8], 2x2 by 2"),
     (linear, (1, 64, 64), "[1, 64] [64, 64] gelu"),
+    (conv2d, (1, 4, 8, 8, 3, 1), "[1, 4, 8, 8], 3x3"),
 ]
 
 
@@ -646,7 +670,9 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
     row["copy_gbps"] = bandwidth / 1e9
     if cost.flops:
         row["product_gflops"] = yardstick.rate(seconds[3]) / 1e9
-        limit = cost.flops / yardstick.rate(seconds[3]) + between_bytes(which, outputs, inputs) / bandwidth
+        limit = cost.flops / yardstick.rate(seconds[3])
+        if op == "linear":
+            limit += between_bytes(which, outputs, inputs) / bandwidth
     return {
         **row,
         "agrees": True,

@@ -15,6 +15,10 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"conv2d",
+     "groups=2 stride_h=2 stride_w=2 padding_h=1 padding_w=1",
+     {{"x", 4, {2, 4, 7, 9}}, {"weight", 4, {6, 2, 3, 3}}, {"bias", 1, {6}}},
+     0},
 };
 
 static const sample large[] = {
@@ -32,6 +36,10 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"conv2d",
+     "padding_h=1 padding_w=1",
+     {{"x", 4, {2, 16, 40, 41}}, {"weight", 4, {24, 16, 3, 3}}, {"bias", 1, {24}}},
+     0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

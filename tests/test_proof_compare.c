@@ -55,6 +55,8 @@ int main(void) {
         {"ref: maxpool2d", ref, NULL, NULL, "maxpool2d"},
         {"cpu: linear", cpu, NULL, NULL, "linear"},
         {"ref: linear", ref, NULL, NULL, "linear"},
+        {"cpu: conv2d", cpu, NULL, NULL, "conv2d"},
+        {"ref: conv2d", ref, NULL, NULL, "conv2d"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,6 +38,7 @@ int main(void) {
         {"differences: gather", differences, NULL, NULL, "gather"},
         {"differences: maxpool2d", differences, NULL, NULL, "maxpool2d"},
         {"differences: linear", differences, NULL, NULL, "linear"},
+        {"differences: conv2d", differences, NULL, NULL, "conv2d"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };
