@@ -495,6 +495,25 @@ def swiglu(make, rows, dim):
         {"dy": dy, "gate": gate, "up": up},
         {},
         lambda: (aten.silu_backward(dy * up, gate), dy * F.silu(gate)),
+def conv2d(make, batch, channels, side, outs, kernel, padding):
+    x, dy = make.normal(batch, channels, side, side), make.normal(batch, outs, side, side)
+    weight = make.normal(outs, channels, kernel, kernel, scale=(channels * kernel * kernel) ** -0.5)
+    bias = make.normal(outs)
+    attributes = {"padding_h": padding, "padding_w": padding}
+    window = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], 1)
+    yield (
+        "forward",
+        {"y": make.empty(*dy.shape)},
+        {"x": x, "weight": weight, "bias": bias},
+        attributes,
+        lambda: (F.conv2d(x, weight, bias, padding=padding),),
+    )
+    yield (
+        "backward",
+        {"dx": make.empty(*x.shape), "dweight": make.empty(*weight.shape), "dbias": make.empty(outs)},
+        {"dy": dy, "x": x, "weight": weight},
+        attributes,
+        lambda: aten.convolution_backward(dy, x, weight, [outs], *window, [True] * 3),
     )
 
 
@@ -518,6 +537,7 @@ LARGE = [
     (cross_entropy, (GROWS, 32000), "[{}, 32000]"),
     (cross_entropy, (GROWS, 256), "[{}, 256]"),
     (swiglu, (GROWS, 4096), "[{}, 4096]"),
+    (conv2d, (32, 64, 56, 64, 3, 1), "[32, 64, 56, 56], 3x3"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -551,6 +571,7 @@ SMALL = [
     (sgd, (1, 64, "fused"), "[1, 64] beside fused"),
     (cross_entropy, (1, 64), "[1, 64]"),
     (swiglu, (1, 64), "[1, 64]"),
+    (conv2d, (1, 4, 8, 8, 3, 1), "[1, 4, 8, 8], 3x3"),
 ]
 
 
@@ -749,7 +770,9 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
     row["copy_gbps"] = bandwidth / 1e9
     if cost.flops:
         row["product_gflops"] = yardstick.rate(seconds[3]) / 1e9
-        limit = cost.flops / yardstick.rate(seconds[3]) + between_bytes(which, outputs, inputs) / bandwidth
+        limit = cost.flops / yardstick.rate(seconds[3])
+        if op == "linear":
+            limit += between_bytes(which, outputs, inputs) / bandwidth
     return {
         **row,
         "agrees": True,

@@ -654,6 +654,24 @@ vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const 
 vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
                                   const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
                                   const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale);
+/*
+ * y[o, i, j] = bias[o] + sum of weight[o, c, u, v] * x[c, i*stride - padding + u*dilation, the same with j and v]; past
+ * x's edge is 0. With VJP_CHANNELS_LAST weight is [out_channels, kernel_h, kernel_w, channels / groups].
+ */
+typedef struct vjp_conv2d_attributes {
+    int64_t stride_h, stride_w;     /* 1 */
+    int64_t padding_h, padding_w;   /* 0 */
+    int64_t dilation_h, dilation_w; /* 1 */
+    int64_t groups;                 /* 1 */
+    int64_t layout;                 /* VJP_CHANNELS_FIRST */
+    int64_t height, width;          /* backward: x's plane; 0: read off x or dx */
+} vjp_conv2d_attributes;
+
+vjp_status vjp_conv2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *weight,
+                              const vjp_tensor *bias, const vjp_conv2d_attributes *attributes);
+vjp_status vjp_conv2d_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
+                               const vjp_tensor *dbias, const vjp_tensor *dy, const vjp_tensor *x,
+                               const vjp_tensor *weight, const vjp_conv2d_attributes *attributes);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

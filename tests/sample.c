@@ -21,6 +21,10 @@ static const sample small[] = {
     {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 3, {2, 3, 65}}, {"momentum", 3, {2, 3, 65}}}, 0},
     {"cross_entropy", "label_smoothing=0.1", {{"logits", 3, {2, 3, 65}}, {"target", 2, {2, 3}}}, 65},
     {"swiglu", "", {{"gate", 2, {3, 65}}, {"up", 2, {3, 65}}}, 0},
+    {"conv2d",
+     "groups=2 stride_h=2 stride_w=2 padding_h=1 padding_w=1",
+     {{"x", 4, {2, 4, 7, 9}}, {"weight", 4, {6, 2, 3, 3}}, {"bias", 1, {6}}},
+     0},
 };
 
 static const sample large[] = {
@@ -44,6 +48,10 @@ static const sample large[] = {
     {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 2, {1025, 300}}, {"momentum", 2, {1025, 300}}}, 0},
     {"cross_entropy", "", {{"logits", 2, {333, 1009}}, {"target", 1, {333}}}, 1009},
     {"swiglu", "", {{"gate", 2, {777, 333}}, {"up", 2, {777, 333}}}, 0},
+    {"conv2d",
+     "padding_h=1 padding_w=1",
+     {{"x", 4, {2, 16, 40, 41}}, {"weight", 4, {24, 16, 3, 3}}, {"bias", 1, {24}}},
+     0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

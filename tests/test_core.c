@@ -518,6 +518,10 @@ static void infer_absent(void **state) {
         {"cross_entropy", VJP_BACKWARD, "dlogits", VJP_BF16, 3, {2, 3, 65}},
         {"swiglu", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
         {"swiglu", VJP_BACKWARD, "dup", VJP_BF16, 2, {3, 65}},
+        {"conv2d", VJP_FORWARD, "y", VJP_BF16, 4, {2, 6, 4, 5}},
+        {"conv2d", VJP_BACKWARD, "dx", VJP_BF16, 4, {2, 4, 7, 9}},
+        {"conv2d", VJP_BACKWARD, "dweight", VJP_BF16, 4, {6, 2, 3, 3}},
+        {"conv2d", VJP_BACKWARD, "dbias", VJP_BF16, 1, {6}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -542,6 +546,32 @@ static void infer_absent(void **state) {
     vjp_close(device);
 }
 
+/* A gradient of conv2d does not depend on an input that it is not made of. */
+static void conv2d_needs_no_more(void **state) {
+    (void)state;
+    static const char *const names[] = {"cpu", "ref"};
+    static const struct {
+        const char *output, *needless, *other;
+    } rows[] = {{"dx", "x", "dweight"}, {"dweight", "weight", "dx"}};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < 2; i++) {
+            vjp_device *device = open_with(names[d], (vjp_options){0});
+            call whole, part;
+            assert_true(call_make(&whole, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 5));
+            assert_true(call_make(&part, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 5));
+            part.pointer[call_slot(&part, rows[i].needless)] = NULL;
+            part.pointer[call_slot(&part, rows[i].other)] = NULL;
+            assert_int_equal(call_run(device, &whole), VJP_OK);
+            assert_int_equal(call_run(device, &part), VJP_OK);
+            const vjp_tensor *a = &whole.tensor[call_slot(&whole, rows[i].output)];
+            const vjp_tensor *b = &part.tensor[call_slot(&part, rows[i].output)];
+            assert_memory_equal(a->data, b->data, call_bytes(a));
+            call_free(&whole);
+            call_free(&part);
+            vjp_close(device);
+        }
+}
+
 /* Sizes that only an attribute tells. */
 static void infer_from_attributes(void **state) {
     (void)state;
@@ -562,6 +592,15 @@ static void infer_from_attributes(void **state) {
     const vjp_tensor *more[] = {NULL, &pooled, NULL, &argmax};
     assert_int_equal(vjp_infer(device, vjp_op_find("maxpool2d"), VJP_BACKWARD, more, 4, &pool, described), VJP_OK);
     assert_true(described[0].ndim == 4 && described[0].shape[2] == 9 && described[0].shape[3] == 7);
+
+    vjp_conv2d_attributes conv;
+    vjp_op_defaults(vjp_op_find("conv2d"), &conv);
+    conv.height = 8, conv.width = 7, conv.stride_h = 2;
+    vjp_tensor convolved = vjp_tensor_of(NULL, VJP_F32, 4, (int64_t[]){2, 3, 3, 5});
+    vjp_tensor weight = vjp_tensor_of(NULL, VJP_F32, 4, (int64_t[]){3, 5, 3, 3});
+    const vjp_tensor *most[] = {NULL, NULL, NULL, &convolved, NULL, &weight};
+    assert_int_equal(vjp_infer(device, vjp_op_find("conv2d"), VJP_BACKWARD, most, 6, &conv, described), VJP_OK);
+    assert_true(described[0].shape[1] == 5 && described[0].shape[2] == 8 && described[0].shape[3] == 7);
     vjp_close(device);
 }
 
@@ -598,6 +637,9 @@ static void least_cost(void **state) {
         {"cross_entropy", VJP_BACKWARD, NULL, 4 * (2 * 390 + 2 * 6 + 1), 0},
         {"swiglu", VJP_FORWARD, NULL, 4 * 3 * 195, 0},
         {"swiglu", VJP_BACKWARD, "dup", 4 * 6 * 195, 0},
+        /* x 504, y 240, weight 108, bias 6; a product sums 18 terms for each of y */
+        {"conv2d", VJP_FORWARD, NULL, 4 * (240 + 504 + 108 + 6), 2.0 * 240 * 18},
+        {"conv2d", VJP_BACKWARD, NULL, 4 * (2 * 504 + 2 * 108 + 6 + 240), 2 * 2.0 * 240 * 18},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -619,6 +661,12 @@ static void least_cost(void **state) {
     made.pointer[call_slot(&made, "da")] = made.pointer[call_slot(&made, "db")] = NULL;
     vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
     assert_true(cost.flops == 2.0 * 10 * 7 * 9);
+    call_free(&made);
+    /* dbias alone reads dy alone. */
+    assert_true(call_make(&made, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 1));
+    made.pointer[call_slot(&made, "dx")] = made.pointer[call_slot(&made, "dweight")] = NULL;
+    vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
+    assert_true(cost.flops == 0 && cost.bytes == 4 * (6 + 240));
     call_free(&made);
     vjp_close(device);
 }
@@ -1009,6 +1057,7 @@ int main(void) {
         cmocka_unit_test(attribute_defaults),
         cmocka_unit_test(infer_absent),
         cmocka_unit_test(infer_from_attributes),
+        cmocka_unit_test(conv2d_needs_no_more),
         cmocka_unit_test(least_cost),
         cmocka_unit_test(supports),
         cmocka_unit_test(no_backward),

@@ -59,6 +59,8 @@ int main(void) {
         {"ref: cross_entropy", ref, NULL, NULL, "cross_entropy"},
         {"cpu: swiglu", cpu, NULL, NULL, "swiglu"},
         {"ref: swiglu", ref, NULL, NULL, "swiglu"},
+        {"cpu: conv2d", cpu, NULL, NULL, "conv2d"},
+        {"ref: conv2d", ref, NULL, NULL, "conv2d"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,6 +40,7 @@ int main(void) {
         {"differences: linear", differences, NULL, NULL, "linear"},
         {"differences: cross_entropy", differences, NULL, NULL, "cross_entropy"},
         {"differences: swiglu", differences, NULL, NULL, "swiglu"},
+        {"differences: conv2d", differences, NULL, NULL, "conv2d"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };

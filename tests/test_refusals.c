@@ -52,6 +52,11 @@ static const refusal rows[] = {
     {"linear", B, "a=absent", VJP_INVALID, {"a ", "missing"}},
     {"group_norm", B, "dy=absent", VJP_INVALID, {"dy", "missing"}},
     {"maxpool2d", B, "x=absent argmax=absent", VJP_INVALID, {"x", "argmax", "missing"}},
+    {"conv2d", F, "weight=absent", VJP_INVALID, {"weight", "missing"}},
+    {"conv2d", B, "x=absent", VJP_INVALID, {"x is missing", "dweight is wanted"}},
+    {"conv2d", B, "weight=absent", VJP_INVALID, {"weight is missing", "dx is wanted"}},
+    {"conv2d", B, "weight=absent dweight=absent dx=absent", VJP_INVALID, {"weight and dweight", "kernel's size"}},
+    {"conv2d", B, "x=absent dweight=absent dx=absent", VJP_INVALID, {"0 x 0", "without x and dx"}},
     {"cumsum", F, "x.dtype=6", VJP_INVALID, {"x", "6"}},
     {"cumsum", F, "x.dtype=-1", VJP_INVALID, {"x", "-1"}},
     {"cumsum", F, "x.ndim=9", VJP_INVALID, {"x", "rank 9", "8"}},
@@ -169,6 +174,16 @@ static const refusal rows[] = {
     {"linear", B, "dbias.shape=[1,9]", VJP_INVALID, {"dbias", "[1, 9]", "[9]"}},
     {"linear", B, "db.shape=[2,7,9]", VJP_INVALID, {"db", "[2, 7, 9]", "[7, 9]"}},
     {"linear", B, "dy.shape=[2,5,8]", VJP_INVALID, {"dy", "[2, 5, 8]", "[2, 5, 9]"}},
+    {"conv2d", F, "x.shape=[2,4,63]", VJP_INVALID, {"x", "rank 3", "4"}},
+    {"conv2d", F, "weight.shape=[6,2,9]", VJP_INVALID, {"weight", "rank 3", "4"}},
+    {"conv2d", F, "weight.shape=[6,4,3,3]", VJP_INVALID, {"weight has 4 channels", "x has 2", "2 groups"}},
+    {"conv2d", F, "weight.shape=[5,2,3,3]", VJP_INVALID, {"weight has 5 out_channels", "2 equal groups"}},
+    {"conv2d", F, "x.shape=[2,3,7,9]", VJP_INVALID, {"x has 3 channels", "2 equal groups"}},
+    {"conv2d", F, "y.shape=[2,6,5,4]", VJP_INVALID, {"y", "[2, 6, 5, 4]", "[2, 6, 4, 5]"}},
+    {"conv2d", F, "bias.shape=[4]", VJP_INVALID, {"bias", "[4]", "[6]"}},
+    {"conv2d", B, "dx.shape=[2,4,9,7]", VJP_INVALID, {"dx", "[2, 4, 9, 7]"}},
+    {"conv2d", B, "dweight.shape=[6,2,3,4]", VJP_INVALID, {"dweight", "[6, 2, 3, 4]"}},
+    {"conv2d", B, "dy.shape=[2,6,4,4]", VJP_INVALID, {"dy", "[2, 6, 4, 4]", "[2, 6, 4, 5]"}},
 
     /* ---- attributes ---- */
     {"layer_norm", F, "@axes=0", VJP_INVALID, {"axes is 0", "1 to 3"}},
@@ -221,6 +236,22 @@ static const refusal rows[] = {
     {"linear", F, "@activation=7", VJP_INVALID, {"activation is 7", "0 to 6"}},
     {"linear", B, "@transpose_b=2", VJP_INVALID, {"transpose_b is 2"}},
     {"linear", B, "@zero_nan=-1", VJP_INVALID, {"zero_nan is -1"}},
+    {"conv2d", F, "@groups=0", VJP_INVALID, {"out_channels", "0 equal groups"}},
+    {"conv2d", F, "@groups=3", VJP_INVALID, {"x has 4 channels", "3 equal groups"}},
+    {"conv2d", F, "@stride_h=0", VJP_INVALID, {"height", "stride 0"}},
+    {"conv2d", F, "@padding_w=-1", VJP_INVALID, {"width", "padding -1"}},
+    {"conv2d", F, "@dilation_w=0", VJP_INVALID, {"width", "dilation 0"}},
+    {"conv2d", F, "@dilation_h=5", VJP_INVALID, {"extent of 11", "height of 7"}},
+    {"conv2d", F, "@layout=2", VJP_INVALID, {"layout is 2"}},
+    {"conv2d", F, "weight.shape=[6,2,0,3]", VJP_INVALID, {"height", "kernel 0"}},
+    {"conv2d", F, "@padding_h=9223372036854775807", VJP_INVALID, {"height", "padding 9223372036854775807"}},
+    {"conv2d", B, "@height=8", VJP_INVALID, {"8 x 0", "7 x 9"}},
+    {"conv2d",
+     F,
+     "x.shape=[2147483648,4,1,1] weight.shape=[6,2,1,1] y=absent @padding_h=1073741824 @padding_w=1073741824 "
+     "@stride_h=1 @stride_w=1",
+     VJP_INVALID,
+     {"y is too large", "overflows"}},
 
     /* ---- overlaps ---- */
     {"layer_norm", F, "y.at=x+4", VJP_INVALID, {"y overlaps x", "exactly the same memory"}},
@@ -248,6 +279,9 @@ static const refusal rows[] = {
     {"linear", F, "pre.at=y", VJP_INVALID, {"y overlaps pre"}},
     {"linear", B, "da.at=a", VJP_INVALID, {"da overlaps a"}},
     {"linear", B, "db.at=b", VJP_INVALID, {"db overlaps b"}},
+    {"conv2d", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
+    {"conv2d", B, "dx.at=x", VJP_INVALID, {"dx overlaps x"}},
+    {"conv2d", B, "dweight.at=weight", VJP_INVALID, {"dweight overlaps weight"}},
 
     /* ---- values ---- */
     {"rope", F, "positions[3]=7", VJP_INVALID, {"positions[3] is 7", "[0, 7)"}},
@@ -715,6 +749,10 @@ static const nothing empties[] = {
      "dlogits"},
     {"swiglu", F, "gate.shape=[0,65] up.shape=[0,65] y.shape=[0,65] gate.data=NULL up.data=NULL", NULL},
     {"swiglu", B, "gate.shape=[0] up.shape=[0] dy.shape=[0] dgate.shape=[0] dup.shape=[0]", NULL},
+    {"conv2d", F, "x.shape=[0,4,7,9] y.shape=[0,6,4,5]", NULL},
+    {"conv2d", B, "x.shape=[0,4,7,9] dx.shape=[0,4,7,9] dy.shape=[0,6,4,5]", "dweight"},
+    {"conv2d", B, "x.shape=[0,4,7,9] dx.shape=[0,4,7,9] dy.shape=[0,6,4,5]", "dbias"},
+    {"conv2d", B, "weight.shape=[0,2,3,3] dweight.shape=[0,2,3,3] dbias.shape=[0] dy.shape=[2,0,4,5]", "dx"},
 };
 
 enum { EMPTIES = sizeof empties / sizeof empties[0] };

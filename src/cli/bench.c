@@ -13,10 +13,9 @@
 
 /*
  * Shapes that people train with: GPT-2's width for layer_norm and embeddings, Llama's for rms_norm and rope, a
- * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product. On the
- * host
- * @ grows until the backward moves several times what the last-level cache holds; a card has sizes of its own, larger
- * than its cache. And a small one each, where the cost is the call's.
+ * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product, ResNet's
+ * first stage for conv2d. On the host @ grows until the backward moves several times what the last-level cache holds; a
+ * card has sizes of its own, larger than its cache. And a small one each, where the cost is the call's.
  */
 typedef enum shape_kind { HOST = 1, CARD = 2, SMALL = 4 } shape_kind;
 
@@ -97,6 +96,8 @@ static const struct {
     {"cross_entropy", "logits=[1,64] target=[1]", SMALL},
     {"swiglu", "gate=[@,4096]", HOST},
     {"swiglu", "gate=[1,64]", SMALL},
+    {"conv2d", "x=[32,64,56,56] weight=[64,64,3,3] padding_h=1 padding_w=1", HOST},
+    {"conv2d", "x=[1,4,8,8] weight=[8,4,3,3] padding_h=1 padding_w=1", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };

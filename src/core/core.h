@@ -46,6 +46,7 @@ typedef enum vjp_op_id {
     VJP_OP_CROSS_ENTROPY,
     VJP_OP_SWIGLU,
     VJP_OP_ATTENTION,
+    VJP_OP_CONV2D,
     VJP_OP_COUNT
 } vjp_op_id;
 

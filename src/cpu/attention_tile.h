@@ -145,13 +145,13 @@ static int64_t first_to_see(const attention_tile *t, int64_t key) {
 OUTLINE void multiply_by_rows(int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t stride,
                               bool add) {
     gemm_ahead none = {.a = (const char *)a, .b = (const char *)b};
-    gemm_rows(1, rows, depth, a, b, (gemm_target){add ? c : NULL, c, stride, stride}, &none);
+    gemm_rows(1, rows, depth, a, b, NULL, (gemm_target){add ? c : NULL, c, stride, stride}, &none);
 }
 
 OUTLINE void multiply_by_terms(int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t stride,
                                bool add) {
     gemm_ahead none = {.a = (const char *)a, .b = (const char *)b};
-    gemm_rows(GEMM_ROW_STRIDE, rows, depth, a, b, (gemm_target){add ? c : NULL, c, stride, stride}, &none);
+    gemm_rows(GEMM_ROW_STRIDE, rows, depth, a, b, NULL, (gemm_target){add ? c : NULL, c, stride, stride}, &none);
 }
 
 /* A strip of scores: the products of keys (left) and queries (turned). What no query of a panel sees is not written. */

@@ -272,14 +272,14 @@ INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, 
     gemm_ahead now = take_ahead(ahead, a, b);
     bool reads_c = to.from == c, writes_c = to.to == c;
     if (t->padded || columns >= GEMM_COLUMNS || !(reads_c || writes_c)) {
-        gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, to, &now);
+        gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, NULL, to, &now);
         return;
     }
     float edge[GEMM_ROWS * GEMM_COLUMNS];
     gemm_target small = {.from = reads_c ? NULL : to.from, .from_stride = to.from_stride};
     small.to = edge;
     small.to_stride = GEMM_COLUMNS;
-    gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, small, &now);
+    gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, NULL, small, &now);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t q = 0; q < columns; q++)
             to.to[r * to.to_stride + q] =

@@ -78,9 +78,14 @@ INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, n
     }
 }
 
+/* Where term k of b begins: in a packed panel, or where `places` says (convolutions read their planes in place). */
+INLINE const float *gemm_row_of_b(const float *b, const int32_t *places, int64_t k) {
+    return b + (places ? places[k] : k * GEMM_COLUMNS);
+}
+
 /* to = from + a b for `rows` rows, a constant where this is inlined. */
-INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const float *b, const gemm_target *c,
-                       const gemm_ahead *ahead) {
+INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const float *b, const int32_t *places,
+                       const gemm_target *c, const gemm_ahead *ahead) {
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
     native_f sum[GEMM_ROWS][GEMM_VECTORS];
     UNROLL for (int i = 0; i < rows; i++) {
@@ -91,10 +96,10 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
         __builtin_prefetch(ahead_a + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         __builtin_prefetch(ahead_b + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
-            gemm_term(rows, term_step, a + (k + u) * term_step, b + (k + u) * GEMM_COLUMNS, sum);
+            gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, places, k + u), sum);
     }
     for (; k < depth; k++)
-        gemm_term(rows, term_step, a + k * term_step, b + k * GEMM_COLUMNS, sum);
+        gemm_term(rows, term_step, a + k * term_step, gemm_row_of_b(b, places, k), sum);
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
             if (c->from) {
@@ -108,27 +113,27 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
 }
 
 /* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
-INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, gemm_target c,
-                      const gemm_ahead *ahead) {
+INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, const int32_t *places,
+                      gemm_target c, const gemm_ahead *ahead) {
     enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
     const int64_t row_step = term_step > 1 ? 1 : GEMM_ROW_STRIDE;
     if (rows == GEMM_ROWS) {
-        gemm_block(GEMM_ROWS, term_step, depth, a, b, &c, ahead);
+        gemm_block(GEMM_ROWS, term_step, depth, a, b, places, &c, ahead);
         return;
     }
     while (rows > 0) {
         int64_t done;
         if (rows >= EIGHT && EIGHT == 8) {
-            gemm_block(EIGHT, term_step, depth, a, b, &c, ahead);
+            gemm_block(EIGHT, term_step, depth, a, b, places, &c, ahead);
             done = EIGHT;
         } else if (rows >= FOUR && FOUR == 4) {
-            gemm_block(FOUR, term_step, depth, a, b, &c, ahead);
+            gemm_block(FOUR, term_step, depth, a, b, places, &c, ahead);
             done = FOUR;
         } else if (rows >= 2) {
-            gemm_block(2, term_step, depth, a, b, &c, ahead);
+            gemm_block(2, term_step, depth, a, b, places, &c, ahead);
             done = 2;
         } else {
-            gemm_block(1, term_step, depth, a, b, &c, ahead);
+            gemm_block(1, term_step, depth, a, b, places, &c, ahead);
             done = 1;
         }
         rows -= done;

@@ -24,51 +24,6 @@ enum { PANEL_FLOATS = 4 << 20 };
 /* dbias: the most doubles of all partial sums (4 MiB) and the most partials of a column. */
 enum { BIAS_PARTIALS = 1 << 19, BIAS_CHUNKS = 64 };
 
-/* ---- Matrices ------------------------------------------------------------------------------------------ */
-
-/* A packed matrix in memory, to read operands from or to put results in. */
-typedef struct matrix {
-    void *data;
-    vjp_dtype dtype;
-    int64_t columns;
-    bool accumulate;
-} matrix;
-
-static matrix matrix_of(const vjp_work *work, int slot, int64_t columns, int64_t first_row) {
-    vjp_dtype dtype = vjp_type(work, slot);
-    return (matrix){element(vjp_data(work, slot), dtype, first_row * columns), dtype, columns,
-                    vjp_accumulates(work, slot)};
-}
-
-static void read_matrix(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
-    const matrix *m = source;
-    load_row(m->dtype, m->data, row * m->columns + column, count, to);
-}
-
-static void finish_matrix(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
-    const matrix *m = target;
-    store_row(m->dtype, m->data, row * m->columns + column, count, sums, m->accumulate);
-}
-
-/* Item i of a batch begins at row i * item_row. */
-static gemm_operand operand_of(const matrix *m, bool transposed, int64_t item_row) {
-    return (gemm_operand){.transposed = transposed,
-                          .read = m->dtype == VJP_F32 ? NULL : read_matrix,
-                          .source = m,
-                          .plain = m->data,
-                          .stride = m->columns,
-                          .item_row = item_row};
-}
-
-static gemm_result result_in(const matrix *m, int64_t item_row) {
-    return (gemm_result){.finish = m->dtype == VJP_F32 ? NULL : finish_matrix,
-                         .target = m,
-                         .plain = m->data,
-                         .stride = m->columns,
-                         .accumulate = m->accumulate,
-                         .item_row = item_row};
-}
-
 /* ---- Activations of rows ----------------------------------------------------------------------------- */
 
 INLINE void activate_as(vjp_activation activation, int64_t count, float *x) {
@@ -316,10 +271,6 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
         q->make_db.a = dpre_operand(p, q, true, rows);
         q->make_db.b = operand_of(&q->a, false, rows);
     }
-}
-
-static size_t round_up(int64_t bytes) {
-    return ((size_t)bytes + 63) / 64 * 64;
 }
 
 static size_t product_bytes(const vjp_work *work, const backward_plan *p, int64_t rows) {

@@ -1,10 +1,17 @@
 /*
- * Rows of any storage type to and from f32, for kernels whose inner part works in f32 (linear, attention).
+ * Rows of numbers in any storage type: into f32 and back, and packed matrices of them as the operands and results of a
+ * matrix product (gemm.h).
  */
 #ifndef VJP_CPU_ROWS_H
 #define VJP_CPU_ROWS_H
 
+#include "cpu/gemm.h"
 #include "cpu/vec.h"
+
+/* Bytes of a part of the workspace, so that the next begins on a cache line. */
+static inline size_t round_up(int64_t bytes) {
+    return ((size_t)bytes + 63) / 64 * 64;
+}
 
 INLINE void load_as(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
     int64_t i = 0;
@@ -42,8 +49,51 @@ OUTLINE void store_row(vjp_dtype dtype, void *to, int64_t at, int64_t count, con
     }
 }
 
-INLINE char *element(const void *data, vjp_dtype dtype, int64_t at) {
+static inline char *element(const void *data, vjp_dtype dtype, int64_t at) {
     return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
+}
+
+/* A packed matrix in memory, to read operands from or to put results in. */
+typedef struct matrix {
+    void *data;
+    vjp_dtype dtype;
+    int64_t columns;
+    bool accumulate;
+} matrix;
+
+static inline matrix matrix_of(const vjp_work *work, int slot, int64_t columns, int64_t first_row) {
+    vjp_dtype dtype = vjp_type(work, slot);
+    return (matrix){element(vjp_data(work, slot), dtype, first_row * columns), dtype, columns,
+                    vjp_accumulates(work, slot)};
+}
+
+static inline void read_matrix(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
+    const matrix *m = source;
+    load_row(m->dtype, m->data, row * m->columns + column, count, to);
+}
+
+static inline void finish_matrix(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
+    const matrix *m = target;
+    store_row(m->dtype, m->data, row * m->columns + column, count, sums, m->accumulate);
+}
+
+/* Item i of a batch begins at row i * item_row. */
+static inline gemm_operand operand_of(const matrix *m, bool transposed, int64_t item_row) {
+    return (gemm_operand){.transposed = transposed,
+                          .read = m->dtype == VJP_F32 ? NULL : read_matrix,
+                          .source = m,
+                          .plain = m->data,
+                          .stride = m->columns,
+                          .item_row = item_row};
+}
+
+static inline gemm_result result_in(const matrix *m, int64_t item_row) {
+    return (gemm_result){.finish = m->dtype == VJP_F32 ? NULL : finish_matrix,
+                         .target = m,
+                         .plain = m->data,
+                         .stride = m->columns,
+                         .accumulate = m->accumulate,
+                         .item_row = item_row};
 }
 
 #endif

@@ -23,6 +23,7 @@ extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT];
 extern const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(conv2d)[VJP_PASS_COUNT];
 
 extern const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT];
 
@@ -48,5 +49,6 @@ const vjp_kernel *const CPU_NAME(kernels)[VJP_OP_COUNT] = {
     [VJP_OP_CROSS_ENTROPY] = CPU_NAME(cross_entropy),
     [VJP_OP_SWIGLU] = CPU_NAME(swiglu),
     [VJP_OP_ATTENTION] = CPU_NAME(attention),
+    [VJP_OP_CONV2D] = CPU_NAME(conv2d),
 };
 /* clang-format on */

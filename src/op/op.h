@@ -29,6 +29,7 @@ extern const vjp_op vjp_op_sgd;
 extern const vjp_op vjp_op_cross_entropy;
 extern const vjp_op vjp_op_swiglu;
 extern const vjp_op vjp_op_attention;
+extern const vjp_op vjp_op_conv2d;
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };
@@ -238,5 +239,17 @@ typedef struct vjp_attention_sizes {
 } vjp_attention_sizes;
 
 vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work);
+/* ---- conv2d ---- */
+enum { CONV2D_Y, CONV2D_X, CONV2D_WEIGHT, CONV2D_BIAS };
+enum { CONV2D_B_DX, CONV2D_B_DWEIGHT, CONV2D_B_DBIAS, CONV2D_B_DY, CONV2D_B_X, CONV2D_B_WEIGHT };
+
+/* `channels` and `out_channels` are those of all groups; a group has channels / groups and out_channels / groups. */
+typedef struct vjp_conv2d_sizes {
+    int64_t batch, channels, height, width, out_channels, out_height, out_width, groups;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+    bool channels_last;
+} vjp_conv2d_sizes;
+
+vjp_conv2d_sizes vjp_conv2d_sizes_of(const vjp_work *work);
 
 #endif

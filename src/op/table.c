@@ -26,6 +26,7 @@ static const vjp_op *const table[VJP_OP_COUNT] = {
     [VJP_OP_CROSS_ENTROPY] = &vjp_op_cross_entropy,
     [VJP_OP_SWIGLU] = &vjp_op_swiglu,
     [VJP_OP_ATTENTION] = &vjp_op_attention,
+    [VJP_OP_CONV2D] = &vjp_op_conv2d,
     /* clang-format on */
 };
 

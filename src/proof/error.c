@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "op/op.h"
 #include "proof/values.h"
 
 static const double ELEMENT_FACTOR = 16; /* see error.h */
@@ -28,13 +29,32 @@ static double linear_terms(const proof_problem *p, vjp_pass pass, int slot) {
     return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is no product: the usual bound */
 }
 
+/* How many products are summed in an element of conv2d's result. */
+static double conv2d_terms(const proof_problem *p, vjp_pass pass, int slot) {
+    const vjp_conv2d_attributes *attributes = (const void *)p->setup.attributes.bytes;
+    const proof_values *forward = p->slot[VJP_FORWARD];
+    const char *name = p->slot[pass][slot].slot->name;
+    double outs = (double)forward[CONV2D_WEIGHT].tensor.shape[0];
+    double window = (double)forward[CONV2D_WEIGHT].count / fmax(outs, 1);
+    if (pass == VJP_FORWARD) return window;
+    if (strcmp(name, "dx") == 0) {
+        const int64_t *weight = forward[CONV2D_WEIGHT].tensor.shape;
+        double taps =
+            attributes->layout == VJP_CHANNELS_LAST ? (double)(weight[1] * weight[2]) : (double)(weight[2] * weight[3]);
+        return outs / (double)attributes->groups * taps;
+    }
+    return strcmp(name, "dweight") == 0 ? (double)forward[CONV2D_Y].count / fmax(outs, 1) : 64;
+}
+
 /* The bound of a result in f32. */
 static double f32_bound(const proof_problem *p, vjp_pass pass, int slot) {
     if (p->setup.bound > 0) return p->setup.bound;
     bool narrow = p->storage == VJP_BF16 || p->storage == VJP_F16;
     if (proof_is_adversarial(&p->setup) || narrow) return 1e-5;
-    if (strcmp(p->info->name, "linear") != 0) return 2e-6;
-    return 2e-6 * sqrt(fmax(linear_terms(p, pass, slot), 1)) / 8; /* no terms at all: the bias is rounded once */
+    double terms = strcmp(p->info->name, "linear") == 0   ? linear_terms(p, pass, slot)
+                   : strcmp(p->info->name, "conv2d") == 0 ? conv2d_terms(p, pass, slot)
+                                                          : 64;
+    return 2e-6 * sqrt(fmax(terms, 1)) / 8; /* no terms at all: the bias is rounded once */
 }
 
 double proof_bound(const proof_problem *p, vjp_pass pass, int slot) {

@@ -155,6 +155,8 @@ static double adjoint_both(const solved *s) {
     return fabs(dot(y, dy) - inputs) / (norm(y) * norm(dy));
 static double adjoint_up(const solved *s) {
     return adjoint(s, "up", "dup");
+static double adjoint_weight(const solved *s) {
+    return adjoint(s, "weight", "dweight");
 }
 
 /* Lengths are kept by a rotation, one way and back. */
@@ -291,6 +293,16 @@ static const struct {
     {"cross_entropy", "logits=[37,1025] target=[37] label_smoothing=0.3 reduction=sum", "backward", "dlogits",
      "<dlogits, 1> = 0", no_constant_dlogits, false},
     {"swiglu", "gate=[37,129]", "backward", "dup", "adjoint", adjoint_up, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dx", "adjoint",
+     adjoint_x, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dweight", "adjoint",
+     adjoint_weight, false},
+    {"conv2d", "x=[2,13,17,6] weight=[8,3,3,3] groups=2 dilation_h=2 padding_w=1 -bias layout=channels_last",
+     "backward", "dx", "adjoint", adjoint_x, false},
+    {"conv2d", "x=[2,13,17,6] weight=[8,3,3,3] groups=2 dilation_h=2 padding_w=1 -bias layout=channels_last",
+     "backward", "dweight", "adjoint", adjoint_weight, false},
+    {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 -bias param=f32", "backward", "dbias", "keeps the sum",
+     sum_kept_dbias, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {

@@ -5,7 +5,8 @@
  * The limit of an op that moves memory is its least bytes over the rate of the yardstick's copy. The limit of linear is
  * the time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine
  * for products that the device has), and the bytes of what stands between them over the copy's rate: the forward
- * writes pre, the backward reads dy and pre and writes dpre.
+ * writes pre, the backward reads dy and pre and writes dpre. The limit of another op that computes (conv2d) is its
+ * flops at the rate of a square matrix product by the fastest engine, or its bytes where those take longer.
  *
  * All parts of a round follow one another, so that a noisy neighbour slows the op and its limit alike, and the
  * best of the rounds is kept of each.
@@ -49,7 +50,7 @@ typedef struct bench {
     proof_problem p;
     tensor_set set[MOST_SETS];
     int sets;
-    void *owned[MOST_SETS * VJP_PASS_COUNT * VJP_MAX_SLOTS];
+    void *owned[MOST_SETS * VJP_PASS_COUNT * VJP_MAX_SLOTS + 3];
     int owned_count;
 } bench;
 
@@ -291,13 +292,69 @@ static double between_bytes(const bench *b, vjp_pass pass) {
     return pass == VJP_FORWARD ? pre_bytes : pre_bytes + 2 * dy_bytes;
 }
 
+/* ---- The rate of matrix products, for other ops that compute ------------------------------------------- */
+
+enum { SQUARE = 1024 };
+
+typedef struct square_product {
+    vjp_tensor y, a, b;
+    vjp_linear_attributes attributes;
+    timed_call call[ENGINES];
+    int engines;
+} square_product;
+
+static vjp_status make_square(square_product *q, bench *b) {
+    const int64_t shape[2] = {SQUARE, SQUARE};
+    vjp_tensor *tensors[] = {&q->y, &q->a, &q->b};
+    *q = (square_product){.engines = b->rival ? ENGINES : 1};
+    for (int i = 0; i < 3; i++) {
+        void *data = NULL;
+        vjp_status status = vjp_alloc(b->device, SQUARE * SQUARE * vjp_dtype_size(b->p.storage), &data);
+        if (status != VJP_OK) return status;
+        b->owned[b->owned_count++] = data;
+        *tensors[i] = vjp_tensor_of(data, b->p.storage, 2, shape);
+        status = fill_floats(b, data, b->p.storage, SQUARE * SQUARE, "square");
+        if (status != VJP_OK) return status;
+    }
+    for (int e = 0; e < q->engines; e++) {
+        timed_call *c = &q->call[e];
+        *c = (timed_call){.device = e ? b->rival : b->device,
+                          .op = &vjp_op_linear,
+                          .pass = VJP_FORWARD,
+                          .tensors = {{&q->y, NULL, &q->a, &q->b, NULL}},
+                          .sets = 1,
+                          .count = 5,
+                          .attributes = &q->attributes,
+                          .repeats = 1,
+                          .best = INFINITY};
+        size_t workspace;
+        vjp_status status =
+            vjp_workspace_size(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &workspace);
+        if (status == VJP_OK) status = vjp_reserve(c->device, workspace);
+        if (status == VJP_OK) status = run(c);
+        if (status != VJP_OK) return status;
+    }
+    return VJP_OK;
+}
+
+static double square_rate(const square_product *q) {
+    double best = q->engines > 1 ? fmin(q->call[0].best, q->call[1].best) : q->call[0].best;
+    return 2.0 * SQUARE * SQUARE * SQUARE / best;
+}
+
 /* ---- The run ----------------------------------------------------------------------------------------- */
+
+/* An op whose limit is that of the matrix products, and which is not linear. */
+static bool computes_elsewhere(const bench *b) {
+    return b->p.setup.op->id == VJP_OP_CONV2D;
+}
 
 static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {
     timed_call calls[VJP_PASS_COUNT];
     raw_products products;
-    bool has_products = strcmp(b->p.info->name, "linear") == 0;
-    double bytes[VJP_PASS_COUNT];
+    square_product square;
+    bool has_products = strcmp(b->p.info->name, "linear") == 0, computes = computes_elsewhere(b);
+    double bytes[VJP_PASS_COUNT], flops[VJP_PASS_COUNT];
     int passes = vjp_passes(b->p.info);
     for (int pass = 0; pass < passes; pass++) {
         timed_call *c = &calls[pass];
@@ -308,9 +365,14 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         status = vjp_least_cost(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &cost);
         if (status != VJP_OK) return status;
         bytes[pass] = cost.bytes;
+        flops[pass] = cost.flops;
     }
     if (has_products) {
         vjp_status status = make_products(&products, b);
+        if (status != VJP_OK) return status;
+    }
+    if (computes) {
+        vjp_status status = make_square(&square, b);
         if (status != VJP_OK) return status;
     }
     double start = proof_seconds();
@@ -321,6 +383,8 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
             status = time_once(&calls[pass]);
         for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
             status = time_once(&products.call[i / products.engines][i % products.engines]);
+        for (int i = 0; computes && i < square.engines && status == VJP_OK; i++)
+            status = time_once(&square.call[i]);
         if (status != VJP_OK) return status;
         /* A copy of what no cache holds takes much longer than a small call: a few of them are enough. */
         if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
@@ -329,6 +393,10 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     for (int pass = 0; pass < passes; pass++) {
         t->seconds[pass] = calls[pass].best;
         t->limit[pass] = yardstick ? bytes[pass] / t->copy_rate : NAN;
+        if (computes) {
+            t->product_rate = square_rate(&square);
+            t->limit[pass] = fmax(flops[pass] / t->product_rate, yardstick ? t->limit[pass] : 0);
+        }
         if (!has_products) continue;
         double raw =
             pass == VJP_FORWARD ? product_time(&products, 0) : product_time(&products, 1) + product_time(&products, 2);
@@ -346,7 +414,7 @@ bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setu
     b->device = device;
     bool good = proof_problem_shape(&b->p, device, setup, storage, error);
     if (good) {
-        if (strcmp(b->p.info->name, "linear") == 0) b->rival = open_rival(device);
+        if (strcmp(b->p.info->name, "linear") == 0 || computes_elsewhere(b)) b->rival = open_rival(device);
         good = make_buffers(b) == VJP_OK && time_all(b, yardstick, budget, timing) == VJP_OK;
         if (!good) snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
     }

@@ -26,6 +26,7 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
     [VJP_OP_CROSS_ENTROPY] = vjp_ref_cross_entropy,
     [VJP_OP_SWIGLU] = vjp_ref_swiglu,
     [VJP_OP_ATTENTION] = vjp_ref_attention,
+    [VJP_OP_CONV2D] = vjp_ref_conv2d,
     /* clang-format on */
 };
 

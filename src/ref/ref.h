@@ -32,6 +32,7 @@ extern const vjp_kernel vjp_ref_sgd[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_cross_entropy[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_swiglu[VJP_PASS_COUNT];
 extern const vjp_kernel vjp_ref_attention[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_ref_conv2d[VJP_PASS_COUNT];
 
 /* Element i of a slot as a double; `absent` where the slot is empty. */
 static inline double ref_get(const vjp_work *work, int slot, int64_t i, double absent) {

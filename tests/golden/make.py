@@ -342,6 +342,25 @@ def swiglu(name, shape, scale=1.0):
     dy = random(*shape)
     write(name, "swiglu", "", dict(y=y, gate=gate, up=up),
           dict(dy=dy, gate=gate, up=up, **gradients(y, dy, dict(gate=gate, up=up))))
+# ---- conv2d ------------------------------------------------------------------------------------------------
+
+
+def conv2d(name, x, weight, stride=1, padding=0, dilation=1, groups=1, bias=True, last=False):
+    """`x` and `weight` are shapes with the channels first; the file has the tensors as `last` says."""
+    stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
+    x, weight, bias = leaf(random(*x)), leaf(random(*weight)), leaf(random(weight[0])) if bias else None
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    dy = random(*y.shape)
+    made = gradients(y, dy, dict(x=x, weight=weight, bias=bias))
+    lay = (lambda t: t.permute(0, 2, 3, 1)) if last else (lambda t: t)
+    words = dict(stride_h=stride[0], stride_w=stride[1], padding_h=padding[0], padding_w=padding[1],
+                 dilation_h=dilation[0], dilation_w=dilation[1], groups=groups,
+                 layout="channels_last" if last else "channels_first")
+    backward = dict(dy=lay(dy), x=lay(x), weight=lay(weight), dx=lay(made["dx"]), dweight=lay(made["dweight"]))
+    # dbias exists without bias too: the sum of dy.
+    backward["dbias"] = made["dbias"] if bias is not None else dy.sum((0, 2, 3))
+    write(name, "conv2d", " ".join(f"{k}={v}" for k, v in words.items()),
+          dict(y=lay(y), x=lay(x), weight=lay(weight), bias=bias), backward)
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -470,6 +489,17 @@ def main():
     swiglu("plain", (3, 5))
     swiglu("wide", (4, 9), scale=30.0)
     swiglu("rank0", ())
+    for last in (False, True):
+        end = "_last" if last else ""
+        conv2d("plain" + end, (2, 3, 5, 6), (4, 3, 3, 3), last=last)
+        conv2d("no_bias" + end, (1, 2, 4, 5), (3, 2, 2, 3), bias=False, last=last)
+        conv2d("padding" + end, (1, 2, 5, 4), (3, 2, 3, 3), padding=(1, 2), last=last)
+        conv2d("stride" + end, (2, 2, 7, 8), (3, 2, 3, 2), stride=(2, 3), padding=(1, 0), last=last)
+        conv2d("dilation" + end, (1, 2, 8, 7), (2, 2, 3, 2), dilation=(2, 3), padding=(0, 1), last=last)
+        conv2d("stride_dilation" + end, (1, 2, 9, 10), (2, 2, 3, 3), stride=(2, 4), dilation=2, padding=3, last=last)
+        conv2d("groups" + end, (2, 6, 4, 5), (4, 3, 3, 3), groups=2, padding=1, last=last)
+        conv2d("each_channel" + end, (2, 3, 5, 5), (3, 1, 3, 3), groups=3, stride=2, padding=1, last=last)
+        conv2d("one_to_one" + end, (2, 4, 3, 3), (5, 4, 1, 1), last=last)
 
 
 if __name__ == "__main__":

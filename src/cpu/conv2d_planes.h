@@ -1,0 +1,313 @@
+/*
+ * Convolution of planes (channels first) as a matrix product that needs no matrix of windows.
+ *
+ * A block of output rows is computed at a time. The source's rows that it reads are copied into f32 planes with their
+ * zeros round them, one plane for each remainder of a tap's shift by the step, `pitch` floats from row to row. Then
+ * term (channel, tap) of output q = row * pitch + column is element `place of the term` + q of the copy: all outputs of
+ * a block are one long row, the terms are that row further on, and the product's inner kernel reads them where they
+ * are. What it computes between the end of an output row and the beginning of the next is thrown away; where that
+ * would be much, each tap along the row gets a plane of its own and nothing lies between.
+ *
+ * Each output is FMA chains of at most GEMM_DEPTH terms, in the order (channel, tap), added in order. Which block, tile
+ * or thread it is computed in changes nothing about that.
+ */
+#ifndef VJP_CPU_CONV2D_PLANES_H
+#define VJP_CPU_CONV2D_PLANES_H
+
+#include <stdatomic.h>
+
+#include "cpu/blas.h"
+#include "cpu/conv2d.h"
+#include "cpu/gemm_kernel.h"
+
+/* Outputs of a block, so that its sums for a tile (228 KiB) stay in the second-level cache with its share of weights.
+ */
+enum { PLANES_POSITIONS = 512, PLANES_TILE = 112 / GEMM_ROWS * GEMM_ROWS };
+
+/* Floats of the copied planes (384 KiB): as many channels at a time as fit, at least one. */
+enum { PLANES_COPY = 96 << 10 };
+
+/* What copying a float costs, in multiply-adds of the inner kernel: half a cycle, in which AVX-512 makes 16. */
+enum { PLANES_COPY_COST = 16 };
+
+/* From so many blocks on there is enough for all threads, and one task takes all tiles of a block: one copy of it. */
+enum { PLANES_ENOUGH = 64 };
+
+/* The least multiply-adds that waking a thread is worth: about 5 us. */
+enum { PLANES_TASK_MACS = 1 << 18 };
+
+/* The planes of a channel along one direction. */
+typedef struct plane_axis {
+    bool shared;           /* by taps whose shifts leave the same remainder; else a plane a tap */
+    int64_t planes, apart; /* the shift of plane a is a * apart */
+    int64_t extra;         /* rows or columns of a plane beyond the outputs' */
+} plane_axis;
+
+typedef struct planes_plan {
+    plane_axis h, w;
+    int64_t rows, columns, blocks_h, blocks_w; /* of a block; the last may be smaller */
+    int64_t pitch, plane_floats, channel_floats;
+    int64_t held;                     /* channels copied at a time */
+    int64_t taps, terms;              /* of a channel, of all */
+    int64_t tiles, tiles_item, items; /* tiles of outs, and how many an item takes */
+    int64_t panels;                   /* of GEMM_ROWS outs */
+    int64_t sums_stride;
+    int64_t copy_floats, sums_floats; /* of a worker */
+    int64_t workers;
+    cpu_cut packing; /* of the panels of all groups */
+    size_t weight_bytes, place_bytes;
+} planes_plan;
+
+static plane_axis plane_axis_of(const conv_axis *x, bool shared) {
+    int64_t divisor = common_divisor(x->step, x->dilation);
+    if (!shared) return (plane_axis){false, x->taps, x->dilation, 0};
+    return (plane_axis){true, x->step / divisor, divisor, (x->taps - 1) * x->dilation / x->step};
+}
+
+/* Plane and shift within it of a tap. */
+static int64_t plane_of(const conv_axis *x, const plane_axis *a, int64_t tap) {
+    return a->shared ? tap * x->dilation % x->step / a->apart : tap;
+}
+
+static int64_t shift_in(const conv_axis *x, const plane_axis *a, int64_t tap) {
+    return a->shared ? tap * x->dilation / x->step : 0;
+}
+
+static int64_t balanced(int64_t size, int64_t limit) {
+    return divide_up(size, divide_up(size, limit));
+}
+
+static planes_plan plan_planes(const conv_sum *p) {
+    planes_plan q = {.taps = p->h.taps * p->w.taps};
+    q.terms = q.taps * p->ins;
+    q.columns = balanced(p->w.out, PLANES_POSITIONS);
+    q.rows = balanced(p->h.out, most(1, PLANES_POSITIONS / q.columns));
+    plane_axis h = plane_axis_of(&p->h, true), w = plane_axis_of(&p->w, true);
+    bool shared_h = h.planes * (q.rows + h.extra) <= p->h.taps * q.rows;
+    q.h = plane_axis_of(&p->h, shared_h);
+    int64_t products = q.taps * p->outs;
+    int64_t joined = (PLANES_COPY_COST * q.h.planes * w.planes + products) * (q.columns + w.extra);
+    int64_t apart = (PLANES_COPY_COST * q.h.planes * p->w.taps + products) * q.columns;
+    q.w = plane_axis_of(&p->w, joined <= apart);
+    q.blocks_h = divide_up(p->h.out, q.rows);
+    q.blocks_w = divide_up(p->w.out, q.columns);
+    q.pitch = q.columns + q.w.extra;
+    q.plane_floats = (q.rows + q.h.extra) * q.pitch;
+    q.channel_floats = q.plane_floats * q.h.planes * q.w.planes;
+    q.held = p->ins ? balanced(p->ins, most(1, PLANES_COPY / q.channel_floats)) : 0;
+    q.copy_floats = divide_up(q.held * q.channel_floats + GEMM_COLUMNS, LANES) * LANES;
+    q.sums_stride = divide_up(q.rows * q.pitch, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
+    q.sums_floats = least(PLANES_TILE, divide_up(p->outs, GEMM_ROWS) * GEMM_ROWS) * q.sums_stride;
+    q.panels = divide_up(p->outs, GEMM_ROWS);
+    q.tiles = divide_up(p->outs, PLANES_TILE);
+    int64_t blocks = p->batch * p->groups * q.blocks_h * q.blocks_w;
+    q.tiles_item = blocks >= PLANES_ENOUGH ? q.tiles : 1;
+    q.items = blocks * divide_up(q.tiles, q.tiles_item);
+    double macs = (double)(blocks * q.rows * q.pitch) * (double)(p->outs * q.terms);
+    q.workers = least(least(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
+    q.packing = vjp_cpu_cut_items(p->groups * q.panels, GEMM_ROWS * q.terms * (int64_t)sizeof(float), CPU_MOST_TASKS);
+    q.weight_bytes = round_up(p->groups * q.panels * GEMM_ROWS * q.terms * (int64_t)sizeof(float));
+    q.place_bytes = round_up(q.held * q.taps * (int64_t)sizeof(int32_t));
+    return q;
+}
+
+enum { PLANES_COUNTER = 64 };
+
+static bool planes_are_empty(const conv_sum *p) {
+    return p->batch == 0 || p->groups == 0 || p->outs == 0 || p->h.out == 0 || p->w.out == 0;
+}
+
+static size_t planes_workspace(const conv_sum *p) {
+    if (planes_are_empty(p)) return 0;
+    planes_plan q = plan_planes(p);
+    if (q.copy_floats > INT32_MAX) return SIZE_MAX;
+    return PLANES_COUNTER + q.weight_bytes + q.place_bytes +
+           (size_t)(q.workers * (q.copy_floats + q.sums_floats)) * sizeof(float);
+}
+
+typedef struct planes_run {
+    const conv_sum *sum;
+    planes_plan plan;
+    _Atomic int64_t *next;
+    float *weights;  /* of each group: panels of GEMM_ROWS outs by terms; for BLAS, [tap][out][in] */
+    int32_t *places; /* of each term of the channels that are held */
+    float *space;    /* of the workers */
+} planes_run;
+
+/* ---- Weights ----------------------------------------------------------------------------------------- */
+
+static void pack_panel(const planes_run *r, int64_t index) {
+    const conv_sum *p = r->sum;
+    const planes_plan *q = &r->plan;
+    int64_t group = index / q->panels, panel = index % q->panels;
+    int64_t first = panel * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
+    float *all = r->weights + group * q->panels * GEMM_ROWS * q->terms;
+    for (int64_t row = 0; row < (p->blas ? rows : GEMM_ROWS); row++) {
+        float *to = all + (panel * q->terms * GEMM_ROWS + row);
+        for (int64_t in = 0; in < p->ins; in++)
+            for (int64_t down = 0; down < p->h.taps; down++)
+                for (int64_t across = 0; across < p->w.taps; across++) {
+                    float value =
+                        row < rows ? one_element(&p->weight, weight_place(p, group, first + row, in, down, across)) : 0;
+                    int64_t tap = down * p->w.taps + across;
+                    if (p->blas)
+                        all[(tap * p->outs + first + row) * p->ins + in] = value;
+                    else
+                        to[(in * q->taps + tap) * GEMM_ROWS] = value;
+                }
+    }
+}
+
+static void pack_task(void *argument, size_t task) {
+    const planes_run *r = argument;
+    for (int64_t i = cpu_cut_begin(&r->plan.packing, task); i < cpu_cut_end(&r->plan.packing, task); i++)
+        pack_panel(r, i);
+}
+
+static void set_places(const planes_run *r) {
+    const conv_sum *p = r->sum;
+    const planes_plan *q = &r->plan;
+    int32_t *place = r->places;
+    for (int64_t in = 0; in < q->held; in++)
+        for (int64_t down = 0; down < p->h.taps; down++)
+            for (int64_t across = 0; across < p->w.taps; across++) {
+                int64_t plane = plane_of(&p->h, &q->h, down) * q->w.planes + plane_of(&p->w, &q->w, across);
+                *place++ = (int32_t)(in * q->channel_floats + plane * q->plane_floats +
+                                     shift_in(&p->h, &q->h, down) * q->pitch + shift_in(&p->w, &q->w, across));
+            }
+}
+
+/* ---- A block ----------------------------------------------------------------------------------------- */
+
+typedef struct planes_block {
+    int64_t image, group, row, rows, column, columns, positions;
+} planes_block;
+
+/* Channels [first, first + count) of the block's source. */
+static void copy_planes(const conv_sum *p, const planes_plan *q, const planes_block *b, int64_t first, int64_t count,
+                        float *to) {
+    for (int64_t in = first; in < first + count; in++)
+        for (int64_t down = 0; down < q->h.planes; down++)
+            for (int64_t across = 0; across < q->w.planes; across++, to += q->plane_floats) {
+                int64_t channel = (b->image * p->groups + b->group) * p->ins + in;
+                for (int64_t i = 0; i < b->rows + q->h.extra; i++) {
+                    int64_t h = (b->row + i) * p->h.step + p->h.base + down * q->h.apart;
+                    float *row = to + i * q->pitch;
+                    if (h < 0 || h >= p->h.size)
+                        memset(row, 0, (size_t)q->pitch * sizeof *row);
+                    else
+                        load_places(&p->w, p->source.dtype, p->source.data, (channel * p->h.size + h) * p->w.size,
+                                    p->w.base + across * q->w.apart, b->column, q->pitch, row);
+                }
+            }
+}
+
+/* sums (+)= weights x copied planes, for `outs` outs from `out` on and `count` channels from `in` on. */
+static void multiply_planes(const planes_run *r, const planes_block *b, int64_t out, int64_t outs, int64_t in,
+                            int64_t count, const float *copy, float *sums) {
+    const conv_sum *p = r->sum;
+    const planes_plan *q = &r->plan;
+    const float *weights = r->weights + b->group * q->panels * GEMM_ROWS * q->terms;
+    if (p->blas) {
+        for (int64_t tap = 0; tap < q->taps; tap++)
+            vjp_blas_sgemm(false, false, outs, b->positions, count, 1, weights + (tap * p->outs + out) * p->ins + in,
+                           p->ins, copy + r->places[tap], q->channel_floats, in + tap > 0 ? 1 : 0, sums,
+                           q->sums_stride);
+        return;
+    }
+    for (int64_t k = 0; k < count * q->taps; k += GEMM_DEPTH) {
+        int64_t depth = least(GEMM_DEPTH, count * q->taps - k);
+        bool begins = in == 0 && k == 0;
+        for (int64_t j = 0; j < b->positions; j += GEMM_COLUMNS)
+            for (int64_t i = 0; i < outs; i += GEMM_ROWS) {
+                const float *panel = weights + ((out + i) * q->terms + (in * q->taps + k) * GEMM_ROWS);
+                float *c = sums + i * q->sums_stride + j;
+                gemm_target target = {begins ? NULL : c, c, q->sums_stride, q->sums_stride};
+                gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
+                gemm_rows(GEMM_ROWS, least(GEMM_ROWS, outs - i), depth, panel, copy + j, r->places + k, target, &ahead);
+            }
+    }
+}
+
+INLINE void finish_run(vjp_dtype dtype, const matrix *to, int64_t at, int64_t step, int64_t count, const float *sums,
+                       float bias) {
+    int64_t i = 0;
+    for (; step == 1 && i + LANES <= count; i += LANES) {
+        vf v = vf_add(vf_load(VJP_F32, sums, i), vf_set(bias));
+        if (to->accumulate) v = vf_add(vf_load(dtype, to->data, at + i), v);
+        vf_store(dtype, to->data, at + i, v);
+    }
+    for (; i < count; i++) {
+        float value = sums[i] + bias;
+        if (to->accumulate) value = f32_load(dtype, to->data, at + i * step) + value;
+        f32_store(dtype, to->data, at + i * step, value);
+    }
+}
+
+static void finish_planes(const conv_sum *p, const planes_plan *q, const planes_block *b, int64_t out, int64_t outs,
+                          const float *sums) {
+    for (int64_t o = 0; o < outs; o++) {
+        int64_t channel = b->group * p->outs + out + o;
+        float bias = p->bias.data ? one_element(&p->bias, channel) : 0;
+        int64_t plane = (b->image * p->groups * p->outs + channel) * p->target_h;
+        for (int64_t i = 0; i < b->rows; i++) {
+            int64_t h = p->h.to + (b->row + i) * p->h.to_step, w = p->w.to + b->column * p->w.to_step;
+            int64_t at = (plane + h) * p->target_w + w;
+            const float *from = sums + o * q->sums_stride + i * q->pitch;
+            switch (p->target.dtype) {
+            case VJP_BF16: finish_run(VJP_BF16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
+            case VJP_F16: finish_run(VJP_F16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
+            default: finish_run(VJP_F32, &p->target, at, p->w.to_step, b->columns, from, bias); break;
+            }
+        }
+    }
+}
+
+static void planes_item(const planes_run *r, int64_t item, float *copy, float *sums) {
+    const conv_sum *p = r->sum;
+    const planes_plan *q = &r->plan;
+    int64_t parts = divide_up(q->tiles, q->tiles_item), tile = item % parts * q->tiles_item, rest = item / parts;
+    planes_block b = {.column = rest % q->blocks_w * q->columns, .row = rest / q->blocks_w % q->blocks_h * q->rows};
+    rest /= q->blocks_w * q->blocks_h;
+    b.group = rest % p->groups;
+    b.image = rest / p->groups;
+    b.rows = least(q->rows, p->h.out - b.row);
+    b.columns = least(q->columns, p->w.out - b.column);
+    b.positions = (b.rows - 1) * q->pitch + b.columns;
+    int64_t copied = -1, end = least(q->tiles, tile + q->tiles_item);
+    for (; tile < end; tile++) {
+        int64_t out = tile * PLANES_TILE, outs = least(PLANES_TILE, p->outs - out);
+        for (int64_t in = 0; in < p->ins; in += q->held) {
+            int64_t count = least(q->held, p->ins - in);
+            if (copied != in) copy_planes(p, q, &b, in, count, copy);
+            copied = in;
+            multiply_planes(r, &b, out, outs, in, count, copy, sums);
+        }
+        if (p->ins == 0) memset(sums, 0, (size_t)q->sums_floats * sizeof *sums);
+        finish_planes(p, q, &b, out, outs, sums);
+    }
+}
+
+static void planes_task(void *argument, size_t task) {
+    const planes_run *r = argument;
+    const planes_plan *q = &r->plan;
+    float *copy = r->space + (int64_t)task * (q->copy_floats + q->sums_floats);
+    for (int64_t i; (i = atomic_fetch_add(r->next, 1)) < q->items;)
+        planes_item(r, i, copy, copy + q->copy_floats);
+}
+
+static void sum_planes(const vjp_work *work, const conv_sum *p, void *workspace) {
+    if (planes_are_empty(p)) return;
+    planes_run r = {.sum = p, .plan = plan_planes(p)};
+    char *at = workspace;
+    r.next = workspace;
+    r.weights = (float *)(void *)(at + PLANES_COUNTER);
+    r.places = (int32_t *)(void *)(at + PLANES_COUNTER + r.plan.weight_bytes);
+    r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.weight_bytes + r.plan.place_bytes);
+    atomic_init(r.next, 0);
+    set_places(&r);
+    vjp_cpu_for(work, r.plan.packing.count, pack_task, &r);
+    vjp_cpu_for(work, r.plan.workers, planes_task, &r);
+}
+
+#endif
