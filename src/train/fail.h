@@ -1,0 +1,12 @@
+/* How the files of src/train refuse: false, and one sentence in the caller's buffer. */
+#ifndef VJP_TRAIN_FAIL_H
+#define VJP_TRAIN_FAIL_H
+
+#include <stdbool.h>
+
+enum { TRAIN_ERROR = 512 };
+
+/* Always false. Control characters, which may come from a file, become '?': none reaches a terminal. */
+bool train_fail(char error[TRAIN_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

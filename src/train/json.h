@@ -1,0 +1,90 @@
+/*
+ * JSON: a strict reader that makes a tree of a text, and a writer that makes a text.
+ *
+ * Reading takes RFC 8259 and nothing beside it: no comments, no NaN, no second key of the same name, nothing that is
+ * not UTF-8, no string with a zero character (texts here end with one). A text that breaks a rule is refused with a
+ * sentence that names the byte, and holds no memory afterwards.
+ */
+#ifndef VJP_TRAIN_JSON_H
+#define VJP_TRAIN_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "train/fail.h"
+
+/* ---- Reading ----------------------------------------------------------------------------------------- */
+
+enum { JSON_DEPTH = 64 };                 /* lists and objects inside one another, at most */
+enum { JSON_LONGEST = 16 * 1024 * 1024 }; /* bytes of a text, at most */
+
+typedef enum json_type { JSON_NULL, JSON_BOOLEAN, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_type;
+
+typedef struct json_value {
+    json_type type;
+    bool boolean;
+    bool exact; /* a number without fraction and exponent, within int64: `integer` has it */
+    int64_t integer;
+    double number;
+    const char *text;               /* of a string */
+    const char *key;                /* of an object's member; NULL elsewhere */
+    const struct json_value *first; /* of a list or an object: its elements, in the order of the text */
+    const struct json_value *next;
+    size_t count; /* of its elements */
+} json_value;
+
+/* All zero is an empty document, safe to free. */
+typedef struct json_document {
+    const json_value *root;
+    json_value *values; /* memory of the tree */
+    char *text;         /* what its texts point into */
+} json_document;
+
+bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]);
+
+/* The same from a file; the sentence begins with the path. */
+bool json_read(const char *path, json_document *document, char error[TRAIN_ERROR]);
+
+void json_free(json_document *document);
+
+/* The member of that name. NULL if there is none, or if `object` is NULL or no object. */
+const json_value *json_member(const json_value *object, const char *key);
+
+/* Whether there is such a member and it is no null. */
+bool json_has(const json_value *object, const char *key);
+
+/* A value as a sentence would show it: "gelu", true, 1e-5, [...], {...}. */
+enum { JSON_SHOWN = 64 };
+const char *json_show(const json_value *value, char text[JSON_SHOWN]);
+
+/* ---- Writing ----------------------------------------------------------------------------------------- */
+
+/*
+ * All zero is a writer of one line; set `indented` for one member a line. Keys are NULL inside a list and at the top.
+ * Reals are written so that they read back as the same double, and as a real (1.0, not 1); NaN and the infinities,
+ * which JSON has no numbers for, as the strings "NaN", "Infinity" and "-Infinity".
+ */
+typedef struct json_writer {
+    bool indented;
+    bool failed; /* memory ran out */
+    bool comma;  /* the next element needs one before it */
+    int depth;
+    char *text;
+    size_t length, room;
+} json_writer;
+
+void json_put_object(json_writer *writer, const char *key);
+void json_put_object_end(json_writer *writer);
+void json_put_array(json_writer *writer, const char *key);
+void json_put_array_end(json_writer *writer);
+void json_put_text(json_writer *writer, const char *key, const char *value); /* NULL: null */
+void json_put_integer(json_writer *writer, const char *key, int64_t value);
+void json_put_real(json_writer *writer, const char *key, double value);
+void json_put_boolean(json_writer *writer, const char *key, bool value);
+void json_put_null(json_writer *writer, const char *key);
+
+/* The text, with a line's end, now the caller's to free(); the writer is empty again. NULL: memory ran out. */
+char *json_take(json_writer *writer);
+
+#endif

@@ -1,0 +1,604 @@
+/*
+ * Checkpoints: what is saved is found and opens the same; each way to break a folder is refused with its own sentence;
+ * and a save that is killed at any of its system calls, or at any moment, or whose disk is full at any byte, leaves a
+ * whole checkpoint behind, with `latest` on it.
+ */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#endif
+
+#include "train/checkpoint.h"
+
+#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
+
+/* ---- A folder of our own for each test --------------------------------------------------------------- */
+
+static char folder[64];
+
+static int make_folder(void **state) {
+    (void)state;
+    /* In memory, where there is such a place: a disk takes its time to be sure of hundreds of checkpoints. */
+    bool memory = access("/dev/shm", W_OK) == 0;
+    snprintf(folder, sizeof folder, "%s/test_checkpoint.XXXXXX", memory ? "/dev/shm" : "/tmp");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *where) {
+    (void)status, (void)kind, (void)where;
+    return remove(path);
+}
+
+static void remove_tree(const char *path) {
+    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static int remove_folder(void **state) {
+    (void)state;
+    remove_tree(folder);
+    return 0;
+}
+
+static const char *path_of(const char *name, char path[512]) {
+    snprintf(path, 512, "%s/%s", folder, name);
+    return path;
+}
+
+static void put_file(const char *name, const char *text) {
+    char path[512];
+    FILE *out = fopen(path_of(name, path), "wb");
+    assert_non_null(out);
+    fputs(text, out);
+    assert_int_equal(fclose(out), 0);
+}
+
+static bool exists(const char *name) {
+    char path[512];
+    struct stat status;
+    return lstat(path_of(name, path), &status) == 0;
+}
+
+/* Names in the folder that begin so; NULL: the hidden ones. */
+static int count_names(const char *prefix) {
+    int count = 0;
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries && (e = readdir(entries));)
+        count += prefix ? strncmp(e->d_name, prefix, strlen(prefix)) == 0
+                        : e->d_name[0] == '.' && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (entries) closedir(entries);
+    return count;
+}
+
+/* ---- Checkpoints whose every number is the step ------------------------------------------------------ */
+
+enum { NUMBERS = 500 };
+
+static bool save(int64_t step, int keep, char *error) {
+    float numbers[NUMBERS];
+    char trainer[64];
+    for (int i = 0; i < NUMBERS; i++)
+        numbers[i] = (float)step;
+    snprintf(trainer, sizeof trainer, "{\"step\": %lld}\n", (long long)step);
+    const safetensors_tensor model[] = {
+        {.name = "w", .dtype = VJP_F32, .ndim = 2, .shape = {2, NUMBERS / 2}, .data = numbers},
+        {.name = "b", .dtype = VJP_F32, .ndim = 1, .shape = {3}, .data = numbers},
+    };
+    const safetensors_tensor optimizer[] = {
+        {.name = "w.exp_avg", .dtype = VJP_F32, .ndim = 1, .shape = {NUMBERS}, .data = numbers},
+    };
+    const checkpoint_content content = {.step = step,
+                                        .config = "{\"model_type\": \"test\"}\n",
+                                        .trainer = trainer,
+                                        .model = model,
+                                        .model_count = COUNT(model),
+                                        .optimizer = optimizer,
+                                        .optimizer_count = COUNT(optimizer)};
+    return checkpoint_save(folder, keep, &content, error);
+}
+
+static bool holds_step(const safetensors_tensor *tensor, int64_t step, size_t count) {
+    if (!tensor || tensor->bytes != count * sizeof(float)) return false;
+    for (size_t i = 0; i < count; i++) {
+        float number;
+        memcpy(&number, (const char *)tensor->data + i * sizeof number, sizeof number);
+        if (number != (float)step) return false;
+    }
+    return true;
+}
+
+/* The step of the whole checkpoint that the folder has; -1, with a sentence, if it has none. */
+static int64_t whole_step(char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH], config[512];
+    checkpoint c;
+    struct stat status;
+    /* What a reader that knows nothing of us would open. */
+    if (stat(path_of("latest/config.json", config), &status) != 0) return train_fail(error, "latest leads nowhere") - 1;
+    if (!checkpoint_find(folder, path, error) || !checkpoint_open(path, &c, error)) return -1;
+    int64_t step = c.step;
+    const json_value *said = json_member(c.trainer.root, "step");
+    bool whole = said && said->integer == step && holds_step(checkpoint_tensor(&c, "w"), step, NUMBERS) &&
+                 holds_step(checkpoint_tensor(&c, "b"), step, 3) &&
+                 holds_step(safetensors_find(&c.optimizer.tensors, "w.exp_avg"), step, NUMBERS);
+    checkpoint_close(&c);
+    return whole ? step : train_fail(error, "%.300s: its files do not belong together", path) - 1;
+}
+
+static void require_whole(int64_t one, int64_t other, const char *when) {
+    char error[TRAIN_ERROR] = "";
+    int64_t step = whole_step(error);
+    if (step != one && step != other)
+        fail_msg("%s: step %lld instead of %lld or %lld: %s", when, (long long)step, (long long)one, (long long)other,
+                 error);
+}
+
+static void require_saved(int64_t step, int keep) {
+    char error[TRAIN_ERROR] = "";
+    if (!save(step, keep, error)) fail_msg("%s", error);
+    require_whole(step, step, "after saving");
+}
+
+/* ---- Saving and opening ------------------------------------------------------------------------------ */
+
+static void test_round_trip(void **state) {
+    (void)state;
+    char path[CHECKPOINT_PATH], error[TRAIN_ERROR], target[64] = "", link[512];
+    require_saved(100, 2);
+    assert_int_equal(readlink(path_of("latest", link), target, sizeof target - 1), 19);
+    assert_string_equal(target, "checkpoint-00000100");
+    assert_int_equal(count_names(NULL), 0);
+    assert_true(checkpoint_find(folder, path, error));
+    assert_string_equal(strrchr(path, '/'), "/checkpoint-00000100");
+    checkpoint c;
+    assert_true(checkpoint_open(path, &c, error));
+    assert_int_equal(c.step, 100);
+    assert_string_equal(json_member(c.config.root, "model_type")->text, "test");
+    assert_string_equal(safetensors_metadata(&c.files[0].tensors, "format"), "pt");
+    assert_int_equal(c.model_count, 2);
+    assert_string_equal(c.model[0]->name, "b");
+    assert_int_equal(checkpoint_tensor(&c, "w")->shape[1], NUMBERS / 2);
+    assert_null(checkpoint_tensor(&c, "W"));
+    assert_null(checkpoint_tensor(&c, "w.exp_avg"));
+    checkpoint_close(&c);
+    assert_null(checkpoint_tensor(&c, "w"));
+
+    /* What is not given is not there. */
+    const checkpoint_content bare = {.step = 123456789, .config = "{}"};
+    snprintf(path, sizeof path, "%s/a//b/c", folder);
+    if (!checkpoint_save(path, 1, &bare, error)) fail_msg("%s", error);
+    char found[CHECKPOINT_PATH];
+    assert_true(checkpoint_find(path, found, error));
+    assert_non_null(strstr(found, "checkpoint-123456789"));
+    assert_true(checkpoint_open(found, &c, error));
+    assert_true(c.step == 123456789 && !c.trainer.root && !c.optimizer.map && !c.model_count);
+    checkpoint_close(&c);
+}
+
+static void test_keep(void **state) {
+    (void)state;
+    for (int64_t step = 10; step <= 40; step += 10)
+        require_saved(step, 2);
+    assert_int_equal(count_names("checkpoint-"), 2);
+    assert_true(exists("checkpoint-00000030") && exists("checkpoint-00000040"));
+    require_saved(40, 2); /* again */
+    assert_int_equal(count_names("checkpoint-"), 2);
+    require_saved(35, 2); /* 40 is another run's */
+    assert_true(exists("checkpoint-00000030") && exists("checkpoint-00000035") && exists("checkpoint-00000040"));
+    require_saved(36, 1);
+    assert_int_equal(count_names("checkpoint-"), 2);
+    require_saved(50, 0); /* the new one stays in any case */
+    assert_int_equal(count_names("checkpoint-"), 1);
+    assert_int_equal(count_names(NULL), 0);
+}
+
+static void test_leftovers(void **state) {
+    (void)state;
+    char path[512];
+    require_saved(1, 2);
+    assert_int_equal(mkdir(path_of(".checkpoint-00000002.tmp", path), 0700), 0);
+    put_file(".checkpoint-00000002.tmp/model.safetensors.1.0.tmp", "half");
+    assert_int_equal(mkdir(path_of(".checkpoint-00000001.old.tmp", path), 0700), 0);
+    assert_int_equal(symlink("nowhere", path_of(".checkpoint-latest.tmp", path)), 0);
+    static const char *const others[] = {".notes.tmp", "checkpoint-", "checkpoint-1", "checkpoint-abcdefgh", "a.tmp"};
+    for (size_t i = 0; i < COUNT(others); i++)
+        put_file(others[i], "not ours");
+    require_whole(1, 1, "beside leftovers");
+    require_saved(2, 1);
+    assert_int_equal(count_names(".checkpoint"), 0);
+    for (size_t i = 0; i < COUNT(others); i++)
+        assert_true(exists(others[i]));
+}
+
+static void test_save_refusals(void **state) {
+    (void)state;
+    char path[512], error[TRAIN_ERROR];
+    assert_false(save(-1, 2, error));
+    const checkpoint_content content = {.step = 1, .config = "{}"};
+    put_file("file", "");
+    assert_false(checkpoint_save(path_of("file", path), 1, &content, error));
+    assert_non_null(strstr(error, "/file: the folder cannot be made: Not a directory"));
+    assert_false(checkpoint_save(path_of("file/deep", path), 1, &content, error));
+    assert_non_null(strstr(error, "/file: the folder cannot be made: Not a directory"));
+    assert_false(checkpoint_save("", 1, &content, error));
+    assert_non_null(strstr(error, "empty"));
+    char longer[CHECKPOINT_PATH + 10];
+    memset(longer, 'a', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    assert_false(checkpoint_save(longer, 1, &content, error));
+    assert_non_null(strstr(error, "too long"));
+
+    require_saved(1, 2);
+    int lock = open(folder, O_RDONLY);
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    assert_false(save(2, 2, error));
+    assert_non_null(strstr(error, "another program is saving"));
+    close(lock);
+
+    /* A folder where the link should be is not ours to remove; the checkpoint itself is saved. */
+    unlink(path_of("latest", path));
+    assert_int_equal(mkdir(path, 0700), 0);
+    put_file("latest/mine", "");
+    assert_false(save(2, 2, error));
+    assert_non_null(strstr(error, "latest: the link cannot be moved there"));
+    assert_true(exists("latest/mine") && exists("checkpoint-00000002") && exists("checkpoint-00000001"));
+    assert_int_equal(count_names(NULL), 0);
+    /* A file with a checkpoint's name is not removed either. */
+    put_file("checkpoint-00000003", "");
+    assert_false(save(3, 1, error));
+    assert_non_null(strstr(error, "checkpoint-00000003: it cannot take its name"));
+    assert_true(exists("checkpoint-00000003") && exists("checkpoint-00000001"));
+    assert_int_equal(count_names(NULL), 0);
+
+    if (geteuid() != 0) {
+        chmod(folder, 0500);
+        assert_false(save(4, 1, error));
+        assert_non_null(strstr(error, "Permission denied"));
+        chmod(folder, 0700);
+    }
+}
+
+/* ---- Finding ----------------------------------------------------------------------------------------- */
+
+static void test_find(void **state) {
+    (void)state;
+    char path[CHECKPOINT_PATH], error[TRAIN_ERROR], name[512];
+    assert_false(checkpoint_find(path_of("none", name), path, error));
+    assert_non_null(strstr(error, "/none: it cannot be opened: No such file"));
+    put_file("file", "");
+    assert_false(checkpoint_find(path_of("file", name), path, error));
+    assert_non_null(strstr(error, "no folder"));
+    assert_false(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(error, "neither a config.json nor a checkpoint"));
+
+    require_saved(1, 9);
+    require_saved(2, 9);
+    require_saved(3, 9);
+    assert_true(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(path, "checkpoint-00000003"));
+    /* Without a link, and with one that leads nowhere: the highest that opens. */
+    remove_tree(path_of("checkpoint-00000003", name));
+    assert_true(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(path, "checkpoint-00000002"));
+    unlink(path_of("latest", name));
+    put_file("checkpoint-00000002/trainer.json", "{");
+    assert_true(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(path, "checkpoint-00000001"));
+    put_file("checkpoint-00000001/model.safetensors", "");
+    assert_false(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(error, "none of its checkpoints can be opened"));
+    assert_non_null(strstr(error, "checkpoint-00000001/model.safetensors: it is cut off"));
+    /* A link to elsewhere is followed; a plain folder is itself. */
+    assert_int_equal(symlink("/", path_of("latest", name)), 0);
+    assert_true(checkpoint_find(folder, path, error));
+    assert_string_equal(path, "/");
+    put_file("config.json", "{}");
+    assert_true(checkpoint_find(folder, path, error));
+    assert_string_equal(path, folder);
+}
+
+/* ---- Folders that are refused ------------------------------------------------------------------------ */
+
+static void write_shard(const char *name, const char *tensor, const char *step) {
+    char path[512], error[TRAIN_ERROR];
+    static const float numbers[2] = {1, 2};
+    const safetensors_tensor t = {.name = tensor, .dtype = VJP_F32, .ndim = 1, .shape = {2}, .data = numbers};
+    const safetensors_pair pair = {"step", step};
+    assert_true(safetensors_write(path_of(name, path), &t, 1, &pair, step != NULL, error));
+}
+
+static const char right_index[] = "{\"metadata\": {}, \"weight_map\": {\"a\": \"m-1\", \"b\": \"m-2\"}}";
+
+static void make_right(void) {
+    remove_tree(folder);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    put_file("config.json", "{}");
+    put_file("model.safetensors.index.json", right_index);
+    write_shard("m-1", "a", NULL);
+    write_shard("m-2", "b", NULL);
+}
+
+static const struct {
+    const char *file, *text; /* text NULL: removed; "/": a folder instead */
+    const char *says;        /* NULL: it opens */
+} damages[] = {
+    {"other", "", NULL},
+    {"config.json", NULL, "/config.json: it cannot be opened: No such file"},
+    {"config.json", "", "/config.json: it ends at byte 0"},
+    {"config.json", "[]", "/config.json: it is JSON, but no object"},
+    {"config.json", "/", "/config.json: it is a folder"},
+    {"model.safetensors.index.json", NULL, "/model.safetensors: it cannot be opened: No such file"},
+    {"model.safetensors.index.json", "{", "index.json: it ends"},
+    {"model.safetensors.index.json", "{}", "no object \"weight_map\""},
+    {"model.safetensors.index.json", "{\"weight_map\": []}", "no object \"weight_map\""},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": 1}}", "\"a\" is listed in 1, which is no file"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"\"}}", "which is no file of this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"../x\"}}", "which is no file of this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "which is no file of this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"x/y\"}}", "which is no file of this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-2\"}}",
+     "\"a\" is listed in \"m-2\", which does not"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-1\", \"b\": \"m-1\"}}", "which does not have it"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-1\", \"b\": \"m-2\", \"c\": \"m-1\"}}",
+     "\"c\" is listed in \"m-1\", which does not have it"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-3\"}}", "/m-3: it cannot be opened"},
+    {"m-2", "/", "/m-2: it is no file"},
+    {"m-2", "", "/m-2: it is cut off"},
+    {"trainer.json", "1", "/trainer.json: it is JSON, but no object"},
+    {"trainer.json", "{\"step\": 1.5}", "/trainer.json: its step is \"1.5\""},
+    {"trainer.json", "{\"step\": -1}", "/trainer.json: its step is \"-1\""},
+    {"optimizer.safetensors", "x", "/optimizer.safetensors: it is cut off"},
+};
+
+static void test_damages(void **state) {
+    (void)state;
+    char path[512], error[TRAIN_ERROR];
+    checkpoint c;
+    for (size_t i = 0; i < COUNT(damages); i++) {
+        make_right();
+        if (damages[i].text) unlink(path_of(damages[i].file, path));
+        if (!damages[i].text)
+            unlink(path_of(damages[i].file, path));
+        else if (strcmp(damages[i].text, "/") == 0)
+            assert_int_equal(mkdir(path, 0700), 0);
+        else
+            put_file(damages[i].file, damages[i].text);
+        error[0] = 0;
+        bool ok = checkpoint_open(folder, &c, error);
+        if (ok != !damages[i].says || (!ok && !strstr(error, damages[i].says)))
+            fail_msg("%s = %s: \"%s\" does not say \"%s\"", damages[i].file, damages[i].text, error, damages[i].says);
+        if (ok) {
+            assert_true(c.step == -1 && c.model_count == 2 && checkpoint_tensor(&c, "b")->shape[0] == 2);
+            checkpoint_close(&c);
+        }
+    }
+    make_right();
+    write_shard("m-2", "a", NULL);
+    assert_false(checkpoint_open(folder, &c, error));
+    assert_non_null(strstr(error, "two of its files have a tensor \"a\""));
+    make_right();
+    write_shard("m-1", "a", "7");
+    write_shard("optimizer.safetensors", "a", "8");
+    assert_false(checkpoint_open(folder, &c, error));
+    assert_non_null(strstr(error, "optimizer.safetensors is of step 8, but the files beside it of step 7"));
+    write_shard("optimizer.safetensors", "a", "7");
+    assert_true(checkpoint_open(folder, &c, error));
+    assert_int_equal(c.step, 7);
+    checkpoint_close(&c);
+    unlink(path_of("model.safetensors.index.json", path));
+    put_file("pytorch_model.bin", "");
+    assert_false(checkpoint_open(folder, &c, error));
+    assert_non_null(strstr(error, "pytorch_model.bin only"));
+    write_shard("model.safetensors", "a", "7"); /* one file goes before several */
+    put_file("model.safetensors.index.json", "{");
+    assert_true(checkpoint_open(folder, &c, error));
+    assert_int_equal(c.model_count, 1);
+    checkpoint_close(&c);
+
+    /* Cut off at every byte. */
+    make_right();
+    unlink(path_of("model.safetensors.index.json", path));
+    write_shard("model.safetensors", "a", NULL);
+    struct stat status;
+    assert_int_equal(stat(path_of("model.safetensors", path), &status), 0);
+    for (off_t size = status.st_size - 1; size >= 0; size--) {
+        assert_int_equal(truncate(path, size), 0);
+        assert_false(checkpoint_open(folder, &c, error));
+        assert_non_null(strstr(error, "/model.safetensors: it is cut off"));
+    }
+}
+
+/* ---- Killed ------------------------------------------------------------------------------------------ */
+
+#ifdef __linux__
+/* Lets a child save and kills it before its n-th system call. True if it came to its end before that. */
+static bool kill_at_call(int64_t step, int calls) {
+    pid_t child = fork();
+    if (child == 0) {
+        char error[TRAIN_ERROR];
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(77);
+        raise(SIGSTOP);
+        _exit(save(step, 1, error) ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status)) return true;
+    /* Two stops a call: before it and behind it. */
+    for (int i = 0; i < 2 * calls - 1; i++) {
+        if (ptrace(PTRACE_SYSCALL, child, NULL, NULL) != 0) break;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFEXITED(status)) {
+            assert_int_equal(WEXITSTATUS(status), 0);
+            return true;
+        }
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return false;
+}
+
+/* A step of its own each time, and the same step again and again. */
+static void test_killed_at_each_call(void **state) {
+    (void)state;
+    enum { FEWEST_CALLS = 30, MOST_CALLS = 5000 };
+    for (int same = 0; same < 2; same++) {
+        require_saved(1, 1);
+        int calls = 1;
+        int64_t last = 1;
+        char error[TRAIN_ERROR], when[64];
+        for (; calls < MOST_CALLS; calls++) {
+            int64_t step = same ? 1 : last + 1;
+            bool ended = kill_at_call(step, calls);
+            snprintf(when, sizeof when, "killed at system call %d", calls);
+            require_whole(last, step, when);
+            assert_true(count_names("checkpoint-") <= 2);
+            last = whole_step(error);
+            if (ended) break;
+        }
+        if (calls == 1) skip(); /* the system lets nobody trace */
+        assert_true(calls > FEWEST_CALLS && calls < MOST_CALLS);
+        require_saved(last + 1, 1);
+        assert_int_equal(count_names(NULL), 0);
+        remove_tree(folder);
+    }
+}
+#endif
+
+static void test_killed_at_any_moment(void **state) {
+    (void)state;
+    enum { KILLS = 40, LONGEST_MICROSECONDS = 20000 };
+    char error[TRAIN_ERROR];
+    uint64_t seed = 1;
+    int64_t last = 1;
+    require_saved(last, 2);
+    for (int i = 0; i < KILLS; i++) {
+        pid_t child = fork();
+        if (child == 0)
+            for (int64_t step = last + 1;; step++)
+                if (!save(step, 2, error)) _exit(1);
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        nanosleep(&(struct timespec){.tv_nsec = (long)(seed >> 33) % LONGEST_MICROSECONDS * 1000}, NULL);
+        kill(child, SIGKILL);
+        int status;
+        waitpid(child, &status, 0);
+        assert_true(WIFSIGNALED(status));
+        int64_t step = whole_step(error);
+        if (step < last) fail_msg("step %lld after %lld: %s", (long long)step, (long long)last, error);
+        last = step;
+    }
+    assert_true(last > 1); /* some saves came to their end */
+}
+
+/* ---- A full disk ------------------------------------------------------------------------------------- */
+
+static void require_failed(bool ok, const char *error, const char *reason) {
+    if (ok || !strstr(error, "/.checkpoint-") || !strstr(error, reason))
+        fail_msg("%s instead of a file's name and \"%s\"", ok ? "success" : error, reason);
+    require_whole(1, 1, "on a full disk");
+    assert_int_equal(count_names(NULL), 0);
+    assert_int_equal(count_names("checkpoint-"), 1);
+}
+
+/* Files that may not grow past a limit, for many limits. */
+static void test_file_limits(void **state) {
+    (void)state;
+    enum { STRIDE = 13 };
+    require_saved(1, 2);
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    bool ok = false;
+    int failures = 0;
+    for (rlim_t bytes = 0; !ok; bytes += STRIDE) {
+        char error[TRAIN_ERROR] = "";
+        limit = before;
+        limit.rlim_cur = bytes;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        ok = save(2, 2, error);
+        setrlimit(RLIMIT_FSIZE, &before);
+        if (ok) break;
+        failures++;
+        require_failed(ok, error, "File too large");
+    }
+    signal(SIGXFSZ, handler);
+    assert_true(failures > NUMBERS * 4 / STRIDE);
+    require_whole(2, 2, "after the limit was raised");
+}
+
+#ifdef __linux__
+/* A small file system of our own that has room for some more pages, or files, than it holds now. */
+static bool full_disk(void) {
+    char options[64], error[TRAIN_ERROR] = "";
+    bool alone = unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
+    if (!alone || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
+    if (mount("tmpfs", folder, "tmpfs", 0, "size=1m,nr_inodes=100") != 0) return false;
+    require_saved(1, 2);
+    for (int files = 0; files < 2; files++) {
+        int failures = 0;
+        for (int more = 0;; more++) {
+            /* What is in use cannot be told beforehand; the first limit that is taken is the tightest. */
+            snprintf(options, sizeof options, files ? "size=1m,nr_inodes=%d" : "size=%dk", files ? 1 + more : 4 * more);
+            if (more == 0 || mount("tmpfs", folder, "tmpfs", MS_REMOUNT, options) != 0) continue;
+            bool ok = save(2, 2, error);
+            if (ok) break;
+            failures++;
+            require_failed(ok, error, "No space left");
+        }
+        assert_true(failures > 2);
+        char path[512];
+        remove_tree(path_of("checkpoint-00000002", path));
+        mount("tmpfs", folder, "tmpfs", MS_REMOUNT, "size=1m,nr_inodes=100");
+        require_saved(1, 2);
+    }
+    return true;
+}
+
+static void test_full_disk(void **state) {
+    (void)state;
+    enum { NOT_ALLOWED = 77 };
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        _exit(full_disk() ? 0 : NOT_ALLOWED); /* a failed check jumps out of here, to the end of the child's main() */
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_ALLOWED) skip();
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+#endif
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_round_trip),           TEST(test_keep),        TEST(test_leftovers),
+        TEST(test_save_refusals),        TEST(test_find),        TEST(test_damages),
+        TEST(test_killed_at_any_moment), TEST(test_file_limits),
+#ifdef __linux__
+        TEST(test_killed_at_each_call),  TEST(test_full_disk),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
