@@ -358,6 +358,139 @@ vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const v
                                const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
                                const vjp_tensor *pre, vjp_activation activation, int transpose_b, int zero_nan);
 
+/* y = a + b; b has a's shape or its last axes (none too) and is used again for each of the rest. */
+typedef struct vjp_add_attributes {
+    int64_t b_axes; /* -1: read off b or db, else all of a's */
+} vjp_add_attributes;
+
+vjp_status vjp_add_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
+vjp_status vjp_add_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy);
+
+/* y = a * b, with b as for add. */
+typedef struct vjp_mul_attributes {
+    int64_t b_axes; /* -1: read off b or db, else all of a's */
+} vjp_mul_attributes;
+
+vjp_status vjp_mul_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
+vjp_status vjp_mul_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy,
+                            const vjp_tensor *a, const vjp_tensor *b);
+
+/* y = factor * x. */
+typedef struct vjp_scale_attributes {
+    double factor; /* 1 */
+} vjp_scale_attributes;
+
+vjp_status vjp_scale_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, double factor);
+vjp_status vjp_scale_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, double factor);
+
+/* The mean over `axes` axes from `axis` on, which y no longer has. */
+typedef struct vjp_mean_attributes {
+    int64_t axis; /* 0; negative: from the end */
+    int64_t axes; /* 1; 0: all from `axis` on */
+} vjp_mean_attributes;
+
+vjp_status vjp_mean_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, int64_t axis, int64_t axes);
+vjp_status vjp_mean_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *x,
+                             int64_t axis, int64_t axes);
+
+/* y = x / (1 - p), or 0 where the element is dropped; which are is a function of seed, step, stream and place alone. */
+typedef struct vjp_dropout_attributes {
+    double p;       /* 0.1; 0 or more, less than 1 */
+    int64_t stream; /* 0; tells the dropouts of one step apart */
+} vjp_dropout_attributes;
+
+vjp_status vjp_dropout_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *counter,
+                               double p, int64_t stream);
+vjp_status vjp_dropout_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy,
+                                const vjp_tensor *counter, double p, int64_t stream);
+
+/* y is x in another storage type, rounded to nearest even. It has no attributes. */
+vjp_status vjp_cast_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
+vjp_status vjp_cast_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy);
+/* y = the sum of x^2 over all of x. += over many tensors gives the square of their common norm. */
+vjp_status vjp_sum_squares_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
+
+/* norm = sqrt(squares), scale = min(1, max_norm / norm): what gradients are multiplied by to be no longer than that. */
+typedef struct vjp_clip_attributes {
+    double max_norm; /* 1; 0: no limit, scale is 1 */
+} vjp_clip_attributes;
+
+vjp_status vjp_clip_forward(vjp_device *device, const vjp_tensor *scale, const vjp_tensor *norm,
+                            const vjp_tensor *squares, double max_norm);
+
+/* A step of AdamW: the averages m of g and v of g^2, corrected for their start at 0, move w; weights decay by lr. */
+typedef struct vjp_adamw_attributes {
+    double beta1;        /* 0.9 */
+    double beta2;        /* 0.999 */
+    double eps;          /* 1e-8 */
+    double weight_decay; /* 0.01 */
+} vjp_adamw_attributes;
+
+vjp_status vjp_adamw_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *m_out,
+                             const vjp_tensor *v_out, const vjp_tensor *w, const vjp_tensor *m, const vjp_tensor *v,
+                             const vjp_tensor *g, const vjp_tensor *lr, const vjp_tensor *step, const vjp_tensor *scale,
+                             double beta1, double beta2, double eps, double weight_decay);
+
+/* A step of gradient descent with momentum: momentum = beta momentum + g + weight_decay w, w = w - lr momentum. */
+typedef struct vjp_sgd_attributes {
+    double beta;         /* 0.9 */
+    double weight_decay; /* 0 */
+    int64_t nesterov;    /* 0; 1: a look ahead, w = w - lr (g + weight_decay w + beta momentum) */
+} vjp_sgd_attributes;
+
+vjp_status vjp_sgd_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *momentum_out,
+                           const vjp_tensor *w, const vjp_tensor *momentum, const vjp_tensor *g, const vjp_tensor *lr,
+                           const vjp_tensor *scale, double beta, double weight_decay, int nesterov);
+typedef enum vjp_reduction { VJP_REDUCE_MEAN = 0, VJP_REDUCE_SUM = 1 } vjp_reduction;
+
+/* Softmax cross-entropy: the mean or sum over rows of log(sum(exp(logits))) - logits[target]. */
+typedef struct vjp_cross_entropy_attributes {
+    int64_t ignore_index;   /* -100: a row with this target takes no part */
+    int64_t reduction;      /* VJP_REDUCE_MEAN: over the rows that take part; VJP_REDUCE_SUM */
+    double label_smoothing; /* 0, up to 1: this share of a target is spread over all classes evenly */
+} vjp_cross_entropy_attributes;
+
+vjp_status vjp_cross_entropy_forward(vjp_device *device, const vjp_tensor *loss, const vjp_tensor *lse,
+                                     const vjp_tensor *logits, const vjp_tensor *target, int64_t ignore_index,
+                                     vjp_reduction reduction, double label_smoothing);
+vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlogits, const vjp_tensor *dloss,
+                                      const vjp_tensor *logits, const vjp_tensor *target, const vjp_tensor *lse,
+                                      int64_t ignore_index, vjp_reduction reduction, double label_smoothing);
+
+/* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). No attributes. */
+vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up);
+vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup, const vjp_tensor *dy,
+                               const vjp_tensor *gate, const vjp_tensor *up);
+/* y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one of k and v. */
+typedef struct vjp_attention_attributes {
+    int64_t causal; /* 1: time t sees the keys [0, t + keys - time]; 0: all */
+    double scale;   /* 0: 1/sqrt(dim) */
+} vjp_attention_attributes;
+
+vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
+                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale);
+vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
+                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
+                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale);
+/*
+ * y[o, i, j] = bias[o] + sum of weight[o, c, u, v] * x[c, i*stride - padding + u*dilation, the same with j and v]; past
+ * x's edge is 0. With VJP_CHANNELS_LAST weight is [out_channels, kernel_h, kernel_w, channels / groups].
+ */
+typedef struct vjp_conv2d_attributes {
+    int64_t stride_h, stride_w;     /* 1 */
+    int64_t padding_h, padding_w;   /* 0 */
+    int64_t dilation_h, dilation_w; /* 1 */
+    int64_t groups;                 /* 1 */
+    int64_t layout;                 /* VJP_CHANNELS_FIRST */
+    int64_t height, width;          /* backward: x's plane; 0: read off x or dx */
+} vjp_conv2d_attributes;
+
+vjp_status vjp_conv2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *weight,
+                              const vjp_tensor *bias, const vjp_conv2d_attributes *attributes);
+vjp_status vjp_conv2d_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
+                               const vjp_tensor *dbias, const vjp_tensor *dy, const vjp_tensor *x,
+                               const vjp_tensor *weight, const vjp_conv2d_attributes *attributes);
+
 /* ---- Graphs: ops on named values, differentiated ------------------------------------------------------ */
 
 /*
@@ -540,138 +673,6 @@ vjp_value vjp_graph_adamw(vjp_graph *graph, vjp_value w, vjp_value m, vjp_value 
                           vjp_value step, vjp_value scale, const vjp_adamw_attributes *attributes);
 vjp_value vjp_graph_sgd(vjp_graph *graph, vjp_value w, vjp_value momentum, vjp_value g, vjp_value lr, vjp_value scale,
                         const vjp_sgd_attributes *attributes);
-/* y = a + b; b has a's shape or its last axes (none too) and is used again for each of the rest. */
-typedef struct vjp_add_attributes {
-    int64_t b_axes; /* -1: read off b or db, else all of a's */
-} vjp_add_attributes;
-
-vjp_status vjp_add_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
-vjp_status vjp_add_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy);
-
-/* y = a * b, with b as for add. */
-typedef struct vjp_mul_attributes {
-    int64_t b_axes; /* -1: read off b or db, else all of a's */
-} vjp_mul_attributes;
-
-vjp_status vjp_mul_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
-vjp_status vjp_mul_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dy,
-                            const vjp_tensor *a, const vjp_tensor *b);
-
-/* y = factor * x. */
-typedef struct vjp_scale_attributes {
-    double factor; /* 1 */
-} vjp_scale_attributes;
-
-vjp_status vjp_scale_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, double factor);
-vjp_status vjp_scale_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, double factor);
-
-/* The mean over `axes` axes from `axis` on, which y no longer has. */
-typedef struct vjp_mean_attributes {
-    int64_t axis; /* 0; negative: from the end */
-    int64_t axes; /* 1; 0: all from `axis` on */
-} vjp_mean_attributes;
-
-vjp_status vjp_mean_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, int64_t axis, int64_t axes);
-vjp_status vjp_mean_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *x,
-                             int64_t axis, int64_t axes);
-
-/* y = x / (1 - p), or 0 where the element is dropped; which are is a function of seed, step, stream and place alone. */
-typedef struct vjp_dropout_attributes {
-    double p;       /* 0.1; 0 or more, less than 1 */
-    int64_t stream; /* 0; tells the dropouts of one step apart */
-} vjp_dropout_attributes;
-
-vjp_status vjp_dropout_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *counter,
-                               double p, int64_t stream);
-vjp_status vjp_dropout_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy,
-                                const vjp_tensor *counter, double p, int64_t stream);
-
-/* y is x in another storage type, rounded to nearest even. It has no attributes. */
-vjp_status vjp_cast_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
-vjp_status vjp_cast_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy);
-/* y = the sum of x^2 over all of x. += over many tensors gives the square of their common norm. */
-vjp_status vjp_sum_squares_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x);
-
-/* norm = sqrt(squares), scale = min(1, max_norm / norm): what gradients are multiplied by to be no longer than that. */
-typedef struct vjp_clip_attributes {
-    double max_norm; /* 1; 0: no limit, scale is 1 */
-} vjp_clip_attributes;
-
-vjp_status vjp_clip_forward(vjp_device *device, const vjp_tensor *scale, const vjp_tensor *norm,
-                            const vjp_tensor *squares, double max_norm);
-
-/* A step of AdamW: the averages m of g and v of g^2, corrected for their start at 0, move w; weights decay by lr. */
-typedef struct vjp_adamw_attributes {
-    double beta1;        /* 0.9 */
-    double beta2;        /* 0.999 */
-    double eps;          /* 1e-8 */
-    double weight_decay; /* 0.01 */
-} vjp_adamw_attributes;
-
-vjp_status vjp_adamw_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *m_out,
-                             const vjp_tensor *v_out, const vjp_tensor *w, const vjp_tensor *m, const vjp_tensor *v,
-                             const vjp_tensor *g, const vjp_tensor *lr, const vjp_tensor *step, const vjp_tensor *scale,
-                             double beta1, double beta2, double eps, double weight_decay);
-
-/* A step of gradient descent with momentum: momentum = beta momentum + g + weight_decay w, w = w - lr momentum. */
-typedef struct vjp_sgd_attributes {
-    double beta;         /* 0.9 */
-    double weight_decay; /* 0 */
-    int64_t nesterov;    /* 0; 1: a look ahead, w = w - lr (g + weight_decay w + beta momentum) */
-} vjp_sgd_attributes;
-
-vjp_status vjp_sgd_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *momentum_out,
-                           const vjp_tensor *w, const vjp_tensor *momentum, const vjp_tensor *g, const vjp_tensor *lr,
-                           const vjp_tensor *scale, double beta, double weight_decay, int nesterov);
-typedef enum vjp_reduction { VJP_REDUCE_MEAN = 0, VJP_REDUCE_SUM = 1 } vjp_reduction;
-
-/* Softmax cross-entropy: the mean or sum over rows of log(sum(exp(logits))) - logits[target]. */
-typedef struct vjp_cross_entropy_attributes {
-    int64_t ignore_index;   /* -100: a row with this target takes no part */
-    int64_t reduction;      /* VJP_REDUCE_MEAN: over the rows that take part; VJP_REDUCE_SUM */
-    double label_smoothing; /* 0, up to 1: this share of a target is spread over all classes evenly */
-} vjp_cross_entropy_attributes;
-
-vjp_status vjp_cross_entropy_forward(vjp_device *device, const vjp_tensor *loss, const vjp_tensor *lse,
-                                     const vjp_tensor *logits, const vjp_tensor *target, int64_t ignore_index,
-                                     vjp_reduction reduction, double label_smoothing);
-vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlogits, const vjp_tensor *dloss,
-                                      const vjp_tensor *logits, const vjp_tensor *target, const vjp_tensor *lse,
-                                      int64_t ignore_index, vjp_reduction reduction, double label_smoothing);
-
-/* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). No attributes. */
-vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up);
-vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup, const vjp_tensor *dy,
-                               const vjp_tensor *gate, const vjp_tensor *up);
-/* y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one of k and v. */
-typedef struct vjp_attention_attributes {
-    int64_t causal; /* 1: time t sees the keys [0, t + keys - time]; 0: all */
-    double scale;   /* 0: 1/sqrt(dim) */
-} vjp_attention_attributes;
-
-vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
-                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale);
-vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
-                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
-                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale);
-/*
- * y[o, i, j] = bias[o] + sum of weight[o, c, u, v] * x[c, i*stride - padding + u*dilation, the same with j and v]; past
- * x's edge is 0. With VJP_CHANNELS_LAST weight is [out_channels, kernel_h, kernel_w, channels / groups].
- */
-typedef struct vjp_conv2d_attributes {
-    int64_t stride_h, stride_w;     /* 1 */
-    int64_t padding_h, padding_w;   /* 0 */
-    int64_t dilation_h, dilation_w; /* 1 */
-    int64_t groups;                 /* 1 */
-    int64_t layout;                 /* VJP_CHANNELS_FIRST */
-    int64_t height, width;          /* backward: x's plane; 0: read off x or dx */
-} vjp_conv2d_attributes;
-
-vjp_status vjp_conv2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *weight,
-                              const vjp_tensor *bias, const vjp_conv2d_attributes *attributes);
-vjp_status vjp_conv2d_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
-                               const vjp_tensor *dbias, const vjp_tensor *dy, const vjp_tensor *x,
-                               const vjp_tensor *weight, const vjp_conv2d_attributes *attributes);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

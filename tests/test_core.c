@@ -440,8 +440,20 @@ static void op_table(void **state) {
         "gather",
         "maxpool2d",
         "linear",
+        "add",
+        "mul",
+        "scale",
+        "mean",
+        "dropout",
+        "cast",
+        "sum_squares",
+        "clip",
+        "adamw",
+        "sgd",
         "cross_entropy",
         "swiglu",
+        "attention",
+        "conv2d",
         /* clang-format on */
     };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);

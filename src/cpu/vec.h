@@ -284,19 +284,6 @@ INLINE vf vf_select(vi mask, vf a, vf b) {
     return r;
 }
 
-/* a > b ? a : b: b where either is a NaN. */
-INLINE vf vf_max(vf a, vf b) {
-#if defined(CPU_ISA_AVX512)
-    EACH_PART a.v[p] = (native_f)_mm512_max_ps((__m512)a.v[p], (__m512)b.v[p]);
-    return a;
-#elif defined(CPU_ISA_AVX2)
-    EACH_PART a.v[p] = (native_f)_mm256_max_ps((__m256)a.v[p], (__m256)b.v[p]);
-    return a;
-#else
-    return vf_select(vf_greater(a, b), a, b);
-#endif
-}
-
 INLINE vi vi_select(vi mask, vi a, vi b) {
     vi r;
     EACH_PART r.v[p] = (mask.v[p] & a.v[p]) | (~mask.v[p] & b.v[p]);

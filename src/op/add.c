@@ -33,6 +33,7 @@ const vjp_op vjp_op_add = {
              .attribute_bytes = sizeof(vjp_add_attributes)},
     .id = VJP_OP_ADD,
     .infer = infer,
+    .passes_gradient = true,
 };
 
 vjp_status vjp_add_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b) {

@@ -25,6 +25,7 @@ const vjp_op vjp_op_cast = {
              .pass = {{forward, 2, 1}, {backward, 2, 1}}},
     .id = VJP_OP_CAST,
     .infer = infer,
+    .passes_gradient = true,
 };
 
 vjp_status vjp_cast_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x) {

@@ -211,6 +211,11 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         cost->bytes -= size * (double)vjp_shape_product(&work->shape[CONV2D_B_WEIGHT], 0, 4);
 }
 
+static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    (void)attributes;
+    return (wanted >> CONV2D_B_DWEIGHT & 1) << CONV2D_B_X | (wanted >> CONV2D_B_DX & 1) << CONV2D_B_WEIGHT;
+}
+
 const vjp_op vjp_op_conv2d = {
     .info = {.name = "conv2d",
              .about = "a weighted sum over each window",
@@ -220,6 +225,7 @@ const vjp_op vjp_op_conv2d = {
              .attribute_bytes = sizeof(vjp_conv2d_attributes)},
     .id = VJP_OP_CONV2D,
     .infer = infer,
+    .keeps = keeps,
     .cost = cost,
 };
 

@@ -80,6 +80,13 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
     cost->bytes -= (double)(s.outer * s.length * s.inner) * (double)vjp_dtype_size(work->storage);
 }
 
+/* dx tells x's shape. */
+static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    (void)attributes;
+    (void)wanted;
+    return 0;
+}
+
 const vjp_op vjp_op_mean = {
     .info = {.name = "mean",
              .about = "the mean over a run of axes",
@@ -89,6 +96,7 @@ const vjp_op vjp_op_mean = {
              .attribute_bytes = sizeof(vjp_mean_attributes)},
     .id = VJP_OP_MEAN,
     .infer = infer,
+    .keeps = keeps,
     .cost = cost,
 };
 

@@ -42,6 +42,12 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         cost->bytes -= (double)s.dim * (double)vjp_dtype_size(vjp_type(work, MUL_B_B));
 }
 
+/* Each gradient needs the other factor. */
+static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    (void)attributes;
+    return (wanted >> MUL_B_DB & 1) << MUL_B_A | (wanted >> MUL_B_DA & 1) << MUL_B_B;
+}
+
 const vjp_op vjp_op_mul = {
     .info = {.name = "mul",
              .about = "the product of two tensors, element by element",
@@ -51,6 +57,7 @@ const vjp_op vjp_op_mul = {
              .attribute_bytes = sizeof(vjp_mul_attributes)},
     .id = VJP_OP_MUL,
     .infer = infer,
+    .keeps = keeps,
     .cost = cost,
 };
 

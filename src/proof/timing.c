@@ -346,7 +346,7 @@ static double square_rate(const square_product *q) {
 
 /* An op whose limit is that of the matrix products, and which is not linear. */
 static bool computes_elsewhere(const bench *b) {
-    return b->p.setup.op->id == VJP_OP_CONV2D;
+    return b->p.setup.op->id == VJP_OP_CONV2D || b->p.setup.op->id == VJP_OP_ATTENTION;
 }
 
 static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {
