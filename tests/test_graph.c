@@ -419,7 +419,7 @@ static void states_are_shared(void **unused) {
     /* momentum: g, then g/2 + g. */
     assert_int_equal(vjp_program_read(write, w, value, sizeof value), VJP_OK);
     for (int i = 0; i < 5; i++)
-        assert_float_equal(value[i], 1 - 0.1 * 2.5 * 2 * xs[i], 1e-5);
+            assert_float_equal(value[i], 1 - 0.1f * 2.5f * 2 * xs[i], 1e-5);
     assert_int_equal(vjp_program_write(step, rate, &lr, 3), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "rate has 4 bytes; 3 were given"));
     assert_int_equal(vjp_program_read(step, x, value, sizeof value), VJP_INVALID);
