@@ -149,16 +149,6 @@ static void replace_at(const char *text, int64_t count, char out[TEXT]) {
     for (const char *at; (at = strchr(text, '@')) && used < TEXT; text = at + 1)
         used += snprintf(out + used, (size_t)(TEXT - used), "%.*s%lld", (int)(at - text), text, (long long)count);
     if (used < TEXT) snprintf(out + used, (size_t)(TEXT - used), "%s", text);
-    size_t used = 0;
-    for (out[0] = 0; *text && used < TEXT; used += strlen(out + used)) {
-        size_t plain = strcspn(text, "@");
-        snprintf(out + used, TEXT - used, "%.*s", (int)plain, text);
-        text += plain;
-        if (*text != '@') continue;
-        used += strlen(out + used);
-        snprintf(out + used, TEXT - used, "%lld", (long long)count);
-        text++;
-    }
 }
 
 static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,

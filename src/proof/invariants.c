@@ -153,8 +153,12 @@ static double adjoint_both(const solved *s) {
     named y = find(s, "y"), dy = find(s, "dy");
     double inputs = dot(find(s, "a"), find(s, "da")) + dot(find(s, "b"), find(s, "db"));
     return fabs(dot(y, dy) - inputs) / (norm(y) * norm(dy));
+}
+
 static double adjoint_up(const solved *s) {
     return adjoint(s, "up", "dup");
+}
+
 static double adjoint_weight(const solved *s) {
     return adjoint(s, "weight", "dweight");
 }

@@ -86,7 +86,7 @@ static bool read_labels(FILE *file, const char *path, image_data *images, int64_
 
 static bool add_part(image_data *images, FILE *pictures, const char *pictures_path, FILE *labels,
                      const char *labels_path, char error[TRAIN_ERROR]) {
-    int64_t size[3], label_count;
+    int64_t size[3] = {0}, label_count = 0;
     if (!read_sizes(pictures, pictures_path, 3, size, error) ||
         !read_sizes(labels, labels_path, 1, &label_count, error))
         return false;
@@ -221,7 +221,8 @@ static bool read_classes(const char *dir, image_data *images, char error[TRAIN_E
         if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path &&
             stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
             if (images->classes == MOST_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MOST_CLASSES);
-            if (ok) snprintf(images->class_name[images->classes], sizeof *images->class_name, "%s", names[i]->d_name);
+            if (ok)
+                snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]->d_name);
             ok = ok && add_class(images, path, (int32_t)images->classes++, error);
         }
         free(names[i]);
