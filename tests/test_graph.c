@@ -405,7 +405,7 @@ static void states_are_shared(void **unused) {
     const vjp_program_options share = {.share = write};
     vjp_program *add = compile(device, g, &more, 1, &share), *step = compile(device, g, &moved, 1, &share);
     float ones[5] = {1, 1, 1, 1, 1}, xs[5] = {1, 2, 3, 4, 5}, value[5], lr = 0.1f;
-    assert_int_equal(vjp_program_write(write, w, ones, sizeof ones), VJP_OK);
+    assert_int_equal(vjp_program_write(step, w, ones, sizeof ones), VJP_OK);
     assert_int_equal(vjp_program_write(write, x, xs, sizeof xs), VJP_OK);
     assert_int_equal(vjp_program_write(step, rate, &lr, sizeof lr), VJP_OK);
     for (int round = 1; round <= 2; round++) {
@@ -417,12 +417,13 @@ static void states_are_shared(void **unused) {
             assert_float_equal(value[i], 2 * xs[i], 1e-5);
     }
     /* momentum: g, then g/2 + g. */
-    assert_int_equal(vjp_program_read(write, w, value, sizeof value), VJP_OK);
+    assert_int_equal(vjp_program_read(step, w, value, sizeof value), VJP_OK);
     for (int i = 0; i < 5; i++)
-            assert_float_equal(value[i], 1 - 0.1f * 2.5f * 2 * xs[i], 1e-5);
+        assert_float_equal(value[i], 1 - 0.1f * 2.5f * 2 * xs[i], 1e-5);
     assert_int_equal(vjp_program_write(step, rate, &lr, 3), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "rate has 4 bytes; 3 were given"));
-    assert_int_equal(vjp_program_read(step, x, value, sizeof value), VJP_INVALID);
+    assert_int_equal(vjp_program_read(write, w, value, sizeof value),
+                     VJP_INVALID); /* a gradient that does not read w */
     vjp_program_destroy(step);
     vjp_program_destroy(add);
     vjp_program_destroy(write);

@@ -227,21 +227,33 @@ static size_t aligned(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
+/* What the other program keeps, this one knows too, whether or not it uses it: others may share it in turn. */
+static vjp_status take_shared(compilation *c, const vjp_program *share) {
+    for (vjp_value v = 1; share && v < share->values; v++) {
+        const program_value *from = &share->value[v];
+        program_value *to = &c->program->value[v];
+        if (!from->name || !graph_is_persistent(from->role)) continue;
+        *to = (program_value){.tensor = from->tensor, .role = from->role, .name = strdup(from->name)};
+        if (!to->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a value");
+    }
+    return VJP_OK;
+}
+
 static vjp_status place_persistent(compilation *c, const vjp_program *share) {
     vjp_program *program = c->program;
     size_t bytes = 0;
-    for (vjp_value v = 1; v < c->graph->values; v++) {
+    vjp_status status = take_shared(c, share);
+    for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
         if (!is_used(c, v)) continue;
         program->report.persistent_bytes += c->graph->value[v].bytes;
-        bool shared = share && v < share->values && share->value[v].name && graph_is_persistent(share->value[v].role);
-        program->value[v].tensor = shared ? share->value[v].tensor : graph_tensor(c->graph, v);
-        if (shared) continue;
+        if (program->value[v].name) continue;
+        program->value[v].tensor = graph_tensor(c->graph, v);
         program->value[v].tensor.offset = bytes;
         bytes += aligned(c->graph->value[v].bytes);
     }
-    vjp_status status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
+    if (status == VJP_OK) status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
     for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
-        if (!is_used(c, v) || program->value[v].tensor.data) continue;
+        if (!is_used(c, v) || program->value[v].name) continue;
         program->value[v].tensor.data = program->persistent;
         status = fill_persistent(c, v);
     }
@@ -289,8 +301,8 @@ static vjp_status name_values(compilation *c) {
     for (vjp_value v = 1; v < c->graph->values; v++) {
         vjp_value origin = c->graph->value[v].origin;
         bool result = c->result[origin] && (is_used(c, origin) || c->first[graph_storage(c->graph, v)] >= 0);
-        if (!result && !is_used(c, v)) continue;
         program_value *value = &c->program->value[v];
+        if ((!result && !is_used(c, v)) || value->name) continue;
         if (!value->tensor.data) value->tensor = place_of(c, v);
         value->role = c->graph->value[v].role;
         value->name = strdup(c->graph->value[v].name);
