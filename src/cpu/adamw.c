@@ -4,7 +4,7 @@
  * bias corrections would lose half their digits as 1 - beta^step in f32 (docs/ops/adamw.md).
  *
  * Two things keep f32 from losing what matters. w changes by one FMA of the whole update, decay included; a factor
- * 1 - lr * weight_decay, which is 1 - 1e-6 in practice, would be wrong by a share of 6% when rounded. And (1 - beta2) g
+ * 1 - lr * weight_decay, which is 1 - 1e-6 in practice, would be wrong by 3% of that when rounded. And (1 - beta2) g
  * comes before the second g, which keeps v finite for gradients up to 5e20.
  */
 #include <math.h>
