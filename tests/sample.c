@@ -15,6 +15,12 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"add", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
+    {"mul", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
+    {"scale", "factor=0.7", {{"x", 2, {3, 65}}}, 0},
+    {"mean", "axis=1", {{"x", 3, {2, 17, 3}}}, 0},
+    {"dropout", "p=0.3 stream=2", {{"x", 2, {3, 65}}, {"counter", 1, {2}}}, 1000000},
+    {"cast", "", {{"x", 2, {3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -32,6 +38,12 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"add", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
+    {"mul", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
+    {"scale", "factor=-1.7", {{"x", 2, {1025, 300}}}, 0},
+    {"mean", "axis=0", {{"x", 2, {1025, 300}}}, 0},
+    {"dropout", "p=0.5", {{"x", 2, {1025, 300}}, {"counter", 1, {2}}}, 1000000},
+    {"cast", "", {{"x", 2, {1025, 300}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

@@ -430,8 +430,13 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 
 static void op_table(void **state) {
     (void)state;
-    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm", "rope",
-                                        "cumsum",     "gather",   "maxpool2d",  "linear"};
+    static const char *const names[] = {
+        /* clang-format off */
+        "layer_norm", "rms_norm", "group_norm", "rope",
+        "cumsum", "gather", "maxpool2d", "linear",
+        "add", "mul", "scale", "mean", "dropout", "cast",
+        /* clang-format on */
+    };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -496,6 +501,16 @@ static void infer_absent(void **state) {
         {"linear", VJP_FORWARD, "pre", VJP_BF16, 3, {2, 5, 9}},
         {"linear", VJP_BACKWARD, "db", VJP_BF16, 2, {7, 9}},
         {"linear", VJP_BACKWARD, "dbias", VJP_BF16, 1, {9}},
+        {"add", VJP_FORWARD, "y", VJP_BF16, 3, {2, 3, 65}},
+        {"add", VJP_BACKWARD, "db", VJP_BF16, 3, {2, 3, 65}},
+        {"mul", VJP_BACKWARD, "da", VJP_BF16, 3, {2, 3, 65}},
+        {"mul", VJP_BACKWARD, "db", VJP_BF16, 2, {3, 65}},
+        {"scale", VJP_BACKWARD, "dx", VJP_BF16, 2, {3, 65}},
+        {"mean", VJP_FORWARD, "y", VJP_BF16, 2, {2, 3}},
+        {"mean", VJP_BACKWARD, "dx", VJP_BF16, 3, {2, 17, 3}},
+        {"dropout", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
+        {"cast", VJP_FORWARD, "y", VJP_F32, 2, {3, 65}},
+        {"cast", VJP_BACKWARD, "dx", VJP_F32, 2, {3, 65}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -540,6 +555,11 @@ static void infer_from_attributes(void **state) {
     const vjp_tensor *more[] = {NULL, &pooled, NULL, &argmax};
     assert_int_equal(vjp_infer(device, vjp_op_find("maxpool2d"), VJP_BACKWARD, more, 4, &pool, described), VJP_OK);
     assert_true(described[0].ndim == 4 && described[0].shape[2] == 9 && described[0].shape[3] == 7);
+
+    vjp_add_attributes add = {.b_axes = 1};
+    const vjp_tensor *alone[] = {NULL, NULL, &dy};
+    assert_int_equal(vjp_infer(device, vjp_op_find("add"), VJP_BACKWARD, alone, 3, &add, described), VJP_OK);
+    assert_true(described[0].ndim == 2 && described[1].ndim == 1 && described[1].shape[0] == 5);
     vjp_close(device);
 }
 
@@ -566,6 +586,11 @@ static void least_cost(void **state) {
         {"maxpool2d", VJP_BACKWARD, NULL, 4 * (378 + 120 + 120), 0},
         {"linear", VJP_FORWARD, NULL, 4 * (2 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
         {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 2 * 90), 2 * 2.0 * 10 * 7 * 9},
+        {"add", VJP_BACKWARD, "db", 4 * (2 * 390 + 2 * 195), 0},
+        {"mul", VJP_BACKWARD, NULL, 4 * (3 * 390 + 2 * 195), 0},
+        /* x is there for its shape alone */
+        {"mean", VJP_BACKWARD, NULL, 4 * (102 + 6), 0},
+        {"dropout", VJP_FORWARD, NULL, 4 * (2 * 195 + 2), 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

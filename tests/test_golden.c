@@ -310,8 +310,8 @@ static void for_all(golden_check check, bool every_pass) {
     DIR *folder = opendir(VJP_GOLDEN_DIR);
     if (!folder) fail_msg("there is no folder %s", VJP_GOLDEN_DIR);
     int files = 0, compared = 0;
-    int of_pass[16][VJP_PASS_COUNT] = {{0}};
-    assert_true(vjp_op_count() <= 16);
+    int of_pass[64][VJP_PASS_COUNT] = {{0}};
+    assert_true(vjp_op_count() <= 64);
     for (struct dirent *entry; (entry = readdir(folder));) {
         if (!is_golden_file(entry->d_name)) continue;
         char path[4096];

@@ -38,6 +38,12 @@ int main(void) {
         {"differences: gather", differences, NULL, NULL, "gather"},
         {"differences: maxpool2d", differences, NULL, NULL, "maxpool2d"},
         {"differences: linear", differences, NULL, NULL, "linear"},
+        {"differences: add", differences, NULL, NULL, "add"},
+        {"differences: mul", differences, NULL, NULL, "mul"},
+        {"differences: scale", differences, NULL, NULL, "scale"},
+        {"differences: mean", differences, NULL, NULL, "mean"},
+        {"differences: dropout", differences, NULL, NULL, "dropout"},
+        {"differences: cast", differences, NULL, NULL, "cast"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };
