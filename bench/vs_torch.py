@@ -517,6 +517,80 @@ def conv2d(make, batch, channels, side, outs, kernel, padding):
     )
 
 
+def add(make, rows, dim, broadcast=False):
+    a, b, dy = make.normal(rows, dim), make.normal(*((dim,) if broadcast else (rows, dim))), make.normal(rows, dim)
+    yield "forward", {"y": make.empty(rows, dim)}, {"a": a, "b": b}, {}, lambda: (torch.add(a, b),)
+    yield (
+        "backward",
+        {"da": make.empty(rows, dim), "db": make.empty(*b.shape)},
+        {"dy": dy},
+        {},
+        lambda: (dy.clone(), dy.sum(0) if broadcast else dy.clone()),
+    )
+
+
+def mul(make, rows, dim, broadcast=False):
+    a, b, dy = make.normal(rows, dim), make.normal(*((dim,) if broadcast else (rows, dim))), make.normal(rows, dim)
+    yield "forward", {"y": make.empty(rows, dim)}, {"a": a, "b": b}, {}, lambda: (torch.mul(a, b),)
+    yield (
+        "backward",
+        {"da": make.empty(rows, dim), "db": make.empty(*b.shape)},
+        {"dy": dy, "a": a, "b": b},
+        {},
+        lambda: (dy * b, (dy * a).sum(0) if broadcast else dy * a),
+    )
+
+
+def scale(make, rows, dim):
+    x, dy = make.normal(rows, dim), make.normal(rows, dim)
+    attributes = {"factor": 0.125}
+    yield "forward", {"y": make.empty(rows, dim)}, {"x": x}, attributes, lambda: (x * 0.125,)
+    yield "backward", {"dx": make.empty(rows, dim)}, {"dy": dy}, attributes, lambda: (dy * 0.125,)
+
+
+def mean(make, rows, dim, axis):
+    x, dy = make.normal(rows, dim), make.normal(rows if axis else dim)
+    attributes = {"axis": axis}
+    yield "forward", {"y": make.empty(*dy.shape)}, {"x": x}, attributes, lambda: (x.mean(axis),)
+    yield (
+        "backward",
+        {"dx": make.empty(rows, dim)},
+        {"dy": dy},
+        attributes,
+        lambda: ((dy / x.shape[axis]).unsqueeze(axis).expand(rows, dim).contiguous(),),
+    )
+
+
+def dropout(make, rows, dim):
+    """At p = 0 both give x, which is what can be compared; the words are drawn and compared all the same."""
+    x, dy, counter = make.normal(rows, dim), make.normal(rows, dim), make.integers(1 << 20, 2)
+    mask = torch.ones(rows, dim, dtype=torch.bool, device=x.device)
+    attributes = {"p": 0.0}
+    yield (
+        "forward",
+        {"y": make.empty(rows, dim)},
+        {"x": x, "counter": counter},
+        attributes,
+        lambda: (torch.empty_like(x).bernoulli_(1.0).mul_(x),),
+    )
+    yield (
+        "backward",
+        {"dx": make.empty(rows, dim)},
+        {"dy": dy, "counter": counter},
+        attributes,
+        lambda: (aten.native_dropout_backward(dy, mask, 1.0),),
+    )
+
+
+def cast(make, rows, dim):
+    """To bf16; from 16 bits to f32."""
+    x = make.normal(rows, dim)
+    other = torch.bfloat16 if make.rounded == torch.float32 else torch.float32
+    dy = make.normal(rows, dim)
+    yield "forward", {"y": make.empty(rows, dim, dtype=other)}, {"x": x}, {}, lambda: (x.to(other),)
+    yield "backward", {"dx": make.empty(rows, dim, dtype=other)}, {"dy": dy}, {}, lambda: (dy.to(other),)
+
+
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
 # grows until the backward moves enough.
 GROWS = object()
@@ -538,6 +612,15 @@ LARGE = [
     (cross_entropy, (GROWS, 256), "[{}, 256]"),
     (swiglu, (GROWS, 4096), "[{}, 4096]"),
     (conv2d, (32, 64, 56, 64, 3, 1), "[32, 64, 56, 56], 3x3"),
+    (add, (GROWS, 768), "[{}, 768] of one shape"),
+    (add, (GROWS, 768, True), "[{}, 768] + [768]"),
+    (mul, (GROWS, 768), "[{}, 768] of one shape"),
+    (mul, (GROWS, 768, True), "[{}, 768] * [768]"),
+    (scale, (GROWS, 768), "[{}, 768]"),
+    (mean, (GROWS, 4096, 1), "[{}, 4096], last axis"),
+    (mean, (GROWS, 768, 0), "[{}, 768], first axis"),
+    (dropout, (GROWS, 768), "[{}, 768]"),
+    (cast, (GROWS, 768), "[{}, 768]"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -556,6 +639,15 @@ CARD = [
     (maxpool2d, (32, 64, 112, 112, 2, 2, 0), "[32, 64, 112, 112], 2x2 by 2"),
     (linear, (16384, 1024, 4096), "[16384, 1024] [1024, 4096] gelu"),
     (linear, (8192, 4096, 4096), "[8192, 4096] [4096, 4096] gelu"),
+    (add, (16384, 4096), "[16384, 4096] of one shape"),
+    (add, (16384, 4096, True), "[16384, 4096] + [4096]"),
+    (mul, (16384, 4096), "[16384, 4096] of one shape"),
+    (mul, (16384, 4096, True), "[16384, 4096] * [4096]"),
+    (scale, (16384, 4096), "[16384, 4096]"),
+    (mean, (16384, 4096, 1), "[16384, 4096], last axis"),
+    (mean, (16384, 4096, 0), "[16384, 4096], first axis"),
+    (dropout, (16384, 4096), "[16384, 4096]"),
+    (cast, (16384, 4096), "[16384, 4096]"),
 ]
 SMALL = [
     (layer_norm, (1, 64), "[1, 64]"),
@@ -572,6 +664,12 @@ SMALL = [
     (cross_entropy, (1, 64), "[1, 64]"),
     (swiglu, (1, 64), "[1, 64]"),
     (conv2d, (1, 4, 8, 8, 3, 1), "[1, 4, 8, 8], 3x3"),
+    (add, (1, 64), "[1, 64]"),
+    (mul, (1, 64), "[1, 64]"),
+    (scale, (1, 64), "[1, 64]"),
+    (mean, (1, 64, 1), "[1, 64]"),
+    (dropout, (1, 64), "[1, 64]"),
+    (cast, (1, 64), "[1, 64]"),
 ]
 
 

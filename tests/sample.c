@@ -25,6 +25,12 @@ static const sample small[] = {
      "groups=2 stride_h=2 stride_w=2 padding_h=1 padding_w=1",
      {{"x", 4, {2, 4, 7, 9}}, {"weight", 4, {6, 2, 3, 3}}, {"bias", 1, {6}}},
      0},
+    {"add", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
+    {"mul", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
+    {"scale", "factor=0.7", {{"x", 2, {3, 65}}}, 0},
+    {"mean", "axis=1", {{"x", 3, {2, 17, 3}}}, 0},
+    {"dropout", "p=0.3 stream=2", {{"x", 2, {3, 65}}, {"counter", 1, {2}}}, 1000000},
+    {"cast", "", {{"x", 2, {3, 65}}}, 0},
 };
 
 static const sample large[] = {
@@ -52,6 +58,12 @@ static const sample large[] = {
      "padding_h=1 padding_w=1",
      {{"x", 4, {2, 16, 40, 41}}, {"weight", 4, {24, 16, 3, 3}}, {"bias", 1, {24}}},
      0},
+    {"add", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
+    {"mul", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
+    {"scale", "factor=-1.7", {{"x", 2, {1025, 300}}}, 0},
+    {"mean", "axis=0", {{"x", 2, {1025, 300}}}, 0},
+    {"dropout", "p=0.5", {{"x", 2, {1025, 300}}, {"counter", 1, {2}}}, 1000000},
+    {"cast", "", {{"x", 2, {1025, 300}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

@@ -454,6 +454,9 @@ static void op_table(void **state) {
         "swiglu",
         "attention",
         "conv2d",
+        "layer_norm", "rms_norm", "group_norm", "rope",
+        "cumsum", "gather", "maxpool2d", "linear",
+        "add", "mul", "scale", "mean", "dropout", "cast",
         /* clang-format on */
     };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
@@ -534,6 +537,16 @@ static void infer_absent(void **state) {
         {"conv2d", VJP_BACKWARD, "dx", VJP_BF16, 4, {2, 4, 7, 9}},
         {"conv2d", VJP_BACKWARD, "dweight", VJP_BF16, 4, {6, 2, 3, 3}},
         {"conv2d", VJP_BACKWARD, "dbias", VJP_BF16, 1, {6}},
+        {"add", VJP_FORWARD, "y", VJP_BF16, 3, {2, 3, 65}},
+        {"add", VJP_BACKWARD, "db", VJP_BF16, 3, {2, 3, 65}},
+        {"mul", VJP_BACKWARD, "da", VJP_BF16, 3, {2, 3, 65}},
+        {"mul", VJP_BACKWARD, "db", VJP_BF16, 2, {3, 65}},
+        {"scale", VJP_BACKWARD, "dx", VJP_BF16, 2, {3, 65}},
+        {"mean", VJP_FORWARD, "y", VJP_BF16, 2, {2, 3}},
+        {"mean", VJP_BACKWARD, "dx", VJP_BF16, 3, {2, 17, 3}},
+        {"dropout", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
+        {"cast", VJP_FORWARD, "y", VJP_F32, 2, {3, 65}},
+        {"cast", VJP_BACKWARD, "dx", VJP_F32, 2, {3, 65}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -613,6 +626,10 @@ static void infer_from_attributes(void **state) {
     const vjp_tensor *most[] = {NULL, NULL, NULL, &convolved, NULL, &weight};
     assert_int_equal(vjp_infer(device, vjp_op_find("conv2d"), VJP_BACKWARD, most, 6, &conv, described), VJP_OK);
     assert_true(described[0].shape[1] == 5 && described[0].shape[2] == 8 && described[0].shape[3] == 7);
+    vjp_add_attributes add = {.b_axes = 1};
+    const vjp_tensor *alone[] = {NULL, NULL, &dy};
+    assert_int_equal(vjp_infer(device, vjp_op_find("add"), VJP_BACKWARD, alone, 3, &add, described), VJP_OK);
+    assert_true(described[0].ndim == 2 && described[1].ndim == 1 && described[1].shape[0] == 5);
     vjp_close(device);
 }
 
@@ -652,6 +669,11 @@ static void least_cost(void **state) {
         /* x 504, y 240, weight 108, bias 6; a product sums 18 terms for each of y */
         {"conv2d", VJP_FORWARD, NULL, 4 * (240 + 504 + 108 + 6), 2.0 * 240 * 18},
         {"conv2d", VJP_BACKWARD, NULL, 4 * (2 * 504 + 2 * 108 + 6 + 240), 2 * 2.0 * 240 * 18},
+        {"add", VJP_BACKWARD, "db", 4 * (2 * 390 + 2 * 195), 0},
+        {"mul", VJP_BACKWARD, NULL, 4 * (3 * 390 + 2 * 195), 0},
+        /* x is there for its shape alone */
+        {"mean", VJP_BACKWARD, NULL, 4 * (102 + 6), 0},
+        {"dropout", VJP_FORWARD, NULL, 4 * (2 * 195 + 2), 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

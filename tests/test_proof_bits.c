@@ -24,6 +24,20 @@ int main(void) {
         {"bits: cumsum", bits, NULL, NULL, "cumsum"},         {"bits: gather", bits, NULL, NULL, "gather"},
         {"bits: maxpool2d", bits, NULL, NULL, "maxpool2d"},   {"bits: linear", bits, NULL, NULL, "linear"},
         {"bits: conv2d", bits, NULL, NULL, "conv2d"},
+        {"bits: layer_norm", bits, NULL, NULL, "layer_norm"},
+        {"bits: rms_norm", bits, NULL, NULL, "rms_norm"},
+        {"bits: group_norm", bits, NULL, NULL, "group_norm"},
+        {"bits: rope", bits, NULL, NULL, "rope"},
+        {"bits: cumsum", bits, NULL, NULL, "cumsum"},
+        {"bits: gather", bits, NULL, NULL, "gather"},
+        {"bits: maxpool2d", bits, NULL, NULL, "maxpool2d"},
+        {"bits: linear", bits, NULL, NULL, "linear"},
+        {"bits: add", bits, NULL, NULL, "add"},
+        {"bits: mul", bits, NULL, NULL, "mul"},
+        {"bits: scale", bits, NULL, NULL, "scale"},
+        {"bits: mean", bits, NULL, NULL, "mean"},
+        {"bits: dropout", bits, NULL, NULL, "dropout"},
+        {"bits: cast", bits, NULL, NULL, "cast"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

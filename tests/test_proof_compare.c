@@ -61,6 +61,18 @@ int main(void) {
         {"ref: swiglu", ref, NULL, NULL, "swiglu"},
         {"cpu: conv2d", cpu, NULL, NULL, "conv2d"},
         {"ref: conv2d", ref, NULL, NULL, "conv2d"},
+        {"cpu: add", cpu, NULL, NULL, "add"},
+        {"ref: add", ref, NULL, NULL, "add"},
+        {"cpu: mul", cpu, NULL, NULL, "mul"},
+        {"ref: mul", ref, NULL, NULL, "mul"},
+        {"cpu: scale", cpu, NULL, NULL, "scale"},
+        {"ref: scale", ref, NULL, NULL, "scale"},
+        {"cpu: mean", cpu, NULL, NULL, "mean"},
+        {"ref: mean", ref, NULL, NULL, "mean"},
+        {"cpu: dropout", cpu, NULL, NULL, "dropout"},
+        {"ref: dropout", ref, NULL, NULL, "dropout"},
+        {"cpu: cast", cpu, NULL, NULL, "cast"},
+        {"ref: cast", ref, NULL, NULL, "cast"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,6 +41,12 @@ int main(void) {
         {"differences: cross_entropy", differences, NULL, NULL, "cross_entropy"},
         {"differences: swiglu", differences, NULL, NULL, "swiglu"},
         {"differences: conv2d", differences, NULL, NULL, "conv2d"},
+        {"differences: add", differences, NULL, NULL, "add"},
+        {"differences: mul", differences, NULL, NULL, "mul"},
+        {"differences: scale", differences, NULL, NULL, "scale"},
+        {"differences: mean", differences, NULL, NULL, "mean"},
+        {"differences: dropout", differences, NULL, NULL, "dropout"},
+        {"differences: cast", differences, NULL, NULL, "cast"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };

@@ -404,6 +404,64 @@ static const refusal rows[] = {
     {"swiglu", B, "dup.shape=[195]", VJP_INVALID, {"dup", "[195]", "[3, 65]"}},
     {"swiglu", B, "dup.at=dgate", VJP_INVALID, {"dgate overlaps dup", "may not share"}},
     {"swiglu", B, "dgate.at=dy dup.at=dy", VJP_INVALID, {"dgate overlaps dup"}},
+    /* ---- add, mul, scale, mean, dropout, cast ---- */
+    {"add", F, "b=absent", VJP_INVALID, {"b ", "missing"}},
+    {"add", F, "b.shape=[2,3]", VJP_INVALID, {"b ", "[2, 3]", "[3, 65]"}},
+    {"add", F, "b.shape=[1,2,3,65]", VJP_INVALID, {"b has rank 4", "last axes of a", "3"}},
+    {"add", F, "y.shape=[6,65]", VJP_INVALID, {"y", "[6, 65]", "[2, 3, 65]"}},
+    {"add", F, "@b_axes=1", VJP_INVALID, {"b_axes is 1", "b has rank 2"}},
+    {"add", F, "@b_axes=-2", VJP_INVALID, {"b_axes is -2", "-1 to 3", "a"}},
+    {"add", F, "b.dtype=f16", VJP_INVALID, {"b is f16", "f32"}},
+    {"add", F, "y.at=b", VJP_INVALID, {"y overlaps b"}},
+    {"add", F, "y.at=a y.flags=1", VJP_INVALID, {"y overlaps a", "accumulating"}},
+    {"add", B, "dy=absent", VJP_INVALID, {"dy", "missing"}},
+    {"add", B, "db.shape=[65,3]", VJP_INVALID, {"db", "[65, 3]", "[3, 65]"}},
+    {"add", B, "@b_axes=4", VJP_INVALID, {"b_axes is 4", "-1 to 3", "dy"}},
+    {"add", B, "@b_axes=3", VJP_INVALID, {"b_axes is 3", "db has rank 2"}},
+    {"add", B, "da.at=dy+4", VJP_INVALID, {"da overlaps dy", "exactly the same memory"}},
+    {"add", B, "db.at=dy", VJP_INVALID, {"db overlaps dy"}},
+    {"mul", F, "a=absent", VJP_INVALID, {"a ", "missing"}},
+    {"mul", F, "b.shape=[3,64]", VJP_INVALID, {"b ", "[3, 64]", "[3, 65]"}},
+    {"mul", F, "y.at=b", VJP_INVALID, {"y overlaps b"}},
+    {"mul", B, "a=absent", VJP_INVALID, {"a is missing", "db"}},
+    {"mul", B, "b=absent", VJP_INVALID, {"b is missing", "da"}},
+    {"mul", B, "a.shape=[2,3,64]", VJP_INVALID, {"a ", "[2, 3, 64]", "[2, 3, 65]"}},
+    {"mul", B, "db.shape=[65]", VJP_INVALID, {"db", "[65]", "[3, 65]"}},
+    {"mul", B, "da.at=b", VJP_INVALID, {"da overlaps b"}},
+    {"scale", F, "@factor=nan", VJP_INVALID, {"factor is", "nan"}},
+    {"scale", F, "@factor=inf", VJP_INVALID, {"factor is inf"}},
+    {"scale", F, "y.shape=[65,3]", VJP_INVALID, {"y", "[65, 3]", "[3, 65]"}},
+    {"scale", B, "@factor=-1e39", VJP_INVALID, {"factor is -1e+39", "f32"}},
+    {"scale", B, "dy=absent", VJP_INVALID, {"dy", "missing"}},
+    {"scale", B, "dx.at=dy+4", VJP_INVALID, {"dx overlaps dy"}},
+    {"mean", F, "@axis=3", VJP_INVALID, {"axis is 3", "rank 3"}},
+    {"mean", F, "@axis=-4", VJP_INVALID, {"axis is -4", "rank 3"}},
+    {"mean", F, "@axes=-1", VJP_INVALID, {"axes is -1"}},
+    {"mean", F, "@axes=3", VJP_INVALID, {"3 axes from axis 1 on", "rank 3"}},
+    {"mean", F, "x.shape=[] y.shape=[]", VJP_INVALID, {"axis is 1", "rank 0"}},
+    {"mean", F, "y.shape=[2,17]", VJP_INVALID, {"y", "[2, 17]", "[2, 3]"}},
+    {"mean", F, "x.shape=[2,0,3]", VJP_INVALID, {"x", "[2, 0, 3]", "no element"}},
+    {"mean", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
+    {"mean", B, "x=absent dx=absent", VJP_INVALID, {"x and dx", "missing"}},
+    {"mean", B, "dy.shape=[2,17]", VJP_INVALID, {"dy", "[2, 17]", "[2, 3]"}},
+    {"mean", B, "x.shape=[2,16,3]", VJP_INVALID, {"dx", "[2, 17, 3]", "[2, 16, 3]"}},
+    {"mean", B, "@axes=4", VJP_INVALID, {"axes is 4", "rank 3"}},
+    {"dropout", F, "@p=1", VJP_INVALID, {"p is 1", "less than 1"}},
+    {"dropout", F, "@p=-0.1", VJP_INVALID, {"p is -0.1"}},
+    {"dropout", F, "counter=absent", VJP_INVALID, {"counter", "missing"}},
+    {"dropout", F, "counter.shape=[1]", VJP_INVALID, {"counter", "[1]", "[2]"}},
+    {"dropout", F, "counter.dtype=f16", VJP_INVALID, {"counter is f16", "i32, i64 or f32"}},
+    {"dropout", F, "counter.dtype=f32 counter[1]=0.5", VJP_INVALID, {"counter[1] is 0.5", "not an integer"}},
+    {"dropout", B, "counter.dtype=f32 counter[0]=16777218", VJP_INVALID, {"counter[0] is 16777218", "f32"}},
+    {"dropout", B, "@p=nan", VJP_INVALID, {"p is", "nan"}},
+    {"dropout", B, "dx.at=counter", VJP_INVALID, {"dx overlaps counter"}},
+    {"cast", F, "y.dtype=i32", VJP_INVALID, {"y is i32", "f32, bf16, f16 or f64"}},
+    {"cast", F, "x=absent", VJP_INVALID, {"x", "missing"}},
+    {"cast", F, "y.shape=[65]", VJP_INVALID, {"y", "[65]", "[3, 65]"}},
+    {"cast", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
+    {"cast", B, "dy.dtype=i32", VJP_INVALID, {"dy is i32"}},
+    {"cast", B, "dx.dtype=i64 dx.shape=[3,32] dy.shape=[3,32]", VJP_INVALID, {"dx is i64"}},
+    {"cast", B, "dx.shape=[3,64]", VJP_INVALID, {"dx", "[3, 64]", "[3, 65]"}},
 };
 
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -605,6 +663,22 @@ static void cpu_has_no_f64(void **state) {
 }
 
 /* What is wrong with the call itself rather than with a tensor. */
+/* A slot of any float type is the kernel's affair as T is. */
+static void cpu_casts_to_no_f64(void **state) {
+    (void)state;
+    vjp_device *cpu = open_device("cpu"), *ref = open_device("ref");
+    float x[3] = {1, -2, 1.0f / 3};
+    double y[3] = {9, 9, 9};
+    vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 1, (int64_t[]){3}), ty = vjp_tensor_of(y, VJP_F64, 1, (int64_t[]){3});
+    assert_int_equal(vjp_cast_forward(cpu, &ty, &tx), VJP_UNSUPPORTED);
+    assert_string_equal(vjp_error(cpu), "cast.forward: cpu has no kernel for f64");
+    assert_true(y[0] == 9);
+    assert_int_equal(vjp_cast_forward(ref, &ty, &tx), VJP_OK);
+    assert_true(y[1] == -2 && y[2] == (double)x[2]);
+    vjp_close(cpu);
+    vjp_close(ref);
+}
+
 static void misuse_of_call(void **state) {
     (void)state;
     vjp_device *device = open_device("cpu");
@@ -753,6 +827,15 @@ static const nothing empties[] = {
     {"conv2d", B, "x.shape=[0,4,7,9] dx.shape=[0,4,7,9] dy.shape=[0,6,4,5]", "dweight"},
     {"conv2d", B, "x.shape=[0,4,7,9] dx.shape=[0,4,7,9] dy.shape=[0,6,4,5]", "dbias"},
     {"conv2d", B, "weight.shape=[0,2,3,3] dweight.shape=[0,2,3,3] dbias.shape=[0] dy.shape=[2,0,4,5]", "dx"},
+    {"add", F, "a.shape=[0,3,65] y.shape=[0,3,65]", NULL},
+    {"add", B, "da.shape=[0,3,65] dy.shape=[0,3,65]", "db"},
+    {"mul", F, "a.shape=[0,3,65] y.shape=[0,3,65] a.data=NULL", NULL},
+    {"mul", B, "da.shape=[0,3,65] dy.shape=[0,3,65] a.shape=[0,3,65]", "db"},
+    {"scale", F, "x.shape=[0,65] y.shape=[0,65] x.data=NULL y.data=NULL", NULL},
+    {"mean", F, "x.shape=[0,17,3] y.shape=[0,3]", NULL},
+    {"mean", B, "x.shape=[2,17,0] dx.shape=[2,17,0] dy.shape=[2,0]", NULL},
+    {"dropout", F, "x.shape=[0,65] y.shape=[0,65]", NULL},
+    {"cast", F, "x.shape=[0,65] y.shape=[0,65]", NULL},
 };
 
 enum { EMPTIES = sizeof empties / sizeof empties[0] };
@@ -825,9 +908,11 @@ static void no_inner_dimension(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cpu_refuses),    cmocka_unit_test(ref_refuses),        cmocka_unit_test(every_pass_has_rows),
-        cmocka_unit_test(cpu_has_no_f64), cmocka_unit_test(misuse_of_call),     cmocka_unit_test(workspace_overlap),
-        cmocka_unit_test(empty_is_fine),  cmocka_unit_test(no_inner_dimension), cmocka_unit_test(first_bad_index),
+        cmocka_unit_test(cpu_refuses),         cmocka_unit_test(ref_refuses),
+        cmocka_unit_test(every_pass_has_rows), cmocka_unit_test(cpu_has_no_f64),
+        cmocka_unit_test(misuse_of_call),      cmocka_unit_test(workspace_overlap),
+        cmocka_unit_test(empty_is_fine),       cmocka_unit_test(no_inner_dimension),
+        cmocka_unit_test(first_bad_index),     cmocka_unit_test(cpu_casts_to_no_f64),
     };
     return cmocka_run_group_tests_name("refusals", tests, NULL, NULL);
 }

@@ -162,6 +162,27 @@ static sample take_sample(input *in, const char *op) {
         take_shape(in, ndim, shape, 4096);
         add(&s, "gate", ndim, shape);
         add(&s, "up", ndim, shape);
+    } else if (strcmp(op, "add") == 0 || strcmp(op, "mul") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        int axes = (int)take(in, (uint32_t)ndim + 1);
+        add(&s, "a", ndim, shape);
+        add(&s, "b", axes, shape + (ndim - axes));
+    } else if (strcmp(op, "scale") == 0 || strcmp(op, "cast") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        if (op[0] == 's') snprintf(attribute_text, sizeof attribute_text, "factor=%g", take_number(in));
+        add(&s, "x", ndim, shape);
+    } else if (strcmp(op, "mean") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        int axis = (int)take(in, (uint32_t)(2 * ndim)) - ndim;
+        snprintf(attribute_text, sizeof attribute_text, "axis=%d axes=%u", axis, take(in, 3));
+        add(&s, "x", ndim, shape);
+    } else if (strcmp(op, "dropout") == 0) {
+        take_shape(in, ndim, shape, 4096);
+        other[0] = 2;
+        snprintf(attribute_text, sizeof attribute_text, "p=%g stream=%u", 0.25 * (double)take(in, 5), take(in, 3));
+        add(&s, "x", ndim, shape);
+        add(&s, "counter", 1, other);
+        s.index_limit = 1 << 24;
     } else {
         ndim += 1;
         bool batched = take(in, 2), transposed = take(in, 2);

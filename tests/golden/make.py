@@ -16,6 +16,7 @@ than in src/ref: rope as a multiplication of complex numbers, activations at ext
 """
 
 import json
+import math
 import pathlib
 import struct
 
@@ -361,6 +362,62 @@ def conv2d(name, x, weight, stride=1, padding=0, dilation=1, groups=1, bias=True
     backward["dbias"] = made["dbias"] if bias is not None else dy.sum((0, 2, 3))
     write(name, "conv2d", " ".join(f"{k}={v}" for k, v in words.items()),
           dict(y=lay(y), x=lay(x), weight=lay(weight), bias=bias), backward)
+# ---- add, mul, scale, mean, cast, dropout -------------------------------------------------------------------
+
+
+def broadcast(op, name, a, b):
+    a, b = leaf(random(*a)), leaf(random(*b))
+    y = a + b if op == "add" else a * b
+    dy = random(*y.shape)
+    inputs = dict(a=a, b=b)
+    write(name, op, f"b_axes={b.dim()}", dict(y=y, **inputs),
+          dict(dy=dy, **gradients(y, dy, inputs), **(inputs if op == "mul" else {})))
+
+
+def scale(name, shape, factor):
+    x = leaf(random(*shape))
+    y = torch.mul(x, factor)
+    dy = random(*shape)
+    write(name, "scale", f"factor={factor!r}", dict(y=y, x=x), dict(dy=dy, **gradients(y, dy, dict(x=x))))
+
+
+def mean(name, shape, axis, axes, shaped=False):
+    x = leaf(random(*shape))
+    first = axis % len(shape)
+    y = torch.mean(x, dim=tuple(range(first, first + axes if axes else len(shape))))
+    dy = random(*y.shape)
+    write(name, "mean", f"axis={axis} axes={axes}", dict(y=y, x=x),
+          dict(dy=dy, x=x if shaped else None, **gradients(y, dy, dict(x=x))))
+
+
+def cast(name, x):
+    x = leaf(x)
+    y = x.to(torch.float64)
+    dy = random(*x.shape)
+    write(name, "cast", "", dict(y=y, x=x), dict(dy=dy, dx=dy))
+
+
+def philox(counter, key):
+    """Philox4x32-10 on Python's integers: four words from four and two."""
+    for _ in range(10):
+        first, third = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [third >> 32 ^ counter[1] ^ key[0], third & 0xFFFFFFFF, first >> 32 ^ counter[3] ^ key[1],
+                   first & 0xFFFFFFFF]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return counter
+
+
+def dropout(name, shape, p, seed, step, stream):
+    halves = lambda value: [value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF]
+    key = philox(halves(step) + halves(stream), halves(seed))
+    count = math.prod(shape)
+    words = [philox(halves(i // 4) + key[2:], key[:2])[i % 4] for i in range(count)]
+    kept = torch.tensor([word >= p * 2.0**32 for word in words]).reshape(shape)
+    x = leaf(random(*shape))
+    y = torch.where(kept, x / (1 - p), torch.zeros(()))
+    dy, counter = random(*shape), torch.tensor([seed, step])
+    write(name, "dropout", f"p={p!r} stream={stream}", dict(y=y, x=x, counter=counter),
+          dict(dy=dy, counter=counter, **gradients(y, dy, dict(x=x))))
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -500,6 +557,26 @@ def main():
         conv2d("groups" + end, (2, 6, 4, 5), (4, 3, 3, 3), groups=2, padding=1, last=last)
         conv2d("each_channel" + end, (2, 3, 5, 5), (3, 1, 3, 3), groups=3, stride=2, padding=1, last=last)
         conv2d("one_to_one" + end, (2, 4, 3, 3), (5, 4, 1, 1), last=last)
+    for op in ("add", "mul"):
+        broadcast(op, "same", (3, 5), (3, 5))
+        broadcast(op, "rows", (4, 3, 5), (5,))
+        broadcast(op, "axes2", (4, 3, 5), (3, 5))
+        broadcast(op, "scalar", (4, 3), ())
+
+    scale("plain", (3, 5), 0.37)
+    scale("negative", (7,), -2.5)
+
+    mean("first", (5, 3), 0, 1)
+    mean("last", (3, 7), -1, 1, shaped=True)
+    mean("middle", (2, 3, 4, 5), 1, 2)
+    mean("all", (3, 4), 0, 0)
+
+    dropout("plain", (5, 13), 0.25, 1234, 0, 0)
+    dropout("small", (33,), 0.5, 77, 3, 1)
+    dropout("numbers", (9, 4), 0.1, 16777216, -5, -1)
+
+    cast("plain", random(3, 5))
+    cast("odd", torch.tensor([0.0, 1 / 3, -1e-3, 65504.0, float("inf"), float("nan")]))
 
 
 if __name__ == "__main__":
