@@ -431,16 +431,9 @@ static void op_table(void **state) {
     (void)state;
     static const char *const names[] = {
         /* clang-format off */
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "rope",
-        "cumsum",
-        "gather",
-        "maxpool2d",
-        "linear",
-        "cross_entropy",
-        "swiglu",
+        "layer_norm", "rms_norm", "group_norm", "rope",
+        "cumsum", "gather", "maxpool2d", "linear",
+        "cross_entropy", "swiglu",
         /* clang-format on */
     };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
