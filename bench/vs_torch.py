@@ -9,7 +9,8 @@ timed. Where PyTorch's own 16-bit result is off, that is reported too.
 What is fair and what is not:
   - PyTorch allocates its results. glibc is told to keep freed memory, so that those allocations cost no page faults.
   - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd round it, wherever there
-    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm. rope is not part of
+    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
+    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as ours does. rope is not part of
     PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
     autograd does it.
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
@@ -407,6 +408,40 @@ def linear(make, m, k, n):
     )
 
 
+def attention(make, batch, time, heads, kv_heads, dim):
+    q, dy = make.normal(batch, time, heads, dim), make.normal(batch, time, heads, dim)
+    k, v = make.normal(batch, time, kv_heads, dim), make.normal(batch, time, kv_heads, dim)
+    grouped = heads != kv_heads
+
+    def attend(q, k, v):  # PyTorch wants the heads before the time: views, which cost nothing
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                                           enable_gqa=grouped)
+        return y.transpose(1, 2)
+
+    wide = [t.float() for t in (q, k.repeat_interleave(heads // kv_heads, 2))]
+    scores = torch.einsum("bthd,bshd->bhts", *wide) * dim**-0.5
+    scores.masked_fill_(torch.ones(time, time, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    lse = scores.logsumexp(-1)
+    del scores, wide
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = attend(*leaves)
+    f32 = torch.float32
+    yield (
+        "forward",
+        {"y": make.empty(*q.shape), "lse": make.empty(*lse.shape, dtype=f32)},
+        {"q": q, "k": k, "v": v},
+        {},
+        lambda: (attend(q, k, v), lse),
+    )
+    yield (
+        "backward",
+        {"dq": make.empty(*q.shape), "dk": make.empty(*k.shape), "dv": make.empty(*v.shape)},
+        {"dy": dy, "q": q, "k": k, "v": v, "y": y.detach().contiguous(), "lse": lse},
+        {},
+        lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True),
+    )
+
+
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
 # grows until the backward moves enough.
 GROWS = object()
@@ -419,6 +454,8 @@ LARGE = [
     (gather, (50257, 768, GROWS), "[50257, 768] at [{}]"),
     (maxpool2d, (GROWS, 64, 112, 112, 3, 2, 1), "[{}, 64, 112, 112], 3x3 by 2"),
     (linear, (1024, 1024, 4096), "[1024, 1024] [1024, 4096] gelu"),
+    (attention, (8, 256, 8, 4, 64), "[8, 256, 8 of 4, 64]"),
+    (attention, (1, 2048, 16, 4, 64), "[1, 2048, 16 of 4, 64]"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -447,6 +484,7 @@ SMALL = [
     (gather, (64, 64, 1), "[64, 64] at [1]"),
     (maxpool2d, (1, 1, 8, 8, 2, 2, 0), "[1, 1, 8, 8], 2x2 by 2"),
     (linear, (1, 64, 64), "[1, 64] [64, 64] gelu"),
+    (attention, (1, 1, 1, 1, 64), "[1, 1, 1, 64]"),
 ]
 
 
@@ -646,7 +684,8 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
     row["copy_gbps"] = bandwidth / 1e9
     if cost.flops:
         row["product_gflops"] = yardstick.rate(seconds[3]) / 1e9
-        limit = cost.flops / yardstick.rate(seconds[3]) + between_bytes(which, outputs, inputs) / bandwidth
+        limit = cost.flops / yardstick.rate(seconds[3])
+        limit += between_bytes(which, outputs, inputs) / bandwidth if op == "linear" else 0
     return {
         **row,
         "agrees": True,

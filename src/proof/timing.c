@@ -5,7 +5,8 @@
  * The limit of an op that moves memory is its least bytes over the rate of the yardstick's copy. The limit of linear is
  * the time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine
  * for products that the device has), and the bytes of what stands between them over the copy's rate: the forward
- * writes pre, the backward reads dy and pre and writes dpre.
+ * writes pre, the backward reads dy and pre and writes dpre. Another op whose cost counts flops has a raw product of a
+ * good size run beside it, and its limit is those flops at that rate.
  *
  * All parts of a round follow one another, so that a noisy neighbour slows the op and its limit alike, and the
  * best of the rounds is kept of each.
@@ -244,19 +245,23 @@ static vjp_device *open_rival(const vjp_device *device) {
 
 enum { PRODUCTS = 3, ENGINES = 2 }; /* y, da, db */
 
+/* What another op's flops are held against. */
+static const char RAW_PRODUCT[] = "a=[1024,1024] b=[1024,1024] -bias -pre";
+
 typedef struct raw_products {
     vjp_linear_attributes attributes;
     timed_call call[PRODUCTS][ENGINES];
-    int engines;
-    double flops; /* of one product */
+    int engines, count; /* count: how many of the products are made */
+    double flops;       /* of one */
 } raw_products;
 
-static vjp_status make_products(raw_products *r, bench *b) {
+static vjp_status make_products(raw_products *r, bench *b, int count) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
     static const char *const outputs[PRODUCTS] = {"y", "da", "db"};
     r->attributes = (vjp_linear_attributes){.transpose_b = own->transpose_b};
     r->engines = b->rival ? ENGINES : 1;
-    for (int i = 0; i < PRODUCTS; i++)
+    r->count = count;
+    for (int i = 0; i < count; i++)
         for (int e = 0; e < r->engines; e++) {
             vjp_pass pass = i == 0 ? VJP_FORWARD : VJP_BACKWARD;
             const vjp_pass_info *info = &b->p.info->pass[pass];
@@ -291,11 +296,11 @@ static double between_bytes(const bench *b, vjp_pass pass) {
 
 /* ---- The run ----------------------------------------------------------------------------------------- */
 
-static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {
+/* `raw`: the op itself where it is linear, the product beside another that counts flops, NULL where there is none. */
+static vjp_status time_all(bench *b, bench *raw, proof_yardstick *yardstick, double budget, proof_timing *t) {
     timed_call calls[VJP_PASS_COUNT];
-    raw_products products;
-    bool has_products = strcmp(b->p.info->name, "linear") == 0;
-    double bytes[VJP_PASS_COUNT];
+    raw_products products = {0};
+    double bytes[VJP_PASS_COUNT], flops[VJP_PASS_COUNT];
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         timed_call *c = &calls[pass];
         uint32_t present = proof_present(&b->p, (vjp_pass)pass);
@@ -305,9 +310,10 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         status = vjp_least_cost(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &cost);
         if (status != VJP_OK) return status;
         bytes[pass] = cost.bytes;
+        flops[pass] = cost.flops;
     }
-    if (has_products) {
-        vjp_status status = make_products(&products, b);
+    if (raw) {
+        vjp_status status = make_products(&products, raw, raw == b ? PRODUCTS : 1);
         if (status != VJP_OK) return status;
     }
     double start = proof_seconds();
@@ -316,7 +322,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         vjp_status status = VJP_OK;
         for (int pass = 0; pass < VJP_PASS_COUNT && status == VJP_OK; pass++)
             status = time_once(&calls[pass]);
-        for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
+        for (int i = 0; i < products.count * products.engines && status == VJP_OK; i++)
             status = time_once(&products.call[i / products.engines][i % products.engines]);
         if (status != VJP_OK) return status;
         /* A copy of what no cache holds takes much longer than a small call: a few of them are enough. */
@@ -326,32 +332,63 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         t->seconds[pass] = calls[pass].best;
         t->limit[pass] = yardstick ? bytes[pass] / t->copy_rate : NAN;
-        if (!has_products) continue;
-        double raw =
+        if (!raw) continue;
+        if (raw != b) {
+            t->product_rate = products.flops / product_time(&products, 0);
+            t->limit[pass] = flops[pass] / t->product_rate;
+            continue;
+        }
+        double time =
             pass == VJP_FORWARD ? product_time(&products, 0) : product_time(&products, 1) + product_time(&products, 2);
         double between = between_bytes(b, (vjp_pass)pass);
-        t->limit[pass] = between > 0 ? raw + (yardstick ? between / t->copy_rate : NAN) : raw;
-        t->product_rate = fmax(t->product_rate, products.flops * (pass == VJP_FORWARD ? 1 : 2) / raw);
+        t->limit[pass] = between > 0 ? time + (yardstick ? between / t->copy_rate : NAN) : time;
+        t->product_rate = fmax(t->product_rate, products.flops * (pass == VJP_FORWARD ? 1 : 2) / time);
     }
     return VJP_OK;
+}
+
+/* False: it cannot be run, and `error` says why. Free it in any case. */
+static bool bench_make(bench *b, vjp_device *device, const proof_setup *setup, vjp_dtype storage,
+                       char error[TEXT_ERROR]) {
+    b->device = device;
+    if (!proof_problem_shape(&b->p, device, setup, storage, error)) return false;
+    if (setup->op->id == VJP_OP_LINEAR) b->rival = open_rival(device);
+    if (make_buffers(b) == VJP_OK) return true;
+    snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
+    return false;
+}
+
+static void bench_free(bench *b) {
+    for (int i = 0; b && i < b->owned_count; i++)
+        vjp_free(b->device, b->owned[i]);
+    if (b && b->rival) vjp_close(b->rival);
+    if (b) proof_problem_free(&b->p);
+    free(b);
+}
+
+/* Whether an op that is no product itself counts flops. */
+static bool counts_flops(const vjp_op *op) {
+    return op->cost && op->id == VJP_OP_ATTENTION;
 }
 
 bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setup *setup, vjp_dtype storage,
                 double budget, proof_timing *timing, char error[TEXT_ERROR]) {
     *timing = (proof_timing){0};
-    bench *b = proof_memory(sizeof *b);
-    b->device = device;
-    bool good = proof_problem_shape(&b->p, device, setup, storage, error);
-    if (good) {
-        if (strcmp(b->p.info->name, "linear") == 0) b->rival = open_rival(device);
-        good = make_buffers(b) == VJP_OK && time_all(b, yardstick, budget, timing) == VJP_OK;
-        if (!good) snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
+    bench *b = proof_memory(sizeof *b), *beside = NULL;
+    bool good = bench_make(b, device, setup, storage, error);
+    if (good && counts_flops(setup->op)) {
+        proof_setup product;
+        beside = proof_memory(sizeof *beside);
+        good = proof_setup_read(&product, vjp_op_find("linear"), RAW_PRODUCT, error) &&
+               bench_make(beside, device, &product, storage, error);
     }
-    for (int i = 0; i < b->owned_count; i++)
-        vjp_free(device, b->owned[i]);
-    if (b->rival) vjp_close(b->rival);
-    proof_problem_free(&b->p);
-    free(b);
+    bench *raw = setup->op->id == VJP_OP_LINEAR ? b : beside;
+    if (good && time_all(b, raw, yardstick, budget, timing) != VJP_OK) {
+        snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
+        good = false;
+    }
+    bench_free(beside);
+    bench_free(b);
     return good;
 }
 
