@@ -15,6 +15,7 @@ static const sample small[] = {
     {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
     {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
     {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
+    {"attention", "", {{"q", 4, {2, 5, 4, 3}}, {"k", 4, {2, 7, 2, 3}}, {"v", 4, {2, 7, 2, 3}}}, 0},
 };
 
 static const sample large[] = {
@@ -32,6 +33,7 @@ static const sample large[] = {
      {{"x", 4, {2, 20, 65, 63}}},
      65 * 63},
     {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
+    {"attention", "", {{"q", 4, {2, 130, 4, 40}}, {"k", 4, {2, 130, 2, 40}}, {"v", 4, {2, 130, 2, 40}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

@@ -169,6 +169,18 @@ static const refusal rows[] = {
     {"linear", B, "dbias.shape=[1,9]", VJP_INVALID, {"dbias", "[1, 9]", "[9]"}},
     {"linear", B, "db.shape=[2,7,9]", VJP_INVALID, {"db", "[2, 7, 9]", "[7, 9]"}},
     {"linear", B, "dy.shape=[2,5,8]", VJP_INVALID, {"dy", "[2, 5, 8]", "[2, 5, 9]"}},
+    {"attention", F, "q.shape=[5,4,3]", VJP_INVALID, {"q ", "rank 3", "4"}},
+    {"attention", F, "k.shape=[14,2,3]", VJP_INVALID, {"k ", "rank 3", "4"}},
+    {"attention", F, "k.shape=[1,7,2,3]", VJP_INVALID, {"batch is 2", "1", "[1, 7, 2, 3]"}},
+    {"attention", F, "k.shape=[2,7,2,2]", VJP_INVALID, {"dim is 3", "2", "[2, 7, 2, 2]"}},
+    {"attention", B, "q.shape=[2,5,4,0] k.shape=[2,7,2,0]", VJP_INVALID, {"q is [2, 5, 4, 0]", "no elements"}},
+    {"attention", F, "k.shape=[2,4,3,3] v.shape=[2,4,3,3]", VJP_INVALID, {"4 heads of q", "3 heads of k"}},
+    {"attention", B, "k.shape=[2,7,0,3]", VJP_INVALID, {"4 heads of q", "0 heads of k"}},
+    {"attention", F, "k.shape=[2,4,2,3] v.shape=[2,4,2,3]", VJP_INVALID, {"causal", "4 keys", "5 times"}},
+    {"attention", F, "v.shape=[2,7,3,2]", VJP_INVALID, {"v ", "[2, 7, 3, 2]", "[2, 7, 2, 3]"}},
+    {"attention", F, "lse.shape=[2,5,4]", VJP_INVALID, {"lse", "[2, 5, 4]", "[2, 4, 5]"}},
+    {"attention", B, "dy.shape=[2,5,3,4]", VJP_INVALID, {"dy", "[2, 5, 3, 4]", "[2, 5, 4, 3]"}},
+    {"attention", B, "dk.shape=[2,7,4,3]", VJP_INVALID, {"dk", "[2, 7, 4, 3]", "[2, 7, 2, 3]"}},
 
     /* ---- attributes ---- */
     {"layer_norm", F, "@axes=0", VJP_INVALID, {"axes is 0", "1 to 3"}},
@@ -221,6 +233,10 @@ static const refusal rows[] = {
     {"linear", F, "@activation=7", VJP_INVALID, {"activation is 7", "0 to 6"}},
     {"linear", B, "@transpose_b=2", VJP_INVALID, {"transpose_b is 2"}},
     {"linear", B, "@zero_nan=-1", VJP_INVALID, {"zero_nan is -1"}},
+    {"attention", F, "@causal=2", VJP_INVALID, {"causal is 2"}},
+    {"attention", F, "@scale=-1", VJP_INVALID, {"scale is -1", "positive"}},
+    {"attention", B, "@scale=nan", VJP_INVALID, {"scale is nan"}},
+    {"attention", B, "@scale=inf", VJP_INVALID, {"scale is inf"}},
 
     /* ---- overlaps ---- */
     {"layer_norm", F, "y.at=x+4", VJP_INVALID, {"y overlaps x", "exactly the same memory"}},
@@ -248,6 +264,10 @@ static const refusal rows[] = {
     {"linear", F, "pre.at=y", VJP_INVALID, {"y overlaps pre"}},
     {"linear", B, "da.at=a", VJP_INVALID, {"da overlaps a"}},
     {"linear", B, "db.at=b", VJP_INVALID, {"db overlaps b"}},
+    {"attention", F, "y.at=q", VJP_INVALID, {"y overlaps q"}},
+    {"attention", F, "lse.flags=1", VJP_INVALID, {"lse", "accumulate"}},
+    {"attention", B, "dq.at=q", VJP_INVALID, {"dq overlaps q"}},
+    {"attention", B, "dv.at=v", VJP_INVALID, {"dv overlaps v"}},
 
     /* ---- values ---- */
     {"rope", F, "positions[3]=7", VJP_INVALID, {"positions[3] is 7", "[0, 7)"}},
@@ -612,6 +632,16 @@ static const nothing empties[] = {
     {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7]", "dbias"},
     {"linear", B, "b.shape=[7,0] db.shape=[7,0] dy.shape=[2,5,0] pre.shape=[2,5,0] bias.shape=[0] dbias.shape=[0]",
      "da"},
+    {"attention", F, "q.shape=[0,5,4,3] k.shape=[0,7,2,3] v.shape=[0,7,2,3] y.shape=[0,5,4,3] lse.shape=[0,4,5]", NULL},
+    {"attention", F, "q.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]", NULL},
+    {"attention", F, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3]", "y"},
+    {"attention", B, "q.shape=[2,0,4,3] dq.shape=[2,0,4,3] dy.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]",
+     "dk"},
+    {"attention", B, "q.shape=[2,0,4,3] dq.shape=[2,0,4,3] dy.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]",
+     "dv"},
+    {"attention", B, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3] dk.shape=[2,0,2,3] dv.shape=[2,0,2,3]", "dq"},
+    {"attention", B, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3] dk.shape=[2,0,2,3] dv.shape=[2,0,2,3] y=absent",
+     "dq"},
 };
 
 enum { EMPTIES = sizeof empties / sizeof empties[0] };

@@ -162,6 +162,33 @@ static double sum_kept_dbias(const solved *s) {
     return sum_kept(s, "dbias");
 }
 
+/* ---- attention ---------------------------------------------------------------------------------------- */
+
+static double adjoint_v(const solved *s) {
+    return adjoint(s, "v", "dv");
+}
+
+/* Scores are products of q and k, so a factor on one is as good as on the other: <q, dq> = <k, dk>. */
+static double same_factor(const solved *s) {
+    named q = find(s, "q"), dq = find(s, "dq"), k = find(s, "k"), dk = find(s, "dk");
+    return fabs(dot(q, dq) - dot(k, dk)) / (norm(q) * norm(dq));
+}
+
+/* What is added to all keys adds the same to all scores of a query, which changes no weight: dk sums to 0. */
+static double no_common_key(const solved *s) {
+    named dk = find(s, "dk");
+    const int64_t *shape = s->p->slot[VJP_BACKWARD][1].tensor.shape; /* dk's: [batch, keys, kv_heads, dim] */
+    int64_t keys = shape[1], row = shape[2] * shape[3];
+    double part = 0;
+    for (int64_t i = 0; i < shape[0] * row; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < keys; j++)
+            sum += dk.values[(i / row * keys + j) * row + i % row];
+        part += sum * sum;
+    }
+    return sqrt(part) / norm(dk);
+}
+
 /* 2^25 ones reach 33554432, exactly. */
 static double last_is_count(const solved *s) {
     named y = find(s, "y"), dx = find(s, "dx");
@@ -212,6 +239,10 @@ static const struct {
     {"linear", "a=[3,65,33] b=[17,33] transpose_b=1 -bias", "backward", "db", "adjoint", adjoint_b, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "da", "adjoint", adjoint_a, false},
     {"linear", "a=[3,65,33] b=[3,33,17] -bias", "backward", "db", "adjoint", adjoint_b, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17]", "backward", "dv", "adjoint", adjoint_v, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17] -lse", "backward", "dk", "<q, dq> = <k, dk>", same_factor, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17] -lse", "backward", "dk", "sums to 0", no_common_key, false},
+    {"attention", "q=[2,9,4,17] k=[2,40,2,17] causal=0 -lse", "backward", "dk", "sums to 0", no_common_key, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {
