@@ -252,6 +252,7 @@ static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fa
         if (proof_run(p, device, &call, s->stored[pass], fault) != VJP_OK || fault[0]) return false;
         for (size_t i = 0; i < p->info->pass[pass].outputs; i++) {
             const proof_values *v = &p->slot[pass][i];
+            if (!s->stored[pass][i]) continue;
             s->values[pass][i] = proof_to_double(s->stored[pass][i], (vjp_dtype)v->tensor.dtype, v->count);
         }
     }
