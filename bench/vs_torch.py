@@ -9,7 +9,8 @@ timed. Where PyTorch's own 16-bit result is off, that is reported too.
 What is fair and what is not:
   - PyTorch allocates its results. glibc is told to keep freed memory, so that those allocations cost no page faults.
   - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd round it, wherever there
-    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm. rope is not part of
+    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
+    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as ours does. rope is not part of
     PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
     autograd does it. cross_entropy is log_softmax and nll_loss with their own backward functions, as autograd calls
     them; swiglu is silu and a product, in the backward silu's own function and products.
@@ -591,6 +592,40 @@ def cast(make, rows, dim):
     yield "backward", {"dx": make.empty(rows, dim, dtype=other)}, {"dy": dy}, {}, lambda: (dy.to(other),)
 
 
+def attention(make, batch, time, heads, kv_heads, dim):
+    q, dy = make.normal(batch, time, heads, dim), make.normal(batch, time, heads, dim)
+    k, v = make.normal(batch, time, kv_heads, dim), make.normal(batch, time, kv_heads, dim)
+    grouped = heads != kv_heads
+
+    def attend(q, k, v):  # PyTorch wants the heads before the time: views, which cost nothing
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                                           enable_gqa=grouped)
+        return y.transpose(1, 2)
+
+    wide = [t.float() for t in (q, k.repeat_interleave(heads // kv_heads, 2))]
+    scores = torch.einsum("bthd,bshd->bhts", *wide) * dim**-0.5
+    scores.masked_fill_(torch.ones(time, time, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    lse = scores.logsumexp(-1)
+    del scores, wide
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = attend(*leaves)
+    f32 = torch.float32
+    yield (
+        "forward",
+        {"y": make.empty(*q.shape), "lse": make.empty(*lse.shape, dtype=f32)},
+        {"q": q, "k": k, "v": v},
+        {},
+        lambda: (attend(q, k, v), lse),
+    )
+    yield (
+        "backward",
+        {"dq": make.empty(*q.shape), "dk": make.empty(*k.shape), "dv": make.empty(*v.shape)},
+        {"dy": dy, "q": q, "k": k, "v": v, "y": y.detach().contiguous(), "lse": lse},
+        {},
+        lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True),
+    )
+
+
 # The shapes of `vjp bench`: (op, arguments of its function above, how the table names them). GROWS is the size that
 # grows until the backward moves enough.
 GROWS = object()
@@ -621,6 +656,8 @@ LARGE = [
     (mean, (GROWS, 768, 0), "[{}, 768], first axis"),
     (dropout, (GROWS, 768), "[{}, 768]"),
     (cast, (GROWS, 768), "[{}, 768]"),
+    (attention, (8, 256, 8, 4, 64), "[8, 256, 8 of 4, 64]"),
+    (attention, (1, 2048, 16, 4, 64), "[1, 2048, 16 of 4, 64]"),
 ]
 CARD = [
     (layer_norm, (16384, 4096), "[16384, 4096]"),
@@ -670,6 +707,7 @@ SMALL = [
     (mean, (1, 64, 1), "[1, 64]"),
     (dropout, (1, 64), "[1, 64]"),
     (cast, (1, 64), "[1, 64]"),
+    (attention, (1, 1, 1, 1, 64), "[1, 1, 1, 64]"),
 ]
 
 
@@ -871,6 +909,7 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
         limit = cost.flops / yardstick.rate(seconds[3])
         if op == "linear":
             limit += between_bytes(which, outputs, inputs) / bandwidth
+        limit += between_bytes(which, outputs, inputs) / bandwidth if op == "linear" else 0
     return {
         **row,
         "agrees": True,

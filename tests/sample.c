@@ -31,6 +31,7 @@ static const sample small[] = {
     {"mean", "axis=1", {{"x", 3, {2, 17, 3}}}, 0},
     {"dropout", "p=0.3 stream=2", {{"x", 2, {3, 65}}, {"counter", 1, {2}}}, 1000000},
     {"cast", "", {{"x", 2, {3, 65}}}, 0},
+    {"attention", "", {{"q", 4, {2, 5, 4, 3}}, {"k", 4, {2, 7, 2, 3}}, {"v", 4, {2, 7, 2, 3}}}, 0},
 };
 
 static const sample large[] = {
@@ -64,6 +65,7 @@ static const sample large[] = {
     {"mean", "axis=0", {{"x", 2, {1025, 300}}}, 0},
     {"dropout", "p=0.5", {{"x", 2, {1025, 300}}, {"counter", 1, {2}}}, 1000000},
     {"cast", "", {{"x", 2, {1025, 300}}}, 0},
+    {"attention", "", {{"q", 4, {2, 130, 4, 40}}, {"k", 4, {2, 130, 2, 40}}, {"v", 4, {2, 130, 2, 40}}}, 0},
 };
 
 enum { SAMPLES = sizeof small / sizeof small[0] };

@@ -184,6 +184,18 @@ static const refusal rows[] = {
     {"conv2d", B, "dx.shape=[2,4,9,7]", VJP_INVALID, {"dx", "[2, 4, 9, 7]"}},
     {"conv2d", B, "dweight.shape=[6,2,3,4]", VJP_INVALID, {"dweight", "[6, 2, 3, 4]"}},
     {"conv2d", B, "dy.shape=[2,6,4,4]", VJP_INVALID, {"dy", "[2, 6, 4, 4]", "[2, 6, 4, 5]"}},
+    {"attention", F, "q.shape=[5,4,3]", VJP_INVALID, {"q ", "rank 3", "4"}},
+    {"attention", F, "k.shape=[14,2,3]", VJP_INVALID, {"k ", "rank 3", "4"}},
+    {"attention", F, "k.shape=[1,7,2,3]", VJP_INVALID, {"batch is 2", "1", "[1, 7, 2, 3]"}},
+    {"attention", F, "k.shape=[2,7,2,2]", VJP_INVALID, {"dim is 3", "2", "[2, 7, 2, 2]"}},
+    {"attention", B, "q.shape=[2,5,4,0] k.shape=[2,7,2,0]", VJP_INVALID, {"q is [2, 5, 4, 0]", "no elements"}},
+    {"attention", F, "k.shape=[2,4,3,3] v.shape=[2,4,3,3]", VJP_INVALID, {"4 heads of q", "3 heads of k"}},
+    {"attention", B, "k.shape=[2,7,0,3]", VJP_INVALID, {"4 heads of q", "0 heads of k"}},
+    {"attention", F, "k.shape=[2,4,2,3] v.shape=[2,4,2,3]", VJP_INVALID, {"causal", "4 keys", "5 times"}},
+    {"attention", F, "v.shape=[2,7,3,2]", VJP_INVALID, {"v ", "[2, 7, 3, 2]", "[2, 7, 2, 3]"}},
+    {"attention", F, "lse.shape=[2,5,4]", VJP_INVALID, {"lse", "[2, 5, 4]", "[2, 4, 5]"}},
+    {"attention", B, "dy.shape=[2,5,3,4]", VJP_INVALID, {"dy", "[2, 5, 3, 4]", "[2, 5, 4, 3]"}},
+    {"attention", B, "dk.shape=[2,7,4,3]", VJP_INVALID, {"dk", "[2, 7, 4, 3]", "[2, 7, 2, 3]"}},
 
     /* ---- attributes ---- */
     {"layer_norm", F, "@axes=0", VJP_INVALID, {"axes is 0", "1 to 3"}},
@@ -252,6 +264,10 @@ static const refusal rows[] = {
      "@stride_h=1 @stride_w=1",
      VJP_INVALID,
      {"y is too large", "overflows"}},
+    {"attention", F, "@causal=2", VJP_INVALID, {"causal is 2"}},
+    {"attention", F, "@scale=-1", VJP_INVALID, {"scale is -1", "positive"}},
+    {"attention", B, "@scale=nan", VJP_INVALID, {"scale is nan"}},
+    {"attention", B, "@scale=inf", VJP_INVALID, {"scale is inf"}},
 
     /* ---- overlaps ---- */
     {"layer_norm", F, "y.at=x+4", VJP_INVALID, {"y overlaps x", "exactly the same memory"}},
@@ -282,6 +298,10 @@ static const refusal rows[] = {
     {"conv2d", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
     {"conv2d", B, "dx.at=x", VJP_INVALID, {"dx overlaps x"}},
     {"conv2d", B, "dweight.at=weight", VJP_INVALID, {"dweight overlaps weight"}},
+    {"attention", F, "y.at=q", VJP_INVALID, {"y overlaps q"}},
+    {"attention", F, "lse.flags=1", VJP_INVALID, {"lse", "accumulate"}},
+    {"attention", B, "dq.at=q", VJP_INVALID, {"dq overlaps q"}},
+    {"attention", B, "dv.at=v", VJP_INVALID, {"dv overlaps v"}},
 
     /* ---- values ---- */
     {"rope", F, "positions[3]=7", VJP_INVALID, {"positions[3] is 7", "[0, 7)"}},
@@ -836,6 +856,16 @@ static const nothing empties[] = {
     {"mean", B, "x.shape=[2,17,0] dx.shape=[2,17,0] dy.shape=[2,0]", NULL},
     {"dropout", F, "x.shape=[0,65] y.shape=[0,65]", NULL},
     {"cast", F, "x.shape=[0,65] y.shape=[0,65]", NULL},
+    {"attention", F, "q.shape=[0,5,4,3] k.shape=[0,7,2,3] v.shape=[0,7,2,3] y.shape=[0,5,4,3] lse.shape=[0,4,5]", NULL},
+    {"attention", F, "q.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]", NULL},
+    {"attention", F, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3]", "y"},
+    {"attention", B, "q.shape=[2,0,4,3] dq.shape=[2,0,4,3] dy.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]",
+     "dk"},
+    {"attention", B, "q.shape=[2,0,4,3] dq.shape=[2,0,4,3] dy.shape=[2,0,4,3] y.shape=[2,0,4,3] lse.shape=[2,4,0]",
+     "dv"},
+    {"attention", B, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3] dk.shape=[2,0,2,3] dv.shape=[2,0,2,3]", "dq"},
+    {"attention", B, "@causal=0 k.shape=[2,0,2,3] v.shape=[2,0,2,3] dk.shape=[2,0,2,3] dv.shape=[2,0,2,3] y=absent",
+     "dq"},
 };
 
 enum { EMPTIES = sizeof empties / sizeof empties[0] };

@@ -98,6 +98,9 @@ static const struct {
     {"swiglu", "gate=[1,64]", SMALL},
     {"conv2d", "x=[32,64,56,56] weight=[64,64,3,3] padding_h=1 padding_w=1", HOST},
     {"conv2d", "x=[1,4,8,8] weight=[8,4,3,3] padding_h=1 padding_w=1", SMALL},
+    {"attention", "q=[8,256,8,64] k=[8,256,4,64]", HOST},
+    {"attention", "q=[1,2048,16,64] k=[1,2048,4,64]", HOST},
+    {"attention", "q=[1,1,1,64] k=[1,1,1,64]", SMALL},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
@@ -318,6 +321,7 @@ int cli_bench(int argc, char **argv) {
             "  bytes   the least that the pass must move, over the rate of a copy\n"
             "  linear  its raw products without bias and activation, by the faster engine, and the bytes of\n"
             "          the pass between them (the forward's pre; the backward's dy, pre and dpre) over that rate\n"
+            "  attention  the flops of its products over the rate of a raw product\n"
             "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
             "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"
             "shape an op shows what a call costs.",

@@ -173,8 +173,8 @@ typedef struct forward_memory {
 
 static forward_memory forward_memory_of(const unit_plan *p, arena *memory) {
     int64_t dim = p->sizes.dim, tiles = divide_up(p->chunk, QUERIES), lanes = tiles * QUERIES_PADDED;
-    forward_memory m = {.scores = take(memory, SCORES)};
-    m.keys = take(memory, left_floats(KEYS, dim));
+    forward_memory m = {.scores = take(memory, score_floats(p->sizes.keys))};
+    m.keys = take(memory, left_floats(p->sizes.keys, dim));
     m.values = take(memory, KEYS * padded_dim(dim));
     m.queries = take(memory, lanes * dim);
     m.sums = take(memory, tiles * QUERIES * padded_dim(dim));
@@ -249,7 +249,7 @@ static void forward_task(const workers *w, int64_t task, float *memory, int64_t 
     int64_t seen = keys_seen(p, first + rows - 1);
     for (int64_t key = 0; key < seen; key += KEYS) {
         int64_t keys = least(KEYS, p->sizes.keys - key);
-        pack_left(&k, key, keys, KEYS, m.keys);
+        pack_left(&k, key, keys, m.keys);
         if (call->y) pack_right(&v, key, keys, KEYS, m.values);
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;
@@ -305,10 +305,10 @@ typedef struct backward_memory {
 static backward_memory backward_memory_of(const unit_plan *p, arena *memory) {
     int64_t dim = p->sizes.dim, padded = padded_dim(dim), tiles = divide_up(least(BLOCK_ROWS, p->rows), QUERIES);
     int64_t lanes = tiles * QUERIES_PADDED;
-    backward_memory m = {.scores = take(memory, SCORES)};
-    m.slopes = take(memory, SCORES);
-    m.keys = take(memory, left_floats(KEYS, dim));
-    m.values = take(memory, left_floats(KEYS, dim));
+    backward_memory m = {.scores = take(memory, score_floats(p->sizes.keys))};
+    m.slopes = take(memory, score_floats(p->sizes.keys));
+    m.keys = take(memory, left_floats(p->sizes.keys, dim));
+    m.values = take(memory, left_floats(p->sizes.keys, dim));
     m.keys_right = take(memory, KEYS * padded);
     m.queries = take(memory, lanes * dim);
     m.dy = take(memory, lanes * dim);
@@ -405,8 +405,8 @@ static void backward_block(const workers *w, int64_t unit, int64_t first, int64_
     int64_t seen = keys_seen(p, first + rows - 1);
     for (int64_t key = 0; key < seen; key += KEYS) {
         int64_t keys = least(KEYS, p->sizes.keys - key);
-        pack_left(&k, key, keys, KEYS, m->keys);
-        pack_left(&v, key, keys, KEYS, m->values);
+        pack_left(&k, key, keys, m->keys);
+        pack_left(&v, key, keys, m->values);
         pack_right(&k, key, keys, KEYS, m->keys_right);
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;

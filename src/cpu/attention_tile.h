@@ -25,9 +25,6 @@ enum { KEYS = 112, QUERIES = 224 };
 enum { STRIP = GEMM_COLUMNS % LANES ? 3 * LANES : GEMM_COLUMNS };
 enum { QUERIES_PADDED = (QUERIES + STRIP - 1) / STRIP * STRIP };
 
-/* Scores, weights and their gradients: rows as far apart as those of a packed left operand, which they become. */
-enum { SCORES = KEYS * GEMM_ROW_STRIDE };
-
 /* Rows of one head (k, v) or of the heads of a unit (q, y and their gradients): row r is time r / group. */
 typedef struct row_source {
     void *data;
@@ -56,13 +53,18 @@ static int64_t padded_dim(int64_t dim) {
     return divide_up(dim, GEMM_COLUMNS) * GEMM_COLUMNS;
 }
 
-/* Floats of a tile of `rows` rows as a left operand by rows: dim in runs of GEMM_DEPTH, each run a block of rows. */
-static int64_t left_floats(int64_t rows, int64_t dim) {
-    return divide_up(dim, GEMM_DEPTH) * rows * GEMM_ROW_STRIDE;
+/* A tile of keys as a left operand by rows: dim in runs of GEMM_DEPTH, each run a block of KEYS rows. */
+static int64_t left_floats(int64_t keys, int64_t dim) {
+    return ((dim - 1) / GEMM_DEPTH * KEYS + least(KEYS, keys)) * GEMM_ROW_STRIDE;
 }
 
-static void pack_left(const row_source *s, int64_t first, int64_t count, int64_t rows, float *to) {
-    for (int64_t d = 0; d < s->dim; d += GEMM_DEPTH, to += rows * GEMM_ROW_STRIDE)
+/* Scores, weights and their gradients: rows as far apart as those of a packed left operand, which they become. */
+static int64_t score_floats(int64_t keys) {
+    return least(KEYS, keys) * GEMM_ROW_STRIDE;
+}
+
+static void pack_left(const row_source *s, int64_t first, int64_t count, float *to) {
+    for (int64_t d = 0; d < s->dim; d += GEMM_DEPTH, to += KEYS * GEMM_ROW_STRIDE)
         for (int64_t r = 0; r < count; r++) {
             float *row = to + r * GEMM_ROW_STRIDE;
             int64_t depth = least(GEMM_DEPTH, s->dim - d);

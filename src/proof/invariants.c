@@ -191,6 +191,33 @@ static double sum_kept_dbias(const solved *s) {
     return sum_kept(s, "dbias");
 }
 
+/* ---- attention ---------------------------------------------------------------------------------------- */
+
+static double adjoint_v(const solved *s) {
+    return adjoint(s, "v", "dv");
+}
+
+/* Scores are products of q and k, so a factor on one is as good as on the other: <q, dq> = <k, dk>. */
+static double same_factor(const solved *s) {
+    named q = find(s, "q"), dq = find(s, "dq"), k = find(s, "k"), dk = find(s, "dk");
+    return fabs(dot(q, dq) - dot(k, dk)) / (norm(q) * norm(dq));
+}
+
+/* What is added to all keys adds the same to all scores of a query, which changes no weight: dk sums to 0. */
+static double no_common_key(const solved *s) {
+    named dk = find(s, "dk");
+    const int64_t *shape = s->p->slot[VJP_BACKWARD][1].tensor.shape; /* dk's: [batch, keys, kv_heads, dim] */
+    int64_t keys = shape[1], row = shape[2] * shape[3];
+    double part = 0;
+    for (int64_t i = 0; i < shape[0] * row; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < keys; j++)
+            sum += dk.values[(i / row * keys + j) * row + i % row];
+        part += sum * sum;
+    }
+    return sqrt(part) / norm(dk);
+}
+
 /* 2^25 ones reach 33554432, exactly. */
 static double last_is_count(const solved *s) {
     named y = find(s, "y"), dx = find(s, "dx");
@@ -307,6 +334,10 @@ static const struct {
      "backward", "dweight", "adjoint", adjoint_weight, false},
     {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 -bias param=f32", "backward", "dbias", "keeps the sum",
      sum_kept_dbias, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17]", "backward", "dv", "adjoint", adjoint_v, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17] -lse", "backward", "dk", "<q, dq> = <k, dk>", same_factor, false},
+    {"attention", "q=[2,33,4,17] k=[2,33,2,17] -lse", "backward", "dk", "sums to 0", no_common_key, false},
+    {"attention", "q=[2,9,4,17] k=[2,40,2,17] causal=0 -lse", "backward", "dk", "sums to 0", no_common_key, false},
 };
 
 static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fault[PROOF_FAULT]) {
@@ -316,6 +347,7 @@ static bool solve(solved *s, const proof_problem *p, vjp_device *device, char fa
         if (proof_run(p, device, &call, s->stored[pass], fault) != VJP_OK || fault[0]) return false;
         for (size_t i = 0; i < p->info->pass[pass].outputs; i++) {
             const proof_values *v = &p->slot[pass][i];
+            if (!s->stored[pass][i]) continue;
             s->values[pass][i] = proof_to_double(s->stored[pass][i], (vjp_dtype)v->tensor.dtype, v->count);
         }
     }

@@ -418,6 +418,35 @@ def dropout(name, shape, p, seed, step, stream):
     dy, counter = random(*shape), torch.tensor([seed, step])
     write(name, "dropout", f"p={p!r} stream={stream}", dict(y=y, x=x, counter=counter),
           dict(dy=dy, counter=counter, **gradients(y, dy, dict(x=x))))
+# ---- attention ---------------------------------------------------------------------------------------------
+
+
+def attention(name, q, k, causal=True, scale=0.0, saved=False, size=1.0):
+    """q and k are [batch, time, heads, dim], as vjp has them; torch wants the heads before the time."""
+    tensors = dict(q=leaf(random(*q, scale=size)), k=leaf(random(*k)), v=leaf(random(*k)))
+    first = {slot: tensor.transpose(1, 2) for slot, tensor in tensors.items()}
+    seen = torch.ones(q[1], k[1], dtype=torch.bool).tril(k[1] - q[1]) if causal else None
+    y = F.scaled_dot_product_attention(first["q"], first["k"], first["v"], attn_mask=seen, scale=scale or None,
+                                       enable_gqa=True).transpose(1, 2)
+    keys = first["k"].repeat_interleave(q[2] // k[2], 1)
+    scores = first["q"] @ keys.transpose(2, 3) * (scale or q[3] ** -0.5)
+    lse = (scores if seen is None else scores.masked_fill(~seen, -float("inf"))).logsumexp(-1)
+    dy = random(*y.shape)
+    write(name, "attention", f"causal={str(causal).lower()} scale={scale!r}", dict(y=y, lse=lse, **tensors),
+          dict(dy=dy, **tensors, **gradients(y, dy, tensors), **(dict(y=y, lse=lse) if saved else {})))
+
+
+def attention_cases():
+    torch.manual_seed(20240608)
+    attention("causal", (2, 5, 2, 3), (2, 5, 2, 3), saved=True)
+    attention("full", (1, 4, 2, 5), (1, 4, 2, 5), causal=False)
+    attention("grouped", (2, 4, 6, 4), (2, 4, 2, 4), saved=True)
+    attention("grouped_full", (1, 3, 4, 2), (1, 6, 1, 2), causal=False, scale=0.3, saved=True)
+    attention("more_keys", (2, 3, 4, 4), (2, 7, 2, 4))
+    attention("fewer_keys", (1, 6, 2, 3), (1, 2, 2, 3), causal=False, saved=True)
+    attention("one_query", (1, 1, 4, 8), (1, 9, 2, 8), saved=True)
+    attention("one_key", (1, 1, 1, 1), (1, 1, 1, 1))
+    attention("large_scores", (1, 6, 2, 4), (1, 6, 1, 4), size=300.0)
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------
@@ -577,6 +606,7 @@ def main():
 
     cast("plain", random(3, 5))
     cast("odd", torch.tensor([0.0, 1 / 3, -1e-3, 65504.0, float("inf"), float("nan")]))
+    attention_cases()
 
 
 if __name__ == "__main__":
