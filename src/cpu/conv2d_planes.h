@@ -136,25 +136,32 @@ typedef struct planes_run {
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
+/* The weights of `rows` outs from `first` on, term by term; `to` moves by `term_step` and from out to out by
+ * `row_step`. */
+INLINE void pack_terms(const conv_sum *p, vjp_dtype dtype, int64_t group, int64_t first, int64_t rows, float *to,
+                       int64_t row_step, int64_t in_step, int64_t tap_step) {
+    for (int64_t in = 0; in < p->ins; in++)
+        for (int64_t down = 0; down < p->h.taps; down++)
+            for (int64_t across = 0; across < p->w.taps; across++) {
+                float *term = to + in * in_step + (down * p->w.taps + across) * tap_step;
+                load_strided(dtype, p->weight.data, weight_place(p, group, first, in, down, across), p->weight_out,
+                             rows, term, row_step);
+            }
+}
+
 static void pack_panel(const planes_run *r, int64_t index) {
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
-    int64_t group = index / q->panels, panel = index % q->panels;
-    int64_t first = panel * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
+    int64_t group = index / q->panels, first = index % q->panels * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
     float *all = r->weights + group * q->panels * GEMM_ROWS * q->terms;
-    for (int64_t row = 0; row < (p->blas ? rows : GEMM_ROWS); row++) {
-        float *to = all + (panel * q->terms * GEMM_ROWS + row);
-        for (int64_t in = 0; in < p->ins; in++)
-            for (int64_t down = 0; down < p->h.taps; down++)
-                for (int64_t across = 0; across < p->w.taps; across++) {
-                    float value =
-                        row < rows ? one_element(&p->weight, weight_place(p, group, first + row, in, down, across)) : 0;
-                    int64_t tap = down * p->w.taps + across;
-                    if (p->blas)
-                        all[(tap * p->outs + first + row) * p->ins + in] = value;
-                    else
-                        to[(in * q->taps + tap) * GEMM_ROWS] = value;
-                }
+    float *to = p->blas ? all + first * p->ins : all + first * q->terms;
+    int64_t row_step = p->blas ? p->ins : 1, in_step = p->blas ? 1 : q->taps * GEMM_ROWS;
+    int64_t tap_step = p->blas ? p->outs * p->ins : GEMM_ROWS;
+    if (!p->blas && rows < GEMM_ROWS) memset(to, 0, (size_t)(q->terms * GEMM_ROWS) * sizeof *to);
+    switch (p->weight.dtype) {
+    case VJP_BF16: pack_terms(p, VJP_BF16, group, first, rows, to, row_step, in_step, tap_step); break;
+    case VJP_F16: pack_terms(p, VJP_F16, group, first, rows, to, row_step, in_step, tap_step); break;
+    default: pack_terms(p, VJP_F32, group, first, rows, to, row_step, in_step, tap_step); break;
     }
 }
 
