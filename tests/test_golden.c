@@ -322,8 +322,6 @@ static void for_all(golden_check check, uint32_t flags) {
     int files = 0, compared = 0;
     int of_pass[MOST_OPS][VJP_PASS_COUNT] = {{0}};
     assert_true(vjp_op_count() <= MOST_OPS);
-    int of_pass[64][VJP_PASS_COUNT] = {{0}};
-    assert_true(vjp_op_count() <= 64);
     for (struct dirent *entry; (entry = readdir(folder));) {
         if (!is_golden_file(entry->d_name)) continue;
         char path[4096];

@@ -91,9 +91,15 @@ static inline conv_range inside(const conv_axis *x, int64_t shift, int64_t from,
     return (conv_range){begin, most(begin, end)};
 }
 
-INLINE void load_apart(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to) {
+/* Elements `step` apart, to places `to_step` apart. */
+INLINE void load_strided(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to,
+                         int64_t to_step) {
     for (int64_t i = 0; i < count; i++)
-        to[i] = f32_load(dtype, from, at + i * step);
+        to[i * to_step] = f32_load(dtype, from, at + i * step);
+}
+
+INLINE void load_apart(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to) {
+    load_strided(dtype, from, at, step, count, to, 1);
 }
 
 /* The elements i*step + shift, i in [from, from + count), of the source's row that begins at `row`; 0 outside. */

@@ -20,18 +20,21 @@
 #include "cpu/conv2d.h"
 #include "cpu/gemm_kernel.h"
 
-/* Outputs of a block, so that its sums for a tile (228 KiB) stay in the second-level cache with its share of weights.
+/*
+ * Outputs of a block, the sums that a tile of them may take (384 KiB), and the floats of the copied planes (384 KiB
+ * too, as many channels at a time as fit, at least one): with a tile's weights all of it stays in a second-level cache
+ * of 2 MiB, and one of 1 MiB does not lose much.
  */
-enum { PLANES_POSITIONS = 512, PLANES_TILE = 112 / GEMM_ROWS * GEMM_ROWS };
-
-/* Floats of the copied planes (384 KiB): as many channels at a time as fit, at least one. */
-enum { PLANES_COPY = 96 << 10 };
+enum { PLANES_POSITIONS = 1024, PLANES_SUMS = 96 << 10, PLANES_COPY = 96 << 10 };
 
 /* What copying a float costs, in multiply-adds of the inner kernel: half a cycle, in which AVX-512 makes 16. */
 enum { PLANES_COPY_COST = 16 };
 
-/* From so many blocks on there is enough for all threads, and one task takes all tiles of a block: one copy of it. */
-enum { PLANES_ENOUGH = 64 };
+/* Blocks and tiles are cut until there are so many items for each thread, and tiles to no fewer panels than this. */
+enum { PLANES_ITEMS = 4, PLANES_LEAST_PANELS = 4 };
+
+/* A BLAS may sum differently in a call of other sizes, so with one the cut is always that for so many threads. */
+enum { PLANES_BLAS_THREADS = 16 };
 
 /* The least multiply-adds that waking a thread is worth: about 5 us. */
 enum { PLANES_TASK_MACS = 1 << 18 };
@@ -46,11 +49,14 @@ typedef struct plane_axis {
 typedef struct planes_plan {
     plane_axis h, w;
     int64_t rows, columns, blocks_h, blocks_w; /* of a block; the last may be smaller */
+    int64_t images, blocks_n;                  /* a block of whole planes has several images, one below the other */
+    int64_t image_floats;
     int64_t pitch, plane_floats, channel_floats;
-    int64_t held;                     /* channels copied at a time */
-    int64_t taps, terms;              /* of a channel, of all */
-    int64_t tiles, tiles_item, items; /* tiles of outs, and how many an item takes */
-    int64_t panels;                   /* of GEMM_ROWS outs */
+    int64_t held;               /* channels copied at a time: whole chains */
+    int64_t chain;              /* channels of one FMA chain, by the taps alone: where a chain ends decides bits */
+    int64_t taps, terms;        /* of a channel, of all */
+    int64_t tile, tiles, items; /* outs of a tile; tiles and items of all */
+    int64_t panels;             /* of GEMM_ROWS outs */
     int64_t sums_stride;
     int64_t copy_floats, sums_floats; /* of a worker */
     int64_t workers;
@@ -77,33 +83,65 @@ static int64_t balanced(int64_t size, int64_t limit) {
     return divide_up(size, divide_up(size, limit));
 }
 
+/* Whether the taps along one direction share planes, given what is copied and multiplied for a row or column. */
+static plane_axis cheaper_axis(const conv_axis *x, int64_t out, int64_t others, int64_t products, bool wastes) {
+    plane_axis shared = plane_axis_of(x, true), apart = plane_axis_of(x, false);
+    int64_t computed = wastes ? out + shared.extra : out;
+    int64_t joined = PLANES_COPY_COST * shared.planes * others * (out + shared.extra) + products * computed;
+    return joined <= (PLANES_COPY_COST * apart.planes * others + products) * out ? shared : apart;
+}
+
+static int64_t planned_threads(const conv_sum *p) {
+    return p->blas ? PLANES_BLAS_THREADS : p->threads;
+}
+
+/* As many tiles as the sums' room asks for, and as the threads do. They change no bits. */
+static void plan_tiles(const conv_sum *p, planes_plan *q) {
+    int64_t blocks = q->blocks_n * p->groups * q->blocks_h * q->blocks_w;
+    int64_t panels = most(1, PLANES_SUMS / (q->sums_stride * GEMM_ROWS));
+    int64_t threads = planned_threads(p), wanted = divide_up(PLANES_ITEMS * threads, blocks);
+    if (threads > 1) panels = least(panels, most(PLANES_LEAST_PANELS, divide_up(q->panels, wanted)));
+    q->tile = balanced(q->panels, panels) * GEMM_ROWS;
+    q->tiles = divide_up(p->outs, q->tile);
+    q->items = blocks * q->tiles;
+}
+
+/* Planes begin on cache lines, an odd number of them apart: a power of two would crowd them into few sets of the cache.
+ */
+static int64_t spread(int64_t floats) {
+    int64_t lines = divide_up(floats, LANES);
+    return (lines | 1) * LANES;
+}
+
 static planes_plan plan_planes(const conv_sum *p) {
     planes_plan q = {.taps = p->h.taps * p->w.taps};
     q.terms = q.taps * p->ins;
     q.columns = balanced(p->w.out, PLANES_POSITIONS);
     q.rows = balanced(p->h.out, most(1, PLANES_POSITIONS / q.columns));
-    plane_axis h = plane_axis_of(&p->h, true), w = plane_axis_of(&p->w, true);
-    bool shared_h = h.planes * (q.rows + h.extra) <= p->h.taps * q.rows;
-    q.h = plane_axis_of(&p->h, shared_h);
+    q.images = 1;
+    if (q.rows == p->h.out && q.columns == p->w.out)
+        q.images = least(most(1, PLANES_POSITIONS / (q.rows * q.columns)),
+                         divide_up(p->batch * p->groups, planned_threads(p)));
+    q.images = balanced(p->batch, least(q.images, p->batch));
     int64_t products = q.taps * p->outs;
-    int64_t joined = (PLANES_COPY_COST * q.h.planes * w.planes + products) * (q.columns + w.extra);
-    int64_t apart = (PLANES_COPY_COST * q.h.planes * p->w.taps + products) * q.columns;
-    q.w = plane_axis_of(&p->w, joined <= apart);
+    plane_axis w = plane_axis_of(&p->w, true);
+    q.h = cheaper_axis(&p->h, q.rows, least(w.planes, p->w.taps), products, q.images > 1);
+    q.w = cheaper_axis(&p->w, q.columns, q.h.planes, products, true);
     q.blocks_h = divide_up(p->h.out, q.rows);
     q.blocks_w = divide_up(p->w.out, q.columns);
+    q.blocks_n = divide_up(p->batch, q.images);
     q.pitch = q.columns + q.w.extra;
-    q.plane_floats = (q.rows + q.h.extra) * q.pitch;
+    q.image_floats = (q.rows + q.h.extra) * q.pitch;
+    q.plane_floats = spread(q.images * q.image_floats);
     q.channel_floats = q.plane_floats * q.h.planes * q.w.planes;
-    q.held = p->ins ? balanced(p->ins, most(1, PLANES_COPY / q.channel_floats)) : 0;
+    q.chain = most(1, GEMM_DEPTH / q.taps);
+    q.held = least(p->ins, most(1, PLANES_COPY / q.channel_floats / q.chain) * q.chain);
     q.copy_floats = divide_up(q.held * q.channel_floats + GEMM_COLUMNS, LANES) * LANES;
-    q.sums_stride = divide_up(q.rows * q.pitch, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
-    q.sums_floats = least(PLANES_TILE, divide_up(p->outs, GEMM_ROWS) * GEMM_ROWS) * q.sums_stride;
+    q.sums_stride = divide_up(q.images * q.image_floats, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
     q.panels = divide_up(p->outs, GEMM_ROWS);
-    q.tiles = divide_up(p->outs, PLANES_TILE);
-    int64_t blocks = p->batch * p->groups * q.blocks_h * q.blocks_w;
-    q.tiles_item = blocks >= PLANES_ENOUGH ? q.tiles : 1;
-    q.items = blocks * divide_up(q.tiles, q.tiles_item);
-    double macs = (double)(blocks * q.rows * q.pitch) * (double)(p->outs * q.terms);
+    plan_tiles(p, &q);
+    q.sums_floats = q.tile * q.sums_stride;
+    double macs = (double)(p->batch * p->groups * p->h.out * p->w.out) * (double)(p->outs * q.terms);
     q.workers = least(least(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
     q.packing = vjp_cpu_cut_items(p->groups * q.panels, GEMM_ROWS * q.terms * (int64_t)sizeof(float), CPU_MOST_TASKS);
     q.weight_bytes = round_up(p->groups * q.panels * GEMM_ROWS * q.terms * (int64_t)sizeof(float));
@@ -136,25 +174,32 @@ typedef struct planes_run {
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
+/* The weights of `rows` outs from `first` on, term by term; `to` moves by `term_step` and from out to out by
+ * `row_step`. */
+INLINE void pack_terms(const conv_sum *p, vjp_dtype dtype, int64_t group, int64_t first, int64_t rows, float *to,
+                       int64_t row_step, int64_t in_step, int64_t tap_step) {
+    for (int64_t in = 0; in < p->ins; in++)
+        for (int64_t down = 0; down < p->h.taps; down++)
+            for (int64_t across = 0; across < p->w.taps; across++) {
+                float *term = to + in * in_step + (down * p->w.taps + across) * tap_step;
+                load_strided(dtype, p->weight.data, weight_place(p, group, first, in, down, across), p->weight_out,
+                             rows, term, row_step);
+            }
+}
+
 static void pack_panel(const planes_run *r, int64_t index) {
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
-    int64_t group = index / q->panels, panel = index % q->panels;
-    int64_t first = panel * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
+    int64_t group = index / q->panels, first = index % q->panels * GEMM_ROWS, rows = least(GEMM_ROWS, p->outs - first);
     float *all = r->weights + group * q->panels * GEMM_ROWS * q->terms;
-    for (int64_t row = 0; row < (p->blas ? rows : GEMM_ROWS); row++) {
-        float *to = all + (panel * q->terms * GEMM_ROWS + row);
-        for (int64_t in = 0; in < p->ins; in++)
-            for (int64_t down = 0; down < p->h.taps; down++)
-                for (int64_t across = 0; across < p->w.taps; across++) {
-                    float value =
-                        row < rows ? one_element(&p->weight, weight_place(p, group, first + row, in, down, across)) : 0;
-                    int64_t tap = down * p->w.taps + across;
-                    if (p->blas)
-                        all[(tap * p->outs + first + row) * p->ins + in] = value;
-                    else
-                        to[(in * q->taps + tap) * GEMM_ROWS] = value;
-                }
+    float *to = p->blas ? all + first * p->ins : all + first * q->terms;
+    int64_t row_step = p->blas ? p->ins : 1, in_step = p->blas ? 1 : q->taps * GEMM_ROWS;
+    int64_t tap_step = p->blas ? p->outs * p->ins : GEMM_ROWS;
+    if (!p->blas && rows < GEMM_ROWS) memset(to, 0, (size_t)(q->terms * GEMM_ROWS) * sizeof *to);
+    switch (p->weight.dtype) {
+    case VJP_BF16: pack_terms(p, VJP_BF16, group, first, rows, to, row_step, in_step, tap_step); break;
+    case VJP_F16: pack_terms(p, VJP_F16, group, first, rows, to, row_step, in_step, tap_step); break;
+    default: pack_terms(p, VJP_F32, group, first, rows, to, row_step, in_step, tap_step); break;
     }
 }
 
@@ -180,26 +225,63 @@ static void set_places(const planes_run *r) {
 /* ---- A block ----------------------------------------------------------------------------------------- */
 
 typedef struct planes_block {
-    int64_t image, group, row, rows, column, columns, positions;
+    int64_t image, images, group, row, rows, column, columns, positions;
 } planes_block;
+
+/* The rows of one plane of one image: the same columns of each lie inside the source. */
+INLINE void copy_plane(const conv_sum *p, vjp_dtype dtype, const planes_plan *q, const planes_block *b, int64_t channel,
+                       int64_t shift_h, int64_t shift_w, float *to) {
+    conv_range r = inside(&p->w, shift_w, b->column, q->pitch);
+    int64_t before = r.begin - b->column, inner = r.end - r.begin;
+    for (int64_t i = 0; i < b->rows + q->h.extra; i++, to += q->pitch) {
+        int64_t h = (b->row + i) * p->h.step + shift_h;
+        if (h < 0 || h >= p->h.size || inner == 0) {
+            memset(to, 0, (size_t)q->pitch * sizeof *to);
+            continue;
+        }
+        int64_t from = (channel * p->h.size + h) * p->w.size + r.begin * p->w.step + shift_w;
+        for (int64_t j = 0; j < before; j++)
+            to[j] = 0;
+        if (p->w.step == 1)
+            load_as(dtype, p->source.data, from, inner, to + before);
+        else
+            load_apart(dtype, p->source.data, from, p->w.step, inner, to + before);
+        for (int64_t j = before + inner; j < q->pitch; j++)
+            to[j] = 0;
+    }
+}
 
 /* Channels [first, first + count) of the block's source. */
 static void copy_planes(const conv_sum *p, const planes_plan *q, const planes_block *b, int64_t first, int64_t count,
                         float *to) {
     for (int64_t in = first; in < first + count; in++)
         for (int64_t down = 0; down < q->h.planes; down++)
-            for (int64_t across = 0; across < q->w.planes; across++, to += q->plane_floats) {
-                int64_t channel = (b->image * p->groups + b->group) * p->ins + in;
-                for (int64_t i = 0; i < b->rows + q->h.extra; i++) {
-                    int64_t h = (b->row + i) * p->h.step + p->h.base + down * q->h.apart;
-                    float *row = to + i * q->pitch;
-                    if (h < 0 || h >= p->h.size)
-                        memset(row, 0, (size_t)q->pitch * sizeof *row);
-                    else
-                        load_places(&p->w, p->source.dtype, p->source.data, (channel * p->h.size + h) * p->w.size,
-                                    p->w.base + across * q->w.apart, b->column, q->pitch, row);
+            for (int64_t across = 0; across < q->w.planes; across++, to += q->plane_floats)
+                for (int64_t image = 0; image < b->images; image++) {
+                    int64_t channel = ((b->image + image) * p->groups + b->group) * p->ins + in;
+                    int64_t h = p->h.base + down * q->h.apart, w = p->w.base + across * q->w.apart;
+                    float *plane = to + image * q->image_floats;
+                    switch (p->source.dtype) {
+                    case VJP_BF16: copy_plane(p, VJP_BF16, q, b, channel, h, w, plane); break;
+                    case VJP_F16: copy_plane(p, VJP_F16, q, b, channel, h, w, plane); break;
+                    default: copy_plane(p, VJP_F32, q, b, channel, h, w, plane); break;
+                    }
                 }
-            }
+}
+
+/* Adds `depth` terms, from term k of those that are held; the first of these is term `before` of all. */
+static void multiply_chain(const planes_run *r, const planes_block *b, int64_t out, int64_t outs, int64_t before,
+                           int64_t k, int64_t depth, const float *copy, float *sums) {
+    const planes_plan *q = &r->plan;
+    const float *weights = r->weights + (b->group * q->panels * GEMM_ROWS + out) * q->terms;
+    for (int64_t j = 0; j < b->positions; j += GEMM_COLUMNS)
+        for (int64_t i = 0; i < outs; i += GEMM_ROWS) {
+            const float *panel = weights + i * q->terms + (before + k) * GEMM_ROWS;
+            float *c = sums + i * q->sums_stride + j;
+            gemm_target target = {before + k == 0 ? NULL : c, c, q->sums_stride, q->sums_stride};
+            gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
+            gemm_rows(GEMM_ROWS, least(GEMM_ROWS, outs - i), depth, panel, copy + j, r->places + k, target, &ahead);
+        }
 }
 
 /* sums (+)= weights x copied planes, for `outs` outs from `out` on and `count` channels from `in` on. */
@@ -207,26 +289,19 @@ static void multiply_planes(const planes_run *r, const planes_block *b, int64_t 
                             int64_t count, const float *copy, float *sums) {
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
-    const float *weights = r->weights + b->group * q->panels * GEMM_ROWS * q->terms;
     if (p->blas) {
+        const float *weights = r->weights + b->group * q->panels * GEMM_ROWS * q->terms;
         for (int64_t tap = 0; tap < q->taps; tap++)
             vjp_blas_sgemm(false, false, outs, b->positions, count, 1, weights + (tap * p->outs + out) * p->ins + in,
                            p->ins, copy + r->places[tap], q->channel_floats, in + tap > 0 ? 1 : 0, sums,
                            q->sums_stride);
         return;
     }
-    for (int64_t k = 0; k < count * q->taps; k += GEMM_DEPTH) {
-        int64_t depth = least(GEMM_DEPTH, count * q->taps - k);
-        bool begins = in == 0 && k == 0;
-        for (int64_t j = 0; j < b->positions; j += GEMM_COLUMNS)
-            for (int64_t i = 0; i < outs; i += GEMM_ROWS) {
-                const float *panel = weights + ((out + i) * q->terms + (in * q->taps + k) * GEMM_ROWS);
-                float *c = sums + i * q->sums_stride + j;
-                gemm_target target = {begins ? NULL : c, c, q->sums_stride, q->sums_stride};
-                gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
-                gemm_rows(GEMM_ROWS, least(GEMM_ROWS, outs - i), depth, panel, copy + j, r->places + k, target, &ahead);
-            }
-    }
+    /* A channel of more than GEMM_DEPTH taps is several chains. */
+    int64_t chain = least(q->chain * q->taps, GEMM_DEPTH), step = most(chain, q->taps), all = count * q->taps;
+    for (int64_t first = 0; first < all; first += step)
+        for (int64_t k = first; k < least(all, first + step); k += chain)
+            multiply_chain(r, b, out, outs, in * q->taps, k, least(chain, least(all, first + step) - k), copy, sums);
 }
 
 INLINE void finish_run(vjp_dtype dtype, const matrix *to, int64_t at, int64_t step, int64_t count, const float *sums,
@@ -246,14 +321,14 @@ INLINE void finish_run(vjp_dtype dtype, const matrix *to, int64_t at, int64_t st
 
 static void finish_planes(const conv_sum *p, const planes_plan *q, const planes_block *b, int64_t out, int64_t outs,
                           const float *sums) {
-    for (int64_t o = 0; o < outs; o++) {
-        int64_t channel = b->group * p->outs + out + o;
+    for (int64_t k = 0; k < outs * b->images; k++) {
+        int64_t o = k / b->images, image = k % b->images, channel = b->group * p->outs + out + o;
         float bias = p->bias.data ? one_element(&p->bias, channel) : 0;
-        int64_t plane = (b->image * p->groups * p->outs + channel) * p->target_h;
+        int64_t plane = ((b->image + image) * p->groups * p->outs + channel) * p->target_h;
         for (int64_t i = 0; i < b->rows; i++) {
             int64_t h = p->h.to + (b->row + i) * p->h.to_step, w = p->w.to + b->column * p->w.to_step;
             int64_t at = (plane + h) * p->target_w + w;
-            const float *from = sums + o * q->sums_stride + i * q->pitch;
+            const float *from = sums + o * q->sums_stride + image * q->image_floats + i * q->pitch;
             switch (p->target.dtype) {
             case VJP_BF16: finish_run(VJP_BF16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
             case VJP_F16: finish_run(VJP_F16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
@@ -263,37 +338,36 @@ static void finish_planes(const conv_sum *p, const planes_plan *q, const planes_
     }
 }
 
-static void planes_item(const planes_run *r, int64_t item, float *copy, float *sums) {
+/* Items are a tile of a block, the tiles of one block after another: its planes may still be there. */
+static void planes_item(const planes_run *r, int64_t item, float *copy, float *sums, int64_t *copied) {
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
-    int64_t parts = divide_up(q->tiles, q->tiles_item), tile = item % parts * q->tiles_item, rest = item / parts;
-    planes_block b = {.column = rest % q->blocks_w * q->columns, .row = rest / q->blocks_w % q->blocks_h * q->rows};
-    rest /= q->blocks_w * q->blocks_h;
-    b.group = rest % p->groups;
-    b.image = rest / p->groups;
+    int64_t out = item % q->tiles * q->tile, outs = least(q->tile, p->outs - out), block = item / q->tiles;
+    int64_t group = block / (q->blocks_w * q->blocks_h);
+    planes_block b = {.column = block % q->blocks_w * q->columns, .row = block / q->blocks_w % q->blocks_h * q->rows};
+    b.group = group % p->groups;
+    b.image = group / p->groups * q->images;
+    b.images = least(q->images, p->batch - b.image);
     b.rows = least(q->rows, p->h.out - b.row);
     b.columns = least(q->columns, p->w.out - b.column);
-    b.positions = (b.rows - 1) * q->pitch + b.columns;
-    int64_t copied = -1, end = least(q->tiles, tile + q->tiles_item);
-    for (; tile < end; tile++) {
-        int64_t out = tile * PLANES_TILE, outs = least(PLANES_TILE, p->outs - out);
-        for (int64_t in = 0; in < p->ins; in += q->held) {
-            int64_t count = least(q->held, p->ins - in);
-            if (copied != in) copy_planes(p, q, &b, in, count, copy);
-            copied = in;
-            multiply_planes(r, &b, out, outs, in, count, copy, sums);
-        }
-        if (p->ins == 0) memset(sums, 0, (size_t)q->sums_floats * sizeof *sums);
-        finish_planes(p, q, &b, out, outs, sums);
+    b.positions = (b.images - 1) * q->image_floats + (b.rows - 1) * q->pitch + b.columns;
+    for (int64_t in = 0; in < p->ins; in += q->held) {
+        int64_t count = least(q->held, p->ins - in), wanted = block * p->ins + in;
+        if (*copied != wanted) copy_planes(p, q, &b, in, count, copy);
+        *copied = wanted;
+        multiply_planes(r, &b, out, outs, in, count, copy, sums);
     }
+    if (p->ins == 0) memset(sums, 0, (size_t)q->sums_floats * sizeof *sums);
+    finish_planes(p, q, &b, out, outs, sums);
 }
 
 static void planes_task(void *argument, size_t task) {
     const planes_run *r = argument;
     const planes_plan *q = &r->plan;
     float *copy = r->space + (int64_t)task * (q->copy_floats + q->sums_floats);
+    int64_t copied = -1;
     for (int64_t i; (i = atomic_fetch_add(r->next, 1)) < q->items;)
-        planes_item(r, i, copy, copy + q->copy_floats);
+        planes_item(r, i, copy, copy + q->copy_floats, &copied);
 }
 
 static void sum_planes(const vjp_work *work, const conv_sum *p, void *workspace) {
