@@ -357,7 +357,7 @@ static void check_slots(const vjp_op_info *info, int which) {
         assert_false(!output && (slot->flags & VJP_SLOT_ACCUMULATES));
         assert_false(!output && slot->aliases);
         /* Values accumulate; what is saved for the backward does not. */
-        bool saved = find_slot(&info->pass[VJP_BACKWARD], slot->name) >= 0 && which == VJP_FORWARD;
+        bool saved = i > 0 && find_slot(&info->pass[VJP_BACKWARD], slot->name) >= 0 && which == VJP_FORWARD;
         bool step = vjp_passes(info) < VJP_PASS_COUNT; /* nothing goes back: nothing is saved */
         if (output && !step) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
         for (size_t j = 0; j < VJP_MAX_SLOTS; j++) {

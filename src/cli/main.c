@@ -135,8 +135,8 @@ static int set_option(const cli_command *command, const cli_option *option, char
         char *end;
         double number = strtod(value, &end);
         if (!*value || *end || !(number >= (double)option->least && number <= (double)option->most))
-            return cli_misuse(command->name, "--%s is \"%s\"; it must be a number from %lld to %lld", option->name, value,
-                              (long long)option->least, (long long)option->most);
+            return cli_misuse(command->name, "--%s is \"%s\"; it must be a number from %lld to %lld", option->name,
+                              value, (long long)option->least, (long long)option->most);
         *(double *)option->target = number;
         break;
     }
