@@ -148,10 +148,7 @@ __device__ void read_keys(uint32_t (&key)[ITEMS], const I *index, vjp_dtype type
 __device__ inline unsigned same_digit(unsigned among, unsigned digit, int width) {
 #ifdef GATHER_MATCH
     (void)width;
-    unsigned same = 0;
-    if (among >> (threadIdx.x % 32) & 1) same = __match_any_sync(among, digit);
-    __syncwarp();
-    return same;
+    return __match_any_sync(0xffffffffu, among >> (threadIdx.x % 32) & 1 ? digit : ~0u);
 #else
     for (int b = 0; b < width; b++) {
         bool bit = digit >> b & 1;
