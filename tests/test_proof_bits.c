@@ -19,10 +19,14 @@ static void bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        {"bits: layer_norm", bits, NULL, NULL, "layer_norm"}, {"bits: rms_norm", bits, NULL, NULL, "rms_norm"},
-        {"bits: group_norm", bits, NULL, NULL, "group_norm"}, {"bits: rope", bits, NULL, NULL, "rope"},
-        {"bits: cumsum", bits, NULL, NULL, "cumsum"},         {"bits: gather", bits, NULL, NULL, "gather"},
-        {"bits: maxpool2d", bits, NULL, NULL, "maxpool2d"},   {"bits: linear", bits, NULL, NULL, "linear"},
+        {"bits: layer_norm", bits, NULL, NULL, "layer_norm"},
+        {"bits: rms_norm", bits, NULL, NULL, "rms_norm"},
+        {"bits: group_norm", bits, NULL, NULL, "group_norm"},
+        {"bits: rope", bits, NULL, NULL, "rope"},
+        {"bits: cumsum", bits, NULL, NULL, "cumsum"},
+        {"bits: gather", bits, NULL, NULL, "gather"},
+        {"bits: maxpool2d", bits, NULL, NULL, "maxpool2d"},
+        {"bits: linear", bits, NULL, NULL, "linear"},
         {"bits: conv2d", bits, NULL, NULL, "conv2d"},
         {"bits: layer_norm", bits, NULL, NULL, "layer_norm"},
         {"bits: rms_norm", bits, NULL, NULL, "rms_norm"},
