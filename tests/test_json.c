@@ -244,7 +244,10 @@ static void test_files(void **state) {
     }
     assert_int_equal(truncate(path, JSON_LONGEST + 1), 0);
     assert_false(json_read(path, &document, error));
-    assert_non_null(strstr(error, "at most 16777216"));
+    assert_non_null(strstr(error, "/x.json: it has 16777217 bytes; JSON here has at most 16777216"));
+    assert_int_equal(truncate(path, 4 * (off_t)JSON_LONGEST), 0); /* is not even read to its end */
+    assert_false(json_read(path, &document, error));
+    assert_non_null(strstr(error, "/x.json: JSON here has at most 16777216 bytes"));
     assert_int_equal(truncate(path, 0), 0);
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "ends at byte 0"));
