@@ -221,7 +221,7 @@ static int run(arguments *a, const char *data) {
         screen seen = {.json = a->json, .terminal = isatty(STDOUT_FILENO)};
         if (!a->json) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
-        status = train(&j, &seen, a->stop_at && a->stop_at < steps ? a->stop_at : steps);
+        status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
         running = NULL;
     } else {
         cli_fail("train", "%s", error);
@@ -233,7 +233,8 @@ static int run(arguments *a, const char *data) {
 
 int cli_train(int argc, char **argv) {
     enum { MANY = 1000000000 };
-    arguments a = {.on = CLI_DEVICE_DEFAULTS, .out = "vjp-run", .dtype = -1, .seed = 1, .settings = job_defaults()};
+    arguments a = {
+        .on = CLI_DEVICE_DEFAULTS, .out = "vjp-run", .dtype = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
     const cli_option options[] = {
@@ -246,7 +247,8 @@ int cli_train(int argc, char **argv) {
          0},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
         {"steps", 0, "N", "length of the run; default 400", CLI_INTEGER, &t->steps, 1, MANY},
-        {"stop-at", 0, "N", "save and stop at this step, as Ctrl-C would", CLI_INTEGER, &a.stop_at, 1, MANY},
+        {"stop-at", 0, "N", "save and stop at this step, as Ctrl-C would; 0: before the first", CLI_INTEGER, &a.stop_at,
+         0, MANY},
         {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
         {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
         {"accumulate", 0, "N", "batches whose gradients make one step; default 1", CLI_INTEGER, &t->accumulate, 1,
