@@ -12,7 +12,8 @@ all: $(BUILD)/CMakeCache.txt
 $(BUILD)/CMakeCache.txt:
 	@cmake -S . -B $(BUILD) $(if $(shell command -v ninja),-G Ninja) $(CMAKE_FLAGS)
 
-# Installs what is missing, builds, and shows what was built: the machine, the proof, the speed.
+# Installs what is missing, builds, proves a little, trains the tiny model on these sources, and writes with it.
+RUN ?= $(BUILD)/first-run
 run:
 	@scripts/setup run
 	@$(MAKE) --no-print-directory $(BUILD)/CMakeCache.txt
@@ -21,7 +22,9 @@ run:
 	@echo; $(BUILD)/vjp check --quick >$(BUILD)/check.txt; status=$$?; \
 		grep -E '^[a-z]+: |FAILED ' $(BUILD)/check.txt | grep -v checks; tail -n 1 $(BUILD)/check.txt; \
 		echo "every output with its error and bound: $(BUILD)/check.txt"; exit $$status
-	@echo; $(BUILD)/vjp bench --quick
+	@echo; rm -rf $(RUN); $(BUILD)/vjp train --out $(RUN)
+	@echo; $(BUILD)/vjp sample $(RUN) --prompt "static " --temperature 0.7
+	@echo; echo "what else it can do: $(BUILD)/vjp --help"
 
 test:
 	@scripts/setup test
