@@ -242,13 +242,26 @@ static void zero_rows(float *column, int64_t from, int64_t to) {
         vf_store(VJP_F32, column, j * GEMM_ROW_STRIDE, vf_zero());
 }
 
+/* Of `count` rows, in four chains: one alone would wait for each of its results. */
+INLINE vf largest_of(const float *column, int64_t count) {
+    enum { CHAINS = 4 };
+    vf largest[CHAINS];
+    for (int i = 0; i < CHAINS; i++)
+        largest[i] = vf_set(-INFINITY);
+    int64_t j = 0;
+    for (; j + CHAINS <= count; j += CHAINS)
+        UNROLL for (int i = 0; i < CHAINS; i++) largest[i] =
+            vf_max(vf_load(VJP_F32, column, (j + i) * GEMM_ROW_STRIDE), largest[i]);
+    for (; j < count; j++)
+        largest[0] = vf_max(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), largest[0]);
+    return vf_max(vf_max(largest[0], largest[1]), vf_max(largest[2], largest[3]));
+}
+
 /* LANES queries from `at` on: their scores become weights exp(score - maximum), and the state moves on. */
 static void weigh_running(const attention_tile *t, int64_t at, float *scores, const softmax_state *s) {
     float *column = scores + at;
     int64_t all = seen_of(t, at), some = seen_of(t, at + LANES - 1);
-    vf largest = vf_set(-INFINITY), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
-    for (int64_t j = 0; j < all; j++)
-        largest = vf_max(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), largest);
+    vf largest = largest_of(column, all), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
     for (int64_t j = all; j < some; j++)
         largest = vf_max(masked(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), limit, j, largest), largest);
     vf old = vf_load(VJP_F32, s->maximum, at), now = vf_max(largest, old);
