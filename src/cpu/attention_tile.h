@@ -46,6 +46,14 @@ INLINE const float *row_at(const row_source *s, int64_t row, int64_t from, int64
     return buffer;
 }
 
+/* Calls a row into the cache that is packed soon: rows lie far apart, where the processor's own prefetching is slow. */
+INLINE void call_in(const row_source *s, int64_t row, int64_t from, int64_t count) {
+    const char *at = element(s->data, s->dtype, place_of(s, row) + from),
+               *end = at + count * (int64_t)dtype_bytes(s->dtype);
+    for (; at < end; at += GEMM_LINE)
+        __builtin_prefetch(at, 0, 3);
+}
+
 /* ---- Layouts ----------------------------------------------------------------------------------------- */
 
 /* dim as the columns of a right operand, in whole panels. */
@@ -68,8 +76,7 @@ static void pack_left(const row_source *s, int64_t first, int64_t count, float *
         for (int64_t r = 0; r < count; r++) {
             float *row = to + r * GEMM_ROW_STRIDE;
             int64_t depth = least(GEMM_DEPTH, s->dim - d);
-            const float *from = row_at(s, first + r, d, depth, row);
-            if (from != row) memcpy(row, from, (size_t)depth * sizeof *row);
+            load_row(s->dtype, s->data, place_of(s, first + r) + d, depth, row);
         }
 }
 
@@ -94,6 +101,8 @@ static void pack_turned(const row_source *s, int64_t first, int64_t count, float
         for (int64_t d = 0; d < s->dim; d += GEMM_DEPTH) {
             int64_t depth = least(GEMM_DEPTH, s->dim - d);
             const float *rows[NATIVE_LANES];
+            for (int64_t i = c + NATIVE_LANES; i < least(count, c + 2 * NATIVE_LANES); i++)
+                call_in(s, first + i, d, depth);
             for (int i = 0; i < NATIVE_LANES; i++)
                 rows[i] = c + i < count ? row_at(s, first + c + i, d, depth, made + i * GEMM_DEPTH) : zeros;
             gemm_pack_turned(rows, depth,
@@ -103,14 +112,21 @@ static void pack_turned(const row_source *s, int64_t first, int64_t count, float
         vf_store(VJP_F32, to, i, vf_mul(vf_load(VJP_F32, to, i), vf_set(factor)));
 }
 
-/* Sums of rows, times a factor, to their place. */
+/* Sums of a row, times a factor, to their place. */
+INLINE void put_row_as(vjp_dtype dtype, const row_source *s, int64_t row, const float *sums, float factor) {
+    int64_t at = place_of(s, row);
+    for (int64_t d = 0; d < s->dim; d += LANES) {
+        vf value = vf_mul(vf_load_part(VJP_F32, sums, d, s->dim - d), vf_set(factor));
+        if (s->accumulate) value = vf_add(vf_load_part(dtype, s->data, at + d, s->dim - d), value);
+        vf_store_part(dtype, s->data, at + d, s->dim - d, value);
+    }
+}
+
 static void put_row(const row_source *s, int64_t row, const float *sums, float factor) {
-    float buffer[GEMM_DEPTH];
-    for (int64_t d = 0; d < s->dim; d += GEMM_DEPTH) {
-        int64_t count = least(GEMM_DEPTH, s->dim - d);
-        for (int64_t i = 0; i < count; i++)
-            buffer[i] = sums[d + i] * factor;
-        store_row(s->dtype, s->data, place_of(s, row) + d, count, buffer, s->accumulate);
+    switch (s->dtype) {
+    case VJP_BF16: put_row_as(VJP_BF16, s, row, sums, factor); break;
+    case VJP_F16: put_row_as(VJP_F16, s, row, sums, factor); break;
+    default: put_row_as(VJP_F32, s, row, sums, factor); break;
     }
 }
 
@@ -226,13 +242,26 @@ static void zero_rows(float *column, int64_t from, int64_t to) {
         vf_store(VJP_F32, column, j * GEMM_ROW_STRIDE, vf_zero());
 }
 
+/* Of `count` rows, in four chains: one alone would wait for each of its results. */
+INLINE vf largest_of(const float *column, int64_t count) {
+    enum { CHAINS = 4 };
+    vf largest[CHAINS];
+    for (int i = 0; i < CHAINS; i++)
+        largest[i] = vf_set(-INFINITY);
+    int64_t j = 0;
+    for (; j + CHAINS <= count; j += CHAINS)
+        UNROLL for (int i = 0; i < CHAINS; i++) largest[i] =
+            vf_max(vf_load(VJP_F32, column, (j + i) * GEMM_ROW_STRIDE), largest[i]);
+    for (; j < count; j++)
+        largest[0] = vf_max(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), largest[0]);
+    return vf_max(vf_max(largest[0], largest[1]), vf_max(largest[2], largest[3]));
+}
+
 /* LANES queries from `at` on: their scores become weights exp(score - maximum), and the state moves on. */
 static void weigh_running(const attention_tile *t, int64_t at, float *scores, const softmax_state *s) {
     float *column = scores + at;
     int64_t all = seen_of(t, at), some = seen_of(t, at + LANES - 1);
-    vf largest = vf_set(-INFINITY), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
-    for (int64_t j = 0; j < all; j++)
-        largest = vf_max(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), largest);
+    vf largest = largest_of(column, all), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
     for (int64_t j = all; j < some; j++)
         largest = vf_max(masked(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), limit, j, largest), largest);
     vf old = vf_load(VJP_F32, s->maximum, at), now = vf_max(largest, old);

@@ -37,7 +37,7 @@ OUTLINE void load_row(vjp_dtype dtype, const void *from, int64_t at, int64_t cou
     switch (dtype) {
     case VJP_BF16: load_as(VJP_BF16, from, at, count, to); break;
     case VJP_F16: load_as(VJP_F16, from, at, count, to); break;
-    default: memcpy(to, (const float *)from + at, (size_t)count * sizeof *to); break;
+    default: load_as(VJP_F32, from, at, count, to); break;
     }
 }
 
