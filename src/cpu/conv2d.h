@@ -84,8 +84,11 @@ typedef struct conv_range {
 
 /* Which of the places i in [from, from + count) have i*step + shift inside the source. */
 static inline conv_range inside(const conv_axis *x, int64_t shift, int64_t from, int64_t count) {
-    int64_t begin = shift >= 0 ? 0 : (-shift + x->step - 1) / x->step;
-    int64_t end = shift >= x->size ? 0 : (x->size - 1 - shift) / x->step + 1;
+    int64_t begin = most(0, -shift), end = most(0, x->size - shift);
+    if (x->step > 1) { /* a division is worth avoiding: rows are short */
+        begin = divide_up(begin, x->step);
+        end = divide_up(end, x->step);
+    }
     begin = most(begin, from);
     end = least(end, from + count);
     return (conv_range){begin, most(begin, end)};
@@ -103,26 +106,27 @@ INLINE void load_apart(vjp_dtype dtype, const void *from, int64_t at, int64_t st
 }
 
 /* The elements i*step + shift, i in [from, from + count), of the source's row that begins at `row`; 0 outside. */
+INLINE void load_places_as(const conv_axis *x, vjp_dtype dtype, const void *source, int64_t row, int64_t shift,
+                           int64_t from, int64_t count, float *to) {
+    conv_range r = inside(x, shift, from, count);
+    int64_t at = row + r.begin * x->step + shift, before = least(r.begin - from, count), inner = r.end - r.begin;
+    for (int64_t i = 0; i < before; i++)
+        to[i] = 0;
+    if (x->step == 1)
+        load_as(dtype, source, at, inner, to + before);
+    else
+        load_apart(dtype, source, at, x->step, inner, to + before);
+    for (int64_t i = before + inner; i < count; i++)
+        to[i] = 0;
+}
+
 static void load_places(const conv_axis *x, vjp_dtype dtype, const void *source, int64_t row, int64_t shift,
                         int64_t from, int64_t count, float *to) {
-    conv_range r = inside(x, shift, from, count);
-    if (r.begin >= r.end) {
-        memset(to, 0, (size_t)count * sizeof *to);
-        return;
+    switch (dtype) {
+    case VJP_BF16: load_places_as(x, VJP_BF16, source, row, shift, from, count, to); break;
+    case VJP_F16: load_places_as(x, VJP_F16, source, row, shift, from, count, to); break;
+    default: load_places_as(x, VJP_F32, source, row, shift, from, count, to); break;
     }
-    for (int64_t i = from; i < r.begin; i++)
-        to[i - from] = 0;
-    int64_t at = row + r.begin * x->step + shift, inner = r.end - r.begin;
-    if (x->step == 1)
-        load_row(dtype, source, at, inner, to + r.begin - from);
-    else if (dtype == VJP_BF16)
-        load_apart(VJP_BF16, source, at, x->step, inner, to + r.begin - from);
-    else if (dtype == VJP_F16)
-        load_apart(VJP_F16, source, at, x->step, inner, to + r.begin - from);
-    else
-        load_apart(VJP_F32, source, at, x->step, inner, to + r.begin - from);
-    for (int64_t i = r.end; i < from + count; i++)
-        to[i - from] = 0;
 }
 
 /* A sum as above for every image and group; the forward's, or one phase of dx. */

@@ -228,26 +228,16 @@ typedef struct planes_block {
     int64_t image, images, group, row, rows, column, columns, positions;
 } planes_block;
 
-/* The rows of one plane of one image: the same columns of each lie inside the source. */
+/* The rows of one plane of one image. */
 INLINE void copy_plane(const conv_sum *p, vjp_dtype dtype, const planes_plan *q, const planes_block *b, int64_t channel,
                        int64_t shift_h, int64_t shift_w, float *to) {
-    conv_range r = inside(&p->w, shift_w, b->column, q->pitch);
-    int64_t before = r.begin - b->column, inner = r.end - r.begin;
     for (int64_t i = 0; i < b->rows + q->h.extra; i++, to += q->pitch) {
         int64_t h = (b->row + i) * p->h.step + shift_h;
-        if (h < 0 || h >= p->h.size || inner == 0) {
+        if (h < 0 || h >= p->h.size)
             memset(to, 0, (size_t)q->pitch * sizeof *to);
-            continue;
-        }
-        int64_t from = (channel * p->h.size + h) * p->w.size + r.begin * p->w.step + shift_w;
-        for (int64_t j = 0; j < before; j++)
-            to[j] = 0;
-        if (p->w.step == 1)
-            load_as(dtype, p->source.data, from, inner, to + before);
         else
-            load_apart(dtype, p->source.data, from, p->w.step, inner, to + before);
-        for (int64_t j = before + inner; j < q->pitch; j++)
-            to[j] = 0;
+            load_places_as(&p->w, dtype, p->source.data, (channel * p->h.size + h) * p->w.size, shift_w, b->column,
+                           q->pitch, to);
     }
 }
 
