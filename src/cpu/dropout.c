@@ -31,13 +31,15 @@ INLINE vf kept(const dropout_call *c, const native_u *words, int k, vf x) {
 INLINE void dropout_elements(const dropout_call *c, size_t task, vjp_dtype dtype, write_mode mode) {
     int64_t end = element_end(&c->cut, task), i = element_begin(&c->cut, task);
     native_u words[2 * PHILOX_GROUPS];
+    philox_rounds rounds;
+    philox_rounds_make(&rounds, &c->key);
     for (; i + PHILOX_ELEMENTS <= end; i += PHILOX_ELEMENTS) {
-        philox_words(&c->key, (uint64_t)i / 4, words);
+        philox_words(&rounds, (uint64_t)i / 4, words);
         for (int k = 0; k < PHILOX_VECTORS; k++)
             vf_write(mode, dtype, c->y, i + k * LANES, kept(c, words, k, vf_load(dtype, c->x, i + k * LANES)));
     }
     if (i == end) return;
-    philox_words(&c->key, (uint64_t)i / 4, words);
+    philox_words(&rounds, (uint64_t)i / 4, words);
     for (int k = 0; k < PHILOX_VECTORS && i + k * LANES < end; k++) {
         int64_t at = i + k * LANES, n = end - at < LANES ? end - at : LANES;
         vf_write_part(mode, dtype, c->y, at, n, kept(c, words, k, vf_load_part(dtype, c->x, at, n)));
