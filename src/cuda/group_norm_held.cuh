@@ -383,6 +383,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
  */
 template <class T, int LINES, bool USUAL>
 __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call call, held_cut cut) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 /* where plan_held() lets it run */
     extern __shared__ __align__(16) unsigned char memory[];
     held_sums *sums = reinterpret_cast<held_sums *>(memory);
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -481,6 +482,9 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             way.leave();
         }
     }
+#else
+    (void)call, (void)cut;
+#endif
 }
 
 /* ---- The cut ----------------------------------------------------------------------------------------- */
@@ -496,16 +500,16 @@ struct held_plan {
 constexpr int64_t HELD_LEAST_WARPS = 4;
 
 /*
- * False where another form does better: where lines do not come by fours in a channel, a group is too large for a
- * cluster's registers, or it would leave more than a quarter of a multiprocessor's warps idle.
+ * False on cards without clusters, and where another form does better: where lines do not come by fours in a channel, a
+ * group is too large for a cluster's registers, or it would leave more than a quarter of a multiprocessor's warps idle.
  */
 inline bool plan_held(const group_call &call, int64_t bytes, bool clusters, int64_t limit, held_plan *plan) {
     int64_t lines = call.plane * bytes / HELD_LINE, rows = call.batch * call.groups,
             widest = HELD_WARPS / HELD_SPLIT_BY;
-    if (call.plane * bytes % (4 * HELD_LINE) || call.group_channels > INT_MAX / lines) return false;
+    if (!clusters || call.plane * bytes % (4 * HELD_LINE) || call.group_channels > INT_MAX / lines) return false;
     plan->lines = lines % 8 ? 4 : 8;
     int64_t segments = lines / plan->lines, tasks = call.group_channels * segments, blocks = 1;
-    while (clusters && blocks < WHOLE_CLUSTER &&
+    while (blocks < WHOLE_CLUSTER &&
            (tasks > blocks * widest || (rows * blocks < WHOLE_SPREAD && tasks >= 2 * blocks * HELD_LEAST_WARPS)))
         blocks *= 2;
     int64_t warps = divide_up(tasks, blocks);
