@@ -3,12 +3,14 @@
  *
  *   handfuls  fewer than 16 elements a group: a thread a group, in double          group_norm_small.cuh
  *   small     up to 1024: some lanes of a warp a group
+ *   held      backward, channels first, what a cluster's registers hold: one read  group_norm_held.cuh
  *   whole     channels first, what a cluster's shared memory holds: one read       group_norm_whole.cuh
  *   pieces    everything else: a kernel for each look at x and dy                  group_norm_pieces.cuh
  *
  * All leave their sums of dy and dy * xh in cells of the workspace, by part of the batch, channel and piece of the
  * plane; the last kernel adds a channel's cells up, in double and in a fixed order.
  */
+#include "cuda/group_norm_held.cuh"
 #include "cuda/group_norm_pieces.cuh"
 #include "cuda/group_norm_small.cuh"
 #include "cuda/group_norm_whole.cuh"
@@ -16,13 +18,14 @@
 namespace vjp {
 namespace {
 
-enum class form { handfuls, small, whole, first_pieces, last_pieces };
+enum class form { handfuls, small, held, whole, first_pieces, last_pieces };
 
 struct group_plan {
     group_call call;
     form how;
     bool wide; /* units of 16 bytes */
     small_cut small;
+    held_plan held;
     whole_plan whole;
     last_cut last;
     size_t workspace;
@@ -153,6 +156,11 @@ void lay_cells(group_call *call, int64_t parts, bool channels_inside) {
     call->piece_step = channels_inside ? call->channels : 1;
 }
 
+int64_t most_parts(const group_call &call, int64_t pieces) {
+    int64_t a_part = call.channels * pieces * (int64_t)sizeof(double2);
+    return most(1, least(MOST_PARTS, MOST_CELL_BYTES / a_part));
+}
+
 form choose(const vjp_work *work, group_plan *plan) {
     group_call &call = plan->call;
     bool backward = work->pass == VJP_BACKWARD, last = call.place_stride != 1;
@@ -169,12 +177,19 @@ form choose(const vjp_work *work, group_plan *plan) {
         plan->last = cut_last(call, width);
         return form::last_pieces;
     }
-    /* Copies of one 16-bit element cannot be asynchronous. */
-    if (!plan->wide && bytes < 4) return form::first_pieces;
-    if (!plan_whole(call, width, bytes, backward ? 2 : 1, has_clusters(work), shared_limit(work), &plan->whole))
-        return form::first_pieces;
-    bool few = rows * plan->whole.cut.blocks < WHOLE_BLOCKS && rows * span > WHOLE_ELEMENTS;
-    return few ? form::first_pieces : form::whole;
+    int64_t blocks = 0;
+    form how = form::first_pieces;
+    if (backward && plan->wide && plan_held(call, bytes, has_clusters(work), shared_limit(work), &plan->held) &&
+        call.batch <= most_parts(call, plan->held.cut.segments)) {
+        how = form::held;
+        blocks = plan->held.cut.blocks;
+    } else if ((plan->wide || bytes == 4) && /* copies of one 16-bit element cannot be asynchronous */
+               plan_whole(call, width, bytes, backward ? 2 : 1, has_clusters(work), shared_limit(work), &plan->whole)) {
+        how = form::whole;
+        blocks = plan->whole.cut.blocks;
+    }
+    bool few = rows * blocks < WHOLE_BLOCKS && rows * span > WHOLE_ELEMENTS;
+    return few ? form::first_pieces : how;
 }
 
 /* Takes `bytes` of the workspace, from `*used` on. */
@@ -214,10 +229,9 @@ group_plan plan_of(const vjp_work *work) {
         if (backward) call.lines = static_cast<slopes *>(take(work, &used, rows * (int64_t)sizeof(slopes)));
         call.cells = static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
     } else {
+        if (plan.how == form::held) call.pieces = plan.held.cut.segments;
         if (plan.how == form::whole) call.pieces = plan.whole.cut.segments;
-        int64_t a_part = call.channels * call.pieces * (int64_t)sizeof(double2);
-        int64_t parts = most(1, least(MOST_PARTS, MOST_CELL_BYTES / a_part));
-        lay_cells(&call, totals ? least(call.batch, parts) : call.batch, false);
+        lay_cells(&call, totals ? least(call.batch, most_parts(call, call.pieces)) : call.batch, false);
         if (totals)
             call.cells =
                 static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
@@ -240,21 +254,21 @@ cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...)
 }
 
 /* launch(), chained, in clusters that stay: no more than there is room for, or than there are items. */
-template <class... Parameters>
-vjp_status launch_whole(const vjp_work *work, const group_plan &plan, void (*kernel)(Parameters...), int64_t items) {
-    const whole_plan &whole = plan.whole;
+template <class Cut>
+vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut &cut, int threads, size_t shared,
+                        int resident, void (*kernel)(group_call, Cut), int64_t items) {
     /* All of the multiprocessor's memory that can be shared is. */
     cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error == cudaSuccess && whole.shared > 48 << 10)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)whole.shared);
+    if (error == cudaSuccess && shared > 48 << 10)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (error != cudaSuccess) return result_of(work, error);
-    int blocks = whole.cut.blocks, clusters = 0;
+    int blocks = cut.blocks, clusters = 0;
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3((unsigned)whole.threads);
-    config.dynamicSmemBytes = whole.shared;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
     config.stream = stream_of(work);
     config.attrs = attributes;
     if (blocks > 1) {
@@ -263,7 +277,7 @@ vjp_status launch_whole(const vjp_work *work, const group_plan &plan, void (*ker
         cluster.val.clusterDim.x = (unsigned)blocks;
         cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     }
-    error = clusters_at_once(work, kernel, config, blocks, whole.resident, &clusters);
+    error = clusters_at_once(work, kernel, config, blocks, resident, &clusters);
     if (error != cudaSuccess) return result_of(work, error);
     config.gridDim = dim3((unsigned)(blocks * least(items, most(1, clusters))));
     if (state_of(work->device)->chains) {
@@ -271,7 +285,7 @@ vjp_status launch_whole(const vjp_work *work, const group_plan &plan, void (*ker
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         overlap.val.programmaticStreamSerializationAllowed = 1;
     }
-    return result_of(work, cudaLaunchKernelEx(&config, kernel, plan.call, whole.cut));
+    return result_of(work, cudaLaunchKernelEx(&config, kernel, call, cut));
 }
 
 /* A launch for each look at the tensors, each behind the one before. */
@@ -297,6 +311,16 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_pieces(const vjp_wor
                 : launch(work, true, first_results<T, WIDTH, BACKWARD>, first_grid, FIRST_THREADS, 0, call);
 }
 
+template <class T> vjp_status run_held(const vjp_work *work, const group_plan &plan) {
+    const group_call &call = plan.call;
+    const held_plan &held = plan.held;
+    bool usual = call.aligned && call.out && !call.add && call.mean_in;
+    auto kernel = held.lines == 8 ? (usual ? held_groups<T, 8, true> : held_groups<T, 8, false>)
+                                  : (usual ? held_groups<T, 4, true> : held_groups<T, 4, false>);
+    return launch_whole(work, call, held.cut, held.cut.warps * 32, held.shared, held.resident, kernel,
+                        call.batch * call.groups);
+}
+
 template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, const group_plan &plan) {
     const group_call &call = plan.call;
     int64_t items = call.parts * call.groups;
@@ -308,8 +332,13 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work 
         int64_t grid = least(divide_up(items, SMALL_THREADS / plan.small.lanes), MOST_BLOCKS);
         return launch(work, true, small_groups<T, WIDTH, BACKWARD>, grid, SMALL_THREADS, 0, call, plan.small);
     }
+    case form::held:
+        if constexpr (BACKWARD && WIDTH > 1) return run_held<T>(work, plan);
+        [[fallthrough]];
     case form::whole:
-        if constexpr (WIDTH * sizeof(T) >= 4) return launch_whole(work, plan, whole_groups<T, WIDTH, BACKWARD>, items);
+        if constexpr (WIDTH * sizeof(T) >= 4)
+            return launch_whole(work, call, plan.whole.cut, plan.whole.threads, plan.whole.shared, plan.whole.resident,
+                                whole_groups<T, WIDTH, BACKWARD>, items);
         [[fallthrough]];
     default: return run_pieces<T, WIDTH, BACKWARD>(work, plan);
     }

@@ -107,6 +107,22 @@ template <class T> __device__ void unpack(uint4 raw, float (&v)[WIDE<T>]) {
         }
 }
 
+template <class T> __device__ uint4 pack(const float (&v)[WIDE<T>]) {
+    unsigned words[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+        if constexpr (sizeof(T) == 4) {
+            words[w] = __float_as_uint(v[w]);
+        } else if constexpr (__is_same(T, bf16)) {
+            __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * w], v[2 * w + 1]);
+            words[w] = *reinterpret_cast<unsigned *>(&two);
+        } else {
+            __half2 two = __floats2half2_rn(v[2 * w], v[2 * w + 1]);
+            words[w] = *reinterpret_cast<unsigned *>(&two);
+        }
+    return {words[0], words[1], words[2], words[3]};
+}
+
 /* values[] = or += into 16 bytes; with `add` the old ones are read, added in f32 and rounded once. */
 template <class T> __device__ void write_wide(T *to, const float (&values)[WIDE<T>], bool add) {
     wide<T> w;

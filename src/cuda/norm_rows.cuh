@@ -188,6 +188,25 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
 }
 
 /*
+ * Lets every team of the block pass as many barriers of its own as the one that passed the most. The block's barrier
+ * needs none of this; racecheck, which numbers what happens between barriers, takes teams that are out of step for a
+ * race across it. Where the barriers are one a row, only the last row can be missing; else they are counted.
+ */
+template <class Shape, class Walk>
+__device__ void norm_even_out(const norm_call &c, const Walk &walk, int barriers, int *greatest) {
+    if constexpr (Walk::WHOLE) {
+        /* Where the first team would be: behind its last row, or at it. */
+        int64_t first = walk.one / (int64_t)sizeof(float) - threadIdx.x / Shape::TEAM * c.chunks;
+        if (first < c.rows) norm_team_barrier<Shape>();
+    } else {
+        atomicMax(greatest, barriers);
+        __syncthreads();
+        for (int most_passed = atomicMax(greatest, 0); barriers < most_passed; barriers++)
+            norm_team_barrier<Shape>();
+    }
+}
+
+/*
  * Adds the teams' column sums, in order, and writes the chunk's partials: the teams leave theirs in shared memory,
  * where the staged rows stood, then a thread takes a column.
  */
@@ -231,6 +250,12 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
     __shared__ alignas(16) double shared[norm_sum_room<Shape>];
     norm_columns<T, Shape> k(c);
     using Walk = norm_walk<T, Shape, 2, STAGES>;
+    constexpr bool COUNT = norm_own_barriers<Shape> && !STAGES;
+    __shared__ int greatest;
+    if (COUNT) {
+        if (threadIdx.x == 0) greatest = 0;
+        __syncthreads();
+    }
     Walk walk(c, k, dynamic);
     walk.begin(c, k);
     float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
@@ -242,7 +267,8 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
     bool saved = STAGES || c.rstd_in;
     norm_scale next{};
     if (saved && walk.rows > 0) next = norm_saved<LAYER>(c, walk, false);
-    for (norm_team_room<Shape> room(shared); walk.rows > 0; walk.next()) {
+    norm_team_room<Shape> room(shared);
+    for (; walk.rows > 0; walk.next()) {
         norm_scale s = next;
         walk.arrive(c, k);
         if (!saved) {
@@ -297,6 +323,7 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
         }
         if (!KEEP) walk.leave(c, k);
     }
+    if (c.sums && norm_own_barriers<Shape>) norm_even_out<Shape>(c, walk, room.barriers, &greatest);
     if (c.sums) norm_leave_sums<T, Shape>(c, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
 }
 

@@ -142,12 +142,20 @@ template <class Shape> struct norm_team_room {
     static constexpr int BUFFER = NORM_MOST_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
     unsigned address; /* of the team's first buffer */
     int turn;         /* 0 or BUFFER */
+    int barriers;     /* that the team has passed */
 
-    __device__ explicit norm_team_room(double *shared) : address(norm_shared_address(shared)), turn(0) {
+    __device__ explicit norm_team_room(double *shared) : address(norm_shared_address(shared)), turn(0), barriers(0) {
         address += threadIdx.x / Shape::TEAM * 2 * BUFFER;
         norm_pin(address);
     }
 };
+
+/* Teams of several warps, but not of all: they have barriers of their own. */
+template <class Shape> constexpr bool norm_own_barriers = Shape::TEAM > 32 && Shape::TEAM < Shape::THREADS;
+
+template <class Shape> __device__ void norm_team_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"r"((int)threadIdx.x / Shape::TEAM + 1), "n"(Shape::TEAM) : "memory");
+}
 
 /*
  * N sums over the threads of a team, the same bits in all of them. As block_sum(): two buffers in turns, one barrier;
@@ -164,13 +172,14 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_
     if constexpr (TEAM > 32) {
         constexpr int WARPS = TEAM / 32;
         static_assert(N <= NORM_MOST_SUMS);
-        int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32;
+        int warp = threadIdx.x % TEAM / 32;
         unsigned sums = room.address + room.turn;
         if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
         if constexpr (TEAM == Shape::THREADS)
             __syncthreads();
         else
-            asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
+            norm_team_barrier<Shape>();
+        room.barriers++;
         S all[WARPS * N];
         norm_shared_get<WARPS * N>(sums, all);
 #pragma unroll
@@ -185,22 +194,6 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_
 }
 
 /* ---- Pieces ------------------------------------------------------------------------------------------ */
-
-template <class T> __device__ uint4 norm_pack(const float (&v)[WIDE<T>]) {
-    unsigned words[4];
-#pragma unroll
-    for (int w = 0; w < 4; w++)
-        if constexpr (sizeof(T) == 4) {
-            words[w] = __float_as_uint(v[w]);
-        } else if constexpr (__is_same(T, bf16)) {
-            __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * w], v[2 * w + 1]);
-            words[w] = *reinterpret_cast<unsigned *>(&two);
-        } else {
-            __half2 two = __floats2half2_rn(v[2 * w], v[2 * w + 1]);
-            words[w] = *reinterpret_cast<unsigned *>(&two);
-        }
-    return {words[0], words[1], words[2], words[3]};
-}
 
 /* A parameter's value at each of the thread's columns. No branch between the loads: they are all under way at once. */
 template <class T, class P, class Shape>
@@ -379,7 +372,7 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
     __device__ void write(const norm_call &c, const columns &k, int p, const float (&values)[WIDE<T>]) const {
         T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::PIECE_COLUMNS;
         if (aligned(c) && (STAGES || !c.add)) {
-            uint4 packed = norm_pack<T>(values);
+            uint4 packed = pack<T>(values);
             if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
         }

@@ -117,6 +117,7 @@ const proof_case proof_cases[] = {
     {"group_norm", 0, "x=[1,37,2100] groups=4 layout=channels_last"},
     {"group_norm", 0, "x=[50,80,16,33] groups=16 param=f32"},
     {"group_norm", 0, "x=[36,24,60,64] groups=4"},
+    {"group_norm", 0, "x=[24,80,32,32] groups=4"},
 
     {"rope", Q | B, "x=[2,5,3,64] cosine=[5,32] -positions"},
     {"rope", Q | B, "x=[2,5,3,64] cosine=[5,32] -positions pairing=interleaved"},
