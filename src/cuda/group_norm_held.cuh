@@ -25,22 +25,12 @@
 namespace vjp {
 namespace {
 
-#ifndef HELD_SPLIT_BY
-#define HELD_SPLIT_BY 1
-#endif
-#ifndef HELD_PIECE_LINES
-#define HELD_PIECE_LINES 2
-#endif
-#ifndef HELD_STAGE_COUNT
-#define HELD_STAGE_COUNT (HELD_PIECE_LINES == 1 ? 11 : 5)
-#endif
-
 /* Warps of a multiprocessor, in one block or several: 96 registers a thread, of which 64 hold x and dy. */
 constexpr int HELD_WARPS = 20;
 
 constexpr int HELD_LINE = 512;                         /* bytes */
-constexpr int HELD_PIECE = HELD_PIECE_LINES;           /* lines that are copied together, of x and as many of dy */
-constexpr int HELD_STAGES = HELD_STAGE_COUNT;          /* pieces that are under way */
+constexpr int HELD_PIECE = 2;                          /* lines that are copied together, of x and as many of dy */
+constexpr int HELD_STAGES = 5;                         /* pieces that are under way */
 constexpr int HELD_STAGE = 2 * HELD_PIECE * HELD_LINE; /* bytes of a warp */
 
 struct held_cut {
@@ -54,9 +44,6 @@ struct held_cut {
 struct held_sums {
     double2 warp[2][HELD_WARPS * WHOLE_CLUSTER];
     unsigned long long arrived[2]; /* barriers that count the bytes which came from the cluster */
-#ifdef HELD_BULK
-    unsigned long long full[HELD_WARPS][HELD_STAGES];
-#endif
 };
 static_assert(sizeof(held_sums) % 16 == 0, "what follows it is copied to 16 bytes at a time");
 
@@ -164,10 +151,6 @@ template <class T, int LINES, bool USUAL> struct held_way {
     int at;           /* bytes from `ring`: the oldest piece */
     int ahead;        /* what the next copy takes: its row */
     int64_t ahead_at; /* and this thread's first element there */
-#ifdef HELD_BULK
-    unsigned long long *full;
-    unsigned parity;
-#endif
 
     __device__ bool aligned() const {
         return USUAL || call.aligned;
@@ -206,24 +189,6 @@ template <class T, int LINES, bool USUAL> struct held_way {
     __device__ void copy(int piece, int to) {
         const T *ahead_x = static_cast<const T *>(call.x) + ahead_at,
                 *ahead_dy = static_cast<const T *>(call.dy) + ahead_at;
-#ifdef HELD_BULK
-        __syncwarp();
-        if (ahead < rows && live && threadIdx.x % 32 == 0) {
-            unsigned barrier = (unsigned)__cvta_generic_to_shared(full + to / HELD_STAGE);
-            unsigned place = (unsigned)__cvta_generic_to_shared(ring + to);
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(HELD_STAGE)
-                         : "memory");
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
-                "l"(ahead_x + piece * HELD_PIECE * LINE_ELEMENTS), "r"(HELD_STAGE / 2), "r"(barrier)
-                : "memory");
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    place + HELD_STAGE / 2),
-                "l"(ahead_dy + piece * HELD_PIECE * LINE_ELEMENTS), "r"(HELD_STAGE / 2), "r"(barrier)
-                : "memory");
-        }
-#else
         if (ahead < rows && live)
 #pragma unroll
             for (int i = 0; i < HELD_PIECE; i++) {
@@ -232,19 +197,10 @@ template <class T, int LINES, bool USUAL> struct held_way {
                 copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line * LINE_ELEMENTS);
             }
         close_copies();
-#endif
     }
 
     __device__ void wait() {
-#ifdef HELD_BULK
-        unsigned where = (unsigned)__cvta_generic_to_shared(full + at / HELD_STAGE);
-        asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, 0;\n@p bra DONE;\nAGAIN:\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\nDONE:\n}" ::"r"(where),
-                     "r"(parity), "r"((unsigned)live)
-                     : "memory");
-#else
         wait_copies<HELD_STAGES - 1>();
-#endif
     }
 
     /* Begins the first copies; what they take is brought into L2 while the kernel ahead still runs. */
@@ -274,9 +230,6 @@ template <class T, int LINES, bool USUAL> struct held_way {
         at += HELD_STAGE;
         if (at == HELD_STAGES * HELD_STAGE) {
             at = 0;
-#ifdef HELD_BULK
-            parity ^= 1;
-#endif
         }
     }
 
@@ -333,14 +286,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
     __device__ void arrive(int row) {
         static_assert(PIECES <= HELD_STAGES);
         if (call.aligned) {
-#ifdef HELD_BULK
-            for (int piece = 0; live && piece < PIECES; piece++) {
-                int stage = at / HELD_STAGE + piece, wrapped = stage >= HELD_STAGES;
-                wait_arrival(full + stage - wrapped * HELD_STAGES, parity ^ wrapped);
-            }
-#else
             wait_copies<HELD_STAGES - PIECES>();
-#endif
             return;
         }
         at = 0;
@@ -394,12 +340,6 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
         }
         cluster_arrive();
     }
-#ifdef HELD_BULK
-    if (lane == 0)
-        for (int i = 0; i < HELD_STAGES; i++)
-            make_arrival(&sums->full[warp][i]);
-    __syncwarp();
-#endif
     let_next_begin();
     int rank = (int)(blockIdx.x % (unsigned)cut.blocks), cluster = (int)(blockIdx.x / (unsigned)cut.blocks);
     int task = rank * cut.warps + warp, channel = task / cut.segments, segment = task - channel * cut.segments;
@@ -414,13 +354,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
                                   task < cut.tasks,
                                   0,
                                   0,
-                                  0
-#ifdef HELD_BULK
-                                  ,
-                                  sums->full[warp],
-                                  0
-#endif
-    };
+                                  0};
     way.fill(cluster);
     held_before before = way.before(cluster);
     if (cut.blocks > 1) cluster_wait();
@@ -434,15 +368,10 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
 #pragma unroll
             for (int piece = 0; piece < way.PIECES; piece++) {
                 way.take(piece, lines);
-#ifndef HELD_BULK
                 way.refill(piece);
-#endif
 #pragma unroll
                 for (int i = piece * HELD_PIECE; i < (piece + 1) * HELD_PIECE; i++)
                     held_add<T>(lines.x[i], lines.dy[i], s, sum, product);
-#ifdef HELD_BULK
-                way.refill(piece);
-#endif
             }
         } else {
             way.arrive(row);
@@ -504,8 +433,7 @@ constexpr int64_t HELD_LEAST_WARPS = 4;
  * group is too large for a cluster's registers, or it would leave more than a quarter of a multiprocessor's warps idle.
  */
 inline bool plan_held(const group_call &call, int64_t bytes, bool clusters, int64_t limit, held_plan *plan) {
-    int64_t lines = call.plane * bytes / HELD_LINE, rows = call.batch * call.groups,
-            widest = HELD_WARPS / HELD_SPLIT_BY;
+    int64_t lines = call.plane * bytes / HELD_LINE, rows = call.batch * call.groups, widest = HELD_WARPS;
     if (!clusters || call.plane * bytes % (4 * HELD_LINE) || call.group_channels > INT_MAX / lines) return false;
     plan->lines = lines % 8 ? 4 : 8;
     int64_t segments = lines / plan->lines, tasks = call.group_channels * segments, blocks = 1;

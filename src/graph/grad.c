@@ -332,7 +332,7 @@ static vjp_value add_one(vjp_graph *graph, vjp_value scalar) {
 static void differentiate(differentiation *d, vjp_value scalar, const vjp_value *wrt, size_t count,
                           const vjp_value *into, int add, vjp_value *gradients) {
     vjp_graph *graph = d->graph;
-    int32_t last = graph->value[scalar].node;
+    int32_t last = graph->value[root_of(d, scalar)].node;
     for (size_t i = 0; i < count; i++) {
         vjp_value root = root_of(d, wrt[i]);
         if (d->asked[root]) {
