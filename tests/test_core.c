@@ -430,8 +430,8 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 
 static void op_table(void **state) {
     (void)state;
-    static const char *const names[] = {"layer_norm", "rms_norm", "group_norm", "rope",
-                                        "cumsum",     "gather",   "maxpool2d",  "linear"};
+    static const char *const names[] = {"layer_norm", "rms_norm",  "group_norm", "rope",     "cumsum",
+                                        "gather",     "maxpool2d", "linear",     "attention"};
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -496,6 +496,9 @@ static void infer_absent(void **state) {
         {"linear", VJP_FORWARD, "pre", VJP_BF16, 3, {2, 5, 9}},
         {"linear", VJP_BACKWARD, "db", VJP_BF16, 2, {7, 9}},
         {"linear", VJP_BACKWARD, "dbias", VJP_BF16, 1, {9}},
+        {"attention", VJP_FORWARD, "y", VJP_BF16, 4, {2, 5, 4, 3}},
+        {"attention", VJP_FORWARD, "lse", VJP_F32, 3, {2, 4, 5}},
+        {"attention", VJP_BACKWARD, "dk", VJP_BF16, 4, {2, 7, 2, 3}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -566,6 +569,9 @@ static void least_cost(void **state) {
         {"maxpool2d", VJP_BACKWARD, NULL, 4 * (378 + 120 + 120), 0},
         {"linear", VJP_FORWARD, NULL, 4 * (2 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
         {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 2 * 90), 2 * 2.0 * 10 * 7 * 9},
+        /* q 120 elements, k 84, lse 40; each of 8 heads sees 3 + 4 + 5 + 6 + 7 pairs of 3 elements */
+        {"attention", VJP_FORWARD, NULL, 4 * (2 * 120 + 2 * 84 + 40), 2 * 2.0 * 8 * 25 * 3},
+        {"attention", VJP_BACKWARD, NULL, 4 * (4 * 120 + 4 * 84 + 40), 5 * 2.0 * 8 * 25 * 3},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

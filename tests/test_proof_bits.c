@@ -23,6 +23,7 @@ int main(void) {
         {"bits: group_norm", bits, NULL, NULL, "group_norm"}, {"bits: rope", bits, NULL, NULL, "rope"},
         {"bits: cumsum", bits, NULL, NULL, "cumsum"},         {"bits: gather", bits, NULL, NULL, "gather"},
         {"bits: maxpool2d", bits, NULL, NULL, "maxpool2d"},   {"bits: linear", bits, NULL, NULL, "linear"},
+        {"bits: attention", bits, NULL, NULL, "attention"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,6 +55,8 @@ int main(void) {
         {"ref: maxpool2d", ref, NULL, NULL, "maxpool2d"},
         {"cpu: linear", cpu, NULL, NULL, "linear"},
         {"ref: linear", ref, NULL, NULL, "linear"},
+        {"cpu: attention", cpu, NULL, NULL, "attention"},
+        {"ref: attention", ref, NULL, NULL, "attention"},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

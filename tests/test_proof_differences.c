@@ -38,6 +38,7 @@ int main(void) {
         {"differences: gather", differences, NULL, NULL, "gather"},
         {"differences: maxpool2d", differences, NULL, NULL, "maxpool2d"},
         {"differences: linear", differences, NULL, NULL, "linear"},
+        {"differences: attention", differences, NULL, NULL, "attention"},
         {"invariants: ref", invariants, NULL, NULL, "ref"},
         {"invariants: cpu", invariants, NULL, NULL, "cpu"},
     };
