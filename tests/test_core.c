@@ -544,6 +544,9 @@ static void infer_absent(void **state) {
         {"dropout", VJP_FORWARD, "y", VJP_BF16, 2, {3, 65}},
         {"cast", VJP_FORWARD, "y", VJP_F32, 2, {3, 65}},
         {"cast", VJP_BACKWARD, "dx", VJP_F32, 2, {3, 65}},
+        {"attention", VJP_FORWARD, "y", VJP_BF16, 4, {2, 5, 4, 3}},
+        {"attention", VJP_FORWARD, "lse", VJP_F32, 3, {2, 4, 5}},
+        {"attention", VJP_BACKWARD, "dk", VJP_BF16, 4, {2, 7, 2, 3}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;
@@ -671,6 +674,9 @@ static void least_cost(void **state) {
         /* x is there for its shape alone */
         {"mean", VJP_BACKWARD, NULL, 4 * (102 + 6), 0},
         {"dropout", VJP_FORWARD, NULL, 4 * (2 * 195 + 2), 0},
+        /* q 120 elements, k 84, lse 40; each of 8 heads sees 3 + 4 + 5 + 6 + 7 pairs of 3 elements */
+        {"attention", VJP_FORWARD, NULL, 4 * (2 * 120 + 2 * 84 + 40), 2 * 2.0 * 8 * 25 * 3},
+        {"attention", VJP_BACKWARD, NULL, 4 * (4 * 120 + 4 * 84 + 40), 5 * 2.0 * 8 * 25 * 3},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         call made;

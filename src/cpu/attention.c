@@ -279,7 +279,15 @@ static vjp_status forward(const vjp_work *work) {
     return VJP_OK;
 }
 
+/* Sizes that no memory holds; below that nothing here overflows. */
+static bool is_too_large(const vjp_work *work) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    double rows = (double)s.batch * ((double)s.time * (double)s.heads + (double)s.keys * (double)s.kv_heads);
+    return rows * (double)s.dim > 0x1p50;
+}
+
 static size_t forward_workspace(const vjp_work *work) {
+    if (is_too_large(work)) return SIZE_MAX;
     unit_plan p = plan_forward(work);
     return (size_t)(p.workers * p.worker_floats) * sizeof(float);
 }
@@ -495,6 +503,7 @@ static int64_t lse_floats(const unit_plan *p) {
 }
 
 static size_t backward_workspace(const vjp_work *work) {
+    if (is_too_large(work)) return SIZE_MAX;
     unit_plan p = plan_backward(work), again = plan_forward(work);
     int64_t floats = sums_floats(&p), own = p.workers * p.worker_floats;
     if (!is_saved(work)) {

@@ -139,6 +139,7 @@ static size_t forward_workspace(const vjp_work *work) {
 
 static size_t backward_workspace(const vjp_work *work) {
     vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    if ((double)s.batch * (double)s.keys * (double)s.kv_heads * (double)s.dim > 0x1p58) return SIZE_MAX;
     return sizeof(double) * (size_t)(2 * s.batch * s.keys * s.kv_heads * s.dim) + forward_workspace(work);
 }
 

@@ -183,6 +183,15 @@ static sample take_sample(input *in, const char *op) {
         add(&s, "x", ndim, shape);
         add(&s, "counter", 1, other);
         s.index_limit = 1 << 24;
+    } else if (strcmp(op, "attention") == 0) {
+        take_shape(in, 4, shape, 1024);
+        memcpy(other, shape, sizeof other);
+        other[1] += take(in, 5);
+        shape[2] *= 1 + take(in, 3);
+        snprintf(attribute_text, sizeof attribute_text, "causal=%u scale=%g", take(in, 2), 0.25 * take(in, 3));
+        add(&s, "q", 4, shape);
+        add(&s, "k", 4, other);
+        add(&s, "v", 4, other);
     } else {
         ndim += 1;
         bool batched = take(in, 2), transposed = take(in, 2);
