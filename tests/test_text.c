@@ -77,6 +77,7 @@ static void test_all_defaults(void **state) {
         if (!text_set_attributes(op, again.bytes, text, error)) fail_msg("%s", error);
         assert_memory_equal(values.bytes, again.bytes, vjp_op_describe(op)->attribute_bytes);
         assert_string_equal(text_attributes(op, values.bytes, true, text, sizeof text), "");
+        if (vjp_op_describe(op)->attribute_count == 0) continue;
         const vjp_attribute *first = &vjp_op_describe(op)->attributes[0];
         int64_t other = first->type == VJP_REAL ? 0 : first->integer + 1;
         memcpy(values.bytes + first->offset, &other, 8);
