@@ -263,6 +263,7 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
             return device_failed(t, error);
     if (!found[0] && vjp_program_trace(t->measure, found, sizeof found) != VJP_OK) return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
+    if (isnan(value)) value = NAN; /* without a sign, which would be printed */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
                       found);
 }
