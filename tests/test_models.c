@@ -280,8 +280,17 @@ static void check_plan(vjp_device *device, train_model *model, const char *name)
         fail_msg("%s: an arena of %zu bytes for %zu", name, report.arena_bytes, report.live_bytes);
     assert_int_equal(report.live_bytes, plan_live_bytes(program->range, program->ranges));
     assert_true(report.intermediate_bytes > report.arena_bytes);
-    for (int32_t i = 0; i < program->ranges; i++)
-        assert_true(program->range[i].offset + program->range[i].bytes <= report.arena_bytes);
+    /* The checker once more, in other words: what lies below another's end and above its begin is dead before or born
+     * behind it. */
+    for (int32_t i = 0; i < program->ranges; i++) {
+        const plan_range *a = &program->range[i];
+        assert_true(a->offset + a->bytes <= report.arena_bytes);
+        for (int32_t j = 0; j < i; j++) {
+            const plan_range *b = &program->range[j];
+            bool apart = a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset;
+            assert_true(apart || a->last < b->first || b->last < a->first || !a->bytes || !b->bytes);
+        }
+    }
     vjp_program_destroy(program);
     free(values);
     model_free(model);
