@@ -4,8 +4,9 @@
     tests/test_transformers.py BUILD_FOLDER
 
 A folder that we write is loaded by AutoModelForCausalLM without a missing, unexpected or differing weight, and computes;
-folders that LlamaForCausalLM saves (in one file, in several, tied, bf16) are read by us to the same numbers. Exit status
-77 where torch or transformers is not installed.
+folders that LlamaForCausalLM saves (in one file, in several, tied, bf16) are read by us to the same numbers. What `vjp
+train` writes has the same logits and the same loss there as here, and what transformers saves trains here from the
+loss that it has there. Exit status 77 where torch or transformers is not installed.
 """
 import importlib.util
 import json
@@ -15,15 +16,18 @@ import sys
 import tempfile
 
 SKIPPED = 77
-for package in ("torch", "transformers"):
+for package in ("torch", "transformers", "safetensors"):
     if not importlib.util.find_spec(package):
         print(f"there is no {package} for {sys.executable}")
         sys.exit(SKIPPED)
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VJP_THREADS"] = "1"  # so small a model is slower with more on a machine that has other work
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+VJP, LOGITS = (os.path.join(sys.argv[1], name) for name in ("vjp", "logits_probe"))
 PROBE = os.path.join(sys.argv[1], "checkpoint_probe")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -90,10 +94,82 @@ def theirs_here(folder, dtype, tied, shard):
         assert abs(total - expected) < 1e-9 * max(1, weights[name].numel()), (name, total, expected)
 
 
+def train(data, out, *arguments):
+    """Runs vjp train; the loss of each step."""
+    command = [VJP, "train", data, "--out", out, "--json", "--warmup", "0", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return [json.loads(line)["loss"] for line in done.stdout.splitlines()]
+
+
+def loss_there(model, rows):
+    with torch.no_grad():
+        logits = model(rows[:, :-1]).logits
+    return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
+
+
+def same_logits(scratch, folder, context):
+    """A folder of vjp train's, computed by both sides on random rows."""
+    path = os.path.join(folder, "latest")
+    model, info = AutoModelForCausalLM.from_pretrained(path, torch_dtype="auto", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    assert model.dtype == torch.float32, model.dtype  # as training has them, whatever they began as
+    rows = torch.randint(256, (3, context + 1), generator=torch.Generator().manual_seed(7))
+    tokens, out = os.path.join(scratch, "tokens"), os.path.join(scratch, "logits.safetensors")
+    rows.to(torch.int32).numpy().tofile(tokens)
+    subprocess.run([LOGITS, folder, tokens, "3", str(context), out], check=True)
+    ours = load_file(out)
+    logits, loss = loss_there(model, rows)
+    error = ((ours["logits"] - logits).norm() / logits.norm()).item()
+    assert error < 1e-5, (folder, error)
+    assert logits.std() > 0.1, "the logits are all alike: that proves little"
+    assert abs(ours["loss"].item() - loss) < 1e-5 * loss, (folder, ours["loss"].item(), loss)
+
+
+def trained_there(scratch):
+    text = os.path.join(scratch, "text")
+    with open(text, "w") as file:
+        file.writelines(f"line {i}: the quick brown fox jumps over {i * i} dogs\n" for i in range(200))
+    folder = os.path.join(scratch, "trained")
+    small = ["--preset", "tiny", "--batch", "4", "--context", "48", "--validate-every", "0"]
+    losses = train(text, folder, "--steps", "25", *small)
+    assert losses[-1] < losses[0] - 1, losses
+    same_logits(scratch, folder, 48)
+
+
+def tuned_here(scratch, dtype, tied):
+    """The text has one window of the context's length only, so that both sides know what the batch is."""
+    context = 32
+    words = b"a text with one window and no mor"
+    assert len(words) == context + 1
+    text = os.path.join(scratch, "window")
+    with open(text, "wb") as file:
+        file.write(words + b"e")  # a twentieth, one byte, is for validation
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied, rms_norm_eps=3e-6,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).to(DTYPES[dtype])
+    folder = os.path.join(scratch, f"begun-{dtype}-{tied}")
+    model.save_pretrained(folder)
+    # Loaded again: casting a model to bf16 rounds the angles of its rotations, too, which no file keeps.
+    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
+    expected = loss_there(model, torch.tensor([list(words)] * 2))[1]
+    out = os.path.join(scratch, f"tuned-{dtype}-{tied}")
+    losses = train(text, out, "--from", folder, "--batch", "2", "--context", str(context), "--steps", "20", "--lr", "3e-3")
+    assert abs(losses[0] - expected) < 1e-4, (losses[0], expected)
+    assert losses[-1] < 0.7 * losses[0], losses
+    same_logits(scratch, out, 64)
+
+
 with tempfile.TemporaryDirectory() as scratch:
+    trained_there(scratch)
+    for tied in (False, True):
+        for dtype in DTYPES:
+            tuned_here(scratch, dtype, tied)
     for tied in (False, True):
         for dtype in DTYPES:
             ours_there(os.path.join(scratch, f"ours-{dtype}-{tied}"), dtype, tied)
             for shard in (None, "20KB"):
                 theirs_here(os.path.join(scratch, f"theirs-{dtype}-{tied}-{shard}"), dtype, tied, shard)
-print("checkpoints: read by transformers and from it")
+print("checkpoints: read by transformers and from it, with the same logits and losses")

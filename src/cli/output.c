@@ -12,6 +12,7 @@
 
 #include "cli/cli.h"
 #include "proof/text.h"
+#include "train/json.h"
 
 void cli_flush(void) {
     errno = 0;
@@ -26,19 +27,24 @@ void cli_flush(void) {
 /* stdout has one writer, so its place in the line is kept here: whether the next element needs a comma before it. */
 static bool needs_comma;
 
+/* Bytes that are no UTF-8, as a model may write them, become the sign for such: JSON has no other texts. */
 static void write_string(const char *text) {
+    size_t length = strlen(text), bytes;
     putchar('"');
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+    for (const char *c = text; *c; c += bytes ? bytes : 1) {
+        bytes = json_character(c, length - (size_t)(c - text));
         if (*c == '"' || *c == '\\')
             printf("\\%c", *c);
         else if (*c == '\n')
             fputs("\\n", stdout);
         else if (*c == '\t')
             fputs("\\t", stdout);
-        else if (*c < 0x20 || *c == 0x7f)
+        else if (!bytes)
+            fputs("\\ufffd", stdout);
+        else if (bytes == 1 && (*c < 0x20 || *c == 0x7f))
             printf("\\u%04x", (unsigned)*c);
         else
-            putchar(*c);
+            fwrite(c, 1, bytes, stdout);
     }
     putchar('"');
 }

@@ -29,7 +29,8 @@ static void stop(int signal) {
 }
 
 static void listen(trainer *t) {
-    struct sigaction action = {.sa_handler = stop};
+    /* Restarting: a signal must not make a write of a checkpoint or of a line fail. */
+    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART};
     running = t;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -152,8 +153,9 @@ static int train(job *j, screen *s, int64_t stop_at) {
     if (s->json) return CLI_OK;
     if (asked_to_stop && s->terminal) putchar('\n');
     char time[32];
-    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n", asked_to_stop ? "stopped" : "done",
-           (long long)j->step, duration(j->seconds, time), j->out, (long long)j->step);
+    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n",
+           j->step < j->settings.trainer.steps ? "stopped" : "done", (long long)j->step, duration(j->seconds, time),
+           j->out, (long long)j->step);
     if (j->step < j->settings.trainer.steps) printf("go on:  vjp train --resume --out %s\n", j->out);
     if (j->text.count) printf("sample: vjp sample %s\n", j->out);
     printf("curve:  %s/loss.svg\n", j->out);
@@ -172,7 +174,7 @@ typedef struct arguments {
 } arguments;
 
 /* A run that goes on takes its settings from the checkpoint: options that would change it are misuse. */
-static const char *const with_resume[] = {"--resume", "--out", "--device", "--threads", "--json", "--stop-at"};
+static const char *const with_resume[] = {"--resume", "--out", "-o", "--device", "--threads", "--json", "--stop-at"};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {

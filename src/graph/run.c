@@ -166,6 +166,7 @@ static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad
     for (size_t i = 0; i < bytes / size && status == VJP_OK && !*bad; i++) {
         *value = element(host, (vjp_dtype)tensor->dtype, i);
         *bad = !isfinite(*value);
+        if (isnan(*value)) *value = NAN; /* without a sign, which would be printed */
         *at = i;
     }
     free(host);

@@ -152,10 +152,11 @@ static bool add_picture(image_data *images, const char *path, int32_t label, cha
     picture p;
     if (!picture_read(path, &p, error)) return false;
     if (images->count && (p.height != images->height || p.width != images->width || p.channels != images->channels)) {
+        train_fail(error, "%s: it is %lld x %lld with %lld channels; the first was %lld x %lld with %lld", path,
+                   (long long)p.height, (long long)p.width, (long long)p.channels, (long long)images->height,
+                   (long long)images->width, (long long)images->channels);
         picture_free(&p);
-        return train_fail(error, "%s: it is %lld x %lld with %lld channels; the first was %lld x %lld with %lld", path,
-                          (long long)p.height, (long long)p.width, (long long)p.channels, (long long)images->height,
-                          (long long)images->width, (long long)images->channels);
+        return false;
     }
     images->height = p.height;
     images->width = p.width;

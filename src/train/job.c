@@ -34,42 +34,44 @@ job_settings job_defaults(void) {
 
 /* ---- Settings as JSON -------------------------------------------------------------------------------- */
 
-/* One list of all settings, for writing and for reading. */
+/* One list of all settings, for writing and for reading; a number that is read must be within its limits. */
 typedef struct setting {
     const char *key;
     enum { INTEGER, REAL, TEXT, BOOLEAN, DTYPE } type;
     void *place;
     size_t room; /* of a text */
+    double least, most;
 } setting;
 
 enum { SETTINGS = 24 };
 
 static int list_settings(job_settings *s, setting list[SETTINGS]) {
+    static const double many = 1e9;
     const setting all[] = {
-        {"data", TEXT, s->data, sizeof s->data},
-        {"model", TEXT, s->model, sizeof s->model},
-        {"preset", TEXT, s->preset, sizeof s->preset},
-        {"from", TEXT, s->from, sizeof s->from},
-        {"batch", INTEGER, &s->batch, 0},
-        {"context", INTEGER, &s->context, 0},
-        {"validate_every", INTEGER, &s->validate_every, 0},
-        {"validate_parts", INTEGER, &s->validate_parts, 0},
-        {"save_every", INTEGER, &s->save_every, 0},
-        {"keep", INTEGER, &s->keep, 0},
-        {"dtype", DTYPE, &s->dtype, 0},
-        {"recompute", BOOLEAN, &s->recompute, 0},
-        {"label_smoothing", REAL, &s->label_smoothing, 0},
-        {"steps", INTEGER, &s->trainer.steps, 0},
-        {"warmup", INTEGER, &s->trainer.warmup, 0},
-        {"accumulate", INTEGER, &s->trainer.accumulate, 0},
-        {"rate", REAL, &s->trainer.rate, 0},
-        {"last_rate", REAL, &s->trainer.last_rate, 0},
-        {"weight_decay", REAL, &s->trainer.weight_decay, 0},
-        {"max_norm", REAL, &s->trainer.max_norm, 0},
-        {"beta1", REAL, &s->trainer.beta1, 0},
-        {"beta2", REAL, &s->trainer.beta2, 0},
-        {"eps", REAL, &s->trainer.eps, 0},
-        {"seed", INTEGER, &s->trainer.seed, 0},
+        {"data", TEXT, s->data, sizeof s->data, 0, 0},
+        {"model", TEXT, s->model, sizeof s->model, 0, 0},
+        {"preset", TEXT, s->preset, sizeof s->preset, 0, 0},
+        {"from", TEXT, s->from, sizeof s->from, 0, 0},
+        {"batch", INTEGER, &s->batch, 0, 1, many},
+        {"context", INTEGER, &s->context, 0, 1, many},
+        {"validate_every", INTEGER, &s->validate_every, 0, 0, many},
+        {"validate_parts", INTEGER, &s->validate_parts, 0, 1, many},
+        {"save_every", INTEGER, &s->save_every, 0, 0, many},
+        {"keep", INTEGER, &s->keep, 0, 1, 1000},
+        {"dtype", DTYPE, &s->dtype, 0, 0, 0},
+        {"recompute", BOOLEAN, &s->recompute, 0, 0, 0},
+        {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1},
+        {"steps", INTEGER, &s->trainer.steps, 0, 1, many},
+        {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many},
+        {"accumulate", INTEGER, &s->trainer.accumulate, 0, 1, many},
+        {"rate", REAL, &s->trainer.rate, 0, 0, many},
+        {"last_rate", REAL, &s->trainer.last_rate, 0, 0, 1},
+        {"weight_decay", REAL, &s->trainer.weight_decay, 0, 0, many},
+        {"max_norm", REAL, &s->trainer.max_norm, 0, 0, many},
+        {"beta1", REAL, &s->trainer.beta1, 0, 0, 1},
+        {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
+        {"eps", REAL, &s->trainer.eps, 0, 0, many},
+        {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row a setting");
     memcpy(list, all, sizeof all);
@@ -91,14 +93,18 @@ static void put_settings(json_writer *w, job_settings *s) {
     }
 }
 
+static bool is_number(const setting *one, const json_value *value) {
+    return value && value->type == JSON_NUMBER && value->number >= one->least && value->number <= one->most;
+}
+
 static bool get_setting(const setting *one, const json_value *value) {
     switch (one->type) {
     case INTEGER:
-        if (!value || value->type != JSON_NUMBER || !value->exact) return false;
+        if (!is_number(one, value) || !value->exact) return false;
         *(int64_t *)one->place = value->integer;
         return true;
     case REAL:
-        if (!value || value->type != JSON_NUMBER) return false;
+        if (!is_number(one, value)) return false;
         *(double *)one->place = value->number;
         return true;
     case TEXT:
@@ -111,8 +117,9 @@ static bool get_setting(const setting *one, const json_value *value) {
         return true;
     case DTYPE: {
         int dtype = value && value->type == JSON_STRING ? vjp_dtype_find(value->text) : -1;
-        if (dtype >= 0) *(vjp_dtype *)one->place = (vjp_dtype)dtype;
-        return dtype >= 0;
+        bool takes = dtype == VJP_F32 || dtype == VJP_BF16 || dtype == VJP_F16;
+        if (takes) *(vjp_dtype *)one->place = (vjp_dtype)dtype;
+        return takes;
     }
     }
     return false;
@@ -143,6 +150,8 @@ static bool open_data(job *j, char error[TRAIN_ERROR]) {
         j->data_hash = hash_bytes(j->text.bytes, j->text.count);
         return true;
     }
+    if (strcmp(j->settings.model, "convnet") != 0)
+        return train_fail(error, "there is no model \"%s\"; there are llama and convnet", j->settings.model);
     if (!images_read(j->settings.data, &j->images, error)) return false;
     const image_data *i = &j->images;
     j->data_hash = hash_bytes(i->pixels, (size_t)(i->count * i->height * i->width * i->channels)) ^
@@ -170,6 +179,7 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     enum { USUAL_BATCH = 8 };
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
+        j->llama.dtype = VJP_F32; /* what checkpoints of this run will hold */
         if (j->llama.vocab_size < 256)
             return train_fail(error, "its vocabulary has %lld tokens; text is read as bytes, which needs 256",
                               (long long)j->llama.vocab_size);
@@ -184,13 +194,16 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     if (j->settings.context > j->llama.max_positions)
         return train_fail(error, "a context of %lld; the model was made for %lld at most",
                           (long long)j->settings.context, (long long)j->llama.max_positions);
+    /* Before the model is built: its tables are as long as the context. */
+    if (!text_source(&j->text, j->settings.batch, j->settings.context, j->settings.trainer.seed, &j->source, error))
+        return false;
     const llama_options options = {.batch = j->settings.batch,
                                    .context = j->settings.context,
                                    .dtype = j->settings.dtype,
                                    .recompute = j->settings.recompute,
                                    .label_smoothing = j->settings.label_smoothing};
     llama_build(&j->model, &j->llama, &options);
-    return text_source(&j->text, j->settings.batch, j->settings.context, j->settings.trainer.seed, &j->source, error);
+    return true;
 }
 
 static bool choose_convnet(job *j, char error[TRAIN_ERROR]) {
@@ -211,9 +224,7 @@ static bool choose_convnet(job *j, char error[TRAIN_ERROR]) {
 }
 
 static bool choose_model(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
-    if (is_llama(j)) return choose_llama(j, from, error);
-    if (strcmp(j->settings.model, "convnet") == 0) return choose_convnet(j, error);
-    return train_fail(error, "there is no model \"%s\"; there are llama and convnet", j->settings.model);
+    return is_llama(j) ? choose_llama(j, from, error) : choose_convnet(j, error);
 }
 
 /* ---- Beginning and going on -------------------------------------------------------------------------- */
@@ -237,7 +248,7 @@ static bool load(job *j, const checkpoint *from, bool optimiser, char error[TRAI
 }
 
 static bool start(job *j, const checkpoint *from, bool optimiser, char error[TRAIN_ERROR]) {
-    if (!open_data(j, error) || !choose_model(j, from, error)) return false;
+    if (!choose_model(j, from, error)) return false;
     j->trainer = trainer_create(j->device, &j->model, &j->settings.trainer, error);
     if (!j->trainer || (from && !load(j, from, optimiser, error))) return false;
     j->metrics = metrics_open(j->out, j->step, error);
@@ -256,12 +267,12 @@ static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAI
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]) {
     if (!set_out(j, device, out, error)) return false;
     j->settings = *settings;
-    if (!settings->from[0]) return start(j, NULL, false, error);
+    if (!settings->from[0]) return open_data(j, error) && start(j, NULL, false, error);
     char path[CHECKPOINT_PATH];
     checkpoint from = {0};
     bool ok = checkpoint_find(settings->from, path, error) && checkpoint_open(path, &from, error);
     if (ok && !is_llama(j)) ok = train_fail(error, "only a llama begins with another checkpoint's weights");
-    if (ok) ok = start(j, &from, false, error);
+    ok = ok && open_data(j, error) && start(j, &from, false, error);
     checkpoint_close(&from);
     return ok;
 }
@@ -283,11 +294,12 @@ bool job_resume(job *j, vjp_device *device, const char *out, char error[TRAIN_ER
     checkpoint from = {0};
     uint64_t data_hash = 0;
     bool ok = checkpoint_find(out, path, error) && checkpoint_open(path, &from, error) &&
-              get_state(j, &from, &data_hash, error) && start(j, &from, true, error);
+              get_state(j, &from, &data_hash, error) && open_data(j, error);
     if (ok && data_hash != j->data_hash)
         ok = train_fail(
             error, "%s has changed since this run began: it cannot go on bit for bit (a new run can begin with --from)",
             j->settings.data);
+    ok = ok && start(j, &from, true, error);
     checkpoint_close(&from);
     return ok;
 }

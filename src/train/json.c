@@ -108,19 +108,24 @@ static bool read_string(reader *r, const char *what, const char **string) {
     return true;
 }
 
+size_t json_character(const char *text, size_t length) {
+    const unsigned char *c = (const unsigned char *)text;
+    if (!length || c[0] < 0x80) return length > 0;
+    size_t more = c[0] < 0xc2 ? 4 : c[0] < 0xe0 ? 1 : c[0] < 0xf0 ? 2 : c[0] < 0xf5 ? 3 : 4;
+    if (more == 4 || more >= length) return 0;
+    for (size_t i = 1; i <= more; i++)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    /* No longer than needed, no surrogates, nothing past U+10FFFF. */
+    bool wrong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] >= 0xa0) || (c[0] == 0xf0 && c[1] < 0x90) ||
+                 (c[0] == 0xf4 && c[1] >= 0x90);
+    return wrong ? 0 : more + 1;
+}
+
 static bool check_utf8(const reader *r) {
     for (size_t i = 0; i < r->length;) {
-        const unsigned char *c = (const unsigned char *)r->text + i;
-        size_t more = c[0] < 0x80 ? 0 : c[0] < 0xc2 ? 4 : c[0] < 0xe0 ? 1 : c[0] < 0xf0 ? 2 : c[0] < 0xf5 ? 3 : 4;
-        bool good = more < 4 && more < r->length - i;
-        for (size_t j = 1; good && j <= more; j++)
-            good = (c[j] & 0xc0) == 0x80;
-        /* No longer than needed, no surrogates, nothing past U+10FFFF. */
-        if (good && more >= 2)
-            good = !(c[0] == 0xe0 && c[1] < 0xa0) && !(c[0] == 0xed && c[1] >= 0xa0) &&
-                   !(c[0] == 0xf0 && c[1] < 0x90) && !(c[0] == 0xf4 && c[1] >= 0x90);
-        if (!good) return train_fail(r->error, "it is not UTF-8 at byte %zu", i);
-        i += more + 1;
+        size_t bytes = json_character(r->text + i, r->length - i);
+        if (!bytes) return train_fail(r->error, "it is not UTF-8 at byte %zu", i);
+        i += bytes;
     }
     return true;
 }

@@ -41,6 +41,9 @@ typedef struct json_document {
     char *text;         /* what its texts point into */
 } json_document;
 
+/* The length of the UTF-8 character at the beginning of a text; 0: there is none. */
+size_t json_character(const char *text, size_t length);
+
 bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]);
 
 /* The same from a file; the sentence begins with the path. */

@@ -193,6 +193,9 @@ static bool inflate_all(inflating *z) {
     return !z->bad && z->done == z->out_count;
 }
 
+/* A byte of deflate stands for 1032 at most: a code of two bits for 258 bytes. */
+static const size_t MOST_OF_A_BYTE = 1032;
+
 /* ---- PNG --------------------------------------------------------------------------------------------- */
 
 typedef struct png {
@@ -299,6 +302,9 @@ bool picture_read_png(const char *path, const unsigned char *bytes, size_t count
     png f = {.data = malloc(count)};
     bool ok = f.data ? read_chunks(path, bytes, count, &f, error) : train_fail(error, "%s: no memory for it", path);
     size_t row_bytes = ok ? (size_t)(f.height * (f.width * f.stored + 1)) : 0;
+    if (ok && row_bytes / MOST_OF_A_BYTE > f.data_bytes)
+        ok = train_fail(error, "%s: it is too short for its %lld x %lld pixels", path, (long long)f.width,
+                        (long long)f.height);
     unsigned char *rows = ok ? malloc(row_bytes) : NULL;
     if (ok && !rows) ok = train_fail(error, "%s: no memory for its pixels", path);
     ok = ok && decode(path, &f, rows, row_bytes, p, error);

@@ -214,24 +214,56 @@ void trainer_interrupt(trainer *t) {
 
 /* ---- Steps ------------------------------------------------------------------------------------------- */
 
+/* Fills a program's input and target. */
+static bool feed(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part) {
+    source->fill(source->context, validation, part, t->input, t->target);
+    return vjp_program_write(program, t->model->input, t->input, t->input_bytes) == VJP_OK &&
+           vjp_program_write(program, t->model->target, t->target, t->target_bytes) == VJP_OK;
+}
+
 static bool run_part(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part,
                      double *loss) {
     float value = 0;
-    source->fill(source->context, validation, part, t->input, t->target);
-    bool ok = vjp_program_write(program, t->model->input, t->input, t->input_bytes) == VJP_OK &&
-              vjp_program_write(program, t->model->target, t->target, t->target_bytes) == VJP_OK &&
-              vjp_program_run(program) == VJP_OK && vjp_synchronize(t->device) == VJP_OK &&
+    bool ok = feed(t, program, source, validation, part) && vjp_program_run(program) == VJP_OK &&
+              vjp_synchronize(t->device) == VJP_OK &&
               vjp_program_read(program, t->model->loss, &value, sizeof value) == VJP_OK;
     *loss = value;
     return ok;
 }
 
-/* Where a number that is not finite came from: the same part again, call by call. */
-static bool explain(trainer *t, vjp_program *program, int64_t step, const char *what, double value,
+/* A part's program: the first writes the gradients, the others add to them. */
+static vjp_program *program_of(trainer *t, int64_t part) {
+    return part ? t->more : t->first;
+}
+
+static uint64_t number_of(const trainer *t, int64_t step, int64_t part) {
+    return (uint64_t)((step - 1) * t->options.accumulate + part);
+}
+
+static bool clear_gradients(trainer *t) {
+    memset(t->copy, 0, (size_t)model_size(t->model) * sizeof *t->copy);
+    for (int i = 0; i < t->model->parameters; i++)
+        if (vjp_program_write(t->first, t->track[i].gradient, t->copy, (size_t)t->track[i].count * sizeof(float)) !=
+            VJP_OK)
+            return false;
+    return true;
+}
+
+/*
+ * Where a number that is not finite came from: the parts up to this one again, call by call, then the norm. The
+ * gradients are cleared before, since they hold it already.
+ */
+static bool explain(trainer *t, const train_source *source, int64_t step, int64_t last, const char *what, double value,
                     char error[TRAIN_ERROR]) {
-    char found[TRAIN_ERROR / 2];
-    if (vjp_program_trace(program, found, sizeof found) != VJP_OK) return device_failed(t, error);
+    char found[TRAIN_ERROR / 2] = "";
+    if (!clear_gradients(t)) return device_failed(t, error);
+    for (int64_t part = 0; part <= last && !found[0]; part++)
+        if (!feed(t, program_of(t, part), source, false, number_of(t, step, part)) ||
+            vjp_program_trace(program_of(t, part), found, sizeof found) != VJP_OK)
+            return device_failed(t, error);
+    if (!found[0] && vjp_program_trace(t->measure, found, sizeof found) != VJP_OK) return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
+    if (isnan(value)) value = NAN; /* without a sign, which would be printed */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
                       found);
 }
@@ -242,17 +274,16 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
     double sum = 0;
     for (int64_t part = 0; part < parts; part++) {
         double loss;
-        vjp_program *program = part ? t->more : t->first;
-        if (!run_part(t, program, source, false, (uint64_t)((step - 1) * parts + part), &loss))
+        if (!run_part(t, program_of(t, part), source, false, number_of(t, step, part), &loss))
             return device_failed(t, error);
-        if (!isfinite(loss)) return explain(t, program, step, "loss", loss, error);
+        if (!isfinite(loss)) return explain(t, source, step, part, "loss", loss, error);
         sum += loss;
     }
     float rate = (float)trainer_rate(&t->options, step), norm = 0;
     if (vjp_program_run(t->measure) != VJP_OK || vjp_synchronize(t->device) != VJP_OK ||
         vjp_program_read(t->measure, t->norm, &norm, sizeof norm) != VJP_OK)
         return device_failed(t, error);
-    if (!isfinite(norm)) return explain(t, parts > 1 ? t->more : t->first, step, "norm of the gradients", norm, error);
+    if (!isfinite(norm)) return explain(t, source, step, parts - 1, "norm of the gradients", norm, error);
     if (vjp_program_write(t->update, t->rate, &rate, sizeof rate) != VJP_OK ||
         vjp_program_write(t->update, t->step, &step, sizeof step) != VJP_OK || vjp_program_run(t->update) != VJP_OK ||
         vjp_synchronize(t->device) != VJP_OK)

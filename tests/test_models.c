@@ -1,0 +1,336 @@
+/*
+ * Gradients of whole models, llama and convnet: in double on ref against central differences, on the cpu against ref,
+ * with blocks that are computed again bit for bit; and the plans of the models that vjp ships.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "core/philox.h"
+#include "graph/program.h"
+#include "train/convnet.h"
+#include "train/llama.h"
+
+static double random_at(uint64_t seed, uint64_t i) {
+    vjp_philox words = {{(uint32_t)i, (uint32_t)(i >> 32), 11, 0}};
+    words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
+    return ((double)words.word[0] + (double)words.word[1] * 0x1p-32) * 0x1p-32 * 2 - 1;
+}
+
+static int64_t count_of(const vjp_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static void put(const vjp_tensor *tensor, int64_t i, double value) {
+    char *at = (char *)tensor->data + tensor->offset;
+    if (tensor->dtype == VJP_F64)
+        ((double *)at)[i] = value;
+    else if (tensor->dtype == VJP_F32)
+        ((float *)at)[i] = (float)value;
+    else
+        ((int32_t *)at)[i] = (int32_t)value;
+}
+
+static double get(const vjp_tensor *tensor, int64_t i) {
+    const char *at = (const char *)tensor->data + tensor->offset;
+    return tensor->dtype == VJP_F64 ? ((const double *)at)[i] : (double)((const float *)at)[i];
+}
+
+/* ---- A model with its gradients on a device ---------------------------------------------------------- */
+
+typedef struct kind {
+    const char *name;
+    bool convnet, tied, recompute;
+} kind;
+
+static const kind kinds[] = {
+    {"llama", false, false, false},
+    {"llama, tied", false, true, false},
+    {"llama, computed again", false, false, true},
+    {"llama, tied, computed again", false, true, true},
+    {"convnet", true, false, false},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2 };
+
+enum { VOCABULARY = 19, CLASSES = 5, IGNORED = -100 };
+
+typedef struct subject {
+    vjp_device *device;
+    train_model model;
+    vjp_value *gradient; /* [parameters + 1]; the last is the loss */
+    vjp_program *program, *forward;
+} subject;
+
+static void build(const kind *k, vjp_dtype dtype, train_model *model) {
+    if (k->convnet) {
+        const convnet_config config = {
+            .height = 9, .width = 8, .channels = 2, .classes = CLASSES, .features = 4, .stages = 2};
+        const convnet_options options = {.batch = 3, .dtype = dtype, .label_smoothing = 0.1};
+        convnet_build(model, &config, &options);
+        return;
+    }
+    const llama_config config = {.vocab_size = VOCABULARY,
+                                 .hidden_size = 16,
+                                 .intermediate_size = 24,
+                                 .layers = 2,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head_dim = 6,
+                                 .max_positions = 7,
+                                 .rope_theta = 100,
+                                 .norm_eps = 1e-5,
+                                 .tied = k->tied,
+                                 .dtype = VJP_F32};
+    const llama_options options = {.batch = 2, .context = 7, .dtype = dtype, .recompute = k->recompute};
+    llama_build(model, &config, &options);
+}
+
+static vjp_tensor place(const subject *s, vjp_value value) {
+    vjp_tensor tensor;
+    if (vjp_program_tensor(s->program, value, &tensor) != VJP_OK) fail_msg("%s", vjp_error(s->device));
+    return tensor;
+}
+
+/*
+ * Weights far larger than a model begins with, so that every op bends what passes through it; f32 exactly, so that
+ * every dtype begins with the same numbers.
+ */
+static void fill(const subject *s, const kind *k) {
+    for (int i = 0; i < s->model.parameters; i++) {
+        vjp_tensor weight = place(s, s->model.parameter[i].value);
+        for (int64_t e = 0; e < count_of(&weight); e++)
+            put(&weight, e, (float)(s->model.parameter[i].centre + 0.5 * random_at(40 + (uint64_t)i, (uint64_t)e)));
+    }
+    vjp_tensor input = place(s, s->model.input), target = place(s, s->model.target);
+    for (int64_t e = 0; e < count_of(&input); e++)
+        put(&input, e, k->convnet ? (float)random_at(1, (uint64_t)e) : (double)(e * 7 % VOCABULARY));
+    for (int64_t e = 0; e < count_of(&target); e++)
+        put(&target, e, (double)((e * 5 + 3) % (k->convnet ? CLASSES : VOCABULARY)));
+    if (!k->convnet) put(&target, 4, IGNORED);
+}
+
+static subject compile(const char *device, const kind *k, vjp_dtype dtype) {
+    subject s = {0};
+    if (vjp_open(device, NULL, &s.device) != VJP_OK) fail_msg("%s", vjp_error(s.device));
+    build(k, dtype, &s.model);
+    size_t count = (size_t)s.model.parameters;
+    s.gradient = calloc(count + 1, sizeof *s.gradient);
+    vjp_value *wrt = calloc(count + 1, sizeof *wrt);
+    for (size_t i = 0; i < count; i++)
+        wrt[i] = s.model.parameter[i].value;
+    vjp_graph_grad(s.model.graph, s.model.loss, wrt, count, NULL, 0, s.gradient);
+    free(wrt);
+    s.gradient[count] = s.model.loss;
+    if (vjp_compile(s.device, s.model.graph, s.gradient, count + 1, NULL, &s.program) != VJP_OK)
+        fail_msg("%s: %s", k->name, vjp_error(s.device));
+    const vjp_program_options share = {.share = s.program};
+    assert_int_equal(vjp_compile(s.device, s.model.graph, &s.model.loss, 1, &share, &s.forward), VJP_OK);
+    fill(&s, k);
+    return s;
+}
+
+static void release(subject *s) {
+    vjp_program_destroy(s->forward);
+    vjp_program_destroy(s->program);
+    model_free(&s->model);
+    free(s->gradient);
+    vjp_close(s->device);
+}
+
+static void run(const subject *s, vjp_program *program) {
+    if (vjp_program_run(program) != VJP_OK) fail_msg("%s", vjp_error(s->device));
+}
+
+/* ---- Against differences ----------------------------------------------------------------------------- */
+
+static double loss_of(const subject *s) {
+    vjp_tensor tensor;
+    run(s, s->forward);
+    assert_int_equal(vjp_program_tensor(s->forward, s->model.loss, &tensor), VJP_OK);
+    assert_int_equal(tensor.dtype, VJP_F64);
+    return get(&tensor, 0);
+}
+
+/*
+ * One parameter, along a random direction. The differences are of fourth order, from four losses: their error is about
+ * the noise of a loss, 1e-16, divided by the step.
+ */
+static void check_direction(const subject *s, const kind *k, int parameter) {
+    static const double step = 1e-4, at[4] = {1, -1, 2, -2}, share[4] = {8, -8, -1, 1};
+    const model_parameter *p = &s->model.parameter[parameter];
+    vjp_tensor weight = place(s, p->value), gradient = place(s, s->gradient[parameter]);
+    assert_int_equal(gradient.dtype, VJP_F64);
+    int64_t count = count_of(&weight);
+    double *kept = malloc(sizeof(double) * (size_t)count), by_graph = 0, size = 0, by_differences = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double way = random_at(900 + (uint64_t)parameter, (uint64_t)i), part = way * get(&gradient, i);
+        kept[i] = get(&weight, i);
+        by_graph += part;
+        size += part * part;
+    }
+    for (int side = 0; side < 4; side++) {
+        for (int64_t i = 0; i < count; i++)
+            put(&weight, i, kept[i] + at[side] * step * random_at(900 + (uint64_t)parameter, (uint64_t)i));
+        by_differences += share[side] * loss_of(s) / (12 * step);
+    }
+    for (int64_t i = 0; i < count; i++)
+        put(&weight, i, kept[i]);
+    free(kept);
+    assert_true(size > 1e-12); /* a gradient of nothing proves nothing */
+    if (!(fabs(by_differences - by_graph) <= 1e-8 * sqrt(size) + 1e-11))
+        fail_msg("%s, %s: %.12g by differences, %.12g by the graph", k->name, p->name, by_differences, by_graph);
+}
+
+static void gradients_are_differences(void **unused) {
+    (void)unused;
+    for (int i = 0; i < KINDS; i++) {
+        subject s = compile("ref", &kinds[i], VJP_F64);
+        run(&s, s.program);
+        for (int p = 0; p < s.model.parameters; p++)
+            check_direction(&s, &kinds[i], p);
+        release(&s);
+    }
+}
+
+/* ---- Between devices --------------------------------------------------------------------------------- */
+
+static void compare(const kind *k, vjp_dtype dtype, double bound) {
+    subject cpu = compile("cpu", k, dtype), ref = compile("ref", k, dtype);
+    run(&cpu, cpu.program);
+    run(&ref, ref.program);
+    for (int p = 0; p <= cpu.model.parameters; p++) {
+        vjp_tensor a = place(&cpu, cpu.gradient[p]), b = place(&ref, ref.gradient[p]);
+        double difference = 0, size = 0;
+        for (int64_t i = 0; i < count_of(&a); i++) {
+            double d = get(&a, i) - get(&b, i);
+            difference += d * d;
+            size += get(&b, i) * get(&b, i);
+        }
+        if (!(sqrt(difference) <= bound * sqrt(size)))
+            fail_msg("%s in %s: relative error %.3g of %s", k->name, vjp_dtype_name(dtype), sqrt(difference / size),
+                     p < cpu.model.parameters ? cpu.model.parameter[p].name : "the loss");
+    }
+    release(&ref);
+    release(&cpu);
+}
+
+/*
+ * Every op may err by 2e-6 in f32. A weight's gradient is behind some fifty ops, whose errors are no more alike than
+ * random ones: sqrt(50) times as much, 1.4e-5. In bf16, whose rounding is 2^-9, the two devices round the same numbers
+ * but for a few at the edge between two neighbours; each such one is then 4e-3 off for all that follow, and of a row of
+ * 16 one or two are.
+ */
+static void the_cpu_agrees_with_ref(void **unused) {
+    (void)unused;
+    for (int i = 0; i < KINDS; i++) {
+        compare(&kinds[i], VJP_F32, 2e-5);
+        compare(&kinds[i], VJP_BF16, 2e-2);
+    }
+}
+
+/* Blocks that are computed again change no bit of any gradient. */
+static void recomputed_is_kept(void **unused) {
+    (void)unused;
+    for (int tied = 0; tied < 2; tied++) {
+        subject kept = compile("cpu", &kinds[LLAMA + tied], VJP_F32);
+        subject again = compile("cpu", &kinds[LLAMA_AGAIN + tied], VJP_F32);
+        run(&kept, kept.program);
+        run(&again, again.program);
+        assert_true(again.program->calls > kept.program->calls);
+        assert_int_equal(kept.model.parameters, again.model.parameters);
+        for (int p = 0; p <= kept.model.parameters; p++) {
+            vjp_tensor a = place(&kept, kept.gradient[p]), b = place(&again, again.gradient[p]);
+            assert_memory_equal((char *)a.data + a.offset, (char *)b.data + b.offset,
+                                (size_t)count_of(&a) * sizeof(float));
+        }
+        release(&kept);
+        release(&again);
+    }
+}
+
+/* ---- Plans of the shipped models --------------------------------------------------------------------- */
+
+static void check_plan(vjp_device *device, train_model *model, const char *name) {
+    size_t count = (size_t)model->parameters;
+    vjp_value *values = calloc(2 * count + 1, sizeof *values);
+    for (size_t i = 0; i < count; i++)
+        values[count + 1 + i] = model->parameter[i].value;
+    vjp_graph_grad(model->graph, model->loss, values + count + 1, count, NULL, 0, values);
+    values[count] = model->loss;
+    vjp_program *program;
+    if (vjp_compile(device, model->graph, values, count + 1, NULL, &program) != VJP_OK)
+        fail_msg("%s: %s", name, vjp_error(device));
+    vjp_program_report report;
+    vjp_program_describe(program, &report);
+    int32_t one, other;
+    if (plan_find_overlap(program->range, program->ranges, &one, &other))
+        fail_msg("%s: ranges %d and %d overlap", name, one, other);
+    if (!((double)report.arena_bytes <= 1.15 * (double)report.live_bytes))
+        fail_msg("%s: an arena of %zu bytes for %zu", name, report.arena_bytes, report.live_bytes);
+    assert_int_equal(report.live_bytes, plan_live_bytes(program->range, program->ranges));
+    assert_true(report.intermediate_bytes > report.arena_bytes);
+    /* The checker once more, in other words: what lies below another's end and above its begin is dead before or born
+     * behind it. */
+    for (int32_t i = 0; i < program->ranges; i++) {
+        const plan_range *a = &program->range[i];
+        assert_true(a->offset + a->bytes <= report.arena_bytes);
+        for (int32_t j = 0; j < i; j++) {
+            const plan_range *b = &program->range[j];
+            bool apart = a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset;
+            assert_true(apart || a->last < b->first || b->last < a->first || !a->bytes || !b->bytes);
+        }
+    }
+    vjp_program_destroy(program);
+    free(values);
+    model_free(model);
+}
+
+static void plans_are_small(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *preset;
+        int64_t batch;
+        bool recompute;
+    } rows[] = {{"tiny", 8, false}, {"tiny", 8, true}, {"small", 8, false}, {"medium", 1, false}, {"medium", 1, true}};
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    char error[TRAIN_ERROR];
+    train_model model;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const llama_preset *preset = llama_preset_find(rows[i].preset, error);
+        assert_non_null(preset);
+        const llama_options options = {.batch = rows[i].batch,
+                                       .context = preset->config.max_positions,
+                                       .dtype = VJP_F32,
+                                       .recompute = rows[i].recompute};
+        llama_build(&model, &preset->config, &options);
+        check_plan(device, &model, rows[i].preset);
+    }
+    const convnet_config config = {
+        .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
+    const convnet_options options = {.batch = 64, .dtype = VJP_F32};
+    convnet_build(&model, &config, &options);
+    check_plan(device, &model, "convnet");
+    vjp_close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_are_differences),
+        cmocka_unit_test(the_cpu_agrees_with_ref),
+        cmocka_unit_test(recomputed_is_kept),
+        cmocka_unit_test(plans_are_small),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

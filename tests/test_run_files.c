@@ -1,0 +1,350 @@
+/*
+ * What a run reads and what it records: text from files and folders, windows that stay inside of it; the lines of
+ * metrics.jsonl and what is dropped of them when a run goes on; loss.svg.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <ctype.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "train/metrics.h"
+#include "train/text.h"
+
+#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
+
+static char scratch[64];
+
+static int make_scratch(void **unused) {
+    (void)unused;
+    snprintf(scratch, sizeof scratch, "/tmp/vjp-run-files-XXXXXX");
+    return mkdtemp(scratch) == NULL;
+}
+
+static int remove_scratch(void **unused) {
+    (void)unused;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
+    return system(command);
+}
+
+static const char *path_of(const char *name) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
+    return path;
+}
+
+static void write_file(const char *name, const void *bytes, size_t count) {
+    FILE *file = fopen(path_of(name), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+static char *read_file(const char *name) {
+    char *text = calloc(1, 1 << 20);
+    FILE *file = fopen(path_of(name), "rb");
+    if (!file) fail_msg("%s is missing", name);
+    assert_true(fread(text, 1, (1 << 20) - 1, file) < (1 << 20) - 1);
+    fclose(file);
+    return text;
+}
+
+static void folder(const char *name) {
+    assert_int_equal(mkdir(path_of(name), 0777), 0);
+}
+
+/* ---- Text -------------------------------------------------------------------------------------------- */
+
+static void expect_text(const char *name, const char *bytes, size_t count, int files, int left_out) {
+    char error[TRAIN_ERROR];
+    text_data text;
+    if (!text_read(path_of(name), &text, error)) fail_msg("%s", error);
+    assert_int_equal(text.count, count);
+    assert_memory_equal(text.bytes, bytes, count);
+    assert_int_equal(text.files, files);
+    assert_int_equal(text.left_out, left_out);
+    assert_int_equal(text.trained, count - count / 20);
+    text_free(&text);
+}
+
+static void expect_refused(const char *name, const char *says) {
+    char error[TRAIN_ERROR] = "";
+    text_data text;
+    assert_false(text_read(path_of(name), &text, error));
+    if (!strstr(error, says) || strncmp(error, path_of(name), strlen(path_of(name))) != 0) fail_msg("\"%s\"", error);
+    assert_null(text.bytes);
+}
+
+static void text_is_read(void **unused) {
+    (void)unused;
+    write_file("one", "some\0bytes", 10);
+    expect_text("one", "some\0bytes", 10, 1, 0); /* a file that is named is taken as it is */
+    write_file("empty", "", 0);
+    expect_refused("empty", "there is no text in it");
+    expect_refused("absent", "No such file");
+
+    folder("nested");
+    folder("nested/b");
+    folder("nested/b/deep");
+    folder("nested/nothing");
+    write_file("nested/c", "third", 5);
+    write_file("nested/a", "first", 5);
+    write_file("nested/b/deep/x", "second", 6);
+    write_file("nested/b/picture", "P5\0\0", 4); /* no text */
+    write_file("nested/.hidden", "never", 5);
+    assert_int_equal(symlink(scratch, path_of("nested/round")), 0); /* would lead round in a circle */
+    expect_text("nested", "firstsecondthird", 16, 3, 1);
+
+    folder("binary");
+    expect_refused("binary", "there is no text in it");
+    write_file("binary/one", "\0", 1);
+    expect_refused("binary", "every file holds zero bytes");
+
+    char deep[200] = "deep";
+    folder(deep);
+    for (int i = 0; i < 34; i++) {
+        snprintf(deep + strlen(deep), 3, "/d");
+        folder(deep);
+    }
+    char error[TRAIN_ERROR];
+    text_data text;
+    assert_false(text_read(path_of("deep"), &text, error));
+    assert_non_null(strstr(error, "nested more than"));
+}
+
+/* Larger than what is read at once, so that it arrives in pieces. */
+static void long_text_is_whole(void **unused) {
+    (void)unused;
+    enum { LONG = 300007 };
+    char *bytes = malloc(LONG);
+    for (int i = 0; i < LONG; i++)
+        bytes[i] = (char)('a' + i % 23);
+    write_file("long", bytes, LONG);
+    expect_text("long", bytes, LONG, 1, 0);
+    free(bytes);
+}
+
+/* Every byte of the text is another, so a window shows where it was cut. */
+static void windows_stay_inside(void **unused) {
+    (void)unused;
+    enum { BYTES = 240, TRAINED = 228, BATCH = 3 };
+    unsigned char bytes[BYTES];
+    for (int i = 0; i < BYTES; i++)
+        bytes[i] = (unsigned char)i;
+    write_file("ramp", bytes, BYTES);
+    char error[TRAIN_ERROR];
+    text_data text;
+    assert_true(text_read(path_of("ramp"), &text, error));
+    assert_int_equal(text.trained, TRAINED);
+    static const int contexts[] = {1, 3, 50, TRAINED - 1};
+    for (size_t c = 0; c < COUNT(contexts); c++) {
+        int context = contexts[c], least = BYTES, most = 0;
+        train_source source;
+        if (!text_source(&text, BATCH, context, 77, &source, error)) fail_msg("%s", error);
+        int32_t *input = malloc(sizeof(int32_t) * (size_t)(BATCH * context)),
+                *target = malloc(sizeof(int32_t) * (size_t)(BATCH * context));
+        for (uint64_t part = 0; part < 400; part++) {
+            source.fill(source.context, false, part, input, target);
+            for (int i = 0; i < BATCH * context; i++) {
+                assert_int_equal(input[i], input[i / context * context] + i % context);
+                assert_int_equal(target[i], input[i] + 1);
+                assert_true(target[i] < TRAINED);
+                least = input[i] < least ? input[i] : least;
+                most = target[i] > most ? target[i] : most;
+            }
+        }
+        assert_int_equal(least, 0); /* and the whole text is seen */
+        assert_int_equal(most, TRAINED - 1);
+        /* Validation goes through its part once, in order. */
+        assert_int_equal(source.validation_parts, (BYTES - TRAINED - 1) / context / BATCH);
+        int next = TRAINED;
+        for (int64_t part = 0; part < source.validation_parts; part++) {
+            source.fill(source.context, true, (uint64_t)part, input, target);
+            for (int i = 0; i < BATCH * context; i++) {
+                assert_int_equal(input[i], next++);
+                assert_int_equal(target[i], next);
+                assert_true(target[i] < BYTES);
+            }
+        }
+        free(input);
+        free(target);
+    }
+    train_source source;
+    assert_false(text_source(&text, BATCH, TRAINED, 77, &source, error));
+    assert_non_null(strstr(error, "228 bytes to train on; a context of 228 needs 229"));
+    /* The seed and the number of a part decide; nothing else does. */
+    int32_t one[BATCH * 3], other[BATCH * 3], target[BATCH * 3];
+    assert_true(text_source(&text, BATCH, 3, 5, &source, error));
+    source.fill(source.context, false, 8, one, target);
+    source.fill(source.context, false, 9, other, target);
+    assert_memory_not_equal(one, other, sizeof one);
+    source.fill(source.context, false, 8, other, target);
+    assert_memory_equal(one, other, sizeof one);
+    assert_true(text_source(&text, BATCH, 3, 6, &source, error));
+    source.fill(source.context, false, 8, other, target);
+    assert_memory_not_equal(one, other, sizeof one);
+    text_free(&text);
+}
+
+/* ---- The record -------------------------------------------------------------------------------------- */
+
+static metrics *open_record(const char *name, int64_t step) {
+    char error[TRAIN_ERROR];
+    metrics *m = metrics_open(path_of(name), step, error);
+    if (!m) fail_msg("%s", error);
+    return m;
+}
+
+static metrics_row row_of(int64_t step) {
+    return (metrics_row){.step = step,
+                         .loss = 5.0 / (double)step,
+                         .validation = step % 2 ? NAN : 4.0 / (double)step,
+                         .rate = 1e-3,
+                         .norm = 0.1 * (double)step,
+                         .tokens = (int64_t)1 << (40 + step),
+                         .seconds = 0.3 * (double)step};
+}
+
+static void add_rows(metrics *m, int64_t first, int64_t last) {
+    char error[TRAIN_ERROR];
+    for (int64_t step = first; step <= last; step++) {
+        metrics_row row = row_of(step);
+        if (!metrics_add(m, &row, error)) fail_msg("%s", error);
+    }
+}
+
+/* A record that goes on is, byte for byte, one that was never cut. */
+static void a_record_goes_on(void **unused) {
+    (void)unused;
+    metrics *m = open_record("whole", 0);
+    assert_int_equal(metrics_last(m).step, 0);
+    add_rows(m, 1, 9);
+    metrics_close(m);
+    char *whole = read_file("whole/metrics.jsonl");
+    assert_non_null(strstr(whole, "{\"step\": 1, \"loss\": 5"));
+
+    static const struct {
+        const char *behind; /* what a dead process left behind the lines of steps 1 to 6 */
+        int64_t step, last;
+    } rows[] = {
+        {"", 6, 6},
+        {"", 4, 4}, /* lines past the checkpoint are dropped */
+        {"{\"step\": 7, \"lo", 6, 6},
+        {"{\"step\": 7, \"loss\": 1, \"smoothed\": 1, \"rate\": 1, \"norm\": 1, \"tokens\": 1, \"seconds\": 1}", 7, 6},
+        {"\n\n", 6, 6},
+        {"no JSON at all\n", 8, 6},
+        {"{\"step\": 3, \"loss\": 1, \"smoothed\": 1, \"rate\": 1, \"norm\": 1, \"tokens\": 1, \"seconds\": 1}\n", 9,
+         6},
+        {"[1, 2]\n{\"step\": \"7\"}\n", 9, 6},
+    };
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        m = open_record("cut", 0);
+        add_rows(m, 1, 6);
+        metrics_close(m);
+        FILE *file = fopen(path_of("cut/metrics.jsonl"), "ab");
+        fputs(rows[i].behind, file);
+        fclose(file);
+        m = open_record("cut", rows[i].step);
+        metrics_row last = metrics_last(m);
+        assert_int_equal(last.step, rows[i].last);
+        assert_true(last.loss == row_of(last.step).loss && last.tokens == row_of(last.step).tokens &&
+                    last.seconds == row_of(last.step).seconds);
+        add_rows(m, rows[i].last + 1, 9);
+        metrics_close(m);
+        char *cut = read_file("cut/metrics.jsonl");
+        if (strcmp(whole, cut) != 0) fail_msg("row %zu:\n%s", i, cut);
+        free(cut);
+    }
+    free(whole);
+    /* A run that begins anew begins an empty record. */
+    metrics_close(open_record("cut", 0));
+    char *none = read_file("cut/metrics.jsonl");
+    assert_string_equal(none, "");
+    free(none);
+}
+
+static void records_are_refused(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR] = "";
+    write_file("file", "", 0);
+    assert_null(metrics_open(path_of("file"), 0, error));
+    assert_non_null(strstr(error, "Not a directory"));
+    assert_null(metrics_open(path_of("absent/deeper"), 0, error));
+    assert_non_null(strstr(error, "No such file"));
+}
+
+/* ---- The curve --------------------------------------------------------------------------------------- */
+
+/* Whether every element ends where it should, and nothing but an entity begins with "&". */
+static void expect_xml(const char *text) {
+    char open[16][32];
+    int depth = 0;
+    for (const char *c = text; *c; c++) {
+        if (*c == '&' && strncmp(c, "&amp;", 5) != 0 && strncmp(c, "&lt;", 4) != 0) fail_msg("%.40s", c);
+        if (*c != '<') continue;
+        bool ends = c[1] == '/', quoted = false;
+        char name[32] = "";
+        for (c += ends ? 2 : 1; isalnum(*c); c++)
+            snprintf(name + strlen(name), sizeof name - strlen(name), "%c", *c);
+        if (!name[0]) fail_msg("no name: %.40s", c);
+        bool alone = false;
+        for (; *c && (quoted || *c != '>'); c++) {
+            if (*c == '"') quoted = !quoted;
+            if (*c == '<') fail_msg("%s is not closed", name);
+            alone = !quoted && *c == '/';
+        }
+        assert_int_equal(*c, '>');
+        if (ends) {
+            assert_true(depth > 0);
+            assert_string_equal(open[--depth], name);
+        } else if (!alone) {
+            assert_true(depth < 16);
+            snprintf(open[depth++], sizeof open[0], "%s", name);
+        }
+    }
+    assert_int_equal(depth, 0);
+}
+
+static void curves_are_xml(void **unused) {
+    (void)unused;
+    static const int64_t lengths[] = {0, 1, 2, 9, 5000};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        char error[TRAIN_ERROR];
+        metrics *m = open_record("curve", 0);
+        for (int64_t step = 1; step <= lengths[i]; step++) {
+            metrics_row row = row_of(step);
+            row.tokens = step;
+            if (i == 2) row.loss = row.validation = 3; /* a line without height */
+            if (!metrics_add(m, &row, error)) fail_msg("%s", error);
+        }
+        if (!metrics_draw(m, "a < b & \"c\"", error)) fail_msg("%s", error);
+        metrics_close(m);
+        char *text = read_file("curve/loss.svg");
+        assert_true(strncmp(text, "<svg ", 5) == 0);
+        expect_xml(text);
+        assert_non_null(strstr(text, "a &lt; b &amp; \"c\""));
+        if (strstr(text, "nan") || strstr(text, "inf,") || strstr(text, "-inf")) fail_msg("a number that is none");
+        if (i == 4) assert_true(strlen(text) < 300000); /* a long run is drawn by columns */
+        free(text);
+        assert_int_equal(access(path_of("curve/loss.svg.tmp"), F_OK), -1);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_is_read),        cmocka_unit_test(long_text_is_whole),
+        cmocka_unit_test(windows_stay_inside), cmocka_unit_test(a_record_goes_on),
+        cmocka_unit_test(records_are_refused), cmocka_unit_test(curves_are_xml),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}

@@ -1,0 +1,343 @@
+#!/bin/sh
+# `vjp train`, `vjp sample` and `vjp graph` from outside, on data that this script writes: the same losses for any number
+# of threads; a run that is stopped, interrupted or killed goes on to the very bytes of one that never was; what cannot be
+# read, written or computed ends with a sentence and leaves the last checkpoint whole.
+# Usage: test_train.sh PATH_OF_VJP
+set -u
+vjp=$1
+unset VJP_ISA VJP_GEMM
+export VJP_THREADS=1 # on a machine with other work, threads of so small a model mostly wait for each other
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+steps=24
+
+fault() {
+    failures=$((failures + 1))
+    printf 'FAILED: %s\n' "$1"
+    sed 's/^/    stdout: /' "$work/out" | tail -n 5
+    sed 's/^/    stderr: /' "$work/err" | tail -n 5
+}
+
+# expect STATUS TEXT ARGUMENTS...: runs vjp; the text must be on stderr (status 1, 2) or on stdout (status 0).
+expect() {
+    status=$1 text=$2
+    shift 2
+    "$vjp" "$@" >"$work/out" 2>"$work/err"
+    got=$?
+    if [ "$got" -ne "$status" ]; then
+        fault "vjp $*: status $got instead of $status"
+    elif [ "$status" -eq 0 ]; then
+        grep -qF -e "$text" "$work/out" || fault "vjp $*: stdout does not say: $text"
+        [ ! -s "$work/err" ] || fault "vjp $*: something on stderr"
+    else
+        grep -qF -e "$text" "$work/err" || fault "vjp $*: stderr does not say: $text"
+    fi
+}
+
+# xml FILE: whether it is well-formed, where something here can tell.
+xml() {
+    if command -v python3 >/dev/null; then
+        python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$1" 2>"$work/err" || fault "$1 is no XML"
+    elif command -v xmllint >/dev/null; then
+        xmllint --noout "$1" 2>"$work/err" || fault "$1 is no XML"
+    fi
+    grep -qiE '[ "](-?nan|-?inf)[", ]' "$1" && fault "$1 holds a number that is none"
+}
+
+# same ONE OTHER: both runs ended with the same bytes, and have the same record but for the time that it took.
+same() {
+    for file in config.json model.safetensors optimizer.safetensors trainer.json; do
+        cmp -s "$1/latest/$file" "$2/latest/$file" || fault "$2: other bytes in $file"
+    done
+    for run in "$1" "$2"; do
+        sed 's/, "seconds".*//; s/,"seconds".*//' "$run/metrics.jsonl" >"$run.lines"
+    done
+    cmp -s "$1.lines" "$2.lines" || fault "$2: other lines in metrics.jsonl"
+}
+
+lines() {
+    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+}
+
+# wait_for FILE COUNT: until the file has so many lines, at most a minute.
+wait_for() {
+    tries=0
+    while [ "$(lines "$1")" -lt "$2" ] && [ $tries -lt 1200 ]; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+}
+
+i=0
+while [ $i -lt 500 ]; do
+    echo "line $i: the quick brown fox learns to jump over $((i * i)) dogs"
+    i=$((i + 1))
+done >"$work/text"
+small="--preset tiny --batch 2 --context 32 --warmup 2 --steps $steps --validate-every 5 --save-every 4"
+train="train $work/text $small"
+
+# ---- A run from its beginning to its end ----
+expect 0 "done at step $steps" $train --out "$work/whole"
+grep -q "^step *1/$steps  loss 5\." "$work/out" || fault 'no line for step 1'
+grep -q 'validation [0-9]' "$work/out" || fault 'no validation'
+grep -q 'arena' "$work/out" || fault 'nothing on memory'
+for file in config.json model.safetensors optimizer.safetensors trainer.json; do
+    [ -s "$work/whole/latest/$file" ] || fault "no $file"
+done
+[ "$(lines "$work/whole/metrics.jsonl")" -eq $steps ] || fault 'metrics.jsonl: not a line a step'
+[ "$(cd "$work/whole" && echo checkpoint-*)" = 'checkpoint-00000020 checkpoint-00000024' ] || fault 'not the last two checkpoints'
+[ -z "$(ls -A "$work/whole" | grep tmp)" ] || fault 'a temporary file is left'
+xml "$work/whole/loss.svg"
+# It learns: the last loss is below the first.
+awk -F'"loss": *' '{ split($2, part, ","); loss[NR] = part[1] } END { exit !(loss[NR] < loss[1] - 0.5) }' \
+    "$work/whole/metrics.jsonl" || fault 'the loss does not fall'
+expect 0 "done at step $steps" train --resume --out "$work/whole" # nothing is left to do
+
+# ---- Any number of threads, any way of stopping: the same bytes ----
+expect 0 '"loss": ' $train --json --out "$work/twice"
+[ "$(lines "$work/out")" -eq $steps ] || fault '--json: not a line a step'
+same "$work/whole" "$work/twice"
+for threads in 1 2 5; do # two steps only: five threads on fewer cores wait for each other
+    expect 0 'stopped at step 2' $train --stop-at 2 --threads $threads --out "$work/threads$threads"
+    same "$work/threads1" "$work/threads$threads"
+done
+# --recompute gives the same losses, too; its trainer.json tells of it.
+expect 0 'done' $train --recompute --out "$work/again"
+cmp -s "$work/whole/latest/model.safetensors" "$work/again/latest/model.safetensors" || fault '--recompute: other bytes'
+
+expect 0 'stopped at step 7' $train --stop-at 7 --out "$work/stopped" # off the beat of --save-every
+grep -q 'go on:  vjp train --resume' "$work/out" || fault '--stop-at: does not say how to go on'
+expect 0 'stopped at step 8' train --resume --stop-at 8 --out "$work/stopped" --threads 2
+expect 0 "done at step $steps" train -o "$work/stopped" --resume
+same "$work/whole" "$work/stopped"
+
+# Ctrl-C
+"$vjp" $train --out "$work/interrupted" >"$work/out" 2>"$work/err" &
+pid=$!
+wait_for "$work/interrupted/metrics.jsonl" 3
+kill -INT $pid
+wait $pid || fault 'Ctrl-C: the status is not 0'
+grep -q 'stopped at step' "$work/out" || fault 'Ctrl-C: does not say where it stopped'
+[ "$(lines "$work/interrupted/metrics.jsonl")" -lt $steps ] || fault 'Ctrl-C came too late to prove anything'
+expect 0 "done at step $steps" train --resume --out "$work/interrupted"
+same "$work/whole" "$work/interrupted"
+
+# SIGKILL at any moment, also while it saves
+seed=$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')
+kills=0
+while [ $kills -lt 5 ]; do
+    again='--resume'
+    [ -e "$work/killed/latest" ] || again="$work/text $small"
+    before=$(lines "$work/killed/metrics.jsonl")
+    "$vjp" train $again --out "$work/killed" >"$work/out" 2>"$work/err" &
+    pid=$!
+    seed=$(((seed * 75 + 74) % 65537))
+    # A run that goes on first drops the lines past its checkpoint, so a number of lines may be one of before.
+    wait_for "$work/killed/metrics.jsonl" $((before > steps - 6 ? steps - 4 : before + 1 + seed % 4))
+    sleep "0.0$((seed % 10))"
+    kill -KILL $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    kills=$((kills + 1))
+    [ ! -e "$work/killed/latest" ] || "$vjp" sample "$work/killed" --bytes 1 >"$work/out" 2>"$work/err" ||
+        fault "killed (seed $seed): the checkpoint does not open"
+done
+expect 0 "done at step $steps" train --resume --out "$work/killed"
+same "$work/whole" "$work/killed"
+[ -z "$(ls -A "$work/killed" | grep tmp)" ] || fault 'killed: a temporary file is left'
+
+# ---- A full disk: a sentence, and the last checkpoint is whole ----
+expect 0 'stopped' $train --stop-at 4 --out "$work/full"
+(
+    trap '' XFSZ
+    ulimit -f 6000 # less than a checkpoint's files, in blocks of 512 or of 1024 bytes
+    "$vjp" train --resume --out "$work/full" >"$work/out" 2>"$work/err"
+)
+[ $? -eq 1 ] || fault 'a full disk: the status is not 1'
+grep -q '\.safetensors: .*File too large' "$work/err" || fault 'a full disk: no sentence'
+[ "$(readlink "$work/full/latest")" = checkpoint-00000004 ] || fault 'a full disk: latest is another'
+expect 0 "done at step $steps" train --resume --out "$work/full"
+same "$work/whole" "$work/full"
+
+# ---- A loss that is no number: the step, the tensor, and nothing lost ----
+expect 1 'where it first appears: ' $train --out "$work/nan" --lr 1000 --clip 0 --warmup 0 --save-every 1 --steps 200
+grep -qE 'vjp train: step [0-9]+: the (loss|norm of the gradients) is -?(nan|inf); .* makes .*the last checkpoint is whole' \
+    "$work/err" || fault 'a NaN: not the whole sentence'
+expect 0 '' sample "$work/nan" --bytes 1
+
+# ---- What is refused ----
+printf '' >"$work/empty"
+printf 'too short' >"$work/short"
+mkdir "$work/nothing"
+expect 1 "$work/absent: " train "$work/absent" --out "$work/never"
+expect 1 "$work/empty: there is no text in it" train "$work/empty" --out "$work/never"
+expect 1 "$work/nothing: there is no text in it" train "$work/nothing" --out "$work/never"
+expect 1 'the text has 9 bytes' train "$work/short" --out "$work/never"
+expect 1 'a context of 100000000 needs' train "$work/text" --context 100000000 --out "$work/never"
+expect 1 'it has neither a config.json nor a checkpoint' train --resume --out "$work/nothing"
+expect 1 'cannot be opened: No such file' train --resume --out "$work/never"
+expect 1 'holds a run already' $train --out "$work/whole"
+expect 1 'there is no preset "huge"; there are tiny, small' train "$work/text" --preset huge --out "$work/never"
+expect 1 'there is no model "bert"; there are llama and convnet' train "$work/text" --model bert --out "$work/never"
+expect 1 'is no device' $train --device tpu --out "$work/never"
+expect 1 "$work/nothing: it has neither" $train --from "$work/nothing" --out "$work/never"
+expect 1 'a context of 64; the model was made for 32' train "$work/text" --context 64 --from "$work/whole" --out "$work/never"
+expect 1 'Not a directory' $train --out "$work/text/run"
+expect 2 '--dtype is i32; it must be f32, bf16 or f16' $train --dtype i32 --out "$work/never"
+expect 2 '--steps with --resume' train --resume --steps 50 --out "$work/whole"
+expect 2 '--lr=1 with --resume' train --resume --lr=1 --out "$work/whole"
+expect 2 "$work/text with --resume" train --out "$work/whole" --resume "$work/text"
+expect 2 '--steps is "0"' $train --steps 0 --out "$work/never"
+expect 2 '--lr is "fast"' $train --lr fast --out "$work/never"
+expect 2 'one argument too many' train "$work/text" "$work/text"
+[ ! -e "$work/never" ] || fault 'a refused run has left a folder'
+
+# Data that changed would not go on bit for bit; the record stays as it was.
+cp -r "$work/whole" "$work/changed"
+printf 'and one line more' >>"$work/text"
+expect 1 'has changed since this run began' train --resume --out "$work/changed"
+cmp -s "$work/whole/metrics.jsonl" "$work/changed/metrics.jsonl" || fault 'a refused --resume changed metrics.jsonl'
+size=$(wc -c <"$work/text")
+head -c $((size - 17)) "$work/text" >"$work/restored" && mv "$work/restored" "$work/text"
+
+# ---- Broken checkpoints ----
+# broken SENTENCE FILE COMMAND: COMMAND breaks FILE, $broken, of a copy; then neither going on nor sampling believes it.
+broken() {
+    rm -rf "$work/broken"
+    cp -r "$work/stopped" "$work/broken"
+    broken="$work/broken/latest/$2"
+    eval "$3"
+    expect 1 "$1" train --resume --out "$work/broken"
+}
+broken 'model.safetensors: ' model.safetensors 'head -c 1000 "$broken" >"$work/cut"; cp "$work/cut" "$broken"'
+expect 1 'model.safetensors: ' sample "$work/broken"
+broken 'model.safetensors: ' model.safetensors 'head -c 100000 "$broken" >"$work/cut"; cp "$work/cut" "$broken"'
+broken 'model.safetensors: ' model.safetensors 'printf "" >"$broken"'
+broken 'model.safetensors: ' model.safetensors 'printf "\377\377\377\377\377\377\377\177{}" >"$broken"'
+expect 1 'model.safetensors: ' sample "$work/broken"
+broken 'optimizer.safetensors: ' optimizer.safetensors 'printf "\002\000\000\000\000\000\000\000{]" >"$broken"'
+broken 'optimizer.safetensors' optimizer.safetensors 'cp "$work/broken/latest/model.safetensors" "$broken"'
+broken 'optimizer.safetensors to go on from' optimizer.safetensors 'rm "$broken"'
+broken 'config.json' config.json 'printf "{" >"$broken"'
+broken 'trainer.json' trainer.json 'printf "[]" >"$broken"'
+broken 'no trainer.json' trainer.json 'rm "$broken"'
+# change KEY VALUE: another value in trainer.json
+change() {
+    sed "s/\"$1\": [^,}]*/\"$1\": $2/" "$broken" >"$work/cut"
+    cmp -s "$work/cut" "$broken" && fault "trainer.json has no $1"
+    cp "$work/cut" "$broken"
+}
+for change in 'accumulate 0' 'accumulate -1' 'batch -3' 'batch 0' 'context 0' 'steps "many"' 'rate null' 'dtype "i32"' 'keep 0' \
+    'dtype "f64"' 'steps -1' 'warmup -5' 'validate_every -1' 'save_every -1' 'accumulate 4000000000000000000'; do
+    broken 'trainer.json' trainer.json "change $change"
+done
+
+broken 'there is no model "gpt"' trainer.json 'change model "\"gpt\""'
+
+# ---- sample ----
+expect 0 'line 1' sample "$work/whole" --prompt 'line 1' --bytes 40
+cp "$work/out" "$work/one"
+expect 0 'line 1' sample "$work/whole/latest" --prompt 'line 1' --bytes 40 --threads 1
+cmp -s "$work/one" "$work/out" || fault 'the same seed gives another text'
+expect 0 'line 1' sample "$work/whole" --prompt 'line 1' --bytes 40 --seed 2
+cmp -s "$work/one" "$work/out" && fault 'another seed gives the same text'
+expect 0 '' sample "$work/whole" --temperature 0 --bytes 40
+cp "$work/out" "$work/one"
+expect 0 '' sample "$work/whole" --temperature 0 --bytes 40 --seed 3
+cmp -s "$work/one" "$work/out" || fault 'temperature 0 depends on the seed'
+expect 0 '' sample "$work/whole" --top-k 1 --bytes 40 --temperature 2
+cmp -s "$work/one" "$work/out" || fault 'the likeliest of one is not the likeliest'
+[ "$(wc -c <"$work/out")" -eq 41 ] || fault 'sample --bytes 40: not 40 bytes and a newline'
+expect 0 '"text": "' sample "$work/whole" --json --bytes 70 --temperature 100 --top-k 0
+if command -v python3 >/dev/null; then
+    python3 -c 'import json, sys; json.loads(open(sys.argv[1], "rb").read())' "$work/out" 2>"$work/err" ||
+        fault 'sample --json is no JSON'
+fi
+expect 1 'it has neither' sample "$work/nothing"
+expect 1 'No such file' sample "$work/absent"
+expect 2 'too few arguments' sample
+expect 2 '--temperature is "-1"' sample "$work/whole" --temperature -1
+
+# ---- Beginning with other weights ----
+expect 0 'done at step 3' train "$work/text" --from "$work/whole" --batch 2 --steps 3 --warmup 0 --lr 1e-4 --out "$work/tuned"
+awk -F'"loss": *' 'NR == 1 { split($2, part, ","); exit !(part[1] < 5) }' "$work/tuned/metrics.jsonl" ||
+    fault '--from begins where any run does'
+expect 0 'done at step 3' $train --steps 3 --dtype bf16 --accumulate 2 --out "$work/bf16"
+grep -q 'in bf16, batch 2 x 32 x 2' "$work/out" || fault 'bf16: not told'
+
+# ---- Pictures ----
+# big NUMBER: four bytes, the highest first
+big() {
+    printf "\\$(printf %03o $(($1 / 16777216)))\\$(printf %03o $(($1 / 65536 % 256)))\\$(printf %03o $(($1 / 256 % 256)))\\$(printf %03o $(($1 % 256)))"
+}
+# digits NAME COUNT: pictures of 8 x 8, bright to the left (label 0), to the right (1) or all over (2)
+digits() {
+    { printf '\000\000\010\003' && big "$2" && big 8 && big 8; } >"$work/idx/$1-images-idx3-ubyte"
+    { printf '\000\000\010\001' && big "$2"; } >"$work/idx/$1-labels-idx1-ubyte"
+    i=0
+    while [ $i -lt "$2" ]; do
+        noise="\\$(printf %03o $((i * 37 % 60)))"
+        bright="\\$(printf %03o $((200 + i * 11 % 50)))"
+        case $((i % 3)) in
+        0) row="$bright$bright$bright$bright$noise$noise$noise$noise" ;;
+        1) row="$noise$noise$noise$noise$bright$bright$bright$bright" ;;
+        *) row="$bright$bright$bright$bright$bright$bright$bright$bright" ;;
+        esac
+        printf "$row$row$row$row$row$row$row$row" >>"$work/idx/$1-images-idx3-ubyte"
+        printf "\\00$((i % 3))" >>"$work/idx/$1-labels-idx1-ubyte"
+        i=$((i + 1))
+    done
+}
+mkdir "$work/idx"
+digits train 60
+digits t10k 12
+pictures="--model convnet --batch 6 --steps 20 --warmup 2 --validate-every 10"
+expect 0 'done at step 20' train "$work/idx" $pictures --out "$work/convnet"
+grep -q '72 pictures' "$work/out" || fault 'convnet: not all pictures'
+grep -q 'pictures/s' "$work/out" || fault 'convnet: no speed'
+awk -F'"loss": *' '{ split($2, part, ","); loss[NR] = part[1] } END { exit !(loss[NR] < 0.6 * loss[1]) }' \
+    "$work/convnet/metrics.jsonl" || fault 'convnet: the loss does not fall'
+expect 0 'stopped' train "$work/idx" $pictures --stop-at 9 --threads 2 --out "$work/convnet2"
+expect 0 'done at step 20' train --resume --out "$work/convnet2"
+same "$work/convnet" "$work/convnet2"
+expect 1 'model_type' sample "$work/convnet"
+expect 1 'only a llama begins with' train "$work/idx" $pictures --from "$work/whole" --out "$work/never"
+# the same pictures as files, in a folder for each class
+for class in left right; do
+    mkdir -p "$work/classes/$class"
+    for number in 1 2 3 4 5 6 7 8; do
+        { printf 'P5 8 8 255\n' && head -c $((16 + 64 * (3 * number + ${#class} - 3))) "$work/idx/train-images-idx3-ubyte" | tail -c 64; } \
+            >"$work/classes/$class/$number.pgm"
+    done
+done
+expect 0 '16 pictures' train "$work/classes" --model convnet --batch 2 --steps 2 --out "$work/folders"
+mkdir "$work/tiny" "$work/tiny/a"
+printf 'P5 2 2 255\nabcd' >"$work/tiny/a/1.pgm"
+expect 1 'stages.' train "$work/tiny" --model convnet --out "$work/never"
+expect 1 'neither IDX files' train "$work/nothing" --model convnet --out "$work/never"
+expect 1 'pictures are read from a folder' train "$work/text" --model convnet --out "$work/never"
+head -c 100 "$work/idx/train-images-idx3-ubyte" >"$work/cut" && cp "$work/cut" "$work/idx/train-images-idx3-ubyte"
+expect 1 'train-images-idx3-ubyte: it ends before its 60 pictures do' train "$work/idx" --model convnet --out "$work/never"
+[ ! -e "$work/never" ] || fault 'a refused run has left a folder'
+
+# ---- graph ----
+expect 0 'calls of a step' graph llama --batch 1 --context 16
+expect 0 '"arena_bytes": ' graph llama --json --batch 1 --context 16 --dtype bf16
+expect 0 'attention.backward' graph llama --text --batch 1 --context 16
+expect 0 'digraph' graph llama --dot --batch 1 --context 16 --recompute
+[ "$(tail -c 2 "$work/out")" = '}' ] || fault 'graph --dot: it does not end'
+expect 0 'parameters' graph llama --svg "$work/llama.svg" --batch 1 --context 16
+xml "$work/llama.svg"
+expect 0 'parameters' graph convnet --svg "$work/convnet.svg" --batch 2
+xml "$work/convnet.svg"
+expect 0 'conv2d.backward' graph convnet --text --batch 2
+expect 1 'cannot be written' graph llama --svg "$work/absent/x.svg" --batch 1 --context 16
+expect 2 'there is no model "bert"' graph bert
+expect 2 'there is no preset "huge"' graph llama --preset huge
+expect 2 'too few arguments' graph
+
+if [ $failures -ne 0 ]; then
+    echo "$failures failed"
+    exit 1
+fi
+echo 'all passed'
