@@ -261,6 +261,18 @@ make_file wide '{"x":{"dtype":"F32","shape":[1024],"data_offsets":[0,4096]}}' "$
 [ "$(cat "$work/small/y")" = old ] || fault 'the old file is gone'
 [ "$(ls "$work/small")" = y ] || fault 'a temporary file is left'
 
+# ---- bench train: a step of the smallest model ----
+expect 0 'vjp bench train' bench train --help
+expect 0 'tokens/s' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1
+grep -q '^linear  *backward ' "$work/out" || fault 'bench train: no row of linear backward'
+grep -q '^memory .*arena' "$work/out" || fault 'bench train: no line of memory'
+expect 0 '"row": "step", "preset": "tiny"' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1 --dtype bf16 --json
+expect 2 'train comes before its options' bench --threads 1 train
+expect 2 '--dtype is i32; it must be f32, bf16 or f16' bench train --dtype i32
+expect 2 'one argument too many' bench train extra
+expect 1 'there is no preset "huge"; there are tiny' bench train --preset huge
+expect 1 'is no device' bench train --device tpu
+
 # ---- check and bench fail on a device that is not there ----
 for command in check bench; do
     expect 1 'is no device' $command --device tpu

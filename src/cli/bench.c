@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/bench.h"
 #include "core/core.h"
 #include "proof/timing.h"
 
@@ -140,7 +140,7 @@ static double free_bytes(void) {
 }
 
 /* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
-static double target_bytes(const vjp_device *device, bool quick) {
+double bench_target_bytes(const vjp_device *device, bool quick) {
     if (!device->backend->host_memory) return cache_bytes(device) * CARD_CACHES;
     double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
     return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
@@ -197,15 +197,15 @@ static void draw_bar(double share, char bar[4 * BAR + 1]) {
     strcat(bar, parts[eighths % 8]);
 }
 
-static cli_colour colour_of(double share) {
+cli_colour bench_colour(double share) {
     return share >= 0.8 ? CLI_GREEN : share >= 0.5 ? CLI_YELLOW : CLI_RED;
 }
 
-static void milliseconds(double seconds, char text[32]) {
+void bench_milliseconds(double seconds, char text[BENCH_TEXT]) {
     if (isfinite(seconds))
-        snprintf(text, 32, seconds < 1e-5 ? "%.6f" : seconds < 1e-3 ? "%.4f" : "%.2f", seconds * 1e3);
+        snprintf(text, BENCH_TEXT, seconds < 1e-5 ? "%.6f" : seconds < 1e-3 ? "%.4f" : "%.2f", seconds * 1e3);
     else
-        snprintf(text, 32, "-");
+        snprintf(text, BENCH_TEXT, "-");
 }
 
 static void print_pass(const bench_run *run, const char *op, vjp_pass pass, const char *text, double seconds,
@@ -225,12 +225,12 @@ static void print_pass(const bench_run *run, const char *op, vjp_pass pass, cons
         cli_json_end();
         return;
     }
-    char ms[32], limit_ms[32], share_text[32] = "-", bar[4 * BAR + 1] = "";
-    milliseconds(seconds, ms);
-    milliseconds(limit, limit_ms);
+    char ms[BENCH_TEXT], limit_ms[BENCH_TEXT], share_text[BENCH_TEXT] = "-", bar[4 * BAR + 1] = "";
+    bench_milliseconds(seconds, ms);
+    bench_milliseconds(limit, limit_ms);
     if (isfinite(share)) snprintf(share_text, sizeof share_text, "%.2f", share);
     if (!small) draw_bar(share, bar);
-    cli_colour colour = small ? CLI_DIM : colour_of(share);
+    cli_colour colour = small ? CLI_DIM : bench_colour(share);
     cli_cell cells[COLUMNS] = {{op, CLI_PLAIN},      {text_pass_name(pass), CLI_PLAIN},
                                {ms, CLI_PLAIN},      {limit_ms, CLI_PLAIN},
                                {share_text, colour}, {bar, colour},
@@ -296,7 +296,7 @@ static void print_rates(const bench_run *run) {
     if (run->product_rate > 0) printf("raw products %.1f GFLOP/s\n", run->product_rate / 1e9);
 }
 
-static int threads_of(const char *device, int64_t asked) {
+int bench_threads(const char *device, int64_t asked) {
     if (strcmp(device, "cpu") != 0) return 1;
     const char *variable = getenv("VJP_THREADS");
     if (asked) return (int)asked;
@@ -304,6 +304,7 @@ static int threads_of(const char *device, int64_t asked) {
 }
 
 int cli_bench(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "train") == 0) return cli_bench_train(argc - 1, argv + 1);
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_run run = {.dtype = VJP_F32};
     int dtype = -1;
@@ -315,7 +316,7 @@ int cli_bench(int argc, char **argv) {
     };
     const cli_command command = {
         .name = "bench",
-        .usage = "bench [OP [name=value ...]] [--device D] [--threads N] [--dtype T] [--quick]",
+        .usage = "bench [OP [name=value ...] | train] [--device D] [--threads N] [--dtype T] [--quick]",
         .about =
             "Times each op, forward and backward, beside the least time that the machine allows:\n"
             "  bytes   the least that the pass must move, over the rate of a copy\n"
@@ -324,7 +325,8 @@ int cli_bench(int argc, char **argv) {
             "  attention  the flops of its products over the rate of a raw product\n"
             "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
             "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"
-            "shape an op shows what a call costs.",
+            "shape an op shows what a call costs.\n"
+            "vjp bench train does the same for a step of training; vjp bench train --help tells more.",
         .more = "Examples:\n"
                 "  vjp bench rms_norm --threads 1\n"
                 "  vjp bench layer_norm x=[8192,1024] -- -beta\n"
@@ -340,6 +342,8 @@ int cli_bench(int argc, char **argv) {
     if (status != CLI_GO_ON) return status;
     const vjp_op *op = NULL;
     char own[TEXT];
+    if (operands.count && strcmp(operands.item[0], "train") == 0)
+        return cli_misuse("bench", "train comes before its options: vjp bench train ...");
     if (operands.count && !(op = cli_find_op("bench", operands.item[0]))) return CLI_MISUSE;
     join(&operands, own);
     if (dtype == VJP_I32 || dtype == VJP_I64)
@@ -348,9 +352,9 @@ int cli_bench(int argc, char **argv) {
     run.device = cli_open("bench", &on);
     if (!run.device) return CLI_FAILURE;
     run.device_name = on.device;
-    run.threads = threads_of(on.device, on.threads);
+    run.threads = bench_threads(on.device, on.threads);
     run.kind = run.device->backend->host_memory ? HOST : CARD;
-    run.target = target_bytes(run.device, run.quick);
+    run.target = bench_target_bytes(run.device, run.quick);
     run.yardstick = proof_yardstick_open(run.device, (size_t)run.target);
     if (!run.json) {
         char bytes[CLI_BYTES_TEXT];

@@ -176,7 +176,6 @@ static bool convnet_preset(const char *name, convnet_config *config, int64_t *ba
 }
 
 static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
-    enum { USUAL_BATCH = 8 };
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* what checkpoints of this run will hold */
@@ -188,7 +187,7 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
         if (!preset) return false;
         j->llama = preset->config;
     }
-    if (!j->settings.batch) j->settings.batch = USUAL_BATCH;
+    if (!j->settings.batch) j->settings.batch = JOB_USUAL_BATCH;
     if (!j->settings.context) j->settings.context = j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)

@@ -27,6 +27,8 @@ typedef struct job_settings {
     trainer_options trainer;
 } job_settings;
 
+enum { JOB_USUAL_BATCH = 8 }; /* rows of text */
+
 /* All zero but for what the defaults of a run are. */
 job_settings job_defaults(void);
 

@@ -29,7 +29,7 @@ struct trainer {
     /* What trainer_tensors() hands out. */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
-    float *copy;
+    float *copy; /* of a device whose memory is not the host's: all of them; of the host: the largest parameter */
 };
 
 static bool device_failed(const trainer *t, char error[TRAIN_ERROR]) {
@@ -145,6 +145,17 @@ static bool fill_first_values(trainer *t) {
     return true;
 }
 
+/* Numbers that are held outside of the device: what a checkpoint copies, or one parameter's first values. */
+static size_t copied(vjp_device *device, const train_model *model) {
+    if (!device->backend->host_memory) return 3 * (size_t)model_size(model);
+    size_t most = 0;
+    for (int i = 0; i < model->parameters; i++) {
+        vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
+        if ((size_t)count_of(&tensor) > most) most = (size_t)count_of(&tensor);
+    }
+    return most;
+}
+
 static size_t bytes_of(const train_model *model, vjp_value value) {
     vjp_tensor tensor = vjp_graph_describe(model->graph, value);
     return (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
@@ -168,7 +179,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->track = calloc(count + 1, sizeof *t->track);
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
-    t->copy = malloc(3 * (size_t)model_size(model) * sizeof *t->copy + 1);
+    t->copy = malloc(copied(device, model) * sizeof *t->copy + 1);
     t->input = malloc(t->input_bytes + 1);
     t->target = malloc(t->target_bytes + 1);
     bool ok = t->track && t->tensor && t->name && t->copy && t->input && t->target;
@@ -201,6 +212,10 @@ void trainer_destroy(trainer *t) {
 
 vjp_program *trainer_gradients(trainer *t) {
     return t->first;
+}
+
+vjp_program *trainer_measure(trainer *t) {
+    return t->measure;
 }
 
 vjp_program *trainer_update(trainer *t) {
@@ -311,27 +326,36 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
 
-static bool copy_out(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind, size_t at,
-                     float *data) {
-    vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
+/* Lists a tensor. What lies in the host's memory is shown where it is, anything else copied to *free_place, which moves
+ * on. */
+static bool hand_out(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind, size_t at,
+                     float **free_place) {
+    vjp_tensor tensor;
+    if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
+    const void *data = (const char *)tensor.data + tensor.offset;
+    if (!t->device->backend->host_memory) {
+        if (vjp_program_read(program, value, *free_place, (size_t)count_of(&tensor) * sizeof(float)) != VJP_OK)
+            return false;
+        data = *free_place;
+        *free_place += count_of(&tensor);
+    }
     snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
     t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = VJP_F32, .ndim = tensor.ndim, .data = data};
     memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
-    return vjp_program_read(program, value, data, (size_t)count_of(&tensor) * sizeof(float)) == VJP_OK;
+    return true;
 }
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
     size_t count = (size_t)t->model->parameters;
-    float *data = t->copy;
+    float *copy = t->copy;
     for (size_t i = 0; i < count; i++) {
         const model_parameter *p = &t->model->parameter[i];
         const tracked *own = &t->track[i];
-        if (!copy_out(t, t->first, p->value, p->name, "", i, data) ||
-            !copy_out(t, t->update, own->m, p->name, ".exp_avg", count + 2 * i, data + own->count) ||
-            !copy_out(t, t->update, own->v, p->name, ".exp_avg_sq", count + 2 * i + 1, data + 2 * own->count))
+        if (!hand_out(t, t->first, p->value, p->name, "", i, &copy) ||
+            !hand_out(t, t->update, own->m, p->name, ".exp_avg", count + 2 * i, &copy) ||
+            !hand_out(t, t->update, own->v, p->name, ".exp_avg_sq", count + 2 * i + 1, &copy))
             return device_failed(t, error);
-        data += 3 * own->count;
     }
     *model = t->tensor;
     *model_count = count;

@@ -59,7 +59,8 @@ void trainer_interrupt(trainer *t);
 
 /*
  * Everything that training changes, for a checkpoint: parameters by their names; AdamW's moments as "<name>.exp_avg"
- * and "<name>.exp_avg_sq". Copied from the device; lists and data belong to the trainer until the next call.
+ * and "<name>.exp_avg_sq". Lists and data belong to the trainer: read them before the next step, which may change them
+ * in place.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);
@@ -70,8 +71,9 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
  */
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]);
 
-/* For reports: the two programs. */
+/* For reports: the programs of a step, in the order in which they run. */
 vjp_program *trainer_gradients(trainer *t);
+vjp_program *trainer_measure(trainer *t);
 vjp_program *trainer_update(trainer *t);
 
 #endif

@@ -1,0 +1,435 @@
+/*
+ * vjp bench train: one step of training, whole and by op, beside what the machine allows.
+ *
+ * Steps with and without the programs' profile take turns, so both see the same machine. Without it a step is timed
+ * from outside, as a person would. With it every call is timed, too: what the fastest of those steps took beside the
+ * sum of its calls is the executor's part: making the batch and copying it in, the walk, reading the loss back, and one
+ * reading of the clock a call. What a call costs before its kernel begins is inside the calls' times; the shortest call
+ * of the step, mostly a scalar's, is more than that. The rates of a copy and of a raw product are taken in the middle
+ * and at the end of the same run.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "cli/bench.h"
+#include "core/core.h"
+#include "core/philox.h"
+#include "proof/timing.h"
+#include "train/job.h"
+
+enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MOST_OPS = 256 };
+
+static const double RATES_BUDGET = 0.5; /* seconds */
+static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
+
+/* All calls of an op's pass in one step. */
+typedef struct op_row {
+    const vjp_op *op;
+    vjp_pass pass;
+    int64_t calls;
+    double seconds, limit;
+    vjp_cost cost;
+} op_row;
+
+/* One timed call of a step. */
+typedef struct one_call {
+    const vjp_op *op;
+    vjp_pass pass;
+    double seconds;
+    vjp_cost cost;
+} one_call;
+
+typedef struct bench_train {
+    vjp_device *device;
+    const char *device_name, *preset;
+    int64_t threads, batch, context, steps, taken;
+    vjp_dtype dtype;
+    bool json;
+    text_data text;
+    train_source source;
+    train_model model;
+    trainer *trainer;
+    vjp_program *program[PROGRAMS];
+    double *seconds; /* [steps]: of steps without a profile */
+    double profiled; /* of the fastest step with one */
+    one_call *call;  /* [calls]: its calls */
+    int64_t calls;
+    double copy_rate, product_rate, peak_bytes;
+    op_row row[MOST_OPS];
+    int rows;
+} bench_train;
+
+/* ---- Setting up -------------------------------------------------------------------------------------- */
+
+/* Bytes without a pattern: what a step takes does not depend on them. */
+static bool make_text(bench_train *b, char error[TRAIN_ERROR]) {
+    b->text.bytes = malloc(TEXT_BYTES);
+    if (!b->text.bytes) return train_fail(error, "no memory for a text");
+    b->text.count = b->text.trained = TEXT_BYTES;
+    for (uint32_t i = 0; i < TEXT_BYTES; i++)
+        b->text.bytes[i] = (unsigned char)vjp_philox4x32_10((vjp_philox){{i, 0, 0, 0}}, 1, 0).word[0];
+    return text_source(&b->text, b->batch, b->context, 1, &b->source, error);
+}
+
+static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
+    const llama_preset *preset = llama_preset_find(b->preset, error);
+    if (!preset) return false;
+    llama_config config = preset->config;
+    if (!b->context) b->context = config.max_positions;
+    config.max_positions = b->context;
+    const llama_options options = {.batch = b->batch, .context = b->context, .dtype = b->dtype};
+    if (!make_text(b, error)) return false;
+    llama_build(&b->model, &config, &options);
+    trainer_options how = job_defaults().trainer;
+    how.steps = WARM_UP + 2 * b->steps;
+    b->trainer = trainer_create(b->device, &b->model, &how, error);
+    if (!b->trainer) return false;
+    b->program[0] = trainer_gradients(b->trainer);
+    b->program[1] = trainer_measure(b->trainer);
+    b->program[2] = trainer_update(b->trainer);
+    for (int i = 0; i < PROGRAMS; i++) {
+        vjp_program_report report;
+        vjp_program_describe(b->program[i], &report);
+        b->calls += (int64_t)report.calls;
+    }
+    b->seconds = calloc((size_t)b->steps, sizeof *b->seconds);
+    b->call = calloc((size_t)b->calls, sizeof *b->call);
+    b->profiled = INFINITY;
+    return (b->seconds && b->call) || train_fail(error, "no memory for the times");
+}
+
+static void tear_down(bench_train *b) {
+    trainer_destroy(b->trainer);
+    model_free(&b->model);
+    text_free(&b->text);
+    free(b->seconds);
+    free(b->call);
+}
+
+/* ---- Measuring --------------------------------------------------------------------------------------- */
+
+static bool take_step(bench_train *b, double *seconds, char error[TRAIN_ERROR]) {
+    trainer_step_result result;
+    double begin = proof_seconds();
+    bool ok = trainer_step(b->trainer, &b->source, ++b->taken, &result, error);
+    *seconds = proof_seconds() - begin;
+    return ok;
+}
+
+static void profile(bench_train *b, bool on) {
+    for (int i = 0; i < PROGRAMS; i++)
+        vjp_program_profile(b->program[i], on);
+}
+
+/* Keeps the calls of the step that has just been taken. */
+static bool keep_calls(bench_train *b, char error[TRAIN_ERROR]) {
+    one_call *next = b->call;
+    for (int i = 0; i < PROGRAMS; i++) {
+        vjp_program_report report;
+        vjp_program_describe(b->program[i], &report);
+        for (size_t k = 0; k < report.calls; k++) {
+            vjp_call_time time;
+            if (vjp_program_time(b->program[i], k, &time) != VJP_OK)
+                return train_fail(error, "%s", vjp_error(b->device));
+            *next++ = (one_call){time.op, time.pass, time.seconds, time.cost};
+        }
+    }
+    return true;
+}
+
+/* A step without a profile, then one with. */
+static bool take_round(bench_train *b, double *plain, char error[TRAIN_ERROR]) {
+    double profiled;
+    if (!take_step(b, plain, error)) return false;
+    profile(b, true);
+    bool ok = take_step(b, &profiled, error);
+    profile(b, false);
+    if (!ok || profiled >= b->profiled) return ok;
+    b->profiled = profiled;
+    return keep_calls(b, error);
+}
+
+static double peak_bytes(void) {
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+#ifdef __APPLE__
+    return (double)usage.ru_maxrss;
+#else
+    return (double)usage.ru_maxrss * 1024;
+#endif
+}
+
+static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
+    char why[TEXT_ERROR];
+    proof_setup setup;
+    proof_timing timing;
+    proof_yardstick *yardstick = proof_yardstick_open(b->device, (size_t)bench_target_bytes(b->device, true));
+    bool ok = proof_setup_read(&setup, vjp_op_find("linear"), RAW_PRODUCT, why) &&
+              proof_time(b->device, yardstick, &setup, b->dtype, RATES_BUDGET, &timing, why);
+    proof_yardstick_close(yardstick);
+    if (!ok) return train_fail(error, "%s", why);
+    b->copy_rate = fmax(b->copy_rate, timing.copy_rate);
+    b->product_rate = fmax(b->product_rate, timing.product_rate);
+    return true;
+}
+
+/* The peak is read before the yardstick takes memory of its own. */
+static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
+    double ignored;
+    for (int i = 0; i < WARM_UP; i++)
+        if (!take_step(b, &ignored, error)) return false;
+    int64_t half = (b->steps + 1) / 2;
+    for (int64_t i = 0; i < b->steps; i++) {
+        if (!take_round(b, &b->seconds[i], error)) return false;
+        if (i + 1 != half) continue;
+        b->peak_bytes = peak_bytes();
+        if (!take_rates(b, error)) return false;
+    }
+    return take_rates(b, error);
+}
+
+/* ---- Adding up --------------------------------------------------------------------------------------- */
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int slowest_first(const void *a, const void *b) {
+    const op_row *x = a, *y = b;
+    return x->seconds > y->seconds ? -1 : x->seconds < y->seconds;
+}
+
+/* NaN: the device has no yardstick. */
+static double limit_of(const bench_train *b, vjp_cost cost) {
+    if (b->copy_rate <= 0) return NAN;
+    return fmax(cost.bytes / b->copy_rate, b->product_rate > 0 ? cost.flops / b->product_rate : 0);
+}
+
+static op_row *row_of(bench_train *b, const one_call *call) {
+    for (int i = 0; i < b->rows; i++)
+        if (b->row[i].op == call->op && b->row[i].pass == call->pass) return &b->row[i];
+    b->row[b->rows] = (op_row){.op = call->op, .pass = call->pass};
+    return &b->row[b->rows++];
+}
+
+typedef struct summary {
+    double best, median, calls, shortest, limit;
+    vjp_cost cost;
+} summary;
+
+static summary add_up(bench_train *b) {
+    summary s = {.shortest = INFINITY};
+    qsort(b->seconds, (size_t)b->steps, sizeof *b->seconds, by_size);
+    s.best = b->seconds[0];
+    s.median = (b->seconds[(b->steps - 1) / 2] + b->seconds[b->steps / 2]) / 2;
+    for (int64_t i = 0; i < b->calls; i++) {
+        const one_call *call = &b->call[i];
+        op_row *row = row_of(b, call);
+        double limit = limit_of(b, call->cost);
+        row->calls++;
+        row->seconds += call->seconds;
+        row->limit += limit;
+        row->cost.bytes += call->cost.bytes;
+        row->cost.flops += call->cost.flops;
+        s.calls += call->seconds;
+        s.limit += limit;
+        s.cost.bytes += call->cost.bytes;
+        s.cost.flops += call->cost.flops;
+        s.shortest = fmin(s.shortest, call->seconds);
+    }
+    qsort(b->row, (size_t)b->rows, sizeof *b->row, slowest_first);
+    return s;
+}
+
+typedef struct memory {
+    double arena, live, intermediates, persistent;
+} memory;
+
+/* Each program has an arena of its own; the last one reads and writes all that persists but tokens and constants. */
+static memory memory_of(const bench_train *b) {
+    memory m = {0};
+    for (int i = 0; i < PROGRAMS; i++) {
+        vjp_program_report report;
+        vjp_program_describe(b->program[i], &report);
+        m.arena += (double)report.arena_bytes;
+        m.live += (double)report.live_bytes;
+        m.intermediates += (double)report.intermediate_bytes;
+        m.persistent = (double)report.persistent_bytes;
+    }
+    return m;
+}
+
+/* ---- Printing ---------------------------------------------------------------------------------------- */
+
+static void json_real(const char *key, double value) {
+    isfinite(value) ? cli_json_real(key, value) : cli_json_null(key);
+}
+
+static void print_json(const bench_train *b, const summary *s, const memory *m) {
+    for (int i = 0; i < b->rows; i++) {
+        const op_row *row = &b->row[i];
+        cli_json_begin();
+        cli_json_text("row", "op");
+        cli_json_text("op", vjp_op_describe(row->op)->name);
+        cli_json_text("pass", vjp_pass_name(row->pass));
+        cli_json_integer("calls", row->calls);
+        cli_json_real("ms", row->seconds * 1e3);
+        cli_json_real("of_step", row->seconds / b->profiled);
+        json_real("limit_ms", row->limit * 1e3);
+        json_real("of_limit", row->limit / row->seconds);
+        cli_json_real("least_bytes", row->cost.bytes);
+        cli_json_real("flops", row->cost.flops);
+        cli_json_end();
+    }
+    cli_json_begin();
+    cli_json_text("row", "step");
+    cli_json_text("preset", b->preset);
+    cli_json_integer("parameters", model_size(&b->model));
+    cli_json_integer("batch", b->batch);
+    cli_json_integer("context", b->context);
+    cli_json_text("dtype", vjp_dtype_name(b->dtype));
+    cli_json_text("device", b->device_name);
+    cli_json_integer("threads", b->threads);
+    cli_json_integer("steps", b->steps);
+    cli_json_real("ms", s->best * 1e3);
+    cli_json_real("median_ms", s->median * 1e3);
+    cli_json_real("profiled_ms", b->profiled * 1e3);
+    cli_json_real("tokens_per_second", (double)(b->batch * b->context) / s->median);
+    cli_json_integer("calls", b->calls);
+    cli_json_real("flops", s->cost.flops);
+    cli_json_real("gflops", s->cost.flops / s->best / 1e9);
+    json_real("product_gflops", b->product_rate > 0 ? b->product_rate / 1e9 : NAN);
+    json_real("copy_gbps", b->copy_rate > 0 ? b->copy_rate / 1e9 : NAN);
+    json_real("limit_ms", s->limit * 1e3);
+    json_real("of_limit", s->limit / s->best);
+    cli_json_real("in_calls", s->calls / b->profiled);
+    cli_json_real("outside_ms", (b->profiled - s->calls) * 1e3);
+    cli_json_real("shortest_call_ms", s->shortest * 1e3);
+    cli_json_real("arena_bytes", m->arena);
+    cli_json_real("live_bytes", m->live);
+    cli_json_real("intermediate_bytes", m->intermediates);
+    cli_json_real("persistent_bytes", m->persistent);
+    cli_json_real("peak_bytes", b->peak_bytes);
+    cli_json_end();
+}
+
+enum { COLUMNS = 7 };
+
+static const cli_column columns[COLUMNS] = {
+    {"op", 13, false},    {"pass", 8, false}, {"calls", 5, true},    {"ms", 9, true},
+    {"of step", 7, true}, {"limit", 9, true}, {"of limit", 8, true},
+};
+
+static void share_text(double share, char text[BENCH_TEXT]) {
+    snprintf(text, BENCH_TEXT, isfinite(share) ? "%.2f" : "-", share);
+}
+
+static void print_rows(const bench_train *b) {
+    cli_head(columns, COLUMNS);
+    for (int i = 0; i < b->rows; i++) {
+        const op_row *row = &b->row[i];
+        char calls[BENCH_TEXT], ms[BENCH_TEXT], part[BENCH_TEXT], limit[BENCH_TEXT], share[BENCH_TEXT];
+        snprintf(calls, sizeof calls, "%lld", (long long)row->calls);
+        bench_milliseconds(row->seconds, ms);
+        snprintf(part, sizeof part, "%.2f%%", 100 * row->seconds / b->profiled);
+        bench_milliseconds(row->limit, limit);
+        share_text(row->limit / row->seconds, share);
+        cli_cell cells[COLUMNS] = {{vjp_op_describe(row->op)->name, CLI_PLAIN},
+                                   {vjp_pass_name(row->pass), CLI_PLAIN},
+                                   {calls, CLI_PLAIN},
+                                   {ms, CLI_PLAIN},
+                                   {part, CLI_PLAIN},
+                                   {limit, CLI_PLAIN},
+                                   {share, bench_colour(row->limit / row->seconds)}};
+        cli_row(columns, COLUMNS, cells);
+    }
+}
+
+static void print_text(const bench_train *b, const summary *s, const memory *m) {
+    double tokens = (double)(b->batch * b->context);
+    char bytes[5][CLI_BYTES_TEXT], shortest[BENCH_TEXT], share[BENCH_TEXT];
+    printf("%s: %s; llama %s, %.3g M parameters, %s, batch %lld x %lld\n\n", b->device_name,
+           vjp_device_summary(b->device), b->preset, (double)model_size(&b->model) / 1e6, vjp_dtype_name(b->dtype),
+           (long long)b->batch, (long long)b->context);
+    print_rows(b);
+    share_text(s->limit / s->best, share);
+    bench_milliseconds(s->shortest, shortest);
+    printf("\nstep     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median); %s of the limit\n", s->best * 1e3,
+           s->median * 1e3, (long long)b->steps, tokens / s->median, share);
+    printf("rate     %.1f GFLOP a step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
+    if (b->product_rate > 0)
+        printf("; raw products %.1f GFLOP/s: %.2f of them", b->product_rate / 1e9,
+               s->cost.flops / s->best / b->product_rate);
+    if (b->copy_rate > 0) printf("; copy %.1f GB/s", b->copy_rate / 1e9);
+    printf("\ncalls    %lld, %.2f ms of a step that took %.2f ms with the profile: %.2f%%; outside of them %.3f ms, "
+           "%.2f%%;\n         the shortest call %s ms\n",
+           (long long)b->calls, s->calls * 1e3, b->profiled * 1e3, 100 * s->calls / b->profiled,
+           (b->profiled - s->calls) * 1e3, 100 * (1 - s->calls / b->profiled), shortest);
+    printf("memory   arena %s, alive at once %s, all intermediates %s; parameters, gradients and moments %s;\n"
+           "         peak of the process %s\n",
+           cli_bytes(m->arena, bytes[0]), cli_bytes(m->live, bytes[1]), cli_bytes(m->intermediates, bytes[2]),
+           cli_bytes(m->persistent, bytes[3]), cli_bytes(b->peak_bytes, bytes[4]));
+}
+
+/* ---- The command ------------------------------------------------------------------------------------- */
+
+static int run(bench_train *b) {
+    char error[TRAIN_ERROR];
+    if (!set_up(b, error) || !measure(b, error)) return cli_fail("bench train", "%s", error);
+    summary s = add_up(b);
+    memory m = memory_of(b);
+    b->json ? print_json(b, &s, &m) : print_text(b, &s, &m);
+    return CLI_OK;
+}
+
+int cli_bench_train(int argc, char **argv) {
+    enum { MANY = 1000000 };
+    cli_device_options on = CLI_DEVICE_DEFAULTS;
+    bench_train b = {.preset = "small", .batch = JOB_USUAL_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
+    int dtype = -1;
+    const cli_option options[] = {
+        CLI_OPTION_DEVICE(on),
+        CLI_OPTION_THREADS(on),
+        {"preset", 0, "P", "tiny, small, medium or large; default small", CLI_TEXT, &b.preset, 0, 0},
+        {"batch", 0, "B", "rows of a batch; default 8", CLI_INTEGER, &b.batch, 1, MANY},
+        {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &b.context, 1, TEXT_BYTES - 1},
+        {"dtype", 0, "D", "f32 or bf16: what products compute with; default f32", CLI_DTYPE, &dtype, 0, 0},
+        {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
+    };
+    const cli_command command = {
+        .name = "bench train",
+        .usage = "bench train [--preset small] [--batch B] [--context T] [--dtype f32|bf16] [--steps K]",
+        .about = "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
+                 "  of step   share of the fastest step that was profiled\n"
+                 "  limit     for each call the longer of its least bytes over the rate of a copy and its flops over\n"
+                 "            the rate of a raw product of 1024 x 1024 x 1024; both are measured in the same run\n"
+                 "  of limit  limit over time; tensors that a cache holds move faster than the copy, which none does\n"
+                 "Steps with and without the profile take turns. What lies outside of the calls is the executor's:\n"
+                 "batch, walk, reading the loss, a clock a call.",
+        .more =
+            "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, least_bytes, flops;\n"
+            "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
+            "product_gflops, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, and bytes of memory.\n",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &b.json,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_GO_ON) return status;
+    if (dtype >= 0 && dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16)
+        return cli_misuse("bench train", "--dtype is %s; it must be f32, bf16 or f16",
+                          vjp_dtype_name((vjp_dtype)dtype));
+    if (dtype >= 0) b.dtype = (vjp_dtype)dtype;
+    b.device = cli_open("bench train", &on);
+    if (!b.device) return CLI_FAILURE;
+    b.device_name = on.device;
+    b.threads = bench_threads(on.device, on.threads);
+    status = run(&b);
+    tear_down(&b);
+    vjp_close(b.device);
+    return status;
+}
