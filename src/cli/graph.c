@@ -122,7 +122,7 @@ static int draw(const char *path, const char *title, const vjp_program *p) {
 
 /* ---- The table --------------------------------------------------------------------------------------- */
 
-static void tell(const train_model *model, const vjp_program_report *r, bool json) {
+static void tell(const train_model *model, const vjp_program_report *r, bool json, bool markdown) {
     if (json) {
         cli_json_begin();
         cli_json_integer("parameters", model_size(model));
@@ -137,6 +137,16 @@ static void tell(const train_model *model, const vjp_program_report *r, bool jso
         return;
     }
     char text[CLI_BYTES_TEXT];
+    if (markdown) {
+        char arena[CLI_BYTES_TEXT], live[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT];
+        printf(
+            "| parameters | calls of a step | arena | alive at most | without a plan | kept between steps | GFLOP |\n"
+            "|---:|---:|---:|---:|---:|---:|---:|\n| %lld | %zu | %s | %s | %s | %s | %.4g |\n",
+            (long long)model_size(model), r->calls, cli_bytes((double)r->arena_bytes, arena),
+            cli_bytes((double)r->live_bytes, live), cli_bytes((double)r->intermediate_bytes, whole),
+            cli_bytes((double)r->persistent_bytes, kept), r->cost.flops * 1e-9);
+        return;
+    }
     printf("parameters          %lld\n", (long long)model_size(model));
     printf("calls of a step     %zu\n", r->calls);
     printf("arena               %s\n", cli_bytes((double)r->arena_bytes, text));
@@ -155,7 +165,7 @@ typedef struct arguments {
     const char *preset, *svg;
     int64_t batch, context;
     int dtype;
-    bool text, dot, recompute, json;
+    bool text, dot, markdown, recompute, json;
 } arguments;
 
 static int build(const arguments *a, const char *name, train_model *model) {
@@ -204,7 +214,7 @@ static int show(const arguments *a, const char *name, vjp_device *device, train_
     } else {
         vjp_program_report report;
         vjp_program_describe(program, &report);
-        tell(model, &report, a->json);
+        tell(model, &report, a->json, a->markdown);
         char title[96];
         snprintf(title, sizeof title, "%s %s: a training step", name, a->preset);
         if (a->svg) status = draw(a->svg, title, program);
@@ -225,6 +235,7 @@ int cli_graph(int argc, char **argv) {
         {"recompute", 0, NULL, "blocks are computed again instead of kept", CLI_FLAG, &a.recompute, 0, 0},
         {"text", 0, NULL, "print the graph, a line a node", CLI_FLAG, &a.text, 0, 0},
         {"dot", 0, NULL, "print the graph for Graphviz", CLI_FLAG, &a.dot, 0, 0},
+        {"markdown", 0, NULL, "what it needs, as a table", CLI_FLAG, &a.markdown, 0, 0},
         {"svg", 0, "FILE", "draw the step and its arena", CLI_TEXT, &a.svg, 0, 0},
     };
     const cli_command command = {
