@@ -909,7 +909,6 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
         limit = cost.flops / yardstick.rate(seconds[3])
         if op == "linear":
             limit += between_bytes(which, outputs, inputs) / bandwidth
-        limit += between_bytes(which, outputs, inputs) / bandwidth if op == "linear" else 0
     return {
         **row,
         "agrees": True,
