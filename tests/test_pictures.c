@@ -139,6 +139,22 @@ static void damaged_files_are_refused(void **unused) {
     }
 }
 
+/* A header that tells of a row more or fewer than there are. */
+static void rows_are_counted(void **unused) {
+    (void)unused;
+    for (size_t i = 0; i < COUNT(samples); i++)
+        for (int change = -1; change <= 1; change += 2) {
+            char error[TRAIN_ERROR];
+            picture p;
+            size_t count;
+            unsigned char *bytes = read_file(sample_path(&samples[i]), &count);
+            bytes[23] = (unsigned char)(bytes[23] + change);
+            assert_false(read_exactly(bytes, count, &p, error));
+            assert_string_equal(error, "file: its pixels are damaged");
+            free(bytes);
+        }
+}
+
 /* A few bytes that claim to be 65535 x 65535 colours are no reason to ask for 13 GB. */
 static void sizes_are_not_believed(void **unused) {
     (void)unused;
@@ -388,13 +404,10 @@ static void folders_are_classes(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_is_read),
-        cmocka_unit_test(damaged_files_are_refused),
-        cmocka_unit_test(sizes_are_not_believed),
-        cmocka_unit_test(other_files),
-        cmocka_unit_test(idx_is_read),
-        cmocka_unit_test(broken_idx_is_refused),
-        cmocka_unit_test(folders_are_classes),
+        cmocka_unit_test(every_kind_is_read),    cmocka_unit_test(damaged_files_are_refused),
+        cmocka_unit_test(rows_are_counted),      cmocka_unit_test(sizes_are_not_believed),
+        cmocka_unit_test(other_files),           cmocka_unit_test(idx_is_read),
+        cmocka_unit_test(broken_idx_is_refused), cmocka_unit_test(folders_are_classes),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
