@@ -256,11 +256,11 @@ static uint64_t number_of(const trainer *t, int64_t step, int64_t part) {
 }
 
 static bool clear_gradients(trainer *t) {
-    memset(t->copy, 0, (size_t)model_size(t->model) * sizeof *t->copy);
-    for (int i = 0; i < t->model->parameters; i++)
-        if (vjp_program_write(t->first, t->track[i].gradient, t->copy, (size_t)t->track[i].count * sizeof(float)) !=
-            VJP_OK)
-            return false;
+    for (int i = 0; i < t->model->parameters; i++) {
+        size_t bytes = (size_t)t->track[i].count * sizeof *t->copy;
+        memset(t->copy, 0, bytes);
+        if (vjp_program_write(t->first, t->track[i].gradient, t->copy, bytes) != VJP_OK) return false;
+    }
     return true;
 }
 
