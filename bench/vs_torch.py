@@ -449,6 +449,8 @@ def sgd(make, rows, dim, how):
     scalars = {"lr": torch.tensor(1e-3, device=make.place)}
     yield from in_place(make, (rows, dim), lambda w: torch.optim.SGD(w, lr=1e-3, momentum=0.9, **{how: True}),
                         {"momentum": "momentum_buffer"}, scalars, {"beta": 0.9})
+
+
 def cross_entropy(make, rows, classes):
     logits, target = make.normal(rows, classes), make.integers(classes, rows)
     f32, mean, none = torch.float32, 1, -100
@@ -496,6 +498,9 @@ def swiglu(make, rows, dim):
         {"dy": dy, "gate": gate, "up": up},
         {},
         lambda: (aten.silu_backward(dy * up, gate), dy * F.silu(gate)),
+    )
+
+
 def conv2d(make, batch, channels, side, outs, kernel, padding):
     x, dy = make.normal(batch, channels, side, side), make.normal(batch, outs, side, side)
     weight = make.normal(outs, channels, kernel, kernel, scale=(channels * kernel * kernel) ** -0.5)
@@ -676,15 +681,6 @@ CARD = [
     (maxpool2d, (32, 64, 112, 112, 2, 2, 0), "[32, 64, 112, 112], 2x2 by 2"),
     (linear, (16384, 1024, 4096), "[16384, 1024] [1024, 4096] gelu"),
     (linear, (8192, 4096, 4096), "[8192, 4096] [4096, 4096] gelu"),
-    (add, (16384, 4096), "[16384, 4096] of one shape"),
-    (add, (16384, 4096, True), "[16384, 4096] + [4096]"),
-    (mul, (16384, 4096), "[16384, 4096] of one shape"),
-    (mul, (16384, 4096, True), "[16384, 4096] * [4096]"),
-    (scale, (16384, 4096), "[16384, 4096]"),
-    (mean, (16384, 4096, 1), "[16384, 4096], last axis"),
-    (mean, (16384, 4096, 0), "[16384, 4096], first axis"),
-    (dropout, (16384, 4096), "[16384, 4096]"),
-    (cast, (16384, 4096), "[16384, 4096]"),
 ]
 SMALL = [
     (layer_norm, (1, 64), "[1, 64]"),

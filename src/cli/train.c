@@ -149,7 +149,8 @@ static int train(job *j, screen *s, int64_t stop_at) {
         bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
         if (due && j->step < stop_at && !job_save(j, error)) return cli_fail("train", "%s", error);
     }
-    if (j->saved != j->step && !job_save(j, error)) return cli_fail("train", "%s", error);
+    /* A run that had nothing left to do saves, too: what a killed one left behind goes. */
+    if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return cli_fail("train", "%s", error);
     if (s->json) return CLI_OK;
     if (asked_to_stop && s->terminal) putchar('\n');
     char time[32];

@@ -2,9 +2,9 @@
  * The order that gather's backward adds in: the indices by row, those of a row in the order of k, and where the list of
  * each row begins and ends.
  *
- *   few indices    one launch: a block sorts up to RUN of them by row, stably, in shared memory (a radix sort; row and
- * k share 32 bits), while the blocks beside it begin with the zeros of dtable, as many as go in that time. Of several
- * such runs, a second launch makes one. many indices   CUB's radix sort of (row, k), in the workspace.
+ * Few indices: a block sorts up to RUN of them by row, stably, in shared memory (a radix sort; row and k share 32
+ * bits), while the blocks beside it begin with the zeros of dtable; of several such runs a second launch makes one.
+ * Many indices: CUB's radix sort of (row, k), in the workspace.
  *
  * Bad indices are sorted behind all others.
  */
@@ -82,12 +82,14 @@ inline int bits_for(int64_t most) {
 
 /* ---- Few indices: runs, each sorted by a block ------------------------------------------------------- */
 
-/* A thread keeps ITEMS keys in registers; 16384 keys are 64 KiB, and with the counts they fit in what every card has.
+/*
+ * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four (beside which
+ * the zeros are written) and 10 us to merge them; with two keys a thread it was slower.
  */
-constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = 16, RUN = SORT_THREADS * ITEMS;
+constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = 4, RUN = SORT_THREADS * ITEMS;
 
 /* More runs than this are searched too long by merge_runs(). */
-constexpr int MOST_RUNS = 4;
+constexpr int MOST_RUNS = 64 / ITEMS;
 
 /* Bits of a digit at most: 32 warps x 512 counts of 16 bits are 32 KiB. */
 constexpr int DIGIT = 9, BINS = 1 << DIGIT;
@@ -146,17 +148,12 @@ __device__ void read_keys(uint32_t (&key)[ITEMS], const I *index, vjp_dtype type
 
 /* The lanes of `among` with the same digit. */
 __device__ inline unsigned same_digit(unsigned among, unsigned digit, int width) {
-#ifdef GATHER_MATCH
-    (void)width;
-    return __match_any_sync(0xffffffffu, among >> (threadIdx.x % 32) & 1 ? digit : ~0u);
-#else
     for (int b = 0; b < width; b++) {
         bool bit = digit >> b & 1;
         unsigned set = __ballot_sync(0xffffffffu, bit);
         among &= bit ? set : ~set;
     }
     return among;
-#endif
 }
 
 /* From each warp's count of each digit to where its first key with it goes: by digit, then by warp. */

@@ -25,16 +25,7 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int CHAIN_BITS = 4, CHAIN_OF = 1 << CHAIN_BITS; /* two of them a word of bits */
 
 /* Rows of dy read ahead by a thread before it adds the first of them, and blocks on a multiprocessor. */
-#ifndef GATHER_AHEAD
-#define GATHER_AHEAD 4
-#endif
-#ifndef GATHER_RESIDENT
-#define GATHER_RESIDENT 4
-#endif
-#ifndef GATHER_MIX
-#define GATHER_MIX 1
-#endif
-constexpr int AHEAD = GATHER_AHEAD, RESIDENT = GATHER_RESIDENT;
+constexpr int AHEAD = 4, RESIDENT = 4;
 
 /* The narrowest group, for the shortest rows, and so the most entries of a block. */
 constexpr int LEAST_LANES = 4, MOST_ENTRIES = THREADS / LEAST_LANES * CHAIN_OF;
@@ -361,7 +352,7 @@ __global__ void __launch_bounds__(THREADS, WHOLE ? RESIDENT : 3)
     __shared__ sum_space<T> space;
     take_turn();
     int64_t zeros = (call.zero_rows + ZERO_ROWS - 1) / ZERO_ROWS, tasks = call.sums + zeros;
-    int64_t pairs = GATHER_MIX ? min(call.sums, zeros) : 0;
+    int64_t pairs = min(call.sums, zeros);
     for (int64_t i = blockIdx.x; i < tasks; i += gridDim.x) {
         bool sum = i < 2 * pairs ? i % 2 == 0 : i < call.sums + pairs;
         int64_t task = i < 2 * pairs ? i / 2 : sum ? i - pairs : i - call.sums;
