@@ -15,7 +15,7 @@ enum { PLOT_WIDTH = WIDTH - LEFT - RIGHT, PLOT_HEIGHT = HEIGHT - TOP - BOTTOM };
 typedef struct plot {
     const metrics *m;
     FILE *file;
-    double low, high; /* of the loss */
+    double low, high, step; /* of the loss, and of its lines */
     int64_t first, last;
 } plot;
 
@@ -46,17 +46,16 @@ static void find_range(plot *p) {
         p->high = p->m->count ? p->high + 0.5 : 1;
         p->low = p->m->count ? p->low - 0.5 : 0;
     }
-    double step = tick(p->high - p->low, 6);
-    p->low = floor(p->low / step) * step;
-    p->high = ceil(p->high / step) * step;
+    p->step = tick(p->high - p->low, 6);
+    p->low = floor(p->low / p->step) * p->step;
+    p->high = ceil(p->high / p->step) * p->step;
     p->first = p->m->count ? p->m->row[0].step : 0;
     p->last = p->m->count ? p->m->row[p->m->count - 1].step : 1;
 }
 
 static void draw_axes(const plot *p) {
-    double step = tick(p->high - p->low, 6);
-    for (int i = 0; p->low + i * step <= p->high + step / 2; i++) {
-        double loss = p->low + i * step, y = y_of(p, loss);
+    for (int i = 0; p->low + i * p->step <= p->high + p->step / 2; i++) {
+        double loss = p->low + i * p->step, y = y_of(p, loss);
         fprintf(p->file, "<path d=\"M%d,%.1f H%d\" class=\"grid\"/><text x=\"%d\" y=\"%.1f\" class=\"y\">%g</text>\n",
                 LEFT, y, WIDTH - RIGHT, LEFT - 10, y + 4, loss);
     }
