@@ -17,38 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "scratch.h"
 #include "train/metrics.h"
 #include "train/text.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
-
-static char scratch[64];
-
-static int make_scratch(void **unused) {
-    (void)unused;
-    snprintf(scratch, sizeof scratch, "/tmp/vjp-run-files-XXXXXX");
-    return mkdtemp(scratch) == NULL;
-}
-
-static int remove_scratch(void **unused) {
-    (void)unused;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
-    return system(command);
-}
-
-static const char *path_of(const char *name) {
-    static char path[256];
-    snprintf(path, sizeof path, "%s/%s", scratch, name);
-    return path;
-}
-
-static void write_file(const char *name, const void *bytes, size_t count) {
-    FILE *file = fopen(path_of(name), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, count, file), count);
-    assert_int_equal(fclose(file), 0);
-}
 
 static char *read_file(const char *name) {
     char *text = calloc(1, 1 << 20);

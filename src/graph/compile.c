@@ -39,12 +39,13 @@ static const vjp_pass_info *pass_of(const graph_node *node) {
 
 /* ---- What is needed ---------------------------------------------------------------------------------- */
 
-static void find_needed(compilation *c, const vjp_value *results, size_t count) {
+/* False: no memory. */
+static bool find_needed(compilation *c, const vjp_value *results, size_t count) {
     const vjp_graph *graph = c->graph;
     for (size_t i = 0; i < count; i++)
         c->needed[graph->value[results[i]].origin] = c->result[graph->value[results[i]].origin] = true;
     bool *wanted = calloc((size_t)graph->nodes + 1, sizeof *wanted);
-    if (!wanted) return;
+    if (!wanted) return false;
     for (int32_t n = graph->nodes - 1; n >= 0; n--) {
         const graph_node *node = &graph->node[n];
         const vjp_pass_info *pass = pass_of(node);
@@ -58,6 +59,7 @@ static void find_needed(compilation *c, const vjp_value *results, size_t count) 
     for (int32_t n = 0; n < graph->nodes; n++)
         if (wanted[n]) c->call_node[c->program->calls++] = n;
     free(wanted);
+    return true;
 }
 
 /* The value of a slot, 0 where nothing needs it. */
@@ -346,8 +348,8 @@ static vjp_status check_results(const compilation *c, const vjp_value *results, 
 
 static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
     vjp_program *program = c->program;
-    if (!allocate(c)) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
-    find_needed(c, results, count);
+    if (!allocate(c) || !find_needed(c, results, count))
+        return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
     program->call = calloc((size_t)program->calls + 1, sizeof *program->call);
     if (!program->call) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d calls", program->calls);
     find_lives(c);
