@@ -6,8 +6,8 @@
 #include "vjp.h"
 
 /* Element i of a stream, from -1 to 1. */
-static inline double random_at(uint64_t seed, uint64_t i) {
-    vjp_philox words = {{(uint32_t)i, (uint32_t)(i >> 32), 7, 0}};
+static inline double random_of(uint32_t stream, uint64_t seed, uint64_t i) {
+    vjp_philox words = {{(uint32_t)i, (uint32_t)(i >> 32), stream, 0}};
     words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
     return ((double)words.word[0] + (double)words.word[1] * 0x1p-32) * 0x1p-32 * 2 - 1;
 }

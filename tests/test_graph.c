@@ -26,6 +26,10 @@ static vjp_device *open_device(const char *name) {
 
 /* ---- Numbers ----------------------------------------------------------------------------------------- */
 
+static double random_at(uint64_t seed, uint64_t i) {
+    return random_of(7, seed, i);
+}
+
 /* Host memory of a value of a program on "cpu" or "ref". */
 static vjp_tensor place(vjp_program *program, vjp_value value) {
     vjp_tensor tensor;
