@@ -230,7 +230,7 @@ static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vj
         fail_msg("seed %d: %d and %d have other bits", (int)seed, in_one, in_other);
 }
 
-/* The plan changes no bit, twice in a row; and no two live ranges overlap. */
+/* Neither the plan, twice in a row, nor blocks that are computed again change a bit; no two live ranges overlap. */
 static void planned_is_unplanned(void **unused) {
     (void)unused;
     vjp_device *device = open_device("cpu");
@@ -247,6 +247,15 @@ static void planned_is_unplanned(void **unused) {
             for (int i = 0; i <= r.weights; i++)
                 same_bits(plan, free_one, r.gradient[i], r.gradient[i], seed);
         }
+        /* Random blocks of it computed again. */
+        random_graph blocks = make_random(seed, VJP_F32, true);
+        vjp_program *again = compile(device, blocks.graph, blocks.gradient, (size_t)blocks.weights + 1, NULL);
+        fill_random(again, &blocks);
+        run(device, again);
+        for (int i = 0; i <= r.weights; i++)
+            same_bits(plan, again, r.gradient[i], blocks.gradient[i], seed);
+        vjp_program_destroy(again);
+        vjp_graph_destroy(blocks.graph);
         int32_t one, other;
         assert_false(plan_find_overlap(plan->range, plan->ranges, &one, &other));
         vjp_program_report planned, whole;
