@@ -1,0 +1,86 @@
+/* A launch put together: operands, parameters, constants. */
+#include "gpu/gpu.h"
+
+#include <string.h>
+
+gpu_launch gpu_begin(const vjp_work *work, const char *kernel) {
+    return (gpu_launch){.work = work, .shader = work->op->info.name, .kernel = kernel};
+}
+
+static gpu_operand *add(gpu_launch *l, const char *name, gpu_form form, vjp_dtype dtype) {
+    gpu_operand *o = &l->operand[l->operands++];
+    *o = (gpu_operand){.name = name, .form = form, .dtype = dtype};
+    return o;
+}
+
+static gpu_form form_of(vjp_kind kind) {
+    return kind == VJP_KIND_INDEX || kind == VJP_KIND_ARGMAX ? GPU_INDEX : GPU_FLOAT;
+}
+
+void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run) {
+    const vjp_work *work = l->work;
+    gpu_operand *o = add(l, name, form_of(vjp_slot_at(work, slot)->kind), vjp_type(work, slot));
+    int64_t count = vjp_elements(work, slot);
+    size_t size = vjp_dtype_size(o->dtype);
+    o->address = vjp_data(work, slot);
+    if (!o->address || count == 0) return;
+    o->present = true;
+    o->output = vjp_slot_at(work, slot)->flags & VJP_SLOT_OUTPUT;
+    o->adds = vjp_accumulates(work, slot);
+    o->bytes = (uint64_t)count * size;
+    uintptr_t at = (uintptr_t)o->address;
+    o->paired = size != 2 || (at % 4 == 0 && (run % 2 == 0 || run == count) && run != 1);
+    o->fours = at % (4 * size) == 0 && (run % 4 == 0 || run == count);
+    /* A shader counts elements, and 16-byte pieces of what surrounds them, in 32 bits. */
+    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = vjp_slot_at(work, slot)->name;
+}
+
+void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output) {
+    gpu_operand *o = add(l, name, dtype == VJP_F32 ? GPU_FLOAT : GPU_WORD, dtype);
+    o->present = count > 0;
+    o->output = output;
+    o->paired = o->fours = true;
+    o->address = (const char *)l->work->workspace + offset;
+    o->bytes = (uint64_t)count * 4;
+    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = "its workspace";
+}
+
+void gpu_findings(gpu_launch *l, int64_t limit) {
+    add(l, "found", GPU_FINDINGS, VJP_I32)->output = true;
+    l->limit = limit;
+}
+
+vjp_status gpu_explain(const vjp_work *work, int slot) {
+    gpu_launch l = gpu_begin(work, "explain");
+    l.shader = "tools";
+    gpu_tensor(&l, "explained", slot, 1);
+    if (!l.operand[0].present) return VJP_OK;
+    gpu_u32(&l, vjp_elements(work, slot));
+    gpu_findings(&l, -1);
+    return gpu_enqueue(&l, 1);
+}
+
+void gpu_u32(gpu_launch *l, int64_t value) {
+    if ((value < 0 || value > UINT32_MAX) && !l->too_big) l->too_big = "a size";
+    l->param[l->params++] = (uint32_t)value;
+}
+
+void gpu_f32(gpu_launch *l, double value) {
+    float narrow = (float)value;
+    memcpy(&l->param[l->params++], &narrow, sizeof narrow);
+}
+
+void gpu_constant(gpu_launch *l, const char *name, int64_t value) {
+    l->constant[l->constants++] = (gpu_constant_value){name, (uint32_t)value};
+}
+
+static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
+    [VJP_OP_LAYER_NORM] = gpu_layer_norm, [VJP_OP_RMS_NORM] = gpu_rms_norm,
+    [VJP_OP_GROUP_NORM] = gpu_group_norm, [VJP_OP_ROPE] = gpu_rope,
+    [VJP_OP_CUMSUM] = gpu_cumsum,         [VJP_OP_GATHER] = gpu_gather,
+    [VJP_OP_MAXPOOL2D] = gpu_maxpool2d,   [VJP_OP_LINEAR] = gpu_linear,
+};
+
+const vjp_kernel *gpu_kernel(vjp_op_id op, vjp_pass pass) {
+    return kernels[op] ? &kernels[op][pass] : NULL;
+}

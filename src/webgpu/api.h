@@ -1,0 +1,78 @@
+/*
+ * The implementation of webgpu.h, found when a device is opened: wgpu-native or Dawn, as a library of its own or out
+ * of an installed Python wheel. Nothing of it is linked.
+ */
+#ifndef VJP_WEBGPU_API_H
+#define VJP_WEBGPU_API_H
+
+#include <webgpu.h>
+
+#include "core/core.h"
+
+/* What is called of it: wgpu<Name>, of the type WGPUProc<Name>. */
+#define WEBGPU_FUNCTIONS(X)                                                                                            \
+    X(AdapterGetInfo)                                                                                                  \
+    X(AdapterGetLimits)                                                                                                \
+    X(AdapterInfoFreeMembers)                                                                                          \
+    X(AdapterRelease)                                                                                                  \
+    X(AdapterRequestDevice)                                                                                            \
+    X(BindGroupLayoutRelease)                                                                                          \
+    X(BindGroupRelease)                                                                                                \
+    X(BufferGetConstMappedRange)                                                                                       \
+    X(BufferMapAsync)                                                                                                  \
+    X(BufferRelease)                                                                                                   \
+    X(BufferUnmap)                                                                                                     \
+    X(CommandBufferRelease)                                                                                            \
+    X(CommandEncoderBeginComputePass)                                                                                  \
+    X(CommandEncoderCopyBufferToBuffer)                                                                                \
+    X(CommandEncoderFinish)                                                                                            \
+    X(CommandEncoderRelease)                                                                                           \
+    X(ComputePassEncoderDispatchWorkgroups)                                                                            \
+    X(ComputePassEncoderEnd)                                                                                           \
+    X(ComputePassEncoderRelease)                                                                                       \
+    X(ComputePassEncoderSetBindGroup)                                                                                  \
+    X(ComputePassEncoderSetPipeline)                                                                                   \
+    X(ComputePipelineRelease)                                                                                          \
+    X(CreateInstance)                                                                                                  \
+    X(DeviceCreateBindGroup)                                                                                           \
+    X(DeviceCreateBindGroupLayout)                                                                                     \
+    X(DeviceCreateBuffer)                                                                                              \
+    X(DeviceCreateCommandEncoder)                                                                                      \
+    X(DeviceCreateComputePipeline)                                                                                     \
+    X(DeviceCreatePipelineLayout)                                                                                      \
+    X(DeviceCreateShaderModule)                                                                                        \
+    X(DeviceDestroy)                                                                                                   \
+    X(DeviceGetLimits)                                                                                                 \
+    X(DeviceGetQueue)                                                                                                  \
+    X(DevicePopErrorScope)                                                                                             \
+    X(DevicePushErrorScope)                                                                                            \
+    X(DeviceRelease)                                                                                                   \
+    X(InstanceProcessEvents)                                                                                           \
+    X(InstanceRelease)                                                                                                 \
+    X(InstanceRequestAdapter)                                                                                          \
+    X(PipelineLayoutRelease)                                                                                           \
+    X(QueueOnSubmittedWorkDone)                                                                                        \
+    X(QueueRelease)                                                                                                    \
+    X(QueueSubmit)                                                                                                     \
+    X(QueueWriteBuffer)                                                                                                \
+    X(ShaderModuleRelease)
+
+typedef struct webgpu_api {
+    void *library;
+    char path[256]; /* as it was found */
+#define X(name) WGPUProc##name name;
+    WEBGPU_FUNCTIONS(X)
+#undef X
+    /* wgpu-native's own: waits for the device instead of asking again and again. NULL elsewhere. */
+    WGPUBool (*DevicePoll)(WGPUDevice device, WGPUBool wait, const void *submission);
+} webgpu_api;
+
+vjp_status webgpu_load(vjp_device *device, webgpu_api *api);
+void webgpu_unload(webgpu_api *api);
+
+/* A string as the API wants it. */
+static inline WGPUStringView webgpu_text(const char *text) {
+    return (WGPUStringView){text, WGPU_STRLEN};
+}
+
+#endif

@@ -1,0 +1,118 @@
+// What every shader has: 16-bit floats by integer arithmetic (WGSL's own conversions may round either way and may lose
+// what is very small), and sums over the threads of a team along a fixed tree.
+
+fn bf16_value(bits: u32) -> f32 {
+    return bitcast<f32>(bits << 16u);
+}
+
+fn bf16_bits(value: f32) -> u32 {
+    let u = bitcast<u32>(value);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return (u >> 16u) | 0x40u; // a NaN stays one
+    }
+    return (u + 0x7fffu + ((u >> 16u) & 1u)) >> 16u;
+}
+
+fn f16_value(bits: u32) -> f32 {
+    let sign = (bits & 0x8000u) << 16u;
+    let exponent = (bits >> 10u) & 31u;
+    let mantissa = bits & 0x3ffu;
+    if (exponent == 0u) {
+        // Zero or too small for f16's exponents, but not for f32's.
+        let small = f32(mantissa) * 5.9604644775390625e-8;
+        return bitcast<f32>(bitcast<u32>(small) | sign);
+    }
+    let wide = select(exponent + 112u, 255u, exponent == 31u);
+    return bitcast<f32>(sign | (wide << 23u) | (mantissa << 13u));
+}
+
+fn f16_bits(value: f32) -> u32 {
+    let u = bitcast<u32>(value);
+    let sign = (u >> 16u) & 0x8000u;
+    let magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return sign | 0x7e00u;
+    }
+    if (magnitude >= 0x477ff000u) { // 65520 and more round to infinity
+        return sign | 0x7c00u;
+    }
+    if (magnitude < 0x38800000u) { // below 2^-14: a multiple of 2^-24
+        let mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+        let shift = 126u - (magnitude >> 23u);
+        if (shift > 24u) {
+            return sign;
+        }
+        let kept = mantissa >> shift;
+        let rest = mantissa & ((1u << shift) - 1u);
+        let half = 1u << (shift - 1u);
+        let up = select(0u, 1u, rest > half || (rest == half && (kept & 1u) == 1u));
+        return sign | (kept + up);
+    }
+    let rounded = magnitude + 0xfffu + ((magnitude >> 13u) & 1u);
+    return sign | ((rounded - 0x38000000u) >> 13u);
+}
+
+// Whether it is a NaN: by its bits, because a compiler may take it that there are none.
+fn is_nan(value: f32) -> bool {
+    return (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;
+}
+
+const NO_INDEX = 0xffffffffu;
+
+// An index as it lies in memory, low word first, or NO_INDEX where it is not an integer in [0, limit).
+fn index_i32(low: u32, limit: u32) -> u32 {
+    return select(NO_INDEX, low, low < limit); // a negative one is a large one
+}
+
+fn index_i64(low: u32, high: u32, limit: u32) -> u32 {
+    return select(NO_INDEX, low, high == 0u && low < limit);
+}
+
+fn index_f32(bits: u32, limit: u32) -> u32 {
+    if (bits == 0x80000000u) {
+        return select(NO_INDEX, 0u, limit > 0u); // -0
+    }
+    if (bits > 0x4b800000u) { // negative, past 2^24, infinite or NaN
+        return NO_INDEX;
+    }
+    let value = bitcast<f32>(bits);
+    let index = u32(value);
+    return select(NO_INDEX, index, f32(index) == value && index < limit);
+}
+
+// The sum of v over the LANES threads of this thread's team, the same for each of them. Every thread of the workgroup
+// must come here. The last barrier keeps the next sum from overwriting this one while it is still being read.
+var<workgroup> team_tree: array<vec4<f32>, 256>;
+
+fn team_sum4(v: vec4<f32>, lane: u32) -> vec4<f32> {
+    team_tree[lane] = v;
+    workgroupBarrier();
+    for (var stride = LANES / 2u; stride > 0u; stride = stride >> 1u) {
+        if ((lane & (LANES - 1u)) < stride) {
+            team_tree[lane] += team_tree[lane + stride];
+        }
+        workgroupBarrier();
+    }
+    let total = team_tree[lane & ~(LANES - 1u)];
+    workgroupBarrier();
+    return total;
+}
+
+fn team_sum(v: vec2<f32>, lane: u32) -> vec2<f32> {
+    return team_sum4(vec4<f32>(v, 0.0, 0.0), lane).xy;
+}
+
+// The largest of v, which must not be negative.
+fn team_max(v: f32, lane: u32) -> f32 {
+    team_tree[lane].x = v;
+    workgroupBarrier();
+    for (var stride = LANES / 2u; stride > 0u; stride = stride >> 1u) {
+        if ((lane & (LANES - 1u)) < stride) {
+            team_tree[lane].x = max(team_tree[lane].x, team_tree[lane + stride].x);
+        }
+        workgroupBarrier();
+    }
+    let largest = team_tree[lane & ~(LANES - 1u)].x;
+    workgroupBarrier();
+    return largest;
+}

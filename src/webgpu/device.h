@@ -1,0 +1,127 @@
+/*
+ * What a WebGPU device holds, and how its files work together: api.c finds the implementation, device.c opens it and
+ * moves memory, source.c writes a launch's WGSL, launch.c makes pipelines and encodes. Calls are encoded into one
+ * command buffer that is submitted when it is full, and by every upload, download and synchronise.
+ */
+#ifndef VJP_WEBGPU_DEVICE_H
+#define VJP_WEBGPU_DEVICE_H
+
+#include "gpu/gpu.h"
+#include "webgpu/api.h"
+
+enum {
+    WEBGPU_MESSAGE = 400,
+    WEBGPU_PARAMS = 256,     /* bytes of a launch's uniforms: what every device can bind at an offset */
+    WEBGPU_LAUNCHES = 256,   /* of a submission */
+    WEBGPU_PIPELINES = 4096, /* slots of the table of pipelines, a power of two */
+    WEBGPU_KEY = 640,
+    WEBGPU_RECORDS = VJP_OP_COUNT * VJP_PASS_COUNT
+};
+
+/*
+ * A buffer. Its place is a range of addresses that nothing is mapped to: pointer arithmetic, overlaps and offsets work
+ * as on every device, and a host that follows such a pointer faults at once.
+ */
+typedef struct webgpu_buffer {
+    char *place;
+    uint64_t bytes; /* reserved there, and of the buffer: a multiple of 256 */
+    WGPUBuffer buffer;
+} webgpu_buffer;
+
+typedef struct webgpu_pipeline {
+    char *key; /* NULL: free */
+    size_t key_bytes;
+    WGPUComputePipeline pipeline;
+    WGPUBindGroupLayout layout;
+} webgpu_pipeline;
+
+/* What the kernels of an op and pass found, as it lies on the device; all ones: nothing. */
+typedef struct webgpu_record {
+    uint32_t position, explained, low, high;
+} webgpu_record;
+
+typedef struct webgpu_state {
+    webgpu_api api;
+    WGPUInstance instance;
+    WGPUAdapter adapter;
+    WGPUDevice device;
+    WGPUQueue queue;
+    WGPULimits limits;
+    bool lost, failed;            /* and why: */
+    char message[WEBGPU_MESSAGE]; /* the implementation's own words */
+
+    webgpu_buffer *buffer; /* by rising place */
+    size_t buffers, buffer_room;
+
+    webgpu_pipeline *pipeline; /* [WEBGPU_PIPELINES], by hash */
+    size_t pipelines;
+
+    /* The submission under way. */
+    WGPUCommandEncoder encoder;
+    WGPUComputePassEncoder pass;
+    WGPUBuffer params;
+    unsigned char *param_bytes; /* [WEBGPU_LAUNCHES][WEBGPU_PARAMS] */
+    int launches;
+
+    WGPUBuffer read_back;
+    uint64_t read_back_bytes;
+
+    WGPUBuffer findings; /* webgpu_record[WEBGPU_RECORDS] */
+    bool may_have_found;
+    int64_t limit[WEBGPU_RECORDS];
+    int32_t index_dtype[WEBGPU_RECORDS];
+} webgpu_state;
+
+static inline webgpu_state *webgpu_of(const vjp_device *device) {
+    return device->state;
+}
+
+/* The status of the implementation's last words: VJP_OK, or DEVICE_FAILED with them. */
+vjp_status webgpu_result(vjp_device *device, const char *doing);
+
+/* What the implementation said, on one line. */
+void webgpu_words(WGPUStringView said, char *text, size_t room);
+
+/* Ends the innermost error scope; "" in `message` if all went well within it, else the implementation's words. */
+void webgpu_pop_scope(webgpu_state *state, char *message, size_t room);
+
+/* The buffer that an address lies in; NULL: none. */
+const webgpu_buffer *webgpu_find(const webgpu_state *state, const void *address);
+
+/* Submits what was encoded. */
+vjp_status webgpu_submit(vjp_device *device);
+
+/* Lets go of every pipeline. */
+void webgpu_forget_pipelines(webgpu_state *state);
+
+/* Encodes a launch that is no op's: tools.wgsl. */
+vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
+
+/* ---- A launch's source ------------------------------------------------------------------------------- */
+
+/* A piece of memory that a launch sees: one binding. */
+typedef struct webgpu_window {
+    WGPUBuffer buffer;
+    const webgpu_buffer *of; /* NULL: the findings */
+    uint64_t begin, bytes;   /* in the buffer */
+    bool written, atomic;
+} webgpu_window;
+
+typedef struct webgpu_view {
+    const gpu_launch *launch;
+    webgpu_window window[GPU_MOST_WINDOWS + 1];
+    int windows;
+    int window_of[GPU_MOST_OPERANDS]; /* -1: absent */
+    uint32_t base[GPU_MOST_OPERANDS]; /* first element, in elements from the window's begin */
+} webgpu_view;
+
+/* The whole WGSL of a launch, to be freed; NULL: no memory. Depends on nothing but what webgpu_key() writes. */
+char *webgpu_source(const webgpu_view *view);
+
+/* What tells one pipeline from another. Returns its length. */
+size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]);
+
+/* The text of src/webgpu/<name>.wgsl; NULL: there is none. */
+const char *webgpu_shader(const char *name);
+
+#endif

@@ -1,0 +1,329 @@
+/*
+ * From a launch to the queue: which pieces of which buffers it sees, its pipeline (made once), its uniforms, and the
+ * dispatch in the submission under way.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "webgpu/device.h"
+
+/* ---- Windows ----------------------------------------------------------------------------------------- */
+
+/* Offsets of bindings are multiples of the device's alignment, at most 256. */
+enum { ALIGN = 256 };
+
+typedef struct range {
+    const webgpu_buffer *of;
+    uint64_t begin, end;
+    int operand;
+} range;
+
+static vjp_status fail(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name) {
+    if (l->work) return vjp_refuse(l->work, status, "%s %s", name, what);
+    return vjp_fail(device, status, "%s: %s %s", device->name, name, what);
+}
+
+/* The ranges of a launch by buffer and place. False: a tensor lies in no buffer of this device. */
+static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ranges, int *count) {
+    const webgpu_state *state = webgpu_of(device);
+    *count = 0;
+    for (int i = 0; i < l->operands; i++) {
+        const gpu_operand *o = &l->operand[i];
+        if (!o->present) continue;
+        const webgpu_buffer *buffer = webgpu_find(state, o->address);
+        uint64_t begin = buffer ? (uint64_t)(o->address - buffer->place) : 0;
+        if (!buffer || begin + o->bytes > buffer->bytes)
+            return fail(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there", o->name);
+        range r = {buffer, begin / ALIGN * ALIGN, (begin + o->bytes + ALIGN - 1) / ALIGN * ALIGN, i};
+        int at = (*count)++;
+        for (; at > 0 && (ranges[at - 1].of > r.of || (ranges[at - 1].of == r.of && ranges[at - 1].begin > r.begin));
+             at--)
+            ranges[at] = ranges[at - 1];
+        ranges[at] = r;
+    }
+    return VJP_OK;
+}
+
+static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const webgpu_buffer *of) {
+    for (int i = 0; i < count; i++)
+        if (ranges[i].of == of && l->operand[ranges[i].operand].output) return true;
+    return false;
+}
+
+/* One window for as much of a buffer as a binding holds; the next begins where the last ends or later. */
+static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
+    webgpu_state *state = webgpu_of(device);
+    range ranges[GPU_MOST_OPERANDS];
+    int count;
+    vjp_status status = find_ranges(device, l, ranges, &count);
+    if (status != VJP_OK) return status;
+    uint64_t most = state->limits.maxStorageBufferBindingSize / ALIGN * ALIGN;
+    for (int i = 0; i < count; i++) {
+        const range *r = &ranges[i];
+        webgpu_window *w = view->windows ? &view->window[view->windows - 1] : NULL;
+        bool written = buffer_is_written(l, ranges, count, r->of);
+        uint64_t begin = r->begin;
+        if (w && w->of == r->of && r->end - w->begin <= most) {
+            if (r->end - w->begin > w->bytes) w->bytes = r->end - w->begin;
+        } else {
+            if (r->end - begin > most) {
+                char what[128];
+                snprintf(what, sizeof what, "has %llu bytes; this device binds at most %llu",
+                         (unsigned long long)l->operand[r->operand].bytes, (unsigned long long)most);
+                return fail(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].name);
+            }
+            if (w && w->of == r->of && written && w->begin + w->bytes > begin)
+                return fail(device, l, VJP_UNSUPPORTED,
+                            "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
+                            "once: put it on a multiple of 256",
+                            l->operand[r->operand].name);
+            if (view->windows == GPU_MOST_WINDOWS)
+                return fail(device, l, VJP_UNSUPPORTED, "is one tensor too many in buffers of their own",
+                            l->operand[r->operand].name);
+            view->window[view->windows++] =
+                (webgpu_window){r->of->buffer, r->of, begin, r->end - begin, written, false};
+            w = &view->window[view->windows - 1];
+        }
+        const gpu_operand *o = &l->operand[r->operand];
+        if (o->output && !o->paired) w->atomic = true;
+        view->window_of[r->operand] = view->windows - 1;
+        view->base[r->operand] =
+            (uint32_t)((uint64_t)(o->address - (r->of->place + w->begin)) / vjp_dtype_size(o->dtype));
+    }
+    return VJP_OK;
+}
+
+/* Where this call's op and pass report. */
+static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
+    webgpu_state *state = webgpu_of(device);
+    for (int i = 0; i < l->operands; i++) {
+        if (l->operand[i].form != GPU_FINDINGS) continue;
+        int record = (int)l->work->op->id * VJP_PASS_COUNT + (int)l->work->pass;
+        view->window_of[i] = view->windows;
+        view->base[i] = (uint32_t)(record * (int)(sizeof(webgpu_record) / 4));
+        view->window[view->windows++] =
+            (webgpu_window){state->findings, NULL, 0, WEBGPU_RECORDS * sizeof(webgpu_record), true, true};
+        if (l->limit >= 0) state->limit[record] = l->limit;
+        for (int j = 0; j < l->operands; j++)
+            if (l->operand[j].form == GPU_INDEX && !l->operand[j].output)
+                state->index_dtype[record] = (int32_t)l->operand[j].dtype;
+        state->may_have_found = true;
+    }
+}
+
+/* ---- Pipelines --------------------------------------------------------------------------------------- */
+
+static uint64_t hash_of(const char *key, size_t bytes) {
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)key[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+typedef struct scope_answer {
+    bool done;
+    char *message;
+    size_t room;
+} scope_answer;
+
+static void on_scope(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *first,
+                     void *second) {
+    scope_answer *answer = first;
+    (void)second;
+    (void)status;
+    answer->done = true;
+    if (type != WGPUErrorType_NoError) webgpu_words(message, answer->message, answer->room);
+}
+
+void webgpu_pop_scope(webgpu_state *state, char *message, size_t room) {
+    scope_answer answer = {false, message, room};
+    message[0] = 0;
+    WGPUPopErrorScopeCallbackInfo info = {
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_scope, .userdata1 = &answer};
+    state->api.DevicePopErrorScope(state->device, info);
+    while (!answer.done && !state->lost)
+        state->api.InstanceProcessEvents(state->instance);
+}
+
+static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *view) {
+    WGPUBindGroupLayoutEntry entries[GPU_MOST_WINDOWS + 2];
+    memset(entries, 0, sizeof entries);
+    entries[0].visibility = WGPUShaderStage_Compute;
+    entries[0].buffer = (WGPUBufferBindingLayout){
+        .type = WGPUBufferBindingType_Uniform, .hasDynamicOffset = true, .minBindingSize = WEBGPU_PARAMS};
+    for (int i = 0; i < view->windows; i++) {
+        entries[i + 1].binding = (uint32_t)i + 1;
+        entries[i + 1].visibility = WGPUShaderStage_Compute;
+        entries[i + 1].buffer.type =
+            view->window[i].written ? WGPUBufferBindingType_Storage : WGPUBufferBindingType_ReadOnlyStorage;
+    }
+    WGPUBindGroupLayoutDescriptor descriptor = {.entryCount = (size_t)view->windows + 1, .entries = entries};
+    return state->api.DeviceCreateBindGroupLayout(state->device, &descriptor);
+}
+
+/* A shader that does not compile comes back with the compiler's own words. */
+static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, webgpu_pipeline *made) {
+    webgpu_state *state = webgpu_of(device);
+    const webgpu_api *api = &state->api;
+    char message[WEBGPU_MESSAGE];
+    char *source = webgpu_source(view);
+    if (!source) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a shader", device->name);
+    WGPUShaderSourceWGSL wgsl = {.chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = webgpu_text(source)};
+    WGPUShaderModuleDescriptor module = {.nextInChain = &wgsl.chain, .label = webgpu_text(view->launch->shader)};
+    api->DevicePushErrorScope(state->device, WGPUErrorFilter_Validation);
+    WGPUShaderModule shader = api->DeviceCreateShaderModule(state->device, &module);
+    made->layout = make_layout(state, view);
+    WGPUPipelineLayoutDescriptor layout = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &made->layout};
+    WGPUPipelineLayout whole = api->DeviceCreatePipelineLayout(state->device, &layout);
+    WGPUComputePipelineDescriptor pipeline = {.label = webgpu_text(view->launch->kernel),
+                                              .layout = whole,
+                                              .compute = {.module = shader, .entryPoint = webgpu_text("main")}};
+    made->pipeline = api->DeviceCreateComputePipeline(state->device, &pipeline);
+    webgpu_pop_scope(state, message, sizeof message);
+    if (shader) api->ShaderModuleRelease(shader);
+    if (whole) api->PipelineLayoutRelease(whole);
+    free(source);
+    if (!message[0] && made->pipeline) return webgpu_result(device, "making a pipeline");
+    if (made->pipeline) api->ComputePipelineRelease(made->pipeline);
+    if (made->layout) api->BindGroupLayoutRelease(made->layout);
+    *made = (webgpu_pipeline){0};
+    if (state->lost) return webgpu_result(device, "making a pipeline");
+    return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.wgsl, %s(): %s", device->name, view->launch->shader,
+                    view->launch->kernel, message);
+}
+
+static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, const webgpu_pipeline **found) {
+    webgpu_state *state = webgpu_of(device);
+    char key[WEBGPU_KEY];
+    size_t bytes = webgpu_key(view, key);
+    if (state->pipelines > WEBGPU_PIPELINES / 2) {
+        vjp_status status = webgpu_submit(device);
+        if (status != VJP_OK) return status;
+        webgpu_forget_pipelines(state);
+    }
+    size_t at = hash_of(key, bytes) % WEBGPU_PIPELINES;
+    for (; state->pipeline[at].key; at = (at + 1) % WEBGPU_PIPELINES)
+        if (state->pipeline[at].key_bytes == bytes && memcmp(state->pipeline[at].key, key, bytes) == 0) {
+            *found = &state->pipeline[at];
+            return VJP_OK;
+        }
+    webgpu_pipeline made = {.key = malloc(bytes), .key_bytes = bytes};
+    if (!made.key) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a pipeline", device->name);
+    char *kept = made.key;
+    memcpy(kept, key, bytes);
+    vjp_status status = make_pipeline(device, view, &made);
+    if (status != VJP_OK) {
+        free(kept);
+        return status;
+    }
+    state->pipeline[at] = made;
+    state->pipelines++;
+    *found = &state->pipeline[at];
+    return VJP_OK;
+}
+
+void webgpu_forget_pipelines(webgpu_state *state) {
+    for (size_t i = 0; i < WEBGPU_PIPELINES && state->pipeline; i++) {
+        webgpu_pipeline *p = &state->pipeline[i];
+        if (!p->key) continue;
+        state->api.ComputePipelineRelease(p->pipeline);
+        state->api.BindGroupLayoutRelease(p->layout);
+        free(p->key);
+        *p = (webgpu_pipeline){0};
+    }
+    state->pipelines = 0;
+}
+
+/* ---- Encoding ---------------------------------------------------------------------------------------- */
+
+static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const webgpu_pipeline *pipeline) {
+    WGPUBindGroupEntry entries[GPU_MOST_WINDOWS + 2];
+    memset(entries, 0, sizeof entries);
+    entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = WEBGPU_PARAMS};
+    for (int i = 0; i < view->windows; i++) {
+        const webgpu_window *w = &view->window[i];
+        entries[i + 1] =
+            (WGPUBindGroupEntry){.binding = (uint32_t)i + 1, .buffer = w->buffer, .offset = w->begin, .size = w->bytes};
+    }
+    WGPUBindGroupDescriptor descriptor = {
+        .layout = pipeline->layout, .entryCount = (size_t)view->windows + 1, .entries = entries};
+    return state->api.DeviceCreateBindGroup(state->device, &descriptor);
+}
+
+/* As source.c's Uniforms has it. */
+static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t groups) {
+    unsigned char *to = state->param_bytes + (size_t)state->launches * WEBGPU_PARAMS;
+    uint32_t head[4] = {groups};
+    memcpy(to, view->base, sizeof view->base);
+    memcpy(to + sizeof view->base, head, sizeof head);
+    memcpy(to + sizeof view->base + sizeof head, view->launch->param, sizeof view->launch->param);
+}
+
+static void encode(webgpu_state *state, const webgpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
+    const webgpu_api *api = &state->api;
+    uint32_t offset = (uint32_t)(state->launches * WEBGPU_PARAMS);
+    uint32_t most = state->limits.maxComputeWorkgroupsPerDimension;
+    uint32_t rows = (groups + most - 1) / most, columns = (groups + rows - 1) / rows;
+    if (!state->encoder) state->encoder = api->DeviceCreateCommandEncoder(state->device, NULL);
+    if (!state->pass) state->pass = api->CommandEncoderBeginComputePass(state->encoder, NULL);
+    api->ComputePassEncoderSetPipeline(state->pass, pipeline->pipeline);
+    api->ComputePassEncoderSetBindGroup(state->pass, 0, bindings, 1, &offset);
+    api->ComputePassEncoderDispatchWorkgroups(state->pass, columns, rows, 1);
+    state->launches++;
+}
+
+vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    webgpu_state *state = webgpu_of(device);
+    vjp_status status = webgpu_result(device, "running");
+    if (status != VJP_OK || groups <= 0) return status;
+    if (l->too_big)
+        return fail(device, l, VJP_UNSUPPORTED, "is too large for this device: shaders count in 32 bits", l->too_big);
+    if (groups > INT32_MAX)
+        return fail(device, l, VJP_UNSUPPORTED, "needs more workgroups than 32 bits count", l->kernel);
+    if (state->launches == WEBGPU_LAUNCHES) status = webgpu_submit(device);
+    if (status != VJP_OK) return status;
+    webgpu_view view = {.launch = l};
+    const webgpu_pipeline *pipeline = NULL;
+    for (int i = 0; i < GPU_MOST_OPERANDS; i++)
+        view.window_of[i] = -1;
+    status = make_windows(device, l, &view);
+    if (status != VJP_OK) return status;
+    add_findings(device, l, &view);
+    status = find_pipeline(device, &view, &pipeline);
+    if (status != VJP_OK) return status;
+    WGPUBindGroup bindings = make_bindings(state, &view, pipeline);
+    status = webgpu_result(device, "binding");
+    if (status != VJP_OK) return status;
+    write_params(state, &view, (uint32_t)groups);
+    encode(state, pipeline, bindings, (uint32_t)groups);
+    state->api.BindGroupRelease(bindings);
+    return webgpu_result(device, "encoding");
+}
+
+vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
+    return webgpu_enqueue(l->work->device, l, groups);
+}
+
+vjp_status webgpu_submit(vjp_device *device) {
+    webgpu_state *state = webgpu_of(device);
+    const webgpu_api *api = &state->api;
+    if (!state->encoder) return webgpu_result(device, "running");
+    if (state->pass) {
+        api->ComputePassEncoderEnd(state->pass);
+        api->ComputePassEncoderRelease(state->pass);
+        state->pass = NULL;
+    }
+    if (state->launches)
+        api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes,
+                              (size_t)state->launches * WEBGPU_PARAMS);
+    WGPUCommandBuffer commands = api->CommandEncoderFinish(state->encoder, NULL);
+    api->CommandEncoderRelease(state->encoder);
+    state->encoder = NULL;
+    state->launches = 0;
+    if (commands) {
+        api->QueueSubmit(state->queue, 1, &commands);
+        api->CommandBufferRelease(commands);
+    }
+    return webgpu_result(device, "submitting");
+}

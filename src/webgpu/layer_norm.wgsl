@@ -1,0 +1,4 @@
+// layer_norm: see norm.wgsl.
+//# include norm
+
+const LAYER = true;

@@ -1,0 +1,349 @@
+// layer_norm and rms_norm (LAYER: the row's mean is taken away): rows of `dim` elements, each normalised by itself.
+// With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):
+//
+//     y  = xh * gamma + beta
+//     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
+//
+// A team of LANES threads has a row; a workgroup has TEAMS of them. Up to 4096 columns a row's facts and its dx come
+// from one kernel, which reads x and dy from memory once (the second look finds them in cache). Longer rows are measured
+// by `measure` first; `columns` then has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds.
+//# const TEAMS PAIRS FUSED SAVED GAMMA
+//# float x dy gamma beta y mean rstd mean_in rstd_in dx dgamma dbeta facts partials
+
+struct Params {
+    rows: u32,
+    dim: u32,
+    chunks: u32,
+    chunk_rows: u32,
+    tiles: u32,
+    eps: f32,
+    inverse: f32, // 1 / dim
+    most_scale: u32, // the largest exponent by which a row is scaled up
+}
+
+// Column pairs are added in parts of 64, these in parts of 64: no f32 chain is long, 2^24 equal terms stay right.
+const PART = 64u;
+
+struct Facts {
+    shift: f32, // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
+    rest: f32,
+    rstd: f32,
+    g: f32,   // mean(g)
+    gxh: f32, // mean(g * xh)
+}
+
+fn normal(f: Facts, x: vec2<f32>) -> vec2<f32> {
+    if (LAYER) {
+        return ((x - f.shift) - f.rest) * f.rstd;
+    }
+    return x * f.rstd;
+}
+
+// x of columns c and c + 1; what is past the row's end is `outside`.
+fn x_pair(start: u32, c: u32, outside: f32) -> vec2<f32> {
+    if (c + 1u < u.p.dim) {
+        return x_two(start + c);
+    }
+    return vec2<f32>(x_at(start + c), outside);
+}
+
+fn dy_pair(start: u32, c: u32) -> vec2<f32> {
+    if (c + 1u < u.p.dim) {
+        return dy_two(start + c);
+    }
+    return vec2<f32>(dy_at(start + c), 0.0);
+}
+
+fn gamma_pair(c: u32) -> vec2<f32> {
+    if (!gamma_is) {
+        return vec2<f32>(1.0);
+    }
+    return vec2<f32>(gamma_at(c), gamma_at(min(c + 1u, u.p.dim - 1u)));
+}
+
+// The sum and the largest magnitude over the team of x - shift.
+fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
+    let first = 2u * (lane % LANES);
+    var largest = 0.0;
+    var total = 0.0;
+    var middle = 0.0;
+    var parts = 0u;
+    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+        var part = 0.0;
+        let end = min(begin + 2u * LANES * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * LANES) {
+            let v = x_pair(start, c, shift) - shift;
+            part += v.x + v.y;
+            largest = max(largest, max(abs(v.x), abs(v.y)));
+        }
+        middle += part;
+        parts += 1u;
+        if (parts % PART == 0u) {
+            total += middle;
+            middle = 0.0;
+        }
+    }
+    let sum = team_sum(vec2<f32>(total + middle, 0.0), lane).x;
+    return vec2<f32>(sum, team_max(largest, lane));
+}
+
+// The sum over the team of ((x - shift) - rest)^2, scaled.
+fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
+    let first = 2u * (lane % LANES);
+    var total = 0.0;
+    var middle = 0.0;
+    var parts = 0u;
+    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+        var part = 0.0;
+        let end = min(begin + 2u * LANES * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * LANES) {
+            var v = ((x_pair(start, c, shift) - shift) - rest) * scale;
+            if (c + 1u >= u.p.dim) {
+                v.y = 0.0;
+            }
+            part += v.x * v.x + v.y * v.y;
+        }
+        middle += part;
+        parts += 1u;
+        if (parts % PART == 0u) {
+            total += middle;
+            middle = 0.0;
+        }
+    }
+    return team_sum(vec2<f32>(total + middle, 0.0), lane).x;
+}
+
+// Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
+// brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
+fn measured(row: u32, lane: u32) -> Facts {
+    let start = row * u.p.dim;
+    var f = Facts();
+    if (LAYER) {
+        f.shift = x_at(start);
+    }
+    let s = spread(start, f.shift, lane);
+    if (LAYER) {
+        f.rest = s.x * u.p.inverse;
+    }
+    let exponent = clamp(i32(bitcast<u32>(s.y) >> 23u), 127 - i32(u.p.most_scale), 253);
+    let scale = bitcast<f32>(u32(254 - exponent) << 23u);
+    let variance = squares(start, f.shift, f.rest, scale, lane) * u.p.inverse;
+    f.rstd = scale / sqrt(variance + u.p.eps * scale * scale);
+    return f;
+}
+
+fn forward(group: u32, lane: u32) {
+    let row = group * TEAMS + lane / LANES;
+    let valid = row < u.p.rows;
+    let start = min(row, u.p.rows - 1u) * u.p.dim;
+    let f = measured(min(row, u.p.rows - 1u), lane);
+    if (!valid) {
+        return;
+    }
+    if (lane % LANES == 0u) {
+        mean_set(row, f.shift + f.rest);
+        rstd_set(row, f.rstd);
+    }
+    if (!y_is) {
+        return;
+    }
+    for (var c = 2u * (lane % LANES); c < u.p.dim; c += 2u * LANES) {
+        var v = normal(f, x_pair(start, c, 0.0));
+        if (gamma_is) {
+            v *= gamma_pair(c);
+        }
+        if (beta_is) {
+            v += vec2<f32>(beta_at(c), beta_at(min(c + 1u, u.p.dim - 1u)));
+        }
+        if (c + 1u < u.p.dim) {
+            y_set_two(start + c, v);
+        } else {
+            y_set(start + c, v.x);
+        }
+    }
+}
+
+// mean(g) and mean(g * xh) of a row whose statistics are in `f`.
+fn averaged(f: Facts, start: u32, lane: u32) -> Facts {
+    let first = 2u * (lane % LANES);
+    var total = vec2<f32>();
+    var middle = vec2<f32>();
+    var parts = 0u;
+    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+        var part = vec2<f32>();
+        let end = min(begin + 2u * LANES * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * LANES) {
+            let g = dy_pair(start, c) * gamma_pair(c);
+            let xh = normal(f, x_pair(start, c, 0.0));
+            var gxh = g * xh;
+            if (c + 1u >= u.p.dim) {
+                gxh.y = 0.0;
+            }
+            part += vec2<f32>(g.x + g.y, gxh.x + gxh.y);
+        }
+        middle += part;
+        parts += 1u;
+        if (parts % PART == 0u) {
+            total += middle;
+            middle = vec2<f32>();
+        }
+    }
+    let sum = team_sum(total + middle, lane);
+    var out = f;
+    out.g = select(0.0, sum.x * u.p.inverse, LAYER);
+    out.gxh = sum.y * u.p.inverse;
+    return out;
+}
+
+// All that dx and dgamma need of a row. Every thread of the workgroup must come here.
+fn facts_of(row: u32, lane: u32) -> Facts {
+    var f = Facts();
+    if (SAVED == 1u) {
+        if (LAYER) {
+            f.shift = mean_in_at(row);
+        }
+        f.rstd = rstd_in_at(row);
+    } else {
+        f = measured(row, lane);
+    }
+    if (dx_is || facts_is) {
+        f = averaged(f, row * u.p.dim, lane);
+    }
+    return f;
+}
+
+// Rows that are too long for one workgroup's columns: their facts, for `columns`.
+fn measure(group: u32, lane: u32) {
+    let f = facts_of(group, lane);
+    if (lane == 0u) {
+        facts_set(group * 5u, f.shift);
+        facts_set(group * 5u + 1u, f.rest);
+        facts_set(group * 5u + 2u, f.rstd);
+        facts_set(group * 5u + 3u, f.g);
+        facts_set(group * 5u + 4u, f.gxh);
+    }
+}
+
+// The sums of one thread's columns: parts of 64 rows, and their sum.
+var<private> gamma_part: array<vec2<f32>, PAIRS>;
+var<private> beta_part: array<vec2<f32>, PAIRS>;
+var<private> gamma_sum: array<vec2<f32>, PAIRS>;
+var<private> beta_sum: array<vec2<f32>, PAIRS>;
+
+fn close_parts() {
+    for (var k = 0u; k < PAIRS; k++) {
+        gamma_sum[k] += gamma_part[k];
+        beta_sum[k] += beta_part[k];
+        gamma_part[k] = vec2<f32>();
+        beta_part[k] = vec2<f32>();
+    }
+}
+
+// One row's share of the thread's columns.
+fn take_row(f: Facts, start: u32, first: u32) {
+    for (var k = 0u; k < PAIRS; k++) {
+        let c = first + k * 2u * LANES;
+        if (c >= u.p.dim) {
+            break;
+        }
+        let dy = dy_pair(start, c);
+        var xh = vec2<f32>();
+        if (dx_is || GAMMA == 1u) {
+            xh = normal(f, x_pair(start, c, 0.0));
+        }
+        gamma_part[k] += dy * xh;
+        beta_part[k] += dy;
+        if (dx_is) {
+            let v = f.rstd * ((dy * gamma_pair(c) - f.g) - xh * f.gxh);
+            if (c + 1u < u.p.dim) {
+                dx_set_two(start + c, v);
+            } else {
+                dx_set(start + c, v.x);
+            }
+        }
+    }
+}
+
+fn columns(group: u32, lane: u32) {
+    let tile = group % u.p.tiles;
+    let chunk = group / u.p.tiles;
+    let begin = chunk * u.p.chunk_rows;
+    let end = min(begin + u.p.chunk_rows, u.p.rows);
+    let first = tile * (2u * LANES * PAIRS) + 2u * (lane % LANES);
+    var taken = 0u;
+    for (var base = begin; base < end; base += TEAMS) {
+        let row = base + lane / LANES;
+        let valid = row < end;
+        let near = min(row, end - 1u);
+        var f = Facts();
+        if (FUSED == 1u) {
+            if (dx_is || GAMMA == 1u) {
+                f = facts_of(near, lane);
+            }
+        } else {
+            f = Facts(facts_at(near * 5u), facts_at(near * 5u + 1u), facts_at(near * 5u + 2u), facts_at(near * 5u + 3u),
+                      facts_at(near * 5u + 4u));
+        }
+        if (valid) {
+            take_row(f, row * u.p.dim, first);
+        }
+        taken += 1u;
+        if (taken % PART == 0u) {
+            close_parts();
+        }
+    }
+    close_parts();
+    if (!partials_is) {
+        return;
+    }
+    // The teams of a workgroup add up, in their order.
+    for (var k = 0u; k < PAIRS; k++) {
+        let total = across_teams(vec4<f32>(gamma_sum[k], beta_sum[k]), lane);
+        let c = first + k * 2u * LANES;
+        if (lane < LANES && c < u.p.dim) {
+            let at = chunk * 2u * u.p.dim + c;
+            partials_set(at, total.x);
+            partials_set(at + u.p.dim, total.z);
+            if (c + 1u < u.p.dim) {
+                partials_set(at + 1u, total.y);
+                partials_set(at + u.p.dim + 1u, total.w);
+            }
+        }
+    }
+}
+
+// For the first team's threads: the sum of v over the threads of the same place in each team.
+fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
+    team_tree[lane] = v;
+    workgroupBarrier();
+    for (var stride = 128u; stride >= LANES; stride = stride >> 1u) {
+        if (lane < stride) {
+            team_tree[lane] += team_tree[lane + stride];
+        }
+        workgroupBarrier();
+    }
+    let total = team_tree[lane];
+    workgroupBarrier();
+    return total;
+}
+
+// dgamma and dbeta of a column: the chunks' sums in their order, by parts of 16.
+fn finish(group: u32, lane: u32) {
+    let column = group * 256u + lane;
+    if (column >= 2u * u.p.dim) {
+        return;
+    }
+    var total = 0.0;
+    for (var begin = 0u; begin < u.p.chunks; begin += 16u) {
+        var part = 0.0;
+        for (var chunk = begin; chunk < min(begin + 16u, u.p.chunks); chunk++) {
+            part += partials_at(chunk * 2u * u.p.dim + column);
+        }
+        total += part;
+    }
+    if (column < u.p.dim) {
+        dgamma_set(column, total);
+    } else {
+        dbeta_set(column - u.p.dim, total);
+    }
+}

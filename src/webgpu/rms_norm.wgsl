@@ -1,0 +1,4 @@
+// rms_norm: see norm.wgsl.
+//# include norm
+
+const LAYER = false;

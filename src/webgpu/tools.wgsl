@@ -1,0 +1,37 @@
+// What the device itself needs: the value of a bad index for the sentence, single bytes of an upload, and a copy
+// between two places of one buffer, which WebGPU's own copy refuses.
+//# float
+//# index explained
+//# word to from
+//# findings
+
+struct Params {
+    first: u32,
+    second: u32,
+}
+
+// The position that is recorded may be of an earlier call; its value is then noted already.
+fn explain(group: u32, lane: u32) {
+    if (lane != 0u) {
+        return;
+    }
+    let position = found_first();
+    if (position != NO_INDEX && position != found_explained() && position < u.p.first) {
+        let raw = explained_raw(position);
+        found_note(position, raw.x, raw.y);
+    }
+}
+
+// Some bytes of one word.
+fn part(group: u32, lane: u32) {
+    if (lane == 0u) {
+        to_put(0u, (to_word(0u) & ~u.p.first) | u.p.second);
+    }
+}
+
+fn copy(group: u32, lane: u32) {
+    let i = group * 256u + lane;
+    if (i < u.p.first) {
+        to_put(i, from_word(i));
+    }
+}
