@@ -48,7 +48,7 @@ typedef struct gpu_operand {
     vjp_dtype dtype;
     bool present, output, adds;
     bool paired; /* 16-bit: every two of a run that starts at an even element are one word */
-    bool fours;  /* every four of a run start on a multiple of four elements */
+    bool fours;  /* read by fours that are one load */
     const char *address;
     uint64_t bytes;
 } gpu_operand;
@@ -79,6 +79,9 @@ gpu_launch gpu_begin(const vjp_work *work, const char *kernel);
  * twos, each starting at a multiple of it. 1: elements are stored one by one.
  */
 void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run);
+
+/* The same for an input that the kernel reads by name_four(i), i a multiple of four: one load where runs allow it. */
+void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run);
 
 /* `count` elements of the workspace from byte `offset`, a multiple of 16: f32 (GPU_FLOAT) or, as i32, words. */
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output);

@@ -30,16 +30,22 @@ void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run) {
     o->bytes = (uint64_t)count * size;
     uintptr_t at = (uintptr_t)o->address;
     o->paired = size != 2 || (at % 4 == 0 && (run % 2 == 0 || run == count) && run != 1);
-    o->fours = at % (4 * size) == 0 && (run % 4 == 0 || run == count);
     /* A shader counts elements, and 16-byte pieces of what surrounds them, in 32 bits. */
     if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = vjp_slot_at(work, slot)->name;
+}
+
+void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
+    gpu_tensor(l, name, slot, run);
+    gpu_operand *o = &l->operand[l->operands - 1];
+    o->fours = o->present && (uintptr_t)o->address % (4 * vjp_dtype_size(o->dtype)) == 0 &&
+               (run % 4 == 0 || run == vjp_elements(l->work, slot));
 }
 
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output) {
     gpu_operand *o = add(l, name, dtype == VJP_F32 ? GPU_FLOAT : GPU_WORD, dtype);
     o->present = count > 0;
     o->output = output;
-    o->paired = o->fours = true;
+    o->paired = true;
     o->address = (const char *)l->work->workspace + offset;
     o->bytes = (uint64_t)count * 4;
     if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = "its workspace";

@@ -28,7 +28,7 @@ static cut cut_of(const gpu_norm *n) {
     int64_t rows = n->sizes.rows, dim = n->sizes.dim, pairs = gpu_divide_up(dim, 2);
     c.lanes = gpu_power(pairs, GPU_THREADS);
     c.teams = GPU_THREADS / c.lanes;
-    c.pairs = gpu_least(gpu_divide_up(pairs, c.lanes), MOST_PAIRS);
+    c.pairs = gpu_power(gpu_divide_up(pairs, c.lanes), MOST_PAIRS);
     c.tiles = gpu_divide_up(pairs, c.lanes * c.pairs);
     c.fused = c.tiles == 1;
     c.chunks = gpu_most(1, gpu_least(CHUNKS / gpu_least(c.tiles, CHUNKS), gpu_divide_up(rows, c.teams * TEAM_ROWS)));
@@ -47,17 +47,13 @@ size_t gpu_norm_workspace(const gpu_norm *n) {
 
 static gpu_launch begin(const gpu_norm *n, const cut *c, const char *kernel) {
     gpu_launch l = gpu_begin(n->work, kernel);
-    gpu_constant(&l, "LANES", c->lanes);
-    gpu_constant(&l, "TEAMS", c->teams);
-    gpu_constant(&l, "PAIRS", c->pairs);
-    gpu_constant(&l, "FUSED", c->fused);
-    gpu_constant(&l, "SAVED", c->saved);
-    gpu_constant(&l, "GAMMA", n->work->pass == VJP_BACKWARD && n->work->tensor[n->dgamma]);
     gpu_u32(&l, n->sizes.rows);
     gpu_u32(&l, n->sizes.dim);
     gpu_u32(&l, c->chunks);
     gpu_u32(&l, c->chunk_rows);
     gpu_u32(&l, c->tiles);
+    gpu_u32(&l, c->lanes);
+    gpu_u32(&l, c->teams);
     gpu_f32(&l, n->eps);
     gpu_f32(&l, 1 / (double)n->sizes.dim);
     gpu_u32(&l, n->eps < 1 ? LARGEST_SCALE : 0);
@@ -93,6 +89,7 @@ static void bind_rows(const gpu_norm *n, const cut *c, gpu_launch *l) {
 /* The facts of rows that are too long for one workgroup's columns. */
 static vjp_status measure(const gpu_norm *n, const cut *c) {
     gpu_launch l = begin(n, c, "measure");
+    gpu_constant(&l, "SAVED", c->saved);
     bind_rows(n, c, &l);
     gpu_scratch(&l, "facts", VJP_F32, c->facts, n->sizes.rows * 5, true);
     return gpu_enqueue(&l, n->sizes.rows);
@@ -100,6 +97,10 @@ static vjp_status measure(const gpu_norm *n, const cut *c) {
 
 static vjp_status columns(const gpu_norm *n, const cut *c) {
     gpu_launch l = begin(n, c, "columns");
+    gpu_constant(&l, "PAIRS", c->pairs);
+    gpu_constant(&l, "FUSED", c->fused);
+    gpu_constant(&l, "SAVED", c->saved);
+    gpu_constant(&l, "GAMMA", n->work->tensor[n->dgamma] != NULL);
     bind(&l, "dx", n->dx, n->sizes.dim);
     bind_rows(n, c, &l);
     if (!c->fused) gpu_scratch(&l, "facts", VJP_F32, c->facts, n->sizes.rows * 5, false);

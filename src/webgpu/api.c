@@ -70,11 +70,15 @@ static vjp_status find_functions(vjp_device *device, webgpu_api *api) {
 }
 
 /*
- * wgpu-native tells its version; before 24 its functions had other arguments under the same names, and calling them
- * would crash.
+ * Before webgpu.h became a standard its functions had other arguments under the same names, and calling them would
+ * crash. wgpu-native tells its version; a Dawn of that time has functions that end in 2.
  */
 static vjp_status check_version(vjp_device *device, const webgpu_api *api) {
     enum { LEAST = 24 };
+    if (dlsym(api->library, "wgpuInstanceRequestAdapter2"))
+        return vjp_fail(device, VJP_NO_DEVICE,
+                        "%s: %s is a Dawn from before webgpu.h was a standard; a newer one is needed", device->name,
+                        api->path);
     uint32_t (*version)(void);
     *(void **)&version = dlsym(api->library, "wgpuGetVersion");
     uint32_t major = version ? version() >> 24 : LEAST;

@@ -80,39 +80,39 @@ fn index_f32(bits: u32, limit: u32) -> u32 {
     return select(NO_INDEX, index, f32(index) == value && index < limit);
 }
 
-// The sum of v over the LANES threads of this thread's team, the same for each of them. Every thread of the workgroup
-// must come here. The last barrier keeps the next sum from overwriting this one while it is still being read.
+// The sum of v over this thread's team of `lanes` threads, a power of two, the same for each of them. Every thread of the
+// workgroup must come here. The last barrier keeps the next sum from overwriting this one while it is still being read.
 var<workgroup> team_tree: array<vec4<f32>, 256>;
 
-fn team_sum4(v: vec4<f32>, lane: u32) -> vec4<f32> {
+fn team_sum4(v: vec4<f32>, lane: u32, lanes: u32) -> vec4<f32> {
     team_tree[lane] = v;
     workgroupBarrier();
-    for (var stride = LANES / 2u; stride > 0u; stride = stride >> 1u) {
-        if ((lane & (LANES - 1u)) < stride) {
+    for (var stride = lanes / 2u; stride > 0u; stride = stride >> 1u) {
+        if ((lane & (lanes - 1u)) < stride) {
             team_tree[lane] += team_tree[lane + stride];
         }
         workgroupBarrier();
     }
-    let total = team_tree[lane & ~(LANES - 1u)];
+    let total = team_tree[lane & ~(lanes - 1u)];
     workgroupBarrier();
     return total;
 }
 
-fn team_sum(v: vec2<f32>, lane: u32) -> vec2<f32> {
-    return team_sum4(vec4<f32>(v, 0.0, 0.0), lane).xy;
+fn team_sum(v: vec2<f32>, lane: u32, lanes: u32) -> vec2<f32> {
+    return team_sum4(vec4<f32>(v, 0.0, 0.0), lane, lanes).xy;
 }
 
 // The largest of v, which must not be negative.
-fn team_max(v: f32, lane: u32) -> f32 {
+fn team_max(v: f32, lane: u32, lanes: u32) -> f32 {
     team_tree[lane].x = v;
     workgroupBarrier();
-    for (var stride = LANES / 2u; stride > 0u; stride = stride >> 1u) {
-        if ((lane & (LANES - 1u)) < stride) {
+    for (var stride = lanes / 2u; stride > 0u; stride = stride >> 1u) {
+        if ((lane & (lanes - 1u)) < stride) {
             team_tree[lane].x = max(team_tree[lane].x, team_tree[lane + stride].x);
         }
         workgroupBarrier();
     }
-    let largest = team_tree[lane & ~(LANES - 1u)].x;
+    let largest = team_tree[lane & ~(lanes - 1u)].x;
     workgroupBarrier();
     return largest;
 }

@@ -94,6 +94,23 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
     return VJP_OK;
 }
 
+/* Numbers windows by the first operand in them, not by where they lie: the same shader then serves any placement. */
+static void order_windows(webgpu_view *view) {
+    webgpu_view old = *view;
+    int number[GPU_MOST_WINDOWS], next = 0;
+    for (int w = 0; w < view->windows; w++)
+        number[w] = -1;
+    for (int i = 0; i < view->launch->operands; i++) {
+        int w = old.window_of[i];
+        if (w < 0) continue;
+        if (number[w] < 0) {
+            number[w] = next++;
+            view->window[number[w]] = old.window[w];
+        }
+        view->window_of[i] = number[w];
+    }
+}
+
 /* Where this call's op and pass report. */
 static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
     webgpu_state *state = webgpu_of(device);
@@ -162,6 +179,19 @@ static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *v
     return state->api.DeviceCreateBindGroupLayout(state->device, &descriptor);
 }
 
+/* VJP_WEBGPU_SHADERS names a folder that gets every shader that is compiled, for who wants to see or check them. */
+static void show_source(const webgpu_view *view, const char *source) {
+    const char *folder = getenv("VJP_WEBGPU_SHADERS");
+    char path[512];
+    if (!folder || !folder[0]) return;
+    snprintf(path, sizeof path, "%s/%s-%s-%016llx.wgsl", folder, view->launch->shader, view->launch->kernel,
+             (unsigned long long)hash_of(source, strlen(source)));
+    FILE *file = fopen(path, "w");
+    if (!file) return;
+    fputs(source, file);
+    fclose(file);
+}
+
 /* A shader that does not compile comes back with the compiler's own words. */
 static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, webgpu_pipeline *made) {
     webgpu_state *state = webgpu_of(device);
@@ -169,6 +199,7 @@ static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, web
     char message[WEBGPU_MESSAGE];
     char *source = webgpu_source(view);
     if (!source) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a shader", device->name);
+    show_source(view, source);
     WGPUShaderSourceWGSL wgsl = {.chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = webgpu_text(source)};
     WGPUShaderModuleDescriptor module = {.nextInChain = &wgsl.chain, .label = webgpu_text(view->launch->shader)};
     api->DevicePushErrorScope(state->device, WGPUErrorFilter_Validation);
@@ -255,6 +286,8 @@ static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view,
 static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t groups) {
     unsigned char *to = state->param_bytes + (size_t)state->launches * WEBGPU_PARAMS;
     uint32_t head[4] = {groups};
+    for (int i = 0; i < view->launch->operands; i++)
+        head[1] |= (uint32_t)view->launch->operand[i].adds << i;
     memcpy(to, view->base, sizeof view->base);
     memcpy(to + sizeof view->base, head, sizeof head);
     memcpy(to + sizeof view->base + sizeof head, view->launch->param, sizeof view->launch->param);
@@ -289,6 +322,7 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
         view.window_of[i] = -1;
     status = make_windows(device, l, &view);
     if (status != VJP_OK) return status;
+    order_windows(&view);
     add_findings(device, l, &view);
     status = find_pipeline(device, &view, &pipeline);
     if (status != VJP_OK) return status;

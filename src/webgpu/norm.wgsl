@@ -4,10 +4,10 @@
 //     y  = xh * gamma + beta
 //     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
 //
-// A team of LANES threads has a row; a workgroup has TEAMS of them. Up to 4096 columns a row's facts and its dx come
+// A team of `lanes` threads has a row; a workgroup has `teams` of them. Up to 4096 columns a row's facts and its dx come
 // from one kernel, which reads x and dy from memory once (the second look finds them in cache). Longer rows are measured
 // by `measure` first; `columns` then has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds.
-//# const TEAMS PAIRS FUSED SAVED GAMMA
+//# const PAIRS FUSED SAVED GAMMA
 //# float x dy gamma beta y mean rstd mean_in rstd_in dx dgamma dbeta facts partials
 
 struct Params {
@@ -16,6 +16,8 @@ struct Params {
     chunks: u32,
     chunk_rows: u32,
     tiles: u32,
+    lanes: u32, // of a team, a power of two
+    teams: u32,
     eps: f32,
     inverse: f32, // 1 / dim
     most_scale: u32, // the largest exponent by which a row is scaled up
@@ -63,15 +65,15 @@ fn gamma_pair(c: u32) -> vec2<f32> {
 
 // The sum and the largest magnitude over the team of x - shift.
 fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
-    let first = 2u * (lane % LANES);
+    let first = 2u * (lane % u.p.lanes);
     var largest = 0.0;
     var total = 0.0;
     var middle = 0.0;
     var parts = 0u;
-    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+    for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
         var part = 0.0;
-        let end = min(begin + 2u * LANES * PART, u.p.dim);
-        for (var c = begin; c < end; c += 2u * LANES) {
+        let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * u.p.lanes) {
             let v = x_pair(start, c, shift) - shift;
             part += v.x + v.y;
             largest = max(largest, max(abs(v.x), abs(v.y)));
@@ -83,20 +85,20 @@ fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
             middle = 0.0;
         }
     }
-    let sum = team_sum(vec2<f32>(total + middle, 0.0), lane).x;
-    return vec2<f32>(sum, team_max(largest, lane));
+    let sum = team_sum(vec2<f32>(total + middle, 0.0), lane, u.p.lanes).x;
+    return vec2<f32>(sum, team_max(largest, lane, u.p.lanes));
 }
 
 // The sum over the team of ((x - shift) - rest)^2, scaled.
 fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
-    let first = 2u * (lane % LANES);
+    let first = 2u * (lane % u.p.lanes);
     var total = 0.0;
     var middle = 0.0;
     var parts = 0u;
-    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+    for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
         var part = 0.0;
-        let end = min(begin + 2u * LANES * PART, u.p.dim);
-        for (var c = begin; c < end; c += 2u * LANES) {
+        let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * u.p.lanes) {
             var v = ((x_pair(start, c, shift) - shift) - rest) * scale;
             if (c + 1u >= u.p.dim) {
                 v.y = 0.0;
@@ -110,7 +112,7 @@ fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
             middle = 0.0;
         }
     }
-    return team_sum(vec2<f32>(total + middle, 0.0), lane).x;
+    return team_sum(vec2<f32>(total + middle, 0.0), lane, u.p.lanes).x;
 }
 
 // Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
@@ -133,21 +135,21 @@ fn measured(row: u32, lane: u32) -> Facts {
 }
 
 fn forward(group: u32, lane: u32) {
-    let row = group * TEAMS + lane / LANES;
+    let row = group * u.p.teams + lane / u.p.lanes;
     let valid = row < u.p.rows;
     let start = min(row, u.p.rows - 1u) * u.p.dim;
     let f = measured(min(row, u.p.rows - 1u), lane);
     if (!valid) {
         return;
     }
-    if (lane % LANES == 0u) {
+    if (lane % u.p.lanes == 0u) {
         mean_set(row, f.shift + f.rest);
         rstd_set(row, f.rstd);
     }
     if (!y_is) {
         return;
     }
-    for (var c = 2u * (lane % LANES); c < u.p.dim; c += 2u * LANES) {
+    for (var c = 2u * (lane % u.p.lanes); c < u.p.dim; c += 2u * u.p.lanes) {
         var v = normal(f, x_pair(start, c, 0.0));
         if (gamma_is) {
             v *= gamma_pair(c);
@@ -165,14 +167,14 @@ fn forward(group: u32, lane: u32) {
 
 // mean(g) and mean(g * xh) of a row whose statistics are in `f`.
 fn averaged(f: Facts, start: u32, lane: u32) -> Facts {
-    let first = 2u * (lane % LANES);
+    let first = 2u * (lane % u.p.lanes);
     var total = vec2<f32>();
     var middle = vec2<f32>();
     var parts = 0u;
-    for (var begin = first; begin < u.p.dim; begin += 2u * LANES * PART) {
+    for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
         var part = vec2<f32>();
-        let end = min(begin + 2u * LANES * PART, u.p.dim);
-        for (var c = begin; c < end; c += 2u * LANES) {
+        let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * u.p.lanes) {
             let g = dy_pair(start, c) * gamma_pair(c);
             let xh = normal(f, x_pair(start, c, 0.0));
             var gxh = g * xh;
@@ -188,7 +190,7 @@ fn averaged(f: Facts, start: u32, lane: u32) -> Facts {
             middle = vec2<f32>();
         }
     }
-    let sum = team_sum(total + middle, lane);
+    let sum = team_sum(total + middle, lane, u.p.lanes);
     var out = f;
     out.g = select(0.0, sum.x * u.p.inverse, LAYER);
     out.gxh = sum.y * u.p.inverse;
@@ -242,7 +244,7 @@ fn close_parts() {
 // One row's share of the thread's columns.
 fn take_row(f: Facts, start: u32, first: u32) {
     for (var k = 0u; k < PAIRS; k++) {
-        let c = first + k * 2u * LANES;
+        let c = first + k * 2u * u.p.lanes;
         if (c >= u.p.dim) {
             break;
         }
@@ -269,10 +271,10 @@ fn columns(group: u32, lane: u32) {
     let chunk = group / u.p.tiles;
     let begin = chunk * u.p.chunk_rows;
     let end = min(begin + u.p.chunk_rows, u.p.rows);
-    let first = tile * (2u * LANES * PAIRS) + 2u * (lane % LANES);
+    let first = tile * (2u * u.p.lanes * PAIRS) + 2u * (lane % u.p.lanes);
     var taken = 0u;
-    for (var base = begin; base < end; base += TEAMS) {
-        let row = base + lane / LANES;
+    for (var base = begin; base < end; base += u.p.teams) {
+        let row = base + lane / u.p.lanes;
         let valid = row < end;
         let near = min(row, end - 1u);
         var f = Facts();
@@ -299,8 +301,8 @@ fn columns(group: u32, lane: u32) {
     // The teams of a workgroup add up, in their order.
     for (var k = 0u; k < PAIRS; k++) {
         let total = across_teams(vec4<f32>(gamma_sum[k], beta_sum[k]), lane);
-        let c = first + k * 2u * LANES;
-        if (lane < LANES && c < u.p.dim) {
+        let c = first + k * 2u * u.p.lanes;
+        if (lane < u.p.lanes && c < u.p.dim) {
             let at = chunk * 2u * u.p.dim + c;
             partials_set(at, total.x);
             partials_set(at + u.p.dim, total.z);
@@ -316,7 +318,7 @@ fn columns(group: u32, lane: u32) {
 fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
     team_tree[lane] = v;
     workgroupBarrier();
-    for (var stride = 128u; stride >= LANES; stride = stride >> 1u) {
+    for (var stride = 128u; stride >= u.p.lanes; stride = stride >> 1u) {
         if (lane < stride) {
             team_tree[lane] += team_tree[lane + stride];
         }

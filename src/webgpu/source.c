@@ -33,7 +33,8 @@ static void put_bytes(text *t, const char *bytes, size_t length) {
 }
 
 /*
- * Appends `pattern` with every $ replaced by the operand's name, @ by its window, # by its base, % by `extra`.
+ * Appends `pattern` with every $ replaced by the operand's name, @ by its window, # by its base, ^ by whether it is
+ * added to, % by `extra`.
  */
 static void put(text *t, const char *pattern, const char *name, int window, int place, const char *extra) {
     char number[48];
@@ -42,6 +43,9 @@ static void put(text *t, const char *pattern, const char *name, int window, int 
         case '$': put_bytes(t, name, strlen(name)); break;
         case '%': put_bytes(t, extra, strlen(extra)); break;
         case '@': put_bytes(t, number, (size_t)snprintf(number, sizeof number, "%d", window)); break;
+        case '^':
+            put_bytes(t, number, (size_t)snprintf(number, sizeof number, "(u.adds & %uu) != 0u", 1u << place));
+            break;
         case '#':
             put_bytes(t, number, (size_t)snprintf(number, sizeof number, "u.base[%d][%d]", place / 4, place % 4));
             break;
@@ -113,8 +117,11 @@ static void put_f32(text *t, const gpu_operand *o, const webgpu_window *w, int w
         return;
     }
     put(t,
-        o->adds ? "fn $_set(i: u32, v: f32) { m@_put(# + i, bitcast<u32>($_at(i) + v)); }\n"
-                : "fn $_set(i: u32, v: f32) { m@_put(# + i, bitcast<u32>(v)); }\n",
+        "fn $_set(i: u32, v: f32) {\n"
+        "    var s = v;\n"
+        "    if (^) { s += $_at(i); }\n"
+        "    m@_put(# + i, bitcast<u32>(s));\n"
+        "}\n",
         o->name, window, place, "");
     put(t, "fn $_set_two(i: u32, v: vec2<f32>) { $_set(i, v.x); $_set(i + 1u, v.y); }\n", o->name, window, place, "");
 }
@@ -140,15 +147,21 @@ static void put_16(text *t, const gpu_operand *o, int window, int place) {
         put(t, no_stores, o->name, 0, 0, "");
         return;
     }
-    put(t, "fn $_set(i: u32, v: f32) { m@_half(# + i, %_bits(v", o->name, window, place, type);
-    put(t, o->adds ? " + $_at(i))); }\n" : ")); }\n", o->name, window, place, type);
+    put(t,
+        "fn $_set(i: u32, v: f32) {\n"
+        "    var s = v;\n"
+        "    if (^) { s += $_at(i); }\n"
+        "    m@_half(# + i, %_bits(s));\n"
+        "}\n",
+        o->name, window, place, type);
     put(t,
         o->paired ? "fn $_set_two(i: u32, v: vec2<f32>) {\n"
+                    "    var s = v;\n"
+                    "    if (^) { s += $_two(i); }\n"
+                    "    m@_put((# + i) >> 1u, %_bits(s.x) | (%_bits(s.y) << 16u));\n"
+                    "}\n"
                   : "fn $_set_two(i: u32, v: vec2<f32>) { $_set(i, v.x); $_set(i + 1u, v.y); }\n",
         o->name, window, place, type);
-    if (!o->paired) return;
-    put(t, o->adds ? "    let s = v + $_two(i);\n" : "    let s = v;\n", o->name, window, place, type);
-    put(t, "    m@_put((# + i) >> 1u, %_bits(s.x) | (%_bits(s.y) << 16u));\n}\n", o->name, window, place, type);
 }
 
 static void put_index(text *t, const gpu_operand *o, int window, int place) {
@@ -284,7 +297,8 @@ static void put_entry(text *t, const char *kernel) {
 char *webgpu_source(const webgpu_view *view) {
     text t = {0};
     const char *common = webgpu_shader("common"), *shader = webgpu_shader(view->launch->shader);
-    put_format(&t, "struct Uniforms { base: array<vec4<u32>, %d>, groups: u32, a: u32, b: u32, c: u32, p: Params }\n",
+    put_format(&t,
+               "struct Uniforms { base: array<vec4<u32>, %d>, groups: u32, adds: u32, b: u32, c: u32, p: Params }\n",
                GPU_MOST_OPERANDS / 4);
     put_plain(&t, "@group(0) @binding(0) var<uniform> u: Uniforms;\n");
     put_constants(&t, view->launch);
@@ -311,7 +325,7 @@ size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]) {
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
         key[at++] = (char)(view->window_of[i] + 1);
-        key[at++] = (char)((int)o->dtype | (o->output ? 16 : 0) | (o->adds ? 32 : 0) | (o->paired ? 64 : 0));
+        key[at++] = (char)((int)o->dtype | (o->output ? 16 : 0) | (o->paired ? 64 : 0));
         key[at++] = (char)((o->fours ? 1 : 0) | (int)o->form << 1);
     }
     for (int i = 0; i < view->windows; i++)

@@ -1,0 +1,79 @@
+"""tests/tint.py FOLDER: has Tint, Dawn's compiler, read every .wgsl in a folder.
+
+Dawn needs no GPU for that: its null backend checks and compiles shaders as the others do. The folder is filled by any
+run of vjp with VJP_WEBGPU_SHADERS=FOLDER. Needs the package dawn-python; exits 77 where it is not there.
+"""
+import glob
+import sys
+
+try:
+    from pydawn import utils, webgpu
+except (ImportError, OSError) as error:
+    print(f"no Dawn here ({error}): Tint was not asked")
+    sys.exit(77)
+
+
+def null_adapter():
+    """As utils.request_adapter_sync, but for the backend that has no GPU."""
+    result = {}
+
+    def on_adapter(status, adapter, message, _):
+        result.update(status=status, adapter=adapter, message=utils.from_wgpu_str(message))
+
+    info = webgpu.WGPURequestAdapterCallbackInfo()
+    info.mode = webgpu.WGPUCallbackMode_WaitAnyOnly
+    info.callback = webgpu.WGPURequestAdapterCallback(on_adapter)
+    options = webgpu.WGPURequestAdapterOptions()
+    options.backendType = webgpu.WGPUBackendType_Null
+    utils.wait(webgpu.wgpuInstanceRequestAdapterF(utils.instance, options, info))
+    if result["status"] != webgpu.WGPURequestAdapterStatus_Success:
+        sys.exit(f"Dawn's null backend: {result['message']}")
+    return result["adapter"]
+
+
+def complaint(device, path):
+    """What Tint says of a file, or None."""
+    with open(path, encoding="utf-8") as file:
+        source = file.read()
+    try:
+        module = utils.create_shader_module(device, source)
+        error = utils.pop_error(device) if module is None else None
+    except Exception as exception:  # the package raises bare exceptions
+        error = str(exception)
+    return error
+
+
+def main():
+    device = utils.request_device_sync(null_adapter())
+    paths = sorted(glob.glob(sys.argv[1] + "/*.wgsl"))
+    if not paths:
+        sys.exit("no shaders in " + sys.argv[1])
+    broken = complaint_of_nonsense(device)
+    if not broken:
+        sys.exit("Tint accepts nonsense: it is not asked rightly")
+    bad = 0
+    for path in paths:
+        said = complaint(device, path)
+        if said:
+            bad += 1
+            print(f"{path}: {said}")
+    print(f"Tint read {len(paths)} shaders, refused {bad}")
+    sys.exit(1 if bad else 0)
+
+
+def complaint_of_nonsense(device):
+    """A barrier under a condition that differs between threads: what Tint refuses and naga lets pass."""
+    import os
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "nonsense.wgsl")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(
+                "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32) {\n"
+                "    if (lane < 3u) { workgroupBarrier(); }\n}\n"
+            )
+        return complaint(device, path)
+
+
+main()
