@@ -3,62 +3,16 @@
  * sentence that says why there is no device. With a GPU: every pass recorded in a CUDA graph and replayed, bad indices
  * found on the device, and refusals that write nothing. Where there is none, those are skipped, and it says so.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include <dlfcn.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "core/core.h"
-#include "graph/program.h"
-#include "op/op.h"
-
-typedef const vjp_backend *(*entry_function)(const char *version);
-
-static vjp_device *device; /* NULL: no GPU here */
-static char why_none[VJP_ERROR_BYTES];
-
-static void need_gpu(void) {
-    if (!device) skip();
-}
+#include "device_tests.h"
 
 static void the_library_has_one_entry_and_knows_its_version(void **state) {
     (void)state;
-    void *library = dlopen(VJP_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!library) fail_msg("%s", dlerror());
-    entry_function entry;
-    *(void **)&entry = dlsym(library, "vjp_backend_entry");
-    assert_non_null(entry);
-    assert_non_null(entry(vjp_version()));
-    assert_string_equal(entry(vjp_version())->name, "cuda");
-    assert_null(entry("0.0.0-other"));
-    assert_null(dlsym(library, "vjp_call")); /* its copies of core and op are its own business */
-    dlclose(library);
+    check_library(VJP_CUDA_LIBRARY, "cuda");
 }
 
 static void every_pass_has_kernels_with_or_without_a_gpu(void **state) {
     (void)state;
-    vjp_device *any;
-    vjp_open("cuda", NULL, &any);
-    for (size_t i = 0; i < vjp_op_count(); i++)
-        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(i))); pass++) {
-            if (vjp_op_at(i)->id > VJP_OP_LINEAR) { /* what training needs besides the eight runs on the CPU */
-                assert_int_equal(vjp_supports(any, vjp_op_at(i), (vjp_pass)pass, VJP_F32), VJP_UNSUPPORTED);
-                continue;
-            }
-            assert_int_equal(vjp_supports(any, vjp_op_at(i), (vjp_pass)pass, VJP_F32), VJP_OK);
-            assert_int_equal(vjp_supports(any, vjp_op_at(i), (vjp_pass)pass, VJP_BF16), VJP_OK);
-            assert_int_equal(vjp_supports(any, vjp_op_at(i), (vjp_pass)pass, VJP_F16), VJP_OK);
-            assert_int_equal(vjp_supports(any, vjp_op_at(i), (vjp_pass)pass, VJP_F64), VJP_UNSUPPORTED);
-        }
-    vjp_close(any);
+    every_pass_has_kernels("cuda");
 }
 
 static void a_name_that_is_none_is_refused_with_a_sentence(void **state) {
@@ -84,211 +38,14 @@ static void without_a_gpu_the_sentence_says_why(void **state) {
     vjp_close(none);
 }
 
-/* ---- With a GPU -------------------------------------------------------------------------------------- */
-
-static vjp_tensor on_device(vjp_dtype dtype, int ndim, const int64_t *shape, const void *content, size_t bytes) {
-    void *data;
-    assert_int_equal(vjp_alloc(device, bytes, &data), VJP_OK);
-    assert_int_equal(vjp_upload(device, data, 0, content, bytes), VJP_OK);
-    return vjp_tensor_of(data, dtype, ndim, shape);
-}
-
-static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
-    (void)state;
-    need_gpu();
-    const float table[3 * 2] = {1, 2, 3, 4, 5, 6}, before[4 * 2] = {9, 9, 9, 9, 9, 9, 9, 9};
-    const int32_t index[4] = {2, 0, 7, -1};
-    vjp_tensor t = on_device(VJP_F32, 2, (int64_t[]){3, 2}, table, sizeof table);
-    vjp_tensor i = on_device(VJP_I32, 1, (int64_t[]){4}, index, sizeof index);
-    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){4, 2}, before, sizeof before);
-    assert_int_equal(vjp_gather_forward(device, &y, &t, &i, 0), VJP_OK);
-    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "gather.forward: index[2] is 7, outside [0, 3)"));
-    float after[4 * 2];
-    assert_int_equal(vjp_download(device, after, y.data, 0, sizeof after), VJP_OK);
-    const float expected[4 * 2] = {5, 6, 1, 2, 9, 9, 9, 9};
-    assert_memory_equal(after, expected, sizeof after);
-    assert_int_equal(vjp_synchronize(device), VJP_OK); /* said once */
-
-    const float dy[4 * 2] = {1, 1, 2, 2, 3, 3, 4, 4};
-    vjp_tensor d = on_device(VJP_F32, 2, (int64_t[]){4, 2}, dy, sizeof dy);
-    assert_int_equal(vjp_gather_backward(device, &t, &d, &i, 0), VJP_OK);
-    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "gather.backward: index[2] is 7, outside [0, 3)"));
-    float gradient[3 * 2];
-    assert_int_equal(vjp_download(device, gradient, t.data, 0, sizeof gradient), VJP_OK);
-    const float wanted[3 * 2] = {2, 2, 0, 0, 1, 1};
-    assert_memory_equal(gradient, wanted, sizeof gradient);
-
-    const float fractions[4] = {0, 1.5f, 2, 1};
-    vjp_tensor f = on_device(VJP_F32, 1, (int64_t[]){4}, fractions, sizeof fractions);
-    assert_int_equal(vjp_gather_forward(device, &y, &t, &f, 0), VJP_OK);
-    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "index[1] is 1.5, which is not an integer"));
-    vjp_free(device, t.data), vjp_free(device, i.data), vjp_free(device, y.data);
-    vjp_free(device, d.data), vjp_free(device, f.data);
-}
-
-static void a_position_past_the_tables_leaves_its_row_alone(void **state) {
-    (void)state;
-    need_gpu();
-    const float x[2 * 1 * 2] = {1, 2, 3, 4}, cosine[1] = {0}, sine[1] = {1};
-    const float before[4] = {9, 9, 9, 9};
-    const int64_t positions[2] = {0, 1};
-    vjp_tensor tx = on_device(VJP_F32, 3, (int64_t[]){2, 1, 2}, x, sizeof x);
-    vjp_tensor c = on_device(VJP_F32, 2, (int64_t[]){1, 1}, cosine, sizeof cosine);
-    vjp_tensor s = on_device(VJP_F32, 2, (int64_t[]){1, 1}, sine, sizeof sine);
-    vjp_tensor p = on_device(VJP_I64, 1, (int64_t[]){2}, positions, sizeof positions);
-    vjp_tensor y = on_device(VJP_F32, 3, (int64_t[]){2, 1, 2}, before, sizeof before);
-    assert_int_equal(vjp_rope_forward(device, &y, &tx, &c, &s, &p, 0, VJP_PAIRS_HALF), VJP_OK);
-    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "rope.forward: positions[1] is 1, outside [0, 1)"));
-    float after[4];
-    assert_int_equal(vjp_download(device, after, y.data, 0, sizeof after), VJP_OK);
-    const float expected[4] = {-2, 1, 9, 9};
-    assert_memory_equal(after, expected, sizeof after);
-    vjp_free(device, tx.data), vjp_free(device, c.data), vjp_free(device, s.data);
-    vjp_free(device, p.data), vjp_free(device, y.data);
-}
-
-static void an_argmax_outside_the_plane_is_reported_and_left_out(void **state) {
-    (void)state;
-    need_gpu();
-    const float dy[2] = {1, 2}, before[8] = {9, 9, 9, 9, 9, 9, 9, 9};
-    const int32_t argmax[2] = {1, 400};
-    vjp_tensor d = on_device(VJP_F32, 4, (int64_t[]){1, 1, 1, 2}, dy, sizeof dy);
-    vjp_tensor a = on_device(VJP_I32, 4, (int64_t[]){1, 1, 1, 2}, argmax, sizeof argmax);
-    vjp_tensor dx = on_device(VJP_F32, 4, (int64_t[]){1, 1, 2, 4}, before, sizeof before);
-    assert_int_equal(vjp_maxpool2d_backward(device, &dx, &d, NULL, &a, NULL), VJP_OK);
-    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "maxpool2d.backward: argmax[1] is 400, outside [0, 8)"));
-    float after[8];
-    assert_int_equal(vjp_download(device, after, dx.data, 0, sizeof after), VJP_OK);
-    const float expected[8] = {0, 1, 0, 0, 0, 0, 0, 0};
-    assert_memory_equal(after, expected, sizeof after);
-    vjp_free(device, d.data), vjp_free(device, a.data), vjp_free(device, dx.data);
-}
-
-static void a_refused_call_writes_nothing(void **state) {
-    (void)state;
-    need_gpu();
-    const float x[6] = {1, 2, 3, 4, 5, 6}, before[6] = {9, 9, 9, 9, 9, 9};
-    vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){2, 3}, x, sizeof x);
-    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){3, 2}, before, sizeof before);
-    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &tx, NULL, NULL, 1, 1e-5), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "layer_norm.forward: y has shape [3, 2]; expected [2, 3]"));
-    float after[6];
-    assert_int_equal(vjp_download(device, after, y.data, 0, sizeof after), VJP_OK);
-    assert_memory_equal(after, before, sizeof after);
-    vjp_free(device, tx.data), vjp_free(device, y.data);
-}
-
-static void more_memory_than_there_is_is_refused(void **state) {
-    (void)state;
-    need_gpu();
-    void *data;
-    assert_int_equal(vjp_alloc(device, (size_t)1 << 50, &data), VJP_OUT_OF_MEMORY);
-    assert_null(data);
-    assert_non_null(strstr(vjp_error(device), "1125899906842624 bytes"));
-    assert_int_equal(vjp_synchronize(device), VJP_OK); /* and the device is as good as before */
-}
-
-/* ---- Programs ---------------------------------------------------------------------------------------- */
-
-enum { ROWS = 48, COLUMNS = 64, VOCABULARY = 100 };
-
-/* A scalar of a table, looked up, normalised and multiplied, and its gradients by two weights. */
-static vjp_graph *build_model(vjp_value *index, vjp_value weight[3], vjp_value result[4]) {
-    vjp_graph *g = vjp_graph_create();
-    const int64_t rows[] = {ROWS}, table[] = {VOCABULARY, COLUMNS}, square[] = {COLUMNS, COLUMNS};
-    const int64_t all[] = {ROWS * COLUMNS, 1};
-    *index = vjp_graph_input(g, "index", VJP_I32, 1, rows);
-    weight[0] = vjp_graph_parameter(g, "table", VJP_F32, 2, table);
-    weight[1] = vjp_graph_parameter(g, "w", VJP_F32, 2, square);
-    weight[2] = vjp_graph_parameter(g, "sum", VJP_F32, 2, all);
-    vjp_value x = vjp_graph_rms_norm(g, vjp_graph_gather(g, weight[0], *index, 0), 0, 0, 1, 1e-5);
-    x = vjp_graph_linear(g, x, weight[1], 0, VJP_ACT_GELU_TANH, 1);
-    x = vjp_graph_layer_norm(g, x, 0, 0, 1, 1e-5);
-    x = vjp_graph_linear(g, vjp_graph_reshape(g, x, 2, (const int64_t[]){1, -1}), weight[2], 0, VJP_ACT_TANH, 0);
-    result[3] = vjp_graph_reshape(g, x, 0, NULL);
-    vjp_graph_grad(g, result[3], weight, 3, NULL, 0, result);
-    return g;
-}
-
-static vjp_program *start_program(vjp_device *on, vjp_graph *g, vjp_value index, const vjp_value weight[3],
-                                  const vjp_value result[4]) {
-    vjp_program *program;
-    if (vjp_compile(on, g, result, 4, NULL, &program) != VJP_OK) fail_msg("%s", vjp_error(on));
-    int32_t rows[ROWS];
-    for (int i = 0; i < ROWS; i++)
-        rows[i] = i * i % VOCABULARY;
-    assert_int_equal(vjp_program_write(program, index, rows, sizeof rows), VJP_OK);
-    for (int w = 0; w < 3; w++) {
-        static float data[VOCABULARY * COLUMNS];
-        vjp_tensor tensor = vjp_graph_describe(g, weight[w]);
-        size_t count = (size_t)(tensor.shape[0] * tensor.shape[1]);
-        for (size_t i = 0; i < count; i++)
-            data[i] = (float)((double)((i * 2654435761u >> 5) % 1999) / 10000 - 0.1);
-        assert_int_equal(vjp_program_write(program, weight[w], data, count * sizeof *data), VJP_OK);
-    }
-    return program;
-}
-
-/* The first run goes call by call, the second is recorded as a CUDA graph, the third replays it: one result. */
-static void a_program_is_recorded_and_replayed(void **state) {
-    (void)state;
-    need_gpu();
-    vjp_device *cpu;
-    assert_int_equal(vjp_open("cpu", NULL, &cpu), VJP_OK);
-    vjp_value index, weight[3], result[4];
-    vjp_graph *g = build_model(&index, weight, result);
-    vjp_program *there = start_program(device, g, index, weight, result),
-                *here = start_program(cpu, g, index, weight, result);
-    assert_int_equal(vjp_program_run(here), VJP_OK);
-    static float first[VOCABULARY * COLUMNS], later[VOCABULARY * COLUMNS], host[VOCABULARY * COLUMNS];
-    for (int run = 0; run < 3; run++) {
-        if (vjp_program_run(there) != VJP_OK || vjp_synchronize(device) != VJP_OK) fail_msg("%s", vjp_error(device));
-        assert_int_equal(there->recording != NULL, run > 0);
-        for (int r = 0; r < 4; r++) {
-            vjp_tensor tensor = vjp_graph_describe(g, result[r]);
-            size_t count = tensor.ndim ? (size_t)(tensor.shape[0] * tensor.shape[1]) : 1;
-            assert_int_equal(vjp_program_read(there, result[r], later, count * sizeof *later), VJP_OK);
-            assert_int_equal(vjp_program_read(here, result[r], host, count * sizeof *host), VJP_OK);
-            double error = 0, norm = 0;
-            for (size_t i = 0; i < count; i++) {
-                error += pow((double)later[i] - (double)host[i], 2);
-                norm += pow((double)host[i], 2);
-            }
-            assert_true(norm > 0 && sqrt(error / norm) < 2e-5);
-            if (r) continue;
-            if (run == 0) memcpy(first, later, sizeof first);
-            assert_memory_equal(first, later, sizeof first);
-        }
-    }
-    vjp_program_destroy(there);
-    vjp_program_destroy(here);
-    vjp_graph_destroy(g);
-    vjp_close(cpu);
-}
-
 int main(void) {
-    if (vjp_open("cuda", NULL, &device) != VJP_OK) {
-        snprintf(why_none, sizeof why_none, "%s", vjp_error(device));
-        printf("the tests that need a GPU are skipped: %s\n", why_none);
-        vjp_close(device);
-        device = NULL;
-    }
+    device_start("cuda");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_library_has_one_entry_and_knows_its_version),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         cmocka_unit_test(a_name_that_is_none_is_refused_with_a_sentence),
         cmocka_unit_test(without_a_gpu_the_sentence_says_why),
-        cmocka_unit_test(a_bad_index_is_reported_at_the_next_synchronise),
-        cmocka_unit_test(a_position_past_the_tables_leaves_its_row_alone),
-        cmocka_unit_test(an_argmax_outside_the_plane_is_reported_and_left_out),
-        cmocka_unit_test(a_refused_call_writes_nothing),
-        cmocka_unit_test(more_memory_than_there_is_is_refused),
-        cmocka_unit_test(a_program_is_recorded_and_replayed),
+        DEVICE_TESTS,
     };
     int failed = cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
     vjp_close(device);

@@ -42,6 +42,7 @@ static void on_error(const WGPUDevice *device, WGPUErrorType type, WGPUStringVie
     (void)second;
     keep(state, message);
     state->failed = true;
+    if (strstr(state->message, "device is lost")) state->lost = true; /* before its own event came */
 }
 
 static void on_lost(const WGPUDevice *device, WGPUDeviceLostReason reason, WGPUStringView message, void *first,
@@ -393,11 +394,7 @@ static vjp_status read_words(vjp_device *device, WGPUBuffer buffer, uint64_t fir
             return status;
         }
     }
-    if (state->pass) {
-        api->ComputePassEncoderEnd(state->pass);
-        api->ComputePassEncoderRelease(state->pass);
-        state->pass = NULL;
-    }
+    webgpu_end_pass(state);
     if (!state->encoder) state->encoder = api->DeviceCreateCommandEncoder(state->device, NULL);
     api->CommandEncoderCopyBufferToBuffer(state->encoder, buffer, first, state->read_back, 0, words * 4);
     vjp_status status = webgpu_submit(device);

@@ -91,6 +91,9 @@ const webgpu_buffer *webgpu_find(const webgpu_state *state, const void *address)
 /* Submits what was encoded. */
 vjp_status webgpu_submit(vjp_device *device);
 
+/* Ends the compute pass under way, if there is one, so that something else can be encoded. */
+void webgpu_end_pass(webgpu_state *state);
+
 /* Lets go of every pipeline. */
 void webgpu_forget_pipelines(webgpu_state *state);
 

@@ -339,25 +339,33 @@ vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
     return webgpu_enqueue(l->work->device, l, groups);
 }
 
+void webgpu_end_pass(webgpu_state *state) {
+    if (!state->pass) return;
+    state->api.ComputePassEncoderEnd(state->pass);
+    state->api.ComputePassEncoderRelease(state->pass);
+    state->pass = NULL;
+}
+
+/*
+ * wgpu-native ends the process where a submission is refused, so nothing is submitted that could be: an encoder that
+ * had an error, or one of a device that is lost, is let go instead.
+ */
 vjp_status webgpu_submit(vjp_device *device) {
     webgpu_state *state = webgpu_of(device);
     const webgpu_api *api = &state->api;
     if (!state->encoder) return webgpu_result(device, "running");
-    if (state->pass) {
-        api->ComputePassEncoderEnd(state->pass);
-        api->ComputePassEncoderRelease(state->pass);
-        state->pass = NULL;
-    }
-    if (state->launches)
-        api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes,
-                              (size_t)state->launches * WEBGPU_PARAMS);
-    WGPUCommandBuffer commands = api->CommandEncoderFinish(state->encoder, NULL);
-    api->CommandEncoderRelease(state->encoder);
+    WGPUCommandEncoder encoder = state->encoder;
+    int launches = state->launches;
+    webgpu_end_pass(state);
     state->encoder = NULL;
     state->launches = 0;
-    if (commands) {
-        api->QueueSubmit(state->queue, 1, &commands);
-        api->CommandBufferRelease(commands);
-    }
-    return webgpu_result(device, "submitting");
+    if (!state->lost) api->InstanceProcessEvents(state->instance); /* a loss is told by an event */
+    if (launches && !state->lost)
+        api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes, (size_t)launches * WEBGPU_PARAMS);
+    WGPUCommandBuffer commands = state->lost ? NULL : api->CommandEncoderFinish(encoder, NULL);
+    vjp_status status = webgpu_result(device, "submitting");
+    if (status == VJP_OK && commands) api->QueueSubmit(state->queue, 1, &commands);
+    if (commands) api->CommandBufferRelease(commands);
+    api->CommandEncoderRelease(encoder);
+    return status == VJP_OK ? webgpu_result(device, "submitting") : status;
 }

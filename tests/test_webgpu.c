@@ -1,0 +1,370 @@
+/*
+ * The WebGPU backend: its library, what it says where something is missing or broken, memory (parts of words, tensors
+ * that share a buffer, arenas larger than a binding), shapes past what a grid dimension or a workgroup holds, and the
+ * failures that a device can have. Runs on any adapter; without a GPU Mesa's lavapipe is one.
+ */
+#include "proof/problem.h"
+#include "proof_sink.h"
+#include "sample.h"
+#include "webgpu/device.h"
+
+/* After them: it names a variable `device`. */
+#include "device_tests.h"
+
+static void the_library_has_one_entry_and_knows_its_version(void **state) {
+    (void)state;
+    check_library(VJP_WEBGPU_LIBRARY, "webgpu");
+}
+
+static void every_pass_has_kernels_with_or_without_a_gpu(void **state) {
+    (void)state;
+    every_pass_has_kernels("webgpu");
+}
+
+/* ---- What is not there ------------------------------------------------------------------------------- */
+
+static void refused(const char *name, const char *library, const char *words) {
+    vjp_device *none;
+    char *before = getenv("VJP_WEBGPU_LIB") ? strdup(getenv("VJP_WEBGPU_LIB")) : NULL;
+    if (library) setenv("VJP_WEBGPU_LIB", library, 1);
+    assert_int_equal(vjp_open(name, NULL, &none), VJP_NO_DEVICE);
+    if (!strstr(vjp_error(none), words)) fail_msg("\"%s\" does not say \"%s\"", vjp_error(none), words);
+    assert_int_equal(vjp_synchronize(none), VJP_NO_DEVICE);
+    vjp_close(none);
+    if (before)
+        setenv("VJP_WEBGPU_LIB", before, 1);
+    else
+        unsetenv("VJP_WEBGPU_LIB");
+    free(before);
+}
+
+static void what_is_missing_is_said(void **state) {
+    (void)state;
+    refused("webgpu:1", NULL, "\"webgpu:1\" is no device");
+    refused("webgpu", "/nonexistent/libwebgpu.so", "VJP_WEBGPU_LIB is \"/nonexistent/libwebgpu.so\"");
+    refused("webgpu", "libm.so.6", "libm.so.6 has no wgpu");
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------ */
+
+static void any_bytes_go_up_and_come_down(void **state) {
+    (void)state;
+    need_device();
+    enum { BYTES = 64 };
+    unsigned char host[BYTES], back[BYTES], expected[BYTES];
+    void *data;
+    assert_int_equal(vjp_alloc(device, BYTES, &data), VJP_OK);
+    for (unsigned i = 0; i < BYTES; i++)
+        host[i] = (unsigned char)(i + 1);
+    for (size_t offset = 0; offset < 6; offset++)
+        for (size_t bytes = 0; bytes < 12; bytes++) {
+            memset(expected, 0xee, BYTES);
+            assert_int_equal(vjp_upload(device, data, 0, expected, BYTES), VJP_OK);
+            memcpy(expected + offset, host, bytes);
+            assert_int_equal(vjp_upload(device, data, offset, host, bytes), VJP_OK);
+            assert_int_equal(vjp_download(device, back, data, 0, BYTES), VJP_OK);
+            assert_memory_equal(back, expected, BYTES);
+            assert_int_equal(vjp_download(device, back, data, offset, bytes), VJP_OK);
+            assert_memory_equal(back, expected + offset, bytes);
+        }
+    vjp_free(device, data);
+}
+
+static void memory_that_is_not_the_devices_is_refused(void **state) {
+    (void)state;
+    need_device();
+    float host[4] = {0};
+    void *data;
+    vjp_tensor x = vjp_tensor_of(host, VJP_F32, 2, (int64_t[]){2, 2}), y = x;
+    assert_int_equal(vjp_upload(device, host, 0, host, sizeof host), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(vjp_alloc(device, 256, &data), VJP_OK);
+    assert_int_equal(vjp_download(device, host, data, 250, 16), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "16 bytes at 250 run past a buffer of 256"));
+    x.data = y.data = data;
+    x.shape[0] = y.shape[0] = 1000; /* more than is there */
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    vjp_free(device, data);
+}
+
+/* Puts a call's tensors on the device: each in a buffer of its own, or all in one, as close together as dtypes allow.
+ */
+static void place(const call *c, bool together, vjp_tensor tensor[VJP_MAX_SLOTS], void *block[VJP_MAX_SLOTS]) {
+    size_t at = 6; /* not on a word, so that two-byte elements are odd ones */
+    if (together) assert_int_equal(vjp_alloc(device, c->block_bytes + 1024, &block[0]), VJP_OK);
+    for (size_t i = 0; i < c->count; i++) {
+        if (!c->pointer[i]) continue;
+        tensor[i] = c->tensor[i];
+        size_t bytes = call_bytes(&tensor[i]), size = vjp_dtype_size((vjp_dtype)tensor[i].dtype);
+        at = (at + size - 1) / size * size;
+        if (!together) assert_int_equal(vjp_alloc(device, bytes, &block[i]), VJP_OK);
+        tensor[i].data = block[together ? 0 : i];
+        tensor[i].offset = together ? at : 0;
+        const char *host = (const char *)c->tensor[i].data + c->tensor[i].offset;
+        assert_int_equal(vjp_upload(device, tensor[i].data, tensor[i].offset, host, bytes), VJP_OK);
+        at += bytes;
+    }
+}
+
+/* The outputs, one after another; freed by the caller. */
+static char *results_of(const call *c, bool together, size_t *bytes) {
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    void *block[VJP_MAX_SLOTS] = {0};
+    const vjp_tensor *pointer[VJP_MAX_SLOTS];
+    char *results = malloc(c->block_bytes);
+    place(c, together, tensor, block);
+    for (size_t i = 0; i < c->count; i++)
+        pointer[i] = c->pointer[i] ? &tensor[i] : NULL;
+    if (vjp_call(device, c->op, c->pass, pointer, c->count, c->attributes) != VJP_OK) fail_msg("%s", vjp_error(device));
+    *bytes = 0;
+    for (size_t i = 0; i < c->info->pass[c->pass].outputs; i++) {
+        if (!pointer[i]) continue;
+        size_t size = call_bytes(&tensor[i]);
+        assert_int_equal(vjp_download(device, results + *bytes, tensor[i].data, tensor[i].offset, size), VJP_OK);
+        *bytes += size;
+    }
+    for (int i = 0; i < VJP_MAX_SLOTS; i++)
+        vjp_free(device, block[i]);
+    return results;
+}
+
+static void tensors_in_one_buffer_give_the_same_bits(void **state) {
+    (void)state;
+    need_device();
+    static const vjp_dtype storage[] = {VJP_F32, VJP_BF16};
+    for (size_t op = 0; op <= VJP_OP_LINEAR; op++)
+        for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
+            for (int d = 0; d < 2; d++) {
+                call c;
+                size_t apart_bytes, together_bytes;
+                const char *name = vjp_op_describe(vjp_op_at(op))->name;
+                assert_true(call_make(&c, device, sample_find(name), (vjp_pass)pass,
+                                      (sample_types){storage[d], storage[d], VJP_I32}, 7));
+                char *apart = results_of(&c, false, &apart_bytes), *together = results_of(&c, true, &together_bytes);
+                assert_int_equal(apart_bytes, together_bytes);
+                assert_true(apart_bytes > 0);
+                if (memcmp(apart, together, apart_bytes) != 0) fail_msg("%s pass %d differs in one buffer", name, pass);
+                free(apart);
+                free(together);
+                call_free(&c);
+            }
+}
+
+/* An arena of which a binding sees a part: tensors at its two ends. */
+static void an_arena_may_be_larger_than_a_binding(void **state) {
+    (void)state;
+    need_device();
+    const webgpu_state *inside = device->state;
+    uint64_t most = inside->limits.maxStorageBufferBindingSize, arena = most + (8 << 20);
+    if (arena > inside->limits.maxBufferSize || arena > (uint64_t)1 << 30) skip();
+    const float host[6] = {1, 2, 4, 3, 3, 3};
+    float near[6], far[6];
+    void *data;
+    assert_int_equal(vjp_alloc(device, arena, &data), VJP_OK);
+    vjp_tensor x = vjp_tensor_of(data, VJP_F32, 2, (int64_t[]){2, 3}), y = x, z = x;
+    y.offset = 256;
+    z.offset = arena - 256;
+    assert_int_equal(vjp_upload(device, data, 0, host, sizeof host), VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(device, &z, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_download(device, near, data, y.offset, sizeof near), VJP_OK);
+    assert_int_equal(vjp_download(device, far, data, z.offset, sizeof far), VJP_OK);
+    assert_memory_equal(near, far, sizeof near);
+    assert_true(fabs((double)near[3] - 1) < 1e-5);
+
+    /* A tensor that no binding holds is refused with the number. */
+    vjp_tensor wide = vjp_tensor_of(data, VJP_F32, 2, (int64_t[]){(int64_t)(most / 1024) + 1, 256});
+    char words[64];
+    snprintf(words, sizeof words, "binds at most %llu", (unsigned long long)most);
+    assert_int_equal(vjp_rms_norm_forward(device, &wide, NULL, &wide, NULL, NULL, 1, 1e-5), VJP_UNSUPPORTED);
+    if (!strstr(vjp_error(device), words)) fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    vjp_free(device, data);
+}
+
+/* ---- Submissions and pipelines ----------------------------------------------------------------------- */
+
+static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state) {
+    (void)state;
+    need_device();
+    const webgpu_state *inside = device->state;
+    const float host[8] = {1, 2, 3, 4, 5, 6, 7, 9};
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, host, sizeof host);
+    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){2, 4}, host, sizeof host);
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    size_t pipelines = inside->pipelines, buffers = inside->buffers;
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(inside->launches, 40); /* all of them wait together */
+    for (int i = 0; i < 3 * WEBGPU_LAUNCHES; i++)
+        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    assert_int_equal(inside->launches, 0);
+    assert_int_equal(inside->pipelines, pipelines);
+    assert_int_equal(inside->buffers, buffers);
+    vjp_free(device, x.data);
+    vjp_free(device, y.data);
+}
+
+/* The first bad index is the one of the lowest position, with its own value, over several calls. */
+static void findings_of_several_calls_keep_position_and_value_together(void **state) {
+    (void)state;
+    need_device();
+    const float table[2] = {1, 2}, zero[8] = {0};
+    const int32_t late[8] = {0, 0, 0, 0, 0, 0, 50, 0}, early[8] = {0, 0, -7, 0, 0, 60, 0, 0};
+    vjp_tensor t = on_device(VJP_F32, 2, (int64_t[]){2, 1}, table, sizeof table);
+    vjp_tensor a = on_device(VJP_I32, 1, (int64_t[]){8}, late, sizeof late);
+    vjp_tensor b = on_device(VJP_I32, 1, (int64_t[]){8}, early, sizeof early);
+    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){8, 1}, zero, sizeof zero);
+    for (int order = 0; order < 2; order++) {
+        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &a : &b, 0), VJP_OK);
+        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &b : &a, 0), VJP_OK);
+        assert_int_equal(vjp_synchronize(device), VJP_INVALID);
+        if (!strstr(vjp_error(device), "index[2] is -7")) fail_msg("%s", vjp_error(device));
+        assert_int_equal(vjp_synchronize(device), VJP_OK);
+    }
+    vjp_free(device, t.data), vjp_free(device, a.data), vjp_free(device, b.data), vjp_free(device, y.data);
+}
+
+/* ---- Failures of the device -------------------------------------------------------------------------- */
+
+/* A device of the backend's files that are linked here, so that its inside can be called. */
+static vjp_device *open_inside(void) {
+    const vjp_backend *vjp_backend_entry(const char *version);
+    vjp_device *own;
+    assert_int_equal(vjp_device_create("webgpu", &own), VJP_OK);
+    if (vjp_device_start(own, vjp_backend_entry(vjp_version()), NULL) != VJP_OK) fail_msg("%s", vjp_error(own));
+    return own;
+}
+
+static void a_shader_that_does_not_compile_says_why(void **state) {
+    (void)state;
+    need_device();
+    vjp_device *own = open_inside();
+    gpu_launch l = {.shader = "tools", .kernel = "no_such_kernel"};
+    assert_int_equal(webgpu_enqueue(own, &l, 1), VJP_DEVICE_FAILED);
+    assert_non_null(strstr(vjp_error(own), "tools.wgsl, no_such_kernel():"));
+    assert_non_null(strstr(strstr(vjp_error(own), "():"), "no_such_kernel"));
+    assert_int_equal(vjp_synchronize(own), VJP_OK); /* and the device goes on */
+    vjp_close(own);
+}
+
+static void a_lost_device_is_a_status_everywhere(void **state) {
+    (void)state;
+    need_device();
+    vjp_device *own = open_inside();
+    webgpu_state *inside = own->state;
+    float host[4] = {1, 2, 3, 4};
+    void *data, *more;
+    assert_int_equal(vjp_alloc(own, sizeof host, &data), VJP_OK);
+    vjp_tensor x = vjp_tensor_of(data, VJP_F32, 2, (int64_t[]){2, 2});
+    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    inside->api.DeviceDestroy(inside->device);
+    for (int i = 0; i < 100 && !inside->lost; i++)
+        inside->api.InstanceProcessEvents(inside->instance);
+    assert_int_equal(vjp_download(own, host, data, 0, sizeof host), VJP_DEVICE_FAILED);
+    if (!strstr(vjp_error(own), "lost")) fail_msg("%s", vjp_error(own));
+    assert_int_equal(vjp_synchronize(own), VJP_DEVICE_FAILED);
+    assert_int_equal(vjp_upload(own, data, 0, host, sizeof host), VJP_DEVICE_FAILED);
+    assert_int_equal(vjp_alloc(own, 64, &more), VJP_DEVICE_FAILED);
+    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, 1, 1e-5), VJP_DEVICE_FAILED);
+    assert_int_equal(host[0], 1);
+    vjp_free(own, data);
+    vjp_close(own);
+}
+
+/* Memory that the implementation does not map: its own words come back, and the device goes on. */
+static void a_mapping_that_fails_is_a_status(void **state) {
+    (void)state;
+    need_device();
+    vjp_device *own = open_inside();
+    webgpu_state *inside = own->state;
+    float host[4] = {1, 2, 3, 4}, back[4];
+    void *data;
+    assert_int_equal(vjp_alloc(own, sizeof host, &data), VJP_OK);
+    assert_int_equal(vjp_upload(own, data, 0, host, sizeof host), VJP_OK);
+    /* A buffer that may be copied to and not mapped. */
+    WGPUBufferDescriptor descriptor = {.usage = WGPUBufferUsage_CopyDst, .size = 65536};
+    inside->read_back = inside->api.DeviceCreateBuffer(inside->device, &descriptor);
+    inside->read_back_bytes = 65536;
+    assert_int_equal(vjp_download(own, back, data, 0, sizeof back), VJP_DEVICE_FAILED);
+    assert_true(strlen(vjp_error(own)) > strlen("webgpu: mapping: "));
+    inside->api.BufferRelease(inside->read_back);
+    inside->read_back = NULL;
+    inside->read_back_bytes = 0;
+    assert_int_equal(vjp_download(own, back, data, 0, sizeof back), VJP_OK);
+    assert_memory_equal(back, host, sizeof host);
+    vjp_free(own, data);
+    vjp_close(own);
+}
+
+/* ---- Proof ------------------------------------------------------------------------------------------- */
+
+/* Rows past a grid dimension, and columns past a workgroup: what has broken others. */
+static const struct {
+    const char *op, *text;
+} shapes[] = {
+    {"layer_norm", "x=[65537,3]"},
+    {"layer_norm", "x=[3,4097]"},
+    {"layer_norm", "x=[5,9001]"},
+    {"rms_norm", "x=[70001,2]"},
+    {"rms_norm", "x=[2,257] gamma=f32"},
+    {"rms_norm", "x=[9,1000]"},
+    {"group_norm", "x=[2,12,65] groups=3"},
+    {"group_norm", "x=[1,4,4097] groups=2"},
+    {"group_norm", "x=[1100,64,3] groups=64"},
+    {"group_norm", "x=[3,257,10] groups=1 layout=channels_last"},
+    {"rope", "x=[70001,1,2] cosine=[70001,1]"},
+    {"rope", "x=[65,3,130] cosine=[65,65]"},
+    {"cumsum", "x=[65537,3]"},
+    {"cumsum", "x=[3,4097]"},
+    {"cumsum", "x=[2,1000,65] axis=1"},
+    {"gather", "table=[11,257] index=[1000]"},
+    {"gather", "table=[70001,2] index=[65537]"},
+    {"maxpool2d", "x=[1,65,17,33] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1"},
+    {"maxpool2d", "x=[1,9,257,257]"},
+    {"linear", "a=[65,257] b=[257,130] activation=gelu_erf"},
+    {"linear", "a=[70001,3] b=[3,2]"},
+};
+
+static void shapes_that_have_broken_others(void **state) {
+    (void)state;
+    need_device();
+    for (int dtype = VJP_F32; dtype <= VJP_BF16; dtype++)
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            proof_tally tally = {0};
+            proof_plan plan = {.dtype = dtype, .row = proof_sink, .context = &tally};
+            proof_setup setup;
+            char error[TEXT_ERROR];
+            if (!proof_setup_read(&setup, vjp_op_find(shapes[i].op), shapes[i].text, error)) fail_msg("%s", error);
+            proof_compare_setup(&plan, device, &setup);
+            assert_true(tally.rows > 0);
+            assert_int_equal(tally.failed, 0);
+        }
+}
+
+int main(void) {
+    device_start("webgpu");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_library_has_one_entry_and_knows_its_version),
+        cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
+        cmocka_unit_test(what_is_missing_is_said),
+        DEVICE_TESTS,
+        cmocka_unit_test(any_bytes_go_up_and_come_down),
+        cmocka_unit_test(memory_that_is_not_the_devices_is_refused),
+        cmocka_unit_test(tensors_in_one_buffer_give_the_same_bits),
+        cmocka_unit_test(an_arena_may_be_larger_than_a_binding),
+        cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),
+        cmocka_unit_test(findings_of_several_calls_keep_position_and_value_together),
+        cmocka_unit_test(a_shader_that_does_not_compile_says_why),
+        cmocka_unit_test(a_lost_device_is_a_status_everywhere),
+        cmocka_unit_test(a_mapping_that_fails_is_a_status),
+        cmocka_unit_test(shapes_that_have_broken_others),
+    };
+    int failed = cmocka_run_group_tests_name("webgpu", tests, NULL, NULL);
+    vjp_close(device);
+    return failed;
+}
