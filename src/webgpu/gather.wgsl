@@ -11,7 +11,7 @@
 // Then the sorted entries are cut into pieces, each walked by a team (`add_runs`). A run of one row inside a piece is
 // a finished sum. A run over an edge leaves its sum on either side: at most 2 a piece, which are again a list sorted by
 // row, a 16th as long, for the same kernel, until one piece has all. So a row that a third of all indices ask for is
-// added up by as many teams as any other third, in f32 chains of 64 at most. `clear_rows` writes the rows that nobody
+// added up by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows that nobody
 // asked for: it looks each up in the sorted list, and nothing is written twice.
 //
 // Dispatches: forward 1; backward 1 or 3 * ceil(bits of rows / 8) to sort, 1 for zeros (none when adding to dtable),
@@ -369,20 +369,21 @@ struct Walk {
     row: u32,
     before: bool, // the run began in the piece before
     sum: vec4<f32>,
+    part: vec4<f32>, // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay right in parts of parts
 }
 
 fn step(walk: Walk, v: vec4<f32>, next: u32, piece: u32, outer: u32, column: u32) -> Walk {
     var w = walk;
     if (w.row != NO_INDEX) {
-        w.sum += v;
+        w.part += v;
     }
     if (next != w.row) {
         if (w.before) {
-            leave_sum(2u * piece, outer, column, w.sum);
+            leave_sum(2u * piece, outer, column, w.sum + w.part);
         } else if (w.row != NO_INDEX) {
-            write_sum(w.row, outer, column, w.sum);
+            write_sum(w.row, outer, column, w.sum + w.part);
         }
-        w = Walk(next, false, vec4<f32>());
+        w = Walk(next, false, vec4<f32>(), vec4<f32>());
     }
     return w;
 }
@@ -404,7 +405,7 @@ fn add_runs(group: u32, lane: u32) {
     let end = min(begin + u.p.piece, u.p.entries);
     let first = row_of(begin);
     let before = begin > 0u && first != NO_INDEX && row_of(max(begin, 1u) - 1u) == first;
-    var w = Walk(first, before, vec4<f32>());
+    var w = Walk(first, before, vec4<f32>(), vec4<f32>());
     for (var i = begin; i < end; i += 4u) {
         let v0 = value_of(i, outer, column);
         let v1 = value_of(i + 1u, outer, column);
@@ -418,6 +419,10 @@ fn add_runs(group: u32, lane: u32) {
         w = step(w, v1, r2, piece, outer, column);
         w = step(w, v2, r3, piece, outer, column);
         w = step(w, v3, r4, piece, outer, column);
+        if ((i & 4u) != 0u) {
+            w.sum += w.part;
+            w.part = vec4<f32>();
+        }
     }
     // Now w.row is the first row behind the piece: a run goes on there if the last entry has it too.
     let last = row_of(end - 1u);
