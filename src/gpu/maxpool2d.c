@@ -7,6 +7,7 @@
 static gpu_launch begin(const vjp_work *work, const char *kernel, int output) {
     vjp_maxpool2d_sizes s = vjp_maxpool2d_sizes_of(work);
     gpu_launch l = gpu_begin(work, kernel);
+    gpu_constant(&l, "PAIRED", s.channels_last && s.channels % 2 == 0);
     const int64_t values[] = {
         s.channels_last ? s.channels : 1,
         vjp_elements(work, output),

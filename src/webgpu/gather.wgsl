@@ -1,5 +1,5 @@
-// gather: y[o, k, :] = table[o, index[k], :]. Its backward adds rows back, repeats in the order of k, and writes every row
-// of dtable: no float atomics, and no row looks through all indices. A bad index is reported and its row is left out.
+// gather: y[o, k, :] = table[o, index[k], :]. Its backward adds rows back, repeats in the order of k, and writes every
+// row of dtable: no float atomics, and no row looks through all indices. A bad index is reported and its row left out.
 //
 // Forward, one kernel: a thread copies 4 neighbours of y.
 //
@@ -11,13 +11,15 @@
 // Then the sorted entries are cut into pieces, each walked by a team (`add_runs`). A run of one row inside a piece is
 // a finished sum. A run over an edge leaves its sum on either side: at most 2 a piece, which are again a list sorted by
 // row, a 16th as long, for the same kernel, until one piece has all. So a row that a third of all indices ask for is
-// added up by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows that nobody
-// asked for: it looks each up in the sorted list, and nothing is written twice.
+// added up by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows that nobody asked for:
+// it looks each up in the sorted list, and nothing is written twice.
 //
-// Dispatches: forward 1; backward 1 or 3 * ceil(bits of rows / 8) to sort, 1 for zeros (none when adding to dtable),
-// 1 + ceil(log32(count / 32)) for sums; one more in either pass to note a bad index.
-// Bytes: forward index, rows of the table, y. Backward dy and dtable once, as the least; index twice; beside that, words
-// of the workspace for each index: 8 bytes read, 8 written and 4 read again a pass, and 2 / 32 of dy at most to leave.
+// Dispatches: forward 1. Backward: to sort 1, or past 2048 indices 3 for each 8 bits of `rows`; for zeros 1, none where
+// dtable is added to; for sums 1 up to 32 indices, 2 to 1024, 3 to 32768, 4 to 2^20, 5 to 2^25. In either pass 1 more
+// notes a bad index.
+// Bytes: forward index, the rows asked for, y. Backward dy and dtable once, which is the least; the index twice; and
+// workspace, for each index: 8 written by the sort's first pass, 20 read and written by each later one, 8 read for the
+// sums; for each piece of 32, the sums of 2 rows written and read at most.
 //# const
 //# float y table dtable dy entry_value left_value
 //# index index

@@ -1,6 +1,6 @@
 // maxpool2d: y is the maximum of each window, argmax its place in the plane. The first in row-major order wins ties, a
-// NaN wins over all that is none, padding never wins. A thread has two neighbours of y: two channels of one window where
-// channels come last and are even, else two windows. It searches each in order.
+// NaN wins over all that is none, padding never wins. A thread has two neighbours of y: two channels of one window,
+// where channels come last and are even (PAIRED), else two windows, which it searches one after the other.
 //
 // Backward: a thread has two neighbours of dx, goes through the windows over each in row-major order and adds dy of
 // those whose argmax it is: no atomics, the same bits every time. Without a saved argmax, `forward` first finds it
@@ -10,7 +10,7 @@
 // Dispatches: forward 1; backward 1, and 1 to find the argmax again; 1 to note a bad argmax where it was saved.
 // Bytes: forward x, y, argmax once, what windows share coming from cache. Backward dx, dy, argmax (4 or 8 bytes a
 // window) likewise; without argmax x too, and 4 bytes a window written.
-//# const
+//# const PAIRED
 //# float y x dx dy
 //# index argmax saved
 //# word again places
@@ -93,15 +93,22 @@ fn order_of(x: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 
-// Of two windows, or of two channels of one.
+// x at i, and at the next channel.
+fn x_pair(i: u32) -> vec2<f32> {
+    if (PAIRED == 1u) {
+        return x_two(i);
+    }
+    return vec2<f32>(x_at(i), 0.0);
+}
+
 struct Best {
     order: vec2<u32>, // 0: nothing yet
     value: vec2<f32>,
     place: vec2<u32>,
 }
 
-// Two channels. A later element must be greater.
-fn search_two(i: u32) -> Best {
+// The window of element i of y, and with PAIRED that of the next channel. A later element must be greater.
+fn search(i: u32) -> Best {
     let at = place_of(i, u.p.out_height, u.p.out_width);
     let rows = taps_of(at.row, u.p.stride_h, u.p.padding_h, u.p.dilation_h, u.p.kernel_h, u.p.height);
     let columns = taps_of(at.column, u.p.stride_w, u.p.padding_w, u.p.dilation_w, u.p.kernel_w, u.p.width);
@@ -110,34 +117,12 @@ fn search_two(i: u32) -> Best {
     for (var r = 0u; r < rows.count; r++) {
         for (var c = 0u; c < columns.count; c++) {
             let place = (rows.first + r * u.p.dilation_h) * u.p.width + columns.first + c * u.p.dilation_w;
-            let v = x_two(start + place * u.p.inner);
+            let v = x_pair(start + place * u.p.inner);
             let order = vec2<u32>(order_of(v.x), order_of(v.y));
             let wins = order > best.order;
             best.order = select(best.order, order, wins);
             best.value = select(best.value, v, wins);
             best.place = select(best.place, vec2<u32>(place), wins);
-        }
-    }
-    return best;
-}
-
-// One window, in .x.
-fn search_one(i: u32) -> Best {
-    let at = place_of(i, u.p.out_height, u.p.out_width);
-    let rows = taps_of(at.row, u.p.stride_h, u.p.padding_h, u.p.dilation_h, u.p.kernel_h, u.p.height);
-    let columns = taps_of(at.column, u.p.stride_w, u.p.padding_w, u.p.dilation_w, u.p.kernel_w, u.p.width);
-    let start = at.plane * u.p.height * u.p.width * u.p.inner + at.inner;
-    var best = Best();
-    for (var r = 0u; r < rows.count; r++) {
-        for (var c = 0u; c < columns.count; c++) {
-            let place = (rows.first + r * u.p.dilation_h) * u.p.width + columns.first + c * u.p.dilation_w;
-            let v = x_at(start + place * u.p.inner);
-            let order = order_of(v);
-            if (order > best.order.x) {
-                best.order.x = order;
-                best.value.x = v;
-                best.place.x = place;
-            }
         }
     }
     return best;
@@ -153,24 +138,19 @@ fn forward(group: u32, lane: u32) {
     if (i >= u.p.total) {
         return;
     }
+    var best = search(i);
+    keep_place(i, best.place.x);
     if (i + 1u == u.p.total) {
-        let best = search_one(i);
         y_set(i, best.value.x);
-        keep_place(i, best.place.x);
         return;
     }
-    var best = Best();
-    if (u.p.inner % 2u == 0u) {
-        best = search_two(i);
-    } else {
-        best = search_one(i);
-        let second = search_one(i + 1u);
-        best.value.y = second.value.x;
-        best.place.y = second.place.x;
+    if (PAIRED == 0u) {
+        let next = search(i + 1u);
+        best.value.y = next.value.x;
+        best.place.y = next.place.x;
     }
-    y_set_two(i, best.value);
-    keep_place(i, best.place.x);
     keep_place(i + 1u, best.place.y);
+    y_set_two(i, best.value);
 }
 
 // ---- Backward ----
@@ -209,34 +189,8 @@ fn close_part(sum: Sum, seen: u32) -> Sum {
     return s;
 }
 
-fn close_all(s: Sum) -> vec2<f32> {
-    return s.total + (s.middle + s.part);
-}
-
-// dx of two channels.
-fn gather_two(i: u32) -> vec2<f32> {
-    let at = place_of(i, u.p.height, u.p.width);
-    let place = at.row * u.p.width + at.column;
-    let rows = windows_over(at.row, u.p.stride_h, u.p.padding_h, u.p.reach_h, u.p.out_height);
-    let columns = windows_over(at.column, u.p.stride_w, u.p.padding_w, u.p.reach_w, u.p.out_width);
-    var sum = Sum();
-    var seen = 0u;
-    for (var r = rows.begin; r < rows.end; r++) {
-        for (var c = columns.begin; c < columns.end; c++) {
-            let window = ((at.plane * u.p.out_height + r) * u.p.out_width + c) * u.p.inner + at.inner;
-            let first = place_kept(window) == place;
-            let second = place_kept(window + 1u) == place;
-            if (first || second) {
-                sum.part += select(vec2<f32>(), dy_two(window), vec2<bool>(first, second));
-            }
-            seen += 1u;
-            sum = close_part(sum, seen);
-        }
-    }
-    return close_all(sum);
-}
-
-fn gather_one(i: u32) -> f32 {
+// dx of element i, and with PAIRED that of the next channel.
+fn collect(i: u32) -> vec2<f32> {
     let at = place_of(i, u.p.height, u.p.width);
     let place = at.row * u.p.width + at.column;
     let rows = windows_over(at.row, u.p.stride_h, u.p.padding_h, u.p.reach_h, u.p.out_height);
@@ -249,11 +203,16 @@ fn gather_one(i: u32) -> f32 {
             if (place_kept(window) == place) {
                 sum.part.x += dy_at(window);
             }
+            if (PAIRED == 1u) {
+                if (place_kept(window + 1u) == place) {
+                    sum.part.y += dy_at(window + 1u);
+                }
+            }
             seen += 1u;
             sum = close_part(sum, seen);
         }
     }
-    return close_all(sum).x;
+    return sum.total + (sum.middle + sum.part);
 }
 
 fn backward(group: u32, lane: u32) {
@@ -261,11 +220,13 @@ fn backward(group: u32, lane: u32) {
     if (i >= u.p.total) {
         return;
     }
+    var v = collect(i);
     if (i + 1u == u.p.total) {
-        dx_set(i, gather_one(i));
-    } else if (u.p.inner % 2u == 0u) {
-        dx_set_two(i, gather_two(i));
-    } else {
-        dx_set_two(i, vec2<f32>(gather_one(i), gather_one(i + 1u)));
+        dx_set(i, v.x);
+        return;
     }
+    if (PAIRED == 0u) {
+        v.y = collect(i + 1u).x;
+    }
+    dx_set_two(i, v);
 }
