@@ -374,7 +374,7 @@ struct Walk {
     part: vec4<f32>, // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay right in parts of parts
 }
 
-fn step(walk: Walk, v: vec4<f32>, next: u32, piece: u32, outer: u32, column: u32) -> Walk {
+fn take_entry(walk: Walk, v: vec4<f32>, next: u32, piece: u32, outer: u32, column: u32) -> Walk {
     var w = walk;
     if (w.row != NO_INDEX) {
         w.part += v;
@@ -417,10 +417,10 @@ fn add_runs(group: u32, lane: u32) {
         let r2 = row_of(i + 2u);
         let r3 = row_of(i + 3u);
         let r4 = row_of(i + 4u);
-        w = step(w, v0, r1, piece, outer, column);
-        w = step(w, v1, r2, piece, outer, column);
-        w = step(w, v2, r3, piece, outer, column);
-        w = step(w, v3, r4, piece, outer, column);
+        w = take_entry(w, v0, r1, piece, outer, column);
+        w = take_entry(w, v1, r2, piece, outer, column);
+        w = take_entry(w, v2, r3, piece, outer, column);
+        w = take_entry(w, v3, r4, piece, outer, column);
         if ((i & 4u) != 0u) {
             w.sum += w.part;
             w.part = vec4<f32>();
