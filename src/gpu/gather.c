@@ -1,2 +1,226 @@
+/*
+ * gather: the forward copies rows; the backward sorts the indices, adds up runs of equal ones, and clears the rows that
+ * nobody asked for. gather.wgsl and its like tell how. Here: how the sort and the sums are cut, and their workspace.
+ */
 #include "gpu/gpu.h"
-const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{0}};
+
+enum {
+    TILE = 2048,    /* indices that a workgroup sorts */
+    DIGIT_BITS = 8, /* of a pass of the sort */
+    DIGITS = 256,
+    FIRST_PIECE = 32, /* indices that a team adds in a chain: few, so that there are many teams */
+    LATER_PIECE = 64, /* sums that a team adds in a chain */
+    COLUMNS = 4,      /* of a thread */
+    MOST_LANES = 64,  /* of a team: 1 KiB of a row of f32 */
+    CLEARED = 256,    /* rows, and columns at most, that a workgroup clears */
+    MOST_LEVELS = 8   /* 2^31 indices: 2^27, 2^22, 2^17, 2^12, 2^7, 4 */
+};
+
+/* A list that is added up in pieces, and where it lies. Level 0 is the sorted indices, each other what was left. */
+typedef struct level {
+    int64_t entries, piece, pieces;
+    size_t row, value; /* of level 0: where its ks are */
+} level;
+
+typedef struct plan {
+    vjp_gather_sizes s;
+    int64_t tiles, width, lanes, slices;
+    int bits, passes;    /* of the sort; where one workgroup sorts all, one pass */
+    size_t key[2], k[2]; /* a pass goes from one to the other */
+    size_t counts, totals;
+    level level[MOST_LEVELS];
+    int levels;
+    size_t bytes;
+} plan;
+
+/* Bits that hold any of 0 ... n. */
+static int bits_for(int64_t n) {
+    int bits = 0;
+    for (; n; n >>= 1)
+        bits++;
+    return bits;
+}
+
+static size_t take(plan *p, int64_t words) {
+    size_t at = p->bytes;
+    p->bytes += gpu_piece(words, 4);
+    return at;
+}
+
+static void plan_sort(plan *p) {
+    p->tiles = gpu_divide_up(p->s.count, TILE);
+    p->bits = bits_for(p->s.rows); /* `rows` itself stands for a bad index */
+    p->passes = p->tiles > 1 ? (int)gpu_divide_up(p->bits, DIGIT_BITS) : 1;
+    for (int i = 0; i < 2; i++) {
+        bool used = i == 0 || p->passes > 1;
+        p->key[i] = take(p, used ? p->s.count : 0);
+        p->k[i] = take(p, used ? p->s.count : 0);
+    }
+    if (p->tiles == 1) return;
+    p->counts = take(p, p->tiles * DIGITS);
+    p->totals = take(p, DIGITS);
+}
+
+static void plan_sums(plan *p) {
+    p->width = gpu_divide_up(p->s.inner, COLUMNS) * COLUMNS;
+    p->lanes = gpu_power(p->width / COLUMNS, MOST_LANES);
+    p->slices = gpu_divide_up(p->width / COLUMNS, p->lanes);
+    int sorted = (p->passes - 1) % 2;
+    level l = {p->s.count, FIRST_PIECE, gpu_divide_up(p->s.count, FIRST_PIECE), p->key[sorted], p->k[sorted]};
+    p->level[p->levels++] = l;
+    while (l.pieces > 1 && p->levels < MOST_LEVELS) {
+        l.entries = 2 * l.pieces;
+        l.piece = LATER_PIECE;
+        l.pieces = gpu_divide_up(l.entries, LATER_PIECE);
+        l.row = take(p, l.entries);
+        l.value = take(p, l.entries * p->s.outer * p->width);
+        p->level[p->levels++] = l;
+    }
+}
+
+static plan plan_of(const vjp_work *work) {
+    plan p = {.s = vjp_gather_sizes_of(work)};
+    if (!p.s.count) return p;
+    plan_sort(&p);
+    plan_sums(&p);
+    return p;
+}
+
+/* Members of the shader's Params that a kernel does not use stay 0. */
+typedef struct params {
+    int64_t shift, shift_end, tiles, entries, piece, pieces, lanes, slices, tasks, width;
+} params;
+
+static gpu_launch begin(const vjp_work *work, const char *kernel, const params *q) {
+    vjp_gather_sizes s = vjp_gather_sizes_of(work);
+    gpu_launch l = gpu_begin(work, kernel);
+    const int64_t values[] = {s.outer,    s.rows,   s.inner,   s.count,  q->shift,  q->shift_end, q->tiles,
+                              q->entries, q->piece, q->pieces, q->lanes, q->slices, q->tasks,     q->width};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        gpu_u32(&l, values[i]);
+    return l;
+}
+
+static vjp_status forward(const vjp_work *work) {
+    vjp_gather_sizes s = vjp_gather_sizes_of(work);
+    if (!vjp_data(work, GATHER_Y) || s.outer == 0 || s.count == 0 || s.inner == 0) return VJP_OK;
+    int64_t elements = vjp_elements(work, GATHER_Y);
+    gpu_launch l = begin(work, "forward", &(params){0});
+    gpu_tensor(&l, "y", GATHER_Y, elements);
+    gpu_tensor(&l, "table", GATHER_TABLE, vjp_elements(work, GATHER_TABLE));
+    gpu_tensor(&l, "index", GATHER_INDEX, 1);
+    gpu_findings(&l, s.rows);
+    vjp_status status = gpu_enqueue(&l, gpu_divide_up(elements, COLUMNS * GPU_THREADS));
+    return status == VJP_OK ? gpu_explain(work, GATHER_INDEX) : status;
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+/* What a pass of the sort reads: the indices themselves, or what the pass before wrote. */
+static void bind_keys(const plan *p, gpu_launch *l, int pass) {
+    int before = (pass + 1) % 2;
+    if (pass == 0) {
+        gpu_tensor(l, "index", GATHER_B_INDEX, 1);
+        return;
+    }
+    gpu_scratch(l, "key_in", VJP_I32, p->key[before], p->s.count, false);
+    gpu_scratch(l, "k_in", VJP_I32, p->k[before], p->s.count, false);
+}
+
+static void bind_sorted(const plan *p, gpu_launch *l, int pass) {
+    gpu_scratch(l, "key_out", VJP_I32, p->key[pass % 2], p->s.count, true);
+    gpu_scratch(l, "k_out", VJP_I32, p->k[pass % 2], p->s.count, true);
+}
+
+static vjp_status sort_few(const vjp_work *work, const plan *p) {
+    gpu_launch l = begin(work, "sort_few", &(params){.shift_end = p->bits});
+    bind_keys(p, &l, 0);
+    bind_sorted(p, &l, 0);
+    gpu_findings(&l, p->s.rows);
+    return gpu_enqueue(&l, 1);
+}
+
+static vjp_status sort_pass(const vjp_work *work, const plan *p, int pass) {
+    int64_t shift = (int64_t)pass * DIGIT_BITS;
+    params q = {.shift = shift, .shift_end = gpu_least(shift + DIGIT_BITS, p->bits), .tiles = p->tiles};
+    gpu_launch count = begin(work, "count_digits", &q);
+    bind_keys(p, &count, pass);
+    gpu_scratch(&count, "counts", VJP_I32, p->counts, p->tiles * DIGITS, true);
+    if (pass == 0) gpu_findings(&count, p->s.rows);
+    vjp_status status = gpu_enqueue(&count, p->tiles);
+    if (status != VJP_OK) return status;
+
+    gpu_launch scan = begin(work, "scan_digits", &q);
+    gpu_scratch(&scan, "counts", VJP_I32, p->counts, p->tiles * DIGITS, true);
+    gpu_scratch(&scan, "totals", VJP_I32, p->totals, DIGITS, true);
+    status = gpu_enqueue(&scan, DIGITS);
+    if (status != VJP_OK) return status;
+
+    gpu_launch place = begin(work, "place_keys", &q);
+    bind_keys(p, &place, pass);
+    bind_sorted(p, &place, pass);
+    gpu_scratch(&place, "counts", VJP_I32, p->counts, p->tiles * DIGITS, false);
+    gpu_scratch(&place, "totals", VJP_I32, p->totals, DIGITS, false);
+    return gpu_enqueue(&place, p->tiles);
+}
+
+static vjp_status add_runs(const vjp_work *work, const plan *p, int i) {
+    const level *of = &p->level[i];
+    params q = {.entries = of->entries,
+                .piece = of->piece,
+                .pieces = of->pieces,
+                .lanes = p->lanes,
+                .slices = p->slices,
+                .tasks = of->pieces * p->slices * p->s.outer,
+                .width = p->width};
+    gpu_launch l = begin(work, "add_runs", &q);
+    gpu_tensor(&l, "dtable", GATHER_B_DTABLE, p->s.inner);
+    gpu_scratch(&l, "entry_row", VJP_I32, of->row, of->entries, false);
+    if (i == 0) {
+        gpu_tensor(&l, "dy", GATHER_B_DY, p->s.inner);
+        gpu_scratch(&l, "entry_k", VJP_I32, of->value, of->entries, false);
+    } else {
+        gpu_scratch(&l, "entry_value", VJP_F32, of->value, of->entries * p->s.outer * p->width, false);
+    }
+    if (i + 1 < p->levels) {
+        const level *next = &p->level[i + 1];
+        gpu_scratch(&l, "left_row", VJP_I32, next->row, next->entries, true);
+        gpu_scratch(&l, "left_value", VJP_F32, next->value, next->entries * p->s.outer * p->width, true);
+    }
+    return gpu_enqueue(&l, gpu_divide_up(q.tasks, GPU_THREADS / p->lanes));
+}
+
+static vjp_status clear_rows(const vjp_work *work, const plan *p) {
+    int64_t columns = gpu_least(p->s.inner, CLEARED);
+    params q = {.entries = p->s.count,
+                .pieces = gpu_divide_up(p->s.rows, CLEARED),
+                .lanes = gpu_power(gpu_divide_up(columns, 2), GPU_THREADS),
+                .slices = gpu_divide_up(p->s.inner, CLEARED)};
+    gpu_launch l = begin(work, "clear_rows", &q);
+    gpu_tensor(&l, "dtable", GATHER_B_DTABLE, p->s.inner);
+    if (p->s.count) gpu_scratch(&l, "entry_row", VJP_I32, p->level[0].row, p->s.count, false);
+    return gpu_enqueue(&l, q.pieces * q.slices * p->s.outer);
+}
+
+static bool is_empty(const vjp_work *work) {
+    return !work->tensor[GATHER_B_DTABLE] || vjp_elements(work, GATHER_B_DTABLE) == 0;
+}
+
+static vjp_status backward(const vjp_work *work) {
+    if (is_empty(work)) return VJP_OK;
+    plan p = plan_of(work);
+    vjp_status status = VJP_OK;
+    if (p.tiles == 1) status = sort_few(work, &p);
+    for (int pass = 0; p.tiles > 1 && pass < p.passes && status == VJP_OK; pass++)
+        status = sort_pass(work, &p, pass);
+    if (status == VJP_OK && !vjp_accumulates(work, GATHER_B_DTABLE)) status = clear_rows(work, &p);
+    for (int i = 0; i < p.levels && status == VJP_OK; i++)
+        status = add_runs(work, &p, i);
+    return status == VJP_OK && p.s.count ? gpu_explain(work, GATHER_B_INDEX) : status;
+}
+
+static size_t workspace(const vjp_work *work) {
+    return is_empty(work) ? 0 : plan_of(work).bytes;
+}
+
+const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{forward, NULL, VJP_BITS_CPU}, {backward, workspace, VJP_BITS_CPU}};

@@ -247,6 +247,8 @@ const proof_case proof_cases[] = {
     {"maxpool2d", Q,
      "x=[2,9,11,3] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 data=ties layout=channels_last"},
     {"maxpool2d", 0, "x=[2,20,40,65] data=ties layout=channels_last"},
+    {"maxpool2d", 0, "x=[2,9,11,8] kernel_h=3 kernel_w=3 stride_h=1 stride_w=1 data=ties layout=channels_last"},
+    {"maxpool2d", 0, "x=[2,9,11,8] kernel_h=3 kernel_w=3 stride_h=1 stride_w=1 data=nan layout=channels_last"},
     {"maxpool2d", 0, "x=[2,20,64,64] data=ties"},
     {"maxpool2d", 0, "x=[2,3,33,65] kernel_h=3 kernel_w=3 stride_h=1 stride_w=1 data=ones"},
     {"maxpool2d", Q, "x=[2,3,9,40] kernel_h=3 kernel_w=3 stride_h=1 stride_w=1 padding_h=1 padding_w=1 data=nan"},
