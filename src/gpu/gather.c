@@ -107,7 +107,7 @@ static vjp_status forward(const vjp_work *work) {
     int64_t elements = vjp_elements(work, GATHER_Y);
     gpu_launch l = begin(work, "forward", &(params){0});
     gpu_tensor(&l, "y", GATHER_Y, elements);
-    gpu_tensor(&l, "table", GATHER_TABLE, vjp_elements(work, GATHER_TABLE));
+    gpu_fours(&l, "table", GATHER_TABLE, vjp_elements(work, GATHER_TABLE));
     gpu_tensor(&l, "index", GATHER_INDEX, 1);
     gpu_findings(&l, s.rows);
     vjp_status status = gpu_enqueue(&l, gpu_divide_up(elements, COLUMNS * GPU_THREADS));
@@ -177,7 +177,7 @@ static vjp_status add_runs(const vjp_work *work, const plan *p, int i) {
     gpu_tensor(&l, "dtable", GATHER_B_DTABLE, p->s.inner);
     gpu_scratch(&l, "entry_row", VJP_I32, of->row, of->entries, false);
     if (i == 0) {
-        gpu_tensor(&l, "dy", GATHER_B_DY, p->s.inner);
+        gpu_fours(&l, "dy", GATHER_B_DY, p->s.inner);
         gpu_scratch(&l, "entry_k", VJP_I32, of->value, of->entries, false);
     } else {
         gpu_scratch(&l, "entry_value", VJP_F32, of->value, of->entries * p->s.outer * p->width, false);

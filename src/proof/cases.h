@@ -45,7 +45,7 @@ typedef enum proof_data {
     PROOF_TINY,      /* source x 1e-20 (f16: 1e-3) */
     PROOF_HUGE,      /* source x 1e20 (f16: 1e3) */
     PROOF_MIXED,     /* source: rows x 1e-20, 1, 1e20 in turn */
-    PROOF_TIES,      /* source: 0, 1 or 2 */
+    PROOF_TIES,      /* source: -0, 0, 1 or 2 */
     PROOF_NAN,       /* source: one in 29 a NaN */
     PROOF_INF,       /* source: one in 29 infinite */
     PROOF_MINUS_INF, /* source: mostly -inf */

@@ -146,7 +146,10 @@ static double source_value(proof_data data, vjp_dtype storage, int64_t i, int64_
     case PROOF_HUGE:
     case PROOF_MIXED: return normal * scale_of(data, storage, row);
     case PROOF_ZERO: return 0;
-    case PROOF_TIES: return (double)proof_random_below(random, 3);
+    case PROOF_TIES: {
+        double value = (double)proof_random_below(random, 3);
+        return value == 0 && normal < 0 ? -0.0 : value; /* which are equal, too */
+    }
     case PROOF_NAN: return proof_random_below(random, SPRINKLE) ? normal : NAN;
     case PROOF_INF:
         if (proof_random_below(random, SPRINKLE)) return normal;
