@@ -80,6 +80,12 @@ gpu_launch gpu_begin(const vjp_work *work, const char *kernel);
  */
 void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run);
 
+/*
+ * Of the tensor given last the kernel sees elements [first, first + count) alone, as 0, 1, 2, ...: a device may bind no
+ * more than 128 MiB at once. `first` is a multiple of 4, or of the run.
+ */
+void gpu_part(gpu_launch *l, int64_t first, int64_t count);
+
 /* `count` elements of the workspace from byte `offset`, a multiple of 16: f32 (GPU_FLOAT) or, as i32, words. */
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output);
 
