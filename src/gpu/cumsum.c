@@ -19,9 +19,7 @@ enum {
      */
     ENOUGH = 512,
     MOST_TRACKS = 1024,
-    SHORTEST = 4,
-
-    PIECE = 1 << 24 /* elements that a launch sees: 64 MiB of f32, where WebGPU promises 128 */
+    SHORTEST = 4
 };
 
 /* An item is a segment of all columns of an axis; items lie one after the other in memory. */
@@ -46,7 +44,7 @@ static cut cut_of(const vjp_work *work) {
     /* All sums before a segment are read again: at most a quarter as many as it has places. */
     while (segments > 1 && 4 * segments * segments > length)
         segments--;
-    segments = gpu_most(segments, gpu_divide_up(length * c.s.inner, PIECE));
+    segments = gpu_most(segments, gpu_divide_up(length * c.s.inner, GPU_PIECE));
     c.segment = segments > 1 ? length / segments / step * step : length;
     c.segment = gpu_most(c.segment, gpu_least(step, length));
     c.segments = gpu_divide_up(length, c.segment);
@@ -96,7 +94,7 @@ static vjp_status piece(const vjp_work *work, const cut *c, bool sums, int64_t f
 }
 
 static vjp_status pieces(const vjp_work *work, const cut *c, bool sums) {
-    int64_t step = gpu_most(1, PIECE / (c->segment * c->s.inner));
+    int64_t step = gpu_most(1, GPU_PIECE / (c->segment * c->s.inner));
     vjp_status status = VJP_OK;
     for (int64_t first = 0; first < c->items && status == VJP_OK; first += step)
         status = piece(work, c, sums, first, gpu_least(first + step, c->items));

@@ -32,7 +32,8 @@ enum {
     GPU_MOST_WINDOWS = 8, /* distinct pieces of memory that a launch may see */
     GPU_MOST_PARAMS = 36,
     GPU_MOST_CONSTANTS = 12,
-    GPU_CHAIN = 256 /* the longest run of terms added in one f32 chain: 2^8 equal terms stay right to 4e-6 */
+    GPU_PIECE = 1 << 24, /* elements of a tensor that every device binds at once, with room: 64 of 128 MiB in f32 */
+    GPU_CHAIN = 256      /* the longest run of terms added in one f32 chain: 2^8 equal terms stay right to 4e-6 */
 };
 
 typedef enum gpu_form {

@@ -5,12 +5,13 @@
 // and the rest of the head passes through. The backward turns by the opposite angle: `sign` is -1. A pair is two
 // neighbours (INTERLEAVED), or element i of the first half with element i of the second.
 //
-// A thread has four pairs of up to HEADS heads of one time, which share their angles: 16-byte loads of x in f32, and the
-// tables are read once for all these heads. Threads after those of a head's pairs have eight elements each of its rest.
+// A thread has four pairs of up to HEADS heads of one time, which share their angles: 16-byte loads of x in f32, and
+// the tables are read once for all these heads. Threads after those of a head's pairs have eight elements each of its
+// rest.
 // A pair is read before it is written, by one thread, so y may be x.
 //
-// Moved: x once, y once (twice where it is added to), a table's row once for HEADS heads, from cache for the others. One
-// dispatch; with positions another, of one workgroup.
+// Moved: x once, y once (twice where it is added to), a table's row once for HEADS heads, from cache for the others.
+// One dispatch for every 2^24 elements; with positions another, of one workgroup.
 //# const INTERLEAVED HEADS
 //# float y x cosine sine
 //# index positions
@@ -18,6 +19,7 @@
 
 struct Params {
     threads: u32,
+    first: u32,   // row (batch and time) of this launch
     pieces: u32,  // of a head: threads that turn pairs, then those that have the rest
     turning: u32, // of them, those that turn
     head_sets: u32,
@@ -139,8 +141,8 @@ fn rotate(group: u32, lane: u32) {
     let owner = thread / u.p.pieces;
     let head = (owner % u.p.head_sets) * HEADS;
     let row = owner / u.p.head_sets;
-    let batch = row / u.p.time;
-    var position = row - batch * u.p.time;
+    let batch = (u.p.first + row) / u.p.time;
+    var position = u.p.first + row - batch * u.p.time;
     if (positions_is) {
         let at = batch * u.p.position_stride + position;
         position = positions_in(at, u.p.table_rows);
