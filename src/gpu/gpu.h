@@ -32,7 +32,8 @@ enum {
     GPU_MOST_WINDOWS = 8, /* distinct pieces of memory that a launch may see */
     GPU_MOST_PARAMS = 36,
     GPU_MOST_CONSTANTS = 12,
-    GPU_CHAIN = 256 /* the longest run of terms added in one f32 chain: 2^8 equal terms stay right to 4e-6 */
+    GPU_PIECE = 1 << 24, /* elements of a tensor that every device binds at once, with room: 64 of 128 MiB in f32 */
+    GPU_CHAIN = 256      /* the longest run of terms added in one f32 chain: 2^8 equal terms stay right to 4e-6 */
 };
 
 typedef enum gpu_form {
@@ -82,6 +83,12 @@ void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run);
 
 /* The same for an input that the kernel reads by name_four(i), i a multiple of four: one load where runs allow it. */
 void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run);
+
+/*
+ * Of the tensor given last the kernel sees elements [first, first + count) alone, as 0, 1, 2, ...: a device may bind no
+ * more than 128 MiB at once. `first` is a multiple of 4, or of the run.
+ */
+void gpu_part(gpu_launch *l, int64_t first, int64_t count);
 
 /* `count` elements of the workspace from byte `offset`, a multiple of 16: f32 (GPU_FLOAT) or, as i32, words. */
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output);

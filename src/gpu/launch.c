@@ -41,6 +41,14 @@ void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
                (run % 4 == 0 || run == vjp_elements(l->work, slot));
 }
 
+void gpu_part(gpu_launch *l, int64_t first, int64_t count) {
+    gpu_operand *o = &l->operand[l->operands - 1];
+    size_t size = vjp_dtype_size(o->dtype);
+    if (!o->present) return;
+    o->address += (size_t)first * size;
+    o->bytes = (uint64_t)count * size;
+}
+
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output) {
     gpu_operand *o = add(l, name, dtype == VJP_F32 ? GPU_FLOAT : GPU_WORD, dtype);
     o->present = count > 0;
