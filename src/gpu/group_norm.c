@@ -128,12 +128,14 @@ static void bind_pieces(gpu_launch *l, const cut *c, bool output) {
     gpu_scratch(l, "pieces", VJP_F32, 0, c->rows * c->pieces * 4, output);
 }
 
+/* Absent where nothing needs them, like the tensors. */
 static void bind_lines(gpu_launch *l, const cut *c, bool output) {
-    gpu_scratch(l, "lines", VJP_F32, c->lines, c->rows * c->parts * 2, output);
+    gpu_scratch(l, "lines", VJP_F32, c->lines, c->dx ? c->rows * c->parts * 2 : 0, output);
 }
 
 static void bind_cells(gpu_launch *l, const cut *c, bool output) {
-    gpu_scratch(l, "cells", VJP_F32, c->cells, c->s.batch * c->place_pieces * c->s.channels * 2, output);
+    int64_t count = c->s.batch * c->place_pieces * c->s.channels * 2;
+    gpu_scratch(l, "cells", VJP_F32, c->cells, c->sums ? count : 0, output);
 }
 
 static vjp_status moments(const vjp_work *work, const cut *c, int x) {
@@ -177,7 +179,7 @@ static vjp_status backward_whole(const vjp_work *work, const cut *c) {
     gpu_launch l = begin(work, c, "backward", 1);
     gpu_tensor(&l, "dx", GROUP_NORM_B_DX, run_of(c));
     bind_inputs(&l, c);
-    if (c->sums) bind_cells(&l, c, true);
+    bind_cells(&l, c, true);
     return enqueue(&l, c, 1);
 }
 
@@ -186,8 +188,8 @@ static vjp_status backward_cut(const vjp_work *work, const cut *c) {
     if (status != VJP_OK) return status;
     gpu_launch l = begin(work, c, "sums", c->parts);
     bind_inputs(&l, c);
-    if (c->dx) bind_lines(&l, c, true);
-    if (c->sums) bind_cells(&l, c, true);
+    bind_lines(&l, c, true);
+    bind_cells(&l, c, true);
     status = enqueue(&l, c, c->parts);
     if (status != VJP_OK || !c->dx) return status;
     l = begin(work, c, "gradient", c->pieces);
