@@ -218,8 +218,12 @@ fn gamma_pair(p: Pair) -> vec2<f32> {
 
 // ---- Statistics ----
 
+// The mean is shift + rest: a mean near 1000 would lose digits in one f32, and a sum of dy * xh over a large plane sees
+// an error of 1e-9 in the mean, which every term has. So `shift` is the mean on a grid of 1/4096 of the group's
+// magnitude: x - shift then has no error that all x of a size share, as with a shift of 24 digits. What is left of
+// the mean, `rest`, is small, and known to all the digits of an f32.
 struct Facts {
-    shift: f32, // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
+    shift: f32,
     rest: f32,
     rstd: f32,
     g: f32,   // mean(g)
@@ -230,49 +234,65 @@ fn normal(f: Facts, x: vec2<f32>) -> vec2<f32> {
     return ((x - f.shift) - f.rest) * f.rstd;
 }
 
-// Statistics of a piece. Squares of 1e20 and of 1e-20 leave f32's range, so that they are those of (x - shift) / unit.
+// Statistics of a piece. Squares of 1e20 and of 1e-20 leave f32's range, so that they are those of (x - mean) / unit.
 struct Moments {
     shift: f32,
-    rest: f32, // the mean of x - shift
-    squares: f32, // the sum of ((x - shift - rest) / unit)^2
-    unit: f32, // the power of two near the largest magnitude of x - shift
+    rest: f32,
+    squares: f32,
+    unit: f32, // a power of two near the largest magnitude of x - mean
 }
 
 fn inverse_unit(unit: f32) -> f32 {
     return bitcast<f32>((254u << 23u) - bitcast<u32>(unit));
 }
 
-// Of elements [begin, end) of the group's flat run.
+// A mean that is large against its grid is on it.
+fn on_grid(mean: f32, unit: f32) -> f32 {
+    let steps = mean * (inverse_unit(unit) * 4096.0);
+    if (abs(steps) < 4194304.0) {
+        return round(steps) * (unit / 4096.0);
+    }
+    return mean;
+}
+
+// Squares that rounding has brought below zero are none. A NaN stays one, which max() does not promise.
+fn above_zero(squares: f32) -> f32 {
+    return select(squares, 0.0, squares < 0.0 && !is_nan(squares));
+}
+
+// Of elements [begin, end) of the group's flat run: a first look finds about where they are, a second measures there.
 fn measured(t: Team, begin: u32, end: u32, lane: u32) -> Moments {
-    var m = Moments();
-    m.shift = x_at(t.start);
+    let first = x_at(t.start);
+    let size = f32(end - begin);
     var sum = Sum();
     var largest = 0.0;
     var w = walk_from(begin + 2u * t.place);
     while (w.i < end) {
         let p = pair_at(t, w, end);
-        let v = x_pair(p.a, p.b, p.both, m.shift) - m.shift;
+        let v = x_pair(p.a, p.b, p.both, first) - first;
         take(&sum, vec4<f32>(v.x + v.y, 0.0, 0.0, 0.0));
         largest = max(largest, max(abs(v.x), abs(v.y)));
         walk_on(&w);
     }
-    m.rest = group_sum(all_of(sum), lane).x / f32(end - begin);
+    let near = group_sum(all_of(sum), lane).x / size;
     largest = group_max(largest, lane);
     let exponent = clamp(i32(bitcast<u32>(largest) >> 23u), 127 - i32(u.p.most_scale), 253);
+    var m = Moments();
     m.unit = bitcast<f32>(u32(exponent) << 23u);
+    m.shift = on_grid(first + near, m.unit);
     let scale = inverse_unit(m.unit);
     sum = Sum();
     w = walk_from(begin + 2u * t.place);
     while (w.i < end) {
         let p = pair_at(t, w, end);
-        var v = ((x_pair(p.a, p.b, p.both, m.shift) - m.shift) - m.rest) * scale;
-        if (!p.both) {
-            v.y = 0.0;
-        }
-        take(&sum, vec4<f32>(v.x * v.x + v.y * v.y, 0.0, 0.0, 0.0));
+        let v = (x_pair(p.a, p.b, p.both, m.shift) - m.shift) * scale;
+        take(&sum, vec4<f32>(v.x + v.y, v.x * v.x + v.y * v.y, 0.0, 0.0));
         walk_on(&w);
     }
-    m.squares = group_sum(all_of(sum), lane).x;
+    let all = group_sum(all_of(sum), lane);
+    let rest = all.x / size;
+    m.rest = rest * m.unit;
+    m.squares = above_zero(all.y - all.x * rest);
     return m;
 }
 
@@ -296,33 +316,43 @@ fn moments(workgroup: u32, lane: u32) {
     }
 }
 
-// A group's statistics from its pieces': the squares about the group's mean are a piece's own, and those of the way from
-// its mean to the group's.
+fn piece_of(t: Team, k: u32) -> Moments {
+    let at = 4u * (t.row * u.p.pieces + k);
+    return Moments(pieces_at(at), pieces_at(at + 1u), pieces_at(at + 2u), pieces_at(at + 3u));
+}
+
+fn piece_size(k: u32) -> f32 {
+    let begin = k * u.p.piece;
+    return f32(min(begin + u.p.piece, u.p.group_channels * u.p.plane) - begin);
+}
+
+// A group's statistics from its pieces', looked at twice as elements are: a piece's squares about the group's shift are
+// its own, and those of the way from there to its mean.
 fn merged(t: Team, lane: u32) -> Moments {
-    let count = u.p.group_channels * u.p.plane;
-    let first = 4u * t.row * u.p.pieces;
-    var m = Moments();
-    m.shift = pieces_at(first);
-    var sum = 0.0;
+    let first = piece_of(t, 0u).shift;
+    var near = 0.0;
     var largest = 0.0;
     for (var k = t.place; k < u.p.pieces; k += u.p.lanes) {
-        let begin = k * u.p.piece;
-        let size = f32(min(begin + u.p.piece, count) - begin);
-        sum += pieces_at(first + 4u * k + 1u) * (size * u.p.inverse);
-        largest = max(largest, pieces_at(first + 4u * k + 3u));
+        let piece = piece_of(t, k);
+        near += (piece.shift - first) * (piece_size(k) * u.p.inverse);
+        largest = max(largest, piece.unit);
     }
-    m.rest = group_sum(vec4<f32>(sum, 0.0, 0.0, 0.0), lane).x;
+    near = group_sum(vec4<f32>(near, 0.0, 0.0, 0.0), lane).x;
+    var m = Moments();
     m.unit = group_max(largest, lane);
+    m.shift = on_grid(first + near, m.unit);
     let scale = inverse_unit(m.unit);
-    var squares = 0.0;
+    var sums = vec2<f32>();
     for (var k = t.place; k < u.p.pieces; k += u.p.lanes) {
-        let begin = k * u.p.piece;
-        let size = f32(min(begin + u.p.piece, count) - begin);
-        let narrow = pieces_at(first + 4u * k + 3u) * scale;
-        let way = (pieces_at(first + 4u * k + 1u) - m.rest) * scale;
-        squares += (pieces_at(first + 4u * k + 2u) * narrow) * narrow + size * (way * way);
+        let piece = piece_of(t, k);
+        let narrow = piece.unit * scale;
+        let way = ((piece.shift - m.shift) + piece.rest) * scale;
+        sums += vec2<f32>(way * piece_size(k), (piece.squares * narrow) * narrow + way * way * piece_size(k));
     }
-    m.squares = group_sum(vec4<f32>(squares, 0.0, 0.0, 0.0), lane).x;
+    let all = group_sum(vec4<f32>(sums, 0.0, 0.0), lane);
+    let rest = all.x * u.p.inverse;
+    m.rest = rest * m.unit;
+    m.squares = above_zero(all.y - all.x * rest);
     return m;
 }
 
@@ -378,8 +408,10 @@ fn normalise(workgroup: u32, lane: u32) {
 
 // ---- Backward ----
 
-// Leaves a channel's sums of dy and dy * xh over a piece of the plane; makes what they are of g and g * xh.
-fn leave(t: Team, channel: u32, place_piece: u32, sums: vec2<f32>) -> vec2<f32> {
+// Leaves a channel's sums of dy and dy * xh over a piece of the plane; makes what they are of g and g * xh. So far xh has
+// all of the mean but its rest, which is taken from the sum with all its digits.
+fn leave(t: Team, f: Facts, channel: u32, place_piece: u32, about_shift: vec2<f32>) -> vec2<f32> {
+    let sums = vec2<f32>(about_shift.x, about_shift.y - about_shift.x * (f.rest * f.rstd));
     if (t.valid) {
         cells_set_two(2u * ((t.sample * u.p.place_pieces + place_piece) * u.p.channels + channel), sums);
     }
@@ -394,7 +426,7 @@ fn products(f: Facts, a: u32, both: bool) -> vec4<f32> {
     let dy = dy_pair(a, b, both);
     var dyxh = vec2<f32>();
     if (NORMAL == 1u) {
-        dyxh = dy * normal(f, x_pair(a, b, both, 0.0));
+        dyxh = dy * ((x_pair(a, b, both, 0.0) - f.shift) * f.rstd);
         if (!both) {
             dyxh.y = 0.0;
         }
@@ -424,9 +456,9 @@ fn channel_sums(t: Team, f: Facts, part: u32, lane: u32) -> vec2<f32> {
             }
             let all = fold(all_of(sum), lane, 256u, across * u.p.teams);
             if (t.place / across == 0u && c < channel_end) {
-                var gs = leave(t, t.channel + c, place_piece, all.xz);
+                var gs = leave(t, f, t.channel + c, place_piece, all.xz);
                 if (both) {
-                    gs += leave(t, t.channel + c + 1u, place_piece, all.yw);
+                    gs += leave(t, f, t.channel + c + 1u, place_piece, all.yw);
                 }
                 take(&total, vec4<f32>(gs, 0.0, 0.0));
             }
@@ -442,7 +474,7 @@ fn channel_sums(t: Team, f: Facts, part: u32, lane: u32) -> vec2<f32> {
             }
             let all = fold(all_of(sum), lane, u.p.along, 1u);
             if (t.place % u.p.along == 0u && c < channel_end) {
-                let gs = leave(t, t.channel + c, place_piece, vec2<f32>(all.x + all.y, all.z + all.w));
+                let gs = leave(t, f, t.channel + c, place_piece, vec2<f32>(all.x + all.y, all.z + all.w));
                 take(&total, vec4<f32>(gs, 0.0, 0.0));
             }
         }
@@ -471,8 +503,11 @@ fn gradient_of(t: Team, f: Facts, begin: u32, end: u32) {
 
 fn saved(t: Team) -> Facts {
     var f = Facts();
-    f.shift = mean_in_at(t.row);
+    let mean = mean_in_at(t.row);
     f.rstd = rstd_in_at(t.row);
+    let exponent = clamp(254 - i32(bitcast<u32>(f.rstd) >> 23u), 20, 240);
+    f.shift = on_grid(mean, bitcast<f32>(u32(exponent) << 23u));
+    f.rest = mean - f.shift;
     return f;
 }
 
