@@ -10,9 +10,9 @@
 // mean(g) and mean(g * xh) follow too.
 //
 //     whole    a group that a team can hold in cache: `forward`, or `backward` and `finish`
-//     cut      pieces of a group: `moments` and `normalise`; or `moments` (statistics not saved), `sums`, `gradient` and
-//              `finish`. A group's numbers are put together, in order, by each team that needs them: a few of
-//              them are read more than once, and no launch more is needed.
+//     cut      pieces of a group: `moments` and `normalise`; or `moments` (where statistics are not saved), `sums`,
+//              `gradient` and `finish`. A group's numbers are put together, in order, by each team that needs them:
+//              a few numbers are read more than once, and that saves a launch.
 //
 // Tensors of x's size that go through memory: whole 2 forward, 3 backward (further looks find them in cache); cut 3
 // forward, 5 backward, 6 without saved statistics. Launches: 1 forward, 2 where cut; backward 1, and where cut 2, 3
@@ -49,7 +49,7 @@ struct Params {
 
 // ---- Sums ----
 
-// Terms of one thread, in parts of 16, these in parts of 16 and so on: no f32 chain is long, 2^23 equal terms stay right.
+// Terms of one thread, in parts of 16, these in parts of 16 and so on: no f32 chain is long.
 struct Sum {
     part: vec4<f32>,
     middle: vec4<f32>,
@@ -152,7 +152,8 @@ fn team_of(workgroup: u32, lane: u32) -> Team {
     return t;
 }
 
-// Two elements of a group that follow each other in its flat run. Only with K odd and channels last may they lie apart.
+// Two elements of a group that follow each other in its flat run. They may lie apart
+// where channels are last and a group has an odd number of them.
 struct Walk {
     i: u32,     // the first's index in the run
     outer: u32, // and where that is: in which run of u.p.inner, and where in it
@@ -408,8 +409,8 @@ fn normalise(workgroup: u32, lane: u32) {
 
 // ---- Backward ----
 
-// Leaves a channel's sums of dy and dy * xh over a piece of the plane; makes what they are of g and g * xh. So far xh has
-// all of the mean but its rest, which is taken from the sum with all its digits.
+// Leaves a channel's sums of dy and dy * xh over a piece of the plane; makes what they are of g and g * xh. So far only
+// `shift` was taken from x; the rest of the mean is taken from the sum, with all its digits.
 fn leave(t: Team, f: Facts, channel: u32, place_piece: u32, about_shift: vec2<f32>) -> vec2<f32> {
     let sums = vec2<f32>(about_shift.x, about_shift.y - about_shift.x * (f.rest * f.rstd));
     if (t.valid) {
