@@ -121,7 +121,7 @@ typedef struct webgpu_view {
 /* The whole WGSL of a launch, to be freed; NULL: no memory. Depends on nothing but what webgpu_key() writes. */
 char *webgpu_source(const webgpu_view *view);
 
-/* What tells one pipeline from another. Returns its length. */
+/* What tells one pipeline from another. Returns its length; 0: it does not fit. */
 size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]);
 
 /* The text of src/webgpu/<name>.wgsl; NULL: there is none. */

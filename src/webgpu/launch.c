@@ -228,6 +228,7 @@ static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, con
     webgpu_state *state = webgpu_of(device);
     char key[WEBGPU_KEY];
     size_t bytes = webgpu_key(view, key);
+    if (!bytes) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: the names of a launch are too long", device->name);
     if (state->pipelines > WEBGPU_PIPELINES / 2) {
         vjp_status status = webgpu_submit(device);
         if (status != VJP_OK) return status;

@@ -318,12 +318,16 @@ char *webgpu_source(const webgpu_view *view) {
 size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]) {
     const gpu_launch *l = view->launch;
     size_t at = (size_t)snprintf(key, WEBGPU_KEY, "%s %s", l->shader, l->kernel) + 1;
-    for (int i = 0; i < l->constants; i++) {
+    for (int i = 0; i < l->constants; i++) { /* a kernel's constants are always the same ones */
         memcpy(key + at, &l->constant[i].value, sizeof(uint32_t));
         at += sizeof(uint32_t);
     }
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
+        size_t name = strlen(o->name) + 1;
+        if (at + name + 32 > WEBGPU_KEY) return 0;
+        memcpy(key + at, o->name, name);
+        at += name;
         key[at++] = (char)(view->window_of[i] + 1);
         key[at++] = (char)((int)o->dtype | (o->output ? 16 : 0) | (o->paired ? 64 : 0));
         key[at++] = (char)((o->fours ? 1 : 0) | (int)o->form << 1);
