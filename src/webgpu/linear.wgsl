@@ -41,13 +41,20 @@ const PART = 64u; // sums are added in parts of as many
 
 // ---- Results ------------------------------------------------------------------------------------------------
 
-fn put_two(at: u32, value: vec2<f32>, result: vec2<f32>, both: bool) {
-    if (both) {
-        pre_set_two(at, value);
-        y_set_two(at, result);
-    } else {
-        pre_set(at, value.x);
-        y_set(at, result.x);
+// Stores four of pre and of y from element `at`, as many as there are columns. Loops such as this one are not to be
+// unrolled by hand: a shader is compiled before it runs, and stores of 16 bits are long.
+fn put_four(at: u32, column: u32, value: vec4<f32>, result: vec4<f32>) {
+    let count = min(4u, u.p.columns - column);
+    for (var i = 0u; i < count; i += 2u) {
+        let v = select(value.xy, value.zw, i == 2u);
+        let r = select(result.xy, result.zw, i == 2u);
+        if (i + 1u < count) {
+            pre_set_two(at + i, v);
+            y_set_two(at + i, r);
+        } else {
+            pre_set(at + i, v.x);
+            y_set(at + i, r.x);
+        }
     }
 }
 
@@ -63,11 +70,7 @@ fn deliver(at: u32, column: u32, sums: vec4<f32>) {
     } else {
         result = activate(value);
     }
-    let count = u.p.columns - column;
-    put_two(at, value.xy, result.xy, count > 1u);
-    if (count > 2u) {
-        put_two(at + 2u, value.zw, result.zw, count > 3u);
-    }
+    put_four(at, column, value, result);
 }
 
 // ---- The product --------------------------------------------------------------------------------------------
@@ -207,8 +210,7 @@ fn product(group: u32, lane: u32) {
     if (!inside) {
         return;
     }
-    // Where y is the workspace's parts, `outer` counts these too. A loop, because a shader is compiled before it runs:
-    // four copies of what an activation and a store of 16 bits take would cost more than they save.
+    // Where y is the workspace's parts, `outer` counts these too.
     let start = (outer * u.p.rows + row) * u.p.columns + column;
     for (var i = 0u; i < min(4u, u.p.rows - row); i++) {
         var sums = total0 + s0;
@@ -262,11 +264,7 @@ fn columns(group: u32, lane: u32) {
             if (pre_is) {
                 v *= activate_slope(pre_four(at), u.p.zero_nan == 1u);
             }
-            let count = u.p.columns - column;
-            put_two(at, v.xy, v.xy, count > 1u);
-            if (count > 2u) {
-                put_two(at + 2u, v.zw, v.zw, count > 3u);
-            }
+            put_four(at, column, v, v);
             sum += v;
             taken += 1u;
             if (taken % PART == 0u) {
