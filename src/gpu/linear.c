@@ -170,16 +170,21 @@ static size_t plan_bytes(const plan *p) {
 
 /* ---- Launches ---------------------------------------------------------------------------------------- */
 
-/* Every launch of a kernel lists the same operands in the same order, absent ones too: it is how they are told apart.
+/*
+ * Every launch of a kernel lists the same operands in the same order, absent ones too: it is how they are told apart.
+ * Rows in the workspace lie without padding, as in a tensor.
  */
 static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64_t run, bool output) {
-    switch (slot) {
-    case ABSENT: gpu_scratch(l, name, VJP_F32, 0, 0, false); break;
-    case WORKSPACE_DPRE: gpu_scratch(l, name, VJP_F32, 0, p->dpre, output); break;
-    case WORKSPACE_PARTS: gpu_scratch(l, name, VJP_F32, p->parts_at, p->parts, output); break;
-    default: gpu_tensor(l, name, slot, run); return;
+    if (slot >= 0) {
+        gpu_tensor(l, name, slot, run);
+        return;
     }
-    l->operand[l->operands - 1].fours = run % 4 == 0; /* rows lie there without padding, as in a tensor */
+    bool dpre = slot == WORKSPACE_DPRE, parts = slot == WORKSPACE_PARTS;
+    gpu_scratch(l, name, VJP_F32, dpre ? 0 : p->parts_at, dpre ? p->dpre : parts ? p->parts : 0, output);
+    gpu_operand *o = &l->operand[l->operands - 1];
+    o->output = o->present && output;
+    o->paired = o->present;
+    o->fours = o->present && run % 4 == 0;
 }
 
 static gpu_launch begin(const plan *p, const product *m, const cut *c, const char *kernel, vjp_activation activation) {
@@ -200,7 +205,7 @@ static gpu_launch begin(const plan *p, const product *m, const cut *c, const cha
 }
 
 static void bind_results(gpu_launch *l, const plan *p, const product *m) {
-    bind(l, p, "bias", m->bias, m->columns, false);
+    bind(l, p, "bias", m->bias, 1, false); /* short: not worth pipelines of its own for each way that it may lie */
     bind(l, p, "dy", m->dy, m->columns, false);
     bind(l, p, "pre", m->pre, m->columns, true);
     bind(l, p, "y", m->y, m->columns, true);
