@@ -6,12 +6,17 @@
 #include "gpu/gpu.h"
 
 enum {
-    TILE = 64,      /* rows and columns of a result that a workgroup has */
-    GROUPS = 256,   /* workgroups that a large GPU keeps busy: fewer tiles, and the depth is cut */
-    SHORTEST = 512, /* a part of the depth at least: 32 steps of the kernel, before its sums go through memory */
-    CHUNKS = 1024,  /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
-    TEAM_ROWS = 4,  /* that a team takes at least, before rows are cut into more chunks */
-    ABSENT = -1,    /* instead of a slot */
+    TILE = 64,          /* rows and columns of a result that a workgroup has */
+    GROUPS = 256,       /* workgroups that a large GPU keeps busy: fewer tiles, and the depth is cut */
+    SHORTEST = 512,     /* a part of the depth at least: 32 steps of the kernel, before its sums go through memory */
+    MOST_GROUPS = 4096, /* up to as many: their parts take 64 MiB */
+    LONGEST = 4096,     /* a part of the depth has less, for chains of 64: 2^24 equal terms are then right to 1e-6 */
+    SHORT_CHAIN = 64,   /* products in one chain, unless there were more than GPU_CHAIN of them in a part */
+    JOINED = 16,        /* parts that one thread adds, before there are more threads */
+    MOST_JOINING = 64,  /* threads that add the parts of one result */
+    CHUNKS = 1024,      /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
+    TEAM_ROWS = 4,      /* that a team takes at least, before rows are cut into more chunks */
+    ABSENT = -1,        /* instead of a slot */
     WORKSPACE_DPRE = -2,
     WORKSPACE_PARTS = -3
 };
@@ -35,17 +40,19 @@ typedef struct product {
 } product;
 
 typedef struct cut {
-    int64_t row_tiles, column_tiles, parts, span;
+    int64_t row_tiles, column_tiles, parts, span, chain;
 } cut;
 
 static cut cut_of(const product *p) {
     cut c = {.row_tiles = gpu_divide_up(p->rows, TILE), .column_tiles = gpu_divide_up(p->columns, TILE)};
     int64_t tiles = gpu_most(1, p->batches * c.row_tiles * c.column_tiles);
-    int64_t parts = gpu_least(GROUPS / gpu_least(tiles, GROUPS), p->depth / SHORTEST);
-    /* Nor may the sums of a part's chains be a chain longer than those. */
-    parts = gpu_most(gpu_most(parts, 1), gpu_divide_up(p->depth, GPU_CHAIN * GPU_CHAIN));
+    int64_t busy = gpu_least(GROUPS / gpu_least(tiles, GROUPS), p->depth / SHORTEST);
+    int64_t exact = gpu_least(MOST_GROUPS / gpu_least(tiles, MOST_GROUPS), p->depth / LONGEST);
+    int64_t parts = gpu_most(gpu_most(busy, exact), 1);
+    parts = gpu_most(parts, gpu_divide_up(p->depth, GPU_CHAIN * GPU_CHAIN));
     c.span = gpu_divide_up(gpu_divide_up(p->depth, parts), GPU_CHAIN) * GPU_CHAIN;
     c.parts = gpu_most(1, gpu_divide_up(p->depth, gpu_most(c.span, 1)));
+    c.chain = c.span > SHORT_CHAIN * GPU_CHAIN ? GPU_CHAIN : SHORT_CHAIN;
     return c;
 }
 
@@ -160,7 +167,7 @@ static plan backward_plan(const vjp_work *work) {
     if (p.again) p.parts = parts_of(&dpre);
     if (p.da) p.parts = gpu_most(p.parts, parts_of(&da));
     if (p.db) p.parts = gpu_most(p.parts, parts_of(&db));
-    if (p.dbias) p.parts = gpu_most(p.parts, rows_of(p.all_rows, s->n).chunks * s->n);
+    if (p.dbias && s->n) p.parts = gpu_most(p.parts, rows_of(p.all_rows, s->n).chunks * s->n);
     return p;
 }
 
@@ -200,6 +207,7 @@ static gpu_launch begin(const plan *p, const product *m, const cut *c, const cha
     gpu_u32(&l, c->column_tiles);
     gpu_u32(&l, c->parts);
     gpu_u32(&l, c->span);
+    gpu_u32(&l, c->chain);
     gpu_u32(&l, p->sizes.zero_nan);
     return l;
 }
@@ -216,28 +224,32 @@ static void bind_operands(gpu_launch *l, const plan *p, const product *m) {
     bind(l, p, "right", m->right, m->right_along ? m->depth : m->columns, false);
 }
 
+/* The parts in the workspace become m's results. */
+static vjp_status join(const plan *p, const product *m, const cut *c) {
+    int64_t lanes = gpu_power(gpu_divide_up(c->parts, JOINED), MOST_JOINING), teams = GPU_THREADS / lanes;
+    gpu_launch l = begin(p, m, c, "join", m->activation);
+    gpu_constant(&l, "LANES", lanes);
+    gpu_constant(&l, "TEAMS", teams);
+    bind(&l, p, "parts", WORKSPACE_PARTS, m->columns, false);
+    bind_results(&l, p, m);
+    return gpu_enqueue(&l, gpu_divide_up(m->batches * m->rows * gpu_divide_up(m->columns, 4), teams));
+}
+
 static vjp_status multiply(const plan *p, const product *m) {
     cut c = cut_of(m);
     int64_t tiles = m->batches * c.row_tiles * c.column_tiles;
     if (tiles == 0) return VJP_OK;
-    if (c.parts == 1) {
-        gpu_launch l = begin(p, m, &c, "product", m->activation);
-        bind_operands(&l, p, m);
-        bind_results(&l, p, m);
-        return gpu_enqueue(&l, tiles);
-    }
     product parts = *m;
-    parts.bias = parts.dy = parts.pre = ABSENT;
-    parts.y = WORKSPACE_PARTS;
-    gpu_launch l = begin(p, m, &c, "product", VJP_ACT_NONE);
+    if (c.parts > 1) {
+        parts.bias = parts.dy = parts.pre = ABSENT;
+        parts.y = WORKSPACE_PARTS;
+        parts.activation = VJP_ACT_NONE;
+    }
+    gpu_launch l = begin(p, m, &c, "product", parts.activation);
     bind_operands(&l, p, m);
     bind_results(&l, p, &parts);
     vjp_status status = gpu_enqueue(&l, tiles * c.parts);
-    if (status != VJP_OK) return status;
-    gpu_launch join = begin(p, m, &c, "join", m->activation);
-    bind(&join, p, "parts", WORKSPACE_PARTS, m->columns, false);
-    bind_results(&join, p, m);
-    return gpu_enqueue(&join, gpu_divide_up(m->batches * m->rows * gpu_divide_up(m->columns, 4), GPU_THREADS));
+    return status == VJP_OK && c.parts > 1 ? join(p, m, &c) : status;
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -247,32 +259,26 @@ static vjp_status forward(const vjp_work *work) {
     return multiply(&p, &y);
 }
 
-static gpu_launch begin_rows(const plan *p, const rows_cut *c, const char *kernel, vjp_activation activation) {
-    product m = {.rows = p->all_rows, .columns = p->sizes.n};
-    cut as = {.column_tiles = c->tiles, .parts = c->chunks, .span = c->chunk_rows};
-    gpu_launch l = begin(p, &m, &as, kernel, activation);
-    gpu_constant(&l, "LANES", c->lanes);
-    gpu_constant(&l, "TEAMS", c->teams);
-    return l;
-}
-
 /* dpre from a saved pre, and dbias. Where pre was computed again, dpre is there. */
 static vjp_status go_through_rows(const plan *p) {
     const vjp_linear_sizes *s = &p->sizes;
     bool saved = p->slope && !p->again;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
-    rows_cut c = rows_of(p->all_rows, s->n);
-    gpu_launch l = begin_rows(p, &c, "columns", saved ? s->activation : VJP_ACT_NONE);
+    rows_cut r = rows_of(p->all_rows, s->n);
+    cut c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
+    product rows = {.rows = p->all_rows, .columns = s->n};
+    gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACT_NONE);
+    gpu_constant(&l, "LANES", r.lanes);
+    gpu_constant(&l, "TEAMS", r.teams);
     bind(&l, p, "dy", p->again ? WORKSPACE_DPRE : LINEAR_B_DY, s->n, false);
     bind(&l, p, "pre", saved ? LINEAR_B_PRE : ABSENT, s->n, false);
     bind(&l, p, "y", saved ? WORKSPACE_DPRE : ABSENT, s->n, true);
-    bind(&l, p, "parts", p->dbias ? WORKSPACE_PARTS : ABSENT, 1, true);
-    vjp_status status = gpu_enqueue(&l, c.tiles * c.chunks);
+    bind(&l, p, "parts", p->dbias ? WORKSPACE_PARTS : ABSENT, s->n, true);
+    vjp_status status = gpu_enqueue(&l, r.tiles * r.chunks);
     if (status != VJP_OK || !p->dbias) return status;
-    gpu_launch sums = begin_rows(p, &c, "finish", VJP_ACT_NONE);
-    bind(&sums, p, "parts", WORKSPACE_PARTS, 1, false);
-    bind(&sums, p, "y", LINEAR_B_DBIAS, 1, true);
-    return gpu_enqueue(&sums, gpu_divide_up(s->n, GPU_THREADS));
+    product dbias = {.batches = 1, .rows = 1, .columns = s->n, .y = LINEAR_B_DBIAS};
+    dbias.bias = dbias.dy = dbias.pre = ABSENT;
+    return join(p, &dbias, &c);
 }
 
 static vjp_status backward(const vjp_work *work) {

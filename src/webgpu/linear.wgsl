@@ -6,11 +6,11 @@
 // dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16 of the depth
 // at a time come through workgroup memory, the next 16 already in registers meanwhile. Where there are few tiles and the
 // depth is long (db of many rows), the depth is cut into parts by the sizes alone; each leaves its sums in the
-// workspace, and `join` adds them in order. No f32 chain of products is longer than 256, of sums than 256.
+// workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
 // Whichever kernel has the finished sums also adds the bias, stores pre and y = act(pre); where the backward computes
 // pre again, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and pre
-// once, writes dpre (f32, whatever the storage type) and leaves column sums a chunk of rows, which `finish` adds.
+// once, writes dpre (f32, whatever the storage type) and leaves column sums a chunk of rows, which `join` adds, too.
 //
 // Dispatches, and what they move (tiles are read again from cache or memory: a once a column of tiles, b once a row of
 // tiles):
@@ -30,14 +30,14 @@ struct Params {
     row_tiles: u32,
     column_tiles: u32,
     parts: u32, // of the depth; of `columns`, chunks of rows
-    span: u32,  // the depth of a part, a multiple of CHAIN; the rows of a chunk
+    span: u32,  // the depth of a part, a multiple of `chain`; the rows of a chunk
+    chain: u32, // how much of the depth is added in one chain
     zero_nan: u32,
 }
 
 const TILE = 64u;
 const DEPTH = 16u;
-const CHAIN = 256u;
-const PART = 64u; // sums are added in parts of as many
+const PART = 32u; // sums are added in parts of as many
 
 // ---- Results ------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ fn product(group: u32, lane: u32) {
                 s3 = add_row(s3, l[3], r);
             }
         }
-        if ((next - begin) % CHAIN == 0u) {
+        if ((next - begin) % u.p.chain == 0u) {
             total0 += s0;
             total1 += s1;
             total2 += s2;
@@ -225,25 +225,31 @@ fn product(group: u32, lane: u32) {
     }
 }
 
-// The parts of the depth, added in their order: a thread has four columns of a row.
+// The parts of the depth, or the chunks of `columns`, added up: a team of LANES threads has four columns of a row, a
+// thread of it every LANES-th part.
 fn join(group: u32, lane: u32) {
     let fours = (u.p.columns + 3u) / 4u;
-    let row = (group * 256u + lane) / fours;
-    let column = 4u * ((group * 256u + lane) % fours);
     let rows = u.p.batches * u.p.rows;
-    if (row >= rows) {
-        return;
-    }
-    let at = row * u.p.columns + column;
+    let place = group * TEAMS + lane / LANES;
+    let valid = place < rows * fours;
+    let near = min(place, rows * fours - 1u);
+    let column = 4u * (near % fours);
+    let at = near / fours * u.p.columns + column;
+    var sum = vec4<f32>();
     var total = vec4<f32>();
-    for (var begin = 0u; begin < u.p.parts; begin += PART) {
-        var sum = vec4<f32>();
-        for (var part = begin; part < min(begin + PART, u.p.parts); part++) {
-            sum += parts_four(part * rows * u.p.columns + at);
+    var taken = 0u;
+    for (var part = lane % LANES; part < u.p.parts; part += LANES) {
+        sum += parts_four(part * rows * u.p.columns + at);
+        taken += 1u;
+        if (taken % PART == 0u) {
+            total += sum;
+            sum = vec4<f32>();
         }
-        total += sum;
     }
-    deliver(at, column, total);
+    let all = team_sum4(total + sum, lane);
+    if (valid && lane % LANES == 0u) {
+        deliver(at, column, all);
+    }
 }
 
 // ---- The activation's backward and dbias --------------------------------------------------------------------
@@ -295,21 +301,4 @@ fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
         workgroupBarrier();
     }
     return team_tree[lane];
-}
-
-// dbias of a column, into y: the chunks' sums in their order.
-fn finish(group: u32, lane: u32) {
-    let column = group * 256u + lane;
-    if (column >= u.p.columns) {
-        return;
-    }
-    var total = 0.0;
-    for (var begin = 0u; begin < u.p.parts; begin += PART) {
-        var sum = 0.0;
-        for (var chunk = begin; chunk < min(begin + PART, u.p.parts); chunk++) {
-            sum += parts_at(chunk * u.p.columns + column);
-        }
-        total += sum;
-    }
-    y_set(column, total);
 }
