@@ -10,7 +10,7 @@ enum {
     GROUPS = 256,       /* workgroups that a large GPU keeps busy: fewer tiles, and the depth is cut */
     SHORTEST = 512,     /* a part of the depth at least: 32 steps of the kernel, before its sums go through memory */
     MOST_GROUPS = 4096, /* up to as many: their parts take 64 MiB */
-    LONGEST = 4096,     /* a part of the depth has less, for chains of 64: 2^24 equal terms are then right to 1e-6 */
+    LONGEST = 4096,     /* a part of the depth has less, for chains of 64: 2^24 equal terms stay right to about 1e-6 */
     SHORT_CHAIN = 64,   /* products in one chain, unless there were more than GPU_CHAIN of them in a part */
     JOINED = 16,        /* parts that one thread adds, before there are more threads */
     MOST_JOINING = 64,  /* threads that add the parts of one result */
