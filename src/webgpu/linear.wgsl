@@ -1,0 +1,304 @@
+// linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
+// dpre = dy * act'(pre). docs/ops/linear.md derives them.
+//
+// `product` is all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of them. The
+// constants LEFT_ALONG and RIGHT_ALONG say whether an operand lies in memory with its depth contiguous (a of a b, b^T of
+// dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16 of the depth
+// at a time come through workgroup memory, the next 16 already in registers meanwhile. Where there are few tiles and the
+// depth is long (db of many rows), the depth is cut into parts by the sizes alone; each leaves its sums in the
+// workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
+//
+// Whichever kernel has the finished sums also adds the bias, stores pre and y = act(pre); where the backward computes
+// pre again, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and pre
+// once, writes dpre (f32, whatever the storage type) and leaves column sums a chunk of rows, which `join` adds, too.
+//
+// Dispatches, and what they move (tiles are read again from cache or memory: a once a column of tiles, b once a row of
+// tiles):
+//   forward                      1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   backward, no activation      da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
+//   backward, pre saved          1 more: dy and pre in, dpre in f32 out; dbias's first is that one.
+//   backward, pre computed again 1 more: a, b, bias and dy in, dpre out.
+//# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS
+//# float left right bias dy pre y parts
+//# include activation
+
+struct Params {
+    rows: u32,
+    columns: u32,
+    depth: u32,
+    batches: u32,
+    row_tiles: u32,
+    column_tiles: u32,
+    parts: u32, // of the depth; of `columns`, chunks of rows
+    span: u32,  // the depth of a part, a multiple of `chain`; the rows of a chunk
+    chain: u32, // how much of the depth is added in one chain
+    zero_nan: u32,
+}
+
+const TILE = 64u;
+const DEPTH = 16u;
+const PART = 32u; // sums are added in parts of as many
+
+// ---- Results ------------------------------------------------------------------------------------------------
+
+// Stores four of pre and of y from element `at`, as many as there are columns. Loops such as this one are not to be
+// unrolled by hand: a shader is compiled before it runs, and stores of 16 bits are long.
+fn put_four(at: u32, column: u32, value: vec4<f32>, result: vec4<f32>) {
+    let count = min(4u, u.p.columns - column);
+    for (var i = 0u; i < count; i += 2u) {
+        let v = select(value.xy, value.zw, i == 2u);
+        let r = select(result.xy, result.zw, i == 2u);
+        if (i + 1u < count) {
+            pre_set_two(at + i, v);
+            y_set_two(at + i, r);
+        } else {
+            pre_set(at + i, v.x);
+            y_set(at + i, r.x);
+        }
+    }
+}
+
+// Four sums from column `column`, which belong at element `at`. Columns past the end hold anything.
+fn deliver(at: u32, column: u32, sums: vec4<f32>) {
+    var value = sums;
+    if (bias_is) {
+        value += bias_four(column);
+    }
+    var result = value;
+    if (dy_is) {
+        result = dy_four(at) * activate_slope(value, u.p.zero_nan == 1u);
+    } else {
+        result = activate(value);
+    }
+    put_four(at, column, value, result);
+}
+
+// ---- The product --------------------------------------------------------------------------------------------
+
+// A tile lies as it does in memory, in fours along the contiguous axis. Depth contiguous: a line of the tile has 4 fours
+// and one of padding, and the fours of a line change places every 8 lines, so that 8 threads reading 8 lines that are 4
+// apart meet 32 different banks. Else: 16 fours for each of 16 depths.
+const TILE_FOURS = 320u;
+var<workgroup> tiles: array<vec4<f32>, 640>;
+
+fn line_place(line: u32, quad: u32) -> u32 {
+    return line * 5u + (quad ^ ((line >> 3u) & 3u));
+}
+
+// Where in the tile a thread's four begins: line and depth.
+fn four_of(along: bool, lane: u32) -> vec2<u32> {
+    if (along) {
+        return vec2<u32>(lane / 4u, 4u * (lane % 4u));
+    }
+    return vec2<u32>(4u * (lane % 16u), lane / 16u);
+}
+
+fn store_four(base: u32, along: bool, lane: u32, v: vec4<f32>) {
+    if (along) {
+        tiles[base + line_place(lane / 4u, lane % 4u)] = v;
+    } else {
+        tiles[base + lane] = v;
+    }
+}
+
+// The first `count` of v, zeros behind: what lies there in memory may be a NaN.
+fn first_of(v: vec4<f32>, count: u32) -> vec4<f32> {
+    return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count));
+}
+
+fn left_load(start: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+    if (row >= u.p.rows || k >= end) {
+        return vec4<f32>();
+    }
+    if (LEFT_ALONG == 1u) {
+        return first_of(left_four(start + row * u.p.depth + k), end - k);
+    }
+    return first_of(left_four(start + k * u.p.rows + row), u.p.rows - row);
+}
+
+fn right_load(start: u32, column: u32, k: u32, end: u32) -> vec4<f32> {
+    if (column >= u.p.columns || k >= end) {
+        return vec4<f32>();
+    }
+    if (RIGHT_ALONG == 1u) {
+        return first_of(right_four(start + column * u.p.depth + k), end - k);
+    }
+    return first_of(right_four(start + k * u.p.columns + column), u.p.columns - column);
+}
+
+// Four lines from 4 * four, four depths from 4 * quad: a line a vector where the depth is contiguous, else a depth a
+// vector.
+fn block(base: u32, along: bool, four: u32, quad: u32) -> mat4x4<f32> {
+    if (along) {
+        let at = base + line_place(4u * four, quad);
+        return mat4x4<f32>(tiles[at], tiles[at + 5u], tiles[at + 10u], tiles[at + 15u]);
+    }
+    let at = base + 64u * quad + four;
+    return mat4x4<f32>(tiles[at], tiles[at + 16u], tiles[at + 32u], tiles[at + 48u]);
+}
+
+// One row: four depths of left by four depths of four columns.
+fn add_row(sum: vec4<f32>, l: vec4<f32>, r: mat4x4<f32>) -> vec4<f32> {
+    var s = fma(vec4<f32>(l.x), r[0], sum);
+    s = fma(vec4<f32>(l.y), r[1], s);
+    s = fma(vec4<f32>(l.z), r[2], s);
+    return fma(vec4<f32>(l.w), r[3], s);
+}
+
+fn product(group: u32, lane: u32) {
+    let column_tile = group % u.p.column_tiles;
+    let above = group / u.p.column_tiles;
+    let row_tile = above % u.p.row_tiles;
+    let outer = above / u.p.row_tiles; // part * batches + batch
+    let batch = outer % u.p.batches;
+    let begin = outer / u.p.batches * u.p.span;
+    let end = min(begin + u.p.span, u.p.depth);
+
+    let left_start = batch * u.p.rows * u.p.depth;
+    let right_start = batch * u.p.depth * u.p.columns;
+    let left_place = four_of(LEFT_ALONG == 1u, lane) + vec2<u32>(row_tile * TILE, 0u);
+    let right_place = four_of(RIGHT_ALONG == 1u, lane) + vec2<u32>(column_tile * TILE, 0u);
+    let row = row_tile * TILE + 4u * (lane / 16u);
+    let column = column_tile * TILE + 4u * (lane % 16u);
+    let inside = row < u.p.rows && column < u.p.columns;
+
+    // The chain under way, and the finished ones.
+    var s0 = vec4<f32>();
+    var s1 = vec4<f32>();
+    var s2 = vec4<f32>();
+    var s3 = vec4<f32>();
+    var total0 = vec4<f32>();
+    var total1 = vec4<f32>();
+    var total2 = vec4<f32>();
+    var total3 = vec4<f32>();
+    // A round loads a step, multiplies the step before, and only then puts the loaded one in its place.
+    for (var next = begin; next < end + DEPTH; next += DEPTH) {
+        let left_next = left_load(left_start, left_place.x, next + left_place.y, end);
+        let right_next = right_load(right_start, right_place.x, next + right_place.y, end);
+        if (inside && next > begin) {
+            let quads = min((end + DEPTH - next + 3u) / 4u, DEPTH / 4u);
+            for (var quad = 0u; quad < quads; quad++) {
+                var l = block(0u, LEFT_ALONG == 1u, lane / 16u, quad);
+                var r = block(TILE_FOURS, RIGHT_ALONG == 1u, lane % 16u, quad);
+                if (LEFT_ALONG != 1u) {
+                    l = transpose(l);
+                }
+                if (RIGHT_ALONG == 1u) {
+                    r = transpose(r);
+                }
+                s0 = add_row(s0, l[0], r);
+                s1 = add_row(s1, l[1], r);
+                s2 = add_row(s2, l[2], r);
+                s3 = add_row(s3, l[3], r);
+            }
+        }
+        if ((next - begin) % u.p.chain == 0u) {
+            total0 += s0;
+            total1 += s1;
+            total2 += s2;
+            total3 += s3;
+            s0 = vec4<f32>();
+            s1 = vec4<f32>();
+            s2 = vec4<f32>();
+            s3 = vec4<f32>();
+        }
+        workgroupBarrier();
+        store_four(0u, LEFT_ALONG == 1u, lane, left_next);
+        store_four(TILE_FOURS, RIGHT_ALONG == 1u, lane, right_next);
+        workgroupBarrier();
+    }
+    if (!inside) {
+        return;
+    }
+    // Where y is the workspace's parts, `outer` counts these too.
+    let start = (outer * u.p.rows + row) * u.p.columns + column;
+    for (var i = 0u; i < min(4u, u.p.rows - row); i++) {
+        var sums = total0 + s0;
+        if (i == 1u) {
+            sums = total1 + s1;
+        } else if (i == 2u) {
+            sums = total2 + s2;
+        } else if (i == 3u) {
+            sums = total3 + s3;
+        }
+        deliver(start + i * u.p.columns, column, sums);
+    }
+}
+
+// The parts of the depth, or the chunks of `columns`, added up: a team of LANES threads has four columns of a row, a
+// thread of it every LANES-th part.
+fn join(group: u32, lane: u32) {
+    let fours = (u.p.columns + 3u) / 4u;
+    let rows = u.p.batches * u.p.rows;
+    let place = group * TEAMS + lane / LANES;
+    let valid = place < rows * fours;
+    let near = min(place, rows * fours - 1u);
+    let column = 4u * (near % fours);
+    let at = near / fours * u.p.columns + column;
+    var sum = vec4<f32>();
+    var total = vec4<f32>();
+    var taken = 0u;
+    for (var part = lane % LANES; part < u.p.parts; part += LANES) {
+        sum += parts_four(part * rows * u.p.columns + at);
+        taken += 1u;
+        if (taken % PART == 0u) {
+            total += sum;
+            sum = vec4<f32>();
+        }
+    }
+    let all = team_sum4(total + sum, lane);
+    if (valid && lane % LANES == 0u) {
+        deliver(at, column, all);
+    }
+}
+
+// ---- The activation's backward and dbias --------------------------------------------------------------------
+
+// A chunk of rows of LANES fours of columns: dpre into y, if there is a pre and a y; column sums into parts. A team of
+// LANES threads has a row.
+fn columns(group: u32, lane: u32) {
+    let column = 4u * (group % u.p.column_tiles * LANES + lane % LANES);
+    let chunk = group / u.p.column_tiles;
+    let end = min((chunk + 1u) * u.p.span, u.p.rows);
+    var sum = vec4<f32>();
+    var total = vec4<f32>();
+    var taken = 0u;
+    if (column < u.p.columns) {
+        for (var row = chunk * u.p.span + lane / LANES; row < end; row += TEAMS) {
+            let at = row * u.p.columns + column;
+            var v = dy_four(at);
+            if (pre_is) {
+                v *= activate_slope(pre_four(at), u.p.zero_nan == 1u);
+            }
+            put_four(at, column, v, v);
+            sum += v;
+            taken += 1u;
+            if (taken % PART == 0u) {
+                total += sum;
+                sum = vec4<f32>();
+            }
+        }
+    }
+    if (!parts_is) {
+        return;
+    }
+    let all = across_teams(total + sum, lane);
+    if (lane < LANES && column < u.p.columns) {
+        for (var i = 0u; i < min(4u, u.p.columns - column); i++) {
+            parts_set(chunk * u.p.columns + column + i, all[i]);
+        }
+    }
+}
+
+// For the first team's threads: the sum of v over the threads of the same place in each team.
+fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
+    team_tree[lane] = v;
+    workgroupBarrier();
+    for (var stride = 128u; stride >= LANES; stride = stride >> 1u) {
+        if (lane < stride) {
+            team_tree[lane] += team_tree[lane + stride];
+        }
+        workgroupBarrier();
+    }
+    return team_tree[lane];
+}
