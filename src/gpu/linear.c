@@ -183,7 +183,10 @@ static size_t plan_bytes(const plan *p) {
  */
 static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64_t run, bool output) {
     if (slot >= 0) {
-        gpu_tensor(l, name, slot, run);
+        if (output)
+            gpu_tensor(l, name, slot, run);
+        else
+            gpu_fours(l, name, slot, run);
         return;
     }
     bool dpre = slot == WORKSPACE_DPRE, parts = slot == WORKSPACE_PARTS;

@@ -246,7 +246,7 @@ fn join(group: u32, lane: u32) {
             sum = vec4<f32>();
         }
     }
-    let all = team_sum4(total + sum, lane);
+    let all = team_sum4(total + sum, lane, LANES);
     if (valid && lane % LANES == 0u) {
         deliver(at, column, all);
     }
