@@ -66,10 +66,25 @@ template <class S, int N> __device__ void scan_lanes(S (&x)[N], int lane) {
  * lines it has two: with all that its share of the resident warps would give it, the last ones would have the card to
  * themselves.
  */
-constexpr int LINE_WARPS = 4;
-constexpr int PIECES = 4;
-constexpr int STAGES = 4;
-constexpr int64_t RESIDENT_BLOCKS = 6 * 132, LINES_A_WARP = 2;
+#ifndef CUMSUM_LINES
+#define CUMSUM_LINES 2
+#endif
+#ifndef CUMSUM_AHEAD
+#define CUMSUM_AHEAD 1
+#endif
+#ifndef CUMSUM_STAGES
+#define CUMSUM_STAGES 4
+#endif
+#ifndef CUMSUM_PIECES
+#define CUMSUM_PIECES 4
+#endif
+#ifndef CUMSUM_WARPS
+#define CUMSUM_WARPS 4
+#endif
+constexpr int LINE_WARPS = CUMSUM_WARPS;
+constexpr int PIECES = CUMSUM_PIECES;
+constexpr int STAGES = CUMSUM_STAGES;
+constexpr int64_t RESIDENT_BLOCKS = 24 / LINE_WARPS * 132, LINES_A_WARP = CUMSUM_LINES;
 
 template <class T> constexpr int PIECE = 32 * WIDE<T>;
 template <class T> constexpr int STEP = PIECES *PIECE<T>;
@@ -226,13 +241,21 @@ template <class T, bool ALIGNED, bool REVERSE, bool SUMS>
 __global__ void __launch_bounds__(32 * LINE_WARPS) scan_lines(scan_call c) {
     constexpr int DEPTH = ALIGNED ? STAGES : 1;
     __shared__ step_buffer<T> buffers[LINE_WARPS][DEPTH];
-    take_turn();
+    let_next_begin();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = REVERSE ? 31 - lane : lane;
     int64_t warps = (int64_t)gridDim.x * LINE_WARPS, begin = (int64_t)blockIdx.x * LINE_WARPS + warp;
     step_buffer<T>(&buffer)[DEPTH] = buffers[warp];
     cursor<T, REVERSE> now, ahead;
     now.enter(c, begin);
     ahead.enter(c, begin);
+    /* The blocks that may begin while the kernel ahead ends bring their first steps into L2 meanwhile. */
+    if (CUMSUM_AHEAD && ALIGNED && blockIdx.x < RESIDENT_BLOCKS) {
+        cursor<T, REVERSE> first = now;
+        for (int stage = 0; stage < DEPTH - 1 && !first.done(c); stage++, first.advance(c, warps))
+            for (int k = 0; k * PIECE<T> + place * WIDE<T> < first.left(); k++)
+                prefetch(static_cast<const T *>(c.x) + first.first + first.at + place * WIDE<T> + k * PIECE<T>);
+    }
+    wait_for_previous();
     auto fetch = [&](int stage) {
         if (!ahead.done(c)) {
             fetch_step(c, buffer[stage], ahead, place);

@@ -350,7 +350,9 @@ template <class T, class D, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, WHOLE ? RESIDENT : 3)
     write_rows(const __grid_constant__ sum_call<T, D> call) {
     __shared__ sum_space<T> space;
+    PROBE(call.o.probe, 2, 0);
     take_turn();
+    PROBE(call.o.probe, 2, 1);
     int64_t zeros = (call.zero_rows + ZERO_ROWS - 1) / ZERO_ROWS, tasks = call.sums + zeros;
     int64_t pairs = min(call.sums, zeros);
     for (int64_t i = blockIdx.x; i < tasks; i += gridDim.x) {
@@ -361,6 +363,7 @@ __global__ void __launch_bounds__(THREADS, WHOLE ? RESIDENT : 3)
         else
             clear_rows<T, D, WHOLE>(call, task);
     }
+    PROBE(call.o.probe, 2, 2);
 }
 
 } // namespace

@@ -34,28 +34,57 @@ struct group_plan {
 
 /* ---- Sums over the batch ----------------------------------------------------------------------------- */
 
-constexpr int TOTAL_THREADS = 128;
+#ifndef GROUP_SPIN
+#define GROUP_SPIN 1
+#endif
 
-/* A block a channel. */
+constexpr int TOTAL_THREADS = 128, TOTAL_WARPS = TOTAL_THREADS / 32;
+
+/*
+ * A warp a channel. Where the blocks ahead count themselves as their cells are complete, this begins when the last has:
+ * it is small enough to be on the card beside them, and has its sums when they have written their last dx. It is there
+ * only when they all are, so it waits for nobody who needs its place. What follows on the stream relies on its end, so
+ * that waits for theirs.
+ */
 template <class T>
-__global__ void __launch_bounds__(TOTAL_THREADS)
+__global__ void __launch_bounds__(TOTAL_THREADS, 16)
     channel_totals(group_call call, parameter_output dgamma, parameter_output dbeta) {
-    __shared__ block_sums<double, 2, TOTAL_THREADS> shared;
-    int turn = 0;
-    take_turn();
-    for (int64_t channel = blockIdx.x; channel < call.channels; channel += gridDim.x) {
-        double total[2] = {0, 0};
-#pragma unroll 4
-        for (int64_t k = threadIdx.x; k < call.parts * call.pieces; k += TOTAL_THREADS) {
-            double2 cell = *cell_at(call, k / call.pieces, channel, k % call.pieces);
-            total[0] += cell.x;
-            total[1] += cell.y;
+    PROBE(call.probe, 1, 0);
+    let_next_begin();
+    if (call.arrived) {
+        if (threadIdx.x == 0) {
+            while (*(volatile unsigned *)call.arrived < call.arrivals)
+                __nanosleep(100);
+            __threadfence();
+            if (atomicAdd(call.arrived + 1, 1u) == gridDim.x - 1) { /* all know: zeros for the next call */
+                call.arrived[1] = 0;
+                call.arrived[0] = 0;
+            }
         }
-        block_sum(total, shared, turn);
-        if (threadIdx.x) continue;
-        if (dbeta.data) write_parameter<T>(dbeta, channel, (float)total[0]);
-        if (dgamma.data) write_parameter<T>(dgamma, channel, (float)total[1]);
+        __syncthreads();
+    } else {
+        wait_for_previous();
     }
+    PROBE(call.probe, 1, 1);
+    /* Cells are fewer than elements by a thousand, so 32 bits count a channel's. */
+    unsigned lane = threadIdx.x % 32, count = (unsigned)(call.parts * call.pieces), pieces = (unsigned)call.pieces;
+    for (int64_t channel = (int64_t)blockIdx.x * TOTAL_WARPS + threadIdx.x / 32; channel < call.channels;
+         channel += (int64_t)gridDim.x * TOTAL_WARPS) {
+        double sum = 0, product = 0;
+#pragma unroll 2
+        for (unsigned k = lane; k < count; k += 32) {
+            double2 cell = __ldcg(cell_at(call, k / pieces, channel, k % pieces));
+            sum += cell.x;
+            product += cell.y;
+        }
+        sum = warp_sum(sum);
+        product = warp_sum(product);
+        if (lane) continue;
+        if (dbeta.data) write_parameter<T>(dbeta, channel, (float)sum);
+        if (dgamma.data) write_parameter<T>(dgamma, channel, (float)product);
+    }
+    wait_for_previous();
+    PROBE(call.probe, 1, 2);
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------- */
@@ -235,6 +264,8 @@ group_plan plan_of(const vjp_work *work) {
         if (totals)
             call.cells =
                 static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
+        if (totals && plan.how == form::held && call.batch && GROUP_SPIN)
+            call.arrived = state_of(work->device)->counts;
     }
     plan.workspace = used;
     return plan;
@@ -255,7 +286,7 @@ cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...)
 
 /* launch(), chained, in clusters that stay: no more than there is room for, or than there are items. */
 template <class Cut>
-vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut &cut, int threads, size_t shared,
+vjp_status launch_whole(const vjp_work *work, group_call &call, const Cut &cut, int threads, size_t shared,
                         int resident, void (*kernel)(group_call, Cut), int64_t items) {
     /* All of the multiprocessor's memory that can be shared is. */
     cudaError_t error =
@@ -280,6 +311,7 @@ vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut 
     error = clusters_at_once(work, kernel, config, blocks, resident, &clusters);
     if (error != cudaSuccess) return result_of(work, error);
     config.gridDim = dim3((unsigned)(blocks * least(items, most(1, clusters))));
+    call.arrivals = config.gridDim.x;
     if (state_of(work->device)->chains) {
         cudaLaunchAttribute &overlap = attributes[config.numAttrs++];
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -311,8 +343,8 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_pieces(const vjp_wor
                 : launch(work, true, first_results<T, WIDTH, BACKWARD>, first_grid, FIRST_THREADS, 0, call);
 }
 
-template <class T> vjp_status run_held(const vjp_work *work, const group_plan &plan) {
-    const group_call &call = plan.call;
+template <class T> vjp_status run_held(const vjp_work *work, group_plan &plan) {
+    group_call &call = plan.call;
     const held_plan &held = plan.held;
     bool usual = call.aligned && call.out && !call.add && call.mean_in;
     auto kernel = held.lines == 8 ? (usual ? held_groups<T, 8, true> : held_groups<T, 8, false>)
@@ -321,8 +353,8 @@ template <class T> vjp_status run_held(const vjp_work *work, const group_plan &p
                         call.batch * call.groups);
 }
 
-template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, const group_plan &plan) {
-    const group_call &call = plan.call;
+template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, group_plan &plan) {
+    group_call &call = plan.call;
     int64_t items = call.parts * call.groups;
     switch (plan.how) {
     case form::handfuls: /* of any width, and of either pass */
@@ -346,6 +378,7 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work 
 
 vjp_status run(const vjp_work *work) {
     group_plan plan = plan_of(work);
+    PROBE_NEXT(plan.call.probe, work);
     const group_call &call = plan.call;
     bool totals = plan.dgamma.data || plan.dbeta.data;
     if (!call.out && !call.mean_out && !call.rstd_out && !totals) return VJP_OK;
@@ -360,8 +393,8 @@ vjp_status run(const vjp_work *work) {
                 });
             });
         if (!totals || status != VJP_OK) return status;
-        return launch(work, true, channel_totals<T>, least(call.channels, MOST_BLOCKS), TOTAL_THREADS, 0, call,
-                      plan.dgamma, plan.dbeta);
+        return launch(work, true, channel_totals<T>, least(divide_up(call.channels, TOTAL_WARPS), MOST_BLOCKS),
+                      TOTAL_THREADS, 0, call, plan.dgamma, plan.dbeta);
     });
 }
 

@@ -29,8 +29,17 @@ namespace {
 constexpr int HELD_WARPS = 20;
 
 constexpr int HELD_LINE = 512;                         /* bytes */
-constexpr int HELD_PIECE = 2;                          /* lines that are copied together, of x and as many of dy */
-constexpr int HELD_STAGES = 5;                         /* pieces that are under way */
+#ifndef HELD_PIECE_LINES
+#define HELD_PIECE_LINES 2
+#endif
+#ifndef HELD_STAGE_COUNT
+#define HELD_STAGE_COUNT 5
+#endif
+#ifndef HELD_INTERLEAVED
+#define HELD_INTERLEAVED 1
+#endif
+constexpr int HELD_PIECE = HELD_PIECE_LINES;           /* lines that are copied together, of x and as many of dy */
+constexpr int HELD_STAGES = HELD_STAGE_COUNT;          /* pieces that are under way */
 constexpr int HELD_STAGE = 2 * HELD_PIECE * HELD_LINE; /* bytes of a warp */
 
 struct held_cut {
@@ -94,6 +103,13 @@ __device__ double2 held_total(held_party &party, double2 mine, bool largest) {
     return total;
 }
 
+/* All cells of the block are written: counted by channel_totals(). */
+__device__ inline void held_arrive(unsigned *arrived) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(arrived, 1u);
+}
+
 /* ---- Lines ------------------------------------------------------------------------------------------- */
 
 /* A warp's lines of x and dy as they are stored. */
@@ -144,6 +160,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
     static constexpr int PIECES = LINES / HELD_PIECE, LINE_ELEMENTS = HELD_LINE / (int)sizeof(T);
     static_assert(LINES % HELD_PIECE == 0);
     const group_call &call;
+    const held_cut &cut;
     unsigned char *ring; /* this thread's first 16 bytes */
     int own, span;       /* this thread's first element of a group; elements of a group */
     int channel, rows, stride;
@@ -154,6 +171,12 @@ template <class T, int LINES, bool USUAL> struct held_way {
 
     __device__ bool aligned() const {
         return USUAL || call.aligned;
+    }
+
+    /* From `own` to this thread's elements of a line. The pieces of a channel's warps take turns. */
+    __device__ int offset(int line) const {
+        int turns = HELD_INTERLEAVED ? cut.segments : 1;
+        return line / HELD_PIECE * turns * (HELD_PIECE * LINE_ELEMENTS) + line % HELD_PIECE * LINE_ELEMENTS;
     }
 
     __device__ held_before before(int row) const {
@@ -192,9 +215,9 @@ template <class T, int LINES, bool USUAL> struct held_way {
         if (ahead < rows && live)
 #pragma unroll
             for (int i = 0; i < HELD_PIECE; i++) {
-                int line = piece * HELD_PIECE + i;
-                copy_async(ring + to + i * HELD_LINE, ahead_x + line * LINE_ELEMENTS);
-                copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line * LINE_ELEMENTS);
+                int line = offset(piece * HELD_PIECE + i);
+                copy_async(ring + to + i * HELD_LINE, ahead_x + line);
+                copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line);
             }
         close_copies();
     }
@@ -207,10 +230,9 @@ template <class T, int LINES, bool USUAL> struct held_way {
     __device__ void fill(int first) {
         ahead = first;
         point_ahead();
-        int64_t here = ahead_at;
-        for (int i = 0; aligned() && live && ahead < rows && i < LINES; i++, here += LINE_ELEMENTS) {
-            prefetch(static_cast<const T *>(call.x) + here);
-            prefetch(static_cast<const T *>(call.dy) + here);
+        for (int i = 0; aligned() && live && ahead < rows && i < LINES; i++) {
+            prefetch(static_cast<const T *>(call.x) + (ahead_at + offset(i)));
+            prefetch(static_cast<const T *>(call.dy) + (ahead_at + offset(i)));
         }
         wait_for_previous();
         if (!aligned()) return;
@@ -263,7 +285,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
         for (int e = 0; e < WIDE<T>; e++)
             value[e] = fmaf(weight, dy[e], fmaf(line.slope, normalise(value[e], s), line.level));
         if constexpr (USUAL)
-            __stcs(reinterpret_cast<uint4 *>(to), pack<T>(value));
+            VJP_ONCE(reinterpret_cast<uint4 *>(to), pack<T>(value));
         else
             write_unit<T, WIDE<T>>(to, value, call.aligned, call.add);
     }
@@ -292,12 +314,12 @@ template <class T, int LINES, bool USUAL> struct held_way {
         at = 0;
         int64_t from = (int64_t)row * span + own;
 #pragma unroll 1
-        for (int line = 0; live && line < LINES; line++, from += LINE_ELEMENTS) {
+        for (int line = 0; live && line < LINES; line++) {
             unsigned char *to = ring + line / HELD_PIECE * HELD_STAGE + line % HELD_PIECE * HELD_LINE;
             *reinterpret_cast<unit<T, WIDE<T>> *>(to) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + from, false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + (from + offset(line)), false);
             *reinterpret_cast<unit<T, WIDE<T>> *>(to + HELD_PIECE * HELD_LINE) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + from, false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + (from + offset(line)), false);
         }
     }
 
@@ -345,8 +367,9 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
     int task = rank * cut.warps + warp, channel = task / cut.segments, segment = task - channel * cut.segments;
     held_party party{sums, rank, cut.blocks, cut.warps, 0};
     held_way<T, LINES, USUAL> way{call,
+                                  cut,
                                   memory + sizeof(held_sums) + warp * HELD_STAGES * HELD_STAGE + lane * 16,
-                                  channel * (int)call.plane + (segment * LINES * 32 + lane) * WIDE<T>,
+                                  channel * (int)call.plane + (segment * (HELD_INTERLEAVED ? HELD_PIECE : LINES) * 32 + lane) * WIDE<T>,
                                   (int)(call.group_channels * call.plane),
                                   channel,
                                   (int)(call.batch * call.groups),
@@ -355,7 +378,9 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
                                   0,
                                   0,
                                   0};
+    PROBE(call.probe, 0, 0);
     way.fill(cluster);
+    PROBE(call.probe, 0, 1);
     held_before before = way.before(cluster);
     if (cut.blocks > 1) cluster_wait();
     for (int row = cluster; row < way.rows; row += way.stride) {
@@ -396,6 +421,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             mine.y *= gamma;
         }
         double2 total = held_total(party, mine, false);
+        if (call.arrived && row + way.stride >= way.rows) held_arrive(call.arrived); /* the block's last cells */
         slopes line = slopes_of(call, s, total.x, total.y);
         float weight = s.rstd * gamma;
         T *out = static_cast<T *>(call.out) + ((int64_t)row * way.span + way.own);
@@ -403,14 +429,15 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             held_renew(lines);
 #pragma unroll
             for (int i = 0; i < LINES; i++)
-                if (way.live) way.write(out + i * way.LINE_ELEMENTS, lines.x[i], lines.dy[i], s, weight, line);
+                if (way.live) way.write(out + way.offset(i), lines.x[i], lines.dy[i], s, weight, line);
         } else {
             if (call.out)
                 way.each_line(
-                    [&](int i, uint4 x, uint4 dy) { way.write(out + i * way.LINE_ELEMENTS, x, dy, s, weight, line); });
+                    [&](int i, uint4 x, uint4 dy) { way.write(out + way.offset(i), x, dy, s, weight, line); });
             way.leave();
         }
     }
+    PROBE(call.probe, 0, 2);
 #else
     (void)call, (void)cut;
 #endif

@@ -78,9 +78,20 @@ template <class T> __device__ void store_wide(T *to, const wide<T> &w) {
     *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&w);
 }
 
+#ifndef VJP_ONCE
+#define VJP_ONCE __stcs
+#endif
+#if VJP_COPY_LINE == 256
+#define VJP_COPY_HINT ".L2::256B"
+#elif VJP_COPY_LINE == 128
+#define VJP_COPY_HINT ".L2::128B"
+#else
+#define VJP_COPY_HINT ""
+#endif
+
 /* For what nobody reads soon. */
 template <class T> __device__ void store_wide_once(T *to, const wide<T> &w) {
-    __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
+    VJP_ONCE(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
 }
 
 /*
@@ -176,7 +187,7 @@ template <class T> __device__ void write_parameter(parameter_output p, int64_t i
  */
 __device__ inline void copy_async(void *shared, const void *global) {
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global" VJP_COPY_HINT " [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
 __device__ inline void close_copies() {
@@ -263,6 +274,32 @@ __device__ inline void take_turn() {
     let_next_begin();
     wait_for_previous();
 }
+
+#ifdef VJP_PROBE
+static __device__ unsigned long long *probe_space;
+__device__ inline void probe(int seq, int kind, int what) {
+    if (threadIdx.x || blockIdx.x >= 4096) return;
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    probe_space[((seq % 8 * 3 + kind) * 4096 + blockIdx.x) * 4 + what] = t;
+}
+inline int probe_next(const vjp_work *work) {
+    static int n;
+    if (!n) {
+        cudaMalloc(reinterpret_cast<void **>(&state_of(work->device)->probe), 8 * 3 * 4096 * 4 * 8);
+        cudaMemset(state_of(work->device)->probe, 0, 8 * 3 * 4096 * 4 * 8);
+        cudaMemcpyToSymbol(probe_space, &state_of(work->device)->probe, 8);
+    }
+    return n++;
+}
+#define PROBE(seq, kind, what) probe(seq, kind, what)
+#define PROBE_FIELD int probe;
+#define PROBE_NEXT(field, work) field = probe_next(work)
+#else
+#define PROBE(seq, kind, what)
+#define PROBE_FIELD
+#define PROBE_NEXT(field, work)
+#endif
 
 /* ---- Indices ----------------------------------------------------------------------------------------- */
 

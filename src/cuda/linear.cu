@@ -226,6 +226,19 @@ template <class... Data> bool is_fast(const tiling &t, int wide, Data... data) {
     return t.columns % wide == 0 && (is_aligned(data, 16) && ...);
 }
 
+/* The usual activations are compiled in; the others are chosen element by element. */
+template <class T, class S> auto finish_kernel(const finishing &f, bool fast) {
+    if (!fast) return finish_rows<T, S, ANY_ACTIVATION, false>;
+    switch (f.activation) {
+    case VJP_ACT_NONE: return finish_rows<T, S, VJP_ACT_NONE, true>;
+    case VJP_ACT_RELU: return finish_rows<T, S, VJP_ACT_RELU, true>;
+    case VJP_ACT_GELU_TANH: return finish_rows<T, S, VJP_ACT_GELU_TANH, true>;
+    case VJP_ACT_GELU_ERF: return finish_rows<T, S, VJP_ACT_GELU_ERF, true>;
+    case VJP_ACT_SILU: return finish_rows<T, S, VJP_ACT_SILU, true>;
+    default: return finish_rows<T, S, ANY_ACTIVATION, true>;
+    }
+}
+
 template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_t columns) {
     if (!goes_on(w)) return;
     then(w, with_type(w.work->storage, [&](auto zero) {
@@ -234,8 +247,7 @@ template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_
              using Sums = std::conditional_t<std::is_void_v<S>, T, float>;
              tiling t = tiling_of(rows, columns, WIDE<T>);
              bool fast = is_fast(t, WIDE<T>, f.sums, (const void *)f.pre.data, (const void *)f.y);
-             auto kernel = fast ? finish_rows<T, Sums, true> : finish_rows<T, Sums, false>;
-             return launch(w.work, true, kernel, t.chunks * t.tiles, THREADS, 0, f, t);
+             return launch(w.work, true, finish_kernel<T, Sums>(f, fast), t.chunks * t.tiles, THREADS, 0, f, t);
          }));
 }
 
@@ -274,13 +286,32 @@ void forward_direct(walk &w, const vjp_linear_sizes &s, product p) {
     p.f32 = work->storage == VJP_F32;
     p.result = output_of(w, target, count);
     p.add = vjp_accumulates(work, target);
-    multiply(w, p);
-    put_back(w, target, p.result, count);
-    if (!(y && pre) && s.activation == VJP_ACT_NONE) return;
     finishing f{};
     f.sums = vjp_data(work, target);
     f.y = vjp_data(work, LINEAR_Y);
     f.activation = s.activation;
+#if LINEAR_CHUNK_MB
+    int64_t row_bytes = s.n * (int64_t)vjp_dtype_size(work->storage), size = (int64_t)LINEAR_CHUNK_MB << 20;
+    if (s.batch == 1 && y && (pre || s.activation != VJP_ACT_NONE) && rows * row_bytes >= 2 * size &&
+        p.result == f.sums && is_aligned(f.y, 16) && row_bytes % 16 == 0) {
+        int64_t step = most(256, size / row_bytes / 256 * 256);
+        for (int64_t row = 0; row < rows; row += step) {
+            product q = p;
+            finishing g = f;
+            q.m = least(step, rows - row);
+            q.a.data = moved(p.a.data, p.storage, row * p.a.row);
+            q.result = static_cast<char *>(p.result) + row * row_bytes;
+            g.sums = q.result;
+            g.y = static_cast<char *>(f.y) + row * row_bytes;
+            multiply(w, q);
+            finish<void>(w, g, q.m, s.n);
+        }
+        return;
+    }
+#endif
+    multiply(w, p);
+    put_back(w, target, p.result, count);
+    if (!(y && pre) && s.activation == VJP_ACT_NONE) return;
     if (y) finish<void>(w, f, rows, s.n);
 }
 

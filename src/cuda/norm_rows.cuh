@@ -240,6 +240,7 @@ __device__ void norm_leave_sums(const norm_call &c, float *room, const float (&d
             sum += (double)from[team * Shape::TEAM_SUMS];
         partials[n] = (float)sum;
     }
+    if (c.arrived) norm_arrive(c);
 }
 
 template <class T, bool LAYER, int TEAM, int STAGES>
@@ -257,7 +258,9 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
         __syncthreads();
     }
     Walk walk(c, k, dynamic);
+    PROBE(c.probe, 0, 0);
     walk.begin(c, k);
+    PROBE(c.probe, 0, 1);
     float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
     norm_read_columns(c.gamma, 1.0f, k, gamma);
 #pragma unroll
@@ -325,6 +328,7 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
     }
     if (c.sums && norm_own_barriers<Shape>) norm_even_out<Shape>(c, walk, room.barriers, &greatest);
     if (c.sums) norm_leave_sums<T, Shape>(c, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
+    PROBE(c.probe, 0, 2);
 }
 
 /* ---- Launching --------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ template <class T, bool LAYER> vjp_status norm_run_as(const vjp_work *work, cons
 template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
     if (!c.out && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
     norm_plan(work, &c);
+    PROBE_NEXT(c.probe, work);
     return with_type(work->storage, [&](auto zero) { return norm_run_as<decltype(zero), LAYER>(work, c); });
 }
 
