@@ -119,8 +119,11 @@ static void dump_probe(device_state *state) {
                 std::sort(t[w].begin(), t[w].end());
                 size_t n = t[w].size();
                 if (!n) continue;
-                fprintf(stderr, " | %s %.1f %.1f %.1f %.1f %.1f", w == 0 ? "start" : w == 1 ? "go" : "end", t[w][0],
-                        t[w][n / 10], t[w][n / 2], t[w][n * 9 / 10], t[w][n - 1]);
+                fprintf(stderr, " | %s %.1f %.1f %.1f %.1f %.1f",
+                        w == 0   ? "start"
+                        : w == 1 ? "go"
+                                 : "end",
+                        t[w][0], t[w][n / 10], t[w][n / 2], t[w][n * 9 / 10], t[w][n - 1]);
             }
             fprintf(stderr, "\n");
         }

@@ -120,7 +120,8 @@ vjp_status forward(const vjp_work *work) {
 constexpr int64_t BESIDE_WIDE = (int64_t)GATHER_WIDE << 20, BESIDE_NARROW = (int64_t)GATHER_NARROW << 20;
 
 /* And while runs are merged, by up to four blocks of a multiprocessor. */
-constexpr int64_t BESIDE_MERGE = (int64_t)GATHER_MERGE << 20, MERGE_WRITERS = 4 * 132, LEAST_CLEARED_MERGING = 16 << 10;
+constexpr int64_t BESIDE_MERGE = (int64_t)GATHER_MERGE << 20, MERGE_WRITERS = 1024 / MERGE_THREADS * 132,
+                  LEAST_CLEARED_MERGING = 64 * MERGE_THREADS;
 
 /* A block for each multiprocessor of a large Hopper card, those that sort among them; and the least that one clears. */
 constexpr int64_t SORT_BLOCKS = 132, LEAST_CLEARED = 64 << 10;
@@ -180,8 +181,9 @@ vjp_status order_few(const vjp_work *work, const order &o, const vjp_gather_size
     if (status != VJP_OK || runs <= 1) return status;
     int64_t mergers = divide_up(s.count, MERGE_THREADS);
     writers = least(MERGE_WRITERS, divide_up(merging.bytes, LEAST_CLEARED_MERGING));
-    return launch(work, true, runs <= FEW_RUNS ? merge_runs<FEW_RUNS> : merge_runs<MOST_RUNS>, mergers + writers,
-                  MERGE_THREADS, 0, o, (int)mergers, s.count, s.rows, merging);
+    bool staged = runs <= FEW_RUNS;
+    return launch(work, true, staged ? merge_runs<FEW_RUNS> : merge_runs<MOST_RUNS>, mergers + writers, MERGE_THREADS,
+                  staged ? STAGED_BYTES<FEW_RUNS> : 0, o, (int)mergers, s.count, s.rows, merging);
 }
 
 vjp_status order_many(const vjp_work *work, const order &o, const vjp_gather_sizes &s) {

@@ -87,10 +87,7 @@ inline int bits_for(int64_t most) {
  * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four (beside which
  * the zeros are written).
  */
-#ifndef GATHER_ITEMS
-#define GATHER_ITEMS 4
-#endif
-constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = GATHER_ITEMS, RUN = SORT_THREADS * ITEMS;
+constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = 4, RUN = SORT_THREADS * ITEMS;
 
 /* More runs than this are searched too long by merge_runs(), which is compiled for few of them besides. */
 constexpr int MOST_RUNS = 64 / ITEMS, FEW_RUNS = 16 / ITEMS;
@@ -259,7 +256,7 @@ struct zeros {
     int64_t bytes;
 };
 
-/* `writers` blocks clear; this is the one numbered `writer`. Elements are at least 2 bytes, blocks at least 8 threads. */
+/* `writers` blocks clear; this is the one numbered `writer`. Elements have at least 2 bytes, blocks 8 threads. */
 __device__ inline void write_zeros(zeros z, int64_t writer, int64_t writers) {
     int64_t head = min(z.bytes, (int64_t)(-reinterpret_cast<uintptr_t>(z.begin) & 15)), whole = (z.bytes - head) / 16;
     uint4 *to = reinterpret_cast<uint4 *>(z.begin + head);
@@ -295,7 +292,13 @@ __global__ void __launch_bounds__(SORT_THREADS, 1)
 
 /* ---- Few indices: one order of several runs ---------------------------------------------------------- */
 
-constexpr int MERGE_THREADS = 256;
+#ifndef GATHER_STAGED
+#define GATHER_STAGED 0
+#endif
+constexpr int MERGE_THREADS = GATHER_STAGED ? 512 : 256;
+
+/* Few runs are searched in shared memory, to which each block copies all of them. */
+template <int RUNS> constexpr size_t STAGED_BYTES = (GATHER_STAGED && RUNS <= FEW_RUNS) * sizeof(uint32_t) * RUNS *RUN;
 
 /*
  * An entry's place is the number of entries before it in each of the runs: no two are equal. A thread an entry; it
@@ -310,11 +313,23 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     PROBE(o.probe, 1, 1);
     if ((int)blockIdx.x >= mergers) {
         write_zeros(z, blockIdx.x - mergers, gridDim.x - mergers);
+        PROBE(o.probe, 1, 2);
         return;
     }
     int i = (int)(blockIdx.x * MERGE_THREADS + threadIdx.x), own = i / RUN;
+    const uint32_t *runs = o.runs;
+    if constexpr (STAGED_BYTES<RUNS> != 0) {
+        extern __shared__ uint4 staged[];
+        /* Whole pieces: the workspace goes on behind the last entry. */
+        for (int piece = threadIdx.x; piece * WIDE<uint32_t> < count; piece += MERGE_THREADS)
+            copy_async(staged + piece, reinterpret_cast<const uint4 *>(o.runs) + piece);
+        close_copies();
+        wait_copies<0>();
+        __syncthreads();
+        runs = reinterpret_cast<const uint32_t *>(staged);
+    }
     if (i >= count) return;
-    uint32_t mine = o.runs[i], row = mine >> o.k_bits;
+    uint32_t mine = runs[i], row = mine >> o.k_bits;
     /* Entries of run r, and how many of them are known to be before this one. */
     int length[RUNS], low[RUNS];
 #pragma unroll
@@ -327,7 +342,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
         bool before[RUNS];
 #pragma unroll
         for (int r = 0; r < RUNS; r++)
-            before[r] = r != own && low[r] + step <= length[r] && o.runs[r * RUN + low[r] + step - 1] < mine;
+            before[r] = r != own && low[r] + step <= length[r] && runs[r * RUN + low[r] + step - 1] < mine;
 #pragma unroll
         for (int r = 0; r < RUNS; r++)
             if (before[r]) low[r] += step;
@@ -337,7 +352,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 #pragma unroll
     for (int r = 0; r < RUNS; r++) {
         int next = low[r] + (r == own);
-        const uint32_t *run = o.runs + r * RUN;
+        const uint32_t *run = runs + r * RUN;
         place += low[r];
         begins &= low[r] == 0 || run[low[r] - 1] >> o.k_bits != row;
         ends &= next >= length[r] || run[next] >> o.k_bits != row;

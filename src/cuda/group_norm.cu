@@ -34,10 +34,6 @@ struct group_plan {
 
 /* ---- Sums over the batch ----------------------------------------------------------------------------- */
 
-#ifndef GROUP_SPIN
-#define GROUP_SPIN 1
-#endif
-
 constexpr int TOTAL_THREADS = 128, TOTAL_WARPS = TOTAL_THREADS / 32;
 
 /*
@@ -264,8 +260,11 @@ group_plan plan_of(const vjp_work *work) {
         if (totals)
             call.cells =
                 static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
-        if (totals && plan.how == form::held && call.batch && GROUP_SPIN)
-            call.arrived = state_of(work->device)->counts;
+        if (plan.how == form::held) {
+            unsigned *counts = state_of(work->device)->counts;
+            call.tickets = counts + 2;
+            if (totals && call.batch) call.arrived = counts;
+        }
     }
     plan.workspace = used;
     return plan;

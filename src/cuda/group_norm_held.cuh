@@ -29,17 +29,8 @@ namespace {
 constexpr int HELD_WARPS = 20;
 
 constexpr int HELD_LINE = 512;                         /* bytes */
-#ifndef HELD_PIECE_LINES
-#define HELD_PIECE_LINES 2
-#endif
-#ifndef HELD_STAGE_COUNT
-#define HELD_STAGE_COUNT 5
-#endif
-#ifndef HELD_INTERLEAVED
-#define HELD_INTERLEAVED 1
-#endif
-constexpr int HELD_PIECE = HELD_PIECE_LINES;           /* lines that are copied together, of x and as many of dy */
-constexpr int HELD_STAGES = HELD_STAGE_COUNT;          /* pieces that are under way */
+constexpr int HELD_PIECE = 2;                          /* lines that are copied together, of x and as many of dy */
+constexpr int HELD_STAGES = 5;                         /* pieces that are under way */
 constexpr int HELD_STAGE = 2 * HELD_PIECE * HELD_LINE; /* bytes of a warp */
 
 struct held_cut {
@@ -49,10 +40,16 @@ struct held_cut {
 
 /* ---- Sums over a cluster ----------------------------------------------------------------------------- */
 
+#ifndef GROUP_TICKETS
+#define GROUP_TICKETS 0
+#endif
+constexpr int HELD_QUEUE = 8;
+
 /* At the front of shared memory: two numbers from each warp of the cluster. Calls take turns with two sets. */
 struct held_sums {
     double2 warp[2][HELD_WARPS * WHOLE_CLUSTER];
     unsigned long long arrived[2]; /* barriers that count the bytes which came from the cluster */
+    long long queue[HELD_QUEUE];   /* rows, by turn */
 };
 static_assert(sizeof(held_sums) % 16 == 0, "what follows it is copied to 16 bytes at a time");
 
@@ -60,6 +57,7 @@ struct held_party {
     held_sums *sums;
     int rank, blocks, warps;
     unsigned exchanges; /* so far */
+    int slot;           /* of the queue, filled by rank 0 before the next exchange, which brings it to the others */
 };
 
 /*
@@ -78,11 +76,16 @@ __device__ double2 held_total(held_party &party, double2 mine, bool largest) {
     } else {
         unsigned long long *arrival = &party.sums->arrived[set];
         double2 *cell = &cells[party.rank * party.warps + warp];
-        if (threadIdx.x == 0) expect(arrival, all * (int)sizeof(double2));
+        int comes = GROUP_TICKETS && party.rank ? (int)sizeof(double) : 0;
+        if (threadIdx.x == 0) expect(arrival, all * (int)sizeof(double2) + comes);
         if (lane < party.blocks) {
             send(&cell->x, arrival, lane, mine.x);
             send(&cell->y, arrival, lane, mine.y);
         }
+        if (GROUP_TICKETS && party.rank == 0 && threadIdx.x == 0)
+            for (int block = 1; block < party.blocks; block++)
+                send(reinterpret_cast<double *>(&party.sums->queue[party.slot]), arrival, block,
+                     __longlong_as_double(party.sums->queue[party.slot]));
         wait_arrival(arrival, parity);
     }
     party.exchanges++;
@@ -159,8 +162,11 @@ struct held_before {
 template <class T, int LINES, bool USUAL> struct held_way {
     static constexpr int PIECES = LINES / HELD_PIECE, LINE_ELEMENTS = HELD_LINE / (int)sizeof(T);
     static_assert(LINES % HELD_PIECE == 0);
+    /* The last piece of a turn copies of the row that is one less turns on; its number has come the turn before. */
+    static constexpr int DEALT = (PIECES - 1 + HELD_STAGES) / PIECES + 1;
+    static_assert(DEALT < HELD_QUEUE);
     const group_call &call;
-    const held_cut &cut;
+    held_sums *sums;
     unsigned char *ring; /* this thread's first 16 bytes */
     int own, span;       /* this thread's first element of a group; elements of a group */
     int channel, rows, stride;
@@ -173,10 +179,9 @@ template <class T, int LINES, bool USUAL> struct held_way {
         return USUAL || call.aligned;
     }
 
-    /* From `own` to this thread's elements of a line. The pieces of a channel's warps take turns. */
-    __device__ int offset(int line) const {
-        int turns = HELD_INTERLEAVED ? cut.segments : 1;
-        return line / HELD_PIECE * turns * (HELD_PIECE * LINE_ELEMENTS) + line % HELD_PIECE * LINE_ELEMENTS;
+    /* The row of the block's turn `turn`, where rows are taken by ticket. */
+    __device__ int row_of(int turn) const {
+        return (int)*(volatile long long *)&sums->queue[turn % HELD_QUEUE];
     }
 
     __device__ held_before before(int row) const {
@@ -215,7 +220,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
         if (ahead < rows && live)
 #pragma unroll
             for (int i = 0; i < HELD_PIECE; i++) {
-                int line = offset(piece * HELD_PIECE + i);
+                int line = (piece * HELD_PIECE + i) * LINE_ELEMENTS;
                 copy_async(ring + to + i * HELD_LINE, ahead_x + line);
                 copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line);
             }
@@ -231,20 +236,20 @@ template <class T, int LINES, bool USUAL> struct held_way {
         ahead = first;
         point_ahead();
         for (int i = 0; aligned() && live && ahead < rows && i < LINES; i++) {
-            prefetch(static_cast<const T *>(call.x) + (ahead_at + offset(i)));
-            prefetch(static_cast<const T *>(call.dy) + (ahead_at + offset(i)));
+            prefetch(static_cast<const T *>(call.x) + (ahead_at + i * LINE_ELEMENTS));
+            prefetch(static_cast<const T *>(call.dy) + (ahead_at + i * LINE_ELEMENTS));
         }
         wait_for_previous();
         if (!aligned()) return;
 #pragma unroll
         for (int stage = 0; stage < HELD_STAGES; stage++) {
-            if (stage && stage % PIECES == 0) next_ahead();
+            if (stage && stage % PIECES == 0) point_to(ahead + stride);
             copy(stage % PIECES, stage * HELD_STAGE);
         }
     }
 
-    __device__ void next_ahead() {
-        ahead += stride;
+    __device__ void point_to(int row) {
+        ahead = row;
         point_ahead();
     }
 
@@ -270,8 +275,9 @@ template <class T, int LINES, bool USUAL> struct held_way {
     }
 
     /* Its place is free: another copy. */
-    __device__ void refill(int piece) {
-        if ((piece + HELD_STAGES) % PIECES == 0) next_ahead();
+    __device__ void refill(int turn, int piece) {
+        if ((piece + HELD_STAGES) % PIECES == 0)
+            point_to(GROUP_TICKETS ? row_of(turn + (piece + HELD_STAGES) / PIECES) : ahead + stride);
         copy((piece + HELD_STAGES) % PIECES, at);
         step();
     }
@@ -285,7 +291,7 @@ template <class T, int LINES, bool USUAL> struct held_way {
         for (int e = 0; e < WIDE<T>; e++)
             value[e] = fmaf(weight, dy[e], fmaf(line.slope, normalise(value[e], s), line.level));
         if constexpr (USUAL)
-            VJP_ONCE(reinterpret_cast<uint4 *>(to), pack<T>(value));
+            __stcs(reinterpret_cast<uint4 *>(to), pack<T>(value));
         else
             write_unit<T, WIDE<T>>(to, value, call.aligned, call.add);
     }
@@ -317,15 +323,15 @@ template <class T, int LINES, bool USUAL> struct held_way {
         for (int line = 0; live && line < LINES; line++) {
             unsigned char *to = ring + line / HELD_PIECE * HELD_STAGE + line % HELD_PIECE * HELD_LINE;
             *reinterpret_cast<unit<T, WIDE<T>> *>(to) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + (from + offset(line)), false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + (from + line * LINE_ELEMENTS), false);
             *reinterpret_cast<unit<T, WIDE<T>> *>(to + HELD_PIECE * HELD_LINE) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + (from + offset(line)), false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + (from + line * LINE_ELEMENTS), false);
         }
     }
 
-    __device__ void leave() {
+    __device__ void leave(int turn) {
         for (int piece = 0; call.aligned && piece < PIECES; piece++)
-            refill(piece);
+            refill(turn, piece);
     }
 
     /* The group's moments, by two looks at the lines. */
@@ -365,11 +371,11 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
     let_next_begin();
     int rank = (int)(blockIdx.x % (unsigned)cut.blocks), cluster = (int)(blockIdx.x / (unsigned)cut.blocks);
     int task = rank * cut.warps + warp, channel = task / cut.segments, segment = task - channel * cut.segments;
-    held_party party{sums, rank, cut.blocks, cut.warps, 0};
+    held_party party{sums, rank, cut.blocks, cut.warps, 0, 0};
     held_way<T, LINES, USUAL> way{call,
-                                  cut,
+                                  sums,
                                   memory + sizeof(held_sums) + warp * HELD_STAGES * HELD_STAGE + lane * 16,
-                                  channel * (int)call.plane + (segment * (HELD_INTERLEAVED ? HELD_PIECE : LINES) * 32 + lane) * WIDE<T>,
+                                  channel * (int)call.plane + (segment * LINES * 32 + lane) * WIDE<T>,
                                   (int)(call.group_channels * call.plane),
                                   channel,
                                   (int)(call.batch * call.groups),
@@ -382,9 +388,28 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
     way.fill(cluster);
     PROBE(call.probe, 0, 1);
     held_before before = way.before(cluster);
+#if GROUP_TICKETS
+    /* The first rows are dealt out; each turn takes a ticket for one that is DEALT turns on. */
+    constexpr int DEALT = way.DEALT;
+    if (threadIdx.x < DEALT) sums->queue[threadIdx.x] = cluster + (int)threadIdx.x * way.stride;
+    __syncthreads();
+#endif
     if (cut.blocks > 1) cluster_wait();
-    for (int row = cluster; row < way.rows; row += way.stride) {
-        held_before after = way.before(row + way.stride);
+    int row = cluster;
+    for (int turn = 0; row < way.rows; turn++) {
+        auto next = [&] { return GROUP_TICKETS ? way.row_of(turn + 1) : row + way.stride; };
+        held_before after = way.before(next());
+#if GROUP_TICKETS
+        unsigned ticket = 0;
+        if (rank == 0 && threadIdx.x == 0) ticket = atomicAdd(call.tickets, 1u);
+        /* Later: it is not waited for. */
+        auto keep_ticket = [&] {
+            party.slot = (turn + DEALT) % HELD_QUEUE;
+            if (rank == 0 && threadIdx.x == 0) sums->queue[party.slot] = (int)ticket + DEALT * way.stride;
+        };
+#else
+        auto keep_ticket = [] {};
+#endif
         held_lines<LINES> lines;
         float sum[2] = {}, product[2] = {}, gamma;
         scale s;
@@ -393,13 +418,15 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
 #pragma unroll
             for (int piece = 0; piece < way.PIECES; piece++) {
                 way.take(piece, lines);
-                way.refill(piece);
+                if (piece == way.PIECES / 2) keep_ticket();
+                way.refill(turn, piece);
 #pragma unroll
                 for (int i = piece * HELD_PIECE; i < (piece + 1) * HELD_PIECE; i++)
                     held_add<T>(lines.x[i], lines.dy[i], s, sum, product);
             }
         } else {
             way.arrive(row);
+            keep_ticket();
             if (call.mean_in) {
                 s = scale_of(before.mean, before.rstd);
             } else {
@@ -421,7 +448,7 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             mine.y *= gamma;
         }
         double2 total = held_total(party, mine, false);
-        if (call.arrived && row + way.stride >= way.rows) held_arrive(call.arrived); /* the block's last cells */
+        if (call.arrived && next() >= way.rows) held_arrive(call.arrived); /* the block's last cells */
         slopes line = slopes_of(call, s, total.x, total.y);
         float weight = s.rstd * gamma;
         T *out = static_cast<T *>(call.out) + ((int64_t)row * way.span + way.own);
@@ -429,14 +456,21 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             held_renew(lines);
 #pragma unroll
             for (int i = 0; i < LINES; i++)
-                if (way.live) way.write(out + way.offset(i), lines.x[i], lines.dy[i], s, weight, line);
+                if (way.live) way.write(out + i * way.LINE_ELEMENTS, lines.x[i], lines.dy[i], s, weight, line);
         } else {
             if (call.out)
                 way.each_line(
-                    [&](int i, uint4 x, uint4 dy) { way.write(out + way.offset(i), x, dy, s, weight, line); });
-            way.leave();
+                    [&](int i, uint4 x, uint4 dy) { way.write(out + i * way.LINE_ELEMENTS, x, dy, s, weight, line); });
+            way.leave(turn);
         }
+        row = next();
     }
+#if GROUP_TICKETS
+    if (rank == 0 && threadIdx.x == 0) { /* the last leaves zeros to the next call */
+        __threadfence();
+        if (atomicAdd(call.tickets + 1, 1u) == (unsigned)way.stride - 1) call.tickets[0] = call.tickets[1] = 0;
+    }
+#endif
     PROBE(call.probe, 0, 2);
 #else
     (void)call, (void)cut;

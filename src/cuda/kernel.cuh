@@ -78,20 +78,9 @@ template <class T> __device__ void store_wide(T *to, const wide<T> &w) {
     *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&w);
 }
 
-#ifndef VJP_ONCE
-#define VJP_ONCE __stcs
-#endif
-#if VJP_COPY_LINE == 256
-#define VJP_COPY_HINT ".L2::256B"
-#elif VJP_COPY_LINE == 128
-#define VJP_COPY_HINT ".L2::128B"
-#else
-#define VJP_COPY_HINT ""
-#endif
-
 /* For what nobody reads soon. */
 template <class T> __device__ void store_wide_once(T *to, const wide<T> &w) {
-    VJP_ONCE(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
+    __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
 }
 
 /*
@@ -187,7 +176,7 @@ template <class T> __device__ void write_parameter(parameter_output p, int64_t i
  */
 __device__ inline void copy_async(void *shared, const void *global) {
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global" VJP_COPY_HINT " [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
 __device__ inline void close_copies() {
@@ -292,8 +281,8 @@ inline int probe_next(const vjp_work *work) {
     }
     return n++;
 }
-#define PROBE(seq, kind, what) probe(seq, kind, what)
-#define PROBE_FIELD int probe;
+#define PROBE(seq, kind, what)  probe(seq, kind, what)
+#define PROBE_FIELD             int probe;
 #define PROBE_NEXT(field, work) field = probe_next(work)
 #else
 #define PROBE(seq, kind, what)

@@ -286,32 +286,13 @@ void forward_direct(walk &w, const vjp_linear_sizes &s, product p) {
     p.f32 = work->storage == VJP_F32;
     p.result = output_of(w, target, count);
     p.add = vjp_accumulates(work, target);
+    multiply(w, p);
+    put_back(w, target, p.result, count);
+    if (!(y && pre) && s.activation == VJP_ACT_NONE) return;
     finishing f{};
     f.sums = vjp_data(work, target);
     f.y = vjp_data(work, LINEAR_Y);
     f.activation = s.activation;
-#if LINEAR_CHUNK_MB
-    int64_t row_bytes = s.n * (int64_t)vjp_dtype_size(work->storage), size = (int64_t)LINEAR_CHUNK_MB << 20;
-    if (s.batch == 1 && y && (pre || s.activation != VJP_ACT_NONE) && rows * row_bytes >= 2 * size &&
-        p.result == f.sums && is_aligned(f.y, 16) && row_bytes % 16 == 0) {
-        int64_t step = most(256, size / row_bytes / 256 * 256);
-        for (int64_t row = 0; row < rows; row += step) {
-            product q = p;
-            finishing g = f;
-            q.m = least(step, rows - row);
-            q.a.data = moved(p.a.data, p.storage, row * p.a.row);
-            q.result = static_cast<char *>(p.result) + row * row_bytes;
-            g.sums = q.result;
-            g.y = static_cast<char *>(f.y) + row * row_bytes;
-            multiply(w, q);
-            finish<void>(w, g, q.m, s.n);
-        }
-        return;
-    }
-#endif
-    multiply(w, p);
-    put_back(w, target, p.result, count);
-    if (!(y && pre) && s.activation == VJP_ACT_NONE) return;
     if (y) finish<void>(w, f, rows, s.n);
 }
 

@@ -144,9 +144,6 @@ struct finishing {
     int activation;
 };
 
-#ifndef LINEAR_RESIDENT
-#define LINEAR_RESIDENT 3
-#endif
 #ifndef LINEAR_REVERSE
 #define LINEAR_REVERSE 1
 #endif
@@ -156,7 +153,7 @@ struct finishing {
  * the product wrote last may still be in the second-level cache.
  */
 template <class T, class S, int ACTIVATION, bool FAST>
-__global__ void __launch_bounds__(THREADS, FAST ? LINEAR_RESIDENT : 2) finish_rows(finishing f, tiling t) {
+__global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) finish_rows(finishing f, tiling t) {
     take_turn();
     constexpr int W = WIDE<T>;
     place p = place_of<W, FAST>(t, LINEAR_REVERSE);

@@ -59,7 +59,7 @@ struct norm_call {
     float inverse, bias; /* 1 / dim, and eps, in f32 */
     bool sums;           /* dgamma or dbeta is wanted */
     float *partials;
-    unsigned *arrived; /* the chunks whose partials are there, and the blocks of norm_finish() that know; NULL: no count */
+    unsigned *arrived;           /* NORM_SPIN: chunks whose partials are there, blocks of norm_finish() that know */
     norm_pair *moments, *totals; /* long rows: [rows][units], statistics and sums of g and g * xh */
     bool whole;                  /* rows are whole pieces of 16 bytes */
     bool aligned;                /* and stand on addresses that are multiples of 16 */
@@ -100,36 +100,34 @@ template <bool LAYER> __device__ norm_scale norm_scale_saved(const norm_call &c,
 /*
  * A block adds 32 columns; each of its 16 warps adds a sixteenth of the chunks, with NORM_BATCH loads under way at
  * once: what the chunks wrote is still in L2, so this kernel is all latency: one trip to L2 for the usual 264 chunks.
- *
- * Where the chunks count themselves as they are done, it begins when the last has, not when their kernel's stores have
- * all arrived and the kernel has ended: it waits for that at its own end, as what follows on the stream relies on it.
- * It is on the card only when every block of that kernel is, so it waits for nobody who needs its place.
  */
-constexpr int NORM_FINISH_COLUMNS = 32, NORM_FINISH_SEGMENTS = 16, NORM_BATCH = 17;
+#ifndef NORM_SHARE
+#define NORM_SHARE 2
+#endif
+#ifndef NORM_SMALL_FINISH
+#define NORM_SMALL_FINISH (NORM_SHARE == 1)
+#endif
+#ifndef NORM_REGISTERS
+#define NORM_REGISTERS 112
+#endif
+#ifndef NORM_SPIN
+#define NORM_SPIN 0
+#endif
+#ifndef NORM_MORE
+#define NORM_MORE 0
+#endif
+#ifndef NORM_CHAIN
+#define NORM_CHAIN true
+#endif
+#ifndef NORM_DEEP
+#define NORM_DEEP (NORM_SHARE == 1 ? 6 : 4)
+#endif
+constexpr int NORM_FINISH_COLUMNS = 32, NORM_FINISH_SEGMENTS = NORM_SMALL_FINISH ? 4 : 16;
+constexpr int NORM_BATCH = 17;
 constexpr int NORM_FINISH_THREADS = NORM_FINISH_COLUMNS * NORM_FINISH_SEGMENTS;
 
-/* A chunk's partials are written. */
-__device__ inline void norm_arrive(const norm_call &c) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(c.arrived, 1u);
-}
-
-/* Until the partials of all chunks are there. The last block to see it clears the counts for the next call. */
-__device__ inline void norm_await(const norm_call &c) {
-    if (threadIdx.x == 0) {
-        while (*(volatile unsigned *)c.arrived < (unsigned)c.chunks)
-            __nanosleep(32);
-        __threadfence();
-        if (atomicAdd(c.arrived + 1, 1u) == gridDim.x - 1) {
-            c.arrived[1] = 0;
-            c.arrived[0] = 0;
-        }
-    }
-    __syncthreads();
-}
-
-template <class T> __global__ void __launch_bounds__(NORM_FINISH_THREADS, 2) norm_finish(norm_call c) {
+template <class T>
+__global__ void __launch_bounds__(NORM_FINISH_THREADS, 1024 / NORM_FINISH_THREADS) norm_finish(norm_call c) {
     __shared__ double sums[NORM_FINISH_SEGMENTS][NORM_FINISH_COLUMNS];
     PROBE(c.probe, 1, 0);
     let_next_begin();
@@ -137,10 +135,17 @@ template <class T> __global__ void __launch_bounds__(NORM_FINISH_THREADS, 2) nor
     int64_t both = 2 * c.dim, column = (int64_t)blockIdx.x * NORM_FINISH_COLUMNS + lane;
     int64_t from = c.chunks * segment / NORM_FINISH_SEGMENTS, to = c.chunks * (segment + 1) / NORM_FINISH_SEGMENTS;
     double sum = 0;
-    if (c.arrived)
-        norm_await(c);
-    else
+    if (NORM_SPIN && c.arrived) {
+        if (threadIdx.x == 0) {
+            while (*(volatile unsigned *)c.arrived < (unsigned)c.chunks)
+                __nanosleep(64);
+            __threadfence();
+            if (atomicAdd(c.arrived + 1, 1u) == gridDim.x - 1) c.arrived[0] = c.arrived[1] = 0;
+        }
+        __syncthreads();
+    } else {
         wait_for_previous();
+    }
     PROBE(c.probe, 1, 1);
     for (int64_t chunk = from; chunk < to && column < both; chunk += NORM_BATCH) {
         float part[NORM_BATCH];
@@ -161,7 +166,7 @@ template <class T> __global__ void __launch_bounds__(NORM_FINISH_THREADS, 2) nor
         parameter_output out = is_beta ? c.dbeta : c.dgamma;
         if (out.data) write_parameter<T>(out, is_beta ? column - c.dim : column, (float)sum);
     }
-    wait_for_previous();
+    if (NORM_SPIN) wait_for_previous();
     PROBE(c.probe, 1, 2);
 }
 
@@ -199,32 +204,6 @@ constexpr int64_t NORM_SHORT_CHUNKS = 4 * NORM_CHUNKS;
 /* Blocks that share the units of long rows, three a multiprocessor: their loads and barriers hide one another. */
 constexpr int64_t NORM_LONG_BLOCKS = 3 * NORM_CHUNKS;
 
-#ifndef NORM_EVEN
-#define NORM_EVEN 1
-#endif
-#ifndef NORM_SPIN
-#define NORM_SPIN 1
-#endif
-#ifndef NORM_AHEAD
-#define NORM_AHEAD 0
-#endif
-
-/*
- * Chunks for teams that take turns with the rows: of up to a thirty-second fewer than `most_chunks`, as many as leave
- * the fewest teams without a row in the last turn.
- */
-inline int64_t norm_even_chunks(int64_t rows, int64_t teams, int64_t most_chunks) {
-    int64_t best = most_chunks, fewest = INT64_MAX;
-    for (int64_t chunks = most_chunks; chunks >= most_chunks - most_chunks / 32 && NORM_EVEN; chunks--) {
-        int64_t idle = divide_up(rows, chunks * teams) * chunks * teams - rows;
-        if (idle < fewest) {
-            best = chunks;
-            fewest = idle;
-        }
-    }
-    return best;
-}
-
 inline size_t norm_take(size_t *used, size_t bytes) {
     size_t at = *used;
     *used += (bytes + 63) / 64 * 64;
@@ -244,7 +223,7 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
         bool is_long = c->path == NORM_PATH_LONG;
         int team = norm_team_threads(dim), threads = norm_block_threads(team);
         int64_t teams = is_long ? 1 : threads / team, blocks = NORM_CHUNKS * (NORM_ROWS_THREADS / threads);
-        if (!is_long && rows >= blocks * teams) blocks = norm_even_chunks(rows, teams, blocks);
+        if (work->pass == VJP_BACKWARD && blocks > NORM_CHUNKS) blocks = NORM_CHUNKS * NORM_SHARE;
         c->chunks = least(is_long ? most(1, NORM_LONG_BLOCKS / c->units) : blocks, divide_up(rows, teams));
         if (c->sums) c->chunks = most(c->chunks, divide_up(rows, teams * CHAIN));
     }
@@ -257,8 +236,7 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     c->totals = reinterpret_cast<norm_pair *>(space + norm_take(&used, work->pass == VJP_BACKWARD ? pairs : 0));
     size_t partials = c->sums ? (size_t)(2 * c->chunks * dim) * sizeof(float) : 0;
     c->partials = reinterpret_cast<float *>(space + norm_take(&used, partials));
-    bool counts = c->path == NORM_PATH_ROWS && c->sums && c->chunks && NORM_SPIN;
-    c->arrived = counts ? state_of(work->device)->counts : nullptr;
+    if (NORM_SPIN && c->path == NORM_PATH_ROWS && c->sums && c->chunks) c->arrived = state_of(work->device)->counts;
     return used;
 }
 

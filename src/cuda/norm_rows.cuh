@@ -240,12 +240,19 @@ __device__ void norm_leave_sums(const norm_call &c, float *room, const float (&d
             sum += (double)from[team * Shape::TEAM_SUMS];
         partials[n] = (float)sum;
     }
-    if (c.arrived) norm_arrive(c);
+    if (NORM_SPIN && c.arrived) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) atomicAdd(c.arrived, 1u);
+    }
 }
 
-template <class T, bool LAYER, int TEAM, int STAGES>
-__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
-    norm_rows_backward(norm_call c) {
+#if NORM_SHARE == 1 /* a second call's block and norm_finish() shall be there beside one */
+#define NORM_BOUND __maxnreg__((TEAM < NORM_ROWS_THREADS ? NORM_REGISTERS : 128))
+#else
+#define NORM_BOUND __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+#endif
+template <class T, bool LAYER, int TEAM, int STAGES> __global__ void NORM_BOUND norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) double shared[norm_sum_room<Shape>];
@@ -340,7 +347,7 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
 constexpr int NORM_ROOM = 224 << 10, NORM_STAGES_AT_RUN_TIME = 3;
 
 template <class Shape, int TENSORS> constexpr int norm_stages() {
-    int fit = NORM_ROOM / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? 4 : 6;
+    int fit = NORM_ROOM / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? NORM_DEEP : 6;
     return fit < enough ? fit : enough;
 }
 
@@ -362,7 +369,7 @@ template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launc
         kernel = usual ? norm_rows_backward<T, LAYER, TEAM, STAGES> : norm_rows_backward<T, LAYER, TEAM, 0>;
     else if (!usual)
         kernel = norm_rows_forward<T, LAYER, TEAM, 0>;
-    return launch(work, true, kernel, c.chunks, Shape::THREADS, shared, c);
+    return launch(work, NORM_CHAIN, kernel, c.chunks, Shape::THREADS, shared, c);
 }
 
 template <class T, bool LAYER, int TEAM> vjp_status norm_rows_launch(const vjp_work *work, const norm_call &c) {

@@ -94,7 +94,7 @@ template <int N, class S> __device__ void norm_shared_get(unsigned from, S *x) {
 }
 
 __device__ inline void norm_copy_async(unsigned to, const void *from) {
-    asm volatile("cp.async.cg.shared.global" VJP_COPY_HINT " [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /*
@@ -300,7 +300,7 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
      */
     __device__ void begin(const norm_call &c, const columns &k) {
         let_next_begin();
-        for (int s = 0; aligned(c) && s < stages(c) && s < rows; s++)
+        for (int s = 0; aligned(c) && s < stages(c) + NORM_MORE && s < rows; s++)
             bring(c, k, s);
 #pragma unroll
         for (int p = 0; p < Shape::PIECES; p++)
@@ -312,8 +312,6 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
         wait_for_previous();
         for (int s = 0; aligned(c) && s < stages(c); s++)
             ask(c, k, s, ring + s * STAGE);
-        for (int s = stages(c); NORM_AHEAD && aligned(c) && s < stages(c) + NORM_AHEAD && s < rows; s++)
-            bring(c, k, s);
     }
 
     /*
@@ -380,7 +378,7 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
         T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::PIECE_COLUMNS;
         if (aligned(c) && (STAGES || !c.add)) {
             uint4 packed = pack<T>(values);
-            if (k.has(p)) VJP_ONCE(reinterpret_cast<uint4 *>(out), packed);
+            if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
         }
         int left = k.left(p), step = k.step();

@@ -185,10 +185,6 @@ static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) 
                 CUBLAS_STATUS_SUCCESS ||
             checked.workspaceSize > SCRATCH_BYTES)
             continue;
-#ifdef PRODUCT_PICK
-        static const char *pick = getenv("VJP_PICK");
-        if (pick && i < atoi(pick) && i + 1 < count) continue;
-#endif
         c->algorithm = *algorithm;
         c->scratch_bytes = checked.workspaceSize;
         return CUBLAS_STATUS_SUCCESS;

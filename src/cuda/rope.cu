@@ -45,7 +45,6 @@ struct rope_call {
     int64_t n_rot, table_rows, position_stride;
     int64_t turning, pieces; /* of a head: those that turn, and with those that pass through */
     int piece_lanes, head_lanes, block_rows;
-    PROBE_FIELD
 };
 
 /* W elements as they were loaded: 16 bytes stay whole in four registers until they are used. */
@@ -241,153 +240,6 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c)
                 turn_heads<T, W, INTERLEAVED, ADD, false>(c, row, p, head);
 }
 
-/* ---- Whole heads that turn --------------------------------------------------------------------------- */
-
-#ifndef ROPE_RING
-#define ROPE_RING 1
-#endif
-#ifndef ROPE_STAGES
-#define ROPE_STAGES 3
-#endif
-#ifndef ROPE_STEPS
-#define ROPE_STEPS 4
-#endif
-#ifndef ROPE_RESIDENT
-#define ROPE_RESIDENT 4
-#endif
-#ifndef ROPE_AHEAD
-#define ROPE_AHEAD 1
-#endif
-
-/*
- * In 16 bits a thread has 64 bytes of a row, and would wait for them once a row. Here it copies its own pieces of the
- * next rows to shared memory (no barrier: nobody else reads them) while it turns one. A block has RING_STEPS steps of
- * rows: enough for copies to be under way most of its time, and blocks enough that the card's multiprocessors, not all
- * of which are equally near to memory, share them evenly.
- */
-constexpr int RING_STAGES = ROPE_STAGES, RING_STEPS = ROPE_STEPS, RING_RESIDENT = ROPE_RESIDENT, RING_HEADS = 2;
-constexpr int64_t FIRST_BLOCKS = RING_RESIDENT * 132; /* those that may begin while the kernel ahead ends */
-
-/* W neighbours of a table as they were loaded. */
-template <class P, int W> struct raw_angles {
-    static constexpr int PIECES = W / WIDE<P>;
-    uint4 raw[PIECES];
-
-    __device__ void load(const void *table, int64_t i) {
-#pragma unroll
-        for (int k = 0; k < PIECES; k++)
-            raw[k] = *reinterpret_cast<const uint4 *>(static_cast<const P *>(table) + i + k * WIDE<P>);
-    }
-
-    __device__ void unpack(float (&angle)[W], float sign) const {
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            float values[WIDE<P>];
-            vjp::unpack<P>(raw[k], values);
-#pragma unroll
-            for (int j = 0; j < WIDE<P>; j++)
-                angle[k * WIDE<P> + j] = values[j] * sign;
-        }
-    }
-};
-
-template <class T, class P, bool INTERLEAVED>
-__global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call c) {
-    extern __shared__ uint4 ring[]; /* [RING_STAGES][2 x RING_HEADS][THREADS] */
-    constexpr int W = WIDE<T>, N = RING_HEADS, STAGE = 2 * N * THREADS;
-    PROBE(c.probe, 0, 0);
-    let_next_begin();
-    int lane = threadIdx.x % c.piece_lanes, rest = threadIdx.x / c.piece_lanes;
-    int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
-    int64_t row = (int64_t)blockIdx.x * c.block_rows * RING_STEPS + block_row;
-    int steps = 0;
-    if (block_row < c.block_rows && row < c.rows)
-        steps = (int)min((int64_t)RING_STEPS, (c.rows - row + c.block_rows - 1) / c.block_rows);
-    int64_t start = (row * c.heads + head) * c.head_dim + (INTERLEAVED ? 2 * W : W) * lane;
-    int gap = INTERLEAVED ? W : (int)c.n_rot / 2, next_head = c.head_lanes * (int)c.head_dim;
-    int64_t next_row = c.block_rows * c.heads * c.head_dim;
-    bool both = head + c.head_lanes < c.heads; /* heads are at most two for each lane */
-    const T *ahead = static_cast<const T *>(c.x) + start;
-    T *to = static_cast<T *>(c.y) + start;
-    uint4 *own = ring + threadIdx.x;
-    int asked = 0;
-    auto ask = [&](int stage) {
-        if (asked++ < steps) {
-            uint4 *place = own + stage * STAGE;
-            copy_async(place, ahead);
-            copy_async(place + THREADS, ahead + gap);
-            if (both) {
-                copy_async(place + 2 * THREADS, ahead + next_head);
-                copy_async(place + 3 * THREADS, ahead + next_head + gap);
-            }
-            ahead += next_row;
-        }
-        close_copies();
-    };
-    if (ROPE_AHEAD && blockIdx.x < FIRST_BLOCKS && steps) {
-        prefetch(ahead);
-        prefetch(ahead + gap);
-        if (both) {
-            prefetch(ahead + next_head);
-            prefetch(ahead + next_head + gap);
-        }
-    }
-    wait_for_previous();
-    PROBE(c.probe, 0, 1);
-#pragma unroll
-    for (int i = 0; i < RING_STAGES - 1; i++)
-        ask(i);
-    int64_t time = row % c.time;
-    raw_angles<P, W> cosine_raw, sine_raw;
-    auto load_angles = [&] {
-        int64_t i = time * (c.n_rot / 2) + lane * W;
-        cosine_raw.load(c.cosine.data, i);
-        sine_raw.load(c.sine.data, i);
-        time += c.block_rows;
-        if (time >= c.time) time %= c.time;
-    };
-    if (steps) load_angles();
-    int stage = 0, free_stage = RING_STAGES - 1;
-#pragma unroll 1
-    for (int i = 0; i < steps; i++, to += next_row) {
-        float cosine[W], sine[W];
-        cosine_raw.unpack(cosine, 1.0f);
-        sine_raw.unpack(sine, c.sign);
-        if (i + 1 < steps) load_angles();
-        ask(free_stage);
-        wait_copies<RING_STAGES - 1>();
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            if (n && !both) continue;
-            float values[2][W];
-            vjp::unpack<T>(own[stage * STAGE + 2 * n * THREADS], values[0]);
-            vjp::unpack<T>(own[stage * STAGE + (2 * n + 1) * THREADS], values[1]);
-            turn<W, INTERLEAVED>(values, cosine, sine);
-            T *here = to + n * next_head;
-            VJP_ONCE(reinterpret_cast<uint4 *>(here), pack<T>(values[0]));
-            VJP_ONCE(reinterpret_cast<uint4 *>(here + gap), pack<T>(values[1]));
-        }
-        free_stage = stage;
-        stage = stage + 1 == RING_STAGES ? 0 : stage + 1;
-    }
-    PROBE(c.probe, 0, 2);
-}
-
-/* Every head turns whole, its rows follow from the time alone, and both tables are of one type. */
-bool takes_ring(const rope_call &c, bool add) {
-    return ROPE_RING && !add && !c.positions && c.n_rot == c.head_dim && c.cosine.f32 == c.sine.f32 &&
-           c.piece_lanes == c.pieces && c.head_lanes * RING_HEADS >= c.heads;
-}
-
-template <class T, bool INTERLEAVED> vjp_status enqueue_ring(const vjp_work *work, const rope_call &c) {
-    int threads = (int)divide_up(c.piece_lanes * c.head_lanes * c.block_rows, 32) * 32;
-    int64_t blocks = divide_up(c.rows, c.block_rows * RING_STEPS);
-    size_t shared = sizeof(uint4) * RING_STAGES * 2 * RING_HEADS * THREADS;
-    return launch(work, true,
-                  c.cosine.f32 ? rotate_ring<T, float, INTERLEAVED> : rotate_ring<T, T, INTERLEAVED>, blocks, threads,
-                  shared, c);
-}
-
 template <class T, int W, bool INTERLEAVED, bool ADD> vjp_status enqueue(const vjp_work *work, rope_call &c) {
     bool stays = c.x == c.y && !ADD; /* what passes through is already there */
     c.turning = c.n_rot / 2 / W;
@@ -396,9 +248,6 @@ template <class T, int W, bool INTERLEAVED, bool ADD> vjp_status enqueue(const v
     /* As few threads a row as have work for all their loads, and as many rows as fill the block. */
     c.head_lanes = (int)least(divide_up(c.heads, HEADS<T, ADD>), THREADS / c.piece_lanes);
     c.block_rows = (int)least(c.rows, THREADS / (c.piece_lanes * c.head_lanes));
-    if constexpr (W > 1 && sizeof(T) == 2 && !ADD)
-        if (takes_ring(c, ADD) && divide_up(c.rows, c.block_rows * RING_STEPS) <= MOST_BLOCKS)
-            return enqueue_ring<T, INTERLEAVED>(work, c);
     int threads = (int)divide_up(c.piece_lanes * c.head_lanes * c.block_rows, 32) * 32;
     int64_t grid = least(divide_up(c.rows, c.block_rows), MOST_BLOCKS);
     return launch(work, true, rotate<T, W, INTERLEAVED, ADD>, grid, threads, 0, c);
@@ -423,7 +272,6 @@ vjp_status run(const vjp_work *work) {
     c.n_rot = s.n_rot;
     c.table_rows = s.table_rows;
     c.position_stride = s.position_stride;
-    PROBE_NEXT(c.probe, work);
     if (!c.y || c.rows == 0 || c.heads == 0 || c.head_dim == 0) return VJP_OK;
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
