@@ -37,8 +37,6 @@ struct findings {
 
 struct products; /* cuBLASLt and the algorithms chosen so far: linear.cu */
 
-constexpr int COUNTS = 1024;
-
 struct device_state {
     int ordinal;
     cudaStream_t stream;
@@ -48,12 +46,8 @@ struct device_state {
     finding *record;      /* [ops x passes], device memory */
     volatile int *found;  /* host memory */
     int *found_on_device; /* the same, as the device addresses it */
-    unsigned *counts;     /* [COUNTS] zeros, device memory: what blocks of a kernel count in, and leave as zeros */
     size_t l2_bytes;
     products *matrix_products;
-#ifdef VJP_PROBE
-    unsigned long long *probe;
-#endif
 };
 
 inline device_state *state_of(const vjp_device *device) {

@@ -4,10 +4,6 @@
  * Everything that can fail for the lack of a GPU, a driver or memory fails here, when the device is opened, with the
  * runtime's own words.
  */
-#ifdef VJP_PROBE
-#include <algorithm>
-#include <vector>
-#endif
 #include "cuda/cuda.h"
 
 #include <cstdio>
@@ -84,61 +80,14 @@ static vjp_status open_findings(vjp_device *device, device_state *state) {
         error = cudaHostGetDevicePointer(&mapped, host, 0);
     }
     state->found_on_device = static_cast<int *>(mapped);
-    if (error == cudaSuccess)
-        error = cudaMalloc(reinterpret_cast<void **>(&state->counts), COUNTS * sizeof *state->counts);
-    if (error == cudaSuccess) error = cudaMemset(state->counts, 0, COUNTS * sizeof *state->counts);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr); /* which the stream need not wait for */
     return device_result(device, "reserving memory for findings", error);
 }
-
-#ifdef VJP_PROBE
-static void dump_probe(device_state *state) {
-    const int S = 8, K = 3, B = 4096;
-    std::vector<unsigned long long> all(S * K * B * 4);
-    cudaMemcpy(all.data(), state->probe, all.size() * 8, cudaMemcpyDeviceToHost);
-    std::vector<std::pair<unsigned long long, int>> order;
-    for (int s = 0; s < S; s++) {
-        unsigned long long least_start = ~0ull;
-        for (int b = 0; b < B; b++)
-            if (all[(s * K * B + b) * 4]) least_start = std::min(least_start, all[(s * K * B + b) * 4]);
-        if (least_start != ~0ull) order.push_back({least_start, s});
-    }
-    std::sort(order.begin(), order.end());
-    size_t from = order.size() > 4 ? order.size() - 4 : 0;
-    for (size_t i = from; i < order.size() && i < from + 3; i++)
-        for (int k = 0; k < K; k++) {
-            std::vector<double> t[3];
-            for (int b = 0; b < B; b++) {
-                const unsigned long long *r = &all[((order[i].second * K + k) * B + b) * 4];
-                for (int w = 0; w < 3 && r[0]; w++)
-                    if (r[w]) t[w].push_back(1e-3 * (double)(long long)(r[w] - order[from].first));
-            }
-            if (t[0].empty()) continue;
-            fprintf(stderr, "probe %d.%d n %zu", (int)i, k, t[0].size());
-            for (int w = 0; w < 3; w++) {
-                std::sort(t[w].begin(), t[w].end());
-                size_t n = t[w].size();
-                if (!n) continue;
-                fprintf(stderr, " | %s %.1f %.1f %.1f %.1f %.1f",
-                        w == 0   ? "start"
-                        : w == 1 ? "go"
-                                 : "end",
-                        t[w][0], t[w][n / 10], t[w][n / 2], t[w][n * 9 / 10], t[w][n - 1]);
-            }
-            fprintf(stderr, "\n");
-        }
-}
-#endif
 
 static void close_state(device_state *state) {
     cudaSetDevice(state->ordinal);
     if (state->stream) cudaStreamSynchronize(state->stream);
-#ifdef VJP_PROBE
-    if (state->probe) dump_probe(state);
-#endif
     if (state->matrix_products) products_close(state->matrix_products);
     if (state->record) cudaFree(state->record);
-    if (state->counts) cudaFree(state->counts);
     if (state->found) cudaFreeHost(const_cast<int *>(state->found));
     if (state->own_stream && state->stream) cudaStreamDestroy(state->stream);
     free(state);

@@ -2,8 +2,9 @@
  * gather on CUDA. Forward: rows of the table copied by index, as bytes. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written, no float atomics.
  *
- * The backward is two launches where indices are few: gather_order.cuh sorts them, and has zeros written meanwhile;
- * gather_sums.cuh writes the sums and the rest of the zeros. Least bytes: dy read, dtable written.
+ * The backward is two launches where indices are few, three of more than one block sorts: gather_order.cuh sorts them
+ * and merges what several blocks sorted, and has zeros written meanwhile; gather_sums.cuh writes the sums and the rest
+ * of the zeros. Least bytes: dy read, dtable written.
  */
 #include "cuda/gather_order.cuh"
 #include "cuda/gather_sums.cuh"
@@ -106,22 +107,16 @@ vjp_status forward(const vjp_work *work) {
 /*
  * Bytes of dtable that are cleared while the indices are sorted: from its end, as the first words of a vocabulary are
  * the frequent ones, and what is asked for is written a second time. On an H200, of 40, 70, 120 and 400 MiB, wide
- * tables were fastest with 120 (0.80 of the limit, 0.77 with 40), narrow ones with 40 (0.67, 0.63 with 120).
+ * tables were fastest with 120 (0.80 of the limit, 0.77 with 40), narrow ones with 40 (0.67, 0.63 with 120); later, of
+ * 25, 40 and 60, narrow ones again with 40 (0.71, 0.67 and 0.69 with the others).
  */
-#ifndef GATHER_WIDE
-#define GATHER_WIDE 120
-#endif
-#ifndef GATHER_NARROW
-#define GATHER_NARROW 40
-#endif
-#ifndef GATHER_MERGE
-#define GATHER_MERGE 12
-#endif
-constexpr int64_t BESIDE_WIDE = (int64_t)GATHER_WIDE << 20, BESIDE_NARROW = (int64_t)GATHER_NARROW << 20;
+constexpr int64_t BESIDE_WIDE = 120ll << 20, BESIDE_NARROW = 40ll << 20;
 
-/* And while runs are merged, by up to four blocks of a multiprocessor. */
-constexpr int64_t BESIDE_MERGE = (int64_t)GATHER_MERGE << 20, MERGE_WRITERS = 1024 / MERGE_THREADS * 132,
-                  LEAST_CLEARED_MERGING = 64 * MERGE_THREADS;
+/*
+ * And while runs are merged, by up to two blocks of a multiprocessor, with so many bytes at least each. 24 MiB were
+ * slower; none at all was as good before the merge was in shared memory.
+ */
+constexpr int64_t BESIDE_MERGE = 12ll << 20, MERGE_WRITERS = 2 * 132, LEAST_CLEARED_MERGING = 32 << 10;
 
 /* A block for each multiprocessor of a large Hopper card, those that sort among them; and the least that one clears. */
 constexpr int64_t SORT_BLOCKS = 132, LEAST_CLEARED = 64 << 10;
@@ -181,9 +176,9 @@ vjp_status order_few(const vjp_work *work, const order &o, const vjp_gather_size
     if (status != VJP_OK || runs <= 1) return status;
     int64_t mergers = divide_up(s.count, MERGE_THREADS);
     writers = least(MERGE_WRITERS, divide_up(merging.bytes, LEAST_CLEARED_MERGING));
-    bool staged = runs <= FEW_RUNS;
-    return launch(work, true, staged ? merge_runs<FEW_RUNS> : merge_runs<MOST_RUNS>, mergers + writers, MERGE_THREADS,
-                  staged ? STAGED_BYTES<FEW_RUNS> : 0, o, (int)mergers, s.count, s.rows, merging);
+    bool few = runs <= FEW_RUNS;
+    return launch(work, true, few ? merge_runs<FEW_RUNS> : merge_runs<MOST_RUNS>, mergers + writers, MERGE_THREADS,
+                  few ? STAGED_BYTES : 0, o, (int)mergers, s.count, s.rows, merging);
 }
 
 vjp_status order_many(const vjp_work *work, const order &o, const vjp_gather_sizes &s) {
@@ -206,7 +201,6 @@ template <class T, class D> vjp_status backward_as(const vjp_work *work, const v
     bool whole = s.inner % WIDE<T> == 0 && is_aligned(dy, 16) && is_aligned(dtable, 16);
     order o{};
     place_order(&o, static_cast<char *>(work->workspace), s, WIDE<T>);
-    PROBE_NEXT(o.probe, work);
     int64_t row_bytes = s.inner * (int64_t)sizeof(D), all = s.outer * s.rows;
     int64_t beside = sizeof(D) == 4 ? BESIDE_WIDE : BESIDE_NARROW;
     /* Rows [0, zero_rows) are left to write_rows(); those up to sort_rows are cleared while runs are merged. */

@@ -37,32 +37,15 @@ struct group_plan {
 constexpr int TOTAL_THREADS = 128, TOTAL_WARPS = TOTAL_THREADS / 32;
 
 /*
- * A warp a channel. Where the blocks ahead count themselves as their cells are complete, this begins when the last has:
- * it is small enough to be on the card beside them, and has its sums when they have written their last dx. It is there
- * only when they all are, so it waits for nobody who needs its place. What follows on the stream relies on its end, so
- * that waits for theirs.
+ * A warp a channel, in blocks of 4096 registers: as many as held_groups() leaves free, so that this one is on the card
+ * when that ends. Blocks there that count themselves in, for this one to begin before all dx is written, were worth
+ * 0.01 of the limit in bf16 and nothing in f32: less than a count that outlives the call.
  */
 template <class T>
 __global__ void __launch_bounds__(TOTAL_THREADS, 16)
     channel_totals(group_call call, parameter_output dgamma, parameter_output dbeta) {
-    PROBE(call.probe, 1, 0);
-    let_next_begin();
-    if (call.arrived) {
-        if (threadIdx.x == 0) {
-            while (*(volatile unsigned *)call.arrived < call.arrivals)
-                __nanosleep(100);
-            __threadfence();
-            if (atomicAdd(call.arrived + 1, 1u) == gridDim.x - 1) { /* all know: zeros for the next call */
-                call.arrived[1] = 0;
-                call.arrived[0] = 0;
-            }
-        }
-        __syncthreads();
-    } else {
-        wait_for_previous();
-    }
-    PROBE(call.probe, 1, 1);
-    /* Cells are fewer than elements by a thousand, so 32 bits count a channel's. */
+    take_turn();
+    /* 32 bits count a channel's cells: up to MOST_PARTS, or fewer than elements by a thousand. */
     unsigned lane = threadIdx.x % 32, count = (unsigned)(call.parts * call.pieces), pieces = (unsigned)call.pieces;
     for (int64_t channel = (int64_t)blockIdx.x * TOTAL_WARPS + threadIdx.x / 32; channel < call.channels;
          channel += (int64_t)gridDim.x * TOTAL_WARPS) {
@@ -79,8 +62,6 @@ __global__ void __launch_bounds__(TOTAL_THREADS, 16)
         if (dbeta.data) write_parameter<T>(dbeta, channel, (float)sum);
         if (dgamma.data) write_parameter<T>(dgamma, channel, (float)product);
     }
-    wait_for_previous();
-    PROBE(call.probe, 1, 2);
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------- */
@@ -260,11 +241,6 @@ group_plan plan_of(const vjp_work *work) {
         if (totals)
             call.cells =
                 static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
-        if (plan.how == form::held) {
-            unsigned *counts = state_of(work->device)->counts;
-            call.tickets = counts + 2;
-            if (totals && call.batch) call.arrived = counts;
-        }
     }
     plan.workspace = used;
     return plan;
@@ -285,7 +261,7 @@ cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...)
 
 /* launch(), chained, in clusters that stay: no more than there is room for, or than there are items. */
 template <class Cut>
-vjp_status launch_whole(const vjp_work *work, group_call &call, const Cut &cut, int threads, size_t shared,
+vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut &cut, int threads, size_t shared,
                         int resident, void (*kernel)(group_call, Cut), int64_t items) {
     /* All of the multiprocessor's memory that can be shared is. */
     cudaError_t error =
@@ -310,7 +286,6 @@ vjp_status launch_whole(const vjp_work *work, group_call &call, const Cut &cut, 
     error = clusters_at_once(work, kernel, config, blocks, resident, &clusters);
     if (error != cudaSuccess) return result_of(work, error);
     config.gridDim = dim3((unsigned)(blocks * least(items, most(1, clusters))));
-    call.arrivals = config.gridDim.x;
     if (state_of(work->device)->chains) {
         cudaLaunchAttribute &overlap = attributes[config.numAttrs++];
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -342,8 +317,8 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_pieces(const vjp_wor
                 : launch(work, true, first_results<T, WIDTH, BACKWARD>, first_grid, FIRST_THREADS, 0, call);
 }
 
-template <class T> vjp_status run_held(const vjp_work *work, group_plan &plan) {
-    group_call &call = plan.call;
+template <class T> vjp_status run_held(const vjp_work *work, const group_plan &plan) {
+    const group_call &call = plan.call;
     const held_plan &held = plan.held;
     bool usual = call.aligned && call.out && !call.add && call.mean_in;
     auto kernel = held.lines == 8 ? (usual ? held_groups<T, 8, true> : held_groups<T, 8, false>)
@@ -352,8 +327,8 @@ template <class T> vjp_status run_held(const vjp_work *work, group_plan &plan) {
                         call.batch * call.groups);
 }
 
-template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, group_plan &plan) {
-    group_call &call = plan.call;
+template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, const group_plan &plan) {
+    const group_call &call = plan.call;
     int64_t items = call.parts * call.groups;
     switch (plan.how) {
     case form::handfuls: /* of any width, and of either pass */
@@ -377,7 +352,6 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work 
 
 vjp_status run(const vjp_work *work) {
     group_plan plan = plan_of(work);
-    PROBE_NEXT(plan.call.probe, work);
     const group_call &call = plan.call;
     bool totals = plan.dgamma.data || plan.dbeta.data;
     if (!call.out && !call.mean_out && !call.rstd_out && !totals) return VJP_OK;

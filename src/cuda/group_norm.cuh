@@ -58,16 +58,12 @@ struct group_call {
     int64_t parts, each;
     int64_t pieces, piece;
     int64_t part_step, channel_step, piece_step;
-    unsigned *arrived; /* blocks whose cells are written, and blocks of channel_totals() that know; NULL: no count */
-    unsigned arrivals; /* of blocks */
-    unsigned *tickets; /* the next number, and clusters that are done */
 
     /* By group of each of the batch, where kernels hand them on: in the workspace. */
     scale *scales;
     slopes *lines;
 
     bool add, aligned;
-    PROBE_FIELD
 };
 
 /* ---- Units ------------------------------------------------------------------------------------------- */

@@ -14,6 +14,9 @@
  * is 52,000 instructions that could be issued; 20 warps issue about 900 each in bf16 and 500 in f32, and wait once,
  * about a microsecond, for the sums of all. Meanwhile 200 KB of copies are ahead, of which memory's latency needs 32.
  *
+ * Tried on an H200 and slower: the pieces of a channel's warps taking turns along it, copies that bring 256 bytes into
+ * L2, ten smaller pieces under way, and groups taken by ticket, which lets blocks end together but not sooner.
+ *
  * Of the statistics only saved ones are at hand at once; others are measured in the registers, in two more rounds of
  * sums. Order and places of all sums depend on sizes alone.
  */
@@ -40,16 +43,14 @@ struct held_cut {
 
 /* ---- Sums over a cluster ----------------------------------------------------------------------------- */
 
-#ifndef GROUP_TICKETS
-#define GROUP_TICKETS 0
-#endif
-constexpr int HELD_QUEUE = 8;
-
-/* At the front of shared memory: two numbers from each warp of the cluster. Calls take turns with two sets. */
+/*
+ * At the front of shared memory: two numbers from each warp of the cluster. Calls take turns with two sets. What
+ * follows moves with its size, which matters: the same code with 64 bytes more here ran at 0.74 of the limit in bf16
+ * and 0.77 in f32 on an H200, in another run than the 0.80 and 0.84 without.
+ */
 struct held_sums {
     double2 warp[2][HELD_WARPS * WHOLE_CLUSTER];
     unsigned long long arrived[2]; /* barriers that count the bytes which came from the cluster */
-    long long queue[HELD_QUEUE];   /* rows, by turn */
 };
 static_assert(sizeof(held_sums) % 16 == 0, "what follows it is copied to 16 bytes at a time");
 
@@ -57,7 +58,6 @@ struct held_party {
     held_sums *sums;
     int rank, blocks, warps;
     unsigned exchanges; /* so far */
-    int slot;           /* of the queue, filled by rank 0 before the next exchange, which brings it to the others */
 };
 
 /*
@@ -76,16 +76,11 @@ __device__ double2 held_total(held_party &party, double2 mine, bool largest) {
     } else {
         unsigned long long *arrival = &party.sums->arrived[set];
         double2 *cell = &cells[party.rank * party.warps + warp];
-        int comes = GROUP_TICKETS && party.rank ? (int)sizeof(double) : 0;
-        if (threadIdx.x == 0) expect(arrival, all * (int)sizeof(double2) + comes);
+        if (threadIdx.x == 0) expect(arrival, all * (int)sizeof(double2));
         if (lane < party.blocks) {
             send(&cell->x, arrival, lane, mine.x);
             send(&cell->y, arrival, lane, mine.y);
         }
-        if (GROUP_TICKETS && party.rank == 0 && threadIdx.x == 0)
-            for (int block = 1; block < party.blocks; block++)
-                send(reinterpret_cast<double *>(&party.sums->queue[party.slot]), arrival, block,
-                     __longlong_as_double(party.sums->queue[party.slot]));
         wait_arrival(arrival, parity);
     }
     party.exchanges++;
@@ -104,13 +99,6 @@ __device__ double2 held_total(held_party &party, double2 mine, bool largest) {
     for (int step = 16; step; step /= 2)
         total.y = fmax(total.y, __shfl_xor_sync(0xffffffffu, total.y, step));
     return total;
-}
-
-/* All cells of the block are written: counted by channel_totals(). */
-__device__ inline void held_arrive(unsigned *arrived) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(arrived, 1u);
 }
 
 /* ---- Lines ------------------------------------------------------------------------------------------- */
@@ -162,11 +150,7 @@ struct held_before {
 template <class T, int LINES, bool USUAL> struct held_way {
     static constexpr int PIECES = LINES / HELD_PIECE, LINE_ELEMENTS = HELD_LINE / (int)sizeof(T);
     static_assert(LINES % HELD_PIECE == 0);
-    /* The last piece of a turn copies of the row that is one less turns on; its number has come the turn before. */
-    static constexpr int DEALT = (PIECES - 1 + HELD_STAGES) / PIECES + 1;
-    static_assert(DEALT < HELD_QUEUE);
     const group_call &call;
-    held_sums *sums;
     unsigned char *ring; /* this thread's first 16 bytes */
     int own, span;       /* this thread's first element of a group; elements of a group */
     int channel, rows, stride;
@@ -177,11 +161,6 @@ template <class T, int LINES, bool USUAL> struct held_way {
 
     __device__ bool aligned() const {
         return USUAL || call.aligned;
-    }
-
-    /* The row of the block's turn `turn`, where rows are taken by ticket. */
-    __device__ int row_of(int turn) const {
-        return (int)*(volatile long long *)&sums->queue[turn % HELD_QUEUE];
     }
 
     __device__ held_before before(int row) const {
@@ -220,9 +199,9 @@ template <class T, int LINES, bool USUAL> struct held_way {
         if (ahead < rows && live)
 #pragma unroll
             for (int i = 0; i < HELD_PIECE; i++) {
-                int line = (piece * HELD_PIECE + i) * LINE_ELEMENTS;
-                copy_async(ring + to + i * HELD_LINE, ahead_x + line);
-                copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line);
+                int line = piece * HELD_PIECE + i;
+                copy_async(ring + to + i * HELD_LINE, ahead_x + line * LINE_ELEMENTS);
+                copy_async(ring + to + (HELD_PIECE + i) * HELD_LINE, ahead_dy + line * LINE_ELEMENTS);
             }
         close_copies();
     }
@@ -235,21 +214,22 @@ template <class T, int LINES, bool USUAL> struct held_way {
     __device__ void fill(int first) {
         ahead = first;
         point_ahead();
-        for (int i = 0; aligned() && live && ahead < rows && i < LINES; i++) {
-            prefetch(static_cast<const T *>(call.x) + (ahead_at + i * LINE_ELEMENTS));
-            prefetch(static_cast<const T *>(call.dy) + (ahead_at + i * LINE_ELEMENTS));
+        int64_t here = ahead_at;
+        for (int i = 0; aligned() && live && ahead < rows && i < LINES; i++, here += LINE_ELEMENTS) {
+            prefetch(static_cast<const T *>(call.x) + here);
+            prefetch(static_cast<const T *>(call.dy) + here);
         }
         wait_for_previous();
         if (!aligned()) return;
 #pragma unroll
         for (int stage = 0; stage < HELD_STAGES; stage++) {
-            if (stage && stage % PIECES == 0) point_to(ahead + stride);
+            if (stage && stage % PIECES == 0) next_ahead();
             copy(stage % PIECES, stage * HELD_STAGE);
         }
     }
 
-    __device__ void point_to(int row) {
-        ahead = row;
+    __device__ void next_ahead() {
+        ahead += stride;
         point_ahead();
     }
 
@@ -275,9 +255,8 @@ template <class T, int LINES, bool USUAL> struct held_way {
     }
 
     /* Its place is free: another copy. */
-    __device__ void refill(int turn, int piece) {
-        if ((piece + HELD_STAGES) % PIECES == 0)
-            point_to(GROUP_TICKETS ? row_of(turn + (piece + HELD_STAGES) / PIECES) : ahead + stride);
+    __device__ void refill(int piece) {
+        if ((piece + HELD_STAGES) % PIECES == 0) next_ahead();
         copy((piece + HELD_STAGES) % PIECES, at);
         step();
     }
@@ -320,18 +299,18 @@ template <class T, int LINES, bool USUAL> struct held_way {
         at = 0;
         int64_t from = (int64_t)row * span + own;
 #pragma unroll 1
-        for (int line = 0; live && line < LINES; line++) {
+        for (int line = 0; live && line < LINES; line++, from += LINE_ELEMENTS) {
             unsigned char *to = ring + line / HELD_PIECE * HELD_STAGE + line % HELD_PIECE * HELD_LINE;
             *reinterpret_cast<unit<T, WIDE<T>> *>(to) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + (from + line * LINE_ELEMENTS), false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.x) + from, false);
             *reinterpret_cast<unit<T, WIDE<T>> *>(to + HELD_PIECE * HELD_LINE) =
-                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + (from + line * LINE_ELEMENTS), false);
+                load_unit<T, WIDE<T>>(static_cast<const T *>(call.dy) + from, false);
         }
     }
 
-    __device__ void leave(int turn) {
+    __device__ void leave() {
         for (int piece = 0; call.aligned && piece < PIECES; piece++)
-            refill(turn, piece);
+            refill(piece);
     }
 
     /* The group's moments, by two looks at the lines. */
@@ -371,9 +350,8 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
     let_next_begin();
     int rank = (int)(blockIdx.x % (unsigned)cut.blocks), cluster = (int)(blockIdx.x / (unsigned)cut.blocks);
     int task = rank * cut.warps + warp, channel = task / cut.segments, segment = task - channel * cut.segments;
-    held_party party{sums, rank, cut.blocks, cut.warps, 0, 0};
+    held_party party{sums, rank, cut.blocks, cut.warps, 0};
     held_way<T, LINES, USUAL> way{call,
-                                  sums,
                                   memory + sizeof(held_sums) + warp * HELD_STAGES * HELD_STAGE + lane * 16,
                                   channel * (int)call.plane + (segment * LINES * 32 + lane) * WIDE<T>,
                                   (int)(call.group_channels * call.plane),
@@ -384,32 +362,11 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
                                   0,
                                   0,
                                   0};
-    PROBE(call.probe, 0, 0);
     way.fill(cluster);
-    PROBE(call.probe, 0, 1);
     held_before before = way.before(cluster);
-#if GROUP_TICKETS
-    /* The first rows are dealt out; each turn takes a ticket for one that is DEALT turns on. */
-    constexpr int DEALT = way.DEALT;
-    if (threadIdx.x < DEALT) sums->queue[threadIdx.x] = cluster + (int)threadIdx.x * way.stride;
-    __syncthreads();
-#endif
     if (cut.blocks > 1) cluster_wait();
-    int row = cluster;
-    for (int turn = 0; row < way.rows; turn++) {
-        auto next = [&] { return GROUP_TICKETS ? way.row_of(turn + 1) : row + way.stride; };
-        held_before after = way.before(next());
-#if GROUP_TICKETS
-        unsigned ticket = 0;
-        if (rank == 0 && threadIdx.x == 0) ticket = atomicAdd(call.tickets, 1u);
-        /* Later: it is not waited for. */
-        auto keep_ticket = [&] {
-            party.slot = (turn + DEALT) % HELD_QUEUE;
-            if (rank == 0 && threadIdx.x == 0) sums->queue[party.slot] = (int)ticket + DEALT * way.stride;
-        };
-#else
-        auto keep_ticket = [] {};
-#endif
+    for (int row = cluster; row < way.rows; row += way.stride) {
+        held_before after = way.before(row + way.stride);
         held_lines<LINES> lines;
         float sum[2] = {}, product[2] = {}, gamma;
         scale s;
@@ -418,15 +375,13 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
 #pragma unroll
             for (int piece = 0; piece < way.PIECES; piece++) {
                 way.take(piece, lines);
-                if (piece == way.PIECES / 2) keep_ticket();
-                way.refill(turn, piece);
+                way.refill(piece);
 #pragma unroll
                 for (int i = piece * HELD_PIECE; i < (piece + 1) * HELD_PIECE; i++)
                     held_add<T>(lines.x[i], lines.dy[i], s, sum, product);
             }
         } else {
             way.arrive(row);
-            keep_ticket();
             if (call.mean_in) {
                 s = scale_of(before.mean, before.rstd);
             } else {
@@ -448,7 +403,6 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             mine.y *= gamma;
         }
         double2 total = held_total(party, mine, false);
-        if (call.arrived && next() >= way.rows) held_arrive(call.arrived); /* the block's last cells */
         slopes line = slopes_of(call, s, total.x, total.y);
         float weight = s.rstd * gamma;
         T *out = static_cast<T *>(call.out) + ((int64_t)row * way.span + way.own);
@@ -461,17 +415,9 @@ __global__ void __launch_bounds__(32 * HELD_WARPS, 1) held_groups(group_call cal
             if (call.out)
                 way.each_line(
                     [&](int i, uint4 x, uint4 dy) { way.write(out + i * way.LINE_ELEMENTS, x, dy, s, weight, line); });
-            way.leave(turn);
+            way.leave();
         }
-        row = next();
     }
-#if GROUP_TICKETS
-    if (rank == 0 && threadIdx.x == 0) { /* the last leaves zeros to the next call */
-        __threadfence();
-        if (atomicAdd(call.tickets + 1, 1u) == (unsigned)way.stride - 1) call.tickets[0] = call.tickets[1] = 0;
-    }
-#endif
-    PROBE(call.probe, 0, 2);
 #else
     (void)call, (void)cut;
 #endif

@@ -264,32 +264,6 @@ __device__ inline void take_turn() {
     wait_for_previous();
 }
 
-#ifdef VJP_PROBE
-static __device__ unsigned long long *probe_space;
-__device__ inline void probe(int seq, int kind, int what) {
-    if (threadIdx.x || blockIdx.x >= 4096) return;
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    probe_space[((seq % 8 * 3 + kind) * 4096 + blockIdx.x) * 4 + what] = t;
-}
-inline int probe_next(const vjp_work *work) {
-    static int n;
-    if (!n) {
-        cudaMalloc(reinterpret_cast<void **>(&state_of(work->device)->probe), 8 * 3 * 4096 * 4 * 8);
-        cudaMemset(state_of(work->device)->probe, 0, 8 * 3 * 4096 * 4 * 8);
-        cudaMemcpyToSymbol(probe_space, &state_of(work->device)->probe, 8);
-    }
-    return n++;
-}
-#define PROBE(seq, kind, what)  probe(seq, kind, what)
-#define PROBE_FIELD             int probe;
-#define PROBE_NEXT(field, work) field = probe_next(work)
-#else
-#define PROBE(seq, kind, what)
-#define PROBE_FIELD
-#define PROBE_NEXT(field, work)
-#endif
-
 /* ---- Indices ----------------------------------------------------------------------------------------- */
 
 /* Keeps the first bad value of the pass. Rare, so a lock is good enough. */

@@ -144,10 +144,6 @@ struct finishing {
     int activation;
 };
 
-#ifndef LINEAR_REVERSE
-#define LINEAR_REVERSE 1
-#endif
-
 /*
  * pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. The last rows come first: what
  * the product wrote last may still be in the second-level cache.
@@ -156,7 +152,7 @@ template <class T, class S, int ACTIVATION, bool FAST>
 __global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) finish_rows(finishing f, tiling t) {
     take_turn();
     constexpr int W = WIDE<T>;
-    place p = place_of<W, FAST>(t, LINEAR_REVERSE);
+    place p = place_of<W, FAST>(t, true);
     if (p.idle) return;
     float bias[W];
     read_bias<T, FAST>(bias, f.bias, t, p);

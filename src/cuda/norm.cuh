@@ -59,12 +59,10 @@ struct norm_call {
     float inverse, bias; /* 1 / dim, and eps, in f32 */
     bool sums;           /* dgamma or dbeta is wanted */
     float *partials;
-    unsigned *arrived;           /* NORM_SPIN: chunks whose partials are there, blocks of norm_finish() that know */
     norm_pair *moments, *totals; /* long rows: [rows][units], statistics and sums of g and g * xh */
     bool whole;                  /* rows are whole pieces of 16 bytes */
     bool aligned;                /* and stand on addresses that are multiples of 16 */
     int stages;
-    PROBE_FIELD
 };
 
 __device__ inline int64_t norm_chunk_begin(const norm_call &c, int64_t chunk) {
@@ -98,55 +96,28 @@ template <bool LAYER> __device__ norm_scale norm_scale_saved(const norm_call &c,
 /* ---- Sums of the chunks ------------------------------------------------------------------------------ */
 
 /*
- * A block adds 32 columns; each of its 16 warps adds a sixteenth of the chunks, with NORM_BATCH loads under way at
- * once: what the chunks wrote is still in L2, so this kernel is all latency: one trip to L2 for the usual 264 chunks.
+ * A block adds 32 columns; each of its warps adds an equal part of the chunks, with NORM_BATCH loads under way at once:
+ * what the chunks wrote is still in L2, so this kernel is all latency. With 16 warps it is one trip to L2 for the usual
+ * 264 chunks. Of such blocks a large Hopper card holds NORM_FINISH_AT_ONCE, two a multiprocessor; where columns take
+ * more, blocks have 4 warps, eight fit on a multiprocessor, and none waits for another's end. On an H200 in bf16, with
+ * 16 warps and with 4, of the limit: 0.80 and 0.77 at 16384 x 1024 (64 blocks), 0.90 and 0.91 at 8192 x 8192 (512);
+ * 16384 x 4096 (256) reaches 0.94 with 16.
+ *
+ * Beginning when the last chunk has counted itself in, before its kernel has ended, was slower (0.77 for 0.80).
  */
-#ifndef NORM_SHARE
-#define NORM_SHARE 2
-#endif
-#ifndef NORM_SMALL_FINISH
-#define NORM_SMALL_FINISH (NORM_SHARE == 1)
-#endif
-#ifndef NORM_REGISTERS
-#define NORM_REGISTERS 112
-#endif
-#ifndef NORM_SPIN
-#define NORM_SPIN 0
-#endif
-#ifndef NORM_MORE
-#define NORM_MORE 0
-#endif
-#ifndef NORM_CHAIN
-#define NORM_CHAIN true
-#endif
-#ifndef NORM_DEEP
-#define NORM_DEEP (NORM_SHARE == 1 ? 6 : 4)
-#endif
-constexpr int NORM_FINISH_COLUMNS = 32, NORM_FINISH_SEGMENTS = NORM_SMALL_FINISH ? 4 : 16;
-constexpr int NORM_BATCH = 17;
-constexpr int NORM_FINISH_THREADS = NORM_FINISH_COLUMNS * NORM_FINISH_SEGMENTS;
+constexpr int NORM_FINISH_COLUMNS = 32, NORM_BATCH = 17;
+constexpr int NORM_FINISH_WARPS = 16, NORM_FINISH_FEWER_WARPS = 4;
+constexpr int64_t NORM_FINISH_AT_ONCE = 2 * 132;
 
-template <class T>
-__global__ void __launch_bounds__(NORM_FINISH_THREADS, 1024 / NORM_FINISH_THREADS) norm_finish(norm_call c) {
-    __shared__ double sums[NORM_FINISH_SEGMENTS][NORM_FINISH_COLUMNS];
-    PROBE(c.probe, 1, 0);
+template <class T, int WARPS> __global__ void __launch_bounds__(32 * WARPS, 32 / WARPS) norm_finish(norm_call c) {
+    static_assert(NORM_FINISH_COLUMNS == 32);
+    __shared__ double sums[WARPS][NORM_FINISH_COLUMNS];
     let_next_begin();
-    int lane = threadIdx.x % NORM_FINISH_COLUMNS, segment = threadIdx.x / NORM_FINISH_COLUMNS;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t both = 2 * c.dim, column = (int64_t)blockIdx.x * NORM_FINISH_COLUMNS + lane;
-    int64_t from = c.chunks * segment / NORM_FINISH_SEGMENTS, to = c.chunks * (segment + 1) / NORM_FINISH_SEGMENTS;
+    int64_t from = c.chunks * warp / WARPS, to = c.chunks * (warp + 1) / WARPS;
     double sum = 0;
-    if (NORM_SPIN && c.arrived) {
-        if (threadIdx.x == 0) {
-            while (*(volatile unsigned *)c.arrived < (unsigned)c.chunks)
-                __nanosleep(64);
-            __threadfence();
-            if (atomicAdd(c.arrived + 1, 1u) == gridDim.x - 1) c.arrived[0] = c.arrived[1] = 0;
-        }
-        __syncthreads();
-    } else {
-        wait_for_previous();
-    }
-    PROBE(c.probe, 1, 1);
+    wait_for_previous();
     for (int64_t chunk = from; chunk < to && column < both; chunk += NORM_BATCH) {
         float part[NORM_BATCH];
 #pragma unroll
@@ -156,18 +127,22 @@ __global__ void __launch_bounds__(NORM_FINISH_THREADS, 1024 / NORM_FINISH_THREAD
         for (int i = 0; i < NORM_BATCH; i++)
             sum += (double)part[i];
     }
-    sums[segment][lane] = sum;
+    sums[warp][lane] = sum;
     __syncthreads();
-    if (segment == 0 && column < both) {
+    if (warp != 0 || column >= both) return;
 #pragma unroll
-        for (int i = 1; i < NORM_FINISH_SEGMENTS; i++)
-            sum += sums[i][lane];
-        bool is_beta = column >= c.dim;
-        parameter_output out = is_beta ? c.dbeta : c.dgamma;
-        if (out.data) write_parameter<T>(out, is_beta ? column - c.dim : column, (float)sum);
-    }
-    if (NORM_SPIN) wait_for_previous();
-    PROBE(c.probe, 1, 2);
+    for (int i = 1; i < WARPS; i++)
+        sum += sums[i][lane];
+    bool is_beta = column >= c.dim;
+    parameter_output out = is_beta ? c.dbeta : c.dgamma;
+    if (out.data) write_parameter<T>(out, is_beta ? column - c.dim : column, (float)sum);
+}
+
+template <class T> vjp_status norm_finish_run(const vjp_work *work, const norm_call &c) {
+    int64_t blocks = divide_up(2 * c.dim, NORM_FINISH_COLUMNS);
+    if (blocks <= NORM_FINISH_AT_ONCE)
+        return launch(work, true, norm_finish<T, NORM_FINISH_WARPS>, blocks, 32 * NORM_FINISH_WARPS, 0, c);
+    return launch(work, true, norm_finish<T, NORM_FINISH_FEWER_WARPS>, blocks, 32 * NORM_FINISH_FEWER_WARPS, 0, c);
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------- */
@@ -223,7 +198,6 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
         bool is_long = c->path == NORM_PATH_LONG;
         int team = norm_team_threads(dim), threads = norm_block_threads(team);
         int64_t teams = is_long ? 1 : threads / team, blocks = NORM_CHUNKS * (NORM_ROWS_THREADS / threads);
-        if (work->pass == VJP_BACKWARD && blocks > NORM_CHUNKS) blocks = NORM_CHUNKS * NORM_SHARE;
         c->chunks = least(is_long ? most(1, NORM_LONG_BLOCKS / c->units) : blocks, divide_up(rows, teams));
         if (c->sums) c->chunks = most(c->chunks, divide_up(rows, teams * CHAIN));
     }
@@ -236,7 +210,6 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     c->totals = reinterpret_cast<norm_pair *>(space + norm_take(&used, work->pass == VJP_BACKWARD ? pairs : 0));
     size_t partials = c->sums ? (size_t)(2 * c->chunks * dim) * sizeof(float) : 0;
     c->partials = reinterpret_cast<float *>(space + norm_take(&used, partials));
-    if (NORM_SPIN && c->path == NORM_PATH_ROWS && c->sums && c->chunks) c->arrived = state_of(work->device)->counts;
     return used;
 }
 

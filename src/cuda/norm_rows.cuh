@@ -240,19 +240,11 @@ __device__ void norm_leave_sums(const norm_call &c, float *room, const float (&d
             sum += (double)from[team * Shape::TEAM_SUMS];
         partials[n] = (float)sum;
     }
-    if (NORM_SPIN && c.arrived) {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(c.arrived, 1u);
-    }
 }
 
-#if NORM_SHARE == 1 /* a second call's block and norm_finish() shall be there beside one */
-#define NORM_BOUND __maxnreg__((TEAM < NORM_ROWS_THREADS ? NORM_REGISTERS : 128))
-#else
-#define NORM_BOUND __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
-#endif
-template <class T, bool LAYER, int TEAM, int STAGES> __global__ void NORM_BOUND norm_rows_backward(norm_call c) {
+template <class T, bool LAYER, int TEAM, int STAGES>
+__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+    norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) double shared[norm_sum_room<Shape>];
@@ -265,9 +257,7 @@ template <class T, bool LAYER, int TEAM, int STAGES> __global__ void NORM_BOUND 
         __syncthreads();
     }
     Walk walk(c, k, dynamic);
-    PROBE(c.probe, 0, 0);
     walk.begin(c, k);
-    PROBE(c.probe, 0, 1);
     float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
     norm_read_columns(c.gamma, 1.0f, k, gamma);
 #pragma unroll
@@ -335,7 +325,6 @@ template <class T, bool LAYER, int TEAM, int STAGES> __global__ void NORM_BOUND 
     }
     if (c.sums && norm_own_barriers<Shape>) norm_even_out<Shape>(c, walk, room.barriers, &greatest);
     if (c.sums) norm_leave_sums<T, Shape>(c, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
-    PROBE(c.probe, 0, 2);
 }
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
@@ -347,7 +336,7 @@ template <class T, bool LAYER, int TEAM, int STAGES> __global__ void NORM_BOUND 
 constexpr int NORM_ROOM = 224 << 10, NORM_STAGES_AT_RUN_TIME = 3;
 
 template <class Shape, int TENSORS> constexpr int norm_stages() {
-    int fit = NORM_ROOM / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? NORM_DEEP : 6;
+    int fit = NORM_ROOM / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? 4 : 6;
     return fit < enough ? fit : enough;
 }
 
@@ -369,7 +358,7 @@ template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launc
         kernel = usual ? norm_rows_backward<T, LAYER, TEAM, STAGES> : norm_rows_backward<T, LAYER, TEAM, 0>;
     else if (!usual)
         kernel = norm_rows_forward<T, LAYER, TEAM, 0>;
-    return launch(work, NORM_CHAIN, kernel, c.chunks, Shape::THREADS, shared, c);
+    return launch(work, true, kernel, c.chunks, Shape::THREADS, shared, c);
 }
 
 template <class T, bool LAYER, int TEAM> vjp_status norm_rows_launch(const vjp_work *work, const norm_call &c) {

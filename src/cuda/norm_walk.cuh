@@ -284,24 +284,19 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
         close_copies();
     }
 
-    /* Brings the row `ahead` rows on into L2. */
-    __device__ void bring(const norm_call &c, const columns &k, int ahead) const {
-#pragma unroll
-        for (int p = 0; p < Shape::PIECES; p++)
-            if (k.has(p))
-#pragma unroll
-                for (int t = 0; t < TENSORS; t++)
-                    prefetch(from(c, t, ahead) + p * Shape::PIECE_COLUMNS);
-    }
-
     /*
      * While the kernel ahead still runs, the first rows are brought into L2. That reads nothing: should that kernel
      * write them, L2 is where its writes land. Pieces past the row are 0 in the ring.
      */
     __device__ void begin(const norm_call &c, const columns &k) {
         let_next_begin();
-        for (int s = 0; aligned(c) && s < stages(c) + NORM_MORE && s < rows; s++)
-            bring(c, k, s);
+        for (int s = 0; aligned(c) && s < stages(c) && s < rows; s++)
+#pragma unroll
+            for (int p = 0; p < Shape::PIECES; p++)
+                if (k.has(p))
+#pragma unroll
+                    for (int t = 0; t < TENSORS; t++)
+                        prefetch(from(c, t, s) + p * Shape::PIECE_COLUMNS);
 #pragma unroll
         for (int p = 0; p < Shape::PIECES; p++)
             if (!k.has(p))
