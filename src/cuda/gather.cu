@@ -2,8 +2,9 @@
  * gather on CUDA. Forward: rows of the table copied by index, as bytes. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written, no float atomics.
  *
- * The backward is two launches where indices are few: gather_order.cuh sorts them, and has zeros written meanwhile;
- * gather_sums.cuh writes the sums and the rest of the zeros. Least bytes: dy read, dtable written.
+ * The backward is two launches where indices are few, three of more than one block sorts: gather_order.cuh sorts them
+ * and merges what several blocks sorted, and has zeros written meanwhile; gather_sums.cuh writes the sums and the rest
+ * of the zeros. Least bytes: dy read, dtable written.
  */
 #include "cuda/gather_order.cuh"
 #include "cuda/gather_sums.cuh"
@@ -106,9 +107,16 @@ vjp_status forward(const vjp_work *work) {
 /*
  * Bytes of dtable that are cleared while the indices are sorted: from its end, as the first words of a vocabulary are
  * the frequent ones, and what is asked for is written a second time. On an H200, of 40, 70, 120 and 400 MiB, wide
- * tables were fastest with 120 (0.80 of the limit, 0.77 with 40), narrow ones with 40 (0.67, 0.63 with 120).
+ * tables were fastest with 120 (0.80 of the limit, 0.77 with 40), narrow ones with 40 (0.67, 0.63 with 120); later, of
+ * 25, 40 and 60, narrow ones again with 40 (0.71, 0.67 and 0.69 with the others).
  */
 constexpr int64_t BESIDE_WIDE = 120ll << 20, BESIDE_NARROW = 40ll << 20;
+
+/*
+ * And while runs are merged, by up to two blocks of a multiprocessor, with so many bytes at least each. 24 MiB were
+ * slower; none at all was as good before the merge was in shared memory.
+ */
+constexpr int64_t BESIDE_MERGE = 12ll << 20, MERGE_WRITERS = 2 * 132, LEAST_CLEARED_MERGING = 32 << 10;
 
 /* A block for each multiprocessor of a large Hopper card, those that sort among them; and the least that one clears. */
 constexpr int64_t SORT_BLOCKS = 132, LEAST_CLEARED = 64 << 10;
@@ -158,15 +166,19 @@ size_t backward_workspace(const vjp_work *work) {
     return work->tensor[GATHER_B_DTABLE] && s.rows ? place_order(&o, nullptr, s, wide_of(work)) : 0;
 }
 
-/* Enqueues what sorts few indices and clears z. */
-vjp_status order_few(const vjp_work *work, const order &o, const vjp_gather_sizes &s, zeros z) {
-    int64_t runs = divide_up(s.count, RUN), cleared = z.bytes + o.arrivals * (int64_t)sizeof *o.arrived;
+/* Enqueues what sorts few indices and clears `beside`, and `merging` where there are runs to merge. */
+vjp_status order_few(const vjp_work *work, const order &o, const vjp_gather_sizes &s, zeros beside, zeros merging) {
+    int64_t runs = divide_up(s.count, RUN), cleared = beside.bytes + o.arrivals * (int64_t)sizeof *o.arrived;
     int64_t writers = least(SORT_BLOCKS - runs, divide_up(cleared, LEAST_CLEARED));
     vjp_status status = launch(work, true, sort_runs, runs + writers, SORT_THREADS, SORT_BYTES, o, (int)runs,
                                vjp_data(work, GATHER_B_INDEX), vjp_type(work, GATHER_B_INDEX), s.count, s.rows,
-                               bits_for(s.rows), findings_of(work), z);
+                               bits_for(s.rows), findings_of(work), beside);
     if (status != VJP_OK || runs <= 1) return status;
-    return launch(work, true, merge_runs, divide_up(s.count, THREADS), THREADS, 0, o, s.count, s.rows);
+    int64_t mergers = divide_up(s.count, MERGE_THREADS);
+    writers = least(MERGE_WRITERS, divide_up(merging.bytes, LEAST_CLEARED_MERGING));
+    bool few = runs <= FEW_RUNS;
+    return launch(work, true, few ? merge_runs<FEW_RUNS> : merge_runs<MOST_RUNS>, mergers + writers, MERGE_THREADS,
+                  few ? STAGED_BYTES : 0, o, (int)mergers, s.count, s.rows, merging);
 }
 
 vjp_status order_many(const vjp_work *work, const order &o, const vjp_gather_sizes &s) {
@@ -191,9 +203,16 @@ template <class T, class D> vjp_status backward_as(const vjp_work *work, const v
     place_order(&o, static_cast<char *>(work->workspace), s, WIDE<T>);
     int64_t row_bytes = s.inner * (int64_t)sizeof(D), all = s.outer * s.rows;
     int64_t beside = sizeof(D) == 4 ? BESIDE_WIDE : BESIDE_NARROW;
-    int64_t zero_rows = add ? 0 : most(0, all - (few ? beside / row_bytes : 0)); /* left to write_rows() */
-    zeros z{reinterpret_cast<char *>(dtable) + zero_rows * row_bytes, add ? 0 : (all - zero_rows) * row_bytes};
-    vjp_status status = few ? order_few(work, o, s, z) : order_many(work, o, s);
+    /* Rows [0, zero_rows) are left to write_rows(); those up to sort_rows are cleared while runs are merged. */
+    int64_t merging = s.count > RUN ? BESIDE_MERGE : 0;
+    int64_t sort_rows = most(0, all - (few ? beside / row_bytes : 0));
+    int64_t zero_rows = most(0, sort_rows - (few ? merging / row_bytes : 0));
+    if (add) zero_rows = sort_rows = all = 0;
+    auto rows_from = [&](int64_t begin, int64_t end) {
+        return zeros{reinterpret_cast<char *>(dtable) + begin * row_bytes, (end - begin) * row_bytes};
+    };
+    vjp_status status = few ? order_few(work, o, s, rows_from(sort_rows, all), rows_from(zero_rows, sort_rows))
+                            : order_many(work, o, s);
     if (status != VJP_OK) return status;
     cutting cut = cut_of(s.inner, WIDE<T>);
     int64_t sums = divide_up(s.count, cut.entries) * s.outer * cut.slices;

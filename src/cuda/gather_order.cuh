@@ -3,8 +3,8 @@
  * each row begins and ends.
  *
  * Few indices: a block sorts up to RUN of them by row, stably, in shared memory (a radix sort; row and k share 32
- * bits), while the blocks beside it begin with the zeros of dtable; of several such runs a second launch makes one.
- * Many indices: CUB's radix sort of (row, k), in the workspace.
+ * bits), while the blocks beside it begin with the zeros of dtable; of several such runs a second launch makes one
+ * order, beside more zeros. Many indices: CUB's radix sort of (row, k), in the workspace.
  *
  * Bad indices are sorted behind all others.
  */
@@ -83,13 +83,14 @@ inline int bits_for(int64_t most) {
 /* ---- Few indices: runs, each sorted by a block ------------------------------------------------------- */
 
 /*
- * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four (beside which
- * the zeros are written) and 10 us to merge them; with two keys a thread it was slower.
+ * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four beside which
+ * the zeros were written; with two keys a thread, so eight runs, the backward was slower (0.62 of the limit, 0.71 with
+ * four runs).
  */
 constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = 4, RUN = SORT_THREADS * ITEMS;
 
-/* More runs than this are searched too long by merge_runs(). */
-constexpr int MOST_RUNS = 64 / ITEMS;
+/* More runs than this are searched too long by merge_runs(), which is compiled for few of them besides. */
+constexpr int MOST_RUNS = 64 / ITEMS, FEW_RUNS = 16 / ITEMS;
 
 /* Bits of a digit at most: 32 warps x 512 counts of 16 bits are 32 KiB. */
 constexpr int DIGIT = 9, BINS = 1 << DIGIT;
@@ -255,11 +256,11 @@ struct zeros {
     int64_t bytes;
 };
 
-/* `writers` blocks clear; this is the one numbered `writer`. Elements are at least 2 bytes. */
+/* `writers` blocks clear; this is the one numbered `writer`. Elements have at least 2 bytes, blocks 8 threads. */
 __device__ inline void write_zeros(zeros z, int64_t writer, int64_t writers) {
     int64_t head = min(z.bytes, (int64_t)(-reinterpret_cast<uintptr_t>(z.begin) & 15)), whole = (z.bytes - head) / 16;
     uint4 *to = reinterpret_cast<uint4 *>(z.begin + head);
-    for (int64_t i = writer * SORT_THREADS + threadIdx.x; i < whole; i += writers * SORT_THREADS)
+    for (int64_t i = writer * blockDim.x + threadIdx.x; i < whole; i += writers * blockDim.x)
         __stcs(to + i, make_uint4(0, 0, 0, 0));
     int64_t at = (int64_t)threadIdx.x * 2, tail = head + whole * 16 + at;
     if (writer || threadIdx.x >= 8) return;
@@ -272,9 +273,15 @@ __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_runs(const __grid_constant__ order o, int runs, const void *index, vjp_dtype type, int64_t count, int64_t rows,
               int row_bits, findings f, zeros z) {
     extern __shared__ uint4 space[];
-    take_turn();
+    bool sorts = (int)blockIdx.x < runs;
+    let_next_begin();
+    if (sorts) { /* the run's indices into L2 while the kernel ahead still runs: 128 bytes a thread */
+        int64_t size = type == VJP_I64 ? 8 : 4, at = (int64_t)blockIdx.x * RUN * size + threadIdx.x * 128;
+        if (threadIdx.x * 128 < RUN * size && at < count * size) prefetch(static_cast<const char *>(index) + at);
+    }
+    wait_for_previous();
     clear_arrivals(o);
-    if ((int)blockIdx.x < runs)
+    if (sorts)
         sort_run(o, (int)blockIdx.x, runs, index, type, count, rows, row_bits, f, space);
     else
         write_zeros(z, blockIdx.x - runs, gridDim.x - runs);
@@ -282,32 +289,67 @@ __global__ void __launch_bounds__(SORT_THREADS, 1)
 
 /* ---- Few indices: one order of several runs ---------------------------------------------------------- */
 
-/* An entry's place is the number of entries before it in each of the runs: no two are equal. A thread an entry. */
-__global__ void merge_runs(const __grid_constant__ order o, int64_t count, int64_t rows) {
+constexpr int MERGE_THREADS = 512;
+
+/*
+ * Few runs are searched in shared memory, to which each block copies all of them: on an H200, 16384 indices in bf16,
+ * 0.75 of the limit for the whole backward, 0.71 where they are searched in L2.
+ */
+constexpr size_t STAGED_BYTES = sizeof(uint32_t) * FEW_RUNS * RUN;
+
+/*
+ * An entry's place is the number of entries before it in each of the runs: no two are equal. A thread an entry; it
+ * searches all runs at once, and so waits for memory once a step, not once a step of each run. The blocks behind the
+ * first `mergers` write zeros.
+ */
+template <int RUNS>
+__global__ void __launch_bounds__(MERGE_THREADS)
+    merge_runs(const __grid_constant__ order o, int mergers, int64_t count, int64_t rows, zeros z) {
     take_turn();
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, place = i % RUN;
+    if ((int)blockIdx.x >= mergers) {
+        write_zeros(z, blockIdx.x - mergers, gridDim.x - mergers);
+        return;
+    }
+    int i = (int)(blockIdx.x * MERGE_THREADS + threadIdx.x), own = i / RUN;
+    const uint32_t *runs = o.runs;
+    if constexpr (RUNS == FEW_RUNS) {
+        extern __shared__ uint4 staged[];
+        /* Whole pieces: the workspace goes on behind the last entry. */
+        for (int piece = threadIdx.x; piece * WIDE<uint32_t> < count; piece += MERGE_THREADS)
+            copy_async(staged + piece, reinterpret_cast<const uint4 *>(o.runs) + piece);
+        close_copies();
+        wait_copies<0>();
+        __syncthreads();
+        runs = reinterpret_cast<const uint32_t *>(staged);
+    }
     if (i >= count) return;
-    uint32_t mine = o.runs[i], row = mine >> o.k_bits;
-    bool begins = true, ends = true;
+    uint32_t mine = runs[i], row = mine >> o.k_bits;
+    /* Entries of run r, and how many of them are known to be before this one. */
+    int length[RUNS], low[RUNS];
 #pragma unroll
-    for (int r = 0; r < MOST_RUNS; r++) {
-        int64_t base = (int64_t)r * RUN;
-        if (base >= count) break;
-        const uint32_t *run = o.runs + base;
-        int length = (int)min((int64_t)RUN, count - base), low = 0, high = length;
-        bool own = i / RUN == r;
-        if (own) low = high = (int)(i % RUN);
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (run[middle] < mine)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        if (!own) place += low;
-        int next = low + own;
-        begins &= low == 0 || run[low - 1] >> o.k_bits != row;
-        ends &= next >= length || run[next] >> o.k_bits != row;
+    for (int r = 0; r < RUNS; r++) {
+        length[r] = max(0, min(RUN, (int)count - r * RUN));
+        low[r] = r == own ? i % RUN : 0;
+    }
+#pragma unroll 1
+    for (int step = RUN; step; step /= 2) {
+        bool before[RUNS];
+#pragma unroll
+        for (int r = 0; r < RUNS; r++)
+            before[r] = r != own && low[r] + step <= length[r] && runs[r * RUN + low[r] + step - 1] < mine;
+#pragma unroll
+        for (int r = 0; r < RUNS; r++)
+            if (before[r]) low[r] += step;
+    }
+    bool begins = true, ends = true;
+    int place = 0;
+#pragma unroll
+    for (int r = 0; r < RUNS; r++) {
+        int next = low[r] + (r == own);
+        const uint32_t *run = runs + r * RUN;
+        place += low[r];
+        begins &= low[r] == 0 || run[low[r] - 1] >> o.k_bits != row;
+        ends &= next >= length[r] || run[next] >> o.k_bits != row;
     }
     o.packed[place] = mine;
     if (row < rows) mark_list(o, place, row, begins, ends);

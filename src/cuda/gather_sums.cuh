@@ -343,8 +343,9 @@ template <class T, class D, bool WHOLE> __device__ void clear_rows(const sum_cal
 }
 
 /*
- * A task a block. Sums and zeros take turns, so that while the one waits for memory the other fills it; zeros, where
- * they are more, come last, and hide the end of the sums.
+ * A task a block. All sums come first: they wait for one another, and the zeros hide their end. On an H200, 16384
+ * indices in bf16: 0.785 of the limit, 0.75 where sums and zeros take turns. Rows of dy brought into L2 before their
+ * loads made it slower (0.725).
  */
 template <class T, class D, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, WHOLE ? RESIDENT : 3)
@@ -352,14 +353,11 @@ __global__ void __launch_bounds__(THREADS, WHOLE ? RESIDENT : 3)
     __shared__ sum_space<T> space;
     take_turn();
     int64_t zeros = (call.zero_rows + ZERO_ROWS - 1) / ZERO_ROWS, tasks = call.sums + zeros;
-    int64_t pairs = min(call.sums, zeros);
     for (int64_t i = blockIdx.x; i < tasks; i += gridDim.x) {
-        bool sum = i < 2 * pairs ? i % 2 == 0 : i < call.sums + pairs;
-        int64_t task = i < 2 * pairs ? i / 2 : sum ? i - pairs : i - call.sums;
-        if (sum)
-            summer<T, D, WHOLE>(call, space, task).run();
+        if (i < call.sums)
+            summer<T, D, WHOLE>(call, space, i).run();
         else
-            clear_rows<T, D, WHOLE>(call, task);
+            clear_rows<T, D, WHOLE>(call, i - call.sums);
     }
 }
 

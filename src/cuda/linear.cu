@@ -226,6 +226,19 @@ template <class... Data> bool is_fast(const tiling &t, int wide, Data... data) {
     return t.columns % wide == 0 && (is_aligned(data, 16) && ...);
 }
 
+/* The usual activations are compiled in; the others are chosen element by element. */
+template <class T, class S> auto finish_kernel(const finishing &f, bool fast) {
+    if (!fast) return finish_rows<T, S, ANY_ACTIVATION, false>;
+    switch (f.activation) {
+    case VJP_ACT_NONE: return finish_rows<T, S, VJP_ACT_NONE, true>;
+    case VJP_ACT_RELU: return finish_rows<T, S, VJP_ACT_RELU, true>;
+    case VJP_ACT_GELU_TANH: return finish_rows<T, S, VJP_ACT_GELU_TANH, true>;
+    case VJP_ACT_GELU_ERF: return finish_rows<T, S, VJP_ACT_GELU_ERF, true>;
+    case VJP_ACT_SILU: return finish_rows<T, S, VJP_ACT_SILU, true>;
+    default: return finish_rows<T, S, ANY_ACTIVATION, true>;
+    }
+}
+
 template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_t columns) {
     if (!goes_on(w)) return;
     then(w, with_type(w.work->storage, [&](auto zero) {
@@ -234,8 +247,7 @@ template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_
              using Sums = std::conditional_t<std::is_void_v<S>, T, float>;
              tiling t = tiling_of(rows, columns, WIDE<T>);
              bool fast = is_fast(t, WIDE<T>, f.sums, (const void *)f.pre.data, (const void *)f.y);
-             auto kernel = fast ? finish_rows<T, Sums, true> : finish_rows<T, Sums, false>;
-             return launch(w.work, true, kernel, t.chunks * t.tiles, THREADS, 0, f, t);
+             return launch(w.work, true, finish_kernel<T, Sums>(f, fast), t.chunks * t.tiles, THREADS, 0, f, t);
          }));
 }
 

@@ -62,9 +62,11 @@ struct place {
     bool idle;
 };
 
-template <int W, bool FAST> __device__ place place_of(const tiling &t) {
+/* `backwards`: chunks from the last one on. */
+template <int W, bool FAST> __device__ place place_of(const tiling &t, bool backwards = false) {
     place p;
     unsigned chunk = blockIdx.x / (unsigned)t.tiles, tile = blockIdx.x % (unsigned)t.tiles;
+    if (backwards) chunk = (unsigned)t.chunks - 1 - chunk;
     p.x = (int)(threadIdx.x % (unsigned)t.across);
     p.y = (int)(threadIdx.x / (unsigned)t.across);
     p.first = (int64_t)tile * t.across * W;
@@ -142,12 +144,15 @@ struct finishing {
     int activation;
 };
 
-/* pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. */
-template <class T, class S, bool FAST>
-__global__ void __launch_bounds__(THREADS, 2) finish_rows(finishing f, tiling t) {
+/*
+ * pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. The last rows come first: what
+ * the product wrote last may still be in the second-level cache.
+ */
+template <class T, class S, int ACTIVATION, bool FAST>
+__global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) finish_rows(finishing f, tiling t) {
     take_turn();
     constexpr int W = WIDE<T>;
-    place p = place_of<W, FAST>(t);
+    place p = place_of<W, FAST>(t, true);
     if (p.idle) return;
     float bias[W];
     read_bias<T, FAST>(bias, f.bias, t, p);
@@ -179,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, 2) finish_rows(finishing f, tiling t)
             if (f.add) load_piece<FAST>(old, y, t, p);
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                value[j] = activate<ANY_ACTIVATION>(f.activation, value[j]);
+                value[j] = activate<ACTIVATION>(f.activation, value[j]);
                 if (f.add) value[j] += to_f32(old.v[j]);
             }
             store_piece<FAST>(y, value, t, p);

@@ -14,7 +14,7 @@ template <class T, bool LAYER> vjp_status norm_run_as(const vjp_work *work, cons
                         : c.path == NORM_PATH_ROWS ? norm_rows_run<T, LAYER>(work, c)
                                                    : norm_long_run<T, LAYER>(work, c);
     if (status != VJP_OK || !c.sums) return status;
-    return launch(work, true, norm_finish<T>, divide_up(2 * c.dim, NORM_FINISH_COLUMNS), NORM_FINISH_THREADS, 0, c);
+    return norm_finish_run<T>(work, c);
 }
 
 template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {

@@ -296,7 +296,7 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
                 if (k.has(p))
 #pragma unroll
                     for (int t = 0; t < TENSORS; t++)
-                        asm volatile("prefetch.global.L2 [%0];" ::"l"(from(c, t, s) + p * Shape::PIECE_COLUMNS));
+                        prefetch(from(c, t, s) + p * Shape::PIECE_COLUMNS);
 #pragma unroll
         for (int p = 0; p < Shape::PIECES; p++)
             if (!k.has(p))
