@@ -339,6 +339,11 @@ vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
     return webgpu_enqueue(l->work->device, l, groups);
 }
 
+int gpu_threads(const vjp_device *device) {
+    (void)device;
+    return GPU_THREADS;
+}
+
 void webgpu_end_pass(webgpu_state *state) {
     if (!state->pass) return;
     state->api.ComputePassEncoderEnd(state->pass);
