@@ -101,7 +101,8 @@ enum class State { READY, AT_BARRIER, IN_SIMD, ENDED };
 struct Thread {
     void *sp;
     State state;
-    const char *file; // where it waits
+    unsigned simd_begin; // the first thread of its simdgroup
+    const char *file;    // where it waits
     int line;
     unsigned turn;                  // how many exchanges it has been in
     unsigned shown[2];              // the turns of the slots: a thread that has ended has no more
@@ -138,6 +139,8 @@ Region *active[4];
 int active_count;
 unsigned epoch = 1, group_number;
 bool running, seen;
+unsigned early; // see tell_early()
+uintptr_t early_place;
 char *message;
 unsigned long launches;
 
@@ -200,10 +203,9 @@ void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, u
             tell_race(cell, write, static_cast<unsigned>(cell.writer), true, at);
         else if (write && read && cell.reader != static_cast<short>(now))
             tell_race(cell, true, static_cast<unsigned>(cell.reader == MANY ? (now ? 0 : 1) : cell.reader), false, at);
-        else if (!write && cell.group != group_number) {
-            char here[160];
-            line_of(at, here, sizeof here);
-            tell("thread %u reads at %s threadgroup memory that no thread has written", now, here);
+        else if (!write && cell.group != group_number && !early_place) {
+            early_place = at; // a race if someone writes it before the next barrier
+            early = now;
         }
         if (write) {
             cell.atomic = atomic && (!written || cell.atomic);
@@ -220,28 +222,44 @@ void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, u
     }
 }
 
-const emulate_buffer *last; // that an access hit
+// Tells of the first read since the last barrier of what no thread has written until now.
+void tell_early() {
+    char here[160];
+    if (!early_place || seen) return;
+    line_of(early_place, here, sizeof here);
+    tell("thread %u reads at %s threadgroup memory that no thread has written", early, here);
+}
 
-void access(const void *address, size_t bytes, bool write, uintptr_t at, bool atomic = false) {
-    const char *a = static_cast<const char *>(address);
-    if (!running || static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MOST_THREADS) * STACK) return;
-    if (last && static_cast<size_t>(a - last->memory) < last->bytes &&
-        static_cast<size_t>(a - last->memory) + bytes <= last->bytes)
-        return;
+// The buffer that an access to such a page has hit last.
+enum { PAGE = 12, PAGES = 256 };
+const emulate_buffer *hit[PAGES];
+
+bool lies_in(const emulate_buffer &b, const char *a, size_t bytes) {
+    return static_cast<size_t>(a - b.memory) < b.bytes && static_cast<size_t>(a - b.memory) + bytes <= b.bytes;
+}
+
+__attribute__((noinline)) void find(const char *a, size_t bytes, bool write, uintptr_t at, bool atomic) {
     for (int i = 0; i < active_count; i++)
         if (static_cast<size_t>(a - active[i]->memory) < active[i]->bytes)
             return touch(*active[i], static_cast<size_t>(a - active[i]->memory), bytes, write, atomic, at);
+    if (a >= &__executable_start && a < &_end) return; // constants
     for (const emulate_buffer &b : launch->buffer)
-        if (b.memory && static_cast<size_t>(a - b.memory) < b.bytes &&
-            static_cast<size_t>(a - b.memory) + bytes <= b.bytes) {
-            last = &b;
+        if (b.memory && lies_in(b, a, bytes)) {
+            hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)] = &b;
             return;
         }
-    if (a >= &__executable_start && a < &_end) return; // constants
-    char here[160];
     if (seen) return;
+    char here[160];
     line_of(at, here, sizeof here);
     tell("thread %u %s at %s outside of every buffer", now, write ? "writes" : "reads", here);
+    fiber_switch(&threads[now].sp, scheduler); // what comes next may be no memory at all
+}
+
+inline void access(const void *address, size_t bytes, bool write, uintptr_t at, bool atomic = false) {
+    const char *a = static_cast<const char *>(address);
+    if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MOST_THREADS) * STACK || !running) return;
+    const emulate_buffer *b = hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)];
+    if (!b || !lies_in(*b, a, bytes)) find(a, bytes, write, at, atomic);
 }
 
 // ---- Stopping -----------------------------------------------------------------------------------------------
@@ -326,14 +344,14 @@ bool release(unsigned count) {
         if (threads[i].state != State::ENDED && first < 0) first = static_cast<int>(i);
     if (first < 0) return false;
     for (unsigned i = 0; i < count; i++)
-        if (threads[i].state != threads[first].state || !same_place(threads[first], threads[i]) ||
-            threads[i].state == State::IN_SIMD) {
+        if (threads[i].state != threads[first].state || !same_place(threads[first], threads[i])) {
             tell_divergence(static_cast<unsigned>(first), i);
             return false;
         }
     for (unsigned i = 0; i < count; i++)
         threads[i].state = State::READY;
     epoch++;
+    tell_early();
     return true;
 }
 
@@ -341,9 +359,11 @@ void run_group(const unsigned *order) {
     unsigned count = launch->threads;
     epoch++;
     group_number++;
+    early_place = 0;
     active_count = 0;
     for (unsigned i = 0; i < count; i++) {
         threads[i].state = State::READY;
+        threads[i].simd_begin = i / width() * width();
         threads[i].turn = threads[i].shown[0] = threads[i].shown[1] = 0;
         threads[i].sp = fiber_stack(stacks + static_cast<size_t>(i + 1) * STACK - 64, start);
     }
@@ -353,6 +373,7 @@ void run_group(const unsigned *order) {
             if (threads[now].state == State::READY) fiber_switch(&scheduler, threads[now].sp);
         }
     while (!seen && release(count));
+    tell_early();
 }
 
 // ---- A launch -----------------------------------------------------------------------------------------------
@@ -383,7 +404,7 @@ bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
     launch = l;
     message = text;
     seen = false;
-    last = nullptr;
+    memset(hit, 0, sizeof hit);
     for (size_t i = 0; i < l->shader->constants; i++)
         *l->shader->constant[i].value = l->constant[i];
     emulate_order order = emulate_with.order;
@@ -424,7 +445,7 @@ void emulate_barrier(const char *file, int line) {
 }
 
 unsigned emulate_simd_lane(void) {
-    return now % width();
+    return now - threads[now].simd_begin;
 }
 
 unsigned emulate_simd_width(void) {
@@ -435,7 +456,7 @@ unsigned emulate_simd_width(void) {
 const void *emulate_exchange(const void *value, size_t bytes, unsigned lane, const char *file, int line) {
     static const uint64_t nothing[2] = {UINT64_MAX, UINT64_MAX};
     Thread &t = threads[now];
-    unsigned turn = ++t.turn, first = now / width() * width();
+    unsigned turn = ++t.turn, first = t.simd_begin;
     if (bytes > SLOT) abort();
     memcpy(t.slot[turn % 2], value, bytes);
     t.shown[turn % 2] = turn;
