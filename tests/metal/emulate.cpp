@@ -365,7 +365,8 @@ void run_group(const unsigned *order) {
         threads[i].state = State::READY;
         threads[i].simd_begin = i / width() * width();
         threads[i].turn = threads[i].shown[0] = threads[i].shown[1] = 0;
-        threads[i].sp = fiber_stack(stacks + static_cast<size_t>(i + 1) * STACK - 64, start);
+        // Stacks that all ended on the same part of a page would fight for the same lines of the cache.
+        threads[i].sp = fiber_stack(stacks + static_cast<size_t>(i + 1) * STACK - 64 - i % 64 * 448, start);
     }
     do
         for (unsigned i = 0; i < count && !seen; i++) {
