@@ -104,8 +104,8 @@ void gpu_constant(gpu_launch *l, const char *name, int64_t value);
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups);
 
 /*
- * Provided by the backend: how many threads a workgroup of this device has, GPU_THREADS or fewer, any number. A cut that
- * goes by it sets the launch's `threads`; the others have GPU_THREADS, and a device that gives fewer refuses them.
+ * Provided by the backend: how many threads a workgroup of this device has, GPU_THREADS or fewer, any number. A cut
+ * that goes by it sets the launch's `threads`; the others have GPU_THREADS, and a device that gives fewer refuses them.
  */
 int gpu_threads(const vjp_device *device);
 

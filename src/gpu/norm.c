@@ -1,6 +1,7 @@
 /*
- * How the norms' rows are cut. A team of 1 to all threads of a workgroup has a row, a thread up to MOST_PAIRS pairs of columns, so
- * that its column sums stay in registers. Wider rows are measured first and then taken in tiles of columns.
+ * How the norms' rows are cut. A team of threads, one or all of a workgroup, has a row, a thread up to MOST_PAIRS pairs
+ * of columns, so that its column sums stay in registers. Wider rows are measured first and then taken in tiles of
+ * columns.
  */
 #include "gpu/norm.h"
 

@@ -2,11 +2,11 @@
 //
 // A shader lists what it is made of, each list once, then takes this file in:
 //
-//     #define OPERANDS(operand) operand(Float, 0, x) operand(Index, 1, index) ...   buffers, by number from 0
-//     #define NUMBERS(number) number(0, PAIRS) ...                                 constants it is compiled with
-//     #define KERNELS(kernel_of) kernel_of(forward) ...                             functions void f(thread const Call &c)
-//     struct Params { ... };                                                       what a launch gives, words in order
-//     struct Shared { ... };                                                       memory that a threadgroup shares
+//     OPERANDS(operand)   operand(Float, 0, x) operand(Index, 1, index) ...: buffers, numbered from 0
+//     NUMBERS(number)     number(0, PAIRS) ...: constants that it is compiled with, numbered from 0
+//     KERNELS(kernel_of)  kernel_of(forward) ...: functions void forward(thread const Call &c)
+//     struct Params       what a launch gives, words in their order
+//     struct Shared       memory that a threadgroup shares
 //
 // and ends with KERNELS(ENTRY). A kernel sees c.x, c.p.rows, c.shared->tile, c.group, c.lane. Whether an operand is
 // there and of which type is a function constant, so that branches on it are gone when a pipeline has been made.
@@ -22,9 +22,9 @@ enum Type : uint {
     F16 = 3,
     I32 = 5,
     I64 = 6,
-    TYPE = 7,    // the bits of the type itself
-    PAIRED = 8,  // 16-bit elements: every two of a run, from an even one on, are one word
-    FOURS = 16   // every four of a run, from a multiple of four on, are one aligned load
+    TYPE = 7,   // the bits of the type itself
+    PAIRED = 8, // 16-bit elements: every two of a run, from an even one on, are one word
+    FOURS = 16  // every four of a run, from a multiple of four on, are one aligned load
 };
 
 // ---- Floats -------------------------------------------------------------------------------------------------
@@ -235,10 +235,10 @@ struct Found {
 // ---- A kernel's call ----------------------------------------------------------------------------------------
 
 #define CONSTANT_OF_OPERAND(kind, n, name) constant uint name##_type [[function_constant(n)]];
-#define CONSTANT_OF_NUMBER(n, name) constant uint name [[function_constant(32 + n)]];
-#define MEMBER(kind, n, name) kind name;
-#define ARGUMENT(kind, n, name) device uchar *name##_memory [[buffer(n)]],
-#define GIVEN(kind, n, name) {name##_memory, name##_type, (u.adds >> n & 1) != 0},
+#define CONSTANT_OF_NUMBER(n, name)        constant uint name [[function_constant(32 + n)]];
+#define MEMBER(kind, n, name)              kind name;
+#define ARGUMENT(kind, n, name)            device uchar *name##_memory [[buffer(n)]],
+#define GIVEN(kind, n, name)               {name##_memory, name##_type, (u.adds >> n & 1) != 0},
 
 OPERANDS(CONSTANT_OF_OPERAND)
 NUMBERS(CONSTANT_OF_NUMBER)

@@ -6,14 +6,14 @@
 //
 // A team of `lanes` threads has a row; a threadgroup has `teams` of them, and maybe a few threads more. As long as a
 // threadgroup has a row's columns, 16 a thread, the row's facts and its dx come from one kernel, which reads x and dy
-// from memory once (the second look finds them in cache). Longer rows are measured by `measure` first; `columns` then has
-// a tile of columns. Both leave column sums a chunk of rows, which `finish` adds: no walk down a column.
+// from memory once (the second look finds them in cache). Longer rows are measured by `measure` first; `columns` then
+// has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds: no walk down a column.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, x) operand(Float, 1, dy) operand(Float, 2, gamma) operand(Float, 3, beta) operand(Float, 4, y)   \
-    operand(Float, 5, mean) operand(Float, 6, rstd) operand(Float, 7, mean_in) operand(Float, 8, rstd_in)              \
-    operand(Float, 9, dx) operand(Float, 10, dgamma) operand(Float, 11, dbeta) operand(Float, 12, facts)               \
-    operand(Float, 13, partials)
-#define NUMBERS(number) number(0, PAIRS) number(1, FUSED) number(2, SAVED) number(3, GAMMA)
+        operand(Float, 5, mean) operand(Float, 6, rstd) operand(Float, 7, mean_in) operand(Float, 8, rstd_in)          \
+            operand(Float, 9, dx) operand(Float, 10, dgamma) operand(Float, 11, dbeta) operand(Float, 12, facts)       \
+                operand(Float, 13, partials)
+#define NUMBERS(number)    number(0, PAIRS) number(1, FUSED) number(2, SAVED) number(3, GAMMA)
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(measure) kernel_of(columns) kernel_of(finish)
 
 struct Params {

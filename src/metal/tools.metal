@@ -1,5 +1,6 @@
 // What the device itself needs: the value of a bad index for the sentence, and copies within its memory.
-#define OPERANDS(operand) operand(Index, 0, explained) operand(Word, 1, to) operand(Word, 2, from) operand(Found, 3, found)
+#define OPERANDS(operand)                                                                                              \
+    operand(Index, 0, explained) operand(Word, 1, to) operand(Word, 2, from) operand(Found, 3, found)
 #define NUMBERS(number)
 #define KERNELS(kernel_of) kernel_of(explain) kernel_of(words) kernel_of(bytes)
 

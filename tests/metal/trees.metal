@@ -1,5 +1,6 @@
 // The sums of common.metal by themselves, for every size of team and threadgroup.
-#define OPERANDS(operand) operand(Float, 0, x) operand(Float, 1, sum) operand(Float, 2, largest) operand(Float, 3, column)
+#define OPERANDS(operand)                                                                                              \
+    operand(Float, 0, x) operand(Float, 1, sum) operand(Float, 2, largest) operand(Float, 3, column)
 #define NUMBERS(number)
 #define KERNELS(kernel_of) kernel_of(sums) kernel_of(twice)
 
