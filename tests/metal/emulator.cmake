@@ -28,6 +28,6 @@ foreach(file ${VJP_METAL_SHADERS} ${own_shaders})
   target_include_directories(metal_shader_${name} PRIVATE ${here} ${PROJECT_SOURCE_DIR}/src/metal)
   # -g1: a race is told with its line. Attributes and pragmas are Metal's.
   target_compile_options(metal_shader_${name} PRIVATE ${cxx_flags} -O2 -g1 -fno-strict-aliasing -fsanitize=thread
-    -Wno-attributes -Wno-unknown-pragmas -Wno-unused)
+    -Wno-attributes -Wno-unknown-attributes -Wno-unknown-pragmas -Wno-unused)
   target_sources(metal_emulator PUBLIC $<TARGET_OBJECTS:metal_shader_${name}>)
 endforeach()
