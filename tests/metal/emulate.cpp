@@ -7,7 +7,6 @@
 #include <cstring>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <vector>
 
 emulate_settings emulate_with = {EMULATE_FORWARD, 32};
 emulate_shader *emulate_shaders;
@@ -125,8 +124,10 @@ enum { MANY = -1 };
 struct Region {
     char *memory;
     size_t bytes;
-    std::vector<Cell> cell;
+    Cell *cell;
 };
+
+enum { REGIONS = 256 };
 
 char *stacks; // [EMULATE_MOST_THREADS][STACK]
 Thread threads[EMULATE_MOST_THREADS];
@@ -134,7 +135,8 @@ void *scheduler;
 unsigned now; // the thread that runs
 const emulate_launch *launch;
 Grid3 place;
-std::vector<Region> regions; // of every kernel that ran: few
+Region regions[REGIONS]; // of every kernel that ran: two each
+int region_count;
 Region *active[4];
 int active_count;
 unsigned epoch = 1, group_number;
@@ -379,8 +381,10 @@ void run_group(const unsigned *order) {
 
 // ---- A launch -----------------------------------------------------------------------------------------------
 
-std::vector<unsigned> order_of(unsigned count, emulate_order order) {
-    std::vector<unsigned> at(count);
+// To be freed.
+unsigned *order_of(unsigned count, emulate_order order) {
+    unsigned *at = static_cast<unsigned *>(malloc(count * sizeof *at));
+    if (!at) abort();
     uint64_t random = 88172645463325252u + launches;
     for (unsigned i = 0; i < count; i++)
         at[i] = order == EMULATE_REVERSE ? count - 1 - i : i;
@@ -410,13 +414,15 @@ bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
         *l->shader->constant[i].value = l->constant[i];
     emulate_order order = emulate_with.order;
     if (order == EMULATE_IN_TURN) order = static_cast<emulate_order>(launches % 3);
-    std::vector<unsigned> groups = order_of(l->grid[0] * l->grid[1], order), lanes = order_of(l->threads, order);
+    unsigned count = l->grid[0] * l->grid[1], *groups = order_of(count, order), *lanes = order_of(l->threads, order);
     running = true;
-    for (size_t i = 0; i < groups.size() && !seen; i++) {
+    for (unsigned i = 0; i < count && !seen; i++) {
         place = {groups[i] % l->grid[0], groups[i] / l->grid[0], 0, 0};
-        run_group(lanes.data());
+        run_group(lanes);
     }
     running = false;
+    free(groups);
+    free(lanes);
     launches++;
     return !seen;
 }
@@ -427,13 +433,13 @@ bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
 void emulate_shared(void *memory, size_t bytes) {
     for (int i = 0; i < active_count; i++)
         if (active[i]->memory == memory) return;
-    Region *region = nullptr;
-    for (Region &r : regions)
-        if (r.memory == memory) region = &r;
-    if (!region) {
-        if (regions.empty()) regions.reserve(256); // pointers to them are kept
-        regions.push_back({static_cast<char *>(memory), bytes, std::vector<Cell>((bytes + 1) / 2)});
-        region = &regions.back();
+    Region *region = regions;
+    while (region < regions + region_count && region->memory != memory)
+        region++;
+    if (region == regions + region_count) {
+        if (region_count++ == REGIONS) abort();
+        *region = {static_cast<char *>(memory), bytes, static_cast<Cell *>(calloc((bytes + 1) / 2, sizeof(Cell)))};
+        if (!region->cell) abort();
     }
     memset(memory, 0xff, bytes);
     active[active_count++] = region;
