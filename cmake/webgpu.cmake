@@ -22,22 +22,9 @@ if(NOT WEBGPU_INCLUDE_DIR)
   return()
 endif()
 
-set(VJP_GPU_OPS layer_norm rms_norm group_norm rope cumsum gather maxpool2d linear)
-list(TRANSFORM VJP_GPU_OPS PREPEND src/gpu/ OUTPUT_VARIABLE gpu_files)
-list(TRANSFORM gpu_files APPEND .c)
 file(GLOB shader_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/webgpu/*.wgsl)
-set(shaders ${CMAKE_BINARY_DIR}/webgpu_shaders.c)
-add_custom_command(OUTPUT ${shaders}
-  COMMAND ${CMAKE_COMMAND} -D OUT=${shaders} -D "FILES=${shader_files}" -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS ${shader_files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
-add_library(vjp_webgpu_objects OBJECT src/webgpu/api.c src/webgpu/device.c src/webgpu/launch.c src/webgpu/source.c
-  src/gpu/launch.c src/gpu/norm.c ${gpu_files} ${shaders})
-target_link_libraries(vjp_webgpu_objects PRIVATE vjp_flags)
+vjp_embed(webgpu ${shader_files})
+vjp_add_backend(webgpu src/webgpu/api.c src/webgpu/device.c src/webgpu/launch.c src/webgpu/source.c)
 target_include_directories(vjp_webgpu_objects SYSTEM PUBLIC ${WEBGPU_INCLUDE_DIR})
 target_compile_definitions(vjp_webgpu_objects PRIVATE VJP_WEBGPU_PREFIX="${VJP_WEBGPU_PREFIX}")
-add_library(vjp-webgpu SHARED $<TARGET_OBJECTS:vjp_webgpu_objects>)
-# What it needs of core and op comes as copies of its own, hidden.
-target_link_libraries(vjp-webgpu PRIVATE vjp_static ${CMAKE_DL_LIBS} m)
-target_link_options(vjp-webgpu PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined -Wl,--as-needed)
-set_target_properties(vjp-webgpu PROPERTIES INSTALL_RPATH "\$ORIGIN")
 message(STATUS "WebGPU backend: webgpu.h in ${WEBGPU_INCLUDE_DIR}")

@@ -15,10 +15,11 @@ static const char *const loadable[] = {"cuda", "webgpu", "metal"};
 
 enum { COUNT_BUILT_IN = sizeof built_in / sizeof built_in[0], COUNT_LOADABLE = sizeof loadable / sizeof loadable[0] };
 
+/* macOS looks along the program's own paths only where it is asked to. */
 #ifdef __APPLE__
-static const char library_ending[] = "dylib";
+static const char library_name[] = "@rpath/libvjp-%s.dylib";
 #else
-static const char library_ending[] = "so";
+static const char library_name[] = "libvjp-%s.so";
 #endif
 
 /* "cuda:0" is of the kind "cuda". */
@@ -35,7 +36,7 @@ static void unload(void *library) {
  */
 static vjp_status load(vjp_device *device, const char *kind, const vjp_backend **backend) {
     char file[64];
-    snprintf(file, sizeof file, "libvjp-%s.%s", kind, library_ending);
+    snprintf(file, sizeof file, library_name, kind);
     device->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!device->library)
         return vjp_fail(device, VJP_NO_DEVICE, "%s: its backend is not installed (%s)", device->name, dlerror());

@@ -26,8 +26,8 @@
 static vjp_device *device; /* NULL: none here */
 static char why_none[VJP_ERROR_BYTES];
 
-/* Opens it, or says why not. */
-static void device_start(const char *name) {
+/* Opens it, or says why not. Not called where a test opens its own. */
+static inline void device_start(const char *name) {
     if (vjp_open(name, NULL, &device) == VJP_OK) return;
     snprintf(why_none, sizeof why_none, "%s", vjp_error(device));
     printf("the tests that need a device are skipped: %s\n", why_none);

@@ -135,7 +135,10 @@ static double cache_bytes(const vjp_device *device) {
 }
 
 static double free_bytes(void) {
-    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    long pages = 0, size = sysconf(_SC_PAGESIZE);
+#ifdef _SC_AVPHYS_PAGES
+    pages = sysconf(_SC_AVPHYS_PAGES);
+#endif
     return pages > 0 && size > 0 ? (double)pages * (double)size : 1e9;
 }
 

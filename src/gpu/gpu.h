@@ -69,6 +69,7 @@ typedef struct gpu_launch {
     int constants;
     uint32_t param[GPU_MOST_PARAMS];
     int params;
+    int threads;         /* of a workgroup */
     int64_t limit;       /* what an index must stay below, for the sentence */
     const char *too_big; /* the operand or size that 32-bit indices cannot hold; NULL: all fit */
 } gpu_launch;
@@ -108,6 +109,12 @@ void gpu_constant(gpu_launch *l, const char *name, int64_t value);
 
 /* Provided by the backend: enqueues `groups` workgroups. None is no work. */
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups);
+
+/*
+ * Provided by the backend: how many threads a workgroup of this device has, GPU_THREADS or fewer, any number. A cut
+ * that goes by it sets the launch's `threads`; the others have GPU_THREADS, and a device that gives fewer refuses them.
+ */
+int gpu_threads(const vjp_device *device);
 
 static inline int64_t gpu_divide_up(int64_t a, int64_t b) {
     return a / b + (a % b != 0);

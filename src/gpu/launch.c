@@ -4,7 +4,7 @@
 #include <string.h>
 
 gpu_launch gpu_begin(const vjp_work *work, const char *kernel) {
-    return (gpu_launch){.work = work, .shader = work->op->info.name, .kernel = kernel};
+    return (gpu_launch){.work = work, .shader = work->op->info.name, .kernel = kernel, .threads = GPU_THREADS};
 }
 
 static gpu_operand *add(gpu_launch *l, const char *name, gpu_form form, vjp_dtype dtype) {

@@ -1,6 +1,7 @@
 /*
- * How the norms' rows are cut. A team of 1 to 256 threads has a row, a thread up to MOST_PAIRS pairs of columns, so
- * that its column sums stay in registers. Wider rows are measured first and then taken in tiles of columns.
+ * How the norms' rows are cut. A team of threads, one or all of a workgroup, has a row, a thread up to MOST_PAIRS pairs
+ * of columns, so that its column sums stay in registers. Wider rows are measured first and then taken in tiles of
+ * columns.
  */
 #include "gpu/norm.h"
 
@@ -14,7 +15,7 @@ enum {
 };
 
 typedef struct cut {
-    int64_t lanes, teams, pairs, tiles, chunks, chunk_rows;
+    int64_t threads, lanes, teams, pairs, tiles, chunks, chunk_rows;
     bool fused, saved, sums;
     size_t facts, bytes; /* where the facts of long rows lie in the workspace, behind the column sums; all of it */
 } cut;
@@ -26,8 +27,9 @@ static bool has(const gpu_norm *n, int slot) {
 static cut cut_of(const gpu_norm *n) {
     cut c = {0};
     int64_t rows = n->sizes.rows, dim = n->sizes.dim, pairs = gpu_divide_up(dim, 2);
-    c.lanes = gpu_power(pairs, GPU_THREADS);
-    c.teams = GPU_THREADS / c.lanes;
+    c.threads = gpu_threads(n->work->device);
+    c.lanes = gpu_least(gpu_power(pairs, c.threads), c.threads);
+    c.teams = c.threads / c.lanes;
     c.pairs = gpu_power(gpu_divide_up(pairs, c.lanes), MOST_PAIRS);
     c.tiles = gpu_divide_up(pairs, c.lanes * c.pairs);
     c.fused = c.tiles == 1;
@@ -47,6 +49,7 @@ size_t gpu_norm_workspace(const gpu_norm *n) {
 
 static gpu_launch begin(const gpu_norm *n, const cut *c, const char *kernel) {
     gpu_launch l = gpu_begin(n->work, kernel);
+    l.threads = (int)c->threads;
     gpu_u32(&l, n->sizes.rows);
     gpu_u32(&l, n->sizes.dim);
     gpu_u32(&l, c->chunks);
@@ -113,7 +116,7 @@ static vjp_status finish(const gpu_norm *n, const cut *c) {
     bind(&l, "dgamma", n->dgamma, 1);
     bind(&l, "dbeta", n->dbeta, 1);
     gpu_scratch(&l, "partials", VJP_F32, 0, c->chunks * 2 * n->sizes.dim, false);
-    return gpu_enqueue(&l, gpu_divide_up(2 * n->sizes.dim, GPU_THREADS));
+    return gpu_enqueue(&l, gpu_divide_up(2 * n->sizes.dim, c->threads));
 }
 
 vjp_status gpu_norm_backward(const gpu_norm *n) {

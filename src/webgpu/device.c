@@ -141,7 +141,7 @@ static WGPUBuffer make_buffer(webgpu_state *state, uint64_t bytes, WGPUBufferUsa
 
 static vjp_status forget_findings(vjp_device *device) {
     webgpu_state *state = webgpu_of(device);
-    webgpu_record none[WEBGPU_RECORDS];
+    gpu_record none[GPU_RECORDS];
     memset(none, 0xff, sizeof none);
     state->api.QueueWriteBuffer(state->queue, state->findings, 0, none, sizeof none);
     state->may_have_found = false;
@@ -155,7 +155,7 @@ static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     state->params =
         make_buffer(state, WEBGPU_LAUNCHES * WEBGPU_PARAMS, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
-    state->findings = make_buffer(state, WEBGPU_RECORDS * sizeof(webgpu_record),
+    state->findings = make_buffer(state, GPU_RECORDS * sizeof(gpu_record),
                                   WGPUBufferUsage_Storage | WGPUBufferUsage_CopyDst | WGPUBufferUsage_CopySrc);
     vjp_status status = webgpu_result(device, "opening");
     return status == VJP_OK ? forget_findings(device) : status;
@@ -186,9 +186,9 @@ static void close_state(webgpu_state *state) {
     if (state->pass) api->ComputePassEncoderRelease(state->pass);
     if (state->encoder) api->CommandEncoderRelease(state->encoder);
     webgpu_forget_pipelines(state);
-    for (size_t i = 0; i < state->buffers; i++) {
-        api->BufferRelease(state->buffer[i].buffer);
-        munmap(state->buffer[i].place, state->buffer[i].bytes);
+    for (size_t i = 0; i < state->places.count; i++) {
+        api->BufferRelease(state->places.place[i].buffer);
+        munmap(state->places.place[i].begin, state->places.place[i].bytes);
     }
     if (state->params) api->BufferRelease(state->params);
     if (state->findings) api->BufferRelease(state->findings);
@@ -204,7 +204,7 @@ static void close_state(webgpu_state *state) {
     webgpu_unload(&state->api);
     free(state->pipeline);
     free(state->param_bytes);
-    free(state->buffer);
+    free(state->places.place);
     free(state);
 }
 
@@ -239,33 +239,8 @@ static const vjp_kernel *webgpu_kernel(const vjp_device *device, vjp_op_id op, v
 
 /* ---- Memory ------------------------------------------------------------------------------------------ */
 
-const webgpu_buffer *webgpu_find(const webgpu_state *state, const void *address) {
-    size_t low = 0, high = state->buffers;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        const webgpu_buffer *b = &state->buffer[middle];
-        if ((const char *)address < b->place)
-            high = middle;
-        else if ((const char *)address >= b->place + b->bytes)
-            low = middle + 1;
-        else
-            return b;
-    }
-    return NULL;
-}
-
 static vjp_status no_room(vjp_device *device, size_t bytes, const char *why) {
     return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu bytes: %s", device->name, bytes, why);
-}
-
-static bool make_room(webgpu_state *state) {
-    if (state->buffers < state->buffer_room) return true;
-    size_t room = state->buffer_room ? state->buffer_room * 2 : 64;
-    webgpu_buffer *grown = realloc(state->buffer, room * sizeof *grown);
-    if (!grown) return false;
-    state->buffer = grown;
-    state->buffer_room = room;
-    return true;
 }
 
 static vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
@@ -280,7 +255,6 @@ static vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
                  (unsigned long long)state->limits.maxBufferSize);
         return no_room(device, bytes, why);
     }
-    if (!make_room(state)) return no_room(device, bytes, "the host has none");
     char *place = mmap(NULL, rounded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (place == MAP_FAILED) return no_room(device, bytes, "no addresses are left");
     char message[WEBGPU_MESSAGE] = "";
@@ -294,10 +268,11 @@ static vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
         status = webgpu_result(device, "allocating");
         return status != VJP_OK ? status : no_room(device, bytes, message);
     }
-    size_t at = state->buffers++;
-    for (; at > 0 && state->buffer[at - 1].place > place; at--)
-        state->buffer[at] = state->buffer[at - 1];
-    state->buffer[at] = (webgpu_buffer){place, rounded, buffer};
+    if (!gpu_places_add(&state->places, (gpu_place){place, rounded, buffer})) {
+        munmap(place, rounded);
+        state->api.BufferRelease(buffer);
+        return no_room(device, bytes, "the host has none");
+    }
     *data = place;
     return VJP_OK;
 }
@@ -305,25 +280,20 @@ static vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
 /* What was encoded keeps its buffers alive until it has run. */
 static void webgpu_free(vjp_device *device, void *data) {
     webgpu_state *state = webgpu_of(device);
-    const webgpu_buffer *found = webgpu_find(state, data);
-    if (!found || found->place != (char *)data) return;
-    size_t at = (size_t)(found - state->buffer);
+    const gpu_place *found = gpu_places_find(&state->places, data);
+    if (!found || found->begin != (char *)data) return;
     state->api.BufferRelease(found->buffer);
-    munmap(found->place, found->bytes);
-    memmove(&state->buffer[at], &state->buffer[at + 1], (--state->buffers - at) * sizeof state->buffer[0]);
+    munmap(found->begin, found->bytes);
+    gpu_places_remove(&state->places, found);
 }
 
 /* The buffer of a transfer, and the first byte in it. */
 static vjp_status find_place(vjp_device *device, const void *data, uint64_t offset, size_t bytes, const char *doing,
                              WGPUBuffer *buffer, uint64_t *first) {
-    const webgpu_buffer *found = webgpu_find(webgpu_of(device), data);
-    if (!found)
-        return vjp_fail(device, VJP_INVALID, "%s: %s: %p is no memory of this device", device->name, doing, data);
-    *first = (uint64_t)((const char *)data - found->place) + offset;
-    *buffer = found->buffer;
-    if (offset <= found->bytes && *first <= found->bytes && bytes <= found->bytes - *first) return VJP_OK;
-    return vjp_fail(device, VJP_INVALID, "%s: %s: %zu bytes at %llu run past a buffer of %llu", device->name, doing,
-                    bytes, (unsigned long long)*first, (unsigned long long)found->bytes);
+    const gpu_place *place;
+    vjp_status status = gpu_places_span(&webgpu_of(device)->places, device, doing, data, offset, bytes, &place, first);
+    if (status == VJP_OK) *buffer = place->buffer;
+    return status;
 }
 
 /* WebGPU writes whole words: bytes that are part of one are put in by a kernel. They must not cross into the next. */
@@ -458,41 +428,12 @@ static void on_work_done(WGPUQueueWorkDoneStatus status, WGPUStringView message,
     a->done = true;
 }
 
-static double value_of(const webgpu_record *r, vjp_dtype dtype) {
-    int64_t wide = (int64_t)((uint64_t)r->high << 32 | r->low);
-    float narrow;
-    memcpy(&narrow, &r->low, sizeof narrow);
-    return dtype == VJP_F32 ? (double)narrow : dtype == VJP_I64 ? (double)wide : (double)(int32_t)r->low;
-}
-
-static const char *index_name(const vjp_op_info *info, int pass) {
-    const vjp_pass_info *p = &info->pass[pass];
-    for (size_t i = p->outputs; i < p->count; i++)
-        if (p->slots[i].kind == VJP_KIND_INDEX || p->slots[i].kind == VJP_KIND_ARGMAX) return p->slots[i].name;
-    return "index";
-}
-
-static vjp_status tell_finding(vjp_device *device, int i, const webgpu_record *r) {
-    webgpu_state *state = webgpu_of(device);
-    const vjp_op_info *info = vjp_op_describe(vjp_op_at((size_t)(i / VJP_PASS_COUNT)));
-    const char *pass = vjp_pass_name((vjp_pass)(i % VJP_PASS_COUNT)), *name = index_name(info, i % VJP_PASS_COUNT);
-    double value = value_of(r, (vjp_dtype)state->index_dtype[i]);
-    if (value == (double)(int64_t)value && !(value >= 0 && value < (double)state->limit[i]))
-        return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.0f, outside [0, %lld); it was left out", info->name,
-                        pass, name, (unsigned)r->position, value, (long long)state->limit[i]);
-    return vjp_fail(device, VJP_INVALID,
-                    "%s.%s: %s[%u] is %.9g, which is not an integer that f32 holds exactly; it was left out",
-                    info->name, pass, name, (unsigned)r->position, value);
-}
-
 static vjp_status report_findings(vjp_device *device) {
     webgpu_state *state = webgpu_of(device);
-    webgpu_record record[WEBGPU_RECORDS];
+    gpu_record record[GPU_RECORDS];
     vjp_status status = read_words(device, state->findings, 0, sizeof record / 4, record, 0, sizeof record);
     if (status == VJP_OK) status = forget_findings(device);
-    for (int i = 0; i < WEBGPU_RECORDS && status == VJP_OK; i++)
-        if (record[i].position != UINT32_MAX) status = tell_finding(device, i, &record[i]);
-    return status;
+    return status == VJP_OK ? gpu_findings_tell(&state->asked, device, record) : status;
 }
 
 static vjp_status webgpu_synchronize(vjp_device *device) {

@@ -6,7 +6,9 @@
 #ifndef VJP_WEBGPU_DEVICE_H
 #define VJP_WEBGPU_DEVICE_H
 
+#include "gpu/findings.h"
 #include "gpu/gpu.h"
+#include "gpu/places.h"
 #include "webgpu/api.h"
 
 enum {
@@ -14,19 +16,8 @@ enum {
     WEBGPU_PARAMS = 256,     /* bytes of a launch's uniforms: what every device can bind at an offset */
     WEBGPU_LAUNCHES = 256,   /* of a submission */
     WEBGPU_PIPELINES = 4096, /* slots of the table of pipelines, a power of two */
-    WEBGPU_KEY = 640,
-    WEBGPU_RECORDS = VJP_OP_COUNT * VJP_PASS_COUNT
+    WEBGPU_KEY = 640
 };
-
-/*
- * A buffer. Its place is a range of addresses that nothing is mapped to: pointer arithmetic, overlaps and offsets work
- * as on every device, and a host that follows such a pointer faults at once.
- */
-typedef struct webgpu_buffer {
-    char *place;
-    uint64_t bytes; /* reserved there, and of the buffer: a multiple of 256 */
-    WGPUBuffer buffer;
-} webgpu_buffer;
 
 typedef struct webgpu_pipeline {
     char *key; /* NULL: free */
@@ -34,11 +25,6 @@ typedef struct webgpu_pipeline {
     WGPUComputePipeline pipeline;
     WGPUBindGroupLayout layout;
 } webgpu_pipeline;
-
-/* What the kernels of an op and pass found, as it lies on the device; all ones: nothing. */
-typedef struct webgpu_record {
-    uint32_t position, explained, low, high;
-} webgpu_record;
 
 typedef struct webgpu_state {
     webgpu_api api;
@@ -50,8 +36,11 @@ typedef struct webgpu_state {
     bool lost, failed;            /* and why: */
     char message[WEBGPU_MESSAGE]; /* the implementation's own words */
 
-    webgpu_buffer *buffer; /* by rising place */
-    size_t buffers, buffer_room;
+    /*
+     * Buffers. A place is a range of addresses that nothing is mapped to: pointer arithmetic, overlaps and offsets work
+     * as on every device, and a host that follows such a pointer faults at once. Multiples of 256 bytes.
+     */
+    gpu_places places;
 
     webgpu_pipeline *pipeline; /* [WEBGPU_PIPELINES], by hash */
     size_t pipelines;
@@ -66,10 +55,9 @@ typedef struct webgpu_state {
     WGPUBuffer read_back;
     uint64_t read_back_bytes;
 
-    WGPUBuffer findings; /* webgpu_record[WEBGPU_RECORDS] */
+    WGPUBuffer findings; /* gpu_record[GPU_RECORDS] */
     bool may_have_found;
-    int64_t limit[WEBGPU_RECORDS];
-    int32_t index_dtype[WEBGPU_RECORDS];
+    gpu_findings_asked asked;
 } webgpu_state;
 
 static inline webgpu_state *webgpu_of(const vjp_device *device) {
@@ -84,9 +72,6 @@ void webgpu_words(WGPUStringView said, char *text, size_t room);
 
 /* Ends the innermost error scope; "" in `message` if all went well within it, else the implementation's words. */
 void webgpu_pop_scope(webgpu_state *state, char *message, size_t room);
-
-/* The buffer that an address lies in; NULL: none. */
-const webgpu_buffer *webgpu_find(const webgpu_state *state, const void *address);
 
 /* Submits what was encoded. */
 vjp_status webgpu_submit(vjp_device *device);
@@ -105,8 +90,8 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
 /* A piece of memory that a launch sees: one binding. */
 typedef struct webgpu_window {
     WGPUBuffer buffer;
-    const webgpu_buffer *of; /* NULL: the findings */
-    uint64_t begin, bytes;   /* in the buffer */
+    const gpu_place *of;   /* NULL: the findings */
+    uint64_t begin, bytes; /* in the buffer */
     bool written, atomic;
 } webgpu_window;
 

@@ -14,7 +14,7 @@
 enum { ALIGN = 256 };
 
 typedef struct range {
-    const webgpu_buffer *of;
+    const gpu_place *of;
     uint64_t begin, end;
     int operand;
 } range;
@@ -31,8 +31,8 @@ static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ra
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
         if (!o->present) continue;
-        const webgpu_buffer *buffer = webgpu_find(state, o->address);
-        uint64_t begin = buffer ? (uint64_t)(o->address - buffer->place) : 0;
+        const gpu_place *buffer = gpu_places_find(&state->places, o->address);
+        uint64_t begin = buffer ? (uint64_t)(o->address - buffer->begin) : 0;
         if (!buffer || begin + o->bytes > buffer->bytes)
             return fail(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there", o->name);
         range r = {buffer, begin / ALIGN * ALIGN, (begin + o->bytes + ALIGN - 1) / ALIGN * ALIGN, i};
@@ -45,7 +45,7 @@ static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ra
     return VJP_OK;
 }
 
-static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const webgpu_buffer *of) {
+static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const gpu_place *of) {
     for (int i = 0; i < count; i++)
         if (ranges[i].of == of && l->operand[ranges[i].operand].output) return true;
     return false;
@@ -89,7 +89,7 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
         if (o->output && !o->paired) w->atomic = true;
         view->window_of[r->operand] = view->windows - 1;
         view->base[r->operand] =
-            (uint32_t)((uint64_t)(o->address - (r->of->place + w->begin)) / vjp_dtype_size(o->dtype));
+            (uint32_t)((uint64_t)(o->address - (r->of->begin + w->begin)) / vjp_dtype_size(o->dtype));
     }
     return VJP_OK;
 }
@@ -114,17 +114,13 @@ static void order_windows(webgpu_view *view) {
 /* Where this call's op and pass report. */
 static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
     webgpu_state *state = webgpu_of(device);
+    int record = gpu_findings_of(&state->asked, l);
     for (int i = 0; i < l->operands; i++) {
         if (l->operand[i].form != GPU_FINDINGS) continue;
-        int record = (int)l->work->op->id * VJP_PASS_COUNT + (int)l->work->pass;
         view->window_of[i] = view->windows;
-        view->base[i] = (uint32_t)(record * (int)(sizeof(webgpu_record) / 4));
+        view->base[i] = (uint32_t)(record * (int)(sizeof(gpu_record) / 4));
         view->window[view->windows++] =
-            (webgpu_window){state->findings, NULL, 0, WEBGPU_RECORDS * sizeof(webgpu_record), true, true};
-        if (l->limit >= 0) state->limit[record] = l->limit;
-        for (int j = 0; j < l->operands; j++)
-            if (l->operand[j].form == GPU_INDEX && !l->operand[j].output)
-                state->index_dtype[record] = (int32_t)l->operand[j].dtype;
+            (webgpu_window){state->findings, NULL, 0, GPU_RECORDS * sizeof(gpu_record), true, true};
         state->may_have_found = true;
     }
 }
@@ -338,6 +334,11 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
 
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
     return webgpu_enqueue(l->work->device, l, groups);
+}
+
+int gpu_threads(const vjp_device *device) {
+    (void)device;
+    return GPU_THREADS;
 }
 
 void webgpu_end_pass(webgpu_state *state) {

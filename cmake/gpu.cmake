@@ -1,0 +1,34 @@
+# What the backends share that are driven from C: how ops become launches, and shaders as text in the library.
+set(VJP_GPU_OPS layer_norm rms_norm group_norm rope cumsum gather maxpool2d linear)
+list(TRANSFORM VJP_GPU_OPS PREPEND src/gpu/ OUTPUT_VARIABLE VJP_GPU_FILES)
+list(TRANSFORM VJP_GPU_FILES APPEND .c)
+list(APPEND VJP_GPU_FILES src/gpu/findings.c src/gpu/launch.c src/gpu/norm.c src/gpu/places.c)
+
+# vjp_embed(KIND FILE...): the shaders of backend KIND as <build>/KIND_shaders.c, which has KIND_shader(name).
+function(vjp_embed kind)
+  set(out ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
+  add_custom_command(OUTPUT ${out}
+    COMMAND ${CMAKE_COMMAND} -D OUT=${out} -D "FILES=${ARGN}" -D HEADER=${kind}/device.h -D FUNCTION=${kind}_shader
+            -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+    DEPENDS ${ARGN} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
+endfunction()
+
+# vjp_add_backend(KIND FILE...): libvjp-KIND from its own files, those above and its shaders. What it needs of core and op
+# comes as copies of its own, hidden.
+function(vjp_add_backend kind)
+  add_library(vjp_${kind}_objects OBJECT ${ARGN} ${VJP_GPU_FILES} ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
+  target_link_libraries(vjp_${kind}_objects PRIVATE vjp_flags)
+  add_library(vjp-${kind} SHARED $<TARGET_OBJECTS:vjp_${kind}_objects>)
+  target_link_libraries(vjp-${kind} PRIVATE vjp_static ${CMAKE_DL_LIBS} m)
+  if(APPLE)
+    target_link_options(vjp-${kind} PRIVATE -Wl,-exported_symbol,_vjp_backend_entry)
+  else()
+    # A sanitizer's functions are the program's: a library that uses them has them undefined.
+    set(undefined -Wl,--no-undefined)
+    if(VJP_SANITIZE)
+      set(undefined -fsanitize=${VJP_SANITIZE})
+    endif()
+    target_link_options(vjp-${kind} PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed ${undefined})
+  endif()
+  set_target_properties(vjp-${kind} PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}")
+endfunction()

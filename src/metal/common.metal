@@ -1,0 +1,386 @@
+// What every shader has: its operands, 16-bit floats, indices, and sums over threads along a fixed tree.
+//
+// A shader lists what it is made of, each list once, then takes this file in:
+//
+//     OPERANDS(operand)   operand(Float, 0, x) operand(Index, 1, index) ...: buffers, numbered from 0
+//     NUMBERS(number)     number(0, PAIRS) ...: constants that it is compiled with, numbered from 0
+//     KERNELS(kernel_of)  kernel_of(forward) ...: functions void forward(thread const Call &c)
+//     struct Params       what a launch gives, words in their order
+//     struct Shared       memory that a threadgroup shares
+//
+// and ends with KERNELS(ENTRY). A kernel sees c.x, c.p.rows, c.shared->tile, c.group, c.lane. Whether an operand is
+// there and of which type is a function constant, so that branches on it are gone when a pipeline has been made.
+#include <metal_stdlib>
+using namespace metal;
+#pragma STDC FP_CONTRACT OFF
+
+// An operand's function constant: the element's type, as the host writes it, and what is known of how it lies.
+enum Type : uint {
+    ABSENT = 0,
+    F32 = 1,
+    BF16 = 2,
+    F16 = 3,
+    I32 = 5,
+    I64 = 6,
+    TYPE = 7,   // the bits of the type itself
+    PAIRED = 8, // 16-bit elements: every two of a run, from an even one on, are one word
+    FOURS = 16  // every four of a run, from a multiple of four on, are one aligned load
+};
+
+// ---- Floats -------------------------------------------------------------------------------------------------
+
+// bf16 by its bits, which needs no version of the language; rounded to nearest even, and a NaN stays one.
+inline ushort bf16_bits(float value) {
+    uint u = as_type<uint>(value);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return ushort(u >> 16 | 0x40u);
+    }
+    return ushort((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+// f32, bf16 or f16 in memory, f32 here. What is set is added where the call says so, and rounded once.
+struct Float {
+    device uchar *memory;
+    uint type;
+    bool adds;
+
+    bool is() const {
+        return type != ABSENT;
+    }
+    bool wide() const {
+        return (type & TYPE) == F32;
+    }
+    float value_of(ushort bits) const {
+        return (type & TYPE) == BF16 ? as_type<float>(uint(bits) << 16) : float(as_type<half>(bits));
+    }
+    ushort bits_of(float value) const {
+        return (type & TYPE) == BF16 ? bf16_bits(value) : as_type<ushort>(half(value));
+    }
+    float2 values_of(uint word) const {
+        return float2(value_of(ushort(word & 0xffffu)), value_of(ushort(word >> 16)));
+    }
+    uint word_of(float2 v) const {
+        return uint(bits_of(v.x)) | uint(bits_of(v.y)) << 16;
+    }
+
+    float at(uint i) const {
+        if (!is()) {
+            return 0.0f;
+        }
+        return wide() ? ((device const float *)memory)[i] : value_of(((device const ushort *)memory)[i]);
+    }
+    // Elements i and i + 1, i even within a run.
+    float2 two(uint i) const {
+        if (is() && !wide() && (type & PAIRED)) {
+            return values_of(((device const uint *)memory)[i / 2]);
+        }
+        return float2(at(i), at(i + 1));
+    }
+    // Elements i to i + 3, i a multiple of four within a run.
+    float4 four(uint i) const {
+        if (is() && (type & FOURS)) {
+            if (wide()) {
+                return ((device const float4 *)memory)[i / 4];
+            }
+            uint2 words = ((device const uint2 *)memory)[i / 4];
+            return float4(values_of(words.x), values_of(words.y));
+        }
+        return float4(two(i), two(i + 2));
+    }
+
+    void set(uint i, float value) const {
+        if (!is()) {
+            return;
+        }
+        float v = adds ? at(i) + value : value;
+        if (wide()) {
+            ((device float *)memory)[i] = v;
+        } else {
+            ((device ushort *)memory)[i] = bits_of(v);
+        }
+    }
+    void set_two(uint i, float2 value) const {
+        if (is() && !wide() && (type & PAIRED)) {
+            ((device uint *)memory)[i / 2] = word_of(adds ? two(i) + value : value);
+            return;
+        }
+        set(i, value.x);
+        set(i + 1, value.y);
+    }
+    void set_four(uint i, float4 value) const {
+        if (is() && (type & FOURS)) {
+            float4 v = adds ? four(i) + value : value;
+            if (wide()) {
+                ((device float4 *)memory)[i / 4] = v;
+            } else {
+                ((device uint2 *)memory)[i / 4] = uint2(word_of(v.xy), word_of(v.zw));
+            }
+            return;
+        }
+        set_two(i, value.xy);
+        set_two(i + 2, value.zw);
+    }
+};
+
+// By its bits, because a compiler may take it that there are none.
+inline bool is_nan(float value) {
+    return (as_type<uint>(value) & 0x7fffffffu) > 0x7f800000u;
+}
+
+// ---- Integers -----------------------------------------------------------------------------------------------
+
+constexpr constant uint NO_INDEX = 0xffffffffu;
+
+// i32, i64, or f32 that holds integers.
+struct Index {
+    device uchar *memory;
+    uint type;
+    bool adds;
+
+    bool is() const {
+        return type != ABSENT;
+    }
+    // As it lies there, low word first.
+    uint2 raw(uint i) const {
+        if (!is()) {
+            return uint2(0, 0);
+        }
+        device const uint *words = (device const uint *)memory;
+        return (type & TYPE) == I64 ? uint2(words[2 * i], words[2 * i + 1]) : uint2(words[i], 0);
+    }
+    // NO_INDEX where it is not an integer in [0, limit).
+    uint in(uint i, uint limit) const {
+        if (!is()) {
+            return NO_INDEX;
+        }
+        uint2 word = raw(i);
+        if ((type & TYPE) == I64) {
+            return word.y == 0 && word.x < limit ? word.x : NO_INDEX;
+        }
+        if ((type & TYPE) == I32) {
+            return word.x < limit ? word.x : NO_INDEX; // a negative one is a large one
+        }
+        if (word.x == 0x80000000u) {
+            return limit > 0 ? 0 : NO_INDEX; // -0
+        }
+        if (word.x > 0x4b800000u) { // negative, past 2^24, infinite or NaN
+            return NO_INDEX;
+        }
+        float value = as_type<float>(word.x);
+        uint index = uint(value);
+        return float(index) == value && index < limit ? index : NO_INDEX;
+    }
+    void put(uint i, uint value) const {
+        if (!is()) {
+            return;
+        }
+        device uint *words = (device uint *)memory;
+        if ((type & TYPE) == I64) {
+            words[2 * i] = value;
+            words[2 * i + 1] = 0;
+        } else {
+            words[i] = value;
+        }
+    }
+};
+
+// u32 of the workspace.
+struct Word {
+    device uchar *memory;
+    uint type;
+    bool adds;
+
+    bool is() const {
+        return type != ABSENT;
+    }
+    uint word(uint i) const {
+        return is() ? ((device const uint *)memory)[i] : 0;
+    }
+    void put(uint i, uint value) const {
+        if (is()) {
+            ((device uint *)memory)[i] = value;
+        }
+    }
+};
+
+// What is wrong with an index: the first position of a pass, and the value there.
+struct Found {
+    device uchar *memory;
+    uint type;
+    bool adds;
+
+    device atomic_uint *at(uint i) const {
+        return (device atomic_uint *)memory + i;
+    }
+    void report(uint position) const {
+        if (type != ABSENT) {
+            atomic_fetch_min_explicit(at(0), position, memory_order_relaxed);
+        }
+    }
+    uint first() const {
+        return type != ABSENT ? atomic_load_explicit(at(0), memory_order_relaxed) : NO_INDEX;
+    }
+    uint explained() const {
+        return type != ABSENT ? atomic_load_explicit(at(1), memory_order_relaxed) : NO_INDEX;
+    }
+    void note(uint position, uint2 value) const {
+        if (type != ABSENT) {
+            atomic_store_explicit(at(1), position, memory_order_relaxed);
+            atomic_store_explicit(at(2), value.x, memory_order_relaxed);
+            atomic_store_explicit(at(3), value.y, memory_order_relaxed);
+        }
+    }
+};
+
+// ---- A kernel's call ----------------------------------------------------------------------------------------
+
+#define CONSTANT_OF_OPERAND(kind, n, name) constant uint name##_type [[function_constant(n)]];
+#define CONSTANT_OF_NUMBER(n, name)        constant uint name [[function_constant(32 + n)]];
+#define MEMBER(kind, n, name)              kind name;
+#define ARGUMENT(kind, n, name)            device uchar *name##_memory [[buffer(n)]],
+#define GIVEN(kind, n, name)               {name##_memory, name##_type, (u.adds >> n & 1) != 0},
+
+OPERANDS(CONSTANT_OF_OPERAND)
+NUMBERS(CONSTANT_OF_NUMBER)
+
+struct Uniforms {
+    uint groups; // of the launch; the grid's last row may hang over
+    uint adds;   // bit n: what is set in operand n is added
+    uint unused[2];
+    Params p;
+};
+
+constexpr constant uint MOST_THREADS = 256;
+
+struct Call {
+    OPERANDS(MEMBER)
+    constant Params &p;
+    threadgroup Shared *shared;
+    threadgroup float4 *tree; // [MOST_THREADS]
+    uint group;
+    uint lane;    // of this thread in its threadgroup
+    uint threads; // of a threadgroup: any number up to MOST_THREADS
+    uint simd;    // so many threads from a multiple of it on, a power of two, lie in one simdgroup
+};
+
+// Memory of a threadgroup is declared in an entry and nowhere else, which lets a test see who touches it.
+#ifndef THREADGROUP_MEMORY
+#define THREADGROUP_MEMORY(type, name, count) threadgroup type name[count]
+#endif
+
+#define ENTRY(name)                                                                                                    \
+    [[kernel, max_total_threads_per_threadgroup(256)]] void run_##name(                                                \
+        OPERANDS(ARGUMENT) constant Uniforms &u [[buffer(30)]], uint3 place [[threadgroup_position_in_grid]],          \
+        uint3 grid [[threadgroups_per_grid]], uint3 size [[threads_per_threadgroup]],                                  \
+        uint lane [[thread_index_in_threadgroup]], uint width [[threads_per_simdgroup]]) {                             \
+        THREADGROUP_MEMORY(Shared, shared, 1);                                                                         \
+        THREADGROUP_MEMORY(float4, tree, MOST_THREADS);                                                                \
+        uint group = place.y * grid.x + place.x;                                                                       \
+        if (group < u.groups) {                                                                                        \
+            const Call c = {OPERANDS(GIVEN) u.p, shared, tree, group, lane, size.x, width & (0u - width)};             \
+            name(c);                                                                                                   \
+        }                                                                                                              \
+    }
+
+// ---- Sums over threads --------------------------------------------------------------------------------------
+
+inline void wait_for_all() {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+struct Sum {
+    template <typename T> static T join(T a, T b) {
+        return a + b;
+    }
+    template <typename T> static T none() {
+        return T(-0.0f); // x + -0 is x, whatever x
+    }
+};
+
+// Of numbers that are not negative.
+struct Largest {
+    template <typename T> static T join(T a, T b) {
+        return max(a, b);
+    }
+    template <typename T> static T none() {
+        return T(0.0f);
+    }
+};
+
+// v of all threads of a team joined, the same for each of them. Teams are `lanes` threads each, any number, one after
+// another from thread 0 on; threads behind the last whole team get what means nothing. Every thread of the threadgroup
+// must come here.
+//
+// The tree is one for any width of a simdgroup: neighbours first, then neighbouring twos, and so on; what has no
+// neighbour passes as it is. Shuffles do the levels that stay within `block` threads of one simdgroup and one team,
+// memory the others. The last barrier keeps the next tree from overwriting this one while it is still being read.
+template <typename Join, typename T> T team_tree(thread const Call &c, T v, uint lanes) {
+    uint block = min(c.simd, lanes & (0u - lanes));
+    for (uint stride = 1; stride < block; stride *= 2) {
+        v = Join::join(v, simd_shuffle_xor(v, ushort(stride)));
+    }
+    uint count = lanes / block;
+    if (count == 1) {
+        return v;
+    }
+    threadgroup T *tree = (threadgroup T *)c.tree;
+    uint team = c.lane / lanes;
+    uint base = team * count;
+    bool whole = (team + 1) * lanes <= c.threads;
+    if (c.lane % block == 0) {
+        tree[c.lane / block] = v;
+    }
+    wait_for_all();
+    if (count <= block) {
+        uint place = c.lane % block;
+        v = whole && place < count ? tree[base + place] : Join::template none<T>();
+        for (uint stride = 1; stride < block; stride *= 2) {
+            v = Join::join(v, simd_shuffle_xor(v, ushort(stride)));
+        }
+    } else {
+        uint place = c.lane % lanes;
+        for (uint n = count; n > 1; n = (n + 1) / 2) {
+            bool has = whole && place < (n + 1) / 2;
+            if (has) {
+                v = tree[base + 2 * place];
+                if (2 * place + 1 < n) {
+                    v = Join::join(v, tree[base + 2 * place + 1]);
+                }
+            }
+            wait_for_all();
+            if (has) {
+                tree[base + place] = v;
+            }
+            wait_for_all();
+        }
+        if (whole) {
+            v = tree[base];
+        }
+    }
+    wait_for_all();
+    return v;
+}
+
+template <typename T> T team_sum(thread const Call &c, T v, uint lanes) {
+    return team_tree<Sum>(c, v, lanes);
+}
+
+inline float team_max(thread const Call &c, float v, uint lanes) {
+    return team_tree<Largest>(c, v, lanes);
+}
+
+// For the threads of the first team: the sum over the teams of what the thread in the same place has.
+inline float4 across_teams(thread const Call &c, float4 v, uint lanes) {
+    c.tree[c.lane] = v;
+    wait_for_all();
+    for (uint n = c.threads / lanes; n > 1; n = (n + 1) / 2) {
+        uint half_of = (n + 1) / 2;
+        if (c.lane < (n - half_of) * lanes) {
+            c.tree[c.lane] += c.tree[c.lane + half_of * lanes];
+        }
+        wait_for_all();
+    }
+    float4 total = c.tree[c.lane];
+    wait_for_all();
+    return total;
+}

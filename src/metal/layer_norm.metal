@@ -1,0 +1,3 @@
+// layer_norm: see norm.metal.
+#define LAYER true
+#include "norm.metal"

@@ -1,0 +1,326 @@
+// layer_norm and rms_norm (LAYER: the row's mean is taken away): rows of `dim` elements, each normalised by itself.
+// With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):
+//
+//     y  = xh * gamma + beta
+//     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
+//
+// A team of `lanes` threads has a row; a threadgroup has `teams` of them, and maybe a few threads more. As long as a
+// threadgroup has a row's columns, 16 a thread, the row's facts and its dx come from one kernel, which reads x and dy
+// from memory once (the second look finds them in cache). Longer rows are measured by `measure` first; `columns` then
+// has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds: no walk down a column.
+#define OPERANDS(operand)                                                                                              \
+    operand(Float, 0, x) operand(Float, 1, dy) operand(Float, 2, gamma) operand(Float, 3, beta) operand(Float, 4, y)   \
+        operand(Float, 5, mean) operand(Float, 6, rstd) operand(Float, 7, mean_in) operand(Float, 8, rstd_in)          \
+            operand(Float, 9, dx) operand(Float, 10, dgamma) operand(Float, 11, dbeta) operand(Float, 12, facts)       \
+                operand(Float, 13, partials)
+#define NUMBERS(number)    number(0, PAIRS) number(1, FUSED) number(2, SAVED) number(3, GAMMA)
+#define KERNELS(kernel_of) kernel_of(forward) kernel_of(measure) kernel_of(columns) kernel_of(finish)
+
+struct Params {
+    uint rows;
+    uint dim;
+    uint chunks;
+    uint chunk_rows;
+    uint tiles;
+    uint lanes; // of a team
+    uint teams;
+    float eps;
+    float inverse;   // 1 / dim
+    uint most_scale; // the largest exponent by which a row is scaled up
+};
+
+struct Shared {
+    uint none;
+};
+
+#include "common.metal"
+
+// Column pairs are added in parts of 64, these in parts of 64: no f32 chain is long, 2^24 equal terms stay right.
+constexpr constant uint PART = 64;
+constexpr constant uint MOST_PAIRS = 8;
+
+struct Facts {
+    float shift; // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
+    float rest;
+    float rstd;
+    float g;   // mean(g)
+    float gxh; // mean(g * xh)
+};
+
+inline float2 normal(Facts f, float2 x) {
+    return LAYER ? ((x - f.shift) - f.rest) * f.rstd : x * f.rstd;
+}
+
+// Columns i and i + 1 of a row that starts at `start`; what is past the row's end is `outside`.
+inline float2 pair_of(thread const Call &c, Float from, uint start, uint i, float outside) {
+    if (i + 1 < c.p.dim) {
+        return from.two(start + i);
+    }
+    return float2(from.at(start + i), outside);
+}
+
+inline float2 parameters(thread const Call &c, Float from, uint i) {
+    return float2(from.at(i), from.at(min(i + 1, c.p.dim - 1)));
+}
+
+inline float2 gamma_pair(thread const Call &c, uint i) {
+    return c.gamma.is() ? parameters(c, c.gamma, i) : float2(1.0f);
+}
+
+// Adds what `term` gives of each pair of a thread's columns, and joins the team's.
+template <typename T, typename Term> T row_sum(thread const Call &c, thread Term &term) {
+    uint step = 2 * c.p.lanes;
+    T total = T(0.0f);
+    T middle = T(0.0f);
+    uint parts = 0;
+    for (uint begin = 2 * (c.lane % c.p.lanes); begin < c.p.dim; begin += step * PART) {
+        T part = T(0.0f);
+        uint end = min(begin + step * PART, c.p.dim);
+        for (uint i = begin; i < end; i += step) {
+            part += term.of(c, i);
+        }
+        middle += part;
+        parts += 1;
+        if (parts % PART == 0) {
+            total += middle;
+            middle = T(0.0f);
+        }
+    }
+    return team_sum(c, total + middle, c.p.lanes);
+}
+
+// x - shift, and the largest of them.
+struct Spread {
+    uint start;
+    float shift;
+    float largest;
+
+    float of(thread const Call &c, uint i) {
+        float2 v = pair_of(c, c.x, start, i, shift) - shift;
+        largest = max(largest, max(abs(v.x), abs(v.y)));
+        return v.x + v.y;
+    }
+};
+
+// ((x - shift) - rest)^2, scaled.
+struct Squares {
+    uint start;
+    float shift;
+    float rest;
+    float scale;
+
+    float of(thread const Call &c, uint i) {
+        float2 v = ((pair_of(c, c.x, start, i, shift) - shift) - rest) * scale;
+        if (i + 1 >= c.p.dim) {
+            v.y = 0.0f;
+        }
+        return v.x * v.x + v.y * v.y;
+    }
+};
+
+// g and g * xh.
+struct Averages {
+    uint start;
+    Facts f;
+
+    float2 of(thread const Call &c, uint i) {
+        float2 g = pair_of(c, c.dy, start, i, 0.0f) * gamma_pair(c, i);
+        float2 gxh = g * normal(f, pair_of(c, c.x, start, i, 0.0f));
+        if (i + 1 >= c.p.dim) {
+            gxh.y = 0.0f;
+        }
+        return float2(g.x + g.y, gxh.x + gxh.y);
+    }
+};
+
+// Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
+// brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
+inline Facts measured(thread const Call &c, uint row) {
+    uint start = row * c.p.dim;
+    Facts f = {LAYER ? c.x.at(start) : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    Spread spread = {start, f.shift, 0.0f};
+    float sum = row_sum<float>(c, spread);
+    float largest = team_max(c, spread.largest, c.p.lanes);
+    if (LAYER) {
+        f.rest = sum * c.p.inverse;
+    }
+    int exponent = clamp(int(as_type<uint>(largest) >> 23), 127 - int(c.p.most_scale), 253);
+    float scale = as_type<float>(uint(254 - exponent) << 23);
+    Squares squares = {start, f.shift, f.rest, scale};
+    float variance = row_sum<float>(c, squares) * c.p.inverse;
+    f.rstd = scale / sqrt(variance + c.p.eps * scale * scale);
+    return f;
+}
+
+inline void forward(thread const Call &c) {
+    uint team = c.lane / c.p.lanes;
+    uint row = c.group * c.p.teams + team;
+    uint start = min(row, c.p.rows - 1) * c.p.dim;
+    Facts f = measured(c, min(row, c.p.rows - 1));
+    if (team >= c.p.teams || row >= c.p.rows) {
+        return;
+    }
+    if (c.lane % c.p.lanes == 0) {
+        c.mean.set(row, f.shift + f.rest);
+        c.rstd.set(row, f.rstd);
+    }
+    if (!c.y.is()) {
+        return;
+    }
+    for (uint i = 2 * (c.lane % c.p.lanes); i < c.p.dim; i += 2 * c.p.lanes) {
+        float2 v = normal(f, pair_of(c, c.x, start, i, 0.0f));
+        if (c.gamma.is()) {
+            v *= gamma_pair(c, i);
+        }
+        if (c.beta.is()) {
+            v += parameters(c, c.beta, i);
+        }
+        if (i + 1 < c.p.dim) {
+            c.y.set_two(start + i, v);
+        } else {
+            c.y.set(start + i, v.x);
+        }
+    }
+}
+
+// All that dx and dgamma need of a row. Every thread of the threadgroup must come here.
+inline Facts facts_of(thread const Call &c, uint row) {
+    Facts f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    if (SAVED) {
+        f.shift = LAYER ? c.mean_in.at(row) : 0.0f;
+        f.rstd = c.rstd_in.at(row);
+    } else {
+        f = measured(c, row);
+    }
+    if (c.dx.is() || c.facts.is()) {
+        Averages averages = {row * c.p.dim, f};
+        float2 sum = row_sum<float2>(c, averages) * c.p.inverse;
+        f.g = LAYER ? sum.x : 0.0f;
+        f.gxh = sum.y;
+    }
+    return f;
+}
+
+// Rows that are too long for one threadgroup's columns: their facts, for `columns`.
+inline void measure(thread const Call &c) {
+    Facts f = facts_of(c, c.group);
+    if (c.lane == 0) {
+        c.facts.set(c.group * 5, f.shift);
+        c.facts.set(c.group * 5 + 1, f.rest);
+        c.facts.set(c.group * 5 + 2, f.rstd);
+        c.facts.set(c.group * 5 + 3, f.g);
+        c.facts.set(c.group * 5 + 4, f.gxh);
+    }
+}
+
+// The sums of one thread's columns: parts of 64 rows, and their sum; x and y of dgamma, z and w of dbeta.
+struct Columns {
+    float4 part[MOST_PAIRS];
+    float4 sum[MOST_PAIRS];
+};
+
+inline void close_parts(thread Columns &s) {
+    for (uint k = 0; k < PAIRS; k++) {
+        s.sum[k] += s.part[k];
+        s.part[k] = float4(0.0f);
+    }
+}
+
+// One row's share of the thread's columns.
+inline void take_row(thread const Call &c, thread Columns &s, Facts f, uint start, uint first) {
+    for (uint k = 0; k < PAIRS; k++) {
+        uint i = first + k * 2 * c.p.lanes;
+        if (i >= c.p.dim) {
+            break;
+        }
+        float2 dy = pair_of(c, c.dy, start, i, 0.0f);
+        float2 xh = float2(0.0f);
+        if (c.dx.is() || GAMMA) {
+            xh = normal(f, pair_of(c, c.x, start, i, 0.0f));
+        }
+        s.part[k] += float4(dy * xh, dy);
+        if (c.dx.is()) {
+            float2 v = f.rstd * ((dy * gamma_pair(c, i) - f.g) - xh * f.gxh);
+            if (i + 1 < c.p.dim) {
+                c.dx.set_two(start + i, v);
+            } else {
+                c.dx.set(start + i, v.x);
+            }
+        }
+    }
+}
+
+inline Facts facts_read(thread const Call &c, uint row) {
+    return {c.facts.at(row * 5), c.facts.at(row * 5 + 1), c.facts.at(row * 5 + 2), c.facts.at(row * 5 + 3),
+            c.facts.at(row * 5 + 4)};
+}
+
+inline void columns(thread const Call &c) {
+    uint tile = c.group % c.p.tiles;
+    uint chunk = c.group / c.p.tiles;
+    uint begin = chunk * c.p.chunk_rows;
+    uint end = min(begin + c.p.chunk_rows, c.p.rows);
+    uint team = c.lane / c.p.lanes;
+    uint first = tile * (2 * c.p.lanes * PAIRS) + 2 * (c.lane % c.p.lanes);
+    Columns s;
+    for (uint k = 0; k < PAIRS; k++) {
+        s.part[k] = s.sum[k] = float4(0.0f);
+    }
+    uint taken = 0;
+    for (uint base = begin; base < end; base += c.p.teams) {
+        uint row = min(base + team, end - 1);
+        Facts f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        if (!FUSED) {
+            f = facts_read(c, row);
+        } else if (c.dx.is() || GAMMA) {
+            f = facts_of(c, row);
+        }
+        if (team < c.p.teams && base + team < end) {
+            take_row(c, s, f, row * c.p.dim, first);
+        }
+        taken += 1;
+        if (taken % PART == 0) {
+            close_parts(s);
+        }
+    }
+    close_parts(s);
+    if (!c.partials.is()) {
+        return;
+    }
+    for (uint k = 0; k < PAIRS; k++) {
+        float4 total = across_teams(c, s.sum[k], c.p.lanes);
+        uint i = first + k * 2 * c.p.lanes;
+        if (c.lane < c.p.lanes && i < c.p.dim) {
+            uint at = chunk * 2 * c.p.dim + i;
+            c.partials.set(at, total.x);
+            c.partials.set(at + c.p.dim, total.z);
+            if (i + 1 < c.p.dim) {
+                c.partials.set(at + 1, total.y);
+                c.partials.set(at + c.p.dim + 1, total.w);
+            }
+        }
+    }
+}
+
+// dgamma and dbeta of a column: the chunks' sums in their order, by parts of 16.
+inline void finish(thread const Call &c) {
+    uint column = c.group * c.threads + c.lane;
+    if (column >= 2 * c.p.dim) {
+        return;
+    }
+    float total = 0.0f;
+    for (uint begin = 0; begin < c.p.chunks; begin += 16) {
+        float part = 0.0f;
+        for (uint chunk = begin; chunk < min(begin + 16, c.p.chunks); chunk++) {
+            part += c.partials.at(chunk * 2 * c.p.dim + column);
+        }
+        total += part;
+    }
+    if (column < c.p.dim) {
+        c.dgamma.set(column, total);
+    } else {
+        c.dbeta.set(column - c.p.dim, total);
+    }
+}
+
+KERNELS(ENTRY)

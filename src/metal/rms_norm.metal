@@ -1,0 +1,3 @@
+// rms_norm: see norm.metal.
+#define LAYER false
+#include "norm.metal"

@@ -1,0 +1,527 @@
+// See emulate.h.
+#include "emulate.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+#include <unistd.h>
+
+emulate_settings emulate_with = {EMULATE_FORWARD, 32};
+emulate_shader *emulate_shaders;
+
+// ---- Fibers -------------------------------------------------------------------------------------------------
+
+// Saves what a callee must keep and goes on from the other stack. swapcontext() asks the kernel about signals each
+// time, which is most of a run.
+extern "C" void fiber_switch(void **from, void *to);
+#if defined __x86_64__
+asm(R"(
+    .text
+    .globl fiber_switch
+    .type fiber_switch, @function
+fiber_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size fiber_switch, . - fiber_switch
+)");
+static void *fiber_stack(char *top, void (*start)()) {
+    void **sp = reinterpret_cast<void **>(top);
+    *--sp = nullptr; // as after a call: the stack is 8 off a multiple of 16
+    *--sp = reinterpret_cast<void *>(start);
+    for (int i = 0; i < 6; i++)
+        *--sp = nullptr;
+    return sp;
+}
+#elif defined __aarch64__
+asm(R"(
+    .text
+    .globl fiber_switch
+    .type fiber_switch, %function
+fiber_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+    .size fiber_switch, . - fiber_switch
+)");
+static void *fiber_stack(char *top, void (*start)()) {
+    void **sp = reinterpret_cast<void **>(top - 160);
+    memset(sp, 0, 160);
+    sp[11] = reinterpret_cast<void *>(start);
+    return sp;
+}
+#else
+#error "emulate.cpp knows no way to switch stacks on this processor"
+#endif
+
+namespace {
+
+enum { STACK = 64 << 10, SLOT = 16 };
+
+enum class State { READY, AT_BARRIER, IN_SIMD, ENDED };
+
+struct Thread {
+    void *sp;
+    State state;
+    unsigned simd_begin; // the first thread of its simdgroup
+    const char *file;    // where it waits
+    int line;
+    unsigned turn;                  // how many exchanges it has been in
+    unsigned shown[2];              // the turns of the slots: a thread that has ended has no more
+    alignas(16) char slot[2][SLOT]; // what it shows to its simdgroup, by turns: who is ahead must not overwrite it
+};
+
+struct Grid3 { // as uint3 lies in memory
+    unsigned x, y, z, padding;
+};
+
+struct Cell { // two bytes of threadgroup memory
+    unsigned write_epoch, read_epoch, group;
+    short writer, reader; // MANY: several threads
+    bool atomic;
+    uintptr_t write_place, read_place;
+};
+
+enum { MANY = -1 };
+
+struct Region {
+    char *memory;
+    size_t bytes;
+    Cell *cell;
+};
+
+enum { REGIONS = 256 };
+
+char *stacks; // [EMULATE_MOST_THREADS][STACK]
+Thread threads[EMULATE_MOST_THREADS];
+void *scheduler;
+unsigned now; // the thread that runs
+const emulate_launch *launch;
+Grid3 place;
+Region regions[REGIONS]; // of every kernel that ran: two each
+int region_count;
+Region *active[4];
+int active_count;
+unsigned epoch = 1, group_number;
+bool running, seen;
+unsigned early; // see tell_early()
+uintptr_t early_place;
+char *message;
+unsigned long launches;
+
+// ---- Telling ------------------------------------------------------------------------------------------------
+
+extern "C" char __executable_start, _end;
+
+// "norm.metal:120": the innermost line that is not of the stand-in's own.
+void line_of(uintptr_t address, char *text, size_t room) {
+    char command[128], line[512];
+    uintptr_t base = reinterpret_cast<uintptr_t>(&__executable_start);
+    snprintf(text, room, "program + 0x%zx", static_cast<size_t>(address - base));
+    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null", static_cast<int>(getpid()),
+             static_cast<size_t>(address - 1 - base));
+    FILE *said = popen(command, "r");
+    if (!said) return;
+    bool found = false;
+    while (fgets(line, sizeof line, said)) {
+        line[strcspn(line, " \n")] = 0;
+        const char *slash = strrchr(line, '/'), *name = slash ? slash + 1 : line;
+        if (found || line[0] == '?' || strstr(name, "metal_stdlib")) continue;
+        snprintf(text, room, "%.*s", static_cast<int>(room - 1), name);
+        found = true;
+    }
+    pclose(said);
+}
+
+const char *name_of(const char *file) {
+    const char *slash = strrchr(file, '/');
+    return slash ? slash + 1 : file;
+}
+
+__attribute__((format(printf, 1, 2))) void tell(const char *format, ...) {
+    if (seen) return;
+    seen = true;
+    int used = snprintf(message, EMULATE_MESSAGE, "%s.metal, %s(): group %u: ", launch->shader->name,
+                        launch->kernel->name, place.y * launch->grid[0] + place.x);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message + used, static_cast<size_t>(EMULATE_MESSAGE - used), format, arguments);
+    va_end(arguments);
+}
+
+// ---- Who touches what ---------------------------------------------------------------------------------------
+
+void tell_race(const Cell &cell, bool write, unsigned other, bool other_wrote, uintptr_t at) {
+    char here[160], there[160];
+    line_of(at, here, sizeof here);
+    line_of(other_wrote ? cell.write_place : cell.read_place, there, sizeof there);
+    tell("a race: thread %u %s at %s what thread %u %s at %s, with no barrier between", now, write ? "writes" : "reads",
+         here, other, other_wrote ? "writes" : "reads", there);
+}
+
+void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, uintptr_t at) {
+    for (size_t i = from / 2; i <= (from + bytes - 1) / 2 && !seen; i++) {
+        Cell &cell = region.cell[i];
+        bool written = cell.write_epoch == epoch, read = cell.read_epoch == epoch;
+        bool both_atomic = atomic && cell.atomic;
+        if (written && cell.writer != static_cast<short>(now) && !both_atomic)
+            tell_race(cell, write, static_cast<unsigned>(cell.writer), true, at);
+        else if (write && read && cell.reader != static_cast<short>(now))
+            tell_race(cell, true, static_cast<unsigned>(cell.reader == MANY ? (now ? 0 : 1) : cell.reader), false, at);
+        else if (!write && cell.group != group_number && !early_place) {
+            early_place = at; // a race if someone writes it before the next barrier
+            early = now;
+        }
+        if (write) {
+            cell.atomic = atomic && (!written || cell.atomic);
+            cell.write_epoch = epoch;
+            cell.writer = static_cast<short>(now);
+            cell.write_place = at;
+            cell.group = group_number;
+        } else {
+            cell.reader =
+                read && cell.reader != static_cast<short>(now) ? static_cast<short>(MANY) : static_cast<short>(now);
+            cell.read_epoch = epoch;
+            cell.read_place = at;
+        }
+    }
+}
+
+// Tells of the first read since the last barrier of what no thread has written until now.
+void tell_early() {
+    char here[160];
+    if (!early_place || seen) return;
+    line_of(early_place, here, sizeof here);
+    tell("thread %u reads at %s threadgroup memory that no thread has written", early, here);
+}
+
+// The buffer that an access to such a page has hit last.
+enum { PAGE = 12, PAGES = 256 };
+const emulate_buffer *hit[PAGES];
+
+bool lies_in(const emulate_buffer &b, const char *a, size_t bytes) {
+    return static_cast<size_t>(a - b.memory) < b.bytes && static_cast<size_t>(a - b.memory) + bytes <= b.bytes;
+}
+
+__attribute__((noinline)) void find(const char *a, size_t bytes, bool write, uintptr_t at, bool atomic) {
+    for (int i = 0; i < active_count; i++)
+        if (static_cast<size_t>(a - active[i]->memory) < active[i]->bytes)
+            return touch(*active[i], static_cast<size_t>(a - active[i]->memory), bytes, write, atomic, at);
+    if (a >= &__executable_start && a < &_end) return; // constants
+    for (const emulate_buffer &b : launch->buffer)
+        if (b.memory && lies_in(b, a, bytes)) {
+            hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)] = &b;
+            return;
+        }
+    if (seen) return;
+    char here[160];
+    line_of(at, here, sizeof here);
+    tell("thread %u %s at %s outside of every buffer", now, write ? "writes" : "reads", here);
+    fiber_switch(&threads[now].sp, scheduler); // what comes next may be no memory at all
+}
+
+inline void access(const void *address, size_t bytes, bool write, uintptr_t at, bool atomic = false) {
+    const char *a = static_cast<const char *>(address);
+    if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MOST_THREADS) * STACK || !running) return;
+    const emulate_buffer *b = hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)];
+    if (!b || !lies_in(*b, a, bytes)) find(a, bytes, write, at, atomic);
+}
+
+// ---- Stopping -----------------------------------------------------------------------------------------------
+
+void stop(State state, const char *file, int line) {
+    Thread &t = threads[now];
+    t.state = state;
+    t.file = file;
+    t.line = line;
+    fiber_switch(&t.sp, scheduler);
+}
+
+unsigned width() {
+    return emulate_with.width < EMULATE_MOST_THREADS ? emulate_with.width : static_cast<unsigned>(EMULATE_MOST_THREADS);
+}
+
+void run_thread() {
+    Grid3 grid = {launch->grid[0], launch->grid[1], launch->grid[2], 0}, size = {launch->threads, 1, 1, 0}, at = place;
+    unsigned lane = now, simd = emulate_with.width;
+    void *pointer[EMULATE_MOST_BUFFERS], *arguments[EMULATE_MOST_BUFFERS + 6];
+    size_t count = launch->shader->operands;
+    for (size_t i = 0; i < count; i++) {
+        pointer[i] = launch->buffer[i].memory + launch->buffer[i].offset;
+        arguments[i] = &pointer[i];
+    }
+    const emulate_buffer &uniforms = launch->buffer[EMULATE_MOST_BUFFERS - 1];
+    arguments[count] = uniforms.memory + uniforms.offset;
+    arguments[count + 1] = &at;
+    arguments[count + 2] = &grid;
+    arguments[count + 3] = &size;
+    arguments[count + 4] = &lane;
+    arguments[count + 5] = &simd;
+    launch->kernel->run(arguments);
+}
+
+void start() {
+    run_thread();
+    threads[now].state = State::ENDED;
+    fiber_switch(&threads[now].sp, scheduler);
+    abort(); // an ended thread is never resumed
+}
+
+// ---- A threadgroup ------------------------------------------------------------------------------------------
+
+bool same_place(const Thread &a, const Thread &b) {
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
+
+void tell_divergence(unsigned a, unsigned b) {
+    const Thread &s = threads[a], &t = threads[b];
+    if (t.state == State::ENDED)
+        tell("threads part: thread %u waits at %s:%d, thread %u has ended", a, name_of(s.file), s.line, b);
+    else
+        tell("threads part: thread %u waits at %s:%d, thread %u at %s:%d", a, name_of(s.file), s.line, b,
+             name_of(t.file), t.line);
+}
+
+// Lets a simdgroup go on whose threads all have come to one exchange. Threads that have ended take no part.
+bool release_simdgroup(unsigned begin, unsigned end) {
+    int first = -1;
+    for (unsigned i = begin; i < end; i++) {
+        if (threads[i].state == State::ENDED) continue;
+        if (threads[i].state != State::IN_SIMD) return false;
+        if (first < 0) first = static_cast<int>(i);
+        if (!same_place(threads[first], threads[i])) return false;
+    }
+    for (unsigned i = begin; first >= 0 && i < end; i++)
+        if (threads[i].state == State::IN_SIMD) threads[i].state = State::READY;
+    return first >= 0;
+}
+
+// Lets all go on, or tells what keeps them. False: the group has ended, or must.
+bool release(unsigned count) {
+    bool any = false;
+    for (unsigned begin = 0; begin < count; begin += width()) {
+        unsigned end = begin + width() < count ? begin + width() : count;
+        any = release_simdgroup(begin, end) || any;
+    }
+    if (any) return true;
+    int first = -1;
+    for (unsigned i = 0; i < count; i++)
+        if (threads[i].state != State::ENDED && first < 0) first = static_cast<int>(i);
+    if (first < 0) return false;
+    for (unsigned i = 0; i < count; i++)
+        if (threads[i].state != threads[first].state || !same_place(threads[first], threads[i])) {
+            tell_divergence(static_cast<unsigned>(first), i);
+            return false;
+        }
+    for (unsigned i = 0; i < count; i++)
+        threads[i].state = State::READY;
+    epoch++;
+    tell_early();
+    return true;
+}
+
+void run_group(const unsigned *order) {
+    unsigned count = launch->threads;
+    epoch++;
+    group_number++;
+    early_place = 0;
+    active_count = 0;
+    for (unsigned i = 0; i < count; i++) {
+        threads[i].state = State::READY;
+        threads[i].simd_begin = i / width() * width();
+        threads[i].turn = threads[i].shown[0] = threads[i].shown[1] = 0;
+        // Stacks that all ended on the same part of a page would fight for the same lines of the cache.
+        threads[i].sp = fiber_stack(stacks + static_cast<size_t>(i + 1) * STACK - 64 - i % 64 * 448, start);
+    }
+    do
+        for (unsigned i = 0; i < count && !seen; i++) {
+            now = order[i];
+            if (threads[now].state == State::READY) fiber_switch(&scheduler, threads[now].sp);
+        }
+    while (!seen && release(count));
+    tell_early();
+}
+
+// ---- A launch -----------------------------------------------------------------------------------------------
+
+// To be freed.
+unsigned *order_of(unsigned count, emulate_order order) {
+    unsigned *at = static_cast<unsigned *>(malloc(count * sizeof *at));
+    if (!at) abort();
+    uint64_t random = 88172645463325252u + launches;
+    for (unsigned i = 0; i < count; i++)
+        at[i] = order == EMULATE_REVERSE ? count - 1 - i : i;
+    for (unsigned i = count; order == EMULATE_SHUFFLED && i > 1; i--) {
+        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+        unsigned j = static_cast<unsigned>(random % i), kept = at[i - 1];
+        at[i - 1] = at[j];
+        at[j] = kept;
+    }
+    return at;
+}
+
+} // namespace
+
+bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
+    if (!stacks) {
+        void *memory = mmap(nullptr, static_cast<size_t>(EMULATE_MOST_THREADS) * STACK, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) abort();
+        stacks = static_cast<char *>(memory);
+    }
+    launch = l;
+    message = text;
+    seen = false;
+    memset(hit, 0, sizeof hit);
+    for (size_t i = 0; i < l->shader->constants; i++)
+        *l->shader->constant[i].value = l->constant[i];
+    emulate_order order = emulate_with.order;
+    if (order == EMULATE_IN_TURN) order = static_cast<emulate_order>(launches % 3);
+    unsigned count = l->grid[0] * l->grid[1], *groups = order_of(count, order), *lanes = order_of(l->threads, order);
+    running = true;
+    for (unsigned i = 0; i < count && !seen; i++) {
+        place = {groups[i] % l->grid[0], groups[i] / l->grid[0], 0, 0};
+        run_group(lanes);
+    }
+    running = false;
+    free(groups);
+    free(lanes);
+    launches++;
+    return !seen;
+}
+
+// ---- What shaders call --------------------------------------------------------------------------------------
+
+// The first thread of a group to come here makes the memory the group's: full of NaN, and touched by no one.
+void emulate_shared(void *memory, size_t bytes) {
+    for (int i = 0; i < active_count; i++)
+        if (active[i]->memory == memory) return;
+    Region *region = regions;
+    while (region < regions + region_count && region->memory != memory)
+        region++;
+    if (region == regions + region_count) {
+        if (region_count++ == REGIONS) abort();
+        *region = {static_cast<char *>(memory), bytes, static_cast<Cell *>(calloc((bytes + 1) / 2, sizeof(Cell)))};
+        if (!region->cell) abort();
+    }
+    memset(memory, 0xff, bytes);
+    active[active_count++] = region;
+}
+
+extern "C" {
+
+void emulate_barrier(const char *file, int line) {
+    stop(State::AT_BARRIER, file, line);
+}
+
+unsigned emulate_simd_lane(void) {
+    return now - threads[now].simd_begin;
+}
+
+unsigned emulate_simd_width(void) {
+    return width();
+}
+
+// A lane that is not there, or has ended, has nothing: what comes from it is NaN.
+const void *emulate_exchange(const void *value, size_t bytes, unsigned lane, const char *file, int line) {
+    static const uint64_t nothing[2] = {UINT64_MAX, UINT64_MAX};
+    Thread &t = threads[now];
+    unsigned turn = ++t.turn, first = t.simd_begin;
+    if (bytes > SLOT) abort();
+    memcpy(t.slot[turn % 2], value, bytes);
+    t.shown[turn % 2] = turn;
+    stop(State::IN_SIMD, file, line);
+    if (lane >= width() || first + lane >= launch->threads || threads[first + lane].shown[turn % 2] != turn)
+        return nothing;
+    return threads[first + lane].slot[turn % 2];
+}
+
+unsigned emulate_atomic(unsigned *at, int what, unsigned value) {
+    access(at, sizeof *at, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)), true);
+    unsigned before = *at;
+    switch (what) {
+    case '+': *at = before + value; break;
+    case '<': *at = value < before ? value : before; break;
+    case '>': *at = value > before ? value : before; break;
+    case '|': *at = before | value; break;
+    case '&': *at = before & value; break;
+    case '=': *at = value; break;
+    }
+    return before;
+}
+
+// ---- What the compiler calls --------------------------------------------------------------------------------
+
+#define ACCESS(name, bytes, write)                                                                                     \
+    void __tsan_##name(void *address) {                                                                                \
+        access(address, bytes, write, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));                       \
+    }
+ACCESS(read1, 1, false)
+ACCESS(read2, 2, false)
+ACCESS(read4, 4, false)
+ACCESS(read8, 8, false)
+ACCESS(read16, 16, false)
+ACCESS(write1, 1, true)
+ACCESS(write2, 2, true)
+ACCESS(write4, 4, true)
+ACCESS(write8, 8, true)
+ACCESS(write16, 16, true)
+ACCESS(unaligned_read2, 2, false)
+ACCESS(unaligned_read4, 4, false)
+ACCESS(unaligned_read8, 8, false)
+ACCESS(unaligned_read16, 16, false)
+ACCESS(unaligned_write2, 2, true)
+ACCESS(unaligned_write4, 4, true)
+ACCESS(unaligned_write8, 8, true)
+ACCESS(unaligned_write16, 16, true)
+
+void __tsan_read_range(void *address, size_t bytes) {
+    access(address, bytes, false, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
+void __tsan_write_range(void *address, size_t bytes) {
+    access(address, bytes, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
+void __tsan_init(void) {
+}
+void __tsan_func_entry(void *) {
+}
+void __tsan_func_exit(void) {
+}
+}

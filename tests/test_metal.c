@@ -1,0 +1,602 @@
+/*
+ * The Metal backend where there is no Mac: its kernels run by tests/metal/emulate.cpp, its device drives the stand-in
+ * of tests/metal/stand_in.c, and both together are held against `ref` as any device is. First the emulator itself: what
+ * it must see, it sees.
+ */
+#include "metal/device.h"
+#include "metal/emulate.h"
+#include "metal/stand_in.h"
+#include "proof/problem.h"
+#include "proof_sink.h"
+
+/* After them: it names a variable `device`. */
+#include "device_tests.h"
+
+/* ---- The emulator ------------------------------------------------------------------------------------ */
+
+static const emulate_shader *shader_named(const char *name) {
+    const emulate_shader *s = emulate_shaders;
+    while (s && strcmp(s->name, name) != 0)
+        s = s->next;
+    assert_non_null(s);
+    return s;
+}
+
+enum { UNIFORM_WORDS = 8, MOST_FLOATS = 1024, F32_THERE = 1 };
+
+/* Runs a kernel of a test's shader on buffers of floats, all of them f32; false and the message: something was seen. */
+static bool run_kernel(const char *shader, const char *kernel, unsigned threads, unsigned param,
+                       float buffer[][MOST_FLOATS], char message[EMULATE_MESSAGE]) {
+    const emulate_shader *s = shader_named(shader);
+    unsigned constant[64] = {0}, uniforms[UNIFORM_WORDS] = {1, 0, 0, 0, param};
+    emulate_launch l = {.shader = s, .constant = constant, .grid = {1, 1, 1}, .threads = threads};
+    for (size_t i = 0; i < s->kernels; i++)
+        if (strcmp(s->kernel[i].name, kernel) == 0) l.kernel = &s->kernel[i];
+    assert_non_null(l.kernel);
+    for (size_t i = 0; i < s->operands; i++) {
+        constant[i] = F32_THERE;
+        l.buffer[i] = (emulate_buffer){(char *)buffer[i], sizeof buffer[i], 0};
+    }
+    l.buffer[EMULATE_MOST_BUFFERS - 1] = (emulate_buffer){(char *)uniforms, sizeof uniforms, 0};
+    return emulate_run(&l, message);
+}
+
+static const struct {
+    const char *kernel, *words[3];
+} faults[] = {
+    {"read_too_early", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:49"}},
+    {"overwritten", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:57"}},
+    {"both_write", {"a race: thread ", "writes at faults.metal:", "no barrier between"}},
+    {"atomic_and_plain", {"a race: thread ", "faults.metal:", ""}},
+    {"other_barrier", {"threads part: thread ", " waits at common.metal:", "at faults.metal:"}},
+    {"ended", {"threads part: thread ", " waits at common.metal:", "thread 5 has ended"}},
+    {"simd_parts", {"threads part: thread ", "common.metal:", "faults.metal:"}},
+    {"unwritten", {"reads at faults.metal:", "that no thread has written", ""}},
+    {"outside", {"reads at common.metal:", "outside of every buffer", ""}},
+};
+
+static void what_is_wrong_with_a_kernel_is_seen(void **state) {
+    (void)state;
+    float(*buffer)[MOST_FLOATS] = malloc(2 * sizeof buffer[0]); /* not among the program's own data, which is allowed */
+    char message[EMULATE_MESSAGE];
+    for (int i = 0; i < MOST_FLOATS; i++)
+        buffer[0][i] = (float)i;
+    for (emulate_order order = EMULATE_FORWARD; order <= EMULATE_SHUFFLED; order++) {
+        emulate_with = (emulate_settings){order, 32};
+        if (!run_kernel("faults", "good", 64, 0, buffer, message)) fail_msg("%s", message);
+        assert_true(buffer[1][0] == 2 && buffer[1][63] == 1);
+        for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+            if (run_kernel("faults", faults[i].kernel, 64, 0, buffer, message))
+                fail_msg("%s() passed in order %d", faults[i].kernel, (int)order);
+            for (int w = 0; w < 3; w++)
+                if (!strstr(message, faults[i].words[w]))
+                    fail_msg("\"%s\" does not say \"%s\"", message, faults[i].words[w]);
+        }
+    }
+    free(buffer);
+}
+
+/* Any number of threads in teams of any size, of which some leave threads over; simdgroups of any width. */
+static const unsigned sizes[][2] = {{48, 48},   {48, 16},  {48, 3},  {47, 47},   {50, 48},  {256, 256},
+                                    {256, 32},  {256, 64}, {256, 1}, {256, 129}, {192, 96}, {96, 96},
+                                    {224, 224}, {1, 1},    {33, 32}, {64, 64},   {255, 5},  {7, 2}};
+static const unsigned widths[] = {1, 32, 64, 8, 24, 7, 20};
+
+static void sums_are_right_for_any_team_and_the_same_for_any_width(void **state) {
+    (void)state;
+    static float buffer[4][MOST_FLOATS], first[4][MOST_FLOATS], again[4][MOST_FLOATS];
+    char message[EMULATE_MESSAGE];
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+        for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
+            for (emulate_order order = EMULATE_FORWARD; order <= EMULATE_SHUFFLED; order++) {
+                unsigned threads = sizes[s][0], lanes = sizes[s][1], teams = threads / lanes;
+                emulate_with = (emulate_settings){order, widths[w]};
+                memset(buffer, 0, sizeof buffer);
+                for (unsigned i = 0; i < threads; i++) /* positive, so that a sum's relative error is small */
+                    buffer[0][i] = 1 + (float)(i * 2654435761u % 1000) / 999;
+                memcpy(again, buffer, sizeof again);
+                if (!run_kernel("trees", "sums", threads, lanes, buffer, message) ||
+                    !run_kernel("trees", "twice", threads, lanes, again, message))
+                    fail_msg("%u threads, teams of %u, simdgroups of %u: %s", threads, lanes, widths[w], message);
+                if (w == 0 && order == EMULATE_FORWARD) memcpy(first, buffer, sizeof first);
+                if (memcmp(first, buffer, sizeof first) != 0)
+                    fail_msg("%u threads, teams of %u: a width of %u gives other bits", threads, lanes, widths[w]);
+                for (unsigned i = 0; i < teams * lanes; i++) {
+                    double sum = 0, most = 0, column = 0;
+                    for (unsigned k = i / lanes * lanes; k < (i / lanes + 1) * lanes; k++) {
+                        sum += (double)buffer[0][k];
+                        most = fmax(most, (double)buffer[0][k]);
+                    }
+                    for (unsigned k = i; i < lanes && k < teams * lanes; k += lanes)
+                        column += (double)buffer[0][k];
+                    if (fabs((double)buffer[1][i] - sum) > 1e-6 * sum || (double)buffer[2][i] != most ||
+                        fabs((double)buffer[3][i] - column) > 1e-6 * column ||
+                        fabs((double)again[1][i] - sum) > 1e-6 * sum || again[2][i] != 2 * again[1][i])
+                        fail_msg("%u threads, teams of %u, simdgroups of %u: thread %u has %g, %g, %g for %g, %g, %g",
+                                 threads, lanes, widths[w], i, (double)buffer[1][i], (double)buffer[2][i],
+                                 (double)buffer[3][i], sum, most, column);
+                }
+            }
+}
+
+/* ---- The device and its stand-ins -------------------------------------------------------------------- */
+
+const vjp_backend *vjp_backend_entry(const char *version);
+
+/* A device of the backend's files that are linked here. */
+static vjp_status open_here(vjp_device **opened) {
+    objc_use(&stand_in_system);
+    assert_int_equal(vjp_device_create("metal", opened), VJP_OK);
+    return vjp_device_start(*opened, vjp_backend_entry(vjp_version()), NULL);
+}
+
+static void start(void) {
+    stand_in_reset();
+    emulate_with = (emulate_settings){EMULATE_IN_TURN, 32};
+    if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+}
+
+/* Everything was let go, and nothing done that a real system would punish. */
+static void all_is_gone(void) {
+    assert_string_equal(stand_in.misuse, "");
+    assert_int_equal(stand_in.objects, 0);
+    assert_int_equal(stand_in.pools, 0);
+}
+
+static void stop(void) {
+    vjp_close(device);
+    device = NULL;
+    all_is_gone();
+}
+
+static void the_library_has_one_entry_and_knows_its_version(void **state) {
+    (void)state;
+    check_library(VJP_METAL_LIBRARY, "metal");
+}
+
+static void where_there_is_no_macos_it_is_said(void **state) {
+    (void)state;
+    vjp_device *none;
+    objc_use(NULL);
+    assert_int_equal(vjp_device_create("metal", &none), VJP_OK);
+    assert_int_equal(vjp_device_start(none, vjp_backend_entry(vjp_version()), NULL), VJP_NO_DEVICE);
+    if (!strstr(vjp_error(none), "metal: this is no macOS with Metal")) fail_msg("%s", vjp_error(none));
+    assert_int_equal(vjp_synchronize(none), VJP_NO_DEVICE);
+    vjp_close(none);
+    assert_int_equal(vjp_open("metal:1", NULL, &none), VJP_NO_DEVICE);
+    assert_non_null(strstr(vjp_error(none), "\"metal:1\" is no device"));
+    vjp_close(none);
+}
+
+static void opening_that_fails_says_why_and_keeps_nothing(void **state) {
+    (void)state;
+    static const char compiler[] = "program_source:3:1: error: unknown type name 'floot'";
+    const struct {
+        stand_in_state with;
+        vjp_status status;
+        const char *words;
+    } rows[] = {
+        {{.no_device = true}, VJP_NO_DEVICE, "no GPU that Metal knows"},
+        {{.fail_queue = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
+        {{.fail_buffer = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
+        {{.fail_library = compiler}, VJP_DEVICE_FAILED, "tools.metal: program_source:3:1: error: unknown type"},
+        {{.fail_function = "no such constant"}, VJP_DEVICE_FAILED, "tools.metal, words(): no such constant"},
+        {{.fail_pipeline = "too many registers"}, VJP_DEVICE_FAILED, "words(): too many registers"},
+        {{.most_threads = 0}, VJP_NO_DEVICE, "runs no threads"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        vjp_device *none;
+        stand_in_reset();
+        stand_in_state usual = stand_in;
+        stand_in = rows[i].with;
+        stand_in.most_bytes = usual.most_bytes;
+        assert_int_equal(open_here(&none), rows[i].status);
+        if (!strstr(vjp_error(none), rows[i].words)) fail_msg("\"%s\" is no \"%s\"", vjp_error(none), rows[i].words);
+        vjp_close(none);
+        all_is_gone();
+    }
+}
+
+static void any_bytes_go_up_and_come_down(void **state) {
+    (void)state;
+    start();
+    unsigned char host[64], back[64];
+    void *data, *other;
+    assert_int_equal(vjp_alloc(device, 64, &data), VJP_OK);
+    assert_int_equal(vjp_alloc(device, 0, &other), VJP_OK);
+    for (unsigned i = 0; i < 64; i++)
+        host[i] = (unsigned char)(i + 1);
+    assert_int_equal(vjp_upload(device, data, 3, host, 61), VJP_OK);
+    assert_memory_equal((char *)data + 3, host, 61); /* the host sees the device's memory */
+    assert_int_equal(vjp_download(device, back, data, 4, 7), VJP_OK);
+    assert_memory_equal(back, host + 1, 7);
+    assert_int_equal(vjp_upload(device, data, 0, host, 0), VJP_OK);
+    assert_int_equal(vjp_upload(device, host, 0, host, 4), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
+    assert_int_equal(vjp_download(device, back, data, 250, 16), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "16 bytes at 250 run past a buffer of 256"));
+    vjp_free(device, data);
+    vjp_free(device, other);
+    vjp_free(device, host);
+    stop();
+}
+
+/* Whole words and single bytes; done when waited for, not before. */
+static void copies_within_the_device(void **state) {
+    (void)state;
+    start();
+    char host[2048], back[2048], expected[2048];
+    void *data;
+    for (size_t i = 0; i < sizeof host; i++)
+        host[i] = (char)(i * 7 % 251);
+    assert_int_equal(vjp_alloc(device, sizeof host, &data), VJP_OK);
+    assert_int_equal(vjp_upload(device, data, 0, host, sizeof host), VJP_OK);
+    memcpy(expected, host, sizeof host);
+    char *to = data;
+    assert_int_equal(device->backend->copy(device, to + 1024, to, 1000), VJP_OK);
+    assert_int_equal(device->backend->copy(device, to + 1, to + 1027, 301), VJP_OK);
+    assert_memory_equal(data, host, sizeof host);
+    memcpy(expected + 1024, host, 1000);
+    memcpy(expected + 1, expected + 1027, 301);
+    assert_int_equal(vjp_download(device, back, data, 0, sizeof back), VJP_OK);
+    assert_memory_equal(back, expected, sizeof back);
+    vjp_free(device, data);
+    stop();
+}
+
+static vjp_status norm(vjp_tensor *y, const vjp_tensor *x) {
+    return vjp_rms_norm_forward(device, y, NULL, x, NULL, NULL, 1, 1e-5);
+}
+
+static const float numbers[8] = {1, 2, 3, 4, 5, 6, 7, 9};
+
+static void calls_share_a_command_buffer_and_no_pipeline_is_made_twice(void **state) {
+    (void)state;
+    start();
+    const metal_state *inside = device->state;
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers);
+    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers);
+    assert_int_equal(norm(&y, &x), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    int libraries = stand_in.libraries, pipelines = stand_in.pipelines, committed = stand_in.committed;
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(norm(&y, &x), VJP_OK);
+    assert_int_equal(inside->launches, 40);
+    assert_int_equal(stand_in.committed, committed);
+    for (int i = 40; i < METAL_LAUNCHES * (METAL_COMMITTED + 2); i++) /* more than may be under way */
+        assert_int_equal(norm(&y, &x), VJP_OK);
+    assert_true(stand_in.committed - committed >= METAL_COMMITTED);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    assert_int_equal(stand_in.committed - committed, METAL_COMMITTED + 2);
+    assert_int_equal(inside->launches, 0);
+    assert_int_equal(stand_in.libraries, libraries);
+    assert_int_equal(stand_in.pipelines, pipelines);
+    /* Freed while it is in use, and the device closed with work under way. */
+    assert_int_equal(norm(&y, &x), VJP_OK);
+    vjp_free(device, y.data);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    assert_int_equal(norm(&x, &x), VJP_OK);
+    vjp_free(device, x.data);
+    stop();
+}
+
+/* A pipeline for each dtype, presence and constant, and none for what does not matter. */
+static void pipelines_are_made_for_what_differs(void **state) {
+    (void)state;
+    start();
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers), other = x, y = x;
+    vjp_tensor gamma = on_device(VJP_F32, 1, (int64_t[]){4}, numbers, 16);
+    assert_int_equal(norm(&y, &x), VJP_OK);
+    int before = stand_in.pipelines;
+    other.shape[0] = 1; /* fewer rows, elsewhere, another eps: the same */
+    y.shape[0] = 1;
+    other.offset = y.offset = 16;
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, NULL, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(stand_in.pipelines, before);
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(stand_in.pipelines, before + 1);
+    other.dtype = y.dtype = VJP_BF16;
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(stand_in.pipelines, before + 2);
+    vjp_free(device, x.data);
+    vjp_free(device, gamma.data);
+    stop();
+}
+
+static void failures_of_compiler_and_device_are_a_status(void **state) {
+    (void)state;
+    start();
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers);
+    stand_in.fail_library = "program_source:9:3: error: no member named 'z'\n  in 'Facts'";
+    assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
+    assert_non_null(
+        strstr(vjp_error(device), "rms_norm.metal: program_source:9:3: error: no member named 'z' in 'Facts'"));
+    stand_in.fail_library = NULL;
+    stand_in.fail_pipeline = "Compiler encountered an internal error";
+    assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
+    assert_non_null(strstr(vjp_error(device), "rms_norm.metal, forward(): Compiler encountered"));
+    stand_in.fail_pipeline = NULL;
+    stand_in.fail_commands = true;
+    assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
+    stand_in.fail_commands = false;
+    stand_in.fail_encoder = true;
+    assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
+    assert_non_null(strstr(vjp_error(device), "gives no command buffer"));
+    stand_in.fail_encoder = false;
+    assert_int_equal(norm(&x, &x), VJP_OK); /* and the device goes on */
+
+    stand_in.fail_run = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)";
+    assert_int_equal(vjp_synchronize(device), VJP_DEVICE_FAILED);
+    assert_non_null(strstr(vjp_error(device), "metal: running: Caused GPU Timeout Error"));
+    stand_in.fail_run = NULL;
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    assert_int_equal(norm(&x, &x), VJP_OK);
+    stand_in.fail_run = "Lost";
+    float back[8];
+    assert_int_equal(vjp_download(device, back, x.data, 0, sizeof back), VJP_DEVICE_FAILED);
+    stand_in.fail_run = NULL;
+
+    /* A pipeline that gives fewer threads than the others, or less than asked. */
+    stand_in.most_threads = 100;
+    vjp_tensor y = x;
+    y.dtype = VJP_F16;
+    assert_int_equal(norm(&y, &y), VJP_UNSUPPORTED);
+    assert_non_null(strstr(vjp_error(device), "forward needs more threads than this device gives it"));
+    vjp_free(device, x.data);
+    stop();
+}
+
+static void memory_that_is_not_the_devices_is_refused(void **state) {
+    (void)state;
+    start();
+    float host[8] = {0};
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers), y = x, far = x;
+    y.data = host;
+    assert_int_equal(norm(&y, &x), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "y does not lie in memory of this device"));
+    far.shape[0] = 1000;
+    assert_int_equal(norm(&far, &far), VJP_INVALID);
+    stand_in.fail_buffer = true;
+    void *data;
+    assert_int_equal(vjp_alloc(device, 64, &data), VJP_OUT_OF_MEMORY);
+    assert_non_null(strstr(vjp_error(device), "64 bytes: the device has none"));
+    stand_in.fail_buffer = false;
+    assert_int_equal(vjp_alloc(device, (size_t)1 << 50, &data), VJP_OUT_OF_MEMORY);
+    assert_non_null(
+        strstr(vjp_error(device), "1125899906842624 bytes: a buffer of this device holds at most 4294967296"));
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    vjp_free(device, x.data);
+    stop();
+}
+
+static void an_old_system_has_fast_mathematics_off_too(void **state) {
+    (void)state;
+    stand_in_reset();
+    stand_in.old_system = true;
+    if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    stop();
+}
+
+/* ---- Proof ------------------------------------------------------------------------------------------- */
+
+static bool has(const char *op) {
+    return vjp_supports(device, vjp_op_find(op), VJP_FORWARD, VJP_F32) == VJP_OK;
+}
+
+static void compare_setup(const char *op, const char *text, int dtype) {
+    proof_tally tally = {0};
+    proof_plan plan = {.dtype = dtype, .row = proof_sink, .context = &tally};
+    proof_setup setup;
+    char error[TEXT_ERROR];
+    if (!proof_setup_read(&setup, vjp_op_find(op), text, error)) fail_msg("%s", error);
+    proof_compare_setup(&plan, device, &setup);
+    assert_true(tally.rows > 0);
+    assert_int_equal(tally.failed, 0);
+}
+
+/* Threads of a threadgroup as most devices give them, and few or odd ones; simdgroups as Apple's, and others. */
+static const struct {
+    unsigned long threads;
+    unsigned width;
+    int64_t most; /* elements of a case: every thread of 256 is switched to at every barrier, which takes its time */
+} ways[] = {{1024, 32, 5200}, {1024, 24, 1100}, {48, 32, 300}, {100, 8, 300}};
+
+static int64_t elements_of(const proof_setup *setup) {
+    int64_t most = 0;
+    for (int i = 0; i < setup->choices; i++) {
+        int64_t count = setup->choice[i].shaped;
+        for (int d = 0; d < setup->choice[i].ndim; d++)
+            count *= setup->choice[i].shape[d];
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
+/* Every case of the table that is not too large, in every dtype. */
+static void compare_all(int64_t most) {
+    proof_tally tally = {0};
+    proof_plan plan = {.dtype = -1, .row = proof_sink, .context = &tally};
+    for (size_t i = 0; i < proof_case_count; i++) {
+        proof_setup setup;
+        char error[TEXT_ERROR];
+        if (!has(proof_cases[i].op)) continue;
+        if (!proof_setup_read(&setup, vjp_op_find(proof_cases[i].op), proof_cases[i].text, error))
+            fail_msg("%s", error);
+        if (elements_of(&setup) <= most) proof_compare_setup(&plan, device, &setup);
+    }
+    printf("%d results\n", tally.rows);
+    assert_true(tally.rows > 100);
+    assert_int_equal(tally.failed, 0);
+}
+
+static void every_op_is_right(void **state) {
+    (void)state;
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        start();
+        stop();
+        stand_in_reset();
+        stand_in.most_threads = ways[w].threads;
+        emulate_with.width = ways[w].width;
+        if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+        compare_all(ways[w].most);
+        stop();
+    }
+}
+
+/* Rows past a grid dimension, and columns past a threadgroup: what has broken others. */
+static const struct {
+    const char *op, *text;
+    int dtype;
+} shapes[] = {
+    {"layer_norm", "x=[3001,3]", VJP_BF16},
+    {"layer_norm", "x=[3,4097]", VJP_F32},
+    {"layer_norm", "x=[5,9001]", VJP_BF16},
+    {"layer_norm", "x=[9,65] data=nan", VJP_F32},
+    {"layer_norm", "x=[1,70000] data=offset param=f32", VJP_F32},
+    {"rms_norm", "x=[7001,2]", VJP_F32},
+    {"rms_norm", "x=[2,257] gamma=f32", VJP_F16},
+    {"rms_norm", "x=[33,65] data=mixed eps=0", VJP_F32},
+    {"group_norm", "x=[2,12,65] groups=3", VJP_BF16},
+    {"group_norm", "x=[1,4,4097] groups=2", VJP_F32},
+    {"group_norm", "x=[3,257,10] groups=1 layout=channels_last", VJP_F32},
+    {"rope", "x=[7001,1,2] cosine=[7001,1]", VJP_F32},
+    {"rope", "x=[65,3,130] cosine=[65,65]", VJP_BF16},
+    {"cumsum", "x=[6553,3]", VJP_F32},
+    {"cumsum", "x=[3,4097]", VJP_BF16},
+    {"cumsum", "x=[2,1000,65] axis=1", VJP_F32},
+    {"gather", "table=[11,257] index=[1000]", VJP_F32},
+    {"gather", "table=[7001,2] index=[6553]", VJP_BF16},
+    {"maxpool2d", "x=[1,65,17,33] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", VJP_BF16},
+    {"maxpool2d", "x=[1,3,65,257]", VJP_F32},
+    {"linear", "a=[65,257] b=[257,130] activation=gelu_erf", VJP_F32},
+    {"linear", "a=[7001,3] b=[3,2]", VJP_BF16},
+};
+
+static void shapes_that_have_broken_others(void **state) {
+    (void)state;
+    start();
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (has(shapes[i].op)) compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
+    stop();
+}
+
+/* One thread a group, so that a few rows are more groups than a row of the grid holds. */
+static void more_groups_than_a_row_of_the_grid_holds(void **state) {
+    (void)state;
+    stand_in_reset();
+    stand_in.most_threads = 1;
+    if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    compare_setup("rms_norm", "x=[70001,1] eps=0.5", VJP_F32);
+    stop();
+    stand_in_reset();
+    stand_in.most_threads = 1;
+    if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    static float zero[70001 * 3];
+    vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){70001, 3}, zero, sizeof zero);
+    assert_int_equal(norm(&x, &x), VJP_OK);
+    assert_int_equal(stand_in.grid[1], 2);
+    assert_int_equal(stand_in.grid[0], 35001); /* one group too many, which does nothing */
+    vjp_free(device, x.data);
+    stop();
+}
+
+/* Sizes are integers all the way: as floats, 2^24 + 1 columns would be 2^24, and the last one lost. */
+static void a_row_past_2_to_24_keeps_its_last_column(void **state) {
+    (void)state;
+    start();
+    enum { DIM = (1 << 24) + 1 };
+    uint16_t *host = malloc(DIM * sizeof *host);
+    for (int i = 0; i < DIM; i++)
+        host[i] = 0x3f80;   /* 1 */
+    host[DIM - 1] = 0x4580; /* 4096: half of the sum of squares */
+    float rstd = 0;
+    vjp_tensor x = on_device(VJP_BF16, 2, (int64_t[]){1, DIM}, host, DIM * sizeof *host);
+    vjp_tensor r = on_device(VJP_F32, 1, (int64_t[]){1}, &rstd, sizeof rstd);
+    if (vjp_rms_norm_forward(device, NULL, &r, &x, NULL, NULL, 1, 0) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_download(device, &rstd, r.data, 0, sizeof rstd), VJP_OK);
+    assert_true(fabs((double)rstd - sqrt(0.5)) < 1e-6);
+    vjp_free(device, x.data);
+    vjp_free(device, r.data);
+    free(host);
+    stop();
+}
+
+/* Orders of threads and groups change from launch to launch, and here the width of a simdgroup too: the same bits. */
+static void results_do_not_depend_on_how_threads_run(void **state) {
+    (void)state;
+    static const int64_t dims[] = {65, 1025, 4097};
+    for (size_t t = 0; t < sizeof dims / sizeof dims[0]; t++) {
+        enum { ROWS_HERE = 5, MOST_DIM = 4097 };
+        static float x[ROWS_HERE * MOST_DIM], first[ROWS_HERE * MOST_DIM + MOST_DIM],
+            again[ROWS_HERE * MOST_DIM + MOST_DIM];
+        size_t count = (size_t)(ROWS_HERE * dims[t]);
+        for (size_t i = 0; i < count; i++)
+            x[i] = (float)(i * 2654435761u % 1999) / 1000 - 1;
+        for (size_t run = 0; run < 6; run++) {
+            start();
+            emulate_with = (emulate_settings){EMULATE_IN_TURN, widths[run]};
+            vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){ROWS_HERE, dims[t]}, x, count * sizeof *x);
+            vjp_tensor dy = on_device(VJP_F32, 2, (int64_t[]){ROWS_HERE, dims[t]}, x, count * sizeof *x);
+            vjp_tensor dgamma = on_device(VJP_F32, 1, (int64_t[]){dims[t]}, x, (size_t)dims[t] * sizeof *x);
+            assert_int_equal(vjp_layer_norm_backward(device, &dy, &dgamma, NULL, &dy, &tx, NULL, NULL, NULL, 1, 1e-5),
+                             VJP_OK);
+            assert_int_equal(vjp_download(device, again, dy.data, 0, count * sizeof *again), VJP_OK);
+            assert_int_equal(vjp_download(device, again + count, dgamma.data, 0, (size_t)dims[t] * sizeof *again),
+                             VJP_OK);
+            if (run == 0) memcpy(first, again, sizeof first);
+            if (memcmp(first, again, (count + (size_t)dims[t]) * sizeof *again) != 0)
+                fail_msg("%d columns: simdgroups of %u give other bits", (int)dims[t], widths[run]);
+            vjp_free(device, tx.data), vjp_free(device, dy.data), vjp_free(device, dgamma.data);
+            stop();
+        }
+    }
+}
+
+/* ---- What every device must do, once all ops have shaders --------------------------------------------- */
+
+static bool all_there(void) {
+    bool all = true;
+    for (size_t i = 0; i <= VJP_OP_LINEAR; i++)
+        if (!metal_shader(vjp_op_describe(vjp_op_at(i))->name)) {
+            printf("no %s.metal yet: what needs every op is skipped\n", vjp_op_describe(vjp_op_at(i))->name);
+            all = false;
+        }
+    return all;
+}
+
+static void every_pass_has_kernels_with_or_without_a_gpu(void **state) {
+    (void)state;
+    if (!device) skip();
+    every_pass_has_kernels("metal");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_wrong_with_a_kernel_is_seen),
+        cmocka_unit_test(sums_are_right_for_any_team_and_the_same_for_any_width),
+        cmocka_unit_test(the_library_has_one_entry_and_knows_its_version),
+        cmocka_unit_test(where_there_is_no_macos_it_is_said),
+        cmocka_unit_test(opening_that_fails_says_why_and_keeps_nothing),
+        cmocka_unit_test(any_bytes_go_up_and_come_down),
+        cmocka_unit_test(copies_within_the_device),
+        cmocka_unit_test(calls_share_a_command_buffer_and_no_pipeline_is_made_twice),
+        cmocka_unit_test(pipelines_are_made_for_what_differs),
+        cmocka_unit_test(failures_of_compiler_and_device_are_a_status),
+        cmocka_unit_test(memory_that_is_not_the_devices_is_refused),
+        cmocka_unit_test(an_old_system_has_fast_mathematics_off_too),
+        cmocka_unit_test(every_op_is_right),
+        cmocka_unit_test(shapes_that_have_broken_others),
+        cmocka_unit_test(more_groups_than_a_row_of_the_grid_holds),
+        cmocka_unit_test(a_row_past_2_to_24_keeps_its_last_column),
+        cmocka_unit_test(results_do_not_depend_on_how_threads_run),
+    };
+    const struct CMUnitTest of_any_device[] = {
+        cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
+        DEVICE_TESTS,
+    };
+    int failed = cmocka_run_group_tests_name("metal", tests, NULL, NULL);
+    if (all_there()) start();
+    failed += cmocka_run_group_tests_name("metal as any device", of_any_device, NULL, NULL);
+    vjp_close(device);
+    return failed;
+}
