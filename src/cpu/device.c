@@ -33,11 +33,15 @@ static bool has_avx2(void) {
 #ifdef VJP_HAVE_NEON
 extern const vjp_kernel *const vjp_cpu_kernels_neon[];
 #endif
+#ifdef VJP_HAVE_PLAIN
 extern const vjp_kernel *const vjp_cpu_kernels_plain[];
+#endif
 
+#if defined VJP_HAVE_NEON || defined VJP_HAVE_PLAIN
 static bool always(void) {
     return true;
 }
+#endif
 
 /* Best first. */
 static const struct {
@@ -54,7 +58,9 @@ static const struct {
 #ifdef VJP_HAVE_NEON
     {"neon", always, vjp_cpu_kernels_neon},
 #endif
+#ifdef VJP_HAVE_PLAIN
     {"plain", always, vjp_cpu_kernels_plain},
+#endif
 };
 
 /* An option, else the environment, else NULL. An empty string counts as absent. */
@@ -74,6 +80,7 @@ static vjp_status choose_set(vjp_device *device, cpu_state *state, const char *w
         state->kernels = sets[i].kernels;
         return VJP_OK;
     }
+    if (!wanted) return vjp_fail(device, VJP_NO_DEVICE, "cpu: this processor runs none of %s, all that was built", known);
     return vjp_fail(device, VJP_INVALID, "cpu: instruction set \"%s\" is none of %s", wanted, known);
 }
 
