@@ -110,6 +110,18 @@ static const char *support_text(vjp_device *device, const vjp_op *op, vjp_pass p
     return text;
 }
 
+/* What is said of a device besides; NULL: nothing. */
+static const char *note_of(const vjp_device *device) {
+    return device->found ? device->found->note : NULL;
+}
+
+/* A paragraph a device. */
+static void put_notes(const opened_devices *on, const char *quote) {
+    for (int i = 0; i < on->count; i++)
+        if (note_of(on->device[i]))
+            printf("\n%s%s%s: %s.\n", quote, vjp_device_name(on->device[i]), quote, note_of(on->device[i]));
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------- */
 
 static void json_slot(const vjp_pass_info *pass, const vjp_slot *slot) {
@@ -216,6 +228,7 @@ static void markdown_all(const opened_devices *on) {
         }
     printf("\nInputs in brackets may be absent, and every output may be left out. Attributes stand with their "
            "defaults.\n");
+    put_notes(on, "`");
 }
 
 static void markdown_op(const vjp_op *op, const opened_devices *on) {
@@ -300,6 +313,7 @@ static void print_all(const opened_devices *on) {
         putchar('\n');
     }
     printf("\nInputs in [brackets] may be absent; every output may be left out. `vjp ops OP` tells more of one.\n");
+    put_notes(on, "");
 }
 
 static void print_slots(const vjp_pass_info *pass) {
@@ -363,6 +377,7 @@ static void print_op(const vjp_op *op, const opened_devices *on) {
         else
             printf("  %-7s forward %s, backward %s\n", vjp_device_name(on->device[i]), forward, backward);
     }
+    put_notes(on, "");
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */

@@ -148,6 +148,8 @@ typedef struct vjp_backend {
     vjp_status (*record)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, void **recording);
     vjp_status (*replay)(vjp_device *device, void *recording);
     void (*forget)(vjp_device *device, void *recording);
+    /* What people must know of how far it was proved: `vjp ops` says it. NULL: nothing. */
+    const char *note;
 } vjp_backend;
 
 enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };

@@ -344,6 +344,7 @@ static const vjp_backend backend = {
     /* record */ vjp::record,
     /* replay */ vjp::replay,
     /* forget */ vjp::forget,
+    /* note */ nullptr,
 };
 
 extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version) {

@@ -200,6 +200,7 @@ static const vjp_backend backend = {
     .download = metal_download,
     .synchronize = metal_synchronize,
     .copy = metal_copy,
+    .note = "kernels proved by emulation, host code built and driven; not yet run on Apple hardware",
 };
 
 __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version);

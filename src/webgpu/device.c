@@ -489,6 +489,7 @@ static const vjp_backend backend = {
     .copy = webgpu_copy,
     .measure = webgpu_measure,
     .cache_bytes = webgpu_cache_bytes,
+    .note = "proved on a software GPU (Mesa's lavapipe, by wgpu-native); not yet run on a hardware GPU",
 };
 
 __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version);
