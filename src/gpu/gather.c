@@ -5,7 +5,7 @@
 #include "gpu/gpu.h"
 
 enum {
-    TILE = 2048,    /* indices that a workgroup sorts */
+    ITEMS = 8,      /* indices of a thread of a workgroup that sorts a tile of them */
     DIGIT_BITS = 8, /* of a pass of the sort */
     DIGITS = 256,
     FIRST_PIECE = 32, /* indices that a team adds in a chain: few, so that there are many teams */
@@ -24,7 +24,7 @@ typedef struct level {
 
 typedef struct plan {
     vjp_gather_sizes s;
-    int64_t tiles, width, lanes, slices;
+    int64_t threads, tiles, width, lanes, slices;
     int bits, passes;    /* of the sort; where one workgroup sorts all, one pass */
     size_t key[2], k[2]; /* a pass goes from one to the other */
     size_t counts, totals;
@@ -41,6 +41,14 @@ static int bits_for(int64_t n) {
     return bits;
 }
 
+/* Of a workgroup: a power of two, which teams share; 8 or more, or the device refuses. No sum depends on it. */
+static int64_t threads_of(const vjp_work *work) {
+    int64_t threads = 8;
+    while (2 * threads <= gpu_threads(work->device))
+        threads *= 2;
+    return threads;
+}
+
 static size_t take(plan *p, int64_t words) {
     size_t at = p->bytes;
     p->bytes += gpu_piece(words, 4);
@@ -48,7 +56,7 @@ static size_t take(plan *p, int64_t words) {
 }
 
 static void plan_sort(plan *p) {
-    p->tiles = gpu_divide_up(p->s.count, TILE);
+    p->tiles = gpu_divide_up(p->s.count, ITEMS * p->threads);
     p->bits = bits_for(p->s.rows); /* `rows` itself stands for a bad index */
     p->passes = p->tiles > 1 ? (int)gpu_divide_up(p->bits, DIGIT_BITS) : 1;
     for (int i = 0; i < 2; i++) {
@@ -63,7 +71,7 @@ static void plan_sort(plan *p) {
 
 static void plan_sums(plan *p) {
     p->width = gpu_divide_up(p->s.inner, COLUMNS) * COLUMNS;
-    p->lanes = gpu_power(p->width / COLUMNS, MOST_LANES);
+    p->lanes = gpu_power(p->width / COLUMNS, gpu_least(MOST_LANES, p->threads));
     p->slices = gpu_divide_up(p->width / COLUMNS, p->lanes);
     int sorted = (p->passes - 1) % 2;
     level l = {p->s.count, FIRST_PIECE, gpu_divide_up(p->s.count, FIRST_PIECE), p->key[sorted], p->k[sorted]};
@@ -79,7 +87,7 @@ static void plan_sums(plan *p) {
 }
 
 static plan plan_of(const vjp_work *work) {
-    plan p = {.s = vjp_gather_sizes_of(work)};
+    plan p = {.s = vjp_gather_sizes_of(work), .threads = threads_of(work)};
     if (!p.s.count) return p;
     plan_sort(&p);
     plan_sums(&p);
@@ -94,6 +102,7 @@ typedef struct params {
 static gpu_launch begin(const vjp_work *work, const char *kernel, const params *q) {
     vjp_gather_sizes s = vjp_gather_sizes_of(work);
     gpu_launch l = gpu_begin(work, kernel);
+    l.threads = (int)threads_of(work);
     const int64_t values[] = {s.outer,    s.rows,   s.inner,   s.count,  q->shift,  q->shift_end, q->tiles,
                               q->entries, q->piece, q->pieces, q->lanes, q->slices, q->tasks,     q->width};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
@@ -110,7 +119,7 @@ static vjp_status forward(const vjp_work *work) {
     gpu_fours(&l, "table", GATHER_TABLE, vjp_elements(work, GATHER_TABLE));
     gpu_tensor(&l, "index", GATHER_INDEX, 1);
     gpu_findings(&l, s.rows);
-    vjp_status status = gpu_enqueue(&l, gpu_divide_up(elements, COLUMNS * GPU_THREADS));
+    vjp_status status = gpu_enqueue(&l, gpu_divide_up(elements, COLUMNS * threads_of(work)));
     return status == VJP_OK ? gpu_explain(work, GATHER_INDEX) : status;
 }
 
@@ -187,14 +196,14 @@ static vjp_status add_runs(const vjp_work *work, const plan *p, int i) {
         gpu_scratch(&l, "left_row", VJP_I32, next->row, next->entries, true);
         gpu_scratch(&l, "left_value", VJP_F32, next->value, next->entries * p->s.outer * p->width, true);
     }
-    return gpu_enqueue(&l, gpu_divide_up(q.tasks, GPU_THREADS / p->lanes));
+    return gpu_enqueue(&l, gpu_divide_up(q.tasks, p->threads / p->lanes));
 }
 
 static vjp_status clear_rows(const vjp_work *work, const plan *p) {
     int64_t columns = gpu_least(p->s.inner, CLEARED);
     params q = {.entries = p->s.count,
                 .pieces = gpu_divide_up(p->s.rows, CLEARED),
-                .lanes = gpu_power(gpu_divide_up(columns, 2), GPU_THREADS),
+                .lanes = gpu_power(gpu_divide_up(columns, 2), p->threads),
                 .slices = gpu_divide_up(p->s.inner, CLEARED)};
     gpu_launch l = begin(work, "clear_rows", &q);
     gpu_tensor(&l, "dtable", GATHER_B_DTABLE, p->s.inner);

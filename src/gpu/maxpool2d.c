@@ -7,6 +7,7 @@
 static gpu_launch begin(const vjp_work *work, const char *kernel, int output) {
     vjp_maxpool2d_sizes s = vjp_maxpool2d_sizes_of(work);
     gpu_launch l = gpu_begin(work, kernel);
+    l.threads = gpu_threads(work->device);
     gpu_constant(&l, "PAIRED", s.channels_last && s.channels % 2 == 0);
     const int64_t values[] = {
         s.channels_last ? s.channels : 1,
@@ -36,8 +37,8 @@ static void bind(gpu_launch *l, const char *name, int slot) {
     gpu_tensor(l, name, slot, vjp_elements(l->work, slot));
 }
 
-static int64_t groups_for(int64_t elements) {
-    return gpu_divide_up(elements, 2 * GPU_THREADS);
+static int64_t groups_for(const gpu_launch *l, int64_t elements) {
+    return gpu_divide_up(elements, 2 * (int64_t)l->threads);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -47,7 +48,7 @@ static vjp_status forward(const vjp_work *work) {
     bind(&l, "y", MAXPOOL2D_Y);
     bind(&l, "argmax", MAXPOOL2D_ARGMAX);
     bind(&l, "x", MAXPOOL2D_X);
-    return gpu_enqueue(&l, groups_for(windows));
+    return gpu_enqueue(&l, groups_for(&l, windows));
 }
 
 static vjp_status backward(const vjp_work *work) {
@@ -60,7 +61,7 @@ static vjp_status backward(const vjp_work *work) {
         gpu_launch search = begin(work, "forward", MAXPOOL2D_B_DY);
         bind(&search, "x", MAXPOOL2D_B_X);
         gpu_scratch(&search, "again", VJP_I32, 0, windows, true);
-        status = gpu_enqueue(&search, groups_for(windows));
+        status = gpu_enqueue(&search, groups_for(&search, windows));
         if (status != VJP_OK) return status;
     }
     gpu_launch l = begin(work, "backward", MAXPOOL2D_B_DX);
@@ -72,7 +73,7 @@ static vjp_status backward(const vjp_work *work) {
     } else {
         gpu_scratch(&l, "places", VJP_I32, 0, windows, false);
     }
-    status = gpu_enqueue(&l, groups_for(vjp_elements(work, MAXPOOL2D_B_DX)));
+    status = gpu_enqueue(&l, groups_for(&l, vjp_elements(work, MAXPOOL2D_B_DX)));
     return status == VJP_OK && saved ? gpu_explain(work, MAXPOOL2D_B_ARGMAX) : status;
 }
 

@@ -22,9 +22,9 @@ enum Type : uint {
     F16 = 3,
     I32 = 5,
     I64 = 6,
-    TYPE = 7,   // the bits of the type itself
-    PAIRED = 8, // 16-bit elements: every two of a run, from an even one on, are one word
-    FOURS = 16  // every four of a run, from a multiple of four on, are one aligned load
+    TYPE = 7,  // the bits of the type itself
+    TWOS = 8,  // 16-bit elements: every two of a run, from an even one on, are one word
+    FOURS = 16 // every four of a run, from a multiple of four on, are one aligned load
 };
 
 // ---- Floats -------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ struct Float {
     }
     // Elements i and i + 1, i even within a run.
     float2 two(uint i) const {
-        if (is() && !wide() && (type & PAIRED)) {
+        if (is() && !wide() && (type & TWOS)) {
             return values_of(((device const uint *)memory)[i / 2]);
         }
         return float2(at(i), at(i + 1));
@@ -100,7 +100,7 @@ struct Float {
         }
     }
     void set_two(uint i, float2 value) const {
-        if (is() && !wide() && (type & PAIRED)) {
+        if (is() && !wide() && (type & TWOS)) {
             ((device uint *)memory)[i / 2] = word_of(adds ? two(i) + value : value);
             return;
         }
