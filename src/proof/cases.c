@@ -122,6 +122,8 @@ const proof_case proof_cases[] = {
     {"rope", Q | B, "x=[2,5,3,64] cosine=[5,32] -positions"},
     {"rope", Q | B, "x=[2,5,3,64] cosine=[5,32] -positions pairing=interleaved"},
     {"rope", 0, "x=[1,1,2] cosine=[1,1] -positions"},
+    {"rope", 0, "x=[3,37,5,64] cosine=[40,32] -positions"},
+    {"rope", 0, "x=[3,37,5,64] cosine=[40,32] -positions pairing=interleaved param=f32"},
     {"rope", 0, "x=[3,2,2] cosine=[9,1] pairing=interleaved positions=i32"},
     {"rope", 0, "x=[3,2,6] cosine=[3,3] -positions"},
     {"rope", 0, "x=[3,2,6] cosine=[3,3] -positions pairing=interleaved"},
