@@ -67,6 +67,7 @@ void gpu_findings(gpu_launch *l, int64_t limit) {
 vjp_status gpu_explain(const vjp_work *work, int slot) {
     gpu_launch l = gpu_begin(work, "explain");
     l.shader = "tools";
+    l.threads = gpu_threads(work->device);
     gpu_tensor(&l, "explained", slot, 1);
     if (!l.operand[0].present) return VJP_OK;
     gpu_u32(&l, vjp_elements(work, slot));
