@@ -26,6 +26,7 @@ enum {
 typedef struct cut {
     vjp_cumsum_sizes s;
     bool lines;                    /* inner is 1 */
+    int64_t threads;               /* of a workgroup: a power of two, no more than there are */
     int64_t lanes, columns, tiles; /* of a team: threads along the axis and across it; tiles of columns */
     int64_t segment, segments;     /* places in each, and how many */
     int64_t items;
@@ -36,9 +37,10 @@ static cut cut_of(const vjp_work *work) {
     int64_t length = c.s.length, pairs = gpu_divide_up(c.s.inner, 2);
     if (c.s.outer == 0 || length == 0 || c.s.inner == 0) return c;
     c.lines = c.s.inner == 1;
-    c.columns = gpu_power(pairs, GPU_THREADS);
+    c.threads = gpu_power(gpu_threads(work->device) / 2 + 1, GPU_THREADS);
+    c.columns = gpu_power(pairs, c.threads);
     c.tiles = gpu_divide_up(pairs, c.columns);
-    c.lanes = gpu_power(gpu_divide_up(length, ROWS), GPU_THREADS / c.columns);
+    c.lanes = gpu_power(gpu_divide_up(length, ROWS), c.threads / c.columns);
     int64_t tracks = c.lines ? c.s.outer : 2 * c.s.outer * c.tiles, step = ROWS * c.lanes, segments = 1;
     if (tracks < ENOUGH) segments = gpu_least(MOST_TRACKS / tracks, length / (SHORTEST * step));
     /* All sums before a segment are read again: at most a quarter as many as it has places. */
@@ -71,6 +73,7 @@ static void bind(const cut *c, gpu_launch *l, const char *name, int slot, int64_
 /* Items [first, end). */
 static vjp_status piece(const vjp_work *work, const cut *c, bool sums, int64_t first, int64_t end) {
     gpu_launch l = gpu_begin(work, sums ? "sums" : "scan");
+    l.threads = (int)c->threads;
     gpu_constant(&l, "LINES", c->lines);
     bind(c, &l, "x", CUMSUM_X, first, end);
     if (!sums) bind(c, &l, "y", CUMSUM_Y, first, end);
@@ -90,7 +93,7 @@ static vjp_status piece(const vjp_work *work, const cut *c, bool sums, int64_t f
     gpu_u32(&l, c->s.exclusive);
     gpu_u32(&l, 0); /* a zero that compilers do not know of */
     int64_t teams = c->lines ? gpu_divide_up(end - first, 2) : (end - first) * c->tiles;
-    return gpu_enqueue(&l, gpu_divide_up(teams, GPU_THREADS / (c->lanes * c->columns)));
+    return gpu_enqueue(&l, gpu_divide_up(teams, c->threads / (c->lanes * c->columns)));
 }
 
 static vjp_status pieces(const vjp_work *work, const cut *c, bool sums) {

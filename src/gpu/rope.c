@@ -31,6 +31,7 @@ static vjp_status rotate_rows(const vjp_work *work, const vjp_rope_sizes *s, int
     int64_t pieces = turning + (stays ? 0 : gpu_divide_up(s->head_dim - s->n_rot, REST_STEP));
     int64_t head_sets = gpu_divide_up(s->heads, HEADS), threads = (end - first) * head_sets * pieces;
     gpu_launch l = gpu_begin(work, "rotate");
+    l.threads = gpu_threads(work->device);
     gpu_constant(&l, "INTERLEAVED", interleaved);
     gpu_constant(&l, "HEADS", HEADS);
     gpu_tensor(&l, "y", ROPE_Y, run_of(s, interleaved));
@@ -55,7 +56,7 @@ static vjp_status rotate_rows(const vjp_work *work, const vjp_rope_sizes *s, int
     gpu_u32(&l, s->table_rows);
     gpu_u32(&l, s->position_stride);
     gpu_f32(&l, work->pass == VJP_BACKWARD ? -1 : 1);
-    return gpu_enqueue(&l, gpu_divide_up(threads, GPU_THREADS));
+    return gpu_enqueue(&l, gpu_divide_up(threads, l.threads));
 }
 
 static vjp_status rotate(const vjp_work *work) {

@@ -1,0 +1,166 @@
+// rope: pairs (a, b) of a head's first 2 * pairs elements turn by the angle of their position,
+//
+//     a' = a cos - b sin,  b' = b cos + a sin
+//
+// and the rest of the head passes through. The backward turns by the opposite angle: `sign` is -1. A pair is two
+// neighbours (INTERLEAVED), or element i of the first half with element i of the second.
+//
+// A thread has four pairs of up to HEADS heads of one time, which share their angles: 16-byte loads of x in f32, and
+// the tables are read once for all these heads. Threads after those of a head's pairs have eight elements each of its
+// rest. A pair is read before it is written, by one thread, so y may be x.
+//
+// Moved: x once, y once (twice where it is added to), a table's row once for HEADS heads, from cache for the others.
+#define OPERANDS(operand)                                                                                              \
+    operand(Float, 0, y) operand(Float, 1, x) operand(Float, 2, cosine) operand(Float, 3, sine)                        \
+        operand(Index, 4, positions) operand(Found, 5, found)
+#define NUMBERS(number)    number(0, INTERLEAVED) number(1, HEADS)
+#define KERNELS(kernel_of) kernel_of(rotate)
+
+struct Params {
+    uint threads; // that have work; the last threadgroup may have more
+    uint first;   // row (batch and time) of this launch
+    uint pieces;  // of a head: threads that turn pairs, then those that have the rest
+    uint turning; // of them, those that turn
+    uint head_sets;
+    uint heads;
+    uint head_dim;
+    uint pairs; // of a head
+    uint time;
+    uint table_rows;
+    uint position_stride;
+    float sign; // of the angle
+};
+
+struct Shared {
+    uint none;
+};
+
+#include "common.metal"
+
+// fma() leaves a compiler no choice of what to fuse: an element has the same bits in every pipeline.
+inline float4 first_of(float4 a, float4 b, float4 cosine, float4 sine) {
+    return fma(-sine, b, a * cosine);
+}
+
+inline float4 second_of(float4 a, float4 b, float4 cosine, float4 sine) {
+    return fma(sine, a, b * cosine);
+}
+
+// Pairs i to i + 3 of the head that begins at `head`.
+inline void turn_four(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+    if (INTERLEAVED) {
+        float4 near = c.x.four(head + 2 * i);
+        float4 far = c.x.four(head + 2 * i + 4);
+        float4 a = float4(near.x, near.z, far.x, far.z);
+        float4 b = float4(near.y, near.w, far.y, far.w);
+        float4 first = first_of(a, b, cosine, sine);
+        float4 second = second_of(a, b, cosine, sine);
+        c.y.set_four(head + 2 * i, float4(first.x, second.x, first.y, second.y));
+        c.y.set_four(head + 2 * i + 4, float4(first.z, second.z, first.w, second.w));
+    } else {
+        float4 a = c.x.four(head + i);
+        float4 b = c.x.four(head + c.p.pairs + i);
+        c.y.set_four(head + i, first_of(a, b, cosine, sine));
+        c.y.set_four(head + c.p.pairs + i, second_of(a, b, cosine, sine));
+    }
+}
+
+// The same where fewer than four pairs are left. Halves of an odd number of pairs are not stored in twos (the host then
+// says run 1), and what is left of an even number is two.
+inline void turn_last(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+    uint left = c.p.pairs - i;
+    float4 a = float4(0.0f);
+    float4 b = float4(0.0f);
+    for (uint k = 0; k < left; k++) {
+        if (INTERLEAVED) {
+            float2 pair = c.x.two(head + 2 * (i + k));
+            a[k] = pair.x;
+            b[k] = pair.y;
+        } else {
+            a[k] = c.x.at(head + i + k);
+            b[k] = c.x.at(head + c.p.pairs + i + k);
+        }
+    }
+    float4 first = first_of(a, b, cosine, sine);
+    float4 second = second_of(a, b, cosine, sine);
+    if (!INTERLEAVED && left == 2) {
+        c.y.set_two(head + i, first.xy);
+        c.y.set_two(head + c.p.pairs + i, second.xy);
+        return;
+    }
+    for (uint k = 0; k < left; k++) {
+        if (INTERLEAVED) {
+            c.y.set_two(head + 2 * (i + k), float2(first[k], second[k]));
+        } else {
+            c.y.set(head + i + k, first[k]);
+            c.y.set(head + c.p.pairs + i + k, second[k]);
+        }
+    }
+}
+
+inline void turn(thread const Call &c, uint start, uint heads, uint i, uint position) {
+    uint row = position * c.p.pairs + i;
+    if (i + 4 <= c.p.pairs) {
+        float4 cosine = c.cosine.four(row);
+        float4 sine = c.sine.four(row) * c.p.sign;
+        for (uint head = 0; head < heads; head++) {
+            turn_four(c, start + head * c.p.head_dim, i, cosine, sine);
+        }
+        return;
+    }
+    float4 cosine = float4(0.0f);
+    float4 sine = float4(0.0f);
+    for (uint k = 0; k < c.p.pairs - i; k++) {
+        cosine[k] = c.cosine.at(row + k);
+        sine[k] = c.sine.at(row + k) * c.p.sign;
+    }
+    for (uint head = 0; head < heads; head++) {
+        turn_last(c, start + head * c.p.head_dim, i, cosine, sine);
+    }
+}
+
+inline void pass_through(thread const Call &c, uint start, uint heads, uint begin) {
+    uint end = min(begin + 8, c.p.head_dim);
+    for (uint head = start; head < start + heads * c.p.head_dim; head += c.p.head_dim) {
+        for (uint e = begin; e < end; e += 2) {
+            if (e + 1 < end) {
+                c.y.set_two(head + e, c.x.two(head + e));
+            } else {
+                c.y.set(head + e, c.x.at(head + e));
+            }
+        }
+    }
+}
+
+inline void rotate(thread const Call &c) {
+    uint own = c.group * c.threads + c.lane;
+    if (own >= c.p.threads) {
+        return;
+    }
+    uint piece = own % c.p.pieces;
+    uint owner = own / c.p.pieces;
+    uint head = (owner % c.p.head_sets) * HEADS;
+    uint row = owner / c.p.head_sets;
+    uint batch = (c.p.first + row) / c.p.time;
+    uint position = c.p.first + row - batch * c.p.time;
+    if (c.positions.is()) {
+        uint at = batch * c.p.position_stride + position;
+        position = c.positions.in(at, c.p.table_rows);
+        if (position == NO_INDEX) {
+            // One thread tells; nothing is written of this time.
+            if (piece == 0 && head == 0) {
+                c.found.report(at);
+            }
+            return;
+        }
+    }
+    uint start = (row * c.p.heads + head) * c.p.head_dim;
+    uint heads = min(c.p.heads - head, HEADS);
+    if (piece < c.p.turning) {
+        turn(c, start, heads, 4 * piece, position);
+    } else {
+        pass_through(c, start, heads, 2 * c.p.pairs + 8 * (piece - c.p.turning));
+    }
+}
+
+KERNELS(ENTRY)
