@@ -22,7 +22,7 @@ typedef struct cut {
     bool last, whole, saved;
     bool dx, sums, normal; /* of the backward: what is wanted, and whether that needs xh */
     int64_t rows, count;   /* groups of all samples, elements of one */
-    int64_t lanes, teams, along;
+    int64_t threads, lanes, teams, along, columns;
     int64_t piece, pieces;
     int64_t channel_piece, place_piece, place_pieces, parts;
     size_t lines, cells, bytes; /* where they lie in the workspace, behind the pieces; all of it */
@@ -57,12 +57,14 @@ static cut cut_of(const vjp_work *work) {
     c.normal = !backward || c.dx || work->tensor[GROUP_NORM_B_DGAMMA];
     c.rows = c.s.batch * c.s.groups;
     c.count = c.s.group_channels * c.s.plane;
-    c.lanes = gpu_power(gpu_divide_up(c.count, 2), GPU_THREADS);
+    c.threads = gpu_power(gpu_threads(work->device) / 2 + 1, GPU_THREADS); /* a power of two, no more than there are */
+    c.lanes = gpu_power(gpu_divide_up(c.count, 2), c.threads);
     if (c.last) {
         int64_t beside = gpu_least(gpu_divide_up(NEAR, c.s.group_channels), c.s.groups);
-        c.lanes = gpu_least(c.lanes, GPU_THREADS / gpu_power(beside, NEAR));
+        c.lanes = gpu_least(c.lanes, c.threads / gpu_power(beside, gpu_least(NEAR, c.threads)));
     }
-    c.teams = GPU_THREADS / c.lanes;
+    c.teams = c.threads / c.lanes;
+    c.columns = gpu_power(c.s.channels, gpu_least(COLUMNS, c.threads));
     c.whole = c.count <= c.lanes * WHOLE_EACH;
     int64_t turn = 2 * c.lanes; /* what a team takes at a time */
     c.piece = gpu_most(c.lanes * PIECE_EACH, gpu_divide_up(gpu_divide_up(c.count, MOST_PIECES), turn) * turn);
@@ -84,6 +86,7 @@ static gpu_launch begin(const vjp_work *work, const cut *c, const char *kernel, 
     const vjp_group_norm_attributes *a = work->attributes;
     gpu_launch l = gpu_begin(work, kernel);
     int64_t inner = c->last ? c->s.group_channels : c->s.plane;
+    l.threads = (int)c->threads;
     gpu_constant(&l, "LAST", c->last);
     gpu_constant(&l, "SAVED", c->saved);
     gpu_constant(&l, "NORMAL", c->normal);
@@ -107,7 +110,7 @@ static gpu_launch begin(const vjp_work *work, const cut *c, const char *kernel, 
     gpu_u32(&l, c->place_pieces);
     gpu_u32(&l, c->parts);
     gpu_u32(&l, c->s.batch * c->place_pieces);
-    gpu_u32(&l, gpu_power(c->s.channels, COLUMNS));
+    gpu_u32(&l, c->columns);
     gpu_u32(&l, a->eps < 1 ? LARGEST_SCALE : 0);
     gpu_f32(&l, a->eps);
     gpu_f32(&l, 1 / (double)c->count);
@@ -205,7 +208,7 @@ static vjp_status finish(const vjp_work *work, const cut *c) {
     gpu_tensor(&l, "dgamma", GROUP_NORM_B_DGAMMA, 1);
     gpu_tensor(&l, "dbeta", GROUP_NORM_B_DBETA, 1);
     bind_cells(&l, c, false);
-    return gpu_enqueue(&l, gpu_divide_up(c->s.channels, gpu_power(c->s.channels, COLUMNS)));
+    return gpu_enqueue(&l, gpu_divide_up(c->s.channels, c->columns));
 }
 
 static vjp_status backward(const vjp_work *work) {

@@ -369,18 +369,27 @@ inline float team_max(thread const Call &c, float v, uint lanes) {
     return team_tree<Largest>(c, v, lanes);
 }
 
-// For the threads of the first team: the sum over the teams of what the thread in the same place has.
-inline float4 across_teams(thread const Call &c, float4 v, uint lanes) {
-    c.tree[c.lane] = v;
+// v joined over the teams, of the threads in the same place, for each of them.
+template <typename Join, typename T> T across_tree(thread const Call &c, T v, uint lanes) {
+    threadgroup T *tree = (threadgroup T *)c.tree;
+    tree[c.lane] = v;
     wait_for_all();
     for (uint n = c.threads / lanes; n > 1; n = (n + 1) / 2) {
         uint half_of = (n + 1) / 2;
         if (c.lane < (n - half_of) * lanes) {
-            c.tree[c.lane] += c.tree[c.lane + half_of * lanes];
+            tree[c.lane] = Join::join(tree[c.lane], tree[c.lane + half_of * lanes]);
         }
         wait_for_all();
     }
-    float4 total = c.tree[c.lane];
+    v = tree[c.lane % lanes];
     wait_for_all();
-    return total;
+    return v;
+}
+
+inline float4 across_teams(thread const Call &c, float4 v, uint lanes) {
+    return across_tree<Sum>(c, v, lanes);
+}
+
+inline float across_max(thread const Call &c, float v, uint lanes) {
+    return across_tree<Largest>(c, v, lanes);
 }
