@@ -30,7 +30,7 @@ static vjp_status rotate_rows(const vjp_work *work, const vjp_rope_sizes *s, int
     int64_t pairs = s->n_rot / 2, turning = gpu_divide_up(pairs, PAIRS), row = s->heads * s->head_dim;
     int64_t pieces = turning + (stays ? 0 : gpu_divide_up(s->head_dim - s->n_rot, REST_STEP));
     int64_t head_sets = gpu_divide_up(s->heads, HEADS), threads = (end - first) * head_sets * pieces;
-    gpu_launch l = gpu_begin(work, "rotate");
+    gpu_launch l = gpu_begin(work, "turn_heads");
     l.threads = gpu_threads(work->device);
     gpu_constant(&l, "INTERLEAVED", interleaved);
     gpu_constant(&l, "HEADS", HEADS);

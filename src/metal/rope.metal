@@ -14,7 +14,7 @@
     operand(Float, 0, y) operand(Float, 1, x) operand(Float, 2, cosine) operand(Float, 3, sine)                        \
         operand(Index, 4, positions) operand(Found, 5, found)
 #define NUMBERS(number)    number(0, INTERLEAVED) number(1, HEADS)
-#define KERNELS(kernel_of) kernel_of(rotate)
+#define KERNELS(kernel_of) kernel_of(turn_heads)
 
 struct Params {
     uint threads; // that have work; the last threadgroup may have more
@@ -132,7 +132,7 @@ inline void pass_through(thread const Call &c, uint start, uint heads, uint begi
     }
 }
 
-inline void rotate(thread const Call &c) {
+inline void turn_heads(thread const Call &c) {
     uint own = c.group * c.threads + c.lane;
     if (own >= c.p.threads) {
         return;

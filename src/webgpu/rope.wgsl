@@ -132,7 +132,7 @@ fn pass_through(start: u32, heads: u32, begin: u32) {
     }
 }
 
-fn rotate(group: u32, lane: u32) {
+fn turn_heads(group: u32, lane: u32) {
     let thread = group * 256u + lane;
     if (thread >= u.p.threads) {
         return;
