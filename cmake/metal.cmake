@@ -7,7 +7,7 @@ if(vjp_metal STREQUAL off)
 endif()
 file(GLOB VJP_METAL_SHADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/metal/*.metal)
 # What others include is no shader by itself.
-list(FILTER VJP_METAL_SHADERS EXCLUDE REGEX "/(common|norm)\\.metal$")
+list(FILTER VJP_METAL_SHADERS EXCLUDE REGEX "/(activation|common|norm)\\.metal$")
 vjp_embed(metal ${VJP_METAL_SHADERS})
 vjp_add_backend(metal src/metal/device.c src/metal/launch.c src/metal/objc.c)
 message(STATUS "Metal backend: src/metal")

@@ -1,12 +1,12 @@
 /*
  * How linear's products are cut. All three are one kernel, by which axis of an operand is contiguous; where the tiles
- * of a result are fewer than a GPU has room for, the depth is cut too, by the sizes alone. The kernels: linear.wgsl and
- * its like.
+ * of a result are fewer than a GPU has room for, the depth is cut too, by the sizes alone. A workgroup of fewer than
+ * 256 threads has smaller tiles. The kernels: linear.wgsl and its like.
  */
 #include "gpu/gpu.h"
 
 enum {
-    TILE = 64,          /* rows and columns of a result that a workgroup has */
+    MOST_FOURS = 16,    /* of rows and of columns of a result that a workgroup has, a thread four by four */
     GROUPS = 256,       /* workgroups that a large GPU keeps busy: fewer tiles, and the depth is cut */
     SHORTEST = 512,     /* a part of the depth at least: 32 steps of the kernel, before its sums go through memory */
     MOST_GROUPS = 4096, /* up to as many: their parts take 64 MiB */
@@ -43,8 +43,10 @@ typedef struct cut {
     int64_t row_tiles, column_tiles, parts, span, chain;
 } cut;
 
-static cut cut_of(const product *p) {
-    cut c = {.row_tiles = gpu_divide_up(p->rows, TILE), .column_tiles = gpu_divide_up(p->columns, TILE)};
+static cut cut_of(const vjp_work *work, const product *p) {
+    int64_t threads = gpu_threads(work->device), across = gpu_least(threads, MOST_FOURS);
+    int64_t down = gpu_least(threads / across, MOST_FOURS);
+    cut c = {.row_tiles = gpu_divide_up(p->rows, 4 * down), .column_tiles = gpu_divide_up(p->columns, 4 * across)};
     int64_t tiles = gpu_most(1, p->batches * c.row_tiles * c.column_tiles);
     int64_t busy = gpu_least(GROUPS / gpu_least(tiles, GROUPS), p->depth / SHORTEST);
     int64_t exact = gpu_least(MOST_GROUPS / gpu_least(tiles, MOST_GROUPS), p->depth / LONGEST);
@@ -57,8 +59,8 @@ static cut cut_of(const product *p) {
 }
 
 /* Elements of workspace that a product's parts take. */
-static int64_t parts_of(const product *p) {
-    cut c = cut_of(p);
+static int64_t parts_of(const vjp_work *work, const product *p) {
+    cut c = cut_of(work, p);
     return c.parts > 1 ? c.parts * p->batches * p->rows * p->columns : 0;
 }
 
@@ -130,11 +132,11 @@ typedef struct rows_cut {
     int64_t lanes, teams, tiles, chunks, chunk_rows;
 } rows_cut;
 
-static rows_cut rows_of(int64_t rows, int64_t columns) {
+static rows_cut rows_of(const vjp_work *work, int64_t rows, int64_t columns) {
     rows_cut c = {0};
-    int64_t fours = gpu_divide_up(columns, 4);
-    c.lanes = gpu_power(fours, GPU_THREADS);
-    c.teams = GPU_THREADS / c.lanes;
+    int64_t fours = gpu_divide_up(columns, 4), threads = gpu_threads(work->device);
+    c.lanes = gpu_least(gpu_power(fours, threads), threads);
+    c.teams = threads / c.lanes;
     c.tiles = gpu_divide_up(fours, c.lanes);
     c.chunks = gpu_most(
         1, gpu_least(CHUNKS / gpu_most(1, gpu_least(c.tiles, CHUNKS)), gpu_divide_up(rows, c.teams * TEAM_ROWS)));
@@ -148,7 +150,7 @@ static rows_cut rows_of(int64_t rows, int64_t columns) {
 static plan forward_plan(const vjp_work *work) {
     plan p = {.work = work, .sizes = vjp_linear_sizes_of(work)};
     product y = forward_product(&p.sizes);
-    p.parts = parts_of(&y);
+    p.parts = parts_of(work, &y);
     return p;
 }
 
@@ -164,10 +166,10 @@ static plan backward_plan(const vjp_work *work) {
     if (p.again || (p.slope && (p.da || p.db))) p.dpre = p.all_rows * s->n;
     p.parts_at = gpu_piece(p.dpre, sizeof(float));
     product dpre = dpre_product(s), da = da_product(s), db = db_product(s);
-    if (p.again) p.parts = parts_of(&dpre);
-    if (p.da) p.parts = gpu_most(p.parts, parts_of(&da));
-    if (p.db) p.parts = gpu_most(p.parts, parts_of(&db));
-    if (p.dbias && s->n) p.parts = gpu_most(p.parts, rows_of(p.all_rows, s->n).chunks * s->n);
+    if (p.again) p.parts = parts_of(work, &dpre);
+    if (p.da) p.parts = gpu_most(p.parts, parts_of(work, &da));
+    if (p.db) p.parts = gpu_most(p.parts, parts_of(work, &db));
+    if (p.dbias && s->n) p.parts = gpu_most(p.parts, rows_of(work, p.all_rows, s->n).chunks * s->n);
     return p;
 }
 
@@ -199,6 +201,7 @@ static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64
 
 static gpu_launch begin(const plan *p, const product *m, const cut *c, const char *kernel, vjp_activation activation) {
     gpu_launch l = gpu_begin(p->work, kernel);
+    l.threads = gpu_threads(p->work->device);
     gpu_constant(&l, "LEFT_ALONG", m->left_along);
     gpu_constant(&l, "RIGHT_ALONG", m->right_along);
     gpu_constant(&l, "ACTIVATION", activation);
@@ -229,7 +232,9 @@ static void bind_operands(gpu_launch *l, const plan *p, const product *m) {
 
 /* The parts in the workspace become m's results. */
 static vjp_status join(const plan *p, const product *m, const cut *c) {
-    int64_t lanes = gpu_power(gpu_divide_up(c->parts, JOINED), MOST_JOINING), teams = GPU_THREADS / lanes;
+    int64_t threads = gpu_threads(p->work->device);
+    int64_t lanes = gpu_least(gpu_power(gpu_divide_up(c->parts, JOINED), MOST_JOINING), threads);
+    int64_t teams = threads / lanes;
     gpu_launch l = begin(p, m, c, "join", m->activation);
     gpu_constant(&l, "LANES", lanes);
     gpu_constant(&l, "TEAMS", teams);
@@ -239,7 +244,7 @@ static vjp_status join(const plan *p, const product *m, const cut *c) {
 }
 
 static vjp_status multiply(const plan *p, const product *m) {
-    cut c = cut_of(m);
+    cut c = cut_of(p->work, m);
     int64_t tiles = m->batches * c.row_tiles * c.column_tiles;
     if (tiles == 0) return VJP_OK;
     product parts = *m;
@@ -267,7 +272,7 @@ static vjp_status go_through_rows(const plan *p) {
     const vjp_linear_sizes *s = &p->sizes;
     bool saved = p->slope && !p->again;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
-    rows_cut r = rows_of(p->all_rows, s->n);
+    rows_cut r = rows_of(p->work, p->all_rows, s->n);
     cut c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
     product rows = {.rows = p->all_rows, .columns = s->n};
     gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACT_NONE);
