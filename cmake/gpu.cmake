@@ -6,11 +6,13 @@ list(APPEND VJP_GPU_FILES src/gpu/findings.c src/gpu/launch.c src/gpu/norm.c src
 
 # vjp_embed(KIND FILE...): the shaders of backend KIND as <build>/KIND_shaders.c, which has KIND_shader(name).
 function(vjp_embed kind)
+  # What a shader includes lies beside it.
+  file(GLOB all CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${kind}/*.wgsl ${PROJECT_SOURCE_DIR}/src/${kind}/*.metal)
   set(out ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
   add_custom_command(OUTPUT ${out}
     COMMAND ${CMAKE_COMMAND} -D OUT=${out} -D "FILES=${ARGN}" -D HEADER=${kind}/device.h -D FUNCTION=${kind}_shader
             -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
-    DEPENDS ${ARGN} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
+    DEPENDS ${all} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
 endfunction()
 
 # vjp_add_backend(KIND FILE...): libvjp-KIND from its own files, those above and its shaders. What it needs of core and op
