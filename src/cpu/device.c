@@ -80,7 +80,8 @@ static vjp_status choose_set(vjp_device *device, cpu_state *state, const char *w
         state->kernels = sets[i].kernels;
         return VJP_OK;
     }
-    if (!wanted) return vjp_fail(device, VJP_NO_DEVICE, "cpu: this processor runs none of %s, all that was built", known);
+    if (!wanted)
+        return vjp_fail(device, VJP_NO_DEVICE, "cpu: this processor runs none of %s, all that was built", known);
     return vjp_fail(device, VJP_INVALID, "cpu: instruction set \"%s\" is none of %s", wanted, known);
 }
 

@@ -45,8 +45,8 @@ struct held_cut {
 
 /*
  * At the front of shared memory: two numbers from each warp of the cluster. Calls take turns with two sets. The ring
- * follows, and begins on a multiple of 128 bytes: on an H200 that runs at 0.87 of the limit in bf16 and 0.92 in f32, the
- * same code 16 bytes further at 0.80 and 0.84, and 80 bytes further at 0.74 and 0.77.
+ * follows, and begins on a multiple of 128 bytes: on an H200 that runs at 0.87 of the limit in bf16 and 0.92 in f32,
+ * the same code 16 bytes further at 0.80 and 0.84, and 80 bytes further at 0.74 and 0.77.
  */
 struct alignas(128) held_sums {
     double2 warp[2][HELD_WARPS * WHOLE_CLUSTER];
