@@ -333,17 +333,16 @@ static const struct {
 static void shapes_that_have_broken_others(void **state) {
     (void)state;
     need_device();
-    for (int dtype = VJP_F32; dtype <= VJP_BF16; dtype++)
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            proof_tally tally = {0};
-            proof_plan plan = {.dtype = dtype, .row = proof_sink, .context = &tally};
-            proof_setup setup;
-            char error[TEXT_ERROR];
-            if (!proof_setup_read(&setup, vjp_op_find(shapes[i].op), shapes[i].text, error)) fail_msg("%s", error);
-            proof_compare_setup(&plan, device, &setup);
-            assert_true(tally.rows > 0);
-            assert_int_equal(tally.failed, 0);
-        }
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        proof_tally tally = {0};
+        proof_plan plan = {.dtype = i % 2 ? VJP_BF16 : VJP_F32, .row = proof_sink, .context = &tally};
+        proof_setup setup;
+        char error[TEXT_ERROR];
+        if (!proof_setup_read(&setup, vjp_op_find(shapes[i].op), shapes[i].text, error)) fail_msg("%s", error);
+        proof_compare_setup(&plan, device, &setup);
+        assert_true(tally.rows > 0);
+        assert_int_equal(tally.failed, 0);
+    }
 }
 
 int main(void) {

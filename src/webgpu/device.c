@@ -12,6 +12,11 @@
 
 #include "webgpu/device.h"
 
+/* Beside webgpu.h where that is wgpu-native's. */
+#if __has_include(<wgpu.h>)
+#include <wgpu.h>
+#endif
+
 vjp_status webgpu_result(vjp_device *device, const char *doing) {
     webgpu_state *state = webgpu_of(device);
     if (!state->lost && !state->failed) return VJP_OK;
@@ -91,18 +96,41 @@ static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStr
     a->done = true;
 }
 
-static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
+/*
+ * wgpu-native also asks OpenGL unless it is told not to, and some drivers of that print. How to tell it is known where
+ * it is the very library whose header was compiled with.
+ */
+static WGPUInstance make_instance(const webgpu_api *api, bool quietly) {
+#ifdef WGPU_H_
+    size_t length = strlen(VJP_WEBGPU_HEADERS);
+    WGPUInstanceExtras extras = {.chain = {.sType = (WGPUSType)WGPUSType_InstanceExtras},
+                                 .backends = WGPUInstanceBackend_Primary};
+    WGPUInstanceDescriptor descriptor = {.nextInChain = &extras.chain};
+    if (quietly && strncmp(api->path, VJP_WEBGPU_HEADERS, length) == 0 && api->path[length] == '/')
+        return api->CreateInstance(&descriptor);
+#endif
+    return quietly ? NULL : api->CreateInstance(NULL);
+}
+
+static WGPUAdapter request_adapter(webgpu_state *state) {
     answer a = {.state = state};
     WGPURequestAdapterOptions options = {.featureLevel = WGPUFeatureLevel_Core,
                                          .powerPreference = WGPUPowerPreference_HighPerformance};
     WGPURequestAdapterCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_adapter, .userdata1 = &a};
-    state->instance = state->api.CreateInstance(NULL);
-    if (!state->instance)
-        return vjp_fail(device, VJP_NO_DEVICE, "%s: %s made no instance", device->name, state->api.path);
     state->api.InstanceRequestAdapter(state->instance, &options, info);
     wait(state, &a.done);
-    state->adapter = a.object;
+    return a.object;
+}
+
+static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
+    for (int quietly = 1; quietly >= 0 && !state->adapter; quietly--) {
+        if (state->instance) state->api.InstanceRelease(state->instance);
+        state->instance = make_instance(&state->api, quietly);
+        if (state->instance) state->adapter = request_adapter(state);
+    }
+    if (!state->instance)
+        return vjp_fail(device, VJP_NO_DEVICE, "%s: %s made no instance", device->name, state->api.path);
     if (state->adapter) return VJP_OK;
     return vjp_fail(device, VJP_NO_DEVICE,
                     "%s: no adapter (a GPU with its Vulkan, Metal or D3D12 driver) was found: %s", device->name,
