@@ -67,7 +67,7 @@ static void bind(gpu_launch *l, const char *name, int slot, int64_t run) {
     if (slot >= 0) gpu_tensor(l, name, slot, run);
 }
 
-vjp_status gpu_norm_forward(const gpu_norm *n) {
+static vjp_status forward(const gpu_norm *n) {
     if (!n->sizes.rows || !n->sizes.dim) return VJP_OK;
     cut c = cut_of(n);
     gpu_launch l = begin(n, &c, "forward");
@@ -119,7 +119,7 @@ static vjp_status finish(const gpu_norm *n, const cut *c) {
     return gpu_enqueue(&l, gpu_divide_up(2 * n->sizes.dim, c->threads));
 }
 
-vjp_status gpu_norm_backward(const gpu_norm *n) {
+static vjp_status backward(const gpu_norm *n) {
     cut c = cut_of(n);
     if (!n->sizes.dim || (!has(n, n->dx) && !c.sums)) return VJP_OK;
     vjp_status status = VJP_OK;
@@ -127,4 +127,16 @@ vjp_status gpu_norm_backward(const gpu_norm *n) {
     if (status == VJP_OK) status = columns(n, &c);
     if (status == VJP_OK && c.sums) status = finish(n, &c);
     return status;
+}
+
+gpu_norm gpu_norm_call(const gpu_norm *slots, const vjp_work *work, vjp_norm_sizes sizes, double eps) {
+    gpu_norm n = *slots;
+    n.work = work;
+    n.sizes = sizes;
+    n.eps = eps;
+    return n;
+}
+
+vjp_status gpu_norm_run(const gpu_norm *n) {
+    return n->work->pass == VJP_FORWARD ? forward(n) : backward(n);
 }

@@ -13,8 +13,10 @@ typedef struct gpu_norm {
     int dx, dgamma, dbeta, dy;
 } gpu_norm;
 
-vjp_status gpu_norm_forward(const gpu_norm *n);
-vjp_status gpu_norm_backward(const gpu_norm *n);
+/* A call of an op that has these slots. */
+gpu_norm gpu_norm_call(const gpu_norm *slots, const vjp_work *work, vjp_norm_sizes sizes, double eps);
+
+vjp_status gpu_norm_run(const gpu_norm *n);
 size_t gpu_norm_workspace(const gpu_norm *n);
 
 #endif
