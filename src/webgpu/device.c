@@ -101,15 +101,20 @@ static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStr
  * it is the very library whose header was compiled with.
  */
 static WGPUInstance make_instance(const webgpu_api *api, bool quietly) {
+    if (!quietly) return api->CreateInstance(NULL);
+    WGPUInstance instance = NULL;
 #ifdef WGPU_H_
-    size_t length = strlen(VJP_WEBGPU_HEADERS);
     WGPUInstanceExtras extras = {.chain = {.sType = (WGPUSType)WGPUSType_InstanceExtras},
                                  .backends = WGPUInstanceBackend_Primary};
     WGPUInstanceDescriptor descriptor = {.nextInChain = &extras.chain};
-    if (quietly && strncmp(api->path, VJP_WEBGPU_HEADERS, length) == 0 && api->path[length] == '/')
-        return api->CreateInstance(&descriptor);
+    char *library = realpath(api->path, NULL), *headers = realpath(VJP_WEBGPU_HEADERS, NULL);
+    size_t length = headers ? strlen(headers) : 0;
+    if (library && headers && strncmp(library, headers, length) == 0 && library[length] == '/')
+        instance = api->CreateInstance(&descriptor);
+    free(library);
+    free(headers);
 #endif
-    return quietly ? NULL : api->CreateInstance(NULL);
+    return instance;
 }
 
 static WGPUAdapter request_adapter(webgpu_state *state) {
