@@ -26,5 +26,5 @@ file(GLOB shader_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/webgpu/*.wgsl
 vjp_embed(webgpu ${shader_files})
 vjp_add_backend(webgpu src/webgpu/api.c src/webgpu/device.c src/webgpu/launch.c src/webgpu/source.c)
 target_include_directories(vjp_webgpu_objects SYSTEM PUBLIC ${WEBGPU_INCLUDE_DIR})
-target_compile_definitions(vjp_webgpu_objects PRIVATE VJP_WEBGPU_PREFIX="${VJP_WEBGPU_PREFIX}" VJP_WEBGPU_HEADERS="${WEBGPU_INCLUDE_DIR}")
+target_compile_definitions(vjp_webgpu_objects PRIVATE VJP_WEBGPU_PREFIX="${VJP_WEBGPU_PREFIX}")
 message(STATUS "WebGPU backend: webgpu.h in ${WEBGPU_INCLUDE_DIR}")

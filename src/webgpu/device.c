@@ -12,11 +12,6 @@
 
 #include "webgpu/device.h"
 
-/* Beside webgpu.h where that is wgpu-native's. */
-#if __has_include(<wgpu.h>)
-#include <wgpu.h>
-#endif
-
 vjp_status webgpu_result(vjp_device *device, const char *doing) {
     webgpu_state *state = webgpu_of(device);
     if (!state->lost && !state->failed) return VJP_OK;
@@ -96,46 +91,18 @@ static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStr
     a->done = true;
 }
 
-/*
- * wgpu-native also asks OpenGL unless it is told not to, and some drivers of that print. How to tell it is known where
- * it is the very library whose header was compiled with.
- */
-static WGPUInstance make_instance(const webgpu_api *api, bool quietly) {
-    if (!quietly) return api->CreateInstance(NULL);
-    WGPUInstance instance = NULL;
-#ifdef WGPU_H_
-    WGPUInstanceExtras extras = {.chain = {.sType = (WGPUSType)WGPUSType_InstanceExtras},
-                                 .backends = WGPUInstanceBackend_Primary};
-    WGPUInstanceDescriptor descriptor = {.nextInChain = &extras.chain};
-    char *library = realpath(api->path, NULL), *headers = realpath(VJP_WEBGPU_HEADERS, NULL);
-    size_t length = headers ? strlen(headers) : 0;
-    if (library && headers && strncmp(library, headers, length) == 0 && library[length] == '/')
-        instance = api->CreateInstance(&descriptor);
-    free(library);
-    free(headers);
-#endif
-    return instance;
-}
-
-static WGPUAdapter request_adapter(webgpu_state *state) {
+static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
     answer a = {.state = state};
     WGPURequestAdapterOptions options = {.featureLevel = WGPUFeatureLevel_Core,
                                          .powerPreference = WGPUPowerPreference_HighPerformance};
     WGPURequestAdapterCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_adapter, .userdata1 = &a};
-    state->api.InstanceRequestAdapter(state->instance, &options, info);
-    wait(state, &a.done);
-    return a.object;
-}
-
-static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
-    for (int quietly = 1; quietly >= 0 && !state->adapter; quietly--) {
-        if (state->instance) state->api.InstanceRelease(state->instance);
-        state->instance = make_instance(&state->api, quietly);
-        if (state->instance) state->adapter = request_adapter(state);
-    }
+    state->instance = state->api.CreateInstance(NULL);
     if (!state->instance)
         return vjp_fail(device, VJP_NO_DEVICE, "%s: %s made no instance", device->name, state->api.path);
+    state->api.InstanceRequestAdapter(state->instance, &options, info);
+    wait(state, &a.done);
+    state->adapter = a.object;
     if (state->adapter) return VJP_OK;
     return vjp_fail(device, VJP_NO_DEVICE,
                     "%s: no adapter (a GPU with its Vulkan, Metal or D3D12 driver) was found: %s", device->name,
