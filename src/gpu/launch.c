@@ -54,6 +54,7 @@ void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset
     o->present = count > 0;
     o->output = output;
     o->paired = true;
+    if (!o->present) return; /* there may be no workspace at all */
     o->address = (const char *)l->work->workspace + offset;
     o->bytes = (uint64_t)count * 4;
     if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = "its workspace";
