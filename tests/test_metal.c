@@ -399,7 +399,7 @@ static const struct {
     unsigned long threads;
     unsigned width;
     int64_t most; /* elements of a case: every thread of 256 is switched to at every barrier, which takes its time */
-} ways[] = {{1024, 32, 2600}, {1024, 24, 500}, {48, 32, 200}, {100, 8, 200}};
+} ways[] = {{1024, 32, 1100}, {1024, 24, 300}, {48, 32, 150}, {100, 8, 150}};
 
 static int64_t elements_of(const proof_setup *setup) {
     int64_t most = 0;
