@@ -85,6 +85,18 @@ static void memory_that_is_not_the_devices_is_refused(void **state) {
     x.data = y.data = data;
     x.shape[0] = y.shape[0] = 1000; /* more than is there */
     assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    /* The last of a call's launches would meet it: nothing is written before. */
+    const float before[4] = {9, 9, 9, 9};
+    float after[4];
+    vjp_tensor dx = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
+    vjp_tensor dy = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
+    vjp_tensor dgamma = vjp_tensor_of(host, VJP_F32, 1, (int64_t[]){2});
+    assert_int_equal(vjp_rms_norm_backward(device, &dx, &dgamma, NULL, &dy, &dy, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "dgamma does not lie in memory of this device"));
+    assert_int_equal(vjp_download(device, after, dx.data, 0, sizeof after), VJP_OK);
+    assert_memory_equal(after, before, sizeof after);
+    vjp_free(device, dx.data);
+    vjp_free(device, dy.data);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
     vjp_free(device, data);
 }

@@ -70,6 +70,7 @@ typedef struct gpu_launch {
     uint32_t param[GPU_MOST_PARAMS];
     int params;
     int threads;         /* of a workgroup */
+    bool parts;          /* it sees parts of tensors: gpu_part() */
     int64_t limit;       /* what an index must stay below, for the sentence */
     const char *too_big; /* the operand or size that 32-bit indices cannot hold; NULL: all fit */
 } gpu_launch;

@@ -44,6 +44,7 @@ void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
 void gpu_part(gpu_launch *l, int64_t first, int64_t count) {
     gpu_operand *o = &l->operand[l->operands - 1];
     size_t size = vjp_dtype_size(o->dtype);
+    l->parts = true;
     if (!o->present) return;
     o->address += (size_t)first * size;
     o->bytes = (uint64_t)count * size;
@@ -69,6 +70,7 @@ vjp_status gpu_explain(const vjp_work *work, int slot) {
     gpu_launch l = gpu_begin(work, "explain");
     l.shader = "tools";
     l.threads = gpu_threads(work->device);
+    l.parts = true; /* it comes last, and sees the indices alone */
     gpu_tensor(&l, "explained", slot, 1);
     if (!l.operand[0].present) return VJP_OK;
     gpu_u32(&l, vjp_elements(work, slot));

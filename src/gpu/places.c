@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "op/op.h"
+
 bool gpu_places_add(gpu_places *places, gpu_place place) {
     if (places->count == places->room) {
         size_t room = places->room ? places->room * 2 : 64;
@@ -47,4 +49,21 @@ vjp_status gpu_places_span(const gpu_places *places, vjp_device *device, const c
     if (offset <= p->bytes && *first <= p->bytes && bytes <= p->bytes - *first) return VJP_OK;
     return vjp_fail(device, VJP_INVALID, "%s: %s: %zu bytes at %llu run past a buffer of %llu", device->name, doing,
                     bytes, (unsigned long long)*first, (unsigned long long)p->bytes);
+}
+
+vjp_status gpu_places_hold(const gpu_places *places, const vjp_work *work, uint64_t most, bool parts) {
+    for (size_t i = 0; i < work->op->info.pass[work->pass].count; i++) {
+        const char *address = vjp_data(work, (int)i);
+        uint64_t bytes = (uint64_t)vjp_elements(work, (int)i) * vjp_dtype_size(vjp_type(work, (int)i));
+        if (!address || !bytes) continue;
+        const char *name = vjp_slot_at(work, (int)i)->name;
+        const gpu_place *p = gpu_places_find(places, address);
+        if (!p || bytes > p->bytes - (uint64_t)(address - p->begin))
+            return vjp_refuse(work, VJP_INVALID, "%s does not lie in memory of this device: vjp_alloc() it there",
+                              name);
+        if (bytes > most && !parts)
+            return vjp_refuse(work, VJP_UNSUPPORTED, "%s has %llu bytes; this device binds at most %llu", name,
+                              (unsigned long long)bytes, (unsigned long long)most);
+    }
+    return VJP_OK;
 }

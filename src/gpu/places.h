@@ -31,4 +31,11 @@ void gpu_places_remove(gpu_places *places, const gpu_place *place);
 vjp_status gpu_places_span(const gpu_places *places, vjp_device *device, const char *doing, const void *data,
                            uint64_t offset, size_t bytes, const gpu_place **place, uint64_t *first);
 
+/*
+ * Whether every tensor of a call lies in memory of the device, and has no more than `most` bytes; else a refusal. A
+ * call may be several launches, and what is refused must be so before the first. `parts`: the call's launches see
+ * parts.
+ */
+vjp_status gpu_places_hold(const gpu_places *places, const vjp_work *work, uint64_t most, bool parts);
+
 #endif

@@ -306,8 +306,10 @@ vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups
         return fail(device, l, VJP_UNSUPPORTED, "is too large for this device: shaders count in 32 bits", l->too_big);
     if (groups > INT32_MAX)
         return fail(device, l, VJP_UNSUPPORTED, "needs more threadgroups than 32 bits count", l->kernel);
+    vjp_status status = l->work ? gpu_places_hold(&state->places, l->work, UINT64_MAX, l->parts) : VJP_OK;
+    if (status != VJP_OK) return status;
     void *pool = metal_begin(state);
-    vjp_status status = enqueue(device, l, groups);
+    status = enqueue(device, l, groups);
     metal_end(state, pool);
     return status;
 }

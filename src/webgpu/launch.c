@@ -317,7 +317,8 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
     const webgpu_pipeline *pipeline = NULL;
     for (int i = 0; i < GPU_MOST_OPERANDS; i++)
         view.window_of[i] = -1;
-    status = make_windows(device, l, &view);
+    if (l->work) status = gpu_places_hold(&state->places, l->work, state->limits.maxStorageBufferBindingSize, l->parts);
+    if (status == VJP_OK) status = make_windows(device, l, &view);
     if (status != VJP_OK) return status;
     order_windows(&view);
     add_findings(device, l, &view);
