@@ -231,12 +231,22 @@ static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, v
     return VJP_OK;
 }
 
-/* The CPU's other engine for matrix products, with as many threads. */
-static vjp_device *open_rival(const vjp_device *device) {
+static void run_on_pool_of(void *device, size_t count, vjp_task task, void *argument) {
+    vjp_cpu_for(&(vjp_work){.device = device}, (int64_t)count, task, argument);
+}
+
+/*
+ * The CPU's other engine for matrix products, on the same threads: those of a pool of its own would go on looking for
+ * work for a while, on the cores where the device's are being timed.
+ */
+static vjp_device *open_rival(vjp_device *device) {
     if (strcmp(device->backend->name, "cpu") != 0) return NULL;
     const cpu_state *state = device->state;
-    vjp_options options = {
-        .threads = state->threads, .instruction_set = state->isa, .matrix_products = state->blas ? "builtin" : "blas"};
+    vjp_options options = {.threads = state->threads,
+                           .parallel_for = run_on_pool_of,
+                           .parallel_context = device,
+                           .instruction_set = state->isa,
+                           .matrix_products = state->blas ? "builtin" : "blas"};
     vjp_device *rival;
     if (vjp_open("cpu", &options, &rival) == VJP_OK) return rival;
     vjp_close(rival);
