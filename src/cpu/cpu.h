@@ -9,6 +9,8 @@
 #ifndef VJP_CPU_H
 #define VJP_CPU_H
 
+#include <stdatomic.h>
+
 #include "core/core.h"
 
 #if defined(CPU_ISA_AVX512)
@@ -42,6 +44,9 @@ static inline const cpu_state *cpu_state_of(const vjp_work *work) {
 
 /* Runs task(argument, i) for i in [0, count) on the device's threads; a single task runs on the caller's thread. */
 void vjp_cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument);
+
+/* Waits for another task, one that some thread is running already: until `count`, which only goes up, is `least`. */
+void vjp_cpu_wait(const _Atomic int64_t *count, int64_t least);
 
 /*
  * The least bytes a task is worth waking a thread for: at some 10 GB/s a core, 64 KiB take 6 us, about what a wake-up

@@ -1,11 +1,15 @@
 /*
  * The driver of the matrix products (gemm.h).
  *
- * A product is cut into blocks of about 1024 x 4096 with 1024 terms (or 1024 x 1024 with 4096), and a block into tiles,
- * the tasks of the pool. What several tiles of a block share is packed once, by tasks of its own that run among the
- * tiles of the block before: two sets of packed operands take turns, and the threads meet once a block. Where nothing
- * is shared (a few rows, a few columns) a tile packs its panel on the stack, so that a product of one row reads b once
- * and writes no copy.
+ * A product is cut into blocks of about 1024 x 4096 with 1024 terms (or 1024 x 1024 with 4096), and a block into tiles.
+ * What several tiles of a block share is packed once, by tasks of its own that run among the tiles of the block before:
+ * two sets of packed operands take turns. Where nothing is shared (a few rows, a few columns) a tile packs its panel on
+ * the stack, so that a product of one row reads b once and writes no copy.
+ *
+ * All tasks of a product are one sequence: the packing of the first block, then for each block the packing of the next
+ * and its own tiles. Each thread takes the next of them when it is free, and waits only for what that task needs, all
+ * of which was taken before it: the threads never meet, and a slow one holds up nobody until the end. There, tiles are
+ * cut in four.
  *
  * A product with few tiles and many terms (the gradient of a small weight over many rows) is cut along the terms too:
  * each part is an item of a batch, and the parts are added in order, in double.
@@ -22,43 +26,71 @@
 #include "cpu/gemm.h"
 #include "cpu/gemm_plan.h"
 
-/* ---- One block under way ----------------------------------------------------------------------------- */
+/* ---- A product under way ----------------------------------------------------------------------------- */
 
-typedef struct step {
-    int64_t item, items, m0, m, n0, n, k0;
-    float *a, *b; /* packed */
-} step;
+/*
+ * How far a product has come, counted in tasks. The counts of a step go on where those of the step RING before ended:
+ * by then all of that one is done, since packing for step s waits for the tiles of step s - 2.
+ */
+enum { RING = 4 };
+
+typedef struct progress {
+    _Atomic int64_t next;
+    _Atomic int64_t packed[RING], multiplied[RING];
+    _Atomic int64_t tile[]; /* where there are several blocks of terms: the blocks that each tile has behind it */
+} progress;
 
 typedef struct run {
     const gemm_call *call;
     const plan *plan;
+    float *a[2], *b[2]; /* packed operands: two sets */
     float *buffer;
-    _Atomic int64_t *next_tile; /* of each worker's share */
-    float *parts;               /* where a product is cut along its terms: each part's [m, n] */
-    step now, next;
-    bool pack_a, pack_b; /* for `next`, in this phase */
-    int64_t a_units, b_units, units_a_task, units_b_task, a_tasks, b_tasks;
-    int64_t tiles;
+    float *parts; /* where a product is cut along its terms: each part's [m, n] */
+    progress *progress;
 } run;
 
-/* Worker w's share of the tiles: those from first_tile(r, w) up to first_tile(r, w + 1). */
-static int64_t first_tile(const run *r, int64_t worker) {
-    return r->tiles * worker / r->plan->workers;
-}
+/* One block. */
+typedef struct step {
+    int64_t index, item, items, m0, m, n0, n, k0;
+    bool pack_a, pack_b; /* or it reads what an earlier step packed */
+    float *a, *b;        /* packed */
+} step;
 
 static int64_t depth_of(const plan *p, int64_t item, int64_t k0) {
     int64_t k = least(p->k, p->k_total - item * p->k);
     return most(0, least(p->block_k, k - k0));
 }
 
-static step step_of(const plan *p, int64_t index) {
+/* Which packing of an operand a step reads, counted from the first on. */
+static int64_t version_of(const plan *p, bool is_a, int64_t index) {
+    if (p->blocks_k > 1 || (!is_a && p->blocks_n > 1)) return index;
+    return is_a ? index / p->blocks_n : index / p->blocks_m;
+}
+
+static step step_of(const run *r, int64_t index) {
+    const plan *p = r->plan;
     int64_t ki = index % p->blocks_k, rest = index / p->blocks_k;
     int64_t ni = rest % p->blocks_n, mi = rest / p->blocks_n % p->blocks_m, group = rest / p->blocks_n / p->blocks_m;
-    step s = {.item = group * p->group, .m0 = mi * p->block_m, .n0 = ni * p->block_n, .k0 = ki * p->block_k};
+    int64_t a = version_of(p, true, index), b = version_of(p, false, index);
+    step s = {.index = index, .item = group * p->group, .m0 = mi * p->block_m, .n0 = ni * p->block_n};
+    s.k0 = ki * p->block_k;
     s.items = least(p->group, p->items - s.item);
     s.m = least(p->block_m, p->m - s.m0);
     s.n = least(p->block_n, p->n - s.n0);
+    s.pack_a = index == 0 || a != version_of(p, true, index - 1);
+    s.pack_b = index == 0 || b != version_of(p, false, index - 1);
+    s.a = r->a[a % 2];
+    s.b = r->b[b % 2];
     return s;
+}
+
+/* Of the steps with one remainder, counts up to and with this step. */
+static int64_t count_up_to(int64_t index, int64_t tasks) {
+    return (index / RING + 1) * tasks;
+}
+
+static void add_one(_Atomic int64_t *count) {
+    atomic_fetch_add_explicit(count, 1, memory_order_release);
 }
 
 /* Rows as stored, from (row, column) on: where they are, or made in `buffer`. */
@@ -134,25 +166,8 @@ static void pack_b_panels(const gemm_operand *o, int64_t item, int64_t j, int64_
     }
 }
 
-/*
- * An operand of a block is packed in units: for one item and GEMM_DEPTH terms, a strip of about GEMM_STRIP panels. The
- * strips of a stay within a tile; b is one stretch.
- */
-typedef struct packing {
-    int64_t stretches, extent; /* and rows or columns of each */
-    int64_t panels, count;     /* of a stretch: its panels and strips */
-} packing;
-
-static packing packing_of(const plan *p, bool is_a) {
-    packing t = {.stretches = is_a ? p->tiles_m : 1, .extent = is_a ? p->tile_m : p->block_n};
-    t.panels = (is_a ? p->a_panels : p->b_panels) / t.stretches;
-    t.count = divide_up(t.panels, GEMM_STRIP);
-    return t;
-}
-
-static void pack_unit(const run *r, bool is_a, int64_t u) {
+static void pack_unit(const run *r, const step *s, bool is_a, int64_t u) {
     const plan *p = r->plan;
-    const step *s = &r->next;
     const gemm_operand *o = is_a ? &r->call->a : &r->call->b;
     packing t = packing_of(p, is_a);
     int64_t strip = u % t.count, stretch = u / t.count % t.stretches;
@@ -172,17 +187,8 @@ static void pack_unit(const run *r, bool is_a, int64_t u) {
 }
 
 /* The same for BLAS: a few rows of the block as stored, in f32. */
-static int64_t stored_rows(const plan *p, const gemm_operand *o, bool is_a) {
-    return o->transposed == is_a ? p->block_k : is_a ? p->block_m : p->block_n;
-}
-
-static int64_t stored_columns(const plan *p, const gemm_operand *o, bool is_a) {
-    return o->transposed != is_a ? p->block_k : is_a ? p->block_m : p->block_n;
-}
-
-static void copy_unit(const run *r, bool is_a, int64_t u) {
+static void copy_unit(const run *r, const step *s, bool is_a, int64_t u) {
     const plan *p = r->plan;
-    const step *s = &r->next;
     const gemm_operand *o = is_a ? &r->call->a : &r->call->b;
     bool terms_down = o->transposed == is_a; /* the rows as stored are terms */
     int64_t strips = divide_up(stored_rows(p, o, is_a), BLAS_STRIP), stride = stored_columns(p, o, is_a);
@@ -201,9 +207,11 @@ static void copy_unit(const run *r, bool is_a, int64_t u) {
 /* ---- A tile ------------------------------------------------------------------------------------------ */
 
 typedef struct tile {
+    step block;
+    int64_t index;      /* in the block */
     int64_t item;       /* of the batch */
     int64_t slot;       /* of the block's items */
-    int64_t i, j, m, n; /* in the block */
+    int64_t i, j, m, n; /* in the block; a tile past the edge has no rows or no columns */
     float *c;           /* where the sums end */
     int64_t ldc;
     float *buffer; /* where they are between one run of terms and the next; may be c itself */
@@ -212,27 +220,36 @@ typedef struct tile {
     bool add;    /* the first terms add to c */
 } tile;
 
-/* Tile `index` of a block, without its memory. */
-static tile tile_at(const run *r, int64_t index) {
+/* The tile of a task of a block, without its memory. */
+static tile tile_at(const run *r, const step *s, int64_t task) {
     const plan *p = r->plan;
-    const step *s = &r->now;
+    bool cut = s->index == p->steps - 1 && task >= p->whole;
+    int64_t index = cut ? p->whole + (task - p->whole) / QUARTERS : task;
     int64_t tj = index % p->tiles_n, ti = index / p->tiles_n % p->tiles_m, slot = index / p->tiles_n / p->tiles_m;
-    tile t = {.item = s->item + slot, .slot = slot, .i = ti * p->tile_m, .j = tj * p->tile_n};
-    t.m = least(p->tile_m, s->m - t.i);
+    tile t = {.block = *s, .index = index, .item = s->item + slot, .slot = slot};
+    t.i = ti * p->tile_m;
+    t.j = tj * p->tile_n;
+    t.m = slot < s->items ? least(p->tile_m, s->m - t.i) : 0;
     t.n = least(p->tile_n, s->n - t.j);
+    if (!cut) return t;
+    bool lower = (task - p->whole) % QUARTERS / 2, right = (task - p->whole) % 2;
+    t.m = lower ? t.m - p->half_m : least(p->half_m, t.m);
+    t.n = right ? t.n - p->half_n : least(p->half_n, t.n);
+    t.i += lower ? p->half_m : 0;
+    t.j += right ? p->half_n : 0;
     return t;
 }
 
 /* Packed panels of a tile for run d of its terms. */
 static const float *packed_a(const run *r, const tile *t, int64_t d) {
     const plan *p = r->plan;
-    int64_t panel = t->i / p->tile_m * divide_up(p->tile_m, GEMM_ROWS);
-    return r->now.a + t->slot * p->a_floats + (d * p->a_panels + panel) * GEMM_A_PANEL;
+    int64_t panel = t->i / p->tile_m * divide_up(p->tile_m, GEMM_ROWS) + t->i % p->tile_m / GEMM_ROWS;
+    return t->block.a + t->slot * p->a_floats + (d * p->a_panels + panel) * GEMM_A_PANEL;
 }
 
 static const float *packed_b(const run *r, const tile *t, int64_t d) {
     const plan *p = r->plan;
-    return r->now.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * GEMM_B_PANEL;
+    return t->block.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * GEMM_B_PANEL;
 }
 
 /* The next GEMM_AHEAD bytes of each; past the end, what is being read anyway. */
@@ -289,7 +306,7 @@ INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, 
 /* All panels of a tile for one run of terms, each operand from the workspace or packed here. */
 INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const terms *d, gemm_ahead ahead) {
     const plan *p = r->plan;
-    const step *s = &r->now;
+    const step *s = &t->block;
     const gemm_call *call = r->call;
     int64_t k = s->k0 + d->index * GEMM_DEPTH;
     const float *a = packed_a(r, t, d->index), *b = packed_b(r, t, d->index);
@@ -315,30 +332,43 @@ INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const ter
 }
 
 /* The packed panels that come after run d of a tile: its next run's, else the first of the tile that follows. */
-static gemm_ahead ahead_of(const run *r, const tile *t, const terms *d, int64_t following) {
+static gemm_ahead ahead_of(const run *r, const tile *t, const terms *d, const tile *following) {
     const plan *p = r->plan;
-    if (d->last && following < 0) return (gemm_ahead){0};
-    tile next = d->last ? tile_at(r, following) : *t;
-    int64_t index = d->last ? 0 : d->index + 1;
+    const tile *next = d->last ? following : t;
     gemm_ahead ahead = {0};
+    if (next->m <= 0 || next->n <= 0) return ahead;
+    int64_t index = d->last ? 0 : d->index + 1;
     if (p->pack_a) {
-        ahead.a = (const char *)packed_a(r, &next, index);
-        ahead.a_end = ahead.a + divide_up(next.m, GEMM_ROWS) * GEMM_A_PANEL * (int64_t)sizeof(float);
+        ahead.a = (const char *)packed_a(r, next, index);
+        ahead.a_end = ahead.a + divide_up(next->m, GEMM_ROWS) * GEMM_A_PANEL * (int64_t)sizeof(float);
     }
     if (p->pack_b) {
-        ahead.b = (const char *)packed_b(r, &next, index);
-        ahead.b_end = ahead.b + divide_up(next.n, GEMM_COLUMNS) * GEMM_B_PANEL * (int64_t)sizeof(float);
+        ahead.b = (const char *)packed_b(r, next, index);
+        ahead.b_end = ahead.b + divide_up(next->n, GEMM_COLUMNS) * GEMM_B_PANEL * (int64_t)sizeof(float);
     }
     return ahead;
 }
 
-static void multiply_builtin(const run *r, const tile *t, int64_t count, int64_t following) {
+static int64_t take_ticket(const run *r) {
+    return atomic_fetch_add_explicit(&r->progress->next, 1, memory_order_relaxed);
+}
+
+static tile tile_of_ticket(const run *r, int64_t ticket);
+
+/* Takes the next ticket before the last run of terms, in time to call in what that begins with. */
+static int64_t multiply_builtin(const run *r, const tile *t, int64_t count) {
     terms d = {.first = true};
+    int64_t next = 0;
     do {
         int64_t rest = count - d.index * GEMM_DEPTH;
+        tile following = {0};
         d.depth = least(GEMM_DEPTH, rest);
         d.last = rest <= GEMM_DEPTH;
-        gemm_ahead ahead = ahead_of(r, t, &d, following);
+        if (d.last) {
+            next = take_ticket(r);
+            following = tile_of_ticket(r, next);
+        }
+        gemm_ahead ahead = ahead_of(r, t, &d, &following);
         if (r->call->a.transposed)
             multiply_depth(r, t, true, &d, ahead);
         else
@@ -346,12 +376,13 @@ static void multiply_builtin(const run *r, const tile *t, int64_t count, int64_t
         d.first = false;
         d.index++;
     } while (!d.last);
+    return next;
 }
 
 /* Where BLAS finds (row, column) of an operand, counted in the block, and its stride. */
 static const float *blas_operand(const run *r, bool is_a, const tile *t, int64_t *stride) {
     const plan *p = r->plan;
-    const step *s = &r->now;
+    const step *s = &t->block;
     const gemm_operand *o = is_a ? &r->call->a : &r->call->b;
     int64_t across = is_a ? t->i : t->j;
     bool terms_down = o->transposed == is_a;
@@ -384,93 +415,115 @@ static void finish_row(const gemm_result *c, int64_t row, int64_t column, int64_
         to[j] = c->accumulate ? to[j] + sums[j] : sums[j];
 }
 
-/* One tile, in the memory of a worker; `following` is the tile that it most likely runs next, or -1. */
-static void run_tile(const run *r, int64_t index, int64_t worker, int64_t following) {
+/* Gives a tile its memory: the place of its result, and a buffer of its own or the worker's. */
+static void place_tile(const run *r, int64_t worker, tile *t) {
     const plan *p = r->plan;
-    const step *s = &r->now;
+    const step *s = &t->block;
     const gemm_result *c = &r->call->c;
-    tile t = tile_at(r, index);
-    if (t.m <= 0 || t.n <= 0) return;
-    int64_t row = s->m0 + t.i, column = s->n0 + t.j;
-    t.buffer = r->buffer + (p->kept ? index : worker) * p->buffer_floats;
-    t.ldb = p->tile_n + BUFFER_PAD;
+    int64_t row = s->m0 + t->i, column = s->n0 + t->j;
+    t->ldb = p->tile_n + BUFFER_PAD;
+    t->buffer = r->buffer + worker * p->buffer_floats;
+    if (p->kept) t->buffer = r->buffer + t->index * p->buffer_floats + t->i % p->tile_m * t->ldb + t->j % p->tile_n;
     if (r->parts) {
-        t.c = r->parts + (t.item * p->m + row) * p->n + column;
-        t.ldc = p->n;
+        t->c = r->parts + (t->item * p->m + row) * p->n + column;
+        t->ldc = p->n;
     } else if (p->direct) {
-        t.c = c->plain + (t.item * c->item_row + row) * c->stride + column;
-        t.ldc = c->stride;
-        t.add = c->accumulate;
+        t->c = c->plain + (t->item * c->item_row + row) * c->stride + column;
+        t->ldc = c->stride;
+        t->add = c->accumulate;
     } else {
-        t.c = t.buffer;
-        t.ldc = t.ldb;
-        t.padded = true;
+        t->c = t->buffer;
+        t->ldc = t->ldb;
+        t->padded = true;
     }
-    if (p->buffer_floats == 0) {
-        t.buffer = t.c;
-        t.ldb = t.ldc;
-    }
-    t.add = t.add || s->k0 > 0;
-    int64_t count = depth_of(p, t.item, s->k0);
-    if (r->call->blas)
-        multiply_blas(r, &t, count);
-    else
-        multiply_builtin(r, &t, count, following);
-    if (p->direct || s->k0 + p->block_k < p->k) return;
-    for (int64_t i = 0; i < t.m; i++)
-        finish_row(c, t.item * c->item_row + row + i, column, t.n, t.c + i * t.ldc);
+    t->add = t->add || s->k0 > 0;
+    if (p->buffer_floats) return;
+    t->buffer = t->c;
+    t->ldb = t->ldc;
 }
 
-/* A worker runs the tiles of its share in order, which share operands, and then helps the others with theirs. */
-static void run_tiles(const run *r, int64_t worker) {
-    int64_t workers = r->plan->workers;
-    for (int64_t w = 0; w < workers; w++) {
-        int64_t whose = (worker + w) % workers, end = first_tile(r, whose + 1), i;
-        while ((i = atomic_fetch_add(&r->next_tile[whose], 1)) < end)
-            run_tile(r, i, worker, i + 1 < end ? i + 1 : -1);
+/* Runs a tile when what it needs is there; returns the next ticket. */
+static int64_t run_tile(const run *r, tile t, int64_t worker) {
+    const plan *p = r->plan;
+    const step *s = &t.block;
+    const gemm_result *c = &r->call->c;
+    progress *done = r->progress;
+    int64_t packs = p->a_tasks + p->b_tasks, ki = s->index % p->blocks_k, next;
+    vjp_cpu_wait(&done->packed[s->index % RING], count_up_to(s->index, packs));
+    if (p->blocks_k > 1) vjp_cpu_wait(&done->tile[t.index], s->index);
+    if (t.m <= 0 || t.n <= 0) {
+        next = take_ticket(r);
+    } else {
+        place_tile(r, worker, &t);
+        int64_t count = depth_of(p, t.item, s->k0);
+        if (r->call->blas) {
+            multiply_blas(r, &t, count);
+            next = take_ticket(r);
+        } else {
+            next = multiply_builtin(r, &t, count);
+        }
+        for (int64_t i = 0; !p->direct && ki == p->blocks_k - 1 && i < t.m; i++)
+            finish_row(c, t.item * c->item_row + s->m0 + t.i + i, s->n0 + t.j, t.n, t.c + i * t.ldc);
     }
+    if (p->blocks_k > 1) atomic_store_explicit(&done->tile[t.index], s->index + 1, memory_order_release);
+    add_one(&done->multiplied[s->index % RING]);
+    return next;
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------- */
 
-/* The first tasks pack a of the next block, then come those that pack b, then the tiles of this one. */
-static void run_task(void *argument, size_t task) {
+/* Packs some units for a step, when the tiles that read that set before are done. */
+static void run_packing(const run *r, int64_t index, int64_t task) {
+    const plan *p = r->plan;
+    step s = step_of(r, index);
+    bool is_a = task < p->a_tasks;
+    int64_t size = is_a ? p->units_a_task : p->units_b_task, first = (is_a ? task : task - p->a_tasks) * size;
+    int64_t units = units_of(p, r->call, is_a);
+    if (index > 1) vjp_cpu_wait(&r->progress->multiplied[(index - 2) % RING], count_up_to(index - 2, p->tiles));
+    for (int64_t u = first; (is_a ? s.pack_a : s.pack_b) && u < least(units, first + size); u++)
+        if (r->call->blas)
+            copy_unit(r, &s, is_a, u);
+        else
+            pack_unit(r, &s, is_a, u);
+    add_one(&r->progress->packed[index % RING]);
+}
+
+/*
+ * Tickets in order: the packing of step 0; then for each step but the last the packing of the next and its own tiles;
+ * then the tiles of the last. Tells the step, and the task: packing from 0 on, tiles from `packs` on.
+ */
+static int64_t task_of(const plan *p, int64_t ticket, int64_t *step_index) {
+    int64_t packs = p->a_tasks + p->b_tasks, cycle = packs + p->tiles;
+    *step_index = 0;
+    if (ticket < packs) return ticket;
+    ticket -= packs;
+    *step_index = least(ticket / cycle, p->steps - 1);
+    int64_t task = ticket - *step_index * cycle;
+    if (*step_index == p->steps - 1) return task + packs;
+    if (task < packs) ++*step_index;
+    return task;
+}
+
+static tile tile_of_ticket(const run *r, int64_t ticket) {
+    const plan *p = r->plan;
+    int64_t index, packs = p->a_tasks + p->b_tasks, task = task_of(p, ticket, &index);
+    if (ticket >= p->tickets || task < packs) return (tile){0};
+    step s = step_of(r, index);
+    return tile_at(r, &s, task - packs);
+}
+
+static void run_worker(void *argument, size_t worker) {
     const run *r = argument;
-    int64_t t = (int64_t)task;
-    if (t < r->a_tasks + r->b_tasks) {
-        bool is_a = t < r->a_tasks;
-        int64_t size = is_a ? r->units_a_task : r->units_b_task, units = is_a ? r->a_units : r->b_units;
-        int64_t first = (is_a ? t : t - r->a_tasks) * size;
-        for (int64_t u = first; u < least(units, first + size); u++)
-            if (r->call->blas)
-                copy_unit(r, is_a, u);
-            else
-                pack_unit(r, is_a, u);
-        return;
+    const plan *p = r->plan;
+    for (int64_t ticket = take_ticket(r); ticket < p->tickets;) {
+        int64_t index, packs = p->a_tasks + p->b_tasks, task = task_of(p, ticket, &index);
+        if (task < packs) {
+            run_packing(r, index, task);
+            ticket = take_ticket(r);
+        } else {
+            ticket = run_tile(r, tile_of_ticket(r, ticket), (int64_t)worker);
+        }
     }
-    run_tiles(r, t - r->a_tasks - r->b_tasks);
-}
-
-static int64_t units_of(const run *r, bool is_a) {
-    const plan *p = r->plan;
-    if (r->call->blas) return p->group * divide_up(stored_rows(p, is_a ? &r->call->a : &r->call->b, is_a), BLAS_STRIP);
-    packing t = packing_of(p, is_a);
-    return p->group * p->depths * t.stretches * t.count;
-}
-
-/* Packs for `next` (where asked) while the tiles of `now` run (where there is one). */
-static void run_phase(const vjp_work *work, run *r, bool tiles) {
-    const plan *p = r->plan;
-    r->a_units = r->pack_a ? units_of(r, true) : 0;
-    r->b_units = r->pack_b ? units_of(r, false) : 0;
-    r->tiles = tiles ? r->now.items * p->tiles_m * p->tiles_n : 0;
-    r->units_a_task = r->a_units ? most(1, r->a_units * TASK_FLOATS / most(1, p->group * p->a_floats)) : 1;
-    r->units_b_task = r->b_units ? most(1, r->b_units * TASK_FLOATS / most(1, p->group * p->b_floats)) : 1;
-    for (int64_t w = 0; tiles && w < p->workers; w++)
-        atomic_init(&r->next_tile[w], first_tile(r, w));
-    r->a_tasks = divide_up(r->a_units, r->units_a_task);
-    r->b_tasks = divide_up(r->b_units, r->units_b_task);
-    vjp_cpu_for(work, r->a_tasks + r->b_tasks + (tiles ? p->workers : 0), run_task, r);
 }
 
 /* Adds the parts of a product that was cut along its terms, some columns of a row at a time. */
@@ -510,9 +563,13 @@ static void add_parts(const vjp_work *work, const run *r) {
     vjp_cpu_for(work, divide_up(add.count, add.count_task), add_parts_task, &add);
 }
 
-/* Two sets of packed operands, where a second is ever used, then the buffers, the parts and the workers' counts. */
+/* Two sets of packed operands, where a second is ever used, then the buffers, the parts and the progress. */
 static int64_t sets_of(const plan *p) {
     return p->steps > 1 ? 2 : 1;
+}
+
+static size_t progress_bytes(const plan *p) {
+    return sizeof(progress) + (size_t)p->tiles * sizeof(_Atomic int64_t);
 }
 
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
@@ -521,7 +578,7 @@ size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
     plan p = plan_of(call, parts);
     int64_t floats = p.group * (p.a_floats + p.b_floats) * sets_of(&p) + p.buffers * p.buffer_floats;
     if (parts > 1) floats += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
-    return (size_t)floats * sizeof(float) + (size_t)p.workers * sizeof(_Atomic int64_t);
+    return (size_t)floats * sizeof(float) + progress_bytes(&p);
 }
 
 void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace) {
@@ -536,12 +593,12 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
         *(cut.b.transposed ? &cut.b.item_column : &cut.b.item_row) = p.k;
         *(cut.b.transposed ? &cut.b.item_row : &cut.b.item_column) = 0;
     }
-    float *a[2], *b[2], *at = workspace;
+    float *at = workspace;
     run r = {.call = &cut, .plan = &p};
     for (int64_t set = 0; set < 2; set++) {
         int64_t used = least(set, sets_of(&p) - 1);
-        a[set] = at + used * p.group * p.a_floats;
-        b[set] = at + sets_of(&p) * p.group * p.a_floats + used * p.group * p.b_floats;
+        r.a[set] = at + used * p.group * p.a_floats;
+        r.b[set] = at + sets_of(&p) * p.group * p.a_floats + used * p.group * p.b_floats;
     }
     at += sets_of(&p) * p.group * (p.a_floats + p.b_floats);
     r.buffer = at;
@@ -550,22 +607,7 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
         r.parts = at;
         at += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
     }
-    r.next_tile = (_Atomic int64_t *)(void *)at;
-    int a_set = 0, b_set = 0;
-    for (int64_t i = -1; i < p.steps; i++) {
-        r.now = r.next;
-        r.pack_a = r.pack_b = false;
-        if (i + 1 < p.steps) {
-            step next = step_of(&p, i + 1);
-            r.pack_a = p.pack_a && (i < 0 || next.item != r.now.item || next.m0 != r.now.m0 || next.k0 != r.now.k0);
-            r.pack_b = p.pack_b && (i < 0 || next.item != r.now.item || next.n0 != r.now.n0 || next.k0 != r.now.k0);
-            a_set ^= r.pack_a;
-            b_set ^= r.pack_b;
-            next.a = a[a_set];
-            next.b = b[b_set];
-            r.next = next;
-        }
-        if (i >= 0 || r.pack_a || r.pack_b) run_phase(work, &r, i >= 0);
-    }
+    r.progress = memset(at, 0, progress_bytes(&p));
+    vjp_cpu_for(work, p.workers, run_worker, &r);
     if (parts > 1) add_parts(work, &r);
 }

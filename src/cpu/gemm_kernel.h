@@ -185,10 +185,18 @@ INLINE void gemm_pack_turned(const float *const rows[NATIVE_LANES], int64_t dept
             to[k * GEMM_COLUMNS + i] = rows[i][k];
 }
 
-/* One term of `count` side-by-side numbers, dealt out to panels of `width` that are `panel` floats apart. */
+/*
+ * One term of `count` side-by-side numbers, dealt out to panels of `width` that are `panel` floats apart. Whole vectors
+ * are copied as long as there are numbers for them: what one writes past the width is the beginning of the term after,
+ * which is packed later, or room behind the panel's last term.
+ */
 INLINE void gemm_pack_term(const float *row, int64_t count, int width, int64_t panel, float *to) {
+    const int whole = (width + NATIVE_LANES - 1) / NATIVE_LANES * NATIVE_LANES;
     for (; count >= width; count -= width) {
-        memcpy(to, row, (size_t)width * sizeof *to);
+        if (count >= whole)
+            memcpy(to, row, (size_t)whole * sizeof *to);
+        else
+            memcpy(to, row, (size_t)width * sizeof *to);
         row += width;
         to += panel;
     }

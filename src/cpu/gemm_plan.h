@@ -12,9 +12,8 @@
 #include "cpu/gemm_kernel.h"
 
 /*
- * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. The threads meet once a
- * block, so a large one loses less to waiting: with 16 threads and 1024 x 1024 x 4096, 1200 GFLOP/s at 1024 columns,
- * 1300 at 2048, 1670 at 4096. A packed operand of a block is 16 MiB at most.
+ * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. A large one packs its
+ * operands less often. A packed operand of a block is 16 MiB at most.
  */
 enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK };
 
@@ -43,6 +42,9 @@ enum { TILE_STEP_M = 4 };
 /* The least multiply-adds and packed floats that a task is worth: about 5 us each. */
 enum { TASK_MACS = 1 << 18, TASK_FLOATS = 1 << 14 };
 
+/* The tiles that end a product are cut in four, so that the threads end together. */
+enum { QUARTERS = 4 };
+
 /* Parts of a product cut along its terms: where there are fewer tiles than this, in parts of at least so many terms. */
 enum { SPLIT_TILES = 16, SPLIT_TILE_SIDE = 128, SPLIT_TERMS = 8 * GEMM_DEPTH };
 
@@ -64,8 +66,13 @@ typedef struct plan {
     int64_t tiles_m, tiles_n, tile_m, tile_n; /* of a block; the last in a row or column may be smaller */
     int64_t a_panels, b_panels, depths;       /* of a block; of a, the tiles' panels one tile after the other */
     int64_t a_floats, b_floats;               /* an item's share of a buffer */
-    int64_t workers;                          /* tasks that run tiles, one after the other */
     int64_t buffer_floats, buffers;
+    int64_t a_tasks, b_tasks, units_a_task, units_b_task; /* that pack a block's operands */
+    int64_t tiles;                                        /* of a block: a task each */
+    int64_t whole, last_tasks; /* of the last block: tiles that are a task each, and all tasks */
+    int64_t half_m, half_n;    /* where its other tiles are cut in four */
+    int64_t tickets;           /* tasks of the product */
+    int64_t workers;           /* tasks of the pool, which take tickets until there are none */
 } plan;
 
 /* `size` in equal blocks of at most about `limit`, each a multiple of `step` (the last may be less). */
@@ -125,6 +132,58 @@ static void choose_tiles(plan *p, int64_t threads) {
     *p = best;
 }
 
+/* Rows and columns of a block's operand, as stored. */
+static int64_t stored_rows(const plan *p, const gemm_operand *o, bool is_a) {
+    return o->transposed == is_a ? p->block_k : is_a ? p->block_m : p->block_n;
+}
+
+static int64_t stored_columns(const plan *p, const gemm_operand *o, bool is_a) {
+    return o->transposed != is_a ? p->block_k : is_a ? p->block_m : p->block_n;
+}
+
+/*
+ * An operand of a block is packed in units: for one item and GEMM_DEPTH terms, a strip of about GEMM_STRIP panels. The
+ * strips of a stay within a tile; b is one stretch.
+ */
+typedef struct packing {
+    int64_t stretches, extent; /* and rows or columns of each */
+    int64_t panels, count;     /* of a stretch: its panels and strips */
+} packing;
+
+static packing packing_of(const plan *p, bool is_a) {
+    packing t = {.stretches = is_a ? p->tiles_m : 1, .extent = is_a ? p->tile_m : p->block_n};
+    t.panels = (is_a ? p->a_panels : p->b_panels) / t.stretches;
+    t.count = divide_up(t.panels, GEMM_STRIP);
+    return t;
+}
+
+static int64_t units_of(const plan *p, const gemm_call *call, bool is_a) {
+    if (!(is_a ? p->pack_a : p->pack_b)) return 0;
+    if (call->blas) return p->group * divide_up(stored_rows(p, is_a ? &call->a : &call->b, is_a), BLAS_STRIP);
+    packing t = packing_of(p, is_a);
+    return p->group * p->depths * t.stretches * t.count;
+}
+
+/*
+ * The tasks of a product: those that pack a block, and its tiles. Of the last block the tiles for about one round of
+ * all threads are cut in four, where the quarters are large enough. As many threads work as have enough to do.
+ */
+static void plan_tasks(plan *p, const gemm_call *call) {
+    int64_t a_units = units_of(p, call, true), b_units = units_of(p, call, false), threads = call->threads;
+    int64_t macs = least(p->tile_m, p->m) * least(p->tile_n, p->n) * most(1, least(p->block_k, p->k));
+    p->units_a_task = most(1, a_units * TASK_FLOATS / most(1, p->group * p->a_floats));
+    p->units_b_task = most(1, b_units * TASK_FLOATS / most(1, p->group * p->b_floats));
+    p->a_tasks = divide_up(a_units, p->units_a_task);
+    p->b_tasks = divide_up(b_units, p->units_b_task);
+    bool cut = threads > 1 && !call->blas && p->pack_a && p->pack_b && macs >= QUARTERS * TASK_MACS;
+    p->half_m = divide_up(p->tile_m / 2, GEMM_ROWS) * GEMM_ROWS;
+    p->half_n = divide_up(p->tile_n / 2, GEMM_COLUMNS) * GEMM_COLUMNS;
+    p->whole = cut ? p->tiles - least(p->tiles, threads + p->tiles % threads) : p->tiles;
+    p->last_tasks = p->whole + (p->tiles - p->whole) * QUARTERS;
+    p->tickets = p->steps * (p->a_tasks + p->b_tasks) + (p->steps - 1) * p->tiles + p->last_tasks;
+    p->workers = least(threads, cut ? p->last_tasks : divide_up(p->tiles, most(1, TASK_MACS / most(1, macs))));
+}
+
 static plan plan_of(const gemm_call *call, int64_t parts) {
     plan p = {.items = call->items, .m = call->m, .n = call->n, .k = call->k, .k_total = call->k};
     if (parts > 1) {
@@ -152,16 +211,15 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
     else
         set_tiles(&p, least(p.block_m, TILE_M), least(p.block_n, TILE_N));
     if (!call->blas && p.pack_a) p.a_floats = p.depths * p.a_panels * GEMM_A_PANEL;
-    int64_t tiles = p.group * p.tiles_m * p.tiles_n;
-    int64_t macs = least(p.tile_m, p.m) * least(p.tile_n, p.n) * most(1, least(p.block_k, p.k));
-    p.workers = least(call->threads, divide_up(tiles, most(1, TASK_MACS / most(1, macs))));
+    p.tiles = p.group * p.tiles_m * p.tiles_n;
     p.direct = parts > 1 || (!call->c.finish && call->c.stride <= BLAS_LIMIT);
     p.kept = !p.direct && p.blocks_k > 1;
-    p.buffers = p.kept ? tiles : p.workers;
-    if (!p.direct || (!call->blas && p.pack_a && p.pack_b && p.depths > 1))
-        p.buffer_floats = p.tile_m * (p.tile_n + BUFFER_PAD);
     p.groups = divide_up(p.items, p.group);
     p.steps = p.groups * p.blocks_m * p.blocks_n * p.blocks_k;
+    plan_tasks(&p, call);
+    p.buffers = p.kept ? p.tiles : p.workers;
+    if (!p.direct || (!call->blas && p.pack_a && p.pack_b && p.depths > 1))
+        p.buffer_floats = p.tile_m * (p.tile_n + BUFFER_PAD);
     return p;
 }
 

@@ -2,9 +2,30 @@
  * The thread pool: pthreadpool where it was found, else a small one on POSIX threads. Both run tasks in any order on
  * any thread, which no result depends on.
  */
+#include <sched.h>
 #include <stdlib.h>
 
 #include "cpu/cpu.h"
+
+/* How often a thread looks before it sleeps: some 20 us, so that calls in a row find the workers awake. */
+enum { SPINS = 4000 };
+
+static void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Where there are more threads than cores, the one that is waited for may need this one's. */
+void vjp_cpu_wait(const _Atomic int64_t *count, int64_t least) {
+    for (int i = 0; atomic_load_explicit(count, memory_order_acquire) < least; i++)
+        if (i < SPINS)
+            pause_briefly();
+        else
+            sched_yield();
+}
 
 #ifdef VJP_HAVE_PTHREADPOOL
 
@@ -29,10 +50,6 @@ void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argumen
 #else
 
 #include <pthread.h>
-#include <stdatomic.h>
-
-/* How often a thread looks before it sleeps: some 20 us, so that calls in a row find the workers awake. */
-enum { SPINS = 4000 };
 
 struct cpu_pool {
     pthread_mutex_t mutex;
@@ -47,14 +64,6 @@ struct cpu_pool {
     int workers;
     pthread_t threads[];
 };
-
-static void pause_briefly(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static void take_tasks(cpu_pool *pool) {
     size_t i;
