@@ -2,6 +2,7 @@
 #ifndef VJP_TESTS_NUMBERS_H
 #define VJP_TESTS_NUMBERS_H
 
+#include "core/half.h"
 #include "core/philox.h"
 #include "vjp.h"
 
@@ -25,6 +26,10 @@ static inline void put(const vjp_tensor *tensor, int64_t i, double value) {
         ((double *)at)[i] = value;
     else if (tensor->dtype == VJP_F32)
         ((float *)at)[i] = (float)value;
+    else if (tensor->dtype == VJP_BF16)
+        ((uint16_t *)at)[i] = vjp_f32_to_bf16((float)value);
+    else if (tensor->dtype == VJP_F16)
+        ((uint16_t *)at)[i] = vjp_f32_to_f16((float)value);
     else
         ((int32_t *)at)[i] = (int32_t)value;
 }

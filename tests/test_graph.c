@@ -17,6 +17,7 @@
 
 #include "graph/program.h"
 #include "numbers.h"
+#include "random_graph.h"
 
 static vjp_device *open_device(const char *name) {
     vjp_device *device;
@@ -134,93 +135,18 @@ static void gradients_are_refused_with_a_reason(void **unused) {
 
 /* ---- Random graphs ----------------------------------------------------------------------------------- */
 
-enum { ROWS = 6, COLUMNS = 8, MOST_VALUES = 64, MOST_WEIGHTS = 8 };
-
-typedef struct random_graph {
-    vjp_graph *graph;
-    vjp_value weight[MOST_WEIGHTS + 1], gradient[MOST_WEIGHTS + 1], input, index, loss;
-    int weights;
-} random_graph;
-
-static uint32_t draw(uint64_t seed, uint64_t *at, uint32_t below) {
-    return (uint32_t)((random_at(seed, (*at)++) + 1) / 2 * below) % below;
-}
-
-/* Values of [ROWS, COLUMNS], made by random ops of random older values, many of them used several times. */
-static random_graph make_random(uint64_t seed, vjp_dtype dtype, bool recompute) {
-    random_graph r = {.graph = vjp_graph_create()};
-    vjp_graph *g = r.graph;
-    const int64_t shape[] = {ROWS, COLUMNS}, square[] = {COLUMNS, COLUMNS}, rows[] = {ROWS}, line[] = {COLUMNS};
-    vjp_value value[MOST_VALUES];
-    int values = 0;
-    uint64_t at = 0;
-    r.index = vjp_graph_input(g, "index", VJP_I32, 1, rows);
-    r.input = vjp_graph_input(g, "input", dtype, 2, shape);
-    value[values++] = r.input;
-    value[values++] = r.weight[r.weights++] = vjp_graph_parameter(g, "w0", dtype, 2, shape);
-    int wanted = 4 + (int)draw(seed, &at, 20);
-    bool open = false;
-    while (values < wanted) {
-        bool turn = draw(seed, &at, 4) == 0; /* drawn in any case: the same ops with blocks and without */
-        if (recompute && turn) {
-            if (open)
-                vjp_graph_recompute_end(g);
-            else
-                vjp_graph_recompute_begin(g);
-            open = !open;
-        }
-        vjp_value a = value[draw(seed, &at, (uint32_t)values)], b = value[draw(seed, &at, (uint32_t)values)], y = 0;
-        char name[16];
-        snprintf(name, sizeof name, "w%d", r.weights);
-        bool new_weight = r.weights < MOST_WEIGHTS && draw(seed, &at, 2);
-        vjp_value old_square = 0;
-        switch (draw(seed, &at, 10)) {
-        case 0: y = vjp_graph_add(g, a, b); break;
-        case 1: y = vjp_graph_mul(g, a, b); break;
-        case 2: y = vjp_graph_scale(g, a, 0.5); break;
-        case 3: y = vjp_graph_swiglu(g, a, b); break;
-        case 4: y = vjp_graph_layer_norm(g, a, 0, 0, 1, 0.1); break;
-        case 5:
-            if (new_weight) old_square = r.weight[r.weights++] = vjp_graph_parameter(g, name, dtype, 1, line);
-            y = vjp_graph_rms_norm(g, a, old_square, 0, 1, 0.1);
-            break;
-        case 6: y = vjp_graph_cumsum(g, vjp_graph_scale(g, a, 0.25), 0, 0, 1); break;
-        case 7:
-            if (new_weight) {
-                old_square = r.weight[r.weights++] = vjp_graph_parameter(g, name, dtype, 2, square);
-                y = vjp_graph_linear(g, a, old_square, 0, (vjp_activation)draw(seed, &at, 7), (int)draw(seed, &at, 2));
-            } else {
-                y = vjp_graph_add(g, a, a);
-            }
-            break;
-        case 8: y = vjp_graph_gather(g, a, r.index, 0); break;
-        default:
-            y = vjp_graph_reshape(g, a, 3, (const int64_t[]){2, ROWS / 2, COLUMNS});
-            y = vjp_graph_reshape(g, vjp_graph_scale(g, y, 1.5), 2, shape);
-            break;
-        }
-        value[values++] = y;
+/* Neither the plan nor blocks that are computed again change a bit: random_graph_check(). */
+static void planned_is_unplanned(void **unused) {
+    (void)unused;
+    static const random_kind kinds[] = {
+        {.dtype = VJP_F32}, {.dtype = VJP_BF16}, {.dtype = VJP_F16}, {.dtype = VJP_F32, .wild = true}};
+    vjp_device *device = open_device("cpu");
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        char why[RANDOM_WHY];
+        if (!random_graph_check(device, (choices){.seed = seed}, kinds[seed % 4], why))
+            fail_msg("seed %d: %s", (int)seed, why);
     }
-    if (open) vjp_graph_recompute_end(g);
-    /* Everything that was made takes part. */
-    vjp_value sum = vjp_graph_mul(g, value[values - 1], r.input);
-    for (int i = 1; i < values - 1; i++)
-        sum = vjp_graph_add(g, sum, value[i]);
-    r.loss = vjp_graph_mean(g, vjp_graph_mul(g, sum, sum), 0, 0);
-    vjp_graph_grad(g, r.loss, r.weight, (size_t)r.weights, NULL, 0, r.gradient);
-    r.gradient[r.weights] = r.loss;
-    if (vjp_graph_status(g) != VJP_OK) fail_msg("seed %d: %s", (int)seed, vjp_graph_error(g));
-    return r;
-}
-
-static void fill_random(vjp_program *program, const random_graph *r) {
-    fill(program, r->input, 1, 1);
-    vjp_tensor index;
-    if (vjp_program_tensor(program, r->index, &index) == VJP_OK)
-        for (int i = 0; i < ROWS; i++)
-            put(&index, i, (i * 5 + 2) % ROWS);
-    for (int i = 0; i < r->weights; i++)
-        fill(program, r->weight[i], 100 + (uint64_t)i, 0.7);
+    vjp_close(device);
 }
 
 static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vjp_value in_other, uint64_t seed) {
@@ -230,54 +156,14 @@ static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vj
         fail_msg("seed %d: %d and %d have other bits", (int)seed, in_one, in_other);
 }
 
-/* Neither the plan, twice in a row, nor blocks that are computed again change a bit; no two live ranges overlap. */
-static void planned_is_unplanned(void **unused) {
-    (void)unused;
-    vjp_device *device = open_device("cpu");
-    for (uint64_t seed = 0; seed < 200; seed++) {
-        random_graph r = make_random(seed, VJP_F32, false);
-        const vjp_program_options unplanned = {.unplanned = 1};
-        vjp_program *plan = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, NULL);
-        vjp_program *free_one = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, &unplanned);
-        fill_random(plan, &r);
-        fill_random(free_one, &r);
-        for (int again = 0; again < 2; again++) {
-            run(device, plan);
-            run(device, free_one);
-            for (int i = 0; i <= r.weights; i++)
-                same_bits(plan, free_one, r.gradient[i], r.gradient[i], seed);
-        }
-        /* Random blocks of it computed again. */
-        random_graph blocks = make_random(seed, VJP_F32, true);
-        vjp_program *again = compile(device, blocks.graph, blocks.gradient, (size_t)blocks.weights + 1, NULL);
-        fill_random(again, &blocks);
-        run(device, again);
-        for (int i = 0; i <= r.weights; i++)
-            same_bits(plan, again, r.gradient[i], blocks.gradient[i], seed);
-        vjp_program_destroy(again);
-        vjp_graph_destroy(blocks.graph);
-        int32_t one, other;
-        assert_false(plan_find_overlap(plan->range, plan->ranges, &one, &other));
-        vjp_program_report planned, whole;
-        vjp_program_describe(plan, &planned);
-        vjp_program_describe(free_one, &whole);
-        assert_true(planned.arena_bytes >= planned.live_bytes);
-        assert_true(planned.arena_bytes <= whole.arena_bytes);
-        vjp_program_destroy(plan);
-        vjp_program_destroy(free_one);
-        vjp_graph_destroy(r.graph);
-    }
-    vjp_close(device);
-}
-
 /* Gradients of random graphs, in double on ref, against central differences. */
 static void gradients_are_differences(void **unused) {
     (void)unused;
     vjp_device *device = open_device("ref");
     for (uint64_t seed = 0; seed < 60; seed++) {
-        random_graph r = make_random(seed, VJP_F64, false);
-        vjp_program *program = compile(device, r.graph, r.gradient, (size_t)r.weights + 1, NULL);
-        fill_random(program, &r);
+        random_graph r = random_graph_make((choices){.seed = seed}, (random_kind){.dtype = VJP_F64, .smooth = true});
+        vjp_program *program = compile(device, r.graph, r.result, (size_t)r.results, NULL);
+        random_graph_fill(program, &r);
         run(device, program);
         for (int w = 0; w < r.weights; w++) {
             vjp_tensor weight = place(program, r.weight[w]), gradient = place(program, r.gradient[w]);

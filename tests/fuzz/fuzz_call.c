@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "choices.h"
 #include "core/core.h"
 #include "sample.h"
 
@@ -27,36 +28,25 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* ---- Choices from bytes ------------------------------------------------------------------------------ */
-
-typedef struct input {
-    const uint8_t *at, *end;
-} input;
-
-static uint32_t take(input *in, uint32_t below) {
-    uint32_t value = 0;
-    for (uint32_t room = 1; room < below && in->at < in->end; room <<= 8)
-        value = value << 8 | *in->at++;
-    return value % below;
-}
+/* ---- Choices ----------------------------------------------------------------------------------------- */
 
 /* Mostly small; now and then a size round the width of a vector. */
-static int64_t take_size(input *in) {
+static int64_t take_size(choices *in) {
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 6, 8, 1, 2, 3, 0, 7, 15, 16, 17, 33, 64, 65};
-    return sizes[take(in, sizeof sizes / sizeof sizes[0])];
+    return sizes[choose(in, sizeof sizes / sizeof sizes[0])];
 }
 
-static int64_t take_strange(input *in) {
+static int64_t take_strange(choices *in) {
     static const int64_t values[] = {
         0,         -1,           1,       2,       3,         4,         5,         7,          8,
         -2,        100,          65536,   1 << 30, INT64_MAX, INT64_MIN, INT32_MAX, 4294967296, 1LL << 40,
         1LL << 62, -(1LL << 40), 16777217};
-    return values[take(in, sizeof values / sizeof values[0])];
+    return values[choose(in, sizeof values / sizeof values[0])];
 }
 
-static double take_number(input *in) {
+static double take_number(choices *in) {
     static const double values[] = {0, -1, 1, 0.5, 3, 1e30, -1e30, 1e-30, 16777216, 16777218, 65504, 4294967296.0};
-    uint32_t which = take(in, sizeof values / sizeof values[0] + 3);
+    uint32_t which = choose(in, sizeof values / sizeof values[0] + 3);
     if (which == 0) return (double)NAN;
     if (which == 1) return (double)INFINITY;
     if (which == 2) return -(double)INFINITY;
@@ -75,7 +65,7 @@ static void add(sample *s, const char *name, int ndim, const int64_t *shape) {
 }
 
 /* At most so many elements: a call should take milliseconds, also on ref under a sanitizer. */
-static void take_shape(input *in, int ndim, int64_t *shape, int64_t most) {
+static void take_shape(choices *in, int ndim, int64_t *shape, int64_t most) {
     for (int i = 0; i < ndim; i++) {
         shape[i] = take_size(in);
         if (shape[i] > most) shape[i] = 1;
@@ -86,59 +76,59 @@ static void take_shape(input *in, int ndim, int64_t *shape, int64_t most) {
 static char attribute_text[256];
 
 /* Shapes for an op; those that are refused (a group without elements) are as welcome as the others. */
-static sample take_sample(input *in, const char *op) {
+static sample take_sample(choices *in, const char *op) {
     sample s = {.op = op, .attributes = attribute_text, .index_limit = 1};
     int64_t shape[VJP_MAX_DIMS] = {0}, other[VJP_MAX_DIMS] = {0};
     attribute_text[0] = 0;
-    int ndim = 1 + (int)take(in, 4);
+    int ndim = 1 + (int)choose(in, 4);
     if (strcmp(op, "layer_norm") == 0 || strcmp(op, "rms_norm") == 0) {
-        int axes = 1 + (int)take(in, (uint32_t)ndim);
+        int axes = 1 + (int)choose(in, (uint32_t)ndim);
         take_shape(in, ndim, shape, 4096);
         snprintf(attribute_text, sizeof attribute_text, "axes=%d", axes);
         add(&s, "x", ndim, shape);
     } else if (strcmp(op, "group_norm") == 0) {
         ndim += 1;
-        int groups = 1 + (int)take(in, 4), last = (int)take(in, 2);
+        int groups = 1 + (int)choose(in, 4), last = (int)choose(in, 2);
         take_shape(in, ndim, shape, 4096);
-        shape[last ? ndim - 1 : 1] = groups * (int64_t)(1 + take(in, 17));
+        shape[last ? ndim - 1 : 1] = groups * (int64_t)(1 + choose(in, 17));
         snprintf(attribute_text, sizeof attribute_text, "groups=%d layout=%d", groups, last);
         add(&s, "x", ndim, shape);
     } else if (strcmp(op, "rope") == 0) {
         ndim += 2;
         take_shape(in, ndim, shape, 4096);
-        int64_t n_rot = 2 * (int64_t)take(in, (uint32_t)(shape[ndim - 1] / 2 + 1));
+        int64_t n_rot = 2 * (int64_t)choose(in, (uint32_t)(shape[ndim - 1] / 2 + 1));
         int64_t rotated = n_rot ? n_rot : shape[ndim - 1];
-        other[0] = shape[ndim - 3] + take(in, 4), other[1] = rotated / 2;
-        snprintf(attribute_text, sizeof attribute_text, "n_rot=%lld pairing=%u", (long long)n_rot, take(in, 2));
+        other[0] = shape[ndim - 3] + choose(in, 4), other[1] = rotated / 2;
+        snprintf(attribute_text, sizeof attribute_text, "n_rot=%lld pairing=%u", (long long)n_rot, choose(in, 2));
         add(&s, "x", ndim, shape);
         add(&s, "cosine", 2, other);
         s.index_limit = other[0];
-        if (take(in, 2)) {
-            bool each = ndim > 3 && take(in, 2);
+        if (choose(in, 2)) {
+            bool each = ndim > 3 && choose(in, 2);
             add(&s, "positions", each ? ndim - 2 : 1, each ? shape : &shape[ndim - 3]);
         }
     } else if (strcmp(op, "cumsum") == 0) {
         take_shape(in, ndim, shape, 4096);
         snprintf(attribute_text, sizeof attribute_text, "axis=%d exclusive=%u reverse=%u",
-                 (int)take(in, (uint32_t)(2 * ndim)) - ndim, take(in, 2), take(in, 2));
+                 (int)choose(in, (uint32_t)(2 * ndim)) - ndim, choose(in, 2), choose(in, 2));
         add(&s, "x", ndim, shape);
     } else if (strcmp(op, "gather") == 0) {
         take_shape(in, ndim, shape, 1024);
-        int axis = (int)take(in, (uint32_t)ndim), index_rank = (int)take(in, 4);
+        int axis = (int)choose(in, (uint32_t)ndim), index_rank = (int)choose(in, 4);
         take_shape(in, index_rank, other, 64);
         snprintf(attribute_text, sizeof attribute_text, "axis=%d", axis);
         add(&s, "table", ndim, shape);
         add(&s, "index", index_rank, other);
         s.index_limit = shape[axis];
     } else if (strcmp(op, "maxpool2d") == 0) {
-        int last = (int)take(in, 2);
+        int last = (int)choose(in, 2);
         take_shape(in, 4, shape, 4096);
         snprintf(
             attribute_text, sizeof attribute_text,
             "kernel_h=%u kernel_w=%u stride_h=%u stride_w=%u padding_h=%u padding_w=%u dilation_h=%u dilation_w=%u "
             "ceil_mode=%u layout=%d",
-            1 + take(in, 4), 1 + take(in, 4), take(in, 4), take(in, 4), take(in, 3), take(in, 3), 1 + take(in, 3),
-            1 + take(in, 3), take(in, 2), last);
+            1 + choose(in, 4), 1 + choose(in, 4), choose(in, 4), choose(in, 4), choose(in, 3), choose(in, 3),
+            1 + choose(in, 3), 1 + choose(in, 3), choose(in, 2), last);
         add(&s, "x", 4, shape);
         int height = last ? 1 : 2;
         s.index_limit = shape[height] * shape[height + 1];
@@ -148,13 +138,13 @@ static sample take_sample(input *in, const char *op) {
     } else if (strcmp(op, "adamw") == 0 || strcmp(op, "sgd") == 0) {
         take_shape(in, ndim - 1, shape, 4096);
         add(&s, "w", ndim - 1, shape);
-        s.index_limit = 1 + (int64_t)take(in, 2000);
+        s.index_limit = 1 + (int64_t)choose(in, 2000);
     } else if (strcmp(op, "clip") == 0) {
-        snprintf(attribute_text, sizeof attribute_text, "max_norm=%g", take(in, 5) / 2.0);
+        snprintf(attribute_text, sizeof attribute_text, "max_norm=%g", choose(in, 5) / 2.0);
     } else if (strcmp(op, "cross_entropy") == 0) {
         take_shape(in, ndim, shape, 4096);
         snprintf(attribute_text, sizeof attribute_text, "ignore_index=%d reduction=%u label_smoothing=%g",
-                 (int)take(in, 4) - 1, take(in, 2), take(in, 5) * 0.25);
+                 (int)choose(in, 4) - 1, choose(in, 2), choose(in, 5) * 0.25);
         add(&s, "logits", ndim, shape);
         add(&s, "target", ndim - 1, shape);
         s.index_limit = shape[ndim - 1];
@@ -164,7 +154,7 @@ static sample take_sample(input *in, const char *op) {
         add(&s, "up", ndim, shape);
     } else if (strcmp(op, "add") == 0 || strcmp(op, "mul") == 0) {
         take_shape(in, ndim, shape, 4096);
-        int axes = (int)take(in, (uint32_t)ndim + 1);
+        int axes = (int)choose(in, (uint32_t)ndim + 1);
         add(&s, "a", ndim, shape);
         add(&s, "b", axes, shape + (ndim - axes));
     } else if (strcmp(op, "scale") == 0 || strcmp(op, "cast") == 0) {
@@ -173,35 +163,35 @@ static sample take_sample(input *in, const char *op) {
         add(&s, "x", ndim, shape);
     } else if (strcmp(op, "mean") == 0) {
         take_shape(in, ndim, shape, 4096);
-        int axis = (int)take(in, (uint32_t)(2 * ndim)) - ndim;
-        snprintf(attribute_text, sizeof attribute_text, "axis=%d axes=%u", axis, take(in, 3));
+        int axis = (int)choose(in, (uint32_t)(2 * ndim)) - ndim;
+        snprintf(attribute_text, sizeof attribute_text, "axis=%d axes=%u", axis, choose(in, 3));
         add(&s, "x", ndim, shape);
     } else if (strcmp(op, "dropout") == 0) {
         take_shape(in, ndim, shape, 4096);
         other[0] = 2;
-        snprintf(attribute_text, sizeof attribute_text, "p=%g stream=%u", 0.25 * (double)take(in, 5), take(in, 3));
+        snprintf(attribute_text, sizeof attribute_text, "p=%g stream=%u", 0.25 * (double)choose(in, 5), choose(in, 3));
         add(&s, "x", ndim, shape);
         add(&s, "counter", 1, other);
         s.index_limit = 1 << 24;
     } else if (strcmp(op, "attention") == 0) {
         take_shape(in, 4, shape, 1024);
         memcpy(other, shape, sizeof other);
-        other[1] += take(in, 5);
-        shape[2] *= 1 + take(in, 3);
-        snprintf(attribute_text, sizeof attribute_text, "causal=%u scale=%g", take(in, 2), 0.25 * take(in, 3));
+        other[1] += choose(in, 5);
+        shape[2] *= 1 + choose(in, 3);
+        snprintf(attribute_text, sizeof attribute_text, "causal=%u scale=%g", choose(in, 2), 0.25 * choose(in, 3));
         add(&s, "q", 4, shape);
         add(&s, "k", 4, other);
         add(&s, "v", 4, other);
     } else {
         ndim += 1;
-        bool batched = take(in, 2), transposed = take(in, 2);
+        bool batched = choose(in, 2), transposed = choose(in, 2);
         take_shape(in, ndim, shape, 4096);
         int64_t n = take_size(in), k = shape[ndim - 1];
         int rank = batched ? ndim : 2;
         memcpy(other, shape, sizeof other);
         other[rank - 2] = transposed ? n : k, other[rank - 1] = transposed ? k : n;
-        snprintf(attribute_text, sizeof attribute_text, "activation=%u transpose_b=%d zero_nan=%u", take(in, 7),
-                 transposed, take(in, 2));
+        snprintf(attribute_text, sizeof attribute_text, "activation=%u transpose_b=%d zero_nan=%u", choose(in, 7),
+                 transposed, choose(in, 2));
         add(&s, "a", ndim, shape);
         add(&s, "b", rank, other);
     }
@@ -251,14 +241,14 @@ static bool same_memory(const call *made, size_t i, size_t j) {
 }
 
 /* True if the numbers that come out can no longer be compared. */
-static bool make_strange(call *made, input *in) {
-    size_t slot = take(in, (uint32_t)made->count);
+static bool make_strange(call *made, choices *in) {
+    size_t slot = choose(in, (uint32_t)made->count);
     vjp_tensor *t = &made->tensor[slot];
-    switch (take(in, 14)) {
-    case 0: t->dtype = (int32_t)take(in, 9) - 1; return true;
-    case 1: t->ndim = (int32_t)take(in, 11) - 1; return true;
-    case 2: t->shape[take(in, VJP_MAX_DIMS)] = take_strange(in); return true;
-    case 3: t->stride[take(in, VJP_MAX_DIMS)] = take_strange(in); return true;
+    switch (choose(in, 14)) {
+    case 0: t->dtype = (int32_t)choose(in, 9) - 1; return true;
+    case 1: t->ndim = (int32_t)choose(in, 11) - 1; return true;
+    case 2: t->shape[choose(in, VJP_MAX_DIMS)] = take_strange(in); return true;
+    case 3: t->stride[choose(in, VJP_MAX_DIMS)] = take_strange(in); return true;
     case 4: {
         int64_t expected = 1;
         for (int i = t->ndim - 1; i >= 0 && i < VJP_MAX_DIMS; i--) {
@@ -267,13 +257,13 @@ static bool make_strange(call *made, input *in) {
         }
         return false;
     }
-    case 5: t->flags = take(in, 4); return t->flags > 1;
-    case 6: t->offset = take(in, 2) ? take(in, 64) : (uint64_t)take_strange(in); return true;
+    case 5: t->flags = choose(in, 4); return t->flags > 1;
+    case 6: t->offset = choose(in, 2) ? choose(in, 64) : (uint64_t)take_strange(in); return true;
     case 7: t->data = NULL; return true;
     case 8: made->pointer[slot] = NULL; return false;
     case 9: { /* partly or wholly on another tensor */
-        size_t other = take(in, (uint32_t)made->count);
-        t->data = (char *)made->tensor[other].data + (take(in, 2) ? 4 * take(in, 32) : 0);
+        size_t other = choose(in, (uint32_t)made->count);
+        t->data = (char *)made->tensor[other].data + (choose(in, 2) ? 4 * choose(in, 32) : 0);
         return true;
     }
     case 10: { /* in place, where the table allows it */
@@ -288,13 +278,13 @@ static bool make_strange(call *made, input *in) {
         double value = take_number(in);
         bool whole = t->dtype == VJP_I32 || t->dtype == VJP_I64;
         if (whole) value = (double)(int32_t)take_strange(in);
-        if (inside) call_put(t, take(in, 256) % (bytes / (int64_t)vjp_dtype_size((vjp_dtype)t->dtype)), value);
+        if (inside) call_put(t, choose(in, 256) % (bytes / (int64_t)vjp_dtype_size((vjp_dtype)t->dtype)), value);
         return true;
     }
     case 12: { /* an attribute */
         const vjp_op_info *info = made->info;
         if (!info->attribute_count) return false;
-        const vjp_attribute *a = &info->attributes[take(in, (uint32_t)info->attribute_count)];
+        const vjp_attribute *a = &info->attributes[choose(in, (uint32_t)info->attribute_count)];
         double real = take_number(in);
         int64_t integer = take_strange(in);
         memcpy((char *)made->attributes + a->offset, a->type == VJP_REAL ? (void *)&real : (void *)&integer, 8);
@@ -420,13 +410,13 @@ static void open_all(void) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!ref) open_all();
-    input in = {data, data + size};
-    const char *op = vjp_op_describe(vjp_op_at(take(&in, (uint32_t)vjp_op_count())))->name;
-    vjp_pass pass = (vjp_pass)take(&in, (uint32_t)vjp_passes(vjp_op_describe(vjp_op_find(op))));
-    vjp_device *cpu = cpus[take(&in, CPUS)];
+    choices in = choices_of(data, size);
+    const char *op = vjp_op_describe(vjp_op_at(choose(&in, (uint32_t)vjp_op_count())))->name;
+    vjp_pass pass = (vjp_pass)choose(&in, (uint32_t)vjp_passes(vjp_op_describe(vjp_op_find(op))));
+    vjp_device *cpu = cpus[choose(&in, CPUS)];
     static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64}, indices[] = {VJP_I32, VJP_I64, VJP_F32};
-    vjp_dtype storage = storages[take(&in, 4)];
-    sample_types types = {storage, take(&in, 2) ? storage : VJP_F32, indices[take(&in, 3)]};
+    vjp_dtype storage = storages[choose(&in, 4)];
+    sample_types types = {storage, choose(&in, 2) ? storage : VJP_F32, indices[choose(&in, 3)]};
     sample from = take_sample(&in, op);
 
     call made;
@@ -438,7 +428,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     /* The saved values are random: an argmax that lies in no window of its own is nothing to agree on. */
     if (strcmp(op, "maxpool2d") == 0 && pass == VJP_BACKWARD) strange = true;
     bool limited = from.index_limit > 0; /* no index fits an empty table */
-    for (uint32_t n = take(&in, 5); n > 0; n--)
+    for (uint32_t n = choose(&in, 5); n > 0; n--)
         strange = make_strange(&made, &in) || strange;
     if (is_fair(&made)) {
         unsigned char *before = malloc(made.block_bytes), *after = malloc(made.block_bytes);
