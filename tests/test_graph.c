@@ -156,6 +156,38 @@ static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vj
         fail_msg("seed %d: %d and %d have other bits", (int)seed, in_one, in_other);
 }
 
+/*
+ * A weight cast down from f32 that one op gives a gradient in f32, and that another, an addition, would hand the narrow
+ * dy of its result: both must end in one sum, in f32.
+ */
+static void cast_weights_have_wide_gradients(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t row[] = {1, 4}, line[] = {4};
+    vjp_value x = vjp_graph_input(g, "x", VJP_BF16, 2, row), w = vjp_graph_parameter(g, "w", VJP_F32, 1, line), dw;
+    vjp_value narrow = vjp_graph_cast(g, w, VJP_BF16);
+    vjp_value y = vjp_graph_add(g, vjp_graph_rms_norm(g, x, narrow, 0, 1, 0), narrow);
+    y = vjp_graph_add(g, y, vjp_graph_rms_norm(g, x, narrow, 0, 1, 0));
+    vjp_graph_grad(g, vjp_graph_mean(g, y, 0, 0), &w, 1, NULL, 0, &dw);
+    vjp_program *program = compile(device, g, &dw, 1, NULL);
+    fill(program, x, 1, 1);
+    run(device, program);
+    vjp_tensor from = place(program, x), gradient = place(program, dw);
+    assert_int_equal(gradient.dtype, VJP_F32);
+    double values[4], squares = 0;
+    for (int i = 0; i < 4; i++) {
+        values[i] = vjp_bf16_to_f32(((const uint16_t *)((const char *)from.data + from.offset))[i]);
+        squares += values[i] * values[i] / 4;
+    }
+    /* dy is 1/4, exact in bf16; 2 x rstd + 1 is summed in f32. */
+    for (int i = 0; i < 4; i++)
+        assert_true(fabs(get(&gradient, i) - (2 * values[i] / sqrt(squares) + 1) / 4) < 1e-6);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
 /* Gradients of random graphs, in double on ref, against central differences. */
 static void gradients_are_differences(void **unused) {
     (void)unused;
@@ -403,6 +435,7 @@ int main(void) {
         cmocka_unit_test(values_are_checked),
         cmocka_unit_test(gradients_are_refused_with_a_reason),
         cmocka_unit_test(planned_is_unplanned),
+        cmocka_unit_test(cast_weights_have_wide_gradients),
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),

@@ -78,6 +78,12 @@ static vjp_dtype gradient_type(const differentiation *d, vjp_value root) {
     return d->graph->value[node->value[CAST_X]].dtype == VJP_F32 ? VJP_F32 : v->dtype;
 }
 
+/* Whether a value's gradient, there or to come, has this dtype: only then can it be another's as it is. */
+static bool has_type(const differentiation *d, vjp_value root, vjp_dtype dtype) {
+    vjp_value gradient = d->gradient[root];
+    return (gradient ? d->graph->value[gradient].dtype : gradient_type(d, root)) == dtype;
+}
+
 /* ---- Adding up --------------------------------------------------------------------------------------- */
 
 /* to = from, or to += from. */
@@ -265,7 +271,8 @@ static void differentiate_node(differentiation *d, int32_t n) {
         if (of < (int)forward->outputs || !node.value[of] || !d->depends[root_of(d, node.value[of])]) continue;
         input[i] = node.value[of];
         bool same = node.op->passes_gradient && dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
-                    graph->value[input[i]].dtype == graph->value[dy].dtype;
+                    graph->value[input[i]].dtype == graph->value[dy].dtype &&
+                    has_type(d, root_of(d, input[i]), graph->value[dy].dtype);
         *(same ? &passed : &wanted) |= 1u << i;
     }
 
