@@ -263,7 +263,8 @@ static bool make_strange(call *made, choices *in) {
     case 8: made->pointer[slot] = NULL; return false;
     case 9: { /* partly or wholly on another tensor */
         size_t other = choose(in, (uint32_t)made->count);
-        t->data = (char *)made->tensor[other].data + (choose(in, 2) ? 4 * choose(in, 32) : 0);
+        uintptr_t begin = (uintptr_t)made->tensor[other].data; /* which may be NULL by now */
+        t->data = (void *)(begin + (choose(in, 2) ? 4 * choose(in, 32) : 0));
         return true;
     }
     case 10: { /* in place, where the table allows it */
