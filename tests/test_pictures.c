@@ -164,11 +164,11 @@ static void other_files(void **unused) {
         {"P5 65535 65535 255\nab", 21, "ends before its pixels", 0, 0, 0, 0},
         {"P5", 2, "its header", 0, 0, 0, 0},
         {"P5 2 3 255", 10, "ends before its pixels", 0, 0, 0, 0},
-        {"P2 1 1 255\n7", 12, "no PNG, PGM or PPM", 0, 0, 0, 0},
-        {"\xff\xd8\xff\xe0", 4, "JPEG", 0, 0, 0, 0},
-        {"", 0, "no PNG, PGM or PPM", 0, 0, 0, 0},
+        {"P2 1 1 255\n7", 12, "no JPEG, PNG, PGM or PPM", 0, 0, 0, 0},
+        {"\xff\xd8\xff\xe0", 4, "ends too early", 0, 0, 0, 0},
+        {"", 0, "no JPEG, PNG, PGM or PPM", 0, 0, 0, 0},
         {"\x89PNG\r\n\x1a\n", 8, "ends too early", 0, 0, 0, 0},
-        {"\x89PNG", 4, "no PNG, PGM or PPM", 0, 0, 0, 0},
+        {"\x89PNG", 4, "no JPEG, PNG, PGM or PPM", 0, 0, 0, 0},
     };
     for (size_t i = 0; i < COUNT(rows); i++) {
         char error[TRAIN_ERROR] = "";

@@ -321,6 +321,13 @@ for class in left right; do
     done
 done
 expect 0 '16 pictures' train "$work/classes" --model convnet --batch 2 --steps 2 --out "$work/folders"
+for class in smooth rough; do
+    mkdir -p "$work/photos/$class"
+    for number in 1 2 3 4; do
+        cp "$(dirname "$0")/pictures/$([ $class = smooth ] && echo grey || echo noise).jpg" "$work/photos/$class/$number.jpg"
+    done
+done
+expect 0 '8 pictures' train "$work/photos" --model convnet --batch 2 --steps 2 --out "$work/photographs"
 mkdir "$work/tiny" "$work/tiny/a"
 printf 'P5 2 2 255\nabcd' >"$work/tiny/a/1.pgm"
 expect 1 'stages.' train "$work/tiny" --model convnet --out "$work/never"

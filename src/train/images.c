@@ -1,6 +1,6 @@
 /*
  * Reading pictures. IDX files, as digit sets come in, are found by the names that such sets have; a folder of classes
- * holds PNG, PGM or PPM files. And cutting them into batches.
+ * holds JPEG, PNG, PGM or PPM files. And cutting them into batches.
  */
 #include "train/images.h"
 

@@ -1,4 +1,4 @@
-/* Pictures from files. PGM and PPM are read here; PNG in picture_png.c. */
+/* Pictures from files. PGM and PPM are read here; PNG in picture_png.c, JPEG in picture_jpeg.c. */
 #include "train/picture.h"
 
 #include <ctype.h>
@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/picture_jpeg.h"
 #include "train/picture_png.h"
 
 enum { LARGEST = 1 << 28, LONGEST = 65535 };
@@ -70,20 +71,26 @@ static bool read_pnm(const char *path, const unsigned char *bytes, size_t count,
     return true;
 }
 
+bool picture_parse(const char *path, const unsigned char *bytes, size_t count, picture *p, char error[TRAIN_ERROR]) {
+    *p = (picture){0};
+    bool ok;
+    if (count >= 2 && bytes[0] == 'P' && (bytes[1] == '5' || bytes[1] == '6'))
+        ok = read_pnm(path, bytes, count, p, error);
+    else if (count >= 8 && memcmp(bytes, "\x89PNG\r\n\x1a\n", 8) == 0)
+        ok = picture_read_png(path, bytes, count, p, error);
+    else if (count >= 2 && bytes[0] == 0xff && bytes[1] == 0xd8)
+        ok = picture_read_jpeg(path, bytes, count, p, error);
+    else
+        ok = train_fail(error, "%s: it is no JPEG, PNG, PGM or PPM file", path);
+    if (!ok) picture_free(p);
+    return ok;
+}
+
 bool picture_read(const char *path, picture *p, char error[TRAIN_ERROR]) {
     *p = (picture){0};
     unsigned char *bytes = NULL;
     size_t count = 0;
-    bool ok = read_all(path, &bytes, &count, error);
-    if (ok && count >= 2 && bytes[0] == 'P' && (bytes[1] == '5' || bytes[1] == '6'))
-        ok = read_pnm(path, bytes, count, p, error);
-    else if (ok && count >= 8 && memcmp(bytes, "\x89PNG\r\n\x1a\n", 8) == 0)
-        ok = picture_read_png(path, bytes, count, p, error);
-    else if (ok && count >= 2 && bytes[0] == 0xff && bytes[1] == 0xd8)
-        ok = train_fail(error, "%s: it is a JPEG, which is not read here; convert it: mogrify -format png *.jpg", path);
-    else if (ok)
-        ok = train_fail(error, "%s: it is no PNG, PGM or PPM file", path);
+    bool ok = read_all(path, &bytes, &count, error) && picture_parse(path, bytes, count, p, error);
     free(bytes);
-    if (!ok) picture_free(p);
     return ok;
 }
