@@ -268,6 +268,21 @@ expect 1 'No such file' sample "$work/absent"
 expect 2 'too few arguments' sample
 expect 2 '--temperature is "-1"' sample "$work/whole" --temperature -1
 
+# ---- Models whose tokens are not bytes ----
+cp -rL "$work/whole/latest" "$work/tokens"
+sed 's/"vocab_size": 256/"vocab_size": 49152/' "$work/whole/latest/config.json" >"$work/tokens/config.json"
+grep -q 49152 "$work/tokens/config.json" || fault 'config.json has no vocab_size'
+expect 1 'a vocabulary of 49152 tokens, and there is no tokeniser here' sample "$work/tokens"
+expect 1 'a vocabulary of 49152 tokens, and there is no tokeniser here' train "$work/text" --from "$work/tokens" --out "$work/never"
+printf '{}' >"$work/tokens/tokenizer.json"
+expect 1 "the model's 49152 tokens are made by its tokenizer.json, which is not read here" sample "$work/tokens"
+cp "$work/whole/latest/config.json" "$work/tokens/config.json" # as many tokens as there are bytes, but others
+expect 1 "the model's 256 tokens are made by its tokenizer.json" sample "$work/tokens"
+expect 1 "the model's 256 tokens are made by its tokenizer.json" train "$work/text" --from "$work/tokens" --out "$work/never"
+[ ! -e "$work/never" ] || fault 'a refused run has left a folder'
+rm "$work/tokens/tokenizer.json"
+expect 0 '' sample "$work/tokens" --bytes 1
+
 # ---- Beginning with other weights ----
 expect 0 'done at step 3' train "$work/text" --from "$work/whole" --batch 2 --steps 3 --warmup 0 --lr 1e-4 --out "$work/tuned"
 awk -F'"loss": *' 'NR == 1 { split($2, part, ","); exit !(part[1] < 5) }' "$work/tuned/metrics.jsonl" ||

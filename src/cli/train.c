@@ -245,7 +245,7 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_THREADS(a.on),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", "tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"from", 0, "DIR", "begin with the weights of a Hugging Face Llama folder", CLI_TEXT, &a.from, 0, 0},
+        {"from", 0, "DIR", "begin with the weights of a Hugging Face Llama of bytes", CLI_TEXT, &a.from, 0, 0},
         {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
          0},
         {"resume", 0, NULL, "go on from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},

@@ -276,8 +276,16 @@ static bool check_steps(const char *folder, checkpoint *c, char *error) {
     return agree(folder, c, "trainer.json", step ? json_show(step, text) : NULL, error);
 }
 
+/* What models of tokens have beside their weights, and models of bytes do not need. */
+static const char *find_tokenizer(const char *folder) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (is_there(folder, names[i])) return names[i];
+    return NULL;
+}
+
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
-    *c = (checkpoint){.step = -1};
+    *c = (checkpoint){.step = -1, .tokenizer = find_tokenizer(path)};
     bool ok =
         read_json(path, "config.json", &c->config, error) && open_model(path, c, error) &&
         (!is_there(path, "optimizer.safetensors") || open_file(path, "optimizer.safetensors", &c->optimizer, error)) &&

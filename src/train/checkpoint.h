@@ -66,7 +66,8 @@ typedef struct checkpoint {
     checkpoint_file optimizer; /* map NULL: there is no optimizer.safetensors */
     checkpoint_file *files;    /* what `model` points into: model.safetensors, or several */
     size_t file_count;
-    json_document index; /* of several files: which tensor is in which */
+    json_document index;   /* of several files: which tensor is in which */
+    const char *tokenizer; /* the name of the file that makes tokens of text; NULL: there is none */
 } checkpoint;
 
 /*

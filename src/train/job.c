@@ -179,9 +179,7 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* what checkpoints of this run will hold */
-        if (j->llama.vocab_size < 256)
-            return train_fail(error, "its vocabulary has %lld tokens; text is read as bytes, which needs 256",
-                              (long long)j->llama.vocab_size);
+        if (!text_is_for(from, j->llama.vocab_size, error)) return false;
     } else {
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;

@@ -9,9 +9,7 @@
 #include <string.h>
 
 #include "core/philox.h"
-#include "train/trainer.h"
-
-enum { BYTES = 256 };
+#include "train/text.h"
 
 struct sampler {
     vjp_device *device;
@@ -71,15 +69,12 @@ static bool load_weights(sampler *s, const checkpoint *from, char error[TRAIN_ER
 static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
     llama_config config;
     if (!llama_config_read(from->config.root, &config, error)) return false;
-    if (config.vocab_size != BYTES)
-        return train_fail(error,
-                          "the model has a vocabulary of %lld tokens; only models of bytes, with %d, are sampled here",
-                          (long long)config.vocab_size, BYTES);
+    if (!text_is_for(from, config.vocab_size, error)) return false;
     const llama_options options = {.batch = 1, .context = config.max_positions, .dtype = VJP_F32};
     llama_build(&s->model, &config, &options);
     s->window = calloc((size_t)options.context, sizeof *s->window);
-    s->logits = malloc((size_t)options.context * BYTES * sizeof *s->logits);
-    s->scratch = malloc(BYTES * sizeof *s->scratch);
+    s->logits = malloc((size_t)options.context * TEXT_TOKENS * sizeof *s->logits);
+    s->scratch = malloc(TEXT_TOKENS * sizeof *s->scratch);
     if (!s->window || !s->logits || !s->scratch) return train_fail(error, "no memory to sample a model");
     if (vjp_compile(s->device, s->model.graph, &s->model.logits, 1, NULL, &s->program) != VJP_OK)
         return train_fail(error, "%s", vjp_error(s->device));
@@ -135,11 +130,11 @@ int sampler_next(sampler *s, char error[TRAIN_ERROR]) {
     size_t context = (size_t)s->model.context;
     if (vjp_program_write(s->program, s->model.input, s->window, context * sizeof *s->window) != VJP_OK ||
         vjp_program_run(s->program) != VJP_OK || vjp_synchronize(s->device) != VJP_OK ||
-        vjp_program_read(s->program, s->model.logits, s->logits, context * BYTES * sizeof *s->logits) != VJP_OK) {
+        vjp_program_read(s->program, s->model.logits, s->logits, context * TEXT_TOKENS * sizeof *s->logits) != VJP_OK) {
         train_fail(error, "%s", vjp_error(s->device));
         return -1;
     }
-    int byte = sampler_draw(s->logits + (s->used - 1) * BYTES, BYTES, &s->options, s->drawn++, s->scratch);
+    int byte = sampler_draw(s->logits + (s->used - 1) * TEXT_TOKENS, TEXT_TOKENS, &s->options, s->drawn++, s->scratch);
     remember(s, byte);
     return byte;
 }

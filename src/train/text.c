@@ -12,6 +12,20 @@
 
 enum { MOST_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* one byte in so many */ };
 
+bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]) {
+    if (model->tokenizer)
+        return train_fail(
+            error,
+            "the model's %lld tokens are made by its %s, which is not read here: text is read and written "
+            "as bytes, so only models of %d tokens without a tokeniser can be used",
+            (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
+    if (vocabulary == TEXT_TOKENS) return true;
+    return train_fail(error,
+                      "the model has a vocabulary of %lld tokens, and there is no tokeniser here: text is read and "
+                      "written as bytes, so only models of %d tokens can be used",
+                      (long long)vocabulary, TEXT_TOKENS);
+}
+
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
 static bool make_room(text_data *text, size_t more, const char *path, char error[TRAIN_ERROR]) {

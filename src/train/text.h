@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+#include "train/checkpoint.h"
 #include "train/trainer.h"
 
 /* All zero is empty, safe to free. */
@@ -24,6 +25,11 @@ typedef struct text_data {
 /* False: `error` has a sentence that begins with the path. */
 bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]);
 void text_free(text_data *text);
+
+enum { TEXT_TOKENS = 256 }; /* bytes */
+
+/* Whether a model's tokens are bytes. Others would be read and written as garbage; `error` says what is missing. */
+bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]);
 
 /* Batches of `batch` rows of `context` bytes; targets are the bytes one further on. False: the text is too short. */
 bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
