@@ -17,7 +17,7 @@ RUN ?= $(BUILD)/first-run
 run:
 	@scripts/setup run
 	@$(MAKE) --no-print-directory $(BUILD)/CMakeCache.txt
-	@cmake --build $(BUILD) --parallel --target vjp vjp_shared $(if $(shell command -v nvidia-smi),$(if $(shell command -v nvcc),vjp-cuda))
+	@cmake --build $(BUILD) --parallel --target vjp_first
 	@echo; $(BUILD)/vjp info
 	@echo; $(BUILD)/vjp check --quick >$(BUILD)/check.txt; status=$$?; \
 		grep -E '^[a-z]+: |FAILED ' $(BUILD)/check.txt | grep -v checks; tail -n 1 $(BUILD)/check.txt; \

@@ -27,11 +27,12 @@ typedef struct product {
 } product;
 
 static const product products[] = {
-    {1, 1100, 1100, 4200, false, VJP_F32}, {1, 1100, 4200, 1100, true, VJP_F32}, {1, 2100, 300, 1300, false, VJP_BF16},
-    {1, 1100, 4300, 1050, true, VJP_BF16}, {5, 300, 1500, 200, false, VJP_F32},  {1, 2100, 200, 9000, false, VJP_F32},
+    {1, 1100, 1100, 4200, false, VJP_F32}, {1, 1100, 4300, 1050, true, VJP_BF16}, {1, 1100, 4200, 1100, true, VJP_F32},
+    {1, 2100, 300, 1300, false, VJP_BF16}, {5, 300, 1500, 200, false, VJP_F32},   {1, 2100, 200, 9000, false, VJP_F32},
 };
 
-enum { PRODUCTS = sizeof products / sizeof products[0] };
+/* A sanitizer makes them ten times as long: then the first, in f32 and in 16 bits. */
+enum { PRODUCTS = sizeof VJP_SANITIZE > 1 ? 2 : sizeof products / sizeof products[0] };
 
 typedef struct matrices {
     vjp_tensor y, a, b, dy, da, db;
@@ -164,7 +165,7 @@ static void sums_of_whole_numbers_are_exact(void **unused) {
 
 static void bits_do_not_depend_on_threads(void **unused) {
     (void)unused;
-    static const int32_t threads[] = {2, 3, 5, 8};
+    static const int32_t threads[] = {2, 5};
     for (int i = 0; i < PRODUCTS; i++) {
         matrices one = make_matrices(&products[i], false), other = make_matrices(&products[i], false);
         run(&products[i], &one, 1);
