@@ -2,7 +2,7 @@
 set(VJP_GPU_OPS layer_norm rms_norm group_norm rope cumsum gather maxpool2d linear)
 list(TRANSFORM VJP_GPU_OPS PREPEND src/gpu/ OUTPUT_VARIABLE VJP_GPU_FILES)
 list(TRANSFORM VJP_GPU_FILES APPEND .c)
-list(APPEND VJP_GPU_FILES src/gpu/findings.c src/gpu/launch.c src/gpu/norm.c src/gpu/places.c)
+list(APPEND VJP_GPU_FILES src/gpu/findings.c src/gpu/launch.c src/gpu/norm.c src/gpu/pipelines.c src/gpu/places.c)
 
 # vjp_embed(KIND FILE...): the shaders of backend KIND as <build>/KIND_shaders.c, which has KIND_shader(name).
 function(vjp_embed kind)

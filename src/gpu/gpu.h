@@ -108,6 +108,12 @@ void gpu_u32(gpu_launch *l, int64_t value);
 void gpu_f32(gpu_launch *l, double value);
 void gpu_constant(gpu_launch *l, const char *name, int64_t value);
 
+/* Refuses a launch for what its operand or kernel `name` is or needs. */
+vjp_status gpu_refuse(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name);
+
+/* Whether a shader can count a launch in 32 bits. */
+vjp_status gpu_launch_counts(vjp_device *device, const gpu_launch *l, int64_t groups);
+
 /* Provided by the backend: enqueues `groups` workgroups. None is no work. */
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups);
 

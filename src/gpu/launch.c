@@ -102,3 +102,19 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
 const vjp_kernel *gpu_kernel(vjp_op_id op, vjp_pass pass) {
     return kernels[op] ? &kernels[op][pass] : NULL;
 }
+
+/* ---- Refusals ---------------------------------------------------------------------------------------- */
+
+vjp_status gpu_refuse(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name) {
+    if (l->work) return vjp_refuse(l->work, status, "%s %s", name, what);
+    return vjp_fail(device, status, "%s: %s %s", device->name, name, what);
+}
+
+vjp_status gpu_launch_counts(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    if (l->too_big)
+        return gpu_refuse(device, l, VJP_UNSUPPORTED, "is too large for this device: shaders count in 32 bits",
+                          l->too_big);
+    if (groups > INT32_MAX)
+        return gpu_refuse(device, l, VJP_UNSUPPORTED, "needs more workgroups than 32 bits count", l->kernel);
+    return VJP_OK;
+}

@@ -37,7 +37,7 @@ static void close_state(metal_state *state) {
     }
     objc_close(&state->objc);
     free(state->places.place);
-    free(state->pipeline);
+    gpu_pipelines_close(&state->pipelines);
     free(state);
 }
 
@@ -50,9 +50,8 @@ static vjp_status open_objects(vjp_device *device, metal_state *state) {
     const objc *o = &state->objc;
     state->queue = objc_get(o, state->device, OBJC_NEW_QUEUE);
     state->findings = objc_new_buffer(o, state->device, GPU_RECORDS * sizeof(gpu_record), SHARED_STORAGE);
-    state->pipeline = calloc(METAL_PIPELINES, sizeof *state->pipeline);
     if (state->findings) state->record = objc_get(o, state->findings, OBJC_CONTENTS);
-    if (!state->queue || !state->record || !state->pipeline)
+    if (!state->queue || !state->record || !gpu_pipelines_open(&state->pipelines))
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     forget_findings(state);
     state->most_bytes = objc_number(o, state->device, OBJC_MOST_BYTES);

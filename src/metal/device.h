@@ -9,13 +9,13 @@
 
 #include "gpu/findings.h"
 #include "gpu/gpu.h"
+#include "gpu/pipelines.h"
 #include "gpu/places.h"
 #include "metal/objc.h"
 
 enum {
     METAL_LAUNCHES = 128,       /* of a command buffer */
     METAL_COMMITTED = 16,       /* command buffers that are under way at once */
-    METAL_PIPELINES = 4096,     /* slots of the table of pipelines, a power of two */
     METAL_KEY = 256,            /* bytes that tell one pipeline from another */
     METAL_LIBRARIES = 16,       /* a shader each */
     METAL_OPERANDS = 28,        /* that a shader may list: their numbers are those of Metal's buffers */
@@ -36,13 +36,6 @@ typedef struct metal_library {
     int numbers;
 } metal_library;
 
-typedef struct metal_pipeline {
-    char *key; /* NULL: free */
-    size_t key_bytes;
-    objc_id pipeline;
-    unsigned long most_threads;
-} metal_pipeline;
-
 typedef struct metal_state {
     objc objc;
     objc_id device, queue;
@@ -51,8 +44,7 @@ typedef struct metal_state {
     gpu_places places;
 
     metal_library library[METAL_LIBRARIES];
-    metal_pipeline *pipeline; /* [METAL_PIPELINES], by hash */
-    size_t pipelines;
+    gpu_pipelines pipelines;
 
     objc_id commands, encoder; /* under way */
     int launches;

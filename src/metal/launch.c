@@ -17,22 +17,10 @@ enum {
     FOURS = 16
 };
 
-static vjp_status fail(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name) {
-    if (l->work) return vjp_refuse(l->work, status, "%s %s", name, what);
-    return vjp_fail(device, status, "%s: %s %s", device->name, name, what);
-}
-
 /* An NSError's words on one line, or what was said instead of one. */
 static void words_of(const metal_state *state, objc_id error, char *text, size_t room) {
     const char *said = objc_text(&state->objc, error ? objc_get(&state->objc, error, OBJC_DESCRIPTION) : NULL);
-    size_t to = 0;
-    bool space = true;
-    for (; *said && to + 1 < room; said++) {
-        bool blank = *said == ' ' || *said == '\n' || *said == '\t';
-        if (!blank || !space) text[to++] = blank ? ' ' : *said;
-        space = blank;
-    }
-    text[to] = 0;
+    gpu_one_line(said, strlen(said), text, room);
 }
 
 /* ---- Libraries --------------------------------------------------------------------------------------- */
@@ -124,14 +112,14 @@ static vjp_status choose(vjp_device *device, const metal_library *library, const
         c->number[i] = 1;
     for (int i = 0; i < l->constants; i++) {
         int at = find_name(library->number, library->numbers, l->constant[i].name);
-        if (at < 0) return fail(device, l, VJP_UNSUPPORTED, "is no number of its shader", l->constant[i].name);
+        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no number of its shader", l->constant[i].name);
         c->number[at] = l->constant[i].value;
     }
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
         if (!o->present && o->form != GPU_FINDINGS) continue;
         int at = find_name(library->operand, library->operands, o->name);
-        if (at < 0) return fail(device, l, VJP_UNSUPPORTED, "is no operand of its shader", o->name);
+        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no operand of its shader", o->name);
         c->operand[at] = o;
         c->type[at] = type_of(o);
     }
@@ -164,12 +152,18 @@ static objc_id make_function(metal_state *state, const metal_library *library, c
     return function;
 }
 
+typedef struct wanted {
+    const metal_library *library;
+    const gpu_launch *launch;
+    const choice *choice;
+} wanted;
+
 /* A kernel that does not compile comes back with the compiler's own words. */
-static vjp_status make_pipeline(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
-                                metal_pipeline *made) {
+static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
+    const wanted *w = what;
     metal_state *state = metal_of(device);
     const objc *o = &state->objc;
-    objc_id error = NULL, function = make_function(state, library, l, c, &error);
+    objc_id error = NULL, function = make_function(state, w->library, w->launch, w->choice, &error);
     if (function) made->pipeline = objc_make(o, state->device, OBJC_NEW_PIPELINE, function, &error);
     objc_release(o, function);
     if (made->pipeline) {
@@ -178,52 +172,26 @@ static vjp_status make_pipeline(vjp_device *device, const metal_library *library
     }
     char said[400];
     words_of(state, error, said, sizeof said);
-    return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal, %s(): %s", device->name, l->shader, l->kernel, said);
-}
-
-static uint64_t hash_of(const char *key, size_t bytes) {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ (unsigned char)key[i]) * UINT64_C(1099511628211);
-    return hash;
+    return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal, %s(): %s", device->name, w->launch->shader,
+                    w->launch->kernel, said);
 }
 
 static vjp_status find_pipeline(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
-                                const metal_pipeline **found) {
+                                const gpu_pipeline **found) {
     metal_state *state = metal_of(device);
     char key[METAL_KEY];
     size_t bytes = key_of(library, l, c, key);
     /* What was encoded keeps its pipelines by itself. */
-    if (state->pipelines > METAL_PIPELINES / 2) metal_forget_pipelines(state);
-    size_t at = hash_of(key, bytes) % METAL_PIPELINES;
-    for (; state->pipeline[at].key; at = (at + 1) % METAL_PIPELINES)
-        if (state->pipeline[at].key_bytes == bytes && memcmp(state->pipeline[at].key, key, bytes) == 0) {
-            *found = &state->pipeline[at];
-            return VJP_OK;
-        }
-    metal_pipeline made = {.key = malloc(bytes), .key_bytes = bytes};
-    if (!made.key) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a pipeline", device->name);
-    memcpy(made.key, key, bytes);
-    vjp_status status = make_pipeline(device, library, l, c, &made);
-    if (status != VJP_OK) {
-        free(made.key);
-        return status;
-    }
-    state->pipeline[at] = made;
-    state->pipelines++;
-    *found = &state->pipeline[at];
-    return VJP_OK;
+    if (gpu_pipelines_are_many(&state->pipelines)) metal_forget_pipelines(state);
+    return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, &(wanted){library, l, c}, found);
+}
+
+static void release_pipeline(const void *state, const gpu_pipeline *p) {
+    objc_release(&((const metal_state *)state)->objc, p->pipeline);
 }
 
 void metal_forget_pipelines(metal_state *state) {
-    for (size_t i = 0; i < METAL_PIPELINES && state->pipeline; i++) {
-        metal_pipeline *p = &state->pipeline[i];
-        if (!p->key) continue;
-        objc_release(&state->objc, p->pipeline);
-        free(p->key);
-        *p = (metal_pipeline){0};
-    }
-    state->pipelines = 0;
+    gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
 }
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
@@ -257,8 +225,8 @@ static vjp_status bind(vjp_device *device, const gpu_launch *l, const gpu_operan
         const gpu_place *place = gpu_places_find(&state->places, operand->address);
         offset = place ? (uint64_t)(operand->address - place->begin) : 0;
         if (!place || operand->bytes > place->bytes - offset)
-            return fail(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
-                        operand->name);
+            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
+                              operand->name);
         buffer = place->buffer;
     }
     objc_set_buffer(&state->objc, state->encoder, buffer, offset, (unsigned long)index);
@@ -266,7 +234,7 @@ static vjp_status bind(vjp_device *device, const gpu_launch *l, const gpu_operan
 }
 
 static vjp_status encode(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
-                         const metal_pipeline *pipeline, uint32_t groups) {
+                         const gpu_pipeline *pipeline, uint32_t groups) {
     metal_state *state = metal_of(device);
     const objc *o = &state->objc;
     uniforms u = {.groups = groups};
@@ -287,14 +255,14 @@ static vjp_status encode(vjp_device *device, const metal_library *library, const
 
 static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     metal_library *library;
-    const metal_pipeline *pipeline;
+    const gpu_pipeline *pipeline;
     choice c;
     vjp_status status = find_library(device, l->shader, &library);
     if (status == VJP_OK) status = choose(device, library, l, &c);
     if (status == VJP_OK) status = find_pipeline(device, library, l, &c, &pipeline);
     if (status != VJP_OK) return status;
     if (pipeline->most_threads < (unsigned long)l->threads)
-        return fail(device, l, VJP_UNSUPPORTED, "needs more threads than this device gives it", l->kernel);
+        return gpu_refuse(device, l, VJP_UNSUPPORTED, "needs more threads than this device gives it", l->kernel);
     status = encode(device, library, l, &c, pipeline, (uint32_t)groups);
     return status == VJP_OK && metal_of(device)->launches == METAL_LAUNCHES ? metal_commit(device) : status;
 }
@@ -302,11 +270,8 @@ static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t group
 vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     metal_state *state = metal_of(device);
     if (groups <= 0) return VJP_OK;
-    if (l->too_big)
-        return fail(device, l, VJP_UNSUPPORTED, "is too large for this device: shaders count in 32 bits", l->too_big);
-    if (groups > INT32_MAX)
-        return fail(device, l, VJP_UNSUPPORTED, "needs more threadgroups than 32 bits count", l->kernel);
-    vjp_status status = l->work ? gpu_places_hold(&state->places, l->work, UINT64_MAX, l->parts) : VJP_OK;
+    vjp_status status = gpu_launch_counts(device, l, groups);
+    if (status == VJP_OK && l->work) status = gpu_places_hold(&state->places, l->work, UINT64_MAX, l->parts);
     if (status != VJP_OK) return status;
     void *pool = metal_begin(state);
     status = enqueue(device, l, groups);
@@ -325,7 +290,7 @@ int gpu_threads(const vjp_device *device) {
 vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
     gpu_launch l = {.shader = "tools", .kernel = "words"};
     metal_library *library;
-    const metal_pipeline *pipeline;
+    const gpu_pipeline *pipeline;
     choice c;
     vjp_status status = find_library(device, l.shader, &library);
     if (status == VJP_OK) status = choose(device, library, &l, &c);

@@ -21,14 +21,8 @@ vjp_status webgpu_result(vjp_device *device, const char *doing) {
 }
 
 void webgpu_words(WGPUStringView said, char *text, size_t room) {
-    size_t length = !said.data ? 0 : said.length == WGPU_STRLEN ? strlen(said.data) : said.length, to = 0;
-    bool space = true; /* runs of white space, and lines, become one blank */
-    for (size_t i = 0; i < length && to + 1 < room; i++) {
-        bool blank = said.data[i] == ' ' || said.data[i] == '\n' || said.data[i] == '\t';
-        if (!blank || !space) text[to++] = blank ? ' ' : said.data[i];
-        space = blank;
-    }
-    text[to] = 0;
+    size_t length = !said.data ? 0 : said.length == WGPU_STRLEN ? strlen(said.data) : said.length;
+    gpu_one_line(said.data, length, text, room);
 }
 
 static void keep(webgpu_state *state, WGPUStringView message) {
@@ -149,9 +143,8 @@ static vjp_status forget_findings(vjp_device *device) {
 }
 
 static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
-    state->pipeline = calloc(WEBGPU_PIPELINES, sizeof *state->pipeline);
     state->param_bytes = calloc(WEBGPU_LAUNCHES, WEBGPU_PARAMS);
-    if (!state->pipeline || !state->param_bytes)
+    if (!gpu_pipelines_open(&state->pipelines) || !state->param_bytes)
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     state->params =
         make_buffer(state, WEBGPU_LAUNCHES * WEBGPU_PARAMS, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
@@ -202,7 +195,7 @@ static void close_state(webgpu_state *state) {
     if (state->adapter) api->AdapterRelease(state->adapter);
     if (state->instance) api->InstanceRelease(state->instance);
     webgpu_unload(&state->api);
-    free(state->pipeline);
+    gpu_pipelines_close(&state->pipelines);
     free(state->param_bytes);
     free(state->places.place);
     free(state);

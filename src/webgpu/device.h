@@ -8,23 +8,16 @@
 
 #include "gpu/findings.h"
 #include "gpu/gpu.h"
+#include "gpu/pipelines.h"
 #include "gpu/places.h"
 #include "webgpu/api.h"
 
 enum {
     WEBGPU_MESSAGE = 400,
-    WEBGPU_PARAMS = 256,     /* bytes of a launch's uniforms: what every device can bind at an offset */
-    WEBGPU_LAUNCHES = 256,   /* of a submission */
-    WEBGPU_PIPELINES = 4096, /* slots of the table of pipelines, a power of two */
+    WEBGPU_PARAMS = 256,   /* bytes of a launch's uniforms: what every device can bind at an offset */
+    WEBGPU_LAUNCHES = 256, /* of a submission */
     WEBGPU_KEY = 640
 };
-
-typedef struct webgpu_pipeline {
-    char *key; /* NULL: free */
-    size_t key_bytes;
-    WGPUComputePipeline pipeline;
-    WGPUBindGroupLayout layout;
-} webgpu_pipeline;
 
 typedef struct webgpu_state {
     webgpu_api api;
@@ -42,8 +35,7 @@ typedef struct webgpu_state {
      */
     gpu_places places;
 
-    webgpu_pipeline *pipeline; /* [WEBGPU_PIPELINES], by hash */
-    size_t pipelines;
+    gpu_pipelines pipelines;
 
     /* The submission under way. */
     WGPUCommandEncoder encoder;

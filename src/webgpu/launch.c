@@ -19,11 +19,6 @@ typedef struct range {
     int operand;
 } range;
 
-static vjp_status fail(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name) {
-    if (l->work) return vjp_refuse(l->work, status, "%s %s", name, what);
-    return vjp_fail(device, status, "%s: %s %s", device->name, name, what);
-}
-
 /* The ranges of a launch by buffer and place. False: a tensor lies in no buffer of this device. */
 static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ranges, int *count) {
     const webgpu_state *state = webgpu_of(device);
@@ -34,7 +29,8 @@ static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ra
         const gpu_place *buffer = gpu_places_find(&state->places, o->address);
         uint64_t begin = buffer ? (uint64_t)(o->address - buffer->begin) : 0;
         if (!buffer || begin + o->bytes > buffer->bytes)
-            return fail(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there", o->name);
+            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
+                              o->name);
         range r = {buffer, begin / ALIGN * ALIGN, (begin + o->bytes + ALIGN - 1) / ALIGN * ALIGN, i};
         int at = (*count)++;
         for (; at > 0 && (ranges[at - 1].of > r.of || (ranges[at - 1].of == r.of && ranges[at - 1].begin > r.begin));
@@ -71,16 +67,17 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
                 char what[128];
                 snprintf(what, sizeof what, "has %llu bytes; this device binds at most %llu",
                          (unsigned long long)l->operand[r->operand].bytes, (unsigned long long)most);
-                return fail(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].name);
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].name);
             }
             if (w && w->of == r->of && written && w->begin + w->bytes > begin)
-                return fail(device, l, VJP_UNSUPPORTED,
-                            "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
-                            "once: put it on a multiple of 256",
-                            l->operand[r->operand].name);
+                return gpu_refuse(
+                    device, l, VJP_UNSUPPORTED,
+                    "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
+                    "once: put it on a multiple of 256",
+                    l->operand[r->operand].name);
             if (view->windows == GPU_MOST_WINDOWS)
-                return fail(device, l, VJP_UNSUPPORTED, "is one tensor too many in buffers of their own",
-                            l->operand[r->operand].name);
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in buffers of their own",
+                                  l->operand[r->operand].name);
             view->window[view->windows++] =
                 (webgpu_window){r->of->buffer, r->of, begin, r->end - begin, written, false};
             w = &view->window[view->windows - 1];
@@ -126,13 +123,6 @@ static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *v
 }
 
 /* ---- Pipelines --------------------------------------------------------------------------------------- */
-
-static uint64_t hash_of(const char *key, size_t bytes) {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ (unsigned char)key[i]) * UINT64_C(1099511628211);
-    return hash;
-}
 
 typedef struct scope_answer {
     bool done;
@@ -181,7 +171,7 @@ static void show_source(const webgpu_view *view, const char *source) {
     char path[512];
     if (!folder || !folder[0]) return;
     snprintf(path, sizeof path, "%s/%s-%s-%016llx.wgsl", folder, view->launch->shader, view->launch->kernel,
-             (unsigned long long)hash_of(source, strlen(source)));
+             (unsigned long long)gpu_hash(source, strlen(source)));
     FILE *file = fopen(path, "w");
     if (!file) return;
     fputs(source, file);
@@ -189,7 +179,8 @@ static void show_source(const webgpu_view *view, const char *source) {
 }
 
 /* A shader that does not compile comes back with the compiler's own words. */
-static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, webgpu_pipeline *made) {
+static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
+    const webgpu_view *view = what;
     webgpu_state *state = webgpu_of(device);
     const webgpu_api *api = &state->api;
     char message[WEBGPU_MESSAGE];
@@ -200,13 +191,13 @@ static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, web
     WGPUShaderModuleDescriptor module = {.nextInChain = &wgsl.chain, .label = webgpu_text(view->launch->shader)};
     api->DevicePushErrorScope(state->device, WGPUErrorFilter_Validation);
     WGPUShaderModule shader = api->DeviceCreateShaderModule(state->device, &module);
-    made->layout = make_layout(state, view);
-    WGPUPipelineLayoutDescriptor layout = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &made->layout};
+    WGPUBindGroupLayout bindings = make_layout(state, view);
+    WGPUPipelineLayoutDescriptor layout = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &bindings};
     WGPUPipelineLayout whole = api->DeviceCreatePipelineLayout(state->device, &layout);
     WGPUComputePipelineDescriptor pipeline = {.label = webgpu_text(view->launch->kernel),
                                               .layout = whole,
                                               .compute = {.module = shader, .entryPoint = webgpu_text("main")}};
-    made->pipeline = api->DeviceCreateComputePipeline(state->device, &pipeline);
+    *made = (gpu_pipeline){.pipeline = api->DeviceCreateComputePipeline(state->device, &pipeline), .layout = bindings};
     webgpu_pop_scope(state, message, sizeof message);
     if (shader) api->ShaderModuleRelease(shader);
     if (whole) api->PipelineLayoutRelease(whole);
@@ -214,58 +205,37 @@ static vjp_status make_pipeline(vjp_device *device, const webgpu_view *view, web
     if (!message[0] && made->pipeline) return webgpu_result(device, "making a pipeline");
     if (made->pipeline) api->ComputePipelineRelease(made->pipeline);
     if (made->layout) api->BindGroupLayoutRelease(made->layout);
-    *made = (webgpu_pipeline){0};
     if (state->lost) return webgpu_result(device, "making a pipeline");
     return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.wgsl, %s(): %s", device->name, view->launch->shader,
                     view->launch->kernel, message);
 }
 
-static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, const webgpu_pipeline **found) {
+static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, const gpu_pipeline **found) {
     webgpu_state *state = webgpu_of(device);
     char key[WEBGPU_KEY];
     size_t bytes = webgpu_key(view, key);
     if (!bytes) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: the names of a launch are too long", device->name);
-    if (state->pipelines > WEBGPU_PIPELINES / 2) {
+    if (gpu_pipelines_are_many(&state->pipelines)) {
         vjp_status status = webgpu_submit(device);
         if (status != VJP_OK) return status;
         webgpu_forget_pipelines(state);
     }
-    size_t at = hash_of(key, bytes) % WEBGPU_PIPELINES;
-    for (; state->pipeline[at].key; at = (at + 1) % WEBGPU_PIPELINES)
-        if (state->pipeline[at].key_bytes == bytes && memcmp(state->pipeline[at].key, key, bytes) == 0) {
-            *found = &state->pipeline[at];
-            return VJP_OK;
-        }
-    webgpu_pipeline made = {.key = malloc(bytes), .key_bytes = bytes};
-    if (!made.key) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a pipeline", device->name);
-    char *kept = made.key;
-    memcpy(kept, key, bytes);
-    vjp_status status = make_pipeline(device, view, &made);
-    if (status != VJP_OK) {
-        free(kept);
-        return status;
-    }
-    state->pipeline[at] = made;
-    state->pipelines++;
-    *found = &state->pipeline[at];
-    return VJP_OK;
+    return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, view, found);
+}
+
+static void release_pipeline(const void *state, const gpu_pipeline *p) {
+    const webgpu_api *api = &((const webgpu_state *)state)->api;
+    api->ComputePipelineRelease(p->pipeline);
+    api->BindGroupLayoutRelease(p->layout);
 }
 
 void webgpu_forget_pipelines(webgpu_state *state) {
-    for (size_t i = 0; i < WEBGPU_PIPELINES && state->pipeline; i++) {
-        webgpu_pipeline *p = &state->pipeline[i];
-        if (!p->key) continue;
-        state->api.ComputePipelineRelease(p->pipeline);
-        state->api.BindGroupLayoutRelease(p->layout);
-        free(p->key);
-        *p = (webgpu_pipeline){0};
-    }
-    state->pipelines = 0;
+    gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
 }
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
 
-static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const webgpu_pipeline *pipeline) {
+static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const gpu_pipeline *pipeline) {
     WGPUBindGroupEntry entries[GPU_MOST_WINDOWS + 2];
     memset(entries, 0, sizeof entries);
     entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = WEBGPU_PARAMS};
@@ -290,7 +260,7 @@ static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t 
     memcpy(to + sizeof view->base + sizeof head, view->launch->param, sizeof view->launch->param);
 }
 
-static void encode(webgpu_state *state, const webgpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
+static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
     const webgpu_api *api = &state->api;
     uint32_t offset = (uint32_t)(state->launches * WEBGPU_PARAMS);
     uint32_t most = state->limits.maxComputeWorkgroupsPerDimension;
@@ -307,14 +277,11 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
     if (status != VJP_OK || groups <= 0) return status;
-    if (l->too_big)
-        return fail(device, l, VJP_UNSUPPORTED, "is too large for this device: shaders count in 32 bits", l->too_big);
-    if (groups > INT32_MAX)
-        return fail(device, l, VJP_UNSUPPORTED, "needs more workgroups than 32 bits count", l->kernel);
-    if (state->launches == WEBGPU_LAUNCHES) status = webgpu_submit(device);
+    status = gpu_launch_counts(device, l, groups);
+    if (status == VJP_OK && state->launches == WEBGPU_LAUNCHES) status = webgpu_submit(device);
     if (status != VJP_OK) return status;
     webgpu_view view = {.launch = l};
-    const webgpu_pipeline *pipeline = NULL;
+    const gpu_pipeline *pipeline = NULL;
     for (int i = 0; i < GPU_MOST_OPERANDS; i++)
         view.window_of[i] = -1;
     if (l->work) status = gpu_places_hold(&state->places, l->work, state->limits.maxStorageBufferBindingSize, l->parts);
