@@ -38,6 +38,43 @@ static void without_a_gpu_the_sentence_says_why(void **state) {
     vjp_close(none);
 }
 
+/* An element of a b, where a is 1 + 2^-12 throughout and b is 1: all of it is exact in f32. */
+static float sum_with(const char *products) {
+    enum { SIDE = 256, COUNT = SIDE * SIDE };
+    static float a[COUNT], b[COUNT], y[COUNT];
+    static const int64_t shape[2] = {SIDE, SIDE};
+    vjp_device *own;
+    for (int i = 0; i < COUNT; i++) {
+        a[i] = 1 + 0x1p-12f;
+        b[i] = 1;
+    }
+    vjp_tensor on[3] = {on_device(VJP_F32, 2, shape, y, sizeof y), on_device(VJP_F32, 2, shape, a, sizeof a),
+                        on_device(VJP_F32, 2, shape, b, sizeof b)};
+    assert_int_equal(vjp_open("cuda", &(vjp_options){.matrix_products = products}, &own), VJP_OK);
+    const vjp_tensor *tensors[LINEAR_BIAS + 1] = {[LINEAR_Y] = &on[0], [LINEAR_A] = &on[1], [LINEAR_B] = &on[2]};
+    assert_int_equal(vjp_call(own, &vjp_op_linear, VJP_FORWARD, tensors, LINEAR_BIAS + 1, NULL), VJP_OK);
+    assert_int_equal(vjp_download(own, y, on[0].data, 0, sizeof y), VJP_OK);
+    vjp_close(own);
+    for (int i = 0; i < 3; i++)
+        vjp_free(device, on[i].data);
+    for (int i = 1; i < COUNT; i++)
+        assert_true(y[i] == y[0]);
+    return y[0];
+}
+
+/* TF32 has ten bits of fraction: it takes 1 + 2^-12 for 1. */
+static void products_are_f32_unless_tf32_is_asked_for(void **state) {
+    (void)state;
+    need_device();
+    assert_true(sum_with(NULL) == 256.0625f);
+    assert_true(sum_with("f32") == 256.0625f);
+    assert_true(sum_with("tf32") == 256);
+    vjp_device *none;
+    assert_int_equal(vjp_open("cuda", &(vjp_options){.matrix_products = "f16"}, &none), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(none), "f32 or tf32"));
+    vjp_close(none);
+}
+
 int main(void) {
     device_start("cuda");
     const struct CMUnitTest tests[] = {
@@ -45,6 +82,7 @@ int main(void) {
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         cmocka_unit_test(a_name_that_is_none_is_refused_with_a_sentence),
         cmocka_unit_test(without_a_gpu_the_sentence_says_why),
+        cmocka_unit_test(products_are_f32_unless_tf32_is_asked_for),
         DEVICE_TESTS,
     };
     int failed = cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
