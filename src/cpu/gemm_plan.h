@@ -12,10 +12,11 @@
 #include "cpu/gemm_kernel.h"
 
 /*
- * A block's sides: BLOCK rows by up to BLOCK_N columns, or terms where there are fewer columns. A large one packs its
- * operands less often. A packed operand of a block is 16 MiB at most.
+ * A block's sides: at most BLOCK_N columns, and as many terms and rows as keep each operand and the result within
+ * BLOCK_MOST, 16 MiB; at least BLOCK of both. A large block packs its operands less often and leaves the tiles a
+ * choice.
  */
-enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK };
+enum { BLOCK = 1024, BLOCK_N = 4 * BLOCK, BLOCK_FLOATS = BLOCK * BLOCK, BLOCK_MOST = BLOCK * BLOCK_N };
 
 /*
  * Up to so many rows or columns nothing is shared: 112 x 128 with AVX-512. Such products are cut into tiles of this
@@ -38,6 +39,9 @@ enum { TILE_BYTES = 3 << 19 };
  * four times 256 that way, and with whole panels of 14 up to 266. A last panel of four rows runs at full speed.
  */
 enum { TILE_STEP_M = 4 };
+
+/* So many more tiles than the fewest are tried along each side. */
+enum { TILE_COUNTS = 12 };
 
 /* The least multiply-adds and packed floats that a task is worth: about 5 us each. */
 enum { TASK_MACS = 1 << 18, TASK_FLOATS = 1 << 14 };
@@ -85,11 +89,12 @@ static void plan_blocks_builtin(plan *p) {
     int64_t k = most(1, p->k);
     p->pack_b = p->m > TILE_M;
     p->pack_a = !p->pack_b || p->n > TILE_N;
-    p->block_m = block_of(p->m, p->pack_a ? BLOCK : BLOCK_FLOATS / TILE_N, p->pack_a ? TILE_STEP_M : GEMM_ROWS);
     p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
-    int64_t terms = p->pack_a && p->pack_b ? (int64_t)BLOCK * BLOCK_N / most(BLOCK, p->block_n)
-                                           : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
+    int64_t terms =
+        p->pack_a && p->pack_b ? BLOCK_MOST / most(BLOCK, p->block_n) : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
     p->block_k = block_of(k, terms, GEMM_DEPTH);
+    int64_t rows = p->pack_a ? most(BLOCK, BLOCK_MOST / most(p->block_k, p->block_n)) : BLOCK_FLOATS / TILE_N;
+    p->block_m = block_of(p->m, rows, p->pack_a ? TILE_STEP_M : GEMM_ROWS);
     p->b_panels = p->block_n / GEMM_COLUMNS;
     p->depths = p->block_k / GEMM_DEPTH;
     p->b_floats = p->pack_b ? p->depths * p->b_panels * GEMM_B_PANEL : 0;
@@ -117,8 +122,9 @@ static void set_tiles(plan *p, int64_t tile_m, int64_t tile_n) {
 static void choose_tiles(plan *p, int64_t threads) {
     int64_t least_time = INT64_MAX, rows = least(p->m, p->block_m), columns = p->block_n / GEMM_COLUMNS;
     plan best = *p;
-    for (int64_t i = divide_up(rows, MOST_TILE_M); i <= divide_up(rows, LEAST_TILE_M); i++)
-        for (int64_t j = divide_up(p->block_n, MOST_TILE_N); j <= divide_up(p->block_n, LEAST_TILE_N); j++) {
+    int64_t i0 = divide_up(rows, MOST_TILE_M), j0 = divide_up(p->block_n, MOST_TILE_N);
+    for (int64_t i = i0; i <= least(divide_up(rows, LEAST_TILE_M), i0 + TILE_COUNTS); i++)
+        for (int64_t j = j0; j <= least(divide_up(p->block_n, LEAST_TILE_N), j0 + TILE_COUNTS); j++) {
             plan q = *p;
             set_tiles(&q, divide_up(divide_up(rows, i), TILE_STEP_M) * TILE_STEP_M,
                       divide_up(columns, j) * GEMM_COLUMNS);
