@@ -15,7 +15,7 @@
 
 extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
 
-typedef struct adamw_call {
+typedef struct step_call {
     const void *w, *g;
     const float *m, *v;
     void *w_out;
@@ -26,10 +26,10 @@ typedef struct adamw_call {
     float correct_m, correct_root, eps; /* 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step) */
     write_mode mode;
     cpu_cut cut;
-} adamw_call;
+} step_call;
 
 /* Elements [i, i + n), n up to 16. */
-INLINE void step_vector(const adamw_call *c, int64_t i, int64_t n, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
+INLINE void step_vector(const step_call *c, int64_t i, int64_t n, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
     vf w = vf_load_part(dtype, c->w, i, n), g = vf_mul(vf_load_part(g_type, c->g, i, n), vf_set(c->scale));
     vf m = vf_fma(vf_load_part(VJP_F32, c->m, i, n), vf_set(c->keep_m), vf_mul(g, vf_set(c->take_m)));
     vf v = vf_fma(vf_load_part(VJP_F32, c->v, i, n), vf_set(c->keep_v), vf_mul(vf_mul(g, vf_set(c->take_v)), g));
@@ -42,40 +42,7 @@ INLINE void step_vector(const adamw_call *c, int64_t i, int64_t n, vjp_dtype dty
     if (c->v_out) vf_write_part(mode, VJP_F32, c->v_out, i, n, v);
 }
 
-INLINE void step_task(const adamw_call *c, size_t task, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
-    int64_t i = cpu_cut_begin(&c->cut, task), end = cpu_cut_end(&c->cut, task);
-    for (; i + LANES <= end; i += LANES)
-        step_vector(c, i, LANES, dtype, g_type, mode);
-    if (i < end) step_vector(c, i, end - i, dtype, g_type, mode);
-    if (mode == WRITE_STREAM) vf_stream_done();
-}
-
-INLINE void step_by_mode(const adamw_call *c, size_t task, vjp_dtype dtype, vjp_dtype g_type) {
-    if (c->mode == WRITE_STREAM)
-        step_task(c, task, dtype, g_type, WRITE_STREAM);
-    else
-        step_task(c, task, dtype, g_type, WRITE_PLAIN);
-}
-
-static void step_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F32, VJP_F32);
-}
-
-static void step_bf16(void *call, size_t task) {
-    step_by_mode(call, task, VJP_BF16, VJP_BF16);
-}
-
-static void step_bf16_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_BF16, VJP_F32);
-}
-
-static void step_f16(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F16, VJP_F16);
-}
-
-static void step_f16_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F16, VJP_F32);
-}
+#include "cpu/steps.h"
 
 /* 1 - beta^step, without the cancellation of that difference. */
 static double correction(double beta, double step) {
@@ -83,15 +50,12 @@ static double correction(double beta, double step) {
 }
 
 static vjp_status run(const vjp_work *work) {
-    static const vjp_task tasks[][2] = {[VJP_F32] = {step_f32, step_f32},
-                                        [VJP_BF16] = {step_bf16, step_bf16_f32},
-                                        [VJP_F16] = {step_f16, step_f16_f32}};
     const vjp_adamw_attributes *a = work->attributes;
     int64_t count = vjp_elements(work, ADAMW_W), step;
     double value;
     if (!vjp_index_at(vjp_data(work, ADAMW_STEP), vjp_type(work, ADAMW_STEP), 0, &step, &value)) return VJP_INVALID;
     const float *scale = vjp_data(work, ADAMW_SCALE);
-    adamw_call call = {
+    step_call call = {
         .w = vjp_data(work, ADAMW_W),
         .g = vjp_data(work, ADAMW_G),
         .m = vjp_data(work, ADAMW_M),
@@ -116,8 +80,7 @@ static vjp_status run(const vjp_work *work) {
     bool aligned = vf_stream_aligned(work->storage, call.w_out) && vf_stream_aligned(VJP_F32, call.m_out) &&
                    vf_stream_aligned(VJP_F32, call.v_out);
     call.mode = write_mode_of(work, ADAMW_W_OUT, count * moved, aligned, in_place);
-    call.cut = cpu_cut_elements(count, moved, CPU_MOST_TASKS);
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage][g_type != work->storage], &call);
+    run_steps(work, &call, g_type, count, moved);
     return VJP_OK;
 }
 

@@ -8,7 +8,7 @@
 
 extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 
-typedef struct sgd_call {
+typedef struct step_call {
     const void *w, *g;
     const float *momentum; /* NULL: 0 */
     void *w_out;
@@ -17,10 +17,10 @@ typedef struct sgd_call {
     bool nesterov;
     write_mode mode;
     cpu_cut cut;
-} sgd_call;
+} step_call;
 
 /* Elements [i, i + n), n up to 16. */
-INLINE void step_vector(const sgd_call *c, int64_t i, int64_t n, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
+INLINE void step_vector(const step_call *c, int64_t i, int64_t n, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
     vf w = vf_load_part(dtype, c->w, i, n), beta = vf_set(c->beta);
     vf g = vf_fma(w, vf_set(c->decay), vf_mul(vf_load_part(g_type, c->g, i, n), vf_set(c->scale)));
     vf momentum = c->momentum ? vf_fma(vf_load_part(VJP_F32, c->momentum, i, n), beta, g) : g;
@@ -29,49 +29,13 @@ INLINE void step_vector(const sgd_call *c, int64_t i, int64_t n, vjp_dtype dtype
     if (c->momentum_out) vf_write_part(mode, VJP_F32, c->momentum_out, i, n, momentum);
 }
 
-INLINE void step_task(const sgd_call *c, size_t task, vjp_dtype dtype, vjp_dtype g_type, write_mode mode) {
-    int64_t i = cpu_cut_begin(&c->cut, task), end = cpu_cut_end(&c->cut, task);
-    for (; i + LANES <= end; i += LANES)
-        step_vector(c, i, LANES, dtype, g_type, mode);
-    if (i < end) step_vector(c, i, end - i, dtype, g_type, mode);
-    if (mode == WRITE_STREAM) vf_stream_done();
-}
-
-INLINE void step_by_mode(const sgd_call *c, size_t task, vjp_dtype dtype, vjp_dtype g_type) {
-    if (c->mode == WRITE_STREAM)
-        step_task(c, task, dtype, g_type, WRITE_STREAM);
-    else
-        step_task(c, task, dtype, g_type, WRITE_PLAIN);
-}
-
-static void step_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F32, VJP_F32);
-}
-
-static void step_bf16(void *call, size_t task) {
-    step_by_mode(call, task, VJP_BF16, VJP_BF16);
-}
-
-static void step_bf16_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_BF16, VJP_F32);
-}
-
-static void step_f16(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F16, VJP_F16);
-}
-
-static void step_f16_f32(void *call, size_t task) {
-    step_by_mode(call, task, VJP_F16, VJP_F32);
-}
+#include "cpu/steps.h"
 
 static vjp_status run(const vjp_work *work) {
-    static const vjp_task tasks[][2] = {[VJP_F32] = {step_f32, step_f32},
-                                        [VJP_BF16] = {step_bf16, step_bf16_f32},
-                                        [VJP_F16] = {step_f16, step_f16_f32}};
     const vjp_sgd_attributes *a = work->attributes;
     int64_t count = vjp_elements(work, SGD_W);
     const float *scale = vjp_data(work, SGD_SCALE);
-    sgd_call call = {
+    step_call call = {
         .w = vjp_data(work, SGD_W),
         .g = vjp_data(work, SGD_G),
         .momentum = vjp_data(work, SGD_MOMENTUM),
@@ -88,8 +52,7 @@ static vjp_status run(const vjp_work *work) {
     int64_t moved = 2 * (int64_t)dtype_bytes(work->storage) + (int64_t)dtype_bytes(g_type) + 2 * (int64_t)sizeof(float);
     bool aligned = vf_stream_aligned(work->storage, call.w_out) && vf_stream_aligned(VJP_F32, call.momentum_out);
     call.mode = write_mode_of(work, SGD_W_OUT, count * moved, aligned, in_place);
-    call.cut = cpu_cut_elements(count, moved, CPU_MOST_TASKS);
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage][g_type != work->storage], &call);
+    run_steps(work, &call, g_type, count, moved);
     return VJP_OK;
 }
 
