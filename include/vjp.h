@@ -624,7 +624,10 @@ typedef struct vjp_program_report {
 
 void vjp_program_describe(const vjp_program *program, vjp_program_report *report);
 
-/* With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs. */
+/*
+ * With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs, and
+ * what it is called with, as vjp_call() takes it.
+ */
 typedef struct vjp_call_time {
     const char *node;
     const vjp_op *op;
@@ -632,6 +635,8 @@ typedef struct vjp_call_time {
     double seconds;
     int64_t runs;
     vjp_cost cost;
+    const vjp_tensor *const *tensors; /* NULL where one is absent */
+    const void *attributes;
 } vjp_call_time;
 
 void vjp_program_profile(vjp_program *program, int on);

@@ -5,8 +5,8 @@
  * from outside, as a person would. With it every call is timed, too: what the fastest of those steps took beside the
  * sum of its calls is the executor's part: making the batch and copying it in, the walk, reading the loss back, and one
  * reading of the clock a call. What a call costs before its kernel begins is inside the calls' times; the shortest call
- * of the step, mostly a scalar's, is more than that. The rates of a copy and of a raw product are taken in the middle
- * and at the end of the same run.
+ * of the step, mostly a scalar's, is more than that. The rate of a copy, and of raw products of the sizes that occur in
+ * the step, are taken in the middle and at the end of the same run.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -16,12 +16,13 @@
 #include "cli/bench.h"
 #include "core/core.h"
 #include "core/philox.h"
+#include "op/op.h"
 #include "proof/timing.h"
 #include "train/job.h"
 
-enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MOST_OPS = 256 };
+enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MOST_OPS = 256, MOST_PRODUCTS = 32 };
 
-static const double RATES_BUDGET = 0.5; /* seconds */
+static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
 static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
 
 /* All calls of an op's pass in one step. */
@@ -39,7 +40,15 @@ typedef struct one_call {
     vjp_pass pass;
     double seconds;
     vjp_cost cost;
+    int product; /* which of the raw products it is limited by; -1: none */
 } one_call;
+
+/* The products of a linear without bias and activation, raw: one forward, two backward. */
+typedef struct raw_product {
+    int64_t m, k, n;
+    bool transpose_b;
+    double limit[VJP_PASS_COUNT];
+} raw_product;
 
 typedef struct bench_train {
     vjp_device *device;
@@ -57,6 +66,8 @@ typedef struct bench_train {
     one_call *call;  /* [calls]: its calls */
     int64_t calls;
     double copy_rate, product_rate, peak_bytes;
+    raw_product product[MOST_PRODUCTS];
+    int products;
     op_row row[MOST_OPS];
     int rows;
 } bench_train;
@@ -123,6 +134,36 @@ static void profile(bench_train *b, bool on) {
         vjp_program_profile(b->program[i], on);
 }
 
+static int64_t rows_of(const vjp_tensor *t) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < t->ndim; i++)
+        rows *= t->shape[i];
+    return rows;
+}
+
+/* Which raw product limits a call: -1 where it is no linear, has more to do than its products, or too many differ. */
+static int product_of(bench_train *b, const vjp_call_time *call) {
+    if (call->op->id != VJP_OP_LINEAR) return -1;
+    const vjp_linear_attributes *attributes = call->attributes;
+    bool forward = call->pass == VJP_FORWARD;
+    const vjp_tensor *x = call->tensors[forward ? LINEAR_A : LINEAR_B_A];
+    const vjp_tensor *w = call->tensors[forward ? LINEAR_B : LINEAR_B_B];
+    bool all = forward || (call->tensors[LINEAR_B_DA] && call->tensors[LINEAR_B_DB]);
+    if (!all || w->ndim != 2 || attributes->activation != VJP_ACT_NONE) return -1;
+    raw_product p = {rows_of(x),
+                     x->shape[x->ndim - 1],
+                     w->shape[!attributes->transpose_b],
+                     attributes->transpose_b,
+                     {INFINITY, INFINITY}};
+    for (int i = 0; i < b->products; i++) {
+        const raw_product *q = &b->product[i];
+        if (q->m == p.m && q->k == p.k && q->n == p.n && q->transpose_b == p.transpose_b) return i;
+    }
+    if (b->products == MOST_PRODUCTS) return -1;
+    b->product[b->products] = p;
+    return b->products++;
+}
+
 /* Keeps the calls of the step that has just been taken. */
 static bool keep_calls(bench_train *b, char error[TRAIN_ERROR]) {
     one_call *next = b->call;
@@ -133,7 +174,7 @@ static bool keep_calls(bench_train *b, char error[TRAIN_ERROR]) {
             vjp_call_time time;
             if (vjp_program_time(b->program[i], k, &time) != VJP_OK)
                 return train_fail(error, "%s", vjp_error(b->device));
-            *next++ = (one_call){time.op, time.pass, time.seconds, time.cost};
+            *next++ = (one_call){time.op, time.pass, time.seconds, time.cost, product_of(b, &time)};
         }
     }
     return true;
@@ -161,18 +202,34 @@ static double peak_bytes(void) {
 #endif
 }
 
+static bool time_product(bench_train *b, proof_yardstick *yardstick, const char *sizes, double budget,
+                         proof_timing *timing, char why[TEXT_ERROR]) {
+    proof_setup setup;
+    return proof_setup_read(&setup, vjp_op_find("linear"), sizes, why) &&
+           proof_time(b->device, yardstick, &setup, b->dtype, budget, timing, why);
+}
+
 static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
     char why[TEXT_ERROR];
-    proof_setup setup;
     proof_timing timing;
     proof_yardstick *yardstick = proof_yardstick_open(b->device, (size_t)bench_target_bytes(b->device, true));
-    bool ok = proof_setup_read(&setup, vjp_op_find("linear"), RAW_PRODUCT, why) &&
-              proof_time(b->device, yardstick, &setup, b->dtype, RATES_BUDGET, &timing, why);
+    bool ok = time_product(b, yardstick, RAW_PRODUCT, RATES_BUDGET, &timing, why);
     proof_yardstick_close(yardstick);
-    if (!ok) return train_fail(error, "%s", why);
-    b->copy_rate = fmax(b->copy_rate, timing.copy_rate);
-    b->product_rate = fmax(b->product_rate, timing.product_rate);
-    return true;
+    if (ok) {
+        b->copy_rate = fmax(b->copy_rate, timing.copy_rate);
+        b->product_rate = fmax(b->product_rate, timing.product_rate);
+    }
+    for (int i = 0; ok && i < b->products; i++) {
+        raw_product *p = &b->product[i];
+        char sizes[BENCH_TEXT * 4];
+        long long m = p->m, k = p->k, n = p->n, rows = p->transpose_b ? n : k, columns = p->transpose_b ? k : n;
+        snprintf(sizes, sizeof sizes, "a=[%lld,%lld] b=[%lld,%lld] transpose_b=%d -bias", m, k, rows, columns,
+                 p->transpose_b);
+        ok = time_product(b, NULL, sizes, PRODUCT_BUDGET, &timing, why);
+        for (int pass = 0; ok && pass < VJP_PASS_COUNT; pass++)
+            p->limit[pass] = fmin(p->limit[pass], timing.limit[pass]);
+    }
+    return ok || train_fail(error, "%s", why);
 }
 
 /* The peak is read before the yardstick takes memory of its own. */
@@ -203,9 +260,11 @@ static int slowest_first(const void *a, const void *b) {
 }
 
 /* NaN: the device has no yardstick. */
-static double limit_of(const bench_train *b, vjp_cost cost) {
+static double limit_of(const bench_train *b, const one_call *call) {
     if (b->copy_rate <= 0) return NAN;
-    return fmax(cost.bytes / b->copy_rate, b->product_rate > 0 ? cost.flops / b->product_rate : 0);
+    double products = b->product_rate > 0 ? call->cost.flops / b->product_rate : 0;
+    if (call->product >= 0) products = b->product[call->product].limit[call->pass];
+    return fmax(call->cost.bytes / b->copy_rate, products);
 }
 
 static op_row *row_of(bench_train *b, const one_call *call) {
@@ -228,7 +287,7 @@ static summary add_up(bench_train *b) {
     for (int64_t i = 0; i < b->calls; i++) {
         const one_call *call = &b->call[i];
         op_row *row = row_of(b, call);
-        double limit = limit_of(b, call->cost);
+        double limit = limit_of(b, call);
         row->calls++;
         row->seconds += call->seconds;
         row->limit += limit;
@@ -404,8 +463,9 @@ int cli_bench_train(int argc, char **argv) {
         .usage = "bench train [--preset small] [--batch B] [--context T] [--dtype f32|bf16] [--steps K]",
         .about = "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
                  "  of step   share of the fastest step that was profiled\n"
-                 "  limit     for each call the longer of its least bytes over the rate of a copy and its flops over\n"
-                 "            the rate of a raw product of 1024 x 1024 x 1024; both are measured in the same run\n"
+                 "  limit     for each call the longer of its least bytes over the rate of a copy and, for linear,\n"
+                 "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
+                 "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
                  "  of limit  limit over time; tensors that a cache holds move faster than the copy, which none does\n"
                  "Steps with and without the profile take turns. What lies outside of the calls is the executor's:\n"
                  "batch, walk, reading the loss, a clock a call.",

@@ -141,7 +141,8 @@ vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_ti
     if (call >= (size_t)program->calls)
         return vjp_fail(program->device, VJP_INVALID, "call %zu; the program has %d", call, program->calls);
     const program_call *c = &program->call[call];
-    *time = (vjp_call_time){c->name, c->work.op, c->work.pass, c->seconds, c->runs, c->cost};
+    *time =
+        (vjp_call_time){c->name, c->work.op, c->work.pass, c->seconds, c->runs, c->cost, c->work.tensor, c->attributes};
     return VJP_OK;
 }
 
