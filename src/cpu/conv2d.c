@@ -7,6 +7,7 @@
 #include "cpu/conv2d_each.h"
 #include "cpu/conv2d_last.h"
 #include "cpu/conv2d_planes.h"
+#include "cpu/conv2d_weight.h"
 
 /* ---- Sums: the forward, and the phases of dx ---------------------------------------------------------- */
 
@@ -76,7 +77,9 @@ static conv_sum windows_of_x(const vjp_work *work, const vjp_conv2d_sizes *s) {
                       .groups = s->groups,
                       .ins = s->channels / s->groups,
                       .outs = s->out_channels / s->groups,
-                      .source = matrix_of(work, CONV2D_B_X, 0, 0)};
+                      .source = matrix_of(work, CONV2D_B_X, 0, 0),
+                      .blas = cpu_state_of(work)->blas,
+                      .threads = cpu_state_of(work)->threads};
 }
 
 /*
@@ -167,20 +170,23 @@ static void set_weight_gradient(const vjp_work *work, const vjp_conv2d_sizes *s,
 }
 
 static size_t dweight_workspace(const vjp_work *work, const vjp_conv2d_sizes *s) {
-    if (is_each(s)) {
-        conv_sum p = windows_of_x(work, s);
-        return each_gradient_workspace(&p);
-    }
+    conv_sum p = windows_of_x(work, s);
+    if (is_each(s)) return each_gradient_workspace(&p);
+    if (!s->channels_last && !p.blas) return weights_workspace(&p);
     weight_gradient g;
     set_weight_gradient(work, s, 0, &g);
     return CPU_NAME(gemm_workspace)(&g.product);
 }
 
 static void make_dweight(const vjp_work *work, const vjp_conv2d_sizes *s) {
+    conv_sum p = windows_of_x(work, s);
+    matrix dy = matrix_of(work, CONV2D_B_DY, 0, 0), dweight = matrix_of(work, CONV2D_B_DWEIGHT, 0, 0);
     if (is_each(s)) {
-        conv_sum p = windows_of_x(work, s);
-        matrix dy = matrix_of(work, CONV2D_B_DY, 0, 0), dweight = matrix_of(work, CONV2D_B_DWEIGHT, 0, 0);
         each_weight_gradient(work, &p, &dy, &dweight, s->channels_last, work->workspace);
+        return;
+    }
+    if (!s->channels_last && !p.blas) {
+        planes_weight_gradient(work, &p, &dy, &dweight, work->workspace);
         return;
     }
     for (int64_t group = 0; group < s->groups && s->channels && s->out_channels; group++) {

@@ -46,12 +46,17 @@ typedef struct plane_axis {
     int64_t extra;         /* rows or columns of a plane beyond the outputs' */
 } plane_axis;
 
-typedef struct planes_plan {
+/* The blocks of outputs, and the copies of the source that a block reads. */
+typedef struct planes_grid {
     plane_axis h, w;
     int64_t rows, columns, blocks_h, blocks_w; /* of a block; the last may be smaller */
     int64_t images, blocks_n;                  /* a block of whole planes has several images, one below the other */
     int64_t image_floats;
     int64_t pitch, plane_floats, channel_floats;
+} planes_grid;
+
+typedef struct planes_plan {
+    planes_grid grid;
     int64_t held;               /* channels copied at a time: whole chains */
     int64_t chain;              /* channels of one FMA chain, by the taps alone: where a chain ends decides bits */
     int64_t taps, terms;        /* of a channel, of all */
@@ -97,7 +102,7 @@ static int64_t planned_threads(const conv_sum *p) {
 
 /* As many tiles as the sums' room asks for, and as the threads do. They change no bits. */
 static void plan_tiles(const conv_sum *p, planes_plan *q) {
-    int64_t blocks = q->blocks_n * p->groups * q->blocks_h * q->blocks_w;
+    int64_t blocks = q->grid.blocks_n * p->groups * q->grid.blocks_h * q->grid.blocks_w;
     int64_t panels = most(1, PLANES_SUMS / (q->sums_stride * GEMM_ROWS));
     int64_t threads = planned_threads(p), wanted = divide_up(PLANES_ITEMS * threads, blocks);
     if (threads > 1) panels = least(panels, most(PLANES_LEAST_PANELS, divide_up(q->panels, wanted)));
@@ -113,31 +118,38 @@ static int64_t spread(int64_t floats) {
     return (lines | 1) * LANES;
 }
 
+/*
+ * Blocks of about `positions` outputs, and of no more than `images` images. `gaps` says whether what lies between the
+ * rows of a block is computed too.
+ */
+static planes_grid grid_of(const conv_sum *p, int64_t positions, int64_t images, bool gaps) {
+    planes_grid g = {.columns = balanced(p->w.out, positions), .images = 1};
+    g.rows = balanced(p->h.out, most(1, positions / g.columns));
+    if (g.rows == p->h.out && g.columns == p->w.out)
+        g.images = least(most(1, positions / (g.rows * g.columns)), images);
+    g.images = balanced(p->batch, least(g.images, p->batch));
+    int64_t products = p->h.taps * p->w.taps * p->outs;
+    plane_axis w = plane_axis_of(&p->w, true);
+    g.h = cheaper_axis(&p->h, g.rows, least(w.planes, p->w.taps), products, gaps && g.images > 1);
+    g.w = cheaper_axis(&p->w, g.columns, g.h.planes, products, gaps);
+    g.blocks_h = divide_up(p->h.out, g.rows);
+    g.blocks_w = divide_up(p->w.out, g.columns);
+    g.blocks_n = divide_up(p->batch, g.images);
+    g.pitch = g.columns + g.w.extra;
+    g.image_floats = (g.rows + g.h.extra) * g.pitch;
+    g.plane_floats = spread(g.images * g.image_floats);
+    g.channel_floats = g.plane_floats * g.h.planes * g.w.planes;
+    return g;
+}
+
 static planes_plan plan_planes(const conv_sum *p) {
     planes_plan q = {.taps = p->h.taps * p->w.taps};
     q.terms = q.taps * p->ins;
-    q.columns = balanced(p->w.out, PLANES_POSITIONS);
-    q.rows = balanced(p->h.out, most(1, PLANES_POSITIONS / q.columns));
-    q.images = 1;
-    if (q.rows == p->h.out && q.columns == p->w.out)
-        q.images = least(most(1, PLANES_POSITIONS / (q.rows * q.columns)),
-                         divide_up(p->batch * p->groups, planned_threads(p)));
-    q.images = balanced(p->batch, least(q.images, p->batch));
-    int64_t products = q.taps * p->outs;
-    plane_axis w = plane_axis_of(&p->w, true);
-    q.h = cheaper_axis(&p->h, q.rows, least(w.planes, p->w.taps), products, q.images > 1);
-    q.w = cheaper_axis(&p->w, q.columns, q.h.planes, products, true);
-    q.blocks_h = divide_up(p->h.out, q.rows);
-    q.blocks_w = divide_up(p->w.out, q.columns);
-    q.blocks_n = divide_up(p->batch, q.images);
-    q.pitch = q.columns + q.w.extra;
-    q.image_floats = (q.rows + q.h.extra) * q.pitch;
-    q.plane_floats = spread(q.images * q.image_floats);
-    q.channel_floats = q.plane_floats * q.h.planes * q.w.planes;
+    q.grid = grid_of(p, PLANES_POSITIONS, divide_up(p->batch * p->groups, planned_threads(p)), true);
     q.chain = most(1, GEMM_DEPTH / q.taps);
-    q.held = least(p->ins, most(1, PLANES_COPY / q.channel_floats / q.chain) * q.chain);
-    q.copy_floats = divide_up(q.held * q.channel_floats + GEMM_COLUMNS, LANES) * LANES;
-    q.sums_stride = divide_up(q.images * q.image_floats, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
+    q.held = least(p->ins, most(1, PLANES_COPY / q.grid.channel_floats / q.chain) * q.chain);
+    q.copy_floats = divide_up(q.held * q.grid.channel_floats + GEMM_COLUMNS, LANES) * LANES;
+    q.sums_stride = divide_up(q.grid.images * q.grid.image_floats, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
     q.panels = divide_up(p->outs, GEMM_ROWS);
     plan_tiles(p, &q);
     q.sums_floats = q.tile * q.sums_stride;
@@ -209,52 +221,62 @@ static void pack_task(void *argument, size_t task) {
         pack_panel(r, i);
 }
 
-static void set_places(const planes_run *r) {
-    const conv_sum *p = r->sum;
-    const planes_plan *q = &r->plan;
-    int32_t *place = r->places;
-    for (int64_t in = 0; in < q->held; in++)
+/* Where in the copy the terms of so many channels begin. */
+static void set_places(const conv_sum *p, const planes_grid *g, int64_t channels, int32_t *place) {
+    for (int64_t in = 0; in < channels; in++)
         for (int64_t down = 0; down < p->h.taps; down++)
             for (int64_t across = 0; across < p->w.taps; across++) {
-                int64_t plane = plane_of(&p->h, &q->h, down) * q->w.planes + plane_of(&p->w, &q->w, across);
-                *place++ = (int32_t)(in * q->channel_floats + plane * q->plane_floats +
-                                     shift_in(&p->h, &q->h, down) * q->pitch + shift_in(&p->w, &q->w, across));
+                int64_t plane = plane_of(&p->h, &g->h, down) * g->w.planes + plane_of(&p->w, &g->w, across);
+                *place++ = (int32_t)(in * g->channel_floats + plane * g->plane_floats +
+                                     shift_in(&p->h, &g->h, down) * g->pitch + shift_in(&p->w, &g->w, across));
             }
 }
 
 /* ---- A block ----------------------------------------------------------------------------------------- */
 
 typedef struct planes_block {
-    int64_t image, images, group, row, rows, column, columns, positions;
+    int64_t image, images, group, row, rows, column, columns;
+    int64_t positions; /* that are computed: with or without those between its rows */
 } planes_block;
 
+/* Block `index` of one group: those of the first images, then of the next. */
+static planes_block block_at(const conv_sum *p, const planes_grid *g, int64_t index, int64_t group) {
+    planes_block b = {.group = group, .image = index / g->blocks_w / g->blocks_h * g->images};
+    b.row = index / g->blocks_w % g->blocks_h * g->rows;
+    b.column = index % g->blocks_w * g->columns;
+    b.images = least(g->images, p->batch - b.image);
+    b.rows = least(g->rows, p->h.out - b.row);
+    b.columns = least(g->columns, p->w.out - b.column);
+    return b;
+}
+
 /* The rows of one plane of one image. */
-INLINE void copy_plane(const conv_sum *p, vjp_dtype dtype, const planes_plan *q, const planes_block *b, int64_t channel,
+INLINE void copy_plane(const conv_sum *p, vjp_dtype dtype, const planes_grid *g, const planes_block *b, int64_t channel,
                        int64_t shift_h, int64_t shift_w, float *to) {
-    for (int64_t i = 0; i < b->rows + q->h.extra; i++, to += q->pitch) {
+    for (int64_t i = 0; i < b->rows + g->h.extra; i++, to += g->pitch) {
         int64_t h = (b->row + i) * p->h.step + shift_h;
         if (h < 0 || h >= p->h.size)
-            memset(to, 0, (size_t)q->pitch * sizeof *to);
+            memset(to, 0, (size_t)g->pitch * sizeof *to);
         else
             load_places_as(&p->w, dtype, p->source.data, (channel * p->h.size + h) * p->w.size, shift_w, b->column,
-                           q->pitch, to);
+                           g->pitch, to);
     }
 }
 
 /* Channels [first, first + count) of the block's source. */
-static void copy_planes(const conv_sum *p, const planes_plan *q, const planes_block *b, int64_t first, int64_t count,
+static void copy_planes(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t first, int64_t count,
                         float *to) {
     for (int64_t in = first; in < first + count; in++)
-        for (int64_t down = 0; down < q->h.planes; down++)
-            for (int64_t across = 0; across < q->w.planes; across++, to += q->plane_floats)
+        for (int64_t down = 0; down < g->h.planes; down++)
+            for (int64_t across = 0; across < g->w.planes; across++, to += g->plane_floats)
                 for (int64_t image = 0; image < b->images; image++) {
                     int64_t channel = ((b->image + image) * p->groups + b->group) * p->ins + in;
-                    int64_t h = p->h.base + down * q->h.apart, w = p->w.base + across * q->w.apart;
-                    float *plane = to + image * q->image_floats;
+                    int64_t h = p->h.base + down * g->h.apart, w = p->w.base + across * g->w.apart;
+                    float *plane = to + image * g->image_floats;
                     switch (p->source.dtype) {
-                    case VJP_BF16: copy_plane(p, VJP_BF16, q, b, channel, h, w, plane); break;
-                    case VJP_F16: copy_plane(p, VJP_F16, q, b, channel, h, w, plane); break;
-                    default: copy_plane(p, VJP_F32, q, b, channel, h, w, plane); break;
+                    case VJP_BF16: copy_plane(p, VJP_BF16, g, b, channel, h, w, plane); break;
+                    case VJP_F16: copy_plane(p, VJP_F16, g, b, channel, h, w, plane); break;
+                    default: copy_plane(p, VJP_F32, g, b, channel, h, w, plane); break;
                     }
                 }
 }
@@ -283,7 +305,7 @@ static void multiply_planes(const planes_run *r, const planes_block *b, int64_t 
         const float *weights = r->weights + b->group * q->panels * GEMM_ROWS * q->terms;
         for (int64_t tap = 0; tap < q->taps; tap++)
             vjp_blas_sgemm(false, false, outs, b->positions, count, 1, weights + (tap * p->outs + out) * p->ins + in,
-                           p->ins, copy + r->places[tap], q->channel_floats, in + tap > 0 ? 1 : 0, sums,
+                           p->ins, copy + r->places[tap], q->grid.channel_floats, in + tap > 0 ? 1 : 0, sums,
                            q->sums_stride);
         return;
     }
@@ -318,7 +340,7 @@ static void finish_planes(const conv_sum *p, const planes_plan *q, const planes_
         for (int64_t i = 0; i < b->rows; i++) {
             int64_t h = p->h.to + (b->row + i) * p->h.to_step, w = p->w.to + b->column * p->w.to_step;
             int64_t at = (plane + h) * p->target_w + w;
-            const float *from = sums + o * q->sums_stride + image * q->image_floats + i * q->pitch;
+            const float *from = sums + o * q->sums_stride + image * q->grid.image_floats + i * q->grid.pitch;
             switch (p->target.dtype) {
             case VJP_BF16: finish_run(VJP_BF16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
             case VJP_F16: finish_run(VJP_F16, &p->target, at, p->w.to_step, b->columns, from, bias); break;
@@ -333,17 +355,12 @@ static void planes_item(const planes_run *r, int64_t item, float *copy, float *s
     const conv_sum *p = r->sum;
     const planes_plan *q = &r->plan;
     int64_t out = item % q->tiles * q->tile, outs = least(q->tile, p->outs - out), block = item / q->tiles;
-    int64_t group = block / (q->blocks_w * q->blocks_h);
-    planes_block b = {.column = block % q->blocks_w * q->columns, .row = block / q->blocks_w % q->blocks_h * q->rows};
-    b.group = group % p->groups;
-    b.image = group / p->groups * q->images;
-    b.images = least(q->images, p->batch - b.image);
-    b.rows = least(q->rows, p->h.out - b.row);
-    b.columns = least(q->columns, p->w.out - b.column);
-    b.positions = (b.images - 1) * q->image_floats + (b.rows - 1) * q->pitch + b.columns;
+    int64_t within = q->grid.blocks_w * q->grid.blocks_h, group = block / within % p->groups;
+    planes_block b = block_at(p, &q->grid, block / within / p->groups * within + block % within, group);
+    b.positions = (b.images - 1) * q->grid.image_floats + (b.rows - 1) * q->grid.pitch + b.columns;
     for (int64_t in = 0; in < p->ins; in += q->held) {
         int64_t count = least(q->held, p->ins - in), wanted = block * p->ins + in;
-        if (*copied != wanted) copy_planes(p, q, &b, in, count, copy);
+        if (*copied != wanted) copy_planes(p, &q->grid, &b, in, count, copy);
         *copied = wanted;
         multiply_planes(r, &b, out, outs, in, count, copy, sums);
     }
@@ -369,7 +386,7 @@ static void sum_planes(const vjp_work *work, const conv_sum *p, void *workspace)
     r.places = (int32_t *)(void *)(at + PLANES_COUNTER + r.plan.weight_bytes);
     r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.weight_bytes + r.plan.place_bytes);
     atomic_init(r.next, 0);
-    set_places(&r);
+    set_places(p, &r.plan.grid, r.plan.held, r.places);
     vjp_cpu_for(work, r.plan.packing.count, pack_task, &r);
     vjp_cpu_for(work, r.plan.workers, planes_task, &r);
 }

@@ -66,14 +66,36 @@ typedef struct gemm_target {
 } gemm_target;
 
 /*
- * One term of every sum. term_step, a constant where this is inlined, is how far apart the terms of a are: 1 by rows;
- * by terms the distance from one term's numbers, which lie side by side, to the next's.
+ * Where the numbers of a are. Packed, or anywhere: those of row i from numbers + rows[i] on, term k of each another
+ * terms[k] further. So the gradient of a convolution's weights reads its windows in place.
  */
-INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, native_f sum[GEMM_ROWS][GEMM_VECTORS]) {
+typedef struct gemm_left {
+    const float *numbers;
+    const int32_t *rows, *terms; /* used where a is not packed */
+} gemm_left;
+
+/*
+ * term_step, a constant where this is inlined, is how far apart the terms of a are: 1 by rows; by terms the distance
+ * from one term's numbers, which lie side by side, to the next's; GEMM_IN_PLACE where a is not packed.
+ */
+enum { GEMM_IN_PLACE = 0 };
+
+INLINE const float *gemm_row_of_a(const gemm_left *a, int term_step, int64_t i) {
+    if (term_step == GEMM_IN_PLACE) return a->numbers + a->rows[i];
+    return a->numbers + i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE);
+}
+
+INLINE int64_t gemm_term_of_a(const gemm_left *a, int term_step, int64_t k) {
+    return term_step == GEMM_IN_PLACE ? a->terms[k] : k * term_step;
+}
+
+/* One term of every sum: number `at` of each row of a. */
+INLINE void gemm_term(int rows, const float *const a[GEMM_ROWS], int64_t at, const float *b,
+                      native_f sum[GEMM_ROWS][GEMM_VECTORS]) {
     native_f row[GEMM_VECTORS];
     UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&row[j], b + j * NATIVE_LANES, sizeof row[j]);
     UNROLL for (int i = 0; i < rows; i++) {
-        native_f one = a[i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
+        native_f one = a[i][at] - (native_f){0};
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
     }
 }
@@ -84,9 +106,11 @@ INLINE const float *gemm_row_of_b(const float *b, const int32_t *places, int64_t
 }
 
 /* to = from + a b for `rows` rows, a constant where this is inlined. */
-INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const float *b, const int32_t *places,
-                       const gemm_target *c, const gemm_ahead *ahead) {
+INLINE void gemm_block(int rows, int term_step, int64_t depth, const gemm_left *a, const float *b,
+                       const int32_t *places, const gemm_target *c, const gemm_ahead *ahead) {
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
+    const float *row[GEMM_ROWS];
+    UNROLL for (int i = 0; i < rows; i++) row[i] = gemm_row_of_a(a, term_step, i);
     native_f sum[GEMM_ROWS][GEMM_VECTORS];
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = (native_f){0};
@@ -96,10 +120,10 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
         __builtin_prefetch(ahead_a + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         __builtin_prefetch(ahead_b + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
         UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
-            gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, places, k + u), sum);
+            gemm_term(rows, row, gemm_term_of_a(a, term_step, k + u), gemm_row_of_b(b, places, k + u), sum);
     }
     for (; k < depth; k++)
-        gemm_term(rows, term_step, a + k * term_step, gemm_row_of_b(b, places, k), sum);
+        gemm_term(rows, row, gemm_term_of_a(a, term_step, k), gemm_row_of_b(b, places, k), sum);
     UNROLL for (int i = 0; i < rows; i++) {
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
             if (c->from) {
@@ -113,34 +137,42 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
 }
 
 /* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
-INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, const int32_t *places,
-                      gemm_target c, const gemm_ahead *ahead) {
+INLINE void gemm_rows_of(int term_step, int64_t rows, int64_t depth, gemm_left a, const float *b, const int32_t *places,
+                         gemm_target c, const gemm_ahead *ahead) {
     enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
-    const int64_t row_step = term_step > 1 ? 1 : GEMM_ROW_STRIDE;
     if (rows == GEMM_ROWS) {
-        gemm_block(GEMM_ROWS, term_step, depth, a, b, places, &c, ahead);
+        gemm_block(GEMM_ROWS, term_step, depth, &a, b, places, &c, ahead);
         return;
     }
     while (rows > 0) {
         int64_t done;
         if (rows >= EIGHT && EIGHT == 8) {
-            gemm_block(EIGHT, term_step, depth, a, b, places, &c, ahead);
+            gemm_block(EIGHT, term_step, depth, &a, b, places, &c, ahead);
             done = EIGHT;
         } else if (rows >= FOUR && FOUR == 4) {
-            gemm_block(FOUR, term_step, depth, a, b, places, &c, ahead);
+            gemm_block(FOUR, term_step, depth, &a, b, places, &c, ahead);
             done = FOUR;
         } else if (rows >= 2) {
-            gemm_block(2, term_step, depth, a, b, places, &c, ahead);
+            gemm_block(2, term_step, depth, &a, b, places, &c, ahead);
             done = 2;
         } else {
-            gemm_block(1, term_step, depth, a, b, places, &c, ahead);
+            gemm_block(1, term_step, depth, &a, b, places, &c, ahead);
             done = 1;
         }
         rows -= done;
-        a += done * row_step;
+        if (term_step == GEMM_IN_PLACE)
+            a.rows += done;
+        else
+            a.numbers = gemm_row_of_a(&a, term_step, done);
         c.to += done * c.to_stride;
         if (c.from) c.from += done * c.from_stride;
     }
+}
+
+/* With a packed by rows or by terms. */
+INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, const int32_t *places,
+                      gemm_target c, const gemm_ahead *ahead) {
+    gemm_rows_of(term_step, rows, depth, (gemm_left){.numbers = a}, b, places, c, ahead);
 }
 
 /* ---- Packing ----------------------------------------------------------------------------------------- */

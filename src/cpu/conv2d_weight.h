@@ -1,0 +1,357 @@
+/*
+ * The gradient of the weights of planes (channels first), as a product over all outputs that needs no matrix of
+ * windows.
+ *
+ * Outputs come in blocks as in conv2d_planes.h: the block's part of x is copied into planes with their zeros round
+ * them, or read where it lies, where nothing is outside and it is f32 already. Term (channel, tap) of output q is then
+ * number `place of the term` + `place of the output`, so the inner kernel, which multiplies one number of x by a vector
+ * along the outs, finds it by two tables and computes nothing in vain. dy is packed: for each output the outs side by
+ * side.
+ *
+ * The outputs are cut into parts, a part into blocks and a block into chains of at most GEMM_DEPTH outputs, all by the
+ * sizes alone. A sum is chains added in order, and the parts in double, in order. Terms and outs are cut into tiles as
+ * the threads ask for, which changes no sum. An item, a part of one tile, is one thread's from beginning to end: it
+ * copies and packs for itself and waits for nobody.
+ */
+#ifndef VJP_CPU_CONV2D_WEIGHT_H
+#define VJP_CPU_CONV2D_WEIGHT_H
+
+#include "cpu/conv2d_planes.h"
+
+/*
+ * Outputs of a block, outs of a tile and the sums of a tile: with the copied planes (PLANES_COPY) 256 + 384 + 384 KiB,
+ * what a thread may have of a second-level cache of 2 MiB that two share.
+ */
+enum { WEIGHT_POSITIONS = 512, WEIGHT_OUTS = 128, WEIGHT_SUMS = 96 << 10 };
+
+/*
+ * Parts: enough for so many items where a tile is as large as these, each of at least so many outputs (adding a sum of
+ * it costs as much as some 64), and all of them of no more than so many floats (8 MiB).
+ */
+enum { WEIGHT_ITEMS = 64, WEIGHT_TILE_TERMS = 384, WEIGHT_PART = 2048, WEIGHT_PARTS_FLOATS = 1 << 21 };
+
+/* What packing a number of dy costs, in multiply-adds: 0.4 cycles. For a number of x that is PLANES_COPY_COST. */
+enum { WEIGHT_TURN_COST = 12 };
+
+/* Terms that are added up and turned at a time, for as many outs as a native vector holds. */
+enum { WEIGHT_STRIP = 64 };
+
+typedef struct weight_plan {
+    planes_grid grid;
+    bool in_place;
+    int64_t taps, terms, blocks;
+    int64_t chain;              /* the longest */
+    int64_t parts, part_blocks; /* and blocks of a part; the last may have fewer */
+    int64_t channels, outs;     /* of a tile; outs are whole panels of b */
+    int64_t tiles_in, tiles_out, items;
+    int64_t stride, part_floats; /* of a term's sums, of a part's where there are several */
+    int64_t copy_floats, dy_floats, sums_floats, worker_floats;
+    int64_t workers;
+    size_t place_bytes;
+} weight_plan;
+
+static bool weights_are_empty(const conv_sum *p) {
+    return p->groups * p->ins * p->outs == 0;
+}
+
+static bool is_inside(const conv_axis *x) {
+    return x->base >= 0 && (x->out - 1) * x->step + x->base + (x->taps - 1) * x->dilation < x->size;
+}
+
+/*
+ * Reading in place saves the copy, which is dear where there is one tap. Planes whose distance is a multiple of so many
+ * bytes would crowd into few sets of the cache.
+ */
+enum { CROWDED_BYTES = 1024 };
+
+static bool reads_in_place(const conv_sum *p, const planes_grid *g) {
+    int64_t plane = p->h.size * p->w.size;
+    return p->source.dtype == VJP_F32 && is_inside(&p->h) && is_inside(&p->w) &&
+           plane * (int64_t)sizeof(float) % CROWDED_BYTES && g->images * p->groups * p->ins <= INT32_MAX / plane;
+}
+
+static void plan_parts(const conv_sum *p, weight_plan *q) {
+    int64_t tiles = p->groups * divide_up(q->terms, WEIGHT_TILE_TERMS) * divide_up(p->outs, WEIGHT_OUTS);
+    int64_t parts = least(divide_up(WEIGHT_ITEMS, tiles), p->batch * p->h.out * p->w.out / WEIGHT_PART);
+    parts = least(parts, WEIGHT_PARTS_FLOATS / (p->groups * q->terms * p->outs));
+    q->part_blocks = divide_up(q->blocks, most(1, parts));
+    q->parts = divide_up(q->blocks, q->part_blocks);
+}
+
+/*
+ * The cut into tiles whose last thread is done first. Besides the products a tile costs its copies and packing, and
+ * since items never end together, a quarter of one is lost at the end.
+ */
+static void plan_weight_tiles(const conv_sum *p, weight_plan *q) {
+    int64_t panels = divide_up(p->outs, GEMM_COLUMNS), copied = q->in_place ? 0 : q->grid.channel_floats;
+    int64_t positions = q->grid.images * q->grid.rows * q->grid.columns, wanted = WEIGHT_ITEMS / 16 * p->threads;
+    double least_time = INFINITY;
+    for (int64_t j = divide_up(panels, WEIGHT_OUTS / GEMM_COLUMNS); j <= panels; j++) {
+        int64_t outs = divide_up(panels, j) * GEMM_COLUMNS, tiles_out = divide_up(p->outs, outs);
+        int64_t most_channels = most(1, WEIGHT_SUMS / (q->taps * outs));
+        if (copied) most_channels = least(most_channels, most(1, PLANES_COPY / copied));
+        int64_t others = q->parts * p->groups * tiles_out, first = divide_up(p->ins, most_channels);
+        for (int64_t i = first; i <= most(first, least(p->ins, divide_up(wanted, others))); i++) {
+            int64_t channels = divide_up(p->ins, i), tiles_in = divide_up(p->ins, channels);
+            int64_t items = others * tiles_in, terms = channels * q->taps;
+            double cost = (double)(terms * outs * positions) + (double)(WEIGHT_TURN_COST * outs * positions) +
+                          (double)(PLANES_COPY_COST * channels * copied);
+            double time = ((double)divide_up(items, p->threads) + (p->threads > 1 ? 0.25 : 0)) * cost;
+            if (time >= least_time) continue;
+            least_time = time;
+            q->channels = channels;
+            q->tiles_in = tiles_in;
+            q->outs = outs;
+            q->tiles_out = tiles_out;
+            q->items = items;
+        }
+        if (others * first >= wanted) break;
+    }
+}
+
+static weight_plan plan_weights(const conv_sum *p) {
+    weight_plan q = {.grid = grid_of(p, WEIGHT_POSITIONS, p->batch, false), .taps = p->h.taps * p->w.taps};
+    q.terms = q.taps * p->ins;
+    q.in_place = reads_in_place(p, &q.grid);
+    q.blocks = q.grid.blocks_n * q.grid.blocks_h * q.grid.blocks_w;
+    plan_parts(p, &q);
+    plan_weight_tiles(p, &q);
+    int64_t positions = q.grid.images * q.grid.rows * q.grid.columns;
+    q.chain = balanced(positions, GEMM_DEPTH);
+    int64_t all_outs = divide_up(p->outs, GEMM_COLUMNS) * GEMM_COLUMNS;
+    q.stride = (q.parts > 1 ? all_outs : q.outs) + LANES;
+    q.part_floats = q.parts > 1 ? p->groups * q.terms * q.stride : 0;
+    q.copy_floats = q.in_place ? 0 : q.channels * q.grid.channel_floats;
+    q.dy_floats = q.outs * positions;
+    q.sums_floats = q.parts > 1 ? 0 : q.channels * q.taps * q.stride;
+    q.worker_floats = divide_up(q.copy_floats + q.dy_floats + q.sums_floats + positions, LANES) * LANES;
+    double macs = (double)(p->batch * p->h.out * p->w.out) * (double)(p->groups * p->outs * q.terms);
+    q.workers = least(least(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
+    q.place_bytes = round_up(q.channels * q.taps * (int64_t)sizeof(int32_t));
+    return q;
+}
+
+static size_t weights_workspace(const conv_sum *p) {
+    if (weights_are_empty(p) || planes_are_empty(p)) return 0;
+    weight_plan q = plan_weights(p);
+    if (q.copy_floats > INT32_MAX) return SIZE_MAX;
+    return PLANES_COUNTER + q.place_bytes +
+           (size_t)(q.workers * q.worker_floats + q.parts * q.part_floats) * sizeof(float);
+}
+
+typedef struct weight_run {
+    const conv_sum *sum; /* the forward's: source is x */
+    const matrix *dy, *dweight;
+    weight_plan plan;
+    _Atomic int64_t *next;
+    int32_t *places; /* of the terms of a tile, from its first channel on */
+    float *space;    /* of the workers */
+    float *partial;  /* [part][group][term][out], where there are several */
+} weight_run;
+
+/* ---- A block ----------------------------------------------------------------------------------------- */
+
+/* Terms in x itself. */
+static void set_places_in_place(const conv_sum *p, int64_t channels, int32_t *place) {
+    for (int64_t in = 0; in < channels; in++)
+        for (int64_t down = 0; down < p->h.taps; down++)
+            for (int64_t across = 0; across < p->w.taps; across++)
+                *place++ = (int32_t)((in * p->h.size + down * p->h.dilation) * p->w.size + across * p->w.dilation);
+}
+
+/* The outputs of a block, in the copied planes or in x itself. */
+static void set_outputs(const weight_run *r, const planes_block *b, int32_t *at) {
+    const conv_sum *p = r->sum;
+    const planes_grid *g = &r->plan.grid;
+    bool in_place = r->plan.in_place;
+    int64_t image_step = in_place ? p->groups * p->ins * p->h.size * p->w.size : g->image_floats;
+    int64_t row_step = in_place ? p->h.step * p->w.size : g->pitch, step = in_place ? p->w.step : 1;
+    for (int64_t image = 0; image < b->images; image++)
+        for (int64_t i = 0; i < b->rows; i++)
+            for (int64_t j = 0; j < b->columns; j++)
+                *at++ = (int32_t)(image * image_step + i * row_step + j * step);
+}
+
+/* dy of outputs [first, first + count) of a block: where it is, or in `to`. */
+static const float *outputs_of_dy(const weight_run *r, const planes_block *b, int64_t out, int64_t first, int64_t count,
+                                  float *to) {
+    const conv_sum *p = r->sum;
+    int64_t run = b->columns == p->w.out ? b->rows * b->columns : b->columns; /* they lie one after the other */
+    int64_t of_image = b->rows * b->columns;
+    for (int64_t done = 0; done < count;) {
+        int64_t q = first + done, image = q / of_image, i = q % of_image / b->columns, j = q % b->columns;
+        int64_t plane = ((b->image + image) * p->groups + b->group) * p->outs + out;
+        int64_t at = (plane * p->h.out + b->row + i) * p->w.out + b->column + j, n = least(count - done, run - q % run);
+        if (n == count && r->dy->dtype == VJP_F32) return (const float *)r->dy->data + at;
+        load_row(r->dy->dtype, r->dy->data, at, n, to + done);
+        done += n;
+    }
+    return to;
+}
+
+/* Panels of `outs` outs from `out` on, for each chain of the block. */
+static void pack_dy(const weight_run *r, const planes_block *b, int64_t out, int64_t outs, int64_t chain, float *to) {
+    static const float zeros[GEMM_DEPTH];
+    float made[NATIVE_LANES * GEMM_DEPTH];
+    for (int64_t first = 0; first < b->positions; first += chain) {
+        int64_t depth = least(chain, b->positions - first);
+        for (int64_t o = 0; o < divide_up(outs, GEMM_COLUMNS) * GEMM_COLUMNS; o += NATIVE_LANES) {
+            const float *rows[NATIVE_LANES];
+            for (int64_t l = 0; l < NATIVE_LANES; l++)
+                rows[l] = o + l < outs ? outputs_of_dy(r, b, out + o + l, first, depth, made + l * GEMM_DEPTH) : zeros;
+            gemm_pack_turned(rows, depth, to + o / GEMM_COLUMNS * GEMM_COLUMNS * depth + o % GEMM_COLUMNS);
+        }
+        to += divide_up(outs, GEMM_COLUMNS) * GEMM_COLUMNS * depth;
+    }
+}
+
+/* A few terms by one panel of outs. */
+OUTLINE void multiply_windows(int64_t rows, int64_t depth, gemm_left windows, const float *dy, float *sums,
+                              int64_t stride, bool add) {
+    gemm_target target = {add ? sums : NULL, sums, stride, stride};
+    gemm_ahead ahead = {.a = (const char *)dy, .b = (const char *)dy};
+    gemm_rows_of(GEMM_IN_PLACE, rows, depth, windows, dy, NULL, target, &ahead);
+}
+
+/* sums (+)= windows x dy, for `terms` terms whose first channel begins at `x`. */
+static void multiply_block(const weight_run *r, const planes_block *b, int64_t terms, int64_t outs, const float *x,
+                           const int32_t *at, const float *dy, float *sums, bool add) {
+    const weight_plan *q = &r->plan;
+    for (int64_t first = 0; first < b->positions; first += q->chain) {
+        int64_t depth = least(q->chain, b->positions - first);
+        for (int64_t o = 0; o < outs; o += GEMM_COLUMNS, dy += GEMM_COLUMNS * depth)
+            for (int64_t t = 0; t < terms; t += GEMM_ROWS) {
+                gemm_left windows = {.numbers = x, .rows = r->places + t, .terms = at + first};
+                multiply_windows(least(GEMM_ROWS, terms - t), depth, windows, dy, sums + t * q->stride + o, q->stride,
+                                 add || first > 0);
+            }
+    }
+}
+
+/* ---- Finished sums ----------------------------------------------------------------------------------- */
+
+/* Adds up the parts of up to NATIVE_LANES outs of `terms` terms, and writes them as rows of dweight. */
+static void finish_strip(const weight_run *r, int64_t row, int64_t outs, int64_t term, int64_t terms,
+                         const float *sums) {
+    const weight_plan *q = &r->plan;
+    float turned[NATIVE_LANES * WEIGHT_STRIP];
+    for (int64_t t = 0; t < terms; t += NATIVE_LANES) {
+        native_f square[NATIVE_LANES];
+        for (int64_t i = 0; i < NATIVE_LANES; i++) {
+            const float *from = sums + least(t + i, terms - 1) * q->stride;
+            double total[NATIVE_LANES] = {0};
+            for (int64_t part = 0; part < q->parts; part++)
+                for (int l = 0; l < NATIVE_LANES; l++)
+                    total[l] += (double)from[part * q->part_floats + l];
+            float sum[NATIVE_LANES];
+            for (int l = 0; l < NATIVE_LANES; l++)
+                sum[l] = (float)total[l];
+            memcpy(&square[i], sum, sizeof square[i]);
+        }
+        native_transpose(square);
+        for (int64_t l = 0; l < NATIVE_LANES; l++)
+            memcpy(turned + l * WEIGHT_STRIP + t, &square[l], sizeof square[l]);
+    }
+    const matrix *to = r->dweight;
+    for (int64_t o = 0; o < outs; o++)
+        store_row(to->dtype, to->data, (row + o) * q->terms + term, terms, turned + o * WEIGHT_STRIP, to->accumulate);
+}
+
+/* A tile that is not cut into parts. */
+static void finish_tile(const weight_run *r, int64_t row, int64_t outs, int64_t term, int64_t terms,
+                        const float *sums) {
+    for (int64_t o = 0; o < outs; o += NATIVE_LANES)
+        for (int64_t t = 0; t < terms; t += WEIGHT_STRIP)
+            finish_strip(r, row + o, least(NATIVE_LANES, outs - o), term + t, least(WEIGHT_STRIP, terms - t),
+                         sums + t * r->plan.stride + o);
+}
+
+typedef struct weight_addition {
+    const weight_run *run;
+    int64_t strips_in, strips_out; /* of terms, of outs */
+    cpu_cut cut;
+} weight_addition;
+
+static void add_weights_task(void *argument, size_t task) {
+    const weight_addition *add = argument;
+    const conv_sum *p = add->run->sum;
+    const weight_plan *q = &add->run->plan;
+    for (int64_t s = cpu_cut_begin(&add->cut, task); s < cpu_cut_end(&add->cut, task); s++) {
+        int64_t term = s % add->strips_in * WEIGHT_STRIP, out = s / add->strips_in % add->strips_out * NATIVE_LANES;
+        int64_t group = s / add->strips_in / add->strips_out;
+        finish_strip(add->run, group * p->outs + out, least(NATIVE_LANES, p->outs - out), term,
+                     least(WEIGHT_STRIP, q->terms - term),
+                     add->run->partial + (group * q->terms + term) * q->stride + out);
+    }
+}
+
+static void add_weights(const vjp_work *work, const weight_run *r) {
+    const conv_sum *p = r->sum;
+    weight_addition add = {
+        .run = r, .strips_in = divide_up(r->plan.terms, WEIGHT_STRIP), .strips_out = divide_up(p->outs, NATIVE_LANES)};
+    int64_t bytes = r->plan.parts * WEIGHT_STRIP * NATIVE_LANES * (int64_t)sizeof(float);
+    add.cut = vjp_cpu_cut_items(p->groups * add.strips_in * add.strips_out, bytes, CPU_MOST_TASKS);
+    vjp_cpu_for(work, add.cut.count, add_weights_task, &add);
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------- */
+
+/* Items are a part of a tile, the parts of one tile after another. */
+static void weight_item(const weight_run *r, int64_t item, float *space) {
+    const conv_sum *p = r->sum;
+    const weight_plan *q = &r->plan;
+    int64_t part = item % q->parts, tile = item / q->parts, group = tile / q->tiles_in / q->tiles_out;
+    int64_t in = tile % q->tiles_in * q->channels, channels = least(q->channels, p->ins - in);
+    int64_t out = tile / q->tiles_in % q->tiles_out * q->outs, outs = least(q->outs, p->outs - out);
+    float *copy = space, *dy = copy + q->copy_floats, *sums = dy + q->dy_floats;
+    int32_t *at = (int32_t *)(void *)(sums + q->sums_floats);
+    if (q->parts > 1) sums = r->partial + part * q->part_floats + (group * q->terms + in * q->taps) * q->stride + out;
+    int64_t first = part * q->part_blocks, end = least(q->blocks, first + q->part_blocks);
+    for (int64_t index = first; index < end; index++) {
+        planes_block b = block_at(p, &q->grid, index, group);
+        const float *x = copy;
+        if (q->in_place)
+            x = (const float *)p->source.data +
+                (((b.image * p->groups + group) * p->ins + in) * p->h.size + b.row * p->h.step + p->h.base) *
+                    p->w.size +
+                b.column * p->w.step + p->w.base;
+        else
+            copy_planes(p, &q->grid, &b, in, channels, copy);
+        b.positions = b.images * b.rows * b.columns;
+        set_outputs(r, &b, at);
+        pack_dy(r, &b, out, outs, q->chain, dy);
+        multiply_block(r, &b, channels * q->taps, outs, x, at, dy, sums, index > first);
+    }
+    if (q->parts == 1) finish_tile(r, group * p->outs + out, outs, in * q->taps, channels * q->taps, sums);
+}
+
+static void weight_task(void *argument, size_t task) {
+    const weight_run *r = argument;
+    for (int64_t i; (i = atomic_fetch_add(r->next, 1)) < r->plan.items;)
+        weight_item(r, i, r->space + (int64_t)task * r->plan.worker_floats);
+}
+
+/* `p` is the forward's sum, over x. */
+static void planes_weight_gradient(const vjp_work *work, const conv_sum *p, const matrix *dy, const matrix *dweight,
+                                   void *workspace) {
+    if (weights_are_empty(p)) return;
+    if (planes_are_empty(p)) {
+        for (int64_t i = 0; i < p->groups * p->outs * p->ins * p->h.taps * p->w.taps; i++)
+            put_element(dweight, i, 0);
+        return;
+    }
+    weight_run r = {.sum = p, .dy = dy, .dweight = dweight, .plan = plan_weights(p), .next = workspace};
+    char *at = workspace;
+    r.places = (int32_t *)(void *)(at + PLANES_COUNTER);
+    r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.place_bytes);
+    r.partial = r.space + r.plan.workers * r.plan.worker_floats;
+    atomic_init(r.next, 0);
+    if (r.plan.in_place)
+        set_places_in_place(p, r.plan.channels, r.places);
+    else
+        set_places(p, &r.plan.grid, r.plan.channels, r.places);
+    vjp_cpu_for(work, r.plan.workers, weight_task, &r);
+    if (r.plan.parts > 1) add_weights(work, &r);
+}
+
+#endif
