@@ -10,6 +10,7 @@
 #define VJP_CPU_CONV2D_H
 
 #include "cpu/rows.h"
+#include "cpu/shuffle.h"
 #include "op/op.h"
 
 typedef struct conv_axis {
@@ -103,6 +104,20 @@ INLINE void load_strided(vjp_dtype dtype, const void *from, int64_t at, int64_t 
 
 INLINE void load_apart(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to) {
     load_strided(dtype, from, at, step, count, to, 1);
+}
+
+/* Elements [at, at + n) of `size` in all; the lanes past n are zero. A whole load and a mask, where that is inside. */
+INLINE vf load_first(vjp_dtype dtype, const void *from, int64_t at, int64_t n, int64_t size) {
+    if (n >= LANES) return vf_load(dtype, from, at);
+    if (n <= 0) return vf_zero();
+    if (at + LANES > size) return vf_load_part(dtype, from, at, n);
+    return vf_select(vi_first(n), vf_load(dtype, from, at), vf_zero());
+}
+
+/* The first 16 of n elements at, at + 2, ...; the last one's neighbour may be past the end of everything. */
+INLINE vf load_every_second(vjp_dtype dtype, const void *from, int64_t at, int64_t n, int64_t size) {
+    return vf_unzip(load_first(dtype, from, at, 2 * n - 1, size),
+                    load_first(dtype, from, at + LANES, 2 * n - 1 - LANES, size), false);
 }
 
 /* The elements i*step + shift, i in [from, from + count), of the source's row that begins at `row`; 0 outside. */

@@ -27,6 +27,9 @@
  */
 enum { PLANES_POSITIONS = 1024, PLANES_SUMS = 96 << 10, PLANES_COPY = 96 << 10 };
 
+/* Floats past the end of a copy that copying may write; the inner kernel reads some there too. */
+enum { PLANES_OVER = (int)GEMM_COLUMNS > (int)LANES ? (int)GEMM_COLUMNS : (int)LANES };
+
 /* What copying a float costs, in multiply-adds of the inner kernel: half a cycle, in which AVX-512 makes 16. */
 enum { PLANES_COPY_COST = 16 };
 
@@ -148,7 +151,7 @@ static planes_plan plan_planes(const conv_sum *p) {
     q.grid = grid_of(p, PLANES_POSITIONS, divide_up(p->batch * p->groups, planned_threads(p)), true);
     q.chain = most(1, GEMM_DEPTH / q.taps);
     q.held = least(p->ins, most(1, PLANES_COPY / q.grid.channel_floats / q.chain) * q.chain);
-    q.copy_floats = divide_up(q.held * q.grid.channel_floats + GEMM_COLUMNS, LANES) * LANES;
+    q.copy_floats = divide_up(q.held * q.grid.channel_floats + PLANES_OVER, LANES) * LANES;
     q.sums_stride = divide_up(q.grid.images * q.grid.image_floats, GEMM_COLUMNS) * GEMM_COLUMNS + LANES;
     q.panels = divide_up(p->outs, GEMM_ROWS);
     plan_tiles(p, &q);
@@ -250,35 +253,106 @@ static planes_block block_at(const conv_sum *p, const planes_grid *g, int64_t in
     return b;
 }
 
-/* The rows of one plane of one image. */
-INLINE void copy_plane(const conv_sum *p, vjp_dtype dtype, const planes_grid *g, const planes_block *b, int64_t channel,
-                       int64_t shift_h, int64_t shift_w, float *to) {
-    for (int64_t i = 0; i < b->rows + g->h.extra; i++, to += g->pitch) {
-        int64_t h = (b->row + i) * p->h.step + shift_h;
-        if (h < 0 || h >= p->h.size)
-            memset(to, 0, (size_t)g->pitch * sizeof *to);
-        else
-            load_places_as(&p->w, dtype, p->source.data, (channel * p->h.size + h) * p->w.size, shift_w, b->column,
-                           g->pitch, to);
+/* Where a plane of one image comes from and goes to; a row's first `before` numbers are zero, `inner` come from x. */
+typedef struct plane_copy {
+    const void *source;
+    int64_t size, channel_row, row, rows, shift_h, first, before, inner;
+    float *to;
+} plane_copy;
+
+/*
+ * The rows of one plane of one image. A row is written as whole vectors, up to PLANES_OVER floats past its end, where
+ * the next is written later. Planes are small and many: step, a constant where this is inlined (0: any), is decided
+ * once a plane.
+ */
+INLINE void copy_rows(vjp_dtype dtype, int step, const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    float *to = c->to;
+    for (int64_t i = 0; i < c->rows; i++, to += pitch) {
+        int64_t h = (c->row + i) * p->h.step + c->shift_h, j = 0;
+        if (h >= 0 && h < p->h.size) {
+            int64_t at = (c->channel_row + h) * p->w.size + c->first;
+            for (int64_t z = 0; z < c->before; z += LANES)
+                vf_store(VJP_F32, to, z, vf_zero());
+            for (; j < c->inner; j += LANES) {
+                int64_t n = c->inner - j;
+                float *vector = to + c->before + j;
+                if (step == 1)
+                    vf_store(VJP_F32, vector, 0, load_first(dtype, c->source, at + j, n, c->size));
+                else if (step == 2)
+                    vf_store(VJP_F32, vector, 0, load_every_second(dtype, c->source, at + 2 * j, n, c->size));
+                else
+                    load_apart(dtype, c->source, at + j * p->w.step, p->w.step, least(n, LANES), vector);
+            }
+            j = c->before + (step ? j : c->inner);
+        }
+        for (; j < pitch; j += LANES)
+            vf_store(VJP_F32, to, j, vf_zero());
+    }
+}
+
+INLINE void copy_plane(vjp_dtype dtype, const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    if (p->w.step == 1)
+        copy_rows(dtype, 1, p, pitch, c);
+    else if (p->w.step == 2)
+        copy_rows(dtype, 2, p, pitch, c);
+    else
+        copy_rows(dtype, 0, p, pitch, c);
+}
+
+OUTLINE void copy_plane_f32(const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    copy_plane(VJP_F32, p, pitch, c);
+}
+
+OUTLINE void copy_plane_bf16(const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    copy_plane(VJP_BF16, p, pitch, c);
+}
+
+OUTLINE void copy_plane_f16(const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    copy_plane(VJP_F16, p, pitch, c);
+}
+
+/*
+ * Calls the block's rows of channel `in` into the cache, while the one before it is copied: each is a short piece,
+ * where the processor's own prefetching hardly begins before it must stop.
+ */
+static void call_in_channel(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t in) {
+    int64_t bytes = (int64_t)dtype_bytes(p->source.dtype);
+    int64_t above = b->row * p->h.step + p->h.base, below = above + (b->rows + g->h.extra) * p->h.step;
+    int64_t begin = most(0, above) * p->w.size * bytes, end = least(p->h.size, below) * p->w.size * bytes;
+    for (int64_t image = b->image; image < b->image + b->images; image++) {
+        int64_t channel = (image * p->groups + b->group) * p->ins + in;
+        const char *plane = (const char *)p->source.data + channel * p->h.size * p->w.size * bytes;
+        for (int64_t at = begin; at < end; at += GEMM_LINE)
+            __builtin_prefetch(plane + at, 0, 3);
     }
 }
 
 /* Channels [first, first + count) of the block's source. */
 static void copy_planes(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t first, int64_t count,
                         float *to) {
-    for (int64_t in = first; in < first + count; in++)
+    plane_copy c = {.source = p->source.data, .row = b->row, .rows = b->rows + g->h.extra};
+    c.size = p->batch * p->groups * p->ins * p->h.size * p->w.size;
+    for (int64_t in = first; in < first + count; in++) {
+        if (in + 1 < first + count) call_in_channel(p, g, b, in + 1);
         for (int64_t down = 0; down < g->h.planes; down++)
-            for (int64_t across = 0; across < g->w.planes; across++, to += g->plane_floats)
+            for (int64_t across = 0; across < g->w.planes; across++, to += g->plane_floats) {
+                int64_t shift = p->w.base + across * g->w.apart;
+                conv_range r = inside(&p->w, shift, b->column, g->pitch);
+                c.shift_h = p->h.base + down * g->h.apart;
+                c.before = least(r.begin - b->column, g->pitch);
+                c.inner = r.end - r.begin;
+                c.first = r.begin * p->w.step + shift;
                 for (int64_t image = 0; image < b->images; image++) {
-                    int64_t channel = ((b->image + image) * p->groups + b->group) * p->ins + in;
-                    int64_t h = p->h.base + down * g->h.apart, w = p->w.base + across * g->w.apart;
-                    float *plane = to + image * g->image_floats;
+                    c.channel_row = (((b->image + image) * p->groups + b->group) * p->ins + in) * p->h.size;
+                    c.to = to + image * g->image_floats;
                     switch (p->source.dtype) {
-                    case VJP_BF16: copy_plane(p, VJP_BF16, g, b, channel, h, w, plane); break;
-                    case VJP_F16: copy_plane(p, VJP_F16, g, b, channel, h, w, plane); break;
-                    default: copy_plane(p, VJP_F32, g, b, channel, h, w, plane); break;
+                    case VJP_BF16: copy_plane_bf16(p, g->pitch, &c); break;
+                    case VJP_F16: copy_plane_f16(p, g->pitch, &c); break;
+                    default: copy_plane_f32(p, g->pitch, &c); break;
                     }
                 }
+            }
+    }
 }
 
 /* Adds `depth` terms, from term k of those that are held; the first of these is term `before` of all. */

@@ -121,7 +121,7 @@ static weight_plan plan_weights(const conv_sum *p) {
     int64_t all_outs = divide_up(p->outs, GEMM_COLUMNS) * GEMM_COLUMNS;
     q.stride = (q.parts > 1 ? all_outs : q.outs) + LANES;
     q.part_floats = q.parts > 1 ? p->groups * q.terms * q.stride : 0;
-    q.copy_floats = q.in_place ? 0 : q.channels * q.grid.channel_floats;
+    q.copy_floats = q.in_place ? 0 : q.channels * q.grid.channel_floats + PLANES_OVER;
     q.dy_floats = q.outs * positions;
     q.sums_floats = q.parts > 1 ? 0 : q.channels * q.taps * q.stride;
     q.worker_floats = divide_up(q.copy_floats + q.dy_floats + q.sums_floats + positions, LANES) * LANES;
