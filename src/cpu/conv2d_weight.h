@@ -84,7 +84,7 @@ static void plan_parts(const conv_sum *p, weight_plan *q) {
  */
 static void plan_weight_tiles(const conv_sum *p, weight_plan *q) {
     int64_t panels = divide_up(p->outs, GEMM_COLUMNS), copied = q->in_place ? 0 : q->grid.channel_floats;
-    int64_t positions = q->grid.images * q->grid.rows * q->grid.columns, wanted = WEIGHT_ITEMS / 16 * p->threads;
+    int64_t positions = q->grid.images * q->grid.rows * q->grid.columns, wanted = PLANES_ITEMS * p->threads;
     double least_time = INFINITY;
     for (int64_t j = divide_up(panels, WEIGHT_OUTS / GEMM_COLUMNS); j <= panels; j++) {
         int64_t outs = divide_up(panels, j) * GEMM_COLUMNS, tiles_out = divide_up(p->outs, outs);
