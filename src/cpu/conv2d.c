@@ -1,7 +1,8 @@
 /*
  * conv2d: the forward and the gradient of x are sums of one kind (conv2d.h), made by three ways: planes (channels
- * first), pixels (channels last), and pixels of a depthwise convolution. The gradient of the weights is a matrix
- * product over all outputs, whose operand of windows is made while it is packed. dbias sums dy in double.
+ * first), pixels (channels last), and pixels of a depthwise convolution. The gradient of the weights of planes is made
+ * by blocks (conv2d_weight.h); that of pixels, and with a BLAS, is a matrix product over all outputs, whose operand of
+ * windows is made while it is packed. dbias sums dy in double.
  */
 #include "cpu/conv2d.h"
 #include "cpu/conv2d_each.h"

@@ -26,9 +26,11 @@ enum { WEIGHT_POSITIONS = 512, WEIGHT_OUTS = 128, WEIGHT_SUMS = 96 << 10 };
 
 /*
  * Parts: enough for so many items where a tile is as large as these, each of at least so many outputs (adding a sum of
- * it costs as much as some 64), and all of them of no more than so many floats (8 MiB).
+ * it costs as much as some 64), and all of them of no more than so many floats (8 MiB), reckoned with the widest panels
+ * of any instruction set.
  */
-enum { WEIGHT_ITEMS = 64, WEIGHT_TILE_TERMS = 384, WEIGHT_PART = 2048, WEIGHT_PARTS_FLOATS = 1 << 21 };
+enum { WEIGHT_ITEMS = 64, WEIGHT_TILE_TERMS = 384, WEIGHT_PART = 2048 };
+enum { WEIGHT_PARTS_FLOATS = 1 << 21, WEIGHT_PADDED = 32 };
 
 /* What packing a number of dy costs, in multiply-adds: 0.4 cycles. For a number of x that is PLANES_COPY_COST. */
 enum { WEIGHT_TURN_COST = 12 };
@@ -54,26 +56,12 @@ static bool weights_are_empty(const conv_sum *p) {
     return p->groups * p->ins * p->outs == 0;
 }
 
-static bool is_inside(const conv_axis *x) {
-    return x->base >= 0 && (x->out - 1) * x->step + x->base + (x->taps - 1) * x->dilation < x->size;
-}
-
-/*
- * Reading in place saves the copy, which is dear where there is one tap. Planes whose distance is a multiple of so many
- * bytes would crowd into few sets of the cache.
- */
-enum { CROWDED_BYTES = 1024 };
-
-static bool reads_in_place(const conv_sum *p, const planes_grid *g) {
-    int64_t plane = p->h.size * p->w.size;
-    return p->source.dtype == VJP_F32 && is_inside(&p->h) && is_inside(&p->w) &&
-           plane * (int64_t)sizeof(float) % CROWDED_BYTES && g->images * p->groups * p->ins <= INT32_MAX / plane;
-}
-
+/* By the sizes alone: where a part ends decides bits. */
 static void plan_parts(const conv_sum *p, weight_plan *q) {
     int64_t tiles = p->groups * divide_up(q->terms, WEIGHT_TILE_TERMS) * divide_up(p->outs, WEIGHT_OUTS);
     int64_t parts = least(divide_up(WEIGHT_ITEMS, tiles), p->batch * p->h.out * p->w.out / WEIGHT_PART);
-    parts = least(parts, WEIGHT_PARTS_FLOATS / (p->groups * q->terms * p->outs));
+    int64_t padded = divide_up(p->outs, WEIGHT_PADDED) * WEIGHT_PADDED + LANES;
+    parts = least(parts, WEIGHT_PARTS_FLOATS / (p->groups * q->terms * padded));
     q->part_blocks = divide_up(q->blocks, most(1, parts));
     q->parts = divide_up(q->blocks, q->part_blocks);
 }
@@ -151,27 +139,6 @@ typedef struct weight_run {
 
 /* ---- A block ----------------------------------------------------------------------------------------- */
 
-/* Terms in x itself. */
-static void set_places_in_place(const conv_sum *p, int64_t channels, int32_t *place) {
-    for (int64_t in = 0; in < channels; in++)
-        for (int64_t down = 0; down < p->h.taps; down++)
-            for (int64_t across = 0; across < p->w.taps; across++)
-                *place++ = (int32_t)((in * p->h.size + down * p->h.dilation) * p->w.size + across * p->w.dilation);
-}
-
-/* The outputs of a block, in the copied planes or in x itself. */
-static void set_outputs(const weight_run *r, const planes_block *b, int32_t *at) {
-    const conv_sum *p = r->sum;
-    const planes_grid *g = &r->plan.grid;
-    bool in_place = r->plan.in_place;
-    int64_t image_step = in_place ? p->groups * p->ins * p->h.size * p->w.size : g->image_floats;
-    int64_t row_step = in_place ? p->h.step * p->w.size : g->pitch, step = in_place ? p->w.step : 1;
-    for (int64_t image = 0; image < b->images; image++)
-        for (int64_t i = 0; i < b->rows; i++)
-            for (int64_t j = 0; j < b->columns; j++)
-                *at++ = (int32_t)(image * image_step + i * row_step + j * step);
-}
-
 /* dy of outputs [first, first + count) of a block: where it is, or in `to`. */
 static const float *outputs_of_dy(const weight_run *r, const planes_block *b, int64_t out, int64_t first, int64_t count,
                                   float *to) {
@@ -205,14 +172,6 @@ static void pack_dy(const weight_run *r, const planes_block *b, int64_t out, int
     }
 }
 
-/* A few terms by one panel of outs. */
-OUTLINE void multiply_windows(int64_t rows, int64_t depth, gemm_left windows, const float *dy, float *sums,
-                              int64_t stride, bool add) {
-    gemm_target target = {add ? sums : NULL, sums, stride, stride};
-    gemm_ahead ahead = {.a = (const char *)dy, .b = (const char *)dy};
-    gemm_rows_of(GEMM_IN_PLACE, rows, depth, windows, dy, NULL, target, &ahead);
-}
-
 /* sums (+)= windows x dy, for `terms` terms whose first channel begins at `x`. */
 static void multiply_block(const weight_run *r, const planes_block *b, int64_t terms, int64_t outs, const float *x,
                            const int32_t *at, const float *dy, float *sums, bool add) {
@@ -221,9 +180,10 @@ static void multiply_block(const weight_run *r, const planes_block *b, int64_t t
         int64_t depth = least(q->chain, b->positions - first);
         for (int64_t o = 0; o < outs; o += GEMM_COLUMNS, dy += GEMM_COLUMNS * depth)
             for (int64_t t = 0; t < terms; t += GEMM_ROWS) {
-                gemm_left windows = {.numbers = x, .rows = r->places + t, .terms = at + first};
-                multiply_windows(least(GEMM_ROWS, terms - t), depth, windows, dy, sums + t * q->stride + o, q->stride,
-                                 add || first > 0);
+                float *to = sums + t * q->stride + o;
+                gemm_left windows = {x, r->places + t, at + first};
+                gemm_target target = {add || first > 0 ? to : NULL, to, q->stride, q->stride};
+                gemm_rows_in_place(least(GEMM_ROWS, terms - t), depth, windows, dy, target);
             }
     }
 }
@@ -309,16 +269,10 @@ static void weight_item(const weight_run *r, int64_t item, float *space) {
     int64_t first = part * q->part_blocks, end = least(q->blocks, first + q->part_blocks);
     for (int64_t index = first; index < end; index++) {
         planes_block b = block_at(p, &q->grid, index, group);
-        const float *x = copy;
-        if (q->in_place)
-            x = (const float *)p->source.data +
-                (((b.image * p->groups + group) * p->ins + in) * p->h.size + b.row * p->h.step + p->h.base) *
-                    p->w.size +
-                b.column * p->w.step + p->w.base;
-        else
-            copy_planes(p, &q->grid, &b, in, channels, copy);
+        const float *x = q->in_place ? block_in_place(p, &b, in) : copy;
+        if (!q->in_place) copy_planes(p, &q->grid, &b, in, channels, copy);
         b.positions = b.images * b.rows * b.columns;
-        set_outputs(r, &b, at);
+        set_outputs(p, &q->grid, q->in_place, &b, at);
         pack_dy(r, &b, out, outs, q->chain, dy);
         multiply_block(r, &b, channels * q->taps, outs, x, at, dy, sums, index > first);
     }
@@ -346,10 +300,7 @@ static void planes_weight_gradient(const vjp_work *work, const conv_sum *p, cons
     r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.place_bytes);
     r.partial = r.space + r.plan.workers * r.plan.worker_floats;
     atomic_init(r.next, 0);
-    if (r.plan.in_place)
-        set_places_in_place(p, r.plan.channels, r.places);
-    else
-        set_places(p, &r.plan.grid, r.plan.channels, r.places);
+    set_places(p, &r.plan.grid, r.plan.in_place, r.plan.channels, r.places);
     vjp_cpu_for(work, r.plan.workers, weight_task, &r);
     if (r.plan.parts > 1) add_weights(work, &r);
 }

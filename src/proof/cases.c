@@ -670,6 +670,8 @@ const proof_case proof_cases[] = {
     {"conv2d", B, "x=[9,33,23,24] weight=[20,33,1,1] only=f32"},
     {"conv2d", 0, "x=[5,6,7,9] weight=[40,6,2,2] stride_w=2"},
     {"conv2d", 0, "x=[2,4,16,16] weight=[6,4,2,2]"},
+    {"conv2d", B, "x=[5,40,7,7] weight=[64,40,3,3] padding_h=1 padding_w=1 only=f32"},
+    {"conv2d", B, "x=[3,35,9,10] weight=[61,35,1,1] stride_h=2 stride_w=2"},
     {"conv2d", Q, "x=[0,3,7,9] weight=[5,3,3,3]"},
     {"conv2d", 0, "x=[0,7,9,3] weight=[5,3,3,3] layout=channels_last"},
     {"conv2d", 0, "x=[2,0,7,9] weight=[5,0,3,3]"},
