@@ -1,8 +1,8 @@
 /*
  * conv2d: the forward and the gradient of x are sums of one kind (conv2d.h), made by three ways: planes (channels
- * first), pixels (channels last), and pixels of a depthwise convolution. The gradient of the weights of planes is made
- * by blocks (conv2d_weight.h); that of pixels, and with a BLAS, is a matrix product over all outputs, whose operand of
- * windows is made while it is packed. dbias sums dy in double.
+ * first), pixels (channels last), and pixels of a depthwise convolution. The gradient of the weights is made by blocks
+ * (conv2d_weight.h); with a BLAS it is a matrix product over all outputs, whose operand of windows is made while it is
+ * packed. dbias sums dy in double.
  */
 #include "cpu/conv2d.h"
 #include "cpu/conv2d_each.h"
@@ -79,12 +79,13 @@ static conv_sum windows_of_x(const vjp_work *work, const vjp_conv2d_sizes *s) {
                       .ins = s->channels / s->groups,
                       .outs = s->out_channels / s->groups,
                       .source = matrix_of(work, CONV2D_B_X, 0, 0),
+                      .last = s->channels_last,
                       .blas = cpu_state_of(work)->blas,
                       .threads = cpu_state_of(work)->threads};
 }
 
 /*
- * One group's gradient as a product over the outputs (image, i, j). Channels first: [terms, outputs] by
+ * With a BLAS: one group's gradient as a product over the outputs (image, i, j). Channels first: [terms, outputs] by
  * [outputs, outs], so that both operands run along outputs, as memory does. Channels last: [outs, outputs] by
  * [outputs, terms], whose rows are pixels.
  */
@@ -173,7 +174,7 @@ static void set_weight_gradient(const vjp_work *work, const vjp_conv2d_sizes *s,
 static size_t dweight_workspace(const vjp_work *work, const vjp_conv2d_sizes *s) {
     conv_sum p = windows_of_x(work, s);
     if (is_each(s)) return each_gradient_workspace(&p);
-    if (!s->channels_last && !p.blas) return weights_workspace(&p);
+    if (!p.blas) return weights_workspace(&p);
     weight_gradient g;
     set_weight_gradient(work, s, 0, &g);
     return CPU_NAME(gemm_workspace)(&g.product);
@@ -186,8 +187,8 @@ static void make_dweight(const vjp_work *work, const vjp_conv2d_sizes *s) {
         each_weight_gradient(work, &p, &dy, &dweight, s->channels_last, work->workspace);
         return;
     }
-    if (!s->channels_last && !p.blas) {
-        planes_weight_gradient(work, &p, &dy, &dweight, work->workspace);
+    if (!p.blas) {
+        weight_gradient_of(work, &p, &dy, &dweight, work->workspace);
         return;
     }
     for (int64_t group = 0; group < s->groups && s->channels && s->out_channels; group++) {

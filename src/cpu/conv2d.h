@@ -153,6 +153,7 @@ typedef struct conv_sum {
     matrix bias;   /* no data: none */
     matrix weight; /* element (group, out, in, u, v) lies at group * weight_group + ... */
     int64_t weight_group, weight_out, weight_in, weight_h, weight_w;
+    bool last; /* channels last; set where a kernel knows both layouts */
     bool blas;
     int threads;
 } conv_sum;

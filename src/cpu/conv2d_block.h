@@ -217,6 +217,71 @@ static void copy_planes(const conv_sum *p, const planes_grid *g, const planes_bl
     }
 }
 
+/* ---- Copying pixels: channels last ------------------------------------------------------------------- */
+
+/*
+ * Output i along one direction finds its window's pixels at i * apart + 0 ... span - 1 of the copy: those of the
+ * source, or where windows do not reach each other, without what lies between them.
+ */
+typedef struct pixel_axis {
+    int64_t apart, span;
+} pixel_axis;
+
+static pixel_axis pixel_axis_of(const conv_axis *x) {
+    int64_t span = (x->taps - 1) * x->dilation + 1;
+    return (pixel_axis){least(x->step, span), span};
+}
+
+static int64_t pixels_of(pixel_axis a, int64_t outputs) {
+    return (outputs - 1) * a.apart + a.span;
+}
+
+/* Which pixel of the source pixel i of the copy is, counted from the first output's window. */
+static int64_t pixel_at(const conv_axis *x, pixel_axis a, int64_t i) {
+    return a.apart == x->step ? i : i / a.span * x->step + i % a.span;
+}
+
+/* Floats of a channel of a block's copy. */
+static int64_t pixel_floats(const conv_sum *p, const planes_grid *g) {
+    return g->images * pixels_of(pixel_axis_of(&p->h), g->rows) * pixels_of(pixel_axis_of(&p->w), g->columns);
+}
+
+/* So many pixels of a row, `channels` numbers of each; that of column 0 is at `at`. Those outside are zero. */
+static void copy_pixel_row(const conv_sum *p, pixel_axis across, int64_t first, int64_t pixels, int64_t at,
+                           int64_t channels, float *to) {
+    int64_t all = p->groups * p->ins;
+    if (channels == all && across.apart == p->w.step) { /* one stretch */
+        int64_t begin = least(pixels, most(0, -first)), end = most(begin, least(pixels, p->w.size - first));
+        memset(to, 0, (size_t)(begin * all) * sizeof *to);
+        load_row(p->source.dtype, p->source.data, at + (first + begin) * all, (end - begin) * all, to + begin * all);
+        memset(to + end * all, 0, (size_t)((pixels - end) * all) * sizeof *to);
+        return;
+    }
+    for (int64_t j = 0; j < pixels; j++, to += channels) {
+        int64_t w = first + pixel_at(&p->w, across, j);
+        if (w < 0 || w >= p->w.size)
+            memset(to, 0, (size_t)channels * sizeof *to);
+        else
+            load_row(p->source.dtype, p->source.data, at + w * all, channels, to);
+    }
+}
+
+/* Channels [first, first + count) of the block's source, pixel by pixel. */
+static void copy_pixels(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t first, int64_t count,
+                        float *to) {
+    pixel_axis down = pixel_axis_of(&p->h), across = pixel_axis_of(&p->w);
+    int64_t rows = pixels_of(down, g->rows), pixels = pixels_of(across, g->columns);
+    for (int64_t image = b->image; image < b->image + b->images; image++)
+        for (int64_t i = 0; i < rows; i++, to += pixels * count) {
+            int64_t h = b->row * p->h.step + p->h.base + pixel_at(&p->h, down, i);
+            int64_t at = (image * p->h.size + h) * p->w.size * p->groups * p->ins + b->group * p->ins + first;
+            if (h < 0 || h >= p->h.size)
+                memset(to, 0, (size_t)(pixels * count) * sizeof *to);
+            else
+                copy_pixel_row(p, across, b->column * p->w.step + p->w.base, pixels, at, count, to);
+        }
+}
+
 /* ---- In place ---------------------------------------------------------------------------------------- */
 
 static bool is_inside(const conv_axis *x) {
@@ -231,38 +296,75 @@ enum { CROWDED_BYTES = 1024 };
 
 static bool reads_in_place(const conv_sum *p, const planes_grid *g) {
     int64_t plane = p->h.size * p->w.size;
-    return p->source.dtype == VJP_F32 && is_inside(&p->h) && is_inside(&p->w) &&
-           plane * (int64_t)sizeof(float) % CROWDED_BYTES && g->images * p->groups * p->ins <= INT32_MAX / plane;
+    bool crowded = !p->last && plane * (int64_t)sizeof(float) % CROWDED_BYTES == 0;
+    return p->source.dtype == VJP_F32 && is_inside(&p->h) && is_inside(&p->w) && !crowded &&
+           g->images * p->groups * p->ins <= INT32_MAX / plane;
 }
 
 /* Where a block's terms of channel `in` begin. */
 static const float *block_in_place(const conv_sum *p, const planes_block *b, int64_t in) {
+    int64_t row = b->row * p->h.step + p->h.base, column = b->column * p->w.step + p->w.base;
     int64_t channel = (b->image * p->groups + b->group) * p->ins + in;
-    int64_t row = channel * p->h.size + b->row * p->h.step + p->h.base;
-    return (const float *)p->source.data + row * p->w.size + b->column * p->w.step + p->w.base;
+    int64_t at = (channel * p->h.size + row) * p->w.size + column;
+    if (p->last) at = ((b->image * p->h.size + row) * p->w.size + column) * p->groups * p->ins + b->group * p->ins + in;
+    return (const float *)p->source.data + at;
 }
 
-/* Where the terms of so many channels are: in the copy, or in the source itself. */
+/* ---- Places ------------------------------------------------------------------------------------------ */
+
+/* How far apart things are in a copy of `channels` channels, or in the source itself: images, outputs, taps, channels.
+ */
+typedef struct planes_steps {
+    int64_t image, row, column, down, across, channel;
+} planes_steps;
+
+/* In planes, copies have no steps for the taps: plane_of() and shift_in() tell. */
+static planes_steps steps_of(const conv_sum *p, const planes_grid *g, bool in_place, int64_t channels) {
+    int64_t all = p->groups * p->ins, w = p->w.size, unit = p->last ? all : 1;
+    if (in_place)
+        return (planes_steps){.image = all * p->h.size * w,
+                              .row = p->h.step * w * unit,
+                              .column = p->w.step * unit,
+                              .down = p->h.dilation * w * unit,
+                              .across = p->w.dilation * unit,
+                              .channel = p->last ? 1 : p->h.size * w};
+    if (!p->last) return (planes_steps){.image = g->image_floats, .row = g->pitch, .column = 1};
+    pixel_axis down = pixel_axis_of(&p->h), across = pixel_axis_of(&p->w);
+    int64_t pitch = pixels_of(across, g->columns) * channels;
+    return (planes_steps){.image = pixels_of(down, g->rows) * pitch,
+                          .row = down.apart * pitch,
+                          .column = across.apart * channels,
+                          .down = p->h.dilation * pitch,
+                          .across = p->w.dilation * channels,
+                          .channel = 1};
+}
+
+/* Where the terms of `channels` channels are: (channel, tap), or channels last (tap, channel). */
 static void set_places(const conv_sum *p, const planes_grid *g, bool in_place, int64_t channels, int32_t *place) {
+    planes_steps s = steps_of(p, g, in_place, channels);
+    int64_t taps = p->h.taps * p->w.taps;
     for (int64_t in = 0; in < channels; in++)
         for (int64_t down = 0; down < p->h.taps; down++)
             for (int64_t across = 0; across < p->w.taps; across++) {
-                int64_t plane = plane_of(&p->h, &g->h, down) * g->w.planes + plane_of(&p->w, &g->w, across);
-                int64_t copied = in * g->channel_floats + plane * g->plane_floats +
-                                 shift_in(&p->h, &g->h, down) * g->pitch + shift_in(&p->w, &g->w, across);
-                int64_t own = (in * p->h.size + down * p->h.dilation) * p->w.size + across * p->w.dilation;
-                *place++ = (int32_t)(in_place ? own : copied);
+                int64_t tap = down * p->w.taps + across, k = p->last ? tap * channels + in : in * taps + tap;
+                int64_t at = in * s.channel + down * s.down + across * s.across;
+                if (!in_place && !p->last) {
+                    int64_t plane = plane_of(&p->h, &g->h, down) * g->w.planes + plane_of(&p->w, &g->w, across);
+                    at = in * g->channel_floats + plane * g->plane_floats + shift_in(&p->h, &g->h, down) * g->pitch +
+                         shift_in(&p->w, &g->w, across);
+                }
+                place[k] = (int32_t)at;
             }
 }
 
 /* Where the outputs of a block are, one image and row after the other. */
-static void set_outputs(const conv_sum *p, const planes_grid *g, bool in_place, const planes_block *b, int32_t *at) {
-    int64_t image_step = in_place ? p->groups * p->ins * p->h.size * p->w.size : g->image_floats;
-    int64_t row_step = in_place ? p->h.step * p->w.size : g->pitch, step = in_place ? p->w.step : 1;
+static void set_outputs(const conv_sum *p, const planes_grid *g, bool in_place, const planes_block *b, int64_t channels,
+                        int32_t *at) {
+    planes_steps s = steps_of(p, g, in_place, channels);
     for (int64_t image = 0; image < b->images; image++)
         for (int64_t i = 0; i < b->rows; i++)
             for (int64_t j = 0; j < b->columns; j++)
-                *at++ = (int32_t)(image * image_step + i * row_step + j * step);
+                *at++ = (int32_t)(image * s.image + i * s.row + j * s.column);
 }
 
 /* ---- The inner kernel -------------------------------------------------------------------------------- */

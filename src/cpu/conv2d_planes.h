@@ -298,7 +298,7 @@ static void planes_item(const planes_run *r, int64_t item, float *copy, int64_t 
     planes_block b = block_at(p, &q->grid, block / within / p->groups * within + block % within, group);
     b.positions = q->turned ? b.images * b.rows * b.columns
                             : (b.images - 1) * q->grid.image_floats + (b.rows - 1) * q->grid.pitch + b.columns;
-    if (q->turned) set_outputs(p, &q->grid, q->in_place, &b, at);
+    if (q->turned) set_outputs(p, &q->grid, q->in_place, &b, q->held, at);
     for (int64_t in = 0; in < p->ins; in += q->held) {
         int64_t count = least(q->held, p->ins - in), wanted = block * p->ins + in;
         if (!q->in_place && *copied != wanted) copy_planes(p, &q->grid, &b, in, count, copy);

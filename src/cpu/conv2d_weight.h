@@ -2,11 +2,10 @@
  * The gradient of the weights of planes (channels first), as a product over all outputs that needs no matrix of
  * windows.
  *
- * Outputs come in blocks as in conv2d_planes.h: the block's part of x is copied into planes with their zeros round
- * them, or read where it lies, where nothing is outside and it is f32 already. Term (channel, tap) of output q is then
- * number `place of the term` + `place of the output`, so the inner kernel, which multiplies one number of x by a vector
- * along the outs, finds it by two tables and computes nothing in vain. dy is packed: for each output the outs side by
- * side.
+ * Outputs come in blocks (conv2d_block.h): the block's part of x is copied with its zeros round it, or read where it
+ * lies, where nothing is outside and it is f32 already. Term (channel, tap) of output q is then number `place of the
+ * term` + `place of the output`, so the inner kernel, which multiplies one number of x by a vector along the outs,
+ * finds it by two tables and computes nothing in vain. dy is packed: for each output the outs side by side.
  *
  * The outputs are cut into parts, a part into blocks and a block into chains of at most GEMM_DEPTH outputs, all by the
  * sizes alone. A sum is chains added in order, and the parts in double, in order. Terms and outs are cut into tiles as
@@ -42,6 +41,7 @@ typedef struct weight_plan {
     planes_grid grid;
     bool in_place;
     int64_t taps, terms, blocks;
+    int64_t channel_floats;     /* of a copy */
     int64_t chain;              /* the longest */
     int64_t parts, part_blocks; /* and blocks of a part; the last may have fewer */
     int64_t channels, outs;     /* of a tile; outs are whole panels of b */
@@ -49,7 +49,6 @@ typedef struct weight_plan {
     int64_t stride, part_floats; /* of a term's sums, of a part's where there are several */
     int64_t copy_floats, dy_floats, sums_floats, worker_floats;
     int64_t workers;
-    size_t place_bytes;
 } weight_plan;
 
 static bool weights_are_empty(const conv_sum *p) {
@@ -71,7 +70,7 @@ static void plan_parts(const conv_sum *p, weight_plan *q) {
  * since items never end together, a quarter of one is lost at the end.
  */
 static void plan_weight_tiles(const conv_sum *p, weight_plan *q) {
-    int64_t panels = divide_up(p->outs, GEMM_COLUMNS), copied = q->in_place ? 0 : q->grid.channel_floats;
+    int64_t panels = divide_up(p->outs, GEMM_COLUMNS), copied = q->in_place ? 0 : q->channel_floats;
     int64_t positions = q->grid.images * q->grid.rows * q->grid.columns, wanted = PLANES_ITEMS * p->threads;
     double least_time = INFINITY;
     for (int64_t j = divide_up(panels, WEIGHT_OUTS / GEMM_COLUMNS); j <= panels; j++) {
@@ -101,6 +100,7 @@ static weight_plan plan_weights(const conv_sum *p) {
     weight_plan q = {.grid = grid_of(p, WEIGHT_POSITIONS, p->batch, false), .taps = p->h.taps * p->w.taps};
     q.terms = q.taps * p->ins;
     q.in_place = reads_in_place(p, &q.grid);
+    q.channel_floats = p->last ? pixel_floats(p, &q.grid) : q.grid.channel_floats;
     q.blocks = q.grid.blocks_n * q.grid.blocks_h * q.grid.blocks_w;
     plan_parts(p, &q);
     plan_weight_tiles(p, &q);
@@ -109,13 +109,13 @@ static weight_plan plan_weights(const conv_sum *p) {
     int64_t all_outs = divide_up(p->outs, GEMM_COLUMNS) * GEMM_COLUMNS;
     q.stride = (q.parts > 1 ? all_outs : q.outs) + LANES;
     q.part_floats = q.parts > 1 ? p->groups * q.terms * q.stride : 0;
-    q.copy_floats = q.in_place ? 0 : q.channels * q.grid.channel_floats + PLANES_OVER;
+    q.copy_floats = q.in_place ? 0 : q.channels * q.channel_floats + PLANES_OVER;
     q.dy_floats = q.outs * positions;
     q.sums_floats = q.parts > 1 ? 0 : q.channels * q.taps * q.stride;
-    q.worker_floats = divide_up(q.copy_floats + q.dy_floats + q.sums_floats + positions, LANES) * LANES;
+    q.worker_floats =
+        divide_up(q.copy_floats + q.dy_floats + q.sums_floats + positions + q.channels * q.taps, LANES) * LANES;
     double macs = (double)(p->batch * p->h.out * p->w.out) * (double)(p->groups * p->outs * q.terms);
     q.workers = least(least(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
-    q.place_bytes = round_up(q.channels * q.taps * (int64_t)sizeof(int32_t));
     return q;
 }
 
@@ -123,8 +123,7 @@ static size_t weights_workspace(const conv_sum *p) {
     if (weights_are_empty(p) || planes_are_empty(p)) return 0;
     weight_plan q = plan_weights(p);
     if (q.copy_floats > INT32_MAX) return SIZE_MAX;
-    return PLANES_COUNTER + q.place_bytes +
-           (size_t)(q.workers * q.worker_floats + q.parts * q.part_floats) * sizeof(float);
+    return PLANES_COUNTER + (size_t)(q.workers * q.worker_floats + q.parts * q.part_floats) * sizeof(float);
 }
 
 typedef struct weight_run {
@@ -132,9 +131,8 @@ typedef struct weight_run {
     const matrix *dy, *dweight;
     weight_plan plan;
     _Atomic int64_t *next;
-    int32_t *places; /* of the terms of a tile, from its first channel on */
-    float *space;    /* of the workers */
-    float *partial;  /* [part][group][term][out], where there are several */
+    float *space;   /* of the workers */
+    float *partial; /* [part][group][term][out], where there are several */
 } weight_run;
 
 /* ---- A block ----------------------------------------------------------------------------------------- */
@@ -156,13 +154,28 @@ static const float *outputs_of_dy(const weight_run *r, const planes_block *b, in
     return to;
 }
 
+/* The same of pixels, which have their outs side by side: where those of output `q` are, or in `to`. */
+static const float *outs_of_dy(const weight_run *r, const planes_block *b, int64_t out, int64_t outs, int64_t q,
+                               float *to) {
+    const conv_sum *p = r->sum;
+    int64_t of_image = b->rows * b->columns, image = b->image + q / of_image;
+    int64_t i = b->row + q % of_image / b->columns, j = b->column + q % b->columns;
+    int64_t at = (((image * p->h.out + i) * p->w.out + j) * p->groups + b->group) * p->outs + out;
+    if (r->dy->dtype == VJP_F32) return (const float *)r->dy->data + at;
+    load_row(r->dy->dtype, r->dy->data, at, outs, to);
+    return to;
+}
+
 /* Panels of `outs` outs from `out` on, for each chain of the block. */
 static void pack_dy(const weight_run *r, const planes_block *b, int64_t out, int64_t outs, int64_t chain, float *to) {
     static const float zeros[GEMM_DEPTH];
     float made[NATIVE_LANES * GEMM_DEPTH];
     for (int64_t first = 0; first < b->positions; first += chain) {
         int64_t depth = least(chain, b->positions - first);
-        for (int64_t o = 0; o < divide_up(outs, GEMM_COLUMNS) * GEMM_COLUMNS; o += NATIVE_LANES) {
+        for (int64_t k = 0; r->sum->last && k < depth; k++)
+            gemm_pack_term(outs_of_dy(r, b, out, outs, first + k, made), outs, GEMM_COLUMNS, GEMM_COLUMNS * depth,
+                           to + k * GEMM_COLUMNS);
+        for (int64_t o = 0; !r->sum->last && o < divide_up(outs, GEMM_COLUMNS) * GEMM_COLUMNS; o += NATIVE_LANES) {
             const float *rows[NATIVE_LANES];
             for (int64_t l = 0; l < NATIVE_LANES; l++)
                 rows[l] = o + l < outs ? outputs_of_dy(r, b, out + o + l, first, depth, made + l * GEMM_DEPTH) : zeros;
@@ -172,16 +185,16 @@ static void pack_dy(const weight_run *r, const planes_block *b, int64_t out, int
     }
 }
 
-/* sums (+)= windows x dy, for `terms` terms whose first channel begins at `x`. */
-static void multiply_block(const weight_run *r, const planes_block *b, int64_t terms, int64_t outs, const float *x,
-                           const int32_t *at, const float *dy, float *sums, bool add) {
+/* sums (+)= windows x dy, for the `terms` terms and the outputs that x tells. */
+static void multiply_block(const weight_run *r, const planes_block *b, int64_t terms, int64_t outs, gemm_left x,
+                           const float *dy, float *sums, bool add) {
     const weight_plan *q = &r->plan;
     for (int64_t first = 0; first < b->positions; first += q->chain) {
         int64_t depth = least(q->chain, b->positions - first);
         for (int64_t o = 0; o < outs; o += GEMM_COLUMNS, dy += GEMM_COLUMNS * depth)
             for (int64_t t = 0; t < terms; t += GEMM_ROWS) {
                 float *to = sums + t * q->stride + o;
-                gemm_left windows = {x, r->places + t, at + first};
+                gemm_left windows = {x.numbers, x.rows + t, x.terms + first};
                 gemm_target target = {add || first > 0 ? to : NULL, to, q->stride, q->stride};
                 gemm_rows_in_place(least(GEMM_ROWS, terms - t), depth, windows, dy, target);
             }
@@ -217,18 +230,38 @@ static void finish_strip(const weight_run *r, int64_t row, int64_t outs, int64_t
         store_row(to->dtype, to->data, (row + o) * q->terms + term, terms, turned + o * WEIGHT_STRIP, to->accumulate);
 }
 
+/*
+ * The terms of a tile, in the order of its sums, are one run of a row of dweight; channels last, a run for each tap.
+ * Strip `index` of them, of outs from `out` on; `sums` begins with the tile and the outs. Strips past a run's end are
+ * empty.
+ */
+static void finish_tile_strip(const weight_run *r, int64_t group, int64_t in, int64_t out, int64_t outs, int64_t index,
+                              const float *sums) {
+    const conv_sum *p = r->sum;
+    const weight_plan *q = &r->plan;
+    int64_t channels = least(q->channels, p->ins - in), run = p->last ? channels : channels * q->taps;
+    int64_t strips = divide_up(p->last ? q->channels : q->channels * q->taps, WEIGHT_STRIP);
+    int64_t tap = index / strips, first = index % strips * WEIGHT_STRIP,
+            term = p->last ? tap * p->ins + in : in * q->taps;
+    if (first >= run) return;
+    finish_strip(r, group * p->outs + out, outs, term + first, least(WEIGHT_STRIP, run - first),
+                 sums + (tap * run + first) * q->stride);
+}
+
+static int64_t strips_of(const conv_sum *p, const weight_plan *q) {
+    return p->last ? q->taps * divide_up(q->channels, WEIGHT_STRIP) : divide_up(q->channels * q->taps, WEIGHT_STRIP);
+}
+
 /* A tile that is not cut into parts. */
-static void finish_tile(const weight_run *r, int64_t row, int64_t outs, int64_t term, int64_t terms,
-                        const float *sums) {
+static void finish_tile(const weight_run *r, int64_t group, int64_t in, int64_t out, int64_t outs, const float *sums) {
     for (int64_t o = 0; o < outs; o += NATIVE_LANES)
-        for (int64_t t = 0; t < terms; t += WEIGHT_STRIP)
-            finish_strip(r, row + o, least(NATIVE_LANES, outs - o), term + t, least(WEIGHT_STRIP, terms - t),
-                         sums + t * r->plan.stride + o);
+        for (int64_t i = 0; i < strips_of(r->sum, &r->plan); i++)
+            finish_tile_strip(r, group, in, out + o, least(NATIVE_LANES, outs - o), i, sums + o);
 }
 
 typedef struct weight_addition {
     const weight_run *run;
-    int64_t strips_in, strips_out; /* of terms, of outs */
+    int64_t strips, outs; /* strips of a tile of terms, and of outs */
     cpu_cut cut;
 } weight_addition;
 
@@ -237,20 +270,19 @@ static void add_weights_task(void *argument, size_t task) {
     const conv_sum *p = add->run->sum;
     const weight_plan *q = &add->run->plan;
     for (int64_t s = cpu_cut_begin(&add->cut, task); s < cpu_cut_end(&add->cut, task); s++) {
-        int64_t term = s % add->strips_in * WEIGHT_STRIP, out = s / add->strips_in % add->strips_out * NATIVE_LANES;
-        int64_t group = s / add->strips_in / add->strips_out;
-        finish_strip(add->run, group * p->outs + out, least(NATIVE_LANES, p->outs - out), term,
-                     least(WEIGHT_STRIP, q->terms - term),
-                     add->run->partial + (group * q->terms + term) * q->stride + out);
+        int64_t strip = s % add->strips, tile = s / add->strips, in = tile % q->tiles_in * q->channels;
+        int64_t out = tile / q->tiles_in % add->outs * NATIVE_LANES, group = tile / q->tiles_in / add->outs;
+        finish_tile_strip(add->run, group, in, out, least(NATIVE_LANES, p->outs - out), strip,
+                          add->run->partial + (group * q->terms + in * q->taps) * q->stride + out);
     }
 }
 
 static void add_weights(const vjp_work *work, const weight_run *r) {
     const conv_sum *p = r->sum;
-    weight_addition add = {
-        .run = r, .strips_in = divide_up(r->plan.terms, WEIGHT_STRIP), .strips_out = divide_up(p->outs, NATIVE_LANES)};
-    int64_t bytes = r->plan.parts * WEIGHT_STRIP * NATIVE_LANES * (int64_t)sizeof(float);
-    add.cut = vjp_cpu_cut_items(p->groups * add.strips_in * add.strips_out, bytes, CPU_MOST_TASKS);
+    const weight_plan *q = &r->plan;
+    weight_addition add = {.run = r, .strips = strips_of(p, q), .outs = divide_up(p->outs, NATIVE_LANES)};
+    int64_t bytes = q->parts * WEIGHT_STRIP * NATIVE_LANES * (int64_t)sizeof(float);
+    add.cut = vjp_cpu_cut_items(p->groups * add.outs * q->tiles_in * add.strips, bytes, CPU_MOST_TASKS);
     vjp_cpu_for(work, add.cut.count, add_weights_task, &add);
 }
 
@@ -264,19 +296,21 @@ static void weight_item(const weight_run *r, int64_t item, float *space) {
     int64_t in = tile % q->tiles_in * q->channels, channels = least(q->channels, p->ins - in);
     int64_t out = tile / q->tiles_in % q->tiles_out * q->outs, outs = least(q->outs, p->outs - out);
     float *copy = space, *dy = copy + q->copy_floats, *sums = dy + q->dy_floats;
-    int32_t *at = (int32_t *)(void *)(sums + q->sums_floats);
+    int32_t *places = (int32_t *)(void *)(sums + q->sums_floats), *at = places + channels * q->taps;
     if (q->parts > 1) sums = r->partial + part * q->part_floats + (group * q->terms + in * q->taps) * q->stride + out;
+    set_places(p, &q->grid, q->in_place, channels, places);
     int64_t first = part * q->part_blocks, end = least(q->blocks, first + q->part_blocks);
     for (int64_t index = first; index < end; index++) {
         planes_block b = block_at(p, &q->grid, index, group);
-        const float *x = q->in_place ? block_in_place(p, &b, in) : copy;
-        if (!q->in_place) copy_planes(p, &q->grid, &b, in, channels, copy);
         b.positions = b.images * b.rows * b.columns;
-        set_outputs(p, &q->grid, q->in_place, &b, at);
+        if (!q->in_place && p->last) copy_pixels(p, &q->grid, &b, in, channels, copy);
+        if (!q->in_place && !p->last) copy_planes(p, &q->grid, &b, in, channels, copy);
+        set_outputs(p, &q->grid, q->in_place, &b, channels, at);
         pack_dy(r, &b, out, outs, q->chain, dy);
-        multiply_block(r, &b, channels * q->taps, outs, x, at, dy, sums, index > first);
+        gemm_left x = {q->in_place ? block_in_place(p, &b, in) : copy, places, at};
+        multiply_block(r, &b, channels * q->taps, outs, x, dy, sums, index > first);
     }
-    if (q->parts == 1) finish_tile(r, group * p->outs + out, outs, in * q->taps, channels * q->taps, sums);
+    if (q->parts == 1) finish_tile(r, group, in, out, outs, sums);
 }
 
 static void weight_task(void *argument, size_t task) {
@@ -286,8 +320,8 @@ static void weight_task(void *argument, size_t task) {
 }
 
 /* `p` is the forward's sum, over x. */
-static void planes_weight_gradient(const vjp_work *work, const conv_sum *p, const matrix *dy, const matrix *dweight,
-                                   void *workspace) {
+static void weight_gradient_of(const vjp_work *work, const conv_sum *p, const matrix *dy, const matrix *dweight,
+                               void *workspace) {
     if (weights_are_empty(p)) return;
     if (planes_are_empty(p)) {
         for (int64_t i = 0; i < p->groups * p->outs * p->ins * p->h.taps * p->w.taps; i++)
@@ -295,12 +329,9 @@ static void planes_weight_gradient(const vjp_work *work, const conv_sum *p, cons
         return;
     }
     weight_run r = {.sum = p, .dy = dy, .dweight = dweight, .plan = plan_weights(p), .next = workspace};
-    char *at = workspace;
-    r.places = (int32_t *)(void *)(at + PLANES_COUNTER);
-    r.space = (float *)(void *)(at + PLANES_COUNTER + r.plan.place_bytes);
+    r.space = (float *)(void *)((char *)workspace + PLANES_COUNTER);
     r.partial = r.space + r.plan.workers * r.plan.worker_floats;
     atomic_init(r.next, 0);
-    set_places(p, &r.plan.grid, r.plan.in_place, r.plan.channels, r.places);
     vjp_cpu_for(work, r.plan.workers, weight_task, &r);
     if (r.plan.parts > 1) add_weights(work, &r);
 }

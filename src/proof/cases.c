@@ -666,6 +666,8 @@ const proof_case proof_cases[] = {
     {"conv2d", B, "x=[70,3,9,10] weight=[3,1,3,3] groups=3 -bias only=f32"},
     {"conv2d", B, "x=[70,9,10,3] weight=[3,3,3,1] groups=3 -bias only=f32 layout=channels_last"},
     {"conv2d", B, "x=[3,4,45,46] weight=[35,4,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", B, "x=[3,45,46,4] weight=[35,3,3,4] padding_h=1 padding_w=1 layout=channels_last"},
+    {"conv2d", 0, "x=[2,9,11,6] weight=[4,1,2,3] groups=2 stride_h=3 stride_w=3 padding_w=1 layout=channels_last"},
     {"conv2d", B, "x=[2,4,50,51] weight=[6,2,3,3] groups=2 stride_w=2 padding_h=1 padding_w=1"},
     {"conv2d", B, "x=[9,33,23,24] weight=[20,33,1,1] only=f32"},
     {"conv2d", 0, "x=[5,6,7,9] weight=[40,6,2,2] stride_w=2"},
