@@ -1,6 +1,5 @@
 /*
- * The gradient of the weights of planes (channels first), as a product over all outputs that needs no matrix of
- * windows.
+ * The gradient of the weights, in either layout, as a product over all outputs that needs no matrix of windows.
  *
  * Outputs come in blocks (conv2d_block.h): the block's part of x is copied with its zeros round it, or read where it
  * lies, where nothing is outside and it is f32 already. Term (channel, tap) of output q is then number `place of the
@@ -24,9 +23,9 @@
 enum { WEIGHT_POSITIONS = 512, WEIGHT_OUTS = 128, WEIGHT_SUMS = 96 << 10 };
 
 /*
- * Parts: enough for so many items where a tile is as large as these, each of at least so many outputs (adding a sum of
- * it costs as much as some 64), and all of them of no more than so many floats (8 MiB), reckoned with the widest panels
- * of any instruction set.
+ * Parts: enough for so many items where a tile is as large as these, each of at least so many outputs (adding up a sum
+ * of a part takes about as long as 64 outputs do), and all of them of no more than so many floats (8 MiB), reckoned
+ * with the widest panels of any instruction set.
  */
 enum { WEIGHT_ITEMS = 64, WEIGHT_TILE_TERMS = 384, WEIGHT_PART = 2048 };
 enum { WEIGHT_PARTS_FLOATS = 1 << 21, WEIGHT_PADDED = 32 };
