@@ -124,6 +124,12 @@ INLINE void store_argmax(vjp_dtype dtype, void *to, int64_t i, int64_t n, vi ind
         vi_store((int32_t *)to + i, index);
         return;
     }
+#if defined(CPU_ISA_AVX512)
+    if (dtype == VJP_I32) {
+        _mm512_mask_storeu_epi32((int32_t *)to + i, (__mmask16)((1u << n) - 1), (__m512i)index.v[0]);
+        return;
+    }
+#endif
     vi_store(lanes, index);
     for (int64_t j = 0; j < LANES && j < n; j++) {
         if (dtype == VJP_I32)

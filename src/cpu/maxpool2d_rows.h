@@ -49,6 +49,13 @@ INLINE vf load_padded(vjp_dtype dtype, const void *row, int64_t n, int64_t i) {
     if (i >= 0 && i + LANES <= n) return vf_load(dtype, row, i);
     vf outside = vf_set(-INFINITY);
     if (i >= n || i + LANES <= 0) return outside;
+#if defined(CPU_ISA_AVX512)
+    if (dtype == VJP_F32) { /* lanes that the mask leaves out are not touched in memory */
+        unsigned below = i < 0 ? ~0u << -i : ~0u, above = n - i < LANES ? (1u << (n - i)) - 1 : ~0u;
+        const float *from = (const float *)row;
+        return (vf){{(native_f)_mm512_mask_loadu_ps((__m512)outside.v[0], (__mmask16)(below & above), from + i)}};
+    }
+#endif
     /* Whole vectors around the edge, put in place through memory: far cheaper than a partial load. */
     float lanes[3 * LANES];
     if (n >= LANES) {
@@ -143,7 +150,7 @@ INLINE const float (*staged_row(row_state *state, const pool_call *call, int64_t
     float(*phase)[PHASE] = state->phase + place * stride;
     if (state->staged[place] != h) {
         state->staged[place] = h;
-        int64_t steps = (state->windows + LANES - 1) / LANES * LANES + reach;
+        int64_t steps = state->windows + reach; /* lanes past the last window may find anything: nobody reads them */
         stage_row(call->dtype, phase, at(call->dtype, state->x, h * call->s.width), call->s.width,
                   state->first_window * stride - call->s.padding_w, steps, stride);
     }
