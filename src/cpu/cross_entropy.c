@@ -150,8 +150,8 @@ INLINE double row_loss(const vjp_cross_entropy_sizes *s, const row_sums *row, do
     return loss;
 }
 
-/* Rows that are measured before their logarithms are taken: those then overlap, where one would hold its row up. */
-enum { ROWS_TOGETHER = 32 };
+/* Rows that are measured before their logarithms are taken, several in a vector. */
+enum { ROWS_TOGETHER = 2 * LANES };
 
 /* Whether the row's loss is asked for. */
 INLINE bool counts(const loss_call *call, int64_t row) {
@@ -165,17 +165,21 @@ INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool 
     for (; begin < end; begin += step) {
         if (end - begin < step) step = end - begin;
         row_sums rows[ROWS_TOGETHER];
-        for (int64_t r = 0; r < step; r++)
-            if (call->lse || counts(call, begin + r))
-                rows[r] = measure(dtype, at(dtype, call->logits, (begin + r) * s->classes), s->classes, smooth);
+        double log_sums[ROWS_TOGETHER] = {0};
+        for (int64_t r = 0; r < step; r++) {
+            if (!call->lse && !counts(call, begin + r)) continue;
+            rows[r] = measure(dtype, at(dtype, call->logits, (begin + r) * s->classes), s->classes, smooth);
+            log_sums[r] = rows[r].sum;
+        }
+        for (int64_t r = 0; r < step; r += LANES)
+            f64_logs(log_sums + r);
         for (int64_t r = 0; r < step; r++) {
             int64_t row = begin + r;
             if (!call->lse && !counts(call, row)) continue;
-            double log_sum = f64_log(rows[r].sum);
-            if (call->lse) call->lse[row] = (float)((double)rows[r].max + log_sum);
+            if (call->lse) call->lse[row] = (float)((double)rows[r].max + log_sums[r]);
             if (!counts(call, row)) continue;
             int64_t target = target_at(call->target_type, call->target, row);
-            sum.loss += row_loss(s, &rows[r], log_sum, f32_load(dtype, call->logits, row * s->classes + target));
+            sum.loss += row_loss(s, &rows[r], log_sums[r], f32_load(dtype, call->logits, row * s->classes + target));
             sum.count++;
         }
     }

@@ -49,41 +49,52 @@ INLINE vf vf_exp(vf x) {
     return e;
 }
 
+typedef double native_d __attribute__((vector_size(NATIVE_LANES * 4)));
+typedef int64_t native_l __attribute__((vector_size(NATIVE_LANES * 4)));
+
 /*
- * The natural logarithm of one positive normal number (0 gives -Inf, Inf and NaN themselves) in double, right to
- * 5e-16. By plain operations alone: libm's bits are another machine's own.
+ * The natural logarithm of positive normal numbers (0 gives -Inf, Inf and NaN themselves) in double, right to 5e-16. By
+ * plain operations alone: libm's bits are another machine's own.
  */
-INLINE double f64_log(double x) {
+INLINE native_d native_log(native_d x) {
     const double ln2 = 0.693147180559945309;
-    const uint64_t root_half = 0x3fe6a09e667f3bcd; /* sqrt(1/2): x = 2^n m, m from there to twice that */
-    if (!(x > 0 && x < (double)INFINITY)) return x == 0 ? -(double)INFINITY : x;
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    int64_t n = (int64_t)(bits - root_half) >> 52;
-    bits -= (uint64_t)n << 52;
-    double m;
-    memcpy(&m, &bits, sizeof m);
+    const int64_t root_half = 0x3fe6a09e667f3bcd; /* sqrt(1/2): x = 2^n m, m from there to twice that */
+    const int64_t infinity = 0x7ff0000000000000, minus_infinity = (int64_t)0xfff0000000000000;
+    native_l bits = (native_l)x, n = (bits - root_half) >> 52;
+    native_d m = (native_d)(bits - (n << 52));
     /* log m = 2 atanh(s); |s| is at most 0.172, so that the series of 11 terms ends below 2^-56. */
-    double s = (m - 1) / (m + 1), square = s * s, sum = 0;
+    native_d s = (m - 1) / (m + 1), square = s * s, sum = {0};
     for (int k = 21; k >= 3; k -= 2)
         sum = (sum + 1.0 / k) * square;
-    return (double)n * ln2 + (2 * s + 2 * s * sum);
+    native_d log = __builtin_convertvector(n, native_d) * ln2 + (2 * s + 2 * s * sum);
+    native_l normal = (bits > 0) & (bits < infinity), zero = (bits << 1) == 0;
+    native_l other = (zero & minus_infinity) | (~zero & bits);
+    return (native_d)((normal & (native_l)log) | (~normal & other));
+}
+
+/* Of LANES numbers in their place. */
+INLINE void f64_logs(double x[LANES]) {
+    for (int i = 0; i < LANES; i += NATIVE_LANES / 2) {
+        native_d some;
+        memcpy(&some, x + i, sizeof some);
+        some = native_log(some);
+        memcpy(x + i, &some, sizeof some);
+    }
 }
 
 /*
- * exp(x) for softmax, where x is the distance below a maximum: half the work of vf_exp for no denormals and no way to
- * overflow. Below -86 it is 0; above 87 it is wrong.
+ * exp(x) for softmax, where x is the distance below a maximum: half the work of vf_exp, for no denormals and no way to
+ * overflow. Right to 9e-8 down to -10 and to 3e-7 at the end (n ln 2 is taken off in one step), where it counts for
+ * nothing beside the maximum's 1; below -88 the factor 2^n is 0; above 87 it is wrong.
  */
 INLINE vf vf_exp_below(vf x) {
-    const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+    const float log2_e = 0x1.715476p+0f, ln2 = 0x1.62e43p-1f, least = -88.03f; /* where n is -127 */
     const float rounder = 0x1.8p+23f + 127; /* a sum with it holds the exponent of 2^n in its low bits */
-    const float c[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
+    const float c[] = {1, 1, 0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
+    x = vf_max(vf_set(least), x);
     vf rounded = vf_fma(x, vf_set(log2_e), vf_set(rounder));
-    vf n = vf_sub(rounded, vf_set(rounder));
-    vf r = vf_fma(n, vf_set(-ln2_low), vf_fma(n, vf_set(-ln2_high), x));
-    vf e = vf_add(vf_fma(vf_mul(r, r), vf_polynomial(r, c, 5), r), vf_set(1));
-    e = vf_mul(e, vi_as_vf(vi_shift_left(vf_bits(rounded), 23)));
-    return vf_select(vf_less(x, vf_set(-86)), vf_zero(), e);
+    vf r = vf_fma(vf_sub(rounded, vf_set(rounder)), vf_set(-ln2), x);
+    return vf_mul(vf_polynomial(r, c, 7), vi_as_vf(vi_shift_left(vf_bits(rounded), 23)));
 }
 
 /* 1 / (1 + exp(-x)), through exp(-|x|) so that both tails keep their digits. */
