@@ -2,269 +2,14 @@
  * attention, tile by tile (attention_tile.h): no matrix of all scores is ever stored, and memory grows with time, not
  * with its square.
  *
- * The heads of q that share a head of k and v are rows of one problem, a unit, ordered by time: row r is time r /
- * group.
- *
- * Forward: a task is a chunk of a unit's rows; it walks along the keys and keeps for each row the maximum of the
- * scores so far, the sum of exp of them, and the sum of weighted values, corrected whenever the maximum grows. A row's
- * result does not depend on the chunk it is in.
- *
  * Backward: a task is a unit; scores are made once more, weights come from the saved log-sum-exp, and all five products
  * of a tile are made while it is in cache. Rows are packed a block at a time, dq summed over the keys of a block, dk
  * and dv over all blocks. Where there are few units, the heads of a group are dealt out to several; each has sums of dk
  * and dv of its own, which are added in order. Without y and lse a forward into the workspace goes before.
  */
-#include <math.h>
-#include <stdatomic.h>
-
-#include "cpu/attention_tile.h"
-#include "op/op.h"
-
-/* Rows of the forward's chunks at most: what is packed and summed for them is 0.5 MiB at a dim of 64. */
-enum { CHUNK_TILES = 4 };
-
-/* Rows of a block of the backward: q and dy packed in two ways and dq are 1.1 MiB at a dim of 64, and stay in cache. */
-enum { BLOCK_TILES = 4, BLOCK_ROWS = BLOCK_TILES * QUERIES };
-
-/* So many tasks keep the threads busy to the end; a worker is woken for so many multiply-adds. */
-enum { ENOUGH_TASKS = 32, WORKER_MACS = 1 << 18 };
-
-typedef struct unit_plan {
-    vjp_attention_sizes sizes;
-    int64_t group; /* heads of q in a unit */
-    int64_t parts; /* units that share a head of k and v */
-    int64_t units;
-    int64_t rows;  /* of a unit */
-    int64_t chunk; /* forward: rows of a task */
-    int64_t tasks, workers;
-    int64_t worker_floats;
-} unit_plan;
-
-static int64_t rounded(int64_t floats) {
-    return divide_up(floats, LANES) * LANES;
-}
-
-static unit_plan plan_units(const vjp_work *work, int64_t group) {
-    unit_plan p = {.sizes = vjp_attention_sizes_of(work), .group = group};
-    const vjp_attention_sizes *s = &p.sizes;
-    p.parts = group ? s->group / group : 0;
-    p.units = s->batch * s->kv_heads * p.parts;
-    p.rows = s->time * group;
-    return p;
-}
-
-static int64_t workers_for(const vjp_work *work, const unit_plan *p) {
-    double macs = (double)p->units * (double)p->rows * (double)p->sizes.keys * (double)p->sizes.dim;
-    int64_t worth = macs > (double)WORKER_MACS * 1024 ? 1024 : 1 + (int64_t)(macs / WORKER_MACS);
-    return most(1, least(cpu_state_of(work)->threads, least(p->tasks, worth)));
-}
-
-/* ---- Rows and tiles of a unit ------------------------------------------------------------------------ */
-
-/* Rows of q, y or one of their gradients; `data` of a slot or of the workspace. */
-static row_source query_rows(const unit_plan *p, int64_t unit, void *data, vjp_dtype dtype, bool accumulate) {
-    const vjp_attention_sizes *s = &p->sizes;
-    int64_t batch = unit / (s->kv_heads * p->parts), head = unit % (s->kv_heads * p->parts) * p->group;
-    return (row_source){.data = data,
-                        .dtype = dtype,
-                        .first = (batch * s->time * s->heads + head) * s->dim,
-                        .time_step = s->heads * s->dim,
-                        .head_step = s->dim,
-                        .group = p->group,
-                        .dim = s->dim,
-                        .accumulate = accumulate};
-}
-
-static row_source query_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
-    return query_rows(p, unit, vjp_data(work, slot), vjp_type(work, slot), vjp_accumulates(work, slot));
-}
-
-static row_source key_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
-    const vjp_attention_sizes *s = &p->sizes;
-    int64_t head = unit / p->parts % s->kv_heads, batch = unit / p->parts / s->kv_heads;
-    return (row_source){.data = vjp_data(work, slot),
-                        .dtype = vjp_type(work, slot),
-                        .first = (batch * s->keys * s->kv_heads + head) * s->dim,
-                        .time_step = s->kv_heads * s->dim,
-                        .group = 1,
-                        .dim = s->dim,
-                        .accumulate = vjp_accumulates(work, slot)};
-}
-
-/* Where row r's number is among [batch, heads, time]. */
-static int64_t lse_place(const unit_plan *p, int64_t unit, int64_t row) {
-    const vjp_attention_sizes *s = &p->sizes;
-    return (unit * p->group + row % p->group) * s->time + row / p->group;
-}
-
-/* How many keys a row sees. */
-static int64_t keys_seen(const unit_plan *p, int64_t row) {
-    const vjp_attention_sizes *s = &p->sizes;
-    return s->causal ? row / p->group + s->keys - s->time + 1 : s->keys;
-}
-
-/* False: no row of it sees any of these keys. */
-static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows) {
-    t->key = key;
-    t->keys = least(KEYS, p->sizes.keys - key);
-    t->row = row;
-    t->rows = rows;
-    if (keys_seen(p, row + rows - 1) <= key) return false;
-    t->whole = keys_seen(p, row) >= key + t->keys;
-    for (int64_t i = 0; !t->whole && i < divide_up(rows, STRIP) * STRIP; i++)
-        t->seen[i] = (float)most(0, least(t->keys, keys_seen(p, row + least(i, rows - 1)) - key));
-    return true;
-}
-
-/* ---- Workers ----------------------------------------------------------------------------------------- */
-
-/* Tasks of any cost: each worker, with memory of its own, takes the next one that is left. */
-typedef struct workers {
-    const vjp_work *work;
-    const unit_plan *plan;
-    void (*run)(const struct workers *w, int64_t task, float *memory, int64_t worker);
-    float *memory;
-    const void *own;
-    _Atomic int64_t *next;
-} workers;
-
-static void worker_task(void *argument, size_t worker) {
-    const workers *w = argument;
-    int64_t task;
-    while ((task = atomic_fetch_add(w->next, 1)) < w->plan->tasks)
-        w->run(w, task, w->memory + (int64_t)worker * w->plan->worker_floats, (int64_t)worker);
-}
-
-static void run_workers(workers *w) {
-    _Atomic int64_t next = 0;
-    w->next = &next;
-    vjp_cpu_for(w->work, w->plan->workers, worker_task, w);
-}
-
-/* Memory that is handed out piece by piece; without a base it only counts. */
-typedef struct arena {
-    float *base;
-    int64_t used;
-} arena;
-
-static float *take(arena *memory, int64_t floats) {
-    float *taken = memory->base ? memory->base + memory->used : NULL;
-    memory->used += rounded(floats);
-    return taken;
-}
+#include "cpu/attention_forward.h"
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
-
-/* Where the results go: the call's y and lse, or the workspace of a backward that has none. */
-typedef struct forward_call {
-    int q, k, v; /* slots */
-    void *y;
-    vjp_dtype y_dtype;
-    bool accumulate;
-    float *lse;
-    float *rest; /* NULL: lse is the whole of it; else lse is the maximum alone and this the log of the sum */
-} forward_call;
-
-typedef struct forward_memory {
-    float *scores, *keys, *values;
-    float *queries, *sums; /* of each tile of the chunk, QUERIES_PADDED x dim and QUERIES x padded dim */
-    softmax_state state;   /* of all rows, QUERIES_PADDED a tile */
-} forward_memory;
-
-static forward_memory forward_memory_of(const unit_plan *p, arena *memory) {
-    int64_t dim = p->sizes.dim, tiles = divide_up(p->chunk, QUERIES), lanes = tiles * QUERIES_PADDED;
-    forward_memory m = {.scores = take(memory, score_floats(p->sizes.keys))};
-    m.keys = take(memory, left_floats(p->sizes.keys, dim));
-    m.values = take(memory, KEYS * padded_dim(dim));
-    m.queries = take(memory, lanes * dim);
-    m.sums = take(memory, tiles * QUERIES * padded_dim(dim));
-    m.state.maximum = take(memory, lanes);
-    m.state.sum = take(memory, lanes);
-    m.state.correction = take(memory, lanes);
-    return m;
-}
-
-static unit_plan plan_forward(const vjp_work *work) {
-    unit_plan p = plan_units(work, vjp_attention_sizes_of(work).group);
-    int64_t tiles = divide_up(p.rows, QUERIES), enough = divide_up(ENOUGH_TASKS, most(1, p.units));
-    p.chunk = most(1, least(CHUNK_TILES, divide_up(tiles, enough))) * QUERIES;
-    p.chunk = least(p.chunk, most(1, p.rows));
-    p.tasks = p.units * divide_up(p.rows, p.chunk);
-    p.workers = workers_for(work, &p);
-    arena count = {0};
-    forward_memory_of(&p, &count);
-    p.worker_floats = count.used;
-    return p;
-}
-
-/* One tile: its weights, and their values added to the sums. */
-static void forward_tile(const unit_plan *p, const attention_tile *t, const forward_memory *m, int64_t index,
-                         bool values) {
-    int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED;
-    softmax_state state = {m->state.maximum + lanes, m->state.sum + lanes, m->state.correction + lanes};
-    float *sums = m->sums + index * QUERIES * padded_dim(dim);
-    for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
-        multiply_strip(t, dim, m->keys, m->queries + lanes * dim, strip, m->scores);
-        for (int64_t at = strip; at < strip + STRIP; at += LANES)
-            weigh_running(t, at, m->scores, &state);
-    }
-    if (!values) return;
-    if (t->key > 0) correct_sums(t, dim, state.correction, sums);
-    sum_over_keys(t, dim, m->scores, m->values, sums, t->key > 0);
-}
-
-static void finish_rows(const unit_plan *p, const forward_call *call, int64_t unit, int64_t first, int64_t rows,
-                        const forward_memory *m) {
-    row_source y = query_rows(p, unit, call->y, call->y_dtype, call->accumulate);
-    int64_t stride = padded_dim(p->sizes.dim);
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t lane = r / QUERIES * QUERIES_PADDED + r % QUERIES;
-        float maximum = m->state.maximum[lane], sum = m->state.sum[lane];
-        int64_t place = lse_place(p, unit, first + r);
-        if (call->lse) call->lse[place] = call->rest ? maximum : (float)((double)maximum + log((double)sum));
-        if (call->rest) call->rest[place] = (float)log((double)sum);
-        if (call->y) put_row(&y, first + r, m->sums + r * stride, p->sizes.keys ? 1 / sum : 0);
-    }
-}
-
-static void forward_task(const workers *w, int64_t task, float *memory, int64_t worker) {
-    (void)worker;
-    const unit_plan *p = w->plan;
-    const forward_call *call = w->own;
-    arena own = {.base = memory};
-    forward_memory m = forward_memory_of(p, &own);
-    /* The last chunks see the most keys: they go first, so that the threads finish together. */
-    int64_t chunks = p->tasks / p->units, unit = task % p->units, chunk = chunks - 1 - task / p->units;
-    int64_t first = chunk * p->chunk, rows = least(p->chunk, p->rows - first), tiles = divide_up(rows, QUERIES);
-    row_source q = query_slot(w->work, p, unit, call->q), k = key_slot(w->work, p, unit, call->k);
-    row_source v = key_slot(w->work, p, unit, call->v);
-    for (int64_t i = 0; i < tiles; i++)
-        pack_turned(&q, first + i * QUERIES, least(QUERIES, rows - i * QUERIES), (float)p->sizes.scale,
-                    m.queries + i * QUERIES_PADDED * p->sizes.dim);
-    for (int64_t i = 0; i < tiles * QUERIES_PADDED; i++) {
-        m.state.maximum[i] = -INFINITY;
-        m.state.sum[i] = 0;
-    }
-    if (p->sizes.keys == 0) memset(m.sums, 0, (size_t)(rows * padded_dim(p->sizes.dim)) * sizeof *m.sums);
-    int64_t seen = keys_seen(p, first + rows - 1);
-    for (int64_t key = 0; key < seen; key += KEYS) {
-        int64_t keys = least(KEYS, p->sizes.keys - key);
-        pack_left(&k, key, keys, m.keys);
-        if (call->y) pack_right(&v, key, keys, KEYS, m.values);
-        for (int64_t i = 0; i < tiles; i++) {
-            attention_tile t;
-            if (set_tile(&t, p, key, first + i * QUERIES, least(QUERIES, rows - i * QUERIES)))
-                forward_tile(p, &t, &m, i, call->y);
-        }
-    }
-    finish_rows(p, call, unit, first, rows, &m);
-}
-
-static void run_forward(const vjp_work *work, const unit_plan *p, const forward_call *call, float *memory) {
-    if (p->tasks == 0 || (!call->y && !call->lse)) return;
-    workers w = {.work = work, .plan = p, .run = forward_task, .memory = memory, .own = call};
-    run_workers(&w);
-}
 
 static vjp_status forward(const vjp_work *work) {
     unit_plan p = plan_forward(work);
@@ -294,6 +39,12 @@ static size_t forward_workspace(const vjp_work *work) {
 
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
+/*
+ * Rows of a block of the backward at most: q and dy packed in two ways and dq are 1.3 MiB at a dim of 64, and stay in
+ * cache. A short unit has two blocks, so that what the second needs comes in beside the first's products.
+ */
+enum { BLOCK_TILES = 8, BLOCKS = 2, LEAST_BLOCK_TILES = 2 };
+
 typedef struct backward_call {
     row_source y;            /* `first` and `group` of no unit: see query_rows() */
     const float *lse, *rest; /* as in known_state; rest NULL: 0 */
@@ -302,31 +53,35 @@ typedef struct backward_call {
 
 typedef struct backward_memory {
     float *scores, *slopes;
-    float *keys, *values, *keys_right;
+    float *keys, *values;
+    right_operand keys_right;
     /* Of each tile of a block of rows; the right ones are QUERIES rows of padded dim, the turned ones QUERIES_PADDED.
      */
-    float *queries, *dy, *queries_right, *dy_right, *dq;
+    float *queries, *dy, *dq;
+    right_operand queries_right[BLOCK_TILES], dy_right[BLOCK_TILES];
     known_state state; /* of all rows, QUERIES_PADDED a tile */
-    float *turned;     /* y of one tile */
+    float *turned;     /* y of one strip */
 } backward_memory;
 
 static backward_memory backward_memory_of(const unit_plan *p, arena *memory) {
-    int64_t dim = p->sizes.dim, padded = padded_dim(dim), tiles = divide_up(least(BLOCK_ROWS, p->rows), QUERIES);
+    int64_t dim = p->sizes.dim, padded = padded_dim(dim), tiles = divide_up(p->block, QUERIES);
     int64_t lanes = tiles * QUERIES_PADDED;
     backward_memory m = {.scores = take(memory, score_floats(p->sizes.keys))};
     m.slopes = take(memory, score_floats(p->sizes.keys));
     m.keys = take(memory, left_floats(p->sizes.keys, dim));
     m.values = take(memory, left_floats(p->sizes.keys, dim));
-    m.keys_right = take(memory, KEYS * padded);
+    m.keys_right.terms = take(memory, KEYS * padded);
     m.queries = take(memory, lanes * dim);
     m.dy = take(memory, lanes * dim);
-    m.queries_right = take(memory, tiles * QUERIES * padded);
-    m.dy_right = take(memory, tiles * QUERIES * padded);
+    for (int64_t i = 0; i < tiles; i++) {
+        m.queries_right[i].terms = take(memory, QUERIES * padded);
+        m.dy_right[i].terms = take(memory, QUERIES * padded);
+    }
     m.dq = take(memory, tiles * QUERIES * padded);
     m.state.maximum = take(memory, lanes);
     m.state.rest = take(memory, lanes);
     m.state.mean = take(memory, lanes);
-    m.turned = take(memory, QUERIES_PADDED * dim);
+    m.turned = take(memory, STRIP * dim);
     return m;
 }
 
@@ -342,6 +97,8 @@ static unit_plan plan_backward(const vjp_work *work) {
     while (group > 1 && (s.group % group || s.batch * s.kv_heads * (s.group / group) < ENOUGH_TASKS))
         group--;
     unit_plan p = plan_units(work, group);
+    p.block = most(LEAST_BLOCK_TILES, least(BLOCK_TILES, divide_up(p.rows, BLOCKS * QUERIES))) * QUERIES;
+    p.block = least(p.block, p.rows);
     p.tasks = p.units;
     p.workers = workers_for(work, &p);
     arena count = {0};
@@ -350,103 +107,179 @@ static unit_plan plan_backward(const vjp_work *work) {
     return p;
 }
 
-/* A tile of rows: q and dy as they will be read, lse, and mean = <dy, y> in the order of terms that dp is summed in. */
-static void pack_rows(const workers *w, int64_t unit, int64_t first, int64_t count, int64_t index,
-                      const backward_memory *m) {
-    const unit_plan *p = w->plan;
-    const backward_call *call = w->own;
-    int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED, right = index * QUERIES * padded_dim(dim);
-    row_source q = query_slot(w->work, p, unit, ATTENTION_B_Q), dy = query_slot(w->work, p, unit, ATTENTION_B_DY);
-    row_source y = query_rows(p, unit, call->y.data, call->y.dtype, false);
-    pack_turned(&q, first, count, (float)p->sizes.scale, m->queries + lanes * dim);
-    pack_turned(&dy, first, count, 1, m->dy + lanes * dim);
-    pack_turned(&y, first, count, 1, m->turned);
-    pack_right(&q, first, count, QUERIES, m->queries_right + right);
-    pack_right(&dy, first, count, QUERIES, m->dy_right + right);
-    for (int64_t i = 0; i < divide_up(count, STRIP) * STRIP; i++) {
-        int64_t place = lse_place(p, unit, first + least(i, count - 1));
-        m->state.maximum[lanes + i] = call->lse[place];
-        m->state.rest[lanes + i] = call->rest ? call->rest[place] : 0;
-    }
-    for (int64_t c = 0; c < count; c += GEMM_COLUMNS) {
-        const float *a = m->turned + c * dim, *b = m->dy + (lanes + c) * dim;
+/* mean = <dy, y> of a strip, from both turned, in the order of terms that dp is summed in. */
+static void multiply_each(int64_t dim, const float *y, const float *dy, float *mean) {
+    for (int64_t c = 0; c < STRIP; c += GEMM_COLUMNS, y += GEMM_COLUMNS * dim, dy += GEMM_COLUMNS * dim) {
         float total[GEMM_COLUMNS] = {0};
         for (int64_t d = 0; d < dim; d += GEMM_DEPTH) {
             float sum[GEMM_COLUMNS] = {0};
             for (int64_t k = d; k < least(dim, d + GEMM_DEPTH); k++)
                 for (int i = 0; i < GEMM_COLUMNS; i++)
-                    sum[i] = f32_fma(a[k * GEMM_COLUMNS + i], b[k * GEMM_COLUMNS + i], sum[i]);
+                    sum[i] = f32_fma(y[k * GEMM_COLUMNS + i], dy[k * GEMM_COLUMNS + i], sum[i]);
             for (int i = 0; i < GEMM_COLUMNS; i++)
                 total[i] += sum[i];
         }
-        memcpy(m->state.mean + lanes + c, total, sizeof total);
+        memcpy(mean + c, total, sizeof total);
     }
 }
 
-/* One tile: weights and their gradients, and what they add to dq, dk and dv. */
-static void backward_tile(const workers *w, const attention_tile *t, const backward_memory *m, int64_t index, float *dk,
-                          float *dv) {
+/* A tile of rows: q and dy as they will be read, lse, and mean. A strip at a time, which is read from memory once. */
+static void pack_rows(const workers *w, int64_t unit, int64_t first, int64_t count, int64_t index, backward_memory *m) {
     const unit_plan *p = w->plan;
-    int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED, right = index * QUERIES * padded_dim(dim);
-    bool slopes = w->work->tensor[ATTENTION_B_DQ] || w->work->tensor[ATTENTION_B_DK];
+    const backward_call *call = w->own;
+    int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED;
+    row_source q = query_slot(w->work, p, unit, ATTENTION_B_Q), dy = query_slot(w->work, p, unit, ATTENTION_B_DY);
+    row_source y = query_rows(p, unit, call->y.data, call->y.dtype, false);
+    right_operand *q_right = &m->queries_right[index], *dy_right = &m->dy_right[index];
+    q_right->finite = dy_right->finite = true;
+    for (int64_t at = 0; at < count; at += STRIP) {
+        int64_t rows = least(STRIP, count - at);
+        pack_turned(&q, first + at, rows, m->queries + (lanes + at) * dim);
+        pack_right(&q, first + at, rows, QUERIES, at, q_right);
+        pack_turned(&dy, first + at, rows, m->dy + (lanes + at) * dim);
+        pack_right(&dy, first + at, rows, QUERIES, at, dy_right);
+        pack_turned(&y, first + at, rows, m->turned);
+        multiply_each(dim, m->turned, m->dy + (lanes + at) * dim, m->state.mean + lanes + at);
+    }
+    int64_t time = first / p->group, head = first % p->group, place = 0;
+    for (int64_t i = 0; i < divide_up(count, STRIP) * STRIP; i++) {
+        if (i < count) place = (unit * p->group + head) * p->sizes.time + time;
+        m->state.maximum[lanes + i] = call->lse[place];
+        m->state.rest[lanes + i] = call->rest ? call->rest[place] : 0;
+        if (++head == p->group) {
+            head = 0;
+            time++;
+        }
+    }
+}
+
+/* The sums of dk and dv of a unit, and how many keys have some. */
+typedef struct key_sums {
+    float *dk, *dv;
+    int64_t dk_begun, dv_begun;
+} key_sums;
+
+/*
+ * One tile: weights and their gradients, and what they add to dq, dk and dv. What is summed to the end goes to its
+ * place: dq behind the last keys that the rows see, dk and dv behind the last rows.
+ */
+static void backward_tile(const workers *w, int64_t unit, const attention_tile *t, const backward_memory *m,
+                          int64_t index, key_sums *sums) {
+    const unit_plan *p = w->plan;
+    int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED, padded = padded_dim(dim);
+    row_target dq = {query_slot(w->work, p, unit, ATTENTION_B_DQ), NULL, (float)p->sizes.scale};
+    row_target dk = {key_slot(w->work, p, unit, ATTENTION_B_DK), NULL, (float)p->sizes.scale};
+    row_target dv = {key_slot(w->work, p, unit, ATTENTION_B_DV), NULL, 1};
+    bool slopes = dq.to.data || dk.to.data, last_rows = p->parts == 1 && t->row + t->rows == p->rows;
+    bool last_keys = keys_seen(p, t->row + t->rows - 1) <= t->key + KEYS;
     known_state state = {m->state.maximum + lanes, m->state.rest + lanes, m->state.mean + lanes};
     for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
         multiply_strip(t, dim, m->keys, m->queries + lanes * dim, strip, m->scores);
         if (slopes) multiply_strip(t, dim, m->values, m->dy + lanes * dim, strip, m->slopes);
-        for (int64_t at = strip; at < strip + STRIP; at += LANES)
+        for (int64_t at = strip; at < strip_end(t, strip); at += LANES)
             weigh_known(t, at, m->scores, slopes ? m->slopes : NULL, &state);
     }
-    if (w->work->tensor[ATTENTION_B_DV]) sum_over_queries(t, dim, m->scores, m->dy_right + right, dv);
-    if (w->work->tensor[ATTENTION_B_DK]) sum_over_queries(t, dim, m->slopes, m->queries_right + right, dk);
-    if (w->work->tensor[ATTENTION_B_DQ]) sum_over_keys(t, dim, m->slopes, m->keys_right, m->dq + right, t->key > 0);
+    if (dv.to.data)
+        sum_over_queries(t, dim, m->scores, &m->dy_right[index], sums->dv + t->key * padded, &sums->dv_begun,
+                         last_rows ? &dv : NULL);
+    if (dk.to.data)
+        sum_over_queries(t, dim, m->slopes, &m->queries_right[index], sums->dk + t->key * padded, &sums->dk_begun,
+                         last_rows ? &dk : NULL);
+    if (dq.to.data)
+        sum_over_keys(t, dim, m->slopes, &m->keys_right, m->dq + index * QUERIES * padded, t->key > 0,
+                      last_keys ? &dq : NULL);
+}
+
+/*
+ * What comes when a block's last tiles are done: dq's places, and the rows of the next block; or behind the last block
+ * dk's and dv's places, and the next task's rows and first keys.
+ */
+static void ask_backward(worker *one, int64_t unit, int64_t first, int64_t rows) {
+    const vjp_work *work = one->all->work;
+    const unit_plan *p = one->all->plan;
+    const backward_call *call = one->all->own;
+    row_ahead *ahead = &one->ahead;
+    row_source dq = query_slot(work, p, unit, ATTENTION_B_DQ);
+    ask_ahead(ahead, &dq, first, rows);
+    bool last = first + rows == p->rows;
+    if (last) {
+        row_source dk = key_slot(work, p, unit, ATTENTION_B_DK), dv = key_slot(work, p, unit, ATTENTION_B_DV);
+        if (p->parts == 1) ask_ahead(ahead, &dk, 0, p->sizes.keys);
+        if (p->parts == 1) ask_ahead(ahead, &dv, 0, p->sizes.keys);
+        unit = next_task(one);
+        if (unit >= p->tasks) return;
+    }
+    first = last ? 0 : first + rows;
+    rows = least(p->block, p->rows - first);
+    row_source q = query_slot(work, p, unit, ATTENTION_B_Q), dy = query_slot(work, p, unit, ATTENTION_B_DY);
+    row_source y = query_rows(p, unit, call->y.data, call->y.dtype, false);
+    ask_ahead(ahead, &q, first, rows);
+    ask_ahead(ahead, &dy, first, rows);
+    ask_ahead(ahead, &y, first, rows);
+    ask_keys(one, unit, 0, ATTENTION_B_K, ATTENTION_B_V);
 }
 
 /* A block of rows with all keys that they see. */
-static void backward_block(const workers *w, int64_t unit, int64_t first, int64_t rows, const backward_memory *m,
-                           float *dk, float *dv) {
+static void backward_block(worker *one, int64_t unit, int64_t first, int64_t rows, backward_memory *m, key_sums *sums) {
+    const workers *w = one->all;
     const unit_plan *p = w->plan;
-    int64_t dim = p->sizes.dim, padded = padded_dim(dim), tiles = divide_up(rows, QUERIES);
+    int64_t tiles = divide_up(rows, QUERIES);
     row_source k = key_slot(w->work, p, unit, ATTENTION_B_K), v = key_slot(w->work, p, unit, ATTENTION_B_V);
     for (int64_t i = 0; i < tiles; i++)
         pack_rows(w, unit, first + i * QUERIES, least(QUERIES, rows - i * QUERIES), i, m);
-    if (p->sizes.keys == 0) memset(m->dq, 0, (size_t)(rows * padded) * sizeof *m->dq);
-    int64_t seen = keys_seen(p, first + rows - 1);
+    int64_t seen = keys_seen(p, first + rows - 1), left = divide_up(seen, KEYS) * tiles;
+    if (left < ASK_TILES) ask_backward(one, unit, first, rows);
     for (int64_t key = 0; key < seen; key += KEYS) {
         int64_t keys = least(KEYS, p->sizes.keys - key);
-        pack_left(&k, key, keys, m->keys);
-        pack_left(&v, key, keys, m->values);
-        pack_right(&k, key, keys, KEYS, m->keys_right);
+        m->keys_right.finite = true;
+        for (int64_t at = 0; at < keys; at += STRIP) {
+            pack_left(&k, key + at, least(STRIP, keys - at), (float)p->sizes.scale, m->keys + at * GEMM_ROW_STRIDE);
+            pack_right(&k, key + at, least(STRIP, keys - at), KEYS, at, &m->keys_right);
+        }
+        pack_left(&v, key, keys, 1, m->values);
+        if (key + KEYS < seen) ask_keys(one, unit, key + KEYS, ATTENTION_B_K, ATTENTION_B_V);
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;
-            if (set_tile(&t, p, key, first + i * QUERIES, least(QUERIES, rows - i * QUERIES)))
-                backward_tile(w, &t, m, i, dk + key * padded, dv + key * padded);
+            if (left-- == ASK_TILES) ask_backward(one, unit, first, rows);
+            if (set_tile(&t, p, key, first + i * QUERIES, least(QUERIES, rows - i * QUERIES), &one->ahead))
+                backward_tile(w, unit, &t, m, i, sums);
         }
     }
-    row_source dq = query_slot(w->work, p, unit, ATTENTION_B_DQ);
-    for (int64_t r = 0; dq.data && r < rows; r++)
-        put_row(&dq, first + r, m->dq + r * padded, (float)p->sizes.scale);
 }
 
-/* A row of dk and dv. */
-static void put_key(const vjp_work *work, const unit_plan *p, int64_t unit, int64_t key, const float *dk_row,
-                    const float *dv_row) {
+/* Rows of dk and dv. */
+static void put_keys(const vjp_work *work, const unit_plan *p, int64_t unit, int64_t key, int64_t count,
+                     const float *dk_rows, const float *dv_rows) {
     row_source dk = key_slot(work, p, unit, ATTENTION_B_DK), dv = key_slot(work, p, unit, ATTENTION_B_DV);
-    if (dk.data) put_row(&dk, key, dk_row, (float)p->sizes.scale);
-    if (dv.data) put_row(&dv, key, dv_row, 1);
+    if (dk.data) put_rows(&dk, key, count, dk_rows, NULL, (float)p->sizes.scale);
+    if (dv.data) put_rows(&dv, key, count, dv_rows, NULL, 1);
 }
 
-static void backward_task(const workers *w, int64_t unit, float *memory, int64_t worker) {
+/* Without rows dk and dv are 0; without keys dq is. */
+static void backward_nothing(const workers *w, int64_t unit, const key_sums *sums, const backward_memory *m) {
+    const unit_plan *p = w->plan;
+    row_source dq = query_slot(w->work, p, unit, ATTENTION_B_DQ);
+    memset(sums->dk, 0, (size_t)unit_sums(p) * sizeof *sums->dk);
+    if (p->parts == 1) put_keys(w->work, p, unit, 0, p->sizes.keys, sums->dk, sums->dv);
+    memset(m->dq, 0, (size_t)(p->block * padded_dim(p->sizes.dim)) * sizeof *m->dq);
+    for (int64_t first = 0; dq.data && first < p->rows; first += p->block)
+        put_rows(&dq, first, least(p->block, p->rows - first), m->dq, NULL, 1);
+}
+
+static void backward_task(worker *one, int64_t unit) {
+    const workers *w = one->all;
     const unit_plan *p = w->plan;
     const backward_call *call = w->own;
-    arena own = {.base = memory};
+    arena own = {.base = one->memory};
     backward_memory m = backward_memory_of(p, &own);
-    int64_t padded = padded_dim(p->sizes.dim);
-    float *dk = call->sums + (p->parts > 1 ? unit : worker) * unit_sums(p), *dv = dk + p->sizes.keys * padded;
-    memset(dk, 0, (size_t)unit_sums(p) * sizeof *dk);
-    for (int64_t first = 0; first < p->rows; first += BLOCK_ROWS)
-        backward_block(w, unit, first, least(BLOCK_ROWS, p->rows - first), &m, dk, dv);
-    for (int64_t key = 0; p->parts == 1 && key < p->sizes.keys; key++)
-        put_key(w->work, p, unit, key, dk + key * padded, dv + key * padded);
+    key_sums sums = {.dk = call->sums + (p->parts > 1 ? unit : one->index) * unit_sums(p)};
+    sums.dv = sums.dk + p->sizes.keys * padded_dim(p->sizes.dim);
+    if (p->rows == 0 || p->sizes.keys == 0) {
+        backward_nothing(w, unit, &sums, &m);
+        return;
+    }
+    for (int64_t first = 0; first < p->rows; first += p->block)
+        backward_block(one, unit, first, least(p->block, p->rows - first), &m, &sums);
 }
 
 /* ---- dk and dv of units that share a head ------------------------------------------------------------- */
@@ -471,7 +304,7 @@ static void add_parts_task(void *argument, size_t task) {
                 dk[d] += dk[part * step + d];
                 dv[d] += dv[part * step + d];
             }
-        put_key(a->work, p, unit, key, dk, dv);
+        put_keys(a->work, p, unit, key, 1, dk, dv);
     }
 }
 

@@ -50,12 +50,14 @@ enum {
 /*
  * What the next run of terms will read: two stretches of packed panels that other cores have written, so that they come
  * from the last-level cache or out of another core's. While one pair of panels is multiplied, the next GEMM_AHEAD bytes
- * of each are called into the second-level cache, a line for every four terms.
+ * of each are called into the second-level cache, a line for every four terms. `skip` bytes lie between the lines of a
+ * stretch that is not one piece.
  */
 enum { GEMM_AHEAD_TERMS = 4, GEMM_LINE = 64, GEMM_AHEAD = GEMM_DEPTH / GEMM_AHEAD_TERMS * GEMM_LINE };
 
 typedef struct gemm_ahead {
     const char *a, *a_end, *b, *b_end;
+    int64_t skip;
 } gemm_ahead;
 
 /* Where a small block of sums goes, and what it is added to (NULL: nothing; else often the same place). */
@@ -107,8 +109,10 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
     }
     int64_t k = 0;
     for (; k + GEMM_AHEAD_TERMS <= depth; k += GEMM_AHEAD_TERMS) {
-        __builtin_prefetch(ahead_a + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
-        __builtin_prefetch(ahead_b + k * (GEMM_LINE / GEMM_AHEAD_TERMS), 0, 2);
+        __builtin_prefetch(ahead_a, 0, 2);
+        __builtin_prefetch(ahead_b, 0, 2);
+        ahead_a += GEMM_LINE + ahead->skip;
+        ahead_b += GEMM_LINE + ahead->skip;
         UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
             gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, places, k + u), sum);
     }
