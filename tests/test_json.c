@@ -146,7 +146,7 @@ static void test_tree(void **state) {
                    {-9223372036854775808.0, true, INT64_MIN, "-9223372036854775808"},
                    {9223372036854775808.0, false, 0, "9.223372036854776e18"},
                    {100, false, 0, "1e2"},
-                   {-0.0, true, 0, "0"}};
+                   {-0.0, false, 0, "-0.0"}};
     const json_value *v = list->first;
     for (size_t i = 0; i < COUNT(numbers); i++, v = v->next) {
         assert_int_equal(v->type, JSON_NUMBER);
@@ -188,6 +188,33 @@ static void test_depth(void **state) {
     strcat(text, "]");
     assert_true(parse(text, strlen(text), &document, error));
     json_free(&document);
+}
+
+/* A limit of the caller's on the bytes, and one on the values, which brackets inside a text are not. */
+static void test_limits(void **state) {
+    (void)state;
+    enum { LENGTH = JSON_MOST + 8 };
+    char *text = malloc(LENGTH), error[TRAIN_ERROR];
+    assert_non_null(text);
+    json_document document;
+    memset(text, ',', LENGTH);
+    memcpy(text, "[\"\\\"", 4);
+    memcpy(text + LENGTH - 2, "\"]", 2);
+    assert_false(json_parse_up_to(LENGTH - 1, text, LENGTH, &document, error));
+    assert_non_null(strstr(error, "it has 16777224 bytes; JSON here has at most 16777223"));
+    if (!json_parse_up_to(LENGTH, text, LENGTH, &document, error)) fail_msg("%s", error);
+    assert_int_equal(document.root->count, 1);
+    assert_int_equal(strlen(document.root->first->text), LENGTH - 5);
+    char *kept = json_take_texts(&document); /* the tree goes, its texts stay */
+    assert_true(document.root == NULL && document.values == NULL && document.text == NULL);
+    assert_int_equal(strspn(kept + 2, "\","), LENGTH - 5);
+    free(kept);
+    memset(text, ',', LENGTH);
+    text[0] = '[';
+    assert_false(json_parse_up_to(LENGTH, text, LENGTH, &document, error));
+    assert_non_null(strstr(error, "it has more than 16777216 commas and brackets"));
+    assert_true(document.values == NULL && document.text == NULL);
+    free(text);
 }
 
 static uint32_t next_random(uint64_t *seed) {
@@ -319,9 +346,9 @@ static void test_reals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),         cmocka_unit_test(test_tree),  cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_random_damage), cmocka_unit_test(test_files), cmocka_unit_test(test_write),
-        cmocka_unit_test(test_reals),
+        cmocka_unit_test(test_texts),  cmocka_unit_test(test_tree),          cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_limits), cmocka_unit_test(test_random_damage), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_write),  cmocka_unit_test(test_reals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

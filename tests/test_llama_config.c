@@ -101,7 +101,7 @@ static const struct {
     {"head_dim", "7", "\"head_dim\" is 7; vjp takes an even one"},
     {"head_dim", "8388608", "together they go to"},
     {"hidden_size", "null", "there is no \"hidden_size\""},
-    {"hidden_size", "32.0", "\"hidden_size\" is 32; vjp takes an integer"},
+    {"hidden_size", "32.0", "\"hidden_size\" is 32.0; vjp takes an integer"},
     {"hidden_size", "0", "\"hidden_size\" is 0; vjp takes 1 to"},
     {"hidden_size", "34", "\"num_attention_heads\" is 4, which does not divide hidden_size 34"},
     {"hidden_size", "9223372036854775807", "\"hidden_size\" is 9223372036854775807"},

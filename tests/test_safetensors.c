@@ -101,11 +101,13 @@ static const struct {
     {"", 0, "does not begin with {"},
     {" {}", 0, "does not begin with {"},
     {"[]", 0, "does not begin with {"},
-    {"{", 0, "ends where"},
-    {"{}x", 0, "goes on behind its end"},
-    {"{\"a\"}", 0, "colon"},
-    {"{\"a\":1}", 0, "{ of a tensor"},
-    {"{\"a", 0, "end of a string"},
+    {"{", 0, "its header cannot be read: it ends at byte 1, where key"},
+    {"{}x", 0, "goes on behind its end at byte 2"},
+    {"{\"a\"}", 0, "no colon at byte 4"},
+    {"{\"a\":1}", 0, "tensor \"a\" is 1 instead of an object"},
+    {"{\"a\":[]}", 0, "tensor \"a\" is [] instead of an object"},
+    {"{\"a\":null}", 0, "tensor \"a\" is null instead of an object"},
+    {"{\"a", 0, "the end of a text"},
     {"{\"a\\", 0, "unknown escape"},
     {"{\"a\\q\":{}}", 0, "unknown escape"},
     {"{\"\\u12\":{}}", 0, "hexadecimal"},
@@ -120,36 +122,56 @@ static const struct {
     {"{\"\xe2\x82", 0, "UTF-8"},
     {"{" A("[2]", "[0,8]") ","
                            "}",
-     8, "name of a tensor"},
+     8, "no key at byte"},
     {"{" A("[2]", "[0,8]") B("[0]", "[8,8]") "}", 8, "comma or }"},
-    {"{" A("[2,]", "[0,8]") "}", 8, "size of 0 or more"},
+    {"{" A("[2,]", "[0,8]") "}", 8, "no value at byte"},
     {"{" A("[2 1]", "[0,8]") "}", 8, "comma or ]"},
-    {"{" A("[-2]", "[0,8]") "}", 8, "size of 0 or more"},
-    {"{" A("[2.0]", "[0,8]") "}", 8, "comma or ]"},
+    {"{" A("[-2]", "[0,8]") "}", 8, "\"a\" has -2 in its shape, which is no integer from 0 to 2^63 - 1"},
+    {"{" A("[2.0]", "[0,8]") "}", 8, "\"a\" has 2.0 in its shape, which is no integer"},
+    {"{" A("[2e0]", "[0,8]") "}", 8, "\"a\" has 2.0 in its shape, which is no integer"},
+    {"{" A("[-0]", "[0,0]") "}", 0, "\"a\" has -0.0 in its shape, which is no integer"},
+    {"{" A("[\"2\"]", "[0,8]") "}", 8, "\"a\" has \"2\" in its shape, which is no integer"},
+    {"{" A("[[2]]", "[0,8]") "}", 8, "\"a\" has [...] in its shape, which is no integer"},
+    {"{" A("2", "[0,8]") "}", 8, "\"a\" has 2 as its shape instead of a list"},
+    {"{" A("{}", "[0,8]") "}", 8, "\"a\" has {} as its shape instead of a list"},
     {"{" A("[02]", "[0,8]") "}", 8, "leading zero"},
-    {"{" A("[2]", "[0,8,9]") "}", 8, "] of data_offsets"},
-    {"{" A("[2]", "[0]") "}", 8, "comma"},
-    {"{" A("[99999999999999999999]", "[0,8]") "}", 8, "past 2^63"},
-    {"{\"__metadata__\":[]}", 0, "{ of __metadata__"},
-    {"{\"__metadata__\":{\"k\":1}}", 0, "text of __metadata__"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "two entries __metadata__"},
-    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two metadata keys \"k\""},
+    {"{" A("[2]", "[0,8,9]") "}", 8, "\"a\" has 3 data_offsets instead of 2"},
+    {"{" A("[2]", "[0]") "}", 8, "\"a\" has 1 data_offsets instead of 2"},
+    {"{" A("[2]", "[]") "}", 8, "\"a\" has 0 data_offsets instead of 2"},
+    {"{" A("[2]", "8") "}", 8, "\"a\" has 8 as its data_offsets instead of a list"},
+    {"{" A("[2]", "[0,8.5]") "}", 8, "\"a\" has 8.5 in its data_offsets, which is no integer"},
+    {"{" A("[2]", "[null,8]") "}", 8, "\"a\" has null in its data_offsets, which is no integer"},
+    {"{" A("[99999999999999999999]", "[0,8]") "}", 8, "\"a\" has 1e20 in its shape, which is no integer"},
+    {"{" A("[9223372036854775808]", "[0,8]") "}", 8, "in its shape, which is no integer from 0 to 2^63 - 1"},
+    {"{" A("[2]", "[0,9223372036854775807]") "}", 8, "but 9223372036854775807 by its data_offsets"},
+    {"{" A("[2]", "[9223372036854775799,9223372036854775807]") "}", 8,
+     "bytes 0 to 9223372036854775799 of the data belong to no tensor"},
+    {"{" A("[2]", "[0,9223372036854775808]") "}", 8, "in its data_offsets, which is no integer"},
+    {"{" A("[1e999]", "[0,8]") "}", 8, "no double can hold"},
+    {"{\"__metadata__\":[]}", 0, "its __metadata__ is [] instead of an object"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, "its __metadata__ has 1 as \"k\" instead of a text"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "object at byte 0 has two members \"__metadata__\""},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "object at byte 16 has two members \"k\""},
     /* tensors */
     {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\" has no dtype"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "\"a\" has no shape"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "\"a\" has no data_offsets"},
-    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "two entries \"dtype\""},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+     "object at byte 5 has two members \"dtype\""},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "unknown entry \"x\""},
-    {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "does not know"},
+    {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+     "\"a\" has dtype \"F33\", which the format does not know"},
+    {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+     "\"a\" has dtype 32, which the format does not know"},
     {"{\"a\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "does not know"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, "no whole bytes"},
     {"{" A("[4294967296,4294967296]", "[0,8]") "}", 8, "overflows"},
     {"{" A("[4611686018427387904]", "[0,0]") "}", 0, "overflows"},
     {"{" A("[3]", "[0,8]") "}", 8, "12 bytes by its shape and dtype, but 8"},
     {"{" A("[2]", "[8,0]") "}", 8, "end before they begin"},
-    {"{" A("[1]", "[0,4]") "," A("[1]", "[4,8]") "}", 8, "two tensors \"a\""},
+    {"{" A("[1]", "[0,4]") "," A("[1]", "[4,8]") "}", 8, "object at byte 0 has two members \"a\""},
     {"{" A("[1]", "[0,4]") ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
-     "two tensors \"a\""},
+     "object at byte 0 has two members \"a\""},
     /* data */
     {"{" A("[2]", "[0,8]") "," B("[2]", "[4,12]") "}", 12, "inside \"a\""},
     {"{" A("[2]", "[0,8]") "," B("[2]", "[0,8]") "}", 8, "inside \"a\""},
@@ -208,6 +230,40 @@ static void test_truncated(void **state) {
         assert_true(strstr(error, "header has") != NULL);
     }
     free(bytes);
+}
+
+/* Longer than other JSON may be, and with many names: all are there, in the header's order, and none may stand twice.
+ */
+static void test_long_header(void **state) {
+    (void)state;
+    enum { TENSORS = 20000, LINE = 80, LENGTH = 17 * 1024 * 1024 };
+    char *header = malloc(LENGTH), name[32], error[SAFETENSORS_ERROR];
+    assert_non_null(header);
+    for (size_t twice = 0; twice < 2; twice++) {
+        size_t length = 0, size;
+        for (size_t i = 0; i < TENSORS; i++) {
+            size_t number = twice && i == TENSORS - 1 ? 7 : i, at = TENSORS - 1 - i; /* the data the other way round */
+            length += (size_t)snprintf(header + length, LINE,
+                                       "%c\"t%zu\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%zu,%zu]}",
+                                       i ? ',' : '{', number, at, at + 1);
+        }
+        header[length++] = '}';
+        memset(header + length, ' ', LENGTH - length);
+        unsigned char *bytes = make_file(header, LENGTH, TENSORS, &size);
+        safetensors_file file;
+        bool ok = safetensors_parse(bytes, size, &file, error);
+        if (ok == (twice == 1)) fail_msg("%s", ok ? "taken" : error);
+        if (twice) assert_non_null(strstr(error, "object at byte 0 has two members \"t7\""));
+        if (ok) assert_int_equal(file.count, TENSORS);
+        for (size_t i = 0; i < file.count; i++) {
+            snprintf(name, sizeof name, "t%zu", i);
+            assert_string_equal(file.tensors[i].name, name);
+            assert_ptr_equal(file.tensors[i].data, bytes + 8 + LENGTH + TENSORS - 1 - i);
+        }
+        safetensors_free(&file);
+        free(bytes);
+    }
+    free(header);
 }
 
 /* A terminal must not obey a name from a file. */
@@ -411,13 +467,10 @@ static void test_odd_paths(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_control_characters),
-        cmocka_unit_test(test_random_damage),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_write_refusals),
-        cmocka_unit_test(test_failed_write_keeps_the_old_file),
+        cmocka_unit_test(test_headers),        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_long_header),    cmocka_unit_test(test_control_characters),
+        cmocka_unit_test(test_random_damage),  cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_write_refusals), cmocka_unit_test(test_failed_write_keeps_the_old_file),
         cmocka_unit_test(test_odd_paths),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

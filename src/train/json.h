@@ -17,21 +17,28 @@
 /* ---- Reading ----------------------------------------------------------------------------------------- */
 
 enum { JSON_DEPTH = 64 };                 /* lists and objects inside one another, at most */
-enum { JSON_LONGEST = 16 * 1024 * 1024 }; /* bytes of a text, at most */
+enum { JSON_LONGEST = 16 * 1024 * 1024 }; /* bytes of a text, at most, where the caller names no other number */
+enum { JSON_MOST = 16 * 1024 * 1024 };    /* values of a text, at most: its tree has 40 bytes for each */
 
 typedef enum json_type { JSON_NULL, JSON_BOOLEAN, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_type;
 
 typedef struct json_value {
     json_type type;
     bool boolean;
-    bool exact; /* a number without fraction and exponent, within int64: `integer` has it */
-    int64_t integer;
-    double number;
-    const char *text;               /* of a string */
-    const char *key;                /* of an object's member; NULL elsewhere */
-    const struct json_value *first; /* of a list or an object: its elements, in the order of the text */
+    bool exact; /* a number without fraction and exponent, within int64 and not -0: `integer` has it */
+    union {     /* look at the type first: a value has only what its own type has */
+        struct {
+            int64_t integer;
+            double number;
+        };
+        const char *text; /* of a string */
+        struct {
+            const struct json_value *first; /* of a list or an object: its elements, in the order of the text */
+            size_t count;                   /* of them */
+        };
+    };
+    const char *key; /* of an object's member; NULL elsewhere */
     const struct json_value *next;
-    size_t count; /* of its elements */
 } json_value;
 
 /* All zero is an empty document, safe to free. */
@@ -46,10 +53,17 @@ size_t json_character(const char *text, size_t length);
 
 bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]);
 
+/* The same with a limit of the caller's in place of JSON_LONGEST. */
+bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document,
+                      char error[TRAIN_ERROR]);
+
 /* The same from a file; the sentence begins with the path. */
 bool json_read(const char *path, json_document *document, char error[TRAIN_ERROR]);
 
 void json_free(json_document *document);
+
+/* Frees the tree alone: what its texts point into is now the caller's to free(). */
+char *json_take_texts(json_document *document);
 
 /* The member of that name. NULL if there is none, or if `object` is NULL or no object. */
 const json_value *json_member(const json_value *object, const char *key);

@@ -123,6 +123,11 @@ void json_put_integer(json_writer *writer, const char *key, int64_t value) {
     add_text(writer, text);
 }
 
+/* What is put behind a real so that who reads it sees one: 2 is an integer. */
+static const char *whole_end(const char *real) {
+    return strpbrk(real, ".e") ? "" : ".0";
+}
+
 void json_put_real(json_writer *writer, const char *key, double value) {
     if (isnan(value)) {
         json_put_text(writer, key, "NaN");
@@ -132,7 +137,7 @@ void json_put_real(json_writer *writer, const char *key, double value) {
         char text[TEXT_VALUE];
         begin_value(writer, key);
         add_text(writer, text_real(value, text));
-        if (!strpbrk(text, ".e")) add_text(writer, ".0"); /* a reader with types must see a real */
+        add_text(writer, whole_end(text));
     }
 }
 
@@ -155,10 +160,12 @@ const char *json_show(const json_value *value, char text[JSON_SHOWN]) {
     case JSON_NULL: snprintf(text, JSON_SHOWN, "null"); break;
     case JSON_BOOLEAN: snprintf(text, JSON_SHOWN, "%s", value->boolean ? "true" : "false"); break;
     case JSON_NUMBER:
-        if (value->exact)
+        if (value->exact) {
             snprintf(text, JSON_SHOWN, "%" PRId64, value->integer);
-        else
-            snprintf(text, JSON_SHOWN, "%s", text_real(value->number, number));
+        } else {
+            text_real(value->number, number);
+            snprintf(text, JSON_SHOWN, "%s%s", number, whole_end(number));
+        }
         break;
     case JSON_STRING: snprintf(text, JSON_SHOWN, "\"%.40s\"", value->text); break;
     case JSON_ARRAY: snprintf(text, JSON_SHOWN, "%s", value->count ? "[...]" : "[]"); break;

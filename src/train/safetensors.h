@@ -12,9 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "train/fail.h"
 #include "vjp.h"
 
-enum { SAFETENSORS_ERROR = 512 };
+enum { SAFETENSORS_ERROR = TRAIN_ERROR };
 
 typedef struct safetensors_tensor {
     const char *name;
