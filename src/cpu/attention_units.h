@@ -13,8 +13,11 @@
 #include "cpu/attention_tile.h"
 #include "op/op.h"
 
-/* The products of so many tiles call in what follows them. */
-enum { ASK_TILES = 6 };
+/*
+ * The products of the last tiles call in what follows them. So many are enough for the rows of the next task; with
+ * more, a worker would hold a task longer that another could begin.
+ */
+enum { ASK_TILES = 4 };
 
 /* So many tasks keep the threads busy to the end; a worker is woken for so many multiply-adds. */
 enum { ENOUGH_TASKS = 32, WORKER_MACS = 1 << 18 };
