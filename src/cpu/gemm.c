@@ -563,13 +563,15 @@ static void add_parts(const vjp_work *work, const run *r) {
     vjp_cpu_for(work, divide_up(add.count, add.count_task), add_parts_task, &add);
 }
 
-/* Two sets of packed operands, where a second is ever used, then the buffers, the parts and the progress. */
+/* The progress, then two sets of packed operands, where a second is ever used, the buffers and the parts. */
 static int64_t sets_of(const plan *p) {
     return p->steps > 1 ? 2 : 1;
 }
 
+/* In whole lines, so that what follows begins on one. */
 static size_t progress_bytes(const plan *p) {
-    return sizeof(progress) + (size_t)p->tiles * sizeof(_Atomic int64_t);
+    size_t bytes = sizeof(progress) + (size_t)p->tiles * sizeof(_Atomic int64_t);
+    return (bytes + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE;
 }
 
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
@@ -577,7 +579,7 @@ size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
     int64_t parts = parts_of(call);
     plan p = plan_of(call, parts);
     int64_t floats = p.group * (p.a_floats + p.b_floats) * sets_of(&p) + p.buffers * p.buffer_floats;
-    if (parts > 1) floats += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
+    if (parts > 1) floats += p.items * p.m * p.n;
     return (size_t)floats * sizeof(float) + progress_bytes(&p);
 }
 
@@ -593,8 +595,8 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
         *(cut.b.transposed ? &cut.b.item_column : &cut.b.item_row) = p.k;
         *(cut.b.transposed ? &cut.b.item_row : &cut.b.item_column) = 0;
     }
-    float *at = workspace;
-    run r = {.call = &cut, .plan = &p};
+    run r = {.call = &cut, .plan = &p, .progress = memset(workspace, 0, progress_bytes(&p))};
+    float *at = (float *)(void *)((char *)workspace + progress_bytes(&p));
     for (int64_t set = 0; set < 2; set++) {
         int64_t used = least(set, sets_of(&p) - 1);
         r.a[set] = at + used * p.group * p.a_floats;
@@ -603,11 +605,7 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
     at += sets_of(&p) * p.group * (p.a_floats + p.b_floats);
     r.buffer = at;
     at += p.buffers * p.buffer_floats;
-    if (parts > 1) {
-        r.parts = at;
-        at += divide_up(p.items * p.m * p.n, BUFFER_PAD) * BUFFER_PAD;
-    }
-    r.progress = memset(at, 0, progress_bytes(&p));
+    if (parts > 1) r.parts = at;
     vjp_cpu_for(work, p.workers, run_worker, &r);
     if (parts > 1) add_parts(work, &r);
 }
