@@ -82,7 +82,8 @@ typedef struct vjp_device vjp_device;
 
 /*
  * The caller's own thread pool: run task(argument, i) once for every i in [0, count), on any threads and in
- * any order, and return when all are done. Results do not depend on how it does that.
+ * any order, and return when all are done. Results do not depend on how it does that. A task that was begun runs to its
+ * end by itself: it may wait for another that was begun, never for one that was not.
  */
 typedef void (*vjp_task)(void *argument, size_t index);
 typedef void (*vjp_parallel_for)(void *context, size_t count, vjp_task task, void *argument);

@@ -449,7 +449,9 @@ static int64_t run_tile(const run *r, tile t, int64_t worker) {
     const gemm_result *c = &r->call->c;
     progress *done = r->progress;
     int64_t packs = p->a_tasks + p->b_tasks, ki = s->index % p->blocks_k, next;
-    vjp_cpu_wait(&done->packed[s->index % RING], count_up_to(s->index, packs));
+    /* What an earlier step packed may be read still; those before the last are done, for packing waits for tiles. */
+    for (int64_t i = most(0, s->index - 1); i <= s->index; i++)
+        vjp_cpu_wait(&done->packed[i % RING], count_up_to(i, packs));
     if (p->blocks_k > 1) vjp_cpu_wait(&done->tile[t.index], s->index);
     if (t.m <= 0 || t.n <= 0) {
         next = take_ticket(r);
