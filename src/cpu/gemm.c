@@ -30,7 +30,7 @@
 
 /*
  * How far a product has come, counted in tasks. The counts of a step go on where those of the step RING before ended:
- * by then all of that one is done, since packing for step s waits for the tiles of step s - 2.
+ * by then all of that one is done, since packing for step s waits for the tiles of all steps up to s - 2.
  */
 enum { RING = 4 };
 
@@ -481,7 +481,9 @@ static void run_packing(const run *r, int64_t index, int64_t task) {
     bool is_a = task < p->a_tasks;
     int64_t size = is_a ? p->units_a_task : p->units_b_task, first = (is_a ? task : task - p->a_tasks) * size;
     int64_t units = units_of(p, r->call, is_a);
-    if (index > 1) vjp_cpu_wait(&r->progress->multiplied[(index - 2) % RING], count_up_to(index - 2, p->tiles));
+    /* Those of step index - 4 and before are: the packing of step index - 2 waited for them. */
+    for (int64_t i = most(0, index - 3); i <= index - 2; i++)
+        vjp_cpu_wait(&r->progress->multiplied[i % RING], count_up_to(i, p->tiles));
     for (int64_t u = first; (is_a ? s.pack_a : s.pack_b) && u < least(units, first + size); u++)
         if (r->call->blas)
             copy_unit(r, &s, is_a, u);
