@@ -94,9 +94,10 @@ typedef struct vjp_options {
     vjp_parallel_for parallel_for; /* CPU: the caller's pool instead of ours */
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512"; NULL: VJP_ISA if set, else the best */
-    const char *matrix_products; /* CPU: "builtin", "blas"; NULL: VJP_GEMM if set, else builtin. CUDA: "f32", "tf32" */
-    size_t workspace_bytes;      /* reserved when opening; 0: 128 MiB */
-    void *stream;                /* CUDA: the cudaStream_t to enqueue on; NULL: one of the device's own */
+    const char *matrix_products;   /* CPU: "builtin", "amx", "blas"; NULL: VJP_GEMM if set, else amx for 16 bits where
+                                      the processor has it, and builtin. CUDA: "f32", "tf32" */
+    size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */
+    void *stream;                  /* CUDA: the cudaStream_t to enqueue on; NULL: one of the device's own */
 } vjp_options;
 
 /*

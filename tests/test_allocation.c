@@ -181,6 +181,16 @@ static void cpu_built_in_products(void **state) {
     every_call("cpu", (vjp_options){.threads = 3, .matrix_products = "builtin"}, "3 threads, built-in products");
 }
 
+static void cpu_amx_products(void **state) {
+    (void)state;
+    vjp_device *device;
+    vjp_options options = {.threads = 3, .matrix_products = "amx"};
+    vjp_status status = vjp_open("cpu", &options, &device);
+    vjp_close(device);
+    if (status != VJP_OK) skip();
+    every_call("cpu", options, "3 threads, AMX");
+}
+
 static void cpu_blas_products(void **state) {
     (void)state;
     every_call("cpu", (vjp_options){.threads = 3, .matrix_products = "blas"}, "3 threads, BLAS");
@@ -193,8 +203,10 @@ static void ref_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counter_counts),        cmocka_unit_test(cpu_one_thread),    cmocka_unit_test(cpu_threads),
-        cmocka_unit_test(cpu_built_in_products), cmocka_unit_test(cpu_blas_products), cmocka_unit_test(ref_calls),
+        cmocka_unit_test(counter_counts),   cmocka_unit_test(cpu_one_thread),
+        cmocka_unit_test(cpu_threads),      cmocka_unit_test(cpu_built_in_products),
+        cmocka_unit_test(cpu_amx_products), cmocka_unit_test(cpu_blas_products),
+        cmocka_unit_test(ref_calls),
     };
     return cmocka_run_group_tests_name("allocation", tests, NULL, NULL);
 }

@@ -917,6 +917,9 @@ static void open_failures(void **state) {
         {"cpu", {0}, "VJP_THREADS", "99999999999999999999", VJP_INVALID, {"threads", NULL}},
         {"cpu", {.matrix_products = "fast"}, NULL, NULL, VJP_INVALID, {"fast", "builtin"}},
         {"cpu", {0}, "VJP_GEMM", "fast", VJP_INVALID, {"fast", "builtin"}},
+#ifdef HAVE_SET_PLAIN
+        {"cpu", {.matrix_products = "amx", .instruction_set = "plain"}, NULL, NULL, VJP_UNSUPPORTED, {"AMX", "plain"}},
+#endif
         {"cpu", {.workspace_bytes = SIZE_MAX / 2, .threads = 1}, NULL, NULL, VJP_OUT_OF_MEMORY, {"memory", NULL}},
         {"ref", {.workspace_bytes = SIZE_MAX}, NULL, NULL, VJP_OUT_OF_MEMORY, {"memory", NULL}},
     };

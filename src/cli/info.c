@@ -147,7 +147,7 @@ static void print_json(const machine *m, vjp_device *const *devices, const vjp_s
     cli_json_integer("memory_bytes", (int64_t)m->memory);
     cli_json_integer("memory_free_bytes", (int64_t)m->memory_free);
     cli_json_text("blas", vjp_blas_name());
-    cli_json_text("matrix_products", !cpu ? NULL : cpu->blas ? vjp_blas_name() : "builtin");
+    cli_json_text("matrix_products", !cpu ? NULL : cpu->blas ? vjp_blas_name() : cpu->tiles ? "amx" : "builtin");
     cli_json_array("devices");
     for (int i = 0; i < DEVICE_COUNT; i++) {
         bool found = opened[i] == VJP_OK;
@@ -191,11 +191,15 @@ static void print_machine(const machine *m, const cpu_state *cpu) {
     print_fact("memory", m->memory_free > 0 ? text : cli_bytes(m->memory, one));
     const char *blas = vjp_blas_name();
     if (cpu && cpu->blas)
-        snprintf(text, sizeof text, "%s", blas);
-    else if (blas)
-        snprintf(text, sizeof text, "vjp's own; VJP_GEMM=blas chooses %s", blas);
+        used = (size_t)snprintf(text, sizeof text, "%s", blas);
+    else if (cpu && cpu->tiles)
+        used = (size_t)snprintf(text, sizeof text, "vjp's own, with AMX for 16 bits; VJP_GEMM=builtin without");
     else
-        snprintf(text, sizeof text, "vjp's own; built without BLAS");
+        used = (size_t)snprintf(text, sizeof text, "vjp's own");
+    if (!blas)
+        snprintf(text + used, sizeof text - used, "; built without BLAS");
+    else if (!cpu || !cpu->blas)
+        snprintf(text + used, sizeof text - used, "; VJP_GEMM=blas chooses %s", blas);
     print_fact("matrix products", text);
 }
 
@@ -225,7 +229,8 @@ int cli_info(int argc, char **argv) {
         .about =
             "Tells what vjp runs on: the processor and the instruction set that was chosen for it, threads, caches,\n"
             "memory, who computes matrix products, and which devices open here, or why they do not.",
-        .more = "The environment chooses, too: VJP_ISA=avx512|avx2|neon|plain, VJP_THREADS=N, VJP_GEMM=blas|builtin.",
+        .more = "The environment chooses, too: VJP_ISA=avx512|avx2|neon|plain, VJP_THREADS=N, \n"
+                "VJP_GEMM=builtin|amx|blas.",
         .json = &json,
     };
     cli_operands operands;

@@ -100,7 +100,7 @@ static gemm_call pixels_product(const conv_sum *p, const window_rows *windows, m
     /* Windows of one element are rows of the source itself. */
     bool same = p->groups == 1 && p->h.taps * p->w.taps == 1 && p->h.step == 1 && p->w.step == 1 && p->h.base == 0 &&
                 p->w.base == 0 && p->h.out == p->h.size && p->w.out == p->w.size;
-    if (same && p->source.dtype == VJP_F32) call.a = (gemm_operand){.plain = p->source.data, .stride = p->ins};
+    if (same && p->source.dtype == VJP_F32) call.a = (gemm_operand){.data = p->source.data, .stride = p->ins};
     if (p->weight_in == 1) {
         *weights = p->weight;
         weights->columns = windows->terms;

@@ -13,7 +13,9 @@
 
 #include "core/core.h"
 
-#if defined(CPU_ISA_AVX512)
+#if defined(CPU_ISA_AMX)
+#define CPU_NAME(name) vjp_cpu_##name##_amx
+#elif defined(CPU_ISA_AVX512)
 #define CPU_NAME(name) vjp_cpu_##name##_avx512
 #elif defined(CPU_ISA_AVX2)
 #define CPU_NAME(name) vjp_cpu_##name##_avx2
@@ -33,6 +35,7 @@ typedef struct cpu_state {
     const vjp_kernel *const *kernels; /* by op id: the table of the chosen instruction set */
     const char *isa;
     bool blas;          /* matrix products through BLAS; false: the built-in kernel */
+    bool tiles;         /* the built-in kernel has AMX for 16-bit operands */
     size_t cache_bytes; /* last-level cache; chooses ordinary or streaming stores, never bits */
 } cpu_state;
 

@@ -93,79 +93,6 @@ static void add_one(_Atomic int64_t *count) {
     atomic_fetch_add_explicit(count, 1, memory_order_release);
 }
 
-/* Rows as stored, from (row, column) on: where they are, or made in `buffer`. */
-INLINE const float *stored_row(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count,
-                               float *buffer) {
-    row += item * o->item_row;
-    column += item * o->item_column;
-    if (!o->read) return o->plain + row * o->stride + column;
-    o->read(o->source, row, column, count, buffer);
-    return buffer;
-}
-
-/*
- * Rows that are packed soon are called into the cache: they are short pieces far apart, where the processor's own
- * prefetching hardly begins before it must stop. Pieces of less than LEAST_CALLED_IN numbers are not worth it.
- */
-enum { ROWS_AHEAD = 4, LEAST_CALLED_IN = 64 };
-
-INLINE bool calls_in(const gemm_operand *o, int64_t count) {
-    return !o->read && count >= LEAST_CALLED_IN;
-}
-
-OUTLINE void call_in(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count) {
-    const float *from = o->plain + (row + item * o->item_row) * o->stride + column + item * o->item_column;
-    for (const float *end = from + count; from < end; from += GEMM_LINE / sizeof *from)
-        __builtin_prefetch(from, 0, 3);
-}
-
-/* Panels of a from row i on, `rows` of them, GEMM_A_PANEL apart. */
-static void pack_a_panels(const gemm_operand *o, int64_t item, int64_t i, int64_t rows, int64_t k, int64_t depth,
-                          float *to) {
-    if (o->transposed) {
-        float buffer[GEMM_STRIP * GEMM_ROWS];
-        int64_t called = calls_in(o, rows) ? depth - ROWS_AHEAD : 0;
-        for (int64_t t = 0; t < depth; t++) {
-            if (t < called) call_in(o, item, k + t + ROWS_AHEAD, i, rows);
-            gemm_pack_term(stored_row(o, item, k + t, i, rows, buffer), rows, GEMM_ROWS, GEMM_A_PANEL,
-                           to + t * GEMM_ROWS);
-        }
-        return;
-    }
-    int64_t called = calls_in(o, depth) ? rows - ROWS_AHEAD : 0;
-    for (int64_t r = 0; r < rows; r++) {
-        float *row = to + r / GEMM_ROWS * GEMM_A_PANEL + r % GEMM_ROWS * GEMM_ROW_STRIDE;
-        if (r < called) call_in(o, item, i + r + ROWS_AHEAD, k, depth);
-        const float *from = stored_row(o, item, i + r, k, depth, row);
-        if (from != row) memcpy(row, from, (size_t)depth * sizeof *row);
-    }
-}
-
-static void pack_b_panels(const gemm_operand *o, int64_t item, int64_t j, int64_t columns, int64_t k, int64_t depth,
-                          float *to) {
-    if (!o->transposed) {
-        float buffer[GEMM_STRIP * GEMM_COLUMNS];
-        int64_t called = calls_in(o, columns) ? depth - ROWS_AHEAD : 0;
-        for (int64_t t = 0; t < depth; t++) {
-            if (t < called) call_in(o, item, k + t + ROWS_AHEAD, j, columns);
-            gemm_pack_term(stored_row(o, item, k + t, j, columns, buffer), columns, GEMM_COLUMNS, GEMM_B_PANEL,
-                           to + t * GEMM_COLUMNS);
-        }
-        return;
-    }
-    static const float zeros[GEMM_DEPTH];
-    float made[NATIVE_LANES * GEMM_DEPTH];
-    int64_t called = calls_in(o, depth) ? columns : 0;
-    for (int64_t c = 0; c < divide_up(columns, GEMM_COLUMNS) * GEMM_COLUMNS; c += NATIVE_LANES) {
-        for (int64_t q = c + NATIVE_LANES; q < least(called, c + 2 * NATIVE_LANES); q++)
-            call_in(o, item, j + q, k, depth);
-        const float *rows[NATIVE_LANES];
-        for (int l = 0; l < NATIVE_LANES; l++)
-            rows[l] = c + l < columns ? stored_row(o, item, j + c + l, k, depth, made + l * GEMM_DEPTH) : zeros;
-        gemm_pack_turned(rows, depth, to + c / GEMM_COLUMNS * GEMM_B_PANEL + c % GEMM_COLUMNS);
-    }
-}
-
 static void pack_unit(const run *r, const step *s, bool is_a, int64_t u) {
     const plan *p = r->plan;
     const gemm_operand *o = is_a ? &r->call->a : &r->call->b;
@@ -179,11 +106,11 @@ static void pack_unit(const run *r, const step *s, bool is_a, int64_t u) {
     if (count <= 0 || depth <= 0) return;
     int64_t panel = (d * t.stretches + stretch) * t.panels + first, k = s->k0 + d * GEMM_DEPTH;
     if (is_a)
-        pack_a_panels(o, s->item + item, s->m0 + from, count, k, depth,
-                      s->a + item * p->a_floats + panel * GEMM_A_PANEL);
+        pack_a_panels(o, p->a_pieces, s->item + item, s->m0 + from, count, k, depth,
+                      s->a + item * p->a_floats + panel * p->a_panel);
     else
-        pack_b_panels(o, s->item + item, s->n0 + from, count, k, depth,
-                      s->b + item * p->b_floats + panel * GEMM_B_PANEL);
+        pack_b_panels(o, p->b_pieces, s->item + item, s->n0 + from, count, k, depth,
+                      s->b + item * p->b_floats + panel * p->b_panel);
 }
 
 /* The same for BLAS: a few rows of the block as stored, in f32. */
@@ -244,12 +171,12 @@ static tile tile_at(const run *r, const step *s, int64_t task) {
 static const float *packed_a(const run *r, const tile *t, int64_t d) {
     const plan *p = r->plan;
     int64_t panel = t->i / p->tile_m * divide_up(p->tile_m, GEMM_ROWS) + t->i % p->tile_m / GEMM_ROWS;
-    return t->block.a + t->slot * p->a_floats + (d * p->a_panels + panel) * GEMM_A_PANEL;
+    return t->block.a + t->slot * p->a_floats + (d * p->a_panels + panel) * p->a_panel;
 }
 
 static const float *packed_b(const run *r, const tile *t, int64_t d) {
     const plan *p = r->plan;
-    return t->block.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * GEMM_B_PANEL;
+    return t->block.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * p->b_panel;
 }
 
 /* The next GEMM_AHEAD bytes of each; past the end, what is being read anyway. */
@@ -266,15 +193,16 @@ INLINE gemm_ahead take_ahead(gemm_ahead *left, const float *a, const float *b) {
     return now;
 }
 
-/* One run of at most GEMM_DEPTH terms. */
+/* One run of at most GEMM_DEPTH terms, for some columns of a tile. */
 typedef struct terms {
     int64_t index, depth;
     bool first, last;
+    int64_t column, columns_end;
 } terms;
 
-/* Rows of one panel of a by one panel of b; a panel that hangs over the edge of c goes through a small block. */
-INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, const terms *d, const float *a,
-                            const float *b, gemm_ahead *ahead) {
+/* Rows of one panel of a by one panel of b, added to what the tile has so far. */
+INLINE void add_panels(const plan *p, bool by_terms, const tile *t, int64_t i, int64_t j, const terms *d,
+                       const float *a, const float *b, gemm_ahead *ahead) {
     int64_t rows = least(GEMM_ROWS, t->m - i), columns = t->n - j;
     float *c = t->c + i * t->ldc + j, *buffer = t->buffer + i * t->ldb + j;
     gemm_target to = {.from = buffer, .from_stride = t->ldb, .to = buffer, .to_stride = t->ldb};
@@ -286,21 +214,9 @@ INLINE void multiply_panels(bool by_terms, const tile *t, int64_t i, int64_t j, 
         to.to = c;
         to.to_stride = t->ldc;
     }
+    bool room = t->padded || (to.from != c && to.to != c);
     gemm_ahead now = take_ahead(ahead, a, b);
-    bool reads_c = to.from == c, writes_c = to.to == c;
-    if (t->padded || columns >= GEMM_COLUMNS || !(reads_c || writes_c)) {
-        gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, NULL, to, &now);
-        return;
-    }
-    float edge[GEMM_ROWS * GEMM_COLUMNS];
-    gemm_target small = {.from = reads_c ? NULL : to.from, .from_stride = to.from_stride};
-    small.to = edge;
-    small.to_stride = GEMM_COLUMNS;
-    gemm_rows(by_terms ? GEMM_ROWS : 1, rows, d->depth, a, b, NULL, small, &now);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t q = 0; q < columns; q++)
-            to.to[r * to.to_stride + q] =
-                reads_c ? c[r * t->ldc + q] + edge[r * GEMM_COLUMNS + q] : edge[r * GEMM_COLUMNS + q];
+    multiply_panels(p->a_pieces, p->b_pieces, by_terms, rows, room ? GEMM_COLUMNS : columns, d->depth, a, b, &to, &now);
 }
 
 /* All panels of a tile for one run of terms, each operand from the workspace or packed here. */
@@ -310,41 +226,45 @@ INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const ter
     const gemm_call *call = r->call;
     int64_t k = s->k0 + d->index * GEMM_DEPTH;
     const float *a = packed_a(r, t, d->index), *b = packed_b(r, t, d->index);
-    if (!p->pack_a) {
+    if (!PACKS_ALL && !p->pack_a) {
         float panel[GEMM_A_PANEL];
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS) {
-            pack_a_panels(&call->a, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth, panel);
-            for (int64_t j = 0; j < t->n; j += GEMM_COLUMNS)
-                multiply_panels(by_terms, t, i, j, d, panel, b + j / GEMM_COLUMNS * GEMM_B_PANEL, &ahead);
+            pack_a_panels(&call->a, p->a_pieces, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth,
+                          panel);
+            for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS)
+                add_panels(p, by_terms, t, i, j, d, panel, b + j / GEMM_COLUMNS * p->b_panel, &ahead);
         }
         return;
     }
-    float panel[GEMM_B_PANEL];
-    for (int64_t j = 0; j < t->n; j += GEMM_COLUMNS) {
-        const float *column = b + j / GEMM_COLUMNS * GEMM_B_PANEL;
-        if (!p->pack_b) {
-            pack_b_panels(&call->b, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth, panel);
+    float panel[PACKS_ALL ? 1 : GEMM_B_PANEL];
+    for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS) {
+        const float *column = b + j / GEMM_COLUMNS * p->b_panel;
+        if (!PACKS_ALL && !p->pack_b) {
+            pack_b_panels(&call->b, p->b_pieces, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth,
+                          panel);
             column = panel;
         }
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS)
-            multiply_panels(by_terms, t, i, j, d, a + i / GEMM_ROWS * GEMM_A_PANEL, column, &ahead);
+            add_panels(p, by_terms, t, i, j, d, a + i / GEMM_ROWS * p->a_panel, column, &ahead);
     }
 }
 
 /* The packed panels that come after run d of a tile: its next run's, else the first of the tile that follows. */
 static gemm_ahead ahead_of(const run *r, const tile *t, const terms *d, const tile *following) {
     const plan *p = r->plan;
-    const tile *next = d->last ? following : t;
+    int64_t index = d->last ? 0 : d->index + 1, column = d->last ? d->columns_end : d->column;
+    const tile *next = column < t->n ? t : following;
     gemm_ahead ahead = {0};
+    if (column >= t->n) column = 0;
     if (next->m <= 0 || next->n <= 0) return ahead;
-    int64_t index = d->last ? 0 : d->index + 1;
-    if (p->pack_a) {
+    if (p->pack_a && column == 0) {
         ahead.a = (const char *)packed_a(r, next, index);
-        ahead.a_end = ahead.a + divide_up(next->m, GEMM_ROWS) * GEMM_A_PANEL * (int64_t)sizeof(float);
+        ahead.a_end = ahead.a + divide_up(next->m, GEMM_ROWS) * p->a_panel * (int64_t)sizeof(float);
     }
     if (p->pack_b) {
-        ahead.b = (const char *)packed_b(r, next, index);
-        ahead.b_end = ahead.b + divide_up(next->n, GEMM_COLUMNS) * GEMM_B_PANEL * (int64_t)sizeof(float);
+        int64_t columns = least(columns_at_once(next->n), next->n - column);
+        ahead.b = (const char *)(packed_b(r, next, index) + column / GEMM_COLUMNS * p->b_panel);
+        ahead.b_end = ahead.b + divide_up(columns, GEMM_COLUMNS) * p->b_panel * (int64_t)sizeof(float);
     }
     return ahead;
 }
@@ -357,25 +277,27 @@ static tile tile_of_ticket(const run *r, int64_t ticket);
 
 /* Takes the next ticket before the last run of terms, in time to call in what that begins with. */
 static int64_t multiply_builtin(const run *r, const tile *t, int64_t count) {
-    terms d = {.first = true};
-    int64_t next = 0;
-    do {
-        int64_t rest = count - d.index * GEMM_DEPTH;
-        tile following = {0};
-        d.depth = least(GEMM_DEPTH, rest);
-        d.last = rest <= GEMM_DEPTH;
-        if (d.last) {
-            next = take_ticket(r);
-            following = tile_of_ticket(r, next);
-        }
-        gemm_ahead ahead = ahead_of(r, t, &d, &following);
-        if (r->call->a.transposed)
-            multiply_depth(r, t, true, &d, ahead);
-        else
-            multiply_depth(r, t, false, &d, ahead);
-        d.first = false;
-        d.index++;
-    } while (!d.last);
+    int64_t next = 0, width = columns_at_once(t->n);
+    for (int64_t j = 0; j < t->n; j += width) {
+        terms d = {.first = true, .column = j, .columns_end = least(t->n, j + width)};
+        do {
+            int64_t rest = count - d.index * GEMM_DEPTH;
+            tile following = {0};
+            d.depth = least(GEMM_DEPTH, rest);
+            d.last = rest <= GEMM_DEPTH;
+            if (d.last && d.columns_end == t->n) {
+                next = take_ticket(r);
+                following = tile_of_ticket(r, next);
+            }
+            gemm_ahead ahead = ahead_of(r, t, &d, &following);
+            if (r->call->a.transposed)
+                multiply_depth(r, t, true, &d, ahead);
+            else
+                multiply_depth(r, t, false, &d, ahead);
+            d.first = false;
+            d.index++;
+        } while (!d.last);
+    }
     return next;
 }
 
@@ -393,8 +315,8 @@ static const float *blas_operand(const run *r, bool is_a, const tile *t, int64_t
     }
     *stride = o->stride;
     across += is_a ? s->m0 : s->n0;
-    return o->plain + (t->item * o->item_row + (terms_down ? s->k0 : across)) * o->stride + t->item * o->item_column +
-           (terms_down ? across : s->k0);
+    return (const float *)o->data + (t->item * o->item_row + (terms_down ? s->k0 : across)) * o->stride +
+           t->item * o->item_column + (terms_down ? across : s->k0);
 }
 
 static void multiply_blas(const run *r, const tile *t, int64_t count) {
@@ -519,6 +441,7 @@ static tile tile_of_ticket(const run *r, int64_t ticket) {
 static void run_worker(void *argument, size_t worker) {
     const run *r = argument;
     const plan *p = r->plan;
+    engine_begin();
     for (int64_t ticket = take_ticket(r); ticket < p->tickets;) {
         int64_t index, packs = p->a_tasks + p->b_tasks, task = task_of(p, ticket, &index);
         if (task < packs) {
@@ -528,6 +451,7 @@ static void run_worker(void *argument, size_t worker) {
             ticket = run_tile(r, tile_of_ticket(r, ticket), (int64_t)worker);
         }
     }
+    engine_end();
 }
 
 /* Adds the parts of a product that was cut along its terms, some columns of a row at a time. */
@@ -578,7 +502,26 @@ static size_t progress_bytes(const plan *p) {
     return (bytes + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE;
 }
 
+/*
+ * 16-bit operands go to the engine with tiles, where the device has it and the product fills a few. The choice rests on
+ * sizes and types alone.
+ */
+#if defined(VJP_HAVE_AMX) && !defined(CPU_ISA_AMX)
+enum { LEAST_FOR_TILES = 32 };
+
+size_t vjp_cpu_gemm_workspace_amx(const gemm_call *call);
+void vjp_cpu_gemm_amx(const vjp_work *work, const gemm_call *call, void *workspace);
+
+static bool suits_tiles(const gemm_call *call) {
+    return call->tiles && !call->blas && (call->a.dtype != VJP_F32 || call->b.dtype != VJP_F32) &&
+           least(least(call->m, call->n), call->k) >= LEAST_FOR_TILES;
+}
+#endif
+
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
+#if defined(VJP_HAVE_AMX) && !defined(CPU_ISA_AMX)
+    if (suits_tiles(call)) return vjp_cpu_gemm_workspace_amx(call);
+#endif
     if (call->items == 0 || call->m == 0 || call->n == 0) return 0;
     int64_t parts = parts_of(call);
     plan p = plan_of(call, parts);
@@ -588,6 +531,12 @@ size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
 }
 
 void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace) {
+#if defined(VJP_HAVE_AMX) && !defined(CPU_ISA_AMX)
+    if (suits_tiles(call)) {
+        vjp_cpu_gemm_amx(work, call, workspace);
+        return;
+    }
+#endif
     if (call->items == 0 || call->m == 0 || call->n == 0) return;
     int64_t parts = parts_of(call);
     plan p = plan_of(call, parts);

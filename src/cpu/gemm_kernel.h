@@ -9,7 +9,7 @@
 #ifndef VJP_CPU_GEMM_KERNEL_H
 #define VJP_CPU_GEMM_KERNEL_H
 
-#include "cpu/vec.h"
+#include "cpu/gemm_engine.h"
 
 /*
  * 256 terms: long enough that reading and writing c costs 3 % of the FMAs, short enough that a panel of b (32 KiB with
@@ -41,31 +41,8 @@ enum {
     GEMM_B_PANEL = GEMM_COLUMNS * GEMM_DEPTH
 };
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
-/*
- * What the next run of terms will read: two stretches of packed panels that other cores have written, so that they come
- * from the last-level cache or out of another core's. While one pair of panels is multiplied, the next GEMM_AHEAD bytes
- * of each are called into the second-level cache, a line for every four terms. `skip` bytes lie between the lines of a
- * stretch that is not one piece.
- */
-enum { GEMM_AHEAD_TERMS = 4, GEMM_LINE = 64, GEMM_AHEAD = GEMM_DEPTH / GEMM_AHEAD_TERMS * GEMM_LINE };
-
-typedef struct gemm_ahead {
-    const char *a, *a_end, *b, *b_end;
-    int64_t skip;
-} gemm_ahead;
-
-/* Where a small block of sums goes, and what it is added to (NULL: nothing; else often the same place). */
-typedef struct gemm_target {
-    const float *from;
-    float *to;
-    int64_t from_stride, to_stride;
-} gemm_target;
+/* While two panels are multiplied, a line for every four terms is called in of each of the next. */
+enum { GEMM_AHEAD_TERMS = 4, GEMM_AHEAD = GEMM_DEPTH / GEMM_AHEAD_TERMS * GEMM_LINE };
 
 /*
  * One term of every sum. term_step, a constant where this is inlined, is how far apart the terms of a are: 1 by rows;
@@ -205,29 +182,6 @@ INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a
 
 /* How many panels are packed at a time: a row of the source is then read some hundred numbers at once. */
 enum { GEMM_STRIP = 8 };
-
-#if defined(CPU_ISA_AVX512)
-#define ZIP_LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif defined(CPU_ISA_AVX2)
-#define ZIP_LOW  0, 8, 1, 9, 2, 10, 3, 11
-#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define ZIP_LOW  0, 4, 1, 5
-#define ZIP_HIGH 2, 6, 3, 7
-#endif
-
-/* Transposes a square of native vectors: zipping each row with the one half the square below, log2(lanes) times. */
-INLINE void native_transpose(native_f row[NATIVE_LANES]) {
-    UNROLL for (int width = 1; width < NATIVE_LANES; width *= 2) {
-        native_f next[NATIVE_LANES];
-        UNROLL for (int i = 0; i < NATIVE_LANES / 2; i++) {
-            next[2 * i] = __builtin_shufflevector(row[i], row[i + NATIVE_LANES / 2], ZIP_LOW);
-            next[2 * i + 1] = __builtin_shufflevector(row[i], row[i + NATIVE_LANES / 2], ZIP_HIGH);
-        }
-        UNROLL for (int i = 0; i < NATIVE_LANES; i++) row[i] = next[i];
-    }
-}
 
 /* One native vector's width of a panel of b, from rows that each hold `depth` terms of one column. */
 INLINE void gemm_pack_turned(const float *const rows[NATIVE_LANES], int64_t depth, float *to) {

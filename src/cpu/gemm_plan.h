@@ -9,7 +9,11 @@
 #define VJP_CPU_GEMM_PLAN_H
 
 #include "cpu/gemm.h"
-#include "cpu/gemm_kernel.h"
+#ifdef CPU_ISA_AMX
+#include "cpu/gemm_amx.h"
+#else
+#include "cpu/gemm_fma.h"
+#endif
 
 /*
  * A block's sides: at most BLOCK_N columns, and as many terms and rows as keep each operand and the result within
@@ -26,25 +30,17 @@ enum { TILE_M = 112 / GEMM_ROWS * GEMM_ROWS, TILE_N = 128 / GEMM_COLUMNS * GEMM_
 enum { BLAS_TILE_M = 256, BLAS_TILE_N = 512, BLAS_STRIP = 64 };
 
 /*
- * Larger products are cut into tiles such that the threads finish together, of sides between these. Bringing in a row
- * or a column of GEMM_DEPTH terms from another core's cache is reckoned as TILE_EDGE multiply-adds a term. TILE_BYTES:
- * the operands of GEMM_DEPTH terms twice (those at work and those being called in) and the sums, in a second-level
- * cache of 2 MiB.
+ * Larger products are cut into tiles such that the threads finish together, of sides between these and, if possible, of
+ * at most TILE_BYTES in a second-level cache of 2 MiB.
  */
-enum { LEAST_TILE_M = 80, LEAST_TILE_N = 128, MOST_TILE_M = 384, MOST_TILE_N = 512, TILE_EDGE = 28 };
+enum { LEAST_TILE_M = 80, LEAST_TILE_N = 128, MOST_TILE_M = 384, MOST_TILE_N = 512 };
 enum { TILE_BYTES = 3 << 19 };
-
-/*
- * Their rows are a multiple of this and not of a panel, each tile's panels beginning anew: 1024 rows on 16 threads are
- * four times 256 that way, and with whole panels of 14 up to 266. A last panel of four rows runs at full speed.
- */
-enum { TILE_STEP_M = 4 };
 
 /* So many more tiles than the fewest are tried along each side. */
 enum { TILE_COUNTS = 12 };
 
-/* The least multiply-adds and packed floats that a task is worth: about 5 us each. */
-enum { TASK_MACS = 1 << 18, TASK_FLOATS = 1 << 14 };
+/* The least packed floats that a task is worth: about 5 us. */
+enum { TASK_FLOATS = 1 << 14 };
 
 /* The tiles that end a product are cut in four, so that the threads end together. */
 enum { QUARTERS = 4 };
@@ -69,6 +65,8 @@ typedef struct plan {
     bool kept;                                /* the buffer is a tile's own, from block to block; else a worker's */
     int64_t tiles_m, tiles_n, tile_m, tile_n; /* of a block; the last in a row or column may be smaller */
     int64_t a_panels, b_panels, depths;       /* of a block; of a, the tiles' panels one tile after the other */
+    int64_t a_panel, b_panel;                 /* floats of a packed panel */
+    int64_t a_pieces, b_pieces;               /* in which the engine packs a number */
     int64_t a_floats, b_floats;               /* an item's share of a buffer */
     int64_t buffer_floats, buffers;
     int64_t a_tasks, b_tasks, units_a_task, units_b_task; /* that pack a block's operands */
@@ -87,22 +85,22 @@ static int64_t block_of(int64_t size, int64_t limit, int64_t step) {
 
 static void plan_blocks_builtin(plan *p) {
     int64_t k = most(1, p->k);
-    p->pack_b = p->m > TILE_M;
-    p->pack_a = !p->pack_b || p->n > TILE_N;
+    p->pack_b = PACKS_ALL || p->m > TILE_M;
+    p->pack_a = PACKS_ALL || !p->pack_b || p->n > TILE_N;
     p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
     int64_t terms =
         p->pack_a && p->pack_b ? BLOCK_MOST / most(BLOCK, p->block_n) : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
-    p->block_k = block_of(k, terms, GEMM_DEPTH);
+    p->block_k = block_of(k, least(terms, MOST_TERMS), GEMM_DEPTH);
     int64_t rows = p->pack_a ? most(BLOCK, BLOCK_MOST / most(p->block_k, p->block_n)) : BLOCK_FLOATS / TILE_N;
     p->block_m = block_of(p->m, rows, p->pack_a ? TILE_STEP_M : GEMM_ROWS);
     p->b_panels = p->block_n / GEMM_COLUMNS;
     p->depths = p->block_k / GEMM_DEPTH;
-    p->b_floats = p->pack_b ? p->depths * p->b_panels * GEMM_B_PANEL : 0;
+    p->b_floats = p->pack_b ? p->depths * p->b_panels * p->b_panel : 0;
 }
 
 static void plan_blocks_blas(plan *p, const gemm_call *call) {
-    p->pack_a = call->a.read || call->a.stride > BLAS_LIMIT;
-    p->pack_b = call->b.read || call->b.stride > BLAS_LIMIT;
+    p->pack_a = is_made(&call->a) || call->a.stride > BLAS_LIMIT;
+    p->pack_b = is_made(&call->b) || call->b.stride > BLAS_LIMIT;
     p->block_k = block_of(p->k, p->pack_a || p->pack_b ? BLOCK : BLAS_LIMIT, 1);
     p->block_m = block_of(p->m, BLOCK, 1);
     p->block_n = block_of(p->n, BLOCK, 1);
@@ -118,9 +116,10 @@ static void set_tiles(plan *p, int64_t tile_m, int64_t tile_n) {
     p->a_panels = p->tiles_m * divide_up(tile_m, GEMM_ROWS);
 }
 
-/* The cut of a block whose last thread is done first. */
+/* The cut of a block whose last thread is done first, of those that fit into TILE_BYTES where any does. */
 static void choose_tiles(plan *p, int64_t threads) {
-    int64_t least_time = INT64_MAX, rows = least(p->m, p->block_m), columns = p->block_n / GEMM_COLUMNS;
+    int64_t least_over = INT64_MAX, least_time = INT64_MAX, rows = least(p->m, p->block_m),
+            columns = p->block_n / GEMM_COLUMNS;
     plan best = *p;
     int64_t i0 = divide_up(rows, MOST_TILE_M), j0 = divide_up(p->block_n, MOST_TILE_N);
     for (int64_t i = i0; i <= least(divide_up(rows, LEAST_TILE_M), i0 + TILE_COUNTS); i++)
@@ -128,10 +127,13 @@ static void choose_tiles(plan *p, int64_t threads) {
             plan q = *p;
             set_tiles(&q, divide_up(divide_up(rows, i), TILE_STEP_M) * TILE_STEP_M,
                       divide_up(columns, j) * GEMM_COLUMNS);
-            int64_t sides = q.tile_m + q.tile_n, area = q.tile_m * q.tile_n;
-            int64_t bytes = (2 * sides * GEMM_DEPTH + area) * (int64_t)sizeof(float);
-            int64_t time = divide_up(p->group * q.tiles_m * q.tiles_n, threads) * (area + TILE_EDGE * sides);
-            if (bytes > TILE_BYTES || time >= least_time) continue;
+            int64_t edges = q.tile_m * p->a_pieces + q.tile_n * p->b_pieces, area = q.tile_m * q.tile_n;
+            int64_t bytes = tile_bytes(q.tile_m * p->a_pieces, q.tile_n, least(p->k, p->block_k));
+            int64_t work = area * p->a_pieces * p->b_pieces + TILE_EDGE * edges;
+            int64_t time = divide_up(p->group * q.tiles_m * q.tiles_n, threads) * work;
+            int64_t over = most(0, bytes - TILE_BYTES);
+            if (over > least_over || (over == least_over && time >= least_time)) continue;
+            least_over = over;
             least_time = time;
             best = q;
         }
@@ -198,6 +200,10 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
     } else {
         p.k_total = p.k * p.items;
     }
+    p.a_pieces = pieces_of(&call->a, call->c.dtype);
+    p.b_pieces = pieces_of(&call->b, call->c.dtype);
+    p.a_panel = p.a_pieces * GEMM_A_PANEL;
+    p.b_panel = p.b_pieces * GEMM_B_PANEL;
     if (call->blas)
         plan_blocks_blas(&p, call);
     else
@@ -216,7 +222,7 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
         choose_tiles(&p, call->threads);
     else
         set_tiles(&p, least(p.block_m, TILE_M), least(p.block_n, TILE_N));
-    if (!call->blas && p.pack_a) p.a_floats = p.depths * p.a_panels * GEMM_A_PANEL;
+    if (!call->blas && p.pack_a) p.a_floats = p.depths * p.a_panels * p.a_panel;
     p.tiles = p.group * p.tiles_m * p.tiles_n;
     p.direct = parts > 1 || (!call->c.finish && call->c.stride <= BLAS_LIMIT);
     p.kept = !p.direct && p.blocks_k > 1;

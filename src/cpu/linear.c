@@ -120,6 +120,7 @@ static void set_forward(const vjp_work *work, forward_call *f) {
                        .bias = matrix_of(work, LINEAR_BIAS, s.n, 0),
                        .activation = s.activation};
     f->product = (gemm_call){.blas = cpu_state_of(work)->blas,
+                             .tiles = cpu_state_of(work)->tiles,
                              .threads = cpu_state_of(work)->threads,
                              .items = s.batch,
                              .m = s.m,
@@ -178,6 +179,7 @@ static void read_dpre(const void *source, int64_t row, int64_t column, int64_t c
 static gemm_operand operand_of_dpre(const dpre_source *d, bool transposed, int64_t item_row) {
     gemm_operand o = operand_of(&d->dy, transposed, item_row);
     if (d->activation != VJP_ACT_NONE) {
+        o.dtype = VJP_F32;
         o.read = read_dpre;
         o.source = d;
     }
@@ -220,7 +222,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
     const vjp_linear_sizes *s = &p->sizes;
     char *space = work->workspace; /* NULL while its size is being asked for */
     int64_t first = item * s->m + row, b_rows = s->transpose_b ? s->n : s->k, b_columns = s->transpose_b ? s->k : s->n;
-    bool blas = cpu_state_of(work)->blas;
+    bool blas = cpu_state_of(work)->blas, tiles = cpu_state_of(work)->tiles;
     int threads = cpu_state_of(work)->threads;
     q->a = matrix_of(work, LINEAR_B_A, s->k, first);
     q->b = matrix_of(work, LINEAR_B_B, b_columns, item * b_rows);
@@ -240,6 +242,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
     q->db.accumulate = q->db.accumulate || row > 0;
     q->pre = (outputs){.y = {.columns = s->n}, .pre = q->dpre.pre, .bias = matrix_of(work, LINEAR_B_BIAS, s->n, 0)};
     q->make_pre = (gemm_call){.blas = blas,
+                              .tiles = tiles,
                               .threads = threads,
                               .items = items,
                               .m = rows,
@@ -249,6 +252,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                               .b = operand_of(&q->b, s->transpose_b, b_rows),
                               .c = {.finish = finish_outputs, .target = &q->pre, .item_row = rows}};
     q->make_da = (gemm_call){.blas = blas,
+                             .tiles = tiles,
                              .threads = threads,
                              .items = items,
                              .m = rows,
@@ -259,6 +263,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                              .c = result_in(&q->da, rows)};
     /* db is a^T dpre; as [n, k], dpre^T a. */
     q->make_db = (gemm_call){.blas = blas,
+                             .tiles = tiles,
                              .threads = threads,
                              .items = items,
                              .m = b_rows,

@@ -53,6 +53,24 @@ static inline char *element(const void *data, vjp_dtype dtype, int64_t at) {
     return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
 }
 
+/* Some numbers of a row of an operand as stored, in f32. */
+static inline void make_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *to) {
+    if (o->read)
+        o->read(o->source, row, column, count, to);
+    else
+        load_row(o->dtype, o->data, row * o->stride + column, count, to);
+}
+
+/* Rows as stored, from (row, column) on: where they are, or made in `buffer`. */
+INLINE const float *stored_row(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count,
+                               float *buffer) {
+    row += item * o->item_row;
+    column += item * o->item_column;
+    if (!o->read && o->dtype == VJP_F32) return (const float *)o->data + row * o->stride + column;
+    make_row(o, row, column, count, buffer);
+    return buffer;
+}
+
 /* A packed matrix in memory, to read operands from or to put results in. */
 typedef struct matrix {
     void *data;
@@ -67,11 +85,6 @@ static inline matrix matrix_of(const vjp_work *work, int slot, int64_t columns, 
                     vjp_accumulates(work, slot)};
 }
 
-static inline void read_matrix(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
-    const matrix *m = source;
-    load_row(m->dtype, m->data, row * m->columns + column, count, to);
-}
-
 static inline void finish_matrix(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
     const matrix *m = target;
     store_row(m->dtype, m->data, row * m->columns + column, count, sums, m->accumulate);
@@ -79,12 +92,8 @@ static inline void finish_matrix(const void *target, int64_t row, int64_t column
 
 /* Item i of a batch begins at row i * item_row. */
 static inline gemm_operand operand_of(const matrix *m, bool transposed, int64_t item_row) {
-    return (gemm_operand){.transposed = transposed,
-                          .read = m->dtype == VJP_F32 ? NULL : read_matrix,
-                          .source = m,
-                          .plain = m->data,
-                          .stride = m->columns,
-                          .item_row = item_row};
+    return (gemm_operand){
+        .transposed = transposed, .dtype = m->dtype, .data = m->data, .stride = m->columns, .item_row = item_row};
 }
 
 static inline gemm_result result_in(const matrix *m, int64_t item_row) {
@@ -92,6 +101,7 @@ static inline gemm_result result_in(const matrix *m, int64_t item_row) {
                          .target = m,
                          .plain = m->data,
                          .stride = m->columns,
+                         .dtype = m->dtype,
                          .accumulate = m->accumulate,
                          .item_row = item_row};
 }

@@ -1,8 +1,8 @@
 /*
  * The same bits, whatever the machine: every op, pass and storage type on one thread, and again on 2, 3, 5 and 8
  * threads, in a pool of the caller's that takes tasks in a random order, and with every instruction set with FMA that
- * this processor runs. Matrix products likewise for each of the two engines; across instruction sets only the
- * built-in one, since a BLAS chooses its own kernels.
+ * this processor runs. Matrix products likewise for each of the engines; across instruction sets only the
+ * built-in one, since AMX is of one set alone and a BLAS chooses its own kernels.
  */
 #include <math.h>
 #include <stdio.h>
@@ -133,9 +133,9 @@ static void compare_case(const proof_plan *plan, vjp_device *ref, const engine *
 }
 
 void proof_bits(const proof_plan *plan) {
-    static const char *const names[] = {"builtin", "blas"};
+    static const char *const names[] = {"builtin", "amx", "blas"};
     vjp_device *ref = proof_open_ref();
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < 3; n++) {
         engine e;
         engine_open(&e, names[n]);
         for (size_t i = 0; e.device[0] && i < proof_case_count; i++) {
