@@ -5,8 +5,8 @@
  * dy * act'(pre) computed, a cache-sized piece at a time, with no copy of a whole tensor. In the same
  * way a result is f32 in memory, or rows of finished sums handed to a function while they are still in cache.
  *
- * The bits of a result depend on the sizes and on which engine makes it: BLAS, FMA (gemm_fma.h) or, for 16-bit operands,
- * AMX (gemm_amx.h). They never depend on the threads; with FMA not on the instruction set either.
+ * The bits of a result depend on the sizes and on which engine makes it: BLAS, FMA (gemm_fma.h) or, for 16-bit
+ * operands, AMX (gemm_amx.h). They never depend on the threads; with FMA not on the instruction set either.
  */
 #ifndef VJP_CPU_GEMM_H
 #define VJP_CPU_GEMM_H
