@@ -106,10 +106,10 @@ static void pack_unit(const run *r, const step *s, bool is_a, int64_t u) {
     if (count <= 0 || depth <= 0) return;
     int64_t panel = (d * t.stretches + stretch) * t.panels + first, k = s->k0 + d * GEMM_DEPTH;
     if (is_a)
-        pack_a_panels(o, p->a_pieces, s->item + item, s->m0 + from, count, k, depth,
+        pack_a_panels(o, p->pieces.a, s->item + item, s->m0 + from, count, k, depth,
                       s->a + item * p->a_floats + panel * p->a_panel);
     else
-        pack_b_panels(o, p->b_pieces, s->item + item, s->n0 + from, count, k, depth,
+        pack_b_panels(o, p->pieces.b, s->item + item, s->n0 + from, count, k, depth,
                       s->b + item * p->b_floats + panel * p->b_panel);
 }
 
@@ -216,7 +216,7 @@ INLINE void add_panels(const plan *p, bool by_terms, const tile *t, int64_t i, i
     }
     bool room = t->padded || (to.from != c && to.to != c);
     gemm_ahead now = take_ahead(ahead, a, b);
-    multiply_panels(p->a_pieces, p->b_pieces, by_terms, rows, room ? GEMM_COLUMNS : columns, d->depth, a, b, &to, &now);
+    multiply_panels(p->pieces, by_terms, rows, room ? GEMM_COLUMNS : columns, d->depth, a, b, &to, &now);
 }
 
 /* All panels of a tile for one run of terms, each operand from the workspace or packed here. */
@@ -229,7 +229,7 @@ INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const ter
     if (!PACKS_ALL && !p->pack_a) {
         float panel[GEMM_A_PANEL];
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS) {
-            pack_a_panels(&call->a, p->a_pieces, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth,
+            pack_a_panels(&call->a, p->pieces.a, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth,
                           panel);
             for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS)
                 add_panels(p, by_terms, t, i, j, d, panel, b + j / GEMM_COLUMNS * p->b_panel, &ahead);
@@ -240,7 +240,7 @@ INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const ter
     for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS) {
         const float *column = b + j / GEMM_COLUMNS * p->b_panel;
         if (!PACKS_ALL && !p->pack_b) {
-            pack_b_panels(&call->b, p->b_pieces, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth,
+            pack_b_panels(&call->b, p->pieces.b, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth,
                           panel);
             column = panel;
         }

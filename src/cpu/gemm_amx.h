@@ -4,8 +4,8 @@
  * gemm_fma.h, and runs where an operand has 16 bits.
  *
  * A number is packed in as many bf16 pieces as it takes to be exact: bf16 in one, f16 in two, f32 (dy * act'(pre)) in
- * three. Where the result has 16 bits, two do for f32 too: to 17 bits. The product of two numbers is the sum of the
- * products of their pieces, but for those below 2^-24 of it.
+ * three; beside a result of 16 bits in two, to 17 bits. The product of two numbers is the sum of the products of their
+ * pieces, but for those below 2^-24 of it (beside 16 bits: 2^-16).
  *
  * An instruction adds up the even and the odd of 32 terms in two chains of FMAs, then adds the two, then both to the
  * sums; it takes what is below 2^-126 for zero. The bits are the same for any number of threads, and others than those
@@ -46,8 +46,14 @@ enum {
 /* Lines of each operand that are called in while 32 terms are multiplied. */
 enum { AHEAD_LINES = 4, GEMM_AHEAD = GEMM_DEPTH / TERMS * AHEAD_LINES * GEMM_LINE };
 
-static inline int64_t pieces_of(const gemm_operand *o, vjp_dtype result) {
-    return o->dtype == VJP_BF16 ? 1 : o->dtype == VJP_F16 || result != VJP_F32 ? 2 : MOST_PIECES;
+static inline int64_t pieces_of_type(vjp_dtype dtype, vjp_dtype result) {
+    return dtype == VJP_BF16 ? 1 : dtype == VJP_F16 || result != VJP_F32 ? 2 : MOST_PIECES;
+}
+
+static inline gemm_pieces pieces_of(const gemm_call *call) {
+    vjp_dtype result = call->c.dtype;
+    return (gemm_pieces){pieces_of_type(call->a.dtype, result), pieces_of_type(call->b.dtype, result),
+                         result == VJP_F32 ? MOST_PIECES : 2};
 }
 
 /* What gemm_fma.h says of these; a multiply-add takes a tenth of the time here. */
@@ -260,9 +266,8 @@ INLINE void store_tiles(float *to, int64_t stride) {
  * to = from + a b, as in gemm_fma.h. The small products of two pieces come first: their sum is as exact as it gets when
  * the large ones are added.
  */
-INLINE void multiply_panels(int64_t a_pieces, int64_t b_pieces, bool by_terms, int64_t rows, int64_t columns,
-                            int64_t depth, const float *a, const float *b, const gemm_target *to,
-                            const gemm_ahead *ahead) {
+INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, int64_t rows, int64_t columns, int64_t depth,
+                            const float *a, const float *b, const gemm_target *to, const gemm_ahead *ahead) {
     (void)by_terms;
     const uint16_t *left = (const uint16_t *)(const void *)a, *right = (const uint16_t *)(const void *)b;
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
@@ -275,11 +280,11 @@ INLINE void multiply_panels(int64_t a_pieces, int64_t b_pieces, bool by_terms, i
             __builtin_prefetch(ahead_a, 0, 2);
             __builtin_prefetch(ahead_b, 0, 2);
         }
-        for (int64_t below = MOST_PIECES - 1; below >= 0; below--)
-            for (int64_t q = most(0, below - a_pieces + 1); q < b_pieces && q <= below; q++)
+        for (int64_t below = pieces.kept - 1; below >= 0; below--)
+            for (int64_t q = most(0, below - pieces.a + 1); q < pieces.b && q <= below; q++)
                 multiply_tiles(left + ((below - q) * 2) * TILE_NUMBERS, right + q * 2 * TILE_NUMBERS);
-        left += a_pieces * 2 * TILE_NUMBERS;
-        right += b_pieces * 2 * TILE_NUMBERS;
+        left += pieces.a * 2 * TILE_NUMBERS;
+        right += pieces.b * 2 * TILE_NUMBERS;
     }
     if (!to->from && rows == GEMM_ROWS && columns >= GEMM_COLUMNS) {
         store_tiles(to->to, to->to_stride);

@@ -26,6 +26,11 @@ typedef struct gemm_ahead {
     int64_t skip;
 } gemm_ahead;
 
+/* How many numbers an engine packs for one of each operand; the products of pieces i and j with i + j < kept count. */
+typedef struct gemm_pieces {
+    int64_t a, b, kept;
+} gemm_pieces;
+
 /* Where a small block of sums goes, and what it is added to (NULL: nothing; else often the same place). */
 typedef struct gemm_target {
     const float *from;

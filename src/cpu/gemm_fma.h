@@ -9,12 +9,10 @@
 #include "cpu/gemm_kernel.h"
 #include "cpu/rows.h"
 
-/* Bytes of a packed number, of which each is one. */
-enum { GEMM_NUMBER = sizeof(float) };
-
-static inline int64_t pieces_of(const gemm_operand *o, vjp_dtype result) {
-    (void)o, (void)result;
-    return 1;
+/* A number is packed as it is. */
+static inline gemm_pieces pieces_of(const gemm_call *call) {
+    (void)call;
+    return (gemm_pieces){1, 1, 1};
 }
 
 /*
@@ -128,10 +126,9 @@ static void pack_b_panels(const gemm_operand *o, int64_t pieces, int64_t item, i
  * to = from + a b: `rows` rows of one panel of a by one panel of b. Columns past the edge of c are not written; there
  * the sums go through a small block.
  */
-INLINE void multiply_panels(int64_t a_pieces, int64_t b_pieces, bool by_terms, int64_t rows, int64_t columns,
-                            int64_t depth, const float *a, const float *b, const gemm_target *to,
-                            const gemm_ahead *ahead) {
-    (void)a_pieces, (void)b_pieces;
+INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, int64_t rows, int64_t columns, int64_t depth,
+                            const float *a, const float *b, const gemm_target *to, const gemm_ahead *ahead) {
+    (void)pieces;
     if (columns >= GEMM_COLUMNS) {
         gemm_rows(by_terms ? GEMM_ROWS : 1, rows, depth, a, b, NULL, *to, ahead);
         return;

@@ -66,7 +66,7 @@ typedef struct plan {
     int64_t tiles_m, tiles_n, tile_m, tile_n; /* of a block; the last in a row or column may be smaller */
     int64_t a_panels, b_panels, depths;       /* of a block; of a, the tiles' panels one tile after the other */
     int64_t a_panel, b_panel;                 /* floats of a packed panel */
-    int64_t a_pieces, b_pieces;               /* in which the engine packs a number */
+    gemm_pieces pieces;                       /* in which the engine packs numbers */
     int64_t a_floats, b_floats;               /* an item's share of a buffer */
     int64_t buffer_floats, buffers;
     int64_t a_tasks, b_tasks, units_a_task, units_b_task; /* that pack a block's operands */
@@ -127,9 +127,9 @@ static void choose_tiles(plan *p, int64_t threads) {
             plan q = *p;
             set_tiles(&q, divide_up(divide_up(rows, i), TILE_STEP_M) * TILE_STEP_M,
                       divide_up(columns, j) * GEMM_COLUMNS);
-            int64_t edges = q.tile_m * p->a_pieces + q.tile_n * p->b_pieces, area = q.tile_m * q.tile_n;
-            int64_t bytes = tile_bytes(q.tile_m * p->a_pieces, q.tile_n, least(p->k, p->block_k));
-            int64_t work = area * p->a_pieces * p->b_pieces + TILE_EDGE * edges;
+            int64_t edges = q.tile_m * p->pieces.a + q.tile_n * p->pieces.b, area = q.tile_m * q.tile_n;
+            int64_t bytes = tile_bytes(q.tile_m * p->pieces.a, q.tile_n, least(p->k, p->block_k));
+            int64_t work = area * p->pieces.a * p->pieces.b + TILE_EDGE * edges;
             int64_t time = divide_up(p->group * q.tiles_m * q.tiles_n, threads) * work;
             int64_t over = most(0, bytes - TILE_BYTES);
             if (over > least_over || (over == least_over && time >= least_time)) continue;
@@ -200,10 +200,9 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
     } else {
         p.k_total = p.k * p.items;
     }
-    p.a_pieces = pieces_of(&call->a, call->c.dtype);
-    p.b_pieces = pieces_of(&call->b, call->c.dtype);
-    p.a_panel = p.a_pieces * GEMM_A_PANEL;
-    p.b_panel = p.b_pieces * GEMM_B_PANEL;
+    p.pieces = pieces_of(call);
+    p.a_panel = p.pieces.a * GEMM_A_PANEL;
+    p.b_panel = p.pieces.b * GEMM_B_PANEL;
     if (call->blas)
         plan_blocks_blas(&p, call);
     else
