@@ -7,12 +7,6 @@
 
 #include "cpu/vec.h"
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 /*
  * What the next run of terms will read: two stretches of packed panels that other cores have written, so that they come
  * from the last-level cache or out of another core's. While one pair of panels is multiplied, the next GEMM_AHEAD bytes

@@ -87,11 +87,18 @@ INLINE void begin_block(row_state *state, const vjp_maxpool2d_sizes *s, int64_t 
     }
 }
 
+/*
+ * x is called up this far ahead of its staging: on one core of a Sapphire Rapids a forward from memory takes three
+ * quarters of the time in f32, a tenth less in 16 bits. 2 and 8 KiB did the same.
+ */
+enum { STAGE_AHEAD = 4096 };
+
 /* `steps` numbers of each phase of a row of n, from element `first` on. */
 INLINE void split_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, int64_t n, int64_t first, int64_t steps,
                       int64_t stride) {
     for (int64_t j = 0; j < steps; j += LANES) {
         int64_t w = first + j * stride;
+        fetch_lines((const char *)at(dtype, row, w) + STAGE_AHEAD, stride * LANES * (int64_t)dtype_bytes(dtype));
         if (stride == 1) {
             vf_store(VJP_F32, phase[0], j, load_padded(dtype, row, n, w));
         } else if (stride == 2) {

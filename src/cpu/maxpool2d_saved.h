@@ -1,43 +1,62 @@
 /*
  * maxpool2d's backward with a saved argmax, for channels first and the usual windows: nothing is staged. An element of
  * dx asks each of the few windows over it whether it won, in the order of the windows; sixteen windows answer at a
- * time, straight from the argmax and dy. In cache that takes half the time of adding dy number by number into a tile:
- * no chain of sums through memory where neighbours share a maximum.
+ * time, straight from the argmax and dy. In cache that takes a fraction of the time of adding dy number by number into
+ * a tile: no chain of sums through memory where neighbours share a maximum.
  *
- * A vector of windows may reach over the end of its row into the next: those windows lie in other columns, so their
- * argmax is not the place that is asked for. Only the ends of the whole tensor are looked after.
+ * Two rows of dx are taken at a time, where the windows are as high as wide: what a window says is loaded once for all
+ * places of the two rows that it holds, and all distances are constants. Other windows go row by row.
+ *
+ * A vector of windows may reach over the end of its row into the next, and a row of windows over the end of its plane:
+ * those windows lie in other columns or rows, so their argmax is not the place that is asked for. Only the ends of
+ * the whole tensor are looked after.
  */
 #ifndef VJP_CPU_MAXPOOL2D_SAVED_H
 #define VJP_CPU_MAXPOOL2D_SAVED_H
 
 #include "cpu/maxpool2d.h"
 
-/* The windows' columns; dilation is 1. As constants, so that each tap is a load at a fixed distance. */
-typedef struct window_columns {
+/* The windows along one direction; dilation is 1. As constants, so that each tap is a load at a fixed distance. */
+typedef struct window_axis {
     int64_t kernel, stride, padding;
-} window_columns;
+} window_axis;
 
-static const window_columns usual_columns[] = {{3, 2, 1}, {3, 2, 0}, {2, 2, 0}, {3, 1, 1}};
+static const window_axis usual_windows[] = {{3, 2, 1}, {3, 2, 0}, {2, 2, 0}, {3, 1, 1}};
 
-enum { MOST_SAVED_STRIDE = 2, MOST_SAVED_ROWS = 3 };
+enum { MOST_SAVED_STRIDE = 2, MOST_SAVED_ROWS = 3, BLOCK_ROWS = 2 };
+
+/* Bytes by which the argmax and dy are called up ahead: from memory a tenth less time on one Sapphire Rapids core. */
+enum { SAVED_AHEAD = 1024 };
 
 static bool saved_rows_fit(const vjp_maxpool2d_sizes *s) {
     bool usual = false;
-    for (size_t i = 0; i < sizeof usual_columns / sizeof usual_columns[0]; i++)
-        usual = usual || (s->kernel_w == usual_columns[i].kernel && s->stride_w == usual_columns[i].stride &&
-                          s->padding_w == usual_columns[i].padding);
+    for (size_t i = 0; i < sizeof usual_windows / sizeof usual_windows[0]; i++)
+        usual = usual || (s->kernel_w == usual_windows[i].kernel && s->stride_w == usual_windows[i].stride &&
+                          s->padding_w == usual_windows[i].padding);
     /* The last condition: one window over the end of a row shares no column with the next row's first. */
     return usual && !s->channels_last && s->dilation_w == 1 && s->dilation_h == 1 && s->kernel_h <= MOST_SAVED_ROWS &&
            s->height * s->width <= INT32_MAX && s->out_width * s->stride_w >= s->kernel_w;
 }
 
-/* Windows w + leftmost to w + rightmost hold an element of columns [w * stride, (w + 1) * stride). */
-INLINE int64_t leftmost(window_columns c) {
-    return -((c.kernel - 1 - c.padding) / c.stride);
+/* The last condition is that of the columns, for the rows of windows over the end of a plane. */
+INLINE bool saved_blocks_fit(const vjp_maxpool2d_sizes *s) {
+    return s->kernel_h == s->kernel_w && s->stride_h == s->stride_w && s->padding_h == s->padding_w &&
+           s->out_height * s->stride_h >= s->kernel_h;
 }
 
-INLINE int64_t rightmost(window_columns c) {
-    return (c.stride - 1 + c.padding) / c.stride;
+/* Windows w + first_over to w + last_over hold an element of [w * stride, w * stride + n). */
+INLINE int64_t first_over(window_axis a) {
+    return -((a.kernel - 1 - a.padding) / a.stride);
+}
+
+INLINE int64_t last_over(window_axis a, int64_t n) {
+    return (n - 1 + a.padding) / a.stride;
+}
+
+/* Whether window w of those holds element i. */
+INLINE bool is_tap(window_axis a, int64_t w, int64_t i) {
+    int64_t tap = i + a.padding - w * a.stride;
+    return tap >= 0 && tap < a.kernel;
 }
 
 /* The call, where stores to dx cannot change it: the compiler keeps it in registers. */
@@ -121,57 +140,88 @@ INLINE void write_columns(write_mode mode, vjp_dtype dtype, void *dx, int64_t to
     if (n > LANES) vf_write_part(mode, dtype, dx, to + LANES, n - LANES, vf_zip(sum[0], sum[1], true));
 }
 
-/* Row h of one plane of dx, below `rows` rows of windows whose numbers begin at `first`. */
-INLINE void saved_row(const saved_call *call, vjp_dtype dtype, vjp_dtype argmax_type, window_columns c, int64_t plane,
-                      int64_t h, int64_t first, int64_t rows, const pool_call *at_end) {
-    int64_t width = call->s.width, to = (plane * call->s.height + h) * width;
-    int64_t low = leftmost(c), high = rightmost(c);
-    vi place[MOST_SAVED_STRIDE], step = vi_set((int32_t)(LANES * c.stride));
-    for (int64_t q = 0; q < c.stride; q++)
-        place[q] = vi_add(vi_steps((int32_t)c.stride), vi_set((int32_t)(h * width + q)));
-    for (int64_t left = 0; left < width; left += LANES * c.stride) {
-        vf sum[MOST_SAVED_STRIDE];
-        for (int64_t q = 0; q < c.stride; q++)
-            sum[q] = vf_zero();
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t w = low; w <= high; w++) {
-                int64_t from = first + r * call->s.out_width + left / c.stride + w;
+/* Which rows of dx are written, and below which windows: */
+typedef struct row_block {
+    int64_t h, to;  /* the first row, and its first element in all of dx */
+    int64_t window; /* number of the first window of the row that first_over() and last_over() count from */
+} row_block;
+
+/* n rows of one plane of dx. */
+INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argmax_type, window_axis across,
+                        window_axis down, int64_t n, row_block b, const pool_call *at_end) {
+    int64_t width = call->s.width, step = LANES * across.stride;
+    vi place[BLOCK_ROWS][MOST_SAVED_STRIDE];
+    UNROLL for (int64_t i = 0; i < n; i++) {
+        UNROLL for (int64_t j = 0; j < across.stride; j++) {
+            place[i][j] = vi_add(vi_steps((int32_t)across.stride), vi_set((int32_t)((b.h + i) * width + j)));
+        }
+    }
+    int64_t element = (int64_t)dtype_bytes(dtype), place_bytes = argmax_type == VJP_I32 ? 4 : 8;
+    for (int64_t left = 0; left < width; left += step) {
+        int64_t last = b.window + last_over(down, n) * call->s.out_width + left / across.stride;
+        fetch_lines((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
+        fetch_lines((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
+        vf sum[BLOCK_ROWS][MOST_SAVED_STRIDE];
+        UNROLL for (int64_t i = 0; i < n; i++) {
+            UNROLL for (int64_t j = 0; j < across.stride; j++) sum[i][j] = vf_zero();
+        }
+        for (int64_t r = first_over(down); r <= last_over(down, n); r++) {
+            UNROLL for (int64_t w = first_over(across); w <= last_over(across, across.stride); w++) {
+                int64_t from = b.window + r * call->s.out_width + left / across.stride + w;
                 answers a = at_end && (from < 0 || from + LANES > call->windows)
                                 ? load_end(at_end, from)
                                 : (answers){load_argmax(argmax_type, call->argmax, from, LANES),
                                             vf_load(dtype, call->dy, from)};
-                for (int64_t q = 0; q < c.stride; q++) {
-                    int64_t tap = q + c.padding - w * c.stride;
-                    if (tap >= 0 && tap < c.kernel) sum[q] = add_where(sum[q], a.index, place[q], a.dy);
+                UNROLL for (int64_t i = 0; i < n; i++) {
+                    UNROLL for (int64_t j = 0; j < across.stride; j++) {
+                        if (is_tap(down, r, i) && is_tap(across, w, j))
+                            sum[i][j] = add_where(sum[i][j], a.index, place[i][j], a.dy);
+                    }
                 }
             }
-        write_columns(call->mode, dtype, call->dx, to + left, width - left, sum, c.stride);
-        for (int64_t q = 0; q < c.stride; q++)
-            place[q] = vi_add(place[q], step);
+        }
+        UNROLL for (int64_t i = 0; i < n; i++) {
+            write_columns(call->mode, dtype, call->dx, b.to + i * width + left, width - left, sum[i], across.stride);
+            UNROLL for (int64_t j = 0; j < across.stride; j++) place[i][j] = vi_add(place[i][j], vi_set((int32_t)step));
+        }
     }
 }
 
 /* Items are rows of dx, item_rows at a time. */
-INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_dtype argmax_type, window_columns c) {
+INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_dtype argmax_type, window_axis c) {
     const saved_call call = {pool->s, pool->mode, pool->dx, pool->dy, pool->saved, pool->windows};
     const vjp_maxpool2d_sizes *s = &call.s;
     int64_t begin = cpu_cut_begin(&pool->cut, task) * pool->item_rows;
     int64_t end = cpu_cut_end(&pool->cut, task) * pool->item_rows;
     int64_t plane = begin / s->height, h = begin % s->height;
-    int64_t step = LANES * c.stride, reach = (s->width + step - 1) / step * LANES + rightmost(c);
-    for (int64_t row = begin; row < end; row++) {
-        span over = windows_over(h, h + 1, s->out_height, s->kernel_h, s->stride_h, s->padding_h, 1);
-        int64_t first = (plane * s->out_height + over.begin) * s->out_width, rows = over.end - over.begin;
-        if (first + leftmost(c) < 0 || first + (rows - 1) * s->out_width + reach > call.windows)
-            saved_row(&call, dtype, argmax_type, c, plane, h, first, rows, pool);
-        else
-            saved_row(&call, dtype, argmax_type, c, plane, h, first, rows, NULL);
-        if (++h == s->height) h = 0, plane++;
+    /* How far the windows of a block lie before and after the one it counts from. */
+    int64_t step = LANES * c.stride, steps = (s->width + step - 1) / step;
+    int64_t before = first_over(c) * (s->out_width + 1);
+    int64_t after = last_over(c, BLOCK_ROWS) * s->out_width + last_over(c, c.stride) + steps * LANES;
+    bool blocks = saved_blocks_fit(s);
+    for (int64_t row = begin; row < end;) {
+        row_block b = {.h = h, .to = row * s->width};
+        b.window = (plane * s->out_height + h / c.stride) * s->out_width;
+        int64_t n = 1;
+        if (blocks && h % c.stride == 0 && h + BLOCK_ROWS <= s->height && row + BLOCK_ROWS <= end &&
+            b.window + before >= 0 && b.window + after <= call.windows) {
+            n = BLOCK_ROWS;
+            saved_block(&call, dtype, argmax_type, c, c, BLOCK_ROWS, b, NULL);
+        } else {
+            /* A row below k rows of windows is one that k rows of stride 1 reach. */
+            span over = windows_over(h, h + 1, s->out_height, s->kernel_h, s->stride_h, s->padding_h, 1);
+            int64_t k = over.end - over.begin;
+            b.window = (plane * s->out_height + over.begin) * s->out_width;
+            saved_block(&call, dtype, argmax_type, c, (window_axis){k, 1, k - 1}, 1, b, pool);
+        }
+        row += n;
+        h += n;
+        if (h == s->height) h = 0, plane++;
     }
     if (call.mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void saved_rows_typed(const pool_call *call, size_t task, vjp_dtype dtype, window_columns c) {
+INLINE void saved_rows_typed(const pool_call *call, size_t task, vjp_dtype dtype, window_axis c) {
     if (call->argmax_type == VJP_I32)
         saved_rows(call, task, dtype, VJP_I32, c);
     else
@@ -181,13 +231,13 @@ INLINE void saved_rows_typed(const pool_call *call, size_t task, vjp_dtype dtype
 INLINE void backward_saved_rows(const pool_call *call, size_t task, vjp_dtype dtype) {
     const vjp_maxpool2d_sizes *s = &call->s;
     if (s->stride_w == 1)
-        saved_rows_typed(call, task, dtype, usual_columns[3]);
+        saved_rows_typed(call, task, dtype, usual_windows[3]);
     else if (s->kernel_w == 2)
-        saved_rows_typed(call, task, dtype, usual_columns[2]);
+        saved_rows_typed(call, task, dtype, usual_windows[2]);
     else if (s->padding_w == 0)
-        saved_rows_typed(call, task, dtype, usual_columns[1]);
+        saved_rows_typed(call, task, dtype, usual_windows[1]);
     else
-        saved_rows_typed(call, task, dtype, usual_columns[0]);
+        saved_rows_typed(call, task, dtype, usual_windows[0]);
 }
 
 #endif

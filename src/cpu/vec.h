@@ -66,6 +66,13 @@ typedef struct vi {
 
 #define EACH_PART for (int p = 0; p < PARTS; p++)
 
+/* Before a loop of few rounds, known when compiling, over an array that is to stay in registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* ---- Arithmetic -------------------------------------------------------------------------------------- */
 
 INLINE vf vf_set(float value) {

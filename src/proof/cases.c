@@ -224,6 +224,7 @@ const proof_case proof_cases[] = {
     {"maxpool2d", Q,
      "x=[2,13,15,3] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 layout=channels_last"},
     {"maxpool2d", 0, "x=[2,3,13,15] kernel_h=3 kernel_w=2 stride_h=1 stride_w=1 padding_h=1 padding_w=1 argmax=i32"},
+    {"maxpool2d", Q, "x=[2,3,2,40] kernel_h=3 kernel_w=3 stride_h=1 stride_w=1 padding_h=1 padding_w=1"},
     {"maxpool2d", Q, "x=[2,3,12,14] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 ceil_mode=1"},
     {"maxpool2d", 0, "x=[2,12,14,3] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 ceil_mode=1 layout=channels_last"},
     {"maxpool2d", 0, "x=[1,2,10,7] kernel_h=3 kernel_w=5 stride_h=3 stride_w=4 padding_h=1 padding_w=2 ceil_mode=1"},
