@@ -33,6 +33,9 @@ enum { CHUNK_BYTES = 64 << 10, GROUP_CHUNKS = 256 };
 /* Columns: rows asked for ahead. A row is often a page away from the next, where the hardware does not look. */
 enum { ROWS_AHEAD = 8 };
 
+/* Lines: asked for this far ahead, over the end of a line into where the next begins; from behind that is elsewhere. */
+enum { LINE_AHEAD_BYTES = 2048 };
+
 enum { TILE = 1024 };
 
 typedef enum scan_way { SCAN_LINES, SCAN_PACKED, SCAN_COLUMNS, SCAN_SHORT } scan_way;
@@ -57,13 +60,15 @@ typedef struct piece {
     int64_t begin, rows, column, width;
     double *carry; /* in: the sums before; out: after. NULL: zero */
     bool total;    /* only carry is wanted, nothing is written */
+    bool more;     /* a line: the task has another behind it */
 } piece;
 
 /* ---- Lines ------------------------------------------------------------------------------------------- */
 
+/* A -0 that stays is 0 as soon as the carry is added, which starts from 0 and so never is -0 itself. */
 INLINE vf scan_lanes(vf a, bool reverse) {
     for (int by = 1; by < LANES; by *= 2)
-        a = vf_add(a, reverse ? vf_shift_down(a, by) : vf_shift_up(a, by));
+        a = reverse ? vf_add_down(a, by) : vf_add_up(a, by);
     return a;
 }
 
@@ -75,12 +80,20 @@ INLINE double scan_vector(vjp_dtype dtype, bool reverse, bool exclusive, write_m
     return carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]);
 }
 
+/* x has another line behind this one if there is `more`. */
 INLINE double scan_line(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
-                        int64_t n, double carry) {
-    int64_t whole = n / LANES * LANES;
+                        int64_t n, bool more, double carry) {
+    int64_t whole = n / LANES * LANES, ahead = LINE_AHEAD_BYTES / (int64_t)dtype_bytes(dtype);
+    if (ahead > n) ahead = n;
     if (reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
-    for (int64_t v = 0; v < whole; v += LANES)
-        carry = scan_vector(dtype, reverse, exclusive, mode, y, x, reverse ? whole - LANES - v : v, LANES, carry);
+    /* `ahead` lies in this line at first, then in the next, which is scanned from the same side. */
+    const int64_t ends[2] = {whole - ahead, whole}, past = !more ? 0 : reverse ? 2 * n - ahead : ahead;
+    for (int64_t part = 0, v = 0; part < 2; part++)
+        for (int64_t distance = part ? past : reverse ? -ahead : ahead; v < ends[part]; v += LANES) {
+            int64_t i = reverse ? whole - LANES - v : v;
+            __builtin_prefetch(at(dtype, x, i + distance));
+            carry = scan_vector(dtype, reverse, exclusive, mode, y, x, i, LANES, carry);
+        }
     if (!reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
     return carry;
 }
@@ -92,9 +105,9 @@ INLINE void scan_lines_moded(const scan_call *call, const piece *p, vjp_dtype dt
     if (p->total)
         after = sum_line(dtype, x, p->rows);
     else if (call->mode == WRITE_STREAM)
-        after = scan_line(dtype, reverse, exclusive, WRITE_STREAM, y, x, p->rows, before);
+        after = scan_line(dtype, reverse, exclusive, WRITE_STREAM, y, x, p->rows, p->more, before);
     else
-        after = scan_line(dtype, reverse, exclusive, call->mode, y, x, p->rows, before);
+        after = scan_line(dtype, reverse, exclusive, call->mode, y, x, p->rows, p->more, before);
     if (p->carry) *p->carry = after;
 }
 
@@ -283,7 +296,8 @@ static void rows_task(void *argument, size_t task) {
             scan_piece(call, &(piece){.begin = item / blocks * s->length,
                                       .rows = s->length,
                                       .column = column,
-                                      .width = left < call->block ? left : call->block});
+                                      .width = left < call->block ? left : call->block,
+                                      .more = item + 1 < end});
         }
     }
     if (call->mode == WRITE_STREAM) vf_stream_done();

@@ -105,6 +105,28 @@ INLINE vf vf_shift_down(vf a, int by) {
     return r;
 }
 
+/*
+ * a + vf_shift_up(a, by), and the same downwards, but for native vectors that nothing is shifted into: they stay as
+ * they are, with the -0 that adding zero would have made 0.
+ */
+INLINE vf vf_add_up(vf a, int by) {
+    int parts = by / NATIVE_LANES;
+    if (!parts) return vf_add(a, vf_shift_up(a, by));
+    vf r = a;
+    for (int p = parts; p < PARTS; p++)
+        r.v[p] = a.v[p] + a.v[p - parts];
+    return r;
+}
+
+INLINE vf vf_add_down(vf a, int by) {
+    int parts = by / NATIVE_LANES;
+    if (!parts) return vf_add(a, vf_shift_down(a, by));
+    vf r = a;
+    for (int p = 0; p + parts < PARTS; p++)
+        r.v[p] = a.v[p] + a.v[p + parts];
+    return r;
+}
+
 /* ---- 16 lanes of double ------------------------------------------------------------------------------ */
 
 typedef double native_d __attribute__((vector_size(NATIVE_LANES * 4)));
