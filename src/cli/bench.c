@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/bench.h"
 #include "core/core.h"
@@ -105,9 +104,6 @@ static const struct {
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
 
-/* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
-static const double CACHES = 4, QUICK_CACHES = 2, CARD_CACHES = 32;
-static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
 static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
 
 typedef struct bench_run {
@@ -123,31 +119,6 @@ typedef struct bench_run {
 } bench_run;
 
 /* ---- Sizes ------------------------------------------------------------------------------------------- */
-
-static double cache_bytes(const vjp_device *device) {
-    if (device->backend->cache_bytes) return (double)device->backend->cache_bytes(device);
-    long bytes = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return bytes > 0 ? (double)bytes : ASSUMED_CACHE;
-}
-
-static double free_bytes(void) {
-    long pages = 0, size = sysconf(_SC_PAGESIZE);
-#ifdef _SC_AVPHYS_PAGES
-    pages = sysconf(_SC_AVPHYS_PAGES);
-#endif
-    return pages > 0 && size > 0 ? (double)pages * (double)size : 1e9;
-}
-
-/* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
-double bench_target_bytes(const vjp_device *device, bool quick) {
-    if (!device->backend->host_memory) return cache_bytes(device) * CARD_CACHES;
-    double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
-    return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
-}
 
 /* Every @ of the text is the count. */
 static void replace_at(const char *text, int64_t count, char out[TEXT]) {
@@ -200,17 +171,6 @@ static void draw_bar(double share, char bar[4 * BAR + 1]) {
     strcat(bar, parts[eighths % 8]);
 }
 
-cli_colour bench_colour(double share) {
-    return share >= 0.8 ? CLI_GREEN : share >= 0.5 ? CLI_YELLOW : CLI_RED;
-}
-
-void bench_milliseconds(double seconds, char text[BENCH_TEXT]) {
-    if (isfinite(seconds))
-        snprintf(text, BENCH_TEXT, seconds < 1e-5 ? "%.6f" : seconds < 1e-3 ? "%.4f" : "%.2f", seconds * 1e3);
-    else
-        snprintf(text, BENCH_TEXT, "-");
-}
-
 static void print_pass(const bench_run *run, const char *op, vjp_pass pass, const char *text, double seconds,
                        double limit, bool small) {
     double share = limit / seconds;
@@ -228,10 +188,10 @@ static void print_pass(const bench_run *run, const char *op, vjp_pass pass, cons
         cli_json_end();
         return;
     }
-    char ms[BENCH_TEXT], limit_ms[BENCH_TEXT], share_text[BENCH_TEXT] = "-", bar[4 * BAR + 1] = "";
+    char ms[BENCH_TEXT], limit_ms[BENCH_TEXT], share_text[BENCH_TEXT], bar[4 * BAR + 1] = "";
     bench_milliseconds(seconds, ms);
     bench_milliseconds(limit, limit_ms);
-    if (isfinite(share)) snprintf(share_text, sizeof share_text, "%.2f", share);
+    bench_share(share, share_text);
     if (!small) draw_bar(share, bar);
     cli_colour colour = small ? CLI_DIM : bench_colour(share);
     cli_cell cells[COLUMNS] = {{op, CLI_PLAIN},      {text_pass_name(pass), CLI_PLAIN},
@@ -297,13 +257,6 @@ static void print_rates(const bench_run *run) {
     else
         printf("%s has no yardstick: its limits are not known\n", run->device_name);
     if (run->product_rate > 0) printf("raw products %.1f GFLOP/s\n", run->product_rate / 1e9);
-}
-
-int bench_threads(const char *device, int64_t asked) {
-    if (strcmp(device, "cpu") != 0) return 1;
-    const char *variable = getenv("VJP_THREADS");
-    if (asked) return (int)asked;
-    return variable && *variable ? atoi(variable) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 int cli_bench(int argc, char **argv) {

@@ -18,6 +18,9 @@ enum { BENCH_TEXT = 32 };
 /* As milliseconds; "-" where the number is not known. */
 void bench_milliseconds(double seconds, char text[BENCH_TEXT]);
 
+/* As a number of two decimals, or "-". */
+void bench_share(double share, char text[BENCH_TEXT]);
+
 cli_colour bench_colour(double share);
 
 #endif

@@ -387,10 +387,6 @@ static const cli_column columns[COLUMNS] = {
     {"of step", 7, true}, {"limit", 9, true}, {"of limit", 8, true},
 };
 
-static void share_text(double share, char text[BENCH_TEXT]) {
-    snprintf(text, BENCH_TEXT, isfinite(share) ? "%.2f" : "-", share);
-}
-
 static void print_rows(const bench_train *b, const summary *s) {
     cli_head(columns, COLUMNS);
     for (int i = 0; i < b->rows; i++) {
@@ -400,7 +396,7 @@ static void print_rows(const bench_train *b, const summary *s) {
         bench_milliseconds(row->seconds, ms);
         snprintf(part, sizeof part, "%.2f%%", 100 * row->seconds / s->calls);
         bench_milliseconds(row->limit, limit);
-        share_text(row->limit / row->seconds, share);
+        bench_share(row->limit / row->seconds, share);
         cli_cell cells[COLUMNS] = {{vjp_op_describe(row->op)->name, CLI_PLAIN},
                                    {vjp_pass_name(row->pass), CLI_PLAIN},
                                    {calls, CLI_PLAIN},
@@ -419,7 +415,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
            vjp_device_summary(b->device), b->preset, (double)model_size(&b->model) / 1e6, vjp_dtype_name(b->dtype),
            (long long)b->batch, (long long)b->context);
     print_rows(b, s);
-    share_text(s->limit / s->best, share);
+    bench_share(s->limit / s->best, share);
     bench_milliseconds(s->shortest, shortest);
     printf("\nstep     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median); %s of the limit\n", s->best * 1e3,
            s->median * 1e3, (long long)b->steps, tokens / s->median, share);

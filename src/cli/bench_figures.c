@@ -1,0 +1,62 @@
+/*
+ * What `vjp bench` and `vjp bench train` share: how much memory is moved, on how many threads, and how times and shares
+ * look.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/bench.h"
+#include "core/core.h"
+
+/* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
+static const double CACHES = 4, QUICK_CACHES = 2, CARD_CACHES = 32;
+static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
+
+static double cache_bytes(const vjp_device *device) {
+    if (device->backend->cache_bytes) return (double)device->backend->cache_bytes(device);
+    long bytes = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? (double)bytes : ASSUMED_CACHE;
+}
+
+static double free_bytes(void) {
+    long pages = 0, size = sysconf(_SC_PAGESIZE);
+#ifdef _SC_AVPHYS_PAGES
+    pages = sysconf(_SC_AVPHYS_PAGES);
+#endif
+    return pages > 0 && size > 0 ? (double)pages * (double)size : 1e9;
+}
+
+/* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
+double bench_target_bytes(const vjp_device *device, bool quick) {
+    if (!device->backend->host_memory) return cache_bytes(device) * CARD_CACHES;
+    double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
+    return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
+}
+
+int bench_threads(const char *device, int64_t asked) {
+    if (strcmp(device, "cpu") != 0) return 1;
+    const char *variable = getenv("VJP_THREADS");
+    if (asked) return (int)asked;
+    return variable && *variable ? atoi(variable) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+cli_colour bench_colour(double share) {
+    return share >= 0.8 ? CLI_GREEN : share >= 0.5 ? CLI_YELLOW : CLI_RED;
+}
+
+void bench_milliseconds(double seconds, char text[BENCH_TEXT]) {
+    if (isfinite(seconds))
+        snprintf(text, BENCH_TEXT, seconds < 1e-5 ? "%.6f" : seconds < 1e-3 ? "%.4f" : "%.2f", seconds * 1e3);
+    else
+        snprintf(text, BENCH_TEXT, "-");
+}
+
+void bench_share(double share, char text[BENCH_TEXT]) {
+    snprintf(text, BENCH_TEXT, isfinite(share) ? "%.2f" : "-", share);
+}
