@@ -242,13 +242,14 @@ static void pack_b_panels(const gemm_operand *o, int64_t pieces, int64_t item, i
 
 /* ---- Multiplying ------------------------------------------------------------------------------------- */
 
-/* One piece of a by one piece of b: 32 terms of 32 x 32 sums. */
-INLINE void multiply_tiles(const uint16_t *a, const uint16_t *b) {
-    _tile_loadd(4, a, GEMM_LINE);
-    _tile_loadd(6, b, GEMM_LINE);
-    _tile_loadd(7, b + TILE_NUMBERS, GEMM_LINE);
+/* One piece of a by one piece of b: 32 terms of 32 x 32 sums. Without a `new` one it is the piece of the call before.
+ */
+INLINE void multiply_tiles(const uint16_t *a, bool new_a, const uint16_t *b, bool new_b) {
+    if (new_a) _tile_loadd(4, a, GEMM_LINE);
+    if (new_b) _tile_loadd(6, b, GEMM_LINE);
+    if (new_b) _tile_loadd(7, b + TILE_NUMBERS, GEMM_LINE);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, a + TILE_NUMBERS, GEMM_LINE);
+    if (new_a) _tile_loadd(5, a + TILE_NUMBERS, GEMM_LINE);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
@@ -280,9 +281,14 @@ INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, int64_t rows, int
             __builtin_prefetch(ahead_a, 0, 2);
             __builtin_prefetch(ahead_b, 0, 2);
         }
+        int64_t i = -1, j = -1;
         for (int64_t below = pieces.kept - 1; below >= 0; below--)
-            for (int64_t q = most(0, below - pieces.a + 1); q < pieces.b && q <= below; q++)
-                multiply_tiles(left + ((below - q) * 2) * TILE_NUMBERS, right + q * 2 * TILE_NUMBERS);
+            for (int64_t q = most(0, below - pieces.a + 1); q < pieces.b && q <= below; q++) {
+                multiply_tiles(left + (below - q) * 2 * TILE_NUMBERS, below - q != i, right + q * 2 * TILE_NUMBERS,
+                               q != j);
+                i = below - q;
+                j = q;
+            }
         left += pieces.a * 2 * TILE_NUMBERS;
         right += pieces.b * 2 * TILE_NUMBERS;
     }

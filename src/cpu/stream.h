@@ -48,11 +48,11 @@ INLINE void f32_write(write_mode mode, vjp_dtype dtype, void *to, int64_t i, flo
 
 /* The address of element i of an array of f32, bf16 or f16. */
 INLINE const void *at(vjp_dtype dtype, const void *from, int64_t i) {
-    return (const char *)from + (size_t)i * dtype_bytes(dtype);
+    return (const char *)from + i * (int64_t)dtype_bytes(dtype);
 }
 
 INLINE void *at_mutable(vjp_dtype dtype, void *to, int64_t i) {
-    return (char *)to + (size_t)i * dtype_bytes(dtype);
+    return (char *)to + i * (int64_t)dtype_bytes(dtype);
 }
 
 #endif
