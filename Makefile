@@ -12,8 +12,9 @@ all: $(BUILD)/CMakeCache.txt
 $(BUILD)/CMakeCache.txt:
 	@cmake -S . -B $(BUILD) $(if $(shell command -v ninja),-G Ninja) $(CMAKE_FLAGS)
 
-# Installs what is missing, builds, proves a little, trains the tiny model on these sources, and writes with it.
+# Installs what is missing, builds, proves and times a little, trains the tiny model on these sources, and writes with it.
 RUN ?= $(BUILD)/first-run
+SHOWN = layer_norm rope gather maxpool2d linear attention
 run:
 	@scripts/setup run
 	@$(MAKE) --no-print-directory $(BUILD)/CMakeCache.txt
@@ -22,6 +23,9 @@ run:
 	@echo; $(BUILD)/vjp check --quick >$(BUILD)/check.txt; status=$$?; \
 		grep -E '^[a-z]+: |FAILED ' $(BUILD)/check.txt | grep -v checks; tail -n 1 $(BUILD)/check.txt; \
 		echo "every output with its error and bound: $(BUILD)/check.txt"; exit $$status
+	@echo; for op in $(SHOWN); do $(BUILD)/vjp bench $$op --quick || exit 1; done >$(BUILD)/bench.txt && \
+		awk '/^op / && !heads++ || /ward .*[▏▎▍▌▋▊▉█]/' $(BUILD)/bench.txt; \
+		echo "time beside the least that this machine allows; all ops: $(BUILD)/vjp bench"
 	@echo; rm -rf $(RUN); $(BUILD)/vjp train --out $(RUN)
 	@echo; $(BUILD)/vjp sample $(RUN) --prompt "static " --temperature 0.7
 	@echo; echo "what else it can do: $(BUILD)/vjp --help"
