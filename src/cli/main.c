@@ -283,6 +283,7 @@ static int dispatch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN); /* a reader that leaves is a write error, which cli_flush() turns into status 1 */
+    setenv("XDG_RUNTIME_DIR", "/tmp", 0); /* where a Vulkan driver looks for a desktop, and complains if it is unset */
     int status = dispatch(argc, argv);
     cli_flush();
     return status;
