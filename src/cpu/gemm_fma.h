@@ -35,11 +35,13 @@ static inline int64_t columns_at_once(int64_t columns) {
     return columns;
 }
 
-/* Terms of a block, if memory does not allow fewer. */
+/* The most terms of a block: as many as its memory allows. */
 enum { MOST_TERMS = INT32_MAX };
 
-/* What a tile wants in the second-level cache, in bytes: the operands of one run of terms at work, those of the next
- * that are being called in, and the sums. */
+/*
+ * What a tile wants in the second-level cache, in bytes: the operands of the run of terms at work, those of the next,
+ * which are being called in, and the sums.
+ */
 static inline int64_t tile_bytes(int64_t rows, int64_t columns, int64_t terms) {
     (void)terms;
     return (2 * (rows + columns) * GEMM_DEPTH + rows * columns) * (int64_t)sizeof(float);
