@@ -121,6 +121,8 @@ expect 1 'is no device' ops --device tpu
 "$vjp" ops --markdown >"$work/one"
 VJP_ISA=plain VJP_THREADS=1 "$vjp" ops --markdown >"$work/two"
 cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the machine'
+VJP_ISA=sse9 "$vjp" ops --markdown >"$work/two"
+cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the processor'
 if grep -q "$(printf '\033')" "$work/one"; then fault 'colour in a file'; fi
 if command -v python3 >/dev/null; then
     for arguments in 'info' 'ops'; do

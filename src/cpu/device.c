@@ -194,9 +194,11 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
     return VJP_OK;
 }
 
+/* Which there are is known without a device too; every set has the same. */
 static const vjp_kernel *cpu_kernel(const vjp_device *device, vjp_op_id op, vjp_pass pass) {
     const cpu_state *state = device->state;
-    return state->kernels[op] ? &state->kernels[op][pass] : NULL;
+    const vjp_kernel *const *kernels = state ? state->kernels : sets[0].kernels;
+    return kernels[op] ? &kernels[op][pass] : NULL;
 }
 
 cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {
