@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
+#include "cpu/cpu.h"
 #include "proof/error.h"
 #include "proof/values.h"
 
@@ -57,11 +59,16 @@ typedef struct engine {
     shuffler shuffle;
 } engine;
 
+/* VJP_ISA asks for the set that need not have FMA: other sets have other bits. */
+static bool is_plain(const vjp_device *device) {
+    return device && strcmp(((const cpu_state *)device->state)->isa, "plain") == 0;
+}
+
 static void engine_open(engine *e, const char *name) {
     bool any_set = strcmp(name, "builtin") == 0;
     *e = (engine){.name = name, .shuffle = {.random = {1}}};
     for (int i = 0; i < WAYS; i++) {
-        if (ways[i].set && !any_set) continue;
+        if (ways[i].set && (!any_set || is_plain(e->device[0]))) continue;
         vjp_options options = {.threads = ways[i].threads, .instruction_set = ways[i].set, .matrix_products = name};
         if (ways[i].shuffled) {
             options.parallel_for = shuffled_for;
