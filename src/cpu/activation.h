@@ -11,18 +11,23 @@
 #include "cpu/vec_math.h"
 
 /* Beyond, the logistic function and its slope are 0 or 1 in f32; for gelu's tanh form and for its erf form likewise. */
-static const float LOGISTIC_END = 110, GELU_END = 16;
+static const float LOGISTIC_END = 110, GELU_TANH_END = 12, GELU_ERF_END = 16;
 
 /*
  * gelu's tanh form is x sigmoid(v), v = 2 sqrt(2/pi) (x + 0.044715 x^3) = x (LINEAR + CUBIC x^2); REST is what f32
- * loses of the two numbers.
+ * loses of the two numbers. LINEAR is a multiple of 2^-19, the last digit of LINEAR + CUBIC x^2 at the end.
  */
-static const float GELU_LINEAR = 1.5957691216057308f, GELU_LINEAR_REST = -4.534068042e-08f;
+static const float GELU_LINEAR = 1.5957698822021484f, GELU_LINEAR_REST = -7.605964177e-07f;
 static const float GELU_CUBIC = 0.07135481627260025f, GELU_CUBIC_REST = 2.398832396e-09f;
+
+/* x; for -Inf, of which no factor makes 0, a number that is large enough. */
+INLINE vf above_minus_infinity(vf x) {
+    return vf_max(vf_set(-0x1p+127f), x);
+}
 
 /* x * factor, where factor is 0 long before x is -Inf. */
 INLINE vf damped(vf x, vf factor) {
-    return vf_mul(vf_select(vf_less(x, vf_set(-0x1p+127f)), vf_set(-0x1p+127f), x), factor);
+    return vf_mul(above_minus_infinity(x), factor);
 }
 
 /* The normal distribution function. */
@@ -42,30 +47,48 @@ INLINE logistic logistic_from(vf e, vi negative) {
 }
 
 INLINE logistic logistic_of(vf v) {
-    return logistic_from(vf_exp(vf_sub(vf_zero(), vf_abs(v))), vf_less(v, vf_zero()));
+    return logistic_from(exp_below_zero(vf_abs(v)), vf_signed(v));
 }
 
 /*
- * sigmoid(v) of gelu's tanh form, for x within GELU_END. Far out |v| is 70 and more, and its rounding error alone would
- * be 1e-5 of exp(-|v|): v is a sum of two floats here, the second what every rounding of the first lost.
+ * exp(-v) of gelu's tanh form, for size = |x| up to GELU_TANH_END. Far out v is 70 and more, and its rounding error
+ * alone would be 1e-5 of exp(-v): v is a sum of two floats here, the second what every rounding of the first lost.
+ * LINEAR - sum is exact.
  */
-INLINE logistic gelu_logistic(vf x) {
-    vf cubic = vf_set(GELU_CUBIC), linear = vf_set(GELU_LINEAR), zero = vf_zero();
-    vf size = vf_abs(x), square = vf_mul(size, size), square_rest = vf_fma(size, size, vf_sub(zero, square));
-    vf product = vf_mul(square, cubic), sum = vf_add(product, linear);
-    vf rest = vf_add(vf_fma(square, cubic, vf_sub(zero, product)), vf_sub(linear, vf_sub(sum, product)));
-    rest = vf_add(rest, vf_fma(square, vf_set(GELU_CUBIC_REST), vf_set(GELU_LINEAR_REST)));
-    rest = vf_fma(square_rest, cubic, rest);
-    vf v = vf_mul(size, sum), v_rest = vf_fma(size, rest, vf_fma(size, sum, vf_sub(zero, v)));
-    vf e = vf_exp(vf_sub(zero, v));
-    return logistic_from(vf_fma(vf_sub(zero, v_rest), e, e), vf_less(x, zero));
+INLINE vf gelu_exp(vf size) {
+    vf cubic = vf_set(GELU_CUBIC), linear = vf_set(GELU_LINEAR);
+    vf square = vf_mul(size, size), square_rest = vf_fma(size, size, vf_neg(square));
+    vf sum = vf_fma(square, cubic, linear), sum_rest = vf_fma(square, cubic, vf_sub(linear, sum));
+    sum_rest = vf_add(sum_rest, vf_fma(square, vf_set(GELU_CUBIC_REST), vf_set(GELU_LINEAR_REST)));
+    sum_rest = vf_fma(square_rest, cubic, sum_rest);
+    vf v = vf_mul(size, sum), v_rest = vf_fma(size, sum_rest, vf_fma(size, sum, vf_neg(v)));
+    vf e = exp_within(vf_neg(v));
+    return vf_fma(vf_neg(v_rest), e, e);
+}
+
+/* |x|, at most GELU_TANH_END. */
+INLINE vf gelu_size(vf x) {
+    return vf_min(vf_set(GELU_TANH_END), vf_abs(x));
+}
+
+INLINE vf gelu_tanh(vf x) {
+    vf e = gelu_exp(gelu_size(x)), numerator = vf_select(vf_signed(x), e, vf_set(1));
+    return vf_div(vf_mul(above_minus_infinity(x), numerator), vf_add(vf_set(1), e));
+}
+
+/* sigmoid + x sigmoid' v' */
+INLINE vf gelu_tanh_slope(vf x) {
+    vf size = gelu_size(x);
+    vf dv = vf_fma(vf_mul(size, size), vf_set(3 * GELU_CUBIC), vf_set(GELU_LINEAR + GELU_LINEAR_REST));
+    logistic s = logistic_from(gelu_exp(size), vf_signed(x));
+    return vf_fma(vf_mul(vf_mul(vf_copysign(size, x), dv), s.complement), s.value, s.value);
 }
 
 INLINE vf activate(vjp_activation activation, vf x) {
     switch (activation) {
     case VJP_ACT_NONE: return x;
     case VJP_ACT_RELU: return vf_select(vf_less(x, vf_zero()), vf_zero(), x); /* this way round a NaN stays */
-    case VJP_ACT_GELU_TANH: return damped(x, gelu_logistic(vf_clamp(x, -GELU_END, GELU_END)).value);
+    case VJP_ACT_GELU_TANH: return gelu_tanh(x);
     case VJP_ACT_GELU_ERF: return damped(x, normal_below(x));
     case VJP_ACT_SILU: return damped(x, vf_sigmoid(x));
     case VJP_ACT_SIGMOID: return vf_sigmoid(x);
@@ -90,19 +113,13 @@ INLINE vf activate_slope(vjp_activation activation, vf x) {
         vf slope = vf_select(vf_greater(x, vf_zero()), vf_set(1), vf_zero());
         return vf_select(vf_is_nan(x), x, slope);
     }
-    case VJP_ACT_GELU_TANH: {
-        x = vf_clamp(x, -GELU_END, GELU_END);
-        vf square = vf_mul(x, x), dv = vf_fma(square, vf_set(3 * GELU_CUBIC), vf_set(GELU_LINEAR));
-        logistic s = gelu_logistic(x);
-        /* sigmoid + x sigmoid' v' */
-        return vf_fma(vf_mul(vf_mul(x, dv), s.complement), s.value, s.value);
-    }
+    case VJP_ACT_GELU_TANH: return gelu_tanh_slope(x);
     case VJP_ACT_GELU_ERF: {
         /* The distribution plus x times the density; for x > 0, 1 - tail + x density. */
-        x = vf_clamp(x, -GELU_END, GELU_END);
+        x = vf_clamp(x, -GELU_ERF_END, GELU_ERF_END);
         vf density, tail = vf_normal(x, &density);
         vi negative = vf_less(x, vf_zero());
-        vf side = vf_select(negative, tail, vf_sub(vf_zero(), tail));
+        vf side = vf_select(negative, tail, vf_neg(tail));
         return vf_add(vf_select(negative, vf_zero(), vf_set(1)), vf_fma(x, density, side));
     }
     case VJP_ACT_SILU: {

@@ -107,6 +107,11 @@ INLINE vf vf_div(vf a, vf b) {
     return a;
 }
 
+INLINE vf vf_neg(vf a) {
+    EACH_PART a.v[p] = -a.v[p];
+    return a;
+}
+
 /* The square root, rightly rounded as everywhere, so the bits are equal. */
 INLINE vf vf_sqrt(vf a) {
 #if defined(CPU_ISA_AVX512)
@@ -247,6 +252,13 @@ INLINE vi vf_equal(vf a, vf b) {
 INLINE vi vf_is_nan(vf a) {
     vi r;
     EACH_PART r.v[p] = (native_i)(a.v[p] != a.v[p]);
+    return r;
+}
+
+/* Has its sign bit set: -0 and a NaN may have. */
+INLINE vi vf_signed(vf a) {
+    vi r;
+    EACH_PART r.v[p] = (native_i)a.v[p] >> 31;
     return r;
 }
 

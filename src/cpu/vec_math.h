@@ -22,15 +22,14 @@ INLINE vf vf_polynomial(vf x, const float *c, int count) {
 }
 
 /*
- * exp(x) = 2^n exp(r), r = x - n ln 2 within half of ln 2. 2^n is multiplied in two halves, so that results go
- * gradually through the denormals to 0, and to Inf only where they must; AVX-512 has one instruction that does just
- * that, with the same bits.
+ * exp(x) = 2^n exp(r), r = x - n ln 2 within half of ln 2, for x from -170 to 89. 2^n is multiplied in two halves, so
+ * that results go gradually through the denormals to 0, and to Inf only where they must; AVX-512 has one instruction
+ * that does just that, with the same bits.
  */
-INLINE vf vf_exp(vf x) {
+INLINE vf exp_within(vf x) {
     const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
     const float rounder = 0x1.8p+23f; /* a sum with it holds the nearest integer in its low bits */
     const float c[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
-    x = vf_clamp(x, -104, 89);
     vf rounded = vf_fma(x, vf_set(log2_e), vf_set(rounder));
     vf n = vf_sub(rounded, vf_set(rounder));
     vf r = vf_fma(n, vf_set(-ln2_low), vf_fma(n, vf_set(-ln2_high), x));
@@ -47,6 +46,11 @@ INLINE vf vf_exp(vf x) {
     }
 #endif
     return e;
+}
+
+/* For every x: 0 below -104, Inf from 88.73 on. */
+INLINE vf vf_exp(vf x) {
+    return exp_within(vf_clamp(x, -104, 89));
 }
 
 typedef double native_d __attribute__((vector_size(NATIVE_LANES * 4)));
@@ -97,10 +101,15 @@ INLINE vf vf_exp_below(vf x) {
     return vf_mul(vf_polynomial(r, c, 7), vi_as_vf(vi_shift_left(vf_bits(rounded), 23)));
 }
 
+/* exp(-size) for size >= 0. */
+INLINE vf exp_below_zero(vf size) {
+    return exp_within(vf_neg(vf_min(vf_set(104), size)));
+}
+
 /* 1 / (1 + exp(-x)), through exp(-|x|) so that both tails keep their digits. */
 INLINE vf vf_sigmoid(vf x) {
-    vf e = vf_exp(vf_sub(vf_zero(), vf_abs(x)));
-    vf numerator = vf_select(vf_less(x, vf_zero()), e, vf_set(1));
+    vf e = exp_below_zero(vf_abs(x));
+    vf numerator = vf_select(vf_signed(x), e, vf_set(1));
     return vf_div(numerator, vf_add(vf_set(1), e));
 }
 
@@ -109,7 +118,7 @@ INLINE vf vf_tanh(vf x) {
     const float c[] = {-0x1.555532p-2f, 0x1.110726p-3f, -0x1.b83c5ap-5f, 0x1.52269ep-6f, -0x1.75e1dap-8f};
     vf size = vf_abs(x), square = vf_mul(size, size);
     vf near = vf_fma(vf_mul(size, square), vf_polynomial(square, c, 5), size);
-    vf e = vf_exp(vf_mul(size, vf_set(-2)));
+    vf e = exp_below_zero(vf_add(size, size));
     vf far = vf_div(vf_sub(vf_set(1), e), vf_add(vf_set(1), e));
     return vf_copysign(vf_select(vf_less(size, vf_set(0.625f)), near, far), x);
 }
@@ -123,9 +132,9 @@ INLINE vf vf_normal(vf x, vf *density) {
     const float c[] = {0x1.d3d9c6p+0f, -0x1.46d63cp+0f, 0x1.273408p-1f,  -0x1.e534ep-4f,   -0x1.adab98p-6f,
                        0x1.1ce80ep-6f, 0x1.4def0cp-9f,  -0x1.371482p-9f, -0x1.0abc6ep-11f, 0x1.1376c8p-13f};
     const float root_2pi_inverse = 0x1.988454p-2f;
-    vf t = vf_clamp(vf_abs(x), 0, 15); /* both are 0 from 14.5 on */
-    vf square = vf_mul(t, t), missed = vf_fma(t, t, vf_sub(vf_zero(), square));
-    vf bell = vf_exp(vf_mul(square, vf_set(-0.5f)));
+    vf t = vf_min(vf_set(15), vf_abs(x)); /* both are 0 from 14.5 on */
+    vf square = vf_mul(t, t), missed = vf_fma(t, t, vf_neg(square));
+    vf bell = exp_within(vf_mul(square, vf_set(-0.5f)));
     bell = vf_mul(vf_fma(vf_mul(missed, vf_set(-0.5f)), bell, bell), vf_set(root_2pi_inverse));
     vf inverse = vf_div(vf_set(1), vf_add(t, vf_set(3)));
     vf ratio = vf_mul(vf_polynomial(vf_mul(vf_sub(t, vf_set(3)), inverse), c, 10), inverse);
