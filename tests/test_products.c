@@ -24,28 +24,37 @@
 #include "op/op.h"
 #include "vjp.h"
 
-/* More than one block each way: a block is at most 1024 x 4096 with 1024 terms or 1024 x 1024 with 4096. */
+/*
+ * More than one block each way: a block is at most 1024 x 4096 with 1024 terms or 1024 x 1024 with 4096. With relu the
+ * gradients are products of dpre, which lies in the workspace in slabs: several of them, a last one that is not full,
+ * items of a batch in one, and terms in several parts, of either gradient.
+ */
 typedef struct product {
     int64_t batch, m, k, n;
-    bool transpose_b;
+    bool transpose_b, relu;
     vjp_dtype storage;
 } product;
 
 static const product products[] = {
-    {1, 1100, 1100, 4200, false, VJP_F32}, {1, 1100, 4300, 1050, true, VJP_BF16}, {1, 1100, 4200, 1100, true, VJP_F32},
-    {1, 2100, 300, 1300, false, VJP_BF16}, {5, 300, 1500, 200, false, VJP_F32},   {1, 2100, 200, 9000, false, VJP_F32},
-    {1, 1100, 1300, 700, false, VJP_F16},  {1, 300, 70, 45, true, VJP_F16},       {7, 33, 47, 65, false, VJP_BF16},
+    {1, 1100, 1100, 4200, false, false, VJP_F32}, {1, 1100, 4300, 1050, true, false, VJP_BF16},
+    {2, 400, 260, 700, false, true, VJP_F32},     {1, 1100, 4200, 1100, true, false, VJP_F32},
+    {1, 2100, 300, 1300, false, false, VJP_BF16}, {5, 300, 1500, 200, false, false, VJP_F32},
+    {1, 2100, 200, 9000, false, false, VJP_F32},  {1, 1100, 1300, 700, false, false, VJP_F16},
+    {1, 300, 70, 45, true, false, VJP_F16},       {7, 33, 47, 65, false, false, VJP_BF16},
+    {1, 900, 700, 4200, false, true, VJP_F32},    {3, 500, 300, 1300, true, true, VJP_F32},
+    {1, 6000, 120, 480, false, true, VJP_F32},    {1, 200, 130, 9000, false, true, VJP_F32},
+    {2, 300, 200, 700, false, true, VJP_F16},
 };
 
 static const char *const engines[] = {"builtin", "amx"};
 
 enum { ENGINES = sizeof engines / sizeof engines[0] };
 
-/* A sanitizer makes them ten times as long: then the first, in f32 and in 16 bits. */
-enum { PRODUCTS = sizeof VJP_SANITIZE > 1 ? 2 : sizeof products / sizeof products[0] };
+/* A sanitizer makes them ten times as long: then the first, in f32, in 16 bits and in slabs. */
+enum { PRODUCTS = sizeof VJP_SANITIZE > 1 ? 3 : sizeof products / sizeof products[0] };
 
 typedef struct matrices {
-    vjp_tensor y, a, b, dy, da, db;
+    vjp_tensor y, a, b, dy, da, db, pre;
 } matrices;
 
 static float to_float(vjp_dtype dtype, uint16_t bits) {
@@ -93,10 +102,12 @@ static void fill(const vjp_tensor *t, uint32_t stream, bool whole) {
 }
 
 static matrices make_matrices(const product *p, bool whole) {
-    matrices x = {make(p, p->m, p->n), make(p, p->m, p->k), {0}, make(p, p->m, p->n), make(p, p->m, p->k), {0}};
+    matrices x = {.y = make(p, p->m, p->n), .a = make(p, p->m, p->k), .dy = make(p, p->m, p->n)};
     int64_t rows = p->transpose_b ? p->n : p->k, columns = p->transpose_b ? p->k : p->n;
     x.b = make(p, rows, columns);
+    x.da = make(p, p->m, p->k);
     x.db = make(p, rows, columns);
+    x.pre = make(p, p->m, p->n);
     fill(&x.a, 1, whole);
     fill(&x.b, 2, whole);
     fill(&x.dy, 3, whole);
@@ -104,7 +115,7 @@ static matrices make_matrices(const product *p, bool whole) {
 }
 
 static void free_matrices(matrices *x) {
-    void *const data[] = {x->y.data, x->a.data, x->b.data, x->dy.data, x->da.data, x->db.data};
+    void *const data[] = {x->y.data, x->a.data, x->b.data, x->dy.data, x->da.data, x->db.data, x->pre.data};
     for (size_t i = 0; i < sizeof data / sizeof data[0]; i++)
         free(data[i]);
 }
@@ -122,13 +133,15 @@ static vjp_device *open_engine(const char *engine, int32_t threads) {
 static bool run(const char *engine, const product *p, matrices *x, int32_t threads) {
     vjp_device *device = open_engine(engine, threads);
     if (!device) return false;
-    const vjp_linear_attributes attributes = {.transpose_b = p->transpose_b};
+    const vjp_linear_attributes attributes = {.transpose_b = p->transpose_b,
+                                              .activation = p->relu ? VJP_ACT_RELU : VJP_ACT_NONE};
     const vjp_tensor *forward[LINEAR_BIAS + 1] = {[LINEAR_Y] = &x->y, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
     const vjp_tensor *backward[LINEAR_B_PRE + 1] = {[LINEAR_B_DA] = &x->da,
                                                     [LINEAR_B_DB] = &x->db,
                                                     [LINEAR_B_DY] = &x->dy,
                                                     [LINEAR_B_A] = &x->a,
                                                     [LINEAR_B_B] = &x->b};
+    if (p->relu) forward[LINEAR_PRE] = backward[LINEAR_B_PRE] = &x->pre;
     const vjp_op *linear = vjp_op_find("linear");
     assert_int_equal(vjp_call(device, linear, VJP_FORWARD, forward, LINEAR_BIAS + 1, &attributes), VJP_OK);
     assert_int_equal(vjp_call(device, linear, VJP_BACKWARD, backward, LINEAR_B_PRE + 1, &attributes), VJP_OK);
@@ -138,6 +151,11 @@ static bool run(const char *engine, const product *p, matrices *x, int32_t threa
 
 static float b_at(const product *p, const vjp_tensor *b, int64_t item, int64_t k, int64_t j) {
     return read_at(b, p->transpose_b ? (item * p->n + j) * p->k + k : (item * p->k + k) * p->n + j);
+}
+
+static double dpre_at(const product *p, const matrices *x, int64_t item, int64_t i, int64_t j) {
+    int64_t at = (item * p->m + i) * p->n + j;
+    return p->relu && !(read_at(&x->pre, at) > 0) ? 0 : (double)read_at(&x->dy, at);
 }
 
 /* Elements near every edge of every matrix and all over it: how many are wrong. */
@@ -157,10 +175,11 @@ static int count_wrong(const product *p, const matrices *x) {
         for (int64_t t = 0; t < p->k; t++)
             y += (double)read_at(&x->a, (item * p->m + i) * p->k + t) * (double)b_at(p, &x->b, item, t, j);
         for (int64_t t = 0; t < p->n; t++)
-            da += (double)read_at(&x->dy, (item * p->m + i) * p->n + t) * (double)b_at(p, &x->b, item, k, t);
+            da += dpre_at(p, x, item, i, t) * (double)b_at(p, &x->b, item, k, t);
         for (int64_t t = 0; t < p->m; t++)
-            db += (double)read_at(&x->a, (item * p->m + t) * p->k + k) *
-                  (double)read_at(&x->dy, (item * p->m + t) * p->n + j);
+            db += (double)read_at(&x->a, (item * p->m + t) * p->k + k) * dpre_at(p, x, item, t, j);
+        wrong += p->relu && read_at(&x->pre, (item * p->m + i) * p->n + j) != stored(p->storage, (float)y);
+        if (p->relu) y = fmax(y, 0);
         wrong += read_at(&x->y, (item * p->m + i) * p->n + j) != stored(p->storage, (float)y);
         wrong += read_at(&x->da, (item * p->m + i) * p->k + k) != stored(p->storage, (float)da);
         wrong += b_at(p, &x->db, item, k, j) != stored(p->storage, (float)db);
@@ -209,7 +228,7 @@ typedef struct layer {
 } layer;
 
 static layer make_layer(vjp_dtype storage) {
-    const product p = {1, M, K, N, false, storage}, wide = {1, M, K, N, false, VJP_F32};
+    const product p = {1, M, K, N, false, false, storage}, wide = {1, M, K, N, false, false, VJP_F32};
     layer x = {make(&p, M, K), make(&p, K, N), make(&p, M, N),   make(&p, M, N),
                make(&p, M, N), make(&p, M, K), make(&wide, K, N)};
     x.b = vjp_tensor_of(x.b.data, storage, 2, (int64_t[]){K, N});

@@ -50,13 +50,13 @@ static int64_t first_to_see(const attention_tile *t, int64_t key) {
 OUTLINE void multiply_by_rows(int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t stride,
                               bool add, row_ahead *ahead) {
     gemm_ahead next = next_ahead(ahead, depth, b);
-    gemm_rows(1, rows, depth, a, b, NULL, (gemm_target){add ? c : NULL, c, stride, stride}, &next);
+    gemm_rows(1, rows, depth, a, b, (gemm_target){add ? c : NULL, c, stride, stride}, &next);
 }
 
 OUTLINE void multiply_by_terms(int64_t rows, int64_t depth, const float *a, const float *b, float *c, int64_t stride,
                                bool add, row_ahead *ahead) {
     gemm_ahead next = next_ahead(ahead, depth, b);
-    gemm_rows(GEMM_ROW_STRIDE, rows, depth, a, b, NULL, (gemm_target){add ? c : NULL, c, stride, stride}, &next);
+    gemm_rows(GEMM_ROW_STRIDE, rows, depth, a, b, (gemm_target){add ? c : NULL, c, stride, stride}, &next);
 }
 
 /* Scores, weights and their gradients: rows as far apart as those of a packed left operand, which they become. */

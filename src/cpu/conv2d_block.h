@@ -372,7 +372,7 @@ static void set_outputs(const conv_sum *p, const planes_grid *g, bool in_place, 
 /* Sums of rows and terms that are found by tables, by one packed panel: one function, for it is long. */
 OUTLINE void gemm_rows_in_place(int64_t rows, int64_t depth, gemm_left a, const float *panel, gemm_target target) {
     gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
-    gemm_rows_of(GEMM_IN_PLACE, rows, depth, a, panel, NULL, target, &ahead);
+    gemm_rows_of(GEMM_IN_PLACE, rows, depth, a, (gemm_right){.numbers = panel}, target, &ahead);
 }
 
 #endif

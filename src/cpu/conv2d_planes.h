@@ -217,8 +217,9 @@ static void multiply_chain(const planes_run *r, const planes_block *b, int64_t o
             target.to = sums + i * q->sums_stride + j;
             target.from = before + k == 0 ? NULL : target.to;
             gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
-            gemm_rows(GEMM_ROWS, least(GEMM_ROWS, outs - i), depth, panel, source.numbers + j, r->places + k, target,
-                      &ahead);
+            gemm_right planes = {.numbers = source.numbers + j, .places = r->places + k};
+            gemm_rows_of(GEMM_ROWS, least(GEMM_ROWS, outs - i), depth, (gemm_left){.numbers = panel}, planes, target,
+                         &ahead);
         }
 }
 

@@ -167,16 +167,18 @@ static tile tile_at(const run *r, const step *s, int64_t task) {
     return t;
 }
 
-/* Packed panels of a tile for run d of its terms. */
+/* Packed panels of a tile for run d of its terms, or slabs that lie like them; of b, from column j of the tile on. */
 static const float *packed_a(const run *r, const tile *t, int64_t d) {
     const plan *p = r->plan;
+    if (p->a_in_slabs) return slab_at(&r->call->a, t->item, t->block.m0 + t->i, t->block.k0 + d * GEMM_DEPTH);
     int64_t panel = t->i / p->tile_m * divide_up(p->tile_m, GEMM_ROWS) + t->i % p->tile_m / GEMM_ROWS;
     return t->block.a + t->slot * p->a_floats + (d * p->a_panels + panel) * p->a_panel;
 }
 
-static const float *packed_b(const run *r, const tile *t, int64_t d) {
+static const float *packed_b(const run *r, const tile *t, int64_t d, int64_t j) {
     const plan *p = r->plan;
-    return t->block.b + t->slot * p->b_floats + (d * p->b_panels + t->j / GEMM_COLUMNS) * p->b_panel;
+    if (p->b_in_slabs) return slab_at(&r->call->b, t->item, t->block.k0 + d * GEMM_DEPTH, t->block.n0 + t->j + j);
+    return t->block.b + t->slot * p->b_floats + (d * p->b_panels + (t->j + j) / GEMM_COLUMNS) * p->b_panel;
 }
 
 /* The next GEMM_AHEAD bytes of each; past the end, what is being read anyway. */
@@ -201,7 +203,7 @@ typedef struct terms {
 } terms;
 
 /* Rows of one panel of a by one panel of b, added to what the tile has so far. */
-INLINE void add_panels(const plan *p, bool by_terms, const tile *t, int64_t i, int64_t j, const terms *d,
+INLINE void add_panels(const plan *p, bool by_terms, bool slab, const tile *t, int64_t i, int64_t j, const terms *d,
                        const float *a, const float *b, gemm_ahead *ahead) {
     int64_t rows = least(GEMM_ROWS, t->m - i), columns = t->n - j;
     float *c = t->c + i * t->ldc + j, *buffer = t->buffer + i * t->ldb + j;
@@ -216,36 +218,36 @@ INLINE void add_panels(const plan *p, bool by_terms, const tile *t, int64_t i, i
     }
     bool room = t->padded || (to.from != c && to.to != c);
     gemm_ahead now = take_ahead(ahead, a, b);
-    multiply_panels(p->pieces, by_terms, rows, room ? GEMM_COLUMNS : columns, d->depth, a, b, &to, &now);
+    multiply_panels(p->pieces, by_terms, slab, rows, room ? GEMM_COLUMNS : columns, d->depth, a, b, &to, &now);
 }
 
 /* All panels of a tile for one run of terms, each operand from the workspace or packed here. */
-INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, const terms *d, gemm_ahead ahead) {
+INLINE void multiply_depth(const run *r, const tile *t, bool by_terms, bool slab, const terms *d, gemm_ahead ahead) {
     const plan *p = r->plan;
     const step *s = &t->block;
     const gemm_call *call = r->call;
     int64_t k = s->k0 + d->index * GEMM_DEPTH;
-    const float *a = packed_a(r, t, d->index), *b = packed_b(r, t, d->index);
+    const float *a = packed_a(r, t, d->index);
     if (!PACKS_ALL && !p->pack_a) {
         float panel[GEMM_A_PANEL];
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS) {
             pack_a_panels(&call->a, p->pieces.a, t->item, s->m0 + t->i + i, least(GEMM_ROWS, t->m - i), k, d->depth,
                           panel);
             for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS)
-                add_panels(p, by_terms, t, i, j, d, panel, b + j / GEMM_COLUMNS * p->b_panel, &ahead);
+                add_panels(p, by_terms, slab, t, i, j, d, panel, packed_b(r, t, d->index, j), &ahead);
         }
         return;
     }
     float panel[PACKS_ALL ? 1 : GEMM_B_PANEL];
     for (int64_t j = d->column; j < d->columns_end; j += GEMM_COLUMNS) {
-        const float *column = b + j / GEMM_COLUMNS * p->b_panel;
+        const float *column = packed_b(r, t, d->index, j);
         if (!PACKS_ALL && !p->pack_b) {
             pack_b_panels(&call->b, p->pieces.b, t->item, s->n0 + t->j + j, least(GEMM_COLUMNS, t->n - j), k, d->depth,
                           panel);
             column = panel;
         }
         for (int64_t i = 0; i < t->m; i += GEMM_ROWS)
-            add_panels(p, by_terms, t, i, j, d, a + i / GEMM_ROWS * p->a_panel, column, &ahead);
+            add_panels(p, by_terms, slab, t, i, j, d, a + i / GEMM_ROWS * p->a_panel, column, &ahead);
     }
 }
 
@@ -263,8 +265,9 @@ static gemm_ahead ahead_of(const run *r, const tile *t, const terms *d, const ti
     }
     if (p->pack_b) {
         int64_t columns = least(columns_at_once(next->n), next->n - column);
-        ahead.b = (const char *)(packed_b(r, next, index) + column / GEMM_COLUMNS * p->b_panel);
-        ahead.b_end = ahead.b + divide_up(columns, GEMM_COLUMNS) * p->b_panel * (int64_t)sizeof(float);
+        int64_t floats = p->b_in_slabs ? GEMM_DEPTH * SLAB_STRIDE : divide_up(columns, GEMM_COLUMNS) * p->b_panel;
+        ahead.b = (const char *)packed_b(r, next, index, column);
+        ahead.b_end = ahead.b + floats * (int64_t)sizeof(float);
     }
     return ahead;
 }
@@ -290,10 +293,15 @@ static int64_t multiply_builtin(const run *r, const tile *t, int64_t count) {
                 following = tile_of_ticket(r, next);
             }
             gemm_ahead ahead = ahead_of(r, t, &d, &following);
-            if (r->call->a.transposed)
-                multiply_depth(r, t, true, &d, ahead);
+            bool by_terms = r->call->a.transposed, slab = READS_SLABS_AS_B && r->plan->b_in_slabs;
+            if (by_terms && slab)
+                multiply_depth(r, t, true, true, &d, ahead);
+            else if (by_terms)
+                multiply_depth(r, t, true, false, &d, ahead);
+            else if (slab)
+                multiply_depth(r, t, false, true, &d, ahead);
             else
-                multiply_depth(r, t, false, &d, ahead);
+                multiply_depth(r, t, false, false, &d, ahead);
             d.first = false;
             d.index++;
         } while (!d.last);

@@ -26,6 +26,21 @@ static inline int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
+/*
+ * A matrix of f32 that is made for products may lie in slabs: SLAB_COLUMNS columns of all its rows, then the next, rows
+ * SLAB_STRIDE apart (17 cache lines, so that neighbours fall into different sets of the cache). That is how the
+ * built-in kernel wants either operand, so that nothing is packed. Behind the last column a slab holds zeros.
+ */
+enum { SLAB_COLUMNS = 256, SLAB_STRIDE = SLAB_COLUMNS + 16 };
+
+static inline int64_t slab_place(int64_t rows, int64_t row, int64_t column) {
+    return (column / SLAB_COLUMNS * rows + row) * SLAB_STRIDE + column % SLAB_COLUMNS;
+}
+
+static inline int64_t slab_floats(int64_t rows, int64_t columns) {
+    return divide_up(columns, SLAB_COLUMNS) * rows * SLAB_STRIDE;
+}
+
 /* Writes elements [column, column + count) of a row of the matrix as stored. */
 typedef void (*gemm_read)(const void *source, int64_t row, int64_t column, int64_t count, float *to);
 
@@ -36,15 +51,16 @@ typedef struct gemm_operand {
     bool transposed; /* a is stored as [k, m], b as [n, k] */
     vjp_dtype dtype; /* of `data`; of what `read` makes: a type that holds each of its numbers */
     const void *data;
-    int64_t stride; /* numbers from row to row */
-    gemm_read read; /* makes rows from `source`, and there is no `data`; or NULL */
+    int64_t stride;    /* numbers from row to row */
+    int64_t slab_rows; /* `data` is f32 in slabs of so many rows; 0: it is not */
+    gemm_read read;    /* makes rows from `source`, and there is no `data`; or NULL */
     const void *source;
     int64_t item_row, item_column; /* how far on the matrix of the next item of the batch begins */
 } gemm_operand;
 
-/* Its rows are not f32 in memory: they are made when they are read. */
+/* Its rows are not f32 side by side in memory: they are made when they are read. */
 static inline bool is_made(const gemm_operand *o) {
-    return o->read || o->dtype != VJP_F32;
+    return o->read || o->dtype != VJP_F32 || o->slab_rows;
 }
 
 typedef struct gemm_result {

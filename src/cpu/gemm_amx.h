@@ -77,6 +77,9 @@ static inline int64_t tile_bytes(int64_t rows, int64_t columns, int64_t terms) {
 /* The other engine makes products of few rows or columns. */
 enum { PACKS_ALL = true };
 
+/* Numbers in slabs are cut into pieces like all others. */
+enum { READS_SLABS_AS_A = false, READS_SLABS_AS_B = false };
+
 /* A thread's tiles are set up for its share of a product and given up after: then nobody has to save them. */
 static inline void engine_begin(void) {
     typedef struct tile_setup {
@@ -267,9 +270,10 @@ INLINE void store_tiles(float *to, int64_t stride) {
  * to = from + a b, as in gemm_fma.h. The small products of two pieces come first: their sum is as exact as it gets when
  * the large ones are added.
  */
-INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, int64_t rows, int64_t columns, int64_t depth,
+INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, bool slab, int64_t rows, int64_t columns, int64_t depth,
                             const float *a, const float *b, const gemm_target *to, const gemm_ahead *ahead) {
     (void)by_terms;
+    (void)slab;
     const uint16_t *left = (const uint16_t *)(const void *)a, *right = (const uint16_t *)(const void *)b;
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
     _tile_zero(0);

@@ -30,6 +30,10 @@ enum { TASK_MACS = 1 << 18 };
 /* A product of few rows or columns packs a panel where it is used; it writes no copy of what it reads once. */
 enum { PACKS_ALL = false };
 
+/* A slab is read where it lies: a row of it is a packed panel's, and as b it has whole panels side by side. */
+enum { READS_SLABS_AS_A = true, READS_SLABS_AS_B = SLAB_COLUMNS % GEMM_COLUMNS == 0 };
+_Static_assert((int)SLAB_COLUMNS == GEMM_DEPTH && (int)SLAB_STRIDE == GEMM_ROW_STRIDE, "a slab is rows as packed");
+
 /* A tile's columns of a run of terms that are multiplied before the next run's: all, while its panels of a change. */
 static inline int64_t columns_at_once(int64_t columns) {
     return columns;
@@ -63,7 +67,7 @@ static inline void engine_end(void) {
 enum { ROWS_AHEAD = 4, LEAST_CALLED_IN = 64 };
 
 INLINE bool calls_in(const gemm_operand *o, int64_t count) {
-    return !o->read && o->dtype == VJP_F32 && count >= LEAST_CALLED_IN;
+    return !is_made(o) && count >= LEAST_CALLED_IN;
 }
 
 OUTLINE void call_in(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count) {
@@ -125,19 +129,21 @@ static void pack_b_panels(const gemm_operand *o, int64_t pieces, int64_t item, i
 /* ---- Multiplying ------------------------------------------------------------------------------------- */
 
 /*
- * to = from + a b: `rows` rows of one panel of a by one panel of b. Columns past the edge of c are not written; there
- * the sums go through a small block.
+ * to = from + a b: `rows` rows of one panel of a by one panel of b, packed or in a slab. Columns past the edge of c are
+ * not written; there the sums go through a small block.
  */
-INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, int64_t rows, int64_t columns, int64_t depth,
+INLINE void multiply_panels(gemm_pieces pieces, bool by_terms, bool slab, int64_t rows, int64_t columns, int64_t depth,
                             const float *a, const float *b, const gemm_target *to, const gemm_ahead *ahead) {
     (void)pieces;
+    gemm_left left = {.numbers = a};
+    gemm_right right = {.numbers = b, .step = slab ? SLAB_STRIDE : GEMM_COLUMNS};
     if (columns >= GEMM_COLUMNS) {
-        gemm_rows(by_terms ? GEMM_ROWS : 1, rows, depth, a, b, NULL, *to, ahead);
+        gemm_rows_of(by_terms ? GEMM_ROWS : 1, rows, depth, left, right, *to, ahead);
         return;
     }
     float edge[GEMM_ROWS * GEMM_COLUMNS];
     gemm_target small = {.to = edge, .to_stride = GEMM_COLUMNS};
-    gemm_rows(by_terms ? GEMM_ROWS : 1, rows, depth, a, b, NULL, small, ahead);
+    gemm_rows_of(by_terms ? GEMM_ROWS : 1, rows, depth, left, right, small, ahead);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t q = 0; q < columns; q++) {
             float sum = edge[r * GEMM_COLUMNS + q];

@@ -57,9 +57,18 @@ INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, n
     }
 }
 
-/* Where term k of b begins: in a packed panel, or where `places` says (convolutions read their planes in place). */
-INLINE const float *gemm_row_of_b(const float *b, const int32_t *places, int64_t k) {
-    return b + (places ? places[k] : k * GEMM_COLUMNS);
+/*
+ * The panel of b: term k begins `step` numbers, a constant where this is inlined, after the one before (GEMM_COLUMNS
+ * where it is packed), or where `places` says (convolutions read their planes in place).
+ */
+typedef struct gemm_right {
+    const float *numbers;
+    int step;
+    const int32_t *places;
+} gemm_right;
+
+INLINE const float *gemm_row_of_b(const gemm_right *b, int64_t k) {
+    return b->numbers + (b->places ? b->places[k] : k * b->step);
 }
 
 /* The sums of a block go where they belong. */
@@ -76,8 +85,26 @@ INLINE void gemm_put(int rows, native_f sum[GEMM_ROWS][GEMM_VECTORS], const gemm
     }
 }
 
-/* to = from + a b for `rows` rows, a constant where this is inlined. */
-INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const float *b, const int32_t *places,
+/* GEMM_AHEAD_TERMS terms from k on; meanwhile a line of what comes after is called in for each operand. */
+INLINE void gemm_few_terms(int rows, int term_step, int64_t k, const float *a, const gemm_right *b,
+                           native_f sum[GEMM_ROWS][GEMM_VECTORS], const char **ahead_a, const char **ahead_b,
+                           int64_t skip) {
+    __builtin_prefetch(*ahead_a, 0, 2);
+    __builtin_prefetch(*ahead_b, 0, 2);
+    *ahead_a += GEMM_LINE + skip;
+    *ahead_b += GEMM_LINE + skip;
+    UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
+        gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, k + u), sum);
+}
+
+/* Native vectors of a cache line. */
+enum { VECTORS_A_LINE = GEMM_LINE / (NATIVE_LANES * (int)sizeof(float)) };
+
+/*
+ * to = from + a b for `rows` rows, a constant where this is inlined. The rows of c are called in with the first terms,
+ * to be there when the last are done.
+ */
+INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, const gemm_right *b,
                        const gemm_target *c, const gemm_ahead *ahead) {
     const char *ahead_a = ahead->a, *ahead_b = ahead->b;
     native_f sum[GEMM_ROWS][GEMM_VECTORS];
@@ -85,16 +112,17 @@ INLINE void gemm_block(int rows, int term_step, int64_t depth, const float *a, c
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = (native_f){0};
     }
     int64_t k = 0;
-    for (; k + GEMM_AHEAD_TERMS <= depth; k += GEMM_AHEAD_TERMS) {
-        __builtin_prefetch(ahead_a, 0, 2);
-        __builtin_prefetch(ahead_b, 0, 2);
-        ahead_a += GEMM_LINE + ahead->skip;
-        ahead_b += GEMM_LINE + ahead->skip;
-        UNROLL for (int u = 0; u < GEMM_AHEAD_TERMS; u++)
-            gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, places, k + u), sum);
+    const float *coming = c->to;
+    for (int i = 0; i < rows && k + GEMM_AHEAD_TERMS <= depth; i++, k += GEMM_AHEAD_TERMS) {
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j += VECTORS_A_LINE)
+            __builtin_prefetch(coming + j * NATIVE_LANES, 1, 3);
+        coming += c->to_stride;
+        gemm_few_terms(rows, term_step, k, a, b, sum, &ahead_a, &ahead_b, ahead->skip);
     }
+    for (; k + GEMM_AHEAD_TERMS <= depth; k += GEMM_AHEAD_TERMS)
+        gemm_few_terms(rows, term_step, k, a, b, sum, &ahead_a, &ahead_b, ahead->skip);
     for (; k < depth; k++)
-        gemm_term(rows, term_step, a + k * term_step, gemm_row_of_b(b, places, k), sum);
+        gemm_term(rows, term_step, a + k * term_step, gemm_row_of_b(b, k), sum);
     gemm_put(rows, sum, c);
 }
 
@@ -130,36 +158,36 @@ INLINE void gemm_block_in_place(int rows, int64_t depth, const gemm_left *a, con
     gemm_put(rows, sum, c);
 }
 
-INLINE void gemm_block_of(int rows, int term_step, int64_t depth, const gemm_left *a, const float *b,
-                          const int32_t *places, const gemm_target *c, const gemm_ahead *ahead) {
+INLINE void gemm_block_of(int rows, int term_step, int64_t depth, const gemm_left *a, const gemm_right *b,
+                          const gemm_target *c, const gemm_ahead *ahead) {
     if (term_step == GEMM_IN_PLACE)
-        gemm_block_in_place(rows, depth, a, b, c);
+        gemm_block_in_place(rows, depth, a, b->numbers, c);
     else
-        gemm_block(rows, term_step, depth, a->numbers, b, places, c, ahead);
+        gemm_block(rows, term_step, depth, a->numbers, b, c, ahead);
 }
 
 /* Any number of rows up to GEMM_ROWS, in blocks of a few sizes: an edge costs its own rows and not a full block's. */
-INLINE void gemm_rows_of(int term_step, int64_t rows, int64_t depth, gemm_left a, const float *b, const int32_t *places,
-                         gemm_target c, const gemm_ahead *ahead) {
+INLINE void gemm_rows_of(int term_step, int64_t rows, int64_t depth, gemm_left a, gemm_right b, gemm_target c,
+                         const gemm_ahead *ahead) {
     enum { EIGHT = GEMM_ROWS > 8 ? 8 : 2, FOUR = GEMM_ROWS > 4 ? 4 : 2 };
     const int64_t row_step = term_step > 1 ? 1 : GEMM_ROW_STRIDE;
     if (rows == GEMM_ROWS) {
-        gemm_block_of(GEMM_ROWS, term_step, depth, &a, b, places, &c, ahead);
+        gemm_block_of(GEMM_ROWS, term_step, depth, &a, &b, &c, ahead);
         return;
     }
     while (rows > 0) {
         int64_t done;
         if (rows >= EIGHT && EIGHT == 8) {
-            gemm_block_of(EIGHT, term_step, depth, &a, b, places, &c, ahead);
+            gemm_block_of(EIGHT, term_step, depth, &a, &b, &c, ahead);
             done = EIGHT;
         } else if (rows >= FOUR && FOUR == 4) {
-            gemm_block_of(FOUR, term_step, depth, &a, b, places, &c, ahead);
+            gemm_block_of(FOUR, term_step, depth, &a, &b, &c, ahead);
             done = FOUR;
         } else if (rows >= 2) {
-            gemm_block_of(2, term_step, depth, &a, b, places, &c, ahead);
+            gemm_block_of(2, term_step, depth, &a, &b, &c, ahead);
             done = 2;
         } else {
-            gemm_block_of(1, term_step, depth, &a, b, places, &c, ahead);
+            gemm_block_of(1, term_step, depth, &a, &b, &c, ahead);
             done = 1;
         }
         rows -= done;
@@ -172,10 +200,11 @@ INLINE void gemm_rows_of(int term_step, int64_t rows, int64_t depth, gemm_left a
     }
 }
 
-/* With a packed by rows or by terms. */
-INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, const int32_t *places,
-                      gemm_target c, const gemm_ahead *ahead) {
-    gemm_rows_of(term_step, rows, depth, (gemm_left){.numbers = a}, b, places, c, ahead);
+/* With a packed by rows or by terms, and b packed. */
+INLINE void gemm_rows(int term_step, int64_t rows, int64_t depth, const float *a, const float *b, gemm_target c,
+                      const gemm_ahead *ahead) {
+    gemm_right right = {.numbers = b, .step = GEMM_COLUMNS};
+    gemm_rows_of(term_step, rows, depth, (gemm_left){.numbers = a}, right, c, ahead);
 }
 
 /* ---- Packing ----------------------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ enum { BLAS_TILE_M = 256, BLAS_TILE_N = 512, BLAS_STRIP = 64 };
  * at most TILE_BYTES in a second-level cache of 2 MiB.
  */
 enum { LEAST_TILE_M = 80, LEAST_TILE_N = 128, MOST_TILE_M = 384, MOST_TILE_N = 512 };
-enum { TILE_BYTES = 3 << 19 };
+enum { TILE_BYTES = 1 << 20 };
 
 /* So many more tiles than the fewest are tried along each side. */
 enum { TILE_COUNTS = 12 };
@@ -61,6 +61,7 @@ typedef struct plan {
     int64_t block_m, block_n, block_k; /* for the built-in kernel the last two are whole panels and GEMM_DEPTHs */
     int64_t groups, blocks_m, blocks_n, blocks_k, steps;
     bool pack_a, pack_b;                      /* into the workspace, before the tiles; else in the tile or not at all */
+    bool a_in_slabs, b_in_slabs;              /* read where it lies, as if it were packed */
     bool direct;                              /* sums go straight to plain rows; else from a buffer to `finish` */
     bool kept;                                /* the buffer is a tile's own, from block to block; else a worker's */
     int64_t tiles_m, tiles_n, tile_m, tile_n; /* of a block; the last in a row or column may be smaller */
@@ -83,11 +84,14 @@ static int64_t block_of(int64_t size, int64_t limit, int64_t step) {
     return most(1, divide_up(divide_up(size, blocks), step)) * step;
 }
 
-static void plan_blocks_builtin(plan *p) {
+static void plan_blocks_builtin(plan *p, const gemm_call *call) {
     int64_t k = most(1, p->k);
     p->pack_b = PACKS_ALL || p->m > TILE_M;
     p->pack_a = PACKS_ALL || !p->pack_b || p->n > TILE_N;
-    p->block_n = block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, GEMM_COLUMNS);
+    p->a_in_slabs = READS_SLABS_AS_A && p->pack_a && call->a.slab_rows && !call->a.transposed;
+    p->b_in_slabs = READS_SLABS_AS_B && p->pack_b && call->b.slab_rows && !call->b.transposed;
+    p->block_n =
+        block_of(p->n, p->pack_b ? BLOCK_N : BLOCK_FLOATS / TILE_M, p->b_in_slabs ? SLAB_COLUMNS : GEMM_COLUMNS);
     int64_t terms =
         p->pack_a && p->pack_b ? BLOCK_MOST / most(BLOCK, p->block_n) : BLOCK_FLOATS / (p->pack_b ? TILE_N : TILE_M);
     p->block_k = block_of(k, least(terms, MOST_TERMS), GEMM_DEPTH);
@@ -95,7 +99,7 @@ static void plan_blocks_builtin(plan *p) {
     p->block_m = block_of(p->m, rows, p->pack_a ? TILE_STEP_M : GEMM_ROWS);
     p->b_panels = p->block_n / GEMM_COLUMNS;
     p->depths = p->block_k / GEMM_DEPTH;
-    p->b_floats = p->pack_b ? p->depths * p->b_panels * p->b_panel : 0;
+    p->b_floats = p->pack_b && !p->b_in_slabs ? p->depths * p->b_panels * p->b_panel : 0;
 }
 
 static void plan_blocks_blas(plan *p, const gemm_call *call) {
@@ -116,14 +120,19 @@ static void set_tiles(plan *p, int64_t tile_m, int64_t tile_n) {
     p->a_panels = p->tiles_m * divide_up(tile_m, GEMM_ROWS);
 }
 
-/* The cut of a block whose last thread is done first, of those that fit into TILE_BYTES where any does. */
+/*
+ * The cut of a block whose last thread is done first, of those that fit into TILE_BYTES where any does. Tiles of a b in
+ * slabs are a slab wide.
+ */
 static void choose_tiles(plan *p, int64_t threads) {
     int64_t least_over = INT64_MAX, least_time = INT64_MAX, rows = least(p->m, p->block_m),
             columns = p->block_n / GEMM_COLUMNS;
     plan best = *p;
     int64_t i0 = divide_up(rows, MOST_TILE_M), j0 = divide_up(p->block_n, MOST_TILE_N);
+    int64_t j_end = least(divide_up(p->block_n, LEAST_TILE_N), j0 + TILE_COUNTS);
+    if (p->b_in_slabs) j0 = j_end = p->block_n / SLAB_COLUMNS;
     for (int64_t i = i0; i <= least(divide_up(rows, LEAST_TILE_M), i0 + TILE_COUNTS); i++)
-        for (int64_t j = j0; j <= least(divide_up(p->block_n, LEAST_TILE_N), j0 + TILE_COUNTS); j++) {
+        for (int64_t j = j0; j <= j_end; j++) {
             plan q = *p;
             set_tiles(&q, divide_up(divide_up(rows, i), TILE_STEP_M) * TILE_STEP_M,
                       divide_up(columns, j) * GEMM_COLUMNS);
@@ -166,7 +175,7 @@ static packing packing_of(const plan *p, bool is_a) {
 }
 
 static int64_t units_of(const plan *p, const gemm_call *call, bool is_a) {
-    if (!(is_a ? p->pack_a : p->pack_b)) return 0;
+    if (is_a ? !p->pack_a || p->a_in_slabs : !p->pack_b || p->b_in_slabs) return 0;
     if (call->blas) return p->group * divide_up(stored_rows(p, is_a ? &call->a : &call->b, is_a), BLAS_STRIP);
     packing t = packing_of(p, is_a);
     return p->group * p->depths * t.stretches * t.count;
@@ -206,7 +215,7 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
     if (call->blas)
         plan_blocks_blas(&p, call);
     else
-        plan_blocks_builtin(&p);
+        plan_blocks_builtin(&p, call);
     p.blocks_m = divide_up(p.m, p.block_m);
     p.blocks_n = divide_up(p.n, p.block_n);
     p.blocks_k = most(1, divide_up(p.k, p.block_k));
@@ -221,7 +230,7 @@ static plan plan_of(const gemm_call *call, int64_t parts) {
         choose_tiles(&p, call->threads);
     else
         set_tiles(&p, least(p.block_m, TILE_M), least(p.block_n, TILE_N));
-    if (!call->blas && p.pack_a) p.a_floats = p.depths * p.a_panels * p.a_panel;
+    if (!call->blas && p.pack_a && !p.a_in_slabs) p.a_floats = p.depths * p.a_panels * p.a_panel;
     p.tiles = p.group * p.tiles_m * p.tiles_n;
     p.direct = parts > 1 || (!call->c.finish && call->c.stride <= BLAS_LIMIT);
     p.kept = !p.direct && p.blocks_k > 1;

@@ -3,9 +3,9 @@
  *
  * Forward: one product; bias, activation, pre and the rounding to storage are done to each tile while it is in cache.
  * Backward: da = dpre b^T, db = a^T dpre and dbias, the sum of the rows of dpre, where dpre = dy * act'(pre). One pass
- * makes dpre in the workspace and sums dbias on the way, in double, so that 2^24 rows are as right as two. A dpre that
- * is wanted once, or is too large to store, is made where it is read: when a product packs it, at a cost of one act'
- * for some thousand flops.
+ * makes dpre in the workspace and sums dbias on the way, in double, so that 2^24 rows are as right as two. It is laid
+ * out so that neither product packs it (slabs, gemm.h). A dpre that is wanted once, or is too large to store, is made
+ * where it is read: when a product packs it, at a cost of one act' for some thousand flops.
  *
  * Where pre was not saved it is computed again, a panel of rows at a time, and the gradients go panel by panel. db is
  * then a sum over panels; in 16 bits it would be rounded at each, so it is gathered in f32 and rounded once.
@@ -26,13 +26,13 @@ enum { BIAS_PARTIALS = 1 << 19, BIAS_CHUNKS = 64 };
 
 /* ---- Activations of rows ----------------------------------------------------------------------------- */
 
-INLINE void activate_as(vjp_activation activation, int64_t count, float *x) {
+INLINE void activate_as(vjp_activation activation, int64_t count, const float *x, float *y) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        vf_store(VJP_F32, x, i, activate(activation, vf_load(VJP_F32, x, i)));
+        vf_store(VJP_F32, y, i, activate(activation, vf_load(VJP_F32, x, i)));
     if (i == count) return;
     vf last = activate(activation, vf_load_part(VJP_F32, x, i, count - i));
-    vf_store_part(VJP_F32, x, i, count - i, last);
+    vf_store_part(VJP_F32, y, i, count - i, last);
 }
 
 INLINE vf slope_of(vjp_activation activation, bool zero_nan, vf pre, vf dy) {
@@ -51,15 +51,15 @@ INLINE void slope_as(vjp_activation activation, bool zero_nan, int64_t count, co
     vf_store_part(VJP_F32, dpre, i, count - i, slope_of(activation, zero_nan, last_pre, last_dy));
 }
 
-static void activate_row(vjp_activation activation, int64_t count, float *x) {
+static void activate_row(vjp_activation activation, int64_t count, const float *x, float *y) {
     switch (activation) {
     case VJP_ACT_NONE: break;
-    case VJP_ACT_RELU: activate_as(VJP_ACT_RELU, count, x); break;
-    case VJP_ACT_GELU_TANH: activate_as(VJP_ACT_GELU_TANH, count, x); break;
-    case VJP_ACT_GELU_ERF: activate_as(VJP_ACT_GELU_ERF, count, x); break;
-    case VJP_ACT_SILU: activate_as(VJP_ACT_SILU, count, x); break;
-    case VJP_ACT_SIGMOID: activate_as(VJP_ACT_SIGMOID, count, x); break;
-    case VJP_ACT_TANH: activate_as(VJP_ACT_TANH, count, x); break;
+    case VJP_ACT_RELU: activate_as(VJP_ACT_RELU, count, x, y); break;
+    case VJP_ACT_GELU_TANH: activate_as(VJP_ACT_GELU_TANH, count, x, y); break;
+    case VJP_ACT_GELU_ERF: activate_as(VJP_ACT_GELU_ERF, count, x, y); break;
+    case VJP_ACT_SILU: activate_as(VJP_ACT_SILU, count, x, y); break;
+    case VJP_ACT_SIGMOID: activate_as(VJP_ACT_SIGMOID, count, x, y); break;
+    case VJP_ACT_TANH: activate_as(VJP_ACT_TANH, count, x, y); break;
     }
 }
 
@@ -76,6 +76,14 @@ static void slope_row(vjp_activation activation, bool zero_nan, int64_t count, c
     }
 }
 
+/* Calls elements into the cache that the next row is about: the processor's own prefetching stops at each page. */
+static void call_in(const matrix *m, int64_t at, int64_t count) {
+    enum { LINE = 64 };
+    const char *from = element(m->data, m->dtype, at), *end = element(m->data, m->dtype, at + count);
+    for (; from < end; from += LINE)
+        __builtin_prefetch(from, 0, 2);
+}
+
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
 /* Where a tile of a b goes: bias is added, pre is kept, y = act(pre). */
@@ -83,6 +91,7 @@ typedef struct outputs {
     matrix y, pre;
     matrix bias; /* one row */
     vjp_activation activation;
+    int64_t rows;
 } outputs;
 
 static void finish_outputs(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
@@ -90,13 +99,28 @@ static void finish_outputs(const void *target, int64_t row, int64_t column, int6
     float value[PIECE], bias[PIECE];
     for (int64_t done = 0; done < count; done += PIECE) {
         int64_t n = least(PIECE, count - done), at = row * o->y.columns + column + done;
-        if (o->bias.data) load_row(o->bias.dtype, o->bias.data, column + done, n, bias);
-        for (int64_t i = 0; i < n; i++)
-            value[i] = o->bias.data ? sums[done + i] + bias[i] : sums[done + i];
-        if (o->pre.data) store_row(o->pre.dtype, o->pre.data, at, n, value, false);
+        const float *pre = sums + done;
+        if (row + 1 < o->rows) {
+            call_in(&o->pre, at + o->y.columns, n);
+            call_in(&o->y, at + o->y.columns, n);
+        }
+        if (o->bias.data) {
+            load_row(o->bias.dtype, o->bias.data, column + done, n, bias);
+            for (int64_t i = 0; i < n; i++)
+                value[i] = sums[done + i] + bias[i];
+            pre = value;
+        }
+        if (o->pre.data) store_row(o->pre.dtype, o->pre.data, at, n, pre, false);
         if (!o->y.data) continue;
-        activate_row(o->activation, n, value);
-        store_row(o->y.dtype, o->y.data, at, n, value, o->y.accumulate);
+        const float *y = pre;
+        if (o->activation != VJP_ACT_NONE) {
+            bool straight = o->y.dtype == VJP_F32 && !o->y.accumulate;
+            float *to = straight ? (float *)o->y.data + at : value;
+            activate_row(o->activation, n, pre, to);
+            if (straight) continue;
+            y = to;
+        }
+        store_row(o->y.dtype, o->y.data, at, n, y, o->y.accumulate);
     }
 }
 
@@ -118,7 +142,8 @@ static void set_forward(const vjp_work *work, forward_call *f) {
     f->out = (outputs){.y = matrix_of(work, LINEAR_Y, s.n, 0),
                        .pre = matrix_of(work, LINEAR_PRE, s.n, 0),
                        .bias = matrix_of(work, LINEAR_BIAS, s.n, 0),
-                       .activation = s.activation};
+                       .activation = s.activation,
+                       .rows = s.batch * s.m};
     f->product = (gemm_call){.blas = cpu_state_of(work)->blas,
                              .tiles = cpu_state_of(work)->tiles,
                              .threads = cpu_state_of(work)->threads,
@@ -197,6 +222,7 @@ typedef struct backward_plan {
     vjp_linear_sizes sizes;
     bool again;            /* pre is computed again */
     bool stored;           /* dpre is made once, in the workspace */
+    bool in_slabs;         /* in the form that products read in place */
     int64_t items, rows;   /* of a panel; the last of an item may have fewer rows */
     bool gather_db;        /* in f32, over several panels */
     int64_t chunk, chunks; /* rows of a partial sum of dbias, and how many */
@@ -213,8 +239,10 @@ typedef struct panel {
 } panel;
 
 static gemm_operand dpre_operand(const backward_plan *p, const panel *q, bool transposed, int64_t item_row) {
-    if (p->stored) return operand_of(&q->stored, transposed, item_row);
-    return operand_of_dpre(&q->dpre, transposed, item_row);
+    if (!p->stored) return operand_of_dpre(&q->dpre, transposed, item_row);
+    gemm_operand o = operand_of(&q->stored, transposed, item_row);
+    if (p->in_slabs) o.slab_rows = p->items * p->rows;
+    return o;
 }
 
 static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item, int64_t items, int64_t row,
@@ -240,7 +268,10 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
         q->db.accumulate = false;
     }
     q->db.accumulate = q->db.accumulate || row > 0;
-    q->pre = (outputs){.y = {.columns = s->n}, .pre = q->dpre.pre, .bias = matrix_of(work, LINEAR_B_BIAS, s->n, 0)};
+    q->pre = (outputs){.y = {.columns = s->n},
+                       .pre = q->dpre.pre,
+                       .bias = matrix_of(work, LINEAR_B_BIAS, s->n, 0),
+                       .rows = items * rows};
     q->make_pre = (gemm_call){.blas = blas,
                               .tiles = tiles,
                               .threads = threads,
@@ -297,7 +328,12 @@ static backward_plan plan_of(const vjp_work *work) {
     int uses = !!work->tensor[LINEAR_B_DA] + !!work->tensor[LINEAR_B_DB] + !!work->tensor[LINEAR_B_DBIAS];
     bool fits = s->batch * s->m <= PANEL_FLOATS / most(1, s->n);
     p.stored = s->activation != VJP_ACT_NONE && uses > 1 && (p.again || fits);
-    if (p.stored) p.pre_bytes = round_up(s->batch * s->m * s->n * (int64_t)sizeof(float));
+    bool fills_slabs = divide_up(s->n, SLAB_COLUMNS) * SLAB_COLUMNS <= s->n + s->n / 4;
+    p.in_slabs = p.stored && !p.again && fills_slabs && !cpu_state_of(work)->blas;
+    if (p.stored) {
+        int64_t floats = p.in_slabs ? slab_floats(s->batch * s->m, s->n) : s->batch * s->m * s->n;
+        p.pre_bytes = round_up(floats * (int64_t)sizeof(float));
+    }
     if (p.again && s->m > 0 && s->n > 0) {
         p.rows = least(s->m, most(1, PANEL_FLOATS / s->n));
         p.items = most(1, least(s->batch, PANEL_FLOATS / (p.rows * s->n)));
@@ -335,6 +371,7 @@ typedef struct dpre_pass {
     const dpre_source *dpre;
     int64_t rows, n, chunk, pieces;
     float *to;       /* NULL: not stored */
+    bool in_slabs;   /* or side by side */
     double *partial; /* of each chunk; NULL: not summed */
 } dpre_pass;
 
@@ -346,13 +383,7 @@ static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to
         read_dpre(d, 0, at, count, to);
 }
 
-/* Calls elements into the cache that the next row will read: the processor's own prefetching stops at each page. */
-static void call_in(const matrix *m, int64_t at, int64_t count) {
-    enum { LINE = 64 };
-    const char *from = element(m->data, m->dtype, at), *end = element(m->data, m->dtype, at + count);
-    for (; from < end; from += LINE)
-        __builtin_prefetch(from, 0, 2);
-}
+_Static_assert((int)SLAB_COLUMNS == PIECE, "a piece of a row is in one slab");
 
 /* Some columns of a chunk of rows. Narrow rows are read several at once. */
 static void dpre_task(void *argument, size_t task) {
@@ -367,12 +398,13 @@ static void dpre_task(void *argument, size_t task) {
         int64_t rows = least(at_once, end - row);
         for (int64_t column = 0; column < width; column += PIECE) {
             int64_t count = least(PIECE, width - column), at = row * b->n + first + column;
-            float *to = b->to ? b->to + at : values;
+            float *to = b->to ? b->to + (b->in_slabs ? slab_place(b->rows, row, first + column) : at) : values;
             if (row + at_once < end) {
                 call_in(&b->dpre->dy, at + b->n, count);
-                if (b->dpre->pre.data) call_in(&b->dpre->pre, at + b->n, count);
+                call_in(&b->dpre->pre, at + b->n, count);
             }
             load_dpre(b->dpre, at, rows * count, to);
+            if (b->in_slabs) memset(to + count, 0, (size_t)(SLAB_COLUMNS - count) * sizeof *to);
             for (int64_t r = 0; partial && r < rows; r++)
                 for (int64_t j = 0; j < count; j++)
                     partial[column + j] += (double)to[r * count + j];
@@ -403,6 +435,7 @@ static void pass_over_dpre(const vjp_work *work, const backward_plan *p, const p
     dpre_pass pass = {.dpre = &q->dpre, .rows = rows, .n = n, .chunk = p->chunk};
     pass.pieces = divide_up(n, PASS_COLUMNS);
     if (p->stored) pass.to = q->stored.data;
+    pass.in_slabs = p->in_slabs;
     if (p->partial_bytes) pass.partial = (double *)(space + p->pre_bytes);
     vjp_cpu_for(work, chunks * pass.pieces, dpre_task, &pass);
     if (!pass.partial) return;

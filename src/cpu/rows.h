@@ -53,6 +53,25 @@ static inline char *element(const void *data, vjp_dtype dtype, int64_t at) {
     return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
 }
 
+/* A matrix in slabs from (row, column) on, item_row and item_column of the batch's item further. */
+static inline const float *slab_at(const gemm_operand *o, int64_t item, int64_t row, int64_t column) {
+    row += item * o->item_row;
+    column += item * o->item_column;
+    return (const float *)o->data + slab_place(o->slab_rows, row, column);
+}
+
+/* Some numbers of a row of a matrix in slabs: where they are, or over a slab's edge gathered in `buffer`. */
+OUTLINE const float *slab_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *buffer) {
+    const float *data = o->data;
+    if (column % SLAB_COLUMNS + count <= SLAB_COLUMNS) return data + slab_place(o->slab_rows, row, column);
+    for (int64_t done = 0; done < count;) {
+        int64_t n = least(count - done, SLAB_COLUMNS - (column + done) % SLAB_COLUMNS);
+        memcpy(buffer + done, data + slab_place(o->slab_rows, row, column + done), (size_t)n * sizeof *buffer);
+        done += n;
+    }
+    return buffer;
+}
+
 /* Some numbers of a row of an operand as stored, in f32. */
 static inline void make_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *to) {
     if (o->read)
@@ -66,7 +85,8 @@ INLINE const float *stored_row(const gemm_operand *o, int64_t item, int64_t row,
                                float *buffer) {
     row += item * o->item_row;
     column += item * o->item_column;
-    if (!o->read && o->dtype == VJP_F32) return (const float *)o->data + row * o->stride + column;
+    if (o->slab_rows) return slab_row(o, row, column, count, buffer);
+    if (!is_made(o)) return (const float *)o->data + row * o->stride + column;
     make_row(o, row, column, count, buffer);
     return buffer;
 }
