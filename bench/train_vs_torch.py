@@ -3,7 +3,7 @@
 
 Each side runs in a process of its own with the same number of threads. vjp saves its first weights
 (`vjp train --stop-at 0`), a Hugging Face folder; PyTorch loads them. Both see the same batches, which follow from the
-seed, the number of the batch and the row (Philox4x32-10, as in src/train/text.c), both take AdamW's steps with the
+seed, the number of the batch and the row (Philox4x32-10, as in src/train/data/text.c), both take AdamW's steps with the
 same schedule, decay of matrices only and clipping to 1. So the losses must be the same curve: where they differ by
 more than --tolerance at any step, nothing else counts and the exit status is 1. How far PyTorch's own variants are
 apart is printed beside it: where the rate is so high that single gradients are long (`vjp train`'s 3e-3 with the tiny

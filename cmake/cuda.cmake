@@ -20,11 +20,8 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-# The ops that have kernels there; what training needs besides them runs on the CPU.
-set(VJP_CUDA_OPS layer_norm rms_norm group_norm rope cumsum gather maxpool2d linear)
-list(TRANSFORM VJP_CUDA_OPS PREPEND src/cuda/ OUTPUT_VARIABLE cuda_files)
-list(TRANSFORM cuda_files APPEND .cu)
-add_library(vjp-cuda SHARED src/cuda/device.cu src/cuda/products.cu ${cuda_files})
+file(GLOB cuda_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*/*.cu)
+add_library(vjp-cuda SHARED ${cuda_files})
 target_compile_definitions(vjp-cuda PRIVATE VJP_VERSION="${PROJECT_VERSION}")
 target_include_directories(vjp-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 # As for the C files, an FMA stands only where it is written: fmaf() in the kernels, nothing contracted behind them.

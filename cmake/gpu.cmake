@@ -1,24 +1,22 @@
 # What the backends share that are driven from C: how ops become launches, and shaders as text in the library.
-set(VJP_GPU_OPS layer_norm rms_norm group_norm rope cumsum gather maxpool2d linear)
-list(TRANSFORM VJP_GPU_OPS PREPEND src/gpu/ OUTPUT_VARIABLE VJP_GPU_FILES)
-list(TRANSFORM VJP_GPU_FILES APPEND .c)
-list(APPEND VJP_GPU_FILES src/gpu/findings.c src/gpu/launch.c src/gpu/norm.c src/gpu/pipelines.c src/gpu/places.c)
+file(GLOB VJP_GPU_FILES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/*.c ${PROJECT_SOURCE_DIR}/src/gpu/ops/*.c)
 
 # vjp_embed(KIND FILE...): the shaders of backend KIND as <build>/KIND_shaders.c, which has KIND_shader(name).
 function(vjp_embed kind)
   # What a shader includes lies beside it.
-  file(GLOB all CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${kind}/*.wgsl ${PROJECT_SOURCE_DIR}/src/${kind}/*.metal)
+  file(GLOB all CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/shaders/*)
   set(out ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
   add_custom_command(OUTPUT ${out}
-    COMMAND ${CMAKE_COMMAND} -D OUT=${out} -D "FILES=${ARGN}" -D HEADER=${kind}/device.h -D FUNCTION=${kind}_shader
+    COMMAND ${CMAKE_COMMAND} -D OUT=${out} -D "FILES=${ARGN}" -D HEADER=gpu/${kind}/device.h -D FUNCTION=${kind}_shader
             -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
     DEPENDS ${all} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
 endfunction()
 
-# vjp_add_backend(KIND FILE...): libvjp-KIND from its own files, those above and its shaders. What it needs of core and op
+# vjp_add_backend(KIND): libvjp-KIND from its own files, those above and its shaders. What it needs of core and op
 # comes as copies of its own, hidden.
 function(vjp_add_backend kind)
-  add_library(vjp_${kind}_objects OBJECT ${ARGN} ${VJP_GPU_FILES} ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
+  file(GLOB own_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/${kind}/*.c)
+  add_library(vjp_${kind}_objects OBJECT ${own_files} ${VJP_GPU_FILES} ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
   target_link_libraries(vjp_${kind}_objects PRIVATE vjp_flags)
   add_library(vjp-${kind} SHARED $<TARGET_OBJECTS:vjp_${kind}_objects>)
   target_link_libraries(vjp-${kind} PRIVATE vjp_static ${CMAKE_DL_LIBS} m)

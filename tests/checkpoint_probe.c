@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "core/half.h"
-#include "train/checkpoint.h"
-#include "train/llama_config.h"
+#include "train/files/checkpoint.h"
+#include "train/model/llama_config.h"
 
 enum { BROKEN = 1, MISUSE = 2 };
 

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/checkpoint.h"
-#include "train/llama.h"
+#include "train/files/checkpoint.h"
+#include "train/model/llama.h"
 
 enum { BROKEN = 1, MISUSE = 2 };
 

@@ -32,7 +32,7 @@
 #include <sys/syscall.h>
 #endif
 
-#include "train/checkpoint.h"
+#include "train/files/checkpoint.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -21,7 +21,7 @@
 #include "core/core.h"
 #include "proof/text.h"
 #include "proof/values.h"
-#include "train/safetensors.h"
+#include "train/files/safetensors.h"
 
 static const double GOLDEN_BOUND = 1e-12;
 

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "train/picture.h"
-#include "train/picture_jpeg.h"
+#include "train/data/picture.h"
+#include "train/data/picture_jpeg.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

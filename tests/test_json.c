@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/json.h"
+#include "train/files/json.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/llama_config.h"
+#include "train/model/llama_config.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -12,7 +12,7 @@
 
 #include "graph/program.h"
 #include "op/op.h"
-#include "train/llama.h"
+#include "train/model/llama.h"
 
 /*
  * Where devices differ in threads: a worker has sums of dk and dv of its own, so the number of workers must have

@@ -16,8 +16,8 @@
 
 #include "graph/program.h"
 #include "numbers.h"
-#include "train/convnet.h"
-#include "train/llama.h"
+#include "train/model/convnet.h"
+#include "train/model/llama.h"
 
 /*
  * Differences are right where no pooling's winner changes within a step. With this stream none does; with stream 7 one

@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #include "scratch.h"
-#include "train/images.h"
-#include "train/picture.h"
-#include "train/picture_png.h"
+#include "train/data/images.h"
+#include "train/data/picture.h"
+#include "train/data/picture_png.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

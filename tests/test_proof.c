@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "core/core.h"
+#include "op/op.h"
 #include "proof/error.h"
 #include "proof/values.h"
 #include "proof_sink.h"
@@ -136,9 +137,9 @@ static size_t wrong_workspace(const vjp_work *work) {
 static const vjp_kernel wrong_kernels[VJP_PASS_COUNT] = {{wrong_run, wrong_workspace, VJP_BIT_F32},
                                                          {wrong_run, wrong_workspace, VJP_BIT_F32}};
 
-static const vjp_kernel *wrong_kernel(const vjp_device *device, vjp_op_id op, vjp_pass pass) {
+static const vjp_kernel *wrong_kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
     (void)device;
-    return op == VJP_OP_CUMSUM ? &wrong_kernels[pass] : NULL;
+    return op->id == OP_ID(cumsum) ? &wrong_kernels[pass] : NULL;
 }
 
 static vjp_status wrong_open(vjp_device *device, const vjp_options *options) {

@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #include "scratch.h"
-#include "train/metrics.h"
-#include "train/text.h"
+#include "train/data/text.h"
+#include "train/files/metrics.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

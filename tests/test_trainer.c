@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-#include "train/llama.h"
+#include "train/model/llama.h"
 #include "train/sampler.h"
 #include "train/trainer.h"
 

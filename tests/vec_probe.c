@@ -2,7 +2,7 @@
 #include "vec_probe.h"
 
 #include "cpu/cpu.h"
-#include "cpu/vec.h"
+#include "cpu/simd/vec.h"
 
 /* dtype is a constant in every kernel, and vec.h is written for that. */
 #define EACH_DTYPE(call)                                                                                               \

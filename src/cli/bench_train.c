@@ -144,7 +144,7 @@ static int64_t rows_of(const vjp_tensor *t) {
 
 /* Which raw product limits a call: -1 where it is no linear, has more to do than its products, or too many differ. */
 static int product_of(bench_train *b, const vjp_call_time *call) {
-    if (call->op->id != VJP_OP_LINEAR) return -1;
+    if (call->op->id != OP_ID(linear)) return -1;
     const vjp_linear_attributes *attributes = call->attributes;
     bool forward = call->pass == VJP_FORWARD;
     const vjp_tensor *x = call->tensors[forward ? LINEAR_A : LINEAR_B_A];

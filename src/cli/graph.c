@@ -7,8 +7,8 @@
 
 #include "cli/cli.h"
 #include "graph/program.h"
-#include "train/convnet.h"
-#include "train/llama.h"
+#include "train/model/convnet.h"
+#include "train/model/llama.h"
 #include "train/trainer.h"
 
 /* ---- The picture ------------------------------------------------------------------------------------- */

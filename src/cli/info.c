@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cpu/blas.h"
 #include "cpu/cpu.h"
+#include "cpu/gemm/blas.h"
 
 static const char *const device_names[] = {"ref", "cpu", "cuda:0", "webgpu", "metal"};
 static const char *const set_names[] = {"avx512", "avx2", "neon", "plain"};

@@ -12,7 +12,7 @@
 
 #include "cli/cli.h"
 #include "proof/text.h"
-#include "train/json.h"
+#include "train/files/json.h"
 
 void cli_flush(void) {
     errno = 0;

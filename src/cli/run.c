@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "core/half.h"
 #include "proof/text.h"
-#include "train/safetensors.h"
+#include "train/files/safetensors.h"
 
 typedef struct run_options {
     cli_device_options on;

@@ -260,7 +260,7 @@ static bool lacks_dtype(const vjp_work *work, const vjp_kernel *kernel, vjp_dtyp
 
 /* NULL: there is none, and `dtype` is what it would have to know. */
 static const vjp_kernel *find_kernel(const vjp_work *work, vjp_dtype *dtype) {
-    const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op->id, work->pass);
+    const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op, work->pass);
     return lacks_dtype(work, kernel, dtype) ? NULL : kernel;
 }
 

@@ -23,36 +23,9 @@ typedef struct vjp_shape {
     int64_t size[VJP_MAX_DIMS];
 } vjp_shape;
 
-/* Every op has a number, the row of all tables. A new op goes before VJP_OP_COUNT. */
-typedef enum vjp_op_id {
-    VJP_OP_LAYER_NORM,
-    VJP_OP_RMS_NORM,
-    VJP_OP_GROUP_NORM,
-    VJP_OP_ROPE,
-    VJP_OP_CUMSUM,
-    VJP_OP_GATHER,
-    VJP_OP_MAXPOOL2D,
-    VJP_OP_LINEAR,
-    VJP_OP_ADD,
-    VJP_OP_MUL,
-    VJP_OP_SCALE,
-    VJP_OP_MEAN,
-    VJP_OP_DROPOUT,
-    VJP_OP_CAST,
-    VJP_OP_SUM_SQUARES,
-    VJP_OP_CLIP,
-    VJP_OP_ADAMW,
-    VJP_OP_SGD,
-    VJP_OP_CROSS_ENTROPY,
-    VJP_OP_SWIGLU,
-    VJP_OP_ATTENTION,
-    VJP_OP_CONV2D,
-    VJP_OP_COUNT
-} vjp_op_id;
-
 struct vjp_op {
     vjp_op_info info; /* what the public header shows; first, so that a pointer to one is a pointer to the other */
-    vjp_op_id id;
+    int id;           /* its row in the tables of all ops: OP_ID(name) of op/op.h */
 
     /*
      * Checks attributes and the shapes of the inputs that shapes come from, and sets work->shape[] of every slot of
@@ -126,7 +99,7 @@ typedef struct vjp_backend {
     bool host_memory; /* the host reads and writes the device's memory: values are checked before the kernel */
     vjp_status (*open)(vjp_device *device, const vjp_options *options); /* sets device->state; vjp_fail() on failure */
     void (*close)(vjp_device *device);
-    const vjp_kernel *(*kernel)(const vjp_device *device, vjp_op_id op, vjp_pass pass); /* NULL: no kernel */
+    const vjp_kernel *(*kernel)(const vjp_device *device, const vjp_op *op, vjp_pass pass); /* NULL: no kernel */
     vjp_status (*alloc)(vjp_device *device, size_t bytes, void **data);
     void (*free)(vjp_device *device, void *data);
     vjp_status (*upload)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);

@@ -11,8 +11,8 @@
 #include <sys/syscall.h>
 #endif
 
-#include "cpu/blas.h"
 #include "cpu/cpu.h"
+#include "cpu/gemm/blas.h"
 
 enum { MOST_THREADS = 1024, ASSUMED_CACHE = 32 << 20 };
 
@@ -195,10 +195,10 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
 }
 
 /* Which there are is known without a device too; every set has the same. */
-static const vjp_kernel *cpu_kernel(const vjp_device *device, vjp_op_id op, vjp_pass pass) {
+static const vjp_kernel *cpu_kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
     const cpu_state *state = device->state;
     const vjp_kernel *const *kernels = state ? state->kernels : sets[0].kernels;
-    return kernels[op] ? &kernels[op][pass] : NULL;
+    return &kernels[op->id][pass];
 }
 
 cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {

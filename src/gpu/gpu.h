@@ -148,12 +148,7 @@ static inline size_t gpu_piece(int64_t count, size_t size) {
     return ((size_t)count * size + 255) / 256 * 256;
 }
 
-/* The tables of kernels, one an op: gpu/<op>.c. */
-extern const vjp_kernel gpu_layer_norm[VJP_PASS_COUNT], gpu_rms_norm[VJP_PASS_COUNT], gpu_group_norm[VJP_PASS_COUNT],
-    gpu_rope[VJP_PASS_COUNT], gpu_cumsum[VJP_PASS_COUNT], gpu_gather[VJP_PASS_COUNT], gpu_maxpool2d[VJP_PASS_COUNT],
-    gpu_linear[VJP_PASS_COUNT];
-
-/* By op id; NULL where there is none. */
-const vjp_kernel *gpu_kernel(vjp_op_id op, vjp_pass pass);
+/* The kernels of a pass; NULL where there are none. */
+const vjp_kernel *gpu_kernel(const vjp_op *op, vjp_pass pass);
 
 #endif

@@ -92,15 +92,17 @@ void gpu_constant(gpu_launch *l, const char *name, int64_t value) {
     l->constant[l->constants++] = (gpu_constant_value){name, (uint32_t)value};
 }
 
+/* Each op's kernels: ops/<op>.c. */
+#define OP(name, family, cuda, gpu) extern const vjp_kernel gpu_##name[VJP_PASS_COUNT];
+#include "op/ops.def"
+
 static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
-    [VJP_OP_LAYER_NORM] = gpu_layer_norm, [VJP_OP_RMS_NORM] = gpu_rms_norm,
-    [VJP_OP_GROUP_NORM] = gpu_group_norm, [VJP_OP_ROPE] = gpu_rope,
-    [VJP_OP_CUMSUM] = gpu_cumsum,         [VJP_OP_GATHER] = gpu_gather,
-    [VJP_OP_MAXPOOL2D] = gpu_maxpool2d,   [VJP_OP_LINEAR] = gpu_linear,
+#define OP(name, family, cuda, gpu) OP_KERNELS_##gpu(gpu_##name),
+#include "op/ops.def"
 };
 
-const vjp_kernel *gpu_kernel(vjp_op_id op, vjp_pass pass) {
-    return kernels[op] ? &kernels[op][pass] : NULL;
+const vjp_kernel *gpu_kernel(const vjp_op *op, vjp_pass pass) {
+    return kernels[op->id] ? &kernels[op->id][pass] : NULL;
 }
 
 /* ---- Refusals ---------------------------------------------------------------------------------------- */

@@ -58,7 +58,7 @@ const vjp_op vjp_op_adamw = {
              .attributes = attribute_rows,
              .attribute_count = 4,
              .attribute_bytes = sizeof(vjp_adamw_attributes)},
-    .id = VJP_OP_ADAMW,
+    .id = OP_ID(adamw),
     .infer = infer,
     .check_values = check_values,
 };

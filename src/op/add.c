@@ -31,7 +31,7 @@ const vjp_op vjp_op_add = {
              .attributes = attribute_rows,
              .attribute_count = 1,
              .attribute_bytes = sizeof(vjp_add_attributes)},
-    .id = VJP_OP_ADD,
+    .id = OP_ID(add),
     .infer = infer,
     .passes_gradient = true,
 };

@@ -113,7 +113,7 @@ const vjp_op vjp_op_attention = {
              .attributes = attribute_rows,
              .attribute_count = 2,
              .attribute_bytes = sizeof(vjp_attention_attributes)},
-    .id = VJP_OP_ATTENTION,
+    .id = OP_ID(attention),
     .infer = infer,
     .cost = cost,
 };

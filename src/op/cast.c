@@ -23,7 +23,7 @@ const vjp_op vjp_op_cast = {
     .info = {.name = "cast",
              .about = "the same numbers in another storage type",
              .pass = {{forward, 2, 1}, {backward, 2, 1}}},
-    .id = VJP_OP_CAST,
+    .id = OP_ID(cast),
     .infer = infer,
     .passes_gradient = true,
 };

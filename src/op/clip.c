@@ -30,7 +30,7 @@ const vjp_op vjp_op_clip = {
              .attributes = attribute_rows,
              .attribute_count = 1,
              .attribute_bytes = sizeof(vjp_clip_attributes)},
-    .id = VJP_OP_CLIP,
+    .id = OP_ID(clip),
     .infer = infer,
 };
 

@@ -84,7 +84,7 @@ const vjp_op vjp_op_cross_entropy = {
              .attributes = attribute_rows,
              .attribute_count = 3,
              .attribute_bytes = sizeof(vjp_cross_entropy_attributes)},
-    .id = VJP_OP_CROSS_ENTROPY,
+    .id = OP_ID(cross_entropy),
     .infer = infer,
     .check_values = check_values,
 };

@@ -51,7 +51,7 @@ const vjp_op vjp_op_cumsum = {
              .attributes = attribute_rows,
              .attribute_count = 3,
              .attribute_bytes = sizeof(vjp_cumsum_attributes)},
-    .id = VJP_OP_CUMSUM,
+    .id = OP_ID(cumsum),
     .infer = infer,
 };
 

@@ -60,7 +60,7 @@ const vjp_op vjp_op_dropout = {
              .attributes = attribute_rows,
              .attribute_count = 2,
              .attribute_bytes = sizeof(vjp_dropout_attributes)},
-    .id = VJP_OP_DROPOUT,
+    .id = OP_ID(dropout),
     .infer = infer,
     .check_values = check_values,
 };

@@ -82,7 +82,7 @@ const vjp_op vjp_op_group_norm = {
              .attributes = attribute_rows,
              .attribute_count = 3,
              .attribute_bytes = sizeof(vjp_group_norm_attributes)},
-    .id = VJP_OP_GROUP_NORM,
+    .id = OP_ID(group_norm),
     .infer = infer,
 };
 

@@ -50,7 +50,7 @@ const vjp_op vjp_op_layer_norm = {
              .attributes = attribute_rows,
              .attribute_count = 2,
              .attribute_bytes = sizeof(vjp_layer_norm_attributes)},
-    .id = VJP_OP_LAYER_NORM,
+    .id = OP_ID(layer_norm),
     .infer = infer,
 };
 

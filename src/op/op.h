@@ -8,28 +8,20 @@
 #include "core/core.h"
 #include "core/philox.h"
 
-extern const vjp_op vjp_op_layer_norm;
-extern const vjp_op vjp_op_rms_norm;
-extern const vjp_op vjp_op_group_norm;
-extern const vjp_op vjp_op_rope;
-extern const vjp_op vjp_op_cumsum;
-extern const vjp_op vjp_op_gather;
-extern const vjp_op vjp_op_maxpool2d;
-extern const vjp_op vjp_op_linear;
-extern const vjp_op vjp_op_add;
-extern const vjp_op vjp_op_mul;
-extern const vjp_op vjp_op_scale;
-extern const vjp_op vjp_op_mean;
-extern const vjp_op vjp_op_dropout;
-extern const vjp_op vjp_op_cast;
-extern const vjp_op vjp_op_sum_squares;
-extern const vjp_op vjp_op_clip;
-extern const vjp_op vjp_op_adamw;
-extern const vjp_op vjp_op_sgd;
-extern const vjp_op vjp_op_cross_entropy;
-extern const vjp_op vjp_op_swiglu;
-extern const vjp_op vjp_op_attention;
-extern const vjp_op vjp_op_conv2d;
+/* Every op has a number, its row in all tables, and a description. */
+#define OP_ID(name) vjp_op_id_##name
+enum {
+#define OP(name, family, cuda, gpu) OP_ID(name),
+#include "op/ops.def"
+    VJP_OP_COUNT
+};
+
+#define OP(name, family, cuda, gpu) extern const vjp_op vjp_op_##name;
+#include "op/ops.def"
+
+/* An entry of a backend's table: the kernels of an op that has them there, NULL for another. */
+#define OP_KERNELS_yes(kernels) kernels
+#define OP_KERNELS_no(kernels)  NULL
 
 /* ---- layer_norm, rms_norm ---- */
 enum { LAYER_NORM_Y, LAYER_NORM_MEAN, LAYER_NORM_RSTD, LAYER_NORM_X, LAYER_NORM_GAMMA, LAYER_NORM_BETA };

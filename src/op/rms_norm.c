@@ -49,7 +49,7 @@ const vjp_op vjp_op_rms_norm = {
              .attributes = attribute_rows,
              .attribute_count = 2,
              .attribute_bytes = sizeof(vjp_rms_norm_attributes)},
-    .id = VJP_OP_RMS_NORM,
+    .id = OP_ID(rms_norm),
     .infer = infer,
 };
 

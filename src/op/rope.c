@@ -87,7 +87,7 @@ const vjp_op vjp_op_rope = {
              .attributes = attribute_rows,
              .attribute_count = 2,
              .attribute_bytes = sizeof(vjp_rope_attributes)},
-    .id = VJP_OP_ROPE,
+    .id = OP_ID(rope),
     .infer = infer,
     .check_values = check_values,
 };

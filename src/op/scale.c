@@ -35,7 +35,7 @@ const vjp_op vjp_op_scale = {
              .attributes = attribute_rows,
              .attribute_count = 1,
              .attribute_bytes = sizeof(vjp_scale_attributes)},
-    .id = VJP_OP_SCALE,
+    .id = OP_ID(scale),
     .infer = infer,
 };
 

@@ -42,7 +42,7 @@ const vjp_op vjp_op_sgd = {
              .attributes = attribute_rows,
              .attribute_count = 3,
              .attribute_bytes = sizeof(vjp_sgd_attributes)},
-    .id = VJP_OP_SGD,
+    .id = OP_ID(sgd),
     .infer = infer,
 };
 

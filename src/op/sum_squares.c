@@ -14,7 +14,7 @@ static vjp_status infer(vjp_work *work) {
 
 const vjp_op vjp_op_sum_squares = {
     .info = {.name = "sum_squares", .about = "the sum of the squares of all elements", .pass = {{forward, 2, 1}}},
-    .id = VJP_OP_SUM_SQUARES,
+    .id = OP_ID(sum_squares),
     .infer = infer,
 };
 

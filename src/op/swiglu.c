@@ -31,7 +31,7 @@ const vjp_op vjp_op_swiglu = {
     .info = {.name = "swiglu",
              .about = "silu(gate) * up, the gate of a feed-forward block",
              .pass = {{forward, 3, 1}, {backward, 5, 2}}},
-    .id = VJP_OP_SWIGLU,
+    .id = OP_ID(swiglu),
     .infer = infer,
 };
 

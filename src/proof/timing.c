@@ -67,7 +67,7 @@ static int find_slot(const vjp_pass_info *pass, const char *name) {
  * a derivative among the denormals, where one operation takes the processor as long as a hundred others.
  */
 static double scale_of(const bench *b, const char *name) {
-    if (b->p.setup.op->id != VJP_OP_LINEAR || strcmp(name, "b") != 0) return 1;
+    if (b->p.setup.op->id != OP_ID(linear) || strcmp(name, "b") != 0) return 1;
     const vjp_tensor *a = &b->p.slot[VJP_FORWARD][LINEAR_A].tensor;
     return 1 / sqrt(fmax(1, (double)a->shape[a->ndim - 1]));
 }
@@ -77,7 +77,7 @@ static vjp_status fill_floats(bench *b, void *data, vjp_dtype dtype, int64_t cou
     unsigned char *block = proof_memory(FILL_BLOCK * size);
     proof_random random = proof_random_of(0, b->p.info->name, name, "bench");
     double scale = scale_of(b, name);
-    bool average = b->p.setup.op->id == VJP_OP_ADAMW && strcmp(name, "v") == 0; /* of squares */
+    bool average = b->p.setup.op->id == OP_ID(adamw) && strcmp(name, "v") == 0; /* of squares */
     for (int64_t i = 0; i < FILL_BLOCK; i++)
         proof_put(block, dtype, i, average ? fabs(proof_random_normal(&random)) : scale * proof_random_normal(&random));
     vjp_status status = VJP_OK;
@@ -356,7 +356,7 @@ static double square_rate(const square_product *q) {
 
 /* An op whose limit is that of the matrix products, and which is not linear. */
 static bool computes_elsewhere(const bench *b) {
-    return b->p.setup.op->id == VJP_OP_CONV2D || b->p.setup.op->id == VJP_OP_ATTENTION;
+    return b->p.setup.op->id == OP_ID(conv2d) || b->p.setup.op->id == OP_ID(attention);
 }
 
 static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {

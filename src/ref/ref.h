@@ -11,28 +11,8 @@
 
 enum { REF_STORAGE = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16 | VJP_BIT_F64 };
 
-extern const vjp_kernel vjp_ref_layer_norm[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_rms_norm[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_group_norm[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_rope[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_cumsum[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_gather[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_maxpool2d[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_linear[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_add[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_mul[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_scale[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_mean[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_dropout[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_cast[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_sum_squares[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_clip[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_adamw[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_sgd[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_cross_entropy[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_swiglu[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_attention[VJP_PASS_COUNT];
-extern const vjp_kernel vjp_ref_conv2d[VJP_PASS_COUNT];
+#define OP(name, family, cuda, gpu) extern const vjp_kernel vjp_ref_##name[VJP_PASS_COUNT];
+#include "op/ops.def"
 
 /* Element i of a slot as a double; `absent` where the slot is empty. */
 static inline double ref_get(const vjp_work *work, int slot, int64_t i, double absent) {

@@ -5,12 +5,12 @@
 #ifndef VJP_TRAIN_JOB_H
 #define VJP_TRAIN_JOB_H
 
-#include "train/checkpoint.h"
-#include "train/convnet.h"
-#include "train/images.h"
-#include "train/llama.h"
-#include "train/metrics.h"
-#include "train/text.h"
+#include "train/data/images.h"
+#include "train/data/text.h"
+#include "train/files/checkpoint.h"
+#include "train/files/metrics.h"
+#include "train/model/convnet.h"
+#include "train/model/llama.h"
 #include "train/trainer.h"
 
 /* Everything that decides what is computed. Kept in trainer.json, so that a run can go on by itself. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/philox.h"
-#include "train/text.h"
+#include "train/data/text.h"
 
 struct sampler {
     vjp_device *device;

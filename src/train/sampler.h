@@ -2,8 +2,8 @@
 #ifndef VJP_TRAIN_SAMPLER_H
 #define VJP_TRAIN_SAMPLER_H
 
-#include "train/checkpoint.h"
-#include "train/llama.h"
+#include "train/files/checkpoint.h"
+#include "train/model/llama.h"
 
 typedef struct sampler_options {
     double temperature; /* 0: always the likeliest byte */

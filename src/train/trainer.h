@@ -6,8 +6,8 @@
 #ifndef VJP_TRAIN_TRAINER_H
 #define VJP_TRAIN_TRAINER_H
 
-#include "train/model.h"
-#include "train/safetensors.h"
+#include "train/files/safetensors.h"
+#include "train/model/model.h"
 
 typedef struct trainer_options {
     int64_t steps;       /* of the whole run: where the schedule ends */

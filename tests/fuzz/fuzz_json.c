@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/json.h"
+#include "train/files/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

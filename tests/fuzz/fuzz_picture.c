@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/picture.h"
+#include "train/data/picture.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,4 +1,4 @@
-# metal_emulator: every shader of src/metal, and the tests' own, compiled as they are by a C++ compiler against the stand-in
+# metal_emulator: every .metal of src/gpu/shaders, and the tests' own, compiled as they are by a C++ compiler against the stand-in
 # for Metal's library that lies here; what runs them; and the stand-in for macOS that the device drives.
 if(NOT TARGET vjp-metal OR APPLE OR VJP_SANITIZE MATCHES thread OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|aarch64|arm64")
   return()
@@ -25,7 +25,7 @@ foreach(file ${VJP_METAL_SHADERS} ${own_shaders})
   add_library(metal_shader_${name} OBJECT ${here}/shader.cpp)
   set_source_files_properties(${here}/shader.cpp PROPERTIES OBJECT_DEPENDS "")
   target_compile_definitions(metal_shader_${name} PRIVATE SHADER=${name} SHADER_FILE="${name}.metal")
-  target_include_directories(metal_shader_${name} PRIVATE ${here} ${PROJECT_SOURCE_DIR}/src/metal)
+  target_include_directories(metal_shader_${name} PRIVATE ${here} ${PROJECT_SOURCE_DIR}/src/gpu/shaders)
   # -g1: a race is told with its line. Attributes and pragmas are Metal's.
   target_compile_options(metal_shader_${name} PRIVATE ${cxx_flags} -O2 -g1 -fno-strict-aliasing -fsanitize=thread
     -Wno-attributes -Wno-unknown-attributes -Wno-unknown-pragmas -Wno-unused)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "emulate.h"
-#include "metal/device.h"
+#include "gpu/metal/device.h"
 
 stand_in_state stand_in;
 

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "metal/objc.h"
+#include "gpu/metal/objc.h"
 
 extern const objc_system stand_in_system;
 

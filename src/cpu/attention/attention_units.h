@@ -1,0 +1,183 @@
+/*
+ * What attention's passes share: the cut of the problem into units, where a unit's rows are, and workers that take
+ * tasks and call in what the next one begins with.
+ *
+ * The heads of q that share a head of k and v are rows of one problem, a unit, ordered by time: row r is time r /
+ * group.
+ */
+#ifndef VJP_CPU_ATTENTION_UNITS_H
+#define VJP_CPU_ATTENTION_UNITS_H
+
+#include <stdatomic.h>
+
+#include "cpu/attention/attention_tile.h"
+#include "op/op.h"
+
+/*
+ * The products of the last tiles call in what follows them. So many are enough for the rows of the next task; with
+ * more, a worker would hold a task longer that another could begin.
+ */
+enum { ASK_TILES = 4 };
+
+/* So many tasks keep the threads busy to the end; a worker is woken for so many multiply-adds. */
+enum { ENOUGH_TASKS = 32, WORKER_MACS = 1 << 18 };
+
+typedef struct unit_plan {
+    vjp_attention_sizes sizes;
+    int64_t group; /* heads of q in a unit */
+    int64_t parts; /* units that share a head of k and v */
+    int64_t units;
+    int64_t rows;  /* of a unit */
+    int64_t chunk; /* forward: rows of a task */
+    int64_t block; /* backward: rows that are packed at a time */
+    int64_t tasks, workers;
+    int64_t worker_floats;
+} unit_plan;
+
+static int64_t rounded(int64_t floats) {
+    return divide_up(floats, LANES) * LANES;
+}
+
+static unit_plan plan_units(const vjp_work *work, int64_t group) {
+    unit_plan p = {.sizes = vjp_attention_sizes_of(work), .group = group};
+    const vjp_attention_sizes *s = &p.sizes;
+    p.parts = group ? s->group / group : 0;
+    p.units = s->batch * s->kv_heads * p.parts;
+    p.rows = s->time * group;
+    return p;
+}
+
+static int64_t workers_for(const vjp_work *work, const unit_plan *p) {
+    double macs = (double)p->units * (double)p->rows * (double)p->sizes.keys * (double)p->sizes.dim;
+    int64_t worth = macs > (double)WORKER_MACS * 1024 ? 1024 : 1 + (int64_t)(macs / WORKER_MACS);
+    return most(1, least(cpu_state_of(work)->threads, least(p->tasks, worth)));
+}
+
+/* ---- Rows and tiles of a unit ------------------------------------------------------------------------ */
+
+/* Rows of q, y or one of their gradients; `data` of a slot or of the workspace. */
+static row_source query_rows(const unit_plan *p, int64_t unit, void *data, vjp_dtype dtype, bool accumulate) {
+    const vjp_attention_sizes *s = &p->sizes;
+    int64_t batch = unit / (s->kv_heads * p->parts), head = unit % (s->kv_heads * p->parts) * p->group;
+    return (row_source){.data = data,
+                        .dtype = dtype,
+                        .first = (batch * s->time * s->heads + head) * s->dim,
+                        .time_step = s->heads * s->dim,
+                        .head_step = s->dim,
+                        .group = p->group,
+                        .dim = s->dim,
+                        .accumulate = accumulate};
+}
+
+static row_source query_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
+    return query_rows(p, unit, vjp_data(work, slot), vjp_type(work, slot), vjp_accumulates(work, slot));
+}
+
+static row_source key_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
+    const vjp_attention_sizes *s = &p->sizes;
+    int64_t head = unit / p->parts % s->kv_heads, batch = unit / p->parts / s->kv_heads;
+    return (row_source){.data = vjp_data(work, slot),
+                        .dtype = vjp_type(work, slot),
+                        .first = (batch * s->keys * s->kv_heads + head) * s->dim,
+                        .time_step = s->kv_heads * s->dim,
+                        .group = 1,
+                        .dim = s->dim,
+                        .accumulate = vjp_accumulates(work, slot)};
+}
+
+/* How many keys a row sees. */
+static int64_t keys_seen(const unit_plan *p, int64_t row) {
+    const vjp_attention_sizes *s = &p->sizes;
+    return s->causal ? row / p->group + s->keys - s->time + 1 : s->keys;
+}
+
+/* False: no row of it sees any of these keys. */
+static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows, row_ahead *ahead) {
+    int64_t sees = keys_seen(p, row) - key, into = row % p->group;
+    t->key = key;
+    t->keys = least(KEYS, p->sizes.keys - key);
+    t->row = row;
+    t->rows = rows;
+    t->ahead = ahead;
+    if (keys_seen(p, row + rows - 1) <= key) return false;
+    t->whole = sees >= t->keys;
+    for (int64_t i = 0; !t->whole && i < divide_up(rows, STRIP) * STRIP; i++) {
+        t->seen[i] = (float)most(0, least(t->keys, sees));
+        if (i + 1 < rows && ++into == p->group) {
+            into = 0;
+            sees++;
+        }
+    }
+    return true;
+}
+
+/* ---- Workers ----------------------------------------------------------------------------------------- */
+
+struct worker;
+
+/* Tasks of any cost: each worker, with memory of its own, takes the next one that is left. */
+typedef struct workers {
+    const vjp_work *work;
+    const unit_plan *plan;
+    void (*run)(struct worker *one, int64_t task);
+    float *memory;
+    const void *own;
+    _Atomic int64_t *next;
+} workers;
+
+typedef struct worker {
+    const workers *all;
+    float *memory;
+    int64_t index;
+    int64_t next; /* the task taken already, or NONE */
+    row_ahead ahead;
+} worker;
+
+enum { NONE = -1 };
+
+/* A worker takes its next task shortly before the present one ends, to call in what it begins with. */
+static int64_t next_task(worker *one) {
+    if (one->next == NONE) one->next = atomic_fetch_add(one->all->next, 1);
+    return one->next;
+}
+
+static void worker_task(void *argument, size_t index) {
+    const workers *all = argument;
+    worker one = {.all = all, .index = (int64_t)index, .next = NONE};
+    one.memory = all->memory + one.index * all->plan->worker_floats;
+    int64_t task;
+    while ((task = next_task(&one)) < all->plan->tasks) {
+        one.next = NONE;
+        one.ahead.now = one.ahead.count = 0;
+        all->run(&one, task);
+    }
+}
+
+static void run_workers(workers *all) {
+    _Atomic int64_t next = 0;
+    all->next = &next;
+    vjp_cpu_for(all->work, all->plan->workers, worker_task, all);
+}
+
+/* Memory that is handed out piece by piece; without a base it only counts. */
+typedef struct arena {
+    float *base;
+    int64_t used;
+} arena;
+
+static float *take(arena *memory, int64_t floats) {
+    float *taken = memory->base ? memory->base + memory->used : NULL;
+    memory->used += rounded(floats);
+    return taken;
+}
+
+/* A tile of keys that will be packed. */
+static void ask_keys(worker *one, int64_t unit, int64_t key, int k_slot, int v_slot) {
+    const unit_plan *p = one->all->plan;
+    row_source k = key_slot(one->all->work, p, unit, k_slot), v = key_slot(one->all->work, p, unit, v_slot);
+    int64_t keys = least(KEYS, p->sizes.keys - key);
+    ask_ahead(&one->ahead, &k, key, keys);
+    ask_ahead(&one->ahead, &v, key, keys);
+}
+
+#endif

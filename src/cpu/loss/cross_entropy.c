@@ -1,0 +1,427 @@
+/*
+ * cross_entropy on the CPU: rows are independent, cut into tasks; losses are summed in double, a partial a task, and
+ * the partials are added in order.
+ *
+ * A row is read from memory once. Forward: a block at a time (part of a row, or several narrow ones), first its largest
+ * logit, then the sum of exp(z - max) while the block is in the first-level cache; when a block raises the maximum,
+ * what was summed before is scaled down to it. Backward: dlogits = scale (p - q) in one walk, p = exp(z - lse) with the
+ * saved lse; without it the row is measured as in the forward, and the walk finds it in the second-level cache. Every
+ * logit is read before its place is written, so dlogits may be logits.
+ */
+#include "cpu/simd/stream.h"
+#include "cpu/simd/vec_math.h"
+#include "op/op.h"
+
+extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
+
+/* Logits of a block: 16 KiB of f32, half of a small first-level cache. Four sums a lane of 64 terms each. */
+enum { BLOCK = 4096, CHAINS = 4 };
+
+/* The block after the next, 3 us away. */
+enum { AHEAD = 2 * BLOCK };
+
+/* What is summed with label smoothing is scaled by this, so that no sum of a block is larger than its terms. */
+static const float BLOCK_INVERSE = 1.0f / BLOCK;
+
+INLINE int64_t target_at(vjp_dtype dtype, const void *target, int64_t row) {
+    switch (dtype) {
+    case VJP_I32: return ((const int32_t *)target)[row];
+    case VJP_I64: return ((const int64_t *)target)[row];
+    default: return (int64_t)((const float *)target)[row];
+    }
+}
+
+/* ---- A row's largest logit and sums ------------------------------------------------------------------ */
+
+typedef struct row_sums {
+    float max;    /* -Inf where every logit is */
+    double sum;   /* of exp(z - max) */
+    double below; /* of max - z; with label smoothing */
+} row_sums;
+
+/* What a lane past the row's end holds counts for nothing. */
+INLINE vf load_or(vjp_dtype dtype, const void *z, int64_t i, int64_t n, float past) {
+    if (n >= LANES) return vf_load(dtype, z, i);
+    return vf_select(vi_first(n), vf_load_part(dtype, z, i, n), vf_set(past));
+}
+
+INLINE float block_max(vjp_dtype dtype, const void *z, int64_t n) {
+    vf most[CHAINS];
+    int64_t i = 0;
+    for (int c = 0; c < CHAINS; c++)
+        most[c] = vf_set(-INFINITY);
+    for (; i + CHAINS * LANES <= n; i += CHAINS * LANES)
+        for (int c = 0; c < CHAINS; c++)
+            most[c] = vf_max(vf_load(dtype, z, i + c * LANES), most[c]);
+    for (; i < n; i += LANES)
+        most[0] = vf_max(load_or(dtype, z, i, n - i, -INFINITY), most[0]);
+    return vf_most(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
+}
+
+typedef struct block_sums {
+    vf sum[CHAINS], below[CHAINS];
+} block_sums;
+
+INLINE void add_vector(block_sums *s, int c, vf z, float shift, bool smooth) {
+    s->sum[c] = vf_add(s->sum[c], vf_exp_below(vf_sub(z, vf_set(shift))));
+    if (smooth) s->below[c] = vf_sub(s->below[c], vf_fma(z, vf_set(BLOCK_INVERSE), vf_set(-shift * BLOCK_INVERSE)));
+}
+
+INLINE float chains_sum(const vf *sums) {
+    return vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
+}
+
+/*
+ * exp(z - shift) and, scaled, shift - z, summed over a block. Meanwhile the logits AHEAD are called into the
+ * second-level cache: otherwise the maximum of the next block waits for memory while nothing is computed, which halves
+ * the speed.
+ */
+INLINE block_sums sum_block(vjp_dtype dtype, const void *z, int64_t n, float shift, bool smooth) {
+    block_sums s;
+    int64_t i = 0;
+    for (int c = 0; c < CHAINS; c++)
+        s.sum[c] = s.below[c] = vf_zero();
+    for (; i + CHAINS * LANES <= n; i += CHAINS * LANES)
+        for (int c = 0; c < CHAINS; c++) {
+            if (dtype == VJP_F32 || c % 2 == 0) __builtin_prefetch(at(dtype, z, i + c * LANES + AHEAD), 0, 2);
+            add_vector(&s, c, vf_load(dtype, z, i + c * LANES), shift, smooth);
+        }
+    for (; i + LANES <= n; i += LANES)
+        add_vector(&s, 0, vf_load(dtype, z, i), shift, smooth);
+    if (i < n) {
+        block_sums tail = {.sum = {vf_zero()}, .below = {vf_zero()}};
+        add_vector(&tail, 0, vf_load_part(dtype, z, i, n - i), shift, smooth);
+        vi first = vi_first(n - i);
+        s.sum[1] = vf_add(s.sum[1], vf_select(first, tail.sum[0], vf_zero()));
+        s.below[1] = vf_add(s.below[1], vf_select(first, tail.below[0], vf_zero()));
+    }
+    return s;
+}
+
+/* What -Inf - -Inf would make of a row's beginning: exp(-Inf - 0) is 0 as it should be. */
+INLINE float finite_shift(float max) {
+    return max == -INFINITY ? 0 : max;
+}
+
+INLINE float exp_of(float x) {
+    float lanes[LANES];
+    vf_store(VJP_F32, lanes, 0, vf_exp(vf_set(x)));
+    return lanes[0];
+}
+
+/* The sums so far, of `seen` logits, as they are with a larger maximum. By value: a row's sums stay in registers. */
+OUTLINE row_sums raised(row_sums row, float max, int64_t seen) {
+    if (row.max > -INFINITY) row.sum *= (double)exp_of(row.max - max);
+    row.below += (double)seen * ((double)max - (double)finite_shift(row.max));
+    row.max = max;
+    return row;
+}
+
+INLINE void add_block(row_sums *row, vjp_dtype dtype, const void *z, int64_t n, bool smooth) {
+    block_sums sums = sum_block(dtype, z, n, finite_shift(row->max), smooth);
+    row->sum += (double)chains_sum(sums.sum);
+    if (smooth) row->below += (double)chains_sum(sums.below) * BLOCK;
+}
+
+INLINE row_sums measure(vjp_dtype dtype, const void *z, int64_t classes, bool smooth) {
+    row_sums row = {.max = -INFINITY};
+    for (int64_t from = 0; from < classes; from += BLOCK) {
+        int64_t n = classes - from < BLOCK ? classes - from : BLOCK;
+        float max = block_max(dtype, at(dtype, z, from), n);
+        if (max > row.max && from > 0)
+            row = raised(row, max, from);
+        else if (max > row.max)
+            row.max = max;
+        add_block(&row, dtype, at(dtype, z, from), n, smooth);
+    }
+    return row;
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------- */
+
+/* What a task leaves: the sum of its rows' losses, and how many rows took part. */
+typedef struct partial {
+    double loss;
+    int64_t count;
+} partial;
+
+typedef struct loss_call {
+    vjp_cross_entropy_sizes s;
+    vjp_dtype target_type;
+    const void *logits, *target;
+    float *lse;
+    bool wants_loss;
+    partial *partials;
+    cpu_cut cut; /* of rows */
+} loss_call;
+
+/* A term whose weight is 0 is left out, so that 0 * Inf does not come in. */
+INLINE double row_loss(const vjp_cross_entropy_sizes *s, const row_sums *row, double log_sum, float z) {
+    double loss = log_sum;
+    if (s->smoothing != 1) loss += (1 - s->smoothing) * ((double)row->max - (double)z);
+    if (s->smoothing != 0) loss += s->smoothing * (row->below / (double)s->classes);
+    return loss;
+}
+
+/* Rows that are measured before their logarithms are taken, several in a vector. */
+enum { ROWS_TOGETHER = 2 * LANES };
+
+/* Whether the row's loss is asked for. */
+INLINE bool counts(const loss_call *call, int64_t row) {
+    return call->wants_loss && target_at(call->target_type, call->target, row) != call->s.ignore_index;
+}
+
+/*
+ * Rows [begin, begin + count). Narrow ones a block at a time, all their maxima before all their sums: so a row does not
+ * wait for the last lanes of its maximum, nor the next row for that of its sum.
+ */
+INLINE void measure_rows(const loss_call *call, int64_t begin, int64_t count, vjp_dtype dtype, bool smooth,
+                         row_sums *rows) {
+    int64_t classes = call->s.classes, together = classes < BLOCK ? BLOCK / classes : 1;
+    const void *logits = at(dtype, call->logits, begin * classes);
+    for (int64_t first = 0; first < count; first += together) {
+        int64_t end = count - first < together ? count : first + together;
+        for (int64_t r = first; r < end; r++) {
+            const void *z = at(dtype, logits, r * classes);
+            if (!call->lse && !counts(call, begin + r)) continue;
+            if (classes > BLOCK)
+                rows[r] = measure(dtype, z, classes, smooth);
+            else
+                rows[r] = (row_sums){.max = block_max(dtype, z, classes)};
+        }
+        for (int64_t r = first; r < end && classes <= BLOCK; r++)
+            if (call->lse || counts(call, begin + r))
+                add_block(&rows[r], dtype, at(dtype, logits, r * classes), classes, smooth);
+    }
+}
+
+INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool smooth) {
+    const vjp_cross_entropy_sizes *s = &call->s;
+    int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task), step = ROWS_TOGETHER;
+    partial sum = {0};
+    for (; begin < end; begin += step) {
+        if (end - begin < step) step = end - begin;
+        row_sums rows[ROWS_TOGETHER] = {0};
+        double log_sums[ROWS_TOGETHER];
+        measure_rows(call, begin, step, dtype, smooth, rows);
+        for (int r = 0; r < ROWS_TOGETHER; r++)
+            log_sums[r] = rows[r].sum;
+        for (int64_t r = 0; r < step; r += LANES)
+            f64_logs(log_sums + r);
+        for (int64_t r = 0; r < step; r++) {
+            int64_t row = begin + r;
+            if (!call->lse && !counts(call, row)) continue;
+            if (call->lse) call->lse[row] = (float)((double)rows[r].max + log_sums[r]);
+            if (!counts(call, row)) continue;
+            int64_t target = target_at(call->target_type, call->target, row);
+            sum.loss += row_loss(s, &rows[r], log_sums[r], f32_load(dtype, call->logits, row * s->classes + target));
+            sum.count++;
+        }
+    }
+    call->partials[task] = sum;
+}
+
+INLINE void loss_task(const loss_call *call, size_t task, vjp_dtype dtype) {
+    if (call->s.smoothing != 0)
+        loss_rows(call, task, dtype, true);
+    else
+        loss_rows(call, task, dtype, false);
+}
+
+static void loss_f32(void *call, size_t task) {
+    loss_task(call, task, VJP_F32);
+}
+
+static void loss_bf16(void *call, size_t task) {
+    loss_task(call, task, VJP_BF16);
+}
+
+static void loss_f16(void *call, size_t task) {
+    loss_task(call, task, VJP_F16);
+}
+
+static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
+    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MOST_TASKS);
+}
+
+static vjp_status forward(const vjp_work *work) {
+    static const vjp_task tasks[] = {[VJP_F32] = loss_f32, [VJP_BF16] = loss_bf16, [VJP_F16] = loss_f16};
+    loss_call call = {
+        .s = vjp_cross_entropy_sizes_of(work),
+        .target_type = vjp_type(work, CROSS_ENTROPY_TARGET),
+        .logits = vjp_data(work, CROSS_ENTROPY_LOGITS),
+        .target = vjp_data(work, CROSS_ENTROPY_TARGET),
+        .lse = vjp_data(work, CROSS_ENTROPY_LSE),
+        .wants_loss = work->tensor[CROSS_ENTROPY_LOSS],
+        .partials = work->workspace,
+    };
+    call.cut = cut_rows(&call.s);
+    if (!call.wants_loss && !call.lse) return VJP_OK;
+    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    if (!call.wants_loss) return VJP_OK;
+    partial total = {0};
+    for (int64_t task = 0; task < call.cut.count; task++) {
+        total.loss += call.partials[task].loss;
+        total.count += call.partials[task].count;
+    }
+    if (call.s.mean && total.count) total.loss /= (double)total.count;
+    float *loss = vjp_data(work, CROSS_ENTROPY_LOSS);
+    *loss = (float)(vjp_accumulates(work, CROSS_ENTROPY_LOSS) ? (double)*loss + total.loss : total.loss);
+    return VJP_OK;
+}
+
+static size_t forward_workspace(const vjp_work *work) {
+    vjp_cross_entropy_sizes s = vjp_cross_entropy_sizes_of(work);
+    return (size_t)cut_rows(&s).count * sizeof(partial);
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+typedef struct gradient_call {
+    vjp_cross_entropy_sizes s;
+    write_mode mode;
+    vjp_dtype target_type;
+    void *dlogits;
+    const void *logits, *target;
+    const float *lse; /* NULL: measured */
+    float scale;      /* dloss, divided by the rows that take part if the loss is their mean */
+    int64_t *counts;  /* of rows that take part, a task of count_cut */
+    cpu_cut cut, count_cut;
+} gradient_call;
+
+/* dlogits = scale (inverse exp(z - shift) - q), q one number at the target and another elsewhere. */
+typedef struct row_gradient {
+    int64_t target;
+    float shift, inverse, scale, at_target, elsewhere;
+} row_gradient;
+
+/* -q of elements [i, i + 16). */
+INLINE vf minus_q(const row_gradient *g, int64_t i) {
+    if ((uint64_t)(g->target - i) >= LANES) return vf_set(-g->elsewhere);
+    float lanes[LANES];
+    vf_store(VJP_F32, lanes, 0, vf_set(-g->elsewhere));
+    lanes[g->target - i] = -g->at_target;
+    return vf_load(VJP_F32, lanes, 0);
+}
+
+INLINE void write_vector(const row_gradient *g, vjp_dtype dtype, write_mode mode, void *to, const void *z, int64_t i,
+                         int64_t n) {
+    vf e = vf_exp(vf_sub(vf_load_part(dtype, z, i, n), vf_set(g->shift)));
+    vf d = vf_fma(e, vf_set(g->inverse), minus_q(g, i));
+    vf_write_part(mode, dtype, to, i, n, vf_mul(d, vf_set(g->scale)));
+}
+
+/* Elements before the first at a multiple of a vector's bytes, from where on stores can go past the caches. */
+INLINE int64_t before_aligned(vjp_dtype dtype, const void *to, int64_t n) {
+    int64_t bytes = LANES * (int64_t)dtype_bytes(dtype);
+    int64_t before = (int64_t)(-(uintptr_t)to % (uintptr_t)bytes) / (int64_t)dtype_bytes(dtype);
+    return before < n ? before : n;
+}
+
+INLINE void write_row(const row_gradient *g, vjp_dtype dtype, write_mode mode, void *to, const void *z, int64_t n) {
+    int64_t i = mode == WRITE_STREAM ? before_aligned(dtype, to, n) : 0;
+    if (i > 0) write_vector(g, dtype, mode, to, z, 0, i);
+    for (; i + LANES <= n; i += LANES)
+        write_vector(g, dtype, mode, to, z, i, LANES);
+    if (i < n) write_vector(g, dtype, mode, to, z, i, n - i);
+}
+
+INLINE void write_zeros(vjp_dtype dtype, write_mode mode, void *to, int64_t n) {
+    if (mode != WRITE_ADD) memset(to, 0, (size_t)n * dtype_bytes(dtype));
+}
+
+INLINE void gradient_rows(const gradient_call *call, size_t task, vjp_dtype dtype, write_mode mode) {
+    const vjp_cross_entropy_sizes *s = &call->s;
+    row_gradient g = {.scale = call->scale, .at_target = (float)s->at_target, .elsewhere = (float)s->elsewhere};
+    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
+        const void *z = at(dtype, call->logits, row * s->classes);
+        void *to = at_mutable(dtype, call->dlogits, row * s->classes);
+        g.target = target_at(call->target_type, call->target, row);
+        if (g.target == s->ignore_index) {
+            write_zeros(dtype, mode, to, s->classes);
+            continue;
+        }
+        if (call->lse) {
+            g.shift = call->lse[row];
+            g.inverse = 1; /* exp(z - lse) is p itself */
+        } else {
+            row_sums sums = measure(dtype, z, s->classes, false);
+            g.shift = finite_shift(sums.max);
+            g.inverse = (float)(1 / sums.sum);
+        }
+        write_row(&g, dtype, mode, to, z, s->classes);
+    }
+    if (mode == WRITE_STREAM) vf_stream_done();
+}
+
+INLINE void gradient_task(const gradient_call *call, size_t task, vjp_dtype dtype) {
+    switch (call->mode) {
+    case WRITE_STREAM: gradient_rows(call, task, dtype, WRITE_STREAM); break;
+    case WRITE_ADD: gradient_rows(call, task, dtype, WRITE_ADD); break;
+    default: gradient_rows(call, task, dtype, WRITE_PLAIN); break;
+    }
+}
+
+static void gradient_f32(void *call, size_t task) {
+    gradient_task(call, task, VJP_F32);
+}
+
+static void gradient_bf16(void *call, size_t task) {
+    gradient_task(call, task, VJP_BF16);
+}
+
+static void gradient_f16(void *call, size_t task) {
+    gradient_task(call, task, VJP_F16);
+}
+
+static void count_task(void *argument, size_t task) {
+    const gradient_call *call = argument;
+    int64_t count = 0;
+    for (int64_t row = cpu_cut_begin(&call->count_cut, task); row < cpu_cut_end(&call->count_cut, task); row++)
+        count += target_at(call->target_type, call->target, row) != call->s.ignore_index;
+    call->counts[task] = count;
+}
+
+static cpu_cut cut_counts(const vjp_cross_entropy_sizes *s) {
+    return vjp_cpu_cut_items(s->rows, 8, CPU_MOST_TASKS);
+}
+
+static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {
+    int64_t count = 0;
+    call->count_cut = cut_counts(&call->s);
+    vjp_cpu_for(work, call->count_cut.count, count_task, call);
+    for (int64_t task = 0; task < call->count_cut.count; task++)
+        count += call->counts[task];
+    return count;
+}
+
+static vjp_status backward(const vjp_work *work) {
+    static const vjp_task tasks[] = {[VJP_F32] = gradient_f32, [VJP_BF16] = gradient_bf16, [VJP_F16] = gradient_f16};
+    gradient_call call = {
+        .s = vjp_cross_entropy_sizes_of(work),
+        .target_type = vjp_type(work, CROSS_ENTROPY_B_TARGET),
+        .dlogits = vjp_data(work, CROSS_ENTROPY_B_DLOGITS),
+        .logits = vjp_data(work, CROSS_ENTROPY_B_LOGITS),
+        .target = vjp_data(work, CROSS_ENTROPY_B_TARGET),
+        .lse = vjp_data(work, CROSS_ENTROPY_B_LSE),
+        .counts = work->workspace,
+    };
+    if (!call.dlogits || call.s.rows == 0) return VJP_OK;
+    double dloss = (double)*(const float *)vjp_data(work, CROSS_ENTROPY_B_DLOSS);
+    call.scale = (float)(call.s.mean ? dloss / (double)rows_taking_part(work, &call) : dloss);
+    int64_t bytes = call.s.rows * call.s.classes * (int64_t)dtype_bytes(work->storage);
+    call.mode = write_mode_of(work, CROSS_ENTROPY_B_DLOGITS, bytes, true, call.dlogits == call.logits);
+    call.cut = cut_rows(&call.s);
+    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    return VJP_OK;
+}
+
+static size_t backward_workspace(const vjp_work *work) {
+    vjp_cross_entropy_sizes s = vjp_cross_entropy_sizes_of(work);
+    return s.mean ? (size_t)cut_counts(&s).count * sizeof(int64_t) : 0;
+}
+
+const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT] = {
+    {forward, forward_workspace, VJP_BITS_CPU},
+    {backward, backward_workspace, VJP_BITS_CPU},
+};

@@ -1,0 +1,309 @@
+/*
+ * What the kernels share: storage types, 16-byte accesses, asynchronous copies to shared memory, sums over warps and
+ * blocks in a fixed order, parameters of either type, and reporting a bad index.
+ */
+#ifndef VJP_CUDA_KERNEL_CUH
+#define VJP_CUDA_KERNEL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+#include "cuda/common/cuda.h"
+
+namespace vjp {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+/* Calls f with a value of the C++ type of a storage dtype: with_type(dtype, [&](auto zero) { using T = decltype(zero);
+ * ... }). */
+template <class F> auto with_type(vjp_dtype dtype, F f) {
+    switch (dtype) {
+    case VJP_BF16: return f(bf16{});
+    case VJP_F16: return f(f16{});
+    default: return f(float{});
+    }
+}
+
+/* The same for a truth: f(std::true_type) or f(std::false_type). */
+template <bool B> struct truth { static constexpr bool value = B; };
+template <class F> auto with_truth(bool b, F f) {
+    return b ? f(truth<true>{}) : f(truth<false>{});
+}
+
+__device__ inline float to_f32(float x) {
+    return x;
+}
+__device__ inline float to_f32(bf16 x) {
+    return __bfloat162float(x);
+}
+__device__ inline float to_f32(f16 x) {
+    return __half2float(x);
+}
+
+template <class T> __device__ T from_f32(float x);
+template <> __device__ inline float from_f32<float>(float x) {
+    return x;
+}
+template <> __device__ inline bf16 from_f32<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+template <> __device__ inline f16 from_f32<f16>(float x) {
+    return __float2half_rn(x);
+}
+
+/* ---- Sixteen bytes at a time ------------------------------------------------------------------------- */
+
+/* Elements in 16 bytes. */
+template <class T> constexpr int WIDE = 16 / (int)sizeof(T);
+
+/* 16 bytes of T; the address is aligned to 16. */
+template <class T> struct alignas(16) wide { T v[WIDE<T>]; };
+
+template <class T> __device__ wide<T> load_wide(const T *from) {
+    wide<T> r;
+    *reinterpret_cast<uint4 *>(&r) = *reinterpret_cast<const uint4 *>(from);
+    return r;
+}
+
+/* For what is read once: it does not push other things out of the first-level cache. */
+template <class T> __device__ wide<T> load_wide_once(const T *from) {
+    wide<T> r;
+    *reinterpret_cast<uint4 *>(&r) = __ldcs(reinterpret_cast<const uint4 *>(from));
+    return r;
+}
+
+template <class T> __device__ void store_wide(T *to, const wide<T> &w) {
+    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&w);
+}
+
+/* For what nobody reads soon. */
+template <class T> __device__ void store_wide_once(T *to, const wide<T> &w) {
+    __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
+}
+
+/*
+ * 16 bytes as four registers, two 16-bit elements in each, until they are used: as a struct of elements the compiler
+ * would keep each in a register of its own.
+ */
+template <class T> __device__ uint4 load_raw_once(const T *from) {
+    return __ldcs(reinterpret_cast<const uint4 *>(from));
+}
+
+template <class T> __device__ void unpack(uint4 raw, float (&v)[WIDE<T>]) {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+        if constexpr (sizeof(T) == 4) {
+            v[w] = __uint_as_float(words[w]);
+        } else if constexpr (__is_same(T, bf16)) {
+            v[2 * w] = __uint_as_float(words[w] << 16);
+            v[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000u);
+        } else {
+            float2 two = __half22float2(*reinterpret_cast<const __half2 *>(&words[w]));
+            v[2 * w] = two.x;
+            v[2 * w + 1] = two.y;
+        }
+}
+
+template <class T> __device__ uint4 pack(const float (&v)[WIDE<T>]) {
+    unsigned words[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+        if constexpr (sizeof(T) == 4) {
+            words[w] = __float_as_uint(v[w]);
+        } else if constexpr (__is_same(T, bf16)) {
+            __nv_bfloat162 two = __floats2bfloat162_rn(v[2 * w], v[2 * w + 1]);
+            words[w] = *reinterpret_cast<unsigned *>(&two);
+        } else {
+            __half2 two = __floats2half2_rn(v[2 * w], v[2 * w + 1]);
+            words[w] = *reinterpret_cast<unsigned *>(&two);
+        }
+    return {words[0], words[1], words[2], words[3]};
+}
+
+/* values[] = or += into 16 bytes; with `add` the old ones are read, added in f32 and rounded once. */
+template <class T> __device__ void write_wide(T *to, const float (&values)[WIDE<T>], bool add) {
+    wide<T> w;
+    if (add) w = load_wide(to);
+#pragma unroll
+    for (int i = 0; i < WIDE<T>; i++)
+        w.v[i] = from_f32<T>(add ? to_f32(w.v[i]) + values[i] : values[i]);
+    store_wide_once(to, w);
+}
+
+template <class T> __device__ void write_one(T *to, float value, bool add) {
+    *to = from_f32<T>(add ? to_f32(*to) + value : value);
+}
+
+/* ---- Parameters: T or f32, each by itself ------------------------------------------------------------ */
+
+struct parameter {
+    const void *data; /* NULL: absent */
+    bool f32;         /* else of type T */
+};
+
+struct parameter_output {
+    void *data;
+    bool f32, add;
+};
+
+inline parameter parameter_of(const vjp_work *work, int slot) {
+    return {vjp_data(work, slot), vjp_type(work, slot) == VJP_F32};
+}
+
+inline parameter_output parameter_output_of(const vjp_work *work, int slot) {
+    return {vjp_data(work, slot), vjp_type(work, slot) == VJP_F32, vjp_accumulates(work, slot)};
+}
+
+template <class T> __device__ float read_parameter(parameter p, int64_t i) {
+    return p.f32 ? static_cast<const float *>(p.data)[i] : to_f32(static_cast<const T *>(p.data)[i]);
+}
+
+template <class T> __device__ void write_parameter(parameter_output p, int64_t i, float value) {
+    if (p.f32)
+        write_one(static_cast<float *>(p.data) + i, value, p.add);
+    else
+        write_one(static_cast<T *>(p.data) + i, value, p.add);
+}
+
+/* ---- Asynchronous copies to shared memory ------------------------------------------------------------ */
+
+/*
+ * A thread copies 16 bytes that it alone will read: no barrier is needed, only its own wait. Groups of copies are
+ * closed in order; wait_copies<N>() returns when all but the last N groups have arrived.
+ */
+__device__ inline void copy_async(void *shared, const void *global) {
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+__device__ inline void close_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- Sums -------------------------------------------------------------------------------------------- */
+
+/* Over the 32 lanes, the same bits in all of them: addition commutes, and every lane adds the same pairs. */
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+__device__ inline double warp_sum(double x) {
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/*
+ * N sums at once over the block's THREADS threads, in every thread. Calls take turns with two buffers, so a buffer is
+ * written again only behind the barrier of the call between: one barrier a call.
+ */
+template <class S, int N, int THREADS> struct block_sums { S warp[2][N][THREADS / 32]; };
+
+template <class S, int N, int THREADS>
+__device__ void block_sum(S (&x)[N], block_sums<S, N, THREADS> &shared, int &turn) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] = warp_sum(x[i]);
+    if constexpr (THREADS > 32) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        if (lane == 0)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                shared.warp[turn][i][warp] = x[i];
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            S sum = shared.warp[turn][i][0];
+#pragma unroll
+            for (int w = 1; w < THREADS / 32; w++)
+                sum += shared.warp[turn][i][w];
+            x[i] = sum;
+        }
+        turn ^= 1;
+    }
+}
+
+/* ---- Chained launches -------------------------------------------------------------------------------- */
+
+/* Lets the next kernel on the stream take its place on the card; it still waits before it reads. */
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/* Waits until the kernel before this one on the stream is done and its writes can be seen. */
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+
+/*
+ * Brings a line into the second-level cache. That reads no value, so it may come before wait_for_previous(): should the
+ * kernel before write there, that cache is where its writes land.
+ */
+__device__ inline void prefetch(const void *global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+/* How a kernel that touches memory at once begins. */
+__device__ inline void take_turn() {
+    let_next_begin();
+    wait_for_previous();
+}
+
+/* ---- Indices ----------------------------------------------------------------------------------------- */
+
+/* Keeps the first bad value of the pass. Rare, so a lock is good enough. */
+static __device__ __noinline__ void report(findings f, int64_t position, double value, int64_t limit) {
+    while (atomicCAS(&f.record->lock, 0u, 1u))
+        ;
+    __threadfence();
+    volatile finding *r = f.record;
+    if (r->count == 0 || position < r->position) {
+        r->position = position;
+        r->value = value;
+        r->limit = limit;
+    }
+    r->count = r->count + 1;
+    __threadfence();
+    atomicExch(&f.record->lock, 0u);
+    *(volatile int *)f.found = 1;
+}
+
+/* Element k of an index tensor, or -1 (and a report) if it is no integer in [0, limit). */
+static __device__ inline int64_t read_index(findings f, const void *index, vjp_dtype dtype, int64_t k, int64_t limit) {
+    int64_t i;
+    if (dtype == VJP_I32) {
+        i = static_cast<const int32_t *>(index)[k];
+    } else if (dtype == VJP_I64) {
+        i = static_cast<const int64_t *>(index)[k];
+    } else {
+        /* Past 2^24 neighbouring integers share one f32: the index may already be another's. */
+        float x = static_cast<const float *>(index)[k];
+        if (!(fabsf(x) <= 16777216.0f) || x != truncf(x)) {
+            report(f, k, x, limit);
+            return -1;
+        }
+        i = (int64_t)x;
+    }
+    if (i >= 0 && i < limit) return i;
+    report(f, k, (double)i, limit);
+    return -1;
+}
+
+} // namespace vjp
+
+#endif

@@ -1,0 +1,391 @@
+/*
+ * linear's passes over rows, between and beside the matrix products: activations of what a product has left, the
+ * gradient of the pre-activation with the column sums for dbias, and sums of parts.
+ *
+ * A matrix [rows, columns] is cut into tiles of columns and chunks of rows, a block each. A thread owns as many columns
+ * as 16 bytes of T hold and walks down the chunk, ROWS rows in flight. With 16-byte accesses they are neighbours; where
+ * alignment or width forbids those, they lie as many apart as threads lie across, so that a warp's loads are still side
+ * by side. Either way a column's rows are added by the same threads in the same order: the bits do not tell which.
+ */
+#ifndef VJP_CUDA_LINEAR_ROWS_CUH
+#define VJP_CUDA_LINEAR_ROWS_CUH
+
+#include <type_traits>
+
+#include "cuda/linear/activation.cuh"
+
+namespace vjp {
+namespace {
+
+constexpr int THREADS = 256;
+
+/* Rows in flight: of dy and pre in bf16, 128 bytes a thread, so 96 KB on a multiprocessor that holds three blocks. */
+constexpr int ROWS = 4;
+
+/* Threads across a tile: a warp reads 512 neighbouring bytes. */
+constexpr int64_t MOST_ACROSS = 32;
+
+/*
+ * Blocks enough to fill any card some times over, chunks for columns that one tile holds, and walks that are worth a
+ * block's start: 16384 x 4096 in bf16 is 2048 blocks of 128 rows. Decided by sizes alone, since chunks decide the bits.
+ */
+constexpr int64_t BLOCKS = 4096, LEAST_MOST_CHUNKS = 64, LEAST_STEPS = 4;
+
+struct tiling {
+    int64_t rows, columns;
+    int across, down; /* threads over columns, and rows that they cover at a time */
+    int tiles;
+    int64_t chunk, chunks; /* rows of a chunk, and how many */
+};
+
+tiling tiling_of(int64_t rows, int64_t columns, int wide) {
+    tiling t{};
+    t.rows = rows;
+    t.columns = columns;
+    if (rows == 0 || columns == 0) return t;
+    int64_t vectors = divide_up(columns, wide), tiles = divide_up(vectors, MOST_ACROSS);
+    t.tiles = (int)tiles;
+    t.across = (int)divide_up(vectors, tiles);
+    t.down = THREADS / t.across;
+    int64_t step = t.down * ROWS, most_chunks = most(LEAST_MOST_CHUNKS, BLOCKS / tiles);
+    t.chunk = step * most(LEAST_STEPS, divide_up(rows, step * most_chunks));
+    t.chunks = divide_up(rows, t.chunk);
+    return t;
+}
+
+/* A thread's place. */
+struct place {
+    int x, y;
+    int64_t first, column; /* of the tile; the thread's own */
+    int apart;             /* elements between its columns */
+    int64_t row, end;
+    bool idle;
+};
+
+/* `backwards`: chunks from the last one on. */
+template <int W, bool FAST> __device__ place place_of(const tiling &t, bool backwards = false) {
+    place p;
+    unsigned chunk = blockIdx.x / (unsigned)t.tiles, tile = blockIdx.x % (unsigned)t.tiles;
+    if (backwards) chunk = (unsigned)t.chunks - 1 - chunk;
+    p.x = (int)(threadIdx.x % (unsigned)t.across);
+    p.y = (int)(threadIdx.x / (unsigned)t.across);
+    p.first = (int64_t)tile * t.across * W;
+    p.column = p.first + (FAST ? p.x * W : p.x);
+    p.apart = FAST ? 1 : t.across;
+    p.row = chunk * t.chunk + p.y;
+    p.end = (chunk + 1) * t.chunk;
+    if (p.end > t.rows) p.end = t.rows;
+    p.idle = p.y >= t.down || p.column >= t.columns;
+    return p;
+}
+
+/* Whether column j of a thread is one. */
+template <bool FAST> __device__ bool has_column(const tiling &t, const place &p, int j) {
+    return FAST || p.column + (int64_t)j * p.apart < t.columns;
+}
+
+/* A thread's columns of a row. */
+template <class S, int W> struct alignas(16) piece { S v[W]; };
+
+template <bool FAST, class S, int W>
+__device__ void load_piece(piece<S, W> &to, const S *row, const tiling &t, const place &p) {
+    if constexpr (FAST) {
+#pragma unroll
+        for (int i = 0; i < W; i += WIDE<S>)
+            *reinterpret_cast<uint4 *>(&to.v[i]) = __ldcs(reinterpret_cast<const uint4 *>(row + p.column + i));
+    } else {
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            to.v[j] = has_column<FAST>(t, p, j) ? row[p.column + (int64_t)j * p.apart] : from_f32<S>(0.0f);
+    }
+}
+
+/* 16 bytes for the next kernel to read. The compiler may cut a plain store of them into four. */
+template <class S> __device__ void store_whole(S *to, const wide<S> &w) {
+    const uint4 &v = *reinterpret_cast<const uint4 *>(&w);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+template <bool FAST, class S, int W>
+__device__ void store_piece(S *row, const float (&values)[W], const tiling &t, const place &p) {
+    if constexpr (FAST) {
+#pragma unroll
+        for (int i = 0; i < W; i += WIDE<S>) {
+            wide<S> w;
+#pragma unroll
+            for (int j = 0; j < WIDE<S>; j++)
+                w.v[j] = from_f32<S>(values[i + j]);
+            store_whole(row + p.column + i, w);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            if (has_column<FAST>(t, p, j)) row[p.column + (int64_t)j * p.apart] = from_f32<S>(values[j]);
+    }
+}
+
+template <class T, bool FAST, int W>
+__device__ void read_bias(float (&bias)[W], parameter from, const tiling &t, const place &p) {
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        bias[j] = from.data && has_column<FAST>(t, p, j) ? read_parameter<T>(from, p.column + (int64_t)j * p.apart) : 0;
+}
+
+/* ---- Forward: what a product has left, finished ------------------------------------------------------ */
+
+struct finishing {
+    const void *sums; /* of type S; NULL: 0. May be where y or pre go: a thread reads its elements before it writes */
+    parameter bias;
+    parameter_output pre;
+    void *y; /* NULL: not wanted */
+    bool add;
+    int activation;
+};
+
+/*
+ * pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. The last rows come first: what
+ * the product wrote last may still be in the second-level cache.
+ */
+template <class T, class S, int ACTIVATION, bool FAST>
+__global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) finish_rows(finishing f, tiling t) {
+    take_turn();
+    constexpr int W = WIDE<T>;
+    place p = place_of<W, FAST>(t, true);
+    if (p.idle) return;
+    float bias[W];
+    read_bias<T, FAST>(bias, f.bias, t, p);
+    for (int64_t row = p.row; row < p.end; row += t.down * ROWS) {
+        piece<S, W> sums[ROWS];
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            int64_t at = row + u * t.down;
+            if (f.sums && at < p.end)
+                load_piece<FAST>(sums[u], static_cast<const S *>(f.sums) + at * t.columns, t, p);
+            else
+                sums[u] = {};
+        }
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            int64_t at = row + u * t.down;
+            if (at >= p.end) break;
+            float value[W];
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                value[j] = f.bias.data ? to_f32(sums[u].v[j]) + bias[j] : to_f32(sums[u].v[j]);
+            if (f.pre.data && f.pre.f32)
+                store_piece<FAST>(static_cast<float *>(f.pre.data) + at * t.columns, value, t, p);
+            else if (f.pre.data)
+                store_piece<FAST>(static_cast<T *>(f.pre.data) + at * t.columns, value, t, p);
+            if (!f.y) continue;
+            T *y = static_cast<T *>(f.y) + at * t.columns;
+            piece<T, W> old{};
+            if (f.add) load_piece<FAST>(old, y, t, p);
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                value[j] = activate<ACTIVATION>(f.activation, value[j]);
+                if (f.add) value[j] += to_f32(old.v[j]);
+            }
+            store_piece<FAST>(y, value, t, p);
+        }
+    }
+}
+
+/* ---- Backward: dpre, and the sums of its columns ----------------------------------------------------- */
+
+/* What rounding dpre to 16 bits loses is kept this many times as large, so that f16's range holds it. */
+template <class T> constexpr float LOST_SCALE = 1;
+template <> constexpr float LOST_SCALE<bf16> = 0x1p+8f;
+template <> constexpr float LOST_SCALE<f16> = 0x1p+11f;
+
+struct slopes {
+    const void *dy;
+    const void *pre; /* of type P; NULL: 0 */
+    parameter bias;  /* of a pre that is computed again */
+    int activation;
+    float slope_of_nan;
+    void *dpre;      /* of type T; NULL: only sums are wanted. May be where pre is */
+    void *lost;      /* of type T; NULL: not wanted */
+    double *partial; /* [chunks, columns]; NULL: not wanted */
+};
+
+/* Adds a tile's columns over the block's rows of threads, in their order. */
+template <int W, bool FAST>
+__device__ void put_partial(double *partial, const double (&sum)[W], const tiling &t, const place &p) {
+    __shared__ double shared[THREADS * W]; /* [down][across * W] */
+    int width = t.across * W;
+    if (p.y < t.down)
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            shared[p.y * width + (FAST ? p.x * W + j : p.x + j * t.across)] = sum[j];
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < width && p.first + c < t.columns; c += THREADS) {
+        double total = 0;
+        for (int y = 0; y < t.down; y++)
+            total += shared[y * width + c];
+        partial[(blockIdx.x / (unsigned)t.tiles) * t.columns + p.first + c] = total;
+    }
+}
+
+/* What rounding the values to T loses; of an infinity nothing. */
+template <bool FAST, class T, int W>
+__device__ void put_lost(T *row, const float (&values)[W], const tiling &t, const place &p) {
+    float lost[W];
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        float kept = to_f32(from_f32<T>(values[j]));
+        lost[j] = isfinite(kept) ? (values[j] - kept) * LOST_SCALE<T> : 0.0f;
+    }
+    store_piece<FAST>(row, lost, t, p);
+}
+
+/*
+ * dpre = dy * act'(pre): reads dy and pre and writes dpre, each once: 6 bytes an element in bf16, 12 in f32. Sums go
+ * into double after ROWS terms, which is a conversion and an addition for every fourth element and leaves no chain
+ * that could lose digits.
+ */
+template <class T, class P, int ACTIVATION, bool FAST>
+__global__ void __launch_bounds__(THREADS, 2) slope_rows(slopes s, tiling t) {
+    take_turn();
+    constexpr int W = WIDE<T>;
+    constexpr int FLIGHT = FAST ? ROWS : 2;          /* of single elements more would not fit the registers */
+    constexpr bool AGAIN = std::is_same_v<P, float>; /* pre may be the product alone, in f32 */
+    bool plain = ACTIVATION == VJP_ACT_NONE || (ACTIVATION == ANY_ACTIVATION && s.activation == VJP_ACT_NONE);
+    place p = place_of<W, FAST>(t);
+    float bias[W];
+    if constexpr (AGAIN)
+        if (!p.idle) read_bias<T, FAST>(bias, s.bias, t, p);
+    double sum[W] = {};
+    for (int64_t row = p.row; row < p.end && !p.idle; row += t.down * ROWS) {
+        float group[W] = {};
+#pragma unroll
+        for (int first = 0; first < ROWS; first += FLIGHT) {
+            piece<T, W> dy[FLIGHT];
+            piece<P, W> pre[FLIGHT];
+#pragma unroll
+            for (int u = 0; u < FLIGHT; u++) {
+                int64_t at = row + (first + u) * t.down;
+                if (at < p.end) load_piece<FAST>(dy[u], static_cast<const T *>(s.dy) + at * t.columns, t, p);
+                if (!plain && s.pre && at < p.end)
+                    load_piece<FAST>(pre[u], static_cast<const P *>(s.pre) + at * t.columns, t, p);
+                else
+                    pre[u] = {};
+            }
+#pragma unroll
+            for (int u = 0; u < FLIGHT; u++) {
+                int64_t at = row + (first + u) * t.down;
+                if (at >= p.end) break;
+                float value[W];
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    value[j] = to_f32(dy[u].v[j]);
+                    if (plain) continue;
+                    float x = to_f32(pre[u].v[j]);
+                    if constexpr (AGAIN)
+                        if (s.bias.data) x += bias[j];
+                    float slope = activate_slope<ACTIVATION>(s.activation, x);
+                    value[j] *= x != x ? s.slope_of_nan : slope;
+                }
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    group[j] += value[j];
+                if (s.dpre) store_piece<FAST>(static_cast<T *>(s.dpre) + at * t.columns, value, t, p);
+                if constexpr (sizeof(T) == 2)
+                    if (s.lost) put_lost<FAST>(static_cast<T *>(s.lost) + at * t.columns, value, t, p);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            sum[j] += group[j];
+    }
+    if (s.partial) put_partial<W, FAST>(s.partial, sum, t, p);
+}
+
+/* ---- Sums of parts ----------------------------------------------------------------------------------- */
+
+struct summing {
+    const void *parts;             /* [count, columns] of type S */
+    int64_t count, columns, apart; /* elements from one part to the next */
+    int slices;                    /* of the parts: threads that share a column */
+    parameter_output to;
+};
+
+/* Parts in flight for each thread, and for each thread to add before another helps. */
+constexpr int PARTS = 4;
+constexpr int64_t PARTS_EACH = 8;
+
+/* Threads that share a column; neighbouring columns lie in 32 bytes at least, if there are so many. */
+int slices_of(int64_t count, int64_t columns) {
+    int limit = columns >= 8 ? 32 : THREADS, slices = 1;
+    while (slices < limit && slices * PARTS_EACH < count)
+        slices *= 2;
+    return slices;
+}
+
+template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts(summing s) {
+    __shared__ double shared[THREADS];
+    take_turn();
+    int across = THREADS / s.slices, x = (int)threadIdx.x % across, y = (int)threadIdx.x / across;
+    int64_t column = (int64_t)blockIdx.x * across + x;
+    double sum = 0;
+    if (column < s.columns) {
+        const S *parts = static_cast<const S *>(s.parts) + column;
+        for (int64_t i = y; i < s.count; i += (int64_t)s.slices * PARTS) {
+            S part[PARTS];
+#pragma unroll
+            for (int u = 0; u < PARTS; u++) {
+                int64_t at = i + (int64_t)u * s.slices;
+                part[u] = at < s.count ? parts[at * s.apart] : S(0);
+            }
+#pragma unroll
+            for (int u = 0; u < PARTS; u++)
+                sum += part[u];
+        }
+    }
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (y > 0 || column >= s.columns) return;
+    for (int k = 1; k < s.slices; k++)
+        sum += shared[k * across + x];
+    write_parameter<T>(s.to, column, (float)sum);
+}
+
+/* ---- Few results of long sums ------------------------------------------------------------------------ */
+
+/*
+ * Tall and narrow factors, such as the weight gradient of a few features over millions of rows: a matrix kernel would
+ * have one tile to compute, in one f32 chain. Here a block adds a chunk of one result's products in double; the
+ * factors are so narrow that reading them again for each result stays in cache.
+ */
+constexpr int64_t FEW_RESULTS = 16, LONG_SUM = 1024, SUM_CHUNK = 8192;
+
+struct narrow_product {
+    const void *a, *b;
+    int64_t n, k;
+    int64_t a_m, a_k, b_k, b_n; /* distances: element (i, k) of a is at i*a_m + k*a_k */
+    int results;
+    float scale;
+    double *partial; /* [chunks, results] */
+};
+
+template <class T> __global__ void __launch_bounds__(THREADS) sum_narrow(narrow_product q) {
+    __shared__ block_sums<double, 1, THREADS> shared;
+    take_turn();
+    int64_t chunk = blockIdx.x / (unsigned)q.results, result = blockIdx.x % (unsigned)q.results;
+    const T *a = static_cast<const T *>(q.a) + result / q.n * q.a_m;
+    const T *b = static_cast<const T *>(q.b) + result % q.n * q.b_n;
+    int64_t end = (chunk + 1) * SUM_CHUNK < q.k ? (chunk + 1) * SUM_CHUNK : q.k;
+    double sum[1] = {0};
+#pragma unroll 4
+    for (int64_t k = chunk * SUM_CHUNK + threadIdx.x; k < end; k += THREADS)
+        sum[0] = fma((double)to_f32(a[k * q.a_k]), (double)to_f32(b[k * q.b_k]), sum[0]);
+    int turn = 0;
+    block_sum(sum, shared, turn);
+    if (threadIdx.x == 0) q.partial[blockIdx.x] = sum[0] * q.scale;
+}
+
+} // namespace
+} // namespace vjp
+
+#endif

@@ -1,0 +1,212 @@
+/*
+ * Norms of rows of more than 8192 elements, cut into units of NORM_UNIT columns so that one row alone keeps many
+ * multiprocessors busy. A block takes a unit of a row, a thread 8 of its columns; what a row's units found is written
+ * to the workspace and added by whoever needs it, in the order of the units, in double. The steps, a kernel each:
+ *
+ *     norm_long_moments  statistics of each unit (where none are saved)
+ *     norm_long_y        forward: y and the saved statistics
+ *     norm_long_sums     backward: a chunk of rows a block, for one unit: sums of g and g * xh of each row, column sums
+ *     norm_long_dx       backward: dx
+ *
+ * x and dy are read twice where dx is wanted, 5/3 of the least bytes: rows of this length are rare, and few of them
+ * stay in L2. Elements are loaded one at a time, neighbours by neighbouring threads, whatever the alignment.
+ */
+#ifndef VJP_CUDA_NORM_LONG_CUH
+#define VJP_CUDA_NORM_LONG_CUH
+
+#include "cuda/norm/norm.cuh"
+
+namespace vjp {
+namespace {
+
+constexpr int NORM_LONG_THREADS = 256;
+constexpr int NORM_LONG_ELEMENTS = NORM_UNIT / NORM_LONG_THREADS;
+
+/* A block's unit: columns [from, from + n), of which a thread has threadIdx.x + i * NORM_LONG_THREADS. */
+struct norm_unit {
+    int64_t from;
+    int n;
+
+    __device__ norm_unit(const norm_call &c, int64_t unit)
+        : from(unit * NORM_UNIT), n((int)(c.dim - from < NORM_UNIT ? c.dim - from : NORM_UNIT)) {
+    }
+    __device__ static int at(int i) {
+        return (int)threadIdx.x + i * NORM_LONG_THREADS;
+    }
+    __device__ bool has(int i) const {
+        return at(i) < n;
+    }
+};
+
+/* The thread's elements of a unit whose first element is at `from`. Columns past the row are 0. */
+template <class T> __device__ void norm_long_read(const norm_unit &u, const T *from, float (&row)[NORM_LONG_ELEMENTS]) {
+#pragma unroll
+    for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+        row[i] = u.has(i) ? to_f32(from[norm_unit::at(i)]) : 0.0f;
+}
+
+/* A parameter at the thread's columns. No branch between the loads: they are all under way at once. */
+template <class T>
+__device__ void norm_long_parameter(const norm_unit &u, parameter p, float absent, float (&v)[NORM_LONG_ELEMENTS]) {
+    if (!p.data)
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            v[i] = absent;
+    else if (p.f32)
+        norm_long_read(u, static_cast<const float *>(p.data) + u.from, v);
+    else
+        norm_long_read(u, static_cast<const T *>(p.data) + u.from, v);
+}
+
+/* ---- What units found -------------------------------------------------------------------------------- */
+
+/* A row's statistics, in every thread of the block; each warp adds by itself. */
+template <bool LAYER> __device__ norm_scale norm_long_scale(const norm_call &c, int64_t row) {
+    if (c.rstd_in) return norm_scale_saved<LAYER>(c, row);
+    const norm_pair *units = c.moments + row * c.units;
+    double dim = (double)c.dim, mean = 0, squares = 0;
+    for (int64_t i = threadIdx.x % 32; i < c.units; i += 32)
+        mean += units[i].a * (double)norm_unit(c, i).n;
+    mean = warp_sum(mean) / dim;
+    for (int64_t i = threadIdx.x % 32; i < c.units; i += 32) {
+        double off = units[i].a - mean;
+        squares += units[i].b + off * off * (double)norm_unit(c, i).n;
+    }
+    return norm_scale_of(mean, warp_sum(squares) / dim, c.eps);
+}
+
+/* Mean and squared distances from it of one unit; without LAYER its squares. */
+template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_moments(norm_call c) {
+    __shared__ block_sums<double, 1, NORM_LONG_THREADS> shared;
+    int turn = 0;
+    take_turn();
+    for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
+        norm_unit u(c, task % c.units);
+        float x[NORM_LONG_ELEMENTS];
+        norm_long_read(u, static_cast<const T *>(c.x) + task / c.units * c.dim + u.from, x);
+        double mean = 0, sum[1] = {0};
+        if (LAYER) {
+#pragma unroll
+            for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+                sum[0] += (double)x[i];
+            block_sum(sum, shared, turn);
+            mean = sum[0] / u.n;
+            sum[0] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            if (u.has(i)) sum[0] = fma((double)x[i] - mean, (double)x[i] - mean, sum[0]);
+        block_sum(sum, shared, turn);
+        if (threadIdx.x == 0) c.moments[task] = {mean, sum[0]};
+    }
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------- */
+
+template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_y(norm_call c) {
+    take_turn();
+    for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
+        int64_t row = task / c.units, unit = task % c.units;
+        norm_unit u(c, unit);
+        norm_scale s = norm_long_scale<LAYER>(c, row);
+        if (unit == 0 && threadIdx.x == 0) {
+            if (c.mean_out) c.mean_out[row] = s.mean;
+            if (c.rstd_out) c.rstd_out[row] = s.rstd;
+        }
+        if (!c.out) continue;
+        float x[NORM_LONG_ELEMENTS], gamma[NORM_LONG_ELEMENTS], beta[NORM_LONG_ELEMENTS];
+        norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
+        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
+        norm_long_parameter<T>(u, c.beta, 0.0f, beta);
+        T *y = static_cast<T *>(c.out) + row * c.dim + u.from;
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            if (u.has(i)) write_one(y + norm_unit::at(i), fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], beta[i]), c.add);
+    }
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_sums(norm_call c) {
+    __shared__ block_sums<double, 2, NORM_LONG_THREADS> shared;
+    int turn = 0;
+    take_turn();
+    for (int64_t task = blockIdx.x; task < c.chunks * c.units; task += gridDim.x) {
+        int64_t chunk = task / c.units, unit = task % c.units, end = norm_chunk_begin(c, chunk + 1);
+        norm_unit u(c, unit);
+        float gamma[NORM_LONG_ELEMENTS], dgamma[NORM_LONG_ELEMENTS], dbeta[NORM_LONG_ELEMENTS];
+        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            dgamma[i] = dbeta[i] = 0;
+        for (int64_t row = norm_chunk_begin(c, chunk); row < end; row++) {
+            float x[NORM_LONG_ELEMENTS], dy[NORM_LONG_ELEMENTS], sum_g = 0, sum_gxh = 0;
+            norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
+            norm_long_read(u, static_cast<const T *>(c.dy) + row * c.dim + u.from, dy);
+            norm_scale s = norm_long_scale<LAYER>(c, row);
+#pragma unroll
+            for (int i = 0; i < NORM_LONG_ELEMENTS; i++) {
+                float xh = norm_xh<LAYER>(s, x[i]), g = dy[i] * gamma[i];
+                dgamma[i] = fmaf(dy[i], xh, dgamma[i]);
+                dbeta[i] += dy[i];
+                sum_g += g;
+                sum_gxh = fmaf(g, xh, sum_gxh);
+            }
+            if (!c.out) continue;
+            double sums[2] = {(double)sum_g, (double)sum_gxh};
+            block_sum(sums, shared, turn);
+            if (threadIdx.x == 0) c.totals[row * c.units + unit] = {sums[0], sums[1]};
+        }
+        if (!c.sums) continue;
+        float *partials = c.partials + chunk * 2 * c.dim + u.from;
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            if (u.has(i)) {
+                partials[norm_unit::at(i)] = dgamma[i];
+                partials[c.dim + norm_unit::at(i)] = dbeta[i];
+            }
+    }
+}
+
+template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
+    take_turn();
+    for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
+        int64_t row = task / c.units;
+        norm_unit u(c, task % c.units);
+        float x[NORM_LONG_ELEMENTS], dy[NORM_LONG_ELEMENTS], gamma[NORM_LONG_ELEMENTS];
+        norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
+        norm_long_read(u, static_cast<const T *>(c.dy) + row * c.dim + u.from, dy);
+        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
+        norm_scale s = norm_long_scale<LAYER>(c, row);
+        double sum_g = 0, sum_gxh = 0;
+        for (int64_t i = threadIdx.x % 32; i < c.units; i += 32) {
+            sum_g += c.totals[row * c.units + i].a;
+            sum_gxh += c.totals[row * c.units + i].b;
+        }
+        float slope = (float)(-(double)s.rstd * (warp_sum(sum_gxh) / (double)c.dim));
+        float level = LAYER ? (float)(-(double)s.rstd * (warp_sum(sum_g) / (double)c.dim)) : 0.0f;
+        T *dx = static_cast<T *>(c.out) + row * c.dim + u.from;
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            if (u.has(i)) {
+                float xh = norm_xh<LAYER>(s, x[i]);
+                write_one(dx + norm_unit::at(i), fmaf(s.rstd, dy[i] * gamma[i], fmaf(slope, xh, level)), c.add);
+            }
+    }
+}
+
+template <class T, bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_call &c) {
+    int64_t tasks = least(MOST_BLOCKS, c.rows * c.units), sums = least(MOST_BLOCKS, c.chunks * c.units);
+    vjp_status status = VJP_OK;
+    if (!c.rstd_in) status = launch(work, true, norm_long_moments<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    if (status != VJP_OK) return status;
+    if (work->pass == VJP_FORWARD) return launch(work, true, norm_long_y<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    status = launch(work, true, norm_long_sums<T, LAYER>, sums, NORM_LONG_THREADS, 0, c);
+    if (status != VJP_OK || !c.out) return status;
+    return launch(work, true, norm_long_dx<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+}
+
+} // namespace
+} // namespace vjp
+
+#endif

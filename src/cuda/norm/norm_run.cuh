@@ -1,0 +1,39 @@
+/* A norm's call from its plan to its launches: layer_norm.cu and rms_norm.cu fill a norm_call in and come here. */
+#ifndef VJP_CUDA_NORM_RUN_CUH
+#define VJP_CUDA_NORM_RUN_CUH
+
+#include "cuda/norm/norm_long.cuh"
+#include "cuda/norm/norm_rows.cuh"
+#include "cuda/norm/norm_short.cuh"
+
+namespace vjp {
+namespace {
+
+template <class T, bool LAYER> vjp_status norm_run_as(const vjp_work *work, const norm_call &c) {
+    vjp_status status = c.path == NORM_PATH_SHORT  ? norm_short_run<T, LAYER>(work, c)
+                        : c.path == NORM_PATH_ROWS ? norm_rows_run<T, LAYER>(work, c)
+                                                   : norm_long_run<T, LAYER>(work, c);
+    if (status != VJP_OK || !c.sums) return status;
+    return norm_finish_run<T>(work, c);
+}
+
+template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
+    if (!c.out && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
+    norm_plan(work, &c);
+    return with_type(work->storage, [&](auto zero) { return norm_run_as<decltype(zero), LAYER>(work, c); });
+}
+
+/* Both ops' entries in the kernel table: CALL reads the pass's slots. */
+template <bool LAYER, norm_call (*CALL)(const vjp_work *)> vjp_status norm_pass(const vjp_work *work) {
+    return norm_run<LAYER>(work, CALL(work));
+}
+
+template <norm_call (*CALL)(const vjp_work *)> size_t norm_workspace(const vjp_work *work) {
+    norm_call c = CALL(work);
+    return norm_plan(work, &c);
+}
+
+} // namespace
+} // namespace vjp
+
+#endif

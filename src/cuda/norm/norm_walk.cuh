@@ -1,0 +1,389 @@
+/*
+ * How a team of threads walks through rows, for norm_rows.cuh: which columns are a thread's, sums over a team, 16-byte
+ * pieces, and the ring in shared memory that holds the rows to come.
+ *
+ * A thread copies only what it will read itself, so the ring needs no barrier: the thread waits for its own copies,
+ * reads the row (once or more) and asks for another in its place.
+ */
+#ifndef VJP_CUDA_NORM_WALK_CUH
+#define VJP_CUDA_NORM_WALK_CUH
+
+#include "cuda/norm/norm.cuh"
+
+namespace vjp {
+namespace {
+
+template <class T, int TEAM_THREADS> struct norm_shape {
+    static constexpr int TEAM = TEAM_THREADS;
+    static constexpr int ELEMENTS = norm_team_elements(TEAM);
+    static constexpr int PIECES = ELEMENTS / WIDE<T>;
+    static constexpr int THREADS = norm_block_threads(TEAM), BLOCKS = NORM_ROWS_THREADS / THREADS;
+    static constexpr int TEAMS = THREADS / TEAM;
+    static constexpr int PIECE_COLUMNS = TEAM * WIDE<T>; /* of the team, one piece each */
+    /*
+     * A team's column sums in shared memory, [dgamma, dbeta][ELEMENTS][STRIDE]. STRIDE is an odd multiple of GROUP, so
+     * that reads of neighbouring columns fall on different banks, and so do the writes of the teams of a warp.
+     */
+    static constexpr int GROUP = 32 / WIDE<T>, STRIDE = (TEAM / GROUP | 1) * GROUP;
+    static constexpr int TEAM_SUMS = 2 * ELEMENTS * STRIDE + (TEAM < 32 ? TEAM : 0);
+    static constexpr int SUM_BYTES = TEAMS * TEAM_SUMS * (int)sizeof(float);
+    static constexpr int STAGE_BYTES = PIECES * THREADS * 16; /* of one tensor */
+};
+
+/* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
+
+/*
+ * Unlike a pointer it stays in one register through the loop over rows: what is pinned is not worked out anew from
+ * thread and block indices each time, which is a third of a loop that is otherwise 12 instructions an element.
+ */
+template <class I> __device__ void norm_pin(I &value) {
+    if constexpr (sizeof(I) == 4)
+        asm volatile("" : "+r"(value));
+    else
+        asm volatile("" : "+l"(value));
+}
+
+__device__ inline unsigned norm_shared_address(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+
+__device__ inline uint4 norm_shared_read(unsigned from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ inline void norm_shared_clear(unsigned to) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+__device__ inline void norm_shared_write(unsigned to, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, double value) {
+    asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(value) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, bf16 value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__bfloat16_as_ushort(value)) : "memory");
+}
+__device__ inline void norm_shared_write(unsigned to, f16 value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__half_as_ushort(value)) : "memory");
+}
+
+template <int N, class S> __device__ void norm_shared_put(unsigned to, const S *x) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        norm_shared_write(to + i * (int)sizeof(S), x[i]);
+}
+
+/* N values, 16 bytes at a time where N allows. */
+template <int N, class S> __device__ void norm_shared_get(unsigned from, S *x) {
+    constexpr int E = 16 / (int)sizeof(S);
+    static_assert(N % E == 0 || N == 2);
+#pragma unroll
+    for (int i = 0; i < N; i += E) { /* a buffer has room for the 16 bytes in any case */
+        uint4 raw = norm_shared_read(from + i * (int)sizeof(S));
+        const S *v = reinterpret_cast<const S *>(&raw);
+#pragma unroll
+        for (int e = 0; e < E && i + e < N; e++)
+            x[i + e] = v[e];
+    }
+}
+
+__device__ inline void norm_copy_async(unsigned to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/*
+ * The columns of a thread: element e of piece p is at base + p * PIECE_COLUMNS + e * step. Rows of whole pieces have 16
+ * bytes side by side in a thread; in others, whose pieces no address is aligned for, neighbours belong to neighbouring
+ * threads, so that loads of single elements are coalesced.
+ */
+template <class T, class Shape> struct norm_columns {
+    int dim, base;
+    bool whole;
+
+    __device__ explicit norm_columns(const norm_call &c)
+        : dim((int)c.dim), base(threadIdx.x % Shape::TEAM * (c.whole ? WIDE<T> : 1)), whole(c.whole) {
+        norm_pin(base);
+    }
+
+    /* Is there anything of piece p? Columns of a piece that are in the row are its first ones. */
+    __device__ bool has(int p) const {
+        return base + p * Shape::PIECE_COLUMNS < dim;
+    }
+
+    __device__ int left(int p) const {
+        int rest = dim - base - p * Shape::PIECE_COLUMNS;
+        return whole ? rest : (rest + Shape::TEAM - 1) / Shape::TEAM;
+    }
+
+    __device__ int step() const {
+        return whole ? 1 : Shape::TEAM;
+    }
+
+    __device__ int column(int p, int e) const {
+        return base + p * Shape::PIECE_COLUMNS + e * step();
+    }
+};
+
+/* ---- Sums over a team -------------------------------------------------------------------------------- */
+
+/*
+ * Room in shared memory for sums over a team: two buffers of up to two sums of every warp. Known by its 32-bit address.
+ */
+constexpr int NORM_MOST_SUMS = 2;
+template <class Shape> constexpr int norm_sum_room = 2 * NORM_MOST_SUMS *Shape::THREADS / 32;
+
+template <class Shape> struct norm_team_room {
+    static constexpr int BUFFER = NORM_MOST_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
+    unsigned address; /* of the team's first buffer */
+    int turn;         /* 0 or BUFFER */
+    int barriers;     /* that the team has passed */
+
+    __device__ explicit norm_team_room(double *shared) : address(norm_shared_address(shared)), turn(0), barriers(0) {
+        address += threadIdx.x / Shape::TEAM * 2 * BUFFER;
+        norm_pin(address);
+    }
+};
+
+/* Teams of several warps, but not of all: they have barriers of their own. */
+template <class Shape> constexpr bool norm_own_barriers = Shape::TEAM > 32 && Shape::TEAM < Shape::THREADS;
+
+template <class Shape> __device__ void norm_team_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"r"((int)threadIdx.x / Shape::TEAM + 1), "n"(Shape::TEAM) : "memory");
+}
+
+/*
+ * N sums over the threads of a team, the same bits in all of them. As block_sum(): two buffers in turns, one barrier;
+ * but the teams of a block have a barrier each and do not wait for one another.
+ */
+template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_team_room<Shape> &room) {
+    constexpr int TEAM = Shape::TEAM, LANES = TEAM < 32 ? TEAM : 32;
+    unsigned mask = TEAM < 32 ? ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES : 0xffffffffu;
+#pragma unroll
+    for (int step = LANES / 2; step; step /= 2)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] += __shfl_xor_sync(mask, x[i], step);
+    if constexpr (TEAM > 32) {
+        constexpr int WARPS = TEAM / 32;
+        static_assert(N <= NORM_MOST_SUMS);
+        int warp = threadIdx.x % TEAM / 32;
+        unsigned sums = room.address + room.turn;
+        if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
+        if constexpr (TEAM == Shape::THREADS)
+            __syncthreads();
+        else
+            norm_team_barrier<Shape>();
+        room.barriers++;
+        S all[WARPS * N];
+        norm_shared_get<WARPS * N>(sums, all);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[i] = all[i];
+#pragma unroll
+            for (int w = 1; w < WARPS; w++)
+                x[i] += all[w * N + i];
+        }
+        room.turn ^= norm_team_room<Shape>::BUFFER;
+    }
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------------ */
+
+/* A parameter's value at each of the thread's columns. No branch between the loads: they are all under way at once. */
+template <class T, class P, class Shape>
+__device__ void norm_read_as(const P *data, const norm_columns<T, Shape> &k, float (&v)[Shape::ELEMENTS]) {
+#pragma unroll
+    for (int i = 0; i < Shape::ELEMENTS; i++) {
+        int column = k.column(i / WIDE<T>, i % WIDE<T>);
+        v[i] = column < k.dim ? to_f32(data[column]) : 0.0f;
+    }
+}
+
+template <class T, class Shape>
+__device__ void norm_read_columns(parameter p, float absent, const norm_columns<T, Shape> &k,
+                                  float (&v)[Shape::ELEMENTS]) {
+    if (!p.data)
+#pragma unroll
+        for (int i = 0; i < Shape::ELEMENTS; i++)
+            v[i] = absent;
+    else if (p.f32)
+        norm_read_as<T>(static_cast<const float *>(p.data), k, v);
+    else
+        norm_read_as<T>(static_cast<const T *>(p.data), k, v);
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------- */
+
+/*
+ * A team's walk through its rows of the chunk. With STAGES > 0 tensors are aligned and that many rows staged; with 0
+ * the call says.
+ */
+template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
+    using columns = norm_columns<T, Shape>;
+    using shape = Shape;
+    using element = T;
+    static constexpr int STAGE = TENSORS * Shape::STAGE_BYTES;
+    static constexpr bool WHOLE = STAGES > 0;
+    int64_t at, jump;      /* the thread's first element of this row in its tensor and how far the next is, in bytes */
+    int64_t one, one_jump; /* the same for a tensor with one f32 a row */
+    int rows;              /* still to do, with this one */
+    unsigned ring, now;    /* the thread's 16 bytes of the first piece of the first stage, and of this row's */
+
+    __device__ norm_walk(const norm_call &c, const columns &k, void *shared) {
+        /*
+         * A chunk's rows are as far apart as there are chunks, so that the whole card moves through one narrow window
+         * of each tensor: up to 0.09 of the limit more than with rows side by side (H200, 16384 x 4096 in bf16).
+         */
+        int64_t row = blockIdx.x + threadIdx.x / Shape::TEAM * c.chunks, apart = Shape::TEAMS * c.chunks;
+        rows = row < c.rows ? (int)((c.rows - row + apart - 1) / apart) : 0;
+        at = (row * c.dim + k.base) * (int64_t)sizeof(T);
+        jump = apart * c.dim * (int64_t)sizeof(T);
+        one = row * (int64_t)sizeof(float);
+        one_jump = apart * (int64_t)sizeof(float);
+        ring = norm_shared_address(shared) + threadIdx.x * 16;
+        norm_pin(at);
+        norm_pin(jump);
+        norm_pin(one);
+        norm_pin(one_jump);
+        norm_pin(ring);
+        now = ring;
+    }
+
+    static __device__ int stages(const norm_call &c) {
+        return STAGES ? STAGES : c.stages;
+    }
+    static __device__ bool aligned(const norm_call &c) {
+        return STAGES || c.aligned;
+    }
+
+    /* The thread's first element of the row `ahead` rows on. */
+    __device__ const T *from(const norm_call &c, int t, int ahead) const {
+        return reinterpret_cast<const T *>(static_cast<const char *>(t ? c.dy : c.x) + (at + ahead * jump));
+    }
+
+    static constexpr __device__ int slot(int t, int p) {
+        return (t * Shape::PIECES + p) * (Shape::THREADS * 16);
+    }
+
+    /* Asks for the row `ahead` rows on, if there is one, and closes a group in any case: groups count rows. */
+    __device__ void ask(const norm_call &c, const columns &k, int ahead, unsigned to) {
+#pragma unroll
+        for (int t = 0; t < TENSORS; t++) {
+            const T *first = from(c, t, ahead);
+            norm_pin(first);
+#pragma unroll
+            for (int p = 0; p < Shape::PIECES; p++)
+                if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * Shape::PIECE_COLUMNS);
+        }
+        close_copies();
+    }
+
+    /*
+     * While the kernel ahead still runs, the first rows are brought into L2. That reads nothing: should that kernel
+     * write them, L2 is where its writes land. Pieces past the row are 0 in the ring.
+     */
+    __device__ void begin(const norm_call &c, const columns &k) {
+        let_next_begin();
+        for (int s = 0; aligned(c) && s < stages(c) && s < rows; s++)
+#pragma unroll
+            for (int p = 0; p < Shape::PIECES; p++)
+                if (k.has(p))
+#pragma unroll
+                    for (int t = 0; t < TENSORS; t++)
+                        prefetch(from(c, t, s) + p * Shape::PIECE_COLUMNS);
+#pragma unroll
+        for (int p = 0; p < Shape::PIECES; p++)
+            if (!k.has(p))
+                for (int s = 0; s < stages(c); s++)
+#pragma unroll
+                    for (int t = 0; t < TENSORS; t++)
+                        norm_shared_clear(ring + s * STAGE + slot(t, p));
+        wait_for_previous();
+        for (int s = 0; aligned(c) && s < stages(c); s++)
+            ask(c, k, s, ring + s * STAGE);
+    }
+
+    /*
+     * A row that is not aligned, an element at a time into the thread's place in the ring: rolled up, so that it takes
+     * no registers from the other path. Columns past the row have the x of one in it, and a dy of 0: they add nothing.
+     */
+    __device__ void fetch(const norm_call &c, const columns &k) {
+#pragma unroll 1
+        for (int i = 0; i < TENSORS * Shape::PIECES; i++) {
+            int t = i / Shape::PIECES, p = i % Shape::PIECES, left = k.left(p);
+            if (left <= 0) continue;
+            const T *element = from(c, t, 0) + p * Shape::PIECE_COLUMNS;
+            T past = t ? from_f32<T>(0.0f) : *element;
+#pragma unroll
+            for (int e = 0; e < WIDE<T>; e++, element += k.step())
+                norm_shared_write(ring + slot(t, p) + e * (int)sizeof(T), e < left ? *element : past);
+        }
+    }
+
+    __device__ void wait(const norm_call &c) {
+        if constexpr (STAGES > 0)
+            wait_copies<STAGES - 1>();
+        else if (c.stages == 1)
+            wait_copies<0>();
+        else if (c.stages == 2)
+            wait_copies<1>();
+        else
+            wait_copies<2>();
+    }
+
+    /* Waits for this row to be in the ring. */
+    __device__ void arrive(const norm_call &c, const columns &k) {
+        if (aligned(c))
+            wait(c);
+        else
+            fetch(c, k);
+    }
+
+    __device__ void read(int t, int p, float (&v)[WIDE<T>]) const {
+        unpack<T>(norm_shared_read(now + slot(t, p)), v);
+    }
+
+    /* This row's place in the ring is free: asks for another. */
+    __device__ void leave(const norm_call &c, const columns &k) {
+        if (!aligned(c)) return;
+        ask(c, k, stages(c), now);
+        now += STAGE;
+        if (now == ring + stages(c) * STAGE) now = ring;
+    }
+
+    /* This row's element of a tensor with one f32 a row, or that of the row after. */
+    template <class F> __device__ F *single(F *tensor, bool after = false) const {
+        using byte = std::conditional_t<std::is_const_v<F>, const char, char>;
+        return reinterpret_cast<F *>(reinterpret_cast<byte *>(tensor) + (after ? one + one_jump : one));
+    }
+
+    __device__ void next() {
+        at += jump;
+        one += one_jump;
+        rows--;
+    }
+
+    __device__ void write(const norm_call &c, const columns &k, int p, const float (&values)[WIDE<T>]) const {
+        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::PIECE_COLUMNS;
+        if (aligned(c) && (STAGES || !c.add)) {
+            uint4 packed = pack<T>(values);
+            if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
+            return;
+        }
+        int left = k.left(p), step = k.step();
+#pragma unroll
+        for (int e = 0; e < WIDE<T>; e++, out += step)
+            if (e < left) write_one(out, values[e], c.add);
+    }
+};
+
+} // namespace
+} // namespace vjp
+
+#endif

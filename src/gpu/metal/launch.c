@@ -1,0 +1,354 @@
+/*
+ * From a launch to the queue: its library (compiled once a shader), its pipeline (made once for each choice of dtypes,
+ * presence and constants), its buffers and the dispatch in the command buffer under way.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/metal/device.h"
+
+enum {
+    UINT_TYPE = 33,    /* MTLDataTypeUInt */
+    SAFE_MATH = 0,     /* MTLMathModeSafe */
+    PRECISE = 1,       /* MTLMathFloatingPointFunctionsPrecise */
+    STATUS_FAILED = 5, /* MTLCommandBufferStatusError */
+    PAIRED = 8,        /* as in common.metal */
+    FOURS = 16
+};
+
+/* An NSError's words on one line, or what was said instead of one. */
+static void words_of(const metal_state *state, objc_id error, char *text, size_t room) {
+    const char *said = objc_text(&state->objc, error ? objc_get(&state->objc, error, OBJC_DESCRIPTION) : NULL);
+    gpu_one_line(said, strlen(said), text, room);
+}
+
+/* ---- Libraries --------------------------------------------------------------------------------------- */
+
+/* Reads a list as common.metal describes it: `word(..., number, name)` one after another up to the next #define. */
+static int read_list(const char *text, const char *list, const char *word, int most, char name[][METAL_NAME]) {
+    const char *at = strstr(text, list), *end = at ? strstr(at + 1, "\nstruct ") : NULL;
+    const char *next = at ? strstr(at + 1, "\n#define ") : NULL;
+    int count = 0;
+    if (next && (!end || next < end)) end = next;
+    at = at ? strchr(at, ')') : NULL; /* behind the list's own argument */
+    for (at = at ? strstr(at, word) : NULL; at && end && at < end && count < most; at = strstr(at + 1, word)) {
+        const char *close = strchr(at, ')'), *comma = close;
+        if (!close) break;
+        while (*comma != ',')
+            comma--;
+        if (sscanf(comma, ", %31[A-Za-z0-9_]", name[count]) == 1) count++;
+    }
+    return count;
+}
+
+/* Numbers as they are written: divisions and square roots right to the last digit, no sum in another order. */
+static objc_id compile_options(const objc *o) {
+    objc_id options = objc_new(o, "MTLCompileOptions");
+    if (!options) return NULL;
+    if (objc_responds(o, options, OBJC_SET_MATH_MODE))
+        objc_set_number(o, options, OBJC_SET_MATH_MODE, SAFE_MATH);
+    else
+        objc_set_flag(o, options, OBJC_SET_FAST_MATH, false);
+    if (objc_responds(o, options, OBJC_SET_MATH_FUNCTIONS))
+        objc_set_number(o, options, OBJC_SET_MATH_FUNCTIONS, PRECISE);
+    return options;
+}
+
+static vjp_status find_library(vjp_device *device, const char *shader, metal_library **found) {
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    metal_library *l = state->library;
+    while (l < state->library + METAL_LIBRARIES && l->shader && strcmp(l->shader, shader) != 0)
+        l++;
+    const char *text = metal_shader(shader);
+    if (l == state->library + METAL_LIBRARIES || !text)
+        return vjp_fail(device, VJP_UNSUPPORTED, "%s: there is no %s.metal", device->name, shader);
+    *found = l;
+    if (l->shader) return VJP_OK;
+    objc_id error = NULL, options = compile_options(o);
+    l->library = objc_make_with(o, state->device, OBJC_NEW_LIBRARY, objc_string(o, text), options, &error);
+    objc_release(o, options);
+    if (!l->library) {
+        char said[400];
+        words_of(state, error, said, sizeof said);
+        return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal: %s", device->name, shader, said);
+    }
+    l->shader = shader;
+    l->operands = read_list(text, "#define OPERANDS(", "operand(", METAL_OPERANDS, l->operand);
+    l->numbers = read_list(text, "#define NUMBERS(", "number(", METAL_NUMBERS, l->number);
+    return VJP_OK;
+}
+
+void metal_forget_libraries(metal_state *state) {
+    for (int i = 0; i < METAL_LIBRARIES; i++) {
+        objc_release(&state->objc, state->library[i].library);
+        state->library[i] = (metal_library){0};
+    }
+}
+
+/* ---- What a pipeline is made for --------------------------------------------------------------------- */
+
+/* The function constants of a launch, and where its operands go. */
+typedef struct choice {
+    uint32_t type[METAL_OPERANDS], number[METAL_NUMBERS];
+    const gpu_operand *operand[METAL_OPERANDS]; /* NULL: absent */
+} choice;
+
+static uint32_t type_of(const gpu_operand *o) {
+    return (uint32_t)o->dtype + 1 + (o->paired ? PAIRED : 0) + (o->fours ? FOURS : 0);
+}
+
+static int find_name(const char name[][METAL_NAME], int count, const char *wanted) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(name[i], wanted) == 0) return i;
+    return -1;
+}
+
+/* A number that the launch does not give is 1, an operand absent. */
+static vjp_status choose(vjp_device *device, const metal_library *library, const gpu_launch *l, choice *c) {
+    *c = (choice){0};
+    for (int i = 0; i < METAL_NUMBERS; i++)
+        c->number[i] = 1;
+    for (int i = 0; i < l->constants; i++) {
+        int at = find_name(library->number, library->numbers, l->constant[i].name);
+        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no number of its shader", l->constant[i].name);
+        c->number[at] = l->constant[i].value;
+    }
+    for (int i = 0; i < l->operands; i++) {
+        const gpu_operand *o = &l->operand[i];
+        if (!o->present && o->form != GPU_FINDINGS) continue;
+        int at = find_name(library->operand, library->operands, o->name);
+        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no operand of its shader", o->name);
+        c->operand[at] = o;
+        c->type[at] = type_of(o);
+    }
+    return VJP_OK;
+}
+
+static size_t key_of(const metal_library *library, const gpu_launch *l, const choice *c, char key[METAL_KEY]) {
+    size_t at = (size_t)snprintf(key, METAL_KEY / 2, "%s %s", l->shader, l->kernel) + 1;
+    for (int i = 0; i < library->operands; i++)
+        key[at++] = (char)c->type[i];
+    memcpy(key + at, c->number, (size_t)library->numbers * sizeof c->number[0]);
+    return at + (size_t)library->numbers * sizeof c->number[0];
+}
+
+/* ---- Pipelines --------------------------------------------------------------------------------------- */
+
+static objc_id make_function(metal_state *state, const metal_library *library, const gpu_launch *l, const choice *c,
+                             objc_id *error) {
+    const objc *o = &state->objc;
+    char name[64];
+    objc_id values = objc_new(o, "MTLFunctionConstantValues");
+    if (!values) return NULL;
+    for (int i = 0; i < library->operands; i++)
+        objc_set_bytes(o, values, OBJC_SET_CONSTANT, &c->type[i], UINT_TYPE, (unsigned long)i);
+    for (int i = 0; i < library->numbers; i++)
+        objc_set_bytes(o, values, OBJC_SET_CONSTANT, &c->number[i], UINT_TYPE, (unsigned long)(METAL_FIRST_NUMBER + i));
+    snprintf(name, sizeof name, "run_%s", l->kernel);
+    objc_id function = objc_make_with(o, library->library, OBJC_NEW_FUNCTION, objc_string(o, name), values, error);
+    objc_release(o, values);
+    return function;
+}
+
+typedef struct wanted {
+    const metal_library *library;
+    const gpu_launch *launch;
+    const choice *choice;
+} wanted;
+
+/* A kernel that does not compile comes back with the compiler's own words. */
+static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
+    const wanted *w = what;
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    objc_id error = NULL, function = make_function(state, w->library, w->launch, w->choice, &error);
+    if (function) made->pipeline = objc_make(o, state->device, OBJC_NEW_PIPELINE, function, &error);
+    objc_release(o, function);
+    if (made->pipeline) {
+        made->most_threads = objc_number(o, made->pipeline, OBJC_MOST_THREADS);
+        return VJP_OK;
+    }
+    char said[400];
+    words_of(state, error, said, sizeof said);
+    return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal, %s(): %s", device->name, w->launch->shader,
+                    w->launch->kernel, said);
+}
+
+static vjp_status find_pipeline(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
+                                const gpu_pipeline **found) {
+    metal_state *state = metal_of(device);
+    char key[METAL_KEY];
+    size_t bytes = key_of(library, l, c, key);
+    /* What was encoded keeps its pipelines by itself. */
+    if (gpu_pipelines_are_many(&state->pipelines)) metal_forget_pipelines(state);
+    return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, &(wanted){library, l, c}, found);
+}
+
+static void release_pipeline(const void *state, const gpu_pipeline *p) {
+    objc_release(&((const metal_state *)state)->objc, p->pipeline);
+}
+
+void metal_forget_pipelines(metal_state *state) {
+    gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
+}
+
+/* ---- Encoding ---------------------------------------------------------------------------------------- */
+
+/* As common.metal's Uniforms has it. */
+typedef struct uniforms {
+    uint32_t groups, adds, unused[2], param[GPU_MOST_PARAMS];
+} uniforms;
+
+static vjp_status begin_commands(vjp_device *device) {
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    if (state->encoder) return VJP_OK;
+    objc_id commands = objc_get(o, state->queue, OBJC_COMMANDS);
+    objc_id encoder = commands ? objc_get(o, commands, OBJC_ENCODER) : NULL;
+    if (!encoder) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: the device gives no command buffer", device->name);
+    state->commands = objc_get(o, commands, OBJC_RETAIN);
+    state->encoder = objc_get(o, encoder, OBJC_RETAIN);
+    return VJP_OK;
+}
+
+/* Binds an operand where it lies. */
+static vjp_status bind(vjp_device *device, const gpu_launch *l, const gpu_operand *operand, int index) {
+    metal_state *state = metal_of(device);
+    objc_id buffer = state->findings;
+    uint64_t offset = 0;
+    if (operand && operand->form == GPU_FINDINGS) {
+        offset = (uint64_t)gpu_findings_of(&state->asked, l) * sizeof(gpu_record);
+        state->may_have_found = true;
+    } else if (operand) {
+        const gpu_place *place = gpu_places_find(&state->places, operand->address);
+        offset = place ? (uint64_t)(operand->address - place->begin) : 0;
+        if (!place || operand->bytes > place->bytes - offset)
+            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
+                              operand->name);
+        buffer = place->buffer;
+    }
+    objc_set_buffer(&state->objc, state->encoder, buffer, offset, (unsigned long)index);
+    return VJP_OK;
+}
+
+static vjp_status encode(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
+                         const gpu_pipeline *pipeline, uint32_t groups) {
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    uniforms u = {.groups = groups};
+    vjp_status status = begin_commands(device);
+    for (int i = 0; i < library->operands && status == VJP_OK; i++) {
+        status = bind(device, l, c->operand[i], i);
+        if (c->operand[i] && c->operand[i]->adds) u.adds |= 1u << i;
+    }
+    if (status != VJP_OK) return status;
+    memcpy(u.param, l->param, sizeof u.param);
+    objc_set_object(o, state->encoder, OBJC_SET_PIPELINE, pipeline->pipeline);
+    objc_set_bytes(o, state->encoder, OBJC_SET_BYTES, &u, sizeof u, METAL_UNIFORMS);
+    unsigned long rows = (groups + METAL_GRID_WIDTH - 1) / METAL_GRID_WIDTH, columns = (groups + rows - 1) / rows;
+    objc_dispatch(o, state->encoder, (objc_size){columns, rows, 1}, (objc_size){(unsigned long)l->threads, 1, 1});
+    state->launches++;
+    return VJP_OK;
+}
+
+static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    metal_library *library;
+    const gpu_pipeline *pipeline;
+    choice c;
+    vjp_status status = find_library(device, l->shader, &library);
+    if (status == VJP_OK) status = choose(device, library, l, &c);
+    if (status == VJP_OK) status = find_pipeline(device, library, l, &c, &pipeline);
+    if (status != VJP_OK) return status;
+    if (pipeline->most_threads < (unsigned long)l->threads)
+        return gpu_refuse(device, l, VJP_UNSUPPORTED, "needs more threads than this device gives it", l->kernel);
+    status = encode(device, library, l, &c, pipeline, (uint32_t)groups);
+    return status == VJP_OK && metal_of(device)->launches == METAL_LAUNCHES ? metal_commit(device) : status;
+}
+
+vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    metal_state *state = metal_of(device);
+    if (groups <= 0) return VJP_OK;
+    vjp_status status = gpu_launch_counts(device, l, groups);
+    if (status == VJP_OK && l->work) status = gpu_places_hold(&state->places, l->work, UINT64_MAX, l->parts);
+    if (status != VJP_OK) return status;
+    void *pool = metal_begin(state);
+    status = enqueue(device, l, groups);
+    metal_end(state, pool);
+    return status;
+}
+
+vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
+    return metal_enqueue(l->work->device, l, groups);
+}
+
+int gpu_threads(const vjp_device *device) {
+    return metal_of(device)->threads;
+}
+
+vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
+    gpu_launch l = {.shader = "tools", .kernel = "words"};
+    metal_library *library;
+    const gpu_pipeline *pipeline;
+    choice c;
+    vjp_status status = find_library(device, l.shader, &library);
+    if (status == VJP_OK) status = choose(device, library, &l, &c);
+    if (status == VJP_OK) status = find_pipeline(device, library, &l, &c, &pipeline);
+    if (status == VJP_OK) *threads = pipeline->most_threads;
+    return status;
+}
+
+/* ---- Committing and waiting -------------------------------------------------------------------------- */
+
+/* Waits for the oldest command buffer; its failure is a status. */
+static vjp_status finish_oldest(vjp_device *device) {
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    objc_id commands = state->committed[0];
+    vjp_status status = VJP_OK;
+    objc_do(o, commands, OBJC_WAIT);
+    if (objc_number(o, commands, OBJC_STATUS) == STATUS_FAILED) {
+        char said[400];
+        words_of(state, objc_get(o, commands, OBJC_ERROR), said, sizeof said);
+        status = vjp_fail(device, VJP_DEVICE_FAILED, "%s: running: %s", device->name, said);
+    }
+    objc_release(o, commands);
+    memmove(state->committed, state->committed + 1, (size_t)--state->committed_count * sizeof state->committed[0]);
+    return status;
+}
+
+static vjp_status commit(vjp_device *device) {
+    metal_state *state = metal_of(device);
+    const objc *o = &state->objc;
+    vjp_status status = VJP_OK;
+    if (!state->encoder) return VJP_OK;
+    if (state->committed_count == METAL_COMMITTED) status = finish_oldest(device);
+    objc_do(o, state->encoder, OBJC_END);
+    objc_do(o, state->commands, OBJC_COMMIT);
+    objc_release(o, state->encoder);
+    state->committed[state->committed_count++] = state->commands;
+    state->encoder = state->commands = NULL;
+    state->launches = 0;
+    return status;
+}
+
+vjp_status metal_commit(vjp_device *device) {
+    metal_state *state = metal_of(device);
+    void *pool = metal_begin(state);
+    vjp_status status = commit(device);
+    metal_end(state, pool);
+    return status;
+}
+
+vjp_status metal_wait(vjp_device *device) {
+    metal_state *state = metal_of(device);
+    void *pool = metal_begin(state);
+    vjp_status status = commit(device);
+    while (state->committed_count) {
+        vjp_status next = finish_oldest(device);
+        if (status == VJP_OK) status = next;
+    }
+    metal_end(state, pool);
+    return status;
+}

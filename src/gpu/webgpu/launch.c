@@ -1,0 +1,341 @@
+/*
+ * From a launch to the queue: which pieces of which buffers it sees, its pipeline (made once), its uniforms, and the
+ * dispatch in the submission under way.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/webgpu/device.h"
+
+/* ---- Windows ----------------------------------------------------------------------------------------- */
+
+/* Offsets of bindings are multiples of the device's alignment, at most 256. */
+enum { ALIGN = 256 };
+
+typedef struct range {
+    const gpu_place *of;
+    uint64_t begin, end;
+    int operand;
+} range;
+
+/* The ranges of a launch by buffer and place. False: a tensor lies in no buffer of this device. */
+static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ranges, int *count) {
+    const webgpu_state *state = webgpu_of(device);
+    *count = 0;
+    for (int i = 0; i < l->operands; i++) {
+        const gpu_operand *o = &l->operand[i];
+        if (!o->present) continue;
+        const gpu_place *buffer = gpu_places_find(&state->places, o->address);
+        uint64_t begin = buffer ? (uint64_t)(o->address - buffer->begin) : 0;
+        if (!buffer || begin + o->bytes > buffer->bytes)
+            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
+                              o->name);
+        range r = {buffer, begin / ALIGN * ALIGN, (begin + o->bytes + ALIGN - 1) / ALIGN * ALIGN, i};
+        int at = (*count)++;
+        for (; at > 0 && (ranges[at - 1].of > r.of || (ranges[at - 1].of == r.of && ranges[at - 1].begin > r.begin));
+             at--)
+            ranges[at] = ranges[at - 1];
+        ranges[at] = r;
+    }
+    return VJP_OK;
+}
+
+static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const gpu_place *of) {
+    for (int i = 0; i < count; i++)
+        if (ranges[i].of == of && l->operand[ranges[i].operand].output) return true;
+    return false;
+}
+
+/* One window for as much of a buffer as a binding holds; the next begins where the last ends or later. */
+static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
+    webgpu_state *state = webgpu_of(device);
+    range ranges[GPU_MOST_OPERANDS];
+    int count;
+    vjp_status status = find_ranges(device, l, ranges, &count);
+    if (status != VJP_OK) return status;
+    uint64_t most = state->limits.maxStorageBufferBindingSize / ALIGN * ALIGN;
+    for (int i = 0; i < count; i++) {
+        const range *r = &ranges[i];
+        webgpu_window *w = view->windows ? &view->window[view->windows - 1] : NULL;
+        bool written = buffer_is_written(l, ranges, count, r->of);
+        uint64_t begin = r->begin;
+        if (w && w->of == r->of && r->end - w->begin <= most) {
+            if (r->end - w->begin > w->bytes) w->bytes = r->end - w->begin;
+        } else {
+            if (r->end - begin > most) {
+                char what[128];
+                snprintf(what, sizeof what, "has %llu bytes; this device binds at most %llu",
+                         (unsigned long long)l->operand[r->operand].bytes, (unsigned long long)most);
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].name);
+            }
+            if (w && w->of == r->of && written && w->begin + w->bytes > begin)
+                return gpu_refuse(
+                    device, l, VJP_UNSUPPORTED,
+                    "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
+                    "once: put it on a multiple of 256",
+                    l->operand[r->operand].name);
+            if (view->windows == GPU_MOST_WINDOWS)
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in buffers of their own",
+                                  l->operand[r->operand].name);
+            view->window[view->windows++] =
+                (webgpu_window){r->of->buffer, r->of, begin, r->end - begin, written, false};
+            w = &view->window[view->windows - 1];
+        }
+        const gpu_operand *o = &l->operand[r->operand];
+        if (o->output && !o->paired) w->atomic = true;
+        view->window_of[r->operand] = view->windows - 1;
+        view->base[r->operand] =
+            (uint32_t)((uint64_t)(o->address - (r->of->begin + w->begin)) / vjp_dtype_size(o->dtype));
+    }
+    return VJP_OK;
+}
+
+/* Numbers windows by the first operand in them, not by where they lie: the same shader then serves any placement. */
+static void order_windows(webgpu_view *view) {
+    webgpu_view old = *view;
+    int number[GPU_MOST_WINDOWS], next = 0;
+    for (int w = 0; w < view->windows; w++)
+        number[w] = -1;
+    for (int i = 0; i < view->launch->operands; i++) {
+        int w = old.window_of[i];
+        if (w < 0) continue;
+        if (number[w] < 0) {
+            number[w] = next++;
+            view->window[number[w]] = old.window[w];
+        }
+        view->window_of[i] = number[w];
+    }
+}
+
+/* Where this call's op and pass report. */
+static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
+    webgpu_state *state = webgpu_of(device);
+    int record = gpu_findings_of(&state->asked, l);
+    for (int i = 0; i < l->operands; i++) {
+        if (l->operand[i].form != GPU_FINDINGS) continue;
+        view->window_of[i] = view->windows;
+        view->base[i] = (uint32_t)(record * (int)(sizeof(gpu_record) / 4));
+        view->window[view->windows++] =
+            (webgpu_window){state->findings, NULL, 0, GPU_RECORDS * sizeof(gpu_record), true, true};
+        state->may_have_found = true;
+    }
+}
+
+/* ---- Pipelines --------------------------------------------------------------------------------------- */
+
+typedef struct scope_answer {
+    bool done;
+    char *message;
+    size_t room;
+} scope_answer;
+
+static void on_scope(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *first,
+                     void *second) {
+    scope_answer *answer = first;
+    (void)second;
+    (void)status;
+    answer->done = true;
+    if (type != WGPUErrorType_NoError) webgpu_words(message, answer->message, answer->room);
+}
+
+void webgpu_pop_scope(webgpu_state *state, char *message, size_t room) {
+    scope_answer answer = {false, message, room};
+    message[0] = 0;
+    WGPUPopErrorScopeCallbackInfo info = {
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_scope, .userdata1 = &answer};
+    state->api.DevicePopErrorScope(state->device, info);
+    while (!answer.done && !state->lost)
+        state->api.InstanceProcessEvents(state->instance);
+}
+
+static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *view) {
+    WGPUBindGroupLayoutEntry entries[GPU_MOST_WINDOWS + 2];
+    memset(entries, 0, sizeof entries);
+    entries[0].visibility = WGPUShaderStage_Compute;
+    entries[0].buffer = (WGPUBufferBindingLayout){
+        .type = WGPUBufferBindingType_Uniform, .hasDynamicOffset = true, .minBindingSize = WEBGPU_PARAMS};
+    for (int i = 0; i < view->windows; i++) {
+        entries[i + 1].binding = (uint32_t)i + 1;
+        entries[i + 1].visibility = WGPUShaderStage_Compute;
+        entries[i + 1].buffer.type =
+            view->window[i].written ? WGPUBufferBindingType_Storage : WGPUBufferBindingType_ReadOnlyStorage;
+    }
+    WGPUBindGroupLayoutDescriptor descriptor = {.entryCount = (size_t)view->windows + 1, .entries = entries};
+    return state->api.DeviceCreateBindGroupLayout(state->device, &descriptor);
+}
+
+/* VJP_WEBGPU_SHADERS names a folder that gets every shader that is compiled, for who wants to see or check them. */
+static void show_source(const webgpu_view *view, const char *source) {
+    const char *folder = getenv("VJP_WEBGPU_SHADERS");
+    char path[512];
+    if (!folder || !folder[0]) return;
+    snprintf(path, sizeof path, "%s/%s-%s-%016llx.wgsl", folder, view->launch->shader, view->launch->kernel,
+             (unsigned long long)gpu_hash(source, strlen(source)));
+    FILE *file = fopen(path, "w");
+    if (!file) return;
+    fputs(source, file);
+    fclose(file);
+}
+
+/* A shader that does not compile comes back with the compiler's own words. */
+static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
+    const webgpu_view *view = what;
+    webgpu_state *state = webgpu_of(device);
+    const webgpu_api *api = &state->api;
+    char message[WEBGPU_MESSAGE];
+    char *source = webgpu_source(view);
+    if (!source) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a shader", device->name);
+    show_source(view, source);
+    WGPUShaderSourceWGSL wgsl = {.chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = webgpu_text(source)};
+    WGPUShaderModuleDescriptor module = {.nextInChain = &wgsl.chain, .label = webgpu_text(view->launch->shader)};
+    api->DevicePushErrorScope(state->device, WGPUErrorFilter_Validation);
+    WGPUShaderModule shader = api->DeviceCreateShaderModule(state->device, &module);
+    WGPUBindGroupLayout bindings = make_layout(state, view);
+    WGPUPipelineLayoutDescriptor layout = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &bindings};
+    WGPUPipelineLayout whole = api->DeviceCreatePipelineLayout(state->device, &layout);
+    WGPUComputePipelineDescriptor pipeline = {.label = webgpu_text(view->launch->kernel),
+                                              .layout = whole,
+                                              .compute = {.module = shader, .entryPoint = webgpu_text("main")}};
+    *made = (gpu_pipeline){.pipeline = api->DeviceCreateComputePipeline(state->device, &pipeline), .layout = bindings};
+    webgpu_pop_scope(state, message, sizeof message);
+    if (shader) api->ShaderModuleRelease(shader);
+    if (whole) api->PipelineLayoutRelease(whole);
+    free(source);
+    if (!message[0] && made->pipeline) return webgpu_result(device, "making a pipeline");
+    if (made->pipeline) api->ComputePipelineRelease(made->pipeline);
+    if (made->layout) api->BindGroupLayoutRelease(made->layout);
+    if (state->lost) return webgpu_result(device, "making a pipeline");
+    return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.wgsl, %s(): %s", device->name, view->launch->shader,
+                    view->launch->kernel, message);
+}
+
+static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, const gpu_pipeline **found) {
+    webgpu_state *state = webgpu_of(device);
+    char key[WEBGPU_KEY];
+    size_t bytes = webgpu_key(view, key);
+    if (!bytes) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: the names of a launch are too long", device->name);
+    if (gpu_pipelines_are_many(&state->pipelines)) {
+        vjp_status status = webgpu_submit(device);
+        if (status != VJP_OK) return status;
+        webgpu_forget_pipelines(state);
+    }
+    return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, view, found);
+}
+
+static void release_pipeline(const void *state, const gpu_pipeline *p) {
+    const webgpu_api *api = &((const webgpu_state *)state)->api;
+    api->ComputePipelineRelease(p->pipeline);
+    api->BindGroupLayoutRelease(p->layout);
+}
+
+void webgpu_forget_pipelines(webgpu_state *state) {
+    gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
+}
+
+/* ---- Encoding ---------------------------------------------------------------------------------------- */
+
+static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const gpu_pipeline *pipeline) {
+    WGPUBindGroupEntry entries[GPU_MOST_WINDOWS + 2];
+    memset(entries, 0, sizeof entries);
+    entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = WEBGPU_PARAMS};
+    for (int i = 0; i < view->windows; i++) {
+        const webgpu_window *w = &view->window[i];
+        entries[i + 1] =
+            (WGPUBindGroupEntry){.binding = (uint32_t)i + 1, .buffer = w->buffer, .offset = w->begin, .size = w->bytes};
+    }
+    WGPUBindGroupDescriptor descriptor = {
+        .layout = pipeline->layout, .entryCount = (size_t)view->windows + 1, .entries = entries};
+    return state->api.DeviceCreateBindGroup(state->device, &descriptor);
+}
+
+/* As source.c's Uniforms has it. */
+static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t groups) {
+    unsigned char *to = state->param_bytes + (size_t)state->launches * WEBGPU_PARAMS;
+    uint32_t head[4] = {groups};
+    for (int i = 0; i < view->launch->operands; i++)
+        head[1] |= (uint32_t)view->launch->operand[i].adds << i;
+    memcpy(to, view->base, sizeof view->base);
+    memcpy(to + sizeof view->base, head, sizeof head);
+    memcpy(to + sizeof view->base + sizeof head, view->launch->param, sizeof view->launch->param);
+}
+
+static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
+    const webgpu_api *api = &state->api;
+    uint32_t offset = (uint32_t)(state->launches * WEBGPU_PARAMS);
+    uint32_t most = state->limits.maxComputeWorkgroupsPerDimension;
+    uint32_t rows = (groups + most - 1) / most, columns = (groups + rows - 1) / rows;
+    if (!state->encoder) state->encoder = api->DeviceCreateCommandEncoder(state->device, NULL);
+    if (!state->pass) state->pass = api->CommandEncoderBeginComputePass(state->encoder, NULL);
+    api->ComputePassEncoderSetPipeline(state->pass, pipeline->pipeline);
+    api->ComputePassEncoderSetBindGroup(state->pass, 0, bindings, 1, &offset);
+    api->ComputePassEncoderDispatchWorkgroups(state->pass, columns, rows, 1);
+    state->launches++;
+}
+
+vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    webgpu_state *state = webgpu_of(device);
+    vjp_status status = webgpu_result(device, "running");
+    if (status != VJP_OK || groups <= 0) return status;
+    status = gpu_launch_counts(device, l, groups);
+    if (status == VJP_OK && state->launches == WEBGPU_LAUNCHES) status = webgpu_submit(device);
+    if (status != VJP_OK) return status;
+    webgpu_view view = {.launch = l};
+    const gpu_pipeline *pipeline = NULL;
+    for (int i = 0; i < GPU_MOST_OPERANDS; i++)
+        view.window_of[i] = -1;
+    if (l->work) status = gpu_places_hold(&state->places, l->work, state->limits.maxStorageBufferBindingSize, l->parts);
+    if (status == VJP_OK) status = make_windows(device, l, &view);
+    if (status != VJP_OK) return status;
+    order_windows(&view);
+    add_findings(device, l, &view);
+    status = find_pipeline(device, &view, &pipeline);
+    if (status != VJP_OK) return status;
+    WGPUBindGroup bindings = make_bindings(state, &view, pipeline);
+    status = webgpu_result(device, "binding");
+    if (status != VJP_OK) return status;
+    write_params(state, &view, (uint32_t)groups);
+    encode(state, pipeline, bindings, (uint32_t)groups);
+    state->api.BindGroupRelease(bindings);
+    return webgpu_result(device, "encoding");
+}
+
+vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
+    return webgpu_enqueue(l->work->device, l, groups);
+}
+
+int gpu_threads(const vjp_device *device) {
+    (void)device;
+    return GPU_THREADS;
+}
+
+void webgpu_end_pass(webgpu_state *state) {
+    if (!state->pass) return;
+    state->api.ComputePassEncoderEnd(state->pass);
+    state->api.ComputePassEncoderRelease(state->pass);
+    state->pass = NULL;
+}
+
+/*
+ * wgpu-native ends the process where a submission is refused, so nothing is submitted that could be: an encoder that
+ * had an error, or one of a device that is lost, is let go instead.
+ */
+vjp_status webgpu_submit(vjp_device *device) {
+    webgpu_state *state = webgpu_of(device);
+    const webgpu_api *api = &state->api;
+    if (!state->encoder) return webgpu_result(device, "running");
+    WGPUCommandEncoder encoder = state->encoder;
+    int launches = state->launches;
+    webgpu_end_pass(state);
+    state->encoder = NULL;
+    state->launches = 0;
+    if (!state->lost) api->InstanceProcessEvents(state->instance); /* a loss is told by an event */
+    if (launches && !state->lost)
+        api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes, (size_t)launches * WEBGPU_PARAMS);
+    WGPUCommandBuffer commands = state->lost ? NULL : api->CommandEncoderFinish(encoder, NULL);
+    vjp_status status = webgpu_result(device, "submitting");
+    if (status == VJP_OK && commands) api->QueueSubmit(state->queue, 1, &commands);
+    if (commands) api->CommandBufferRelease(commands);
+    api->CommandEncoderRelease(encoder);
+    return status == VJP_OK ? webgpu_result(device, "submitting") : status;
+}

@@ -1,0 +1,277 @@
+/*
+ * Reading pictures. IDX files, as digit sets come in, are found by the names that such sets have; a folder of classes
+ * holds JPEG, PNG, PGM or PPM files. And cutting them into batches.
+ */
+#include "train/data/images.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/philox.h"
+#include "train/data/picture.h"
+
+enum { PATH = 4096, MOST_CLASSES = 4096, VALIDATION = 10 /* one picture in so many */ };
+
+void images_free(image_data *images) {
+    free(images->pixels);
+    free(images->label);
+    free(images->class_name);
+    *images = (image_data){0};
+}
+
+static int64_t picture_bytes(const image_data *images) {
+    return images->height * images->width * images->channels;
+}
+
+/* Room for `more` pictures behind those that are there. */
+static bool make_room(image_data *images, int64_t more, const char *path, char error[TRAIN_ERROR]) {
+    int64_t count = images->count + more, each = picture_bytes(images), bytes;
+    if (__builtin_mul_overflow(count, each, &bytes)) return train_fail(error, "%s: too many pictures", path);
+    unsigned char *pixels = realloc(images->pixels, (size_t)bytes + 1);
+    if (pixels) images->pixels = pixels;
+    int32_t *label = realloc(images->label, (size_t)count * sizeof *label + 1);
+    if (label) images->label = label;
+    if (!pixels || !label) return train_fail(error, "%s: no memory for %lld pictures", path, (long long)count);
+    return true;
+}
+
+/* ---- IDX --------------------------------------------------------------------------------------------- */
+
+/* The two parts of a set, each as pictures and labels; a file may be named with a dash or with a dot. */
+static const char *const parts[2][2] = {{"train-images-idx3-ubyte", "train-labels-idx1-ubyte"},
+                                        {"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"}};
+
+static FILE *open_part(const char *dir, const char *name, char path[PATH]) {
+    snprintf(path, PATH, "%s/%s", dir, name);
+    FILE *file = fopen(path, "rb");
+    char *last = strrchr(path, '-'), *dash = NULL;
+    if (!file && last) {
+        *last = 0;
+        dash = strrchr(path, '-');
+        *last = '-';
+    }
+    if (dash) {
+        *dash = '.';
+        file = fopen(path, "rb");
+    }
+    return file;
+}
+
+static bool read_sizes(FILE *file, const char *path, int dims, int64_t *size, char error[TRAIN_ERROR]) {
+    unsigned char head[4 + 4 * 3];
+    if (fread(head, 1, (size_t)(4 + 4 * dims), file) != (size_t)(4 + 4 * dims))
+        return train_fail(error, "%s: it ends inside its header", path);
+    if (head[0] || head[1] || head[2] != 8 || head[3] != dims)
+        return train_fail(error, "%s: it is no IDX file of bytes with %d dimensions", path, dims);
+    for (int i = 0; i < dims; i++) {
+        const unsigned char *at = head + 4 + 4 * i;
+        size[i] = (int64_t)at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3];
+    }
+    return true;
+}
+
+static bool read_labels(FILE *file, const char *path, image_data *images, int64_t count, char error[TRAIN_ERROR]) {
+    for (int64_t i = 0; i < count; i++) {
+        int byte = fgetc(file);
+        if (byte == EOF) return train_fail(error, "%s: it ends after %lld labels", path, (long long)i);
+        images->label[images->count + i] = byte;
+        if (byte >= images->classes) images->classes = byte + 1;
+    }
+    return true;
+}
+
+static bool add_part(image_data *images, FILE *pictures, const char *pictures_path, FILE *labels,
+                     const char *labels_path, char error[TRAIN_ERROR]) {
+    int64_t size[3] = {0}, label_count = 0;
+    if (!read_sizes(pictures, pictures_path, 3, size, error) ||
+        !read_sizes(labels, labels_path, 1, &label_count, error))
+        return false;
+    if (size[0] != label_count)
+        return train_fail(error, "%s: it has %lld labels for %lld pictures", labels_path, (long long)label_count,
+                          (long long)size[0]);
+    if (size[1] < 1 || size[2] < 1 || size[1] > 65535 || size[2] > 65535)
+        return train_fail(error, "%s: its pictures are %lld x %lld", pictures_path, (long long)size[1],
+                          (long long)size[2]);
+    if (images->count && (images->height != size[1] || images->width != size[2]))
+        return train_fail(error, "%s: its pictures have another size than the others", pictures_path);
+    images->height = size[1];
+    images->width = size[2];
+    images->channels = 1;
+    struct stat about;
+    int64_t each = picture_bytes(images);
+    if (fstat(fileno(pictures), &about) || (about.st_size - 16) / each < size[0])
+        return train_fail(error, "%s: it ends before its %lld pictures do", pictures_path, (long long)size[0]);
+    if (!make_room(images, size[0], pictures_path, error)) return false;
+    if (fread(images->pixels + images->count * each, (size_t)each, (size_t)size[0], pictures) != (size_t)size[0])
+        return train_fail(error, "%s: it ends before its %lld pictures do", pictures_path, (long long)size[0]);
+    if (!read_labels(labels, labels_path, images, size[0], error)) return false;
+    images->count += size[0];
+    return true;
+}
+
+/* Whether the folder is a set of IDX files; if so, reads it. */
+static bool read_idx(const char *dir, image_data *images, bool *found, char error[TRAIN_ERROR]) {
+    bool ok = true;
+    *found = false;
+    for (int part = 0; part < 2 && ok; part++) {
+        char pictures_path[PATH], labels_path[PATH];
+        FILE *pictures = open_part(dir, parts[part][0], pictures_path);
+        FILE *labels = pictures ? open_part(dir, parts[part][1], labels_path) : NULL;
+        if (pictures && !labels)
+            ok = train_fail(error, "%s: the labels of the pictures beside it are missing", labels_path);
+        if (pictures) *found = true;
+        if (labels) ok = add_part(images, pictures, pictures_path, labels, labels_path, error);
+        if (pictures) fclose(pictures);
+        if (labels) fclose(labels);
+        if (part == 0) images->trained = images->count;
+    }
+    if (!ok || !*found) return ok;
+    if (!images->trained) return train_fail(error, "%s: there is nothing to train on, only the test files", dir);
+    images->class_name = calloc((size_t)images->classes + 1, sizeof *images->class_name);
+    if (!images->class_name) return train_fail(error, "%s: no memory for the names of the classes", dir);
+    for (int64_t i = 0; i < images->classes; i++)
+        snprintf(images->class_name[i], sizeof images->class_name[i], "%lld", (long long)i);
+    return true;
+}
+
+/* ---- A folder of classes ----------------------------------------------------------------------------- */
+
+static int by_name(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int visible(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+static bool add_picture(image_data *images, const char *path, int32_t label, char error[TRAIN_ERROR]) {
+    picture p;
+    if (!picture_read(path, &p, error)) return false;
+    if (images->count && (p.height != images->height || p.width != images->width || p.channels != images->channels)) {
+        train_fail(error, "%s: it is %lld x %lld with %lld channels; the first was %lld x %lld with %lld", path,
+                   (long long)p.height, (long long)p.width, (long long)p.channels, (long long)images->height,
+                   (long long)images->width, (long long)images->channels);
+        picture_free(&p);
+        return false;
+    }
+    images->height = p.height;
+    images->width = p.width;
+    images->channels = p.channels;
+    bool ok = make_room(images, 1, path, error);
+    if (ok) {
+        memcpy(images->pixels + images->count * picture_bytes(images), p.pixels, (size_t)picture_bytes(images));
+        images->label[images->count++] = label;
+    }
+    picture_free(&p);
+    return ok;
+}
+
+static bool add_class(image_data *images, const char *dir, int32_t label, char error[TRAIN_ERROR]) {
+    struct dirent **names;
+    int count = scandir(dir, &names, visible, by_name);
+    if (count < 0) return train_fail(error, "%s: %s", dir, strerror(errno));
+    bool ok = true;
+    for (int i = 0; i < count; i++) {
+        char path[PATH];
+        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) >= (int)sizeof path)
+            ok = train_fail(error, "%s/%s: the path is too long", dir, names[i]->d_name);
+        ok = ok && add_picture(images, path, label, error);
+        free(names[i]);
+    }
+    free(names);
+    return ok;
+}
+
+/* Every tenth picture goes to the end, where validation is. */
+static bool keep_some(image_data *images, char error[TRAIN_ERROR]) {
+    int64_t each = picture_bytes(images), front = 0, back = 0;
+    image_data sorted = *images;
+    sorted.pixels = malloc((size_t)(images->count * each) + 1);
+    sorted.label = malloc((size_t)images->count * sizeof *sorted.label + 1);
+    if (!sorted.pixels || !sorted.label) {
+        free(sorted.pixels);
+        free(sorted.label);
+        return train_fail(error, "no memory for %lld pictures", (long long)images->count);
+    }
+    sorted.trained = images->count - images->count / VALIDATION;
+    for (int64_t i = 0; i < images->count; i++) {
+        int64_t to = i % VALIDATION == VALIDATION - 1 ? sorted.trained + back++ : front++;
+        memcpy(sorted.pixels + to * each, images->pixels + i * each, (size_t)each);
+        sorted.label[to] = images->label[i];
+    }
+    free(images->pixels);
+    free(images->label);
+    *images = sorted;
+    return true;
+}
+
+static bool read_classes(const char *dir, image_data *images, char error[TRAIN_ERROR]) {
+    struct dirent **names;
+    int count = scandir(dir, &names, visible, by_name);
+    if (count < 0) return train_fail(error, "%s: %s", dir, strerror(errno));
+    bool ok = true;
+    images->class_name = calloc((size_t)count + 1, sizeof *images->class_name);
+    if (!images->class_name) ok = train_fail(error, "%s: no memory for the names of the classes", dir);
+    for (int i = 0; i < count; i++) {
+        char path[PATH];
+        struct stat about;
+        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path &&
+            stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+            if (images->classes == MOST_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MOST_CLASSES);
+            if (ok)
+                snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]->d_name);
+            ok = ok && add_class(images, path, (int32_t)images->classes++, error);
+        }
+        free(names[i]);
+    }
+    free(names);
+    if (ok && !images->count)
+        return train_fail(
+            error, "%s: there are neither IDX files (train-images-idx3-ubyte, ...) nor folders of pictures in it", dir);
+    return ok && keep_some(images, error);
+}
+
+bool images_read(const char *path, image_data *images, char error[TRAIN_ERROR]) {
+    *images = (image_data){0};
+    struct stat about;
+    bool found, ok = stat(path, &about) == 0 || train_fail(error, "%s: %s", path, strerror(errno));
+    if (ok && !S_ISDIR(about.st_mode)) ok = train_fail(error, "%s: pictures are read from a folder", path);
+    ok = ok && read_idx(path, images, &found, error) && (found || read_classes(path, images, error));
+    if (!ok) images_free(images);
+    return ok;
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------- */
+
+static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
+    const image_data *images = context;
+    int64_t each = picture_bytes(images);
+    float *to = input;
+    for (int64_t row = 0; row < images->batch; row++) {
+        int64_t which;
+        if (validation) {
+            which = images->trained + (int64_t)part * images->batch + row;
+        } else {
+            vjp_philox words = {{(uint32_t)part, (uint32_t)(part >> 32), (uint32_t)row, 0x70696374u /* "pict" */}};
+            words = vjp_philox4x32_10(words, (uint32_t)images->seed, (uint32_t)(images->seed >> 32));
+            which = (int64_t)(((uint64_t)words.word[0] << 32 | words.word[1]) % (uint64_t)images->trained);
+        }
+        target[row] = images->label[which];
+        const unsigned char *from = images->pixels + which * each;
+        for (int64_t i = 0; i < each; i++)
+            *to++ = ((float)from[i] / 255 - 0.5f) * 2;
+    }
+}
+
+bool images_source(image_data *images, int64_t batch, uint64_t seed, train_source *source, char error[TRAIN_ERROR]) {
+    if (!images->trained) return train_fail(error, "there are no pictures to train on");
+    images->batch = batch;
+    images->seed = seed;
+    *source =
+        (train_source){.context = images, .fill = fill, .validation_parts = (images->count - images->trained) / batch};
+    return true;
+}

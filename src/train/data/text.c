@@ -1,0 +1,182 @@
+/* Reading text, and cutting it into batches. */
+#include "train/data/text.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/philox.h"
+
+enum { MOST_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* one byte in so many */ };
+
+bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]) {
+    if (model->tokenizer)
+        return train_fail(
+            error,
+            "the model's %lld tokens are made by its %s, which is not read here: text is read and written "
+            "as bytes, so only models of %d tokens without a tokeniser can be used",
+            (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
+    if (vocabulary == TEXT_TOKENS) return true;
+    return train_fail(error,
+                      "the model has a vocabulary of %lld tokens, and there is no tokeniser here: text is read and "
+                      "written as bytes, so only models of %d tokens can be used",
+                      (long long)vocabulary, TEXT_TOKENS);
+}
+
+/* ---- Files ------------------------------------------------------------------------------------------- */
+
+static bool make_room(text_data *text, size_t more, const char *path, char error[TRAIN_ERROR]) {
+    if (more <= text->room - text->count) return true;
+    size_t room = text->room * 2 > text->count + more ? text->room * 2 : text->count + more;
+    unsigned char *bytes = realloc(text->bytes, room);
+    if (!bytes) return train_fail(error, "%s: no memory for %zu bytes of text", path, room);
+    text->bytes = bytes;
+    text->room = room;
+    return true;
+}
+
+/* Adds a file. In a folder, one with a zero byte is no text and is left out. */
+static bool add_file(const char *path, bool in_folder, text_data *text, char error[TRAIN_ERROR]) {
+    enum { CHUNK = 1 << 16 };
+    FILE *file = fopen(path, "rb");
+    if (!file) return train_fail(error, "%s: %s", path, strerror(errno));
+    size_t begin = text->count, got = 0;
+    bool ok = true;
+    do {
+        ok = make_room(text, CHUNK, path, error);
+        if (!ok) break;
+        got = fread(text->bytes + text->count, 1, CHUNK, file);
+        text->count += got;
+    } while (got > 0);
+    if (ok && ferror(file)) ok = train_fail(error, "%s: %s", path, strerror(errno));
+    fclose(file);
+    if (!ok) return false;
+    if (in_folder && text->count > begin && memchr(text->bytes + begin, 0, text->count - begin)) {
+        text->count = begin;
+        text->left_out++;
+    } else {
+        text->files++;
+    }
+    return true;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The names in a folder that do not begin with a dot, in order; NULL-terminated. NULL: see `error`. */
+static char **names_in(const char *path, size_t *count, char error[TRAIN_ERROR]) {
+    DIR *folder = opendir(path);
+    char **names = NULL;
+    size_t room = 0;
+    *count = 0;
+    if (!folder) {
+        train_fail(error, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    bool ok = true;
+    for (struct dirent *entry; ok && (entry = readdir(folder));) {
+        if (entry->d_name[0] == '.') continue;
+        if (*count + 1 >= room) {
+            char **more = realloc(names, (room = 2 * room + 16) * sizeof *names);
+            ok = more != NULL;
+            if (more) names = more;
+        }
+        if (ok) ok = (names[*count] = strdup(entry->d_name)) != NULL;
+        if (ok) ++*count;
+    }
+    closedir(folder);
+    if (ok && !names) ok = (names = calloc(1, sizeof *names)) != NULL;
+    if (!ok) {
+        while (*count)
+            free(names[--*count]);
+        free(names);
+        train_fail(error, "%s: no memory for the names in it", path);
+        return NULL;
+    }
+    qsort(names, *count, sizeof *names, by_name);
+    return names;
+}
+
+static bool add_folder(const char *path, int depth, text_data *text, char error[TRAIN_ERROR]) {
+    if (depth > MOST_DEPTH) return train_fail(error, "%s: folders are nested more than %d deep", path, MOST_DEPTH);
+    size_t count;
+    char **names = names_in(path, &count, error);
+    if (!names) return false;
+    bool ok = true;
+    for (size_t i = 0; i < count; i++) {
+        char inner[PATH];
+        struct stat about;
+        if (ok && snprintf(inner, sizeof inner, "%s/%s", path, names[i]) >= (int)sizeof inner)
+            ok = train_fail(error, "%s/%s: the path is too long", path, names[i]);
+        /* Links are followed to files but not to folders, which could lead round in a circle. */
+        bool link = ok && lstat(inner, &about) == 0 && S_ISLNK(about.st_mode);
+        if (ok && stat(inner, &about) == 0) {
+            if (S_ISREG(about.st_mode)) ok = add_file(inner, true, text, error);
+            if (S_ISDIR(about.st_mode) && !link) ok = add_folder(inner, depth + 1, text, error);
+        }
+        free(names[i]);
+    }
+    free(names);
+    return ok;
+}
+
+bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]) {
+    *text = (text_data){0};
+    struct stat about;
+    bool ok = stat(path, &about) == 0 || train_fail(error, "%s: %s", path, strerror(errno));
+    if (ok && S_ISDIR(about.st_mode))
+        ok = add_folder(path, 0, text, error);
+    else if (ok)
+        ok = add_file(path, false, text, error);
+    if (ok && text->count == 0)
+        ok = train_fail(error, "%s: there is no text in it%s", path,
+                        text->left_out ? ": every file holds zero bytes" : "");
+    if (!ok) text_free(text);
+    text->trained = text->count - text->count / VALIDATION;
+    return ok;
+}
+
+void text_free(text_data *text) {
+    free(text->bytes);
+    *text = (text_data){0};
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------- */
+
+static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
+    const text_data *text = context;
+    int32_t *tokens = input;
+    for (int64_t row = 0; row < text->batch; row++) {
+        size_t at;
+        if (validation) {
+            at = text->trained + ((size_t)part * (size_t)text->batch + (size_t)row) * (size_t)text->context;
+        } else {
+            vjp_philox words = {{(uint32_t)part, (uint32_t)(part >> 32), (uint32_t)row, 0x74657874u /* "text" */}};
+            words = vjp_philox4x32_10(words, (uint32_t)text->seed, (uint32_t)(text->seed >> 32));
+            uint64_t wide = (uint64_t)words.word[0] << 32 | words.word[1];
+            at = (size_t)(wide % (text->trained - (size_t)text->context));
+        }
+        for (int64_t i = 0; i < text->context; i++) {
+            *tokens++ = text->bytes[at + (size_t)i];
+            *target++ = text->bytes[at + (size_t)i + 1];
+        }
+    }
+}
+
+bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
+                 char error[TRAIN_ERROR]) {
+    if (text->trained <= (size_t)context)
+        return train_fail(error, "the text has %zu bytes to train on; a context of %lld needs %lld", text->trained,
+                          (long long)context, (long long)context + 1);
+    text->batch = batch;
+    text->context = context;
+    text->seed = seed;
+    int64_t kept = (int64_t)(text->count - text->trained);
+    *source =
+        (train_source){.context = text, .fill = fill, .validation_parts = kept > 0 ? (kept - 1) / context / batch : 0};
+    return true;
+}

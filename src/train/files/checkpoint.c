@@ -1,0 +1,315 @@
+/*
+ * Finding and opening checkpoints; checkpoint_save.c saves them. A folder that transformers wrote is opened in the same
+ * way. Nothing in it is believed: a list of files may not lead out of the folder, each tensor must be in the file that
+ * the list names, and the files of one checkpoint must be of one step.
+ */
+#include "train/files/checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "train/files/checkpoint_names.h"
+
+/* ---- Names ------------------------------------------------------------------------------------------- */
+
+bool checkpoint_path(char path[CHECKPOINT_PATH], char error[TRAIN_ERROR], const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int length = vsnprintf(path, CHECKPOINT_PATH, format, list);
+    va_end(list);
+    if (length > 0 && length < CHECKPOINT_PATH) return true;
+    return train_fail(error, "%.300s...: the path is %s", path, length ? "too long" : "empty");
+}
+
+static const char PREFIX[] = "checkpoint-";
+
+bool checkpoint_is_temporary(const char *name) {
+    static const char suffix[] = ".tmp";
+    size_t length = strlen(name), end = sizeof suffix - 1;
+    return name[0] == '.' && strncmp(name + 1, PREFIX, sizeof PREFIX - 1) == 0 && length > sizeof PREFIX + end &&
+           strcmp(name + length - end, suffix) == 0;
+}
+
+/* The step of "checkpoint-00000100": the name must be the one that we would give. */
+static bool step_of(const char *name, int64_t *step) {
+    char same[64];
+    if (strncmp(name, PREFIX, sizeof PREFIX - 1) != 0) return false;
+    errno = 0;
+    *step = strtoll(name + sizeof PREFIX - 1, NULL, 10);
+    snprintf(same, sizeof same, CHECKPOINT_NAME, (long long)*step);
+    return errno == 0 && *step >= 0 && strcmp(name, same) == 0;
+}
+
+static int from_highest(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+bool checkpoint_list(const char *dir, int64_t **steps, size_t *count) {
+    *steps = NULL;
+    *count = 0;
+    size_t room = 0;
+    DIR *entries = opendir(dir);
+    if (!entries) return false;
+    bool ok = true;
+    for (struct dirent *e; ok && (e = readdir(entries));) {
+        int64_t step;
+        if (!step_of(e->d_name, &step)) continue;
+        if (*count == room) {
+            room = room ? room * 2 : 16;
+            int64_t *larger = realloc(*steps, room * sizeof *larger);
+            ok = larger != NULL;
+            if (!ok) break;
+            *steps = larger;
+        }
+        (*steps)[(*count)++] = step;
+    }
+    closedir(entries);
+    if (ok && *count) qsort(*steps, *count, sizeof **steps, from_highest);
+    if (ok) return true;
+    free(*steps);
+    errno = ENOMEM;
+    return false;
+}
+
+/* ---- Finding ----------------------------------------------------------------------------------------- */
+
+static bool is_there(const char *folder, const char *name) {
+    char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    struct stat status;
+    return checkpoint_path(path, ignored, "%s/%s", folder, name) && stat(path, &status) == 0;
+}
+
+/* Where the link leads, so that a later save does not change the folder under the reader. */
+static bool follow_latest(const char *dir, char path[CHECKPOINT_PATH], char *error) {
+    char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH];
+    if (!is_there(dir, "latest") || !checkpoint_path(latest, error, "%s/latest", dir)) return false;
+    ssize_t length = readlink(latest, target, sizeof target - 1);
+    if (length < 0) return checkpoint_path(path, error, "%s", latest); /* a copy, with a folder for the link */
+    target[length] = 0;
+    if (target[0] == '/') return checkpoint_path(path, error, "%s", target);
+    return checkpoint_path(path, error, "%s/%s", dir, target);
+}
+
+bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
+    struct stat status;
+    if (stat(dir, &status) != 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    if (!S_ISDIR(status.st_mode)) return train_fail(error, "%.300s: it is no folder", dir);
+    if (is_there(dir, "config.json")) return checkpoint_path(path, error, "%s", dir);
+    if (follow_latest(dir, path, error)) return true;
+
+    int64_t *steps;
+    size_t count;
+    if (!checkpoint_list(dir, &steps, &count))
+        return train_fail(error, "%.300s: it cannot be read: %s", dir, strerror(errno));
+    char reason[TRAIN_ERROR] = "";
+    bool found = false;
+    for (size_t i = 0; !found && i < count; i++) {
+        checkpoint c;
+        found = checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i]) &&
+                checkpoint_open(path, &c, reason);
+        if (found) checkpoint_close(&c);
+    }
+    free(steps);
+    if (found) return true;
+    if (count) return train_fail(error, "%.200s: none of its checkpoints can be opened; the last: %.250s", dir, reason);
+    return train_fail(error, "%.300s: it has neither a config.json nor a checkpoint", dir);
+}
+
+/* ---- Files ------------------------------------------------------------------------------------------- */
+
+static bool map_file(const char *path, checkpoint_file *file, char *reason) {
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not make us wait */
+    if (opened < 0) return train_fail(reason, "it cannot be opened: %s", strerror(errno));
+    struct stat status;
+    bool ok = fstat(opened, &status) == 0 || train_fail(reason, "it cannot be read: %s", strerror(errno));
+    ok = ok && (S_ISREG(status.st_mode) || train_fail(reason, "it is no file"));
+    if (ok && status.st_size > 0) {
+        file->bytes = (size_t)status.st_size;
+        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, opened, 0);
+        if (file->map == MAP_FAILED) {
+            file->map = NULL;
+            ok = train_fail(reason, "it cannot be mapped: %s", strerror(errno));
+        }
+    }
+    close(opened);
+    return ok && safetensors_parse(file->map, file->bytes, &file->tensors, reason);
+}
+
+static void close_file(checkpoint_file *file) {
+    safetensors_free(&file->tensors);
+    if (file->map) munmap(file->map, file->bytes);
+    *file = (checkpoint_file){0};
+}
+
+static bool open_file(const char *folder, const char *name, checkpoint_file *file, char *error) {
+    char path[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
+    *file = (checkpoint_file){.name = name};
+    if (!checkpoint_path(path, error, "%s/%s", folder, name)) return false;
+    if (map_file(path, file, reason)) return true;
+    close_file(file);
+    return train_fail(error, "%.250s: %.250s", path, reason);
+}
+
+static bool read_json(const char *folder, const char *name, json_document *document, char *error) {
+    char path[CHECKPOINT_PATH];
+    if (!checkpoint_path(path, error, "%s/%s", folder, name) || !json_read(path, document, error)) return false;
+    return document->root->type == JSON_OBJECT || train_fail(error, "%.300s: it is JSON, but no object", path);
+}
+
+/* ---- The model --------------------------------------------------------------------------------------- */
+
+static const char INDEX[] = "model.safetensors.index.json";
+
+static checkpoint_file *file_named(checkpoint *c, const char *name) {
+    for (size_t i = 0; i < c->file_count; i++)
+        if (strcmp(c->files[i].name, name) == 0) return &c->files[i];
+    return NULL;
+}
+
+static bool listing_fails(const char *folder, const json_value *entry, const char *what, char *error) {
+    char file[JSON_SHOWN];
+    return train_fail(error, "%.200s/%s: tensor \"%.64s\" is listed in %s, %s", folder, INDEX, entry->key,
+                      json_show(entry, file), what);
+}
+
+/* Opens every file that the list names. */
+static bool open_listed(const char *folder, checkpoint *c, char *error) {
+    if (!read_json(folder, INDEX, &c->index, error)) return false;
+    const json_value *map = json_member(c->index.root, "weight_map");
+    if (!map || map->type != JSON_OBJECT)
+        return train_fail(error, "%.300s/%s: it has no object \"weight_map\"", folder, INDEX);
+    c->files = calloc(map->count + 1, sizeof *c->files);
+    if (!c->files) return train_fail(error, "%.300s/%s: there is no memory for it", folder, INDEX);
+    for (const json_value *entry = map->first; entry; entry = entry->next) {
+        if (entry->type != JSON_STRING || !entry->text[0] || entry->text[0] == '.' || strchr(entry->text, '/'))
+            return listing_fails(folder, entry, "which is no file of this folder", error);
+        if (file_named(c, entry->text)) continue;
+        if (!open_file(folder, entry->text, &c->files[c->file_count], error)) return false;
+        c->file_count++;
+    }
+    return true;
+}
+
+/* Each tensor must be where the list says that it is. */
+static bool check_listed(const char *folder, checkpoint *c, char *error) {
+    const json_value *map = json_member(c->index.root, "weight_map");
+    for (const json_value *entry = map ? map->first : NULL; entry; entry = entry->next) {
+        const safetensors_file *file = &file_named(c, entry->text)->tensors;
+        const safetensors_tensor *tensor = checkpoint_tensor(c, entry->key);
+        if (!tensor || tensor < file->tensors || tensor >= file->tensors + file->count)
+            return listing_fails(folder, entry, "which does not have it", error);
+    }
+    return true;
+}
+
+static bool open_single(const char *folder, checkpoint *c, char *error) {
+    c->files = calloc(1, sizeof *c->files);
+    if (!c->files) return train_fail(error, "%.300s: there is no memory to open it", folder);
+    if (!open_file(folder, "model.safetensors", &c->files[0], error)) return false;
+    c->file_count = 1;
+    return true;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const safetensors_tensor *const *)a)->name, (*(const safetensors_tensor *const *)b)->name);
+}
+
+static bool sort_tensors(const char *folder, checkpoint *c, char *error) {
+    size_t count = 0;
+    for (size_t i = 0; i < c->file_count; i++)
+        count += c->files[i].tensors.count;
+    c->model = calloc(count + 1, sizeof *c->model);
+    if (!c->model) return train_fail(error, "%.300s: there is no memory for its %zu tensors", folder, count);
+    for (size_t i = 0; i < c->file_count; i++)
+        for (size_t j = 0; j < c->files[i].tensors.count; j++)
+            c->model[c->model_count++] = &c->files[i].tensors.tensors[j];
+    qsort(c->model, count, sizeof *c->model, by_name);
+    for (size_t i = 1; i < count; i++)
+        if (by_name(&c->model[i - 1], &c->model[i]) == 0)
+            return train_fail(error, "%.300s: two of its files have a tensor \"%.64s\"", folder, c->model[i]->name);
+    return true;
+}
+
+static bool open_model(const char *folder, checkpoint *c, char *error) {
+    bool single = is_there(folder, "model.safetensors"), listed = is_there(folder, INDEX);
+    if (!single && !listed && is_there(folder, "pytorch_model.bin"))
+        return train_fail(error, "%.300s: its weights are in pytorch_model.bin only; vjp reads model.safetensors",
+                          folder);
+    bool ok = !single && listed ? open_listed(folder, c, error) : open_single(folder, c, error);
+    return ok && sort_tensors(folder, c, error) && check_listed(folder, c, error);
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------- */
+
+/* A file without a step says nothing; files that do say one must say the same. */
+static bool agree(const char *folder, checkpoint *c, const char *name, const char *text, char *error) {
+    if (!text) return true;
+    char *end;
+    errno = 0;
+    long long step = strtoll(text, &end, 10);
+    if (errno || end == text || *end || step < 0)
+        return train_fail(error, "%.300s/%s: its step is \"%.32s\"", folder, name, text);
+    if (c->step >= 0 && c->step != step)
+        return train_fail(error, "%.300s: %s is of step %lld, but the files beside it of step %lld", folder, name, step,
+                          (long long)c->step);
+    c->step = step;
+    return true;
+}
+
+static bool check_steps(const char *folder, checkpoint *c, char *error) {
+    for (size_t i = 0; i < c->file_count; i++)
+        if (!agree(folder, c, c->files[i].name, safetensors_metadata(&c->files[i].tensors, "step"), error))
+            return false;
+    if (!agree(folder, c, "optimizer.safetensors", safetensors_metadata(&c->optimizer.tensors, "step"), error))
+        return false;
+    char text[JSON_SHOWN];
+    const json_value *step = json_member(c->trainer.root, "step");
+    return agree(folder, c, "trainer.json", step ? json_show(step, text) : NULL, error);
+}
+
+/* What models of tokens have beside their weights, and models of bytes do not need. */
+static const char *find_tokenizer(const char *folder) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (is_there(folder, names[i])) return names[i];
+    return NULL;
+}
+
+bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
+    *c = (checkpoint){.step = -1, .tokenizer = find_tokenizer(path)};
+    bool ok =
+        read_json(path, "config.json", &c->config, error) && open_model(path, c, error) &&
+        (!is_there(path, "optimizer.safetensors") || open_file(path, "optimizer.safetensors", &c->optimizer, error)) &&
+        (!is_there(path, "trainer.json") || read_json(path, "trainer.json", &c->trainer, error)) &&
+        check_steps(path, c, error);
+    if (!ok) checkpoint_close(c);
+    return ok;
+}
+
+void checkpoint_close(checkpoint *c) {
+    for (size_t i = 0; i < c->file_count; i++)
+        close_file(&c->files[i]);
+    free(c->files);
+    free(c->model);
+    close_file(&c->optimizer);
+    json_free(&c->config);
+    json_free(&c->trainer);
+    json_free(&c->index);
+    *c = (checkpoint){.step = -1};
+}
+
+const safetensors_tensor *checkpoint_tensor(const checkpoint *c, const char *name) {
+    const safetensors_tensor wanted = {.name = name}, *key = &wanted;
+    if (!c->model_count) return NULL;
+    const safetensors_tensor *const *found = bsearch(&key, c->model, c->model_count, sizeof *c->model, by_name);
+    return found ? *found : NULL;
+}

@@ -1,0 +1,18 @@
+/* The rows of a record, as metrics.c keeps them and metrics_draw.c draws them. */
+#ifndef VJP_TRAIN_METRICS_ROWS_H
+#define VJP_TRAIN_METRICS_ROWS_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "train/files/metrics.h"
+
+struct metrics {
+    char dir[4096], path[4096 + 32];
+    FILE *file;
+    metrics_row *row;
+    size_t count, room;
+    double average, weight; /* the smoothed loss is their quotient */
+};
+
+#endif

@@ -1,0 +1,229 @@
+/*
+ * Writing the safetensors format. The new file grows under a temporary name in the same folder, is forced to the
+ * disk, and only then takes the final name: a full disk, a crash or a second writer never leaves half a file there.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "train/files/safetensors.h"
+
+enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8 };
+
+static const char *const type_names[VJP_DTYPE_COUNT] = {
+    [VJP_F32] = "F32", [VJP_BF16] = "BF16", [VJP_F16] = "F16", [VJP_F64] = "F64", [VJP_I32] = "I32", [VJP_I64] = "I64",
+};
+
+/* ---- The header -------------------------------------------------------------------------------------- */
+
+static bool tensor_bytes(const safetensors_tensor *tensor, uint64_t *bytes, char *error) {
+    if (!tensor->name || strcmp(tensor->name, "__metadata__") == 0)
+        return train_fail(error, "a tensor cannot be called \"%s\"", tensor->name ? tensor->name : "(null)");
+    if (tensor->dtype < 0 || tensor->dtype >= VJP_DTYPE_COUNT)
+        return train_fail(error, "tensor \"%.64s\" has dtype %d, which is none", tensor->name, tensor->dtype);
+    if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
+        return train_fail(error, "tensor \"%.64s\" has rank %d; ranks go from 0 to %d", tensor->name, tensor->ndim,
+                          VJP_MAX_DIMS);
+    *bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] < 0 || __builtin_mul_overflow(*bytes, (uint64_t)tensor->shape[i], bytes) ||
+            *bytes > INT64_MAX)
+            return train_fail(error, "tensor \"%.64s\" has sizes that no file can hold", tensor->name);
+    return true;
+}
+
+static void put_string(FILE *out, const char *text) {
+    fputc('"', out);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            fprintf(out, "\\%c", *c);
+        else if (*c < 0x20)
+            fprintf(out, "\\u%04x", (unsigned)*c);
+        else
+            fputc(*c, out);
+    }
+    fputc('"', out);
+}
+
+static void put_tensor(FILE *out, const safetensors_tensor *tensor, uint64_t begin, uint64_t bytes) {
+    put_string(out, tensor->name);
+    fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", type_names[tensor->dtype]);
+    for (int i = 0; i < tensor->ndim; i++)
+        fprintf(out, "%s%lld", i ? "," : "", (long long)tensor->shape[i]);
+    fprintf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin, (unsigned long long)(begin + bytes));
+}
+
+static void put_header(FILE *out, const safetensors_tensor *tensors, size_t count, const uint64_t *begin,
+                       const uint64_t *bytes, const safetensors_pair *metadata, size_t pairs) {
+    fputc('{', out);
+    if (pairs) {
+        fputs("\"__metadata__\":{", out);
+        for (size_t i = 0; i < pairs; i++) {
+            if (i) fputc(',', out);
+            put_string(out, metadata[i].key);
+            fputc(':', out);
+            put_string(out, metadata[i].value);
+        }
+        fputs(count ? "}," : "}", out);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (i) fputc(',', out);
+        put_tensor(out, &tensors[i], begin[i], bytes[i]);
+    }
+    fputc('}', out);
+    while (ftell(out) % HEADER_ALIGNMENT)
+        fputc(' ', out);
+}
+
+/* The order of the data: widest elements first, and within a width as given. */
+static void lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
+                    uint64_t *begin) {
+    size_t placed = 0;
+    uint64_t at = 0;
+    for (size_t width = 8; width >= 1; width /= 2)
+        for (size_t i = 0; i < count; i++)
+            if (vjp_dtype_size((vjp_dtype)tensors[i].dtype) == width) {
+                order[placed++] = i;
+                begin[i] = at;
+                at += bytes[i];
+            }
+}
+
+/* ---- The file ---------------------------------------------------------------------------------------- */
+
+static bool write_all(int file, const void *data, size_t bytes) {
+    enum { MOST = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
+    const char *from = data;
+    while (bytes) {
+        ssize_t wrote = write(file, from, bytes < MOST ? bytes : MOST);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return false;
+        from += wrote;
+        bytes -= (size_t)wrote;
+    }
+    return true;
+}
+
+typedef struct content {
+    const char *header;
+    size_t header_bytes;
+    const safetensors_tensor *tensors;
+    size_t count;
+    const size_t *order;
+    const uint64_t *bytes;
+} content;
+
+static bool write_content(int file, const content *c) {
+    unsigned char prefix[LENGTH_BYTES];
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        prefix[i] = (unsigned char)((uint64_t)c->header_bytes >> (8 * i));
+    bool ok = write_all(file, prefix, sizeof prefix) && write_all(file, c->header, c->header_bytes);
+    for (size_t i = 0; ok && i < c->count; i++)
+        ok = write_all(file, c->tensors[c->order[i]].data, (size_t)c->bytes[c->order[i]]);
+    return ok;
+}
+
+/* A pipe or a device: there is nothing to keep, and renaming over it would destroy it. */
+static bool write_in_place(const char *path, const content *c, char *error) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0) return train_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    bool ok = write_content(file, c);
+    int reason = errno;
+    if (close(file) != 0 && ok) ok = false, reason = errno;
+    return ok || train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+}
+
+/* Opens a file beside `path` that did not exist. NULL: errno says why not. */
+static char *open_temporary(const char *path, int *file) {
+    enum { ATTEMPTS = 100 };
+    size_t room = strlen(path) + 48;
+    char *name = malloc(room);
+    if (!name) return NULL;
+    for (int i = 0; i < ATTEMPTS; i++) {
+        snprintf(name, room, "%s.%ld.%d.tmp", path, (long)getpid(), i);
+        *file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (*file >= 0) return name;
+        if (errno != EEXIST) break;
+    }
+    int reason = errno;
+    free(name);
+    errno = reason;
+    return NULL;
+}
+
+/* The new name is safe once the folder is on the disk, too. Not every file system can; the file is whole anyway. */
+static void sync_folder(const char *path) {
+    char *folder = strdup(path);
+    if (!folder) return;
+    char *slash = strrchr(folder, '/');
+    if (slash) slash[slash == folder] = 0;
+    int file = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file >= 0) {
+        (void)fsync(file);
+        close(file);
+    }
+    free(folder);
+}
+
+static bool write_and_rename(const char *path, const content *c, char *error) {
+    int file;
+    char *temporary = open_temporary(path, &file);
+    if (!temporary) return train_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
+    bool ok = write_content(file, c) && fsync(file) == 0;
+    int reason = errno;
+    if (close(file) != 0 && ok) ok = false, reason = errno;
+    if (ok && rename(temporary, path) != 0) ok = false, reason = errno;
+    if (!ok) unlink(temporary);
+    free(temporary);
+    if (!ok) return train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+    sync_folder(path);
+    return true;
+}
+
+static bool write_file(const char *path, const content *c, char *error) {
+    struct stat status;
+    bool exists = stat(path, &status) == 0;
+    if (exists && S_ISDIR(status.st_mode)) return train_fail(error, "%s: it is a folder", path);
+    if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
+    /* Through a symbolic link the file behind it is replaced, not the link. */
+    char *target = exists ? realpath(path, NULL) : NULL;
+    bool ok = write_and_rename(target ? target : path, c, error);
+    free(target);
+    return ok;
+}
+
+bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
+                       const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]) {
+    uint64_t *bytes = calloc(count + 1, sizeof *bytes), *begin = calloc(count + 1, sizeof *begin);
+    size_t *order = calloc(count + 1, sizeof *order);
+    char *header = NULL;
+    size_t header_bytes = 0;
+    bool ok = bytes && begin && order;
+    if (!ok) train_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; ok && i < count; i++) {
+        ok = tensor_bytes(&tensors[i], &bytes[i], error);
+        for (size_t j = 0; ok && j < i; j++)
+            if (strcmp(tensors[i].name, tensors[j].name) == 0)
+                ok = train_fail(error, "%s: there are two tensors \"%.64s\"", path, tensors[i].name);
+    }
+    FILE *out = ok ? open_memstream(&header, &header_bytes) : NULL;
+    if (out) {
+        lay_out(tensors, count, bytes, order, begin);
+        put_header(out, tensors, count, begin, bytes, metadata, pairs);
+        bool whole = !ferror(out);
+        whole = fclose(out) == 0 && whole;
+        content c = {header, header_bytes, tensors, count, order, bytes};
+        ok = whole ? write_file(path, &c, error) : train_fail(error, "%s: there is no memory for its header", path);
+    } else if (ok) {
+        ok = train_fail(error, "%s: there is no memory for its header", path);
+    }
+    free(header);
+    free(order);
+    free(begin);
+    free(bytes);
+    return ok;
+}

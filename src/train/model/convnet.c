@@ -1,0 +1,87 @@
+/*
+ * The network for pictures, channels last throughout, so that a linear layer mixes the features of each place. A stage
+ * is convolution 3x3, group_norm, linear with gelu, pooling 2x2; behind the last one the mean over all places, and a
+ * linear layer that names the class.
+ */
+#include "train/model/convnet.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { GROUP = 8 }; /* features normalised together */
+
+typedef struct building {
+    train_model *model;
+    const convnet_options *options;
+} building;
+
+static vjp_value narrow(building *b, vjp_value x) {
+    vjp_graph *graph = b->model->graph;
+    return vjp_graph_describe(graph, x).dtype == (int)b->options->dtype ? x
+                                                                        : vjp_graph_cast(graph, x, b->options->dtype);
+}
+
+/* A weight that keeps the size of what passes: its spread is sqrt(2 / inputs). */
+static vjp_value weight(building *b, const char *stage, const char *name, int64_t inputs, int ndim,
+                        const int64_t *shape) {
+    char full[MODEL_NAME];
+    snprintf(full, sizeof full, "%s.%s.weight", stage, name);
+    return narrow(b, model_add(b->model, full, 0, sqrt(2 / (double)inputs), true, ndim, shape));
+}
+
+static vjp_value vector(building *b, const char *stage, const char *name, double centre, int64_t size) {
+    char full[MODEL_NAME];
+    snprintf(full, sizeof full, "%s.%s", stage, name);
+    return model_add(b->model, full, centre, 0, false, 1, &size);
+}
+
+static vjp_value stage(building *b, vjp_value x, int64_t number, int64_t in, int64_t out) {
+    vjp_graph *graph = b->model->graph;
+    char name[MODEL_NAME / 2];
+    snprintf(name, sizeof name, "stages.%lld", (long long)number);
+    vjp_graph_push(graph, name);
+    const vjp_conv2d_attributes conv = {.stride_h = 1,
+                                        .stride_w = 1,
+                                        .padding_h = 1,
+                                        .padding_w = 1,
+                                        .dilation_h = 1,
+                                        .dilation_w = 1,
+                                        .groups = 1,
+                                        .layout = VJP_CHANNELS_LAST};
+    const vjp_maxpool2d_attributes pool = {
+        .kernel_h = 2, .kernel_w = 2, .dilation_h = 1, .dilation_w = 1, .layout = VJP_CHANNELS_LAST};
+    x = vjp_graph_conv2d(graph, x, weight(b, name, "conv", 9 * in, 4, (const int64_t[]){out, 3, 3, in}),
+                         vector(b, name, "conv.bias", 0, out), &conv);
+    x = vjp_graph_group_norm(graph, x, vector(b, name, "norm.weight", 1, out), vector(b, name, "norm.bias", 0, out),
+                             out % GROUP ? 1 : out / GROUP, VJP_CHANNELS_LAST, 1e-5);
+    x = vjp_graph_linear(graph, x, weight(b, name, "mix", out, 2, (const int64_t[]){out, out}),
+                         vector(b, name, "mix.bias", 0, out), VJP_ACT_GELU_TANH, 1);
+    x = vjp_graph_maxpool2d(graph, x, &pool);
+    vjp_graph_pop(graph);
+    return x;
+}
+
+void convnet_build(train_model *model, const convnet_config *config, const convnet_options *options) {
+    *model = (train_model){.graph = vjp_graph_create(),
+                           .batch = options->batch,
+                           .context = 1,
+                           .parameter_type = options->dtype == VJP_F64 ? VJP_F64 : VJP_F32};
+    vjp_graph *graph = model->graph;
+    building b = {.model = model, .options = options};
+    model->input = vjp_graph_input(graph, "pictures", VJP_F32, 4,
+                                   (const int64_t[]){options->batch, config->height, config->width, config->channels});
+    model->target = vjp_graph_input(graph, "classes", VJP_I32, 1, &options->batch);
+    vjp_value x = narrow(&b, model->input);
+    int64_t in = config->channels, out = config->features;
+    for (int64_t i = 0; i < config->stages; i++) {
+        x = stage(&b, x, i, in, out);
+        in = out;
+        out *= 2;
+    }
+    x = vjp_graph_mean(graph, x, 1, 2);
+    model->logits =
+        vjp_graph_linear(graph, x, weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in}),
+                         vector(&b, "head", "linear.bias", 0, config->classes), VJP_ACT_NONE, 1);
+    model->loss =
+        vjp_graph_cross_entropy(graph, model->logits, model->target, -100, VJP_REDUCE_MEAN, options->label_smoothing);
+}

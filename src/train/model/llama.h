@@ -1,0 +1,18 @@
+/* The usual Llama: embedding, blocks of grouped causal attention and swiglu behind rms_norm, tied or untied head. */
+#ifndef VJP_TRAIN_LLAMA_H
+#define VJP_TRAIN_LLAMA_H
+
+#include "train/model/llama_config.h"
+#include "train/model/model.h"
+
+typedef struct llama_options {
+    int64_t batch, context;
+    vjp_dtype dtype; /* of activations and of weights in products; parameters are f32 */
+    bool recompute;  /* blocks are computed again in the backward instead of kept */
+    double label_smoothing;
+} llama_options;
+
+/* Builds the model. What is wrong is in vjp_graph_error(model->graph). */
+void llama_build(train_model *model, const llama_config *config, const llama_options *options);
+
+#endif

@@ -1,0 +1,89 @@
+/* The names and shapes of a Llama's weights, as transformers has them, and the sizes that vjp has names for. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/model/llama_config.h"
+
+/* ---- Weights ----------------------------------------------------------------------------------------- */
+
+enum { OF_A_LAYER = 9, BEFORE_LAYERS = 1, BEHIND_LAYERS = 2 };
+
+int64_t llama_weight_count(const llama_config *config) {
+    return BEFORE_LAYERS + config->layers * OF_A_LAYER + BEHIND_LAYERS - config->tied;
+}
+
+llama_weight llama_weight_at(const llama_config *c, int64_t index) {
+    const int64_t hidden = c->hidden_size, inner = c->intermediate_size;
+    const int64_t width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+    const struct {
+        const char *name;
+        int64_t out, in; /* in 0: a norm */
+    } layer[OF_A_LAYER] = {
+        {"input_layernorm", hidden, 0},         {"self_attn.q_proj", width, hidden},
+        {"self_attn.k_proj", kv_width, hidden}, {"self_attn.v_proj", kv_width, hidden},
+        {"self_attn.o_proj", hidden, width},    {"post_attention_layernorm", hidden, 0},
+        {"mlp.gate_proj", inner, hidden},       {"mlp.up_proj", inner, hidden},
+        {"mlp.down_proj", hidden, inner},
+    };
+    llama_weight weight = {.ndim = 2, .shape = {c->vocab_size, hidden}};
+    int64_t within = index - BEFORE_LAYERS;
+    if (index < BEFORE_LAYERS) {
+        snprintf(weight.name, LLAMA_NAME, "model.embed_tokens.weight");
+    } else if (within < c->layers * OF_A_LAYER) {
+        snprintf(weight.name, LLAMA_NAME, "model.layers.%" PRId64 ".%s.weight", within / OF_A_LAYER,
+                 layer[within % OF_A_LAYER].name);
+        weight.shape[0] = layer[within % OF_A_LAYER].out;
+        weight.shape[1] = layer[within % OF_A_LAYER].in;
+    } else if (within == c->layers * OF_A_LAYER) {
+        snprintf(weight.name, LLAMA_NAME, "model.norm.weight");
+        weight.shape[0] = hidden;
+        weight.shape[1] = 0;
+    } else {
+        snprintf(weight.name, LLAMA_NAME, "lm_head.weight");
+    }
+    if (!weight.shape[1]) weight.ndim = 1;
+    return weight;
+}
+
+int64_t llama_size(const llama_config *config) {
+    int64_t size = 0;
+    for (int64_t i = 0, count = llama_weight_count(config); i < count; i++) {
+        llama_weight weight = llama_weight_at(config, i);
+        size += weight.shape[0] * (weight.ndim == 2 ? weight.shape[1] : 1);
+    }
+    return size;
+}
+
+/* ---- Presets ----------------------------------------------------------------------------------------- */
+
+/* Bytes are the tokens: no text needs a vocabulary, and none is outside of it. */
+#define BYTES .vocab_size = 256, .rope_theta = 10000, .norm_eps = 1e-5, .dtype = VJP_F32, .begin_token = -1
+
+const llama_preset llama_presets[] = {
+    {"tiny",
+     {BYTES, .hidden_size = 128, .intermediate_size = 352, .layers = 4, .heads = 4, .kv_heads = 2, .head_dim = 32,
+      .max_positions = 128}},
+    {"small",
+     {BYTES, .hidden_size = 384, .intermediate_size = 1024, .layers = 6, .heads = 6, .kv_heads = 2, .head_dim = 64,
+      .max_positions = 256}},
+    {"medium",
+     {BYTES, .hidden_size = 768, .intermediate_size = 2048, .layers = 12, .heads = 12, .kv_heads = 4, .head_dim = 64,
+      .max_positions = 512}},
+    {"large",
+     {BYTES, .hidden_size = 1024, .intermediate_size = 2816, .layers = 24, .heads = 16, .kv_heads = 4, .head_dim = 64,
+      .max_positions = 1024}},
+};
+
+const int llama_preset_count = sizeof llama_presets / sizeof llama_presets[0];
+
+const llama_preset *llama_preset_find(const char *name, char error[TRAIN_ERROR]) {
+    char names[TRAIN_ERROR] = "";
+    for (int i = 0; i < llama_preset_count; i++) {
+        if (strcmp(llama_presets[i].name, name) == 0) return &llama_presets[i];
+        size_t length = strlen(names);
+        snprintf(names + length, sizeof names - length, "%s%s", i ? ", " : "", llama_presets[i].name);
+    }
+    train_fail(error, "there is no preset \"%.64s\"; there are %s", name, names);
+    return NULL;
+}

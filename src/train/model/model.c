@@ -1,0 +1,102 @@
+/* The list of a model's parameters, and their first values. */
+#include "train/model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/half.h"
+#include "core/philox.h"
+
+vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
+                    const int64_t *shape) {
+    if (model->parameters == model->room) {
+        int room = model->room ? 2 * model->room : 64;
+        model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
+        if (!more) return 0; /* the absent weight is then what the graph complains of */
+        model->parameter = more;
+        model->room = room;
+    }
+    vjp_value value = vjp_graph_parameter(model->graph, name, model->parameter_type, ndim, shape);
+    if (!value) return 0;
+    model_parameter *p = &model->parameter[model->parameters++];
+    *p = (model_parameter){.value = value, .spread = spread, .centre = centre, .decays = decays};
+    snprintf(p->name, sizeof p->name, "%s", name);
+    return value;
+}
+
+void model_free(train_model *model) {
+    vjp_graph_destroy(model->graph);
+    free(model->parameter);
+    *model = (train_model){0};
+}
+
+int64_t model_size(const train_model *model) {
+    int64_t size = 0;
+    for (int i = 0; i < model->parameters; i++) {
+        vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
+        int64_t count = 1;
+        for (int axis = 0; axis < tensor.ndim; axis++)
+            count *= tensor.shape[axis];
+        size += count;
+    }
+    return size;
+}
+
+/* FNV-1a: gives every parameter a stream of its own, whatever the order in which they are built. */
+static uint32_t hash_of(const char *name) {
+    uint32_t hash = 2166136261u;
+    for (; *name; name++)
+        hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return hash;
+}
+
+void model_begin(const model_parameter *parameter, uint64_t seed, float *data, int64_t count) {
+    uint32_t name = hash_of(parameter->name);
+    for (int64_t i = 0; i < count; i++) {
+        data[i] = (float)parameter->centre;
+        if (parameter->spread == 0) continue;
+        /* One draw a number, from 64 random bits by Box and Muller. */
+        vjp_philox words = {{(uint32_t)i, (uint32_t)((uint64_t)i >> 32), name, 0}};
+        words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
+        double radius = sqrt(-2 * log(((double)words.word[0] + 0.5) * 0x1p-32));
+        double angle = 2 * 3.14159265358979323846 * (double)words.word[1] * 0x1p-32;
+        data[i] += (float)(parameter->spread * radius * cos(angle));
+    }
+}
+
+static float element(const void *data, int dtype, int64_t i) {
+    if (dtype == VJP_F32) {
+        float value; /* the file aligns nothing */
+        memcpy(&value, (const char *)data + 4 * i, sizeof value);
+        return value;
+    }
+    uint16_t half;
+    memcpy(&half, (const char *)data + 2 * i, sizeof half);
+    return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
+}
+
+bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
+                char error[TRAIN_ERROR]) {
+    vjp_tensor own = vjp_graph_describe(model->graph, value), place;
+    bool same = own.ndim == tensor->ndim;
+    int64_t count = 1;
+    for (int i = 0; i < own.ndim && same; i++) {
+        same = own.shape[i] == tensor->shape[i];
+        count *= own.shape[i];
+    }
+    if (!same) return train_fail(error, "%s has another shape in the file than in the model", tensor->name);
+    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
+        return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", tensor->name, tensor->type);
+    if (vjp_program_tensor(program, value, &place) != VJP_OK)
+        return train_fail(error, "%s is not used by the model", tensor->name);
+    float *copy = malloc((size_t)count * sizeof *copy + 1);
+    if (!copy) return train_fail(error, "no memory for %s", tensor->name);
+    for (int64_t i = 0; i < count; i++)
+        copy[i] = element(tensor->data, tensor->dtype, i);
+    bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
+    if (!ok) train_fail(error, "%s could not be written to the device", tensor->name);
+    free(copy);
+    return ok;
+}

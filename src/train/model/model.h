@@ -1,0 +1,55 @@
+/*
+ * What the trainer knows of a model: a graph whose loss it lowers, and a list of parameters with how each begins and
+ * whether it decays. llama.c and convnet.c build one each, with nothing but the public graph API.
+ */
+#ifndef VJP_TRAIN_MODEL_H
+#define VJP_TRAIN_MODEL_H
+
+#include <stdbool.h>
+
+#include "train/fail.h"
+#include "train/files/safetensors.h"
+#include "vjp.h"
+
+enum { MODEL_NAME = 96 };
+
+typedef struct model_parameter {
+    char name[MODEL_NAME];
+    vjp_value value;
+    double spread; /* standard deviation at first */
+    double centre; /* mean at first */
+    bool decays;   /* matrices do, norms and biases do not */
+} model_parameter;
+
+/* All zero is an empty model, safe to free. */
+typedef struct train_model {
+    vjp_graph *graph;
+    vjp_value input, target; /* what a batch fills: i32 tokens or f32 images; i32 */
+    vjp_value loss;          /* rank 0, f32 */
+    vjp_value logits;
+    int64_t batch, context;   /* context: tokens a row; 1 for pictures */
+    vjp_dtype parameter_type; /* f32; f64 only to prove gradients */
+    model_parameter *parameter;
+    int parameters, room;
+} train_model;
+
+/* Adds a parameter to the graph and to the list. 0: the graph has failed. */
+vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
+                    const int64_t *shape);
+
+void model_free(train_model *model);
+
+/* The number of trained numbers. */
+int64_t model_size(const train_model *model);
+
+/* Fills host memory with the parameter's first values: a function of the seed and the parameter's name alone. */
+void model_begin(const model_parameter *parameter, uint64_t seed, float *data, int64_t count);
+
+/*
+ * Writes a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False, with a sentence, where
+ * its shape is not the value's.
+ */
+bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
+                char error[TRAIN_ERROR]);
+
+#endif

@@ -1,0 +1,27 @@
+[
+    ("linear: tanh' as 1 - t * t", "test test_activations",
+     [("src/cpu/elementwise/activation.h", "return vf_mul(vf_mul(s.value, s.complement), vf_set(4));",
+       "vf t = vf_tanh(x);\n        return vf_add(vf_sub(vf_set(1), vf_mul(t, t)), vf_mul(s.value, vf_zero()));")]),
+    ("linear: relu'(0) is one half", "check linear",
+     [("src/cpu/elementwise/activation.h", "vf slope = vf_select(vf_greater(x, vf_zero()), vf_set(1), vf_zero());",
+       "vf slope = vf_select(vf_greater(x, vf_zero()), vf_set(1), "
+       "vf_select(vf_equal(x, vf_zero()), vf_set(0.5f), vf_zero()));")]),
+    ("linear: a NaN pre-activation silently gives 0", "check linear",
+     [("src/cpu/elementwise/activation.h", "return vf_select(vf_is_nan(x), x, slope);", "return slope;")]),
+    ("linear: gelu' of 1e30 is NaN", "check linear",
+     [("src/cpu/elementwise/activation.h", "return vf_min(vf_set(GELU_TANH_END), vf_abs(x));", "return vf_abs(x);")]),
+    ("linear: gelu far out without what rounding its exponent lost", "test test_activations",
+     [("src/cpu/elementwise/activation.h", "return vf_fma(vf_neg(v_rest), e, e);", "return e;")]),
+    ("swiglu: dgate is written before up, in its place, is read", "check swiglu",
+     [("src/cpu/elementwise/swiglu.c", "vf up = vf_load_part(dtype, call->up, i, n), slope,", "vf up = vf_zero(), slope,"),
+      ("src/cpu/elementwise/swiglu.c", "if (call->out[1]) vf_write_part(up_mode,",
+       "up = vf_load_part(dtype, call->up, i, n);\n    if (call->out[1]) vf_write_part(up_mode,")]),
+    ("swiglu: dy * up before the slope, past all range", "test test_activations",
+     [("src/cpu/elementwise/swiglu.c", "vf_mul(vf_mul(slope, dy), up)", "vf_mul(slope, vf_mul(dy, up))")]),
+    ("mul: da in the place of a is written before a is read for db", "check mul",
+     [("src/cpu/elementwise/broadcast.h", "    if (v.product && c->a) share = vf_mul(dy, vf_load_part(v.dtype, c->a, i, n));\n    if (!c->out) return share;",
+       "    if (!c->out) return v.product && c->a ? vf_mul(dy, vf_load_part(v.dtype, c->a, i, n)) : share;"),
+      ("src/cpu/elementwise/broadcast.h", "    vf_write_part(c->mode, v.dtype, c->out, i, n, da);\n    return share;",
+       "    vf_write_part(c->mode, v.dtype, c->out, i, n, da);\n"
+       "    return v.product && c->a ? vf_mul(dy, vf_load_part(v.dtype, c->a, i, n)) : share;")]),
+]

@@ -1,0 +1,15 @@
+[
+    ("cumsum: the sum so far in one long f32 chain", "full cumsum",
+     [("src/cpu/reduce/cumsum.c", "return carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]);",
+       "return (double)(float)(carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]));")]),
+    ("add: the last rows of a chunk, fewer than four, are lost from db", "check add",
+     [("src/cpu/reduce/sums.h", "for (; row < last; row++)\n", "for (; row < last - 3; row++)\n")]),
+    ("add: the last chunk of db is lost", "full add",
+     [("src/cpu/reduce/sums.h", "for (int64_t column = j; column < used; column += c->dim)\n            sum += sums[k * c->width + column];",
+       "for (int64_t column = j; column < used && k < chunks - (chunks > 1); column += c->dim)\n            sum += sums[k * c->width + column];")]),
+    ("mean: a long line summed in one f32 chain a lane", "full mean",
+     [("src/cpu/reduce/sums.h", "j < LANES && i < n; j++, i += LANES", "(void)j, i < n; i += LANES")]),
+    ("sum_squares: the last task's partial is lost", "check sum_squares",
+     [("src/cpu/reduce/sum_squares.c", "for (int64_t i = 0; i < call.cut.count; i++)",
+       "for (int64_t i = 0; i < call.cut.count - (call.cut.count > 1); i++)")]),
+]

@@ -1,0 +1,15 @@
+[
+    ("graph: a gradient is added to while another still shares it", "test test_graph",
+     [("src/graph/grad.c", "if (d->graph->value[other].node > n && !d->asked[other]) continue;", "continue;")]),
+    ("graph: an output takes the memory of an input that is read later", "test test_graph",
+     [("src/graph/compile.c", "is_persistent(c, from) || c->last[from] != k) return false;", "is_persistent(c, from)) return false;")]),
+    ("graph: ranges that end and begin in one call lie in one place", "test test_graph",
+     [("src/graph/plan.c", "return a->first <= b->last && b->first <= a->last;", "return a->first < b->last && b->first < a->last;")]),
+    ("graph: the second gradient of a value overwrites the first", "test test_graph",
+     [("src/graph/grad.c", "if (adds) adding |= 1u << i;", "")]),
+    ("graph: a result in the middle is forgotten after its last reader", "test test_graph",
+     [("src/graph/compile.c", "            c->last[graph_storage(c->graph, v)] = c->program->calls;", "            (void)c;")]),
+    ("graph: a call's scratch lies on what another call still needs", "test test_graph",
+     [("src/graph/compile.c", "(plan_range){.bytes = c->scratch[k], .first = k, .last = k};",
+       "(plan_range){.bytes = c->scratch[k], .first = program->calls + 1, .last = program->calls + 1};")]),
+]
