@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "core/core.h"
+#include "op/op.h"
 #include "proof_sink.h"
 
 static void differences(void **state) {
