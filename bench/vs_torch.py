@@ -196,7 +196,7 @@ class Vjp:
         need, cost = ctypes.c_size_t(), Cost()
         self.check(self.lib.vjp_workspace_size(*call, ctypes.byref(need)))
         self.check(self.lib.vjp_reserve(self.device, need))
-        self.check(self.lib.vjp_least_cost(*call, ctypes.byref(cost)))
+        self.check(self.lib.vjp_min_cost(*call, ctypes.byref(cost)))
         entry, keep = self.lib.vjp_call, (described, values, tensors)
 
         def run(keep=keep):

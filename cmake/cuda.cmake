@@ -22,7 +22,6 @@ find_package(CUDAToolkit REQUIRED)
 
 file(GLOB cuda_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*/*.cu)
 add_library(vjp-cuda SHARED ${cuda_files})
-target_compile_definitions(vjp-cuda PRIVATE VJP_VERSION="${PROJECT_VERSION}")
 target_include_directories(vjp-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 # As for the C files, an FMA stands only where it is written: fmaf() in the kernels, nothing contracted behind them.
 target_compile_options(vjp-cuda PRIVATE -std=c++20 --fmad=false -Xfatbin=-compress-all --threads=0 -Xcompiler=-fvisibility=hidden,-Wall,-Wextra

@@ -30,7 +30,7 @@ add_library(vjp::vjp_static ALIAS vjp_static)
 install(TARGETS vjp_shared vjp_static EXPORT vjp-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES include/vjp.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES include/vjp.h include/vjp_ops.h include/vjp_backend.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 foreach(kind cuda webgpu metal)
   if(TARGET vjp-${kind})
     install(TARGETS vjp-${kind} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

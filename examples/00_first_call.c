@@ -20,8 +20,8 @@ int main(void) {
 
     vjp_device *cpu;
     vjp_status status = vjp_open("cpu", NULL, &cpu);
-    if (status == VJP_OK) status = vjp_layer_norm_forward(cpu, &ty, NULL, NULL, &tx, NULL, NULL, 1, 1e-5);
-    if (status == VJP_OK) status = vjp_layer_norm_backward(cpu, &tdx, NULL, NULL, &tdy, &tx, NULL, NULL, NULL, 1, 1e-5);
+    if (status == VJP_OK) status = vjp_layer_norm_forward(cpu, &ty, NULL, NULL, &tx, NULL, NULL, NULL);
+    if (status == VJP_OK) status = vjp_layer_norm_backward(cpu, &tdx, NULL, NULL, &tdy, &tx, NULL, NULL, NULL, NULL);
     if (status != VJP_OK) fprintf(stderr, "%s\n", vjp_error(cpu));
     for (int row = 0; row < 2 && status == VJP_OK; row++) {
         float *yr = y + 3 * row, *dr = dx + 3 * row;

@@ -69,8 +69,7 @@ static vjp_status differentiate(const vjp_options *options, gradients *result) {
     vjp_device *device;
     vjp_status status = vjp_open("cpu", options, &device);
     if (status == VJP_OK) printf("%s\n", vjp_device_summary(device));
-    if (status == VJP_OK)
-        status = vjp_rms_norm_backward(device, &tdx, &tdgamma, NULL, &tdy, &tx, &tgamma, NULL, 1, 1e-6);
+    if (status == VJP_OK) status = vjp_rms_norm_backward(device, &tdx, &tdgamma, NULL, &tdy, &tx, &tgamma, NULL, NULL);
     if (status != VJP_OK) fprintf(stderr, "%s\n", vjp_error(device));
     vjp_close(device);
     return status;
@@ -85,7 +84,10 @@ int main(void) {
         gamma_values[i] = 1 + (float)i / DIM;
 
     my_pool pool = {0};
-    vjp_options with_my_pool = {.threads = THREADS, .parallel_for = my_parallel_for, .parallel_context = &pool};
+    vjp_options with_my_pool = {.struct_size = sizeof(vjp_options),
+                                .threads = THREADS,
+                                .parallel_for = my_parallel_for,
+                                .parallel_context = &pool};
     gradients *ours = calloc(1, sizeof *ours), *theirs = calloc(1, sizeof *theirs);
     if (!ours || !theirs) return 1;
     if (differentiate(&with_my_pool, ours) != VJP_OK || differentiate(NULL, theirs) != VJP_OK) return 1;

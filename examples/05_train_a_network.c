@@ -22,9 +22,13 @@ int main(void) {
         w[2 * i] = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){width[i + 1], width[i]});
         snprintf(name, sizeof name, "layer%d.bias", i);
         w[2 * i + 1] = vjp_graph_parameter(g, name, VJP_F32, 1, &width[i + 1]);
-        h = vjp_graph_linear(g, h, w[2 * i], w[2 * i + 1], i + 1 < LAYERS ? VJP_ACT_TANH : VJP_ACT_NONE, 1);
+        h = vjp_graph_linear(
+            g, h, w[2 * i], w[2 * i + 1],
+            &(vjp_linear_attributes){.struct_size = sizeof(vjp_linear_attributes),
+                                     .activation = i + 1 < LAYERS ? VJP_ACTIVATION_TANH : VJP_ACTIVATION_NONE,
+                                     .transpose_b = 1});
     }
-    vjp_value loss = result[2 * LAYERS] = vjp_graph_cross_entropy(g, h, label, -100, VJP_REDUCE_MEAN, 0);
+    vjp_value loss = result[2 * LAYERS] = vjp_graph_cross_entropy(g, h, label, NULL);
 
     /* Its gradients, and a step of AdamW for each parameter, all in one program. */
     vjp_graph_grad(g, loss, w, 2 * LAYERS, NULL, 0, gradient);

@@ -34,7 +34,8 @@ static int print_call(vjp_device *device, const sample *from, const char *size, 
 }
 
 int main(int argc, char **argv) {
-    vjp_options options = {.threads = argc > 1 ? atoi(argv[1]) : 2,
+    vjp_options options = {.struct_size = sizeof(vjp_options),
+                           .threads = argc > 1 ? atoi(argv[1]) : 2,
                            .instruction_set = argc > 2 ? argv[2] : NULL,
                            .matrix_products = "builtin"};
     vjp_device *device;

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attributes.h"
 #include "core/core.h"
 #include "graph/program.h"
 #include "op/op.h"
@@ -39,7 +40,7 @@ static void need_device(void) {
     if (!device) skip();
 }
 
-typedef const vjp_backend *(*entry_function)(const char *version);
+typedef const vjp_backend *(*entry_function)(const vjp_backend_host *host);
 
 /* One entry, which knows its version. */
 static void check_library(const char *path, const char *name) {
@@ -48,9 +49,12 @@ static void check_library(const char *path, const char *name) {
     entry_function entry;
     *(void **)&entry = dlsym(library, "vjp_backend_entry");
     assert_non_null(entry);
-    assert_non_null(entry(vjp_version()));
-    assert_string_equal(entry(vjp_version())->name, name);
-    assert_null(entry("0.0.0-other"));
+    vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
+    host.version = vjp_version();
+    assert_non_null(entry(&host));
+    assert_string_equal(entry(&host)->name, name);
+    host.version = "0.0.0-other";
+    assert_null(entry(&host));
     assert_null(dlsym(library, "vjp_call")); /* its copies of core and op are its own business */
     dlclose(library);
 }
@@ -103,7 +107,7 @@ static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
     vjp_tensor t = on_device(VJP_F32, 2, (int64_t[]){3, 2}, table, sizeof table);
     vjp_tensor i = on_device(VJP_I32, 1, (int64_t[]){4}, index, sizeof index);
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){4, 2}, before, sizeof before);
-    assert_int_equal(vjp_gather_forward(device, &y, &t, &i, 0), VJP_OK);
+    assert_int_equal(vjp_gather_forward(device, &y, &t, &i, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "gather.forward: index[2] is 7, outside [0, 3)"));
     float after[4 * 2];
@@ -114,7 +118,7 @@ static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
 
     const float dy[4 * 2] = {1, 1, 2, 2, 3, 3, 4, 4};
     vjp_tensor d = on_device(VJP_F32, 2, (int64_t[]){4, 2}, dy, sizeof dy);
-    assert_int_equal(vjp_gather_backward(device, &t, &d, &i, 0), VJP_OK);
+    assert_int_equal(vjp_gather_backward(device, &t, &d, &i, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "gather.backward: index[2] is 7, outside [0, 3)"));
     float gradient[3 * 2];
@@ -124,7 +128,7 @@ static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
 
     const float fractions[4] = {0, 1.5f, 2, 1};
     vjp_tensor f = on_device(VJP_F32, 1, (int64_t[]){4}, fractions, sizeof fractions);
-    assert_int_equal(vjp_gather_forward(device, &y, &t, &f, 0), VJP_OK);
+    assert_int_equal(vjp_gather_forward(device, &y, &t, &f, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "index[1] is 1.5, which is not an integer"));
     vjp_free(device, t.data), vjp_free(device, i.data), vjp_free(device, y.data);
@@ -142,7 +146,7 @@ static void a_position_past_the_tables_leaves_its_row_alone(void **state) {
     vjp_tensor s = on_device(VJP_F32, 2, (int64_t[]){1, 1}, sine, sizeof sine);
     vjp_tensor p = on_device(VJP_I64, 1, (int64_t[]){2}, positions, sizeof positions);
     vjp_tensor y = on_device(VJP_F32, 3, (int64_t[]){2, 1, 2}, before, sizeof before);
-    assert_int_equal(vjp_rope_forward(device, &y, &tx, &c, &s, &p, 0, VJP_PAIRS_HALF), VJP_OK);
+    assert_int_equal(vjp_rope_forward(device, &y, &tx, &c, &s, &p, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "rope.forward: positions[1] is 1, outside [0, 1)"));
     float after[4];
@@ -177,7 +181,7 @@ static void a_refused_call_writes_nothing(void **state) {
     const float x[6] = {1, 2, 3, 4, 5, 6}, before[6] = {9, 9, 9, 9, 9, 9};
     vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){2, 3}, x, sizeof x);
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){3, 2}, before, sizeof before);
-    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &tx, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &tx, NULL, NULL, NULL), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "layer_norm.forward: y has shape [3, 2]; expected [2, 3]"));
     float after[6];
     assert_int_equal(vjp_download(device, after, y.data, 0, sizeof after), VJP_OK);
@@ -208,10 +212,12 @@ static vjp_graph *build_model(vjp_value *index, vjp_value weight[3], vjp_value r
     weight[0] = vjp_graph_parameter(g, "table", VJP_F32, 2, table);
     weight[1] = vjp_graph_parameter(g, "w", VJP_F32, 2, square);
     weight[2] = vjp_graph_parameter(g, "sum", VJP_F32, 2, all);
-    vjp_value x = vjp_graph_rms_norm(g, vjp_graph_gather(g, weight[0], *index, 0), 0, 0, 1, 1e-5);
-    x = vjp_graph_linear(g, x, weight[1], 0, VJP_ACT_GELU_TANH, 1);
-    x = vjp_graph_layer_norm(g, x, 0, 0, 1, 1e-5);
-    x = vjp_graph_linear(g, vjp_graph_reshape(g, x, 2, (const int64_t[]){1, -1}), weight[2], 0, VJP_ACT_TANH, 0);
+    vjp_value x = vjp_graph_rms_norm(g, vjp_graph_gather(g, weight[0], *index, NULL), 0, 0,
+                                     WITH(rms_norm, .axes = 1, .eps = 1e-5));
+    x = vjp_graph_linear(g, x, weight[1], 0, WITH(linear, .activation = VJP_ACTIVATION_GELU_TANH, .transpose_b = 1));
+    x = vjp_graph_layer_norm(g, x, 0, 0, NULL);
+    x = vjp_graph_linear(g, vjp_graph_reshape(g, x, 2, (const int64_t[]){1, -1}), weight[2], 0,
+                         WITH(linear, .activation = VJP_ACTIVATION_TANH, .transpose_b = 0));
     result[3] = vjp_graph_reshape(g, x, 0, NULL);
     vjp_graph_grad(g, result[3], weight, 3, NULL, 0, result);
     return g;

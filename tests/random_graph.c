@@ -1,5 +1,6 @@
 /* Random graphs: see random_graph.h. */
 #include "random_graph.h"
+#include "attributes.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -96,7 +97,8 @@ static vjp_value add_norm(making *m, vjp_value x, bool centred) {
     int axes = 1 + (int)choose(&m->from, (uint32_t)t.ndim);
     vjp_value gamma = choose(&m->from, 2) ? give_weight(m, axes, t.shape + t.ndim - axes) : 0;
     vjp_value beta = choose(&m->from, 3) == 1 ? give_weight(m, axes, t.shape + t.ndim - axes) : 0;
-    return (centred ? vjp_graph_layer_norm : vjp_graph_rms_norm)(g, x, gamma, beta, axes, 0.1);
+    if (centred) return vjp_graph_layer_norm(g, x, gamma, beta, WITH(layer_norm, .axes = axes, .eps = 0.1));
+    return vjp_graph_rms_norm(g, x, gamma, beta, WITH(rms_norm, .axes = axes, .eps = 0.1));
 }
 
 static vjp_value add_linear(making *m, vjp_value x) {
@@ -107,17 +109,18 @@ static vjp_value add_linear(making *m, vjp_value x) {
     vjp_activation activation = (vjp_activation)choose(&m->from, 7);
     if (t.ndim < 2) x = vjp_graph_reshape(g, x, 2, (const int64_t[]){1, k});
     vjp_value b = give_weight(m, 2, transposed ? (const int64_t[]){n, k} : (const int64_t[]){k, n});
-    if (!b) return vjp_graph_add(g, x, x);
+    if (!b) return vjp_graph_add(g, x, x, NULL);
     vjp_value bias = choose(&m->from, 2) ? give_weight(m, 1, &n) : 0;
-    return vjp_graph_linear(g, x, b, bias, activation, transposed);
+    return vjp_graph_linear(g, x, b, bias, WITH(linear, .activation = activation, .transpose_b = transposed));
 }
 
 static vjp_value add_conv2d(making *m, vjp_value x) {
     vjp_graph *g = m->r->graph;
-    const vjp_conv2d_attributes attributes = {1, 1, 1, 1, 1, 1, 1, VJP_CHANNELS_FIRST, 0, 0};
+    const vjp_conv2d_attributes attributes = {sizeof(vjp_conv2d_attributes), 1, 1, 1, 1, 1, 1, 1,
+                                              VJP_LAYOUT_CHANNELS_FIRST,     0, 0};
     x = with_four_axes(m, x);
     vjp_value weight = give_weight(m, 4, (const int64_t[]){1 + choose(&m->from, 3), 1, 3, 3});
-    return weight ? vjp_graph_conv2d(g, x, weight, 0, &attributes) : vjp_graph_scale(g, x, 0.5);
+    return weight ? vjp_graph_conv2d(g, x, weight, 0, &attributes) : vjp_graph_scale(g, x, WITH(scale, .factor = 0.5));
 }
 
 static vjp_value add_attention(making *m, vjp_value x) {
@@ -126,14 +129,15 @@ static vjp_value add_attention(making *m, vjp_value x) {
     const int64_t shape[] = {1, -1, 1, t.shape[t.ndim - 1]};
     vjp_value y = pick_like(m, x, false), z = pick_like(m, x, false);
     x = vjp_graph_reshape(g, x, 4, shape), y = vjp_graph_reshape(g, y, 4, shape);
-    return vjp_graph_attention(g, x, y, vjp_graph_reshape(g, z, 4, shape), (int)choose(&m->from, 2), 0);
+    return vjp_graph_attention(g, x, y, vjp_graph_reshape(g, z, 4, shape),
+                               WITH(attention, .causal = (int)choose(&m->from, 2), .scale = 0));
 }
 
 static vjp_value add_gather(making *m, vjp_value x) {
     vjp_tensor t = shape_of(m, x);
     int axis = (int)choose(&m->from, (uint32_t)t.ndim);
     int64_t count = choose_size(m);
-    return vjp_graph_gather(m->r->graph, x, give_index(m, 1, &count, t.shape[axis]), axis);
+    return vjp_graph_gather(m->r->graph, x, give_index(m, 1, &count, t.shape[axis]), WITH(gather, .axis = axis));
 }
 
 static vjp_value add_reshape(making *m, vjp_value x) {
@@ -141,7 +145,7 @@ static vjp_value add_reshape(making *m, vjp_value x) {
     static const int64_t shapes[][3] = {{-1, 0, 0}, {1, -1, 0}, {-1, 1, 0}, {1, -1, 1}};
     uint32_t which = choose(&m->from, 4);
     x = vjp_graph_reshape(g, x, which == 0 ? 1 : which == 3 ? 3 : 2, shapes[which]);
-    return choose(&m->from, 2) ? x : vjp_graph_scale(g, x, 1.5);
+    return choose(&m->from, 2) ? x : vjp_graph_scale(g, x, WITH(scale, .factor = 1.5));
 }
 
 /* Any op of any values, right or wrong; what comes of it is a result and nobody's input. */
@@ -166,34 +170,38 @@ static vjp_value add_op(making *m) {
     vjp_value a = pick(m);
     vjp_tensor t = shape_of(m, a);
     switch (choose(&m->from, 16)) {
-    case 0: return vjp_graph_add(g, a, pick_like(m, a, true));
-    case 1: return vjp_graph_mul(g, a, pick_like(m, a, true));
-    case 2: return vjp_graph_scale(g, a, 0.5);
+    case 0: return vjp_graph_add(g, a, pick_like(m, a, true), NULL);
+    case 1: return vjp_graph_mul(g, a, pick_like(m, a, true), NULL);
+    case 2: return vjp_graph_scale(g, a, WITH(scale, .factor = 0.5));
     case 3: return vjp_graph_swiglu(g, a, pick_like(m, a, false));
     case 4: return add_norm(m, a, true);
     case 5: return add_norm(m, a, false);
     case 6: {
         int axis = (int)choose(&m->from, (uint32_t)t.ndim), way = (int)choose(&m->from, 4);
-        return vjp_graph_cumsum(g, vjp_graph_scale(g, a, 0.25), axis, smooth ? 0 : way / 2, way % 2);
+        return vjp_graph_cumsum(g, vjp_graph_scale(g, a, WITH(scale, .factor = 0.25)),
+                                WITH(cumsum, .axis = axis, .exclusive = smooth ? 0 : way / 2, .reverse = way % 2));
     }
     case 7: return add_linear(m, a);
     case 8: return add_gather(m, a);
     case 9: return add_reshape(m, a);
     case 10: {
         int axis = (int)choose(&m->from, (uint32_t)t.ndim);
-        return vjp_graph_mean(g, a, axis, 1);
+        return vjp_graph_mean(g, a, WITH(mean, .axis = axis, .axes = 1));
     }
     case 11: return add_attention(m, a);
     case 12: return add_conv2d(m, a);
-    case 13: return vjp_graph_group_norm(g, with_four_axes(m, a), 0, 0, 1, VJP_CHANNELS_FIRST, 0.1);
+    case 13:
+        return vjp_graph_group_norm(g, with_four_axes(m, a), 0, 0,
+                                    WITH(group_norm, .groups = 1, .layout = VJP_LAYOUT_CHANNELS_FIRST, .eps = 0.1));
     case 14: {
-        const vjp_maxpool2d_attributes attributes = {2, 2, 1, 1, 1, 1, 1, 1, 0, VJP_CHANNELS_FIRST, 0, 0};
-        return smooth ? vjp_graph_add(g, a, a) : vjp_graph_maxpool2d(g, with_four_axes(m, a), &attributes);
+        const vjp_maxpool2d_attributes attributes = {sizeof(vjp_maxpool2d_attributes), 2, 2, 1, 1, 1, 1, 1, 1, 0,
+                                                     VJP_LAYOUT_CHANNELS_FIRST,        0, 0};
+        return smooth ? vjp_graph_add(g, a, a, NULL) : vjp_graph_maxpool2d(g, with_four_axes(m, a), &attributes);
     }
     default: {
         int64_t two = 2;
         vjp_value counter = give_index(m, 1, &two, 1000);
-        return vjp_graph_dropout(g, a, counter, 0.25, (int64_t)choose(&m->from, 3));
+        return vjp_graph_dropout(g, a, counter, WITH(dropout, .p = 0.25, .stream = (int64_t)choose(&m->from, 3)));
     }
     }
 }
@@ -203,7 +211,7 @@ static void keep(making *m, vjp_value made) {
     vjp_tensor t = shape_of(m, made);
     if (!made) return; /* the graph has failed */
     bool large = count_of(&t) > MOST_ELEMENTS || t.ndim > 4;
-    if (large) made = vjp_graph_mean(m->r->graph, made, 0, 0);
+    if (large) made = vjp_graph_mean(m->r->graph, made, WITH(mean, .axis = 0, .axes = 0));
     if (large || t.ndim == 0) made = vjp_graph_reshape(m->r->graph, made, 1, (const int64_t[]){1});
     m->value[m->values++] = made;
 }
@@ -238,8 +246,9 @@ static void add_loss(making *m) {
         if (m->used[i] && !extra) continue;
         vjp_tensor t = shape_of(m, m->value[i]);
         vjp_value probe = square ? m->value[i] : give_input(m, t.ndim, t.shape);
-        vjp_value part = vjp_graph_mean(g, vjp_graph_mul(g, m->value[i], probe), 0, 0);
-        loss = loss ? vjp_graph_add(g, loss, part) : part;
+        vjp_value part =
+            vjp_graph_mean(g, vjp_graph_mul(g, m->value[i], probe, NULL), WITH(mean, .axis = 0, .axes = 0));
+        loss = loss ? vjp_graph_add(g, loss, part, NULL) : part;
     }
     m->r->loss = loss;
 }
@@ -274,7 +283,7 @@ static void add_results(making *m) {
         if (t.dtype != VJP_F32) continue;
         vjp_value momentum = vjp_graph_state(r->graph, name, VJP_F32, t.ndim, t.shape);
         vjp_value rate = give(m, false, VJP_F32, 0, &one, 0.01, 0);
-        const vjp_sgd_attributes attributes = {.beta = 0.5};
+        const vjp_sgd_attributes attributes = {.struct_size = sizeof(vjp_sgd_attributes), .beta = 0.5};
         r->result[r->results++] = vjp_graph_sgd(r->graph, r->weight[i], momentum, r->gradient[i], rate, 0, &attributes);
     }
     if (r->kind.wild && r->results < RANDOM_RESULTS && choose(&m->from, 32) == 1)
@@ -408,7 +417,7 @@ static bool check_refusal(vjp_device *device, const random_graph *r, vjp_status 
 }
 
 bool random_graph_check(vjp_device *device, choices from, random_kind kind, char why[RANDOM_WHY]) {
-    const vjp_program_options unplanned = {.unplanned = 1};
+    const vjp_program_options unplanned = {.struct_size = sizeof(vjp_program_options), .unplanned = 1};
     random_graph r = random_graph_make(from, kind);
     vjp_program *plan, *whole = NULL, *forward = NULL;
     vjp_status status = vjp_compile(device, r.graph, r.result, (size_t)r.results, NULL, &plan);
@@ -416,7 +425,7 @@ bool random_graph_check(vjp_device *device, choices from, random_kind kind, char
     if (status != VJP_OK) {
         ok = check_refusal(device, &r, status, plan, why);
     } else {
-        const vjp_program_options share = {.share = plan};
+        const vjp_program_options share = {.struct_size = sizeof(vjp_program_options), .share = plan};
         ok = (vjp_compile(device, r.graph, r.result, (size_t)r.results, &unplanned, &whole) == VJP_OK &&
               vjp_compile(device, r.graph, &r.loss, 1, &share, &forward) == VJP_OK) ||
              fails(why, "compiled with a plan, refused otherwise: %s", vjp_error(device));

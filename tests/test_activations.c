@@ -16,6 +16,7 @@
 
 #include <math.h>
 
+#include "attributes.h"
 #include "vjp.h"
 
 enum { MOST = 4096 };
@@ -34,7 +35,8 @@ enum { SETS = sizeof sets / sizeof sets[0] };
 
 static vjp_device *open_set(const char *name, const char *set) {
     vjp_device *device;
-    vjp_status status = vjp_open(name, &(vjp_options){.threads = 2, .instruction_set = set}, &device);
+    vjp_status status = vjp_open(
+        name, &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 2, .instruction_set = set}, &device);
     if (status == VJP_OK) return device;
     assert_non_null(set);
     vjp_close(device);
@@ -60,8 +62,12 @@ static bool run_set(const char *name, const char *set, vjp_dtype dtype, vjp_acti
     vjp_tensor a = vjp_tensor_of(x, dtype, 2, (int64_t[]){n, 1}), b = vjp_tensor_of(one, dtype, 2, (int64_t[]){1, 1});
     vjp_tensor up = vjp_tensor_of(dy, dtype, 2, (int64_t[]){n, 1}), out = vjp_tensor_of(y, dtype, 2, (int64_t[]){n, 1});
     vjp_tensor down = vjp_tensor_of(da, dtype, 2, (int64_t[]){n, 1});
-    assert_int_equal(vjp_linear_forward(device, &out, NULL, &a, &b, NULL, activation, 0), VJP_OK);
-    assert_int_equal(vjp_linear_backward(device, &down, NULL, NULL, &up, &a, &b, NULL, NULL, activation, 0, 0), VJP_OK);
+    assert_int_equal(
+        vjp_linear_forward(device, &out, NULL, &a, &b, NULL, WITH(linear, .activation = activation, .transpose_b = 0)),
+        VJP_OK);
+    assert_int_equal(vjp_linear_backward(device, &down, NULL, NULL, &up, &a, &b, NULL, NULL,
+                                         WITH(linear, .activation = activation, .transpose_b = 0, .zero_nan = 0)),
+                     VJP_OK);
     vjp_close(device);
     return true;
 }
@@ -99,7 +105,7 @@ static void every_activation(void **state) {
         exact_x[i] = x[i];
         exact_dy[i] = dy[i] = 1;
     }
-    for (int activation = VJP_ACT_NONE; activation <= VJP_ACT_TANH; activation++) {
+    for (int activation = VJP_ACTIVATION_NONE; activation <= VJP_ACTIVATION_TANH; activation++) {
         run("ref", VJP_F64, (vjp_activation)activation, n, exact_x, &exact_one, exact_dy, exact_y, exact_da);
         for (int s = 0; s < SETS; s++) {
             if (!run_set("cpu", sets[s], VJP_F32, (vjp_activation)activation, n, x, &one, dy, y, da)) continue;
@@ -118,15 +124,15 @@ static void known_values(void **state) {
     static const char *const names[] = {"cpu", "ref"};
     float x[] = {0, -0.0f, 1e30f, -1e30f, INFINITY, -INFINITY, 20}, one = 1, dy[] = {1, 1, 1, 1, 1, 1, 1}, y[7], da[7];
     for (int d = 0; d < 2; d++) {
-        run(names[d], VJP_F32, VJP_ACT_RELU, 7, x, &one, dy, y, da);
+        run(names[d], VJP_F32, VJP_ACTIVATION_RELU, 7, x, &one, dy, y, da);
         assert_true(da[0] == 0 && da[1] == 0 && da[2] == 1 && da[3] == 0); /* relu'(0) = 0 */
-        static const int squashed[] = {VJP_ACT_GELU_TANH, VJP_ACT_GELU_ERF, VJP_ACT_SILU};
+        static const int squashed[] = {VJP_ACTIVATION_GELU_TANH, VJP_ACTIVATION_GELU_ERF, VJP_ACTIVATION_SILU};
         for (int k = 0; k < 3; k++) {
             run(names[d], VJP_F32, (vjp_activation)squashed[k], 7, x, &one, dy, y, da);
             assert_true(fabs((double)da[0] - 0.5) < 1e-6 && da[2] == 1 && da[3] == 0 && da[4] == 1 && da[5] == 0);
             assert_true(y[0] == 0 && y[2] == 1e30f && y[3] == 0 && y[4] == INFINITY);
         }
-        run(names[d], VJP_F32, VJP_ACT_TANH, 7, x, &one, dy, y, da);
+        run(names[d], VJP_F32, VJP_ACTIVATION_TANH, 7, x, &one, dy, y, da);
         assert_true(da[0] == 1 && da[2] == 0 && fabs((double)da[6] / (4 * exp(-40)) - 1) < 1e-5);
     }
 }
@@ -157,7 +163,7 @@ static void through_swiglu(void **state) {
     run_swiglu("cpu", VJP_F32, n, x, one, one, (void *[3]){out[0], out[1], out[2]});
     run_swiglu("ref", VJP_F64, n, exact_x, exact_one, exact_one, (void *[3]){exact_out[0], exact_out[1], exact_out[2]});
     for (int i = 0; i < 3; i++)
-        failed += compare(names[i], "the best set", VJP_ACT_SILU, n, x, out[i], exact_out[i]);
+        failed += compare(names[i], "the best set", VJP_ACTIVATION_SILU, n, x, out[i], exact_out[i]);
     assert_int_equal(failed, 0);
     /* dy * up is past all range where the slope is 0. */
     float gate = -200, huge = 1e30f, results[3];

@@ -168,23 +168,24 @@ static void every_call(const char *name, vjp_options options, const char *what) 
 
 static void cpu_one_thread(void **state) {
     (void)state;
-    every_call("cpu", (vjp_options){.threads = 1}, "1 thread");
+    every_call("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, "1 thread");
 }
 
 static void cpu_threads(void **state) {
     (void)state;
-    every_call("cpu", (vjp_options){.threads = 4}, "4 threads");
+    every_call("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 4}, "4 threads");
 }
 
 static void cpu_built_in_products(void **state) {
     (void)state;
-    every_call("cpu", (vjp_options){.threads = 3, .matrix_products = "builtin"}, "3 threads, built-in products");
+    every_call("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 3, .matrix_products = "builtin"},
+               "3 threads, built-in products");
 }
 
 static void cpu_amx_products(void **state) {
     (void)state;
     vjp_device *device;
-    vjp_options options = {.threads = 3, .matrix_products = "amx"};
+    vjp_options options = {.struct_size = sizeof(vjp_options), .threads = 3, .matrix_products = "amx"};
     vjp_status status = vjp_open("cpu", &options, &device);
     vjp_close(device);
     if (status != VJP_OK) skip();
@@ -193,12 +194,13 @@ static void cpu_amx_products(void **state) {
 
 static void cpu_blas_products(void **state) {
     (void)state;
-    every_call("cpu", (vjp_options){.threads = 3, .matrix_products = "blas"}, "3 threads, BLAS");
+    every_call("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 3, .matrix_products = "blas"},
+               "3 threads, BLAS");
 }
 
 static void ref_calls(void **state) {
     (void)state;
-    every_call("ref", (vjp_options){0}, "ref");
+    every_call("ref", (vjp_options)VJP_OPTIONS_DEFAULTS, "ref");
 }
 
 int main(void) {

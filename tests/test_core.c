@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "attributes.h"
 #include "core/half.h"
 #include "sample.h"
 #include "vec_probe.h"
@@ -63,6 +64,10 @@ static void statuses(void **state) {
     int major, minor, patch, end = 0;
     assert_int_equal(sscanf(vjp_version(), "%d.%d.%d%n", &major, &minor, &patch, &end), 3);
     assert_int_equal(vjp_version()[end], 0);
+    assert_string_equal(vjp_version(), VJP_VERSION);
+    assert_int_equal(major, VJP_VERSION_MAJOR);
+    assert_int_equal(minor, VJP_VERSION_MINOR);
+    assert_int_equal(patch, VJP_VERSION_PATCH);
 }
 
 static void tensor_of(void **state) {
@@ -77,14 +82,15 @@ static void tensor_of(void **state) {
     assert_int_equal(t.offset, 0);
     assert_int_equal(t.flags, 0);
     assert_int_equal(t.reserved, 0);
-    for (int i = 0; i < VJP_MAX_DIMS; i++) {
-        assert_int_equal(t.stride[i], 0);
-        if (i >= 2) assert_int_equal(t.shape[i], 0);
-    }
+    assert_int_equal(t.stride[0], 2);
+    assert_int_equal(t.stride[1], 1);
+    for (int i = 2; i < VJP_MAX_DIMS; i++)
+        assert_true(t.stride[i] == 0 && t.shape[i] == 0);
     /* Nine dimensions: it must read no ninth size, and every call refuses the tensor. */
-    vjp_device *device = open_with("ref", (vjp_options){0});
+    vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     t = vjp_tensor_of(data, VJP_F32, 9, (int64_t[]){1, 1, 1, 1, 1, 1, 1, 1, 1});
-    assert_int_equal(vjp_cumsum_forward(device, &t, &t, 0, 0, 0), VJP_INVALID);
+    assert_int_equal(vjp_cumsum_forward(device, &t, &t, WITH(cumsum, .axis = 0, .exclusive = 0, .reverse = 0)),
+                     VJP_INVALID);
     vjp_close(device);
 }
 
@@ -199,7 +205,8 @@ enum { PROBES = sizeof probes / sizeof probes[0], WALK = 1 << 16 };
 
 static bool can_open(const char *set) {
     vjp_device *device;
-    vjp_options options = {.instruction_set = set, .threads = 1, .workspace_bytes = 64};
+    vjp_options options = {
+        .struct_size = sizeof(vjp_options), .instruction_set = set, .threads = 1, .workspace_bytes = 64};
     vjp_status status = vjp_open("cpu", &options, &device);
     vjp_close(device);
     return status == VJP_OK;
@@ -400,7 +407,8 @@ static void check_names(const vjp_op_info *info) {
 static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
     int64_t values[SAMPLE_ATTRIBUTE_BYTES / 8];
     assert_true(info->attribute_bytes <= sizeof values);
-    assert_int_equal(info->attribute_bytes, info->attribute_count * 8); /* every member has a row */
+    assert_int_equal(info->attribute_bytes,
+                     info->attribute_count ? (info->attribute_count + 1) * 8 : 0); /* struct_size and a row each */
     memset(values, 0x77, sizeof values);
     vjp_op_defaults(op, values);
     for (size_t i = 0; i < info->attribute_count; i++) {
@@ -494,7 +502,7 @@ static void attribute_defaults(void **state) {
 
 static void infer_absent(void **state) {
     (void)state;
-    vjp_device *device = open_with("ref", (vjp_options){0});
+    vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     static const struct {
         const char *op;
         vjp_pass pass;
@@ -580,7 +588,7 @@ static void conv2d_needs_no_more(void **state) {
     } rows[] = {{"dx", "x", "dweight"}, {"dweight", "weight", "dx"}};
     for (int d = 0; d < 2; d++)
         for (int i = 0; i < 2; i++) {
-            vjp_device *device = open_with(names[d], (vjp_options){0});
+            vjp_device *device = open_with(names[d], (vjp_options)VJP_OPTIONS_DEFAULTS);
             call whole, part;
             assert_true(call_make(&whole, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 5));
             assert_true(call_make(&part, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 5));
@@ -600,10 +608,10 @@ static void conv2d_needs_no_more(void **state) {
 /* Sizes that only an attribute tells. */
 static void infer_from_attributes(void **state) {
     (void)state;
-    vjp_device *device = open_with("ref", (vjp_options){0});
+    vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     vjp_tensor dy = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){4, 5});
     vjp_tensor index = vjp_tensor_of(NULL, VJP_I32, 1, (int64_t[]){4});
-    vjp_gather_attributes gather = {.axis = 0, .rows = 11};
+    vjp_gather_attributes gather = {.struct_size = sizeof(vjp_gather_attributes), .axis = 0, .rows = 11};
     const vjp_tensor *tensors[] = {NULL, &dy, &index};
     vjp_tensor described[VJP_MAX_SLOTS];
     assert_int_equal(vjp_infer(device, vjp_op_find("gather"), VJP_BACKWARD, tensors, 3, &gather, described), VJP_OK);
@@ -626,7 +634,7 @@ static void infer_from_attributes(void **state) {
     const vjp_tensor *most[] = {NULL, NULL, NULL, &convolved, NULL, &weight};
     assert_int_equal(vjp_infer(device, vjp_op_find("conv2d"), VJP_BACKWARD, most, 6, &conv, described), VJP_OK);
     assert_true(described[0].shape[1] == 5 && described[0].shape[2] == 8 && described[0].shape[3] == 7);
-    vjp_add_attributes add = {.b_axes = 1};
+    vjp_add_attributes add = {.struct_size = sizeof(vjp_add_attributes), .b_axes = 1};
     const vjp_tensor *alone[] = {NULL, NULL, &dy};
     assert_int_equal(vjp_infer(device, vjp_op_find("add"), VJP_BACKWARD, alone, 3, &add, described), VJP_OK);
     assert_true(described[0].ndim == 2 && described[1].ndim == 1 && described[1].shape[0] == 5);
@@ -635,7 +643,7 @@ static void infer_from_attributes(void **state) {
 
 static void least_cost(void **state) {
     (void)state;
-    vjp_device *device = open_with("ref", (vjp_options){0});
+    vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     vjp_cost cost;
     static const struct {
         const char *op;
@@ -682,7 +690,7 @@ static void least_cost(void **state) {
         call made;
         assert_true(call_make(&made, device, sample_find(rows[i].op), rows[i].pass, plain_types, 1));
         if (rows[i].accumulate) made.tensor[call_slot(&made, rows[i].accumulate)].flags = VJP_ACCUMULATE;
-        assert_int_equal(vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost),
+        assert_int_equal(vjp_min_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost),
                          VJP_OK);
         if (cost.bytes != rows[i].bytes || cost.flops != rows[i].flops)
             print_error("%s pass %d: %g bytes, %g flops\n", rows[i].op, (int)rows[i].pass, cost.bytes, cost.flops);
@@ -693,16 +701,16 @@ static void least_cost(void **state) {
     call made;
     assert_true(call_make(&made, device, sample_find("linear"), VJP_BACKWARD, plain_types, 1));
     made.pointer[call_slot(&made, "pre")] = NULL;
-    vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
+    vjp_min_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
     assert_true(cost.flops == 3 * 2.0 * 10 * 7 * 9);
     made.pointer[call_slot(&made, "da")] = made.pointer[call_slot(&made, "db")] = NULL;
-    vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
+    vjp_min_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
     assert_true(cost.flops == 2.0 * 10 * 7 * 9);
     call_free(&made);
     /* dbias alone reads dy alone. */
     assert_true(call_make(&made, device, sample_find("conv2d"), VJP_BACKWARD, plain_types, 1));
     made.pointer[call_slot(&made, "dx")] = made.pointer[call_slot(&made, "dweight")] = NULL;
-    vjp_least_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
+    vjp_min_cost(device, made.op, made.pass, made.pointer, made.count, made.attributes, &cost);
     assert_true(cost.flops == 0 && cost.bytes == 4 * (6 + 240));
     call_free(&made);
     vjp_close(device);
@@ -710,7 +718,8 @@ static void least_cost(void **state) {
 
 static void supports(void **state) {
     (void)state;
-    vjp_device *cpu = open_with("cpu", (vjp_options){.threads = 1}), *ref = open_with("ref", (vjp_options){0});
+    vjp_device *cpu = open_with("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}),
+               *ref = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     for (size_t i = 0; i < vjp_op_count(); i++)
         for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(i))); pass++) {
             static const vjp_dtype types[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64};
@@ -733,7 +742,7 @@ static void supports(void **state) {
 /* A step of training is not differentiated: whoever asks for its backward is told so. */
 static void no_backward(void **state) {
     (void)state;
-    vjp_device *ref = open_with("ref", (vjp_options){0});
+    vjp_device *ref = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     int found = 0;
     for (size_t i = 0; i < vjp_op_count(); i++) {
         const vjp_op *op = vjp_op_at(i);
@@ -748,7 +757,7 @@ static void no_backward(void **state) {
                                       vjp_call(ref, op, VJP_BACKWARD, none, 3, NULL),
                                       vjp_infer(ref, op, VJP_BACKWARD, none, 0, NULL, described),
                                       vjp_workspace_size(ref, op, VJP_BACKWARD, none, 0, NULL, &bytes),
-                                      vjp_least_cost(ref, op, VJP_BACKWARD, none, 0, NULL, &cost)};
+                                      vjp_min_cost(ref, op, VJP_BACKWARD, none, 0, NULL, &cost)};
         for (size_t k = 0; k < sizeof answers / sizeof answers[0]; k++)
             assert_int_equal(answers[k], VJP_UNSUPPORTED);
         assert_non_null(strstr(vjp_error(ref), vjp_op_describe(op)->name));
@@ -764,7 +773,7 @@ static void rate_that_is_no_number(void **state) {
     static const char *const names[] = {"cpu", "ref"}, *const ops[] = {"adamw", "sgd"};
     for (int d = 0; d < 2; d++)
         for (int o = 0; o < 2; o++) {
-            vjp_device *device = open_with(names[d], (vjp_options){.threads = 1});
+            vjp_device *device = open_with(names[d], (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
             call made;
             assert_true(call_make(&made, device, sample_find(ops[o]), VJP_FORWARD, plain_types, 1));
             call_put(&made.tensor[call_slot(&made, "lr")], 0, (double)NAN);
@@ -784,7 +793,8 @@ static void workspace(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref"};
     for (int d = 0; d < 2; d++) {
-        vjp_device *device = open_with(names[d], (vjp_options){.workspace_bytes = 64, .threads = 2});
+        vjp_device *device =
+            open_with(names[d], (vjp_options){.struct_size = sizeof(vjp_options), .workspace_bytes = 64, .threads = 2});
         call made;
         size_t bytes;
         assert_true(call_make(&made, device, sample_find_large("layer_norm"), VJP_BACKWARD, plain_types, 1));
@@ -847,7 +857,7 @@ static void workspace_is_enough(void **state) {
         for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++)
             for (int t = 0; t < 3; t++) {
                 static const vjp_dtype types[] = {VJP_F32, VJP_BF16, VJP_F16};
-                vjp_device *device = open_with("cpu", (vjp_options){.threads = 3});
+                vjp_device *device = open_with("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 3});
                 call made;
                 const char *name = vjp_op_describe(vjp_op_at(op))->name;
                 assert_true(call_make(&made, device, sample_find_large(name), (vjp_pass)pass,
@@ -872,7 +882,7 @@ static void workspace_is_enough(void **state) {
 
 static void memory(void **state) {
     (void)state;
-    vjp_device *device = open_with("cpu", (vjp_options){.threads = 1});
+    vjp_device *device = open_with("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
     void *data;
     char text[8] = "abcdefg", back[8] = {0};
     assert_int_equal(vjp_alloc(device, 100, &data), VJP_OK);
@@ -926,7 +936,9 @@ static void open_failures(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         vjp_device *device = NULL;
         if (rows[i].variable) setenv(rows[i].variable, rows[i].value, 1);
-        vjp_status status = vjp_open(rows[i].device, &rows[i].options, &device);
+        vjp_options options = rows[i].options;
+        options.struct_size = sizeof options;
+        vjp_status status = vjp_open(rows[i].device, &options, &device);
         if (rows[i].variable) unsetenv(rows[i].variable);
         if (status != rows[i].status) print_error("row %zu: %s: %s\n", i, vjp_status_name(status), vjp_error(device));
         assert_int_equal(status, rows[i].status);
@@ -942,7 +954,8 @@ static void open_failures(void **state) {
         vjp_tensor tx = vjp_tensor_of(&x, VJP_F32, 1, (int64_t[]){1}),
                    ty = vjp_tensor_of(&y, VJP_F32, 1, (int64_t[]){1});
         void *data;
-        assert_int_equal(vjp_cumsum_forward(device, &ty, &tx, 0, 0, 0), VJP_NO_DEVICE);
+        assert_int_equal(vjp_cumsum_forward(device, &ty, &tx, WITH(cumsum, .axis = 0, .exclusive = 0, .reverse = 0)),
+                         VJP_NO_DEVICE);
         assert_int_equal(vjp_reserve(device, 10), VJP_NO_DEVICE);
         assert_int_equal(vjp_set_workspace(device, NULL, 0), VJP_NO_DEVICE);
         assert_int_equal(vjp_alloc(device, 10, &data), VJP_NO_DEVICE);
@@ -984,7 +997,9 @@ static void open_settings(void **state) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         setenv(rows[i].variable, rows[i].value, 1);
-        vjp_device *device = open_with("cpu", rows[i].options);
+        vjp_options options = rows[i].options;
+        options.struct_size = sizeof options;
+        vjp_device *device = open_with("cpu", options);
         unsetenv(rows[i].variable);
         if (!strstr(vjp_device_summary(device), rows[i].summary)) print_error("%s\n", vjp_device_summary(device));
         assert_non_null(strstr(vjp_device_summary(device), rows[i].summary));
@@ -993,11 +1008,13 @@ static void open_settings(void **state) {
         vjp_close(device);
     }
     /* Every set of this processor can be asked for by name; the best is what comes unasked. */
-    vjp_device *best = open_with("cpu", (vjp_options){.threads = 1});
+    vjp_device *best = open_with("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
     int ran = 0;
     for (int i = 0; i < PROBES; i++) {
         vjp_device *device;
-        vjp_status status = vjp_open("cpu", &(vjp_options){.threads = 1, .instruction_set = probes[i]->name}, &device);
+        vjp_status status = vjp_open(
+            "cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1, .instruction_set = probes[i]->name},
+            &device);
         if (status == VJP_OK) {
             assert_non_null(strstr(vjp_device_summary(device), probes[i]->name));
             ran++;
@@ -1022,7 +1039,7 @@ typedef struct worker {
 static void *work_alone(void *pointer) {
     worker *w = pointer;
     vjp_device *device;
-    w->status = vjp_open(w->device, &(vjp_options){.threads = 2}, &device);
+    w->status = vjp_open(w->device, &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 2}, &device);
     for (int i = 0; i < 20 && w->status == VJP_OK; i++) {
         call made;
         if (!call_make(&made, device, sample_find("layer_norm"), VJP_BACKWARD, plain_types, 1)) w->status = VJP_INVALID;
@@ -1066,9 +1083,14 @@ static void header_compiles(void **state) {
     snprintf(file, sizeof file, "%s/header.c", folder);
     FILE *out = fopen(file, "w");
     assert_non_null(out);
-    fputs("#include <vjp.h>\n#include <vjp.h>\n"
+    fputs("#include <vjp.h>\n#include <vjp_backend.h>\n#include <vjp.h>\n"
           "int use(vjp_device *d, const vjp_tensor *t);\n"
-          "int use(vjp_device *d, const vjp_tensor *t) { return (int)vjp_cumsum_forward(d, t, t, 0, 0, 0); }\n",
+          "int use(vjp_device *d, const vjp_tensor *t) {\n"
+          "    vjp_cumsum_attributes a = VJP_CUMSUM_DEFAULTS;\n"
+          "    vjp_options o = VJP_OPTIONS_DEFAULTS;\n"
+          "    vjp_program_options p = VJP_PROGRAM_OPTIONS_DEFAULTS;\n"
+          "    return (int)vjp_cumsum_forward(d, t, t, &a) + o.threads + p.unplanned;\n"
+          "}\n",
           out);
     fclose(out);
     const char *strict = "-Wall -Wextra -Wpedantic -pedantic-errors -Werror";

@@ -50,7 +50,9 @@ static float sum_with(const char *products) {
     }
     vjp_tensor on[3] = {on_device(VJP_F32, 2, shape, y, sizeof y), on_device(VJP_F32, 2, shape, a, sizeof a),
                         on_device(VJP_F32, 2, shape, b, sizeof b)};
-    assert_int_equal(vjp_open("cuda", &(vjp_options){.matrix_products = products}, &own), VJP_OK);
+    assert_int_equal(
+        vjp_open("cuda", &(vjp_options){.struct_size = sizeof(vjp_options), .matrix_products = products}, &own),
+        VJP_OK);
     const vjp_tensor *tensors[LINEAR_BIAS + 1] = {[LINEAR_Y] = &on[0], [LINEAR_A] = &on[1], [LINEAR_B] = &on[2]};
     assert_int_equal(vjp_call(own, &vjp_op_linear, VJP_FORWARD, tensors, LINEAR_BIAS + 1, NULL), VJP_OK);
     assert_int_equal(vjp_download(own, y, on[0].data, 0, sizeof y), VJP_OK);
@@ -70,7 +72,9 @@ static void products_are_f32_unless_tf32_is_asked_for(void **state) {
     assert_true(sum_with("f32") == 256.0625f);
     assert_true(sum_with("tf32") == 256);
     vjp_device *none;
-    assert_int_equal(vjp_open("cuda", &(vjp_options){.matrix_products = "f16"}, &none), VJP_INVALID);
+    assert_int_equal(
+        vjp_open("cuda", &(vjp_options){.struct_size = sizeof(vjp_options), .matrix_products = "f16"}, &none),
+        VJP_INVALID);
     assert_non_null(strstr(vjp_error(none), "f32 or tf32"));
     vjp_close(none);
 }

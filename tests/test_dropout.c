@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "attributes.h"
 #include "core/philox.h"
 #include "vjp.h"
 
@@ -56,7 +57,7 @@ static void mask_of(vjp_device *device, int64_t seed, int64_t step, int64_t stre
         x[i] = 1;
     vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 1, (int64_t[]){COUNT}), ty = vjp_tensor_of(y, VJP_F32, 1, tx.shape);
     vjp_tensor tc = vjp_tensor_of(counter, VJP_I64, 1, (int64_t[]){2});
-    assert_int_equal(vjp_dropout_forward(device, &ty, &tx, &tc, p, stream), VJP_OK);
+    assert_int_equal(vjp_dropout_forward(device, &ty, &tx, &tc, WITH(dropout, .p = p, .stream = stream)), VJP_OK);
     for (int i = 0; i < COUNT; i++)
         kept[i] = y[i] != 0;
     free(x);

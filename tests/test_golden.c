@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "attributes.h"
 #include "core/core.h"
 #include "proof/text.h"
 #include "proof/values.h"
@@ -393,7 +394,8 @@ static void check_run(const char *op, const char *const *state, double max_norm)
         run_values(op, k, "lr", &lr, NULL);
         step = vjp_tensor_of(&number, VJP_I64, 0, NULL);
         assert_int_equal(vjp_sum_squares_forward(device, &t_squares, &g), VJP_OK);
-        assert_int_equal(vjp_clip_forward(device, &t_scale, &t_norm, &t_squares, max_norm), VJP_OK);
+        assert_int_equal(vjp_clip_forward(device, &t_scale, &t_norm, &t_squares, WITH(clip, .max_norm = max_norm)),
+                         VJP_OK);
         const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};
         for (size_t i = 0; i < info->count; i++) {
             const char *name = info->slots[i].name;

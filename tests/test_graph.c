@@ -15,6 +15,7 @@
 
 #include <math.h>
 
+#include "attributes.h"
 #include "graph/program.h"
 #include "numbers.h"
 #include "random_graph.h"
@@ -70,9 +71,9 @@ static void mistakes_name_the_node(void **unused) {
     vjp_graph *graph = vjp_graph_create();
     vjp_graph_push(graph, "layers.3");
     vjp_value a = vjp_graph_input(graph, "x", VJP_F32, 2, x), b = vjp_graph_parameter(graph, "w", VJP_F32, 2, w);
-    vjp_value y = vjp_graph_linear(graph, a, b, 0, VJP_ACT_NONE, 0);
+    vjp_value y = vjp_graph_linear(graph, a, b, 0, NULL);
     assert_int_equal(y, 0);
-    assert_int_equal(vjp_graph_rms_norm(graph, y, 0, 0, 1, 1e-6), 0); /* quiet after the first */
+    assert_int_equal(vjp_graph_rms_norm(graph, y, 0, 0, NULL), 0); /* quiet after the first */
     assert_non_null(strstr(vjp_graph_error(graph), "layers.3.linear: "));
     vjp_device *device = open_device("cpu");
     vjp_program *program;
@@ -94,14 +95,14 @@ static void values_are_checked(void **unused) {
     vjp_graph_input(graph, "x", VJP_F32, 2, huge);
     expect_error(graph, "overflows");
     graph = vjp_graph_create();
-    vjp_graph_scale(graph, 99, 2);
+    vjp_graph_scale(graph, 99, WITH(scale, .factor = 2));
     expect_error(graph, "99, which is no value");
     graph = vjp_graph_create();
     vjp_graph_reshape(graph, vjp_graph_input(graph, "x", VJP_F32, 2, x), 2, (const int64_t[]){5, -1});
     expect_error(graph, "a reshape of [4, 6], 24 elements");
     graph = vjp_graph_create();
     vjp_value input = vjp_graph_input(graph, "x", VJP_F32, 2, x);
-    vjp_graph_assign(graph, input, vjp_graph_scale(graph, input, 2));
+    vjp_graph_assign(graph, input, vjp_graph_scale(graph, input, WITH(scale, .factor = 2)));
     expect_error(graph, "only a parameter or a state");
     graph = vjp_graph_create();
     vjp_graph_pop(graph);
@@ -113,7 +114,8 @@ static void gradients_are_refused_with_a_reason(void **unused) {
     const int64_t x[] = {4, 6};
     vjp_value gradient;
     vjp_graph *graph = vjp_graph_create();
-    vjp_value w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x), y = vjp_graph_scale(graph, w, 2);
+    vjp_value w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x),
+              y = vjp_graph_scale(graph, w, WITH(scale, .factor = 2));
     assert_int_equal(vjp_graph_grad(graph, y, &w, 1, NULL, 0, &gradient), VJP_INVALID);
     assert_int_equal(gradient, 0);
     expect_error(graph, "only a scalar has a gradient; this is [4, 6]");
@@ -121,7 +123,7 @@ static void gradients_are_refused_with_a_reason(void **unused) {
     graph = vjp_graph_create();
     w = vjp_graph_parameter(graph, "w", VJP_F32, 2, x);
     vjp_value other = vjp_graph_parameter(graph, "other", VJP_F32, 2, x);
-    vjp_value loss = vjp_graph_mean(graph, w, 0, 0);
+    vjp_value loss = vjp_graph_mean(graph, w, WITH(mean, .axis = 0, .axes = 0));
     vjp_value both[] = {w, other}, gradients[2];
     vjp_graph_grad(graph, loss, both, 2, NULL, 0, gradients);
     expect_error(graph, "does not depend on it");
@@ -167,9 +169,10 @@ static void cast_weights_have_wide_gradients(void **unused) {
     const int64_t row[] = {1, 4}, line[] = {4};
     vjp_value x = vjp_graph_input(g, "x", VJP_BF16, 2, row), w = vjp_graph_parameter(g, "w", VJP_F32, 1, line), dw;
     vjp_value narrow = vjp_graph_cast(g, w, VJP_BF16);
-    vjp_value y = vjp_graph_add(g, vjp_graph_rms_norm(g, x, narrow, 0, 1, 0), narrow);
-    y = vjp_graph_add(g, y, vjp_graph_rms_norm(g, x, narrow, 0, 1, 0));
-    vjp_graph_grad(g, vjp_graph_mean(g, y, 0, 0), &w, 1, NULL, 0, &dw);
+    vjp_value y =
+        vjp_graph_add(g, vjp_graph_rms_norm(g, x, narrow, 0, WITH(rms_norm, .axes = 1, .eps = 0)), narrow, NULL);
+    y = vjp_graph_add(g, y, vjp_graph_rms_norm(g, x, narrow, 0, WITH(rms_norm, .axes = 1, .eps = 0)), NULL);
+    vjp_graph_grad(g, vjp_graph_mean(g, y, WITH(mean, .axis = 0, .axes = 0)), &w, 1, NULL, 0, &dw);
     vjp_program *program = compile(device, g, &dw, 1, NULL);
     fill(program, x, 1, 1);
     run(device, program);
@@ -240,9 +243,12 @@ static vjp_value add_block(vjp_graph *g, vjp_value x, int i, vjp_value *weight, 
     snprintf(name, sizeof name, "block.%d", i);
     *weight = vjp_graph_parameter(g, name, VJP_F32, 2, square);
     if (recompute) vjp_graph_recompute_begin(g);
-    vjp_value y = vjp_graph_linear(g, vjp_graph_rms_norm(g, x, 0, 0, 1, 1e-3), *weight, 0, VJP_ACT_SILU, 0);
-    y = vjp_graph_swiglu(g, y, vjp_graph_linear(g, y, *weight, 0, VJP_ACT_GELU_ERF, 1));
-    y = vjp_graph_add(g, x, y);
+    vjp_value y = vjp_graph_linear(g, vjp_graph_rms_norm(g, x, 0, 0, WITH(rms_norm, .axes = 1, .eps = 1e-3)), *weight,
+                                   0, WITH(linear, .activation = VJP_ACTIVATION_SILU, .transpose_b = 0));
+    y = vjp_graph_swiglu(
+        g, y,
+        vjp_graph_linear(g, y, *weight, 0, WITH(linear, .activation = VJP_ACTIVATION_GELU_ERF, .transpose_b = 1)));
+    y = vjp_graph_add(g, x, y, NULL);
     if (recompute) vjp_graph_recompute_end(g);
     return y;
 }
@@ -255,7 +261,7 @@ static vjp_graph *stacked(bool recompute, vjp_value *x, vjp_value weight[BLOCKS]
     vjp_value h = *x = vjp_graph_input(g, "x", VJP_F32, 2, shape);
     for (int i = 0; i < BLOCKS; i++)
         h = add_block(g, h, i, &weight[i], recompute);
-    result[BLOCKS] = vjp_graph_mean(g, vjp_graph_mul(g, h, h), 0, 0);
+    result[BLOCKS] = vjp_graph_mean(g, vjp_graph_mul(g, h, h, NULL), WITH(mean, .axis = 0, .axes = 0));
     vjp_graph_grad(g, result[BLOCKS], weight, BLOCKS, NULL, 0, result);
     return g;
 }
@@ -266,7 +272,7 @@ static void recomputed_is_kept(void **unused) {
     vjp_graph *graph[2];
     vjp_program *program[2];
     vjp_value x[2], weight[2][BLOCKS], result[2][BLOCKS + 1];
-    vjp_program_report report[2];
+    vjp_program_report report[2] = {{.struct_size = sizeof report[0]}, {.struct_size = sizeof report[1]}};
     for (int i = 0; i < 2; i++) {
         graph[i] = stacked(i == 1, &x[i], weight[i], result[i]);
         program[i] = compile(device, graph[i], result[i], BLOCKS + 1, NULL);
@@ -299,13 +305,14 @@ static void states_are_shared(void **unused) {
     vjp_value w = vjp_graph_parameter(g, "w", VJP_F32, 1, shape), x = vjp_graph_input(g, "x", VJP_F32, 1, shape);
     vjp_value into = vjp_graph_state(g, "g", VJP_F32, 1, shape), momentum = vjp_graph_state(g, "m", VJP_F32, 1, shape);
     vjp_value rate = vjp_graph_input(g, "rate", VJP_F32, 0, NULL), first, more;
-    vjp_value loss = vjp_graph_scale(g, vjp_graph_mean(g, vjp_graph_mul(g, w, x), 0, 0), 5);
+    vjp_value loss = vjp_graph_scale(
+        g, vjp_graph_mean(g, vjp_graph_mul(g, w, x, NULL), WITH(mean, .axis = 0, .axes = 0)), WITH(scale, .factor = 5));
     assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &into, 0, &first), VJP_OK);
     assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &into, 1, &more), VJP_OK);
-    const vjp_sgd_attributes sgd = {.beta = 0.5};
+    const vjp_sgd_attributes sgd = {.struct_size = sizeof(vjp_sgd_attributes), .beta = 0.5};
     vjp_value moved = vjp_graph_sgd(g, w, momentum, into, rate, 0, &sgd);
     vjp_program *write = compile(device, g, &first, 1, NULL);
-    const vjp_program_options share = {.share = write};
+    const vjp_program_options share = {.struct_size = sizeof(vjp_program_options), .share = write};
     vjp_program *add = compile(device, g, &more, 1, &share), *step = compile(device, g, &moved, 1, &share);
     float ones[5] = {1, 1, 1, 1, 1}, xs[5] = {1, 2, 3, 4, 5}, value[5], lr = 0.1f;
     assert_int_equal(vjp_program_write(step, w, ones, sizeof ones), VJP_OK);
@@ -354,11 +361,11 @@ static void runs_can_be_watched(void **unused) {
     vjp_program_profile(program, 1);
     run(device, program);
     run(device, program);
-    vjp_program_report report;
+    vjp_program_report report = {.struct_size = sizeof report};
     vjp_program_describe(program, &report);
     double seconds = 0, flops = 0;
     for (size_t i = 0; i < report.calls; i++) {
-        vjp_call_time time;
+        vjp_call_time time = {.struct_size = sizeof time};
         assert_int_equal(vjp_program_time(program, i, &time), VJP_OK);
         assert_int_equal(time.runs, 2);
         seconds += time.seconds;
@@ -366,7 +373,7 @@ static void runs_can_be_watched(void **unused) {
     }
     assert_true(seconds > 0);
     assert_true(flops == report.cost.flops);
-    vjp_call_time time;
+    vjp_call_time time = {.struct_size = sizeof time};
     assert_int_equal(vjp_program_time(program, report.calls, &time), VJP_INVALID);
     vjp_program_profile(program, 0);
 
@@ -399,7 +406,7 @@ static void bad_indices_stop_a_run(void **unused) {
     const int64_t table[] = {4, 3}, index[] = {2};
     vjp_value t = vjp_graph_parameter(g, "table", VJP_F32, 2, table), k = vjp_graph_input(g, "k", VJP_I32, 1, index);
     vjp_graph_push(g, "embed");
-    vjp_value y = vjp_graph_gather(g, t, k, 0);
+    vjp_value y = vjp_graph_gather(g, t, k, NULL);
     vjp_program *program = compile(device, g, &y, 1, NULL);
     const int32_t bad[] = {1, 4};
     assert_int_equal(vjp_program_write(program, k, bad, sizeof bad), VJP_OK);

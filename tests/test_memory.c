@@ -28,7 +28,9 @@ enum { DEVICES = sizeof devices / sizeof devices[0], MUST_HAVE = 3 };
 /* NULL: not on this machine. */
 static vjp_device *open_device(size_t i) {
     vjp_device *device;
-    if (vjp_open(devices[i].name, &devices[i].options, &device) == VJP_OK) return device;
+    vjp_options options = devices[i].options;
+    options.struct_size = sizeof options;
+    if (vjp_open(devices[i].name, &options, &device) == VJP_OK) return device;
     if (i < MUST_HAVE) fail_msg("%s", vjp_error(device));
     vjp_close(device);
     return NULL;
@@ -56,7 +58,7 @@ static bool ask(vjp_device *device, const question *q, int64_t time, size_t *byt
     const vjp_tensor *forward[] = {&query, &lse, &query, &key, &key};
     const vjp_tensor *backward[] = {
         &query, &key, &key, &query, &query, &key, &key, q->saved ? &query : NULL, q->saved ? &lse : NULL};
-    const vjp_attention_attributes attributes = {.causal = q->causal};
+    const vjp_attention_attributes attributes = {.struct_size = sizeof(vjp_attention_attributes), .causal = q->causal};
     bool is_forward = q->pass == VJP_FORWARD;
     vjp_status status = vjp_workspace_size(device, &vjp_op_attention, q->pass, is_forward ? forward : backward,
                                            is_forward ? 5 : 9, &attributes, bytes);
@@ -126,7 +128,7 @@ static bool arena_at(vjp_device *device, int64_t context, bool recompute, size_t
     vjp_program *program;
     vjp_status status = vjp_compile(device, model.graph, results, count + 1, NULL, &program);
     if (status != VJP_OK && status != VJP_UNSUPPORTED) fail_msg("%s", vjp_error(device));
-    vjp_program_report report;
+    vjp_program_report report = {.struct_size = sizeof report};
     vjp_program_describe(program, &report);
     *bytes = report.arena_bytes - (status == VJP_OK ? fixed : 0);
     vjp_program_destroy(program);

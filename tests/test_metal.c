@@ -3,6 +3,7 @@
  * of tests/metal/stand_in.c, and both together are held against `ref` as any device is. First the emulator itself: what
  * it must see, it sees.
  */
+#include "attributes.h"
 #include "gpu/metal/device.h"
 #include "metal/emulate.h"
 #include "metal/stand_in.h"
@@ -245,7 +246,7 @@ static void copies_within_the_device(void **state) {
 }
 
 static vjp_status norm(vjp_tensor *y, const vjp_tensor *x) {
-    return vjp_rms_norm_forward(device, y, NULL, x, NULL, NULL, 1, 1e-5);
+    return vjp_rms_norm_forward(device, y, NULL, x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5));
 }
 
 static const float numbers[8] = {1, 2, 3, 4, 5, 6, 7, 9};
@@ -291,12 +292,15 @@ static void pipelines_are_made_for_what_differs(void **state) {
     other.shape[0] = 1; /* fewer rows, elsewhere, another eps: the same */
     y.shape[0] = 1;
     other.offset = y.offset = 16;
-    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, NULL, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-3)),
+                     VJP_OK);
     assert_int_equal(stand_in.pipelines, before);
-    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(
+        vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-3)), VJP_OK);
     assert_int_equal(stand_in.pipelines, before + 1);
     other.dtype = y.dtype = VJP_BF16;
-    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, 1, 1e-3), VJP_OK);
+    assert_int_equal(
+        vjp_rms_norm_forward(device, &y, NULL, &other, &gamma, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-3)), VJP_OK);
     assert_int_equal(stand_in.pipelines, before + 2);
     vjp_free(device, x.data);
     vjp_free(device, gamma.data);
@@ -518,7 +522,8 @@ static void a_row_past_2_to_24_keeps_its_last_column(void **state) {
     float rstd = 0;
     vjp_tensor x = on_device(VJP_BF16, 2, (int64_t[]){1, DIM}, host, DIM * sizeof *host);
     vjp_tensor r = on_device(VJP_F32, 1, (int64_t[]){1}, &rstd, sizeof rstd);
-    if (vjp_rms_norm_forward(device, NULL, &r, &x, NULL, NULL, 1, 0) != VJP_OK) fail_msg("%s", vjp_error(device));
+    if (vjp_rms_norm_forward(device, NULL, &r, &x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 0)) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
     assert_int_equal(vjp_download(device, &rstd, r.data, 0, sizeof rstd), VJP_OK);
     assert_true(fabs((double)rstd - sqrt(0.5)) < 1e-6);
     vjp_free(device, x.data);
@@ -544,7 +549,7 @@ static void results_do_not_depend_on_how_threads_run(void **state) {
             vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){ROWS_HERE, dims[t]}, x, count * sizeof *x);
             vjp_tensor dy = on_device(VJP_F32, 2, (int64_t[]){ROWS_HERE, dims[t]}, x, count * sizeof *x);
             vjp_tensor dgamma = on_device(VJP_F32, 1, (int64_t[]){dims[t]}, x, (size_t)dims[t] * sizeof *x);
-            assert_int_equal(vjp_layer_norm_backward(device, &dy, &dgamma, NULL, &dy, &tx, NULL, NULL, NULL, 1, 1e-5),
+            assert_int_equal(vjp_layer_norm_backward(device, &dy, &dgamma, NULL, &dy, &tx, NULL, NULL, NULL, NULL),
                              VJP_OK);
             assert_int_equal(vjp_download(device, again, dy.data, 0, count * sizeof *again), VJP_OK);
             assert_int_equal(vjp_download(device, again + count, dgamma.data, 0, (size_t)dims[t] * sizeof *again),

@@ -114,7 +114,7 @@ static subject compile(const char *device, const kind *k, vjp_dtype dtype) {
     s.gradient[count] = s.model.loss;
     if (vjp_compile(s.device, s.model.graph, s.gradient, count + 1, NULL, &s.program) != VJP_OK)
         fail_msg("%s: %s", k->name, vjp_error(s.device));
-    const vjp_program_options share = {.share = s.program};
+    const vjp_program_options share = {.struct_size = sizeof(vjp_program_options), .share = s.program};
     assert_int_equal(vjp_compile(s.device, s.model.graph, &s.model.loss, 1, &share, &s.forward), VJP_OK);
     fill(&s, k);
     return s;
@@ -251,7 +251,7 @@ static void check_plan(vjp_device *device, train_model *model, const char *name)
     vjp_program *program;
     if (vjp_compile(device, model->graph, values, count + 1, NULL, &program) != VJP_OK)
         fail_msg("%s: %s", name, vjp_error(device));
-    vjp_program_report report;
+    vjp_program_report report = {.struct_size = sizeof report};
     vjp_program_describe(program, &report);
     int32_t one, other;
     if (plan_find_overlap(program->range, program->ranges, &one, &other))

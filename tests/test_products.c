@@ -123,7 +123,9 @@ static void free_matrices(matrices *x) {
 /* NULL: this machine has no such engine. */
 static vjp_device *open_engine(const char *engine, int32_t threads) {
     vjp_device *device;
-    vjp_status status = vjp_open("cpu", &(vjp_options){.threads = threads, .matrix_products = engine}, &device);
+    vjp_status status = vjp_open(
+        "cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = threads, .matrix_products = engine},
+        &device);
     if (status == VJP_OK) return device;
     assert_int_equal(status, VJP_UNSUPPORTED);
     vjp_close(device);
@@ -133,8 +135,9 @@ static vjp_device *open_engine(const char *engine, int32_t threads) {
 static bool run(const char *engine, const product *p, matrices *x, int32_t threads) {
     vjp_device *device = open_engine(engine, threads);
     if (!device) return false;
-    const vjp_linear_attributes attributes = {.transpose_b = p->transpose_b,
-                                              .activation = p->relu ? VJP_ACT_RELU : VJP_ACT_NONE};
+    const vjp_linear_attributes attributes = {.struct_size = sizeof(vjp_linear_attributes),
+                                              .transpose_b = p->transpose_b,
+                                              .activation = p->relu ? VJP_ACTIVATION_RELU : VJP_ACTIVATION_NONE};
     const vjp_tensor *forward[LINEAR_BIAS + 1] = {[LINEAR_Y] = &x->y, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
     const vjp_tensor *backward[LINEAR_B_PRE + 1] = {[LINEAR_B_DA] = &x->da,
                                                     [LINEAR_B_DB] = &x->db,
@@ -249,7 +252,8 @@ static void free_layer(layer *x) {
 static bool run_layer(const char *engine, vjp_pass pass, layer *x) {
     vjp_device *device = open_engine(engine, 2);
     if (!device) return false;
-    const vjp_linear_attributes attributes = {.activation = VJP_ACT_SIGMOID};
+    const vjp_linear_attributes attributes = {.struct_size = sizeof(vjp_linear_attributes),
+                                              .activation = VJP_ACTIVATION_SIGMOID};
     const vjp_tensor *forward[LINEAR_BIAS + 1] = {
         [LINEAR_Y] = &x->y, [LINEAR_PRE] = &x->pre, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
     const vjp_tensor *backward[LINEAR_B_PRE + 1] = {

@@ -50,6 +50,7 @@ static int hash_all(vjp_device *device, uint64_t *hashes, const char *only) {
 }
 
 static int hash_with(vjp_options options, uint64_t *hashes, const char *only) {
+    options.struct_size = sizeof options;
     vjp_device *device;
     int count = 0;
     if (vjp_open("cpu", &options, &device) == VJP_OK)
@@ -65,7 +66,7 @@ static int expected_count;
 
 static int with_one_thread(void **state) {
     (void)state;
-    expected_count = hash_with((vjp_options){.threads = 1}, expected, NULL);
+    expected_count = hash_with((vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, expected, NULL);
     return expected_count > 0 ? 0 : -1;
 }
 
@@ -79,7 +80,8 @@ static void any_number_of_threads(void **state) {
     static const int threads[] = {2, 3, 5, 8};
     uint64_t hashes[MOST_HASHES];
     for (int i = 0; i < 4; i++)
-        assert_expected(hashes, hash_with((vjp_options){.threads = threads[i]}, hashes, NULL));
+        assert_expected(
+            hashes, hash_with((vjp_options){.struct_size = sizeof(vjp_options), .threads = threads[i]}, hashes, NULL));
 }
 
 /* ---- The caller's pool ------------------------------------------------------------------------------- */
@@ -125,7 +127,8 @@ static void callers_pool(void **state) {
     (void)state;
     own_pool pool = {.threads = 3};
     uint64_t hashes[MOST_HASHES];
-    vjp_options options = {.parallel_for = own_parallel_for, .parallel_context = &pool};
+    vjp_options options = {
+        .struct_size = sizeof(vjp_options), .parallel_for = own_parallel_for, .parallel_context = &pool};
     assert_expected(hashes, hash_with(options, hashes, NULL));
     /* It was used: every op of these sizes is more than one task, but for clip, which is three numbers. */
     assert_true(atomic_load(&pool.jobs) >= (sample_passes() - 1) * STORAGES);
@@ -143,7 +146,8 @@ static void small_work_stays(void **state) {
     (void)state;
     atomic_int used = 0;
     vjp_device *device;
-    vjp_options options = {.parallel_for = forbidden_for, .parallel_context = &used};
+    vjp_options options = {
+        .struct_size = sizeof(vjp_options), .parallel_for = forbidden_for, .parallel_context = &used};
     assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
     for (size_t op = 0; op < vjp_op_count(); op++)
         for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))); pass++) {
@@ -198,7 +202,8 @@ static void *use_given(void *pointer) {
 static void device_moves(void **state) {
     (void)state;
     vjp_device *device;
-    assert_int_equal(vjp_open("cpu", &(vjp_options){.threads = 3}, &device), VJP_OK);
+    assert_int_equal(vjp_open("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 3}, &device),
+                     VJP_OK);
     for (int i = 0; i < 5; i++) {
         pthread_t thread;
         void *result;
@@ -234,7 +239,7 @@ static void open_and_close(int times) {
     static const char *const names[] = {"cpu", "ref", "cpu", "nothing"};
     for (int i = 0; i < times; i++) {
         vjp_device *device;
-        vjp_options options = {.threads = 1 + i % 4, .workspace_bytes = 1 << 20};
+        vjp_options options = {.struct_size = sizeof(vjp_options), .threads = 1 + i % 4, .workspace_bytes = 1 << 20};
         const char *name = names[i % 4];
         vjp_status status = vjp_open(name, &options, &device);
         assert_int_equal(status, strcmp(name, "nothing") == 0 ? VJP_NO_DEVICE : VJP_OK);

@@ -3,6 +3,7 @@
  * that share a buffer, arenas larger than a binding), shapes past what a grid dimension or a workgroup holds, and the
  * failures that a device can have. Runs on any adapter; without a GPU Mesa's lavapipe is one.
  */
+#include "attributes.h"
 #include "gpu/webgpu/device.h"
 #include "proof/problem.h"
 #include "proof_sink.h"
@@ -78,20 +79,22 @@ static void memory_that_is_not_the_devices_is_refused(void **state) {
     vjp_tensor x = vjp_tensor_of(host, VJP_F32, 2, (int64_t[]){2, 2}), y = x;
     assert_int_equal(vjp_upload(device, host, 0, host, sizeof host), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
-    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_INVALID);
     assert_int_equal(vjp_alloc(device, 256, &data), VJP_OK);
     assert_int_equal(vjp_download(device, host, data, 250, 16), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "16 bytes at 250 run past a buffer of 256"));
     x.data = y.data = data;
     x.shape[0] = y.shape[0] = 1000; /* more than is there */
-    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_INVALID);
     /* The last of a call's launches would meet it: nothing is written before. */
     const float before[4] = {9, 9, 9, 9};
     float after[4];
     vjp_tensor dx = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
     vjp_tensor dy = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
     vjp_tensor dgamma = vjp_tensor_of(host, VJP_F32, 1, (int64_t[]){2});
-    assert_int_equal(vjp_rms_norm_backward(device, &dx, &dgamma, NULL, &dy, &dy, NULL, NULL, 1, 1e-5), VJP_INVALID);
+    assert_int_equal(
+        vjp_rms_norm_backward(device, &dx, &dgamma, NULL, &dy, &dy, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+        VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "dgamma does not lie in memory of this device"));
     assert_int_equal(vjp_download(device, after, dx.data, 0, sizeof after), VJP_OK);
     assert_memory_equal(after, before, sizeof after);
@@ -180,8 +183,10 @@ static void an_arena_may_be_larger_than_a_binding(void **state) {
     y.offset = 256;
     z.offset = arena - 256;
     assert_int_equal(vjp_upload(device, data, 0, host, sizeof host), VJP_OK);
-    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
-    assert_int_equal(vjp_rms_norm_forward(device, &z, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(device, &y, NULL, &x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+                     VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(device, &z, NULL, &x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+                     VJP_OK);
     assert_int_equal(vjp_download(device, near, data, y.offset, sizeof near), VJP_OK);
     assert_int_equal(vjp_download(device, far, data, z.offset, sizeof far), VJP_OK);
     assert_memory_equal(near, far, sizeof near);
@@ -191,7 +196,9 @@ static void an_arena_may_be_larger_than_a_binding(void **state) {
     vjp_tensor wide = vjp_tensor_of(data, VJP_F32, 2, (int64_t[]){(int64_t)(most / 1024) + 1, 256});
     char words[64];
     snprintf(words, sizeof words, "binds at most %llu", (unsigned long long)most);
-    assert_int_equal(vjp_rms_norm_forward(device, &wide, NULL, &wide, NULL, NULL, 1, 1e-5), VJP_UNSUPPORTED);
+    assert_int_equal(
+        vjp_rms_norm_forward(device, &wide, NULL, &wide, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+        VJP_UNSUPPORTED);
     if (!strstr(vjp_error(device), words)) fail_msg("%s", vjp_error(device));
     assert_int_equal(vjp_synchronize(device), VJP_OK);
     vjp_free(device, data);
@@ -206,14 +213,14 @@ static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state)
     const float host[8] = {1, 2, 3, 4, 5, 6, 7, 9};
     vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, host, sizeof host);
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){2, 4}, host, sizeof host);
-    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
     size_t pipelines = inside->pipelines.count, buffers = inside->places.count;
     for (int i = 0; i < 40; i++)
-        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_OK);
     assert_int_equal(inside->launches, 40); /* all of them wait together */
     for (int i = 0; i < 3 * WEBGPU_LAUNCHES; i++)
-        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+        assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
     assert_int_equal(inside->launches, 0);
     assert_int_equal(inside->pipelines.count, pipelines);
@@ -233,8 +240,8 @@ static void findings_of_several_calls_keep_position_and_value_together(void **st
     vjp_tensor b = on_device(VJP_I32, 1, (int64_t[]){8}, early, sizeof early);
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){8, 1}, zero, sizeof zero);
     for (int order = 0; order < 2; order++) {
-        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &a : &b, 0), VJP_OK);
-        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &b : &a, 0), VJP_OK);
+        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &a : &b, NULL), VJP_OK);
+        assert_int_equal(vjp_gather_forward(device, &y, &t, order ? &b : &a, NULL), VJP_OK);
         assert_int_equal(vjp_synchronize(device), VJP_INVALID);
         if (!strstr(vjp_error(device), "index[2] is -7")) fail_msg("%s", vjp_error(device));
         assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -274,7 +281,8 @@ static void a_lost_device_is_a_status_everywhere(void **state) {
     void *data, *more;
     assert_int_equal(vjp_alloc(own, sizeof host, &data), VJP_OK);
     vjp_tensor x = vjp_tensor_of(data, VJP_F32, 2, (int64_t[]){2, 2});
-    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, 1, 1e-5), VJP_OK);
+    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+                     VJP_OK);
     inside->api.DeviceDestroy(inside->device);
     for (int i = 0; i < 100 && !inside->lost; i++)
         inside->api.InstanceProcessEvents(inside->instance);
@@ -283,7 +291,8 @@ static void a_lost_device_is_a_status_everywhere(void **state) {
     assert_int_equal(vjp_synchronize(own), VJP_DEVICE_FAILED);
     assert_int_equal(vjp_upload(own, data, 0, host, sizeof host), VJP_DEVICE_FAILED);
     assert_int_equal(vjp_alloc(own, 64, &more), VJP_DEVICE_FAILED);
-    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, 1, 1e-5), VJP_DEVICE_FAILED);
+    assert_int_equal(vjp_rms_norm_forward(own, &x, NULL, &x, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+                     VJP_DEVICE_FAILED);
     assert_int_equal(host[0], 1);
     vjp_free(own, data);
     vjp_close(own);

@@ -309,7 +309,7 @@ int cli_bench(int argc, char **argv) {
     if (!run.device) return CLI_FAILURE;
     run.device_name = on.device;
     run.threads = bench_threads(on.device, on.threads);
-    run.kind = run.device->backend->host_memory ? HOST : CARD;
+    run.kind = vjp_device_is_host(run.device) ? HOST : CARD;
     run.target = bench_target_bytes(run.device, run.quick);
     run.yardstick = proof_yardstick_open(run.device, (size_t)run.target);
     if (!run.json) {

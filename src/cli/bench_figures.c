@@ -34,7 +34,7 @@ static double free_bytes(void) {
 
 /* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
 double bench_target_bytes(const vjp_device *device, bool quick) {
-    if (!device->backend->host_memory) return cache_bytes(device) * CARD_CACHES;
+    if (!vjp_device_is_host(device)) return cache_bytes(device) * CARD_CACHES;
     double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
     return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
 }

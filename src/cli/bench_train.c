@@ -102,7 +102,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     b->program[1] = trainer_measure(b->trainer);
     b->program[2] = trainer_update(b->trainer);
     for (int i = 0; i < PROGRAMS; i++) {
-        vjp_program_report report;
+        vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         b->calls += (int64_t)report.calls;
     }
@@ -150,7 +150,7 @@ static int product_of(bench_train *b, const vjp_call_time *call) {
     const vjp_tensor *x = call->tensors[forward ? LINEAR_A : LINEAR_B_A];
     const vjp_tensor *w = call->tensors[forward ? LINEAR_B : LINEAR_B_B];
     bool all = forward || (call->tensors[LINEAR_B_DA] && call->tensors[LINEAR_B_DB]);
-    if (!all || w->ndim != 2 || attributes->activation != VJP_ACT_NONE) return -1;
+    if (!all || w->ndim != 2 || attributes->activation != VJP_ACTIVATION_NONE) return -1;
     raw_product p = {rows_of(x),
                      x->shape[x->ndim - 1],
                      w->shape[!attributes->transpose_b],
@@ -170,10 +170,10 @@ static bool keep_calls(bench_train *b, double *sum, char error[TRAIN_ERROR]) {
     one_call *next = b->call;
     *sum = 0;
     for (int i = 0; i < PROGRAMS; i++) {
-        vjp_program_report report;
+        vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         for (size_t k = 0; k < report.calls; k++) {
-            vjp_call_time time;
+            vjp_call_time time = {.struct_size = sizeof time};
             if (vjp_program_time(b->program[i], k, &time) != VJP_OK)
                 return train_fail(error, "%s", vjp_error(b->device));
             *sum += time.seconds;
@@ -316,7 +316,7 @@ typedef struct memory {
 static memory memory_of(const bench_train *b) {
     memory m = {0};
     for (int i = 0; i < PROGRAMS; i++) {
-        vjp_program_report report;
+        vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         m.arena += (double)report.arena_bytes;
         m.live += (double)report.live_bytes;

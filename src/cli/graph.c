@@ -212,7 +212,7 @@ static int show(const arguments *a, const char *name, vjp_device *device, train_
     } else if (vjp_compile(device, model->graph, values, (size_t)count + 1, NULL, &program) != VJP_OK) {
         status = cli_fail("graph", "%s", vjp_error(device));
     } else {
-        vjp_program_report report;
+        vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(program, &report);
         tell(model, &report, a->json, a->markdown);
         char title[96];

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cpu/cpu.h"
-#include "cpu/gemm/blas.h"
 
 static const char *const device_names[] = {"ref", "cpu", "cuda:0", "webgpu", "metal"};
 static const char *const set_names[] = {"avx512", "avx2", "neon", "plain"};
@@ -98,7 +96,10 @@ static void find_memory(machine *m) {
 
 static void find_sets(machine *m) {
     for (int i = 0; i < SET_COUNT; i++) {
-        vjp_options options = {.threads = 1, .instruction_set = set_names[i], .matrix_products = "builtin"};
+        vjp_options options = {.struct_size = sizeof(vjp_options),
+                               .threads = 1,
+                               .instruction_set = set_names[i],
+                               .matrix_products = "builtin"};
         options.workspace_bytes = 64;
         vjp_device *device = NULL;
         if (vjp_open("cpu", &options, &device) == VJP_OK) m->runs[m->run_count++] = set_names[i];
@@ -114,31 +115,39 @@ static const char *reason(const vjp_device *device, const char *name) {
     return named ? error + length + 2 : error;
 }
 
-/* NULL: the cpu did not open. */
-static const cpu_state *state_of(const vjp_device *cpu) {
-    return cpu->backend ? cpu->state : NULL;
+/* A property of the cpu; "" where it did not open or has no such thing. */
+typedef struct property {
+    char text[64];
+} property;
+
+static property property_of(vjp_device *cpu, const char *name) {
+    property p = {""};
+    if (vjp_device_property(cpu, name, p.text, sizeof p.text) != VJP_OK) p.text[0] = 0;
+    return p;
 }
 
-static const char *pool_name(const cpu_state *state) {
-    return state->pool ? vjp_cpu_pool_name() : "none";
+static const char *or_null(const property *p) {
+    return p->text[0] ? p->text : NULL;
 }
 
 static void print_json(const machine *m, vjp_device *const *devices, const vjp_status *opened) {
-    const cpu_state *cpu = state_of(devices[1]);
+    const property set = property_of(devices[1], "instruction_set"), threads = property_of(devices[1], "threads");
+    const property pool = property_of(devices[1], "pool"), blas = property_of(devices[1], "blas");
+    const property products = property_of(devices[1], "matrix_products");
     cli_json_begin();
     cli_json_text("version", vjp_version());
     cli_json_text("processor", m->processor);
-    cli_json_text("instruction_set", cpu ? cpu->isa : NULL);
+    cli_json_text("instruction_set", or_null(&set));
     cli_json_array("instruction_sets");
     for (int i = 0; i < m->run_count; i++)
         cli_json_text(NULL, m->runs[i]);
     cli_json_array_end();
     cli_json_integer("cores", m->cores);
-    if (cpu)
-        cli_json_integer("threads", cpu->threads);
+    if (threads.text[0])
+        cli_json_integer("threads", atoi(threads.text));
     else
         cli_json_null("threads");
-    cli_json_text("pool", cpu ? pool_name(cpu) : NULL);
+    cli_json_text("pool", or_null(&pool));
     cli_json_object("cache_bytes");
     static const char *const levels[] = {"l1d", "l2", "l3"};
     for (int i = 0; i < CACHE_COUNT; i++)
@@ -146,8 +155,8 @@ static void print_json(const machine *m, vjp_device *const *devices, const vjp_s
     cli_json_object_end();
     cli_json_integer("memory_bytes", (int64_t)m->memory);
     cli_json_integer("memory_free_bytes", (int64_t)m->memory_free);
-    cli_json_text("blas", vjp_blas_name());
-    cli_json_text("matrix_products", !cpu ? NULL : cpu->blas ? vjp_blas_name() : cpu->tiles ? "amx" : "builtin");
+    cli_json_text("blas", or_null(&blas));
+    cli_json_text("matrix_products", strcmp(products.text, "blas") == 0 ? or_null(&blas) : or_null(&products));
     cli_json_array("devices");
     for (int i = 0; i < DEVICE_COUNT; i++) {
         bool found = opened[i] == VJP_OK;
@@ -166,16 +175,20 @@ static void print_fact(const char *name, const char *value) {
     printf("%-16s  %s\n", name, value);
 }
 
-static void print_machine(const machine *m, const cpu_state *cpu) {
+static void print_machine(const machine *m, vjp_device *cpu) {
+    const property set = property_of(cpu, "instruction_set"), threads = property_of(cpu, "threads");
+    const property pool = property_of(cpu, "pool"), blas = property_of(cpu, "blas");
+    const property products = property_of(cpu, "matrix_products");
     char text[256], one[CLI_BYTES_TEXT], two[CLI_BYTES_TEXT];
     print_fact("processor", m->processor);
-    size_t used = (size_t)snprintf(text, sizeof text, "%s; this processor runs", cpu ? cpu->isa : "none chosen");
+    size_t used =
+        (size_t)snprintf(text, sizeof text, "%s; this processor runs", set.text[0] ? set.text : "none chosen");
     for (int i = 0; i < m->run_count && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "%s %s", i ? "," : "", m->runs[i]);
     print_fact("instruction set", text);
-    if (cpu)
-        snprintf(text, sizeof text, "%d on %ld core%s, pool: %s", cpu->threads, m->cores, m->cores == 1 ? "" : "s",
-                 pool_name(cpu));
+    if (threads.text[0])
+        snprintf(text, sizeof text, "%s on %ld core%s, pool: %s", threads.text, m->cores, m->cores == 1 ? "" : "s",
+                 pool.text);
     else
         snprintf(text, sizeof text, "%ld core%s", m->cores, m->cores == 1 ? "" : "s");
     print_fact("threads", text);
@@ -189,17 +202,16 @@ static void print_machine(const machine *m, const cpu_state *cpu) {
     print_fact("caches", used ? text : "unknown");
     snprintf(text, sizeof text, "%s, of which %s free", cli_bytes(m->memory, one), cli_bytes(m->memory_free, two));
     print_fact("memory", m->memory_free > 0 ? text : cli_bytes(m->memory, one));
-    const char *blas = vjp_blas_name();
-    if (cpu && cpu->blas)
-        used = (size_t)snprintf(text, sizeof text, "%s", blas);
-    else if (cpu && cpu->tiles)
+    if (strcmp(products.text, "blas") == 0)
+        used = (size_t)snprintf(text, sizeof text, "%s", blas.text);
+    else if (strcmp(products.text, "amx") == 0)
         used = (size_t)snprintf(text, sizeof text, "vjp's own, with AMX for 16 bits; VJP_GEMM=builtin without");
     else
         used = (size_t)snprintf(text, sizeof text, "vjp's own");
-    if (!blas)
+    if (!blas.text[0])
         snprintf(text + used, sizeof text - used, "; built without BLAS");
-    else if (!cpu || !cpu->blas)
-        snprintf(text + used, sizeof text - used, "; VJP_GEMM=blas chooses %s", blas);
+    else if (strcmp(products.text, "blas") != 0)
+        snprintf(text + used, sizeof text - used, "; VJP_GEMM=blas chooses %s", blas.text);
     print_fact("matrix products", text);
 }
 
@@ -256,7 +268,7 @@ int cli_info(int argc, char **argv) {
         status = CLI_OK;
     } else {
         printf("%svjp %s%s\n\n", cli_paint(CLI_BOLD), vjp_version(), cli_paint(CLI_PLAIN));
-        print_machine(&m, state_of(devices[1]));
+        print_machine(&m, devices[1]);
         putchar('\n');
         print_devices(devices, opened);
         status = CLI_OK;

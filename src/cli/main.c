@@ -212,7 +212,7 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_operands *o
 /* ---- Devices and ops --------------------------------------------------------------------------------- */
 
 vjp_device *cli_open(const char *command, const cli_device_options *on) {
-    vjp_options options = {.threads = (int32_t)on->threads};
+    vjp_options options = {.struct_size = sizeof(vjp_options), .threads = (int32_t)on->threads};
     vjp_device *device = NULL;
     if (vjp_open(on->device, &options, &device) == VJP_OK) return device;
     cli_fail(command, "%s", vjp_error(device));

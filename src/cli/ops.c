@@ -399,7 +399,8 @@ static int open_devices(const cli_list *asked, bool markdown, opened_devices *on
     if (count > MOST_DEVICES)
         return cli_misuse("ops", "--device names %d devices; the most is %d", count, MOST_DEVICES);
     for (int i = 0; i < count; i++) {
-        const vjp_options options = {.threads = 1, .workspace_bytes = 64}; /* nothing will be computed */
+        const vjp_options options = {
+            .struct_size = sizeof(vjp_options), .threads = 1, .workspace_bytes = 64}; /* nothing will be computed */
         vjp_device *device = NULL;
         vjp_status status = vjp_open(asked->count ? asked->item[i] : usual[i], &options, &device);
         if (status == VJP_OK || is_known(device)) {

@@ -111,7 +111,7 @@ static void show(screen *s, const job *j, const metrics_row *row) {
 
 static void show_job(const job *j) {
     const job_settings *s = &j->settings;
-    vjp_program_report gradients, update;
+    vjp_program_report gradients = {.struct_size = sizeof gradients}, update = {.struct_size = sizeof update};
     vjp_program_describe(trainer_gradients(j->trainer), &gradients);
     vjp_program_describe(trainer_update(j->trainer), &update);
     char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];

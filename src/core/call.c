@@ -1,9 +1,10 @@
+/* SPDX-License-Identifier: MIT */
 /*
- * The one door to every kernel: gather the tensors of a call, hold them against the op's table, dispatch.
+ * Every call goes through here: collect the tensors, check them against the op's table, dispatch to the kernel.
  *
  * All checks come before any write and need no memory, so a refused call has changed nothing. The order matters for
- * the sentence that a caller reads: first what a tensor is in itself (rank, sizes, strides, alignment), then dtypes,
- * then the op's own shape rules (infer), then each shape against infer's, then overlaps, then values.
+ * the sentence that the caller reads: first each tensor alone (rank, sizes, strides, alignment), then dtypes, then the
+ * op's own shape rules (infer), then each shape against infer's, then overlaps, then values.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,24 +26,33 @@ static int64_t byte_count(const vjp_tensor *tensor) {
     return element_count(tensor) * (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype);
 }
 
+/* The strides of an empty tensor, and of an axis of one element, are never used. */
 static bool is_packed(const vjp_tensor *tensor) {
-    bool all_zero = true;
-    for (int i = 0; i < tensor->ndim; i++)
-        all_zero = all_zero && tensor->stride[i] == 0;
-    if (all_zero) return true;
     int64_t expected = 1;
+    bool packed = true;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
-        /* The stride of an axis of one element is never used. */
-        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) return false;
+        if (tensor->shape[i] == 0) return true;
+        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) packed = false;
         expected *= tensor->shape[i];
     }
-    return true;
+    return packed;
+}
+
+static vjp_status refuse_strides(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
+    vjp_shape shape = {.ndim = tensor->ndim}, stride = {.ndim = tensor->ndim};
+    char shape_text[VJP_SHAPE_TEXT], stride_text[VJP_SHAPE_TEXT];
+    memcpy(shape.size, tensor->shape, sizeof shape.size);
+    memcpy(stride.size, tensor->stride, sizeof stride.size);
+    return vjp_refuse(work, VJP_UNSUPPORTED,
+                      "%s of shape %s has strides %s, which is not packed row-major; copy it into a packed tensor "
+                      "(vjp_tensor_of() fills in packed strides)",
+                      slot->name, vjp_shape_text(&shape, shape_text), vjp_shape_text(&stride, stride_text));
 }
 
 /* What a tensor must be whatever the op: a dtype, a rank, sizes whose product fits, packed. */
 static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
-    if (!size) return vjp_refuse(work, VJP_INVALID, "%s has dtype %d, which is none", slot->name, tensor->dtype);
+    if (!size) return vjp_refuse(work, VJP_INVALID, "%s has the unknown dtype %d", slot->name, tensor->dtype);
     if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
         return vjp_refuse(work, VJP_INVALID, "%s has rank %d; ranks go from 0 to %d", slot->name, tensor->ndim,
                           VJP_MAX_DIMS);
@@ -53,9 +63,10 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
     if (!vjp_sizes_fit(tensor->ndim, tensor->shape))
         return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its %d sizes overflows", slot->name,
                           tensor->ndim);
-    if (!is_packed(tensor))
-        return vjp_refuse(work, VJP_UNSUPPORTED, "%s is not packed row-major; copy it into a packed tensor first",
-                          slot->name);
+    if (!is_packed(tensor)) return refuse_strides(work, slot, tensor);
+    if (tensor->reserved)
+        return vjp_refuse(work, VJP_INVALID, "%s has %u in its reserved member, which must be 0", slot->name,
+                          (unsigned)tensor->reserved);
     if (tensor->flags & ~(uint32_t)VJP_ACCUMULATE)
         return vjp_refuse(work, VJP_INVALID, "%s has unknown flags 0x%x", slot->name, (unsigned)tensor->flags);
     if ((tensor->flags & VJP_ACCUMULATE) && !(slot->flags & VJP_SLOT_ACCUMULATES))
@@ -65,8 +76,11 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
 }
 
 static vjp_status check_memory(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
-    if (element_count(tensor) == 0) return VJP_OK;
-    if (!tensor->data) return vjp_refuse(work, VJP_INVALID, "%s has elements but its data is NULL", slot->name);
+    bool empty = element_count(tensor) == 0;
+    if (empty && !tensor->data && !tensor->offset) return VJP_OK;
+    if (!tensor->data)
+        return vjp_refuse(work, VJP_INVALID, "%s has %s but its data is NULL", slot->name,
+                          empty ? "an offset" : "elements");
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     if (((uintptr_t)tensor->data + tensor->offset) % size)
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu is not aligned to its %zu-byte elements", slot->name,
@@ -209,9 +223,9 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
                           const vjp_tensor *const *tensors, size_t count, const void *attributes, void *defaults) {
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
-    if (!op) return vjp_fail(device, VJP_INVALID, "vjp_call: op is NULL");
+    if (!op) return vjp_fail(device, VJP_INVALID, "op is NULL");
     if (pass != VJP_FORWARD && pass != VJP_BACKWARD)
-        return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
+        return vjp_fail(device, VJP_INVALID, "%s: unknown pass %d", op->info.name, (int)pass);
     memset(work, 0, sizeof *work);
     work->device = device;
     work->op = op;
@@ -240,7 +254,7 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
     }
     status = check_dtypes(work, info);
     if (status != VJP_OK) return status;
-    status = op->infer(work);
+    status = op->rules->infer(work);
     if (status != VJP_OK) return status;
     return check_shapes(work, info);
 }
@@ -270,20 +284,26 @@ static vjp_status no_kernel(const vjp_work *work, vjp_dtype dtype) {
 
 vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage) {
     if (!device || !device->found) return VJP_NO_DEVICE;
-    if (!op) return vjp_fail(device, VJP_INVALID, "vjp_supports: op is NULL");
+    if (!op) return vjp_fail(device, VJP_INVALID, "op is NULL");
     if (pass != VJP_FORWARD && pass != VJP_BACKWARD)
-        return vjp_fail(device, VJP_INVALID, "%s: %d is no pass", op->info.name, (int)pass);
+        return vjp_fail(device, VJP_INVALID, "%s: unknown pass %d", op->info.name, (int)pass);
     vjp_work work = {.device = device, .op = op, .pass = pass, .storage = storage};
-    if (!vjp_dtype_size(storage)) return vjp_refuse(&work, VJP_INVALID, "dtype %d is none", (int)storage);
+    if (!vjp_dtype_size(storage)) return vjp_refuse(&work, VJP_INVALID, "unknown dtype %d", (int)storage);
     if (!op->info.pass[pass].count) return no_pass(&work);
     vjp_dtype lacking;
     return find_kernel(&work, &lacking) ? VJP_OK : no_kernel(&work, lacking);
+}
+
+static vjp_status null_result(vjp_device *device, const char *function, const char *name) {
+    if (!device) return VJP_INVALID;
+    return vjp_fail(device, VJP_INVALID, "%s: %s is NULL", function, name);
 }
 
 vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                               size_t count, const void *attributes, size_t *bytes) {
     vjp_work work;
     int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    if (!bytes) return null_result(device, "vjp_workspace_size", "bytes");
     *bytes = 0;
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
@@ -298,6 +318,7 @@ vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const 
                      size_t count, const void *attributes, vjp_tensor *described) {
     vjp_work work;
     int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    if (!described) return null_result(device, "vjp_infer", "described");
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
     for (size_t i = 0; i < count; i++) {
@@ -308,16 +329,17 @@ vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const 
     return VJP_OK;
 }
 
-vjp_status vjp_least_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
-                          size_t count, const void *attributes, vjp_cost *cost) {
+vjp_status vjp_min_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                        size_t count, const void *attributes, vjp_cost *cost) {
     vjp_work work;
     int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    if (!cost) return null_result(device, "vjp_min_cost", "cost");
     *cost = (vjp_cost){0};
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
     for (size_t i = 0; i < count; i++)
         if (tensors[i]) cost->bytes += (double)byte_count(tensors[i]) * (vjp_accumulates(&work, (int)i) ? 2 : 1);
-    if (op->cost) op->cost(&work, cost);
+    if (op->rules->cost) op->rules->cost(&work, cost);
     return VJP_OK;
 }
 
@@ -345,8 +367,8 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
 }
 
 vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel) {
-    if (work->op->check_values && work->device->backend->host_memory) {
-        vjp_status status = work->op->check_values(work);
+    if (work->op->rules->check_values && work->device->backend->host_memory) {
+        vjp_status status = work->op->rules->check_values(work);
         if (status != VJP_OK) return status;
     }
     return kernel->run(work);

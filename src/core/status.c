@@ -1,6 +1,7 @@
 /* Statuses and their sentences. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "core/core.h"
 
@@ -14,6 +15,7 @@ const char *vjp_status_name(vjp_status status) {
     case VJP_NO_DEVICE: return "no device";
     case VJP_DEVICE_FAILED: return "device failed";
     case VJP_INTERRUPTED: return "interrupted";
+    case VJP_FILE: return "file";
     }
     return "unknown status";
 }
@@ -30,12 +32,26 @@ const char *vjp_error(const vjp_device *device) {
     return device ? device->error : "out of memory: there is no device";
 }
 
+void vjp_string_free(char *text) {
+    free(text);
+}
+
 vjp_status vjp_fail(vjp_device *device, vjp_status status, const char *format, ...) {
     va_list list;
     va_start(list, format);
     vsnprintf(device->error, sizeof device->error, format, list);
     va_end(list);
     return status;
+}
+
+void vjp_log_line(const vjp_device *device, const char *format, ...) {
+    if (!device || !device->log) return;
+    char line[VJP_ERROR_BYTES];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line, sizeof line, format, list);
+    va_end(list);
+    device->log(device->log_context, line);
 }
 
 vjp_status vjp_refuse(const vjp_work *work, vjp_status status, const char *format, ...) {

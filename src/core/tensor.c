@@ -1,4 +1,4 @@
-/* Dtypes, tensors and shapes: small facts about them, nothing that computes. */
+/* Dtypes, tensors and shapes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -32,8 +32,16 @@ int vjp_dtype_find(const char *name) {
 
 vjp_tensor vjp_tensor_of(void *data, vjp_dtype dtype, int ndim, const int64_t *shape) {
     vjp_tensor tensor = {.data = data, .dtype = (int32_t)dtype, .ndim = ndim};
-    for (int i = 0; i < ndim && i < VJP_MAX_DIMS; i++)
+    if (ndim < 0 || ndim > VJP_MAX_DIMS || (ndim && !shape)) {
+        tensor.ndim = -1;
+        return tensor;
+    }
+    uint64_t stride = 1; /* unsigned: sizes that overflow wrap here, and every call refuses them */
+    for (int i = ndim - 1; i >= 0; i--) {
         tensor.shape[i] = shape[i];
+        tensor.stride[i] = (int64_t)stride;
+        stride *= (uint64_t)shape[i];
+    }
     return tensor;
 }
 

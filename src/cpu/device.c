@@ -224,9 +224,30 @@ void vjp_cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argum
     cpu_parallel(work->device, (size_t)count, task, argument);
 }
 
+static const char *cpu_property(const vjp_device *device, const char *name, char *text, size_t bytes) {
+    const cpu_state *state = device->state;
+    const char *value = NULL;
+    char number[16];
+    if (strcmp(name, "instruction_set") == 0) value = state->isa;
+    if (strcmp(name, "matrix_products") == 0) value = state->blas ? "blas" : state->tiles ? "amx" : "builtin";
+    if (strcmp(name, "blas") == 0) value = vjp_blas_name();
+    if (strcmp(name, "pool") == 0)
+        value = state->parallel_for ? "the caller's" : state->pool ? vjp_cpu_pool_name() : "none";
+    if (strcmp(name, "threads") == 0) {
+        snprintf(number, sizeof number, "%d", state->threads);
+        value = number;
+    }
+    if (value) snprintf(text, bytes, "%s", value);
+    return value ? text : NULL;
+}
+
 const vjp_backend vjp_backend_cpu = {
+    .struct_size = sizeof(vjp_backend),
+    .interface_version = VJP_BACKEND_INTERFACE,
+    .version = VJP_VERSION,
     .name = "cpu",
-    .host_memory = true,
+    .takes_allocator = 1,
+    .host_memory = 1,
     .open = cpu_open,
     .close = cpu_close,
     .kernel = cpu_kernel,
@@ -236,4 +257,5 @@ const vjp_backend vjp_backend_cpu = {
     .download = vjp_host_download,
     .synchronize = vjp_host_synchronize,
     .parallel = cpu_parallel,
+    .property = cpu_property,
 };

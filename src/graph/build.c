@@ -373,3 +373,17 @@ vjp_value vjp_graph_accumulate(vjp_graph *graph, vjp_value total, vjp_value outp
     from->origin = to->origin;
     return total;
 }
+
+vjp_value graph_call_as(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
+                        const void *attributes, vjp_dtype dtype) {
+    if (!graph || graph->status != VJP_OK) return 0;
+    if (dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16 && dtype != VJP_F64)
+        return graph_fail(graph, VJP_INVALID, op->info.name, "the result's type %s is not a float type",
+                          vjp_dtype_name(dtype));
+    vjp_value y = vjp_graph_call(graph, op, inputs, count, attributes);
+    if (!y) return 0;
+    graph_value *value = &graph->value[y];
+    value->bytes = value->bytes / vjp_dtype_size(value->dtype) * vjp_dtype_size(dtype);
+    value->dtype = dtype;
+    return y;
+}

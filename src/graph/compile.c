@@ -169,8 +169,8 @@ static vjp_status ask_sizes(compilation *c) {
         if (status == VJP_OK && c->scratch[k] == SIZE_MAX)
             status = vjp_fail(c->device, VJP_INVALID, "its scratch is larger than memory can be");
         if (status == VJP_OK)
-            status = vjp_least_cost(c->device, node->op, node->pass, present, pass_of(node)->count, node->attributes,
-                                    &c->program->call[k].cost);
+            status = vjp_min_cost(c->device, node->op, node->pass, present, pass_of(node)->count, node->attributes,
+                                  &c->program->call[k].cost);
         if (status != VJP_OK) return fail_at(c->device, status, node->name);
         c->program->report.cost.bytes += c->program->call[k].cost.bytes;
         c->program->report.cost.flops += c->program->call[k].cost.flops;
@@ -370,11 +370,16 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
 
 vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
                        const vjp_program_options *options, vjp_program **program) {
-    const vjp_program_options defaults = {0};
+    const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
     if (!options) options = &defaults;
     *program = NULL;
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
+    if (options->struct_size != sizeof *options)
+        return vjp_fail(device, VJP_INVALID,
+                        "vjp_compile: options.struct_size is %llu; it must be %zu: start from "
+                        "VJP_PROGRAM_OPTIONS_DEFAULTS",
+                        (unsigned long long)options->struct_size, sizeof *options);
     if (vjp_graph_status(graph) != VJP_OK)
         return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
     if (options->share && (options->share->graph != graph || options->share->device != device))

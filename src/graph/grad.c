@@ -187,7 +187,7 @@ static int differentiates(const vjp_pass_info *forward, const vjp_slot *slot) {
 /* The inputs of the backward: gradients, and what the forward read and made. False: one is missing. */
 static bool fill_inputs(differentiation *d, const graph_node *node, uint32_t wanted, vjp_value *values) {
     const vjp_pass_info *forward = &node->op->info.pass[VJP_FORWARD], *back = &node->op->info.pass[VJP_BACKWARD];
-    uint32_t keeps = node->op->keeps ? node->op->keeps(node->attributes, wanted) : ~0u;
+    uint32_t keeps = node->op->rules->keeps ? node->op->rules->keeps(node->attributes, wanted) : ~0u;
     for (size_t i = back->outputs; i < back->count; i++) {
         const vjp_slot *slot = &back->slots[i];
         int of = differentiates(forward, slot);
@@ -270,7 +270,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
         int of = differentiates(forward, &back->slots[i]);
         if (of < (int)forward->outputs || !node.value[of] || !d->depends[root_of(d, node.value[of])]) continue;
         input[i] = node.value[of];
-        bool same = node.op->passes_gradient && dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
+        bool same = node.op->rules->passes_gradient && dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
                     graph->value[input[i]].dtype == graph->value[dy].dtype &&
                     has_type(d, root_of(d, input[i]), graph->value[dy].dtype);
         *(same ? &passed : &wanted) |= 1u << i;

@@ -65,6 +65,10 @@ vjp_value graph_fail(vjp_graph *graph, vjp_status status, const char *node, cons
 /* False: the graph has failed already, or there is no such value. */
 bool graph_is(vjp_graph *graph, vjp_value value, const char *what);
 
+/* vjp_graph_call() where the op leaves the dtype of its first output to the caller. */
+vjp_value graph_call_as(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
+                        const void *attributes, vjp_dtype dtype);
+
 vjp_value graph_add_value(vjp_graph *graph, graph_role role, const char *name, vjp_dtype dtype, const vjp_shape *shape);
 
 /* Adds a node; value[] as in graph_node, outputs given or 0. NULL: memory ran out, and the graph has failed. */

@@ -123,8 +123,11 @@ vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, s
 
 /* ---- Looking ----------------------------------------------------------------------------------------- */
 
-void vjp_program_describe(const vjp_program *program, vjp_program_report *report) {
-    *report = program ? program->report : (vjp_program_report){0};
+vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *report) {
+    if (!program || !report || report->struct_size != sizeof *report) return VJP_INVALID;
+    *report = program->report;
+    report->struct_size = sizeof *report;
+    return VJP_OK;
 }
 
 void vjp_program_profile(vjp_program *program, int on) {
@@ -137,12 +140,19 @@ void vjp_program_profile(vjp_program *program, int on) {
 }
 
 vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time) {
-    if (!program) return VJP_INVALID;
+    if (!program || !time || time->struct_size != sizeof *time) return VJP_INVALID;
     if (call >= (size_t)program->calls)
         return vjp_fail(program->device, VJP_INVALID, "call %zu; the program has %d", call, program->calls);
     const program_call *c = &program->call[call];
-    *time =
-        (vjp_call_time){c->name, c->work.op, c->work.pass, c->seconds, c->runs, c->cost, c->work.tensor, c->attributes};
+    *time = (vjp_call_time){.struct_size = sizeof *time,
+                            .node = c->name,
+                            .op = c->work.op,
+                            .pass = c->work.pass,
+                            .seconds = c->seconds,
+                            .runs = c->runs,
+                            .cost = c->cost,
+                            .tensors = c->work.tensor,
+                            .attributes = c->attributes};
     return VJP_OK;
 }
 

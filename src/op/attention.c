@@ -4,39 +4,6 @@
 
 #include "op/op.h"
 
-static const vjp_slot forward[] = {
-    {"y", "[batch, time, heads, dim]", "for each query the weighted average of the values", VJP_KIND_STORAGE,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"lse", "[batch, heads, time]", "log of the sum of exp(score) of each row of scores, to save for the backward",
-     VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0},
-    {"q", "[batch, time, heads, dim]", "queries", VJP_KIND_STORAGE, 0, 0},
-    {"k", "[batch, keys, kv_heads, dim]", "keys; heads / kv_heads heads of q share each of theirs", VJP_KIND_STORAGE, 0,
-     0},
-    {"v", "[batch, keys, kv_heads, dim]", "values", VJP_KIND_STORAGE, 0, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"dq", "[batch, time, heads, dim]", "gradient of q", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dk", "[batch, keys, kv_heads, dim]", "gradient of k, summed over the heads that share it", VJP_KIND_STORAGE,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dv", "[batch, keys, kv_heads, dim]", "gradient of v, summed over the heads that share it", VJP_KIND_STORAGE,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dy", "[batch, time, heads, dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"q", "[batch, time, heads, dim]", "the forward's q", VJP_KIND_STORAGE, 0, 0},
-    {"k", "[batch, keys, kv_heads, dim]", "the forward's k", VJP_KIND_STORAGE, 0, 0},
-    {"v", "[batch, keys, kv_heads, dim]", "the forward's v", VJP_KIND_STORAGE, 0, 0},
-    {"y", "[batch, time, heads, dim]", "the forward's y; without it, or without lse, both are computed again",
-     VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0},
-    {"lse", "[batch, heads, time]", "as saved", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const vjp_attribute attribute_rows[] = {
-    {"causal", "query i sees the keys up to i + keys - time and no later one", VJP_BOOLEAN,
-     offsetof(vjp_attention_attributes, causal), 1, 0, NULL},
-    {"scale", "factor of the products of queries and keys; 0: 1/sqrt(dim)", VJP_REAL,
-     offsetof(vjp_attention_attributes, scale), 0, 0, NULL},
-};
-
 static vjp_status infer(vjp_work *work) {
     const vjp_attention_attributes *attributes = work->attributes;
     int slot_q = work->pass == VJP_FORWARD ? ATTENTION_Q : ATTENTION_B_Q;
@@ -106,29 +73,4 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
     cost->flops = product * ((dq || dk ? 2 : dv ? 1 : 0) + dq + dk + dv);
 }
 
-const vjp_op vjp_op_attention = {
-    .info = {.name = "attention",
-             .about = "softmax attention with grouped heads, causal or not",
-             .pass = {{forward, 5, 2}, {backward, 9, 3}},
-             .attributes = attribute_rows,
-             .attribute_count = 2,
-             .attribute_bytes = sizeof(vjp_attention_attributes)},
-    .id = OP_ID(attention),
-    .infer = infer,
-    .cost = cost,
-};
-
-vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
-                                 const vjp_tensor *k, const vjp_tensor *v, int causal, double scale) {
-    vjp_attention_attributes values = {.causal = causal != 0, .scale = scale};
-    const vjp_tensor *tensors[] = {y, lse, q, k, v};
-    return vjp_call(device, &vjp_op_attention, VJP_FORWARD, tensors, 5, &values);
-}
-
-vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk, const vjp_tensor *dv,
-                                  const vjp_tensor *dy, const vjp_tensor *q, const vjp_tensor *k, const vjp_tensor *v,
-                                  const vjp_tensor *y, const vjp_tensor *lse, int causal, double scale) {
-    vjp_attention_attributes values = {.causal = causal != 0, .scale = scale};
-    const vjp_tensor *tensors[] = {dq, dk, dv, dy, q, k, v, y, lse};
-    return vjp_call(device, &vjp_op_attention, VJP_BACKWARD, tensors, 9, &values);
-}
+const vjp_op_rules vjp_attention_rules = {.infer = infer, .cost = cost};

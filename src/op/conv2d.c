@@ -5,47 +5,6 @@
 #define Y_SHAPE      "[N, out_channels, out_height, out_width]"
 #define WEIGHT_SHAPE "[out_channels, channels / groups, kernel_h, kernel_w]"
 
-static const vjp_slot forward[] = {
-    {"y", Y_SHAPE, "each window's sum", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"x", X_SHAPE, "[N, height, width, channels] with layout=channels_last", VJP_KIND_STORAGE, 0, 0},
-    {"weight", WEIGHT_SHAPE, "[out_channels, kernel_h, kernel_w, channels / groups] with layout=channels_last",
-     VJP_KIND_STORAGE, 0, 0},
-    {"bias", "[out_channels]", "absent: 0", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"dx", X_SHAPE, "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dweight", WEIGHT_SHAPE, "gradient of weight", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dbias", "[out_channels]", "gradient of bias", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dy", Y_SHAPE, "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"x", X_SHAPE, "the forward's x; needed only for dweight", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0},
-    {"weight", WEIGHT_SHAPE, "the forward's weight; needed only for dx", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const char *const layout_names[] = {"channels_first", "channels_last", NULL};
-
-static const vjp_attribute attribute_rows[] = {
-    {"stride_h", "step from window to window, down", VJP_INTEGER, offsetof(vjp_conv2d_attributes, stride_h), 1, 0,
-     NULL},
-    {"stride_w", "step from window to window, across", VJP_INTEGER, offsetof(vjp_conv2d_attributes, stride_w), 1, 0,
-     NULL},
-    {"padding_h", "rows of zeros added on each side", VJP_INTEGER, offsetof(vjp_conv2d_attributes, padding_h), 0, 0,
-     NULL},
-    {"padding_w", "columns of zeros added on each side", VJP_INTEGER, offsetof(vjp_conv2d_attributes, padding_w), 0, 0,
-     NULL},
-    {"dilation_h", "step between a window's elements, down", VJP_INTEGER, offsetof(vjp_conv2d_attributes, dilation_h),
-     1, 0, NULL},
-    {"dilation_w", "step between a window's elements, across", VJP_INTEGER, offsetof(vjp_conv2d_attributes, dilation_w),
-     1, 0, NULL},
-    {"groups", "parts of the channels, each with its own part of out_channels", VJP_INTEGER,
-     offsetof(vjp_conv2d_attributes, groups), 1, 0, NULL},
-    {"layout", "where the channel axis is", VJP_CHOICE, offsetof(vjp_conv2d_attributes, layout), 0, 0, layout_names},
-    {"height", "backward: x's height; 0: read off x or dx", VJP_INTEGER, offsetof(vjp_conv2d_attributes, height), 0, 0,
-     NULL},
-    {"width", "backward: x's width; 0: read off x or dx", VJP_INTEGER, offsetof(vjp_conv2d_attributes, width), 0, 0,
-     NULL},
-};
-
 /* Where the axes are: of x and y, and of weight. */
 typedef struct axes {
     int channels, height, weight_channels, weight_height;
@@ -53,7 +12,7 @@ typedef struct axes {
 
 static axes axes_of(const vjp_work *work) {
     const vjp_conv2d_attributes *a = work->attributes;
-    if (a->layout == VJP_CHANNELS_LAST)
+    if (a->layout == VJP_LAYOUT_CHANNELS_LAST)
         return (axes){.channels = 3, .height = 1, .weight_channels = 3, .weight_height = 1};
     return (axes){.channels = 1, .height = 2, .weight_channels = 1, .weight_height = 2};
 }
@@ -113,7 +72,7 @@ static vjp_status find_plane(const vjp_work *work, const vjp_tensor *x, int heig
 static vjp_status infer(vjp_work *work) {
     const vjp_conv2d_attributes *a = work->attributes;
     axes at = axes_of(work);
-    bool last = a->layout == VJP_CHANNELS_LAST;
+    bool last = a->layout == VJP_LAYOUT_CHANNELS_LAST;
     vjp_status status = check_needed(work);
     if (status != VJP_OK) return status;
     const vjp_tensor *x = shape_source(work, CONV2D_X, CONV2D_B_X, CONV2D_B_DX);
@@ -191,7 +150,7 @@ vjp_conv2d_sizes vjp_conv2d_sizes_of(const vjp_work *work) {
         .padding_w = a->padding_w,
         .dilation_h = a->dilation_h,
         .dilation_w = a->dilation_w,
-        .channels_last = a->layout == VJP_CHANNELS_LAST,
+        .channels_last = a->layout == VJP_LAYOUT_CHANNELS_LAST,
     };
 }
 
@@ -216,28 +175,4 @@ static uint32_t keeps(const void *attributes, uint32_t wanted) {
     return (wanted >> CONV2D_B_DWEIGHT & 1) << CONV2D_B_X | (wanted >> CONV2D_B_DX & 1) << CONV2D_B_WEIGHT;
 }
 
-const vjp_op vjp_op_conv2d = {
-    .info = {.name = "conv2d",
-             .about = "a weighted sum over each window",
-             .pass = {{forward, 4, 1}, {backward, 6, 3}},
-             .attributes = attribute_rows,
-             .attribute_count = 10,
-             .attribute_bytes = sizeof(vjp_conv2d_attributes)},
-    .id = OP_ID(conv2d),
-    .infer = infer,
-    .keeps = keeps,
-    .cost = cost,
-};
-
-vjp_status vjp_conv2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *weight,
-                              const vjp_tensor *bias, const vjp_conv2d_attributes *attributes) {
-    const vjp_tensor *tensors[] = {y, x, weight, bias};
-    return vjp_call(device, &vjp_op_conv2d, VJP_FORWARD, tensors, 4, attributes);
-}
-
-vjp_status vjp_conv2d_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
-                               const vjp_tensor *dbias, const vjp_tensor *dy, const vjp_tensor *x,
-                               const vjp_tensor *weight, const vjp_conv2d_attributes *attributes) {
-    const vjp_tensor *tensors[] = {dx, dweight, dbias, dy, x, weight};
-    return vjp_call(device, &vjp_op_conv2d, VJP_BACKWARD, tensors, 6, attributes);
-}
+const vjp_op_rules vjp_conv2d_rules = {.infer = infer, .keeps = keeps, .cost = cost};

@@ -3,27 +3,6 @@
 
 _Static_assert((int)GATHER_INDEX == (int)GATHER_B_INDEX, "both passes find the index in one slot");
 
-static const vjp_slot forward[] = {
-    {"y", "[outer, count, inner]", "the rows that were asked for", VJP_KIND_STORAGE,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"table", "[outer, rows, inner]", "`axis` is the one that is indexed", VJP_KIND_STORAGE, 0, 0},
-    {"index", "[count]", "which rows; any rank, its axes stand in place of `axis`", VJP_KIND_INDEX, 0, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"dtable", "[outer, rows, inner]", "gradient of the table, every row of it", VJP_KIND_PARAMETER,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dy", "[outer, count, inner]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"index", "[count]", "the forward's index", VJP_KIND_INDEX, 0, 0},
-};
-
-static const vjp_attribute attribute_rows[] = {
-    {"axis", "the table's axis that is indexed; negative: from the end", VJP_INTEGER,
-     offsetof(vjp_gather_attributes, axis), 0, 0, NULL},
-    {"rows", "backward: length of that axis; 0: read off dtable", VJP_INTEGER, offsetof(vjp_gather_attributes, rows), 0,
-     0, NULL},
-};
-
 /* The table's rank from dy's: the index's axes stand where one axis of the table stood. */
 static int table_rank(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return work->tensor[GATHER_TABLE]->ndim;
@@ -113,29 +92,4 @@ vjp_gather_sizes vjp_gather_sizes_of(const vjp_work *work) {
     };
 }
 
-const vjp_op vjp_op_gather = {
-    .info = {.name = "gather",
-             .about = "rows of a table by index; the embedding lookup",
-             .pass = {{forward, 3, 1}, {backward, 3, 1}},
-             .attributes = attribute_rows,
-             .attribute_count = 2,
-             .attribute_bytes = sizeof(vjp_gather_attributes)},
-    .id = OP_ID(gather),
-    .infer = infer,
-    .check_values = check_values,
-    .cost = cost,
-};
-
-vjp_status vjp_gather_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *table, const vjp_tensor *index,
-                              int64_t axis) {
-    vjp_gather_attributes values = {.axis = axis};
-    const vjp_tensor *tensors[] = {y, table, index};
-    return vjp_call(device, &vjp_op_gather, VJP_FORWARD, tensors, 3, &values);
-}
-
-vjp_status vjp_gather_backward(vjp_device *device, const vjp_tensor *dtable, const vjp_tensor *dy,
-                               const vjp_tensor *index, int64_t axis) {
-    vjp_gather_attributes values = {.axis = axis};
-    const vjp_tensor *tensors[] = {dtable, dy, index};
-    return vjp_call(device, &vjp_op_gather, VJP_BACKWARD, tensors, 3, &values);
-}
+const vjp_op_rules vjp_gather_rules = {.infer = infer, .check_values = check_values, .cost = cost};

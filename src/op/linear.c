@@ -1,38 +1,6 @@
 /* linear: y = act(a b + bias). Maths: docs/ops/linear.md. */
 #include "op/op.h"
 
-static const vjp_slot forward[] = {
-    {"y", "[..., M, N]", "the result", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"pre", "[..., M, N]", "a b + bias, to save for the backward", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT, 0},
-    {"a", "[..., M, K]", "rows", VJP_KIND_STORAGE, 0, 0},
-    {"b", "[K, N] or [..., K, N]", "shared by the batch, or one for each of it; [N, K] with transpose_b",
-     VJP_KIND_STORAGE, 0, 0},
-    {"bias", "[N]", "absent: 0", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"da", "[..., M, K]", "gradient of a", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"db", "[K, N] or [..., K, N]", "gradient of b; summed over the batch when b is shared", VJP_KIND_PARAMETER,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dbias", "[N]", "gradient of bias", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dy", "[..., M, N]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"a", "[..., M, K]", "the forward's a", VJP_KIND_STORAGE, 0, 0},
-    {"b", "[K, N] or [..., K, N]", "the forward's b", VJP_KIND_STORAGE, 0, 0},
-    {"bias", "[N]", "the forward's bias; needed only to compute pre again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
-    {"pre", "[..., M, N]", "as saved; absent: computed again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const char *const activation_names[] = {"none", "relu",    "gelu_tanh", "gelu_erf",
-                                               "silu", "sigmoid", "tanh",      NULL};
-
-static const vjp_attribute attribute_rows[] = {
-    {"activation", "act", VJP_CHOICE, offsetof(vjp_linear_attributes, activation), 0, 0, activation_names},
-    {"transpose_b", "b is [N, K], as most frameworks store a weight", VJP_BOOLEAN,
-     offsetof(vjp_linear_attributes, transpose_b), 0, 0, NULL},
-    {"zero_nan", "backward: a NaN pre-activation gives a zero derivative instead of NaN", VJP_BOOLEAN,
-     offsetof(vjp_linear_attributes, zero_nan), 0, 0, NULL},
-};
-
 static vjp_status infer(vjp_work *work) {
     const vjp_linear_attributes *attributes = work->attributes;
     int slot_a = work->pass == VJP_FORWARD ? LINEAR_A : LINEAR_B_A;
@@ -95,7 +63,7 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         cost->flops = product;
         return;
     }
-    bool again = s.activation != VJP_ACT_NONE && !work->tensor[LINEAR_B_PRE];
+    bool again = s.activation != VJP_ACTIVATION_NONE && !work->tensor[LINEAR_B_PRE];
     cost->flops =
         product * ((work->tensor[LINEAR_B_DA] ? 1 : 0) + (work->tensor[LINEAR_B_DB] ? 1 : 0) + (again ? 1 : 0));
 }
@@ -104,34 +72,7 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
     const vjp_linear_attributes *a = attributes;
     (void)wanted;
-    return a->activation == VJP_ACT_NONE ? 0 : 1u << LINEAR_B_PRE;
+    return a->activation == VJP_ACTIVATION_NONE ? 0 : 1u << LINEAR_B_PRE;
 }
 
-const vjp_op vjp_op_linear = {
-    .info = {.name = "linear",
-             .about = "a matrix product with bias and activation",
-             .pass = {{forward, 5, 2}, {backward, 8, 3}},
-             .attributes = attribute_rows,
-             .attribute_count = 3,
-             .attribute_bytes = sizeof(vjp_linear_attributes)},
-    .id = OP_ID(linear),
-    .infer = infer,
-    .keeps = keeps,
-    .cost = cost,
-};
-
-vjp_status vjp_linear_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *pre, const vjp_tensor *a,
-                              const vjp_tensor *b, const vjp_tensor *bias, vjp_activation activation, int transpose_b) {
-    vjp_linear_attributes values = {.activation = activation, .transpose_b = transpose_b != 0};
-    const vjp_tensor *tensors[] = {y, pre, a, b, bias};
-    return vjp_call(device, &vjp_op_linear, VJP_FORWARD, tensors, 5, &values);
-}
-
-vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db, const vjp_tensor *dbias,
-                               const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
-                               const vjp_tensor *pre, vjp_activation activation, int transpose_b, int zero_nan) {
-    vjp_linear_attributes values = {
-        .activation = activation, .transpose_b = transpose_b != 0, .zero_nan = zero_nan != 0};
-    const vjp_tensor *tensors[] = {da, db, dbias, dy, a, b, bias, pre};
-    return vjp_call(device, &vjp_op_linear, VJP_BACKWARD, tensors, 8, &values);
-}
+const vjp_op_rules vjp_linear_rules = {.infer = infer, .keeps = keeps, .cost = cost};

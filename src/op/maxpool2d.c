@@ -2,51 +2,6 @@
  */
 #include "op/op.h"
 
-static const vjp_slot forward[] = {
-    {"y", "[N, channels, out_height, out_width]", "each window's maximum; the first wins ties, a NaN wins over all",
-     VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"argmax", "[N, channels, out_height, out_width]",
-     "its place in the plane, row * width + column, to save for the backward", VJP_KIND_ARGMAX, VJP_SLOT_OUTPUT, 0},
-    {"x", "[N, channels, height, width]", "[N, height, width, channels] with layout=channels_last", VJP_KIND_STORAGE, 0,
-     0},
-};
-
-static const vjp_slot backward[] = {
-    {"dx", "[N, channels, height, width]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES,
-     0},
-    {"dy", "[N, channels, out_height, out_width]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"x", "[N, channels, height, width]", "the forward's x; may be absent when argmax is there", VJP_KIND_STORAGE,
-     VJP_SLOT_OPTIONAL, 0},
-    {"argmax", "[N, channels, out_height, out_width]", "as saved; absent: found again in x", VJP_KIND_ARGMAX,
-     VJP_SLOT_OPTIONAL, 0},
-};
-
-static const char *const layout_names[] = {"channels_first", "channels_last", NULL};
-
-static const vjp_attribute attribute_rows[] = {
-    {"kernel_h", "window size, down", VJP_INTEGER, offsetof(vjp_maxpool2d_attributes, kernel_h), 2, 0, NULL},
-    {"kernel_w", "window size, across", VJP_INTEGER, offsetof(vjp_maxpool2d_attributes, kernel_w), 2, 0, NULL},
-    {"stride_h", "step from window to window; 0: the kernel's, down", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, stride_h), 0, 0, NULL},
-    {"stride_w", "step from window to window; 0: the kernel's, across", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, stride_w), 0, 0, NULL},
-    {"padding_h", "rows added on each side; they never win, down", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, padding_h), 0, 0, NULL},
-    {"padding_w", "rows added on each side; they never win, across", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, padding_w), 0, 0, NULL},
-    {"dilation_h", "step between a window's elements, down", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, dilation_h), 1, 0, NULL},
-    {"dilation_w", "step between a window's elements, across", VJP_INTEGER,
-     offsetof(vjp_maxpool2d_attributes, dilation_w), 1, 0, NULL},
-    {"ceil_mode", "a last window may hang over the edge", VJP_BOOLEAN, offsetof(vjp_maxpool2d_attributes, ceil_mode), 0,
-     0, NULL},
-    {"layout", "where the channel axis is", VJP_CHOICE, offsetof(vjp_maxpool2d_attributes, layout), 0, 0, layout_names},
-    {"height", "backward: x's height; 0: read off x or dx", VJP_INTEGER, offsetof(vjp_maxpool2d_attributes, height), 0,
-     0, NULL},
-    {"width", "backward: x's width; 0: read off x or dx", VJP_INTEGER, offsetof(vjp_maxpool2d_attributes, width), 0, 0,
-     NULL},
-};
-
 /* One direction of the window. */
 typedef struct axis_sizes {
     const char *name;
@@ -110,7 +65,7 @@ static vjp_status infer(vjp_work *work) {
     if (work->pass == VJP_BACKWARD && !work->tensor[MAXPOOL2D_B_X] && !work->tensor[MAXPOOL2D_B_ARGMAX])
         return vjp_refuse(work, VJP_INVALID,
                           "x and argmax are both missing: one of them must say where the maxima are");
-    bool last = a->layout == VJP_CHANNELS_LAST;
+    bool last = a->layout == VJP_LAYOUT_CHANNELS_LAST;
     int channel_axis = last ? 3 : 1, height_axis = last ? 1 : 2;
     const vjp_tensor *source = shape_source(work);
     const vjp_tensor *ranked = source ? source : work->tensor[MAXPOOL2D_B_DY];
@@ -157,7 +112,7 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
 
 vjp_maxpool2d_sizes vjp_maxpool2d_sizes_of(const vjp_work *work) {
     const vjp_maxpool2d_attributes *a = work->attributes;
-    bool last = a->layout == VJP_CHANNELS_LAST;
+    bool last = a->layout == VJP_LAYOUT_CHANNELS_LAST;
     int channel_axis = last ? 3 : 1, height_axis = last ? 1 : 2;
     const int64_t *x = work->shape[work->pass == VJP_FORWARD ? MAXPOOL2D_X : MAXPOOL2D_B_DX].size;
     const int64_t *y = work->shape[work->pass == VJP_FORWARD ? MAXPOOL2D_Y : MAXPOOL2D_B_DY].size;
@@ -189,28 +144,4 @@ static uint32_t keeps(const void *attributes, uint32_t wanted) {
     return 1u << MAXPOOL2D_B_ARGMAX;
 }
 
-const vjp_op vjp_op_maxpool2d = {
-    .info = {.name = "maxpool2d",
-             .about = "the largest element of each window",
-             .pass = {{forward, 3, 2}, {backward, 4, 1}},
-             .attributes = attribute_rows,
-             .attribute_count = 12,
-             .attribute_bytes = sizeof(vjp_maxpool2d_attributes)},
-    .id = OP_ID(maxpool2d),
-    .infer = infer,
-    .keeps = keeps,
-    .check_values = check_values,
-    .cost = cost,
-};
-
-vjp_status vjp_maxpool2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *argmax, const vjp_tensor *x,
-                                 const vjp_maxpool2d_attributes *attributes) {
-    const vjp_tensor *tensors[] = {y, argmax, x};
-    return vjp_call(device, &vjp_op_maxpool2d, VJP_FORWARD, tensors, 3, attributes);
-}
-
-vjp_status vjp_maxpool2d_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *x,
-                                  const vjp_tensor *argmax, const vjp_maxpool2d_attributes *attributes) {
-    const vjp_tensor *tensors[] = {dx, dy, x, argmax};
-    return vjp_call(device, &vjp_op_maxpool2d, VJP_BACKWARD, tensors, 4, attributes);
-}
+const vjp_op_rules vjp_maxpool2d_rules = {.infer = infer, .keeps = keeps, .check_values = check_values, .cost = cost};

@@ -1,26 +1,6 @@
 /* mean: over a run of axes, which y no longer has. Maths: docs/ops/mean.md. */
 #include "op/op.h"
 
-static const vjp_slot forward[] = {
-    {"y", "[outer, inner]", "the means; over all axes it has rank 0", VJP_KIND_STORAGE,
-     VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"x", "[outer, length, inner]", "what is averaged; length stands for the axes that go", VJP_KIND_STORAGE, 0, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"dx", "[outer, length, inner]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0},
-    {"dy", "[outer, inner]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"x", "[outer, length, inner]", "the forward's x, for its shape alone; may be absent when dx is there",
-     VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0},
-};
-
-static const vjp_attribute attribute_rows[] = {
-    {"axis", "the first axis of the run; negative: from the end", VJP_INTEGER, offsetof(vjp_mean_attributes, axis), 0,
-     0, NULL},
-    {"axes", "how many axes the run has; 0: all from `axis` on", VJP_INTEGER, offsetof(vjp_mean_attributes, axes), 1, 0,
-     NULL},
-};
-
 /* The slot that x's shape is read off; -1: there is none. */
 static int shape_source(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return MEAN_X;
@@ -87,28 +67,4 @@ static uint32_t keeps(const void *attributes, uint32_t wanted) {
     return 0;
 }
 
-const vjp_op vjp_op_mean = {
-    .info = {.name = "mean",
-             .about = "the mean over a run of axes",
-             .pass = {{forward, 2, 1}, {backward, 3, 1}},
-             .attributes = attribute_rows,
-             .attribute_count = 2,
-             .attribute_bytes = sizeof(vjp_mean_attributes)},
-    .id = OP_ID(mean),
-    .infer = infer,
-    .keeps = keeps,
-    .cost = cost,
-};
-
-vjp_status vjp_mean_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, int64_t axis, int64_t axes) {
-    vjp_mean_attributes values = {.axis = axis, .axes = axes};
-    const vjp_tensor *tensors[] = {y, x};
-    return vjp_call(device, &vjp_op_mean, VJP_FORWARD, tensors, 2, &values);
-}
-
-vjp_status vjp_mean_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *x,
-                             int64_t axis, int64_t axes) {
-    vjp_mean_attributes values = {.axis = axis, .axes = axes};
-    const vjp_tensor *tensors[] = {dx, dy, x};
-    return vjp_call(device, &vjp_op_mean, VJP_BACKWARD, tensors, 3, &values);
-}
+const vjp_op_rules vjp_mean_rules = {.infer = infer, .keeps = keeps, .cost = cost};

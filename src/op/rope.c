@@ -1,35 +1,6 @@
 /* rope: rotates pairs of elements by a table's angles; the backward rotates back. Maths: docs/ops/rope.md. */
 #include "op/op.h"
 
-static const vjp_slot forward[] = {
-    {"y", "[..., T, heads, head_dim]", "the rotated x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES,
-     1u << ROPE_X},
-    {"x", "[..., T, heads, head_dim]", "queries or keys", VJP_KIND_STORAGE, 0, 0},
-    {"cosine", "[positions, n_rot/2]", "cosine of each position's angles", VJP_KIND_PARAMETER, 0, 0},
-    {"sine", "[positions, n_rot/2]", "sine of each position's angles", VJP_KIND_PARAMETER, 0, 0},
-    {"positions", "[T] or [..., T]", "row of the tables for each time; absent: 0, 1, 2, ...", VJP_KIND_INDEX,
-     VJP_SLOT_OPTIONAL, 0},
-};
-
-static const vjp_slot backward[] = {
-    {"dx", "[..., T, heads, head_dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES,
-     1u << ROPE_X},
-    {"dy", "[..., T, heads, head_dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0},
-    {"cosine", "[positions, n_rot/2]", "cosine of each position's angles", VJP_KIND_PARAMETER, 0, 0},
-    {"sine", "[positions, n_rot/2]", "sine of each position's angles", VJP_KIND_PARAMETER, 0, 0},
-    {"positions", "[T] or [..., T]", "row of the tables for each time; absent: 0, 1, 2, ...", VJP_KIND_INDEX,
-     VJP_SLOT_OPTIONAL, 0},
-};
-
-static const char *const pairing_names[] = {"half", "interleaved", NULL};
-
-static const vjp_attribute attribute_rows[] = {
-    {"n_rot", "how many elements of a head are rotated; 0: all", VJP_INTEGER, offsetof(vjp_rope_attributes, n_rot), 0,
-     0, NULL},
-    {"pairing", "which elements form a pair: i with i + n_rot/2, or 2i with 2i + 1", VJP_CHOICE,
-     offsetof(vjp_rope_attributes, pairing), 0, 0, pairing_names},
-};
-
 static vjp_status infer(vjp_work *work) {
     const vjp_rope_attributes *a = work->attributes;
     const char *name = vjp_slot_at(work, ROPE_X)->name;
@@ -80,28 +51,4 @@ vjp_rope_sizes vjp_rope_sizes_of(const vjp_work *work) {
     };
 }
 
-const vjp_op vjp_op_rope = {
-    .info = {.name = "rope",
-             .about = "rotary position embedding",
-             .pass = {{forward, 5, 1}, {backward, 5, 1}},
-             .attributes = attribute_rows,
-             .attribute_count = 2,
-             .attribute_bytes = sizeof(vjp_rope_attributes)},
-    .id = OP_ID(rope),
-    .infer = infer,
-    .check_values = check_values,
-};
-
-vjp_status vjp_rope_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *cosine,
-                            const vjp_tensor *sine, const vjp_tensor *positions, int64_t n_rot, vjp_pairing pairing) {
-    vjp_rope_attributes values = {.n_rot = n_rot, .pairing = pairing};
-    const vjp_tensor *tensors[] = {y, x, cosine, sine, positions};
-    return vjp_call(device, &vjp_op_rope, VJP_FORWARD, tensors, 5, &values);
-}
-
-vjp_status vjp_rope_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dy, const vjp_tensor *cosine,
-                             const vjp_tensor *sine, const vjp_tensor *positions, int64_t n_rot, vjp_pairing pairing) {
-    vjp_rope_attributes values = {.n_rot = n_rot, .pairing = pairing};
-    const vjp_tensor *tensors[] = {dx, dy, cosine, sine, positions};
-    return vjp_call(device, &vjp_op_rope, VJP_BACKWARD, tensors, 5, &values);
-}
+const vjp_op_rules vjp_rope_rules = {.infer = infer, .check_values = check_values};

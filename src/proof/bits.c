@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "cpu/cpu.h"
 #include "proof/error.h"
 #include "proof/values.h"
 
@@ -60,8 +59,9 @@ typedef struct engine {
 } engine;
 
 /* VJP_ISA asks for the set that need not have FMA: other sets have other bits. */
-static bool is_plain(const vjp_device *device) {
-    return device && strcmp(((const cpu_state *)device->state)->isa, "plain") == 0;
+static bool is_plain(vjp_device *device) {
+    char set[16];
+    return vjp_device_property(device, "instruction_set", set, sizeof set) == VJP_OK && strcmp(set, "plain") == 0;
 }
 
 static void engine_open(engine *e, const char *name) {
@@ -69,7 +69,10 @@ static void engine_open(engine *e, const char *name) {
     *e = (engine){.name = name, .shuffle = {.random = {1}}};
     for (int i = 0; i < WAYS; i++) {
         if (ways[i].set && (!any_set || is_plain(e->device[0]))) continue;
-        vjp_options options = {.threads = ways[i].threads, .instruction_set = ways[i].set, .matrix_products = name};
+        vjp_options options = {.struct_size = sizeof(vjp_options),
+                               .threads = ways[i].threads,
+                               .instruction_set = ways[i].set,
+                               .matrix_products = name};
         if (ways[i].shuffled) {
             options.parallel_for = shuffled_for;
             options.parallel_context = &e->shuffle;

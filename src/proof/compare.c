@@ -115,7 +115,7 @@ static void run_measured(const comparison *c, const proof_call *call, double *co
  * by itself may have another kernel for that, as right as the first.
  */
 static void alone(const comparison *c, double *const *expected) {
-    bool host = c->device->backend->host_memory;
+    bool host = vjp_device_is_host(c->device);
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
         proof_call call = {.pass = c->pass, .present = (c->present & ~outputs_of(c)) | 1u << i};
         if (!(c->present >> i & 1)) continue;
@@ -272,7 +272,7 @@ static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device 
         report(&c, -1, "", INFINITY, 0, error);
         return;
     }
-    problem.narrow_operands = !device->backend->host_memory;
+    problem.narrow_operands = !vjp_device_is_host(device);
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         c = (comparison){.plan = plan, .device = device, .ref = ref, .p = &problem, .pass = (vjp_pass)pass};
         compare_pass(&c);

@@ -150,7 +150,7 @@ static bool is_index(const proof_setup *setup, const char *name) {
 static void check_case(const proof_plan *plan, vjp_device *ref, proof_setup *setup) {
     const char *name = vjp_op_describe(setup->op)->name;
     bool relu = strcmp(name, "linear") == 0 &&
-                ((const vjp_linear_attributes *)setup->attributes.bytes)->activation == VJP_ACT_RELU;
+                ((const vjp_linear_attributes *)setup->attributes.bytes)->activation == VJP_ACTIVATION_RELU;
     if (strcmp(name, "maxpool2d") == 0) setup->data = PROOF_DISTINCT;
     for (int i = 0; i < setup->choices; i++) /* what is saved in f32 would be wrong in the eighth digit */
         if (!is_index(setup, setup->choice[i].name)) setup->choice[i].dtype = -1;

@@ -39,8 +39,8 @@ static double conv2d_terms(const proof_problem *p, vjp_pass pass, int slot) {
     if (pass == VJP_FORWARD) return window;
     if (strcmp(name, "dx") == 0) {
         const int64_t *weight = forward[CONV2D_WEIGHT].tensor.shape;
-        double taps =
-            attributes->layout == VJP_CHANNELS_LAST ? (double)(weight[1] * weight[2]) : (double)(weight[2] * weight[3]);
+        double taps = attributes->layout == VJP_LAYOUT_CHANNELS_LAST ? (double)(weight[1] * weight[2])
+                                                                     : (double)(weight[2] * weight[3]);
         return outs / (double)attributes->groups * taps;
     }
     return strcmp(name, "dweight") == 0 ? (double)forward[CONV2D_Y].count / fmax(outs, 1) : 64;
@@ -85,7 +85,8 @@ static void say(proof_error *e, int64_t i, double is, double should) {
 static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *attributes = (const void *)p->setup.attributes.bytes;
     const char *name = p->slot[pass][slot].slot->name;
-    if (!p->narrow_operands || strcmp(p->info->name, "linear") != 0 || attributes->activation == VJP_ACT_NONE) return 0;
+    if (!p->narrow_operands || strcmp(p->info->name, "linear") != 0 || attributes->activation == VJP_ACTIVATION_NONE)
+        return 0;
     double half = half_unit((vjp_dtype)p->slot[pass][slot].tensor.dtype);
     return strcmp(name, "y") == 0 ? 2 * half : strcmp(name, "da") == 0 || strcmp(name, "db") == 0 ? 4 * half : 0;
 }

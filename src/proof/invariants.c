@@ -62,7 +62,7 @@ static int64_t group_of(const solved *s, int64_t i) {
     if (strcmp(s->p->info->name, "group_norm") != 0) return i / x->shape[x->ndim - 1];
     const vjp_group_norm_attributes *a = (const void *)s->p->setup.attributes.bytes;
     int64_t plane = 1;
-    bool last = a->layout == VJP_CHANNELS_LAST;
+    bool last = a->layout == VJP_LAYOUT_CHANNELS_LAST;
     for (int k = last ? 1 : 2; k < x->ndim - (last ? 1 : 0); k++)
         plane *= x->shape[k];
     int64_t channels = x->shape[last ? x->ndim - 1 : 1];

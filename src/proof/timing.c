@@ -22,7 +22,6 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "cpu/cpu.h"
 #include "op/op.h"
 #include "proof/values.h"
 
@@ -232,7 +231,7 @@ static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, v
 }
 
 static void run_on_pool_of(void *device, size_t count, vjp_task task, void *argument) {
-    vjp_cpu_for(&(vjp_work){.device = device}, (int64_t)count, task, argument);
+    vjp_parallel(device, count, task, argument);
 }
 
 /*
@@ -240,13 +239,17 @@ static void run_on_pool_of(void *device, size_t count, vjp_task task, void *argu
  * work for a while, on the cores where the device's are being timed.
  */
 static vjp_device *open_rival(vjp_device *device) {
-    if (strcmp(device->backend->name, "cpu") != 0) return NULL;
-    const cpu_state *state = device->state;
-    vjp_options options = {.threads = state->threads,
-                           .parallel_for = run_on_pool_of,
-                           .parallel_context = device,
-                           .instruction_set = state->isa,
-                           .matrix_products = state->blas ? "builtin" : "blas"};
+    char set[16], products[16], threads[16];
+    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK ||
+        vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK ||
+        vjp_device_property(device, "threads", threads, sizeof threads) != VJP_OK)
+        return NULL;
+    vjp_options options = VJP_OPTIONS_DEFAULTS;
+    options.threads = atoi(threads);
+    options.parallel_for = run_on_pool_of;
+    options.parallel_context = device;
+    options.instruction_set = set;
+    options.matrix_products = strcmp(products, "blas") == 0 ? "builtin" : "blas";
     vjp_device *rival;
     if (vjp_open("cpu", &options, &rival) == VJP_OK) return rival;
     vjp_close(rival);
@@ -267,7 +270,8 @@ typedef struct raw_products {
 static vjp_status make_products(raw_products *r, bench *b) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
     static const char *const outputs[PRODUCTS] = {"y", "da", "db"};
-    r->attributes = (vjp_linear_attributes){.transpose_b = own->transpose_b};
+    r->attributes = (vjp_linear_attributes)VJP_LINEAR_DEFAULTS;
+    r->attributes.transpose_b = own->transpose_b;
     r->engines = b->rival ? ENGINES : 1;
     for (int i = 0; i < PRODUCTS; i++)
         for (int e = 0; e < r->engines; e++) {
@@ -281,7 +285,7 @@ static vjp_status make_products(raw_products *r, bench *b) {
         }
     vjp_cost cost;
     const timed_call *y = &r->call[0][0];
-    vjp_status status = vjp_least_cost(y->device, y->op, y->pass, y->tensors[0], y->count, y->attributes, &cost);
+    vjp_status status = vjp_min_cost(y->device, y->op, y->pass, y->tensors[0], y->count, y->attributes, &cost);
     r->flops = cost.flops;
     return status;
 }
@@ -294,7 +298,7 @@ static double product_time(const raw_products *r, int product) {
 /* Bytes of the passes between the products. */
 static double between_bytes(const bench *b, vjp_pass pass) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
-    if (own->activation == VJP_ACT_NONE) return 0;
+    if (own->activation == VJP_ACTIVATION_NONE) return 0;
     int pre = find_slot(&b->p.info->pass[VJP_FORWARD], "pre");
     const proof_values *v = &b->p.slot[VJP_FORWARD][pre];
     double pre_bytes = (double)v->count * (double)vjp_dtype_size((vjp_dtype)v->tensor.dtype);
@@ -372,7 +376,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         vjp_status status = call_make(c, b, b->device, (vjp_pass)pass, present, &b->p.setup.attributes);
         if (status != VJP_OK) return status;
         vjp_cost cost;
-        status = vjp_least_cost(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &cost);
+        status = vjp_min_cost(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &cost);
         if (status != VJP_OK) return status;
         bytes[pass] = cost.bytes;
         flops[pass] = cost.flops;
@@ -446,7 +450,7 @@ double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype
     for (size_t i = 0; i < count; i++)
         if (p.slot[last][i].present) tensors[i] = &p.slot[last][i].tensor;
     vjp_cost cost;
-    if (vjp_least_cost(device, setup->op, last, tensors, count, &setup->attributes, &cost) == VJP_OK) return cost.bytes;
+    if (vjp_min_cost(device, setup->op, last, tensors, count, &setup->attributes, &cost) == VJP_OK) return cost.bytes;
     snprintf(error, TEXT_ERROR, "%s", vjp_error(device));
     return -1;
 }

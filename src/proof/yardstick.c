@@ -14,7 +14,6 @@
 #include <time.h>
 
 #include "core/core.h"
-#include "cpu/cpu.h"
 #include "proof/values.h"
 
 #if defined(__x86_64__)
@@ -79,7 +78,7 @@ static bool copies_by_itself(const vjp_device *device) {
 }
 
 proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
-    if (strcmp(device->backend->name, "cpu") != 0 && !copies_by_itself(device)) return NULL;
+    if (!device->backend->parallel && !copies_by_itself(device)) return NULL;
     proof_yardstick *y = proof_memory(sizeof *y);
     *y = (proof_yardstick){.device = device, .bytes = (bytes / 2 + PIECE - 1) / PIECE * PIECE};
     void *from = NULL, *to = NULL;
@@ -90,7 +89,7 @@ proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
     }
     y->from = from;
     y->to = to;
-    if (!device->backend->host_memory) return y;
+    if (!vjp_device_is_host(device)) return y;
     memset(from, 1, y->bytes); /* a page that was never written is the same zero page for all */
     memset(to, 2, y->bytes);
     return y;
@@ -105,7 +104,6 @@ void proof_yardstick_close(proof_yardstick *y) {
 
 double proof_yardstick_copy(proof_yardstick *y) {
     static const vjp_task ways[] = {plain_piece, streaming_piece};
-    const vjp_work work = {.device = y->device};
     double best = 0;
     if (copies_by_itself(y->device)) {
         double seconds;
@@ -114,7 +112,7 @@ double proof_yardstick_copy(proof_yardstick *y) {
     }
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         double start = proof_seconds();
-        vjp_cpu_for(&work, (int64_t)(y->bytes / PIECE), ways[i], y);
+        vjp_parallel(y->device, y->bytes / PIECE, ways[i], y);
         double rate = 2 * (double)y->bytes / (proof_seconds() - start);
         best = rate > best ? rate : best;
     }

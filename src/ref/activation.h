@@ -41,31 +41,31 @@ static inline double ref_gelu_argument(double x) {
 
 static inline double ref_activate(vjp_activation activation, double x) {
     switch (activation) {
-    case VJP_ACT_NONE: return x;
-    case VJP_ACT_RELU: return x < 0 ? 0 : x; /* this way round a NaN stays */
-    case VJP_ACT_GELU_TANH: return ref_damped(x, ref_sigmoid(ref_gelu_argument(x)));
-    case VJP_ACT_GELU_ERF: return ref_damped(x, 0.5 * erfc(-x * REF_SQRT_HALF));
-    case VJP_ACT_SILU: return ref_damped(x, ref_sigmoid(x));
-    case VJP_ACT_SIGMOID: return ref_sigmoid(x);
-    case VJP_ACT_TANH: return tanh(x);
+    case VJP_ACTIVATION_NONE: return x;
+    case VJP_ACTIVATION_RELU: return x < 0 ? 0 : x; /* this way round a NaN stays */
+    case VJP_ACTIVATION_GELU_TANH: return ref_damped(x, ref_sigmoid(ref_gelu_argument(x)));
+    case VJP_ACTIVATION_GELU_ERF: return ref_damped(x, 0.5 * erfc(-x * REF_SQRT_HALF));
+    case VJP_ACTIVATION_SILU: return ref_damped(x, ref_sigmoid(x));
+    case VJP_ACTIVATION_SIGMOID: return ref_sigmoid(x);
+    case VJP_ACTIVATION_TANH: return tanh(x);
     }
     return x;
 }
 
 static inline double ref_activate_slope(vjp_activation activation, double x) {
     switch (activation) {
-    case VJP_ACT_NONE: return 1;
-    case VJP_ACT_RELU: return isnan(x) ? x : x > 0 ? 1 : 0;
-    case VJP_ACT_GELU_TANH: {
+    case VJP_ACTIVATION_NONE: return 1;
+    case VJP_ACTIVATION_RELU: return isnan(x) ? x : x > 0 ? 1 : 0;
+    case VJP_ACTIVATION_GELU_TANH: {
         double v = ref_gelu_argument(x);
         double dv = 2 * REF_SQRT_2_OVER_PI * (1 + 3 * REF_GELU_CUBIC * x * x);
         return ref_sigmoid(v) + ref_damped(x * dv, ref_sigmoid_slope(v));
     }
-    case VJP_ACT_GELU_ERF:
+    case VJP_ACTIVATION_GELU_ERF:
         return 0.5 * erfc(-x * REF_SQRT_HALF) + ref_damped(x, REF_1_OVER_SQRT_2PI * exp(-0.5 * x * x));
-    case VJP_ACT_SILU: return ref_sigmoid(x) + ref_damped(x, ref_sigmoid_slope(x));
-    case VJP_ACT_SIGMOID: return ref_sigmoid_slope(x);
-    case VJP_ACT_TANH: {
+    case VJP_ACTIVATION_SILU: return ref_sigmoid(x) + ref_damped(x, ref_sigmoid_slope(x));
+    case VJP_ACTIVATION_SIGMOID: return ref_sigmoid_slope(x);
+    case VJP_ACTIVATION_TANH: {
         double sech = 1 / cosh(x);
         return sech * sech;
     }

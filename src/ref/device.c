@@ -24,8 +24,12 @@ static const vjp_kernel *ref_kernel(const vjp_device *device, const vjp_op *op, 
 }
 
 const vjp_backend vjp_backend_ref = {
+    .struct_size = sizeof(vjp_backend),
+    .interface_version = VJP_BACKEND_INTERFACE,
+    .version = VJP_VERSION,
     .name = "ref",
-    .host_memory = true,
+    .takes_allocator = 1,
+    .host_memory = 1,
     .open = ref_open,
     .close = ref_close,
     .kernel = ref_kernel,

@@ -36,7 +36,7 @@ static vjp_status forward(const vjp_work *work) {
 /* dy * act'(pre), pre as saved or computed again. */
 static double dpre_at(const vjp_work *work, const vjp_linear_sizes *s, int64_t batch, int64_t row, int64_t n) {
     double dy = ref_get(work, LINEAR_B_DY, row * s->n + n, 0);
-    if (s->activation == VJP_ACT_NONE) return dy;
+    if (s->activation == VJP_ACTIVATION_NONE) return dy;
     double pre = work->tensor[LINEAR_B_PRE] ? ref_get(work, LINEAR_B_PRE, row * s->n + n, 0)
                                             : product(work, LINEAR_B_A, LINEAR_B_B, LINEAR_B_BIAS, s, batch, row, n);
     double slope = isnan(pre) && s->zero_nan ? 0 : ref_activate_slope(s->activation, pre);

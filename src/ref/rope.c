@@ -20,7 +20,7 @@ static int64_t position_of(const vjp_work *work, const vjp_rope_sizes *s, int64_
 static void rotate_head(const vjp_work *work, const vjp_rope_sizes *s, int64_t base, int64_t position, double sign) {
     const vjp_rope_attributes *a = work->attributes;
     int64_t pairs = s->n_rot / 2;
-    bool interleaved = a->pairing == VJP_PAIRS_INTERLEAVED;
+    bool interleaved = a->pairing == VJP_PAIRING_INTERLEAVED;
     for (int64_t i = 0; i < pairs; i++) {
         int64_t first = base + (interleaved ? 2 * i : i);
         int64_t second = first + (interleaved ? 1 : pairs);

@@ -9,7 +9,7 @@ static int64_t count_of(const vjp_work *work, int slot) {
 static vjp_status forward(const vjp_work *work) {
     for (int64_t i = 0; i < count_of(work, SWIGLU_GATE); i++) {
         double gate = ref_get(work, SWIGLU_GATE, i, 0), up = ref_get(work, SWIGLU_UP, i, 0);
-        ref_put(work, SWIGLU_Y, i, ref_activate(VJP_ACT_SILU, gate) * up);
+        ref_put(work, SWIGLU_Y, i, ref_activate(VJP_ACTIVATION_SILU, gate) * up);
     }
     return VJP_OK;
 }
@@ -18,8 +18,8 @@ static vjp_status backward(const vjp_work *work) {
     for (int64_t i = 0; i < count_of(work, SWIGLU_B_GATE); i++) {
         double dy = ref_get(work, SWIGLU_B_DY, i, 0);
         double gate = ref_get(work, SWIGLU_B_GATE, i, 0), up = ref_get(work, SWIGLU_B_UP, i, 0);
-        ref_put(work, SWIGLU_B_DGATE, i, dy * up * ref_activate_slope(VJP_ACT_SILU, gate));
-        ref_put(work, SWIGLU_B_DUP, i, dy * ref_activate(VJP_ACT_SILU, gate));
+        ref_put(work, SWIGLU_B_DGATE, i, dy * up * ref_activate_slope(VJP_ACTIVATION_SILU, gate));
+        ref_put(work, SWIGLU_B_DUP, i, dy * ref_activate(VJP_ACTIVATION_SILU, gate));
     }
     return VJP_OK;
 }

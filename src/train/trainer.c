@@ -72,7 +72,7 @@ static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program *
     }
     vjp_graph_grad(t->model->graph, loss, wrt, (size_t)count, into, add, results);
     results[count] = t->model->loss;
-    const vjp_program_options options = {.share = t->first};
+    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
     vjp_status status = vjp_compile(t->device, t->model->graph, results, (size_t)count + 1, &options, program);
     free(values);
     return status == VJP_OK;
@@ -86,11 +86,13 @@ static bool compile_measure(trainer *t) {
         vjp_value own = vjp_graph_sum_squares(graph, t->track[i].gradient);
         squares = squares ? vjp_graph_accumulate(graph, squares, own) : own;
     }
-    vjp_value scale = vjp_graph_clip(graph, squares, t->options.max_norm);
+    vjp_clip_attributes clip = VJP_CLIP_DEFAULTS;
+    clip.max_norm = t->options.max_norm;
+    vjp_value scale = vjp_graph_clip(graph, squares, &clip);
     t->norm = vjp_graph_output(graph, scale, "norm");
     t->scale = vjp_graph_state(graph, "trainer.scale", VJP_F32, 0, NULL);
     const vjp_value results[] = {t->norm, vjp_graph_assign(graph, t->scale, scale)};
-    const vjp_program_options options = {.share = t->first};
+    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
     return vjp_compile(t->device, graph, results, 2, &options, &t->measure) == VJP_OK;
 }
 
@@ -104,7 +106,8 @@ static bool compile_update(trainer *t) {
     if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d results", count) == VJP_OK;
     for (int i = 0; i < count; i++) {
         const model_parameter *p = &t->model->parameter[i];
-        const vjp_adamw_attributes adamw = {.beta1 = t->options.beta1,
+        const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
+                                            .beta1 = t->options.beta1,
                                             .beta2 = t->options.beta2,
                                             .eps = t->options.eps,
                                             .weight_decay = p->decays ? t->options.weight_decay : 0};
@@ -113,7 +116,7 @@ static bool compile_update(trainer *t) {
                                      t->step, t->scale, &adamw);
         vjp_graph_pop(graph);
     }
-    const vjp_program_options options = {.share = t->measure};
+    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->measure};
     vjp_status status = vjp_compile(t->device, graph, results, (size_t)count, &options, &t->update);
     free(results);
     return status == VJP_OK;
@@ -130,7 +133,9 @@ static bool compile_all(trainer *t) {
     }
     /* Each part of a batch gives its share of the mean. */
     vjp_value loss = t->model->loss;
-    if (t->options.accumulate > 1) loss = vjp_graph_scale(graph, loss, 1 / (double)t->options.accumulate);
+    vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
+    share.factor = 1 / (double)t->options.accumulate;
+    if (t->options.accumulate > 1) loss = vjp_graph_scale(graph, loss, &share);
     if (!compile_gradients(t, loss, 0, &t->first)) return false;
     if (t->options.accumulate > 1 && !compile_gradients(t, loss, 1, &t->more)) return false;
     return compile_measure(t) && compile_update(t);
@@ -147,7 +152,7 @@ static bool fill_first_values(trainer *t) {
 
 /* Numbers that are held outside of the device: what a checkpoint copies, or one parameter's first values. */
 static size_t copied(vjp_device *device, const train_model *model) {
-    if (!device->backend->host_memory) return 3 * (size_t)model_size(model);
+    if (!vjp_device_is_host(device)) return 3 * (size_t)model_size(model);
     size_t most = 0;
     for (int i = 0; i < model->parameters; i++) {
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
@@ -309,7 +314,7 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
 
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
     if (!t->forward) {
-        const vjp_program_options options = {.share = t->first};
+        const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
         if (vjp_compile(t->device, t->model->graph, &t->model->loss, 1, &options, &t->forward) != VJP_OK)
             return device_failed(t, error);
     }
@@ -333,7 +338,7 @@ static bool hand_out(trainer *t, vjp_program *program, vjp_value value, const ch
     vjp_tensor tensor;
     if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
     const void *data = (const char *)tensor.data + tensor.offset;
-    if (!t->device->backend->host_memory) {
+    if (!vjp_device_is_host(t->device)) {
         if (vjp_program_read(program, value, *free_place, (size_t)count_of(&tensor) * sizeof(float)) != VJP_OK)
             return false;
         data = *free_place;

@@ -404,8 +404,11 @@ static vjp_device *cpus[CPUS], *ref;
 static void open_all(void) {
     static const vjp_options options[CPUS] = {
         {.threads = 1}, {.threads = 1, .instruction_set = "plain"}, {.threads = 2, .matrix_products = "builtin"}};
-    for (int i = 0; i < CPUS; i++)
-        if (vjp_open("cpu", &options[i], &cpus[i]) != VJP_OK) abort();
+    for (int i = 0; i < CPUS; i++) {
+        vjp_options one = options[i];
+        one.struct_size = sizeof one;
+        if (vjp_open("cpu", &one, &cpus[i]) != VJP_OK) abort();
+    }
     if (vjp_open("ref", NULL, &ref) != VJP_OK) abort();
 }
 

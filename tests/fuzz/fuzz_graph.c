@@ -12,7 +12,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static vjp_device *device;
-    if (!device && vjp_open("cpu", &(vjp_options){.threads = 1}, &device) != VJP_OK) abort();
+    if (!device && vjp_open("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, &device) != VJP_OK)
+        abort();
     static const vjp_dtype dtypes[] = {VJP_F32, VJP_BF16, VJP_F16};
     choices from = choices_of(data, size);
     random_kind kind = {.dtype = dtypes[choose(&from, 3)]};

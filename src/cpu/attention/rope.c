@@ -157,7 +157,7 @@ static vjp_status run(const vjp_work *work) {
     const vjp_rope_attributes *attributes = work->attributes;
     rope_call call = {
         .s = vjp_rope_sizes_of(work),
-        .interleaved = attributes->pairing == VJP_PAIRS_INTERLEAVED,
+        .interleaved = attributes->pairing == VJP_PAIRING_INTERLEAVED,
         .sign = work->pass == VJP_BACKWARD ? -1 : 1,
         .y = vjp_data(work, ROPE_Y),
         .x = vjp_data(work, ROPE_X),

@@ -86,13 +86,13 @@ INLINE vf gelu_tanh_slope(vf x) {
 
 INLINE vf activate(vjp_activation activation, vf x) {
     switch (activation) {
-    case VJP_ACT_NONE: return x;
-    case VJP_ACT_RELU: return vf_select(vf_less(x, vf_zero()), vf_zero(), x); /* this way round a NaN stays */
-    case VJP_ACT_GELU_TANH: return gelu_tanh(x);
-    case VJP_ACT_GELU_ERF: return damped(x, normal_below(x));
-    case VJP_ACT_SILU: return damped(x, vf_sigmoid(x));
-    case VJP_ACT_SIGMOID: return vf_sigmoid(x);
-    case VJP_ACT_TANH: return vf_tanh(x);
+    case VJP_ACTIVATION_NONE: return x;
+    case VJP_ACTIVATION_RELU: return vf_select(vf_less(x, vf_zero()), vf_zero(), x); /* this way round a NaN stays */
+    case VJP_ACTIVATION_GELU_TANH: return gelu_tanh(x);
+    case VJP_ACTIVATION_GELU_ERF: return damped(x, normal_below(x));
+    case VJP_ACTIVATION_SILU: return damped(x, vf_sigmoid(x));
+    case VJP_ACTIVATION_SIGMOID: return vf_sigmoid(x);
+    case VJP_ACTIVATION_TANH: return vf_tanh(x);
     }
     return x;
 }
@@ -108,13 +108,13 @@ INLINE vf silu_and_slope(vf x, vf *slope) {
 /* The derivative of activate(). */
 INLINE vf activate_slope(vjp_activation activation, vf x) {
     switch (activation) {
-    case VJP_ACT_NONE: return vf_set(1);
-    case VJP_ACT_RELU: {
+    case VJP_ACTIVATION_NONE: return vf_set(1);
+    case VJP_ACTIVATION_RELU: {
         vf slope = vf_select(vf_greater(x, vf_zero()), vf_set(1), vf_zero());
         return vf_select(vf_is_nan(x), x, slope);
     }
-    case VJP_ACT_GELU_TANH: return gelu_tanh_slope(x);
-    case VJP_ACT_GELU_ERF: {
+    case VJP_ACTIVATION_GELU_TANH: return gelu_tanh_slope(x);
+    case VJP_ACTIVATION_GELU_ERF: {
         /* The distribution plus x times the density; for x > 0, 1 - tail + x density. */
         x = vf_clamp(x, -GELU_ERF_END, GELU_ERF_END);
         vf density, tail = vf_normal(x, &density);
@@ -122,16 +122,16 @@ INLINE vf activate_slope(vjp_activation activation, vf x) {
         vf side = vf_select(negative, tail, vf_neg(tail));
         return vf_add(vf_select(negative, vf_zero(), vf_set(1)), vf_fma(x, density, side));
     }
-    case VJP_ACT_SILU: {
+    case VJP_ACTIVATION_SILU: {
         vf slope;
         silu_and_slope(x, &slope);
         return slope;
     }
-    case VJP_ACT_SIGMOID: {
+    case VJP_ACTIVATION_SIGMOID: {
         logistic s = logistic_of(x);
         return vf_mul(s.value, s.complement);
     }
-    case VJP_ACT_TANH: {
+    case VJP_ACTIVATION_TANH: {
         /* 1 - tanh^2 = 4 e / (1 + e)^2, e = exp(-2|x|) */
         logistic s = logistic_of(vf_add(x, x));
         return vf_mul(vf_mul(s.value, s.complement), vf_set(4));

@@ -22,7 +22,7 @@ typedef struct swiglu_call {
 
 INLINE void forward_vector(const swiglu_call *call, vjp_dtype dtype, write_mode mode, int64_t i, int64_t n) {
     vf gate = vf_load_part(dtype, call->gate, i, n), up = vf_load_part(dtype, call->up, i, n);
-    vf_write_part(mode, dtype, call->out[0], i, n, vf_mul(activate(VJP_ACT_SILU, gate), up));
+    vf_write_part(mode, dtype, call->out[0], i, n, vf_mul(activate(VJP_ACTIVATION_SILU, gate), up));
 }
 
 /* The slope first, which may be 0: dy * up alone may be past all range. */

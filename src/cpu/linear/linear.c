@@ -53,26 +53,26 @@ INLINE void slope_as(vjp_activation activation, bool zero_nan, int64_t count, co
 
 static void activate_row(vjp_activation activation, int64_t count, const float *x, float *y) {
     switch (activation) {
-    case VJP_ACT_NONE: break;
-    case VJP_ACT_RELU: activate_as(VJP_ACT_RELU, count, x, y); break;
-    case VJP_ACT_GELU_TANH: activate_as(VJP_ACT_GELU_TANH, count, x, y); break;
-    case VJP_ACT_GELU_ERF: activate_as(VJP_ACT_GELU_ERF, count, x, y); break;
-    case VJP_ACT_SILU: activate_as(VJP_ACT_SILU, count, x, y); break;
-    case VJP_ACT_SIGMOID: activate_as(VJP_ACT_SIGMOID, count, x, y); break;
-    case VJP_ACT_TANH: activate_as(VJP_ACT_TANH, count, x, y); break;
+    case VJP_ACTIVATION_NONE: break;
+    case VJP_ACTIVATION_RELU: activate_as(VJP_ACTIVATION_RELU, count, x, y); break;
+    case VJP_ACTIVATION_GELU_TANH: activate_as(VJP_ACTIVATION_GELU_TANH, count, x, y); break;
+    case VJP_ACTIVATION_GELU_ERF: activate_as(VJP_ACTIVATION_GELU_ERF, count, x, y); break;
+    case VJP_ACTIVATION_SILU: activate_as(VJP_ACTIVATION_SILU, count, x, y); break;
+    case VJP_ACTIVATION_SIGMOID: activate_as(VJP_ACTIVATION_SIGMOID, count, x, y); break;
+    case VJP_ACTIVATION_TANH: activate_as(VJP_ACTIVATION_TANH, count, x, y); break;
     }
 }
 
 static void slope_row(vjp_activation activation, bool zero_nan, int64_t count, const float *pre, const float *dy,
                       float *dpre) {
     switch (activation) {
-    case VJP_ACT_NONE: break;
-    case VJP_ACT_RELU: slope_as(VJP_ACT_RELU, zero_nan, count, pre, dy, dpre); break;
-    case VJP_ACT_GELU_TANH: slope_as(VJP_ACT_GELU_TANH, zero_nan, count, pre, dy, dpre); break;
-    case VJP_ACT_GELU_ERF: slope_as(VJP_ACT_GELU_ERF, zero_nan, count, pre, dy, dpre); break;
-    case VJP_ACT_SILU: slope_as(VJP_ACT_SILU, zero_nan, count, pre, dy, dpre); break;
-    case VJP_ACT_SIGMOID: slope_as(VJP_ACT_SIGMOID, zero_nan, count, pre, dy, dpre); break;
-    case VJP_ACT_TANH: slope_as(VJP_ACT_TANH, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_NONE: break;
+    case VJP_ACTIVATION_RELU: slope_as(VJP_ACTIVATION_RELU, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_GELU_TANH: slope_as(VJP_ACTIVATION_GELU_TANH, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_GELU_ERF: slope_as(VJP_ACTIVATION_GELU_ERF, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_SILU: slope_as(VJP_ACTIVATION_SILU, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_SIGMOID: slope_as(VJP_ACTIVATION_SIGMOID, zero_nan, count, pre, dy, dpre); break;
+    case VJP_ACTIVATION_TANH: slope_as(VJP_ACTIVATION_TANH, zero_nan, count, pre, dy, dpre); break;
     }
 }
 
@@ -113,7 +113,7 @@ static void finish_outputs(const void *target, int64_t row, int64_t column, int6
         if (o->pre.data) store_row(o->pre.dtype, o->pre.data, at, n, pre, false);
         if (!o->y.data) continue;
         const float *y = pre;
-        if (o->activation != VJP_ACT_NONE) {
+        if (o->activation != VJP_ACTIVATION_NONE) {
             bool straight = o->y.dtype == VJP_F32 && !o->y.accumulate;
             float *to = straight ? (float *)o->y.data + at : value;
             activate_row(o->activation, n, pre, to);
@@ -125,7 +125,7 @@ static void finish_outputs(const void *target, int64_t row, int64_t column, int6
 }
 
 static bool is_product_alone(const vjp_work *work, const vjp_linear_sizes *s) {
-    return work->storage == VJP_F32 && s->activation == VJP_ACT_NONE && !work->tensor[LINEAR_PRE] &&
+    return work->storage == VJP_F32 && s->activation == VJP_ACTIVATION_NONE && !work->tensor[LINEAR_PRE] &&
            !work->tensor[LINEAR_BIAS];
 }
 
@@ -203,7 +203,7 @@ static void read_dpre(const void *source, int64_t row, int64_t column, int64_t c
 /* Without an activation dpre is dy itself, whatever pre is. */
 static gemm_operand operand_of_dpre(const dpre_source *d, bool transposed, int64_t item_row) {
     gemm_operand o = operand_of(&d->dy, transposed, item_row);
-    if (d->activation != VJP_ACT_NONE) {
+    if (d->activation != VJP_ACTIVATION_NONE) {
         o.dtype = VJP_F32;
         o.read = read_dpre;
         o.source = d;
@@ -322,12 +322,12 @@ static size_t product_bytes(const vjp_work *work, const backward_plan *p, int64_
 static backward_plan plan_of(const vjp_work *work) {
     backward_plan p = {.sizes = vjp_linear_sizes_of(work)};
     const vjp_linear_sizes *s = &p.sizes;
-    p.again = s->activation != VJP_ACT_NONE && !work->tensor[LINEAR_B_PRE];
+    p.again = s->activation != VJP_ACTIVATION_NONE && !work->tensor[LINEAR_B_PRE];
     p.items = s->batch;
     p.rows = s->m;
     int uses = !!work->tensor[LINEAR_B_DA] + !!work->tensor[LINEAR_B_DB] + !!work->tensor[LINEAR_B_DBIAS];
     bool fits = s->batch * s->m <= PANEL_FLOATS / most(1, s->n);
-    p.stored = s->activation != VJP_ACT_NONE && uses > 1 && (p.again || fits);
+    p.stored = s->activation != VJP_ACTIVATION_NONE && uses > 1 && (p.again || fits);
     bool fills_slabs = divide_up(s->n, SLAB_COLUMNS) * SLAB_COLUMNS <= s->n + s->n / 4;
     p.in_slabs = p.stored && !p.again && fills_slabs && !cpu_state_of(work)->blas;
     if (p.stored) {
@@ -377,7 +377,7 @@ typedef struct dpre_pass {
 
 /* Elements of dpre that lie side by side, whatever rows they are of. */
 static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to) {
-    if (d->activation == VJP_ACT_NONE)
+    if (d->activation == VJP_ACTIVATION_NONE)
         load_row(d->dy.dtype, d->dy.data, at, count, to);
     else
         read_dpre(d, 0, at, count, to);

@@ -416,7 +416,7 @@ vjp_status run(const vjp_work *work) {
         using T = decltype(zero);
         bool aligned = c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && is_aligned(c.y, 16) &&
                        is_aligned(c.x, 16) && is_aligned(c.cosine.data, 16) && is_aligned(c.sine.data, 16);
-        return with_truth(attributes->pairing == VJP_PAIRS_INTERLEAVED, [&](auto interleaved) {
+        return with_truth(attributes->pairing == VJP_PAIRING_INTERLEAVED, [&](auto interleaved) {
             return with_truth(vjp_accumulates(work, ROPE_Y), [&](auto add) {
                 constexpr bool I = decltype(interleaved)::value, A = decltype(add)::value;
                 return aligned ? enqueue<T, WIDE<T>, I, A>(work, c) : enqueue<T, 1, I, A>(work, c);

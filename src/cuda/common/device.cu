@@ -327,26 +327,30 @@ static size_t cache_bytes(const vjp_device *device) {
 } // namespace vjp
 
 static const vjp_backend backend = {
-    /* name */ "cuda",
-    /* host_memory */ false,
-    /* open */ vjp::open,
-    /* close */ vjp::close,
-    /* kernel */ vjp::kernel,
-    /* alloc */ vjp::alloc,
-    /* free */ vjp::release,
-    /* upload */ vjp::upload,
-    /* download */ vjp::download,
-    /* synchronize */ vjp::synchronize,
-    /* parallel */ nullptr,
-    /* copy */ vjp::copy,
-    /* measure */ vjp::measure,
-    /* cache_bytes */ vjp::cache_bytes,
-    /* record */ vjp::record,
-    /* replay */ vjp::replay,
-    /* forget */ vjp::forget,
-    /* note */ nullptr,
+    .struct_size = sizeof(vjp_backend),
+    .interface_version = VJP_BACKEND_INTERFACE,
+    .version = VJP_VERSION,
+    .name = "cuda",
+    .host_memory = 0,
+    .open = vjp::open,
+    .close = vjp::close,
+    .kernel = vjp::kernel,
+    .alloc = vjp::alloc,
+    .free = vjp::release,
+    .upload = vjp::upload,
+    .download = vjp::download,
+    .synchronize = vjp::synchronize,
+    .parallel = nullptr,
+    .copy = vjp::copy,
+    .measure = vjp::measure,
+    .cache_bytes = vjp::cache_bytes,
+    .record = vjp::record,
+    .replay = vjp::replay,
+    .forget = vjp::forget,
+    .note = nullptr,
+    .takes_allocator = 1,
 };
 
-extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version) {
-    return strcmp(version, VJP_VERSION) == 0 ? &backend : nullptr;
+extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {
+    return strcmp(host->version, VJP_VERSION) == 0 ? &backend : nullptr;
 }

@@ -109,19 +109,19 @@ constexpr int ANY_ACTIVATION = -1;
 
 template <int ACTIVATION> __device__ float activate(int any, float x) {
     switch (ACTIVATION == ANY_ACTIVATION ? any : ACTIVATION) {
-    case VJP_ACT_RELU: return x < 0 ? 0.0f : x; /* this way round a NaN stays */
-    case VJP_ACT_GELU_TANH: {
+    case VJP_ACTIVATION_RELU: return x < 0 ? 0.0f : x; /* this way round a NaN stays */
+    case VJP_ACTIVATION_GELU_TANH: {
         float size = smaller(fabsf(x), GELU_END);
         logistic s = gelu_logistic(size, size * size);
         return damped(x, x < 0 ? s.small : s.large);
     }
-    case VJP_ACT_GELU_ERF: {
+    case VJP_ACTIVATION_GELU_ERF: {
         normal n = normal_of(x);
         return damped(x, x < 0 ? n.tail : 1.0f - n.tail);
     }
-    case VJP_ACT_SILU: return damped(x, sigmoid(x));
-    case VJP_ACT_SIGMOID: return sigmoid(x);
-    case VJP_ACT_TANH: return tanhf(x);
+    case VJP_ACTIVATION_SILU: return damped(x, sigmoid(x));
+    case VJP_ACTIVATION_SIGMOID: return sigmoid(x);
+    case VJP_ACTIVATION_TANH: return tanhf(x);
     default: return x;
     }
 }
@@ -129,31 +129,31 @@ template <int ACTIVATION> __device__ float activate(int any, float x) {
 /* The derivative of activate(). */
 template <int ACTIVATION> __device__ float activate_slope(int any, float x) {
     switch (ACTIVATION == ANY_ACTIVATION ? any : ACTIVATION) {
-    case VJP_ACT_RELU: return x > 0 ? 1.0f : x != x ? x : 0.0f;
-    case VJP_ACT_GELU_TANH: {
+    case VJP_ACTIVATION_RELU: return x > 0 ? 1.0f : x != x ? x : 0.0f;
+    case VJP_ACTIVATION_GELU_TANH: {
         /* sigmoid + x sigmoid' v' at |x|; on the other side the sigmoid is the small one, and x is negative. */
         float size = smaller(fabsf(x), GELU_END), square = size * size;
         logistic s = gelu_logistic(size, square);
         float rise = size * fmaf(square, 3 * GELU_CUBIC, GELU_LINEAR), slope = s.small * s.large;
         return x < 0 ? fmaf(-rise, slope, s.small) : fmaf(rise, slope, s.large);
     }
-    case VJP_ACT_GELU_ERF: {
+    case VJP_ACTIVATION_GELU_ERF: {
         /* The distribution plus x times the density; for x > 0, 1 - tail + x density. */
         x = clamped(x, GELU_END);
         normal n = normal_of(x);
         float side = fmaf(x, n.density, x < 0 ? n.tail : -n.tail);
         return x < 0 ? side : 1.0f + side;
     }
-    case VJP_ACT_SILU: {
+    case VJP_ACTIVATION_SILU: {
         x = clamped(x, LOGISTIC_END);
         logistic s = logistic_of(expf(-fabsf(x)));
         return fmaf(x, s.small * s.large, x < 0 ? s.small : s.large);
     }
-    case VJP_ACT_SIGMOID: {
+    case VJP_ACTIVATION_SIGMOID: {
         logistic s = logistic_of(expf(-fabsf(x)));
         return s.small * s.large;
     }
-    case VJP_ACT_TANH: {
+    case VJP_ACTIVATION_TANH: {
         /* 1 - tanh^2 = 4 e / (1 + e)^2, e = exp(-2|x|) */
         logistic s = logistic_of(expf(-2.0f * fabsf(x)));
         return 4.0f * (s.small * s.large);

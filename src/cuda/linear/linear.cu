@@ -230,11 +230,11 @@ template <class... Data> bool is_fast(const tiling &t, int wide, Data... data) {
 template <class T, class S> auto finish_kernel(const finishing &f, bool fast) {
     if (!fast) return finish_rows<T, S, ANY_ACTIVATION, false>;
     switch (f.activation) {
-    case VJP_ACT_NONE: return finish_rows<T, S, VJP_ACT_NONE, true>;
-    case VJP_ACT_RELU: return finish_rows<T, S, VJP_ACT_RELU, true>;
-    case VJP_ACT_GELU_TANH: return finish_rows<T, S, VJP_ACT_GELU_TANH, true>;
-    case VJP_ACT_GELU_ERF: return finish_rows<T, S, VJP_ACT_GELU_ERF, true>;
-    case VJP_ACT_SILU: return finish_rows<T, S, VJP_ACT_SILU, true>;
+    case VJP_ACTIVATION_NONE: return finish_rows<T, S, VJP_ACTIVATION_NONE, true>;
+    case VJP_ACTIVATION_RELU: return finish_rows<T, S, VJP_ACTIVATION_RELU, true>;
+    case VJP_ACTIVATION_GELU_TANH: return finish_rows<T, S, VJP_ACTIVATION_GELU_TANH, true>;
+    case VJP_ACTIVATION_GELU_ERF: return finish_rows<T, S, VJP_ACTIVATION_GELU_ERF, true>;
+    case VJP_ACTIVATION_SILU: return finish_rows<T, S, VJP_ACTIVATION_SILU, true>;
     default: return finish_rows<T, S, ANY_ACTIVATION, true>;
     }
 }
@@ -254,13 +254,13 @@ template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_
 template <class T, class P> auto slope_kernel(const slopes &s, bool fast) {
     if (!fast) return slope_rows<T, P, ANY_ACTIVATION, false>;
     switch (s.activation) {
-    case VJP_ACT_RELU: return slope_rows<T, P, VJP_ACT_RELU, true>;
-    case VJP_ACT_GELU_TANH: return slope_rows<T, P, VJP_ACT_GELU_TANH, true>;
-    case VJP_ACT_GELU_ERF: return slope_rows<T, P, VJP_ACT_GELU_ERF, true>;
-    case VJP_ACT_SILU: return slope_rows<T, P, VJP_ACT_SILU, true>;
-    case VJP_ACT_SIGMOID: return slope_rows<T, P, VJP_ACT_SIGMOID, true>;
-    case VJP_ACT_TANH: return slope_rows<T, P, VJP_ACT_TANH, true>;
-    default: return slope_rows<T, T, VJP_ACT_NONE, true>; /* which reads no pre */
+    case VJP_ACTIVATION_RELU: return slope_rows<T, P, VJP_ACTIVATION_RELU, true>;
+    case VJP_ACTIVATION_GELU_TANH: return slope_rows<T, P, VJP_ACTIVATION_GELU_TANH, true>;
+    case VJP_ACTIVATION_GELU_ERF: return slope_rows<T, P, VJP_ACTIVATION_GELU_ERF, true>;
+    case VJP_ACTIVATION_SILU: return slope_rows<T, P, VJP_ACTIVATION_SILU, true>;
+    case VJP_ACTIVATION_SIGMOID: return slope_rows<T, P, VJP_ACTIVATION_SIGMOID, true>;
+    case VJP_ACTIVATION_TANH: return slope_rows<T, P, VJP_ACTIVATION_TANH, true>;
+    default: return slope_rows<T, T, VJP_ACTIVATION_NONE, true>; /* which reads no pre */
     }
 }
 
@@ -288,7 +288,7 @@ void forward_direct(walk &w, const vjp_linear_sizes &s, product p) {
     p.add = vjp_accumulates(work, target);
     multiply(w, p);
     put_back(w, target, p.result, count);
-    if (!(y && pre) && s.activation == VJP_ACT_NONE) return;
+    if (!(y && pre) && s.activation == VJP_ACTIVATION_NONE) return;
     finishing f{};
     f.sums = vjp_data(work, target);
     f.y = vjp_data(work, LINEAR_Y);
@@ -327,8 +327,8 @@ void walk_forward(walk &w) {
     product p = pre_product(work, s, a, b);
     /* What is added to y must be rounded with y, not before. */
     bool changes_places =
-        s.activation == VJP_ACT_NONE || s.activation == VJP_ACT_RELU || (pre && work->storage != VJP_F32);
-    bool rounds_once = !vjp_accumulates(work, LINEAR_Y) || (!pre && s.activation == VJP_ACT_NONE);
+        s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || (pre && work->storage != VJP_F32);
+    bool rounds_once = !vjp_accumulates(work, LINEAR_Y) || (!pre && s.activation == VJP_ACTIVATION_NONE);
     bool same_type = vjp_type(work, LINEAR_BIAS) == work->storage && vjp_type(work, LINEAR_PRE) == work->storage;
     /* A bias on a matrix of one row or column is what versions of cuBLASLt have refused. */
     /* And where rows are no multiples of 16 bytes, 16-bit sums are rounded before the bias is added: twice. */
@@ -380,7 +380,7 @@ product db_product(const vjp_work *work, const vjp_linear_sizes &s, const void *
 constexpr double SMALL_PRODUCT = 1 << 28, SMALL_MATRICES = 1 << 22;
 
 bool wants_lost(const vjp_work *work, const vjp_linear_sizes &s, const product &p) {
-    if (work->storage == VJP_F32 || s.activation == VJP_ACT_NONE) return false;
+    if (work->storage == VJP_F32 || s.activation == VJP_ACTIVATION_NONE) return false;
     double m = (double)p.m, n = (double)p.n, k = (double)p.k, items = (double)p.items;
     return p.f32 || (items * m * n * k <= SMALL_PRODUCT && items * (m * n + m * k + n * k) <= SMALL_MATRICES);
 }
@@ -422,7 +422,7 @@ void walk_backward(walk &w) {
     if (!da && !db && !dbias) return;
     size_t size = vjp_dtype_size(work->storage);
     int64_t rows = s.batch * s.m, count = rows * s.n;
-    bool active = s.activation != VJP_ACT_NONE, again = active && !work->tensor[LINEAR_B_PRE] && count > 0;
+    bool active = s.activation != VJP_ACTIVATION_NONE, again = active && !work->tensor[LINEAR_B_PRE] && count > 0;
     bool passes = count > 0 && (active || dbias);
     const void *a = db || again ? input_of(w, LINEAR_B_A, rows * s.k) : nullptr;
     const void *b = nullptr;

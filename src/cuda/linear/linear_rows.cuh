@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, 2) slope_rows(slopes s, tiling t) {
     constexpr int W = WIDE<T>;
     constexpr int FLIGHT = FAST ? ROWS : 2;          /* of single elements more would not fit the registers */
     constexpr bool AGAIN = std::is_same_v<P, float>; /* pre may be the product alone, in f32 */
-    bool plain = ACTIVATION == VJP_ACT_NONE || (ACTIVATION == ANY_ACTIVATION && s.activation == VJP_ACT_NONE);
+    bool plain = ACTIVATION == VJP_ACTIVATION_NONE || (ACTIVATION == ANY_ACTIVATION && s.activation == VJP_ACTIVATION_NONE);
     place p = place_of<W, FAST>(t);
     float bias[W];
     if constexpr (AGAIN)

@@ -188,6 +188,9 @@ static vjp_status metal_synchronize(vjp_device *device) {
 }
 
 static const vjp_backend backend = {
+    .struct_size = sizeof(vjp_backend),
+    .interface_version = VJP_BACKEND_INTERFACE,
+    .version = VJP_VERSION,
     .name = "metal",
     .open = metal_open,
     .close = metal_close,
@@ -201,7 +204,7 @@ static const vjp_backend backend = {
     .note = "kernels proved by emulation, host code built and driven; not yet run on Apple hardware",
 };
 
-__attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version);
-const vjp_backend *vjp_backend_entry(const char *version) {
-    return strcmp(version, VJP_VERSION) == 0 ? &backend : NULL;
+__attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {
+    return strcmp(host->version, VJP_VERSION) == 0 ? &backend : NULL;
 }

@@ -50,7 +50,7 @@ static cut cut_of(const vjp_work *work) {
     cut c = {.s = vjp_group_norm_sizes_of(work)};
     const vjp_group_norm_attributes *a = work->attributes;
     bool backward = work->pass == VJP_BACKWARD;
-    c.last = a->layout == VJP_CHANNELS_LAST;
+    c.last = a->layout == VJP_LAYOUT_CHANNELS_LAST;
     c.saved = backward && work->tensor[GROUP_NORM_B_MEAN] && work->tensor[GROUP_NORM_B_RSTD];
     c.dx = backward && work->tensor[GROUP_NORM_B_DX];
     c.sums = backward && (work->tensor[GROUP_NORM_B_DGAMMA] || work->tensor[GROUP_NORM_B_DBETA]);

@@ -101,18 +101,18 @@ static product da_product(const vjp_linear_sizes *s) {
                      .depth = s->n,
                      .left_along = true,
                      .right_along = !s->transpose_b,
-                     .left = s->activation == VJP_ACT_NONE ? LINEAR_B_DY : WORKSPACE_DPRE,
+                     .left = s->activation == VJP_ACTIVATION_NONE ? LINEAR_B_DY : WORKSPACE_DPRE,
                      .right = LINEAR_B_B,
                      .bias = ABSENT,
                      .dy = ABSENT,
                      .pre = ABSENT,
                      .y = LINEAR_B_DA,
-                     .activation = VJP_ACT_NONE};
+                     .activation = VJP_ACTIVATION_NONE};
 }
 
 /* db as it is stored: a^T dpre, or dpre^T a. */
 static product db_product(const vjp_linear_sizes *s) {
-    int dpre = s->activation == VJP_ACT_NONE ? LINEAR_B_DY : WORKSPACE_DPRE;
+    int dpre = s->activation == VJP_ACTIVATION_NONE ? LINEAR_B_DY : WORKSPACE_DPRE;
     return (product){.batches = s->batch,
                      .rows = s->transpose_b ? s->n : s->k,
                      .columns = s->transpose_b ? s->k : s->n,
@@ -123,7 +123,7 @@ static product db_product(const vjp_linear_sizes *s) {
                      .dy = ABSENT,
                      .pre = ABSENT,
                      .y = LINEAR_B_DB,
-                     .activation = VJP_ACT_NONE};
+                     .activation = VJP_ACTIVATION_NONE};
 }
 
 /* ---- The rows of dpre -------------------------------------------------------------------------------- */
@@ -161,7 +161,7 @@ static plan backward_plan(const vjp_work *work) {
     p.da = work->tensor[LINEAR_B_DA];
     p.db = work->tensor[LINEAR_B_DB];
     p.dbias = work->tensor[LINEAR_B_DBIAS];
-    p.slope = s->activation != VJP_ACT_NONE && (p.da || p.db || p.dbias);
+    p.slope = s->activation != VJP_ACTIVATION_NONE && (p.da || p.db || p.dbias);
     p.again = p.slope && !work->tensor[LINEAR_B_PRE];
     if (p.again || (p.slope && (p.da || p.db))) p.dpre = p.all_rows * s->n;
     p.parts_at = gpu_piece(p.dpre, sizeof(float));
@@ -251,7 +251,7 @@ static vjp_status multiply(const plan *p, const product *m) {
     if (c.parts > 1) {
         parts.bias = parts.dy = parts.pre = ABSENT;
         parts.y = WORKSPACE_PARTS;
-        parts.activation = VJP_ACT_NONE;
+        parts.activation = VJP_ACTIVATION_NONE;
     }
     gpu_launch l = begin(p, m, &c, "product", parts.activation);
     bind_operands(&l, p, m);
@@ -275,7 +275,7 @@ static vjp_status go_through_rows(const plan *p) {
     rows_cut r = rows_of(p->work, p->all_rows, s->n);
     cut c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
     product rows = {.rows = p->all_rows, .columns = s->n};
-    gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACT_NONE);
+    gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACTIVATION_NONE);
     gpu_constant(&l, "LANES", r.lanes);
     gpu_constant(&l, "TEAMS", r.teams);
     bind(&l, p, "dy", p->again ? WORKSPACE_DPRE : LINEAR_B_DY, s->n, false);

@@ -24,7 +24,7 @@ static int64_t run_of(const vjp_rope_sizes *s, bool interleaved) {
 /* Rows (batch x time) [first, end). */
 static vjp_status rotate_rows(const vjp_work *work, const vjp_rope_sizes *s, int64_t first, int64_t end) {
     const vjp_rope_attributes *a = work->attributes;
-    bool interleaved = a->pairing == VJP_PAIRS_INTERLEAVED;
+    bool interleaved = a->pairing == VJP_PAIRING_INTERLEAVED;
     /* In place, what passes through is there already. */
     bool stays = vjp_data(work, ROPE_Y) == vjp_data(work, ROPE_X) && !vjp_accumulates(work, ROPE_Y);
     int64_t pairs = s->n_rot / 2, turning = gpu_divide_up(pairs, PAIRS), row = s->heads * s->head_dim;

@@ -470,6 +470,9 @@ static size_t webgpu_cache_bytes(const vjp_device *device) {
 }
 
 static const vjp_backend backend = {
+    .struct_size = sizeof(vjp_backend),
+    .interface_version = VJP_BACKEND_INTERFACE,
+    .version = VJP_VERSION,
     .name = "webgpu",
     .open = webgpu_open,
     .close = webgpu_close,
@@ -485,7 +488,7 @@ static const vjp_backend backend = {
     .note = "proved on a software GPU (Mesa's lavapipe, by wgpu-native); not yet run on a hardware GPU",
 };
 
-__attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const char *version);
-const vjp_backend *vjp_backend_entry(const char *version) {
-    return strcmp(version, VJP_VERSION) == 0 ? &backend : NULL;
+__attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {
+    return strcmp(host->version, VJP_VERSION) == 0 ? &backend : NULL;
 }

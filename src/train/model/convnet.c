@@ -40,22 +40,20 @@ static vjp_value stage(building *b, vjp_value x, int64_t number, int64_t in, int
     char name[MODEL_NAME / 2];
     snprintf(name, sizeof name, "stages.%lld", (long long)number);
     vjp_graph_push(graph, name);
-    const vjp_conv2d_attributes conv = {.stride_h = 1,
-                                        .stride_w = 1,
-                                        .padding_h = 1,
-                                        .padding_w = 1,
-                                        .dilation_h = 1,
-                                        .dilation_w = 1,
-                                        .groups = 1,
-                                        .layout = VJP_CHANNELS_LAST};
-    const vjp_maxpool2d_attributes pool = {
-        .kernel_h = 2, .kernel_w = 2, .dilation_h = 1, .dilation_w = 1, .layout = VJP_CHANNELS_LAST};
+    vjp_conv2d_attributes conv = VJP_CONV2D_DEFAULTS;
+    conv.padding_h = conv.padding_w = 1;
+    conv.layout = VJP_LAYOUT_CHANNELS_LAST;
+    vjp_group_norm_attributes norm = VJP_GROUP_NORM_DEFAULTS;
+    norm.groups = out % GROUP ? 1 : out / GROUP;
+    norm.layout = VJP_LAYOUT_CHANNELS_LAST;
+    vjp_maxpool2d_attributes pool = VJP_MAXPOOL2D_DEFAULTS;
+    pool.layout = VJP_LAYOUT_CHANNELS_LAST;
     x = vjp_graph_conv2d(graph, x, weight(b, name, "conv", 9 * in, 4, (const int64_t[]){out, 3, 3, in}),
                          vector(b, name, "conv.bias", 0, out), &conv);
     x = vjp_graph_group_norm(graph, x, vector(b, name, "norm.weight", 1, out), vector(b, name, "norm.bias", 0, out),
-                             out % GROUP ? 1 : out / GROUP, VJP_CHANNELS_LAST, 1e-5);
-    x = vjp_graph_linear(graph, x, weight(b, name, "mix", out, 2, (const int64_t[]){out, out}),
-                         vector(b, name, "mix.bias", 0, out), VJP_ACT_GELU_TANH, 1);
+                             &norm);
+    x = model_linear(graph, x, weight(b, name, "mix", out, 2, (const int64_t[]){out, out}),
+                     vector(b, name, "mix.bias", 0, out), VJP_ACTIVATION_GELU_TANH);
     x = vjp_graph_maxpool2d(graph, x, &pool);
     vjp_graph_pop(graph);
     return x;
@@ -78,10 +76,11 @@ void convnet_build(train_model *model, const convnet_config *config, const convn
         in = out;
         out *= 2;
     }
-    x = vjp_graph_mean(graph, x, 1, 2);
-    model->logits =
-        vjp_graph_linear(graph, x, weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in}),
-                         vector(&b, "head", "linear.bias", 0, config->classes), VJP_ACT_NONE, 1);
-    model->loss =
-        vjp_graph_cross_entropy(graph, model->logits, model->target, -100, VJP_REDUCE_MEAN, options->label_smoothing);
+    vjp_mean_attributes plane = VJP_MEAN_DEFAULTS;
+    plane.axis = 1;
+    plane.axes = 2;
+    x = vjp_graph_mean(graph, x, &plane);
+    model->logits = model_linear(graph, x, weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in}),
+                                 vector(&b, "head", "linear.bias", 0, config->classes), VJP_ACTIVATION_NONE);
+    model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
 }

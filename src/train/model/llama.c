@@ -26,14 +26,16 @@ static vjp_value project(building *b, vjp_value x, const char *prefix, const cha
                          int64_t in) {
     char full[MODEL_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
-    return vjp_graph_linear(b->model->graph, x, weight(b, full, spread, out, in), 0, VJP_ACT_NONE, 1);
+    return model_linear(b->model->graph, x, weight(b, full, spread, out, in), 0, VJP_ACTIVATION_NONE);
 }
 
 static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *name) {
     char full[MODEL_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
     vjp_value gamma = model_add(b->model, full, 1, 0, false, 1, &b->config->hidden_size);
-    return vjp_graph_rms_norm(b->model->graph, x, gamma, 0, 1, b->config->norm_eps);
+    vjp_rms_norm_attributes norm = VJP_RMS_NORM_DEFAULTS;
+    norm.eps = b->config->norm_eps;
+    return vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm);
 }
 
 static vjp_value heads_of(building *b, vjp_value x, int64_t heads) {
@@ -50,9 +52,9 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix) {
         heads_of(b, project(b, x, prefix, "self_attn.k_proj", FIRST_SPREAD, kv_width, c->hidden_size), c->kv_heads);
     vjp_value v =
         heads_of(b, project(b, x, prefix, "self_attn.v_proj", FIRST_SPREAD, kv_width, c->hidden_size), c->kv_heads);
-    q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, c->head_dim, VJP_PAIRS_HALF);
-    k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, c->head_dim, VJP_PAIRS_HALF);
-    vjp_value y = vjp_graph_attention(graph, q, k, v, 1, 0);
+    q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
+    k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
+    vjp_value y = vjp_graph_attention(graph, q, k, v, NULL);
     y = vjp_graph_reshape(graph, y, 3, (const int64_t[]){b->options->batch, b->options->context, width});
     return project(b, y, prefix, "self_attn.o_proj", b->residual_spread, c->hidden_size, width);
 }
@@ -71,8 +73,8 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     snprintf(prefix, sizeof prefix, "model.layers.%lld", (long long)layer);
     vjp_graph_push(graph, prefix);
     if (b->options->recompute) vjp_graph_recompute_begin(graph);
-    x = vjp_graph_add(graph, x, attend(b, norm(b, x, prefix, "input_layernorm"), prefix));
-    x = vjp_graph_add(graph, x, feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix));
+    x = vjp_graph_add(graph, x, attend(b, norm(b, x, prefix, "input_layernorm"), prefix), NULL);
+    x = vjp_graph_add(graph, x, feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix), NULL);
     if (b->options->recompute) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
     return x;
@@ -116,13 +118,12 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     if (!add_rotations(&b)) return;
 
     vjp_value table = weight(&b, "model.embed_tokens.weight", FIRST_SPREAD, config->vocab_size, config->hidden_size);
-    vjp_value x = vjp_graph_gather(graph, table, model->input, 0);
+    vjp_value x = vjp_graph_gather(graph, table, model->input, NULL);
     for (int64_t layer = 0; layer < config->layers; layer++)
         x = block(&b, x, layer);
     x = norm(&b, x, "model", "norm");
     vjp_value head =
         config->tied ? table : weight(&b, "lm_head.weight", FIRST_SPREAD, config->vocab_size, config->hidden_size);
-    model->logits = vjp_graph_linear(graph, x, head, 0, VJP_ACT_NONE, 1);
-    model->loss =
-        vjp_graph_cross_entropy(graph, model->logits, model->target, -100, VJP_REDUCE_MEAN, options->label_smoothing);
+    model->logits = model_linear(graph, x, head, 0, VJP_ACTIVATION_NONE);
+    model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
 }

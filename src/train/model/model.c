@@ -26,6 +26,19 @@ vjp_value model_add(train_model *model, const char *name, double centre, double 
     return value;
 }
 
+vjp_value model_linear(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias, vjp_activation activation) {
+    vjp_linear_attributes linear = VJP_LINEAR_DEFAULTS;
+    linear.activation = activation;
+    linear.transpose_b = 1;
+    return vjp_graph_linear(graph, x, weight, bias, &linear);
+}
+
+vjp_value model_loss(vjp_graph *graph, vjp_value logits, vjp_value target, double label_smoothing) {
+    vjp_cross_entropy_attributes loss = VJP_CROSS_ENTROPY_DEFAULTS;
+    loss.label_smoothing = label_smoothing;
+    return vjp_graph_cross_entropy(graph, logits, target, &loss);
+}
+
 void model_free(train_model *model) {
     vjp_graph_destroy(model->graph);
     free(model->parameter);

@@ -37,6 +37,12 @@ typedef struct train_model {
 vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
                     const int64_t *shape);
 
+/* y = act(x weight^T + bias), the weight stored [out, in]. */
+vjp_value model_linear(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias, vjp_activation activation);
+
+/* The mean cross-entropy. */
+vjp_value model_loss(vjp_graph *graph, vjp_value logits, vjp_value target, double label_smoothing);
+
 void model_free(train_model *model);
 
 /* The number of trained numbers. */

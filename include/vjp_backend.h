@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The interface for backends that live outside of this repository. vjp_open("name:0") loads libvjp-name.so (or .dylib)
+ * from the usual places and calls
+ *
+ *     const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+ *
+ * which returns the backend's table, or NULL where host->interface_version is not one that it was made for. The library
+ * needs these headers and nothing else: what it needs of vjp it calls through `host`. tests/outside_backend.c is a
+ * whole one.
+ *
+ * A kernel starts from facts: vjp has checked the call against the op's table, so that present tensors are packed,
+ * aligned, of the right dtype and shape, and overlap only where the table allows.
+ */
+#ifndef VJP_BACKEND_H
+#define VJP_BACKEND_H
+
+#include "vjp.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Goes up when this file changes in a way that a backend must be compiled again for. */
+enum { VJP_BACKEND_INTERFACE = 1 };
+
+typedef struct vjp_shape {
+    int32_t ndim;
+    int64_t size[VJP_MAX_DIMS];
+} vjp_shape;
+
+/* One call in progress. */
+typedef struct vjp_work {
+    vjp_device *device;
+    const vjp_op *op;
+    vjp_pass pass;
+    const vjp_tensor *tensor[VJP_MAX_SLOTS]; /* NULL where absent */
+    vjp_shape shape[VJP_MAX_SLOTS];          /* of every slot, absent ones too */
+    const void *attributes;                  /* the op's attribute struct; NULL where it has none */
+    vjp_dtype storage;                       /* T */
+    void *workspace;                         /* 64-byte aligned, as many bytes as the kernel asked for */
+    size_t workspace_bytes;
+} vjp_work;
+
+typedef struct vjp_kernel {
+    vjp_status (*run)(const vjp_work *work);   /* NULL: no kernel */
+    size_t (*workspace)(const vjp_work *work); /* NULL: none needed; SIZE_MAX: overflow */
+    uint32_t storage;                          /* bit d set: storage type d is supported */
+} vjp_kernel;
+
+enum {
+    VJP_BIT_F32 = 1 << VJP_F32,
+    VJP_BIT_BF16 = 1 << VJP_BF16,
+    VJP_BIT_F16 = 1 << VJP_F16,
+    VJP_BIT_F64 = 1 << VJP_F64,
+    VJP_BITS_CPU = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16
+};
+
+/* Members that are NULL: the device cannot do it, or core does it in a plainer way, as the comment says. */
+typedef struct vjp_backend {
+    uint32_t struct_size;       /* sizeof(vjp_backend) */
+    uint32_t interface_version; /* VJP_BACKEND_INTERFACE */
+    const char *name;           /* the kind: "cuda" of "cuda:0" */
+    const char *version;        /* where it must be the library's own (backends of this repository); NULL: any */
+    int host_memory; /* the host reads and writes the device's memory: values are checked before the kernel */
+    vjp_status (*open)(vjp_device *device, const vjp_options *options); /* sets the state; fails with a sentence */
+    void (*close)(vjp_device *device);
+    const vjp_kernel *(*kernel)(const vjp_device *device, const vjp_op *op, vjp_pass pass); /* NULL: no kernel */
+    vjp_status (*alloc)(vjp_device *device, size_t bytes, void **data);
+    void (*free)(vjp_device *device, void *data);
+    vjp_status (*upload)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+    vjp_status (*download)(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+    vjp_status (*synchronize)(vjp_device *device);
+    /* Runs task(argument, i) for i in [0, count) on the device's host threads. NULL: on the caller's alone. */
+    void (*parallel)(const vjp_device *device, size_t count, vjp_task task, void *argument);
+    /* Enqueues a copy within the device's memory. NULL: through the host. */
+    vjp_status (*copy)(vjp_device *device, void *to, const void *from, size_t bytes);
+    /*
+     * The time of what enqueue(argument) puts on the device, by its own clock: recorded once, replayed. NULL: the
+     * host's clock is used.
+     */
+    vjp_status (*measure)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
+                          double *seconds);
+    /* The largest cache, which a timing must not be served from. NULL: the host's. */
+    size_t (*cache_bytes)(const vjp_device *device);
+    /* Records what enqueue(argument) puts on the device, to be replayed any number of times. NULL: it cannot. */
+    vjp_status (*record)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, void **recording);
+    vjp_status (*replay)(vjp_device *device, void *recording);
+    void (*forget)(vjp_device *device, void *recording);
+    /* How far it was proved, for `vjp ops`. NULL: nothing to say. */
+    const char *note;
+    /* Compiles what the call needs and runs nothing. NULL: nothing is compiled in a call. */
+    vjp_status (*warm)(const vjp_work *work);
+    vjp_status (*set_stream)(vjp_device *device, void *stream); /* NULL: the device has no streams */
+    /* Copies in order with the device's calls. NULL: upload and download. */
+    vjp_status (*upload_async)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+    vjp_status (*download_async)(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+    /* An event recorded now in the device's queue, and the host's wait for it. NULL: vjp_synchronize(). */
+    vjp_status (*event_create)(vjp_device *device, void **event);
+    vjp_status (*event_wait)(vjp_device *device, void *event);
+    void (*event_destroy)(vjp_device *device, void *event);
+    /* How many devices of this kind the machine has, and a line on each. NULL: one. */
+    int (*count)(void);
+    vjp_status (*describe)(int index, char *text, size_t bytes);
+    /* What the device uses, by name, as vjp_device_property() gives it; NULL for an unknown name. */
+    const char *(*property)(const vjp_device *device, const char *name, char *text, size_t bytes);
+    /* Whether vjp_options.allocate can give this device's memory. */
+    int takes_allocator;
+} vjp_backend;
+
+/* What vjp offers a backend. */
+typedef struct vjp_backend_host {
+    uint32_t struct_size;       /* sizeof(vjp_backend_host) */
+    uint32_t interface_version; /* VJP_BACKEND_INTERFACE */
+    const char *version;        /* the library's */
+    /* Records the sentence on the device and returns the status; refuse() begins it with "op.pass: ". */
+    vjp_status (*fail)(vjp_device *device, vjp_status status, const char *format, ...);
+    vjp_status (*refuse)(const vjp_work *work, vjp_status status, const char *format, ...);
+    const vjp_op_info *(*describe)(const vjp_op *op);
+    const char *(*name)(const vjp_device *device); /* as it was opened: "cuda:0" */
+    void *(*state)(const vjp_device *device);      /* the backend's own, NULL at first */
+    void (*set_state)(vjp_device *device, void *state);
+    void (*set_summary)(vjp_device *device, const char *text);
+    void (*log)(const vjp_device *device, const char *format, ...);
+} vjp_backend_host;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
