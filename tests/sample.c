@@ -6,67 +6,7 @@
 
 #include "core/half.h"
 
-static const sample small[] = {
-    {"layer_norm", "", {{"x", 3, {2, 3, 65}}, {"gamma", 1, {65}}, {"beta", 1, {65}}}, 0},
-    {"rms_norm", "", {{"x", 3, {2, 3, 65}}, {"gamma", 1, {65}}, {"beta", 1, {65}}}, 0},
-    {"group_norm", "groups=2", {{"x", 4, {2, 6, 3, 5}}, {"gamma", 1, {6}}, {"beta", 1, {6}}}, 0},
-    {"rope", "n_rot=6", {{"x", 4, {2, 5, 3, 8}}, {"cosine", 2, {7, 3}}, {"sine", 2, {7, 3}}, {"positions", 1, {5}}}, 7},
-    {"cumsum", "axis=1", {{"x", 3, {2, 17, 3}}}, 0},
-    {"gather", "axis=1", {{"table", 3, {2, 11, 5}}, {"index", 2, {3, 4}}}, 11},
-    {"maxpool2d", "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", {{"x", 4, {2, 3, 7, 9}}}, 63},
-    {"linear", "activation=gelu_tanh", {{"a", 3, {2, 5, 7}}, {"b", 2, {7, 9}}, {"bias", 1, {9}}}, 0},
-    {"sum_squares", "", {{"x", 3, {2, 3, 65}}}, 0},
-    {"clip", "", {{NULL, 0, {0}}}, 0},
-    {"adamw", "", {{"w", 3, {2, 3, 65}}}, 20},
-    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 3, {2, 3, 65}}, {"momentum", 3, {2, 3, 65}}}, 0},
-    {"cross_entropy", "label_smoothing=0.1", {{"logits", 3, {2, 3, 65}}, {"target", 2, {2, 3}}}, 65},
-    {"swiglu", "", {{"gate", 2, {3, 65}}, {"up", 2, {3, 65}}}, 0},
-    {"conv2d",
-     "groups=2 stride_h=2 stride_w=2 padding_h=1 padding_w=1",
-     {{"x", 4, {2, 4, 7, 9}}, {"weight", 4, {6, 2, 3, 3}}, {"bias", 1, {6}}},
-     0},
-    {"add", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
-    {"mul", "", {{"a", 3, {2, 3, 65}}, {"b", 2, {3, 65}}}, 0},
-    {"scale", "factor=0.7", {{"x", 2, {3, 65}}}, 0},
-    {"mean", "axis=1", {{"x", 3, {2, 17, 3}}}, 0},
-    {"dropout", "p=0.3 stream=2", {{"x", 2, {3, 65}}, {"counter", 1, {2}}}, 1000000},
-    {"cast", "", {{"x", 2, {3, 65}}}, 0},
-    {"attention", "", {{"q", 4, {2, 5, 4, 3}}, {"k", 4, {2, 7, 2, 3}}, {"v", 4, {2, 7, 2, 3}}}, 0},
-};
-
-static const sample large[] = {
-    {"layer_norm", "", {{"x", 2, {1025, 300}}, {"gamma", 1, {300}}, {"beta", 1, {300}}}, 0},
-    {"rms_norm", "", {{"x", 2, {1025, 300}}, {"gamma", 1, {300}}, {"beta", 1, {300}}}, 0},
-    {"group_norm", "groups=4", {{"x", 4, {3, 32, 40, 41}}, {"gamma", 1, {32}}, {"beta", 1, {32}}}, 0},
-    {"rope",
-     "",
-     {{"x", 4, {2, 129, 12, 64}}, {"cosine", 2, {200, 32}}, {"sine", 2, {200, 32}}, {"positions", 1, {129}}},
-     200},
-    {"cumsum", "axis=-1", {{"x", 2, {33, 9001}}}, 0},
-    {"gather", "axis=0", {{"table", 2, {777, 96}}, {"index", 2, {3, 1300}}}, 777},
-    {"maxpool2d",
-     "kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1",
-     {{"x", 4, {2, 20, 65, 63}}},
-     65 * 63},
-    {"linear", "activation=silu", {{"a", 2, {190, 129}}, {"b", 2, {129, 210}}, {"bias", 1, {210}}}, 0},
-    {"sum_squares", "", {{"x", 2, {1025, 300}}}, 0},
-    {"clip", "", {{NULL, 0, {0}}}, 0},
-    {"adamw", "", {{"w", 2, {1025, 300}}}, 20},
-    {"sgd", "weight_decay=0.1 nesterov=1", {{"w", 2, {1025, 300}}, {"momentum", 2, {1025, 300}}}, 0},
-    {"cross_entropy", "", {{"logits", 2, {333, 1009}}, {"target", 1, {333}}}, 1009},
-    {"swiglu", "", {{"gate", 2, {777, 333}}, {"up", 2, {777, 333}}}, 0},
-    {"conv2d",
-     "padding_h=1 padding_w=1",
-     {{"x", 4, {2, 16, 40, 41}}, {"weight", 4, {24, 16, 3, 3}}, {"bias", 1, {24}}},
-     0},
-    {"add", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
-    {"mul", "", {{"a", 2, {1025, 300}}, {"b", 1, {300}}}, 0},
-    {"scale", "factor=-1.7", {{"x", 2, {1025, 300}}}, 0},
-    {"mean", "axis=0", {{"x", 2, {1025, 300}}}, 0},
-    {"dropout", "p=0.5", {{"x", 2, {1025, 300}}, {"counter", 1, {2}}}, 1000000},
-    {"cast", "", {{"x", 2, {1025, 300}}}, 0},
-    {"attention", "", {{"q", 4, {2, 130, 4, 40}}, {"k", 4, {2, 130, 2, 40}}, {"v", 4, {2, 130, 2, 40}}}, 0},
-};
+#include "samples.h"
 
 enum { SAMPLES = sizeof small / sizeof small[0] };
 

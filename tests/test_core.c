@@ -439,30 +439,8 @@ static void check_attributes(const vjp_op *op, const vjp_op_info *info) {
 static void op_table(void **state) {
     (void)state;
     static const char *const names[] = {
-        /* clang-format off */
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "rope",
-        "cumsum",
-        "gather",
-        "maxpool2d",
-        "linear",
-        "add",
-        "mul",
-        "scale",
-        "mean",
-        "dropout",
-        "cast",
-        "sum_squares",
-        "clip",
-        "adamw",
-        "sgd",
-        "cross_entropy",
-        "swiglu",
-        "attention",
-        "conv2d",
-        /* clang-format on */
+#define OP(name, family, cuda, gpu) #name,
+#include "op/ops.def"
     };
     assert_int_equal(vjp_op_count(), sizeof names / sizeof names[0]);
     for (size_t i = 0; i < vjp_op_count(); i++) {
@@ -470,7 +448,7 @@ static void op_table(void **state) {
         const vjp_op_info *info = vjp_op_describe(op);
         assert_string_equal(info->name, names[i]);
         assert_ptr_equal(vjp_op_find(names[i]), op);
-        assert_true(info->about && *info->about);
+        assert_true(info->about && *info->about && info->formula && *info->formula && info->family && *info->family);
         check_slots(info, VJP_FORWARD);
         if (vjp_passes(info) == VJP_PASS_COUNT) check_slots(info, VJP_BACKWARD);
         if (vjp_passes(info) == VJP_PASS_COUNT) check_names(info);

@@ -8,101 +8,10 @@
 
 #include "cli/bench.h"
 #include "core/core.h"
+#include "proof/cases.h"
 #include "proof/timing.h"
 
-/*
- * Shapes that people train with: GPT-2's width for layer_norm and embeddings, Llama's for rms_norm and rope, a
- * diffusion U-Net's for group_norm, ResNet's stem for maxpool2d, a transformer's first feed-forward product, ResNet's
- * first stage for conv2d. On the host @ grows until the backward moves several times what the last-level cache holds; a
- * card has sizes of its own, larger than its cache. And a small one each, where the cost is the call's.
- */
-typedef enum shape_kind { HOST = 1, CARD = 2, SMALL = 4 } shape_kind;
-
-static const struct {
-    const char *op, *text;
-    unsigned kinds;
-} shapes[] = {
-    {"layer_norm", "x=[@,768]", HOST},
-    {"layer_norm", "x=[16384,4096]", CARD},
-    {"layer_norm", "x=[8192,8192]", CARD},
-    {"layer_norm", "x=[16384,1024]", CARD},
-    {"layer_norm", "x=[65536,256]", CARD},
-    {"layer_norm", "x=[1,64]", SMALL},
-    {"rms_norm", "x=[@,4096] -beta", HOST},
-    {"rms_norm", "x=[16384,4096] -beta", CARD},
-    {"rms_norm", "x=[8192,8192] -beta", CARD},
-    {"rms_norm", "x=[16384,1024] -beta", CARD},
-    {"rms_norm", "x=[65536,256] -beta", CARD},
-    {"rms_norm", "x=[1,64] -beta", SMALL},
-    {"group_norm", "x=[@,320,32,32] groups=32", HOST},
-    {"group_norm", "x=[32,320,64,64] groups=32", CARD},
-    {"group_norm", "x=[1,32,4,4] groups=8", SMALL},
-    {"rope", "x=[@,128,32,128] cosine=[128,64] -positions", HOST},
-    {"rope", "x=[8,2048,32,128] cosine=[2048,64] -positions", CARD},
-    {"rope", "x=[1,1,1,64] cosine=[1,32] -positions", SMALL},
-    {"cumsum", "x=[@,4096]", HOST},
-    {"cumsum", "x=[16384,4096]", CARD},
-    {"cumsum", "x=[1,64]", SMALL},
-    {"gather", "table=[16384,768] index=[@]", HOST},
-    {"gather", "table=[50304,1024] index=[16384] data=skewed", CARD},
-    {"gather", "table=[64,64] index=[1]", SMALL},
-    {"maxpool2d", "x=[@,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32",
-     HOST},
-    {"maxpool2d", "x=[32,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 argmax=i32",
-     CARD},
-    {"maxpool2d", "x=[32,64,112,112] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1 -argmax",
-     CARD},
-    {"maxpool2d", "x=[32,64,112,112] argmax=i32", CARD},
-    {"maxpool2d", "x=[32,64,112,112] -argmax", CARD},
-    {"maxpool2d", "x=[1,1,8,8] argmax=i32", SMALL},
-    {"linear", "a=[1024,1024] b=[1024,4096] activation=gelu_tanh", HOST},
-    {"linear", "a=[16384,1024] b=[1024,4096] activation=gelu_tanh", CARD},
-    {"linear", "a=[8192,4096] b=[4096,4096] activation=gelu_tanh", CARD},
-    {"linear", "a=[1,64] b=[64,64]", SMALL},
-    {"add", "a=[@,768] b=[@,768]", HOST},
-    {"add", "a=[16384,4096] b=[16384,4096]", CARD},
-    {"add", "a=[@,768] b=[768]", HOST},
-    {"add", "a=[16384,4096] b=[4096]", CARD},
-    {"add", "a=[1,64] b=[64]", SMALL},
-    {"mul", "a=[@,768] b=[@,768]", HOST},
-    {"mul", "a=[16384,4096] b=[16384,4096]", CARD},
-    {"mul", "a=[@,768] b=[768]", HOST},
-    {"mul", "a=[16384,4096] b=[4096]", CARD},
-    {"mul", "a=[1,64] b=[64]", SMALL},
-    {"scale", "x=[@,768] factor=0.125", HOST},
-    {"scale", "x=[16384,4096] factor=0.125", CARD},
-    {"scale", "x=[1,64] factor=0.125", SMALL},
-    {"mean", "x=[@,4096] axis=-1", HOST},
-    {"mean", "x=[@,768]", HOST},
-    {"mean", "x=[16384,4096] axis=-1", CARD},
-    {"mean", "x=[16384,4096]", CARD},
-    {"mean", "x=[1,64] axis=-1", SMALL},
-    {"dropout", "x=[@,768] counter=[2]", HOST},
-    {"dropout", "x=[16384,4096] counter=[2]", CARD},
-    {"dropout", "x=[1,64] counter=[2]", SMALL},
-    {"cast", "x=[@,768] y=bf16 dx=bf16", HOST},
-    {"cast", "x=[16384,4096] y=bf16 dx=bf16", CARD},
-    {"cast", "x=[1,64] y=bf16 dx=bf16", SMALL},
-    {"sum_squares", "x=[@,1024]", HOST},
-    {"sum_squares", "x=[64]", SMALL},
-    {"clip", "", SMALL},
-    {"adamw", "w=[@,1024]", HOST},
-    {"adamw", "w=[64]", SMALL},
-    {"sgd", "w=[@,1024]", HOST},
-    {"sgd", "w=[64]", SMALL},
-    {"cross_entropy", "logits=[@,32000] target=[@]", HOST},
-    {"cross_entropy", "logits=[@,256] target=[@]", HOST},
-    {"cross_entropy", "logits=[1,64] target=[1]", SMALL},
-    {"swiglu", "gate=[@,4096]", HOST},
-    {"swiglu", "gate=[1,64]", SMALL},
-    {"conv2d", "x=[32,64,56,56] weight=[64,64,3,3] padding_h=1 padding_w=1", HOST},
-    {"conv2d", "x=[1,4,8,8] weight=[8,4,3,3] padding_h=1 padding_w=1", SMALL},
-    {"attention", "q=[8,256,8,64] k=[8,256,4,64]", HOST},
-    {"attention", "q=[1,2048,16,64] k=[1,2048,4,64]", HOST},
-    {"attention", "q=[1,1,1,64] k=[1,1,1,64]", SMALL},
-};
-
-enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXT = 256, BAR = 30 };
+enum { TEXT = 256, BAR = 30 };
 
 static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
 
@@ -113,8 +22,8 @@ typedef struct bench_run {
     const char *device_name;
     int64_t threads;
     bool json, quick;
-    shape_kind kind; /* HOST or CARD */
-    double target;   /* bytes that a backward should move (HOST), and that the copy moves */
+    int kind;      /* PROOF_HOST or PROOF_CARD */
+    double target; /* bytes that a backward should move (host), and that the copy moves */
     double copy_rate, product_rate;
 } bench_run;
 
@@ -235,13 +144,13 @@ static int bench_all(bench_run *run, const vjp_op *only, const char *own) {
         if (bench_shape(run, only, own, false, error)) return CLI_OK;
         return cli_misuse("bench", "%s", error);
     }
-    for (int i = 0; i < SHAPES; i++) {
-        const vjp_op *op = vjp_op_find(shapes[i].op);
-        bool small = shapes[i].kinds == SMALL;
-        if ((only && op != only) || (!small && shapes[i].kinds != run->kind)) continue;
+    for (int i = 0; i < proof_shape_count; i++) {
+        const vjp_op *op = vjp_op_find(proof_shapes[i].op);
+        bool small = proof_shapes[i].kind == PROOF_SMALL;
+        if ((only && op != only) || (!small && proof_shapes[i].kind != run->kind)) continue;
         vjp_pass last = (vjp_pass)(vjp_passes(vjp_op_describe(op)) - 1);
         bool supported = vjp_supports(run->device, op, last, run->dtype) == VJP_OK;
-        if (supported && bench_shape(run, op, shapes[i].text, small, error)) continue;
+        if (supported && bench_shape(run, op, proof_shapes[i].text, small, error)) continue;
         if (!supported) snprintf(error, sizeof error, "%s", vjp_error(run->device));
         status = cli_fail("bench", "%s", error);
     }
@@ -253,7 +162,7 @@ static void print_rates(const bench_run *run) {
     printf("\n");
     if (run->copy_rate > 0)
         printf("copy %.1f GB/s (read and written%s)\n", run->copy_rate / 1e9,
-               run->kind == HOST ? ", best of ordinary and streaming stores" : "");
+               run->kind == PROOF_HOST ? ", best of ordinary and streaming stores" : "");
     else
         printf("%s has no yardstick: its limits are not known\n", run->device_name);
     if (run->product_rate > 0) printf("raw products %.1f GFLOP/s\n", run->product_rate / 1e9);
@@ -309,13 +218,13 @@ int cli_bench(int argc, char **argv) {
     if (!run.device) return CLI_FAILURE;
     run.device_name = on.device;
     run.threads = bench_threads(on.device, on.threads);
-    run.kind = vjp_device_is_host(run.device) ? HOST : CARD;
+    run.kind = vjp_device_is_host(run.device) ? PROOF_HOST : PROOF_CARD;
     run.target = bench_target_bytes(run.device, run.quick);
     run.yardstick = proof_yardstick_open(run.device, (size_t)run.target);
     if (!run.json) {
         char bytes[CLI_BYTES_TEXT];
         printf("%s: %s; %s", on.device, vjp_device_summary(run.device), vjp_dtype_name(run.dtype));
-        if (run.kind == HOST) printf(", tensors of a pass %s", cli_bytes(run.target, bytes));
+        if (run.kind == PROOF_HOST) printf(", tensors of a pass %s", cli_bytes(run.target, bytes));
         printf("\n\n");
         cli_head(columns, COLUMNS);
     }

@@ -1,5 +1,5 @@
 /*
- * The table of cases: what is tried, one text row each. A row names the shapes of the inputs that shapes come from,
+ * The table of cases: what is tried, one line of text each. It names the shapes of the inputs that shapes come from,
  * attributes, and what is unusual about it:
  *
  *   x=[7,65]           shape of an input; all others follow from the op table
@@ -10,7 +10,10 @@
  *   only=f32,bf16      storage types it is run for; all where not said
  *   bound=1e-6         for f32 results, instead of the table in error.h
  *
- * A new case is a new row.
+ * Rows are in src/op/<op>.def. Sizes to have: 1, 2, 3 (less than a vector), 63, 64, 65, 127 (round a vector and a
+ * workgroup), 1000, 1025 (tails after many), over 65,535 rows (more than a grid dimension holds), few huge rows, none
+ * at all. Where a row to normalise has two or fewer elements eps is large: with a small one dx is the difference of two
+ * nearly equal numbers, which f32 cannot hold.
  */
 #ifndef VJP_PROOF_CASES_H
 #define VJP_PROOF_CASES_H
@@ -31,6 +34,22 @@ typedef struct proof_case {
 
 extern const proof_case proof_cases[];
 extern const size_t proof_case_count;
+
+/*
+ * What `vjp bench` times: shapes that people train with. On the host @ grows until the backward moves several times
+ * what the last-level cache holds; a card has sizes of its own, larger than its cache; a small one shows what a call
+ * costs.
+ */
+enum { PROOF_HOST = 1, PROOF_CARD = 2, PROOF_SMALL = 4 };
+
+typedef struct proof_shape {
+    const char *op;
+    int kind;
+    const char *text;
+} proof_shape;
+
+extern const proof_shape proof_shapes[];
+extern const size_t proof_shape_count;
 
 /*
  * Numbers are normal round 0.25 unless the row says otherwise; `source` is the op's first input, of a step the gradient
