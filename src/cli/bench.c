@@ -144,7 +144,7 @@ static int bench_all(bench_run *run, const vjp_op *only, const char *own) {
         if (bench_shape(run, only, own, false, error)) return CLI_OK;
         return cli_misuse("bench", "%s", error);
     }
-    for (int i = 0; i < proof_shape_count; i++) {
+    for (size_t i = 0; i < proof_shape_count; i++) {
         const vjp_op *op = vjp_op_find(proof_shapes[i].op);
         bool small = proof_shapes[i].kind == PROOF_SMALL;
         if ((only && op != only) || (!small && proof_shapes[i].kind != run->kind)) continue;
