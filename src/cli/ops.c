@@ -115,7 +115,7 @@ static const char *note_of(const vjp_device *device) {
     return device->found ? device->found->note : NULL;
 }
 
-/* A paragraph a device. */
+/* One paragraph per device. */
 static void put_notes(const opened_devices *on, const char *quote) {
     for (int i = 0; i < on->count; i++)
         if (note_of(on->device[i]))
@@ -226,8 +226,49 @@ static void markdown_all(const opened_devices *on) {
                 put_cell(support_text(on->device[i], op, (vjp_pass)p, text));
             putchar('\n');
         }
-    printf("\nInputs in brackets may be absent, and every output may be left out. Attributes stand with their "
+    printf("\nInputs in brackets may be absent, and every output may be left out. Attributes are shown with their "
            "defaults.\n");
+    put_notes(on, "`");
+}
+
+/* Which of the devices have both passes of an op, one bit per device. */
+static unsigned devices_of(const vjp_op *op, const opened_devices *on) {
+    unsigned devices = 0;
+    for (int i = 0; i < on->count; i++) {
+        bool all = true;
+        for (int p = 0; p < vjp_passes(vjp_op_describe(op)); p++)
+            all = all && vjp_supports(on->device[i], op, (vjp_pass)p, VJP_F32) == VJP_OK;
+        devices |= (unsigned)all << i;
+    }
+    return devices;
+}
+
+/* One row per family and set of devices, for a page that is skimmed. */
+static void markdown_families(const opened_devices *on) {
+    printf("| | ops |");
+    for (int i = 0; i < on->count; i++)
+        printf(" %s |", vjp_device_name(on->device[i]));
+    printf("\n|---|---|");
+    for (int i = 0; i < on->count; i++)
+        printf(":-:|");
+    putchar('\n');
+    for (size_t first = 0; first < vjp_op_count(); first++) {
+        const char *family = vjp_op_describe(vjp_op_at(first))->family;
+        unsigned devices = devices_of(vjp_op_at(first), on);
+        bool begun = false;
+        for (size_t o = 0; o < vjp_op_count(); o++) {
+            const vjp_op_info *info = vjp_op_describe(vjp_op_at(o));
+            bool same = strcmp(info->family, family) == 0 && devices_of(vjp_op_at(o), on) == devices;
+            if (same && o < first) break;
+            if (!same) continue;
+            if (!begun) printf("| %s |", family);
+            printf(" [%s](docs/ops/%s.md)", info->name, info->name);
+            begun = true;
+        }
+        for (int i = 0; begun && i < on->count; i++)
+            printf("%s%s |", i ? "" : " |", devices >> i & 1 ? " yes" : " -");
+        if (begun) putchar('\n');
+    }
     put_notes(on, "`");
 }
 
@@ -312,7 +353,7 @@ static void print_all(const opened_devices *on) {
         }
         putchar('\n');
     }
-    printf("\nInputs in [brackets] may be absent; every output may be left out. `vjp ops OP` tells more of one.\n");
+    printf("\nInputs in [brackets] may be absent; every output may be left out. `vjp ops OP` shows all about one.\n");
     put_notes(on, "");
 }
 
@@ -360,7 +401,7 @@ static void print_attributes(const vjp_op_info *info) {
 static void print_op(const vjp_op *op, const opened_devices *on) {
     const vjp_op_info *info = vjp_op_describe(op);
     const char *bold = cli_paint(CLI_BOLD), *plain = cli_paint(CLI_PLAIN);
-    printf("%s%s%s: %s\n", bold, info->name, plain, info->about);
+    printf("%s%s%s: %s\n%s\n", bold, info->name, plain, info->about, info->formula);
     for (int p = 0; p < vjp_passes(info); p++) {
         printf("\n%s%s.%s%s\n", bold, info->name, text_pass_name((vjp_pass)p), plain);
         print_slots(&info->pass[p]);
@@ -416,11 +457,12 @@ static int open_devices(const cli_list *asked, bool markdown, opened_devices *on
 }
 
 int cli_ops(int argc, char **argv) {
-    bool json = false, markdown = false;
+    bool json = false, markdown = false, families = false;
     cli_list asked = {.count = 0};
     const cli_option options[] = {
         {"markdown", 0, NULL, "print tables for the docs; ref and cpu unless --device says otherwise", CLI_FLAG,
          &markdown, 0, 0},
+        {"families", 0, NULL, "with --markdown: one row per family of ops", CLI_FLAG, &families, 0, 0},
         {"device", 0, "D,...", "show the support of these devices; default: all whose backend is installed", CLI_LIST,
          &asked, 0, 0},
     };
@@ -441,6 +483,7 @@ int cli_ops(int argc, char **argv) {
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
     if (status != CLI_GO_ON) return status;
+    if (families && (!markdown || operands.count)) return cli_misuse("ops", "--families goes with --markdown alone");
     if (json && markdown) return cli_misuse("ops", "--json and --markdown exclude each other");
     const vjp_op *only = NULL;
     if (operands.count && !(only = cli_find_op("ops", operands.item[0]))) return CLI_MISUSE;
@@ -452,7 +495,7 @@ int cli_ops(int argc, char **argv) {
             for (int p = 0; p < vjp_passes(vjp_op_describe(vjp_op_at(o))) && (!only || only == vjp_op_at(o)); p++)
                 json_pass(vjp_op_at(o), (vjp_pass)p, &on);
         if (markdown && only) markdown_op(only, &on);
-        if (markdown && !only) markdown_all(&on);
+        if (markdown && !only) (families ? markdown_families : markdown_all)(&on);
         if (!json && !markdown && only) print_op(only, &on);
         if (!json && !markdown && !only) print_all(&on);
     }
