@@ -53,6 +53,23 @@ template <> __device__ inline f16 from_f32<f16>(float x) {
     return __float2half_rn(x);
 }
 
+/* ---- Blocks of a multiprocessor ---------------------------------------------------------------------- */
+
+/* Threads that a multiprocessor holds: fewer on the cards that are not made for data centres (8.6, 8.9, 12.x). */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+constexpr int MULTIPROCESSOR_THREADS = 2048;
+#else
+constexpr int MULTIPROCESSOR_THREADS = 1536;
+#endif
+
+/*
+ * For __launch_bounds__: `wanted` blocks of `threads` threads on a multiprocessor at once, or as many as it holds. A
+ * bound above that does not assemble.
+ */
+constexpr int resident_blocks(int threads, int wanted) {
+    return wanted * threads <= MULTIPROCESSOR_THREADS ? wanted : MULTIPROCESSOR_THREADS / threads;
+}
+
 /* ---- Sixteen bytes at a time ------------------------------------------------------------------------- */
 
 /* Elements in 16 bytes. */

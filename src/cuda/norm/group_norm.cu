@@ -42,7 +42,7 @@ constexpr int TOTAL_THREADS = 128, TOTAL_WARPS = TOTAL_THREADS / 32;
  * 0.01 of the limit in bf16 and nothing in f32: less than a count that outlives the call.
  */
 template <class T>
-__global__ void __launch_bounds__(TOTAL_THREADS, 16)
+__global__ void __launch_bounds__(TOTAL_THREADS, resident_blocks(TOTAL_THREADS, 16))
     channel_totals(group_call call, parameter_output dgamma, parameter_output dbeta) {
     take_turn();
     /* 32 bits count a channel's cells: up to MOST_PARTS, or fewer than elements by a thousand. */
