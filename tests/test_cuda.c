@@ -3,6 +3,9 @@
  * sentence that says why there is no device. With a GPU: every pass recorded in a CUDA graph and replayed, bad indices
  * found on the device, and refusals that write nothing. Where there is none, those are skipped, and it says so.
  */
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "device_tests.h"
 
 static void the_library_has_one_entry_and_knows_its_version(void **state) {
@@ -79,6 +82,93 @@ static void products_are_f32_unless_tf32_is_asked_for(void **state) {
     vjp_close(none);
 }
 
+/* ---- Devices, streams, events, forks ----------------------------------------------------------------- */
+
+static void devices_are_counted_and_described(void **state) {
+    (void)state;
+    void *library = dlopen(VJP_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail_msg("%s", dlerror());
+    entry_function entry;
+    *(void **)&entry = dlsym(library, "vjp_backend_entry");
+    const vjp_backend *backend = entry(vjp_version());
+    int count = backend->count();
+    char text[VJP_SUMMARY_BYTES] = "";
+    assert_int_equal(count > 0, device != NULL);
+    assert_int_equal(backend->describe(count, text, sizeof text), VJP_NO_DEVICE);
+    assert_non_null(strstr(text, device ? "numbered from 0" : "NVIDIA"));
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(backend->describe(i, text, sizeof text), VJP_OK);
+        assert_non_null(strstr(text, "compute capability"));
+    }
+    char little[5] = "....";
+    backend->describe(count, little, sizeof little);
+    assert_int_equal(strlen(little), sizeof little - 1);
+    dlclose(library);
+}
+
+/* CUDA's handle of the calling thread's default stream, which needs no creating. */
+#define THREAD_STREAM ((void *)2)
+
+/* A bad index on one stream is reported by a synchronize on another, and copies follow the calls on theirs. */
+static void calls_run_on_the_stream_that_was_set(void **state) {
+    (void)state;
+    need_device();
+    const float table[2] = {3, 4}, zeros[3] = {0};
+    const int32_t index[3] = {1, 5, 0};
+    vjp_tensor t = on_device(VJP_F32, 2, (int64_t[]){2, 1}, table, sizeof table);
+    vjp_tensor i = on_device(VJP_I32, 1, (int64_t[]){3}, index, sizeof index);
+    vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){3, 1}, zeros, sizeof zeros);
+    const vjp_tensor *tensors[] = {[GATHER_Y] = &y, [GATHER_TABLE] = &t, [GATHER_INDEX] = &i};
+    for (int own = 0; own < 2; own++) {
+        void *done;
+        float result[3] = {9, 9, 9};
+        assert_int_equal(device->backend->set_stream(device, THREAD_STREAM), VJP_OK);
+        assert_int_equal(device->backend->upload_async(device, y.data, 0, zeros, sizeof zeros), VJP_OK);
+        assert_int_equal(vjp_call(device, &vjp_op_gather, VJP_FORWARD, tensors, GATHER_INDEX + 1, NULL), VJP_OK);
+        assert_int_equal(device->backend->download_async(device, result, y.data, 0, sizeof result), VJP_OK);
+        assert_int_equal(device->backend->event_create(device, &done), VJP_OK);
+        assert_int_equal(device->backend->event_wait(device, done), VJP_OK);
+        device->backend->event_destroy(device, done);
+        assert_memory_equal(result, ((float[]){4, 0, 3}), sizeof result);
+        if (own) assert_int_equal(device->backend->set_stream(device, NULL), VJP_OK);
+        assert_int_equal(vjp_synchronize(device), VJP_INVALID);
+        assert_non_null(strstr(vjp_error(device), "gather.forward: index[1] is 5, outside [0, 2)"));
+        assert_int_equal(vjp_synchronize(device), VJP_OK);
+    }
+    vjp_free(device, t.data), vjp_free(device, i.data), vjp_free(device, y.data);
+}
+
+/* 0: the child was refused everything, with a sentence. */
+static int use_after_fork(const vjp_tensor *y, const vjp_tensor *x) {
+    const vjp_tensor *tensors[] = {[CUMSUM_Y] = y, [CUMSUM_X] = x};
+    void *data;
+    if (vjp_alloc(device, 64, &data) != VJP_DEVICE_FAILED || !strstr(vjp_error(device), "fork")) return 1;
+    if (vjp_call(device, &vjp_op_cumsum, VJP_FORWARD, tensors, 2, NULL) != VJP_DEVICE_FAILED) return 2;
+    if (!strstr(vjp_error(device), "cumsum.forward") || !strstr(vjp_error(device), "fork")) return 3;
+    if (vjp_synchronize(device) != VJP_DEVICE_FAILED) return 4;
+    vjp_free(device, x->data);
+    vjp_close(device);
+    return 0;
+}
+
+static void a_forked_child_is_refused_with_a_sentence(void **state) {
+    (void)state;
+    need_device();
+    const float values[4] = {1, 2, 3, 4};
+    vjp_tensor x = on_device(VJP_F32, 1, (int64_t[]){4}, values, sizeof values);
+    vjp_tensor y = on_device(VJP_F32, 1, (int64_t[]){4}, values, sizeof values);
+    pid_t child = fork();
+    if (child == 0) _exit(use_after_fork(&y, &x));
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    float back[4];
+    assert_int_equal(vjp_download(device, back, x.data, 0, sizeof back), VJP_OK); /* the parent's is as before */
+    assert_memory_equal(back, values, sizeof back);
+    vjp_free(device, x.data), vjp_free(device, y.data);
+}
+
 int main(void) {
     device_start("cuda");
     const struct CMUnitTest tests[] = {
@@ -87,6 +177,9 @@ int main(void) {
         cmocka_unit_test(a_name_that_is_none_is_refused_with_a_sentence),
         cmocka_unit_test(without_a_gpu_the_sentence_says_why),
         cmocka_unit_test(products_are_f32_unless_tf32_is_asked_for),
+        cmocka_unit_test(devices_are_counted_and_described),
+        cmocka_unit_test(calls_run_on_the_stream_that_was_set),
+        cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         DEVICE_TESTS,
     };
     int failed = cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

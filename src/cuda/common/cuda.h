@@ -8,6 +8,8 @@
 #ifndef VJP_CUDA_H
 #define VJP_CUDA_H
 
+#include <sys/types.h>
+
 #include <cuda_runtime.h>
 
 extern "C" {
@@ -18,34 +20,43 @@ extern "C" {
 namespace vjp {
 
 /*
- * What a kernel reports of a value that it could not use: the first bad one of a pass, by position. One record for each
- * op and pass, in device memory; `found` is host memory that the device can write, so that the host sees at a glance
- * that there is something to read.
+ * A value that a kernel could not use, the first of its pass by position: one record per op and pass, in device memory
+ * (findings.cuh writes and collects them).
  */
 struct finding {
     unsigned lock;
     unsigned count;     /* bad values seen; 0: none */
-    long long position; /* the first of them */
+    long long position; /* of the first of them */
     double value;
     long long limit;
 };
 
-struct findings {
-    finding *record; /* device memory */
-    int *found;      /* host memory, as the device addresses it */
+constexpr int RECORDS = (int)VJP_OP_COUNT * (int)VJP_PASS_COUNT;
+
+/* Host memory that the device writes: whether any record is set, and the records when they are collected. */
+struct findings_page {
+    int found;
+    finding collected[RECORDS];
 };
 
-struct products; /* cuBLASLt and the algorithms chosen so far: linear.cu */
+/* Where a kernel reports. */
+struct findings {
+    finding *record;
+    int *found;
+};
+
+struct products; /* cuBLASLt and the algorithms chosen so far: gemm/products.cu */
 
 struct device_state {
     int ordinal;
-    cudaStream_t stream;
-    bool own_stream;
-    bool chains;          /* a kernel may begin while the one before it ends: compute capability 9 */
-    bool tf32;            /* f32 products may round their operands to TF32 */
-    finding *record;      /* [ops x passes], device memory */
-    volatile int *found;  /* host memory */
-    int *found_on_device; /* the same, as the device addresses it */
+    pid_t process;       /* that opened the device: CUDA does not work in a process forked from it */
+    cudaStream_t stream; /* where calls are enqueued: own_stream, or one of the caller's */
+    cudaStream_t own_stream;
+    bool chains;                   /* a kernel may begin while the one before it ends: compute capability 9 */
+    bool tf32;                     /* f32 products may round their operands to TF32 */
+    finding *record;               /* [RECORDS], device memory */
+    findings_page *page;           /* host memory */
+    findings_page *page_on_device; /* the same memory, as the device addresses it */
     size_t l2_bytes;
     products *matrix_products;
 };
@@ -58,17 +69,17 @@ inline cudaStream_t stream_of(const vjp_work *work) {
     return state_of(work->device)->stream;
 }
 
-/* Where a kernel of this call reports. */
+/* Where the kernels of this call report. */
 inline findings findings_of(const vjp_work *work) {
     device_state *state = state_of(work->device);
-    return {state->record + (int)work->op->id * VJP_PASS_COUNT + work->pass, state->found_on_device};
+    return {state->record + (int)work->op->id * VJP_PASS_COUNT + work->pass, &state->page_on_device->found};
 }
 
 /* A status from CUDA's own: VJP_OK, or DEVICE_FAILED with the runtime's words. */
 vjp_status result_of(const vjp_work *work, cudaError_t error);
 vjp_status device_result(vjp_device *device, const char *doing, cudaError_t error);
 
-/* linear.cu: made when a device is opened, freed when it is closed. */
+/* gemm/products.cu: called when a device is opened and closed. */
 vjp_status products_open(vjp_device *device);
 void products_close(products *p);
 

@@ -1,14 +1,17 @@
 /*
- * The CUDA device: memory, stream, what kernels found, and timing by replay of a captured graph.
+ * The CUDA device: opening, memory, streams and events, what kernels found, and captured graphs for replay and timing.
  *
  * Everything that can fail for the lack of a GPU, a driver or memory fails here, when the device is opened, with the
- * runtime's own words.
+ * runtime's own words. CUDA does not survive a fork: in a child of the process that opened the device every function
+ * returns a status, and closing leaves the GPU alone.
  */
-#include "cuda/common/cuda.h"
+#include "cuda/common/findings.cuh"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include <unistd.h>
 
 extern "C" {
 #define OP(name, family, cuda, gpu) extern const vjp_kernel vjp_cuda_##name[];
@@ -22,8 +25,6 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
 #include "op/ops.def"
 };
 
-constexpr int RECORDS = (int)VJP_OP_COUNT * (int)VJP_PASS_COUNT;
-
 vjp_status device_result(vjp_device *device, const char *doing, cudaError_t error) {
     if (error == cudaSuccess) return VJP_OK;
     vjp_status status = error == cudaErrorMemoryAllocation ? VJP_OUT_OF_MEMORY : VJP_DEVICE_FAILED;
@@ -36,10 +37,6 @@ vjp_status result_of(const vjp_work *work, cudaError_t error) {
 }
 
 /* ---- Opening ----------------------------------------------------------------------------------------- */
-
-static vjp_status no_device(vjp_device *device, const char *why) {
-    return vjp_fail(device, VJP_NO_DEVICE, "%s: %s", device->name, why);
-}
 
 /* "cuda" is "cuda:0". */
 static bool read_ordinal(const char *name, int *ordinal) {
@@ -63,64 +60,115 @@ static vjp_status choose_products(vjp_device *device, const vjp_options *options
 }
 
 static vjp_status open_stream(vjp_device *device, const vjp_options *options, device_state *state) {
-    state->stream = static_cast<cudaStream_t>(options->stream);
-    if (state->stream) return VJP_OK;
-    state->own_stream = true;
-    return device_result(device, "making a stream", cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
+    cudaError_t error = cudaStreamCreateWithFlags(&state->own_stream, cudaStreamNonBlocking);
+    state->stream = options->stream ? static_cast<cudaStream_t>(options->stream) : state->own_stream;
+    return device_result(device, "creating a stream", error);
 }
 
 static vjp_status open_findings(vjp_device *device, device_state *state) {
     void *host = nullptr, *mapped = nullptr;
     cudaError_t error = cudaMalloc(reinterpret_cast<void **>(&state->record), RECORDS * sizeof(finding));
     if (error == cudaSuccess) error = cudaMemset(state->record, 0, RECORDS * sizeof(finding));
-    if (error == cudaSuccess) error = cudaHostAlloc(&host, sizeof(int), cudaHostAllocMapped);
-    state->found = static_cast<int *>(host);
+    if (error == cudaSuccess) error = cudaHostAlloc(&host, sizeof(findings_page), cudaHostAllocMapped);
+    state->page = static_cast<findings_page *>(host);
     if (error == cudaSuccess) {
-        *state->found = 0;
+        memset(host, 0, sizeof(findings_page));
         error = cudaHostGetDevicePointer(&mapped, host, 0);
     }
-    state->found_on_device = static_cast<int *>(mapped);
-    return device_result(device, "reserving memory for findings", error);
+    state->page_on_device = static_cast<findings_page *>(mapped);
+    return device_result(device, "allocating memory for findings", error);
+}
+
+static bool is_forked(const device_state *state) {
+    return getpid() != state->process;
 }
 
 static void close_state(device_state *state) {
-    cudaSetDevice(state->ordinal);
-    if (state->stream) cudaStreamSynchronize(state->stream);
-    if (state->matrix_products) products_close(state->matrix_products);
-    if (state->record) cudaFree(state->record);
-    if (state->found) cudaFreeHost(const_cast<int *>(state->found));
-    if (state->own_stream && state->stream) cudaStreamDestroy(state->stream);
+    if (!is_forked(state)) {
+        cudaSetDevice(state->ordinal);
+        if (state->stream) cudaStreamSynchronize(state->stream);
+        if (state->own_stream) cudaStreamSynchronize(state->own_stream);
+        if (state->matrix_products) products_close(state->matrix_products);
+        if (state->record) cudaFree(state->record);
+        if (state->page) cudaFreeHost(state->page);
+        if (state->own_stream) cudaStreamDestroy(state->own_stream);
+    }
     free(state);
 }
 
+/* The number of GPUs, or 0 and in `why` the reason. */
+static int count_devices(const char **why) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return count;
+    cudaGetLastError();
+    if (error == cudaSuccess || error == cudaErrorNoDevice)
+        *why = "this machine has no NVIDIA GPU that CUDA can use";
+    else if (error == cudaErrorInsufficientDriver)
+        *why = "no NVIDIA driver is loaded, or it is older than this CUDA";
+    else
+        *why = cudaGetErrorString(error);
+    return 0;
+}
+
+static int count() {
+    const char *why;
+    return count_devices(&why);
+}
+
+/* The properties of a GPU, or a status and the reason in `text`. */
+static vjp_status find_device(int ordinal, cudaDeviceProp *properties, char *text, size_t bytes) {
+    const char *why = nullptr;
+    int devices = count_devices(&why);
+    if (!devices) {
+        snprintf(text, bytes, "%s", why);
+        return VJP_NO_DEVICE;
+    }
+    if (ordinal < 0 || ordinal >= devices) {
+        snprintf(text, bytes, "this machine has %d GPU%s, numbered from 0", devices, devices == 1 ? "" : "s");
+        return VJP_NO_DEVICE;
+    }
+    cudaError_t error = cudaGetDeviceProperties(properties, ordinal);
+    if (error == cudaSuccess) return VJP_OK;
+    cudaGetLastError();
+    snprintf(text, bytes, "reading its properties: %s", cudaGetErrorString(error));
+    return VJP_DEVICE_FAILED;
+}
+
+static void describe_properties(const cudaDeviceProp &p, char *text, size_t bytes) {
+    snprintf(text, bytes, "%.120s, %d multiprocessors, compute capability %d.%d", p.name, p.multiProcessorCount,
+             p.major, p.minor);
+}
+
+static vjp_status describe(int index, char *text, size_t bytes) {
+    cudaDeviceProp properties;
+    vjp_status status = find_device(index, &properties, text, bytes);
+    if (status == VJP_OK) describe_properties(properties, text, bytes);
+    return status;
+}
+
 static vjp_status open(vjp_device *device, const vjp_options *options) {
-    int ordinal, count = 0;
+    int ordinal;
+    cudaDeviceProp properties;
+    char text[200];
     if (!read_ordinal(device->name, &ordinal))
         return vjp_fail(device, VJP_NO_DEVICE, "\"%s\" is no device; the name is cuda or cuda:N", device->name);
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
-        return no_device(device, error == cudaErrorNoDevice ? "this machine has no NVIDIA GPU that CUDA can use"
-                                                            : "no NVIDIA driver is loaded, or it is older than this "
-                                                              "CUDA");
-    if (error != cudaSuccess) return no_device(device, cudaGetErrorString(error));
-    if (ordinal >= count)
-        return vjp_fail(device, VJP_NO_DEVICE, "%s: this machine has %d GPU%s, numbered from 0", device->name, count,
-                        count == 1 ? "" : "s");
-    cudaDeviceProp properties;
-    error = cudaSetDevice(ordinal);
-    if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
-    if (error != cudaSuccess) return device_result(device, "opening", error);
+    vjp_status status = find_device(ordinal, &properties, text, sizeof text);
+    if (status != VJP_OK) return vjp_fail(device, status, "%s: %s", device->name, text);
+    describe_properties(properties, text, sizeof text);
     if (properties.major < 8)
-        return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has compute capability %d.%d; the kernels need 8.0",
-                        device->name, properties.name, properties.major, properties.minor);
+        return vjp_fail(device, VJP_NO_DEVICE, "%s: %s; the kernels need 8.0", device->name, text);
+    cudaError_t error = cudaSetDevice(ordinal);
+    if (error != cudaSuccess) return device_result(device, "opening", error);
 
     device_state *state = static_cast<device_state *>(calloc(1, sizeof *state));
     if (!state) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     state->ordinal = ordinal;
+    state->process = getpid();
     state->l2_bytes = (size_t)properties.l2CacheSize;
     state->chains = properties.major >= 9;
     device->state = state;
-    vjp_status status = choose_products(device, options, state);
+    status = choose_products(device, options, state);
     if (status == VJP_OK) status = open_stream(device, options, state);
     if (status == VJP_OK) status = open_findings(device, state);
     if (status == VJP_OK) status = products_open(device);
@@ -129,9 +177,8 @@ static vjp_status open(vjp_device *device, const vjp_options *options) {
         device->state = nullptr;
         return status;
     }
-    snprintf(device->summary, sizeof device->summary,
-             "%.120s, %d multiprocessors, compute capability %d.%d, matrix products by cuBLASLt (%s)", properties.name,
-             properties.multiProcessorCount, properties.major, properties.minor, state->tf32 ? "tf32" : "f32");
+    snprintf(device->summary, sizeof device->summary, "%s, matrix products by cuBLASLt (%s)", text,
+             state->tf32 ? "tf32" : "f32");
     return VJP_OK;
 }
 
@@ -139,15 +186,28 @@ static void close(vjp_device *device) {
     close_state(state_of(device));
 }
 
-/* Several devices may be open, each on a card of its own; the runtime's current one is the thread's. */
+#define FORKED "opened before this process was forked; CUDA does not work in a fork of a process that uses it"
+
+/* Several devices may be open, each on its own GPU: CUDA's current GPU is per thread. */
 static vjp_status use(vjp_device *device) {
-    return device_result(device, "choosing the GPU", cudaSetDevice(state_of(device)->ordinal));
+    const device_state *state = state_of(device);
+    if (is_forked(state)) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: " FORKED, device->name);
+    return device_result(device, "choosing the GPU", cudaSetDevice(state->ordinal));
 }
 
-/* The door of every call, so this is where its card becomes the thread's current one. */
+static vjp_status refuse_forked(const vjp_work *work) {
+    return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: " FORKED, work->device->name);
+}
+
+/* Every call comes through here, so this is where its GPU becomes the thread's current one. */
 static const vjp_kernel *kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
-    if (device->state) cudaSetDevice(state_of(device)->ordinal);
-    return kernels[op->id] ? &kernels[op->id][pass] : nullptr;
+    static const vjp_kernel forked = {refuse_forked, nullptr, VJP_BITS_CPU};
+    if (!kernels[op->id]) return nullptr;
+    if (device->state) {
+        if (is_forked(state_of(device))) return &forked;
+        cudaSetDevice(state_of(device)->ordinal);
+    }
+    return &kernels[op->id][pass];
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------ */
@@ -167,24 +227,34 @@ static void release(vjp_device *device, void *data) {
     if (use(device) == VJP_OK) cudaFree(data);
 }
 
-static vjp_status upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
+static vjp_status upload_async(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
     vjp_status status = use(device);
     if (status != VJP_OK || !bytes) return status;
-    cudaStream_t stream = state_of(device)->stream;
-    cudaError_t error =
-        cudaMemcpyAsync(static_cast<char *>(data) + offset, host, bytes, cudaMemcpyHostToDevice, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-    return device_result(device, "uploading", error);
+    return device_result(device, "uploading",
+                         cudaMemcpyAsync(static_cast<char *>(data) + offset, host, bytes, cudaMemcpyHostToDevice,
+                                         state_of(device)->stream));
+}
+
+static vjp_status download_async(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes) {
+    vjp_status status = use(device);
+    if (status != VJP_OK || !bytes) return status;
+    return device_result(device, "downloading",
+                         cudaMemcpyAsync(host, static_cast<const char *>(data) + offset, bytes, cudaMemcpyDeviceToHost,
+                                         state_of(device)->stream));
+}
+
+static vjp_status wait_for_stream(vjp_device *device, const char *doing) {
+    return device_result(device, doing, cudaStreamSynchronize(state_of(device)->stream));
+}
+
+static vjp_status upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
+    vjp_status status = upload_async(device, data, offset, host, bytes);
+    return status == VJP_OK && bytes ? wait_for_stream(device, "uploading") : status;
 }
 
 static vjp_status download(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes) {
-    vjp_status status = use(device);
-    if (status != VJP_OK || !bytes) return status;
-    cudaStream_t stream = state_of(device)->stream;
-    cudaError_t error =
-        cudaMemcpyAsync(host, static_cast<const char *>(data) + offset, bytes, cudaMemcpyDeviceToHost, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-    return device_result(device, "downloading", error);
+    vjp_status status = download_async(device, host, data, offset, bytes);
+    return status == VJP_OK && bytes ? wait_for_stream(device, "downloading") : status;
 }
 
 static vjp_status copy(vjp_device *device, void *to, const void *from, size_t bytes) {
@@ -192,6 +262,40 @@ static vjp_status copy(vjp_device *device, void *to, const void *from, size_t by
     if (status != VJP_OK || !bytes) return status;
     return device_result(device, "copying",
                          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state_of(device)->stream));
+}
+
+/* ---- Streams and events ------------------------------------------------------------------------------ */
+
+static vjp_status set_stream(vjp_device *device, void *stream) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    device_state *state = state_of(device);
+    state->stream = stream ? static_cast<cudaStream_t>(stream) : state->own_stream;
+    return VJP_OK;
+}
+
+static void event_destroy(vjp_device *device, void *event) {
+    if (use(device) == VJP_OK) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+static vjp_status event_create(vjp_device *device, void **event) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    cudaEvent_t made;
+    cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    if (error != cudaSuccess) return device_result(device, "creating an event", error);
+    error = cudaEventRecord(made, state_of(device)->stream);
+    if (error == cudaSuccess)
+        *event = made;
+    else
+        cudaEventDestroy(made);
+    return device_result(device, "recording an event", error);
+}
+
+static vjp_status event_wait(vjp_device *device, void *event) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    return device_result(device, "waiting for an event", cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
 /* ---- Waiting, and what was found --------------------------------------------------------------------- */
@@ -204,14 +308,27 @@ static const char *index_name(const vjp_op_info *info, int pass) {
     return "index";
 }
 
+/* Moves the records to host memory, a thread for each. */
+static __global__ void collect_findings(finding *records, finding *collected) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= RECORDS) return;
+    volatile finding *r = lock_record(records + i);
+    collected[i] = {0, r->count, r->position, r->value, r->limit};
+    r->count = 0;
+    unlock_record(records + i);
+}
+
+/* `found` is cleared first: a report that comes while records are collected is in this collection or the next. */
 static vjp_status report_findings(vjp_device *device, device_state *state) {
-    finding record[RECORDS];
-    cudaError_t error = cudaMemcpy(record, state->record, sizeof record, cudaMemcpyDeviceToHost);
-    if (error == cudaSuccess) error = cudaMemset(state->record, 0, sizeof record);
-    if (error != cudaSuccess) return device_result(device, "reading what was found", error);
-    *state->found = 0;
+    constexpr int THREADS = 128;
+    *static_cast<volatile int *>(&state->page->found) = 0;
+    collect_findings<<<(RECORDS + THREADS - 1) / THREADS, THREADS, 0, state->stream>>>(
+        state->record, state->page_on_device->collected);
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
+    if (error != cudaSuccess) return device_result(device, "collecting findings", error);
     for (int i = 0; i < RECORDS; i++) {
-        const finding &f = record[i];
+        const finding &f = state->page->collected[i];
         if (!f.count) continue;
         const vjp_op_info *info = vjp_op_describe(vjp_op_at((size_t)(i / VJP_PASS_COUNT)));
         const char *pass = vjp_pass_name((vjp_pass)(i % VJP_PASS_COUNT));
@@ -230,8 +347,8 @@ static vjp_status synchronize(vjp_device *device) {
     vjp_status status = use(device);
     if (status != VJP_OK) return status;
     device_state *state = state_of(device);
-    status = device_result(device, "running", cudaStreamSynchronize(state->stream));
-    if (status != VJP_OK || !*state->found) return status;
+    status = wait_for_stream(device, "running");
+    if (status != VJP_OK || !*static_cast<volatile int *>(&state->page->found)) return status;
     return report_findings(device, state);
 }
 
@@ -294,9 +411,9 @@ static vjp_status measure(vjp_device *device, vjp_status (*enqueue)(void *), voi
 
 /* ---- Recordings -------------------------------------------------------------------------------------- */
 
-static void forget(vjp_device *, void *recording) {
+static void forget(vjp_device *device, void *recording) {
     capture *c = static_cast<capture *>(recording);
-    release_capture(c);
+    if (!is_forked(state_of(device))) release_capture(c);
     free(c);
 }
 
@@ -326,12 +443,13 @@ static size_t cache_bytes(const vjp_device *device) {
 
 } // namespace vjp
 
+/* A member that is not named here is NULL, which means that the device cannot do it. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 static const vjp_backend backend = {
     .struct_size = sizeof(vjp_backend),
     .interface_version = VJP_BACKEND_INTERFACE,
-    .version = VJP_VERSION,
     .name = "cuda",
-    .host_memory = 0,
+    .version = VJP_VERSION,
     .open = vjp::open,
     .close = vjp::close,
     .kernel = vjp::kernel,
@@ -340,14 +458,20 @@ static const vjp_backend backend = {
     .upload = vjp::upload,
     .download = vjp::download,
     .synchronize = vjp::synchronize,
-    .parallel = nullptr,
     .copy = vjp::copy,
     .measure = vjp::measure,
     .cache_bytes = vjp::cache_bytes,
     .record = vjp::record,
     .replay = vjp::replay,
     .forget = vjp::forget,
-    .note = nullptr,
+    .set_stream = vjp::set_stream,
+    .upload_async = vjp::upload_async,
+    .download_async = vjp::download_async,
+    .event_create = vjp::event_create,
+    .event_wait = vjp::event_wait,
+    .event_destroy = vjp::event_destroy,
+    .count = vjp::count,
+    .describe = vjp::describe,
     .takes_allocator = 1,
 };
 

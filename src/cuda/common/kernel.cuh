@@ -9,7 +9,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "cuda/common/cuda.h"
+#include "cuda/common/findings.cuh"
 
 namespace vjp {
 
@@ -279,46 +279,6 @@ __device__ inline void prefetch(const void *global) {
 __device__ inline void take_turn() {
     let_next_begin();
     wait_for_previous();
-}
-
-/* ---- Indices ----------------------------------------------------------------------------------------- */
-
-/* Keeps the first bad value of the pass. Rare, so a lock is good enough. */
-static __device__ __noinline__ void report(findings f, int64_t position, double value, int64_t limit) {
-    while (atomicCAS(&f.record->lock, 0u, 1u))
-        ;
-    __threadfence();
-    volatile finding *r = f.record;
-    if (r->count == 0 || position < r->position) {
-        r->position = position;
-        r->value = value;
-        r->limit = limit;
-    }
-    r->count = r->count + 1;
-    __threadfence();
-    atomicExch(&f.record->lock, 0u);
-    *(volatile int *)f.found = 1;
-}
-
-/* Element k of an index tensor, or -1 (and a report) if it is no integer in [0, limit). */
-static __device__ inline int64_t read_index(findings f, const void *index, vjp_dtype dtype, int64_t k, int64_t limit) {
-    int64_t i;
-    if (dtype == VJP_I32) {
-        i = static_cast<const int32_t *>(index)[k];
-    } else if (dtype == VJP_I64) {
-        i = static_cast<const int64_t *>(index)[k];
-    } else {
-        /* Past 2^24 neighbouring integers share one f32: the index may already be another's. */
-        float x = static_cast<const float *>(index)[k];
-        if (!(fabsf(x) <= 16777216.0f) || x != truncf(x)) {
-            report(f, k, x, limit);
-            return -1;
-        }
-        i = (int64_t)x;
-    }
-    if (i >= 0 && i < limit) return i;
-    report(f, k, (double)i, limit);
-    return -1;
 }
 
 } // namespace vjp
