@@ -1,19 +1,24 @@
 /*
- * rope on CUDA. Each head's first n_rot elements are pairs (u, v), which turn by the angle of their position:
- * u' = u c - v s, v' = v c + u s; the rest of the head passes through. The backward is the same with -s.
+ * rope on CUDA. Each head's first n_rot elements are pairs (u, v), rotated by the angle of their position: u' = u c - v
+ * s, v' = v c + u s; the rest of the head is copied. The backward is the same with -s.
  *
- * Least bytes: x once and y once; the tables are small and stay in the caches. So the kernel is a copy with a little
- * arithmetic, and must keep as much in flight as a copy does. A thread owns 2 W elements of a head, W whole pairs: with
- * pairs of halves 16 bytes of each half, with neighbours 32 bytes in a row. Either way their angles are W neighbours of
- * the tables' row. All heads of a time share them: the thread keeps them in registers and walks through heads, HEADS
- * at a time, all of whose loads are issued before the first is used (f32: 128 bytes a thread, about 100 KiB a
- * multiprocessor). In 16 bits a head has half the bytes and registers hold fewer heads, so where all is usual (whole
- * heads turn, = rather than +=, no positions) a thread copies its pieces of several rows to shared memory at once
- * instead.
+ * The fewest bytes are x once and y once; the tables are small and stay in the caches. So the kernel is a copy with a
+ * little arithmetic, and must keep as much in flight as a copy does. A thread owns 2 W elements of a head, W whole
+ * pairs: with pairs of halves 16 bytes of each half, with interleaved pairs 32 adjacent bytes. Either way their angles
+ * are W adjacent elements of a table row. All heads of a time share them.
  *
- * What is unaligned or no multiple of the vector takes the way through registers with W = 1. Each output is one product
- * and one FMA of its pair and angle in all of them, so the bits do not depend on the way. A pair belongs to one thread,
- * which reads both elements before it writes either: y may be x.
+ *     path       when                                   what
+ *     ring       16-bit, aligned, whole heads rotate,   a thread copies its vectors of several rows to shared
+ *                = rather than +=, no positions         memory at once
+ *     registers  otherwise, aligned                     a thread keeps the angles in registers and loops over
+ *                                                       heads, HEADS at a time, all of whose loads are issued
+ *                                                       before the first is used (f32: 128 bytes per thread,
+ *                                                       about 100 KiB per multiprocessor)
+ *     scalar     not aligned, or not a multiple of the  the same with W = 1
+ *                vector
+ *
+ * Each output is one product and one FMA of its pair and angle on every path, so the bits do not depend on it. A pair
+ * belongs to one thread, which reads both elements before it writes either: y may be x.
  */
 #include <type_traits>
 
@@ -25,16 +30,16 @@ namespace {
 constexpr int THREADS = 256;
 
 /*
- * Heads that a thread loads before it turns the first. 16-bit pieces hold twice as many pairs, whose angles take twice
- * as many registers: two heads and four blocks on a multiprocessor instead of four heads and three. += also loads what
- * was there.
+ * Heads that a thread loads before it rotates the first. 16-bit vectors hold twice as many pairs, whose angles take
+ * twice as many registers: two heads and four blocks per multiprocessor instead of four heads and three. += also loads
+ * the old values.
  */
 template <class T, bool ADD> constexpr int HEADS = ADD || sizeof(T) == 2 ? 2 : 4;
 template <class T, bool ADD> constexpr int RESIDENT = sizeof(T) == 4 ? 3 : ADD ? 2 : 4;
 
 /*
- * A block's threads are [block_rows][head_lanes][piece_lanes]: `block_rows` times, a head a thread to begin with, a
- * piece of it a thread.
+ * A block's threads are [block_rows][head_lanes][vector_lanes]: `block_rows` rows, with a thread per head to begin
+ * with, and per vector of it.
  */
 struct rope_call {
     void *y;
@@ -45,13 +50,14 @@ struct rope_call {
     float sign;                          /* of s: -1 in the backward */
     int64_t rows, time, heads, head_dim; /* rows: batch x time */
     int64_t n_rot, table_rows, position_stride;
-    int64_t turning, pieces; /* of a head: those that turn, and with those that pass through */
-    int piece_lanes, head_lanes, block_rows;
-    int64_t angle_step, angle_end; /* in the tables: block_rows on, less whole sequences, and where a sequence ends */
+    int64_t rotated, vectors; /* of a head: those that rotate, and all */
+    int vector_lanes, head_lanes, block_rows;
+    int64_t angle_step,
+        angle_end; /* in the tables: block_rows further modulo the sequence, and where a sequence ends */
 };
 
-/* W elements as they were loaded: 16 bytes stay whole in four registers until they are used. */
-template <class T, int W> struct piece {
+/* W elements as loaded: 16 bytes stay in four registers until they are used. */
+template <class T, int W> struct vector {
     using storage = std::conditional_t<W == 1, T, uint4>;
     storage raw;
 
@@ -75,14 +81,14 @@ template <class T, int W> struct piece {
     }
 };
 
-template <class T, int W> __device__ void store_piece(T *to, const float (&values)[W]) {
+template <class T, int W> __device__ void store_vector(T *to, const float (&values)[W]) {
     if constexpr (W == 1)
         write_one(to, values[0], false);
     else
         write_wide(to, values, false);
 }
 
-/* W neighbours of a table. */
+/* W adjacent elements of a table. */
 template <class T, int W> __device__ void read_angles(float (&angle)[W], parameter table, int64_t i) {
     if constexpr (W == 1) {
         angle[0] = read_parameter<T>(table, i);
@@ -102,7 +108,7 @@ template <class T, int W> __device__ void read_angles(float (&angle)[W], paramet
     }
 }
 
-/* The tables' row for element k of the positions, or -1 if there is none such. */
+/* The table row for element k of the positions, or -1 if there is none. */
 __device__ inline int64_t position_at(const rope_call &c, int64_t k) {
     int64_t position;
     if (c.position_type == VJP_I32) {
@@ -116,9 +122,9 @@ __device__ inline int64_t position_at(const rope_call &c, int64_t k) {
     return position >= 0 && position < c.table_rows ? position : -1;
 }
 
-/* Turns a thread's W pairs, which are its two pieces. */
+/* Rotates a thread's W pairs, which are its two vectors. */
 template <int W, bool INTERLEAVED>
-__device__ void turn(float (&x)[2][W], const float (&cosine)[W], const float (&sine)[W]) {
+__device__ void rotate_pairs(float (&x)[2][W], const float (&cosine)[W], const float (&sine)[W]) {
     float y[2][W];
 #pragma unroll
     for (int i = 0; i < W; i++) {
@@ -132,26 +138,26 @@ __device__ void turn(float (&x)[2][W], const float (&cosine)[W], const float (&s
         x[i / W][i % W] = y[i / W][i % W];
 }
 
-/* Piece p of the heads first, first + head_lanes, ... of a row; it turns or passes through. */
-template <class T, int W, bool INTERLEAVED, bool ADD, bool TURNS>
-__device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first) {
+/* Vector p of the heads first, first + head_lanes, ... of a row: rotated, or copied. */
+template <class T, int W, bool INTERLEAVED, bool ADD, bool ROTATES>
+__device__ void rotate_heads(const rope_call &c, int64_t row, int64_t p, int first) {
     constexpr int N = HEADS<T, ADD>;
-    int64_t at, other; /* of the two pieces in the head */
-    if constexpr (TURNS) {
+    int64_t at, other; /* of the two vectors in the head */
+    if constexpr (ROTATES) {
         at = INTERLEAVED ? 2 * W * p : W * p;
         other = at + (INTERLEAVED ? W : c.n_rot / 2);
     } else {
-        at = c.n_rot + 2 * W * (p - c.turning);
+        at = c.n_rot + 2 * W * (p - c.rotated);
         other = at + W;
     }
-    bool both = TURNS || other < c.head_dim; /* the rest may be an odd number of pieces */
-    /* Pointers that step from head to head: offsets of all the pieces would take more registers than the pieces. */
+    bool both = ROTATES || other < c.head_dim; /* the rest may be an odd number of vectors */
+    /* Pointers that step from head to head: offsets of all the vectors would take more registers than the vectors. */
     int64_t gap = other - at, step = c.head_lanes * c.head_dim;
     int64_t start = (row * c.heads + first) * c.head_dim + at;
     const T *from = static_cast<const T *>(c.x) + start;
     T *to = static_cast<T *>(c.y) + start;
     int64_t left = c.heads - first;
-    piece<T, W> now[N][2] = {}, old[N][2] = {};
+    vector<T, W> now[N][2] = {}, old[N][2] = {};
     auto load = [&] {
         const T *before = to;
 #pragma unroll
@@ -165,7 +171,7 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
             }
         }
     };
-    /* x is on its way while the position and then the angles are read. */
+    /* x is in flight while the position and then the angles are read. */
     load();
     int64_t batch = row / c.time, position = row - batch * c.time;
     if (c.positions) {
@@ -177,7 +183,7 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
         }
     }
     float cosine[W] = {}, sine[W] = {};
-    if constexpr (TURNS) {
+    if constexpr (ROTATES) {
         int64_t i = position * (c.n_rot / 2) + p * W;
         read_angles<T, W>(cosine, c.cosine, i);
         read_angles<T, W>(sine, c.sine, i);
@@ -192,7 +198,7 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
             float values[2][W];
             now[n][0].unpack(values[0]);
             now[n][1].unpack(values[1]);
-            if constexpr (TURNS) turn<W, INTERLEAVED>(values, cosine, sine);
+            if constexpr (ROTATES) rotate_pairs<W, INTERLEAVED>(values, cosine, sine);
             if constexpr (ADD) {
                 float before[2][W];
                 old[n][0].unpack(before[0]);
@@ -201,8 +207,8 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
                 for (int i = 0; i < 2 * W; i++)
                     values[i / W][i % W] = before[i / W][i % W] + values[i / W][i % W];
             }
-            store_piece(to, values[0]);
-            if (both) store_piece(to + gap, values[1]);
+            store_vector(to, values[0]);
+            if (both) store_vector(to + gap, values[1]);
         }
         left -= N * c.head_lanes;
         if (left <= 0) return;
@@ -210,10 +216,10 @@ __device__ void turn_heads(const rope_call &c, int64_t row, int64_t p, int first
     }
 }
 
-/* What turn_heads() will read first of a row, while the kernel before still runs. */
+/* Prefetches what rotate_heads() reads first of a row, while the previous kernel still runs. */
 template <class T, int W, bool INTERLEAVED, bool ADD>
 __device__ void prefetch_heads(const rope_call &c, int64_t row, int64_t p, int first) {
-    if (row >= c.rows || p >= c.turning) return;
+    if (row >= c.rows || p >= c.rotated) return;
     int64_t at = INTERLEAVED ? 2 * W * p : W * p, gap = INTERLEAVED ? W : c.n_rot / 2;
     for (int n = 0; n < HEADS<T, ADD>; n++) {
         int64_t head = first + (int64_t)n * c.head_lanes;
@@ -226,55 +232,55 @@ __device__ void prefetch_heads(const rope_call &c, int64_t row, int64_t p, int f
 
 template <class T, int W, bool INTERLEAVED, bool ADD>
 __global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c) {
-    int lane = threadIdx.x % c.piece_lanes, rest = threadIdx.x / c.piece_lanes;
+    int lane = threadIdx.x % c.vector_lanes, rest = threadIdx.x / c.vector_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
     let_next_begin();
-    /* Measured: a gain of two in a hundred in f32, a loss of as much in 16 bits, whose blocks are twice as many. */
+    /* Measured: 2 % faster in f32, 2 % slower in 16 bits, which has twice as many blocks. */
     if constexpr (sizeof(T) == 4)
         prefetch_heads<T, W, INTERLEAVED, ADD>(c, (int64_t)blockIdx.x * c.block_rows + block_row, lane, head);
     wait_for_previous();
     if (block_row >= c.block_rows) return;
     for (int64_t row = (int64_t)blockIdx.x * c.block_rows + block_row; row < c.rows;
          row += (int64_t)gridDim.x * c.block_rows)
-        for (int64_t p = lane; p < c.pieces; p += c.piece_lanes)
-            if (p < c.turning)
-                turn_heads<T, W, INTERLEAVED, ADD, true>(c, row, p, head);
+        for (int64_t p = lane; p < c.vectors; p += c.vector_lanes)
+            if (p < c.rotated)
+                rotate_heads<T, W, INTERLEAVED, ADD, true>(c, row, p, head);
             else
-                turn_heads<T, W, INTERLEAVED, ADD, false>(c, row, p, head);
+                rotate_heads<T, W, INTERLEAVED, ADD, false>(c, row, p, head);
 }
 
-/* ---- Whole heads that turn, in 16 bits --------------------------------------------------------------- */
+/* ---- Whole heads that rotate, in 16 bits ------------------------------------------------------------- */
 
 /*
- * Through registers a thread has 64 bytes of a row under way and waits for them before it asks for more. Here it asks
- * for its pieces of all the block's rows at once, into shared memory (no barrier: nobody else reads them), and turns
- * the first while the others are on their way: 128 bytes a thread, 128 KiB a multiprocessor.
+ * Through registers a thread has 64 bytes of a row in flight and waits for them before it loads more. Here it starts
+ * the copies of its vectors of all the block's rows at once, into shared memory (no barrier: no other thread reads
+ * them), and rotates the first while the others are in flight: 128 bytes per thread, 128 KiB per multiprocessor.
  *
- * A block has RING_STEPS steps of rows, and the ring a stage for each. Measured on an H200 in bf16 at
- * 8 x 2048 x 32 x 128, all in one run: two steps 0.930 and 0.931 of the limit (with room for a third stage, which
- * stayed empty), the way through registers 0.929 and 0.927, four steps through three stages 0.907. In other runs the
- * way through registers had 0.907 to 0.922.
+ * A block has RING_STEPS steps of rows, and the ring a stage for each. Measured on an H200 in bf16 at 8 x 2048 x 32 x
+ * 128, all in one run: two steps 0.930 and 0.931 of the limit (with room for a third stage, which stayed empty),
+ * through registers 0.929 and 0.927, four steps through three stages 0.907. In other runs the path through registers
+ * reached 0.907 to 0.922.
  */
 constexpr int RING_STEPS = 2, RING_RESIDENT = 4;
-constexpr int RING_HEADS = 2; /* that a thread has of a row, at most */
+constexpr int RING_HEADS = 2; /* of a row per thread, at most */
 
-/* Blocks that may begin while the kernel ahead ends: as many as an H200 holds. It decides no bits. */
+/* Blocks that may begin before the previous kernel ends: as many as an H200 holds. It does not affect the bits. */
 constexpr int64_t FIRST_BLOCKS = RING_RESIDENT * 132;
 
-/* W neighbours of a table of type P as they were loaded: in 16 bits those of the next row wait in few registers. */
+/* W adjacent elements of a table of type P as loaded: in 16 bits those of the next row wait in few registers. */
 template <class P, int W> struct raw_angles {
-    static constexpr int PIECES = W / WIDE<P>;
-    uint4 raw[PIECES];
+    static constexpr int VECTORS = W / WIDE<P>;
+    uint4 raw[VECTORS];
 
     __device__ void load(const void *table, int64_t i) {
 #pragma unroll
-        for (int k = 0; k < PIECES; k++)
+        for (int k = 0; k < VECTORS; k++)
             raw[k] = *reinterpret_cast<const uint4 *>(static_cast<const P *>(table) + i + k * WIDE<P>);
     }
 
     __device__ void unpack(float (&angle)[W], float sign) const {
 #pragma unroll
-        for (int k = 0; k < PIECES; k++) {
+        for (int k = 0; k < VECTORS; k++) {
             float values[WIDE<P>];
             vjp::unpack<P>(raw[k], values);
 #pragma unroll
@@ -287,18 +293,18 @@ template <class P, int W> struct raw_angles {
 template <class T, class P, bool INTERLEAVED>
 __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call c) {
     /*
-     * [RING_STEPS][2 x RING_HEADS][THREADS], on a multiple of 128 bytes: group_norm's ring lost 8 in a hundred of its
-     * speed elsewhere.
+     * [RING_STEPS][2 x RING_HEADS][THREADS], at a multiple of 128 bytes: elsewhere group_norm's ring lost 8 % of its
+     * speed.
      */
     extern __shared__ __align__(128) uint4 ring[];
     constexpr int W = WIDE<T>, STAGE = 2 * RING_HEADS * THREADS;
-    constexpr bool ANGLES_AHEAD = sizeof(P) == 2; /* no registers are left for two rows of f32 ones */
+    constexpr bool ANGLES_AHEAD = sizeof(P) == 2; /* too few registers for two rows of f32 ones */
     let_next_begin();
-    int lane = threadIdx.x % c.piece_lanes, rest = threadIdx.x / c.piece_lanes;
+    int lane = threadIdx.x % c.vector_lanes, rest = threadIdx.x / c.vector_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
     int64_t row = (int64_t)blockIdx.x * c.block_rows * RING_STEPS + block_row;
     if (block_row >= c.block_rows || row >= c.rows) return;
-    int steps = (int)min((int64_t)RING_STEPS, (c.rows - row + c.block_rows - 1) / c.block_rows);
+    int steps = (int)min((int64_t)RING_STEPS, divide_up(c.rows - row, c.block_rows));
     int64_t start = (row * c.heads + head) * c.head_dim + (INTERLEAVED ? 2 * W : W) * lane;
     int gap = INTERLEAVED ? W : (int)c.n_rot / 2, next_head = c.head_lanes * (int)c.head_dim;
     int64_t next_row = c.block_rows * c.heads * c.head_dim;
@@ -326,7 +332,7 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
                 copy_async(place + 3 * THREADS, from + next_head + gap);
             }
         }
-        close_copies();
+        commit_copies();
     }
     int64_t angles = row % c.time * (c.n_rot / 2) + lane * W;
     raw_angles<P, W> cosine_raw, sine_raw;
@@ -344,14 +350,14 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
         sine_raw.unpack(sine, c.sign);
         if (ANGLES_AHEAD && left > 1) load_angles();
         wait_copies<RING_STEPS - 1>();
-        close_copies(); /* an empty group, so that the next wait is for one stage more */
+        commit_copies(); /* an empty group, so that the next wait is for the next stage */
 #pragma unroll
         for (int n = 0; n < RING_HEADS; n++) {
             if (n && !both) continue;
             float values[2][W];
             vjp::unpack<T>(own[2 * n * THREADS], values[0]);
             vjp::unpack<T>(own[(2 * n + 1) * THREADS], values[1]);
-            turn<W, INTERLEAVED>(values, cosine, sine);
+            rotate_pairs<W, INTERLEAVED>(values, cosine, sine);
             T *here = to + n * next_head;
             __stcs(reinterpret_cast<uint4 *>(here), pack<T>(values[0]));
             __stcs(reinterpret_cast<uint4 *>(here + gap), pack<T>(values[1]));
@@ -361,34 +367,34 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
 }
 
 /*
- * Every head turns whole, a row's angles follow from its time alone, both tables are of one type, and a row's pieces
- * are at most RING_HEADS heads for each thread.
+ * Every head rotates whole, a row's angles follow from its time alone, both tables are of one type, and a row takes at
+ * most RING_HEADS heads per thread.
  */
 bool takes_ring(const rope_call &c) {
-    return !c.positions && c.n_rot == c.head_dim && c.cosine.f32 == c.sine.f32 && c.piece_lanes == c.pieces &&
-           c.head_lanes * RING_HEADS >= c.heads && divide_up(c.rows, c.block_rows * RING_STEPS) <= MOST_BLOCKS;
+    return !c.positions && c.n_rot == c.head_dim && c.cosine.f32 == c.sine.f32 && c.vector_lanes == c.vectors &&
+           c.head_lanes * RING_HEADS >= c.heads && vjp_divide_up(c.rows, c.block_rows * RING_STEPS) <= MAX_BLOCKS;
 }
 
 template <class T, bool INTERLEAVED> vjp_status enqueue_ring(const vjp_work *work, const rope_call &c, int threads) {
     size_t shared = sizeof(uint4) * RING_STEPS * 2 * RING_HEADS * THREADS;
     return launch(work, true, c.cosine.f32 ? rotate_ring<T, float, INTERLEAVED> : rotate_ring<T, T, INTERLEAVED>,
-                  divide_up(c.rows, c.block_rows * RING_STEPS), threads, shared, c);
+                  vjp_divide_up(c.rows, c.block_rows * RING_STEPS), threads, shared, c);
 }
 
 template <class T, int W, bool INTERLEAVED, bool ADD> vjp_status enqueue(const vjp_work *work, rope_call &c) {
-    bool stays = c.x == c.y && !ADD; /* what passes through is already there */
-    c.turning = c.n_rot / 2 / W;
-    c.pieces = c.turning + (stays ? 0 : divide_up(c.head_dim - c.n_rot, 2 * W));
-    c.piece_lanes = (int)least(c.pieces, THREADS);
-    /* As few threads a row as have work for all their loads, and as many rows as fill the block. */
-    c.head_lanes = (int)least(divide_up(c.heads, HEADS<T, ADD>), THREADS / c.piece_lanes);
-    c.block_rows = (int)least(c.rows, THREADS / (c.piece_lanes * c.head_lanes));
+    bool stays = c.x == c.y && !ADD; /* what is copied is already there */
+    c.rotated = c.n_rot / 2 / W;
+    c.vectors = c.rotated + (stays ? 0 : vjp_divide_up(c.head_dim - c.n_rot, 2 * W));
+    c.vector_lanes = (int)vjp_min(c.vectors, THREADS);
+    /* As few threads per row as have work for all their loads, and as many rows as fill the block. */
+    c.head_lanes = (int)vjp_min(vjp_divide_up(c.heads, HEADS<T, ADD>), THREADS / c.vector_lanes);
+    c.block_rows = (int)vjp_min(c.rows, THREADS / (c.vector_lanes * c.head_lanes));
     c.angle_step = c.block_rows % c.time * (c.n_rot / 2);
     c.angle_end = c.time * (c.n_rot / 2);
-    int threads = (int)divide_up(c.piece_lanes * c.head_lanes * c.block_rows, 32) * 32;
+    int threads = (int)vjp_round_up(c.vector_lanes * c.head_lanes * c.block_rows, 32);
     if constexpr (W > 1 && sizeof(T) == 2 && !ADD)
         if (takes_ring(c)) return enqueue_ring<T, INTERLEAVED>(work, c, threads);
-    int64_t grid = least(divide_up(c.rows, c.block_rows), MOST_BLOCKS);
+    int64_t grid = vjp_min(vjp_divide_up(c.rows, c.block_rows), MAX_BLOCKS);
     return launch(work, true, rotate<T, W, INTERLEAVED, ADD>, grid, threads, 0, c);
 }
 
@@ -416,8 +422,8 @@ vjp_status run(const vjp_work *work) {
         using T = decltype(zero);
         bool aligned = c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && is_aligned(c.y, 16) &&
                        is_aligned(c.x, 16) && is_aligned(c.cosine.data, 16) && is_aligned(c.sine.data, 16);
-        return with_truth(attributes->pairing == VJP_PAIRING_INTERLEAVED, [&](auto interleaved) {
-            return with_truth(vjp_accumulates(work, ROPE_Y), [&](auto add) {
+        return with_bool(attributes->pairing == VJP_PAIRING_INTERLEAVED, [&](auto interleaved) {
+            return with_bool(vjp_accumulates(work, ROPE_Y), [&](auto add) {
                 constexpr bool I = decltype(interleaved)::value, A = decltype(add)::value;
                 return aligned ? enqueue<T, WIDE<T>, I, A>(work, c) : enqueue<T, 1, I, A>(work, c);
             });

@@ -1,9 +1,8 @@
 /*
- * The CUDA backend's host side: what a device holds, how a kernel is launched, and how what the device found (a bad
- * index) comes back.
+ * The CUDA backend's host side: what a device holds, how a kernel is launched, and how a workspace is laid out.
  *
  * A call enqueues on the device's stream and returns: it never waits and never allocates, so it can be captured in a
- * CUDA graph. Results depend on the problem alone: work is cut by its size, never by the card's.
+ * CUDA graph. Results depend on the problem alone: work is split by its size, never by the number of multiprocessors.
  */
 #ifndef VJP_CUDA_H
 #define VJP_CUDA_H
@@ -13,6 +12,7 @@
 #include <cuda_runtime.h>
 
 extern "C" {
+#include "core/arithmetic.h"
 #include "core/core.h"
 #include "op/op.h"
 }
@@ -75,7 +75,7 @@ inline findings findings_of(const vjp_work *work) {
     return {state->record + (int)work->op->id * VJP_PASS_COUNT + work->pass, &state->page_on_device->found};
 }
 
-/* A status from CUDA's own: VJP_OK, or DEVICE_FAILED with the runtime's words. */
+/* VJP_OK, or DEVICE_FAILED with the words of the CUDA runtime. */
 vjp_status result_of(const vjp_work *work, cudaError_t error);
 vjp_status device_result(vjp_device *device, const char *doing, cudaError_t error);
 
@@ -84,14 +84,14 @@ vjp_status products_open(vjp_device *device);
 void products_close(products *p);
 
 /*
- * Enqueues kernel<<<grid, threads, shared>>>(arguments...). With `chained`, the kernel may begin while the one before
- * it on the stream ends (whosever it is), and must call wait_for_previous() before it touches memory.
+ * Enqueues kernel<<<grid, threads, shared>>>(arguments...). With `chained`, the kernel may begin while the previous
+ * kernel on the stream ends, whichever it is, and must call wait_for_previous() before it touches memory.
  */
 template <class... Parameters, class... Arguments>
 vjp_status launch(const vjp_work *work, bool chained, void (*kernel)(Parameters...), int64_t grid, int threads,
                   size_t shared, Arguments... arguments) {
     if (grid <= 0) return VJP_OK;
-    /* Past 48 KiB, a kernel's own shared variables included, more must be asked for. */
+    /* A kernel needs permission for more than 48 KiB, its static shared variables included. */
     if (shared > 32 << 10) {
         cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (error != cudaSuccess) return result_of(work, error);
@@ -109,32 +109,45 @@ vjp_status launch(const vjp_work *work, bool chained, void (*kernel)(Parameters.
     return result_of(work, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-/* The most blocks of a launch; a kernel with more to do loops. */
-constexpr int64_t MOST_BLOCKS = 1 << 30;
-
-inline int64_t divide_up(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-inline int64_t least(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-inline int64_t most(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
+/* The largest grid of a launch; a kernel with more to do loops. */
+constexpr int64_t MAX_BLOCKS = 1 << 30;
 
 inline bool is_aligned(const void *data, size_t bytes) {
     return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
 /*
- * Blocks that a persistent kernel is cut into where each leaves a partial sum: two for each multiprocessor of the
- * largest Hopper cards (132). A constant, because the cut decides the bits and must not depend on the card.
+ * Lays arrays out in a workspace, one behind the other. Without a workspace it returns NULL and only counts: the first
+ * time a pass is planned for the size of its workspace, the second time to run.
+ */
+struct workspace_layout {
+    static constexpr size_t ALIGNMENT = 256;
+    char *base;       /* NULL: only count */
+    size_t used, max; /* bytes in use now, and at any time; max is SIZE_MAX after an overflow */
+
+    explicit workspace_layout(void *workspace) : base(static_cast<char *>(workspace)), used(0), max(0) {
+    }
+
+    template <class E> E *take(int64_t count, size_t size = sizeof(E)) {
+        size_t at = used, bytes, aligned;
+        if (max == SIZE_MAX || !vjp_mul_size((size_t)count, size, &bytes) ||
+            !vjp_align_size(bytes, ALIGNMENT, &aligned) || !vjp_add_size(at, aligned, &used)) {
+            max = SIZE_MAX;
+            return nullptr;
+        }
+        if (used > max) max = used;
+        return base ? reinterpret_cast<E *>(base + at) : nullptr;
+    }
+};
+
+/*
+ * Blocks that the work of a persistent kernel is split into where each block leaves a partial sum: two for each
+ * multiprocessor of the largest Hopper cards (132). A constant, because the split decides the bits and must not depend
+ * on the card.
  */
 constexpr int64_t CHUNKS = 264;
 
-/* The longest run of terms added in one f32 chain: 2^8 equal terms stay right to about 4e-6. */
+/* The longest run of terms added in one f32 chain: 2^8 equal terms stay accurate to about 4e-6. */
 constexpr int64_t CHAIN = 256;
 
 } // namespace vjp

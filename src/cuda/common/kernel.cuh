@@ -1,6 +1,7 @@
 /*
  * What the kernels share: storage types, 16-byte accesses, asynchronous copies to shared memory, sums over warps and
- * blocks in a fixed order, parameters of either type, and reporting a bad index.
+ * blocks in a fixed order, parameters of either type, and chained launches. An index is read with read_index()
+ * (findings.cuh).
  */
 #ifndef VJP_CUDA_KERNEL_CUH
 #define VJP_CUDA_KERNEL_CUH
@@ -9,6 +10,8 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
+#include <type_traits>
+
 #include "cuda/common/findings.cuh"
 
 namespace vjp {
@@ -16,8 +19,10 @@ namespace vjp {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 
-/* Calls f with a value of the C++ type of a storage dtype: with_type(dtype, [&](auto zero) { using T = decltype(zero);
- * ... }). */
+/*
+ * Calls f with a value of the C++ type of a storage dtype: with_type(dtype, [&](auto zero) { using T = decltype(zero);
+ * ... }).
+ */
 template <class F> auto with_type(vjp_dtype dtype, F f) {
     switch (dtype) {
     case VJP_BF16: return f(bf16{});
@@ -26,10 +31,14 @@ template <class F> auto with_type(vjp_dtype dtype, F f) {
     }
 }
 
-/* The same for a truth: f(std::true_type) or f(std::false_type). */
-template <bool B> struct truth { static constexpr bool value = B; };
-template <class F> auto with_truth(bool b, F f) {
-    return b ? f(truth<true>{}) : f(truth<false>{});
+/* Calls f with std::true_type or std::false_type. */
+template <class F> auto with_bool(bool b, F f) {
+    return b ? f(std::true_type{}) : f(std::false_type{});
+}
+
+/* a / b rounded upwards, for kernels; the host has vjp_divide_up(). */
+template <class A, class B> __device__ constexpr auto divide_up(A a, B b) {
+    return (a + b - 1) / b;
 }
 
 __device__ inline float to_f32(float x) {
@@ -84,7 +93,7 @@ template <class T> __device__ wide<T> load_wide(const T *from) {
     return r;
 }
 
-/* For what is read once: it does not push other things out of the first-level cache. */
+/* For data that is read once: it does not evict other data from the first-level cache. */
 template <class T> __device__ wide<T> load_wide_once(const T *from) {
     wide<T> r;
     *reinterpret_cast<uint4 *>(&r) = __ldcs(reinterpret_cast<const uint4 *>(from));
@@ -95,14 +104,14 @@ template <class T> __device__ void store_wide(T *to, const wide<T> &w) {
     *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&w);
 }
 
-/* For what nobody reads soon. */
+/* For data that is not read again soon. */
 template <class T> __device__ void store_wide_once(T *to, const wide<T> &w) {
     __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&w));
 }
 
 /*
- * 16 bytes as four registers, two 16-bit elements in each, until they are used: as a struct of elements the compiler
- * would keep each in a register of its own.
+ * 16 bytes as four registers, two 16-bit elements in each, until they are used: in a struct of elements the compiler
+ * would keep each element in its own register.
  */
 template <class T> __device__ uint4 load_raw_once(const T *from) {
     return __ldcs(reinterpret_cast<const uint4 *>(from));
@@ -140,7 +149,7 @@ template <class T> __device__ uint4 pack(const float (&v)[WIDE<T>]) {
     return {words[0], words[1], words[2], words[3]};
 }
 
-/* values[] = or += into 16 bytes; with `add` the old ones are read, added in f32 and rounded once. */
+/* Assigns values[] to 16 bytes, or adds: with `add` the old ones are read, added in f32 and rounded once. */
 template <class T> __device__ void write_wide(T *to, const float (&values)[WIDE<T>], bool add) {
     wide<T> w;
     if (add) w = load_wide(to);
@@ -154,7 +163,7 @@ template <class T> __device__ void write_one(T *to, float value, bool add) {
     *to = from_f32<T>(add ? to_f32(*to) + value : value);
 }
 
-/* ---- Parameters: T or f32, each by itself ------------------------------------------------------------ */
+/* ---- Parameters: each of type T or f32 --------------------------------------------------------------- */
 
 struct parameter {
     const void *data; /* NULL: absent */
@@ -188,15 +197,15 @@ template <class T> __device__ void write_parameter(parameter_output p, int64_t i
 /* ---- Asynchronous copies to shared memory ------------------------------------------------------------ */
 
 /*
- * A thread copies 16 bytes that it alone will read: no barrier is needed, only its own wait. Groups of copies are
- * closed in order; wait_copies<N>() returns when all but the last N groups have arrived.
+ * A thread copies 16 bytes that only it will read, so no barrier is needed, only its own wait. Copies are committed in
+ * groups, in order; wait_copies<N>() returns when all but the last N groups have arrived.
  */
 __device__ inline void copy_async(void *shared, const void *global) {
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-__device__ inline void close_copies() {
+__device__ inline void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -206,7 +215,7 @@ template <int N> __device__ void wait_copies() {
 
 /* ---- Sums -------------------------------------------------------------------------------------------- */
 
-/* Over the 32 lanes, the same bits in all of them: addition commutes, and every lane adds the same pairs. */
+/* The sum over the 32 lanes, the same bits in all of them: addition commutes, and every lane adds the same pairs. */
 __device__ inline float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step; step /= 2)
@@ -222,8 +231,8 @@ __device__ inline double warp_sum(double x) {
 }
 
 /*
- * N sums at once over the block's THREADS threads, in every thread. Calls take turns with two buffers, so a buffer is
- * written again only behind the barrier of the call between: one barrier a call.
+ * N sums at once over the block's THREADS threads, in every thread. Calls alternate between two buffers, so a buffer is
+ * written again only after the barrier of the call between: one barrier per call.
  */
 template <class S, int N, int THREADS> struct block_sums { S warp[2][N][THREADS / 32]; };
 
@@ -253,14 +262,14 @@ __device__ void block_sum(S (&x)[N], block_sums<S, N, THREADS> &shared, int &tur
 
 /* ---- Chained launches -------------------------------------------------------------------------------- */
 
-/* Lets the next kernel on the stream take its place on the card; it still waits before it reads. */
+/* Lets the next kernel on the stream become resident; it still waits before it reads. */
 __device__ inline void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-/* Waits until the kernel before this one on the stream is done and its writes can be seen. */
+/* Waits until the previous kernel on the stream is done and its writes are visible. */
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
@@ -268,15 +277,15 @@ __device__ inline void wait_for_previous() {
 }
 
 /*
- * Brings a line into the second-level cache. That reads no value, so it may come before wait_for_previous(): should the
- * kernel before write there, that cache is where its writes land.
+ * Brings a cache line into L2. That reads no value, so it may come before wait_for_previous(): if the previous kernel
+ * writes there, its writes land in L2 too.
  */
 __device__ inline void prefetch(const void *global) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-/* How a kernel that touches memory at once begins. */
-__device__ inline void take_turn() {
+/* The first statement of a chained kernel that touches memory at once. */
+__device__ inline void begin_chained() {
     let_next_begin();
     wait_for_previous();
 }

@@ -1,9 +1,9 @@
 /*
- * Matrix products by cuBLASLt. What it does and promises: products.cuh.
+ * Matrix products by cuBLASLt; products.cuh has the contract.
  *
- * cuBLASLt thinks in columns: a row-major [m, k] by [k, n] is, read as column-major, [n, k] by [k, m], so the factors
- * change places. A call asks the heuristics once for each shape; the answer is kept in a table of fixed size, so that a
- * call allocates nothing and the same shape gets the same algorithm as long as it is in use.
+ * cuBLASLt is column-major: a row-major [m, k] by [k, n] is, read as column-major, [n, k] by [k, m], so the factors
+ * change places. A call queries the heuristics once for each shape; the answer is kept in a table of fixed size, so
+ * that a call allocates nothing and the same shape gets the same algorithm as long as it is in use.
  */
 #include "cuda/gemm/products.cuh"
 
@@ -14,16 +14,18 @@
 
 namespace vjp {
 
-/* What an algorithm may use between its steps, say to add parts of a long sum: as much as NVIDIA advises for Hopper. */
+/* Scratch memory for an algorithm, for example to add parts of a long sum: as much as NVIDIA recommends for Hopper. */
 static constexpr size_t SCRATCH_BYTES = 32 << 20;
 
-/* Shapes whose algorithm is remembered, and candidates looked at for each. */
+/* Shapes whose algorithm is remembered, and candidates tried for each. */
 static constexpr int CHOICES = 256, CANDIDATES = 8;
 
-/* The most rows and items of a call: what is more is cut, since kernels put them in grid dimensions of 65,535. */
-static constexpr int64_t MOST_ROWS = 1 << 20, MOST_ITEMS = 1 << 15;
+/*
+ * The largest number of rows and items of a call; more are split, since kernels put them in grid dimensions of 65,535.
+ */
+static constexpr int64_t MAX_ROWS = 1 << 20, MAX_ITEMS = 1 << 15;
 
-/* All that an algorithm depends on. Compared by its bytes, so every member is of one size. */
+/* Everything that an algorithm depends on. Compared by its bytes, so every member is of one size. */
 struct shape_key {
     int64_t items, m, n, k, a_row, a_item, b_row, b_item, item;
     int64_t storage, a_transposed, b_transposed, f32, bias;
@@ -39,7 +41,7 @@ struct products {
     cublasLtHandle_t handle;
     void *scratch;
     int count, oldest;        /* choices in use; the next to be replaced once all are */
-    uint64_t hashes[CHOICES]; /* of the keys, side by side: a search reads little */
+    uint64_t hashes[CHOICES]; /* of the keys, adjacent: a search reads little */
     choice choices[CHOICES];
 };
 
@@ -51,7 +53,7 @@ vjp_status products_open(vjp_device *device) {
     if (status != CUBLAS_STATUS_SUCCESS)
         return vjp_fail(device, VJP_DEVICE_FAILED, "%s: opening cuBLASLt: %s", device->name,
                         cublasLtGetStatusString(status));
-    return device_result(device, "reserving memory for matrix products", cudaMalloc(&p->scratch, SCRATCH_BYTES));
+    return device_result(device, "allocating memory for matrix products", cudaMalloc(&p->scratch, SCRATCH_BYTES));
 }
 
 void products_close(products *p) {
@@ -72,10 +74,10 @@ static uint64_t hash_of(const shape_key &key) {
 
 /* ---- Descriptions ------------------------------------------------------------------------------------ */
 
-/* A product as cuBLASLt is told of it, on the stack. */
+/* cuBLASLt's description of a product, on the stack. */
 struct description {
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, result; /* a, b: ours; cuBLASLt gets them the other way round */
+    cublasLtMatrixLayoutOpaque_t a, b, result; /* a, b: ours; cuBLASLt gets them swapped */
 };
 
 static cudaDataType type_of(vjp_dtype dtype) {
@@ -136,7 +138,7 @@ static cublasStatus_t describe(const vjp_work *work, const product &p, const voi
 
 /* ---- Algorithms -------------------------------------------------------------------------------------- */
 
-/* The alignment that every item has, all of them starting from one that is aligned to the full. */
+/* The alignment that every item has if the first is fully aligned. */
 static uint32_t alignment_of(const product &p, vjp_dtype dtype, int64_t item) {
     uint64_t distance = p.items > 1 ? (uint64_t)item * vjp_dtype_size(dtype) : 0;
     uint64_t bits = distance | PRODUCT_ALIGNMENT;
@@ -144,8 +146,8 @@ static uint32_t alignment_of(const product &p, vjp_dtype dtype, int64_t item) {
 }
 
 /*
- * Parts of a sum may be added in the scratch space in their order, but not in place as they come (which depends on who
- * is first) nor rounded to the result's type.
+ * Parts of a sum may be added in the scratch memory in their order, but not in place in the order of arrival, nor
+ * rounded to the result's type.
  */
 static constexpr uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
@@ -160,23 +162,23 @@ static bool is_reproducible(const cublasLtMatmulAlgo_t *algorithm) {
 static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) {
     outcome result;
     description d;
-    cublasLtMatmulPreferenceOpaque_t wish;
-    /* The heuristics look at the bias's alignment: at one that does not depend on where it happens to lie. */
+    cublasLtMatmulPreferenceOpaque_t preference;
+    /* The heuristics use the bias's alignment: give them one that does not depend on its address. */
     result = describe(work, p, p.bias ? reinterpret_cast<const void *>(PRODUCT_ALIGNMENT) : nullptr, &d);
-    result = cublasLtMatmulPreferenceInit(&wish);
-    set(result, &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)SCRATCH_BYTES);
-    set(result, &wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS);
-    set(result, &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p, p.storage, p.b.item));
-    set(result, &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p, p.storage, p.a.item));
-    set(result, &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p, result_type(p), p.item));
-    set(result, &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p, result_type(p), p.item));
+    result = cublasLtMatmulPreferenceInit(&preference);
+    set(result, &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)SCRATCH_BYTES);
+    set(result, &preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS);
+    set(result, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p, p.storage, p.b.item));
+    set(result, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p, p.storage, p.a.item));
+    set(result, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p, result_type(p), p.item));
+    set(result, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p, result_type(p), p.item));
     if (result.status != CUBLAS_STATUS_SUCCESS) return result.status;
 
     cublasLtHandle_t handle = state_of(work->device)->matrix_products->handle;
     cublasLtMatmulHeuristicResult_t candidates[CANDIDATES], checked;
     int count = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &d.operation, &d.b, &d.a, &d.result, &d.result,
-                                                           &wish, CANDIDATES, candidates, &count);
+                                                           &preference, CANDIDATES, candidates, &count);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     for (int i = 0; i < count; i++) {
         const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
@@ -251,8 +253,8 @@ static const void *moved(const void *data, vjp_dtype dtype, int64_t elements) {
 /* The product's items from `item` on and rows from `row` on. */
 static product part_of(const product &p, int64_t item, int64_t row) {
     product part = p;
-    part.items = least(MOST_ITEMS, p.items - item);
-    part.m = least(MOST_ROWS, p.m - row);
+    part.items = vjp_min(MAX_ITEMS, p.items - item);
+    part.m = vjp_min(MAX_ROWS, p.m - row);
     part.a.data = moved(p.a.data, p.storage, item * p.a.item + row * (p.a.transposed ? 1 : p.a.row));
     part.b.data = moved(p.b.data, p.storage, item * p.b.item);
     part.result = const_cast<void *>(moved(p.result, result_type(p), item * p.item + row * p.n));
@@ -261,8 +263,8 @@ static product part_of(const product &p, int64_t item, int64_t row) {
 
 vjp_status multiply(const vjp_work *work, const product &p) {
     if (p.n == 0) return VJP_OK;
-    for (int64_t item = 0; item < p.items; item += MOST_ITEMS)
-        for (int64_t row = 0; row < p.m; row += MOST_ROWS) {
+    for (int64_t item = 0; item < p.items; item += MAX_ITEMS)
+        for (int64_t row = 0; row < p.m; row += MAX_ROWS) {
             cublasStatus_t status = enqueue(work, part_of(p, item, row));
             if (status != CUBLAS_STATUS_SUCCESS)
                 return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: cuBLASLt: %s (a product of %lld x %lld x %lld)",

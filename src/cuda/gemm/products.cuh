@@ -2,8 +2,8 @@
  * Matrix products by cuBLASLt: result = (add ? result : 0) + scale * a b (+ bias), for a batch of items at once.
  *
  * Matrices are row-major. Reproducible: an algorithm is chosen by cuBLASLt's heuristics from sizes and types alone,
- * among those that add in a fixed order, and kept; so data must be aligned to PRODUCT_ALIGNMENT, whatever algorithm it
- * meets.
+ * among those that add in a fixed order, and kept. So data must be aligned to PRODUCT_ALIGNMENT, whichever algorithm is
+ * chosen.
  */
 #ifndef VJP_CUDA_PRODUCTS_CUH
 #define VJP_CUDA_PRODUCTS_CUH
@@ -15,7 +15,7 @@ namespace vjp {
 /* Of every matrix and of the bias; the widest access of any kernel. */
 constexpr size_t PRODUCT_ALIGNMENT = 16;
 
-/* A factor as it lies in memory; `transposed`: what lies there is its transpose. Distances in elements. */
+/* A factor in memory; `transposed`: memory holds its transpose. Distances in elements. */
 struct factor {
     const void *data;
     bool transposed;

@@ -1,10 +1,10 @@
 /*
- * The order that gather's backward adds in: the indices by row, those of a row in the order of k, and where the list of
- * each row begins and ends.
+ * The order in which gather's backward adds: the indices sorted by row, those of a row in the order of k, and where the
+ * list of each row begins and ends.
  *
  * Few indices: a block sorts up to RUN of them by row, stably, in shared memory (a radix sort; row and k share 32
- * bits), while the blocks beside it begin with the zeros of dtable; of several such runs a second launch makes one
- * order, beside more zeros. Many indices: CUB's radix sort of (row, k), in the workspace.
+ * bits), while other blocks begin to clear dtable; a second launch merges several such runs, while other blocks clear
+ * more. Many indices: CUB's radix sort of (row, k), in the workspace.
  *
  * Bad indices are sorted behind all others.
  */
@@ -23,14 +23,14 @@ struct order {
     int k_bits;
     int64_t *row, *k; /* [count] */
     /*
-     * [rows]: of a row's list. Nobody clears them: of a row without a list they hold anything, and what tells is that
-     * at `first` there is no such row.
+     * [rows]: of a row's list. They are never cleared: for a row without a list they hold garbage, which has_entries()
+     * detects because the entry at `first` is of another row.
      */
     int64_t *first, *last;
-    unsigned *arrived; /* [arrivals]: zeros, for the sums to count in */
+    unsigned *arrived; /* [arrivals]: zeros; blocks of sums count themselves here */
     int64_t arrivals;
-    double *partial; /* the sums' own space */
-    /* Few indices in several runs: sorted runs. Many: keys and values before the sort, and CUB's own space. */
+    double *partial; /* for gather_sums.cuh */
+    /* Few indices in several runs: the sorted runs. Many: keys and values before the sort, and CUB's workspace. */
     uint32_t *runs;
     uint64_t *key;
     int64_t *value;
@@ -48,13 +48,13 @@ __device__ inline entry entry_at(const order &o, int64_t i) {
     return {both >> o.k_bits, both & ((1u << o.k_bits) - 1)};
 }
 
-/* Whether any index asks for the row. */
-__device__ inline bool is_asked_for(const order &o, int64_t row, int64_t count) {
+/* Whether any index names the row. */
+__device__ inline bool has_entries(const order &o, int64_t row, int64_t count) {
     int64_t at = o.first[row];
     return at >= 0 && at < count && entry_at(o, at).row == row;
 }
 
-/* Entry i of the order; those before and behind it are, or are not, of its row. */
+/* Entry i of the order, which may begin or end the list of its row. */
 __device__ inline void mark_list(const order &o, int64_t i, int64_t row, bool begins, bool ends) {
     if (begins) o.first[row] = i;
     if (ends) o.last[row] = i;
@@ -66,16 +66,16 @@ __device__ inline void clear_arrivals(const order &o) {
         o.arrived[i] = 0;
 }
 
-/* a / b; in 32 bits where that will do, which is a fifth of the instructions. */
+/* a / b; in 32 bits where possible, which is a fifth of the instructions. */
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
     if (((a | b) >> 32) == 0) return (uint32_t)a / (uint32_t)b;
     return a / b;
 }
 
-/* Bits that hold 0 to most. */
-inline int bits_for(int64_t most) {
+/* Bits that hold 0 to max. */
+inline int bits_for(int64_t max) {
     int bits = 0;
-    while (bits < 63 && most >> bits)
+    while (bits < 63 && max >> bits)
         bits++;
     return bits;
 }
@@ -83,16 +83,16 @@ inline int bits_for(int64_t most) {
 /* ---- Few indices: runs, each sorted by a block ------------------------------------------------------- */
 
 /*
- * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four beside which
- * the zeros were written; with two keys a thread, so eight runs, the backward was slower (0.62 of the limit, 0.71 with
- * four runs).
+ * A thread keeps ITEMS keys in registers. On an H200 16384 indices took 36 us as one run, 26 us as four with the zeros
+ * written at the same time; with two keys per thread, so eight runs, the backward was slower (0.62 of the limit, 0.71
+ * with four runs).
  */
 constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, ITEMS = 4, RUN = SORT_THREADS * ITEMS;
 
-/* More runs than this are searched too long by merge_runs(), which is compiled for few of them besides. */
-constexpr int MOST_RUNS = 64 / ITEMS, FEW_RUNS = 16 / ITEMS;
+/* merge_runs() takes too long to search more runs than this; it is also compiled for few runs. */
+constexpr int MAX_RUNS = 64 / ITEMS, FEW_RUNS = 16 / ITEMS;
 
-/* Bits of a digit at most: 32 warps x 512 counts of 16 bits are 32 KiB. */
+/* The most bits of a digit: 32 warps x 512 counts of 16 bits are 32 KiB. */
 constexpr int DIGIT = 9, BINS = 1 << DIGIT;
 
 constexpr size_t SORT_BYTES = RUN * sizeof(uint32_t) + SORT_WARPS * BINS * sizeof(uint16_t);
@@ -108,7 +108,7 @@ struct places {
 };
 
 __device__ inline places places_of(int length) {
-    int each = (length + SORT_THREADS - 1) / SORT_THREADS * 32, begin = (int)threadIdx.x / 32 * each;
+    int each = divide_up(length, SORT_THREADS) * 32, begin = (int)threadIdx.x / 32 * each;
     return {begin + (int)threadIdx.x % 32, min(length, begin + each)};
 }
 
@@ -122,7 +122,7 @@ __device__ inline bool is_row(float x, int64_t rows) {
     return x >= 0 && x <= 16777216.0f && x == truncf(x) && (int64_t)x < rows;
 }
 
-/* A thread's keys. All indices are under way before the first is looked at: a test between would wait for each. */
+/* Reads a thread's keys. All indices are in flight before the first is tested: a test between would wait for each. */
 template <class I>
 __device__ void read_keys(uint32_t (&key)[ITEMS], const I *index, vjp_dtype type, uint32_t base, places p, int64_t rows,
                           int k_bits, findings f) {
@@ -157,7 +157,7 @@ __device__ inline unsigned same_digit(unsigned among, unsigned digit, int width)
     return among;
 }
 
-/* From each warp's count of each digit to where its first key with it goes: by digit, then by warp. */
+/* Replaces each warp's count of each digit by the place of its first key with it: by digit, then by warp. */
 __device__ inline void scan_counts(const sorter &s, int bins, int (&warp_total)[SORT_WARPS]) {
     int bin = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, total = 0;
     if (bin < bins)
@@ -185,8 +185,8 @@ __device__ inline void scan_counts(const sorter &s, int bins, int (&warp_total)[
 }
 
 /*
- * One digit: a thread's keys go to shared memory, to their places in the order of that digit. A key's rank among its
- * warp's is what the warp has counted before this step and the lanes before it in this step.
+ * Sorts by one digit: a thread's keys go to shared memory, to their places in the order of that digit. A key's rank
+ * within its warp is the warp's count before this step plus the lanes before it in this step.
  */
 __device__ inline void sort_digit(const sorter &s, const uint32_t (&key)[ITEMS], places p, int shift, int width,
                                   int (&warp_total)[SORT_WARPS]) {
@@ -217,7 +217,7 @@ __device__ inline void sort_digit(const sorter &s, const uint32_t (&key)[ITEMS],
     __syncthreads();
 }
 
-/* Run `run` of the indices, sorted. Where it is the only one, that is the order. */
+/* Sorts run `run` of the indices. If it is the only one, that is the order. */
 __device__ inline void sort_run(const order &o, int run, int runs, const void *index, vjp_dtype type, int64_t count,
                                 int64_t rows, int row_bits, findings f, void *space) {
     __shared__ int warp_total[SORT_WARPS];
@@ -231,7 +231,7 @@ __device__ inline void sort_run(const order &o, int run, int runs, const void *i
         read_keys(key, static_cast<const int64_t *>(index), type, base, p, rows, o.k_bits, f);
     else
         read_keys(key, static_cast<const float *>(index), type, base, p, rows, o.k_bits, f);
-    int digits = (row_bits + DIGIT - 1) / DIGIT, width = (row_bits + digits - 1) / digits;
+    int digits = divide_up(row_bits, DIGIT), width = divide_up(row_bits, digits);
     for (int d = 0; d < digits; d++) {
         if (d) {
 #pragma unroll
@@ -250,13 +250,13 @@ __device__ inline void sort_run(const order &o, int run, int runs, const void *i
     }
 }
 
-/* Bytes to clear: whole elements, which begin where they may. */
+/* Bytes to clear: whole elements, aligned to their size. */
 struct zeros {
     char *begin;
     int64_t bytes;
 };
 
-/* `writers` blocks clear; this is the one numbered `writer`. Elements have at least 2 bytes, blocks 8 threads. */
+/* `writers` blocks clear; this is number `writer`. Elements have at least 2 bytes, blocks at least 8 threads. */
 __device__ inline void write_zeros(zeros z, int64_t writer, int64_t writers) {
     int64_t head = min(z.bytes, (int64_t)(-reinterpret_cast<uintptr_t>(z.begin) & 15)), whole = (z.bytes - head) / 16;
     uint4 *to = reinterpret_cast<uint4 *>(z.begin + head);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(SORT_THREADS, 1)
     extern __shared__ uint4 space[];
     bool sorts = (int)blockIdx.x < runs;
     let_next_begin();
-    if (sorts) { /* the run's indices into L2 while the kernel ahead still runs: 128 bytes a thread */
+    if (sorts) { /* prefetch the run's indices into L2 while the previous kernel still runs: 128 bytes per thread */
         int64_t size = type == VJP_I64 ? 8 : 4, at = (int64_t)blockIdx.x * RUN * size + threadIdx.x * 128;
         if (threadIdx.x * 128 < RUN * size && at < count * size) prefetch(static_cast<const char *>(index) + at);
     }
@@ -298,14 +298,14 @@ constexpr int MERGE_THREADS = 512;
 constexpr size_t STAGED_BYTES = sizeof(uint32_t) * FEW_RUNS * RUN;
 
 /*
- * An entry's place is the number of entries before it in each of the runs: no two are equal. A thread an entry; it
- * searches all runs at once, and so waits for memory once a step, not once a step of each run. The blocks behind the
+ * An entry's place is the number of entries before it in each of the runs: no two are equal. A thread per entry; it
+ * searches all runs at once, and so waits for memory once per step, not once per step and run. The blocks after the
  * first `mergers` write zeros.
  */
 template <int RUNS>
 __global__ void __launch_bounds__(MERGE_THREADS)
     merge_runs(const __grid_constant__ order o, int mergers, int64_t count, int64_t rows, zeros z) {
-    take_turn();
+    begin_chained();
     if ((int)blockIdx.x >= mergers) {
         write_zeros(z, blockIdx.x - mergers, gridDim.x - mergers);
         return;
@@ -314,10 +314,10 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     const uint32_t *runs = o.runs;
     if constexpr (RUNS == FEW_RUNS) {
         extern __shared__ uint4 staged[];
-        /* Whole pieces: the workspace goes on behind the last entry. */
-        for (int piece = threadIdx.x; piece * WIDE<uint32_t> < count; piece += MERGE_THREADS)
-            copy_async(staged + piece, reinterpret_cast<const uint4 *>(o.runs) + piece);
-        close_copies();
+        /* Whole vectors: the workspace extends beyond the last entry. */
+        for (int vector = threadIdx.x; vector * WIDE<uint32_t> < count; vector += MERGE_THREADS)
+            copy_async(staged + vector, reinterpret_cast<const uint4 *>(o.runs) + vector);
+        commit_copies();
         wait_copies<0>();
         __syncthreads();
         runs = reinterpret_cast<const uint32_t *>(staged);
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 
 __global__ void make_keys(const __grid_constant__ order o, const void *index, vjp_dtype type, int64_t count,
                           int64_t rows, findings f) {
-    take_turn();
+    begin_chained();
     clear_arrivals(o);
     int64_t stride = (int64_t)gridDim.x * blockDim.x;
     for (int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; k < count; k += stride) {
@@ -370,7 +370,7 @@ __global__ void make_keys(const __grid_constant__ order o, const void *index, vj
 }
 
 __global__ void find_lists(const __grid_constant__ order o, int64_t count, int64_t rows) {
-    take_turn();
+    begin_chained();
     int64_t stride = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         int64_t row = o.row[i];

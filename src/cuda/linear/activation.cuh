@@ -1,11 +1,10 @@
 /*
- * The seven activations and their derivatives in f32. Each is finite and right for every finite x and takes its limit
- * at
- * +-Inf; a NaN stays a NaN.
+ * The seven activations and their derivatives in f32. Each is finite and accurate for every finite x and takes its
+ * limit at +-Inf; a NaN stays a NaN.
  *
- * Two rules keep that: nothing is computed as 1 minus what tends to 1 (1 - tanh^2 has no digit left past |x| = 9), and
- * x is clamped where the other factor has become exactly 0 or 1, so that no 0 meets an Inf. Instructions are counted:
- * at copy speed an element of bf16 has 40 of them (H200), and the derivative of gelu's tanh form takes 18.
+ * Two rules ensure that: nothing is computed as 1 minus something that tends to 1 (1 - tanh^2 has no digit left beyond
+ * |x| = 9), and x is clamped where the other factor has become exactly 0 or 1, so that no 0 meets an Inf. Instructions
+ * are counted: at copy speed there are 40 per element of bf16 (H200), and the derivative of gelu's tanh form takes 18.
  */
 #ifndef VJP_CUDA_ACTIVATION_CUH
 #define VJP_CUDA_ACTIVATION_CUH
@@ -39,14 +38,14 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
-/* 1/x for x from 1 to 1e30: the approximation and one step of Newton's, right to a unit. */
+/* 1/x for x from 1 to 1e30: the approximation and one Newton step, accurate to a unit in the last place. */
 __device__ inline float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 
-/* With e = exp(-|v|): sigmoid of |v| and of -|v|, neither by subtraction. */
+/* With e = exp(-|v|): the sigmoid of |v| and of -|v|, neither by subtraction. */
 struct logistic {
     float large, small;
 };
@@ -104,12 +103,12 @@ __device__ inline normal normal_of(float x) {
     return {bell, bell * (ratio * inverse)};
 }
 
-/* An activation that is known only when the kernel runs. */
+/* The activation is chosen at run time. */
 constexpr int ANY_ACTIVATION = -1;
 
 template <int ACTIVATION> __device__ float activate(int any, float x) {
     switch (ACTIVATION == ANY_ACTIVATION ? any : ACTIVATION) {
-    case VJP_ACTIVATION_RELU: return x < 0 ? 0.0f : x; /* this way round a NaN stays */
+    case VJP_ACTIVATION_RELU: return x < 0 ? 0.0f : x; /* in this form a NaN stays */
     case VJP_ACTIVATION_GELU_TANH: {
         float size = smaller(fabsf(x), GELU_END);
         logistic s = gelu_logistic(size, size * size);

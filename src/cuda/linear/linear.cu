@@ -1,21 +1,30 @@
 /*
- * linear: y = act(a b + bias) and its gradients, by cuBLASLt's products (products.cuh) and passes over rows between
- * them (linear_rows.cuh).
+ * linear: y = act(a b + bias) and its gradients, by cuBLASLt's products (gemm/products.cuh) and passes over rows
+ * between them (linear_rows.cuh).
  *
- * Forward: where rounding and activation can change places (none, relu), the product with its bias goes straight to
- * where it is wanted, and relu is a pass over that. So it does where pre is wanted in 16 bits: y is then act of the pre
- * that is stored, which is what the backward takes it for. Any other activation needs pre in f32: rounded to 16 bits
- * before and after, y would be off by twice what it may. cuBLASLt's own relu and gelu are not used: one need not keep a
- * NaN, the other is an approximation.
+ *     forward path  when                                        what
+ *     direct        no activation, relu, or pre wanted in       the product adds the bias and writes pre or y; relu, or
+ *                   16 bits; the product is one call            any activation of a stored pre, is a pass over that
+ *     through f32   otherwise                                   the product in f32, then one pass
  *
- * Backward: one pass over dy and pre makes dpre and the parts of dbias; then da = dpre b^T and db = a^T dpre. Without
- * an activation dpre is dy itself.
+ *     product       when                                        what
+ *     one call      usually                                     cuBLASLt
+ *     narrow        up to 16 results of over 1024 terms         sums in double, without cuBLASLt
+ *     parts         more than 65536 terms (4096 if 16-bit       a batch of partial products, added in double
+ *                   factors make an f32 result)
  *
- * Results do not depend on alignment nor on which outputs are wanted: what is not aligned to 16 bytes is copied to
- * where it is before a product reads it, and behind a product that has written it.
+ * With any other activation pre must be f32: rounded to 16 bits before and after, y would be off by twice what it may.
+ * If pre is wanted in 16 bits, y is act of the pre that is stored, which is what the backward uses. cuBLASLt's own relu
+ * and gelu are not used: one need not keep a NaN, the other is an approximation.
  *
- * A pass is told once, as a walk over its steps: the first time for the size of its workspace, the second time to
- * enqueue them.
+ * Backward: one pass over dy and pre computes dpre and the parts of dbias; then da = dpre b^T and db = a^T dpre.
+ * Without an activation dpre is dy itself.
+ *
+ * Results do not depend on alignment nor on which outputs are wanted: what is not aligned to 16 bytes is copied to an
+ * aligned place before a product reads it, and copied back after a product has written it.
+ *
+ * The steps of a pass are written once, as a function that runs twice: the first time for the size of its workspace,
+ * the second time to enqueue them.
  */
 #include <limits>
 
@@ -25,47 +34,36 @@
 namespace vjp {
 namespace {
 
-/* ---- Walking over the steps of a pass ---------------------------------------------------------------- */
+/* ---- The steps of a pass ----------------------------------------------------------------------------- */
 
-constexpr size_t PIECE_ALIGNMENT = 256; /* of pieces of workspace */
-
-struct walk {
+struct steps {
     const vjp_work *work;
-    bool enqueues;
+    bool enqueues; /* false: only lay out the workspace */
     vjp_status status;
-    size_t used, most; /* bytes of workspace now, and at any time; most is SIZE_MAX after an overflow */
+    workspace_layout layout;
 };
 
-bool goes_on(const walk &w) {
+bool is_enqueuing(const steps &w) {
     return w.enqueues && w.status == VJP_OK;
 }
 
-/* A piece of the workspace; NULL while its size is being found. */
-void *take(walk &w, int64_t count, size_t size) {
-    char *base = static_cast<char *>(w.work->workspace);
-    size_t at = w.used, bytes = (size_t)count * size;
-    if (w.most == SIZE_MAX || (size_t)count > (SIZE_MAX / 4 - PIECE_ALIGNMENT) / size || at > SIZE_MAX / 4) {
-        w.most = SIZE_MAX;
-        return nullptr;
-    }
-    w.used = at + (bytes + PIECE_ALIGNMENT - 1) / PIECE_ALIGNMENT * PIECE_ALIGNMENT;
-    if (w.used > w.most) w.most = w.used;
-    return w.enqueues ? base + at : nullptr;
+void *take(steps &w, int64_t count, size_t size) {
+    return w.layout.take<void>(count, size);
 }
 
-/* Takes note of how a step went. */
-void then(walk &w, vjp_status status) {
+/* Records the status of a step. */
+void then(steps &w, vjp_status status) {
     if (w.status == VJP_OK) w.status = status;
 }
 
-void copy(walk &w, void *to, const void *from, int64_t count, vjp_dtype dtype) {
-    if (!goes_on(w) || count == 0) return;
+void copy(steps &w, void *to, const void *from, int64_t count, vjp_dtype dtype) {
+    if (!is_enqueuing(w) || count == 0) return;
     size_t bytes = (size_t)count * vjp_dtype_size(dtype);
     then(w, result_of(w.work, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(w.work))));
 }
 
-/* An input, or a copy of it, where products can read it. */
-const void *input_of(walk &w, int slot, int64_t count) {
+/* An input, or a copy of it that is aligned for products. */
+const void *input_of(steps &w, int slot, int64_t count) {
     const void *data = vjp_data(w.work, slot);
     if (data && is_aligned(data, PRODUCT_ALIGNMENT)) return data;
     vjp_dtype dtype = vjp_type(w.work, slot);
@@ -74,8 +72,11 @@ const void *input_of(walk &w, int slot, int64_t count) {
     return aligned;
 }
 
-/* Where products can write an output, with what it is added to; put_back() brings it home. */
-void *output_of(walk &w, int slot, int64_t count) {
+/*
+ * An output, or an aligned copy of it that products write (with the old values if they are added to); copy_back()
+ * copies it to the output.
+ */
+void *output_of(steps &w, int slot, int64_t count) {
     void *data = vjp_data(w.work, slot);
     if (data && is_aligned(data, PRODUCT_ALIGNMENT)) return data;
     vjp_dtype dtype = vjp_type(w.work, slot);
@@ -84,7 +85,7 @@ void *output_of(walk &w, int slot, int64_t count) {
     return aligned;
 }
 
-void put_back(walk &w, int slot, const void *from, int64_t count) {
+void copy_back(steps &w, int slot, const void *from, int64_t count) {
     void *data = vjp_data(w.work, slot);
     if (!is_aligned(data, PRODUCT_ALIGNMENT)) copy(w, data, from, count, vjp_type(w.work, slot));
 }
@@ -92,61 +93,61 @@ void put_back(walk &w, int slot, const void *from, int64_t count) {
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
 /*
- * Tensor cores cut off what an addition shifts out, so a long chain drifts towards 0: by reckoning some 4e-6 after 4096
- * terms and 2e-5 after 16384. A gradient in f32 of 16-bit tensors is held to 1e-5. So long sums are made in parts,
- * which are added in double. In 16 bits the drift shows only much later. Parts take 64 MiB at most; a result too large
- * for two of them is made at once.
+ * Tensor cores truncate what an addition shifts out, so a long chain drifts towards 0: by estimate some 4e-6 after 4096
+ * terms and 2e-5 after 16384. An f32 gradient of 16-bit tensors must be within 1e-5. So long sums are split into parts,
+ * which are added in double. In 16 bits the drift shows only much later. Parts take at most 64 MiB; a result too large
+ * for two of them is computed at once.
  */
-constexpr int64_t LONGEST_NARROW_TO_F32 = 4096, LONGEST = 65536, MOST_PARTIAL = 16 << 20;
+constexpr int64_t MAX_TERMS_16_TO_F32 = 4096, MAX_TERMS = 65536, MAX_PARTIAL = 16 << 20;
 
 bool is_narrow(const product &p) {
     return p.items == 1 && p.m * p.n <= FEW_RESULTS && p.k > LONG_SUM;
 }
 
-/* The terms of a part; k: all at once. A multiple of 64, so that parts begin as aligned as the whole. */
+/* The terms of a part; k: all at once. A multiple of 64, so that all parts are aligned like the first. */
 int64_t part_length(const product &p) {
-    int64_t longest = p.f32 && p.storage != VJP_F32 ? LONGEST_NARROW_TO_F32 : LONGEST;
-    int64_t parts = least(divide_up(p.k, longest), most(1, MOST_PARTIAL / (p.m * p.n)));
-    return parts == 1 ? p.k : divide_up(divide_up(p.k, parts), 64) * 64;
+    int64_t longest = p.f32 && p.storage != VJP_F32 ? MAX_TERMS_16_TO_F32 : MAX_TERMS;
+    int64_t parts = vjp_min(vjp_divide_up(p.k, longest), vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
+    return parts == 1 ? p.k : vjp_round_up(vjp_divide_up(p.k, parts), 64);
 }
 
-/* Whether one call makes the product whole, so that its bias can be left to it. */
+/* Whether one call computes the product, so that it can add the bias. */
 bool is_one_call(const product &p) {
     return p.k > 0 && !is_narrow(p) && part_length(p) == p.k;
 }
 
-template <class S> void add_parts(walk &w, const product &p, const void *parts, int64_t count, int64_t apart) {
-    summing s{parts, count, p.m * p.n, apart, slices_of(count, p.m * p.n), {p.result, p.f32, p.add}};
-    int64_t grid = divide_up(s.columns, THREADS / s.slices);
+template <class S> void add_parts(steps &w, const product &p, const void *parts, int64_t count, int64_t apart) {
+    parts_call s{parts, count, p.m * p.n, apart, slices_of(count, p.m * p.n), {p.result, p.f32, p.add}};
+    int64_t grid = vjp_divide_up(s.columns, THREADS / s.slices);
     then(w, with_type(p.storage, [&](auto zero) {
              return launch(w.work, true, sum_parts<decltype(zero), S>, grid, THREADS, 0, s);
          }));
 }
 
-void multiply_narrow(walk &w, const product &p) {
+void multiply_narrow(steps &w, const product &p) {
     narrow_product q{p.a.data, p.b.data, p.n, p.k, 0, 0, 0, 0, (int)(p.m * p.n), p.scale, nullptr};
     q.a_m = p.a.transposed ? 1 : p.a.row;
     q.a_k = p.a.transposed ? p.a.row : 1;
     q.b_k = p.b.transposed ? 1 : p.b.row;
     q.b_n = p.b.transposed ? p.b.row : 1;
-    int64_t chunks = divide_up(p.k, SUM_CHUNK);
+    int64_t chunks = vjp_divide_up(p.k, SUM_CHUNK);
     q.partial = static_cast<double *>(take(w, chunks * q.results, sizeof(double)));
-    if (!goes_on(w)) return;
+    if (!is_enqueuing(w)) return;
     then(w, with_type(p.storage, [&](auto zero) {
              return launch(w.work, true, sum_narrow<decltype(zero)>, chunks * q.results, THREADS, 0, q);
          }));
-    if (goes_on(w)) add_parts<double>(w, p, q.partial, chunks, q.results);
+    if (is_enqueuing(w)) add_parts<double>(w, p, q.partial, chunks, q.results);
 }
 
 const void *moved(const void *data, vjp_dtype dtype, int64_t elements) {
     return data ? static_cast<const char *>(data) + elements * (int64_t)vjp_dtype_size(dtype) : nullptr;
 }
 
-/* One item's product in parts: all of full length as a batch, and the rest. */
-void multiply_parts(walk &w, const product &p, int64_t length) {
-    int64_t whole = p.k / length, rest = p.k % length, apart = divide_up(p.m * p.n, 64) * 64;
+/* One item's product in parts: those of full length as a batch, then the rest. */
+void multiply_parts(steps &w, const product &p, int64_t length) {
+    int64_t whole = p.k / length, rest = p.k % length, apart = vjp_round_up(p.m * p.n, 64);
     float *partial = static_cast<float *>(take(w, (whole + (rest > 0)) * apart, sizeof(float)));
-    if (!goes_on(w)) return;
+    if (!is_enqueuing(w)) return;
     product q = p;
     q.result = partial;
     q.f32 = true;
@@ -163,21 +164,22 @@ void multiply_parts(walk &w, const product &p, int64_t length) {
         q.result = partial + whole * apart;
         q.a.data = moved(p.a.data, p.storage, whole * q.a.item);
         q.b.data = moved(p.b.data, p.storage, whole * q.b.item);
-        if (goes_on(w)) then(w, multiply(w.work, q));
+        if (is_enqueuing(w)) then(w, multiply(w.work, q));
     }
-    if (goes_on(w)) add_parts<float>(w, p, partial, whole + (rest > 0), apart);
+    if (is_enqueuing(w)) add_parts<float>(w, p, partial, whole + (rest > 0), apart);
 }
 
-void multiply(walk &w, const product &p) {
+void multiply(steps &w, const product &p) {
     if (p.items == 0 || p.m == 0 || p.n == 0) return;
-    size_t used = w.used; /* parts are used up when the product is there: their space is the next one's */
+    size_t used = w.layout.used; /* parts are not needed after the product: the next one reuses their space */
     if (p.k == 0) {
         size_t bytes = (size_t)(p.items * p.m * p.n) * vjp_dtype_size(p.f32 ? VJP_F32 : p.storage);
-        if (goes_on(w) && !p.add) then(w, result_of(w.work, cudaMemsetAsync(p.result, 0, bytes, stream_of(w.work))));
+        if (is_enqueuing(w) && !p.add)
+            then(w, result_of(w.work, cudaMemsetAsync(p.result, 0, bytes, stream_of(w.work))));
     } else if (is_narrow(p)) {
         multiply_narrow(w, p);
     } else if (is_one_call(p)) {
-        if (goes_on(w)) then(w, multiply(w.work, p));
+        if (is_enqueuing(w)) then(w, multiply(w.work, p));
     } else {
         for (int64_t i = 0; i < p.items && w.status == VJP_OK; i++) {
             product item = p;
@@ -185,15 +187,15 @@ void multiply(walk &w, const product &p) {
             item.a.data = moved(p.a.data, p.storage, i * p.a.item);
             item.b.data = moved(p.b.data, p.storage, i * p.b.item);
             item.result = const_cast<void *>(moved(p.result, p.f32 ? VJP_F32 : p.storage, i * p.item));
-            w.used = used;
+            w.layout.used = used;
             multiply_parts(w, item, part_length(p));
             if (!w.enqueues) break;
         }
     }
-    w.used = used;
+    w.layout.used = used;
 }
 
-/* Of packed matrices; the factors and the result are still to be set. */
+/* A product of packed matrices; the factors and the result are still to be set. */
 product product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, int64_t k) {
     product p{};
     p.storage = work->storage;
@@ -206,12 +208,12 @@ product product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, in
     return p;
 }
 
-/* What lies in memory as [rows, columns]. */
+/* A factor that is [rows, columns] in memory. */
 factor factor_of(const void *data, int64_t rows, int64_t columns, bool transposed) {
     return {data, transposed, columns, rows * columns};
 }
 
-/* a b of either pass. */
+/* a b, for either pass. */
 product pre_product(const vjp_work *work, const vjp_linear_sizes &s, const void *a, const void *b) {
     product p = product_of(work, s.batch, s.m, s.n, s.k);
     p.a = factor_of(a, s.m, s.k, false);
@@ -221,63 +223,63 @@ product pre_product(const vjp_work *work, const vjp_linear_sizes &s, const void 
 
 /* ---- Passes over rows -------------------------------------------------------------------------------- */
 
-/* 16-byte accesses: rows are whole vectors, and every matrix that is there begins aligned. */
+/* Whether 16-byte accesses are possible: rows are whole vectors, and every present matrix is aligned. */
 template <class... Data> bool is_fast(const tiling &t, int wide, Data... data) {
     return t.columns % wide == 0 && (is_aligned(data, 16) && ...);
 }
 
-/* The usual activations are compiled in; the others are chosen element by element. */
-template <class T, class S> auto finish_kernel(const finishing &f, bool fast) {
-    if (!fast) return finish_rows<T, S, ANY_ACTIVATION, false>;
+/* The usual activations are compiled in; the others are chosen per element. */
+template <class T, class S> auto epilogue_kernel(const epilogue &f, bool fast) {
+    if (!fast) return epilogue_rows<T, S, ANY_ACTIVATION, false>;
     switch (f.activation) {
-    case VJP_ACTIVATION_NONE: return finish_rows<T, S, VJP_ACTIVATION_NONE, true>;
-    case VJP_ACTIVATION_RELU: return finish_rows<T, S, VJP_ACTIVATION_RELU, true>;
-    case VJP_ACTIVATION_GELU_TANH: return finish_rows<T, S, VJP_ACTIVATION_GELU_TANH, true>;
-    case VJP_ACTIVATION_GELU_ERF: return finish_rows<T, S, VJP_ACTIVATION_GELU_ERF, true>;
-    case VJP_ACTIVATION_SILU: return finish_rows<T, S, VJP_ACTIVATION_SILU, true>;
-    default: return finish_rows<T, S, ANY_ACTIVATION, true>;
+    case VJP_ACTIVATION_NONE: return epilogue_rows<T, S, VJP_ACTIVATION_NONE, true>;
+    case VJP_ACTIVATION_RELU: return epilogue_rows<T, S, VJP_ACTIVATION_RELU, true>;
+    case VJP_ACTIVATION_GELU_TANH: return epilogue_rows<T, S, VJP_ACTIVATION_GELU_TANH, true>;
+    case VJP_ACTIVATION_GELU_ERF: return epilogue_rows<T, S, VJP_ACTIVATION_GELU_ERF, true>;
+    case VJP_ACTIVATION_SILU: return epilogue_rows<T, S, VJP_ACTIVATION_SILU, true>;
+    default: return epilogue_rows<T, S, ANY_ACTIVATION, true>;
     }
 }
 
-template <class S> void finish(walk &w, const finishing &f, int64_t rows, int64_t columns) {
-    if (!goes_on(w)) return;
+template <class S> void run_epilogue(steps &w, const epilogue &f, int64_t rows, int64_t columns) {
+    if (!is_enqueuing(w)) return;
     then(w, with_type(w.work->storage, [&](auto zero) {
              using T = decltype(zero);
              /* Sums are f32 or T. */
              using Sums = std::conditional_t<std::is_void_v<S>, T, float>;
              tiling t = tiling_of(rows, columns, WIDE<T>);
              bool fast = is_fast(t, WIDE<T>, f.sums, (const void *)f.pre.data, (const void *)f.y);
-             return launch(w.work, true, finish_kernel<T, Sums>(f, fast), t.chunks * t.tiles, THREADS, 0, f, t);
+             return launch(w.work, true, epilogue_kernel<T, Sums>(f, fast), t.chunks * t.tiles, THREADS, 0, f, t);
          }));
 }
 
-template <class T, class P> auto slope_kernel(const slopes &s, bool fast) {
-    if (!fast) return slope_rows<T, P, ANY_ACTIVATION, false>;
+template <class T, class P> auto dpre_kernel(const dpre_call &s, bool fast) {
+    if (!fast) return dpre_rows<T, P, ANY_ACTIVATION, false>;
     switch (s.activation) {
-    case VJP_ACTIVATION_RELU: return slope_rows<T, P, VJP_ACTIVATION_RELU, true>;
-    case VJP_ACTIVATION_GELU_TANH: return slope_rows<T, P, VJP_ACTIVATION_GELU_TANH, true>;
-    case VJP_ACTIVATION_GELU_ERF: return slope_rows<T, P, VJP_ACTIVATION_GELU_ERF, true>;
-    case VJP_ACTIVATION_SILU: return slope_rows<T, P, VJP_ACTIVATION_SILU, true>;
-    case VJP_ACTIVATION_SIGMOID: return slope_rows<T, P, VJP_ACTIVATION_SIGMOID, true>;
-    case VJP_ACTIVATION_TANH: return slope_rows<T, P, VJP_ACTIVATION_TANH, true>;
-    default: return slope_rows<T, T, VJP_ACTIVATION_NONE, true>; /* which reads no pre */
+    case VJP_ACTIVATION_RELU: return dpre_rows<T, P, VJP_ACTIVATION_RELU, true>;
+    case VJP_ACTIVATION_GELU_TANH: return dpre_rows<T, P, VJP_ACTIVATION_GELU_TANH, true>;
+    case VJP_ACTIVATION_GELU_ERF: return dpre_rows<T, P, VJP_ACTIVATION_GELU_ERF, true>;
+    case VJP_ACTIVATION_SILU: return dpre_rows<T, P, VJP_ACTIVATION_SILU, true>;
+    case VJP_ACTIVATION_SIGMOID: return dpre_rows<T, P, VJP_ACTIVATION_SIGMOID, true>;
+    case VJP_ACTIVATION_TANH: return dpre_rows<T, P, VJP_ACTIVATION_TANH, true>;
+    default: return dpre_rows<T, T, VJP_ACTIVATION_NONE, true>; /* reads no pre */
     }
 }
 
-void take_slopes(walk &w, const slopes &s, bool pre_f32, const tiling &t) {
-    if (!goes_on(w)) return;
+void run_dpre(steps &w, const dpre_call &s, bool pre_f32, const tiling &t) {
+    if (!is_enqueuing(w)) return;
     then(w, with_type(w.work->storage, [&](auto zero) {
              using T = decltype(zero);
              bool fast = is_fast(t, WIDE<T>, s.dy, s.pre, (const void *)s.dpre, (const void *)s.lost);
-             auto kernel = pre_f32 ? slope_kernel<T, float>(s, fast) : slope_kernel<T, T>(s, fast);
+             auto kernel = pre_f32 ? dpre_kernel<T, float>(s, fast) : dpre_kernel<T, T>(s, fast);
              return launch(w.work, true, kernel, t.chunks * t.tiles, THREADS, 0, s, t);
          }));
 }
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* The product with its bias, in T, is pre itself; y is that, or relu of it. */
-void forward_direct(walk &w, const vjp_linear_sizes &s, product p) {
+/* The product with its bias, in T, is pre itself; y is that, or its activation. */
+void forward_direct(steps &w, const vjp_linear_sizes &s, product p) {
     const vjp_work *work = w.work;
     bool y = work->tensor[LINEAR_Y], pre = work->tensor[LINEAR_PRE];
     int64_t rows = s.batch * s.m, count = rows * s.n;
@@ -287,20 +289,20 @@ void forward_direct(walk &w, const vjp_linear_sizes &s, product p) {
     p.result = output_of(w, target, count);
     p.add = vjp_accumulates(work, target);
     multiply(w, p);
-    put_back(w, target, p.result, count);
+    copy_back(w, target, p.result, count);
     if (!(y && pre) && s.activation == VJP_ACTIVATION_NONE) return;
-    finishing f{};
+    epilogue f{};
     f.sums = vjp_data(work, target);
     f.y = vjp_data(work, LINEAR_Y);
     f.activation = s.activation;
-    if (y) finish<void>(w, f, rows, s.n);
+    if (y) run_epilogue<void>(w, f, rows, s.n);
 }
 
-/* The product in f32, in a place of its own or where an output will be; then one pass. */
-void forward_through_f32(walk &w, const vjp_linear_sizes &s, product p) {
+/* The product in f32, in the workspace or in an output; then one pass. */
+void forward_through_f32(steps &w, const vjp_linear_sizes &s, product p) {
     const vjp_work *work = w.work;
     int64_t rows = s.batch * s.m;
-    finishing f{};
+    epilogue f{};
     f.bias = parameter_of(work, LINEAR_BIAS);
     f.pre = parameter_output_of(work, LINEAR_PRE);
     f.y = vjp_data(work, LINEAR_Y);
@@ -314,10 +316,10 @@ void forward_through_f32(walk &w, const vjp_linear_sizes &s, product p) {
         multiply(w, p);
         f.sums = p.result;
     }
-    finish<float>(w, f, rows, s.n);
+    run_epilogue<float>(w, f, rows, s.n);
 }
 
-void walk_forward(walk &w) {
+void forward_steps(steps &w) {
     const vjp_work *work = w.work;
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
     bool y = work->tensor[LINEAR_Y], pre = work->tensor[LINEAR_PRE];
@@ -325,18 +327,20 @@ void walk_forward(walk &w) {
     const void *a = input_of(w, LINEAR_A, s.batch * s.m * s.k);
     const void *b = input_of(w, LINEAR_B, s.batch * s.k * s.n); /* batch is 1 where b is shared */
     product p = pre_product(work, s, a, b);
-    /* What is added to y must be rounded with y, not before. */
-    bool changes_places =
+    /* What is added to y must be rounded together with y, not before. */
+    bool can_be_direct =
         s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || (pre && work->storage != VJP_F32);
     bool rounds_once = !vjp_accumulates(work, LINEAR_Y) || (!pre && s.activation == VJP_ACTIVATION_NONE);
     bool same_type = vjp_type(work, LINEAR_BIAS) == work->storage && vjp_type(work, LINEAR_PRE) == work->storage;
-    /* A bias on a matrix of one row or column is what versions of cuBLASLt have refused. */
-    /* And where rows are no multiples of 16 bytes, 16-bit sums are rounded before the bias is added: twice. */
+    /*
+     * Some versions of cuBLASLt refuse a bias on a matrix of one row or column. And where rows are not multiples of 16
+     * bytes, 16-bit sums are rounded before the bias is added: twice.
+     */
     int64_t wide = 16 / (int64_t)vjp_dtype_size(work->storage);
     bool whole = work->storage == VJP_F32 || (s.n % wide == 0 && s.k % wide == 0);
     bool takes_bias = !work->tensor[LINEAR_BIAS] || (s.m > 1 && s.n > 1 && s.k > 1 && whole);
     p.f32 = work->storage == VJP_F32;
-    if (changes_places && rounds_once && same_type && takes_bias && is_one_call(p))
+    if (can_be_direct && rounds_once && same_type && takes_bias && is_one_call(p))
         forward_direct(w, s, p);
     else
         forward_through_f32(w, s, p);
@@ -344,13 +348,13 @@ void walk_forward(walk &w) {
 
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
-void put_dbias(walk &w, const double *partial, const tiling &t) {
+void write_dbias(steps &w, const double *partial, const tiling &t) {
     parameter_output to = parameter_output_of(w.work, LINEAR_B_DBIAS);
-    summing s{partial, t.chunks, t.columns, t.columns, slices_of(t.chunks, t.columns), to};
-    if (!goes_on(w)) return;
+    parts_call s{partial, t.chunks, t.columns, t.columns, slices_of(t.chunks, t.columns), to};
+    if (!is_enqueuing(w)) return;
     then(w, with_type(w.work->storage, [&](auto zero) {
-             return launch(w.work, true, sum_parts<decltype(zero), double>, divide_up(s.columns, THREADS / s.slices),
-                           THREADS, 0, s);
+             return launch(w.work, true, sum_parts<decltype(zero), double>,
+                           vjp_divide_up(s.columns, THREADS / s.slices), THREADS, 0, s);
          }));
 }
 
@@ -373,9 +377,9 @@ product db_product(const vjp_work *work, const vjp_linear_sizes &s, const void *
 }
 
 /*
- * dpre rounded to 16 bits is as exact as a 16-bit gradient is stored, if many terms make it; in f32 it is not enough.
- * What rounding has lost is then multiplied, too. So it is where the second product costs no more than its launch
- * (2^28 multiplications take a microsecond or two): with few terms, one can be all that is left of a gradient.
+ * dpre rounded to 16 bits is as accurate as a 16-bit gradient is stored, if it is a sum of many terms; for f32 it is
+ * not enough. Then what rounding has lost is multiplied, too. So it is where the second product costs no more than its
+ * launch (2^28 multiplications take a microsecond or two): with few terms, one can be all that is left of a gradient.
  */
 constexpr double SMALL_PRODUCT = 1 << 28, SMALL_MATRICES = 1 << 22;
 
@@ -385,16 +389,16 @@ bool wants_lost(const vjp_work *work, const vjp_linear_sizes &s, const product &
     return p.f32 || (items * m * n * k <= SMALL_PRODUCT && items * (m * n + m * k + n * k) <= SMALL_MATRICES);
 }
 
-/* An output from its product, which reads dpre as the given factor; `lost` where it is wanted. */
-void put_gradient(walk &w, const vjp_linear_sizes &s, int slot, product p, factor product::*of_dpre, const void *dpre,
-                  const void *lost) {
+/* Computes a gradient from its product, which reads dpre as the given factor; and `lost` where it is needed. */
+void write_gradient(steps &w, const vjp_linear_sizes &s, int slot, product p, factor product::*of_dpre,
+                    const void *dpre, const void *lost) {
     int64_t count = p.items * p.m * p.n;
     (p.*of_dpre).data = dpre;
     p.result = output_of(w, slot, count);
     p.add = vjp_accumulates(w.work, slot);
     if (!wants_lost(w.work, s, p)) {
         multiply(w, p);
-        put_back(w, slot, p.result, count);
+        copy_back(w, slot, p.result, count);
         return;
     }
     product sum = p;
@@ -410,12 +414,12 @@ void put_gradient(walk &w, const vjp_linear_sizes &s, int slot, product p, facto
     if (p.k > 0) multiply(w, sum);
     if (!p.f32 && count > 0) {
         p.m = p.items * p.m; /* one matrix, whose only part is the sum */
-        if (goes_on(w)) add_parts<float>(w, p, sum.result, 1, count);
+        if (is_enqueuing(w)) add_parts<float>(w, p, sum.result, 1, count);
     }
-    put_back(w, slot, p.result, count);
+    copy_back(w, slot, p.result, count);
 }
 
-void walk_backward(walk &w) {
+void backward_steps(steps &w) {
     const vjp_work *work = w.work;
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
     bool da = work->tensor[LINEAR_B_DA], db = work->tensor[LINEAR_B_DB], dbias = work->tensor[LINEAR_B_DBIAS];
@@ -428,7 +432,7 @@ void walk_backward(walk &w) {
     const void *b = nullptr;
     if (da || again) b = input_of(w, LINEAR_B_B, s.batch * s.k * s.n); /* batch is 1 where b is shared */
 
-    slopes q{};
+    dpre_call q{};
     q.dy = vjp_data(work, LINEAR_B_DY);
     q.activation = s.activation;
     q.slope_of_nan = s.zero_nan ? 0.0f : std::numeric_limits<float>::quiet_NaN();
@@ -442,7 +446,7 @@ void walk_backward(walk &w) {
         multiply(w, p);
         q.pre = p.result;
     }
-    /* In f32 dpre may take the place of a pre that is ours. */
+    /* In f32 dpre may overwrite a pre in our workspace. */
     bool in_place = again && s.k > 0 && work->storage == VJP_F32;
     product for_da = da_product(work, s, b), for_db = db_product(work, s, a);
     bool has_lost = (da && wants_lost(work, s, for_da)) || (db && wants_lost(work, s, for_db));
@@ -450,27 +454,27 @@ void walk_backward(walk &w) {
     if (has_lost) q.lost = take(w, count, size);
     tiling t = tiling_of(rows, s.n, 16 / (int)size);
     if (dbias) q.partial = static_cast<double *>(take(w, t.chunks * s.n, sizeof(double)));
-    if (passes) take_slopes(w, q, pre_f32, t);
-    if (dbias) put_dbias(w, q.partial, t);
+    if (passes) run_dpre(w, q, pre_f32, t);
+    if (dbias) write_dbias(w, q.partial, t);
 
     const void *dpre = q.dpre;
     if (!active && (da || db)) dpre = input_of(w, LINEAR_B_DY, count);
-    if (da) put_gradient(w, s, LINEAR_B_DA, for_da, &product::a, dpre, q.lost);
-    if (db) put_gradient(w, s, LINEAR_B_DB, for_db, s.transpose_b ? &product::a : &product::b, dpre, q.lost);
+    if (da) write_gradient(w, s, LINEAR_B_DA, for_da, &product::a, dpre, q.lost);
+    if (db) write_gradient(w, s, LINEAR_B_DB, for_db, s.transpose_b ? &product::a : &product::b, dpre, q.lost);
 }
 
 /* ---- The table --------------------------------------------------------------------------------------- */
 
-template <void (*WALK)(walk &)> vjp_status run(const vjp_work *work) {
-    walk w{work, true, VJP_OK, 0, 0};
-    WALK(w);
+template <void (*STEPS)(steps &)> vjp_status run(const vjp_work *work) {
+    steps w{work, true, VJP_OK, workspace_layout(work->workspace)};
+    STEPS(w);
     return w.status;
 }
 
-template <void (*WALK)(walk &)> size_t workspace(const vjp_work *work) {
-    walk w{work, false, VJP_OK, 0, 0};
-    WALK(w);
-    return w.most;
+template <void (*STEPS)(steps &)> size_t workspace(const vjp_work *work) {
+    steps w{work, false, VJP_OK, workspace_layout(nullptr)};
+    STEPS(w);
+    return w.layout.max;
 }
 
 } // namespace
@@ -479,7 +483,7 @@ template <void (*WALK)(walk &)> size_t workspace(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT] = {
-    {vjp::run<vjp::walk_forward>, vjp::workspace<vjp::walk_forward>, VJP_BITS_CPU},
-    {vjp::run<vjp::walk_backward>, vjp::workspace<vjp::walk_backward>, VJP_BITS_CPU},
+    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_BITS_CPU},
+    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_BITS_CPU},
 };
 }

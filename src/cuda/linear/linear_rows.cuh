@@ -1,11 +1,12 @@
 /*
- * linear's passes over rows, between and beside the matrix products: activations of what a product has left, the
- * gradient of the pre-activation with the column sums for dbias, and sums of parts.
+ * linear's passes over rows, between and beside the matrix products: the epilogue (bias and activation of a product),
+ * dpre with the column sums for dbias, and sums of parts.
  *
- * A matrix [rows, columns] is cut into tiles of columns and chunks of rows, a block each. A thread owns as many columns
- * as 16 bytes of T hold and walks down the chunk, ROWS rows in flight. With 16-byte accesses they are neighbours; where
- * alignment or width forbids those, they lie as many apart as threads lie across, so that a warp's loads are still side
- * by side. Either way a column's rows are added by the same threads in the same order: the bits do not tell which.
+ * A matrix [rows, columns] is split into tiles of columns and chunks of rows, one block each. A thread owns as many
+ * columns as 16 bytes of T hold and moves down the chunk, ROWS rows in flight. With 16-byte accesses (WIDE_ROWS) its
+ * columns are adjacent; where alignment or width forbids those, they are as far apart as there are threads across, so
+ * that a warp's loads are still adjacent. Either way a column's rows are added by the same threads in the same order:
+ * the bits are the same.
  */
 #ifndef VJP_CUDA_LINEAR_ROWS_CUH
 #define VJP_CUDA_LINEAR_ROWS_CUH
@@ -19,23 +20,24 @@ namespace {
 
 constexpr int THREADS = 256;
 
-/* Rows in flight: of dy and pre in bf16, 128 bytes a thread, so 96 KB on a multiprocessor that holds three blocks. */
+/* Rows in flight: of dy and pre in bf16, 128 bytes per thread, so 96 KB on a multiprocessor that holds three blocks. */
 constexpr int ROWS = 4;
 
 /* Threads across a tile: a warp reads 512 neighbouring bytes. */
-constexpr int64_t MOST_ACROSS = 32;
+constexpr int64_t MAX_ACROSS = 32;
 
 /*
- * Blocks enough to fill any card some times over, chunks for columns that one tile holds, and walks that are worth a
- * block's start: 16384 x 4096 in bf16 is 2048 blocks of 128 rows. Decided by sizes alone, since chunks decide the bits.
+ * Enough blocks to fill any card several times, the chunks for columns that one tile holds, and the fewest steps that
+ * are worth starting a block for: 16384 x 4096 in bf16 is 2048 blocks of 128 rows. Depends on sizes alone, since chunks
+ * decide the bits.
  */
-constexpr int64_t BLOCKS = 4096, LEAST_MOST_CHUNKS = 64, LEAST_STEPS = 4;
+constexpr int64_t BLOCKS = 4096, MIN_CHUNK_LIMIT = 64, MIN_STEPS = 4;
 
 struct tiling {
     int64_t rows, columns;
     int across, down; /* threads over columns, and rows that they cover at a time */
     int tiles;
-    int64_t chunk, chunks; /* rows of a chunk, and how many */
+    int64_t chunk, chunks; /* rows of a chunk, and number of chunks */
 };
 
 tiling tiling_of(int64_t rows, int64_t columns, int wide) {
@@ -43,17 +45,17 @@ tiling tiling_of(int64_t rows, int64_t columns, int wide) {
     t.rows = rows;
     t.columns = columns;
     if (rows == 0 || columns == 0) return t;
-    int64_t vectors = divide_up(columns, wide), tiles = divide_up(vectors, MOST_ACROSS);
+    int64_t vectors = vjp_divide_up(columns, wide), tiles = vjp_divide_up(vectors, MAX_ACROSS);
     t.tiles = (int)tiles;
-    t.across = (int)divide_up(vectors, tiles);
+    t.across = (int)vjp_divide_up(vectors, tiles);
     t.down = THREADS / t.across;
-    int64_t step = t.down * ROWS, most_chunks = most(LEAST_MOST_CHUNKS, BLOCKS / tiles);
-    t.chunk = step * most(LEAST_STEPS, divide_up(rows, step * most_chunks));
-    t.chunks = divide_up(rows, t.chunk);
+    int64_t step = t.down * ROWS, max_chunks = vjp_max(MIN_CHUNK_LIMIT, BLOCKS / tiles);
+    t.chunk = step * vjp_max(MIN_STEPS, vjp_divide_up(rows, step * max_chunks));
+    t.chunks = vjp_divide_up(rows, t.chunk);
     return t;
 }
 
-/* A thread's place. */
+/* A thread's position. */
 struct place {
     int x, y;
     int64_t first, column; /* of the tile; the thread's own */
@@ -62,16 +64,16 @@ struct place {
     bool idle;
 };
 
-/* `backwards`: chunks from the last one on. */
-template <int W, bool FAST> __device__ place place_of(const tiling &t, bool backwards = false) {
+/* `backwards`: chunks in reverse order. */
+template <int W, bool WIDE_ROWS> __device__ place place_of(const tiling &t, bool backwards = false) {
     place p;
     unsigned chunk = blockIdx.x / (unsigned)t.tiles, tile = blockIdx.x % (unsigned)t.tiles;
     if (backwards) chunk = (unsigned)t.chunks - 1 - chunk;
     p.x = (int)(threadIdx.x % (unsigned)t.across);
     p.y = (int)(threadIdx.x / (unsigned)t.across);
     p.first = (int64_t)tile * t.across * W;
-    p.column = p.first + (FAST ? p.x * W : p.x);
-    p.apart = FAST ? 1 : t.across;
+    p.column = p.first + (WIDE_ROWS ? p.x * W : p.x);
+    p.apart = WIDE_ROWS ? 1 : t.across;
     p.row = chunk * t.chunk + p.y;
     p.end = (chunk + 1) * t.chunk;
     if (p.end > t.rows) p.end = t.rows;
@@ -79,64 +81,65 @@ template <int W, bool FAST> __device__ place place_of(const tiling &t, bool back
     return p;
 }
 
-/* Whether column j of a thread is one. */
-template <bool FAST> __device__ bool has_column(const tiling &t, const place &p, int j) {
-    return FAST || p.column + (int64_t)j * p.apart < t.columns;
+/* Whether the thread's column j is in the matrix. */
+template <bool WIDE_ROWS> __device__ bool has_column(const tiling &t, const place &p, int j) {
+    return WIDE_ROWS || p.column + (int64_t)j * p.apart < t.columns;
 }
 
 /* A thread's columns of a row. */
-template <class S, int W> struct alignas(16) piece { S v[W]; };
+template <class S, int W> struct alignas(16) fragment { S v[W]; };
 
-template <bool FAST, class S, int W>
-__device__ void load_piece(piece<S, W> &to, const S *row, const tiling &t, const place &p) {
-    if constexpr (FAST) {
+template <bool WIDE_ROWS, class S, int W>
+__device__ void load_fragment(fragment<S, W> &to, const S *row, const tiling &t, const place &p) {
+    if constexpr (WIDE_ROWS) {
 #pragma unroll
         for (int i = 0; i < W; i += WIDE<S>)
             *reinterpret_cast<uint4 *>(&to.v[i]) = __ldcs(reinterpret_cast<const uint4 *>(row + p.column + i));
     } else {
 #pragma unroll
         for (int j = 0; j < W; j++)
-            to.v[j] = has_column<FAST>(t, p, j) ? row[p.column + (int64_t)j * p.apart] : from_f32<S>(0.0f);
+            to.v[j] = has_column<WIDE_ROWS>(t, p, j) ? row[p.column + (int64_t)j * p.apart] : from_f32<S>(0.0f);
     }
 }
 
-/* 16 bytes for the next kernel to read. The compiler may cut a plain store of them into four. */
-template <class S> __device__ void store_whole(S *to, const wide<S> &w) {
+/* Stores 16 bytes that the next kernel reads. The compiler may split a plain store of them into four. */
+template <class S> __device__ void store_wide_now(S *to, const wide<S> &w) {
     const uint4 &v = *reinterpret_cast<const uint4 *>(&w);
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
-template <bool FAST, class S, int W>
-__device__ void store_piece(S *row, const float (&values)[W], const tiling &t, const place &p) {
-    if constexpr (FAST) {
+template <bool WIDE_ROWS, class S, int W>
+__device__ void store_fragment(S *row, const float (&values)[W], const tiling &t, const place &p) {
+    if constexpr (WIDE_ROWS) {
 #pragma unroll
         for (int i = 0; i < W; i += WIDE<S>) {
             wide<S> w;
 #pragma unroll
             for (int j = 0; j < WIDE<S>; j++)
                 w.v[j] = from_f32<S>(values[i + j]);
-            store_whole(row + p.column + i, w);
+            store_wide_now(row + p.column + i, w);
         }
     } else {
 #pragma unroll
         for (int j = 0; j < W; j++)
-            if (has_column<FAST>(t, p, j)) row[p.column + (int64_t)j * p.apart] = from_f32<S>(values[j]);
+            if (has_column<WIDE_ROWS>(t, p, j)) row[p.column + (int64_t)j * p.apart] = from_f32<S>(values[j]);
     }
 }
 
-template <class T, bool FAST, int W>
+template <class T, bool WIDE_ROWS, int W>
 __device__ void read_bias(float (&bias)[W], parameter from, const tiling &t, const place &p) {
 #pragma unroll
     for (int j = 0; j < W; j++)
-        bias[j] = from.data && has_column<FAST>(t, p, j) ? read_parameter<T>(from, p.column + (int64_t)j * p.apart) : 0;
+        bias[j] =
+            from.data && has_column<WIDE_ROWS>(t, p, j) ? read_parameter<T>(from, p.column + (int64_t)j * p.apart) : 0;
 }
 
-/* ---- Forward: what a product has left, finished ------------------------------------------------------ */
+/* ---- Forward: bias and activation of a product ------------------------------------------------------- */
 
-struct finishing {
-    const void *sums; /* of type S; NULL: 0. May be where y or pre go: a thread reads its elements before it writes */
+struct epilogue {
+    const void *sums; /* of type S; NULL: 0. May be y or pre: a thread reads its elements before it writes */
     parameter bias;
     parameter_output pre;
     void *y; /* NULL: not wanted */
@@ -146,23 +149,23 @@ struct finishing {
 
 /*
  * pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. The last rows come first: what
- * the product wrote last may still be in the second-level cache.
+ * the product wrote last may still be in L2.
  */
-template <class T, class S, int ACTIVATION, bool FAST>
-__global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) finish_rows(finishing f, tiling t) {
-    take_turn();
+template <class T, class S, int ACTIVATION, bool WIDE_ROWS>
+__global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) epilogue_rows(epilogue f, tiling t) {
+    begin_chained();
     constexpr int W = WIDE<T>;
-    place p = place_of<W, FAST>(t, true);
+    place p = place_of<W, WIDE_ROWS>(t, true);
     if (p.idle) return;
     float bias[W];
-    read_bias<T, FAST>(bias, f.bias, t, p);
+    read_bias<T, WIDE_ROWS>(bias, f.bias, t, p);
     for (int64_t row = p.row; row < p.end; row += t.down * ROWS) {
-        piece<S, W> sums[ROWS];
+        fragment<S, W> sums[ROWS];
 #pragma unroll
         for (int u = 0; u < ROWS; u++) {
             int64_t at = row + u * t.down;
             if (f.sums && at < p.end)
-                load_piece<FAST>(sums[u], static_cast<const S *>(f.sums) + at * t.columns, t, p);
+                load_fragment<WIDE_ROWS>(sums[u], static_cast<const S *>(f.sums) + at * t.columns, t, p);
             else
                 sums[u] = {};
         }
@@ -175,50 +178,50 @@ __global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4)
             for (int j = 0; j < W; j++)
                 value[j] = f.bias.data ? to_f32(sums[u].v[j]) + bias[j] : to_f32(sums[u].v[j]);
             if (f.pre.data && f.pre.f32)
-                store_piece<FAST>(static_cast<float *>(f.pre.data) + at * t.columns, value, t, p);
+                store_fragment<WIDE_ROWS>(static_cast<float *>(f.pre.data) + at * t.columns, value, t, p);
             else if (f.pre.data)
-                store_piece<FAST>(static_cast<T *>(f.pre.data) + at * t.columns, value, t, p);
+                store_fragment<WIDE_ROWS>(static_cast<T *>(f.pre.data) + at * t.columns, value, t, p);
             if (!f.y) continue;
             T *y = static_cast<T *>(f.y) + at * t.columns;
-            piece<T, W> old{};
-            if (f.add) load_piece<FAST>(old, y, t, p);
+            fragment<T, W> old{};
+            if (f.add) load_fragment<WIDE_ROWS>(old, y, t, p);
 #pragma unroll
             for (int j = 0; j < W; j++) {
                 value[j] = activate<ACTIVATION>(f.activation, value[j]);
                 if (f.add) value[j] += to_f32(old.v[j]);
             }
-            store_piece<FAST>(y, value, t, p);
+            store_fragment<WIDE_ROWS>(y, value, t, p);
         }
     }
 }
 
 /* ---- Backward: dpre, and the sums of its columns ----------------------------------------------------- */
 
-/* What rounding dpre to 16 bits loses is kept this many times as large, so that f16's range holds it. */
+/* What rounding dpre to 16 bits loses is stored scaled by this, so that it is in f16's range. */
 template <class T> constexpr float LOST_SCALE = 1;
 template <> constexpr float LOST_SCALE<bf16> = 0x1p+8f;
 template <> constexpr float LOST_SCALE<f16> = 0x1p+11f;
 
-struct slopes {
+struct dpre_call {
     const void *dy;
     const void *pre; /* of type P; NULL: 0 */
     parameter bias;  /* of a pre that is computed again */
     int activation;
     float slope_of_nan;
-    void *dpre;      /* of type T; NULL: only sums are wanted. May be where pre is */
+    void *dpre;      /* of type T; NULL: only sums are wanted. May be pre */
     void *lost;      /* of type T; NULL: not wanted */
     double *partial; /* [chunks, columns]; NULL: not wanted */
 };
 
 /* Adds a tile's columns over the block's rows of threads, in their order. */
-template <int W, bool FAST>
-__device__ void put_partial(double *partial, const double (&sum)[W], const tiling &t, const place &p) {
+template <int W, bool WIDE_ROWS>
+__device__ void write_partial(double *partial, const double (&sum)[W], const tiling &t, const place &p) {
     __shared__ double shared[THREADS * W]; /* [down][across * W] */
     int width = t.across * W;
     if (p.y < t.down)
 #pragma unroll
         for (int j = 0; j < W; j++)
-            shared[p.y * width + (FAST ? p.x * W + j : p.x + j * t.across)] = sum[j];
+            shared[p.y * width + (WIDE_ROWS ? p.x * W + j : p.x + j * t.across)] = sum[j];
     __syncthreads();
     for (int c = (int)threadIdx.x; c < width && p.first + c < t.columns; c += THREADS) {
         double total = 0;
@@ -228,47 +231,48 @@ __device__ void put_partial(double *partial, const double (&sum)[W], const tilin
     }
 }
 
-/* What rounding the values to T loses; of an infinity nothing. */
-template <bool FAST, class T, int W>
-__device__ void put_lost(T *row, const float (&values)[W], const tiling &t, const place &p) {
+/* Writes what rounding the values to T loses; for an infinity 0. */
+template <bool WIDE_ROWS, class T, int W>
+__device__ void write_lost(T *row, const float (&values)[W], const tiling &t, const place &p) {
     float lost[W];
 #pragma unroll
     for (int j = 0; j < W; j++) {
         float kept = to_f32(from_f32<T>(values[j]));
         lost[j] = isfinite(kept) ? (values[j] - kept) * LOST_SCALE<T> : 0.0f;
     }
-    store_piece<FAST>(row, lost, t, p);
+    store_fragment<WIDE_ROWS>(row, lost, t, p);
 }
 
 /*
- * dpre = dy * act'(pre): reads dy and pre and writes dpre, each once: 6 bytes an element in bf16, 12 in f32. Sums go
- * into double after ROWS terms, which is a conversion and an addition for every fourth element and leaves no chain
- * that could lose digits.
+ * dpre = dy * act'(pre): reads dy and pre and writes dpre, each once: 6 bytes per element in bf16, 12 in f32. Sums are
+ * added in double after ROWS terms, which costs a conversion and an addition for every fourth element and leaves no
+ * chain that could lose digits.
  */
-template <class T, class P, int ACTIVATION, bool FAST>
-__global__ void __launch_bounds__(THREADS, 2) slope_rows(slopes s, tiling t) {
-    take_turn();
+template <class T, class P, int ACTIVATION, bool WIDE_ROWS>
+__global__ void __launch_bounds__(THREADS, 2) dpre_rows(dpre_call s, tiling t) {
+    begin_chained();
     constexpr int W = WIDE<T>;
-    constexpr int FLIGHT = FAST ? ROWS : 2;          /* of single elements more would not fit the registers */
+    constexpr int FLIGHT = WIDE_ROWS ? ROWS : 2;     /* with single elements, more would not fit into the registers */
     constexpr bool AGAIN = std::is_same_v<P, float>; /* pre may be the product alone, in f32 */
-    bool plain = ACTIVATION == VJP_ACTIVATION_NONE || (ACTIVATION == ANY_ACTIVATION && s.activation == VJP_ACTIVATION_NONE);
-    place p = place_of<W, FAST>(t);
+    bool plain =
+        ACTIVATION == VJP_ACTIVATION_NONE || (ACTIVATION == ANY_ACTIVATION && s.activation == VJP_ACTIVATION_NONE);
+    place p = place_of<W, WIDE_ROWS>(t);
     float bias[W];
     if constexpr (AGAIN)
-        if (!p.idle) read_bias<T, FAST>(bias, s.bias, t, p);
+        if (!p.idle) read_bias<T, WIDE_ROWS>(bias, s.bias, t, p);
     double sum[W] = {};
     for (int64_t row = p.row; row < p.end && !p.idle; row += t.down * ROWS) {
         float group[W] = {};
 #pragma unroll
         for (int first = 0; first < ROWS; first += FLIGHT) {
-            piece<T, W> dy[FLIGHT];
-            piece<P, W> pre[FLIGHT];
+            fragment<T, W> dy[FLIGHT];
+            fragment<P, W> pre[FLIGHT];
 #pragma unroll
             for (int u = 0; u < FLIGHT; u++) {
                 int64_t at = row + (first + u) * t.down;
-                if (at < p.end) load_piece<FAST>(dy[u], static_cast<const T *>(s.dy) + at * t.columns, t, p);
+                if (at < p.end) load_fragment<WIDE_ROWS>(dy[u], static_cast<const T *>(s.dy) + at * t.columns, t, p);
                 if (!plain && s.pre && at < p.end)
-                    load_piece<FAST>(pre[u], static_cast<const P *>(s.pre) + at * t.columns, t, p);
+                    load_fragment<WIDE_ROWS>(pre[u], static_cast<const P *>(s.pre) + at * t.columns, t, p);
                 else
                     pre[u] = {};
             }
@@ -290,32 +294,32 @@ __global__ void __launch_bounds__(THREADS, 2) slope_rows(slopes s, tiling t) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     group[j] += value[j];
-                if (s.dpre) store_piece<FAST>(static_cast<T *>(s.dpre) + at * t.columns, value, t, p);
+                if (s.dpre) store_fragment<WIDE_ROWS>(static_cast<T *>(s.dpre) + at * t.columns, value, t, p);
                 if constexpr (sizeof(T) == 2)
-                    if (s.lost) put_lost<FAST>(static_cast<T *>(s.lost) + at * t.columns, value, t, p);
+                    if (s.lost) write_lost<WIDE_ROWS>(static_cast<T *>(s.lost) + at * t.columns, value, t, p);
             }
         }
 #pragma unroll
         for (int j = 0; j < W; j++)
             sum[j] += group[j];
     }
-    if (s.partial) put_partial<W, FAST>(s.partial, sum, t, p);
+    if (s.partial) write_partial<W, WIDE_ROWS>(s.partial, sum, t, p);
 }
 
 /* ---- Sums of parts ----------------------------------------------------------------------------------- */
 
-struct summing {
+struct parts_call {
     const void *parts;             /* [count, columns] of type S */
     int64_t count, columns, apart; /* elements from one part to the next */
-    int slices;                    /* of the parts: threads that share a column */
+    int slices;                    /* threads that share a column */
     parameter_output to;
 };
 
-/* Parts in flight for each thread, and for each thread to add before another helps. */
+/* Parts in flight per thread, and parts that a thread adds before another one helps. */
 constexpr int PARTS = 4;
 constexpr int64_t PARTS_EACH = 8;
 
-/* Threads that share a column; neighbouring columns lie in 32 bytes at least, if there are so many. */
+/* Threads that share a column. Adjacent columns fill at least 32 bytes, if there are so many. */
 int slices_of(int64_t count, int64_t columns) {
     int limit = columns >= 8 ? 32 : THREADS, slices = 1;
     while (slices < limit && slices * PARTS_EACH < count)
@@ -323,9 +327,9 @@ int slices_of(int64_t count, int64_t columns) {
     return slices;
 }
 
-template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts(summing s) {
+template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts(parts_call s) {
     __shared__ double shared[THREADS];
-    take_turn();
+    begin_chained();
     int across = THREADS / s.slices, x = (int)threadIdx.x % across, y = (int)threadIdx.x / across;
     int64_t column = (int64_t)blockIdx.x * across + x;
     double sum = 0;
@@ -354,8 +358,8 @@ template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts
 /* ---- Few results of long sums ------------------------------------------------------------------------ */
 
 /*
- * Tall and narrow factors, such as the weight gradient of a few features over millions of rows: a matrix kernel would
- * have one tile to compute, in one f32 chain. Here a block adds a chunk of one result's products in double; the
+ * Tall and narrow factors, such as for the weight gradient of a few features over millions of rows: a matrix kernel
+ * would have one tile to compute, in one f32 chain. Here a block adds a chunk of one result's products in double; the
  * factors are so narrow that reading them again for each result stays in cache.
  */
 constexpr int64_t FEW_RESULTS = 16, LONG_SUM = 1024, SUM_CHUNK = 8192;
@@ -371,7 +375,7 @@ struct narrow_product {
 
 template <class T> __global__ void __launch_bounds__(THREADS) sum_narrow(narrow_product q) {
     __shared__ block_sums<double, 1, THREADS> shared;
-    take_turn();
+    begin_chained();
     int64_t chunk = blockIdx.x / (unsigned)q.results, result = blockIdx.x % (unsigned)q.results;
     const T *a = static_cast<const T *>(q.a) + result / q.n * q.a_m;
     const T *b = static_cast<const T *>(q.b) + result % q.n * q.b_n;

@@ -1,33 +1,38 @@
 /*
- * group_norm on CUDA: which of its forms a call takes, how it is cut, and the sums over the batch.
+ * group_norm on CUDA: which path a call takes, how it is split, and the sums over the batch. The first that applies:
  *
- *   handfuls  fewer than 16 elements a group: a thread a group, in double          group_norm_small.cuh
- *   small     up to 1024: some lanes of a warp a group
- *   held      backward, channels first, what a cluster's registers hold: one read  group_norm_held.cuh
- *   whole     channels first, what a cluster's shared memory holds: one read       group_norm_whole.cuh
- *   pieces    everything else: a kernel for each look at x and dy                  group_norm_pieces.cuh
+ *     path       when                                       what                         file
+ *     tiny       groups of fewer than 16 elements           a thread per group, double   group_norm_small.cuh
+ *     small      groups of up to 1024 elements              lanes of a warp per group    group_norm_small.cuh
+ *     passes     channels last                              x and dy read twice or more  group_norm_passes.cuh
+ *     passes     few large groups: multiprocessors idle     x and dy read twice or more  group_norm_passes.cuh
+ *     registers  backward, fits in a cluster's registers    x and dy read once           group_norm_registers.cuh
+ *     shared     fits in a cluster's shared memory          x and dy read once           group_norm_shared.cuh
+ *     passes     everything else                            x and dy read twice or more  group_norm_passes.cuh
  *
- * All leave their sums of dy and dy * xh in cells of the workspace, by part of the batch, channel and piece of the
- * plane; the last kernel adds a channel's cells up, in double and in a fixed order.
+ * A cluster is up to eight blocks on cards that have clusters (9.x, 10.x), otherwise one block. All paths leave their
+ * sums of dy and dy * xh as partials in the workspace, by part of the batch, channel and chunk of the plane; the last
+ * kernel adds a channel's partials up, in double and in a fixed order.
  */
-#include "cuda/norm/group_norm_held.cuh"
-#include "cuda/norm/group_norm_pieces.cuh"
+#include "cuda/norm/group_norm_passes.cuh"
+#include "cuda/norm/group_norm_registers.cuh"
+#include "cuda/norm/group_norm_shared.cuh"
 #include "cuda/norm/group_norm_small.cuh"
-#include "cuda/norm/group_norm_whole.cuh"
 
 namespace vjp {
 namespace {
 
-enum class form { handfuls, small, held, whole, first_pieces, last_pieces };
+/* first_, last_: channels first, channels last. */
+enum class group_path { tiny, small, registers, shared, first_passes, last_passes };
 
 struct group_plan {
     group_call call;
-    form how;
+    group_path path;
     bool wide; /* units of 16 bytes */
-    small_cut small;
-    held_plan held;
-    whole_plan whole;
-    last_cut last;
+    small_split small;
+    register_plan registers;
+    shared_plan shared;
+    last_split last;
     size_t workspace;
     parameter_output dgamma, dbeta;
 };
@@ -37,24 +42,24 @@ struct group_plan {
 constexpr int TOTAL_THREADS = 128, TOTAL_WARPS = TOTAL_THREADS / 32;
 
 /*
- * A warp a channel, in blocks of 4096 registers: as many as held_groups() leaves free, so that this one is on the card
- * when that ends. Blocks there that count themselves in, for this one to begin before all dx is written, were worth
- * 0.01 of the limit in bf16 and nothing in f32: less than a count that outlives the call.
+ * A warp per channel, in blocks of 4096 registers: as many as register_groups() leaves free, so that this kernel is
+ * resident when that one ends. If blocks there counted themselves, so that this one began before all dx is written, it
+ * would gain 0.01 of the limit in bf16 and nothing in f32: not worth a counter that outlives the call.
  */
 template <class T>
 __global__ void __launch_bounds__(TOTAL_THREADS, resident_blocks(TOTAL_THREADS, 16))
     channel_totals(group_call call, parameter_output dgamma, parameter_output dbeta) {
-    take_turn();
-    /* 32 bits count a channel's cells: up to MOST_PARTS, or fewer than elements by a thousand. */
-    unsigned lane = threadIdx.x % 32, count = (unsigned)(call.parts * call.pieces), pieces = (unsigned)call.pieces;
+    begin_chained();
+    /* 32 bits count a channel's partials: up to MAX_PARTS, or fewer than elements by a factor of a thousand. */
+    unsigned lane = threadIdx.x % 32, count = (unsigned)(call.parts * call.chunks), chunks = (unsigned)call.chunks;
     for (int64_t channel = (int64_t)blockIdx.x * TOTAL_WARPS + threadIdx.x / 32; channel < call.channels;
          channel += (int64_t)gridDim.x * TOTAL_WARPS) {
         double sum = 0, product = 0;
 #pragma unroll 2
         for (unsigned k = lane; k < count; k += 32) {
-            double2 cell = __ldcg(cell_at(call, k / pieces, channel, k % pieces));
-            sum += cell.x;
-            product += cell.y;
+            double2 partial = __ldcg(partial_at(call, k / chunks, channel, k % chunks));
+            sum += partial.x;
+            product += partial.y;
         }
         sum = warp_sum(sum);
         product = warp_sum(product);
@@ -67,21 +72,21 @@ __global__ void __launch_bounds__(TOTAL_THREADS, resident_blocks(TOTAL_THREADS, 
 /* ---- The plan ---------------------------------------------------------------------------------------- */
 
 /*
- * Parts of the batch, each with cells of its own: one for each of the batch while the cells stay few and small. A
+ * Parts of the batch, each with its own partials: one per item of the batch while the partials stay few and small. A
  * block or warp then works through its part in order.
  */
-constexpr int64_t MOST_PARTS = 1024;
-constexpr int64_t MOST_CELL_BYTES = 64 << 20;
+constexpr int64_t MAX_PARTS = 1024;
+constexpr int64_t MAX_PARTIAL_BYTES = 64 << 20;
 
-/* With fewer blocks than this, groups that are large together are better cut into pieces. */
-constexpr int64_t WHOLE_BLOCKS = 64;
-constexpr int64_t WHOLE_ELEMENTS = 1 << 18;
+/* With fewer blocks than this, groups with more elements than this together are faster in several passes. */
+constexpr int64_t FEW_BLOCKS = 64;
+constexpr int64_t LARGE_ELEMENTS = 1 << 18;
 
-/* Channels last: blocks wanted before a thread walks further than one chain, and chains that it walks at most. */
+/* Channels last: the blocks wanted before a thread takes more than one chain, and the largest number of chains. */
 constexpr int64_t LAST_BLOCKS = 1024;
 constexpr int64_t LAST_CHAINS = 8;
 
-/* Clusters as wide as ours: cards of the data centre since Hopper. */
+/* Clusters of eight blocks: data-centre cards since Hopper. */
 bool has_clusters(const vjp_work *work) {
     int major = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, state_of(work->device)->ordinal);
@@ -127,7 +132,7 @@ group_call call_of(const vjp_work *work) {
     call.group_channels = s.group_channels;
     call.plane = s.plane;
     call.share = 1 / (double)(s.group_channels * s.plane);
-    /* With one channel, or a plane of one element, the layouts are the same memory. */
+    /* With one channel, or a plane of one element, both layouts are the same. */
     bool last = s.channel_stride == 1 && s.plane > 1 && s.channels > 1;
     call.channel_stride = last ? 1 : s.plane;
     call.place_stride = last ? s.channels : 1;
@@ -135,77 +140,73 @@ group_call call_of(const vjp_work *work) {
     return call;
 }
 
-/* Lanes for a small group: at least an element each. */
-small_cut cut_small(const group_call &call, int64_t width) {
+/* Lanes for a small group: at least one element each. */
+small_split split_small(const group_call &call, int64_t width) {
     bool last = call.place_stride != 1;
-    int64_t units = call.plane / width, lanes = least(32, power_of_two_within(call.group_channels * units));
-    int64_t along = last ? lanes / least(lanes, power_of_two_within(call.group_channels))
-                         : least(lanes, power_of_two_within(units));
+    int64_t units = call.plane / width, lanes = vjp_min(32, power_of_two_within(call.group_channels * units));
+    int64_t along = last ? lanes / vjp_min(lanes, power_of_two_within(call.group_channels))
+                         : vjp_min(lanes, power_of_two_within(units));
     int64_t across = lanes / along;
     return {(int)lanes, (int)along, last ? (int)across : 1, last ? 1 : (int)along, (int)units};
 }
 
-last_cut cut_last(const group_call &call, int64_t width) {
-    int64_t units = call.channels / width, tiles = divide_up(units, LAST_THREADS), columns = divide_up(units, tiles);
+last_split split_last(const group_call &call, int64_t width) {
+    int64_t units = call.channels / width, tiles = vjp_divide_up(units, LAST_THREADS),
+            columns = vjp_divide_up(units, tiles);
     int64_t abreast = LAST_THREADS / columns;
-    int64_t blocks = divide_up(call.plane, abreast * CHAIN_UNITS) * call.batch * tiles;
-    int64_t chains = most(1, least(LAST_CHAINS, blocks / LAST_BLOCKS));
+    int64_t blocks = vjp_divide_up(call.plane, abreast * CHAIN_UNITS) * call.batch * tiles;
+    int64_t chains = vjp_max(1, vjp_min(LAST_CHAINS, blocks / LAST_BLOCKS));
     return {tiles, (int)columns, (int)abreast, (int)(chains * CHAIN_UNITS)};
 }
 
-/* Lays the cells out: [part][channel][piece], or [part][piece][channel]. */
-void lay_cells(group_call *call, int64_t parts, bool channels_inside) {
-    call->each = parts ? divide_up(call->batch, parts) : 1;
-    call->parts = divide_up(call->batch, call->each);
-    call->part_step = call->channels * call->pieces;
-    call->channel_step = channels_inside ? 1 : call->pieces;
-    call->piece_step = channels_inside ? call->channels : 1;
+/* The layout of the partials: [part][channel][chunk], or [part][chunk][channel]. */
+void lay_out_partials(group_call *call, int64_t parts, bool channels_inside) {
+    call->each = parts ? vjp_divide_up(call->batch, parts) : 1;
+    call->parts = vjp_divide_up(call->batch, call->each);
+    call->part_step = call->channels * call->chunks;
+    call->channel_step = channels_inside ? 1 : call->chunks;
+    call->chunk_step = channels_inside ? call->channels : 1;
 }
 
-int64_t most_parts(const group_call &call, int64_t pieces) {
-    int64_t a_part = call.channels * pieces * (int64_t)sizeof(double2);
-    return most(1, least(MOST_PARTS, MOST_CELL_BYTES / a_part));
+int64_t max_parts(const group_call &call, int64_t chunks) {
+    int64_t part_bytes = call.channels * chunks * (int64_t)sizeof(double2);
+    return vjp_max(1, vjp_min(MAX_PARTS, MAX_PARTIAL_BYTES / part_bytes));
 }
 
-form choose(const vjp_work *work, group_plan *plan) {
+group_path choose(const vjp_work *work, group_plan *plan) {
     group_call &call = plan->call;
     bool backward = work->pass == VJP_BACKWARD, last = call.place_stride != 1;
     int64_t bytes = (int64_t)vjp_dtype_size(work->storage), span = call.group_channels * call.plane;
     int64_t wide = 16 / bytes, rows = call.batch * call.groups;
-    if (span < HANDFUL) return form::handfuls;
+    if (span < TINY) return group_path::tiny;
     plan->wide = (last ? call.channels : call.plane) % wide == 0 && !(last && span <= SMALL);
     int width = plan->wide ? (int)wide : 1;
     if (span <= SMALL) {
-        plan->small = cut_small(call, width);
-        return form::small;
+        plan->small = split_small(call, width);
+        return group_path::small;
     }
     if (last) {
-        plan->last = cut_last(call, width);
-        return form::last_pieces;
+        plan->last = split_last(call, width);
+        return group_path::last_passes;
     }
     int64_t blocks = 0;
-    form how = form::first_pieces;
-    if (backward && plan->wide && plan_held(call, bytes, has_clusters(work), shared_limit(work), &plan->held) &&
-        call.batch <= most_parts(call, plan->held.cut.segments)) {
-        how = form::held;
-        blocks = plan->held.cut.blocks;
-    } else if ((plan->wide || bytes == 4) && /* copies of one 16-bit element cannot be asynchronous */
-               plan_whole(call, width, bytes, backward ? 2 : 1, has_clusters(work), shared_limit(work), &plan->whole)) {
-        how = form::whole;
-        blocks = plan->whole.cut.blocks;
+    group_path path = group_path::first_passes;
+    if (backward && plan->wide &&
+        plan_registers(call, bytes, has_clusters(work), shared_limit(work), &plan->registers) &&
+        call.batch <= max_parts(call, plan->registers.split.segments)) {
+        path = group_path::registers;
+        blocks = plan->registers.split.blocks;
+    } else if ((plan->wide || bytes == 4) && /* copies of single 16-bit elements cannot be asynchronous */
+               plan_shared(call, width, bytes, backward ? 2 : 1, has_clusters(work), shared_limit(work),
+                           &plan->shared)) {
+        path = group_path::shared;
+        blocks = plan->shared.split.blocks;
     }
-    bool few = rows * blocks < WHOLE_BLOCKS && rows * span > WHOLE_ELEMENTS;
-    return few ? form::first_pieces : how;
+    bool few = rows * blocks < FEW_BLOCKS && rows * span > LARGE_ELEMENTS;
+    return few ? group_path::first_passes : path;
 }
 
-/* Takes `bytes` of the workspace, from `*used` on. */
-void *take(const vjp_work *work, size_t *used, int64_t bytes) {
-    void *at = work->workspace ? static_cast<char *>(work->workspace) + *used : nullptr;
-    *used += (size_t)divide_up(bytes, 64) * 64;
-    return at;
-}
-
-/* Cells are wanted for dgamma and dbeta, and where kernels hand moments or sums on. */
+/* Partials are needed for dgamma and dbeta, and where one kernel passes moments or sums to the next. */
 group_plan plan_of(const vjp_work *work) {
     group_plan plan{};
     plan.call = call_of(work);
@@ -216,39 +217,37 @@ group_plan plan_of(const vjp_work *work) {
         plan.dbeta = parameter_output_of(work, GROUP_NORM_B_DBETA);
     }
     bool totals = plan.dgamma.data || plan.dbeta.data;
-    plan.how = choose(work, &plan);
-    call.pieces = 1;
-    call.piece = call.plane;
-    size_t used = 0;
-    if (plan.how == form::first_pieces || plan.how == form::last_pieces) {
-        bool last = plan.how == form::last_pieces;
+    plan.path = choose(work, &plan);
+    call.chunks = 1;
+    call.chunk = call.plane;
+    workspace_layout layout(work->workspace);
+    if (plan.path == group_path::first_passes || plan.path == group_path::last_passes) {
+        bool last = plan.path == group_path::last_passes;
         if (last) {
-            call.piece = (int64_t)plan.last.abreast * plan.last.walk;
+            call.chunk = (int64_t)plan.last.abreast * plan.last.depth;
         } else {
             int64_t width = plan.wide ? 16 / (int64_t)vjp_dtype_size(work->storage) : 1, units = call.plane / width;
-            call.piece = divide_up(units, divide_up(units, 32 * CHAIN_UNITS)) * width;
+            call.chunk = vjp_divide_up(units, vjp_divide_up(units, 32 * CHAIN_UNITS)) * width;
         }
-        call.pieces = divide_up(call.plane, call.piece);
-        lay_cells(&call, call.batch, last);
+        call.chunks = vjp_divide_up(call.plane, call.chunk);
+        lay_out_partials(&call, call.batch, last);
         int64_t rows = call.batch * call.groups;
-        if (!call.mean_in) call.scales = static_cast<scale *>(take(work, &used, rows * (int64_t)sizeof(scale)));
-        if (backward) call.lines = static_cast<slopes *>(take(work, &used, rows * (int64_t)sizeof(slopes)));
-        call.cells = static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
+        if (!call.mean_in) call.scales = layout.take<scale>(rows);
+        if (backward) call.maps = layout.take<affine>(rows);
+        call.partials = layout.take<double2>(call.parts * call.part_step);
     } else {
-        if (plan.how == form::held) call.pieces = plan.held.cut.segments;
-        if (plan.how == form::whole) call.pieces = plan.whole.cut.segments;
-        lay_cells(&call, totals ? least(call.batch, most_parts(call, call.pieces)) : call.batch, false);
-        if (totals)
-            call.cells =
-                static_cast<double2 *>(take(work, &used, call.parts * call.part_step * (int64_t)sizeof(double2)));
+        if (plan.path == group_path::registers) call.chunks = plan.registers.split.segments;
+        if (plan.path == group_path::shared) call.chunks = plan.shared.split.segments;
+        lay_out_partials(&call, totals ? vjp_min(call.batch, max_parts(call, call.chunks)) : call.batch, false);
+        if (totals) call.partials = layout.take<double2>(call.parts * call.part_step);
     }
-    plan.workspace = used;
+    plan.workspace = layout.max;
     return plan;
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------- */
 
-/* Clusters that are on the card at a time. */
+/* Clusters that are resident at once. */
 template <class... Parameters>
 cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...), const cudaLaunchConfig_t &config,
                              int blocks, int resident, int *clusters) {
@@ -259,17 +258,17 @@ cudaError_t clusters_at_once(const vjp_work *work, void (*kernel)(Parameters...)
     return error;
 }
 
-/* launch(), chained, in clusters that stay: no more than there is room for, or than there are items. */
-template <class Cut>
-vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut &cut, int threads, size_t shared,
-                        int resident, void (*kernel)(group_call, Cut), int64_t items) {
-    /* All of the multiprocessor's memory that can be shared is. */
+/* As launch(), chained, but persistent clusters: no more than are resident at once, or than there are work items. */
+template <class Split>
+vjp_status launch_persistent(const vjp_work *work, const group_call &call, const Split &split, int threads,
+                             size_t shared, int resident, void (*kernel)(group_call, Split), int64_t items) {
+    /* As much of the multiprocessor's memory as possible is shared memory. */
     cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error == cudaSuccess && shared > 48 << 10)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (error != cudaSuccess) return result_of(work, error);
-    int blocks = cut.blocks, clusters = 0;
+    int blocks = split.blocks, clusters = 0;
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config{};
     config.gridDim = dim3((unsigned)blocks);
@@ -285,68 +284,68 @@ vjp_status launch_whole(const vjp_work *work, const group_call &call, const Cut 
     }
     error = clusters_at_once(work, kernel, config, blocks, resident, &clusters);
     if (error != cudaSuccess) return result_of(work, error);
-    config.gridDim = dim3((unsigned)(blocks * least(items, most(1, clusters))));
+    config.gridDim = dim3((unsigned)(blocks * vjp_min(items, vjp_max(1, clusters))));
     if (state_of(work->device)->chains) {
         cudaLaunchAttribute &overlap = attributes[config.numAttrs++];
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         overlap.val.programmaticStreamSerializationAllowed = 1;
     }
-    return result_of(work, cudaLaunchKernelEx(&config, kernel, call, cut));
+    return result_of(work, cudaLaunchKernelEx(&config, kernel, call, split));
 }
 
-/* A launch for each look at the tensors, each behind the one before. */
-template <class T, int WIDTH, bool BACKWARD> vjp_status run_pieces(const vjp_work *work, const group_plan &plan) {
+/* A launch for each pass over the tensors. */
+template <class T, int WIDTH, bool BACKWARD> vjp_status run_passes(const vjp_work *work, const group_plan &plan) {
     const group_call &call = plan.call;
-    bool last = plan.how == form::last_pieces;
-    int64_t rows = least(call.batch * call.groups, MOST_BLOCKS);
-    int64_t first_grid = least(divide_up(call.batch * call.channels * call.pieces, FIRST_WARPS), MOST_BLOCKS);
-    int64_t last_grid = last ? least(call.batch * call.pieces * plan.last.tiles, MOST_BLOCKS) : 0;
+    bool last = plan.path == group_path::last_passes;
+    int64_t rows = vjp_min(call.batch * call.groups, MAX_BLOCKS);
+    int64_t first_grid = vjp_min(vjp_divide_up(call.batch * call.channels * call.chunks, FIRST_WARPS), MAX_BLOCKS);
+    int64_t last_grid = last ? vjp_min(call.batch * call.chunks * plan.last.tiles, MAX_BLOCKS) : 0;
     vjp_status status = VJP_OK;
     if (!call.mean_in) {
         status = last ? launch(work, true, last_moments<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
                       : launch(work, true, first_moments<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
-        if (status == VJP_OK) status = launch(work, true, group_scales, rows, CELL_THREADS, 0, call);
+        if (status == VJP_OK) status = launch(work, true, group_scales, rows, GROUP_THREADS, 0, call);
     }
     if (BACKWARD && status == VJP_OK) {
         status = last ? launch(work, true, last_sums<T, WIDTH>, last_grid, LAST_THREADS, 0, call, plan.last)
                       : launch(work, true, first_sums<T, WIDTH>, first_grid, FIRST_THREADS, 0, call);
-        if (call.out && status == VJP_OK) status = launch(work, true, group_lines<T>, rows, CELL_THREADS, 0, call);
+        if (call.out && status == VJP_OK) status = launch(work, true, group_maps<T>, rows, GROUP_THREADS, 0, call);
     }
     if (!call.out || status != VJP_OK) return status;
     return last ? launch(work, true, last_results<T, WIDTH, BACKWARD>, last_grid, LAST_THREADS, 0, call, plan.last)
                 : launch(work, true, first_results<T, WIDTH, BACKWARD>, first_grid, FIRST_THREADS, 0, call);
 }
 
-template <class T> vjp_status run_held(const vjp_work *work, const group_plan &plan) {
+template <class T> vjp_status run_registers(const vjp_work *work, const group_plan &plan) {
     const group_call &call = plan.call;
-    const held_plan &held = plan.held;
+    const register_plan &registers = plan.registers;
     bool usual = call.aligned && call.out && !call.add && call.mean_in;
-    auto kernel = held.lines == 8 ? (usual ? held_groups<T, 8, true> : held_groups<T, 8, false>)
-                                  : (usual ? held_groups<T, 4, true> : held_groups<T, 4, false>);
-    return launch_whole(work, call, held.cut, held.cut.warps * 32, held.shared, held.resident, kernel,
-                        call.batch * call.groups);
+    auto kernel = registers.lines == 8 ? (usual ? register_groups<T, 8, true> : register_groups<T, 8, false>)
+                                       : (usual ? register_groups<T, 4, true> : register_groups<T, 4, false>);
+    return launch_persistent(work, call, registers.split, registers.split.warps * 32, registers.shared,
+                             registers.resident, kernel, call.batch * call.groups);
 }
 
-template <class T, int WIDTH, bool BACKWARD> vjp_status run_form(const vjp_work *work, const group_plan &plan) {
+template <class T, int WIDTH, bool BACKWARD> vjp_status run_path(const vjp_work *work, const group_plan &plan) {
     const group_call &call = plan.call;
     int64_t items = call.parts * call.groups;
-    switch (plan.how) {
-    case form::handfuls: /* of any width, and of either pass */
-        return launch(work, true, handfuls<T>, least(divide_up(items, HANDFUL_THREADS), MOST_BLOCKS), HANDFUL_THREADS,
+    switch (plan.path) {
+    case group_path::tiny: /* for any width and either pass */
+        return launch(work, true, tiny_groups<T>, vjp_min(vjp_divide_up(items, TINY_THREADS), MAX_BLOCKS), TINY_THREADS,
                       0, call);
-    case form::small: {
-        int64_t grid = least(divide_up(items, SMALL_THREADS / plan.small.lanes), MOST_BLOCKS);
+    case group_path::small: {
+        int64_t grid = vjp_min(vjp_divide_up(items, SMALL_THREADS / plan.small.lanes), MAX_BLOCKS);
         return launch(work, true, small_groups<T, WIDTH, BACKWARD>, grid, SMALL_THREADS, 0, call, plan.small);
     }
-    case form::held:
-        if constexpr (BACKWARD && WIDTH > 1) return run_held<T>(work, plan);
+    case group_path::registers:
+        if constexpr (BACKWARD && WIDTH > 1) return run_registers<T>(work, plan);
         [[fallthrough]];
-    case form::whole:
+    case group_path::shared:
         if constexpr (WIDTH * sizeof(T) >= 4)
-            return launch_whole(work, call, plan.whole.cut, plan.whole.threads, plan.whole.shared, plan.whole.resident,
-                                whole_groups<T, WIDTH, BACKWARD>, items);
+            return launch_persistent(work, call, plan.shared.split, plan.shared.threads, plan.shared.shared,
+                                     plan.shared.resident, shared_groups<T, WIDTH, BACKWARD>, items);
         [[fallthrough]];
-    default: return run_pieces<T, WIDTH, BACKWARD>(work, plan);
+    default: return run_passes<T, WIDTH, BACKWARD>(work, plan);
     }
 }
 
@@ -359,14 +358,14 @@ vjp_status run(const vjp_work *work) {
         using T = decltype(zero);
         vjp_status status = VJP_OK;
         if (call.batch)
-            status = with_truth(plan.wide, [&](auto wide) {
-                return with_truth(work->pass == VJP_BACKWARD, [&](auto backward) {
+            status = with_bool(plan.wide, [&](auto wide) {
+                return with_bool(work->pass == VJP_BACKWARD, [&](auto backward) {
                     constexpr int width = decltype(wide)::value ? WIDE<T> : 1;
-                    return run_form<T, width, decltype(backward)::value>(work, plan);
+                    return run_path<T, width, decltype(backward)::value>(work, plan);
                 });
             });
         if (!totals || status != VJP_OK) return status;
-        return launch(work, true, channel_totals<T>, least(divide_up(call.channels, TOTAL_WARPS), MOST_BLOCKS),
+        return launch(work, true, channel_totals<T>, vjp_min(vjp_divide_up(call.channels, TOTAL_WARPS), MAX_BLOCKS),
                       TOTAL_THREADS, 0, call, plan.dgamma, plan.dbeta);
     });
 }

@@ -1,13 +1,14 @@
 /*
- * What the kernels of group_norm share: the call as the device sees it, a group's scale, the lines that a result is
- * made of, and how elements are read and written.
+ * What the kernels of group_norm share: the call as the device sees it, a group's scale, the affine maps that give y
+ * and dx, and how elements are read and written.
  *
- * With xh = (x - mean) * rstd over a group and g = dy * gamma, all that the backward needs are two sums a channel,
- * B = sum of dy and S = sum of dy * xh: over the batch they are dbeta and dgamma, and weighted by gamma within a group
- * they are mean(g) and mean(g * xh), of which dx is made (docs/ops/group_norm.md).
+ * With xh = (x - mean) * rstd over a group and g = dy * gamma, all that the backward needs are two sums per channel, B
+ * = sum of dy and S = sum of dy * xh: over the batch they are dbeta and dgamma, and weighted by gamma within a group
+ * they are mean(g) and mean(g * xh), from which dx is computed (docs/ops/group_norm.md).
  *
- * Elements go in units: 16 bytes where the sizes allow it, else one element. Sizes alone decide that and the order of
- * every sum; the alignment of the pointers only decides how a unit is loaded and stored, so it never changes a bit.
+ * Elements are handled in units: 16 bytes where the sizes allow it, otherwise one element. Sizes alone decide that and
+ * the order of every sum; the alignment of the pointers only decides how a unit is loaded and stored, so it never
+ * changes a bit.
  */
 #ifndef VJP_CUDA_GROUP_NORM_CUH
 #define VJP_CUDA_GROUP_NORM_CUH
@@ -17,14 +18,14 @@
 namespace vjp {
 namespace {
 
-/* Units that one thread adds up in f32 before anything else is done with the sum: 2^24 terms of 0.1 stay within 1e-6.
- */
+/* Units that one thread adds up in f32 in one chain: 2^24 terms of 0.1 stay within 1e-6. */
 constexpr int CHAIN_UNITS = 32;
 
 /*
- * xh = (x * rstd + shift) + rest, with -mean * rstd in two floats: one alone would cost 3e-5 of xh at 1000 +- 1. And
- * not (x - mean) * rstd: the last bits of the mean lie below those of most x, so every difference would round them off,
- * the same way each time, and a sum of 2^22 of them would show it. The product's last bits are as good as random.
+ * xh = (x * rstd + shift) + rest, with -mean * rstd in two floats: one alone would cost 3e-5 of xh at 1000 +- 1. It is
+ * not (x - mean) * rstd, because the last bits of the mean lie below those of most x: every difference would round them
+ * off in the same direction, and a sum of 2^22 of them would show it. The last bits of the product are as good as
+ * random.
  */
 struct scale {
     float rstd, shift, rest;
@@ -34,8 +35,8 @@ __device__ float normalise(float x, scale s) {
     return fmaf(x, s.rstd, s.shift);
 }
 
-/* dx = rstd * gamma * dy + (slope * xh + level), xh without its rest. */
-struct slopes {
+/* slope * xh + level, xh without its rest: y itself, or dx = rstd * gamma * dy + (slope * xh + level). */
+struct affine {
     float slope, level;
 };
 
@@ -50,18 +51,18 @@ struct group_call {
     int64_t channel_stride, place_stride;
 
     /*
-     * Sums a channel for dgamma and dbeta, in the workspace: (part, channel, piece) is at part * part_step + channel *
-     * channel_step + piece * piece_step. A part is `each` neighbours of the batch; a piece is `piece` places of the
-     * plane. NULL: not wanted.
+     * Sums per channel for dgamma and dbeta, in the workspace: (part, channel, chunk) is at part * part_step + channel
+     * * channel_step + chunk * chunk_step. A part is `each` adjacent items of the batch; a chunk is `chunk` places of
+     * the plane. NULL: not wanted.
      */
-    double2 *cells;
+    double2 *partials;
     int64_t parts, each;
-    int64_t pieces, piece;
-    int64_t part_step, channel_step, piece_step;
+    int64_t chunks, chunk;
+    int64_t part_step, channel_step, chunk_step;
 
-    /* By group of each of the batch, where kernels hand them on: in the workspace. */
+    /* Per group of each item of the batch, in the workspace, where one kernel passes them to the next. */
     scale *scales;
-    slopes *lines;
+    affine *maps;
 
     bool add, aligned;
 };
@@ -84,7 +85,7 @@ template <class T, int WIDTH> __device__ unit<T, WIDTH> load_unit(const T *from,
     return u;
 }
 
-/* The values are used up. With `add` the old ones are read first, behind a branch that costs the others nothing. */
+/* Overwrites the values. With `add` the old ones are read first, behind a branch that costs nothing otherwise. */
 template <class T, int WIDTH> __device__ void write_unit(T *to, float (&values)[WIDTH], bool aligned, bool add) {
     if (add) {
         unit<T, WIDTH> old = load_unit<T, WIDTH>(to, aligned);
@@ -109,7 +110,7 @@ template <class T, int WIDTH> __device__ void to_floats(const unit<T, WIDTH> &u,
         values[i] = to_f32(u.v[i]);
 }
 
-/* Two from a word, with an instruction each: element by element the upper one would take two. */
+/* Two from a word, with one instruction each: element by element the upper one would take two. */
 template <int WIDTH>
 requires(WIDTH > 1) __device__ void to_floats(const unit<bf16, WIDTH> &u, float (&values)[WIDTH]) {
     unsigned words[WIDTH / 2];
@@ -121,7 +122,7 @@ requires(WIDTH > 1) __device__ void to_floats(const unit<bf16, WIDTH> &u, float 
     }
 }
 
-/* As a tree; the values are used up. */
+/* As a tree. Overwrites the values. */
 template <int WIDTH> __device__ float add_up(float (&values)[WIDTH]) {
 #pragma unroll
     for (int half = WIDTH / 2; half; half /= 2)
@@ -131,7 +132,7 @@ template <int WIDTH> __device__ float add_up(float (&values)[WIDTH]) {
     return values[0];
 }
 
-/* Adds what a unit gives to a thread's chain of `sum` (of dy) and `product` (of dy * xh). */
+/* Adds a unit's terms to a thread's chains of `sum` (of dy) and `product` (of dy * xh). */
 template <class T, int WIDTH>
 __device__ void add_sums(const unit<T, WIDTH> &x, const unit<T, WIDTH> &dy, scale s, float &sum, float &product) {
     float xh[WIDTH], d[WIDTH];
@@ -144,16 +145,16 @@ __device__ void add_sums(const unit<T, WIDTH> &x, const unit<T, WIDTH> &dy, scal
     sum += add_up(d);
 }
 
-/* y of a unit: slope * xh + level; with dy dx, weight * dy more. */
+/* y of a unit: slope * xh + level; with dy its dx, which adds weight * dy. */
 template <class T, int WIDTH>
 __device__ void write_result(const group_call &call, int64_t at, const unit<T, WIDTH> &x, const unit<T, WIDTH> *dy,
-                             scale s, float weight, slopes line) {
+                             scale s, float weight, affine map) {
     float value[WIDTH], d[WIDTH];
     to_floats(x, value);
     if (dy) to_floats(*dy, d);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        value[i] = fmaf(line.slope, normalise(value[i], s), line.level);
+        value[i] = fmaf(map.slope, normalise(value[i], s), map.level);
         if (dy) value[i] = fmaf(weight, d[i], value[i]);
     }
     write_unit<T, WIDTH>(static_cast<T *>(call.out) + at, value, call.aligned, call.add);
@@ -161,15 +162,16 @@ __device__ void write_result(const group_call &call, int64_t at, const unit<T, W
 
 /* ---- Moments ----------------------------------------------------------------------------------------- */
 
-/* Of some elements: how many, their mean, and the sum of their squared distances from it. */
+/* Of some elements: their count, their mean, and the sum of their squared distances from it. */
 struct moments {
     double count, mean, squares;
 };
 
 /*
- * Elements are measured twice: their sum in f32, which gives a center near the mean, and then the distances from that,
- * whose sum corrects the mean. So neither an offset of 1000 nor an outlier costs digits. Distances are scaled, so that
- * their squares stay within f32 at 1e20 and at 1e-20; by no power of two, for the reason that xh is made as it is.
+ * Elements are read twice: their sum in f32 gives a center near the mean, and then the sum of the distances from it
+ * corrects the mean. So neither an offset of 1000 nor an outlier costs digits. Distances are scaled, so that their
+ * squares stay within f32 at 1e20 and at 1e-20; the scale is no power of two, for the same reason that xh is not (x -
+ * mean) * rstd.
  */
 struct center {
     float scale, shift; /* distance = x * scale + shift */
@@ -213,7 +215,7 @@ __device__ void add_second(const unit<T, WIDTH> &x, center near, float &sum, flo
     squares += add_up(square);
 }
 
-/* ---- Scales and lines -------------------------------------------------------------------------------- */
+/* ---- Scales and maps --------------------------------------------------------------------------------- */
 
 __device__ scale scale_of(double mean, double rstd) {
     float near = (float)rstd, shift = (float)(-mean * near);
@@ -224,7 +226,7 @@ __device__ scale saved_scale(const group_call &call, int64_t row) {
     return scale_of(call.mean_in[row], call.rstd_in[row]);
 }
 
-/* From the moments of the whole group. `save`: this thread is the one to write the statistics. */
+/* From the moments of the whole group. `save`: this thread writes the statistics. */
 __device__ scale measured_scale(const group_call &call, int64_t row, double mean, double squares, bool save) {
     double variance = squares * call.share, rstd = 1 / sqrt(variance + call.eps);
     if (save && call.mean_out) call.mean_out[row] = (float)mean;
@@ -233,13 +235,13 @@ __device__ scale measured_scale(const group_call &call, int64_t row, double mean
 }
 
 /* From the group's sums of g and g * xh. */
-__device__ slopes slopes_of(const group_call &call, scale s, double sum_g, double sum_gxh) {
+__device__ affine backward_map(const group_call &call, scale s, double sum_g, double sum_gxh) {
     double slope = -(double)s.rstd * (sum_gxh * call.share);
     return {(float)slope, (float)(-(double)s.rstd * (sum_g * call.share) + slope * s.rest)};
 }
 
-/* y = slope * xh + level of a channel. */
-__device__ slopes forward_line(scale s, float gamma, float beta) {
+/* The map of a channel's y. */
+__device__ affine forward_map(scale s, float gamma, float beta) {
     return {gamma, (float)(beta + (double)gamma * s.rest)};
 }
 
@@ -251,14 +253,14 @@ template <class T> __device__ float beta_at(const group_call &call, int64_t chan
     return call.beta.data ? read_parameter<T>(call.beta, channel) : 0.0f;
 }
 
-__device__ double2 *cell_at(const group_call &call, int64_t part, int64_t channel, int64_t piece) {
-    return call.cells + part * call.part_step + channel * call.channel_step + piece * call.piece_step;
+__device__ double2 *partial_at(const group_call &call, int64_t part, int64_t channel, int64_t chunk) {
+    return call.partials + part * call.part_step + channel * call.channel_step + chunk * call.chunk_step;
 }
 
-/* One thread owns a cell; the first of its part's batch sets it. */
-__device__ void add_to_cell(double2 *cell, bool first, double sum, double product) {
-    double2 old = first ? double2{0, 0} : *cell;
-    *cell = {old.x + sum, old.y + product};
+/* One thread owns a partial; the first item of its part of the batch sets it. */
+__device__ void add_to_partial(double2 *partial, bool first, double sum, double product) {
+    double2 old = first ? double2{0, 0} : *partial;
+    *partial = {old.x + sum, old.y + product};
 }
 
 } // namespace

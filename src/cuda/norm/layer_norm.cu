@@ -1,6 +1,6 @@
 /*
- * layer_norm on CUDA: rows normalised with their mean taken away. The kernels are those of cuda/norm.cuh and the
- * headers that it names, compiled here for centred rows; the rest reads the call's slots.
+ * layer_norm on CUDA: rows normalised after their mean is subtracted. The kernels are those of norm.cuh and the headers
+ * that it names, compiled here with LAYER; this file reads the call's slots.
  */
 #include "cuda/norm/norm_run.cuh"
 

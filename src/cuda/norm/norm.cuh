@@ -1,20 +1,22 @@
 /*
- * What layer_norm (LAYER: each row's mean is taken away) and rms_norm share on the GPU. With xh = (x - mean) * rstd and
+ * What layer_norm (LAYER: each row's mean is subtracted) and rms_norm share on the GPU. With xh = (x - mean) * rstd and
  * g = dy * gamma (docs/ops/layer_norm.md derives it):
  *
  *     y  = xh * gamma + beta
  *     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
  *
- * Three paths, chosen by dim alone, each with one order of additions whatever the alignment of the tensors:
- *   norm_short.cuh  dim < 16: a thread a row, in double
- *   norm_rows.cuh   dim <= 8192: a team of threads a row, x and dy read from memory once
- *   norm_long.cuh   longer rows, cut into units of columns
+ * Three paths, chosen by dim alone. Each has one order of additions, whatever the alignment of the tensors:
+ *
+ *     path   dim              what                                                            file
+ *     short  below 16         a thread per row, in double                                     norm_short.cuh
+ *     rows   16 to 8192       a team of threads per row, x and dy read from memory once       norm_rows.cuh
+ *     long   above 8192       rows split into units of columns, x and dy read twice for dx    norm_long.cuh
  *
  * All three leave column sums of fixed chunks of rows in the workspace, partials[chunk][dgamma, dbeta][dim] in f32;
- * norm_finish() adds them in order, in double. How rows are cut into chunks follows from rows and dim.
+ * norm_finish() adds them in order, in double. How rows are split into chunks follows from rows and dim.
  *
- * Every kernel here is launched `chained`: it may be resident before the kernel ahead of it is done, and touches no
- * memory before wait_for_previous().
+ * Every kernel here is launched `chained`: it may be resident before the previous kernel is done, and touches no memory
+ * before wait_for_previous().
  */
 #ifndef VJP_CUDA_NORM_CUH
 #define VJP_CUDA_NORM_CUH
@@ -28,19 +30,19 @@ namespace {
 constexpr int NORM_SHORT = 16;
 
 /* Rows longer than this: norm_long.cuh. 512 threads keep the sums of 16 columns each in registers. */
-constexpr int64_t NORM_MOST_DIM = 8192;
+constexpr int64_t NORM_MAX_DIM = 8192;
 
 /* Columns of a unit of a long row. */
 constexpr int NORM_UNIT = 2048;
 
 enum norm_path { NORM_PATH_SHORT, NORM_PATH_ROWS, NORM_PATH_LONG };
 
-/* What is found of one unit of a long row: its statistics, or its sums of g and g * xh. */
+/* The results of one unit of a long row: its statistics, or its sums of g and g * xh. */
 struct norm_pair {
     double a, b;
 };
 
-/* A call, forward or backward, as the kernels get it. */
+/* The arguments of the kernels, forward or backward. */
 struct norm_call {
     const void *x, *dy;
     void *out; /* y or dx; NULL: not wanted */
@@ -48,7 +50,7 @@ struct norm_call {
     parameter gamma, beta;
     parameter_output dgamma, dbeta;
     float *mean_out, *rstd_out;
-    const float *mean_in, *rstd_in; /* rstd_in is NULL where statistics are measured again */
+    const float *mean_in, *rstd_in; /* rstd_in is NULL where statistics are computed again */
     int64_t rows, dim;
     double eps;
 
@@ -60,8 +62,8 @@ struct norm_call {
     bool sums;           /* dgamma or dbeta is wanted */
     float *partials;
     norm_pair *moments, *totals; /* long rows: [rows][units], statistics and sums of g and g * xh */
-    bool whole;                  /* rows are whole pieces of 16 bytes */
-    bool aligned;                /* and stand on addresses that are multiples of 16 */
+    bool in_vectors;             /* rows are a whole number of 16-byte vectors */
+    bool aligned;                /* and begin at multiples of 16 bytes */
     int stages;
 };
 
@@ -70,8 +72,8 @@ __device__ inline int64_t norm_chunk_begin(const norm_call &c, int64_t chunk) {
 }
 
 /*
- * xh = (x - mean) * rstd + rest. x - mean is right to the last bit of the difference even at 1000 +- 1; what a mean
- * loses by being stored in f32 is in `rest`. A saved mean is what it is: rest 0.
+ * xh = (x - mean) * rstd + rest. x - mean is exact to the last bit of the difference even at 1000 +- 1; `rest` is what
+ * a mean loses by being stored in f32. For a saved mean rest is 0.
  */
 struct norm_scale {
     float rstd, mean, rest;
@@ -96,14 +98,14 @@ template <bool LAYER> __device__ norm_scale norm_scale_saved(const norm_call &c,
 /* ---- Sums of the chunks ------------------------------------------------------------------------------ */
 
 /*
- * A block adds 32 columns; each of its warps adds an equal part of the chunks, with NORM_BATCH loads under way at once:
- * what the chunks wrote is still in L2, so this kernel is all latency. With 16 warps it is one trip to L2 for the usual
- * 264 chunks. Of such blocks a large Hopper card holds NORM_FINISH_AT_ONCE, two a multiprocessor; where columns take
- * more, blocks have 4 warps, eight fit on a multiprocessor, and none waits for another's end. On an H200 in bf16, with
- * 16 warps and with 4, of the limit: 0.80 and 0.77 at 16384 x 1024 (64 blocks), 0.90 and 0.91 at 8192 x 8192 (512);
- * 16384 x 4096 (256) reaches 0.94 with 16.
+ * A block adds 32 columns; each of its warps adds an equal share of the chunks, with NORM_BATCH loads in flight at
+ * once: the partials are still in L2, so this kernel is all latency. With 16 warps it is one trip to L2 for the usual
+ * 264 chunks. A large Hopper card holds NORM_FINISH_AT_ONCE such blocks, two per multiprocessor; where columns take
+ * more, blocks have 4 warps, eight fit on a multiprocessor, and no block waits for another to end. On an H200 in bf16,
+ * with 16 warps and with 4, of the limit: 0.80 and 0.77 at 16384 x 1024 (64 blocks), 0.90 and 0.91 at 8192 x 8192
+ * (512); 16384 x 4096 (256) reaches 0.94 with 16.
  *
- * Beginning when the last chunk has counted itself in, before its kernel has ended, was slower (0.77 for 0.80).
+ * Starting when the last chunk has counted itself, before its kernel has ended, was slower (0.77 instead of 0.80).
  */
 constexpr int NORM_FINISH_COLUMNS = 32, NORM_BATCH = 17;
 constexpr int NORM_FINISH_WARPS = 16, NORM_FINISH_FEWER_WARPS = 4;
@@ -139,7 +141,7 @@ template <class T, int WARPS> __global__ void __launch_bounds__(32 * WARPS, 32 /
 }
 
 template <class T> vjp_status norm_finish_run(const vjp_work *work, const norm_call &c) {
-    int64_t blocks = divide_up(2 * c.dim, NORM_FINISH_COLUMNS);
+    int64_t blocks = vjp_divide_up(2 * c.dim, NORM_FINISH_COLUMNS);
     if (blocks <= NORM_FINISH_AT_ONCE)
         return launch(work, true, norm_finish<T, NORM_FINISH_WARPS>, blocks, 32 * NORM_FINISH_WARPS, 0, c);
     return launch(work, true, norm_finish<T, NORM_FINISH_FEWER_WARPS>, blocks, 32 * NORM_FINISH_FEWER_WARPS, 0, c);
@@ -148,8 +150,8 @@ template <class T> vjp_status norm_finish_run(const vjp_work *work, const norm_c
 /* ---- The plan ---------------------------------------------------------------------------------------- */
 
 /*
- * Rows of 16 to 8192 elements, for the plan: the threads of a row and the columns of a thread. A block of 512 threads
- * leaves each 128 registers, which is what gamma, the sums and a row of 16 columns take.
+ * Threads per row and columns per thread, for rows of 16 to 8192 elements. A block of 512 threads leaves each 128
+ * registers, which is what gamma, the sums and a row of 16 columns take.
  */
 constexpr int NORM_ROWS_THREADS = 512;
 
@@ -162,55 +164,48 @@ constexpr int norm_team_elements(int team) {
 }
 
 /*
- * Threads of a block: NORM_ROWS_THREADS a multiprocessor, in two blocks where a row leaves room for that: what one does
- * at its beginning and end, the other covers.
+ * Threads of a block: NORM_ROWS_THREADS per multiprocessor, in two blocks where a row leaves room for that, so that
+ * each hides the beginning and end of the other.
  */
 constexpr int norm_block_threads(int team) {
     return team <= NORM_ROWS_THREADS / 2 ? NORM_ROWS_THREADS / 2 : NORM_ROWS_THREADS;
 }
 
-/* One chunk a multiprocessor. */
+/* One chunk per multiprocessor. */
 constexpr int64_t NORM_CHUNKS = CHUNKS / 2;
 
-/* Blocks of 256 threads, a row each: four blocks a multiprocessor hide one another's latency. */
+/* Blocks of 256 threads, a row per thread: four blocks per multiprocessor hide one another's latency. */
 constexpr int NORM_SHORT_THREADS = 256;
 constexpr int64_t NORM_SHORT_CHUNKS = 4 * NORM_CHUNKS;
 
-/* Blocks that share the units of long rows, three a multiprocessor: their loads and barriers hide one another. */
+/* Blocks that share the units of long rows, three per multiprocessor: they hide one another's loads and barriers. */
 constexpr int64_t NORM_LONG_BLOCKS = 3 * NORM_CHUNKS;
 
-inline size_t norm_take(size_t *used, size_t bytes) {
-    size_t at = *used;
-    *used += (bytes + 63) / 64 * 64;
-    return at;
-}
-
-/* Decides how a call is cut, lays the workspace out and returns its bytes. */
+/* Decides how a call is split, lays the workspace out and returns its bytes. */
 inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     int64_t rows = c->rows, dim = c->dim;
-    c->path = dim < NORM_SHORT ? NORM_PATH_SHORT : dim <= NORM_MOST_DIM ? NORM_PATH_ROWS : NORM_PATH_LONG;
-    c->units = divide_up(dim, NORM_UNIT);
+    c->path = dim < NORM_SHORT ? NORM_PATH_SHORT : dim <= NORM_MAX_DIM ? NORM_PATH_ROWS : NORM_PATH_LONG;
+    c->units = vjp_divide_up(dim, NORM_UNIT);
     c->inverse = 1.0f / (float)dim;
     c->bias = (float)c->eps;
     if (c->path == NORM_PATH_SHORT) {
-        c->chunks = least(NORM_SHORT_CHUNKS, divide_up(rows, NORM_SHORT_THREADS));
+        c->chunks = vjp_min(NORM_SHORT_CHUNKS, vjp_divide_up(rows, NORM_SHORT_THREADS));
     } else {
         bool is_long = c->path == NORM_PATH_LONG;
         int team = norm_team_threads(dim), threads = norm_block_threads(team);
         int64_t teams = is_long ? 1 : threads / team, blocks = NORM_CHUNKS * (NORM_ROWS_THREADS / threads);
-        c->chunks = least(is_long ? most(1, NORM_LONG_BLOCKS / c->units) : blocks, divide_up(rows, teams));
-        if (c->sums) c->chunks = most(c->chunks, divide_up(rows, teams * CHAIN));
+        c->chunks = vjp_min(is_long ? vjp_max(1, NORM_LONG_BLOCKS / c->units) : blocks, vjp_divide_up(rows, teams));
+        if (c->sums) c->chunks = vjp_max(c->chunks, vjp_divide_up(rows, teams * CHAIN));
     }
     c->chunk_rows = c->chunks ? rows / c->chunks : 0;
     c->longer_chunks = c->chunks ? rows % c->chunks : 0;
 
-    size_t pairs = c->path == NORM_PATH_LONG ? (size_t)(rows * c->units) * sizeof(norm_pair) : 0, used = 0;
-    char *space = static_cast<char *>(work->workspace);
-    c->moments = reinterpret_cast<norm_pair *>(space + norm_take(&used, c->rstd_in ? 0 : pairs));
-    c->totals = reinterpret_cast<norm_pair *>(space + norm_take(&used, work->pass == VJP_BACKWARD ? pairs : 0));
-    size_t partials = c->sums ? (size_t)(2 * c->chunks * dim) * sizeof(float) : 0;
-    c->partials = reinterpret_cast<float *>(space + norm_take(&used, partials));
-    return used;
+    int64_t pairs = c->path == NORM_PATH_LONG ? rows * c->units : 0;
+    workspace_layout layout(work->workspace);
+    c->moments = layout.take<norm_pair>(c->rstd_in ? 0 : pairs);
+    c->totals = layout.take<norm_pair>(work->pass == VJP_BACKWARD ? pairs : 0);
+    c->partials = layout.take<float>(c->sums ? 2 * c->chunks * dim : 0);
+    return layout.max;
 }
 
 } // namespace

@@ -1,15 +1,16 @@
 /*
- * Norms of rows of more than 8192 elements, cut into units of NORM_UNIT columns so that one row alone keeps many
- * multiprocessors busy. A block takes a unit of a row, a thread 8 of its columns; what a row's units found is written
- * to the workspace and added by whoever needs it, in the order of the units, in double. The steps, a kernel each:
+ * Norms of rows of more than 8192 elements, split into units of NORM_UNIT columns so that a single row keeps many
+ * multiprocessors busy. A block takes a unit of a row, a thread 8 of its columns; the results of a row's units are
+ * written to the workspace and added where they are needed, in the order of the units, in double. The steps, a kernel
+ * each:
  *
  *     norm_long_moments  statistics of each unit (where none are saved)
  *     norm_long_y        forward: y and the saved statistics
- *     norm_long_sums     backward: a chunk of rows a block, for one unit: sums of g and g * xh of each row, column sums
+ *     norm_long_sums     backward: a chunk of rows per block, for one unit: each row's sums, and column sums
  *     norm_long_dx       backward: dx
  *
- * x and dy are read twice where dx is wanted, 5/3 of the least bytes: rows of this length are rare, and few of them
- * stay in L2. Elements are loaded one at a time, neighbours by neighbouring threads, whatever the alignment.
+ * x and dy are read twice where dx is wanted, 5/3 of the fewest bytes: rows of this length are rare, and few of them
+ * stay in L2. Elements are loaded one at a time, adjacent ones by adjacent threads, whatever the alignment.
  */
 #ifndef VJP_CUDA_NORM_LONG_CUH
 #define VJP_CUDA_NORM_LONG_CUH
@@ -38,14 +39,14 @@ struct norm_unit {
     }
 };
 
-/* The thread's elements of a unit whose first element is at `from`. Columns past the row are 0. */
+/* The thread's elements of a unit whose first element is at `from`. Columns beyond the row are 0. */
 template <class T> __device__ void norm_long_read(const norm_unit &u, const T *from, float (&row)[NORM_LONG_ELEMENTS]) {
 #pragma unroll
     for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
         row[i] = u.has(i) ? to_f32(from[norm_unit::at(i)]) : 0.0f;
 }
 
-/* A parameter at the thread's columns. No branch between the loads: they are all under way at once. */
+/* A parameter at the thread's columns. No branch between the loads, so all are in flight at once. */
 template <class T>
 __device__ void norm_long_parameter(const norm_unit &u, parameter p, float absent, float (&v)[NORM_LONG_ELEMENTS]) {
     if (!p.data)
@@ -58,9 +59,9 @@ __device__ void norm_long_parameter(const norm_unit &u, parameter p, float absen
         norm_long_read(u, static_cast<const T *>(p.data) + u.from, v);
 }
 
-/* ---- What units found -------------------------------------------------------------------------------- */
+/* ---- Statistics -------------------------------------------------------------------------------------- */
 
-/* A row's statistics, in every thread of the block; each warp adds by itself. */
+/* A row's statistics, in every thread of the block; each warp adds them up separately. */
 template <bool LAYER> __device__ norm_scale norm_long_scale(const norm_call &c, int64_t row) {
     if (c.rstd_in) return norm_scale_saved<LAYER>(c, row);
     const norm_pair *units = c.moments + row * c.units;
@@ -75,11 +76,11 @@ template <bool LAYER> __device__ norm_scale norm_long_scale(const norm_call &c, 
     return norm_scale_of(mean, warp_sum(squares) / dim, c.eps);
 }
 
-/* Mean and squared distances from it of one unit; without LAYER its squares. */
+/* The mean of one unit and the squared distances from it; without LAYER its squares. */
 template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_moments(norm_call c) {
     __shared__ block_sums<double, 1, NORM_LONG_THREADS> shared;
     int turn = 0;
-    take_turn();
+    begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         norm_unit u(c, task % c.units);
         float x[NORM_LONG_ELEMENTS];
@@ -104,7 +105,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
 template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_y(norm_call c) {
-    take_turn();
+    begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         int64_t row = task / c.units, unit = task % c.units;
         norm_unit u(c, unit);
@@ -130,7 +131,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
 template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_sums(norm_call c) {
     __shared__ block_sums<double, 2, NORM_LONG_THREADS> shared;
     int turn = 0;
-    take_turn();
+    begin_chained();
     for (int64_t task = blockIdx.x; task < c.chunks * c.units; task += gridDim.x) {
         int64_t chunk = task / c.units, unit = task % c.units, end = norm_chunk_begin(c, chunk + 1);
         norm_unit u(c, unit);
@@ -169,7 +170,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
 }
 
 template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
-    take_turn();
+    begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         int64_t row = task / c.units;
         norm_unit u(c, task % c.units);
@@ -196,7 +197,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
 }
 
 template <class T, bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_call &c) {
-    int64_t tasks = least(MOST_BLOCKS, c.rows * c.units), sums = least(MOST_BLOCKS, c.chunks * c.units);
+    int64_t tasks = vjp_min(MAX_BLOCKS, c.rows * c.units), sums = vjp_min(MAX_BLOCKS, c.chunks * c.units);
     vjp_status status = VJP_OK;
     if (!c.rstd_in) status = launch(work, true, norm_long_moments<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
     if (status != VJP_OK) return status;

@@ -1,4 +1,6 @@
-/* A norm's call from its plan to its launches: layer_norm.cu and rms_norm.cu fill a norm_call in and come here. */
+/*
+ * Runs a norm's call, from its plan to its launches: layer_norm.cu and rms_norm.cu fill in a norm_call and pass it on.
+ */
 #ifndef VJP_CUDA_NORM_RUN_CUH
 #define VJP_CUDA_NORM_RUN_CUH
 

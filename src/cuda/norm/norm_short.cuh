@@ -1,9 +1,10 @@
 /*
- * Norms of rows of fewer than 16 elements: a thread a row, in double. The result there often cancels to almost nothing
- * (the dx of a row of one or two elements is all but zero whatever dy is), which f32 would drown in its rounding.
+ * Norms of rows of fewer than 16 elements: a thread per row, in double. There the result often cancels to almost
+ * nothing (the dx of a row of one or two elements is almost zero whatever dy is), which would drown in the rounding of
+ * f32.
  *
- * Neighbouring threads take neighbouring rows, so a warp reads a stretch of memory; its elements come a row apart, and
- * all but the first find their line in the first-level cache.
+ * Adjacent threads take adjacent rows, so a warp reads contiguous memory; its elements are a row apart, and all but the
+ * first find their cache line in the first-level cache.
  */
 #ifndef VJP_CUDA_NORM_SHORT_CUH
 #define VJP_CUDA_NORM_SHORT_CUH
@@ -13,37 +14,37 @@
 namespace vjp {
 namespace {
 
-constexpr int NORM_MOST_SHORT = NORM_SHORT - 1;
+constexpr int NORM_MAX_SHORT = NORM_SHORT - 1;
 
 struct norm_short_statistics {
     double mean, rstd;
 };
 
 template <bool LAYER>
-__device__ norm_short_statistics norm_short_measure(const norm_call &c, int dim, const float (&x)[NORM_MOST_SHORT]) {
+__device__ norm_short_statistics norm_short_measure(const norm_call &c, int dim, const float (&x)[NORM_MAX_SHORT]) {
     double mean = 0, squares = 0;
     if (LAYER) {
 #pragma unroll
-        for (int i = 0; i < NORM_MOST_SHORT; i++)
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
             if (i < dim) mean += (double)x[i];
         mean /= dim;
     }
 #pragma unroll
-    for (int i = 0; i < NORM_MOST_SHORT; i++)
+    for (int i = 0; i < NORM_MAX_SHORT; i++)
         if (i < dim) squares = fma((double)x[i] - mean, (double)x[i] - mean, squares);
     return {mean, 1 / sqrt(squares / dim + c.eps)};
 }
 
-template <class T> __device__ void norm_short_read(const T *from, int dim, float (&row)[NORM_MOST_SHORT]) {
+template <class T> __device__ void norm_short_read(const T *from, int dim, float (&row)[NORM_MAX_SHORT]) {
 #pragma unroll
-    for (int i = 0; i < NORM_MOST_SHORT; i++)
+    for (int i = 0; i < NORM_MAX_SHORT; i++)
         row[i] = i < dim ? to_f32(from[i]) : 0.0f;
 }
 
 template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_forward(norm_call c) {
     __shared__ double gamma[NORM_SHORT], beta[NORM_SHORT];
     int dim = (int)c.dim, t = threadIdx.x;
-    take_turn();
+    begin_chained();
     if (t < dim) {
         gamma[t] = c.gamma.data ? (double)read_parameter<T>(c.gamma, t) : 1;
         beta[t] = c.beta.data ? (double)read_parameter<T>(c.beta, t) : 0;
@@ -51,7 +52,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
     __syncthreads();
     int64_t end = norm_chunk_begin(c, blockIdx.x + 1ll);
     for (int64_t row = norm_chunk_begin(c, blockIdx.x) + t; row < end; row += NORM_SHORT_THREADS) {
-        float x[NORM_MOST_SHORT];
+        float x[NORM_MAX_SHORT];
         norm_short_read(static_cast<const T *>(c.x) + row * dim, dim, x);
         norm_short_statistics s = norm_short_measure<LAYER>(c, dim, x);
         if (c.mean_out) c.mean_out[row] = (float)s.mean;
@@ -59,7 +60,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
         if (!c.out) continue;
         T *y = static_cast<T *>(c.out) + row * dim;
 #pragma unroll
-        for (int i = 0; i < NORM_MOST_SHORT; i++)
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
             if (i < dim) write_one(y + i, (float)(((double)x[i] - s.mean) * s.rstd * gamma[i] + beta[i]), c.add);
     }
 }
@@ -68,23 +69,23 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
     constexpr int WARPS = NORM_SHORT_THREADS / 32;
     __shared__ double gamma[NORM_SHORT], sums[WARPS][2 * NORM_SHORT];
     int dim = (int)c.dim, t = threadIdx.x;
-    take_turn();
+    begin_chained();
     if (t < dim) gamma[t] = c.gamma.data ? (double)read_parameter<T>(c.gamma, t) : 1;
     __syncthreads();
-    double dgamma[NORM_MOST_SHORT], dbeta[NORM_MOST_SHORT];
+    double dgamma[NORM_MAX_SHORT], dbeta[NORM_MAX_SHORT];
 #pragma unroll
-    for (int i = 0; i < NORM_MOST_SHORT; i++)
+    for (int i = 0; i < NORM_MAX_SHORT; i++)
         dgamma[i] = dbeta[i] = 0;
     int64_t end = norm_chunk_begin(c, blockIdx.x + 1ll);
     for (int64_t row = norm_chunk_begin(c, blockIdx.x) + t; row < end; row += NORM_SHORT_THREADS) {
-        float x[NORM_MOST_SHORT], dy[NORM_MOST_SHORT];
+        float x[NORM_MAX_SHORT], dy[NORM_MAX_SHORT];
         norm_short_read(static_cast<const T *>(c.x) + row * dim, dim, x);
         norm_short_read(static_cast<const T *>(c.dy) + row * dim, dim, dy);
         norm_short_statistics s = {c.mean_in ? (double)c.mean_in[row] : 0, c.rstd_in ? (double)c.rstd_in[row] : 0};
         if (!c.rstd_in) s = norm_short_measure<LAYER>(c, dim, x);
         double mean_g = 0, mean_gxh = 0;
 #pragma unroll
-        for (int i = 0; i < NORM_MOST_SHORT; i++)
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
             if (i < dim) {
                 double xh = ((double)x[i] - s.mean) * s.rstd, g = (double)dy[i] * gamma[i];
                 dgamma[i] = fma((double)dy[i], xh, dgamma[i]);
@@ -97,7 +98,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
         if (!c.out) continue;
         T *dx = static_cast<T *>(c.out) + row * dim;
 #pragma unroll
-        for (int i = 0; i < NORM_MOST_SHORT; i++)
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
             if (i < dim) {
                 double xh = ((double)x[i] - s.mean) * s.rstd, g = (double)dy[i] * gamma[i];
                 write_one(dx + i, (float)(s.rstd * (g - mean_g - xh * mean_gxh)), c.add);
@@ -105,7 +106,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
     }
     if (!c.sums) return;
 #pragma unroll
-    for (int i = 0; i < NORM_MOST_SHORT; i++)
+    for (int i = 0; i < NORM_MAX_SHORT; i++)
         if (i < dim) {
             double of_gamma = warp_sum(dgamma[i]), of_beta = warp_sum(dbeta[i]);
             if (t % 32 == 0) {

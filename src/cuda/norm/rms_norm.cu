@@ -1,6 +1,6 @@
 /*
- * rms_norm on CUDA: rows scaled to a mean square of 1, no mean taken away. The kernels are those of cuda/norm.cuh and
- * the headers that it names, compiled here for rows that are not centred; the rest reads the call's slots.
+ * rms_norm on CUDA: rows scaled to a mean square of 1, without subtracting the mean. The kernels are those of norm.cuh
+ * and the headers that it names, compiled here without LAYER; this file reads the call's slots.
  */
 #include "cuda/norm/norm_run.cuh"
 

@@ -1,21 +1,21 @@
 /*
- * maxpool2d, planes cut into tiles that live in the registers of one thread: the common square windows, whose size,
- * stride and padding are known when this is compiled. (Everything else: maxpool2d.cu.)
+ * maxpool2d, planes split into tiles that stay in the registers of one thread: for the common square windows, whose
+ * size, stride and padding are compile-time constants. (Everything else: maxpool2d.cu.)
  *
  * A tile is 16 bytes of columns by STEPS strides of rows of x and dx, and the windows that begin there. The backward
- * first loads all it needs: dy and the saved argmax of the tile's windows and of those above or below that reach it,
- * or x under them to find the argmax again. Then it goes through the windows, rows first, and adds dy to the element
- * whose place is the argmax; the windows of the tiles beside it come from the neighbouring lanes. So an element is
- * added up by one thread in order of windows, with no atomics, no shared memory and no barrier, and what two tiles both
- * read comes from the first-level cache.
+ * first loads all it needs: dy and the saved argmax of the tile's windows and of those above or below that reach it, or
+ * x under them to find the argmax again. Then it loops over the windows, rows first, and adds dy to the element whose
+ * place is the argmax; the windows of the adjacent tiles come from the adjacent lanes. So an element is summed by one
+ * thread in order of windows, with no atomics, no shared memory and no barrier, and what two tiles both read comes from
+ * the first-level cache.
  *
- * Least bytes of 32x64x112x112, 3/2/1, f32: dx 103 MB, dy 26 MB, and argmax (i32) 26 MB or x 103 MB. A thread has 64 to
- * 160 bytes of its own on the way before it uses the first, and a multiprocessor 640 to 1000 threads: 60 KiB and more.
- * Blocks are small so that some load while others compute and store.
+ * The fewest bytes of 32x64x112x112, 3/2/1, f32: dx 103 MB, dy 26 MB, and argmax (i32) 26 MB or x 103 MB. A thread has
+ * 64 to 160 bytes of its own in flight before it uses the first, and a multiprocessor 640 to 1000 threads: 60 KiB and
+ * more. Blocks are small so that some load while others compute and store.
  *
- * Loads never fall outside a tensor: what is behind an edge is read at the edge instead. An edge element that stands
- * twice in a window changes nothing where it comes later, because only a greater one wins, and where it comes first it
- * has the place of the true one. So padding cannot win, and a window of -inf has an argmax.
+ * Loads never fall outside a tensor: beyond an edge, the element at the edge is read instead. An edge element that
+ * occurs twice in a window changes nothing where it comes later, because only a greater one wins, and where it comes
+ * first it has the place of the true one. So padding cannot win, and a window of -inf has an argmax.
  */
 #ifndef VJP_CUDA_MAXPOOL2D_TILES_CUH
 #define VJP_CUDA_MAXPOOL2D_TILES_CUH
@@ -29,10 +29,13 @@ namespace {
 
 constexpr int TILE_THREADS = 128;
 
-/* Window rows that begin in a tile. More read less twice (one row of windows each), fewer take fewer registers. */
+/*
+ * Window rows that begin in a tile. With more, fewer are read twice (one row of windows per tile); with fewer, less
+ * registers are used.
+ */
 constexpr int STEPS = 4;
 
-/* Division of n < 2^31 by one multiplication: with s = ceil(log2 d), m = floor(2^(31 + s) / d) + 1 is exact enough. */
+/* Division of n < 2^31 by one multiplication: with s = ceil(log2 d), m = floor(2^(31 + s) / d) + 1 is exact. */
 struct divider {
     unsigned divisor, multiplier;
     int shift;
@@ -58,22 +61,22 @@ struct tile_call {
 };
 
 /*
- * Columns of a tile: 16 bytes of them where all rows of all tensors are aligned for it (IN_RUNS), else 2, which are
- * read and written one by one.
+ * Columns of a tile: 16 bytes of them where all rows of all tensors are aligned for it (IN_VECTORS), otherwise 2, which
+ * are read and written one by one.
  */
 constexpr int NARROW = 2;
 
-template <int COLUMNS> constexpr bool IN_RUNS = COLUMNS > NARROW;
+template <int COLUMNS> constexpr bool IN_VECTORS = COLUMNS > NARROW;
 
 /*
  * Windows of K x K elements, S apart, P of padding; counted from the tile's first window, elements from its first one.
- * FIRST to LAST reach the tile in each direction. Those across that are not the tile's own are a neighbour's.
+ * FIRST to LAST reach the tile in each direction. Those across that are not the tile's own belong to an adjacent tile.
  */
 template <int COLUMNS, int K, int S, int P> struct tile_shape {
     static constexpr int WINDOWS = COLUMNS / S, ROWS = STEPS * S;
     static constexpr int FIRST = -((K - 1 - P) / S), LAST = (COLUMNS - 1 + P) / S, LAST_ROW = (ROWS - 1 + P) / S;
     static constexpr int LEFT = -FIRST, RIGHT = LAST - WINDOWS + 1;
-    /* A warp's outermost lanes work for their neighbours alone, and their own tiles are the next warp's. */
+    /* A warp's outermost lanes only work for the adjacent lanes; their own tiles are computed by another warp. */
     static constexpr int LANES = 32 - (LEFT > 0) - (RIGHT > 0);
     static_assert(LEFT <= WINDOWS && RIGHT <= WINDOWS);
 };
@@ -92,30 +95,30 @@ __device__ inline int inside(int i, int size) {
     return min(max(i, 0), size - 1);
 }
 
-/* N neighbours of a row, and BEFORE and BEHIND of it one each at most, as they were loaded. */
-template <class E, int BEFORE, int N, int BEHIND, bool RUNS> struct strip {
+/* N adjacent elements of a row, and up to one BEFORE and one BEHIND them, as loaded. */
+template <class E, int BEFORE, int N, int BEHIND, bool VECTORS> struct strip {
     static_assert(BEFORE <= 1 && BEHIND <= 1);
-    run<E, N> own;
+    packed<E, N> own;
     E before, behind;
 
-    /* i is known when this is compiled. */
-    __device__ float number(int i) const {
-        return i < 0 ? to_f32(before) : i < N ? own.number(i) : to_f32(behind);
+    /* i must be a compile-time constant. */
+    __device__ float as_f32(int i) const {
+        return i < 0 ? to_f32(before) : i < N ? own.as_f32(i) : to_f32(behind);
     }
 
-    /* row: where element `first` is, or would be. */
+    /* row: the address of element `first`, which may be outside. */
     __device__ void load(const E *row, int first, int width) {
         auto at = [&](int i) { return row + (inside(first + i, width) - first); };
-        if constexpr (RUNS)
-            own = load_run<E, N>(row);
+        if constexpr (VECTORS)
+            own = load_packed<E, N>(row);
         else
-            own = gather_run<E, N>([&](int i) { return __ldg(at(i)); });
+            own = make_packed<E, N>([&](int i) { return __ldg(at(i)); });
         if constexpr (BEFORE > 0) before = __ldg(at(-1));
         if constexpr (BEHIND > 0) behind = __ldg(at(N));
     }
 };
 
-/* Rows [first, first + N) of a plane, each a strip. A pointer that steps is cheaper than N products. */
+/* Rows [first, first + N) of a plane, each a strip. A pointer that steps is cheaper than N multiplications. */
 template <class STRIP, class E, int N>
 __device__ void load_rows(STRIP (&strips)[N], const E *plane, int first, int height, int column, int width) {
     const E *row = plane + (int64_t)inside(first, height) * width + column;
@@ -135,8 +138,8 @@ template <class T, int COLUMNS, int K, int S, int P, int FIRST, int LAST> struct
     static constexpr int TOP = FIRST * S - P, ROWS = (LAST - FIRST) * S + K;
     static constexpr int END = (COUNT - 1) * S - P + K;
 
-    strip<T, P, COLUMNS, (END > COLUMNS ? END - COLUMNS : 0), IN_RUNS<COLUMNS>> x[ROWS];
-    best<unsigned> across[ROWS][COUNT]; /* the maxima of single rows, which windows above each other share */
+    strip<T, P, COLUMNS, (END > COLUMNS ? END - COLUMNS : 0), IN_VECTORS<COLUMNS>> x[ROWS];
+    best<unsigned> across[ROWS][COUNT]; /* the maxima of single rows, which vertically adjacent windows share */
 
     __device__ void load(const tile_call &c, const T *plane, int row, int column) {
         load_rows(x, plane, row + TOP, c.height, column, c.width);
@@ -151,9 +154,9 @@ template <class T, int COLUMNS, int K, int S, int P, int FIRST, int LAST> struct
                 int i = j * S - P + k;
                 unsigned place = (unsigned)(i < 0 ? max(i, -column) : i);
                 if (k == 0)
-                    across[r][j] = {x[r].number(i), place};
+                    across[r][j] = {x[r].as_f32(i), place};
                 else
-                    across[r][j].take(x[r].number(i), place);
+                    across[r][j].take(x[r].as_f32(i), place);
             }
             across[r][j].place += base;
         }
@@ -177,10 +180,10 @@ template <class T, int COLUMNS, int K, int S, int P, int FIRST, int LAST> struct
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* The first `count` of N values to a row. */
-template <bool RUNS, class E, int N> __device__ void store_part(E *to, const run<E, N> &values, int count) {
-    if constexpr (RUNS) {
-        store_run(to, values);
+/* Stores the first `count` of N values to a row. */
+template <bool VECTORS, class E, int N> __device__ void store_part(E *to, const packed<E, N> &values, int count) {
+    if constexpr (VECTORS) {
+        store_packed(to, values);
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -191,7 +194,7 @@ template <bool RUNS, class E, int N> __device__ void store_part(E *to, const run
 template <class T, int COLUMNS, int K, int S, int P>
 __global__ void __launch_bounds__(TILE_THREADS, 4) forward_tiles(const __grid_constant__ tile_call c) {
     constexpr int N = COLUMNS / S;
-    constexpr bool RUNS = IN_RUNS<COLUMNS>;
+    constexpr bool VECTORS = IN_VECTORS<COLUMNS>;
     unsigned id = blockIdx.x * TILE_THREADS + threadIdx.x;
     if (id >= (unsigned)c.tiles) return;
     tile_place at = find_tile(c, (int)id);
@@ -211,12 +214,12 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) forward_tiles(const __grid_co
             auto value = [&](int j) {
                 return from_f32<T>(c.pool.add && j < count ? to_f32(y[j]) + found[j].value : found[j].value);
             };
-            store_part<RUNS>(y, gather_run<T, N>(value), count);
+            store_part<VECTORS>(y, make_packed<T, N>(value), count);
         }
         auto store_places = [&](auto index) {
             using INDEX = decltype(index);
-            run<INDEX, N> places = gather_run<INDEX, N>([&](int j) { return (INDEX)(found[j].place + base); });
-            store_part<RUNS>(static_cast<INDEX *>(c.pool.argmax) + to, places, count);
+            packed<INDEX, N> places = make_packed<INDEX, N>([&](int j) { return (INDEX)(found[j].place + base); });
+            store_part<VECTORS>(static_cast<INDEX *>(c.pool.argmax) + to, places, count);
         };
         if (c.pool.argmax && c.pool.argmax_type == VJP_I32)
             store_places(int32_t{});
@@ -252,7 +255,7 @@ template <class INDEX> __device__ unsigned saved_place(INDEX place, unsigned pla
 }
 
 /*
- * own[] of this lane's windows into all[], and from the lanes beside it those of the LEFT windows before and the RIGHT
+ * Copies own[] of this lane's windows into all[], and from the adjacent lanes the LEFT windows before and the RIGHT
  * windows behind them.
  */
 template <int LEFT, int RIGHT, class V, int N, int COUNT> __device__ void share(const V (&own)[N], V (&all)[COUNT]) {
@@ -269,18 +272,18 @@ template <int LEFT, int RIGHT, class V, int N, int COUNT> __device__ void share(
 
 /*
  * INDEX is the type of the saved argmax, or T where the maxima are found again in x. A multiprocessor has 65536
- * registers: blocks that leave room for the loads of a tile and as much again to work with.
+ * registers: so many blocks leave room for the loads of a tile and as much again to compute with.
  */
 template <class INDEX> constexpr int RESIDENT = std::is_same_v<INDEX, int32_t> ? 6 : 5;
 
-/* Distance of rows in places found again: more than any column of a tile and its surroundings. */
+/* Distance between rows in places found again: more than any column of a tile and its surroundings. */
 constexpr unsigned SEARCH_PITCH = 64;
 
 template <class T, class INDEX, int COLUMNS, int K, int S, int P>
-__global__ void __launch_bounds__(TILE_THREADS, IN_RUNS<COLUMNS> ? RESIDENT<INDEX> : 5)
+__global__ void __launch_bounds__(TILE_THREADS, IN_VECTORS<COLUMNS> ? RESIDENT<INDEX> : 5)
     backward_tiles(const __grid_constant__ tile_call c) {
     using shape = tile_shape<COLUMNS, K, S, P>;
-    constexpr bool RUNS = IN_RUNS<COLUMNS>, SAVED = !std::is_same_v<INDEX, T>;
+    constexpr bool VECTORS = IN_VECTORS<COLUMNS>, SAVED = !std::is_same_v<INDEX, T>;
     constexpr int FIRST = shape::FIRST, LAST_ROW = shape::LAST_ROW, LEFT = shape::LEFT, RIGHT = shape::RIGHT;
     constexpr int ROWS = shape::ROWS, WINDOWS = shape::WINDOWS, COUNT = LEFT + WINDOWS + RIGHT;
     constexpr int WINDOW_ROWS = LAST_ROW - FIRST + 1;
@@ -291,8 +294,8 @@ __global__ void __launch_bounds__(TILE_THREADS, IN_RUNS<COLUMNS> ? RESIDENT<INDE
     int row = at.row * ROWS, column = at.column * COLUMNS;
     int out_row = at.row * STEPS, out_column = at.column * WINDOWS;
 
-    strip<T, 0, WINDOWS, 0, RUNS> dy[WINDOW_ROWS];
-    strip<INDEX, 0, WINDOWS, 0, RUNS> saved[SAVED ? WINDOW_ROWS : 1];
+    strip<T, 0, WINDOWS, 0, VECTORS> dy[WINDOW_ROWS];
+    strip<INDEX, 0, WINDOWS, 0, VECTORS> saved[SAVED ? WINDOW_ROWS : 1];
     window_search<T, COLUMNS, K, S, P, FIRST, LAST_ROW> search;
     int64_t plane = at.plane * c.out_height * c.out_width;
     if constexpr (SAVED)
@@ -324,21 +327,21 @@ __global__ void __launch_bounds__(TILE_THREADS, IN_RUNS<COLUMNS> ? RESIDENT<INDE
         }
 #pragma unroll
         for (int j = 0; j < WINDOWS; j++)
-            own_value[j] = dy[i - FIRST].number(j);
+            own_value[j] = dy[i - FIRST].as_f32(j);
         share<LEFT, RIGHT>(own, place);
         share<LEFT, RIGHT>(own_value, value);
         bool row_exists = (unsigned)(out_row + i) < (unsigned)c.out_height;
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             int window = j - LEFT;
-            /* From its owner's tile to this one. */
+            /* From the tile of its owner to this one. */
             if (SAVED)
                 place[j] -= base;
             else if (window < 0)
                 place[j] -= COLUMNS;
             else if (window >= WINDOWS)
                 place[j] += COLUMNS;
-            bool surely = RUNS && window >= 0 && window < WINDOWS;
+            bool surely = VECTORS && window >= 0 && window < WINDOWS;
             bool exists = row_exists && (surely || (unsigned)(out_column + window) < (unsigned)c.out_width);
             if (!exists) place[j] = SAVED ? NOWHERE - base : NOWHERE;
         }
@@ -353,12 +356,12 @@ __global__ void __launch_bounds__(TILE_THREADS, IN_RUNS<COLUMNS> ? RESIDENT<INDE
                 for (int e = max(left, 0); e < left + K && e < COLUMNS; e++)
                     if (k == (unsigned)e) sum[r][e] += value[j];
             }
-            /* The rows that no later window reaches. */
+            /* Write the rows that no later window reaches. */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if ((r + P) / S != i || !owns || row + r >= c.height) continue;
             T *to = dx + (int64_t)r * c.width;
-            if constexpr (RUNS) {
+            if constexpr (VECTORS) {
                 write_wide(to, sum[r], c.pool.add);
             } else {
 #pragma unroll

@@ -1,34 +1,39 @@
 /*
- * cumsum on CUDA: x as [outer, length, inner], running sums along length, from either end, an element's own value left
- * out or not. The backward is the same scan from the other end, which the sizes already say.
+ * cumsum on CUDA: x as [outer, length, inner], running sums along length, from either end, inclusive or exclusive. The
+ * backward is the same scan from the other end, which the sizes already express.
  *
- * Least bytes: x once and y once. What has been summed is carried in double, so a long axis loses nothing: 2^25 ones
- * reach 33554432. Only sums within 16 terms, or 512 bytes by a tree, are f32. Three ways:
- *   lines    inner is 1: a warp walks along a line, 512 bytes at a time. A lane sums its 16 bytes, the lanes' sums
- *            are scanned by shuffles, and the carry goes on to the next 512 bytes. No barriers at all.
- *   short    lines so short that many of them fit into shared memory: each thread scans one of them there.
- *   columns  inner is more than 1: a thread walks down a column; neighbouring threads have neighbouring columns.
+ * It moves the fewest bytes possible: x once and y once. The carry is in double, so a long axis loses nothing: 2^25
+ * ones reach 33554432. Only sums within 16 terms, or 512 bytes by a tree, are f32. Three paths:
  *
- * Where there are too few lines or columns to fill the card, the axis is cut into segments: one launch sums each, one
- * scans the sums, and one scans the segments from there: x is then read twice. Cuts follow from the sizes alone, and
- * which element is added when never depends on alignment, so neither do the bits. Everything is read before its place
- * is written, so y may be x.
+ *     path     when                                    what
+ *     short    lines of up to 64 elements (256 if not  many lines in shared memory, each scanned by a thread
+ *              a multiple of 16 bytes), or slabs of
+ *              up to 1024 with inner below 32
+ *     lines    inner is 1                              a warp moves along a line, 512 bytes at a time: a lane
+ *                                                      sums 16 bytes, shuffles scan the lanes; no barriers
+ *     columns  inner is more than 1                    a thread moves down a column, adjacent threads on
+ *                                                      adjacent columns
+ *
+ * Where there are too few lines or columns to fill the card, the axis is split into segments: one launch sums each, one
+ * scans the sums, and one scans the segments from there: x is then read twice. The split follows from the sizes alone,
+ * and the order of additions never depends on alignment, so neither do the bits. Everything is read before its place is
+ * written, so y may be x.
  */
 #include "cuda/common/kernel.cuh"
 
 namespace vjp {
 namespace {
 
-enum scan_way { SCAN_LINES, SCAN_SHORT, SCAN_COLUMNS };
+enum scan_path { SCAN_LINES, SCAN_SHORT, SCAN_COLUMNS };
 
 struct scan_call {
     void *y;
     const void *x;
-    double *totals; /* [outer][segments][inner]: first each segment's sum, then what comes before it */
+    double *totals; /* [outer][segments][inner]: first each segment's sum, then the sum of all before it */
     int64_t outer, length, inner;
-    int64_t segment, segments; /* places in each, and how many; the last one in memory may be shorter */
+    int64_t segment, segments; /* places in each, and how many; the last in memory may be shorter */
     bool exclusive, reverse, add;
-    scan_way way;
+    scan_path path;
 };
 
 /*
@@ -44,7 +49,10 @@ template <bool REVERSE> __device__ segment_range segment_at(const scan_call &c, 
     return {begin, left < c.segment ? left : c.segment};
 }
 
-/* Each of N sums becomes that of this lane and all before it; N at once, because each shuffle waits for the last. */
+/*
+ * Replaces each of N values by its sum over this lane and all before it; N at once, because each shuffle waits for the
+ * previous one.
+ */
 template <class S, int N> __device__ void scan_lanes(S (&x)[N], int lane) {
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
@@ -61,25 +69,25 @@ template <class S, int N> __device__ void scan_lanes(S (&x)[N], int lane) {
 /* ---- Lines ------------------------------------------------------------------------------------------- */
 
 /*
- * A warp has PIECES pieces of 512 bytes in each step, whose shuffles overlap, and asks for them STAGES - 1 steps ahead:
- * 6 KiB a warp, over 100 KiB a multiprocessor. It has one line: the card's multiprocessors are not equally near to
- * memory, and those that are through with their blocks take others, so that all end together (H200, 16384 x 4096 in
- * bf16: 0.935 of the limit; 0.91 with two lines a warp, 0.87 with four).
+ * A warp has SLICES slices of 512 bytes in each step, whose shuffles overlap, and copies them STAGES - 1 steps ahead: 6
+ * KiB per warp, over 100 KiB per multiprocessor. A warp has one line: the multiprocessors are not equally near to
+ * memory, and those that finish their blocks early take others, so that all end together (H200, 16384 x 4096 in bf16:
+ * 0.935 of the limit; 0.91 with two lines per warp, 0.87 with four).
  */
 constexpr int LINE_WARPS = 4;
-constexpr int PIECES = 4;
+constexpr int SLICES = 4;
 constexpr int STAGES = 4;
 
 /* Blocks that a large Hopper card holds at once. */
 constexpr int64_t RESIDENT_BLOCKS = 6 * 132;
 
-template <class T> constexpr int PIECE = 32 * WIDE<T>;
-template <class T> constexpr int STEP = PIECES *PIECE<T>;
+template <class T> constexpr int SLICE = 32 * WIDE<T>;
+template <class T> constexpr int STEP = SLICES *SLICE<T>;
 
-/* Where a warp is: in which segment of which line (`item`), at which step. */
+/* A warp's position: its segment of a line (`item`), and its step. */
 template <class T, bool REVERSE> struct cursor {
     int64_t item, first, count; /* the segment is elements [first, first + count) of x */
-    int64_t at;                 /* the step begins there, from `first` on */
+    int64_t at;                 /* the step begins there, counted from `first` */
 
     __device__ void enter(const scan_call &c, int64_t to) {
         item = to;
@@ -95,7 +103,7 @@ template <class T, bool REVERSE> struct cursor {
         return item >= c.outer * c.segments;
     }
 
-    /* How much of the step is in the segment. */
+    /* Elements of the step that are in the segment. */
     __device__ int left() const {
         return count - at < STEP<T> ? (int)(count - at) : STEP<T>;
     }
@@ -114,9 +122,9 @@ template <class T, bool REVERSE> struct cursor {
 };
 
 /*
- * One step in shared memory, in the order of memory. ALIGNED: a thread stages only what it reads itself, 16 bytes at a
- * time, asynchronously. Otherwise the warp stages for all its lanes, an element at a time, so that accesses to memory
- * are still in a row.
+ * One step in shared memory, in the order of memory. ALIGNED: a thread copies only what it reads itself, 16 bytes at a
+ * time, asynchronously. Otherwise the warp copies for all its lanes, an element at a time, so that accesses to memory
+ * are still coalesced.
  */
 template <class T> struct alignas(16) step_buffer { T v[STEP<T>]; };
 
@@ -125,17 +133,17 @@ __device__ void fetch_step(const scan_call &c, step_buffer<T> &buffer, const cur
     const T *x = static_cast<const T *>(c.x) + to.first + to.at + place * WIDE<T>;
     T *shared = buffer.v + place * WIDE<T>;
     int left = to.left() - place * WIDE<T>;
-    if (left > (PIECES - 1) * PIECE<T>) {
+    if (left > (SLICES - 1) * SLICE<T>) {
 #pragma unroll
-        for (int k = 0; k < PIECES; k++)
-            copy_async(shared + k * PIECE<T>, x + k * PIECE<T>);
+        for (int k = 0; k < SLICES; k++)
+            copy_async(shared + k * SLICE<T>, x + k * SLICE<T>);
     } else {
-        for (int k = 0; k * PIECE<T> < left; k++)
-            copy_async(shared + k * PIECE<T>, x + k * PIECE<T>);
+        for (int k = 0; k * SLICE<T> < left; k++)
+            copy_async(shared + k * SLICE<T>, x + k * SLICE<T>);
     }
     if (c.add)
-        for (int k = 0; k * PIECE<T> < left; k++)
-            prefetch(static_cast<const T *>(c.y) + to.first + to.at + place * WIDE<T> + k * PIECE<T>);
+        for (int k = 0; k * SLICE<T> < left; k++)
+            prefetch(static_cast<const T *>(c.y) + to.first + to.at + place * WIDE<T> + k * SLICE<T>);
 }
 
 template <class T, bool REVERSE>
@@ -163,7 +171,7 @@ __device__ void write_step(const scan_call &c, const step_buffer<T> &buffer, con
         if (k * 32 + lane < left) y[k * 32 + lane] = buffer.v[k * 32 + lane];
 }
 
-/* A lane's elements in the order of the scan become their own running sums; returns the last. */
+/* Computes the running sums of a lane's elements in the order of the scan; returns the last. */
 template <class T, bool REVERSE> __device__ float scan_own(float (&sums)[WIDE<T>], const T *own) {
     wide<T> w = load_wide(own);
 #pragma unroll
@@ -175,22 +183,22 @@ template <class T, bool REVERSE> __device__ float scan_own(float (&sums)[WIDE<T>
 }
 
 /*
- * N pieces from piece `first` on, in the order of the scan: each lane's own sum, what comes before it in the piece,
- * then the carry from piece to piece. SUMS: only the carry is wanted. 16-bit data at full speed leaves room for about
- * 28 instructions an element, so a lane's sums in a piece are scanned in f32 (eight terms and five levels deep).
+ * N slices from slice `first` on, in the order of the scan: each lane's own sum, what comes before it in the slice,
+ * then the carry from slice to slice. SUMS: only the carry is wanted. 16-bit data at full speed leaves room for about
+ * 28 instructions per element, so a lane's sums in a slice are scanned in f32 (eight terms and five levels deep).
  */
 template <class T, bool ALIGNED, bool REVERSE, bool SUMS, int N>
-__device__ void scan_pieces(const scan_call &c, step_buffer<T> &buffer, const cursor<T, REVERSE> &now, int first,
+__device__ void scan_slices(const scan_call &c, step_buffer<T> &buffer, const cursor<T, REVERSE> &now, int first,
                             int lane, double &carry) {
-    int base = (REVERSE ? PIECES - 1 - first : first) * PIECE<T> + (REVERSE ? 31 - lane : lane) * WIDE<T>;
-    int left = now.left() - base; /* of the segment from this lane's elements on */
+    int base = (REVERSE ? SLICES - 1 - first : first) * SLICE<T> + (REVERSE ? 31 - lane : lane) * WIDE<T>;
+    int left = now.left() - base; /* elements of the segment from this lane's first on */
     T *own = buffer.v + base, *y = static_cast<T *>(c.y) + now.first + now.at + base;
-    constexpr int BY = REVERSE ? -PIECE<T> : PIECE<T>;
-    constexpr bool WHOLE = N == PIECES; /* then all of it is in the segment */
+    constexpr int BY = REVERSE ? -SLICE<T> : SLICE<T>;
+    constexpr bool FULL = N == SLICES; /* then all slices are in the segment */
     float sums[N], before[N], result[WIDE<T>], run[WIDE<T>];
 #pragma unroll
     for (int k = 0; k < N; k++)
-        sums[k] = !ALIGNED || WHOLE || k * BY < left ? scan_own<T, REVERSE>(run, own + k * BY) : 0;
+        sums[k] = !ALIGNED || FULL || k * BY < left ? scan_own<T, REVERSE>(run, own + k * BY) : 0;
     scan_lanes(sums, lane);
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -201,7 +209,7 @@ __device__ void scan_pieces(const scan_call &c, step_buffer<T> &buffer, const cu
     for (int k = 0; k < N; k++) {
         float start = (float)(carry + (lane == 0 ? 0 : (double)before[k]));
         carry += (double)sums[k];
-        if (SUMS || (!WHOLE && k * BY >= left)) continue;
+        if (SUMS || (!FULL && k * BY >= left)) continue;
         scan_own<T, REVERSE>(run, own + k * BY);
         if (c.exclusive) {
 #pragma unroll
@@ -235,12 +243,12 @@ __global__ void __launch_bounds__(32 * LINE_WARPS) scan_lines(scan_call c) {
     cursor<T, REVERSE> now, ahead;
     now.enter(c, begin);
     ahead.enter(c, begin);
-    /* The blocks that may begin while the kernel ahead ends bring their first steps into L2 meanwhile. */
+    /* Blocks that may begin before the previous kernel ends bring their first steps into L2 meanwhile. */
     if (ALIGNED && blockIdx.x < RESIDENT_BLOCKS) {
         cursor<T, REVERSE> first = now;
         for (int stage = 0; stage < DEPTH - 1 && !first.done(c); stage++, first.advance(c, warps))
-            for (int k = 0; k * PIECE<T> + place * WIDE<T> < first.left(); k++)
-                prefetch(static_cast<const T *>(c.x) + first.first + first.at + place * WIDE<T> + k * PIECE<T>);
+            for (int k = 0; k * SLICE<T> + place * WIDE<T> < first.left(); k++)
+                prefetch(static_cast<const T *>(c.x) + first.first + first.at + place * WIDE<T> + k * SLICE<T>);
     }
     wait_for_previous();
     auto fetch = [&](int stage) {
@@ -248,7 +256,7 @@ __global__ void __launch_bounds__(32 * LINE_WARPS) scan_lines(scan_call c) {
             fetch_step(c, buffer[stage], ahead, place);
             ahead.advance(c, warps);
         }
-        close_copies();
+        commit_copies();
     };
     if constexpr (ALIGNED)
         for (int stage = 0; stage < DEPTH - 1; stage++)
@@ -264,12 +272,12 @@ __global__ void __launch_bounds__(32 * LINE_WARPS) scan_lines(scan_call c) {
         }
         if (fresh) carry = SUMS || c.segments == 1 ? 0 : c.totals[now.item];
         if (now.left() == STEP<T>) {
-            scan_pieces<T, ALIGNED, REVERSE, SUMS, PIECES>(c, buffer[stage], now, 0, lane, carry);
+            scan_slices<T, ALIGNED, REVERSE, SUMS, SLICES>(c, buffer[stage], now, 0, lane, carry);
         } else {
 #pragma unroll 1
-            for (int k = 0; k < PIECES; k++)
-                if ((REVERSE ? PIECES - 1 - k : k) * PIECE<T> < now.left())
-                    scan_pieces<T, ALIGNED, REVERSE, SUMS, 1>(c, buffer[stage], now, k, lane, carry);
+            for (int k = 0; k < SLICES; k++)
+                if ((REVERSE ? SLICES - 1 - k : k) * SLICE<T> < now.left())
+                    scan_slices<T, ALIGNED, REVERSE, SUMS, 1>(c, buffer[stage], now, k, lane, carry);
         }
         if constexpr (!ALIGNED && !SUMS) write_step(c, buffer[0], now, lane);
         fresh = now.last();
@@ -281,13 +289,13 @@ __global__ void __launch_bounds__(32 * LINE_WARPS) scan_lines(scan_call c) {
 /* ---- Short lines ------------------------------------------------------------------------------------- */
 
 /*
- * A tile is as many whole slabs of length x inner elements as fit into TILE floats, read and written in a row. The
- * pitch is odd: threads that scan one line each fall into different banks.
+ * A tile is as many whole slabs of length x inner elements as fit into TILE floats, read and written contiguously. The
+ * pitch is odd, so that threads that scan a line each use different banks.
  */
 constexpr int TILE = 4096;
 constexpr int SHORT_THREADS = 128;
 
-/* Elements [0, count) of a tile in order, with the place of each in shared memory. */
+/* Calls f(i, place) for elements [0, count) of a tile in order, with the place of each in shared memory. */
 template <class F> __device__ void for_tile(int count, int slab, int pitch, F f) {
     int row = threadIdx.x / slab, column = threadIdx.x % slab;
     int rows = SHORT_THREADS / slab, columns = SHORT_THREADS % slab;
@@ -305,7 +313,7 @@ template <class F> __device__ void for_tile(int count, int slab, int pitch, F f)
 
 template <class T> __global__ void __launch_bounds__(SHORT_THREADS) scan_short(scan_call c) {
     __shared__ float tile[TILE];
-    take_turn();
+    begin_chained();
     int slab = (int)(c.length * c.inner), pitch = slab | 1, slabs = TILE / pitch;
     int length = (int)c.length, inner = (int)c.inner;
     for (int64_t first = (int64_t)blockIdx.x * slabs; first < c.outer; first += (int64_t)gridDim.x * slabs) {
@@ -339,12 +347,12 @@ template <class T> __global__ void __launch_bounds__(SHORT_THREADS) scan_short(s
 
 constexpr int COLUMN_THREADS = 256;
 
-/* Rows that a thread loads before it adds the first, and the longest run that is added in f32. */
+/* Rows that a thread loads before it adds the first, and the longest chain in f32. */
 constexpr int ROWS = 16;
 
 template <class T, bool REVERSE, bool SUMS>
 __global__ void __launch_bounds__(COLUMN_THREADS, 4) scan_columns(scan_call c) {
-    take_turn();
+    begin_chained();
     int64_t all = c.outer * c.segments * c.inner, threads = (int64_t)gridDim.x * COLUMN_THREADS;
     for (int64_t i = (int64_t)blockIdx.x * COLUMN_THREADS + threadIdx.x; i < all; i += threads) {
         int64_t item = i / c.inner, column = i - item * c.inner;
@@ -387,13 +395,15 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 4) scan_columns(scan_call c) {
 
 /* ---- Sums of segments -------------------------------------------------------------------------------- */
 
-constexpr int MOST_TOTAL_THREADS = 1024;
+constexpr int MAX_TOTAL_THREADS = 1024;
 
-/* Turns the sums of a line's segments into what comes before each. One block a line, so one loop does for any number.
+/*
+ * Replaces the sums of a line's segments by the sum of all before each. One block per line, so one loop is enough for
+ * any number.
  */
-__global__ void __launch_bounds__(MOST_TOTAL_THREADS) scan_totals(scan_call c) {
-    __shared__ double warp_totals[MOST_TOTAL_THREADS / 32];
-    take_turn();
+__global__ void __launch_bounds__(MAX_TOTAL_THREADS) scan_totals(scan_call c) {
+    __shared__ double warp_totals[MAX_TOTAL_THREADS / 32];
+    begin_chained();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int64_t line = blockIdx.x; line < c.outer * c.inner; line += gridDim.x) {
         int64_t outer = line / c.inner;
@@ -417,27 +427,28 @@ __global__ void __launch_bounds__(MOST_TOTAL_THREADS) scan_totals(scan_call c) {
     }
 }
 
-/* ---- The cut ----------------------------------------------------------------------------------------- */
+/* ---- The split --------------------------------------------------------------------------------------- */
 
-/* The longest line that a thread scans by itself, and the largest slab of a tile where lines lie side by side. */
+/* The longest line that one thread scans, and the largest slab of a tile where lines are adjacent. */
 constexpr int64_t SHORT_LINE = 64, SHORT_ODD_LINE = 256, SHORT_SLAB = 1024;
 
-/* From here on columns lie in enough of a row to be read as they are. */
+/* From this width on adjacent columns are read efficiently as they are. */
 constexpr int64_t WIDE_INNER = 32;
 
 /*
- * Fewer lines than this leave a card idle: its warps have less than 32 KiB in flight a multiprocessor. Then cut into as
- * many segments as all resident warps, of at least SHORTEST steps: with fewer the extra launches would cost more.
+ * Fewer lines than this leave a card idle: its warps have less than 32 KiB in flight per multiprocessor. Then the axis
+ * is split into as many segments as all resident warps, of at least MIN_LINE_STEPS steps: with fewer the extra launches
+ * would cost more.
  */
-constexpr int64_t ENOUGH_LINES = 512, MOST_LINE_SEGMENTS = 3072, SHORTEST_LINE_STEPS = 4;
+constexpr int64_t ENOUGH_LINES = 512, MAX_LINE_SEGMENTS = 3072, MIN_LINE_STEPS = 4;
 
-/* The same for columns: threads of them, and rows. */
-constexpr int64_t ENOUGH_COLUMNS = 65536, MOST_COLUMN_SEGMENTS = 131072, SHORTEST_COLUMN_ROWS = 64;
+/* The same for columns, in threads and rows. */
+constexpr int64_t ENOUGH_COLUMNS = 65536, MAX_COLUMN_SEGMENTS = 131072, MIN_COLUMN_ROWS = 64;
 
-/* All of it follows from the sizes and the dtype. */
+/* Depends on the sizes and the dtype only. */
 scan_call plan(const vjp_work *work) {
     vjp_cumsum_sizes s = vjp_cumsum_sizes_of(work);
-    int64_t wide = work->storage == VJP_F32 ? WIDE<float> : WIDE<bf16>, step = PIECES * 32 * wide;
+    int64_t wide = work->storage == VJP_F32 ? WIDE<float> : WIDE<bf16>, step = SLICES * 32 * wide;
     scan_call c{};
     c.outer = s.outer;
     c.length = s.length;
@@ -448,38 +459,40 @@ scan_call plan(const vjp_work *work) {
     c.segments = 1;
     if (s.outer == 0 || s.length == 0 || s.inner == 0) return c;
     if (s.inner == 1)
-        c.way = s.length <= SHORT_LINE || (s.length <= SHORT_ODD_LINE && s.length % wide) ? SCAN_SHORT : SCAN_LINES;
+        c.path = s.length <= SHORT_LINE || (s.length <= SHORT_ODD_LINE && s.length % wide) ? SCAN_SHORT : SCAN_LINES;
     else
-        c.way = s.inner < WIDE_INNER && s.length <= SHORT_SLAB / s.inner ? SCAN_SHORT : SCAN_COLUMNS;
+        c.path = s.inner < WIDE_INNER && s.length <= SHORT_SLAB / s.inner ? SCAN_SHORT : SCAN_COLUMNS;
     int64_t lines = s.outer * s.inner, segments = 1, unit = 1;
-    if (c.way == SCAN_LINES && lines < ENOUGH_LINES) {
+    if (c.path == SCAN_LINES && lines < ENOUGH_LINES) {
         unit = step;
-        segments = least(MOST_LINE_SEGMENTS / lines, s.length / (SHORTEST_LINE_STEPS * step));
-    } else if (c.way == SCAN_COLUMNS && lines < ENOUGH_COLUMNS) {
-        segments = least(MOST_COLUMN_SEGMENTS / lines, s.length / SHORTEST_COLUMN_ROWS);
+        segments = vjp_min(MAX_LINE_SEGMENTS / lines, s.length / (MIN_LINE_STEPS * step));
+    } else if (c.path == SCAN_COLUMNS && lines < ENOUGH_COLUMNS) {
+        segments = vjp_min(MAX_COLUMN_SEGMENTS / lines, s.length / MIN_COLUMN_ROWS);
     }
     if (segments > 1) {
-        c.segment = divide_up(divide_up(s.length, segments), unit) * unit;
-        c.segments = divide_up(s.length, c.segment);
+        c.segment = vjp_round_up(vjp_divide_up(s.length, segments), unit);
+        c.segments = vjp_divide_up(s.length, c.segment);
     }
     return c;
 }
 
 template <class T, bool SUMS> vjp_status enqueue(const vjp_work *work, const scan_call &c) {
-    if (c.way == SCAN_SHORT) {
+    if (c.path == SCAN_SHORT) {
         int64_t slabs = TILE / ((c.length * c.inner) | 1);
-        return launch(work, true, scan_short<T>, least(divide_up(c.outer, slabs), MOST_BLOCKS), SHORT_THREADS, 0, c);
+        return launch(work, true, scan_short<T>, vjp_min(vjp_divide_up(c.outer, slabs), MAX_BLOCKS), SHORT_THREADS, 0,
+                      c);
     }
-    return with_truth(c.reverse, [&](auto reverse) {
+    return with_bool(c.reverse, [&](auto reverse) {
         constexpr bool REVERSE = decltype(reverse)::value;
-        if (c.way == SCAN_COLUMNS) {
-            int64_t blocks = divide_up(c.outer * c.segments * c.inner, COLUMN_THREADS);
-            return launch(work, true, scan_columns<T, REVERSE, SUMS>, least(blocks, MOST_BLOCKS), COLUMN_THREADS, 0, c);
+        if (c.path == SCAN_COLUMNS) {
+            int64_t blocks = vjp_divide_up(c.outer * c.segments * c.inner, COLUMN_THREADS);
+            return launch(work, true, scan_columns<T, REVERSE, SUMS>, vjp_min(blocks, MAX_BLOCKS), COLUMN_THREADS, 0,
+                          c);
         }
         bool aligned = c.length % WIDE<T> == 0 && is_aligned(c.x, 16) && is_aligned(c.y, 16);
-        int64_t blocks = divide_up(c.outer * c.segments, LINE_WARPS);
+        int64_t blocks = vjp_divide_up(c.outer * c.segments, LINE_WARPS);
         return launch(work, true, aligned ? scan_lines<T, true, REVERSE, SUMS> : scan_lines<T, false, REVERSE, SUMS>,
-                      least(blocks, MOST_BLOCKS), 32 * LINE_WARPS, 0, c);
+                      vjp_min(blocks, MAX_BLOCKS), 32 * LINE_WARPS, 0, c);
     });
 }
 
@@ -496,7 +509,7 @@ vjp_status run(const vjp_work *work) {
             scan_call sums = c;
             sums.add = false;
             vjp_status status = enqueue<T, true>(work, sums);
-            int threads = (int)least(divide_up(c.segments, 32) * 32, MOST_TOTAL_THREADS);
+            int threads = (int)vjp_min(vjp_round_up(c.segments, 32), MAX_TOTAL_THREADS);
             if (status == VJP_OK) status = launch(work, true, scan_totals, c.outer * c.inner, threads, 0, c);
             if (status != VJP_OK) return status;
         }

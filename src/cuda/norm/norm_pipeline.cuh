@@ -1,12 +1,12 @@
 /*
- * How a team of threads walks through rows, for norm_rows.cuh: which columns are a thread's, sums over a team, 16-byte
- * pieces, and the ring in shared memory that holds the rows to come.
+ * How a team of threads streams through rows, for norm_rows.cuh: which columns each thread owns, sums over a team,
+ * 16-byte vectors, and the ring in shared memory that holds the next rows.
  *
  * A thread copies only what it will read itself, so the ring needs no barrier: the thread waits for its own copies,
- * reads the row (once or more) and asks for another in its place.
+ * reads the row (once or more) and starts the copy of a later row into its place.
  */
-#ifndef VJP_CUDA_NORM_WALK_CUH
-#define VJP_CUDA_NORM_WALK_CUH
+#ifndef VJP_CUDA_NORM_PIPELINE_CUH
+#define VJP_CUDA_NORM_PIPELINE_CUH
 
 #include "cuda/norm/norm.cuh"
 
@@ -16,10 +16,10 @@ namespace {
 template <class T, int TEAM_THREADS> struct norm_shape {
     static constexpr int TEAM = TEAM_THREADS;
     static constexpr int ELEMENTS = norm_team_elements(TEAM);
-    static constexpr int PIECES = ELEMENTS / WIDE<T>;
+    static constexpr int VECTORS = ELEMENTS / WIDE<T>;
     static constexpr int THREADS = norm_block_threads(TEAM), BLOCKS = NORM_ROWS_THREADS / THREADS;
     static constexpr int TEAMS = THREADS / TEAM;
-    static constexpr int PIECE_COLUMNS = TEAM * WIDE<T>; /* of the team, one piece each */
+    static constexpr int VECTOR_COLUMNS = TEAM * WIDE<T>; /* of the team, one vector per thread */
     /*
      * A team's column sums in shared memory, [dgamma, dbeta][ELEMENTS][STRIDE]. STRIDE is an odd multiple of GROUP, so
      * that reads of neighbouring columns fall on different banks, and so do the writes of the teams of a warp.
@@ -27,14 +27,14 @@ template <class T, int TEAM_THREADS> struct norm_shape {
     static constexpr int GROUP = 32 / WIDE<T>, STRIDE = (TEAM / GROUP | 1) * GROUP;
     static constexpr int TEAM_SUMS = 2 * ELEMENTS * STRIDE + (TEAM < 32 ? TEAM : 0);
     static constexpr int SUM_BYTES = TEAMS * TEAM_SUMS * (int)sizeof(float);
-    static constexpr int STAGE_BYTES = PIECES * THREADS * 16; /* of one tensor */
+    static constexpr int STAGE_BYTES = VECTORS * THREADS * 16; /* of one tensor */
 };
 
 /* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
 
 /*
- * Unlike a pointer it stays in one register through the loop over rows: what is pinned is not worked out anew from
- * thread and block indices each time, which is a third of a loop that is otherwise 12 instructions an element.
+ * Unlike a pointer it stays in one register through the loop over rows: a pinned value is not computed again from
+ * thread and block indices each time, which would be a third of a loop of otherwise 12 instructions per element.
  */
 template <class I> __device__ void norm_pin(I &value) {
     if constexpr (sizeof(I) == 4)
@@ -98,59 +98,57 @@ __device__ inline void norm_copy_async(unsigned to, const void *from) {
 }
 
 /*
- * The columns of a thread: element e of piece p is at base + p * PIECE_COLUMNS + e * step. Rows of whole pieces have 16
- * bytes side by side in a thread; in others, whose pieces no address is aligned for, neighbours belong to neighbouring
- * threads, so that loads of single elements are coalesced.
+ * The columns of a thread: element e of vector p is at base + p * VECTOR_COLUMNS + e * step. If rows are whole vectors,
+ * a thread owns 16 adjacent bytes; otherwise no vector is aligned, and adjacent columns belong to adjacent threads, so
+ * that loads of single elements are coalesced.
  */
 template <class T, class Shape> struct norm_columns {
     int dim, base;
-    bool whole;
+    bool in_vectors;
 
     __device__ explicit norm_columns(const norm_call &c)
-        : dim((int)c.dim), base(threadIdx.x % Shape::TEAM * (c.whole ? WIDE<T> : 1)), whole(c.whole) {
+        : dim((int)c.dim), base(threadIdx.x % Shape::TEAM * (c.in_vectors ? WIDE<T> : 1)), in_vectors(c.in_vectors) {
         norm_pin(base);
     }
 
-    /* Is there anything of piece p? Columns of a piece that are in the row are its first ones. */
+    /* Whether any column of vector p is in the row. Those that are come first in it. */
     __device__ bool has(int p) const {
-        return base + p * Shape::PIECE_COLUMNS < dim;
+        return base + p * Shape::VECTOR_COLUMNS < dim;
     }
 
-    __device__ int left(int p) const {
-        int rest = dim - base - p * Shape::PIECE_COLUMNS;
-        return whole ? rest : (rest + Shape::TEAM - 1) / Shape::TEAM;
+    __device__ int count(int p) const {
+        int rest = dim - base - p * Shape::VECTOR_COLUMNS;
+        return in_vectors ? rest : divide_up(rest, Shape::TEAM);
     }
 
     __device__ int step() const {
-        return whole ? 1 : Shape::TEAM;
+        return in_vectors ? 1 : Shape::TEAM;
     }
 
     __device__ int column(int p, int e) const {
-        return base + p * Shape::PIECE_COLUMNS + e * step();
+        return base + p * Shape::VECTOR_COLUMNS + e * step();
     }
 };
 
 /* ---- Sums over a team -------------------------------------------------------------------------------- */
 
-/*
- * Room in shared memory for sums over a team: two buffers of up to two sums of every warp. Known by its 32-bit address.
- */
-constexpr int NORM_MOST_SUMS = 2;
-template <class Shape> constexpr int norm_sum_room = 2 * NORM_MOST_SUMS *Shape::THREADS / 32;
+/* Shared memory for sums over a team: two buffers of up to two sums of every warp, addressed by 32 bits. */
+constexpr int NORM_MAX_SUMS = 2;
+template <class Shape> constexpr int norm_sum_buffer = 2 * NORM_MAX_SUMS *Shape::THREADS / 32;
 
-template <class Shape> struct norm_team_room {
-    static constexpr int BUFFER = NORM_MOST_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
+template <class Shape> struct norm_team_buffers {
+    static constexpr int BUFFER = NORM_MAX_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
     unsigned address; /* of the team's first buffer */
     int turn;         /* 0 or BUFFER */
     int barriers;     /* that the team has passed */
 
-    __device__ explicit norm_team_room(double *shared) : address(norm_shared_address(shared)), turn(0), barriers(0) {
+    __device__ explicit norm_team_buffers(double *shared) : address(norm_shared_address(shared)), turn(0), barriers(0) {
         address += threadIdx.x / Shape::TEAM * 2 * BUFFER;
         norm_pin(address);
     }
 };
 
-/* Teams of several warps, but not of all: they have barriers of their own. */
+/* Teams of several warps, but not of all of the block, have their own barriers. */
 template <class Shape> constexpr bool norm_own_barriers = Shape::TEAM > 32 && Shape::TEAM < Shape::THREADS;
 
 template <class Shape> __device__ void norm_team_barrier() {
@@ -158,10 +156,10 @@ template <class Shape> __device__ void norm_team_barrier() {
 }
 
 /*
- * N sums over the threads of a team, the same bits in all of them. As block_sum(): two buffers in turns, one barrier;
- * but the teams of a block have a barrier each and do not wait for one another.
+ * N sums over the threads of a team, the same bits in all of them. As in block_sum(), two buffers alternate and there
+ * is one barrier; but each team of a block has its own barrier and does not wait for the others.
  */
-template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_team_room<Shape> &room) {
+template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_team_buffers<Shape> &buffers) {
     constexpr int TEAM = Shape::TEAM, LANES = TEAM < 32 ? TEAM : 32;
     unsigned mask = TEAM < 32 ? ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES : 0xffffffffu;
 #pragma unroll
@@ -171,15 +169,15 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_
             x[i] += __shfl_xor_sync(mask, x[i], step);
     if constexpr (TEAM > 32) {
         constexpr int WARPS = TEAM / 32;
-        static_assert(N <= NORM_MOST_SUMS);
+        static_assert(N <= NORM_MAX_SUMS);
         int warp = threadIdx.x % TEAM / 32;
-        unsigned sums = room.address + room.turn;
+        unsigned sums = buffers.address + buffers.turn;
         if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
         if constexpr (TEAM == Shape::THREADS)
             __syncthreads();
         else
             norm_team_barrier<Shape>();
-        room.barriers++;
+        buffers.barriers++;
         S all[WARPS * N];
         norm_shared_get<WARPS * N>(sums, all);
 #pragma unroll
@@ -189,13 +187,13 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_
             for (int w = 1; w < WARPS; w++)
                 x[i] += all[w * N + i];
         }
-        room.turn ^= norm_team_room<Shape>::BUFFER;
+        buffers.turn ^= norm_team_buffers<Shape>::BUFFER;
     }
 }
 
-/* ---- Pieces ------------------------------------------------------------------------------------------ */
+/* ---- Parameters -------------------------------------------------------------------------------------- */
 
-/* A parameter's value at each of the thread's columns. No branch between the loads: they are all under way at once. */
+/* A parameter's value at each of the thread's columns. No branch between the loads, so all are in flight at once. */
 template <class T, class P, class Shape>
 __device__ void norm_read_as(const P *data, const norm_columns<T, Shape> &k, float (&v)[Shape::ELEMENTS]) {
 #pragma unroll
@@ -221,36 +219,36 @@ __device__ void norm_read_columns(parameter p, float absent, const norm_columns<
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
 /*
- * A team's walk through its rows of the chunk. With STAGES > 0 tensors are aligned and that many rows staged; with 0
- * the call says.
+ * A team's loop over its rows of the chunk. With STAGES > 0 tensors are aligned and that many rows are staged; with 0
+ * the call decides at run time.
  */
-template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
+template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
     using columns = norm_columns<T, Shape>;
     using shape = Shape;
     using element = T;
     static constexpr int STAGE = TENSORS * Shape::STAGE_BYTES;
-    static constexpr bool WHOLE = STAGES > 0;
-    int64_t at, jump;      /* the thread's first element of this row in its tensor and how far the next is, in bytes */
-    int64_t one, one_jump; /* the same for a tensor with one f32 a row */
-    int rows;              /* still to do, with this one */
-    unsigned ring, now;    /* the thread's 16 bytes of the first piece of the first stage, and of this row's */
+    static constexpr bool FIXED = STAGES > 0;
+    int64_t at, jump; /* byte offset of the thread's first element of this row, and the distance to the next row */
+    int64_t scalar, scalar_jump; /* the same for a tensor with one f32 per row */
+    int rows;                    /* left, with this one */
+    unsigned ring, now;          /* the thread's first vector in the first stage, and in the stage of this row */
 
-    __device__ norm_walk(const norm_call &c, const columns &k, void *shared) {
+    __device__ norm_pipeline(const norm_call &c, const columns &k, void *shared) {
         /*
          * A chunk's rows are as far apart as there are chunks, so that the whole card moves through one narrow window
-         * of each tensor: up to 0.09 of the limit more than with rows side by side (H200, 16384 x 4096 in bf16).
+         * of each tensor: up to 0.09 of the limit more than with adjacent rows (H200, 16384 x 4096 in bf16).
          */
         int64_t row = blockIdx.x + threadIdx.x / Shape::TEAM * c.chunks, apart = Shape::TEAMS * c.chunks;
-        rows = row < c.rows ? (int)((c.rows - row + apart - 1) / apart) : 0;
+        rows = row < c.rows ? (int)divide_up(c.rows - row, apart) : 0;
         at = (row * c.dim + k.base) * (int64_t)sizeof(T);
         jump = apart * c.dim * (int64_t)sizeof(T);
-        one = row * (int64_t)sizeof(float);
-        one_jump = apart * (int64_t)sizeof(float);
+        scalar = row * (int64_t)sizeof(float);
+        scalar_jump = apart * (int64_t)sizeof(float);
         ring = norm_shared_address(shared) + threadIdx.x * 16;
         norm_pin(at);
         norm_pin(jump);
-        norm_pin(one);
-        norm_pin(one_jump);
+        norm_pin(scalar);
+        norm_pin(scalar_jump);
         norm_pin(ring);
         now = ring;
     }
@@ -262,43 +260,46 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
         return STAGES || c.aligned;
     }
 
-    /* The thread's first element of the row `ahead` rows on. */
+    /* The thread's first element of the row `ahead` rows further. */
     __device__ const T *from(const norm_call &c, int t, int ahead) const {
         return reinterpret_cast<const T *>(static_cast<const char *>(t ? c.dy : c.x) + (at + ahead * jump));
     }
 
     static constexpr __device__ int slot(int t, int p) {
-        return (t * Shape::PIECES + p) * (Shape::THREADS * 16);
+        return (t * Shape::VECTORS + p) * (Shape::THREADS * 16);
     }
 
-    /* Asks for the row `ahead` rows on, if there is one, and closes a group in any case: groups count rows. */
-    __device__ void ask(const norm_call &c, const columns &k, int ahead, unsigned to) {
+    /*
+     * Starts the copy of the row `ahead` rows further, if there is one, and commits a group in any case: groups count
+     * rows.
+     */
+    __device__ void copy_row(const norm_call &c, const columns &k, int ahead, unsigned to) {
 #pragma unroll
         for (int t = 0; t < TENSORS; t++) {
             const T *first = from(c, t, ahead);
             norm_pin(first);
 #pragma unroll
-            for (int p = 0; p < Shape::PIECES; p++)
-                if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * Shape::PIECE_COLUMNS);
+            for (int p = 0; p < Shape::VECTORS; p++)
+                if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * Shape::VECTOR_COLUMNS);
         }
-        close_copies();
+        commit_copies();
     }
 
     /*
-     * While the kernel ahead still runs, the first rows are brought into L2. That reads nothing: should that kernel
-     * write them, L2 is where its writes land. Pieces past the row are 0 in the ring.
+     * While the previous kernel still runs, the first rows are brought into L2. That reads nothing: if that kernel
+     * writes them, its writes land in L2 too. Vectors beyond the row are 0 in the ring.
      */
-    __device__ void begin(const norm_call &c, const columns &k) {
+    __device__ void start(const norm_call &c, const columns &k) {
         let_next_begin();
         for (int s = 0; aligned(c) && s < stages(c) && s < rows; s++)
 #pragma unroll
-            for (int p = 0; p < Shape::PIECES; p++)
+            for (int p = 0; p < Shape::VECTORS; p++)
                 if (k.has(p))
 #pragma unroll
                     for (int t = 0; t < TENSORS; t++)
-                        prefetch(from(c, t, s) + p * Shape::PIECE_COLUMNS);
+                        prefetch(from(c, t, s) + p * Shape::VECTOR_COLUMNS);
 #pragma unroll
-        for (int p = 0; p < Shape::PIECES; p++)
+        for (int p = 0; p < Shape::VECTORS; p++)
             if (!k.has(p))
                 for (int s = 0; s < stages(c); s++)
 #pragma unroll
@@ -306,27 +307,28 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
                         norm_shared_clear(ring + s * STAGE + slot(t, p));
         wait_for_previous();
         for (int s = 0; aligned(c) && s < stages(c); s++)
-            ask(c, k, s, ring + s * STAGE);
+            copy_row(c, k, s, ring + s * STAGE);
     }
 
     /*
-     * A row that is not aligned, an element at a time into the thread's place in the ring: rolled up, so that it takes
-     * no registers from the other path. Columns past the row have the x of one in it, and a dy of 0: they add nothing.
+     * Copies a row that is not aligned, element by element, into the thread's place in the ring. Not unrolled, so that
+     * it takes no registers from the other path. Columns beyond the row get the x of a column in it and a dy of 0: they
+     * add nothing.
      */
-    __device__ void fetch(const norm_call &c, const columns &k) {
+    __device__ void read_row(const norm_call &c, const columns &k) {
 #pragma unroll 1
-        for (int i = 0; i < TENSORS * Shape::PIECES; i++) {
-            int t = i / Shape::PIECES, p = i % Shape::PIECES, left = k.left(p);
-            if (left <= 0) continue;
-            const T *element = from(c, t, 0) + p * Shape::PIECE_COLUMNS;
+        for (int i = 0; i < TENSORS * Shape::VECTORS; i++) {
+            int t = i / Shape::VECTORS, p = i % Shape::VECTORS, count = k.count(p);
+            if (count <= 0) continue;
+            const T *element = from(c, t, 0) + p * Shape::VECTOR_COLUMNS;
             T past = t ? from_f32<T>(0.0f) : *element;
 #pragma unroll
             for (int e = 0; e < WIDE<T>; e++, element += k.step())
-                norm_shared_write(ring + slot(t, p) + e * (int)sizeof(T), e < left ? *element : past);
+                norm_shared_write(ring + slot(t, p) + e * (int)sizeof(T), e < count ? *element : past);
         }
     }
 
-    __device__ void wait(const norm_call &c) {
+    __device__ void wait_for_copies(const norm_call &c) {
         if constexpr (STAGES > 0)
             wait_copies<STAGES - 1>();
         else if (c.stages == 1)
@@ -337,49 +339,49 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_walk {
             wait_copies<2>();
     }
 
-    /* Waits for this row to be in the ring. */
-    __device__ void arrive(const norm_call &c, const columns &k) {
+    /* Waits until this row is in the ring. */
+    __device__ void wait_for_row(const norm_call &c, const columns &k) {
         if (aligned(c))
-            wait(c);
+            wait_for_copies(c);
         else
-            fetch(c, k);
+            read_row(c, k);
     }
 
     __device__ void read(int t, int p, float (&v)[WIDE<T>]) const {
         unpack<T>(norm_shared_read(now + slot(t, p)), v);
     }
 
-    /* This row's place in the ring is free: asks for another. */
-    __device__ void leave(const norm_call &c, const columns &k) {
+    /* This row's place in the ring is free: starts the copy of a later row into it. */
+    __device__ void release_row(const norm_call &c, const columns &k) {
         if (!aligned(c)) return;
-        ask(c, k, stages(c), now);
+        copy_row(c, k, stages(c), now);
         now += STAGE;
         if (now == ring + stages(c) * STAGE) now = ring;
     }
 
-    /* This row's element of a tensor with one f32 a row, or that of the row after. */
-    template <class F> __device__ F *single(F *tensor, bool after = false) const {
+    /* This row's element of a tensor with one f32 per row, or that of the row after it. */
+    template <class F> __device__ F *scalar_of(F *tensor, bool after = false) const {
         using byte = std::conditional_t<std::is_const_v<F>, const char, char>;
-        return reinterpret_cast<F *>(reinterpret_cast<byte *>(tensor) + (after ? one + one_jump : one));
+        return reinterpret_cast<F *>(reinterpret_cast<byte *>(tensor) + (after ? scalar + scalar_jump : scalar));
     }
 
     __device__ void next() {
         at += jump;
-        one += one_jump;
+        scalar += scalar_jump;
         rows--;
     }
 
     __device__ void write(const norm_call &c, const columns &k, int p, const float (&values)[WIDE<T>]) const {
-        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::PIECE_COLUMNS;
+        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::VECTOR_COLUMNS;
         if (aligned(c) && (STAGES || !c.add)) {
             uint4 packed = pack<T>(values);
             if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
         }
-        int left = k.left(p), step = k.step();
+        int count = k.count(p), step = k.step();
 #pragma unroll
         for (int e = 0; e < WIDE<T>; e++, out += step)
-            if (e < left) write_one(out, values[e], c.add);
+            if (e < count) write_one(out, values[e], c.add);
     }
 };
 
