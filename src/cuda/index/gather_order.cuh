@@ -231,7 +231,7 @@ __device__ inline void sort_run(const order &o, int run, int runs, const void *i
         read_keys(key, static_cast<const int64_t *>(index), type, base, p, rows, o.k_bits, f);
     else
         read_keys(key, static_cast<const float *>(index), type, base, p, rows, o.k_bits, f);
-    int digits = divide_up(row_bits, DIGIT), width = divide_up(row_bits, digits);
+    int digits = (row_bits + DIGIT - 1) / DIGIT, width = (row_bits + digits - 1) / digits;
     for (int d = 0; d < digits; d++) {
         if (d) {
 #pragma unroll
