@@ -153,7 +153,7 @@ vjp_status vjp_device_describe(const char *kind, size_t index, char *text, size_
         status = vjp_device_start(device, backend, NULL);
         snprintf(text, bytes, "%s", device->summary);
     }
-    if (status != VJP_OK) snprintf(text, bytes, "%s", device->error);
+    if (status != VJP_OK && !text[0]) snprintf(text, bytes, "%s", device->error);
     vjp_close(device);
     return status;
 }

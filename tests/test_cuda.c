@@ -86,24 +86,17 @@ static void products_are_f32_unless_tf32_is_asked_for(void **state) {
 
 static void devices_are_counted_and_described(void **state) {
     (void)state;
-    void *library = dlopen(VJP_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!library) fail_msg("%s", dlerror());
-    entry_function entry;
-    *(void **)&entry = dlsym(library, "vjp_backend_entry");
-    const vjp_backend *backend = entry(vjp_version());
-    int count = backend->count();
-    char text[VJP_SUMMARY_BYTES] = "";
+    size_t count = vjp_device_count("cuda");
+    char text[VJP_SUMMARY_BYTES] = "", little[5] = "....";
     assert_int_equal(count > 0, device != NULL);
-    assert_int_equal(backend->describe(count, text, sizeof text), VJP_NO_DEVICE);
+    assert_int_equal(vjp_device_describe("cuda", count, text, sizeof text), VJP_NO_DEVICE);
     assert_non_null(strstr(text, device ? "numbered from 0" : "NVIDIA"));
-    for (int i = 0; i < count; i++) {
-        assert_int_equal(backend->describe(i, text, sizeof text), VJP_OK);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(vjp_device_describe("cuda", i, text, sizeof text), VJP_OK);
         assert_non_null(strstr(text, "compute capability"));
     }
-    char little[5] = "....";
-    backend->describe(count, little, sizeof little);
+    vjp_device_describe("cuda", count, little, sizeof little);
     assert_int_equal(strlen(little), sizeof little - 1);
-    dlclose(library);
 }
 
 /* CUDA's handle of the calling thread's default stream, which needs no creating. */
@@ -120,17 +113,17 @@ static void calls_run_on_the_stream_that_was_set(void **state) {
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){3, 1}, zeros, sizeof zeros);
     const vjp_tensor *tensors[] = {[GATHER_Y] = &y, [GATHER_TABLE] = &t, [GATHER_INDEX] = &i};
     for (int own = 0; own < 2; own++) {
-        void *done;
+        vjp_event *done;
         float result[3] = {9, 9, 9};
-        assert_int_equal(device->backend->set_stream(device, THREAD_STREAM), VJP_OK);
-        assert_int_equal(device->backend->upload_async(device, y.data, 0, zeros, sizeof zeros), VJP_OK);
+        assert_int_equal(vjp_set_stream(device, THREAD_STREAM), VJP_OK);
+        assert_int_equal(vjp_upload_async(device, y.data, 0, zeros, sizeof zeros), VJP_OK);
         assert_int_equal(vjp_call(device, &vjp_op_gather, VJP_FORWARD, tensors, GATHER_INDEX + 1, NULL), VJP_OK);
-        assert_int_equal(device->backend->download_async(device, result, y.data, 0, sizeof result), VJP_OK);
-        assert_int_equal(device->backend->event_create(device, &done), VJP_OK);
-        assert_int_equal(device->backend->event_wait(device, done), VJP_OK);
-        device->backend->event_destroy(device, done);
+        assert_int_equal(vjp_download_async(device, result, y.data, 0, sizeof result), VJP_OK);
+        assert_int_equal(vjp_event_record(device, &done), VJP_OK);
+        assert_int_equal(vjp_event_wait(device, done), VJP_OK);
+        vjp_event_destroy(device, done);
         assert_memory_equal(result, ((float[]){4, 0, 3}), sizeof result);
-        if (own) assert_int_equal(device->backend->set_stream(device, NULL), VJP_OK);
+        if (own) assert_int_equal(vjp_set_stream(device, NULL), VJP_OK);
         assert_int_equal(vjp_synchronize(device), VJP_INVALID);
         assert_non_null(strstr(vjp_error(device), "gather.forward: index[1] is 5, outside [0, 2)"));
         assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -169,6 +162,50 @@ static void a_forked_child_is_refused_with_a_sentence(void **state) {
     vjp_free(device, x.data), vjp_free(device, y.data);
 }
 
+/* ---- Numbers at the edge of f32 ---------------------------------------------------------------------- */
+
+/* Elements of 1e38 to 3e38: their sum is beyond f32, their statistics are not. One size for each path of the kernels.
+ */
+static void group_norm_of_elements_near_1e38(void **state) {
+    (void)state;
+    need_device();
+    enum { MAX = 1 << 19 };
+    static const struct {
+        int64_t shape[3], layout;
+    } cases[] = {{{2, 2, 7}, VJP_LAYOUT_CHANNELS_FIRST},    {{2, 2, 512}, VJP_LAYOUT_CHANNELS_FIRST},
+                 {{2, 2, 8192}, VJP_LAYOUT_CHANNELS_FIRST}, {{2, 2, 4095}, VJP_LAYOUT_CHANNELS_FIRST},
+                 {{1, 1, MAX}, VJP_LAYOUT_CHANNELS_FIRST},  {{2, 4096, 2}, VJP_LAYOUT_CHANNELS_LAST}};
+    float *values = malloc(MAX * sizeof *values);
+    for (int i = 0; i < MAX; i++)
+        values[i] = (float)(1 + i % 3) * 1e38f;
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        const int64_t *shape = cases[c].shape;
+        int64_t batch = shape[0], count = shape[1] * shape[2];
+        vjp_group_norm_attributes attributes = VJP_GROUP_NORM_DEFAULTS;
+        attributes.layout = cases[c].layout;
+        float mean[2] = {0}, rstd[2] = {0};
+        vjp_tensor x = on_device(VJP_F32, 3, shape, values, (size_t)(batch * count) * sizeof *values);
+        vjp_tensor m = on_device(VJP_F32, 2, (int64_t[]){batch, 1}, mean, sizeof mean);
+        vjp_tensor r = on_device(VJP_F32, 2, (int64_t[]){batch, 1}, rstd, sizeof rstd);
+        if (vjp_group_norm_forward(device, NULL, &m, &r, &x, NULL, NULL, &attributes) != VJP_OK)
+            fail_msg("%s", vjp_error(device));
+        assert_int_equal(vjp_download(device, mean, m.data, 0, (size_t)batch * sizeof *mean), VJP_OK);
+        assert_int_equal(vjp_download(device, rstd, r.data, 0, (size_t)batch * sizeof *rstd), VJP_OK);
+        for (int64_t n = 0; n < batch; n++) {
+            double sum = 0, squares = 0;
+            for (int64_t i = 0; i < count; i++)
+                sum += (double)values[n * count + i] / (double)count;
+            for (int64_t i = 0; i < count; i++)
+                squares +=
+                    ((double)values[n * count + i] - sum) * ((double)values[n * count + i] - sum) / (double)count;
+            assert_true(fabs((double)mean[n] / sum - 1) < 1e-5);
+            assert_true(fabs((double)rstd[n] * sqrt(squares) - 1) < 1e-5);
+        }
+        vjp_free(device, x.data), vjp_free(device, m.data), vjp_free(device, r.data);
+    }
+    free(values);
+}
+
 int main(void) {
     device_start("cuda");
     const struct CMUnitTest tests[] = {
@@ -180,6 +217,7 @@ int main(void) {
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
+        cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,
     };
     int failed = cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

@@ -183,7 +183,9 @@ __device__ center center_of(double sum, double count, float largest) {
     int exponent = __float_as_int(largest) >> 23; /* biased: 0 for the smallest numbers, 255 for infinity */
     exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
     float scale = __int_as_float((254 - exponent) << 23) * UNEVEN;
-    return {scale, count > 0 ? (float)(-sum / count * scale) : 0.0f};
+    /* Elements near 1e38 are finite, but their sum in f32 may not be: then distances are from 0. */
+    bool usable = isfinite(sum) || !isfinite(largest);
+    return {scale, count > 0 && usable ? (float)(-sum / count * scale) : 0.0f};
 }
 
 __device__ moments moments_of(center near, double sum, double squares, double count) {
