@@ -1,7 +1,7 @@
 /*
- * The Metal backend where there is no Mac: its kernels run by tests/metal/emulate.cpp, its device drives the stand-in
- * of tests/metal/stand_in.c, and both together are held against `ref` as any device is. First the emulator itself: what
- * it must see, it sees.
+ * The Metal backend without a Mac: its kernels run in tests/metal/emulate.cpp, its device talks to the stand-in of
+ * tests/metal/stand_in.c, and both together are compared with `ref` as any device is. First the emulator itself: it
+ * must report faulty kernels.
  */
 #include "attributes.h"
 #include "gpu/metal/device.h"
@@ -12,6 +12,16 @@
 
 /* After them: it names a variable `device`. */
 #include "device_tests.h"
+#include "gpu_tests.h"
+
+static size_t pipelines_of(const vjp_device *of) {
+    (void)of;
+    return (size_t)stand_in.pipelines;
+}
+
+static int launches_of(const vjp_device *of) {
+    return ((const metal_state *)of->state)->launches;
+}
 
 /* ---- The emulator ------------------------------------------------------------------------------------ */
 
@@ -23,11 +33,11 @@ static const emulate_shader *shader_named(const char *name) {
     return s;
 }
 
-enum { UNIFORM_WORDS = 8, MOST_FLOATS = 1024, F32_THERE = 1 };
+enum { UNIFORM_WORDS = 8, MAX_FLOATS = 1024, F32_THERE = 1 };
 
 /* Runs a kernel of a test's shader on buffers of floats, all of them f32; false and the message: something was seen. */
 static bool run_kernel(const char *shader, const char *kernel, unsigned threads, unsigned param,
-                       float buffer[][MOST_FLOATS], char message[EMULATE_MESSAGE]) {
+                       float buffer[][MAX_FLOATS], char message[EMULATE_MESSAGE]) {
     const emulate_shader *s = shader_named(shader);
     unsigned constant[64] = {0}, uniforms[UNIFORM_WORDS] = {1, 0, 0, 0, param};
     emulate_launch l = {.shader = s, .constant = constant, .grid = {1, 1, 1}, .threads = threads};
@@ -38,7 +48,7 @@ static bool run_kernel(const char *shader, const char *kernel, unsigned threads,
         constant[i] = F32_THERE;
         l.buffer[i] = (emulate_buffer){(char *)buffer[i], sizeof buffer[i], 0};
     }
-    l.buffer[EMULATE_MOST_BUFFERS - 1] = (emulate_buffer){(char *)uniforms, sizeof uniforms, 0};
+    l.buffer[EMULATE_MAX_BUFFERS - 1] = (emulate_buffer){(char *)uniforms, sizeof uniforms, 0};
     return emulate_run(&l, message);
 }
 
@@ -49,18 +59,18 @@ static const struct {
     {"overwritten", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:57"}},
     {"both_write", {"a race: thread ", "writes at faults.metal:", "no barrier between"}},
     {"atomic_and_plain", {"a race: thread ", "faults.metal:", ""}},
-    {"other_barrier", {"threads part: thread ", " waits at common.metal:", "at faults.metal:"}},
-    {"ended", {"threads part: thread ", " waits at common.metal:", "thread 5 has ended"}},
-    {"simd_parts", {"threads part: thread ", "common.metal:", "faults.metal:"}},
+    {"other_barrier", {"threads diverge: thread ", " waits at common.metal:", "at faults.metal:"}},
+    {"ended", {"threads diverge: thread ", " waits at common.metal:", "thread 5 has ended"}},
+    {"simd_parts", {"threads diverge: thread ", "common.metal:", "faults.metal:"}},
     {"unwritten", {"reads at faults.metal:", "that no thread has written", ""}},
     {"outside", {"reads at common.metal:", "outside of every buffer", ""}},
 };
 
 static void what_is_wrong_with_a_kernel_is_seen(void **state) {
     (void)state;
-    float(*buffer)[MOST_FLOATS] = malloc(2 * sizeof buffer[0]); /* not among the program's own data, which is allowed */
+    float(*buffer)[MAX_FLOATS] = malloc(2 * sizeof buffer[0]); /* not among the program's own data, which is allowed */
     char message[EMULATE_MESSAGE];
-    for (int i = 0; i < MOST_FLOATS; i++)
+    for (int i = 0; i < MAX_FLOATS; i++)
         buffer[0][i] = (float)i;
     for (emulate_order order = EMULATE_FORWARD; order <= EMULATE_SHUFFLED; order++) {
         emulate_with = (emulate_settings){order, 32};
@@ -85,7 +95,7 @@ static const unsigned widths[] = {1, 32, 64, 8, 24, 7, 20};
 
 static void sums_are_right_for_any_team_and_the_same_for_any_width(void **state) {
     (void)state;
-    static float buffer[4][MOST_FLOATS], first[4][MOST_FLOATS], again[4][MOST_FLOATS];
+    static float buffer[4][MAX_FLOATS], first[4][MAX_FLOATS], again[4][MAX_FLOATS];
     char message[EMULATE_MESSAGE];
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
@@ -122,13 +132,11 @@ static void sums_are_right_for_any_team_and_the_same_for_any_width(void **state)
 
 /* ---- The device and its stand-ins -------------------------------------------------------------------- */
 
-const vjp_backend *vjp_backend_entry(const char *version);
-
 /* A device of the backend's files that are linked here. */
 static vjp_status open_here(vjp_device **opened) {
     objc_use(&stand_in_system);
     assert_int_equal(vjp_device_create("metal", opened), VJP_OK);
-    return vjp_device_start(*opened, vjp_backend_entry(vjp_version()), NULL);
+    return vjp_device_start(*opened, backend_here(), NULL);
 }
 
 static void start(void) {
@@ -137,7 +145,7 @@ static void start(void) {
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
 }
 
-/* Everything was let go, and nothing done that a real system would punish. */
+/* Everything was released, and nothing done that would be a fault on a real system. */
 static void all_is_gone(void) {
     assert_string_equal(stand_in.misuse, "");
     assert_int_equal(stand_in.objects, 0);
@@ -160,12 +168,12 @@ static void where_there_is_no_macos_it_is_said(void **state) {
     vjp_device *none;
     objc_use(NULL);
     assert_int_equal(vjp_device_create("metal", &none), VJP_OK);
-    assert_int_equal(vjp_device_start(none, vjp_backend_entry(vjp_version()), NULL), VJP_NO_DEVICE);
-    if (!strstr(vjp_error(none), "metal: this is no macOS with Metal")) fail_msg("%s", vjp_error(none));
+    assert_int_equal(vjp_device_start(none, backend_here(), NULL), VJP_NO_DEVICE);
+    if (!strstr(vjp_error(none), "metal: Metal needs macOS")) fail_msg("%s", vjp_error(none));
     assert_int_equal(vjp_synchronize(none), VJP_NO_DEVICE);
     vjp_close(none);
     assert_int_equal(vjp_open("metal:1", NULL, &none), VJP_NO_DEVICE);
-    assert_non_null(strstr(vjp_error(none), "\"metal:1\" is no device"));
+    assert_non_null(strstr(vjp_error(none), "unknown device \"metal:1\""));
     vjp_close(none);
 }
 
@@ -177,20 +185,20 @@ static void opening_that_fails_says_why_and_keeps_nothing(void **state) {
         vjp_status status;
         const char *words;
     } rows[] = {
-        {{.no_device = true}, VJP_NO_DEVICE, "no GPU that Metal knows"},
+        {{.no_device = true}, VJP_NO_DEVICE, "no GPU for Metal"},
         {{.fail_queue = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
         {{.fail_buffer = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
         {{.fail_library = compiler}, VJP_DEVICE_FAILED, "tools.metal: program_source:3:1: error: unknown type"},
         {{.fail_function = "no such constant"}, VJP_DEVICE_FAILED, "tools.metal, words(): no such constant"},
         {{.fail_pipeline = "too many registers"}, VJP_DEVICE_FAILED, "words(): too many registers"},
-        {{.most_threads = 0}, VJP_NO_DEVICE, "runs no threads"},
+        {{.max_threads = 0}, VJP_NO_DEVICE, "runs no threads"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         vjp_device *none;
         stand_in_reset();
         stand_in_state usual = stand_in;
         stand_in = rows[i].with;
-        stand_in.most_bytes = usual.most_bytes;
+        stand_in.max_bytes = usual.max_bytes;
         assert_int_equal(open_here(&none), rows[i].status);
         if (!strstr(vjp_error(none), rows[i].words)) fail_msg("\"%s\" is no \"%s\"", vjp_error(none), rows[i].words);
         vjp_close(none);
@@ -213,7 +221,7 @@ static void any_bytes_go_up_and_come_down(void **state) {
     assert_memory_equal(back, host + 1, 7);
     assert_int_equal(vjp_upload(device, data, 0, host, 0), VJP_OK);
     assert_int_equal(vjp_upload(device, host, 0, host, 4), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
+    assert_non_null(strstr(vjp_error(device), "is not memory of this device"));
     assert_int_equal(vjp_download(device, back, data, 250, 16), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "16 bytes at 250 run past a buffer of 256"));
     vjp_free(device, data);
@@ -264,7 +272,7 @@ static void calls_share_a_command_buffer_and_no_pipeline_is_made_twice(void **st
         assert_int_equal(norm(&y, &x), VJP_OK);
     assert_int_equal(inside->launches, 40);
     assert_int_equal(stand_in.committed, committed);
-    for (int i = 40; i < METAL_LAUNCHES * (METAL_COMMITTED + 2); i++) /* more than may be under way */
+    for (int i = 40; i < METAL_LAUNCHES * (METAL_COMMITTED + 2); i++) /* more than may run at once */
         assert_int_equal(norm(&y, &x), VJP_OK);
     assert_true(stand_in.committed - committed >= METAL_COMMITTED);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -272,7 +280,7 @@ static void calls_share_a_command_buffer_and_no_pipeline_is_made_twice(void **st
     assert_int_equal(inside->launches, 0);
     assert_int_equal(stand_in.libraries, libraries);
     assert_int_equal(stand_in.pipelines, pipelines);
-    /* Freed while it is in use, and the device closed with work under way. */
+    /* Freed while it is in use, and the device closed with unfinished work. */
     assert_int_equal(norm(&y, &x), VJP_OK);
     vjp_free(device, y.data);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -311,10 +319,10 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     (void)state;
     start();
     vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers);
-    stand_in.fail_library = "program_source:9:3: error: no member named 'z'\n  in 'Facts'";
+    stand_in.fail_library = "program_source:9:3: error: no member named 'z'\n  in 'Stats'";
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
     assert_non_null(
-        strstr(vjp_error(device), "rms_norm.metal: program_source:9:3: error: no member named 'z' in 'Facts'"));
+        strstr(vjp_error(device), "rms_norm.metal: program_source:9:3: error: no member named 'z' in 'Stats'"));
     stand_in.fail_library = NULL;
     stand_in.fail_pipeline = "Compiler encountered an internal error";
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
@@ -327,7 +335,7 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
     assert_non_null(strstr(vjp_error(device), "gives no command buffer"));
     stand_in.fail_encoder = false;
-    assert_int_equal(norm(&x, &x), VJP_OK); /* and the device goes on */
+    assert_int_equal(norm(&x, &x), VJP_OK); /* and the device still works */
 
     stand_in.fail_run = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)";
     assert_int_equal(vjp_synchronize(device), VJP_DEVICE_FAILED);
@@ -341,7 +349,7 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     stand_in.fail_run = NULL;
 
     /* A pipeline that gives fewer threads than the others, or less than asked. */
-    stand_in.most_threads = 100;
+    stand_in.max_threads = 100;
     vjp_tensor y = x;
     y.dtype = VJP_F16;
     assert_int_equal(norm(&y, &y), VJP_UNSUPPORTED);
@@ -403,7 +411,7 @@ static const struct {
     unsigned long threads;
     unsigned width;
     int64_t most; /* elements of a case: every thread of 256 is switched to at every barrier, which takes its time */
-} ways[] = {{1024, 32, 1100}, {1024, 24, 300}, {48, 32, 150}, {100, 8, 150}};
+} setups[] = {{1024, 32, 1100}, {1024, 24, 300}, {48, 32, 150}, {100, 8, 150}};
 
 static int64_t elements_of(const proof_setup *setup) {
     int64_t most = 0;
@@ -438,14 +446,14 @@ enum { SANITIZED = sizeof VJP_SANITIZE > 1 };
 
 static void every_op_is_right(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+    for (size_t w = 0; w < sizeof setups / sizeof setups[0]; w++) {
         start();
         stop();
         stand_in_reset();
-        stand_in.most_threads = ways[w].threads;
-        emulate_with.width = ways[w].width;
+        stand_in.max_threads = setups[w].threads;
+        emulate_with.width = setups[w].width;
         if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
-        compare_all(SANITIZED ? ways[w].most / 8 : ways[w].most);
+        compare_all(SANITIZED ? setups[w].most / 8 : setups[w].most);
         stop();
     }
 }
@@ -494,12 +502,12 @@ static void shapes_that_have_broken_others(void **state) {
 static void more_groups_than_a_row_of_the_grid_holds(void **state) {
     (void)state;
     stand_in_reset();
-    stand_in.most_threads = 1;
+    stand_in.max_threads = 1;
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
     compare_setup("rms_norm", "x=[70001,1] eps=0.5", VJP_F32);
     stop();
     stand_in_reset();
-    stand_in.most_threads = 1;
+    stand_in.max_threads = 1;
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
     static float zero[70001 * 3];
     vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){70001, 3}, zero, sizeof zero);
@@ -537,9 +545,8 @@ static void results_do_not_depend_on_how_threads_run(void **state) {
     (void)state;
     static const int64_t dims[] = {65, 1025, 4097};
     for (size_t t = 0; t < sizeof dims / sizeof dims[0]; t++) {
-        enum { ROWS_HERE = 5, MOST_DIM = 4097 };
-        static float x[ROWS_HERE * MOST_DIM], first[ROWS_HERE * MOST_DIM + MOST_DIM],
-            again[ROWS_HERE * MOST_DIM + MOST_DIM];
+        enum { ROWS_HERE = 5, MAX_DIM = 4097 };
+        static float x[ROWS_HERE * MAX_DIM], first[ROWS_HERE * MAX_DIM + MAX_DIM], again[ROWS_HERE * MAX_DIM + MAX_DIM];
         size_t count = (size_t)(ROWS_HERE * dims[t]);
         for (size_t i = 0; i < count; i++)
             x[i] = (float)(i * 2654435761u % 1999) / 1000 - 1;
@@ -592,6 +599,9 @@ int main(void) {
         cmocka_unit_test(results_do_not_depend_on_how_threads_run),
     };
     const struct CMUnitTest of_any_device[] = {
+        cmocka_unit_test(a_warmed_call_makes_no_pipeline),
+        cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
+        cmocka_unit_test(norms_are_right_near_the_largest_number),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

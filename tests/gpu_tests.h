@@ -1,0 +1,194 @@
+/*
+ * Tests of what the backends that share src/gpu promise: vjp_warm() and vjp_compile() make every pipeline that a call
+ * needs and run nothing; norms are right at the end of f32's range. Included after device_tests.h; the file that
+ * includes it has a function pipelines_of().
+ */
+#ifndef VJP_TESTS_GPU_TESTS_H
+#define VJP_TESTS_GPU_TESTS_H
+
+#include "gpu/gpu.h"
+#include "sample.h"
+
+/* How many pipelines a device has made, and how many launches wait to be submitted. */
+static size_t pipelines_of(const vjp_device *of);
+static int launches_of(const vjp_device *of);
+
+const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+
+/* The backend's files that are linked into the test, so that its inside can be looked at. */
+static const vjp_backend *backend_here(void) {
+    vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
+    host.version = vjp_version();
+    return vjp_backend_entry(&host);
+}
+
+/* A call with its tensors on the device. */
+typedef struct placed_call {
+    call host;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    const vjp_tensor *pointer[VJP_MAX_SLOTS];
+    void *block[VJP_MAX_SLOTS];
+} placed_call;
+
+/* Puts the tensors on the device: each in a buffer of its own, or all in one, as close together as dtypes allow. */
+static void place(placed_call *p, bool together) {
+    const call *c = &p->host;
+    size_t at = 6; /* not on a word, so that two-byte elements are odd ones */
+    memset(p->block, 0, sizeof p->block);
+    if (together) assert_int_equal(vjp_alloc(device, c->block_bytes + 1024, &p->block[0]), VJP_OK);
+    for (size_t i = 0; i < c->count; i++) {
+        p->pointer[i] = NULL;
+        if (!c->pointer[i]) continue;
+        vjp_tensor *t = &p->tensor[i];
+        *t = c->tensor[i];
+        size_t bytes = call_bytes(t), size = vjp_dtype_size((vjp_dtype)t->dtype);
+        at = (at + size - 1) / size * size;
+        if (!together) assert_int_equal(vjp_alloc(device, bytes, &p->block[i]), VJP_OK);
+        t->data = p->block[together ? 0 : i];
+        t->offset = together ? at : 0;
+        const char *host = (const char *)c->tensor[i].data + c->tensor[i].offset;
+        assert_int_equal(vjp_upload(device, t->data, t->offset, host, bytes), VJP_OK);
+        at += bytes;
+        p->pointer[i] = t;
+    }
+    size_t workspace;
+    assert_int_equal(vjp_workspace_size(device, c->op, c->pass, p->pointer, c->count, c->attributes, &workspace),
+                     VJP_OK);
+    assert_int_equal(vjp_reserve(device, workspace), VJP_OK);
+}
+
+static void release(placed_call *p) {
+    for (int i = 0; i < VJP_MAX_SLOTS; i++)
+        vjp_free(device, p->block[i]);
+}
+
+static vjp_status call_on_device(const placed_call *p) {
+    return vjp_call(device, p->host.op, p->host.pass, p->pointer, p->host.count, p->host.attributes);
+}
+
+/* Whether the outputs on the device are those of the host, byte by byte. */
+static bool outputs_are_untouched(const placed_call *p) {
+    bool same = true;
+    for (size_t i = 0; i < p->host.info->pass[p->host.pass].outputs; i++) {
+        if (!p->pointer[i]) continue;
+        size_t bytes = call_bytes(&p->tensor[i]);
+        char *back = malloc(bytes);
+        assert_int_equal(vjp_download(device, back, p->tensor[i].data, p->tensor[i].offset, bytes), VJP_OK);
+        same = same && memcmp(back, (char *)p->host.tensor[i].data + p->host.tensor[i].offset, bytes) == 0;
+        free(back);
+    }
+    return same;
+}
+
+/* Calls test(call) for every op and pass that these backends have, in `count` dtypes of f32 and bf16. */
+static void for_every_call(int count, bool large, void (*test)(placed_call *p)) {
+    static const vjp_dtype storage[] = {VJP_F32, VJP_BF16};
+    for (size_t op = 0; op < vjp_op_count(); op++) {
+        const char *name = vjp_op_describe(vjp_op_at(op))->name;
+        for (int i = 0; i < 2 * count && gpu_kernel(vjp_op_at(op), VJP_FORWARD); i++) {
+            placed_call p;
+            vjp_dtype dtype = storage[i / 2];
+            assert_true(call_make(&p.host, device, large ? sample_find_large(name) : sample_find(name),
+                                  (vjp_pass)(i % 2), (sample_types){dtype, dtype, VJP_I32}, 7));
+            test(&p);
+            call_free(&p.host);
+        }
+    }
+}
+
+static void check_warm(placed_call *p) {
+    const call *c = &p->host;
+    place(p, false);
+    int launches = launches_of(device);
+    if (vjp_warm(device, c->op, c->pass, p->pointer, c->count, c->attributes) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    size_t warm = pipelines_of(device);
+    assert_int_equal(launches_of(device), launches);
+    if (!outputs_are_untouched(p)) fail_msg("%s: warming wrote an output", c->info->name);
+    if (call_on_device(p) != VJP_OK || vjp_synchronize(device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    if (pipelines_of(device) != warm) fail_msg("%s: a warmed call makes a pipeline", c->info->name);
+    if (outputs_are_untouched(p)) fail_msg("%s: the call after warming wrote nothing", c->info->name);
+    release(p);
+}
+
+static void a_warmed_call_makes_no_pipeline(void **state) {
+    (void)state;
+    need_device();
+    size_t before = pipelines_of(device);
+    for_every_call(2, false, check_warm);
+    assert_true(pipelines_of(device) > before + 8); /* this device had made none of them yet */
+}
+
+static void the_first_run_of_a_program_makes_no_pipeline(void **state) {
+    (void)state;
+    need_device();
+    vjp_value index, weight[3], result[4];
+    vjp_graph *g = build_model(&index, weight, result);
+    size_t before = pipelines_of(device);
+    vjp_program *program = start_program(device, g, index, weight, result);
+    size_t compiled = pipelines_of(device);
+    assert_true(compiled > before);
+    if (vjp_program_run(program) != VJP_OK || vjp_synchronize(device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(pipelines_of(device), compiled);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+}
+
+/* Fails unless every element of a device's tensor is within 1e-5 of `even` or `odd`, by its index. */
+static void expect_alternating(const char *what, const vjp_tensor *t, double even, double odd) {
+    size_t count = call_bytes(t) / sizeof(float);
+    float *back = malloc(count * sizeof *back);
+    assert_int_equal(vjp_download(device, back, t->data, 0, count * sizeof *back), VJP_OK);
+    for (size_t i = 0; i < count; i++)
+        if (!(fabs((double)back[i] - (i % 2 ? odd : even)) <= 1e-5 * fabs(even)))
+            fail_msg("%s of %zu elements: element %zu is %g", what, count, i, (double)back[i]);
+    free(back);
+}
+
+/* Rows of +-5e37: sums of such values leave f32's range, xh is +-1 all the same. Short rows, and rows that are split.
+ */
+static void norms_are_right_near_the_largest_number(void **state) {
+    (void)state;
+    need_device();
+    enum { MAX_COUNT = 9002 };
+    static const int64_t counts[] = {66, MAX_COUNT};
+    static float x[MAX_COUNT], zero[MAX_COUNT], one[MAX_COUNT];
+    const double size = 5e37;
+    for (int i = 0; i < MAX_COUNT; i++) {
+        x[i] = (float)(i % 2 ? -size : size);
+        one[i] = 1;
+    }
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    for (int k = 0; k < 2; k++) {
+        const int64_t row[] = {1, counts[k]}, planes[] = {1, 2, counts[k] / 2}, group[] = {1, 1};
+        size_t bytes = (size_t)counts[k] * sizeof *x;
+        vjp_tensor tx = on_device(VJP_F32, 2, row, x, bytes), dy = on_device(VJP_F32, 2, row, one, bytes);
+        vjp_tensor y = on_device(VJP_F32, 2, row, zero, bytes), dgamma = on_device(VJP_F32, 1, row + 1, zero, bytes);
+        vjp_tensor rstd = on_device(VJP_F32, 1, row, zero, sizeof *zero), mean = rstd;
+        mean.data = NULL;
+        assert_int_equal(vjp_alloc(device, sizeof *zero, &mean.data), VJP_OK);
+        assert_int_equal(vjp_layer_norm_forward(device, &y, &mean, &rstd, &tx, NULL, NULL, NULL), VJP_OK);
+        expect_alternating("y of layer_norm", &y, 1, -1);
+        expect_alternating("rstd of layer_norm", &rstd, 1 / size, 0);
+        assert_int_equal(vjp_layer_norm_backward(device, NULL, &dgamma, NULL, &dy, &tx, NULL, NULL, NULL, NULL),
+                         VJP_OK);
+        expect_alternating("dgamma of layer_norm", &dgamma, 1, -1);
+        assert_int_equal(vjp_layer_norm_backward(device, NULL, &dgamma, NULL, &dy, &tx, NULL, &mean, &rstd, NULL),
+                         VJP_OK);
+        expect_alternating("dgamma of layer_norm with statistics", &dgamma, 1, -1);
+        assert_int_equal(vjp_rms_norm_forward(device, &y, &rstd, &tx, NULL, NULL, NULL), VJP_OK);
+        expect_alternating("y of rms_norm", &y, 1, -1);
+        expect_alternating("rstd of rms_norm", &rstd, 1 / size, 0);
+        vjp_tensor gx = vjp_tensor_of(tx.data, VJP_F32, 3, planes), gy = vjp_tensor_of(y.data, VJP_F32, 3, planes);
+        vjp_tensor grstd = vjp_tensor_of(rstd.data, VJP_F32, 2, group);
+        assert_int_equal(vjp_upload(device, y.data, 0, zero, bytes), VJP_OK);
+        if (vjp_group_norm_forward(device, &gy, NULL, &grstd, &gx, NULL, NULL, NULL) != VJP_OK)
+            fail_msg("%s", vjp_error(device));
+        expect_alternating("y of group_norm", &y, 1, -1);
+        expect_alternating("rstd of group_norm", &rstd, 1 / size, 0);
+        vjp_free(device, tx.data), vjp_free(device, dy.data), vjp_free(device, y.data);
+        vjp_free(device, dgamma.data), vjp_free(device, rstd.data), vjp_free(device, mean.data);
+    }
+}
+
+#endif
