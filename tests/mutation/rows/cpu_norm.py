@@ -1,9 +1,9 @@
 [
     ("rms_norm: one factor r too many in dx", "check rms_norm",
-     [("src/cpu/norm/norm_rows.h", "steep = -rstd * (sums.squares / dim);", "steep = -rstd * rstd * (sums.squares / dim);")]),
+     [("src/cpu/norm/norm.h", "slope = -rstd * (g.sum_xh / (double)n);", "slope = -rstd * rstd * (g.sum_xh / (double)n);")]),
     ("layer_norm: columns of dgamma past 64 unwritten", "check layer_norm",
      [("src/cpu/norm/norm_rows.h", "norm_parameter_write(outputs[k], from, n, sum);\n        partials += call->padded;",
-       "norm_parameter_write(outputs[k], from, norm_min(n, 64), sum);\n        partials += call->padded;")]),
+       "norm_parameter_write(outputs[k], from, vjp_min(n, 64), sum);\n        partials += call->padded;")]),
     ("layer_norm: the last task's column sums are lost", "check layer_norm",
      [("src/cpu/norm/norm_rows.h", "norm_add_columns(sum, partials, call->cut.count, call->partial_floats, n);",
        "norm_add_columns(sum, partials, call->cut.count > 1 ? call->cut.count - 1 : 1, call->partial_floats, n);")]),
@@ -16,8 +16,8 @@
     ("norms: the mean rounded to one float", "check layer_norm",
      [("src/cpu/norm/norm.h", "scale.rest = (float)(NORM_FMA ? rest : -rest * rstd);", "scale.rest = (float)(0 * rest);")]),
     ("norms: dgamma overwritten where it should be added to", "check layer_norm",
-     [("src/cpu/norm/norm.h", "norm_write_doubles(p.dtype, p.accumulate ? NORM_ADD : NORM_WRITE, p.data, from, n, values);",
-       "norm_write_doubles(p.dtype, NORM_WRITE, p.data, from, n, values);")]),
+     [("src/cpu/norm/norm.h", "norm_write_doubles(p.dtype, p.accumulate, p.data, from, n, values);",
+       "norm_write_doubles(p.dtype, false, p.data, from, n, values);")]),
     ("group_norm: mean(g * xh) left out of dx", "check group_norm",
-     [("src/cpu/norm/group_norm.c", "sum_gxh += m.squares * (double)call->gamma_f32[first + c];", "")]),
+     [("src/cpu/norm/group_norm_first.h", "group->sum_xh += channel.sum_xh * (double)call->gamma_f32[c];", "")]),
 ]
