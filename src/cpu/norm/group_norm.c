@@ -16,55 +16,11 @@
  * | last wide   | channels last, fewer samples than        | some rows of a   | as for planes wide                    |
  * |             | GROUP_MIN_TASKS, large in all            | plane            |                                       |
  *
- * Channels first is in group_norm_first.h, channels last in group_norm_last.h.
+ * Channels first is in group_norm_first.h, channels last in group_norm_last.h, short groups in group_norm.h. The loops
+ * in double of short groups also compute what f32 cannot hold on the other paths.
  */
 #include "cpu/norm/group_norm_first.h"
 #include "cpu/norm/group_norm_last.h"
-
-/* ---- Short groups -------------------------------------------------------------------------------------------- */
-
-static norm_statistics short_statistics(const group_norm *call, int64_t n, int64_t group) {
-    if (call->rstd_in) return group_saved(call, n * call->size.groups + group);
-    return group_statistics_exact(call, n, group);
-}
-
-static void short_put(const group_norm *call, int64_t i, double value) {
-    norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, i, 1, &value);
-}
-
-static void short_forward(const group_norm *call, int64_t n, int64_t group) {
-    const vjp_group_norm_sizes *s = &call->size;
-    norm_statistics stat = short_statistics(call, n, group);
-    group_save(call, n * s->groups + group, stat);
-    for (int64_t c = group * s->group_channels; c < (group + 1) * s->group_channels && call->out; c++)
-        for (int64_t k = 0; k < s->plane; k++) {
-            int64_t i = group_offset(s, n, c, k);
-            double xh = ((double)f32_load(call->dtype, call->x, i) - stat.mean) * stat.rstd;
-            short_put(call, i, xh * (double)call->gamma_f32[c] + (double)call->beta_f32[c]);
-        }
-}
-
-static void short_backward(const group_norm *call, int64_t n, int64_t group, double *dgamma, double *dbeta) {
-    const vjp_group_norm_sizes *s = &call->size;
-    norm_statistics stat = short_statistics(call, n, group);
-    double mean_g = 0, mean_gxh = 0, count = (double)(s->group_channels * s->plane);
-    for (int pass = 0; pass < (call->out ? 2 : 1); pass++) {
-        for (int64_t c = group * s->group_channels; c < (group + 1) * s->group_channels; c++)
-            for (int64_t k = 0; k < s->plane; k++) {
-                int64_t i = group_offset(s, n, c, k);
-                double xh = ((double)f32_load(call->dtype, call->x, i) - stat.mean) * stat.rstd;
-                double dy = (double)f32_load(call->dtype, call->dy, i), g = dy * (double)call->gamma_f32[c];
-                if (pass == 1) {
-                    short_put(call, i, stat.rstd * (g - mean_g - xh * mean_gxh));
-                    continue;
-                }
-                mean_g += g / count;
-                mean_gxh += g * xh / count;
-                if (dgamma) dgamma[c] += dy * xh;
-                if (dbeta) dbeta[c] += dy;
-            }
-    }
-}
 
 /* ---- Calls --------------------------------------------------------------------------------------------------- */
 
@@ -79,9 +35,9 @@ static void groups_task(void *argument, size_t task) {
     for (int64_t n = cpu_cut_begin(&call->batch, part); n < cpu_cut_end(&call->batch, part); n++)
         for (int64_t group = from; group < to; group++) {
             if (call->path == GROUPS_SHORT && call->backward)
-                short_backward(call, n, group, dgamma, dbeta);
+                group_exact_backward(call, n, group, dgamma, dbeta);
             else if (call->path == GROUPS_SHORT)
-                short_forward(call, n, group);
+                group_exact_forward(call, n, group);
             else if (call->backward)
                 planes_backward(call, n, group, dgamma, dbeta);
             else

@@ -48,7 +48,7 @@ typedef struct group_norm {
     /* Channels first, wide: */
     int64_t chunks, channel_chunks; /* of a group, of a channel */
     norm_scale *scale;              /* [batch * groups] */
-    norm_line *lines;               /* [batch * groups] */
+    norm_sums *group_sums;          /* [batch * groups]: of g and g * xh */
     norm_moments *moments;          /* [batch * groups, chunks] */
     norm_sums *sums;                /* [batch * channels, channel_chunks] */
     /* Channels last: */
@@ -57,9 +57,12 @@ typedef struct group_norm {
     int64_t slot_count;
     float *row_sums; /* [slot, range of rows, 4, width]: recent and older column sums */
     cpu_cut rows;    /* of the plane */
+    uint32_t exact;  /* wide: bit n is set for a sample that f32 cannot hold; there are few samples */
 } group_norm;
 
-enum { GROUP_SLOT_FLOATS = 5 + 2 * 2 + 3 }; /* floats per column of a slot: group_norm_last.h names them */
+enum {
+    GROUP_SLOT_FLOATS = 5 + 2 * 2 + sizeof(norm_scale) / 4
+}; /* floats per column of a slot: group_norm_last.h names them */
 
 /* vjp_cpu_cut_items() with at least `min_items` items per task. */
 static inline cpu_cut group_cut(int64_t items, int64_t bytes_each, int64_t max_tasks, int64_t min_items) {
@@ -107,7 +110,7 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
         call->chunks = vjp_divide_up(span, GROUP_CHUNK);
         call->channel_chunks = vjp_divide_up(s->plane, GROUP_CHUNK);
         call->scale = norm_take(workspace, &used, (size_t)rows * sizeof *call->scale);
-        call->lines = norm_take(workspace, &used, (size_t)rows * sizeof *call->lines);
+        call->group_sums = norm_take(workspace, &used, (size_t)rows * sizeof *call->group_sums);
         call->moments = norm_take(workspace, &used, (size_t)(rows * call->chunks) * sizeof *call->moments);
         if (call->backward)
             call->sums = norm_take(workspace, &used,
@@ -130,8 +133,8 @@ static inline norm_statistics group_saved(const group_norm *call, int64_t row) {
 }
 
 static inline void group_save(const group_norm *call, int64_t row, norm_statistics s) {
-    if (call->mean_out) call->mean_out[row] = (float)s.mean;
-    if (call->rstd_out) call->rstd_out[row] = (float)s.rstd;
+    if (call->mean_out) call->mean_out[row] = norm_round(s.mean);
+    if (call->rstd_out) call->rstd_out[row] = norm_round(s.rstd);
 }
 
 /* Part `part`'s sums for dgamma and dbeta, zeroed for channels [from, to); NULL where not wanted. */
@@ -178,6 +181,50 @@ static inline norm_statistics group_statistics_exact(const group_norm *call, int
         if (!pass) mean = sum / count;
     }
     return (norm_statistics){mean, 1 / sqrt(squares / count + call->eps)};
+}
+
+static inline norm_statistics group_any_statistics(const group_norm *call, int64_t n, int64_t group) {
+    if (call->rstd_in) return group_saved(call, n * call->size.groups + group);
+    return group_statistics_exact(call, n, group);
+}
+
+static inline void group_exact_put(const group_norm *call, int64_t i, double value) {
+    norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, i, 1, &value);
+}
+
+static inline void group_exact_forward(const group_norm *call, int64_t n, int64_t group) {
+    const vjp_group_norm_sizes *s = &call->size;
+    norm_statistics stat = group_any_statistics(call, n, group);
+    group_save(call, n * s->groups + group, stat);
+    for (int64_t c = group * s->group_channels; c < (group + 1) * s->group_channels && call->out; c++)
+        for (int64_t k = 0; k < s->plane; k++) {
+            int64_t i = group_offset(s, n, c, k);
+            double xh = ((double)f32_load(call->dtype, call->x, i) - stat.mean) * stat.rstd;
+            group_exact_put(call, i, xh * (double)call->gamma_f32[c] + (double)call->beta_f32[c]);
+        }
+}
+
+static inline void group_exact_backward(const group_norm *call, int64_t n, int64_t group, double *dgamma,
+                                        double *dbeta) {
+    const vjp_group_norm_sizes *s = &call->size;
+    norm_statistics stat = group_any_statistics(call, n, group);
+    double mean_g = 0, mean_gxh = 0, count = (double)(s->group_channels * s->plane);
+    for (int pass = 0; pass < (call->out ? 2 : 1); pass++) {
+        for (int64_t c = group * s->group_channels; c < (group + 1) * s->group_channels; c++)
+            for (int64_t k = 0; k < s->plane; k++) {
+                int64_t i = group_offset(s, n, c, k);
+                double xh = ((double)f32_load(call->dtype, call->x, i) - stat.mean) * stat.rstd;
+                double dy = (double)f32_load(call->dtype, call->dy, i), g = dy * (double)call->gamma_f32[c];
+                if (pass == 1) {
+                    group_exact_put(call, i, stat.rstd * (g - mean_g - xh * mean_gxh));
+                    continue;
+                }
+                mean_g += g / count;
+                mean_gxh += g * xh / count;
+                if (dgamma) dgamma[c] += dy * xh;
+                if (dbeta) dbeta[c] += dy;
+            }
+    }
 }
 
 #endif

@@ -36,10 +36,21 @@ INLINE norm_sums plane_sums_typed(vjp_dtype dtype, const void *x, const void *dy
     return m;
 }
 
-/* Sums of dy and dy * xh over the n elements from `first` on. */
+/* Sums of dy and dy * xh over the n elements from `first` on; in double where f32 cannot hold them. */
 OUTLINE norm_sums plane_sums(const group_norm *call, int64_t first, int64_t n, norm_scale scale) {
     const void *x = at(call->dtype, call->x, first), *dy = at(call->dtype, call->dy, first);
-    return BY_DTYPE(call->dtype, plane_sums_typed, x, dy, n, scale);
+    norm_sums m = {0, 0};
+    if (norm_scale_fits(scale)) {
+        m = BY_DTYPE(call->dtype, plane_sums_typed, x, dy, n, scale);
+        if (norm_sums_fit(m)) return m;
+        m = (norm_sums){0, 0};
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)f32_load(call->dtype, dy, i);
+        m.sum += d;
+        m.sum_xh += d * norm_xh_exact(scale, f32_load(call->dtype, x, i));
+    }
+    return m;
 }
 
 /* out = weight * dy + (slope * xh + level), xh without its rest; the forward has no dy. */
@@ -66,20 +77,46 @@ INLINE void plane_write(vjp_dtype dtype, write_mode mode, bool backward, norm_ru
     if (i < run.n) plane_at(dtype, mode, backward, run, scale, line, i, run.n - i);
 }
 
-/* y of n elements of channel c, or with `group` dx; `ahead`: the distance to what is read next. */
+/* The same in double. */
+OUTLINE void plane_out_exact(const group_norm *call, norm_run run, int64_t c, norm_scale scale,
+                             const norm_sums *group) {
+    double gamma = (double)call->gamma_f32[c];
+    for (int64_t i = 0; i < run.n; i++) {
+        double xh = norm_xh_exact(scale, f32_load(call->dtype, run.x, i)), value;
+        if (group)
+            value = norm_dx_exact(scale, (double)f32_load(call->dtype, run.dy, i) * gamma, xh, *group,
+                                  call->size.group_channels * call->size.plane);
+        else
+            value = xh * gamma + (double)call->beta_f32[c];
+        norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run.out, i, 1, &value);
+    }
+}
+
+/*
+ * y of n elements of channel c, or dx from its group's sums of g and g * xh; `ahead`: the distance to what is read
+ * next.
+ */
 OUTLINE void plane_out(const group_norm *call, int64_t first, int64_t n, int64_t c, norm_scale scale,
-                       const norm_line *group, int64_t ahead) {
+                       const norm_sums *group, int64_t ahead) {
     double gamma = (double)call->gamma_f32[c];
     norm_run run = {.x = at(call->dtype, call->x, first), .n = n, .ahead = ahead};
     run.out = at_mutable(call->dtype, call->out, first);
     if (group) {
         run.dy = at(call->dtype, call->dy, first);
-        plane_line line = {(float)((double)scale.rstd * gamma), group->slope, group->level};
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, plane_write, true, run, scale, line);
+        norm_line of_group = norm_line_of(scale, *group, call->size.group_channels * call->size.plane);
+        plane_line line = {(float)((double)scale.rstd * gamma), of_group.slope, of_group.level};
+        if (norm_scale_fits(scale) && norm_sums_fit(*group) && norm_line_fits(of_group) &&
+            fabsf(line.weight) <= FLT_MAX)
+            BY_DTYPE_AND_MODE(call->dtype, call->mode, plane_write, true, run, scale, line);
+        else
+            plane_out_exact(call, run, c, scale, group);
     } else {
         float level = (float)((double)call->beta_f32[c] + gamma * (double)scale.rest);
         plane_line line = {0, (float)gamma, level};
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, plane_write, false, run, scale, line);
+        if (norm_scale_fits(scale) && fabsf(level) <= FLT_MAX)
+            BY_DTYPE_AND_MODE(call->dtype, call->mode, plane_write, false, run, scale, line);
+        else
+            plane_out_exact(call, run, c, scale, NULL);
     }
 }
 
@@ -119,15 +156,14 @@ static inline void add_channel(const group_norm *call, int64_t c, norm_sums chan
 
 static inline void planes_backward(const group_norm *call, int64_t n, int64_t group, double *dgamma, double *dbeta) {
     const vjp_group_norm_sizes *s = &call->size;
-    int64_t first = group * s->group_channels, span = s->group_channels * s->plane;
-    int64_t start = (n * s->channels + first) * s->plane, row = n * s->groups + group;
+    int64_t first = group * s->group_channels, start = (n * s->channels + first) * s->plane;
+    int64_t row = n * s->groups + group;
     norm_scale scale = norm_scale_of(planes_statistics(call, row));
     norm_sums sums = {0, 0};
     for (int64_t c = 0; c < s->group_channels; c++)
         add_channel(call, first + c, plane_sums(call, start + c * s->plane, s->plane, scale), &sums, dgamma, dbeta);
-    norm_line line = norm_line_of(scale, sums, span);
     for (int64_t c = 0; c < s->group_channels && call->out; c++)
-        plane_out(call, start + c * s->plane, s->plane, first + c, scale, &line, planes_ahead(call, row));
+        plane_out(call, start + c * s->plane, s->plane, first + c, scale, &sums, planes_ahead(call, row));
 }
 
 /* ---- Chunks of few large groups -------------------------------------------------------------------------------- */
@@ -181,11 +217,11 @@ static inline void wide_sums(void *argument, size_t task) {
 static inline void wide_out(void *argument, size_t task) {
     const group_norm *call = argument;
     wide_chunk w = wide_chunk_of(call, task);
-    plane_out(call, w.first, w.n, w.c, call->scale[w.row], call->backward ? &call->lines[w.row] : NULL, 0);
+    plane_out(call, w.first, w.n, w.c, call->scale[w.row], call->backward ? &call->group_sums[w.row] : NULL, 0);
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-/* Between the rounds: each group's line, and dgamma and dbeta, from the sums of the chunks. */
+/* Between the rounds: each group's sums, and dgamma and dbeta, from the sums of the chunks. */
 static inline void wide_combine(const group_norm *call) {
     const vjp_group_norm_sizes *s = &call->size;
     double *dgamma = NULL, *dbeta = NULL;
@@ -198,7 +234,7 @@ static inline void wide_combine(const group_norm *call) {
             add_channel(call, channel % s->channels, norm_sums_total(parts, call->channel_chunks), &sums, dgamma,
                         dbeta);
         }
-        call->lines[row] = norm_line_of(call->scale[row], sums, s->group_channels * s->plane);
+        call->group_sums[row] = sums;
     }
 }
 

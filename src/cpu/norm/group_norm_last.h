@@ -212,18 +212,30 @@ static inline void last_statistics(const group_norm *call, const last_slot *slot
     }
 }
 
-/* y = slope * xh + level by column. */
-static inline void last_lines_forward(const group_norm *call, const last_slot *slot) {
+/* Each group's scale can be held in f32. */
+static inline bool last_scale_fits(const group_norm *call, const last_slot *slot) {
+    bool fits = true;
+    for (int64_t g = 0; g < call->size.groups; g++)
+        fits = fits && norm_scale_fits(slot->scale[g]);
+    return fits;
+}
+
+/* y = slope * xh + level by column. False where f32 cannot hold them: the sample is then computed in double. */
+static inline bool last_lines_forward(const group_norm *call, const last_slot *slot) {
+    bool fits = last_scale_fits(call, slot);
     for (int64_t c = 0; c < call->size.channels; c++) {
         double gamma = (double)call->gamma_f32[c], beta = (double)call->beta_f32[c];
         slot->slope[c] = (float)gamma;
         slot->level[c] = (float)(beta + gamma * (double)slot->scale[c / call->size.group_channels].rest);
+        fits = fits && fabsf(slot->level[c]) <= FLT_MAX;
     }
+    return fits;
 }
 
-/* dx = weight * dy + (slope * xh + level) by column, from the columns' sums. */
-static inline void last_lines_backward(const group_norm *call, const last_slot *slot) {
+/* dx = weight * dy + (slope * xh + level) by column, from the columns' sums. False as above. */
+static inline bool last_lines_backward(const group_norm *call, const last_slot *slot) {
     const vjp_group_norm_sizes *s = &call->size;
+    bool fits = last_scale_fits(call, slot);
     last_collect(call, slot);
     for (int64_t g = 0; g < s->groups; g++) {
         norm_sums sums = {0, 0};
@@ -232,11 +244,25 @@ static inline void last_lines_backward(const group_norm *call, const last_slot *
             slot->products[c] += (double)slot->scale[g].rest * slot->sum[c];
             sums.sum += gamma * slot->sum[c];
             sums.sum_xh += gamma * slot->products[c];
+            fits = fits && norm_sums_fit((norm_sums){slot->sum[c], slot->products[c]});
             slot->weight[c] = (float)((double)slot->scale[g].rstd * gamma);
+            fits = fits && fabsf(slot->weight[c]) <= FLT_MAX;
         }
         norm_line line = norm_line_of(slot->scale[g], sums, s->group_channels * s->plane);
+        fits = fits && norm_line_fits(line);
         last_spread(call, slot->slope, g, line.slope);
         last_spread(call, slot->level, g, line.level);
+    }
+    return fits;
+}
+
+/* A sample's groups in double. */
+static inline void last_exact(const group_norm *call, int64_t n, double *dgamma, double *dbeta) {
+    for (int64_t g = 0; g < call->size.groups; g++) {
+        if (call->backward)
+            group_exact_backward(call, n, g, dgamma, dbeta);
+        else
+            group_exact_forward(call, n, g);
     }
 }
 
@@ -276,20 +302,24 @@ static inline void last_samples(void *argument, size_t task) {
             last_sums(call, false, &slot, 0);
         }
         last_statistics(call, &slot);
+        bool fits;
         if (call->backward) {
             last_sums(call, true, &slot, 0);
-            last_lines_backward(call, &slot);
-            last_add_partials(call, &slot, dgamma, dbeta);
+            fits = last_lines_backward(call, &slot);
+            if (fits) last_add_partials(call, &slot, dgamma, dbeta);
         } else {
-            last_lines_forward(call, &slot);
+            fits = last_lines_forward(call, &slot);
         }
-        if (call->out) last_out(call, &slot, 0);
+        if (!fits)
+            last_exact(call, n, dgamma, dbeta);
+        else if (call->out)
+            last_out(call, &slot, 0);
     }
 }
 
 /* ---- Rounds of tasks for a few planes -------------------------------------------------------------------------- */
 
-/* One task per sample: its pilots; its statistics; its lines. */
+/* One task per sample: its pilots; its statistics. */
 static inline void last_wide_pilots(void *argument, size_t task) {
     last_slot slot = last_slot_at(argument, (int64_t)task, (int64_t)task);
     last_pilots(argument, &slot);
@@ -299,12 +329,6 @@ static inline void last_wide_statistics(void *argument, size_t task) {
     const group_norm *call = argument;
     last_slot slot = last_slot_at(call, (int64_t)task, (int64_t)task);
     last_statistics(call, &slot);
-    if (!call->backward) last_lines_forward(call, &slot);
-}
-
-static inline void last_wide_lines(void *argument, size_t task) {
-    last_slot slot = last_slot_at(argument, (int64_t)task, (int64_t)task);
-    last_lines_backward(argument, &slot);
 }
 
 /* One task per range of rows: moments, sums of the backward, results. */
@@ -326,7 +350,7 @@ static inline void last_wide_out(void *argument, size_t task) {
     const group_norm *call = argument;
     int64_t n = (int64_t)task / call->rows.count;
     last_slot slot = last_slot_at(call, n, n);
-    last_out(call, &slot, (int64_t)task % call->rows.count);
+    if (!(call->exact >> n & 1)) last_out(call, &slot, (int64_t)task % call->rows.count);
 }
 
 static inline void last_run_wide(group_norm *call) {
@@ -337,15 +361,17 @@ static inline void last_run_wide(group_norm *call) {
         vjp_cpu_for(work, ranges, last_wide_measure, call);
     }
     vjp_cpu_for(work, batch, last_wide_statistics, call);
-    if (call->backward) {
-        vjp_cpu_for(work, ranges, last_wide_backward_sums, call);
-        vjp_cpu_for(work, batch, last_wide_lines, call);
-        double *dgamma = NULL, *dbeta = NULL;
-        group_partials(call, 0, 0, call->size.channels, &dgamma, &dbeta);
-        for (int64_t n = 0; n < batch; n++) {
-            last_slot slot = last_slot_at(call, n, n);
-            last_add_partials(call, &slot, dgamma, dbeta);
+    if (call->backward) vjp_cpu_for(work, ranges, last_wide_backward_sums, call);
+    double *dgamma = NULL, *dbeta = NULL;
+    group_partials(call, 0, 0, call->size.channels, &dgamma, &dbeta);
+    for (int64_t n = 0; n < batch; n++) {
+        last_slot slot = last_slot_at(call, n, n);
+        if (call->backward ? last_lines_backward(call, &slot) : last_lines_forward(call, &slot)) {
+            if (call->backward) last_add_partials(call, &slot, dgamma, dbeta);
+            continue;
         }
+        call->exact |= (uint32_t)1 << n;
+        last_exact(call, n, dgamma, dbeta);
     }
     if (call->out) vjp_cpu_for(work, ranges, last_wide_out, call);
 }

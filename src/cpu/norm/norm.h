@@ -9,10 +9,15 @@
  *   double.
  * - xh = x * rstd - mean * rstd as one FMA, with mean * rstd in two floats (`shift` and `rest`): a mean rounded to
  *   f32 would cost 3e-5 at that offset. Without FMA the product would round, so there it is (x - mean) * rstd.
+ *
+ * Where these constants leave the range of f32 (a constant row of 1e36: mean * rstd is past it) although the result may
+ * not, and where the input has an Inf or NaN, a run is computed an element at a time in double. Every NaN that is
+ * written is NAN itself, so that its sign does not depend on the instruction set.
  */
 #ifndef VJP_CPU_NORM_H
 #define VJP_CPU_NORM_H
 
+#include <float.h>
 #include <math.h>
 
 #include "core/arithmetic.h"
@@ -60,15 +65,25 @@ enum { NORM_FMA = 0 };
 /* xh = (x * rstd + shift) + rest; without FMA, xh = (x - shift) * rstd + rest. */
 typedef struct norm_scale {
     float rstd, shift, rest;
+    norm_statistics exact; /* what they are made of */
 } norm_scale;
 
 static inline norm_scale norm_scale_of(norm_statistics s) {
-    norm_scale scale = {.rstd = (float)s.rstd};
+    norm_scale scale = {.rstd = (float)s.rstd, .exact = s};
     double rstd = (double)scale.rstd, shift = NORM_FMA ? -s.mean * rstd : s.mean;
     scale.shift = (float)shift;
     double rest = shift - (double)scale.shift;
     scale.rest = (float)(NORM_FMA ? rest : -rest * rstd);
     return scale;
+}
+
+/* False where a run has to be computed in double. rstd is 0 where the elements are infinite. */
+static inline bool norm_scale_fits(norm_scale s) {
+    return s.rstd >= FLT_MIN && s.rstd <= FLT_MAX && fabsf(s.shift) <= FLT_MAX;
+}
+
+static inline double norm_xh_exact(norm_scale s, float x) {
+    return ((double)x - s.exact.mean) * s.exact.rstd;
 }
 
 /* xh without its rest. */
@@ -234,11 +249,16 @@ static inline void norm_read_doubles(vjp_dtype dtype, const void *from, int64_t 
         values[i] = (double)f32_load(dtype, from, first + i);
 }
 
+/* One NaN for all, so that its bits are the same for every instruction set. */
+static inline float norm_round(double value) {
+    return value == value ? (float)value : NAN;
+}
+
 static inline void norm_write_doubles(vjp_dtype dtype, bool accumulate, void *to, int64_t first, int64_t n,
                                       const double *values) {
     for (int64_t i = 0; i < n; i++) {
         double old = accumulate ? (double)f32_load(dtype, to, first + i) : 0;
-        f32_store(dtype, to, first + i, (float)(values[i] + old));
+        f32_store(dtype, to, first + i, norm_round(values[i] + old));
     }
 }
 
@@ -274,7 +294,7 @@ static inline const float *norm_parameter_read(norm_parameter p, int64_t from, i
 static inline void norm_parameter_write(norm_parameter p, int64_t from, int64_t n, const double *values) {
     if (p.dtype == VJP_F32 && !p.accumulate)
         for (int64_t i = 0; i < n; i++)
-            ((float *)p.data)[from + i] = (float)values[i];
+            ((float *)p.data)[from + i] = norm_round(values[i]);
     else
         norm_write_doubles(p.dtype, p.accumulate, p.data, from, n, values);
 }
@@ -296,6 +316,15 @@ static inline norm_sums norm_sums_total(const norm_sums *parts, int64_t count) {
     return total;
 }
 
+static inline bool norm_sums_fit(norm_sums s) {
+    return fabs(s.sum) <= DBL_MAX && fabs(s.sum_xh) <= DBL_MAX;
+}
+
+/* dx in double. */
+static inline double norm_dx_exact(norm_scale s, double g, double xh, norm_sums sums, int64_t n) {
+    return s.exact.rstd * (g - sums.sum / (double)n - xh * (sums.sum_xh / (double)n));
+}
+
 /* dx = rstd * g + (slope * xh + level), xh without its rest: that is in `level`. */
 typedef struct norm_line {
     float slope, level;
@@ -305,6 +334,11 @@ typedef struct norm_line {
 static inline norm_line norm_line_of(norm_scale scale, norm_sums g, int64_t n) {
     double rstd = (double)scale.rstd, slope = -rstd * (g.sum_xh / (double)n);
     return (norm_line){(float)slope, (float)(-rstd * (g.sum / (double)n) + slope * (double)scale.rest)};
+}
+
+/* False where slope * xh + level may leave the range of f32; |xh| is at most sqrt(n), below 1e8. */
+static inline bool norm_line_fits(norm_line line) {
+    return fabsf(line.slope) <= 1e30f && fabsf(line.level) <= 1e38f;
 }
 
 /*

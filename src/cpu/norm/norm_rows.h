@@ -245,12 +245,44 @@ INLINE void norm_sum_block(vjp_dtype dtype, bool centered, int64_t count, norm_r
         norm_sum_rows(dtype, centered, ROWS_TOGETHER, b, b->want_sums, b->dgamma, b->dbeta);
 }
 
-/* `count` is 1 or ROWS_TOGETHER. */
+/* Row r's sums in double, and where `columns` what it adds to the column sums. */
+OUTLINE void norm_sum_exact_row(const norm_rows *call, int64_t r, norm_row_block *b, bool columns) {
+    norm_sums s = {0, 0};
+    for (int64_t i = 0; i < b->n; i++) {
+        double dy = (double)f32_load(call->dtype, b->dy, r * b->stride + i), g = dy * (double)b->gamma[i];
+        double xh = norm_xh_exact(b->scale[r], f32_load(call->dtype, b->x, r * b->stride + i));
+        if (call->centered) s.sum += g;
+        s.sum_xh += g * xh;
+        if (columns && b->dgamma) b->dgamma[i] = (float)((double)b->dgamma[i] + dy * xh);
+        if (columns && b->dbeta) b->dbeta[i] = (float)((double)b->dbeta[i] + dy);
+    }
+    b->sums[r] = s;
+}
+
+/* `count` is 1 or ROWS_TOGETHER. Rows that f32 cannot hold are summed in double. dbeta alone needs no scale. */
 OUTLINE void norm_rows_sum(const norm_rows *call, int64_t count, norm_row_block *b) {
+    bool fits = true;
+    for (int64_t r = 0; r < count && (b->want_sums || b->dgamma); r++)
+        fits = fits && norm_scale_fits(b->scale[r]);
+    if (!fits && count == 1) {
+        norm_sum_exact_row(call, 0, b, true);
+        return;
+    }
+    for (int64_t r = 0; r < count && !fits; r++) { /* the others' bits must not depend on how many are together */
+        norm_row_block one = *b;
+        one.x = at(call->dtype, b->x, r * b->stride);
+        one.dy = at(call->dtype, b->dy, r * b->stride);
+        one.scale[0] = b->scale[r];
+        norm_rows_sum(call, 1, &one);
+        b->sums[r] = one.sums[0];
+    }
+    if (!fits) return;
     if (call->centered)
         BY_DTYPE(call->dtype, norm_sum_block, true, count, b);
     else
         BY_DTYPE(call->dtype, norm_sum_block, false, count, b);
+    for (int64_t r = 0; r < count && b->want_sums; r++)
+        if (!norm_sums_fit(b->sums[r])) norm_sum_exact_row(call, r, b, false);
 }
 
 /* y of n columns from element `first` on. */
@@ -258,6 +290,14 @@ OUTLINE void norm_rows_y(const norm_rows *call, int64_t first, int64_t n, const 
                          norm_scale scale, int64_t ahead) {
     norm_run run = {.x = at(call->dtype, call->x, first), .n = n, .ahead = ahead};
     run.out = at_mutable(call->dtype, call->out, first);
+    if (!norm_scale_fits(scale)) {
+        for (int64_t i = 0; i < n; i++) {
+            double xh = norm_xh_exact(scale, f32_load(call->dtype, run.x, i));
+            double y = xh * (double)gamma[i] + (double)beta[i];
+            norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run.out, i, 1, &y);
+        }
+        return;
+    }
     if (call->centered)
         BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_y, true, run, scale, gamma, beta);
     else
@@ -271,6 +311,15 @@ OUTLINE void norm_rows_dx(const norm_rows *call, int64_t first, int64_t n, const
     norm_run run = {.x = at(call->dtype, call->x, first), .dy = at(call->dtype, call->dy, first), .n = n};
     run.ahead = ahead;
     run.out = at_mutable(call->dtype, call->out, first);
+    if (!norm_scale_fits(scale) || !norm_sums_fit(sums) || !norm_line_fits(line)) {
+        for (int64_t i = 0; i < n; i++) {
+            double xh = norm_xh_exact(scale, f32_load(call->dtype, run.x, i));
+            double g = (double)f32_load(call->dtype, run.dy, i) * (double)gamma[i];
+            double dx = norm_dx_exact(scale, g, xh, sums, call->size.dim);
+            norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run.out, i, 1, &dx);
+        }
+        return;
+    }
     if (call->centered)
         BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_dx, true, run, scale, line, gamma);
     else
@@ -287,8 +336,8 @@ static inline norm_statistics norm_rows_statistics(const norm_rows *call, int64_
 }
 
 static inline void norm_rows_save(const norm_rows *call, int64_t row, norm_statistics s) {
-    if (call->mean_out) call->mean_out[row] = (float)s.mean;
-    if (call->rstd_out) call->rstd_out[row] = (float)s.rstd;
+    if (call->mean_out) call->mean_out[row] = norm_round(s.mean);
+    if (call->rstd_out) call->rstd_out[row] = norm_round(s.rstd);
 }
 
 static inline void norm_rows_forward(void *argument, size_t task) {

@@ -8,7 +8,7 @@
      [("src/cpu/norm/norm_rows.h", "norm_add_columns(sum, partials, call->cut.count, call->partial_floats, n);",
        "norm_add_columns(sum, partials, call->cut.count > 1 ? call->cut.count - 1 : 1, call->partial_floats, n);")]),
     ("layer_norm: rstd saved with the digits of bf16", "check layer_norm",
-     [("src/cpu/norm/norm_rows.h", "call->rstd_out[row] = (float)s.rstd;",
+     [("src/cpu/norm/norm_rows.h", "call->rstd_out[row] = norm_round(s.rstd);",
        "call->rstd_out[row] = vjp_bf16_to_f32(vjp_f32_to_bf16((float)s.rstd));")]),
     ("layer_norm: column sums kept in bf16 between rows", "check layer_norm",
      [("src/cpu/norm/norm.h", "sum[i] += (double)rows[row * stride + i];",
