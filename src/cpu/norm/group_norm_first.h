@@ -11,7 +11,7 @@
 /* ---- Loops along a plane ----------------------------------------------------------------------------------- */
 
 INLINE norm_sums plane_sums_typed(vjp_dtype dtype, const void *x, const void *dy, int64_t n, norm_scale scale) {
-    norm_sums m = {0, 0};
+    norm_sums m = {0};
     vf rstd = vf_set(scale.rstd), shift = vf_set(scale.shift);
     for (int64_t block = 0; block < n; block += NORM_BLOCK) {
         int64_t end = vjp_min(block + NORM_BLOCK, n), i = block;
@@ -39,11 +39,11 @@ INLINE norm_sums plane_sums_typed(vjp_dtype dtype, const void *x, const void *dy
 /* Sums of dy and dy * xh over the n elements from `first` on; in double where f32 cannot hold them. */
 OUTLINE norm_sums plane_sums(const group_norm *call, int64_t first, int64_t n, norm_scale scale) {
     const void *x = at(call->dtype, call->x, first), *dy = at(call->dtype, call->dy, first);
-    norm_sums m = {0, 0};
+    norm_sums m = {0};
     if (norm_scale_fits(scale)) {
         m = BY_DTYPE(call->dtype, plane_sums_typed, x, dy, n, scale);
         if (norm_sums_fit(m)) return m;
-        m = (norm_sums){0, 0};
+        m = (norm_sums){0};
     }
     for (int64_t i = 0; i < n; i++) {
         double d = (double)f32_load(call->dtype, dy, i);
@@ -159,7 +159,7 @@ static inline void planes_backward(const group_norm *call, int64_t n, int64_t gr
     int64_t first = group * s->group_channels, start = (n * s->channels + first) * s->plane;
     int64_t row = n * s->groups + group;
     norm_scale scale = norm_scale_of(planes_statistics(call, row));
-    norm_sums sums = {0, 0};
+    norm_sums sums = {0};
     for (int64_t c = 0; c < s->group_channels; c++)
         add_channel(call, first + c, plane_sums(call, start + c * s->plane, s->plane, scale), &sums, dgamma, dbeta);
     for (int64_t c = 0; c < s->group_channels && call->out; c++)
@@ -227,7 +227,7 @@ static inline void wide_combine(const group_norm *call) {
     double *dgamma = NULL, *dbeta = NULL;
     group_partials(call, 0, 0, s->channels, &dgamma, &dbeta);
     for (int64_t row = 0; row < s->batch * s->groups; row++) {
-        norm_sums sums = {0, 0};
+        norm_sums sums = {0};
         for (int64_t k = 0; k < s->group_channels; k++) {
             int64_t channel = row * s->group_channels + k;
             const norm_sums *parts = call->sums + channel * call->channel_chunks;

@@ -238,13 +238,13 @@ static inline bool last_lines_backward(const group_norm *call, const last_slot *
     bool fits = last_scale_fits(call, slot);
     last_collect(call, slot);
     for (int64_t g = 0; g < s->groups; g++) {
-        norm_sums sums = {0, 0};
+        norm_sums sums = {0};
         for (int64_t c = g * s->group_channels; c < (g + 1) * s->group_channels; c++) {
             double gamma = (double)call->gamma_f32[c];
             slot->products[c] += (double)slot->scale[g].rest * slot->sum[c];
             sums.sum += gamma * slot->sum[c];
             sums.sum_xh += gamma * slot->products[c];
-            fits = fits && norm_sums_fit((norm_sums){slot->sum[c], slot->products[c]});
+            fits = fits && norm_sums_fit((norm_sums){slot->sum[c], slot->products[c], false});
             slot->weight[c] = (float)((double)slot->scale[g].rstd * gamma);
             fits = fits && fabsf(slot->weight[c]) <= FLT_MAX;
         }

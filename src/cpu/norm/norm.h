@@ -304,20 +304,22 @@ static inline void norm_parameter_write(norm_parameter p, int64_t from, int64_t 
 /* Sums of a gradient, dy or g = dy * gamma, and of its products with xh. */
 typedef struct norm_sums {
     double sum, sum_xh;
+    bool exact; /* summed in double, as f32 cannot hold every term */
 } norm_sums;
 
 /* The sums of consecutive parts, added in order. */
 static inline norm_sums norm_sums_total(const norm_sums *parts, int64_t count) {
-    norm_sums total = {0, 0};
+    norm_sums total = {0};
     for (int64_t i = 0; i < count; i++) {
         total.sum += parts[i].sum;
         total.sum_xh += parts[i].sum_xh;
+        total.exact = total.exact || parts[i].exact;
     }
     return total;
 }
 
 static inline bool norm_sums_fit(norm_sums s) {
-    return fabs(s.sum) <= DBL_MAX && fabs(s.sum_xh) <= DBL_MAX;
+    return !s.exact && fabs(s.sum) <= DBL_MAX && fabs(s.sum_xh) <= DBL_MAX;
 }
 
 /* dx in double. */

@@ -177,7 +177,7 @@ INLINE void norm_sum_rows(vjp_dtype dtype, bool centered, int count, norm_row_bl
     int64_t n = b->n, stride = b->stride;
     const norm_scale *scale = b->scale;
     for (int r = 0; r < count; r++)
-        b->sums[r] = (norm_sums){0, 0};
+        b->sums[r] = (norm_sums){0};
     for (int64_t block = 0; block < n; block += NORM_BLOCK) {
         int64_t end = vjp_min(block + NORM_BLOCK, n), whole = block + (end - block) / LANES * LANES;
         vf sum_g[ROWS_TOGETHER], sum_gxh[ROWS_TOGETHER];
@@ -247,7 +247,7 @@ INLINE void norm_sum_block(vjp_dtype dtype, bool centered, int64_t count, norm_r
 
 /* Row r's sums in double, and where `columns` what it adds to the column sums. */
 OUTLINE void norm_sum_exact_row(const norm_rows *call, int64_t r, norm_row_block *b, bool columns) {
-    norm_sums s = {0, 0};
+    norm_sums s = {.exact = true};
     for (int64_t i = 0; i < b->n; i++) {
         double dy = (double)f32_load(call->dtype, b->dy, r * b->stride + i), g = dy * (double)b->gamma[i];
         double xh = norm_xh_exact(b->scale[r], f32_load(call->dtype, b->x, r * b->stride + i));
