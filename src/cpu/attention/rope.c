@@ -2,18 +2,18 @@
  * rope on the CPU. Each head's first n_rot elements are pairs (x0, x1), which turn by the angle of their position:
  * y0 = x0 c - x1 s, y1 = x1 c + x0 s; the rest of the head passes through. The backward is the same with -s.
  *
- * All heads of one time share their angles, so a block of the tables' row is first made into f32 on the stack, with the
- * sign of s that the pass and the pairing want, and then every head is rotated by it. For interleaved pairs the
+ * All heads of one time share their angles, so a block of the tables' row is first converted to f32 on the stack, with
+ * the sign of s that the pass and the pairing need, and then every head is rotated by it. For interleaved pairs the
  * block holds c c and -s s, and a rotation is one swap of neighbours, a product and an FMA. Each output is
  * FMA(its partner, +-s, product of itself and c) for both pairings.
  *
  * Both elements of a pair are read before either is written, so y may be x.
  */
+#include "core/arithmetic.h"
+#include "cpu/dispatch.h"
 #include "cpu/simd/shuffle.h"
 #include "cpu/simd/stream.h"
 #include "op/op.h"
-
-extern const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT];
 
 /* Pairs whose angles are on the stack at once: 4 KiB of f32, and more than any usual head has. */
 enum { ANGLE_BLOCK = 256 };
@@ -29,7 +29,7 @@ typedef struct rope_call {
     write_mode mode;
     void *y;
     const void *x, *cosine, *sine, *positions;
-    vjp_dtype cosine_type, sine_type, position_type;
+    vjp_dtype dtype, cosine_type, sine_type, position_type;
     cpu_cut cut; /* of batch x time */
 } rope_call;
 
@@ -51,11 +51,7 @@ INLINE void widen(vjp_dtype dtype, float *to, const void *from, int64_t i, int64
 }
 
 static void widen_table(vjp_dtype dtype, float *to, const void *from, int64_t i, int64_t n, float sign) {
-    switch (dtype) {
-    case VJP_BF16: widen(VJP_BF16, to, from, i, n, sign); break;
-    case VJP_F16: widen(VJP_F16, to, from, i, n, sign); break;
-    default: widen(VJP_F32, to, from, i, n, sign); break;
-    }
+    BY_DTYPE(dtype, widen, to, from, i, n, sign);
 }
 
 /* The angles of n pairs from element i of the tables on. */
@@ -104,14 +100,14 @@ INLINE void pass_through(vjp_dtype dtype, write_mode mode, void *y, const void *
         vf_write_part(mode, dtype, y, i, n - i, vf_load_part(dtype, x, i, n - i));
 }
 
-INLINE void rope_items(const rope_call *call, size_t task, vjp_dtype dtype, write_mode mode) {
+INLINE void rope_items(vjp_dtype dtype, write_mode mode, const rope_call *call, size_t task) {
     const vjp_rope_sizes *s = &call->s;
     int64_t half = s->n_rot / 2, dim = s->head_dim;
     angles a;
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
         int64_t row = position_at(call, item) * half, first = item * s->heads * dim;
         for (int64_t i = 0; i < half; i += ANGLE_BLOCK) {
-            int64_t n = half - i < ANGLE_BLOCK ? half - i : ANGLE_BLOCK;
+            int64_t n = vjp_min(half - i, ANGLE_BLOCK);
             prepare_angles(call, &a, row + i, n);
             for (int64_t head = 0; head < s->heads; head++) {
                 int64_t start = first + head * dim + (call->interleaved ? 2 * i : i);
@@ -132,31 +128,16 @@ INLINE void rope_items(const rope_call *call, size_t task, vjp_dtype dtype, writ
     if (mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void rope_task(const rope_call *call, size_t task, vjp_dtype dtype) {
-    switch (call->mode) {
-    case WRITE_STREAM: rope_items(call, task, dtype, WRITE_STREAM); break;
-    case WRITE_ADD: rope_items(call, task, dtype, WRITE_ADD); break;
-    default: rope_items(call, task, dtype, WRITE_PLAIN); break;
-    }
-}
-
-static void rope_f32(void *call, size_t task) {
-    rope_task(call, task, VJP_F32);
-}
-
-static void rope_bf16(void *call, size_t task) {
-    rope_task(call, task, VJP_BF16);
-}
-
-static void rope_f16(void *call, size_t task) {
-    rope_task(call, task, VJP_F16);
+static void rope_task(void *argument, size_t task) {
+    const rope_call *call = argument;
+    BY_DTYPE_AND_MODE(call->dtype, call->mode, rope_items, call, task);
 }
 
 static vjp_status run(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = rope_f32, [VJP_BF16] = rope_bf16, [VJP_F16] = rope_f16};
     const vjp_rope_attributes *attributes = work->attributes;
     rope_call call = {
         .s = vjp_rope_sizes_of(work),
+        .dtype = work->storage,
         .interleaved = attributes->pairing == VJP_PAIRING_INTERLEAVED,
         .sign = work->pass == VJP_BACKWARD ? -1 : 1,
         .y = vjp_data(work, ROPE_Y),
@@ -171,15 +152,16 @@ static vjp_status run(const vjp_work *work) {
     const vjp_rope_sizes *s = &call.s;
     int64_t row_bytes = s->heads * s->head_dim * (int64_t)dtype_bytes(work->storage);
     if (!call.y || s->batch * s->time * row_bytes == 0) return VJP_OK;
-    int64_t unit = call.interleaved ? s->n_rot : s->n_rot / 2; /* what a vector may start behind */
+    int64_t unit = call.interleaved ? s->n_rot : s->n_rot / 2; /* a vector may start after any multiple of it */
     bool aligned = s->head_dim % LANES == 0 && unit % LANES == 0 && vf_stream_aligned(work->storage, call.y);
     call.in_place = call.x == call.y;
     call.mode = write_mode_of(work, ROPE_Y, s->batch * s->time * row_bytes, aligned, call.in_place);
     call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MOST_TASKS);
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, rope_task, &call);
     return VJP_OK;
 }
 
+extern const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT] = {
     {run, NULL, VJP_BITS_CPU},
     {run, NULL, VJP_BITS_CPU},

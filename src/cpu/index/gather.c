@@ -2,20 +2,35 @@
  * gather on the CPU. Forward: rows of the table copied by index. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written once.
  *
- * The backward sorts before it adds, so that a row of dtable is made by one task from a list of its k:
- *   1. the table's rows are cut into ranges; chunks of the index count how many of theirs fall in each;
+ * | forward path | taken for                     | why                                                              |
+ * |--------------|-------------------------------|------------------------------------------------------------------|
+ * | fixed size   | rows of 2, 4, 8, 16, 32 bytes | one load and one store each; a call of memcpy costs more         |
+ * | add          | an output that accumulates    | the row is added in f32                                          |
+ * | stream       | large outputs, aligned rows   | stores past the caches                                           |
+ * | copy         | everything else               | memcpy                                                           |
+ *
+ * The backward sorts before it adds, so that a row of dtable is summed by one task from a list of its k:
+ *   1. the table's rows are split into ranges; chunks of the index count how many of theirs fall in each;
  *   2. each chunk writes its k behind those of the chunks before, range by range, so a range's list keeps its order;
  *   3. each range sorts its list by row, by counting, which keeps the order too;
- *   4. rows of dtable are summed, a few repeats at a time in f32 and those sums in double; rows nobody asked for are
- * zero. A row asked for very often (a padding token) would hold one task up: such rows are left out of 4, their lists
- * are cut into segments, each summed by itself in double, and the segments are added in order. Nothing depends on the
- * number of threads. The workspace is O(rows + count) numbers, and segments x inner doubles.
+ *   4. rows of dtable are summed and written.
+ * With one range (small tables) steps 1 and 2 are skipped. Step 4 has four paths, by row:
+ *
+ * | backward path | taken for                  | why                                                                |
+ * |---------------|----------------------------|--------------------------------------------------------------------|
+ * | zero          | rows that no index names   | nothing to sum; with += nothing to write                           |
+ * | list          | most rows                  | vectors; a few repeats at a time in f32, those sums in double      |
+ * | narrow        | fewer columns than lanes   | one number at a time in double                                     |
+ * | hot           | HOT repeats or more, as a  | would keep one task busy for long: the list is split into segments, |
+ * |               | padding token has          | each summed in double by its own task and added in order           |
+ *
+ * Nothing depends on the number of threads. The workspace is O(rows + count) numbers, and segments x inner doubles.
  */
+#include "core/arithmetic.h"
+#include "cpu/dispatch.h"
 #include "cpu/simd/shuffle.h"
 #include "cpu/simd/stream.h"
 #include "op/op.h"
-
-extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 
 /* Indices are converted this many at a time, and rows this small are copied without a call. */
 enum { INDEX_BLOCK = 128 };
@@ -32,17 +47,17 @@ enum { HOT = 1024 };
 /* Columns summed together: their sums in double stay in the first-level cache. */
 enum { SUM_COLUMNS = 2048 };
 
-/* Rows of the table asked for before they are needed: the beginning of the next one, or some whole small ones. */
+/* What is prefetched of the table: the beginning of the next row, or some whole small rows. */
 enum { PREFETCH_BYTES = 256, AHEAD = 16 };
 
 /*
- * Rows of dy are asked for this far ahead of their reading, and so much of the row that is FEW further on in the order.
+ * Rows of dy are prefetched this far ahead of their reading, and so much of the row that is FEW further in the order.
  * Sums of bf16 rows took 1.6 times as long without, those of f32 rows 1.1 times; 256 and 1024 came close.
  */
 enum { SUM_PREFETCH_BYTES = 512 };
 
 /* Ranges of rows, and chunks of the index: each pair has a counter. */
-enum { MOST_RANGES = 256, MOST_CHUNKS = 64 };
+enum { MAX_RANGES = 256, MAX_CHUNKS = 64 };
 
 INLINE int64_t index_at(vjp_dtype dtype, const void *index, int64_t k) {
     switch (dtype) {
@@ -90,11 +105,7 @@ INLINE void add_row(vjp_dtype dtype, void *y, const void *x, int64_t n) {
 /* Bytes are moved as they are, so a NaN keeps its payload. */
 static void write_row(const gather_call *call, char *y, const char *x) {
     if (call->mode == WRITE_ADD) {
-        switch (call->dtype) {
-        case VJP_BF16: add_row(VJP_BF16, y, x, call->s.inner); break;
-        case VJP_F16: add_row(VJP_F16, y, x, call->s.inner); break;
-        default: add_row(VJP_F32, y, x, call->s.inner); break;
-        }
+        BY_DTYPE(call->dtype, add_row, y, x, call->s.inner);
     } else if (call->mode == WRITE_STREAM) {
         int64_t n = call->row_bytes / 4;
         for (int64_t i = 0; i < n; i += LANES)
@@ -116,8 +127,7 @@ static void gather_task(void *argument, size_t task) {
     int64_t ahead = bytes > PREFETCH_BYTES ? 1 : AHEAD;
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < end;) {
         int64_t outer = item / call->s.count, k = item % call->s.count;
-        int64_t n = call->s.count - k < end - item ? call->s.count - k : end - item;
-        if (n > INDEX_BLOCK) n = INDEX_BLOCK;
+        int64_t n = vjp_min(vjp_min(call->s.count - k, end - item), INDEX_BLOCK);
         int64_t rows[INDEX_BLOCK];
         read_indices(call->index_type, call->index, k, n, rows);
         const char *table = (const char *)call->table + outer * call->s.rows * bytes;
@@ -182,7 +192,7 @@ typedef struct scatter_call {
     int range_bits;         /* a range is 2^range_bits rows: a shift instead of a division */
     int64_t *cursors;       /* [chunks][ranges]: where a chunk's next k of a range goes */
     int64_t *range_begin;   /* [ranges + 1]: a range's list in `mixed` and `order` */
-    int64_t *hot;           /* [ranges]: hot rows in the range */
+    int64_t *hot;           /* [ranges]: how many hot rows the range has */
     int64_t *row_end;       /* [rows]: the end of the row's list in `order` */
     entry *mixed;           /* [count]: by range; NULL with one range */
     int64_t *order;         /* [count]: k by row */
@@ -199,7 +209,7 @@ static void count_task(void *argument, size_t task) {
     memset(counts, 0, (size_t)call->ranges.count * sizeof counts[0]);
     int64_t rows[INDEX_BLOCK], end = cpu_cut_end(&call->chunks, task);
     for (int64_t k = cpu_cut_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
-        int64_t n = end - k < INDEX_BLOCK ? end - k : INDEX_BLOCK;
+        int64_t n = vjp_min(end - k, INDEX_BLOCK);
         read_indices(call->index_type, call->index, k, n, rows);
         for (int64_t i = 0; i < n; i++)
             counts[rows[i] >> call->range_bits]++;
@@ -211,7 +221,7 @@ static void spread_task(void *argument, size_t task) {
     int64_t *cursors = call->cursors + (int64_t)task * call->ranges.count;
     int64_t rows[INDEX_BLOCK], end = cpu_cut_end(&call->chunks, task);
     for (int64_t k = cpu_cut_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
-        int64_t n = end - k < INDEX_BLOCK ? end - k : INDEX_BLOCK;
+        int64_t n = vjp_min(end - k, INDEX_BLOCK);
         read_indices(call->index_type, call->index, k, n, rows);
         for (int64_t i = 0; i < n; i++)
             call->mixed[cursors[rows[i] >> call->range_bits]++] = (entry){rows[i], k + i};
@@ -269,7 +279,7 @@ static void sort_indices(const vjp_work *work, scatter_call *call) {
 
 /* ---- Backward: summing ------------------------------------------------------------------------------- */
 
-/* Up to FEW rows of dy, from some column on, and the rows FEW further on in the order. */
+/* Up to FEW rows of dy, from some column on, and the rows FEW further in the order. */
 typedef struct few_rows {
     const void *row[FEW], *next[FEW];
     int64_t count;
@@ -288,12 +298,12 @@ INLINE few_rows few_rows_at(const scatter_call *call, vjp_dtype dtype, const voi
     return rows;
 }
 
-/* Asks for the bytes that follow SUM_PREFETCH_BYTES after column j's, in these rows or, past `width`, in the next. */
+/* Prefetches the bytes SUM_PREFETCH_BYTES after column j's, in these rows or, past `width`, in the next ones. */
 INLINE void prefetch_rows(const few_rows *rows, vjp_dtype dtype, int64_t j, int64_t width, int64_t bytes) {
-    int64_t piece = width * (int64_t)dtype_bytes(dtype), byte = j * (int64_t)dtype_bytes(dtype);
-    int64_t ahead = byte + (piece < SUM_PREFETCH_BYTES ? piece : SUM_PREFETCH_BYTES);
-    const void *const *from = ahead < piece ? rows->row : rows->next;
-    if (ahead >= piece) ahead -= piece;
+    int64_t row_bytes = width * (int64_t)dtype_bytes(dtype), byte = j * (int64_t)dtype_bytes(dtype);
+    int64_t ahead = byte + vjp_min(row_bytes, SUM_PREFETCH_BYTES);
+    const void *const *from = ahead < row_bytes ? rows->row : rows->next;
+    if (ahead >= row_bytes) ahead -= row_bytes;
     for (int64_t r = 0; r < rows->count; r++)
         for (int64_t b = 0; b < bytes; b += 64)
             __builtin_prefetch((const char *)from[r] + ahead + b);
@@ -343,12 +353,12 @@ INLINE void sum_few(const few_rows *rows, vjp_dtype dtype, vjp_dtype table_type,
 
 /*
  * The sum of the rows of dy at places [begin, end) of the order, columns [column, column + width), at most SUM_COLUMNS.
- * The list is cut into equal parts of at most FEW: 17 are 8 and 9, so that no row is read alone.
- * With `to` the sum is written there, without it stays in `sums`.
+ * The list is split into equal parts of at most FEW: 17 are 8 and 9, so that no row is read alone.
+ * With `to` the sum is written there; without, it stays in `sums`.
  */
 INLINE void sum_list(const scatter_call *call, vjp_dtype dtype, vjp_dtype table_type, write_mode mode, double *sums,
                      void *to, const void *dy, int64_t begin, int64_t end, int64_t column, int64_t width) {
-    int64_t parts = (end - begin + FEW - 1) / FEW;
+    int64_t parts = vjp_divide_up(end - begin, FEW);
     for (int64_t part = 0; part < parts; part++) {
         int64_t first = begin + (end - begin) * part / parts, last = begin + (end - begin) * (part + 1) / parts;
         few_rows rows = few_rows_at(call, dtype, dy, first, last, column);
@@ -372,7 +382,7 @@ INLINE void sum_narrow(const scatter_call *call, vjp_dtype dtype, vjp_dtype tabl
     }
 }
 
-INLINE void sum_rows(const scatter_call *call, size_t task, vjp_dtype dtype, vjp_dtype table_type, write_mode mode) {
+INLINE void sum_rows(vjp_dtype dtype, write_mode mode, vjp_dtype table_type, const scatter_call *call, size_t task) {
     int64_t inner = call->s.inner, rows = call->s.rows;
     double sums[SUM_COLUMNS];
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
@@ -388,63 +398,41 @@ INLINE void sum_rows(const scatter_call *call, size_t task, vjp_dtype dtype, vjp
         } else {
             for (int64_t j = 0; j < inner; j += SUM_COLUMNS)
                 sum_list(call, dtype, table_type, mode, sums, at_mutable(table_type, to, j), dy, begin, end, j,
-                         inner - j < SUM_COLUMNS ? inner - j : SUM_COLUMNS);
+                         vjp_min(inner - j, SUM_COLUMNS));
         }
     }
     if (mode == WRITE_STREAM) vf_stream_done();
 }
 
 /* One segment of a hot row. */
-INLINE void sum_segment(const scatter_call *call, size_t task, vjp_dtype dtype) {
+INLINE void sum_segment(vjp_dtype dtype, const scatter_call *call, size_t task) {
     const segment *s = &call->segments[task];
     int64_t inner = call->s.inner;
     const void *dy = at(dtype, call->dy, call->outer * call->s.count * inner);
     double sums[SUM_COLUMNS];
     for (int64_t j = 0; j < inner; j += SUM_COLUMNS) {
-        int64_t width = inner - j < SUM_COLUMNS ? inner - j : SUM_COLUMNS;
+        int64_t width = vjp_min(inner - j, SUM_COLUMNS);
         sum_list(call, dtype, VJP_F32, WRITE_PLAIN, sums, NULL, dy, s->begin, s->begin + s->count, j, width);
         memcpy(call->partials + (int64_t)task * inner + j, sums, (size_t)width * sizeof sums[0]);
     }
 }
 
-INLINE void sum_moded(const scatter_call *call, size_t task, vjp_dtype dtype, vjp_dtype table_type) {
-    switch (call->mode) {
-    case WRITE_STREAM: sum_rows(call, task, dtype, table_type, WRITE_STREAM); break;
-    case WRITE_ADD: sum_rows(call, task, dtype, table_type, WRITE_ADD); break;
-    default: sum_rows(call, task, dtype, table_type, WRITE_PLAIN); break;
-    }
+/* A table of 16 bits may have a gradient in f32. */
+INLINE void sum_typed(vjp_dtype dtype, const scatter_call *call, size_t task) {
+    if (call->table_type == VJP_F32)
+        BY_MODE(dtype, call->mode, sum_rows, VJP_F32, call, task);
+    else
+        BY_MODE(dtype, call->mode, sum_rows, dtype, call, task);
 }
 
-static void sum_f32(void *call, size_t task) {
-    sum_moded(call, task, VJP_F32, VJP_F32);
+static void sum_task(void *argument, size_t task) {
+    const scatter_call *call = argument;
+    BY_DTYPE(call->dtype, sum_typed, call, task);
 }
 
-static void sum_bf16(void *call, size_t task) {
-    sum_moded(call, task, VJP_BF16, VJP_BF16);
-}
-
-static void sum_f16(void *call, size_t task) {
-    sum_moded(call, task, VJP_F16, VJP_F16);
-}
-
-static void sum_bf16_f32(void *call, size_t task) {
-    sum_moded(call, task, VJP_BF16, VJP_F32);
-}
-
-static void sum_f16_f32(void *call, size_t task) {
-    sum_moded(call, task, VJP_F16, VJP_F32);
-}
-
-static void segment_f32(void *call, size_t task) {
-    sum_segment(call, task, VJP_F32);
-}
-
-static void segment_bf16(void *call, size_t task) {
-    sum_segment(call, task, VJP_BF16);
-}
-
-static void segment_f16(void *call, size_t task) {
-    sum_segment(call, task, VJP_F16);
+static void segment_task(void *argument, size_t task) {
+    const scatter_call *call = argument;
+    BY_DTYPE(call->dtype, sum_segment, call, task);
 }
 
 static void list_segments(scatter_call *call) {
@@ -455,17 +443,16 @@ static void list_segments(scatter_call *call) {
             int64_t begin = row_begin(call, row), end = call->row_end[row];
             if (end - begin < HOT) continue;
             for (; begin < end; begin += HOT)
-                call->segments[call->segment_count++] = (segment){row, begin, end - begin < HOT ? end - begin : HOT};
+                call->segments[call->segment_count++] = (segment){row, begin, vjp_min(end - begin, HOT)};
         }
     }
 }
 
-/* Hot rows: every segment by itself, then each row's segments in order. */
+/* Hot rows: each segment is one task; then each row's segments are added in order. */
 static void sum_hot(const vjp_work *work, scatter_call *call) {
-    static const vjp_task tasks[] = {[VJP_F32] = segment_f32, [VJP_BF16] = segment_bf16, [VJP_F16] = segment_f16};
     int64_t inner = call->s.inner;
     for (call->outer = 0; call->outer < call->s.outer && call->segment_count; call->outer++) {
-        vjp_cpu_for(work, call->segment_count, tasks[call->dtype], call);
+        vjp_cpu_for(work, call->segment_count, segment_task, call);
         for (int64_t i = 0, next; i < call->segment_count; i = next) {
             int64_t row = call->segments[i].row;
             double *sums = call->partials + i * inner;
@@ -479,18 +466,18 @@ static void sum_hot(const vjp_work *work, scatter_call *call) {
     }
 }
 
-/* The cut of the problem and the places in the workspace, which may be NULL when only its size is wanted. */
+/* Splits the problem and lays the workspace out; returns its bytes. A NULL workspace: only to count them. */
 static size_t plan(const vjp_work *work, scatter_call *call) {
     vjp_gather_sizes s = call->s = vjp_gather_sizes_of(work);
     int64_t row_bytes = s.inner * 4;
     /* A range must be worth a task when it is sorted; small problems have one, and skip the first two steps. */
     int64_t share = s.rows ? 8 * s.count / s.rows : 0;
-    call->ranges = vjp_cpu_cut_items(s.rows, 8 + 2 * share, MOST_RANGES);
+    call->ranges = vjp_cpu_cut_items(s.rows, 8 + 2 * share, MAX_RANGES);
     for (call->range_bits = 0; (int64_t)1 << call->range_bits < call->ranges.size; call->range_bits++) {
     }
     call->ranges.size = (int64_t)1 << call->range_bits;
     call->ranges.count = (s.rows + call->ranges.size - 1) >> call->range_bits;
-    call->chunks = vjp_cpu_cut_items(s.count, 16, MOST_CHUNKS);
+    call->chunks = vjp_cpu_cut_items(s.count, 16, MAX_CHUNKS);
     call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MOST_TASKS);
     int64_t segments = 2 * (s.count / HOT);
     size_t place = 0;
@@ -530,11 +517,7 @@ static vjp_status backward(const vjp_work *work) {
     call.mode = write_mode_of(work, GATHER_B_DTABLE, bytes, aligned, false);
     sort_indices(work, &call);
     list_segments(&call);
-    vjp_task task = call.dtype == VJP_F32        ? sum_f32
-                    : call.table_type == VJP_F32 ? (call.dtype == VJP_BF16 ? sum_bf16_f32 : sum_f16_f32)
-                    : call.dtype == VJP_BF16     ? sum_bf16
-                                                 : sum_f16;
-    vjp_cpu_for(work, call.cut.count, task, &call);
+    vjp_cpu_for(work, call.cut.count, sum_task, &call);
     sum_hot(work, &call);
     return VJP_OK;
 }
@@ -546,6 +529,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return work->tensor[GATHER_B_DTABLE] ? plan(&unplaced, &call) : 0;
 }
 
+extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT] = {
     {forward, NULL, VJP_BITS_CPU},
     {backward, backward_workspace, VJP_BITS_CPU},

@@ -1,11 +1,11 @@
 /*
  * group_norm with channels last: x is [N, plane, channels], channels are columns. Column sums down the rows of the
  * plane give every channel's moments, then its sums of dy and dy * xh; a group takes those of its channels. A group's
- * pilot, scale and slopes are spread over its columns, so that the loops run along rows whatever the groups are.
+ * pilot, scale and line are spread over its columns, so that the loops run along rows whatever the groups are.
  *
  * Ordinarily a task takes whole planes, one after the other. With only a few of them (wide) there are rounds of tasks,
- * each some rows of a plane; a chunk's column sums wait in the workspace. Cutting a plane by columns, so that
- * it stays in the cache, does not pay: rows a power of two apart share a few sets of the cache (measured at 256
+ * each some rows of a plane; the column sums of each range of rows wait in the workspace. Splitting a plane by columns,
+ * so that it stays in the cache, does not pay: rows a power of two apart share a few sets of the cache (measured at 256
  * channels: half the speed).
  */
 #ifndef VJP_CPU_GROUP_NORM_LAST_H
@@ -15,30 +15,28 @@
 
 /*
  * Rows that share each load and store of the column sums: with a few columns as many as are added before a flush, else
- * so few that the hardware still follows them all (4 and 8 measure alike). What comes next is fetched on the way.
+ * so few that the hardware still follows them all (4 and 8 measure alike). The next rows are prefetched meanwhile.
  */
 enum { LAST_ROWS = 4, LAST_NARROW = 8 * LANES };
 
-/* The columns [first, first + count) of n, and what is known of each. */
+/* The columns of sample n, and the constants and sums of each. */
 typedef struct last_slot {
-    int64_t n, first, count, groups;
+    int64_t n, index;
     float *rstd, *shift, *weight, *slope, *level; /* by column; level holds the pilot while measuring */
-    double *sum, *squares;                        /* by column: moments, then sums of dy and dy * xh */
+    double *sum, *products;                       /* by column: of x - pilot and its square, then of dy and dy * xh */
     norm_scale *scale;                            /* by group */
 } last_slot;
 
-static inline last_slot last_slot_at(const group_norm *call, int64_t slot, int64_t n, int64_t group, int64_t groups) {
+/* Slot `index`, for sample n. */
+static inline last_slot last_slot_at(const group_norm *call, int64_t index, int64_t n) {
     int64_t w = call->width;
-    char *memory = call->slots + slot * w * GROUP_SLOT_FLOATS * 4;
-    double *doubles = (double *)memory;
+    double *doubles = (double *)(void *)(call->slots + index * w * GROUP_SLOT_FLOATS * 4);
     float *floats = (float *)(doubles + 2 * w);
     return (last_slot){
         .n = n,
-        .first = group * call->size.group_channels,
-        .count = groups * call->size.group_channels,
-        .groups = groups,
+        .index = index,
         .sum = doubles,
-        .squares = doubles + w,
+        .products = doubles + w,
         .rstd = floats,
         .shift = floats + w,
         .weight = floats + 2 * w,
@@ -48,12 +46,12 @@ static inline last_slot last_slot_at(const group_norm *call, int64_t slot, int64
     };
 }
 
-static inline float *last_chunk_at(const group_norm *call, int64_t slot, int64_t chunk) {
-    return call->chunks + (slot * call->rows.count + chunk) * 4 * call->width;
+static inline float *last_row_sums(const group_norm *call, const last_slot *slot, int64_t range) {
+    return call->row_sums + (slot->index * call->rows.count + range) * 4 * call->width;
 }
 
 static inline int64_t last_offset(const group_norm *call, const last_slot *slot, int64_t row) {
-    return (slot->n * call->size.plane + row) * call->size.channels + slot->first;
+    return (slot->n * call->size.plane + row) * call->size.channels;
 }
 
 static inline void last_spread(const group_norm *call, float *columns, int64_t group, float value) {
@@ -61,27 +59,32 @@ static inline void last_spread(const group_norm *call, float *columns, int64_t g
         columns[group * call->size.group_channels + c] = value;
 }
 
-/* ---- Steps --------------------------------------------------------------------------------------------------- */
+/* ---- Loops down the columns and along the rows ---------------------------------------------------------------- */
 
-/* Columns [i, i + n) down `rows` rows: moments around the pilot (level), or with dy the sums of dy and dy * xh. */
-INLINE void column_sums_at(const norm_piece *p, vjp_dtype dtype, bool backward, int64_t from, int64_t rows, int64_t i,
-                           int64_t n) {
-    vf sum = vf_load(VJP_F32, p->dbeta, i), products = vf_load(VJP_F32, p->dgamma, i);
+/* `count` rows of n columns, to be added into the column sums `sum` and `products`. */
+typedef struct last_rows {
+    const void *x, *dy; /* dy is NULL for the moments */
+    int64_t n, count, ahead;
+    float *sum, *products;
+} last_rows;
+
+/* Columns [i, i + n) of `count` rows: moments around the pilot, or with dy the sums of dy and dy * xh. */
+INLINE void column_sums_at(vjp_dtype dtype, bool backward, last_rows r, const last_slot *slot, int64_t from,
+                           int64_t count, int64_t i, int64_t n) {
+    vf sum = vf_load(VJP_F32, r.sum, i), products = vf_load(VJP_F32, r.products, i);
     vf rstd = vf_zero(), shift = vf_zero(), pilot = vf_zero();
     if (backward) {
-        rstd = vf_load(VJP_F32, p->rstd, i);
-        shift = vf_load(VJP_F32, p->shift, i);
+        rstd = vf_load(VJP_F32, slot->rstd, i);
+        shift = vf_load(VJP_F32, slot->shift, i);
     } else {
-        pilot = vf_load(VJP_F32, p->level, i);
+        pilot = vf_load(VJP_F32, slot->level, i);
     }
-    int64_t stride = p->stride, ahead = p->ahead;
-    const void *x = p->x, *dy = p->dy;
-    for (int64_t at = from * stride + i, r = 0; r < rows; r++, at += stride) {
-        norm_prefetch(dtype, x, at + ahead);
-        vf value = norm_load(dtype, x, at, n);
+    for (int64_t e = from * r.n + i, row = 0; row < count; row++, e += r.n) {
+        __builtin_prefetch(at(dtype, r.x, e + r.ahead));
+        vf value = vf_load_part(dtype, r.x, e, n);
         if (backward) {
-            norm_prefetch(dtype, dy, at + ahead);
-            vf d = norm_load(dtype, dy, at, n);
+            __builtin_prefetch(at(dtype, r.dy, e + r.ahead));
+            vf d = vf_load_part(dtype, r.dy, e, n);
             sum = vf_add(sum, d);
             products = vf_fma(d, norm_xh(value, rstd, shift), products);
         } else {
@@ -90,254 +93,249 @@ INLINE void column_sums_at(const norm_piece *p, vjp_dtype dtype, bool backward, 
             products = vf_fma(value, value, products);
         }
     }
-    vf_store(VJP_F32, p->dbeta, i, sum);
-    vf_store(VJP_F32, p->dgamma, i, products);
+    vf_store(VJP_F32, r.sum, i, sum);
+    vf_store(VJP_F32, r.products, i, products);
 }
 
-INLINE void column_sums(norm_piece *p, vjp_dtype dtype, bool backward) {
-    int64_t step = p->n <= LAST_NARROW ? p->rows : LAST_ROWS;
-    for (int64_t row = 0; row < p->rows; row += step) {
-        int64_t i = 0, rows = norm_min(step, p->rows - row);
-        for (; i + LANES <= p->n; i += LANES)
-            column_sums_at(p, dtype, backward, row, rows, i, LANES);
-        if (i < p->n) column_sums_at(p, dtype, backward, row, rows, i, p->n - i);
+INLINE void column_sums(vjp_dtype dtype, bool backward, last_rows r, const last_slot *slot) {
+    int64_t step = r.n <= LAST_NARROW ? r.count : LAST_ROWS;
+    for (int64_t row = 0; row < r.count; row += step) {
+        int64_t i = 0, count = vjp_min(step, r.count - row);
+        for (; i + LANES <= r.n; i += LANES)
+            column_sums_at(dtype, backward, r, slot, row, count, i, LANES);
+        if (i < r.n) column_sums_at(dtype, backward, r, slot, row, count, i, r.n - i);
     }
 }
 
-INLINE void column_out_at(const norm_piece *p, vjp_dtype dtype, norm_store store, bool backward, int64_t i, int64_t n) {
-    vf rstd = vf_load_part(VJP_F32, p->rstd, i, n), shift = vf_load_part(VJP_F32, p->shift, i, n);
-    vf xh = norm_xh(norm_load(dtype, p->x, i, n), rstd, shift);
-    vf value = vf_fma(vf_load_part(VJP_F32, p->slope, i, n), xh, vf_load_part(VJP_F32, p->level, i, n));
-    if (backward) value = vf_fma(vf_load_part(VJP_F32, p->weight, i, n), norm_load(dtype, p->dy, i, n), value);
-    norm_put(dtype, store, p->out, i, n, value);
+/* out = weight * dy + (slope * xh + level); the forward has no dy. */
+INLINE void column_out_at(vjp_dtype dtype, write_mode mode, bool backward, norm_run run, const last_slot *slot,
+                          int64_t i, int64_t n) {
+    vf rstd = vf_load_part(VJP_F32, slot->rstd, i, n), shift = vf_load_part(VJP_F32, slot->shift, i, n);
+    vf xh = norm_xh(vf_load_part(dtype, run.x, i, n), rstd, shift);
+    vf value = vf_fma(vf_load_part(VJP_F32, slot->slope, i, n), xh, vf_load_part(VJP_F32, slot->level, i, n));
+    if (backward) value = vf_fma(vf_load_part(VJP_F32, slot->weight, i, n), vf_load_part(dtype, run.dy, i, n), value);
+    vf_write_part(mode, dtype, run.out, i, n, value);
 }
 
-INLINE void column_out_as(const norm_piece *p, vjp_dtype dtype, norm_store store, bool backward, int64_t from,
-                          int64_t to) {
-    norm_piece row = *p;
-    for (int64_t i = from; i < to; i += LANES)
-        column_out_at(&row, dtype, store, backward, i, LANES);
-}
-
-/* y or dx of some rows: out = weight * dy + (slope * xh + level). */
-INLINE void column_out(norm_piece *p, vjp_dtype dtype, bool backward) {
-    for (int64_t row = 0; row < p->rows; row++) {
-        int64_t head = norm_head(dtype, p->store, p->out, p->n), whole = head + (p->n - head) / LANES * LANES;
-        const int64_t ends[2][2] = {{0, head}, {whole, p->n - whole}};
-        switch (p->store) {
-        case NORM_WRITE: column_out_as(p, dtype, NORM_WRITE, backward, head, whole); break;
-        case NORM_ADD: column_out_as(p, dtype, NORM_ADD, backward, head, whole); break;
-        case NORM_STREAM: column_out_as(p, dtype, NORM_STREAM, backward, head, whole); break;
-        }
-        for (int k = 0; k < 2; k++)
-            if (ends[k][1]) column_out_at(p, dtype, p->store, backward, ends[k][0], ends[k][1]);
-        p->x = norm_at(dtype, p->x, p->stride);
-        p->out = norm_at_out(dtype, p->out, p->stride);
-        if (backward) p->dy = norm_at(dtype, p->dy, p->stride);
+/* y or dx of `rows` rows from run's on. */
+INLINE void column_write(vjp_dtype dtype, write_mode mode, bool backward, norm_run run, int64_t rows,
+                         const last_slot *slot) {
+    const last_slot columns = *slot; /* a copy that no store can change, so that its pointers stay in registers */
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t i = norm_head(dtype, mode, run.out, run.n);
+        if (i) column_out_at(dtype, mode, backward, run, &columns, 0, i);
+        for (; i + LANES <= run.n; i += LANES)
+            column_out_at(dtype, mode, backward, run, &columns, i, LANES);
+        if (i < run.n) column_out_at(dtype, mode, backward, run, &columns, i, run.n - i);
+        run.x = at(dtype, run.x, run.n);
+        run.out = at_mutable(dtype, run.out, run.n);
+        if (backward) run.dy = at(dtype, run.dy, run.n);
     }
 }
 
 /* ---- Column sums ------------------------------------------------------------------------------------------- */
 
-/* Rows [from, to) of the slot's columns into a chunk: recent and older sums of each kind. */
-static inline void last_sums(const group_norm *call, bool backward, const last_slot *slot, int64_t from, int64_t to,
-                             float *chunk) {
-    int64_t stride = call->size.channels, w = call->width;
-    memset(chunk, 0, (size_t)(4 * w) * sizeof(float));
-    for (int64_t row = from; row < to; row += NORM_FLUSH_ROWS) {
-        int64_t at = last_offset(call, slot, row);
-        norm_piece p = {.step = NORM_COLUMN_SUMS, .n = slot->count, .stride = stride};
-        p.rows = norm_min(NORM_FLUSH_ROWS, to - row);
-        p.x = group_at(call, call->x, at);
-        if (backward) p.dy = group_at(call, call->dy, at);
-        p.dbeta = chunk;
-        p.dgamma = chunk + w;
-        p.rstd = slot->rstd;
-        p.shift = slot->shift;
-        p.level = slot->level;
-        if (row + 2 * NORM_FLUSH_ROWS <= to) p.ahead = stride * (slot->count <= LAST_NARROW ? p.rows : LAST_ROWS);
-        call->by_dtype(&p);
-        norm_flush(chunk, chunk + 2 * w, w);
-        norm_flush(chunk + w, chunk + 3 * w, w);
+/* Sums the columns of range `range` of the plane's rows: recent and older sums of each kind. */
+OUTLINE void last_sums(const group_norm *call, bool backward, const last_slot *slot, int64_t range) {
+    int64_t n = call->size.channels, w = call->width, end = cpu_cut_end(&call->rows, (size_t)range);
+    float *recent = last_row_sums(call, slot, range), *older = recent + 2 * w;
+    memset(recent, 0, (size_t)(4 * w) * sizeof(float));
+    for (int64_t row = cpu_cut_begin(&call->rows, (size_t)range); row < end; row += NORM_FLUSH_ROWS) {
+        int64_t first = last_offset(call, slot, row);
+        last_rows r = {.x = at(call->dtype, call->x, first), .n = n, .sum = recent, .products = recent + w};
+        r.count = vjp_min(NORM_FLUSH_ROWS, end - row);
+        if (row + 2 * NORM_FLUSH_ROWS <= end) r.ahead = n * (n <= LAST_NARROW ? r.count : LAST_ROWS);
+        if (backward) {
+            r.dy = at(call->dtype, call->dy, first);
+            BY_DTYPE(call->dtype, column_sums, true, r, slot);
+        } else {
+            BY_DTYPE(call->dtype, column_sums, false, r, slot);
+        }
+        norm_flush(recent, older, w);
+        norm_flush(recent + w, older + w, w);
     }
 }
 
-/* A slot's column sums from those of its chunks, in order. */
-static inline void last_collect(const group_norm *call, const last_slot *slot, int64_t index) {
-    int64_t w = call->width;
-    for (int64_t i = 0; i < slot->count; i++)
-        slot->sum[i] = slot->squares[i] = 0;
-    for (int64_t k = 0; k < call->rows.count; k++) {
-        const float *chunk = last_chunk_at(call, index, k);
-        for (int64_t i = 0; i < slot->count; i++) {
-            slot->sum[i] += (double)chunk[2 * w + i] + (double)chunk[i];
-            slot->squares[i] += (double)chunk[3 * w + i] + (double)chunk[w + i];
+/* A slot's column sums from those of the ranges of rows, in order. */
+static inline void last_collect(const group_norm *call, const last_slot *slot) {
+    int64_t w = call->width, n = call->size.channels;
+    for (int64_t i = 0; i < n; i++)
+        slot->sum[i] = slot->products[i] = 0;
+    for (int64_t range = 0; range < call->rows.count; range++) {
+        const float *recent = last_row_sums(call, slot, range), *older = recent + 2 * w;
+        for (int64_t i = 0; i < n; i++) {
+            slot->sum[i] += (double)older[i] + (double)recent[i];
+            slot->products[i] += (double)older[w + i] + (double)recent[w + i];
         }
     }
 }
 
 /* ---- Groups ------------------------------------------------------------------------------------------------- */
 
-/* Before measuring: a pilot a group, from up to 64 elements of its first rows. With saved statistics: the scale. */
-static inline void last_prepare(const group_norm *call, const last_slot *slot) {
-    vjp_dtype dtype = call->work->storage;
+/* Before measuring: one pilot per group, from up to 64 elements of its first rows. */
+static inline void last_pilots(const group_norm *call, const last_slot *slot) {
     const vjp_group_norm_sizes *s = &call->size;
-    int64_t across = norm_min(s->group_channels, 64), down = norm_min(s->plane, 64 / across);
-    for (int64_t g = 0; g < slot->groups; g++) {
+    int64_t across = vjp_min(s->group_channels, 64), down = vjp_min(s->plane, 64 / across);
+    for (int64_t g = 0; g < s->groups; g++) {
         double sum = 0;
         for (int64_t row = 0; row < down; row++)
             for (int64_t c = 0; c < across; c++)
-                sum += (double)f32_load(dtype, call->x, last_offset(call, slot, row) + g * s->group_channels + c);
+                sum += (double)f32_load(call->dtype, call->x, last_offset(call, slot, row) + g * s->group_channels + c);
         last_spread(call, slot->level, g, norm_pilot_of((float)(sum / (double)(across * down))));
     }
 }
 
-static inline void last_scale(const group_norm *call, const last_slot *slot, int64_t g, norm_statistics stat) {
-    slot->scale[g] = norm_scale_of(stat);
-    last_spread(call, slot->rstd, g, slot->scale[g].rstd);
-    last_spread(call, slot->shift, g, slot->scale[g].shift);
+/* A group's statistics from its columns' moments. */
+static inline norm_statistics last_measured(const group_norm *call, const last_slot *slot, int64_t g) {
+    const vjp_group_norm_sizes *s = &call->size;
+    norm_moments m = {0, 0};
+    for (int64_t c = g * s->group_channels; c < (g + 1) * s->group_channels; c++) {
+        m.sum += slot->sum[c];
+        m.squares += slot->products[c];
+    }
+    norm_statistics stat;
+    float pilot = slot->level[g * s->group_channels];
+    if (norm_finish(m, pilot, s->group_channels * s->plane, call->eps, true, &stat)) return stat;
+    return group_statistics_exact(call, slot->n, g);
 }
 
-static inline void last_saved(const group_norm *call, const last_slot *slot) {
-    int64_t first = slot->n * call->size.groups + slot->first / call->size.group_channels;
-    for (int64_t g = 0; g < slot->groups; g++)
-        last_scale(call, slot, g,
-                   (norm_statistics){(double)call->mean_in[first + g], (double)call->rstd_in[first + g]});
-}
-
-/* The groups' statistics from the columns' moments. */
+/* The groups' statistics, saved ones or those measured, and from them the columns' scale. */
 static inline void last_statistics(const group_norm *call, const last_slot *slot) {
+    if (!call->rstd_in) last_collect(call, slot);
+    for (int64_t g = 0; g < call->size.groups; g++) {
+        int64_t row = slot->n * call->size.groups + g;
+        norm_statistics stat = call->rstd_in ? group_saved(call, row) : last_measured(call, slot, g);
+        group_save(call, row, stat);
+        slot->scale[g] = norm_scale_of(stat);
+        last_spread(call, slot->rstd, g, slot->scale[g].rstd);
+        last_spread(call, slot->shift, g, slot->scale[g].shift);
+    }
+}
+
+/* Each group's scale can be held in f32. */
+static inline bool last_scale_fits(const group_norm *call, const last_slot *slot) {
+    bool fits = true;
+    for (int64_t g = 0; g < call->size.groups; g++)
+        fits = fits && norm_scale_fits(slot->scale[g]);
+    return fits;
+}
+
+/* y = slope * xh + level by column. False where f32 cannot hold them: the sample is then computed in double. */
+static inline bool last_lines_forward(const group_norm *call, const last_slot *slot) {
+    bool fits = last_scale_fits(call, slot);
+    for (int64_t c = 0; c < call->size.channels; c++) {
+        double gamma = (double)call->gamma_f32[c], beta = (double)call->beta_f32[c];
+        slot->slope[c] = (float)gamma;
+        slot->level[c] = (float)(beta + gamma * (double)slot->scale[c / call->size.group_channels].rest);
+        fits = fits && fabsf(slot->level[c]) <= FLT_MAX;
+    }
+    return fits;
+}
+
+/* dx = weight * dy + (slope * xh + level) by column, from the columns' sums. False as above. */
+static inline bool last_lines_backward(const group_norm *call, const last_slot *slot) {
     const vjp_group_norm_sizes *s = &call->size;
-    for (int64_t g = 0; g < slot->groups; g++) {
-        norm_moments m = {0, 0};
+    bool fits = last_scale_fits(call, slot);
+    last_collect(call, slot);
+    for (int64_t g = 0; g < s->groups; g++) {
+        norm_sums sums = {0};
         for (int64_t c = g * s->group_channels; c < (g + 1) * s->group_channels; c++) {
-            m.sum += slot->sum[c];
-            m.squares += slot->squares[c];
+            double gamma = (double)call->gamma_f32[c];
+            slot->products[c] += (double)slot->scale[g].rest * slot->sum[c];
+            sums.sum += gamma * slot->sum[c];
+            sums.sum_xh += gamma * slot->products[c];
+            fits = fits && norm_sums_fit((norm_sums){slot->sum[c], slot->products[c], false});
+            slot->weight[c] = (float)((double)slot->scale[g].rstd * gamma);
+            fits = fits && fabsf(slot->weight[c]) <= FLT_MAX;
         }
-        norm_statistics stat;
-        int64_t group = slot->first / s->group_channels + g;
-        if (!norm_finish(m, slot->level[g * s->group_channels], s->group_channels * s->plane, call->eps, true, &stat))
-            stat = group_statistics_exact(call, slot->n, group);
-        group_save(call, slot->n, group, stat);
-        last_scale(call, slot, g, stat);
+        norm_line line = norm_line_of(slot->scale[g], sums, s->group_channels * s->plane);
+        fits = fits && norm_line_fits(line);
+        last_spread(call, slot->slope, g, line.slope);
+        last_spread(call, slot->level, g, line.level);
+    }
+    return fits;
+}
+
+/* A sample's groups in double. */
+static inline void last_exact(const group_norm *call, int64_t n, double *dgamma, double *dbeta) {
+    for (int64_t g = 0; g < call->size.groups; g++) {
+        if (call->backward)
+            group_exact_backward(call, n, g, dgamma, dbeta);
+        else
+            group_exact_forward(call, n, g);
     }
 }
 
-/* y = slope * xh + level by column. */
-static inline void last_lines_forward(const group_norm *call, const last_slot *slot) {
-    for (int64_t i = 0; i < slot->count; i++) {
-        double gamma = (double)call->gamma_f32[slot->first + i], beta = (double)call->beta_f32[slot->first + i];
-        slot->slope[i] = (float)gamma;
-        slot->level[i] = (float)(beta + gamma * (double)slot->scale[i / call->size.group_channels].rest);
+/* A sample's part of dgamma and dbeta. */
+static inline void last_add_partials(const group_norm *call, const last_slot *slot, double *dgamma, double *dbeta) {
+    for (int64_t c = 0; c < call->size.channels; c++) {
+        if (dgamma) dgamma[c] += slot->products[c];
+        if (dbeta) dbeta[c] += slot->sum[c];
     }
 }
 
-/* dx = weight * dy + (slope * xh + level) by column, from the columns' sums. */
-static inline void last_lines_backward(const group_norm *call, const last_slot *slot) {
-    const vjp_group_norm_sizes *s = &call->size;
-    double span = (double)(s->group_channels * s->plane);
-    for (int64_t g = 0; g < slot->groups; g++) {
-        double sum_g = 0, sum_gxh = 0;
-        const float *gamma = call->gamma_f32 + slot->first;
-        for (int64_t c = g * s->group_channels; c < (g + 1) * s->group_channels; c++) {
-            slot->squares[c] += (double)slot->scale[g].rest * slot->sum[c];
-            sum_g += (double)gamma[c] * slot->sum[c];
-            sum_gxh += (double)gamma[c] * slot->squares[c];
-            slot->weight[c] = (float)((double)slot->scale[g].rstd * (double)gamma[c]);
-        }
-        group_slopes d = group_slopes_of(slot->scale[g], sum_g / span, sum_gxh / span);
-        last_spread(call, slot->slope, g, (float)d.slope);
-        last_spread(call, slot->level, g, (float)d.level);
+/* y or dx of one range of rows. */
+OUTLINE void last_out(const group_norm *call, const last_slot *slot, int64_t range) {
+    int64_t from = cpu_cut_begin(&call->rows, (size_t)range), rows = cpu_cut_end(&call->rows, (size_t)range) - from;
+    int64_t first = last_offset(call, slot, from);
+    norm_run run = {.x = at(call->dtype, call->x, first), .n = call->size.channels};
+    run.out = at_mutable(call->dtype, call->out, first);
+    if (call->backward) {
+        run.dy = at(call->dtype, call->dy, first);
+        BY_DTYPE_AND_MODE(call->dtype, call->mode, column_write, true, run, rows, slot);
+    } else {
+        BY_DTYPE_AND_MODE(call->dtype, call->mode, column_write, false, run, rows, slot);
     }
+    if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-/* ---- Tasks --------------------------------------------------------------------------------------------------- */
+/* ---- Tasks of whole planes ------------------------------------------------------------------------------------ */
 
-/* y or dx of rows [from, to). */
-static inline void last_out(const group_norm *call, bool backward, const last_slot *slot, int64_t from, int64_t to) {
-    int64_t at = last_offset(call, slot, from);
-    norm_piece p = {.step = NORM_COLUMN_OUT, .store = call->store, .n = slot->count, .rows = to - from};
-    p.stride = call->size.channels;
-    p.x = group_at(call, call->x, at);
-    if (backward) p.dy = group_at(call, call->dy, at);
-    p.out = norm_at_out(call->work->storage, call->out, at);
-    p.rstd = slot->rstd;
-    p.shift = slot->shift;
-    p.weight = slot->weight;
-    p.slope = slot->slope;
-    p.level = slot->level;
-    call->by_dtype(&p);
-    if (call->store == NORM_STREAM) vf_stream_done();
-}
-
-/* Task of whole groups. */
-static inline void last_groups(void *argument, size_t task) {
+static inline void last_samples(void *argument, size_t task) {
     const group_norm *call = argument;
-    size_t part = task / (size_t)call->groups.count, range = task % (size_t)call->groups.count;
-    int64_t group = cpu_cut_begin(&call->groups, range), groups = cpu_cut_end(&call->groups, range) - group;
-    int64_t plane = call->size.plane, first = group * call->size.group_channels;
-    bool backward = call->work->pass == VJP_BACKWARD;
-    float *chunk = last_chunk_at(call, (int64_t)task, 0);
     double *dgamma = NULL, *dbeta = NULL;
-    group_partials(call, (int64_t)part, first, first + groups * call->size.group_channels, &dgamma, &dbeta);
-    for (int64_t n = cpu_cut_begin(&call->batch, part); n < cpu_cut_end(&call->batch, part); n++) {
-        last_slot slot = last_slot_at(call, (int64_t)task, n, group, groups);
-        if (call->rstd_in) {
-            last_saved(call, &slot);
-        } else {
-            last_prepare(call, &slot);
-            last_sums(call, false, &slot, 0, plane, chunk);
-            last_collect(call, &slot, (int64_t)task);
-            last_statistics(call, &slot);
+    group_partials(call, (int64_t)task, 0, call->size.channels, &dgamma, &dbeta);
+    for (int64_t n = cpu_cut_begin(&call->batch, task); n < cpu_cut_end(&call->batch, task); n++) {
+        last_slot slot = last_slot_at(call, (int64_t)task, n);
+        if (!call->rstd_in) {
+            last_pilots(call, &slot);
+            last_sums(call, false, &slot, 0);
         }
-        if (backward) {
-            last_sums(call, true, &slot, 0, plane, chunk);
-            last_collect(call, &slot, (int64_t)task);
-            last_lines_backward(call, &slot);
-            for (int64_t i = 0; i < slot.count; i++) {
-                if (dgamma) dgamma[first + i] += slot.squares[i];
-                if (dbeta) dbeta[first + i] += slot.sum[i];
-            }
+        last_statistics(call, &slot);
+        bool fits;
+        if (call->backward) {
+            last_sums(call, true, &slot, 0);
+            fits = last_lines_backward(call, &slot);
+            if (fits) last_add_partials(call, &slot, dgamma, dbeta);
         } else {
-            last_lines_forward(call, &slot);
+            fits = last_lines_forward(call, &slot);
         }
-        if (call->out) last_out(call, backward, &slot, 0, plane);
+        if (!fits)
+            last_exact(call, n, dgamma, dbeta);
+        else if (call->out)
+            last_out(call, &slot, 0);
     }
 }
 
-/* Wide, a task an n: its pilots; its statistics, saved or from the chunks; its lines. */
-static inline void last_wide_prepare(void *argument, size_t task) {
-    last_slot slot =
-        last_slot_at(argument, (int64_t)task, (int64_t)task, 0, ((const group_norm *)argument)->size.groups);
-    last_prepare(argument, &slot);
+/* ---- Rounds of tasks for a few planes -------------------------------------------------------------------------- */
+
+/* One task per sample: its pilots; its statistics. */
+static inline void last_wide_pilots(void *argument, size_t task) {
+    last_slot slot = last_slot_at(argument, (int64_t)task, (int64_t)task);
+    last_pilots(argument, &slot);
 }
 
 static inline void last_wide_statistics(void *argument, size_t task) {
     const group_norm *call = argument;
-    last_slot slot = last_slot_at(call, (int64_t)task, (int64_t)task, 0, call->size.groups);
-    if (call->rstd_in) {
-        last_saved(call, &slot);
-    } else {
-        last_collect(call, &slot, (int64_t)task);
-        last_statistics(call, &slot);
-    }
-    if (call->work->pass == VJP_FORWARD) last_lines_forward(call, &slot);
+    last_slot slot = last_slot_at(call, (int64_t)task, (int64_t)task);
+    last_statistics(call, &slot);
 }
 
-static inline void last_wide_slopes(void *argument, size_t task) {
-    const group_norm *call = argument;
-    last_slot slot = last_slot_at(call, (int64_t)task, (int64_t)task, 0, call->size.groups);
-    last_collect(call, &slot, (int64_t)task);
-    last_lines_backward(call, &slot);
-}
-
-/* Wide, a task a chunk of rows: moments, sums of the backward, results. */
+/* One task per range of rows: moments, sums of the backward, results. */
 static inline void last_wide_sums(const group_norm *call, size_t task, bool backward) {
     int64_t n = (int64_t)task / call->rows.count;
-    size_t chunk = task % (size_t)call->rows.count;
-    last_slot slot = last_slot_at(call, n, n, 0, call->size.groups);
-    last_sums(call, backward, &slot, cpu_cut_begin(&call->rows, chunk), cpu_cut_end(&call->rows, chunk),
-              last_chunk_at(call, n, (int64_t)chunk));
+    last_slot slot = last_slot_at(call, n, n);
+    last_sums(call, backward, &slot, (int64_t)task % call->rows.count);
 }
 
 static inline void last_wide_measure(void *argument, size_t task) {
@@ -351,35 +349,31 @@ static inline void last_wide_backward_sums(void *argument, size_t task) {
 static inline void last_wide_out(void *argument, size_t task) {
     const group_norm *call = argument;
     int64_t n = (int64_t)task / call->rows.count;
-    size_t chunk = task % (size_t)call->rows.count;
-    last_slot slot = last_slot_at(call, n, n, 0, call->size.groups);
-    last_out(call, call->work->pass == VJP_BACKWARD, &slot, cpu_cut_begin(&call->rows, chunk),
-             cpu_cut_end(&call->rows, chunk));
+    last_slot slot = last_slot_at(call, n, n);
+    if (!(call->exact >> n & 1)) last_out(call, &slot, (int64_t)task % call->rows.count);
 }
 
 static inline void last_run_wide(group_norm *call) {
-    const vjp_group_norm_sizes *s = &call->size;
     const vjp_work *work = call->work;
-    int64_t pieces = s->batch * call->rows.count;
+    int64_t batch = call->size.batch, ranges = batch * call->rows.count;
     if (!call->rstd_in) {
-        vjp_cpu_for(work, s->batch, last_wide_prepare, call);
-        vjp_cpu_for(work, pieces, last_wide_measure, call);
+        vjp_cpu_for(work, batch, last_wide_pilots, call);
+        vjp_cpu_for(work, ranges, last_wide_measure, call);
     }
-    vjp_cpu_for(work, s->batch, last_wide_statistics, call);
-    if (work->pass == VJP_BACKWARD) {
-        vjp_cpu_for(work, pieces, last_wide_backward_sums, call);
-        vjp_cpu_for(work, s->batch, last_wide_slopes, call);
-        double *dgamma = NULL, *dbeta = NULL;
-        group_partials(call, 0, 0, s->channels, &dgamma, &dbeta);
-        for (int64_t n = 0; n < s->batch; n++) {
-            last_slot slot = last_slot_at(call, n, n, 0, s->groups);
-            for (int64_t c = 0; c < s->channels; c++) {
-                if (dgamma) dgamma[c] += slot.squares[c];
-                if (dbeta) dbeta[c] += slot.sum[c];
-            }
+    vjp_cpu_for(work, batch, last_wide_statistics, call);
+    if (call->backward) vjp_cpu_for(work, ranges, last_wide_backward_sums, call);
+    double *dgamma = NULL, *dbeta = NULL;
+    group_partials(call, 0, 0, call->size.channels, &dgamma, &dbeta);
+    for (int64_t n = 0; n < batch; n++) {
+        last_slot slot = last_slot_at(call, n, n);
+        if (call->backward ? last_lines_backward(call, &slot) : last_lines_forward(call, &slot)) {
+            if (call->backward) last_add_partials(call, &slot, dgamma, dbeta);
+            continue;
         }
+        call->exact |= (uint32_t)1 << n;
+        last_exact(call, n, dgamma, dbeta);
     }
-    if (call->out) vjp_cpu_for(work, pieces, last_wide_out, call);
+    if (call->out) vjp_cpu_for(work, ranges, last_wide_out, call);
 }
 
 #endif

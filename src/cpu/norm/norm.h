@@ -1,22 +1,28 @@
 /*
- * What the CPU's three norms share: the statistics of a run of elements, the folded constants that make a row's
- * result a chain of FMAs, stores that overwrite, add or stream, and column sums over very many rows.
+ * Shared by the CPU's three norms: the statistics of a run of elements, the folded constants that turn each result into
+ * a chain of FMAs, parameters of either storage type, and column sums over very many rows.
  *
- * Three rules keep the numbers right whatever the input:
+ * Three rules keep the numbers accurate for every input:
  * - A sum stays in f32 for NORM_BLOCK elements, then moves into a double, so no f32 chain grows with the problem.
  * - Variance is summed around a pilot close to the mean, so that an offset of 1000 with a spread of 1 costs nothing.
- *   Where f32 squares leave their range (rows of 1e20 or 1e-20) or the pilot was far off, the run is measured again in
+ *   Where f32 squares leave their range (rows of 1e20 or 1e-20), or the pilot was far off, the run is measured again in
  *   double.
  * - xh = x * rstd - mean * rstd as one FMA, with mean * rstd in two floats (`shift` and `rest`): a mean rounded to
  *   f32 would cost 3e-5 at that offset. Without FMA the product would round, so there it is (x - mean) * rstd.
+ *
+ * Where these constants leave the range of f32 (a constant row of 1e36: mean * rstd is past it) although the result may
+ * not, and where the input has an Inf or NaN, a run is computed an element at a time in double. Every NaN that is
+ * written is NAN itself, so that its sign does not depend on the instruction set.
  */
 #ifndef VJP_CPU_NORM_H
 #define VJP_CPU_NORM_H
 
+#include <float.h>
 #include <math.h>
 
-#include "cpu/cpu.h"
-#include "cpu/simd/vec.h"
+#include "core/arithmetic.h"
+#include "cpu/dispatch.h"
+#include "cpu/simd/stream.h"
 #include "op/op.h"
 
 /* Each lane then adds 32 terms in a chain: at most 32/2 roundings of 2^-24, 1e-6 of the sum even if all terms agree. */
@@ -28,82 +34,18 @@ enum { NORM_FLUSH_ROWS = 32 };
 /* Columns of one task where sums down the columns are finished, and of one task of a wide row. */
 enum { NORM_COLUMNS = 1024 };
 
-INLINE int64_t norm_min(int64_t a, int64_t b) {
-    return a < b ? a : b;
+/* Takes `bytes` of the workspace, in multiples of a cache line. With a NULL workspace it only counts them. */
+static inline void *norm_take(void *workspace, size_t *used, size_t bytes) {
+    void *taken = workspace ? (char *)workspace + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return taken;
 }
 
-INLINE int64_t norm_pad(int64_t n) {
-    return (n + LANES - 1) / LANES * LANES;
-}
-
-static inline const void *norm_at(vjp_dtype dtype, const void *data, int64_t i) {
-    return (const char *)data + i * (int64_t)dtype_bytes(dtype);
-}
-
-static inline void *norm_at_out(vjp_dtype dtype, void *data, int64_t i) {
-    return data ? (char *)data + i * (int64_t)dtype_bytes(dtype) : NULL;
-}
-
-/*
- * Loads and stores by storage type. `plain` converts 16-bit numbers one at a time, in tens of instructions: a call
- * there keeps each loop from being made of hundreds of copies of that.
- */
-#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON)
-enum { NORM_CONVERTS_INLINE = 1 };
-#else
-enum { NORM_CONVERTS_INLINE = 0 };
-#endif
-
-static __attribute__((noinline, unused)) vf norm_load_call(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
-    vf r = vf_zero();
-    for (int k = 0; k < (int)norm_min(n, LANES); k++)
-        r.v[k / NATIVE_LANES][k % NATIVE_LANES] = f32_load(dtype, from, i + k);
-    return r;
-}
-
-static __attribute__((noinline, unused)) void norm_store_call(vjp_dtype dtype, void *to, int64_t i, int64_t n,
-                                                              const vf *a) {
-    for (int k = 0; k < (int)norm_min(n, LANES); k++)
-        f32_store(dtype, to, i + k, a->v[k / NATIVE_LANES][k % NATIVE_LANES]);
-}
-
-INLINE vf norm_load(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
-#if defined(CPU_ISA_AVX512)
-    if (dtype != VJP_F32 && n < LANES) { /* masked, as rows whose length is no multiple of 16 end and begin often */
-        __m256i half = _mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), (const uint16_t *)from + i);
-        if (dtype == VJP_F16) return (vf){{(native_f)_mm512_cvtph_ps(half)}};
-        return (vf){{(native_f)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)}};
-    }
-#endif
-    if (NORM_CONVERTS_INLINE || dtype == VJP_F32) return vf_load_part(dtype, from, i, n);
-    return norm_load_call(dtype, from, i, n);
-}
-
-INLINE void norm_store_to(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a) {
-#if defined(CPU_ISA_AVX512)
-    if (dtype != VJP_F32 && n < LANES) {
-        __m256i half = dtype == VJP_BF16 ? _mm512_cvtepi32_epi16((__m512i)native_round_bf16(a.v[0]))
-                                         : _mm512_cvtps_ph((__m512)a.v[0], _MM_FROUND_TO_NEAREST_INT);
-        _mm256_mask_storeu_epi16((uint16_t *)to + i, (__mmask16)((1u << n) - 1), half);
-        return;
-    }
-#endif
-    if (NORM_CONVERTS_INLINE || dtype == VJP_F32)
-        vf_store_part(dtype, to, i, n, a);
-    else
-        norm_store_call(dtype, to, i, n, &a);
-}
-
-INLINE native_f norm_load_native(vjp_dtype dtype, const void *from, int64_t i) {
+INLINE native_f native_load(vjp_dtype dtype, const void *from, int64_t i) {
+    if (dtype == VJP_BF16) return native_load_bf16((const uint16_t *)from + i);
+    if (dtype == VJP_F16) return native_load_f16((const uint16_t *)from + i);
     native_f r;
-    if (dtype == VJP_F32)
-        memcpy(&r, (const float *)from + i, sizeof r);
-    else if (!NORM_CONVERTS_INLINE)
-        r = norm_load_call(dtype, from, i, NATIVE_LANES).v[0];
-    else if (dtype == VJP_BF16)
-        r = native_load_bf16((const uint16_t *)from + i);
-    else
-        r = native_load_f16((const uint16_t *)from + i);
+    memcpy(&r, (const float *)from + i, sizeof r);
     return r;
 }
 
@@ -123,10 +65,11 @@ enum { NORM_FMA = 0 };
 /* xh = (x * rstd + shift) + rest; without FMA, xh = (x - shift) * rstd + rest. */
 typedef struct norm_scale {
     float rstd, shift, rest;
+    norm_statistics exact; /* what they are made of */
 } norm_scale;
 
 static inline norm_scale norm_scale_of(norm_statistics s) {
-    norm_scale scale = {.rstd = (float)s.rstd};
+    norm_scale scale = {.rstd = (float)s.rstd, .exact = s};
     double rstd = (double)scale.rstd, shift = NORM_FMA ? -s.mean * rstd : s.mean;
     scale.shift = (float)shift;
     double rest = shift - (double)scale.shift;
@@ -134,7 +77,16 @@ static inline norm_scale norm_scale_of(norm_statistics s) {
     return scale;
 }
 
-/* xh but for its rest. */
+/* False where a run has to be computed in double. rstd is 0 where the elements are infinite. */
+static inline bool norm_scale_fits(norm_scale s) {
+    return s.rstd >= FLT_MIN && s.rstd <= FLT_MAX && fabsf(s.shift) <= FLT_MAX;
+}
+
+static inline double norm_xh_exact(norm_scale s, float x) {
+    return ((double)x - s.exact.mean) * s.exact.rstd;
+}
+
+/* xh without its rest. */
 INLINE native_f norm_xh_native(native_f x, native_f rstd, native_f shift) {
     return NORM_FMA ? native_fma(x, rstd, shift) : (x - shift) * rstd;
 }
@@ -157,26 +109,29 @@ INLINE float norm_pilot_of(float near) {
     return vjp_bits_to_f32(vjp_f32_to_bits(near) & 0xfffff000u);
 }
 
-/* A value near the mean: that of the first 64 elements. 0 where no mean is taken away. */
-INLINE float norm_pilot(vjp_dtype dtype, const void *x, int64_t n, bool centered) {
-    if (!centered) return 0;
-    if (n < LANES) return norm_pilot_of(vf_sum(norm_load(dtype, x, 0, n)) / (float)n);
-    vf sum = norm_load(dtype, x, 0, LANES);
+INLINE float norm_pilot_typed(vjp_dtype dtype, const void *x, int64_t n) {
+    if (n < LANES) return norm_pilot_of(vf_sum(vf_load_part(dtype, x, 0, n)) / (float)n);
+    vf sum = vf_load(dtype, x, 0);
     int64_t i = LANES;
-    for (; i + LANES <= norm_min(n, 4 * LANES); i += LANES)
-        sum = vf_add(sum, norm_load(dtype, x, i, LANES));
+    for (; i + LANES <= vjp_min(n, 4 * LANES); i += LANES)
+        sum = vf_add(sum, vf_load(dtype, x, i));
     return norm_pilot_of(vf_sum(sum) / (float)i);
 }
 
-INLINE norm_moments norm_measure(vjp_dtype dtype, const void *x, int64_t n, float pilot, bool centered) {
+/* A value near the mean of n elements: the mean of the first 64. 0 where no mean is subtracted. */
+OUTLINE float norm_pilot(vjp_dtype dtype, bool centered, const void *x, int64_t n) {
+    return centered ? BY_DTYPE(dtype, norm_pilot_typed, x, n) : 0;
+}
+
+INLINE norm_moments norm_measure_typed(vjp_dtype dtype, bool centered, const void *x, int64_t n, float pilot) {
     norm_moments m = {0, 0};
     vf shift = vf_set(pilot);
     for (int64_t block = 0; block < n; block += NORM_BLOCK) {
-        int64_t end = norm_min(block + NORM_BLOCK, n), i = block;
+        int64_t end = vjp_min(block + NORM_BLOCK, n), i = block;
         vf sum[2] = {vf_zero(), vf_zero()}, squares[2] = {vf_zero(), vf_zero()};
         for (; i + 2 * LANES <= end; i += 2 * LANES)
             for (int k = 0; k < 2; k++) {
-                vf d = norm_load(dtype, x, i + k * LANES, LANES);
+                vf d = vf_load(dtype, x, i + k * LANES);
                 if (centered) {
                     d = vf_sub(d, shift);
                     sum[k] = vf_add(sum[k], d);
@@ -184,15 +139,10 @@ INLINE norm_moments norm_measure(vjp_dtype dtype, const void *x, int64_t n, floa
                 squares[k] = vf_fma(d, d, squares[k]);
             }
         for (int k = 0; i < end; i += LANES, k++) {
-            float tail[LANES] = {0}; /* a lane past the end counts as the pilot itself */
-            int64_t count = norm_min(LANES, end - i);
-            vf d = norm_load(dtype, x, i, count);
-            if (centered) {
-                d = vf_sub(d, shift);
-                if (count < LANES) {
-                    vf_store_part(VJP_F32, tail, 0, count, d);
-                    d = vf_load(VJP_F32, tail, 0);
-                }
+            int64_t count = vjp_min(LANES, end - i);
+            vf d = vf_load_part(dtype, x, i, count);
+            if (centered) { /* a lane past the end counts as the pilot itself */
+                d = vf_select(vi_first(count), vf_sub(d, shift), vf_zero());
                 sum[k] = vf_add(sum[k], d);
             }
             squares[k] = vf_fma(d, d, squares[k]);
@@ -201,6 +151,21 @@ INLINE norm_moments norm_measure(vjp_dtype dtype, const void *x, int64_t n, floa
         m.squares += (double)vf_sum(vf_add(squares[0], squares[1]));
     }
     return m;
+}
+
+OUTLINE norm_moments norm_measure(vjp_dtype dtype, bool centered, const void *x, int64_t n, float pilot) {
+    return centered ? BY_DTYPE(dtype, norm_measure_typed, true, x, n, pilot)
+                    : BY_DTYPE(dtype, norm_measure_typed, false, x, n, pilot);
+}
+
+/* The moments of consecutive parts, added in order. */
+static inline norm_moments norm_moments_total(const norm_moments *parts, int64_t count) {
+    norm_moments total = {0, 0};
+    for (int64_t i = 0; i < count; i++) {
+        total.sum += parts[i].sum;
+        total.squares += parts[i].squares;
+    }
+    return total;
 }
 
 /*
@@ -222,68 +187,84 @@ static inline bool norm_finish(norm_moments m, float pilot, int64_t n, double ep
 INLINE double norm_sum_exact(vjp_dtype dtype, const void *x, int64_t n, double mean, bool square) {
     double sum[8] = {0};
     for (int64_t i = 0; i < n; i += 8)
-        for (int64_t k = 0; k < norm_min(8, n - i); k++) {
+        for (int64_t k = 0; k < vjp_min(8, n - i); k++) {
             double d = (double)f32_load(dtype, x, i + k) - mean;
             sum[k] += square ? d * d : d;
         }
     return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
-INLINE norm_statistics norm_statistics_exact(vjp_dtype dtype, const void *x, int64_t n, double eps, bool centered) {
-    double mean = centered ? norm_sum_exact(dtype, x, n, 0, false) / (double)n : 0;
-    double square = norm_sum_exact(dtype, x, n, mean, true) / (double)n;
+OUTLINE norm_statistics norm_statistics_exact(vjp_dtype dtype, bool centered, const void *x, int64_t n, double eps) {
+    double mean = centered ? BY_DTYPE(dtype, norm_sum_exact, x, n, 0, false) / (double)n : 0;
+    double square = BY_DTYPE(dtype, norm_sum_exact, x, n, mean, true) / (double)n;
     return (norm_statistics){mean, 1 / sqrt(square + eps)};
 }
 
-/* ---- Stores -------------------------------------------------------------------------------------------- */
+/* Statistics of the n elements at x from their moments around `pilot`. */
+static inline norm_statistics norm_conclude(vjp_dtype dtype, bool centered, const void *x, int64_t n, double eps,
+                                            float pilot, norm_moments m) {
+    norm_statistics s;
+    if (norm_finish(m, pilot, n, eps, centered, &s)) return s;
+    return norm_statistics_exact(dtype, centered, x, n, eps);
+}
 
-typedef enum norm_store { NORM_WRITE, NORM_ADD, NORM_STREAM } norm_store;
+/* Statistics of the n elements at x. */
+static inline norm_statistics norm_statistics_of(vjp_dtype dtype, bool centered, const void *x, int64_t n, double eps) {
+    float pilot = norm_pilot(dtype, centered, x, n);
+    return norm_conclude(dtype, centered, x, n, eps, pilot, norm_measure(dtype, centered, x, n, pilot));
+}
+
+/* ---- Reading and writing ------------------------------------------------------------------------------- */
 
 /*
- * How an output is stored by a call that moves `total` bytes. Streaming pays once what the call moves cannot stay in
- * the last-level cache anyway.
+ * n elements in a row whose y, or with dy whose dx, is written. `ahead`: the distance in elements to what is read next
+ * and prefetched meanwhile, or 0.
  */
-INLINE norm_store norm_store_of(const vjp_work *work, int slot, bool in_place, double total) {
-    if (vjp_accumulates(work, slot)) return NORM_ADD;
-    return !in_place && total > (double)cpu_state_of(work)->cache_bytes ? NORM_STREAM : NORM_WRITE;
+typedef struct norm_run {
+    const void *x, *dy;
+    void *out;
+    int64_t n, ahead;
+} norm_run;
+
+INLINE void norm_prefetch(vjp_dtype dtype, bool backward, const norm_run *run, int64_t i) {
+    __builtin_prefetch(at(dtype, run->x, i + run->ahead));
+    if (backward) __builtin_prefetch(at(dtype, run->dy, i + run->ahead));
 }
 
 /* Elements before the first address that can be streamed to, at most n; 0 where nothing is streamed. */
-INLINE int64_t norm_head(vjp_dtype dtype, norm_store store, const void *to, int64_t n) {
-    if (store != NORM_STREAM) return 0;
-    uintptr_t past = (uintptr_t)to % (LANES * dtype_bytes(dtype));
-    return past ? norm_min((int64_t)((LANES * dtype_bytes(dtype) - past) / dtype_bytes(dtype)), n) : 0;
+INLINE int64_t norm_head(vjp_dtype dtype, write_mode mode, const void *to, int64_t n) {
+    if (mode != WRITE_STREAM) return 0;
+    uintptr_t bytes = dtype_bytes(dtype), past = (uintptr_t)to % (LANES * bytes);
+    return past ? vjp_min((int64_t)((LANES * bytes - past) / bytes), n) : 0;
 }
 
-INLINE void norm_put(vjp_dtype dtype, norm_store store, void *to, int64_t i, int64_t n, vf value) {
-    if (store == NORM_ADD) value = vf_add(norm_load(dtype, to, i, n), value);
-    if (store == NORM_STREAM && n >= LANES)
-        vf_stream(dtype, to, i, value);
-    else
-        norm_store_to(dtype, to, i, n, value);
-}
-
-INLINE void norm_prefetch(vjp_dtype dtype, const void *from, int64_t i) {
-    __builtin_prefetch(norm_at(dtype, from, i), 0, 3);
+/* How an output of `elements` is written. Each run's ends are written apart, so its vectors are aligned. */
+static inline write_mode norm_write_mode(const vjp_work *work, int64_t elements, bool in_place) {
+    return write_mode_of(work, 0, elements * (int64_t)dtype_bytes(work->storage), true, in_place);
 }
 
 /* n elements as doubles, and back: for runs too short for vectors. */
-static inline void norm_read_doubles(vjp_dtype dtype, const void *from, int64_t at, int64_t n, double *values) {
+static inline void norm_read_doubles(vjp_dtype dtype, const void *from, int64_t first, int64_t n, double *values) {
     for (int64_t i = 0; i < n; i++)
-        values[i] = (double)f32_load(dtype, from, at + i);
+        values[i] = (double)f32_load(dtype, from, first + i);
 }
 
-static inline void norm_write_doubles(vjp_dtype dtype, norm_store store, void *to, int64_t at, int64_t n,
+/* One NaN for all, so that its bits are the same for every instruction set. */
+static inline float norm_round(double value) {
+    return value == value ? (float)value : NAN;
+}
+
+static inline void norm_write_doubles(vjp_dtype dtype, bool accumulate, void *to, int64_t first, int64_t n,
                                       const double *values) {
     for (int64_t i = 0; i < n; i++) {
-        double old = store == NORM_ADD ? (double)f32_load(dtype, to, at + i) : 0;
-        f32_store(dtype, to, at + i, (float)(values[i] + old));
+        double old = accumulate ? (double)f32_load(dtype, to, first + i) : 0;
+        f32_store(dtype, to, first + i, norm_round(values[i] + old));
     }
 }
 
 /* ---- Parameters ---------------------------------------------------------------------------------------- */
 
-/* A parameter as it was given: T or f32, or absent. */
+/* A parameter as the caller gave it: T or f32, or absent. */
 typedef struct norm_parameter {
     void *data;
     vjp_dtype dtype;
@@ -301,13 +282,10 @@ INLINE bool norm_parameter_converts(norm_parameter p) {
 
 /* Elements [from, from + n) as floats: where they are, or converted into `buffer` (absent: the value `absent`). */
 static inline const float *norm_parameter_read(norm_parameter p, int64_t from, int64_t n, float absent, float *buffer) {
-    if (p.data && p.dtype == VJP_F32) return (const float *)p.data + from;
+    if (!norm_parameter_converts(p)) return (const float *)p.data + from;
     for (int64_t i = 0; i < n; i += LANES) {
-        int64_t count = norm_min(LANES, n - i);
-        vf value = vf_set(absent);
-        if (p.data && p.dtype == VJP_BF16) value = norm_load(VJP_BF16, p.data, from + i, count);
-        if (p.data && p.dtype == VJP_F16) value = norm_load(VJP_F16, p.data, from + i, count);
-        vf_store_part(VJP_F32, buffer, i, count, value);
+        vf value = p.data ? BY_DTYPE(p.dtype, vf_load_part, p.data, from + i, n - i) : vf_set(absent);
+        vf_store_part(VJP_F32, buffer, i, n - i, value);
     }
     return buffer;
 }
@@ -316,12 +294,54 @@ static inline const float *norm_parameter_read(norm_parameter p, int64_t from, i
 static inline void norm_parameter_write(norm_parameter p, int64_t from, int64_t n, const double *values) {
     if (p.dtype == VJP_F32 && !p.accumulate)
         for (int64_t i = 0; i < n; i++)
-            ((float *)p.data)[from + i] = (float)values[i];
+            ((float *)p.data)[from + i] = norm_round(values[i]);
     else
-        norm_write_doubles(p.dtype, p.accumulate ? NORM_ADD : NORM_WRITE, p.data, from, n, values);
+        norm_write_doubles(p.dtype, p.accumulate, p.data, from, n, values);
 }
 
-/* ---- Sums down columns --------------------------------------------------------------------------------- */
+/* ---- Sums of the backward ------------------------------------------------------------------------------ */
+
+/* Sums of a gradient, dy or g = dy * gamma, and of its products with xh. */
+typedef struct norm_sums {
+    double sum, sum_xh;
+    bool exact; /* summed in double, as f32 cannot hold every term */
+} norm_sums;
+
+/* The sums of consecutive parts, added in order. */
+static inline norm_sums norm_sums_total(const norm_sums *parts, int64_t count) {
+    norm_sums total = {0};
+    for (int64_t i = 0; i < count; i++) {
+        total.sum += parts[i].sum;
+        total.sum_xh += parts[i].sum_xh;
+        total.exact = total.exact || parts[i].exact;
+    }
+    return total;
+}
+
+static inline bool norm_sums_fit(norm_sums s) {
+    return !s.exact && fabs(s.sum) <= DBL_MAX && fabs(s.sum_xh) <= DBL_MAX;
+}
+
+/* dx in double. */
+static inline double norm_dx_exact(norm_scale s, double g, double xh, norm_sums sums, int64_t n) {
+    return s.exact.rstd * (g - sums.sum / (double)n - xh * (sums.sum_xh / (double)n));
+}
+
+/* dx = rstd * g + (slope * xh + level), xh without its rest: that is in `level`. */
+typedef struct norm_line {
+    float slope, level;
+} norm_line;
+
+/* From the sums of g and g * xh over n elements. */
+static inline norm_line norm_line_of(norm_scale scale, norm_sums g, int64_t n) {
+    double rstd = (double)scale.rstd, slope = -rstd * (g.sum_xh / (double)n);
+    return (norm_line){(float)slope, (float)(-rstd * (g.sum / (double)n) + slope * (double)scale.rest)};
+}
+
+/* False where slope * xh + level may leave the range of f32; |xh| is at most sqrt(n), below 1e8. */
+static inline bool norm_line_fits(norm_line line) {
+    return fabsf(line.slope) <= 1e30f && fabsf(line.level) <= 1e38f;
+}
 
 /*
  * A task's column sum is two rows of floats: `recent`, the chain of the last rows, and `older`, all before. Flushing
@@ -339,73 +359,11 @@ static inline void norm_flush(float *recent, float *older, int64_t padded) {
     }
 }
 
-/* Adds column [0, n) of `count` rows of floats that are `stride` apart to sum, in order. */
+/* Adds columns [0, n) of `count` rows of floats that are `stride` apart to sum, in order. */
 static inline void norm_add_columns(double *sum, const float *rows, int64_t count, int64_t stride, int64_t n) {
     for (int64_t row = 0; row < count; row++)
         for (int64_t i = 0; i < n; i++)
             sum[i] += (double)rows[row * stride + i];
-}
-
-/* ---- Pieces -------------------------------------------------------------------------------------------- */
-
-/* What is done to a piece. Each op's file compiles those that it needs, once a storage type (`by_dtype` there). */
-typedef enum norm_step {
-    NORM_MEASURE,     /* moments of elements [from, from + n) of the run x, around its pilot */
-    NORM_EXACT,       /* statistics of the n elements of x, in double */
-    NORM_Y,           /* rows: y */
-    NORM_SUMS,        /* rows: sums of g and g * xh, column sums */
-    NORM_DX,          /* rows: dx */
-    NORM_PLANE_SUMS,  /* group_norm, one channel's run: sums of dy and dy * xh */
-    NORM_PLANE_OUT,   /* the same: y or dx */
-    NORM_COLUMN_SUMS, /* group_norm, channels as columns: sums of x - pilot and its square, or of dy and dy * xh */
-    NORM_COLUMN_OUT   /* the same: y or dx */
-} norm_step;
-
-/* Arguments and results of a step; a step reads and sets only what it names. */
-typedef struct norm_piece {
-    norm_step step;
-    norm_store store;
-    const void *x, *dy; /* dy is NULL in the forward */
-    void *out;
-    int64_t from, n, run;        /* run: elements of x as a whole, for the pilot */
-    int64_t rows, stride, ahead; /* rows are `stride` apart; `ahead`: elements to what comes next, or 0 */
-    const float *gamma, *beta;   /* by column */
-    float *dgamma, *dbeta;       /* by column; NULL: not wanted */
-    norm_scale scale[4];         /* by row */
-    norm_moments sums[4];        /* by row */
-    bool want_sums;
-    double mean_g, mean_gxh, eps;
-    float pilot;
-    norm_statistics statistics;
-    const float *rstd, *shift, *weight, *slope, *level; /* by column, or one of each */
-} norm_piece;
-
-typedef void (*norm_by_dtype)(norm_piece *piece);
-
-INLINE void norm_step_measure(norm_piece *p, vjp_dtype dtype, bool centered) {
-    p->pilot = norm_pilot(dtype, p->x, p->run, centered);
-    p->sums[0] = norm_measure(dtype, norm_at(dtype, p->x, p->from), p->n, p->pilot, centered);
-}
-
-INLINE void norm_step_exact(norm_piece *p, vjp_dtype dtype, bool centered) {
-    p->statistics = norm_statistics_exact(dtype, p->x, p->run, p->eps, centered);
-}
-
-/* Statistics of the run x from its moments around its pilot. */
-static inline norm_statistics norm_conclude(norm_by_dtype by_dtype, norm_piece *p, norm_moments total, bool centered) {
-    norm_statistics s;
-    if (norm_finish(total, p->pilot, p->run, p->eps, centered, &s)) return s;
-    p->step = NORM_EXACT;
-    by_dtype(p);
-    return p->statistics;
-}
-
-/* Statistics of n elements at x. */
-static inline norm_statistics norm_statistics_of(norm_by_dtype by_dtype, const void *x, int64_t n, double eps,
-                                                 bool centered) {
-    norm_piece p = {.step = NORM_MEASURE, .x = x, .n = n, .run = n, .eps = eps};
-    by_dtype(&p);
-    return norm_conclude(by_dtype, &p, p.sums[0], centered);
 }
 
 #endif

@@ -3,12 +3,19 @@
  * never wins. In the backward every element of dx has one owner, which adds the dy of the windows that it won in the
  * order of the windows, in f32, and writes it once: no atomics, the same bits for any number of threads.
  *
- * Channels first goes by rows (maxpool2d_rows.h), vectors along a row of windows; 2 x 2 windows that tile the plane by
- * pairs of rows (maxpool2d_pairs.h). Channels last goes by pixels, vectors along the channels; its backward, by tiles
- * of dx, adds each window's dy into the tile where its argmax is.
- * With a saved argmax there is nothing to find. The usual windows, channels first, go by rows of dx straight from the
- * argmax and dy (maxpool2d_saved.h); otherwise dy is added, number by number, into tiles as wide as the plane.
- * Kernels too large for the rows, and planes past 2^31 elements, go by tiles too, an element at a time.
+ * | path        | taken for                               | what it does, and why |
+ * |-------------|-----------------------------------------|------------------------------------------------------------|
+ * | saved rows  | backward with a saved argmax, channels  | each element of dx compares its place with the argmax of |
+ * |             | first, one of four usual windows        | the windows over it, 16 at a time: a third of the time of |
+ * |             |                                         | saved tiles (maxpool2d_saved.h) | | saved tiles | other
+ * backwards with a saved argmax     | adds dy number by number into tiles as wide as the plane;  | |             | |
+ * nothing has to be searched                                 | | pairs       | channels first, 2 x 2 windows that tile
+ * | even and odd columns compared in registers: a third of     | |             | the plane | the time of rows or less
+ * in cache (maxpool2d_pairs.h)      | | rows        | channels first, kernels that fit        | vectors along a row of
+ * windows (maxpool2d_rows.h)          | | pixels      | channels last                           | vectors along the
+ * channels; the backward adds each         | |             |                                         | window's dy into
+ * the tile of dx where its argmax is        | | elements    | large kernels, planes past 2^31 elements | one element at
+ * a time; the backward by tiles too          |
  *
  * A saved argmax is taken to lie in its window, as the forward wrote it; one that does not may be left out.
  */
@@ -17,8 +24,6 @@
 #include "cpu/pool/maxpool2d_rows.h"
 #include "cpu/pool/maxpool2d_saved.h"
 
-extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
-
 /* Channels that a tile holds: two vectors, so that 16-bit types fill a cache line. */
 enum { TILE_CHANNELS = 2 * LANES };
 
@@ -26,32 +31,32 @@ enum { TILE_CHANNELS = 2 * LANES };
  * Elements of a tile: 64 KiB of f32, so that tiles stay in the second-level cache and few windows reach over an edge.
  * Windows of more than LARGE_KERNEL elements get tiles eight times as large: each tile looks for the argmax again.
  */
-enum { TILE_FLOATS = 16 << 10, LARGE_TILE_FLOATS = 128 << 10, LARGE_KERNEL = 64, MOST_TILE_TASKS = 64 };
+enum { TILE_FLOATS = 16 << 10, LARGE_TILE_FLOATS = 128 << 10, LARGE_KERNEL = 64, MAX_TILE_TASKS = 64 };
 
 /* Side of a tile in pixels, channels last: 16 x 32 x TILE_CHANNELS floats. */
 enum { TILE_ROWS = 16, TILE_COLUMNS = 32 };
 
-static bool channels_fit(const vjp_maxpool2d_sizes *s) {
+static bool pixels_fit(const vjp_maxpool2d_sizes *s) {
     return s->channels_last && s->height * s->width <= INT32_MAX;
 }
 
 /* ---- Channels last, by pixels ------------------------------------------------------------------------ */
 
-/* The maxima of one window for channels [c, c + n), n < 16 or more; `pixel` is the plane's first. */
-INLINE best find_channels(const vjp_maxpool2d_sizes *s, vjp_dtype dtype, const void *plane, taps rows, taps columns_in,
+/* The maxima of one window for channels [c, c + n), n < 16 or more. */
+INLINE best find_channels(vjp_dtype dtype, const vjp_maxpool2d_sizes *s, const void *plane, taps rows, taps in_row,
                           int64_t c, int64_t n) {
     best b = {vf_set(-INFINITY), vi_set((int32_t)((rows.origin + rows.first * s->dilation_h) * s->width +
-                                                  columns_in.origin + columns_in.first * s->dilation_w))};
+                                                  in_row.origin + in_row.first * s->dilation_w))};
     for (int64_t i = rows.first; i < rows.end; i++)
-        for (int64_t j = columns_in.first; j < columns_in.end; j++) {
-            int64_t place = (rows.origin + i * s->dilation_h) * s->width + columns_in.origin + j * s->dilation_w;
+        for (int64_t j = in_row.first; j < in_row.end; j++) {
+            int64_t place = (rows.origin + i * s->dilation_h) * s->width + in_row.origin + j * s->dilation_w;
             best_take(&b, vf_load_part(dtype, plane, place * s->channels + c, n), vi_set((int32_t)place));
         }
     return b;
 }
 
 /* Items are rows of windows. */
-INLINE void forward_channels(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void forward_pixels(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
         int64_t image = item / s->out_height;
@@ -62,7 +67,7 @@ INLINE void forward_channels(const pool_call *call, size_t task, vjp_dtype dtype
             int64_t to = (item * s->out_width + ow) * s->channels;
             for (int64_t c = 0; c < s->channels; c += LANES) {
                 int64_t n = s->channels - c;
-                best b = find_channels(s, dtype, plane, rows, in_row, c, n);
+                best b = find_channels(dtype, s, plane, rows, in_row, c, n);
                 if (call->y) vf_write_part(call->mode, dtype, call->y, to + c, n, b.value);
                 if (call->argmax) store_argmax(call->argmax_type, call->argmax, to + c, n, b.index);
             }
@@ -79,10 +84,10 @@ typedef struct tile {
 
 static tile tile_at(const pool_call *call, int64_t index) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    int64_t in_row = (s->width + call->tile_w - 1) / call->tile_w;
+    int64_t in_row = vjp_divide_up(s->width, call->tile_w);
     tile t = {.top = index / in_row * call->tile_h, .left = index % in_row * call->tile_w};
-    t.rows = s->height - t.top < call->tile_h ? s->height - t.top : call->tile_h;
-    t.columns = s->width - t.left < call->tile_w ? s->width - t.left : call->tile_w;
+    t.rows = vjp_min(s->height - t.top, call->tile_h);
+    t.columns = vjp_min(s->width - t.left, call->tile_w);
     t.down = windows_over(t.top, t.top + t.rows, s->out_height, s->kernel_h, s->stride_h, s->padding_h, s->dilation_h);
     t.across =
         windows_over(t.left, t.left + t.columns, s->out_width, s->kernel_w, s->stride_w, s->padding_w, s->dilation_w);
@@ -91,7 +96,7 @@ static tile tile_at(const pool_call *call, int64_t index) {
 
 static int64_t tiles_of(const pool_call *call) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    return (s->height + call->tile_h - 1) / call->tile_h * ((s->width + call->tile_w - 1) / call->tile_w);
+    return vjp_divide_up(s->height, call->tile_h) * (vjp_divide_up(s->width, call->tile_w));
 }
 
 /* Adds the dy of window (oh, ow) for channels [c, c + n) into the tile. */
@@ -102,7 +107,7 @@ INLINE void add_window(const pool_call *call, vjp_dtype dtype, const tile *t, fl
     taps rows = row_taps(s, oh), in_row = column_taps(s, ow);
     vf dy = vf_load_part(dtype, call->dy, from, n);
     vi index = call->saved ? load_argmax(call->argmax_type, call->saved, from, n)
-                           : find_channels(s, dtype, at(dtype, call->x, image * s->height * s->width * s->channels),
+                           : find_channels(dtype, s, at(dtype, call->x, image * s->height * s->width * s->channels),
                                            rows, in_row, c, n)
                                  .index;
     for (int64_t i = rows.first; i < rows.end; i++) {
@@ -119,13 +124,13 @@ INLINE void add_window(const pool_call *call, vjp_dtype dtype, const tile *t, fl
 }
 
 /* Items are tiles, of TILE_CHANNELS channels each. */
-INLINE void backward_channels(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void backward_pixels(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
-    int64_t blocks = (s->channels + TILE_CHANNELS - 1) / TILE_CHANNELS, tiles = tiles_of(call);
+    int64_t blocks = vjp_divide_up(s->channels, TILE_CHANNELS), tiles = tiles_of(call);
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
         int64_t c = item % blocks * TILE_CHANNELS, image = item / blocks / tiles;
-        int64_t n = s->channels - c < TILE_CHANNELS ? s->channels - c : TILE_CHANNELS;
+        int64_t n = vjp_min(s->channels - c, TILE_CHANNELS);
         tile t = tile_at(call, item / blocks % tiles);
         memset(sums, 0, (size_t)(t.rows * t.columns * TILE_CHANNELS) * sizeof sums[0]);
         for (int64_t oh = t.down.begin; oh < t.down.end; oh++)
@@ -143,13 +148,13 @@ INLINE void backward_channels(const pool_call *call, size_t task, vjp_dtype dtyp
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-/* ---- Any layout, with a saved argmax ------------------------------------------------------------------ */
+/* ---- Saved tiles: any layout --------------------------------------------------------------------------- */
 
-/* Numbers of dy and of the argmax that are made f32 and int64 at a time. */
+/* Numbers of dy that are converted to f32 at a time. */
 enum { SAVED_BLOCK = 256 };
 
 /* Tiles as wide as the plane: a place in the plane is then a place in the tile, without a division. */
-static bool saved_fits(const vjp_maxpool2d_sizes *s) {
+static bool saved_tiles_fit(const vjp_maxpool2d_sizes *s) {
     return s->width <= (s->channels_last ? TILE_ROWS * TILE_COLUMNS : TILE_FLOATS);
 }
 
@@ -157,7 +162,7 @@ static bool saved_fits(const vjp_maxpool2d_sizes *s) {
 INLINE void add_saved(const pool_call *call, vjp_dtype dtype, vjp_dtype argmax_type, float *sums, int64_t base,
                       int64_t places, int64_t from, int64_t n, int64_t place_step, int64_t lane_step) {
     for (int64_t i = 0; i < n; i += SAVED_BLOCK) {
-        int64_t count = n - i < SAVED_BLOCK ? n - i : SAVED_BLOCK;
+        int64_t count = vjp_min(n - i, SAVED_BLOCK);
         float dy[SAVED_BLOCK];
         for (int64_t j = 0; j < count; j += LANES)
             vf_store(VJP_F32, dy, j, vf_load_part(dtype, call->dy, from + i + j, count - j));
@@ -171,11 +176,11 @@ INLINE void add_saved(const pool_call *call, vjp_dtype dtype, vjp_dtype argmax_t
 }
 
 /* Items are tiles: of one plane, or of one image and TILE_CHANNELS channels. */
-INLINE void backward_saved_typed(const pool_call *call, size_t task, vjp_dtype dtype, vjp_dtype argmax_type) {
+INLINE void saved_tiles_typed(vjp_dtype dtype, vjp_dtype argmax_type, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
     int64_t tiles = tiles_of(call), plane = s->height * s->width, windows = s->out_height * s->out_width;
-    int64_t blocks = (s->channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    int64_t blocks = vjp_divide_up(s->channels, TILE_CHANNELS);
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
         tile t = tile_at(call, s->channels_last ? item / blocks % tiles : item % tiles);
         int64_t base = t.top * s->width, places = t.rows * s->width, first = t.down.begin * s->out_width;
@@ -190,7 +195,7 @@ INLINE void backward_saved_typed(const pool_call *call, size_t task, vjp_dtype d
             continue;
         }
         int64_t c = item % blocks * TILE_CHANNELS, image = item / blocks / tiles;
-        int64_t n = s->channels - c < TILE_CHANNELS ? s->channels - c : TILE_CHANNELS;
+        int64_t n = vjp_min(s->channels - c, TILE_CHANNELS);
         memset(sums, 0, (size_t)(places * TILE_CHANNELS) * sizeof sums[0]);
         for (int64_t w = 0; w < count; w++)
             add_saved(call, dtype, argmax_type, sums, base, places, (image * windows + first + w) * s->channels + c, n,
@@ -203,16 +208,16 @@ INLINE void backward_saved_typed(const pool_call *call, size_t task, vjp_dtype d
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void backward_saved(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void backward_saved_tiles(vjp_dtype dtype, const pool_call *call, size_t task) {
     if (call->argmax_type == VJP_I32)
-        backward_saved_typed(call, task, dtype, VJP_I32);
+        saved_tiles_typed(dtype, VJP_I32, call, task);
     else
-        backward_saved_typed(call, task, dtype, VJP_I64);
+        saved_tiles_typed(dtype, VJP_I64, call, task);
 }
 
 /* ---- Any layout and kernel, an element at a time ----------------------------------------------------- */
 
-/* Element e of plane (image, channel) of a tensor with `plane` elements a plane is first + e * step. */
+/* Element e of plane (image, channel) of a tensor with `plane` elements per plane is first + e * step. */
 typedef struct plane_place {
     int64_t first, step;
 } plane_place;
@@ -241,7 +246,7 @@ INLINE int64_t find_element(const vjp_maxpool2d_sizes *s, vjp_dtype dtype, const
 }
 
 /* Items are rows of windows of one image and channel. */
-INLINE void forward_elements(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void forward_elements(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
         int64_t oh = item % s->out_height;
@@ -259,7 +264,7 @@ INLINE void forward_elements(const pool_call *call, size_t task, vjp_dtype dtype
 }
 
 /* Items are tiles of one image and channel. */
-INLINE void backward_elements(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void backward_elements(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
     int64_t tiles = tiles_of(call);
@@ -290,70 +295,46 @@ INLINE void backward_elements(const pool_call *call, size_t task, vjp_dtype dtyp
 
 /* ---- Calls ------------------------------------------------------------------------------------------- */
 
-INLINE void forward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
-    if (pairs_fit(&call->s))
-        forward_pairs(call, task, dtype);
-    else if (channels_fit(&call->s))
-        forward_channels(call, task, dtype);
-    else
-        forward_elements(call, task, dtype);
+/* The table at the head of this file; `saved`: a backward with a saved argmax. */
+static pool_path path_of(const vjp_maxpool2d_sizes *s, bool saved) {
+    if (saved && saved_rows_fit(s)) return POOL_SAVED_ROWS;
+    if (saved && saved_tiles_fit(s)) return POOL_SAVED_TILES;
+    if (!saved && pairs_fit(s)) return POOL_PAIRS;
+    if (!saved && rows_fit(s)) return POOL_ROWS;
+    return pixels_fit(s) ? POOL_PIXELS : POOL_ELEMENTS;
 }
 
-INLINE void backward_task(const pool_call *call, size_t task, vjp_dtype dtype) {
-    if (call->saved && saved_rows_fit(&call->s))
-        backward_saved_rows(call, task, dtype);
-    else if (call->saved && saved_fits(&call->s))
-        backward_saved(call, task, dtype);
-    else if (pairs_fit(&call->s) && !call->saved)
-        backward_pairs(call, task, dtype);
-    else if (channels_fit(&call->s))
-        backward_channels(call, task, dtype);
-    else
-        backward_elements(call, task, dtype);
+static void forward_task(void *argument, size_t task) {
+    const pool_call *call = argument;
+    switch (call->path) {
+    case POOL_PAIRS: BY_DTYPE(call->dtype, forward_pairs, call, task); break;
+    case POOL_ROWS: pool_rows_sized(call, task, false); break;
+    case POOL_PIXELS: BY_DTYPE(call->dtype, forward_pixels, call, task); break;
+    default: BY_DTYPE(call->dtype, forward_elements, call, task); break;
+    }
 }
 
-static void forward_by_rows(void *call, size_t task) {
-    pool_rows_sized(call, task, false);
+static void backward_task(void *argument, size_t task) {
+    const pool_call *call = argument;
+    switch (call->path) {
+    case POOL_SAVED_ROWS: BY_DTYPE(call->dtype, backward_saved_rows, call, task); break;
+    case POOL_SAVED_TILES: BY_DTYPE(call->dtype, backward_saved_tiles, call, task); break;
+    case POOL_PAIRS: BY_DTYPE(call->dtype, backward_pairs, call, task); break;
+    case POOL_ROWS: pool_rows_sized(call, task, true); break;
+    case POOL_PIXELS: BY_DTYPE(call->dtype, backward_pixels, call, task); break;
+    case POOL_ELEMENTS: BY_DTYPE(call->dtype, backward_elements, call, task); break;
+    }
 }
 
-static void backward_by_rows(void *call, size_t task) {
-    pool_rows_sized(call, task, true);
-}
-
-static void forward_f32(void *call, size_t task) {
-    forward_task(call, task, VJP_F32);
-}
-
-static void forward_bf16(void *call, size_t task) {
-    forward_task(call, task, VJP_BF16);
-}
-
-static void forward_f16(void *call, size_t task) {
-    forward_task(call, task, VJP_F16);
-}
-
-static void backward_f32(void *call, size_t task) {
-    backward_task(call, task, VJP_F32);
-}
-
-static void backward_bf16(void *call, size_t task) {
-    backward_task(call, task, VJP_BF16);
-}
-
-static void backward_f16(void *call, size_t task) {
-    backward_task(call, task, VJP_F16);
-}
-
-/* Cuts planes, or their rows where there are few planes. */
-static void cut_rows(pool_call *call, int64_t rows, int64_t row_bytes) {
+/* Splits the planes over the tasks, or their rows where there are few planes. */
+static void split_rows(pool_call *call, int64_t rows, int64_t row_bytes) {
     int64_t planes = call->s.batch * call->s.channels;
-    bool many = planes >= MOST_TILE_TASKS;
+    bool many = planes >= MAX_TILE_TASKS;
     call->item_rows = many ? rows : 1;
     call->cut = vjp_cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MOST_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = forward_f32, [VJP_BF16] = forward_bf16, [VJP_F16] = forward_f16};
     pool_call call = {
         .s = vjp_maxpool2d_sizes_of(work),
         .dtype = work->storage,
@@ -368,63 +349,54 @@ static vjp_status forward(const vjp_work *work) {
     int64_t along = s->channels_last ? s->channels : s->out_width;
     bool aligned = along % LANES == 0 && call.y && vf_stream_aligned(work->storage, call.y);
     call.mode = write_mode_of(work, MAXPOOL2D_Y, planes * s->out_height * s->out_width * element, aligned, false);
+    call.path = path_of(s, false);
     int64_t row_bytes = (s->stride_h * s->width + s->out_width) * element;
-    bool by_rows = rows_fit(s) && !pairs_fit(s);
-    if (by_rows)
-        cut_rows(&call, s->out_height, row_bytes);
-    else if (channels_fit(s))
+    if (call.path == POOL_ROWS)
+        split_rows(&call, s->out_height, row_bytes);
+    else if (call.path == POOL_PIXELS)
         call.cut = vjp_cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MOST_TASKS);
     else
         call.cut = vjp_cpu_cut_items(planes * s->out_height, row_bytes, CPU_MOST_TASKS);
-    vjp_cpu_for(work, call.cut.count, by_rows ? forward_by_rows : tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, forward_task, &call);
     return VJP_OK;
 }
 
-/* How the backward is cut; all of it follows from the sizes and the dtype. */
+/* The backward by tiles: their size, and how many a task takes. */
+static void split_tiles(pool_call *call) {
+    const vjp_maxpool2d_sizes *s = &call->s;
+    bool saved = call->path == POOL_SAVED_TILES, large = !saved && s->kernel_h * s->kernel_w > LARGE_KERNEL;
+    bool vectors = saved ? s->channels_last : call->path == POOL_PIXELS; /* along TILE_CHANNELS channels */
+    int64_t channels = vectors ? TILE_CHANNELS : 1, elements = TILE_FLOATS / channels * (large ? 8 : 1);
+    int64_t max_width = vectors ? (large ? 2 * TILE_COLUMNS : TILE_COLUMNS) : elements / TILE_ROWS;
+    call->tile_w = saved ? s->width : vjp_min(s->width, max_width);
+    call->tile_h = vjp_min(elements / call->tile_w, s->height);
+    call->tile_floats = large ? LARGE_TILE_FLOATS : TILE_FLOATS;
+    int64_t blocks = s->batch * (vectors ? vjp_divide_up(s->channels, TILE_CHANNELS) : s->channels);
+    int64_t tensors = saved ? 2 : 3, element = (int64_t)dtype_bytes(call->dtype);
+    call->cut = vjp_cpu_cut_items(blocks * tiles_of(call), tensors * call->tile_w * call->tile_h * channels * element,
+                                  MAX_TILE_TASKS);
+}
+
+/* How the backward is split; all of it follows from the sizes and the dtype. */
 static pool_call plan(const vjp_work *work) {
     pool_call call = {.s = vjp_maxpool2d_sizes_of(work), .dtype = work->storage};
     const vjp_maxpool2d_sizes *s = &call.s;
-    int64_t element = (int64_t)dtype_bytes(work->storage), planes = s->batch * s->channels;
+    int64_t row_bytes = s->width * (int64_t)dtype_bytes(work->storage), planes = s->batch * s->channels;
     if (planes * s->height * s->width == 0) return call;
-    bool saved = work->tensor[MAXPOOL2D_B_ARGMAX] != NULL;
-    if (saved && saved_rows_fit(s)) {
-        cut_rows(&call, s->height, 2 * s->width * element);
-        return call;
+    call.path = path_of(s, work->tensor[MAXPOOL2D_B_ARGMAX] != NULL);
+    switch (call.path) {
+    case POOL_SAVED_ROWS: split_rows(&call, s->height, 2 * row_bytes); break;
+    case POOL_PAIRS: call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * row_bytes, CPU_MOST_TASKS); break;
+    case POOL_ROWS:
+        call.block = vjp_round_up(vjp_divide_up(s->width, vjp_divide_up(s->width, ROW_BLOCK)), LANES);
+        split_rows(&call, s->height, 3 * row_bytes);
+        break;
+    default: split_tiles(&call); break;
     }
-    if (saved && saved_fits(s)) {
-        int64_t channels = s->channels_last ? TILE_CHANNELS : 1, rows = TILE_FLOATS / channels / s->width;
-        call.tile_w = s->width;
-        call.tile_h = rows < s->height ? rows : s->height;
-        call.tile_floats = TILE_FLOATS;
-        int64_t each = s->channels_last ? s->batch * ((s->channels + channels - 1) / channels) : planes;
-        call.cut = vjp_cpu_cut_items(each * tiles_of(&call), 2 * call.tile_w * call.tile_h * channels * element,
-                                     MOST_TILE_TASKS);
-        return call;
-    }
-    if (pairs_fit(s) && !saved) {
-        call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * s->width * element, CPU_MOST_TASKS);
-        return call;
-    }
-    if (rows_fit(s) && !saved) {
-        int64_t blocks = (s->width + ROW_BLOCK - 1) / ROW_BLOCK;
-        call.block = ((s->width + blocks - 1) / blocks + LANES - 1) / LANES * LANES;
-        cut_rows(&call, s->height, 3 * s->width * element);
-        return call;
-    }
-    bool large = s->kernel_h * s->kernel_w > LARGE_KERNEL, channels = channels_fit(s);
-    int64_t scale = large ? 8 : 1, elements = (channels ? TILE_ROWS * TILE_COLUMNS : TILE_FLOATS) * scale;
-    int64_t most = channels ? (large ? 2 * TILE_COLUMNS : TILE_COLUMNS) : elements / TILE_ROWS;
-    call.tile_w = s->width < most ? s->width : most;
-    call.tile_h = elements / call.tile_w < s->height ? elements / call.tile_w : s->height;
-    call.tile_floats = large ? LARGE_TILE_FLOATS : TILE_FLOATS;
-    int64_t blocks = channels ? s->batch * ((s->channels + TILE_CHANNELS - 1) / TILE_CHANNELS) : planes;
-    int64_t tile_bytes = 3 * call.tile_w * call.tile_h * (channels ? TILE_CHANNELS : 1) * element;
-    call.cut = vjp_cpu_cut_items(blocks * tiles_of(&call), tile_bytes, MOST_TILE_TASKS);
     return call;
 }
 
 static vjp_status backward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = backward_f32, [VJP_BF16] = backward_bf16, [VJP_F16] = backward_f16};
     pool_call call = plan(work);
     const vjp_maxpool2d_sizes *s = &call.s;
     call.dx = vjp_data(work, MAXPOOL2D_B_DX);
@@ -439,8 +411,7 @@ static vjp_status backward(const vjp_work *work) {
     bool aligned =
         (s->channels_last ? s->channels : s->width) % LANES == 0 && vf_stream_aligned(work->storage, call.dx);
     call.mode = write_mode_of(work, MAXPOOL2D_B_DX, bytes, aligned, false);
-    bool by_rows = !call.saved && rows_fit(s) && !pairs_fit(s);
-    vjp_cpu_for(work, call.cut.count, by_rows ? backward_by_rows : tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, backward_task, &call);
     return VJP_OK;
 }
 
@@ -449,6 +420,7 @@ static size_t backward_workspace(const vjp_work *work) {
     return work->tensor[MAXPOOL2D_B_DX] ? (size_t)call.cut.count * (size_t)call.tile_floats * sizeof(float) : 0;
 }
 
+extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT] = {
     {forward, NULL, VJP_BITS_CPU},
     {backward, backward_workspace, VJP_BITS_CPU},

@@ -1,15 +1,28 @@
 /*
- * What the ways of maxpool2d share: one call, which elements a window holds, and which of two elements is the maximum.
+ * Shared by all paths of maxpool2d: one call, which elements a window holds, and which of two elements is the maximum.
  */
 #ifndef VJP_CPU_MAXPOOL2D_H
 #define VJP_CPU_MAXPOOL2D_H
 
+#include "core/arithmetic.h"
+#include "cpu/dispatch.h"
 #include "cpu/simd/shuffle.h"
 #include "cpu/simd/stream.h"
 #include "op/op.h"
 
+/* maxpool2d.c says which is taken when. The first two are of the backward alone. */
+typedef enum pool_path {
+    POOL_SAVED_ROWS,
+    POOL_SAVED_TILES,
+    POOL_PAIRS,
+    POOL_ROWS,
+    POOL_PIXELS,
+    POOL_ELEMENTS
+} pool_path;
+
 typedef struct pool_call {
     vjp_maxpool2d_sizes s;
+    pool_path path;
     vjp_dtype dtype, argmax_type;
     write_mode mode; /* of y or dx */
     const void *x;
@@ -17,18 +30,18 @@ typedef struct pool_call {
     void *dx;               /* backward */
     const void *dy, *saved; /* saved: the argmax, or NULL */
     int64_t windows;        /* of the whole call, where saved */
-    cpu_cut cut;            /* what an item is depends on the way */
+    cpu_cut cut;            /* what an item is depends on the path */
     int64_t tile_h, tile_w; /* backward by tiles */
-    float *tiles;           /* a tile for each task */
+    float *tiles;           /* one tile per task */
     int64_t tile_floats;
     int64_t block;     /* backward by rows: columns of dx at a time */
-    int64_t item_rows; /* by rows: how many an item has */
+    int64_t item_rows; /* by rows: rows per item */
 } pool_call;
 
 enum { LINE_BYTES = 64 };
 
-/* Calls up what lies there, for a loop that will come by; a place past the tensor's end does no harm. */
-INLINE void fetch_lines(const void *from, int64_t bytes) {
+/* Prefetches `bytes` for a loop that will reach them; an address past the tensor's end does no harm. */
+INLINE void prefetch_lines(const void *from, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += LINE_BYTES)
         __builtin_prefetch((const char *)from + line);
 }
@@ -40,8 +53,8 @@ typedef struct taps {
 
 INLINE taps taps_of(int64_t o, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
     taps t = {.origin = o * stride - padding, .first = 0, .end = kernel};
-    if (t.origin < 0) t.first = (-t.origin + dilation - 1) / dilation;
-    if (t.origin + (kernel - 1) * dilation >= size) t.end = (size - t.origin + dilation - 1) / dilation;
+    if (t.origin < 0) t.first = vjp_divide_up(-t.origin, dilation);
+    if (t.origin + (kernel - 1) * dilation >= size) t.end = vjp_divide_up(size - t.origin, dilation);
     return t;
 }
 
@@ -61,9 +74,8 @@ typedef struct span {
 INLINE span windows_over(int64_t from, int64_t to, int64_t count, int64_t kernel, int64_t stride, int64_t padding,
                          int64_t dilation) {
     int64_t extent = (kernel - 1) * dilation + 1, reach = from + padding - extent + 1;
-    span w = {.begin = reach > 0 ? (reach + stride - 1) / stride : 0, .end = (to - 1 + padding) / stride + 1};
-    if (w.end > count) w.end = count;
-    return w;
+    return (span){.begin = reach > 0 ? vjp_divide_up(reach, stride) : 0,
+                  .end = vjp_min((to - 1 + padding) / stride + 1, count)};
 }
 
 /* The best so far and its place. A later element wins only if it is greater, or the first NaN. */
@@ -147,7 +159,7 @@ INLINE void store_argmax(vjp_dtype dtype, void *to, int64_t i, int64_t n, vi ind
     }
 }
 
-/* 16 values of 64 bits, each of which 32 bits can hold. */
+/* 16 values of 64 bits, each of which fits 32 bits. */
 INLINE vi vi_narrow(const int64_t *from) {
     typedef int64_t native_wide __attribute__((vector_size(NATIVE_LANES * 4)));
     typedef int32_t native_half_i __attribute__((vector_size(NATIVE_LANES * 2)));

@@ -1,7 +1,7 @@
 /*
  * maxpool2d of 2 x 2 windows that tile the plane, for channels first: the kernel that most networks use. Every window
- * is two neighbours of two rows, so nothing needs to be staged: even and odd columns are parted in registers, compared,
- * and in the backward dy goes back to the one of four places that won. Where this fits, it gives what the rows give.
+ * is two neighbours of two rows, so nothing needs to be staged: even and odd columns are separated in registers and
+ * compared, and in the backward dy goes to the one of four places that won. The results are those of the path by rows.
  */
 #ifndef VJP_CPU_MAXPOOL2D_PAIRS_H
 #define VJP_CPU_MAXPOOL2D_PAIRS_H
@@ -29,7 +29,7 @@ INLINE best find_pairs(vjp_dtype dtype, const void *x, int64_t upper, int64_t wi
 }
 
 /* Items are rows of windows over all planes; x has two rows for each. */
-INLINE void forward_pairs(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void forward_pairs(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
         int64_t upper = 2 * row * s->width, to = row * s->out_width;
@@ -45,13 +45,13 @@ INLINE void forward_pairs(const pool_call *call, size_t task, vjp_dtype dtype) {
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void write_pairs(const pool_call *call, vjp_dtype dtype, write_mode mode, int64_t to, int64_t n, vf even,
+INLINE void write_pairs(vjp_dtype dtype, write_mode mode, const pool_call *call, int64_t to, int64_t n, vf even,
                         vf odd) {
     vf_write_part(mode, dtype, call->dx, to, 2 * n, vf_zip(even, odd, false));
     if (2 * n > LANES) vf_write_part(mode, dtype, call->dx, to + LANES, 2 * n - LANES, vf_zip(even, odd, true));
 }
 
-INLINE void backward_pairs_moded(const pool_call *call, size_t task, vjp_dtype dtype, write_mode mode) {
+INLINE void backward_pairs_moded(vjp_dtype dtype, write_mode mode, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
         int64_t upper = 2 * row * s->width, from = row * s->out_width;
@@ -59,21 +59,17 @@ INLINE void backward_pairs_moded(const pool_call *call, size_t task, vjp_dtype d
             int64_t n = s->out_width - w, to = upper + 2 * w;
             vi won = find_pairs(dtype, call->x, to, s->width, n, vi_set(0), 2).index;
             vf dy = vf_load_part(dtype, call->dy, from + w, n), zero = vf_zero();
-            write_pairs(call, dtype, mode, to, n, add_where(zero, won, vi_set(0), dy),
+            write_pairs(dtype, mode, call, to, n, add_where(zero, won, vi_set(0), dy),
                         add_where(zero, won, vi_set(1), dy));
-            write_pairs(call, dtype, mode, to + s->width, n, add_where(zero, won, vi_set(2), dy),
+            write_pairs(dtype, mode, call, to + s->width, n, add_where(zero, won, vi_set(2), dy),
                         add_where(zero, won, vi_set(3), dy));
         }
     }
     if (mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void backward_pairs(const pool_call *call, size_t task, vjp_dtype dtype) {
-    switch (call->mode) {
-    case WRITE_STREAM: backward_pairs_moded(call, task, dtype, WRITE_STREAM); break;
-    case WRITE_ADD: backward_pairs_moded(call, task, dtype, WRITE_ADD); break;
-    default: backward_pairs_moded(call, task, dtype, WRITE_PLAIN); break;
-    }
+INLINE void backward_pairs(vjp_dtype dtype, const pool_call *call, size_t task) {
+    BY_MODE(dtype, call->mode, backward_pairs_moded, call, task);
 }
 
 #endif

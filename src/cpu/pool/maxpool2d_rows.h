@@ -1,14 +1,13 @@
 /*
- * maxpool2d by rows, for channels first: vectors lie along a row's windows.
+ * maxpool2d by rows, for channels first: vectors run along a row of windows.
  *
  * Rows of x are staged as f32 on the stack with -inf around them, and split by the stride: element p of the padded
  * row is number p / stride of phase p % stride. Tap k of neighbouring windows is then a run of neighbours in one phase,
- * with no edge to look after. -inf never wins, because a window starts from -inf at its first element inside x.
+ * without edge cases. -inf never wins, because a window starts from -inf at its first element inside x.
  *
- * The backward turns the question round: an element of dx adds, in the order of the windows, the dy of each window
- * over it whose argmax it is. For that the argmax, found again, and dy of the few rows of windows that reach a
- * row of dx are kept. Each element of dx is written once, by the task that owns its row; rows of windows that two tasks
- * need are found by both.
+ * In the backward an element of dx adds, in the order of the windows, the dy of each window over it whose argmax it is.
+ * For that the argmax, found again, and dy are kept for the few rows of windows that reach a row of dx. Each element of
+ * dx is written once, by the task that owns its row; two tasks that need the same row of windows both search it.
  */
 #ifndef VJP_CPU_MAXPOOL2D_ROWS_H
 #define VJP_CPU_MAXPOOL2D_ROWS_H
@@ -17,10 +16,10 @@
 
 /*
  * Columns of dx (or windows of y) at a time, how far a window may reach in steps of the stride, and rows kept: 28 KiB
- * of x and 22 KiB of windows at most, a few KiB for usual kernels. What does not fit goes by tiles.
+ * of x and 22 KiB of windows at most, a few KiB for usual kernels. Kernels that do not fit take the path by elements.
  */
-enum { ROW_BLOCK = 128, MOST_REACH = 32, MOST_STRIDE = 4, MOST_WINDOW_ROWS = 16 };
-enum { WINDOWS = ROW_BLOCK + LANES + MOST_REACH, PHASE = WINDOWS + MOST_REACH + LANES, STAGED_PHASES = 32 };
+enum { ROW_BLOCK = 128, MAX_REACH = 32, MAX_STRIDE = 4, MAX_WINDOW_ROWS = 16 };
+enum { WINDOWS = ROW_BLOCK + LANES + MAX_REACH, PHASE = WINDOWS + MAX_REACH + LANES, STAGED_PHASES = 32 };
 
 typedef struct window_row {
     int32_t index[WINDOWS];
@@ -28,20 +27,20 @@ typedef struct window_row {
 } window_row;
 
 typedef struct row_state {
-    const void *x;                                         /* the plane */
-    int64_t first_window, windows;                         /* of the block */
-    int64_t staged[STAGED_PHASES], kept[MOST_WINDOW_ROWS]; /* which row a place holds; -1: none */
+    const void *x;                                        /* the plane */
+    int64_t first_window, windows;                        /* of the block */
+    int64_t staged[STAGED_PHASES], kept[MAX_WINDOW_ROWS]; /* which row a place holds; -1: none */
     int64_t staged_rows, kept_rows;
     int32_t first_column[WINDOWS]; /* a window's first column inside x */
     float phase[STAGED_PHASES][PHASE];
-    window_row kept_row[MOST_WINDOW_ROWS];
+    window_row kept_row[MAX_WINDOW_ROWS];
 } row_state;
 
 static bool rows_fit(const vjp_maxpool2d_sizes *s) {
-    return !s->channels_last && s->height * s->width <= INT32_MAX && s->stride_w <= MOST_STRIDE &&
-           (s->kernel_w - 1) * s->dilation_w / s->stride_w <= MOST_REACH &&
+    return !s->channels_last && s->height * s->width <= INT32_MAX && s->stride_w <= MAX_STRIDE &&
+           (s->kernel_w - 1) * s->dilation_w / s->stride_w <= MAX_REACH &&
            (s->kernel_h - 1) * s->dilation_h + 1 <= STAGED_PHASES / s->stride_w &&
-           (s->kernel_h - 1) * s->dilation_h / s->stride_h + 1 <= MOST_WINDOW_ROWS;
+           (s->kernel_h - 1) * s->dilation_h / s->stride_h + 1 <= MAX_WINDOW_ROWS;
 }
 
 /* Elements [i, i + 16) of a row of n, -inf outside. */
@@ -70,25 +69,25 @@ INLINE vf load_padded(vjp_dtype dtype, const void *row, int64_t n, int64_t i) {
     return vf_load(VJP_F32, lanes, LANES + i);
 }
 
-/* Begins a block: windows [first, first + count), where some may lie outside the row of windows. */
+/* Begins a block: windows [first, first + count), of which some may be outside the row of windows. */
 INLINE void begin_block(row_state *state, const vjp_maxpool2d_sizes *s, int64_t first, int64_t count) {
     state->first_window = first;
     state->windows = count;
     state->staged_rows = STAGED_PHASES / s->stride_w;
-    state->kept_rows = MOST_WINDOW_ROWS;
+    state->kept_rows = MAX_WINDOW_ROWS;
     for (int i = 0; i < STAGED_PHASES; i++)
         state->staged[i] = -1;
-    for (int i = 0; i < MOST_WINDOW_ROWS; i++)
+    for (int i = 0; i < MAX_WINDOW_ROWS; i++)
         state->kept[i] = -1;
-    for (int64_t w = 0; w < (count + LANES - 1) / LANES * LANES; w++) {
+    for (int64_t w = 0; w < vjp_round_up(count, LANES); w++) {
         int64_t column = (first + w) * s->stride_w - s->padding_w;
-        if (column < 0) column += (-column + s->dilation_w - 1) / s->dilation_w * s->dilation_w;
+        if (column < 0) column += vjp_round_up(-column, s->dilation_w);
         state->first_column[w] = (int32_t)column;
     }
 }
 
 /*
- * x is called up this far ahead of its staging: on one core of a Sapphire Rapids a forward from memory takes three
+ * x is prefetched this far ahead of its staging: on one core of a Sapphire Rapids a forward from memory takes three
  * quarters of the time in f32, a tenth less in 16 bits. 2 and 8 KiB did the same.
  */
 enum { STAGE_AHEAD = 4096 };
@@ -98,7 +97,7 @@ INLINE void split_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, i
                       int64_t stride) {
     for (int64_t j = 0; j < steps; j += LANES) {
         int64_t w = first + j * stride;
-        fetch_lines((const char *)at(dtype, row, w) + STAGE_AHEAD, stride * LANES * (int64_t)dtype_bytes(dtype));
+        prefetch_lines((const char *)at(dtype, row, w) + STAGE_AHEAD, stride * LANES * (int64_t)dtype_bytes(dtype));
         if (stride == 1) {
             vf_store(VJP_F32, phase[0], j, load_padded(dtype, row, n, w));
         } else if (stride == 2) {
@@ -119,8 +118,8 @@ INLINE void split_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, i
 }
 
 /*
- * Only here and in write_line() does the dtype matter. Neither is inlined into the kernels below: they are compiled
- * for each usual kernel size, and three times as much code would gain nothing.
+ * Only here and in write_line() does the dtype matter. Neither is inlined into the kernels below, which are compiled
+ * for each usual kernel size: three times as much code would gain nothing.
  */
 static void stage_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, int64_t n, int64_t first, int64_t steps,
                       int64_t stride) {
@@ -136,28 +135,24 @@ static void stage_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, i
     }
 }
 
-INLINE void write_typed(write_mode mode, vjp_dtype dtype, void *to, int64_t i, const float *line, int64_t n) {
+INLINE void write_typed(vjp_dtype dtype, write_mode mode, void *to, int64_t i, const float *line, int64_t n) {
     for (int64_t j = 0; j < n; j += LANES)
         vf_write_part(mode, dtype, to, i + j, n - j, vf_load(VJP_F32, line, j));
 }
 
 /* n numbers of a line (readable up to a multiple of 16) to element i of y or dx on. */
 static void write_line(write_mode mode, vjp_dtype dtype, void *to, int64_t i, const float *line, int64_t n) {
-    switch (dtype) {
-    case VJP_BF16: write_typed(mode, VJP_BF16, to, i, line, n); break;
-    case VJP_F16: write_typed(mode, VJP_F16, to, i, line, n); break;
-    default: write_typed(mode, VJP_F32, to, i, line, n); break;
-    }
+    BY_DTYPE(dtype, write_typed, mode, to, i, line, n);
 }
 
-/* The phases of row h of x, staged if they are not there. */
+/* The phases of row h of x, staged first if they are not there. */
 INLINE const float (*staged_row(row_state *state, const pool_call *call, int64_t h, int64_t stride,
                                 int64_t reach))[PHASE] {
     int64_t place = h % state->staged_rows;
     float(*phase)[PHASE] = state->phase + place * stride;
     if (state->staged[place] != h) {
         state->staged[place] = h;
-        int64_t steps = state->windows + reach; /* lanes past the last window may find anything: nobody reads them */
+        int64_t steps = state->windows + reach; /* lanes past the last window are never read */
         stage_row(call->dtype, phase, at(call->dtype, state->x, h * call->s.width), call->s.width,
                   state->first_window * stride - call->s.padding_w, steps, stride);
     }
@@ -209,7 +204,7 @@ INLINE void forward_rows(const pool_call *call, row_state *state, columns c, int
     const vjp_maxpool2d_sizes *s = &call->s;
     state->x = at(call->dtype, call->x, plane * s->height * s->width);
     for (int64_t first = 0; first < s->out_width; first += ROW_BLOCK) {
-        begin_block(state, s, first, s->out_width - first < ROW_BLOCK ? s->out_width - first : ROW_BLOCK);
+        begin_block(state, s, first, vjp_min(s->out_width - first, ROW_BLOCK));
         for (int64_t oh = begin; oh < end; oh++) {
             found_row found;
             stage_windows(state, call, oh, c, &found);
@@ -233,7 +228,7 @@ INLINE const window_row *kept_windows(const pool_call *call, row_state *state, c
     if (state->kept[place] == oh) return row;
     state->kept[place] = oh;
     int64_t from = (plane * s->out_height + oh) * s->out_width;
-    int64_t all = (state->windows + LANES - 1) / LANES * LANES;
+    int64_t all = vjp_round_up(state->windows, LANES);
     stage_row(call->dtype, &row->dy, at(call->dtype, call->dy, from), s->out_width, first, all, 1);
     found_row found;
     stage_windows(state, call, oh, c, &found);
@@ -268,22 +263,22 @@ INLINE void backward_rows(const pool_call *call, row_state *state, columns c, in
     int64_t reach = (c.kernel - 1) * c.dilation / c.stride;
     state->x = at(call->dtype, call->x, plane * s->height * s->width);
     for (int64_t left = 0; left < s->width; left += call->block) {
-        int64_t width = s->width - left < call->block ? s->width - left : call->block;
+        int64_t width = vjp_min(s->width - left, call->block);
         int64_t j0 = (left + s->padding_w) / c.stride, j1 = (left + width - 1 + s->padding_w) / c.stride + 1;
-        int64_t steps = (j1 - j0 + LANES - 1) / LANES * LANES;
+        int64_t steps = vjp_round_up(j1 - j0, LANES);
         begin_block(state, s, j0 - reach, steps + reach);
         for (int64_t h = begin; h < end; h++) {
-            const window_row *rows[MOST_WINDOW_ROWS];
+            const window_row *rows[MAX_WINDOW_ROWS];
             int64_t count = 0;
             span over = windows_over(h, h + 1, s->out_height, s->kernel_h, s->stride_h, s->padding_h, s->dilation_h);
             for (int64_t oh = over.begin; oh < over.end; oh++)
                 if ((h + s->padding_h - oh * s->stride_h) % s->dilation_h == 0)
                     rows[count++] = kept_windows(call, state, c, plane, oh);
-            float line[(ROW_BLOCK + 2 * LANES) * MOST_STRIDE];
+            float line[(ROW_BLOCK + 2 * LANES) * MAX_STRIDE];
             for (int64_t j = 0; j < steps; j += LANES) {
                 vi place = vi_add(vi_steps((int32_t)c.stride),
                                   vi_set((int32_t)(h * s->width + (j0 + j) * c.stride - s->padding_w)));
-                vf phase[MOST_STRIDE];
+                vf phase[MAX_STRIDE];
                 for (int64_t p = 0; p < c.stride; p++)
                     phase[p] = gradient_of(rows, count, c, p, j, reach, vi_add(place, vi_set((int32_t)p)));
                 if (c.stride == 1) {
@@ -314,7 +309,7 @@ INLINE void pool_rows(const pool_call *call, size_t task, bool backward, columns
     int64_t end = cpu_cut_end(&call->cut, task) * per;
     row_state state;
     for (int64_t row = cpu_cut_begin(&call->cut, task) * per; row < end;) {
-        int64_t plane = row / each, from = row % each, to = each - from < end - row ? each : from + (end - row);
+        int64_t plane = row / each, from = row % each, to = vjp_min(each, from + (end - row));
         if (backward)
             backward_rows(call, &state, c, plane, from, to);
         else

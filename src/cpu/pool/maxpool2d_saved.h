@@ -1,15 +1,16 @@
 /*
  * maxpool2d's backward with a saved argmax, for channels first and the usual windows: nothing is staged. An element of
- * dx asks each of the few windows over it whether it won, in the order of the windows; sixteen windows answer at a
- * time, straight from the argmax and dy. In cache that takes a fraction of the time of adding dy number by number into
- * a tile: no chain of sums through memory where neighbours share a maximum.
+ * dx compares its place with the argmax of each of the few windows over it, in the order of the windows, and adds the
+ * dy of those that it won; sixteen windows at a time, straight from the argmax and dy. In cache that takes a fraction
+ * of the time of adding dy number by number into a tile: no chain of sums through memory where neighbours share a
+ * maximum.
  *
- * Two rows of dx are taken at a time, where the windows are as high as wide: what a window says is loaded once for all
- * places of the two rows that it holds, and all distances are constants. Other windows go row by row.
+ * Where the windows are as high as wide, two rows of dx are computed together: a window's argmax and dy are loaded once
+ * for all its places in the two rows, and all distances are constants. Other windows go row by row.
  *
  * A vector of windows may reach over the end of its row into the next, and a row of windows over the end of its plane:
- * those windows lie in other columns or rows, so their argmax is not the place that is asked for. Only the ends of
- * the whole tensor are looked after.
+ * those windows are in other columns or rows, so their argmax never equals the place that is compared with it. Only the
+ * ends of the whole tensor need care.
  */
 #ifndef VJP_CPU_MAXPOOL2D_SAVED_H
 #define VJP_CPU_MAXPOOL2D_SAVED_H
@@ -23,9 +24,9 @@ typedef struct window_axis {
 
 static const window_axis usual_windows[] = {{3, 2, 1}, {3, 2, 0}, {2, 2, 0}, {3, 1, 1}};
 
-enum { MOST_SAVED_STRIDE = 2, MOST_SAVED_ROWS = 3, BLOCK_ROWS = 2 };
+enum { MAX_SAVED_STRIDE = 2, MAX_SAVED_ROWS = 3, BLOCK_ROWS = 2 };
 
-/* Bytes by which the argmax and dy are called up ahead: from memory a tenth less time on one Sapphire Rapids core. */
+/* Bytes by which the argmax and dy are prefetched: from memory a tenth less time on one Sapphire Rapids core. */
 enum { SAVED_AHEAD = 1024 };
 
 static bool saved_rows_fit(const vjp_maxpool2d_sizes *s) {
@@ -34,7 +35,7 @@ static bool saved_rows_fit(const vjp_maxpool2d_sizes *s) {
         usual = usual || (s->kernel_w == usual_windows[i].kernel && s->stride_w == usual_windows[i].stride &&
                           s->padding_w == usual_windows[i].padding);
     /* The last condition: one window over the end of a row shares no column with the next row's first. */
-    return usual && !s->channels_last && s->dilation_w == 1 && s->dilation_h == 1 && s->kernel_h <= MOST_SAVED_ROWS &&
+    return usual && !s->channels_last && s->dilation_w == 1 && s->dilation_h == 1 && s->kernel_h <= MAX_SAVED_ROWS &&
            s->height * s->width <= INT32_MAX && s->out_width * s->stride_w >= s->kernel_w;
 }
 
@@ -59,7 +60,7 @@ INLINE bool is_tap(window_axis a, int64_t w, int64_t i) {
     return tap >= 0 && tap < a.kernel;
 }
 
-/* The call, where stores to dx cannot change it: the compiler keeps it in registers. */
+/* A copy of the call that stores to dx cannot change, so that the compiler keeps it in registers. */
 typedef struct saved_call {
     vjp_maxpool2d_sizes s;
     write_mode mode;
@@ -68,14 +69,14 @@ typedef struct saved_call {
     int64_t windows; /* of all planes */
 } saved_call;
 
-/* What sixteen windows say: where their maximum was, and its gradient. */
-typedef struct answers {
+/* Sixteen windows: where their maximum was, and its gradient. */
+typedef struct winners {
     vi index;
     vf dy;
-} answers;
+} winners;
 
 /* At an end of the tensor; windows outside have no element. */
-OUTLINE answers load_end(const pool_call *call, int64_t first) {
+OUTLINE winners load_end(const pool_call *call, int64_t first) {
     int32_t index[LANES];
     float dy[LANES];
     for (int64_t i = 0; i < LANES; i++) {
@@ -86,7 +87,7 @@ OUTLINE answers load_end(const pool_call *call, int64_t first) {
                             : (int32_t)((const int64_t *)call->saved)[w];
         dy[i] = inside ? f32_load(call->dtype, call->dy, w) : 0;
     }
-    return (answers){vi_load(index), vf_load(VJP_F32, dy, 0)};
+    return (winners){vi_load(index), vf_load(VJP_F32, dy, 0)};
 }
 
 /*
@@ -150,7 +151,7 @@ typedef struct row_block {
 INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argmax_type, window_axis across,
                         window_axis down, int64_t n, row_block b, const pool_call *at_end) {
     int64_t width = call->s.width, step = LANES * across.stride;
-    vi place[BLOCK_ROWS][MOST_SAVED_STRIDE];
+    vi place[BLOCK_ROWS][MAX_SAVED_STRIDE];
     UNROLL for (int64_t i = 0; i < n; i++) {
         UNROLL for (int64_t j = 0; j < across.stride; j++) {
             place[i][j] = vi_add(vi_steps((int32_t)across.stride), vi_set((int32_t)((b.h + i) * width + j)));
@@ -159,18 +160,18 @@ INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argma
     int64_t element = (int64_t)dtype_bytes(dtype), place_bytes = argmax_type == VJP_I32 ? 4 : 8;
     for (int64_t left = 0; left < width; left += step) {
         int64_t last = b.window + last_over(down, n) * call->s.out_width + left / across.stride;
-        fetch_lines((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
-        fetch_lines((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
-        vf sum[BLOCK_ROWS][MOST_SAVED_STRIDE];
+        prefetch_lines((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
+        prefetch_lines((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
+        vf sum[BLOCK_ROWS][MAX_SAVED_STRIDE];
         UNROLL for (int64_t i = 0; i < n; i++) {
             UNROLL for (int64_t j = 0; j < across.stride; j++) sum[i][j] = vf_zero();
         }
         for (int64_t r = first_over(down); r <= last_over(down, n); r++) {
             UNROLL for (int64_t w = first_over(across); w <= last_over(across, across.stride); w++) {
                 int64_t from = b.window + r * call->s.out_width + left / across.stride + w;
-                answers a = at_end && (from < 0 || from + LANES > call->windows)
+                winners a = at_end && (from < 0 || from + LANES > call->windows)
                                 ? load_end(at_end, from)
-                                : (answers){load_argmax(argmax_type, call->argmax, from, LANES),
+                                : (winners){load_argmax(argmax_type, call->argmax, from, LANES),
                                             vf_load(dtype, call->dy, from)};
                 UNROLL for (int64_t i = 0; i < n; i++) {
                     UNROLL for (int64_t j = 0; j < across.stride; j++) {
@@ -194,8 +195,8 @@ INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_
     int64_t begin = cpu_cut_begin(&pool->cut, task) * pool->item_rows;
     int64_t end = cpu_cut_end(&pool->cut, task) * pool->item_rows;
     int64_t plane = begin / s->height, h = begin % s->height;
-    /* How far the windows of a block lie before and after the one it counts from. */
-    int64_t step = LANES * c.stride, steps = (s->width + step - 1) / step;
+    /* How far the windows of a block reach before and after the one it counts from. */
+    int64_t step = LANES * c.stride, steps = vjp_divide_up(s->width, step);
     int64_t before = first_over(c) * (s->out_width + 1);
     int64_t after = last_over(c, BLOCK_ROWS) * s->out_width + last_over(c, c.stride) + steps * LANES;
     bool blocks = saved_blocks_fit(s);
@@ -208,7 +209,7 @@ INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_
             n = BLOCK_ROWS;
             saved_block(&call, dtype, argmax_type, c, c, BLOCK_ROWS, b, NULL);
         } else {
-            /* A row below k rows of windows is one that k rows of stride 1 reach. */
+            /* A row that k rows of windows reach is treated as one that k rows of stride 1 reach. */
             span over = windows_over(h, h + 1, s->out_height, s->kernel_h, s->stride_h, s->padding_h, 1);
             int64_t k = over.end - over.begin;
             b.window = (plane * s->out_height + over.begin) * s->out_width;
@@ -221,23 +222,23 @@ INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_
     if (call.mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void saved_rows_typed(const pool_call *call, size_t task, vjp_dtype dtype, window_axis c) {
+INLINE void saved_rows_typed(vjp_dtype dtype, const pool_call *call, size_t task, window_axis c) {
     if (call->argmax_type == VJP_I32)
         saved_rows(call, task, dtype, VJP_I32, c);
     else
         saved_rows(call, task, dtype, VJP_I64, c);
 }
 
-INLINE void backward_saved_rows(const pool_call *call, size_t task, vjp_dtype dtype) {
+INLINE void backward_saved_rows(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
     if (s->stride_w == 1)
-        saved_rows_typed(call, task, dtype, usual_windows[3]);
+        saved_rows_typed(dtype, call, task, usual_windows[3]);
     else if (s->kernel_w == 2)
-        saved_rows_typed(call, task, dtype, usual_windows[2]);
+        saved_rows_typed(dtype, call, task, usual_windows[2]);
     else if (s->padding_w == 0)
-        saved_rows_typed(call, task, dtype, usual_windows[1]);
+        saved_rows_typed(dtype, call, task, usual_windows[1]);
     else
-        saved_rows_typed(call, task, dtype, usual_windows[0]);
+        saved_rows_typed(dtype, call, task, usual_windows[0]);
 }
 
 #endif

@@ -481,15 +481,18 @@ OUTLINE void store_part_f16(uint16_t *to, int64_t n, vf a) {
 /* Elements [i, i + n), n < 16 or more; the lanes past n are zero. Touches nothing outside. */
 INLINE vf vf_load_part(vjp_dtype dtype, const void *from, int64_t i, int64_t n) {
     if (n >= LANES) return vf_load(dtype, from, i);
+#if defined(CPU_ISA_AVX512)
+    __mmask16 first = (__mmask16)((1u << n) - 1);
+    if (dtype == VJP_F32) return (vf){{(native_f)_mm512_maskz_loadu_ps(first, (const float *)from + i)}};
+    __m256i half = _mm256_maskz_loadu_epi16(first, (const uint16_t *)from + i);
+    if (dtype == VJP_F16) return (vf){{(native_f)_mm512_cvtph_ps(half)}};
+    return (vf){{(native_f)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)}};
+#else
     switch (dtype) {
     case VJP_BF16: return load_part_bf16((const uint16_t *)from + i, n);
     case VJP_F16: return load_part_f16((const uint16_t *)from + i, n);
-    default: break;
+    default: return load_part_f32((const float *)from + i, n);
     }
-#if defined(CPU_ISA_AVX512)
-    return (vf){{(native_f)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), (const float *)from + i)}};
-#else
-    return load_part_f32((const float *)from + i, n);
 #endif
 }
 
@@ -498,15 +501,21 @@ INLINE void vf_store_part(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a)
         vf_store(dtype, to, i, a);
         return;
     }
-    switch (dtype) {
-    case VJP_BF16: store_part_bf16((uint16_t *)to + i, n, a); return;
-    case VJP_F16: store_part_f16((uint16_t *)to + i, n, a); return;
-    default: break;
-    }
 #if defined(CPU_ISA_AVX512)
-    _mm512_mask_storeu_ps((float *)to + i, (__mmask16)((1u << n) - 1), (__m512)a.v[0]);
+    __mmask16 first = (__mmask16)((1u << n) - 1);
+    if (dtype == VJP_F32) {
+        _mm512_mask_storeu_ps((float *)to + i, first, (__m512)a.v[0]);
+        return;
+    }
+    __m256i half = dtype == VJP_BF16 ? _mm512_cvtepi32_epi16((__m512i)native_round_bf16(a.v[0]))
+                                     : _mm512_cvtps_ph((__m512)a.v[0], _MM_FROUND_TO_NEAREST_INT);
+    _mm256_mask_storeu_epi16((uint16_t *)to + i, first, half);
 #else
-    store_part_f32((float *)to + i, n, a);
+    switch (dtype) {
+    case VJP_BF16: store_part_bf16((uint16_t *)to + i, n, a); break;
+    case VJP_F16: store_part_f16((uint16_t *)to + i, n, a); break;
+    default: store_part_f32((float *)to + i, n, a); break;
+    }
 #endif
 }
 
