@@ -1,35 +1,35 @@
 /*
- * attention's forward: a task is a chunk of a unit's rows; it walks along the keys and keeps for each row the maximum
- * of the scores so far, the sum of exp of them, and the sum of weighted values, corrected whenever the maximum grows. A
- * row's result does not depend on the chunk it is in.
+ * attention's forward, an online softmax: a task is a chunk of a unit's rows. Going through the keys it keeps, for each
+ * row, the maximum score so far, the sum of exp(score - maximum), and the weighted sum of values, rescaled whenever the
+ * maximum grows. A row's result does not depend on its chunk.
  */
 #ifndef VJP_CPU_ATTENTION_FORWARD_H
 #define VJP_CPU_ATTENTION_FORWARD_H
 
 #include "cpu/attention/attention_units.h"
 
-/* Rows of the forward's chunks at most: what is packed and summed for them is 0.5 MiB at a dim of 64. */
+/* Limit on the rows of a chunk: what is packed and summed for them is 0.5 MiB at a dim of 64. */
 enum { CHUNK_TILES = 8 };
 
-/* Where the results go: the call's y and lse, or the workspace of a backward that has none. */
+/* Destinations: the call's y and lse, or the workspace of a backward without them. */
 typedef struct forward_call {
     int q, k, v; /* slots */
     void *y;
     vjp_dtype y_dtype;
     bool accumulate;
     float *lse;
-    float *rest; /* NULL: lse is the whole of it; else lse is the maximum alone and this the log of the sum */
+    float *rest; /* NULL: lse is complete; else lse is the maximum alone and this the log of the sum */
 } forward_call;
 
 typedef struct forward_memory {
     float *scores, *keys;
     right_operand values;
-    float *queries, *sums; /* of each tile of the chunk, QUERIES_PADDED x dim and QUERIES x padded dim */
-    softmax_state state;   /* of all rows, QUERIES_PADDED a tile */
+    float *queries, *sums; /* per tile of the chunk, QUERIES_PADDED x dim and QUERIES x padded dim */
+    softmax_state state;   /* of all rows, QUERIES_PADDED per tile */
 } forward_memory;
 
 static forward_memory forward_memory_of(const unit_plan *p, arena *memory) {
-    int64_t dim = p->sizes.dim, tiles = divide_up(p->chunk, QUERIES), lanes = tiles * QUERIES_PADDED;
+    int64_t dim = p->sizes.dim, tiles = vjp_divide_up(p->chunk, QUERIES), lanes = tiles * QUERIES_PADDED;
     forward_memory m = {.scores = take(memory, score_floats(p->sizes.keys))};
     m.keys = take(memory, left_floats(p->sizes.keys, dim));
     m.values.terms = take(memory, KEYS * padded_dim(dim));
@@ -43,10 +43,10 @@ static forward_memory forward_memory_of(const unit_plan *p, arena *memory) {
 
 static unit_plan plan_forward(const vjp_work *work) {
     unit_plan p = plan_units(work, vjp_attention_sizes_of(work).group);
-    int64_t tiles = divide_up(p.rows, QUERIES), enough = divide_up(ENOUGH_TASKS, most(1, p.units));
-    p.chunk = most(1, least(CHUNK_TILES, divide_up(tiles, enough))) * QUERIES;
-    p.chunk = least(p.chunk, most(1, p.rows));
-    p.tasks = p.units * divide_up(p.rows, p.chunk);
+    int64_t tiles = vjp_divide_up(p.rows, QUERIES), enough = vjp_divide_up(ENOUGH_TASKS, vjp_max(1, p.units));
+    p.chunk = vjp_max(1, vjp_min(CHUNK_TILES, vjp_divide_up(tiles, enough))) * QUERIES;
+    p.chunk = vjp_min(p.chunk, vjp_max(1, p.rows));
+    p.tasks = p.units * vjp_divide_up(p.rows, p.chunk);
     p.workers = workers_for(work, &p);
     arena count = {0};
     forward_memory_of(&p, &count);
@@ -54,7 +54,7 @@ static unit_plan plan_forward(const vjp_work *work) {
     return p;
 }
 
-/* A tile's lse; and the inverse of its sums, in the place of the corrections. */
+/* Stores a tile's lse, and replaces the corrections by the inverse of the sums. */
 static void finish_state(const unit_plan *p, const forward_call *call, int64_t unit, int64_t first, int64_t rows,
                          const softmax_state *state) {
     int64_t time = first / p->group, head = first % p->group;
@@ -67,7 +67,7 @@ static void finish_state(const unit_plan *p, const forward_call *call, int64_t u
         for (int l = 0; l < LANES; l++)
             logs[l] = (double)state->sum[i + l];
         f64_logs(logs);
-        for (int64_t l = 0; l < least(LANES, rows - i); l++) {
+        for (int64_t l = 0; l < vjp_min(LANES, rows - i); l++) {
             int64_t place = (unit * p->group + head) * p->sizes.time + time;
             float maximum = state->maximum[i + l];
             call->lse[place] = call->rest ? maximum : (float)((double)maximum + logs[l]);
@@ -80,7 +80,10 @@ static void finish_state(const unit_plan *p, const forward_call *call, int64_t u
     }
 }
 
-/* One tile: its weights, and their values added to the sums. Behind the last keys that it sees, y and lse. */
+/*
+ * One tile: computes its weights and adds the weighted values to the sums. After the last keys that it sees, stores y
+ * and lse.
+ */
 static void forward_tile(const unit_plan *p, const forward_call *call, const attention_tile *t, const forward_memory *m,
                          int64_t unit, int64_t index) {
     int64_t dim = p->sizes.dim, lanes = index * QUERIES_PADDED;
@@ -90,7 +93,7 @@ static void forward_tile(const unit_plan *p, const forward_call *call, const att
     for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
         multiply_strip(t, dim, m->keys, m->queries + lanes * dim, strip, m->scores);
         for (int64_t at = strip; at < strip_end(t, strip); at += LANES)
-            weigh_running(t, at, m->scores, &state);
+            softmax_running(t, at, m->scores, &state);
     }
     if (call->y && t->key > 0) correct_sums(t, dim, state.correction, sums);
     if (last) finish_state(p, call, unit, t->row, t->rows, &state);
@@ -99,69 +102,68 @@ static void forward_tile(const unit_plan *p, const forward_call *call, const att
 }
 
 /* Without keys y is 0 and lse -Inf. */
-static void forward_nothing(const unit_plan *p, const forward_call *call, int64_t unit, int64_t first, int64_t rows,
-                            const forward_memory *m) {
+static void forward_empty(const unit_plan *p, const forward_call *call, int64_t unit, int64_t first, int64_t rows,
+                          const forward_memory *m) {
     row_source y = query_rows(p, unit, call->y, call->y_dtype, call->accumulate);
     memset(m->sums, 0, (size_t)(rows * padded_dim(p->sizes.dim)) * sizeof *m->sums);
     for (int64_t i = 0; i < rows; i += QUERIES)
-        finish_state(p, call, unit, first + i, least(QUERIES, rows - i), &m->state);
-    if (call->y) put_rows(&y, first, rows, m->sums, NULL, 0);
+        finish_state(p, call, unit, first + i, vjp_min(QUERIES, rows - i), &m->state);
+    if (call->y) store_rows(&y, first, rows, m->sums, NULL, 0);
 }
 
-/* The chunk of rows that is a task. The last ones see the most keys: they go first, so that the threads finish
- * together. */
+/* The rows of a task. The last rows see the most keys, so they go first: the threads then finish together. */
 typedef struct chunk_of_rows {
     int64_t unit, first, rows;
 } chunk_of_rows;
 
 static chunk_of_rows chunk_of(const unit_plan *p, int64_t task) {
     int64_t chunks = p->tasks / p->units, first = (chunks - 1 - task / p->units) * p->chunk;
-    return (chunk_of_rows){task % p->units, first, least(p->chunk, p->rows - first)};
+    return (chunk_of_rows){task % p->units, first, vjp_min(p->chunk, p->rows - first)};
 }
 
-/* What comes when a chunk's last tiles are done: the next task's rows and first keys. */
-static void ask_forward(worker *one) {
-    const unit_plan *p = one->all->plan;
-    const forward_call *call = one->all->own;
-    if (next_task(one) >= p->tasks) return;
-    chunk_of_rows next = chunk_of(p, next_task(one));
-    row_source q = query_slot(one->all->work, p, next.unit, call->q);
-    ask_ahead(&one->ahead, &q, next.first, next.rows);
-    ask_keys(one, next.unit, 0, call->k, call->v);
+/* Queues the prefetch of what follows a chunk's last tiles: the next task's rows and first keys. */
+static void queue_forward(worker *self) {
+    const unit_plan *p = self->all->plan;
+    const forward_call *call = self->all->call;
+    if (next_task(self) >= p->tasks) return;
+    chunk_of_rows next = chunk_of(p, next_task(self));
+    row_source q = query_slot(self->all->work, p, next.unit, call->q);
+    queue_rows(&self->prefetch, &q, next.first, next.rows);
+    queue_keys(self, next.unit, 0, call->k, call->v);
 }
 
-static void forward_task(worker *one, int64_t task) {
-    const vjp_work *work = one->all->work;
-    const unit_plan *p = one->all->plan;
-    const forward_call *call = one->all->own;
-    arena own = {.base = one->memory};
-    forward_memory m = forward_memory_of(p, &own);
+static void forward_task(worker *self, int64_t task) {
+    const vjp_work *work = self->all->work;
+    const unit_plan *p = self->all->plan;
+    const forward_call *call = self->all->call;
+    arena memory = {.base = self->memory};
+    forward_memory m = forward_memory_of(p, &memory);
     chunk_of_rows c = chunk_of(p, task);
-    int64_t tiles = divide_up(c.rows, QUERIES);
+    int64_t tiles = vjp_divide_up(c.rows, QUERIES);
     row_source q = query_slot(work, p, c.unit, call->q), k = key_slot(work, p, c.unit, call->k);
     row_source v = key_slot(work, p, c.unit, call->v);
     for (int64_t i = 0; i < tiles; i++)
-        pack_turned(&q, c.first + i * QUERIES, least(QUERIES, c.rows - i * QUERIES),
-                    m.queries + i * QUERIES_PADDED * p->sizes.dim);
+        pack_transposed(&q, c.first + i * QUERIES, vjp_min(QUERIES, c.rows - i * QUERIES),
+                        m.queries + i * QUERIES_PADDED * p->sizes.dim);
     for (int64_t i = 0; i < tiles * QUERIES_PADDED; i++) {
         m.state.maximum[i] = -INFINITY;
         m.state.sum[i] = 0;
     }
-    if (p->sizes.keys == 0) forward_nothing(p, call, c.unit, c.first, c.rows, &m);
-    int64_t seen = keys_seen(p, c.first + c.rows - 1), left = divide_up(seen, KEYS) * tiles;
+    if (p->sizes.keys == 0) forward_empty(p, call, c.unit, c.first, c.rows, &m);
+    int64_t seen = keys_seen(p, c.first + c.rows - 1), left = vjp_divide_up(seen, KEYS) * tiles;
     row_source y = query_rows(p, c.unit, call->y, call->y_dtype, call->accumulate);
-    ask_ahead(&one->ahead, &y, c.first, c.rows);
-    if (left < ASK_TILES) ask_forward(one);
+    queue_rows(&self->prefetch, &y, c.first, c.rows);
+    if (left < PREFETCH_TILES) queue_forward(self);
     for (int64_t key = 0; key < seen; key += KEYS) {
-        int64_t keys = least(KEYS, p->sizes.keys - key);
+        int64_t keys = vjp_min(KEYS, p->sizes.keys - key);
         pack_left(&k, key, keys, (float)p->sizes.scale, m.keys);
         m.values.finite = true;
         if (call->y) pack_right(&v, key, keys, KEYS, 0, &m.values);
-        if (key + KEYS < seen) ask_keys(one, c.unit, key + KEYS, call->k, call->v);
+        if (key + KEYS < seen) queue_keys(self, c.unit, key + KEYS, call->k, call->v);
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;
-            if (left-- == ASK_TILES) ask_forward(one);
-            if (set_tile(&t, p, key, c.first + i * QUERIES, least(QUERIES, c.rows - i * QUERIES), &one->ahead))
+            if (left-- == PREFETCH_TILES) queue_forward(self);
+            if (set_tile(&t, p, key, c.first + i * QUERIES, vjp_min(QUERIES, c.rows - i * QUERIES), &self->prefetch))
                 forward_tile(p, call, &t, &m, c.unit, i);
         }
     }
@@ -169,7 +171,7 @@ static void forward_task(worker *one, int64_t task) {
 
 static void run_forward(const vjp_work *work, const unit_plan *p, const forward_call *call, float *memory) {
     if (p->tasks == 0 || (!call->y && !call->lse)) return;
-    workers w = {.work = work, .plan = p, .run = forward_task, .memory = memory, .own = call};
+    workers w = {.work = work, .plan = p, .run = forward_task, .memory = memory, .call = call};
     run_workers(&w);
 }
 
