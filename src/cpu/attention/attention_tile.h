@@ -137,6 +137,7 @@ static void sum_over_queries(const attention_tile *t, int64_t dim, const float *
 typedef struct softmax_state {
     float *maximum, *sum;
     float *correction; /* of earlier sums, after the last tile: exp(old maximum - new) */
+    float *total;      /* of earlier sums, where they have two levels */
 } softmax_state;
 
 INLINE vf masked(vf value, vf limit, int64_t key, vf otherwise) {
