@@ -32,6 +32,7 @@ typedef struct forward_memory {
     right_operand values;
     float *queries, *sums; /* per tile of the chunk, QUERIES_PADDED x dim and QUERIES x padded dim */
     float *totals;         /* of earlier folds, as sums; NULL where all keys are in one */
+    float reach, unscale;  /* a power of two for large values (pack_values()); what values are divided by: 1 or reach */
     softmax_state state;   /* of all rows, QUERIES_PADDED per tile */
 } forward_memory;
 
@@ -65,11 +66,11 @@ static unit_plan plan_forward(const vjp_work *work) {
 
 /* Stores a tile's lse, and replaces the corrections by the inverse of the sums. */
 static void finish_state(const unit_plan *p, const forward_call *call, int64_t unit, int64_t first, int64_t rows,
-                         const softmax_state *state) {
+                         float unscale, const softmax_state *state) {
     int64_t time = first / p->group, head = first % p->group;
     for (int64_t i = 0; i < rows; i += LANES) {
         vf sum = vf_load(VJP_F32, state->sum, i);
-        vf_store(VJP_F32, state->correction, i, p->sizes.keys ? vf_div(vf_set(1), sum) : vf_zero());
+        vf_store(VJP_F32, state->correction, i, p->sizes.keys ? vf_div(vf_set(unscale), sum) : vf_zero());
     }
     for (int64_t i = 0; call->lse && i < rows; i += LANES) {
         double logs[LANES];
@@ -129,7 +130,7 @@ static void forward_tile(const unit_plan *p, const forward_call *call, const att
         if (last && call->y) fold(t->rows * padded_dim(dim), totals, sums, begun);
         if (last) fold(t->rows, state.total, state.sum, true);
     }
-    if (last) finish_state(p, call, unit, t->row, t->rows, &state);
+    if (last) finish_state(p, call, unit, t->row, t->rows, m->unscale, &state);
     row_target y = {query_rows(p, unit, call->y, call->y_dtype, call->accumulate), state.correction, 1};
     if (call->y) sum_over_keys(t, dim, m->scores, &m->values, sums, begun || (folded && last), last ? &y : NULL);
 }
@@ -140,7 +141,7 @@ static void forward_empty(const unit_plan *p, const forward_call *call, int64_t 
     row_source y = query_rows(p, unit, call->y, call->y_dtype, call->accumulate);
     memset(m->sums, 0, (size_t)(rows * padded_dim(p->sizes.dim)) * sizeof *m->sums);
     for (int64_t i = 0; i < rows; i += QUERIES)
-        finish_state(p, call, unit, first + i, vjp_min(QUERIES, rows - i), &m->state);
+        finish_state(p, call, unit, first + i, vjp_min(QUERIES, rows - i), 1, &m->state);
     if (call->y) store_rows(&y, first, rows, m->sums, NULL, 0);
 }
 
@@ -152,6 +153,36 @@ typedef struct chunk_of_rows {
 static chunk_of_rows chunk_of(const unit_plan *p, int64_t task) {
     int64_t chunks = p->tasks / p->units, first = (chunks - 1 - task / p->units) * p->chunk;
     return (chunk_of_rows){task % p->units, first, vjp_min(p->chunk, p->rows - first)};
+}
+
+static void scale(int64_t count, float factor, float *x) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= factor;
+}
+
+/*
+ * A tile of values. Weights are at most 1, but a sum of many large values can overflow before it is divided by the sum
+ * of weights. Where a value is too large for that, the chunk's sums, and its values from here on, are scaled by a power
+ * of two not less than twice the number of keys; else no bit changes.
+ */
+static void pack_values(const row_source *v, int64_t key, int64_t keys, int64_t rows, forward_memory *m) {
+    int64_t padded = padded_dim(v->dim);
+    m->values.finite = true;
+    m->values.reach = m->reach;
+    pack_right(v, key, keys, KEYS, 0, &m->values);
+    if (m->values.finite && m->unscale == 1) return;
+    if (!m->values.finite) {
+        m->values.finite = true;
+        m->values.reach = 1;
+        pack_right(v, key, keys, KEYS, 0, &m->values);
+    }
+    if (m->unscale == 1) {
+        m->unscale = m->reach;
+        if (key % FOLD_KEYS > 0) scale(rows * padded, 1 / m->reach, m->sums);
+        if (key >= FOLD_KEYS) scale(rows * padded, 1 / m->reach, m->totals);
+    }
+    for (int64_t d = 0; d < padded; d += GEMM_COLUMNS)
+        scale(keys * GEMM_COLUMNS, 1 / m->reach, m->values.terms + d * KEYS);
 }
 
 /* Queues the prefetch of what follows a chunk's last tiles: the next task's rows and first keys. */
@@ -171,6 +202,10 @@ static void forward_task(worker *self, int64_t task) {
     const forward_call *call = self->all->call;
     arena memory = {.base = self->memory};
     forward_memory m = forward_memory_of(p, &memory);
+    m.unscale = 1;
+    m.reach = 2;
+    for (int64_t n = 1; n < p->sizes.keys; n *= 2)
+        m.reach *= 2;
     chunk_of_rows c = chunk_of(p, task);
     int64_t tiles = vjp_divide_up(c.rows, QUERIES);
     row_source q = query_slot(work, p, c.unit, call->q), k = key_slot(work, p, c.unit, call->k);
@@ -190,9 +225,8 @@ static void forward_task(worker *self, int64_t task) {
     for (int64_t key = 0; key < seen; key += KEYS) {
         int64_t keys = vjp_min(KEYS, p->sizes.keys - key);
         pack_left(&k, key, keys, (float)p->sizes.scale, m.keys);
-        m.values.finite = true;
-        if (call->y) pack_right(&v, key, keys, KEYS, 0, &m.values);
         if (key > 0 && key % FOLD_KEYS == 0) fold_sums(p, c.rows, key, &m);
+        if (call->y) pack_values(&v, key, keys, c.rows, &m);
         if (key + KEYS < seen) queue_keys(self, c.unit, key + KEYS, call->k, call->v);
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;

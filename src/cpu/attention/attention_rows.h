@@ -147,13 +147,15 @@ static void pack_left(const row_source *s, int64_t first, int64_t count, float f
     }
 }
 
-/* A right operand, and whether all numbers packed into it are finite. */
+/* A right operand, and whether all numbers packed into it, times `reach`, are finite. */
 typedef struct right_operand {
     float *terms;
+    float reach;
     bool finite;
 } right_operand;
 
-INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, int64_t rows, float *to) {
+INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, int64_t rows, float reach,
+                          float *to) {
     float buffer[GEMM_DEPTH / GEMM_COLUMNS * GEMM_COLUMNS];
     int64_t width_limit = sizeof buffer / sizeof *buffer;
     row_cursor w = cursor_at(&s, first);
@@ -164,7 +166,7 @@ INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t 
             int64_t width = vjp_min(width_limit, s.dim - d);
             const float *row = row_as_f32(dtype, s.data, at + d, width, buffer);
             for (int64_t i = 0; i < width; i += LANES)
-                zero = vf_fma(vf_load_part(VJP_F32, row, i, width - i), vf_zero(), zero);
+                zero = vf_fma(vf_mul(vf_load_part(VJP_F32, row, i, width - i), vf_set(reach)), vf_zero(), zero);
             gemm_pack_term(row, width, GEMM_COLUMNS, GEMM_COLUMNS * rows, to + d * rows + r * GEMM_COLUMNS);
         }
     }
@@ -178,9 +180,9 @@ INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t 
 static void pack_right(const row_source *s, int64_t first, int64_t count, int64_t rows, int64_t at, right_operand *to) {
     float *terms = to->terms + at * GEMM_COLUMNS;
     switch (s->dtype) {
-    case VJP_BF16: to->finite &= pack_right_as(VJP_BF16, *s, first, count, rows, terms); break;
-    case VJP_F16: to->finite &= pack_right_as(VJP_F16, *s, first, count, rows, terms); break;
-    default: to->finite &= pack_right_as(VJP_F32, *s, first, count, rows, terms); break;
+    case VJP_BF16: to->finite &= pack_right_as(VJP_BF16, *s, first, count, rows, to->reach, terms); break;
+    case VJP_F16: to->finite &= pack_right_as(VJP_F16, *s, first, count, rows, to->reach, terms); break;
+    default: to->finite &= pack_right_as(VJP_F32, *s, first, count, rows, to->reach, terms); break;
     }
 }
 
