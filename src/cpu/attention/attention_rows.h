@@ -1,7 +1,6 @@
 /*
- * Attention's way from the tensors to packed tiles and back: where the rows of a unit are, how they are laid out for
- * the register block of gemm_kernel.h, how sums go to their place, and how rows that are needed soon are called into
- * cache.
+ * Attention's loads and stores: addresses of a unit's rows, their packing for the micro-kernel (gemm_kernel.h), the
+ * storing of sums, and the prefetch of rows that are needed soon.
  */
 #ifndef VJP_CPU_ATTENTION_ROWS_H
 #define VJP_CPU_ATTENTION_ROWS_H
@@ -11,13 +10,13 @@
 #include "cpu/gemm/rows.h"
 
 /*
- * The sides of a tile. They say where chains of FMAs end, so they are the same for every instruction set. With 128 the
- * operands of each of a tile's products, two panels of the right one among them, are in the first-level cache; 256 was
- * a twentieth slower backward, and 112 leaves lengths that are powers of two with a rest.
+ * The sides of a tile. They decide where FMA chains end, so they are the same for every instruction set. With 128, the
+ * operands of each of a tile's products, including two panels of the right one, fit the first-level cache; 256 made the
+ * backward 5 % slower, and 112 does not divide lengths that are powers of two.
  */
 enum { KEYS = 128, QUERIES = 128 };
 
-/* The queries whose scores are made and then weighed while they are in the first-level cache. */
+/* Queries whose scores are computed and turned into weights while they are in the first-level cache. */
 enum { STRIP = GEMM_COLUMNS % LANES ? 3 * LANES : GEMM_COLUMNS };
 enum { QUERIES_PADDED = (QUERIES + STRIP - 1) / STRIP * STRIP };
 
@@ -30,18 +29,18 @@ typedef struct row_source {
     bool accumulate;
 } row_source;
 
-/* Row after row: a division for each would cost as much as copying it. */
-typedef struct row_walk {
+/* Steps from row to row: a division per row would cost as much as copying it. */
+typedef struct row_cursor {
     int64_t place, head;
-} row_walk;
+} row_cursor;
 
-static row_walk walk_from(const row_source *s, int64_t row) {
+static row_cursor cursor_at(const row_source *s, int64_t row) {
     int64_t head = row % s->group;
-    return (row_walk){s->first + row / s->group * s->time_step + head * s->head_step, head};
+    return (row_cursor){s->first + row / s->group * s->time_step + head * s->head_step, head};
 }
 
-/* Where the row is; the walk goes on to the next. */
-INLINE int64_t walk(const row_source *s, row_walk *w) {
+/* Index of the row; moves on to the next. */
+INLINE int64_t next_row(const row_source *s, row_cursor *w) {
     int64_t place = w->place;
     w->place += s->head_step;
     if (++w->head == s->group) {
@@ -51,62 +50,62 @@ INLINE int64_t walk(const row_source *s, row_walk *w) {
     return place;
 }
 
-/* Elements [at, at + count) of the tensor: where they are, or made in `buffer`. */
-INLINE const float *row_at(vjp_dtype dtype, const void *data, int64_t at, int64_t count, float *buffer) {
+/* Elements [at, at + count) of the tensor: in place, or converted in `buffer`. */
+INLINE const float *row_as_f32(vjp_dtype dtype, const void *data, int64_t at, int64_t count, float *buffer) {
     if (dtype == VJP_F32) return (const float *)data + at;
     load_as(dtype, data, at, count, buffer);
     return buffer;
 }
 
-/* ---- Rows that are needed soon ------------------------------------------------------------------------ */
+/* ---- Prefetch ----------------------------------------------------------------------------------------  */
 
 /*
- * They lie far apart, often in the last-level cache or beyond it, where the processor's own prefetching is slow:
- * packing rows that are not in the second-level cache takes twice as long, writing them three times. So they are called
- * into it by the products of the tile before, which ask for two lines with every four terms (gemm_ahead).
+ * Rows are far apart, often in the last-level cache or beyond, where the hardware prefetcher is slow: packing rows that
+ * are not in the second-level cache takes twice as long, storing them three times. So the products of earlier tiles
+ * prefetch them, two lines per four terms (gemm_prefetch).
  */
-enum { AHEAD_RANGES = 8 };
+enum { QUEUE_RANGES = 8 };
 
 /*
- * The times of rows: at each a stretch, since the heads of a group lie side by side. Walked AHEAD_TIMES at a time, so
- * that few pages are open at once: first the first two lines of each, then the next two.
+ * Rows form one contiguous range per time, since the heads of a group are adjacent. QUEUE_TIMES ranges are prefetched
+ * together, so that few pages are in use at once: first two lines of each, then the next two.
  */
-enum { AHEAD_TIMES = 32 };
+enum { QUEUE_TIMES = 32 };
 
-typedef struct ahead_range {
+typedef struct prefetch_range {
     const char *first;
-    int64_t bytes, step, times; /* of a stretch, from one to the next, how many */
-    int64_t block, pair, time;  /* where the walk is */
-} ahead_range;
+    int64_t bytes, step, times; /* of a range, from one to the next, how many */
+    int64_t block, pair, time;  /* position in the ranges */
+} prefetch_range;
 
-typedef struct row_ahead {
-    ahead_range range[AHEAD_RANGES];
+typedef struct prefetch_queue {
+    prefetch_range range[QUEUE_RANGES];
     int now, count;
-} row_ahead;
+} prefetch_queue;
 
-/* Rows [first, first + count), after those that are already asked for. */
-static void ask_ahead(row_ahead *a, const row_source *s, int64_t first, int64_t count) {
+/* Appends rows [first, first + count) to the queue. */
+static void queue_rows(prefetch_queue *a, const row_source *s, int64_t first, int64_t count) {
     if (a->now == a->count) a->now = a->count = 0;
-    if (!s->data || count <= 0 || a->count == AHEAD_RANGES) return;
+    if (!s->data || count <= 0 || a->count == QUEUE_RANGES) return;
     int64_t size = (int64_t)dtype_bytes(s->dtype), time = first / s->group;
-    a->range[a->count++] = (ahead_range){.first = element(s->data, s->dtype, s->first + time * s->time_step),
-                                         .bytes = s->group * s->dim * size,
-                                         .step = s->time_step * size,
-                                         .times = (first + count - 1) / s->group - time + 1};
+    a->range[a->count++] = (prefetch_range){.first = element(s->data, s->dtype, s->first + time * s->time_step),
+                                            .bytes = s->group * s->dim * size,
+                                            .step = s->time_step * size,
+                                            .times = (first + count - 1) / s->group - time + 1};
 }
 
-/* What a product of `depth` terms calls in; `idle` where nothing is asked for. */
-INLINE gemm_ahead next_ahead(row_ahead *a, int64_t depth, const float *idle) {
-    if (a->now == a->count) return (gemm_ahead){.a = (const char *)idle, .b = (const char *)idle};
-    ahead_range *r = &a->range[a->now];
-    const char *at = r->first + (r->block + r->time) * r->step + r->pair * 2 * GEMM_LINE;
-    gemm_ahead next = {.a = at, .b = at + GEMM_LINE, .skip = r->step - GEMM_LINE};
-    r->time += depth / GEMM_AHEAD_TERMS;
-    if (r->time >= AHEAD_TIMES || r->block + r->time >= r->times) {
+/* What a product of `depth` terms prefetches; `idle` where the queue is empty. */
+INLINE gemm_prefetch next_prefetch(prefetch_queue *a, int64_t depth, const float *idle) {
+    if (a->now == a->count) return (gemm_prefetch){.a = (const char *)idle, .b = (const char *)idle};
+    prefetch_range *r = &a->range[a->now];
+    const char *at = r->first + (r->block + r->time) * r->step + r->pair * 2 * CACHE_LINE;
+    gemm_prefetch next = {.a = at, .b = at + CACHE_LINE, .skip = r->step - CACHE_LINE};
+    r->time += depth / GEMM_PREFETCH_TERMS;
+    if (r->time >= QUEUE_TIMES || r->block + r->time >= r->times) {
         r->time = 0;
-        if (++r->pair * 2 * GEMM_LINE >= r->bytes) {
+        if (++r->pair * 2 * CACHE_LINE >= r->bytes) {
             r->pair = 0;
-            r->block += AHEAD_TIMES;
+            r->block += QUEUE_TIMES;
             if (r->block >= r->times) a->now++;
         }
     }
@@ -117,20 +116,20 @@ INLINE gemm_ahead next_ahead(row_ahead *a, int64_t depth, const float *idle) {
 
 /* dim as the columns of a right operand, in whole panels. */
 static int64_t padded_dim(int64_t dim) {
-    return divide_up(dim, GEMM_COLUMNS) * GEMM_COLUMNS;
+    return vjp_round_up(dim, GEMM_COLUMNS);
 }
 
-/* A tile of keys as a left operand by rows: dim in runs of GEMM_DEPTH, each run a block of KEYS rows. */
+/* A tile of keys as a left operand by rows: dim in slices of GEMM_DEPTH, each a block of KEYS rows. */
 static int64_t left_floats(int64_t keys, int64_t dim) {
-    return ((dim - 1) / GEMM_DEPTH * KEYS + least(KEYS, keys)) * GEMM_ROW_STRIDE;
+    return ((dim - 1) / GEMM_DEPTH * KEYS + vjp_min(KEYS, keys)) * GEMM_ROW_STRIDE;
 }
 
 INLINE void pack_left_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, float factor, float *to) {
     for (int64_t d = 0; d < s.dim; d += GEMM_DEPTH, to += KEYS * GEMM_ROW_STRIDE) {
-        int64_t depth = least(GEMM_DEPTH, s.dim - d);
-        row_walk w = walk_from(&s, first);
+        int64_t depth = vjp_min(GEMM_DEPTH, s.dim - d);
+        row_cursor w = cursor_at(&s, first);
         for (int64_t r = 0; r < count; r++) {
-            int64_t at = walk(&s, &w) + d;
+            int64_t at = next_row(&s, &w) + d;
             for (int64_t i = 0; i < depth; i += LANES) {
                 vf x = vf_load_part(dtype, s.data, at + i, depth - i);
                 vf_store(VJP_F32, to, r * GEMM_ROW_STRIDE + i, vf_mul(x, vf_set(factor)));
@@ -139,7 +138,7 @@ INLINE void pack_left_as(vjp_dtype dtype, row_source s, int64_t first, int64_t c
     }
 }
 
-/* Times a factor. */
+/* Multiplied by a factor. */
 static void pack_left(const row_source *s, int64_t first, int64_t count, float factor, float *to) {
     switch (s->dtype) {
     case VJP_BF16: pack_left_as(VJP_BF16, *s, first, count, factor, to); break;
@@ -148,24 +147,26 @@ static void pack_left(const row_source *s, int64_t first, int64_t count, float f
     }
 }
 
-/* A right operand, and whether all that was packed into it is finite. */
+/* A right operand, and whether all numbers packed into it, times `reach`, are finite. */
 typedef struct right_operand {
     float *terms;
+    float reach;
     bool finite;
 } right_operand;
 
-INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, int64_t rows, float *to) {
+INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, int64_t rows, float reach,
+                          float *to) {
     float buffer[GEMM_DEPTH / GEMM_COLUMNS * GEMM_COLUMNS];
-    int64_t piece = sizeof buffer / sizeof *buffer;
-    row_walk w = walk_from(&s, first);
-    vf zero = vf_zero(); /* what is not finite makes it a NaN */
+    int64_t width_limit = sizeof buffer / sizeof *buffer;
+    row_cursor w = cursor_at(&s, first);
+    vf zero = vf_zero(); /* becomes NaN if a number is not finite */
     for (int64_t r = 0; r < count; r++) {
-        int64_t at = walk(&s, &w);
-        for (int64_t d = 0; d < s.dim; d += piece) {
-            int64_t width = least(piece, s.dim - d);
-            const float *row = row_at(dtype, s.data, at + d, width, buffer);
+        int64_t at = next_row(&s, &w);
+        for (int64_t d = 0; d < s.dim; d += width_limit) {
+            int64_t width = vjp_min(width_limit, s.dim - d);
+            const float *row = row_as_f32(dtype, s.data, at + d, width, buffer);
             for (int64_t i = 0; i < width; i += LANES)
-                zero = vf_fma(vf_load_part(VJP_F32, row, i, width - i), vf_zero(), zero);
+                zero = vf_fma(vf_mul(vf_load_part(VJP_F32, row, i, width - i), vf_set(reach)), vf_zero(), zero);
             gemm_pack_term(row, width, GEMM_COLUMNS, GEMM_COLUMNS * rows, to + d * rows + r * GEMM_COLUMNS);
         }
     }
@@ -173,52 +174,52 @@ INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t 
 }
 
 /*
- * As a right operand whose terms are rows: panels of GEMM_COLUMNS elements of dim, `rows` terms each, these ones from
- * term `at` on.
+ * As a right operand whose terms are rows: panels of GEMM_COLUMNS elements of dim with `rows` terms each, starting at
+ * term `at`.
  */
 static void pack_right(const row_source *s, int64_t first, int64_t count, int64_t rows, int64_t at, right_operand *to) {
     float *terms = to->terms + at * GEMM_COLUMNS;
     switch (s->dtype) {
-    case VJP_BF16: to->finite &= pack_right_as(VJP_BF16, *s, first, count, rows, terms); break;
-    case VJP_F16: to->finite &= pack_right_as(VJP_F16, *s, first, count, rows, terms); break;
-    default: to->finite &= pack_right_as(VJP_F32, *s, first, count, rows, terms); break;
+    case VJP_BF16: to->finite &= pack_right_as(VJP_BF16, *s, first, count, rows, to->reach, terms); break;
+    case VJP_F16: to->finite &= pack_right_as(VJP_F16, *s, first, count, rows, to->reach, terms); break;
+    default: to->finite &= pack_right_as(VJP_F32, *s, first, count, rows, to->reach, terms); break;
     }
 }
 
-INLINE void pack_turned_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, float *to) {
+INLINE void pack_transposed_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, float *to) {
     static const float zeros[GEMM_DEPTH];
-    float made[NATIVE_LANES * GEMM_DEPTH];
-    row_walk w = walk_from(&s, first);
-    for (int64_t c = 0; c < divide_up(count, STRIP) * STRIP; c += NATIVE_LANES) {
-        int64_t place[NATIVE_LANES], here = most(0, least(NATIVE_LANES, count - c));
+    float converted[NATIVE_LANES * GEMM_DEPTH];
+    row_cursor w = cursor_at(&s, first);
+    for (int64_t c = 0; c < vjp_round_up(count, STRIP); c += NATIVE_LANES) {
+        int64_t place[NATIVE_LANES], here = vjp_max(0, vjp_min(NATIVE_LANES, count - c));
         for (int64_t i = 0; i < here; i++)
-            place[i] = walk(&s, &w);
+            place[i] = next_row(&s, &w);
         for (int64_t d = 0; d < s.dim; d += GEMM_DEPTH) {
-            int64_t depth = least(GEMM_DEPTH, s.dim - d);
+            int64_t depth = vjp_min(GEMM_DEPTH, s.dim - d);
             const float *rows[NATIVE_LANES];
             for (int i = 0; i < NATIVE_LANES; i++)
-                rows[i] = i < here ? row_at(dtype, s.data, place[i] + d, depth, made + i * GEMM_DEPTH) : zeros;
-            gemm_pack_turned(rows, depth,
-                             to + c / GEMM_COLUMNS * GEMM_COLUMNS * s.dim + d * GEMM_COLUMNS + c % GEMM_COLUMNS);
+                rows[i] = i < here ? row_as_f32(dtype, s.data, place[i] + d, depth, converted + i * GEMM_DEPTH) : zeros;
+            gemm_pack_transposed(rows, depth,
+                                 to + c / GEMM_COLUMNS * GEMM_COLUMNS * s.dim + d * GEMM_COLUMNS + c % GEMM_COLUMNS);
         }
     }
 }
 
-/* As a right operand whose columns are rows: panels of GEMM_COLUMNS rows, dim terms each; whole strips. */
-static void pack_turned(const row_source *s, int64_t first, int64_t count, float *to) {
+/* As a right operand whose columns are rows: panels of GEMM_COLUMNS rows with dim terms each, in whole strips. */
+static void pack_transposed(const row_source *s, int64_t first, int64_t count, float *to) {
     switch (s->dtype) {
-    case VJP_BF16: pack_turned_as(VJP_BF16, *s, first, count, to); break;
-    case VJP_F16: pack_turned_as(VJP_F16, *s, first, count, to); break;
-    default: pack_turned_as(VJP_F32, *s, first, count, to); break;
+    case VJP_BF16: pack_transposed_as(VJP_BF16, *s, first, count, to); break;
+    case VJP_F16: pack_transposed_as(VJP_F16, *s, first, count, to); break;
+    default: pack_transposed_as(VJP_F32, *s, first, count, to); break;
     }
 }
 
-INLINE void put_rows_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, const float *sums,
-                        const float *factors, float factor) {
+INLINE void store_rows_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, const float *sums,
+                          const float *factors, float factor) {
     int64_t stride = padded_dim(s.dim);
-    row_walk w = walk_from(&s, first);
+    row_cursor w = cursor_at(&s, first);
     for (int64_t r = 0; r < count; r++, sums += stride) {
-        int64_t at = walk(&s, &w);
+        int64_t at = next_row(&s, &w);
         vf by = vf_set(factors ? factors[r] : factor);
         for (int64_t d = 0; d < s.dim; d += LANES) {
             vf value = vf_mul(vf_load_part(VJP_F32, sums, d, s.dim - d), by);
@@ -228,13 +229,13 @@ INLINE void put_rows_as(vjp_dtype dtype, row_source s, int64_t first, int64_t co
     }
 }
 
-/* Sums of rows to their places, each times a factor of its own or all times one. */
-static void put_rows(const row_source *s, int64_t first, int64_t count, const float *sums, const float *factors,
-                     float factor) {
+/* Stores rows of sums, multiplied by a factor per row or one for all. */
+static void store_rows(const row_source *s, int64_t first, int64_t count, const float *sums, const float *factors,
+                       float factor) {
     switch (s->dtype) {
-    case VJP_BF16: put_rows_as(VJP_BF16, *s, first, count, sums, factors, factor); break;
-    case VJP_F16: put_rows_as(VJP_F16, *s, first, count, sums, factors, factor); break;
-    default: put_rows_as(VJP_F32, *s, first, count, sums, factors, factor); break;
+    case VJP_BF16: store_rows_as(VJP_BF16, *s, first, count, sums, factors, factor); break;
+    case VJP_F16: store_rows_as(VJP_F16, *s, first, count, sums, factors, factor); break;
+    default: store_rows_as(VJP_F32, *s, first, count, sums, factors, factor); break;
     }
 }
 

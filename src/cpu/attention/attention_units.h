@@ -1,6 +1,6 @@
 /*
- * What attention's passes share: the cut of the problem into units, where a unit's rows are, and workers that take
- * tasks and call in what the next one begins with.
+ * Definitions shared by attention's passes: units, their rows and tiles, and workers that take tasks and prefetch the
+ * start of the next one.
  *
  * The heads of q that share a head of k and v are rows of one problem, a unit, ordered by time: row r is time r /
  * group.
@@ -14,12 +14,12 @@
 #include "op/op.h"
 
 /*
- * The products of the last tiles call in what follows them. So many are enough for the rows of the next task; with
- * more, a worker would hold a task longer that another could begin.
+ * The products of this many last tiles prefetch what follows. It is enough for the rows of the next task; with more, a
+ * worker would hold a task longer that another could start.
  */
-enum { ASK_TILES = 4 };
+enum { PREFETCH_TILES = 4 };
 
-/* So many tasks keep the threads busy to the end; a worker is woken for so many multiply-adds. */
+/* This many tasks keep the threads busy to the end; a worker is woken for this many multiply-adds. */
 enum { ENOUGH_TASKS = 32, WORKER_MACS = 1 << 18 };
 
 typedef struct unit_plan {
@@ -34,8 +34,8 @@ typedef struct unit_plan {
     int64_t worker_floats;
 } unit_plan;
 
-static int64_t rounded(int64_t floats) {
-    return divide_up(floats, LANES) * LANES;
+static int64_t whole_vectors(int64_t floats) {
+    return vjp_round_up(floats, LANES);
 }
 
 static unit_plan plan_units(const vjp_work *work, int64_t group) {
@@ -50,12 +50,12 @@ static unit_plan plan_units(const vjp_work *work, int64_t group) {
 static int64_t workers_for(const vjp_work *work, const unit_plan *p) {
     double macs = (double)p->units * (double)p->rows * (double)p->sizes.keys * (double)p->sizes.dim;
     int64_t worth = macs > (double)WORKER_MACS * 1024 ? 1024 : 1 + (int64_t)(macs / WORKER_MACS);
-    return most(1, least(cpu_state_of(work)->threads, least(p->tasks, worth)));
+    return vjp_max(1, vjp_min(cpu_state_of(work)->threads, vjp_min(p->tasks, worth)));
 }
 
 /* ---- Rows and tiles of a unit ------------------------------------------------------------------------ */
 
-/* Rows of q, y or one of their gradients; `data` of a slot or of the workspace. */
+/* Rows of q, y or a gradient of theirs, in a slot or in the workspace. */
 static row_source query_rows(const unit_plan *p, int64_t unit, void *data, vjp_dtype dtype, bool accumulate) {
     const vjp_attention_sizes *s = &p->sizes;
     int64_t batch = unit / (s->kv_heads * p->parts), head = unit % (s->kv_heads * p->parts) * p->group;
@@ -85,24 +85,25 @@ static row_source key_slot(const vjp_work *work, const unit_plan *p, int64_t uni
                         .accumulate = vjp_accumulates(work, slot)};
 }
 
-/* How many keys a row sees. */
+/* Number of keys that a row sees. */
 static int64_t keys_seen(const unit_plan *p, int64_t row) {
     const vjp_attention_sizes *s = &p->sizes;
     return s->causal ? row / p->group + s->keys - s->time + 1 : s->keys;
 }
 
-/* False: no row of it sees any of these keys. */
-static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows, row_ahead *ahead) {
+/* Returns false if no row of the tile sees any of these keys. */
+static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows,
+                     prefetch_queue *prefetch) {
     int64_t sees = keys_seen(p, row) - key, into = row % p->group;
     t->key = key;
-    t->keys = least(KEYS, p->sizes.keys - key);
+    t->keys = vjp_min(KEYS, p->sizes.keys - key);
     t->row = row;
     t->rows = rows;
-    t->ahead = ahead;
+    t->prefetch = prefetch;
     if (keys_seen(p, row + rows - 1) <= key) return false;
     t->whole = sees >= t->keys;
-    for (int64_t i = 0; !t->whole && i < divide_up(rows, STRIP) * STRIP; i++) {
-        t->seen[i] = (float)most(0, least(t->keys, sees));
+    for (int64_t i = 0; !t->whole && i < vjp_round_up(rows, STRIP); i++) {
+        t->seen[i] = (float)vjp_max(0, vjp_min(t->keys, sees));
         if (i + 1 < rows && ++into == p->group) {
             into = 0;
             sees++;
@@ -115,13 +116,13 @@ static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t
 
 struct worker;
 
-/* Tasks of any cost: each worker, with memory of its own, takes the next one that is left. */
+/* Tasks of varying cost: each worker, with memory of its own, takes the next task that is left. */
 typedef struct workers {
     const vjp_work *work;
     const unit_plan *plan;
-    void (*run)(struct worker *one, int64_t task);
+    void (*run)(struct worker *self, int64_t task);
     float *memory;
-    const void *own;
+    const void *call;
     _Atomic int64_t *next;
 } workers;
 
@@ -129,27 +130,27 @@ typedef struct worker {
     const workers *all;
     float *memory;
     int64_t index;
-    int64_t next; /* the task taken already, or NONE */
-    row_ahead ahead;
+    int64_t next; /* already taken, or NONE */
+    prefetch_queue prefetch;
 } worker;
 
 enum { NONE = -1 };
 
-/* A worker takes its next task shortly before the present one ends, to call in what it begins with. */
-static int64_t next_task(worker *one) {
-    if (one->next == NONE) one->next = atomic_fetch_add(one->all->next, 1);
-    return one->next;
+/* A worker takes its next task shortly before the current one ends, to prefetch what it starts with. */
+static int64_t next_task(worker *self) {
+    if (self->next == NONE) self->next = atomic_fetch_add(self->all->next, 1);
+    return self->next;
 }
 
 static void worker_task(void *argument, size_t index) {
     const workers *all = argument;
-    worker one = {.all = all, .index = (int64_t)index, .next = NONE};
-    one.memory = all->memory + one.index * all->plan->worker_floats;
+    worker self = {.all = all, .index = (int64_t)index, .next = NONE};
+    self.memory = all->memory + self.index * all->plan->worker_floats;
     int64_t task;
-    while ((task = next_task(&one)) < all->plan->tasks) {
-        one.next = NONE;
-        one.ahead.now = one.ahead.count = 0;
-        all->run(&one, task);
+    while ((task = next_task(&self)) < all->plan->tasks) {
+        self.next = NONE;
+        self.prefetch.now = self.prefetch.count = 0;
+        all->run(&self, task);
     }
 }
 
@@ -159,7 +160,7 @@ static void run_workers(workers *all) {
     vjp_cpu_for(all->work, all->plan->workers, worker_task, all);
 }
 
-/* Memory that is handed out piece by piece; without a base it only counts. */
+/* Memory handed out in sections; without a base it only counts. */
 typedef struct arena {
     float *base;
     int64_t used;
@@ -167,17 +168,17 @@ typedef struct arena {
 
 static float *take(arena *memory, int64_t floats) {
     float *taken = memory->base ? memory->base + memory->used : NULL;
-    memory->used += rounded(floats);
+    memory->used += whole_vectors(floats);
     return taken;
 }
 
-/* A tile of keys that will be packed. */
-static void ask_keys(worker *one, int64_t unit, int64_t key, int k_slot, int v_slot) {
-    const unit_plan *p = one->all->plan;
-    row_source k = key_slot(one->all->work, p, unit, k_slot), v = key_slot(one->all->work, p, unit, v_slot);
-    int64_t keys = least(KEYS, p->sizes.keys - key);
-    ask_ahead(&one->ahead, &k, key, keys);
-    ask_ahead(&one->ahead, &v, key, keys);
+/* Queues the prefetch of a tile of keys that will be packed. */
+static void queue_keys(worker *self, int64_t unit, int64_t key, int k_slot, int v_slot) {
+    const unit_plan *p = self->all->plan;
+    row_source k = key_slot(self->all->work, p, unit, k_slot), v = key_slot(self->all->work, p, unit, v_slot);
+    int64_t keys = vjp_min(KEYS, p->sizes.keys - key);
+    queue_rows(&self->prefetch, &k, key, keys);
+    queue_rows(&self->prefetch, &v, key, keys);
 }
 
 #endif

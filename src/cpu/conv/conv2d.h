@@ -1,10 +1,10 @@
 /*
- * What the convolution's kernels share: the forward and the gradient of x as one kind of sum.
+ * Definitions shared by the convolution kernels: the forward and dx as one form of sum.
  *
- * Along each direction, output i under tap t of the kernel reads the source at i*step + base + t*dilation. Forward the
- * source is x and the step is the stride. The gradient of x is the same sum over dy: the elements of x that are equal
- * modulo the stride (a phase) meet the same taps, and from one to the next dy moves by 1. So a backward is as many such
- * sums as there are phases with taps; each element of dx has one owner, and nothing is scattered.
+ * Along each axis, output i under tap t of the kernel reads the source at i*step + base + t*dilation. Forward, the
+ * source is x and the step is the stride. dx is the same sum over dy: the elements of x that are equal modulo the
+ * stride (a phase) meet the same taps, and from one to the next dy moves by 1. So dx is one such sum per phase that has
+ * taps; each element of dx is written by one task, and nothing is scattered.
  */
 #ifndef VJP_CPU_CONV2D_H
 #define VJP_CPU_CONV2D_H
@@ -21,7 +21,7 @@ typedef struct conv_axis {
     int64_t to, to_step;         /* output i is element to + i * to_step of the target */
 } conv_axis;
 
-/* One direction as the call gives it. */
+/* One axis as the caller gave it. */
 typedef struct conv_side {
     int64_t size, out, kernel, stride, padding, dilation;
 } conv_side;
@@ -53,10 +53,10 @@ static inline conv_axis forward_axis(conv_side s) {
 
 /* Phases of x that any tap reaches. Taps of one phase are stride / common divisor apart. */
 static inline int64_t phases_of(conv_side s) {
-    return least(s.kernel, s.stride / common_divisor(s.stride, s.dilation));
+    return vjp_min(s.kernel, s.stride / common_divisor(s.stride, s.dilation));
 }
 
-/* The phase that tap `first` reaches, with all taps that do; in the order in which they move through dy. */
+/* The phase that tap `first` reaches, with all its taps, in the order in which they move through dy. */
 static inline conv_axis backward_axis(conv_side s, int64_t first) {
     int64_t divisor = common_divisor(s.stride, s.dilation), apart = s.stride / divisor;
     int64_t taps = (s.kernel - 1 - first) / apart + 1, last = first + (taps - 1) * apart;
@@ -74,7 +74,7 @@ static inline conv_axis backward_axis(conv_side s, int64_t first) {
                        .to_step = s.stride};
 }
 
-/* Whether some elements of x are in no phase, so that nothing but zero is ever written there. */
+/* Whether some elements of x are in no phase, so that they stay zero. */
 static inline bool leaves_gaps(conv_side s) {
     return phases_of(s) < s.stride;
 }
@@ -83,30 +83,28 @@ typedef struct conv_range {
     int64_t begin, end;
 } conv_range;
 
-/* Which of the places i in [from, from + count) have i*step + shift inside the source. */
+/* Which i in [from, from + count) have i*step + shift inside the source. */
 static inline conv_range inside(const conv_axis *x, int64_t shift, int64_t from, int64_t count) {
-    int64_t begin = most(0, -shift), end = most(0, x->size - shift);
-    if (x->step > 1) { /* a division is worth avoiding: rows are short */
-        begin = divide_up(begin, x->step);
-        end = divide_up(end, x->step);
+    int64_t begin = vjp_max(0, -shift), end = vjp_max(0, x->size - shift);
+    if (x->step > 1) { /* avoids a division where possible: rows are short */
+        begin = vjp_divide_up(begin, x->step);
+        end = vjp_divide_up(end, x->step);
     }
-    begin = most(begin, from);
-    end = least(end, from + count);
-    return (conv_range){begin, most(begin, end)};
+    begin = vjp_max(begin, from);
+    end = vjp_min(end, from + count);
+    return (conv_range){begin, vjp_max(begin, end)};
 }
 
-/* Elements `step` apart, to places `to_step` apart. */
-INLINE void load_strided(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to,
-                         int64_t to_step) {
+/* Elements that are `step` apart. */
+INLINE void load_strided(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to) {
     for (int64_t i = 0; i < count; i++)
-        to[i * to_step] = f32_load(dtype, from, at + i * step);
+        to[i] = f32_load(dtype, from, at + i * step);
 }
 
-INLINE void load_apart(vjp_dtype dtype, const void *from, int64_t at, int64_t step, int64_t count, float *to) {
-    load_strided(dtype, from, at, step, count, to, 1);
-}
-
-/* Elements [at, at + n) of `size` in all; the lanes past n are zero. A whole load and a mask, where that is inside. */
+/*
+ * Elements [at, at + n) of a tensor of `size`; the lanes past n are zero. A whole load and a mask, where that stays
+ * inside.
+ */
 INLINE vf load_first(vjp_dtype dtype, const void *from, int64_t at, int64_t n, int64_t size) {
     if (n >= LANES) return vf_load(dtype, from, at);
     if (n <= 0) return vf_zero();
@@ -114,47 +112,22 @@ INLINE vf load_first(vjp_dtype dtype, const void *from, int64_t at, int64_t n, i
     return vf_select(vi_first(n), vf_load(dtype, from, at), vf_zero());
 }
 
-/* The first 16 of n elements at, at + 2, ...; the last one's neighbour may be past the end of everything. */
+/* The first 16 of n elements at, at + 2, ...; the neighbour of the last may be past the end of the tensor. */
 INLINE vf load_every_second(vjp_dtype dtype, const void *from, int64_t at, int64_t n, int64_t size) {
     return vf_unzip(load_first(dtype, from, at, 2 * n - 1, size),
                     load_first(dtype, from, at + LANES, 2 * n - 1 - LANES, size), false);
 }
 
-/* The elements i*step + shift, i in [from, from + count), of the source's row that begins at `row`; 0 outside. */
-INLINE void load_places_as(const conv_axis *x, vjp_dtype dtype, const void *source, int64_t row, int64_t shift,
-                           int64_t from, int64_t count, float *to) {
-    conv_range r = inside(x, shift, from, count);
-    int64_t at = row + r.begin * x->step + shift, before = least(r.begin - from, count), inner = r.end - r.begin;
-    for (int64_t i = 0; i < before; i++)
-        to[i] = 0;
-    if (x->step == 1)
-        load_as(dtype, source, at, inner, to + before);
-    else
-        load_apart(dtype, source, at, x->step, inner, to + before);
-    for (int64_t i = before + inner; i < count; i++)
-        to[i] = 0;
-}
-
-static void load_places(const conv_axis *x, vjp_dtype dtype, const void *source, int64_t row, int64_t shift,
-                        int64_t from, int64_t count, float *to) {
-    switch (dtype) {
-    case VJP_BF16: load_places_as(x, VJP_BF16, source, row, shift, from, count, to); break;
-    case VJP_F16: load_places_as(x, VJP_F16, source, row, shift, from, count, to); break;
-    default: load_places_as(x, VJP_F32, source, row, shift, from, count, to); break;
-    }
-}
-
-/* A sum as above for every image and group; the forward's, or one phase of dx. */
+/* Such a sum for every image and group: the forward's, or one phase of dx. */
 typedef struct conv_sum {
     conv_axis h, w;
-    int64_t batch, groups, ins, outs; /* channels of one group: of the source, of the target */
+    int64_t batch, groups, ins, outs; /* channels per group, of the source and of the target */
     matrix source, target;            /* `columns` is not used */
     int64_t target_h, target_w;
     matrix bias;   /* no data: none */
-    matrix weight; /* element (group, out, in, u, v) lies at group * weight_group + ... */
+    matrix weight; /* element (group, out, in, u, v) is at group * weight_group + ... */
     int64_t weight_group, weight_out, weight_in, weight_h, weight_w;
-    bool last; /* channels last; set where a kernel knows both layouts */
-    bool blas;
+    bool channels_last; /* set only for kernels that handle both layouts */
     int threads;
 } conv_sum;
 
@@ -172,7 +145,6 @@ static inline conv_sum forward_sum(const vjp_work *work) {
                   .target_w = s.out_width,
                   .bias = matrix_of(work, CONV2D_BIAS, 0, 0),
                   .weight = matrix_of(work, CONV2D_WEIGHT, 0, 0),
-                  .blas = cpu_state_of(work)->blas,
                   .threads = cpu_state_of(work)->threads};
     p.weight_out = p.ins * s.kernel_h * s.kernel_w;
     p.weight_group = p.outs * p.weight_out;
@@ -182,7 +154,7 @@ static inline conv_sum forward_sum(const vjp_work *work) {
     return p;
 }
 
-/* Phase (down, across) of dx, each less than phases_of() its side. */
+/* Phase (down, across) of dx, each less than phases_of() its axis. */
 static inline conv_sum backward_sum(const vjp_work *work, int64_t down, int64_t across) {
     vjp_conv2d_sizes s = vjp_conv2d_sizes_of(work);
     conv_sum p = {.h = backward_axis(side_of(&s, false), down),
@@ -196,7 +168,6 @@ static inline conv_sum backward_sum(const vjp_work *work, int64_t down, int64_t 
                   .target_h = s.height,
                   .target_w = s.width,
                   .weight = matrix_of(work, CONV2D_B_WEIGHT, 0, 0),
-                  .blas = cpu_state_of(work)->blas,
                   .threads = cpu_state_of(work)->threads};
     p.weight_in = p.outs * s.kernel_h * s.kernel_w;
     p.weight_group = p.ins * p.weight_in;
@@ -206,29 +177,21 @@ static inline conv_sum backward_sum(const vjp_work *work, int64_t down, int64_t 
     return p;
 }
 
-static inline int64_t weight_place(const conv_sum *p, int64_t group, int64_t out, int64_t in, int64_t down,
+static inline int64_t weight_index(const conv_sum *p, int64_t group, int64_t out, int64_t in, int64_t down,
                                    int64_t across) {
     return group * p->weight_group + out * p->weight_out + in * p->weight_in +
            (p->h.kernel + down * p->h.kernel_step) * p->weight_h +
            (p->w.kernel + across * p->w.kernel_step) * p->weight_w;
 }
 
-static inline float one_element(const matrix *m, int64_t at) {
-    switch (m->dtype) {
-    case VJP_BF16: return f32_load(VJP_BF16, m->data, at);
-    case VJP_F16: return f32_load(VJP_F16, m->data, at);
-    default: return f32_load(VJP_F32, m->data, at);
-    }
+static inline float load_element(const matrix *m, int64_t at) {
+    return f32_load(m->dtype, m->data, at);
 }
 
 /* Writes an element of a gradient, or adds to it. */
-static inline void put_element(const matrix *m, int64_t at, float value) {
-    if (m->accumulate) value = one_element(m, at) + value;
-    switch (m->dtype) {
-    case VJP_BF16: f32_store(VJP_BF16, m->data, at, value); break;
-    case VJP_F16: f32_store(VJP_F16, m->data, at, value); break;
-    default: f32_store(VJP_F32, m->data, at, value); break;
-    }
+static inline void store_element(const matrix *m, int64_t at, float value) {
+    if (m->accumulate) value = load_element(m, at) + value;
+    f32_store(m->dtype, m->data, at, value);
 }
 
 #endif

@@ -1,11 +1,10 @@
 /*
- * Blocks of outputs of a convolution of planes (channels first), and what a block reads of the source.
+ * Blocks of output positions of a convolution, and the part of the source that a block reads.
  *
- * A block is some rows of outputs, or whole planes of several images where they are small. The source's rows that it
- * reads are copied into f32 planes with their zeros round them, one plane for each remainder of a tap's shift by the
- * step, `pitch` floats from row to row. Then term (channel, tap) of output (row, column) is element `place of the term`
- * + row * pitch + column of the copy. Where nothing that is read lies outside and the source is f32 already, the same
- * holds of the source itself, with other places.
+ * A block is some rows of positions, or whole planes of several images where they are small. The source rows that it
+ * reads are copied into zero-padded f32 planes, one plane per remainder of a tap's shift by the step, with rows `pitch`
+ * floats apart. Term (channel, tap) of the output at (row, column) is then element `offset of the term` + row * pitch +
+ * column of the copy. A source that is f32 and needs no padding can be read in place instead, with other offsets.
  */
 #ifndef VJP_CPU_CONV2D_BLOCK_H
 #define VJP_CPU_CONV2D_BLOCK_H
@@ -13,24 +12,24 @@
 #include "cpu/conv/conv2d.h"
 #include "cpu/gemm/gemm_kernel.h"
 
-/* Floats past the end of a copy that copying may write; the inner kernel reads some there too. */
+/* Floats past the end of a copy that copying may write, and that the micro-kernel may read. */
 enum { PLANES_OVER = (int)GEMM_COLUMNS > (int)LANES ? (int)GEMM_COLUMNS : (int)LANES };
 
-/* What copying a float costs, in multiply-adds of the inner kernel: half a cycle, in which AVX-512 makes 16. */
+/* Cost of copying a float, in multiply-adds of the micro-kernel: half a cycle, in which AVX-512 performs 16. */
 enum { PLANES_COPY_COST = 16 };
 
-/* The planes of a channel along one direction. */
+/* The planes of a channel along one axis. */
 typedef struct plane_axis {
-    bool shared;           /* by taps whose shifts leave the same remainder; else a plane a tap */
+    bool shared;           /* by taps whose shifts leave the same remainder; else one plane per tap */
     int64_t planes, apart; /* the shift of plane a is a * apart */
-    int64_t extra;         /* rows or columns of a plane beyond the outputs' */
+    int64_t extra;         /* rows or columns of a plane beyond the positions' */
 } plane_axis;
 
-/* The blocks of outputs, and the copies of the source that a block reads. */
+/* The blocks of positions, and the source copies that a block reads. */
 typedef struct planes_grid {
     plane_axis h, w;
-    int64_t rows, columns, blocks_h, blocks_w; /* of a block; the last may be smaller */
-    int64_t images, blocks_n;                  /* a block of whole planes has several images, one below the other */
+    int64_t rows, columns, blocks_h, blocks_w; /* per block; the last may be smaller */
+    int64_t images, blocks_n;                  /* a block of whole planes holds several images */
     int64_t image_floats;
     int64_t pitch, plane_floats, channel_floats;
 } planes_grid;
@@ -41,7 +40,7 @@ static plane_axis plane_axis_of(const conv_axis *x, bool shared) {
     return (plane_axis){true, x->step / divisor, divisor, (x->taps - 1) * x->dilation / x->step};
 }
 
-/* Plane and shift within it of a tap. */
+/* The plane of a tap, and the tap's shift within it. */
 static int64_t plane_of(const conv_axis *x, const plane_axis *a, int64_t tap) {
     return a->shared ? tap * x->dilation % x->step / a->apart : tap;
 }
@@ -51,10 +50,12 @@ static int64_t shift_in(const conv_axis *x, const plane_axis *a, int64_t tap) {
 }
 
 static int64_t balanced(int64_t size, int64_t limit) {
-    return divide_up(size, divide_up(size, limit));
+    return vjp_divide_up(size, vjp_divide_up(size, limit));
 }
 
-/* Whether the taps along one direction share planes, given what is copied and multiplied for a row or column. */
+/*
+ * Decides whether taps along one axis share planes, from the estimated cost of copies and products per row or column.
+ */
 static plane_axis cheaper_axis(const conv_axis *x, int64_t out, int64_t others, int64_t products, bool wastes) {
     plane_axis shared = plane_axis_of(x, true), apart = plane_axis_of(x, false);
     int64_t computed = wastes ? out + shared.extra : out;
@@ -62,34 +63,33 @@ static plane_axis cheaper_axis(const conv_axis *x, int64_t out, int64_t others, 
     return joined <= (PLANES_COPY_COST * apart.planes * others + products) * out ? shared : apart;
 }
 
-static bool planes_are_empty(const conv_sum *p) {
+static bool has_no_outputs(const conv_sum *p) {
     return p->batch == 0 || p->groups == 0 || p->outs == 0 || p->h.out == 0 || p->w.out == 0;
 }
 
-/* Planes begin on cache lines, an odd number of them apart: a power of two would crowd them into few sets of the cache.
- */
+/* Planes start on cache lines, an odd number of lines apart: with a power of two they would share few cache sets. */
 static int64_t spread(int64_t floats) {
-    int64_t lines = divide_up(floats, LANES);
+    int64_t lines = vjp_divide_up(floats, LANES);
     return (lines | 1) * LANES;
 }
 
 /*
- * Blocks of about `positions` outputs, and of no more than `images` images. `gaps` says whether what lies between the
- * rows of a block is computed too.
+ * Blocks of about `positions` positions, and of at most `images` images. `gaps`: what lies between the rows of a block
+ * is computed too.
  */
 static planes_grid grid_of(const conv_sum *p, int64_t positions, int64_t images, bool gaps) {
     planes_grid g = {.columns = balanced(p->w.out, positions), .images = 1};
-    g.rows = balanced(p->h.out, most(1, positions / g.columns));
+    g.rows = balanced(p->h.out, vjp_max(1, positions / g.columns));
     if (g.rows == p->h.out && g.columns == p->w.out)
-        g.images = least(most(1, positions / (g.rows * g.columns)), images);
-    g.images = balanced(p->batch, least(g.images, p->batch));
+        g.images = vjp_min(vjp_max(1, positions / (g.rows * g.columns)), images);
+    g.images = balanced(p->batch, vjp_min(g.images, p->batch));
     int64_t products = p->h.taps * p->w.taps * p->outs;
     plane_axis w = plane_axis_of(&p->w, true);
-    g.h = cheaper_axis(&p->h, g.rows, least(w.planes, p->w.taps), products, gaps && g.images > 1);
+    g.h = cheaper_axis(&p->h, g.rows, vjp_min(w.planes, p->w.taps), products, gaps && g.images > 1);
     g.w = cheaper_axis(&p->w, g.columns, g.h.planes, products, gaps);
-    g.blocks_h = divide_up(p->h.out, g.rows);
-    g.blocks_w = divide_up(p->w.out, g.columns);
-    g.blocks_n = divide_up(p->batch, g.images);
+    g.blocks_h = vjp_divide_up(p->h.out, g.rows);
+    g.blocks_w = vjp_divide_up(p->w.out, g.columns);
+    g.blocks_n = vjp_divide_up(p->batch, g.images);
     g.pitch = g.columns + g.w.extra;
     g.image_floats = (g.rows + g.h.extra) * g.pitch;
     g.plane_floats = spread(g.images * g.image_floats);
@@ -97,25 +97,25 @@ static planes_grid grid_of(const conv_sum *p, int64_t positions, int64_t images,
     return g;
 }
 
-/* ---- Copying ----------------------------------------------------------------------------------------- */
+/* ---- Copying planes: channels first ------------------------------------------------------------------  */
 
 typedef struct planes_block {
     int64_t image, images, group, row, rows, column, columns;
-    int64_t positions; /* that are computed: with or without those between its rows */
+    int64_t positions; /* that are computed, with or without those between rows */
 } planes_block;
 
-/* Block `index` of one group: those of the first images, then of the next. */
+/* Block `index` of one group, ordered by images, then rows, then columns. */
 static planes_block block_at(const conv_sum *p, const planes_grid *g, int64_t index, int64_t group) {
     planes_block b = {.group = group, .image = index / g->blocks_w / g->blocks_h * g->images};
     b.row = index / g->blocks_w % g->blocks_h * g->rows;
     b.column = index % g->blocks_w * g->columns;
-    b.images = least(g->images, p->batch - b.image);
-    b.rows = least(g->rows, p->h.out - b.row);
-    b.columns = least(g->columns, p->w.out - b.column);
+    b.images = vjp_min(g->images, p->batch - b.image);
+    b.rows = vjp_min(g->rows, p->h.out - b.row);
+    b.columns = vjp_min(g->columns, p->w.out - b.column);
     return b;
 }
 
-/* Where a plane of one image comes from and goes to; a row's first `before` numbers are zero, `inner` come from x. */
+/* Source and destination of one plane of one image; in each row, `before` zeros precede `inner` source numbers. */
 typedef struct plane_copy {
     const void *source;
     int64_t size, channel_row, row, rows, shift_h, first, before, inner;
@@ -123,9 +123,9 @@ typedef struct plane_copy {
 } plane_copy;
 
 /*
- * The rows of one plane of one image. A row is written as whole vectors, up to PLANES_OVER floats past its end, where
- * the next is written later. Planes are small and many: step, a constant where this is inlined (0: any), is decided
- * once a plane.
+ * The rows of one plane of one image. A row is written as whole vectors, up to PLANES_OVER floats past its end, which
+ * the next row overwrites. step is a constant after inlining (0: any), chosen once per plane: planes are small and
+ * many.
  */
 INLINE void copy_rows(vjp_dtype dtype, int step, const conv_sum *p, int64_t pitch, const plane_copy *c) {
     float *to = c->to;
@@ -143,7 +143,7 @@ INLINE void copy_rows(vjp_dtype dtype, int step, const conv_sum *p, int64_t pitc
                 else if (step == 2)
                     vf_store(VJP_F32, vector, 0, load_every_second(dtype, c->source, at + 2 * j, n, c->size));
                 else
-                    load_apart(dtype, c->source, at + j * p->w.step, p->w.step, least(n, LANES), vector);
+                    load_strided(dtype, c->source, at + j * p->w.step, p->w.step, vjp_min(n, LANES), vector);
             }
             j = c->before + (step ? j : c->inner);
         }
@@ -152,7 +152,7 @@ INLINE void copy_rows(vjp_dtype dtype, int step, const conv_sum *p, int64_t pitc
     }
 }
 
-INLINE void copy_plane(vjp_dtype dtype, const conv_sum *p, int64_t pitch, const plane_copy *c) {
+INLINE void copy_plane_as(vjp_dtype dtype, const conv_sum *p, int64_t pitch, const plane_copy *c) {
     if (p->w.step == 1)
         copy_rows(dtype, 1, p, pitch, c);
     else if (p->w.step == 2)
@@ -161,31 +161,26 @@ INLINE void copy_plane(vjp_dtype dtype, const conv_sum *p, int64_t pitch, const 
         copy_rows(dtype, 0, p, pitch, c);
 }
 
-OUTLINE void copy_plane_f32(const conv_sum *p, int64_t pitch, const plane_copy *c) {
-    copy_plane(VJP_F32, p, pitch, c);
-}
-
-OUTLINE void copy_plane_bf16(const conv_sum *p, int64_t pitch, const plane_copy *c) {
-    copy_plane(VJP_BF16, p, pitch, c);
-}
-
-OUTLINE void copy_plane_f16(const conv_sum *p, int64_t pitch, const plane_copy *c) {
-    copy_plane(VJP_F16, p, pitch, c);
+OUTLINE void copy_plane(const conv_sum *p, int64_t pitch, const plane_copy *c) {
+    switch (p->source.dtype) {
+    case VJP_BF16: copy_plane_as(VJP_BF16, p, pitch, c); break;
+    case VJP_F16: copy_plane_as(VJP_F16, p, pitch, c); break;
+    default: copy_plane_as(VJP_F32, p, pitch, c); break;
+    }
 }
 
 /*
- * Calls the block's rows of channel `in` into the cache, while the one before it is copied: each is a short piece,
- * where the processor's own prefetching hardly begins before it must stop.
+ * Prefetches the block's rows of channel `in`, while the previous channel is copied: the rows are short, so the
+ * hardware prefetcher hardly starts before it has to stop.
  */
-static void call_in_channel(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t in) {
+static void prefetch_channel(const conv_sum *p, const planes_grid *g, const planes_block *b, int64_t in) {
     int64_t bytes = (int64_t)dtype_bytes(p->source.dtype);
     int64_t above = b->row * p->h.step + p->h.base, below = above + (b->rows + g->h.extra) * p->h.step;
-    int64_t begin = most(0, above) * p->w.size * bytes, end = least(p->h.size, below) * p->w.size * bytes;
+    int64_t begin = vjp_max(0, above) * p->w.size * bytes, end = vjp_min(p->h.size, below) * p->w.size * bytes;
     for (int64_t image = b->image; image < b->image + b->images; image++) {
         int64_t channel = (image * p->groups + b->group) * p->ins + in;
-        const char *plane = (const char *)p->source.data + channel * p->h.size * p->w.size * bytes;
-        for (int64_t at = begin; at < end; at += GEMM_LINE)
-            __builtin_prefetch(plane + at, 0, 3);
+        const char *plane = element(p->source.data, p->source.dtype, channel * p->h.size * p->w.size);
+        prefetch_bytes(true, plane + begin, end - begin);
     }
 }
 
@@ -195,33 +190,29 @@ static void copy_planes(const conv_sum *p, const planes_grid *g, const planes_bl
     plane_copy c = {.source = p->source.data, .row = b->row, .rows = b->rows + g->h.extra};
     c.size = p->batch * p->groups * p->ins * p->h.size * p->w.size;
     for (int64_t in = first; in < first + count; in++) {
-        if (in + 1 < first + count) call_in_channel(p, g, b, in + 1);
+        if (in + 1 < first + count) prefetch_channel(p, g, b, in + 1);
         for (int64_t down = 0; down < g->h.planes; down++)
             for (int64_t across = 0; across < g->w.planes; across++, to += g->plane_floats) {
                 int64_t shift = p->w.base + across * g->w.apart;
                 conv_range r = inside(&p->w, shift, b->column, g->pitch);
                 c.shift_h = p->h.base + down * g->h.apart;
-                c.before = least(r.begin - b->column, g->pitch);
+                c.before = vjp_min(r.begin - b->column, g->pitch);
                 c.inner = r.end - r.begin;
                 c.first = r.begin * p->w.step + shift;
                 for (int64_t image = 0; image < b->images; image++) {
                     c.channel_row = (((b->image + image) * p->groups + b->group) * p->ins + in) * p->h.size;
                     c.to = to + image * g->image_floats;
-                    switch (p->source.dtype) {
-                    case VJP_BF16: copy_plane_bf16(p, g->pitch, &c); break;
-                    case VJP_F16: copy_plane_f16(p, g->pitch, &c); break;
-                    default: copy_plane_f32(p, g->pitch, &c); break;
-                    }
+                    copy_plane(p, g->pitch, &c);
                 }
             }
     }
 }
 
-/* ---- Copying pixels: channels last ------------------------------------------------------------------- */
+/* ---- Copying pixels: channels last -------------------------------------------------------------------  */
 
 /*
- * Output i along one direction finds its window's pixels at i * apart + 0 ... span - 1 of the copy: those of the
- * source, or where windows do not reach each other, without what lies between them.
+ * Along one axis, the window of output i is pixels i * apart + 0 ... span - 1 of the copy. Pixels between windows that
+ * do not overlap are not copied.
  */
 typedef struct pixel_axis {
     int64_t apart, span;
@@ -229,29 +220,29 @@ typedef struct pixel_axis {
 
 static pixel_axis pixel_axis_of(const conv_axis *x) {
     int64_t span = (x->taps - 1) * x->dilation + 1;
-    return (pixel_axis){least(x->step, span), span};
+    return (pixel_axis){vjp_min(x->step, span), span};
 }
 
 static int64_t pixels_of(pixel_axis a, int64_t outputs) {
     return (outputs - 1) * a.apart + a.span;
 }
 
-/* Which pixel of the source pixel i of the copy is, counted from the first output's window. */
+/* The source pixel of pixel i of the copy, relative to the first window. */
 static int64_t pixel_at(const conv_axis *x, pixel_axis a, int64_t i) {
     return a.apart == x->step ? i : i / a.span * x->step + i % a.span;
 }
 
-/* Floats of a channel of a block's copy. */
+/* Floats per channel of a block's copy. */
 static int64_t pixel_floats(const conv_sum *p, const planes_grid *g) {
     return g->images * pixels_of(pixel_axis_of(&p->h), g->rows) * pixels_of(pixel_axis_of(&p->w), g->columns);
 }
 
-/* So many pixels of a row, `channels` numbers of each; that of column 0 is at `at`. Those outside are zero. */
+/* `pixels` pixels of a row, `channels` numbers each; the pixel of column 0 is at `at`. Pixels outside are zero. */
 static void copy_pixel_row(const conv_sum *p, pixel_axis across, int64_t first, int64_t pixels, int64_t at,
                            int64_t channels, float *to) {
     int64_t all = p->groups * p->ins;
-    if (channels == all && across.apart == p->w.step) { /* one stretch */
-        int64_t begin = least(pixels, most(0, -first)), end = most(begin, least(pixels, p->w.size - first));
+    if (channels == all && across.apart == p->w.step) { /* one contiguous range */
+        int64_t begin = vjp_min(pixels, vjp_max(0, -first)), end = vjp_max(begin, vjp_min(pixels, p->w.size - first));
         memset(to, 0, (size_t)(begin * all) * sizeof *to);
         load_row(p->source.dtype, p->source.data, at + (first + begin) * all, (end - begin) * all, to + begin * all);
         memset(to + end * all, 0, (size_t)((pixels - end) * all) * sizeof *to);
@@ -282,53 +273,53 @@ static void copy_pixels(const conv_sum *p, const planes_grid *g, const planes_bl
         }
 }
 
-/* ---- In place ---------------------------------------------------------------------------------------- */
+/* ---- Reading in place --------------------------------------------------------------------------------  */
 
 static bool is_inside(const conv_axis *x) {
     return x->base >= 0 && (x->out - 1) * x->step + x->base + (x->taps - 1) * x->dilation < x->size;
 }
 
 /*
- * Reading in place saves the copy, which is dear where there is one tap. Planes whose distance is a multiple of so many
- * bytes would crowd into few sets of the cache.
+ * Reading in place saves the copy, which is expensive relative to a single tap. Not where planes are a multiple of this
+ * many bytes apart: they would share few cache sets.
  */
 enum { CROWDED_BYTES = 1024 };
 
 static bool reads_in_place(const conv_sum *p, const planes_grid *g) {
     int64_t plane = p->h.size * p->w.size;
-    bool crowded = !p->last && plane * (int64_t)sizeof(float) % CROWDED_BYTES == 0;
+    bool crowded = !p->channels_last && plane * (int64_t)sizeof(float) % CROWDED_BYTES == 0;
     return p->source.dtype == VJP_F32 && is_inside(&p->h) && is_inside(&p->w) && !crowded &&
            g->images * p->groups * p->ins <= INT32_MAX / plane;
 }
 
-/* Where a block's terms of channel `in` begin. */
+/* The source address of a block's terms from channel `in`. */
 static const float *block_in_place(const conv_sum *p, const planes_block *b, int64_t in) {
     int64_t row = b->row * p->h.step + p->h.base, column = b->column * p->w.step + p->w.base;
     int64_t channel = (b->image * p->groups + b->group) * p->ins + in;
     int64_t at = (channel * p->h.size + row) * p->w.size + column;
-    if (p->last) at = ((b->image * p->h.size + row) * p->w.size + column) * p->groups * p->ins + b->group * p->ins + in;
+    if (p->channels_last)
+        at = ((b->image * p->h.size + row) * p->w.size + column) * p->groups * p->ins + b->group * p->ins + in;
     return (const float *)p->source.data + at;
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------ */
+/* ---- Offsets -----------------------------------------------------------------------------------------  */
 
-/* How far apart things are in a copy of `channels` channels, or in the source itself: images, outputs, taps, channels.
- */
+/* Strides in a copy of `channels` channels, or in the source: of images, positions, taps and channels. */
 typedef struct planes_steps {
     int64_t image, row, column, down, across, channel;
 } planes_steps;
 
-/* In planes, copies have no steps for the taps: plane_of() and shift_in() tell. */
+/* Copied planes have no stride for taps: see plane_of() and shift_in(). */
 static planes_steps steps_of(const conv_sum *p, const planes_grid *g, bool in_place, int64_t channels) {
-    int64_t all = p->groups * p->ins, w = p->w.size, unit = p->last ? all : 1;
+    int64_t all = p->groups * p->ins, w = p->w.size, unit = p->channels_last ? all : 1;
     if (in_place)
         return (planes_steps){.image = all * p->h.size * w,
                               .row = p->h.step * w * unit,
                               .column = p->w.step * unit,
                               .down = p->h.dilation * w * unit,
                               .across = p->w.dilation * unit,
-                              .channel = p->last ? 1 : p->h.size * w};
-    if (!p->last) return (planes_steps){.image = g->image_floats, .row = g->pitch, .column = 1};
+                              .channel = p->channels_last ? 1 : p->h.size * w};
+    if (!p->channels_last) return (planes_steps){.image = g->image_floats, .row = g->pitch, .column = 1};
     pixel_axis down = pixel_axis_of(&p->h), across = pixel_axis_of(&p->w);
     int64_t pitch = pixels_of(across, g->columns) * channels;
     return (planes_steps){.image = pixels_of(down, g->rows) * pitch,
@@ -339,16 +330,16 @@ static planes_steps steps_of(const conv_sum *p, const planes_grid *g, bool in_pl
                           .channel = 1};
 }
 
-/* Where the terms of `channels` channels are: (channel, tap), or channels last (tap, channel). */
-static void set_places(const conv_sum *p, const planes_grid *g, bool in_place, int64_t channels, int32_t *place) {
+/* Offsets of the terms of `channels` channels, ordered (channel, tap), or for channels last (tap, channel). */
+static void set_term_offsets(const conv_sum *p, const planes_grid *g, bool in_place, int64_t channels, int32_t *place) {
     planes_steps s = steps_of(p, g, in_place, channels);
     int64_t taps = p->h.taps * p->w.taps;
     for (int64_t in = 0; in < channels; in++)
         for (int64_t down = 0; down < p->h.taps; down++)
             for (int64_t across = 0; across < p->w.taps; across++) {
-                int64_t tap = down * p->w.taps + across, k = p->last ? tap * channels + in : in * taps + tap;
+                int64_t tap = down * p->w.taps + across, k = p->channels_last ? tap * channels + in : in * taps + tap;
                 int64_t at = in * s.channel + down * s.down + across * s.across;
-                if (!in_place && !p->last) {
+                if (!in_place && !p->channels_last) {
                     int64_t plane = plane_of(&p->h, &g->h, down) * g->w.planes + plane_of(&p->w, &g->w, across);
                     at = in * g->channel_floats + plane * g->plane_floats + shift_in(&p->h, &g->h, down) * g->pitch +
                          shift_in(&p->w, &g->w, across);
@@ -357,9 +348,9 @@ static void set_places(const conv_sum *p, const planes_grid *g, bool in_place, i
             }
 }
 
-/* Where the outputs of a block are, one image and row after the other. */
-static void set_outputs(const conv_sum *p, const planes_grid *g, bool in_place, const planes_block *b, int64_t channels,
-                        int32_t *at) {
+/* Offsets of a block's positions, ordered by image, row and column. */
+static void set_position_offsets(const conv_sum *p, const planes_grid *g, bool in_place, const planes_block *b,
+                                 int64_t channels, int32_t *at) {
     planes_steps s = steps_of(p, g, in_place, channels);
     for (int64_t image = 0; image < b->images; image++)
         for (int64_t i = 0; i < b->rows; i++)
@@ -367,12 +358,12 @@ static void set_outputs(const conv_sum *p, const planes_grid *g, bool in_place, 
                 *at++ = (int32_t)(image * s.image + i * s.row + j * s.column);
 }
 
-/* ---- The inner kernel -------------------------------------------------------------------------------- */
+/* ---- Micro-kernel ------------------------------------------------------------------------------------  */
 
-/* Sums of rows and terms that are found by tables, by one packed panel: one function, for it is long. */
+/* Multiplies rows and terms found through offset tables by one packed panel. Not inlined: it is long. */
 OUTLINE void gemm_rows_in_place(int64_t rows, int64_t depth, gemm_left a, const float *panel, gemm_target target) {
-    gemm_ahead ahead = {.a = (const char *)panel, .b = (const char *)panel};
-    gemm_rows_of(GEMM_IN_PLACE, rows, depth, a, (gemm_right){.numbers = panel}, target, &ahead);
+    gemm_prefetch prefetch = {.a = (const char *)panel, .b = (const char *)panel};
+    gemm_rows_of(GEMM_IN_PLACE, rows, depth, a, (gemm_right){.numbers = panel}, target, &prefetch);
 }
 
 #endif

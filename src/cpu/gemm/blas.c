@@ -1,11 +1,11 @@
 /*
- * BLIS or OpenBLAS behind blas.h. A call runs on the thread that makes it, whatever OMP_NUM_THREADS and its like say.
- * BLIS is told so in each call, through its expert interface, and nothing of the process is changed. OpenBLAS has a
- * setting for the whole process, made when a device is opened; where it was built on OpenMP, the calling thread's
- * OpenMP setting counts instead, and is put back after each call.
+ * BLIS or OpenBLAS behind blas.h. A call runs on the calling thread, whatever OMP_NUM_THREADS and similar variables
+ * say. BLIS takes that limit with each call, through its expert interface, and nothing in the process changes. OpenBLAS
+ * has a process-wide setting, made when a device is opened; where it was built on OpenMP, the calling thread's OpenMP
+ * setting counts instead, and is restored after each call.
  *
- * BLIS 0.9 allocates a few bytes in every call, whatever is set; OpenBLAS does not. The built-in kernel is what keeps
- * the promise not to allocate, so it is the default and BLAS a choice.
+ * BLIS 0.9 allocates a few bytes in every call, whatever is set; OpenBLAS does not. The built-in kernel keeps the
+ * promise not to allocate, so it is the default and BLAS an option.
  */
 #include "cpu/gemm/blas.h"
 
@@ -33,7 +33,7 @@ void vjp_blas_sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, in
                  (inc_t)ldc, 1, NULL, &one_thread);
 }
 
-/* BLIS sets itself up in its first call, and takes its packing buffers in the first that is large enough to pack. */
+/* BLIS initialises itself in its first call, and allocates packing buffers in the first call large enough to pack. */
 void vjp_blas_prepare(void) {
     bli_init();
 }
@@ -42,12 +42,12 @@ void vjp_blas_prepare(void) {
 
 #include <cblas.h>
 
-/* Of the OpenBLAS interface, but not in every cblas.h that may be found. */
+/* Part of the OpenBLAS interface, but not declared by every cblas.h. */
 extern char *openblas_get_config(void);
 extern int openblas_get_parallel(void);
 extern void openblas_set_num_threads(int threads);
 
-/* There where OpenBLAS was built on OpenMP, which then is in the process too. */
+/* Present where OpenBLAS was built on OpenMP. */
 extern void omp_set_num_threads(int threads) __attribute__((weak));
 extern int omp_get_max_threads(void) __attribute__((weak));
 
@@ -81,7 +81,7 @@ const char *vjp_blas_name(void) {
 void vjp_blas_prepare(void) {
 }
 
-/* Never called: a device only takes BLAS where vjp_blas_name() has one. */
+/* Never called: a device accepts BLAS only where vjp_blas_name() returns one. */
 void vjp_blas_sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                     int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
     (void)transpose_a, (void)transpose_b, (void)m, (void)n, (void)k, (void)alpha, (void)a, (void)lda, (void)b;

@@ -1,6 +1,6 @@
 /*
- * Matrix products by a BLAS that was found when building. Compiled once, whatever the instruction set. Each call runs
- * on the calling thread alone: the pool cuts a product into tiles, and BLAS never starts threads of its own.
+ * Matrix products by the BLAS found when building. Compiled once for all instruction sets. Each call runs on the
+ * calling thread alone: the pool divides a product into tiles, and BLAS never starts threads of its own.
  */
 #ifndef VJP_CPU_BLAS_H
 #define VJP_CPU_BLAS_H
@@ -11,7 +11,7 @@
 /* "BLIS 0.9.0", "OpenBLAS 0.3.21"; NULL if the library was built without one. */
 const char *vjp_blas_name(void);
 
-/* Keeps BLAS to the calling thread and makes it take its buffers now, so that no later call allocates. */
+/* Limits BLAS to the calling thread and makes it allocate its buffers now, so that no later call allocates. */
 void vjp_blas_prepare(void);
 
 /* c = alpha a b + beta c, row-major, f32; a is [m, k] or transposed [k, m], b is [k, n] or transposed [n, k]. */

@@ -1,31 +1,31 @@
 /*
- * What the engines of the matrix products have in common: where the sums of two panels go, what is called in meanwhile,
- * and the transposition of a square of vectors.
+ * Definitions shared by the FMA and AMX engines: the destination of a register block's sums, prefetch ranges, and the
+ * transposition of a square of vectors.
  */
 #ifndef VJP_CPU_GEMM_ENGINE_H
 #define VJP_CPU_GEMM_ENGINE_H
 
+#include "cpu/gemm/gemm.h"
 #include "cpu/simd/vec.h"
 
 /*
- * What the next run of terms will read: two stretches of packed panels that other cores have written, so that they come
- * from the last-level cache or out of another core's. While one pair of panels is multiplied, the next GEMM_AHEAD bytes
- * of each are called into the second-level cache, some lines at a time. `skip` bytes lie between the lines of a
- * stretch that is not one piece.
+ * Two ranges of packed panels that the next slice of K reads. Other cores wrote them, so they come from the last-level
+ * cache or another core's. While one pair of panels is multiplied, the next GEMM_PREFETCH bytes of each range are
+ * prefetched into the second-level cache, a few lines at a time. `skip` bytes separate the lines of a strided range.
  */
-enum { GEMM_LINE = 64 };
-
-typedef struct gemm_ahead {
+typedef struct gemm_prefetch {
     const char *a, *a_end, *b, *b_end;
     int64_t skip;
-} gemm_ahead;
+} gemm_prefetch;
 
-/* How many numbers an engine packs for one of each operand; the products of pieces i and j with i + j < kept count. */
-typedef struct gemm_pieces {
+/*
+ * An engine may pack one number as several limbs that add up to it. Products of limbs i and j count where i + j < kept.
+ */
+typedef struct gemm_limbs {
     int64_t a, b, kept;
-} gemm_pieces;
+} gemm_limbs;
 
-/* Where a small block of sums goes, and what it is added to (NULL: nothing; else often the same place). */
+/* Destination of a block of sums, and the values that they are added to (NULL: none; often the destination itself). */
 typedef struct gemm_target {
     const float *from;
     float *to;
@@ -43,7 +43,9 @@ typedef struct gemm_target {
 #define ZIP_HIGH 2, 6, 3, 7
 #endif
 
-/* Transposes a square of native vectors: zipping each row with the one half the square below, log2(lanes) times. */
+/*
+ * Transposes a square of native vectors by interleaving each row with the row half a square below, log2(lanes) times.
+ */
 INLINE void native_transpose(native_f row[NATIVE_LANES]) {
     UNROLL for (int width = 1; width < NATIVE_LANES; width *= 2) {
         native_f next[NATIVE_LANES];

@@ -1,6 +1,6 @@
 /*
- * Rows of numbers in any storage type: into f32 and back, and packed matrices of them as the operands and results of a
- * matrix product (gemm.h).
+ * Rows of numbers in any storage type: conversion to f32 and back, and dense matrices of them as operands and results
+ * of a matrix product (gemm.h).
  */
 #ifndef VJP_CPU_ROWS_H
 #define VJP_CPU_ROWS_H
@@ -8,9 +8,9 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/simd/vec.h"
 
-/* Bytes of a part of the workspace, so that the next begins on a cache line. */
-static inline size_t round_up(int64_t bytes) {
-    return ((size_t)bytes + 63) / 64 * 64;
+/* Bytes of a section of the workspace, padded so that the next starts on a cache line. */
+static inline size_t whole_lines(int64_t bytes) {
+    return (size_t)vjp_round_up(bytes, CACHE_LINE);
 }
 
 INLINE void load_as(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
@@ -33,6 +33,19 @@ INLINE void store_as(vjp_dtype dtype, void *to, int64_t at, int64_t count, const
     vf_store_part(dtype, to, at + i, count - i, v);
 }
 
+static inline size_t max_bytes(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* Prefetches a range into the first-level cache, or only into the second. */
+INLINE void prefetch_bytes(bool first_level, const void *from, int64_t bytes) {
+    for (const char *at = from, *end = at + bytes; at < end; at += CACHE_LINE)
+        if (first_level)
+            __builtin_prefetch(at, 0, 3);
+        else
+            __builtin_prefetch(at, 0, 2);
+}
+
 OUTLINE void load_row(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {
     switch (dtype) {
     case VJP_BF16: load_as(VJP_BF16, from, at, count, to); break;
@@ -53,45 +66,50 @@ static inline char *element(const void *data, vjp_dtype dtype, int64_t at) {
     return data ? (char *)data + at * (int64_t)dtype_bytes(dtype) : NULL;
 }
 
-/* A matrix in slabs from (row, column) on, item_row and item_column of the batch's item further. */
+/* Index of (row, column) of an item of the batch, in a matrix whose rows are `stride` apart. */
+static inline int64_t operand_index(const gemm_operand *o, int64_t item, int64_t row, int64_t column) {
+    return (row + item * o->item_row) * o->stride + column + item * o->item_column;
+}
+
+/* Address of (row, column) of an item of the batch, in a matrix stored in slabs. */
 static inline const float *slab_at(const gemm_operand *o, int64_t item, int64_t row, int64_t column) {
     row += item * o->item_row;
     column += item * o->item_column;
-    return (const float *)o->data + slab_place(o->slab_rows, row, column);
+    return (const float *)o->data + slab_index(o->slab_rows, row, column);
 }
 
-/* Some numbers of a row of a matrix in slabs: where they are, or over a slab's edge gathered in `buffer`. */
+/* Part of a row of a matrix in slabs: in place, or copied to `buffer` where it crosses the edge of a slab. */
 OUTLINE const float *slab_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *buffer) {
     const float *data = o->data;
-    if (column % SLAB_COLUMNS + count <= SLAB_COLUMNS) return data + slab_place(o->slab_rows, row, column);
+    if (column % SLAB_COLUMNS + count <= SLAB_COLUMNS) return data + slab_index(o->slab_rows, row, column);
     for (int64_t done = 0; done < count;) {
-        int64_t n = least(count - done, SLAB_COLUMNS - (column + done) % SLAB_COLUMNS);
-        memcpy(buffer + done, data + slab_place(o->slab_rows, row, column + done), (size_t)n * sizeof *buffer);
+        int64_t n = vjp_min(count - done, SLAB_COLUMNS - (column + done) % SLAB_COLUMNS);
+        memcpy(buffer + done, data + slab_index(o->slab_rows, row, column + done), (size_t)n * sizeof *buffer);
         done += n;
     }
     return buffer;
 }
 
-/* Some numbers of a row of an operand as stored, in f32. */
-static inline void make_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *to) {
+/* Part of a stored row of an operand, converted to f32. */
+static inline void convert_row(const gemm_operand *o, int64_t row, int64_t column, int64_t count, float *to) {
     if (o->read)
         o->read(o->source, row, column, count, to);
     else
         load_row(o->dtype, o->data, row * o->stride + column, count, to);
 }
 
-/* Rows as stored, from (row, column) on: where they are, or made in `buffer`. */
+/* Part of a stored row, from (row, column): in place, or converted in `buffer`. */
 INLINE const float *stored_row(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count,
                                float *buffer) {
     row += item * o->item_row;
     column += item * o->item_column;
     if (o->slab_rows) return slab_row(o, row, column, count, buffer);
-    if (!is_made(o)) return (const float *)o->data + row * o->stride + column;
-    make_row(o, row, column, count, buffer);
+    if (is_plain_f32(o)) return (const float *)o->data + row * o->stride + column;
+    convert_row(o, row, column, count, buffer);
     return buffer;
 }
 
-/* A packed matrix in memory, to read operands from or to put results in. */
+/* A dense matrix in memory, as an operand or a result. */
 typedef struct matrix {
     void *data;
     vjp_dtype dtype;
@@ -105,19 +123,26 @@ static inline matrix matrix_of(const vjp_work *work, int slot, int64_t columns, 
                     vjp_accumulates(work, slot)};
 }
 
-static inline void finish_matrix(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
+static inline void store_epilogue(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
     const matrix *m = target;
     store_row(m->dtype, m->data, row * m->columns + column, count, sums, m->accumulate);
 }
 
-/* Item i of a batch begins at row i * item_row. */
+/* A batch of products with the engines and threads of the device; the caller sets its operands and result. */
+static inline gemm_call product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, int64_t k) {
+    const cpu_state *state = cpu_state_of(work);
+    return (gemm_call){
+        .blas = state->blas, .amx = state->tiles, .threads = state->threads, .items = items, .m = m, .n = n, .k = k};
+}
+
+/* Item i of a batch starts at row i * item_row. */
 static inline gemm_operand operand_of(const matrix *m, bool transposed, int64_t item_row) {
     return (gemm_operand){
         .transposed = transposed, .dtype = m->dtype, .data = m->data, .stride = m->columns, .item_row = item_row};
 }
 
 static inline gemm_result result_in(const matrix *m, int64_t item_row) {
-    return (gemm_result){.finish = m->dtype == VJP_F32 ? NULL : finish_matrix,
+    return (gemm_result){.epilogue = m->dtype == VJP_F32 ? NULL : store_epilogue,
                          .target = m,
                          .plain = m->data,
                          .stride = m->columns,

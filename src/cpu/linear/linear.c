@@ -1,27 +1,36 @@
 /*
- * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) whose edges do everything else.
+ * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) with everything else in their epilogues.
  *
- * Forward: one product; bias, activation, pre and the rounding to storage are done to each tile while it is in cache.
- * Backward: da = dpre b^T, db = a^T dpre and dbias, the sum of the rows of dpre, where dpre = dy * act'(pre). One pass
- * makes dpre in the workspace and sums dbias on the way, in double, so that 2^24 rows are as right as two. It is laid
- * out so that neither product packs it (slabs, gemm.h). A dpre that is wanted once, or is too large to store, is made
- * where it is read: when a product packs it, at a cost of one act' for some thousand flops.
+ * Forward: one product; its epilogue adds the bias, saves pre, applies the activation and rounds to storage, while a
+ * tile is in cache. A product without any of that writes y directly.
  *
- * Where pre was not saved it is computed again, a panel of rows at a time, and the gradients go panel by panel. db is
- * then a sum over panels; in 16 bits it would be rounded at each, so it is gathered in f32 and rounded once.
+ * Backward: da = dpre b^T, db = a^T dpre, dbias = the sum of the rows of dpre, with dpre = dy * act'(pre):
+ *
+ *     dpre is                   when                                        why
+ *     dy itself                 no activation
+ *     stored in slabs           several gradients need it, pre was saved,   act' is computed once, and both products
+ *                               at most 4 Mi numbers, no BLAS               read slabs in place without packing
+ *     stored as rows            the same with BLAS, or if slabs would       BLAS takes rows; a recomputed pre becomes
+ *                               waste over a quarter; pre is recomputed     dpre in place
+ *     computed while packing    one gradient needs it, or it is larger      one act' per some thousand flops
+ *
+ * dbias is summed in double, in the pass that stores dpre or one of its own: 2^24 rows are as accurate as two.
+ *
+ * A pre that was not saved is recomputed one panel of rows at a time, and the gradients go panel by panel. db is then a
+ * sum over panels; a 16-bit db is summed in f32 and rounded once.
  */
 #include "cpu/elementwise/activation.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/rows.h"
 #include "op/op.h"
 
-/* Numbers handled at a time by what reads and finishes rows: 1 KiB on the stack. */
-enum { PIECE = 256 };
+/* Numbers that callbacks process at a time: 1 KiB on the stack. */
+enum { BUFFER = 256 };
 
-/* pre that is computed again, or dpre that is stored: 16 MiB of it, so 1024 rows of 4096. */
+/* Recomputed pre or stored dpre: 16 MiB, such as 1024 rows of 4096. */
 enum { PANEL_FLOATS = 4 << 20 };
 
-/* dbias: the most doubles of all partial sums (4 MiB) and the most partials of a column. */
+/* dbias: limits on the doubles of all partial sums (4 MiB) and on the partial sums per column. */
 enum { BIAS_PARTIALS = 1 << 19, BIAS_CHUNKS = 64 };
 
 /* ---- Activations of rows ----------------------------------------------------------------------------- */
@@ -76,17 +85,14 @@ static void slope_row(vjp_activation activation, bool zero_nan, int64_t count, c
     }
 }
 
-/* Calls elements into the cache that the next row is about: the processor's own prefetching stops at each page. */
-static void call_in(const matrix *m, int64_t at, int64_t count) {
-    enum { LINE = 64 };
-    const char *from = element(m->data, m->dtype, at), *end = element(m->data, m->dtype, at + count);
-    for (; from < end; from += LINE)
-        __builtin_prefetch(from, 0, 2);
+/* Prefetches elements of the next row: the hardware prefetcher stops at each page. */
+static void prefetch_elements(const matrix *m, int64_t at, int64_t count) {
+    if (m->data) prefetch_bytes(false, element(m->data, m->dtype, at), count * (int64_t)dtype_bytes(m->dtype));
 }
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* Where a tile of a b goes: bias is added, pre is kept, y = act(pre). */
+/* The forward's epilogue: adds the bias, saves pre, and y = act(pre). */
 typedef struct outputs {
     matrix y, pre;
     matrix bias; /* one row */
@@ -94,15 +100,15 @@ typedef struct outputs {
     int64_t rows;
 } outputs;
 
-static void finish_outputs(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
+static void store_outputs(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
     const outputs *o = target;
-    float value[PIECE], bias[PIECE];
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t n = least(PIECE, count - done), at = row * o->y.columns + column + done;
+    float value[BUFFER], bias[BUFFER];
+    for (int64_t done = 0; done < count; done += BUFFER) {
+        int64_t n = vjp_min(BUFFER, count - done), at = row * o->y.columns + column + done;
         const float *pre = sums + done;
         if (row + 1 < o->rows) {
-            call_in(&o->pre, at + o->y.columns, n);
-            call_in(&o->y, at + o->y.columns, n);
+            prefetch_elements(&o->pre, at + o->y.columns, n);
+            prefetch_elements(&o->y, at + o->y.columns, n);
         }
         if (o->bias.data) {
             load_row(o->bias.dtype, o->bias.data, column + done, n, bias);
@@ -144,19 +150,13 @@ static void set_forward(const vjp_work *work, forward_call *f) {
                        .bias = matrix_of(work, LINEAR_BIAS, s.n, 0),
                        .activation = s.activation,
                        .rows = s.batch * s.m};
-    f->product = (gemm_call){.blas = cpu_state_of(work)->blas,
-                             .tiles = cpu_state_of(work)->tiles,
-                             .threads = cpu_state_of(work)->threads,
-                             .items = s.batch,
-                             .m = s.m,
-                             .n = s.n,
-                             .k = s.k,
-                             .a = operand_of(&f->a, false, s.m),
-                             .b = operand_of(&f->b, s.transpose_b, s.transpose_b ? s.n : s.k)};
+    f->product = product_of(work, s.batch, s.m, s.n, s.k);
+    f->product.a = operand_of(&f->a, false, s.m);
+    f->product.b = operand_of(&f->b, s.transpose_b, s.transpose_b ? s.n : s.k);
     if (is_product_alone(work, &s))
         f->product.c = result_in(&f->out.y, s.m);
     else
-        f->product.c = (gemm_result){.finish = finish_outputs, .target = &f->out, .item_row = s.m};
+        f->product.c = (gemm_result){.epilogue = store_outputs, .target = &f->out, .item_row = s.m};
 }
 
 static size_t forward_workspace(const vjp_work *work) {
@@ -175,7 +175,7 @@ static vjp_status forward(const vjp_work *work) {
 
 /* ---- dpre -------------------------------------------------------------------------------------------- */
 
-/* dpre = dy * act'(pre), made when it is read. Rows are packed, so a run of elements may go over several of them. */
+/* dpre = dy * act'(pre), computed when it is read. Rows are dense, so a range of elements may span several of them. */
 typedef struct dpre_source {
     matrix dy, pre;
     vjp_activation activation;
@@ -184,17 +184,17 @@ typedef struct dpre_source {
 
 static void read_dpre(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
     const dpre_source *d = source;
-    float dy_piece[PIECE], pre_piece[PIECE];
-    for (int64_t done = 0; done < count; done += PIECE) {
-        int64_t n = least(PIECE, count - done), at = row * d->dy.columns + column + done;
+    float dy_buffer[BUFFER], pre_buffer[BUFFER];
+    for (int64_t done = 0; done < count; done += BUFFER) {
+        int64_t n = vjp_min(BUFFER, count - done), at = row * d->dy.columns + column + done;
         const float *dy = (const float *)d->dy.data + at, *pre = (const float *)d->pre.data + at;
         if (d->dy.dtype != VJP_F32) {
-            load_row(d->dy.dtype, d->dy.data, at, n, dy_piece);
-            dy = dy_piece;
+            load_row(d->dy.dtype, d->dy.data, at, n, dy_buffer);
+            dy = dy_buffer;
         }
         if (d->pre.dtype != VJP_F32) {
-            load_row(d->pre.dtype, d->pre.data, at, n, pre_piece);
-            pre = pre_piece;
+            load_row(d->pre.dtype, d->pre.data, at, n, pre_buffer);
+            pre = pre_buffer;
         }
         slope_row(d->activation, d->zero_nan, n, pre, dy, to + done);
     }
@@ -214,28 +214,28 @@ static gemm_operand operand_of_dpre(const dpre_source *d, bool transposed, int64
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
 /*
- * Panels: the whole batch where pre is there or not needed; else whole items as many as fit, or rows of one item. The
- * workspace holds, in this order: pre and then dpre of a panel, partial sums of dbias and their totals, db in f32, and
- * what the products need.
+ * A panel is the whole batch, unless pre is recomputed: then as many whole items as fit, or rows of one item. The
+ * workspace holds pre and then dpre of a panel, partial sums of dbias and their totals, db in f32, and the products'
+ * workspace.
  */
 typedef struct backward_plan {
     vjp_linear_sizes sizes;
-    bool again;            /* pre is computed again */
-    bool stored;           /* dpre is made once, in the workspace */
-    bool in_slabs;         /* in the form that products read in place */
-    int64_t items, rows;   /* of a panel; the last of an item may have fewer rows */
-    bool gather_db;        /* in f32, over several panels */
-    int64_t chunk, chunks; /* rows of a partial sum of dbias, and how many */
+    bool recomputed;       /* pre was not saved */
+    bool stored;           /* dpre is computed once, in the workspace */
+    bool in_slabs;         /* in slabs, which products read in place */
+    int64_t items, rows;   /* of a panel; the last panel of an item may have fewer rows */
+    bool gather_db;        /* sum db in f32 over several panels */
+    int64_t chunk, chunks; /* rows per partial sum of dbias, and how many */
     size_t pre_bytes, partial_bytes, total_bytes, db_bytes;
 } backward_plan;
 
-/* One panel's products. */
+/* The products of one panel. */
 typedef struct panel {
     matrix a, b, da, db;
     dpre_source dpre;
     matrix stored; /* dpre as f32 in the workspace */
-    outputs pre;   /* where pre is computed again */
-    gemm_call make_pre, make_da, make_db;
+    outputs pre;   /* epilogue of a recomputed pre */
+    gemm_call pre_product, da_product, db_product;
 } panel;
 
 static gemm_operand dpre_operand(const backward_plan *p, const panel *q, bool transposed, int64_t item_row) {
@@ -248,10 +248,8 @@ static gemm_operand dpre_operand(const backward_plan *p, const panel *q, bool tr
 static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item, int64_t items, int64_t row,
                       int64_t rows, panel *q) {
     const vjp_linear_sizes *s = &p->sizes;
-    char *space = work->workspace; /* NULL while its size is being asked for */
+    char *space = work->workspace; /* NULL during the workspace query */
     int64_t first = item * s->m + row, b_rows = s->transpose_b ? s->n : s->k, b_columns = s->transpose_b ? s->k : s->n;
-    bool blas = cpu_state_of(work)->blas, tiles = cpu_state_of(work)->tiles;
-    int threads = cpu_state_of(work)->threads;
     q->a = matrix_of(work, LINEAR_B_A, s->k, first);
     q->b = matrix_of(work, LINEAR_B_B, b_columns, item * b_rows);
     q->da = matrix_of(work, LINEAR_B_DA, s->k, first);
@@ -261,7 +259,7 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                             .activation = s->activation,
                             .zero_nan = s->zero_nan};
     q->stored = (matrix){.data = space, .dtype = VJP_F32, .columns = s->n};
-    if (p->again) q->dpre.pre = q->stored;
+    if (p->recomputed) q->dpre.pre = q->stored;
     if (p->gather_db && space) q->db.data = space + p->pre_bytes + p->partial_bytes + p->total_bytes;
     if (p->gather_db) {
         q->db.dtype = VJP_F32;
@@ -272,86 +270,63 @@ static void set_panel(const vjp_work *work, const backward_plan *p, int64_t item
                        .pre = q->dpre.pre,
                        .bias = matrix_of(work, LINEAR_B_BIAS, s->n, 0),
                        .rows = items * rows};
-    q->make_pre = (gemm_call){.blas = blas,
-                              .tiles = tiles,
-                              .threads = threads,
-                              .items = items,
-                              .m = rows,
-                              .n = s->n,
-                              .k = s->k,
-                              .a = operand_of(&q->a, false, rows),
-                              .b = operand_of(&q->b, s->transpose_b, b_rows),
-                              .c = {.finish = finish_outputs, .target = &q->pre, .item_row = rows}};
-    q->make_da = (gemm_call){.blas = blas,
-                             .tiles = tiles,
-                             .threads = threads,
-                             .items = items,
-                             .m = rows,
-                             .n = s->k,
-                             .k = s->n,
-                             .a = dpre_operand(p, q, false, rows),
-                             .b = operand_of(&q->b, !s->transpose_b, b_rows),
-                             .c = result_in(&q->da, rows)};
-    /* db is a^T dpre; as [n, k], dpre^T a. */
-    q->make_db = (gemm_call){.blas = blas,
-                             .tiles = tiles,
-                             .threads = threads,
-                             .items = items,
-                             .m = b_rows,
-                             .n = b_columns,
-                             .k = rows,
-                             .a = operand_of(&q->a, true, rows),
-                             .b = dpre_operand(p, q, false, rows),
-                             .c = result_in(&q->db, b_rows)};
-    if (s->transpose_b) {
-        q->make_db.a = dpre_operand(p, q, true, rows);
-        q->make_db.b = operand_of(&q->a, false, rows);
-    }
+    q->pre_product = product_of(work, items, rows, s->n, s->k);
+    q->pre_product.a = operand_of(&q->a, false, rows);
+    q->pre_product.b = operand_of(&q->b, s->transpose_b, b_rows);
+    q->pre_product.c = (gemm_result){.epilogue = store_outputs, .target = &q->pre, .item_row = rows};
+    q->da_product = product_of(work, items, rows, s->k, s->n);
+    q->da_product.a = dpre_operand(p, q, false, rows);
+    q->da_product.b = operand_of(&q->b, !s->transpose_b, b_rows);
+    q->da_product.c = result_in(&q->da, rows);
+    /* db is a^T dpre; stored as [n, k], dpre^T a. */
+    q->db_product = product_of(work, items, b_rows, b_columns, rows);
+    q->db_product.a = s->transpose_b ? dpre_operand(p, q, true, rows) : operand_of(&q->a, true, rows);
+    q->db_product.b = s->transpose_b ? operand_of(&q->a, false, rows) : dpre_operand(p, q, false, rows);
+    q->db_product.c = result_in(&q->db, b_rows);
 }
 
 static size_t product_bytes(const vjp_work *work, const backward_plan *p, int64_t rows) {
     panel q;
     set_panel(work, p, 0, p->items, 0, rows, &q);
-    size_t bytes = p->again ? CPU_NAME(gemm_workspace)(&q.make_pre) : 0;
-    size_t da = work->tensor[LINEAR_B_DA] ? CPU_NAME(gemm_workspace)(&q.make_da) : 0;
-    size_t db = work->tensor[LINEAR_B_DB] ? CPU_NAME(gemm_workspace)(&q.make_db) : 0;
-    bytes = bytes > da ? bytes : da;
-    return bytes > db ? bytes : db;
+    size_t bytes = p->recomputed ? CPU_NAME(gemm_workspace)(&q.pre_product) : 0;
+    size_t da = work->tensor[LINEAR_B_DA] ? CPU_NAME(gemm_workspace)(&q.da_product) : 0;
+    size_t db = work->tensor[LINEAR_B_DB] ? CPU_NAME(gemm_workspace)(&q.db_product) : 0;
+    return max_bytes(bytes, max_bytes(da, db));
 }
 
 static backward_plan plan_of(const vjp_work *work) {
     backward_plan p = {.sizes = vjp_linear_sizes_of(work)};
     const vjp_linear_sizes *s = &p.sizes;
-    p.again = s->activation != VJP_ACTIVATION_NONE && !work->tensor[LINEAR_B_PRE];
+    p.recomputed = s->activation != VJP_ACTIVATION_NONE && !work->tensor[LINEAR_B_PRE];
     p.items = s->batch;
     p.rows = s->m;
     int uses = !!work->tensor[LINEAR_B_DA] + !!work->tensor[LINEAR_B_DB] + !!work->tensor[LINEAR_B_DBIAS];
-    bool fits = s->batch * s->m <= PANEL_FLOATS / most(1, s->n);
-    p.stored = s->activation != VJP_ACTIVATION_NONE && uses > 1 && (p.again || fits);
-    bool fills_slabs = divide_up(s->n, SLAB_COLUMNS) * SLAB_COLUMNS <= s->n + s->n / 4;
-    p.in_slabs = p.stored && !p.again && fills_slabs && !cpu_state_of(work)->blas;
+    bool fits = s->batch * s->m <= PANEL_FLOATS / vjp_max(1, s->n);
+    p.stored = s->activation != VJP_ACTIVATION_NONE && uses > 1 && (p.recomputed || fits);
+    bool fills_slabs = vjp_round_up(s->n, SLAB_COLUMNS) <= s->n + s->n / 4;
+    p.in_slabs = p.stored && !p.recomputed && fills_slabs && !cpu_state_of(work)->blas;
     if (p.stored) {
         int64_t floats = p.in_slabs ? slab_floats(s->batch * s->m, s->n) : s->batch * s->m * s->n;
-        p.pre_bytes = round_up(floats * (int64_t)sizeof(float));
+        p.pre_bytes = whole_lines(floats * (int64_t)sizeof(float));
     }
-    if (p.again && s->m > 0 && s->n > 0) {
-        p.rows = least(s->m, most(1, PANEL_FLOATS / s->n));
-        p.items = most(1, least(s->batch, PANEL_FLOATS / (p.rows * s->n)));
+    if (p.recomputed && s->m > 0 && s->n > 0) {
+        p.rows = vjp_min(s->m, vjp_max(1, PANEL_FLOATS / s->n));
+        p.items = vjp_max(1, vjp_min(s->batch, PANEL_FLOATS / (p.rows * s->n)));
         if (p.rows < s->m) p.items = 1;
-        p.pre_bytes = round_up(p.items * p.rows * s->n * (int64_t)sizeof(float));
+        p.pre_bytes = whole_lines(p.items * p.rows * s->n * (int64_t)sizeof(float));
     }
     if (work->tensor[LINEAR_B_DBIAS] || p.stored) {
-        int64_t limit = most(1, least(BIAS_CHUNKS, BIAS_PARTIALS / most(1, s->n)));
+        int64_t limit = vjp_max(1, vjp_min(BIAS_CHUNKS, BIAS_PARTIALS / vjp_max(1, s->n)));
         cpu_cut cut = vjp_cpu_cut_items(p.items * p.rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
         p.chunk = cut.size;
         p.chunks = cut.count;
     }
     if (work->tensor[LINEAR_B_DBIAS]) {
-        p.partial_bytes = round_up(p.chunks * s->n * (int64_t)sizeof(double));
-        p.total_bytes = round_up(s->n * (int64_t)sizeof(double));
+        p.partial_bytes = whole_lines(p.chunks * s->n * (int64_t)sizeof(double));
+        p.total_bytes = whole_lines(s->n * (int64_t)sizeof(double));
     }
     p.gather_db = p.rows < s->m && work->tensor[LINEAR_B_DB] && vjp_type(work, LINEAR_B_DB) != VJP_F32;
-    if (p.gather_db) p.db_bytes = round_up(s->k * s->n * (int64_t)sizeof(float));
+    if (p.gather_db) p.db_bytes = whole_lines(s->k * s->n * (int64_t)sizeof(float));
     return p;
 }
 
@@ -359,23 +334,23 @@ static size_t backward_workspace(const vjp_work *work) {
     backward_plan p = plan_of(work);
     size_t products = product_bytes(work, &p, p.rows), last = 0;
     if (p.rows > 0 && p.sizes.m % p.rows) last = product_bytes(work, &p, p.sizes.m % p.rows);
-    return p.pre_bytes + p.partial_bytes + p.total_bytes + p.db_bytes + (last > products ? last : products);
+    return p.pre_bytes + p.partial_bytes + p.total_bytes + p.db_bytes + max_bytes(products, last);
 }
 
 /* ---- One pass over dpre: stored, summed for dbias, or both -------------------------------------------- */
 
-/* Columns that a task takes: a page of each row in f32, so that whole pages are read one after the other. */
+/* Columns per task: a page of each row in f32, so that whole pages are read in order. */
 enum { PASS_COLUMNS = 1024 };
 
 typedef struct dpre_pass {
     const dpre_source *dpre;
-    int64_t rows, n, chunk, pieces;
+    int64_t rows, n, chunk, column_blocks;
     float *to;       /* NULL: not stored */
-    bool in_slabs;   /* or side by side */
-    double *partial; /* of each chunk; NULL: not summed */
+    bool in_slabs;   /* else as rows */
+    double *partial; /* per chunk; NULL: not summed */
 } dpre_pass;
 
-/* Elements of dpre that lie side by side, whatever rows they are of. */
+/* Consecutive elements of dpre, across rows. */
 static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to) {
     if (d->activation == VJP_ACTIVATION_NONE)
         load_row(d->dy.dtype, d->dy.data, at, count, to);
@@ -383,25 +358,25 @@ static void load_dpre(const dpre_source *d, int64_t at, int64_t count, float *to
         read_dpre(d, 0, at, count, to);
 }
 
-_Static_assert((int)SLAB_COLUMNS == PIECE, "a piece of a row is in one slab");
+_Static_assert((int)SLAB_COLUMNS == BUFFER, "a buffer of a row is in one slab");
 
 /* Some columns of a chunk of rows. Narrow rows are read several at once. */
 static void dpre_task(void *argument, size_t task) {
     const dpre_pass *b = argument;
-    int64_t chunk = (int64_t)task / b->pieces, first = (int64_t)task % b->pieces * PASS_COLUMNS;
-    int64_t width = least(PASS_COLUMNS, b->n - first), end = least(b->rows, (chunk + 1) * b->chunk);
-    int64_t at_once = width == b->n ? most(1, PIECE / b->n) : 1;
+    int64_t chunk = (int64_t)task / b->column_blocks, first = (int64_t)task % b->column_blocks * PASS_COLUMNS;
+    int64_t width = vjp_min(PASS_COLUMNS, b->n - first), end = vjp_min(b->rows, (chunk + 1) * b->chunk);
+    int64_t at_once = width == b->n ? vjp_max(1, BUFFER / b->n) : 1;
     double *partial = b->partial ? b->partial + chunk * b->n + first : NULL;
-    float values[PIECE];
+    float values[BUFFER];
     if (partial) memset(partial, 0, (size_t)width * sizeof *partial);
     for (int64_t row = chunk * b->chunk; row < end; row += at_once) {
-        int64_t rows = least(at_once, end - row);
-        for (int64_t column = 0; column < width; column += PIECE) {
-            int64_t count = least(PIECE, width - column), at = row * b->n + first + column;
-            float *to = b->to ? b->to + (b->in_slabs ? slab_place(b->rows, row, first + column) : at) : values;
+        int64_t rows = vjp_min(at_once, end - row);
+        for (int64_t column = 0; column < width; column += BUFFER) {
+            int64_t count = vjp_min(BUFFER, width - column), at = row * b->n + first + column;
+            float *to = b->to ? b->to + (b->in_slabs ? slab_index(b->rows, row, first + column) : at) : values;
             if (row + at_once < end) {
-                call_in(&b->dpre->dy, at + b->n, count);
-                call_in(&b->dpre->pre, at + b->n, count);
+                prefetch_elements(&b->dpre->dy, at + b->n, count);
+                prefetch_elements(&b->dpre->pre, at + b->n, count);
             }
             load_dpre(b->dpre, at, rows * count, to);
             if (b->in_slabs) memset(to + count, 0, (size_t)(SLAB_COLUMNS - count) * sizeof *to);
@@ -418,12 +393,12 @@ enum { TOTAL_TASK = 1 << 14 };
 typedef struct bias_sums {
     const double *partial;
     double *total;
-    int64_t chunks, n, columns; /* columns of a task */
+    int64_t chunks, n, columns; /* columns per task */
 } bias_sums;
 
 static void total_task(void *argument, size_t task) {
     const bias_sums *b = argument;
-    int64_t first = (int64_t)task * b->columns, end = least(b->n, first + b->columns), chunks = b->chunks;
+    int64_t first = (int64_t)task * b->columns, end = vjp_min(b->n, first + b->columns), chunks = b->chunks;
     for (int64_t c = 0; c < chunks; c++)
         for (int64_t j = first; j < end; j++)
             b->total[j] += b->partial[c * b->n + j];
@@ -431,55 +406,55 @@ static void total_task(void *argument, size_t task) {
 
 static void pass_over_dpre(const vjp_work *work, const backward_plan *p, const panel *q, int64_t rows) {
     char *space = work->workspace;
-    int64_t n = p->sizes.n, chunks = divide_up(rows, p->chunk);
+    int64_t n = p->sizes.n, chunks = vjp_divide_up(rows, p->chunk);
     dpre_pass pass = {.dpre = &q->dpre, .rows = rows, .n = n, .chunk = p->chunk};
-    pass.pieces = divide_up(n, PASS_COLUMNS);
+    pass.column_blocks = vjp_divide_up(n, PASS_COLUMNS);
     if (p->stored) pass.to = q->stored.data;
     pass.in_slabs = p->in_slabs;
     if (p->partial_bytes) pass.partial = (double *)(space + p->pre_bytes);
-    vjp_cpu_for(work, chunks * pass.pieces, dpre_task, &pass);
+    vjp_cpu_for(work, chunks * pass.column_blocks, dpre_task, &pass);
     if (!pass.partial) return;
     bias_sums sums = {.partial = pass.partial, .total = (double *)(space + p->pre_bytes + p->partial_bytes)};
     sums.chunks = chunks;
     sums.n = n;
-    sums.columns = divide_up(TOTAL_TASK, chunks);
-    vjp_cpu_for(work, divide_up(n, sums.columns), total_task, &sums);
+    sums.columns = vjp_divide_up(TOTAL_TASK, chunks);
+    vjp_cpu_for(work, vjp_divide_up(n, sums.columns), total_task, &sums);
 }
 
-static void put_dbias(const vjp_work *work, const backward_plan *p) {
+static void store_dbias(const vjp_work *work, const backward_plan *p) {
     const double *total = (const double *)((char *)work->workspace + p->pre_bytes + p->partial_bytes);
     matrix dbias = matrix_of(work, LINEAR_B_DBIAS, p->sizes.n, 0);
-    float values[PIECE];
-    for (int64_t j = 0; j < p->sizes.n; j += PIECE) {
-        int64_t count = least(PIECE, p->sizes.n - j);
+    float values[BUFFER];
+    for (int64_t j = 0; j < p->sizes.n; j += BUFFER) {
+        int64_t count = vjp_min(BUFFER, p->sizes.n - j);
         for (int64_t i = 0; i < count; i++)
             values[i] = (float)total[j + i];
         store_row(dbias.dtype, dbias.data, j, count, values, dbias.accumulate);
     }
 }
 
-/* ---- db gathered over panels, rounded once ----------------------------------------------------------- */
+/* ---- db summed in f32 over panels, rounded once ------------------------------------------------------  */
 
-typedef struct gathered {
+typedef struct gathered_db {
     const float *from;
     matrix to;
     int64_t count;
-} gathered;
+} gathered_db;
 
 enum { GATHERED_TASK = 1 << 14 };
 
-static void put_gathered_task(void *argument, size_t task) {
-    const gathered *g = argument;
+static void store_gathered_task(void *argument, size_t task) {
+    const gathered_db *g = argument;
     int64_t at = (int64_t)task * GATHERED_TASK;
-    store_row(g->to.dtype, g->to.data, at, least(GATHERED_TASK, g->count - at), g->from + at, g->to.accumulate);
+    store_row(g->to.dtype, g->to.data, at, vjp_min(GATHERED_TASK, g->count - at), g->from + at, g->to.accumulate);
 }
 
-static void put_gathered(const vjp_work *work, const backward_plan *p, const panel *q, int64_t item) {
+static void store_gathered(const vjp_work *work, const backward_plan *p, const panel *q, int64_t item) {
     const vjp_linear_sizes *s = &p->sizes;
-    gathered g = {.from = q->db.data,
-                  .to = matrix_of(work, LINEAR_B_DB, q->db.columns, item * (s->transpose_b ? s->n : s->k)),
-                  .count = s->k * s->n};
-    vjp_cpu_for(work, divide_up(g.count, GATHERED_TASK), put_gathered_task, &g);
+    gathered_db g = {.from = q->db.data,
+                     .to = matrix_of(work, LINEAR_B_DB, q->db.columns, item * (s->transpose_b ? s->n : s->k)),
+                     .count = s->k * s->n};
+    vjp_cpu_for(work, vjp_divide_up(g.count, GATHERED_TASK), store_gathered_task, &g);
 }
 
 static vjp_status backward(const vjp_work *work) {
@@ -493,18 +468,18 @@ static vjp_status backward(const vjp_work *work) {
     for (int64_t item = 0; item < s->batch; item += p.items) {
         int64_t row = 0;
         do {
-            int64_t items = least(p.items, s->batch - item), rows = least(p.rows, s->m - row);
+            int64_t items = vjp_min(p.items, s->batch - item), rows = vjp_min(p.rows, s->m - row);
             panel q;
             set_panel(work, &p, item, items, row, rows, &q);
-            if (p.again) CPU_NAME(gemm)(work, &q.make_pre, product_space);
+            if (p.recomputed) CPU_NAME(gemm)(work, &q.pre_product, product_space);
             if ((dbias || p.stored) && s->n > 0 && items * rows > 0) pass_over_dpre(work, &p, &q, items * rows);
-            if (da) CPU_NAME(gemm)(work, &q.make_da, product_space);
-            if (db) CPU_NAME(gemm)(work, &q.make_db, product_space);
+            if (da) CPU_NAME(gemm)(work, &q.da_product, product_space);
+            if (db) CPU_NAME(gemm)(work, &q.db_product, product_space);
             row += rows;
-            if (p.gather_db && row == s->m) put_gathered(work, &p, &q, item);
+            if (p.gather_db && row == s->m) store_gathered(work, &p, &q, item);
         } while (row < s->m);
     }
-    if (dbias) put_dbias(work, &p);
+    if (dbias) store_dbias(work, &p);
     return VJP_OK;
 }
 

@@ -1,6 +1,6 @@
 [
     ("linear: every batch's db goes to the first", "check linear",
-     [("src/cpu/linear/linear.c", ".c = result_in(&q->db, b_rows)};", ".c = result_in(&q->db, 0)};")]),
+     [("src/cpu/linear/linear.c", "q->db_product.c = result_in(&q->db, b_rows);", "q->db_product.c = result_in(&q->db, 0);")]),
     ("linear: the last chunk of dbias is lost", "full linear",
      [("src/cpu/linear/linear.c", "for (int64_t c = 0; c < chunks; c++)", "for (int64_t c = 0; c < (chunks > 1 ? chunks - 1 : 1); c++)")]),
 ]

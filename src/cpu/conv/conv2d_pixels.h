@@ -1,28 +1,28 @@
 /*
- * Convolution of pixels (channels last) as matrix products: the rows of windows are never stored, the product reads
- * them while it packs its operand. A window's row is, tap by tap, runs of channels as they lie in memory.
+ * Convolution with channels last as matrix products: no im2col matrix is stored; rows of windows are gathered while the
+ * product packs them. Per tap, a row of a window is a contiguous run of channels.
  */
 #ifndef VJP_CPU_CONV2D_LAST_H
 #define VJP_CPU_CONV2D_LAST_H
 
 #include "cpu/conv/conv2d.h"
 
-/* The windows of all images as a matrix: rows are outputs (image, i, j), columns (group, down, across, channel). */
+/* The windows of all images as a matrix: rows are positions (image, i, j), columns (group, down, across, channel). */
 typedef struct window_rows {
     const conv_sum *sum;
-    int64_t terms; /* of a group */
-    bool joined;   /* neighbouring taps are neighbours in memory too: a row of taps is one run */
+    int64_t terms; /* per group */
+    bool joined;   /* adjacent taps are adjacent in memory: a row of taps is one run */
 } window_rows;
 
 static window_rows window_rows_of(const conv_sum *p) {
     return (window_rows){p, p->h.taps * p->w.taps * p->ins, p->groups == 1 && p->w.dilation == 1};
 }
 
-/* Elements [first, first + count) of a row of taps whose first one is over column w of the source's row at `row`. */
+/* Elements [first, first + count) of a row of taps that starts at column w of source row `row`. */
 static void load_joined(const conv_sum *p, int64_t row, int64_t w, int64_t first, int64_t count, float *to) {
-    int64_t from = w * p->ins + first, begin = most(0, -from), end = least(count, p->w.size * p->ins - from);
-    begin = least(begin, count);
-    end = most(begin, end);
+    int64_t from = w * p->ins + first, begin = vjp_max(0, -from), end = vjp_min(count, p->w.size * p->ins - from);
+    begin = vjp_min(begin, count);
+    end = vjp_max(begin, end);
     memset(to, 0, (size_t)begin * sizeof *to);
     load_row(p->source.dtype, p->source.data, row * p->w.size * p->ins + from + begin, end - begin, to + begin);
     memset(to + end, 0, (size_t)(count - end) * sizeof *to);
@@ -31,12 +31,12 @@ static void load_joined(const conv_sum *p, int64_t row, int64_t w, int64_t first
 static void read_windows(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
     const window_rows *r = source;
     const conv_sum *p = r->sum;
-    if (count == 0) return; /* no terms: there is nothing to divide by */
+    if (count == 0) return; /* no terms: avoid dividing by zero */
     int64_t image = row / (p->h.out * p->w.out), i = row / p->w.out % p->h.out, j = row % p->w.out;
     int64_t group = column / r->terms, term = column % r->terms;
     int64_t run = r->joined ? p->w.taps * p->ins : p->ins, place = term / run, in = term % run;
     while (count > 0) {
-        int64_t n = least(count, run - in);
+        int64_t n = vjp_min(count, run - in);
         int64_t down = r->joined ? place : place / p->w.taps, across = r->joined ? 0 : place % p->w.taps;
         int64_t h = i * p->h.step + p->h.base + down * p->h.dilation;
         int64_t w = j * p->w.step + p->w.base + across * p->w.dilation;
@@ -55,17 +55,17 @@ static void read_windows(const void *source, int64_t row, int64_t column, int64_
     }
 }
 
-/* Weights as [(group, down, across, in), out], for the gradient of x: a run of outs lies side by side. */
-static void read_turned_weights(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
+/* Weights as [(group, down, across, in), out], for dx: out channels are contiguous. */
+static void read_transposed_weights(const void *source, int64_t row, int64_t column, int64_t count, float *to) {
     const conv_sum *p = source;
     int64_t in = row % p->ins, across = row / p->ins % p->w.taps, down = row / p->ins / p->w.taps % p->h.taps;
     int64_t group = row / p->ins / p->w.taps / p->h.taps;
-    load_row(p->weight.dtype, p->weight.data, weight_place(p, group, column, in, down, across), count, to);
+    load_row(p->weight.dtype, p->weight.data, weight_index(p, group, column, in, down, across), count, to);
 }
 
-/* Takes sums of row (group, output) to the target's pixel. */
-static void finish_pixels(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
-    enum { PIXEL_PIECE = 256 };
+/* Epilogue: adds the bias to the sums of row (group, position) and stores them as the target's pixel. */
+static void store_pixels(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
+    enum { BIAS_BUFFER = 256 };
     const conv_sum *p = target;
     int64_t positions = p->h.out * p->w.out, output = row % (p->batch * positions),
             group = row / (p->batch * positions);
@@ -76,9 +76,9 @@ static void finish_pixels(const void *target, int64_t row, int64_t column, int64
         store_row(p->target.dtype, p->target.data, at, count, sums, p->target.accumulate);
         return;
     }
-    float bias[PIXEL_PIECE];
-    for (int64_t done = 0; done < count; done += PIXEL_PIECE) {
-        int64_t n = least(PIXEL_PIECE, count - done);
+    float bias[BIAS_BUFFER];
+    for (int64_t done = 0; done < count; done += BIAS_BUFFER) {
+        int64_t n = vjp_min(BIAS_BUFFER, count - done);
         load_row(p->bias.dtype, p->bias.data, channel + done, n, bias);
         for (int64_t i = 0; i < n; i++)
             bias[i] = sums[done + i] + bias[i];
@@ -86,18 +86,17 @@ static void finish_pixels(const void *target, int64_t row, int64_t column, int64
     }
 }
 
-/* The product of a sum; `windows` and `weights` stay with the caller. */
+/* The product of a sum; the caller keeps `windows` and `weights`. */
 static gemm_call pixels_product(const conv_sum *p, const window_rows *windows, matrix *weights) {
     int64_t outputs = p->batch * p->h.out * p->w.out;
-    gemm_call call = {.blas = p->blas,
-                      .threads = p->threads,
+    gemm_call call = {.threads = p->threads,
                       .items = p->groups,
                       .m = outputs,
                       .n = p->outs,
                       .k = windows->terms,
                       .a = {.read = read_windows, .source = windows, .item_column = windows->terms},
-                      .c = {.finish = finish_pixels, .target = p, .item_row = outputs}};
-    /* Windows of one element are rows of the source itself. */
+                      .c = {.epilogue = store_pixels, .target = p, .item_row = outputs}};
+    /* Windows of a single tap are rows of the source. */
     bool same = p->groups == 1 && p->h.taps * p->w.taps == 1 && p->h.step == 1 && p->w.step == 1 && p->h.base == 0 &&
                 p->w.base == 0 && p->h.out == p->h.size && p->w.out == p->w.size;
     if (same && p->source.dtype == VJP_F32) call.a = (gemm_operand){.data = p->source.data, .stride = p->ins};
@@ -106,7 +105,7 @@ static gemm_call pixels_product(const conv_sum *p, const window_rows *windows, m
         weights->columns = windows->terms;
         call.b = operand_of(weights, true, p->outs);
     } else {
-        call.b = (gemm_operand){.read = read_turned_weights, .source = p, .item_row = windows->terms};
+        call.b = (gemm_operand){.read = read_transposed_weights, .source = p, .item_row = windows->terms};
     }
     return call;
 }

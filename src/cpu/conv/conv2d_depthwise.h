@@ -1,28 +1,30 @@
 /*
- * Depthwise convolution: each channel by itself. There is no product to speak of, so pixels (channels last) are summed
- * directly, with vectors along the channels; planes go through conv2d_planes.h with one channel a group. The gradient
- * of the weights is a sum over all outputs for each tap, in either layout: short runs in f32, those in double, in
- * chunks that follow from the sizes and are added in order.
+ * Depthwise convolution: one input and one output channel per group.
+ *
+ *     forward, dx   channels last    here: vectors along the channels
+ *     forward, dx   channels first   conv2d_planes.h, with one channel per group
+ *     dweight       either layout    here: a sum over all positions per tap, in short f32 chains added in double, over
+ *                                    chunks that depend on the sizes alone and are added in order
  */
 #ifndef VJP_CPU_CONV2D_EACH_H
 #define VJP_CPU_CONV2D_EACH_H
 
 #include "cpu/conv/conv2d.h"
 
-static bool is_each(const vjp_conv2d_sizes *s) {
+static bool is_depthwise(const vjp_conv2d_sizes *s) {
     return s->channels == s->groups && s->out_channels == s->groups;
 }
 
-/* ---- Pixels ------------------------------------------------------------------------------------------ */
+/* ---- Forward and dx, channels last -------------------------------------------------------------------  */
 
-typedef struct each_run {
+typedef struct depthwise_run {
     const conv_sum *sum;
     const float *weights; /* [tap][channel] */
     cpu_cut cut;          /* of the output rows of all images */
-} each_run;
+} depthwise_run;
 
-/* Taps of output i that lie inside the source. */
-static conv_range each_taps(const conv_axis *x, int64_t i) {
+/* Taps of output i that are inside the source. */
+static conv_range taps_inside(const conv_axis *x, int64_t i) {
     int64_t from = i * x->step + x->base, begin = 0, end = x->taps;
     while (begin < end && from + begin * x->dilation < 0)
         begin++;
@@ -32,14 +34,14 @@ static conv_range each_taps(const conv_axis *x, int64_t i) {
 }
 
 /* Vectors of channels that are summed side by side. */
-enum { EACH_VECTORS = 4 };
+enum { DEPTHWISE_VECTORS = 4 };
 
-/* Channels [c, c + n) of one output, in up to `vectors` vectors, a constant where this is inlined. */
-INLINE void each_channels(const each_run *r, vjp_dtype dtype, int vectors, conv_range rows, conv_range columns,
-                          int64_t from, int64_t to, int64_t c, int64_t n) {
+/* Channels [c, c + n) of one output, in up to `vectors` vectors, a constant after inlining. */
+INLINE void depthwise_channels(const depthwise_run *r, vjp_dtype dtype, int vectors, conv_range rows,
+                               conv_range columns, int64_t from, int64_t to, int64_t c, int64_t n) {
     const conv_sum *p = r->sum;
     int64_t channels = p->groups;
-    vf sum[EACH_VECTORS];
+    vf sum[DEPTHWISE_VECTORS];
     for (int v = 0; v < vectors; v++)
         sum[v] = vf_zero();
     for (int64_t down = rows.begin; down < rows.end; down++)
@@ -63,86 +65,87 @@ INLINE void each_channels(const each_run *r, vjp_dtype dtype, int vectors, conv_
     }
 }
 
-INLINE void each_pixel(const each_run *r, vjp_dtype dtype, int64_t image, int64_t i, int64_t j, conv_range rows) {
+INLINE void depthwise_pixel(const depthwise_run *r, vjp_dtype dtype, int64_t image, int64_t i, int64_t j,
+                            conv_range rows) {
     const conv_sum *p = r->sum;
     int64_t channels = p->groups, h = p->h.to + i * p->h.to_step, w = p->w.to + j * p->w.to_step, c = 0;
     int64_t to = ((image * p->target_h + h) * p->target_w + w) * channels;
     int64_t from_h = i * p->h.step + p->h.base, from_w = j * p->w.step + p->w.base;
     int64_t from = ((image * p->h.size + from_h) * p->w.size + from_w) * channels;
-    conv_range columns = each_taps(&p->w, j);
-    for (; c + EACH_VECTORS * LANES <= channels; c += EACH_VECTORS * LANES)
-        each_channels(r, dtype, EACH_VECTORS, rows, columns, from, to, c, EACH_VECTORS * LANES);
+    conv_range columns = taps_inside(&p->w, j);
+    for (; c + DEPTHWISE_VECTORS * LANES <= channels; c += DEPTHWISE_VECTORS * LANES)
+        depthwise_channels(r, dtype, DEPTHWISE_VECTORS, rows, columns, from, to, c, DEPTHWISE_VECTORS * LANES);
     for (; c < channels; c += LANES)
-        each_channels(r, dtype, 1, rows, columns, from, to, c, least(LANES, channels - c));
+        depthwise_channels(r, dtype, 1, rows, columns, from, to, c, vjp_min(LANES, channels - c));
 }
 
-INLINE void each_rows(const each_run *r, vjp_dtype dtype, size_t task) {
+INLINE void depthwise_rows(const depthwise_run *r, vjp_dtype dtype, size_t task) {
     const conv_sum *p = r->sum;
     for (int64_t row = cpu_cut_begin(&r->cut, task); row < cpu_cut_end(&r->cut, task); row++)
         for (int64_t j = 0; j < p->w.out; j++)
-            each_pixel(r, dtype, row / p->h.out, row % p->h.out, j, each_taps(&p->h, row % p->h.out));
+            depthwise_pixel(r, dtype, row / p->h.out, row % p->h.out, j, taps_inside(&p->h, row % p->h.out));
 }
 
-static void each_f32(void *run, size_t task) {
-    each_rows(run, VJP_F32, task);
+static void depthwise_f32(void *run, size_t task) {
+    depthwise_rows(run, VJP_F32, task);
 }
 
-static void each_bf16(void *run, size_t task) {
-    each_rows(run, VJP_BF16, task);
+static void depthwise_bf16(void *run, size_t task) {
+    depthwise_rows(run, VJP_BF16, task);
 }
 
-static void each_f16(void *run, size_t task) {
-    each_rows(run, VJP_F16, task);
+static void depthwise_f16(void *run, size_t task) {
+    depthwise_rows(run, VJP_F16, task);
 }
 
-static size_t each_workspace(const conv_sum *p) {
-    return round_up(p->h.taps * p->w.taps * p->groups * (int64_t)sizeof(float));
+static size_t depthwise_workspace(const conv_sum *p) {
+    return whole_lines(p->h.taps * p->w.taps * p->groups * (int64_t)sizeof(float));
 }
 
-static void sum_each(const vjp_work *work, const conv_sum *p, void *workspace) {
-    static const vjp_task tasks[] = {[VJP_F32] = each_f32, [VJP_BF16] = each_bf16, [VJP_F16] = each_f16};
+static void sum_depthwise(const vjp_work *work, const conv_sum *p, void *workspace) {
+    static const vjp_task tasks[] = {[VJP_F32] = depthwise_f32, [VJP_BF16] = depthwise_bf16, [VJP_F16] = depthwise_f16};
     if (p->batch * p->groups * p->h.out * p->w.out == 0) return;
     float *weights = workspace;
     for (int64_t down = 0; down < p->h.taps; down++)
         for (int64_t across = 0; across < p->w.taps; across++)
             for (int64_t c = 0; c < p->groups; c++)
                 weights[(down * p->w.taps + across) * p->groups + c] =
-                    one_element(&p->weight, weight_place(p, c, 0, 0, down, across));
+                    load_element(&p->weight, weight_index(p, c, 0, 0, down, across));
     int64_t bytes = p->w.out * p->groups * p->h.taps * (int64_t)dtype_bytes(p->source.dtype);
-    each_run r = {p, weights, vjp_cpu_cut_items(p->batch * p->h.out, bytes, CPU_MOST_TASKS)};
+    depthwise_run r = {p, weights, vjp_cpu_cut_items(p->batch * p->h.out, bytes, CPU_MOST_TASKS)};
     vjp_cpu_for(work, r.cut.count, tasks[p->source.dtype], &r);
 }
 
-/* ---- The gradient of the weights --------------------------------------------------------------------- */
+/* ---- dweight -----------------------------------------------------------------------------------------  */
 
-/* Outputs whose products are summed in f32 before they go into a double. */
-enum { EACH_RUN = 64 };
+/* Terms of an f32 chain before it is added in double. */
+enum { DEPTHWISE_CHAIN = 64 };
 
-/* The most doubles of all partial sums: 4 MiB. */
-enum { EACH_PARTIALS = 1 << 19, EACH_CHUNKS = 64 };
+/* Limits on the doubles of all partial sums (4 MiB) and on the partial sums per element. */
+enum { DEPTHWISE_PARTIALS = 1 << 19, DEPTHWISE_CHUNKS = 64 };
 
-typedef struct each_gradient {
+typedef struct depthwise_gradient {
     conv_sum sum; /* the forward's: source is x */
     matrix dy;
     bool last;
     cpu_cut cut;     /* of the output rows of all images */
     double *partial; /* [chunk][tap][channel] */
-} each_gradient;
+} depthwise_gradient;
 
-/* Columns of a row of outputs that tap `across` reads inside the source, from `from` on, at most EACH_RUN. */
-static conv_range each_columns(const conv_sum *p, int64_t across, int64_t from) {
-    return inside(&p->w, p->w.base + across * p->w.dilation, from, least(EACH_RUN, p->w.out - from));
+/* Columns from `from`, at most DEPTHWISE_CHAIN, in which tap `across` is inside the source. */
+static conv_range columns_inside(const conv_sum *p, int64_t across, int64_t from) {
+    return inside(&p->w, p->w.base + across * p->w.dilation, from, vjp_min(DEPTHWISE_CHAIN, p->w.out - from));
 }
 
-INLINE void each_gradient_last(const each_gradient *g, vjp_dtype dtype, int64_t row, int64_t h, int64_t down,
-                               double *sums) {
+INLINE void depthwise_gradient_pixels(const depthwise_gradient *g, vjp_dtype dtype, int64_t row, int64_t h,
+                                      int64_t down, double *sums) {
     const conv_sum *p = &g->sum;
     int64_t channels = p->groups, image = row / p->h.out;
     for (int64_t across = 0; across < p->w.taps; across++)
-        for (int64_t from = 0; from < p->w.out; from += EACH_RUN) {
-            conv_range r = each_columns(p, across, from);
+        for (int64_t from = 0; from < p->w.out; from += DEPTHWISE_CHAIN) {
+            conv_range r = columns_inside(p, across, from);
             for (int64_t c = 0; c < channels && r.begin < r.end; c += LANES) {
-                int64_t n = least(LANES, channels - c);
+                int64_t n = vjp_min(LANES, channels - c);
                 vf sum = vf_zero();
                 for (int64_t j = r.begin; j < r.end; j++) {
                     int64_t w = j * p->w.step + p->w.base + across * p->w.dilation;
@@ -158,9 +161,9 @@ INLINE void each_gradient_last(const each_gradient *g, vjp_dtype dtype, int64_t 
         }
 }
 
-/* The sum of dy times what tap (down, across) meets, over outputs [from, to) of rows [i, end) of one plane. */
-INLINE double each_tap_sum(const each_gradient *g, vjp_dtype dtype, int64_t plane, int64_t down, int64_t across,
-                           int64_t i, int64_t end) {
+/* The sum of dy times the source under tap (down, across), over rows [i, end) of one plane. */
+INLINE double depthwise_tap_sum(const depthwise_gradient *g, vjp_dtype dtype, int64_t plane, int64_t down,
+                                int64_t across, int64_t i, int64_t end) {
     const conv_sum *p = &g->sum;
     int64_t shift = p->w.base + across * p->w.dilation;
     conv_range r = inside(&p->w, shift, 0, p->w.out);
@@ -172,12 +175,12 @@ INLINE double each_tap_sum(const each_gradient *g, vjp_dtype dtype, int64_t plan
         if (h < 0 || h >= p->h.size) continue;
         int64_t x_row = (plane * p->h.size + h) * p->w.size + shift, dy_row = (plane * p->h.out + i) * p->w.out;
         for (int64_t j = r.begin; j < r.end; j += LANES) {
-            int64_t n = least(LANES, r.end - j), at = x_row + j * p->w.step;
+            int64_t n = vjp_min(LANES, r.end - j), at = x_row + j * p->w.step;
             float lanes[LANES] = {0};
-            if (p->w.step > 1) load_apart(dtype, p->source.data, at, p->w.step, n, lanes);
+            if (p->w.step > 1) load_strided(dtype, p->source.data, at, p->w.step, n, lanes);
             vf x = p->w.step > 1 ? vf_load(VJP_F32, lanes, 0) : vf_load_part(dtype, p->source.data, at, n);
             sum = vf_fma(vf_load_part(dtype, g->dy.data, dy_row + j, n), x, sum);
-            if (++summed % EACH_RUN) continue;
+            if (++summed % DEPTHWISE_CHAIN) continue;
             total += (double)vf_sum(sum);
             sum = vf_zero();
         }
@@ -186,17 +189,17 @@ INLINE double each_tap_sum(const each_gradient *g, vjp_dtype dtype, int64_t plan
 }
 
 /* Rows [i, end) of one image. */
-INLINE void each_gradient_first(const each_gradient *g, vjp_dtype dtype, int64_t image, int64_t i, int64_t end,
-                                double *sums) {
+INLINE void depthwise_gradient_planes(const depthwise_gradient *g, vjp_dtype dtype, int64_t image, int64_t i,
+                                      int64_t end, double *sums) {
     const conv_sum *p = &g->sum;
     for (int64_t c = 0; c < p->groups; c++)
         for (int64_t down = 0; down < p->h.taps; down++)
             for (int64_t across = 0; across < p->w.taps; across++)
                 sums[(down * p->w.taps + across) * p->groups + c] +=
-                    each_tap_sum(g, dtype, image * p->groups + c, down, across, i, end);
+                    depthwise_tap_sum(g, dtype, image * p->groups + c, down, across, i, end);
 }
 
-INLINE void each_gradient_rows(const each_gradient *g, vjp_dtype dtype, size_t task) {
+INLINE void depthwise_gradient_rows(const depthwise_gradient *g, vjp_dtype dtype, size_t task) {
     const conv_sum *p = &g->sum;
     int64_t count = p->h.taps * p->w.taps * p->groups, end = cpu_cut_end(&g->cut, task);
     double *sums = g->partial + (int64_t)task * count;
@@ -204,48 +207,49 @@ INLINE void each_gradient_rows(const each_gradient *g, vjp_dtype dtype, size_t t
     for (int64_t row = cpu_cut_begin(&g->cut, task); row < end;) {
         int64_t image = row / p->h.out, i = row % p->h.out;
         if (!g->last) {
-            int64_t rows = least(end - row, p->h.out - i);
-            each_gradient_first(g, dtype, image, i, i + rows, sums);
+            int64_t rows = vjp_min(end - row, p->h.out - i);
+            depthwise_gradient_planes(g, dtype, image, i, i + rows, sums);
             row += rows;
             continue;
         }
         for (int64_t down = 0; down < p->h.taps; down++) {
             int64_t h = i * p->h.step + p->h.base + down * p->h.dilation;
-            if (h >= 0 && h < p->h.size) each_gradient_last(g, dtype, row, h, down, sums);
+            if (h >= 0 && h < p->h.size) depthwise_gradient_pixels(g, dtype, row, h, down, sums);
         }
         row++;
     }
 }
 
-static void each_gradient_f32(void *gradient, size_t task) {
-    each_gradient_rows(gradient, VJP_F32, task);
+static void depthwise_gradient_f32(void *gradient, size_t task) {
+    depthwise_gradient_rows(gradient, VJP_F32, task);
 }
 
-static void each_gradient_bf16(void *gradient, size_t task) {
-    each_gradient_rows(gradient, VJP_BF16, task);
+static void depthwise_gradient_bf16(void *gradient, size_t task) {
+    depthwise_gradient_rows(gradient, VJP_BF16, task);
 }
 
-static void each_gradient_f16(void *gradient, size_t task) {
-    each_gradient_rows(gradient, VJP_F16, task);
+static void depthwise_gradient_f16(void *gradient, size_t task) {
+    depthwise_gradient_rows(gradient, VJP_F16, task);
 }
 
-static cpu_cut each_gradient_cut(const conv_sum *p) {
+static cpu_cut depthwise_gradient_cut(const conv_sum *p) {
     int64_t doubles = p->h.taps * p->w.taps * p->groups;
-    int64_t limit = most(1, least(EACH_CHUNKS, EACH_PARTIALS / most(1, doubles)));
+    int64_t limit = vjp_max(1, vjp_min(DEPTHWISE_CHUNKS, DEPTHWISE_PARTIALS / vjp_max(1, doubles)));
     int64_t bytes = p->w.out * p->groups * p->h.taps * (int64_t)dtype_bytes(p->source.dtype);
     return vjp_cpu_cut_items(p->batch * p->h.out, bytes, limit);
 }
 
-static size_t each_gradient_workspace(const conv_sum *p) {
-    return round_up(most(1, each_gradient_cut(p).count) * p->h.taps * p->w.taps * p->groups * (int64_t)sizeof(double));
+static size_t depthwise_gradient_workspace(const conv_sum *p) {
+    return whole_lines(vjp_max(1, depthwise_gradient_cut(p).count) * p->h.taps * p->w.taps * p->groups *
+                       (int64_t)sizeof(double));
 }
 
-/* `sum` is the forward's, over x. */
-static void each_weight_gradient(const vjp_work *work, const conv_sum *p, const matrix *dy, const matrix *dweight,
-                                 bool last, void *workspace) {
+/* `p` is the forward's sum, over x. */
+static void depthwise_weight_gradient(const vjp_work *work, const conv_sum *p, const matrix *dy, const matrix *dweight,
+                                      bool last, void *workspace) {
     static const vjp_task tasks[] = {
-        [VJP_F32] = each_gradient_f32, [VJP_BF16] = each_gradient_bf16, [VJP_F16] = each_gradient_f16};
-    each_gradient g = {.sum = *p, .dy = *dy, .last = last, .cut = each_gradient_cut(p), .partial = workspace};
+        [VJP_F32] = depthwise_gradient_f32, [VJP_BF16] = depthwise_gradient_bf16, [VJP_F16] = depthwise_gradient_f16};
+    depthwise_gradient g = {.sum = *p, .dy = *dy, .last = last, .cut = depthwise_gradient_cut(p), .partial = workspace};
     int64_t taps = p->h.taps * p->w.taps, channels = p->groups;
     vjp_cpu_for(work, g.cut.count, tasks[p->source.dtype], &g);
     for (int64_t c = 0; c < channels; c++)
@@ -253,7 +257,7 @@ static void each_weight_gradient(const vjp_work *work, const conv_sum *p, const 
             double total = 0;
             for (int64_t chunk = 0; chunk < g.cut.count; chunk++)
                 total += g.partial[(chunk * taps + tap) * channels + c];
-            put_element(dweight, c * taps + tap, (float)total);
+            store_element(dweight, c * taps + tap, (float)total);
         }
 }
 

@@ -1,0 +1,107 @@
+/*
+ * attention's forward on the CPU where sums are long or near the end of the range, against ref in f64 on the same
+ * numbers: many keys (sums in two levels, rescaled while the maximum grows) and values whose mean fits f32 while their
+ * sum does not.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "numbers.h"
+#include "vjp.h"
+
+typedef enum values { EQUAL, RANDOM, LARGE, LARGE_LATER, LARGE_COLUMN } values;
+
+typedef struct long_case {
+    const char *name;
+    int64_t time, keys;
+    int64_t causal;
+    values values;
+    double slope; /* of the scores, from the first key to the last */
+} long_case;
+
+/* 4096 keys are summed in one level. */
+static const long_case cases[] = {
+    {"equal keys", 3, 65536, 0, EQUAL, 0},
+    {"a maximum that grows", 3, 13000, 0, RANDOM, 20},
+    {"a maximum that grows, causal", 140, 8300, 1, RANDOM, 20},
+    {"large values", 3, 128, 0, LARGE, 0},
+    {"large values, two levels", 3, 5000, 0, LARGE, 1},
+    {"large values after small ones", 3, 128, 0, LARGE_LATER, 0},
+    {"large values in the second level", 3, 9000, 0, LARGE_LATER, 0},
+    {"large values in a later tile", 300, 300, 1, LARGE_LATER, 0},
+    {"large values in one column", 3, 1000, 0, LARGE_COLUMN, 0},
+};
+
+enum { DIM = 5 };
+
+/* One level gives 3.9e-6 for 65536 equal keys. */
+static const double bound = 2.5e-6;
+
+static double value_of(const long_case *c, int64_t key, int64_t column) {
+    switch (c->values) {
+    case EQUAL: return 0.1;
+    case LARGE: return 3e38;
+    case LARGE_LATER: return key < c->keys * 2 / 3 ? 1e33 : 3e38;
+    case LARGE_COLUMN: return column ? 1e-30 : -3e38;
+    default: return 1 + 0.5 * random_of(2, 7, (uint64_t)(key * DIM + column));
+    }
+}
+
+static vjp_tensor tensor_of(vjp_dtype dtype, int64_t rows) {
+    const int64_t shape[] = {1, rows, 1, DIM};
+    void *data = calloc((size_t)(rows * DIM), dtype == VJP_F64 ? sizeof(double) : sizeof(float));
+    assert_non_null(data);
+    return vjp_tensor_of(data, dtype, 4, shape);
+}
+
+/* y of the case on a device; the numbers are f32 in either type. */
+static vjp_tensor forward(const char *device_name, vjp_dtype dtype, const long_case *c) {
+    vjp_device *device;
+    vjp_options options = VJP_OPTIONS_DEFAULTS;
+    vjp_attention_attributes attributes = VJP_ATTENTION_DEFAULTS;
+    vjp_tensor y = tensor_of(dtype, c->time), q = tensor_of(dtype, c->time), k = tensor_of(dtype, c->keys);
+    vjp_tensor v = tensor_of(dtype, c->keys);
+    options.threads = 2;
+    attributes.causal = c->causal;
+    attributes.scale = 1;
+    for (int64_t i = 0; i < c->time * DIM; i++)
+        put(&q, i, 1);
+    for (int64_t i = 0; i < c->keys * DIM; i++) {
+        put(&k, i, (float)(c->slope * (double)(i / DIM) / (double)c->keys / DIM));
+        put(&v, i, (float)value_of(c, i / DIM, i % DIM));
+    }
+    assert_int_equal(vjp_open(device_name, &options, &device), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, &attributes), VJP_OK);
+    vjp_close(device);
+    free(q.data);
+    free(k.data);
+    free(v.data);
+    return y;
+}
+
+static void test_long_sums(void **state) {
+    (void)state;
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        const long_case *c = &cases[n];
+        vjp_tensor y = forward("cpu", VJP_F32, c), exact = forward("ref", VJP_F64, c);
+        double worst = 0;
+        for (int64_t i = 0; i < count_of(&y); i++) {
+            double error = fabs(get(&y, i) - get(&exact, i)) / fabs(get(&exact, i));
+            if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
+        }
+        if (!(worst <= bound)) fail_msg("%s: relative error %g, at most %g", c->name, worst, bound);
+        free(y.data);
+        free(exact.data);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_long_sums)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
