@@ -8,7 +8,7 @@
  * saved lse; without it the row is measured as in the forward, and the walk finds it in the second-level cache. Every
  * logit is read before its place is written, so dlogits may be logits.
  */
-#include "cpu/simd/stream.h"
+#include "cpu/dispatch.h"
 #include "cpu/simd/vec_math.h"
 #include "op/op.h"
 
@@ -83,7 +83,7 @@ INLINE block_sums sum_block(vjp_dtype dtype, const void *z, int64_t n, float shi
         s.sum[c] = s.below[c] = vf_zero();
     for (; i + CHAINS * LANES <= n; i += CHAINS * LANES)
         for (int c = 0; c < CHAINS; c++) {
-            if (dtype == VJP_F32 || c % 2 == 0) __builtin_prefetch(at(dtype, z, i + c * LANES + AHEAD), 0, 2);
+            if (dtype == VJP_F32 || c % 2 == 0) prefetch_second_level(at(dtype, z, i + c * LANES + AHEAD), 1);
             add_vector(&s, c, vf_load(dtype, z, i + c * LANES), shift, smooth);
         }
     for (; i + LANES <= n; i += LANES)
@@ -147,7 +147,7 @@ typedef struct partial {
 
 typedef struct loss_call {
     vjp_cross_entropy_sizes s;
-    vjp_dtype target_type;
+    vjp_dtype dtype, target_type;
     const void *logits, *target;
     float *lse;
     bool wants_loss;
@@ -221,23 +221,16 @@ INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool 
     call->partials[task] = sum;
 }
 
-INLINE void loss_task(const loss_call *call, size_t task, vjp_dtype dtype) {
+INLINE void loss_rows_of(vjp_dtype dtype, const loss_call *call, size_t task) {
     if (call->s.smoothing != 0)
         loss_rows(call, task, dtype, true);
     else
         loss_rows(call, task, dtype, false);
 }
 
-static void loss_f32(void *call, size_t task) {
-    loss_task(call, task, VJP_F32);
-}
-
-static void loss_bf16(void *call, size_t task) {
-    loss_task(call, task, VJP_BF16);
-}
-
-static void loss_f16(void *call, size_t task) {
-    loss_task(call, task, VJP_F16);
+static void loss_task(void *argument, size_t task) {
+    const loss_call *call = argument;
+    BY_DTYPE(call->dtype, loss_rows_of, call, task);
 }
 
 static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
@@ -245,9 +238,9 @@ static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
 }
 
 static vjp_status forward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = loss_f32, [VJP_BF16] = loss_bf16, [VJP_F16] = loss_f16};
     loss_call call = {
         .s = vjp_cross_entropy_sizes_of(work),
+        .dtype = work->storage,
         .target_type = vjp_type(work, CROSS_ENTROPY_TARGET),
         .logits = vjp_data(work, CROSS_ENTROPY_LOGITS),
         .target = vjp_data(work, CROSS_ENTROPY_TARGET),
@@ -257,7 +250,7 @@ static vjp_status forward(const vjp_work *work) {
     };
     call.cut = cut_rows(&call.s);
     if (!call.wants_loss && !call.lse) return VJP_OK;
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, loss_task, &call);
     if (!call.wants_loss) return VJP_OK;
     partial total = {0};
     for (int64_t task = 0; task < call.cut.count; task++) {
@@ -280,7 +273,7 @@ static size_t forward_workspace(const vjp_work *work) {
 typedef struct gradient_call {
     vjp_cross_entropy_sizes s;
     write_mode mode;
-    vjp_dtype target_type;
+    vjp_dtype dtype, target_type;
     void *dlogits;
     const void *logits, *target;
     const float *lse; /* NULL: measured */
@@ -311,15 +304,8 @@ INLINE void write_vector(const row_gradient *g, vjp_dtype dtype, write_mode mode
     vf_write_part(mode, dtype, to, i, n, vf_mul(d, vf_set(g->scale)));
 }
 
-/* Elements before the first at a multiple of a vector's bytes, from where on stores can go past the caches. */
-INLINE int64_t before_aligned(vjp_dtype dtype, const void *to, int64_t n) {
-    int64_t bytes = LANES * (int64_t)dtype_bytes(dtype);
-    int64_t before = (int64_t)(-(uintptr_t)to % (uintptr_t)bytes) / (int64_t)dtype_bytes(dtype);
-    return before < n ? before : n;
-}
-
 INLINE void write_row(const row_gradient *g, vjp_dtype dtype, write_mode mode, void *to, const void *z, int64_t n) {
-    int64_t i = mode == WRITE_STREAM ? before_aligned(dtype, to, n) : 0;
+    int64_t i = write_head(mode, dtype, to, n);
     if (i > 0) write_vector(g, dtype, mode, to, z, 0, i);
     for (; i + LANES <= n; i += LANES)
         write_vector(g, dtype, mode, to, z, i, LANES);
@@ -330,7 +316,7 @@ INLINE void write_zeros(vjp_dtype dtype, write_mode mode, void *to, int64_t n) {
     if (mode != WRITE_ADD) memset(to, 0, (size_t)n * dtype_bytes(dtype));
 }
 
-INLINE void gradient_rows(const gradient_call *call, size_t task, vjp_dtype dtype, write_mode mode) {
+INLINE void gradient_rows(vjp_dtype dtype, write_mode mode, const gradient_call *call, size_t task) {
     const vjp_cross_entropy_sizes *s = &call->s;
     row_gradient g = {.scale = call->scale, .at_target = (float)s->at_target, .elsewhere = (float)s->elsewhere};
     for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
@@ -354,24 +340,9 @@ INLINE void gradient_rows(const gradient_call *call, size_t task, vjp_dtype dtyp
     if (mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void gradient_task(const gradient_call *call, size_t task, vjp_dtype dtype) {
-    switch (call->mode) {
-    case WRITE_STREAM: gradient_rows(call, task, dtype, WRITE_STREAM); break;
-    case WRITE_ADD: gradient_rows(call, task, dtype, WRITE_ADD); break;
-    default: gradient_rows(call, task, dtype, WRITE_PLAIN); break;
-    }
-}
-
-static void gradient_f32(void *call, size_t task) {
-    gradient_task(call, task, VJP_F32);
-}
-
-static void gradient_bf16(void *call, size_t task) {
-    gradient_task(call, task, VJP_BF16);
-}
-
-static void gradient_f16(void *call, size_t task) {
-    gradient_task(call, task, VJP_F16);
+static void gradient_task(void *argument, size_t task) {
+    const gradient_call *call = argument;
+    BY_DTYPE_AND_MODE(call->dtype, call->mode, gradient_rows, call, task);
 }
 
 static void count_task(void *argument, size_t task) {
@@ -396,9 +367,9 @@ static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {
 }
 
 static vjp_status backward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = gradient_f32, [VJP_BF16] = gradient_bf16, [VJP_F16] = gradient_f16};
     gradient_call call = {
         .s = vjp_cross_entropy_sizes_of(work),
+        .dtype = work->storage,
         .target_type = vjp_type(work, CROSS_ENTROPY_B_TARGET),
         .dlogits = vjp_data(work, CROSS_ENTROPY_B_DLOGITS),
         .logits = vjp_data(work, CROSS_ENTROPY_B_LOGITS),
@@ -412,7 +383,7 @@ static vjp_status backward(const vjp_work *work) {
     int64_t bytes = call.s.rows * call.s.classes * (int64_t)dtype_bytes(work->storage);
     call.mode = write_mode_of(work, CROSS_ENTROPY_B_DLOGITS, bytes, true, call.dlogits == call.logits);
     call.cut = cut_rows(&call.s);
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, gradient_task, &call);
     return VJP_OK;
 }
 

@@ -14,7 +14,6 @@
  * still in the caches. Everything is read before it is written, so y may be x.
  */
 #include "cpu/reduce/sums.h"
-#include "op/op.h"
 
 extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 
@@ -91,7 +90,7 @@ INLINE double scan_line(vjp_dtype dtype, bool reverse, bool exclusive, write_mod
     for (int64_t part = 0, v = 0; part < 2; part++)
         for (int64_t distance = part ? past : reverse ? -ahead : ahead; v < ends[part]; v += LANES) {
             int64_t i = reverse ? whole - LANES - v : v;
-            __builtin_prefetch(at(dtype, x, i + distance));
+            prefetch_first_level(at(dtype, x, i + distance), 1);
             carry = scan_vector(dtype, reverse, exclusive, mode, y, x, i, LANES, carry);
         }
     if (!reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
@@ -175,7 +174,7 @@ INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype)
         int64_t ahead = (call->s.reverse ? -ROWS_AHEAD : ROWS_AHEAD) * call->s.inner;
         bool more = r + ROWS_AHEAD < p->rows;
         for (int64_t j = 0; j < p->width; j += LANES) {
-            if (more) __builtin_prefetch(at(dtype, call->x, first + ahead + j));
+            if (more) prefetch_first_level(at(dtype, call->x, first + ahead + j), 1);
             vd before = vd_load(sums + j);
             vd after = vd_add(before, vd_of(vf_load_part(dtype, call->x, first + j, p->width - j)));
             vd_store(sums + j, after);
@@ -255,7 +254,7 @@ INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
 
 /* ---- Tasks ------------------------------------------------------------------------------------------- */
 
-INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
+INLINE void scan(vjp_dtype dtype, const scan_call *call, const piece *p) {
     switch (call->way) {
     case SCAN_LINES: scan_lines(call, p, dtype); break;
     case SCAN_PACKED: scan_packed_lines(call, p, dtype); break;
@@ -264,22 +263,8 @@ INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
     }
 }
 
-static void scan_f32(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_F32);
-}
-
-static void scan_bf16(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_BF16);
-}
-
-static void scan_f16(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_F16);
-}
-
 static void scan_piece(const scan_call *call, const piece *p) {
-    static void (*const typed[])(const scan_call *,
-                                 const piece *) = {[VJP_F32] = scan_f32, [VJP_BF16] = scan_bf16, [VJP_F16] = scan_f16};
-    typed[call->dtype](call, p);
+    BY_DTYPE(call->dtype, scan, call, p);
 }
 
 /* Whole rows. */
