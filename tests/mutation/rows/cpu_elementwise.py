@@ -12,16 +12,18 @@
      [("src/cpu/elementwise/activation.h", "return vf_min(vf_set(GELU_TANH_END), vf_abs(x));", "return vf_abs(x);")]),
     ("linear: gelu far out without what rounding its exponent lost", "test test_activations",
      [("src/cpu/elementwise/activation.h", "return vf_fma(vf_neg(v_rest), e, e);", "return e;")]),
-    ("swiglu: dgate is written before up, in its place, is read", "check swiglu",
-     [("src/cpu/elementwise/swiglu.c", "vf up = vf_load_part(dtype, call->up, i, n), slope,", "vf up = vf_zero(), slope,"),
-      ("src/cpu/elementwise/swiglu.c", "if (call->out[1]) vf_write_part(up_mode,",
-       "up = vf_load_part(dtype, call->up, i, n);\n    if (call->out[1]) vf_write_part(up_mode,")]),
+    ("elementwise: the second input of a vector is read after the first output is written", "check swiglu",
+     [("src/cpu/elementwise/elementwise.h", "    element_store(op, t, c, stores, 0, i, n, e.out[0]);\n    if (op->outputs > 1)",
+       "    element_store(op, t, c, stores, 0, i, n, e.out[0]);\n    if (op->outputs > 1 && op->inputs > 2) {\n"
+       "        e.in[2] = element_load(op, t, c, 2, i, row, n);\n        formula(c->parameters, &e);\n    }\n    if (op->outputs > 1)")]),
     ("swiglu: dy * up before the slope, past all range", "test test_activations",
      [("src/cpu/elementwise/swiglu.c", "vf_mul(vf_mul(slope, dy), up)", "vf_mul(slope, vf_mul(dy, up))")]),
+    ("elementwise: a row begins one element late", "check add",
+     [("src/cpu/elementwise/elementwise.h", "kind & ROW ? i - row : i, n);", "kind & ROW && i > row ? i - row - 1 : kind & ROW ? 0 : i, n);")]),
+    ("elementwise: the last elements, less than a vector, are not written", "check scale",
+     [("src/cpu/elementwise/elementwise.h", "        part = end - i;\n    } while (part);", "        part = 0;\n    } while (part);")]),
     ("mul: da in the place of a is written before a is read for db", "check mul",
-     [("src/cpu/elementwise/broadcast.h", "    if (v.product && c->a) share = vf_mul(dy, vf_load_part(v.dtype, c->a, i, n));\n    if (!c->out) return share;",
-       "    if (!c->out) return v.product && c->a ? vf_mul(dy, vf_load_part(v.dtype, c->a, i, n)) : share;"),
-      ("src/cpu/elementwise/broadcast.h", "    vf_write_part(c->mode, v.dtype, c->out, i, n, da);\n    return share;",
-       "    vf_write_part(c->mode, v.dtype, c->out, i, n, da);\n"
-       "    return v.product && c->a ? vf_mul(dy, vf_load_part(v.dtype, c->a, i, n)) : share;")]),
+     [("src/cpu/elementwise/elementwise.h", "EACH_ITS_OWN, 0, i, n, e.out[0]);\n    return e.out[op->outputs - 1];",
+       "EACH_ITS_OWN, 0, i, n, e.out[0]);\n    if (op->inputs > 1) e = element_compute(formula, op, t, c, i, row, n);\n"
+       "    return e.out[op->outputs - 1];")]),
 ]
