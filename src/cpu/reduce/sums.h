@@ -8,14 +8,25 @@
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/simd/shuffle.h"
 
+/* All in double, for numbers whose sum is past f32's range. */
+INLINE double sum_block_exact(vjp_dtype dtype, const void *x, int64_t n) {
+    double total = 0;
+    for (int64_t i = 0; i < n; i++)
+        total += (double)f32_load(dtype, x, i);
+    return total;
+}
+
 /* Sixteen f32 sums of at most 16 numbers each, then double: as good as double throughout, at the speed of f32. */
 INLINE double sum_line(vjp_dtype dtype, const void *x, int64_t n) {
     double total = 0;
     for (int64_t i = 0; i < n;) {
         vf sums = vf_zero();
+        int64_t begin = i;
         for (int j = 0; j < LANES && i < n; j++, i += LANES)
             sums = vf_add(sums, vf_load_part(dtype, x, i, n - i));
-        total += (double)vf_sum(sums);
+        float sum = vf_sum(sums);
+        bool fits = sum - sum == 0; /* neither Inf nor NaN */
+        total += fits ? (double)sum : sum_block_exact(dtype, at(dtype, x, begin), vjp_min(i, n) - begin);
     }
     return total;
 }
@@ -139,21 +150,34 @@ INLINE void column_rows(element_formula formula, const element_op *op, element_t
     if (j < end) column_add(formula, op, t, call, c, sums + j - first, i + j, j, rows, end - j);
 }
 
-/* One item: a block of columns of a chunk of a matrix. */
+INLINE bool column_sums_finite(const double *sums, int64_t n) {
+    double difference = 0; /* NaN as soon as one sum is Inf or NaN */
+    for (int64_t j = 0; j < n; j++)
+        difference += sums[j] - sums[j];
+    return difference == 0;
+}
+
+/*
+ * One item: a block of columns of a chunk of a matrix. Where nothing is stored in passing, sums that are not finite are
+ * made again in double alone: four rows together may have left f32's range.
+ */
 INLINE void column_item(element_formula formula, const element_op *op, element_types t, const element_call *call,
                         const column_sums *c, int64_t item) {
     int64_t block = item % c->blocks, chunk = item / c->blocks % c->chunks, matrix = item / c->blocks / c->chunks;
     int64_t first = block * COLUMN_BLOCK, end = vjp_min(first + COLUMN_BLOCK, c->width);
-    int64_t row = chunk * c->chunk, last = vjp_min(row + c->chunk, c->whole);
-    int64_t start = matrix * c->rows * c->dim;
+    int64_t last = vjp_min((chunk + 1) * c->chunk, c->whole), start = matrix * c->rows * c->dim;
     double sums[COLUMN_BLOCK + LANES];
-    memset(sums, 0, (size_t)(end - first + LANES) * sizeof sums[0]);
-    for (; row + COLUMN_ROWS <= last; row += COLUMN_ROWS)
-        column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, COLUMN_ROWS);
-    for (; row < last; row++)
-        column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, 1);
-    if (chunk == c->chunks - 1 && first < c->rest)
-        column_rows(formula, op, t, call, c, sums, start + c->whole * c->width, first, vjp_min(end, c->rest), 1);
+    for (bool exact = false;; exact = true) {
+        int64_t row = chunk * c->chunk;
+        memset(sums, 0, (size_t)(end - first + LANES) * sizeof sums[0]);
+        for (; !exact && row + COLUMN_ROWS <= last; row += COLUMN_ROWS)
+            column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, COLUMN_ROWS);
+        for (; row < last; row++)
+            column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, 1);
+        if (chunk == c->chunks - 1 && first < c->rest)
+            column_rows(formula, op, t, call, c, sums, start + c->whole * c->width, first, vjp_min(end, c->rest), 1);
+        if (exact || op->outputs > 1 || column_sums_finite(sums, end - first)) break;
+    }
     if (c->chunks == 1)
         column_finish(c, matrix, first, end, sums, 1);
     else
