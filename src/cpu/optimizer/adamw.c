@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "cpu/elementwise/elementwise.h"
+#include "cpu/optimizer/decay.h"
 
 extern const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT];
 
@@ -28,7 +29,7 @@ INLINE void step(const void *parameters, element_vectors *e) {
     vf size = vf_fma(vf_sqrt(v), vf_set(p->correct_root), vf_set(p->eps));
     /* Nothing averaged yet and no eps: 0 / 0, and the weight stays. */
     vf direction = vf_select(vf_equal(size, vf_zero()), vf_zero(), vf_div(vf_mul(m, vf_set(p->correct_m)), size));
-    vf update = vf_fma(w, vf_set(p->decay), direction);
+    vf update = decayed(w, p->decay, direction);
     e->out[0] = vf_fma(update, vf_set(-p->lr), w);
     e->out[1] = m;
     e->out[2] = v;

@@ -1,5 +1,6 @@
 /* sgd on the CPU: five streams, at the speed of memory. The weights change by one FMA of the whole update. */
 #include "cpu/elementwise/elementwise.h"
+#include "cpu/optimizer/decay.h"
 
 extern const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT];
 
@@ -11,7 +12,7 @@ typedef struct sgd_parameters {
 INLINE void step(const void *parameters, element_vectors *e) {
     const sgd_parameters *p = parameters;
     vf w = e->in[0], beta = vf_set(p->beta);
-    vf g = vf_fma(w, vf_set(p->decay), vf_mul(e->in[1], vf_set(p->scale)));
+    vf g = decayed(w, p->decay, vf_mul(e->in[1], vf_set(p->scale)));
     vf momentum = p->has_momentum ? vf_fma(e->in[2], beta, g) : g;
     vf direction = p->nesterov ? vf_fma(momentum, beta, g) : momentum;
     e->out[0] = vf_fma(direction, vf_set(-p->lr), w);
