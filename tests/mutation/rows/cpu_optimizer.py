@@ -13,4 +13,6 @@
        "p->nesterov ? vf_fma(vf_sub(momentum, g), beta, g) : momentum;")]),
     ("clip: a NaN norm passes as a short one", "check clip",
      [("src/cpu/optimizer/clip.c", "norm <= a->max_norm ? 1", "!(norm > a->max_norm) ? 1")]),
+    ("sgd, adamw: no decay of an infinite weight is 0 * Inf", "test test_range",
+     [("src/cpu/optimizer/decay.h", "return decay != 0 ?", "return decay >= 0 ?")]),
 ]
