@@ -13,6 +13,9 @@
 /* Beyond, the logistic function and its slope are 0 or 1 in f32; for gelu's tanh form and for its erf form likewise. */
 static const float LOGISTIC_END = 110, GELU_TANH_END = 12, GELU_ERF_END = 16;
 
+/* Below, 1 + exp(x) is 1 and exp(x) may be denormal. */
+static const float SILU_TAIL = -87;
+
 /*
  * gelu's tanh form is x sigmoid(v), v = 2 sqrt(2/pi) (x + 0.044715 x^3) = x (LINEAR + CUBIC x^2); REST is what f32
  * loses of the two numbers. LINEAR is a multiple of 2^-19, the last digit of LINEAR + CUBIC x^2 at the end.
@@ -84,25 +87,40 @@ INLINE vf gelu_tanh_slope(vf x) {
     return vf_fma(vf_mul(vf_mul(vf_copysign(size, x), dv), s.complement), s.value, s.value);
 }
 
+/*
+ * silu and its derivative from one exp. Where exp(x) is a denormal number, they are x exp(x) and (1 + x) exp(x), which
+ * have more digits than exp(x) itself: the factor is multiplied before the power of 2.
+ */
+INLINE vf silu_and_slope(vf x, vf *slope) {
+    vf near = vf_clamp(x, -LOGISTIC_END, LOGISTIC_END);
+    exp_parts parts = exp_split(vf_neg(vf_abs(near)));
+    logistic s = logistic_from(exp_join(parts.e, parts.rounded), vf_signed(near));
+    vi tiny = vf_less(x, vf_set(SILU_TAIL));
+    *slope = vf_select(tiny, exp_join(vf_fma(near, parts.e, parts.e), parts.rounded),
+                       vf_fma(vf_mul(near, s.complement), s.value, s.value));
+    return vf_select(tiny, exp_join(vf_mul(near, parts.e), parts.rounded), damped(x, s.value));
+}
+
+/* The same bits for silu alone. */
+INLINE vf silu(vf x) {
+    exp_parts parts = exp_split(vf_neg(vf_min(vf_set(LOGISTIC_END), vf_abs(x))));
+    vf e = exp_join(parts.e, parts.rounded), numerator = vf_select(vf_signed(x), e, vf_set(1));
+    vf near = vf_max(vf_set(-LOGISTIC_END), x);
+    return vf_select(vf_less(x, vf_set(SILU_TAIL)), exp_join(vf_mul(near, parts.e), parts.rounded),
+                     damped(x, vf_div(numerator, vf_add(vf_set(1), e))));
+}
+
 INLINE vf activate(vjp_activation activation, vf x) {
     switch (activation) {
     case VJP_ACTIVATION_NONE: return x;
     case VJP_ACTIVATION_RELU: return vf_select(vf_less(x, vf_zero()), vf_zero(), x); /* this way round a NaN stays */
     case VJP_ACTIVATION_GELU_TANH: return gelu_tanh(x);
     case VJP_ACTIVATION_GELU_ERF: return damped(x, normal_below(x));
-    case VJP_ACTIVATION_SILU: return damped(x, vf_sigmoid(x));
+    case VJP_ACTIVATION_SILU: return silu(x);
     case VJP_ACTIVATION_SIGMOID: return vf_sigmoid(x);
     case VJP_ACTIVATION_TANH: return vf_tanh(x);
     }
     return x;
-}
-
-/* silu and its derivative from one exp. */
-INLINE vf silu_and_slope(vf x, vf *slope) {
-    vf near = vf_clamp(x, -LOGISTIC_END, LOGISTIC_END);
-    logistic s = logistic_of(near);
-    *slope = vf_fma(vf_mul(near, s.complement), s.value, s.value);
-    return damped(x, s.value);
 }
 
 /* The derivative of activate(). */

@@ -1,43 +1,38 @@
-/* add on the CPU; how it is done: broadcast.h. */
+/* add on the CPU; rows and sums over rows: broadcast.h. */
 #include "cpu/elementwise/broadcast.h"
 
 extern const vjp_kernel CPU_NAME(add)[VJP_PASS_COUNT];
 
-static void forward_f32(void *call, size_t task) {
-    broadcast_task(call, task, VJP_F32, false);
+INLINE void sum(const void *unused, element_vectors *e) {
+    (void)unused;
+    e->out[0] = vf_add(e->in[0], e->in[1]);
 }
 
-static void forward_bf16(void *call, size_t task) {
-    broadcast_task(call, task, VJP_BF16, false);
+static const element_op forward_op = {
+    .inputs = 2, .in = {{ADD_A, STORED}, {ADD_B, OTHER | ROW}}, .outputs = 1, .out = {{ADD_Y, STORED}}};
+
+INLINE void gradients(const void *unused, element_vectors *e) {
+    (void)unused;
+    e->out[0] = e->out[1] = e->in[0];
 }
 
-static void forward_f16(void *call, size_t task) {
-    broadcast_task(call, task, VJP_F16, false);
+static const element_op backward_op = {
+    .inputs = 1, .in = {{ADD_B_DY, STORED}}, .outputs = 2, .out = {{ADD_B_DA, STORED}, {ADD_B_DB, EITHER}}};
+
+static void forward_task(void *call, size_t i) {
+    element_task(sum, &forward_op, call, i);
 }
 
-static void backward_f32(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_F32, false);
+static void backward_task(void *call, size_t i) {
+    broadcast_backward_task(gradients, &backward_op, call, i);
 }
-
-static void backward_bf16(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_BF16, false);
-}
-
-static void backward_f16(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_F16, false);
-}
-
-static const vjp_task forward_tasks[] = {[VJP_F32] = forward_f32, [VJP_BF16] = forward_bf16, [VJP_F16] = forward_f16};
-
-static const vjp_task backward_tasks[] = {
-    [VJP_F32] = backward_f32, [VJP_BF16] = backward_bf16, [VJP_F16] = backward_f16};
 
 static vjp_status forward(const vjp_work *work) {
-    return broadcast_run(work, forward_tasks, ADD_Y, ADD_A, ADD_B);
+    return broadcast_forward(work, &forward_op, forward_task);
 }
 
 static vjp_status backward(const vjp_work *work) {
-    return broadcast_backward(work, backward_tasks, -1, -1);
+    return broadcast_backward(work, &backward_op, backward_task);
 }
 
 const vjp_kernel CPU_NAME(add)[VJP_PASS_COUNT] = {

@@ -1,75 +1,290 @@
 /*
- * Kernels that make each element of an output from the same element of their inputs, and are as fast as memory: the
- * walk over elements [begin, end) of one output, in vectors, with the store that suits its size (stream.h). What an
- * element's value is, the kernel says by a function that is inlined here.
+ * Elementwise ops on the CPU: each op is its formula.
  *
- * A result depends on its own inputs alone, so the cut into tasks and the first aligned address change no bit.
+ * An op lists its operands and gives a formula for one vector of elements. Everything else is done here: splitting into
+ * tasks, the constants for each storage type, whole vectors and the part of one at an end, optional operands, an
+ * operand that is one row used for every row, and the stores (plain, past the caches, added to what is there). All of y
+ * = a + b:
+ *
+ *     INLINE void sum(const void *parameters, element_vectors *e) {
+ *         e->out[0] = vf_add(e->in[0], e->in[1]);
+ *     }
+ *
+ *     static const element_op op = {.inputs = 2, .in = {{ADD_A, STORED}, {ADD_B, OTHER}},
+ *                                   .outputs = 1, .out = {{ADD_Y, STORED}}};
+ *
+ *     static void task(void *call, size_t i) {
+ *         element_task(sum, &op, call, i);
+ *     }
+ *
+ *     static vjp_status forward(const vjp_work *work) {
+ *         return element_run(work, &op, task, NULL);
+ *     }
+ *
+ * All inputs of a vector are read before its outputs are written, so an output may have the memory of any input. A
+ * result depends on its own inputs alone: neither the split nor the kind of store changes a bit.
+ *
+ * The formula and the description are arguments of always-inline functions, so that the compiler sees constants.
  */
 #ifndef VJP_CPU_ELEMENTWISE_H
 #define VJP_CPU_ELEMENTWISE_H
 
-#include "cpu/simd/stream.h"
+#include "core/arithmetic.h"
+#include "cpu/dispatch.h"
+#include "op/op.h"
 
-/* Elements are cut into tasks in units of this many: whole vectors, and whole lines of cache in every storage type. */
-enum { ELEMENT_UNIT = 256 };
+enum { ELEMENT_INPUTS = 4, ELEMENT_OUTPUTS = 3 };
 
-typedef struct element_cut {
-    cpu_cut units;
-    int64_t count;
-} element_cut;
+/* What is fixed about an operand. An op has one OTHER type: f32 or the storage type, or any type with `any_other`. */
+enum {
+    STORED = 0, /* the storage type of the call */
+    SINGLE = 1, /* f32 */
+    OTHER = 2,  /* a constant for the compiler, as the storage type is */
+    EITHER = 3, /* f32 or the storage type, looked up for each vector: where OTHER is taken */
+    TYPE_MASK = 3,
+    ROW = 4,     /* an input that is one row of the outputs */
+    OPTIONAL = 8 /* an input that is 0 where absent; outputs may always be absent */
+};
 
-static inline element_cut element_cut_of(int64_t count, size_t bytes_each) {
-    int64_t units = (count + ELEMENT_UNIT - 1) / ELEMENT_UNIT;
-    return (element_cut){vjp_cpu_cut_items(units, ELEMENT_UNIT * (int64_t)bytes_each, CPU_MOST_TASKS), count};
+typedef struct element_operand {
+    int slot, kind;
+} element_operand;
+
+typedef struct element_op {
+    int inputs, outputs;
+    element_operand in[ELEMENT_INPUTS], out[ELEMENT_OUTPUTS];
+    bool any_other;
+    bool whole_vectors; /* the formula needs i to be a multiple of LANES */
+} element_op;
+
+/* Elements [i, i + LANES) of every operand. */
+typedef struct element_vectors {
+    int64_t i;
+    vf in[ELEMENT_INPUTS], out[ELEMENT_OUTPUTS];
+} element_vectors;
+
+typedef void (*element_formula)(const void *parameters, element_vectors *e);
+
+/* ALL_PLAIN, ALL_STREAM: the mode of every output, known when compiling. */
+typedef enum element_stores { ALL_PLAIN, ALL_STREAM, EACH_ITS_OWN } element_stores;
+
+typedef struct element_call {
+    const void *parameters;
+    const void *in[ELEMENT_INPUTS];
+    void *out[ELEMENT_OUTPUTS];
+    write_mode mode[ELEMENT_OUTPUTS];
+    vjp_dtype storage, other, out_type[ELEMENT_OUTPUTS];
+    const struct column_sums *columns; /* not NULL: the last output is summed over the rows (reduce/sums.h) */
+    bool streams;                      /* any output does */
+    int64_t phase; /* elements from the last aligned address to element 0 of the outputs that are streamed */
+    int64_t width; /* of a row */
+    size_t bytes;  /* moved for each element */
+    cpu_cut cut;   /* of elements */
+} element_call;
+
+typedef struct element_types {
+    vjp_dtype storage, other;
+} element_types;
+
+/* ---- One vector -------------------------------------------------------------------------------------- */
+
+INLINE vjp_dtype element_type(int kind, element_types t) {
+    kind &= TYPE_MASK;
+    return kind == STORED ? t.storage : kind == OTHER ? t.other : VJP_F32;
 }
 
-static inline int64_t element_begin(const element_cut *cut, size_t task) {
-    return cpu_cut_begin(&cut->units, task) * ELEMENT_UNIT;
+INLINE vf element_load(const element_op *op, element_types t, const element_call *c, int k, int64_t i, int64_t row,
+                       int64_t n) {
+    int kind = op->in[k].kind;
+    if (kind & OPTIONAL && !c->in[k]) return vf_zero();
+    return vf_load_part(element_type(kind, t), c->in[k], kind & ROW ? i - row : i, n);
 }
 
-static inline int64_t element_end(const element_cut *cut, size_t task) {
-    int64_t end = cpu_cut_end(&cut->units, task) * ELEMENT_UNIT;
-    return end < cut->count ? end : cut->count;
+/* Elements [i, i + n) of all outputs, n up to LANES; `row` is the first element of their row. */
+INLINE element_vectors element_compute(element_formula formula, const element_op *op, element_types t,
+                                       const element_call *c, int64_t i, int64_t row, int64_t n) {
+    element_vectors e;
+    e.i = i;
+    if (op->inputs > 0) e.in[0] = element_load(op, t, c, 0, i, row, n);
+    if (op->inputs > 1) e.in[1] = element_load(op, t, c, 1, i, row, n);
+    if (op->inputs > 2) e.in[2] = element_load(op, t, c, 2, i, row, n);
+    if (op->inputs > 3) e.in[3] = element_load(op, t, c, 3, i, row, n);
+    formula(c->parameters, &e);
+    return e;
 }
 
-/* What is known when a kernel is compiled: the storage type, that of another operand, and which op it is. */
-typedef struct element_variant {
-    vjp_dtype dtype, other;
-    bool product;
-} element_variant;
+INLINE void element_store(const element_op *op, element_types t, const element_call *c, element_stores stores, int k,
+                          int64_t i, int64_t n, vf value) {
+    if (op->outputs > 1 && !c->out[k]) return;
+    write_mode mode = stores == ALL_PLAIN ? WRITE_PLAIN : stores == ALL_STREAM ? WRITE_STREAM : c->mode[k];
+    int kind = op->out[k].kind;
+    if (kind == EITHER && c->out_type[k] == t.storage)
+        vf_write_part(mode, t.storage, c->out[k], i, n, value);
+    else
+        vf_write_part(mode, element_type(kind, t), c->out[k], i, n, value);
+}
 
-/* Elements [i, i + n) of the output; j is where they lie in the row that the walk is in. Lanes past n are zero. */
-typedef vf (*element_value)(const void *call, element_variant v, int64_t i, int64_t j, int64_t n);
+INLINE void element_step(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                         element_stores stores, int64_t i, int64_t row, int64_t n) {
+    element_vectors e = element_compute(formula, op, t, c, i, row, n);
+    element_store(op, t, c, stores, 0, i, n, e.out[0]);
+    if (op->outputs > 1) element_store(op, t, c, stores, 1, i, n, e.out[1]);
+    if (op->outputs > 2) element_store(op, t, c, stores, 2, i, n, e.out[2]);
+}
 
-INLINE void element_walk_as(write_mode mode, vjp_dtype out, element_value value, const void *call, element_variant v,
-                            void *y, int64_t begin, int64_t end, int64_t row) {
-    int64_t i = begin;
-    uintptr_t past = (uintptr_t)at(out, y, begin) % (LANES * dtype_bytes(out));
-    if (mode == WRITE_STREAM && past) { /* up to the first address that a streaming store may have */
-        int64_t head = (int64_t)((LANES * dtype_bytes(out) - past) / dtype_bytes(out));
-        head = head < end - begin ? head : end - begin;
-        vf_write_part(WRITE_PLAIN, out, y, i, head, value(call, v, i, i - row, head));
-        i += head;
+/* Stores all outputs but the last, which the caller sums (reduce/sums.h). */
+INLINE vf element_summand(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                          int64_t i, int64_t row, int64_t n) {
+    element_vectors e = element_compute(formula, op, t, c, i, row, n);
+    if (op->outputs > 1) element_store(op, t, c, EACH_ITS_OWN, 0, i, n, e.out[0]);
+    return e.out[op->outputs - 1];
+}
+
+/* ---- Many -------------------------------------------------------------------------------------------- */
+
+/* Elements [begin, end) of one row. */
+INLINE void element_span(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                         element_stores stores, int64_t begin, int64_t end, int64_t row) {
+    /* A part of a vector first, up to an aligned address, where outputs are streamed; then a part at the end. */
+    int64_t i = begin, part = c->streams ? vjp_min(-(c->phase + begin) & (LANES - 1), end - begin) : 0;
+    do {
+        if (part) element_step(formula, op, t, c, EACH_ITS_OWN, i, row, part);
+        for (i += part; i + LANES <= end; i += LANES)
+            element_step(formula, op, t, c, stores, i, row, LANES);
+        part = end - i;
+    } while (part);
+}
+
+/* Elements [begin, end). vf_stream_done() must follow if any output is streamed. */
+INLINE void element_range(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                          int64_t begin, int64_t end) {
+    bool plain = true, stream = true;
+    for (int k = 0; k < op->outputs; k++) {
+        plain = plain && (!c->out[k] || c->mode[k] == WRITE_PLAIN);
+        stream = stream && (!c->out[k] || c->mode[k] == WRITE_STREAM);
     }
-    for (; i + LANES <= end; i += LANES)
-        vf_write(mode, out, y, i, value(call, v, i, i - row, LANES));
-    if (i < end) vf_write_part(mode, out, y, i, end - i, value(call, v, i, i - row, end - i));
-}
-
-/* Writes elements [begin, end) of y, whose storage type is `out`; `row` is the first element of the row they lie in. */
-INLINE void element_walk(write_mode mode, vjp_dtype out, element_value value, const void *call, element_variant v,
-                         void *y, int64_t begin, int64_t end, int64_t row) {
-    switch (mode) {
-    case WRITE_STREAM: element_walk_as(WRITE_STREAM, out, value, call, v, y, begin, end, row); break;
-    case WRITE_ADD: element_walk_as(WRITE_ADD, out, value, call, v, y, begin, end, row); break;
-    default: element_walk_as(WRITE_PLAIN, out, value, call, v, y, begin, end, row); break;
+    for (int64_t row = begin / c->width * c->width; row < end; row += c->width) {
+        int64_t from = vjp_max(begin, row), to = vjp_min(row + c->width, end);
+        if (plain)
+            element_span(formula, op, t, c, ALL_PLAIN, from, to, row);
+        else if (stream)
+            element_span(formula, op, t, c, ALL_STREAM, from, to, row);
+        else
+            element_span(formula, op, t, c, EACH_ITS_OWN, from, to, row);
     }
 }
 
-/* The mode for an output that element_walk() writes. */
-static inline write_mode element_mode(const vjp_work *work, int slot, int64_t count, bool in_place) {
-    int64_t bytes = count * (int64_t)dtype_bytes(vjp_type(work, slot));
-    return write_mode_of(work, slot, bytes, true, in_place);
+/* What a task does with its elements, for constant types. */
+typedef void (*element_body)(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                             size_t task);
+
+INLINE void element_body_range(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                               size_t task) {
+    element_range(formula, op, t, c, cpu_cut_begin(&c->cut, task), cpu_cut_end(&c->cut, task));
+    if (c->streams) vf_stream_done();
+}
+
+INLINE bool element_has_other(const element_op *op) {
+    return (op->in[0].kind & TYPE_MASK) == OTHER || (op->in[1].kind & TYPE_MASK) == OTHER ||
+           (op->in[2].kind & TYPE_MASK) == OTHER;
+}
+
+INLINE void element_with_types(vjp_dtype other, vjp_dtype storage, element_body body, element_formula formula,
+                               const element_op *op, const element_call *c, size_t task) {
+    body(formula, op, (element_types){storage, other}, c, task);
+}
+
+INLINE void element_with_storage(vjp_dtype storage, element_body body, element_formula formula, const element_op *op,
+                                 const element_call *c, size_t task) {
+    if (op->any_other)
+        BY_DTYPE(c->other, element_with_types, storage, body, formula, op, c, task);
+    else if (storage == VJP_F32 || !element_has_other(op) || c->other == storage)
+        element_with_types(storage, storage, body, formula, op, c, task);
+    else
+        element_with_types(VJP_F32, storage, body, formula, op, c, task);
+}
+
+/* Takes a copy of the call, of which the compiler knows that no store changes it. */
+INLINE void element_dispatch(element_body body, element_formula formula, const element_op *op, const void *call,
+                             size_t task) {
+    const element_call c = *(const element_call *)call;
+    BY_DTYPE(c.storage, element_with_storage, body, formula, op, &c, task);
+}
+
+/* The task of an elementwise op. */
+INLINE void element_task(element_formula formula, const element_op *op, const void *call, size_t task) {
+    element_dispatch(element_body_range, formula, op, call, task);
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------- */
+
+/*
+ * Tasks begin at multiples of this many elements: whole vectors in the same alignment, whole batches of random numbers
+ * (simd/philox.h), and 128 bytes of 16-bit numbers, so that no two tasks share a line.
+ */
+enum { ELEMENT_UNIT = 64 };
+
+/* Splits `count` elements, each of which moves `bytes` over all tensors. */
+static inline cpu_cut element_cut(int64_t count, size_t bytes, int64_t max_tasks) {
+    cpu_cut cut = vjp_cpu_cut_items(vjp_divide_up(count, ELEMENT_UNIT), ELEMENT_UNIT * (int64_t)bytes, max_tasks);
+    return (cpu_cut){.count = cut.count, .size = cut.size * ELEMENT_UNIT, .items = count};
+}
+
+/*
+ * Chooses the stores of `count` elements. All streamed outputs reach an aligned address after the same number of
+ * elements; sums over rows begin no row with a part of a vector.
+ */
+static inline void element_set_stores(element_call *c, const vjp_work *work, const element_op *op, int64_t count) {
+    bool whole = op->whole_vectors || c->columns, rows_fit = !c->columns || c->width % LANES == 0;
+    int64_t bytes = 0;
+    for (int k = 0; k < op->outputs; k++)
+        if (c->out[k]) bytes += count * (int64_t)dtype_bytes(c->out_type[k]);
+    for (int k = 0; k < op->outputs; k++) {
+        if (!c->out[k]) continue;
+        bool in_place = false;
+        for (int j = 0; j < op->inputs; j++)
+            in_place = in_place || c->in[j] == c->out[k];
+        int64_t phase = (int64_t)((uintptr_t)c->out[k] / dtype_bytes(c->out_type[k]) % LANES);
+        bool aligned = (!c->streams || phase == c->phase) && (phase == 0 || !whole) && rows_fit;
+        c->mode[k] = write_mode_of(work, op->out[k].slot, bytes, aligned, in_place);
+        if (c->mode[k] != WRITE_STREAM) continue;
+        c->streams = true;
+        c->phase = phase;
+    }
+}
+
+/* A call over the elements of the first output, all one row. `bytes` does not count a row that is used again. */
+static inline element_call element_call_of(const vjp_work *work, const element_op *op, const void *parameters) {
+    element_call c = {.parameters = parameters, .storage = work->storage, .other = work->storage};
+    for (int k = 0; k < op->inputs; k++) {
+        vjp_dtype type = vjp_type(work, op->in[k].slot);
+        c.in[k] = vjp_data(work, op->in[k].slot);
+        if ((op->in[k].kind & TYPE_MASK) == OTHER) c.other = type;
+        if (c.in[k] && !(op->in[k].kind & ROW)) c.bytes += dtype_bytes(type);
+    }
+    for (int k = 0; k < op->outputs; k++) {
+        c.out[k] = vjp_data(work, op->out[k].slot);
+        c.out_type[k] = vjp_type(work, op->out[k].slot);
+        if (op->out[k].kind == OTHER) c.other = c.out_type[k];
+        if (c.out[k]) c.bytes += dtype_bytes(c.out_type[k]);
+    }
+    c.width = vjp_elements(work, op->out[0].slot);
+    return c;
+}
+
+static inline void element_start(const vjp_work *work, const element_op *op, element_call *c, int64_t count,
+                                 vjp_task task) {
+    element_set_stores(c, work, op, count);
+    c->cut = element_cut(count, c->bytes, CPU_MOST_TASKS);
+    vjp_cpu_for(work, c->cut.count, task, c);
+}
+
+/* All of an op without rows. `task` calls element_task(). */
+static inline vjp_status element_run(const vjp_work *work, const element_op *op, vjp_task task,
+                                     const void *parameters) {
+    element_call c = element_call_of(work, op, parameters);
+    if (c.width > 0 && (c.out[0] || c.out[1] || c.out[2])) element_start(work, op, &c, c.width, task);
+    return VJP_OK;
 }
 
 #endif

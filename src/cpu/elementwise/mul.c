@@ -1,45 +1,43 @@
-/* mul on the CPU; how it is done: broadcast.h. */
+/* mul on the CPU; rows and sums over rows: broadcast.h. */
 #include "cpu/elementwise/broadcast.h"
 
 extern const vjp_kernel CPU_NAME(mul)[VJP_PASS_COUNT];
 
-static void forward_f32(void *call, size_t task) {
-    broadcast_task(call, task, VJP_F32, true);
+INLINE void product(const void *unused, element_vectors *e) {
+    (void)unused;
+    e->out[0] = vf_mul(e->in[0], e->in[1]);
 }
 
-static void forward_bf16(void *call, size_t task) {
-    broadcast_task(call, task, VJP_BF16, true);
+static const element_op forward_op = {
+    .inputs = 2, .in = {{MUL_A, STORED}, {MUL_B, OTHER | ROW}}, .outputs = 1, .out = {{MUL_Y, STORED}}};
+
+INLINE void gradients(const void *unused, element_vectors *e) {
+    (void)unused;
+    vf dy = e->in[0], a = e->in[1], b = e->in[2];
+    e->out[0] = vf_mul(dy, b);
+    e->out[1] = vf_mul(dy, a);
 }
 
-static void forward_f16(void *call, size_t task) {
-    broadcast_task(call, task, VJP_F16, true);
+static const element_op backward_op = {
+    .inputs = 3,
+    .in = {{MUL_B_DY, STORED}, {MUL_B_A, STORED | OPTIONAL}, {MUL_B_B, OTHER | ROW | OPTIONAL}},
+    .outputs = 2,
+    .out = {{MUL_B_DA, STORED}, {MUL_B_DB, EITHER}}};
+
+static void forward_task(void *call, size_t i) {
+    element_task(product, &forward_op, call, i);
 }
 
-static void backward_f32(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_F32, true);
+static void backward_task(void *call, size_t i) {
+    broadcast_backward_task(gradients, &backward_op, call, i);
 }
-
-static void backward_bf16(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_BF16, true);
-}
-
-static void backward_f16(void *call, size_t task) {
-    broadcast_backward_task(call, task, VJP_F16, true);
-}
-
-static const vjp_task forward_tasks[] = {[VJP_F32] = forward_f32, [VJP_BF16] = forward_bf16, [VJP_F16] = forward_f16};
-
-static const vjp_task backward_tasks[] = {
-    [VJP_F32] = backward_f32, [VJP_BF16] = backward_bf16, [VJP_F16] = backward_f16};
 
 static vjp_status forward(const vjp_work *work) {
-    return broadcast_run(work, forward_tasks, MUL_Y, MUL_A, MUL_B);
+    return broadcast_forward(work, &forward_op, forward_task);
 }
 
-/* A da alone is the forward's product with dy for a. */
 static vjp_status backward(const vjp_work *work) {
-    if (!work->tensor[MUL_B_DB]) return broadcast_run(work, forward_tasks, MUL_B_DA, MUL_B_DY, MUL_B_B);
-    return broadcast_backward(work, backward_tasks, MUL_B_A, MUL_B_B);
+    return broadcast_backward(work, &backward_op, backward_task);
 }
 
 const vjp_kernel CPU_NAME(mul)[VJP_PASS_COUNT] = {

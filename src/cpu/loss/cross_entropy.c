@@ -1,26 +1,26 @@
 /*
- * cross_entropy on the CPU: rows are independent, cut into tasks; losses are summed in double, a partial a task, and
- * the partials are added in order.
+ * cross_entropy on the CPU: rows are independent and split into tasks; losses are summed in double, one partial per
+ * task, and the partials are added in order.
  *
  * A row is read from memory once. Forward: a block at a time (part of a row, or several narrow ones), first its largest
  * logit, then the sum of exp(z - max) while the block is in the first-level cache; when a block raises the maximum,
- * what was summed before is scaled down to it. Backward: dlogits = scale (p - q) in one walk, p = exp(z - lse) with the
- * saved lse; without it the row is measured as in the forward, and the walk finds it in the second-level cache. Every
- * logit is read before its place is written, so dlogits may be logits.
+ * the sum so far is scaled down to it. Backward: dlogits = scale (p - q) in one pass, p = exp(z - lse) with the saved
+ * lse; without it the row is measured as in the forward, and the pass finds it in the second-level cache. Every logit
+ * is read before its gradient is written, so dlogits may be logits.
  */
-#include "cpu/simd/stream.h"
+#include "cpu/dispatch.h"
 #include "cpu/simd/vec_math.h"
 #include "op/op.h"
 
 extern const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT];
 
-/* Logits of a block: 16 KiB of f32, half of a small first-level cache. Four sums a lane of 64 terms each. */
+/* Logits of a block: 16 KiB of f32, half of a small first-level cache. Four sums per lane of 64 terms each. */
 enum { BLOCK = 4096, CHAINS = 4 };
 
-/* The block after the next, 3 us away. */
+/* The distance of prefetching: the block after the next, 3 us away. */
 enum { AHEAD = 2 * BLOCK };
 
-/* What is summed with label smoothing is scaled by this, so that no sum of a block is larger than its terms. */
+/* The sum for label smoothing is scaled by this, so that no sum of a block is larger than its terms. */
 static const float BLOCK_INVERSE = 1.0f / BLOCK;
 
 INLINE int64_t target_at(vjp_dtype dtype, const void *target, int64_t row) {
@@ -39,23 +39,23 @@ typedef struct row_sums {
     double below; /* of max - z; with label smoothing */
 } row_sums;
 
-/* What a lane past the row's end holds counts for nothing. */
+/* Lanes past the row's end hold `past`, which changes no result. */
 INLINE vf load_or(vjp_dtype dtype, const void *z, int64_t i, int64_t n, float past) {
     if (n >= LANES) return vf_load(dtype, z, i);
     return vf_select(vi_first(n), vf_load_part(dtype, z, i, n), vf_set(past));
 }
 
 INLINE float block_max(vjp_dtype dtype, const void *z, int64_t n) {
-    vf most[CHAINS];
+    vf max[CHAINS];
     int64_t i = 0;
     for (int c = 0; c < CHAINS; c++)
-        most[c] = vf_set(-INFINITY);
+        max[c] = vf_set(-INFINITY);
     for (; i + CHAINS * LANES <= n; i += CHAINS * LANES)
         for (int c = 0; c < CHAINS; c++)
-            most[c] = vf_max(vf_load(dtype, z, i + c * LANES), most[c]);
+            max[c] = vf_max(vf_load(dtype, z, i + c * LANES), max[c]);
     for (; i < n; i += LANES)
-        most[0] = vf_max(load_or(dtype, z, i, n - i, -INFINITY), most[0]);
-    return vf_most(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
+        max[0] = vf_max(load_or(dtype, z, i, n - i, -INFINITY), max[0]);
+    return vf_max_lane(vf_max(vf_max(max[0], max[1]), vf_max(max[2], max[3])));
 }
 
 typedef struct block_sums {
@@ -72,7 +72,7 @@ INLINE float chains_sum(const vf *sums) {
 }
 
 /*
- * exp(z - shift) and, scaled, shift - z, summed over a block. Meanwhile the logits AHEAD are called into the
+ * exp(z - shift) and, scaled, shift - z, summed over a block. Meanwhile the logits AHEAD are prefetched into the
  * second-level cache: otherwise the maximum of the next block waits for memory while nothing is computed, which halves
  * the speed.
  */
@@ -83,7 +83,7 @@ INLINE block_sums sum_block(vjp_dtype dtype, const void *z, int64_t n, float shi
         s.sum[c] = s.below[c] = vf_zero();
     for (; i + CHAINS * LANES <= n; i += CHAINS * LANES)
         for (int c = 0; c < CHAINS; c++) {
-            if (dtype == VJP_F32 || c % 2 == 0) __builtin_prefetch(at(dtype, z, i + c * LANES + AHEAD), 0, 2);
+            if (dtype == VJP_F32 || c % 2 == 0) prefetch_second_level(at(dtype, z, i + c * LANES + AHEAD), 1);
             add_vector(&s, c, vf_load(dtype, z, i + c * LANES), shift, smooth);
         }
     for (; i + LANES <= n; i += LANES)
@@ -98,7 +98,7 @@ INLINE block_sums sum_block(vjp_dtype dtype, const void *z, int64_t n, float shi
     return s;
 }
 
-/* What -Inf - -Inf would make of a row's beginning: exp(-Inf - 0) is 0 as it should be. */
+/* Avoids the NaN of -Inf - -Inf: exp(-Inf - 0) is 0 as it should be. */
 INLINE float finite_shift(float max) {
     return max == -INFINITY ? 0 : max;
 }
@@ -109,7 +109,7 @@ INLINE float exp_of(float x) {
     return lanes[0];
 }
 
-/* The sums so far, of `seen` logits, as they are with a larger maximum. By value: a row's sums stay in registers. */
+/* The sums so far, of `seen` logits, for a larger maximum. By value, so that a row's sums stay in registers. */
 OUTLINE row_sums raised(row_sums row, float max, int64_t seen) {
     if (row.max > -INFINITY) row.sum *= (double)exp_of(row.max - max);
     row.below += (double)seen * ((double)max - (double)finite_shift(row.max));
@@ -139,7 +139,7 @@ INLINE row_sums measure(vjp_dtype dtype, const void *z, int64_t classes, bool sm
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* What a task leaves: the sum of its rows' losses, and how many rows took part. */
+/* The result of a task: the sum of its rows' losses, and how many rows took part. */
 typedef struct partial {
     double loss;
     int64_t count;
@@ -147,7 +147,7 @@ typedef struct partial {
 
 typedef struct loss_call {
     vjp_cross_entropy_sizes s;
-    vjp_dtype target_type;
+    vjp_dtype dtype, target_type;
     const void *logits, *target;
     float *lse;
     bool wants_loss;
@@ -155,7 +155,7 @@ typedef struct loss_call {
     cpu_cut cut; /* of rows */
 } loss_call;
 
-/* A term whose weight is 0 is left out, so that 0 * Inf does not come in. */
+/* A term whose weight is 0 is left out: 0 * Inf would be NaN. */
 INLINE double row_loss(const vjp_cross_entropy_sizes *s, const row_sums *row, double log_sum, float z) {
     double loss = log_sum;
     if (s->smoothing != 1) loss += (1 - s->smoothing) * ((double)row->max - (double)z);
@@ -166,14 +166,14 @@ INLINE double row_loss(const vjp_cross_entropy_sizes *s, const row_sums *row, do
 /* Rows that are measured before their logarithms are taken, several in a vector. */
 enum { ROWS_TOGETHER = 2 * LANES };
 
-/* Whether the row's loss is asked for. */
+/* Whether the row's loss is needed. */
 INLINE bool counts(const loss_call *call, int64_t row) {
     return call->wants_loss && target_at(call->target_type, call->target, row) != call->s.ignore_index;
 }
 
 /*
- * Rows [begin, begin + count). Narrow ones a block at a time, all their maxima before all their sums: so a row does not
- * wait for the last lanes of its maximum, nor the next row for that of its sum.
+ * Rows [begin, begin + count). Narrow ones a block at a time, all their maxima before all their sums: a row then does
+ * not wait for the reduction of its maximum, nor the next row for that of its sum.
  */
 INLINE void measure_rows(const loss_call *call, int64_t begin, int64_t count, vjp_dtype dtype, bool smooth,
                          row_sums *rows) {
@@ -221,23 +221,16 @@ INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool 
     call->partials[task] = sum;
 }
 
-INLINE void loss_task(const loss_call *call, size_t task, vjp_dtype dtype) {
+INLINE void loss_rows_of(vjp_dtype dtype, const loss_call *call, size_t task) {
     if (call->s.smoothing != 0)
         loss_rows(call, task, dtype, true);
     else
         loss_rows(call, task, dtype, false);
 }
 
-static void loss_f32(void *call, size_t task) {
-    loss_task(call, task, VJP_F32);
-}
-
-static void loss_bf16(void *call, size_t task) {
-    loss_task(call, task, VJP_BF16);
-}
-
-static void loss_f16(void *call, size_t task) {
-    loss_task(call, task, VJP_F16);
+static void loss_task(void *argument, size_t task) {
+    const loss_call *call = argument;
+    BY_DTYPE(call->dtype, loss_rows_of, call, task);
 }
 
 static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
@@ -245,9 +238,9 @@ static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
 }
 
 static vjp_status forward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = loss_f32, [VJP_BF16] = loss_bf16, [VJP_F16] = loss_f16};
     loss_call call = {
         .s = vjp_cross_entropy_sizes_of(work),
+        .dtype = work->storage,
         .target_type = vjp_type(work, CROSS_ENTROPY_TARGET),
         .logits = vjp_data(work, CROSS_ENTROPY_LOGITS),
         .target = vjp_data(work, CROSS_ENTROPY_TARGET),
@@ -257,7 +250,7 @@ static vjp_status forward(const vjp_work *work) {
     };
     call.cut = cut_rows(&call.s);
     if (!call.wants_loss && !call.lse) return VJP_OK;
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, loss_task, &call);
     if (!call.wants_loss) return VJP_OK;
     partial total = {0};
     for (int64_t task = 0; task < call.cut.count; task++) {
@@ -280,12 +273,12 @@ static size_t forward_workspace(const vjp_work *work) {
 typedef struct gradient_call {
     vjp_cross_entropy_sizes s;
     write_mode mode;
-    vjp_dtype target_type;
+    vjp_dtype dtype, target_type;
     void *dlogits;
     const void *logits, *target;
     const float *lse; /* NULL: measured */
     float scale;      /* dloss, divided by the rows that take part if the loss is their mean */
-    int64_t *counts;  /* of rows that take part, a task of count_cut */
+    int64_t *counts;  /* of rows that take part, one per task of count_cut */
     cpu_cut cut, count_cut;
 } gradient_call;
 
@@ -311,15 +304,8 @@ INLINE void write_vector(const row_gradient *g, vjp_dtype dtype, write_mode mode
     vf_write_part(mode, dtype, to, i, n, vf_mul(d, vf_set(g->scale)));
 }
 
-/* Elements before the first at a multiple of a vector's bytes, from where on stores can go past the caches. */
-INLINE int64_t before_aligned(vjp_dtype dtype, const void *to, int64_t n) {
-    int64_t bytes = LANES * (int64_t)dtype_bytes(dtype);
-    int64_t before = (int64_t)(-(uintptr_t)to % (uintptr_t)bytes) / (int64_t)dtype_bytes(dtype);
-    return before < n ? before : n;
-}
-
 INLINE void write_row(const row_gradient *g, vjp_dtype dtype, write_mode mode, void *to, const void *z, int64_t n) {
-    int64_t i = mode == WRITE_STREAM ? before_aligned(dtype, to, n) : 0;
+    int64_t i = write_head(mode, dtype, to, n);
     if (i > 0) write_vector(g, dtype, mode, to, z, 0, i);
     for (; i + LANES <= n; i += LANES)
         write_vector(g, dtype, mode, to, z, i, LANES);
@@ -330,7 +316,7 @@ INLINE void write_zeros(vjp_dtype dtype, write_mode mode, void *to, int64_t n) {
     if (mode != WRITE_ADD) memset(to, 0, (size_t)n * dtype_bytes(dtype));
 }
 
-INLINE void gradient_rows(const gradient_call *call, size_t task, vjp_dtype dtype, write_mode mode) {
+INLINE void gradient_rows(vjp_dtype dtype, write_mode mode, const gradient_call *call, size_t task) {
     const vjp_cross_entropy_sizes *s = &call->s;
     row_gradient g = {.scale = call->scale, .at_target = (float)s->at_target, .elsewhere = (float)s->elsewhere};
     for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
@@ -354,24 +340,9 @@ INLINE void gradient_rows(const gradient_call *call, size_t task, vjp_dtype dtyp
     if (mode == WRITE_STREAM) vf_stream_done();
 }
 
-INLINE void gradient_task(const gradient_call *call, size_t task, vjp_dtype dtype) {
-    switch (call->mode) {
-    case WRITE_STREAM: gradient_rows(call, task, dtype, WRITE_STREAM); break;
-    case WRITE_ADD: gradient_rows(call, task, dtype, WRITE_ADD); break;
-    default: gradient_rows(call, task, dtype, WRITE_PLAIN); break;
-    }
-}
-
-static void gradient_f32(void *call, size_t task) {
-    gradient_task(call, task, VJP_F32);
-}
-
-static void gradient_bf16(void *call, size_t task) {
-    gradient_task(call, task, VJP_BF16);
-}
-
-static void gradient_f16(void *call, size_t task) {
-    gradient_task(call, task, VJP_F16);
+static void gradient_task(void *argument, size_t task) {
+    const gradient_call *call = argument;
+    BY_DTYPE_AND_MODE(call->dtype, call->mode, gradient_rows, call, task);
 }
 
 static void count_task(void *argument, size_t task) {
@@ -396,9 +367,9 @@ static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {
 }
 
 static vjp_status backward(const vjp_work *work) {
-    static const vjp_task tasks[] = {[VJP_F32] = gradient_f32, [VJP_BF16] = gradient_bf16, [VJP_F16] = gradient_f16};
     gradient_call call = {
         .s = vjp_cross_entropy_sizes_of(work),
+        .dtype = work->storage,
         .target_type = vjp_type(work, CROSS_ENTROPY_B_TARGET),
         .dlogits = vjp_data(work, CROSS_ENTROPY_B_DLOGITS),
         .logits = vjp_data(work, CROSS_ENTROPY_B_LOGITS),
@@ -412,7 +383,7 @@ static vjp_status backward(const vjp_work *work) {
     int64_t bytes = call.s.rows * call.s.classes * (int64_t)dtype_bytes(work->storage);
     call.mode = write_mode_of(work, CROSS_ENTROPY_B_DLOGITS, bytes, true, call.dlogits == call.logits);
     call.cut = cut_rows(&call.s);
-    vjp_cpu_for(work, call.cut.count, tasks[work->storage], &call);
+    vjp_cpu_for(work, call.cut.count, gradient_task, &call);
     return VJP_OK;
 }
 

@@ -2,66 +2,65 @@
  * cumsum on the CPU: x as [outer, length, inner], running sums along length, from either end, an element's own value
  * left out or not. The backward is the same scan from the other end, which the sizes already say.
  *
- * What has been summed is carried in double, so a long axis loses nothing: 2^25 ones reach 33554432. Four ways:
+ * The sum so far is carried in double, so a long axis loses nothing: 2^25 ones reach 33554432. Four paths:
  *   lines    inner is 1: each vector is scanned within itself by shifts of 1, 2, 4 and 8 lanes, then the carry
  *            is added. Only the carry's one addition waits for the vector before.
- *   packed   the same for lines shorter than a vector, several in one.
+ *   packed   the same for lines shorter than a vector, several in one vector.
  *   columns  inner is 16 or more: sixteen running sums in double side by side, a block of columns at a time.
- *   short    the rest: a tile is made f32, scanned a number at a time in double, and written back.
+ *   short    otherwise: a tile is converted to f32, scanned one number at a time in double, and written back.
  *
- * Rows are independent tasks. Where there are too few of them, the axis itself is cut into chunks by its length: a
- * group of chunks is first summed, its totals are carried from chunk to chunk in order, then it is scanned while it is
- * still in the caches. Everything is read before it is written, so y may be x.
+ * Rows are independent tasks. Where there are too few of them, the axis itself is split into chunks by its length:
+ * a group of chunks is first summed, its totals are carried from chunk to chunk in order, then it is scanned while it
+ * is still in the caches. Every element is read before it is written, so y may be x.
  */
 #include "cpu/reduce/sums.h"
-#include "op/op.h"
 
 extern const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT];
 
 /* Columns that one task scans together: 2 KiB of running sums; narrow blocks where wide ones would be too few. */
 enum { WIDE_BLOCK = 256, NARROW_BLOCK = 64 };
 
-/* Fewer independent tasks than this, and the axis is cut: enough for 16 threads to share evenly. */
+/* With fewer independent tasks than this the axis is split: enough for 16 threads to share evenly. */
 enum { ENOUGH_TASKS = 32 };
 
 /*
- * Bytes of x in a chunk of a cut axis, and chunks in a group. A group is 16 MiB: small enough to be found again in the
+ * Bytes of x in a chunk of a split axis, and chunks in a group. A group is 16 MiB: small enough to stay in the
  * second-level caches of 16 cores, large enough to be worth two wake-ups.
  */
 enum { CHUNK_BYTES = 64 << 10, GROUP_CHUNKS = 256 };
 
-/* Columns: rows asked for ahead. A row is often a page away from the next, where the hardware does not look. */
+/* Columns: rows prefetched ahead. A row is often a page away from the next, which the hardware does not prefetch. */
 enum { ROWS_AHEAD = 8 };
 
-/* Lines: asked for this far ahead, over the end of a line into where the next begins; from behind that is elsewhere. */
+/* Lines: prefetched this far ahead, past the end of a line into the next one that is scanned. */
 enum { LINE_AHEAD_BYTES = 2048 };
 
 enum { TILE = 1024 };
 
-typedef enum scan_way { SCAN_LINES, SCAN_PACKED, SCAN_COLUMNS, SCAN_SHORT } scan_way;
+typedef enum scan_path { SCAN_LINES, SCAN_PACKED, SCAN_COLUMNS, SCAN_SHORT } scan_path;
 
 typedef struct scan_call {
     vjp_cumsum_sizes s;
     vjp_dtype dtype;
-    scan_way way;
+    scan_path path;
     write_mode mode;
     void *y;
     const void *x;
-    int64_t block;        /* SCAN_COLUMNS: columns a task */
+    int64_t block;        /* SCAN_COLUMNS: columns of a task */
     cpu_cut cut;          /* whole rows: of outer, times the blocks of columns */
-    int64_t chunk, count; /* a cut axis: rows a chunk, chunks an axis */
+    int64_t chunk, count; /* a split axis: rows of a chunk, chunks of an axis */
     int64_t group;        /* the group's first chunk, counted over all outer */
-    double *totals;       /* [GROUP_CHUNKS][inner]: first each chunk's sum, then what comes before it */
+    double *totals;       /* [GROUP_CHUNKS][inner]: first each chunk's sum, then the sum of all before it */
 } scan_call;
 
-/* What is to be scanned: rows [begin, begin + rows) of the [outer * length, inner] matrix, columns [column, + width).
+/* A region to scan: rows [begin, begin + rows) of the [outer * length, inner] matrix, columns [column, + width).
  */
-typedef struct piece {
+typedef struct region {
     int64_t begin, rows, column, width;
     double *carry; /* in: the sums before; out: after. NULL: zero */
-    bool total;    /* only carry is wanted, nothing is written */
-    bool more;     /* a line: the task has another behind it */
-} piece;
+    bool total;    /* only carry is computed, nothing is written */
+    bool more;     /* a line: the task has another after it */
+} region;
 
 /* ---- Lines ------------------------------------------------------------------------------------------- */
 
@@ -80,25 +79,25 @@ INLINE double scan_vector(vjp_dtype dtype, bool reverse, bool exclusive, write_m
     return carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]);
 }
 
-/* x has another line behind this one if there is `more`. */
+/* `more`: x has another line after this one. */
 INLINE double scan_line(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
                         int64_t n, bool more, double carry) {
     int64_t whole = n / LANES * LANES, ahead = LINE_AHEAD_BYTES / (int64_t)dtype_bytes(dtype);
     if (ahead > n) ahead = n;
     if (reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
-    /* `ahead` lies in this line at first, then in the next, which is scanned from the same side. */
+    /* The prefetched element is in this line at first, then in the next, which is scanned from the same side. */
     const int64_t ends[2] = {whole - ahead, whole}, past = !more ? 0 : reverse ? 2 * n - ahead : ahead;
     for (int64_t part = 0, v = 0; part < 2; part++)
         for (int64_t distance = part ? past : reverse ? -ahead : ahead; v < ends[part]; v += LANES) {
             int64_t i = reverse ? whole - LANES - v : v;
-            __builtin_prefetch(at(dtype, x, i + distance));
+            prefetch_first_level(at(dtype, x, i + distance), 1);
             carry = scan_vector(dtype, reverse, exclusive, mode, y, x, i, LANES, carry);
         }
     if (!reverse && whole < n) carry = scan_vector(dtype, reverse, exclusive, mode, y, x, whole, n - whole, carry);
     return carry;
 }
 
-INLINE void scan_lines_moded(const scan_call *call, const piece *p, vjp_dtype dtype, bool reverse, bool exclusive) {
+INLINE void scan_lines_moded(const scan_call *call, const region *p, vjp_dtype dtype, bool reverse, bool exclusive) {
     double before = p->carry ? *p->carry : 0, after;
     const void *x = at(dtype, call->x, p->begin);
     void *y = at_mutable(dtype, call->y, p->begin);
@@ -111,7 +110,7 @@ INLINE void scan_lines_moded(const scan_call *call, const piece *p, vjp_dtype dt
     if (p->carry) *p->carry = after;
 }
 
-INLINE void scan_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
+INLINE void scan_lines(const scan_call *call, const region *p, vjp_dtype dtype) {
     switch (2 * call->s.reverse + call->s.exclusive) {
     case 0: scan_lines_moded(call, p, dtype, false, false); break;
     case 1: scan_lines_moded(call, p, dtype, false, true); break;
@@ -121,7 +120,7 @@ INLINE void scan_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
 }
 
 /*
- * Lines shorter than a vector, as many as it holds: the same shifts, where a lane takes only from its own line. Each
+ * Lines shorter than a vector, as many as it holds: the same shifts, where a lane adds only lanes of its own line. Each
  * line starts at zero, so there is nothing to carry.
  */
 INLINE void scan_packed(vjp_dtype dtype, bool reverse, bool exclusive, write_mode mode, void *y, const void *x,
@@ -151,7 +150,7 @@ INLINE void scan_packed(vjp_dtype dtype, bool reverse, bool exclusive, write_mod
     }
 }
 
-INLINE void scan_packed_lines(const scan_call *call, const piece *p, vjp_dtype dtype) {
+INLINE void scan_packed_lines(const scan_call *call, const region *p, vjp_dtype dtype) {
     const void *x = at(dtype, call->x, p->begin);
     void *y = at_mutable(dtype, call->y, p->begin);
     /* Only lines that fill the vector keep it aligned. */
@@ -167,7 +166,7 @@ INLINE void scan_packed_lines(const scan_call *call, const piece *p, vjp_dtype d
 
 /* ---- Columns ----------------------------------------------------------------------------------------- */
 
-INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype) {
+INLINE void scan_columns(const scan_call *call, const region *p, vjp_dtype dtype) {
     double sums[WIDE_BLOCK] = {0};
     if (p->carry && !p->total) memcpy(sums, p->carry, (size_t)p->width * sizeof sums[0]);
     for (int64_t r = 0; r < p->rows; r++) {
@@ -175,7 +174,7 @@ INLINE void scan_columns(const scan_call *call, const piece *p, vjp_dtype dtype)
         int64_t ahead = (call->s.reverse ? -ROWS_AHEAD : ROWS_AHEAD) * call->s.inner;
         bool more = r + ROWS_AHEAD < p->rows;
         for (int64_t j = 0; j < p->width; j += LANES) {
-            if (more) __builtin_prefetch(at(dtype, call->x, first + ahead + j));
+            if (more) prefetch_first_level(at(dtype, call->x, first + ahead + j), 1);
             vd before = vd_load(sums + j);
             vd after = vd_add(before, vd_of(vf_load_part(dtype, call->x, first + j, p->width - j)));
             vd_store(sums + j, after);
@@ -229,16 +228,16 @@ static int64_t scan_any_tile(float *tile, int64_t rows, const vjp_cumsum_sizes *
     }
 }
 
-INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
+INLINE void scan_short(const scan_call *call, const region *p, vjp_dtype dtype) {
     int64_t inner = call->s.inner;
     int64_t tile_rows = TILE / inner / LANES * LANES; /* so that every tile but the last is whole vectors */
-    int64_t tiles = (p->rows + tile_rows - 1) / tile_rows;
+    int64_t tiles = vjp_divide_up(p->rows, tile_rows);
     int64_t left = p->carry ? p->rows : call->s.length; /* a chunk lies inside one sequence */
     double sums[LANES] = {0};
     if (p->carry && !p->total) memcpy(sums, p->carry, (size_t)inner * sizeof sums[0]);
     for (int64_t t = 0; t < tiles; t++) {
         int64_t begin = (call->s.reverse ? tiles - 1 - t : t) * tile_rows;
-        int64_t rows = p->rows - begin < tile_rows ? p->rows - begin : tile_rows;
+        int64_t rows = vjp_min(p->rows - begin, tile_rows);
         int64_t first = (p->begin + begin) * inner, n = rows * inner;
         float tile[TILE];
         for (int64_t i = 0; i < n; i += LANES)
@@ -255,8 +254,8 @@ INLINE void scan_short(const scan_call *call, const piece *p, vjp_dtype dtype) {
 
 /* ---- Tasks ------------------------------------------------------------------------------------------- */
 
-INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
-    switch (call->way) {
+INLINE void scan(vjp_dtype dtype, const scan_call *call, const region *p) {
+    switch (call->path) {
     case SCAN_LINES: scan_lines(call, p, dtype); break;
     case SCAN_PACKED: scan_packed_lines(call, p, dtype); break;
     case SCAN_COLUMNS: scan_columns(call, p, dtype); break;
@@ -264,22 +263,8 @@ INLINE void scan(const scan_call *call, const piece *p, vjp_dtype dtype) {
     }
 }
 
-static void scan_f32(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_F32);
-}
-
-static void scan_bf16(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_BF16);
-}
-
-static void scan_f16(const scan_call *call, const piece *p) {
-    scan(call, p, VJP_F16);
-}
-
-static void scan_piece(const scan_call *call, const piece *p) {
-    static void (*const typed[])(const scan_call *,
-                                 const piece *) = {[VJP_F32] = scan_f32, [VJP_BF16] = scan_bf16, [VJP_F16] = scan_f16};
-    typed[call->dtype](call, p);
+static void scan_region(const scan_call *call, const region *p) {
+    BY_DTYPE(call->dtype, scan, call, p);
 }
 
 /* Whole rows. */
@@ -287,35 +272,35 @@ static void rows_task(void *argument, size_t task) {
     const scan_call *call = argument;
     const vjp_cumsum_sizes *s = &call->s;
     int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
-    if (call->way == SCAN_SHORT || call->way == SCAN_PACKED) {
-        scan_piece(call, &(piece){.begin = begin * s->length, .rows = (end - begin) * s->length, .width = s->inner});
+    if (call->path == SCAN_SHORT || call->path == SCAN_PACKED) {
+        scan_region(call, &(region){.begin = begin * s->length, .rows = (end - begin) * s->length, .width = s->inner});
     } else {
-        int64_t blocks = (s->inner + call->block - 1) / call->block;
+        int64_t blocks = vjp_divide_up(s->inner, call->block);
         for (int64_t item = begin; item < end; item++) {
             int64_t column = item % blocks * call->block, left = s->inner - column;
-            scan_piece(call, &(piece){.begin = item / blocks * s->length,
-                                      .rows = s->length,
-                                      .column = column,
-                                      .width = left < call->block ? left : call->block,
-                                      .more = item + 1 < end});
+            scan_region(call, &(region){.begin = item / blocks * s->length,
+                                        .rows = s->length,
+                                        .column = column,
+                                        .width = vjp_min(left, call->block),
+                                        .more = item + 1 < end});
         }
     }
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
-/* One chunk of a cut axis: its sum, or its scan from what the totals say comes before. */
+/* One chunk of a split axis: its sum, or its scan, which starts from its total of all before it. */
 static void chunk_of_group(const scan_call *call, size_t task, bool total) {
     const vjp_cumsum_sizes *s = &call->s;
     int64_t chunk = call->group + (int64_t)task, outer = chunk / call->count;
     int64_t begin = chunk % call->count * call->chunk, left = s->length - begin;
     for (int64_t column = 0; column < s->inner; column += call->block) {
-        int64_t width = s->inner - column < call->block ? s->inner - column : call->block;
-        scan_piece(call, &(piece){.begin = outer * s->length + begin,
-                                  .rows = left < call->chunk ? left : call->chunk,
-                                  .column = column,
-                                  .width = width,
-                                  .carry = call->totals + (int64_t)task * s->inner + column,
-                                  .total = total});
+        int64_t width = vjp_min(s->inner - column, call->block);
+        scan_region(call, &(region){.begin = outer * s->length + begin,
+                                    .rows = vjp_min(left, call->chunk),
+                                    .column = column,
+                                    .width = width,
+                                    .carry = call->totals + (int64_t)task * s->inner + column,
+                                    .total = total});
     }
     if (!total && call->mode == WRITE_STREAM) vf_stream_done();
 }
@@ -328,15 +313,15 @@ static void chunk_task(void *call, size_t task) {
     chunk_of_group(call, task, false);
 }
 
-/* Groups follow each other in the direction of the scan; `carry` goes from one to the next. */
+/* Groups follow each other in the direction of the scan; `carry` is passed from one to the next. */
 static void scan_chunks(const vjp_work *work, scan_call *call) {
-    int64_t all = call->s.outer * call->count, groups = (all + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
+    int64_t all = call->s.outer * call->count, groups = vjp_divide_up(all, GROUP_CHUNKS);
     int64_t inner = call->s.inner;
     bool reverse = call->s.reverse;
     double *carry = call->totals + GROUP_CHUNKS * inner;
     for (int64_t g = 0; g < groups; g++) {
         call->group = (reverse ? groups - 1 - g : g) * GROUP_CHUNKS;
-        int64_t n = all - call->group < GROUP_CHUNKS ? all - call->group : GROUP_CHUNKS;
+        int64_t n = vjp_min(all - call->group, GROUP_CHUNKS);
         vjp_cpu_for(work, n, total_task, call);
         for (int64_t c = 0; c < n; c++) {
             int64_t i = reverse ? n - 1 - c : c, place = (call->group + i) % call->count;
@@ -352,30 +337,30 @@ static void scan_chunks(const vjp_work *work, scan_call *call) {
     }
 }
 
-/* How the problem is cut; all of it follows from the sizes and the dtype. */
+/* How the problem is split; all of it follows from the sizes and the dtype. */
 static scan_call plan(const vjp_work *work) {
     scan_call call = {.s = vjp_cumsum_sizes_of(work), .dtype = work->storage};
     const vjp_cumsum_sizes *s = &call.s;
-    call.way = s->inner >= LANES    ? SCAN_COLUMNS
-               : s->inner > 1       ? SCAN_SHORT
-               : s->length >= LANES ? SCAN_LINES
-                                    : SCAN_PACKED;
+    call.path = s->inner >= LANES    ? SCAN_COLUMNS
+                : s->inner > 1       ? SCAN_SHORT
+                : s->length >= LANES ? SCAN_LINES
+                                     : SCAN_PACKED;
     call.block = s->inner;
     int64_t blocks = 1;
-    if (call.way == SCAN_COLUMNS) {
-        blocks = (s->inner + WIDE_BLOCK - 1) / WIDE_BLOCK;
+    if (call.path == SCAN_COLUMNS) {
+        blocks = vjp_divide_up(s->inner, WIDE_BLOCK);
         call.block = s->outer * blocks < ENOUGH_TASKS ? NARROW_BLOCK : WIDE_BLOCK;
-        blocks = (s->inner + call.block - 1) / call.block;
+        blocks = vjp_divide_up(s->inner, call.block);
     }
     int64_t element = (int64_t)dtype_bytes(work->storage), row = s->inner * element;
     if (s->outer * s->length * row == 0) return call;
-    int64_t width = s->inner < call.block ? s->inner : call.block;
+    int64_t width = vjp_min(s->inner, call.block);
     call.cut = vjp_cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
     int64_t chunk = CHUNK_BYTES / row / LANES * LANES;
     call.chunk = chunk < LANES ? LANES : chunk;
     bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;
-    call.count = few ? (s->length + call.chunk - 1) / call.chunk : 0;
-    if (few && call.way == SCAN_COLUMNS) call.block = WIDE_BLOCK;
+    call.count = few ? vjp_divide_up(s->length, call.chunk) : 0;
+    if (few && call.path == SCAN_COLUMNS) call.block = WIDE_BLOCK;
     return call;
 }
 
@@ -386,10 +371,10 @@ static vjp_status run(const vjp_work *work) {
     call.x = vjp_data(work, CUMSUM_X);
     int64_t bytes = s->outer * s->length * s->inner * (int64_t)dtype_bytes(call.dtype);
     if (!call.y || bytes == 0) return VJP_OK;
-    /* Packed lines and short tiles look at their own alignment. */
+    /* Packed lines and short tiles check their own alignment. */
     bool aligned =
-        vf_stream_aligned(call.dtype, call.y) && (call.way == SCAN_SHORT || call.way == SCAN_PACKED ||
-                                                  (call.way == SCAN_LINES ? s->length : s->inner) % LANES == 0);
+        vf_stream_aligned(call.dtype, call.y) && (call.path == SCAN_SHORT || call.path == SCAN_PACKED ||
+                                                  (call.path == SCAN_LINES ? s->length : s->inner) % LANES == 0);
     call.mode = write_mode_of(work, CUMSUM_Y, bytes, aligned, call.x == call.y);
     call.totals = work->workspace;
     if (call.count)

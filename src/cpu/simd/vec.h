@@ -66,7 +66,7 @@ typedef struct vi {
 
 #define EACH_PART for (int p = 0; p < PARTS; p++)
 
-/* Before a loop of few rounds, known when compiling, over an array that is to stay in registers. */
+/* Before a loop of few rounds, their number a constant, over an array that is to stay in registers. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -112,7 +112,7 @@ INLINE vf vf_neg(vf a) {
     return a;
 }
 
-/* The square root, rightly rounded as everywhere, so the bits are equal. */
+/* The square root, correctly rounded on every set, so the bits are equal. */
 INLINE vf vf_sqrt(vf a) {
 #if defined(CPU_ISA_AVX512)
     EACH_PART a.v[p] = (native_f)_mm512_sqrt_ps((__m512)a.v[p]);
@@ -211,7 +211,7 @@ INLINE vf vf_min(vf a, vf b) {
 }
 
 /* The largest of the 16 lanes, none of which is a NaN. */
-INLINE float vf_most(vf a) {
+INLINE float vf_max_lane(vf a) {
 #if defined(CPU_ISA_AVX512)
     __m256 h = _mm256_max_ps(_mm512_castps512_ps256((__m512)a.v[0]),
                              _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)a.v[0]), 1)));
@@ -520,9 +520,9 @@ INLINE void vf_store_part(vjp_dtype dtype, void *to, int64_t i, int64_t n, vf a)
 }
 
 /*
- * A store that goes past the caches, for outputs far larger than they are: it saves the read of the line that
- * an ordinary store makes first. The address must be a multiple of the vector's bytes (64 for f32, 32 for 16-bit);
- * vf_stream_aligned() tells. Follow the last one of a task with vf_stream_done().
+ * A store past the caches, for outputs far larger than they are: it saves the read of the line that an ordinary store
+ * makes first. The address must be a multiple of the vector's bytes (64 for f32, 32 for 16-bit);
+ * vf_stream_aligned() says whether it is. vf_stream_done() must follow the last one of a task.
  */
 INLINE bool vf_stream_aligned(vjp_dtype dtype, const void *to) {
     return (uintptr_t)to % (LANES * dtype_bytes(dtype)) == 0;
@@ -537,8 +537,8 @@ INLINE native_f native_halves(vjp_dtype dtype, native_f a, native_f b) {
 }
 
 /*
- * Two native vectors past the caches; GCC has no other name for the instruction. Many cores see whole lines being
- * written and do not read them first; to the others this says it.
+ * Two native vectors past the caches; GCC has no other name for the instruction. Many cores notice whole lines being
+ * written and do not read them first; the others need this instruction for it.
  */
 INLINE void native_stream_two(void *to, native_f a, native_f b) {
 #if defined(__aarch64__)
@@ -580,7 +580,7 @@ INLINE void vf_stream(vjp_dtype dtype, void *to, int64_t i, vf a) {
 #endif
 }
 
-/* NEON's are seen in the order of all other stores: the end of a task is enough. */
+/* NEON's are ordered with all other stores: the end of a task is enough. */
 INLINE void vf_stream_done(void) {
 #if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2)
     _mm_sfence();

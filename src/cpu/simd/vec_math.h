@@ -21,20 +21,30 @@ INLINE vf vf_polynomial(vf x, const float *c, int count) {
     return sum;
 }
 
-/*
- * exp(x) = 2^n exp(r), r = x - n ln 2 within half of ln 2, for x from -170 to 89. 2^n is multiplied in two halves, so
- * that results go gradually through the denormals to 0, and to Inf only where they must; AVX-512 has one instruction
- * that does just that, with the same bits.
- */
-INLINE vf exp_within(vf x) {
+/* exp(x) = 2^n e with e from 0.7 to 1.42, for x from -170 to 89. */
+typedef struct exp_parts {
+    vf e, rounded; /* rounded: n + EXP_ROUNDER */
+} exp_parts;
+
+static const float EXP_ROUNDER = 0x1.8p+23f; /* a sum with it holds the nearest integer in its low bits */
+
+/* e = exp(r), r = x - n ln 2 within half of ln 2. */
+INLINE exp_parts exp_split(vf x) {
     const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
-    const float rounder = 0x1.8p+23f; /* a sum with it holds the nearest integer in its low bits */
     const float c[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f6p-5f, 0x1.123a8ep-7f, 0x1.6a2316p-10f};
-    vf rounded = vf_fma(x, vf_set(log2_e), vf_set(rounder));
-    vf n = vf_sub(rounded, vf_set(rounder));
+    vf rounded = vf_fma(x, vf_set(log2_e), vf_set(EXP_ROUNDER));
+    vf n = vf_sub(rounded, vf_set(EXP_ROUNDER));
     vf r = vf_fma(n, vf_set(-ln2_low), vf_fma(n, vf_set(-ln2_high), x));
-    vf e = vf_add(vf_fma(vf_mul(r, r), vf_polynomial(r, c, 5), r), vf_set(1));
+    return (exp_parts){vf_add(vf_fma(vf_mul(r, r), vf_polynomial(r, c, 5), r), vf_set(1)), rounded};
+}
+
+/*
+ * 2^n e. The power is multiplied in two halves, so that results go gradually through the denormals to 0, and to Inf
+ * only where they must; AVX-512 has one instruction that does just that, with the same bits.
+ */
+INLINE vf exp_join(vf e, vf rounded) {
 #if defined(CPU_ISA_AVX512)
+    vf n = vf_sub(rounded, vf_set(EXP_ROUNDER));
     EACH_PART e.v[p] = (native_f)_mm512_scalef_ps((__m512)e.v[p], (__m512)n.v[p]);
 #else
     const int32_t rounder_bits = 0x4b400000, exponent_bias = 127;
@@ -46,6 +56,11 @@ INLINE vf exp_within(vf x) {
     }
 #endif
     return e;
+}
+
+INLINE vf exp_within(vf x) {
+    exp_parts parts = exp_split(x);
+    return exp_join(parts.e, parts.rounded);
 }
 
 /* For every x: 0 below -104, Inf from 88.73 on. */

@@ -1,5 +1,5 @@
 [
-    ("cross_entropy: the largest logit is not taken away", "check cross_entropy",
+    ("cross_entropy: the largest logit is not subtracted", "check cross_entropy",
      [("src/cpu/loss/cross_entropy.c", "n, finite_shift(row->max), smooth);", "n, 0, smooth);"),
       ("src/cpu/loss/cross_entropy.c", "            f64_logs(log_sums + r);\n",
        "            f64_logs(log_sums + r);\n        for (int64_t r = 0; r < step; r++)\n            log_sums[r] -= (double)rows[r].max;\n")]),

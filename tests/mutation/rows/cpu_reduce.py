@@ -12,4 +12,8 @@
     ("sum_squares: the last task's partial is lost", "check sum_squares",
      [("src/cpu/reduce/sum_squares.c", "for (int64_t i = 0; i < call.cut.count; i++)",
        "for (int64_t i = 0; i < call.cut.count - (call.cut.count > 1); i++)")]),
+    ("mean: a line whose f32 sums overflow stays Inf", "test test_range",
+     [("src/cpu/reduce/sums.h", "bool fits = sum - sum == 0;", "bool fits = sum == sum;")]),
+    ("mean: columns whose f32 sums overflow stay Inf", "test test_range",
+     [("src/cpu/reduce/sums.h", "if (exact || op->outputs > 1 || column_sums_finite(sums, end - first)) break;", "break;")]),
 ]
