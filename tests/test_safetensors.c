@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

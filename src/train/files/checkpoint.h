@@ -14,9 +14,9 @@
 #ifndef VJP_TRAIN_CHECKPOINT_H
 #define VJP_TRAIN_CHECKPOINT_H
 
+#include "files/json.h"
+#include "files/safetensors.h"
 #include "train/fail.h"
-#include "train/files/json.h"
-#include "train/files/safetensors.h"
 
 enum { CHECKPOINT_PATH = 4096 };
 

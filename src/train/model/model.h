@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
+#include "files/safetensors.h"
 #include "train/fail.h"
-#include "train/files/safetensors.h"
 #include "vjp.h"
 
 enum { MODEL_NAME = 96 };

@@ -5,17 +5,17 @@
  * Reading believes nothing: a file that breaks the format anywhere is refused with a sentence and holds no memory
  * afterwards. Writing is atomic: under the final name stands either the old file or the whole new one.
  */
-#ifndef VJP_TRAIN_SAFETENSORS_H
-#define VJP_TRAIN_SAFETENSORS_H
+#ifndef VJP_FILES_SAFETENSORS_H
+#define VJP_FILES_SAFETENSORS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "train/fail.h"
+#include "files/fail.h"
 #include "vjp.h"
 
-enum { SAFETENSORS_ERROR = TRAIN_ERROR };
+enum { SAFETENSORS_ERROR = FILE_ERROR };
 
 typedef struct safetensors_tensor {
     const char *name;

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 
 enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8 };
 
@@ -22,17 +22,17 @@ static const char *const type_names[VJP_DTYPE_COUNT] = {
 
 static bool tensor_bytes(const safetensors_tensor *tensor, uint64_t *bytes, char *error) {
     if (!tensor->name || strcmp(tensor->name, "__metadata__") == 0)
-        return train_fail(error, "a tensor cannot be called \"%s\"", tensor->name ? tensor->name : "(null)");
+        return file_fail(error, "a tensor cannot be called \"%s\"", tensor->name ? tensor->name : "(null)");
     if (tensor->dtype < 0 || tensor->dtype >= VJP_DTYPE_COUNT)
-        return train_fail(error, "tensor \"%.64s\" has dtype %d, which is none", tensor->name, tensor->dtype);
+        return file_fail(error, "tensor \"%.64s\" has dtype %d, which is none", tensor->name, tensor->dtype);
     if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
-        return train_fail(error, "tensor \"%.64s\" has rank %d; ranks go from 0 to %d", tensor->name, tensor->ndim,
-                          VJP_MAX_DIMS);
+        return file_fail(error, "tensor \"%.64s\" has rank %d; ranks go from 0 to %d", tensor->name, tensor->ndim,
+                         VJP_MAX_DIMS);
     *bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] < 0 || __builtin_mul_overflow(*bytes, (uint64_t)tensor->shape[i], bytes) ||
             *bytes > INT64_MAX)
-            return train_fail(error, "tensor \"%.64s\" has sizes that no file can hold", tensor->name);
+            return file_fail(error, "tensor \"%.64s\" has sizes that no file can hold", tensor->name);
     return true;
 }
 
@@ -130,11 +130,11 @@ static bool write_content(int file, const content *c) {
 /* A pipe or a device: there is nothing to keep, and renaming over it would destroy it. */
 static bool write_in_place(const char *path, const content *c, char *error) {
     int file = open(path, O_WRONLY | O_CLOEXEC);
-    if (file < 0) return train_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    if (file < 0) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     bool ok = write_content(file, c);
     int reason = errno;
     if (close(file) != 0 && ok) ok = false, reason = errno;
-    return ok || train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+    return ok || file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
 }
 
 /* Opens a file beside `path` that did not exist. NULL: errno says why not. */
@@ -172,14 +172,14 @@ static void sync_folder(const char *path) {
 static bool write_and_rename(const char *path, const content *c, char *error) {
     int file;
     char *temporary = open_temporary(path, &file);
-    if (!temporary) return train_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
+    if (!temporary) return file_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
     bool ok = write_content(file, c) && fsync(file) == 0;
     int reason = errno;
     if (close(file) != 0 && ok) ok = false, reason = errno;
     if (ok && rename(temporary, path) != 0) ok = false, reason = errno;
     if (!ok) unlink(temporary);
     free(temporary);
-    if (!ok) return train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+    if (!ok) return file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
     sync_folder(path);
     return true;
 }
@@ -187,7 +187,7 @@ static bool write_and_rename(const char *path, const content *c, char *error) {
 static bool write_file(const char *path, const content *c, char *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0;
-    if (exists && S_ISDIR(status.st_mode)) return train_fail(error, "%s: it is a folder", path);
+    if (exists && S_ISDIR(status.st_mode)) return file_fail(error, "%s: it is a folder", path);
     if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
     /* Through a symbolic link the file behind it is replaced, not the link. */
     char *target = exists ? realpath(path, NULL) : NULL;
@@ -203,12 +203,12 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
     char *header = NULL;
     size_t header_bytes = 0;
     bool ok = bytes && begin && order;
-    if (!ok) train_fail(error, "%s: there is no memory for its header", path);
+    if (!ok) file_fail(error, "%s: there is no memory for its header", path);
     for (size_t i = 0; ok && i < count; i++) {
         ok = tensor_bytes(&tensors[i], &bytes[i], error);
         for (size_t j = 0; ok && j < i; j++)
             if (strcmp(tensors[i].name, tensors[j].name) == 0)
-                ok = train_fail(error, "%s: there are two tensors \"%.64s\"", path, tensors[i].name);
+                ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, tensors[i].name);
     }
     FILE *out = ok ? open_memstream(&header, &header_bytes) : NULL;
     if (out) {
@@ -217,9 +217,9 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
         bool whole = !ferror(out);
         whole = fclose(out) == 0 && whole;
         content c = {header, header_bytes, tensors, count, order, bytes};
-        ok = whole ? write_file(path, &c, error) : train_fail(error, "%s: there is no memory for its header", path);
+        ok = whole ? write_file(path, &c, error) : file_fail(error, "%s: there is no memory for its header", path);
     } else if (ok) {
-        ok = train_fail(error, "%s: there is no memory for its header", path);
+        ok = file_fail(error, "%s: there is no memory for its header", path);
     }
     free(header);
     free(order);

@@ -5,14 +5,14 @@
  * not UTF-8, no string with a zero character (texts here end with one). A text that breaks a rule is refused with a
  * sentence that names the byte, and holds no memory afterwards.
  */
-#ifndef VJP_TRAIN_JSON_H
-#define VJP_TRAIN_JSON_H
+#ifndef VJP_FILES_JSON_H
+#define VJP_FILES_JSON_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "train/fail.h"
+#include "files/fail.h"
 
 /* ---- Reading ----------------------------------------------------------------------------------------- */
 
@@ -51,14 +51,13 @@ typedef struct json_document {
 /* The length of the UTF-8 character at the beginning of a text; 0: there is none. */
 size_t json_character(const char *text, size_t length);
 
-bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]);
+bool json_parse(const char *text, size_t length, json_document *document, char error[FILE_ERROR]);
 
 /* The same with a limit of the caller's in place of JSON_LONGEST. */
-bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document,
-                      char error[TRAIN_ERROR]);
+bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document, char error[FILE_ERROR]);
 
 /* The same from a file; the sentence begins with the path. */
-bool json_read(const char *path, json_document *document, char error[TRAIN_ERROR]);
+bool json_read(const char *path, json_document *document, char error[FILE_ERROR]);
 
 void json_free(json_document *document);
 

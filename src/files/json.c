@@ -3,7 +3,7 @@
  * than its source. The values of the tree lie in one block: there are no more of them than commas and brackets outside
  * of texts.
  */
-#include "train/files/json.h"
+#include "files/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -24,8 +24,8 @@ typedef struct reader {
 } reader;
 
 static bool expected(const reader *r, const char *what) {
-    if (r->at >= r->length) return train_fail(r->error, "it ends at byte %zu, where %s should stand", r->length, what);
-    return train_fail(r->error, "it has no %s at byte %zu", what, r->at);
+    if (r->at >= r->length) return file_fail(r->error, "it ends at byte %zu, where %s should stand", r->length, what);
+    return file_fail(r->error, "it has no %s at byte %zu", what, r->at);
 }
 
 static void skip_blanks(reader *r) {
@@ -75,10 +75,10 @@ static bool read_code_point(reader *r, char **to) {
         r->at += pair ? 2 : 0;
         if (pair && !read_hex4(r, &low)) return false;
         if (low < 0xdc00 || low >= 0xe000)
-            return train_fail(r->error, "it has half a surrogate pair at byte %zu", begin);
+            return file_fail(r->error, "it has half a surrogate pair at byte %zu", begin);
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
-    if (code == 0) return train_fail(r->error, "it has a text with a zero character at byte %zu", begin);
+    if (code == 0) return file_fail(r->error, "it has a text with a zero character at byte %zu", begin);
     *to = put_utf8(*to, code);
     return true;
 }
@@ -92,7 +92,7 @@ static bool read_string(reader *r, const char *what, const char **string) {
     while (r->at < r->length && r->text[r->at] != '"') {
         char c = r->text[r->at++];
         if ((unsigned char)c < 0x20)
-            return train_fail(r->error, "it has a control character inside a text at byte %zu", r->at - 1);
+            return file_fail(r->error, "it has a control character inside a text at byte %zu", r->at - 1);
         if (c != '\\') {
             *to++ = c;
             continue;
@@ -102,7 +102,7 @@ static bool read_string(reader *r, const char *what, const char **string) {
         if (known)
             *to++ = meanings[known - escapes];
         else if (escape != 'u')
-            return train_fail(r->error, "it has an unknown escape at byte %zu", r->at - 1);
+            return file_fail(r->error, "it has an unknown escape at byte %zu", r->at - 1);
         else if (!read_code_point(r, &to))
             return false;
     }
@@ -129,7 +129,7 @@ static bool check_utf8(const reader *r) {
     for (size_t i = 0; i < r->length;) {
         bool plain = (unsigned char)r->text[i] < 0x80; /* nearly always */
         size_t bytes = plain ? 1 : json_character(r->text + i, r->length - i);
-        if (!bytes) return train_fail(r->error, "it is not UTF-8 at byte %zu", i);
+        if (!bytes) return file_fail(r->error, "it is not UTF-8 at byte %zu", i);
         i += bytes;
     }
     return true;
@@ -155,8 +155,7 @@ static bool read_number(reader *r, json_value *value) {
     bool zero = r->text[r->at] == '0';
     size_t first = r->at;
     if (!read_digits(r)) return false;
-    if (zero && r->at > first + 1)
-        return train_fail(r->error, "it has a number with a leading zero at byte %zu", begin);
+    if (zero && r->at > first + 1) return file_fail(r->error, "it has a number with a leading zero at byte %zu", begin);
     if (r->text[r->at] == '.') {
         whole = false;
         r->at++;
@@ -180,7 +179,7 @@ static bool read_number(reader *r, json_value *value) {
     }
     value->integer = 0;
     value->number = strtod(r->text + begin, NULL);
-    return !isinf(value->number) || train_fail(r->error, "it has a number that no double can hold at byte %zu", begin);
+    return !isinf(value->number) || file_fail(r->error, "it has a number that no double can hold at byte %zu", begin);
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------ */
@@ -193,7 +192,7 @@ static bool check_keys(reader *r, const json_value *object, size_t begin) {
     if (object->count < 2) return true;
     if (object->count > r->room) {
         const json_value **larger = realloc(r->sorted, object->count * sizeof *larger);
-        if (!larger) return train_fail(r->error, "there is no memory to sort its %zu keys", object->count);
+        if (!larger) return file_fail(r->error, "there is no memory to sort its %zu keys", object->count);
         r->sorted = larger;
         r->room = object->count;
     }
@@ -203,7 +202,7 @@ static bool check_keys(reader *r, const json_value *object, size_t begin) {
     qsort(r->sorted, count, sizeof *r->sorted, by_key);
     for (size_t i = 1; i < count; i++)
         if (by_key(&r->sorted[i - 1], &r->sorted[i]) == 0)
-            return train_fail(r->error, "the object at byte %zu has two members \"%.64s\"", begin, r->sorted[i]->key);
+            return file_fail(r->error, "the object at byte %zu has two members \"%.64s\"", begin, r->sorted[i]->key);
     return true;
 }
 
@@ -215,8 +214,8 @@ static bool read_elements(reader *r, json_value *parent) {
     char end = object ? '}' : ']';
     size_t begin = r->at - 1;
     if (r->depth == JSON_DEPTH)
-        return train_fail(r->error, "it has more than %d lists and objects inside one another at byte %zu", JSON_DEPTH,
-                          begin);
+        return file_fail(r->error, "it has more than %d lists and objects inside one another at byte %zu", JSON_DEPTH,
+                         begin);
     r->depth++;
     const json_value **link = &parent->first;
     for (; !take(r, end); parent->count++) {
@@ -264,7 +263,7 @@ static bool read_value(reader *r, json_value *value) {
 static bool read_all(reader *r) {
     if (!check_utf8(r) || !read_value(r, &r->values[r->used++])) return false;
     skip_blanks(r);
-    return r->at == r->length || train_fail(r->error, "it goes on behind its end at byte %zu", r->at);
+    return r->at == r->length || file_fail(r->error, "it goes on behind its end at byte %zu", r->at);
 }
 
 /* ---- Documents --------------------------------------------------------------------------------------- */
@@ -282,11 +281,11 @@ static size_t count_values(const char *text, size_t length) {
 }
 
 bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document,
-                      char error[TRAIN_ERROR]) {
+                      char error[FILE_ERROR]) {
     *document = (json_document){0};
-    if (length > longest) return train_fail(error, "it has %zu bytes; JSON here has at most %zu", length, longest);
+    if (length > longest) return file_fail(error, "it has %zu bytes; JSON here has at most %zu", length, longest);
     size_t most = count_values(text, length);
-    if (most > JSON_MOST) return train_fail(error, "it has more than %d commas and brackets", (int)JSON_MOST);
+    if (most > JSON_MOST) return file_fail(error, "it has more than %d commas and brackets", (int)JSON_MOST);
     document->text = malloc(length + 1);
     document->values = calloc(most, sizeof *document->values);
     reader r = {.text = document->text, .length = length, .values = document->values, .error = error};
@@ -296,7 +295,7 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
         document->text[length] = 0;
         ok = read_all(&r);
     } else {
-        train_fail(error, "there is no memory for its %zu values", most);
+        file_fail(error, "there is no memory for its %zu values", most);
     }
     free(r.sorted);
     document->root = document->values;
@@ -304,7 +303,7 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
     return ok;
 }
 
-bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]) {
+bool json_parse(const char *text, size_t length, json_document *document, char error[FILE_ERROR]) {
     return json_parse_up_to(JSON_LONGEST, text, length, document, error);
 }
 
@@ -313,29 +312,29 @@ static bool read_stream(FILE *stream, char **text, size_t *length, char *error) 
     size_t room = 4096;
     for (*length = 0;;) {
         char *larger = realloc(*text, room);
-        if (!larger) return train_fail(error, "there is no memory for it");
+        if (!larger) return file_fail(error, "there is no memory for it");
         *text = larger;
         *length += fread(larger + *length, 1, room - *length, stream);
-        if (ferror(stream)) return train_fail(error, "it cannot be read: %s", strerror(errno));
+        if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
         if (*length < room) return true;
-        if (*length > JSON_LONGEST) return train_fail(error, "JSON here has at most %d bytes", (int)JSON_LONGEST);
+        if (*length > JSON_LONGEST) return file_fail(error, "JSON here has at most %d bytes", (int)JSON_LONGEST);
         room *= 2;
     }
 }
 
-bool json_read(const char *path, json_document *document, char error[TRAIN_ERROR]) {
+bool json_read(const char *path, json_document *document, char error[FILE_ERROR]) {
     *document = (json_document){0};
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) /* opening a pipe would wait for its other end */
-        return train_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "no file");
+        return file_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "no file");
     FILE *stream = fopen(path, "rb");
-    if (!stream) return train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
-    char reason[TRAIN_ERROR] = "", *text = NULL;
+    if (!stream) return file_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
+    char reason[FILE_ERROR] = "", *text = NULL;
     size_t length;
     bool ok = read_stream(stream, &text, &length, reason) && json_parse(text, length, document, reason);
     free(text);
     fclose(stream);
-    return ok || train_fail(error, "%.300s: %.200s", path, reason);
+    return ok || file_fail(error, "%.300s: %.200s", path, reason);
 }
 
 void json_free(json_document *document) {
