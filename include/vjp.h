@@ -432,7 +432,9 @@ vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, s
 /* Runs all calls. Nothing is allocated, looked up or checked but values that can be wrong, such as indices. */
 vjp_status vjp_program_run(vjp_program *program);
 
-/* Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. May be called from a signal handler.
+/*
+ * Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. Between runs it does nothing. May be
+ * called from a signal handler or another thread.
  */
 void vjp_program_interrupt(vjp_program *program);
 
