@@ -149,7 +149,7 @@ static void gradients_are_refused_with_a_reason(void **unused) {
     both[0] = vjp_graph_parameter(graph, "w", VJP_F32, 2, x);
     both[1] = vjp_graph_parameter(graph, "v", VJP_F32, 2, x);
     vjp_value state = vjp_graph_state(graph, "s", VJP_F32, 2, x), into[] = {state, state};
-    loss = vjp_graph_mean(graph, vjp_graph_mul(graph, both[0], both[1]), 0, 0);
+    loss = vjp_graph_mean(graph, vjp_graph_mul(graph, both[0], both[1], NULL), WITH(mean, .axes = 0));
     vjp_graph_grad(graph, loss, both, 2, into, 0, gradients);
     expect_error(graph, "v: its gradient cannot be put into s, which another gradient goes into");
 }
@@ -166,9 +166,10 @@ static void sums_of_sizes_are_checked(void **unused) {
         for (int i = 1; i < VALUES; i++) {
             char name[16];
             snprintf(name, sizeof name, "w%d", i);
-            value[i] = kept ? vjp_graph_parameter(graph, name, VJP_F64, 1, huge) : vjp_graph_scale(graph, value[0], 2);
+            value[i] = kept ? vjp_graph_parameter(graph, name, VJP_F64, 1, huge)
+                            : vjp_graph_scale(graph, value[0], WITH(scale, .factor = 2));
         }
-        const vjp_program_options unplanned = {.unplanned = 1};
+        const vjp_program_options unplanned = {.struct_size = sizeof unplanned, .unplanned = 1};
         for (int plan = 0; plan < 2; plan++) {
             vjp_program *program;
             assert_int_equal(
@@ -189,7 +190,7 @@ static void null_pointers_are_refused(void **unused) {
     vjp_device *device = open_device("cpu");
     vjp_graph *g = vjp_graph_create();
     const int64_t shape[] = {3};
-    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 1, shape), y = vjp_graph_scale(g, x, 2);
+    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 1, shape), y = vjp_graph_scale(g, x, WITH(scale, .factor = 2));
     vjp_program *program = compile(device, g, &y, 1, NULL);
 #define REFUSED(call, sentence)                                                                                        \
     do {                                                                                                               \
@@ -201,10 +202,12 @@ static void null_pointers_are_refused(void **unused) {
     REFUSED(vjp_program_tensor(program, x, NULL), "vjp_program_tensor: tensor is NULL");
     REFUSED(vjp_program_write(program, x, NULL, 12), "vjp_program_write: host is NULL");
     REFUSED(vjp_program_read(program, x, NULL, 12), "vjp_program_read: host is NULL");
+    REFUSED(vjp_program_describe(program, NULL), "vjp_program_describe: report is NULL");
+    REFUSED(vjp_program_describe(program, &(vjp_program_report){0}), "vjp_program_describe: struct_size is 0; it must");
+    REFUSED(vjp_program_time(program, 0, &(vjp_call_time){0}), "vjp_program_time: struct_size is 0; it must be");
     REFUSED(vjp_program_time(program, 0, NULL), "vjp_program_time: time is NULL");
     REFUSED(vjp_program_trace(program, NULL, 9), "vjp_program_trace: found is NULL");
 #undef REFUSED
-    vjp_program_describe(program, NULL);
     vjp_value dx;
     assert_int_equal(vjp_graph_grad(g, y, NULL, 1, NULL, 0, &dx), VJP_INVALID);
     expect_error(g, "vjp_graph_grad: wrt is NULL");
@@ -233,7 +236,7 @@ static void programs_share_within_one_graph(void **unused) {
     while ((uintptr_t)(graph[last] = vjp_graph_create()) != address && last < TRIES - 1)
         last++;
     vjp_graph_input(graph[last], "other", VJP_F64, 0, NULL);
-    const vjp_program_options share = {.share = first};
+    const vjp_program_options share = {.struct_size = sizeof share, .share = first};
     assert_int_equal(vjp_compile(device, graph[last], &x, 1, &share, &second), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "of another graph or device"));
     for (int i = 0; i <= last; i++)
@@ -261,13 +264,13 @@ static void large_graphs_are_quick(void **unused) {
             char name[16];
             snprintf(name, sizeof name, "w%d", i / 10);
             weight[i / 10] = vjp_graph_parameter(g, name, VJP_F32, 1, shape);
-            h = vjp_graph_add(g, h, vjp_graph_mul(g, h, weight[i / 10]));
+            h = vjp_graph_add(g, h, vjp_graph_mul(g, h, weight[i / 10], NULL), NULL);
         } else {
-            h = i % 10 < 5 ? vjp_graph_scale(g, h, 1.01) : vjp_graph_swiglu(g, h, h);
+            h = i % 10 < 5 ? vjp_graph_scale(g, h, WITH(scale, .factor = 1.01)) : vjp_graph_swiglu(g, h, h);
         }
     }
     vjp_graph_recompute_end(g);
-    result[WEIGHTS] = vjp_graph_mean(g, h, 0, 0);
+    result[WEIGHTS] = vjp_graph_mean(g, h, WITH(mean, .axes = 0));
     assert_int_equal(vjp_graph_grad(g, result[WEIGHTS], weight, WEIGHTS, NULL, 0, result), VJP_OK);
     vjp_program *program = compile(device, g, result, WEIGHTS + 1, NULL);
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
@@ -546,7 +549,10 @@ static void interrupting_pool(void *context, size_t count, vjp_task task, void *
 static void interrupts_stop_only_a_run_under_way(void **unused) {
     (void)unused;
     vjp_program *to_interrupt = NULL;
-    const vjp_options options = {.threads = 4, .parallel_for = interrupting_pool, .parallel_context = &to_interrupt};
+    const vjp_options options = {.struct_size = sizeof options,
+                                 .threads = 4,
+                                 .parallel_for = interrupting_pool,
+                                 .parallel_context = &to_interrupt};
     vjp_device *device;
     assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
     vjp_value x, weight[BLOCKS], result[BLOCKS + 1];

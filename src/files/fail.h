@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How src/files reports a failure: it returns false and writes one sentence to the caller's buffer. */
 #ifndef VJP_FILES_FAIL_H
 #define VJP_FILES_FAIL_H

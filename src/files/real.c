@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Real numbers as text; see real.h. */
 #include "files/real.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Real numbers as text. */
 #ifndef VJP_FILES_REAL_H
 #define VJP_FILES_REAL_H

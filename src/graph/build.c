@@ -34,6 +34,10 @@ void vjp_graph_destroy(vjp_graph *graph) {
     }
     for (int32_t i = 0; i < graph->nodes; i++)
         free(graph->node[i].name);
+    for (graph_list *list = graph->lists, *next; list; list = next) {
+        next = list->next;
+        free(list);
+    }
     free(graph->value);
     free(graph->node);
     names_free(&graph->value_names);

@@ -45,6 +45,12 @@ typedef struct graph_node {
     int64_t attributes[VJP_MAX_ATTRIBUTE_BYTES / 8];
 } graph_node;
 
+/* A list of values that the caller may keep as long as the graph. */
+typedef struct graph_list {
+    struct graph_list *next;
+    vjp_value value[];
+} graph_list;
+
 enum { GRAPH_SCOPE_BYTES = 256, GRAPH_MAX_SCOPES = 16, GRAPH_MAX_ITEMS = 1 << 30 /* values, and nodes */ };
 
 struct vjp_graph {
@@ -58,6 +64,7 @@ struct vjp_graph {
     char scope[GRAPH_SCOPE_BYTES];
     int scopes, scope_end[GRAPH_MAX_SCOPES];
     int32_t block, blocks;
+    graph_list *lists;
     vjp_status status;
     vjp_device *rules; /* a device without kernels, for the sentences of the ops' shape rules */
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The table is an array of a power of two of entries with linear probing, at most half full. */
 #include "graph/names.h"
 

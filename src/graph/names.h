@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Names in a hash table, each with a number, so that building a graph of n nodes takes time proportional to n. */
 #ifndef VJP_GRAPH_NAMES_H
 #define VJP_GRAPH_NAMES_H

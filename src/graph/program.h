@@ -44,4 +44,9 @@ struct vjp_program {
     bool unrecordable;
 };
 
+/* The value that the caller can read or write; refused where the program does not have it. */
+vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found);
+
+size_t program_bytes(const vjp_tensor *tensor);
+
 #endif

@@ -82,7 +82,7 @@ void vjp_program_interrupt(vjp_program *program) {
 
 /* ---- Reading and writing ----------------------------------------------------------------------------- */
 
-static vjp_status find(const vjp_program *program, vjp_value value, const program_value **found) {
+vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found) {
     if (!program) return VJP_INVALID;
     program->device->error[0] = 0;
     if (value < 1 || value >= program->values || !program->value[value].name)
@@ -92,7 +92,7 @@ static vjp_status find(const vjp_program *program, vjp_value value, const progra
     return VJP_OK;
 }
 
-static size_t bytes_of(const vjp_tensor *tensor) {
+size_t program_bytes(const vjp_tensor *tensor) {
     size_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++)
         bytes *= (size_t)tensor->shape[i];
@@ -110,17 +110,17 @@ static vjp_status wrong_size(const vjp_program *program, const char *function, u
 
 vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor) {
     const program_value *found = NULL;
-    vjp_status status = find(program, value, &found);
+    vjp_status status = program_find(program, value, &found);
     if (status == VJP_OK && !tensor) return is_null(program, "vjp_program_tensor", "tensor");
     if (status == VJP_OK) *tensor = found->tensor;
     return status;
 }
 
 static vjp_status find_sized(const vjp_program *program, vjp_value value, size_t bytes, const program_value **found) {
-    vjp_status status = find(program, value, found);
-    if (status == VJP_OK && bytes_of(&(*found)->tensor) != bytes)
+    vjp_status status = program_find(program, value, found);
+    if (status == VJP_OK && program_bytes(&(*found)->tensor) != bytes)
         return vjp_fail(program->device, VJP_INVALID, "%s has %zu bytes; %zu were given", (*found)->name,
-                        bytes_of(&(*found)->tensor), bytes);
+                        program_bytes(&(*found)->tensor), bytes);
     return status;
 }
 
@@ -196,7 +196,7 @@ static double element(const void *data, vjp_dtype dtype, size_t i) {
 /* The first element that is not finite; false: all are. Fails only where the device does. */
 static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad, size_t *at, double *value) {
     *bad = false;
-    size_t bytes = bytes_of(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    size_t bytes = program_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     if (!bytes) return VJP_OK;
     void *host = malloc(bytes);
     if (!host) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to look at %zu bytes", bytes);
