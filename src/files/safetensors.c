@@ -7,10 +7,12 @@
 #include "files/safetensors.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "files/json.h"
 
@@ -273,27 +275,32 @@ static bool read_header(parser *p, FILE *stream, size_t length, uint64_t *data_b
     return ok;
 }
 
-static bool read_stream(parser *p, FILE *stream) {
+/* The header and, of a regular file, the size: no memory is taken for bytes that are not there. */
+static bool read_head(parser *p, FILE *stream, uint64_t *begin, uint64_t *data_bytes) {
     char *error = p->error;
     unsigned char prefix[LENGTH_BYTES];
     size_t got = fread(prefix, 1, LENGTH_BYTES, stream);
     if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
     if (got < LENGTH_BYTES) return file_fail(error, "it is cut off: %zu bytes are no safetensors file", got);
-    uint64_t length = read_length(prefix), data_bytes;
+    uint64_t length = read_length(prefix);
     if (!check_length(length, error)) return false;
-    if (!read_header(p, stream, (size_t)length, &data_bytes)) return false;
-
-    /* A regular file tells its size: no memory is taken for bytes that are not there. */
+    if (!read_header(p, stream, (size_t)length, data_bytes)) return false;
+    *begin = LENGTH_BYTES + length;
     struct stat status;
-    if (fstat(fileno(stream), &status) == 0 && S_ISREG(status.st_mode)) {
-        uint64_t behind = (uint64_t)status.st_size - LENGTH_BYTES - length;
-        if (!check_size(behind, data_bytes, error)) return false;
-    }
+    if (fstat(fileno(stream), &status) != 0 || !S_ISREG(status.st_mode)) return true;
+    uint64_t size = (uint64_t)status.st_size;
+    return check_size(size > *begin ? size - *begin : 0, *data_bytes, error);
+}
+
+static bool read_stream(parser *p, FILE *stream) {
+    char *error = p->error;
+    uint64_t begin, data_bytes;
+    if (!read_head(p, stream, &begin, &data_bytes)) return false;
     size_t room = ((size_t)data_bytes / DATA_ALIGNMENT + 1) * DATA_ALIGNMENT;
     p->file->data = aligned_alloc(DATA_ALIGNMENT, room);
     if (!p->file->data)
         return file_fail(error, "there is no memory for its %llu bytes", (unsigned long long)data_bytes);
-    got = fread(p->file->data, 1, (size_t)data_bytes, stream);
+    size_t got = fread(p->file->data, 1, (size_t)data_bytes, stream);
     if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
     bool more = got == data_bytes && fgetc(stream) != EOF;
     if (!check_size(got + more, data_bytes, error)) return false;
@@ -315,7 +322,62 @@ bool safetensors_read(const char *path, safetensors_file *file, char error[SAFET
     return file_fail(error, "%.200s: %.300s", path, reason);
 }
 
+static bool open_stream(parser *p, FILE *stream) {
+    uint64_t begin, data_bytes;
+    if (!read_head(p, stream, &begin, &data_bytes)) return false;
+    for (size_t i = 0; i < p->file->count; i++) {
+        safetensors_tensor *tensor = &p->file->tensors[p->ranges[i].tensor];
+        tensor->file = stream;
+        tensor->at = (int64_t)begin + p->ranges[i].begin;
+    }
+    return true;
+}
+
+bool safetensors_open(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]) {
+    *file = (safetensors_file){0};
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not wait for its other end */
+    struct stat status;
+    if (opened >= 0 && fstat(opened, &status) == 0 && !S_ISREG(status.st_mode)) {
+        close(opened);
+        return file_fail(error, "%.200s: it is not a regular file", path);
+    }
+    file->stream = opened >= 0 ? fdopen(opened, "rb") : NULL;
+    if (!file->stream) {
+        file_fail(error, "%.200s: it cannot be opened: %s", path, strerror(errno));
+        if (opened >= 0) close(opened);
+        return false;
+    }
+    char reason[SAFETENSORS_ERROR] = "";
+    parser p = {.file = file, .error = reason};
+    bool ok = open_stream(&p, file->stream);
+    free(p.ranges);
+    if (ok) return true;
+    safetensors_free(file);
+    return file_fail(error, "%.200s: %.300s", path, reason);
+}
+
+bool safetensors_fetch(const safetensors_tensor *tensor, void *to, size_t bytes, char error[SAFETENSORS_ERROR]) {
+    enum { MAX_READ = 1 << 30 }; /* some systems refuse to read 2 GiB or more at once */
+    if (!tensor->file) {
+        if (bytes) memcpy(to, tensor->data, bytes);
+        return true;
+    }
+    for (size_t done = 0; done < bytes;) {
+        size_t left = bytes - done;
+        ssize_t got = pread(fileno(tensor->file), (char *)to + done, left < MAX_READ ? left : MAX_READ,
+                            (off_t)(tensor->at + (int64_t)done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return file_fail(error, "tensor \"%.64s\" cannot be read: %s", tensor->name, strerror(errno));
+        if (got == 0)
+            return file_fail(error, "the file was cut off while tensor \"%.64s\" was read: %zu of %zu bytes",
+                             tensor->name, done, bytes);
+        done += (size_t)got;
+    }
+    return true;
+}
+
 void safetensors_free(safetensors_file *file) {
+    if (file->stream) fclose(file->stream);
     free(file->tensors);
     free(file->metadata);
     free(file->header);

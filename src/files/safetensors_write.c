@@ -79,8 +79,9 @@ static void put_header(FILE *out, const safetensors_tensor *tensors, size_t coun
         fputc(' ', out);
 }
 
-/* The order of the data: widest elements first, and within a width as given. */
-static void lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
+/* The order of the data: widest elements first, and within a width as given. False: the sum of all sizes does not fit.
+ */
+static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
                     uint64_t *begin) {
     size_t placed = 0;
     uint64_t at = 0;
@@ -89,8 +90,9 @@ static void lay_out(const safetensors_tensor *tensors, size_t count, const uint6
             if (vjp_dtype_size((vjp_dtype)tensors[i].dtype) == width) {
                 order[placed++] = i;
                 begin[i] = at;
-                at += bytes[i];
+                if (__builtin_add_overflow(at, bytes[i], &at) || at > INT64_MAX) return false;
             }
+    return true;
 }
 
 /* ---- The file ---------------------------------------------------------------------------------------- */
@@ -196,6 +198,24 @@ static bool write_file(const char *path, const content *c, char *error) {
     return ok;
 }
 
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const safetensors_tensor *const *)a)->name, (*(const safetensors_tensor *const *)b)->name);
+}
+
+static bool check_names(const char *path, const safetensors_tensor *tensors, size_t count, char *error) {
+    const safetensors_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    if (!sorted) return file_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, by_name);
+    bool ok = true;
+    for (size_t i = 1; i < count && ok; i++)
+        if (by_name(&sorted[i - 1], &sorted[i]) == 0)
+            ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, sorted[i]->name);
+    free(sorted);
+    return ok;
+}
+
 bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
                        const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]) {
     uint64_t *bytes = calloc(count + 1, sizeof *bytes), *begin = calloc(count + 1, sizeof *begin);
@@ -204,15 +224,13 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
     size_t header_bytes = 0;
     bool ok = bytes && begin && order;
     if (!ok) file_fail(error, "%s: there is no memory for its header", path);
-    for (size_t i = 0; ok && i < count; i++) {
+    for (size_t i = 0; ok && i < count; i++)
         ok = tensor_bytes(&tensors[i], &bytes[i], error);
-        for (size_t j = 0; ok && j < i; j++)
-            if (strcmp(tensors[i].name, tensors[j].name) == 0)
-                ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, tensors[i].name);
-    }
+    ok = ok && check_names(path, tensors, count, error);
+    if (ok && !lay_out(tensors, count, bytes, order, begin))
+        ok = file_fail(error, "%s: all tensors together are larger than a file can be", path);
     FILE *out = ok ? open_memstream(&header, &header_bytes) : NULL;
     if (out) {
-        lay_out(tensors, count, bytes, order, begin);
         put_header(out, tensors, count, begin, bytes, metadata, pairs);
         bool whole = !ferror(out);
         whole = fclose(out) == 0 && whole;

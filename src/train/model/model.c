@@ -63,14 +63,9 @@ int model_decays(void *model, const char *name, const vjp_tensor *parameter) {
     return 0;
 }
 
-static float element(const void *data, int dtype, int64_t i) {
-    if (dtype == VJP_F32) {
-        float value; /* the file aligns nothing */
-        memcpy(&value, (const char *)data + 4 * i, sizeof value);
-        return value;
-    }
+static float element(const char *data, int dtype, int64_t i) {
     uint16_t half;
-    memcpy(&half, (const char *)data + 2 * i, sizeof half);
+    memcpy(&half, data + 2 * i, sizeof half);
     return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
 }
 
@@ -90,8 +85,15 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
         return train_fail(error, "%s is not used by the model", tensor->name);
     float *copy = malloc((size_t)count * sizeof *copy + 1);
     if (!copy) return train_fail(error, "no memory for %s", tensor->name);
-    for (int64_t i = 0; i < count; i++)
-        copy[i] = element(tensor->data, tensor->dtype, i);
+    /* 16-bit numbers are read into the upper half, where each is converted before its place is written. */
+    size_t bytes = (size_t)count * vjp_dtype_size((vjp_dtype)tensor->dtype);
+    char *data = (char *)copy + ((size_t)count * sizeof *copy - bytes);
+    if (!safetensors_fetch(tensor, data, bytes, error)) {
+        free(copy);
+        return false;
+    }
+    for (int64_t i = 0; i < count && tensor->dtype != VJP_F32; i++)
+        copy[i] = element(data, tensor->dtype, i);
     bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
     if (!ok) train_fail(error, "%s could not be written to the device", tensor->name);
     free(copy);
