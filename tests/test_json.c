@@ -53,8 +53,8 @@ static const struct {
     {"NaN", "no value at byte 0"},
     {"Infinity", "no value at byte 0"},
     {"'a'", "no value at byte 0"},
-    {"nullx", "goes on behind its end at byte 4"},
-    {"{} {}", "goes on behind its end at byte 3"},
+    {"nullx", "has more text after its end at byte 4"},
+    {"{} {}", "has more text after its end at byte 3"},
     {"/* no */ 1", "no value at byte 0"},
     {"\xef\xbb\xbf{}", "no value at byte 0"},
     /* lists and objects */
@@ -102,7 +102,7 @@ static const struct {
     {"1e+", "ends at byte 3, where digit"},
     {"01", "leading zero at byte 0"},
     {"-01", "leading zero at byte 0"},
-    {"0x10", "goes on behind its end at byte 1"},
+    {"0x10", "has more text after its end at byte 1"},
     {"1e999", "no double can hold at byte 0"},
 };
 
@@ -193,7 +193,7 @@ static void test_depth(void **state) {
 /* A limit of the caller's on the bytes, and one on the values, which brackets inside a text are not. */
 static void test_limits(void **state) {
     (void)state;
-    enum { LENGTH = JSON_MOST + 8 };
+    enum { LENGTH = JSON_MAX_VALUES + 8 };
     char *text = malloc(LENGTH), error[FILE_ERROR];
     assert_non_null(text);
     json_document document;
@@ -269,10 +269,10 @@ static void test_files(void **state) {
         assert_int_equal(document.root->integer, 7);
         json_free(&document);
     }
-    assert_int_equal(truncate(path, JSON_LONGEST + 1), 0);
+    assert_int_equal(truncate(path, JSON_MAX_BYTES + 1), 0);
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: it has 16777217 bytes; JSON here has at most 16777216"));
-    assert_int_equal(truncate(path, 4 * (off_t)JSON_LONGEST), 0); /* is not even read to its end */
+    assert_int_equal(truncate(path, 4 * (off_t)JSON_MAX_BYTES), 0); /* is not even read to its end */
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: JSON here has at most 16777216 bytes"));
     assert_int_equal(truncate(path, 0), 0);

@@ -102,7 +102,7 @@ static const struct {
     {" {}", 0, "does not begin with {"},
     {"[]", 0, "does not begin with {"},
     {"{", 0, "its header cannot be read: it ends at byte 1, where key"},
-    {"{}x", 0, "goes on behind its end at byte 2"},
+    {"{}x", 0, "has more text after its end at byte 2"},
     {"{\"a\"}", 0, "no colon at byte 4"},
     {"{\"a\":1}", 0, "tensor \"a\" is 1 instead of an object"},
     {"{\"a\":[]}", 0, "tensor \"a\" is [] instead of an object"},

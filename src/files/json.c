@@ -1,7 +1,7 @@
 /*
  * Reading JSON; json_write.c writes it. The text is copied once and decoded in place: a decoded string is never longer
- * than its source. The values of the tree lie in one block: there are no more of them than commas and brackets outside
- * of texts.
+ * than its source. All values of the tree are in one array: there is at most one for each comma and opening bracket
+ * outside of strings, and the root.
  */
 #include "files/json.h"
 
@@ -17,7 +17,7 @@ typedef struct reader {
     size_t at, length;
     json_value *values;
     size_t used;
-    const json_value **sorted; /* room for `room` members, to find a key that stands twice */
+    const json_value **sorted; /* [room], to find a key that is there twice */
     size_t room;
     int depth;
     char *error;
@@ -35,7 +35,7 @@ static void skip_blanks(reader *r) {
     r->at = (size_t)(c - r->text);
 }
 
-/* True if the next sign is `sign`, which is then behind us. */
+/* Whether the next character is `sign`; it is then consumed. */
 static bool take(reader *r, char sign) {
     skip_blanks(r);
     if (r->at >= r->length || r->text[r->at] != sign) return false;
@@ -65,7 +65,7 @@ static char *put_utf8(char *to, unsigned code) {
     return to + bytes;
 }
 
-/* Behind "\u": one character, or a pair of surrogates that make one. */
+/* After "\u": one character, or a pair of surrogates that make one. */
 static bool read_code_point(reader *r, char **to) {
     size_t begin = r->at - 2;
     unsigned code, low = 0;
@@ -119,7 +119,7 @@ size_t json_character(const char *text, size_t length) {
     if (more == 4 || more >= length) return 0;
     for (size_t i = 1; i <= more; i++)
         if ((c[i] & 0xc0) != 0x80) return 0;
-    /* No longer than needed, no surrogates, nothing past U+10FFFF. */
+    /* Not longer than needed, no surrogates, nothing above U+10FFFF. */
     bool wrong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] >= 0xa0) || (c[0] == 0xf0 && c[1] < 0x90) ||
                  (c[0] == 0xf4 && c[1] >= 0x90);
     return wrong ? 0 : more + 1;
@@ -173,7 +173,7 @@ static bool read_number(reader *r, json_value *value) {
         value->integer = strtoll(r->text + begin, NULL, 10);
         value->exact = errno == 0 && (value->integer || r->text[begin] != '-');
     }
-    if (value->exact) { /* rounds as strtod does, in a fraction of its time */
+    if (value->exact) { /* rounds as strtod() does, and is much faster */
         value->number = (double)value->integer;
         return true;
     }
@@ -208,7 +208,7 @@ static bool check_keys(reader *r, const json_value *object, size_t begin) {
 
 static bool read_value(reader *r, json_value *value);
 
-/* The elements of a list or an object, whose bracket is behind us. */
+/* The elements of a list or an object, after its opening bracket. */
 static bool read_elements(reader *r, json_value *parent) {
     bool object = parent->type == JSON_OBJECT;
     char end = object ? '}' : ']';
@@ -263,31 +263,32 @@ static bool read_value(reader *r, json_value *value) {
 static bool read_all(reader *r) {
     if (!check_utf8(r) || !read_value(r, &r->values[r->used++])) return false;
     skip_blanks(r);
-    return r->at == r->length || file_fail(r->error, "it goes on behind its end at byte %zu", r->at);
+    return r->at == r->length || file_fail(r->error, "it has more text after its end at byte %zu", r->at);
 }
 
 /* ---- Documents --------------------------------------------------------------------------------------- */
 
-/* At least as many values as the text can have: each but the first stands behind a bracket or a comma. */
+/* An upper bound of the number of values: each but the first comes after an opening bracket or a comma. */
 static size_t count_values(const char *text, size_t length) {
     size_t count = 1;
     for (size_t i = 0; i < length; i++) {
         count += text[i] == ',' || text[i] == '[' || text[i] == '{';
-        if (text[i] == '"') /* to the quote that ends the text */
+        if (text[i] == '"') /* skips to the quote that ends the string */
             for (i++; i < length && text[i] != '"'; i++)
                 if (text[i] == '\\' && ++i == length) break;
     }
     return count;
 }
 
-bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document,
+bool json_parse_up_to(size_t max_bytes, const char *text, size_t length, json_document *document,
                       char error[FILE_ERROR]) {
     *document = (json_document){0};
-    if (length > longest) return file_fail(error, "it has %zu bytes; JSON here has at most %zu", length, longest);
-    size_t most = count_values(text, length);
-    if (most > JSON_MOST) return file_fail(error, "it has more than %d commas and brackets", (int)JSON_MOST);
+    if (length > max_bytes) return file_fail(error, "it has %zu bytes; JSON here has at most %zu", length, max_bytes);
+    size_t max_values = count_values(text, length);
+    if (max_values > JSON_MAX_VALUES)
+        return file_fail(error, "it has more than %d commas and brackets", (int)JSON_MAX_VALUES);
     document->text = malloc(length + 1);
-    document->values = calloc(most, sizeof *document->values);
+    document->values = calloc(max_values, sizeof *document->values);
     reader r = {.text = document->text, .length = length, .values = document->values, .error = error};
     bool ok = document->text && document->values;
     if (ok) {
@@ -295,7 +296,7 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
         document->text[length] = 0;
         ok = read_all(&r);
     } else {
-        file_fail(error, "there is no memory for its %zu values", most);
+        file_fail(error, "there is no memory for its %zu values", max_values);
     }
     free(r.sorted);
     document->root = document->values;
@@ -304,10 +305,10 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
 }
 
 bool json_parse(const char *text, size_t length, json_document *document, char error[FILE_ERROR]) {
-    return json_parse_up_to(JSON_LONGEST, text, length, document, error);
+    return json_parse_up_to(JSON_MAX_BYTES, text, length, document, error);
 }
 
-/* Until the end, whatever size the file tells: that may change meanwhile. */
+/* Reads to the end instead of the size that the file system gives, which may change meanwhile. */
 static bool read_stream(FILE *stream, char **text, size_t *length, char *error) {
     size_t room = 4096;
     for (*length = 0;;) {
@@ -317,7 +318,7 @@ static bool read_stream(FILE *stream, char **text, size_t *length, char *error) 
         *length += fread(larger + *length, 1, room - *length, stream);
         if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
         if (*length < room) return true;
-        if (*length > JSON_LONGEST) return file_fail(error, "JSON here has at most %d bytes", (int)JSON_LONGEST);
+        if (*length > JSON_MAX_BYTES) return file_fail(error, "JSON here has at most %d bytes", (int)JSON_MAX_BYTES);
         room *= 2;
     }
 }

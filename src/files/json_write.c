@@ -123,7 +123,7 @@ void json_put_integer(json_writer *writer, const char *key, int64_t value) {
     add_text(writer, text);
 }
 
-/* What is put behind a real so that who reads it sees one: 2 is an integer. */
+/* What is added to a real so that it reads back as one: 2 is an integer. */
 static const char *whole_end(const char *real) {
     return strpbrk(real, ".e") ? "" : ".0";
 }

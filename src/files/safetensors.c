@@ -1,8 +1,7 @@
 /*
- * Reading the safetensors format; safetensors_write.c writes it. The header becomes a tree (json.c, which refuses what
- * is no JSON, with its byte, and a name that stands twice), and the tree becomes the list of tensors. Only what the
- * format needs is taken, everything else is refused with the tensor's name. Of the tree the texts alone are kept: names
- * and metadata point into them.
+ * Reading the safetensors format; safetensors_write.c writes it. json.c parses the header into a tree and refuses
+ * invalid JSON and a name that is there twice; the tree becomes the list of tensors. Entries that the format does not
+ * have are refused with the tensor's name. Of the tree only the strings are kept: names and metadata point into them.
  */
 #include "files/safetensors.h"
 
@@ -17,7 +16,7 @@
 #include "files/json.h"
 
 /* The longest header that the format's own implementation takes. */
-static const uint64_t LONGEST_HEADER = 100000000;
+static const uint64_t MAX_HEADER = 100000000;
 
 enum { LENGTH_BYTES = 8, DATA_ALIGNMENT = 64 };
 
@@ -37,7 +36,7 @@ enum { TYPE_COUNT = sizeof types / sizeof types[0] };
 
 /* ---- The header -------------------------------------------------------------------------------------- */
 
-/* Offsets of a tensor, kept beside it until the data is there. */
+/* The offsets of a tensor, until its data is read. */
 typedef struct byte_range {
     int64_t begin, end;
     size_t tensor;
@@ -45,7 +44,7 @@ typedef struct byte_range {
 
 typedef struct parser {
     safetensors_file *file;
-    byte_range *ranges; /* one a tensor */
+    byte_range *ranges; /* one per tensor */
     char *error;
 } parser;
 
@@ -180,7 +179,7 @@ static int by_offset(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Sorts the ranges and holds each against the one before: the format wants all of the data named exactly once. */
+/* Sorts the ranges and compares each with the one before: every byte of the data must belong to exactly one tensor. */
 static bool check_ranges(parser *p, uint64_t *data_bytes) {
     if (p->file->count) qsort(p->ranges, p->file->count, sizeof *p->ranges, by_offset);
     int64_t end = 0;
@@ -207,9 +206,9 @@ static uint64_t read_length(const unsigned char bytes[LENGTH_BYTES]) {
 }
 
 static bool check_length(uint64_t length, char *error) {
-    if (length > LONGEST_HEADER)
+    if (length > MAX_HEADER)
         return file_fail(error, "it says that its header has %llu bytes; the most is %llu (is it a safetensors file?)",
-                         (unsigned long long)length, (unsigned long long)LONGEST_HEADER);
+                         (unsigned long long)length, (unsigned long long)MAX_HEADER);
     return true;
 }
 
@@ -227,7 +226,7 @@ static bool parse_header(parser *p, const char *text, size_t length, uint64_t *d
     if (!length || text[0] != '{') return file_fail(p->error, "its header does not begin with {");
     json_document document;
     char reason[FILE_ERROR] = "";
-    if (!json_parse_up_to(LONGEST_HEADER, text, length, &document, reason))
+    if (!json_parse_up_to(MAX_HEADER, text, length, &document, reason))
         return file_fail(p->error, "its header cannot be read: %.300s", reason);
     bool ok = take_entries(p, document.root);
     p->file->header = json_take_texts(&document);

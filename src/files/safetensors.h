@@ -2,8 +2,8 @@
  * Files in the safetensors format: eight bytes of header length (little-endian), a JSON header that names each tensor
  * with its dtype, shape and byte range, then the bytes of all tensors without gaps.
  *
- * Reading believes nothing: a file that breaks the format anywhere is refused with a sentence and holds no memory
- * afterwards. Writing is atomic: under the final name stands either the old file or the whole new one.
+ * Reading checks everything: a file that breaks the format anywhere is refused with a sentence, and no memory is kept.
+ * Writing is atomic: the path names either the old file or the whole new one.
  */
 #ifndef VJP_FILES_SAFETENSORS_H
 #define VJP_FILES_SAFETENSORS_H
@@ -21,8 +21,8 @@ enum { SAFETENSORS_ERROR = FILE_ERROR };
 typedef struct safetensors_tensor {
     const char *name;
     const char *type; /* as the file has it: "F32", "U8", ... */
-    int dtype;        /* a vjp_dtype, or -1: the format knows the type, vjp does not compute with it */
-    int ndim;         /* may be over VJP_MAX_DIMS; `shape` then holds the first ones */
+    int dtype;        /* a vjp_dtype, or -1: a type of the format that vjp does not compute with */
+    int ndim;         /* can be larger than VJP_MAX_DIMS; `shape` then holds the first ones */
     int64_t shape[VJP_MAX_DIMS];
     const void *data; /* not aligned: copy it where alignment matters; NULL: in `file`, for safetensors_fetch() */
     size_t bytes;
@@ -40,7 +40,7 @@ typedef struct safetensors_file {
     size_t count;
     safetensors_pair *metadata;
     size_t pairs;
-    char *header; /* what the texts above point into */
+    char *header; /* the strings above point into it */
     void *data;   /* NULL when the caller's memory was parsed, or the file was only opened */
     FILE *stream; /* of a file that was opened */
 } safetensors_file;

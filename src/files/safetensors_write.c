@@ -1,6 +1,6 @@
 /*
- * Writing the safetensors format. The new file grows under a temporary name in the same folder, is forced to the
- * disk, and only then takes the final name: a full disk, a crash or a second writer never leaves half a file there.
+ * Writing the safetensors format. The new file is written under a temporary name in the same folder, synced to the
+ * disk, and then renamed: a full disk, a crash or a second writer never leaves half a file under the final name.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -98,10 +98,10 @@ static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint6
 /* ---- The file ---------------------------------------------------------------------------------------- */
 
 static bool write_all(int file, const void *data, size_t bytes) {
-    enum { MOST = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
+    enum { MAX_WRITE = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
     const char *from = data;
     while (bytes) {
-        ssize_t wrote = write(file, from, bytes < MOST ? bytes : MOST);
+        ssize_t wrote = write(file, from, bytes < MAX_WRITE ? bytes : MAX_WRITE);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return false;
         from += wrote;
@@ -129,7 +129,7 @@ static bool write_content(int file, const content *c) {
     return ok;
 }
 
-/* A pipe or a device: there is nothing to keep, and renaming over it would destroy it. */
+/* For a pipe or a device, which a rename would replace by a file. */
 static bool write_in_place(const char *path, const content *c, char *error) {
     int file = open(path, O_WRONLY | O_CLOEXEC);
     if (file < 0) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
@@ -157,7 +157,8 @@ static char *open_temporary(const char *path, int *file) {
     return NULL;
 }
 
-/* The new name is safe once the folder is on the disk, too. Not every file system can; the file is whole anyway. */
+/* A rename survives a crash once the folder is synced, too. Not every file system can do that; the file is whole
+ * anyway. */
 static void sync_folder(const char *path) {
     char *folder = strdup(path);
     if (!folder) return;
@@ -191,7 +192,7 @@ static bool write_file(const char *path, const content *c, char *error) {
     bool exists = stat(path, &status) == 0;
     if (exists && S_ISDIR(status.st_mode)) return file_fail(error, "%s: it is a folder", path);
     if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
-    /* Through a symbolic link the file behind it is replaced, not the link. */
+    /* The file that a symbolic link points to is replaced, not the link. */
     char *target = exists ? realpath(path, NULL) : NULL;
     bool ok = write_and_rename(target ? target : path, c, error);
     free(target);

@@ -94,7 +94,7 @@ static vjp_value merged_storage(const compilation *c, vjp_value value) {
     return storage;
 }
 
-/* Whether output `out` of call k may take the memory of input `in`, which lies in `from`. */
+/* Whether output `out` of call k may take over input `in`, whose storage is `from`. */
 static bool may_take(const compilation *c, int32_t k, const graph_node *node, size_t out, size_t in, vjp_value from) {
     const vjp_pass_info *pass = pass_of(node);
     const graph_value *output = &c->graph->value[node->value[out]], *input = &c->graph->value[node->value[in]];

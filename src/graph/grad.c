@@ -134,7 +134,7 @@ static int ascending(const void *a, const void *b) {
 
 /*
  * Before something is added to root's gradient at node n: values that share it and are still to be read get a copy.
- * Nodes are differentiated in reverse, so the gradient of a value that a node behind n made is not read any more.
+ * Nodes are differentiated in reverse, so the gradient of a value that a node after n made is not read any more.
  */
 static void stop_sharing(differentiation *d, vjp_value root, int32_t n) {
     size_t count = 0;

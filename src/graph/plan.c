@@ -60,7 +60,7 @@ static void summarise(const plan_range *range, block *b) {
     }
 }
 
-/* Moves the upper half of a full block to a new one behind it. */
+/* Moves the upper half of a full block to a new one after it. */
 static void split(placed_ranges *p, int32_t at) {
     block *from = &p->block[p->order[at]], *to = &p->block[p->blocks];
     to->count = BLOCK / 2;
