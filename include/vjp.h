@@ -440,7 +440,9 @@ vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, s
 /* Runs all calls. Nothing is allocated, looked up or checked but values that can be wrong, such as indices. */
 vjp_status vjp_program_run(vjp_program *program);
 
-/* Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. May be called from a signal handler.
+/*
+ * Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. Between runs it does nothing. May be
+ * called from a signal handler or another thread.
  */
 void vjp_program_interrupt(vjp_program *program);
 
@@ -483,6 +485,72 @@ void vjp_program_profile(vjp_program *program, int on);
 vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time);
 
 #include "vjp_ops.h"
+
+/* ---- Training: steps of an optimiser, first values, and files ------------------------------------------ */
+
+/* The input, parameter, state or constant of that name; 0 when there is none. */
+vjp_value vjp_graph_find(const vjp_graph *graph, const char *name);
+
+/*
+ * The scale that keeps the common norm of some gradients within max_norm (0: no limit; the scale is 1), for
+ * vjp_graph_minimize() or an optimiser's op. *norm, where it is not NULL, gets the norm.
+ */
+vjp_value vjp_graph_clip_norm(vjp_graph *graph, const vjp_value *gradients, size_t count, double max_norm,
+                              vjp_value *norm);
+
+typedef struct vjp_minimize_options {
+    uint64_t struct_size;              /* sizeof(vjp_minimize_options) */
+    const vjp_value *parameters;       /* [count]: what to train; NULL: every parameter of the graph */
+    const vjp_value *gradients;        /* [count]: given instead of those of the loss; needs `parameters` */
+    size_t count;                      /* of the parameters; 0 when they are NULL */
+    double max_norm;                   /* clips gradients whose common norm is larger; 0: no clipping */
+    vjp_value scale;                   /* multiplies the gradients instead of the clipping; 0: absent */
+    const vjp_adamw_attributes *adamw; /* NULL: the defaults */
+    const vjp_sgd_attributes *sgd;     /* not NULL: SGD instead of AdamW */
+    /* Whether a parameter decays by the optimiser's weight_decay. NULL: those with two axes or more do. */
+    int (*decays)(void *context, const char *name, const vjp_tensor *parameter);
+    void *context; /* passed to decays */
+} vjp_minimize_options;
+
+#define VJP_MINIMIZE_OPTIONS_DEFAULTS                                                                                  \
+    { sizeof(vjp_minimize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct vjp_minimize_result {
+    uint64_t struct_size; /* sizeof(vjp_minimize_result), set before it is filled */
+    vjp_value lr;         /* the input "lr", f32: the learning rate of a run */
+    vjp_value step;       /* the input "step", i64: 1 for the first run, then 2, ...; 0 with SGD, which needs none */
+    vjp_value norm;       /* of all gradients before the clipping; 0 without clipping */
+    const vjp_value *results; /* [count]: for vjp_compile(): the loss, the norm (each if there is one), and the new
+                                 parameters. Valid as long as the graph */
+    size_t count;
+} vjp_minimize_result;
+
+/*
+ * Adds all that a step of training needs: the gradients of the loss with respect to the parameters, their clipping, and
+ * a step of AdamW or SGD for each. What the optimiser keeps are states, f32 (f64 for f64 parameters), named
+ * "<parameter>.m" and "<parameter>.v", or "<parameter>.momentum". A run of the compiled `results` is one step.
+ * `options` NULL: AdamW for every parameter.
+ */
+vjp_status vjp_graph_minimize(vjp_graph *graph, vjp_value loss, const vjp_minimize_options *options,
+                              vjp_minimize_result *result);
+
+/*
+ * First values for a float input, parameter or state: random numbers that depend on the seed, the value's name and the
+ * element's index alone, computed on the host, so the same for every device and every order of calls.
+ * Kaiming: normal with a standard deviation of sqrt(2 / n), where n is the product of all sizes but the first, the
+ * inputs of one output.
+ */
+vjp_status vjp_program_init_normal(vjp_program *program, vjp_value value, double mean, double deviation, uint64_t seed);
+vjp_status vjp_program_init_uniform(vjp_program *program, vjp_value value, double low, double high, uint64_t seed);
+vjp_status vjp_program_init_kaiming(vjp_program *program, vjp_value value, uint64_t seed);
+
+/*
+ * All parameters and states of a program as a safetensors file. Saving writes a temporary file, forces it to the disk
+ * and renames it, so a file of that name is always whole. Loading needs exactly the program's names, dtypes and shapes
+ * and changes nothing otherwise.
+ */
+vjp_status vjp_program_save(vjp_program *program, const char *path);
+vjp_status vjp_program_load(vjp_program *program, const char *path);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

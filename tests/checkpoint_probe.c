@@ -5,6 +5,7 @@
  *     checkpoint_probe read DIR                           tells what we read: the config, and each weight's sum, as
  * JSON
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,8 +88,10 @@ static int write_model(const char *dir, vjp_dtype dtype, bool tied) {
 static double sum_of(const safetensors_tensor *tensor) {
     double sum = 0;
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    char *data = malloc(tensor->bytes + 1), error[TRAIN_ERROR];
+    if (!data || !safetensors_fetch(tensor, data, tensor->bytes, error)) return NAN;
     for (size_t i = 0; i < tensor->bytes / size; i++) {
-        const char *at = (const char *)tensor->data + i * size;
+        const char *at = data + i * size;
         uint16_t bits;
         float number;
         memcpy(&bits, at, sizeof bits);
@@ -98,6 +101,7 @@ static double sum_of(const safetensors_tensor *tensor) {
             number = tensor->dtype == VJP_BF16 ? vjp_bf16_to_f32(bits) : vjp_f16_to_f32(bits);
         sum += number;
     }
+    free(data);
     return sum;
 }
 

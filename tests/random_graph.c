@@ -340,10 +340,10 @@ static bool same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vj
 }
 
 static bool check_plan(const vjp_program *plan, const vjp_program *whole, char why[RANDOM_WHY]) {
-    int32_t one, other;
+    int32_t pair[2];
     const vjp_program_report *p = &plan->report;
-    if (plan_find_overlap(plan->range, plan->ranges, &one, &other))
-        return fails(why, "ranges %d and %d overlap", one, other);
+    if (!plan_find_overlap(plan->range, plan->ranges, pair) || pair[0] >= 0)
+        return fails(why, "ranges %d and %d overlap", pair[0], pair[1]);
     if (p->arena_bytes < p->live_bytes || p->arena_bytes > whole->report.arena_bytes)
         return fails(why, "an arena of %zu bytes: %zu are alive, and %zu are enough without a plan", p->arena_bytes,
                      p->live_bytes, whole->report.arena_bytes);

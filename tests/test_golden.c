@@ -20,9 +20,9 @@
 
 #include "attributes.h"
 #include "core/core.h"
+#include "files/safetensors.h"
 #include "proof/text.h"
 #include "proof/values.h"
-#include "train/files/safetensors.h"
 
 static const double GOLDEN_BOUND = 1e-12;
 

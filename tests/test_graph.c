@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -133,6 +134,150 @@ static void gradients_are_refused_with_a_reason(void **unused) {
     loss = vjp_graph_sum_squares(graph, w);
     vjp_graph_grad(graph, loss, &w, 1, NULL, 0, &gradient);
     expect_error(graph, "sum_squares has no gradient");
+
+    static const vjp_dtype integers[] = {VJP_I32, VJP_I64};
+    for (int i = 0; i < 2; i++) {
+        graph = vjp_graph_create();
+        w = vjp_graph_parameter(graph, "w", integers[i], 0, NULL);
+        assert_int_equal(vjp_graph_grad(graph, w, &w, 1, NULL, 0, &gradient), VJP_INVALID);
+        assert_int_equal(gradient, 0);
+        expect_error(graph,
+                     i ? "only a float has a gradient; this is i64" : "only a float has a gradient; this is i32");
+    }
+
+    graph = vjp_graph_create();
+    both[0] = vjp_graph_parameter(graph, "w", VJP_F32, 2, x);
+    both[1] = vjp_graph_parameter(graph, "v", VJP_F32, 2, x);
+    vjp_value state = vjp_graph_state(graph, "s", VJP_F32, 2, x), into[] = {state, state};
+    loss = vjp_graph_mean(graph, vjp_graph_mul(graph, both[0], both[1], NULL), WITH(mean, .axes = 0));
+    vjp_graph_grad(graph, loss, both, 2, into, 0, gradients);
+    expect_error(graph, "v: its gradient cannot be put into s, which another gradient goes into");
+}
+
+/* Sums of sizes that each fit and together do not are refused before memory is taken. */
+static void sums_of_sizes_are_checked(void **unused) {
+    (void)unused;
+    enum { VALUES = 17 };
+    const int64_t huge[] = {(1ll << 57) - 8};
+    vjp_device *device = open_device("ref");
+    for (int kept = 0; kept < 2; kept++) {
+        vjp_graph *graph = vjp_graph_create();
+        vjp_value value[VALUES] = {vjp_graph_input(graph, "x", VJP_F64, 1, huge)};
+        for (int i = 1; i < VALUES; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "w%d", i);
+            value[i] = kept ? vjp_graph_parameter(graph, name, VJP_F64, 1, huge)
+                            : vjp_graph_scale(graph, value[0], WITH(scale, .factor = 2));
+        }
+        const vjp_program_options unplanned = {.struct_size = sizeof unplanned, .unplanned = 1};
+        for (int plan = 0; plan < 2; plan++) {
+            vjp_program *program;
+            assert_int_equal(
+                vjp_compile(device, graph, value, VALUES - (kept && plan), plan ? NULL : &unplanned, &program),
+                VJP_INVALID);
+            assert_null(program);
+            if (!strstr(vjp_error(device), kept ? "inputs, parameters and states does not fit size_t"
+                                                : "intermediates does not fit size_t"))
+                fail_msg("%s", vjp_error(device));
+        }
+        vjp_graph_destroy(graph);
+    }
+    vjp_close(device);
+}
+
+static void null_pointers_are_refused(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {3};
+    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 1, shape), y = vjp_graph_scale(g, x, WITH(scale, .factor = 2));
+    vjp_program *program = compile(device, g, &y, 1, NULL);
+#define REFUSED(call, sentence)                                                                                        \
+    do {                                                                                                               \
+        assert_int_equal(call, VJP_INVALID);                                                                           \
+        if (!strstr(vjp_error(device), sentence)) fail_msg("%s", vjp_error(device));                                   \
+    } while (0)
+    REFUSED(vjp_compile(device, g, NULL, 1, NULL, &(vjp_program *){NULL}), "vjp_compile: results is NULL");
+    REFUSED(vjp_compile(device, g, &y, 1, NULL, NULL), "vjp_compile: program is NULL");
+    REFUSED(vjp_program_tensor(program, x, NULL), "vjp_program_tensor: tensor is NULL");
+    REFUSED(vjp_program_write(program, x, NULL, 12), "vjp_program_write: host is NULL");
+    REFUSED(vjp_program_read(program, x, NULL, 12), "vjp_program_read: host is NULL");
+    REFUSED(vjp_program_describe(program, NULL), "vjp_program_describe: report is NULL");
+    REFUSED(vjp_program_describe(program, &(vjp_program_report){0}), "vjp_program_describe: struct_size is 0; it must");
+    REFUSED(vjp_program_time(program, 0, &(vjp_call_time){0}), "vjp_program_time: struct_size is 0; it must be");
+    REFUSED(vjp_program_time(program, 0, NULL), "vjp_program_time: time is NULL");
+    REFUSED(vjp_program_trace(program, NULL, 9), "vjp_program_trace: found is NULL");
+#undef REFUSED
+    vjp_value dx;
+    assert_int_equal(vjp_graph_grad(g, y, NULL, 1, NULL, 0, &dx), VJP_INVALID);
+    expect_error(g, "vjp_graph_grad: wrt is NULL");
+    g = vjp_graph_create();
+    x = vjp_graph_input(g, "x", VJP_F32, 0, NULL);
+    assert_int_equal(vjp_graph_grad(g, x, &x, 1, NULL, 0, NULL), VJP_INVALID);
+    expect_error(g, "vjp_graph_grad: gradients is NULL");
+    g = vjp_graph_create();
+    assert_int_equal(vjp_graph_output(g, vjp_graph_input(g, "x", VJP_F32, 0, NULL), NULL), 0);
+    expect_error(g, "no other output \"(NULL)\"");
+    vjp_program_destroy(program);
+    vjp_close(device);
+}
+
+/* A graph that is gone may have had the address of a new one. */
+static void programs_share_within_one_graph(void **unused) {
+    (void)unused;
+    enum { TRIES = 64 };
+    vjp_device *device = open_device("cpu");
+    vjp_graph *graph[TRIES] = {vjp_graph_create()};
+    vjp_value x = vjp_graph_input(graph[0], "x", VJP_F32, 0, NULL);
+    vjp_program *first = compile(device, graph[0], &x, 1, NULL), *second;
+    uintptr_t address = (uintptr_t)graph[0];
+    vjp_graph_destroy(graph[0]);
+    int last = 0;
+    while ((uintptr_t)(graph[last] = vjp_graph_create()) != address && last < TRIES - 1)
+        last++;
+    vjp_graph_input(graph[last], "other", VJP_F64, 0, NULL);
+    const vjp_program_options share = {.struct_size = sizeof share, .share = first};
+    assert_int_equal(vjp_compile(device, graph[last], &x, 1, &share, &second), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "of another graph or device"));
+    for (int i = 0; i <= last; i++)
+        vjp_graph_destroy(graph[i]);
+    vjp_program_destroy(first);
+    vjp_close(device);
+}
+
+/*
+ * Building, differentiating and compiling take time in proportion to the graph, and no stack: a chain with a weight at
+ * every tenth node, residual sums, and one block to recompute. Quadratic steps took minutes here.
+ */
+static void large_graphs_are_quick(void **unused) {
+    (void)unused;
+    enum { NODES = 20000, WEIGHTS = NODES / 10, SECONDS = 30 /* 0.5 on an idle machine; sanitizers take longer */ };
+    static vjp_value weight[WEIGHTS], result[WEIGHTS + 1];
+    const int64_t shape[] = {16};
+    clock_t begin = clock();
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    vjp_value h = vjp_graph_input(g, "x", VJP_F32, 1, shape);
+    for (int i = 0; i < NODES; i++) {
+        if (i == NODES / 2) vjp_graph_recompute_begin(g);
+        if (i % 10 == 0) {
+            char name[16];
+            snprintf(name, sizeof name, "w%d", i / 10);
+            weight[i / 10] = vjp_graph_parameter(g, name, VJP_F32, 1, shape);
+            h = vjp_graph_add(g, h, vjp_graph_mul(g, h, weight[i / 10], NULL), NULL);
+        } else {
+            h = i % 10 < 5 ? vjp_graph_scale(g, h, WITH(scale, .factor = 1.01)) : vjp_graph_swiglu(g, h, h);
+        }
+    }
+    vjp_graph_recompute_end(g);
+    result[WEIGHTS] = vjp_graph_mean(g, h, WITH(mean, .axes = 0));
+    assert_int_equal(vjp_graph_grad(g, result[WEIGHTS], weight, WEIGHTS, NULL, 0, result), VJP_OK);
+    vjp_program *program = compile(device, g, result, WEIGHTS + 1, NULL);
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    if (seconds > SECONDS) fail_msg("%d nodes took %g s", NODES, seconds);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
 }
 
 /* ---- Random graphs ----------------------------------------------------------------------------------- */
@@ -353,11 +498,6 @@ static void runs_can_be_watched(void **unused) {
     for (int w = 0; w < BLOCKS; w++)
         fill(program, weight[w], 2 + (uint64_t)w, 0.2);
 
-    vjp_program_interrupt(program);
-    assert_int_equal(vjp_program_run(program), VJP_INTERRUPTED);
-    assert_non_null(strstr(vjp_error(device), "interrupted before this call, 1 of "));
-    run(device, program);
-
     vjp_program_profile(program, 1);
     run(device, program);
     run(device, program);
@@ -398,6 +538,38 @@ static void runs_can_be_watched(void **unused) {
     vjp_close(device);
 }
 
+/* The caller's thread pool interrupts the program that runs in it. */
+static void interrupting_pool(void *context, size_t count, vjp_task task, void *argument) {
+    vjp_program **program = context;
+    for (size_t i = 0; i < count; i++)
+        task(argument, i);
+    vjp_program_interrupt(*program);
+}
+
+static void interrupts_stop_only_a_run_under_way(void **unused) {
+    (void)unused;
+    vjp_program *to_interrupt = NULL;
+    const vjp_options options = {.struct_size = sizeof options,
+                                 .threads = 4,
+                                 .parallel_for = interrupting_pool,
+                                 .parallel_context = &to_interrupt};
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
+    vjp_value x, weight[BLOCKS], result[BLOCKS + 1];
+    vjp_graph *graph = stacked(false, &x, weight, result);
+    vjp_program *program = compile(device, graph, result, BLOCKS + 1, NULL);
+    vjp_program_interrupt(program);
+    run(device, program);
+    to_interrupt = program;
+    assert_int_equal(vjp_program_run(program), VJP_INTERRUPTED);
+    assert_non_null(strstr(vjp_error(device), "interrupted before this call, "));
+    to_interrupt = NULL;
+    run(device, program);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(graph);
+    vjp_close(device);
+}
+
 /* An index past the table stops the run with the node's name, before that call has written. */
 static void bad_indices_stop_a_run(void **unused) {
     (void)unused;
@@ -422,18 +594,104 @@ static void bad_indices_stop_a_run(void **unused) {
 static void the_checker_sees_overlaps(void **unused) {
     (void)unused;
     plan_range range[] = {{100, 0, 0, 3}, {50, 90, 2, 5}, {50, 90, 6, 7}};
-    int32_t one = -1, other = -1;
-    assert_true(plan_find_overlap(range, 3, &one, &other));
-    assert_int_equal(one, 0);
-    assert_int_equal(other, 1);
+    int32_t pair[2];
+    assert_true(plan_find_overlap(range, 3, pair));
+    assert_int_equal(pair[0], 0);
+    assert_int_equal(pair[1], 1);
     range[1].first = 4;
-    assert_false(plan_find_overlap(range, 3, &one, &other));
-    size_t arena;
+    assert_true(plan_find_overlap(range, 3, pair));
+    assert_int_equal(pair[0], -1);
+    size_t arena, live;
     range[1].first = 2;
     assert_true(plan_arena(range, 3, &arena));
-    assert_false(plan_find_overlap(range, 3, &one, &other));
-    assert_int_equal(plan_live_bytes(range, 3), 2 * PLAN_ALIGNMENT);
+    assert_true(plan_find_overlap(range, 3, pair));
+    assert_int_equal(pair[0], -1);
+    assert_true(plan_live_bytes(range, 3, &live));
+    assert_int_equal(live, 2 * PLAN_ALIGNMENT);
     assert_int_equal(arena, 2 * PLAN_ALIGNMENT);
+}
+
+static bool alive_together(const plan_range *a, const plan_range *b) {
+    return a->first <= b->last && b->first <= a->last;
+}
+
+/* The plan by its definition: in the order of weights, each range at the lowest offset that is free. */
+static size_t plan_by_definition(plan_range *range, int count, bool by_life) {
+    size_t arena = 0;
+    bool placed[600] = {false};
+    for (int round = 0; round < count; round++) {
+        int own = -1;
+        double heaviest = -1;
+        for (int i = 0; i < count; i++) {
+            double weight = (double)range[i].bytes * (by_life ? range[i].last - range[i].first + 1 : 1);
+            if (placed[i] || weight <= heaviest) continue;
+            own = i;
+            heaviest = weight;
+        }
+        size_t bytes = (range[own].bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT, at = 0;
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (int i = 0; i < count && bytes; i++) {
+                size_t end = (range[i].offset + range[i].bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+                if (!placed[i] || !range[i].bytes || !alive_together(&range[i], &range[own])) continue;
+                if (range[i].offset >= at + bytes || end <= at) continue;
+                at = end;
+                moved = true;
+            }
+        }
+        range[own].offset = at;
+        placed[own] = true;
+        if (at + bytes > arena) arena = at + bytes;
+    }
+    return arena;
+}
+
+/* Blocks of ranges and their summaries are there for speed alone; long and short lives, equal sizes and empty ones. */
+static void plans_are_as_defined(void **unused) {
+    (void)unused;
+    enum { COUNT = 600 };
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        static plan_range range[COUNT], wanted[2][COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            double size = random_at(seed, 3 * (uint64_t)i), from = random_at(seed, 3 * (uint64_t)i + 1),
+                   life = random_at(seed, 3 * (uint64_t)i + 2);
+            int first = seed % 3 ? (int)(fabs(from) * 1000) : i;
+            int last = first + (int)(pow(fabs(life), seed % 4 ? 6 : 1) * 500);
+            if (seed % 3 == 0) last = 2 * COUNT - i;
+            size_t bytes = seed % 5 ? (size_t)(fabs(size) * 5000) : 512;
+            range[i] = (plan_range){.bytes = i % 50 ? bytes : 0, .first = first, .last = last};
+            wanted[0][i] = wanted[1][i] = range[i];
+        }
+        size_t arena, by_size = plan_by_definition(wanted[0], COUNT, false),
+                      by_life = plan_by_definition(wanted[1], COUNT, true);
+        assert_true(plan_arena(range, COUNT, &arena));
+        assert_int_equal(arena, by_life < by_size ? by_life : by_size);
+        for (int i = 0; i < COUNT; i++)
+            if (range[i].bytes) assert_int_equal(range[i].offset, wanted[by_life < by_size][i].offset);
+        size_t live = 0, found;
+        for (int i = 0; i < COUNT; i++) {
+            size_t own = 0;
+            for (int j = 0; j < COUNT; j++)
+                if (range[j].first <= range[i].first && range[i].first <= range[j].last)
+                    own += (range[j].bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+            if (own > live) live = own;
+        }
+        assert_true(plan_live_bytes(range, COUNT, &found));
+        assert_int_equal(found, live);
+        /* Any range moved onto one that is alive with it is seen. */
+        int32_t pair[2];
+        assert_true(plan_find_overlap(range, COUNT, pair));
+        assert_int_equal(pair[0], -1);
+        for (int i = 0; i < COUNT; i += 37) {
+            int other = (i * 7 + 1) % COUNT;
+            if (!alive_together(&range[i], &range[other]) || !range[i].bytes || !range[other].bytes) continue;
+            size_t kept = range[i].offset;
+            range[i].offset = range[other].offset + range[other].bytes - 1;
+            assert_true(plan_find_overlap(range, COUNT, pair));
+            assert_true(pair[0] >= 0 && pair[1] >= 0);
+            range[i].offset = kept;
+        }
+    }
 }
 
 int main(void) {
@@ -441,14 +699,20 @@ int main(void) {
         cmocka_unit_test(mistakes_name_the_node),
         cmocka_unit_test(values_are_checked),
         cmocka_unit_test(gradients_are_refused_with_a_reason),
+        cmocka_unit_test(sums_of_sizes_are_checked),
+        cmocka_unit_test(null_pointers_are_refused),
+        cmocka_unit_test(programs_share_within_one_graph),
+        cmocka_unit_test(large_graphs_are_quick),
         cmocka_unit_test(planned_is_unplanned),
         cmocka_unit_test(cast_weights_have_wide_gradients),
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),
         cmocka_unit_test(runs_can_be_watched),
+        cmocka_unit_test(interrupts_stop_only_a_run_under_way),
         cmocka_unit_test(bad_indices_stop_a_run),
         cmocka_unit_test(the_checker_sees_overlaps),
+        cmocka_unit_test(plans_are_as_defined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

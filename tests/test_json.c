@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/json.h"
+#include "files/json.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -53,8 +53,8 @@ static const struct {
     {"NaN", "no value at byte 0"},
     {"Infinity", "no value at byte 0"},
     {"'a'", "no value at byte 0"},
-    {"nullx", "goes on behind its end at byte 4"},
-    {"{} {}", "goes on behind its end at byte 3"},
+    {"nullx", "has more text after its end at byte 4"},
+    {"{} {}", "has more text after its end at byte 3"},
     {"/* no */ 1", "no value at byte 0"},
     {"\xef\xbb\xbf{}", "no value at byte 0"},
     /* lists and objects */
@@ -102,7 +102,7 @@ static const struct {
     {"1e+", "ends at byte 3, where digit"},
     {"01", "leading zero at byte 0"},
     {"-01", "leading zero at byte 0"},
-    {"0x10", "goes on behind its end at byte 1"},
+    {"0x10", "has more text after its end at byte 1"},
     {"1e999", "no double can hold at byte 0"},
 };
 
@@ -110,7 +110,7 @@ static void test_texts(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT(texts); i++) {
         json_document document;
-        char error[TRAIN_ERROR] = "";
+        char error[FILE_ERROR] = "";
         bool ok = parse(texts[i].text, strlen(texts[i].text), &document, error);
         if (ok != !texts[i].says) fail_msg("%s: %s", texts[i].text, ok ? "taken" : error);
         if (!ok && !strstr(error, texts[i].says))
@@ -119,7 +119,7 @@ static void test_texts(void **state) {
         json_free(&document);
     }
     json_document document;
-    char error[TRAIN_ERROR];
+    char error[FILE_ERROR];
     assert_false(parse("[1\0]", 4, &document, error));
     assert_non_null(strstr(error, "at byte 2"));
 }
@@ -129,7 +129,7 @@ static void test_tree(void **state) {
     static const char text[] = "{\"a\": [1, 2.5, -9223372036854775808, 9223372036854775808, 1e2, -0], \"b\": "
                                "{\"c\": null, \"d\": true, \"\\u00e9\\ud83d\\ude00\": \"x\\ty\"}, \"e\": \"\"}";
     json_document document;
-    char error[TRAIN_ERROR], shown[JSON_SHOWN];
+    char error[FILE_ERROR], shown[JSON_SHOWN];
     if (!parse(text, strlen(text), &document, error)) fail_msg("%s", error);
     const json_value *root = document.root, *list = json_member(root, "a");
     assert_int_equal(root->count, 3);
@@ -171,7 +171,7 @@ static void test_tree(void **state) {
 
 static void test_depth(void **state) {
     (void)state;
-    char text[4 * JSON_DEPTH], error[TRAIN_ERROR];
+    char text[4 * JSON_DEPTH], error[FILE_ERROR];
     json_document document;
     for (int depth = JSON_DEPTH; depth <= JSON_DEPTH + 1; depth++) {
         memset(text, '[', (size_t)depth);
@@ -193,8 +193,8 @@ static void test_depth(void **state) {
 /* A limit of the caller's on the bytes, and one on the values, which brackets inside a text are not. */
 static void test_limits(void **state) {
     (void)state;
-    enum { LENGTH = JSON_MOST + 8 };
-    char *text = malloc(LENGTH), error[TRAIN_ERROR];
+    enum { LENGTH = JSON_MAX_VALUES + 8 };
+    char *text = malloc(LENGTH), error[FILE_ERROR];
     assert_non_null(text);
     json_document document;
     memset(text, ',', LENGTH);
@@ -230,7 +230,7 @@ static void test_random_damage(void **state) {
     uint64_t seed = 1;
     size_t accepted = 0;
     for (int trial = 0; trial < TRIALS; trial++) {
-        char text[sizeof good], error[TRAIN_ERROR] = "";
+        char text[sizeof good], error[FILE_ERROR] = "";
         memcpy(text, good, sizeof good);
         for (uint32_t n = 1 + next_random(&seed) % 3; n; n--)
             text[next_random(&seed) % (sizeof good - 1)] =
@@ -246,7 +246,7 @@ static void test_random_damage(void **state) {
 
 static void test_files(void **state) {
     (void)state;
-    char folder[] = "/tmp/test_json.XXXXXX", path[256], error[TRAIN_ERROR];
+    char folder[] = "/tmp/test_json.XXXXXX", path[256], error[FILE_ERROR];
     json_document document;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/x.json", folder);
@@ -269,10 +269,10 @@ static void test_files(void **state) {
         assert_int_equal(document.root->integer, 7);
         json_free(&document);
     }
-    assert_int_equal(truncate(path, JSON_LONGEST + 1), 0);
+    assert_int_equal(truncate(path, JSON_MAX_BYTES + 1), 0);
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: it has 16777217 bytes; JSON here has at most 16777216"));
-    assert_int_equal(truncate(path, 4 * (off_t)JSON_LONGEST), 0); /* is not even read to its end */
+    assert_int_equal(truncate(path, 4 * (off_t)JSON_MAX_BYTES), 0); /* is not even read to its end */
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: JSON here has at most 16777216 bytes"));
     assert_int_equal(truncate(path, 0), 0);
@@ -310,7 +310,7 @@ static void test_write(void **state) {
                                         "[-9223372036854775808, [], null], \"o\": {}, \"b\": true, \"none\": "
                                         "null}\n");
         json_document document;
-        char error[TRAIN_ERROR];
+        char error[FILE_ERROR];
         if (!json_parse(text, strlen(text), &document, error)) fail_msg("%s", error);
         assert_string_equal(json_member(document.root, "t\"\\\n\x01")->text, "\xc3\xa9\t\x7f");
         json_free(&document);
@@ -330,7 +330,7 @@ static void test_reals(void **state) {
     json_put_real(&w, NULL, NAN);
     json_put_real(&w, NULL, -INFINITY);
     json_put_array_end(&w);
-    char *text = json_take(&w), error[TRAIN_ERROR];
+    char *text = json_take(&w), error[FILE_ERROR];
     json_document document;
     if (!json_parse(text, strlen(text), &document, error)) fail_msg("%s: %s", text, error);
     const json_value *v = document.root->first;

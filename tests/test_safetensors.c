@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -102,7 +102,7 @@ static const struct {
     {" {}", 0, "does not begin with {"},
     {"[]", 0, "does not begin with {"},
     {"{", 0, "its header cannot be read: it ends at byte 1, where key"},
-    {"{}x", 0, "goes on behind its end at byte 2"},
+    {"{}x", 0, "has more text after its end at byte 2"},
     {"{\"a\"}", 0, "no colon at byte 4"},
     {"{\"a\":1}", 0, "tensor \"a\" is 1 instead of an object"},
     {"{\"a\":[]}", 0, "tensor \"a\" is [] instead of an object"},
@@ -465,13 +465,66 @@ static void test_odd_paths(void **state) {
     assert_int_equal(files_in_folder(), 0);
 }
 
+/* A file that another process cuts off while its tensors are read: a sentence, and no signal. */
+static void test_cut_off_while_open(void **state) {
+    (void)state;
+    enum { COUNT = 100000 };
+    static float numbers[2][COUNT], got[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        numbers[0][i] = (float)i, numbers[1][i] = (float)-i;
+    const safetensors_tensor tensors[] = {
+        {.name = "a", .dtype = VJP_F32, .ndim = 1, .shape = {COUNT}, .data = numbers[0]},
+        {.name = "b", .dtype = VJP_F32, .ndim = 1, .shape = {COUNT}, .data = numbers[1]}};
+    char path[256], error[SAFETENSORS_ERROR] = "", part[128];
+    safetensors_file file;
+    path_of("cut", path);
+    assert_true(safetensors_write(path, tensors, 2, NULL, 0, error));
+    if (!safetensors_open(path, &file, error)) fail_msg("%s", error);
+    assert_int_equal(file.count, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_null(file.tensors[i].data);
+        assert_true(safetensors_fetch(&file.tensors[i], got, sizeof got, error));
+        assert_memory_equal(got, numbers[i], sizeof got);
+    }
+    const size_t left = sizeof got / 2;
+    assert_int_equal(truncate(path, (off_t)(file.tensors[1].at + (int64_t)left)), 0);
+    assert_true(safetensors_fetch(&file.tensors[0], got, sizeof got, error));
+    assert_false(safetensors_fetch(&file.tensors[1], got, sizeof got, error));
+    snprintf(part, sizeof part, "cut off while tensor \"b\" was read: %zu of %zu bytes", left, sizeof got);
+    assert_non_null(strstr(error, part));
+    safetensors_free(&file);
+    /* Cut off before, it cannot be opened; nor can what is no file. */
+    assert_false(safetensors_open(path, &file, error));
+    assert_non_null(strstr(error, "it is cut off"));
+    unlink(path);
+    assert_false(safetensors_open(path, &file, error));
+    assert_non_null(strstr(error, "cannot be opened"));
+    assert_false(safetensors_open("/dev/null", &file, error));
+    assert_non_null(strstr(error, "it is not a regular file"));
+}
+
+/* Tensors may share their data, so that their sizes can add up to more than memory holds. */
+static void test_sum_of_sizes(void **state) {
+    (void)state;
+    enum { COUNT = 3 };
+    safetensors_tensor tensors[COUNT];
+    static const char *const names[COUNT] = {"a", "b", "c"};
+    for (int i = 0; i < COUNT; i++)
+        tensors[i] = (safetensors_tensor){.name = names[i], .dtype = VJP_F64, .ndim = 1, .shape = {INT64_MAX / 16}};
+    char path[256], error[SAFETENSORS_ERROR] = "";
+    assert_false(safetensors_write(path_of("sum", path), tensors, COUNT, NULL, 0, error));
+    assert_non_null(strstr(error, "all tensors together are larger than a file can be"));
+    assert_int_equal(files_in_folder(), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_headers),        cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_long_header),    cmocka_unit_test(test_control_characters),
         cmocka_unit_test(test_random_damage),  cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_write_refusals), cmocka_unit_test(test_failed_write_keeps_the_old_file),
-        cmocka_unit_test(test_odd_paths),
+        cmocka_unit_test(test_odd_paths),      cmocka_unit_test(test_cut_off_while_open),
+        cmocka_unit_test(test_sum_of_sizes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

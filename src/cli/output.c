@@ -11,8 +11,9 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "files/json.h"
+#include "files/real.h"
 #include "proof/text.h"
-#include "train/files/json.h"
 
 void cli_flush(void) {
     errno = 0;

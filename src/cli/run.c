@@ -11,8 +11,8 @@
 
 #include "cli/cli.h"
 #include "core/half.h"
+#include "files/safetensors.h"
 #include "proof/text.h"
-#include "train/files/safetensors.h"
 
 typedef struct run_options {
     cli_device_options on;

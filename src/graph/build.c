@@ -2,16 +2,19 @@
 #include "graph/graph.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Shapes are inferred by the ops' own rules, which need a device to report to and no kernel. */
+/* Shapes are inferred by the ops' own rules, which need a device to hold their sentences, and no kernel. */
 static const vjp_backend rules = {.name = "graph", .host_memory = true};
 
 vjp_graph *vjp_graph_create(void) {
+    static atomic_uint_least64_t last_id;
     vjp_graph *graph = calloc(1, sizeof *graph);
     if (!graph) return NULL;
+    graph->id = atomic_fetch_add(&last_id, 1) + 1;
     graph->value_room = 64;
     graph->value = calloc((size_t)graph->value_room, sizeof *graph->value);
     graph->values = 1;
@@ -31,8 +34,14 @@ void vjp_graph_destroy(vjp_graph *graph) {
     }
     for (int32_t i = 0; i < graph->nodes; i++)
         free(graph->node[i].name);
+    for (graph_list *list = graph->lists, *next; list; list = next) {
+        next = list->next;
+        free(list);
+    }
     free(graph->value);
     free(graph->node);
+    names_free(&graph->value_names);
+    names_free(&graph->node_names);
     free(graph->rules); /* made by calloc() and never opened */
     free(graph);
 }
@@ -77,10 +86,10 @@ bool graph_is(vjp_graph *graph, vjp_value value, const char *what) {
 void vjp_graph_push(vjp_graph *graph, const char *name) {
     if (!graph || graph->status != VJP_OK) return;
     size_t used = strlen(graph->scope);
-    if (graph->scopes == GRAPH_MOST_SCOPES || !name || used + strlen(name) + 2 > sizeof graph->scope) {
+    if (graph->scopes == GRAPH_MAX_SCOPES || !name || used + strlen(name) + 2 > sizeof graph->scope) {
         graph_fail(graph, VJP_INVALID, graph->scope,
                    "the scope \"%s\" is one too many: %d may nest, their names %d bytes long", name ? name : "(NULL)",
-                   GRAPH_MOST_SCOPES, GRAPH_SCOPE_BYTES);
+                   GRAPH_MAX_SCOPES, GRAPH_SCOPE_BYTES);
         return;
     }
     graph->scope_end[graph->scopes++] = (int)used;
@@ -123,13 +132,17 @@ static size_t bytes_of(vjp_dtype dtype, const vjp_shape *shape) {
 vjp_value graph_add_value(vjp_graph *graph, graph_role role, const char *name, vjp_dtype dtype,
                           const vjp_shape *shape) {
     if (graph->values == graph->value_room) {
+        if (graph->values == GRAPH_MAX_ITEMS) return out_of_memory(graph);
         graph_value *more = realloc(graph->value, 2 * (size_t)graph->value_room * sizeof *more);
         if (!more) return out_of_memory(graph);
         graph->value = more;
         graph->value_room *= 2;
     }
     char *copy = strdup(name);
-    if (!copy) return out_of_memory(graph);
+    if (!copy || (graph_is_persistent(role) && !names_add(&graph->value_names, copy, graph->values))) {
+        free(copy);
+        return out_of_memory(graph);
+    }
     vjp_value value = graph->values++;
     graph->value[value] = (graph_value){.role = role,
                                         .name = copy,
@@ -148,10 +161,9 @@ static vjp_value add_named(vjp_graph *graph, graph_role role, const char *name, 
     if (!graph || graph->status != VJP_OK) return 0;
     if (!name || !name[0])
         return graph_fail(graph, VJP_INVALID, graph->scope, "an input, parameter, state or constant without a name");
-    for (vjp_value v = 1; v < graph->values; v++)
-        if (graph_is_persistent(graph->value[v].role) && strcmp(graph->value[v].name, name) == 0)
-            return graph_fail(graph, VJP_INVALID, name, "there is a value of that name already");
-    if (!vjp_dtype_size(dtype)) return graph_fail(graph, VJP_INVALID, name, "dtype %d is none", (int)dtype);
+    if (names_find(&graph->value_names, name))
+        return graph_fail(graph, VJP_INVALID, name, "there is a value of that name already");
+    if (!vjp_dtype_size(dtype)) return graph_fail(graph, VJP_INVALID, name, "unknown dtype %d", (int)dtype);
     if (ndim < 0 || ndim > VJP_MAX_DIMS || (ndim && !shape))
         return graph_fail(graph, VJP_INVALID, name, "its rank is %d; ranks go from 0 to %d", ndim, VJP_MAX_DIMS);
     vjp_shape own = {.ndim = ndim};
@@ -242,7 +254,7 @@ graph_node *graph_add_node(vjp_graph *graph, const vjp_op *op, vjp_pass pass, co
                            const void *attributes) {
     if (graph->nodes == graph->node_room) {
         int32_t room = graph->node_room ? 2 * graph->node_room : 64;
-        graph_node *more = realloc(graph->node, (size_t)room * sizeof *more);
+        graph_node *more = graph->nodes < GRAPH_MAX_ITEMS ? realloc(graph->node, (size_t)room * sizeof *more) : NULL;
         if (!more) {
             out_of_memory(graph);
             return NULL;
@@ -250,8 +262,10 @@ graph_node *graph_add_node(vjp_graph *graph, const vjp_op *op, vjp_pass pass, co
         graph->node = more;
         graph->node_room = room;
     }
+    enum { FIRST_SUFFIX = 2 };
     char *copy = strdup(name);
-    if (!copy) {
+    if (!copy || !names_add(&graph->node_names, copy, FIRST_SUFFIX)) {
+        free(copy);
         out_of_memory(graph);
         return NULL;
     }
@@ -269,11 +283,9 @@ graph_node *graph_add_node(vjp_graph *graph, const vjp_op *op, vjp_pass pass, co
 static void node_name(const vjp_graph *graph, const vjp_op *op, char *name, size_t bytes) {
     const char *dot = graph->scope[0] ? "." : "";
     snprintf(name, bytes, "%s%s%s", graph->scope, dot, op->info.name);
-    for (int32_t i = 0, again = 2; i < graph->nodes; i++)
-        if (strcmp(graph->node[i].name, name) == 0) {
-            snprintf(name, bytes, "%s%s%s.%d", graph->scope, dot, op->info.name, again++);
-            i = -1;
-        }
+    int32_t *suffix = names_find(&graph->node_names, name);
+    while (names_find(&graph->node_names, name))
+        snprintf(name, bytes, "%s%s%s.%d", graph->scope, dot, op->info.name, (*suffix)++);
 }
 
 vjp_value vjp_graph_call(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
@@ -324,7 +336,8 @@ vjp_value vjp_graph_output(vjp_graph *graph, vjp_value value, const char *slot) 
     if (!graph_is(graph, value, "the value whose node is asked")) return 0;
     const graph_value *v = &graph->value[value];
     if (v->node < 0 || v->role == GRAPH_VIEW)
-        return graph_fail(graph, VJP_INVALID, v->name, "no node made it, so there is no other output \"%s\"", slot);
+        return graph_fail(graph, VJP_INVALID, v->name, "no node made it, so there is no other output \"%s\"",
+                          slot ? slot : "(NULL)");
     const graph_node *node = &graph->node[v->node];
     const vjp_pass_info *pass = &node->op->info.pass[node->pass];
     int at = slot ? graph_slot(pass, slot) : -1;

@@ -1,26 +1,27 @@
 /*
- * Compiling a graph: which nodes the results need, how long each intermediate lives, where it lies, and each call
- * resolved. In the order of this file.
+ * Compiling a graph, in the order of this file: which nodes the results need, how long each intermediate lives, its
+ * offset, and the resolved calls.
  *
- * An intermediate's life goes from the call that writes it first to the last that reads it or adds to it. An output
- * takes over the memory of an input that dies in the same call where the op's table says that it may be computed in
- * place. A call's scratch is a range that lives for that call alone.
+ * An intermediate lives from the call that writes it first to the last that reads it or adds to it. An output takes
+ * over the memory of an input that is not used after the same call, where the op allows it to be computed in place. A
+ * call's scratch is a range that lives for that call alone.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "graph/program.h"
 
 typedef struct compilation {
     vjp_device *device;
     const vjp_graph *graph;
     vjp_program *program;
-    bool *needed;          /* [values]: by a call or as a result; of roots */
+    bool *needed;          /* [values]: by a call or as a result; of values that are no views */
     bool *result;          /* [values] */
     int32_t *call_node;    /* [calls]: the node of each call */
     int32_t *first, *last; /* [values]: calls, of storages; first -1: never written here */
-    vjp_value *merged;     /* [values]: the storage that a storage was computed in place of, or itself */
+    vjp_value *merged;     /* [values]: the storage that a storage took over, or itself */
     int32_t *range;        /* [values]: of a storage in the plan; -1: persistent or unused */
     size_t *scratch;       /* [calls] */
     plan_range *plan;
@@ -88,12 +89,12 @@ static void find_lives(compilation *c) {
 
 static vjp_value merged_storage(const compilation *c, vjp_value value) {
     vjp_value storage = graph_storage(c->graph, value);
-    while (c->merged[storage] != storage)
-        storage = c->merged[storage];
+    for (; c->merged[storage] != storage; storage = c->merged[storage])
+        c->merged[storage] = c->merged[c->merged[storage]]; /* halves the chain, which can be as long as the graph */
     return storage;
 }
 
-/* Whether output `out` of call k may take the memory of input `in`, which lies in `from`. */
+/* Whether output `out` of call k may take over input `in`, whose storage is `from`. */
 static bool may_take(const compilation *c, int32_t k, const graph_node *node, size_t out, size_t in, vjp_value from) {
     const vjp_pass_info *pass = pass_of(node);
     const graph_value *output = &c->graph->value[node->value[out]], *input = &c->graph->value[node->value[in]];
@@ -129,7 +130,7 @@ static void compute_in_place(compilation *c) {
 
 /* ---- Scratch, and the plan --------------------------------------------------------------------------- */
 
-/* An address that is nobody's, for questions about sizes. */
+/* An address for questions about sizes; it is never read or written. */
 static void *const SOMEWHERE = (void *)(uintptr_t)PLAN_ALIGNMENT;
 
 /* The tensors of a call, with `place` giving each its memory. */
@@ -178,30 +179,37 @@ static vjp_status ask_sizes(compilation *c) {
     return VJP_OK;
 }
 
+static vjp_status too_large(vjp_device *device, const char *what) {
+    return vjp_fail(device, VJP_INVALID, "the sum of the bytes of all %s does not fit size_t", what);
+}
+
 static vjp_status make_plan(compilation *c) {
     vjp_program *program = c->program;
+    size_t *sum = &program->report.intermediate_bytes;
     for (vjp_value v = 1; v < c->graph->values; v++) {
         if (c->first[v] < 0 || is_persistent(c, v) || graph_storage(c->graph, v) != v) continue;
-        program->report.intermediate_bytes += c->graph->value[v].bytes;
+        if (!vjp_add_size(*sum, c->graph->value[v].bytes, sum)) return too_large(c->device, "intermediates");
         if (c->merged[v] != v && !c->unplanned) continue;
         c->range[v] = c->ranges;
         c->plan[c->ranges++] =
             (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = c->last[v]};
     }
     for (int32_t k = 0; k < program->calls; k++) {
-        program->report.intermediate_bytes += c->scratch[k];
+        if (!vjp_add_size(*sum, c->scratch[k], sum)) return too_large(c->device, "intermediates");
         if (c->scratch[k]) c->plan[c->ranges++] = (plan_range){.bytes = c->scratch[k], .first = k, .last = k};
     }
-    program->report.live_bytes = plan_live_bytes(c->plan, c->ranges);
+    if (!plan_sizes_fit(c->plan, c->ranges)) return too_large(c->device, "intermediates");
+    bool ok = plan_live_bytes(c->plan, c->ranges, &program->report.live_bytes);
     for (int32_t i = 0; i < c->ranges && c->unplanned; i++) {
         c->plan[i].first = 0;
         c->plan[i].last = program->calls;
     }
-    if (!plan_arena(c->plan, c->ranges, &c->arena_bytes))
-        return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
-    int32_t one, other;
-    if (plan_find_overlap(c->plan, c->ranges, &one, &other))
-        return vjp_fail(c->device, VJP_INVALID, "the plan puts two live ranges, %d and %d, in one place", one, other);
+    int32_t pair[2];
+    ok = ok && plan_arena(c->plan, c->ranges, &c->arena_bytes) && plan_find_overlap(c->plan, c->ranges, pair);
+    if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+    if (pair[0] >= 0)
+        return vjp_fail(c->device, VJP_INVALID, "the plan puts two live ranges, %d and %d, in one place", pair[0],
+                        pair[1]);
     program->report.arena_bytes = c->arena_bytes;
     return VJP_OK;
 }
@@ -225,11 +233,7 @@ static bool is_used(const compilation *c, vjp_value v) {
     return is_persistent(c, v) && (c->needed[v] || c->first[v] >= 0);
 }
 
-static size_t aligned(size_t bytes) {
-    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
-}
-
-/* What the other program keeps, this one knows too, whether or not it uses it: others may share it in turn. */
+/* All that the other program keeps, whether or not this one uses it: a third program may share it in turn. */
 static vjp_status take_shared(compilation *c, const vjp_program *share) {
     for (vjp_value v = 1; share && v < share->values; v++) {
         const program_value *from = &share->value[v];
@@ -247,11 +251,13 @@ static vjp_status place_persistent(compilation *c, const vjp_program *share) {
     vjp_status status = take_shared(c, share);
     for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
         if (!is_used(c, v)) continue;
-        program->report.persistent_bytes += c->graph->value[v].bytes;
+        size_t own = c->graph->value[v].bytes, *sum = &program->report.persistent_bytes;
+        if (!vjp_add_size(*sum, own, sum)) return too_large(c->device, "inputs, parameters and states");
         if (program->value[v].name) continue;
         program->value[v].tensor = graph_tensor(c->graph, v);
         program->value[v].tensor.offset = bytes;
-        bytes += aligned(c->graph->value[v].bytes);
+        if (!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(bytes, own, &bytes))
+            return too_large(c->device, "inputs, parameters and states");
     }
     if (status == VJP_OK) status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
     for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
@@ -373,9 +379,11 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
                        const vjp_program_options *options, vjp_program **program) {
     const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
     if (!options) options = &defaults;
-    *program = NULL;
+    if (program) *program = NULL;
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
+    if (!program || (count && !results))
+        return vjp_fail(device, VJP_INVALID, "vjp_compile: %s is NULL", program ? "results" : "program");
     if (options->struct_size != sizeof *options)
         return vjp_fail(device, VJP_INVALID,
                         "vjp_compile: options.struct_size is %llu; it must be %zu: start from "
@@ -383,7 +391,7 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
                         (unsigned long long)options->struct_size, sizeof *options);
     if (vjp_graph_status(graph) != VJP_OK)
         return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
-    if (options->share && (options->share->graph != graph || options->share->device != device))
+    if (options->share && (options->share->graph_id != graph->id || options->share->device != device))
         return vjp_fail(device, VJP_INVALID, "vjp_compile: the program to share with is of another graph or device");
     compilation c = {.device = device, .graph = graph, .unplanned = options->unplanned != 0};
     vjp_status status = check_results(&c, results, count);
@@ -391,7 +399,7 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
     c.program = calloc(1, sizeof *c.program);
     if (!c.program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
     c.program->device = device;
-    c.program->graph = graph;
+    c.program->graph_id = graph->id;
     status = compile(&c, results, count, options);
     free(c.needed);
     free(c.first);

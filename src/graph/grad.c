@@ -1,11 +1,11 @@
 /*
- * Differentiating a graph: from the scalar back to what is asked for, node by node in reverse, each node's backward
- * pass is appended. The rule is in the names of the op's table: the backward's output dx is the gradient of x, its
- * input dy that of y, everything else is the forward's tensor of that name.
+ * Differentiating a graph: node by node in reverse, from the scalar back to the values whose gradients are asked for,
+ * each node's backward pass is appended. The rule is in the names of the op's slots: the backward's output dx is the
+ * gradient of x, its input dy that of y, and every other slot is the forward's tensor of that name.
  *
  * A value's gradient is one value that every node that used it adds to, the first by writing it. Where an op passes dy
- * on as it is (a sum does), its inputs share dy instead of copying it, as long as nobody adds to the shared
- * memory while another still has to read it: then the others get a copy first.
+ * on unchanged (a sum does), its inputs share dy instead of copying it. Before one of them is added to, the others that
+ * are still to be read get a copy.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +16,17 @@
 
 typedef struct differentiation {
     vjp_graph *graph;
-    int32_t values;      /* how many there were before; the arrays are indexed by values that are no views */
+    /* Arrays, indexed by the values that the graph had before and that are no views. */
     vjp_value *gradient; /* 0: none yet */
-    vjp_value *again;    /* a recomputed value; 0: none yet */
-    bool *depends;       /* on what is asked for */
+    vjp_value *again;    /* the recomputed value; 0: none yet */
+    vjp_value *sharer;   /* a ring of the values whose gradients share one storage; alone: itself */
+    vjp_value *list;     /* for stop_sharing() */
+    int32_t *stack;      /* of nodes, for recomputed() */
+    bool *depends;       /* on a value whose gradient is asked for */
     bool *asked;
     bool *unwritten; /* the gradient is a state that nothing was written to yet */
-    bool *own_type;  /* some gradient of it cannot be f32 unless it is */
+    bool *own_type;  /* some op gives it a gradient of the value's own dtype only */
+    bool *filled;    /* a state that one of the gradients goes into */
 } differentiation;
 
 static vjp_value root_of(const differentiation *d, vjp_value value) {
@@ -67,8 +71,8 @@ static void find_dependents(differentiation *d, int32_t last_node) {
 }
 
 /*
- * The dtype of a value's gradient: its own; but what was cast down from f32, as weights are, keeps a gradient in f32
- * where every op that uses it can give one.
+ * The dtype of a value's gradient is the value's own; but a value that was cast down from f32, as weights are, has a
+ * gradient in f32 where every op that uses it can give one.
  */
 static vjp_dtype gradient_type(const differentiation *d, vjp_value root) {
     const graph_value *v = &d->graph->value[root];
@@ -78,7 +82,7 @@ static vjp_dtype gradient_type(const differentiation *d, vjp_value root) {
     return d->graph->value[node->value[CAST_X]].dtype == VJP_F32 ? VJP_F32 : v->dtype;
 }
 
-/* Whether a value's gradient, there or to come, has this dtype: only then can it be another's as it is. */
+/* Whether a value's gradient, made or still to be made, has this dtype: only then can it share another's memory. */
 static bool has_type(const differentiation *d, vjp_value root, vjp_dtype dtype) {
     vjp_value gradient = d->gradient[root];
     return (gradient ? d->graph->value[gradient].dtype : gradient_type(d, root)) == dtype;
@@ -110,23 +114,52 @@ static vjp_value new_gradient(differentiation *d, vjp_value root) {
     return graph_add_value(d->graph, GRAPH_COMPUTED, name, gradient_type(d, root), &shape);
 }
 
-/* Before something is added to root's gradient at node n: nobody else who has yet to read it may share it. */
+/* `root` joins the values that share the gradient of `with`. */
+static void share_gradient(differentiation *d, vjp_value root, vjp_value with) {
+    d->sharer[root] = d->sharer[with];
+    d->sharer[with] = root;
+}
+
+static void leave_sharers(differentiation *d, vjp_value root, vjp_value near) {
+    while (d->sharer[near] != root)
+        near = d->sharer[near];
+    d->sharer[near] = d->sharer[root];
+    d->sharer[root] = root;
+}
+
+static int ascending(const void *a, const void *b) {
+    vjp_value x = *(const vjp_value *)a, y = *(const vjp_value *)b;
+    return (x > y) - (x < y);
+}
+
+/*
+ * Before something is added to root's gradient at node n: values that share it and are still to be read get a copy.
+ * Nodes are differentiated in reverse, so the gradient of a value that a node after n made is not read any more.
+ */
 static void stop_sharing(differentiation *d, vjp_value root, int32_t n) {
-    vjp_value shared = graph_storage(d->graph, d->gradient[root]);
-    for (vjp_value other = 1; other < d->values && d->graph->status == VJP_OK; other++) {
-        if (other == root || !d->gradient[other] || graph_storage(d->graph, d->gradient[other]) != shared) continue;
-        if (d->graph->value[other].node > n && !d->asked[other]) continue;
-        vjp_value copy = new_gradient(d, other);
+    size_t count = 0;
+    for (vjp_value other = d->sharer[root], next; other != root; other = next) {
+        next = d->sharer[other];
+        d->sharer[other] = other;
+        bool read_later = d->graph->value[other].node <= n || d->asked[other];
+        if (read_later) d->list[count++] = other;
+    }
+    d->sharer[root] = root;
+    qsort(d->list, count, sizeof *d->list, ascending);
+    for (size_t i = 0; i < count && d->graph->status == VJP_OK; i++) {
+        vjp_value other = d->list[i], copy = new_gradient(d, other);
         if (!copy) return;
         append_copy(d, copy, d->gradient[other], false);
         d->gradient[other] = copy;
     }
 }
 
-/* dy itself is the contribution to root's gradient. */
-static void pass_on(differentiation *d, vjp_value root, vjp_value dy, int32_t n) {
+/* The gradient dy of node n's output is itself the contribution to root's gradient. */
+static void pass_on(differentiation *d, vjp_value root, int32_t n) {
+    vjp_value output = d->graph->node[n].value[0], dy = d->gradient[output];
     if (!d->gradient[root]) {
         d->gradient[root] = shaped_like(d, dy, root);
+        share_gradient(d, root, output);
     } else if (d->unwritten[root]) {
         append_copy(d, d->gradient[root], dy, false);
         d->unwritten[root] = false;
@@ -137,6 +170,7 @@ static void pass_on(differentiation *d, vjp_value root, vjp_value dy, int32_t n)
         append_copy(d, sum, dy, false);
         append_copy(d, sum, dy, true);
         d->gradient[root] = sum;
+        leave_sharers(d, root, output);
     } else {
         stop_sharing(d, root, n);
         append_copy(d, d->gradient[root], dy, true);
@@ -145,36 +179,73 @@ static void pass_on(differentiation *d, vjp_value root, vjp_value dy, int32_t n)
 
 /* ---- Computing again --------------------------------------------------------------------------------- */
 
-/* A forward value as the backward of a node in `block` reads it: itself, or, made in the same block, made again. */
-static vjp_value recomputed(differentiation *d, vjp_value value, int32_t block) {
-    vjp_graph *graph = d->graph;
-    vjp_value root = root_of(d, value);
-    int32_t n = graph->value[root].node;
-    if (!block || n < 0 || graph->node[n].block != block) return value;
-    if (!d->again[root]) {
-        const graph_node node = graph->node[n];
-        const vjp_pass_info *pass = &node.op->info.pass[node.pass];
-        vjp_value values[VJP_MAX_SLOTS] = {0};
-        for (size_t i = pass->outputs; i < pass->count; i++)
-            if (node.value[i]) values[i] = recomputed(d, node.value[i], block);
-        char name[GRAPH_SCOPE_BYTES + 96];
-        snprintf(name, sizeof name, "%s.again", node.name);
-        for (size_t i = 0; i < pass->outputs; i++) {
-            if (!node.value[i]) continue;
-            const graph_value old = graph->value[node.value[i]];
-            char value_name[GRAPH_SCOPE_BYTES + 128];
-            snprintf(value_name, sizeof value_name, "%s.again", old.name);
-            values[i] = graph_add_value(graph, GRAPH_COMPUTED, value_name, old.dtype, &old.shape);
-            if (!values[i]) return 0;
-            graph->value[values[i]].node = graph->nodes;
-            graph->value[values[i]].slot = (int32_t)i;
-            d->again[node.value[i]] = values[i];
-        }
-        graph_node *clone = graph_add_node(graph, node.op, node.pass, name, values, node.attributes);
-        if (!clone) return 0;
-        clone->block = 0;
+static bool is_in_block(const differentiation *d, vjp_value root, int32_t block) {
+    int32_t n = d->graph->value[root].node;
+    return block && n >= 0 && d->graph->node[n].block == block;
+}
+
+/* The node of the first input of node n that is made in the block and not yet made again; -1: there is none. */
+static int32_t first_missing(const differentiation *d, int32_t n, int32_t block) {
+    const graph_node *node = &d->graph->node[n];
+    const vjp_pass_info *pass = &node->op->info.pass[node->pass];
+    for (size_t i = pass->outputs; i < pass->count; i++) {
+        vjp_value root = node->value[i] ? root_of(d, node->value[i]) : 0;
+        if (root && is_in_block(d, root, block) && !d->again[root]) return d->graph->value[root].node;
     }
-    return shaped_like(d, d->again[root], value);
+    return -1;
+}
+
+/* A value of the block as it was made again; any other as it is. */
+static vjp_value latest(differentiation *d, vjp_value value, int32_t block) {
+    vjp_value root = root_of(d, value);
+    return is_in_block(d, root, block) ? shaped_like(d, d->again[root], value) : value;
+}
+
+/* Appends node n once more. Its inputs that are made in the block have been made again. */
+static bool repeat_node(differentiation *d, int32_t n, int32_t block) {
+    vjp_graph *graph = d->graph;
+    const graph_node node = graph->node[n];
+    const vjp_pass_info *pass = &node.op->info.pass[node.pass];
+    vjp_value values[VJP_MAX_SLOTS] = {0};
+    for (size_t i = pass->outputs; i < pass->count; i++)
+        if (node.value[i]) values[i] = latest(d, node.value[i], block);
+    char name[GRAPH_SCOPE_BYTES + 96];
+    snprintf(name, sizeof name, "%s.again", node.name);
+    for (size_t i = 0; i < pass->outputs; i++) {
+        if (!node.value[i]) continue;
+        const graph_value old = graph->value[node.value[i]];
+        char value_name[GRAPH_SCOPE_BYTES + 128];
+        snprintf(value_name, sizeof value_name, "%s.again", old.name);
+        values[i] = graph_add_value(graph, GRAPH_COMPUTED, value_name, old.dtype, &old.shape);
+        if (!values[i]) return false;
+        graph->value[values[i]].node = graph->nodes;
+        graph->value[values[i]].slot = (int32_t)i;
+        d->again[node.value[i]] = values[i];
+    }
+    graph_node *clone = graph_add_node(graph, node.op, node.pass, name, values, node.attributes);
+    if (clone) clone->block = 0;
+    return clone != NULL;
+}
+
+/*
+ * A forward value as the backward of a node in `block` reads it: itself, or, made in the same block, made again, after
+ * its inputs. The stack is our own: a block may be deeper than the thread's.
+ */
+static vjp_value recomputed(differentiation *d, vjp_value value, int32_t block) {
+    vjp_value root = root_of(d, value);
+    if (!is_in_block(d, root, block)) return value;
+    int32_t depth = 0;
+    if (!d->again[root]) d->stack[depth++] = d->graph->value[root].node;
+    while (depth) {
+        int32_t n = d->stack[depth - 1], before = first_missing(d, n, block);
+        if (before >= 0)
+            d->stack[depth++] = before;
+        else if (repeat_node(d, n, block))
+            depth--;
+        else
+            return 0;
+    }
+    return latest(d, value, block);
 }
 
 /* ---- One node ---------------------------------------------------------------------------------------- */
@@ -224,7 +295,8 @@ static bool check_backward(vjp_graph *graph, const graph_node *node, const char 
     return false;
 }
 
-/* Where the backward writes the gradient of one input, and whether it adds; what it must leave to a node behind it. */
+/* Where the backward writes the gradient of one input, and whether it adds. *later: a value that another node must add.
+ */
 static vjp_value place_gradient(differentiation *d, vjp_value input, bool can_add, bool taken, int32_t n, bool *adds,
                                 vjp_value *later) {
     vjp_value root = root_of(d, input);
@@ -288,7 +360,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
             if (adds) adding |= 1u << i;
             if (!values[i]) return;
         }
-        /* After the places, since making one may have given dy a copy of its own. */
+        /* After place_gradient(), which may have given dy a copy of its own. */
         if (!fill_inputs(d, &node, wanted, values)) return;
         char name[GRAPH_SCOPE_BYTES + 96];
         snprintf(name, sizeof name, "%s.backward", node.name);
@@ -311,7 +383,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
         }
     }
     for (size_t i = 0; i < back->outputs && graph->status == VJP_OK; i++)
-        if (passed >> i & 1) pass_on(d, root_of(d, input[i]), d->gradient[node.value[0]], n);
+        if (passed >> i & 1) pass_on(d, root_of(d, input[i]), n);
 }
 
 /* ---- The whole --------------------------------------------------------------------------------------- */
@@ -355,7 +427,13 @@ static void differentiate(differentiation *d, vjp_value scalar, const vjp_value 
                        "its gradient cannot be put into %s, which is no state of its size", graph->value[into[i]].name);
             return;
         }
-        /* A value of its own, so that two gradients into one state are told apart. */
+        if (d->filled[into[i]]) {
+            graph_fail(graph, VJP_INVALID, graph->value[root].name,
+                       "its gradient cannot be put into %s, which another gradient goes into",
+                       graph->value[into[i]].name);
+            return;
+        }
+        d->filled[into[i]] = true;
         d->gradient[root] = new_gradient(d, root);
         if (!d->gradient[root]) return;
         graph->value[d->gradient[root]].dtype = graph->value[into[i]].dtype;
@@ -385,6 +463,11 @@ static void differentiate(differentiation *d, vjp_value scalar, const vjp_value 
 vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
                           int add, vjp_value *gradients) {
     if (!graph) return VJP_OUT_OF_MEMORY;
+    if (count && (!wrt || !gradients)) {
+        graph_fail(graph, VJP_INVALID, graph->scope[0] ? graph->scope : NULL, "vjp_graph_grad: %s is NULL",
+                   wrt ? "gradients" : "wrt");
+        return graph->status;
+    }
     for (size_t i = 0; i < count; i++)
         gradients[i] = 0;
     bool known = graph_is(graph, scalar, "the scalar to differentiate");
@@ -400,21 +483,32 @@ vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *w
                    vjp_shape_text(shape, text));
         return graph->status;
     }
+    if (!graph_is_float(graph->value[scalar].dtype)) {
+        graph_fail(graph, VJP_INVALID, graph->value[scalar].name, "only a float has a gradient; this is %s",
+                   vjp_dtype_name(graph->value[scalar].dtype));
+        return graph->status;
+    }
     size_t values = (size_t)graph->values;
-    differentiation d = {.graph = graph, .values = graph->values};
-    d.gradient = calloc(values, sizeof *d.gradient);
-    d.again = calloc(values, sizeof *d.again);
-    d.depends = calloc(4 * values, sizeof *d.depends);
-    if (d.gradient && d.again && d.depends) {
+    differentiation d = {.graph = graph};
+    d.gradient = calloc(4 * values, sizeof *d.gradient);
+    d.stack = malloc(((size_t)graph->nodes + 1) * sizeof *d.stack);
+    d.depends = calloc(5 * values, sizeof *d.depends);
+    if (d.gradient && d.stack && d.depends) {
+        d.again = d.gradient + values;
+        d.sharer = d.again + values;
+        d.list = d.sharer + values;
+        for (size_t v = 0; v < values; v++)
+            d.sharer[v] = (vjp_value)v;
         d.asked = d.depends + values;
         d.unwritten = d.asked + values;
         d.own_type = d.unwritten + values;
+        d.filled = d.own_type + values;
         differentiate(&d, scalar, wrt, count, into, add, gradients);
     } else {
         graph_fail(graph, VJP_OUT_OF_MEMORY, NULL, "out of memory while the graph was differentiated");
     }
     free(d.gradient);
-    free(d.again);
+    free(d.stack);
     free(d.depends);
     for (size_t i = 0; i < count && graph->status != VJP_OK; i++)
         gradients[i] = 0;

@@ -1,9 +1,9 @@
 /*
- * A graph inside: values and nodes in the order in which they were built, which is the order in which they run.
+ * The inside of a graph: values and nodes in the order in which they were built, which is the order in which they run.
  *
- * A value lies in a storage, named by the value that made it: a reshape, and an output that a state is assigned, lie
- * where another value does. A node writes its outputs, with += where `adds` has the slot's bit, so a gradient that
- * several nodes contribute to is one value with several writers.
+ * A value has a storage, named by the value that owns that memory: a reshape, and an output that is assigned to a
+ * state, share the storage of another value. A node writes its outputs, with += where `adds` has the slot's bit, so a
+ * gradient that several nodes contribute to is one value with several writers.
  */
 #ifndef VJP_GRAPH_H
 #define VJP_GRAPH_H
@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "core/core.h"
+#include "graph/names.h"
 
 typedef enum graph_role {
     GRAPH_INPUT,
@@ -27,9 +28,9 @@ typedef struct graph_value {
     vjp_dtype dtype;
     vjp_shape shape;
     size_t bytes;
-    vjp_value origin;  /* of a view: what it shows; else itself */
-    vjp_value storage; /* whose memory it lies in: itself, or the state that it is assigned to */
-    int32_t node;      /* that wrote it first; -1: none */
+    vjp_value origin;  /* a view's source; of any other value, itself */
+    vjp_value storage; /* the owner of its memory: itself, or the state that it is assigned to */
+    int32_t node;      /* the first that writes it; -1: none */
     int32_t slot;
     void *data; /* of a constant */
 } graph_value;
@@ -39,30 +40,40 @@ typedef struct graph_node {
     vjp_pass pass;
     char *name;
     vjp_value value[VJP_MAX_SLOTS]; /* 0: absent */
-    uint32_t adds;                  /* outputs that are added to */
-    int32_t block;                  /* of nodes that the backward computes again; 0: none */
+    uint32_t adds;                  /* a bit for each output that is added to */
+    int32_t block;                  /* its block of nodes that the backward computes again; 0: none */
     int64_t attributes[VJP_MAX_ATTRIBUTE_BYTES / 8];
 } graph_node;
 
-enum { GRAPH_SCOPE_BYTES = 256, GRAPH_MOST_SCOPES = 16 };
+/* A list of values that the caller may keep as long as the graph. */
+typedef struct graph_list {
+    struct graph_list *next;
+    vjp_value value[];
+} graph_list;
+
+enum { GRAPH_SCOPE_BYTES = 256, GRAPH_MAX_SCOPES = 16, GRAPH_MAX_ITEMS = 1 << 30 /* values, and nodes */ };
 
 struct vjp_graph {
-    graph_value *value; /* [0] is nobody */
+    uint64_t id;        /* no other graph of this process has it, nor had one that is gone */
+    graph_value *value; /* [0] is unused */
     int32_t values, value_room;
     graph_node *node;
     int32_t nodes, node_room;
+    graph_names value_names; /* of inputs, parameters, states and constants: the value */
+    graph_names node_names;  /* the suffix of the next node of that name */
     char scope[GRAPH_SCOPE_BYTES];
-    int scopes, scope_end[GRAPH_MOST_SCOPES];
+    int scopes, scope_end[GRAPH_MAX_SCOPES];
     int32_t block, blocks;
+    graph_list *lists;
     vjp_status status;
-    vjp_device *rules; /* a device without kernels: what the ops' shape rules report to */
+    vjp_device *rules; /* a device without kernels, for the sentences of the ops' shape rules */
 };
 
-/* Keeps the first mistake. `node` names where; NULL: nowhere in particular. Returns 0, a value's absence. */
+/* Keeps the first mistake. `node` is the name it begins with; NULL: none. Returns 0, the absent value. */
 vjp_value graph_fail(vjp_graph *graph, vjp_status status, const char *node, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* False: the graph has failed already, or there is no such value. */
+/* False: the graph has failed already, or it has no such value. */
 bool graph_is(vjp_graph *graph, vjp_value value, const char *what);
 
 /* vjp_graph_call() where the op leaves the dtype of its first output to the caller. */
@@ -71,14 +82,14 @@ vjp_value graph_call_as(vjp_graph *graph, const vjp_op *op, const vjp_value *inp
 
 vjp_value graph_add_value(vjp_graph *graph, graph_role role, const char *name, vjp_dtype dtype, const vjp_shape *shape);
 
-/* Adds a node; value[] as in graph_node, outputs given or 0. NULL: memory ran out, and the graph has failed. */
+/* Adds a node; `values` as in graph_node. NULL: memory ran out, and the graph has failed. */
 graph_node *graph_add_node(vjp_graph *graph, const vjp_op *op, vjp_pass pass, const char *name, const vjp_value *values,
                            const void *attributes);
 
 /* The same elements under another shape. */
 vjp_value graph_add_view(vjp_graph *graph, vjp_value value, const vjp_shape *shape);
 
-/* Whose memory a value lies in. */
+/* The owner of a value's memory. */
 static inline vjp_value graph_storage(const vjp_graph *graph, vjp_value value) {
     return graph->value[graph->value[value].origin].storage;
 }
@@ -87,6 +98,10 @@ vjp_tensor graph_tensor(const vjp_graph *graph, vjp_value value);
 
 /* The slot of that name in a pass, or -1. */
 int graph_slot(const vjp_pass_info *pass, const char *name);
+
+static inline bool graph_is_float(vjp_dtype dtype) {
+    return dtype == VJP_F32 || dtype == VJP_BF16 || dtype == VJP_F16 || dtype == VJP_F64;
+}
 
 static inline bool graph_is_persistent(graph_role role) {
     return role == GRAPH_INPUT || role == GRAPH_PARAMETER || role == GRAPH_STATE || role == GRAPH_CONSTANT;
@@ -102,14 +117,16 @@ typedef struct plan_range {
 
 enum { PLAN_ALIGNMENT = 256 };
 
-/* Gives every range its offset so that ranges alive together do not overlap. Returns the arena's size. False: no
- * memory. */
+/* Whether the sum of all ranges, each aligned, fits size_t. The functions below need that. */
+bool plan_sizes_fit(const plan_range *range, int32_t count);
+
+/* Gives every range its offset so that ranges alive together do not overlap. False, here and below: out of memory. */
 bool plan_arena(plan_range *range, int32_t count, size_t *arena_bytes);
 
-/* The most bytes alive at one moment. */
-size_t plan_live_bytes(const plan_range *range, int32_t count);
+/* The largest number of bytes alive at one moment. */
+bool plan_live_bytes(const plan_range *range, int32_t count, size_t *live_bytes);
 
-/* The first two ranges that are alive together and overlap; false: none do. */
-bool plan_find_overlap(const plan_range *range, int32_t count, int32_t *one, int32_t *other);
+/* Two ranges that are alive together and overlap; both -1 when no two do. */
+bool plan_find_overlap(const plan_range *range, int32_t count, int32_t pair[2]);
 
 #endif

@@ -1,4 +1,4 @@
-/* A compiled program inside: its memory, and an array of calls with nothing left to look up. */
+/* The inside of a compiled program: its memory, and an array of calls with nothing left to look up. */
 #ifndef VJP_GRAPH_PROGRAM_H
 #define VJP_GRAPH_PROGRAM_H
 
@@ -17,29 +17,36 @@ typedef struct program_call {
     int64_t runs;
 } program_call;
 
-/* Where a value lies that the caller can ask for. data NULL: this program has no place for it. */
+/* A value that the caller can read or write. name NULL: this program does not have it. */
 typedef struct program_value {
     vjp_tensor tensor;
     graph_role role;
     char *name;
 } program_value;
 
+typedef enum program_running { PROGRAM_IDLE, PROGRAM_RUNS, PROGRAM_INTERRUPTED } program_running;
+
 struct vjp_program {
     vjp_device *device;
-    const vjp_graph *graph; /* only to be compared with */
+    uint64_t graph_id;
     program_call *call;
     int32_t calls;
     program_value *value; /* [values]: persistent ones and results */
     int32_t values;
-    void *arena, *persistent; /* persistent: those that no shared program has */
+    void *arena, *persistent; /* persistent: without the values of a shared program */
     vjp_program_report report;
-    plan_range *range; /* [ranges]: the plan, kept for who wants to check it */
+    plan_range *range; /* [ranges]: the plan, kept for tests */
     int32_t ranges;
-    atomic_int interrupted;
+    atomic_int running; /* a program_running */
     bool profiling;
     int64_t runs;
     void *recording; /* of a device that can replay a run */
     bool unrecordable;
 };
+
+/* The value that the caller can read or write; refused where the program does not have it. */
+vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found);
+
+size_t program_bytes(const vjp_tensor *tensor);
 
 #endif

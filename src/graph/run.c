@@ -1,4 +1,4 @@
-/* Running a program: a walk over its calls; and what can be asked of it between runs. */
+/* Running a program: a loop over its calls; and reading and writing its values between runs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,15 +36,13 @@ static vjp_status time_call(vjp_program *program, program_call *call) {
     return status;
 }
 
-static vjp_status walk(void *argument) {
+static vjp_status run_calls(void *argument) {
     vjp_program *program = argument;
     for (int32_t k = 0; k < program->calls; k++) {
         program_call *call = &program->call[k];
-        if (atomic_load_explicit(&program->interrupted, memory_order_relaxed)) {
-            atomic_store(&program->interrupted, 0);
+        if (atomic_load_explicit(&program->running, memory_order_relaxed) == PROGRAM_INTERRUPTED)
             return vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d", call->name,
                             k + 1, program->calls);
-        }
         vjp_status status = program->profiling ? time_call(program, call) : run_call(program, call);
         if (status != VJP_OK) return status;
     }
@@ -52,30 +50,39 @@ static vjp_status walk(void *argument) {
 }
 
 /*
- * The first run goes call by call, so that libraries underneath choose what they choose once a shape; a device that can
- * records the second, and replays it from then on.
+ * The first run goes call by call, so that the device's libraries can make the choices that they make once per shape. A
+ * device that is able to records the second run, and replays it from then on.
  */
-vjp_status vjp_program_run(vjp_program *program) {
-    if (!program) return VJP_INVALID;
+static vjp_status run_or_replay(vjp_program *program) {
     const vjp_backend *backend = program->device->backend;
-    program->device->error[0] = 0;
     bool records = backend->record && !program->profiling && !program->unrecordable && program->runs > 0;
     program->runs++;
-    if (!records) return walk(program);
-    if (!program->recording && backend->record(program->device, walk, program, &program->recording) != VJP_OK) {
-        program->unrecordable = true;
-        return walk(program);
+    if (!records) return run_calls(program);
+    if (!program->recording && backend->record(program->device, run_calls, program, &program->recording) != VJP_OK) {
+        program->unrecordable = atomic_load(&program->running) != PROGRAM_INTERRUPTED;
+        return run_calls(program);
     }
     return backend->replay(program->device, program->recording);
 }
 
+vjp_status vjp_program_run(vjp_program *program) {
+    if (!program) return VJP_INVALID;
+    program->device->error[0] = 0;
+    atomic_store(&program->running, PROGRAM_RUNS);
+    vjp_status status = run_or_replay(program);
+    atomic_store(&program->running, PROGRAM_IDLE);
+    return status;
+}
+
+/* Between runs nothing is kept: an interrupt that arrives too late must not stop the next run. */
 void vjp_program_interrupt(vjp_program *program) {
-    if (program) atomic_store(&program->interrupted, 1);
+    int runs = PROGRAM_RUNS;
+    if (program) atomic_compare_exchange_strong(&program->running, &runs, PROGRAM_INTERRUPTED);
 }
 
 /* ---- Reading and writing ----------------------------------------------------------------------------- */
 
-static vjp_status find(const vjp_program *program, vjp_value value, const program_value **found) {
+vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found) {
     if (!program) return VJP_INVALID;
     program->device->error[0] = 0;
     if (value < 1 || value >= program->values || !program->value[value].name)
@@ -85,25 +92,35 @@ static vjp_status find(const vjp_program *program, vjp_value value, const progra
     return VJP_OK;
 }
 
-static size_t bytes_of(const vjp_tensor *tensor) {
+size_t program_bytes(const vjp_tensor *tensor) {
     size_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++)
         bytes *= (size_t)tensor->shape[i];
     return bytes;
 }
 
+static vjp_status is_null(const vjp_program *program, const char *function, const char *what) {
+    return vjp_fail(program->device, VJP_INVALID, "%s: %s is NULL", function, what);
+}
+
+static vjp_status wrong_size(const vjp_program *program, const char *function, uint64_t given, size_t size) {
+    return vjp_fail(program->device, VJP_INVALID, "%s: struct_size is %llu; it must be %zu", function,
+                    (unsigned long long)given, size);
+}
+
 vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor) {
     const program_value *found = NULL;
-    vjp_status status = find(program, value, &found);
+    vjp_status status = program_find(program, value, &found);
+    if (status == VJP_OK && !tensor) return is_null(program, "vjp_program_tensor", "tensor");
     if (status == VJP_OK) *tensor = found->tensor;
     return status;
 }
 
 static vjp_status find_sized(const vjp_program *program, vjp_value value, size_t bytes, const program_value **found) {
-    vjp_status status = find(program, value, found);
-    if (status == VJP_OK && bytes_of(&(*found)->tensor) != bytes)
+    vjp_status status = program_find(program, value, found);
+    if (status == VJP_OK && program_bytes(&(*found)->tensor) != bytes)
         return vjp_fail(program->device, VJP_INVALID, "%s has %zu bytes; %zu were given", (*found)->name,
-                        bytes_of(&(*found)->tensor), bytes);
+                        program_bytes(&(*found)->tensor), bytes);
     return status;
 }
 
@@ -111,6 +128,7 @@ vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *
     const program_value *found = NULL;
     vjp_status status = find_sized(program, value, bytes, &found);
     if (status != VJP_OK) return status;
+    if (bytes && !host) return is_null(program, "vjp_program_write", "host");
     return vjp_upload(program->device, found->tensor.data, found->tensor.offset, host, bytes);
 }
 
@@ -118,13 +136,18 @@ vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, s
     const program_value *found = NULL;
     vjp_status status = find_sized(program, value, bytes, &found);
     if (status != VJP_OK) return status;
+    if (bytes && !host) return is_null(program, "vjp_program_read", "host");
     return vjp_download(program->device, host, found->tensor.data, found->tensor.offset, bytes);
 }
 
-/* ---- Looking ----------------------------------------------------------------------------------------- */
+/* ---- Reports and tracing ----------------------------------------------------------------------------- */
 
 vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *report) {
-    if (!program || !report || report->struct_size != sizeof *report) return VJP_INVALID;
+    if (!program) return VJP_INVALID;
+    program->device->error[0] = 0;
+    if (!report) return is_null(program, "vjp_program_describe", "report");
+    if (report->struct_size != sizeof *report)
+        return wrong_size(program, "vjp_program_describe", report->struct_size, sizeof *report);
     *report = program->report;
     report->struct_size = sizeof *report;
     return VJP_OK;
@@ -140,7 +163,11 @@ void vjp_program_profile(vjp_program *program, int on) {
 }
 
 vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time) {
-    if (!program || !time || time->struct_size != sizeof *time) return VJP_INVALID;
+    if (!program) return VJP_INVALID;
+    program->device->error[0] = 0;
+    if (!time) return is_null(program, "vjp_program_time", "time");
+    if (time->struct_size != sizeof *time)
+        return wrong_size(program, "vjp_program_time", time->struct_size, sizeof *time);
     if (call >= (size_t)program->calls)
         return vjp_fail(program->device, VJP_INVALID, "call %zu; the program has %d", call, program->calls);
     const program_call *c = &program->call[call];
@@ -169,7 +196,7 @@ static double element(const void *data, vjp_dtype dtype, size_t i) {
 /* The first element that is not finite; false: all are. Fails only where the device does. */
 static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad, size_t *at, double *value) {
     *bad = false;
-    size_t bytes = bytes_of(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    size_t bytes = program_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     if (!bytes) return VJP_OK;
     void *host = malloc(bytes);
     if (!host) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to look at %zu bytes", bytes);
@@ -185,7 +212,8 @@ static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad
 }
 
 vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes) {
-    if (!program || !found || !bytes) return VJP_INVALID;
+    if (!program) return VJP_INVALID;
+    if (!found || !bytes) return is_null(program, "vjp_program_trace", "found");
     found[0] = 0;
     bool bad = false;
     size_t at = 0;

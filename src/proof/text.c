@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "files/real.h"
 
 static bool fail(char error[TEXT_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -37,23 +38,6 @@ static void append(char *text, size_t bytes, const char *format, ...) {
 }
 
 /* ---- Numbers ----------------------------------------------------------------------------------------- */
-
-const char *text_real(double value, char text[TEXT_VALUE]) {
-    if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, TEXT_VALUE, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    /* "1e-05" and "1e+20" become "1e-5" and "1e20". */
-    char *exponent = strchr(text, 'e');
-    if (!exponent) return text;
-    char *to = exponent + 1, *from = to;
-    if (*from == '-') to++, from++;
-    while (*from == '+' || *from == '0')
-        from++;
-    memmove(to, from, strlen(from) + 1);
-    return text;
-}
 
 static bool parse_integer(const char *text, int64_t *value) {
     if (!isdigit((unsigned char)text[text[0] == '-' || text[0] == '+'])) return false;

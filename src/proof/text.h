@@ -58,9 +58,6 @@ bool text_parse_shape(const char *text, int *ndim, int64_t shape[VJP_MAX_DIMS], 
 enum { TEXT_SHAPE = 192 };
 const char *text_shape(int ndim, const int64_t *shape, char text[TEXT_SHAPE]);
 
-/* Shortest decimal that reads back as the same double: "0.1", "1e-5", "nan", "inf". */
-const char *text_real(double value, char text[TEXT_VALUE]);
-
 /*
  * The word of `words` (NULL-terminated) that `word` was probably meant to be, or NULL when none is near: at most a
  * third of its letters wrong.

@@ -1,12 +1,11 @@
-/* How the files of src/train refuse: false, and one sentence in the caller's buffer. */
+/* The files of src/train report a failure as src/files does: false, and one sentence in the caller's buffer. */
 #ifndef VJP_TRAIN_FAIL_H
 #define VJP_TRAIN_FAIL_H
 
-#include <stdbool.h>
+#include "files/fail.h"
 
-enum { TRAIN_ERROR = 512 };
+enum { TRAIN_ERROR = FILE_ERROR };
 
-/* Always false. Control characters, which may come from a file, become '?': none reaches a terminal. */
-bool train_fail(char error[TRAIN_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define train_fail file_fail
 
 #endif

@@ -234,7 +234,8 @@ static bool load(job *j, const checkpoint *from, bool optimiser, char error[TRAI
         if (!trainer_load(j->trainer, tensor, error)) return false;
     }
     if (!optimiser) return true;
-    if (!from->optimizer.map) return train_fail(error, "the checkpoint has no optimizer.safetensors to go on from");
+    if (!from->optimizer.tensors.stream)
+        return train_fail(error, "the checkpoint has no optimizer.safetensors to go on from");
     size_t count = from->optimizer.tensors.count;
     if (count != 2 * (size_t)j->model.parameters)
         return train_fail(error, "optimizer.safetensors holds %zu tensors; the model needs %d", count,

@@ -18,7 +18,8 @@ struct trainer {
     vjp_device *device;
     train_model *model;
     trainer_options options;
-    tracked *track; /* [parameters] */
+    tracked *track;    /* [parameters] */
+    vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
     vjp_value rate, step, norm, scale;
     vjp_program *first, *more; /* loss and gradients: written, or added to what is there */
     vjp_program *forward;      /* the loss alone */
@@ -52,44 +53,39 @@ double trainer_rate(const trainer_options *options, int64_t step) {
 
 /* ---- Programs ---------------------------------------------------------------------------------------- */
 
-static vjp_value add_state(trainer *t, int parameter, const char *kind) {
+static vjp_value add_gradient(trainer *t, int parameter) {
     char name[MODEL_NAME + 16];
     const model_parameter *p = &t->model->parameter[parameter];
     vjp_tensor shape = vjp_graph_describe(t->model->graph, p->value);
-    snprintf(name, sizeof name, "%s.%s", p->name, kind);
+    snprintf(name, sizeof name, "%s.grad", p->name);
     return vjp_graph_state(t->model->graph, name, VJP_F32, shape.ndim, shape.shape);
+}
+
+/* A moment that vjp_graph_minimize() added. */
+static vjp_value find_state(const trainer *t, size_t parameter, const char *kind) {
+    char name[MODEL_NAME + 16];
+    snprintf(name, sizeof name, "%s.%s", t->model->parameter[parameter].name, kind);
+    return vjp_graph_find(t->model->graph, name);
 }
 
 /* The gradients of the loss into states, and the program that computes both. */
 static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program **program) {
-    int count = t->model->parameters;
-    vjp_value *values = calloc((size_t)(3 * count + 1), sizeof *values);
-    if (!values) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d gradients", count) == VJP_OK;
-    vjp_value *wrt = values, *into = wrt + count, *results = into + count;
-    for (int i = 0; i < count; i++) {
-        wrt[i] = t->model->parameter[i].value;
-        into[i] = t->track[i].gradient;
-    }
-    vjp_graph_grad(t->model->graph, loss, wrt, (size_t)count, into, add, results);
+    size_t count = (size_t)t->model->parameters;
+    vjp_value *results = calloc(count + 1, sizeof *results);
+    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %zu gradients", count) == VJP_OK;
+    vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, results);
     results[count] = t->model->loss;
     const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
-    vjp_status status = vjp_compile(t->device, t->model->graph, results, (size_t)count + 1, &options, program);
-    free(values);
+    vjp_status status = vjp_compile(t->device, t->model->graph, results, count + 1, &options, program);
+    free(results);
     return status == VJP_OK;
 }
 
 /* The norm of all gradients, and the scale that clips them, which is kept for the step. */
 static bool compile_measure(trainer *t) {
     vjp_graph *graph = t->model->graph;
-    vjp_value squares = 0;
-    for (int i = 0; i < t->model->parameters; i++) {
-        vjp_value own = vjp_graph_sum_squares(graph, t->track[i].gradient);
-        squares = squares ? vjp_graph_accumulate(graph, squares, own) : own;
-    }
-    vjp_clip_attributes clip = VJP_CLIP_DEFAULTS;
-    clip.max_norm = t->options.max_norm;
-    vjp_value scale = vjp_graph_clip(graph, squares, &clip);
-    t->norm = vjp_graph_output(graph, scale, "norm");
+    size_t count = (size_t)t->model->parameters;
+    vjp_value scale = vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
     t->scale = vjp_graph_state(graph, "trainer.scale", VJP_F32, 0, NULL);
     const vjp_value results[] = {t->norm, vjp_graph_assign(graph, t->scale, scale)};
     const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
@@ -99,37 +95,39 @@ static bool compile_measure(trainer *t) {
 /* A step of AdamW for every parameter. */
 static bool compile_update(trainer *t) {
     vjp_graph *graph = t->model->graph;
-    int count = t->model->parameters;
-    t->rate = vjp_graph_input(graph, "trainer.rate", VJP_F32, 0, NULL);
-    t->step = vjp_graph_input(graph, "trainer.step", VJP_I64, 0, NULL);
-    vjp_value *results = calloc((size_t)count + 1, sizeof *results);
-    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d results", count) == VJP_OK;
-    for (int i = 0; i < count; i++) {
-        const model_parameter *p = &t->model->parameter[i];
-        const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
-                                            .beta1 = t->options.beta1,
-                                            .beta2 = t->options.beta2,
-                                            .eps = t->options.eps,
-                                            .weight_decay = p->decays ? t->options.weight_decay : 0};
-        vjp_graph_push(graph, p->name);
-        results[i] = vjp_graph_adamw(graph, p->value, t->track[i].m, t->track[i].v, t->track[i].gradient, t->rate,
-                                     t->step, t->scale, &adamw);
-        vjp_graph_pop(graph);
+    size_t count = (size_t)t->model->parameters;
+    const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
+                                        .beta1 = t->options.beta1,
+                                        .beta2 = t->options.beta2,
+                                        .eps = t->options.eps,
+                                        .weight_decay = t->options.weight_decay};
+    const vjp_minimize_options minimize = {.struct_size = sizeof minimize,
+                                           .parameters = t->values,
+                                           .gradients = t->values + count,
+                                           .count = count,
+                                           .scale = t->scale,
+                                           .adamw = &adamw,
+                                           .decays = model_decays,
+                                           .context = t->model};
+    vjp_minimize_result made = {.struct_size = sizeof made};
+    vjp_graph_minimize(graph, 0, &minimize, &made);
+    t->rate = made.lr;
+    t->step = made.step;
+    for (size_t i = 0; i < count; i++) {
+        t->track[i].m = find_state(t, i, "m");
+        t->track[i].v = find_state(t, i, "v");
     }
     const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->measure};
-    vjp_status status = vjp_compile(t->device, graph, results, (size_t)count, &options, &t->update);
-    free(results);
-    return status == VJP_OK;
+    return vjp_compile(t->device, graph, made.results, made.count, &options, &t->update) == VJP_OK;
 }
 
 static bool compile_all(trainer *t) {
     vjp_graph *graph = t->model->graph;
     for (int i = 0; i < t->model->parameters; i++) {
         vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
-        t->track[i] = (tracked){.gradient = add_state(t, i, "grad"),
-                                .m = add_state(t, i, "exp_avg"),
-                                .v = add_state(t, i, "exp_avg_sq"),
-                                .count = count_of(&shape)};
+        t->track[i] = (tracked){.gradient = add_gradient(t, i), .count = count_of(&shape)};
+        t->values[i] = t->model->parameter[i].value;
+        t->values[t->model->parameters + i] = t->track[i].gradient;
     }
     /* Each part of a batch gives its share of the mean. */
     vjp_value loss = t->model->loss;
@@ -143,9 +141,8 @@ static bool compile_all(trainer *t) {
 
 static bool fill_first_values(trainer *t) {
     for (int i = 0; i < t->model->parameters; i++) {
-        model_begin(&t->model->parameter[i], t->options.seed, t->copy, t->track[i].count);
-        size_t bytes = (size_t)t->track[i].count * sizeof(float);
-        if (vjp_program_write(t->first, t->model->parameter[i].value, t->copy, bytes) != VJP_OK) return false;
+        const model_parameter *p = &t->model->parameter[i];
+        if (vjp_program_init_normal(t->first, p->value, p->centre, p->spread, t->options.seed) != VJP_OK) return false;
     }
     return true;
 }
@@ -182,12 +179,13 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->input_bytes = bytes_of(model, model->input);
     t->target_bytes = bytes_of(model, model->target);
     t->track = calloc(count + 1, sizeof *t->track);
+    t->values = calloc(2 * count + 1, sizeof *t->values);
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
     t->copy = malloc(copied(device, model) * sizeof *t->copy + 1);
     t->input = malloc(t->input_bytes + 1);
     t->target = malloc(t->target_bytes + 1);
-    bool ok = t->track && t->tensor && t->name && t->copy && t->input && t->target;
+    bool ok = t->track && t->values && t->tensor && t->name && t->copy && t->input && t->target;
     if (!ok)
         train_fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
     else if (!compile_all(t) || !fill_first_values(t)) {
@@ -207,6 +205,7 @@ void trainer_destroy(trainer *t) {
     vjp_program_destroy(t->more);
     vjp_program_destroy(t->first);
     free(t->track);
+    free(t->values);
     free(t->tensor);
     free(t->name);
     free(t->copy);

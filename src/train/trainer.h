@@ -6,7 +6,7 @@
 #ifndef VJP_TRAIN_TRAINER_H
 #define VJP_TRAIN_TRAINER_H
 
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 #include "train/model/model.h"
 
 typedef struct trainer_options {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/files/json.h"
+#include "files/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -56,7 +56,7 @@ static void compare(const json_value *a, const json_value *b) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     json_document document, again;
-    char error[TRAIN_ERROR] = "";
+    char error[FILE_ERROR] = "";
     if (json_parse((const char *)data, size, &document, error)) {
         json_writer w = {.indented = size % 2};
         write_value(&w, document.root);

@@ -7,12 +7,10 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -126,37 +124,15 @@ bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRA
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
-static bool map_file(const char *path, checkpoint_file *file, char *reason) {
-    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not make us wait */
-    if (opened < 0) return train_fail(reason, "it cannot be opened: %s", strerror(errno));
-    struct stat status;
-    bool ok = fstat(opened, &status) == 0 || train_fail(reason, "it cannot be read: %s", strerror(errno));
-    ok = ok && (S_ISREG(status.st_mode) || train_fail(reason, "it is no file"));
-    if (ok && status.st_size > 0) {
-        file->bytes = (size_t)status.st_size;
-        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, opened, 0);
-        if (file->map == MAP_FAILED) {
-            file->map = NULL;
-            ok = train_fail(reason, "it cannot be mapped: %s", strerror(errno));
-        }
-    }
-    close(opened);
-    return ok && safetensors_parse(file->map, file->bytes, &file->tensors, reason);
-}
-
 static void close_file(checkpoint_file *file) {
     safetensors_free(&file->tensors);
-    if (file->map) munmap(file->map, file->bytes);
     *file = (checkpoint_file){0};
 }
 
 static bool open_file(const char *folder, const char *name, checkpoint_file *file, char *error) {
-    char path[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
+    char path[CHECKPOINT_PATH];
     *file = (checkpoint_file){.name = name};
-    if (!checkpoint_path(path, error, "%s/%s", folder, name)) return false;
-    if (map_file(path, file, reason)) return true;
-    close_file(file);
-    return train_fail(error, "%.250s: %.250s", path, reason);
+    return checkpoint_path(path, error, "%s/%s", folder, name) && safetensors_open(path, &file->tensors, error);
 }
 
 static bool read_json(const char *folder, const char *name, json_document *document, char *error) {

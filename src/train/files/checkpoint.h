@@ -14,9 +14,9 @@
 #ifndef VJP_TRAIN_CHECKPOINT_H
 #define VJP_TRAIN_CHECKPOINT_H
 
+#include "files/json.h"
+#include "files/safetensors.h"
 #include "train/fail.h"
-#include "train/files/json.h"
-#include "train/files/safetensors.h"
 
 enum { CHECKPOINT_PATH = 4096 };
 
@@ -47,12 +47,9 @@ bool checkpoint_save(const char *dir, int keep, const checkpoint_content *conten
  */
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]);
 
-/* A safetensors file that is mapped, not copied: its pages are read when they are needed, and need no memory of ours.
- * The price is that nobody may cut it off meanwhile. */
+/* A safetensors file that is open: its tensors are read when they are needed, by safetensors_fetch(). */
 typedef struct checkpoint_file {
     safetensors_file tensors;
-    void *map;
-    size_t bytes;
     const char *name; /* inside the folder */
 } checkpoint_file;
 
@@ -63,7 +60,7 @@ typedef struct checkpoint {
     json_document trainer;            /* root NULL: there is no trainer.json */
     const safetensors_tensor **model; /* the tensors of all files, sorted by name */
     size_t model_count;
-    checkpoint_file optimizer; /* map NULL: there is no optimizer.safetensors */
+    checkpoint_file optimizer; /* tensors.stream NULL: there is no optimizer.safetensors */
     checkpoint_file *files;    /* what `model` points into: model.safetensors, or several */
     size_t file_count;
     json_document index;   /* of several files: which tensor is in which */
@@ -73,7 +70,7 @@ typedef struct checkpoint {
 /*
  * Opens a folder with a config.json and weights in model.safetensors, or in several files listed by
  * model.safetensors.index.json; optimizer.safetensors and trainer.json are opened where they are there. Their steps
- * must agree. The tensors stay valid until checkpoint_close(); their data may lie at any byte.
+ * must agree. The tensors stay valid until checkpoint_close(); safetensors_fetch() reads their data.
  */
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]);
 

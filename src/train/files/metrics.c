@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/json.h"
+#include "files/json.h"
 
 /* A step counts 1/50 in the average. */
 static const double SMOOTHING = 0.98;

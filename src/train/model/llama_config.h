@@ -8,8 +8,8 @@
 #ifndef VJP_TRAIN_LLAMA_CONFIG_H
 #define VJP_TRAIN_LLAMA_CONFIG_H
 
+#include "files/json.h"
 #include "train/fail.h"
-#include "train/files/json.h"
 #include "vjp.h"
 
 enum { LLAMA_MOST_ENDS = 8 };

@@ -1,13 +1,11 @@
-/* The list of a model's parameters, and their first values. */
+/* The list of a model's parameters, and how they are loaded. */
 #include "train/model/model.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/half.h"
-#include "core/philox.h"
 
 vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
                     const int64_t *shape) {
@@ -57,36 +55,17 @@ int64_t model_size(const train_model *model) {
     return size;
 }
 
-/* FNV-1a: gives every parameter a stream of its own, whatever the order in which they are built. */
-static uint32_t hash_of(const char *name) {
-    uint32_t hash = 2166136261u;
-    for (; *name; name++)
-        hash = (hash ^ (unsigned char)*name) * 16777619u;
-    return hash;
+int model_decays(void *model, const char *name, const vjp_tensor *parameter) {
+    (void)parameter;
+    const train_model *m = model;
+    for (int i = 0; i < m->parameters; i++)
+        if (strcmp(m->parameter[i].name, name) == 0) return m->parameter[i].decays;
+    return 0;
 }
 
-void model_begin(const model_parameter *parameter, uint64_t seed, float *data, int64_t count) {
-    uint32_t name = hash_of(parameter->name);
-    for (int64_t i = 0; i < count; i++) {
-        data[i] = (float)parameter->centre;
-        if (parameter->spread == 0) continue;
-        /* One draw a number, from 64 random bits by Box and Muller. */
-        vjp_philox words = {{(uint32_t)i, (uint32_t)((uint64_t)i >> 32), name, 0}};
-        words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
-        double radius = sqrt(-2 * log(((double)words.word[0] + 0.5) * 0x1p-32));
-        double angle = 2 * 3.14159265358979323846 * (double)words.word[1] * 0x1p-32;
-        data[i] += (float)(parameter->spread * radius * cos(angle));
-    }
-}
-
-static float element(const void *data, int dtype, int64_t i) {
-    if (dtype == VJP_F32) {
-        float value; /* the file aligns nothing */
-        memcpy(&value, (const char *)data + 4 * i, sizeof value);
-        return value;
-    }
+static float element(const char *data, int dtype, int64_t i) {
     uint16_t half;
-    memcpy(&half, (const char *)data + 2 * i, sizeof half);
+    memcpy(&half, data + 2 * i, sizeof half);
     return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
 }
 
@@ -106,8 +85,15 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
         return train_fail(error, "%s is not used by the model", tensor->name);
     float *copy = malloc((size_t)count * sizeof *copy + 1);
     if (!copy) return train_fail(error, "no memory for %s", tensor->name);
-    for (int64_t i = 0; i < count; i++)
-        copy[i] = element(tensor->data, tensor->dtype, i);
+    /* 16-bit numbers are read into the upper half, where each is converted before its place is written. */
+    size_t bytes = (size_t)count * vjp_dtype_size((vjp_dtype)tensor->dtype);
+    char *data = (char *)copy + ((size_t)count * sizeof *copy - bytes);
+    if (!safetensors_fetch(tensor, data, bytes, error)) {
+        free(copy);
+        return false;
+    }
+    for (int64_t i = 0; i < count && tensor->dtype != VJP_F32; i++)
+        copy[i] = element(data, tensor->dtype, i);
     bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
     if (!ok) train_fail(error, "%s could not be written to the device", tensor->name);
     free(copy);

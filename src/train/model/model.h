@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
+#include "files/safetensors.h"
 #include "train/fail.h"
-#include "train/files/safetensors.h"
 #include "vjp.h"
 
 enum { MODEL_NAME = 96 };
@@ -48,8 +48,8 @@ void model_free(train_model *model);
 /* The number of trained numbers. */
 int64_t model_size(const train_model *model);
 
-/* Fills host memory with the parameter's first values: a function of the seed and the parameter's name alone. */
-void model_begin(const model_parameter *parameter, uint64_t seed, float *data, int64_t count);
+/* Whether a parameter decays, for vjp_minimize_options; `model` is a train_model. */
+int model_decays(void *model, const char *name, const vjp_tensor *parameter);
 
 /*
  * Writes a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False, with a sentence, where

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proof/text.h"
-#include "train/files/json.h"
+#include "files/json.h"
+#include "files/real.h"
 
 /* ---- The text ---------------------------------------------------------------------------------------- */
 
@@ -123,7 +123,7 @@ void json_put_integer(json_writer *writer, const char *key, int64_t value) {
     add_text(writer, text);
 }
 
-/* What is put behind a real so that who reads it sees one: 2 is an integer. */
+/* What is added to a real so that it reads back as one: 2 is an integer. */
 static const char *whole_end(const char *real) {
     return strpbrk(real, ".e") ? "" : ".0";
 }
@@ -134,7 +134,7 @@ void json_put_real(json_writer *writer, const char *key, double value) {
     } else if (isinf(value)) {
         json_put_text(writer, key, value > 0 ? "Infinity" : "-Infinity");
     } else {
-        char text[TEXT_VALUE];
+        char text[REAL_TEXT];
         begin_value(writer, key);
         add_text(writer, text_real(value, text));
         add_text(writer, whole_end(text));
@@ -155,7 +155,7 @@ char *json_take(json_writer *writer) {
 /* ---- In sentences ------------------------------------------------------------------------------------ */
 
 const char *json_show(const json_value *value, char text[JSON_SHOWN]) {
-    char number[TEXT_VALUE];
+    char number[REAL_TEXT];
     switch (value->type) {
     case JSON_NULL: snprintf(text, JSON_SHOWN, "null"); break;
     case JSON_BOOLEAN: snprintf(text, JSON_SHOWN, "%s", value->boolean ? "true" : "false"); break;

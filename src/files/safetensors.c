@@ -1,21 +1,22 @@
 /*
- * Reading the safetensors format; safetensors_write.c writes it. The header becomes a tree (json.c, which refuses what
- * is no JSON, with its byte, and a name that stands twice), and the tree becomes the list of tensors. Only what the
- * format needs is taken, everything else is refused with the tensor's name. Of the tree the texts alone are kept: names
- * and metadata point into them.
+ * Reading the safetensors format; safetensors_write.c writes it. json.c parses the header into a tree and refuses
+ * invalid JSON and a name that is there twice; the tree becomes the list of tensors. Entries that the format does not
+ * have are refused with the tensor's name. Of the tree only the strings are kept: names and metadata point into them.
  */
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include "train/files/json.h"
+#include "files/json.h"
 
 /* The longest header that the format's own implementation takes. */
-static const uint64_t LONGEST_HEADER = 100000000;
+static const uint64_t MAX_HEADER = 100000000;
 
 enum { LENGTH_BYTES = 8, DATA_ALIGNMENT = 64 };
 
@@ -35,7 +36,7 @@ enum { TYPE_COUNT = sizeof types / sizeof types[0] };
 
 /* ---- The header -------------------------------------------------------------------------------------- */
 
-/* Offsets of a tensor, kept beside it until the data is there. */
+/* The offsets of a tensor, until its data is read. */
 typedef struct byte_range {
     int64_t begin, end;
     size_t tensor;
@@ -43,20 +44,20 @@ typedef struct byte_range {
 
 typedef struct parser {
     safetensors_file *file;
-    byte_range *ranges; /* one a tensor */
+    byte_range *ranges; /* one per tensor */
     char *error;
 } parser;
 
 static bool take_metadata(parser *p, const json_value *entry) {
     char shown[JSON_SHOWN];
     if (entry->type != JSON_OBJECT)
-        return train_fail(p->error, "its __metadata__ is %s instead of an object", json_show(entry, shown));
+        return file_fail(p->error, "its __metadata__ is %s instead of an object", json_show(entry, shown));
     p->file->metadata = calloc(entry->count + 1, sizeof *p->file->metadata);
-    if (!p->file->metadata) return train_fail(p->error, "there is no memory for its %zu metadata", entry->count);
+    if (!p->file->metadata) return file_fail(p->error, "there is no memory for its %zu metadata", entry->count);
     for (const json_value *v = entry->first; v; v = v->next) {
         if (v->type != JSON_STRING)
-            return train_fail(p->error, "its __metadata__ has %s as \"%.64s\" instead of a text", json_show(v, shown),
-                              v->key);
+            return file_fail(p->error, "its __metadata__ has %s as \"%.64s\" instead of a text", json_show(v, shown),
+                             v->key);
         p->file->metadata[p->file->pairs++] = (safetensors_pair){v->key, v->text};
     }
     return true;
@@ -71,22 +72,22 @@ static bool take_type(const json_value *entry, safetensors_tensor *tensor, unsig
             return true;
         }
     char shown[JSON_SHOWN];
-    return train_fail(error, "tensor \"%.64s\" has dtype %s, which the format does not know", tensor->name,
-                      json_show(entry, shown));
+    return file_fail(error, "tensor \"%.64s\" has dtype %s, which the format does not know", tensor->name,
+                     json_show(entry, shown));
 }
 
 static bool check_list(const json_value *entry, const char *name, char *error) {
     char shown[JSON_SHOWN];
-    return entry->type == JSON_ARRAY || train_fail(error, "tensor \"%.64s\" has %s as its %s instead of a list", name,
-                                                   json_show(entry, shown), entry->key);
+    return entry->type == JSON_ARRAY || file_fail(error, "tensor \"%.64s\" has %s as its %s instead of a list", name,
+                                                  json_show(entry, shown), entry->key);
 }
 
 /* A size or an offset of the list `entry`. */
 static bool take_size(const json_value *value, const json_value *entry, const char *name, int64_t *size, char *error) {
     char shown[JSON_SHOWN];
     if (value->type != JSON_NUMBER || !value->exact || value->integer < 0)
-        return train_fail(error, "tensor \"%.64s\" has %s in its %s, which is no integer from 0 to 2^63 - 1", name,
-                          json_show(value, shown), entry->key);
+        return file_fail(error, "tensor \"%.64s\" has %s in its %s, which is no integer from 0 to 2^63 - 1", name,
+                         json_show(value, shown), entry->key);
     *size = value->integer;
     return true;
 }
@@ -107,19 +108,19 @@ static bool take_shape(const json_value *entry, safetensors_tensor *tensor, uint
     }
     if (empty) *elements = 0, overflow = false;
     return !overflow ||
-           train_fail(error, "tensor \"%.64s\" is too large: the product of its sizes overflows", tensor->name);
+           file_fail(error, "tensor \"%.64s\" is too large: the product of its sizes overflows", tensor->name);
 }
 
 static bool take_offsets(const json_value *entry, const char *name, byte_range *range, char *error) {
     if (!check_list(entry, name, error)) return false;
     if (entry->count != 2)
-        return train_fail(error, "tensor \"%.64s\" has %zu data_offsets instead of 2", name, entry->count);
+        return file_fail(error, "tensor \"%.64s\" has %zu data_offsets instead of 2", name, entry->count);
     if (!take_size(entry->first, entry, name, &range->begin, error) ||
         !take_size(entry->first->next, entry, name, &range->end, error))
         return false;
     return range->begin <= range->end ||
-           train_fail(error, "tensor \"%.64s\" has data_offsets [%lld, %lld], which end before they begin", name,
-                      (long long)range->begin, (long long)range->end);
+           file_fail(error, "tensor \"%.64s\" has data_offsets [%lld, %lld], which end before they begin", name,
+                     (long long)range->begin, (long long)range->end);
 }
 
 static bool take_tensor(parser *p, const json_value *entry) {
@@ -129,16 +130,16 @@ static bool take_tensor(parser *p, const json_value *entry) {
     const char *name = entry->key;
     char shown[JSON_SHOWN];
     if (entry->type != JSON_OBJECT)
-        return train_fail(p->error, "tensor \"%.64s\" is %s instead of an object", name, json_show(entry, shown));
+        return file_fail(p->error, "tensor \"%.64s\" is %s instead of an object", name, json_show(entry, shown));
     for (const json_value *v = entry->first; v; v = v->next) {
         int key = 0;
         while (key < KEYS && strcmp(keys[key], v->key) != 0)
             key++;
-        if (key == KEYS) return train_fail(p->error, "tensor \"%.64s\" has an unknown entry \"%.32s\"", name, v->key);
+        if (key == KEYS) return file_fail(p->error, "tensor \"%.64s\" has an unknown entry \"%.32s\"", name, v->key);
         values[key] = v;
     }
     for (int key = 0; key < KEYS; key++)
-        if (!values[key]) return train_fail(p->error, "tensor \"%.64s\" has no %s", name, keys[key]);
+        if (!values[key]) return file_fail(p->error, "tensor \"%.64s\" has no %s", name, keys[key]);
 
     safetensors_tensor tensor = {.name = name};
     byte_range range = {.tensor = p->file->count};
@@ -149,13 +150,13 @@ static bool take_tensor(parser *p, const json_value *entry) {
         !take_offsets(values[OFFSETS], name, &range, p->error))
         return false;
     if (elements * bits % 8)
-        return train_fail(p->error, "tensor \"%.64s\" has %llu elements of %u bits, which fill no whole bytes", name,
-                          (unsigned long long)elements, bits);
+        return file_fail(p->error, "tensor \"%.64s\" has %llu elements of %u bits, which fill no whole bytes", name,
+                         (unsigned long long)elements, bits);
     tensor.bytes = (size_t)(elements * bits / 8);
     if ((uint64_t)(range.end - range.begin) != tensor.bytes)
-        return train_fail(p->error,
-                          "tensor \"%.64s\" has %llu bytes by its shape and dtype, but %lld by its data_offsets", name,
-                          (unsigned long long)tensor.bytes, (long long)(range.end - range.begin));
+        return file_fail(p->error,
+                         "tensor \"%.64s\" has %llu bytes by its shape and dtype, but %lld by its data_offsets", name,
+                         (unsigned long long)tensor.bytes, (long long)(range.end - range.begin));
     p->ranges[p->file->count] = range;
     p->file->tensors[p->file->count++] = tensor;
     return true;
@@ -165,7 +166,7 @@ static bool take_entries(parser *p, const json_value *root) {
     p->file->tensors = calloc(root->count + 1, sizeof *p->file->tensors);
     p->ranges = calloc(root->count + 1, sizeof *p->ranges);
     if (!p->file->tensors || !p->ranges)
-        return train_fail(p->error, "there is no memory for its %zu names", root->count);
+        return file_fail(p->error, "there is no memory for its %zu names", root->count);
     for (const json_value *v = root->first; v; v = v->next)
         if (!(strcmp(v->key, "__metadata__") == 0 ? take_metadata : take_tensor)(p, v)) return false;
     return true;
@@ -178,19 +179,19 @@ static int by_offset(const void *a, const void *b) {
     return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
 }
 
-/* Sorts the ranges and holds each against the one before: the format wants all of the data named exactly once. */
+/* Sorts the ranges and compares each with the one before: every byte of the data must belong to exactly one tensor. */
 static bool check_ranges(parser *p, uint64_t *data_bytes) {
     if (p->file->count) qsort(p->ranges, p->file->count, sizeof *p->ranges, by_offset);
     int64_t end = 0;
     for (size_t i = 0; i < p->file->count; i++) {
         const char *name = p->file->tensors[p->ranges[i].tensor].name;
         if (p->ranges[i].begin < end)
-            return train_fail(
+            return file_fail(
                 p->error, "tensor \"%.64s\" begins at byte %lld of the data, inside \"%.64s\", which ends at %lld",
                 name, (long long)p->ranges[i].begin, p->file->tensors[p->ranges[i - 1].tensor].name, (long long)end);
         if (p->ranges[i].begin > end)
-            return train_fail(p->error, "bytes %lld to %lld of the data belong to no tensor", (long long)end,
-                              (long long)p->ranges[i].begin);
+            return file_fail(p->error, "bytes %lld to %lld of the data belong to no tensor", (long long)end,
+                             (long long)p->ranges[i].begin);
         end = p->ranges[i].end;
     }
     *data_bytes = (uint64_t)end;
@@ -205,28 +206,28 @@ static uint64_t read_length(const unsigned char bytes[LENGTH_BYTES]) {
 }
 
 static bool check_length(uint64_t length, char *error) {
-    if (length > LONGEST_HEADER)
-        return train_fail(error, "it says that its header has %llu bytes; the most is %llu (is it a safetensors file?)",
-                          (unsigned long long)length, (unsigned long long)LONGEST_HEADER);
+    if (length > MAX_HEADER)
+        return file_fail(error, "it says that its header has %llu bytes; the most is %llu (is it a safetensors file?)",
+                         (unsigned long long)length, (unsigned long long)MAX_HEADER);
     return true;
 }
 
 static bool check_size(uint64_t have, uint64_t want, char *error) {
     if (have < want)
-        return train_fail(error, "it is cut off: its data has %llu of %llu bytes", (unsigned long long)have,
-                          (unsigned long long)want);
+        return file_fail(error, "it is cut off: its data has %llu of %llu bytes", (unsigned long long)have,
+                         (unsigned long long)want);
     if (have > want)
-        return train_fail(error, "it has more data than its tensors: %llu instead of %llu bytes",
-                          (unsigned long long)have, (unsigned long long)want);
+        return file_fail(error, "it has more data than its tensors: %llu instead of %llu bytes",
+                         (unsigned long long)have, (unsigned long long)want);
     return true;
 }
 
 static bool parse_header(parser *p, const char *text, size_t length, uint64_t *data_bytes) {
-    if (!length || text[0] != '{') return train_fail(p->error, "its header does not begin with {");
+    if (!length || text[0] != '{') return file_fail(p->error, "its header does not begin with {");
     json_document document;
-    char reason[TRAIN_ERROR] = "";
-    if (!json_parse_up_to(LONGEST_HEADER, text, length, &document, reason))
-        return train_fail(p->error, "its header cannot be read: %.300s", reason);
+    char reason[FILE_ERROR] = "";
+    if (!json_parse_up_to(MAX_HEADER, text, length, &document, reason))
+        return file_fail(p->error, "its header cannot be read: %.300s", reason);
     bool ok = take_entries(p, document.root);
     p->file->header = json_take_texts(&document);
     return ok && check_ranges(p, data_bytes);
@@ -241,12 +242,12 @@ static void point_at_data(parser *p, const char *data) {
 
 static bool parse_bytes(parser *p, const unsigned char *bytes, size_t count) {
     char *error = p->error;
-    if (count < LENGTH_BYTES) return train_fail(error, "it is cut off: %zu bytes are no safetensors file", count);
+    if (count < LENGTH_BYTES) return file_fail(error, "it is cut off: %zu bytes are no safetensors file", count);
     uint64_t length = read_length(bytes), data_bytes;
     if (!check_length(length, error)) return false;
     if (length > count - LENGTH_BYTES)
-        return train_fail(error, "it is cut off: its header has %zu of %llu bytes", count - LENGTH_BYTES,
-                          (unsigned long long)length);
+        return file_fail(error, "it is cut off: its header has %zu of %llu bytes", count - LENGTH_BYTES,
+                         (unsigned long long)length);
     if (!parse_header(p, (const char *)bytes + LENGTH_BYTES, (size_t)length, &data_bytes)) return false;
     if (!check_size(count - LENGTH_BYTES - length, data_bytes, error)) return false;
     point_at_data(p, (const char *)bytes + LENGTH_BYTES + length);
@@ -264,37 +265,42 @@ bool safetensors_parse(const void *bytes, size_t count, safetensors_file *file, 
 
 static bool read_header(parser *p, FILE *stream, size_t length, uint64_t *data_bytes) {
     char *text = malloc(length + 1);
-    if (!text) return train_fail(p->error, "there is no memory for its header");
+    if (!text) return file_fail(p->error, "there is no memory for its header");
     size_t got = fread(text, 1, length, stream);
-    bool ok = !ferror(stream) || train_fail(p->error, "it cannot be read: %s", strerror(errno));
-    if (ok && got < length) ok = train_fail(p->error, "it is cut off: its header has %zu of %zu bytes", got, length);
+    bool ok = !ferror(stream) || file_fail(p->error, "it cannot be read: %s", strerror(errno));
+    if (ok && got < length) ok = file_fail(p->error, "it is cut off: its header has %zu of %zu bytes", got, length);
     ok = ok && parse_header(p, text, length, data_bytes);
     free(text);
     return ok;
 }
 
-static bool read_stream(parser *p, FILE *stream) {
+/* The header and, of a regular file, the size: no memory is taken for bytes that are not there. */
+static bool read_head(parser *p, FILE *stream, uint64_t *begin, uint64_t *data_bytes) {
     char *error = p->error;
     unsigned char prefix[LENGTH_BYTES];
     size_t got = fread(prefix, 1, LENGTH_BYTES, stream);
-    if (ferror(stream)) return train_fail(error, "it cannot be read: %s", strerror(errno));
-    if (got < LENGTH_BYTES) return train_fail(error, "it is cut off: %zu bytes are no safetensors file", got);
-    uint64_t length = read_length(prefix), data_bytes;
+    if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
+    if (got < LENGTH_BYTES) return file_fail(error, "it is cut off: %zu bytes are no safetensors file", got);
+    uint64_t length = read_length(prefix);
     if (!check_length(length, error)) return false;
-    if (!read_header(p, stream, (size_t)length, &data_bytes)) return false;
-
-    /* A regular file tells its size: no memory is taken for bytes that are not there. */
+    if (!read_header(p, stream, (size_t)length, data_bytes)) return false;
+    *begin = LENGTH_BYTES + length;
     struct stat status;
-    if (fstat(fileno(stream), &status) == 0 && S_ISREG(status.st_mode)) {
-        uint64_t behind = (uint64_t)status.st_size - LENGTH_BYTES - length;
-        if (!check_size(behind, data_bytes, error)) return false;
-    }
+    if (fstat(fileno(stream), &status) != 0 || !S_ISREG(status.st_mode)) return true;
+    uint64_t size = (uint64_t)status.st_size;
+    return check_size(size > *begin ? size - *begin : 0, *data_bytes, error);
+}
+
+static bool read_stream(parser *p, FILE *stream) {
+    char *error = p->error;
+    uint64_t begin, data_bytes;
+    if (!read_head(p, stream, &begin, &data_bytes)) return false;
     size_t room = ((size_t)data_bytes / DATA_ALIGNMENT + 1) * DATA_ALIGNMENT;
     p->file->data = aligned_alloc(DATA_ALIGNMENT, room);
     if (!p->file->data)
-        return train_fail(error, "there is no memory for its %llu bytes", (unsigned long long)data_bytes);
-    got = fread(p->file->data, 1, (size_t)data_bytes, stream);
-    if (ferror(stream)) return train_fail(error, "it cannot be read: %s", strerror(errno));
+        return file_fail(error, "there is no memory for its %llu bytes", (unsigned long long)data_bytes);
+    size_t got = fread(p->file->data, 1, (size_t)data_bytes, stream);
+    if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
     bool more = got == data_bytes && fgetc(stream) != EOF;
     if (!check_size(got + more, data_bytes, error)) return false;
     point_at_data(p, p->file->data);
@@ -304,7 +310,7 @@ static bool read_stream(parser *p, FILE *stream) {
 bool safetensors_read(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]) {
     *file = (safetensors_file){0};
     FILE *stream = fopen(path, "rb");
-    if (!stream) return train_fail(error, "%s: it cannot be opened: %s", path, strerror(errno));
+    if (!stream) return file_fail(error, "%s: it cannot be opened: %s", path, strerror(errno));
     char reason[SAFETENSORS_ERROR] = "";
     parser p = {.file = file, .error = reason};
     bool ok = read_stream(&p, stream);
@@ -312,10 +318,65 @@ bool safetensors_read(const char *path, safetensors_file *file, char error[SAFET
     fclose(stream);
     if (ok) return true;
     safetensors_free(file);
-    return train_fail(error, "%.200s: %.300s", path, reason);
+    return file_fail(error, "%.200s: %.300s", path, reason);
+}
+
+static bool open_stream(parser *p, FILE *stream) {
+    uint64_t begin, data_bytes;
+    if (!read_head(p, stream, &begin, &data_bytes)) return false;
+    for (size_t i = 0; i < p->file->count; i++) {
+        safetensors_tensor *tensor = &p->file->tensors[p->ranges[i].tensor];
+        tensor->file = stream;
+        tensor->at = (int64_t)begin + p->ranges[i].begin;
+    }
+    return true;
+}
+
+bool safetensors_open(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]) {
+    *file = (safetensors_file){0};
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not wait for its other end */
+    struct stat status;
+    if (opened >= 0 && fstat(opened, &status) == 0 && !S_ISREG(status.st_mode)) {
+        close(opened);
+        return file_fail(error, "%.200s: it is not a regular file", path);
+    }
+    file->stream = opened >= 0 ? fdopen(opened, "rb") : NULL;
+    if (!file->stream) {
+        file_fail(error, "%.200s: it cannot be opened: %s", path, strerror(errno));
+        if (opened >= 0) close(opened);
+        return false;
+    }
+    char reason[SAFETENSORS_ERROR] = "";
+    parser p = {.file = file, .error = reason};
+    bool ok = open_stream(&p, file->stream);
+    free(p.ranges);
+    if (ok) return true;
+    safetensors_free(file);
+    return file_fail(error, "%.200s: %.300s", path, reason);
+}
+
+bool safetensors_fetch(const safetensors_tensor *tensor, void *to, size_t bytes, char error[SAFETENSORS_ERROR]) {
+    enum { MAX_READ = 1 << 30 }; /* some systems refuse to read 2 GiB or more at once */
+    if (!tensor->file) {
+        if (bytes) memcpy(to, tensor->data, bytes);
+        return true;
+    }
+    for (size_t done = 0; done < bytes;) {
+        size_t left = bytes - done;
+        ssize_t got = pread(fileno(tensor->file), (char *)to + done, left < MAX_READ ? left : MAX_READ,
+                            (off_t)(tensor->at + (int64_t)done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return file_fail(error, "tensor \"%.64s\" cannot be read: %s", tensor->name, strerror(errno));
+        if (got == 0)
+            return file_fail(error, "the file was cut off while tensor \"%.64s\" was read: %zu of %zu bytes",
+                             tensor->name, done, bytes);
+        done += (size_t)got;
+    }
+    return true;
 }
 
 void safetensors_free(safetensors_file *file) {
+    if (file->stream) fclose(file->stream);
     free(file->tensors);
     free(file->metadata);
     free(file->header);

@@ -1,6 +1,6 @@
 /*
- * Writing the safetensors format. The new file grows under a temporary name in the same folder, is forced to the
- * disk, and only then takes the final name: a full disk, a crash or a second writer never leaves half a file there.
+ * Writing the safetensors format. The new file is written under a temporary name in the same folder, synced to the
+ * disk, and then renamed: a full disk, a crash or a second writer never leaves half a file under the final name.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/files/safetensors.h"
+#include "files/safetensors.h"
 
 enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8 };
 
@@ -22,17 +22,17 @@ static const char *const type_names[VJP_DTYPE_COUNT] = {
 
 static bool tensor_bytes(const safetensors_tensor *tensor, uint64_t *bytes, char *error) {
     if (!tensor->name || strcmp(tensor->name, "__metadata__") == 0)
-        return train_fail(error, "a tensor cannot be called \"%s\"", tensor->name ? tensor->name : "(null)");
+        return file_fail(error, "a tensor cannot be called \"%s\"", tensor->name ? tensor->name : "(null)");
     if (tensor->dtype < 0 || tensor->dtype >= VJP_DTYPE_COUNT)
-        return train_fail(error, "tensor \"%.64s\" has dtype %d, which is none", tensor->name, tensor->dtype);
+        return file_fail(error, "tensor \"%.64s\" has dtype %d, which is none", tensor->name, tensor->dtype);
     if (tensor->ndim < 0 || tensor->ndim > VJP_MAX_DIMS)
-        return train_fail(error, "tensor \"%.64s\" has rank %d; ranks go from 0 to %d", tensor->name, tensor->ndim,
-                          VJP_MAX_DIMS);
+        return file_fail(error, "tensor \"%.64s\" has rank %d; ranks go from 0 to %d", tensor->name, tensor->ndim,
+                         VJP_MAX_DIMS);
     *bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] < 0 || __builtin_mul_overflow(*bytes, (uint64_t)tensor->shape[i], bytes) ||
             *bytes > INT64_MAX)
-            return train_fail(error, "tensor \"%.64s\" has sizes that no file can hold", tensor->name);
+            return file_fail(error, "tensor \"%.64s\" has sizes that no file can hold", tensor->name);
     return true;
 }
 
@@ -79,8 +79,9 @@ static void put_header(FILE *out, const safetensors_tensor *tensors, size_t coun
         fputc(' ', out);
 }
 
-/* The order of the data: widest elements first, and within a width as given. */
-static void lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
+/* The order of the data: widest elements first, and within a width as given. False: the sum of all sizes does not fit.
+ */
+static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
                     uint64_t *begin) {
     size_t placed = 0;
     uint64_t at = 0;
@@ -89,17 +90,18 @@ static void lay_out(const safetensors_tensor *tensors, size_t count, const uint6
             if (vjp_dtype_size((vjp_dtype)tensors[i].dtype) == width) {
                 order[placed++] = i;
                 begin[i] = at;
-                at += bytes[i];
+                if (__builtin_add_overflow(at, bytes[i], &at) || at > INT64_MAX) return false;
             }
+    return true;
 }
 
 /* ---- The file ---------------------------------------------------------------------------------------- */
 
 static bool write_all(int file, const void *data, size_t bytes) {
-    enum { MOST = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
+    enum { MAX_WRITE = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
     const char *from = data;
     while (bytes) {
-        ssize_t wrote = write(file, from, bytes < MOST ? bytes : MOST);
+        ssize_t wrote = write(file, from, bytes < MAX_WRITE ? bytes : MAX_WRITE);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return false;
         from += wrote;
@@ -127,14 +129,14 @@ static bool write_content(int file, const content *c) {
     return ok;
 }
 
-/* A pipe or a device: there is nothing to keep, and renaming over it would destroy it. */
+/* For a pipe or a device, which a rename would replace by a file. */
 static bool write_in_place(const char *path, const content *c, char *error) {
     int file = open(path, O_WRONLY | O_CLOEXEC);
-    if (file < 0) return train_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    if (file < 0) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     bool ok = write_content(file, c);
     int reason = errno;
     if (close(file) != 0 && ok) ok = false, reason = errno;
-    return ok || train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+    return ok || file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
 }
 
 /* Opens a file beside `path` that did not exist. NULL: errno says why not. */
@@ -155,7 +157,8 @@ static char *open_temporary(const char *path, int *file) {
     return NULL;
 }
 
-/* The new name is safe once the folder is on the disk, too. Not every file system can; the file is whole anyway. */
+/* A rename survives a crash once the folder is synced, too. Not every file system can do that; the file is whole
+ * anyway. */
 static void sync_folder(const char *path) {
     char *folder = strdup(path);
     if (!folder) return;
@@ -172,14 +175,14 @@ static void sync_folder(const char *path) {
 static bool write_and_rename(const char *path, const content *c, char *error) {
     int file;
     char *temporary = open_temporary(path, &file);
-    if (!temporary) return train_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
+    if (!temporary) return file_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
     bool ok = write_content(file, c) && fsync(file) == 0;
     int reason = errno;
     if (close(file) != 0 && ok) ok = false, reason = errno;
     if (ok && rename(temporary, path) != 0) ok = false, reason = errno;
     if (!ok) unlink(temporary);
     free(temporary);
-    if (!ok) return train_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
+    if (!ok) return file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
     sync_folder(path);
     return true;
 }
@@ -187,12 +190,30 @@ static bool write_and_rename(const char *path, const content *c, char *error) {
 static bool write_file(const char *path, const content *c, char *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0;
-    if (exists && S_ISDIR(status.st_mode)) return train_fail(error, "%s: it is a folder", path);
+    if (exists && S_ISDIR(status.st_mode)) return file_fail(error, "%s: it is a folder", path);
     if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
-    /* Through a symbolic link the file behind it is replaced, not the link. */
+    /* The file that a symbolic link points to is replaced, not the link. */
     char *target = exists ? realpath(path, NULL) : NULL;
     bool ok = write_and_rename(target ? target : path, c, error);
     free(target);
+    return ok;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const safetensors_tensor *const *)a)->name, (*(const safetensors_tensor *const *)b)->name);
+}
+
+static bool check_names(const char *path, const safetensors_tensor *tensors, size_t count, char *error) {
+    const safetensors_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    if (!sorted) return file_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, by_name);
+    bool ok = true;
+    for (size_t i = 1; i < count && ok; i++)
+        if (by_name(&sorted[i - 1], &sorted[i]) == 0)
+            ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, sorted[i]->name);
+    free(sorted);
     return ok;
 }
 
@@ -203,23 +224,21 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
     char *header = NULL;
     size_t header_bytes = 0;
     bool ok = bytes && begin && order;
-    if (!ok) train_fail(error, "%s: there is no memory for its header", path);
-    for (size_t i = 0; ok && i < count; i++) {
+    if (!ok) file_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; ok && i < count; i++)
         ok = tensor_bytes(&tensors[i], &bytes[i], error);
-        for (size_t j = 0; ok && j < i; j++)
-            if (strcmp(tensors[i].name, tensors[j].name) == 0)
-                ok = train_fail(error, "%s: there are two tensors \"%.64s\"", path, tensors[i].name);
-    }
+    ok = ok && check_names(path, tensors, count, error);
+    if (ok && !lay_out(tensors, count, bytes, order, begin))
+        ok = file_fail(error, "%s: all tensors together are larger than a file can be", path);
     FILE *out = ok ? open_memstream(&header, &header_bytes) : NULL;
     if (out) {
-        lay_out(tensors, count, bytes, order, begin);
         put_header(out, tensors, count, begin, bytes, metadata, pairs);
         bool whole = !ferror(out);
         whole = fclose(out) == 0 && whole;
         content c = {header, header_bytes, tensors, count, order, bytes};
-        ok = whole ? write_file(path, &c, error) : train_fail(error, "%s: there is no memory for its header", path);
+        ok = whole ? write_file(path, &c, error) : file_fail(error, "%s: there is no memory for its header", path);
     } else if (ok) {
-        ok = train_fail(error, "%s: there is no memory for its header", path);
+        ok = file_fail(error, "%s: there is no memory for its header", path);
     }
     free(header);
     free(order);

@@ -1,9 +1,9 @@
 /*
  * Reading JSON; json_write.c writes it. The text is copied once and decoded in place: a decoded string is never longer
- * than its source. The values of the tree lie in one block: there are no more of them than commas and brackets outside
- * of texts.
+ * than its source. All values of the tree are in one array: there is at most one for each comma and opening bracket
+ * outside of strings, and the root.
  */
-#include "train/files/json.h"
+#include "files/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -17,15 +17,15 @@ typedef struct reader {
     size_t at, length;
     json_value *values;
     size_t used;
-    const json_value **sorted; /* room for `room` members, to find a key that stands twice */
+    const json_value **sorted; /* [room], to find a key that is there twice */
     size_t room;
     int depth;
     char *error;
 } reader;
 
 static bool expected(const reader *r, const char *what) {
-    if (r->at >= r->length) return train_fail(r->error, "it ends at byte %zu, where %s should stand", r->length, what);
-    return train_fail(r->error, "it has no %s at byte %zu", what, r->at);
+    if (r->at >= r->length) return file_fail(r->error, "it ends at byte %zu, where %s should stand", r->length, what);
+    return file_fail(r->error, "it has no %s at byte %zu", what, r->at);
 }
 
 static void skip_blanks(reader *r) {
@@ -35,7 +35,7 @@ static void skip_blanks(reader *r) {
     r->at = (size_t)(c - r->text);
 }
 
-/* True if the next sign is `sign`, which is then behind us. */
+/* Whether the next character is `sign`; it is then consumed. */
 static bool take(reader *r, char sign) {
     skip_blanks(r);
     if (r->at >= r->length || r->text[r->at] != sign) return false;
@@ -65,7 +65,7 @@ static char *put_utf8(char *to, unsigned code) {
     return to + bytes;
 }
 
-/* Behind "\u": one character, or a pair of surrogates that make one. */
+/* After "\u": one character, or a pair of surrogates that make one. */
 static bool read_code_point(reader *r, char **to) {
     size_t begin = r->at - 2;
     unsigned code, low = 0;
@@ -75,10 +75,10 @@ static bool read_code_point(reader *r, char **to) {
         r->at += pair ? 2 : 0;
         if (pair && !read_hex4(r, &low)) return false;
         if (low < 0xdc00 || low >= 0xe000)
-            return train_fail(r->error, "it has half a surrogate pair at byte %zu", begin);
+            return file_fail(r->error, "it has half a surrogate pair at byte %zu", begin);
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
-    if (code == 0) return train_fail(r->error, "it has a text with a zero character at byte %zu", begin);
+    if (code == 0) return file_fail(r->error, "it has a text with a zero character at byte %zu", begin);
     *to = put_utf8(*to, code);
     return true;
 }
@@ -92,7 +92,7 @@ static bool read_string(reader *r, const char *what, const char **string) {
     while (r->at < r->length && r->text[r->at] != '"') {
         char c = r->text[r->at++];
         if ((unsigned char)c < 0x20)
-            return train_fail(r->error, "it has a control character inside a text at byte %zu", r->at - 1);
+            return file_fail(r->error, "it has a control character inside a text at byte %zu", r->at - 1);
         if (c != '\\') {
             *to++ = c;
             continue;
@@ -102,7 +102,7 @@ static bool read_string(reader *r, const char *what, const char **string) {
         if (known)
             *to++ = meanings[known - escapes];
         else if (escape != 'u')
-            return train_fail(r->error, "it has an unknown escape at byte %zu", r->at - 1);
+            return file_fail(r->error, "it has an unknown escape at byte %zu", r->at - 1);
         else if (!read_code_point(r, &to))
             return false;
     }
@@ -119,7 +119,7 @@ size_t json_character(const char *text, size_t length) {
     if (more == 4 || more >= length) return 0;
     for (size_t i = 1; i <= more; i++)
         if ((c[i] & 0xc0) != 0x80) return 0;
-    /* No longer than needed, no surrogates, nothing past U+10FFFF. */
+    /* Not longer than needed, no surrogates, nothing above U+10FFFF. */
     bool wrong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] >= 0xa0) || (c[0] == 0xf0 && c[1] < 0x90) ||
                  (c[0] == 0xf4 && c[1] >= 0x90);
     return wrong ? 0 : more + 1;
@@ -129,7 +129,7 @@ static bool check_utf8(const reader *r) {
     for (size_t i = 0; i < r->length;) {
         bool plain = (unsigned char)r->text[i] < 0x80; /* nearly always */
         size_t bytes = plain ? 1 : json_character(r->text + i, r->length - i);
-        if (!bytes) return train_fail(r->error, "it is not UTF-8 at byte %zu", i);
+        if (!bytes) return file_fail(r->error, "it is not UTF-8 at byte %zu", i);
         i += bytes;
     }
     return true;
@@ -155,8 +155,7 @@ static bool read_number(reader *r, json_value *value) {
     bool zero = r->text[r->at] == '0';
     size_t first = r->at;
     if (!read_digits(r)) return false;
-    if (zero && r->at > first + 1)
-        return train_fail(r->error, "it has a number with a leading zero at byte %zu", begin);
+    if (zero && r->at > first + 1) return file_fail(r->error, "it has a number with a leading zero at byte %zu", begin);
     if (r->text[r->at] == '.') {
         whole = false;
         r->at++;
@@ -174,13 +173,13 @@ static bool read_number(reader *r, json_value *value) {
         value->integer = strtoll(r->text + begin, NULL, 10);
         value->exact = errno == 0 && (value->integer || r->text[begin] != '-');
     }
-    if (value->exact) { /* rounds as strtod does, in a fraction of its time */
+    if (value->exact) { /* rounds as strtod() does, and is much faster */
         value->number = (double)value->integer;
         return true;
     }
     value->integer = 0;
     value->number = strtod(r->text + begin, NULL);
-    return !isinf(value->number) || train_fail(r->error, "it has a number that no double can hold at byte %zu", begin);
+    return !isinf(value->number) || file_fail(r->error, "it has a number that no double can hold at byte %zu", begin);
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------ */
@@ -193,7 +192,7 @@ static bool check_keys(reader *r, const json_value *object, size_t begin) {
     if (object->count < 2) return true;
     if (object->count > r->room) {
         const json_value **larger = realloc(r->sorted, object->count * sizeof *larger);
-        if (!larger) return train_fail(r->error, "there is no memory to sort its %zu keys", object->count);
+        if (!larger) return file_fail(r->error, "there is no memory to sort its %zu keys", object->count);
         r->sorted = larger;
         r->room = object->count;
     }
@@ -203,20 +202,20 @@ static bool check_keys(reader *r, const json_value *object, size_t begin) {
     qsort(r->sorted, count, sizeof *r->sorted, by_key);
     for (size_t i = 1; i < count; i++)
         if (by_key(&r->sorted[i - 1], &r->sorted[i]) == 0)
-            return train_fail(r->error, "the object at byte %zu has two members \"%.64s\"", begin, r->sorted[i]->key);
+            return file_fail(r->error, "the object at byte %zu has two members \"%.64s\"", begin, r->sorted[i]->key);
     return true;
 }
 
 static bool read_value(reader *r, json_value *value);
 
-/* The elements of a list or an object, whose bracket is behind us. */
+/* The elements of a list or an object, after its opening bracket. */
 static bool read_elements(reader *r, json_value *parent) {
     bool object = parent->type == JSON_OBJECT;
     char end = object ? '}' : ']';
     size_t begin = r->at - 1;
     if (r->depth == JSON_DEPTH)
-        return train_fail(r->error, "it has more than %d lists and objects inside one another at byte %zu", JSON_DEPTH,
-                          begin);
+        return file_fail(r->error, "it has more than %d lists and objects inside one another at byte %zu", JSON_DEPTH,
+                         begin);
     r->depth++;
     const json_value **link = &parent->first;
     for (; !take(r, end); parent->count++) {
@@ -264,31 +263,32 @@ static bool read_value(reader *r, json_value *value) {
 static bool read_all(reader *r) {
     if (!check_utf8(r) || !read_value(r, &r->values[r->used++])) return false;
     skip_blanks(r);
-    return r->at == r->length || train_fail(r->error, "it goes on behind its end at byte %zu", r->at);
+    return r->at == r->length || file_fail(r->error, "it has more text after its end at byte %zu", r->at);
 }
 
 /* ---- Documents --------------------------------------------------------------------------------------- */
 
-/* At least as many values as the text can have: each but the first stands behind a bracket or a comma. */
+/* An upper bound of the number of values: each but the first comes after an opening bracket or a comma. */
 static size_t count_values(const char *text, size_t length) {
     size_t count = 1;
     for (size_t i = 0; i < length; i++) {
         count += text[i] == ',' || text[i] == '[' || text[i] == '{';
-        if (text[i] == '"') /* to the quote that ends the text */
+        if (text[i] == '"') /* skips to the quote that ends the string */
             for (i++; i < length && text[i] != '"'; i++)
                 if (text[i] == '\\' && ++i == length) break;
     }
     return count;
 }
 
-bool json_parse_up_to(size_t longest, const char *text, size_t length, json_document *document,
-                      char error[TRAIN_ERROR]) {
+bool json_parse_up_to(size_t max_bytes, const char *text, size_t length, json_document *document,
+                      char error[FILE_ERROR]) {
     *document = (json_document){0};
-    if (length > longest) return train_fail(error, "it has %zu bytes; JSON here has at most %zu", length, longest);
-    size_t most = count_values(text, length);
-    if (most > JSON_MOST) return train_fail(error, "it has more than %d commas and brackets", (int)JSON_MOST);
+    if (length > max_bytes) return file_fail(error, "it has %zu bytes; JSON here has at most %zu", length, max_bytes);
+    size_t max_values = count_values(text, length);
+    if (max_values > JSON_MAX_VALUES)
+        return file_fail(error, "it has more than %d commas and brackets", (int)JSON_MAX_VALUES);
     document->text = malloc(length + 1);
-    document->values = calloc(most, sizeof *document->values);
+    document->values = calloc(max_values, sizeof *document->values);
     reader r = {.text = document->text, .length = length, .values = document->values, .error = error};
     bool ok = document->text && document->values;
     if (ok) {
@@ -296,7 +296,7 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
         document->text[length] = 0;
         ok = read_all(&r);
     } else {
-        train_fail(error, "there is no memory for its %zu values", most);
+        file_fail(error, "there is no memory for its %zu values", max_values);
     }
     free(r.sorted);
     document->root = document->values;
@@ -304,38 +304,38 @@ bool json_parse_up_to(size_t longest, const char *text, size_t length, json_docu
     return ok;
 }
 
-bool json_parse(const char *text, size_t length, json_document *document, char error[TRAIN_ERROR]) {
-    return json_parse_up_to(JSON_LONGEST, text, length, document, error);
+bool json_parse(const char *text, size_t length, json_document *document, char error[FILE_ERROR]) {
+    return json_parse_up_to(JSON_MAX_BYTES, text, length, document, error);
 }
 
-/* Until the end, whatever size the file tells: that may change meanwhile. */
+/* Reads to the end instead of the size that the file system gives, which may change meanwhile. */
 static bool read_stream(FILE *stream, char **text, size_t *length, char *error) {
     size_t room = 4096;
     for (*length = 0;;) {
         char *larger = realloc(*text, room);
-        if (!larger) return train_fail(error, "there is no memory for it");
+        if (!larger) return file_fail(error, "there is no memory for it");
         *text = larger;
         *length += fread(larger + *length, 1, room - *length, stream);
-        if (ferror(stream)) return train_fail(error, "it cannot be read: %s", strerror(errno));
+        if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
         if (*length < room) return true;
-        if (*length > JSON_LONGEST) return train_fail(error, "JSON here has at most %d bytes", (int)JSON_LONGEST);
+        if (*length > JSON_MAX_BYTES) return file_fail(error, "JSON here has at most %d bytes", (int)JSON_MAX_BYTES);
         room *= 2;
     }
 }
 
-bool json_read(const char *path, json_document *document, char error[TRAIN_ERROR]) {
+bool json_read(const char *path, json_document *document, char error[FILE_ERROR]) {
     *document = (json_document){0};
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) /* opening a pipe would wait for its other end */
-        return train_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "no file");
+        return file_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "no file");
     FILE *stream = fopen(path, "rb");
-    if (!stream) return train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
-    char reason[TRAIN_ERROR] = "", *text = NULL;
+    if (!stream) return file_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
+    char reason[FILE_ERROR] = "", *text = NULL;
     size_t length;
     bool ok = read_stream(stream, &text, &length, reason) && json_parse(text, length, document, reason);
     free(text);
     fclose(stream);
-    return ok || train_fail(error, "%.300s: %.200s", path, reason);
+    return ok || file_fail(error, "%.300s: %.200s", path, reason);
 }
 
 void json_free(json_document *document) {

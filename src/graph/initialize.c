@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * First values of parameters: Philox4x32-10 with the seed as its key and (element, name, kind of number) as its
+ * counter, so that no number depends on how many were drawn before it.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/half.h"
+#include "core/philox.h"
+#include "graph/program.h"
+
+typedef enum drawn { NORMAL = 0, UNIFORM = 1 } drawn;
+
+typedef struct distribution {
+    drawn kind;
+    double a, b; /* mean and standard deviation, or both ends */
+} distribution;
+
+static float draw(const distribution *d, uint32_t name, uint64_t seed, uint64_t i) {
+    if (d->kind == NORMAL && d->b == 0) return (float)d->a;
+    vjp_philox words = {{(uint32_t)i, (uint32_t)(i >> 32), name, (uint32_t)d->kind}};
+    words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
+    double unit = ((double)words.word[0] + 0.5) * 0x1p-32;
+    if (d->kind == UNIFORM) return (float)(d->a + (d->b - d->a) * unit);
+    /* One normal number from 64 random bits by Box and Muller. */
+    double angle = 2 * 3.14159265358979323846 * (double)words.word[1] * 0x1p-32;
+    return (float)d->a + (float)(d->b * sqrt(-2 * log(unit)) * cos(angle));
+}
+
+static void put(void *to, vjp_dtype dtype, size_t i, float value) {
+    switch (dtype) {
+    case VJP_F32: ((float *)to)[i] = value; break;
+    case VJP_F64: ((double *)to)[i] = value; break;
+    case VJP_BF16: ((uint16_t *)to)[i] = vjp_f32_to_bf16(value); break;
+    default: ((uint16_t *)to)[i] = vjp_f32_to_f16(value); break;
+    }
+}
+
+/* In chunks, so that a large parameter needs no second copy of itself. */
+static vjp_status fill(vjp_program *program, vjp_value value, const distribution *d, uint64_t seed) {
+    enum { CHUNK = 1 << 16 };
+    const program_value *found = NULL;
+    vjp_status status = program_find(program, value, &found);
+    if (status != VJP_OK) return status;
+    vjp_dtype dtype = (vjp_dtype)found->tensor.dtype;
+    if (!graph_is_float(dtype) || found->role == GRAPH_CONSTANT || !graph_is_persistent(found->role))
+        return vjp_fail(program->device, VJP_INVALID,
+                        "%s cannot be given first values: it is no input, parameter or state of a float type",
+                        found->name);
+    size_t size = vjp_dtype_size(dtype), count = program_bytes(&found->tensor) / size;
+    uint32_t name = names_hash(found->name);
+    void *chunk = malloc(CHUNK * size);
+    if (!chunk) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to fill %s", found->name);
+    for (size_t at = 0; at < count && status == VJP_OK; at += CHUNK) {
+        size_t some = count - at < CHUNK ? count - at : CHUNK;
+        for (size_t i = 0; i < some; i++)
+            put(chunk, dtype, i, draw(d, name, seed, at + i));
+        status = vjp_upload(program->device, found->tensor.data, found->tensor.offset + at * size, chunk, some * size);
+    }
+    free(chunk);
+    return status;
+}
+
+static vjp_status refuse(vjp_program *program, const char *what, double a, double b) {
+    return vjp_fail(program->device, VJP_INVALID, "%s of %g and %g: both must be finite, and the second not %s", what,
+                    a, b, what[0] == 'b' ? "below the first" : "negative");
+}
+
+vjp_status vjp_program_init_normal(vjp_program *program, vjp_value value, double mean, double deviation,
+                                   uint64_t seed) {
+    if (!program) return VJP_INVALID;
+    if (!isfinite(mean) || !isfinite(deviation) || deviation < 0)
+        return refuse(program, "a mean and a standard deviation", mean, deviation);
+    return fill(program, value, &(distribution){NORMAL, mean, deviation}, seed);
+}
+
+vjp_status vjp_program_init_uniform(vjp_program *program, vjp_value value, double low, double high, uint64_t seed) {
+    if (!program) return VJP_INVALID;
+    if (!isfinite(low) || !isfinite(high) || high < low) return refuse(program, "bounds", low, high);
+    return fill(program, value, &(distribution){UNIFORM, low, high}, seed);
+}
+
+vjp_status vjp_program_init_kaiming(vjp_program *program, vjp_value value, uint64_t seed) {
+    const program_value *found = NULL;
+    vjp_status status = program_find(program, value, &found);
+    if (status != VJP_OK) return status;
+    const vjp_tensor *tensor = &found->tensor;
+    double inputs = 1;
+    for (int i = 1; i < tensor->ndim; i++)
+        inputs *= (double)tensor->shape[i];
+    if (tensor->ndim < 2 || inputs < 1)
+        return vjp_fail(program->device, VJP_INVALID,
+                        "%s has %d axes; Kaiming's first values need two or more, none of "
+                        "them empty",
+                        found->name, (int)tensor->ndim);
+    return fill(program, value, &(distribution){NORMAL, 0, sqrt(2 / inputs)}, seed);
+}
