@@ -18,9 +18,15 @@ typedef struct element_cut {
     int64_t count;
 } element_cut;
 
+/*
+ * Two tasks are made one: what moves less than 128 KiB is in the core's cache more often than not, and done there in
+ * the time that a second thread needs to begin and to report.
+ */
 static inline element_cut element_cut_of(int64_t count, size_t bytes_each) {
     int64_t units = (count + ELEMENT_UNIT - 1) / ELEMENT_UNIT;
-    return (element_cut){vjp_cpu_cut_items(units, ELEMENT_UNIT * (int64_t)bytes_each, CPU_MOST_TASKS), count};
+    cpu_cut cut = vjp_cpu_cut_items(units, ELEMENT_UNIT * (int64_t)bytes_each, CPU_MOST_TASKS);
+    if (cut.count == 2) cut = (cpu_cut){.count = 1, .size = units, .items = units};
+    return (element_cut){cut, count};
 }
 
 static inline int64_t element_begin(const element_cut *cut, size_t task) {
