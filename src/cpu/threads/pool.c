@@ -102,15 +102,24 @@ static bool run_unit(cpu_pool *pool, int t, uint64_t job, bool first) {
     return true;
 }
 
-/* Runs units until all are taken, and tells how many it ran. */
-static uint32_t run_units(cpu_pool *pool, int own, uint64_t job) {
-    uint32_t done = 0;
-    while (run_unit(pool, own, job, true))
-        done++;
-    for (int i = 1; i < pool->threads; i++)
-        while (run_unit(pool, (own + i) % pool->threads, job, false))
+/* Reports units as done, and tells how many are not. The caller may begin the next job as soon as there are none. */
+static uint32_t report(cpu_pool *pool, uint32_t done) {
+    uint32_t left = atomic_fetch_sub(&pool->left.word, done) - done;
+    if (left == CALLER_SLEEPS) vjp_cpu_gate_wake(&pool->left);
+    return left & ~CALLER_SLEEPS;
+}
+
+/*
+ * Runs units until all are taken. Each range's are reported before the next range is looked at: to look at all of them
+ * takes about as long as a small task, and nobody should wait for that.
+ */
+static void run_units(cpu_pool *pool, int own, uint64_t job) {
+    for (int i = 0; i < pool->threads; i++) {
+        uint32_t done = 0;
+        while (run_unit(pool, (own + i) % pool->threads, job, i == 0))
             done++;
-    return done;
+        if (done && report(pool, done) == 0) return;
+    }
 }
 
 /* ---- Sleeping and waking ----------------------------------------------------------------------------- */
@@ -156,9 +165,7 @@ static void *thread_main(void *pointer) {
         job = wait_for_job(pool, own, job);
         if (atomic_load(&pool->stop)) return NULL;
         if (atomic_load(&pool->sleepers)) wake_children(pool, index, job);
-        uint32_t done = run_units(pool, index, job);
-        /* The caller may begin the next job as soon as the last unit is reported. */
-        if (done && atomic_fetch_sub(&pool->left.word, done) - done == CALLER_SLEEPS) vjp_cpu_gate_wake(&pool->left);
+        run_units(pool, index, job);
     }
 }
 
@@ -264,13 +271,15 @@ void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argumen
     pool->units = vjp_divide_up(pool->count, pool->unit_tasks);
     atomic_store_explicit(&pool->left.word, (uint32_t)pool->units, memory_order_relaxed);
     /* The last first: a parent that has seen its own range sees its children's. */
-    for (int64_t t = pool->active - 1; t >= 0; t--) {
-        int64_t units = range_begin(pool, t + 1) - range_begin(pool, t);
-        atomic_store_explicit(&pool->slots[t].range, job << (2 * UNIT_BITS) | (uint64_t)units, memory_order_release);
+    for (int64_t t = pool->active - 1, end = pool->units; t >= 0; t--) {
+        int64_t begin = range_begin(pool, t);
+        uint64_t range = job << (2 * UNIT_BITS) | (uint64_t)(end - begin);
+        atomic_store_explicit(&pool->slots[t].range, range, memory_order_release);
+        end = begin;
     }
     if (atomic_fetch_add(&pool->sleepers, 0)) wake_children(pool, 0, job);
-    uint32_t done = run_units(pool, 0, job);
-    if (atomic_fetch_sub(&pool->left.word, done) != done) wait_for_units(pool);
+    run_units(pool, 0, job);
+    wait_for_units(pool);
 }
 
 #endif
