@@ -18,6 +18,8 @@
 
 enum { MAX_THREADS = 1024, ASSUMED_CACHE = 32 << 20 };
 
+static const char own_pool[] = "built-in pool"; /* its name for people */
+
 #ifdef VJP_HAVE_AVX512
 extern const vjp_kernel *const vjp_cpu_kernels_avx512[];
 
@@ -187,7 +189,7 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
     }
     if (state->blas) vjp_blas_prepare();
     state->cache_bytes = last_level_cache();
-    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? vjp_cpu_pool_name() : "no pool";
+    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? own_pool : "no pool";
     char of[16] = "";
     if (state->threads < state->threads_wanted) snprintf(of, sizeof of, " of %d", state->threads_wanted);
     snprintf(device->summary, sizeof device->summary, "%s, %d%s thread%s (%s), matrix products by %s%s", state->isa,
@@ -231,8 +233,7 @@ static const char *cpu_property(const vjp_device *device, const char *name, char
     if (strcmp(name, "instruction_set") == 0) value = state->isa;
     if (strcmp(name, "matrix_products") == 0) value = state->blas ? "blas" : state->tiles ? "amx" : "builtin";
     if (strcmp(name, "blas") == 0) value = vjp_blas_name();
-    if (strcmp(name, "pool") == 0)
-        value = state->parallel_for ? "the caller's" : state->pool ? vjp_cpu_pool_name() : "none";
+    if (strcmp(name, "pool") == 0) value = state->parallel_for ? "the caller's" : state->pool ? own_pool : "none";
     if (strcmp(name, "threads") == 0) {
         snprintf(number, sizeof number, "%d", state->threads);
         value = number;

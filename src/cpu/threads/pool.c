@@ -19,8 +19,6 @@
  * tasks at least one waits for nothing; when it ends, the same holds for the rest. A task that was not begun is never
  * waited for, so it may remain in a range for as long as the thread of that range, or a thief, is inside another.
  */
-#ifndef VJP_HAVE_PTHREADPOOL
-
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,10 +218,6 @@ static void start_threads(cpu_pool *pool) {
     if (sized) pthread_attr_destroy(&attributes);
 }
 
-const char *vjp_cpu_pool_name(void) {
-    return "built-in pool";
-}
-
 cpu_pool *vjp_cpu_pool_create(int threads) {
     pthread_once(&forks_once, begin_counting);
     size_t bytes = sizeof(cpu_pool) + (size_t)threads * sizeof(slot);
@@ -281,5 +275,3 @@ void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argumen
     run_units(pool, 0, job);
     wait_for_units(pool);
 }
-
-#endif

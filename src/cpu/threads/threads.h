@@ -27,7 +27,6 @@ cpu_pool *vjp_cpu_pool_create(int threads);
 int vjp_cpu_pool_threads(const cpu_pool *pool);
 void vjp_cpu_pool_destroy(cpu_pool *pool);
 void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument); /* count: at least 1 */
-const char *vjp_cpu_pool_name(void);
 
 /* How many processors the process may use: those of its affinity mask, or fewer by the limit of its control groups. */
 int64_t vjp_cpu_processors(void);
