@@ -744,7 +744,7 @@ def sized(vjp, case, sizes, text, dtype, place, target):
 # ---- Comparing and timing --------------------------------------------------------------------------------
 
 TOLERANCE = {"f32": 2e-5, "bf16": 1e-2, "f16": 2e-3}
-PAUSE_S = 0.02  # longer than OpenMP's and pthreadpool's threads spin before they sleep
+PAUSE_S = 0.02  # longer than the threads of both sides spin before they sleep
 
 
 def difference(ours, theirs):

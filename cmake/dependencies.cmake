@@ -1,20 +1,6 @@
 # The optional libraries. Each that is absent switches off its part and says so; none is required.
 add_library(vjp_dependencies INTERFACE)
 
-# Threads: pthreadpool, else the pool of our own.
-find_path(PTHREADPOOL_INCLUDE_DIR pthreadpool.h)
-find_library(PTHREADPOOL_LIBRARY pthreadpool)
-if(NOT VJP_POOL STREQUAL builtin AND PTHREADPOOL_INCLUDE_DIR AND PTHREADPOOL_LIBRARY)
-  target_compile_definitions(vjp_dependencies INTERFACE VJP_HAVE_PTHREADPOOL)
-  target_include_directories(vjp_dependencies SYSTEM INTERFACE ${PTHREADPOOL_INCLUDE_DIR})
-  target_link_libraries(vjp_dependencies INTERFACE ${PTHREADPOOL_LIBRARY})
-  message(STATUS "vjp: threads by pthreadpool (${PTHREADPOOL_LIBRARY})")
-elseif(VJP_POOL STREQUAL pthreadpool)
-  message(FATAL_ERROR "vjp: VJP_POOL=pthreadpool, but it was not found (Debian: libpthreadpool-dev)")
-else()
-  message(STATUS "vjp: threads by the built-in pool")
-endif()
-
 # Matrix products: BLIS or OpenBLAS beside the kernel of our own. Debian and Ubuntu keep each variant's header in a
 # folder of its own (blis-openmp, openblas-pthread, ...), others next to everything else; a small program that links
 # tells whether header and library belong together. Neither is looked for where VJP_BLAS rules it out.

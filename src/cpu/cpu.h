@@ -1,10 +1,10 @@
 /*
- * The CPU backend's inside: a device's state, how work is cut into tasks, and the names of what is compiled once for
- * each instruction set.
+ * The inside of the CPU backend: a device's state, how work is split into tasks, and the names of what is compiled once
+ * per instruction set.
  *
- * Every kernel file is compiled several times with CPU_ISA_<SET> defined; CPU_NAME(x) gives x a name of its own in
- * each. Results never depend on the thread count: cpu_cut() looks at the problem alone, and a task writes only
- * its own outputs or its own partial, which is added up in order afterwards.
+ * Every kernel file is compiled several times with CPU_ISA_<SET> defined; CPU_NAME(x) is a different name in each.
+ * Results never depend on the number of threads: vjp_cpu_cut_items() looks at the problem alone, and a task writes only
+ * its own outputs or its own partial sum; the partials are added afterwards, in order.
  */
 #ifndef VJP_CPU_H
 #define VJP_CPU_H
@@ -25,11 +25,9 @@
 #define CPU_NAME(name) vjp_cpu_##name##_plain
 #endif
 
-typedef struct cpu_pool cpu_pool;
-
 typedef struct cpu_state {
-    int threads;
-    cpu_pool *pool; /* NULL with one thread or with the caller's parallel_for */
+    int threads, threads_wanted; /* those there are, and those that were to be started */
+    struct cpu_pool *pool;       /* NULL with one thread or with the caller's parallel_for */
     vjp_parallel_for parallel_for;
     void *parallel_context;
     const vjp_kernel *const *kernels; /* by op id: the table of the chosen instruction set */
@@ -45,25 +43,28 @@ static inline const cpu_state *cpu_state_of(const vjp_work *work) {
 
 /* ---- Tasks ------------------------------------------------------------------------------------------- */
 
-/* Runs task(argument, i) for i in [0, count) on the device's threads; a single task runs on the caller's thread. */
+/*
+ * Runs task(argument, i) for i in [0, count) on the device's threads; a single task runs on the calling thread. Tasks
+ * are begun in any order.
+ */
 void vjp_cpu_for(const vjp_work *work, int64_t count, vjp_task task, void *argument);
 
-/* Waits for another task, one that some thread is running already: until `count`, which only goes up, is `least`. */
-void vjp_cpu_wait(const _Atomic int64_t *count, int64_t least);
+/* Waits for another task that was begun: until `count`, which only grows, is at least `min`. */
+void vjp_cpu_wait(const _Atomic int64_t *count, int64_t min);
 
 /*
- * The least bytes a task is worth waking a thread for: at some 10 GB/s a core, 64 KiB take 6 us, about what a wake-up
- * costs. Anything smaller is one task and stays on the calling thread.
+ * The fewest bytes that are worth a task of their own: at some 10 GB/s per core, 64 KiB take 6 us, about what it costs
+ * to hand a task to another thread and to wait for its end. Less work is one task and stays on the calling thread.
  */
 enum { CPU_GRAIN_BYTES = 64 << 10 };
 
-/* items [i * size, min((i + 1) * size, items)) are task i of `count`. */
+/* Task i of `count` has items [i * size, min((i + 1) * size, items)). */
 typedef struct cpu_cut {
     int64_t count, size, items;
 } cpu_cut;
 
-/* Cuts items of `bytes_each` into at most `most` tasks of at least CPU_GRAIN_BYTES. Depends on the problem alone. */
-cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most);
+/* Splits items of `bytes_each` into at most `max` tasks of at least CPU_GRAIN_BYTES. Depends on the problem alone. */
+cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t max);
 
 static inline int64_t cpu_cut_begin(const cpu_cut *cut, size_t task) {
     return (int64_t)task * cut->size;
@@ -74,14 +75,7 @@ static inline int64_t cpu_cut_end(const cpu_cut *cut, size_t task) {
     return end < cut->items ? end : cut->items;
 }
 
-/* Most tasks for independent work (balance) and for work with a partial each (memory: tasks x dim floats). */
+/* The maximum for independent tasks (balance) and for tasks with a partial sum each (memory: tasks x dim floats). */
 enum { CPU_MOST_TASKS = 1024, CPU_MOST_PARTIALS = 128 };
-
-/* ---- Pool -------------------------------------------------------------------------------------------- */
-
-cpu_pool *vjp_cpu_pool_create(int threads); /* NULL: no memory or no threads */
-void vjp_cpu_pool_destroy(cpu_pool *pool);
-void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument);
-const char *vjp_cpu_pool_name(void);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Opening a CPU: which instruction set, how many threads, whose pool, which matrix products. All of it is chosen here,
- * from the options, then the environment, then the machine; nothing is kept outside the device.
+ * from the options, then the environment, then the machine.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,10 +11,14 @@
 #include <sys/syscall.h>
 #endif
 
+#include "core/arithmetic.h"
 #include "cpu/cpu.h"
 #include "cpu/gemm/blas.h"
+#include "cpu/threads/threads.h"
 
-enum { MOST_THREADS = 1024, ASSUMED_CACHE = 32 << 20 };
+enum { MAX_THREADS = 1024, ASSUMED_CACHE = 32 << 20 };
+
+static const char own_pool[] = "built-in pool"; /* its name for people */
 
 #ifdef VJP_HAVE_AVX512
 extern const vjp_kernel *const vjp_cpu_kernels_avx512[];
@@ -97,20 +101,18 @@ static vjp_status choose_threads(vjp_device *device, cpu_state *state, const vjp
         threads = strtol(variable, &end, 10);
         if (*end || threads < 1)
             return vjp_fail(device, VJP_INVALID, "cpu: VJP_THREADS is \"%s\"; it must be 1 to %d", variable,
-                            MOST_THREADS);
+                            MAX_THREADS);
     }
-    if (threads == 0) {
-        threads = sysconf(_SC_NPROCESSORS_ONLN);
-        threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    }
-    if (threads < 0 || threads > MOST_THREADS)
-        return vjp_fail(device, VJP_INVALID, "cpu: %ld threads asked for; it must be 1 to %d", threads, MOST_THREADS);
-    state->threads = (int)threads;
+    if (threads == 0) threads = (long)vjp_min(vjp_cpu_processors(), MAX_THREADS);
+    if (threads < 0 || threads > MAX_THREADS)
+        return vjp_fail(device, VJP_INVALID, "cpu: %ld threads asked for; it must be 1 to %d", threads, MAX_THREADS);
+    state->threads = state->threads_wanted = (int)threads;
     state->parallel_for = options->parallel_for;
     state->parallel_context = options->parallel_context;
     if (threads == 1 || options->parallel_for) return VJP_OK;
     state->pool = vjp_cpu_pool_create((int)threads);
-    if (!state->pool) return vjp_fail(device, VJP_OUT_OF_MEMORY, "cpu: %ld threads could not be started", threads);
+    if (!state->pool) return vjp_fail(device, VJP_OUT_OF_MEMORY, "cpu: no memory for a pool of %ld threads", threads);
+    state->threads = vjp_cpu_pool_threads(state->pool);
     return VJP_OK;
 }
 
@@ -187,10 +189,12 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
     }
     if (state->blas) vjp_blas_prepare();
     state->cache_bytes = last_level_cache();
-    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? vjp_cpu_pool_name() : "no pool";
-    snprintf(device->summary, sizeof device->summary, "%s, %d thread%s (%s), matrix products by %s%s", state->isa,
-             state->threads, state->threads == 1 ? "" : "s", pool, state->blas ? vjp_blas_name() : "vjp itself",
-             state->tiles ? ", of 16 bits with AMX" : "");
+    const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? own_pool : "no pool";
+    char of[16] = "";
+    if (state->threads < state->threads_wanted) snprintf(of, sizeof of, " of %d", state->threads_wanted);
+    snprintf(device->summary, sizeof device->summary, "%s, %d%s thread%s (%s), matrix products by %s%s", state->isa,
+             state->threads, of, state->threads_wanted == 1 ? "" : "s", pool,
+             state->blas ? vjp_blas_name() : "vjp itself", state->tiles ? ", of 16 bits with AMX" : "");
     return VJP_OK;
 }
 
@@ -201,12 +205,10 @@ static const vjp_kernel *cpu_kernel(const vjp_device *device, const vjp_op *op, 
     return &kernels[op->id][pass];
 }
 
-cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t most) {
-    int64_t size = bytes_each > 0 ? (CPU_GRAIN_BYTES + bytes_each - 1) / bytes_each : items;
-    int64_t smallest = (items + most - 1) / most;
-    if (size < smallest) size = smallest;
-    if (size < 1) size = 1;
-    return (cpu_cut){.count = (items + size - 1) / size, .size = size, .items = items};
+cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t max) {
+    int64_t size = bytes_each > 0 ? vjp_divide_up(CPU_GRAIN_BYTES, bytes_each) : items;
+    size = vjp_max(1, vjp_max(size, vjp_divide_up(items, max)));
+    return (cpu_cut){.count = vjp_divide_up(items, size), .size = size, .items = items};
 }
 
 static void cpu_parallel(const vjp_device *device, size_t count, vjp_task task, void *argument) {
@@ -231,8 +233,7 @@ static const char *cpu_property(const vjp_device *device, const char *name, char
     if (strcmp(name, "instruction_set") == 0) value = state->isa;
     if (strcmp(name, "matrix_products") == 0) value = state->blas ? "blas" : state->tiles ? "amx" : "builtin";
     if (strcmp(name, "blas") == 0) value = vjp_blas_name();
-    if (strcmp(name, "pool") == 0)
-        value = state->parallel_for ? "the caller's" : state->pool ? vjp_cpu_pool_name() : "none";
+    if (strcmp(name, "pool") == 0) value = state->parallel_for ? "the caller's" : state->pool ? own_pool : "none";
     if (strcmp(name, "threads") == 0) {
         snprintf(number, sizeof number, "%d", state->threads);
         value = number;

@@ -1,0 +1,101 @@
+/*
+ * Waiting (wait.h): futexes on Linux, a mutex and a condition variable elsewhere.
+ */
+#include <sched.h>
+#include <time.h>
+
+#include "cpu/cpu.h"
+#include "cpu/threads/wait.h"
+
+#ifdef VJP_FUTEX
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void vjp_cpu_gate_init(cpu_gate *gate) {
+    atomic_init(&gate->word, 0);
+}
+
+void vjp_cpu_gate_destroy(cpu_gate *gate) {
+    (void)gate;
+}
+
+void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
+    syscall(SYS_futex, &gate->word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+void vjp_cpu_gate_wake(cpu_gate *gate) {
+    syscall(SYS_futex, &gate->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+#else
+
+void vjp_cpu_gate_init(cpu_gate *gate) {
+    atomic_init(&gate->word, 0);
+    pthread_mutex_init(&gate->mutex, NULL);
+    pthread_cond_init(&gate->changed, NULL);
+}
+
+void vjp_cpu_gate_destroy(cpu_gate *gate) {
+    pthread_cond_destroy(&gate->changed);
+    pthread_mutex_destroy(&gate->mutex);
+}
+
+void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
+    pthread_mutex_lock(&gate->mutex);
+    while (atomic_load(&gate->word) == value)
+        pthread_cond_wait(&gate->changed, &gate->mutex);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+/* The lock keeps the signal from falling between the sleeper's look at the word and its sleep. */
+void vjp_cpu_gate_wake(cpu_gate *gate) {
+    pthread_mutex_lock(&gate->mutex);
+    pthread_cond_signal(&gate->changed);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+#endif
+
+static void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* "yield" does nothing on most cores; this takes about as long as x86's pause */
+#endif
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/*
+ * A pause takes 15 to 50 ns: some 5 us of nothing else, then a system call every 16. Together they last about ten times
+ * what waking a sleeping thread costs (20 to 50 us on a virtual machine), so that calls in a row find the threads
+ * awake. A system call that took 30 us was another thread running on this core: two of the kernel's own tasks take
+ * less.
+ */
+enum { PAUSES = 128, PAUSES_PER_YIELD = 16, SPIN_NS = 500000, BUSY_NS = 30000 };
+
+bool vjp_cpu_spin(cpu_spin *spin) {
+    if (++spin->rounds < PAUSES || spin->rounds % PAUSES_PER_YIELD) {
+        pause_briefly();
+        return true;
+    }
+    int64_t before = nanoseconds();
+    sched_yield();
+    int64_t after = nanoseconds();
+    if (!spin->begin) spin->begin = before;
+    return after - before < BUSY_NS && after - spin->begin < SPIN_NS;
+}
+
+/* A task that is waited for wakes nobody when it is done, so the sleep is a short one: about one wake-up's cost. */
+void vjp_cpu_wait(const _Atomic int64_t *count, int64_t min) {
+    static const struct timespec nap = {.tv_nsec = 50000};
+    cpu_spin spin = {0};
+    while (atomic_load_explicit(count, memory_order_acquire) < min)
+        if (!vjp_cpu_spin(&spin)) nanosleep(&nap, NULL);
+}
