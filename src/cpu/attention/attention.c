@@ -138,7 +138,7 @@ static void pack_rows(const workers *w, int64_t unit, int64_t first, int64_t cou
     row_source y = query_rows(p, unit, call->y.data, call->y.dtype, false);
     right_operand *q_right = &m->queries_right[index], *dy_right = &m->dy_right[index];
     q_right->finite = dy_right->finite = true;
-    q_right->reach = dy_right->reach = 1;
+    q_right->reach = dy_right->reach = FINITE_REACH;
     for (int64_t at = 0; at < count; at += STRIP) {
         int64_t rows = vjp_min(STRIP, count - at);
         pack_transposed(&q, first + at, rows, m->queries + (lanes + at) * dim);
@@ -240,7 +240,7 @@ static void backward_block(worker *self, int64_t unit, int64_t first, int64_t ro
     for (int64_t key = 0; key < seen; key += KEYS) {
         int64_t keys = vjp_min(KEYS, p->sizes.keys - key);
         m->keys_right.finite = true;
-        m->keys_right.reach = 1;
+        m->keys_right.reach = FINITE_REACH;
         for (int64_t at = 0; at < keys; at += STRIP) {
             pack_left(&k, key + at, vjp_min(STRIP, keys - at), (float)p->sizes.scale, m->keys + at * GEMM_ROW_STRIDE);
             pack_right(&k, key + at, vjp_min(STRIP, keys - at), KEYS, at, &m->keys_right);

@@ -163,7 +163,7 @@ static void scale(int64_t count, float factor, float *x) {
 /*
  * A tile of values. Weights are at most 1, but a sum of many large values can overflow before it is divided by the sum
  * of weights. Where a value is too large for that, the chunk's sums, and its values from here on, are scaled by a power
- * of two not less than twice the number of keys; else no bit changes.
+ * of two not less than four times the number of keys; else no bit changes.
  */
 static void pack_values(const row_source *v, int64_t key, int64_t keys, int64_t rows, forward_memory *m) {
     int64_t padded = padded_dim(v->dim);
@@ -173,7 +173,7 @@ static void pack_values(const row_source *v, int64_t key, int64_t keys, int64_t 
     if (m->values.finite && m->unscale == 1) return;
     if (!m->values.finite) {
         m->values.finite = true;
-        m->values.reach = 1;
+        m->values.reach = FINITE_REACH;
         pack_right(v, key, keys, KEYS, 0, &m->values);
     }
     if (m->unscale == 1) {
@@ -203,7 +203,7 @@ static void forward_task(worker *self, int64_t task) {
     arena memory = {.base = self->memory};
     forward_memory m = forward_memory_of(p, &memory);
     m.unscale = 1;
-    m.reach = 2;
+    m.reach = 4;
     for (int64_t n = 1; n < p->sizes.keys; n *= 2)
         m.reach *= 2;
     chunk_of_rows c = chunk_of(p, task);

@@ -147,30 +147,35 @@ static void pack_left(const row_source *s, int64_t first, int64_t count, float f
     }
 }
 
-/* A right operand, and whether all numbers packed into it, times `reach`, are finite. */
+/*
+ * A right operand. `finite` becomes false if a number packed into it, times `reach`, is at least twice the largest f32,
+ * or may if the sum of such products is: one FMA per vector. FINITE_REACH keeps any finite numbers below that.
+ */
 typedef struct right_operand {
     float *terms;
     float reach;
     bool finite;
 } right_operand;
 
+#define FINITE_REACH 0x1p-32f
+
 INLINE bool pack_right_as(vjp_dtype dtype, row_source s, int64_t first, int64_t count, int64_t rows, float reach,
                           float *to) {
     float buffer[GEMM_DEPTH / GEMM_COLUMNS * GEMM_COLUMNS];
     int64_t width_limit = sizeof buffer / sizeof *buffer;
     row_cursor w = cursor_at(&s, first);
-    vf zero = vf_zero(); /* becomes NaN if a number is not finite */
+    vf sum = vf_zero();
     for (int64_t r = 0; r < count; r++) {
         int64_t at = next_row(&s, &w);
         for (int64_t d = 0; d < s.dim; d += width_limit) {
             int64_t width = vjp_min(width_limit, s.dim - d);
             const float *row = row_as_f32(dtype, s.data, at + d, width, buffer);
             for (int64_t i = 0; i < width; i += LANES)
-                zero = vf_fma(vf_mul(vf_load_part(VJP_F32, row, i, width - i), vf_set(reach)), vf_zero(), zero);
+                sum = vf_fma(vf_load_part(VJP_F32, row, i, width - i), vf_set(reach), sum);
             gemm_pack_term(row, width, GEMM_COLUMNS, GEMM_COLUMNS * rows, to + d * rows + r * GEMM_COLUMNS);
         }
     }
-    return !vi_any(vf_is_nan(zero));
+    return !vi_any(vf_is_nan(vf_mul(sum, vf_zero())));
 }
 
 /*
