@@ -1,9 +1,9 @@
-# What the backends share that are driven from C: how ops become launches, and shaders as text in the library.
+# What WebGPU and Metal share: how ops become launches, and shaders as text in the library.
 file(GLOB VJP_GPU_FILES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/*.c ${PROJECT_SOURCE_DIR}/src/gpu/ops/*.c)
 
 # vjp_embed(KIND FILE...): the shaders of backend KIND as <build>/KIND_shaders.c, which has KIND_shader(name).
 function(vjp_embed kind)
-  # What a shader includes lies beside it.
+  # A shader may include files beside it.
   file(GLOB all CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/shaders/*)
   set(out ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
   add_custom_command(OUTPUT ${out}
@@ -12,8 +12,8 @@ function(vjp_embed kind)
     DEPENDS ${all} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
 endfunction()
 
-# vjp_add_backend(KIND): libvjp-KIND from its own files, those above and its shaders. What it needs of core and op
-# comes as copies of its own, hidden.
+# vjp_add_backend(KIND): libvjp-KIND from its own files, those above and its shaders. It has its own, hidden copies of
+# what it needs of core and op.
 function(vjp_add_backend kind)
   file(GLOB own_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/${kind}/*.c)
   add_library(vjp_${kind}_objects OBJECT ${own_files} ${VJP_GPU_FILES} ${CMAKE_BINARY_DIR}/${kind}_shaders.c)

@@ -1,12 +1,12 @@
 # libvjp-metal: the Metal backend in a library of its own, opened when a "metal" device is. It is plain C and loads the
-# frameworks at run time, so that it builds on any system; on others than macOS it says why there is no device.
+# frameworks at run time, so that it builds on any system; elsewhere than on macOS opening a device fails with the reason.
 set(VJP_METAL auto CACHE STRING "Metal backend: auto, on, off (auto is on: it needs nothing but the compiler)")
 string(TOLOWER "${VJP_METAL}" vjp_metal)
 if(vjp_metal STREQUAL off)
   return()
 endif()
 file(GLOB VJP_METAL_SHADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/shaders/*.metal)
-# What others include is no shader by itself.
+# Files that others include are not shaders.
 list(FILTER VJP_METAL_SHADERS EXCLUDE REGEX "/(activation|common|norm)\\.metal$")
 vjp_embed(metal ${VJP_METAL_SHADERS})
 vjp_add_backend(metal)

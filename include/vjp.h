@@ -296,6 +296,14 @@ vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp
 vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
                     const void *attributes);
 
+/*
+ * Compiles what that call needs on this device and runs nothing: WebGPU and Metal compile a kernel when a combination
+ * of dtypes, options and placement first needs it. No call allocates or compiles after vjp_warm(). The other devices
+ * have nothing to compile. vjp_compile() does this for every call of a program.
+ */
+vjp_status vjp_warm(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
+                    const void *attributes);
+
 /* How much workspace that call needs. */
 vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                               size_t count, const void *attributes, size_t *bytes);

@@ -106,6 +106,11 @@ typedef struct vjp_backend {
     const char *(*property)(const vjp_device *device, const char *name, char *text, size_t bytes);
     /* Whether vjp_options.allocate can give this device's memory. */
     int takes_allocator;
+    /*
+     * Refuses a call for what the op's table cannot know, such as the sizes of buffers, before anything runs. NULL:
+     * nothing to refuse.
+     */
+    vjp_status (*check)(const vjp_work *work);
 } vjp_backend;
 
 /* What vjp offers a backend. */

@@ -12,6 +12,16 @@
 
 /* After them: it names a variable `device`. */
 #include "device_tests.h"
+#include "gpu_tests.h"
+
+static size_t pipelines_of(const vjp_device *of) {
+    (void)of;
+    return (size_t)stand_in.pipelines;
+}
+
+static int launches_of(const vjp_device *of) {
+    return ((const metal_state *)of->state)->launches;
+}
 
 /* ---- The emulator ------------------------------------------------------------------------------------ */
 
@@ -23,11 +33,11 @@ static const emulate_shader *shader_named(const char *name) {
     return s;
 }
 
-enum { UNIFORM_WORDS = 8, MOST_FLOATS = 1024, F32_THERE = 1 };
+enum { UNIFORM_WORDS = 8, MAX_FLOATS = 1024, F32_THERE = 1 };
 
 /* Runs a kernel of a test's shader on buffers of floats, all of them f32; false and the message: something was seen. */
 static bool run_kernel(const char *shader, const char *kernel, unsigned threads, unsigned param,
-                       float buffer[][MOST_FLOATS], char message[EMULATE_MESSAGE]) {
+                       float buffer[][MAX_FLOATS], char message[EMULATE_MESSAGE]) {
     const emulate_shader *s = shader_named(shader);
     unsigned constant[64] = {0}, uniforms[UNIFORM_WORDS] = {1, 0, 0, 0, param};
     emulate_launch l = {.shader = s, .constant = constant, .grid = {1, 1, 1}, .threads = threads};
@@ -58,9 +68,9 @@ static const struct {
 
 static void what_is_wrong_with_a_kernel_is_seen(void **state) {
     (void)state;
-    float(*buffer)[MOST_FLOATS] = malloc(2 * sizeof buffer[0]); /* not among the program's own data, which is allowed */
+    float(*buffer)[MAX_FLOATS] = malloc(2 * sizeof buffer[0]); /* not among the program's own data, which is allowed */
     char message[EMULATE_MESSAGE];
-    for (int i = 0; i < MOST_FLOATS; i++)
+    for (int i = 0; i < MAX_FLOATS; i++)
         buffer[0][i] = (float)i;
     for (emulate_order order = EMULATE_FORWARD; order <= EMULATE_SHUFFLED; order++) {
         emulate_with = (emulate_settings){order, 32};
@@ -85,7 +95,7 @@ static const unsigned widths[] = {1, 32, 64, 8, 24, 7, 20};
 
 static void sums_are_right_for_any_team_and_the_same_for_any_width(void **state) {
     (void)state;
-    static float buffer[4][MOST_FLOATS], first[4][MOST_FLOATS], again[4][MOST_FLOATS];
+    static float buffer[4][MAX_FLOATS], first[4][MAX_FLOATS], again[4][MAX_FLOATS];
     char message[EMULATE_MESSAGE];
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
@@ -161,11 +171,11 @@ static void where_there_is_no_macos_it_is_said(void **state) {
     objc_use(NULL);
     assert_int_equal(vjp_device_create("metal", &none), VJP_OK);
     assert_int_equal(vjp_device_start(none, vjp_backend_entry(vjp_version()), NULL), VJP_NO_DEVICE);
-    if (!strstr(vjp_error(none), "metal: this is no macOS with Metal")) fail_msg("%s", vjp_error(none));
+    if (!strstr(vjp_error(none), "metal: Metal needs macOS")) fail_msg("%s", vjp_error(none));
     assert_int_equal(vjp_synchronize(none), VJP_NO_DEVICE);
     vjp_close(none);
     assert_int_equal(vjp_open("metal:1", NULL, &none), VJP_NO_DEVICE);
-    assert_non_null(strstr(vjp_error(none), "\"metal:1\" is no device"));
+    assert_non_null(strstr(vjp_error(none), "unknown device \"metal:1\""));
     vjp_close(none);
 }
 
@@ -177,20 +187,20 @@ static void opening_that_fails_says_why_and_keeps_nothing(void **state) {
         vjp_status status;
         const char *words;
     } rows[] = {
-        {{.no_device = true}, VJP_NO_DEVICE, "no GPU that Metal knows"},
+        {{.no_device = true}, VJP_NO_DEVICE, "no GPU for Metal"},
         {{.fail_queue = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
         {{.fail_buffer = true}, VJP_OUT_OF_MEMORY, "no memory for the device"},
         {{.fail_library = compiler}, VJP_DEVICE_FAILED, "tools.metal: program_source:3:1: error: unknown type"},
         {{.fail_function = "no such constant"}, VJP_DEVICE_FAILED, "tools.metal, words(): no such constant"},
         {{.fail_pipeline = "too many registers"}, VJP_DEVICE_FAILED, "words(): too many registers"},
-        {{.most_threads = 0}, VJP_NO_DEVICE, "runs no threads"},
+        {{.max_threads = 0}, VJP_NO_DEVICE, "runs no threads"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         vjp_device *none;
         stand_in_reset();
         stand_in_state usual = stand_in;
         stand_in = rows[i].with;
-        stand_in.most_bytes = usual.most_bytes;
+        stand_in.max_bytes = usual.max_bytes;
         assert_int_equal(open_here(&none), rows[i].status);
         if (!strstr(vjp_error(none), rows[i].words)) fail_msg("\"%s\" is no \"%s\"", vjp_error(none), rows[i].words);
         vjp_close(none);
@@ -213,7 +223,7 @@ static void any_bytes_go_up_and_come_down(void **state) {
     assert_memory_equal(back, host + 1, 7);
     assert_int_equal(vjp_upload(device, data, 0, host, 0), VJP_OK);
     assert_int_equal(vjp_upload(device, host, 0, host, 4), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
+    assert_non_null(strstr(vjp_error(device), "is not memory of this device"));
     assert_int_equal(vjp_download(device, back, data, 250, 16), VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "16 bytes at 250 run past a buffer of 256"));
     vjp_free(device, data);
@@ -311,10 +321,10 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     (void)state;
     start();
     vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){2, 4}, numbers, sizeof numbers);
-    stand_in.fail_library = "program_source:9:3: error: no member named 'z'\n  in 'Facts'";
+    stand_in.fail_library = "program_source:9:3: error: no member named 'z'\n  in 'Stats'";
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
     assert_non_null(
-        strstr(vjp_error(device), "rms_norm.metal: program_source:9:3: error: no member named 'z' in 'Facts'"));
+        strstr(vjp_error(device), "rms_norm.metal: program_source:9:3: error: no member named 'z' in 'Stats'"));
     stand_in.fail_library = NULL;
     stand_in.fail_pipeline = "Compiler encountered an internal error";
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
@@ -341,7 +351,7 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     stand_in.fail_run = NULL;
 
     /* A pipeline that gives fewer threads than the others, or less than asked. */
-    stand_in.most_threads = 100;
+    stand_in.max_threads = 100;
     vjp_tensor y = x;
     y.dtype = VJP_F16;
     assert_int_equal(norm(&y, &y), VJP_UNSUPPORTED);
@@ -442,7 +452,7 @@ static void every_op_is_right(void **state) {
         start();
         stop();
         stand_in_reset();
-        stand_in.most_threads = ways[w].threads;
+        stand_in.max_threads = ways[w].threads;
         emulate_with.width = ways[w].width;
         if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
         compare_all(SANITIZED ? ways[w].most / 8 : ways[w].most);
@@ -494,12 +504,12 @@ static void shapes_that_have_broken_others(void **state) {
 static void more_groups_than_a_row_of_the_grid_holds(void **state) {
     (void)state;
     stand_in_reset();
-    stand_in.most_threads = 1;
+    stand_in.max_threads = 1;
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
     compare_setup("rms_norm", "x=[70001,1] eps=0.5", VJP_F32);
     stop();
     stand_in_reset();
-    stand_in.most_threads = 1;
+    stand_in.max_threads = 1;
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
     static float zero[70001 * 3];
     vjp_tensor x = on_device(VJP_F32, 2, (int64_t[]){70001, 3}, zero, sizeof zero);
@@ -537,9 +547,8 @@ static void results_do_not_depend_on_how_threads_run(void **state) {
     (void)state;
     static const int64_t dims[] = {65, 1025, 4097};
     for (size_t t = 0; t < sizeof dims / sizeof dims[0]; t++) {
-        enum { ROWS_HERE = 5, MOST_DIM = 4097 };
-        static float x[ROWS_HERE * MOST_DIM], first[ROWS_HERE * MOST_DIM + MOST_DIM],
-            again[ROWS_HERE * MOST_DIM + MOST_DIM];
+        enum { ROWS_HERE = 5, MAX_DIM = 4097 };
+        static float x[ROWS_HERE * MAX_DIM], first[ROWS_HERE * MAX_DIM + MAX_DIM], again[ROWS_HERE * MAX_DIM + MAX_DIM];
         size_t count = (size_t)(ROWS_HERE * dims[t]);
         for (size_t i = 0; i < count; i++)
             x[i] = (float)(i * 2654435761u % 1999) / 1000 - 1;
@@ -592,6 +601,8 @@ int main(void) {
         cmocka_unit_test(results_do_not_depend_on_how_threads_run),
     };
     const struct CMUnitTest of_any_device[] = {
+        cmocka_unit_test(a_warmed_call_makes_no_pipeline),
+        cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

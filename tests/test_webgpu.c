@@ -7,10 +7,18 @@
 #include "gpu/webgpu/device.h"
 #include "proof/problem.h"
 #include "proof_sink.h"
-#include "sample.h"
 
 /* After them: it names a variable `device`. */
 #include "device_tests.h"
+#include "gpu_tests.h"
+
+static size_t pipelines_of(const vjp_device *of) {
+    return ((const webgpu_state *)of->state)->pipelines.count;
+}
+
+static int launches_of(const vjp_device *of) {
+    return ((const webgpu_state *)of->state)->launches;
+}
 
 static void the_library_has_one_entry_and_knows_its_version(void **state) {
     (void)state;
@@ -41,7 +49,7 @@ static void refused(const char *name, const char *library, const char *words) {
 
 static void what_is_missing_is_said(void **state) {
     (void)state;
-    refused("webgpu:1", NULL, "\"webgpu:1\" is no device");
+    refused("webgpu:1", NULL, "unknown device \"webgpu:1\"");
     refused("webgpu", "/nonexistent/libwebgpu.so", "VJP_WEBGPU_LIB is \"/nonexistent/libwebgpu.so\"");
     refused("webgpu", "libm.so.6", "libm.so.6 has no wgpu");
 }
@@ -78,7 +86,7 @@ static void memory_that_is_not_the_devices_is_refused(void **state) {
     void *data;
     vjp_tensor x = vjp_tensor_of(host, VJP_F32, 2, (int64_t[]){2, 2}), y = x;
     assert_int_equal(vjp_upload(device, host, 0, host, sizeof host), VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "is no memory of this device"));
+    assert_non_null(strstr(vjp_error(device), "is not memory of this device"));
     assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_INVALID);
     assert_int_equal(vjp_alloc(device, 256, &data), VJP_OK);
     assert_int_equal(vjp_download(device, host, data, 250, 16), VJP_INVALID);
@@ -104,68 +112,38 @@ static void memory_that_is_not_the_devices_is_refused(void **state) {
     vjp_free(device, data);
 }
 
-/* Puts a call's tensors on the device: each in a buffer of its own, or all in one, as close together as dtypes allow.
- */
-static void place(const call *c, bool together, vjp_tensor tensor[VJP_MAX_SLOTS], void *block[VJP_MAX_SLOTS]) {
-    size_t at = 6; /* not on a word, so that two-byte elements are odd ones */
-    if (together) assert_int_equal(vjp_alloc(device, c->block_bytes + 1024, &block[0]), VJP_OK);
-    for (size_t i = 0; i < c->count; i++) {
-        if (!c->pointer[i]) continue;
-        tensor[i] = c->tensor[i];
-        size_t bytes = call_bytes(&tensor[i]), size = vjp_dtype_size((vjp_dtype)tensor[i].dtype);
-        at = (at + size - 1) / size * size;
-        if (!together) assert_int_equal(vjp_alloc(device, bytes, &block[i]), VJP_OK);
-        tensor[i].data = block[together ? 0 : i];
-        tensor[i].offset = together ? at : 0;
-        const char *host = (const char *)c->tensor[i].data + c->tensor[i].offset;
-        assert_int_equal(vjp_upload(device, tensor[i].data, tensor[i].offset, host, bytes), VJP_OK);
-        at += bytes;
-    }
-}
-
 /* The outputs, one after another; freed by the caller. */
 static char *results_of(const call *c, bool together, size_t *bytes) {
-    vjp_tensor tensor[VJP_MAX_SLOTS];
-    void *block[VJP_MAX_SLOTS] = {0};
-    const vjp_tensor *pointer[VJP_MAX_SLOTS];
+    placed_call p = {.host = *c};
     char *results = malloc(c->block_bytes);
-    place(c, together, tensor, block);
-    for (size_t i = 0; i < c->count; i++)
-        pointer[i] = c->pointer[i] ? &tensor[i] : NULL;
-    if (vjp_call(device, c->op, c->pass, pointer, c->count, c->attributes) != VJP_OK) fail_msg("%s", vjp_error(device));
+    place(&p, together);
+    if (call_on_device(&p) != VJP_OK) fail_msg("%s", vjp_error(device));
     *bytes = 0;
     for (size_t i = 0; i < c->info->pass[c->pass].outputs; i++) {
-        if (!pointer[i]) continue;
-        size_t size = call_bytes(&tensor[i]);
-        assert_int_equal(vjp_download(device, results + *bytes, tensor[i].data, tensor[i].offset, size), VJP_OK);
+        if (!p.pointer[i]) continue;
+        size_t size = call_bytes(&p.tensor[i]);
+        assert_int_equal(vjp_download(device, results + *bytes, p.tensor[i].data, p.tensor[i].offset, size), VJP_OK);
         *bytes += size;
     }
-    for (int i = 0; i < VJP_MAX_SLOTS; i++)
-        vjp_free(device, block[i]);
+    release(&p);
     return results;
+}
+
+static void check_one_buffer(placed_call *p) {
+    size_t apart_bytes, together_bytes;
+    char *apart = results_of(&p->host, false, &apart_bytes), *together = results_of(&p->host, true, &together_bytes);
+    assert_int_equal(apart_bytes, together_bytes);
+    assert_true(apart_bytes > 0);
+    if (memcmp(apart, together, apart_bytes) != 0)
+        fail_msg("%s pass %d differs in one buffer", p->host.info->name, (int)p->host.pass);
+    free(apart);
+    free(together);
 }
 
 static void tensors_in_one_buffer_give_the_same_bits(void **state) {
     (void)state;
     need_device();
-    static const vjp_dtype storage[] = {VJP_F32, VJP_BF16};
-    for (size_t op = 0; op < vjp_op_count(); op++)
-        for (int pass = 0; pass < vjp_passes(vjp_op_describe(vjp_op_at(op))) && gpu_kernel(vjp_op_at(op), VJP_FORWARD);
-             pass++)
-            for (int d = 0; d < 2; d++) {
-                call c;
-                size_t apart_bytes, together_bytes;
-                const char *name = vjp_op_describe(vjp_op_at(op))->name;
-                assert_true(call_make(&c, device, sample_find(name), (vjp_pass)pass,
-                                      (sample_types){storage[d], storage[d], VJP_I32}, 7));
-                char *apart = results_of(&c, false, &apart_bytes), *together = results_of(&c, true, &together_bytes);
-                assert_int_equal(apart_bytes, together_bytes);
-                assert_true(apart_bytes > 0);
-                if (memcmp(apart, together, apart_bytes) != 0) fail_msg("%s pass %d differs in one buffer", name, pass);
-                free(apart);
-                free(together);
-                call_free(&c);
-            }
+    for_every_call(2, false, check_one_buffer);
 }
 
 /* An arena of which a binding sees a part: tensors at its two ends. */
@@ -204,6 +182,27 @@ static void an_arena_may_be_larger_than_a_binding(void **state) {
     vjp_free(device, data);
 }
 
+/* As if a binding held a kilobyte: every op refuses larger tensors, with both numbers, before it runs anything. */
+static void check_refused(placed_call *p) {
+    place(p, false);
+    vjp_status status = call_on_device(p);
+    if (status != VJP_UNSUPPORTED || !strstr(vjp_error(device), " bytes; this device binds at most 1024"))
+        fail_msg("%s pass %d: %s", p->host.info->name, (int)p->host.pass, status == VJP_OK ? "" : vjp_error(device));
+    assert_int_equal(launches_of(device), 0);
+    assert_true(outputs_are_untouched(p));
+    release(p);
+}
+
+static void a_tensor_past_a_binding_is_refused_before_any_work(void **state) {
+    (void)state;
+    need_device();
+    webgpu_state *inside = device->state;
+    uint64_t max_bytes = inside->limits.maxStorageBufferBindingSize;
+    inside->limits.maxStorageBufferBindingSize = 1024;
+    for_every_call(1, true, check_refused);
+    inside->limits.maxStorageBufferBindingSize = max_bytes;
+}
+
 /* ---- Submissions and pipelines ----------------------------------------------------------------------- */
 
 static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state) {
@@ -215,7 +214,7 @@ static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state)
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){2, 4}, host, sizeof host);
     assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_OK);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
-    size_t pipelines = inside->pipelines.count, buffers = inside->places.count;
+    size_t pipelines = inside->pipelines.count, buffers = inside->buffers.count;
     for (int i = 0; i < 40; i++)
         assert_int_equal(vjp_layer_norm_forward(device, &y, NULL, NULL, &x, NULL, NULL, NULL), VJP_OK);
     assert_int_equal(inside->launches, 40); /* all of them wait together */
@@ -224,13 +223,13 @@ static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state)
     assert_int_equal(vjp_synchronize(device), VJP_OK);
     assert_int_equal(inside->launches, 0);
     assert_int_equal(inside->pipelines.count, pipelines);
-    assert_int_equal(inside->places.count, buffers);
+    assert_int_equal(inside->buffers.count, buffers);
     vjp_free(device, x.data);
     vjp_free(device, y.data);
 }
 
 /* The first bad index is the one of the lowest position, with its own value, over several calls. */
-static void findings_of_several_calls_keep_position_and_value_together(void **state) {
+static void bad_indices_of_several_calls_keep_position_and_value_together(void **state) {
     (void)state;
     need_device();
     const float table[2] = {1, 2}, zero[8] = {0};
@@ -371,7 +370,7 @@ static void shapes_that_have_broken_others(void **state) {
 }
 
 /* As if a grid dimension held seven workgroups: what a real one holds would take a software GPU minutes to pass. */
-static void more_groups_than_a_grid_dimension_holds_are_folded(void **state) {
+static void more_groups_than_a_grid_dimension_holds_use_a_second_one(void **state) {
     (void)state;
     need_device();
     webgpu_state *inside = device->state;
@@ -390,18 +389,21 @@ int main(void) {
         cmocka_unit_test(the_library_has_one_entry_and_knows_its_version),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         cmocka_unit_test(what_is_missing_is_said),
+        cmocka_unit_test(a_warmed_call_makes_no_pipeline), /* before others have made them */
+        cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
         DEVICE_TESTS,
         cmocka_unit_test(any_bytes_go_up_and_come_down),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused),
         cmocka_unit_test(tensors_in_one_buffer_give_the_same_bits),
         cmocka_unit_test(an_arena_may_be_larger_than_a_binding),
+        cmocka_unit_test(a_tensor_past_a_binding_is_refused_before_any_work),
         cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),
-        cmocka_unit_test(findings_of_several_calls_keep_position_and_value_together),
+        cmocka_unit_test(bad_indices_of_several_calls_keep_position_and_value_together),
         cmocka_unit_test(a_shader_that_does_not_compile_says_why),
         cmocka_unit_test(a_lost_device_is_a_status_everywhere),
         cmocka_unit_test(a_mapping_that_fails_is_a_status),
         cmocka_unit_test(shapes_that_have_broken_others),
-        cmocka_unit_test(more_groups_than_a_grid_dimension_holds_are_folded),
+        cmocka_unit_test(more_groups_than_a_grid_dimension_holds_use_a_second_one),
     };
     int failed = cmocka_run_group_tests_name("webgpu", tests, NULL, NULL);
     vjp_close(device);

@@ -1,7 +1,7 @@
-"""tests/tint.py FOLDER: has Tint, Dawn's compiler, read every .wgsl in a folder.
+"""tests/tint.py FOLDER: compiles every .wgsl in a folder with Tint, Dawn's compiler.
 
 Dawn needs no GPU for that: its null backend checks and compiles shaders as the others do. The folder is filled by any
-run of vjp with VJP_WEBGPU_SHADERS=FOLDER. Needs the package dawn-python; exits 77 where it is not there.
+run of vjp with VJP_WEBGPU_SHADERS=FOLDER. Needs the package dawn-python; exits 77 where it is not installed.
 """
 import glob
 import sys
@@ -9,12 +9,12 @@ import sys
 try:
     from pydawn import utils, webgpu
 except (ImportError, OSError) as error:
-    print(f"no Dawn here ({error}): Tint was not asked")
+    print(f"Dawn is not installed ({error}): Tint was not run")
     sys.exit(77)
 
 
 def null_adapter():
-    """As utils.request_adapter_sync, but for the backend that has no GPU."""
+    """Like utils.request_adapter_sync, but for the backend that has no GPU."""
     result = {}
 
     def on_adapter(status, adapter, message, _):
@@ -32,7 +32,7 @@ def null_adapter():
 
 
 def complaint(device, path):
-    """What Tint says of a file, or None."""
+    """Tint's message about a file, or None."""
     with open(path, encoding="utf-8") as file:
         source = file.read()
     try:
@@ -50,19 +50,19 @@ def main():
         sys.exit("no shaders in " + sys.argv[1])
     broken = complaint_of_nonsense(device)
     if not broken:
-        sys.exit("Tint accepts nonsense: it is not asked rightly")
+        sys.exit("Tint accepts a shader that is wrong: this test does not work")
     bad = 0
     for path in paths:
         said = complaint(device, path)
         if said:
             bad += 1
             print(f"{path}: {said}")
-    print(f"Tint read {len(paths)} shaders, refused {bad}")
+    print(f"Tint compiled {len(paths)} shaders, refused {bad}")
     sys.exit(1 if bad else 0)
 
 
 def complaint_of_nonsense(device):
-    """A barrier under a condition that differs between threads: what Tint refuses and naga lets pass."""
+    """A barrier under a condition that differs between threads, which Tint refuses and naga accepts."""
     import os
     import tempfile
 

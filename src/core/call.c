@@ -363,7 +363,13 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
                           needed, workspace_bytes);
     work->workspace = workspace;
     work->workspace_bytes = needed;
-    return check_overlaps(work, info);
+    status = check_overlaps(work, info);
+    return status == VJP_OK && device->backend->check ? device->backend->check(work) : status;
+}
+
+vjp_status vjp_warm_work(const vjp_work *work) {
+    const vjp_backend *backend = work->device->backend;
+    return backend->warm ? backend->warm(work) : VJP_OK;
 }
 
 vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel) {
@@ -374,16 +380,32 @@ vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel) {
     return kernel->run(work);
 }
 
+/* With the device's own workspace; `defaults` has room for attributes that are not given. */
+static vjp_status resolve_call(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op,
+                               vjp_pass pass, const vjp_tensor *const *tensors, size_t count, const void *attributes,
+                               int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8]) {
+    if (op && !attributes) {
+        vjp_op_defaults(op, defaults);
+        attributes = defaults;
+    }
+    return vjp_resolve(work, kernel, device, op, pass, tensors, count, attributes, device ? device->workspace : NULL,
+                       device ? device->workspace_bytes : 0);
+}
+
 vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
                     const void *attributes) {
     vjp_work work;
     const vjp_kernel *kernel;
     int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
-    if (op && !attributes) {
-        vjp_op_defaults(op, defaults);
-        attributes = defaults;
-    }
-    vjp_status status = vjp_resolve(&work, &kernel, device, op, pass, tensors, count, attributes,
-                                    device ? device->workspace : NULL, device ? device->workspace_bytes : 0);
+    vjp_status status = resolve_call(&work, &kernel, device, op, pass, tensors, count, attributes, defaults);
     return status == VJP_OK ? vjp_run(&work, kernel) : status;
+}
+
+vjp_status vjp_warm(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,
+                    const void *attributes) {
+    vjp_work work;
+    const vjp_kernel *kernel;
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    vjp_status status = resolve_call(&work, &kernel, device, op, pass, tensors, count, attributes, defaults);
+    return status == VJP_OK ? vjp_warm_work(&work) : status;
 }

@@ -58,6 +58,9 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
                        size_t workspace_bytes);
 vjp_status vjp_run(const vjp_work *work, const vjp_kernel *kernel);
 
+/* vjp_warm() for a call that is resolved. */
+vjp_status vjp_warm_work(const vjp_work *work);
+
 enum { VJP_MAX_ATTRIBUTE_BYTES = 256 };
 
 /* ---- Devices ----------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* A launch put together: operands, parameters, constants. */
+/* Builds a launch: operands, parameters, constants. */
 #include "gpu/gpu.h"
 
 #include <string.h>
@@ -28,10 +28,11 @@ void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run) {
     o->output = vjp_slot_at(work, slot)->flags & VJP_SLOT_OUTPUT;
     o->adds = vjp_accumulates(work, slot);
     o->bytes = (uint64_t)count * size;
+    o->label = vjp_slot_at(work, slot)->name;
     uintptr_t at = (uintptr_t)o->address;
     o->paired = size != 2 || (at % 4 == 0 && (run % 2 == 0 || run == count) && run != 1);
-    /* A shader counts elements, and 16-byte pieces of what surrounds them, in 32 bits. */
-    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = vjp_slot_at(work, slot)->name;
+    /* A shader counts elements, and 16-byte words of the window around them, in 32 bits. */
+    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = o->label;
 }
 
 void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
@@ -44,7 +45,6 @@ void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
 void gpu_part(gpu_launch *l, int64_t first, int64_t count) {
     gpu_operand *o = &l->operand[l->operands - 1];
     size_t size = vjp_dtype_size(o->dtype);
-    l->parts = true;
     if (!o->present) return;
     o->address += (size_t)first * size;
     o->bytes = (uint64_t)count * size;
@@ -55,14 +55,24 @@ void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset
     o->present = count > 0;
     o->output = output;
     o->paired = true;
+    o->label = "its workspace";
     if (!o->present) return; /* there may be no workspace at all */
     o->address = (const char *)l->work->workspace + offset;
     o->bytes = (uint64_t)count * 4;
-    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = "its workspace";
+    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = o->label;
 }
 
-void gpu_findings(gpu_launch *l, int64_t limit) {
-    add(l, "found", GPU_FINDINGS, VJP_I32)->output = true;
+void gpu_words(gpu_launch *l, const char *name, const void *address, uint64_t bytes, bool output) {
+    gpu_operand *o = add(l, name, GPU_WORD, VJP_I32);
+    o->present = o->paired = true;
+    o->output = output;
+    o->address = address;
+    o->bytes = bytes;
+    o->label = name;
+}
+
+void gpu_report_bad_index(gpu_launch *l, int64_t limit) {
+    add(l, "bad_index", GPU_BAD_INDEX, VJP_I32)->output = true;
     l->limit = limit;
 }
 
@@ -70,11 +80,10 @@ vjp_status gpu_explain(const vjp_work *work, int slot) {
     gpu_launch l = gpu_begin(work, "explain");
     l.shader = "tools";
     l.threads = gpu_threads(work->device);
-    l.parts = true; /* it comes last, and sees the indices alone */
     gpu_tensor(&l, "explained", slot, 1);
     if (!l.operand[0].present) return VJP_OK;
     gpu_u32(&l, vjp_elements(work, slot));
-    gpu_findings(&l, -1);
+    gpu_report_bad_index(&l, -1);
     return gpu_enqueue(&l, 1);
 }
 
@@ -92,7 +101,7 @@ void gpu_constant(gpu_launch *l, const char *name, int64_t value) {
     l->constant[l->constants++] = (gpu_constant_value){name, (uint32_t)value};
 }
 
-/* Each op's kernels: ops/<op>.c. */
+/* The kernels of each op: ops/<op>.c, and ops/norm.c for layer_norm and rms_norm. */
 #define OP(name, family, cuda, gpu) extern const vjp_kernel gpu_##name[VJP_PASS_COUNT];
 #include "op/ops.def"
 
@@ -105,11 +114,22 @@ const vjp_kernel *gpu_kernel(const vjp_op *op, vjp_pass pass) {
     return kernels[op->id] ? &kernels[op->id][pass] : NULL;
 }
 
+vjp_status gpu_rehearse(const vjp_work *work, gpu_mode *mode, gpu_mode during) {
+    *mode = during;
+    vjp_status status = gpu_kernel(work->op, work->pass)->run(work);
+    *mode = GPU_RUN;
+    return status;
+}
+
 /* ---- Refusals ---------------------------------------------------------------------------------------- */
 
 vjp_status gpu_refuse(vjp_device *device, const gpu_launch *l, vjp_status status, const char *what, const char *name) {
     if (l->work) return vjp_refuse(l->work, status, "%s %s", name, what);
     return vjp_fail(device, status, "%s: %s %s", device->name, name, what);
+}
+
+vjp_status gpu_refuse_memory(vjp_device *device, const gpu_launch *l, const gpu_operand *o) {
+    return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there", o->label);
 }
 
 vjp_status gpu_launch_counts(vjp_device *device, const gpu_launch *l, int64_t groups) {

@@ -1,3 +1,4 @@
+/* See pipelines.h. */
 #include "gpu/pipelines.h"
 
 #include <stdlib.h>
@@ -12,12 +13,12 @@ uint64_t gpu_hash(const char *bytes, size_t count) {
     return hash;
 }
 
-void gpu_one_line(const char *said, size_t length, char *text, size_t room) {
+void gpu_one_line(const char *message, size_t length, char *text, size_t room) {
     size_t to = 0;
     bool space = true;
     for (size_t i = 0; i < length && to + 1 < room; i++) {
-        bool blank = said[i] == ' ' || said[i] == '\n' || said[i] == '\t';
-        if (!blank || !space) text[to++] = blank ? ' ' : said[i];
+        bool blank = message[i] == ' ' || message[i] == '\n' || message[i] == '\t';
+        if (!blank || !space) text[to++] = blank ? ' ' : message[i];
         space = blank;
     }
     text[to] = 0;

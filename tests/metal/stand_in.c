@@ -12,7 +12,7 @@
 stand_in_state stand_in;
 
 void stand_in_reset(void) {
-    stand_in = (stand_in_state){.most_threads = 1024, .most_bytes = 1ul << 32};
+    stand_in = (stand_in_state){.max_threads = 1024, .max_bytes = 1ul << 32};
 }
 
 __attribute__((format(printf, 1, 2))) static void misuse(const char *format, ...) {
@@ -44,7 +44,7 @@ typedef enum kind {
     ENCODER
 } kind;
 
-enum { MOST_CONSTANTS = 64, MOST_AUTORELEASED = 4096, UNIFORM_BYTES = 4096 };
+enum { MAX_CONSTANTS = 64, MAX_AUTORELEASED = 4096, UNIFORM_BYTES = 4096 };
 
 typedef struct object object;
 
@@ -59,13 +59,13 @@ struct object {
     int references;
     char *text;                        /* string, failure */
     bool fast_math, precise;           /* options */
-    unsigned constant[MOST_CONSTANTS]; /* values, function, pipeline */
-    bool given[MOST_CONSTANTS];
+    unsigned constant[MAX_CONSTANTS]; /* values, function, pipeline */
+    bool given[MAX_CONSTANTS];
     char *memory; /* buffer */
     size_t bytes;
     const emulate_shader *shader; /* library and what comes of it */
     const emulate_kernel *kernel;
-    unsigned constants[MOST_CONSTANTS]; /* in the shader's order */
+    unsigned constants[MAX_CONSTANTS]; /* in the shader's order */
     recorded *record;                   /* commands */
     int records;
     bool ended, committed, done;
@@ -75,7 +75,7 @@ struct object {
 };
 
 static object classes[] = {{.kind = CLASS_STRING}, {.kind = CLASS_OPTIONS}, {.kind = CLASS_VALUES}};
-static object *autoreleased[MOST_AUTORELEASED];
+static object *autoreleased[MAX_AUTORELEASED];
 static int autoreleased_count;
 static object *newest; /* commands that were committed last */
 
@@ -89,7 +89,7 @@ static object *make(kind k) {
 
 static object *autorelease(object *o) {
     if (!stand_in.pools) misuse("an object is autoreleased with no pool in place");
-    if (autoreleased_count == MOST_AUTORELEASED) abort();
+    if (autoreleased_count == MAX_AUTORELEASED) abort();
     autoreleased[autoreleased_count++] = o;
     return o;
 }
@@ -212,7 +212,7 @@ static void m_math_functions(objc_id self, void *selector, long value) {
 static void m_set_constant(objc_id self, void *selector, const void *value, unsigned long type, unsigned long index) {
     object *o = self;
     (void)selector;
-    if (type != 33 || index >= MOST_CONSTANTS) {
+    if (type != 33 || index >= MAX_CONSTANTS) {
         misuse("function constant %lu of type %lu", index, type);
         return;
     }
@@ -235,7 +235,7 @@ static objc_id m_name(objc_id self, void *selector) {
 static unsigned long m_most_bytes(objc_id self, void *selector) {
     (void)self;
     (void)selector;
-    return stand_in.most_bytes;
+    return stand_in.max_bytes;
 }
 
 static objc_id m_new_queue(objc_id self, void *selector) {
@@ -249,7 +249,7 @@ static objc_id m_new_buffer(objc_id self, void *selector, unsigned long bytes, u
     (void)selector;
     if (options != 0) misuse("a buffer that is not shared");
     if (!bytes) misuse("a buffer of no bytes");
-    if (stand_in.fail_buffer || bytes > stand_in.most_bytes) return NULL;
+    if (stand_in.fail_buffer || bytes > stand_in.max_bytes) return NULL;
     object *o = make(BUFFER);
     if (posix_memalign((void **)&o->memory, 4096, bytes) != 0) abort();
     memset(o->memory, 0xee, bytes);
@@ -322,7 +322,7 @@ static objc_id m_new_pipeline(objc_id self, void *selector, objc_id function, ob
 static unsigned long m_most_threads(objc_id self, void *selector) {
     (void)self;
     (void)selector;
-    return stand_in.most_threads;
+    return stand_in.max_threads;
 }
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
@@ -376,7 +376,7 @@ static void m_dispatch(objc_id self, void *selector, objc_size groups, objc_size
     (void)selector;
     if (o->ended) misuse("a dispatch after endEncoding");
     if (!r->pipeline || !r->bytes || groups.depth != 1 || threads.height != 1 || threads.depth != 1 || !groups.width ||
-        !groups.height || !threads.width || threads.width > stand_in.most_threads ||
+        !groups.height || !threads.width || threads.width > stand_in.max_threads ||
         groups.width * threads.width > UINT32_MAX) {
         misuse("a dispatch of %lu x %lu groups of %lu threads", groups.width, groups.height, threads.width);
         return;
@@ -465,7 +465,7 @@ static const struct {
     [OBJC_TEXT] = {STRING, (objc_method)m_text},
     [OBJC_DESCRIPTION] = {FAILURE, (objc_method)m_description},
     [OBJC_NAME] = {DEVICE, (objc_method)m_name},
-    [OBJC_MOST_BYTES] = {DEVICE, (objc_method)m_most_bytes},
+    [OBJC_MAX_BYTES] = {DEVICE, (objc_method)m_most_bytes},
     [OBJC_NEW_QUEUE] = {DEVICE, (objc_method)m_new_queue},
     [OBJC_NEW_BUFFER] = {DEVICE, (objc_method)m_new_buffer},
     [OBJC_NEW_LIBRARY] = {DEVICE, (objc_method)m_new_library},
@@ -475,7 +475,7 @@ static const struct {
     [OBJC_SET_MATH_FUNCTIONS] = {OPTIONS, (objc_method)m_math_functions},
     [OBJC_SET_CONSTANT] = {VALUES, (objc_method)m_set_constant},
     [OBJC_NEW_FUNCTION] = {LIBRARY, (objc_method)m_new_function},
-    [OBJC_MOST_THREADS] = {PIPELINE, (objc_method)m_most_threads},
+    [OBJC_MAX_THREADS] = {PIPELINE, (objc_method)m_most_threads},
     [OBJC_CONTENTS] = {BUFFER, (objc_method)m_contents},
     [OBJC_COMMANDS] = {QUEUE, (objc_method)m_commands},
     [OBJC_ENCODER] = {COMMANDS, (objc_method)m_encoder},

@@ -17,7 +17,7 @@ typedef struct stand_in_state {
     bool no_device, old_system;                                          /* old: before the modes of mathematics */
     const char *fail_library, *fail_function, *fail_pipeline, *fail_run; /* the words of the error; NULL: none */
     bool fail_queue, fail_buffer, fail_commands, fail_encoder;
-    unsigned long most_threads, most_bytes;
+    unsigned long max_threads, max_bytes;
 
     /* What was seen. */
     int objects;                                          /* that live */

@@ -1,6 +1,6 @@
 /*
- * The Metal device: opening, memory, waiting, and what kernels found. What is retained here is released here: every
- * object of metal_state is ours, what messages return besides belongs to the pool of the call.
+ * The Metal device: opening, memory, synchronising. Every object in metal_state is retained and released by us; other
+ * objects that messages return belong to the autorelease pool of the call.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,49 +19,50 @@ static void close_state(metal_state *state) {
     const objc *o = &state->objc;
     if (state->device) {
         void *pool = metal_begin(state);
-        if (state->encoder) objc_do(o, state->encoder, OBJC_END); /* one that is let go without this is a fault */
+        if (state->encoder) objc_do(o, state->encoder, OBJC_END); /* releasing an open encoder is a fault */
         objc_release(o, state->encoder);
         objc_release(o, state->commands);
         for (int i = 0; i < state->committed_count; i++) {
             objc_do(o, state->committed[i], OBJC_WAIT);
             objc_release(o, state->committed[i]);
         }
-        metal_forget_pipelines(state);
-        metal_forget_libraries(state);
-        for (size_t i = 0; i < state->places.count; i++)
-            objc_release(o, state->places.place[i].buffer);
-        objc_release(o, state->findings);
+        metal_release_pipelines(state);
+        metal_release_libraries(state);
+        for (size_t i = 0; i < state->buffers.count; i++)
+            objc_release(o, state->buffers.buffer[i].handle);
+        objc_release(o, state->bad_indices);
         objc_release(o, state->queue);
         objc_release(o, state->device);
         metal_end(state, pool);
     }
     objc_close(&state->objc);
-    free(state->places.place);
+    free(state->buffers.buffer);
     gpu_pipelines_close(&state->pipelines);
     free(state);
 }
 
-static void forget_findings(metal_state *state) {
-    memset(state->record, 0xff, GPU_RECORDS * sizeof *state->record);
-    state->may_have_found = false;
+static void clear_bad_indices(metal_state *state) {
+    memset(state->record, 0xff, GPU_BAD_INDEX_RECORDS * sizeof *state->record);
+    state->may_have_bad_index = false;
 }
 
 static vjp_status open_objects(vjp_device *device, metal_state *state) {
     const objc *o = &state->objc;
     state->queue = objc_get(o, state->device, OBJC_NEW_QUEUE);
-    state->findings = objc_new_buffer(o, state->device, GPU_RECORDS * sizeof(gpu_record), SHARED_STORAGE);
-    if (state->findings) state->record = objc_get(o, state->findings, OBJC_CONTENTS);
+    state->bad_indices =
+        objc_new_buffer(o, state->device, GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index), SHARED_STORAGE);
+    if (state->bad_indices) state->record = objc_get(o, state->bad_indices, OBJC_CONTENTS);
     if (!state->queue || !state->record || !gpu_pipelines_open(&state->pipelines))
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
-    forget_findings(state);
-    state->most_bytes = objc_number(o, state->device, OBJC_MOST_BYTES);
+    clear_bad_indices(state);
+    state->max_bytes = objc_number(o, state->device, OBJC_MAX_BYTES);
     unsigned long threads;
     vjp_status status = metal_probe(device, &threads);
     if (status != VJP_OK) return status;
     if (!threads) return vjp_fail(device, VJP_NO_DEVICE, "%s: the device runs no threads", device->name);
     state->threads = threads < GPU_THREADS ? (int)threads : GPU_THREADS;
     snprintf(device->summary, sizeof device->summary, "%.120s, buffers up to %llu MiB, shared with the processor",
-             objc_text(o, objc_get(o, state->device, OBJC_NAME)), (unsigned long long)(state->most_bytes >> 20));
+             objc_text(o, objc_get(o, state->device, OBJC_NAME)), (unsigned long long)(state->max_bytes >> 20));
     return VJP_OK;
 }
 
@@ -70,9 +71,9 @@ static vjp_status open_device(vjp_device *device, metal_state *state) {
     if (!objc_open(&state->objc, why, sizeof why)) return vjp_fail(device, VJP_NO_DEVICE, "%s: %s", device->name, why);
     void *pool = metal_begin(state);
     state->device = state->objc.system.create_device();
-    vjp_status status =
-        state->device ? open_objects(device, state)
-                      : vjp_fail(device, VJP_NO_DEVICE, "%s: this system has no GPU that Metal knows", device->name);
+    vjp_status status = state->device
+                            ? open_objects(device, state)
+                            : vjp_fail(device, VJP_NO_DEVICE, "%s: this system has no GPU for Metal", device->name);
     metal_end(state, pool);
     return status;
 }
@@ -80,7 +81,7 @@ static vjp_status open_device(vjp_device *device, metal_state *state) {
 static vjp_status metal_open(vjp_device *device, const vjp_options *options) {
     (void)options;
     if (strcmp(device->name, "metal") != 0)
-        return vjp_fail(device, VJP_NO_DEVICE, "\"%s\" is no device; the name is metal", device->name);
+        return vjp_fail(device, VJP_NO_DEVICE, "unknown device \"%s\"; the name is metal", device->name);
     metal_state *state = calloc(1, sizeof *state);
     if (!state) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     device->state = state;
@@ -109,16 +110,16 @@ static vjp_status no_room(vjp_device *device, size_t bytes, const char *why) {
 static vjp_status metal_alloc(vjp_device *device, size_t bytes, void **data) {
     metal_state *state = metal_of(device);
     const objc *o = &state->objc;
-    if (bytes > state->most_bytes) {
+    if (bytes > state->max_bytes) {
         char why[96];
-        snprintf(why, sizeof why, "a buffer of this device holds at most %llu", (unsigned long long)state->most_bytes);
+        snprintf(why, sizeof why, "a buffer of this device holds at most %llu", (unsigned long long)state->max_bytes);
         return no_room(device, bytes, why);
     }
     uint64_t rounded = bytes ? ((uint64_t)bytes + ROUND - 1) / ROUND * ROUND : ROUND;
     void *pool = metal_begin(state);
     objc_id buffer = objc_new_buffer(o, state->device, rounded, SHARED_STORAGE);
     char *begin = buffer ? objc_get(o, buffer, OBJC_CONTENTS) : NULL;
-    bool kept = begin && gpu_places_add(&state->places, (gpu_place){begin, rounded, buffer});
+    bool kept = begin && gpu_buffers_add(&state->buffers, (gpu_buffer){begin, rounded, buffer});
     if (!kept) objc_release(o, buffer);
     metal_end(state, pool);
     if (!kept) return no_room(device, bytes, begin ? "the host has none" : "the device has none");
@@ -129,23 +130,23 @@ static vjp_status metal_alloc(vjp_device *device, size_t bytes, void **data) {
 /* A command buffer keeps the buffers that it uses until it has run. */
 static void metal_free(vjp_device *device, void *data) {
     metal_state *state = metal_of(device);
-    const gpu_place *found = gpu_places_find(&state->places, data);
+    const gpu_buffer *found = gpu_buffers_find(&state->buffers, data);
     if (!found || found->begin != (char *)data) return;
     void *pool = metal_begin(state);
-    objc_release(&state->objc, found->buffer);
+    objc_release(&state->objc, found->handle);
     metal_end(state, pool);
-    gpu_places_remove(&state->places, found);
+    gpu_buffers_remove(&state->buffers, found);
 }
 
 static vjp_status transfer(vjp_device *device, const char *doing, const void *data, uint64_t offset, size_t bytes,
                            char **at) {
     metal_state *state = metal_of(device);
-    const gpu_place *place;
+    const gpu_buffer *buffer;
     uint64_t first = 0;
     if (bytes) {
-        vjp_status status = gpu_places_span(&state->places, device, doing, data, offset, bytes, &place, &first);
+        vjp_status status = gpu_buffers_range(&state->buffers, device, doing, data, offset, bytes, &buffer, &first);
         if (status != VJP_OK) return status;
-        *at = place->begin + first;
+        *at = buffer->begin + first;
     }
     return metal_wait(device);
 }
@@ -167,24 +168,34 @@ static vjp_status metal_download(vjp_device *device, void *host, const void *dat
 static vjp_status metal_copy(vjp_device *device, void *to, const void *from, size_t bytes) {
     bool words = bytes % 4 == 0 && (uintptr_t)to % 4 == 0 && (uintptr_t)from % 4 == 0;
     int64_t count = (int64_t)(words ? bytes / 4 : bytes);
-    gpu_launch l = {.shader = "tools", .kernel = words ? "words" : "bytes", .operands = 2};
+    gpu_launch l = {.shader = "tools", .kernel = words ? "words" : "bytes"};
     l.threads = metal_of(device)->threads;
-    l.operand[0] = (gpu_operand){"to", GPU_WORD, VJP_I32, true, true, false, true, true, to, bytes};
-    l.operand[1] = (gpu_operand){"from", GPU_WORD, VJP_I32, true, false, false, true, true, from, bytes};
+    gpu_words(&l, "to", to, bytes, true);
+    gpu_words(&l, "from", from, bytes, false);
     gpu_u32(&l, count);
-    return metal_enqueue(device, &l, gpu_divide_up(count, l.threads));
+    return metal_enqueue(device, &l, vjp_divide_up(count, l.threads));
 }
 
-/* ---- Waiting, and what was found --------------------------------------------------------------------- */
+/* ---- Before a call ----------------------------------------------------------------------------------- */
+
+static vjp_status metal_check(const vjp_work *work) {
+    return gpu_rehearse(work, &metal_of(work->device)->mode, GPU_CHECK);
+}
+
+static vjp_status metal_warm(const vjp_work *work) {
+    return gpu_rehearse(work, &metal_of(work->device)->mode, GPU_WARM);
+}
+
+/* ---- Synchronising ----------------------------------------------------------------------------------- */
 
 static vjp_status metal_synchronize(vjp_device *device) {
     metal_state *state = metal_of(device);
     vjp_status status = metal_wait(device);
-    if (status != VJP_OK || !state->may_have_found) return status;
-    gpu_record record[GPU_RECORDS];
+    if (status != VJP_OK || !state->may_have_bad_index) return status;
+    gpu_bad_index record[GPU_BAD_INDEX_RECORDS];
     memcpy(record, state->record, sizeof record);
-    forget_findings(state);
-    return gpu_findings_tell(&state->asked, device, record);
+    clear_bad_indices(state);
+    return gpu_bad_index_report(&state->bad_index_context, device, record);
 }
 
 static const vjp_backend backend = {
@@ -201,6 +212,8 @@ static const vjp_backend backend = {
     .download = metal_download,
     .synchronize = metal_synchronize,
     .copy = metal_copy,
+    .check = metal_check,
+    .warm = metal_warm,
     .note = "kernels proved by emulation, host code built and driven; not yet run on Apple hardware",
 };
 

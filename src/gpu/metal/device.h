@@ -1,32 +1,37 @@
 /*
- * What a Metal device holds, and how its files work together: objc.c sends messages, device.c opens the device and
- * moves memory, launch.c makes pipelines and encodes. Calls are encoded into one command buffer, which is committed
- * when it is full and by whatever waits. Buffers are memory that CPU and GPU share: the pointer that vjp_alloc() gives
- * is the buffer's own, the host may read and write there whenever the device has been waited for.
+ * What a Metal device holds, and what its files provide. Each file uses only those above it:
+ *
+ *     objc.c     sends Objective-C messages
+ *     launch.c   makes pipelines, encodes launches, commits and waits
+ *     device.c   opens, moves memory, synchronises; the table that the library loads
+ *
+ * Calls are encoded into one command buffer, which is committed when it is full and by whatever waits. CPU and GPU
+ * share the memory of buffers: the pointer that vjp_alloc() gives is the buffer's own, and the host may read and write
+ * there once the device has been waited for.
  */
 #ifndef VJP_METAL_DEVICE_H
 #define VJP_METAL_DEVICE_H
 
-#include "gpu/findings.h"
+#include "gpu/bad_index.h"
+#include "gpu/buffers.h"
 #include "gpu/gpu.h"
 #include "gpu/metal/objc.h"
 #include "gpu/pipelines.h"
-#include "gpu/places.h"
 
 enum {
-    METAL_LAUNCHES = 128,       /* of a command buffer */
-    METAL_COMMITTED = 16,       /* command buffers that are under way at once */
-    METAL_KEY = 256,            /* bytes that tell one pipeline from another */
-    METAL_LIBRARIES = 16,       /* a shader each */
-    METAL_OPERANDS = 28,        /* that a shader may list: their numbers are those of Metal's buffers */
-    METAL_UNIFORMS = 30,        /* the number of the last buffer, which has them */
-    METAL_FIRST_NUMBER = 32,    /* function constants: operands from 0, numbers from here */
-    METAL_NUMBERS = 16,         /* that a shader may list */
-    METAL_NAME = 32,            /* of an operand or number, at most */
-    METAL_GRID_WIDTH = 1 << 16, /* groups a row of the grid: the GPU counts a row's threads in 32 bits */
+    METAL_LAUNCHES = 128,               /* of a command buffer */
+    METAL_COMMITTED = 16,               /* command buffers that run at once */
+    METAL_KEY = 256,                    /* bytes of a pipeline's key */
+    METAL_LIBRARIES = VJP_OP_COUNT + 1, /* one per shader: those of the ops, and tools */
+    METAL_OPERANDS = 28,                /* that a shader may list; also their buffer numbers */
+    METAL_UNIFORMS = 30,                /* the number of the buffer with the uniforms */
+    METAL_FIRST_NUMBER = 32,            /* function constants: operands from 0, numbers from here */
+    METAL_NUMBERS = 16,                 /* that a shader may list */
+    METAL_NAME = 32,                    /* of an operand or number, at most */
+    METAL_GRID_WIDTH = 1 << 16,         /* groups in a row of the grid: the GPU counts a row's threads in 32 bits */
 };
 
-/* A shader's lists, as its text has them, and its library. */
+/* A compiled shader, and the names that its text lists. */
 typedef struct metal_library {
     const char *shader; /* NULL: free */
     objc_id library;
@@ -39,29 +44,30 @@ typedef struct metal_library {
 typedef struct metal_state {
     objc objc;
     objc_id device, queue;
-    uint64_t most_bytes;
-    int threads; /* of a threadgroup, where the cut may choose */
-    gpu_places places;
+    uint64_t max_bytes;
+    int threads; /* of a threadgroup, where an op may choose */
+    gpu_buffers buffers;
 
     metal_library library[METAL_LIBRARIES];
     gpu_pipelines pipelines;
+    gpu_mode mode;
 
-    objc_id commands, encoder; /* under way */
+    objc_id commands, encoder; /* being encoded */
     int launches;
     objc_id committed[METAL_COMMITTED]; /* oldest first */
     int committed_count;
 
-    objc_id findings; /* gpu_record[GPU_RECORDS]; bound too where an operand is absent */
-    gpu_record *record;
-    bool may_have_found;
-    gpu_findings_asked asked;
+    objc_id bad_indices; /* gpu_bad_index[GPU_BAD_INDEX_RECORDS]; also bound where an operand is absent */
+    gpu_bad_index *record;
+    bool may_have_bad_index;
+    gpu_bad_index_context bad_index_context;
 } metal_state;
 
 static inline metal_state *metal_of(const vjp_device *device) {
     return device->state;
 }
 
-/* An autorelease pool round what sends messages that return what is not ours. */
+/* An autorelease pool around messages that return objects of others. */
 static inline void *metal_begin(const metal_state *state) {
     return state->objc.system.push_pool();
 }
@@ -70,21 +76,22 @@ static inline void metal_end(const metal_state *state, void *pool) {
     state->objc.system.pop_pool(pool);
 }
 
-/* Encodes a launch. */
+/* ---- launch.c ---------------------------------------------------------------------------------------- */
+
+/* Encodes a launch, or does what the device's mode says. gpu_enqueue() for launches of ops. */
 vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
 
 /* Commits what was encoded. */
 vjp_status metal_commit(vjp_device *device);
 
-/* Commits, waits for all, and says what failed. */
+/* Commits, and waits for everything. What failed is a status. */
 vjp_status metal_wait(vjp_device *device);
 
-/* How many threads a pipeline of a shader that does little may have. */
+/* How many threads a threadgroup of the simplest kernel may have. */
 vjp_status metal_probe(vjp_device *device, unsigned long *threads);
 
-/* Lets go of pipelines and libraries. */
-void metal_forget_pipelines(metal_state *state);
-void metal_forget_libraries(metal_state *state);
+void metal_release_pipelines(metal_state *state);
+void metal_release_libraries(metal_state *state);
 
 /* The text of src/gpu/shaders/<name>.metal with what it includes; NULL: there is none. */
 const char *metal_shader(const char *name);

@@ -1,6 +1,6 @@
 /*
- * From a launch to the queue: its library (compiled once a shader), its pipeline (made once for each choice of dtypes,
- * presence and constants), its buffers and the dispatch in the command buffer under way.
+ * From a launch to the queue: its library (compiled once per shader), its pipeline (made once for each choice of
+ * dtypes, present operands and constants), its buffers, and its dispatch in the command buffer that is being encoded.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,22 +17,22 @@ enum {
     FOURS = 16
 };
 
-/* An NSError's words on one line, or what was said instead of one. */
-static void words_of(const metal_state *state, objc_id error, char *text, size_t room) {
+/* The message of an NSError on one line; NULL: no reason was given. */
+static void message_of(const metal_state *state, objc_id error, char *text, size_t room) {
     const char *said = objc_text(&state->objc, error ? objc_get(&state->objc, error, OBJC_DESCRIPTION) : NULL);
     gpu_one_line(said, strlen(said), text, room);
 }
 
 /* ---- Libraries --------------------------------------------------------------------------------------- */
 
-/* Reads a list as common.metal describes it: `word(..., number, name)` one after another up to the next #define. */
-static int read_list(const char *text, const char *list, const char *word, int most, char name[][METAL_NAME]) {
+/* Reads a list as common.metal describes it: `word(..., number, name)`, repeated, up to the next #define. */
+static int read_list(const char *text, const char *list, const char *word, int max, char name[][METAL_NAME]) {
     const char *at = strstr(text, list), *end = at ? strstr(at + 1, "\nstruct ") : NULL;
     const char *next = at ? strstr(at + 1, "\n#define ") : NULL;
     int count = 0;
     if (next && (!end || next < end)) end = next;
-    at = at ? strchr(at, ')') : NULL; /* behind the list's own argument */
-    for (at = at ? strstr(at, word) : NULL; at && end && at < end && count < most; at = strstr(at + 1, word)) {
+    at = at ? strchr(at, ')') : NULL; /* after the list's own argument */
+    for (at = at ? strstr(at, word) : NULL; at && end && at < end && count < max; at = strstr(at + 1, word)) {
         const char *close = strchr(at, ')'), *comma = close;
         if (!close) break;
         while (*comma != ',')
@@ -42,7 +42,7 @@ static int read_list(const char *text, const char *list, const char *word, int m
     return count;
 }
 
-/* Numbers as they are written: divisions and square roots right to the last digit, no sum in another order. */
+/* Arithmetic as written: divisions and square roots correctly rounded, no sum reordered. */
 static objc_id compile_options(const objc *o) {
     objc_id options = objc_new(o, "MTLCompileOptions");
     if (!options) return NULL;
@@ -71,7 +71,7 @@ static vjp_status find_library(vjp_device *device, const char *shader, metal_lib
     objc_release(o, options);
     if (!l->library) {
         char said[400];
-        words_of(state, error, said, sizeof said);
+        message_of(state, error, said, sizeof said);
         return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal: %s", device->name, shader, said);
     }
     l->shader = shader;
@@ -80,16 +80,16 @@ static vjp_status find_library(vjp_device *device, const char *shader, metal_lib
     return VJP_OK;
 }
 
-void metal_forget_libraries(metal_state *state) {
+void metal_release_libraries(metal_state *state) {
     for (int i = 0; i < METAL_LIBRARIES; i++) {
         objc_release(&state->objc, state->library[i].library);
         state->library[i] = (metal_library){0};
     }
 }
 
-/* ---- What a pipeline is made for --------------------------------------------------------------------- */
+/* ---- Function constants ------------------------------------------------------------------------------ */
 
-/* The function constants of a launch, and where its operands go. */
+/* The function constants of a launch, and its operands in the shader's order. */
 typedef struct choice {
     uint32_t type[METAL_OPERANDS], number[METAL_NUMBERS];
     const gpu_operand *operand[METAL_OPERANDS]; /* NULL: absent */
@@ -112,14 +112,16 @@ static vjp_status choose(vjp_device *device, const metal_library *library, const
         c->number[i] = 1;
     for (int i = 0; i < l->constants; i++) {
         int at = find_name(library->number, library->numbers, l->constant[i].name);
-        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no number of its shader", l->constant[i].name);
+        if (at < 0)
+            return gpu_refuse(device, l, VJP_UNSUPPORTED, "is not among the numbers of its shader",
+                              l->constant[i].name);
         c->number[at] = l->constant[i].value;
     }
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
-        if (!o->present && o->form != GPU_FINDINGS) continue;
+        if (!o->present && o->form != GPU_BAD_INDEX) continue;
         int at = find_name(library->operand, library->operands, o->name);
-        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is no operand of its shader", o->name);
+        if (at < 0) return gpu_refuse(device, l, VJP_UNSUPPORTED, "is not among the operands of its shader", o->name);
         c->operand[at] = o;
         c->type[at] = type_of(o);
     }
@@ -158,7 +160,7 @@ typedef struct wanted {
     const choice *choice;
 } wanted;
 
-/* A kernel that does not compile comes back with the compiler's own words. */
+/* A kernel that does not compile fails with the compiler's message. */
 static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
     const wanted *w = what;
     metal_state *state = metal_of(device);
@@ -167,11 +169,11 @@ static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeli
     if (function) made->pipeline = objc_make(o, state->device, OBJC_NEW_PIPELINE, function, &error);
     objc_release(o, function);
     if (made->pipeline) {
-        made->most_threads = objc_number(o, made->pipeline, OBJC_MOST_THREADS);
+        made->max_threads = objc_number(o, made->pipeline, OBJC_MAX_THREADS);
         return VJP_OK;
     }
     char said[400];
-    words_of(state, error, said, sizeof said);
+    message_of(state, error, said, sizeof said);
     return vjp_fail(device, VJP_DEVICE_FAILED, "%s: %s.metal, %s(): %s", device->name, w->launch->shader,
                     w->launch->kernel, said);
 }
@@ -182,7 +184,7 @@ static vjp_status find_pipeline(vjp_device *device, const metal_library *library
     char key[METAL_KEY];
     size_t bytes = key_of(library, l, c, key);
     /* What was encoded keeps its pipelines by itself. */
-    if (gpu_pipelines_are_many(&state->pipelines)) metal_forget_pipelines(state);
+    if (gpu_pipelines_are_many(&state->pipelines)) metal_release_pipelines(state);
     return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, &(wanted){library, l, c}, found);
 }
 
@@ -190,7 +192,7 @@ static void release_pipeline(const void *state, const gpu_pipeline *p) {
     objc_release(&((const metal_state *)state)->objc, p->pipeline);
 }
 
-void metal_forget_pipelines(metal_state *state) {
+void metal_release_pipelines(metal_state *state) {
     gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
 }
 
@@ -198,7 +200,7 @@ void metal_forget_pipelines(metal_state *state) {
 
 /* As common.metal's Uniforms has it. */
 typedef struct uniforms {
-    uint32_t groups, adds, unused[2], param[GPU_MOST_PARAMS];
+    uint32_t groups, adds, unused[2], param[GPU_MAX_PARAMS];
 } uniforms;
 
 static vjp_status begin_commands(vjp_device *device) {
@@ -213,23 +215,20 @@ static vjp_status begin_commands(vjp_device *device) {
     return VJP_OK;
 }
 
-/* Binds an operand where it lies. */
-static vjp_status bind(vjp_device *device, const gpu_launch *l, const gpu_operand *operand, int index) {
+/* The buffer of an operand and its offset there. An absent one (NULL) is never read; any buffer will do. */
+static vjp_status find_buffer(vjp_device *device, const gpu_launch *l, const gpu_operand *operand, objc_id *buffer,
+                              uint64_t *offset) {
     metal_state *state = metal_of(device);
-    objc_id buffer = state->findings;
-    uint64_t offset = 0;
-    if (operand && operand->form == GPU_FINDINGS) {
-        offset = (uint64_t)gpu_findings_of(&state->asked, l) * sizeof(gpu_record);
-        state->may_have_found = true;
-    } else if (operand) {
-        const gpu_place *place = gpu_places_find(&state->places, operand->address);
-        offset = place ? (uint64_t)(operand->address - place->begin) : 0;
-        if (!place || operand->bytes > place->bytes - offset)
-            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
-                              operand->name);
-        buffer = place->buffer;
+    *buffer = state->bad_indices;
+    *offset = 0;
+    if (!operand) return VJP_OK;
+    if (operand->form == GPU_BAD_INDEX) {
+        *offset = (uint64_t)gpu_bad_index_record(l) * sizeof(gpu_bad_index);
+        return VJP_OK;
     }
-    objc_set_buffer(&state->objc, state->encoder, buffer, offset, (unsigned long)index);
+    const gpu_buffer *found = gpu_buffers_hold(&state->buffers, operand->address, operand->bytes, offset);
+    if (!found) return gpu_refuse_memory(device, l, operand);
+    *buffer = found->handle;
     return VJP_OK;
 }
 
@@ -240,10 +239,15 @@ static vjp_status encode(vjp_device *device, const metal_library *library, const
     uniforms u = {.groups = groups};
     vjp_status status = begin_commands(device);
     for (int i = 0; i < library->operands && status == VJP_OK; i++) {
-        status = bind(device, l, c->operand[i], i);
+        objc_id buffer;
+        uint64_t offset;
+        status = find_buffer(device, l, c->operand[i], &buffer, &offset);
+        if (status == VJP_OK) objc_set_buffer(o, state->encoder, buffer, offset, (unsigned long)i);
         if (c->operand[i] && c->operand[i]->adds) u.adds |= 1u << i;
     }
     if (status != VJP_OK) return status;
+    gpu_bad_index_remember(&state->bad_index_context, l);
+    if (gpu_bad_index_record(l) >= 0) state->may_have_bad_index = true;
     memcpy(u.param, l->param, sizeof u.param);
     objc_set_object(o, state->encoder, OBJC_SET_PIPELINE, pipeline->pipeline);
     objc_set_bytes(o, state->encoder, OBJC_SET_BYTES, &u, sizeof u, METAL_UNIFORMS);
@@ -251,6 +255,17 @@ static vjp_status encode(vjp_device *device, const metal_library *library, const
     objc_dispatch(o, state->encoder, (objc_size){columns, rows, 1}, (objc_size){(unsigned long)l->threads, 1, 1});
     state->launches++;
     return VJP_OK;
+}
+
+/* Whether the launch can be encoded, as far as that is known without its pipeline. */
+static vjp_status check(vjp_device *device, const gpu_launch *l, int64_t groups) {
+    vjp_status status = gpu_launch_counts(device, l, groups);
+    for (int i = 0; i < l->operands && status == VJP_OK; i++) {
+        objc_id buffer;
+        uint64_t offset;
+        if (l->operand[i].present) status = find_buffer(device, l, &l->operand[i], &buffer, &offset);
+    }
+    return status;
 }
 
 static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
@@ -261,8 +276,9 @@ static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t group
     if (status == VJP_OK) status = choose(device, library, l, &c);
     if (status == VJP_OK) status = find_pipeline(device, library, l, &c, &pipeline);
     if (status != VJP_OK) return status;
-    if (pipeline->most_threads < (unsigned long)l->threads)
+    if (pipeline->max_threads < (unsigned long)l->threads)
         return gpu_refuse(device, l, VJP_UNSUPPORTED, "needs more threads than this device gives it", l->kernel);
+    if (metal_of(device)->mode == GPU_WARM) return VJP_OK;
     status = encode(device, library, l, &c, pipeline, (uint32_t)groups);
     return status == VJP_OK && metal_of(device)->launches == METAL_LAUNCHES ? metal_commit(device) : status;
 }
@@ -270,9 +286,8 @@ static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t group
 vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     metal_state *state = metal_of(device);
     if (groups <= 0) return VJP_OK;
-    vjp_status status = gpu_launch_counts(device, l, groups);
-    if (status == VJP_OK && l->work) status = gpu_places_hold(&state->places, l->work, UINT64_MAX, l->parts);
-    if (status != VJP_OK) return status;
+    vjp_status status = check(device, l, groups);
+    if (status != VJP_OK || state->mode == GPU_CHECK) return status;
     void *pool = metal_begin(state);
     status = enqueue(device, l, groups);
     metal_end(state, pool);
@@ -295,7 +310,7 @@ vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
     vjp_status status = find_library(device, l.shader, &library);
     if (status == VJP_OK) status = choose(device, library, &l, &c);
     if (status == VJP_OK) status = find_pipeline(device, library, &l, &c, &pipeline);
-    if (status == VJP_OK) *threads = pipeline->most_threads;
+    if (status == VJP_OK) *threads = pipeline->max_threads;
     return status;
 }
 
@@ -310,7 +325,7 @@ static vjp_status finish_oldest(vjp_device *device) {
     objc_do(o, commands, OBJC_WAIT);
     if (objc_number(o, commands, OBJC_STATUS) == STATUS_FAILED) {
         char said[400];
-        words_of(state, objc_get(o, commands, OBJC_ERROR), said, sizeof said);
+        message_of(state, objc_get(o, commands, OBJC_ERROR), said, sizeof said);
         status = vjp_fail(device, VJP_DEVICE_FAILED, "%s: running: %s", device->name, said);
     }
     objc_release(o, commands);

@@ -13,7 +13,7 @@ const char *const objc_selectors[OBJC_MESSAGES] = {
     [OBJC_TEXT] = "UTF8String",
     [OBJC_DESCRIPTION] = "localizedDescription",
     [OBJC_NAME] = "name",
-    [OBJC_MOST_BYTES] = "maxBufferLength",
+    [OBJC_MAX_BYTES] = "maxBufferLength",
     [OBJC_NEW_QUEUE] = "newCommandQueue",
     [OBJC_NEW_BUFFER] = "newBufferWithLength:options:",
     [OBJC_NEW_LIBRARY] = "newLibraryWithSource:options:error:",
@@ -23,7 +23,7 @@ const char *const objc_selectors[OBJC_MESSAGES] = {
     [OBJC_SET_MATH_FUNCTIONS] = "setMathFloatingPointFunctions:",
     [OBJC_SET_CONSTANT] = "setConstantValue:type:atIndex:",
     [OBJC_NEW_FUNCTION] = "newFunctionWithName:constantValues:error:",
-    [OBJC_MOST_THREADS] = "maxTotalThreadsPerThreadgroup",
+    [OBJC_MAX_THREADS] = "maxTotalThreadsPerThreadgroup",
     [OBJC_CONTENTS] = "contents",
     [OBJC_COMMANDS] = "commandBuffer",
     [OBJC_ENCODER] = "computeCommandEncoder",
@@ -58,7 +58,7 @@ static bool load(objc *o, char *why, size_t room) {
     for (int i = 0; i < 4; i++) {
         o->library[i] = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
         if (o->library[i]) continue;
-        snprintf(why, room, "this is no macOS with Metal: %s", dlerror());
+        snprintf(why, room, "Metal needs macOS: %s", dlerror());
         return false;
     }
     const struct {

@@ -1,7 +1,7 @@
 /*
  * The few Objective-C messages that the Metal device sends, from plain C: the runtime and the frameworks are loaded
- * when a device is opened, so that this compiles anywhere and says on other systems why there is no device. Each
- * function sends one kind of message; a message's arguments decide its kind.
+ * when a device is opened, so that this compiles anywhere, and opening fails with a reason on other systems. Each
+ * function sends messages with one kind of arguments and result.
  */
 #ifndef VJP_METAL_OBJC_H
 #define VJP_METAL_OBJC_H
@@ -27,18 +27,18 @@ typedef enum objc_message {
     OBJC_DESCRIPTION,
     /* The device. */
     OBJC_NAME,
-    OBJC_MOST_BYTES,
+    OBJC_MAX_BYTES,
     OBJC_NEW_QUEUE,
     OBJC_NEW_BUFFER,
     OBJC_NEW_LIBRARY,
     OBJC_NEW_PIPELINE,
-    /* What a library is compiled with, and a function. */
+    /* Options of a library and of a function. */
     OBJC_SET_FAST_MATH,
     OBJC_SET_MATH_MODE,
     OBJC_SET_MATH_FUNCTIONS,
     OBJC_SET_CONSTANT,
     OBJC_NEW_FUNCTION,
-    OBJC_MOST_THREADS,
+    OBJC_MAX_THREADS,
     OBJC_CONTENTS,
     /* A command buffer and its encoder. */
     OBJC_COMMANDS,
@@ -60,7 +60,7 @@ extern const char *const objc_selectors[OBJC_MESSAGES];
 
 typedef void (*objc_method)(void);
 
-/* What there is on macOS; a test has its own. */
+/* The functions of macOS; a test replaces them. */
 typedef struct objc_system {
     objc_id (*class_named)(const char *name);
     void *(*selector)(const char *name);
@@ -81,7 +81,7 @@ typedef struct objc {
 bool objc_open(objc *o, char *why, size_t room);
 void objc_close(objc *o);
 
-/* From now on objc_open() gives this instead of what the system has; NULL: the system's again. For tests. */
+/* From now on objc_open() uses these functions; NULL: the system's again. For tests. */
 void objc_use(const objc_system *instead);
 
 /* ---- Sending: named by what goes in and what comes out ------------------------------------------------ */
@@ -103,7 +103,7 @@ void objc_set_bytes(const objc *o, objc_id object, objc_message m, const void *b
 void objc_set_buffer(const objc *o, objc_id encoder, objc_id buffer, unsigned long offset, unsigned long index);
 void objc_dispatch(const objc *o, objc_id encoder, objc_size groups, objc_size threads);
 
-/* Lets go, if it is an object. */
+/* Releases an object; NULL is none. */
 void objc_release(const objc *o, objc_id object);
 
 #endif

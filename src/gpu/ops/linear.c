@@ -1,33 +1,40 @@
 /*
- * How linear's products are cut. All three are one kernel, by which axis of an operand is contiguous; where the tiles
- * of a result are fewer than a GPU has room for, the depth is cut too, by the sizes alone. A workgroup of fewer than
- * 256 threads has smaller tiles. The kernels: linear.wgsl and its like.
+ * linear: how its products are split. The kernels are in linear.wgsl and linear.metal.
+ *
+ *     enough tiles to fill a GPU   `product` alone; all three products are this kernel, compiled for which axis of an
+ *                                  operand is contiguous
+ *     fewer tiles, or a long depth the depth is split into parts, by the sizes alone, and `join` adds them
+ *     backward with an activation  `columns` first turns dy into dpre; without a saved pre, `product` recomputes it
+ *
+ * A workgroup of fewer than 256 threads has smaller tiles.
  */
 #include "gpu/gpu.h"
 
 enum {
-    MOST_FOURS = 16,    /* of rows and of columns of a result that a workgroup has, a thread four by four */
-    GROUPS = 256,       /* workgroups that a large GPU keeps busy: fewer tiles, and the depth is cut */
-    SHORTEST = 512,     /* a part of the depth at least: 32 steps of the kernel, before its sums go through memory */
-    MOST_GROUPS = 4096, /* up to as many: their parts take 64 MiB */
-    LONGEST = 4096,     /* a part of the depth has less, for chains of 64: 2^24 equal terms stay right to about 1e-6 */
-    SHORT_CHAIN = 64,   /* products in one chain, unless there were more than GPU_CHAIN of them in a part */
-    JOINED = 16,        /* parts that one thread adds, before there are more threads */
-    MOST_JOINING = 64,  /* threads that add the parts of one result */
-    CHUNKS = 1024,      /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
-    TEAM_ROWS = 4,      /* that a team takes at least, before rows are cut into more chunks */
-    ABSENT = -1,        /* instead of a slot */
+    MAX_FOURS = 16,    /* of rows and of columns of a workgroup's tile; a thread has four by four */
+    GROUPS = 256,      /* workgroups that keep a large GPU busy: with fewer tiles the depth is split */
+    SHORTEST = 512,    /* depth of a part: at least 32 steps of the kernel before its sums go through memory */
+    MAX_GROUPS = 4096, /* with parts: they take 64 MiB */
+    LONGEST = 4096,    /* depth of a part, at most, with chains of 64: 2^24 equal terms stay accurate to about 1e-6 */
+    SHORT_CHAIN = 64,  /* products in one chain, unless a part would have more than GPU_CHAIN chains */
+    JOINED = 16,       /* parts that one thread adds before there are more threads */
+    MAX_JOINING = 64,  /* threads that add the parts of one result */
+    CHUNKS = 1024,     /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
+    TEAM_ROWS = 4,     /* that a team has at least, before rows are split into more chunks */
+    ABSENT = -1,       /* instead of a slot */
     WORKSPACE_DPRE = -2,
     WORKSPACE_PARTS = -3
 };
 
-/* What a pass does and where its workspace lies: dpre first, then sums that live from one launch to the next. */
+/* What a pass does, and its workspace: dpre first, then sums that live from one launch to the next. */
 typedef struct plan {
     const vjp_work *work;
     vjp_linear_sizes sizes;
     int64_t all_rows;
-    bool da, db, dbias, slope, again; /* slope: an activation has to be gone through; again: pre has to be computed */
-    int64_t dpre, parts;              /* elements */
+    bool da, db, dbias;  /* what is wanted */
+    bool slope;          /* dy must be multiplied by the activation's slope */
+    bool recompute;      /* pre must be recomputed */
+    int64_t dpre, parts; /* elements */
     size_t parts_at;
 } plan;
 
@@ -39,28 +46,28 @@ typedef struct product {
     vjp_activation activation;
 } product;
 
-typedef struct cut {
+typedef struct split {
     int64_t row_tiles, column_tiles, parts, span, chain;
-} cut;
+} split;
 
-static cut cut_of(const vjp_work *work, const product *p) {
-    int64_t threads = gpu_threads(work->device), across = gpu_least(threads, MOST_FOURS);
-    int64_t down = gpu_least(threads / across, MOST_FOURS);
-    cut c = {.row_tiles = gpu_divide_up(p->rows, 4 * down), .column_tiles = gpu_divide_up(p->columns, 4 * across)};
-    int64_t tiles = gpu_most(1, p->batches * c.row_tiles * c.column_tiles);
-    int64_t busy = gpu_least(GROUPS / gpu_least(tiles, GROUPS), p->depth / SHORTEST);
-    int64_t exact = gpu_least(MOST_GROUPS / gpu_least(tiles, MOST_GROUPS), p->depth / LONGEST);
-    int64_t parts = gpu_most(gpu_most(busy, exact), 1);
-    parts = gpu_most(parts, gpu_divide_up(p->depth, GPU_CHAIN * GPU_CHAIN));
-    c.span = gpu_divide_up(gpu_divide_up(p->depth, parts), GPU_CHAIN) * GPU_CHAIN;
-    c.parts = gpu_most(1, gpu_divide_up(p->depth, gpu_most(c.span, 1)));
+static split split_of(const vjp_work *work, const product *p) {
+    int64_t threads = gpu_threads(work->device), across = vjp_min(threads, MAX_FOURS);
+    int64_t down = vjp_min(threads / across, MAX_FOURS);
+    split c = {.row_tiles = vjp_divide_up(p->rows, 4 * down), .column_tiles = vjp_divide_up(p->columns, 4 * across)};
+    int64_t tiles = vjp_max(1, p->batches * c.row_tiles * c.column_tiles);
+    int64_t busy = vjp_min(GROUPS / vjp_min(tiles, GROUPS), p->depth / SHORTEST);
+    int64_t exact = vjp_min(MAX_GROUPS / vjp_min(tiles, MAX_GROUPS), p->depth / LONGEST);
+    int64_t parts = vjp_max(vjp_max(busy, exact), 1);
+    parts = vjp_max(parts, vjp_divide_up(p->depth, GPU_CHAIN * GPU_CHAIN));
+    c.span = vjp_divide_up(vjp_divide_up(p->depth, parts), GPU_CHAIN) * GPU_CHAIN;
+    c.parts = vjp_max(1, vjp_divide_up(p->depth, vjp_max(c.span, 1)));
     c.chain = c.span > SHORT_CHAIN * GPU_CHAIN ? GPU_CHAIN : SHORT_CHAIN;
     return c;
 }
 
 /* Elements of workspace that a product's parts take. */
 static int64_t parts_of(const vjp_work *work, const product *p) {
-    cut c = cut_of(work, p);
+    split c = split_of(work, p);
     return c.parts > 1 ? c.parts * p->batches * p->rows * p->columns : 0;
 }
 
@@ -82,7 +89,7 @@ static product forward_product(const vjp_linear_sizes *s) {
                      .activation = s->activation};
 }
 
-/* dpre from pre computed again. */
+/* dpre from a recomputed pre. */
 static product dpre_product(const vjp_linear_sizes *s) {
     product p = forward_product(s);
     p.left = LINEAR_B_A;
@@ -128,20 +135,20 @@ static product db_product(const vjp_linear_sizes *s) {
 
 /* ---- The rows of dpre -------------------------------------------------------------------------------- */
 
-typedef struct rows_cut {
+typedef struct rows_split {
     int64_t lanes, teams, tiles, chunks, chunk_rows;
-} rows_cut;
+} rows_split;
 
-static rows_cut rows_of(const vjp_work *work, int64_t rows, int64_t columns) {
-    rows_cut c = {0};
-    int64_t fours = gpu_divide_up(columns, 4), threads = gpu_threads(work->device);
-    c.lanes = gpu_least(gpu_power(fours, threads), threads);
+static rows_split rows_of(const vjp_work *work, int64_t rows, int64_t columns) {
+    rows_split c = {0};
+    int64_t fours = vjp_divide_up(columns, 4), threads = gpu_threads(work->device);
+    c.lanes = vjp_min(gpu_power_of_two(fours, threads), threads);
     c.teams = threads / c.lanes;
-    c.tiles = gpu_divide_up(fours, c.lanes);
-    c.chunks = gpu_most(
-        1, gpu_least(CHUNKS / gpu_most(1, gpu_least(c.tiles, CHUNKS)), gpu_divide_up(rows, c.teams * TEAM_ROWS)));
-    c.chunk_rows = gpu_divide_up(gpu_divide_up(rows, c.chunks), c.teams) * c.teams;
-    c.chunks = gpu_divide_up(rows, gpu_most(c.chunk_rows, 1));
+    c.tiles = vjp_divide_up(fours, c.lanes);
+    c.chunks =
+        vjp_max(1, vjp_min(CHUNKS / vjp_max(1, vjp_min(c.tiles, CHUNKS)), vjp_divide_up(rows, c.teams * TEAM_ROWS)));
+    c.chunk_rows = vjp_divide_up(vjp_divide_up(rows, c.chunks), c.teams) * c.teams;
+    c.chunks = vjp_divide_up(rows, vjp_max(c.chunk_rows, 1));
     return c;
 }
 
@@ -162,26 +169,26 @@ static plan backward_plan(const vjp_work *work) {
     p.db = work->tensor[LINEAR_B_DB];
     p.dbias = work->tensor[LINEAR_B_DBIAS];
     p.slope = s->activation != VJP_ACTIVATION_NONE && (p.da || p.db || p.dbias);
-    p.again = p.slope && !work->tensor[LINEAR_B_PRE];
-    if (p.again || (p.slope && (p.da || p.db))) p.dpre = p.all_rows * s->n;
-    p.parts_at = gpu_piece(p.dpre, sizeof(float));
+    p.recompute = p.slope && !work->tensor[LINEAR_B_PRE];
+    if (p.recompute || (p.slope && (p.da || p.db))) p.dpre = p.all_rows * s->n;
+    p.parts_at = gpu_scratch_bytes(p.dpre, sizeof(float));
     product dpre = dpre_product(s), da = da_product(s), db = db_product(s);
-    if (p.again) p.parts = parts_of(work, &dpre);
-    if (p.da) p.parts = gpu_most(p.parts, parts_of(work, &da));
-    if (p.db) p.parts = gpu_most(p.parts, parts_of(work, &db));
-    if (p.dbias && s->n) p.parts = gpu_most(p.parts, rows_of(work, p.all_rows, s->n).chunks * s->n);
+    if (p.recompute) p.parts = parts_of(work, &dpre);
+    if (p.da) p.parts = vjp_max(p.parts, parts_of(work, &da));
+    if (p.db) p.parts = vjp_max(p.parts, parts_of(work, &db));
+    if (p.dbias && s->n) p.parts = vjp_max(p.parts, rows_of(work, p.all_rows, s->n).chunks * s->n);
     return p;
 }
 
 static size_t plan_bytes(const plan *p) {
-    return p->parts_at + gpu_piece(p->parts, sizeof(float));
+    return p->parts_at + gpu_scratch_bytes(p->parts, sizeof(float));
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------- */
 
 /*
- * Every launch of a kernel lists the same operands in the same order, absent ones too: it is how they are told apart.
- * Rows in the workspace lie without padding, as in a tensor.
+ * Every launch of a kernel lists the same operands in the same order, absent ones too, because a pipeline's key is made
+ * of them. Rows in the workspace have no padding, as in a tensor.
  */
 static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64_t run, bool output) {
     if (slot >= 0) {
@@ -199,7 +206,8 @@ static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64
     o->fours = o->present && run % 4 == 0;
 }
 
-static gpu_launch begin(const plan *p, const product *m, const cut *c, const char *kernel, vjp_activation activation) {
+static gpu_launch begin(const plan *p, const product *m, const split *c, const char *kernel,
+                        vjp_activation activation) {
     gpu_launch l = gpu_begin(p->work, kernel);
     l.threads = gpu_threads(p->work->device);
     gpu_constant(&l, "LEFT_ALONG", m->left_along);
@@ -219,7 +227,7 @@ static gpu_launch begin(const plan *p, const product *m, const cut *c, const cha
 }
 
 static void bind_results(gpu_launch *l, const plan *p, const product *m) {
-    bind(l, p, "bias", m->bias, 1, false); /* short: not worth pipelines of its own for each way that it may lie */
+    bind(l, p, "bias", m->bias, 1, false); /* short: not worth more pipelines, one per alignment */
     bind(l, p, "dy", m->dy, m->columns, false);
     bind(l, p, "pre", m->pre, m->columns, true);
     bind(l, p, "y", m->y, m->columns, true);
@@ -230,21 +238,21 @@ static void bind_operands(gpu_launch *l, const plan *p, const product *m) {
     bind(l, p, "right", m->right, m->right_along ? m->depth : m->columns, false);
 }
 
-/* The parts in the workspace become m's results. */
-static vjp_status join(const plan *p, const product *m, const cut *c) {
+/* Adds the parts in the workspace to m's results. */
+static vjp_status join(const plan *p, const product *m, const split *c) {
     int64_t threads = gpu_threads(p->work->device);
-    int64_t lanes = gpu_least(gpu_power(gpu_divide_up(c->parts, JOINED), MOST_JOINING), threads);
+    int64_t lanes = vjp_min(gpu_power_of_two(vjp_divide_up(c->parts, JOINED), MAX_JOINING), threads);
     int64_t teams = threads / lanes;
     gpu_launch l = begin(p, m, c, "join", m->activation);
     gpu_constant(&l, "LANES", lanes);
     gpu_constant(&l, "TEAMS", teams);
     bind(&l, p, "parts", WORKSPACE_PARTS, m->columns, false);
     bind_results(&l, p, m);
-    return gpu_enqueue(&l, gpu_divide_up(m->batches * m->rows * gpu_divide_up(m->columns, 4), teams));
+    return gpu_enqueue(&l, vjp_divide_up(m->batches * m->rows * vjp_divide_up(m->columns, 4), teams));
 }
 
 static vjp_status multiply(const plan *p, const product *m) {
-    cut c = cut_of(p->work, m);
+    split c = split_of(p->work, m);
     int64_t tiles = m->batches * c.row_tiles * c.column_tiles;
     if (tiles == 0) return VJP_OK;
     product parts = *m;
@@ -267,18 +275,18 @@ static vjp_status forward(const vjp_work *work) {
     return multiply(&p, &y);
 }
 
-/* dpre from a saved pre, and dbias. Where pre was computed again, dpre is there. */
-static vjp_status go_through_rows(const plan *p) {
+/* dpre from a saved pre, and dbias. Where pre was recomputed, dpre is there already. */
+static vjp_status dpre_and_dbias(const plan *p) {
     const vjp_linear_sizes *s = &p->sizes;
-    bool saved = p->slope && !p->again;
+    bool saved = p->slope && !p->recompute;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
-    rows_cut r = rows_of(p->work, p->all_rows, s->n);
-    cut c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
+    rows_split r = rows_of(p->work, p->all_rows, s->n);
+    split c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
     product rows = {.rows = p->all_rows, .columns = s->n};
     gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACTIVATION_NONE);
     gpu_constant(&l, "LANES", r.lanes);
     gpu_constant(&l, "TEAMS", r.teams);
-    bind(&l, p, "dy", p->again ? WORKSPACE_DPRE : LINEAR_B_DY, s->n, false);
+    bind(&l, p, "dy", p->recompute ? WORKSPACE_DPRE : LINEAR_B_DY, s->n, false);
     bind(&l, p, "pre", saved ? LINEAR_B_PRE : ABSENT, s->n, false);
     bind(&l, p, "y", saved ? WORKSPACE_DPRE : ABSENT, s->n, true);
     bind(&l, p, "parts", p->dbias ? WORKSPACE_PARTS : ABSENT, s->n, true);
@@ -293,8 +301,8 @@ static vjp_status backward(const vjp_work *work) {
     plan p = backward_plan(work);
     product dpre = dpre_product(&p.sizes), da = da_product(&p.sizes), db = db_product(&p.sizes);
     vjp_status status = VJP_OK;
-    if (p.again) status = multiply(&p, &dpre);
-    if (status == VJP_OK) status = go_through_rows(&p);
+    if (p.recompute) status = multiply(&p, &dpre);
+    if (status == VJP_OK) status = dpre_and_dbias(&p);
     if (status == VJP_OK && p.da) status = multiply(&p, &da);
     if (status == VJP_OK && p.db) status = multiply(&p, &db);
     return status;

@@ -1,6 +1,6 @@
 /*
- * maxpool2d: a thread has two neighbours of the output. A backward without a saved argmax finds it again first, into
- * the workspace. maxpool2d.wgsl and its like tell how.
+ * maxpool2d: a thread has two neighbours of the output. A backward without a saved argmax first recomputes it into the
+ * workspace. The kernels are in maxpool2d.wgsl and maxpool2d.metal.
  */
 #include "gpu/gpu.h"
 
@@ -32,13 +32,13 @@ static gpu_launch begin(const vjp_work *work, const char *kernel, int output) {
     return l;
 }
 
-/* Its elements are walked in one run, whatever rows and planes they belong to. */
+/* Its elements are one run, whatever rows and planes they belong to. */
 static void bind(gpu_launch *l, const char *name, int slot) {
     gpu_tensor(l, name, slot, vjp_elements(l->work, slot));
 }
 
 static int64_t groups_for(const gpu_launch *l, int64_t elements) {
-    return gpu_divide_up(elements, 2 * (int64_t)l->threads);
+    return vjp_divide_up(elements, 2 * (int64_t)l->threads);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -60,7 +60,7 @@ static vjp_status backward(const vjp_work *work) {
     if (!saved) {
         gpu_launch search = begin(work, "forward", MAXPOOL2D_B_DY);
         bind(&search, "x", MAXPOOL2D_B_X);
-        gpu_scratch(&search, "again", VJP_I32, 0, windows, true);
+        gpu_scratch(&search, "recomputed_out", VJP_I32, 0, windows, true);
         status = gpu_enqueue(&search, groups_for(&search, windows));
         if (status != VJP_OK) return status;
     }
@@ -69,18 +69,18 @@ static vjp_status backward(const vjp_work *work) {
     bind(&l, "dy", MAXPOOL2D_B_DY);
     if (saved) {
         bind(&l, "saved", MAXPOOL2D_B_ARGMAX);
-        gpu_findings(&l, s.height * s.width);
+        gpu_report_bad_index(&l, s.height * s.width);
     } else {
-        gpu_scratch(&l, "places", VJP_I32, 0, windows, false);
+        gpu_scratch(&l, "recomputed", VJP_I32, 0, windows, false);
     }
     status = gpu_enqueue(&l, groups_for(&l, vjp_elements(work, MAXPOOL2D_B_DX)));
     return status == VJP_OK && saved ? gpu_explain(work, MAXPOOL2D_B_ARGMAX) : status;
 }
 
-/* An argmax that is found again. */
+/* For a recomputed argmax. */
 static size_t workspace(const vjp_work *work) {
     if (!work->tensor[MAXPOOL2D_B_DX] || work->tensor[MAXPOOL2D_B_ARGMAX]) return 0;
-    return gpu_piece(vjp_elements(work, MAXPOOL2D_B_DY), 4);
+    return gpu_scratch_bytes(vjp_elements(work, MAXPOOL2D_B_DY), 4);
 }
 
 const vjp_kernel gpu_maxpool2d[VJP_PASS_COUNT] = {{forward, NULL, VJP_BITS_CPU}, {backward, workspace, VJP_BITS_CPU}};

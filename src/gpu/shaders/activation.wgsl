@@ -1,8 +1,8 @@
 // The seven activations and their derivatives, four at a time; ACTIVATION says which. Each is finite and right for
-// every finite x and takes its limit at plus and minus infinity; a NaN stays a NaN.
+// every finite x and reaches its limit at plus and minus infinity; a NaN stays a NaN.
 //
-// Three rules keep that. Nothing is computed as 1 minus what tends to 1: 1 - tanh^2 has no digit left past |x| = 9. x is
-// clamped where the other factor has become 0 or 1, so that no 0 meets an infinity. And a compiler may take it that
+// Three rules keep that. Nothing is computed as 1 minus something that tends to 1: 1 - tanh^2 has no digit left past |x| = 9. x is
+// clamped where the other factor has become 0 or 1, so that no 0 meets an infinity. And a compiler may assume that
 // there are no NaN and no infinities: NaN are set aside by their bits first, and nothing here overflows on the way.
 // WGSL's own exp and tanh may be wrong in the fifth digit, so these are polynomials, within a few units of the last
 // place; the tails of gelu, below 1e-8, are right to 1e-5, because the rounding of their exponent counts there. What is

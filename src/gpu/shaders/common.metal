@@ -1,20 +1,20 @@
 // What every shader has: its operands, 16-bit floats, indices, and sums over threads along a fixed tree.
 //
-// A shader lists what it is made of, each list once, then takes this file in:
+// A shader defines these lists, then includes this file:
 //
 //     OPERANDS(operand)   operand(Float, 0, x) operand(Index, 1, index) ...: buffers, numbered from 0
 //     NUMBERS(number)     number(0, PAIRS) ...: constants that it is compiled with, numbered from 0
 //     KERNELS(kernel_of)  kernel_of(forward) ...: functions void forward(thread const Call &c)
-//     struct Params       what a launch gives, words in their order
+//     struct Params       the numbers that a launch gives, words in their order
 //     struct Shared       memory that a threadgroup shares
 //
 // and ends with KERNELS(ENTRY). A kernel sees c.x, c.p.rows, c.shared->tile, c.group, c.lane. Whether an operand is
-// there and of which type is a function constant, so that branches on it are gone when a pipeline has been made.
+// present, and its type, are function constants, so that a pipeline has no branches on them.
 #include <metal_stdlib>
 using namespace metal;
 #pragma STDC FP_CONTRACT OFF
 
-// An operand's function constant: the element's type, as the host writes it, and what is known of how it lies.
+// An operand's function constant: the element's type, as the host writes it, and what is known of its alignment.
 enum Type : uint {
     ABSENT = 0,
     F32 = 1,
@@ -38,7 +38,7 @@ inline ushort bf16_bits(float value) {
     return ushort((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
-// f32, bf16 or f16 in memory, f32 here. What is set is added where the call says so, and rounded once.
+// f32, bf16 or f16 in memory, f32 here. set() adds where the call says so, and rounds once.
 struct Float {
     device uchar *memory;
     uint type;
@@ -122,7 +122,7 @@ struct Float {
     }
 };
 
-// By its bits, because a compiler may take it that there are none.
+// By its bits, because a compiler may assume that there are no NaN.
 inline bool is_nan(float value) {
     return (as_type<uint>(value) & 0x7fffffffu) > 0x7f800000u;
 }
@@ -140,7 +140,7 @@ struct Index {
     bool is() const {
         return type != ABSENT;
     }
-    // As it lies there, low word first.
+    // Its words in memory, low word first.
     uint2 raw(uint i) const {
         if (!is()) {
             return uint2(0, 0);
@@ -203,8 +203,8 @@ struct Word {
     }
 };
 
-// What is wrong with an index: the first position of a pass, and the value there.
-struct Found {
+// Reports of bad indices: the first position of a pass, and the value there.
+struct BadIndex {
     device uchar *memory;
     uint type;
     bool adds;
@@ -244,38 +244,38 @@ OPERANDS(CONSTANT_OF_OPERAND)
 NUMBERS(CONSTANT_OF_NUMBER)
 
 struct Uniforms {
-    uint groups; // of the launch; the grid's last row may hang over
-    uint adds;   // bit n: what is set in operand n is added
+    uint groups; // of the launch; the grid's last row may have groups too many
+    uint adds;   // bit n: set() of operand n adds
     uint unused[2];
     Params p;
 };
 
-constexpr constant uint MOST_THREADS = 256;
+constexpr constant uint MAX_THREADS = 256;
 
 struct Call {
     OPERANDS(MEMBER)
     constant Params &p;
     threadgroup Shared *shared;
-    threadgroup float4 *tree; // [MOST_THREADS]
+    threadgroup float4 *tree; // [MAX_THREADS]
     uint group;
     uint lane;    // of this thread in its threadgroup
-    uint threads; // of a threadgroup: any number up to MOST_THREADS
-    uint simd;    // so many threads from a multiple of it on, a power of two, lie in one simdgroup
+    uint threads; // of a threadgroup: any number up to MAX_THREADS
+    uint simd;    // this many threads from a multiple of it on, a power of two, are in one simdgroup
 };
 
-// Memory of a threadgroup is declared in an entry and nowhere else, which lets a test see who touches it.
+// Memory of a threadgroup is declared in an entry and nowhere else, so that a test can watch accesses to it.
 #ifndef THREADGROUP_MEMORY
 #define THREADGROUP_MEMORY(type, name, count) threadgroup type name[count]
 #endif
 
 #define ENTRY(name)                                                                                                    \
     [[kernel, max_total_threads_per_threadgroup(256)]] void run_##name(                                                \
-        OPERANDS(ARGUMENT) constant Uniforms &u [[buffer(30)]], uint3 place [[threadgroup_position_in_grid]],          \
+        OPERANDS(ARGUMENT) constant Uniforms &u [[buffer(30)]], uint3 at [[threadgroup_position_in_grid]],             \
         uint3 grid [[threadgroups_per_grid]], uint3 size [[threads_per_threadgroup]],                                  \
         uint lane [[thread_index_in_threadgroup]], uint width [[threads_per_simdgroup]]) {                             \
         THREADGROUP_MEMORY(Shared, shared, 1);                                                                         \
-        THREADGROUP_MEMORY(float4, tree, MOST_THREADS);                                                                \
-        uint group = place.y * grid.x + place.x;                                                                       \
+        THREADGROUP_MEMORY(float4, tree, MAX_THREADS);                                                                 \
+        uint group = at.y * grid.x + at.x;                                                                             \
         if (group < u.groups) {                                                                                        \
             const Call c = {OPERANDS(GIVEN) u.p, shared, tree, group, lane, size.x, width & (0u - width)};             \
             name(c);                                                                                                   \
@@ -307,13 +307,13 @@ struct Largest {
     }
 };
 
-// v of all threads of a team joined, the same for each of them. Teams are `lanes` threads each, any number, one after
-// another from thread 0 on; threads behind the last whole team get what means nothing. Every thread of the threadgroup
-// must come here.
+// v of all threads of a team joined, for each of them. Teams are `lanes` threads each, any number, one after another
+// from thread 0 on; threads after the last whole team get a meaningless result. Every thread of the threadgroup must
+// come here.
 //
-// The tree is one for any width of a simdgroup: neighbours first, then neighbouring twos, and so on; what has no
-// neighbour passes as it is. Shuffles do the levels that stay within `block` threads of one simdgroup and one team,
-// memory the others. The last barrier keeps the next tree from overwriting this one while it is still being read.
+// The tree is the same for any width of a simdgroup: neighbours first, then neighbouring twos, and so on; what has no
+// neighbour is passed on unchanged. Shuffles do the levels that stay within `block` threads of one simdgroup and one
+// team, memory the others. The last barrier keeps the next tree from overwriting this one while it is still being read.
 template <typename Join, typename T> T team_tree(thread const Call &c, T v, uint lanes) {
     uint block = min(c.simd, lanes & (0u - lanes));
     for (uint stride = 1; stride < block; stride *= 2) {
@@ -332,24 +332,24 @@ template <typename Join, typename T> T team_tree(thread const Call &c, T v, uint
     }
     wait_for_all();
     if (count <= block) {
-        uint place = c.lane % block;
-        v = whole && place < count ? tree[base + place] : Join::template none<T>();
+        uint rank = c.lane % block;
+        v = whole && rank < count ? tree[base + rank] : Join::template none<T>();
         for (uint stride = 1; stride < block; stride *= 2) {
             v = Join::join(v, simd_shuffle_xor(v, ushort(stride)));
         }
     } else {
-        uint place = c.lane % lanes;
+        uint rank = c.lane % lanes;
         for (uint n = count; n > 1; n = (n + 1) / 2) {
-            bool has = whole && place < (n + 1) / 2;
+            bool has = whole && rank < (n + 1) / 2;
             if (has) {
-                v = tree[base + 2 * place];
-                if (2 * place + 1 < n) {
-                    v = Join::join(v, tree[base + 2 * place + 1]);
+                v = tree[base + 2 * rank];
+                if (2 * rank + 1 < n) {
+                    v = Join::join(v, tree[base + 2 * rank + 1]);
                 }
             }
             wait_for_all();
             if (has) {
-                tree[base + place] = v;
+                tree[base + rank] = v;
             }
             wait_for_all();
         }
@@ -369,7 +369,7 @@ inline float team_max(thread const Call &c, float v, uint lanes) {
     return team_tree<Largest>(c, v, lanes);
 }
 
-// v joined over the teams, of the threads in the same place, for each of them.
+// v joined over the teams, for the threads with the same number in each.
 template <typename Join, typename T> T across_tree(thread const Call &c, T v, uint lanes) {
     threadgroup T *tree = (threadgroup T *)c.tree;
     tree[c.lane] = v;

@@ -1,5 +1,5 @@
 // What every shader has: 16-bit floats by integer arithmetic (WGSL's own conversions may round either way and may lose
-// what is very small), and sums over the threads of a team along a fixed tree.
+// very small numbers), indices, and sums over the threads of a team along a fixed tree.
 
 fn bf16_value(bits: u32) -> f32 {
     return bitcast<f32>(bits << 16u);
@@ -52,14 +52,14 @@ fn f16_bits(value: f32) -> u32 {
     return sign | ((rounded - 0x38000000u) >> 13u);
 }
 
-// Whether it is a NaN: by its bits, because a compiler may take it that there are none.
+// By its bits, because a compiler may assume that there are no NaN.
 fn is_nan(value: f32) -> bool {
     return (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;
 }
 
 const NO_INDEX = 0xffffffffu;
 
-// An index as it lies in memory, low word first, or NO_INDEX where it is not an integer in [0, limit).
+// An index from its words in memory, low word first; NO_INDEX where it is not an integer in [0, limit).
 fn index_i32(low: u32, limit: u32) -> u32 {
     return select(NO_INDEX, low, low < limit); // a negative one is a large one
 }
@@ -80,39 +80,60 @@ fn index_f32(bits: u32, limit: u32) -> u32 {
     return select(NO_INDEX, index, f32(index) == value && index < limit);
 }
 
-// The sum of v over this thread's team of `lanes` threads, a power of two, the same for each of them. Every thread of the
-// workgroup must come here. The last barrier keeps the next sum from overwriting this one while it is still being read.
+// ---- Sums over threads ----
+
 var<workgroup> team_tree: array<vec4<f32>, 256>;
 
-fn team_sum4(v: vec4<f32>, lane: u32, lanes: u32) -> vec4<f32> {
+// For each run of `span` threads, and each remainder modulo `low` of a thread's number in it: the sum of v, for all
+// threads that share it. Both are powers of two. Every thread of the workgroup must come here; the last barrier keeps
+// the next sum from overwriting this one while it is still being read.
+fn strided_sum(v: vec4<f32>, lane: u32, span: u32, low: u32) -> vec4<f32> {
     team_tree[lane] = v;
     workgroupBarrier();
-    for (var stride = lanes / 2u; stride > 0u; stride = stride >> 1u) {
-        if ((lane & (lanes - 1u)) < stride) {
+    for (var stride = span / 2u; stride >= low; stride = stride >> 1u) {
+        if ((lane & (span - 1u)) < stride) {
             team_tree[lane] += team_tree[lane + stride];
         }
         workgroupBarrier();
     }
-    let total = team_tree[lane & ~(lanes - 1u)];
+    let total = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))];
     workgroupBarrier();
     return total;
+}
+
+// The same for the largest of v, which must not be negative.
+fn strided_max(v: f32, lane: u32, span: u32, low: u32) -> f32 {
+    team_tree[lane].x = v;
+    workgroupBarrier();
+    for (var stride = span / 2u; stride >= low; stride = stride >> 1u) {
+        if ((lane & (span - 1u)) < stride) {
+            team_tree[lane].x = max(team_tree[lane].x, team_tree[lane + stride].x);
+        }
+        workgroupBarrier();
+    }
+    let largest = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))].x;
+    workgroupBarrier();
+    return largest;
+}
+
+// Over this thread's team: teams are `lanes` threads each, one after another.
+fn team_sum4(v: vec4<f32>, lane: u32, lanes: u32) -> vec4<f32> {
+    return strided_sum(v, lane, lanes, 1u);
 }
 
 fn team_sum(v: vec2<f32>, lane: u32, lanes: u32) -> vec2<f32> {
     return team_sum4(vec4<f32>(v, 0.0, 0.0), lane, lanes).xy;
 }
 
-// The largest of v, which must not be negative.
 fn team_max(v: f32, lane: u32, lanes: u32) -> f32 {
-    team_tree[lane].x = v;
-    workgroupBarrier();
-    for (var stride = lanes / 2u; stride > 0u; stride = stride >> 1u) {
-        if ((lane & (lanes - 1u)) < stride) {
-            team_tree[lane].x = max(team_tree[lane].x, team_tree[lane + stride].x);
-        }
-        workgroupBarrier();
-    }
-    let largest = team_tree[lane & ~(lanes - 1u)].x;
-    workgroupBarrier();
-    return largest;
+    return strided_max(v, lane, lanes, 1u);
+}
+
+// Over the teams, for the threads with the same number in each.
+fn across_teams(v: vec4<f32>, lane: u32, lanes: u32) -> vec4<f32> {
+    return strided_sum(v, lane, 256u, lanes);
+}
+
+fn across_max(v: f32, lane: u32, lanes: u32) -> f32 {
+    return strided_max(v, lane, 256u, lanes);
 }

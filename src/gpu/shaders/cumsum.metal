@@ -1,29 +1,29 @@
-// cumsum: running sums along an axis of x, seen as [outer, length, inner], from either end, an element's own value left
-// out or not.
+// cumsum: running sums along an axis of x, seen as [outer, length, inner], from either end, with or without an
+// element's own value.
 //
 // A track is one such sum, along the whole axis or a segment of it. A thread has two tracks side by side, as the .x and
 // .y of its vectors: two neighbouring columns or, where inner is 1 (LINES), two lines. A team of lanes * columns
-// threads goes along its tracks in steps, four places a thread: a thread adds up its four, the team's lanes scan
-// these sums along a tree of at most eight levels, and what the whole step adds up to goes into the carry. So a sum in
-// plain f32 is ten additions deep; the carry is a pair of f32, because after 2^24 ones a single f32 stands still.
+// threads goes along its tracks in steps of four positions per thread: a thread adds its four, the team's lanes scan
+// these sums along a tree of at most eight levels, and the sum of the whole step is added to the carry. So a sum in
+// plain f32 is ten additions deep; the carry is a pair of f32, because after 2^24 ones a single f32 stops growing.
 //
-// Where there are too few tracks to fill a card the axis is cut into segments: `sums` sums each, and `scan` begins with
-// the sum of those before. An element is read and then written by one thread: y may be x.
+// Where there are too few tracks to fill a GPU the axis is split into segments: `sums` sums each, and `scan` starts
+// from the sum of those before. An element is read and then written by one thread: y may be x.
 //
-// Moved: x once, y once (twice where it is added to), one dispatch; with segments x twice, two dispatches, and 8 bytes
-// a segment and column, of which each segment reads those before its own.
+// Memory traffic: x once, y once (twice where it is added to), one dispatch per 2^24 elements; with segments x twice,
+// two dispatches, and 8 bytes per segment and column, of which each segment reads those before its own.
 #define OPERANDS(operand)  operand(Float, 0, y) operand(Float, 1, x) operand(Float, 2, totals)
 #define NUMBERS(number)    number(0, LINES)
 #define KERNELS(kernel_of) kernel_of(sums) kernel_of(scan)
 
 struct Params {
-    uint first;  // item of this launch: a segment of an axis, counted through memory
+    uint first;  // item of this launch: a segment of an axis, in the order of memory
     uint end;    // of its items
     uint offset; // the element that is the launch's first
     uint length;
     uint inner;
     uint segments;
-    uint segment; // places in each; the last one in memory may have fewer
+    uint segment; // positions in each; the last one in memory may have fewer
     uint steps;   // of a segment
     uint lanes;   // of a team, along the axis; a power of two
     uint columns; // of a team: pairs of them; a power of two
@@ -33,7 +33,7 @@ struct Params {
     uint zero;
 };
 
-// Two levels, in turns: one is written while the last one may still be read.
+// Two levels, used in turn: one is written while the other may still be read.
 struct Shared {
     float4 pairs[256];
     float2 levels[2][256];
@@ -45,15 +45,15 @@ struct Shared {
 
 struct Pair {
     float2 high;
-    float2 low; // what high has lost
+    float2 low; // what rounding took from high
 };
 
 inline Pair no_pair() {
     return {float2(0.0f), float2(0.0f)};
 }
 
-// v as it was rounded. What a rounding took away is 0 by the rules of algebra, and a compiler that goes by them drops
-// it: then the carry is as good as one f32. None knows that c.p.zero is 0, so none sees through this.
+// v after rounding. By the rules of algebra a rounding takes away 0, and a compiler that applies them makes the carry
+// as inaccurate as one f32. None can know that c.p.zero is 0, so none removes this.
 inline float rounded(thread const Call &c, float v) {
     return as_type<float>(as_type<uint>(v) ^ c.p.zero);
 }
@@ -66,8 +66,8 @@ inline bool is_finite(float v) {
     return (as_type<uint>(v) & 0x7f800000u) != 0x7f800000u;
 }
 
-// p + v: the sum, and exactly what its rounding took away (Knuth's two-sum), made small against it again. Of an
-// infinite or NaN sum nothing is left over: inf - inf would turn it into a NaN.
+// p + v: the sum, and exactly what its rounding took away (Knuth's two-sum), normalised so that low is small against
+// high. An infinite or NaN sum has low 0: inf - inf would turn it into a NaN.
 inline Pair plus(thread const Call &c, Pair p, float2 v) {
     float2 sum = rounded(c, p.high + v);
     float2 part = rounded(c, sum - p.high);
@@ -80,7 +80,7 @@ inline Pair plus(thread const Call &c, Pair p, float2 v) {
     return {float2(x ? high.x : sum.x, y ? high.y : sum.y), float2(x ? left.x : 0.0f, y ? left.y : 0.0f)};
 }
 
-// The sum over the lanes of this thread's team, for all of them. Every thread of the threadgroup must come here.
+// The sum over the lanes of this thread's team, for each of them. Every thread of the threadgroup must come here.
 inline Pair over_lanes(thread const Call &c, Pair own, uint rank) {
     threadgroup float4 *pairs = c.shared->pairs;
     Pair sum = own;
@@ -102,8 +102,8 @@ inline Pair over_lanes(thread const Call &c, Pair own, uint rank) {
 // ---- Tracks -------------------------------------------------------------------------------------------------
 
 struct Tracks {
-    uint2 start; // the element in the first place in memory
-    uint2 count; // places; 0: there is no such track
+    uint2 start; // the element at the first position in memory
+    uint2 count; // positions; 0: there is no such track
     uint2 order; // which segment of the axis it is, in the order of the scan
     uint2 total; // of the axis's first segment in that order
 };
@@ -121,7 +121,7 @@ inline void add_track(thread const Call &c, thread Tracks &t, uint k, uint item,
     t.total[k] = outer * c.p.segments * c.p.inner + column;
 }
 
-// Those of a thread: a team's threads are [lanes][columns], a threadgroup's [teams][lanes][columns].
+// The tracks of a thread: a team's threads are [lanes][columns], a threadgroup's [teams][lanes][columns].
 inline Tracks tracks_of(thread const Call &c) {
     uint size = c.p.lanes * c.p.columns;
     uint team = c.group * (c.threads / size) + c.lane / size;
@@ -138,7 +138,7 @@ inline Tracks tracks_of(thread const Call &c) {
     return t;
 }
 
-// Four places of both tracks, in the order of the scan.
+// Four positions of both tracks, in the order of the scan.
 struct Four {
     float2 a;
     float2 b;
@@ -153,88 +153,89 @@ inline Four turned(thread const Call &c, Four f) {
     return f;
 }
 
-// Where a thread's four places begin at a step.
-inline uint place_of(thread const Call &c, uint step, uint rank) {
-    uint place = step * c.p.lanes + rank;
-    return 4 * (c.p.reverse ? c.p.steps * c.p.lanes - 1 - place : place);
+// The first of a thread's four positions in a step.
+inline uint position_of(thread const Call &c, uint step, uint rank) {
+    uint position = step * c.p.lanes + rank;
+    return 4 * (c.p.reverse ? c.p.steps * c.p.lanes - 1 - position : position);
 }
 
-// What lies past the end is 0. Places are multiples of four, so a last two of a line begins a word of 16-bit elements.
-inline float4 line_four(thread const Call &c, uint start, uint place, uint count) {
-    uint at = start + place;
-    if (place + 4 <= count) {
+// Past the end x is 0. Positions are multiples of four, so the last two of a line start on a word of 16-bit elements.
+inline float4 line_four(thread const Call &c, uint start, uint position, uint count) {
+    uint at = start + position;
+    if (position + 4 <= count) {
         return c.x.four(at);
     }
     float4 v = float4(0.0f);
-    if (place + 2 <= count) {
+    if (position + 2 <= count) {
         v.xy = c.x.two(at);
-        if (place + 3 <= count) {
+        if (position + 3 <= count) {
             v.z = c.x.at(at + 2);
         }
-    } else if (place < count) {
+    } else if (position < count) {
         v.x = c.x.at(at);
     }
     return v;
 }
 
-inline float2 row_two(thread const Call &c, Tracks t, uint place) {
-    uint at = t.start.x + place * c.p.inner;
-    if (place < t.count.y) {
+inline float2 row_two(thread const Call &c, Tracks t, uint position) {
+    uint at = t.start.x + position * c.p.inner;
+    if (position < t.count.y) {
         return c.x.two(at);
     }
-    if (place < t.count.x) {
+    if (position < t.count.x) {
         return float2(c.x.at(at), 0.0f);
     }
     return float2(0.0f);
 }
 
-inline Four load(thread const Call &c, Tracks t, uint place) {
+inline Four load(thread const Call &c, Tracks t, uint position) {
     Four f;
     if (LINES) {
-        float4 v = line_four(c, t.start.x, place, t.count.x);
-        float4 w = line_four(c, t.start.y, place, t.count.y);
+        float4 v = line_four(c, t.start.x, position, t.count.x);
+        float4 w = line_four(c, t.start.y, position, t.count.y);
         f = {float2(v.x, w.x), float2(v.y, w.y), float2(v.z, w.z), float2(v.w, w.w)};
     } else {
-        f = {row_two(c, t, place), row_two(c, t, place + 1), row_two(c, t, place + 2), row_two(c, t, place + 3)};
+        f = {row_two(c, t, position), row_two(c, t, position + 1), row_two(c, t, position + 2),
+             row_two(c, t, position + 3)};
     }
     return turned(c, f);
 }
 
-inline void line_four_set(thread const Call &c, uint start, uint place, uint count, float4 v) {
-    uint at = start + place;
-    if (place + 4 <= count) {
+inline void line_four_set(thread const Call &c, uint start, uint position, uint count, float4 v) {
+    uint at = start + position;
+    if (position + 4 <= count) {
         c.y.set_four(at, v);
         return;
     }
-    if (place + 2 <= count) {
+    if (position + 2 <= count) {
         c.y.set_two(at, v.xy);
-    } else if (place < count) {
+    } else if (position < count) {
         c.y.set(at, v.x);
     }
-    if (place + 3 <= count) {
+    if (position + 3 <= count) {
         c.y.set(at + 2, v.z);
     }
 }
 
-inline void row_two_set(thread const Call &c, Tracks t, uint place, float2 v) {
-    uint at = t.start.x + place * c.p.inner;
-    if (place < t.count.y) {
+inline void row_two_set(thread const Call &c, Tracks t, uint position, float2 v) {
+    uint at = t.start.x + position * c.p.inner;
+    if (position < t.count.y) {
         c.y.set_two(at, v);
-    } else if (place < t.count.x) {
+    } else if (position < t.count.x) {
         c.y.set(at, v.x);
     }
 }
 
-inline void store(thread const Call &c, Tracks t, uint place, Four results) {
+inline void store(thread const Call &c, Tracks t, uint position, Four results) {
     Four f = turned(c, results);
     if (LINES) {
-        line_four_set(c, t.start.x, place, t.count.x, float4(f.a.x, f.b.x, f.c.x, f.d.x));
-        line_four_set(c, t.start.y, place, t.count.y, float4(f.a.y, f.b.y, f.c.y, f.d.y));
+        line_four_set(c, t.start.x, position, t.count.x, float4(f.a.x, f.b.x, f.c.x, f.d.x));
+        line_four_set(c, t.start.y, position, t.count.y, float4(f.a.y, f.b.y, f.c.y, f.d.y));
     } else {
-        row_two_set(c, t, place, f.a);
-        row_two_set(c, t, place + 1, f.b);
-        row_two_set(c, t, place + 2, f.c);
-        row_two_set(c, t, place + 3, f.d);
+        row_two_set(c, t, position, f.a);
+        row_two_set(c, t, position + 1, f.b);
+        row_two_set(c, t, position + 2, f.c);
+        row_two_set(c, t, position + 3, f.d);
     }
 }
 
@@ -251,7 +252,7 @@ inline void sums(thread const Call &c) {
     Tracks t = tracks_of(c);
     Pair own = no_pair();
     for (uint step = 0; step < c.p.steps; step++) {
-        Four v = load(c, t, place_of(c, step, rank));
+        Four v = load(c, t, position_of(c, step, rank));
         own = plus(c, own, (v.a + v.b) + (v.c + v.d));
     }
     Pair total = over_lanes(c, own, rank);
@@ -290,8 +291,8 @@ struct Step {
     float2 total;  // of all
 };
 
-// Every thread of the threadgroup must come here. The barrier at the end keeps the next step out of what this one
-// reads.
+// Every thread of the threadgroup must come here. The barrier at the end keeps the next step from overwriting what this
+// one reads.
 inline Step over_lanes_before(thread const Call &c, float2 own, uint rank) {
     if (c.p.lanes == 1) {
         return {float2(0.0f), own};
@@ -308,7 +309,7 @@ inline Step over_lanes_before(thread const Call &c, float2 own, uint rank) {
     }
     c.shared->levels[level][c.lane] = sum;
     wait_for_all();
-    // Never the lane's own sum taken away again: of an infinite one that is a NaN.
+    // Not by subtracting the lane's own sum: inf - inf is a NaN.
     float2 before = float2(0.0f);
     if (rank > 0) {
         before = c.shared->levels[level][c.lane - c.p.columns];
@@ -326,9 +327,9 @@ inline void scan(thread const Call &c) {
         carry = before_segment(c, t, rank);
     }
     for (uint step = 0; step < c.p.steps; step++) {
-        uint place = place_of(c, step, rank);
-        Four v = load(c, t, place);
-        // As a tree, so that equal terms lose nothing.
+        uint position = position_of(c, step, rank);
+        Four v = load(c, t, position);
+        // As a tree, so that equal terms lose no digits.
         float2 ab = v.a + v.b;
         float2 abc = ab + v.c;
         float2 own = ab + (v.c + v.d);
@@ -337,7 +338,7 @@ inline void scan(thread const Call &c) {
         if (c.p.exclusive) {
             f = {float2(0.0f), v.a, ab, abc};
         }
-        store(c, t, place,
+        store(c, t, position,
               {carry.high + (carry.low + (s.before + f.a)), carry.high + (carry.low + (s.before + f.b)),
                carry.high + (carry.low + (s.before + f.c)), carry.high + (carry.low + (s.before + f.d))});
         carry = plus(c, carry, s.total);

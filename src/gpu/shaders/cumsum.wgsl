@@ -1,28 +1,28 @@
-// cumsum: running sums along an axis of x, seen as [outer, length, inner], from either end, an element's own value left
-// out or not.
+// cumsum: running sums along an axis of x, seen as [outer, length, inner], from either end, with or without an
+// element's own value.
 //
 // A track is one such sum, along the whole axis or a segment of it. A thread has two tracks side by side, as the .x and
 // .y of its vectors: two neighbouring columns or, where inner is 1 (LINES), two lines. A team of lanes * columns
-// threads goes along its tracks in steps, four places a thread: a thread adds up its four, the team's lanes scan
-// these sums along a tree of at most eight levels, and what the whole step adds up to goes into the carry. So a sum in
-// plain f32 is ten additions deep; the carry is a pair of f32, because after 2^24 ones a single f32 stands still.
+// threads goes along its tracks in steps of four positions per thread: a thread adds its four, the team's lanes scan
+// these sums along a tree of at most eight levels, and the sum of the whole step is added to the carry. So a sum in
+// plain f32 is ten additions deep; the carry is a pair of f32, because after 2^24 ones a single f32 stops growing.
 //
-// Where there are too few tracks to fill a card the axis is cut into segments: `sums` sums each, and `scan` begins with
+// Where there are too few tracks to fill a GPU the axis is split into segments: `sums` sums each, and `scan` starts from
 // the sum of those before. An element is read and then written by one thread: y may be x.
 //
-// Moved: x once, y once (twice where it is added to), one dispatch; with segments x twice, two dispatches, and 8 bytes
-// a segment and column, of which each segment reads those before its own. A dispatch is one for every 2^24 elements.
+// Memory traffic: x once, y once (twice where it is added to), one dispatch per 2^24 elements; with segments x twice,
+// two dispatches, and 8 bytes per segment and column, of which each segment reads those before its own.
 //# const LINES
 //# float y x totals
 
 struct Params {
-    first: u32,  // item of this launch: a segment of an axis, counted through memory
+    first: u32,  // item of this launch: a segment of an axis, in the order of memory
     end: u32,    // of its items
     offset: u32, // the element that is the launch's first
     length: u32,
     inner: u32,
     segments: u32,
-    segment: u32, // places in each; the last one in memory may have fewer
+    segment: u32, // positions in each; the last one in memory may have fewer
     steps: u32,   // of a segment
     lanes: u32,   // of a team, along the axis
     columns: u32, // of a team: pairs of them
@@ -36,18 +36,18 @@ struct Params {
 
 struct Pair {
     high: vec2<f32>,
-    low: vec2<f32>, // what high has lost
+    low: vec2<f32>, // what rounding took from high
 }
 
-// v as it was rounded. What a rounding took away is 0 by the rules of algebra, and WGSL lets compilers go by them.
-// Mesa's does: without this, running sums of 2^24 equal terms were wrong by 2.4e-7, much as with a carry of one f32,
-// and with it by 2.5e-8. No compiler knows that u.p.zero is 0, so none sees through this.
+// v after rounding. By the rules of algebra a rounding takes away 0, and WGSL lets compilers apply them. Mesa's does:
+// without this, running sums of 2^24 equal terms were wrong by 2.4e-7, much as with a carry of one f32, and with it by
+// 2.5e-8. No compiler can know that u.p.zero is 0, so none removes this.
 fn rounded(v: vec2<f32>) -> vec2<f32> {
     return bitcast<vec2<f32>>(bitcast<vec2<u32>>(v) ^ vec2<u32>(u.p.zero));
 }
 
-// p + v: the sum, and exactly what its rounding took away (Knuth's two-sum), made small against it again. Of an
-// infinite or NaN sum nothing is left over: inf - inf would turn it into a NaN.
+// p + v: the sum, and exactly what its rounding took away (Knuth's two-sum), normalised so that low is small against
+// high. An infinite or NaN sum has low 0: inf - inf would turn it into a NaN.
 fn plus(p: Pair, v: vec2<f32>) -> Pair {
     let sum = rounded(p.high + v);
     let part = rounded(sum - p.high);
@@ -58,7 +58,7 @@ fn plus(p: Pair, v: vec2<f32>) -> Pair {
     return Pair(select(sum, high, finite), select(vec2<f32>(), low - rounded(high - sum), finite));
 }
 
-// The sum over the lanes of this thread's team, for all of them. Every thread of the workgroup must come here.
+// The sum over the lanes of this thread's team, for each of them. Every thread of the workgroup must come here.
 fn over_lanes(own: Pair, lane: u32, rank: u32) -> Pair {
     var sum = own;
     team_tree[lane] = vec4<f32>(sum.high, sum.low);
@@ -79,8 +79,8 @@ fn over_lanes(own: Pair, lane: u32, rank: u32) -> Pair {
 // ---- Tracks ----
 
 struct Tracks {
-    start: vec2<u32>, // the element in the first place in memory
-    count: vec2<u32>, // places; 0: there is no such track
+    start: vec2<u32>, // the element at the first position in memory
+    count: vec2<u32>, // positions; 0: there is no such track
     order: vec2<u32>, // which segment of the axis it is, in the order of the scan
     total: vec2<u32>, // of the axis's first segment in that order
 }
@@ -98,7 +98,7 @@ fn add_track(t: ptr<function, Tracks>, k: u32, item: u32, column: u32) {
     (*t).total[k] = outer * u.p.segments * u.p.inner + column;
 }
 
-// Those of a thread: a team's threads are [lanes][columns], a workgroup's [teams][lanes][columns].
+// The tracks of a thread: a team's threads are [lanes][columns], a workgroup's [teams][lanes][columns].
 fn tracks_of(group: u32, lane: u32) -> Tracks {
     let size = u.p.lanes * u.p.columns;
     let team = group * (256u / size) + lane / size;
@@ -115,7 +115,7 @@ fn tracks_of(group: u32, lane: u32) -> Tracks {
     return t;
 }
 
-// Four places of both tracks, in the order of the scan.
+// Four positions of both tracks, in the order of the scan.
 struct Four {
     a: vec2<f32>,
     b: vec2<f32>,
@@ -130,85 +130,85 @@ fn turned(f: Four) -> Four {
     return f;
 }
 
-// Where a thread's four places begin at a step.
-fn place_of(step: u32, rank: u32) -> u32 {
-    let place = step * u.p.lanes + rank;
-    return 4u * select(place, u.p.steps * u.p.lanes - 1u - place, u.p.reverse == 1u);
+// The first of a thread's four positions in a step.
+fn position_of(step: u32, rank: u32) -> u32 {
+    let position = step * u.p.lanes + rank;
+    return 4u * select(position, u.p.steps * u.p.lanes - 1u - position, u.p.reverse == 1u);
 }
 
-// What lies past the end is 0. Places are multiples of four, so a last two of a line begins a word of 16-bit elements.
-fn line_four(start: u32, place: u32, count: u32) -> vec4<f32> {
-    let at = start + place;
-    if (place + 4u <= count) {
+// Past the end x is 0. Positions are multiples of four, so the last two of a line start on a word of 16-bit elements.
+fn line_four(start: u32, position: u32, count: u32) -> vec4<f32> {
+    let at = start + position;
+    if (position + 4u <= count) {
         return x_four(at);
     }
     var v = vec4<f32>();
-    if (place + 2u <= count) {
+    if (position + 2u <= count) {
         let two = x_two(at);
         v.x = two.x;
         v.y = two.y;
-        if (place + 3u <= count) {
+        if (position + 3u <= count) {
             v.z = x_at(at + 2u);
         }
-    } else if (place < count) {
+    } else if (position < count) {
         v.x = x_at(at);
     }
     return v;
 }
 
-fn row_two(t: Tracks, place: u32) -> vec2<f32> {
-    let at = t.start.x + place * u.p.inner;
-    if (place < t.count.y) {
+fn row_two(t: Tracks, position: u32) -> vec2<f32> {
+    let at = t.start.x + position * u.p.inner;
+    if (position < t.count.y) {
         return x_two(at);
     }
-    if (place < t.count.x) {
+    if (position < t.count.x) {
         return vec2<f32>(x_at(at), 0.0);
     }
     return vec2<f32>();
 }
 
-fn load(t: Tracks, place: u32) -> Four {
+fn load(t: Tracks, position: u32) -> Four {
     if (LINES == 1u) {
-        let v = line_four(t.start.x, place, t.count.x);
-        let w = line_four(t.start.y, place, t.count.y);
+        let v = line_four(t.start.x, position, t.count.x);
+        let w = line_four(t.start.y, position, t.count.y);
         return turned(Four(vec2<f32>(v.x, w.x), vec2<f32>(v.y, w.y), vec2<f32>(v.z, w.z), vec2<f32>(v.w, w.w)));
     }
-    return turned(Four(row_two(t, place), row_two(t, place + 1u), row_two(t, place + 2u), row_two(t, place + 3u)));
+    return turned(Four(row_two(t, position), row_two(t, position + 1u), row_two(t, position + 2u), row_two(t, position + 3u)));
 }
 
-fn line_four_set(start: u32, place: u32, count: u32, v: vec4<f32>) {
-    let at = start + place;
-    if (place + 2u <= count) {
+fn line_four_set(start: u32, position: u32, count: u32, v: vec4<f32>) {
+    let at = start + position;
+    if (position + 2u <= count) {
         y_set_two(at, v.xy);
-    } else if (place < count) {
+    } else if (position < count) {
         y_set(at, v.x);
     }
-    if (place + 4u <= count) {
+    if (position + 4u <= count) {
         y_set_two(at + 2u, v.zw);
-    } else if (place + 3u <= count) {
+    } else if (position + 3u <= count) {
         y_set(at + 2u, v.z);
     }
 }
 
-fn row_two_set(t: Tracks, place: u32, v: vec2<f32>) {
-    let at = t.start.x + place * u.p.inner;
-    if (place < t.count.y) {
+fn row_two_set(t: Tracks, position: u32, v: vec2<f32>) {
+    let at = t.start.x + position * u.p.inner;
+    if (position < t.count.y) {
         y_set_two(at, v);
-    } else if (place < t.count.x) {
+    } else if (position < t.count.x) {
         y_set(at, v.x);
     }
 }
 
-fn store(t: Tracks, place: u32, results: Four) {
+fn store(t: Tracks, position: u32, results: Four) {
     let f = turned(results);
     if (LINES == 1u) {
-        line_four_set(t.start.x, place, t.count.x, vec4<f32>(f.a.x, f.b.x, f.c.x, f.d.x));
-        line_four_set(t.start.y, place, t.count.y, vec4<f32>(f.a.y, f.b.y, f.c.y, f.d.y));
+        line_four_set(t.start.x, position, t.count.x, vec4<f32>(f.a.x, f.b.x, f.c.x, f.d.x));
+        line_four_set(t.start.y, position, t.count.y, vec4<f32>(f.a.y, f.b.y, f.c.y, f.d.y));
     } else {
-        row_two_set(t, place, f.a);
-        row_two_set(t, place + 1u, f.b);
-        row_two_set(t, place + 2u, f.c);
-        row_two_set(t, place + 3u, f.d);
+        row_two_set(t, position, f.a);
+        row_two_set(t, position + 1u, f.b);
+        row_two_set(t, position + 2u, f.c);
+        row_two_set(t, position + 3u, f.d);
     }
 }
 
@@ -225,7 +225,7 @@ fn sums(group: u32, lane: u32) {
     let t = tracks_of(group, lane);
     var own = Pair();
     for (var step = 0u; step < u.p.steps; step++) {
-        let v = load(t, place_of(step, rank));
+        let v = load(t, position_of(step, rank));
         own = plus(own, (v.a + v.b) + (v.c + v.d));
     }
     let total = over_lanes(own, lane, rank);
@@ -265,10 +265,11 @@ struct Step {
     total: vec2<f32>,  // of all
 }
 
-// Two of them, in turns: a level is written while the last one may still be read. The barrier at the end keeps the next
-// step out of what this one reads.
+// Two levels, used in turn: one is written while the other may still be read.
 var<workgroup> levels: array<array<vec2<f32>, 256>, 2>;
 
+// Every thread of the workgroup must come here. The barrier at the end keeps the next step from overwriting what this
+// one reads.
 fn over_lanes_before(own: vec2<f32>, lane: u32, rank: u32) -> Step {
     if (u.p.lanes == 1u) {
         return Step(vec2<f32>(), own);
@@ -285,7 +286,7 @@ fn over_lanes_before(own: vec2<f32>, lane: u32, rank: u32) -> Step {
     }
     levels[level][lane] = sum;
     workgroupBarrier();
-    // Never the lane's own sum taken away again: of an infinite one that is a NaN.
+    // Not by subtracting the lane's own sum: inf - inf is a NaN.
     var before = vec2<f32>();
     if (rank > 0u) {
         before = levels[level][lane - u.p.columns];
@@ -303,9 +304,9 @@ fn scan(group: u32, lane: u32) {
         carry = before_segment(t, lane, rank);
     }
     for (var step = 0u; step < u.p.steps; step++) {
-        let place = place_of(step, rank);
-        let v = load(t, place);
-        // As a tree, so that equal terms lose nothing.
+        let position = position_of(step, rank);
+        let v = load(t, position);
+        // As a tree, so that equal terms lose no digits.
         let ab = v.a + v.b;
         let abc = ab + v.c;
         let own = ab + (v.c + v.d);
@@ -314,7 +315,7 @@ fn scan(group: u32, lane: u32) {
         if (u.p.exclusive == 1u) {
             f = Four(vec2<f32>(), v.a, ab, abc);
         }
-        store(t, place,
+        store(t, position,
               Four(carry.high + (carry.low + (s.before + f.a)), carry.high + (carry.low + (s.before + f.b)),
                    carry.high + (carry.low + (s.before + f.c)), carry.high + (carry.low + (s.before + f.d))));
         carry = plus(carry, s.total);

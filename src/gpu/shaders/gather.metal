@@ -1,27 +1,30 @@
 // gather: y[o, k, :] = table[o, index[k], :]. Its backward adds rows back, repeats in the order of k, and writes every
-// row of dtable: no float atomics, and no row looks through all indices. A bad index is reported and its row left out.
+// row of dtable, without float atomics and without searching all indices for each row. A bad index is reported and its
+// row left out.
 //
 // Forward, one kernel: a thread copies 4 neighbours of y.
 //
-// Backward: the pairs (row, k) are sorted by row, stably, so that the occurrences of a row lie together in their order.
-// A radix sort: a tile of indices, ITEMS a thread, is sorted by one threadgroup (`sort_few`); more take 8 bits a pass,
-// in three kernels: how often a tile has each digit (`count_digits`), where that digit of that tile goes
+// Backward: the pairs (row, k) are sorted by row, stably, so that the occurrences of a row are adjacent and in order.
+// It is a radix sort: one tile of indices, ITEMS per thread, is sorted by one threadgroup (`sort_few`); more are sorted
+// 8 bits at a time, in three kernels: how often a tile has each digit (`count_digits`), where that digit of that tile
+// goes
 // (`scan_digits`), and the tile sorted and written there (`place_keys`). A bad index counts as row `rows`: it comes
-// last, and nobody adds it.
+// last and is never added.
 //
-// Then the sorted entries are cut into pieces, each walked by a team (`add_runs`). A run of one row inside a piece is
-// a finished sum. A run over an edge leaves its sum on either side: at most 2 a piece, which are again a list sorted by
-// row, a 16th as long, for the same kernel, until one piece has all. So a row that a third of all indices ask for is
-// added up by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows that nobody asked for:
+// Then the sorted entries are split into chunks, each added by a team (`add_runs`). A run of one row inside a chunk is
+// a finished sum. A run across an edge leaves its sum on either side: at most 2 per chunk, which are again a list
+// sorted by row, a 16th as long, for the same kernel, until one chunk has all. So a row that a third of all indices
+// name is added by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows without an index:
 // it looks each up in the sorted list, and nothing is written twice.
 //
-// A threadgroup has a power of two of threads, 8 or more. How many decides about tiles, never about the order of sums.
+// A threadgroup has a power of two of threads, 8 or more. Their number decides about tiles, never about the order of
+// sums.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, y) operand(Float, 1, table) operand(Float, 2, dtable) operand(Float, 3, dy)                      \
         operand(Float, 4, entry_value) operand(Float, 5, left_value) operand(Index, 6, index) operand(Word, 7, key_in) \
             operand(Word, 8, k_in) operand(Word, 9, key_out) operand(Word, 10, k_out) operand(Word, 11, counts)        \
                 operand(Word, 12, totals) operand(Word, 13, entry_row) operand(Word, 14, entry_k)                      \
-                    operand(Word, 15, left_row) operand(Found, 16, found)
+                    operand(Word, 15, left_row) operand(BadIndex, 16, bad_index)
 #define NUMBERS(number)
 #define KERNELS(kernel_of)                                                                                             \
     kernel_of(forward) kernel_of(sort_few) kernel_of(count_digits) kernel_of(scan_digits) kernel_of(place_keys)        \
@@ -32,46 +35,46 @@ struct Params {
     uint rows;
     uint inner;
     uint count;
-    uint shift; // the sort's first bit in this pass, and the one behind its last
+    uint shift; // the sort's first bit in this pass, and the one after its last
     uint shift_end;
     uint tiles;   // of as many indices as a threadgroup sorts
-    uint entries; // of the list that add_runs walks
-    uint piece;   // entries of a piece
-    uint pieces;
+    uint entries; // of the list that add_runs adds
+    uint chunk;   // entries of a chunk
+    uint chunks;
     uint lanes;  // of a team, a power of two
     uint slices; // of a row
-    uint tasks;  // pieces x slices x outer
-    uint width;  // a row in the workspace: inner, up to a multiple of 4
+    uint tasks;  // chunks x slices x outer
+    uint width;  // a row in the workspace: inner, rounded up to a multiple of 4
 };
 
 constexpr constant uint ITEMS = 8; // keys of a thread
 constexpr constant uint DIGITS = 256;
 constexpr constant uint CLEARED = 256; // rows, and columns at most, that a threadgroup clears
 
-// The memory through which a tile is sorted: first 16 counters of 16 bits a thread, two in a word, counter words of all
-// threads together; then keys; then their ks.
+// The memory through which a tile is sorted: first 16 counters of 16 bits per thread, two in a word, counter words of
+// all threads together; then keys; then their ks.
 struct Shared {
     uint space[256 * ITEMS];
-    uint ends[8]; // how often each digit comes, two in a word
+    uint ends[8]; // how often each digit occurs, two in a word
     uint line[256];
     uint bins[DIGITS];
     uint digit_base[DIGITS];  // where the tile's first key of a digit goes
     uint digit_start[DIGITS]; // where it is in the sorted tile
-    uint asked[CLEARED];
+    uint used[CLEARED];
 };
 
 #include "common.metal"
 
 // ---- Forward --------------------------------------------------------------------------------------------------
 
-// Where the element of the table that is element i of y lies; NO_INDEX where the index is bad.
+// The element of the table that is element i of y; NO_INDEX where the index is bad.
 inline uint source_of(thread const Call &c, uint i) {
     uint item = i / c.p.inner;
     uint outer = item / c.p.count;
     uint k = item - outer * c.p.count;
     uint row = c.index.in(k, c.p.rows);
     if (row == NO_INDEX) {
-        c.found.report(k);
+        c.bad_index.report(k);
         return NO_INDEX;
     }
     return (outer * c.p.rows + row) * c.p.inner + (i - item * c.p.inner);
@@ -120,7 +123,7 @@ inline uint key_at(thread const Call &c, uint i) {
     }
     uint row = c.index.in(i, c.p.rows);
     if (row == NO_INDEX) {
-        c.found.report(i);
+        c.bad_index.report(i);
         return c.p.rows;
     }
     return row;
@@ -163,7 +166,7 @@ inline uint running_sum(thread const Call &c, uint v, uint width) {
     return line[c.lane];
 }
 
-// A threadgroup has a digit: how many of it come in the tiles before each one, and in all.
+// A threadgroup has a digit: how many of it are in the tiles before each one, and in all.
 inline void scan_digits(thread const Call &c) {
     uint carry = 0;
     for (uint begin = 0; begin < c.p.tiles; begin += c.threads) {
@@ -188,7 +191,7 @@ struct Items {
     uint rank[ITEMS];
 };
 
-// What is behind the last key is a key that no other exceeds, so that it stays behind.
+// After the last key come keys that no other exceeds, so that they stay last.
 inline void load_tile(thread const Call &c, thread Items &t) {
     for (uint j = 0; j < ITEMS; j++) {
         uint i = (c.group * c.threads + c.lane) * ITEMS + j;
@@ -199,7 +202,7 @@ inline void load_tile(thread const Call &c, thread Items &t) {
 }
 
 // rank[]: where the thread's keys go when the tile is sorted, stably, by 4 bits. Each thread counts its own digits; a
-// counter's sum over the threads before is added to the digits before.
+// counter's sum over the threads before it is added to the count of smaller digits.
 inline void rank_tile(thread const Call &c, thread Items &t, uint shift) {
     threadgroup uint *space = c.shared->space;
     threadgroup uint *ends = c.shared->ends;
@@ -211,7 +214,7 @@ inline void rank_tile(thread const Call &c, thread Items &t, uint shift) {
         space[(digit >> 1) * c.threads + c.lane] += 1u << ((digit & 1u) * 16);
     }
     wait_for_all();
-    // An 8th of the threads have a word of all, 8 of them each.
+    // An 8th of the threads have one counter word of all threads, 8 of them each.
     uint team = c.threads / 8;
     uint first = 8 * c.lane;
     uint mine = 0;
@@ -232,9 +235,9 @@ inline void rank_tile(thread const Call &c, thread Items &t, uint shift) {
     for (uint j = 0; j < ITEMS; j++) {
         uint digit = t.key[j] >> shift & 15u;
         uint at = (digit >> 1) * c.threads + c.lane;
-        uint place = (digit & 1u) * 16;
-        uint before = space[at] >> place & 0xffffu;
-        space[at] += 1u << place;
+        uint bit = (digit & 1u) * 16;
+        uint before = space[at] >> bit & 0xffffu;
+        space[at] += 1u << bit;
         for (uint d = 0; d < digit; d++) {
             before += ends[d >> 1] >> ((d & 1u) * 16) & 0xffffu;
         }
@@ -280,7 +283,7 @@ inline void sort_few(thread const Call &c) {
     }
 }
 
-// digit_base[]: behind all keys of lesser digits, and those of the same digit in the tiles before.
+// digit_base[]: after all keys of smaller digits, and those of the same digit in earlier tiles.
 inline void find_bases(thread const Call &c) {
     uint carry = 0;
     for (uint begin = 0; begin < DIGITS; begin += c.threads) {
@@ -301,7 +304,7 @@ inline void place_keys(thread const Call &c) {
         sort_tile(c, t, shift);
     }
     find_bases(c);
-    // Neighbours go to neighbours: let neighbouring threads write them.
+    // Neighbouring keys go to neighbouring addresses, so neighbouring threads write them.
     for (uint j = 0; j < ITEMS; j++) {
         space[c.lane * ITEMS + j] = t.key[j];
     }
@@ -323,16 +326,16 @@ inline void place_keys(thread const Call &c) {
         uint i = j * c.threads + c.lane;
         if (c.group * ITEMS * c.threads + i < c.p.count) {
             uint digit = digit_of(c, t.key[j]);
-            uint place = c.shared->digit_base[digit] + (i - c.shared->digit_start[digit]);
-            c.key_out.put(place, t.key[j]);
-            c.k_out.put(place, space[i]);
+            uint at = c.shared->digit_base[digit] + (i - c.shared->digit_start[digit]);
+            c.key_out.put(at, t.key[j]);
+            c.k_out.put(at, space[i]);
         }
     }
 }
 
 // ---- Sums -----------------------------------------------------------------------------------------------------
 
-// 4 columns of entry i. Where i is behind the end, those of the last one, which is then not used.
+// 4 columns of entry i. Past the end those of the last entry, which are then not used.
 inline float4 value_of(thread const Call &c, uint i, uint outer, uint column) {
     uint near = min(i, c.p.entries - 1);
     if (c.entry_value.is()) {
@@ -369,11 +372,11 @@ inline void write_sum(thread const Call &c, uint row, uint outer, uint column, f
     }
 }
 
-inline void leave_sum(thread const Call &c, uint entry, uint outer, uint column, float4 sum) {
-    c.left_value.set_four((outer * 2 * c.p.pieces + entry) * c.p.width + column, sum);
+inline void store_left(thread const Call &c, uint entry, uint outer, uint column, float4 sum) {
+    c.left_value.set_four((outer * 2 * c.p.chunks + entry) * c.p.width + column, sum);
 }
 
-// The row of entry i; NO_INDEX behind the end and where there is nothing to add.
+// The row of entry i; NO_INDEX past the end and where there is nothing to add.
 inline uint row_of(thread const Call &c, uint i) {
     if (i >= c.p.entries) {
         return NO_INDEX;
@@ -382,24 +385,24 @@ inline uint row_of(thread const Call &c, uint i) {
     return row < c.p.rows ? row : NO_INDEX;
 }
 
-// What a thread has of the run that it walks.
-struct Walk {
-    uint piece;
+// A thread's sum of the run that it is adding.
+struct Run {
+    uint chunk;
     uint outer;
     uint column;
     uint row;
-    bool before; // the run began in the piece before
+    bool before; // the run began in the chunk before
     float4 sum;
-    float4 part; // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay right in parts of parts
+    float4 part; // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay accurate in parts of parts
 };
 
-inline void take_entry(thread const Call &c, thread Walk &w, float4 v, uint next) {
+inline void take_entry(thread const Call &c, thread Run &w, float4 v, uint next) {
     if (w.row != NO_INDEX) {
         w.part += v;
     }
     if (next != w.row) {
         if (w.before) {
-            leave_sum(c, 2 * w.piece, w.outer, w.column, w.sum + w.part);
+            store_left(c, 2 * w.chunk, w.outer, w.column, w.sum + w.part);
         } else if (w.row != NO_INDEX) {
             write_sum(c, w.row, w.outer, w.column, w.sum + w.part);
         }
@@ -409,24 +412,24 @@ inline void take_entry(thread const Call &c, thread Walk &w, float4 v, uint next
     }
 }
 
-// A team has 4 columns a thread of a piece. Four entries are read ahead of their sums, which must wait for each other.
+// A team has a chunk, a thread 4 of its columns. Four entries are read ahead of their sums, which depend on each other.
 inline void add_runs(thread const Call &c) {
     uint task = c.group * (c.threads / c.p.lanes) + c.lane / c.p.lanes;
     if (task >= c.p.tasks) {
         return;
     }
     uint slice = task % c.p.slices;
-    uint piece = task / c.p.slices % c.p.pieces;
-    uint outer = task / c.p.slices / c.p.pieces;
+    uint chunk = task / c.p.slices % c.p.chunks;
+    uint outer = task / c.p.slices / c.p.chunks;
     uint column = 4 * (slice * c.p.lanes + (c.lane & (c.p.lanes - 1)));
     if (column >= c.p.inner) {
         return;
     }
-    uint begin = piece * c.p.piece;
-    uint end = min(begin + c.p.piece, c.p.entries);
+    uint begin = chunk * c.p.chunk;
+    uint end = min(begin + c.p.chunk, c.p.entries);
     uint first = row_of(c, begin);
     bool before = begin > 0 && first != NO_INDEX && row_of(c, begin - 1) == first;
-    Walk w = {piece, outer, column, first, before, float4(0.0f), float4(0.0f)};
+    Run w = {chunk, outer, column, first, before, float4(0.0f), float4(0.0f)};
     for (uint i = begin; i < end; i += 4) {
         float4 v0 = value_of(c, i, outer, column);
         float4 v1 = value_of(c, i + 1, outer, column);
@@ -445,26 +448,26 @@ inline void add_runs(thread const Call &c) {
             w.part = float4(0.0f);
         }
     }
-    // Now w.row is the first row behind the piece: a run goes on there if the last entry has it too.
+    // Now w.row is the first row after the chunk: a run continues there if the last entry has it too.
     uint last = row_of(c, end - 1);
     bool behind = w.row != NO_INDEX && w.row == last;
     if (behind) {
-        // A piece inside a run has one sum for both sides.
+        // A chunk inside a run has one sum for both sides.
         if (w.before) {
-            leave_sum(c, 2 * piece, outer, column, w.sum);
+            store_left(c, 2 * chunk, outer, column, w.sum);
             w.sum = float4(0.0f);
         }
-        leave_sum(c, 2 * piece + 1, outer, column, w.sum);
+        store_left(c, 2 * chunk + 1, outer, column, w.sum);
     }
     if (outer == 0 && column == 0) {
-        c.left_row.put(2 * piece, before ? first : NO_INDEX);
-        c.left_row.put(2 * piece + 1, behind ? last : NO_INDEX);
+        c.left_row.put(2 * chunk, before ? first : NO_INDEX);
+        c.left_row.put(2 * chunk + 1, behind ? last : NO_INDEX);
     }
 }
 
-// ---- Rows that nobody asked for -------------------------------------------------------------------------------
+// ---- Rows without an index -------------------------------------------------------------------------------
 
-inline bool is_asked_for(thread const Call &c, uint row) {
+inline bool is_used(thread const Call &c, uint row) {
     if (!c.entry_row.is()) {
         return false;
     }
@@ -483,17 +486,17 @@ inline bool is_asked_for(thread const Call &c, uint row) {
 
 inline void clear_rows(thread const Call &c) {
     uint slice = c.group % c.p.slices;
-    uint begin = c.group / c.p.slices % c.p.pieces * CLEARED;
-    uint outer = c.group / c.p.slices / c.p.pieces;
+    uint begin = c.group / c.p.slices % c.p.chunks * CLEARED;
+    uint outer = c.group / c.p.slices / c.p.chunks;
     uint rows = min(CLEARED, c.p.rows - begin);
     for (uint r = c.lane; r < rows; r += c.threads) {
-        c.shared->asked[r] = is_asked_for(c, begin + r) ? 1 : 0;
+        c.shared->used[r] = is_used(c, begin + r) ? 1 : 0;
     }
     wait_for_all();
     uint first = slice * CLEARED + 2 * (c.lane & (c.p.lanes - 1));
     uint end = min((slice + 1) * CLEARED, c.p.inner);
     for (uint r = c.lane / c.p.lanes; r < rows; r += c.threads / c.p.lanes) {
-        if (c.shared->asked[r] != 0) {
+        if (c.shared->used[r] != 0) {
             continue;
         }
         uint start = (outer * c.p.rows + begin + r) * c.p.inner;

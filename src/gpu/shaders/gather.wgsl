@@ -1,58 +1,60 @@
 // gather: y[o, k, :] = table[o, index[k], :]. Its backward adds rows back, repeats in the order of k, and writes every
-// row of dtable: no float atomics, and no row looks through all indices. A bad index is reported and its row left out.
+// row of dtable, without float atomics and without searching all indices for each row. A bad index is reported and its
+// row left out.
 //
 // Forward, one kernel: a thread copies 4 neighbours of y.
 //
-// Backward: the pairs (row, k) are sorted by row, stably, so that the occurrences of a row lie together in their order.
-// A radix sort: up to TILE indices are sorted by one workgroup (`sort_few`); more take 8 bits a pass, in three kernels:
-// how often a tile has each digit (`count_digits`), where that digit of that tile goes (`scan_digits`), and the tile
-// sorted and written there (`place_keys`). A bad index counts as row `rows`: it comes last, and nobody adds it.
+// Backward: the pairs (row, k) are sorted by row, stably, so that the occurrences of a row are adjacent and in order. It
+// is a radix sort: one tile of indices, ITEMS per thread, is sorted by one workgroup (`sort_few`); more are sorted
+// 8 bits at a time, in three kernels: how often a tile has each digit (`count_digits`), where that digit of that tile goes
+// (`scan_digits`), and the tile sorted and written there (`place_keys`). A bad index counts as row `rows`: it comes last
+// and is never added.
 //
-// Then the sorted entries are cut into pieces, each walked by a team (`add_runs`). A run of one row inside a piece is
-// a finished sum. A run over an edge leaves its sum on either side: at most 2 a piece, which are again a list sorted by
-// row, a 16th as long, for the same kernel, until one piece has all. So a row that a third of all indices ask for is
-// added up by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows that nobody asked for:
-// it looks each up in the sorted list, and nothing is written twice.
+// Then the sorted entries are split into chunks, each added by a team (`add_runs`). A run of one row inside a chunk is a
+// finished sum. A run across an edge leaves its sum on either side: at most 2 per chunk, which are again a list sorted by
+// row, a 16th as long, for the same kernel, until one chunk has all. So a row that a third of all indices name is added
+// by as many teams as any other third, in f32 chains of 8. `clear_rows` writes the rows without an index: it looks each
+// up in the sorted list, and nothing is written twice.
 //
 // Dispatches: forward 1. Backward: to sort 1, or past 2048 indices 3 for each 8 bits of `rows`; for zeros 1, none where
 // dtable is added to; for sums 1 up to 32 indices, 2 to 1024, 3 to 32768, 4 to 2^20, 5 to 2^25. In either pass 1 more
-// notes a bad index.
-// Bytes: forward index, the rows asked for, y. Backward dy and dtable once, which is the least; the index twice; and
-// workspace, for each index: 8 written by the sort's first pass, 20 read and written by each later one, 8 read for the
-// sums; for each piece of 32, the sums of 2 rows written and read at most.
+// records a bad index.
+// Memory traffic: forward index, the rows that it names, y. Backward dy and dtable once, which is the minimum; the index
+// twice; and workspace, for each index: 8 bytes written by the sort's first pass, 20 read and written by each later one, 8
+// read for the sums; for each chunk of 32, the sums of at most 2 rows written and read.
 //# const
 //# float y table dtable dy entry_value left_value
 //# index index
 //# word key_in k_in key_out k_out counts totals entry_row entry_k left_row
-//# findings
+//# bad_index
 
 struct Params {
     outer: u32,
     rows: u32,
     inner: u32,
     count: u32,
-    shift: u32, // the sort's first bit in this pass, and the one behind its last
+    shift: u32, // the sort's first bit in this pass, and the one after its last
     shift_end: u32,
     tiles: u32, // of TILE indices
-    entries: u32, // of the list that add_runs walks
-    piece: u32, // entries of a piece
-    pieces: u32,
+    entries: u32, // of the list that add_runs adds
+    chunk: u32, // entries of a chunk
+    chunks: u32,
     lanes: u32, // of a team, a power of two
     slices: u32, // of a row
-    tasks: u32, // pieces x slices x outer
-    width: u32, // a row in the workspace: inner, up to a multiple of 4
+    tasks: u32, // chunks x slices x outer
+    width: u32, // a row in the workspace: inner, rounded up to a multiple of 4
 }
 
 // ---- Forward ----
 
-// Where the element of the table that is element i of y lies; NO_INDEX where the index is bad.
+// The element of the table that is element i of y; NO_INDEX where the index is bad.
 fn source_of(i: u32) -> u32 {
     let item = i / u.p.inner;
     let outer = item / u.p.count;
     let k = item - outer * u.p.count;
     let row = index_in(k, u.p.rows);
     if (row == NO_INDEX) {
-        found_report(k);
+        bad_index_report(k);
         return NO_INDEX;
     }
     return (outer * u.p.rows + row) * u.p.inner + (i - item * u.p.inner);
@@ -108,7 +110,7 @@ fn key_at(i: u32) -> u32 {
     }
     let row = index_in(i, u.p.rows);
     if (row == NO_INDEX) {
-        found_report(i);
+        bad_index_report(i);
         return u.p.rows;
     }
     return row;
@@ -152,7 +154,7 @@ fn running_sum(v: u32, width: u32, lane: u32) -> u32 {
     return line[lane];
 }
 
-// A workgroup has a digit: how many of it come in the tiles before each one, and in all.
+// A workgroup has a digit: how many of it are in the tiles before each one, and in all.
 fn scan_digits(group: u32, lane: u32) {
     var carry = 0u;
     for (var begin = 0u; begin < u.p.tiles; begin += 256u) {
@@ -173,15 +175,15 @@ fn scan_digits(group: u32, lane: u32) {
     }
 }
 
-// The tile in registers, ITEMS neighbours a thread, and the memory through which it is sorted: first 16 counters of 16
-// bits a thread, two in a word, counter words of all threads together; then keys; then their ks.
+// The tile in registers, ITEMS neighbours per thread, and the memory through which it is sorted: first 16 counters of 16
+// bits per thread, two in a word, counter words of all threads together; then keys; then their ks.
 var<private> key: array<u32, ITEMS>;
 var<private> k_of: array<u32, ITEMS>;
 var<private> rank: array<u32, ITEMS>;
 var<workgroup> space: array<u32, TILE>;
-var<workgroup> ends: array<u32, 8>; // how often each digit comes, two in a word
+var<workgroup> ends: array<u32, 8>; // how often each digit occurs, two in a word
 
-// What is behind the last key is a key that no other exceeds, so that it stays behind.
+// After the last key come keys that no other exceeds, so that they stay last.
 fn load_tile(group: u32, lane: u32) {
     for (var j = 0u; j < ITEMS; j++) {
         let i = group * TILE + lane * ITEMS + j;
@@ -197,7 +199,7 @@ fn load_tile(group: u32, lane: u32) {
 }
 
 // rank[]: where the thread's keys go when the tile is sorted, stably, by 4 bits. Each thread counts its own digits; a
-// counter's sum over the threads before is added to the digits before.
+// counter's sum over the threads before it is added to the count of smaller digits.
 fn rank_tile(shift: u32, lane: u32) {
     for (var w = 0u; w < 8u; w++) {
         space[w * 256u + lane] = 0u;
@@ -207,7 +209,7 @@ fn rank_tile(shift: u32, lane: u32) {
         space[(digit >> 1u) * 256u + lane] += 1u << ((digit & 1u) * 16u);
     }
     workgroupBarrier();
-    // 32 threads have a word of all 256, 8 of them each.
+    // 32 threads have one counter word of all 256 threads, 8 of them each.
     let first = 8u * lane;
     var mine = 0u;
     for (var j = 0u; j < 8u; j++) {
@@ -227,9 +229,9 @@ fn rank_tile(shift: u32, lane: u32) {
     for (var j = 0u; j < ITEMS; j++) {
         let digit = (key[j] >> shift) & 15u;
         let at = (digit >> 1u) * 256u + lane;
-        let half = (digit & 1u) * 16u;
-        var before = (space[at] >> half) & 0xffffu;
-        space[at] += 1u << half;
+        let bit = (digit & 1u) * 16u;
+        var before = (space[at] >> bit) & 0xffffu;
+        space[at] += 1u << bit;
         for (var d = 0u; d < digit; d++) {
             before += (ends[d >> 1u] >> ((d & 1u) * 16u)) & 0xffffu;
         }
@@ -283,7 +285,7 @@ fn place_keys(group: u32, lane: u32) {
     }
     let total = totals_word(lane);
     digit_base[lane] = running_sum(total, 256u, lane) - total + counts_word(lane * u.p.tiles + group);
-    // Neighbours go to neighbours: let neighbouring threads write them.
+    // Neighbouring keys go to neighbouring addresses, so neighbouring threads write them.
     for (var j = 0u; j < ITEMS; j++) {
         space[lane * ITEMS + j] = key[j];
     }
@@ -305,16 +307,16 @@ fn place_keys(group: u32, lane: u32) {
         let i = j * 256u + lane;
         if (group * TILE + i < u.p.count) {
             let digit = digit_of(key[j]);
-            let place = digit_base[digit] + (i - digit_start[digit]);
-            key_out_put(place, key[j]);
-            k_out_put(place, space[i]);
+            let at = digit_base[digit] + (i - digit_start[digit]);
+            key_out_put(at, key[j]);
+            k_out_put(at, space[i]);
         }
     }
 }
 
 // ---- Sums ----
 
-// 4 columns of entry i. Where i is behind the end, those of the last one, which is then not used.
+// 4 columns of entry i. Past the end those of the last entry, which are then not used.
 fn value_of(i: u32, outer: u32, column: u32) -> vec4<f32> {
     let near = min(i, u.p.entries - 1u);
     if (entry_value_is) {
@@ -351,13 +353,13 @@ fn write_sum(row: u32, outer: u32, column: u32, sum: vec4<f32>) {
     }
 }
 
-fn leave_sum(entry: u32, outer: u32, column: u32, sum: vec4<f32>) {
-    let start = (outer * 2u * u.p.pieces + entry) * u.p.width + column;
+fn store_left(entry: u32, outer: u32, column: u32, sum: vec4<f32>) {
+    let start = (outer * 2u * u.p.chunks + entry) * u.p.width + column;
     left_value_set_two(start, sum.xy);
     left_value_set_two(start + 2u, sum.zw);
 }
 
-// The row of entry i; NO_INDEX behind the end and where there is nothing to add.
+// The row of entry i; NO_INDEX past the end and where there is nothing to add.
 fn row_of(i: u32) -> u32 {
     if (i >= u.p.entries) {
         return NO_INDEX;
@@ -366,48 +368,48 @@ fn row_of(i: u32) -> u32 {
     return select(NO_INDEX, row, row < u.p.rows);
 }
 
-// What a thread has of the run that it walks.
-struct Walk {
+// A thread's sum of the run that it is adding.
+struct Run {
     row: u32,
-    before: bool, // the run began in the piece before
+    before: bool, // the run began in the chunk before
     sum: vec4<f32>,
-    part: vec4<f32>, // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay right in parts of parts
+    part: vec4<f32>, // of up to 8 entries: 2^24 equal terms, each rounded the same way, stay accurate in parts of parts
 }
 
-fn take_entry(walk: Walk, v: vec4<f32>, next: u32, piece: u32, outer: u32, column: u32) -> Walk {
-    var w = walk;
+fn take_entry(run: Run, v: vec4<f32>, next: u32, chunk: u32, outer: u32, column: u32) -> Run {
+    var w = run;
     if (w.row != NO_INDEX) {
         w.part += v;
     }
     if (next != w.row) {
         if (w.before) {
-            leave_sum(2u * piece, outer, column, w.sum + w.part);
+            store_left(2u * chunk, outer, column, w.sum + w.part);
         } else if (w.row != NO_INDEX) {
             write_sum(w.row, outer, column, w.sum + w.part);
         }
-        w = Walk(next, false, vec4<f32>(), vec4<f32>());
+        w = Run(next, false, vec4<f32>(), vec4<f32>());
     }
     return w;
 }
 
-// A team has 4 columns a thread of a piece. Four entries are read ahead of their sums, which must wait for each other.
+// A team has a chunk, a thread 4 of its columns. Four entries are read ahead of their sums, which depend on each other.
 fn add_runs(group: u32, lane: u32) {
     let task = group * (256u / u.p.lanes) + lane / u.p.lanes;
     if (task >= u.p.tasks) {
         return;
     }
     let slice = task % u.p.slices;
-    let piece = (task / u.p.slices) % u.p.pieces;
-    let outer = task / u.p.slices / u.p.pieces;
+    let chunk = (task / u.p.slices) % u.p.chunks;
+    let outer = task / u.p.slices / u.p.chunks;
     let column = 4u * (slice * u.p.lanes + (lane & (u.p.lanes - 1u)));
     if (column >= u.p.inner) {
         return;
     }
-    let begin = piece * u.p.piece;
-    let end = min(begin + u.p.piece, u.p.entries);
+    let begin = chunk * u.p.chunk;
+    let end = min(begin + u.p.chunk, u.p.entries);
     let first = row_of(begin);
     let before = begin > 0u && first != NO_INDEX && row_of(max(begin, 1u) - 1u) == first;
-    var w = Walk(first, before, vec4<f32>(), vec4<f32>());
+    var w = Run(first, before, vec4<f32>(), vec4<f32>());
     for (var i = begin; i < end; i += 4u) {
         let v0 = value_of(i, outer, column);
         let v1 = value_of(i + 1u, outer, column);
@@ -417,39 +419,39 @@ fn add_runs(group: u32, lane: u32) {
         let r2 = row_of(i + 2u);
         let r3 = row_of(i + 3u);
         let r4 = row_of(i + 4u);
-        w = take_entry(w, v0, r1, piece, outer, column);
-        w = take_entry(w, v1, r2, piece, outer, column);
-        w = take_entry(w, v2, r3, piece, outer, column);
-        w = take_entry(w, v3, r4, piece, outer, column);
+        w = take_entry(w, v0, r1, chunk, outer, column);
+        w = take_entry(w, v1, r2, chunk, outer, column);
+        w = take_entry(w, v2, r3, chunk, outer, column);
+        w = take_entry(w, v3, r4, chunk, outer, column);
         if ((i & 4u) != 0u) {
             w.sum += w.part;
             w.part = vec4<f32>();
         }
     }
-    // Now w.row is the first row behind the piece: a run goes on there if the last entry has it too.
+    // Now w.row is the first row after the chunk: a run continues there if the last entry has it too.
     let last = row_of(end - 1u);
     let behind = w.row != NO_INDEX && w.row == last;
     if (behind) {
-        // A piece inside a run has one sum for both sides.
+        // A chunk inside a run has one sum for both sides.
         if (w.before) {
-            leave_sum(2u * piece, outer, column, w.sum);
+            store_left(2u * chunk, outer, column, w.sum);
             w.sum = vec4<f32>();
         }
-        leave_sum(2u * piece + 1u, outer, column, w.sum);
+        store_left(2u * chunk + 1u, outer, column, w.sum);
     }
     if (outer == 0u && column == 0u) {
-        left_row_put(2u * piece, select(NO_INDEX, first, before));
-        left_row_put(2u * piece + 1u, select(NO_INDEX, last, behind));
+        left_row_put(2u * chunk, select(NO_INDEX, first, before));
+        left_row_put(2u * chunk + 1u, select(NO_INDEX, last, behind));
     }
 }
 
-// ---- Rows that nobody asked for ----
+// ---- Rows without an index ----
 
 const CLEARED = 256u; // rows, and columns at most, of a workgroup
 
-var<workgroup> asked: array<u32, CLEARED>;
+var<workgroup> used: array<u32, CLEARED>;
 
-fn is_asked_for(row: u32) -> bool {
+fn is_used(row: u32) -> bool {
     if (!entry_row_is) {
         return false;
     }
@@ -468,12 +470,12 @@ fn is_asked_for(row: u32) -> bool {
 
 fn clear_rows(group: u32, lane: u32) {
     let slice = group % u.p.slices;
-    let begin = (group / u.p.slices) % u.p.pieces * CLEARED;
-    let outer = group / u.p.slices / u.p.pieces;
+    let begin = (group / u.p.slices) % u.p.chunks * CLEARED;
+    let outer = group / u.p.slices / u.p.chunks;
     let rows = min(CLEARED, u.p.rows - begin);
-    asked[lane] = 1u;
-    if (lane < rows && !is_asked_for(begin + lane)) {
-        asked[lane] = 0u;
+    used[lane] = 1u;
+    if (lane < rows && !is_used(begin + lane)) {
+        used[lane] = 0u;
     }
     workgroupBarrier();
     let column = slice * CLEARED + 2u * (lane & (u.p.lanes - 1u));
@@ -482,7 +484,7 @@ fn clear_rows(group: u32, lane: u32) {
     }
     for (var r = lane / u.p.lanes; r < rows; r += 256u / u.p.lanes) {
         let start = (outer * u.p.rows + begin + r) * u.p.inner + column;
-        if (asked[r] != 0u) {
+        if (used[r] != 0u) {
             continue;
         }
         if (column + 1u < u.p.inner) {

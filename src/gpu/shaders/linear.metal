@@ -1,17 +1,25 @@
 // linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
 // dpre = dy * act'(pre). docs/ops/linear.md derives them.
 //
-// `product` is all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of them. The
-// constants LEFT_ALONG and RIGHT_ALONG say whether an operand lies in memory with its depth contiguous (a of a b, b^T
-// of dpre b^T) or with the other axis contiguous. A threadgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16 of the
-// depth at a time come through threadgroup memory, the next 16 already in registers meanwhile. Fewer than 256 threads
-// have a smaller tile. Where there are few tiles and the depth is long (db of many rows), the depth is cut into parts
-// by the sizes alone; each leaves its sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is
-// longer than 256.
+// `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
+// them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
+// b^T of dpre b^T) or with the other axis contiguous. A threadgroup has a tile of 64 x 64, a thread 4 x 4 of it (fewer
+// than 256 threads have a smaller tile); 16
+// of the depth at a time go through threadgroup memory, while the next 16 are already in registers. Where there are
+// few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its
+// sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
-// Whichever kernel has the finished sums also adds the bias, stores pre and y = act(pre); where the backward computes
-// pre again, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and pre
-// once, writes dpre (f32, whatever the storage type) and leaves column sums a chunk of rows, which `join` adds, too.
+// The kernel that has the finished sums also adds the bias and stores pre and y = act(pre); where the backward
+// recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy
+// and pre once, writes dpre (f32, whatever the storage type) and leaves the column sums of each chunk of rows, which
+// `join` adds, too.
+//
+// Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per
+// row):
+//   forward                  1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
+//   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
+//   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, bias) operand(Float, 3, dy)                     \
         operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts)
@@ -32,9 +40,9 @@ struct Params {
     uint zero_nan;
 };
 
-// A tile of left, then one of right. Each lies as it does in memory, in fours along the contiguous axis. Depth
-// contiguous: a line of the tile has 4 fours and one of padding, and the fours of a line change places every 8 lines,
-// so that 8 threads reading 8 lines that are 4 apart meet 32 different banks. Else: 16 fours for each of 16 depths.
+// A tile of left, then one of right. Each is laid out as in memory, in fours along the contiguous axis. Depth
+// contiguous: a line of the tile has 4 fours and one of padding, and the fours of a line change position every 8 lines,
+// so that 8 threads reading 8 lines that are 4 apart hit 32 different banks. Else: 16 fours for each of 16 depths.
 struct Shared {
     float4 tiles[640];
 };
@@ -44,9 +52,9 @@ struct Shared {
 #include "activation.metal"
 
 constexpr constant uint TILE_FOURS = 320;
-constexpr constant uint MOST_FOURS = 16; // of rows, or of columns, that a threadgroup has
+constexpr constant uint MAX_FOURS = 16; // of rows, or of columns, that a threadgroup has
 constexpr constant uint DEPTH = 16;
-constexpr constant uint PART = 32; // sums are added in parts of as many
+constexpr constant uint PART = 32; // sums are added in parts of this many
 
 // ---- Results ------------------------------------------------------------------------------------------------
 
@@ -92,7 +100,7 @@ inline void deliver(thread const Call &c, uint at, uint column, float4 sums) {
 
 // ---- The product --------------------------------------------------------------------------------------------
 
-inline uint line_place(uint line, uint quad) {
+inline uint line_index(uint line, uint quad) {
     return line * 5 + (quad ^ (line >> 3 & 3));
 }
 
@@ -101,30 +109,30 @@ inline uint2 four_of(bool along, uint i, uint fours) {
     return along ? uint2(i / 4, 4 * (i % 4)) : uint2(4 * (i % fours), i / fours);
 }
 
-inline void store_four(thread const Call &c, uint base, bool along, uint2 place, float4 v) {
-    c.shared->tiles[base + (along ? line_place(place.x, place.y / 4) : place.y * MOST_FOURS + place.x / 4)] = v;
+inline void store_four(thread const Call &c, uint base, bool along, uint2 at, float4 v) {
+    c.shared->tiles[base + (along ? line_index(at.x, at.y / 4) : at.y * MAX_FOURS + at.x / 4)] = v;
 }
 
 // A four of an operand that has `lines` rows or columns, in which batch `start` begins.
-inline float4 load_four(thread const Call &c, Float from, bool along, uint start, uint lines, uint2 place, uint end) {
-    if (place.x >= lines || place.y >= end) {
+inline float4 load_four(thread const Call &c, Float from, bool along, uint start, uint lines, uint2 at, uint end) {
+    if (at.x >= lines || at.y >= end) {
         return float4(0.0f);
     }
     if (along) {
-        return first_of(from, start + place.x * c.p.depth + place.y, end - place.y);
+        return first_of(from, start + at.x * c.p.depth + at.y, end - at.y);
     }
-    return first_of(from, start + place.y * lines + place.x, lines - place.x);
+    return first_of(from, start + at.y * lines + at.x, lines - at.x);
 }
 
 struct Block {
     float4 v[4];
 };
 
-// Four lines from 4 * four, four depths from 4 * quad: a line a vector where the depth is contiguous, else a depth a
-// vector.
+// Four lines from 4 * four, four depths from 4 * quad: one line per vector where the depth is contiguous, else one
+// depth per vector.
 inline Block block_of(thread const Call &c, uint base, bool along, uint four, uint quad) {
-    uint at = base + (along ? line_place(4 * four, quad) : 4 * MOST_FOURS * quad + four);
-    uint step = along ? 5 : MOST_FOURS;
+    uint at = base + (along ? line_index(4 * four, quad) : 4 * MAX_FOURS * quad + four);
+    uint step = along ? 5 : MAX_FOURS;
     threadgroup const float4 *tiles = c.shared->tiles;
     return {{tiles[at], tiles[at + step], tiles[at + 2 * step], tiles[at + 3 * step]}};
 }
@@ -145,8 +153,8 @@ inline float4 add_row(float4 sum, float4 l, Block r) {
 inline void product(thread const Call &c) {
     bool left_along = LEFT_ALONG == 1;
     bool right_along = RIGHT_ALONG == 1;
-    uint across = min(c.threads, MOST_FOURS); // as linear.c has it
-    uint down = min(c.threads / across, MOST_FOURS);
+    uint across = min(c.threads, MAX_FOURS); // as linear.c has it
+    uint down = min(c.threads / across, MAX_FOURS);
     uint column_tile = c.group % c.p.column_tiles;
     uint above = c.group / c.p.column_tiles;
     uint row_tile = above % c.p.row_tiles;
@@ -159,23 +167,23 @@ inline void product(thread const Call &c) {
     uint right_start = batch * c.p.depth * c.p.columns;
     uint2 left_from = uint2(row_tile * 4 * down, 0);
     uint2 right_from = uint2(column_tile * 4 * across, 0);
-    uint2 left_place = four_of(left_along, c.lane, down);
-    uint2 right_place = four_of(right_along, c.lane, across);
+    uint2 left_four_at = four_of(left_along, c.lane, down);
+    uint2 right_four_at = four_of(right_along, c.lane, across);
     uint row_four = c.lane / across;
     uint column_four = c.lane % across;
     uint row = left_from.x + 4 * row_four;
     uint column = right_from.x + 4 * column_four;
     bool inside = row_four < down && row < c.p.rows && column < c.p.columns;
 
-    // The chain under way, and the finished ones.
+    // The current chain, and the sum of the finished ones.
     float4 sum[4] = {float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)};
     float4 total[4] = {float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)};
-    // A round loads a step, multiplies the step before, and only then puts the loaded one in its place.
+    // A round loads a step, multiplies the one before, and only then stores the loaded one in its at.
     for (uint next = begin; next < end + DEPTH; next += DEPTH) {
         uint2 left_at = left_from + uint2(0, next);
         uint2 right_at = right_from + uint2(0, next);
-        float4 left_next = load_four(c, c.left, left_along, left_start, c.p.rows, left_at + left_place, end);
-        float4 right_next = load_four(c, c.right, right_along, right_start, c.p.columns, right_at + right_place, end);
+        float4 left_next = load_four(c, c.left, left_along, left_start, c.p.rows, left_at + left_four_at, end);
+        float4 right_next = load_four(c, c.right, right_along, right_start, c.p.columns, right_at + right_four_at, end);
         if (inside && next > begin) {
             uint quads = min((end + DEPTH - next + 3) / 4, DEPTH / 4);
             for (uint quad = 0; quad < quads; quad++) {
@@ -200,21 +208,20 @@ inline void product(thread const Call &c) {
         }
         wait_for_all();
         if (c.lane < DEPTH * down) {
-            store_four(c, 0, left_along, left_place, left_next);
+            store_four(c, 0, left_along, left_four_at, left_next);
         }
         if (c.lane < DEPTH * across) {
-            store_four(c, TILE_FOURS, right_along, right_place, right_next);
+            store_four(c, TILE_FOURS, right_along, right_four_at, right_next);
         }
-        // 256 threads have one four of each tile. Where there are fewer, the others come late.
+        // 256 threads have one four of each tile. With fewer, the remaining fours are loaded here.
         for (uint i = c.lane + c.threads; i < DEPTH * down; i += c.threads) {
-            uint2 place = four_of(left_along, i, down);
-            store_four(c, 0, left_along, place,
-                       load_four(c, c.left, left_along, left_start, c.p.rows, left_at + place, end));
+            uint2 at = four_of(left_along, i, down);
+            store_four(c, 0, left_along, at, load_four(c, c.left, left_along, left_start, c.p.rows, left_at + at, end));
         }
         for (uint i = c.lane + c.threads; i < DEPTH * across; i += c.threads) {
-            uint2 place = four_of(right_along, i, across);
-            store_four(c, TILE_FOURS, right_along, place,
-                       load_four(c, c.right, right_along, right_start, c.p.columns, right_at + place, end));
+            uint2 at = four_of(right_along, i, across);
+            store_four(c, TILE_FOURS, right_along, at,
+                       load_four(c, c.right, right_along, right_start, c.p.columns, right_at + at, end));
         }
         wait_for_all();
     }
@@ -224,7 +231,7 @@ inline void product(thread const Call &c) {
     for (uint i = 0; i < 4; i++) {
         total[i] += sum[i];
     }
-    // Where y is the workspace's parts, `outer` counts these too. Not unrolled: an activation is long.
+    // Where y is the workspace's parts, `outer` counts those too. Not unrolled: an activation is long.
     uint start = (outer * c.p.rows + row) * c.p.columns + column;
     for (uint i = 0; i < min(4u, c.p.rows - row); i++) {
         float4 sums = i == 0 ? total[0] : i == 1 ? total[1] : i == 2 ? total[2] : total[3];
@@ -232,15 +239,15 @@ inline void product(thread const Call &c) {
     }
 }
 
-// The parts of the depth, or the chunks of `columns`, added up: a team of LANES threads has four columns of a row, a
-// thread of it every LANES-th part.
+// Adds the parts of the depth, or the chunks of `columns`: a team of LANES threads has four columns of a row, and each
+// of its threads every LANES-th part.
 inline void join(thread const Call &c) {
     uint fours = (c.p.columns + 3) / 4;
     uint rows = c.p.batches * c.p.rows;
     uint team = c.lane / LANES;
-    uint place = c.group * TEAMS + team;
-    bool valid = team < TEAMS && place < rows * fours;
-    uint near = min(place, rows * fours - 1);
+    uint item = c.group * TEAMS + team;
+    bool valid = team < TEAMS && item < rows * fours;
+    uint near = min(item, rows * fours - 1);
     uint column = 4 * (near % fours);
     uint at = near / fours * c.p.columns + column;
     float4 sum = float4(0.0f);

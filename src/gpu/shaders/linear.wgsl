@@ -1,23 +1,23 @@
 // linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
 // dpre = dy * act'(pre). docs/ops/linear.md derives them.
 //
-// `product` is all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of them. The
-// constants LEFT_ALONG and RIGHT_ALONG say whether an operand lies in memory with its depth contiguous (a of a b, b^T of
-// dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16 of the depth
-// at a time come through workgroup memory, the next 16 already in registers meanwhile. Where there are few tiles and the
-// depth is long (db of many rows), the depth is cut into parts by the sizes alone; each leaves its sums in the
-// workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
+// `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
+// them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
+// b^T of dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16
+// of the depth at a time go through workgroup memory, while the next 16 are already in registers. Where there are
+// few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its
+// sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
-// Whichever kernel has the finished sums also adds the bias, stores pre and y = act(pre); where the backward computes
-// pre again, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and pre
-// once, writes dpre (f32, whatever the storage type) and leaves column sums a chunk of rows, which `join` adds, too.
+// The kernel that has the finished sums also adds the bias and stores pre and y = act(pre); where the backward
+// recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and
+// pre once, writes dpre (f32, whatever the storage type) and leaves the column sums of each chunk of rows, which `join`
+// adds, too.
 //
-// Dispatches, and what they move (tiles are read again from cache or memory: a once a column of tiles, b once a row of
-// tiles):
-//   forward                      1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
-//   backward, no activation      da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
-//   backward, pre saved          1 more: dy and pre in, dpre in f32 out; dbias's first is that one.
-//   backward, pre computed again 1 more: a, b, bias and dy in, dpre out.
+// Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per row):
+//   forward                  1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
+//   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
+//   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
 //# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS
 //# float left right bias dy pre y parts
 //# include activation
@@ -37,12 +37,12 @@ struct Params {
 
 const TILE = 64u;
 const DEPTH = 16u;
-const PART = 32u; // sums are added in parts of as many
+const PART = 32u; // sums are added in parts of this many
 
 // ---- Results ------------------------------------------------------------------------------------------------
 
-// Stores four of pre and of y from element `at`, as many as there are columns. Loops such as this one are not to be
-// unrolled by hand: a shader is compiled before it runs, and stores of 16 bits are long.
+// Stores four of pre and of y from element `at`, or as many as there are columns. Do not unroll such loops by hand: a
+// shader is compiled at run time, and stores of 16 bits are long.
 fn put_four(at: u32, column: u32, value: vec4<f32>, result: vec4<f32>) {
     let count = min(4u, u.p.columns - column);
     for (var i = 0u; i < count; i += 2u) {
@@ -75,13 +75,13 @@ fn deliver(at: u32, column: u32, sums: vec4<f32>) {
 
 // ---- The product --------------------------------------------------------------------------------------------
 
-// A tile lies as it does in memory, in fours along the contiguous axis. Depth contiguous: a line of the tile has 4 fours
-// and one of padding, and the fours of a line change places every 8 lines, so that 8 threads reading 8 lines that are 4
-// apart meet 32 different banks. Else: 16 fours for each of 16 depths.
+// A tile is laid out as in memory, in fours along the contiguous axis. Depth contiguous: a line of the tile has 4 fours
+// and one of padding, and the fours of a line change position every 8 lines, so that 8 threads reading 8 lines that are 4
+// apart hit 32 different banks. Else: 16 fours for each of 16 depths.
 const TILE_FOURS = 320u;
 var<workgroup> tiles: array<vec4<f32>, 640>;
 
-fn line_place(line: u32, quad: u32) -> u32 {
+fn line_index(line: u32, quad: u32) -> u32 {
     return line * 5u + (quad ^ ((line >> 3u) & 3u));
 }
 
@@ -95,13 +95,13 @@ fn four_of(along: bool, lane: u32) -> vec2<u32> {
 
 fn store_four(base: u32, along: bool, lane: u32, v: vec4<f32>) {
     if (along) {
-        tiles[base + line_place(lane / 4u, lane % 4u)] = v;
+        tiles[base + line_index(lane / 4u, lane % 4u)] = v;
     } else {
         tiles[base + lane] = v;
     }
 }
 
-// The first `count` of v, zeros behind: what lies there in memory may be a NaN.
+// The first `count` of v, then zeros: the memory there may hold a NaN.
 fn first_of(v: vec4<f32>, count: u32) -> vec4<f32> {
     return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count));
 }
@@ -126,11 +126,11 @@ fn right_load(start: u32, column: u32, k: u32, end: u32) -> vec4<f32> {
     return first_of(right_four(start + k * u.p.columns + column), u.p.columns - column);
 }
 
-// Four lines from 4 * four, four depths from 4 * quad: a line a vector where the depth is contiguous, else a depth a
+// Four lines from 4 * four, four depths from 4 * quad: one line per vector where the depth is contiguous, else one depth per
 // vector.
 fn block(base: u32, along: bool, four: u32, quad: u32) -> mat4x4<f32> {
     if (along) {
-        let at = base + line_place(4u * four, quad);
+        let at = base + line_index(4u * four, quad);
         return mat4x4<f32>(tiles[at], tiles[at + 5u], tiles[at + 10u], tiles[at + 15u]);
     }
     let at = base + 64u * quad + four;
@@ -156,13 +156,13 @@ fn product(group: u32, lane: u32) {
 
     let left_start = batch * u.p.rows * u.p.depth;
     let right_start = batch * u.p.depth * u.p.columns;
-    let left_place = four_of(LEFT_ALONG == 1u, lane) + vec2<u32>(row_tile * TILE, 0u);
-    let right_place = four_of(RIGHT_ALONG == 1u, lane) + vec2<u32>(column_tile * TILE, 0u);
+    let left_four_at = four_of(LEFT_ALONG == 1u, lane) + vec2<u32>(row_tile * TILE, 0u);
+    let right_four_at = four_of(RIGHT_ALONG == 1u, lane) + vec2<u32>(column_tile * TILE, 0u);
     let row = row_tile * TILE + 4u * (lane / 16u);
     let column = column_tile * TILE + 4u * (lane % 16u);
     let inside = row < u.p.rows && column < u.p.columns;
 
-    // The chain under way, and the finished ones.
+    // The current chain, and the sum of the finished ones.
     var s0 = vec4<f32>();
     var s1 = vec4<f32>();
     var s2 = vec4<f32>();
@@ -171,10 +171,10 @@ fn product(group: u32, lane: u32) {
     var total1 = vec4<f32>();
     var total2 = vec4<f32>();
     var total3 = vec4<f32>();
-    // A round loads a step, multiplies the step before, and only then puts the loaded one in its place.
+    // A round loads a step, multiplies the one before, and only then stores the loaded one in its place.
     for (var next = begin; next < end + DEPTH; next += DEPTH) {
-        let left_next = left_load(left_start, left_place.x, next + left_place.y, end);
-        let right_next = right_load(right_start, right_place.x, next + right_place.y, end);
+        let left_next = left_load(left_start, left_four_at.x, next + left_four_at.y, end);
+        let right_next = right_load(right_start, right_four_at.x, next + right_four_at.y, end);
         if (inside && next > begin) {
             let quads = min((end + DEPTH - next + 3u) / 4u, DEPTH / 4u);
             for (var quad = 0u; quad < quads; quad++) {
@@ -210,7 +210,7 @@ fn product(group: u32, lane: u32) {
     if (!inside) {
         return;
     }
-    // Where y is the workspace's parts, `outer` counts these too.
+    // Where y is the workspace's parts, `outer` counts those too.
     let start = (outer * u.p.rows + row) * u.p.columns + column;
     for (var i = 0u; i < min(4u, u.p.rows - row); i++) {
         var sums = total0 + s0;
@@ -225,14 +225,14 @@ fn product(group: u32, lane: u32) {
     }
 }
 
-// The parts of the depth, or the chunks of `columns`, added up: a team of LANES threads has four columns of a row, a
-// thread of it every LANES-th part.
+// Adds the parts of the depth, or the chunks of `columns`: a team of LANES threads has four columns of a row, and each
+// of its threads every LANES-th part.
 fn join(group: u32, lane: u32) {
     let fours = (u.p.columns + 3u) / 4u;
     let rows = u.p.batches * u.p.rows;
-    let place = group * TEAMS + lane / LANES;
-    let valid = place < rows * fours;
-    let near = min(place, rows * fours - 1u);
+    let item = group * TEAMS + lane / LANES;
+    let valid = item < rows * fours;
+    let near = min(item, rows * fours - 1u);
     let column = 4u * (near % fours);
     let at = near / fours * u.p.columns + column;
     var sum = vec4<f32>();
@@ -282,23 +282,10 @@ fn columns(group: u32, lane: u32) {
     if (!parts_is) {
         return;
     }
-    let all = across_teams(total + sum, lane);
+    let all = across_teams(total + sum, lane, LANES);
     if (lane < LANES && column < u.p.columns) {
         for (var i = 0u; i < min(4u, u.p.columns - column); i++) {
             parts_set(chunk * u.p.columns + column + i, all[i]);
         }
     }
-}
-
-// For the first team's threads: the sum of v over the threads of the same place in each team.
-fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
-    team_tree[lane] = v;
-    workgroupBarrier();
-    for (var stride = 128u; stride >= LANES; stride = stride >> 1u) {
-        if (lane < stride) {
-            team_tree[lane] += team_tree[lane + stride];
-        }
-        workgroupBarrier();
-    }
-    return team_tree[lane];
 }

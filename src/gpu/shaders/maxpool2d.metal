@@ -1,14 +1,19 @@
-// maxpool2d: y is the maximum of each window, argmax its place in the plane. The first in row-major order wins ties, a
-// NaN wins over all that is none, padding never wins. A thread has two neighbours of y: two channels of one window,
+// maxpool2d: y is the maximum of each window, argmax its position in the plane. The first in row-major order wins ties,
+// a NaN wins over all other values, padding never wins. A thread has two neighbours of y: two channels of one window,
 // where channels come last and are even (PAIRED), else two windows, which it searches one after the other.
 //
 // Backward: a thread has two neighbours of dx, goes through the windows over each in row-major order and adds dy of
-// those whose argmax it is: no atomics, the same bits every time. Without a saved argmax, `forward` first finds it
-// again, into the workspace: each window is searched once, not for each element under it. A saved argmax outside the
-// plane is reported by the elements under its window, and nothing is added for it.
+// those whose argmax it is: no atomics, the same bits every time. Without a saved argmax, `forward` first recomputes it
+// into the workspace: each window is searched once, not for each element under it. A saved argmax outside the plane is
+// reported by the elements under its window, and nothing is added for it.
+//
+// Dispatches: forward 1; backward 1, and 1 to recompute the argmax; 1 to record a bad argmax where it was saved.
+// Memory traffic: forward x, y, argmax once; elements that windows share come from cache. Backward dx, dy, argmax (4 or
+// 8 bytes per window) likewise; without argmax x too, and 4 bytes per window written.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, y) operand(Float, 1, x) operand(Float, 2, dx) operand(Float, 3, dy) operand(Index, 4, argmax)    \
-        operand(Index, 5, saved) operand(Word, 6, again) operand(Word, 7, places) operand(Found, 8, found)
+        operand(Index, 5, saved) operand(Word, 6, recomputed_out) operand(Word, 7, recomputed)                         \
+            operand(BadIndex, 8, bad_index)
 #define NUMBERS(number)    number(0, PAIRED)
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(backward)
 
@@ -37,7 +42,7 @@ struct Shared {
 
 #include "common.metal"
 
-struct Place {
+struct Position {
     uint plane;
     uint row;
     uint column;
@@ -45,7 +50,7 @@ struct Place {
 };
 
 // Element i of a tensor whose planes are height x width.
-inline Place place_of(thread const Call &c, uint i, uint height, uint width) {
+inline Position position_of(thread const Call &c, uint i, uint height, uint width) {
     uint element = i / c.p.inner;
     uint row = element / width;
     uint plane = row / height;
@@ -54,7 +59,7 @@ inline Place place_of(thread const Call &c, uint i, uint height, uint width) {
 
 // ---- Windows of an axis ---------------------------------------------------------------------------------------
 
-// Elements first, first + dilation, ...: never none.
+// The elements of a window: first, first + dilation, ...; there is at least one.
 struct Taps {
     uint first;
     uint count;
@@ -82,8 +87,8 @@ inline Span windows_over(uint element, uint stride, uint padding, uint reach, ui
 
 // ---- The maximum ----------------------------------------------------------------------------------------------
 
-// A number that is greater where x is, the same for 0 and -0, greatest for every NaN, and never 0. Comparisons of
-// floats could be compiled as if there were no NaN.
+// A number that orders as x does, equal for 0 and -0, greatest for every NaN, and never 0. Comparisons of floats could
+// be compiled as if there were no NaN.
 inline uint order_of(float x) {
     uint bits = as_type<uint>(x);
     if (is_nan(x)) {
@@ -98,42 +103,42 @@ inline uint order_of(float x) {
 struct Best {
     uint order; // 0: nothing yet
     float value;
-    uint place;
+    uint position;
 };
 
 // A later element must be greater.
-inline void take(thread Best &best, float value, uint place) {
+inline void take(thread Best &best, float value, uint position) {
     uint order = order_of(value);
     if (order > best.order) {
         best.order = order;
         best.value = value;
-        best.place = place;
+        best.position = position;
     }
 }
 
 // The window of element i of y, and with PAIRED that of the next channel.
 inline void search(thread const Call &c, uint i, thread Best &best, thread Best &next) {
-    Place at = place_of(c, i, c.p.out_height, c.p.out_width);
+    Position at = position_of(c, i, c.p.out_height, c.p.out_width);
     Taps rows = taps_of(at.row, c.p.stride_h, c.p.padding_h, c.p.dilation_h, c.p.kernel_h, c.p.height);
     Taps columns = taps_of(at.column, c.p.stride_w, c.p.padding_w, c.p.dilation_w, c.p.kernel_w, c.p.width);
     uint start = at.plane * c.p.height * c.p.width * c.p.inner + at.inner;
     for (uint row = 0; row < rows.count; row++) {
         for (uint column = 0; column < columns.count; column++) {
-            uint place = (rows.first + row * c.p.dilation_h) * c.p.width + columns.first + column * c.p.dilation_w;
+            uint position = (rows.first + row * c.p.dilation_h) * c.p.width + columns.first + column * c.p.dilation_w;
             if (PAIRED) {
-                float2 v = c.x.two(start + place * c.p.inner);
-                take(best, v.x, place);
-                take(next, v.y, place);
+                float2 v = c.x.two(start + position * c.p.inner);
+                take(best, v.x, position);
+                take(next, v.y, position);
             } else {
-                take(best, c.x.at(start + place * c.p.inner), place);
+                take(best, c.x.at(start + position * c.p.inner), position);
             }
         }
     }
 }
 
-inline void keep_place(thread const Call &c, uint i, uint place) {
-    c.argmax.put(i, place);
-    c.again.put(i, place);
+inline void store_argmax(thread const Call &c, uint i, uint position) {
+    c.argmax.put(i, position);
+    c.recomputed_out.put(i, position);
 }
 
 inline void forward(thread const Call &c) {
@@ -144,7 +149,7 @@ inline void forward(thread const Call &c) {
     Best best = {0, 0.0f, 0};
     Best next = {0, 0.0f, 0};
     search(c, i, best, next);
-    keep_place(c, i, best.place);
+    store_argmax(c, i, best.position);
     if (i + 1 == c.p.total) {
         c.y.set(i, best.value);
         return;
@@ -153,22 +158,22 @@ inline void forward(thread const Call &c) {
         Best none = {0, 0.0f, 0};
         search(c, i + 1, next, none);
     }
-    keep_place(c, i + 1, next.place);
+    store_argmax(c, i + 1, next.position);
     c.y.set_two(i, float2(best.value, next.value));
 }
 
 // ---- Backward -------------------------------------------------------------------------------------------------
 
 // The argmax of window i.
-inline uint place_kept(thread const Call &c, uint i) {
+inline uint argmax_of(thread const Call &c, uint i) {
     if (!c.saved.is()) {
-        return c.places.word(i);
+        return c.recomputed.word(i);
     }
-    uint place = c.saved.in(i, c.p.height * c.p.width);
-    if (place == NO_INDEX) {
-        c.found.report(i);
+    uint position = c.saved.in(i, c.p.height * c.p.width);
+    if (position == NO_INDEX) {
+        c.bad_index.report(i);
     }
-    return place;
+    return position;
 }
 
 // No f32 chain is longer than PART, however many windows there are over an element.
@@ -193,8 +198,8 @@ inline void close_part(thread Parts &s, uint seen) {
 
 // dx of element i, and with PAIRED that of the next channel.
 inline float2 collect(thread const Call &c, uint i) {
-    Place at = place_of(c, i, c.p.height, c.p.width);
-    uint place = at.row * c.p.width + at.column;
+    Position at = position_of(c, i, c.p.height, c.p.width);
+    uint position = at.row * c.p.width + at.column;
     Span rows = windows_over(at.row, c.p.stride_h, c.p.padding_h, c.p.reach_h, c.p.out_height);
     Span columns = windows_over(at.column, c.p.stride_w, c.p.padding_w, c.p.reach_w, c.p.out_width);
     Parts s = {float2(0.0f), float2(0.0f), float2(0.0f)};
@@ -202,10 +207,10 @@ inline float2 collect(thread const Call &c, uint i) {
     for (uint row = rows.begin; row < rows.end; row++) {
         for (uint column = columns.begin; column < columns.end; column++) {
             uint window = ((at.plane * c.p.out_height + row) * c.p.out_width + column) * c.p.inner + at.inner;
-            if (place_kept(c, window) == place) {
+            if (argmax_of(c, window) == position) {
                 s.part.x += c.dy.at(window);
             }
-            if (PAIRED && place_kept(c, window + 1) == place) {
+            if (PAIRED && argmax_of(c, window + 1) == position) {
                 s.part.y += c.dy.at(window + 1);
             }
             seen += 1;

@@ -1,20 +1,20 @@
-// maxpool2d: y is the maximum of each window, argmax its place in the plane. The first in row-major order wins ties, a
-// NaN wins over all that is none, padding never wins. A thread has two neighbours of y: two channels of one window,
+// maxpool2d: y is the maximum of each window, argmax its position in the plane. The first in row-major order wins ties,
+// a NaN wins over all other values, padding never wins. A thread has two neighbours of y: two channels of one window,
 // where channels come last and are even (PAIRED), else two windows, which it searches one after the other.
 //
 // Backward: a thread has two neighbours of dx, goes through the windows over each in row-major order and adds dy of
-// those whose argmax it is: no atomics, the same bits every time. Without a saved argmax, `forward` first finds it
-// again, into the workspace: each window is searched once, not for each element under it. A saved argmax outside the
-// plane is reported by the elements under its window, and nothing is added for it.
+// those whose argmax it is: no atomics, the same bits every time. Without a saved argmax, `forward` first recomputes it
+// into the workspace: each window is searched once, not for each element under it. A saved argmax outside the plane is
+// reported by the elements under its window, and nothing is added for it.
 //
-// Dispatches: forward 1; backward 1, and 1 to find the argmax again; 1 to note a bad argmax where it was saved.
-// Bytes: forward x, y, argmax once, what windows share coming from cache. Backward dx, dy, argmax (4 or 8 bytes a
-// window) likewise; without argmax x too, and 4 bytes a window written.
+// Dispatches: forward 1; backward 1, and 1 to recompute the argmax; 1 to record a bad argmax where it was saved.
+// Memory traffic: forward x, y, argmax once; elements that windows share come from cache. Backward dx, dy, argmax (4 or
+// 8 bytes per window) likewise; without argmax x too, and 4 bytes per window written.
 //# const PAIRED
 //# float y x dx dy
 //# index argmax saved
-//# word again places
-//# findings
+//# word recomputed_out recomputed
+//# bad_index
 
 struct Params {
     inner: u32, // channels where they come last, else 1: neighbours in memory that do not share a plane
@@ -35,7 +35,7 @@ struct Params {
     reach_w: u32,
 }
 
-struct Place {
+struct Position {
     plane: u32,
     row: u32,
     column: u32,
@@ -43,16 +43,16 @@ struct Place {
 }
 
 // Element i of a tensor whose planes are height x width.
-fn place_of(i: u32, height: u32, width: u32) -> Place {
+fn position_of(i: u32, height: u32, width: u32) -> Position {
     let element = i / u.p.inner;
     let row = element / width;
     let plane = row / height;
-    return Place(plane, row - plane * height, element - row * width, i - element * u.p.inner);
+    return Position(plane, row - plane * height, element - row * width, i - element * u.p.inner);
 }
 
 // ---- Windows of an axis ----
 
-// Elements first, first + dilation, ...: never none.
+// The elements of a window: first, first + dilation, ...; there is at least one.
 struct Taps {
     first: u32,
     count: u32,
@@ -80,8 +80,8 @@ fn windows_over(element: u32, stride: u32, padding: u32, reach: u32, windows: u3
 
 // ---- The maximum ----
 
-// A number that is greater where x is, the same for 0 and -0, greatest for every NaN, and never 0. Comparisons of
-// floats could be compiled as if there were no NaN.
+// A number that orders as x does, equal for 0 and -0, greatest for every NaN, and never 0. Comparisons of floats could
+// be compiled as if there were no NaN.
 fn order_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     if (is_nan(x)) {
@@ -104,33 +104,33 @@ fn x_pair(i: u32) -> vec2<f32> {
 struct Best {
     order: vec2<u32>, // 0: nothing yet
     value: vec2<f32>,
-    place: vec2<u32>,
+    position: vec2<u32>,
 }
 
 // The window of element i of y, and with PAIRED that of the next channel. A later element must be greater.
 fn search(i: u32) -> Best {
-    let at = place_of(i, u.p.out_height, u.p.out_width);
+    let at = position_of(i, u.p.out_height, u.p.out_width);
     let rows = taps_of(at.row, u.p.stride_h, u.p.padding_h, u.p.dilation_h, u.p.kernel_h, u.p.height);
     let columns = taps_of(at.column, u.p.stride_w, u.p.padding_w, u.p.dilation_w, u.p.kernel_w, u.p.width);
     let start = at.plane * u.p.height * u.p.width * u.p.inner + at.inner;
     var best = Best();
     for (var r = 0u; r < rows.count; r++) {
         for (var c = 0u; c < columns.count; c++) {
-            let place = (rows.first + r * u.p.dilation_h) * u.p.width + columns.first + c * u.p.dilation_w;
-            let v = x_pair(start + place * u.p.inner);
+            let position = (rows.first + r * u.p.dilation_h) * u.p.width + columns.first + c * u.p.dilation_w;
+            let v = x_pair(start + position * u.p.inner);
             let order = vec2<u32>(order_of(v.x), order_of(v.y));
             let wins = order > best.order;
             best.order = select(best.order, order, wins);
             best.value = select(best.value, v, wins);
-            best.place = select(best.place, vec2<u32>(place), wins);
+            best.position = select(best.position, vec2<u32>(position), wins);
         }
     }
     return best;
 }
 
-fn keep_place(i: u32, place: u32) {
-    argmax_put(i, place);
-    again_put(i, place);
+fn store_argmax(i: u32, position: u32) {
+    argmax_put(i, position);
+    recomputed_out_put(i, position);
 }
 
 fn forward(group: u32, lane: u32) {
@@ -139,7 +139,7 @@ fn forward(group: u32, lane: u32) {
         return;
     }
     var best = search(i);
-    keep_place(i, best.place.x);
+    store_argmax(i, best.position.x);
     if (i + 1u == u.p.total) {
         y_set(i, best.value.x);
         return;
@@ -147,36 +147,36 @@ fn forward(group: u32, lane: u32) {
     if (PAIRED == 0u) {
         let next = search(i + 1u);
         best.value.y = next.value.x;
-        best.place.y = next.place.x;
+        best.position.y = next.position.x;
     }
-    keep_place(i + 1u, best.place.y);
+    store_argmax(i + 1u, best.position.y);
     y_set_two(i, best.value);
 }
 
 // ---- Backward ----
 
 // The argmax of window i.
-fn place_kept(i: u32) -> u32 {
+fn argmax_of(i: u32) -> u32 {
     if (!saved_is) {
-        return places_word(i);
+        return recomputed_word(i);
     }
-    let place = saved_in(i, u.p.height * u.p.width);
-    if (place == NO_INDEX) {
-        found_report(i);
+    let position = saved_in(i, u.p.height * u.p.width);
+    if (position == NO_INDEX) {
+        bad_index_report(i);
     }
-    return place;
+    return position;
 }
 
 // No f32 chain is longer than PART, however many windows there are over an element.
 const PART = 64u;
 
-struct Sum {
+struct Parts {
     total: vec2<f32>,
     middle: vec2<f32>,
     part: vec2<f32>,
 }
 
-fn close_part(sum: Sum, seen: u32) -> Sum {
+fn close_part(sum: Parts, seen: u32) -> Parts {
     var s = sum;
     if (seen % PART == 0u) {
         s.middle += s.part;
@@ -191,20 +191,20 @@ fn close_part(sum: Sum, seen: u32) -> Sum {
 
 // dx of element i, and with PAIRED that of the next channel.
 fn collect(i: u32) -> vec2<f32> {
-    let at = place_of(i, u.p.height, u.p.width);
-    let place = at.row * u.p.width + at.column;
+    let at = position_of(i, u.p.height, u.p.width);
+    let position = at.row * u.p.width + at.column;
     let rows = windows_over(at.row, u.p.stride_h, u.p.padding_h, u.p.reach_h, u.p.out_height);
     let columns = windows_over(at.column, u.p.stride_w, u.p.padding_w, u.p.reach_w, u.p.out_width);
-    var sum = Sum();
+    var sum = Parts();
     var seen = 0u;
     for (var r = rows.begin; r < rows.end; r++) {
         for (var c = columns.begin; c < columns.end; c++) {
             let window = ((at.plane * u.p.out_height + r) * u.p.out_width + c) * u.p.inner + at.inner;
-            if (place_kept(window) == place) {
+            if (argmax_of(window) == position) {
                 sum.part.x += dy_at(window);
             }
             if (PAIRED == 1u) {
-                if (place_kept(window + 1u) == place) {
+                if (argmax_of(window + 1u) == position) {
                     sum.part.y += dy_at(window + 1u);
                 }
             }

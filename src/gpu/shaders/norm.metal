@@ -1,17 +1,18 @@
-// layer_norm and rms_norm (LAYER: the row's mean is taken away): rows of `dim` elements, each normalised by itself.
+// layer_norm and rms_norm (LAYER: the mean is subtracted): each row of `dim` elements is normalised on its own.
 // With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):
 //
 //     y  = xh * gamma + beta
 //     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
 //
-// A team of `lanes` threads has a row; a threadgroup has `teams` of them, and maybe a few threads more. As long as a
-// threadgroup has a row's columns, 16 a thread, the row's facts and its dx come from one kernel, which reads x and dy
-// from memory once (the second look finds them in cache). Longer rows are measured by `measure` first; `columns` then
-// has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds: no walk down a column.
+// A team of `lanes` threads has a row; a threadgroup has `teams` of them, and perhaps a few more threads. As long as a
+// threadgroup has a row's columns, 16 per thread, one kernel computes the row's statistics and its dx and reads x and
+// dy from memory once (the second pass finds them in cache). For longer rows `measure` leaves the statistics in the
+// workspace, and `columns` has a tile of columns. `columns` also leaves column sums of each chunk of rows, which
+// `finish` adds.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, x) operand(Float, 1, dy) operand(Float, 2, gamma) operand(Float, 3, beta) operand(Float, 4, y)   \
         operand(Float, 5, mean) operand(Float, 6, rstd) operand(Float, 7, mean_in) operand(Float, 8, rstd_in)          \
-            operand(Float, 9, dx) operand(Float, 10, dgamma) operand(Float, 11, dbeta) operand(Float, 12, facts)       \
+            operand(Float, 9, dx) operand(Float, 10, dgamma) operand(Float, 11, dbeta) operand(Float, 12, stats)       \
                 operand(Float, 13, partials)
 #define NUMBERS(number)    number(0, PAIRS) number(1, FUSED) number(2, SAVED) number(3, GAMMA)
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(measure) kernel_of(columns) kernel_of(finish)
@@ -25,8 +26,8 @@ struct Params {
     uint lanes; // of a team
     uint teams;
     float eps;
-    float inverse;   // 1 / dim
-    uint most_scale; // the largest exponent by which a row is scaled up
+    float inverse;  // 1 / dim
+    uint max_scale; // the largest exponent by which a row is scaled up
 };
 
 struct Shared {
@@ -35,11 +36,11 @@ struct Shared {
 
 #include "common.metal"
 
-// Column pairs are added in parts of 64, these in parts of 64: no f32 chain is long, 2^24 equal terms stay right.
+// Terms are added in parts of 64, and these in parts of 64: no f32 chain is long, 2^24 equal terms stay accurate.
 constexpr constant uint PART = 64;
-constexpr constant uint MOST_PAIRS = 8;
+constexpr constant uint MAX_PAIRS = 8;
 
-struct Facts {
+struct Stats {
     float shift; // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     float rest;
     float rstd;
@@ -47,7 +48,7 @@ struct Facts {
     float gxh; // mean(g * xh)
 };
 
-inline float2 normal(Facts f, float2 x) {
+inline float2 normal(Stats f, float2 x) {
     return LAYER ? ((x - f.shift) - f.rest) * f.rstd : x * f.rstd;
 }
 
@@ -67,7 +68,7 @@ inline float2 gamma_pair(thread const Call &c, uint i) {
     return c.gamma.is() ? parameters(c, c.gamma, i) : float2(1.0f);
 }
 
-// Adds what `term` gives of each pair of a thread's columns, and joins the team's.
+// The sum of `term` over the pairs of a row's columns, for every thread of the team.
 template <typename T, typename Term> T row_sum(thread const Call &c, thread Term &term) {
     uint step = 2 * c.p.lanes;
     T total = T(0.0f);
@@ -89,7 +90,7 @@ template <typename T, typename Term> T row_sum(thread const Call &c, thread Term
     return team_sum(c, total + middle, c.p.lanes);
 }
 
-// x - shift, and the largest of them.
+// x - shift, and the largest magnitude.
 struct Spread {
     uint start;
     float shift;
@@ -121,7 +122,7 @@ struct Squares {
 // g and g * xh.
 struct Averages {
     uint start;
-    Facts f;
+    Stats f;
 
     float2 of(thread const Call &c, uint i) {
         float2 g = pair_of(c, c.dy, start, i, 0.0f) * gamma_pair(c, i);
@@ -135,16 +136,16 @@ struct Averages {
 
 // Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
 // brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
-inline Facts measured(thread const Call &c, uint row) {
+inline Stats measured(thread const Call &c, uint row) {
     uint start = row * c.p.dim;
-    Facts f = {LAYER ? c.x.at(start) : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    Stats f = {LAYER ? c.x.at(start) : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     Spread spread = {start, f.shift, 0.0f};
     float sum = row_sum<float>(c, spread);
     float largest = team_max(c, spread.largest, c.p.lanes);
     if (LAYER) {
         f.rest = sum * c.p.inverse;
     }
-    int exponent = clamp(int(as_type<uint>(largest) >> 23), 127 - int(c.p.most_scale), 253);
+    int exponent = clamp(int(as_type<uint>(largest) >> 23), 127 - int(c.p.max_scale), 253);
     float scale = as_type<float>(uint(254 - exponent) << 23);
     Squares squares = {start, f.shift, f.rest, scale};
     float variance = row_sum<float>(c, squares) * c.p.inverse;
@@ -156,7 +157,7 @@ inline void forward(thread const Call &c) {
     uint team = c.lane / c.p.lanes;
     uint row = c.group * c.p.teams + team;
     uint start = min(row, c.p.rows - 1) * c.p.dim;
-    Facts f = measured(c, min(row, c.p.rows - 1));
+    Stats f = measured(c, min(row, c.p.rows - 1));
     if (team >= c.p.teams || row >= c.p.rows) {
         return;
     }
@@ -184,15 +185,15 @@ inline void forward(thread const Call &c) {
 }
 
 // All that dx and dgamma need of a row. Every thread of the threadgroup must come here.
-inline Facts facts_of(thread const Call &c, uint row) {
-    Facts f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+inline Stats stats_of(thread const Call &c, uint row) {
+    Stats f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     if (SAVED) {
         f.shift = LAYER ? c.mean_in.at(row) : 0.0f;
         f.rstd = c.rstd_in.at(row);
     } else {
         f = measured(c, row);
     }
-    if (c.dx.is() || c.facts.is()) {
+    if (c.dx.is() || c.stats.is()) {
         Averages averages = {row * c.p.dim, f};
         float2 sum = row_sum<float2>(c, averages) * c.p.inverse;
         f.g = LAYER ? sum.x : 0.0f;
@@ -201,22 +202,22 @@ inline Facts facts_of(thread const Call &c, uint row) {
     return f;
 }
 
-// Rows that are too long for one threadgroup's columns: their facts, for `columns`.
+// The statistics of rows that are too long for one threadgroup, for `columns`.
 inline void measure(thread const Call &c) {
-    Facts f = facts_of(c, c.group);
+    Stats f = stats_of(c, c.group);
     if (c.lane == 0) {
-        c.facts.set(c.group * 5, f.shift);
-        c.facts.set(c.group * 5 + 1, f.rest);
-        c.facts.set(c.group * 5 + 2, f.rstd);
-        c.facts.set(c.group * 5 + 3, f.g);
-        c.facts.set(c.group * 5 + 4, f.gxh);
+        c.stats.set(c.group * 5, f.shift);
+        c.stats.set(c.group * 5 + 1, f.rest);
+        c.stats.set(c.group * 5 + 2, f.rstd);
+        c.stats.set(c.group * 5 + 3, f.g);
+        c.stats.set(c.group * 5 + 4, f.gxh);
     }
 }
 
-// The sums of one thread's columns: parts of 64 rows, and their sum; x and y of dgamma, z and w of dbeta.
+// The sums of one thread's columns: of up to 64 rows, and of all before; x and y of dgamma, z and w of dbeta.
 struct Columns {
-    float4 part[MOST_PAIRS];
-    float4 sum[MOST_PAIRS];
+    float4 part[MAX_PAIRS];
+    float4 sum[MAX_PAIRS];
 };
 
 inline void close_parts(thread Columns &s) {
@@ -227,7 +228,7 @@ inline void close_parts(thread Columns &s) {
 }
 
 // One row's share of the thread's columns.
-inline void take_row(thread const Call &c, thread Columns &s, Facts f, uint start, uint first) {
+inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint start, uint first) {
     for (uint k = 0; k < PAIRS; k++) {
         uint i = first + k * 2 * c.p.lanes;
         if (i >= c.p.dim) {
@@ -250,9 +251,9 @@ inline void take_row(thread const Call &c, thread Columns &s, Facts f, uint star
     }
 }
 
-inline Facts facts_read(thread const Call &c, uint row) {
-    return {c.facts.at(row * 5), c.facts.at(row * 5 + 1), c.facts.at(row * 5 + 2), c.facts.at(row * 5 + 3),
-            c.facts.at(row * 5 + 4)};
+inline Stats stats_read(thread const Call &c, uint row) {
+    return {c.stats.at(row * 5), c.stats.at(row * 5 + 1), c.stats.at(row * 5 + 2), c.stats.at(row * 5 + 3),
+            c.stats.at(row * 5 + 4)};
 }
 
 inline void columns(thread const Call &c) {
@@ -269,11 +270,11 @@ inline void columns(thread const Call &c) {
     uint taken = 0;
     for (uint base = begin; base < end; base += c.p.teams) {
         uint row = min(base + team, end - 1);
-        Facts f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        Stats f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
         if (!FUSED) {
-            f = facts_read(c, row);
+            f = stats_read(c, row);
         } else if (c.dx.is() || GAMMA) {
-            f = facts_of(c, row);
+            f = stats_of(c, row);
         }
         if (team < c.p.teams && base + team < end) {
             take_row(c, s, f, row * c.p.dim, first);
@@ -302,7 +303,7 @@ inline void columns(thread const Call &c) {
     }
 }
 
-// dgamma and dbeta of a column: the chunks' sums in their order, by parts of 16.
+// dgamma and dbeta of a column: the sums of the chunks in their order, 16 at a time.
 inline void finish(thread const Call &c) {
     uint column = c.group * c.threads + c.lane;
     if (column >= 2 * c.p.dim) {

@@ -1,14 +1,15 @@
-// layer_norm and rms_norm (LAYER: the row's mean is taken away): rows of `dim` elements, each normalised by itself.
+// layer_norm and rms_norm (LAYER: the mean is subtracted): each row of `dim` elements is normalised on its own.
 // With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):
 //
 //     y  = xh * gamma + beta
 //     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
 //
-// A team of `lanes` threads has a row; a workgroup has `teams` of them. Up to 4096 columns a row's facts and its dx come
-// from one kernel, which reads x and dy from memory once (the second look finds them in cache). Longer rows are measured
-// by `measure` first; `columns` then has a tile of columns. Both leave column sums a chunk of rows, which `finish` adds.
+// A team of `lanes` threads has a row; a workgroup has `teams` of them. As long as a workgroup has
+// a row's columns, 16 per thread, one kernel computes the row's statistics and its dx and reads x and dy from memory once
+// (the second pass finds them in cache). For longer rows `measure` leaves the statistics in the workspace, and `columns`
+// has a tile of columns. `columns` also leaves column sums of each chunk of rows, which `finish` adds.
 //# const PAIRS FUSED SAVED GAMMA
-//# float x dy gamma beta y mean rstd mean_in rstd_in dx dgamma dbeta facts partials
+//# float x dy gamma beta y mean rstd mean_in rstd_in dx dgamma dbeta stats partials
 
 struct Params {
     rows: u32,
@@ -20,13 +21,13 @@ struct Params {
     teams: u32,
     eps: f32,
     inverse: f32, // 1 / dim
-    most_scale: u32, // the largest exponent by which a row is scaled up
+    max_scale: u32, // the largest exponent by which a row is scaled up
 }
 
-// Column pairs are added in parts of 64, these in parts of 64: no f32 chain is long, 2^24 equal terms stay right.
+// Terms are added in parts of 64, and these in parts of 64: no f32 chain is long, 2^24 equal terms stay accurate.
 const PART = 64u;
 
-struct Facts {
+struct Stats {
     shift: f32, // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     rest: f32,
     rstd: f32,
@@ -34,7 +35,7 @@ struct Facts {
     gxh: f32, // mean(g * xh)
 }
 
-fn normal(f: Facts, x: vec2<f32>) -> vec2<f32> {
+fn normal(f: Stats, x: vec2<f32>) -> vec2<f32> {
     if (LAYER) {
         return ((x - f.shift) - f.rest) * f.rstd;
     }
@@ -63,7 +64,7 @@ fn gamma_pair(c: u32) -> vec2<f32> {
     return vec2<f32>(gamma_at(c), gamma_at(min(c + 1u, u.p.dim - 1u)));
 }
 
-// The sum and the largest magnitude over the team of x - shift.
+// The sum of x - shift over the row, and the largest magnitude.
 fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
     let first = 2u * (lane % u.p.lanes);
     var largest = 0.0;
@@ -89,7 +90,7 @@ fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
     return vec2<f32>(sum, team_max(largest, lane, u.p.lanes));
 }
 
-// The sum over the team of ((x - shift) - rest)^2, scaled.
+// The sum of ((x - shift) - rest)^2 over the row, scaled.
 fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
     let first = 2u * (lane % u.p.lanes);
     var total = 0.0;
@@ -115,11 +116,43 @@ fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
     return team_sum(vec2<f32>(total + middle, 0.0), lane, u.p.lanes).x;
 }
 
+// mean(g) and mean(g * xh) of a row whose statistics are in `f`.
+fn averaged(f: Stats, start: u32, lane: u32) -> Stats {
+    let first = 2u * (lane % u.p.lanes);
+    var total = vec2<f32>();
+    var middle = vec2<f32>();
+    var parts = 0u;
+    for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
+        var part = vec2<f32>();
+        let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
+        for (var c = begin; c < end; c += 2u * u.p.lanes) {
+            let g = dy_pair(start, c) * gamma_pair(c);
+            let xh = normal(f, x_pair(start, c, 0.0));
+            var gxh = g * xh;
+            if (c + 1u >= u.p.dim) {
+                gxh.y = 0.0;
+            }
+            part += vec2<f32>(g.x + g.y, gxh.x + gxh.y);
+        }
+        middle += part;
+        parts += 1u;
+        if (parts % PART == 0u) {
+            total += middle;
+            middle = vec2<f32>();
+        }
+    }
+    let sum = team_sum(total + middle, lane, u.p.lanes);
+    var out = f;
+    out.g = select(0.0, sum.x * u.p.inverse, LAYER);
+    out.gxh = sum.y * u.p.inverse;
+    return out;
+}
+
 // Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
 // brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
-fn measured(row: u32, lane: u32) -> Facts {
+fn measured(row: u32, lane: u32) -> Stats {
     let start = row * u.p.dim;
-    var f = Facts();
+    var f = Stats();
     if (LAYER) {
         f.shift = x_at(start);
     }
@@ -127,7 +160,7 @@ fn measured(row: u32, lane: u32) -> Facts {
     if (LAYER) {
         f.rest = s.x * u.p.inverse;
     }
-    let exponent = clamp(i32(bitcast<u32>(s.y) >> 23u), 127 - i32(u.p.most_scale), 253);
+    let exponent = clamp(i32(bitcast<u32>(s.y) >> 23u), 127 - i32(u.p.max_scale), 253);
     let scale = bitcast<f32>(u32(254 - exponent) << 23u);
     let variance = squares(start, f.shift, f.rest, scale, lane) * u.p.inverse;
     f.rstd = scale / sqrt(variance + u.p.eps * scale * scale);
@@ -165,41 +198,9 @@ fn forward(group: u32, lane: u32) {
     }
 }
 
-// mean(g) and mean(g * xh) of a row whose statistics are in `f`.
-fn averaged(f: Facts, start: u32, lane: u32) -> Facts {
-    let first = 2u * (lane % u.p.lanes);
-    var total = vec2<f32>();
-    var middle = vec2<f32>();
-    var parts = 0u;
-    for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
-        var part = vec2<f32>();
-        let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
-        for (var c = begin; c < end; c += 2u * u.p.lanes) {
-            let g = dy_pair(start, c) * gamma_pair(c);
-            let xh = normal(f, x_pair(start, c, 0.0));
-            var gxh = g * xh;
-            if (c + 1u >= u.p.dim) {
-                gxh.y = 0.0;
-            }
-            part += vec2<f32>(g.x + g.y, gxh.x + gxh.y);
-        }
-        middle += part;
-        parts += 1u;
-        if (parts % PART == 0u) {
-            total += middle;
-            middle = vec2<f32>();
-        }
-    }
-    let sum = team_sum(total + middle, lane, u.p.lanes);
-    var out = f;
-    out.g = select(0.0, sum.x * u.p.inverse, LAYER);
-    out.gxh = sum.y * u.p.inverse;
-    return out;
-}
-
 // All that dx and dgamma need of a row. Every thread of the workgroup must come here.
-fn facts_of(row: u32, lane: u32) -> Facts {
-    var f = Facts();
+fn stats_of(row: u32, lane: u32) -> Stats {
+    var f = Stats();
     if (SAVED == 1u) {
         if (LAYER) {
             f.shift = mean_in_at(row);
@@ -208,25 +209,25 @@ fn facts_of(row: u32, lane: u32) -> Facts {
     } else {
         f = measured(row, lane);
     }
-    if (dx_is || facts_is) {
+    if (dx_is || stats_is) {
         f = averaged(f, row * u.p.dim, lane);
     }
     return f;
 }
 
-// Rows that are too long for one workgroup's columns: their facts, for `columns`.
+// The statistics of rows that are too long for one workgroup, for `columns`.
 fn measure(group: u32, lane: u32) {
-    let f = facts_of(group, lane);
+    let f = stats_of(group, lane);
     if (lane == 0u) {
-        facts_set(group * 5u, f.shift);
-        facts_set(group * 5u + 1u, f.rest);
-        facts_set(group * 5u + 2u, f.rstd);
-        facts_set(group * 5u + 3u, f.g);
-        facts_set(group * 5u + 4u, f.gxh);
+        stats_set(group * 5u, f.shift);
+        stats_set(group * 5u + 1u, f.rest);
+        stats_set(group * 5u + 2u, f.rstd);
+        stats_set(group * 5u + 3u, f.g);
+        stats_set(group * 5u + 4u, f.gxh);
     }
 }
 
-// The sums of one thread's columns: parts of 64 rows, and their sum.
+// The sums of one thread's columns: of up to 64 rows, and of all before.
 var<private> gamma_part: array<vec2<f32>, PAIRS>;
 var<private> beta_part: array<vec2<f32>, PAIRS>;
 var<private> gamma_sum: array<vec2<f32>, PAIRS>;
@@ -242,7 +243,7 @@ fn close_parts() {
 }
 
 // One row's share of the thread's columns.
-fn take_row(f: Facts, start: u32, first: u32) {
+fn take_row(f: Stats, start: u32, first: u32) {
     for (var k = 0u; k < PAIRS; k++) {
         let c = first + k * 2u * u.p.lanes;
         if (c >= u.p.dim) {
@@ -277,14 +278,14 @@ fn columns(group: u32, lane: u32) {
         let row = base + lane / u.p.lanes;
         let valid = row < end;
         let near = min(row, end - 1u);
-        var f = Facts();
+        var f = Stats();
         if (FUSED == 1u) {
             if (dx_is || GAMMA == 1u) {
-                f = facts_of(near, lane);
+                f = stats_of(near, lane);
             }
         } else {
-            f = Facts(facts_at(near * 5u), facts_at(near * 5u + 1u), facts_at(near * 5u + 2u), facts_at(near * 5u + 3u),
-                      facts_at(near * 5u + 4u));
+            f = Stats(stats_at(near * 5u), stats_at(near * 5u + 1u), stats_at(near * 5u + 2u), stats_at(near * 5u + 3u),
+                      stats_at(near * 5u + 4u));
         }
         if (valid) {
             take_row(f, row * u.p.dim, first);
@@ -298,9 +299,8 @@ fn columns(group: u32, lane: u32) {
     if (!partials_is) {
         return;
     }
-    // The teams of a workgroup add up, in their order.
     for (var k = 0u; k < PAIRS; k++) {
-        let total = across_teams(vec4<f32>(gamma_sum[k], beta_sum[k]), lane);
+        let total = across_teams(vec4<f32>(gamma_sum[k], beta_sum[k]), lane, u.p.lanes);
         let c = first + k * 2u * u.p.lanes;
         if (lane < u.p.lanes && c < u.p.dim) {
             let at = chunk * 2u * u.p.dim + c;
@@ -314,22 +314,7 @@ fn columns(group: u32, lane: u32) {
     }
 }
 
-// For the first team's threads: the sum of v over the threads of the same place in each team.
-fn across_teams(v: vec4<f32>, lane: u32) -> vec4<f32> {
-    team_tree[lane] = v;
-    workgroupBarrier();
-    for (var stride = 128u; stride >= u.p.lanes; stride = stride >> 1u) {
-        if (lane < stride) {
-            team_tree[lane] += team_tree[lane + stride];
-        }
-        workgroupBarrier();
-    }
-    let total = team_tree[lane];
-    workgroupBarrier();
-    return total;
-}
-
-// dgamma and dbeta of a column: the chunks' sums in their order, by parts of 16.
+// dgamma and dbeta of a column: the sums of the chunks in their order, 16 at a time.
 fn finish(group: u32, lane: u32) {
     let column = group * 256u + lane;
     if (column >= 2u * u.p.dim) {

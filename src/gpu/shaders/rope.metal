@@ -1,26 +1,27 @@
-// rope: pairs (a, b) of a head's first 2 * pairs elements turn by the angle of their position,
+// rope: pairs (a, b) of a head's first 2 * pairs elements are rotated by the angle of their position,
 //
 //     a' = a cos - b sin,  b' = b cos + a sin
 //
-// and the rest of the head passes through. The backward turns by the opposite angle: `sign` is -1. A pair is two
+// and the rest of the head is copied. The backward rotates by the opposite angle: `sign` is -1. A pair is two
 // neighbours (INTERLEAVED), or element i of the first half with element i of the second.
 //
 // A thread has four pairs of up to HEADS heads of one time, which share their angles: 16-byte loads of x in f32, and
-// the tables are read once for all these heads. Threads after those of a head's pairs have eight elements each of its
-// rest. A pair is read before it is written, by one thread, so y may be x.
+// the tables are read once for all these heads. Further threads of a head copy eight elements each of its rest. A pair
+// is read before it is written, by one thread, so y may be x.
 //
-// Moved: x once, y once (twice where it is added to), a table's row once for HEADS heads, from cache for the others.
+// Memory traffic: x once, y once (twice where it is added to), a row of the tables once per HEADS heads, and from
+// cache for the others. One dispatch per 2^24 elements; with positions one more, of a single threadgroup.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, y) operand(Float, 1, x) operand(Float, 2, cosine) operand(Float, 3, sine)                        \
-        operand(Index, 4, positions) operand(Found, 5, found)
+        operand(Index, 4, positions) operand(BadIndex, 5, bad_index)
 #define NUMBERS(number)    number(0, INTERLEAVED) number(1, HEADS)
-#define KERNELS(kernel_of) kernel_of(turn_heads)
+#define KERNELS(kernel_of) kernel_of(rotate_heads)
 
 struct Params {
-    uint threads; // that have work; the last threadgroup may have more
-    uint first;   // row (batch and time) of this launch
-    uint pieces;  // of a head: threads that turn pairs, then those that have the rest
-    uint turning; // of them, those that turn
+    uint threads;  // that have work; the last threadgroup may have more
+    uint first;    // row (batch and time) of this launch
+    uint tasks;    // per set of heads: threads that rotate pairs, then those that copy the rest
+    uint rotating; // tasks that rotate
     uint head_sets;
     uint heads;
     uint head_dim;
@@ -47,7 +48,7 @@ inline float4 second_of(float4 a, float4 b, float4 cosine, float4 sine) {
 }
 
 // Pairs i to i + 3 of the head that begins at `head`.
-inline void turn_four(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+inline void rotate_four(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
     if (INTERLEAVED) {
         float4 near = c.x.four(head + 2 * i);
         float4 far = c.x.four(head + 2 * i + 4);
@@ -66,8 +67,8 @@ inline void turn_four(thread const Call &c, uint head, uint i, float4 cosine, fl
 }
 
 // The same where fewer than four pairs are left. Halves of an odd number of pairs are not stored in twos (the host then
-// says run 1), and what is left of an even number is two.
-inline void turn_last(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+// gives run 1), and of an even number two are left.
+inline void rotate_last(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
     uint left = c.p.pairs - i;
     float4 a = float4(0.0f);
     float4 b = float4(0.0f);
@@ -98,13 +99,13 @@ inline void turn_last(thread const Call &c, uint head, uint i, float4 cosine, fl
     }
 }
 
-inline void turn(thread const Call &c, uint start, uint heads, uint i, uint position) {
+inline void rotate_pairs(thread const Call &c, uint start, uint heads, uint i, uint position) {
     uint row = position * c.p.pairs + i;
     if (i + 4 <= c.p.pairs) {
         float4 cosine = c.cosine.four(row);
         float4 sine = c.sine.four(row) * c.p.sign;
         for (uint head = 0; head < heads; head++) {
-            turn_four(c, start + head * c.p.head_dim, i, cosine, sine);
+            rotate_four(c, start + head * c.p.head_dim, i, cosine, sine);
         }
         return;
     }
@@ -115,11 +116,11 @@ inline void turn(thread const Call &c, uint start, uint heads, uint i, uint posi
         sine[k] = c.sine.at(row + k) * c.p.sign;
     }
     for (uint head = 0; head < heads; head++) {
-        turn_last(c, start + head * c.p.head_dim, i, cosine, sine);
+        rotate_last(c, start + head * c.p.head_dim, i, cosine, sine);
     }
 }
 
-inline void pass_through(thread const Call &c, uint start, uint heads, uint begin) {
+inline void copy_rest(thread const Call &c, uint start, uint heads, uint begin) {
     uint end = min(begin + 8, c.p.head_dim);
     for (uint head = start; head < start + heads * c.p.head_dim; head += c.p.head_dim) {
         for (uint e = begin; e < end; e += 2) {
@@ -132,13 +133,13 @@ inline void pass_through(thread const Call &c, uint start, uint heads, uint begi
     }
 }
 
-inline void turn_heads(thread const Call &c) {
+inline void rotate_heads(thread const Call &c) {
     uint own = c.group * c.threads + c.lane;
     if (own >= c.p.threads) {
         return;
     }
-    uint piece = own % c.p.pieces;
-    uint owner = own / c.p.pieces;
+    uint task = own % c.p.tasks;
+    uint owner = own / c.p.tasks;
     uint head = (owner % c.p.head_sets) * HEADS;
     uint row = owner / c.p.head_sets;
     uint batch = (c.p.first + row) / c.p.time;
@@ -147,19 +148,19 @@ inline void turn_heads(thread const Call &c) {
         uint at = batch * c.p.position_stride + position;
         position = c.positions.in(at, c.p.table_rows);
         if (position == NO_INDEX) {
-            // One thread tells; nothing is written of this time.
-            if (piece == 0 && head == 0) {
-                c.found.report(at);
+            // One thread reports it; nothing is written for this time.
+            if (task == 0 && head == 0) {
+                c.bad_index.report(at);
             }
             return;
         }
     }
     uint start = (row * c.p.heads + head) * c.p.head_dim;
     uint heads = min(c.p.heads - head, HEADS);
-    if (piece < c.p.turning) {
-        turn(c, start, heads, 4 * piece, position);
+    if (task < c.p.rotating) {
+        rotate_pairs(c, start, heads, 4 * task, position);
     } else {
-        pass_through(c, start, heads, 2 * c.p.pairs + 8 * (piece - c.p.turning));
+        copy_rest(c, start, heads, 2 * c.p.pairs + 8 * (task - c.p.rotating));
     }
 }
 

@@ -1,27 +1,26 @@
-// rope: pairs (a, b) of a head's first 2 * pairs elements turn by the angle of their position,
+// rope: pairs (a, b) of a head's first 2 * pairs elements are rotated by the angle of their position,
 //
 //     a' = a cos - b sin,  b' = b cos + a sin
 //
-// and the rest of the head passes through. The backward turns by the opposite angle: `sign` is -1. A pair is two
+// and the rest of the head is copied. The backward rotates by the opposite angle: `sign` is -1. A pair is two
 // neighbours (INTERLEAVED), or element i of the first half with element i of the second.
 //
 // A thread has four pairs of up to HEADS heads of one time, which share their angles: 16-byte loads of x in f32, and
-// the tables are read once for all these heads. Threads after those of a head's pairs have eight elements each of its
-// rest.
-// A pair is read before it is written, by one thread, so y may be x.
+// the tables are read once for all these heads. Further threads of a head copy eight elements each of its rest. A pair
+// is read before it is written, by one thread, so y may be x.
 //
-// Moved: x once, y once (twice where it is added to), a table's row once for HEADS heads, from cache for the others.
-// One dispatch for every 2^24 elements; with positions another, of one workgroup.
+// Memory traffic: x once, y once (twice where it is added to), a row of the tables once per HEADS heads, and from
+// cache for the others. One dispatch per 2^24 elements; with positions one more, of a single workgroup.
 //# const INTERLEAVED HEADS
 //# float y x cosine sine
 //# index positions
-//# findings
+//# bad_index
 
 struct Params {
-    threads: u32,
+    threads: u32, // that have work; the last workgroup may have more
     first: u32,   // row (batch and time) of this launch
-    pieces: u32,  // of a head: threads that turn pairs, then those that have the rest
-    turning: u32, // of them, those that turn
+    tasks: u32,  // per set of heads: threads that rotate pairs, then those that copy the rest
+    rotating: u32, // tasks that rotate
     head_sets: u32,
     heads: u32,
     head_dim: u32,
@@ -47,7 +46,7 @@ fn y_four_set(i: u32, v: vec4<f32>) {
 }
 
 // Pairs i to i + 3 of the head that begins at `head`.
-fn turn_four(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
+fn rotate_four(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
     if (INTERLEAVED == 1u) {
         let near = x_four(head + 2u * i);
         let far = x_four(head + 2u * i + 4u);
@@ -66,8 +65,8 @@ fn turn_four(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
 }
 
 // The same where fewer than four pairs are left. Halves of an odd number of pairs are not stored in twos (the host then
-// says run 1), and what is left of an even number is two.
-fn turn_last(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
+// gives run 1), and of an even number two are left.
+fn rotate_last(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
     let left = u.p.pairs - i;
     var a = vec4<f32>();
     var b = vec4<f32>();
@@ -98,13 +97,13 @@ fn turn_last(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
     }
 }
 
-fn turn(start: u32, heads: u32, i: u32, position: u32) {
+fn rotate_pairs(start: u32, heads: u32, i: u32, position: u32) {
     let row = position * u.p.pairs + i;
     if (i + 4u <= u.p.pairs) {
         let cosine = cosine_four(row);
         let sine = sine_four(row) * u.p.sign;
         for (var head = 0u; head < heads; head++) {
-            turn_four(start + head * u.p.head_dim, i, cosine, sine);
+            rotate_four(start + head * u.p.head_dim, i, cosine, sine);
         }
         return;
     }
@@ -115,11 +114,11 @@ fn turn(start: u32, heads: u32, i: u32, position: u32) {
         sine[k] = sine_at(row + k) * u.p.sign;
     }
     for (var head = 0u; head < heads; head++) {
-        turn_last(start + head * u.p.head_dim, i, cosine, sine);
+        rotate_last(start + head * u.p.head_dim, i, cosine, sine);
     }
 }
 
-fn pass_through(start: u32, heads: u32, begin: u32) {
+fn copy_rest(start: u32, heads: u32, begin: u32) {
     let end = min(begin + 8u, u.p.head_dim);
     for (var head = start; head < start + heads * u.p.head_dim; head += u.p.head_dim) {
         for (var e = begin; e < end; e += 2u) {
@@ -132,13 +131,13 @@ fn pass_through(start: u32, heads: u32, begin: u32) {
     }
 }
 
-fn turn_heads(group: u32, lane: u32) {
+fn rotate_heads(group: u32, lane: u32) {
     let thread = group * 256u + lane;
     if (thread >= u.p.threads) {
         return;
     }
-    let piece = thread % u.p.pieces;
-    let owner = thread / u.p.pieces;
+    let task = thread % u.p.tasks;
+    let owner = thread / u.p.tasks;
     let head = (owner % u.p.head_sets) * HEADS;
     let row = owner / u.p.head_sets;
     let batch = (u.p.first + row) / u.p.time;
@@ -147,18 +146,18 @@ fn turn_heads(group: u32, lane: u32) {
         let at = batch * u.p.position_stride + position;
         position = positions_in(at, u.p.table_rows);
         if (position == NO_INDEX) {
-            // One thread tells; nothing is written of this time.
-            if (piece == 0u && head == 0u) {
-                found_report(at);
+            // One thread reports it; nothing is written for this time.
+            if (task == 0u && head == 0u) {
+                bad_index_report(at);
             }
             return;
         }
     }
     let start = (row * u.p.heads + head) * u.p.head_dim;
     let heads = min(u.p.heads - head, HEADS);
-    if (piece < u.p.turning) {
-        turn(start, heads, 4u * piece, position);
+    if (task < u.p.rotating) {
+        rotate_pairs(start, heads, 4u * task, position);
     } else {
-        pass_through(start, heads, 2u * u.p.pairs + 8u * (piece - u.p.turning));
+        copy_rest(start, heads, 2u * u.p.pairs + 8u * (task - u.p.rotating));
     }
 }

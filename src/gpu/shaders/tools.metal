@@ -1,6 +1,6 @@
-// What the device itself needs: the value of a bad index for the sentence, and copies within its memory.
+// Kernels of the device itself: the value of a bad index for the sentence, and copies within its memory.
 #define OPERANDS(operand)                                                                                              \
-    operand(Index, 0, explained) operand(Word, 1, to) operand(Word, 2, from) operand(Found, 3, found)
+    operand(Index, 0, explained) operand(Word, 1, to) operand(Word, 2, from) operand(BadIndex, 3, bad_index)
 #define NUMBERS(number)
 #define KERNELS(kernel_of) kernel_of(explain) kernel_of(words) kernel_of(bytes)
 
@@ -14,11 +14,11 @@ struct Shared {
 
 #include "common.metal"
 
-// The position that is recorded may be of an earlier call; its value is then noted already.
+// The recorded position may be of an earlier call, which has already noted its value.
 inline void explain(thread const Call &c) {
-    uint position = c.found.first();
-    if (c.lane == 0 && position != NO_INDEX && position != c.found.explained() && position < c.p.count) {
-        c.found.note(position, c.explained.raw(position));
+    uint position = c.bad_index.first();
+    if (c.lane == 0 && position != NO_INDEX && position != c.bad_index.explained() && position < c.p.count) {
+        c.bad_index.note(position, c.explained.raw(position));
     }
 }
 

@@ -1,24 +1,24 @@
-// What the device itself needs: the value of a bad index for the sentence, single bytes of an upload, and a copy
-// between two places of one buffer, which WebGPU's own copy refuses.
+// Kernels of the device itself: the value of a bad index for the sentence, single bytes of an upload, and a copy
+// between two ranges of one buffer, which WebGPU's own copy refuses.
 //# float
 //# index explained
 //# word to from
-//# findings
+//# bad_index
 
 struct Params {
     first: u32,
     second: u32,
 }
 
-// The position that is recorded may be of an earlier call; its value is then noted already.
+// The recorded position may be of an earlier call, which has already noted its value.
 fn explain(group: u32, lane: u32) {
     if (lane != 0u) {
         return;
     }
-    let position = found_first();
-    if (position != NO_INDEX && position != found_explained() && position < u.p.first) {
+    let position = bad_index_first();
+    if (position != NO_INDEX && position != bad_index_explained() && position < u.p.first) {
         let raw = explained_raw(position);
-        found_note(position, raw.x, raw.y);
+        bad_index_note(position, raw.x, raw.y);
     }
 }
 

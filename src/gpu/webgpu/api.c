@@ -18,7 +18,7 @@
 
 static const char *const names[] = {"libwgpu_native." ENDING, "libwebgpu_dawn." ENDING, "libwebgpu." ENDING};
 
-/* Where wheels lie, below a prefix. */
+/* Where wheels keep the library, below a prefix. */
 static const char *const wheels[] = {
     "lib*/python3*/site-packages/wgpu/resources/libwgpu_native-release." ENDING,
     "lib*/python3*/dist-packages/wgpu/resources/libwgpu_native-release." ENDING,
@@ -65,26 +65,26 @@ static vjp_status find_functions(vjp_device *device, webgpu_api *api) {
 #undef X
     *(void **)&api->DevicePoll = dlsym(api->library, "wgpuDevicePoll");
     if (!missing) return VJP_OK;
-    return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has no %s(): it is no webgpu.h of 2025 or later", device->name,
+    return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has no %s(): a webgpu.h of 2025 or later is needed", device->name,
                     api->path, missing);
 }
 
 /*
  * Before webgpu.h became a standard its functions had other arguments under the same names, and calling them would
- * crash. wgpu-native tells its version; a Dawn of that time has functions that end in 2.
+ * crash. wgpu-native has a version; a Dawn of that time has functions that end in 2.
  */
 static vjp_status check_version(vjp_device *device, const webgpu_api *api) {
-    enum { LEAST = 24 };
+    enum { OLDEST = 24 };
     if (dlsym(api->library, "wgpuInstanceRequestAdapter2"))
         return vjp_fail(device, VJP_NO_DEVICE,
                         "%s: %s is a Dawn from before webgpu.h was a standard; a newer one is needed", device->name,
                         api->path);
     uint32_t (*version)(void);
     *(void **)&version = dlsym(api->library, "wgpuGetVersion");
-    uint32_t major = version ? version() >> 24 : LEAST;
-    if (major >= LEAST || major == 0) return VJP_OK;
+    uint32_t major = version ? version() >> 24 : OLDEST;
+    if (major >= OLDEST || major == 0) return VJP_OK;
     return vjp_fail(device, VJP_NO_DEVICE, "%s: %s is wgpu-native %u; %d or later is needed", device->name, api->path,
-                    (unsigned)major, LEAST);
+                    (unsigned)major, OLDEST);
 }
 
 vjp_status webgpu_load(vjp_device *device, webgpu_api *api) {

@@ -1,6 +1,6 @@
 /*
- * The implementation of webgpu.h, found when a device is opened: wgpu-native or Dawn, as a library of its own or out
- * of an installed Python wheel. Nothing of it is linked.
+ * The implementation of webgpu.h, found when a device is opened: wgpu-native or Dawn, as a shared library or from an
+ * installed Python wheel. Nothing of it is linked.
  */
 #ifndef VJP_WEBGPU_API_H
 #define VJP_WEBGPU_API_H
@@ -9,7 +9,7 @@
 
 #include "core/core.h"
 
-/* What is called of it: wgpu<Name>, of the type WGPUProc<Name>. */
+/* The functions that are called: wgpu<Name>, of the type WGPUProc<Name>. */
 #define WEBGPU_FUNCTIONS(X)                                                                                            \
     X(AdapterGetInfo)                                                                                                  \
     X(AdapterGetLimits)                                                                                                \
@@ -63,14 +63,14 @@ typedef struct webgpu_api {
 #define X(name) WGPUProc##name name;
     WEBGPU_FUNCTIONS(X)
 #undef X
-    /* wgpu-native's own: waits for the device instead of asking again and again. NULL elsewhere. */
+    /* wgpu-native's own: waits for the device, where others must be polled. NULL elsewhere. */
     WGPUBool (*DevicePoll)(WGPUDevice device, WGPUBool wait, const void *submission);
 } webgpu_api;
 
 vjp_status webgpu_load(vjp_device *device, webgpu_api *api);
 void webgpu_unload(webgpu_api *api);
 
-/* A string as the API wants it. */
+/* A string as the API takes it. */
 static inline WGPUStringView webgpu_text(const char *text) {
     return (WGPUStringView){text, WGPU_STRLEN};
 }

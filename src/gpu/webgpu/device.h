@@ -1,15 +1,23 @@
 /*
- * What a WebGPU device holds, and how its files work together: api.c finds the implementation, device.c opens it and
- * moves memory, source.c writes a launch's WGSL, launch.c makes pipelines and encodes. Calls are encoded into one
- * command buffer that is submitted when it is full, and by every upload, download and synchronise.
+ * What a WebGPU device holds, and what its files provide. Each file uses only those above it:
+ *
+ *     api.c      finds the implementation of webgpu.h
+ *     errors.c   keeps what the implementation reports, waits for its callbacks
+ *     source.c   writes the WGSL of a launch
+ *     launch.c   makes pipelines, encodes launches, submits
+ *     memory.c   allocates, uploads, downloads, copies
+ *     device.c   opens, closes, synchronises; the table that the library loads
+ *
+ * Calls are encoded into one command buffer, which is submitted when it is full and by every upload, download and
+ * synchronise.
  */
 #ifndef VJP_WEBGPU_DEVICE_H
 #define VJP_WEBGPU_DEVICE_H
 
-#include "gpu/findings.h"
+#include "gpu/bad_index.h"
+#include "gpu/buffers.h"
 #include "gpu/gpu.h"
 #include "gpu/pipelines.h"
-#include "gpu/places.h"
 #include "gpu/webgpu/api.h"
 
 enum {
@@ -26,18 +34,19 @@ typedef struct webgpu_state {
     WGPUDevice device;
     WGPUQueue queue;
     WGPULimits limits;
-    bool lost, failed;            /* and why: */
-    char message[WEBGPU_MESSAGE]; /* the implementation's own words */
+    bool lost, failed;
+    char message[WEBGPU_MESSAGE]; /* why, as the implementation says it */
 
     /*
-     * Buffers. A place is a range of addresses that nothing is mapped to: pointer arithmetic, overlaps and offsets work
-     * as on every device, and a host that follows such a pointer faults at once. Multiples of 256 bytes.
+     * A buffer has a range of addresses that nothing is mapped to, of a multiple of 256 bytes: pointer arithmetic,
+     * overlaps and offsets work as on every device, and a host that follows such a pointer faults at once.
      */
-    gpu_places places;
+    gpu_buffers buffers;
 
     gpu_pipelines pipelines;
+    gpu_mode mode;
 
-    /* The submission under way. */
+    /* The submission that is being encoded. */
     WGPUCommandEncoder encoder;
     WGPUComputePassEncoder pass;
     WGPUBuffer params;
@@ -47,61 +56,94 @@ typedef struct webgpu_state {
     WGPUBuffer read_back;
     uint64_t read_back_bytes;
 
-    WGPUBuffer findings; /* gpu_record[GPU_RECORDS] */
-    bool may_have_found;
-    gpu_findings_asked asked;
+    WGPUBuffer bad_indices; /* gpu_bad_index[GPU_BAD_INDEX_RECORDS] */
+    bool may_have_bad_index;
+    gpu_bad_index_context bad_index_context;
 } webgpu_state;
 
 static inline webgpu_state *webgpu_of(const vjp_device *device) {
     return device->state;
 }
 
-/* The status of the implementation's last words: VJP_OK, or DEVICE_FAILED with them. */
+/* ---- errors.c ---------------------------------------------------------------------------------------- */
+
+/* Keeps a message of the implementation, if it is the first. */
+void webgpu_keep_message(webgpu_state *state, WGPUStringView message);
+
+/* VJP_OK, or VJP_DEVICE_FAILED with the message that was kept. */
 vjp_status webgpu_result(vjp_device *device, const char *doing);
 
-/* What the implementation said, on one line. */
-void webgpu_words(WGPUStringView said, char *text, size_t room);
+/* Callbacks of a device; `first` is its webgpu_state. */
+void webgpu_on_error(const WGPUDevice *device, WGPUErrorType type, WGPUStringView message, void *first, void *second);
+void webgpu_on_lost(const WGPUDevice *device, WGPUDeviceLostReason reason, WGPUStringView message, void *first,
+                    void *second);
 
-/* Ends the innermost error scope; "" in `message` if all went well within it, else the implementation's words. */
+/* What a callback sets that something waits for. */
+typedef struct webgpu_answer {
+    bool done;
+    void *object; /* NULL: it failed */
+    webgpu_state *state;
+} webgpu_answer;
+
+/* Lets callbacks run until `done`. False: the device was lost instead. */
+bool webgpu_wait(webgpu_state *state, const bool *done);
+
+/* Ends the innermost error scope; "" in `message` if there was no error in it, else the implementation's message. */
 void webgpu_pop_scope(webgpu_state *state, char *message, size_t room);
 
-/* Submits what was encoded. */
-vjp_status webgpu_submit(vjp_device *device);
+/* ---- source.c ---------------------------------------------------------------------------------------- */
 
-/* Ends the compute pass under way, if there is one, so that something else can be encoded. */
-void webgpu_end_pass(webgpu_state *state);
-
-/* Lets go of every pipeline. */
-void webgpu_forget_pipelines(webgpu_state *state);
-
-/* Encodes a launch that is no op's: tools.wgsl. */
-vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
-
-/* ---- A launch's source ------------------------------------------------------------------------------- */
-
-/* A piece of memory that a launch sees: one binding. */
+/* A range of a buffer that a launch sees: one binding. */
 typedef struct webgpu_window {
     WGPUBuffer buffer;
-    const gpu_place *of;   /* NULL: the findings */
+    const gpu_buffer *of;  /* NULL: bad_indices */
     uint64_t begin, bytes; /* in the buffer */
     bool written, atomic;
 } webgpu_window;
 
+/* A launch and where its operands are. */
 typedef struct webgpu_view {
     const gpu_launch *launch;
-    webgpu_window window[GPU_MOST_WINDOWS + 1];
+    webgpu_window window[GPU_MAX_WINDOWS + 1];
     int windows;
-    int window_of[GPU_MOST_OPERANDS]; /* -1: absent */
-    uint32_t base[GPU_MOST_OPERANDS]; /* first element, in elements from the window's begin */
+    int window_of[GPU_MAX_OPERANDS]; /* -1: absent */
+    uint32_t base[GPU_MAX_OPERANDS]; /* first element, in elements from the window's begin */
 } webgpu_view;
 
 /* The whole WGSL of a launch, to be freed; NULL: no memory. Depends on nothing but what webgpu_key() writes. */
 char *webgpu_source(const webgpu_view *view);
 
-/* What tells one pipeline from another. Returns its length; 0: it does not fit. */
+/* The key of the launch's pipeline. Returns its length; 0: it does not fit. */
 size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]);
 
 /* The text of src/gpu/shaders/<name>.wgsl; NULL: there is none. */
 const char *webgpu_shader(const char *name);
+
+/* ---- launch.c ---------------------------------------------------------------------------------------- */
+
+/* Encodes a launch, or does what the device's mode says. gpu_enqueue() for launches of ops. */
+vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
+
+/* Ends the compute pass, if one is open, so that something else can be encoded. */
+void webgpu_end_pass(webgpu_state *state);
+
+/* Submits what was encoded. */
+vjp_status webgpu_submit(vjp_device *device);
+
+void webgpu_release_pipelines(webgpu_state *state);
+
+/* ---- memory.c ---------------------------------------------------------------------------------------- */
+
+WGPUBuffer webgpu_make_buffer(webgpu_state *state, uint64_t bytes, WGPUBufferUsage usage);
+
+vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data);
+void webgpu_free(vjp_device *device, void *data);
+vjp_status webgpu_upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+vjp_status webgpu_download(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+vjp_status webgpu_copy(vjp_device *device, void *to, const void *from, size_t bytes);
+
+/* Submits, waits, and reads `words` words of a buffer; bytes [skip, skip + bytes) of them go to `host`. */
+vjp_status webgpu_read_words(vjp_device *device, WGPUBuffer buffer, uint64_t first, uint64_t words, void *host,
+                             size_t skip, size_t bytes);
 
 #endif

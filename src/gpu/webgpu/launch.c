@@ -1,6 +1,6 @@
 /*
- * From a launch to the queue: which pieces of which buffers it sees, its pipeline (made once), its uniforms, and the
- * dispatch in the submission under way.
+ * From a launch to the queue: which ranges of which buffers it sees, its pipeline (made once), its uniforms, and its
+ * dispatch in the submission that is being encoded.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,23 +14,21 @@
 enum { ALIGN = 256 };
 
 typedef struct range {
-    const gpu_place *of;
+    const gpu_buffer *of;
     uint64_t begin, end;
     int operand;
 } range;
 
-/* The ranges of a launch by buffer and place. False: a tensor lies in no buffer of this device. */
+/* The ranges of a launch, sorted by buffer and offset. */
 static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ranges, int *count) {
     const webgpu_state *state = webgpu_of(device);
     *count = 0;
     for (int i = 0; i < l->operands; i++) {
         const gpu_operand *o = &l->operand[i];
         if (!o->present) continue;
-        const gpu_place *buffer = gpu_places_find(&state->places, o->address);
-        uint64_t begin = buffer ? (uint64_t)(o->address - buffer->begin) : 0;
-        if (!buffer || begin + o->bytes > buffer->bytes)
-            return gpu_refuse(device, l, VJP_INVALID, "does not lie in memory of this device: vjp_alloc() it there",
-                              o->name);
+        uint64_t begin;
+        const gpu_buffer *buffer = gpu_buffers_hold(&state->buffers, o->address, o->bytes, &begin);
+        if (!buffer) return gpu_refuse_memory(device, l, o);
         range r = {buffer, begin / ALIGN * ALIGN, (begin + o->bytes + ALIGN - 1) / ALIGN * ALIGN, i};
         int at = (*count)++;
         for (; at > 0 && (ranges[at - 1].of > r.of || (ranges[at - 1].of == r.of && ranges[at - 1].begin > r.begin));
@@ -41,45 +39,45 @@ static vjp_status find_ranges(vjp_device *device, const gpu_launch *l, range *ra
     return VJP_OK;
 }
 
-static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const gpu_place *of) {
+static bool buffer_is_written(const gpu_launch *l, const range *ranges, int count, const gpu_buffer *of) {
     for (int i = 0; i < count; i++)
         if (ranges[i].of == of && l->operand[ranges[i].operand].output) return true;
     return false;
 }
 
-/* One window for as much of a buffer as a binding holds; the next begins where the last ends or later. */
+/* One window for as much of a buffer as a binding holds; windows of one buffer do not overlap. */
 static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
     webgpu_state *state = webgpu_of(device);
-    range ranges[GPU_MOST_OPERANDS];
+    range ranges[GPU_MAX_OPERANDS];
     int count;
     vjp_status status = find_ranges(device, l, ranges, &count);
     if (status != VJP_OK) return status;
-    uint64_t most = state->limits.maxStorageBufferBindingSize / ALIGN * ALIGN;
+    uint64_t max_bytes = state->limits.maxStorageBufferBindingSize / ALIGN * ALIGN;
     for (int i = 0; i < count; i++) {
         const range *r = &ranges[i];
         webgpu_window *w = view->windows ? &view->window[view->windows - 1] : NULL;
         bool written = buffer_is_written(l, ranges, count, r->of);
         uint64_t begin = r->begin;
-        if (w && w->of == r->of && r->end - w->begin <= most) {
+        if (w && w->of == r->of && r->end - w->begin <= max_bytes) {
             if (r->end - w->begin > w->bytes) w->bytes = r->end - w->begin;
         } else {
-            if (r->end - begin > most) {
+            if (r->end - begin > max_bytes) {
                 char what[128];
                 snprintf(what, sizeof what, "has %llu bytes; this device binds at most %llu",
-                         (unsigned long long)l->operand[r->operand].bytes, (unsigned long long)most);
-                return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].name);
+                         (unsigned long long)l->operand[r->operand].bytes, (unsigned long long)max_bytes);
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].label);
             }
             if (w && w->of == r->of && written && w->begin + w->bytes > begin)
                 return gpu_refuse(
                     device, l, VJP_UNSUPPORTED,
                     "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
                     "once: put it on a multiple of 256",
-                    l->operand[r->operand].name);
-            if (view->windows == GPU_MOST_WINDOWS)
-                return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in buffers of their own",
-                                  l->operand[r->operand].name);
+                    l->operand[r->operand].label);
+            if (view->windows == GPU_MAX_WINDOWS)
+                return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in a buffer of its own",
+                                  l->operand[r->operand].label);
             view->window[view->windows++] =
-                (webgpu_window){r->of->buffer, r->of, begin, r->end - begin, written, false};
+                (webgpu_window){r->of->handle, r->of, begin, r->end - begin, written, false};
             w = &view->window[view->windows - 1];
         }
         const gpu_operand *o = &l->operand[r->operand];
@@ -91,10 +89,10 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
     return VJP_OK;
 }
 
-/* Numbers windows by the first operand in them, not by where they lie: the same shader then serves any placement. */
+/* Numbers windows by the first operand in them, not by address: the same shader then serves any placement. */
 static void order_windows(webgpu_view *view) {
     webgpu_view old = *view;
-    int number[GPU_MOST_WINDOWS], next = 0;
+    int number[GPU_MAX_WINDOWS], next = 0;
     for (int w = 0; w < view->windows; w++)
         number[w] = -1;
     for (int i = 0; i < view->launch->operands; i++) {
@@ -108,49 +106,22 @@ static void order_windows(webgpu_view *view) {
     }
 }
 
-/* Where this call's op and pass report. */
-static void add_findings(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
-    webgpu_state *state = webgpu_of(device);
-    int record = gpu_findings_of(&state->asked, l);
+/* The window through which this call's op and pass report bad indices. */
+static void add_bad_index(webgpu_state *state, const gpu_launch *l, webgpu_view *view) {
+    int record = gpu_bad_index_record(l);
     for (int i = 0; i < l->operands; i++) {
-        if (l->operand[i].form != GPU_FINDINGS) continue;
+        if (l->operand[i].form != GPU_BAD_INDEX) continue;
         view->window_of[i] = view->windows;
-        view->base[i] = (uint32_t)(record * (int)(sizeof(gpu_record) / 4));
+        view->base[i] = (uint32_t)(record * (int)(sizeof(gpu_bad_index) / 4));
         view->window[view->windows++] =
-            (webgpu_window){state->findings, NULL, 0, GPU_RECORDS * sizeof(gpu_record), true, true};
-        state->may_have_found = true;
+            (webgpu_window){state->bad_indices, NULL, 0, GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index), true, true};
     }
 }
 
 /* ---- Pipelines --------------------------------------------------------------------------------------- */
 
-typedef struct scope_answer {
-    bool done;
-    char *message;
-    size_t room;
-} scope_answer;
-
-static void on_scope(WGPUPopErrorScopeStatus status, WGPUErrorType type, WGPUStringView message, void *first,
-                     void *second) {
-    scope_answer *answer = first;
-    (void)second;
-    (void)status;
-    answer->done = true;
-    if (type != WGPUErrorType_NoError) webgpu_words(message, answer->message, answer->room);
-}
-
-void webgpu_pop_scope(webgpu_state *state, char *message, size_t room) {
-    scope_answer answer = {false, message, room};
-    message[0] = 0;
-    WGPUPopErrorScopeCallbackInfo info = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_scope, .userdata1 = &answer};
-    state->api.DevicePopErrorScope(state->device, info);
-    while (!answer.done && !state->lost)
-        state->api.InstanceProcessEvents(state->instance);
-}
-
 static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *view) {
-    WGPUBindGroupLayoutEntry entries[GPU_MOST_WINDOWS + 2];
+    WGPUBindGroupLayoutEntry entries[GPU_MAX_WINDOWS + 2];
     memset(entries, 0, sizeof entries);
     entries[0].visibility = WGPUShaderStage_Compute;
     entries[0].buffer = (WGPUBufferBindingLayout){
@@ -165,8 +136,8 @@ static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *v
     return state->api.DeviceCreateBindGroupLayout(state->device, &descriptor);
 }
 
-/* VJP_WEBGPU_SHADERS names a folder that gets every shader that is compiled, for who wants to see or check them. */
-static void show_source(const webgpu_view *view, const char *source) {
+/* VJP_WEBGPU_SHADERS names a folder to write every compiled shader to, for reading and for tests. */
+static void write_source(const webgpu_view *view, const char *source) {
     const char *folder = getenv("VJP_WEBGPU_SHADERS");
     char path[512];
     if (!folder || !folder[0]) return;
@@ -178,7 +149,7 @@ static void show_source(const webgpu_view *view, const char *source) {
     fclose(file);
 }
 
-/* A shader that does not compile comes back with the compiler's own words. */
+/* A shader that does not compile fails with the compiler's message. */
 static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeline *made) {
     const webgpu_view *view = what;
     webgpu_state *state = webgpu_of(device);
@@ -186,7 +157,7 @@ static vjp_status make_pipeline(vjp_device *device, const void *what, gpu_pipeli
     char message[WEBGPU_MESSAGE];
     char *source = webgpu_source(view);
     if (!source) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a shader", device->name);
-    show_source(view, source);
+    write_source(view, source);
     WGPUShaderSourceWGSL wgsl = {.chain = {.sType = WGPUSType_ShaderSourceWGSL}, .code = webgpu_text(source)};
     WGPUShaderModuleDescriptor module = {.nextInChain = &wgsl.chain, .label = webgpu_text(view->launch->shader)};
     api->DevicePushErrorScope(state->device, WGPUErrorFilter_Validation);
@@ -218,7 +189,7 @@ static vjp_status find_pipeline(vjp_device *device, const webgpu_view *view, con
     if (gpu_pipelines_are_many(&state->pipelines)) {
         vjp_status status = webgpu_submit(device);
         if (status != VJP_OK) return status;
-        webgpu_forget_pipelines(state);
+        webgpu_release_pipelines(state);
     }
     return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, view, found);
 }
@@ -229,14 +200,14 @@ static void release_pipeline(const void *state, const gpu_pipeline *p) {
     api->BindGroupLayoutRelease(p->layout);
 }
 
-void webgpu_forget_pipelines(webgpu_state *state) {
+void webgpu_release_pipelines(webgpu_state *state) {
     gpu_pipelines_forget(&state->pipelines, release_pipeline, state);
 }
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
 
 static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const gpu_pipeline *pipeline) {
-    WGPUBindGroupEntry entries[GPU_MOST_WINDOWS + 2];
+    WGPUBindGroupEntry entries[GPU_MAX_WINDOWS + 2];
     memset(entries, 0, sizeof entries);
     entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = WEBGPU_PARAMS};
     for (int i = 0; i < view->windows; i++) {
@@ -263,8 +234,8 @@ static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t 
 static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
     const webgpu_api *api = &state->api;
     uint32_t offset = (uint32_t)(state->launches * WEBGPU_PARAMS);
-    uint32_t most = state->limits.maxComputeWorkgroupsPerDimension;
-    uint32_t rows = (groups + most - 1) / most, columns = (groups + rows - 1) / rows;
+    uint32_t width = state->limits.maxComputeWorkgroupsPerDimension;
+    uint32_t rows = (groups + width - 1) / width, columns = (groups + rows - 1) / rows;
     if (!state->encoder) state->encoder = api->DeviceCreateCommandEncoder(state->device, NULL);
     if (!state->pass) state->pass = api->CommandEncoderBeginComputePass(state->encoder, NULL);
     api->ComputePassEncoderSetPipeline(state->pass, pipeline->pipeline);
@@ -273,31 +244,37 @@ static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGr
     state->launches++;
 }
 
+/* Makes what a launch needs and encodes it. */
+static vjp_status run(vjp_device *device, const webgpu_view *view, uint32_t groups) {
+    webgpu_state *state = webgpu_of(device);
+    const gpu_pipeline *pipeline = NULL;
+    vjp_status status = state->launches == WEBGPU_LAUNCHES ? webgpu_submit(device) : VJP_OK;
+    if (status == VJP_OK) status = find_pipeline(device, view, &pipeline);
+    if (status != VJP_OK || state->mode == GPU_WARM) return status;
+    WGPUBindGroup bindings = make_bindings(state, view, pipeline);
+    status = webgpu_result(device, "binding");
+    if (status != VJP_OK) return status;
+    gpu_bad_index_remember(&state->bad_index_context, view->launch);
+    if (gpu_bad_index_record(view->launch) >= 0) state->may_have_bad_index = true;
+    write_params(state, view, groups);
+    encode(state, pipeline, bindings, groups);
+    state->api.BindGroupRelease(bindings);
+    return webgpu_result(device, "encoding");
+}
+
 vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
     if (status != VJP_OK || groups <= 0) return status;
-    status = gpu_launch_counts(device, l, groups);
-    if (status == VJP_OK && state->launches == WEBGPU_LAUNCHES) status = webgpu_submit(device);
-    if (status != VJP_OK) return status;
     webgpu_view view = {.launch = l};
-    const gpu_pipeline *pipeline = NULL;
-    for (int i = 0; i < GPU_MOST_OPERANDS; i++)
+    for (int i = 0; i < GPU_MAX_OPERANDS; i++)
         view.window_of[i] = -1;
-    if (l->work) status = gpu_places_hold(&state->places, l->work, state->limits.maxStorageBufferBindingSize, l->parts);
+    status = gpu_launch_counts(device, l, groups);
     if (status == VJP_OK) status = make_windows(device, l, &view);
-    if (status != VJP_OK) return status;
+    if (status != VJP_OK || state->mode == GPU_CHECK) return status;
     order_windows(&view);
-    add_findings(device, l, &view);
-    status = find_pipeline(device, &view, &pipeline);
-    if (status != VJP_OK) return status;
-    WGPUBindGroup bindings = make_bindings(state, &view, pipeline);
-    status = webgpu_result(device, "binding");
-    if (status != VJP_OK) return status;
-    write_params(state, &view, (uint32_t)groups);
-    encode(state, pipeline, bindings, (uint32_t)groups);
-    state->api.BindGroupRelease(bindings);
-    return webgpu_result(device, "encoding");
+    add_bad_index(state, l, &view);
+    return run(device, &view, (uint32_t)groups);
 }
 
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
@@ -317,8 +294,8 @@ void webgpu_end_pass(webgpu_state *state) {
 }
 
 /*
- * wgpu-native ends the process where a submission is refused, so nothing is submitted that could be: an encoder that
- * had an error, or one of a device that is lost, is let go instead.
+ * wgpu-native aborts the process when a submission is refused, so nothing is submitted that could be: an encoder that
+ * had an error, or one of a lost device, is released instead.
  */
 vjp_status webgpu_submit(vjp_device *device) {
     webgpu_state *state = webgpu_of(device);
@@ -329,7 +306,7 @@ vjp_status webgpu_submit(vjp_device *device) {
     webgpu_end_pass(state);
     state->encoder = NULL;
     state->launches = 0;
-    if (!state->lost) api->InstanceProcessEvents(state->instance); /* a loss is told by an event */
+    if (!state->lost) api->InstanceProcessEvents(state->instance); /* a loss arrives as an event */
     if (launches && !state->lost)
         api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes, (size_t)launches * WEBGPU_PARAMS);
     WGPUCommandBuffer commands = state->lost ? NULL : api->CommandEncoderFinish(encoder, NULL);

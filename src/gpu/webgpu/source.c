@@ -1,7 +1,7 @@
 /*
- * The WGSL of a launch. A shader names its operands; here each gets the functions by which it is read and written, for
- * its dtype and for the window of memory that it lies in. So one .wgsl serves every dtype, and tensors may share a
- * buffer in any way: a buffer is bound once, or in pieces that do not overlap, and never both to be read and written.
+ * The WGSL of a launch. A shader names its operands; here each gets the functions that read and write it, for its dtype
+ * and for the window of memory that it lies in. So one .wgsl serves every dtype, and tensors may share a buffer in any
+ * way: a buffer is bound once, or in ranges that do not overlap, and never for reading and for writing at once.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,10 +33,10 @@ static void put_bytes(text *t, const char *bytes, size_t length) {
 }
 
 /*
- * Appends `pattern` with every $ replaced by the operand's name, @ by its window, # by its base, ^ by whether it is
- * added to, % by `extra`.
+ * Appends `pattern` with every $ replaced by the operand's name, @ by its window, # by its base, ^ by whether stores
+ * add to it, % by `extra`.
  */
-static void put(text *t, const char *pattern, const char *name, int window, int place, const char *extra) {
+static void put(text *t, const char *pattern, const char *name, int window, int index, const char *extra) {
     char number[48];
     for (const char *p = pattern; *p; p++) {
         switch (*p) {
@@ -44,10 +44,10 @@ static void put(text *t, const char *pattern, const char *name, int window, int 
         case '%': put_bytes(t, extra, strlen(extra)); break;
         case '@': put_bytes(t, number, (size_t)snprintf(number, sizeof number, "%d", window)); break;
         case '^':
-            put_bytes(t, number, (size_t)snprintf(number, sizeof number, "(u.adds & %uu) != 0u", 1u << place));
+            put_bytes(t, number, (size_t)snprintf(number, sizeof number, "(u.adds & %uu) != 0u", 1u << index));
             break;
         case '#':
-            put_bytes(t, number, (size_t)snprintf(number, sizeof number, "u.base[%d][%d]", place / 4, place % 4));
+            put_bytes(t, number, (size_t)snprintf(number, sizeof number, "u.base[%d][%d]", index / 4, index % 4));
             break;
         default: put_bytes(t, p, 1);
         }
@@ -69,7 +69,7 @@ __attribute__((format(printf, 2, 3))) static void put_format(text *t, const char
 
 /* ---- Windows: get(word) and put(word, bits) ---------------------------------------------------------- */
 
-/* Memory that is only read is seen in fours, which loads of 16 bytes need. */
+/* Memory that is only read is an array of fours, which loads of 16 bytes need. */
 static void put_window(text *t, const webgpu_window *w, int i) {
     const char *type = w->atomic ? "atomic<u32>" : w->written ? "u32" : "vec4<u32>";
     put_format(t, "@group(0) @binding(%d) var<storage, %s> m%d: array<%s>;\n", i + 1,
@@ -99,19 +99,19 @@ static void put_window(text *t, const webgpu_window *w, int i) {
 
 /* ---- Operands ---------------------------------------------------------------------------------------- */
 
-/* A shader has all its kernels, and in another of them this operand may be an output. */
+/* A shader is compiled with all its kernels, and in another of them this operand may be an output. */
 static const char no_stores[] = "fn $_set(i: u32, v: f32) {}\nfn $_set_two(i: u32, v: vec2<f32>) {}\n";
 static const char no_put[] = "fn $_put(i: u32, v: u32) {}\n";
 
-static void put_f32(text *t, const gpu_operand *o, const webgpu_window *w, int window, int place) {
+static void put_f32(text *t, const gpu_operand *o, const webgpu_window *w, int window, int index) {
     put(t,
         "fn $_at(i: u32) -> f32 { return bitcast<f32>(m@_get(# + i)); }\n"
         "fn $_two(i: u32) -> vec2<f32> { return vec2<f32>($_at(i), $_at(i + 1u)); }\n",
-        o->name, window, place, "");
+        o->name, window, index, "");
     put(t,
         o->fours && !w->written ? "fn $_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(m@[(# + i) >> 2u]); }\n"
                                 : "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>($_two(i), $_two(i + 2u)); }\n",
-        o->name, window, place, "");
+        o->name, window, index, "");
     if (!o->output) {
         put(t, no_stores, o->name, 0, 0, "");
         return;
@@ -122,26 +122,26 @@ static void put_f32(text *t, const gpu_operand *o, const webgpu_window *w, int w
         "    if (^) { s += $_at(i); }\n"
         "    m@_put(# + i, bitcast<u32>(s));\n"
         "}\n",
-        o->name, window, place, "");
-    put(t, "fn $_set_two(i: u32, v: vec2<f32>) { $_set(i, v.x); $_set(i + 1u, v.y); }\n", o->name, window, place, "");
+        o->name, window, index, "");
+    put(t, "fn $_set_two(i: u32, v: vec2<f32>) { $_set(i, v.x); $_set(i + 1u, v.y); }\n", o->name, window, index, "");
 }
 
-static void put_16(text *t, const gpu_operand *o, int window, int place) {
+static void put_16(text *t, const gpu_operand *o, int window, int index) {
     const char *type = vjp_dtype_name(o->dtype);
     put(t,
         "fn $_at(i: u32) -> f32 {\n"
         "    let e = # + i;\n"
         "    return %_value((m@_get(e >> 1u) >> ((e & 1u) * 16u)) & 0xffffu);\n"
         "}\n",
-        o->name, window, place, type);
+        o->name, window, index, type);
     put(t,
         o->paired ? "fn $_two(i: u32) -> vec2<f32> {\n"
                     "    let w = m@_get((# + i) >> 1u);\n"
                     "    return vec2<f32>(%_value(w & 0xffffu), %_value(w >> 16u));\n"
                     "}\n"
                   : "fn $_two(i: u32) -> vec2<f32> { return vec2<f32>($_at(i), $_at(i + 1u)); }\n",
-        o->name, window, place, type);
-    put(t, "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>($_two(i), $_two(i + 2u)); }\n", o->name, window, place,
+        o->name, window, index, type);
+    put(t, "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>($_two(i), $_two(i + 2u)); }\n", o->name, window, index,
         type);
     if (!o->output) {
         put(t, no_stores, o->name, 0, 0, "");
@@ -153,7 +153,7 @@ static void put_16(text *t, const gpu_operand *o, int window, int place) {
         "    if (^) { s += $_at(i); }\n"
         "    m@_half(# + i, %_bits(s));\n"
         "}\n",
-        o->name, window, place, type);
+        o->name, window, index, type);
     put(t,
         o->paired ? "fn $_set_two(i: u32, v: vec2<f32>) {\n"
                     "    var s = v;\n"
@@ -161,19 +161,19 @@ static void put_16(text *t, const gpu_operand *o, int window, int place) {
                     "    m@_put((# + i) >> 1u, %_bits(s.x) | (%_bits(s.y) << 16u));\n"
                     "}\n"
                   : "fn $_set_two(i: u32, v: vec2<f32>) { $_set(i, v.x); $_set(i + 1u, v.y); }\n",
-        o->name, window, place, type);
+        o->name, window, index, type);
 }
 
-static void put_index(text *t, const gpu_operand *o, int window, int place) {
+static void put_index(text *t, const gpu_operand *o, int window, int index) {
     bool wide = o->dtype == VJP_I64;
     put(t,
         wide ? "fn $_raw(i: u32) -> vec2<u32> { return vec2<u32>(m@_get(2u * (# + i)), m@_get(2u * (# + i) + 1u)); }\n"
              : "fn $_raw(i: u32) -> vec2<u32> { return vec2<u32>(m@_get(# + i), 0u); }\n",
-        o->name, window, place, "");
+        o->name, window, index, "");
     put(t,
         wide ? "fn $_in(i: u32, limit: u32) -> u32 { let r = $_raw(i); return index_i64(r.x, r.y, limit); }\n"
              : "fn $_in(i: u32, limit: u32) -> u32 { return index_%(m@_get(# + i), limit); }\n",
-        o->name, window, place, vjp_dtype_name(o->dtype));
+        o->name, window, index, vjp_dtype_name(o->dtype));
     if (!o->output) {
         put(t, no_put, o->name, 0, 0, "");
         return;
@@ -181,15 +181,15 @@ static void put_index(text *t, const gpu_operand *o, int window, int place) {
     put(t,
         wide ? "fn $_put(i: u32, v: u32) { m@_put(2u * (# + i), v); m@_put(2u * (# + i) + 1u, 0u); }\n"
              : "fn $_put(i: u32, v: u32) { m@_put(# + i, v); }\n",
-        o->name, window, place, "");
+        o->name, window, index, "");
 }
 
-static void put_word(text *t, const gpu_operand *o, int window, int place) {
-    put(t, "fn $_word(i: u32) -> u32 { return m@_get(# + i); }\n", o->name, window, place, "");
-    put(t, o->output ? "fn $_put(i: u32, v: u32) { m@_put(# + i, v); }\n" : no_put, o->name, window, place, "");
+static void put_word(text *t, const gpu_operand *o, int window, int index) {
+    put(t, "fn $_word(i: u32) -> u32 { return m@_get(# + i); }\n", o->name, window, index, "");
+    put(t, o->output ? "fn $_put(i: u32, v: u32) { m@_put(# + i, v); }\n" : no_put, o->name, window, index, "");
 }
 
-static void put_findings(text *t, const gpu_operand *o, int window, int place) {
+static void put_bad_index(text *t, const gpu_operand *o, int window, int index) {
     put(t,
         "fn $_report(position: u32) { atomicMin(&m@[#], position); }\n"
         "fn $_first() -> u32 { return atomicLoad(&m@[#]); }\n"
@@ -199,7 +199,7 @@ static void put_findings(text *t, const gpu_operand *o, int window, int place) {
         "    atomicStore(&m@[# + 2u], low);\n"
         "    atomicStore(&m@[# + 3u], high);\n"
         "}\n",
-        o->name, window, place, "");
+        o->name, window, index, "");
 }
 
 static void put_operand(text *t, const webgpu_view *view, int i) {
@@ -215,11 +215,11 @@ static void put_operand(text *t, const webgpu_view *view, int i) {
         break;
     case GPU_INDEX: put_index(t, o, window, i); break;
     case GPU_WORD: put_word(t, o, window, i); break;
-    case GPU_FINDINGS: put_findings(t, o, window, i); break;
+    case GPU_BAD_INDEX: put_bad_index(t, o, window, i); break;
     }
 }
 
-/* What a shader names and the launch does not have. */
+/* An operand or constant that the shader names and the launch does not have. */
 static void put_absent(text *t, const char *kind, const char *name) {
     if (strcmp(kind, "const") == 0) {
         put(t, "const $ = 1u;\n", name, 0, 0, "");
@@ -265,7 +265,7 @@ static void put_absents(text *t, const webgpu_view *view, const char *shader) {
         char kind[16], name[32];
         int taken = 0;
         if (sscanf(line += 4, "%15s%n", kind, &taken) != 1) return;
-        if (strcmp(kind, "findings") == 0 && !is_given(view, "found")) put_absent(t, kind, "found");
+        if (strcmp(kind, "bad_index") == 0 && !is_given(view, kind)) put_absent(t, kind, kind);
         for (line += taken; *line == ' '; line += taken) {
             if (sscanf(line, " %31[A-Za-z0-9_]%n", name, &taken) != 1) break;
             if (!is_given(view, name)) put_absent(t, kind, name);
@@ -282,7 +282,7 @@ static void put_constants(text *t, const gpu_launch *l) {
     if (!lanes) put_format(t, "const LANES = %du;\n", GPU_THREADS);
 }
 
-/* Groups past what a grid dimension holds are folded into a second one; the last row of it may hang over. */
+/* A launch of more groups than a grid dimension holds has a second one, whose last row may have groups too many. */
 static void put_entry(text *t, const char *kernel) {
     put_format(t,
                "@compute @workgroup_size(%d)\n"
@@ -299,7 +299,7 @@ char *webgpu_source(const webgpu_view *view) {
     const char *common = webgpu_shader("common"), *shader = webgpu_shader(view->launch->shader);
     put_format(&t,
                "struct Uniforms { base: array<vec4<u32>, %d>, groups: u32, adds: u32, b: u32, c: u32, p: Params }\n",
-               GPU_MOST_OPERANDS / 4);
+               GPU_MAX_OPERANDS / 4);
     put_plain(&t, "@group(0) @binding(0) var<uniform> u: Uniforms;\n");
     put_constants(&t, view->launch);
     for (int i = 0; i < view->windows; i++)
@@ -318,7 +318,7 @@ char *webgpu_source(const webgpu_view *view) {
 size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]) {
     const gpu_launch *l = view->launch;
     size_t at = (size_t)snprintf(key, WEBGPU_KEY, "%s %s", l->shader, l->kernel) + 1;
-    for (int i = 0; i < l->constants; i++) { /* a kernel's constants are always the same ones */
+    for (int i = 0; i < l->constants; i++) { /* a kernel's constants are always the same ones, in the same order */
         memcpy(key + at, &l->constant[i].value, sizeof(uint32_t));
         at += sizeof(uint32_t);
     }

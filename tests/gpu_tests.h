@@ -1,0 +1,127 @@
+/*
+ * Tests of what the backends that share src/gpu promise: vjp_warm() and vjp_compile() make every pipeline that a call
+ * needs and run nothing. Included after device_tests.h; the file that includes it has a function pipelines_of().
+ */
+#ifndef VJP_TESTS_GPU_TESTS_H
+#define VJP_TESTS_GPU_TESTS_H
+
+#include "gpu/gpu.h"
+#include "sample.h"
+
+/* How many pipelines a device has made, and how many launches wait to be submitted. */
+static size_t pipelines_of(const vjp_device *of);
+static int launches_of(const vjp_device *of);
+
+/* A call with its tensors on the device. */
+typedef struct placed_call {
+    call host;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    const vjp_tensor *pointer[VJP_MAX_SLOTS];
+    void *block[VJP_MAX_SLOTS];
+} placed_call;
+
+/* Puts the tensors on the device: each in a buffer of its own, or all in one, as close together as dtypes allow. */
+static void place(placed_call *p, bool together) {
+    const call *c = &p->host;
+    size_t at = 6; /* not on a word, so that two-byte elements are odd ones */
+    memset(p->block, 0, sizeof p->block);
+    if (together) assert_int_equal(vjp_alloc(device, c->block_bytes + 1024, &p->block[0]), VJP_OK);
+    for (size_t i = 0; i < c->count; i++) {
+        p->pointer[i] = NULL;
+        if (!c->pointer[i]) continue;
+        vjp_tensor *t = &p->tensor[i];
+        *t = c->tensor[i];
+        size_t bytes = call_bytes(t), size = vjp_dtype_size((vjp_dtype)t->dtype);
+        at = (at + size - 1) / size * size;
+        if (!together) assert_int_equal(vjp_alloc(device, bytes, &p->block[i]), VJP_OK);
+        t->data = p->block[together ? 0 : i];
+        t->offset = together ? at : 0;
+        const char *host = (const char *)c->tensor[i].data + c->tensor[i].offset;
+        assert_int_equal(vjp_upload(device, t->data, t->offset, host, bytes), VJP_OK);
+        at += bytes;
+        p->pointer[i] = t;
+    }
+    size_t workspace;
+    assert_int_equal(vjp_workspace_size(device, c->op, c->pass, p->pointer, c->count, c->attributes, &workspace),
+                     VJP_OK);
+    assert_int_equal(vjp_reserve(device, workspace), VJP_OK);
+}
+
+static void release(placed_call *p) {
+    for (int i = 0; i < VJP_MAX_SLOTS; i++)
+        vjp_free(device, p->block[i]);
+}
+
+static vjp_status call_on_device(const placed_call *p) {
+    return vjp_call(device, p->host.op, p->host.pass, p->pointer, p->host.count, p->host.attributes);
+}
+
+/* Whether the outputs on the device are those of the host, byte by byte. */
+static bool outputs_are_untouched(const placed_call *p) {
+    bool same = true;
+    for (size_t i = 0; i < p->host.info->pass[p->host.pass].outputs; i++) {
+        if (!p->pointer[i]) continue;
+        size_t bytes = call_bytes(&p->tensor[i]);
+        char *back = malloc(bytes);
+        assert_int_equal(vjp_download(device, back, p->tensor[i].data, p->tensor[i].offset, bytes), VJP_OK);
+        same = same && memcmp(back, (char *)p->host.tensor[i].data + p->host.tensor[i].offset, bytes) == 0;
+        free(back);
+    }
+    return same;
+}
+
+/* Calls test(call) for every op and pass that these backends have, in `count` dtypes of f32 and bf16. */
+static void for_every_call(int count, bool large, void (*test)(placed_call *p)) {
+    static const vjp_dtype storage[] = {VJP_F32, VJP_BF16};
+    for (size_t op = 0; op < vjp_op_count(); op++) {
+        const char *name = vjp_op_describe(vjp_op_at(op))->name;
+        for (int i = 0; i < 2 * count && gpu_kernel(vjp_op_at(op), VJP_FORWARD); i++) {
+            placed_call p;
+            vjp_dtype dtype = storage[i / 2];
+            assert_true(call_make(&p.host, device, large ? sample_find_large(name) : sample_find(name),
+                                  (vjp_pass)(i % 2), (sample_types){dtype, dtype, VJP_I32}, 7));
+            test(&p);
+            call_free(&p.host);
+        }
+    }
+}
+
+static void check_warm(placed_call *p) {
+    const call *c = &p->host;
+    place(p, false);
+    int launches = launches_of(device);
+    if (vjp_warm(device, c->op, c->pass, p->pointer, c->count, c->attributes) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    size_t warm = pipelines_of(device);
+    assert_int_equal(launches_of(device), launches);
+    if (!outputs_are_untouched(p)) fail_msg("%s: warming wrote an output", c->info->name);
+    if (call_on_device(p) != VJP_OK || vjp_synchronize(device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    if (pipelines_of(device) != warm) fail_msg("%s: a warmed call makes a pipeline", c->info->name);
+    if (outputs_are_untouched(p)) fail_msg("%s: the call after warming wrote nothing", c->info->name);
+    release(p);
+}
+
+static void a_warmed_call_makes_no_pipeline(void **state) {
+    (void)state;
+    need_device();
+    size_t before = pipelines_of(device);
+    for_every_call(2, false, check_warm);
+    assert_true(pipelines_of(device) > before + 8); /* this device had made none of them yet */
+}
+
+static void the_first_run_of_a_program_makes_no_pipeline(void **state) {
+    (void)state;
+    need_device();
+    vjp_value index, weight[3], result[4];
+    vjp_graph *g = build_model(&index, weight, result);
+    size_t before = pipelines_of(device);
+    vjp_program *program = start_program(device, g, index, weight, result);
+    size_t compiled = pipelines_of(device);
+    assert_true(compiled > before);
+    if (vjp_program_run(program) != VJP_OK || vjp_synchronize(device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(pipelines_of(device), compiled);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+}
+
+#endif
