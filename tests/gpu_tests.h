@@ -1,6 +1,7 @@
 /*
  * Tests of what the backends that share src/gpu promise: vjp_warm() and vjp_compile() make every pipeline that a call
- * needs and run nothing. Included after device_tests.h; the file that includes it has a function pipelines_of().
+ * needs and run nothing; norms are right at the end of f32's range. Included after device_tests.h; the file that
+ * includes it has a function pipelines_of().
  */
 #ifndef VJP_TESTS_GPU_TESTS_H
 #define VJP_TESTS_GPU_TESTS_H
@@ -11,6 +12,15 @@
 /* How many pipelines a device has made, and how many launches wait to be submitted. */
 static size_t pipelines_of(const vjp_device *of);
 static int launches_of(const vjp_device *of);
+
+const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+
+/* The backend's files that are linked into the test, so that its inside can be looked at. */
+static const vjp_backend *backend_here(void) {
+    vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
+    host.version = vjp_version();
+    return vjp_backend_entry(&host);
+}
 
 /* A call with its tensors on the device. */
 typedef struct placed_call {
@@ -122,6 +132,63 @@ static void the_first_run_of_a_program_makes_no_pipeline(void **state) {
     assert_int_equal(pipelines_of(device), compiled);
     vjp_program_destroy(program);
     vjp_graph_destroy(g);
+}
+
+/* Fails unless every element of a device's tensor is within 1e-5 of `even` or `odd`, by its index. */
+static void expect_alternating(const char *what, const vjp_tensor *t, double even, double odd) {
+    size_t count = call_bytes(t) / sizeof(float);
+    float *back = malloc(count * sizeof *back);
+    assert_int_equal(vjp_download(device, back, t->data, 0, count * sizeof *back), VJP_OK);
+    for (size_t i = 0; i < count; i++)
+        if (!(fabs((double)back[i] - (i % 2 ? odd : even)) <= 1e-5 * fabs(even)))
+            fail_msg("%s of %zu elements: element %zu is %g", what, count, i, (double)back[i]);
+    free(back);
+}
+
+/* Rows of +-5e37: sums of such values leave f32's range, xh is +-1 all the same. Short rows, and rows that are split.
+ */
+static void norms_are_right_near_the_largest_number(void **state) {
+    (void)state;
+    need_device();
+    enum { MAX_COUNT = 9002 };
+    static const int64_t counts[] = {66, MAX_COUNT};
+    static float x[MAX_COUNT], zero[MAX_COUNT], one[MAX_COUNT];
+    const double size = 5e37;
+    for (int i = 0; i < MAX_COUNT; i++) {
+        x[i] = (float)(i % 2 ? -size : size);
+        one[i] = 1;
+    }
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    for (int k = 0; k < 2; k++) {
+        const int64_t row[] = {1, counts[k]}, planes[] = {1, 2, counts[k] / 2}, group[] = {1, 1};
+        size_t bytes = (size_t)counts[k] * sizeof *x;
+        vjp_tensor tx = on_device(VJP_F32, 2, row, x, bytes), dy = on_device(VJP_F32, 2, row, one, bytes);
+        vjp_tensor y = on_device(VJP_F32, 2, row, zero, bytes), dgamma = on_device(VJP_F32, 1, row + 1, zero, bytes);
+        vjp_tensor rstd = on_device(VJP_F32, 1, row, zero, sizeof *zero), mean = rstd;
+        mean.data = NULL;
+        assert_int_equal(vjp_alloc(device, sizeof *zero, &mean.data), VJP_OK);
+        assert_int_equal(vjp_layer_norm_forward(device, &y, &mean, &rstd, &tx, NULL, NULL, NULL), VJP_OK);
+        expect_alternating("y of layer_norm", &y, 1, -1);
+        expect_alternating("rstd of layer_norm", &rstd, 1 / size, 0);
+        assert_int_equal(vjp_layer_norm_backward(device, NULL, &dgamma, NULL, &dy, &tx, NULL, NULL, NULL, NULL),
+                         VJP_OK);
+        expect_alternating("dgamma of layer_norm", &dgamma, 1, -1);
+        assert_int_equal(vjp_layer_norm_backward(device, NULL, &dgamma, NULL, &dy, &tx, NULL, &mean, &rstd, NULL),
+                         VJP_OK);
+        expect_alternating("dgamma of layer_norm with statistics", &dgamma, 1, -1);
+        assert_int_equal(vjp_rms_norm_forward(device, &y, &rstd, &tx, NULL, NULL, NULL), VJP_OK);
+        expect_alternating("y of rms_norm", &y, 1, -1);
+        expect_alternating("rstd of rms_norm", &rstd, 1 / size, 0);
+        vjp_tensor gx = vjp_tensor_of(tx.data, VJP_F32, 3, planes), gy = vjp_tensor_of(y.data, VJP_F32, 3, planes);
+        vjp_tensor grstd = vjp_tensor_of(rstd.data, VJP_F32, 2, group);
+        assert_int_equal(vjp_upload(device, y.data, 0, zero, bytes), VJP_OK);
+        if (vjp_group_norm_forward(device, &gy, NULL, &grstd, &gx, NULL, NULL, NULL) != VJP_OK)
+            fail_msg("%s", vjp_error(device));
+        expect_alternating("y of group_norm", &y, 1, -1);
+        expect_alternating("rstd of group_norm", &rstd, 1 / size, 0);
+        vjp_free(device, tx.data), vjp_free(device, dy.data), vjp_free(device, y.data);
+        vjp_free(device, dgamma.data), vjp_free(device, rstd.data), vjp_free(device, mean.data);
+    }
 }
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The Metal backend where there is no Mac: its kernels run by tests/metal/emulate.cpp, its device drives the stand-in
- * of tests/metal/stand_in.c, and both together are held against `ref` as any device is. First the emulator itself: what
- * it must see, it sees.
+ * The Metal backend without a Mac: its kernels run in tests/metal/emulate.cpp, its device talks to the stand-in of
+ * tests/metal/stand_in.c, and both together are compared with `ref` as any device is. First the emulator itself: it
+ * must report faulty kernels.
  */
 #include "attributes.h"
 #include "gpu/metal/device.h"
@@ -48,7 +48,7 @@ static bool run_kernel(const char *shader, const char *kernel, unsigned threads,
         constant[i] = F32_THERE;
         l.buffer[i] = (emulate_buffer){(char *)buffer[i], sizeof buffer[i], 0};
     }
-    l.buffer[EMULATE_MOST_BUFFERS - 1] = (emulate_buffer){(char *)uniforms, sizeof uniforms, 0};
+    l.buffer[EMULATE_MAX_BUFFERS - 1] = (emulate_buffer){(char *)uniforms, sizeof uniforms, 0};
     return emulate_run(&l, message);
 }
 
@@ -59,9 +59,9 @@ static const struct {
     {"overwritten", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:57"}},
     {"both_write", {"a race: thread ", "writes at faults.metal:", "no barrier between"}},
     {"atomic_and_plain", {"a race: thread ", "faults.metal:", ""}},
-    {"other_barrier", {"threads part: thread ", " waits at common.metal:", "at faults.metal:"}},
-    {"ended", {"threads part: thread ", " waits at common.metal:", "thread 5 has ended"}},
-    {"simd_parts", {"threads part: thread ", "common.metal:", "faults.metal:"}},
+    {"other_barrier", {"threads diverge: thread ", " waits at common.metal:", "at faults.metal:"}},
+    {"ended", {"threads diverge: thread ", " waits at common.metal:", "thread 5 has ended"}},
+    {"simd_parts", {"threads diverge: thread ", "common.metal:", "faults.metal:"}},
     {"unwritten", {"reads at faults.metal:", "that no thread has written", ""}},
     {"outside", {"reads at common.metal:", "outside of every buffer", ""}},
 };
@@ -132,13 +132,11 @@ static void sums_are_right_for_any_team_and_the_same_for_any_width(void **state)
 
 /* ---- The device and its stand-ins -------------------------------------------------------------------- */
 
-const vjp_backend *vjp_backend_entry(const char *version);
-
 /* A device of the backend's files that are linked here. */
 static vjp_status open_here(vjp_device **opened) {
     objc_use(&stand_in_system);
     assert_int_equal(vjp_device_create("metal", opened), VJP_OK);
-    return vjp_device_start(*opened, vjp_backend_entry(vjp_version()), NULL);
+    return vjp_device_start(*opened, backend_here(), NULL);
 }
 
 static void start(void) {
@@ -147,7 +145,7 @@ static void start(void) {
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
 }
 
-/* Everything was let go, and nothing done that a real system would punish. */
+/* Everything was released, and nothing done that would be a fault on a real system. */
 static void all_is_gone(void) {
     assert_string_equal(stand_in.misuse, "");
     assert_int_equal(stand_in.objects, 0);
@@ -170,7 +168,7 @@ static void where_there_is_no_macos_it_is_said(void **state) {
     vjp_device *none;
     objc_use(NULL);
     assert_int_equal(vjp_device_create("metal", &none), VJP_OK);
-    assert_int_equal(vjp_device_start(none, vjp_backend_entry(vjp_version()), NULL), VJP_NO_DEVICE);
+    assert_int_equal(vjp_device_start(none, backend_here(), NULL), VJP_NO_DEVICE);
     if (!strstr(vjp_error(none), "metal: Metal needs macOS")) fail_msg("%s", vjp_error(none));
     assert_int_equal(vjp_synchronize(none), VJP_NO_DEVICE);
     vjp_close(none);
@@ -274,7 +272,7 @@ static void calls_share_a_command_buffer_and_no_pipeline_is_made_twice(void **st
         assert_int_equal(norm(&y, &x), VJP_OK);
     assert_int_equal(inside->launches, 40);
     assert_int_equal(stand_in.committed, committed);
-    for (int i = 40; i < METAL_LAUNCHES * (METAL_COMMITTED + 2); i++) /* more than may be under way */
+    for (int i = 40; i < METAL_LAUNCHES * (METAL_COMMITTED + 2); i++) /* more than may run at once */
         assert_int_equal(norm(&y, &x), VJP_OK);
     assert_true(stand_in.committed - committed >= METAL_COMMITTED);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -282,7 +280,7 @@ static void calls_share_a_command_buffer_and_no_pipeline_is_made_twice(void **st
     assert_int_equal(inside->launches, 0);
     assert_int_equal(stand_in.libraries, libraries);
     assert_int_equal(stand_in.pipelines, pipelines);
-    /* Freed while it is in use, and the device closed with work under way. */
+    /* Freed while it is in use, and the device closed with unfinished work. */
     assert_int_equal(norm(&y, &x), VJP_OK);
     vjp_free(device, y.data);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
@@ -337,7 +335,7 @@ static void failures_of_compiler_and_device_are_a_status(void **state) {
     assert_int_equal(norm(&x, &x), VJP_DEVICE_FAILED);
     assert_non_null(strstr(vjp_error(device), "gives no command buffer"));
     stand_in.fail_encoder = false;
-    assert_int_equal(norm(&x, &x), VJP_OK); /* and the device goes on */
+    assert_int_equal(norm(&x, &x), VJP_OK); /* and the device still works */
 
     stand_in.fail_run = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)";
     assert_int_equal(vjp_synchronize(device), VJP_DEVICE_FAILED);
@@ -413,7 +411,7 @@ static const struct {
     unsigned long threads;
     unsigned width;
     int64_t most; /* elements of a case: every thread of 256 is switched to at every barrier, which takes its time */
-} ways[] = {{1024, 32, 1100}, {1024, 24, 300}, {48, 32, 150}, {100, 8, 150}};
+} setups[] = {{1024, 32, 1100}, {1024, 24, 300}, {48, 32, 150}, {100, 8, 150}};
 
 static int64_t elements_of(const proof_setup *setup) {
     int64_t most = 0;
@@ -448,14 +446,14 @@ enum { SANITIZED = sizeof VJP_SANITIZE > 1 };
 
 static void every_op_is_right(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+    for (size_t w = 0; w < sizeof setups / sizeof setups[0]; w++) {
         start();
         stop();
         stand_in_reset();
-        stand_in.max_threads = ways[w].threads;
-        emulate_with.width = ways[w].width;
+        stand_in.max_threads = setups[w].threads;
+        emulate_with.width = setups[w].width;
         if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
-        compare_all(SANITIZED ? ways[w].most / 8 : ways[w].most);
+        compare_all(SANITIZED ? setups[w].most / 8 : setups[w].most);
         stop();
     }
 }
@@ -603,6 +601,7 @@ int main(void) {
     const struct CMUnitTest of_any_device[] = {
         cmocka_unit_test(a_warmed_call_makes_no_pipeline),
         cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
+        cmocka_unit_test(norms_are_right_near_the_largest_number),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

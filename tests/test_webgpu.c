@@ -252,10 +252,9 @@ static void bad_indices_of_several_calls_keep_position_and_value_together(void *
 
 /* A device of the backend's files that are linked here, so that its inside can be called. */
 static vjp_device *open_inside(void) {
-    const vjp_backend *vjp_backend_entry(const char *version);
     vjp_device *own;
     assert_int_equal(vjp_device_create("webgpu", &own), VJP_OK);
-    if (vjp_device_start(own, vjp_backend_entry(vjp_version()), NULL) != VJP_OK) fail_msg("%s", vjp_error(own));
+    if (vjp_device_start(own, backend_here(), NULL) != VJP_OK) fail_msg("%s", vjp_error(own));
     return own;
 }
 
@@ -267,7 +266,7 @@ static void a_shader_that_does_not_compile_says_why(void **state) {
     assert_int_equal(webgpu_enqueue(own, &l, 1), VJP_DEVICE_FAILED);
     assert_non_null(strstr(vjp_error(own), "tools.wgsl, no_such_kernel():"));
     assert_non_null(strstr(strstr(vjp_error(own), "():"), "no_such_kernel"));
-    assert_int_equal(vjp_synchronize(own), VJP_OK); /* and the device goes on */
+    assert_int_equal(vjp_synchronize(own), VJP_OK); /* and the device still works */
     vjp_close(own);
 }
 
@@ -297,7 +296,7 @@ static void a_lost_device_is_a_status_everywhere(void **state) {
     vjp_close(own);
 }
 
-/* Memory that the implementation does not map: its own words come back, and the device goes on. */
+/* Memory that the implementation does not map: its own message comes back, and the device still works. */
 static void a_mapping_that_fails_is_a_status(void **state) {
     (void)state;
     need_device();
@@ -391,6 +390,7 @@ int main(void) {
         cmocka_unit_test(what_is_missing_is_said),
         cmocka_unit_test(a_warmed_call_makes_no_pipeline), /* before others have made them */
         cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
+        cmocka_unit_test(norms_are_right_near_the_largest_number),
         DEVICE_TESTS,
         cmocka_unit_test(any_bytes_go_up_and_come_down),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused),

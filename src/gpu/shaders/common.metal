@@ -127,6 +127,23 @@ inline bool is_nan(float value) {
     return (as_type<uint>(value) & 0x7fffffffu) > 0x7f800000u;
 }
 
+// ---- Powers of two -------------------------------------------------------------------------------------------
+
+// 1 / power, exactly.
+inline float inverse_power(float power) {
+    return as_type<float>((254u << 23) - as_type<uint>(power));
+}
+
+// Values near f32's largest overflow when they are subtracted or added. Where the exponent of the largest magnitude of
+// a row is LARGE or more, the row is multiplied by GUARD; else by 1, which changes no bit.
+constexpr constant int LARGE = 217; // of 2^90
+constexpr constant float GUARD = 0x1p-40f;
+constexpr constant int GUARD_EXPONENT = 40;
+
+inline float guard_of(int exponent) {
+    return exponent >= LARGE ? GUARD : 1.0f;
+}
+
 // ---- Integers -----------------------------------------------------------------------------------------------
 
 constexpr constant uint NO_INDEX = 0xffffffffu;

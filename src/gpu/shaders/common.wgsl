@@ -57,6 +57,23 @@ fn is_nan(value: f32) -> bool {
     return (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;
 }
 
+// ---- Powers of two ----
+
+// 1 / power, exactly.
+fn inverse_power(power: f32) -> f32 {
+    return bitcast<f32>((254u << 23u) - bitcast<u32>(power));
+}
+
+// Values near f32's largest overflow when they are subtracted or added. Where the exponent of the largest magnitude of a
+// row is LARGE or more, the row is multiplied by GUARD; else by 1, which changes no bit.
+const LARGE = 217; // of 2^90
+const GUARD = 0x1p-40;
+const GUARD_EXPONENT = 40;
+
+fn guard_of(exponent: i32) -> f32 {
+    return select(1.0, GUARD, exponent >= LARGE);
+}
+
 const NO_INDEX = 0xffffffffu;
 
 // An index from its words in memory, low word first; NO_INDEX where it is not an integer in [0, limit).

@@ -228,6 +228,7 @@ inline float2 gamma_pair(thread const Call &c, Pair p) {
 // group's magnitude: x - shift is then exact for x of that magnitude. What remains of the mean, `rest`, is small and
 // has all the digits of an f32.
 struct Stats {
+    float guard; // all but g and gxh are those of x * guard
     float shift;
     float rest;
     float rstd;
@@ -236,11 +237,11 @@ struct Stats {
 };
 
 inline Stats no_stats() {
-    return {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    return {1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
 }
 
 inline float2 normal(Stats f, float2 x) {
-    return ((x - f.shift) - f.rest) * f.rstd;
+    return ((x * f.guard - f.shift) - f.rest) * f.rstd;
 }
 
 // Statistics of a chunk. Squares of 1e20 and of 1e-20 leave f32's range, so these are the squares of (x - mean) / unit.
@@ -251,13 +252,13 @@ struct Moments {
     float unit; // a power of two near the largest magnitude of x - mean
 };
 
-inline float inverse_unit(float unit) {
-    return as_type<float>((254u << 23) - as_type<uint>(unit));
+inline int exponent_of(float v) {
+    return int(as_type<uint>(v) >> 23);
 }
 
 // A mean that is large against its grid is on it already.
 inline float on_grid(float mean, float unit) {
-    float steps = mean * (inverse_unit(unit) * 4096.0f);
+    float steps = mean * (inverse_power(unit) * 4096.0f);
     if (abs(steps) < 4194304.0f) {
         return rint(steps) * (unit / 4096.0f);
     }
@@ -269,6 +270,14 @@ inline float above_zero(float squares) {
     return squares < 0.0f && !is_nan(squares) ? 0.0f : squares;
 }
 
+// first + near, where near has the mean of v - first, and that of (v - first) * GUARD.
+inline float mean_near(float first, float2 near, int exponent) {
+    if (exponent >= LARGE) {
+        return (first * GUARD + near.y) * inverse_power(GUARD);
+    }
+    return first + near.x;
+}
+
 // Of elements [begin, end) of the group's flat run: a first pass finds a point near their mean, a second measures from
 // it.
 inline Moments measured_moments(thread const Call &c, thread const Team &t, uint begin, uint end) {
@@ -277,20 +286,22 @@ inline Moments measured_moments(thread const Call &c, thread const Team &t, uint
     Terms sum = no_terms();
     float largest = 0.0f;
     for (Cursor w = cursor_from(c, t, begin, end); w.more(); w.next(c)) {
-        float2 v = pair_of(c.x, w.at(c, t), first) - first;
-        sum.take(float4(v.x + v.y, 0.0f, 0.0f, 0.0f));
+        float2 x = pair_of(c.x, w.at(c, t), first);
+        float2 v = x - first;
+        float2 guarded = x * GUARD - first * GUARD;
+        sum.take(float4(v.x + v.y, guarded.x + guarded.y, 0.0f, 0.0f));
         largest = max(largest, max(abs(v.x), abs(v.y)));
     }
-    float near = group_sum(c, sum.all()).x / size;
-    largest = group_max(c, largest);
-    int exponent = clamp(int(as_type<uint>(largest) >> 23), 127 - int(c.p.max_scale), 253);
+    float2 near = group_sum(c, sum.all()).xy / size;
+    int exponent = clamp(exponent_of(group_max(c, largest)), 127 - int(c.p.max_scale), 253);
     Moments m;
     m.unit = as_type<float>(uint(exponent) << 23);
-    m.shift = on_grid(first + near, m.unit);
-    float scale = inverse_unit(m.unit);
+    m.shift = on_grid(mean_near(first, near, exponent), m.unit);
+    float guard = guard_of(exponent);
+    float scale = inverse_power(m.unit * guard);
     sum = no_terms();
     for (Cursor w = cursor_from(c, t, begin, end); w.more(); w.next(c)) {
-        float2 v = (pair_of(c.x, w.at(c, t), m.shift) - m.shift) * scale;
+        float2 v = (pair_of(c.x, w.at(c, t), m.shift) * guard - m.shift * guard) * scale;
         sum.take(float4(v.x + v.y, v.x * v.x + v.y * v.y, 0.0f, 0.0f));
     }
     float4 all = group_sum(c, sum.all());
@@ -301,11 +312,12 @@ inline Moments measured_moments(thread const Call &c, thread const Team &t, uint
 }
 
 inline Stats stats_from(thread const Call &c, Moments m) {
-    float scale = inverse_unit(m.unit);
     Stats f = no_stats();
-    f.shift = m.shift;
-    f.rest = m.rest;
-    f.rstd = scale / sqrt(m.squares * c.p.inverse + c.p.eps * scale * scale);
+    f.guard = guard_of(exponent_of(m.unit));
+    float scale = inverse_power(m.unit);
+    f.shift = m.shift * f.guard;
+    f.rest = m.rest * f.guard;
+    f.rstd = inverse_power(m.unit * f.guard) / sqrt(m.squares * c.p.inverse + c.p.eps * scale * scale);
     return f;
 }
 
@@ -334,24 +346,26 @@ inline float chunk_size(thread const Call &c, uint k) {
 // shift are its own, plus the square of the distance from there to its mean for each of its elements.
 inline Moments merged_moments(thread const Call &c, thread const Team &t) {
     float first = chunk_of(c, t, 0).shift;
-    float near = 0.0f;
+    float2 near = float2(0.0f);
     float largest = 0.0f;
     for (uint k = t.rank; k < c.p.chunks; k += c.p.lanes) {
         Moments chunk = chunk_of(c, t, k);
-        near += (chunk.shift - first) * (chunk_size(c, k) * c.p.inverse);
+        near += float2(chunk.shift - first, chunk.shift * GUARD - first * GUARD) * (chunk_size(c, k) * c.p.inverse);
         largest = max(largest, chunk.unit);
     }
-    near = group_sum(c, float4(near, 0.0f, 0.0f, 0.0f)).x;
+    near = group_sum(c, float4(near, 0.0f, 0.0f)).xy;
     Moments m;
     m.unit = group_max(c, largest);
-    m.shift = on_grid(first + near, m.unit);
-    float scale = inverse_unit(m.unit);
+    int exponent = exponent_of(m.unit);
+    m.shift = on_grid(mean_near(first, near, exponent), m.unit);
+    float guard = guard_of(exponent);
+    float scale = inverse_power(m.unit * guard);
     float2 sums = float2(0.0f);
     for (uint k = t.rank; k < c.p.chunks; k += c.p.lanes) {
         Moments chunk = chunk_of(c, t, k);
         float size = chunk_size(c, k);
-        float narrow = chunk.unit * scale;
-        float distance = ((chunk.shift - m.shift) + chunk.rest) * scale;
+        float narrow = (chunk.unit * guard) * scale;
+        float distance = ((chunk.shift * guard - m.shift * guard) + chunk.rest * guard) * scale;
         sums += float2(distance * size, (chunk.squares * narrow) * narrow + distance * distance * size);
     }
     float4 all = group_sum(c, float4(sums, 0.0f, 0.0f));
@@ -365,8 +379,8 @@ inline Moments merged_moments(thread const Call &c, thread const Team &t) {
 
 inline void normalise_run(thread const Call &c, thread const Team &t, Stats f, uint begin, uint end) {
     if (t.part == 0 && t.rank == 0) {
-        c.mean.set(t.row, f.shift + f.rest);
-        c.rstd.set(t.row, f.rstd);
+        c.mean.set(t.row, (f.shift + f.rest) * inverse_power(f.guard));
+        c.rstd.set(t.row, f.rstd * f.guard);
     }
     if (!c.y.is()) {
         return;
@@ -419,7 +433,7 @@ inline float4 products(thread const Call &c, Stats f, uint a, bool both) {
     float2 dy = pair_of(c.dy, a, b, both, 0.0f);
     float2 dyxh = float2(0.0f);
     if (NORMAL) {
-        dyxh = dy * ((pair_of(c.x, a, b, both, 0.0f) - f.shift) * f.rstd);
+        dyxh = dy * ((pair_of(c.x, a, b, both, 0.0f) * f.guard - f.shift) * f.rstd);
         if (!both) {
             dyxh.y = 0.0f;
         }
@@ -505,17 +519,20 @@ inline void gradient_of(thread const Call &c, thread const Team &t, Stats f, uin
         Pair p = w.at(c, t);
         float2 g = pair_of(c.dy, p, 0.0f) * gamma_pair(c, p);
         float2 xh = normal(f, pair_of(c.x, p, 0.0f));
-        set_pair(c.dx, p, f.rstd * ((g - f.g) - xh * f.gxh));
+        set_pair(c.dx, p, f.rstd * ((g - f.g) - xh * f.gxh) * f.guard);
     }
 }
 
 inline Stats saved_stats(thread const Call &c, thread const Team &t) {
     Stats f = no_stats();
     float mean = c.mean_in.at(t.row);
-    f.rstd = c.rstd_in.at(t.row);
-    int exponent = clamp(254 - int(as_type<uint>(f.rstd) >> 23), 20, 240);
-    f.shift = on_grid(mean, as_type<float>(uint(exponent) << 23));
-    f.rest = mean - f.shift;
+    float rstd = c.rstd_in.at(t.row);
+    int exponent = clamp(254 - exponent_of(rstd), 20, 240);
+    float shift = on_grid(mean, as_type<float>(uint(exponent) << 23));
+    f.guard = guard_of(exponent);
+    f.shift = shift * f.guard;
+    f.rest = (mean - shift) * f.guard;
+    f.rstd = rstd * inverse_power(f.guard);
     return f;
 }
 

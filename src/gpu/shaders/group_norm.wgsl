@@ -203,6 +203,7 @@ fn gamma_pair(p: Pair) -> vec2<f32> {
 // group's magnitude: x - shift is then exact for x of that magnitude. What remains of the mean, `rest`, is small and
 // has all the digits of an f32.
 struct Stats {
+    guard: f32, // all but g and gxh are those of x * guard
     shift: f32,
     rest: f32,
     rstd: f32,
@@ -211,7 +212,7 @@ struct Stats {
 }
 
 fn normal(f: Stats, x: vec2<f32>) -> vec2<f32> {
-    return ((x - f.shift) - f.rest) * f.rstd;
+    return ((x * f.guard - f.shift) - f.rest) * f.rstd;
 }
 
 // Statistics of a chunk. Squares of 1e20 and of 1e-20 leave f32's range, so these are the squares of (x - mean) / unit.
@@ -222,13 +223,13 @@ struct Moments {
     unit: f32, // a power of two near the largest magnitude of x - mean
 }
 
-fn inverse_unit(unit: f32) -> f32 {
-    return bitcast<f32>((254u << 23u) - bitcast<u32>(unit));
+fn exponent_of(v: f32) -> i32 {
+    return i32(bitcast<u32>(v) >> 23u);
 }
 
 // A mean that is large against its grid is on it already.
 fn on_grid(mean: f32, unit: f32) -> f32 {
-    let steps = mean * (inverse_unit(unit) * 4096.0);
+    let steps = mean * (inverse_power(unit) * 4096.0);
     if (abs(steps) < 4194304.0) {
         return round(steps) * (unit / 4096.0);
     }
@@ -240,6 +241,14 @@ fn above_zero(squares: f32) -> f32 {
     return select(squares, 0.0, squares < 0.0 && !is_nan(squares));
 }
 
+// first + near, where near has the mean of v - first, and that of (v - first) * GUARD.
+fn mean_near(first: f32, near: vec2<f32>, exponent: i32) -> f32 {
+    if (exponent >= LARGE) {
+        return (first * GUARD + near.y) * inverse_power(GUARD);
+    }
+    return first + near.x;
+}
+
 // Of elements [begin, end) of the group's flat run: a first pass finds a point near their mean, a second measures from it.
 fn measured_moments(t: Team, begin: u32, end: u32, lane: u32) -> Moments {
     let first = x_at(t.start);
@@ -249,23 +258,25 @@ fn measured_moments(t: Team, begin: u32, end: u32, lane: u32) -> Moments {
     var w = cursor_from(begin + 2u * t.rank);
     while (w.i < end) {
         let p = pair_at(t, w, end);
-        let v = x_pair(p.a, p.b, p.both, first) - first;
-        take(&sum, vec4<f32>(v.x + v.y, 0.0, 0.0, 0.0));
+        let x = x_pair(p.a, p.b, p.both, first);
+        let v = x - first;
+        let guarded = x * GUARD - first * GUARD;
+        take(&sum, vec4<f32>(v.x + v.y, guarded.x + guarded.y, 0.0, 0.0));
         largest = max(largest, max(abs(v.x), abs(v.y)));
         cursor_next(&w);
     }
-    let near = group_sum(all_of(sum), lane).x / size;
-    largest = group_max(largest, lane);
-    let exponent = clamp(i32(bitcast<u32>(largest) >> 23u), 127 - i32(u.p.max_scale), 253);
+    let near = group_sum(all_of(sum), lane).xy / size;
+    let exponent = clamp(exponent_of(group_max(largest, lane)), 127 - i32(u.p.max_scale), 253);
     var m = Moments();
     m.unit = bitcast<f32>(u32(exponent) << 23u);
-    m.shift = on_grid(first + near, m.unit);
-    let scale = inverse_unit(m.unit);
+    m.shift = on_grid(mean_near(first, near, exponent), m.unit);
+    let guard = guard_of(exponent);
+    let scale = inverse_power(m.unit * guard);
     sum = Terms();
     w = cursor_from(begin + 2u * t.rank);
     while (w.i < end) {
         let p = pair_at(t, w, end);
-        let v = (x_pair(p.a, p.b, p.both, m.shift) - m.shift) * scale;
+        let v = (x_pair(p.a, p.b, p.both, m.shift) * guard - m.shift * guard) * scale;
         take(&sum, vec4<f32>(v.x + v.y, v.x * v.x + v.y * v.y, 0.0, 0.0));
         cursor_next(&w);
     }
@@ -278,10 +289,11 @@ fn measured_moments(t: Team, begin: u32, end: u32, lane: u32) -> Moments {
 
 fn stats_from(m: Moments) -> Stats {
     var f = Stats();
-    let scale = inverse_unit(m.unit);
-    f.shift = m.shift;
-    f.rest = m.rest;
-    f.rstd = scale / sqrt(m.squares * u.p.inverse + u.p.eps * scale * scale);
+    f.guard = guard_of(exponent_of(m.unit));
+    let scale = inverse_power(m.unit);
+    f.shift = m.shift * f.guard;
+    f.rest = m.rest * f.guard;
+    f.rstd = inverse_power(m.unit * f.guard) / sqrt(m.squares * u.p.inverse + u.p.eps * scale * scale);
     return f;
 }
 
@@ -310,23 +322,25 @@ fn chunk_size(k: u32) -> f32 {
 // shift are its own, plus the square of the distance from there to its mean for each of its elements.
 fn merged_moments(t: Team, lane: u32) -> Moments {
     let first = chunk_of(t, 0u).shift;
-    var near = 0.0;
+    var near = vec2<f32>();
     var largest = 0.0;
     for (var k = t.rank; k < u.p.chunks; k += u.p.lanes) {
         let chunk = chunk_of(t, k);
-        near += (chunk.shift - first) * (chunk_size(k) * u.p.inverse);
+        near += vec2<f32>(chunk.shift - first, chunk.shift * GUARD - first * GUARD) * (chunk_size(k) * u.p.inverse);
         largest = max(largest, chunk.unit);
     }
-    near = group_sum(vec4<f32>(near, 0.0, 0.0, 0.0), lane).x;
+    near = group_sum(vec4<f32>(near, 0.0, 0.0), lane).xy;
     var m = Moments();
     m.unit = group_max(largest, lane);
-    m.shift = on_grid(first + near, m.unit);
-    let scale = inverse_unit(m.unit);
+    let exponent = exponent_of(m.unit);
+    m.shift = on_grid(mean_near(first, near, exponent), m.unit);
+    let guard = guard_of(exponent);
+    let scale = inverse_power(m.unit * guard);
     var sums = vec2<f32>();
     for (var k = t.rank; k < u.p.chunks; k += u.p.lanes) {
         let chunk = chunk_of(t, k);
-        let narrow = chunk.unit * scale;
-        let distance = ((chunk.shift - m.shift) + chunk.rest) * scale;
+        let narrow = (chunk.unit * guard) * scale;
+        let distance = ((chunk.shift * guard - m.shift * guard) + chunk.rest * guard) * scale;
         sums += vec2<f32>(distance * chunk_size(k), (chunk.squares * narrow) * narrow + distance * distance * chunk_size(k));
     }
     let all = group_sum(vec4<f32>(sums, 0.0, 0.0), lane);
@@ -340,8 +354,8 @@ fn merged_moments(t: Team, lane: u32) -> Moments {
 
 fn normalise_run(t: Team, f: Stats, begin: u32, end: u32) {
     if (t.part == 0u && t.rank == 0u) {
-        mean_set(t.row, f.shift + f.rest);
-        rstd_set(t.row, f.rstd);
+        mean_set(t.row, (f.shift + f.rest) * inverse_power(f.guard));
+        rstd_set(t.row, f.rstd * f.guard);
     }
     if (!y_is) {
         return;
@@ -405,7 +419,7 @@ fn products(f: Stats, a: u32, both: bool) -> vec4<f32> {
     let dy = dy_pair(a, b, both);
     var dyxh = vec2<f32>();
     if (NORMAL == 1u) {
-        dyxh = dy * ((x_pair(a, b, both, 0.0) - f.shift) * f.rstd);
+        dyxh = dy * ((x_pair(a, b, both, 0.0) * f.guard - f.shift) * f.rstd);
         if (!both) {
             dyxh.y = 0.0;
         }
@@ -496,7 +510,7 @@ fn gradient_of(t: Team, f: Stats, begin: u32, end: u32) {
         let p = pair_at(t, w, end);
         let g = dy_pair(p.a, p.b, p.both) * gamma_pair(p);
         let xh = normal(f, x_pair(p.a, p.b, p.both, 0.0));
-        let v = f.rstd * ((g - f.g) - xh * f.gxh);
+        let v = f.rstd * ((g - f.g) - xh * f.gxh) * f.guard;
         if (p.b == p.a + 1u) {
             dx_set_two(p.a, v);
         } else {
@@ -512,10 +526,13 @@ fn gradient_of(t: Team, f: Stats, begin: u32, end: u32) {
 fn saved_stats(t: Team) -> Stats {
     var f = Stats();
     let mean = mean_in_at(t.row);
-    f.rstd = rstd_in_at(t.row);
-    let exponent = clamp(254 - i32(bitcast<u32>(f.rstd) >> 23u), 20, 240);
-    f.shift = on_grid(mean, bitcast<f32>(u32(exponent) << 23u));
-    f.rest = mean - f.shift;
+    let rstd = rstd_in_at(t.row);
+    let exponent = clamp(254 - exponent_of(rstd), 20, 240);
+    let shift = on_grid(mean, bitcast<f32>(u32(exponent) << 23u));
+    f.guard = guard_of(exponent);
+    f.shift = shift * f.guard;
+    f.rest = (mean - shift) * f.guard;
+    f.rstd = rstd * inverse_power(f.guard);
     return f;
 }
 

@@ -41,6 +41,7 @@ constexpr constant uint PART = 64;
 constexpr constant uint MAX_PAIRS = 8;
 
 struct Stats {
+    float guard; // all but g and gxh are those of x * guard
     float shift; // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     float rest;
     float rstd;
@@ -48,8 +49,12 @@ struct Stats {
     float gxh; // mean(g * xh)
 };
 
+inline Stats no_stats() {
+    return {1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+}
+
 inline float2 normal(Stats f, float2 x) {
-    return LAYER ? ((x - f.shift) - f.rest) * f.rstd : x * f.rstd;
+    return LAYER ? ((x * f.guard - f.shift) - f.rest) * f.rstd : (x * f.guard) * f.rstd;
 }
 
 // Columns i and i + 1 of a row that starts at `start`; what is past the row's end is `outside`.
@@ -90,28 +95,29 @@ template <typename T, typename Term> T row_sum(thread const Call &c, thread Term
     return team_sum(c, total + middle, c.p.lanes);
 }
 
-// x - shift, and the largest magnitude.
+// x - shift, the same times GUARD, which does not overflow, and the largest magnitude.
 struct Spread {
     uint start;
     float shift;
     float largest;
 
-    float of(thread const Call &c, uint i) {
-        float2 v = pair_of(c, c.x, start, i, shift) - shift;
+    float2 of(thread const Call &c, uint i) {
+        float2 x = pair_of(c, c.x, start, i, shift);
+        float2 v = x - shift;
+        float2 guarded = x * GUARD - shift * GUARD;
         largest = max(largest, max(abs(v.x), abs(v.y)));
-        return v.x + v.y;
+        return float2(v.x + v.y, guarded.x + guarded.y);
     }
 };
 
 // ((x - shift) - rest)^2, scaled.
 struct Squares {
     uint start;
-    float shift;
-    float rest;
+    Stats f;
     float scale;
 
     float of(thread const Call &c, uint i) {
-        float2 v = ((pair_of(c, c.x, start, i, shift) - shift) - rest) * scale;
+        float2 v = ((pair_of(c, c.x, start, i, 0.0f) * f.guard - f.shift) - f.rest) * scale;
         if (i + 1 >= c.p.dim) {
             v.y = 0.0f;
         }
@@ -138,18 +144,23 @@ struct Averages {
 // brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
 inline Stats measured(thread const Call &c, uint row) {
     uint start = row * c.p.dim;
-    Stats f = {LAYER ? c.x.at(start) : 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    Spread spread = {start, f.shift, 0.0f};
-    float sum = row_sum<float>(c, spread);
-    float largest = team_max(c, spread.largest, c.p.lanes);
+    float first = LAYER ? c.x.at(start) : 0.0f;
+    Spread spread = {start, first, 0.0f};
+    float2 sum = row_sum<float2>(c, spread);
+    int exponent = int(as_type<uint>(team_max(c, spread.largest, c.p.lanes)) >> 23);
+    Stats f = no_stats();
+    f.guard = guard_of(exponent);
+    bool large = exponent >= LARGE;
+    exponent = clamp(large ? exponent - GUARD_EXPONENT : exponent, 127 - int(c.p.max_scale), 253);
     if (LAYER) {
-        f.rest = sum * c.p.inverse;
+        f.shift = first * f.guard;
+        f.rest = (large ? sum.y : sum.x) * c.p.inverse;
     }
-    int exponent = clamp(int(as_type<uint>(largest) >> 23), 127 - int(c.p.max_scale), 253);
     float scale = as_type<float>(uint(254 - exponent) << 23);
-    Squares squares = {start, f.shift, f.rest, scale};
+    float whole_scale = scale * f.guard;
+    Squares squares = {start, f, scale};
     float variance = row_sum<float>(c, squares) * c.p.inverse;
-    f.rstd = scale / sqrt(variance + c.p.eps * scale * scale);
+    f.rstd = scale / sqrt(variance + c.p.eps * whole_scale * whole_scale);
     return f;
 }
 
@@ -162,8 +173,8 @@ inline void forward(thread const Call &c) {
         return;
     }
     if (c.lane % c.p.lanes == 0) {
-        c.mean.set(row, f.shift + f.rest);
-        c.rstd.set(row, f.rstd);
+        c.mean.set(row, (f.shift + f.rest) * inverse_power(f.guard));
+        c.rstd.set(row, f.rstd * f.guard);
     }
     if (!c.y.is()) {
         return;
@@ -186,10 +197,12 @@ inline void forward(thread const Call &c) {
 
 // All that dx and dgamma need of a row. Every thread of the threadgroup must come here.
 inline Stats stats_of(thread const Call &c, uint row) {
-    Stats f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    Stats f = no_stats();
     if (SAVED) {
-        f.shift = LAYER ? c.mean_in.at(row) : 0.0f;
-        f.rstd = c.rstd_in.at(row);
+        float rstd = c.rstd_in.at(row);
+        f.guard = guard_of(254 - int(as_type<uint>(rstd) >> 23));
+        f.shift = LAYER ? c.mean_in.at(row) * f.guard : 0.0f;
+        f.rstd = rstd * inverse_power(f.guard);
     } else {
         f = measured(c, row);
     }
@@ -206,12 +219,18 @@ inline Stats stats_of(thread const Call &c, uint row) {
 inline void measure(thread const Call &c) {
     Stats f = stats_of(c, c.group);
     if (c.lane == 0) {
-        c.stats.set(c.group * 5, f.shift);
-        c.stats.set(c.group * 5 + 1, f.rest);
-        c.stats.set(c.group * 5 + 2, f.rstd);
-        c.stats.set(c.group * 5 + 3, f.g);
-        c.stats.set(c.group * 5 + 4, f.gxh);
+        c.stats.set(c.group * 6, f.guard);
+        c.stats.set(c.group * 6 + 1, f.shift);
+        c.stats.set(c.group * 6 + 2, f.rest);
+        c.stats.set(c.group * 6 + 3, f.rstd);
+        c.stats.set(c.group * 6 + 4, f.g);
+        c.stats.set(c.group * 6 + 5, f.gxh);
     }
+}
+
+inline Stats stats_read(thread const Call &c, uint row) {
+    return {c.stats.at(row * 6),     c.stats.at(row * 6 + 1), c.stats.at(row * 6 + 2),
+            c.stats.at(row * 6 + 3), c.stats.at(row * 6 + 4), c.stats.at(row * 6 + 5)};
 }
 
 // The sums of one thread's columns: of up to 64 rows, and of all before; x and y of dgamma, z and w of dbeta.
@@ -241,7 +260,7 @@ inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint star
         }
         s.part[k] += float4(dy * xh, dy);
         if (c.dx.is()) {
-            float2 v = f.rstd * ((dy * gamma_pair(c, i) - f.g) - xh * f.gxh);
+            float2 v = f.rstd * ((dy * gamma_pair(c, i) - f.g) - xh * f.gxh) * f.guard;
             if (i + 1 < c.p.dim) {
                 c.dx.set_two(start + i, v);
             } else {
@@ -249,11 +268,6 @@ inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint star
             }
         }
     }
-}
-
-inline Stats stats_read(thread const Call &c, uint row) {
-    return {c.stats.at(row * 5), c.stats.at(row * 5 + 1), c.stats.at(row * 5 + 2), c.stats.at(row * 5 + 3),
-            c.stats.at(row * 5 + 4)};
 }
 
 inline void columns(thread const Call &c) {
@@ -270,7 +284,7 @@ inline void columns(thread const Call &c) {
     uint taken = 0;
     for (uint base = begin; base < end; base += c.p.teams) {
         uint row = min(base + team, end - 1);
-        Stats f = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        Stats f = no_stats();
         if (!FUSED) {
             f = stats_read(c, row);
         } else if (c.dx.is() || GAMMA) {

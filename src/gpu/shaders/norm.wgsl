@@ -28,6 +28,7 @@ struct Params {
 const PART = 64u;
 
 struct Stats {
+    guard: f32, // all but g and gxh are those of x * guard
     shift: f32, // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     rest: f32,
     rstd: f32,
@@ -37,9 +38,9 @@ struct Stats {
 
 fn normal(f: Stats, x: vec2<f32>) -> vec2<f32> {
     if (LAYER) {
-        return ((x - f.shift) - f.rest) * f.rstd;
+        return ((x * f.guard - f.shift) - f.rest) * f.rstd;
     }
-    return x * f.rstd;
+    return (x * f.guard) * f.rstd;
 }
 
 // x of columns c and c + 1; what is past the row's end is `outside`.
@@ -64,34 +65,41 @@ fn gamma_pair(c: u32) -> vec2<f32> {
     return vec2<f32>(gamma_at(c), gamma_at(min(c + 1u, u.p.dim - 1u)));
 }
 
-// The sum of x - shift over the row, and the largest magnitude.
-fn spread(start: u32, shift: f32, lane: u32) -> vec2<f32> {
+struct Spread {
+    sum: f32,         // of x - shift over the row
+    guarded_sum: f32, // of (x - shift) * GUARD, which does not overflow
+    largest: f32,     // magnitude of x - shift
+}
+
+fn spread(start: u32, shift: f32, lane: u32) -> Spread {
     let first = 2u * (lane % u.p.lanes);
     var largest = 0.0;
-    var total = 0.0;
-    var middle = 0.0;
+    var total = vec2<f32>();
+    var middle = vec2<f32>();
     var parts = 0u;
     for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
-        var part = 0.0;
+        var part = vec2<f32>();
         let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
         for (var c = begin; c < end; c += 2u * u.p.lanes) {
-            let v = x_pair(start, c, shift) - shift;
-            part += v.x + v.y;
+            let x = x_pair(start, c, shift);
+            let v = x - shift;
+            let guarded = x * GUARD - shift * GUARD;
+            part += vec2<f32>(v.x + v.y, guarded.x + guarded.y);
             largest = max(largest, max(abs(v.x), abs(v.y)));
         }
         middle += part;
         parts += 1u;
         if (parts % PART == 0u) {
             total += middle;
-            middle = 0.0;
+            middle = vec2<f32>();
         }
     }
-    let sum = team_sum(vec2<f32>(total + middle, 0.0), lane, u.p.lanes).x;
-    return vec2<f32>(sum, team_max(largest, lane, u.p.lanes));
+    let sum = team_sum(total + middle, lane, u.p.lanes);
+    return Spread(sum.x, sum.y, team_max(largest, lane, u.p.lanes));
 }
 
 // The sum of ((x - shift) - rest)^2 over the row, scaled.
-fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
+fn squares(start: u32, f: Stats, scale: f32, lane: u32) -> f32 {
     let first = 2u * (lane % u.p.lanes);
     var total = 0.0;
     var middle = 0.0;
@@ -100,7 +108,7 @@ fn squares(start: u32, shift: f32, rest: f32, scale: f32, lane: u32) -> f32 {
         var part = 0.0;
         let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
         for (var c = begin; c < end; c += 2u * u.p.lanes) {
-            var v = ((x_pair(start, c, shift) - shift) - rest) * scale;
+            var v = ((x_pair(start, c, 0.0) * f.guard - f.shift) - f.rest) * scale;
             if (c + 1u >= u.p.dim) {
                 v.y = 0.0;
             }
@@ -152,18 +160,21 @@ fn averaged(f: Stats, start: u32, lane: u32) -> Stats {
 // brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
 fn measured(row: u32, lane: u32) -> Stats {
     let start = row * u.p.dim;
+    let first = select(0.0, x_at(start), LAYER);
+    let s = spread(start, first, lane);
+    var exponent = i32(bitcast<u32>(s.largest) >> 23u);
     var f = Stats();
+    f.guard = guard_of(exponent);
+    let large = exponent >= LARGE;
+    exponent = clamp(select(exponent, exponent - GUARD_EXPONENT, large), 127 - i32(u.p.max_scale), 253);
     if (LAYER) {
-        f.shift = x_at(start);
+        f.shift = first * f.guard;
+        f.rest = select(s.sum, s.guarded_sum, large) * u.p.inverse;
     }
-    let s = spread(start, f.shift, lane);
-    if (LAYER) {
-        f.rest = s.x * u.p.inverse;
-    }
-    let exponent = clamp(i32(bitcast<u32>(s.y) >> 23u), 127 - i32(u.p.max_scale), 253);
     let scale = bitcast<f32>(u32(254 - exponent) << 23u);
-    let variance = squares(start, f.shift, f.rest, scale, lane) * u.p.inverse;
-    f.rstd = scale / sqrt(variance + u.p.eps * scale * scale);
+    let whole_scale = scale * f.guard;
+    let variance = squares(start, f, scale, lane) * u.p.inverse;
+    f.rstd = scale / sqrt(variance + u.p.eps * whole_scale * whole_scale);
     return f;
 }
 
@@ -176,8 +187,8 @@ fn forward(group: u32, lane: u32) {
         return;
     }
     if (lane % u.p.lanes == 0u) {
-        mean_set(row, f.shift + f.rest);
-        rstd_set(row, f.rstd);
+        mean_set(row, (f.shift + f.rest) * inverse_power(f.guard));
+        rstd_set(row, f.rstd * f.guard);
     }
     if (!y_is) {
         return;
@@ -202,10 +213,12 @@ fn forward(group: u32, lane: u32) {
 fn stats_of(row: u32, lane: u32) -> Stats {
     var f = Stats();
     if (SAVED == 1u) {
+        let rstd = rstd_in_at(row);
+        f.guard = guard_of(254 - i32(bitcast<u32>(rstd) >> 23u));
         if (LAYER) {
-            f.shift = mean_in_at(row);
+            f.shift = mean_in_at(row) * f.guard;
         }
-        f.rstd = rstd_in_at(row);
+        f.rstd = rstd * inverse_power(f.guard);
     } else {
         f = measured(row, lane);
     }
@@ -219,12 +232,18 @@ fn stats_of(row: u32, lane: u32) -> Stats {
 fn measure(group: u32, lane: u32) {
     let f = stats_of(group, lane);
     if (lane == 0u) {
-        stats_set(group * 5u, f.shift);
-        stats_set(group * 5u + 1u, f.rest);
-        stats_set(group * 5u + 2u, f.rstd);
-        stats_set(group * 5u + 3u, f.g);
-        stats_set(group * 5u + 4u, f.gxh);
+        stats_set(group * 6u, f.guard);
+        stats_set(group * 6u + 1u, f.shift);
+        stats_set(group * 6u + 2u, f.rest);
+        stats_set(group * 6u + 3u, f.rstd);
+        stats_set(group * 6u + 4u, f.g);
+        stats_set(group * 6u + 5u, f.gxh);
     }
+}
+
+fn stats_read(row: u32) -> Stats {
+    return Stats(stats_at(row * 6u), stats_at(row * 6u + 1u), stats_at(row * 6u + 2u), stats_at(row * 6u + 3u),
+                 stats_at(row * 6u + 4u), stats_at(row * 6u + 5u));
 }
 
 // The sums of one thread's columns: of up to 64 rows, and of all before.
@@ -257,7 +276,7 @@ fn take_row(f: Stats, start: u32, first: u32) {
         gamma_part[k] += dy * xh;
         beta_part[k] += dy;
         if (dx_is) {
-            let v = f.rstd * ((dy * gamma_pair(c) - f.g) - xh * f.gxh);
+            let v = f.rstd * ((dy * gamma_pair(c) - f.g) - xh * f.gxh) * f.guard;
             if (c + 1u < u.p.dim) {
                 dx_set_two(start + c, v);
             } else {
@@ -284,8 +303,7 @@ fn columns(group: u32, lane: u32) {
                 f = stats_of(near, lane);
             }
         } else {
-            f = Stats(stats_at(near * 5u), stats_at(near * 5u + 1u), stats_at(near * 5u + 2u), stats_at(near * 5u + 3u),
-                      stats_at(near * 5u + 4u));
+            f = stats_read(near);
         }
         if (valid) {
             take_row(f, row * u.p.dim, first);
