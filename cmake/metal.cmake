@@ -1,4 +1,4 @@
-# libvjp-metal: the Metal backend in a library of its own, opened when a "metal" device is. It is plain C and loads the
+# libvjp-metal: the Metal backend in a separate library, loaded when a "metal" device is opened. It is plain C and loads the
 # frameworks at run time, so that it builds on any system; elsewhere than on macOS opening a device fails with the reason.
 set(VJP_METAL auto CACHE STRING "Metal backend: auto, on, off (auto is on: it needs nothing but the compiler)")
 string(TOLOWER "${VJP_METAL}" vjp_metal)

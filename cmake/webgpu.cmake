@@ -1,8 +1,8 @@
-# libvjp-webgpu: the WebGPU backend in a library of its own, opened when a "webgpu" device is. It is compiled against
+# libvjp-webgpu: the WebGPU backend in a separate library, loaded when a "webgpu" device is opened. It is compiled against
 # webgpu.h and links no implementation: one is found at run time.
 set(VJP_WEBGPU auto CACHE STRING "WebGPU backend: auto (where webgpu.h is found), on, off")
 set(VJP_WEBGPU_PREFIX "${PROJECT_SOURCE_DIR}/.venv" CACHE STRING
-    "A Python environment where the package wgpu may lie, looked at when building and when a device is opened")
+    "A Python environment that may have the package wgpu; searched when building and when a device is opened")
 
 string(TOLOWER "${VJP_WEBGPU}" vjp_webgpu)
 if(vjp_webgpu STREQUAL off)

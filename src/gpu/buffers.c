@@ -54,3 +54,7 @@ vjp_status gpu_buffers_range(const gpu_buffers *buffers, vjp_device *device, con
     return vjp_fail(device, VJP_INVALID, "%s: %s: %zu bytes at %llu run past a buffer of %llu", device->name, doing,
                     bytes, (unsigned long long)*first, (unsigned long long)p->bytes);
 }
+
+vjp_status gpu_buffers_full(vjp_device *device, size_t bytes, const char *why) {
+    return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu bytes: %s", device->name, bytes, why);
+}

@@ -34,4 +34,7 @@ void gpu_buffers_remove(gpu_buffers *buffers, const gpu_buffer *buffer);
 vjp_status gpu_buffers_range(const gpu_buffers *buffers, vjp_device *device, const char *doing, const void *data,
                              uint64_t offset, size_t bytes, const gpu_buffer **buffer, uint64_t *first);
 
+/* Refuses an allocation. */
+vjp_status gpu_buffers_full(vjp_device *device, size_t bytes, const char *why);
+
 #endif

@@ -13,8 +13,8 @@ emulate_shader *emulate_shaders;
 
 // ---- Fibers -------------------------------------------------------------------------------------------------
 
-// Saves what a callee must keep and goes on from the other stack. swapcontext() asks the kernel about signals each
-// time, which is most of a run.
+// Saves what a callee must keep and continues on the other stack. swapcontext() makes a system call for signals each
+// time, which would be most of a run.
 extern "C" void fiber_switch(void **from, void *to);
 #if defined __x86_64__
 asm(R"(
@@ -104,8 +104,9 @@ struct Thread {
     const char *file;    // where it waits
     int line;
     unsigned turn;                  // how many exchanges it has been in
-    unsigned shown[2];              // the turns of the slots: a thread that has ended has no more
-    alignas(16) char slot[2][SLOT]; // what it shows to its simdgroup, by turns: who is ahead must not overwrite it
+    unsigned shown[2];              // the turn of each slot: a thread that has ended has no more
+    alignas(16) char slot[2][SLOT]; // what it shows to its simdgroup, alternating: a thread that is ahead must not
+                                    // overwrite it
 };
 
 struct Grid3 { // as uint3 lies in memory
@@ -129,8 +130,8 @@ struct Region {
 
 enum { REGIONS = 256 };
 
-char *stacks; // [EMULATE_MOST_THREADS][STACK]
-Thread threads[EMULATE_MOST_THREADS];
+char *stacks; // [EMULATE_MAX_THREADS][STACK]
+Thread threads[EMULATE_MAX_THREADS];
 void *scheduler;
 unsigned now; // the thread that runs
 const emulate_launch *launch;
@@ -141,12 +142,12 @@ Region *active[4];
 int active_count;
 unsigned epoch = 1, group_number;
 bool running, seen;
-unsigned early; // see tell_early()
-uintptr_t early_place;
+unsigned early; // see report_early()
+uintptr_t early_address;
 char *message;
 unsigned long launches;
 
-// ---- Telling ------------------------------------------------------------------------------------------------
+// ---- Reporting ----------------------------------------------------------------------------------------------
 
 extern "C" char __executable_start, _end;
 
@@ -175,7 +176,7 @@ const char *name_of(const char *file) {
     return slash ? slash + 1 : file;
 }
 
-__attribute__((format(printf, 1, 2))) void tell(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) void report_error(const char *format, ...) {
     if (seen) return;
     seen = true;
     int used = snprintf(message, EMULATE_MESSAGE, "%s.metal, %s(): group %u: ", launch->shader->name,
@@ -186,14 +187,14 @@ __attribute__((format(printf, 1, 2))) void tell(const char *format, ...) {
     va_end(arguments);
 }
 
-// ---- Who touches what ---------------------------------------------------------------------------------------
+// ---- Memory accesses ----------------------------------------------------------------------------------------
 
 void tell_race(const Cell &cell, bool write, unsigned other, bool other_wrote, uintptr_t at) {
     char here[160], there[160];
     line_of(at, here, sizeof here);
     line_of(other_wrote ? cell.write_place : cell.read_place, there, sizeof there);
-    tell("a race: thread %u %s at %s what thread %u %s at %s, with no barrier between", now, write ? "writes" : "reads",
-         here, other, other_wrote ? "writes" : "reads", there);
+    report_error("a race: thread %u %s at %s what thread %u %s at %s, with no barrier between", now,
+                 write ? "writes" : "reads", here, other, other_wrote ? "writes" : "reads", there);
 }
 
 void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, uintptr_t at) {
@@ -205,8 +206,8 @@ void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, u
             tell_race(cell, write, static_cast<unsigned>(cell.writer), true, at);
         else if (write && read && cell.reader != static_cast<short>(now))
             tell_race(cell, true, static_cast<unsigned>(cell.reader == MANY ? (now ? 0 : 1) : cell.reader), false, at);
-        else if (!write && cell.group != group_number && !early_place) {
-            early_place = at; // a race if someone writes it before the next barrier
+        else if (!write && cell.group != group_number && !early_address) {
+            early_address = at; // a race if a thread writes it before the next barrier
             early = now;
         }
         if (write) {
@@ -224,15 +225,15 @@ void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, u
     }
 }
 
-// Tells of the first read since the last barrier of what no thread has written until now.
-void tell_early() {
+// Reports the first read since the last barrier of memory that no thread has written yet.
+void report_early() {
     char here[160];
-    if (!early_place || seen) return;
-    line_of(early_place, here, sizeof here);
-    tell("thread %u reads at %s threadgroup memory that no thread has written", early, here);
+    if (!early_address || seen) return;
+    line_of(early_address, here, sizeof here);
+    report_error("thread %u reads at %s threadgroup memory that no thread has written", early, here);
 }
 
-// The buffer that an access to such a page has hit last.
+// The buffer that the last access to such a page was in.
 enum { PAGE = 12, PAGES = 256 };
 const emulate_buffer *hit[PAGES];
 
@@ -253,13 +254,13 @@ __attribute__((noinline)) void find(const char *a, size_t bytes, bool write, uin
     if (seen) return;
     char here[160];
     line_of(at, here, sizeof here);
-    tell("thread %u %s at %s outside of every buffer", now, write ? "writes" : "reads", here);
-    fiber_switch(&threads[now].sp, scheduler); // what comes next may be no memory at all
+    report_error("thread %u %s at %s outside of every buffer", now, write ? "writes" : "reads", here);
+    fiber_switch(&threads[now].sp, scheduler); // the access itself could fault
 }
 
 inline void access(const void *address, size_t bytes, bool write, uintptr_t at, bool atomic = false) {
     const char *a = static_cast<const char *>(address);
-    if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MOST_THREADS) * STACK || !running) return;
+    if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MAX_THREADS) * STACK || !running) return;
     const emulate_buffer *b = hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)];
     if (!b || !lies_in(*b, a, bytes)) find(a, bytes, write, at, atomic);
 }
@@ -275,19 +276,19 @@ void stop(State state, const char *file, int line) {
 }
 
 unsigned width() {
-    return emulate_with.width < EMULATE_MOST_THREADS ? emulate_with.width : static_cast<unsigned>(EMULATE_MOST_THREADS);
+    return emulate_with.width < EMULATE_MAX_THREADS ? emulate_with.width : static_cast<unsigned>(EMULATE_MAX_THREADS);
 }
 
 void run_thread() {
     Grid3 grid = {launch->grid[0], launch->grid[1], launch->grid[2], 0}, size = {launch->threads, 1, 1, 0}, at = place;
     unsigned lane = now, simd = emulate_with.width;
-    void *pointer[EMULATE_MOST_BUFFERS], *arguments[EMULATE_MOST_BUFFERS + 6];
+    void *pointer[EMULATE_MAX_BUFFERS], *arguments[EMULATE_MAX_BUFFERS + 6];
     size_t count = launch->shader->operands;
     for (size_t i = 0; i < count; i++) {
         pointer[i] = launch->buffer[i].memory + launch->buffer[i].offset;
         arguments[i] = &pointer[i];
     }
-    const emulate_buffer &uniforms = launch->buffer[EMULATE_MOST_BUFFERS - 1];
+    const emulate_buffer &uniforms = launch->buffer[EMULATE_MAX_BUFFERS - 1];
     arguments[count] = uniforms.memory + uniforms.offset;
     arguments[count + 1] = &at;
     arguments[count + 2] = &grid;
@@ -313,13 +314,13 @@ bool same_place(const Thread &a, const Thread &b) {
 void tell_divergence(unsigned a, unsigned b) {
     const Thread &s = threads[a], &t = threads[b];
     if (t.state == State::ENDED)
-        tell("threads part: thread %u waits at %s:%d, thread %u has ended", a, name_of(s.file), s.line, b);
+        report_error("threads diverge: thread %u waits at %s:%d, thread %u has ended", a, name_of(s.file), s.line, b);
     else
-        tell("threads part: thread %u waits at %s:%d, thread %u at %s:%d", a, name_of(s.file), s.line, b,
-             name_of(t.file), t.line);
+        report_error("threads diverge: thread %u waits at %s:%d, thread %u at %s:%d", a, name_of(s.file), s.line, b,
+                     name_of(t.file), t.line);
 }
 
-// Lets a simdgroup go on whose threads all have come to one exchange. Threads that have ended take no part.
+// Resumes a simdgroup whose threads have all come to one exchange. Threads that have ended take no part.
 bool release_simdgroup(unsigned begin, unsigned end) {
     int first = -1;
     for (unsigned i = begin; i < end; i++) {
@@ -333,7 +334,7 @@ bool release_simdgroup(unsigned begin, unsigned end) {
     return first >= 0;
 }
 
-// Lets all go on, or tells what keeps them. False: the group has ended, or must.
+// Resumes all threads, or reports what keeps them waiting. False: the group has ended, or must.
 bool release(unsigned count) {
     bool any = false;
     for (unsigned begin = 0; begin < count; begin += width()) {
@@ -353,7 +354,7 @@ bool release(unsigned count) {
     for (unsigned i = 0; i < count; i++)
         threads[i].state = State::READY;
     epoch++;
-    tell_early();
+    report_early();
     return true;
 }
 
@@ -361,13 +362,13 @@ void run_group(const unsigned *order) {
     unsigned count = launch->threads;
     epoch++;
     group_number++;
-    early_place = 0;
+    early_address = 0;
     active_count = 0;
     for (unsigned i = 0; i < count; i++) {
         threads[i].state = State::READY;
         threads[i].simd_begin = i / width() * width();
         threads[i].turn = threads[i].shown[0] = threads[i].shown[1] = 0;
-        // Stacks that all ended on the same part of a page would fight for the same lines of the cache.
+        // Stacks that all ended at the same offset of a page would compete for the same cache lines.
         threads[i].sp = fiber_stack(stacks + static_cast<size_t>(i + 1) * STACK - 64 - i % 64 * 448, start);
     }
     do
@@ -376,7 +377,7 @@ void run_group(const unsigned *order) {
             if (threads[now].state == State::READY) fiber_switch(&scheduler, threads[now].sp);
         }
     while (!seen && release(count));
-    tell_early();
+    report_early();
 }
 
 // ---- A launch -----------------------------------------------------------------------------------------------
@@ -401,7 +402,7 @@ unsigned *order_of(unsigned count, emulate_order order) {
 
 bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
     if (!stacks) {
-        void *memory = mmap(nullptr, static_cast<size_t>(EMULATE_MOST_THREADS) * STACK, PROT_READ | PROT_WRITE,
+        void *memory = mmap(nullptr, static_cast<size_t>(EMULATE_MAX_THREADS) * STACK, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) abort();
         stacks = static_cast<char *>(memory);
@@ -429,7 +430,7 @@ bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
 
 // ---- What shaders call --------------------------------------------------------------------------------------
 
-// The first thread of a group to come here makes the memory the group's: full of NaN, and touched by no one.
+// The first thread of a group to come here resets the group's memory: full of NaN, and untouched.
 void emulate_shared(void *memory, size_t bytes) {
     for (int i = 0; i < active_count; i++)
         if (active[i]->memory == memory) return;
@@ -459,7 +460,7 @@ unsigned emulate_simd_width(void) {
     return width();
 }
 
-// A lane that is not there, or has ended, has nothing: what comes from it is NaN.
+// A lane that does not exist, or has ended, gives NaN.
 const void *emulate_exchange(const void *value, size_t bytes, unsigned lane, const char *file, int line) {
     static const uint64_t nothing[2] = {UINT64_MAX, UINT64_MAX};
     Thread &t = threads[now];

@@ -1,4 +1,4 @@
-// Kernels that are wrong in one way each, which the emulator must see, and one that only looks so.
+// Kernels with one fault each, which the emulator must report, and one that only looks wrong.
 #define OPERANDS(operand) operand(Float, 0, x) operand(Float, 1, y)
 #define NUMBERS(number)
 #define KERNELS(kernel_of)                                                                                             \

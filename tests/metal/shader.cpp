@@ -1,5 +1,5 @@
-// One shader, compiled as it is: SHADER is its name, SHADER_FILE the file. Its lists of operands, numbers and kernels
-// tell the emulator what there is, and a template how each kernel is called.
+// One shader, compiled unchanged: SHADER is its name, SHADER_FILE the file. The emulator reads its lists of operands,
+// numbers and kernels; a template calls each kernel.
 #include <utility>
 
 #include "emulate.h"

@@ -49,7 +49,7 @@ enum { MAX_CONSTANTS = 64, MAX_AUTORELEASED = 4096, UNIFORM_BYTES = 4096 };
 typedef struct object object;
 
 typedef struct recorded {
-    object *pipeline, *buffer[EMULATE_MOST_BUFFERS];
+    object *pipeline, *buffer[EMULATE_MAX_BUFFERS];
     char *bytes; /* of the last buffer */
     emulate_launch launch;
 } recorded;
@@ -57,8 +57,8 @@ typedef struct recorded {
 struct object {
     kind kind;
     int references;
-    char *text;                        /* string, failure */
-    bool fast_math, precise;           /* options */
+    char *text;                       /* string, failure */
+    bool fast_math, precise;          /* options */
     unsigned constant[MAX_CONSTANTS]; /* values, function, pipeline */
     bool given[MAX_CONSTANTS];
     char *memory; /* buffer */
@@ -66,7 +66,7 @@ struct object {
     const emulate_shader *shader; /* library and what comes of it */
     const emulate_kernel *kernel;
     unsigned constants[MAX_CONSTANTS]; /* in the shader's order */
-    recorded *record;                   /* commands */
+    recorded *record;                  /* commands */
     int records;
     bool ended, committed, done;
     object *failure, *of; /* of: the commands of an encoder */
@@ -118,7 +118,7 @@ static void let_go(object *o) {
     free(o->memory);
     for (int i = 0; i < o->records; i++) {
         let_go(o->record[i].pipeline);
-        for (int b = 0; b < EMULATE_MOST_BUFFERS; b++)
+        for (int b = 0; b < EMULATE_MAX_BUFFERS; b++)
             if (o->record[i].buffer[b]) let_go(o->record[i].buffer[b]);
         free(o->record[i].bytes);
     }
@@ -262,7 +262,7 @@ static objc_id m_contents(objc_id self, void *selector) {
     return ((object *)self)->memory;
 }
 
-/* The compiler: a source is known by its text. */
+/* The compiler: a source is recognised by its text. */
 static const emulate_shader *shader_of(const char *source) {
     for (const emulate_shader *s = emulate_shaders; s; s = s->next)
         if (metal_shader(s->name) && strcmp(metal_shader(s->name), source) == 0) return s;
@@ -276,7 +276,7 @@ static objc_id m_new_library(objc_id self, void *selector, objc_id source, objc_
     if (stand_in.fail_library) return fail_with(stand_in.fail_library, error);
     if (!with || with->fast_math || !with->precise) misuse("a library is compiled with fast mathematics");
     const emulate_shader *shader = shader_of(((object *)source)->text);
-    if (!shader) return fail_with("this source is no shader that was compiled for the test", error);
+    if (!shader) return fail_with("this source is none of the shaders that were compiled for the test", error);
     object *o = make(LIBRARY);
     o->shader = shader;
     stand_in.libraries++;
@@ -349,7 +349,7 @@ static void m_set_pipeline(objc_id self, void *selector, objc_id pipeline) {
 static void m_set_buffer(objc_id self, void *selector, objc_id buffer, unsigned long offset, unsigned long index) {
     object *o = self, *b = buffer;
     (void)selector;
-    if (index >= EMULATE_MOST_BUFFERS || (b && offset >= b->bytes)) {
+    if (index >= EMULATE_MAX_BUFFERS || (b && offset >= b->bytes)) {
         misuse("buffer %lu at offset %lu", index, offset);
         return;
     }
@@ -360,7 +360,7 @@ static void m_set_buffer(objc_id self, void *selector, objc_id buffer, unsigned 
 static void m_set_bytes(objc_id self, void *selector, const void *bytes, unsigned long length, unsigned long index) {
     object *o = self;
     (void)selector;
-    if (index != EMULATE_MOST_BUFFERS - 1 || length > UNIFORM_BYTES) {
+    if (index != EMULATE_MAX_BUFFERS - 1 || length > UNIFORM_BYTES) {
         misuse("%lu bytes set as buffer %lu", length, index);
         return;
     }
@@ -386,9 +386,9 @@ static void m_dispatch(objc_id self, void *selector, objc_size groups, objc_size
     commands->record = realloc(commands->record, (size_t)(commands->records + 1) * sizeof *commands->record);
     recorded *kept = &commands->record[commands->records++];
     *kept = *r;
-    kept->bytes = malloc(r->launch.buffer[EMULATE_MOST_BUFFERS - 1].bytes);
-    memcpy(kept->bytes, r->bytes, r->launch.buffer[EMULATE_MOST_BUFFERS - 1].bytes);
-    kept->launch.buffer[EMULATE_MOST_BUFFERS - 1].memory = kept->bytes;
+    kept->bytes = malloc(r->launch.buffer[EMULATE_MAX_BUFFERS - 1].bytes);
+    memcpy(kept->bytes, r->bytes, r->launch.buffer[EMULATE_MAX_BUFFERS - 1].bytes);
+    kept->launch.buffer[EMULATE_MAX_BUFFERS - 1].memory = kept->bytes;
     kept->launch.grid[0] = (unsigned)groups.width;
     kept->launch.grid[1] = (unsigned)groups.height;
     kept->launch.grid[2] = 1;
@@ -397,7 +397,7 @@ static void m_dispatch(objc_id self, void *selector, objc_size groups, objc_size
     kept->launch.kernel = r->pipeline->kernel;
     kept->launch.constant = r->pipeline->constants;
     r->pipeline->references++;
-    for (int b = 0; b < EMULATE_MOST_BUFFERS; b++)
+    for (int b = 0; b < EMULATE_MAX_BUFFERS; b++)
         if (kept->buffer[b]) kept->buffer[b]->references++;
     stand_in.grid[0] = groups.width;
     stand_in.grid[1] = groups.height;
@@ -495,7 +495,7 @@ static void *selector_of(const char *name) {
     return (void *)(uintptr_t)name;
 }
 
-/* What is sent to nothing does nothing; what an object does not understand ends the program there, and here. */
+/* A message to NULL does nothing; one that an object does not understand ends the program on macOS, and here. */
 static objc_id to_nothing(objc_id self, void *selector) {
     (void)self;
     (void)selector;

@@ -1,4 +1,4 @@
-// The sums of common.metal by themselves, for every size of team and threadgroup.
+// The sums of common.metal on their own, for every size of team and threadgroup.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, x) operand(Float, 1, sum) operand(Float, 2, largest) operand(Float, 3, column)
 #define NUMBERS(number)

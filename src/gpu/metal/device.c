@@ -103,17 +103,13 @@ static const vjp_kernel *metal_kernel(const vjp_device *device, const vjp_op *op
 
 /* ---- Memory ------------------------------------------------------------------------------------------ */
 
-static vjp_status no_room(vjp_device *device, size_t bytes, const char *why) {
-    return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu bytes: %s", device->name, bytes, why);
-}
-
 static vjp_status metal_alloc(vjp_device *device, size_t bytes, void **data) {
     metal_state *state = metal_of(device);
     const objc *o = &state->objc;
     if (bytes > state->max_bytes) {
         char why[96];
         snprintf(why, sizeof why, "a buffer of this device holds at most %llu", (unsigned long long)state->max_bytes);
-        return no_room(device, bytes, why);
+        return gpu_buffers_full(device, bytes, why);
     }
     uint64_t rounded = bytes ? ((uint64_t)bytes + ROUND - 1) / ROUND * ROUND : ROUND;
     void *pool = metal_begin(state);
@@ -122,7 +118,7 @@ static vjp_status metal_alloc(vjp_device *device, size_t bytes, void **data) {
     bool kept = begin && gpu_buffers_add(&state->buffers, (gpu_buffer){begin, rounded, buffer});
     if (!kept) objc_release(o, buffer);
     metal_end(state, pool);
-    if (!kept) return no_room(device, bytes, begin ? "the host has none" : "the device has none");
+    if (!kept) return gpu_buffers_full(device, bytes, begin ? "the host has none" : "the device has none");
     *data = begin;
     return VJP_OK;
 }

@@ -183,7 +183,7 @@ static vjp_status find_pipeline(vjp_device *device, const metal_library *library
     metal_state *state = metal_of(device);
     char key[METAL_KEY];
     size_t bytes = key_of(library, l, c, key);
-    /* What was encoded keeps its pipelines by itself. */
+    /* Command buffers retain the pipelines that they use. */
     if (gpu_pipelines_are_many(&state->pipelines)) metal_release_pipelines(state);
     return gpu_pipelines_find(device, &state->pipelines, key, bytes, make_pipeline, &(wanted){library, l, c}, found);
 }

@@ -103,7 +103,7 @@ void objc_set_bytes(const objc *o, objc_id object, objc_message m, const void *b
 void objc_set_buffer(const objc *o, objc_id encoder, objc_id buffer, unsigned long offset, unsigned long index);
 void objc_dispatch(const objc *o, objc_id encoder, objc_size groups, objc_size threads);
 
-/* Releases an object; NULL is none. */
+/* Releases an object; NULL does nothing. */
 void objc_release(const objc *o, objc_id object);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * How failures of the implementation reach us: through callbacks, also in a later call than the one that caused them.
- * The first message is kept, and every call asks webgpu_result() for it.
+ * The first message is kept, and every call checks webgpu_result() for it.
  */
 #include <string.h>
 #include <time.h>

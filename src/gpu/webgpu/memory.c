@@ -18,10 +18,6 @@ WGPUBuffer webgpu_make_buffer(webgpu_state *state, uint64_t bytes, WGPUBufferUsa
     return state->api.DeviceCreateBuffer(state->device, &descriptor);
 }
 
-static vjp_status no_room(vjp_device *device, size_t bytes, const char *why) {
-    return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu bytes: %s", device->name, bytes, why);
-}
-
 vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
@@ -32,10 +28,10 @@ vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
         char why[96];
         snprintf(why, sizeof why, "a buffer of this device holds at most %llu",
                  (unsigned long long)state->limits.maxBufferSize);
-        return no_room(device, bytes, why);
+        return gpu_buffers_full(device, bytes, why);
     }
     char *begin = mmap(NULL, rounded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (begin == MAP_FAILED) return no_room(device, bytes, "no addresses are left");
+    if (begin == MAP_FAILED) return gpu_buffers_full(device, bytes, "no addresses are left");
     char message[WEBGPU_MESSAGE] = "";
     state->api.DevicePushErrorScope(state->device, WGPUErrorFilter_OutOfMemory);
     WGPUBuffer buffer =
@@ -45,12 +41,12 @@ vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
         munmap(begin, rounded);
         if (buffer) state->api.BufferRelease(buffer);
         status = webgpu_result(device, "allocating");
-        return status != VJP_OK ? status : no_room(device, bytes, message);
+        return status != VJP_OK ? status : gpu_buffers_full(device, bytes, message);
     }
     if (!gpu_buffers_add(&state->buffers, (gpu_buffer){begin, rounded, buffer})) {
         munmap(begin, rounded);
         state->api.BufferRelease(buffer);
-        return no_room(device, bytes, "the host has none");
+        return gpu_buffers_full(device, bytes, "the host has none");
     }
     *data = begin;
     return VJP_OK;
