@@ -339,7 +339,7 @@ expect 0 '16 pictures' train "$work/classes" --model convnet --batch 2 --steps 2
 for class in smooth rough; do
     mkdir -p "$work/photos/$class"
     for number in 1 2 3 4; do
-        cp "$(dirname "$0")/pictures/$([ $class = smooth ] && echo grey || echo noise).jpg" "$work/photos/$class/$number.jpg"
+        cp "$(dirname "$0")/pictures/pillow_grey.jpg" "$work/photos/$class/$number.jpg"
     done
 done
 expect 0 '8 pictures' train "$work/photos" --model convnet --batch 2 --steps 2 --out "$work/photographs"
