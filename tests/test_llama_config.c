@@ -214,7 +214,7 @@ static void test_presets(void **state) {
     assert_string_equal(llama_preset_find("small", error)->name, "small");
     assert_int_equal(llama_preset_find("tiny", error)->config.vocab_size, 256);
     assert_null(llama_preset_find("huge", error));
-    assert_string_equal(error, "there is no preset \"huge\"; there are tiny, small, medium, large");
+    assert_string_equal(error, "unknown preset \"huge\"; presets are tiny, small, medium, large");
     for (int i = 1; i < llama_preset_count; i++)
         assert_true(llama_size(&llama_presets[i].config) > llama_size(&llama_presets[i - 1].config));
 }

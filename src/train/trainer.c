@@ -1,4 +1,4 @@
-/* The trainer: its programs, one step, and what a checkpoint holds. */
+/* The trainer: its programs, one step, and the tensors of a checkpoint. */
 #include "train/trainer.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #include "core/core.h"
 
-/* Of one parameter: where its gradient and its moments are kept. */
+/* The gradient and the moments of one parameter. */
 typedef struct tracked {
     vjp_value gradient, m, v;
     int64_t count;
@@ -26,10 +26,10 @@ struct trainer {
     void *input;
     int32_t *target;
     size_t input_bytes, target_bytes;
-    /* What trainer_tensors() hands out. */
+    /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
-    float *copy; /* of a device whose memory is not the host's: all of them; of the host: the largest parameter */
+    float *copy; /* all of them if the device's memory is not the host's, else as large as the largest parameter */
 };
 
 static bool device_failed(const trainer *t, char error[TRAIN_ERROR]) {
@@ -56,15 +56,15 @@ static vjp_value add_state(trainer *t, int parameter, const char *kind) {
     char name[MODEL_NAME + 16];
     const model_parameter *p = &t->model->parameter[parameter];
     vjp_tensor shape = vjp_graph_describe(t->model->graph, p->value);
-    snprintf(name, sizeof name, "%s.%s", p->name, kind);
+    snprintf(name, sizeof name, "%s%s", p->name, kind);
     return vjp_graph_state(t->model->graph, name, VJP_F32, shape.ndim, shape.shape);
 }
 
-/* The gradients of the loss into states, and the program that computes both. */
+/* A program that computes the loss and writes (or adds) its gradients to their states. */
 static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program **program) {
     int count = t->model->parameters;
     vjp_value *values = calloc((size_t)(3 * count + 1), sizeof *values);
-    if (!values) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d gradients", count) == VJP_OK;
+    if (!values) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "there is no memory for %d gradients", count) == VJP_OK;
     vjp_value *wrt = values, *into = wrt + count, *results = into + count;
     for (int i = 0; i < count; i++) {
         wrt[i] = t->model->parameter[i].value;
@@ -78,7 +78,7 @@ static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program *
     return status == VJP_OK;
 }
 
-/* The norm of all gradients, and the scale that clips them, which is kept for the step. */
+/* A program that measures the norm of all gradients and stores the scale that clips them. */
 static bool compile_measure(trainer *t) {
     vjp_graph *graph = t->model->graph;
     vjp_value squares = 0;
@@ -103,7 +103,7 @@ static bool compile_update(trainer *t) {
     t->rate = vjp_graph_input(graph, "trainer.rate", VJP_F32, 0, NULL);
     t->step = vjp_graph_input(graph, "trainer.step", VJP_I64, 0, NULL);
     vjp_value *results = calloc((size_t)count + 1, sizeof *results);
-    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %d results", count) == VJP_OK;
+    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "there is no memory for %d results", count) == VJP_OK;
     for (int i = 0; i < count; i++) {
         const model_parameter *p = &t->model->parameter[i];
         const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
@@ -126,12 +126,12 @@ static bool compile_all(trainer *t) {
     vjp_graph *graph = t->model->graph;
     for (int i = 0; i < t->model->parameters; i++) {
         vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
-        t->track[i] = (tracked){.gradient = add_state(t, i, "grad"),
-                                .m = add_state(t, i, "exp_avg"),
-                                .v = add_state(t, i, "exp_avg_sq"),
+        t->track[i] = (tracked){.gradient = add_state(t, i, ".grad"),
+                                .m = add_state(t, i, TRAINER_FIRST_MOMENT),
+                                .v = add_state(t, i, TRAINER_SECOND_MOMENT),
                                 .count = count_of(&shape)};
     }
-    /* Each part of a batch gives its share of the mean. */
+    /* The mean over the parts of a batch. */
     vjp_value loss = t->model->loss;
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
     share.factor = 1 / (double)t->options.accumulate;
@@ -141,7 +141,7 @@ static bool compile_all(trainer *t) {
     return compile_measure(t) && compile_update(t);
 }
 
-static bool fill_first_values(trainer *t) {
+static bool fill_initial_values(trainer *t) {
     for (int i = 0; i < t->model->parameters; i++) {
         model_begin(&t->model->parameter[i], t->options.seed, t->copy, t->track[i].count);
         size_t bytes = (size_t)t->track[i].count * sizeof(float);
@@ -150,15 +150,15 @@ static bool fill_first_values(trainer *t) {
     return true;
 }
 
-/* Numbers that are held outside of the device: what a checkpoint copies, or one parameter's first values. */
-static size_t copied(vjp_device *device, const train_model *model) {
+/* How many numbers `copy` holds: all tensors of a checkpoint, or the initial values of one parameter. */
+static size_t copy_count(vjp_device *device, const train_model *model) {
     if (!vjp_device_is_host(device)) return 3 * (size_t)model_size(model);
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
-        if ((size_t)count_of(&tensor) > most) most = (size_t)count_of(&tensor);
+        if ((size_t)count_of(&tensor) > max) max = (size_t)count_of(&tensor);
     }
-    return most;
+    return max;
 }
 
 static size_t bytes_of(const train_model *model, vjp_value value) {
@@ -174,7 +174,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     }
     trainer *t = calloc(1, sizeof *t);
     if (!t) {
-        train_fail(error, "no memory for a trainer");
+        train_fail(error, "there is no memory for a trainer");
         return NULL;
     }
     size_t count = (size_t)model->parameters;
@@ -184,13 +184,13 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->track = calloc(count + 1, sizeof *t->track);
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
-    t->copy = malloc(copied(device, model) * sizeof *t->copy + 1);
+    t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
     t->input = malloc(t->input_bytes + 1);
     t->target = malloc(t->target_bytes + 1);
     bool ok = t->track && t->tensor && t->name && t->copy && t->input && t->target;
     if (!ok)
-        train_fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
-    else if (!compile_all(t) || !fill_first_values(t)) {
+        train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
+    else if (!compile_all(t) || !fill_initial_values(t)) {
         device_failed(t, error);
         ok = false;
     }
@@ -270,8 +270,8 @@ static bool clear_gradients(trainer *t) {
 }
 
 /*
- * Where a number that is not finite came from: the parts up to this one again, call by call, then the norm. The
- * gradients are cleared before, since they hold it already.
+ * Finds where a number that is not finite came from: runs the parts up to this one again, call by call, then the norm.
+ * The gradients are cleared first, because they already hold it.
  */
 static bool explain(trainer *t, const train_source *source, int64_t step, int64_t last, const char *what, double value,
                     char error[TRAIN_ERROR]) {
@@ -282,8 +282,8 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
             vjp_program_trace(program_of(t, part), found, sizeof found) != VJP_OK)
             return device_failed(t, error);
     if (!found[0] && vjp_program_trace(t->measure, found, sizeof found) != VJP_OK) return device_failed(t, error);
-    if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
-    if (isnan(value)) value = NAN; /* without a sign, which would be printed */
+    if (!found[0]) snprintf(found, sizeof found, "it did not appear when the step was run again");
+    if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
                       found);
 }
@@ -331,10 +331,9 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
 
-/* Lists a tensor. What lies in the host's memory is shown where it is, anything else copied to *free_place, which moves
- * on. */
-static bool hand_out(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind, size_t at,
-                     float **free_place) {
+/* Adds a tensor to the list: host memory as it is, device memory copied to *free_place, which is advanced. */
+static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind,
+                        size_t at, float **free_place) {
     vjp_tensor tensor;
     if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
     const void *data = (const char *)tensor.data + tensor.offset;
@@ -357,9 +356,9 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
     for (size_t i = 0; i < count; i++) {
         const model_parameter *p = &t->model->parameter[i];
         const tracked *own = &t->track[i];
-        if (!hand_out(t, t->first, p->value, p->name, "", i, &copy) ||
-            !hand_out(t, t->update, own->m, p->name, ".exp_avg", count + 2 * i, &copy) ||
-            !hand_out(t, t->update, own->v, p->name, ".exp_avg_sq", count + 2 * i + 1, &copy))
+        if (!list_tensor(t, t->first, p->value, p->name, "", i, &copy) ||
+            !list_tensor(t, t->update, own->m, p->name, TRAINER_FIRST_MOMENT, count + 2 * i, &copy) ||
+            !list_tensor(t, t->update, own->v, p->name, TRAINER_SECOND_MOMENT, count + 2 * i + 1, &copy))
             return device_failed(t, error);
     }
     *model = t->tensor;
@@ -369,7 +368,7 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
     return true;
 }
 
-/* The value that a name in a checkpoint belongs to; *program is where it lies. */
+/* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
 static vjp_value find(trainer *t, const char *name, vjp_program **program) {
     *program = t->first;
     for (int i = 0; i < t->model->parameters; i++) {
@@ -378,8 +377,8 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         if (strncmp(name, own, length) != 0) continue;
         if (!name[length]) return t->model->parameter[i].value;
         *program = t->update;
-        if (strcmp(name + length, ".exp_avg") == 0) return t->track[i].m;
-        if (strcmp(name + length, ".exp_avg_sq") == 0) return t->track[i].v;
+        if (strcmp(name + length, TRAINER_FIRST_MOMENT) == 0) return t->track[i].m;
+        if (strcmp(name + length, TRAINER_SECOND_MOMENT) == 0) return t->track[i].v;
     }
     return 0;
 }
@@ -387,6 +386,6 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]) {
     vjp_program *program;
     vjp_value value = find(t, tensor->name, &program);
-    if (!value) return train_fail(error, "%s is no tensor of this model", tensor->name);
+    if (!value) return train_fail(error, "the model has no tensor %s", tensor->name);
     return model_load(t->model, program, value, tensor, error);
 }

@@ -84,6 +84,6 @@ const llama_preset *llama_preset_find(const char *name, char error[TRAIN_ERROR])
         size_t length = strlen(names);
         snprintf(names + length, sizeof names - length, "%s%s", i ? ", " : "", llama_presets[i].name);
     }
-    train_fail(error, "there is no preset \"%.64s\"; there are %s", name, names);
+    train_fail(error, "unknown preset \"%.64s\"; presets are %s", name, names);
     return NULL;
 }
