@@ -1,4 +1,4 @@
-/* One sentence for one failure; see fail.h. */
+/* Failure sentences; see fail.h. */
 #include "train/fail.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* The list of a model's parameters, and their first values. */
+/* The parameters of a model, and their initial values. */
 #include "train/model/model.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ vjp_value model_add(train_model *model, const char *name, double centre, double 
     if (model->parameters == model->room) {
         int room = model->room ? 2 * model->room : 64;
         model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
-        if (!more) return 0; /* the absent weight is then what the graph complains of */
+        if (!more) return 0; /* the graph then reports a missing weight */
         model->parameter = more;
         model->room = room;
     }
@@ -57,7 +57,7 @@ int64_t model_size(const train_model *model) {
     return size;
 }
 
-/* FNV-1a: gives every parameter a stream of its own, whatever the order in which they are built. */
+/* FNV-1a: gives each parameter its own random stream, whatever order they are built in. */
 static uint32_t hash_of(const char *name) {
     uint32_t hash = 2166136261u;
     for (; *name; name++)
@@ -70,7 +70,7 @@ void model_begin(const model_parameter *parameter, uint64_t seed, float *data, i
     for (int64_t i = 0; i < count; i++) {
         data[i] = (float)parameter->centre;
         if (parameter->spread == 0) continue;
-        /* One draw a number, from 64 random bits by Box and Muller. */
+        /* One normal number from 64 random bits, by Box and Muller. */
         vjp_philox words = {{(uint32_t)i, (uint32_t)((uint64_t)i >> 32), name, 0}};
         words = vjp_philox4x32_10(words, (uint32_t)seed, (uint32_t)(seed >> 32));
         double radius = sqrt(-2 * log(((double)words.word[0] + 0.5) * 0x1p-32));
@@ -81,7 +81,7 @@ void model_begin(const model_parameter *parameter, uint64_t seed, float *data, i
 
 static float element(const void *data, int dtype, int64_t i) {
     if (dtype == VJP_F32) {
-        float value; /* the file aligns nothing */
+        float value; /* not aligned in the file */
         memcpy(&value, (const char *)data + 4 * i, sizeof value);
         return value;
     }
@@ -105,11 +105,11 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
     if (vjp_program_tensor(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
     float *copy = malloc((size_t)count * sizeof *copy + 1);
-    if (!copy) return train_fail(error, "no memory for %s", tensor->name);
+    if (!copy) return train_fail(error, "there is no memory for %s", tensor->name);
     for (int64_t i = 0; i < count; i++)
         copy[i] = element(tensor->data, tensor->dtype, i);
     bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
-    if (!ok) train_fail(error, "%s could not be written to the device", tensor->name);
+    if (!ok) train_fail(error, "%s cannot be written to the device", tensor->name);
     free(copy);
     return ok;
 }
