@@ -309,6 +309,7 @@ static void other_files(void **unused) {
         }
         picture_free(&p);
     }
+    require_damage_refused("jpeg_pillow_grey.pgm");
     picture p;
     char error[TRAIN_ERROR];
     assert_false(picture_read(path_of("absent"), &p, error));

@@ -465,7 +465,11 @@ for class in smooth rough; do
         cp "$(dirname "$0")/pictures/pillow_grey.jpg" "$work/photos/$class/$number.jpg"
     done
 done
-expect 0 '8 pictures' train "$work/photos" --model convnet --batch 2 --steps 2 --out "$work/photographs"
+if "$vjp" train "$work/photos" --model convnet --stop-at 0 --out "$work/probe" 2>&1 | grep -q 'which this vjp was built without'; then
+    echo 'skipped: training on JPEG pictures, which this vjp was built without'
+else
+    expect 0 '8 pictures' train "$work/photos" --model convnet --batch 2 --steps 2 --out "$work/photographs"
+fi
 mkdir "$work/tiny" "$work/tiny/a"
 printf 'P5 2 2 255\nabcd' >"$work/tiny/a/1.pgm"
 expect 1 'stages.' train "$work/tiny" --model convnet --out "$work/never"
