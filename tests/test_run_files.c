@@ -295,7 +295,8 @@ static void a_save_is_synced(void **unused) {
     (void)unused;
     char error[TRAIN_ERROR], out[512];
     vjp_device *device;
-    assert_int_equal(vjp_open("cpu", &(vjp_options){.threads = 1}, &device), VJP_OK);
+    assert_int_equal(vjp_open("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, &device),
+                     VJP_OK);
     write_file("book", "twenty bytes of text and then some", 34);
     job_settings settings = job_defaults();
     settings.batch = 1;
