@@ -462,6 +462,10 @@ static void broken_idx_is_refused(void **unused) {
     write_file("bad/train-labels-idx1-ubyte", head, 8);
     assert_false(images_read(path_of("bad"), &images, error));
     assert_non_null(strstr(error, "ends before the last of its 4294967295 pictures"));
+    assert_int_equal(truncate(path_of("bad/train-images-idx3-ubyte"), ((off_t)1 << 34) + 1), 0); /* all of it a hole */
+    assert_false(images_read(path_of("bad"), &images, error));
+    assert_non_null(strstr(error, "it has 17179869185 bytes; at most 17179869184 are read"));
+    write_idx("bad/train-images-idx3-ubyte", "bad/train-labels-idx1-ubyte", 12, 0);
     assert_int_equal(unlink(path_of("bad/train-labels-idx1-ubyte")), 0);
     assert_false(images_read(path_of("bad"), &images, error));
     assert_non_null(strstr(error, "with the labels of the pictures beside it, is missing"));

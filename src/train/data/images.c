@@ -17,6 +17,9 @@
 
 enum { PATH = 4096, MAX_CLASSES = 4096, VALIDATION = 10 /* every tenth picture */ };
 
+/* All pictures are held in memory. */
+static const int64_t MAX_IDX_BYTES = (int64_t)1 << 34;
+
 void images_free(image_data *images) {
     free(images->pixels);
     free(images->label);
@@ -56,7 +59,7 @@ static FILE *open_part(const char *dir, const char *const names[2], char path[PA
     for (int i = 0; i < 2 && !file && *ok; i++) {
         if (snprintf(path, PATH, "%s/%s", dir, names[i]) >= PATH)
             *ok = train_fail(error, "%.300s: the path is too long", dir);
-        else if (!(file = input_stream(path, INT64_MAX, &bytes, error)))
+        else if (!(file = input_stream(path, MAX_IDX_BYTES, &bytes, error)))
             *ok = errno == ENOENT;
     }
     return file;
