@@ -117,7 +117,7 @@ expect 0 '"op": "layer_norm", "pass": "backward"' ops --json
 [ "$(wc -l <"$work/out")" -eq "$("$vjp" ops --markdown | grep -c '^|.*| \(forward\|backward\) |')" ] || fault 'ops --json: not one line a pass'
 expect 0 '| ref | cpu |' ops --markdown
 expect 0 '"devices": {"cpu": [' ops --json --device cpu
-expect 1 'is no device' ops --device tpu
+expect 1 'unknown device "tpu"' ops --device tpu
 # The docs' tables must not depend on the machine's devices or threads.
 "$vjp" ops --markdown >"$work/one"
 VJP_ISA=plain VJP_THREADS=1 "$vjp" ops --markdown >"$work/two"
@@ -195,7 +195,7 @@ make_file shape '{"x":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"gamma
 expect 1 'layer_norm.forward: gamma has shape [1]; expected [2]' run layer_norm.forward "$work/shape" -o "$work/never"
 expect 1 'dy is missing' run layer_norm.backward "$work/good" -o "$work/never"
 expect 1 'axes is 3' run layer_norm.forward "$work/good" -o "$work/never" axes=3
-expect 1 'is no device; there are ref, cpu' run cumsum.forward "$work/good" -o "$work/never" --device tpu
+expect 1 'unknown device "tpu"; there are ref, cpu' run cumsum.forward "$work/good" -o "$work/never" --device tpu
 expect 1 'cuda:9: ' run cumsum.forward "$work/good" -o "$work/never" --device cuda:9
 make_file f64 '{"x":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}' '\000\000\000\000\000\000\360\077'
 expect 1 'cpu has no kernel for f64; it has f32, bf16, f16; use --device ref for f64' run layer_norm.forward "$work/f64" -o "$work/never"
@@ -294,11 +294,11 @@ expect 2 'train comes before its options' bench --threads 1 train
 expect 2 '--dtype is i32; it must be f32, bf16 or f16' bench train --dtype i32
 expect 2 'unexpected argument' bench train extra
 expect 1 'unknown preset "huge"; presets are tiny' bench train --preset huge
-expect 1 'is no device' bench train --device tpu
+expect 1 'unknown device "tpu"' bench train --device tpu
 
 # ---- check and bench fail on a device that is not there ----
 for command in check bench; do
-    expect 1 'is no device' $command --device tpu
+    expect 1 'unknown device "tpu"' $command --device tpu
 done
 
 if [ $failures -ne 0 ]; then
