@@ -309,6 +309,7 @@ static void test_lock(void **state) {
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
     if (child == 0) {
+        alarm(60); /* a failed check below must not leave it behind */
         int lock = checkpoint_lock(path_of("deep/run", path), error);
         if (write(ready[1], lock < 0 ? "n" : "y", 1) != 1) _exit(1);
         pause();
