@@ -448,7 +448,7 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .batch = JOB_USUAL_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
+    bench_train b = {.preset = "small", .batch = JOB_DEFAULT_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
     int dtype = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),

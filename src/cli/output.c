@@ -23,7 +23,7 @@ void cli_flush(void) {
     int reason = errno ? errno : EIO;
     if (!write_error) write_error = reason;
     if (deferred) return;
-    /* A closed pipe, as in `vjp ops | head`, is no news to the reader who closed it. */
+    /* For a closed pipe, as in `vjp ops | head`, nothing is printed: the reader closed it. */
     if (reason != EPIPE) fprintf(stderr, "vjp: standard output cannot be written: %s\n", strerror(reason));
     _exit(CLI_FAILURE);
 }

@@ -63,7 +63,7 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
         if (!preset) return false;
         j->llama = preset->config;
     }
-    if (!j->settings.batch) j->settings.batch = JOB_USUAL_BATCH;
+    if (!j->settings.batch) j->settings.batch = JOB_DEFAULT_BATCH;
     if (!j->settings.context) j->settings.context = j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)

@@ -38,7 +38,7 @@ typedef struct job_settings {
     job_arithmetic arithmetic;
 } job_settings;
 
-enum { JOB_USUAL_BATCH = 8 }; /* rows of text */
+enum { JOB_DEFAULT_BATCH = 8 }; /* rows of text */
 
 job_settings job_defaults(void);
 

@@ -64,7 +64,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
         {"eps", REAL, &s->trainer.eps, 0, 0, many},
         {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
-        /* Optional: checkpoints of vjp 0.1 may lack them. */
+        /* Optional: older checkpoints lack them. */
         {"device", OPTIONAL_TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
         {"instructions", OPTIONAL_TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
         {"products", OPTIONAL_TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},

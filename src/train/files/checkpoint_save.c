@@ -93,7 +93,7 @@ static void remove_leftovers(const char *dir) {
     if (entries) closedir(entries);
 }
 
-/* Renames a checkpoint, so that it is none any more; remove_leftovers() then removes it. */
+/* Takes a checkpoint out of the list by renaming it; remove_leftovers() then removes it. */
 static bool set_aside(const char *dir, int64_t step, char aside[CHECKPOINT_PATH]) {
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     return checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) &&
