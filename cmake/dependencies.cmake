@@ -83,3 +83,40 @@ elseif(VJP_BLAS MATCHES "^(blis|openblas)$")
 else()
   message(STATUS "vjp: matrix products by the built-in kernel")
 endif()
+
+# Pictures to train on: JPEG by libjpeg-turbo, PNG by libpng, for the program alone. A small program that links tells
+# whether what was found is for the processor that we compile for.
+add_library(vjp_pictures INTERFACE)
+function(vjp_add_decoder format library debian program)
+  find_package(${format} QUIET)
+  if(${format}_FOUND)
+    file(WRITE ${CMAKE_BINARY_DIR}/probe/${format}.c "${program}")
+    try_compile(${format}_WORKS ${CMAKE_BINARY_DIR}/probe ${CMAKE_BINARY_DIR}/probe/${format}.c
+      LINK_LIBRARIES ${format}::${format})
+  endif()
+  if(${format}_FOUND AND ${format}_WORKS)
+    target_compile_definitions(vjp_pictures INTERFACE VJP_HAVE_${format})
+    target_link_libraries(vjp_pictures INTERFACE ${format}::${format})
+    message(STATUS "vjp: ${format} pictures by ${library}")
+  else()
+    message(STATUS "vjp: no ${format} pictures: ${library} was not found (Debian: ${debian})")
+  endif()
+endfunction()
+vjp_add_decoder(JPEG libjpeg-turbo libjpeg-dev "
+#include <stdio.h>
+#include <jpeglib.h>
+int main(void) {
+    struct jpeg_decompress_struct d;
+    struct jpeg_error_mgr e;
+    d.err = jpeg_std_error(&e);
+    jpeg_create_decompress(&d);
+    jpeg_mem_src(&d, (const unsigned char *)\"\", 0);
+    return 0;
+}
+")
+vjp_add_decoder(PNG libpng libpng-dev "
+#include <png.h>
+int main(void) {
+    return !png_create_read_struct(PNG_LIBPNG_VER_STRING, NULL, NULL, NULL);
+}
+")

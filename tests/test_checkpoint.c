@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -240,9 +239,9 @@ static void test_save_refusals(void **state) {
     const checkpoint_content content = {.step = 1, .config = "{}"};
     put_file("file", "");
     assert_false(checkpoint_save(path_of("file", path), 1, &content, error));
-    assert_non_null(strstr(error, "/file: the folder cannot be made: Not a directory"));
+    assert_non_null(strstr(error, "/file: the folder cannot be created: Not a directory"));
     assert_false(checkpoint_save(path_of("file/deep", path), 1, &content, error));
-    assert_non_null(strstr(error, "/file: the folder cannot be made: Not a directory"));
+    assert_non_null(strstr(error, "/file: the folder cannot be created: Not a directory"));
     assert_false(checkpoint_save("", 1, &content, error));
     assert_non_null(strstr(error, "empty"));
     char longer[CHECKPOINT_PATH + 10];
@@ -252,12 +251,6 @@ static void test_save_refusals(void **state) {
     assert_non_null(strstr(error, "too long"));
 
     require_saved(1, 2);
-    int lock = open(folder, O_RDONLY);
-    assert_int_equal(flock(lock, LOCK_EX), 0);
-    assert_false(save(2, 2, error));
-    assert_non_null(strstr(error, "another program is saving"));
-    close(lock);
-
     /* A folder where the link should be is not ours to remove; the checkpoint itself is saved. */
     unlink(path_of("latest", path));
     assert_int_equal(mkdir(path, 0700), 0);
@@ -269,7 +262,7 @@ static void test_save_refusals(void **state) {
     /* A file with a checkpoint's name is not removed either. */
     put_file("checkpoint-00000003", "");
     assert_false(save(3, 1, error));
-    assert_non_null(strstr(error, "checkpoint-00000003: it cannot take its name"));
+    assert_non_null(strstr(error, "checkpoint-00000003: it cannot be renamed to this"));
     assert_true(exists("checkpoint-00000003") && exists("checkpoint-00000001"));
     assert_int_equal(count_names(NULL), 0);
 
@@ -281,6 +274,64 @@ static void test_save_refusals(void **state) {
     }
 }
 
+/* `cp -rL` turns the link `latest` into a folder. It is not newer than checkpoints saved since, and a save replaces it.
+ */
+static void test_copied_link(void **state) {
+    (void)state;
+    char path[CHECKPOINT_PATH], error[TRAIN_ERROR], one[512], other[512];
+    require_saved(1, 9);
+    require_saved(2, 9);
+    for (int only_copy = 0; only_copy < 2; only_copy++) {
+        /* `latest` is a folder of step 2, with and without a checkpoint-00000002 beside it. */
+        unlink(path_of("latest", one));
+        assert_int_equal(rename(path_of("checkpoint-00000002", one), path_of("latest", other)), 0);
+        assert_true(checkpoint_find(folder, path, error));
+        assert_string_equal(path, other);
+        require_saved(2 + only_copy, 9);
+        assert_int_equal(count_names("checkpoint-"), 2 + only_copy);
+        assert_int_equal(count_names(NULL), 0);
+        assert_true(readlink(path_of("latest", one), path, sizeof path) > 0);
+    }
+    /* An older copy under the name `latest`, with newer checkpoints beside it. */
+    unlink(path_of("latest", one));
+    assert_int_equal(rename(path_of("checkpoint-00000001", one), path_of("latest", other)), 0);
+    assert_true(checkpoint_find(folder, path, error));
+    assert_non_null(strstr(path, "checkpoint-00000003"));
+    require_saved(4, 9);
+    assert_true(exists("checkpoint-00000001"));
+}
+
+/* One run at a time; the sentence names the process, and the lock ends with it. */
+static void test_lock(void **state) {
+    (void)state;
+    char error[TRAIN_ERROR] = "", pid[64], path[512];
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* a failed check below must not leave it behind */
+        int lock = checkpoint_lock(path_of("deep/run", path), error);
+        if (write(ready[1], lock < 0 ? "n" : "y", 1) != 1) _exit(1);
+        pause();
+    }
+    char answer = 0;
+    assert_int_equal(read(ready[0], &answer, 1), 1);
+    assert_int_equal(answer, 'y');
+    assert_int_equal(checkpoint_lock(path_of("deep/run", path), error), -1);
+    snprintf(pid, sizeof pid, "another run is training there (process %lld)", (long long)child);
+    if (!strstr(error, pid)) fail_msg("\"%s\"", error);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    int lock = checkpoint_lock(path, error);
+    assert_true(lock >= 0);
+    close(lock);
+    close(ready[0]);
+    close(ready[1]);
+    put_file("file", "");
+    assert_int_equal(checkpoint_lock(path_of("file", path), error), -1);
+    assert_non_null(strstr(error, "Not a directory"));
+}
+
 /* ---- Finding ----------------------------------------------------------------------------------------- */
 
 static void test_find(void **state) {
@@ -290,7 +341,7 @@ static void test_find(void **state) {
     assert_non_null(strstr(error, "/none: it cannot be opened: No such file"));
     put_file("file", "");
     assert_false(checkpoint_find(path_of("file", name), path, error));
-    assert_non_null(strstr(error, "no folder"));
+    assert_non_null(strstr(error, "not a folder"));
     assert_false(checkpoint_find(folder, path, error));
     assert_non_null(strstr(error, "neither a config.json nor a checkpoint"));
 
@@ -348,17 +399,21 @@ static const struct {
     {"other", "", NULL},
     {"config.json", NULL, "/config.json: it cannot be opened: No such file"},
     {"config.json", "", "/config.json: it ends at byte 0"},
-    {"config.json", "[]", "/config.json: it is JSON, but no object"},
+    {"config.json", "[]", "/config.json: it must be a JSON object"},
     {"config.json", "/", "/config.json: it is a folder"},
     {"model.safetensors.index.json", NULL, "/model.safetensors: it cannot be opened: No such file"},
     {"model.safetensors.index.json", "{", "index.json: it ends"},
     {"model.safetensors.index.json", "{}", "no object \"weight_map\""},
     {"model.safetensors.index.json", "{\"weight_map\": []}", "no object \"weight_map\""},
-    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": 1}}", "\"a\" is listed in 1, which is no file"},
-    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"\"}}", "which is no file of this folder"},
-    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"../x\"}}", "which is no file of this folder"},
-    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "which is no file of this folder"},
-    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"x/y\"}}", "which is no file of this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": 1}}", "\"a\" is listed in 1, which must be"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"\"}}",
+     "which must be the name of a file in this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"../x\"}}",
+     "which must be the name of a file in this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"/etc/passwd\"}}",
+     "which must be the name of a file in this folder"},
+    {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"x/y\"}}",
+     "which must be the name of a file in this folder"},
     {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-2\"}}",
      "\"a\" is listed in \"m-2\", which does not"},
     {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-1\", \"b\": \"m-1\"}}", "which does not have it"},
@@ -368,7 +423,7 @@ static const struct {
     {"model.safetensors.index.json", "{\"weight_map\": {\"a\": \"m-3\"}}", "/m-3: it cannot be opened"},
     {"m-2", "/", "/m-2: it is not a regular file"},
     {"m-2", "", "/m-2: it is cut off"},
-    {"trainer.json", "1", "/trainer.json: it is JSON, but no object"},
+    {"trainer.json", "1", "/trainer.json: it must be a JSON object"},
     {"trainer.json", "{\"step\": 1.5}", "/trainer.json: its step is \"1.5\""},
     {"trainer.json", "{\"step\": -1}", "/trainer.json: its step is \"-1\""},
     {"optimizer.safetensors", "x", "/optimizer.safetensors: it is cut off"},
@@ -404,7 +459,7 @@ static void test_damages(void **state) {
     write_shard("m-1", "a", "7");
     write_shard("optimizer.safetensors", "a", "8");
     assert_false(checkpoint_open(folder, &c, error));
-    assert_non_null(strstr(error, "optimizer.safetensors is of step 8, but the files beside it of step 7"));
+    assert_non_null(strstr(error, "optimizer.safetensors is of step 8, but the files beside it are of step 7"));
     write_shard("optimizer.safetensors", "a", "7");
     assert_true(checkpoint_open(folder, &c, error));
     assert_int_equal(c.step, 7);
@@ -582,11 +637,27 @@ static void test_file_limits(void **state) {
 }
 
 #ifdef __linux__
+static bool write_line(const char *path, const char *line) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    bool ok = file >= 0 && write(file, line, strlen(line)) == (ssize_t)strlen(line);
+    if (file >= 0) close(file);
+    return ok;
+}
+
+/* Whether this process may mount from now on: as root, or as the only user of a namespace of its own. */
+static bool own_mounts(void) {
+    char user[64], group[64];
+    snprintf(user, sizeof user, "0 %lld 1", (long long)geteuid());
+    snprintf(group, sizeof group, "0 %lld 1", (long long)getegid());
+    if (unshare(CLONE_NEWNS) == 0) return true;
+    return unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && write_line("/proc/self/setgroups", "deny") &&
+           write_line("/proc/self/uid_map", user) && write_line("/proc/self/gid_map", group);
+}
+
 /* A small file system of our own that has room for some more pages, or files, than it holds now. */
 static bool full_disk(void) {
     char options[64], error[TRAIN_ERROR] = "";
-    bool alone = unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
-    if (!alone || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
+    if (!own_mounts() || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
     if (mount("tmpfs", folder, "tmpfs", 0, "size=1m,nr_inodes=100") != 0) return false;
     require_saved(1, 2);
     for (int files = 0; files < 2; files++) {
@@ -628,11 +699,12 @@ static void test_full_disk(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip),           TEST(test_keep),        TEST(test_leftovers),
-        TEST(test_save_refusals),        TEST(test_find),        TEST(test_damages),
-        TEST(test_killed_at_any_moment), TEST(test_file_limits),
+        TEST(test_round_trip),          TEST(test_keep),      TEST(test_leftovers),
+        TEST(test_save_refusals),       TEST(test_find),      TEST(test_damages),
+        TEST(test_copied_link),         TEST(test_lock),      TEST(test_killed_at_any_moment),
+        TEST(test_file_limits),
 #ifdef __linux__
-        TEST(test_killed_at_each_call),  TEST(test_full_disk),
+        TEST(test_killed_at_each_call), TEST(test_full_disk),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

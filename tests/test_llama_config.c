@@ -99,7 +99,7 @@ static const struct {
     {"eos_token_id", "[1, 2, 3, 4, 5, 6, 7, 8, 9]", "\"eos_token_id\" has 9 elements"},
     {"bos_token_id", "1.5", "\"bos_token_id\" is 1.5"},
     {"head_dim", "7", "\"head_dim\" is 7; vjp takes an even one"},
-    {"head_dim", "8388608", "together they go to"},
+    {"head_dim", "8388608", "their product is at most"},
     {"hidden_size", "null", "there is no \"hidden_size\""},
     {"hidden_size", "32.0", "\"hidden_size\" is 32.0; vjp takes an integer"},
     {"hidden_size", "0", "\"hidden_size\" is 0; vjp takes 1 to"},
@@ -214,7 +214,7 @@ static void test_presets(void **state) {
     assert_string_equal(llama_preset_find("small", error)->name, "small");
     assert_int_equal(llama_preset_find("tiny", error)->config.vocab_size, 256);
     assert_null(llama_preset_find("huge", error));
-    assert_string_equal(error, "there is no preset \"huge\"; there are tiny, small, medium, large");
+    assert_string_equal(error, "unknown preset \"huge\"; presets are tiny, small, medium, large");
     for (int i = 1; i < llama_preset_count; i++)
         assert_true(llama_size(&llama_presets[i].config) > llama_size(&llama_presets[i - 1].config));
 }

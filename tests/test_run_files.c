@@ -1,6 +1,6 @@
 /*
  * What a run reads and what it records: text from files and folders, windows that stay inside of it; the lines of
- * metrics.jsonl and what is dropped of them when a run goes on; loss.svg.
+ * metrics.jsonl and which of them a resumed run drops; loss.svg; and what is synced to the disk.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,11 +15,13 @@
 #include <ctype.h>
 #include <math.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "scratch.h"
 #include "train/data/text.h"
 #include "train/files/metrics.h"
+#include "train/job.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -64,7 +66,12 @@ static void text_is_read(void **unused) {
     expect_text("one", "some\0bytes", 10, 1, 0); /* a file that is named is taken as it is */
     write_file("empty", "", 0);
     expect_refused("empty", "there is no text in it");
-    expect_refused("absent", "No such file");
+    expect_refused("absent", "it cannot be opened: No such file");
+    assert_int_equal(mkfifo(path_of("pipe"), 0600), 0);
+    expect_refused("pipe", "it is a pipe; only regular files are read");
+    write_file("huge", "", 0);
+    assert_int_equal(truncate(path_of("huge"), ((off_t)1 << 34) + 1), 0); /* all of it a hole */
+    expect_refused("huge", "it has 17179869185 bytes; at most 17179869184 are read");
 
     folder("nested");
     folder("nested/b");
@@ -81,7 +88,7 @@ static void text_is_read(void **unused) {
     folder("binary");
     expect_refused("binary", "there is no text in it");
     write_file("binary/one", "\0", 1);
-    expect_refused("binary", "every file holds zero bytes");
+    expect_refused("binary", "every file has zero bytes in it");
 
     char deep[200] = "deep";
     folder(deep);
@@ -95,7 +102,7 @@ static void text_is_read(void **unused) {
     assert_non_null(strstr(error, "nested more than"));
 }
 
-/* Larger than what is read at once, so that it arrives in pieces. */
+/* Larger than what is read at once, so that it arrives in parts. */
 static void long_text_is_whole(void **unused) {
     (void)unused;
     enum { LONG = 300007 };
@@ -154,7 +161,7 @@ static void windows_stay_inside(void **unused) {
     }
     train_source source;
     assert_false(text_source(&text, BATCH, TRAINED, 77, &source, error));
-    assert_non_null(strstr(error, "228 bytes to train on; a context of 228 needs 229"));
+    assert_non_null(strstr(error, "228 bytes to train on; a context of 228 needs at least 229"));
     /* The seed and the number of a part decide; nothing else does. */
     int32_t one[BATCH * 3], other[BATCH * 3], target[BATCH * 3];
     assert_true(text_source(&text, BATCH, 3, 5, &source, error));
@@ -173,6 +180,7 @@ static void windows_stay_inside(void **unused) {
 
 static metrics *open_record(const char *name, int64_t step) {
     char error[TRAIN_ERROR];
+    mkdir(path_of(name), 0777);
     metrics *m = metrics_open(path_of(name), step, error);
     if (!m) fail_msg("%s", error);
     return m;
@@ -196,8 +204,8 @@ static void add_rows(metrics *m, int64_t first, int64_t last) {
     }
 }
 
-/* A record that goes on is, byte for byte, one that was never cut. */
-static void a_record_goes_on(void **unused) {
+/* A resumed record is, byte for byte, one that was never interrupted. */
+static void a_record_is_resumed(void **unused) {
     (void)unused;
     metrics *m = open_record("whole", 0);
     assert_int_equal(metrics_last(m).step, 0);
@@ -252,8 +260,60 @@ static void records_are_refused(void **unused) {
     write_file("file", "", 0);
     assert_null(metrics_open(path_of("file"), 0, error));
     assert_non_null(strstr(error, "Not a directory"));
-    assert_null(metrics_open(path_of("absent/deeper"), 0, error));
+    assert_null(metrics_open(path_of("absent"), 0, error));
     assert_non_null(strstr(error, "No such file"));
+    /* A record that would never end. */
+    folder("endless");
+    assert_int_equal(mkfifo(path_of("endless/metrics.jsonl"), 0600), 0);
+    assert_null(metrics_open(path_of("endless"), 1, error));
+    assert_non_null(strstr(error, "it is a pipe; only regular files are read"));
+}
+
+/* ---- The disk ---------------------------------------------------------------------------------------- */
+
+enum { MAX_SYNCED = 256 };
+static ino_t synced[MAX_SYNCED];
+static int synced_count;
+
+/* In place of the system's: notes what is synced, and syncs it. */
+int fsync(int file) {
+    struct stat status;
+    if (fstat(file, &status) == 0 && synced_count < MAX_SYNCED) synced[synced_count++] = status.st_ino;
+    return (int)syscall(SYS_fsync, file);
+}
+
+static bool was_synced(const char *path) {
+    struct stat status;
+    assert_int_equal(stat(path, &status), 0);
+    for (int i = 0; i < synced_count; i++)
+        if (synced[i] == status.st_ino) return true;
+    return false;
+}
+
+/* A checkpoint is of no use if the folder that holds it, or its record, is lost in a power failure. */
+static void a_save_is_synced(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], out[512];
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, &device),
+                     VJP_OK);
+    write_file("book", "twenty bytes of text and then some", 34);
+    job_settings settings = job_defaults();
+    settings.batch = 1;
+    settings.context = 4;
+    snprintf(settings.data, sizeof settings.data, "%s", path_of("book"));
+    snprintf(out, sizeof out, "%s", path_of("shelf/run"));
+    job j;
+    metrics_row row;
+    synced_count = 0;
+    if (!job_begin(&j, device, &settings, out, error) || !job_step(&j, &row, error)) fail_msg("%s", error);
+    assert_true(was_synced(path_of("shelf")) && was_synced(scratch));
+    assert_false(was_synced(path_of("shelf/run/metrics.jsonl")));
+    if (!job_save(&j, error)) fail_msg("%s", error);
+    assert_true(was_synced(path_of("shelf/run/metrics.jsonl")) && was_synced(out));
+    assert_true(was_synced(path_of("shelf/run/latest/trainer.json")));
+    job_close(&j);
+    vjp_close(device);
 }
 
 /* ---- The curve --------------------------------------------------------------------------------------- */
@@ -316,8 +376,9 @@ static void curves_are_xml(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_is_read),        cmocka_unit_test(long_text_is_whole),
-        cmocka_unit_test(windows_stay_inside), cmocka_unit_test(a_record_goes_on),
+        cmocka_unit_test(windows_stay_inside), cmocka_unit_test(a_record_is_resumed),
         cmocka_unit_test(records_are_refused), cmocka_unit_test(curves_are_xml),
+        cmocka_unit_test(a_save_is_synced),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

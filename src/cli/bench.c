@@ -200,11 +200,11 @@ int cli_bench(int argc, char **argv) {
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &run.json,
-        .most_operands = -1,
+        .max_operands = -1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
     const vjp_op *op = NULL;
     char own[TEXT];
     if (operands.count && strcmp(operands.item[0], "train") == 0)

@@ -448,7 +448,7 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .batch = JOB_USUAL_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
+    bench_train b = {.preset = "small", .batch = JOB_DEFAULT_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
     int dtype = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
@@ -481,7 +481,7 @@ int cli_bench_train(int argc, char **argv) {
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
     if (dtype >= 0 && dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16)
         return cli_misuse("bench train", "--dtype is %s; it must be f32, bf16 or f16",
                           vjp_dtype_name((vjp_dtype)dtype));

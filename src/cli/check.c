@@ -1,6 +1,6 @@
 /*
- * vjp check: holds a device against `ref`, and `ref` against central differences. A person sees one line an output
- * with the worst of its cases, and every failure in full; a program gets every row with --json.
+ * vjp check: compares a device with `ref`, and `ref` with central differences. It prints one line per output with the
+ * worst of its cases, and every failure in full; with --json, one line per output and case.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,12 +11,12 @@
 #include "core/core.h"
 #include "proof/proof.h"
 
-/* All rows of one output, in the order in which they first came. */
+/* All rows of one output. Lines are in the order of their first row. */
 typedef struct output_line {
     const char *check;
     char op[24], pass[16], output[24], dtype[8], device[64];
     int64_t rows, failed;
-    double error, bound; /* of the row nearest to its bound */
+    double error, bound; /* of the row that is closest to its bound */
 } output_line;
 
 typedef struct tally {
@@ -37,7 +37,7 @@ static output_line *line_of(tally *t, const proof_row *row) {
     if (t->count == t->room) {
         t->room = t->room ? 2 * t->room : 64;
         t->lines = realloc(t->lines, t->room * sizeof *t->lines);
-        if (!t->lines) exit(cli_fail("check", "no memory"));
+        if (!t->lines) exit(cli_fail("check", "there is no memory for the report"));
     }
     output_line *l = &t->lines[t->count++];
     *l = (output_line){.check = t->check};
@@ -49,13 +49,13 @@ static output_line *line_of(tally *t, const proof_row *row) {
     return l;
 }
 
-/* How much of its bound a row uses up. */
+/* The error as a share of its bound. */
 static double share(double error, double bound) {
     if (error == 0) return 0;
     return bound > 0 ? error / bound : INFINITY;
 }
 
-enum { COLUMNS = 8, NUMBER = 24 };
+enum { COLUMNS = 8 };
 
 static cli_column columns[COLUMNS] = {
     {"op", 11, false},    {"pass", 8, false}, {"output", 12, false}, {"dtype", 5, false},
@@ -64,9 +64,9 @@ static cli_column columns[COLUMNS] = {
 
 static void print_line(const char *op, const char *pass, const char *output, const char *dtype, const char *device,
                        double error, double bound, const char *verdict, bool ok) {
-    char error_text[NUMBER], bound_text[NUMBER];
-    snprintf(error_text, sizeof error_text, "%.2g", error);
-    snprintf(bound_text, sizeof bound_text, "%.2g", bound);
+    char error_text[CLI_NUMBER_TEXT], bound_text[CLI_NUMBER_TEXT];
+    cli_number(error, 2, error_text);
+    cli_number(bound, 2, bound_text);
     cli_cell cells[COLUMNS] = {
         {op, CLI_PLAIN},     {pass, CLI_PLAIN},       {output, CLI_PLAIN},     {dtype, CLI_PLAIN},
         {device, CLI_PLAIN}, {error_text, CLI_PLAIN}, {bound_text, CLI_PLAIN}, {verdict, ok ? CLI_GREEN : CLI_RED}};
@@ -111,7 +111,7 @@ static void take_row(void *context, const proof_row *row) {
     }
 }
 
-/* Begins a proof; ends it by printing its lines. */
+/* Prints the title of a check; end() prints its lines. */
 static void begin(tally *t, const char *check, const char *about) {
     t->check = check;
     if (t->json) return;
@@ -142,19 +142,19 @@ static double seconds(void) {
 }
 
 static void check(tally *t, const proof_plan *plan, vjp_device *device) {
-    begin(t, "compare", "the device against ref in f64, on the same stored inputs; error is relative, in L2");
+    begin(t, "compare", "the device against ref in f64, on the same stored inputs; the error is relative, in L2");
     proof_compare(plan, device);
     end(t);
-    begin(t, "invariants", "what algebra says of the device's results; error is relative");
+    begin(t, "invariants", "algebraic properties of the device's results; the error is relative");
     proof_invariants(plan, device);
     end(t);
     if (strcmp(vjp_device_name(device), "cpu") == 0) {
-        begin(t, "bits", "threads, pools and instruction sets against one thread; error is how many elements differ");
+        begin(t, "bits", "threads, pools and instruction sets against one thread; the error counts differing elements");
         proof_bits(plan);
         end(t);
     }
     if (device->backend->measure) {
-        begin(t, "repeats", "twenty runs and a recorded one against the first; error is how many elements differ");
+        begin(t, "repeats", "twenty runs and a recorded one against the first; the error counts differing elements");
         proof_repeats(plan, device);
         end(t);
     }
@@ -172,43 +172,44 @@ int cli_check(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
-        {"dtype", 0, "T", "only this storage type: f32, bf16, f16, f64", CLI_DTYPE, &dtype, 0, 0},
-        {"seed", 0, "N", "other random numbers; default 0", CLI_INTEGER, &seed, 0, INT64_MAX},
-        {"quick", 0, NULL, "a few cases of each op: seconds", CLI_FLAG, &quick, 0, 0},
-        {"verbose", 0, NULL, "every row, not the worst of each output", CLI_FLAG, &t.verbose, 0, 0},
+        {"dtype", 0, "T", "check only this storage dtype: f32, bf16, f16, f64", CLI_DTYPE, &dtype, 0, 0},
+        {"seed", 0, "N", "seed of the random inputs; default 0", CLI_INTEGER, &seed, 0, INT64_MAX},
+        {"quick", 0, NULL, "only a few cases per op; takes seconds", CLI_FLAG, &quick, 0, 0},
+        {"verbose", 0, NULL, "print every case, not only the worst of each output", CLI_FLAG, &t.verbose, 0, 0},
     };
     const cli_command command = {
         .name = "check",
         .usage = "check [OP] [--device D] [--dtype T] [--seed N] [--quick]",
-        .about = "Holds a device against ref in f64, and ref against central differences, for one op or all: odd\n"
-                 "sizes, every option, outputs alone and in place, += twice, adversarial inputs. Then what algebra\n"
-                 "says of the results; on the cpu, that their bits do not depend on threads or instruction set; on a\n"
-                 "device that works by itself, that they are the same run after run.\n"
-                 "Prints a line an output with the worst of its cases and every failure; exits 1 if there is any.",
-        .more = "Fields with --json, one row an output and case: op, pass, output, dtype, device, case, error, bound,\n"
-                "ok; and why, where it is not.\n",
+        .about = "Compares a device with ref in f64, and ref with central differences, for one op or all: odd sizes,\n"
+                 "every option, outputs alone and in place, += twice, adversarial inputs. Also checks algebraic\n"
+                 "properties of the results; on the cpu, that their bits do not depend on threads or instruction set;\n"
+                 "on a GPU, that they are the same from run to run.\n"
+                 "Prints one line per output with the worst of its cases, and every failure; exits with 1 on failure.",
+        .more =
+            "Fields with --json, one line per output and case: op, pass, output, dtype, device, case, error, bound,\n"
+            "ok; and why, if it failed.\n",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &t.json,
-        .most_operands = 1,
+        .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
     proof_plan plan = {.dtype = dtype, .seed = (uint64_t)seed, .quick = quick, .row = take_row, .context = &t};
     if (operands.count) {
         plan.op = cli_find_op("check", operands.item[0]);
         if (!plan.op) return CLI_MISUSE;
     }
     if (dtype == VJP_I32 || dtype == VJP_I64)
-        return cli_misuse("check", "--dtype %s: storage is f32, bf16, f16 or f64", vjp_dtype_name((vjp_dtype)dtype));
+        return cli_misuse("check", "--dtype is %s; it must be f32, bf16, f16 or f64", vjp_dtype_name((vjp_dtype)dtype));
     vjp_device *device = cli_open("check", &on);
     if (!device) return CLI_FAILURE;
     double start = seconds();
     check(&t, &plan, device);
     vjp_close(device);
     free(t.lines);
-    if (t.rows == 0) return cli_fail("check", "%s has no kernel for that: nothing was checked", on.device);
+    if (t.rows == 0) return cli_fail("check", "%s has no kernel for that; nothing was checked", on.device);
     if (!t.json)
         printf("%s%s%s  %lld checks, %lld failed, %.1f s\n", cli_paint(t.failed ? CLI_RED : CLI_GREEN),
                t.failed ? "FAILED" : "ok", cli_paint(CLI_PLAIN), (long long)t.rows, (long long)t.failed,

@@ -4,7 +4,7 @@
  * A subcommand is one file with one entry, `int cli_<name>(int argc, char **argv)`, argv[0] being its name, listed in
  * main.c. It describes its options in a cli_command, calls cli_parse(), works, and returns an exit status. Results go
  * to stdout, everything else to stderr. main() flushes stdout at the end and turns a write error into status 1;
- * cli_json_end() and cli_row() do so after each line, so that a long run stops when nobody can read it.
+ * cli_json_end() and cli_row() flush each line, so that a long run stops when its output is lost.
  */
 #ifndef VJP_CLI_H
 #define VJP_CLI_H
@@ -32,8 +32,8 @@ int cli_graph(int argc, char **argv);
 typedef enum cli_option_type {
     CLI_FLAG,    /* bool: --quick */
     CLI_TEXT,    /* const char *: --device cpu, --device=cpu */
-    CLI_INTEGER, /* int64_t within [least, most] */
-    CLI_REAL,    /* double, finite, within [least, most] */
+    CLI_INTEGER, /* int64_t within [min, max] */
+    CLI_REAL,    /* double, finite, within [min, max] */
     CLI_DTYPE,   /* int: a vjp_dtype; initialise to -1 */
     CLI_LIST     /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
 } cli_option_type;
@@ -41,17 +41,17 @@ typedef enum cli_option_type {
 typedef struct cli_option {
     const char *name;  /* without the dashes */
     char letter;       /* 'o' for -o; 0: none */
-    const char *value; /* what the help calls its value: "N"; NULL for a flag */
+    const char *value; /* the name of its value in the help: "N"; NULL for a flag */
     const char *about;
     cli_option_type type;
-    void *target;        /* set when the option is given, untouched otherwise */
-    int64_t least, most; /* of a number */
+    void *target;     /* set when the option is given, untouched otherwise */
+    int64_t min, max; /* of a number */
 } cli_option;
 
-enum { CLI_LIST_MOST = 32 };
+enum { CLI_LIST_MAX = 32 };
 
 typedef struct cli_list {
-    char *item[CLI_LIST_MOST]; /* parts of argv */
+    char *item[CLI_LIST_MAX]; /* parts of argv */
     int count;
 } cli_list;
 
@@ -62,9 +62,9 @@ typedef struct cli_command {
     const char *more;  /* printed after the options: examples; NULL: none */
     const cli_option *options;
     size_t option_count;
-    bool *json;         /* --json is an option of every subcommand; where it is noted */
-    int least_operands; /* arguments that are not options: how many */
-    int most_operands;  /* -1: any number */
+    bool *json;       /* set by --json, an option of every subcommand */
+    int min_operands; /* arguments that are not options */
+    int max_operands; /* -1: any number */
 } cli_command;
 
 typedef struct cli_operands {
@@ -73,16 +73,16 @@ typedef struct cli_operands {
 } cli_operands;
 
 /*
- * Reads the command line. CLI_GO_ON: go on. Anything else is the exit status to return at once: --help was printed, or
- * misuse was explained. Options and operands may be mixed; "--" ends the options.
+ * Reads the command line. Anything but CLI_CONTINUE is the exit status to return at once: the help or an error was
+ * printed. Options and operands may be mixed; "--" ends the options.
  */
-enum { CLI_GO_ON = -1 };
+enum { CLI_CONTINUE = -1 };
 int cli_parse(const cli_command *command, int argc, char **argv, cli_operands *operands);
 
 /* "vjp run: <sentence>" on stderr. Returns CLI_FAILURE. */
 int cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same with a hint at --help. Returns CLI_MISUSE. */
+/* The same, and a line that points to --help. Returns CLI_MISUSE. */
 int cli_misuse(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
@@ -93,6 +93,7 @@ int cli_misuse(const char *command, const char *format, ...) __attribute__((form
 typedef struct cli_device_options {
     const char *device;
     int64_t threads;
+    const char *instruction_set, *matrix_products; /* as in vjp_options; no options of the command line */
 } cli_device_options;
 
 #define CLI_DEVICE_DEFAULTS                                                                                            \
@@ -100,15 +101,15 @@ typedef struct cli_device_options {
 #define CLI_OPTION_DEVICE(on)                                                                                          \
     { "device", 0, "D", "ref, cpu, cuda:N, webgpu or metal; default cpu", CLI_TEXT, &(on).device, 0, 0 }
 #define CLI_OPTION_THREADS(on)                                                                                         \
-    { "threads", 0, "N", "threads of the cpu; default: one a core", CLI_INTEGER, &(on).threads, 1, 1024 }
+    { "threads", 0, "N", "threads of the cpu; default: one per core", CLI_INTEGER, &(on).threads, 1, 1024 }
 
-/* Opens that device. NULL after the reason has been printed: return CLI_FAILURE. */
+/* Opens that device. NULL: the reason has been printed; return CLI_FAILURE. */
 vjp_device *cli_open(const char *command, const cli_device_options *on);
 
-/* The op of that name. NULL after the misuse (with the nearest name) has been printed: return CLI_MISUSE. */
+/* The op of that name. NULL: the error, with the nearest name, has been printed; return CLI_MISUSE. */
 const vjp_op *cli_find_op(const char *command, const char *name);
 
-/* ---- JSON: one object a line ------------------------------------------------------------------------- */
+/* ---- JSON: one object per line ------------------------------------------------------------------------- */
 
 /*
  * Keys are NULL inside an array. Reals are printed so that they read back as the same double; NaN and the infinities,
@@ -152,14 +153,25 @@ void cli_fit(cli_column *columns, int count, const cli_cell *cells);
 void cli_head(const cli_column *columns, int count);
 void cli_row(const cli_column *columns, int count, const cli_cell *cells);
 
-/* How many places on the screen a text takes. */
+/* The width of a text in characters. */
 int cli_width(const char *text);
 
 /* "1.5 MiB". */
 enum { CLI_BYTES_TEXT = 32 };
 const char *cli_bytes(double bytes, char text[CLI_BYTES_TEXT]);
 
+/* "0.25", "nan": a number with so many significant digits; a NaN without the sign that printf() would show. */
+enum { CLI_NUMBER_TEXT = 32 };
+const char *cli_number(double value, int digits, char text[CLI_NUMBER_TEXT]);
+
 /* Flushes stdout; if it could not be written, says so and ends the program with CLI_FAILURE. */
 void cli_flush(void);
+
+/*
+ * For a command that must save its work first: from now on, cli_flush() only records a failure. cli_write_error() is
+ * the errno of the first one, or 0. A stdout that was closed from the start counts as unwanted and never fails.
+ */
+void cli_defer_write_errors(void);
+int cli_write_error(void);
 
 #endif

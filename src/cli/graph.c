@@ -1,7 +1,8 @@
 /*
- * vjp graph: what a model is made of. Its training step as a table, as text, as dot, or as a picture: the nodes with
- * what flows between them, and the arena, each intermediate a rectangle as long as its life and as high as its bytes.
+ * vjp graph: the training step of a model as a table, as text, as dot, or as a picture of its calls and of the arena,
+ * in which each intermediate is a rectangle: as high as its lifetime, as wide as its bytes.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,6 @@ enum { ROW = 26, BOX = 250, BOX_HEIGHT = 20, LEFT = 190, TOP = 96, ARENA_LEFT = 
 
 static const char *const FORWARD_FILL = "#dbe9f6", *const BACKWARD_FILL = "#fde3cf";
 
-/* What a name says that its scope did not. */
 static void put_escaped(FILE *file, const char *text) {
     for (; *text; text++) {
         if (*text == '&')
@@ -33,7 +33,7 @@ static int y_of(int32_t call) {
     return TOP + ROW * call + BOX_HEIGHT / 2;
 }
 
-/* The call, at or before `last`, that wrote what `call` reads in `slot`; -1: none. */
+/* The last call before `before` that wrote the tensor; -1: none. */
 static int32_t writer_of(const vjp_program *p, const vjp_tensor *read, int32_t before) {
     for (int32_t k = before - 1; k >= 0; k--) {
         const vjp_pass_info *pass = &p->call[k].work.op->info.pass[p->call[k].work.pass];
@@ -75,7 +75,7 @@ static void draw_nodes(FILE *file, const vjp_program *p) {
     }
 }
 
-/* Time goes down beside the calls, addresses go right. */
+/* Time runs downwards beside the calls, addresses to the right. */
 static void draw_arena(FILE *file, const vjp_program *p) {
     double bytes = p->report.arena_bytes ? (double)p->report.arena_bytes : 1;
     char total[CLI_BYTES_TEXT];
@@ -98,7 +98,7 @@ static void draw_arena(FILE *file, const vjp_program *p) {
 
 static int draw(const char *path, const char *title, const vjp_program *p) {
     FILE *file = fopen(path, "w");
-    if (!file) return cli_fail("graph", "%s cannot be written", path);
+    if (!file) return cli_fail("graph", "%s: it cannot be written: %s", path, strerror(errno));
     int height = TOP + ROW * p->calls + 30, width = ARENA_LEFT + ARENA_WIDTH + 30;
     fprintf(
         file,
@@ -117,12 +117,13 @@ static int draw(const char *path, const char *title, const vjp_program *p) {
     draw_arena(file, p);
     fprintf(file, "</svg>\n");
     bool bad = ferror(file) != 0;
-    return fclose(file) || bad ? cli_fail("graph", "%s could not be written", path) : CLI_OK;
+    if (fclose(file) == 0 && !bad) return CLI_OK;
+    return cli_fail("graph", "%s: it cannot be written: %s", path, strerror(errno));
 }
 
 /* ---- The table --------------------------------------------------------------------------------------- */
 
-static void tell(const train_model *model, const vjp_program_report *r, bool json, bool markdown) {
+static void print_report(const train_model *model, const vjp_program_report *r, bool json, bool markdown) {
     if (json) {
         cli_json_begin();
         cli_json_integer("parameters", model_size(model));
@@ -140,7 +141,7 @@ static void tell(const train_model *model, const vjp_program_report *r, bool jso
     if (markdown) {
         char arena[CLI_BYTES_TEXT], live[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT];
         printf(
-            "| parameters | calls of a step | arena | alive at most | without a plan | kept between steps | GFLOP |\n"
+            "| parameters | calls per step | arena | live at the peak | without reuse | kept between steps | GFLOP |\n"
             "|---:|---:|---:|---:|---:|---:|---:|\n| %lld | %zu | %s | %s | %s | %s | %.4g |\n",
             (long long)model_size(model), r->calls, cli_bytes((double)r->arena_bytes, arena),
             cli_bytes((double)r->live_bytes, live), cli_bytes((double)r->intermediate_bytes, whole),
@@ -148,14 +149,14 @@ static void tell(const train_model *model, const vjp_program_report *r, bool jso
         return;
     }
     printf("parameters          %lld\n", (long long)model_size(model));
-    printf("calls of a step     %zu\n", r->calls);
+    printf("calls per step      %zu\n", r->calls);
     printf("arena               %s\n", cli_bytes((double)r->arena_bytes, text));
-    printf("  alive at most     %s, so the plan is at %.3f of the least\n", cli_bytes((double)r->live_bytes, text),
+    printf("  live at the peak  %s; the arena is %.3f times that\n", cli_bytes((double)r->live_bytes, text),
            (double)r->arena_bytes / (r->live_bytes ? (double)r->live_bytes : 1));
-    printf("  without a plan    %s\n", cli_bytes((double)r->intermediate_bytes, text));
+    printf("  without reuse     %s\n", cli_bytes((double)r->intermediate_bytes, text));
     printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
-    printf("least a step moves  %s\n", cli_bytes(r->cost.bytes, text));
-    printf("operations          %.4g GFLOP\n", r->cost.flops * 1e-9);
+    printf("min. memory traffic %s per step\n", cli_bytes(r->cost.bytes, text));
+    printf("operations          %.4g GFLOP per step\n", r->cost.flops * 1e-9);
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
@@ -187,16 +188,16 @@ static int build(const arguments *a, const char *name, train_model *model) {
                                        .recompute = a->recompute};
         llama_build(model, &config, &options);
     } else {
-        return cli_misuse("graph", "there is no model \"%s\"; there are llama and convnet", name);
+        return cli_misuse("graph", "unknown model \"%s\"; models are llama and convnet", name);
     }
-    if (vjp_graph_status(model->graph) == VJP_OK) return CLI_GO_ON;
+    if (vjp_graph_status(model->graph) == VJP_OK) return CLI_CONTINUE;
     return cli_fail("graph", "%s", vjp_graph_error(model->graph));
 }
 
 static int show(const arguments *a, const char *name, vjp_device *device, train_model *model) {
     int count = model->parameters, status = CLI_OK;
     vjp_value *values = calloc(2 * (size_t)count + 1, sizeof *values);
-    if (!values) return cli_fail("graph", "no memory for %d gradients", count);
+    if (!values) return cli_fail("graph", "there is no memory for %d gradients", count);
     for (int i = 0; i < count; i++)
         values[count + 1 + i] = model->parameter[i].value;
     vjp_graph_grad(model->graph, model->loss, values + count + 1, (size_t)count, NULL, 0, values);
@@ -207,14 +208,14 @@ static int show(const arguments *a, const char *name, vjp_device *device, train_
         if (text)
             fputs(text, stdout);
         else
-            status = cli_fail("graph", "no memory for the text");
+            status = cli_fail("graph", "there is no memory for the text");
         free(text);
     } else if (vjp_compile(device, model->graph, values, (size_t)count + 1, NULL, &program) != VJP_OK) {
         status = cli_fail("graph", "%s", vjp_error(device));
     } else {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(program, &report);
-        tell(model, &report, a->json, a->markdown);
+        print_report(model, &report, a->json, a->markdown);
         char title[96];
         snprintf(title, sizeof title, "%s %s: a training step", name, a->preset);
         if (a->svg) status = draw(a->svg, title, program);
@@ -229,34 +230,37 @@ int cli_graph(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         {"preset", 0, "P", "size of the llama: tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"batch", 0, "B", "rows of a batch", CLI_INTEGER, &a.batch, 1, 1000000},
-        {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
+        {"batch", 0, "B", "rows per batch", CLI_INTEGER, &a.batch, 1, 1000000},
+        {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
         {"dtype", 0, "D", "f32, bf16 or f16; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"recompute", 0, NULL, "blocks are computed again instead of kept", CLI_FLAG, &a.recompute, 0, 0},
-        {"text", 0, NULL, "print the graph, a line a node", CLI_FLAG, &a.text, 0, 0},
+        {"recompute", 0, NULL, "recompute blocks in the backward pass", CLI_FLAG, &a.recompute, 0, 0},
+        {"text", 0, NULL, "print the graph, one line per node", CLI_FLAG, &a.text, 0, 0},
         {"dot", 0, NULL, "print the graph for Graphviz", CLI_FLAG, &a.dot, 0, 0},
-        {"markdown", 0, NULL, "what it needs, as a table", CLI_FLAG, &a.markdown, 0, 0},
-        {"svg", 0, "FILE", "draw the step and its arena", CLI_TEXT, &a.svg, 0, 0},
+        {"markdown", 0, NULL, "print the report as a markdown table", CLI_FLAG, &a.markdown, 0, 0},
+        {"svg", 0, "FILE", "draw the step and its arena, besides the report", CLI_TEXT, &a.svg, 0, 0},
     };
     const cli_command command = {
         .name = "graph",
-        .usage = "graph MODEL [--preset P] [--text | --dot | --svg FILE]",
-        .about = "Builds a training step of llama or convnet, loss and gradients, and tells what it needs.",
+        .usage = "graph MODEL [--preset P] [--text | --dot | --json | --markdown] [--svg FILE]",
+        .about =
+            "Builds a training step of llama or convnet, loss and gradients, and reports its calls, memory and FLOP.",
         .more = NULL,
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,
-        .least_operands = 1,
-        .most_operands = 1,
+        .min_operands = 1,
+        .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
+    if (a.text + a.dot + a.markdown + a.json > 1 || ((a.text || a.dot) && a.svg))
+        return cli_misuse("graph", "--text, --dot, --json and --markdown exclude each other; --svg goes with a report");
     vjp_device *device = cli_open("graph", &a.on);
     if (!device) return CLI_FAILURE;
     train_model model = {0};
     status = build(&a, operands.item[0], &model);
-    if (status == CLI_GO_ON) status = show(&a, operands.item[0], device, &model);
+    if (status == CLI_CONTINUE) status = show(&a, operands.item[0], device, &model);
     model_free(&model);
     vjp_close(device);
     return status;

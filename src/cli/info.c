@@ -1,6 +1,6 @@
 /*
- * `vjp info`: what this machine and this build are, and which devices open here. A device that does not is part of
- * the answer, with its reason, and no failure.
+ * `vjp info`: this machine, this build, and which devices open here. A device that does not open is listed with the
+ * reason, and is not a failure.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,14 +19,14 @@ enum {
 
 typedef struct machine {
     char processor[128];
-    double cache[CACHE_COUNT]; /* bytes of L1d, L2, L3; 0: not known */
+    double cache[CACHE_COUNT]; /* bytes of L1d, L2, L3; 0: unknown */
     long cores;
     double memory, memory_free;
     const char *runs[SET_COUNT]; /* instruction sets, best first */
     int run_count;
 } machine;
 
-/* The first line of a small file, without its end. */
+/* The first line of a file, without the newline. */
 static bool read_line(const char *path, char *line, size_t bytes) {
     FILE *file = fopen(path, "r");
     if (!file) return false;
@@ -85,7 +85,7 @@ static void find_memory(machine *m) {
 #ifdef _SC_PHYS_PAGES
     m->memory = page * (double)sysconf(_SC_PHYS_PAGES);
 #endif
-    /* What could be had without swapping, caches included: that is what a user wants to know. */
+    /* What can be allocated without swapping, including caches that the system would drop. */
     FILE *file = fopen("/proc/meminfo", "r");
     char line[128];
     double kib;
@@ -107,7 +107,7 @@ static void find_sets(machine *m) {
     }
 }
 
-/* The sentence without the device's name, which stands beside it already. */
+/* The device's sentence without its name, which is printed beside it. */
 static const char *reason(const vjp_device *device, const char *name) {
     const char *error = vjp_error(device);
     size_t length = strlen(name);
@@ -238,16 +238,15 @@ int cli_info(int argc, char **argv) {
     const cli_command command = {
         .name = "info",
         .usage = "info [--json]",
-        .about =
-            "Tells what vjp runs on: the processor and the instruction set that was chosen for it, threads, caches,\n"
-            "memory, who computes matrix products, and which devices open here, or why they do not.",
-        .more = "The environment chooses, too: VJP_ISA=avx512|avx2|neon|plain, VJP_THREADS=N, \n"
-                "VJP_GEMM=builtin|amx|blas.",
+        .about = "Shows what vjp runs on: the processor and the instruction set chosen for it, threads, caches, "
+                 "memory, the\n"
+                 "engine of matrix products, and which devices open here, or why they do not.",
+        .more = "Environment variables: VJP_ISA=avx512|avx2|neon|plain, VJP_THREADS=N, VJP_GEMM=builtin|amx|blas.",
         .json = &json,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
 
     machine m = {.cores = sysconf(_SC_NPROCESSORS_ONLN)};
     find_processor(&m);
@@ -262,7 +261,7 @@ int cli_info(int argc, char **argv) {
         handles = handles && devices[i];
     }
     if (!handles) {
-        status = cli_fail("info", "there is no memory for the devices' handles");
+        status = cli_fail("info", "there is no memory for the devices");
     } else if (json) {
         print_json(&m, devices, opened);
         status = CLI_OK;

@@ -1,12 +1,14 @@
 /*
- * The program `vjp`: finds the subcommand, and holds what all of them share on the way in (options, messages, opening
- * a device) and on the way out (exit status). What is printed is in output.c.
+ * The program `vjp`: finds the subcommand, and has what all of them share: options, messages, opening a device, exit
+ * status. Printing is in output.c.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "proof/text.h"
@@ -19,11 +21,11 @@ static const struct {
     {"info", cli_info, "this machine: instruction set, threads, caches, BLAS, devices"},
     {"ops", cli_ops, "the ops: tensors, attributes, and which device supports which dtype"},
     {"run", cli_run, "computes one pass of an op on tensors from a safetensors file"},
-    {"check", cli_check, "holds a device against the reference, and the reference against differences"},
-    {"bench", cli_bench, "measures each op beside the limit of this machine"},
+    {"check", cli_check, "compares a device with the reference, and the reference with finite differences"},
+    {"bench", cli_bench, "measures each op against the limit of this machine"},
     {"train", cli_train, "trains a model on text or pictures"},
-    {"sample", cli_sample, "writes text with a trained model"},
-    {"graph", cli_graph, "draws a model's graph, and tells what it needs"},
+    {"sample", cli_sample, "generates text with a trained model"},
+    {"graph", cli_graph, "draws a model's graph, and shows how much memory it needs"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
@@ -56,7 +58,7 @@ int cli_misuse(const char *command, const char *format, ...) {
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 
-enum { MOST_OPTIONS = 32 };
+enum { MAX_OPTIONS = 32 };
 
 static void print_option(const char *name, char letter, const char *value, const char *about) {
     char left[64];
@@ -71,8 +73,8 @@ static void print_help(const cli_command *command) {
         const cli_option *o = &command->options[i];
         print_option(o->name, o->letter, o->value, o->about);
     }
-    print_option("json", 0, NULL, "print one JSON object a line");
-    print_option("help", 'h', NULL, "this text");
+    print_option("json", 0, NULL, "print one JSON object per line");
+    print_option("help", 'h', NULL, "print this help");
     if (command->more) printf("\n%s\n", command->more);
 }
 
@@ -90,14 +92,14 @@ static const cli_option *find_letter(const cli_command *command, char letter) {
 }
 
 static int unknown_option(const cli_command *command, const char *name, size_t length) {
-    const char *names[MOST_OPTIONS + 3] = {"help", "json"};
-    for (size_t i = 0; i < command->option_count && i < MOST_OPTIONS; i++)
+    const char *names[MAX_OPTIONS + 3] = {"help", "json"};
+    for (size_t i = 0; i < command->option_count && i < MAX_OPTIONS; i++)
         names[i + 2] = command->options[i].name;
     char word[64];
     snprintf(word, sizeof word, "%.*s", (int)(length < 63 ? length : 63), name);
     const char *nearest = text_nearest(word, names);
-    if (nearest) return cli_misuse(command->name, "there is no option --%s; did you mean --%s?", word, nearest);
-    return cli_misuse(command->name, "there is no option --%s", word);
+    if (nearest) return cli_misuse(command->name, "unknown option --%s; did you mean --%s?", word, nearest);
+    return cli_misuse(command->name, "unknown option --%s", word);
 }
 
 static int set_list(const cli_command *command, const cli_option *option, char *value) {
@@ -106,12 +108,12 @@ static int set_list(const cli_command *command, const cli_option *option, char *
         char *comma = strchr(word, ',');
         if (comma) *comma++ = 0;
         if (!*word) return cli_misuse(command->name, "--%s has an empty word in its list", option->name);
-        if (list->count == CLI_LIST_MOST)
-            return cli_misuse(command->name, "--%s has more than %d words", option->name, CLI_LIST_MOST);
+        if (list->count == CLI_LIST_MAX)
+            return cli_misuse(command->name, "--%s has more than %d words", option->name, CLI_LIST_MAX);
         list->item[list->count++] = word;
         word = comma;
     }
-    return CLI_GO_ON;
+    return CLI_CONTINUE;
 }
 
 static int set_option(const cli_command *command, const cli_option *option, char *value) {
@@ -125,18 +127,18 @@ static int set_option(const cli_command *command, const cli_option *option, char
         char *end;
         errno = 0;
         long long number = strtoll(value, &end, 10);
-        if (!*value || *end || errno || number < option->least || number > option->most)
+        if (!*value || *end || errno || number < option->min || number > option->max)
             return cli_misuse(command->name, "--%s is \"%s\"; it must be an integer from %lld to %lld", option->name,
-                              value, (long long)option->least, (long long)option->most);
+                              value, (long long)option->min, (long long)option->max);
         *(int64_t *)option->target = number;
         break;
     }
     case CLI_REAL: {
         char *end;
         double number = strtod(value, &end);
-        if (!*value || *end || !(number >= (double)option->least && number <= (double)option->most))
+        if (!*value || *end || !(number >= (double)option->min && number <= (double)option->max))
             return cli_misuse(command->name, "--%s is \"%s\"; it must be a number from %lld to %lld", option->name,
-                              value, (long long)option->least, (long long)option->most);
+                              value, (long long)option->min, (long long)option->max);
         *(double *)option->target = number;
         break;
     }
@@ -150,7 +152,7 @@ static int set_option(const cli_command *command, const cli_option *option, char
     }
     case CLI_LIST: return set_list(command, option, value);
     }
-    return CLI_GO_ON;
+    return CLI_CONTINUE;
 }
 
 /* Reads the option at argv[*at] and moves *at to the last argument it used. */
@@ -163,15 +165,15 @@ static int parse_option(const cli_command *command, int argc, char **argv, int *
         size_t length = strcspn(name, "=");
         if (length == 4 && (memcmp(name, "json", 4) == 0 || memcmp(name, "help", 4) == 0)) {
             if (name[length]) return cli_misuse(command->name, "--%.4s takes no value", name);
-            *command->json = true; /* a plain --help has been seen before */
-            return CLI_GO_ON;
+            *command->json = true; /* cli_parse() has handled a plain --help */
+            return CLI_CONTINUE;
         }
         option = find_option(command, name, length);
         if (!option) return unknown_option(command, name, length);
         if (name[length] == '=') value = name + length + 1;
     } else {
         option = find_letter(command, argument[1]);
-        if (!option) return cli_misuse(command->name, "there is no option -%c", argument[1]);
+        if (!option) return cli_misuse(command->name, "unknown option -%c", argument[1]);
         if (argument[2]) value = argument + 2; /* -oFILE */
     }
     if (option->type == CLI_FLAG) {
@@ -198,21 +200,24 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_operands *o
             only_operands = true;
         } else {
             int status = parse_option(command, argc, argv, &i);
-            if (status != CLI_GO_ON) return status;
+            if (status != CLI_CONTINUE) return status;
         }
     }
-    if (operands->count < command->least_operands)
+    if (operands->count < command->min_operands)
         return cli_misuse(command->name, "too few arguments; usage: vjp %s", command->usage);
-    if (command->most_operands >= 0 && operands->count > command->most_operands)
-        return cli_misuse(command->name, "\"%s\" is one argument too many; usage: vjp %s",
-                          operands->item[command->most_operands], command->usage);
-    return CLI_GO_ON;
+    if (command->max_operands >= 0 && operands->count > command->max_operands)
+        return cli_misuse(command->name, "unexpected argument \"%s\"; usage: vjp %s",
+                          operands->item[command->max_operands], command->usage);
+    return CLI_CONTINUE;
 }
 
 /* ---- Devices and ops --------------------------------------------------------------------------------- */
 
 vjp_device *cli_open(const char *command, const cli_device_options *on) {
-    vjp_options options = {.struct_size = sizeof(vjp_options), .threads = (int32_t)on->threads};
+    vjp_options options = {.struct_size = sizeof(vjp_options),
+                           .threads = (int32_t)on->threads,
+                           .instruction_set = on->instruction_set,
+                           .matrix_products = on->matrix_products};
     vjp_device *device = NULL;
     if (vjp_open(on->device, &options, &device) == VJP_OK) return device;
     cli_fail(command, "%s", vjp_error(device));
@@ -223,15 +228,15 @@ vjp_device *cli_open(const char *command, const cli_device_options *on) {
 const vjp_op *cli_find_op(const char *command, const char *name) {
     const vjp_op *op = vjp_op_find(name);
     if (op) return op;
-    enum { MOST_OPS = 256 };
-    const char *names[MOST_OPS + 1] = {0};
-    for (size_t i = 0; i < vjp_op_count() && i < MOST_OPS; i++)
+    enum { MAX_OPS = 256 };
+    const char *names[MAX_OPS + 1] = {0};
+    for (size_t i = 0; i < vjp_op_count() && i < MAX_OPS; i++)
         names[i] = vjp_op_describe(vjp_op_at(i))->name;
     const char *nearest = text_nearest(name, names);
     if (nearest)
-        cli_misuse(command, "there is no op \"%s\"; did you mean %s?", name, nearest);
+        cli_misuse(command, "unknown op \"%s\"; did you mean %s?", name, nearest);
     else
-        cli_misuse(command, "there is no op \"%s\"; `vjp ops` lists them", name);
+        cli_misuse(command, "unknown op \"%s\"; `vjp ops` lists them", name);
     return NULL;
 }
 
@@ -243,7 +248,7 @@ static void print_overview(void) {
     printf("Usage: vjp COMMAND [arguments]\n\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
         printf("  %s%-6s%s  %s\n", bold, commands[i].name, plain, commands[i].about);
-    printf("\nvjp COMMAND --help tells more of one, vjp --version the version. A good start:\n\n"
+    printf("\n`vjp COMMAND --help` explains a command, `vjp --version` prints the version. To start:\n\n"
            "  vjp info\n"
            "  vjp ops layer_norm\n"
            "  vjp check --quick\n"
@@ -258,8 +263,8 @@ static int run_command(const char *name, int argc, char **argv) {
     }
     names[COMMAND_COUNT] = "help";
     const char *nearest = text_nearest(name, names);
-    if (nearest) return cli_misuse("", "there is no command \"%s\"; did you mean %s?", name, nearest);
-    return cli_misuse("", "there is no command \"%s\"", name);
+    if (nearest) return cli_misuse("", "unknown command \"%s\"; did you mean %s?", name, nearest);
+    return cli_misuse("", "unknown command \"%s\"; `vjp help` lists them", name);
 }
 
 static int dispatch(int argc, char **argv) {
@@ -273,18 +278,30 @@ static int dispatch(int argc, char **argv) {
         return CLI_OK;
     }
     if (strcmp(name, "help") == 0) {
-        if (argc > 3) return cli_misuse("", "\"%s\" is one argument too many; usage: vjp help COMMAND", argv[3]);
+        if (argc > 3) return cli_misuse("", "unexpected argument \"%s\"; usage: vjp help COMMAND", argv[3]);
         char *help[] = {argv[2], "--help", NULL};
         return run_command(argv[2], 2, help);
     }
-    if (name[0] == '-') return cli_misuse("", "there is no option %s; a command comes first", name);
+    if (name[0] == '-') return cli_misuse("", "unknown option %s; the first argument must be a command", name);
     return run_command(name, argc - 1, argv + 1);
 }
 
+/*
+ * Opens /dev/null in place of standard streams that are closed: otherwise the next file that is opened, such as the
+ * record of a training run, would get their number, and whatever is printed would be written into it. The replacements
+ * are opened the wrong way round, so that printing still fails.
+ */
+static void occupy_standard_streams(void) {
+    for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++)
+        if (fcntl(file, F_GETFD) < 0 && errno == EBADF && open("/dev/null", file ? O_RDONLY : O_WRONLY) != file)
+            _exit(CLI_FAILURE);
+}
+
 int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN); /* a reader that leaves is a write error, which cli_flush() turns into status 1 */
-    setenv("XDG_RUNTIME_DIR", "/tmp", 0); /* where a Vulkan driver looks for a desktop, and complains if it is unset */
+    occupy_standard_streams();
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is then a write error, which cli_flush() turns into status 1 */
+    setenv("XDG_RUNTIME_DIR", "/tmp", 0); /* some Vulkan drivers complain if it is unset */
     int status = dispatch(argc, argv);
-    cli_flush();
+    if (status == CLI_OK) cli_flush();
     return status;
 }

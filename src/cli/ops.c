@@ -478,11 +478,11 @@ int cli_ops(int argc, char **argv) {
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &json,
-        .most_operands = 1,
+        .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
     if (families && (!markdown || operands.count)) return cli_misuse("ops", "--families goes with --markdown alone");
     if (json && markdown) return cli_misuse("ops", "--json and --markdown exclude each other");
     const vjp_op *only = NULL;

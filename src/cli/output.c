@@ -1,9 +1,9 @@
 /*
  * What the program prints on stdout: JSON lines, and tables for people. Colour is for terminals only, and never the
- * sole carrier of a meaning. A line that cannot be written ends the program: whoever reads a result must be able to
- * trust that all of it came.
+ * only sign of a meaning. A line that cannot be written ends the program, so that no result is silently incomplete.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -15,20 +15,41 @@
 #include "files/real.h"
 #include "proof/text.h"
 
+static bool deferred;
+static int write_error; /* the first one */
+
 void cli_flush(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
-    /* A reader that left early (`vjp ops | head`) knows; everyone else must be told. */
-    if (errno != EPIPE) fprintf(stderr, "vjp: standard output cannot be written: %s\n", strerror(errno ? errno : EIO));
+    int reason = errno ? errno : EIO;
+    if (!write_error) write_error = reason;
+    if (deferred) return;
+    /* For a closed pipe, as in `vjp ops | head`, nothing is printed: the reader closed it. */
+    if (reason != EPIPE) fprintf(stderr, "vjp: standard output cannot be written: %s\n", strerror(reason));
     _exit(CLI_FAILURE);
+}
+
+void cli_defer_write_errors(void) {
+    deferred = true;
+    int mode = fcntl(STDOUT_FILENO, F_GETFL);
+    bool closed = mode >= 0 && (mode & O_ACCMODE) == O_RDONLY; /* as main() replaces a closed one */
+    int quiet = closed ? open("/dev/null", O_WRONLY | O_CLOEXEC) : -1;
+    if (quiet >= 0) {
+        dup2(quiet, STDOUT_FILENO);
+        close(quiet);
+    }
+}
+
+int cli_write_error(void) {
+    return write_error;
 }
 
 /* ---- JSON -------------------------------------------------------------------------------------------- */
 
-/* stdout has one writer, so its place in the line is kept here: whether the next element needs a comma before it. */
+/* Whether the next element on stdout needs a comma before it. */
 static bool needs_comma;
 
-/* Bytes that are no UTF-8, as a model may write them, become the sign for such: JSON has no other texts. */
+/* Bytes that are not UTF-8, which a model may produce, become U+FFFD: JSON strings cannot hold them. */
 static void write_string(const char *text) {
     size_t length = strlen(text), bytes;
     putchar('"');
@@ -158,7 +179,7 @@ const char *cli_paint(cli_colour colour) {
 int cli_width(const char *text) {
     int width = 0;
     for (; text && *text; text++)
-        width += (*text & 0xc0) != 0x80; /* bytes that continue a UTF-8 character take no place */
+        width += (*text & 0xc0) != 0x80; /* the other bytes continue a UTF-8 character */
     return width;
 }
 
@@ -171,7 +192,7 @@ void cli_fit(cli_column *columns, int count, const cli_cell *cells) {
 }
 
 static void print_cells(const cli_column *columns, int count, const cli_cell *cells) {
-    int last = count - 1; /* nothing is printed after the last cell that has text */
+    int last = count - 1; /* the last cell that has text: no blanks follow it */
     while (last > 0 && !cli_width(cells[last].text))
         last--;
     for (int i = 0; i <= last; i++) {
@@ -189,15 +210,20 @@ static void print_cells(const cli_column *columns, int count, const cli_cell *ce
 }
 
 void cli_head(const cli_column *columns, int count) {
-    enum { MOST_COLUMNS = 32 };
-    cli_cell titles[MOST_COLUMNS];
-    for (int i = 0; i < count && i < MOST_COLUMNS; i++)
+    enum { MAX_COLUMNS = 32 };
+    cli_cell titles[MAX_COLUMNS];
+    for (int i = 0; i < count && i < MAX_COLUMNS; i++)
         titles[i] = (cli_cell){columns[i].title, CLI_BOLD};
-    print_cells(columns, count < MOST_COLUMNS ? count : MOST_COLUMNS, titles);
+    print_cells(columns, count < MAX_COLUMNS ? count : MAX_COLUMNS, titles);
 }
 
 void cli_row(const cli_column *columns, int count, const cli_cell *cells) {
     print_cells(columns, count, cells);
+}
+
+const char *cli_number(double value, int digits, char text[CLI_NUMBER_TEXT]) {
+    snprintf(text, CLI_NUMBER_TEXT, "%.*g", digits, isnan(value) ? (double)NAN : value);
+    return text;
 }
 
 const char *cli_bytes(double bytes, char text[CLI_BYTES_TEXT]) {
@@ -205,7 +231,7 @@ const char *cli_bytes(double bytes, char text[CLI_BYTES_TEXT]) {
     int unit = 0;
     while (bytes >= 1024 && unit < 4)
         bytes /= 1024, unit++;
-    /* Whole numbers without a point: caches and memories mostly are. */
+    /* Whole numbers, as sizes of caches and memories mostly are, have no decimal point. */
     snprintf(text, CLI_BYTES_TEXT, bytes == floor(bytes) || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
     return text;
 }

@@ -1,13 +1,14 @@
 /*
  * `vjp run`: one pass of one op on tensors from a file. Tensors are matched to the op's slots by name, nothing is
- * converted, and nothing is silently left aside: this is how people hold vjp against their own code.
+ * converted, and nothing is silently ignored: this is how people compare vjp with their own code.
  *
- * The way through: match the file's tensors to slots, let vjp_infer() tell the outputs' shapes, allocate and upload,
- * call, download, write, report. Memory is the device's own, so that it works for any device.
+ * Steps: match the file's tensors to slots, get the outputs' shapes from vjp_infer(), allocate and upload, call,
+ * download, write, report. Tensors are in the device's memory, so that any device works.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/cli.h"
 #include "core/half.h"
@@ -22,9 +23,9 @@ typedef struct run_options {
 } run_options;
 
 typedef struct slot_state {
-    const safetensors_tensor *source; /* from the file: an input, or what an output is added to; NULL: none */
+    const safetensors_tensor *source; /* from the file: an input, or an output to add to; NULL: none */
     bool wanted;                      /* an output that is computed */
-    int dtype;                        /* an output's dtype as asked for; -1: as vjp_infer() proposes */
+    int dtype;                        /* an output's dtype from --output-dtype; -1: from vjp_infer() */
     vjp_tensor tensor;
     size_t bytes;
     void *host; /* an output after the call */
@@ -51,7 +52,7 @@ static const char *slot_names(const run *r, bool outputs, char *text, size_t byt
     return text;
 }
 
-/* The number of the output of that name, or -1 after the misuse has been explained. */
+/* The number of the output of that name. -1: the error has been printed. */
 static int find_output(const run *r, const char *option, const char *name) {
     char names[256];
     for (size_t i = 0; i < r->info->outputs; i++)
@@ -62,14 +63,16 @@ static int find_output(const run *r, const char *option, const char *name) {
 }
 
 static int read_operands(run *r, const cli_operands *operands) {
-    char error[TEXT_ERROR];
+    char error[TEXT_ERROR], op[64];
+    snprintf(op, sizeof op, "%.*s", (int)strcspn(operands->item[0], "."), operands->item[0]);
+    if (!cli_find_op("run", op)) return CLI_MISUSE;
     if (!text_parse_pass(operands->item[0], &r->op, &r->pass, error)) return cli_misuse("run", "%s", error);
     r->info = &vjp_op_describe(r->op)->pass[r->pass];
     vjp_op_defaults(r->op, r->attributes.bytes);
     for (int i = 2; i < operands->count; i++)
         if (!text_set_attribute(r->op, r->attributes.bytes, operands->item[i], error))
             return cli_misuse("run", "%s", error);
-    return CLI_GO_ON;
+    return CLI_CONTINUE;
 }
 
 static int choose_outputs(run *r, const run_options *options) {
@@ -96,12 +99,12 @@ static int choose_outputs(run *r, const run_options *options) {
         if (slot < 0) return CLI_MISUSE;
         r->slot[slot].dtype = vjp_dtype_find(equals + 1);
         if (r->slot[slot].dtype < 0)
-            return cli_misuse("run", "--output-dtype: \"%s\" is no dtype; there are f32, bf16, f16, f64, i32, i64",
+            return cli_misuse("run", "--output-dtype: unknown dtype \"%s\"; dtypes are f32, bf16, f16, f64, i32, i64",
                               equals + 1);
         if (r->slot[slot].tensor.flags & VJP_ACCUMULATE)
             return cli_misuse("run", "--output-dtype: %s accumulates, so it has the dtype of the file's tensor", item);
     }
-    return CLI_GO_ON;
+    return CLI_CONTINUE;
 }
 
 /* ---- The file's tensors ------------------------------------------------------------------------------ */
@@ -115,8 +118,8 @@ static int take_tensor(run *r, const char *path, const safetensors_tensor *sourc
         if (is_output && !accumulates) {
             if (ignore_extra) return CLI_OK;
             return cli_fail("run",
-                            "%s has a tensor \"%s\", which is an output: add to it with --accumulate %s, or pass "
-                            "over it with --ignore-extra",
+                            "%s has a tensor \"%s\", which is an output: add to it with --accumulate %s, or ignore it "
+                            "with --ignore-extra",
                             path, source->name, source->name);
         }
         if (source->dtype < 0)
@@ -134,8 +137,7 @@ static int take_tensor(run *r, const char *path, const safetensors_tensor *sourc
     }
     if (ignore_extra) return CLI_OK;
     return cli_fail("run",
-                    "%s has a tensor \"%.64s\", which %s.%s does not take; it takes %s (--ignore-extra passes over "
-                    "others)",
+                    "%s has a tensor \"%.64s\", which %s.%s does not take; it takes %s (--ignore-extra ignores others)",
                     path, source->name, vjp_op_describe(r->op)->name, text_pass_name(r->pass),
                     slot_names(r, false, inputs, sizeof inputs));
 }
@@ -152,7 +154,14 @@ static int take_tensors(run *r, const char *path, const safetensors_file *file, 
 
 /* ---- The call ---------------------------------------------------------------------------------------- */
 
-/* The library's sentence. A dtype without a kernel gets the ones that have. */
+/* Whether a file's tensor is f64, which only ref computes with. */
+static bool has_f64(const run *r) {
+    for (size_t i = 0; i < r->info->count; i++)
+        if (r->slot[i].source && r->slot[i].source->dtype == VJP_F64) return true;
+    return false;
+}
+
+/* Prints the library's sentence; for a dtype without a kernel, also which dtypes have one, or which device. */
 static int library_failed(const run *r, vjp_status status) {
     char sentence[600], dtypes[64] = "";
     snprintf(sentence, sizeof sentence, "%s", vjp_error(r->device));
@@ -161,7 +170,9 @@ static int library_failed(const run *r, vjp_status status) {
             size_t used = strlen(dtypes);
             snprintf(dtypes + used, sizeof dtypes - used, "%s%s", used ? ", " : "", vjp_dtype_name((vjp_dtype)d));
         }
-    if (dtypes[0]) return cli_fail("run", "%s; it has %s", sentence, dtypes);
+    bool elsewhere = status == VJP_UNSUPPORTED && has_f64(r) && strcmp(vjp_device_name(r->device), "ref") != 0;
+    if (dtypes[0])
+        return cli_fail("run", "%s; it has %s%s", sentence, dtypes, elsewhere ? "; use --device ref for f64" : "");
     return cli_fail("run", "%s", sentence);
 }
 
@@ -195,7 +206,7 @@ static int describe_outputs(run *r) {
     return CLI_OK;
 }
 
-/* Asks for the workspace before any tensor is allocated: refusals come early and cost nothing. */
+/* Reserves the workspace before any tensor is allocated, so that a refusal comes early. */
 static int prepare_workspace(const run *r) {
     const vjp_tensor *list[VJP_MAX_SLOTS];
     size_t bytes;
@@ -280,22 +291,22 @@ static double element(const void *data, int dtype, size_t i) {
 }
 
 typedef struct summary {
-    double norm, least, most; /* least and most pass over NaN */
+    double norm, min, max; /* min and max ignore NaN */
     size_t count, not_finite;
 } summary;
 
 static summary summarise(const slot_state *slot) {
-    summary s = {.least = INFINITY, .most = -INFINITY};
+    summary s = {.min = INFINITY, .max = -INFINITY};
     s.count = slot->bytes / vjp_dtype_size((vjp_dtype)slot->tensor.dtype);
     double largest = 0, sum = 0;
     for (size_t i = 0; i < s.count; i++) {
         double v = element(slot->host, slot->tensor.dtype, i);
         if (!isfinite(v)) s.not_finite++;
-        if (v < s.least) s.least = v;
-        if (v > s.most) s.most = v;
+        if (v < s.min) s.min = v;
+        if (v > s.max) s.max = v;
         if (fabs(v) > largest) largest = fabs(v);
     }
-    /* Divided by the largest, no square overflows or vanishes. */
+    /* Scaled by the largest, no square overflows or underflows to zero. */
     for (size_t i = 0; i < s.count; i++) {
         double v = element(slot->host, slot->tensor.dtype, i);
         double scaled = largest > 0 && isfinite(largest) ? v / largest : v;
@@ -310,7 +321,7 @@ static void report_json(const run *r, const char *path) {
         const slot_state *slot = &r->slot[i];
         if (!slot->wanted) continue;
         summary s = summarise(slot);
-        bool ordered = s.least <= s.most; /* false when there is no number at all */
+        bool ordered = s.min <= s.max; /* false if there are no numbers */
         cli_json_begin();
         cli_json_text("op", vjp_op_describe(r->op)->name);
         cli_json_text("pass", text_pass_name(r->pass));
@@ -320,8 +331,8 @@ static void report_json(const run *r, const char *path) {
         cli_json_shape("shape", slot->tensor.ndim, slot->tensor.shape);
         cli_json_boolean("accumulated", slot->tensor.flags & VJP_ACCUMULATE);
         cli_json_real("norm", s.norm);
-        ordered ? cli_json_real("min", s.least) : cli_json_null("min");
-        ordered ? cli_json_real("max", s.most) : cli_json_null("max");
+        ordered ? cli_json_real("min", s.min) : cli_json_null("min");
+        ordered ? cli_json_real("max", s.max) : cli_json_null("max");
         cli_json_integer("not_finite", (int64_t)s.not_finite);
         cli_json_text("file", path);
         cli_json_end();
@@ -343,26 +354,28 @@ static void report_table(const run *r, const char *path) {
         for (size_t i = 0; i < r->info->outputs; i++) {
             const slot_state *slot = &r->slot[i];
             if (!slot->wanted) continue;
-            char shape[TEXT_SHAPE], norm[32] = "", least[32] = "-", most[32] = "-", bad[32] = "", name[80];
+            char shape[TEXT_SHAPE], bad[32] = "", name[80];
+            char norm[CLI_NUMBER_TEXT] = "", min[CLI_NUMBER_TEXT] = "-", max[CLI_NUMBER_TEXT] = "-";
             snprintf(name, sizeof name, "%s%s", r->info->slots[i].name,
                      slot->tensor.flags & VJP_ACCUMULATE ? " (+=)" : "");
             if (printing) {
                 summary s = summarise(slot);
-                snprintf(norm, sizeof norm, "%.6g", s.norm);
-                if (s.least <= s.most) {
-                    snprintf(least, sizeof least, "%.6g", s.least);
-                    snprintf(most, sizeof most, "%.6g", s.most);
+                cli_number(s.norm, 6, norm);
+                if (s.min <= s.max) {
+                    cli_number(s.min, 6, min);
+                    cli_number(s.max, 6, max);
                 }
                 snprintf(bad, sizeof bad, "%zu", s.not_finite);
                 computed++;
             }
-            cli_cell cells[] = {{name, CLI_BOLD},
-                                {text_shape(slot->tensor.ndim, slot->tensor.shape, shape), CLI_PLAIN},
-                                {vjp_dtype_name((vjp_dtype)slot->tensor.dtype), CLI_PLAIN},
-                                {norm, CLI_PLAIN},
-                                {least, CLI_PLAIN},
-                                {most, CLI_PLAIN},
-                                {bad, strcmp(bad, "0") == 0 ? CLI_PLAIN : CLI_RED}};
+            cli_cell cells[] = {
+                {name, CLI_BOLD},
+                {slot->tensor.ndim ? text_shape(slot->tensor.ndim, slot->tensor.shape, shape) : "scalar", CLI_PLAIN},
+                {vjp_dtype_name((vjp_dtype)slot->tensor.dtype), CLI_PLAIN},
+                {norm, CLI_PLAIN},
+                {min, CLI_PLAIN},
+                {max, CLI_PLAIN},
+                {bad, strcmp(bad, "0") == 0 ? CLI_PLAIN : CLI_RED}};
             if (printing)
                 cli_row(columns, COUNT, cells);
             else
@@ -373,6 +386,12 @@ static void report_table(const run *r, const char *path) {
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
+
+static bool same_file(const char *one, const char *other) {
+    struct stat a, b;
+    return stat(one, &a) == 0 && stat(other, &b) == 0 && S_ISREG(a.st_mode) && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
 
 static int run_on_file(run *r, const run_options *options, const char *path) {
     char error[SAFETENSORS_ERROR];
@@ -397,16 +416,16 @@ static int run_on_file(run *r, const run_options *options, const char *path) {
 int cli_run(int argc, char **argv) {
     run_options options = {.on = CLI_DEVICE_DEFAULTS};
     const cli_option table[] = {
-        {"output", 'o', "FILE", "where the outputs go; required", CLI_TEXT, &options.output, 0, 0},
+        {"output", 'o', "FILE", "file to write the outputs to; required", CLI_TEXT, &options.output, 0, 0},
         CLI_OPTION_DEVICE(options.on),
         CLI_OPTION_THREADS(options.on),
-        {"outputs", 0, "NAME,...", "compute these outputs alone; default: all of the pass", CLI_LIST, &options.outputs,
+        {"outputs", 0, "NAME,...", "compute only these outputs; default: all of the pass", CLI_LIST, &options.outputs,
          0, 0},
-        {"output-dtype", 0, "NAME=T,...", "an output's dtype, where the op leaves a choice: dgamma=f32", CLI_LIST,
+        {"output-dtype", 0, "NAME=T,...", "dtype of an output, where the op leaves a choice: dgamma=f32", CLI_LIST,
          &options.output_dtypes, 0, 0},
         {"accumulate", 0, "NAME,...", "add to the file's tensor of that name instead of starting from zero", CLI_LIST,
          &options.accumulate, 0, 0},
-        {"ignore-extra", 0, NULL, "pass over tensors of the file that the op does not take", CLI_FLAG,
+        {"ignore-extra", 0, NULL, "ignore tensors of the file that the op does not take", CLI_FLAG,
          &options.ignore_extra, 0, 0},
     };
     const cli_command command = {
@@ -414,22 +433,25 @@ int cli_run(int argc, char **argv) {
         .usage = "run OP.PASS IN.safetensors -o OUT.safetensors [name=value ...]",
         .about =
             "Computes one pass of an op. The tensors of IN are matched to the op's inputs by name (`vjp ops OP`\n"
-            "lists them) and are taken in the dtype they are stored in; name=value sets an attribute. The outputs\n"
-            "are written to OUT, which is replaced only once all of it is on the disk.",
+            "lists them) and keep the dtype they are stored in; name=value sets an attribute. The outputs are written\n"
+            "to OUT, which is replaced only when all of it is on the disk.",
         .more = "Example:\n"
                 "  vjp run layer_norm.backward in.safetensors -o out.safetensors eps=1e-6 --output-dtype dgamma=f32",
         .options = table,
         .option_count = sizeof table / sizeof table[0],
         .json = &options.json,
-        .least_operands = 2,
-        .most_operands = -1,
+        .min_operands = 2,
+        .max_operands = -1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
-    if (!options.output) return cli_misuse("run", "-o is missing: it says where the outputs go");
+    if (status != CLI_CONTINUE) return status;
+    if (!options.output) return cli_misuse("run", "-o is missing: name the file to write the outputs to");
+    if (same_file(operands.item[1], options.output))
+        return cli_misuse("run", "-o names the input, %s, which would be overwritten; choose another file",
+                          options.output);
     run r = {0};
     status = read_operands(&r, &operands);
-    if (status == CLI_GO_ON) status = choose_outputs(&r, &options);
-    return status == CLI_GO_ON ? run_on_file(&r, &options, operands.item[1]) : status;
+    if (status == CLI_CONTINUE) status = choose_outputs(&r, &options);
+    return status == CLI_CONTINUE ? run_on_file(&r, &options, operands.item[1]) : status;
 }

@@ -1,4 +1,4 @@
-/* vjp sample: text from a model that vjp train made. */
+/* vjp sample: generates text with a model that vjp train made. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,14 +17,14 @@ static int write_text(sampler *s, const arguments *a) {
     char error[TRAIN_ERROR];
     size_t length = strlen(a->prompt);
     char *text = malloc((size_t)a->bytes + 1);
-    if (!text) return cli_fail("sample", "no memory for %lld bytes", (long long)a->bytes);
+    if (!text) return cli_fail("sample", "there is no memory for %lld bytes", (long long)a->bytes);
     sampler_begin(s, &a->options, a->prompt, length);
     if (!a->json) fwrite(a->prompt, 1, length, stdout);
     int byte = 0;
     for (int64_t i = 0; i < a->bytes && byte >= 0; i++) {
         byte = sampler_next(s, error);
         if (byte < 0) break;
-        text[i] = (char)(byte ? byte : ' '); /* a text ends with a zero */
+        text[i] = (char)(byte ? byte : ' '); /* a zero would end the text */
         text[i + 1] = 0;
         if (a->json) continue;
         putchar(byte);
@@ -65,27 +65,29 @@ int cli_sample(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
-        {"prompt", 'p', "TEXT", "what it begins with", CLI_TEXT, &a.prompt, 0, 0},
-        {"bytes", 'n', "N", "how long it is; default 500", CLI_INTEGER, &a.bytes, 1, 100000000},
-        {"temperature", 0, "T", "0: always the likeliest byte; default 0.8", CLI_REAL, &a.options.temperature, 0, 1000},
-        {"top-k", 0, "K", "only the K likeliest bytes; 0: all; default 40", CLI_INTEGER, &a.options.top_k, 0, 1000000},
-        {"seed", 0, "S", "another text; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        {"prompt", 'p', "TEXT", "how the text begins", CLI_TEXT, &a.prompt, 0, 0},
+        {"bytes", 'n', "N", "how many bytes to generate; default 500", CLI_INTEGER, &a.bytes, 1, 100000000},
+        {"temperature", 0, "T", "randomness; 0: always the most likely byte; default 0.8", CLI_REAL,
+         &a.options.temperature, 0, 1000},
+        {"top-k", 0, "K", "choose among the K most likely bytes; 0: all; default 40", CLI_INTEGER, &a.options.top_k, 0,
+         1000000},
+        {"seed", 0, "S", "another seed gives another text; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
     };
     const cli_command command = {
         .name = "sample",
         .usage = "sample DIR [--prompt TEXT] [--bytes N] [--temperature T] [--top-k K] [--seed S]",
         .about =
-            "Writes text with a model that `vjp train --out DIR` made: the newest checkpoint in DIR, or DIR itself.",
+            "Generates text with a model that `vjp train --out DIR` made: the newest checkpoint in DIR, or DIR itself.",
         .more = NULL,
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,
-        .least_operands = 1,
-        .most_operands = 1,
+        .min_operands = 1,
+        .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
+    if (status != CLI_CONTINUE) return status;
     a.options.seed = (uint64_t)a.seed;
     return run(&a, operands.item[0]);
 }

@@ -1,7 +1,8 @@
 /*
- * vjp train: trains a model and shows how it goes. What is computed is in src/train/job.c; here are the options, the
- * line of progress, and what happens when somebody presses Ctrl-C.
+ * vjp train: trains a model and shows its progress. The run itself is in src/train/job.c; here are the options, the
+ * lines of progress, and the signals that stop a run.
  */
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/core.h"
 #include "train/job.h"
 
 #ifndef VJP_SOURCES
@@ -19,7 +21,7 @@
 
 /* ---- Stopping ---------------------------------------------------------------------------------------- */
 
-/* The first Ctrl-C lets the step end, the second stops it between two calls. */
+/* The first signal lets the step finish, the second stops it between two calls; both save. */
 static volatile sig_atomic_t asked_to_stop;
 static trainer *running;
 
@@ -28,12 +30,14 @@ static void stop(int signal) {
     if (asked_to_stop++ && running) trainer_interrupt(running);
 }
 
-static void listen(trainer *t) {
+static void handle_signals(trainer *t) {
     /* Restarting: a signal must not make a write of a checkpoint or of a line fail. */
-    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART}, before;
     running = t;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* The terminal was closed; under nohup, which ignores this signal, the run continues. */
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);
 }
 
 /* ---- Showing ----------------------------------------------------------------------------------------- */
@@ -84,7 +88,7 @@ static void show_json(const metrics_row *row) {
     cli_json_end();
 }
 
-/* On a terminal one line that changes; elsewhere a line now and then. What was measured on validation stays. */
+/* A terminal shows one line that changes, anything else about 20 lines; lines with a validation loss always stay. */
 static void show(screen *s, const job *j, const metrics_row *row) {
     enum { LINES = 20 };
     if (s->json) {
@@ -124,10 +128,22 @@ static void show_job(const job *j) {
                (long long)j->text.files, s->data);
     else
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
-    printf("%s; a step is %zu calls, %.3g GFLOP; arena %s (without a plan %s), parameters and moments %s\n",
+    printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s\n",
            vjp_device_summary(j->device), gradients.calls + update.calls,
            (gradients.cost.flops + update.cost.flops) * 1e-9, cli_bytes((double)gradients.arena_bytes, arena),
            cli_bytes((double)gradients.intermediate_bytes, whole), cli_bytes((double)update.persistent_bytes, kept));
+    cli_flush();
+}
+
+static void show_end(const screen *s, const job *j) {
+    char time[32];
+    if (asked_to_stop && s->terminal) putchar('\n');
+    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n",
+           j->step < j->settings.trainer.steps ? "stopped" : "done", (long long)j->step, duration(j->seconds, time),
+           j->out, (long long)j->step);
+    if (j->step < j->settings.trainer.steps) printf("resume: vjp train --resume --out %s\n", j->out);
+    if (j->text.count) printf("sample: vjp sample %s\n", j->out);
+    printf("curve:  %s/loss.svg\n", j->out);
     cli_flush();
 }
 
@@ -137,30 +153,24 @@ static int train(job *j, screen *s, int64_t stop_at) {
     char error[TRAIN_ERROR];
     s->begun = now();
     s->first_step = j->step;
-    while (j->step < stop_at && !asked_to_stop) {
+    while (j->step < stop_at && !asked_to_stop && !cli_write_error()) {
         metrics_row row;
         if (!job_step(j, &row, error)) {
             if (asked_to_stop) break;
             if (s->terminal) putchar('\n');
             return cli_fail("train", "%s%s", error,
-                            j->saved >= 0 ? "; the last checkpoint is whole" : "; nothing had been saved");
+                            j->saved >= 0 ? "; the last checkpoint is intact" : "; nothing had been saved");
         }
         show(s, j, &row);
         bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
         if (due && j->step < stop_at && !job_save(j, error)) return cli_fail("train", "%s", error);
     }
-    /* A run that had nothing left to do saves, too: what a killed one left behind goes. */
+    /* A run that had nothing left to do saves, too, which removes what a killed run may have left behind. */
     if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return cli_fail("train", "%s", error);
-    if (s->json) return CLI_OK;
-    if (asked_to_stop && s->terminal) putchar('\n');
-    char time[32];
-    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n",
-           j->step < j->settings.trainer.steps ? "stopped" : "done", (long long)j->step, duration(j->seconds, time),
-           j->out, (long long)j->step);
-    if (j->step < j->settings.trainer.steps) printf("go on:  vjp train --resume --out %s\n", j->out);
-    if (j->text.count) printf("sample: vjp sample %s\n", j->out);
-    printf("curve:  %s/loss.svg\n", j->out);
-    return CLI_OK;
+    if (!s->json) show_end(s, j);
+    if (!cli_write_error()) return CLI_OK;
+    return cli_fail("train", "standard output cannot be written: %s; the run is saved at step %lld",
+                    strerror(cli_write_error()), (long long)j->step);
 }
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
@@ -169,23 +179,26 @@ typedef struct arguments {
     cli_device_options on;
     const char *model, *preset, *out, *from;
     int dtype;
-    bool resume, recompute, json;
+    bool resume, allow_other_bits, recompute, json;
     int64_t stop_at, seed;
     job_settings settings;
 } arguments;
 
-/* A run that goes on takes its settings from the checkpoint: options that would change it are misuse. */
-static const char *const with_resume[] = {"--resume", "--out", "-o", "--device", "--threads", "--json", "--stop-at"};
+/* A resumed run takes its settings from the checkpoint: options that would change them are misuse. */
+static const struct {
+    const char *name;
+    bool takes_value;
+} with_resume[] = {{"--resume", false}, {"--out", true},   {"-o", true},        {"--device", true},
+                   {"--threads", true}, {"--json", false}, {"--stop-at", true}, {"--allow-other-bits", false}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         bool known = false;
         size_t length = strcspn(argv[i], "=");
         for (size_t k = 0; k < sizeof with_resume / sizeof with_resume[0]; k++)
-            if (strlen(with_resume[k]) == length && memcmp(argv[i], with_resume[k], length) == 0) {
+            if (strlen(with_resume[k].name) == length && memcmp(argv[i], with_resume[k].name, length) == 0) {
                 known = true;
-                bool takes_value = strcmp(with_resume[k], "--resume") != 0 && strcmp(with_resume[k], "--json") != 0;
-                if (takes_value && !argv[i][length]) i++;
+                if (with_resume[k].takes_value && !argv[i][length]) i++;
                 break;
             }
         if (!known && i < argc) return argv[i];
@@ -197,30 +210,81 @@ static bool copy_text(char *to, size_t room, const char *from) {
     return !from || snprintf(to, room, "%s", from) < (int)room;
 }
 
+/* What the bits of the device's results depend on; AMX multiplies 16-bit operands only. */
+static job_arithmetic arithmetic_of(vjp_device *device, vjp_dtype dtype) {
+    job_arithmetic is = {0};
+    snprintf(is.device, sizeof is.device, "%s", vjp_device_name(device));
+    if (strcmp(is.device, "cpu") != 0) return is;
+    char set[16] = "", products[32] = "";
+    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK ||
+        vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK)
+        return is;
+    snprintf(is.instructions, sizeof is.instructions, "%s", strcmp(set, "plain") == 0 ? "plain" : "fma");
+    if (strcmp(products, "blas") == 0)
+        vjp_device_property(device, "blas", products, sizeof products);
+    else if (dtype == VJP_F32)
+        snprintf(products, sizeof products, "builtin"); /* AMX multiplies 16-bit numbers alone */
+    snprintf(is.products, sizeof is.products, "%s", products);
+    return is;
+}
+
+/* Whether this build and machine have a BLAS of that name. */
+static bool has_blas(const char *name) {
+    char blas[32] = "";
+    vjp_device *cpu;
+    vjp_options options = VJP_OPTIONS_DEFAULTS;
+    options.threads = 1;
+    options.workspace_bytes = 64;
+    if (vjp_open("cpu", &options, &cpu) == VJP_OK) vjp_device_property(cpu, "blas", blas, sizeof blas);
+    vjp_close(cpu);
+    return blas[0] && strcmp(blas, name) == 0;
+}
+
+/* Chooses the device that computes the bits that were recorded, as far as this machine has it; job_resume() checks. */
+static void choose_recorded(cli_device_options *on, const job_arithmetic *was) {
+    if (!on->device && was->device[0]) on->device = was->device;
+    if (strcmp(was->instructions, "plain") == 0) on->instruction_set = "plain";
+    if (strcmp(was->products, "builtin") == 0) on->matrix_products = "builtin";
+    if (has_blas(was->products)) on->matrix_products = "blas";
+}
+
+static int copy_settings(arguments *a, const char *data) {
+    job_settings *s = &a->settings;
+    char absolute[CHECKPOINT_PATH];
+    if (!realpath(data, absolute)) return cli_fail("train", "%s: it cannot be opened: %s", data, strerror(errno));
+    if (!copy_text(s->data, sizeof s->data, absolute) || !copy_text(s->model, sizeof s->model, a->model) ||
+        !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
+        return cli_misuse("train", "an argument is too long");
+    s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
+    s->recompute = a->recompute;
+    s->trainer.seed = (uint64_t)a->seed;
+    if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
+    return CLI_CONTINUE;
+}
+
 static int run(arguments *a, const char *data) {
     char error[TRAIN_ERROR];
     job_settings *s = &a->settings;
-    char absolute[CHECKPOINT_PATH];
     if (!a->resume) {
-        if (!realpath(data, absolute)) return cli_fail("train", "%s: there is no such file or folder", data);
-        if (!copy_text(s->data, sizeof s->data, absolute) || !copy_text(s->model, sizeof s->model, a->model) ||
-            !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
-            return cli_misuse("train", "an argument is too long");
-        s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
-        s->recompute = a->recompute;
-        s->trainer.seed = (uint64_t)a->seed;
-        if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
-        char path[CHECKPOINT_PATH];
-        if (checkpoint_find(a->out, path, error))
-            return cli_fail("train", "%s holds a run already: go on with --resume, or take another --out", a->out);
+        int status = copy_settings(a, data);
+        if (status != CLI_CONTINUE) return status;
+    } else if (!job_recorded(a->out, s, error)) {
+        return cli_fail("train", "%s", error);
+    } else if (!a->allow_other_bits) {
+        choose_recorded(&a->on, &s->arithmetic);
     }
+    if (!a->on.device) a->on.device = "cpu";
     vjp_device *device = cli_open("train", &a->on);
     if (!device) return CLI_FAILURE;
     job j;
-    bool ok = a->resume ? job_resume(&j, device, a->out, error) : job_begin(&j, device, s, a->out, error);
+    const job_arithmetic arithmetic = arithmetic_of(device, s->dtype);
+    if (!a->resume) s->arithmetic = arithmetic;
+    bool ok = a->resume ? job_resume(&j, device, &arithmetic, a->allow_other_bits, a->out, error)
+                        : job_begin(&j, device, s, a->out, error);
     int status = CLI_FAILURE;
     if (ok) {
-        listen(j.trainer);
+        handle_signals(j.trainer);
+        cli_defer_write_errors();
         screen seen = {.json = a->json, .terminal = isatty(STDOUT_FILENO)};
         if (!a->json) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
@@ -234,10 +298,23 @@ static int run(arguments *a, const char *data) {
     return status;
 }
 
+/* Values that no option's limits can check. */
+static int check_arguments(const arguments *a, const cli_operands *operands) {
+    char error[TRAIN_ERROR];
+    if (a->dtype >= 0 && a->dtype != VJP_F32 && a->dtype != VJP_BF16 && a->dtype != VJP_F16)
+        return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a->dtype));
+    if (a->model && strcmp(a->model, "llama") != 0 && strcmp(a->model, "convnet") != 0)
+        return cli_misuse("train", "unknown model \"%s\"; models are llama and convnet", a->model);
+    if (a->preset && !llama_preset_find(a->preset, error)) return cli_misuse("train", "%s", error);
+    if (operands->count && !operands->item[0][0])
+        return cli_misuse("train", "DATA is empty; it must be a file or a folder");
+    if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
+    return CLI_CONTINUE;
+}
+
 int cli_train(int argc, char **argv) {
     enum { MANY = 1000000000 };
-    arguments a = {
-        .on = CLI_DEVICE_DEFAULTS, .out = "vjp-run", .dtype = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
+    arguments a = {.out = "vjp-run", .dtype = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
     const cli_option options[] = {
@@ -245,62 +322,67 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_THREADS(a.on),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", "tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"from", 0, "DIR", "begin with the weights of a Hugging Face Llama of bytes", CLI_TEXT, &a.from, 0, 0},
+        {"from", 0, "DIR", "start with the weights of a Hugging Face Llama of bytes", CLI_TEXT, &a.from, 0, 0},
         {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
          0},
-        {"resume", 0, NULL, "go on from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
+        {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
+        {"allow-other-bits", 0, NULL, "resume even if this machine computes other last bits", CLI_FLAG,
+         &a.allow_other_bits, 0, 0},
         {"steps", 0, "N", "length of the run; default 1200", CLI_INTEGER, &t->steps, 1, MANY},
-        {"stop-at", 0, "N", "save and stop at this step, as Ctrl-C would; 0: before the first", CLI_INTEGER, &a.stop_at,
-         0, MANY},
-        {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
-        {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
-        {"accumulate", 0, "N", "batches whose gradients make one step; default 1", CLI_INTEGER, &t->accumulate, 1,
-         MANY},
-        {"lr", 0, "R", "highest learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
-        {"warmup", 0, "N", "steps in which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
+        {"stop-at", 0, "N", "save and stop after this step, as Ctrl-C would; 0: before the first", CLI_INTEGER,
+         &a.stop_at, 0, MANY},
+        {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
+        {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
+        {"accumulate", 0, "N", "batches per step, whose gradients are summed; default 1", CLI_INTEGER, &t->accumulate,
+         1, MANY},
+        {"lr", 0, "R", "peak learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
+        {"warmup", 0, "N", "steps over which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
         {"last-lr", 0, "S", "the rate at the end, as a share of --lr; default 0.1", CLI_REAL, &t->last_rate, 0, 1},
         {"weight-decay", 0, "W", "of matrices; default 0.1", CLI_REAL, &t->weight_decay, 0, 1000},
-        {"clip", 0, "C", "longest gradient; 0: any; default 1", CLI_REAL, &t->max_norm, 0, MANY},
-        {"beta2", 0, "B", "AdamW's second average; default 0.95", CLI_REAL, &t->beta2, 0, 1},
-        {"label-smoothing", 0, "S", "share of a target spread over all; default 0", CLI_REAL, &s->label_smoothing, 0,
-         1},
-        {"dtype", 0, "D", "f32, bf16 or f16: what products compute with; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"recompute", 0, NULL, "compute blocks again instead of keeping them: less memory", CLI_FLAG, &a.recompute, 0,
-         0},
-        {"seed", 0, "S", "first weights and order of data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        {"clip", 0, "C", "largest norm of the gradients; 0: no limit; default 1", CLI_REAL, &t->max_norm, 0, MANY},
+        {"beta2", 0, "B", "decay of AdamW's second moment; default 0.95", CLI_REAL, &t->beta2, 0, 1},
+        {"label-smoothing", 0, "S", "share of the target spread over all classes; default 0", CLI_REAL,
+         &s->label_smoothing, 0, 1},
+        {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
+        {"recompute", 0, NULL, "recompute blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
+        {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
         {"validate-every", 0, "N", "steps between validations; 0: never; default 200", CLI_INTEGER, &s->validate_every,
          0, MANY},
-        {"save-every", 0, "N", "steps between checkpoints; 0: at the end; default 400", CLI_INTEGER, &s->save_every, 0,
-         MANY},
+        {"save-every", 0, "N", "steps between checkpoints; 0: only at the end; default 400", CLI_INTEGER,
+         &s->save_every, 0, MANY},
         {"keep", 0, "N", "checkpoints to keep; default 2", CLI_INTEGER, &s->keep, 1, 1000},
     };
     const cli_command command = {
         .name = "train",
         .usage = "train [DATA] [--model llama|convnet] [--preset tiny] [--steps N] [--out DIR] [--resume]",
         .about =
-            "Trains a model. DATA is a text file or a folder of them, read as bytes; for the convnet, IDX files or\n"
-            "a folder of pictures with a folder a class. Without DATA: the sources that vjp was built from.\n"
-            "Ctrl-C saves. The same seed gives the same losses to the last bit for any number of threads.",
+            "Trains a model. DATA is a text file or a folder of them, read as bytes; for the convnet, a folder with "
+            "IDX\n"
+            "files or with a folder of pictures for each class. Without DATA: the sources that vjp was built from.\n"
+            "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "
+            "last\n"
+            "bit for any number of threads.",
         .more = "Examples:\n"
                 "  vjp train                                     a minute on this program's own sources\n"
                 "  vjp train book.txt --preset small --steps 2000 --out book\n"
-                "  vjp train --resume --out book                 goes on where it stopped\n"
-                "  vjp train more.txt --from book --out tuned    begins with other weights",
+                "  vjp train --resume --out book                 continues where it stopped\n"
+                "  vjp train more.txt --from book --out tuned    starts with the weights of another run",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,
-        .least_operands = 0,
-        .most_operands = 1,
+        .min_operands = 0,
+        .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_GO_ON) return status;
-    if (a.dtype >= 0 && a.dtype != VJP_F32 && a.dtype != VJP_BF16 && a.dtype != VJP_F16)
-        return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a.dtype));
+    if (status != CLI_CONTINUE) return status;
+    status = check_arguments(&a, &operands);
+    if (status != CLI_CONTINUE) return status;
     const char *extra = a.resume ? not_with_resume(argc, argv) : NULL;
-    if (extra) return cli_misuse("train", "%s with --resume: a run goes on with the settings it began with", extra);
+    if (extra)
+        return cli_misuse("train", "%s cannot be used with --resume: a run keeps the settings it began with", extra);
     const char *data = operands.count ? operands.item[0] : VJP_SOURCES;
     if (!a.resume && !data[0])
-        return cli_misuse("train", "this program does not know its sources: name a file or folder");
+        return cli_misuse("train", "DATA is missing: this program does not know its own sources");
     return run(&a, data);
 }

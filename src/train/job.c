@@ -1,4 +1,4 @@
-/* A training run: beginning, going on, stepping, saving. */
+/* A training run: start, resume, step, save. job_settings.c has its settings. */
 #include "train/job.h"
 
 #include <math.h>
@@ -6,137 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static bool is_llama(const job *j) {
     return strcmp(j->settings.model, "llama") == 0;
 }
 
-job_settings job_defaults(void) {
-    return (job_settings){.model = "llama",
-                          .preset = "tiny",
-                          .validate_every = 200,
-                          .validate_parts = 8,
-                          .save_every = 400,
-                          .keep = 2,
-                          .dtype = VJP_F32,
-                          .trainer = {.steps = 1200,
-                                      .warmup = 20,
-                                      .accumulate = 1,
-                                      .rate = 3e-3,
-                                      .last_rate = 0.1,
-                                      .weight_decay = 0.1,
-                                      .max_norm = 1,
-                                      .beta1 = 0.9,
-                                      .beta2 = 0.95,
-                                      .eps = 1e-8,
-                                      .seed = 1}};
-}
-
-/* ---- Settings as JSON -------------------------------------------------------------------------------- */
-
-/* One list of all settings, for writing and for reading; a number that is read must be within its limits. */
-typedef struct setting {
-    const char *key;
-    enum { INTEGER, REAL, TEXT, BOOLEAN, DTYPE } type;
-    void *place;
-    size_t room; /* of a text */
-    double least, most;
-} setting;
-
-enum { SETTINGS = 24 };
-
-static int list_settings(job_settings *s, setting list[SETTINGS]) {
-    static const double many = 1e9;
-    const setting all[] = {
-        {"data", TEXT, s->data, sizeof s->data, 0, 0},
-        {"model", TEXT, s->model, sizeof s->model, 0, 0},
-        {"preset", TEXT, s->preset, sizeof s->preset, 0, 0},
-        {"from", TEXT, s->from, sizeof s->from, 0, 0},
-        {"batch", INTEGER, &s->batch, 0, 1, many},
-        {"context", INTEGER, &s->context, 0, 1, many},
-        {"validate_every", INTEGER, &s->validate_every, 0, 0, many},
-        {"validate_parts", INTEGER, &s->validate_parts, 0, 1, many},
-        {"save_every", INTEGER, &s->save_every, 0, 0, many},
-        {"keep", INTEGER, &s->keep, 0, 1, 1000},
-        {"dtype", DTYPE, &s->dtype, 0, 0, 0},
-        {"recompute", BOOLEAN, &s->recompute, 0, 0, 0},
-        {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1},
-        {"steps", INTEGER, &s->trainer.steps, 0, 1, many},
-        {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many},
-        {"accumulate", INTEGER, &s->trainer.accumulate, 0, 1, many},
-        {"rate", REAL, &s->trainer.rate, 0, 0, many},
-        {"last_rate", REAL, &s->trainer.last_rate, 0, 0, 1},
-        {"weight_decay", REAL, &s->trainer.weight_decay, 0, 0, many},
-        {"max_norm", REAL, &s->trainer.max_norm, 0, 0, many},
-        {"beta1", REAL, &s->trainer.beta1, 0, 0, 1},
-        {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
-        {"eps", REAL, &s->trainer.eps, 0, 0, many},
-        {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
-    };
-    _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row a setting");
-    memcpy(list, all, sizeof all);
-    return SETTINGS;
-}
-
-static void put_settings(json_writer *w, job_settings *s) {
-    setting list[SETTINGS];
-    int count = list_settings(s, list);
-    for (int i = 0; i < count; i++) {
-        const setting *one = &list[i];
-        switch (one->type) {
-        case INTEGER: json_put_integer(w, one->key, *(int64_t *)one->place); break;
-        case REAL: json_put_real(w, one->key, *(double *)one->place); break;
-        case TEXT: json_put_text(w, one->key, one->place); break;
-        case BOOLEAN: json_put_boolean(w, one->key, *(bool *)one->place); break;
-        case DTYPE: json_put_text(w, one->key, vjp_dtype_name(*(vjp_dtype *)one->place)); break;
-        }
-    }
-}
-
-static bool is_number(const setting *one, const json_value *value) {
-    return value && value->type == JSON_NUMBER && value->number >= one->least && value->number <= one->most;
-}
-
-static bool get_setting(const setting *one, const json_value *value) {
-    switch (one->type) {
-    case INTEGER:
-        if (!is_number(one, value) || !value->exact) return false;
-        *(int64_t *)one->place = value->integer;
-        return true;
-    case REAL:
-        if (!is_number(one, value)) return false;
-        *(double *)one->place = value->number;
-        return true;
-    case TEXT:
-        if (!value || value->type != JSON_STRING || strlen(value->text) >= one->room) return false;
-        memcpy(one->place, value->text, strlen(value->text) + 1);
-        return true;
-    case BOOLEAN:
-        if (!value || value->type != JSON_BOOLEAN) return false;
-        *(bool *)one->place = value->boolean;
-        return true;
-    case DTYPE: {
-        int dtype = value && value->type == JSON_STRING ? vjp_dtype_find(value->text) : -1;
-        bool takes = dtype == VJP_F32 || dtype == VJP_BF16 || dtype == VJP_F16;
-        if (takes) *(vjp_dtype *)one->place = (vjp_dtype)dtype;
-        return takes;
-    }
-    }
-    return false;
-}
-
-static bool get_settings(const json_value *root, job_settings *s, char error[TRAIN_ERROR]) {
-    setting list[SETTINGS];
-    int count = list_settings(s, list);
-    for (int i = 0; i < count; i++)
-        if (!get_setting(&list[i], json_member(root, list[i].key)))
-            return train_fail(error, "trainer.json: \"%s\" is missing or is not what it should be", list[i].key);
-    return true;
-}
-
 /* ---- Data and model ---------------------------------------------------------------------------------- */
 
-/* FNV-1a: tells whether the data of a run that goes on are the ones it began with. */
+/* FNV-1a: a resumed run must have the data that it began with. */
 static uint64_t hash_bytes(const void *bytes, size_t count) {
     uint64_t hash = 14695981039346656037u;
     for (size_t i = 0; i < count; i++)
@@ -151,7 +29,7 @@ static bool open_data(job *j, char error[TRAIN_ERROR]) {
         return true;
     }
     if (strcmp(j->settings.model, "convnet") != 0)
-        return train_fail(error, "there is no model \"%s\"; there are llama and convnet", j->settings.model);
+        return train_fail(error, "unknown model \"%s\"; models are llama and convnet", j->settings.model);
     if (!images_read(j->settings.data, &j->images, error)) return false;
     const image_data *i = &j->images;
     j->data_hash = hash_bytes(i->pixels, (size_t)(i->count * i->height * i->width * i->channels)) ^
@@ -159,7 +37,7 @@ static bool open_data(job *j, char error[TRAIN_ERROR]) {
     return true;
 }
 
-/* The sizes of the network for pictures, by preset. */
+/* The sizes of the convnet, by preset. */
 static bool convnet_preset(const char *name, convnet_config *config, int64_t *batch) {
     static const struct {
         const char *name;
@@ -178,18 +56,18 @@ static bool convnet_preset(const char *name, convnet_config *config, int64_t *ba
 static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
-        j->llama.dtype = VJP_F32; /* what checkpoints of this run will hold */
+        j->llama.dtype = VJP_F32; /* in which this run saves its weights */
         if (!text_is_for(from, j->llama.vocab_size, error)) return false;
     } else {
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;
         j->llama = preset->config;
     }
-    if (!j->settings.batch) j->settings.batch = JOB_USUAL_BATCH;
+    if (!j->settings.batch) j->settings.batch = JOB_DEFAULT_BATCH;
     if (!j->settings.context) j->settings.context = j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)
-        return train_fail(error, "a context of %lld; the model was made for %lld at most",
+        return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",
                           (long long)j->settings.context, (long long)j->llama.max_positions);
     /* Before the model is built: its tables are as long as the context. */
     if (!text_source(&j->text, j->settings.batch, j->settings.context, j->settings.trainer.seed, &j->source, error))
@@ -206,8 +84,7 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
 static bool choose_convnet(job *j, char error[TRAIN_ERROR]) {
     int64_t batch = 0;
     if (!convnet_preset(j->settings.preset, &j->convnet, &batch))
-        return train_fail(error, "there is no preset \"%s\"; there are tiny, small, medium and large",
-                          j->settings.preset);
+        return train_fail(error, "unknown preset \"%s\"; presets are tiny, small, medium, large", j->settings.preset);
     if (!j->settings.batch) j->settings.batch = batch;
     j->settings.context = 1;
     j->convnet.height = j->images.height;
@@ -224,31 +101,49 @@ static bool choose_model(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     return is_llama(j) ? choose_llama(j, from, error) : choose_convnet(j, error);
 }
 
-/* ---- Beginning and going on -------------------------------------------------------------------------- */
+/* ---- Starting and resuming --------------------------------------------------------------------------- */
 
-static bool load(job *j, const checkpoint *from, bool optimiser, char error[TRAIN_ERROR]) {
+static bool load_weights(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     for (int i = 0; i < j->model.parameters; i++) {
         const char *name = j->model.parameter[i].name;
         const safetensors_tensor *tensor = checkpoint_tensor(from, name);
         if (!tensor) return train_fail(error, "the checkpoint has no tensor %s", name);
         if (!trainer_load(j->trainer, tensor, error)) return false;
     }
-    if (!optimiser) return true;
-    if (!from->optimizer.tensors.stream)
-        return train_fail(error, "the checkpoint has no optimizer.safetensors to go on from");
-    size_t count = from->optimizer.tensors.count;
-    if (count != 2 * (size_t)j->model.parameters)
-        return train_fail(error, "optimizer.safetensors holds %zu tensors; the model needs %d", count,
-                          2 * j->model.parameters);
-    for (size_t i = 0; i < count; i++)
-        if (!trainer_load(j->trainer, &from->optimizer.tensors.tensors[i], error)) return false;
     return true;
 }
 
-static bool start(job *j, const checkpoint *from, bool optimiser, char error[TRAIN_ERROR]) {
+/* The file must hold both moments of every parameter and nothing else: any other name could overwrite a weight. */
+static bool load_moments(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
+    static const char *const kinds[] = {TRAINER_FIRST_MOMENT, TRAINER_SECOND_MOMENT};
+    const safetensors_file *file = &from->optimizer.tensors;
+    if (!from->optimizer.tensors.stream)
+        return train_fail(error, "the checkpoint has no optimizer.safetensors to resume from");
+    if (file->count != 2 * (size_t)j->model.parameters)
+        return train_fail(error, "optimizer.safetensors has %zu tensors; the model needs %d", file->count,
+                          2 * j->model.parameters);
+    for (int i = 0; i < 2 * j->model.parameters; i++) {
+        char name[MODEL_NAME + 16];
+        snprintf(name, sizeof name, "%s%s", j->model.parameter[i / 2].name, kinds[i % 2]);
+        const safetensors_tensor *tensor = safetensors_find(file, name);
+        if (!tensor) return train_fail(error, "optimizer.safetensors has no tensor %s", name);
+        if (!trainer_load(j->trainer, tensor, error)) return false;
+    }
+    return true;
+}
+
+static bool create_trainer(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     if (!choose_model(j, from, error)) return false;
     j->trainer = trainer_create(j->device, &j->model, &j->settings.trainer, error);
-    if (!j->trainer || (from && !load(j, from, optimiser, error))) return false;
+    return j->trainer && (!from || load_weights(j, from, error));
+}
+
+static bool lock_out(job *j, char error[TRAIN_ERROR]) {
+    j->lock = checkpoint_lock(j->out, error);
+    return j->lock >= 0;
+}
+
+static bool open_record(job *j, char error[TRAIN_ERROR]) {
     j->metrics = metrics_open(j->out, j->step, error);
     if (!j->metrics) return false;
     j->seconds = metrics_last(j->metrics).seconds;
@@ -256,48 +151,94 @@ static bool start(job *j, const checkpoint *from, bool optimiser, char error[TRA
 }
 
 static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAIN_ERROR]) {
-    *j = (job){.device = device, .saved = -1};
-    if (snprintf(j->out, sizeof j->out, "%s", out) >= (int)sizeof j->out)
-        return train_fail(error, "the path of the folder for the results is too long");
-    return true;
+    *j = (job){.device = device, .saved = -1, .lock = -1};
+    if (snprintf(j->out, sizeof j->out, "%s", out) < (int)sizeof j->out) return true;
+    return train_fail(error, "the path of the folder for the results is too long");
+}
+
+static bool require_no_run(const char *out, char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH];
+    if (!checkpoint_find(out, path, error)) return true;
+    return train_fail(error, "%.300s already holds a run: continue it with --resume, or choose another --out", out);
 }
 
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]) {
-    if (!set_out(j, device, out, error)) return false;
+    if (!set_out(j, device, out, error) || !require_no_run(out, error)) return false;
     j->settings = *settings;
-    if (!settings->from[0]) return open_data(j, error) && start(j, NULL, false, error);
     char path[CHECKPOINT_PATH];
     checkpoint from = {0};
-    bool ok = checkpoint_find(settings->from, path, error) && checkpoint_open(path, &from, error);
-    if (ok && !is_llama(j)) ok = train_fail(error, "only a llama begins with another checkpoint's weights");
-    ok = ok && open_data(j, error) && start(j, &from, false, error);
+    bool other = settings->from[0], ok = true;
+    if (other) ok = checkpoint_find(settings->from, path, error) && checkpoint_open(path, &from, error);
+    if (other && ok && !is_llama(j))
+        ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
+    ok = ok && open_data(j, error) && create_trainer(j, other ? &from : NULL, error);
+    /* The folder is created last, so that a refused run leaves none; by now another run may have come first. */
+    ok = ok && lock_out(j, error) && require_no_run(out, error) && open_record(j, error);
     checkpoint_close(&from);
     return ok;
 }
 
-/* What a checkpoint of ours says of the run, beside the settings. */
-static bool get_state(job *j, const checkpoint *c, uint64_t *data_hash, char error[TRAIN_ERROR]) {
-    const json_value *root = c->trainer.root, *hash = json_member(root, "data_hash");
-    if (!root) return train_fail(error, "the checkpoint has no trainer.json: vjp did not make it; begin with --from");
-    if (!get_settings(root, &j->settings, error)) return false;
-    if (!hash || hash->type != JSON_STRING) return train_fail(error, "trainer.json: \"data_hash\" is missing");
-    *data_hash = strtoull(hash->text, NULL, 16);
-    j->step = j->saved = c->step;
-    return true;
+/* Opens the newest checkpoint of a run and reads its settings. Close it in any case. */
+static bool open_newest(const char *out, checkpoint *from, job_settings *settings, char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH];
+    *from = (checkpoint){0};
+    if (checkpoint_is_one(out))
+        return train_fail(error,
+                          "%.200s is a single checkpoint: continue its run with --resume --out and the folder that "
+                          "holds it, or start a new run with --from",
+                          out);
+    if (!checkpoint_find(out, path, error) || !checkpoint_open(path, from, error)) return false;
+    if (!from->trainer.root)
+        return train_fail(error, "%.300s has no trainer.json, so vjp did not make it: start a new run with --from",
+                          path);
+    return job_settings_read(from->trainer.root, settings, error);
 }
 
-bool job_resume(job *j, vjp_device *device, const char *out, char error[TRAIN_ERROR]) {
-    if (!set_out(j, device, out, error)) return false;
-    char path[CHECKPOINT_PATH];
+bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERROR]) {
+    checkpoint from;
+    bool ok = open_newest(out, &from, settings, error);
+    checkpoint_close(&from);
+    return ok;
+}
+
+/* Whether results have the same bits as recorded. What an older checkpoint did not record is not checked. */
+static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char error[TRAIN_ERROR]) {
+    size_t kind = strcspn(was->device, ":");
+    bool same = !was->device[0] ||
+                (kind == strcspn(is->device, ":") && memcmp(was->device, is->device, kind) == 0 &&
+                 strcmp(was->instructions, is->instructions) == 0 && strcmp(was->products, is->products) == 0);
+    return same || train_fail(error,
+                              "this run was computed on %s%s%s%s%s; here it would continue on %s%s%s%s%s, and its "
+                              "losses would differ in their last bits; --allow-other-bits continues all the same",
+                              was->device, was->instructions[0] ? " with " : "", was->instructions,
+                              was->products[0] ? " and products by " : "", was->products, is->device,
+                              is->instructions[0] ? " with " : "", is->instructions,
+                              is->products[0] ? " and products by " : "", is->products);
+}
+
+static bool require_same_data(const job *j, const json_value *root, char error[TRAIN_ERROR]) {
+    const json_value *hash = json_member(root, "data_hash");
+    if (!hash || hash->type != JSON_STRING) return train_fail(error, "trainer.json: \"data_hash\" is missing");
+    return strtoull(hash->text, NULL, 16) == j->data_hash ||
+           train_fail(error,
+                      "%.300s has changed since this run began, so it cannot be continued bit for bit; start a new run "
+                      "with --from",
+                      j->settings.data);
+}
+
+bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bool allow_other_bits, const char *out,
+                char error[TRAIN_ERROR]) {
     checkpoint from = {0};
-    uint64_t data_hash = 0;
-    bool ok = checkpoint_find(out, path, error) && checkpoint_open(path, &from, error) &&
-              get_state(j, &from, &data_hash, error) && open_data(j, error);
-    if (ok && data_hash != j->data_hash)
-        ok = train_fail(
-            error, "%s has changed since this run began: it cannot go on bit for bit (a new run can begin with --from)",
-            j->settings.data);
-    ok = ok && start(j, &from, true, error);
+    /* The first look creates no folder and no lock where there is no run. */
+    bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error) && lock_out(j, error) &&
+              open_newest(out, &from, &j->settings, error);
+    ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
+    if (ok) {
+        j->settings.arithmetic = *arithmetic;
+        j->step = j->saved = from.step;
+    }
+    ok = ok && open_data(j, error) && require_same_data(j, from.trainer.root, error) &&
+         create_trainer(j, &from, error) && load_moments(j, &from, error) && open_record(j, error);
     checkpoint_close(&from);
     return ok;
 }
@@ -308,7 +249,8 @@ void job_close(job *j) {
     model_free(&j->model);
     text_free(&j->text);
     images_free(&j->images);
-    *j = (job){0};
+    if (j->lock >= 0) close(j->lock);
+    *j = (job){.lock = -1};
 }
 
 /* ---- Stepping and saving ----------------------------------------------------------------------------- */
@@ -366,7 +308,7 @@ static char *trainer_text(job *j) {
     json_put_object(&w, NULL);
     json_put_integer(&w, "step", j->step);
     json_put_text(&w, "data_hash", hash);
-    put_settings(&w, &j->settings);
+    job_settings_write(&w, &j->settings);
     json_put_object_end(&w);
     return json_take(&w);
 }
@@ -374,12 +316,13 @@ static char *trainer_text(job *j) {
 bool job_save(job *j, char error[TRAIN_ERROR]) {
     checkpoint_content content = {.step = j->step};
     char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
-    bool ok = (config && trainer_json) || train_fail(error, "no memory for a checkpoint");
+    bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
     content.trainer = trainer_json;
     ok = ok && trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
                                &content.optimizer_count, error);
-    ok = ok && checkpoint_save(j->out, (int)j->settings.keep, &content, error);
+    /* The record first: a checkpoint must not be newer than its record. */
+    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(j->out, (int)j->settings.keep, &content, error);
     free(config);
     free(trainer_json);
     if (!ok) return false;

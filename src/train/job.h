@@ -1,6 +1,6 @@
 /*
- * A training run as a whole: settings, data, model, trainer, record, and checkpoints to go on from. What a person sees
- * of it is the command line's.
+ * A training run: settings, data, model, trainer, record, and checkpoints to resume from. What it prints is up to the
+ * command line.
  */
 #ifndef VJP_TRAIN_JOB_H
 #define VJP_TRAIN_JOB_H
@@ -13,24 +13,38 @@
 #include "train/model/llama.h"
 #include "train/trainer.h"
 
-/* Everything that decides what is computed. Kept in trainer.json, so that a run can go on by itself. */
+/*
+ * What decides the bits of a result besides the settings. On the cpu every instruction set with FMA gives the same
+ * bits; the set without FMA and each engine of matrix products give others.
+ */
+typedef struct job_arithmetic {
+    char device[64];       /* "cpu", "cuda:0"; "": not recorded */
+    char instructions[16]; /* of the cpu: "fma" or "plain" */
+    char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS */
+} job_arithmetic;
+
+/* Everything that decides what is computed. Saved in trainer.json, so that a run can be resumed without options. */
 typedef struct job_settings {
     char data[CHECKPOINT_PATH];
     char model[16];             /* "llama" or "convnet" */
     char preset[16];            /* a size of the model */
-    char from[CHECKPOINT_PATH]; /* begins with this checkpoint's weights; "": with random ones */
+    char from[CHECKPOINT_PATH]; /* starts with this checkpoint's weights; "": with random ones */
     int64_t batch, context;     /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
     bool recompute;
     double label_smoothing;
     trainer_options trainer;
+    job_arithmetic arithmetic;
 } job_settings;
 
-enum { JOB_USUAL_BATCH = 8 }; /* rows of text */
+enum { JOB_DEFAULT_BATCH = 8 }; /* rows of text */
 
-/* All zero but for what the defaults of a run are. */
 job_settings job_defaults(void);
+
+/* As members of an open object, and back. False: `error` names the key. */
+void job_settings_write(json_writer *w, job_settings *settings);
+bool job_settings_read(const json_value *root, job_settings *settings, char error[TRAIN_ERROR]);
 
 typedef struct job {
     vjp_device *device;
@@ -48,23 +62,29 @@ typedef struct job {
     int64_t saved; /* the step of the last checkpoint of this run; -1: none */
     double seconds;
     uint64_t data_hash;
+    int lock; /* on `out`, until the run is closed */
 } job;
 
-/* Begins anew in `out`. False: `error` says why; close it in any case. The device must outlive it. */
+/* Starts a new run in `out`. False: `error` says why; close it in any case. The device must outlive it. */
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]);
 
-/* Goes on from the newest checkpoint in `out`, bit for bit. */
-bool job_resume(job *j, vjp_device *device, const char *out, char error[TRAIN_ERROR]);
+/* The settings of the newest checkpoint in `out`: which device to open for it. */
+bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERROR]);
+
+/* Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
+ * is refused unless `allow_other_bits`. */
+bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bool allow_other_bits, const char *out,
+                char error[TRAIN_ERROR]);
 
 void job_close(job *j);
 
-/* Takes the next step, measures validation where it is due, and writes the record's line. */
+/* Takes the next step, validates if it is due, and writes a line of the record. */
 bool job_step(job *j, metrics_row *row, char error[TRAIN_ERROR]);
 
-/* Saves a checkpoint of the step that was taken last, and draws the curve. */
+/* Saves a checkpoint of the last step, and draws the curve. */
 bool job_save(job *j, char error[TRAIN_ERROR]);
 
-/* Tokens or pictures that a step trains on. */
+/* Tokens or pictures per step. */
 int64_t job_items(const job *j);
 
 #endif

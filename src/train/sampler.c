@@ -1,6 +1,6 @@
 /*
- * Sampling: the model is run over the last `context` bytes, and a byte is drawn from what it says of the next one. The
- * window is always whole; behind its end stand zeros, which causal attention never looks at.
+ * Sampling: the model is run over the last `context` bytes, and the next byte is drawn from its prediction. The window
+ * has a fixed length; after the text it holds zeros, which causal attention never reads.
  */
 #include "train/sampler.h"
 
@@ -34,20 +34,20 @@ int sampler_draw(const float *logits, int count, const sampler_options *options,
     for (int i = 1; i < count; i++)
         if (logits[i] > logits[best]) best = i;
     if (options->temperature <= 0) return best;
-    float least = -INFINITY;
+    float threshold = -INFINITY;
     if (options->top_k > 0 && options->top_k < count) {
         memcpy(scratch, logits, (size_t)count * sizeof *scratch);
         qsort(scratch, (size_t)count, sizeof *scratch, descending);
-        least = scratch[options->top_k - 1];
+        threshold = scratch[options->top_k - 1];
     }
     double total = 0;
     for (int i = 0; i < count; i++)
-        if (logits[i] >= least) total += exp((logits[i] - logits[best]) / options->temperature);
+        if (logits[i] >= threshold) total += exp((logits[i] - logits[best]) / options->temperature);
     vjp_philox words = {{(uint32_t)number, (uint32_t)(number >> 32), 0, 0x64726177u /* "draw" */}};
     words = vjp_philox4x32_10(words, (uint32_t)options->seed, (uint32_t)(options->seed >> 32));
     double wanted = total * ((double)words.word[0] + (double)words.word[1] * 0x1p-32) * 0x1p-32, sum = 0;
     for (int i = 0; i < count; i++) {
-        if (!(logits[i] >= least)) continue;
+        if (!(logits[i] >= threshold)) continue;
         sum += exp((logits[i] - logits[best]) / options->temperature);
         if (wanted < sum) return i;
     }
@@ -75,7 +75,7 @@ static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
     s->window = calloc((size_t)options.context, sizeof *s->window);
     s->logits = malloc((size_t)options.context * TEXT_TOKENS * sizeof *s->logits);
     s->scratch = malloc(TEXT_TOKENS * sizeof *s->scratch);
-    if (!s->window || !s->logits || !s->scratch) return train_fail(error, "no memory to sample a model");
+    if (!s->window || !s->logits || !s->scratch) return train_fail(error, "there is no memory to sample the model");
     if (vjp_compile(s->device, s->model.graph, &s->model.logits, 1, NULL, &s->program) != VJP_OK)
         return train_fail(error, "%s", vjp_error(s->device));
     return load_weights(s, from, error);
@@ -84,7 +84,7 @@ static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
 sampler *sampler_open(vjp_device *device, const checkpoint *from, char error[TRAIN_ERROR]) {
     sampler *s = calloc(1, sizeof *s);
     if (!s) {
-        train_fail(error, "no memory for a sampler");
+        train_fail(error, "there is no memory for a sampler");
         return NULL;
     }
     s->device = device;
@@ -105,8 +105,8 @@ void sampler_close(sampler *s) {
 
 /* ---- A text ------------------------------------------------------------------------------------------ */
 
-/* Adds a byte to the window; half of a full one is let go, so that there is a past to look at for the next ones. */
-static void remember(sampler *s, int byte) {
+/* Adds a byte to the window. When it is full, its older half is dropped, and the newer half is the context. */
+static void push(sampler *s, int byte) {
     if (s->used == s->model.context) {
         int64_t kept = s->model.context / 2;
         memmove(s->window, s->window + s->used - kept, (size_t)kept * sizeof *s->window);
@@ -122,8 +122,8 @@ void sampler_begin(sampler *s, const sampler_options *options, const void *promp
     s->used = 0;
     memset(s->window, 0, (size_t)s->model.context * sizeof *s->window);
     for (size_t i = 0; i < bytes; i++)
-        remember(s, ((const unsigned char *)prompt)[i]);
-    if (!bytes) remember(s, '\n');
+        push(s, ((const unsigned char *)prompt)[i]);
+    if (!bytes) push(s, '\n');
 }
 
 int sampler_next(sampler *s, char error[TRAIN_ERROR]) {
@@ -135,6 +135,6 @@ int sampler_next(sampler *s, char error[TRAIN_ERROR]) {
         return -1;
     }
     int byte = sampler_draw(s->logits + (s->used - 1) * TEXT_TOKENS, TEXT_TOKENS, &s->options, s->drawn++, s->scratch);
-    remember(s, byte);
+    push(s, byte);
     return byte;
 }

@@ -1,4 +1,4 @@
-/* Text from a trained model, a byte at a time. */
+/* Generates text with a trained model, byte by byte. */
 #ifndef VJP_TRAIN_SAMPLER_H
 #define VJP_TRAIN_SAMPLER_H
 
@@ -6,8 +6,8 @@
 #include "train/model/llama.h"
 
 typedef struct sampler_options {
-    double temperature; /* 0: always the likeliest byte */
-    int64_t top_k;      /* only the k likeliest take part; 0: all */
+    double temperature; /* 0: always the most likely byte */
+    int64_t top_k;      /* only the k most likely are drawn; 0: all */
     uint64_t seed;
 } sampler_options;
 
@@ -17,13 +17,13 @@ typedef struct sampler sampler;
 sampler *sampler_open(vjp_device *device, const checkpoint *from, char error[TRAIN_ERROR]);
 void sampler_close(sampler *s);
 
-/* Begins anew behind `prompt`, which may be empty. */
+/* Starts a new text after `prompt`, which may be empty. */
 void sampler_begin(sampler *s, const sampler_options *options, const void *prompt, size_t bytes);
 
-/* The next byte, or -1 with a sentence. Which one is a function of the model, the prompt and the options alone. */
+/* The next byte, or -1 with a sentence. It depends on the model, the prompt and the options alone. */
 int sampler_next(sampler *s, char error[TRAIN_ERROR]);
 
-/* One draw from logits: the same rule for everybody. `scratch` holds `count` floats. */
+/* Draws from logits. `scratch` holds `count` floats. */
 int sampler_draw(const float *logits, int count, const sampler_options *options, uint64_t number, float *scratch);
 
 #endif

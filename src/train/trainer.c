@@ -1,4 +1,4 @@
-/* The trainer: its programs, one step, and what a checkpoint holds. */
+/* The trainer: its programs, one step, and the tensors of a checkpoint. */
 #include "train/trainer.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #include "core/core.h"
 
-/* Of one parameter: where its gradient and its moments are kept. */
+/* The gradient and the moments of one parameter. */
 typedef struct tracked {
     vjp_value gradient, m, v;
     int64_t count;
@@ -27,10 +27,10 @@ struct trainer {
     void *input;
     int32_t *target;
     size_t input_bytes, target_bytes;
-    /* What trainer_tensors() hands out. */
+    /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
-    float *copy; /* of a device whose memory is not the host's: all of them; of the host: the largest parameter */
+    float *copy; /* all of them if the device's memory is not the host's, else as large as the largest parameter */
 };
 
 static bool device_failed(const trainer *t, char error[TRAIN_ERROR]) {
@@ -81,7 +81,7 @@ static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program *
     return status == VJP_OK;
 }
 
-/* The norm of all gradients, and the scale that clips them, which is kept for the step. */
+/* A program that measures the norm of all gradients and stores the scale that clips them. */
 static bool compile_measure(trainer *t) {
     vjp_graph *graph = t->model->graph;
     size_t count = (size_t)t->model->parameters;
@@ -129,7 +129,7 @@ static bool compile_all(trainer *t) {
         t->values[i] = t->model->parameter[i].value;
         t->values[t->model->parameters + i] = t->track[i].gradient;
     }
-    /* Each part of a batch gives its share of the mean. */
+    /* The mean over the parts of a batch. */
     vjp_value loss = t->model->loss;
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
     share.factor = 1 / (double)t->options.accumulate;
@@ -139,7 +139,7 @@ static bool compile_all(trainer *t) {
     return compile_measure(t) && compile_update(t);
 }
 
-static bool fill_first_values(trainer *t) {
+static bool fill_initial_values(trainer *t) {
     for (int i = 0; i < t->model->parameters; i++) {
         const model_parameter *p = &t->model->parameter[i];
         if (vjp_program_init_normal(t->first, p->value, p->centre, p->spread, t->options.seed) != VJP_OK) return false;
@@ -147,15 +147,15 @@ static bool fill_first_values(trainer *t) {
     return true;
 }
 
-/* Numbers that are held outside of the device: what a checkpoint copies, or one parameter's first values. */
-static size_t copied(vjp_device *device, const train_model *model) {
+/* How many numbers `copy` holds: all tensors of a checkpoint, or the initial values of one parameter. */
+static size_t copy_count(vjp_device *device, const train_model *model) {
     if (!vjp_device_is_host(device)) return 3 * (size_t)model_size(model);
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
-        if ((size_t)count_of(&tensor) > most) most = (size_t)count_of(&tensor);
+        if ((size_t)count_of(&tensor) > max) max = (size_t)count_of(&tensor);
     }
-    return most;
+    return max;
 }
 
 static size_t bytes_of(const train_model *model, vjp_value value) {
@@ -171,7 +171,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     }
     trainer *t = calloc(1, sizeof *t);
     if (!t) {
-        train_fail(error, "no memory for a trainer");
+        train_fail(error, "there is no memory for a trainer");
         return NULL;
     }
     size_t count = (size_t)model->parameters;
@@ -182,13 +182,13 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->values = calloc(2 * count + 1, sizeof *t->values);
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
-    t->copy = malloc(copied(device, model) * sizeof *t->copy + 1);
+    t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
     t->input = malloc(t->input_bytes + 1);
     t->target = malloc(t->target_bytes + 1);
     bool ok = t->track && t->values && t->tensor && t->name && t->copy && t->input && t->target;
     if (!ok)
-        train_fail(error, "no memory for a model of %lld parameters", (long long)model_size(model));
-    else if (!compile_all(t) || !fill_first_values(t)) {
+        train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
+    else if (!compile_all(t) || !fill_initial_values(t)) {
         device_failed(t, error);
         ok = false;
     }
@@ -269,8 +269,8 @@ static bool clear_gradients(trainer *t) {
 }
 
 /*
- * Where a number that is not finite came from: the parts up to this one again, call by call, then the norm. The
- * gradients are cleared before, since they hold it already.
+ * Finds where a number that is not finite came from: runs the parts up to this one again, call by call, then the norm.
+ * The gradients are cleared first, because they already hold it.
  */
 static bool explain(trainer *t, const train_source *source, int64_t step, int64_t last, const char *what, double value,
                     char error[TRAIN_ERROR]) {
@@ -281,8 +281,8 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
             vjp_program_trace(program_of(t, part), found, sizeof found) != VJP_OK)
             return device_failed(t, error);
     if (!found[0] && vjp_program_trace(t->measure, found, sizeof found) != VJP_OK) return device_failed(t, error);
-    if (!found[0]) snprintf(found, sizeof found, "no call made one when the step was run again");
-    if (isnan(value)) value = NAN; /* without a sign, which would be printed */
+    if (!found[0]) snprintf(found, sizeof found, "it did not appear when the step was run again");
+    if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
                       found);
 }
@@ -330,10 +330,9 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
 
-/* Lists a tensor. What lies in the host's memory is shown where it is, anything else copied to *free_place, which moves
- * on. */
-static bool hand_out(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind, size_t at,
-                     float **free_place) {
+/* Adds a tensor to the list: host memory as it is, device memory copied to *free_place, which is advanced. */
+static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind,
+                        size_t at, float **free_place) {
     vjp_tensor tensor;
     if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
     const void *data = (const char *)tensor.data + tensor.offset;
@@ -356,9 +355,9 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
     for (size_t i = 0; i < count; i++) {
         const model_parameter *p = &t->model->parameter[i];
         const tracked *own = &t->track[i];
-        if (!hand_out(t, t->first, p->value, p->name, "", i, &copy) ||
-            !hand_out(t, t->update, own->m, p->name, ".exp_avg", count + 2 * i, &copy) ||
-            !hand_out(t, t->update, own->v, p->name, ".exp_avg_sq", count + 2 * i + 1, &copy))
+        if (!list_tensor(t, t->first, p->value, p->name, "", i, &copy) ||
+            !list_tensor(t, t->update, own->m, p->name, TRAINER_FIRST_MOMENT, count + 2 * i, &copy) ||
+            !list_tensor(t, t->update, own->v, p->name, TRAINER_SECOND_MOMENT, count + 2 * i + 1, &copy))
             return device_failed(t, error);
     }
     *model = t->tensor;
@@ -368,7 +367,7 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
     return true;
 }
 
-/* The value that a name in a checkpoint belongs to; *program is where it lies. */
+/* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
 static vjp_value find(trainer *t, const char *name, vjp_program **program) {
     *program = t->first;
     for (int i = 0; i < t->model->parameters; i++) {
@@ -377,8 +376,8 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         if (strncmp(name, own, length) != 0) continue;
         if (!name[length]) return t->model->parameter[i].value;
         *program = t->update;
-        if (strcmp(name + length, ".exp_avg") == 0) return t->track[i].m;
-        if (strcmp(name + length, ".exp_avg_sq") == 0) return t->track[i].v;
+        if (strcmp(name + length, TRAINER_FIRST_MOMENT) == 0) return t->track[i].m;
+        if (strcmp(name + length, TRAINER_SECOND_MOMENT) == 0) return t->track[i].v;
     }
     return 0;
 }
@@ -386,6 +385,6 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]) {
     vjp_program *program;
     vjp_value value = find(t, tensor->name, &program);
-    if (!value) return train_fail(error, "%s is no tensor of this model", tensor->name);
+    if (!value) return train_fail(error, "the model has no tensor %s", tensor->name);
     return model_load(t->model, program, value, tensor, error);
 }

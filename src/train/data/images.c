@@ -1,6 +1,6 @@
 /*
- * Reading pictures. IDX files, as digit sets come in, are found by the names that such sets have; a folder of classes
- * holds JPEG, PNG, PGM or PPM files. And cutting them into batches.
+ * Reading pictures and splitting them into batches. IDX files are found by their usual names; a folder of classes
+ * holds JPEG, PNG, PGM or PPM files.
  */
 #include "train/data/images.h"
 
@@ -13,8 +13,12 @@
 
 #include "core/philox.h"
 #include "train/data/picture.h"
+#include "train/files/input.h"
 
-enum { PATH = 4096, MOST_CLASSES = 4096, VALIDATION = 10 /* one picture in so many */ };
+enum { PATH = 4096, MAX_CLASSES = 4096, VALIDATION = 10 /* every tenth picture */ };
+
+/* All pictures are held in memory. */
+static const int64_t MAX_IDX_BYTES = (int64_t)1 << 34;
 
 void images_free(image_data *images) {
     free(images->pixels);
@@ -27,7 +31,7 @@ static int64_t picture_bytes(const image_data *images) {
     return images->height * images->width * images->channels;
 }
 
-/* Room for `more` pictures behind those that are there. */
+/* Makes room for `more` pictures after those already there. */
 static bool make_room(image_data *images, int64_t more, const char *path, char error[TRAIN_ERROR]) {
     int64_t count = images->count + more, each = picture_bytes(images), bytes;
     if (__builtin_mul_overflow(count, each, &bytes)) return train_fail(error, "%s: too many pictures", path);
@@ -35,28 +39,28 @@ static bool make_room(image_data *images, int64_t more, const char *path, char e
     if (pixels) images->pixels = pixels;
     int32_t *label = realloc(images->label, (size_t)count * sizeof *label + 1);
     if (label) images->label = label;
-    if (!pixels || !label) return train_fail(error, "%s: no memory for %lld pictures", path, (long long)count);
+    if (!pixels || !label) return train_fail(error, "%s: there is no memory for %lld pictures", path, (long long)count);
     return true;
 }
 
 /* ---- IDX --------------------------------------------------------------------------------------------- */
 
-/* The two parts of a set, each as pictures and labels; a file may be named with a dash or with a dot. */
-static const char *const parts[2][2] = {{"train-images-idx3-ubyte", "train-labels-idx1-ubyte"},
-                                        {"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"}};
+/* The two parts of a set, each as pictures and labels; a name may have a dot instead of its middle dash. */
+static const char *const parts[2][2][2] = {
+    {{"train-images-idx3-ubyte", "train-images.idx3-ubyte"}, {"train-labels-idx1-ubyte", "train-labels.idx1-ubyte"}},
+    {{"t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"}, {"t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"}}};
 
-static FILE *open_part(const char *dir, const char *name, char path[PATH]) {
-    snprintf(path, PATH, "%s/%s", dir, name);
-    FILE *file = fopen(path, "rb");
-    char *last = strrchr(path, '-'), *dash = NULL;
-    if (!file && last) {
-        *last = 0;
-        dash = strrchr(path, '-');
-        *last = '-';
-    }
-    if (dash) {
-        *dash = '.';
-        file = fopen(path, "rb");
+/* NULL with *ok: there is no file of either name. */
+static FILE *open_part(const char *dir, const char *const names[2], char path[PATH], bool *ok,
+                       char error[TRAIN_ERROR]) {
+    FILE *file = NULL;
+    int64_t bytes;
+    *ok = true;
+    for (int i = 0; i < 2 && !file && *ok; i++) {
+        if (snprintf(path, PATH, "%s/%s", dir, names[i]) >= PATH)
+            *ok = train_fail(error, "%.300s: the path is too long", dir);
+        else if (!(file = input_stream(path, MAX_IDX_BYTES, &bytes, error)))
+            *ok = errno == ENOENT;
     }
     return file;
 }
@@ -64,9 +68,9 @@ static FILE *open_part(const char *dir, const char *name, char path[PATH]) {
 static bool read_sizes(FILE *file, const char *path, int dims, int64_t *size, char error[TRAIN_ERROR]) {
     unsigned char head[4 + 4 * 3];
     if (fread(head, 1, (size_t)(4 + 4 * dims), file) != (size_t)(4 + 4 * dims))
-        return train_fail(error, "%s: it ends inside its header", path);
+        return train_fail(error, "%s: it ends within its header", path);
     if (head[0] || head[1] || head[2] != 8 || head[3] != dims)
-        return train_fail(error, "%s: it is no IDX file of bytes with %d dimensions", path, dims);
+        return train_fail(error, "%s: it is not an IDX file of bytes with %d dimensions", path, dims);
     for (int i = 0; i < dims; i++) {
         const unsigned char *at = head + 4 + 4 * i;
         size[i] = (int64_t)at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3];
@@ -94,35 +98,35 @@ static bool add_part(image_data *images, FILE *pictures, const char *pictures_pa
         return train_fail(error, "%s: it has %lld labels for %lld pictures", labels_path, (long long)label_count,
                           (long long)size[0]);
     if (size[1] < 1 || size[2] < 1 || size[1] > 65535 || size[2] > 65535)
-        return train_fail(error, "%s: its pictures are %lld x %lld", pictures_path, (long long)size[1],
-                          (long long)size[2]);
+        return train_fail(error, "%s: its pictures have %lld x %lld pixels; each side must be 1 to 65535",
+                          pictures_path, (long long)size[2], (long long)size[1]);
     if (images->count && (images->height != size[1] || images->width != size[2]))
-        return train_fail(error, "%s: its pictures have another size than the others", pictures_path);
+        return train_fail(error, "%s: its pictures differ in size from those of the training part", pictures_path);
     images->height = size[1];
     images->width = size[2];
     images->channels = 1;
     struct stat about;
     int64_t each = picture_bytes(images);
     if (fstat(fileno(pictures), &about) || (about.st_size - 16) / each < size[0])
-        return train_fail(error, "%s: it ends before its %lld pictures do", pictures_path, (long long)size[0]);
+        return train_fail(error, "%s: it ends before the last of its %lld pictures", pictures_path, (long long)size[0]);
     if (!make_room(images, size[0], pictures_path, error)) return false;
     if (fread(images->pixels + images->count * each, (size_t)each, (size_t)size[0], pictures) != (size_t)size[0])
-        return train_fail(error, "%s: it ends before its %lld pictures do", pictures_path, (long long)size[0]);
+        return train_fail(error, "%s: it ends before the last of its %lld pictures", pictures_path, (long long)size[0]);
     if (!read_labels(labels, labels_path, images, size[0], error)) return false;
     images->count += size[0];
     return true;
 }
 
-/* Whether the folder is a set of IDX files; if so, reads it. */
+/* Reads the folder as a set of IDX files; *found says whether it is one. */
 static bool read_idx(const char *dir, image_data *images, bool *found, char error[TRAIN_ERROR]) {
     bool ok = true;
     *found = false;
     for (int part = 0; part < 2 && ok; part++) {
         char pictures_path[PATH], labels_path[PATH];
-        FILE *pictures = open_part(dir, parts[part][0], pictures_path);
-        FILE *labels = pictures ? open_part(dir, parts[part][1], labels_path) : NULL;
-        if (pictures && !labels)
-            ok = train_fail(error, "%s: the labels of the pictures beside it are missing", labels_path);
+        FILE *pictures = open_part(dir, parts[part][0], pictures_path, &ok, error);
+        FILE *labels = pictures ? open_part(dir, parts[part][1], labels_path, &ok, error) : NULL;
+        if (pictures && !labels && ok)
+            ok = train_fail(error, "%s: this file, with the labels of the pictures beside it, is missing", labels_path);
         if (pictures) *found = true;
         if (labels) ok = add_part(images, pictures, pictures_path, labels, labels_path, error);
         if (pictures) fclose(pictures);
@@ -130,9 +134,9 @@ static bool read_idx(const char *dir, image_data *images, bool *found, char erro
         if (part == 0) images->trained = images->count;
     }
     if (!ok || !*found) return ok;
-    if (!images->trained) return train_fail(error, "%s: there is nothing to train on, only the test files", dir);
+    if (!images->trained) return train_fail(error, "%s: it has only the test files; there is nothing to train on", dir);
     images->class_name = calloc((size_t)images->classes + 1, sizeof *images->class_name);
-    if (!images->class_name) return train_fail(error, "%s: no memory for the names of the classes", dir);
+    if (!images->class_name) return train_fail(error, "%s: there is no memory for the names of the classes", dir);
     for (int64_t i = 0; i < images->classes; i++)
         snprintf(images->class_name[i], sizeof images->class_name[i], "%lld", (long long)i);
     return true;
@@ -152,9 +156,9 @@ static bool add_picture(image_data *images, const char *path, int32_t label, cha
     picture p;
     if (!picture_read(path, &p, error)) return false;
     if (images->count && (p.height != images->height || p.width != images->width || p.channels != images->channels)) {
-        train_fail(error, "%s: it is %lld x %lld with %lld channels; the first was %lld x %lld with %lld", path,
-                   (long long)p.height, (long long)p.width, (long long)p.channels, (long long)images->height,
-                   (long long)images->width, (long long)images->channels);
+        train_fail(error, "%s: it has %lld x %lld pixels and %lld channels; the first picture has %lld x %lld and %lld",
+                   path, (long long)p.width, (long long)p.height, (long long)p.channels, (long long)images->width,
+                   (long long)images->height, (long long)images->channels);
         picture_free(&p);
         return false;
     }
@@ -173,7 +177,7 @@ static bool add_picture(image_data *images, const char *path, int32_t label, cha
 static bool add_class(image_data *images, const char *dir, int32_t label, char error[TRAIN_ERROR]) {
     struct dirent **names;
     int count = scandir(dir, &names, visible, by_name);
-    if (count < 0) return train_fail(error, "%s: %s", dir, strerror(errno));
+    if (count < 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
     bool ok = true;
     for (int i = 0; i < count; i++) {
         char path[PATH];
@@ -186,8 +190,8 @@ static bool add_class(image_data *images, const char *dir, int32_t label, char e
     return ok;
 }
 
-/* Every tenth picture goes to the end, where validation is. */
-static bool keep_some(image_data *images, char error[TRAIN_ERROR]) {
+/* Moves every tenth picture to the end, where the validation part is. */
+static bool split_validation(image_data *images, char error[TRAIN_ERROR]) {
     int64_t each = picture_bytes(images), front = 0, back = 0;
     image_data sorted = *images;
     sorted.pixels = malloc((size_t)(images->count * each) + 1);
@@ -195,7 +199,7 @@ static bool keep_some(image_data *images, char error[TRAIN_ERROR]) {
     if (!sorted.pixels || !sorted.label) {
         free(sorted.pixels);
         free(sorted.label);
-        return train_fail(error, "no memory for %lld pictures", (long long)images->count);
+        return train_fail(error, "there is no memory for %lld pictures", (long long)images->count);
     }
     sorted.trained = images->count - images->count / VALIDATION;
     for (int64_t i = 0; i < images->count; i++) {
@@ -212,16 +216,16 @@ static bool keep_some(image_data *images, char error[TRAIN_ERROR]) {
 static bool read_classes(const char *dir, image_data *images, char error[TRAIN_ERROR]) {
     struct dirent **names;
     int count = scandir(dir, &names, visible, by_name);
-    if (count < 0) return train_fail(error, "%s: %s", dir, strerror(errno));
+    if (count < 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
     bool ok = true;
     images->class_name = calloc((size_t)count + 1, sizeof *images->class_name);
-    if (!images->class_name) ok = train_fail(error, "%s: no memory for the names of the classes", dir);
+    if (!images->class_name) ok = train_fail(error, "%s: there is no memory for the names of the classes", dir);
     for (int i = 0; i < count; i++) {
         char path[PATH];
         struct stat about;
         if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path &&
             stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-            if (images->classes == MOST_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MOST_CLASSES);
+            if (images->classes == MAX_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MAX_CLASSES);
             if (ok)
                 snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]->d_name);
             ok = ok && add_class(images, path, (int32_t)images->classes++, error);
@@ -230,16 +234,18 @@ static bool read_classes(const char *dir, image_data *images, char error[TRAIN_E
     }
     free(names);
     if (ok && !images->count)
-        return train_fail(
-            error, "%s: there are neither IDX files (train-images-idx3-ubyte, ...) nor folders of pictures in it", dir);
-    return ok && keep_some(images, error);
+        return train_fail(error, "%s: it has neither IDX files (train-images-idx3-ubyte, ...) nor folders of pictures",
+                          dir);
+    return ok && split_validation(images, error);
 }
 
 bool images_read(const char *path, image_data *images, char error[TRAIN_ERROR]) {
     *images = (image_data){0};
     struct stat about;
-    bool found, ok = stat(path, &about) == 0 || train_fail(error, "%s: %s", path, strerror(errno));
-    if (ok && !S_ISDIR(about.st_mode)) ok = train_fail(error, "%s: pictures are read from a folder", path);
+    bool found,
+        ok = stat(path, &about) == 0 || train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
+    if (ok && !S_ISDIR(about.st_mode))
+        ok = train_fail(error, "%s: it is not a folder; pictures are read from a folder", path);
     ok = ok && read_idx(path, images, &found, error) && (found || read_classes(path, images, error));
     if (!ok) images_free(images);
     return ok;

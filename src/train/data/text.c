@@ -1,4 +1,4 @@
-/* Reading text, and cutting it into batches. */
+/* Reading text and splitting it into batches. */
 #include "train/data/text.h"
 
 #include <dirent.h>
@@ -9,49 +9,49 @@
 #include <sys/stat.h>
 
 #include "core/philox.h"
+#include "train/files/input.h"
 
-enum { MOST_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* one byte in so many */ };
+enum { MAX_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* the last twentieth */ };
+
+/* All of the text is held in memory. */
+static const int64_t MAX_BYTES = (int64_t)1 << 34;
 
 bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]) {
     if (model->tokenizer)
-        return train_fail(
-            error,
-            "the model's %lld tokens are made by its %s, which is not read here: text is read and written "
-            "as bytes, so only models of %d tokens without a tokeniser can be used",
-            (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
+        return train_fail(error,
+                          "the model's %lld tokens are made by its %s, which vjp does not read: text is read and "
+                          "written as bytes, so "
+                          "only models of %d tokens without a tokeniser can be used",
+                          (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
     if (vocabulary == TEXT_TOKENS) return true;
-    return train_fail(error,
-                      "the model has a vocabulary of %lld tokens, and there is no tokeniser here: text is read and "
-                      "written as bytes, so only models of %d tokens can be used",
-                      (long long)vocabulary, TEXT_TOKENS);
+    return train_fail(
+        error,
+        "the model has a vocabulary of %lld tokens, and vjp has no tokeniser: text is read and written as "
+        "bytes, so only models of %d tokens can be used",
+        (long long)vocabulary, TEXT_TOKENS);
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
-static bool make_room(text_data *text, size_t more, const char *path, char error[TRAIN_ERROR]) {
-    if (more <= text->room - text->count) return true;
-    size_t room = text->room * 2 > text->count + more ? text->room * 2 : text->count + more;
+static bool make_room(text_data *text, int64_t more, const char *path, char error[TRAIN_ERROR]) {
+    if ((size_t)more <= text->room - text->count) return true;
+    size_t room = text->room * 2 > text->count + (size_t)more ? text->room * 2 : text->count + (size_t)more;
     unsigned char *bytes = realloc(text->bytes, room);
-    if (!bytes) return train_fail(error, "%s: no memory for %zu bytes of text", path, room);
+    if (!bytes) return train_fail(error, "%.300s: there is no memory for %zu bytes of text", path, room);
     text->bytes = bytes;
     text->room = room;
     return true;
 }
 
-/* Adds a file. In a folder, one with a zero byte is no text and is left out. */
+/* Adds a file. In a folder, a file with a zero byte is not text and is left out. */
 static bool add_file(const char *path, bool in_folder, text_data *text, char error[TRAIN_ERROR]) {
-    enum { CHUNK = 1 << 16 };
-    FILE *file = fopen(path, "rb");
-    if (!file) return train_fail(error, "%s: %s", path, strerror(errno));
-    size_t begin = text->count, got = 0;
-    bool ok = true;
-    do {
-        ok = make_room(text, CHUNK, path, error);
-        if (!ok) break;
-        got = fread(text->bytes + text->count, 1, CHUNK, file);
-        text->count += got;
-    } while (got > 0);
-    if (ok && ferror(file)) ok = train_fail(error, "%s: %s", path, strerror(errno));
+    int64_t bytes;
+    FILE *file = input_stream(path, MAX_BYTES - (int64_t)text->count, &bytes, error);
+    if (!file) return false;
+    size_t begin = text->count;
+    bool ok = make_room(text, bytes, path, error);
+    if (ok && bytes) text->count += fread(text->bytes + begin, 1, (size_t)bytes, file);
+    if (ok && ferror(file)) ok = train_fail(error, "%.300s: it cannot be read: %s", path, strerror(errno));
     fclose(file);
     if (!ok) return false;
     if (in_folder && text->count > begin && memchr(text->bytes + begin, 0, text->count - begin)) {
@@ -74,7 +74,7 @@ static char **names_in(const char *path, size_t *count, char error[TRAIN_ERROR])
     size_t room = 0;
     *count = 0;
     if (!folder) {
-        train_fail(error, "%s: %s", path, strerror(errno));
+        train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
         return NULL;
     }
     bool ok = true;
@@ -94,7 +94,7 @@ static char **names_in(const char *path, size_t *count, char error[TRAIN_ERROR])
         while (*count)
             free(names[--*count]);
         free(names);
-        train_fail(error, "%s: no memory for the names in it", path);
+        train_fail(error, "%.300s: there is no memory for the names in it", path);
         return NULL;
     }
     qsort(names, *count, sizeof *names, by_name);
@@ -102,7 +102,7 @@ static char **names_in(const char *path, size_t *count, char error[TRAIN_ERROR])
 }
 
 static bool add_folder(const char *path, int depth, text_data *text, char error[TRAIN_ERROR]) {
-    if (depth > MOST_DEPTH) return train_fail(error, "%s: folders are nested more than %d deep", path, MOST_DEPTH);
+    if (depth > MAX_DEPTH) return train_fail(error, "%s: folders are nested more than %d deep", path, MAX_DEPTH);
     size_t count;
     char **names = names_in(path, &count, error);
     if (!names) return false;
@@ -112,7 +112,7 @@ static bool add_folder(const char *path, int depth, text_data *text, char error[
         struct stat about;
         if (ok && snprintf(inner, sizeof inner, "%s/%s", path, names[i]) >= (int)sizeof inner)
             ok = train_fail(error, "%s/%s: the path is too long", path, names[i]);
-        /* Links are followed to files but not to folders, which could lead round in a circle. */
+        /* Links to files are followed, links to folders are not: they could form a cycle. */
         bool link = ok && lstat(inner, &about) == 0 && S_ISLNK(about.st_mode);
         if (ok && stat(inner, &about) == 0) {
             if (S_ISREG(about.st_mode)) ok = add_file(inner, true, text, error);
@@ -127,14 +127,14 @@ static bool add_folder(const char *path, int depth, text_data *text, char error[
 bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]) {
     *text = (text_data){0};
     struct stat about;
-    bool ok = stat(path, &about) == 0 || train_fail(error, "%s: %s", path, strerror(errno));
+    bool ok = stat(path, &about) == 0 || train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
     if (ok && S_ISDIR(about.st_mode))
         ok = add_folder(path, 0, text, error);
     else if (ok)
         ok = add_file(path, false, text, error);
     if (ok && text->count == 0)
-        ok = train_fail(error, "%s: there is no text in it%s", path,
-                        text->left_out ? ": every file holds zero bytes" : "");
+        ok = train_fail(error, "%.300s: there is no text in it%s", path,
+                        text->left_out ? ": every file has zero bytes in it" : "");
     if (!ok) text_free(text);
     text->trained = text->count - text->count / VALIDATION;
     return ok;
@@ -170,8 +170,8 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
 bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]) {
     if (text->trained <= (size_t)context)
-        return train_fail(error, "the text has %zu bytes to train on; a context of %lld needs %lld", text->trained,
-                          (long long)context, (long long)context + 1);
+        return train_fail(error, "the text has %zu bytes to train on; a context of %lld needs at least %lld",
+                          text->trained, (long long)context, (long long)context + 1);
     text->batch = batch;
     text->context = context;
     text->seed = seed;

@@ -1,6 +1,6 @@
 /*
  * Text to train on: a file, or all text files of a folder, as bytes. The last twentieth is kept for validation. Which
- * windows a batch shows is a function of the seed and the number of the batch alone.
+ * windows a batch holds depends on the seed and the number of the batch alone.
  */
 #ifndef VJP_TRAIN_TEXT_H
 #define VJP_TRAIN_TEXT_H
@@ -16,8 +16,8 @@ typedef struct text_data {
     size_t count, room;
     size_t trained; /* bytes before the validation part */
     int64_t files;
-    int64_t left_out; /* files of a folder that hold a zero byte, so are no text */
-    /* What the source reads. */
+    int64_t left_out; /* files of a folder that are not text: they have zero bytes */
+    /* Set by text_source(). */
     int64_t batch, context;
     uint64_t seed;
 } text_data;
@@ -28,10 +28,10 @@ void text_free(text_data *text);
 
 enum { TEXT_TOKENS = 256 }; /* bytes */
 
-/* Whether a model's tokens are bytes. Others would be read and written as garbage; `error` says what is missing. */
+/* Whether a model's tokens are bytes; others would be read and written as garbage. False: `error` says why. */
 bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]);
 
-/* Batches of `batch` rows of `context` bytes; targets are the bytes one further on. False: the text is too short. */
+/* Batches of `batch` rows of `context` bytes; each target is the next byte. False: the text is too short. */
 bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]);
 

@@ -1,7 +1,7 @@
 /*
- * Finding and opening checkpoints; checkpoint_save.c saves them. A folder that transformers wrote is opened in the same
- * way. Nothing in it is believed: a list of files may not lead out of the folder, each tensor must be in the file that
- * the list names, and the files of one checkpoint must be of one step.
+ * Finding and opening checkpoints; checkpoint_save.c saves them. A folder that transformers wrote opens the same way.
+ * Nothing in it is trusted: a list of files may not lead out of the folder, each tensor must be in the file that the
+ * list names, and all files of a checkpoint must have the same step.
  */
 #include "train/files/checkpoint.h"
 
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "train/files/checkpoint_names.h"
+#include "train/files/input.h"
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
 
@@ -36,7 +37,7 @@ bool checkpoint_is_temporary(const char *name) {
            strcmp(name + length - end, suffix) == 0;
 }
 
-/* The step of "checkpoint-00000100": the name must be the one that we would give. */
+/* The step of "checkpoint-00000100". False: checkpoint_save() would give no step this name. */
 static bool step_of(const char *name, int64_t *step) {
     char same[64];
     if (strncmp(name, PREFIX, sizeof PREFIX - 1) != 0) return false;
@@ -86,40 +87,56 @@ static bool is_there(const char *folder, const char *name) {
     return checkpoint_path(path, ignored, "%s/%s", folder, name) && stat(path, &status) == 0;
 }
 
-/* Where the link leads, so that a later save does not change the folder under the reader. */
+/* The target of the link, so that a later save does not change the folder that is being read. False: no such link. */
 static bool follow_latest(const char *dir, char path[CHECKPOINT_PATH], char *error) {
     char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH];
     if (!is_there(dir, "latest") || !checkpoint_path(latest, error, "%s/latest", dir)) return false;
     ssize_t length = readlink(latest, target, sizeof target - 1);
-    if (length < 0) return checkpoint_path(path, error, "%s", latest); /* a copy, with a folder for the link */
+    if (length < 0) return false;
     target[length] = 0;
     if (target[0] == '/') return checkpoint_path(path, error, "%s", target);
     return checkpoint_path(path, error, "%s/%s", dir, target);
 }
 
-bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
-    struct stat status;
-    if (stat(dir, &status) != 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
-    if (!S_ISDIR(status.st_mode)) return train_fail(error, "%.300s: it is no folder", dir);
-    if (is_there(dir, "config.json")) return checkpoint_path(path, error, "%s", dir);
-    if (follow_latest(dir, path, error)) return true;
+int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]) {
+    checkpoint c;
+    if (!checkpoint_open(path, &c, error)) return -2;
+    int64_t step = c.step;
+    checkpoint_close(&c);
+    return step;
+}
 
-    int64_t *steps;
+/* The checkpoint of the highest step that opens. After `cp -rL`, `latest` is a folder, and one of the candidates. */
+static bool find_newest(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
+    char latest[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
+    int64_t *steps, copied = -2;
     size_t count;
     if (!checkpoint_list(dir, &steps, &count))
         return train_fail(error, "%.300s: it cannot be read: %s", dir, strerror(errno));
-    char reason[TRAIN_ERROR] = "";
     bool found = false;
-    for (size_t i = 0; !found && i < count; i++) {
-        checkpoint c;
+    if (is_there(dir, "latest/config.json") && checkpoint_path(latest, reason, "%s/latest", dir))
+        copied = checkpoint_step(latest, reason);
+    for (size_t i = 0; !found && i < count && steps[i] >= copied; i++)
         found = checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i]) &&
-                checkpoint_open(path, &c, reason);
-        if (found) checkpoint_close(&c);
-    }
+                checkpoint_step(path, reason) >= -1;
     free(steps);
     if (found) return true;
-    if (count) return train_fail(error, "%.200s: none of its checkpoints can be opened; the last: %.250s", dir, reason);
+    if (copied >= -1) return checkpoint_path(path, error, "%s", latest);
+    if (reason[0])
+        return train_fail(error, "%.200s: none of its checkpoints can be opened; the last: %.250s", dir, reason);
     return train_fail(error, "%.300s: it has neither a config.json nor a checkpoint", dir);
+}
+
+bool checkpoint_is_one(const char *dir) {
+    return is_there(dir, "config.json");
+}
+
+bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
+    struct stat status;
+    if (stat(dir, &status) != 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    if (!S_ISDIR(status.st_mode)) return train_fail(error, "%.300s: it is not a folder", dir);
+    if (checkpoint_is_one(dir)) return checkpoint_path(path, error, "%s", dir);
+    return follow_latest(dir, path, error) || find_newest(dir, path, error);
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
@@ -138,7 +155,7 @@ static bool open_file(const char *folder, const char *name, checkpoint_file *fil
 static bool read_json(const char *folder, const char *name, json_document *document, char *error) {
     char path[CHECKPOINT_PATH];
     if (!checkpoint_path(path, error, "%s/%s", folder, name) || !json_read(path, document, error)) return false;
-    return document->root->type == JSON_OBJECT || train_fail(error, "%.300s: it is JSON, but no object", path);
+    return document->root->type == JSON_OBJECT || train_fail(error, "%.300s: it must be a JSON object", path);
 }
 
 /* ---- The model --------------------------------------------------------------------------------------- */
@@ -157,7 +174,7 @@ static bool listing_fails(const char *folder, const json_value *entry, const cha
                       json_show(entry, file), what);
 }
 
-/* Opens every file that the list names. */
+/* Opens every file that the index names. */
 static bool open_listed(const char *folder, checkpoint *c, char *error) {
     if (!read_json(folder, INDEX, &c->index, error)) return false;
     const json_value *map = json_member(c->index.root, "weight_map");
@@ -167,7 +184,7 @@ static bool open_listed(const char *folder, checkpoint *c, char *error) {
     if (!c->files) return train_fail(error, "%.300s/%s: there is no memory for it", folder, INDEX);
     for (const json_value *entry = map->first; entry; entry = entry->next) {
         if (entry->type != JSON_STRING || !entry->text[0] || entry->text[0] == '.' || strchr(entry->text, '/'))
-            return listing_fails(folder, entry, "which is no file of this folder", error);
+            return listing_fails(folder, entry, "which must be the name of a file in this folder", error);
         if (file_named(c, entry->text)) continue;
         if (!open_file(folder, entry->text, &c->files[c->file_count], error)) return false;
         c->file_count++;
@@ -175,7 +192,7 @@ static bool open_listed(const char *folder, checkpoint *c, char *error) {
     return true;
 }
 
-/* Each tensor must be where the list says that it is. */
+/* Each tensor must be in the file that the index gives for it. */
 static bool check_listed(const char *folder, checkpoint *c, char *error) {
     const json_value *map = json_member(c->index.root, "weight_map");
     for (const json_value *entry = map ? map->first : NULL; entry; entry = entry->next) {
@@ -226,17 +243,18 @@ static bool open_model(const char *folder, checkpoint *c, char *error) {
 
 /* ---- The whole --------------------------------------------------------------------------------------- */
 
-/* A file without a step says nothing; files that do say one must say the same. */
+/* All files that have a step must have the same. */
 static bool agree(const char *folder, checkpoint *c, const char *name, const char *text, char *error) {
     if (!text) return true;
     char *end;
     errno = 0;
     long long step = strtoll(text, &end, 10);
     if (errno || end == text || *end || step < 0)
-        return train_fail(error, "%.300s/%s: its step is \"%.32s\"", folder, name, text);
+        return train_fail(error, "%.300s/%s: its step is \"%.32s\"; it must be an integer of 0 or more", folder, name,
+                          text);
     if (c->step >= 0 && c->step != step)
-        return train_fail(error, "%.300s: %s is of step %lld, but the files beside it of step %lld", folder, name, step,
-                          (long long)c->step);
+        return train_fail(error, "%.300s: %s is of step %lld, but the files beside it are of step %lld", folder, name,
+                          step, (long long)c->step);
     c->step = step;
     return true;
 }
@@ -252,7 +270,7 @@ static bool check_steps(const char *folder, checkpoint *c, char *error) {
     return agree(folder, c, "trainer.json", step ? json_show(step, text) : NULL, error);
 }
 
-/* What models of tokens have beside their weights, and models of bytes do not need. */
+/* A file that maps text to tokens; a model of bytes has none. */
 static const char *find_tokenizer(const char *folder) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)

@@ -1,15 +1,15 @@
 /*
- * Checkpoints: DIR/checkpoint-00000100/ for step 100, each a Hugging Face folder with what training needs beside it,
- * and DIR/latest, a symbolic link to the newest.
+ * Checkpoints: DIR/checkpoint-00000100/ for step 100, each a Hugging Face folder plus what training needs, and
+ * DIR/latest, a symbolic link to the newest.
  *
- *     config.json            the model, as its own code reads it
+ *     config.json            sizes of the model
  *     model.safetensors      its weights
- *     optimizer.safetensors  what the optimiser remembers
- *     trainer.json           where training stands
+ *     optimizer.safetensors  the moments of AdamW
+ *     trainer.json           the step and the settings of the run
  *
- * A checkpoint is saved as a whole: its files grow in a hidden folder, are forced to the disk, and take their name
- * together. A crash or a full disk at any byte leaves the checkpoints before it as they were, and `latest` on a whole
- * one. What a dead save left behind goes with the next.
+ * A checkpoint appears whole or not at all: its files are written to a hidden folder, synced to the disk, and the
+ * folder is then renamed. A crash or a full disk at any byte leaves the older checkpoints as they were, and `latest` on
+ * a whole one. The next save removes what an interrupted one left behind.
  */
 #ifndef VJP_TRAIN_CHECKPOINT_H
 #define VJP_TRAIN_CHECKPOINT_H
@@ -33,17 +33,28 @@ typedef struct checkpoint_content {
 } checkpoint_content;
 
 /*
- * Saves into `dir`, which is made where it is missing. A checkpoint of the same step is replaced. Afterwards the `keep`
- * (1 or more) checkpoints of the highest steps up to this one stay, those of lower steps are removed; those of higher
- * steps, which another run made, are left alone. While it runs, the disk holds one more. False: `error` names the file.
+ * Locks `dir`, which is created if it is missing, until the returned descriptor is closed or the process ends: one run
+ * at a time may save there. -1: `error` names the process that holds the lock, or the system's reason.
+ */
+int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]);
+
+/*
+ * Saves into `dir`, which is created if it is missing. The caller holds the lock. A checkpoint of the same step is
+ * replaced. Afterwards the `keep` (1 or more) checkpoints of the highest steps up to this one stay, those of lower
+ * steps are removed, and those of higher steps, which another run made, are left alone. During the save the disk holds
+ * one more. Where `latest` is a folder, as in a copy made by `cp -rL`, a link replaces it. False: `error` names the
+ * file.
  */
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *content, char error[TRAIN_ERROR]);
 
 /* ---- Finding and opening ----------------------------------------------------------------------------- */
 
+/* Whether `dir` is a checkpoint itself: it has a config.json. */
+bool checkpoint_is_one(const char *dir);
+
 /*
- * The folder to open: `dir` itself if it has a config.json, else where its link `latest` leads, else its checkpoint of
- * the highest step that can be opened.
+ * The folder to open: `dir` itself if it is a checkpoint, else the target of its link `latest`, else its checkpoint of
+ * the highest step that opens.
  */
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]);
 
@@ -55,7 +66,7 @@ typedef struct checkpoint_file {
 
 /* All zero is a closed checkpoint, safe to close. */
 typedef struct checkpoint {
-    int64_t step; /* -1: its files tell none, as in a folder that vjp did not write */
+    int64_t step; /* -1: its files have none, as in a folder that vjp did not write */
     json_document config;
     json_document trainer;            /* root NULL: there is no trainer.json */
     const safetensors_tensor **model; /* the tensors of all files, sorted by name */
@@ -64,7 +75,7 @@ typedef struct checkpoint {
     checkpoint_file *files;    /* what `model` points into: model.safetensors, or several */
     size_t file_count;
     json_document index;   /* of several files: which tensor is in which */
-    const char *tokenizer; /* the name of the file that makes tokens of text; NULL: there is none */
+    const char *tokenizer; /* the name of its tokenizer's file; NULL: there is none */
 } checkpoint;
 
 /*

@@ -9,15 +9,19 @@
 #define CHECKPOINT_TEMPORARY_FORMAT "%s/." CHECKPOINT_NAME ".tmp"
 #define CHECKPOINT_OLD_FORMAT       "%s/." CHECKPOINT_NAME ".old.tmp"
 #define CHECKPOINT_LINK_TEMPORARY   ".checkpoint-latest.tmp"
+#define CHECKPOINT_LINK_OLD         ".checkpoint-latest.old.tmp"
 
-/* Whether it is one of the hidden names above. */
+/* Whether a name is one of the hidden ones above. */
 bool checkpoint_is_temporary(const char *name);
 
 /* Formats a path. False, with a sentence, if it is too long. */
 bool checkpoint_path(char path[CHECKPOINT_PATH], char error[TRAIN_ERROR], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The steps of all folders called checkpoint-..., the highest first; the caller's to free. False: errno says why. */
+/* The step of the checkpoint at `path`; -1: it has none; -2: it does not open. */
+int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]);
+
+/* The steps of all folders named checkpoint-..., highest first; the caller frees them. False: errno says why. */
 bool checkpoint_list(const char *dir, int64_t **steps, size_t *count);
 
 #endif

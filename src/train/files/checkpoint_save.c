@@ -1,17 +1,17 @@
 /*
- * Saving a checkpoint. All of it grows in DIR/.checkpoint-00000100.tmp/; one rename() makes it a checkpoint, a second
- * one turns `latest` to it. What is removed is first renamed to a name that ends in .tmp, too: so that no folder called
- * checkpoint-... ever has some of its files only. A lock on DIR keeps two programs from removing each other's halves.
+ * Saving a checkpoint. Its files are written to DIR/.checkpoint-00000100.tmp/; one rename() makes it a checkpoint, a
+ * second one moves the link `latest` to it. A folder that is removed is first renamed to a name that ends in .tmp, so
+ * that no folder named checkpoint-... is ever incomplete.
  */
 #define _GNU_SOURCE /* nftw(), renameat2() */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +20,22 @@
 
 /* ---- Folders ----------------------------------------------------------------------------------------- */
 
-/* `dir` and the folders above it, where they are missing. */
+static bool sync_folder(const char *path, char *error) {
+    int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* Some file systems cannot sync a folder, and say so with EINVAL. */
+    bool ok = file >= 0 && (fsync(file) == 0 || errno == EINVAL);
+    int reason = errno;
+    if (file >= 0) close(file);
+    return ok || train_fail(error, "%.300s: it cannot be synced to the disk: %s", path, strerror(reason));
+}
+
+static bool sync_parent(const char *path, char *error) {
+    char copy[CHECKPOINT_PATH];
+    snprintf(copy, sizeof copy, "%s", path);
+    return sync_folder(dirname(copy), error);
+}
+
+/* Creates `dir` and the folders above it, where they are missing. */
 static bool make_folders(const char *dir, char *error) {
     char path[CHECKPOINT_PATH];
     if (!checkpoint_path(path, error, "%s", dir)) return false;
@@ -29,21 +44,32 @@ static bool make_folders(const char *dir, char *error) {
         char sign = *c;
         *c = 0;
         struct stat status;
-        if (mkdir(path, 0777) != 0 && (errno != EEXIST || stat(path, &status) != 0 || !S_ISDIR(status.st_mode)))
-            return train_fail(error, "%.300s: the folder cannot be made: %s", path,
+        bool made = mkdir(path, 0777) == 0;
+        if (!made && (errno != EEXIST || stat(path, &status) != 0 || !S_ISDIR(status.st_mode)))
+            return train_fail(error, "%.300s: the folder cannot be created: %s", path,
                               strerror(errno == EEXIST ? ENOTDIR : errno));
+        if (made && !sync_parent(path, error)) return false;
         *c = sign;
         if (!sign) return true;
     }
 }
 
-static bool sync_folder(const char *path, char *error) {
-    int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* Some file systems cannot force a folder to the disk; what they have is as safe as they can make it. */
-    bool ok = file >= 0 && (fsync(file) == 0 || errno == EINVAL);
-    int reason = errno;
-    if (file >= 0) close(file);
-    return ok || train_fail(error, "%.300s: it cannot be forced to the disk: %s", path, strerror(reason));
+int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH];
+    if (!make_folders(dir, error) || !checkpoint_path(path, error, "%s/.lock", dir)) return -1;
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) {
+        train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
+        return -1;
+    }
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    /* On a file system without locks the run continues unprotected. */
+    if (fcntl(file, F_SETLK, &lock) == 0 || (errno != EACCES && errno != EAGAIN)) return file;
+    if (fcntl(file, F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) lock.l_pid = 0;
+    train_fail(error, "%.300s: another run is training there (process %lld); wait for it, or choose another --out", dir,
+               (long long)lock.l_pid);
+    close(file);
+    return -1;
 }
 
 static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *where) {
@@ -51,13 +77,13 @@ static int remove_one(const char *path, const struct stat *status, int kind, str
     return remove(path);
 }
 
-/* What cannot be removed stays, and the next save tries again. */
+/* What cannot be removed stays; the next save tries again. */
 static void remove_tree(const char *path) {
     enum { OPEN_FOLDERS = 8 };
     nftw(path, remove_one, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Removes from `dir` what a save that died, a save that failed, or this one leaves: our names that end in .tmp. */
+/* Removes the temporary names from `dir`: those of this save, and of earlier ones that failed or were killed. */
 static void remove_leftovers(const char *dir) {
     DIR *entries = opendir(dir);
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
@@ -67,7 +93,7 @@ static void remove_leftovers(const char *dir) {
     if (entries) closedir(entries);
 }
 
-/* A folder leaves the list of checkpoints at once; from the disk it goes with the leftovers. */
+/* Takes a checkpoint out of the list by renaming it; remove_leftovers() then removes it. */
 static bool set_aside(const char *dir, int64_t step, char aside[CHECKPOINT_PATH]) {
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     return checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) &&
@@ -98,7 +124,7 @@ static bool write_text(const char *path, const char *text, char *error) {
 static bool write_files(const char *folder, const checkpoint_content *c, char *error) {
     char path[CHECKPOINT_PATH], step[32];
     snprintf(step, sizeof step, "%lld", (long long)c->step);
-    /* transformers refuses weights whose metadata does not tell for which library they are. */
+    /* transformers refuses weights whose metadata does not name a library. */
     const safetensors_pair metadata[] = {{"format", "pt"}, {"step", step}};
     const size_t pairs = sizeof metadata / sizeof metadata[0];
     return checkpoint_path(path, error, "%s/config.json", folder) && write_text(path, c->config, error) &&
@@ -112,7 +138,7 @@ static bool write_files(const char *folder, const checkpoint_content *c, char *e
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
 
-/* Where a checkpoint has the name already, the two change places: in one step, if the system can do that. */
+/* Replaces a checkpoint of the same name: in one step, if the system can exchange two names. */
 static bool replace(const char *dir, const char *folder, const char *path, int64_t step) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return true;
@@ -133,17 +159,32 @@ static bool publish(const char *dir, const char *folder, int64_t step, char *err
     if (!checkpoint_path(path, error, CHECKPOINT_FORMAT, dir, (long long)step)) return false;
     bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
     if (taken ? replace(dir, folder, path, step) : rename(folder, path) == 0) return true;
-    return train_fail(error, "%.300s: it cannot take its name: %s", path, strerror(errno));
+    return train_fail(error, "%.300s: it cannot be renamed to this: %s", path, strerror(errno));
 }
 
-/* The new link, made under another name before the checkpoint takes its own: a full disk shows now or not at all. */
+/* Creates the new link under a temporary name, before the checkpoint gets its own: the disk may be full. */
 static bool make_link(const char *fresh, int64_t step, bool *made, char *error) {
     char target[64];
     snprintf(target, sizeof target, CHECKPOINT_NAME, (long long)step);
     *made = symlink(target, fresh) == 0;
-    /* On a file system without links checkpoint_find() goes by the steps. */
+    /* On a file system without links checkpoint_find() takes the highest step. */
     if (*made || errno == EPERM || errno == ENOTSUP || errno == ENOSYS) return true;
-    return train_fail(error, "%.300s: the link cannot be made: %s", fresh, strerror(errno));
+    return train_fail(error, "%.300s: the link cannot be created: %s", fresh, strerror(errno));
+}
+
+/*
+ * In a copy made by `cp -rL`, `latest` is a folder. It becomes the checkpoint of its step if there is none, and goes
+ * with the leftovers otherwise. A folder that is not a checkpoint stays, and move_link() fails.
+ */
+static void retire_copied_latest(const char *dir, const char *latest) {
+    char path[CHECKPOINT_PATH], aside[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    struct stat status;
+    if (lstat(latest, &status) != 0 || !S_ISDIR(status.st_mode)) return;
+    int64_t step = checkpoint_step(latest, ignored);
+    if (step < 0 || !checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) ||
+        !checkpoint_path(aside, ignored, "%s/%s", dir, CHECKPOINT_LINK_OLD))
+        return;
+    (void)rename(latest, lstat(path, &status) == 0 ? aside : path);
 }
 
 static bool move_link(const char *fresh, const char *latest, char *error) {
@@ -151,9 +192,11 @@ static bool move_link(const char *fresh, const char *latest, char *error) {
     return train_fail(error, "%.300s: the link cannot be moved there: %s", latest, strerror(errno));
 }
 
-/* ---- All of it --------------------------------------------------------------------------------------- */
+/* ---- Saving -------------------------------------------------------------------------------------------- */
 
-static bool save_locked(const char *dir, int keep, const checkpoint_content *c, char *error) {
+bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, char error[TRAIN_ERROR]) {
+    if (c->step < 0) return train_fail(error, "step %lld cannot be saved: it is negative", (long long)c->step);
+    if (!make_folders(dir, error)) return false;
     char folder[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH], latest[CHECKPOINT_PATH];
     if (!checkpoint_path(folder, error, CHECKPOINT_TEMPORARY_FORMAT, dir, (long long)c->step) ||
         !checkpoint_path(fresh, error, "%s/%s", dir, CHECKPOINT_LINK_TEMPORARY) ||
@@ -161,25 +204,13 @@ static bool save_locked(const char *dir, int keep, const checkpoint_content *c, 
         return false;
     remove_leftovers(dir);
     bool linked = false;
-    bool ok =
-        mkdir(folder, 0777) == 0 || train_fail(error, "%.300s: the folder cannot be made: %s", folder, strerror(errno));
+    bool ok = mkdir(folder, 0777) == 0 ||
+              train_fail(error, "%.300s: the folder cannot be created: %s", folder, strerror(errno));
     ok = ok && write_files(folder, c, error) && sync_folder(folder, error) && make_link(fresh, c->step, &linked, error);
     ok = ok && publish(dir, folder, c->step, error) && sync_folder(dir, error);
+    if (ok && linked) retire_copied_latest(dir, latest);
     ok = ok && (!linked || (move_link(fresh, latest, error) && sync_folder(dir, error)));
     if (ok) retire_older(dir, c->step, keep);
     remove_leftovers(dir);
-    return ok;
-}
-
-bool checkpoint_save(const char *dir, int keep, const checkpoint_content *content, char error[TRAIN_ERROR]) {
-    if (content->step < 0) return train_fail(error, "a checkpoint of step %lld", (long long)content->step);
-    if (!make_folders(dir, error)) return false;
-    int lock = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock < 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
-    /* Where a file system has no locks, there is none to wait for. */
-    bool busy = flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    bool ok = busy ? train_fail(error, "%.300s: another program is saving a checkpoint there", dir)
-                   : save_locked(dir, keep, content, error);
-    close(lock);
     return ok;
 }

@@ -1,4 +1,4 @@
-/* The record of a run: lines of JSON, and what is read back of them. metrics_draw.c draws it. */
+/* The record of a run: lines of JSON, written and read. metrics_draw.c draws the curve. */
 #include "train/files/metrics_rows.h"
 
 #include <errno.h>
@@ -6,15 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "files/json.h"
+#include "train/files/input.h"
 
-/* A step counts 1/50 in the average. */
+/* A step counts 1/50 in the moving average. */
 static const double SMOOTHING = 0.98;
 
-static bool keep(metrics *m, const metrics_row *row) {
+static bool append(metrics *m, const metrics_row *row) {
     if (m->count == m->room) {
         size_t room = m->room ? 2 * m->room : 256;
         metrics_row *more = realloc(m->row, room * sizeof *more);
@@ -23,7 +23,7 @@ static bool keep(metrics *m, const metrics_row *row) {
         m->room = room;
     }
     m->row[m->count++] = *row;
-    /* An average that starts at nothing, divided by what it lacks for that. */
+    /* The average starts at 0; dividing by `weight` removes that bias. */
     m->average = SMOOTHING * m->average + (1 - SMOOTHING) * row->loss;
     m->weight = SMOOTHING * m->weight + (1 - SMOOTHING);
     return true;
@@ -57,10 +57,11 @@ static bool read_row(const char *line, size_t length, metrics_row *row) {
     return ok;
 }
 
-/* Keeps the rows up to `step`, in order; a last line that a dead process left unfinished is dropped. */
+/* Reads the rows up to `step`; stops at the first line that is incomplete, damaged or out of order. */
 static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
-    FILE *file = fopen(m->path, "r");
-    if (!file) return errno == ENOENT || train_fail(error, "%s: %s", m->path, strerror(errno));
+    int64_t bytes;
+    FILE *file = input_stream(m->path, INT64_MAX, &bytes, error);
+    if (!file) return errno == ENOENT;
     char *line = NULL;
     size_t room = 0;
     bool ok = true;
@@ -68,7 +69,7 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
         metrics_row row;
         if (line[length - 1] != '\n' || !read_row(line, (size_t)length, &row) || row.step > step) break;
         if (m->count && row.step <= m->row[m->count - 1].step) break;
-        ok = keep(m, &row) || train_fail(error, "%s: no memory for its rows", m->path);
+        ok = append(m, &row) || train_fail(error, "%s: there is no memory for its rows", m->path);
     }
     free(line);
     fclose(file);
@@ -76,6 +77,10 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------- */
+
+static bool write_failed(const char *path, char error[TRAIN_ERROR]) {
+    return train_fail(error, "%.300s: it cannot be written: %s", path, strerror(errno));
+}
 
 static char *row_text(const metrics_row *row) {
     json_writer w = {0};
@@ -94,24 +99,24 @@ static char *row_text(const metrics_row *row) {
 
 static bool write_row(metrics *m, FILE *file, const metrics_row *row, char error[TRAIN_ERROR]) {
     char *text = row_text(row);
-    if (!text) return train_fail(error, "%s: no memory for a line", m->path);
+    if (!text) return train_fail(error, "%s: there is no memory for a line", m->path);
     bool ok = fputs(text, file) >= 0 && fflush(file) == 0;
-    if (!ok) train_fail(error, "%s: %s", m->path, strerror(errno));
+    if (!ok) write_failed(m->path, error);
     free(text);
     return ok;
 }
 
-/* The rows that were kept, under a name of their own, which then takes the place of the old file. */
-static bool write_kept(metrics *m, char error[TRAIN_ERROR]) {
+/* Replaces the file by one that has only the rows that were read. */
+static bool rewrite(metrics *m, char error[TRAIN_ERROR]) {
     char path[sizeof m->path + 8];
     snprintf(path, sizeof path, "%s.tmp", m->path);
     FILE *file = fopen(path, "w");
-    if (!file) return train_fail(error, "%s: %s", path, strerror(errno));
+    if (!file) return write_failed(path, error);
     bool ok = true;
     for (size_t i = 0; i < m->count && ok; i++)
         ok = write_row(m, file, &m->row[i], error);
-    if (fclose(file) && ok) ok = train_fail(error, "%s: %s", path, strerror(errno));
-    if (ok && rename(path, m->path)) ok = train_fail(error, "%s: %s", m->path, strerror(errno));
+    if (fclose(file) && ok) ok = write_failed(path, error);
+    if (ok && rename(path, m->path)) ok = write_failed(m->path, error);
     if (!ok) unlink(path);
     return ok;
 }
@@ -119,17 +124,16 @@ static bool write_kept(metrics *m, char error[TRAIN_ERROR]) {
 metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]) {
     metrics *m = calloc(1, sizeof *m);
     if (!m) {
-        train_fail(error, "no memory for the record of a run");
+        train_fail(error, "there is no memory for the record of a run");
         return NULL;
     }
     bool ok = snprintf(m->dir, sizeof m->dir, "%s", dir) < (int)sizeof m->dir - 32 ||
               train_fail(error, "%s: the path is too long", dir);
     if (ok) snprintf(m->path, sizeof m->path, "%s/metrics.jsonl", m->dir);
-    if (ok && mkdir(dir, 0777) && errno != EEXIST) ok = train_fail(error, "%s: %s", dir, strerror(errno));
-    ok = ok && (step == 0 || read_rows(m, step, error)) && write_kept(m, error);
+    ok = ok && (step == 0 || read_rows(m, step, error)) && rewrite(m, error);
     if (ok) {
         m->file = fopen(m->path, "a");
-        if (!m->file) ok = train_fail(error, "%s: %s", m->path, strerror(errno));
+        if (!m->file) ok = write_failed(m->path, error);
     }
     if (ok) return m;
     metrics_close(m);
@@ -144,9 +148,13 @@ void metrics_close(metrics *m) {
 }
 
 bool metrics_add(metrics *m, metrics_row *row, char error[TRAIN_ERROR]) {
-    if (!keep(m, row)) return train_fail(error, "%s: no memory for a row", m->path);
+    if (!append(m, row)) return train_fail(error, "%s: there is no memory for a row", m->path);
     m->row[m->count - 1].smoothed = row->smoothed = m->average / m->weight;
     return write_row(m, m->file, row, error);
+}
+
+bool metrics_sync(metrics *m, char error[TRAIN_ERROR]) {
+    return (fflush(m->file) == 0 && fsync(fileno(m->file)) == 0) || write_failed(m->path, error);
 }
 
 metrics_row metrics_last(const metrics *m) {

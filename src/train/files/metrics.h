@@ -1,6 +1,6 @@
 /*
- * The record of a run: DIR/metrics.jsonl, a line a step, and DIR/loss.svg, the curve. A run that goes on reads what it
- * has written before and drops the lines behind the checkpoint that it goes on from.
+ * The record of a run: DIR/metrics.jsonl, one line per step, and DIR/loss.svg, the curve. A resumed run reads its
+ * record and drops the lines after its checkpoint.
  */
 #ifndef VJP_TRAIN_METRICS_H
 #define VJP_TRAIN_METRICS_H
@@ -12,7 +12,7 @@
 typedef struct metrics_row {
     int64_t step;
     double loss;
-    double smoothed;   /* filled in by metrics_add(): an average in which a step counts 1/50, started without bias */
+    double smoothed;   /* set by metrics_add(): a moving average, in which a step counts 1/50, without initial bias */
     double validation; /* NaN: not measured at this step */
     double rate, norm;
     int64_t tokens; /* seen so far; pictures, where there are no tokens */
@@ -21,17 +21,20 @@ typedef struct metrics_row {
 
 typedef struct metrics metrics;
 
-/* Opens the record in `dir`, which is made where it is missing; lines past `step` (0: all) are dropped. */
+/* Opens the record in the folder `dir`; lines after `step` (0: all) are dropped. NULL: `error` says why. */
 metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]);
 void metrics_close(metrics *m);
 
-/* Writes a line, which is on its way to the disk when this returns, and fills in row->smoothed. */
+/* Writes a line and sets row->smoothed. The line survives a crash of the process, but not of the system. */
 bool metrics_add(metrics *m, metrics_row *row, char error[TRAIN_ERROR]);
+
+/* Syncs all lines to the disk. The folder itself is synced by checkpoint_save(). */
+bool metrics_sync(metrics *m, char error[TRAIN_ERROR]);
 
 /* The last row; step 0: there is none. */
 metrics_row metrics_last(const metrics *m);
 
-/* Draws loss.svg, whole or not at all. */
+/* Draws loss.svg; on failure the old one stays. */
 bool metrics_draw(const metrics *m, const char *title, char error[TRAIN_ERROR]);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * loss.svg: every step's loss as a pale line, the smoothed one above it, validation as points. A long run is drawn by
- * one column a pixel, its lowest and highest loss, so that the picture stays small.
+ * loss.svg: the loss of every step as a pale line, the smoothed loss over it, validation as points. For a long run each
+ * column of pixels shows the lowest and the highest loss of its steps, so that the file stays small.
  */
 #include "train/files/metrics_rows.h"
 
@@ -68,7 +68,7 @@ static void draw_axes(const plot *p) {
             TOP + PLOT_HEIGHT / 2);
 }
 
-/* The losses of one column of the picture, as a line from the lowest to the highest. */
+/* For each column of pixels, a line from its lowest to its highest loss. */
 static void draw_losses(const plot *p) {
     fprintf(p->file, "<path class=\"raw\" d=\"");
     char command = 'M';

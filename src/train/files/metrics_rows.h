@@ -1,4 +1,4 @@
-/* The rows of a record, as metrics.c keeps them and metrics_draw.c draws them. */
+/* The rows of a record, shared by metrics.c and metrics_draw.c. */
 #ifndef VJP_TRAIN_METRICS_ROWS_H
 #define VJP_TRAIN_METRICS_ROWS_H
 

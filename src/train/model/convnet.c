@@ -1,7 +1,7 @@
 /*
- * The network for pictures, channels last throughout, so that a linear layer mixes the features of each place. A stage
- * is convolution 3x3, group_norm, linear with gelu, pooling 2x2; behind the last one the mean over all places, and a
- * linear layer that names the class.
+ * The network for pictures, channels last throughout, so that a linear layer mixes the features of each pixel. A stage
+ * is convolution 3x3, group_norm, linear with gelu, pooling 2x2; after the last one come the mean over all pixels and a
+ * linear layer with one output per class.
  */
 #include "train/model/convnet.h"
 
@@ -21,7 +21,7 @@ static vjp_value narrow(building *b, vjp_value x) {
                                                                         : vjp_graph_cast(graph, x, b->options->dtype);
 }
 
-/* A weight that keeps the size of what passes: its spread is sqrt(2 / inputs). */
+/* A weight whose spread, sqrt(2 / inputs), keeps the scale of the activations. */
 static vjp_value weight(building *b, const char *stage, const char *name, int64_t inputs, int ndim,
                         const int64_t *shape) {
     char full[MODEL_NAME];

@@ -7,8 +7,8 @@
 typedef struct convnet_config {
     int64_t height, width, channels; /* of a picture, [height, width, channels] */
     int64_t classes;
-    int64_t features; /* behind the first stage; every later one has twice as many as the one before */
-    int64_t stages;   /* each halves the picture */
+    int64_t features; /* of the first stage; each later stage has twice as many */
+    int64_t stages;   /* each halves the height and width */
 } convnet_config;
 
 typedef struct convnet_options {
@@ -17,7 +17,7 @@ typedef struct convnet_options {
     double label_smoothing;
 } convnet_options;
 
-/* Builds the model. What is wrong is in vjp_graph_error(model->graph). */
+/* Builds the model. Errors are in vjp_graph_error(model->graph). */
 void convnet_build(train_model *model, const convnet_config *config, const convnet_options *options);
 
 #endif

@@ -1,12 +1,12 @@
-/* Llama, as Hugging Face names and shapes it: every weight is [out, in]. */
+/* Llama, with the names and shapes of Hugging Face: every weight is [out, in]. */
 #include "train/model/llama.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* How weights begin: as GPT-2 and Llama do; what feeds the residual stream is smaller the more of them there are. */
-static const double FIRST_SPREAD = 0.02;
+/* Initial weights as in GPT-2 and Llama: projections into the residual stream are smaller in deeper models. */
+static const double INITIAL_SPREAD = 0.02;
 
 typedef struct building {
     train_model *model;
@@ -16,7 +16,7 @@ typedef struct building {
     double residual_spread;
 } building;
 
-/* A weight as products read it. */
+/* A weight in the dtype of the products. */
 static vjp_value weight(building *b, const char *name, double spread, int64_t out, int64_t in) {
     vjp_value w = model_add(b->model, name, 0, spread, true, 2, (const int64_t[]){out, in});
     return b->options->dtype == b->model->parameter_type ? w : vjp_graph_cast(b->model->graph, w, b->options->dtype);
@@ -47,11 +47,12 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix) {
     vjp_graph *graph = b->model->graph;
     const llama_config *c = b->config;
     int64_t width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
-    vjp_value q = heads_of(b, project(b, x, prefix, "self_attn.q_proj", FIRST_SPREAD, width, c->hidden_size), c->heads);
+    vjp_value q =
+        heads_of(b, project(b, x, prefix, "self_attn.q_proj", INITIAL_SPREAD, width, c->hidden_size), c->heads);
     vjp_value k =
-        heads_of(b, project(b, x, prefix, "self_attn.k_proj", FIRST_SPREAD, kv_width, c->hidden_size), c->kv_heads);
+        heads_of(b, project(b, x, prefix, "self_attn.k_proj", INITIAL_SPREAD, kv_width, c->hidden_size), c->kv_heads);
     vjp_value v =
-        heads_of(b, project(b, x, prefix, "self_attn.v_proj", FIRST_SPREAD, kv_width, c->hidden_size), c->kv_heads);
+        heads_of(b, project(b, x, prefix, "self_attn.v_proj", INITIAL_SPREAD, kv_width, c->hidden_size), c->kv_heads);
     q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
     k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
     vjp_value y = vjp_graph_attention(graph, q, k, v, NULL);
@@ -61,8 +62,8 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix) {
 
 static vjp_value feed_forward(building *b, vjp_value x, const char *prefix) {
     const llama_config *c = b->config;
-    vjp_value gate = project(b, x, prefix, "mlp.gate_proj", FIRST_SPREAD, c->intermediate_size, c->hidden_size);
-    vjp_value up = project(b, x, prefix, "mlp.up_proj", FIRST_SPREAD, c->intermediate_size, c->hidden_size);
+    vjp_value gate = project(b, x, prefix, "mlp.gate_proj", INITIAL_SPREAD, c->intermediate_size, c->hidden_size);
+    vjp_value up = project(b, x, prefix, "mlp.up_proj", INITIAL_SPREAD, c->intermediate_size, c->hidden_size);
     vjp_value y = vjp_graph_swiglu(b->model->graph, gate, up);
     return project(b, y, prefix, "mlp.down_proj", b->residual_spread, c->hidden_size, c->intermediate_size);
 }
@@ -111,19 +112,19 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     building b = {.model = model,
                   .config = config,
                   .options = options,
-                  .residual_spread = FIRST_SPREAD / sqrt(2.0 * (double)config->layers)};
+                  .residual_spread = INITIAL_SPREAD / sqrt(2.0 * (double)config->layers)};
     const int64_t tokens[] = {options->batch, options->context};
     model->input = vjp_graph_input(graph, "tokens", VJP_I32, 2, tokens);
     model->target = vjp_graph_input(graph, "targets", VJP_I32, 2, tokens);
     if (!add_rotations(&b)) return;
 
-    vjp_value table = weight(&b, "model.embed_tokens.weight", FIRST_SPREAD, config->vocab_size, config->hidden_size);
+    vjp_value table = weight(&b, "model.embed_tokens.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
     vjp_value x = vjp_graph_gather(graph, table, model->input, NULL);
     for (int64_t layer = 0; layer < config->layers; layer++)
         x = block(&b, x, layer);
     x = norm(&b, x, "model", "norm");
     vjp_value head =
-        config->tied ? table : weight(&b, "lm_head.weight", FIRST_SPREAD, config->vocab_size, config->hidden_size);
+        config->tied ? table : weight(&b, "lm_head.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
     model->logits = model_linear(graph, x, head, 0, VJP_ACTIVATION_NONE);
     model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
 }

@@ -1,4 +1,5 @@
-/* The usual Llama: embedding, blocks of grouped causal attention and swiglu behind rms_norm, tied or untied head. */
+/* The usual Llama: embedding, blocks of grouped causal attention and swiglu, each after an rms_norm, tied or untied
+ * head. */
 #ifndef VJP_TRAIN_LLAMA_H
 #define VJP_TRAIN_LLAMA_H
 
@@ -8,11 +9,11 @@
 typedef struct llama_options {
     int64_t batch, context;
     vjp_dtype dtype; /* of activations and of weights in products; parameters are f32 */
-    bool recompute;  /* blocks are computed again in the backward instead of kept */
+    bool recompute;  /* blocks are recomputed in the backward pass, to save memory */
     double label_smoothing;
 } llama_options;
 
-/* Builds the model. What is wrong is in vjp_graph_error(model->graph). */
+/* Builds the model. Errors are in vjp_graph_error(model->graph). */
 void llama_build(train_model *model, const llama_config *config, const llama_options *options);
 
 #endif

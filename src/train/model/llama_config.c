@@ -1,4 +1,4 @@
-/* Llama's config.json, read and written; see llama_config.h. llama_weights.c has the weights and presets. */
+/* Reads and writes the config.json of a Llama. llama_weights.c has the weights and presets. */
 #include "train/model/llama_config.h"
 
 #include <inttypes.h>
@@ -7,9 +7,9 @@
 #include <string.h>
 
 /* Bounds that let every product of sizes stay within int64: 2^12 layers of 7 matrices of 2^48, and the embedding. */
-static const int64_t MOST_WIDTH = 1 << 24, MOST_LAYERS = 1 << 12, MOST_TOKENS = INT32_MAX;
+static const int64_t MAX_WIDTH = 1 << 24, MAX_LAYERS = 1 << 12, MAX_TOKENS = INT32_MAX;
 
-/* transformers' own, for what a file leaves out. */
+/* The defaults of transformers. */
 static const int64_t DEFAULT_POSITIONS = 2048;
 static const double DEFAULT_THETA = 10000, DEFAULT_EPS = 1e-6, INITIALIZER_RANGE = 0.02;
 
@@ -27,7 +27,7 @@ static bool refuse(const char *key, const json_value *value, const char *takes, 
     return train_fail(error, "\"%s\" is %s; vjp takes %s", key, json_show(value, shown), takes);
 }
 
-/* A null is as good as no key: transformers writes both. */
+/* transformers writes null for a missing value. */
 static bool read_integer(const json_value *object, const char *key, int64_t *value, char *error) {
     const json_value *v = json_member(object, key);
     if (!v || v->type == JSON_NULL) return true;
@@ -81,7 +81,7 @@ static bool read_sizes(const json_value *root, llama_config *c, char *error) {
     return true;
 }
 
-/* "rope_parameters" of transformers 5, "rope_scaling" of 4: the plain rotation, or nothing that we compute. */
+/* "rope_parameters" of transformers 5, "rope_scaling" of 4: only the plain rotation is supported. */
 static bool read_rope_object(const json_value *root, const char *name, llama_config *c, char *error) {
     static const char *const kinds[] = {"rope_type", "type"};
     const json_value *rope = json_member(root, name);
@@ -113,8 +113,8 @@ static bool read_tokens(const json_value *root, llama_config *c, char *error) {
     bool list = end->type == JSON_ARRAY;
     for (const json_value *v = list ? end->first : end; v; v = list ? v->next : NULL) {
         if (v->type != JSON_NUMBER || !v->exact) return refuse("eos_token_id", v, "integers", error);
-        if (c->end_count == LLAMA_MOST_ENDS)
-            return train_fail(error, "\"eos_token_id\" has %zu elements; vjp takes %d", end->count, LLAMA_MOST_ENDS);
+        if (c->end_count == LLAMA_MAX_ENDS)
+            return train_fail(error, "\"eos_token_id\" has %zu elements; vjp takes %d", end->count, LLAMA_MAX_ENDS);
         c->end_tokens[c->end_count++] = v->integer;
     }
     return true;
@@ -132,7 +132,7 @@ static bool read_dtype(const json_value *root, llama_config *c, char *error) {
     return refuse(key, value, "float32, bfloat16, float16 or float64", error);
 }
 
-/* Whatever would make another function of the same weights. */
+/* Refuses options that would make the model compute another function. */
 static bool check_kind(const json_value *root, char *error) {
     static const struct {
         const char *key;
@@ -187,27 +187,27 @@ bool llama_config_read(const json_value *root, llama_config *config, char error[
 bool llama_config_check(const llama_config *c, char error[TRAIN_ERROR]) {
     const struct {
         const char *key;
-        int64_t value, most;
+        int64_t value, max;
     } sizes[] = {
-        {"vocab_size", c->vocab_size, MOST_TOKENS},
-        {"hidden_size", c->hidden_size, MOST_WIDTH},
-        {"intermediate_size", c->intermediate_size, MOST_WIDTH},
-        {"num_hidden_layers", c->layers, MOST_LAYERS},
-        {"num_attention_heads", c->heads, MOST_WIDTH},
-        {"num_key_value_heads", c->kv_heads, MOST_WIDTH},
-        {"head_dim", c->head_dim, MOST_WIDTH},
-        {"max_position_embeddings", c->max_positions, MOST_TOKENS},
+        {"vocab_size", c->vocab_size, MAX_TOKENS},
+        {"hidden_size", c->hidden_size, MAX_WIDTH},
+        {"intermediate_size", c->intermediate_size, MAX_WIDTH},
+        {"num_hidden_layers", c->layers, MAX_LAYERS},
+        {"num_attention_heads", c->heads, MAX_WIDTH},
+        {"num_key_value_heads", c->kv_heads, MAX_WIDTH},
+        {"head_dim", c->head_dim, MAX_WIDTH},
+        {"max_position_embeddings", c->max_positions, MAX_TOKENS},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
+        if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
             return train_fail(error, "\"%s\" is %" PRId64 "; vjp takes 1 to %" PRId64, sizes[i].key, sizes[i].value,
-                              sizes[i].most);
+                              sizes[i].max);
     if (c->head_dim % 2)
         return train_fail(error, "\"head_dim\" is %" PRId64 "; vjp takes an even one, for the rotation of pairs",
                           c->head_dim);
-    if (c->heads * c->head_dim > MOST_WIDTH)
-        return train_fail(error, "\"head_dim\" is %" PRId64 " for %" PRId64 " heads; together they go to %" PRId64,
-                          c->head_dim, c->heads, MOST_WIDTH);
+    if (c->heads * c->head_dim > MAX_WIDTH)
+        return train_fail(error, "\"head_dim\" is %" PRId64 " for %" PRId64 " heads; their product is at most %" PRId64,
+                          c->head_dim, c->heads, MAX_WIDTH);
     if (c->hidden_size % c->heads)
         return train_fail(error, "\"num_attention_heads\" is %" PRId64 ", which does not divide hidden_size %" PRId64,
                           c->heads, c->hidden_size);
@@ -262,7 +262,7 @@ char *llama_config_write(const llama_config *config) {
     json_put_text(&w, "hidden_act", "silu");
     json_put_real(&w, "rms_norm_eps", config->norm_eps);
     json_put_real(&w, "initializer_range", INITIALIZER_RANGE);
-    /* transformers 4 reads the first and passes over the object; 5 reads the object. */
+    /* transformers 4 reads this one and ignores the object; 5 reads the object. */
     json_put_real(&w, "rope_theta", config->rope_theta);
     json_put_object(&w, "rope_parameters");
     json_put_real(&w, "rope_theta", config->rope_theta);

@@ -1,4 +1,4 @@
-/* The names and shapes of a Llama's weights, as transformers has them, and the sizes that vjp has names for. */
+/* The names and shapes of a Llama's weights, as in transformers, and the presets. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,10 +7,10 @@
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
-enum { OF_A_LAYER = 9, BEFORE_LAYERS = 1, BEHIND_LAYERS = 2 };
+enum { PER_LAYER = 9, BEFORE_LAYERS = 1, AFTER_LAYERS = 2 };
 
 int64_t llama_weight_count(const llama_config *config) {
-    return BEFORE_LAYERS + config->layers * OF_A_LAYER + BEHIND_LAYERS - config->tied;
+    return BEFORE_LAYERS + config->layers * PER_LAYER + AFTER_LAYERS - config->tied;
 }
 
 llama_weight llama_weight_at(const llama_config *c, int64_t index) {
@@ -19,7 +19,7 @@ llama_weight llama_weight_at(const llama_config *c, int64_t index) {
     const struct {
         const char *name;
         int64_t out, in; /* in 0: a norm */
-    } layer[OF_A_LAYER] = {
+    } layer[PER_LAYER] = {
         {"input_layernorm", hidden, 0},         {"self_attn.q_proj", width, hidden},
         {"self_attn.k_proj", kv_width, hidden}, {"self_attn.v_proj", kv_width, hidden},
         {"self_attn.o_proj", hidden, width},    {"post_attention_layernorm", hidden, 0},
@@ -30,12 +30,12 @@ llama_weight llama_weight_at(const llama_config *c, int64_t index) {
     int64_t within = index - BEFORE_LAYERS;
     if (index < BEFORE_LAYERS) {
         snprintf(weight.name, LLAMA_NAME, "model.embed_tokens.weight");
-    } else if (within < c->layers * OF_A_LAYER) {
-        snprintf(weight.name, LLAMA_NAME, "model.layers.%" PRId64 ".%s.weight", within / OF_A_LAYER,
-                 layer[within % OF_A_LAYER].name);
-        weight.shape[0] = layer[within % OF_A_LAYER].out;
-        weight.shape[1] = layer[within % OF_A_LAYER].in;
-    } else if (within == c->layers * OF_A_LAYER) {
+    } else if (within < c->layers * PER_LAYER) {
+        snprintf(weight.name, LLAMA_NAME, "model.layers.%" PRId64 ".%s.weight", within / PER_LAYER,
+                 layer[within % PER_LAYER].name);
+        weight.shape[0] = layer[within % PER_LAYER].out;
+        weight.shape[1] = layer[within % PER_LAYER].in;
+    } else if (within == c->layers * PER_LAYER) {
         snprintf(weight.name, LLAMA_NAME, "model.norm.weight");
         weight.shape[0] = hidden;
         weight.shape[1] = 0;
@@ -57,7 +57,7 @@ int64_t llama_size(const llama_config *config) {
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
 
-/* Bytes are the tokens: no text needs a vocabulary, and none is outside of it. */
+/* Bytes are the tokens, so that any text can be read without a vocabulary. */
 #define BYTES .vocab_size = 256, .rope_theta = 10000, .norm_eps = 1e-5, .dtype = VJP_F32, .begin_token = -1
 
 const llama_preset llama_presets[] = {
@@ -84,6 +84,6 @@ const llama_preset *llama_preset_find(const char *name, char error[TRAIN_ERROR])
         size_t length = strlen(names);
         snprintf(names + length, sizeof names - length, "%s%s", i ? ", " : "", llama_presets[i].name);
     }
-    train_fail(error, "there is no preset \"%.64s\"; there are %s", name, names);
+    train_fail(error, "unknown preset \"%.64s\"; presets are %s", name, names);
     return NULL;
 }

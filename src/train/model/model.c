@@ -12,7 +12,7 @@ vjp_value model_add(train_model *model, const char *name, double centre, double 
     if (model->parameters == model->room) {
         int room = model->room ? 2 * model->room : 64;
         model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
-        if (!more) return 0; /* the absent weight is then what the graph complains of */
+        if (!more) return 0; /* the graph then reports a missing weight */
         model->parameter = more;
         model->room = room;
     }
@@ -95,7 +95,7 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
     for (int64_t i = 0; i < count && tensor->dtype != VJP_F32; i++)
         copy[i] = element(data, tensor->dtype, i);
     bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
-    if (!ok) train_fail(error, "%s could not be written to the device", tensor->name);
+    if (!ok) train_fail(error, "%s cannot be written to the device", tensor->name);
     free(copy);
     return ok;
 }

@@ -1,6 +1,6 @@
 /*
- * What the trainer knows of a model: a graph whose loss it lowers, and a list of parameters with how each begins and
- * whether it decays. llama.c and convnet.c build one each, with nothing but the public graph API.
+ * A model, as the trainer sees it: a graph with a loss, and a list of parameters with their initial values and whether
+ * they decay. llama.c and convnet.c each build one with the public graph API.
  */
 #ifndef VJP_TRAIN_MODEL_H
 #define VJP_TRAIN_MODEL_H
@@ -16,19 +16,19 @@ enum { MODEL_NAME = 96 };
 typedef struct model_parameter {
     char name[MODEL_NAME];
     vjp_value value;
-    double spread; /* standard deviation at first */
-    double centre; /* mean at first */
+    double spread; /* standard deviation of the initial values */
+    double centre; /* their mean */
     bool decays;   /* matrices do, norms and biases do not */
 } model_parameter;
 
 /* All zero is an empty model, safe to free. */
 typedef struct train_model {
     vjp_graph *graph;
-    vjp_value input, target; /* what a batch fills: i32 tokens or f32 images; i32 */
+    vjp_value input, target; /* i32 tokens or f32 pictures; i32 */
     vjp_value loss;          /* rank 0, f32 */
     vjp_value logits;
-    int64_t batch, context;   /* context: tokens a row; 1 for pictures */
-    vjp_dtype parameter_type; /* f32; f64 only to prove gradients */
+    int64_t batch, context;   /* context: tokens per row; 1 for pictures */
+    vjp_dtype parameter_type; /* f32; f64 only for gradient checks */
     model_parameter *parameter;
     int parameters, room;
 } train_model;
@@ -45,16 +45,13 @@ vjp_value model_loss(vjp_graph *graph, vjp_value logits, vjp_value target, doubl
 
 void model_free(train_model *model);
 
-/* The number of trained numbers. */
+/* The number of trained numbers, over all parameters. */
 int64_t model_size(const train_model *model);
 
 /* Whether a parameter decays, for vjp_minimize_options; `model` is a train_model. */
 int model_decays(void *model, const char *name, const vjp_tensor *parameter);
 
-/*
- * Writes a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False, with a sentence, where
- * its shape is not the value's.
- */
+/* Copies a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False: another shape. */
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
                 char error[TRAIN_ERROR]);
 

@@ -1,0 +1,171 @@
+/* The settings of a run: their defaults, and their form in trainer.json. */
+#include <string.h>
+
+#include "train/job.h"
+
+job_settings job_defaults(void) {
+    return (job_settings){.model = "llama",
+                          .preset = "tiny",
+                          .validate_every = 200,
+                          .validate_parts = 8,
+                          .save_every = 400,
+                          .keep = 2,
+                          .dtype = VJP_F32,
+                          .trainer = {.steps = 1200,
+                                      .warmup = 20,
+                                      .accumulate = 1,
+                                      .rate = 3e-3,
+                                      .last_rate = 0.1,
+                                      .weight_decay = 0.1,
+                                      .max_norm = 1,
+                                      .beta1 = 0.9,
+                                      .beta2 = 0.95,
+                                      .eps = 1e-8,
+                                      .seed = 1}};
+}
+
+/* ---- Settings as JSON -------------------------------------------------------------------------------- */
+
+/* All settings, for writing and for reading; a number that is read must be within its limits. */
+typedef struct setting {
+    const char *key;
+    enum { INTEGER, REAL, TEXT, OPTIONAL_TEXT, BOOLEAN, DTYPE } type;
+    void *place;
+    size_t room; /* of a text */
+    double min, max;
+} setting;
+
+enum { SETTINGS = 27 };
+
+static void list_settings(job_settings *s, setting list[SETTINGS]) {
+    static const double many = 1e9;
+    const setting all[] = {
+        {"data", TEXT, s->data, sizeof s->data, 0, 0},
+        {"model", TEXT, s->model, sizeof s->model, 0, 0},
+        {"preset", TEXT, s->preset, sizeof s->preset, 0, 0},
+        {"from", TEXT, s->from, sizeof s->from, 0, 0},
+        {"batch", INTEGER, &s->batch, 0, 1, many},
+        {"context", INTEGER, &s->context, 0, 1, many},
+        {"validate_every", INTEGER, &s->validate_every, 0, 0, many},
+        {"validate_parts", INTEGER, &s->validate_parts, 0, 1, many},
+        {"save_every", INTEGER, &s->save_every, 0, 0, many},
+        {"keep", INTEGER, &s->keep, 0, 1, 1000},
+        {"dtype", DTYPE, &s->dtype, 0, 0, 0},
+        {"recompute", BOOLEAN, &s->recompute, 0, 0, 0},
+        {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1},
+        {"steps", INTEGER, &s->trainer.steps, 0, 1, many},
+        {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many},
+        {"accumulate", INTEGER, &s->trainer.accumulate, 0, 1, many},
+        {"rate", REAL, &s->trainer.rate, 0, 0, many},
+        {"last_rate", REAL, &s->trainer.last_rate, 0, 0, 1},
+        {"weight_decay", REAL, &s->trainer.weight_decay, 0, 0, many},
+        {"max_norm", REAL, &s->trainer.max_norm, 0, 0, many},
+        {"beta1", REAL, &s->trainer.beta1, 0, 0, 1},
+        {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
+        {"eps", REAL, &s->trainer.eps, 0, 0, many},
+        {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
+        /* Optional: older checkpoints lack them. */
+        {"device", OPTIONAL_TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
+        {"instructions", OPTIONAL_TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
+        {"products", OPTIONAL_TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
+    };
+    _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
+    memcpy(list, all, sizeof all);
+}
+
+/* ---- Texts: a path may hold bytes that are not UTF-8, which no JSON string can; it is then a list of its bytes ----
+ */
+
+static void put_text(json_writer *w, const char *key, const char *text) {
+    size_t length = strlen(text), at = 0;
+    for (size_t bytes; at < length && (bytes = json_character(text + at, length - at)); at += bytes)
+        ;
+    if (at == length) {
+        json_put_text(w, key, text);
+        return;
+    }
+    json_put_array(w, key);
+    for (size_t i = 0; i < length; i++)
+        json_put_integer(w, NULL, (unsigned char)text[i]);
+    json_put_array_end(w);
+}
+
+static bool get_text(const json_value *value, char *text, size_t room) {
+    if (value && value->type == JSON_STRING && strlen(value->text) < room) {
+        memcpy(text, value->text, strlen(value->text) + 1);
+        return true;
+    }
+    if (!value || value->type != JSON_ARRAY || value->count >= room) return false;
+    size_t length = 0;
+    for (const json_value *byte = value->first; byte; byte = byte->next) {
+        if (byte->type != JSON_NUMBER || !byte->exact || byte->integer < 1 || byte->integer > 255) return false;
+        text[length++] = (char)byte->integer;
+    }
+    text[length] = 0;
+    return true;
+}
+
+/* ---- Writing and reading ----------------------------------------------------------------------------- */
+
+void job_settings_write(json_writer *w, job_settings *s) {
+    setting list[SETTINGS];
+    list_settings(s, list);
+    for (int i = 0; i < SETTINGS; i++) {
+        const setting *one = &list[i];
+        switch (one->type) {
+        case INTEGER: json_put_integer(w, one->key, *(int64_t *)one->place); break;
+        case REAL: json_put_real(w, one->key, *(double *)one->place); break;
+        case TEXT:
+        case OPTIONAL_TEXT: put_text(w, one->key, one->place); break;
+        case BOOLEAN: json_put_boolean(w, one->key, *(bool *)one->place); break;
+        case DTYPE: json_put_text(w, one->key, vjp_dtype_name(*(vjp_dtype *)one->place)); break;
+        }
+    }
+}
+
+static bool is_number(const setting *one, const json_value *value) {
+    return value && value->type == JSON_NUMBER && value->number >= one->min && value->number <= one->max;
+}
+
+static bool get_setting(const setting *one, const json_value *value) {
+    switch (one->type) {
+    case INTEGER:
+        if (!is_number(one, value) || !value->exact) return false;
+        *(int64_t *)one->place = value->integer;
+        return true;
+    case REAL:
+        if (!is_number(one, value)) return false;
+        *(double *)one->place = value->number;
+        return true;
+    case OPTIONAL_TEXT:
+        if (!value) return true;
+        return get_text(value, one->place, one->room);
+    case TEXT: return get_text(value, one->place, one->room);
+    case BOOLEAN:
+        if (!value || value->type != JSON_BOOLEAN) return false;
+        *(bool *)one->place = value->boolean;
+        return true;
+    case DTYPE: {
+        int dtype = value && value->type == JSON_STRING ? vjp_dtype_find(value->text) : -1;
+        bool known = dtype == VJP_F32 || dtype == VJP_BF16 || dtype == VJP_F16;
+        if (known) *(vjp_dtype *)one->place = (vjp_dtype)dtype;
+        return known;
+    }
+    }
+    return false;
+}
+
+bool job_settings_read(const json_value *root, job_settings *s, char error[TRAIN_ERROR]) {
+    setting list[SETTINGS];
+    *s = (job_settings){0};
+    list_settings(s, list);
+    for (int i = 0; i < SETTINGS; i++) {
+        const json_value *value = json_member(root, list[i].key);
+        char shown[JSON_SHOWN];
+        if (get_setting(&list[i], value)) continue;
+        if (!value) return train_fail(error, "trainer.json: \"%s\" is missing", list[i].key);
+        return train_fail(error, "trainer.json: \"%s\" is %s, which it cannot be", list[i].key,
+                          json_show(value, shown));
+    }
+    return true;
+}
