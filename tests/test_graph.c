@@ -531,8 +531,8 @@ static void runs_can_be_watched(void **unused) {
     char *text = vjp_graph_text(graph), *dot = vjp_graph_dot(graph);
     assert_non_null(strstr(text, "rms_norm.backward(dy=%"));
     assert_non_null(strstr(dot, "digraph"));
-    free(text);
-    free(dot);
+    vjp_string_free(text);
+    vjp_string_free(dot);
     vjp_program_destroy(program);
     vjp_graph_destroy(graph);
     vjp_close(device);
