@@ -531,8 +531,8 @@ static void runs_can_be_watched(void **unused) {
     char *text = vjp_graph_text(graph), *dot = vjp_graph_dot(graph);
     assert_non_null(strstr(text, "rms_norm.backward(dy=%"));
     assert_non_null(strstr(dot, "digraph"));
-    free(text);
-    free(dot);
+    vjp_string_free(text);
+    vjp_string_free(dot);
     vjp_program_destroy(program);
     vjp_graph_destroy(graph);
     vjp_close(device);
@@ -660,6 +660,13 @@ static void plans_are_as_defined(void **unused) {
             if (seed % 3 == 0) last = 2 * COUNT - i;
             size_t bytes = seed % 5 ? (size_t)(fabs(size) * 5000) : 512;
             range[i] = (plan_range){.bytes = i % 50 ? bytes : 0, .first = first, .last = last};
+            if (seed ==
+                23) { /* the gap below the second group was another range's, which is dead when the last begin */
+                static const plan_range group[] = {{.bytes = 512, .first = 5, .last = 30},
+                                                   {.bytes = 512, .first = 20, .last = 30},
+                                                   {.bytes = 256, .first = 15, .last = 40}};
+                range[i] = i ? group[i * 3 / COUNT] : (plan_range){.bytes = 256000, .first = 0, .last = 10};
+            }
             wanted[0][i] = wanted[1][i] = range[i];
         }
         size_t arena, by_size = plan_by_definition(wanted[0], COUNT, false),

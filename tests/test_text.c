@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "files/real.h"
+#include "core/real.h"
 #include "proof/text.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/real.h"
 #include "files/json.h"
-#include "files/real.h"
 #include "proof/text.h"
 
 static bool deferred;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/real.h"
 #include "files/json.h"
-#include "files/real.h"
 
 /* ---- The text ---------------------------------------------------------------------------------------- */
 

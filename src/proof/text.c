@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "files/real.h"
+#include "core/real.h"
 
 static bool fail(char error[TEXT_ERROR], const char *format, ...) __attribute__((format(printf, 2, 3)));
 

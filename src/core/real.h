@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Real numbers as text. */
-#ifndef VJP_FILES_REAL_H
-#define VJP_FILES_REAL_H
+#ifndef VJP_CORE_REAL_H
+#define VJP_CORE_REAL_H
 
 enum { REAL_TEXT = 32 };
 

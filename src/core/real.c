@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Real numbers as text; see real.h. */
-#include "files/real.h"
+#include "core/real.h"
 
 #include <math.h>
 #include <stdio.h>
