@@ -6,7 +6,8 @@
  * operand that is one row used for every row, and the stores (plain, past the caches, added to what is there). All of y
  * = a + b:
  *
- *     INLINE void sum(const void *parameters, element_vectors *e) {
+ *     INLINE void sum(const void *unused, element_vectors *e) {
+ *         (void)unused;
  *         e->out[0] = vf_add(e->in[0], e->in[1]);
  *     }
  *
@@ -25,6 +26,9 @@
  * result depends on its own inputs alone: neither the split nor the kind of store changes a bit.
  *
  * The formula and the description are arguments of always-inline functions, so that the compiler sees constants.
+ *
+ * The shape of it is the same for every backend: a list of operands (slot, type, row or not, optional or not), a
+ * formula from the inputs of an element to its outputs, and parameters that are the same for all elements.
  */
 #ifndef VJP_CPU_ELEMENTWISE_H
 #define VJP_CPU_ELEMENTWISE_H
