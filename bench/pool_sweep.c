@@ -144,6 +144,9 @@ int main(int argc, char **argv) {
         return 1;
     }
     memset(block, 0, (size_t)largest + (64 << 20));
+    static float ones[DIM];
+    for (int i = 0; i < DIM; i++)
+        ones[i] = 1;
     for (size_t p = 0; p < sizeof passes / sizeof passes[0]; p++)
         for (int64_t bytes = smallest; bytes <= largest; bytes *= step) {
             int64_t rows = bytes / passes[p].bytes_per_row > 0 ? bytes / passes[p].bytes_per_row : 1;
@@ -155,7 +158,7 @@ int main(int argc, char **argv) {
             vjp_tensor x = matrix(x_data, VJP_F32, rows), b = matrix(b_data, VJP_F32, rows);
             vjp_tensor y = matrix(b_data, VJP_F32, rows), third = matrix(b_data + rows * DIM * 4, VJP_F32, rows);
             vjp_tensor narrow = matrix(b_data, VJP_BF16, rows);
-            vjp_tensor gamma = vjp_tensor_of(index_data, VJP_F32, 1, (int64_t[]){DIM});
+            vjp_tensor gamma = vjp_tensor_of(ones, VJP_F32, 1, (int64_t[]){DIM});
             vjp_tensor places = vjp_tensor_of(index, VJP_I32, 1, (int64_t[]){rows});
             const vjp_tensor *slots[VJP_MAX_SLOTS] = {NULL};
             put(slots, t.op, "x", &x);

@@ -12,7 +12,7 @@
 typedef struct cpu_pool cpu_pool;
 
 /*
- * Stack of the pool's threads. Every op was measured to need less than 128 KiB, which is also what a calling thread
+ * Stack of the pool's threads. Every op was measured to need less than 192 KiB, which is also what a calling thread
  * must have (test_thread_pool.c holds this); the rest is for thread-local variables, which take their room from the
  * stack, and for a BLAS. The system's default may be too small (musl: 128 KiB) or large enough to fail under `ulimit
  * -v`.
