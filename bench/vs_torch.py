@@ -74,13 +74,20 @@ class Tensor(ctypes.Structure):
 
 class Options(ctypes.Structure):
     _fields_ = [
+        ("struct_size", ctypes.c_uint64),
         ("threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("parallel_for", ctypes.c_void_p),
         ("parallel_context", ctypes.c_void_p),
         ("instruction_set", ctypes.c_char_p),
         ("matrix_products", ctypes.c_char_p),
         ("workspace_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+        ("allocate_context", ctypes.c_void_p),
+        ("log", ctypes.c_void_p),
+        ("log_context", ctypes.c_void_p),
     ]
 
 
@@ -92,6 +99,7 @@ class Slot(ctypes.Structure):
         ("kind", ctypes.c_int),
         ("flags", ctypes.c_uint32),
         ("aliases", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 3),
     ]
 
 
@@ -104,6 +112,7 @@ class Attribute(ctypes.Structure):
         ("integer", ctypes.c_int64),
         ("real", ctypes.c_double),
         ("choices", ctypes.POINTER(ctypes.c_char_p)),
+        ("reserved", ctypes.c_uint64 * 2),
     ]
 
 
@@ -114,16 +123,19 @@ class Pass(ctypes.Structure):
 class Op(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
+        ("family", ctypes.c_char_p),
         ("about", ctypes.c_char_p),
+        ("formula", ctypes.c_char_p),
         ("passes", Pass * 2),
         ("attributes", ctypes.POINTER(Attribute)),
         ("attribute_count", ctypes.c_size_t),
         ("attribute_bytes", ctypes.c_size_t),
+        ("reserved", ctypes.c_uint64 * 4),
     ]
 
 
 class Cost(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_double), ("flops", ctypes.c_double)]
+    _fields_ = [("bytes", ctypes.c_double), ("flops", ctypes.c_double), ("reserved", ctypes.c_double * 2)]
 
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.int32: 4, torch.int64: 5}
@@ -135,8 +147,8 @@ def describe(tensor):
     if not tensor.is_contiguous():
         raise ValueError("vjp takes packed tensors")
     made = Tensor(data=tensor.data_ptr(), dtype=DTYPES[tensor.dtype], ndim=tensor.dim())
-    for axis, size in enumerate(tensor.shape):
-        made.shape[axis] = size
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        made.shape[axis], made.stride[axis] = size, stride
     return made
 
 
@@ -150,7 +162,7 @@ class Vjp:
         for name in ("vjp_error", "vjp_device_summary", "vjp_version"):
             getattr(lib, name).restype = ctypes.c_char_p
         self.device = ctypes.c_void_p()
-        options = Options(threads=threads, stream=stream)
+        options = Options(struct_size=ctypes.sizeof(Options), threads=threads, stream=stream)
         self.check(lib.vjp_open(device.encode(), ctypes.byref(options), ctypes.byref(self.device)))
 
     def check(self, status):
@@ -178,7 +190,7 @@ class Vjp:
         pointers = (ctypes.POINTER(Tensor) * slots.count)(
             *[ctypes.pointer(d) if d is not None else ctypes.POINTER(Tensor)() for d in described]
         )
-        values = ctypes.create_string_buffer(info.attribute_bytes)
+        values = ctypes.create_string_buffer(info.attribute_bytes) if info.attribute_bytes else None
         self.lib.vjp_op_defaults(handle, values)
         for i in range(info.attribute_count):
             row = info.attributes[i]
