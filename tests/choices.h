@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Choices of a random test: from a fuzzer's bytes, or from a seed. */
 #ifndef VJP_TESTS_CHOICES_H
 #define VJP_TESTS_CHOICES_H
@@ -6,7 +7,7 @@
 
 #include "numbers.h"
 
-/* The bytes from `at` to `end`, and zeros behind them; at NULL: numbers of the seed. */
+/* The bytes from `at` to `end`, and zeros after them; at NULL: random numbers from the seed. */
 typedef struct choices {
     const uint8_t *at, *end;
     uint64_t seed, drawn;

@@ -1,5 +1,6 @@
+/* SPDX-License-Identifier: MIT */
 /*
- * What test_transformers.py compares: the logits and the loss of a checkpoint, computed by us.
+ * What test_transformers.py compares: the logits and the loss of a checkpoint, computed by vjp.
  *
  *     logits_probe DIR TOKENS BATCH CONTEXT OUT
  *

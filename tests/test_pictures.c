@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Pictures: PNG of every colour (tests/pictures, from make.py), JPEG, PGM and PPM; files that are cut off or damaged at
  * any byte, or too large; IDX sets and folders of classes, whole and broken; and the batches made of them.
@@ -201,7 +202,7 @@ static void jpegs_are_refused(void **unused) {
     free(bytes);
     bytes = read_file(sample_path("pillow.jpg"), &count);
     size_t frame = find_segment(bytes, count, FRAME);
-    for (int i = 0; i < 4; i += 2) { /* 16385 x 16385: no reason to ask for 800 MB */
+    for (int i = 0; i < 4; i += 2) { /* 16385 x 16385: must not allocate 800 MB */
         bytes[frame + 5 + (size_t)i] = 0x40;
         bytes[frame + 6 + (size_t)i] = 0x01;
     }
@@ -244,7 +245,7 @@ static size_t write_scans(unsigned char *to, int scans) {
     return (size_t)(at - to);
 }
 
-/* A file may ask for more work than any picture is worth. */
+/* A small file may require too much work. */
 static void jpeg_scans_are_limited(void **unused) {
     (void)unused;
     unsigned char bytes[1 << 13];
@@ -319,7 +320,7 @@ static void other_files(void **unused) {
     assert_false(picture_read("/dev/zero", &p, error));
     assert_string_equal(error, "/dev/zero: it is a device; only regular files are read");
     assert_int_equal(mkfifo(path_of("pipe"), 0600), 0);
-    assert_false(picture_read(path_of("pipe"), &p, error)); /* and nobody waits for a writer */
+    assert_false(picture_read(path_of("pipe"), &p, error)); /* and does not wait for a writer */
     assert_non_null(strstr(error, "it is a pipe; only regular files are read"));
     write_file("huge", "P5", 2);
     assert_int_equal(truncate(path_of("huge"), (1 << 28) + 1), 0);
@@ -334,7 +335,7 @@ static void other_files(void **unused) {
 
 /* ---- IDX --------------------------------------------------------------------------------------------- */
 
-enum { SIDE = 3, MOST = 64 };
+enum { SIDE = 3, MAX_COUNT = 64 };
 
 static size_t put_big(unsigned char *to, uint32_t value) {
     for (int i = 0; i < 4; i++)
@@ -344,7 +345,7 @@ static size_t put_big(unsigned char *to, uint32_t value) {
 
 /* Pictures of SIDE x SIDE, all pixels `first` + their number; labels are numbers modulo 4. */
 static void write_idx(const char *pictures, const char *labels, int count, int first) {
-    unsigned char bytes[16 + MOST * SIDE * SIDE];
+    unsigned char bytes[16 + MAX_COUNT * SIDE * SIDE];
     put_big(bytes, 0x803);
     put_big(bytes + 4, (uint32_t)count);
     put_big(bytes + 8, SIDE);
@@ -449,7 +450,7 @@ static void broken_idx_is_refused(void **unused) {
             fail_msg("row %zu: \"%s\"", i, error);
         assert_null(images.pixels);
     }
-    /* Both files claim 2^32 - 1 pictures: no memory is asked for before they are there. */
+    /* Both files claim 2^32 - 1 pictures: no memory is allocated for pictures that are not in the file. */
     image_data images;
     char error[TRAIN_ERROR];
     unsigned char head[16];

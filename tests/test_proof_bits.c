@@ -1,4 +1,5 @@
-/* The same bits for every thread count, pool and instruction set: one test an op. */
+/* SPDX-License-Identifier: MIT */
+/* The same bits for every thread count, pool and instruction set: one test per op. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

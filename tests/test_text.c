@@ -1,4 +1,5 @@
-/* Ops, attributes, shapes and numbers to text and back: tables of what is taken and what is refused. */
+/* SPDX-License-Identifier: MIT */
+/* Ops, attributes, shapes and numbers to text and back: tables of what is accepted and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

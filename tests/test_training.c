@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vjp_graph_minimize() against the same step written by hand, bit for bit; what it refuses; first values against their
- * definition; parameters and states through a file and back, and files that are refused.
+ * vjp_graph_minimize() compared with the same step written by hand, bit for bit; what it refuses; first values compared
+ * with their definition; parameters and states through a file and back, and files that are refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -191,7 +191,7 @@ static void wrong_options_are_refused(void **unused) {
     n = build();
     options.parameters = &n.x;
     vjp_graph_minimize(n.graph, n.loss, &options, &made);
-    expect_graph_error(n.graph, "x: it cannot be trained: it is no parameter of a float type");
+    expect_graph_error(n.graph, "x: it cannot be trained: it is not a parameter of a float type");
     n = build();
     vjp_graph_input(n.graph, "lr", VJP_F64, 0, NULL);
     vjp_graph_minimize(n.graph, n.loss, NULL, &made);
@@ -285,7 +285,7 @@ static void first_values_are_refused_where_they_make_no_sense(void **unused) {
     } while (0)
     REFUSED(vjp_program_init_normal(program, k, 0, 1, 1), "k cannot be given first values");
     REFUSED(vjp_program_init_normal(program, c, 0, 1, 1), "c cannot be given first values");
-    REFUSED(vjp_program_init_normal(program, 99, 0, 1, 1), "value 99 is no input");
+    REFUSED(vjp_program_init_normal(program, 99, 0, 1, 1), "value 99 is not an input");
     REFUSED(vjp_program_init_normal(program, w, NAN, 1, 1), "both must be finite");
     REFUSED(vjp_program_init_normal(program, w, 0, -1, 1), "the second not negative");
     REFUSED(vjp_program_init_uniform(program, w, 1, 0, 1), "the second not below the first");
@@ -312,7 +312,7 @@ static void files_restore_a_run(void **unused) {
     vjp_program *program = compile(device, n.graph, made.results, made.count);
     train(device, program, &n, made.lr, made.step, w[0], b[0]);
     CHECK(device, vjp_program_save(program, path));
-    /* One step more, then back and the same step again: weights and moments are all there. */
+    /* One more step, then load and repeat it: weights and moments were all saved. */
     for (int again = 1; again < 3; again++) {
         int64_t next = STEPS + 1;
         CHECK(device, vjp_program_write(program, made.step, &next, sizeof next));

@@ -1,13 +1,14 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp bench train: one step of training, whole and by op, beside what the machine allows.
  *
- * Steps with and without the programs' profile take turns, so both see the same machine. Without it a step is timed
- * from outside, as a person would. With it every call is timed, too; its best time over the steps is what stands beside
- * its limit, which is the best of many as well. What the fastest of those steps took beside the sum of its calls is the
- * executor's part: making the batch and copying it in, the walk, reading the loss back, and one
- * reading of the clock a call. What a call costs before its kernel begins is inside the calls' times; the shortest call
- * of the step, mostly a scalar's, is more than that. The rate of a copy, and of raw products of the sizes that occur in
- * the step, are taken in the middle and at the end of the same run.
+ * Steps with and without the programs' profile take turns, so both see the same machine. Without it only the whole step
+ * is timed. With it every call is timed, too; its best time over the steps is shown beside its limit, which is also the
+ * best of many. The difference between the fastest of those steps and the sum of its calls is the executor's part:
+ * making the batch and copying it in, the loop over the calls, reading the loss back, and one reading of the clock per
+ * call. The overhead of a call before its kernel begins is inside the calls' times; the shortest call of the step,
+ * usually on a scalar, is an upper bound of it. The rate of a copy, and of raw products of the sizes that occur in the
+ * step, are measured in the middle and at the end of the same run.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@
 #include "proof/timing.h"
 #include "train/job.h"
 
-enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MOST_OPS = 256, MOST_PRODUCTS = 32 };
+enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
 
 static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
 static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
@@ -67,9 +68,9 @@ typedef struct bench_train {
     one_call *call;            /* [calls] */
     int64_t calls;
     double copy_rate, product_rate, peak_bytes;
-    raw_product product[MOST_PRODUCTS];
+    raw_product product[MAX_PRODUCTS];
     int products;
-    op_row row[MOST_OPS];
+    op_row row[MAX_OPS];
     int rows;
 } bench_train;
 
@@ -142,7 +143,7 @@ static int64_t rows_of(const vjp_tensor *t) {
     return rows;
 }
 
-/* Which raw product limits a call: -1 where it is no linear, has more to do than its products, or too many differ. */
+/* Which raw product limits a call: -1 where it is not linear, does more than its products, or too many differ. */
 static int product_of(bench_train *b, const vjp_call_time *call) {
     if (call->op->id != OP_ID(linear)) return -1;
     const vjp_linear_attributes *attributes = call->attributes;
@@ -160,12 +161,12 @@ static int product_of(bench_train *b, const vjp_call_time *call) {
         const raw_product *q = &b->product[i];
         if (q->m == p.m && q->k == p.k && q->n == p.n && q->transpose_b == p.transpose_b) return i;
     }
-    if (b->products == MOST_PRODUCTS) return -1;
+    if (b->products == MAX_PRODUCTS) return -1;
     b->product[b->products] = p;
     return b->products++;
 }
 
-/* Keeps the calls of the step that has just been taken, where they are the best so far, and tells their sum. */
+/* Keeps the times of the last step's calls where they are the best so far, and returns their sum. */
 static bool keep_calls(bench_train *b, double *sum, char error[TRAIN_ERROR]) {
     one_call *next = b->call;
     *sum = 0;
@@ -237,7 +238,7 @@ static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
     return ok || train_fail(error, "%s", why);
 }
 
-/* The peak is read before the yardstick takes memory of its own. */
+/* The peak is read before the yardstick allocates memory. */
 static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
     double ignored;
     for (int i = 0; i < WARM_UP; i++)
@@ -312,7 +313,7 @@ typedef struct memory {
     double arena, live, intermediates, persistent;
 } memory;
 
-/* Each program has an arena of its own; the last one reads and writes all that persists but tokens and constants. */
+/* Each program has its own arena; the last one reads and writes all that persists except tokens and constants. */
 static memory memory_of(const bench_train *b) {
     memory m = {0};
     for (int i = 0; i < PROGRAMS; i++) {
@@ -344,7 +345,7 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
         cli_json_real("of_step", row->seconds / s->calls);
         json_real("limit_ms", row->limit * 1e3);
         json_real("of_limit", row->limit / row->seconds);
-        cli_json_real("least_bytes", row->cost.bytes);
+        cli_json_real("min_bytes", row->cost.bytes);
         cli_json_real("flops", row->cost.flops);
         cli_json_end();
     }
@@ -419,7 +420,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
     bench_milliseconds(s->shortest, shortest);
     printf("\nstep     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median); %s of the limit\n", s->best * 1e3,
            s->median * 1e3, (long long)b->steps, tokens / s->median, share);
-    printf("rate     %.1f GFLOP a step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
+    printf("rate     %.1f GFLOP per step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
     if (b->product_rate > 0)
         printf("; raw products %.1f GFLOP/s: %.2f of them", b->product_rate / 1e9,
                s->cost.flops / s->best / b->product_rate);
@@ -462,17 +463,18 @@ int cli_bench_train(int argc, char **argv) {
     const cli_command command = {
         .name = "bench train",
         .usage = "bench train [--preset small] [--batch B] [--context T] [--dtype f32|bf16] [--steps K]",
-        .about = "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
-                 "  ms        the best of each call over the steps that were profiled\n"
-                 "  of step   share of the sum of these\n"
-                 "  limit     for each call the longer of its least bytes over the rate of a copy and, for linear,\n"
-                 "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
-                 "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
-                 "  of limit  limit over time; tensors that a cache holds move faster than the copy, which none does\n"
-                 "Steps with and without the profile take turns. What lies outside of the calls is the executor's:\n"
-                 "batch, walk, reading the loss, a clock a call.",
+        .about =
+            "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
+            "  ms        the best of each call over the steps that were profiled\n"
+            "  of step   share of the sum of these\n"
+            "  limit     for each call the longer of its minimum bytes over the rate of a copy and, for linear,\n"
+            "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
+            "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
+            "  of limit  limit over time; tensors in a cache move faster than the copy, which exceeds every cache\n"
+            "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"
+            "making the batch, the loop, reading the loss, the clock.",
         .more =
-            "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, least_bytes, flops;\n"
+            "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, min_bytes, flops;\n"
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
             "product_gflops, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, and bytes of memory.\n",
         .options = options,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp graph: the training step of a model as a table, as text, as dot, or as a picture of its calls and of the arena,
  * in which each intermediate is a rectangle: as high as its lifetime, as wide as its bytes.
@@ -132,7 +133,7 @@ static void print_report(const train_model *model, const vjp_program_report *r, 
         cli_json_integer("live_bytes", (int64_t)r->live_bytes);
         cli_json_integer("intermediate_bytes", (int64_t)r->intermediate_bytes);
         cli_json_integer("persistent_bytes", (int64_t)r->persistent_bytes);
-        cli_json_real("least_bytes", r->cost.bytes);
+        cli_json_real("min_bytes", r->cost.bytes);
         cli_json_real("flops", r->cost.flops);
         cli_json_end();
         return;

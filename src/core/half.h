@@ -1,4 +1,5 @@
-/* bf16 and f16 to f32 and back, a number at a time: round to nearest even, NaN stays NaN, denormals kept. */
+/* SPDX-License-Identifier: MIT */
+/* bf16 and f16 to f32 and back, one number at a time: round to nearest even, NaN stays NaN, denormals kept. */
 #ifndef VJP_CORE_HALF_H
 #define VJP_CORE_HALF_H
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* dropout: elements set to zero by a counter-based generator, the others scaled up. Maths: docs/ops/dropout.md. */
 #include "op/op.h"
 
@@ -12,7 +13,7 @@ static vjp_status infer(vjp_work *work) {
     return VJP_OK;
 }
 
-/* Any integer is a seed; what f32 may have rounded is none. */
+/* Any integer is a valid seed, unless it is stored as f32 and may have been rounded. */
 static vjp_status check_values(const vjp_work *work) {
     for (int64_t k = 0; k < 2; k++) {
         int64_t index;

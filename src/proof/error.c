@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How far a result is from what it should be. The rules: error.h. */
 #include "proof/error.h"
 
@@ -26,7 +27,7 @@ static double linear_terms(const proof_problem *p, vjp_pass pass, int slot) {
         m *= (double)a->shape[i];
     if (pass == VJP_FORWARD) return k;
     const char *name = p->slot[pass][slot].slot->name;
-    return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is no product: the usual bound */
+    return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is not a product: the usual bound */
 }
 
 /* How many products are summed in an element of conv2d's result. */
@@ -81,7 +82,7 @@ static void say(proof_error *e, int64_t i, double is, double should) {
         snprintf(e->why, sizeof e->why, "element %lld is %.9g; it should be %.9g", (long long)i, is, should);
 }
 
-/* In half units: what rounding pre or dpre to 16 bits may do to an element of y, da or db. */
+/* In half units: how much rounding pre or dpre to 16 bits may change an element of y, da or db. */
 static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *attributes = (const void *)p->setup.attributes.bytes;
     const char *name = p->slot[pass][slot].slot->name;
@@ -101,7 +102,7 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     for (int64_t i = 0; i < v->count; i++) {
         double want = expected[i], got = proof_get(stored, dtype, i);
         if (!isfinite(want) || !isfinite(got)) {
-            /* What is too large for the dtype is stored as infinity. */
+            /* A number that is too large for the dtype is stored as infinity. */
             double stays = proof_rounded(want, dtype);
             if (isnan(want) ? isnan(got) : got == stays) continue;
             say(&e, i, got, want);
@@ -121,13 +122,13 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     norm = sqrt(size);
     e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : norm > 0 ? sqrt(off) / norm : INFINITY;
     double rms = finite ? norm / sqrt((double)finite) : 0;
-    double unit = half_unit(dtype), least = smallest_half_unit(dtype);
+    double unit = half_unit(dtype), smallest = smallest_half_unit(dtype);
     double slack = operand_slack(p, pass, slot);
     double rest = ELEMENT_FACTOR * (dtype == VJP_F64 ? 1e-12 : f32_bound(p, pass, slot));
     for (int64_t i = 0; i < v->count && !e.why[0]; i++) {
         double want = expected[i], got = proof_get(stored, dtype, i);
         if (!isfinite(want) || !isfinite(got)) continue;
-        if (!(fabs(got - want) <= unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + least))
+        if (!(fabs(got - want) <= unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + smallest))
             say(&e, i, got, want);
     }
     return e;

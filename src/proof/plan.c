@@ -1,4 +1,5 @@
-/* What every proof begins with: the oracle, and the rows of the table that the caller asked for. */
+/* SPDX-License-Identifier: MIT */
+/* What every proof starts with: the oracle, and the selected rows of the table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@ vjp_device *proof_open_ref(void) {
 
 bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup) {
     const vjp_op *op = vjp_op_find(row->op);
-    char error[TEXT_ERROR] = "there is no such op";
+    char error[TEXT_ERROR] = "unknown op";
     if (!op || !proof_setup_read(setup, op, row->text, error)) {
         fprintf(stderr, "proof: %s %s: %s\n", row->op, row->text, error); /* a mistake in the table itself */
         exit(1);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads a row of the table of cases. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static const vjp_slot *find_slot(const vjp_op_info *info, const char *name) {
 static proof_choice *choice_named(proof_setup *setup, const char *name) {
     for (int i = 0; i < setup->choices; i++)
         if (strcmp(setup->choice[i].name, name) == 0) return &setup->choice[i];
-    if (setup->choices == PROOF_MOST_CHOICES) return NULL;
+    if (setup->choices == PROOF_MAX_CHOICES) return NULL;
     proof_choice *choice = &setup->choice[setup->choices++];
     *choice = (proof_choice){.name = name, .dtype = -1};
     return choice;
@@ -76,7 +77,7 @@ static bool read_word(proof_setup *setup, char *word, char error[TEXT_ERROR]) {
     const vjp_op_info *info = vjp_op_describe(setup->op);
     char whole[WORD];
     snprintf(whole, sizeof whole, "%s", word);
-    snprintf(error, TEXT_ERROR, "case \"%s %s\": what is \"%s\"?", info->name, setup->text, whole);
+    snprintf(error, TEXT_ERROR, "case \"%s %s\": cannot read \"%s\"", info->name, setup->text, whole);
     if (word[0] == '-') {
         const vjp_slot *slot = find_slot(info, word + 1);
         proof_choice *choice =

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Ops, attributes and shapes to text and back, by the op table. Reading is strict: the whole text must be used, and a
  * value that does not fit is refused, not clipped. The program never calls setlocale(), so numbers have a point.
@@ -26,7 +27,7 @@ static bool fail(char error[TEXT_ERROR], const char *format, ...) {
     return false;
 }
 
-/* Appends to a text of at most `bytes`; what does not fit is cut off. */
+/* Appends to a text of at most `bytes`; what does not fit is truncated. */
 static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 static void append(char *text, size_t bytes, const char *format, ...) {
@@ -86,7 +87,7 @@ bool text_set_attribute(const vjp_op *op, void *attributes, const char *assignme
     const vjp_op_info *info = vjp_op_describe(op);
     char allowed[TEXT_ERROR / 2];
     const char *equals = strchr(assignment, '=');
-    if (!equals) return fail(error, "\"%.64s\" is no attribute: write name=value", assignment);
+    if (!equals) return fail(error, "\"%.64s\" is not an attribute: write name=value", assignment);
     size_t length = (size_t)(equals - assignment);
     const char *value = equals + 1;
     const vjp_attribute *a = find_attribute(info, assignment, length);
@@ -194,7 +195,7 @@ bool text_parse_pass(const char *text, const vjp_op **op, vjp_pass *pass, char e
         char known[TEXT_ERROR / 2] = "";
         for (size_t i = 0; i < vjp_op_count(); i++)
             append(known, sizeof known, "%s%s", i ? ", " : "", vjp_op_describe(vjp_op_at(i))->name);
-        return fail(error, "\"%s\" is no op; there are %s", name, known);
+        return fail(error, "unknown op \"%s\"; there are %s", name, known);
     }
     int passes = vjp_passes(vjp_op_describe(found));
     for (int p = 0; p < passes; p++)
@@ -205,8 +206,8 @@ bool text_parse_pass(const char *text, const vjp_op **op, vjp_pass *pass, char e
         }
     if (passes < VJP_PASS_COUNT && point && strcmp(point + 1, text_pass_name(VJP_BACKWARD)) == 0)
         return fail(error, "%s has no backward pass: nothing is differentiated through it", name);
-    if (passes < VJP_PASS_COUNT) return fail(error, "\"%.64s\" names no pass: write %s.forward", text, name);
-    return fail(error, "\"%.64s\" names no pass: write %s.forward or %s.backward", text, name, name);
+    if (passes < VJP_PASS_COUNT) return fail(error, "\"%.64s\" is not a pass: write %s.forward", text, name);
+    return fail(error, "\"%.64s\" is not a pass: write %s.forward or %s.backward", text, name, name);
 }
 
 /* How many letters must be inserted, deleted or replaced to turn one word into the other. */
@@ -222,8 +223,8 @@ static size_t distance(const char *a, const char *b) {
         for (size_t j = 1; j <= length_b; j++) {
             size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
-            size_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
-            row[j] = replaced < least ? replaced : least;
+            size_t smallest = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            row[j] = replaced < smallest ? replaced : smallest;
         }
     }
     return row[length_b];
@@ -231,10 +232,10 @@ static size_t distance(const char *a, const char *b) {
 
 const char *text_nearest(const char *word, const char *const *words) {
     const char *nearest = NULL;
-    size_t least = (strlen(word) + 2) / 3 + 1;
+    size_t smallest = (strlen(word) + 2) / 3 + 1;
     for (size_t i = 0; words[i]; i++) {
         size_t d = distance(word, words[i]);
-        if (d < least) nearest = words[i], least = d;
+        if (d < smallest) nearest = words[i], smallest = d;
     }
     return nearest;
 }
@@ -252,7 +253,7 @@ bool text_parse_shape(const char *text, int *ndim, int64_t shape[VJP_MAX_DIMS], 
     while (!empty) {
         if (count == VJP_MAX_DIMS)
             return fail(error, "shape \"%.64s\" has more than %d sizes", text, (int)VJP_MAX_DIMS);
-        if (!isdigit((unsigned char)*at)) return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
+        if (!isdigit((unsigned char)*at)) return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
         char *end;
         errno = 0;
         sizes[count++] = strtoll(at, &end, 10);
@@ -262,8 +263,8 @@ bool text_parse_shape(const char *text, int *ndim, int64_t shape[VJP_MAX_DIMS], 
         at++;
         at += strspn(at, " ");
     }
-    if (bracket && *at++ != ']') return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
-    if (at[strspn(at, " ")]) return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
+    if (bracket && *at++ != ']') return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
+    if (at[strspn(at, " ")]) return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
     memcpy(shape, sizes, (size_t)count * sizeof sizes[0]);
     *ndim = count;
     return true;

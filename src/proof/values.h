@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Numbers on the host: memory, dtypes, and the random numbers that every case is made of. */
 #ifndef VJP_PROOF_VALUES_H
 #define VJP_PROOF_VALUES_H
@@ -8,7 +9,7 @@
 
 #include "vjp.h"
 
-/* Zeroed memory; ends the program when there is none. */
+/* Zeroed memory; exits when there is none. */
 void *proof_memory(size_t bytes);
 
 int64_t proof_count(const vjp_tensor *tensor);

@@ -1,4 +1,5 @@
-/* clip, plainly. A norm that is no number makes a scale that is none; an infinite one makes it 0. */
+/* SPDX-License-Identifier: MIT */
+/* clip, plainly. A NaN norm gives a NaN scale; an infinite one gives 0. */
 #include <math.h>
 
 #include "ref/ref.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm and rms_norm: two passes for the statistics, one for the result. rms_norm is layer_norm without the mean:
  * mean = 0 in xh = (x - mean) * rstd, and mean(g) = 0 in dx = rstd * (g - mean(g) - xh * mean(g * xh)). A square in
@@ -78,7 +79,7 @@ static vjp_status forward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* The saved statistics if all are there, else measured again. */
+/* The saved statistics if all are present, otherwise computed again. */
 static row_statistics row_of(const norm_call *call, int64_t row) {
     const vjp_work *work = call->work;
     if (!work->tensor[call->rstd] || (call->centered && !work->tensor[call->mean])) return measure(call, row);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * attention, one tile of scores at a time (attention_tile.h): the matrix of all scores is never stored, and memory
  * grows with time, not with its square.
@@ -321,7 +322,7 @@ static void add_splits(const vjp_work *work, const unit_plan *p, float *sums) {
     int64_t heads = p->units / p->parts;
     addition a = {.work = work, .plan = p, .sums = sums};
     a.cut =
-        vjp_cpu_cut_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MOST_TASKS);
+        vjp_cpu_cut_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MAX_TASKS);
     vjp_cpu_for(work, a.cut.count, add_splits_task, &a);
 }
 
@@ -385,6 +386,6 @@ static vjp_status backward(const vjp_work *work) {
 extern const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT];
 
 const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope on the CPU. Each head's first n_rot elements are pairs (x0, x1), which turn by the angle of their position:
  * y0 = x0 c - x1 s, y1 = x1 c + x0 s; the rest of the head passes through. The backward is the same with -s.
@@ -156,13 +157,13 @@ static vjp_status run(const vjp_work *work) {
     bool aligned = s->head_dim % LANES == 0 && unit % LANES == 0 && vf_stream_aligned(work->storage, call.y);
     call.in_place = call.x == call.y;
     call.mode = write_mode_of(work, ROPE_Y, s->batch * s->time * row_bytes, aligned, call.in_place);
-    call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, call.cut.count, rope_task, &call);
     return VJP_OK;
 }
 
 extern const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

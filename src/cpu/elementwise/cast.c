@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cast on the CPU: every storage type to every other, at the speed of memory. The loads and stores of vec.h convert,
  * and they round to nearest even; there is nothing between them. The backward is the forward with dy for x.
@@ -23,6 +24,6 @@ static vjp_status run(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(cast)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

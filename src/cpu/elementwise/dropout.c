@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * dropout on the CPU: the generator's words for a few dozen elements at a time (philox.h), compared as integers with a
  * threshold; the products that are kept. The backward is the forward with dy for x: the same words, the same elements.
@@ -52,6 +53,6 @@ static vjp_status run(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(dropout)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

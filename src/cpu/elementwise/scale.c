@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* scale on the CPU: y = factor * x, at the speed of memory. The backward is the forward with dy for x. */
 #include "cpu/elementwise/elementwise.h"
 
@@ -20,6 +21,6 @@ static vjp_status run(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(scale)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

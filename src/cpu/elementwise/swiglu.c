@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* swiglu on the CPU: y = silu(gate) up. silu and its derivative share one exp. */
 #include "cpu/elementwise/activation.h"
 #include "cpu/elementwise/elementwise.h"
@@ -42,6 +43,6 @@ static vjp_status backward(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT] = {
-    {forward, NULL, VJP_BITS_CPU},
-    {backward, NULL, VJP_BITS_CPU},
+    {forward, NULL, VJP_STORAGE_16_32},
+    {backward, NULL, VJP_STORAGE_16_32},
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather on the CPU. Forward: rows of the table copied by index. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written once.
@@ -165,7 +166,7 @@ static vjp_status forward(const vjp_work *work) {
     if (!call.y || items * call.row_bytes == 0) return VJP_OK;
     bool aligned = call.row_bytes % (4 * LANES) == 0 && vf_stream_aligned(VJP_F32, call.y);
     call.mode = write_mode_of(work, GATHER_Y, items * call.row_bytes, aligned, false);
-    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, call.cut.count, gather_task, &call);
     return VJP_OK;
 }
@@ -478,7 +479,7 @@ static size_t plan(const vjp_work *work, scatter_call *call) {
     call->ranges.size = (int64_t)1 << call->range_bits;
     call->ranges.count = (s.rows + call->ranges.size - 1) >> call->range_bits;
     call->chunks = vjp_cpu_cut_items(s.count, 16, MAX_CHUNKS);
-    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MAX_TASKS);
     int64_t segments = 2 * (s.count / HOT);
     size_t place = 0;
     char *base = work->workspace;
@@ -531,6 +532,6 @@ static size_t backward_workspace(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(gather)[VJP_PASS_COUNT] = {
-    {forward, NULL, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, NULL, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

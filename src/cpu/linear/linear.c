@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) with everything else in their epilogues.
  *
@@ -486,6 +487,6 @@ static vjp_status backward(const vjp_work *work) {
 extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
 
 const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

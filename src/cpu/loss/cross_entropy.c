@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cross_entropy on the CPU: rows are independent and split into tasks; losses are summed in double, one partial per
  * task, and the partials are added in order.
@@ -234,7 +235,7 @@ static void loss_task(void *argument, size_t task) {
 }
 
 static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MOST_TASKS);
+    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MAX_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -354,7 +355,7 @@ static void count_task(void *argument, size_t task) {
 }
 
 static cpu_cut cut_counts(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, 8, CPU_MOST_TASKS);
+    return vjp_cpu_cut_items(s->rows, 8, CPU_MAX_TASKS);
 }
 
 static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {
@@ -393,6 +394,6 @@ static size_t backward_workspace(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm on the CPU. With xh = (x - mean) * rstd over a group and g = dy * gamma, all that the backward needs are
  * two sums per channel, of dy and of dy * xh: over the batch they are dbeta and dgamma, and weighted by gamma within a
@@ -101,6 +102,6 @@ static vjp_status run(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(group_norm)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(group_norm)[VJP_PASS_COUNT] = {
-    {run, workspace, VJP_BITS_CPU},
-    {run, workspace, VJP_BITS_CPU},
+    {run, workspace, VJP_STORAGE_16_32},
+    {run, workspace, VJP_STORAGE_16_32},
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * adamw on the CPU: seven streams beside a few dozen instructions, so memory is the limit. What is the same for all
  * elements is computed once, in double: the bias corrections would lose half their digits as 1 - beta^step in f32
@@ -70,4 +71,4 @@ static vjp_status run(const vjp_work *work) {
     return element_run(work, &op, task, &p);
 }
 
-const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

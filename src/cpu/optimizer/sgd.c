@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sgd on the CPU: five streams, at the speed of memory. The weights change by one FMA of the whole update. */
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/optimizer/decay.h"
@@ -40,4 +41,4 @@ static vjp_status run(const vjp_work *work) {
     return element_run(work, &op, task, &p);
 }
 
-const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

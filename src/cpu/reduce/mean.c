@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * mean on the CPU: x as [outer, length, inner], averaged along length. Where inner is 1 the elements of a mean are
  * adjacent and a line is summed (sums.h); else they are the column of a matrix. A long line is split into chunks by its
@@ -63,7 +64,7 @@ static void forward_lines(const vjp_work *work, const vjp_mean_sizes *s) {
                     .chunks = line_chunks(s),
                     .partial = work->workspace};
     int64_t each = c.chunks > 1 ? LINE_CHUNK : s->length;
-    c.cut = vjp_cpu_cut_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MOST_TASKS);
+    c.cut = vjp_cpu_cut_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MAX_TASKS);
     vjp_cpu_for(work, c.cut.count, lines_task, &c);
     for (int64_t line = 0; c.chunks > 1 && line < s->outer; line++) {
         double sum = 0;
@@ -179,6 +180,6 @@ static vjp_status backward(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(mean)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, NULL, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, NULL, VJP_STORAGE_16_32},
 };

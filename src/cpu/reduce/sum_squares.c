@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * sum_squares on the CPU: each task sums the squares of its elements into a partial, the partials are added in order.
  * All in double: the square of an f32 is exact there and cannot overflow or underflow, so gradients of 1e20 and 1e-30
@@ -75,7 +76,7 @@ static void task(void *call, size_t i) {
 }
 
 static cpu_cut cut_of(const vjp_work *work) {
-    return element_cut(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MOST_PARTIALS);
+    return element_cut(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MAX_PARTIALS);
 }
 
 static size_t workspace(const vjp_work *work) {
@@ -95,4 +96,4 @@ static vjp_status run(const vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT] = {{run, workspace, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT] = {{run, workspace, VJP_STORAGE_16_32}};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope on CUDA. Each head's first n_rot elements are pairs (u, v), rotated by the angle of their position: u' = u c - v
  * s, v' = v c + u s; the rest of the head is copied. The backward is the same with -s.
@@ -437,7 +438,7 @@ vjp_status run(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT] = {
-    {vjp::run, nullptr, VJP_BITS_CPU},
-    {vjp::run, nullptr, VJP_BITS_CPU},
+    {vjp::run, nullptr, VJP_STORAGE_16_32},
+    {vjp::run, nullptr, VJP_STORAGE_16_32},
 };
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The CUDA device: opening, memory, streams and events, what kernels found, and captured graphs for replay and timing.
  *
@@ -152,7 +153,7 @@ static vjp_status open(vjp_device *device, const vjp_options *options) {
     cudaDeviceProp properties;
     char text[200];
     if (!read_ordinal(device->name, &ordinal))
-        return vjp_fail(device, VJP_NO_DEVICE, "\"%s\" is no device; the name is cuda or cuda:N", device->name);
+        return vjp_fail(device, VJP_NO_DEVICE, "unknown device \"%s\"; the name is cuda or cuda:N", device->name);
     vjp_status status = find_device(ordinal, &properties, text, sizeof text);
     if (status != VJP_OK) return vjp_fail(device, status, "%s: %s", device->name, text);
     describe_properties(properties, text, sizeof text);
@@ -201,7 +202,7 @@ static vjp_status refuse_forked(const vjp_work *work) {
 
 /* Every call comes through here, so this is where its GPU becomes the thread's current one. */
 static const vjp_kernel *kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
-    static const vjp_kernel forked = {refuse_forked, nullptr, VJP_BITS_CPU};
+    static const vjp_kernel forked = {refuse_forked, nullptr, VJP_STORAGE_16_32};
     if (!kernels[op->id]) return nullptr;
     if (device->state) {
         if (is_forked(state_of(device))) return &forked;

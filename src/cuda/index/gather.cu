@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather on CUDA. Forward: rows of the table copied by index, as bytes. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written, no float atomics.
@@ -242,7 +243,7 @@ vjp_status backward(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_gather[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_gather[VJP_PASS_COUNT] = {
-    {vjp::forward, nullptr, VJP_BITS_CPU},
-    {vjp::backward, vjp::backward_workspace, VJP_BITS_CPU},
+    {vjp::forward, nullptr, VJP_STORAGE_16_32},
+    {vjp::backward, vjp::backward_workspace, VJP_STORAGE_16_32},
 };
 }

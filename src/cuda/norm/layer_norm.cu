@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm on CUDA: rows normalised after their mean is subtracted. The kernels are those of norm.cuh and the headers
  * that it names, compiled here with LAYER; this file reads the call's slots.
@@ -49,7 +50,7 @@ norm_call backward_call(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT] = {
-    {vjp::norm_pass<true, vjp::forward_call>, vjp::norm_workspace<vjp::forward_call>, VJP_BITS_CPU},
-    {vjp::norm_pass<true, vjp::backward_call>, vjp::norm_workspace<vjp::backward_call>, VJP_BITS_CPU},
+    {vjp::norm_pass<true, vjp::forward_call>, vjp::norm_workspace<vjp::forward_call>, VJP_STORAGE_16_32},
+    {vjp::norm_pass<true, vjp::backward_call>, vjp::norm_workspace<vjp::backward_call>, VJP_STORAGE_16_32},
 };
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum on CUDA: x as [outer, length, inner], running sums along length, from either end, inclusive or exclusive. The
  * backward is the same scan from the other end, which the sizes already express.
@@ -529,7 +530,7 @@ size_t workspace(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_cumsum[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_cumsum[VJP_PASS_COUNT] = {
-    {vjp::run, vjp::workspace, VJP_BITS_CPU},
-    {vjp::run, vjp::workspace, VJP_BITS_CPU},
+    {vjp::run, vjp::workspace, VJP_STORAGE_16_32},
+    {vjp::run, vjp::workspace, VJP_STORAGE_16_32},
 };
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum: x as [outer, length, inner], running sums along length; the backward is the scan from the other end, as the
  * sizes say. A team of `lanes` threads by `columns` pairs of columns goes along the axis, ROWS positions per thread in
@@ -118,4 +119,5 @@ static size_t workspace(const vjp_work *work) {
     return work->tensor[CUMSUM_Y] ? gpu_scratch_bytes(totals_of(&c), 4) : 0;
 }
 
-const vjp_kernel gpu_cumsum[VJP_PASS_COUNT] = {{scan, workspace, VJP_BITS_CPU}, {scan, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_cumsum[VJP_PASS_COUNT] = {{scan, workspace, VJP_STORAGE_16_32},
+                                               {scan, workspace, VJP_STORAGE_16_32}};

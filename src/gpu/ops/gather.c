@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather: the forward copies rows; the backward sorts the indices, adds runs of equal ones, and clears the rows without
  * an index. gather.wgsl and gather.metal describe the kernels; here is how the sort and the sums are split, and their
@@ -239,4 +240,5 @@ static size_t workspace(const vjp_work *work) {
     return is_empty(work) ? 0 : plan_of(work).bytes;
 }
 
-const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{forward, NULL, VJP_BITS_CPU}, {backward, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{forward, NULL, VJP_STORAGE_16_32},
+                                               {backward, workspace, VJP_STORAGE_16_32}};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear: how its products are split. The kernels are in linear.wgsl and linear.metal.
  *
@@ -318,5 +319,5 @@ static size_t backward_workspace(const vjp_work *work) {
     return plan_bytes(&p);
 }
 
-const vjp_kernel gpu_linear[VJP_PASS_COUNT] = {{forward, forward_workspace, VJP_BITS_CPU},
-                                               {backward, backward_workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_linear[VJP_PASS_COUNT] = {{forward, forward_workspace, VJP_STORAGE_16_32},
+                                               {backward, backward_workspace, VJP_STORAGE_16_32}};

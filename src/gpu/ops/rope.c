@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope: the first n_rot elements of each head are pairs, rotated by the angle of their position; the rest of the head
  * is copied. A thread has four pairs, whose angles it keeps for up to HEADS heads of a time. One launch per GPU_CHUNK
@@ -71,4 +72,4 @@ static vjp_status rotate(const vjp_work *work) {
     return gpu_explain(work, ROPE_POSITIONS);
 }
 
-const vjp_kernel gpu_rope[VJP_PASS_COUNT] = {{rotate, NULL, VJP_BITS_CPU}, {rotate, NULL, VJP_BITS_CPU}};
+const vjp_kernel gpu_rope[VJP_PASS_COUNT] = {{rotate, NULL, VJP_STORAGE_16_32}, {rotate, NULL, VJP_STORAGE_16_32}};

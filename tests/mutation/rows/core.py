@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("cross_entropy: any negative target is let through", "test test_refusals",
      [("src/core/indices.c", "uint32_t i = (uint32_t)index[k], other = i ^ except;",
@@ -7,8 +8,8 @@
     ("core: a negative index counts from the end", "test test_refusals",
      [("src/core/indices.c", "bad |= (uint32_t)index[k] | (last - (uint32_t)index[k]);",
        "bad |= last - (uint32_t)index[k];")]),
-    ("core: the last quarter of a piece of indices is not looked at", "test test_refusals",
-     [("src/core/indices.c", "from < k + STRETCHES * each", "from < k + (STRETCHES - 1) * each")]),
+    ("core: the last quarter of a chunk of indices is not checked", "test test_refusals",
+     [("src/core/indices.c", "from < k + STREAMS * each", "from < k + (STREAMS - 1) * each")]),
     ("core: outputs may partly overlap their inputs", "test test_refusals",
      [("src/core/call.c", "if (same && allowed && !(out->flags & VJP_ACCUMULATE)) continue;", "if (allowed) continue;")]),
     ("core: a call allocates", "test test_allocation",
