@@ -59,6 +59,8 @@ void vjp_cpu_wait(const _Atomic int64_t *count, int64_t min);
  */
 enum { CPU_GRAIN_BYTES = 64 << 10 };
 
+enum { CACHE_LINE = 64 }; /* bytes */
+
 /* Task i of `count` has items [i * size, min((i + 1) * size, items)). */
 typedef struct cpu_cut {
     int64_t count, size, items;

@@ -181,7 +181,7 @@ static void prefetch_channel(const conv_sum *p, const planes_grid *g, const plan
     for (int64_t image = b->image; image < b->image + b->images; image++) {
         int64_t channel = (image * p->groups + b->group) * p->ins + in;
         const char *plane = element(p->source.data, p->source.dtype, channel * p->h.size * p->w.size);
-        prefetch_bytes(true, plane + begin, end - begin);
+        prefetch_first_level(plane + begin, end - begin);
     }
 }
 

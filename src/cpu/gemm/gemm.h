@@ -23,8 +23,6 @@
 #include "core/arithmetic.h"
 #include "cpu/cpu.h"
 
-enum { CACHE_LINE = 64 };
-
 /*
  * A temporary f32 operand may be stored in slabs: SLAB_COLUMNS columns of all its rows, then the next SLAB_COLUMNS,
  * with rows SLAB_STRIDE apart (17 cache lines, so that neighbouring rows map to different cache sets). The FMA engine

@@ -73,7 +73,7 @@ INLINE bool is_prefetched(const gemm_operand *o, int64_t count) {
 }
 
 OUTLINE void prefetch_row(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count) {
-    prefetch_bytes(true, (const float *)o->data + operand_index(o, item, row, column), count * (int64_t)sizeof(float));
+    prefetch_first_level((const float *)o->data + operand_index(o, item, row, column), count * (int64_t)sizeof(float));
 }
 
 /* Packs panels of a from row i, `rows` rows of it, GEMM_A_PANEL apart; of b likewise from column j. */

@@ -7,7 +7,7 @@
 #define VJP_CPU_ROWS_H
 
 #include "cpu/gemm/gemm.h"
-#include "cpu/simd/vec.h"
+#include "cpu/simd/stream.h"
 
 /* Bytes of a section of the workspace, padded so that the next starts on a cache line. */
 static inline size_t whole_lines(int64_t bytes) {
@@ -36,15 +36,6 @@ INLINE void store_as(vjp_dtype dtype, void *to, int64_t at, int64_t count, const
 
 static inline size_t max_bytes(size_t a, size_t b) {
     return a > b ? a : b;
-}
-
-/* Prefetches a range into the first-level cache, or only into the second. */
-INLINE void prefetch_bytes(bool first_level, const void *from, int64_t bytes) {
-    for (const char *at = from, *end = at + bytes; at < end; at += CACHE_LINE)
-        if (first_level)
-            __builtin_prefetch(at, 0, 3);
-        else
-            __builtin_prefetch(at, 0, 2);
 }
 
 OUTLINE void load_row(vjp_dtype dtype, const void *from, int64_t at, int64_t count, float *to) {

@@ -88,7 +88,7 @@ static void slope_row(vjp_activation activation, bool zero_nan, int64_t count, c
 
 /* Prefetches elements of the next row: the hardware prefetcher stops at each page. */
 static void prefetch_elements(const matrix *m, int64_t at, int64_t count) {
-    if (m->data) prefetch_bytes(false, element(m->data, m->dtype, at), count * (int64_t)dtype_bytes(m->dtype));
+    if (m->data) prefetch_second_level(element(m->data, m->dtype, at), count * (int64_t)dtype_bytes(m->dtype));
 }
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */

@@ -69,7 +69,7 @@ INLINE void plane_at(vjp_dtype dtype, write_mode mode, bool backward, norm_run r
 
 INLINE void plane_write(vjp_dtype dtype, write_mode mode, bool backward, norm_run run, norm_scale scale,
                         plane_line line) {
-    int64_t i = norm_head(dtype, mode, run.out, run.n);
+    int64_t i = write_head(mode, dtype, run.out, run.n);
     if (i) plane_at(dtype, mode, backward, run, scale, line, 0, i);
     for (; i + LANES <= run.n; i += LANES) {
         norm_prefetch(dtype, backward, &run, i);

@@ -123,7 +123,7 @@ INLINE void column_write(vjp_dtype dtype, write_mode mode, bool backward, norm_r
                          const last_slot *slot) {
     const last_slot columns = *slot; /* a copy that no store can change, so that its pointers stay in registers */
     for (int64_t row = 0; row < rows; row++) {
-        int64_t i = norm_head(dtype, mode, run.out, run.n);
+        int64_t i = write_head(mode, dtype, run.out, run.n);
         if (i) column_out_at(dtype, mode, backward, run, &columns, 0, i);
         for (; i + LANES <= run.n; i += LANES)
             column_out_at(dtype, mode, backward, run, &columns, i, LANES);

@@ -232,13 +232,6 @@ INLINE void norm_prefetch(vjp_dtype dtype, bool backward, const norm_run *run, i
     if (backward) __builtin_prefetch(at(dtype, run->dy, i + run->ahead));
 }
 
-/* Elements before the first address that can be streamed to, at most n; 0 where nothing is streamed. */
-INLINE int64_t norm_head(vjp_dtype dtype, write_mode mode, const void *to, int64_t n) {
-    if (mode != WRITE_STREAM) return 0;
-    uintptr_t bytes = dtype_bytes(dtype), past = (uintptr_t)to % (LANES * bytes);
-    return past ? vjp_min((int64_t)((LANES * bytes - past) / bytes), n) : 0;
-}
-
 /* How an output of `elements` is written. Each run's ends are written apart, so its vectors are aligned. */
 static inline write_mode norm_write_mode(const vjp_work *work, int64_t elements, bool in_place) {
     return write_mode_of(work, 0, elements * (int64_t)dtype_bytes(work->storage), true, in_place);

@@ -32,7 +32,7 @@ INLINE void norm_y_at(vjp_dtype dtype, write_mode mode, bool centered, norm_run 
 /* Whole vectors, and apart from them the ends: before an aligned address and after the last vector. */
 INLINE void norm_y(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale, const float *gamma,
                    const float *beta) {
-    int64_t i = norm_head(dtype, mode, run.out, run.n);
+    int64_t i = write_head(mode, dtype, run.out, run.n);
     if (i) norm_y_at(dtype, mode, centered, run, scale, gamma, beta, 0, i);
     for (; i + LANES <= run.n; i += LANES) {
         norm_prefetch(dtype, false, &run, i);
@@ -52,7 +52,7 @@ INLINE void norm_dx_at(vjp_dtype dtype, write_mode mode, bool centered, norm_run
 
 INLINE void norm_dx(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale, norm_line line,
                     const float *gamma) {
-    int64_t i = norm_head(dtype, mode, run.out, run.n);
+    int64_t i = write_head(mode, dtype, run.out, run.n);
     if (i) norm_dx_at(dtype, mode, centered, run, scale, line, gamma, 0, i);
     for (; i + LANES <= run.n; i += LANES) {
         norm_prefetch(dtype, true, &run, i);

@@ -39,14 +39,6 @@ typedef struct pool_call {
     int64_t item_rows; /* by rows: rows per item */
 } pool_call;
 
-enum { LINE_BYTES = 64 };
-
-/* Prefetches `bytes` for a loop that will reach them; an address past the tensor's end does no harm. */
-INLINE void prefetch_lines(const void *from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += LINE_BYTES)
-        __builtin_prefetch((const char *)from + line);
-}
-
 /* Along one direction: element origin + t * dilation is in x for t in [first, end), which is never empty. */
 typedef struct taps {
     int64_t origin, first, end;

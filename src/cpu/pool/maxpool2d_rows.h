@@ -98,7 +98,8 @@ INLINE void split_row(vjp_dtype dtype, float (*phase)[PHASE], const void *row, i
                       int64_t stride) {
     for (int64_t j = 0; j < steps; j += LANES) {
         int64_t w = first + j * stride;
-        prefetch_lines((const char *)at(dtype, row, w) + STAGE_AHEAD, stride * LANES * (int64_t)dtype_bytes(dtype));
+        prefetch_first_level((const char *)at(dtype, row, w) + STAGE_AHEAD,
+                             stride * LANES * (int64_t)dtype_bytes(dtype));
         if (stride == 1) {
             vf_store(VJP_F32, phase[0], j, load_padded(dtype, row, n, w));
         } else if (stride == 2) {

@@ -161,8 +161,8 @@ INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argma
     int64_t element = (int64_t)dtype_bytes(dtype), place_bytes = argmax_type == VJP_I32 ? 4 : 8;
     for (int64_t left = 0; left < width; left += step) {
         int64_t last = b.window + last_over(down, n) * call->s.out_width + left / across.stride;
-        prefetch_lines((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
-        prefetch_lines((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
+        prefetch_first_level((const char *)call->argmax + last * place_bytes + SAVED_AHEAD, LANES * place_bytes);
+        prefetch_first_level((const char *)call->dy + last * element + SAVED_AHEAD, LANES * element);
         vf sum[BLOCK_ROWS][MAX_SAVED_STRIDE];
         UNROLL for (int64_t i = 0; i < n; i++) {
             UNROLL for (int64_t j = 0; j < across.stride; j++) sum[i][j] = vf_zero();

@@ -67,15 +67,13 @@ INLINE void *at_mutable(vjp_dtype dtype, void *to, int64_t i) {
 }
 
 /* Prefetches the lines of [from, from + bytes) into the first-level cache or the second-level one. */
-enum { CACHE_LINE_BYTES = 64 };
-
 INLINE void prefetch_first_level(const void *from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += CACHE_LINE_BYTES)
+    for (int64_t line = 0; line < bytes; line += CACHE_LINE)
         __builtin_prefetch((const char *)from + line, 0, 3);
 }
 
 INLINE void prefetch_second_level(const void *from, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += CACHE_LINE_BYTES)
+    for (int64_t line = 0; line < bytes; line += CACHE_LINE)
         __builtin_prefetch((const char *)from + line, 0, 2);
 }
 
