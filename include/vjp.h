@@ -95,17 +95,18 @@ typedef struct vjp_device vjp_device;
 /*
  * The caller's own thread pool: run task(argument, i) once for every i in [0, count), on any threads and in any order,
  * and return when all are done. Results do not depend on how it does that. A task may wait for another that has begun,
- * never for one that has not, so each task that was begun finishes without help.
+ * never for one that has not.
  */
 typedef void (*vjp_task)(void *argument, size_t index);
 typedef void (*vjp_parallel_for)(void *context, size_t count, vjp_task task, void *argument);
 
-/* The caller's own memory: `alignment` is a power of two; NULL when there is none. `release` gets what `allocate` gave.
+/* The caller's own memory: `alignment` is a power of two; NULL when memory ran out. `release` gets what `allocate`
+ * gave.
  */
 typedef void *(*vjp_allocate)(void *context, size_t bytes, size_t alignment);
 typedef void (*vjp_release)(void *context, void *data);
 
-/* Gets one line at a time: what was opened, compiled or left out, for a log. */
+/* Receives log lines, one at a time: what was opened, compiled or left out. */
 typedef void (*vjp_log)(void *context, const char *line);
 
 typedef struct vjp_options {
@@ -131,7 +132,7 @@ typedef struct vjp_options {
     { sizeof(vjp_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
- * Opens "cpu", "ref", "cuda:0", "webgpu" or "metal", or a device of a backend of somebody else's (vjp_backend.h).
+ * Opens "cpu", "ref", "cuda:0", "webgpu" or "metal", or a device of a third-party backend (vjp_backend.h).
  * *device is set even on failure, so that vjp_error() can say why; close it in any case. (It is NULL only when memory
  * ran out for the handle itself.)
  */
@@ -190,7 +191,7 @@ vjp_status vjp_event_record(vjp_device *device, vjp_event **event);
 vjp_status vjp_event_wait(vjp_device *device, vjp_event *event);
 void vjp_event_destroy(vjp_device *device, vjp_event *event);
 
-/* Waits for everything enqueued and reports what the device found on the way. */
+/* Waits for everything enqueued and reports errors that the device found meanwhile. */
 vjp_status vjp_synchronize(vjp_device *device);
 
 /* Makes sure that the device's own workspace holds at least this much. */
@@ -227,7 +228,7 @@ enum {
 
 typedef struct vjp_slot {
     const char *name;
-    const char *shape; /* for people: "[..., dim]" */
+    const char *shape; /* for readers: "[..., dim]" */
     const char *about;
     vjp_kind kind;
     uint32_t flags;
@@ -364,7 +365,7 @@ vjp_value vjp_graph_constant(vjp_graph *graph, const char *name, vjp_dtype dtype
 vjp_value vjp_graph_reshape(vjp_graph *graph, vjp_value value, int ndim, const int64_t *shape);
 
 /*
- * Any op of the table, forward. `inputs` has one value an input slot, 0 for what is absent; `attributes` is the op's
+ * Any op of the table, forward. `inputs` has one value per input slot, 0 for an absent one; `attributes` is the op's
  * struct, NULL for the defaults. Returns the first output; vjp_graph_output() gives the others by the slot's name.
  */
 vjp_value vjp_graph_call(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
@@ -386,8 +387,8 @@ vjp_value vjp_graph_accumulate(vjp_graph *graph, vjp_value total, vjp_value outp
 
 /*
  * The gradients of a scalar with respect to parameters (or any other values), by the ops' own backward passes.
- * Gradients of a value that is used several times are added where they lie. `into`, where given, names for each
- * gradient a state that it is written to, or, with `add`, added to (0: the arena). gradients[i] is 0 on failure.
+ * Gradients of a value that is used several times are added in place. `into`, where given, names for each gradient a
+ * state that it is written to, or, with `add`, added to (0: the arena). gradients[i] is 0 on failure.
  */
 vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
                           int add, vjp_value *gradients);
@@ -413,8 +414,8 @@ typedef struct vjp_program vjp_program;
 
 typedef struct vjp_program_options {
     uint64_t struct_size;     /* sizeof(vjp_program_options) */
-    const vjp_program *share; /* inputs, parameters and states lie where this program of the same graph has them */
-    int32_t unplanned;        /* 1: every intermediate has memory of its own; to test the plan against */
+    const vjp_program *share; /* use the inputs, parameters and states of this program of the same graph */
+    int32_t unplanned;        /* 1: every intermediate gets its own memory; for tests of the plan */
     int32_t reserved;         /* zero */
 } vjp_program_options;
 
@@ -430,25 +431,26 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
                        const vjp_program_options *options, vjp_program **program);
 void vjp_program_destroy(vjp_program *program);
 
-/* Where a value lies: any input, parameter, state or result. On the CPU, memory to read and write between runs. */
+/* The memory of a value: any input, parameter, state or result. On the CPU, memory to read and write between runs. */
 vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor);
 
 /* Copies host memory in or out; `bytes` must be the value's own. */
 vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *host, size_t bytes);
 vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, size_t bytes);
 
-/* Runs all calls. Nothing is allocated, looked up or checked but values that can be wrong, such as indices. */
+/* Runs all calls. Nothing is allocated or looked up; the only checks are of values that can be wrong, such as indices.
+ */
 vjp_status vjp_program_run(vjp_program *program);
 
 /*
- * Makes a run that is under way stop before its next call, with VJP_INTERRUPTED. Between runs it does nothing. May be
- * called from a signal handler or another thread.
+ * Stops the current run before its next call, with VJP_INTERRUPTED. Between runs it does nothing. May be called from a
+ * signal handler or another thread.
  */
 void vjp_program_interrupt(vjp_program *program);
 
 /*
- * Runs the calls one by one until one makes a number that is not finite, and tells which: `found` gets its sentence,
- * "" when there is none.
+ * Runs the calls one by one until one produces a number that is not finite: `found` gets a sentence that names it, ""
+ * when there is none.
  */
 vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes);
 
@@ -457,17 +459,17 @@ typedef struct vjp_program_report {
     uint64_t struct_size; /* sizeof(vjp_program_report) */
     size_t calls;
     size_t arena_bytes;        /* what was planned */
-    size_t live_bytes;         /* the most that is alive at one moment: no plan can be smaller */
-    size_t intermediate_bytes; /* the sum of all intermediates and scratch: what it would be without a plan */
+    size_t live_bytes;         /* the maximum that is alive at one moment: no plan can be smaller */
+    size_t intermediate_bytes; /* the sum of all intermediates and scratch: the memory used without a plan */
     size_t persistent_bytes;   /* inputs, parameters, states, constants */
-    vjp_cost cost;             /* the least a run must do */
+    vjp_cost cost;             /* the minimum that a run must do */
 } vjp_program_report;
 
 vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *report);
 
 /*
  * With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs, and
- * what it is called with, as vjp_call() takes it.
+ * the tensors and attributes as vjp_call() takes them.
  */
 typedef struct vjp_call_time {
     uint64_t struct_size; /* sizeof(vjp_call_time), set before it is filled */

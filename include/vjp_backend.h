@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The interface for backends that live outside of this repository. vjp_open("name:0") loads libvjp-name.so (or .dylib)
- * from the usual places and calls
+ * The interface for backends outside this repository. vjp_open("name:0") loads libvjp-name.so (or .dylib) from the
+ * usual places and calls
  *
  *     const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
  *
  * which returns the backend's table, or NULL where host->interface_version is not one that it was made for. The library
  * needs these headers and nothing else: what it needs of vjp it calls through `host`. tests/outside_backend.c is a
- * whole one.
+ * complete example.
  *
- * A kernel starts from facts: vjp has checked the call against the op's table, so that present tensors are packed,
- * aligned, of the right dtype and shape, and overlap only where the table allows.
+ * A kernel need not check its arguments: vjp has checked the call against the op's table, so present tensors are
+ * packed, aligned, of the right dtype and shape, and overlap only where the table allows.
  */
 #ifndef VJP_BACKEND_H
 #define VJP_BACKEND_H
@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* Goes up when this file changes in a way that a backend must be compiled again for. */
+/* Incremented when a change of this file requires backends to be recompiled. */
 enum { VJP_BACKEND_INTERFACE = 1 };
 
 typedef struct vjp_shape {
@@ -38,7 +38,7 @@ typedef struct vjp_work {
     vjp_shape shape[VJP_MAX_SLOTS];          /* of every slot, absent ones too */
     const void *attributes;                  /* the op's attribute struct; NULL where it has none */
     vjp_dtype storage;                       /* T */
-    void *workspace;                         /* 64-byte aligned, as many bytes as the kernel asked for */
+    void *workspace;                         /* 64-byte aligned, as many bytes as the kernel requested */
     size_t workspace_bytes;
 } vjp_work;
 
@@ -56,12 +56,12 @@ enum {
     VJP_BITS_CPU = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16
 };
 
-/* Members that are NULL: the device cannot do it, or core does it in a plainer way, as the comment says. */
+/* A NULL member: the device cannot do it, or core falls back to what the comment says. */
 typedef struct vjp_backend {
     uint32_t struct_size;       /* sizeof(vjp_backend) */
     uint32_t interface_version; /* VJP_BACKEND_INTERFACE */
     const char *name;           /* the kind: "cuda" of "cuda:0" */
-    const char *version;        /* where it must be the library's own (backends of this repository); NULL: any */
+    const char *version;        /* must equal the library's (backends of this repository); NULL: any */
     int host_memory; /* the host reads and writes the device's memory: values are checked before the kernel */
     vjp_status (*open)(vjp_device *device, const vjp_options *options); /* sets the state; fails with a sentence */
     void (*close)(vjp_device *device);
@@ -76,12 +76,12 @@ typedef struct vjp_backend {
     /* Enqueues a copy within the device's memory. NULL: through the host. */
     vjp_status (*copy)(vjp_device *device, void *to, const void *from, size_t bytes);
     /*
-     * The time of what enqueue(argument) puts on the device, by its own clock: recorded once, replayed. NULL: the
+     * The time of what enqueue(argument) puts on the device, by the device's clock: recorded once, replayed. NULL: the
      * host's clock is used.
      */
     vjp_status (*measure)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
                           double *seconds);
-    /* The largest cache, which a timing must not be served from. NULL: the host's. */
+    /* The size of the largest cache, so that timings can avoid it. NULL: the host's. */
     size_t (*cache_bytes)(const vjp_device *device);
     /* Records what enqueue(argument) puts on the device, to be replayed any number of times. NULL: it cannot. */
     vjp_status (*record)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, void **recording);
@@ -107,8 +107,8 @@ typedef struct vjp_backend {
     /* Whether vjp_options.allocate can give this device's memory. */
     int takes_allocator;
     /*
-     * Refuses a call for what the op's table cannot know, such as the sizes of buffers, before anything runs. NULL:
-     * nothing to refuse.
+     * Refuses a call for reasons that the op's table does not cover, such as the sizes of buffers, before anything
+     * runs. NULL: nothing to refuse.
      */
     vjp_status (*check)(const vjp_work *work);
 } vjp_backend;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Finds the backend of a device: the two that are part of the library, and those in libraries of their own
- * (libvjp-cuda.so, libvjp-webgpu.so, libvjp-metal, or one of somebody else's), which are loaded when a device of theirs
- * is opened.
+ * (libvjp-cuda.so, libvjp-webgpu.so, libvjp-metal, or a third party's), which are loaded when such a device is opened.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -25,7 +24,7 @@ static const char library_name[] = "@rpath/libvjp-%s.dylib";
 static const char library_name[] = "libvjp-%s.so";
 #endif
 
-/* What a backend of somebody else's may call. */
+/* What a third-party backend may call. */
 static void *host_state(const vjp_device *device) {
     return device->state;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* An op's attributes in the middle of a call: members that are not given are zero, which may not be the default. */
+/* An op's attributes inside a call: omitted members are zero, which may not be the default. */
 #ifndef TESTS_ATTRIBUTES_H
 #define TESTS_ATTRIBUTES_H
 

@@ -1,9 +1,8 @@
 /*
- * What test_transformers.py asks of our side:
+ * vjp's side of test_transformers.py:
  *
  *     checkpoint_probe write DIR f32|bf16 tied|untied     saves a small Llama whose weights follow a rule
- *     checkpoint_probe read DIR                           tells what we read: the config, and each weight's sum, as
- * JSON
+ *     checkpoint_probe read DIR                           prints the config and each weight's sum as JSON
  */
 #include <math.h>
 #include <stdio.h>

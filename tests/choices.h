@@ -6,7 +6,7 @@
 
 #include "numbers.h"
 
-/* The bytes from `at` to `end`, and zeros behind them; at NULL: numbers of the seed. */
+/* The bytes from `at` to `end`, and zeros after them; at NULL: random numbers from the seed. */
 typedef struct choices {
     const uint8_t *at, *end;
     uint64_t seed, drawn;

@@ -1,7 +1,7 @@
 /*
- * What is tested of every backend that works by itself and lies in a library of its own, on `device`: its list of
- * kernels, what it finds on the way (bad indices), refusals that write nothing, and a program of the graph on it. NULL:
- * there is none here, and what needs one is skipped. Included by one test file a backend, which opens the device.
+ * Tests of every GPU backend, on `device`: its list of kernels, errors that it finds while running (bad indices),
+ * refusals that write nothing, and a graph's program on it. NULL: there is no such device here, and tests that need one
+ * are skipped. Included by one test file per backend, which opens the device.
  */
 #ifndef VJP_TESTS_DEVICE_TESTS_H
 #define VJP_TESTS_DEVICE_TESTS_H
@@ -42,7 +42,7 @@ static void need_device(void) {
 
 typedef const vjp_backend *(*entry_function)(const vjp_backend_host *host);
 
-/* One entry, which knows its version. */
+/* One entry point, which checks the version. */
 static void check_library(const char *path, const char *name) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) fail_msg("%s", dlerror());
@@ -55,7 +55,7 @@ static void check_library(const char *path, const char *name) {
     assert_string_equal(entry(&host)->name, name);
     host.version = "0.0.0-other";
     assert_null(entry(&host));
-    assert_null(dlsym(library, "vjp_call")); /* its copies of core and op are its own business */
+    assert_null(dlsym(library, "vjp_call")); /* its copies of core and op are not exported */
     dlclose(library);
 }
 
@@ -114,7 +114,7 @@ static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
     assert_int_equal(vjp_download(device, after, y.data, 0, sizeof after), VJP_OK);
     const float expected[4 * 2] = {5, 6, 1, 2, 9, 9, 9, 9};
     assert_memory_equal(after, expected, sizeof after);
-    assert_int_equal(vjp_synchronize(device), VJP_OK); /* said once */
+    assert_int_equal(vjp_synchronize(device), VJP_OK); /* reported once */
 
     const float dy[4 * 2] = {1, 1, 2, 2, 3, 3, 4, 4};
     vjp_tensor d = on_device(VJP_F32, 2, (int64_t[]){4, 2}, dy, sizeof dy);
@@ -196,7 +196,7 @@ static void more_memory_than_there_is_is_refused(void **state) {
     assert_int_equal(vjp_alloc(device, (size_t)1 << 50, &data), VJP_OUT_OF_MEMORY);
     assert_null(data);
     assert_non_null(strstr(vjp_error(device), "1125899906842624 bytes"));
-    assert_int_equal(vjp_synchronize(device), VJP_OK); /* and the device is as good as before */
+    assert_int_equal(vjp_synchronize(device), VJP_OK); /* and the device still works */
 }
 
 /* ---- Programs ---------------------------------------------------------------------------------------- */
@@ -243,7 +243,8 @@ static vjp_program *start_program(vjp_device *on, vjp_graph *g, vjp_value index,
 }
 
 /*
- * The first run goes call by call; a device that records has the second recorded, and the third replays it: one result.
+ * The first run makes the calls one by one; on a device that records, the second is recorded and the third replayed.
+ * All give one result.
  */
 static void a_program_gives_the_hosts_results_every_run(void **state) {
     (void)state;

@@ -1,6 +1,6 @@
 /*
  * Tests of what the backends that share src/gpu promise: vjp_warm() and vjp_compile() make every pipeline that a call
- * needs and run nothing; norms are right at the end of f32's range. Included after device_tests.h; the file that
+ * needs and run nothing; norms are accurate at the end of f32's range. Included after device_tests.h; the file that
  * includes it has a function pipelines_of().
  */
 #ifndef VJP_TESTS_GPU_TESTS_H
@@ -15,7 +15,7 @@ static int launches_of(const vjp_device *of);
 
 const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
 
-/* The backend's files that are linked into the test, so that its inside can be looked at. */
+/* The backend's files are linked into the test for access to its internals. */
 static const vjp_backend *backend_here(void) {
     vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
     host.version = vjp_version();
@@ -30,7 +30,7 @@ typedef struct placed_call {
     void *block[VJP_MAX_SLOTS];
 } placed_call;
 
-/* Puts the tensors on the device: each in a buffer of its own, or all in one, as close together as dtypes allow. */
+/* Puts the tensors on the device: each in its own buffer, or all in one, as close together as dtypes allow. */
 static void place(placed_call *p, bool together) {
     const call *c = &p->host;
     size_t at = 6; /* not on a word, so that two-byte elements are odd ones */
@@ -116,7 +116,7 @@ static void a_warmed_call_makes_no_pipeline(void **state) {
     need_device();
     size_t before = pipelines_of(device);
     for_every_call(2, false, check_warm);
-    assert_true(pipelines_of(device) > before + 8); /* this device had made none of them yet */
+    assert_true(pipelines_of(device) > before + 8); /* this device had none of them before */
 }
 
 static void the_first_run_of_a_program_makes_no_pipeline(void **state) {
@@ -145,7 +145,7 @@ static void expect_alternating(const char *what, const vjp_tensor *t, double eve
     free(back);
 }
 
-/* Rows of +-5e37: sums of such values leave f32's range, xh is +-1 all the same. Short rows, and rows that are split.
+/* Rows of +-5e37: sums of such values leave f32's range, xh is still +-1. Short rows, and rows that are split.
  */
 static void norms_are_right_near_the_largest_number(void **state) {
     (void)state;

@@ -1,5 +1,5 @@
 /*
- * What test_transformers.py compares: the logits and the loss of a checkpoint, computed by us.
+ * What test_transformers.py compares: the logits and the loss of a checkpoint, computed by vjp.
  *
  *     logits_probe DIR TOKENS BATCH CONTEXT OUT
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A backend as somebody else would write it, against vjp_backend.h alone: one kernel (scale, both passes, f32) on plain
+ * A backend as a third party would write it, with vjp_backend.h alone: one kernel (scale, both passes, f32) on plain
  * host memory. It is built as libvjp-outside and opened by test_backend.c as "outside".
  */
 #include <stdlib.h>

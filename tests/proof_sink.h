@@ -14,7 +14,7 @@ static inline void proof_sink(void *context, const proof_row *row) {
     proof_tally *tally = context;
     tally->rows++;
     if (row->ok) return;
-    /* A kernel that is quite wrong fails everywhere; the first failures tell enough. */
+    /* A wrong kernel fails everywhere; the first failures are enough. */
     if (tally->failed++ < 20)
         fprintf(stderr, "%s.%s %s %s on %s: error %.3g, bound %.3g: %s%s%s\n", row->op, row->pass, row->output,
                 row->dtype, row->device, row->error, row->bound, row->text, row->why[0] ? ": " : "", row->why);

@@ -9,7 +9,7 @@
 
 #include "graph/program.h"
 
-/* More elements than this make no other plan, only slower ones. */
+/* More elements than this give no new plans, only slower runs. */
 enum { MOST_ELEMENTS = 600 };
 
 /* ---- Values ------------------------------------------------------------------------------------------ */
@@ -50,7 +50,7 @@ static vjp_value give_index(making *m, int ndim, const int64_t *shape, int64_t l
     return give(m, false, VJP_I32, ndim, shape, 0, limit);
 }
 
-/* 0 when there are weights enough. A narrow graph's may be cast down from f32, as a trainer's are. */
+/* 0 when there are enough weights. Those of a 16-bit graph may be cast from f32, as in the trainer. */
 static vjp_value give_weight(making *m, int ndim, const int64_t *shape) {
     vjp_dtype own = m->r->kind.dtype;
     bool cast = choose(&m->from, 2) && own != VJP_F32 && own != VJP_F64;
@@ -148,7 +148,7 @@ static vjp_value add_reshape(making *m, vjp_value x) {
     return choose(&m->from, 2) ? x : vjp_graph_scale(g, x, WITH(scale, .factor = 1.5));
 }
 
-/* Any op of any values, right or wrong; what comes of it is a result and nobody's input. */
+/* Any op of any values, valid or not; its output is a result and never an input. */
 static void add_anything(making *m) {
     random_graph *r = m->r;
     const vjp_op *op = vjp_op_at(choose(&m->from, (uint32_t)vjp_op_count()));
@@ -206,7 +206,7 @@ static vjp_value add_op(making *m) {
     }
 }
 
-/* Adds what was made to the values that later ops choose from; what is too large for that, its mean. */
+/* Adds an output, or its mean if it is too large, to the values that later ops choose from. */
 static void keep(making *m, vjp_value made) {
     vjp_tensor t = shape_of(m, made);
     if (!made) return; /* the graph has failed */
@@ -223,7 +223,8 @@ static void add_ops(making *m) {
     int wanted = 2 + (int)choose(&m->from, 20);
     bool open = false;
     for (int i = 0; i < wanted; i++) {
-        bool turn = choose(&m->from, 4) == 1; /* drawn in any case: the same ops with blocks and without */
+        bool turn =
+            choose(&m->from, 4) == 1; /* drawn in any case, so that the ops are the same with and without blocks */
         if (m->r->kind.recompute && turn) {
             if (open)
                 vjp_graph_recompute_end(g);
@@ -237,7 +238,7 @@ static void add_ops(making *m) {
     if (open) vjp_graph_recompute_end(g);
 }
 
-/* Everything that was made takes part, by way of what was made of it or by itself. */
+/* Every value contributes to the loss, directly or through later values. */
 static void add_loss(making *m) {
     vjp_graph *g = m->r->graph;
     vjp_value loss = 0;
@@ -269,7 +270,7 @@ static void add_gradients(making *m) {
         r->result[r->results++] = r->gradient[i];
 }
 
-/* Values in the middle that must be there in the end, and weights that a step moves. */
+/* Intermediate values that are results, and weights that a step updates. */
 static void add_results(making *m) {
     random_graph *r = m->r;
     const int64_t one = 1;
@@ -324,7 +325,7 @@ __attribute__((format(printf, 2, 3))) static bool fails(char why[RANDOM_WHY], co
     return false;
 }
 
-/* An arena full of bytes that nobody wrote: two programs with other bytes give other results if one is read. */
+/* Fills the arena with a byte: if a run reads what it has not written, two programs with different bytes differ. */
 static void poison(vjp_program *program, int byte) {
     memset(program->arena, byte, program->report.arena_bytes);
 }
@@ -350,7 +351,7 @@ static bool check_plan(const vjp_program *plan, const vjp_program *whole, char w
     return true;
 }
 
-/* Both stop with the same status: what a run itself finds, such as an index past its table. */
+/* Both stop with the same status, for errors found during a run, such as an index past its table. */
 static bool run_both(vjp_program *plan, vjp_program *whole, bool *done, char why[RANDOM_WHY]) {
     vjp_status one = vjp_program_run(plan);
     bool said = one == VJP_OK || vjp_error(plan->device)[0];
@@ -368,7 +369,7 @@ static bool check_programs(const random_graph *r, vjp_program *plan, vjp_program
     poison(plan, 0xaa);
     poison(whole, 0x55);
     poison(forward, 0x33);
-    /* Before the step of an optimiser, which moves the weights that they share. */
+    /* Before the optimiser's step, which changes the weights that they share. */
     if (vjp_program_run(forward) != VJP_OK) return true;
     for (int again = 0; again < 2 && done; again++) {
         if (!run_both(plan, whole, &done, why)) return false;

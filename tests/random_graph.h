@@ -1,7 +1,7 @@
 /*
  * Random graphs, for the unit test of the planner and for its fuzzer: ops of random older values, many of them used
- * several times, in shapes that change on the way; gradients, some of them into states; results in the middle; a step
- * of an optimiser; blocks that are computed again. And what must hold for each of them.
+ * several times, in changing shapes; gradients, some of them into states; intermediate results; a step of an optimiser;
+ * blocks that are computed again. And what must hold for each of them.
  */
 #ifndef VJP_TESTS_RANDOM_GRAPH_H
 #define VJP_TESTS_RANDOM_GRAPH_H
@@ -14,7 +14,7 @@
 typedef struct random_kind {
     vjp_dtype dtype;
     bool recompute; /* the same ops as without, some of them in blocks */
-    bool smooth;    /* only what differences can be taken of: no largest of several, no step of an optimiser */
+    bool smooth;    /* only differentiable ops: no maximum, no optimiser's step */
     bool wild;      /* now and then something that may be refused */
 } random_kind;
 
@@ -36,16 +36,16 @@ typedef struct random_graph {
     int givens, weights, results;
 } random_graph;
 
-/* The choices are not used up: the same ones make the same graph again. The graph may have failed if it is wild. */
+/* The choices are not consumed: the same ones make the same graph again. A wild graph may have failed. */
 random_graph random_graph_make(choices from, random_kind kind);
 
-/* Writes numbers to all that is given. */
+/* Writes numbers to all inputs, parameters and states. */
 void random_graph_fill(vjp_program *program, const random_graph *r);
 
 /*
- * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory change a bit;
- * no two live ranges overlap; nothing reads what nobody wrote; a refusal has a status and a sentence. False: `why` says
- * what does not hold.
+ * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory change a bit; no
+ * two live ranges overlap; nothing reads memory that was not written; a refusal has a status and a sentence. False:
+ * `why` says what does not hold.
  */
 enum { RANDOM_WHY = 1024 };
 bool random_graph_check(vjp_device *device, choices from, random_kind kind, char why[RANDOM_WHY]);

@@ -1,4 +1,4 @@
-/* Right calls of every op; see sample.h. */
+/* Valid calls of every op; see sample.h. */
 #include "sample.h"
 
 #include <stdlib.h>
@@ -130,7 +130,7 @@ static vjp_dtype slot_dtype(vjp_kind kind, sample_types types) {
     }
 }
 
-/* Where the sample tells the shape of a slot, -1 if nowhere: under its own name, or that of one like it. */
+/* Which of the sample's inputs gives the shape of a slot, -1 if none: under its own name, or that of one like it. */
 static int source_of(const vjp_pass_info *pass, const sample *from, size_t slot) {
     int like = -1;
     for (int i = SAMPLE_INPUTS - 1; i >= 0; i--) {

@@ -1,8 +1,8 @@
 /*
- * One right call of every op and pass, in memory with guards around every tensor: what the tests then break, count,
- * repeat or hash. A sample tells the shapes of the forward's inputs; a required one that it does not name is as large
- * as one whose shape has the same words in the table, and "[]" is a scalar. All others come from vjp_infer() and the
- * naming rule of vjp_op_info (dx is shaped like x, dy like y).
+ * One valid call of every op and pass, in memory with guards around every tensor, which the tests then break, count,
+ * repeat or hash. A sample gives the shapes of the forward's inputs; a required one that it does not name has the shape
+ * of one with the same shape text in the table, and "[]" is a scalar. All others come from vjp_infer() and the naming
+ * rule of vjp_op_info (dx is shaped like x, dy like y).
  */
 #ifndef VJP_TESTS_SAMPLE_H
 #define VJP_TESTS_SAMPLE_H
@@ -22,7 +22,7 @@ typedef struct sample {
         const char *name;
         int ndim;
         int64_t shape[VJP_MAX_DIMS];
-    } input[SAMPLE_INPUTS]; /* the forward's inputs that shapes come from, and optional ones that shall be there */
+    } input[SAMPLE_INPUTS]; /* the forward's inputs that shapes come from, and optional ones that are present */
     int64_t index_limit;    /* indices, positions and argmax are drawn from [0, index_limit) */
 } sample;
 
@@ -45,7 +45,7 @@ const sample *sample_find(const char *op);
 /* How many passes all ops have together. */
 int sample_passes(void);
 
-/* One that is cut into many tasks, so that threads have something to do. */
+/* One that is split into many tasks, so that threads have work. */
 const sample *sample_find_large(const char *op);
 
 typedef struct sample_types {

@@ -1,4 +1,4 @@
-/* A folder of a test's own, and files in it. Include it behind cmocka.h. */
+/* A temporary folder for a test, and files in it. Include it after cmocka.h. */
 #ifndef VJP_TESTS_SCRATCH_H
 #define VJP_TESTS_SCRATCH_H
 

@@ -1,7 +1,7 @@
 /*
- * Activations and their derivatives, a number at a time. A norm over a whole tensor hides what happens far out: there
- * tanh' is 1e-8 and less, and 1 - t * t has lost every digit without moving the norm. Here each derivative of its own
- * is held against ref, from 1e-30 to 1e30 on both sides, through linear with a single weight of 1.
+ * Activations and their derivatives, one number at a time. A norm over a whole tensor hides what happens far from 0:
+ * there tanh' is 1e-8 and less, and 1 - t * t can lose every digit without changing the norm. Here each derivative is
+ * compared with ref separately, from 1e-30 to 1e30 on both sides, through linear with a single weight of 1.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,8 +23,8 @@ enum { MOST = 4096 };
 
 /*
  * Near 0 there are zero crossings, where only the absolute error means something; from FAR on every value is a small
- * tail or close to 1, and must have its own digits. Values that f32 holds with fewer digits are left out. Without FMA
- * nobody knows what the rounding of an exponent lost, which far out is worth a digit.
+ * tail or close to 1, and must be accurate relative to itself. Values that f32 holds with fewer digits are left out.
+ * Without FMA the rounding error of an exponent is lost, which far from 0 costs a digit.
  */
 static const double FAR = 6, RELATIVE = 1e-6, RELATIVE_PLAIN = 1e-5, ABSOLUTE = 1e-6, SMALLEST = 1e-30;
 static const double LAST_DIGIT = 0x1p-149; /* of the smallest f32 */
@@ -85,7 +85,7 @@ static int compare(const char *what, const char *set, int activation, int n, con
     for (int i = 0; i < n; i++) {
         double error = fabs((double)have[i] - want[i]), size = fabs(want[i]);
         double bound = relative * size + (fabs((double)x[i]) < FAR ? ABSOLUTE : 0);
-        if (size < SMALLEST) /* what f32 flushes or rounds to few digits; silu is right to the last of them */
+        if (size < SMALLEST) /* f32 holds few digits there; silu is accurate to the last of them */
             bound = activation == VJP_ACTIVATION_SILU ? bound + 2 * LAST_DIGIT : SMALLEST;
         if (error <= bound) continue;
         if (failed++ < 5)

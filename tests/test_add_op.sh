@@ -1,9 +1,7 @@
 #!/bin/sh
-# SPDX-License-Identifier: MIT
-# Adding an op touches one line of src/op/ops.def and the op's own files: adds the op of tests/add_op/ to a copy of the
-# tree, generates what follows from it, builds ref and cpu, and checks the new op on both. Then breaks its CPU kernel and
-# sees the check catch it.
-# Usage: test_add_op.sh SOURCE_FOLDER
+# SPDX-License-Identifier: MIT Adding an op touches one line of src/op/ops.def and the op's own files: adds the op of
+# tests/add_op/ to a copy of the tree, generates what follows from it, builds ref and cpu, and checks the new op on
+# both. Then breaks its CPU kernel and expects the check to fail. Usage: test_add_op.sh SOURCE_FOLDER
 set -eu
 source=$1
 work=$(mktemp -d)

@@ -1,5 +1,5 @@
 /*
- * No call allocates. The allocator's own names are defined here, in the program, so that every allocation of the whole
+ * No call allocates. The allocator's functions are defined here, in the program, so that every allocation of the
  * process goes through the counter: the library's, BLAS's and the pool's as well, on whatever thread. Each op, pass and
  * storage type is called once to warm up and then counted. The first test shows that the counter counts.
  */
@@ -21,7 +21,7 @@
 
 #include "sample.h"
 
-/* glibc tells its allocator's inner names; a sanitizer brings an allocator of its own. */
+/* glibc exports its allocator under internal names; a sanitizer has its own allocator. */
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CAN_COUNT 1
 #endif
@@ -146,7 +146,7 @@ static void every_call(const char *name, vjp_options options, const char *what) 
         return;
     }
     assert_int_equal(status, VJP_OK);
-    /* BLIS 0.9 takes a few bytes in every product, which is why BLAS is a choice and not the default. */
+    /* BLIS 0.9 allocates a few bytes in every product, which is why BLAS is an option and not the default. */
     bool blis = strstr(vjp_device_summary(device), "BLIS") != NULL;
     static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64};
     int failed = 0, ran = 0;

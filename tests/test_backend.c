@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The parts of the API that belong to devices rather than ops: a backend of somebody else's (outside_backend.c), the
- * lists of devices, properties, copies and events, the caller's memory and log, and what NULL gives.
+ * The parts of the API that belong to devices rather than ops: a third-party backend (outside_backend.c), the lists of
+ * devices, properties, copies and events, the caller's memory and log, and what NULL gives.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -96,7 +96,7 @@ static void tensor_of(void **state) {
 
 /* ---- Conversions ------------------------------------------------------------------------------------- */
 
-/* A format of 16 bits, told by its parameters; the slow way to round uses nothing but these and exact doubles. */
+/* A 16-bit format, described by its parameters; the slow rounding uses nothing but these and exact doubles. */
 typedef struct format {
     const char *name;
     int mantissa_bits, least_exponent; /* 2^least_exponent is the smallest normal number */
@@ -160,7 +160,7 @@ static void check_narrow(const format *f, float value) {
     assert_true(same);
 }
 
-/* Each representable number, the midpoints to its neighbour, the f32s beside those; and a walk through all bits. */
+/* Each representable number, the midpoints to its neighbour, the f32s beside those; and a sweep over all bits. */
 static void halves_round(void **state) {
     (void)state;
     for (int k = 0; k < 2; k++) {
@@ -212,7 +212,7 @@ static bool can_open(const char *set) {
     return status == VJP_OK;
 }
 
-/* Asked often, answered once. */
+/* Queried once and cached. */
 static bool runs_here(const char *set) {
     static int answers[PROBES];
     for (int i = 0; i < PROBES; i++)
@@ -308,7 +308,7 @@ static void vectors_add_alike(void **state) {
             seed = seed * 1664525u + 1013904223u;
             sixteen[k] = (float)(int32_t)seed * powf(2, (float)(seed >> 8 & 31) - 40);
         }
-        /* The tree that vec.h promises: (i, i+8), (i, i+4), (i, i+2), (i, i+1). */
+        /* The order of addition that vec.h promises: (i, i+8), (i, i+4), (i, i+2), (i, i+1). */
         float tree[16];
         memcpy(tree, sixteen, sizeof tree);
         for (int half = 8; half > 0; half /= 2)
@@ -365,7 +365,7 @@ static void check_slots(const vjp_op_info *info, int which) {
         assert_false(!output && slot->aliases);
         /* Values accumulate; what is saved for the backward does not. */
         bool saved = i > 0 && find_slot(&info->pass[VJP_BACKWARD], slot->name) >= 0 && which == VJP_FORWARD;
-        bool step = vjp_passes(info) < VJP_PASS_COUNT; /* nothing goes back: nothing is saved */
+        bool step = vjp_passes(info) < VJP_PASS_COUNT; /* no backward: nothing is saved */
         if (output && !step) assert_int_equal((slot->flags & VJP_SLOT_ACCUMULATES) != 0, !saved);
         for (size_t j = 0; j < VJP_MAX_SLOTS; j++) {
             if (!(slot->aliases >> j & 1)) continue;
@@ -541,7 +541,7 @@ static void infer_absent(void **state) {
         assert_true(call_make(&made, device, sample_find(rows[i].op), rows[i].pass, types, 1));
         for (size_t k = 0; k < made.info->pass[made.pass].outputs; k++)
             made.pointer[k] = NULL;
-        /* Data is not looked at. */
+        /* Data is not read. */
         for (size_t k = 0; k < made.count; k++)
             made.tensor[k].data = NULL;
         assert_int_equal(vjp_infer(device, made.op, made.pass, made.pointer, made.count, made.attributes, described),
@@ -557,7 +557,7 @@ static void infer_absent(void **state) {
     vjp_close(device);
 }
 
-/* A gradient of conv2d does not depend on an input that it is not made of. */
+/* A gradient of conv2d needs only the inputs in its formula. */
 static void conv2d_needs_no_more(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref"};
@@ -583,7 +583,7 @@ static void conv2d_needs_no_more(void **state) {
         }
 }
 
-/* Sizes that only an attribute tells. */
+/* Sizes that only an attribute gives. */
 static void infer_from_attributes(void **state) {
     (void)state;
     vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
@@ -635,7 +635,7 @@ static void least_cost(void **state) {
         {"layer_norm", VJP_BACKWARD, NULL, 4 * (3 * 390 + 2 * 6 + 3 * 65), 0},
         {"rms_norm", VJP_BACKWARD, "dgamma", 4 * (3 * 390 + 6 + 4 * 65), 0},
         {"cumsum", VJP_FORWARD, NULL, 4 * 2 * 102, 0},
-        /* 12 indices into 11 rows: the table (2 x 11 x 5) is smaller than what is read of it */
+        /* 12 indices into 11 rows: the table (2 x 11 x 5) is smaller than what is read from it */
         {"gather", VJP_FORWARD, NULL, 4 * (120 + 110 + 12), 0},
         {"gather", VJP_BACKWARD, NULL, 4 * (110 + 120 + 12), 0},
         /* with argmax there, x is not read: dx 378, dy 120, argmax 120 */
@@ -657,7 +657,7 @@ static void least_cost(void **state) {
         {"conv2d", VJP_BACKWARD, NULL, 4 * (2 * 504 + 2 * 108 + 6 + 240), 2 * 2.0 * 240 * 18},
         {"add", VJP_BACKWARD, "db", 4 * (2 * 390 + 2 * 195), 0},
         {"mul", VJP_BACKWARD, NULL, 4 * (3 * 390 + 2 * 195), 0},
-        /* x is there for its shape alone */
+        /* x is given for its shape alone */
         {"mean", VJP_BACKWARD, NULL, 4 * (102 + 6), 0},
         {"dropout", VJP_FORWARD, NULL, 4 * (2 * 195 + 2), 0},
         /* q 120 elements, k 84, lse 40; each of 8 heads sees 3 + 4 + 5 + 6 + 7 pairs of 3 elements */
@@ -675,7 +675,7 @@ static void least_cost(void **state) {
         assert_true(cost.bytes == rows[i].bytes && cost.flops == rows[i].flops);
         call_free(&made);
     }
-    /* Without pre and with an activation, the backward makes a third product; without da and db none but that. */
+    /* Without pre and with an activation, the backward computes a third product; without da and db only that one. */
     call made;
     assert_true(call_make(&made, device, sample_find("linear"), VJP_BACKWARD, plain_types, 1));
     made.pointer[call_slot(&made, "pre")] = NULL;
@@ -717,7 +717,7 @@ static void supports(void **state) {
     vjp_close(ref);
 }
 
-/* A step of training is not differentiated: whoever asks for its backward is told so. */
+/* A step of training is not differentiated: a call of its backward is refused. */
 static void no_backward(void **state) {
     (void)state;
     vjp_device *ref = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
@@ -745,7 +745,7 @@ static void no_backward(void **state) {
     vjp_close(ref);
 }
 
-/* A rate that is no number goes into the weights, where it is seen, and not into the averages. */
+/* A NaN rate shows in the weights and does not reach the averages. */
 static void rate_that_is_no_number(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref"}, *const ops[] = {"adamw", "sgd"};
@@ -795,7 +795,7 @@ static void workspace(void **state) {
         assert_int_equal(call_run(device, &made), VJP_OK);
         uint64_t expected = call_hash(&made, 0);
 
-        /* The caller's memory: misaligned, NULL, one byte too small, right; and every byte outside stays. */
+        /* The caller's memory: misaligned, NULL, one byte too small, valid; and every byte outside stays. */
         unsigned char *own = aligned_alloc(64, (bytes + 63) / 64 * 64 + 128);
         memset(own, 0x5a, (bytes + 63) / 64 * 64 + 128);
         assert_int_equal(vjp_set_workspace(device, own + 4, bytes), VJP_INVALID);
@@ -828,7 +828,7 @@ static void workspace(void **state) {
     }
 }
 
-/* Every op finds the workspace it asked for enough, with not a byte more. */
+/* For every op exactly the workspace that it requires is enough. */
 static void workspace_is_enough(void **state) {
     (void)state;
     for (size_t op = 0; op < vjp_op_count(); op++)
@@ -925,7 +925,7 @@ static void open_failures(void **state) {
             if (!strstr(vjp_error(device), rows[i].words[k])) print_error("row %zu: %s\n", i, vjp_error(device));
             assert_non_null(strstr(vjp_error(device), rows[i].words[k]));
         }
-        /* Such a device answers everything, and keeps its sentence. */
+        /* Such a device answers every call and keeps its sentence. */
         char sentence[512];
         snprintf(sentence, sizeof sentence, "%s", vjp_error(device));
         float x = 1, y = 2;
@@ -963,7 +963,7 @@ static void open_settings(void **state) {
     } rows[] = {
         {"VJP_THREADS", "3", {0}, "3 threads"},
         {"VJP_THREADS", "1", {0}, "1 thread "},
-        {"VJP_THREADS", "3", {.threads = 2}, "2 threads"}, /* an option goes before the environment */
+        {"VJP_THREADS", "3", {.threads = 2}, "2 threads"}, /* an option overrides the environment */
         {"VJP_THREADS", "", {.threads = 2}, "2 threads"},
 #ifdef HAVE_SET_PLAIN
         {"VJP_ISA", "plain", {0}, "plain"},
@@ -985,7 +985,7 @@ static void open_settings(void **state) {
         assert_string_equal(vjp_error(device), "");
         vjp_close(device);
     }
-    /* Every set of this processor can be asked for by name; the best is what comes unasked. */
+    /* Every set of this processor can be chosen by name; the best is the default. */
     vjp_device *best = open_with("cpu", (vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
     int ran = 0;
     for (int i = 0; i < PROBES; i++) {
@@ -1006,7 +1006,7 @@ static void open_settings(void **state) {
     vjp_close(best);
 }
 
-/* ---- Two threads, a device each ---------------------------------------------------------------------- */
+/* ---- Two threads with one device each ---------------------------------------------------------------------- */
 
 typedef struct worker {
     const char *device;

@@ -1,6 +1,6 @@
 /*
  * The generator of dropout: Philox4x32-10 against the vectors that its authors published, the share of elements that it
- * drops, that seed, step and stream each change the mask in every half of theirs, and that cpu and ref drop the same.
+ * drops, that both halves of seed, step and stream change the mask, and that cpu and ref drop the same.
  */
 #include <math.h>
 #include <setjmp.h>

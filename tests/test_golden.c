@@ -1,10 +1,10 @@
 /*
- * The reference backend against the golden files, which PyTorch made in double (tests/golden/make.py): each output of
- * each case to a relative error of 1e-12. An oracle that all backends are held against must itself be held against
- * something that shares no line with it.
+ * Compares the reference backend with the golden files, which PyTorch made in double (tests/golden/make.py): each
+ * output of each case to a relative error of 1e-12. The oracle that all backends are compared with must itself be
+ * compared with independent code.
  *
- * The same cases then show what else the kernels of `ref` promise: results in f32, bf16 and f16 storage are those of
- * f64 rounded once; the places that the op table allows to be shared may be; += adds to what is there.
+ * The same cases test what else the kernels of `ref` promise: results in f32, bf16 and f16 storage are those of f64
+ * rounded once; calls may run in place where the op table allows it; += adds to what is there.
  */
 #include <dirent.h>
 #include <math.h>
@@ -26,7 +26,7 @@
 
 static const double GOLDEN_BOUND = 1e-12;
 
-/* One pass of a case in a given storage type: the tensors in the op's order, and the numbers that the file has. */
+/* One pass of a case in a given storage type: the tensors in the op's order, and the file's numbers. */
 typedef struct golden_call {
     const vjp_slot *slot[VJP_MAX_SLOTS];
     size_t count;
@@ -52,9 +52,9 @@ static bool is_output(const golden_call *call, size_t i) {
 /* ---- Making and running a call ----------------------------------------------------------------------- */
 
 /*
- * The dtype of a slot when the storage is `storage`. The types that a slot may choose from are spread over the storage
- * types, so that each is used: parameters are T with f32 and bf16 and f32 with f16; indices i64, i32, f32; any float is
- * bf16 with f32, f16 with bf16.
+ * The dtype of a slot when the storage is `storage`. Where a slot allows several types, each is used with some storage
+ * type: parameters are T with f32 and bf16 and f32 with f16; indices i64, i32, f32; any float is bf16 with f32, f16
+ * with bf16.
  */
 static vjp_dtype dtype_of(const vjp_slot *slot, vjp_dtype storage) {
     switch (slot->kind) {
@@ -82,7 +82,7 @@ static golden_call make_call(const golden_case *golden, vjp_pass pass, vjp_dtype
         int64_t count = proof_count(&call.tensor[i]);
         call.value[i] = proof_to_double(stored->data, (vjp_dtype)stored->dtype, count);
         call.tensor[i].data = proof_to_stored(call.value[i], dtype, count);
-        /* All ones is a NaN in every floating type: what is not written shows. */
+        /* All ones is a NaN in every floating type: an unwritten element shows. */
         if (is_output(&call, i)) memset(call.tensor[i].data, 0xff, (size_t)count * vjp_dtype_size(dtype));
     }
     return call;
@@ -222,7 +222,7 @@ static double half_unit(double value, storage_format format) {
     return ldexp(0.5, leading - format.digits + 1);
 }
 
-/* `got` is `want` rounded to nearest in the dtype. Into 16 bits it may go by way of f32, which rounds before. */
+/* `got` is `want` rounded to nearest in the dtype. A 16-bit result may be rounded to f32 first. */
 static bool is_rounded(double got, double want, vjp_dtype dtype) {
     if (same(got, want)) return true;
     if (!isfinite(want) || isnan(got)) return false;
@@ -305,7 +305,7 @@ static bool is_golden_file(const char *name) {
     return length > tail && strcmp(name + length - tail, ending) == 0;
 }
 
-/* Whether a check that concerns outputs with these flags concerns the pass. */
+/* Whether a check of outputs with these flags applies to the pass. */
 static bool concerns(uint32_t flags, const vjp_pass_info *pass) {
     for (size_t i = 0; flags && i < pass->outputs; i++)
         if (pass->slots[i].flags & flags) return true;
@@ -314,7 +314,7 @@ static bool concerns(uint32_t flags, const vjp_pass_info *pass) {
 
 enum { MOST_OPS = 64 };
 
-/* Fails when there is no folder, or when a pass that the check concerns was in no file. */
+/* Fails when there is no folder, or when no file has a pass that the check applies to. */
 static void for_all(golden_check check, uint32_t flags) {
     vjp_device *device;
     assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
@@ -351,7 +351,7 @@ static void for_all(golden_check check, uint32_t flags) {
 
 /* ---- A run of training ------------------------------------------------------------------------------- */
 
-/* The numbers of a tensor of step k's file of a run, in memory of their own. */
+/* The numbers of a tensor of step k's file of a run, in newly allocated memory. */
 static double *run_values(const char *op, int k, const char *slot, vjp_tensor *tensor, text_values *attributes) {
     char name[64], path[4096], label[64];
     snprintf(name, sizeof name, "%s_run_%d.safetensors", op, k);
@@ -372,8 +372,8 @@ static double *run_values(const char *op, int k, const char *slot, vjp_tensor *t
 }
 
 /*
- * Four steps as a trainer makes them, the norm, the clip and the update, all state in place from the first step to
- * the last: after each step the weights and averages are PyTorch's.
+ * Four steps as a trainer runs them, norm, clip and update, with all state updated in place: after each step the
+ * weights and averages equal PyTorch's.
  */
 static void check_run(const char *op, const char *const *state, double max_norm) {
     enum { STEPS = 4, MOST_STATE = 3 };

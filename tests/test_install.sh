@@ -1,7 +1,7 @@
 #!/bin/sh
-# tests/test_install.sh SOURCE BUILD: what a user of the installed library meets.
+# tests/test_install.sh SOURCE BUILD: tests the installed library as a user would use it.
 #
-# Installs BUILD into a temporary prefix, moves that prefix elsewhere (nothing in it may remember where it was), looks at
+# Installs BUILD into a temporary prefix, moves that prefix elsewhere (nothing in it may depend on the old path), checks
 # what libvjp.so exports, includes the header from strict C99 and from C++, then builds and runs every example and the
 # README's program: by find_package() and by pkg-config, shared and static.
 set -eu
@@ -45,7 +45,7 @@ if command -v c++ >/dev/null; then
 fi
 
 # ---- The examples and the README's program --------------------------------------------------------------
-run() { # PROGRAM: runs it; looks at its status and at what it says
+run() { # PROGRAM: runs it; checks its status and its output
     said=$("$1" 2>&1) || fail "$1 failed with status $?: $said"
     case $said in
     "" | *DIFFERENT* | *WRONG* | *WROTE*) fail "$1 said: $said" ;;
@@ -91,7 +91,7 @@ by_pkg_config() { # FOLDER PREFIX [--static]
     done
 }
 by_pkg_config pc_shared "$prefix"
-# Where libvjp.a lies alone, -lvjp is the static library, and vjp.pc must name what that one needs.
+# Where only libvjp.a is installed, -lvjp is the static library, and vjp.pc must name what that one needs.
 cp -r "$prefix" "$work/static_prefix"
 find "$work/static_prefix" -name 'libvjp.so*' -exec rm {} +
 by_pkg_config pc_static "$work/static_prefix" --static

@@ -1,6 +1,6 @@
 /*
- * The JSON reader and writer: each way to break the format is refused with its own sentence and byte, what is right
- * gives the tree that it should, thousands of random damages crash nothing, and what is written reads back the same.
+ * The JSON reader and writer: each violation of the format is refused with its own sentence and byte, valid text gives
+ * the right tree, thousands of randomly damaged texts crash nothing, and what is written reads back the same.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-/* A copy of its own, without a zero behind it, so that a sanitizer sees a byte too far. */
+/* A copy without a terminating zero, so that a sanitizer detects a read past the end. */
 static bool parse(const char *text, size_t length, json_document *document, char *error) {
     char *copy = malloc(length ? length : 1);
     memcpy(copy, text, length);
@@ -190,7 +190,7 @@ static void test_depth(void **state) {
     json_free(&document);
 }
 
-/* A limit of the caller's on the bytes, and one on the values, which brackets inside a text are not. */
+/* The caller's limits on the bytes and on the values; brackets inside a string do not count. */
 static void test_limits(void **state) {
     (void)state;
     enum { LENGTH = JSON_MAX_VALUES + 8 };
@@ -205,7 +205,7 @@ static void test_limits(void **state) {
     if (!json_parse_up_to(LENGTH, text, LENGTH, &document, error)) fail_msg("%s", error);
     assert_int_equal(document.root->count, 1);
     assert_int_equal(strlen(document.root->first->text), LENGTH - 5);
-    char *kept = json_take_texts(&document); /* the tree goes, its texts stay */
+    char *kept = json_take_texts(&document); /* the tree is freed, its texts are kept */
     assert_true(document.root == NULL && document.values == NULL && document.text == NULL);
     assert_int_equal(strspn(kept + 2, "\","), LENGTH - 5);
     free(kept);
@@ -241,7 +241,7 @@ static void test_random_damage(void **state) {
         if (!ok) assert_true(error[0] != 0 && document.values == NULL);
         json_free(&document);
     }
-    assert_true(accepted > 0 && accepted < TRIALS); /* both ways were gone */
+    assert_true(accepted > 0 && accepted < TRIALS); /* both outcomes occurred */
 }
 
 static void test_files(void **state) {
@@ -260,7 +260,7 @@ static void test_files(void **state) {
     assert_non_null(strstr(error, "it is no file"));
     unlink(path);
 
-    /* As long as the room that reading makes, a byte less, and a byte more. */
+    /* As long as the read buffer, a byte less, and a byte more. */
     for (size_t length = (1 << 17) - 1; length <= (1 << 17) + 1; length++) {
         FILE *out = fopen(path, "wb");
         fprintf(out, "%*d", (int)length, 7);
@@ -272,7 +272,7 @@ static void test_files(void **state) {
     assert_int_equal(truncate(path, JSON_MAX_BYTES + 1), 0);
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: it has 16777217 bytes; JSON here has at most 16777216"));
-    assert_int_equal(truncate(path, 4 * (off_t)JSON_MAX_BYTES), 0); /* is not even read to its end */
+    assert_int_equal(truncate(path, 4 * (off_t)JSON_MAX_BYTES), 0); /* is not read to its end */
     assert_false(json_read(path, &document, error));
     assert_non_null(strstr(error, "/x.json: JSON here has at most 16777216 bytes"));
     assert_int_equal(truncate(path, 0), 0);

@@ -1,6 +1,6 @@
 /*
- * Llama's config.json: what transformers 4 and 5 write is read, what vjp does not compute is refused by its key, what
- * we write reads back the same; the weights have the names and shapes of the standard; the presets are right models.
+ * Llama's config.json: files of transformers 4 and 5 are read, what vjp does not compute is refused by its key, what
+ * vjp writes reads back the same; the weights have the standard names and shapes; the presets are valid models.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,7 +38,7 @@ static const char of_five[] =
     "500000.0, \"rope_type\": \"default\"}, \"tie_word_embeddings\": true, \"transformers_version\": \"5.0.0\", "
     "\"use_cache\": true, " SIZES "}";
 
-/* As transformers 4 writes it, for a model with several ends. */
+/* As transformers 4 writes it, for a model with several end tokens. */
 static const char of_four[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"bos_token_id\": null, \"eos_token_id\": [3, 4, 5], \"rope_theta\": "
     "20000, \"rope_scaling\": null, \"rms_norm_eps\": 1e-05, \"tie_word_embeddings\": false, \"torch_dtype\": "
@@ -61,10 +61,10 @@ static void test_read(void **state) {
     assert_true(c.rope_theta == 10000 && c.norm_eps == 1e-6 && !c.tied && c.dtype == VJP_F32 && c.end_count == 0);
 }
 
-/* What is added to a right file; a key that stands there already goes in its place. */
+/* What is added to a valid file; a key that is already there is replaced. */
 static const struct {
     const char *key, *value;
-    const char *says; /* NULL: it is taken */
+    const char *says; /* NULL: it is accepted */
 } rows[] = {
     {"unknown", "{\"a\": []}", NULL},
     {"model_type", "\"mistral\"", "\"model_type\" is \"mistral\"; vjp takes \"llama\""},
@@ -117,7 +117,7 @@ static const struct {
 static void test_refusals(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
-        /* The key of the right file is given another name. */
+        /* The valid file's key is renamed. */
         char text[1024], quoted[64], error[TRAIN_ERROR] = "";
         snprintf(text, sizeof text, "{" SIZES ", \"%s\": %s}", rows[i].key, rows[i].value);
         snprintf(quoted, sizeof quoted, "\"%s\"", rows[i].key);
@@ -199,7 +199,7 @@ static void test_weights(void **state) {
     assert_int_equal(llama_size(&c), tied_size + 256 * 32);
     assert_int_equal(tied_size, 256 * 32 + 2 * (2 * 32 + 2 * 64 * 32 + 2 * 32 * 32 + 3 * 88 * 32) + 32);
     for (size_t i = 0; i < COUNT(expected); i++) {
-        /* The first eleven stand at the beginning, the last two at the end. */
+        /* The first eleven come first, the last two last. */
         int64_t index = i < 11 ? (int64_t)i : count - (int64_t)COUNT(expected) + (int64_t)i;
         llama_weight w = llama_weight_at(&c, index);
         assert_string_equal(w.name, expected[i].name);

@@ -1,6 +1,6 @@
 /*
- * Memory grows with time and never with its square: the workspace that attention asks for, on every backend that has
- * it, and the arena of a whole training step of a llama. Nothing is computed here, so contexts can be long.
+ * Memory grows linearly with the context: the workspace that attention requires, on every backend that has it, and the
+ * arena of a whole training step of a llama. Nothing is computed here, so contexts can be long.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +15,8 @@
 #include "train/model/llama.h"
 
 /*
- * Where devices differ in threads: a worker has sums of dk and dv of its own, so the number of workers must have
- * reached its end at the shortest context; with 8 it has.
+ * Each worker has its own sums of dk and dv, so the number of workers must have reached its maximum at the shortest
+ * context; with 8 it has.
  */
 static const struct {
     const char *name;
@@ -138,9 +138,10 @@ static bool arena_at(vjp_device *device, int64_t context, bool recompute, size_t
 }
 
 /*
- * One head's matrix of scores would be 2048 floats a token, 8 KiB, and twice that at the longer context; all else that
- * is alive at once is 4.5 KiB a token. So a matrix of one head in one call's scratch is seen. The plan itself is not
- * quite linear: which ranges fall into which gaps changes with their sizes, by 1.01 at most where it was measured.
+ * One head's matrix of scores would be 2048 floats per token, 8 KiB, and twice that at the longer context; all else
+ * that is alive at once is 4.5 KiB per token. So the test detects even one head's matrix in one call's scratch. The
+ * plan itself is not quite linear: which ranges fall into which gaps changes with their sizes, by 1.01 at most where it
+ * was measured.
  */
 static void a_step_is_linear_in_time(void **unused) {
     (void)unused;

@@ -1,6 +1,6 @@
 /*
- * Gradients of whole models, llama and convnet: in double on ref against central differences, on the cpu against ref,
- * with blocks that are computed again bit for bit; and the plans of the models that vjp ships.
+ * Gradients of whole models, llama and convnet: in double on ref compared with central differences, on the cpu compared
+ * with ref, with recomputed blocks bit for bit; and the plans of the models that vjp ships.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +20,8 @@
 #include "train/model/llama.h"
 
 /*
- * Differences are right where no pooling's winner changes within a step. With this stream none does; with stream 7 one
- * did, and a gradient was off by 1e-3 until the step was 50 times smaller.
+ * Differences are accurate where no maximum of a pooling changes within a step. With this stream none does; with stream
+ * 7 one does, and a gradient is off by 1e-3 unless the step is 50 times smaller.
  */
 static double random_at(uint64_t seed, uint64_t i) {
     return random_of(11, seed, i);
@@ -83,8 +83,8 @@ static vjp_tensor place(const subject *s, vjp_value value) {
 }
 
 /*
- * Weights far larger than a model begins with, so that every op bends what passes through it; f32 exactly, so that
- * every dtype begins with the same numbers.
+ * Weights far larger than a model's first values, so that every op acts nonlinearly; exact in f32, so that every dtype
+ * starts from the same numbers.
  */
 static void fill(const subject *s, const kind *k) {
     for (int i = 0; i < s->model.parameters; i++) {
@@ -167,7 +167,7 @@ static void check_direction(const subject *s, const kind *k, int parameter) {
     for (int64_t i = 0; i < count; i++)
         put(&weight, i, kept[i]);
     free(kept);
-    assert_true(size > 1e-12); /* a gradient of nothing proves nothing */
+    assert_true(size > 1e-12); /* a zero gradient proves nothing */
     if (!(fabs(by_differences - by_graph) <= 1e-8 * sqrt(size) + 1e-11))
         fail_msg("%s, %s: %.12g by differences, %.12g by the graph", k->name, p->name, by_differences, by_graph);
 }
@@ -206,10 +206,10 @@ static void compare(const kind *k, vjp_dtype dtype, double bound) {
 }
 
 /*
- * Every op may err by 2e-6 in f32. A weight's gradient is behind some fifty ops, whose errors are no more alike than
+ * Every op may err by 2e-6 in f32. A weight's gradient has passed through some fifty ops, whose errors add up like
  * random ones: sqrt(50) times as much, 1.4e-5; 1.1e-6 was measured. In bf16, whose rounding is 2^-9, both devices round
- * the same numbers in the same places; where none lies at the edge between two neighbours they agree as in f32 (5e-7
- * was measured), and one that does is 4e-3 off for all that follows.
+ * the same numbers in the same places; where none is at the boundary between two neighbours they agree as in f32 (5e-7
+ * was measured); one that is differs by 4e-3 from there on.
  */
 static void the_cpu_agrees_with_ref(void **unused) {
     (void)unused;
@@ -262,8 +262,7 @@ static void check_plan(vjp_device *device, train_model *model, const char *name)
     assert_true(plan_live_bytes(program->range, program->ranges, &live));
     assert_int_equal(report.live_bytes, live);
     assert_true(report.intermediate_bytes > report.arena_bytes);
-    /* The checker once more, in other words: what lies below another's end and above its begin is dead before or born
-     * behind it. */
+    /* The same check, written differently: two ranges that overlap in memory must not be alive at the same time. */
     for (int32_t i = 0; i < program->ranges; i++) {
         const plan_range *a = &program->range[i];
         assert_true(a->offset + a->bytes <= report.arena_bytes);

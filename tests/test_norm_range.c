@@ -1,6 +1,6 @@
 /*
  * The norms at the ends of the range: finite inputs whose result f32 holds, while an intermediate number that the fast
- * kernels keep in f32 is past it. Each case is held against ref, number by number where ref is finite, on every
+ * kernels keep in f32 exceeds it. Each case is compared with ref, number by number where ref is finite, on every
  * instruction set of the CPU. Then the bits of NaN: they must be the same for every set.
  */
 #include <setjmp.h>

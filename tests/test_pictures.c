@@ -449,7 +449,7 @@ static void broken_idx_is_refused(void **unused) {
             fail_msg("row %zu: \"%s\"", i, error);
         assert_null(images.pixels);
     }
-    /* Both files claim 2^32 - 1 pictures: no memory is asked for before they are there. */
+    /* Both files claim 2^32 - 1 pictures: no memory is allocated for pictures that are not in the file. */
     image_data images;
     char error[TRAIN_ERROR];
     unsigned char head[16];

@@ -1,12 +1,12 @@
 /*
- * Matrix products that are cut into several blocks, on several threads: every block and every edge arrives, whatever
- * the threads, and the bits are those of one thread.
+ * Matrix products that are split into several blocks, on several threads: every block and every edge is computed,
+ * whatever the number of threads, and the bits are those of one thread.
  *
- * Whole numbers show the first: their sums are exact, so a term too few or too many cannot hide in a tolerance. They
- * would be exact in any order; so bits are compared with numbers whose sums are rounded.
+ * Integers show the first: their sums are exact, so a missing or repeated term cannot hide in a tolerance. They are
+ * exact in any order, so bits are compared with numbers whose sums are rounded.
  *
- * All of it with each of vjp's own engines; AMX, where it is there, is also held against the other: what it takes apart
- * into pieces must be all of a number, and what is not finite must stay what it is.
+ * All of it with each of vjp's own engines; AMX, where the processor has it, is also compared with the other: the bf16
+ * terms that it splits a number into must add up to the number, and what is not finite must stay what it is.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -25,9 +25,9 @@
 #include "vjp.h"
 
 /*
- * More than one block each way: a block is at most 1024 x 4096 with 1024 terms or 1024 x 1024 with 4096. With relu the
- * gradients are products of dpre, which lies in the workspace in slabs: several of them, a last one that is not full,
- * items of a batch in one, and terms in several parts, of either gradient.
+ * More than one block in each direction: a block is at most 1024 x 4096 with 1024 terms or 1024 x 1024 with 4096. With
+ * relu the gradients are products of dpre, which is kept in the workspace in slabs: several of them, a last one that is
+ * not full, items of a batch in one, and terms in several parts, of either gradient.
  */
 typedef struct product {
     int64_t batch, m, k, n;
@@ -50,7 +50,7 @@ static const char *const engines[] = {"builtin", "amx"};
 
 enum { ENGINES = sizeof engines / sizeof engines[0] };
 
-/* A sanitizer makes them ten times as long: then the first, in f32, in 16 bits and in slabs. */
+/* Under a sanitizer they take ten times as long: then only the first, in f32, in 16 bits and in slabs. */
 enum { PRODUCTS = sizeof VJP_SANITIZE > 1 ? 3 : sizeof products / sizeof products[0] };
 
 typedef struct matrices {
@@ -225,7 +225,7 @@ static void bits_do_not_depend_on_threads(void **unused) {
 
 enum { M = 70, K = 90, N = 100 };
 
-/* A layer whose dpre has all bits of f32 and whose db is f32; with numbers in odd places that are not finite. */
+/* A layer whose dpre has all bits of f32 and whose db is f32; with numbers here and there that are not finite. */
 typedef struct layer {
     vjp_tensor a, b, dy, pre, y, da, db;
 } layer;
@@ -287,7 +287,7 @@ static double distance(const vjp_tensor *t, const vjp_tensor *from) {
     return sqrt(difference / size);
 }
 
-/* db without the third piece of dpre would be 2e-6 off; in 16 bits a few sums are rounded the other way. */
+/* db without the third term of dpre would be 2e-6 off; in 16 bits a few sums are rounded differently. */
 static void pieces_are_all_of_a_number(void **unused) {
     (void)unused;
     for (vjp_dtype storage = VJP_BF16; storage <= VJP_F16; storage++) {
@@ -316,7 +316,8 @@ static int count_other_kinds(const vjp_tensor *t, const vjp_tensor *from, int *n
     return other;
 }
 
-/* Inf times a number of one piece, times zero, times Inf; NaN; and an Inf that only one of the gradients meets. */
+/* Inf times a number of one bf16 term, times zero, times Inf; NaN; and an Inf that affects only one of the gradients.
+ */
 static void put_not_finite(layer *x) {
     write_at(&x->a, 3 * K + 5, INFINITY);
     write_at(&x->a, 7 * K + 6, -INFINITY);

@@ -94,7 +94,7 @@ expect 2 'unknown op "layr_norm"; did you mean layer_norm?' run layr_norm.forwar
 expect 2 'write rope.forward or rope.backward' run rope in -o out
 expect 2 'write rope.forward or rope.backward' run rope.sideways in -o out
 expect 2 'adamw has no backward pass' run adamw.backward in -o out
-expect 2 'names no pass: write adamw.forward' run adamw.sideways in -o out
+expect 2 'is not a pass: write adamw.forward' run adamw.sideways in -o out
 expect 2 'layer_norm has no attribute "epsilon"; it has axes, eps' run layer_norm.forward in -o out epsilon=1
 expect 2 'eps of layer_norm is "small"; it must be a number' run layer_norm.forward in -o out eps=small
 expect 2 'it must be one of half, interleaved' run rope.forward in -o out pairing=third
@@ -124,7 +124,7 @@ VJP_ISA=plain VJP_THREADS=1 "$vjp" ops --markdown >"$work/two"
 cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the machine'
 VJP_ISA=sse9 "$vjp" ops --markdown >"$work/two"
 cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the processor'
-# The set without FMA has bits of its own: the others are not held to them.
+# The set without FMA has other bits: the others are not compared with it.
 VJP_ISA=plain "$vjp" check linear --quick --dtype f32 >"$work/out" || fault 'check fails with the set without FMA'
 if grep -q "$(printf '\033')" "$work/one"; then fault 'colour in a file'; fi
 if command -v python3 >/dev/null; then
@@ -157,7 +157,7 @@ expect 0 'y (+=)' run cumsum.forward "$work/add" -o "$work/y" --accumulate y
 expect 1 'which is an output: add to it with --accumulate y' run cumsum.forward "$work/add" -o "$work/z"
 expect 0 'y       [2]    f32' run cumsum.forward "$work/add" -o "$work/z" --ignore-extra
 expect 1 'no tensor "y" for --accumulate' run cumsum.forward "$work/good" -o "$work/z" --accumulate y
-# what run writes, run reads: y of one is x of nothing, and is named
+# run reads what run writes: its y is not an input of the op, and the message names it
 expect 1 'has a tensor "y", which is an output' run cumsum.forward "$work/y" -o "$work/z"
 expect 1 'has a tensor "y", which rope.backward does not take; it takes dy, cosine, sine, positions' \
     run rope.backward "$work/y" -o "$work/z"
@@ -175,7 +175,7 @@ for index in i32 i64 f32; do
 done
 make_file past "{$table,\"index\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[16,20]}}" "$one$two$three$four"'\002\000\000\000'
 expect 1 'gather.forward: index' run gather.forward "$work/past" -o "$work/never" --device ref
-# more workspace than the 128 MiB that a device opens with: gather.backward takes 8 bytes a row of the table
+# more workspace than the default of 128 MiB: gather.backward takes 8 bytes per row of the table
 make_file many '{"dy":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},"index":{"dtype":"I32","shape":[1],"data_offsets":[2,6]}}' \
     '\040\100\003\000\000\000'
 expect 0 '"shape": [18000000], "accumulated": false, "norm": 2.5,' run gather.backward "$work/many" -o "$work/z" --json rows=18000000
@@ -246,7 +246,7 @@ cmp -s "$work/good" "$work/kept" || fault 'run: the input was overwritten'
 [ ! -e "$work/never" ] || fault 'a failed run has written its output'
 expect 1 "$work/nowhere/y: it cannot be created: No such file" run cumsum.forward "$work/good" -o "$work/nowhere/y"
 expect 1 'it is a folder' run cumsum.forward "$work/good" -o "$work"
-# A pipe is written to, not replaced. Only when that holds is a device of the system's tried, too.
+# A pipe is written to, not replaced. Only if that works is one of the system's devices tried, too.
 mkfifo "$work/pipe"
 exec 9<>"$work/pipe"
 expect 0 '1 tensor written' run cumsum.forward "$work/good" -o "$work/pipe"
@@ -296,7 +296,7 @@ expect 2 'unexpected argument' bench train extra
 expect 1 'unknown preset "huge"; presets are tiny' bench train --preset huge
 expect 1 'unknown device "tpu"' bench train --device tpu
 
-# ---- check and bench fail on a device that is not there ----
+# ---- check and bench fail on an unknown device ----
 for command in check bench; do
     expect 1 'unknown device "tpu"' $command --device tpu
 done

@@ -1,6 +1,6 @@
 /*
- * The proofs' own parts: rows are read as they are written, numbers are the same for the same seed, errors are
- * measured by the rules of error.h, and a fault is seen. A device that does wrong on purpose stands in for a kernel.
+ * The proofs' own parts: rows are read as they are written, numbers are the same for the same seed, errors are measured
+ * by the rules of error.h, and faults are detected, by a device that makes mistakes on purpose.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -77,7 +77,7 @@ static void errors_are_seen(void **state) {
         double bound = proof_bound(&p, VJP_FORWARD, 0);
         proof_error e = proof_measure(&p, VJP_FORWARD, 0, got, want);
         assert_true(e.relative <= bound && !e.why[0]);
-        /* One element a few units in its last place off: too little for the norm, not for its own bound. */
+        /* One element a few units in its last place off: too little for the norm, but not for its own bound. */
         proof_put(got, dtypes[d], 500, want[500] * 1.02);
         e = proof_measure(&p, VJP_FORWARD, 0, got, want);
         assert_true(e.why[0]);
@@ -99,11 +99,11 @@ static void errors_are_seen(void **state) {
 static void bits_are_compared(void **state) {
     (void)state;
     float one[4] = {1, 2, NAN, 0}, other[4] = {1, 2, -NAN, -0.0f};
-    assert_int_equal(proof_different(one, other, VJP_F32, 3), 0); /* any NaN is as good as another */
+    assert_int_equal(proof_different(one, other, VJP_F32, 3), 0); /* all NaN are equal */
     assert_int_equal(proof_different(one, other, VJP_F32, 4), 1); /* -0 is not 0 */
 }
 
-/* ---- A device that does wrong on purpose --------------------------------------------------------------- */
+/* ---- A device that makes mistakes on purpose------------------------------------------------------------ */
 
 typedef enum wrong { RIGHT, WRITES_PAST, WRITES_BEFORE, SKIPS_ONE, SKIPS_ACCUMULATE, CHANGES_INPUT, NEEDS_MORE } wrong;
 

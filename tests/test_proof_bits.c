@@ -1,4 +1,4 @@
-/* The same bits for every thread count, pool and instruction set: one test an op. */
+/* The same bits for every thread count, pool and instruction set: one test per op. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

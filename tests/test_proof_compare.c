@@ -1,4 +1,4 @@
-/* Every case of the table, on cpu and on ref, in every storage type: one test an op and device. */
+/* Every case of the table, on cpu and on ref, in every storage type: one test per op and device. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,8 @@ static void cpu(void **state) {
     compare("cpu", *state);
 }
 
-/* ref in each storage type against itself in f64: rounding, aliasing, accumulation; the small cases are enough. */
+/* Compares ref in each storage type with itself in f64: rounding, aliasing, accumulation; the small cases are enough.
+ */
 static void ref(void **state) {
     vjp_device *device;
     assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);

@@ -1,4 +1,4 @@
-/* ref against central differences, and the algebraic invariants on ref and cpu: one test an op. */
+/* ref compared with central differences, and the algebraic invariants on ref and cpu: one test per op. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /*
- * The ends of the range on the CPU: a finite input whose exact result fits gives that result, where a sum or a product
- * on the way to it does not fit.
+ * The ends of the range on the CPU: finite inputs whose exact result fits give that result, even where an intermediate
+ * sum or product does not fit.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /*
- * What is refused, as a table: a right call (sample.h), one edit that makes it wrong, the status, and words that the
- * sentence must have. Every row runs on cpu and ref; the right call itself must pass there, so that the edit alone is
- * what is refused, and after the refusal every byte of every tensor and of the guards between them is as it was.
+ * What is refused, as a table: a valid call (sample.h), one edit that makes it invalid, the status, and words that the
+ * sentence must have. Every row runs on cpu and ref; the valid call must pass there, so that the edit alone is refused,
+ * and after the refusal every byte of every tensor and of the guards between them must be unchanged.
  *
  * Edits, several separated by spaces:
  *   @eps=-1             an attribute
@@ -40,7 +40,7 @@ typedef struct refusal {
 #define B VJP_BACKWARD
 
 static const refusal rows[] = {
-    /* ---- what a tensor is in itself, the same for every op ---- */
+    /* ---- rules for any tensor, the same for every op ---- */
     {"layer_norm", F, "x=absent", VJP_INVALID, {"x", "missing"}},
     {"layer_norm", B, "dy=absent", VJP_INVALID, {"dy", "missing"}},
     {"rms_norm", B, "x=absent", VJP_INVALID, {"x", "missing"}},
@@ -241,7 +241,7 @@ static const refusal rows[] = {
     {"maxpool2d", F, "@dilation_w=6", VJP_INVALID, {"extent of 13", "width of 9"}},
     {"maxpool2d", F, "@ceil_mode=2", VJP_INVALID, {"ceil_mode is 2"}},
     {"maxpool2d", F, "@layout=-1", VJP_INVALID, {"layout is -1"}},
-    /* A window of two elements, four apart, round a plane of two rows: all of it padding. */
+    /* A window of two elements, four apart, around a plane of two rows: it covers only padding. */
     {"maxpool2d",
      F,
      "x.shape=[2,3,2,9] y=absent argmax=absent @kernel_h=2 @dilation_h=4 @padding_h=2 @stride_h=1 @padding_w=0",
@@ -693,7 +693,7 @@ static void cpu_has_no_f64(void **state) {
 }
 
 /* What is wrong with the call itself rather than with a tensor. */
-/* A slot of any float type is the kernel's affair as T is. */
+/* The kernel must support the dtype of a slot of any float type, as it must T. */
 static void cpu_casts_to_no_f64(void **state) {
     (void)state;
     vjp_device *cpu = open_device("cpu"), *ref = open_device("ref");
@@ -733,7 +733,7 @@ static void misuse_of_call(void **state) {
     vjp_close(device);
 }
 
-/* No tensor may lie in the workspace that the call uses. */
+/* No tensor may overlap the workspace that the call uses. */
 static void workspace_overlap(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref"};
@@ -765,7 +765,7 @@ static void workspace_overlap(void **state) {
     }
 }
 
-/* Indices are looked at in pieces by several threads; the sentence names the first bad one all the same. */
+/* Several threads check indices in chunks; the sentence still names the first bad one. */
 static void first_bad_index(void **state) {
     (void)state;
     enum { COUNT = 1 << 20, ROWS_OF_TABLE = 5 };
@@ -891,7 +891,7 @@ static const char *try_empty(vjp_device *device, const nothing *row, bool accumu
     if (accumulate && slot >= 0) made.tensor[slot].flags = VJP_ACCUMULATE;
     unsigned char *expected = malloc(made.block_bytes);
     memcpy(expected, made.block, made.block_bytes);
-    /* Other outputs that are not empty are not this row's affair. */
+    /* Other outputs that are not empty are not checked here. */
     for (size_t i = 0; i < made.info->pass[made.pass].outputs; i++)
         if ((int)i != slot && call_bytes(&made.tensor[i])) made.pointer[i] = NULL;
     if (slot >= 0 && !accumulate)

@@ -63,7 +63,7 @@ static void expect_refused(const char *name, const char *says) {
 static void text_is_read(void **unused) {
     (void)unused;
     write_file("one", "some\0bytes", 10);
-    expect_text("one", "some\0bytes", 10, 1, 0); /* a file that is named is taken as it is */
+    expect_text("one", "some\0bytes", 10, 1, 0); /* a file that is named is read as it is */
     write_file("empty", "", 0);
     expect_refused("empty", "there is no text in it");
     expect_refused("absent", "it cannot be opened: No such file");
@@ -82,7 +82,7 @@ static void text_is_read(void **unused) {
     write_file("nested/b/deep/x", "second", 6);
     write_file("nested/b/picture", "P5\0\0", 4); /* no text */
     write_file("nested/.hidden", "never", 5);
-    assert_int_equal(symlink(scratch, path_of("nested/round")), 0); /* would lead round in a circle */
+    assert_int_equal(symlink(scratch, path_of("nested/round")), 0); /* would make a cycle */
     expect_text("nested", "firstsecondthird", 16, 3, 1);
 
     folder("binary");
@@ -114,7 +114,7 @@ static void long_text_is_whole(void **unused) {
     free(bytes);
 }
 
-/* Every byte of the text is another, so a window shows where it was cut. */
+/* Every byte of the text differs, so a window shows where it begins. */
 static void windows_stay_inside(void **unused) {
     (void)unused;
     enum { BYTES = 240, TRAINED = 228, BATCH = 3 };
@@ -143,7 +143,7 @@ static void windows_stay_inside(void **unused) {
                 most = target[i] > most ? target[i] : most;
             }
         }
-        assert_int_equal(least, 0); /* and the whole text is seen */
+        assert_int_equal(least, 0); /* and the whole text is covered */
         assert_int_equal(most, TRAINED - 1);
         /* Validation goes through its part once, in order. */
         assert_int_equal(source.validation_parts, (BYTES - TRAINED - 1) / context / BATCH);
@@ -215,7 +215,7 @@ static void a_record_is_resumed(void **unused) {
     assert_non_null(strstr(whole, "{\"step\": 1, \"loss\": 5"));
 
     static const struct {
-        const char *behind; /* what a dead process left behind the lines of steps 1 to 6 */
+        const char *behind; /* what a killed process left after the lines of steps 1 to 6 */
         int64_t step, last;
     } rows[] = {
         {"", 6, 6},
@@ -247,7 +247,7 @@ static void a_record_is_resumed(void **unused) {
         free(cut);
     }
     free(whole);
-    /* A run that begins anew begins an empty record. */
+    /* A new run starts an empty record. */
     metrics_close(open_record("cut", 0));
     char *none = read_file("cut/metrics.jsonl");
     assert_string_equal(none, "");

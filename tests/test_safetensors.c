@@ -1,6 +1,6 @@
 /*
- * The safetensors reader and writer: what is written reads back the same, each way to break the format is refused
- * with its own sentence, thousands of random damages crash nothing, and a failed write leaves the old file alone.
+ * The safetensors reader and writer: what is written reads back the same, each violation of the format is refused with
+ * its own sentence, thousands of randomly damaged files crash nothing, and a failed write leaves the old file alone.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-/* ---- A folder of our own ----------------------------------------------------------------------------- */
+/* ---- A temporary folder ----------------------------------------------------------------------------- */
 
 static char folder[] = "/tmp/test_safetensors.XXXXXX";
 
@@ -208,7 +208,7 @@ static void test_headers(void **state) {
     unlink(path);
 }
 
-/* Every shorter prefix of a good file, and header lengths that lie. */
+/* Every shorter prefix of a good file, and wrong header lengths. */
 static void test_truncated(void **state) {
     (void)state;
     const char *header = "{" A("[2]", "[0,8]") "," B("[1]", "[8,12]") "}";
@@ -217,7 +217,7 @@ static void test_truncated(void **state) {
     safetensors_file file;
     char error[SAFETENSORS_ERROR];
     for (size_t cut = 0; cut < size; cut++) {
-        unsigned char *copy = malloc(cut + 1); /* of its own, so that a sanitizer sees a byte too far */
+        unsigned char *copy = malloc(cut + 1); /* a copy, so that a sanitizer detects a read past the end */
         memcpy(copy, bytes, cut);
         assert_false(safetensors_parse(copy, cut, &file, error));
         assert_non_null(strstr(error, "cut off"));
@@ -232,7 +232,8 @@ static void test_truncated(void **state) {
     free(bytes);
 }
 
-/* Longer than other JSON may be, and with many names: all are there, in the header's order, and none may stand twice.
+/* Longer than other JSON may be, and with many names: all are there, in the header's order, and a repeated one is
+ * refused.
  */
 static void test_long_header(void **state) {
     (void)state;
@@ -242,7 +243,7 @@ static void test_long_header(void **state) {
     for (size_t twice = 0; twice < 2; twice++) {
         size_t length = 0, size;
         for (size_t i = 0; i < TENSORS; i++) {
-            size_t number = twice && i == TENSORS - 1 ? 7 : i, at = TENSORS - 1 - i; /* the data the other way round */
+            size_t number = twice && i == TENSORS - 1 ? 7 : i, at = TENSORS - 1 - i; /* the data in reverse order */
             length += (size_t)snprintf(header + length, LINE,
                                        "%c\"t%zu\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%zu,%zu]}",
                                        i ? ',' : '{', number, at, at + 1);
@@ -266,7 +267,7 @@ static void test_long_header(void **state) {
     free(header);
 }
 
-/* A terminal must not obey a name from a file. */
+/* A name from a file must not control the terminal. */
 static void test_control_characters(void **state) {
     (void)state;
     const char *header = "{\"\\u001b[31m\":{\"dtype\":\"X\",\"shape\":[],\"data_offsets\":[0,0]}}";
@@ -317,7 +318,7 @@ static void test_random_damage(void **state) {
         free(bytes);
     }
     free(good);
-    assert_true(accepted > 0 && accepted < TRIALS); /* both ways were gone */
+    assert_true(accepted > 0 && accepted < TRIALS); /* both outcomes occurred */
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------- */
@@ -428,7 +429,8 @@ static void test_odd_paths(void **state) {
     (void)state;
     char path[256], link_path[256], error[SAFETENSORS_ERROR];
     safetensors_file file;
-    /* A pipe is written to, not replaced. Tried on one of our own: a broken writer must not touch the system's. */
+    /* A pipe is written to, not replaced. Tested on our own pipe: a broken writer must not touch the system's devices.
+     */
     path_of("pipe", path);
     assert_int_equal(mkfifo(path, 0600), 0);
     int reader = open(path, O_RDONLY | O_NONBLOCK);
@@ -465,7 +467,7 @@ static void test_odd_paths(void **state) {
     assert_int_equal(files_in_folder(), 0);
 }
 
-/* A file that another process cuts off while its tensors are read: a sentence, and no signal. */
+/* A file that another process truncates while its tensors are read: a sentence, and no signal. */
 static void test_cut_off_while_open(void **state) {
     (void)state;
     enum { COUNT = 100000 };
@@ -493,7 +495,7 @@ static void test_cut_off_while_open(void **state) {
     snprintf(part, sizeof part, "cut off while tensor \"b\" was read: %zu of %zu bytes", left, sizeof got);
     assert_non_null(strstr(error, part));
     safetensors_free(&file);
-    /* Cut off before, it cannot be opened; nor can what is no file. */
+    /* Truncated before that, it cannot be opened; nor can what is not a file. */
     assert_false(safetensors_open(path, &file, error));
     assert_non_null(strstr(error, "it is cut off"));
     unlink(path);

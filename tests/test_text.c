@@ -1,4 +1,4 @@
-/* Ops, attributes, shapes and numbers to text and back: tables of what is taken and what is refused. */
+/* Ops, attributes, shapes and numbers to text and back: tables of what is accepted and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

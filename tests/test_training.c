@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vjp_graph_minimize() against the same step written by hand, bit for bit; what it refuses; first values against their
- * definition; parameters and states through a file and back, and files that are refused.
+ * vjp_graph_minimize() compared with the same step written by hand, bit for bit; what it refuses; first values compared
+ * with their definition; parameters and states through a file and back, and files that are refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -312,7 +312,7 @@ static void files_restore_a_run(void **unused) {
     vjp_program *program = compile(device, n.graph, made.results, made.count);
     train(device, program, &n, made.lr, made.step, w[0], b[0]);
     CHECK(device, vjp_program_save(program, path));
-    /* One step more, then back and the same step again: weights and moments are all there. */
+    /* One more step, then load and repeat it: weights and moments were all saved. */
     for (int again = 1; again < 3; again++) {
         int64_t next = STEPS + 1;
         CHECK(device, vjp_program_write(program, made.step, &next, sizeof next));

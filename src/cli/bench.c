@@ -1,6 +1,6 @@
 /*
- * vjp bench: the time of each op, forward and backward, beside the least time that this machine allows, which is
- * measured in the same run.
+ * vjp bench: the time of each op, forward and backward, beside the minimum time that this machine allows, measured in
+ * the same run.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 enum { TEXT = 256, BAR = 30 };
 
-static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds a shape */
+static const double BUDGET = 1.5, QUICK_BUDGET = 0.25, SMALL_BUDGET = 0.2; /* seconds per shape */
 
 typedef struct bench_run {
     vjp_device *device;
@@ -29,7 +29,7 @@ typedef struct bench_run {
 
 /* ---- Sizes ------------------------------------------------------------------------------------------- */
 
-/* Every @ of the text is the count. */
+/* Replaces every @ of the text by the count. */
 static void replace_at(const char *text, int64_t count, char out[TEXT]) {
     int used = 0;
     for (const char *at; (at = strchr(text, '@')) && used < TEXT; text = at + 1)
@@ -46,7 +46,7 @@ static double least_bytes(const bench_run *run, const vjp_op *op, const char *te
     return proof_least_bytes(run->device, &setup, run->dtype, error);
 }
 
-/* Bytes grow along a line with @: two points tell where it reaches the target. */
+/* Bytes grow linearly with @: two points give the count that reaches the target. */
 static bool size_text(const bench_run *run, const vjp_op *op, const char *text, char out[TEXT],
                       char error[TEXT_ERROR]) {
     double one = least_bytes(run, op, text, 1, error);
@@ -183,15 +183,15 @@ int cli_bench(int argc, char **argv) {
         .name = "bench",
         .usage = "bench [OP [name=value ...] | train] [--device D] [--threads N] [--dtype T] [--quick]",
         .about =
-            "Times each op, forward and backward, beside the least time that the machine allows:\n"
-            "  bytes   the least that the pass must move, over the rate of a copy\n"
+            "Times each op, forward and backward, beside the minimum time that the machine allows:\n"
+            "  bytes   the minimum that the pass must move, over the rate of a copy\n"
             "  linear  its raw products without bias and activation, by the faster engine, and the bytes of\n"
             "          the pass between them (the forward's pre; the backward's dy, pre and dpre) over that rate\n"
             "  attention  the flops of its products over the rate of a raw product\n"
             "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
             "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"
-            "shape an op shows what a call costs.\n"
-            "vjp bench train does the same for a step of training; vjp bench train --help tells more.",
+            "shape per op shows what a call costs.\n"
+            "vjp bench train does the same for a step of training; see vjp bench train --help.",
         .more = "Examples:\n"
                 "  vjp bench rms_norm --threads 1\n"
                 "  vjp bench layer_norm x=[8192,1024] -- -beta\n"

@@ -1,13 +1,13 @@
 /*
  * vjp bench train: one step of training, whole and by op, beside what the machine allows.
  *
- * Steps with and without the programs' profile take turns, so both see the same machine. Without it a step is timed
- * from outside, as a person would. With it every call is timed, too; its best time over the steps is what stands beside
- * its limit, which is the best of many as well. What the fastest of those steps took beside the sum of its calls is the
- * executor's part: making the batch and copying it in, the walk, reading the loss back, and one
- * reading of the clock a call. What a call costs before its kernel begins is inside the calls' times; the shortest call
- * of the step, mostly a scalar's, is more than that. The rate of a copy, and of raw products of the sizes that occur in
- * the step, are taken in the middle and at the end of the same run.
+ * Steps with and without the programs' profile take turns, so both see the same machine. Without it only the whole step
+ * is timed. With it every call is timed, too; its best time over the steps is shown beside its limit, which is also the
+ * best of many. The difference between the fastest of those steps and the sum of its calls is the executor's part:
+ * making the batch and copying it in, the loop over the calls, reading the loss back, and one reading of the clock per
+ * call. The overhead of a call before its kernel begins is inside the calls' times; the shortest call of the step,
+ * usually on a scalar, is an upper bound of it. The rate of a copy, and of raw products of the sizes that occur in the
+ * step, are measured in the middle and at the end of the same run.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -142,7 +142,7 @@ static int64_t rows_of(const vjp_tensor *t) {
     return rows;
 }
 
-/* Which raw product limits a call: -1 where it is no linear, has more to do than its products, or too many differ. */
+/* Which raw product limits a call: -1 where it is not linear, does more than its products, or too many differ. */
 static int product_of(bench_train *b, const vjp_call_time *call) {
     if (call->op->id != OP_ID(linear)) return -1;
     const vjp_linear_attributes *attributes = call->attributes;
@@ -165,7 +165,7 @@ static int product_of(bench_train *b, const vjp_call_time *call) {
     return b->products++;
 }
 
-/* Keeps the calls of the step that has just been taken, where they are the best so far, and tells their sum. */
+/* Keeps the times of the last step's calls where they are the best so far, and returns their sum. */
 static bool keep_calls(bench_train *b, double *sum, char error[TRAIN_ERROR]) {
     one_call *next = b->call;
     *sum = 0;
@@ -312,7 +312,7 @@ typedef struct memory {
     double arena, live, intermediates, persistent;
 } memory;
 
-/* Each program has an arena of its own; the last one reads and writes all that persists but tokens and constants. */
+/* Each program has its own arena; the last one reads and writes all that persists except tokens and constants. */
 static memory memory_of(const bench_train *b) {
     memory m = {0};
     for (int i = 0; i < PROGRAMS; i++) {
@@ -419,7 +419,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
     bench_milliseconds(s->shortest, shortest);
     printf("\nstep     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median); %s of the limit\n", s->best * 1e3,
            s->median * 1e3, (long long)b->steps, tokens / s->median, share);
-    printf("rate     %.1f GFLOP a step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
+    printf("rate     %.1f GFLOP per step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
     if (b->product_rate > 0)
         printf("; raw products %.1f GFLOP/s: %.2f of them", b->product_rate / 1e9,
                s->cost.flops / s->best / b->product_rate);
@@ -462,15 +462,16 @@ int cli_bench_train(int argc, char **argv) {
     const cli_command command = {
         .name = "bench train",
         .usage = "bench train [--preset small] [--batch B] [--context T] [--dtype f32|bf16] [--steps K]",
-        .about = "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
-                 "  ms        the best of each call over the steps that were profiled\n"
-                 "  of step   share of the sum of these\n"
-                 "  limit     for each call the longer of its least bytes over the rate of a copy and, for linear,\n"
-                 "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
-                 "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
-                 "  of limit  limit over time; tensors that a cache holds move faster than the copy, which none does\n"
-                 "Steps with and without the profile take turns. What lies outside of the calls is the executor's:\n"
-                 "batch, walk, reading the loss, a clock a call.",
+        .about =
+            "Times a step of training a llama on bytes without a pattern, whole and by op:\n"
+            "  ms        the best of each call over the steps that were profiled\n"
+            "  of step   share of the sum of these\n"
+            "  limit     for each call the longer of its minimum bytes over the rate of a copy and, for linear,\n"
+            "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
+            "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
+            "  of limit  limit over time; tensors in a cache move faster than the copy, which exceeds every cache\n"
+            "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"
+            "making the batch, the loop, reading the loss, the clock.",
         .more =
             "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, least_bytes, flops;\n"
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"

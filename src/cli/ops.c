@@ -1,7 +1,7 @@
 /*
- * `vjp ops`: the op table for people, for programs (--json) and for the docs (--markdown). Nothing here knows an op by
- * name. The markdown is the same on every machine: it lists the devices that are always built in unless others are
- * asked for, so that the check that the docs are fresh can run anywhere.
+ * `vjp ops`: the op table for readers, for programs (--json) and for the docs (--markdown). No op is named here. The
+ * markdown is the same on every machine: it lists the built-in devices unless others are named, so that the check that
+ * the docs are up to date can run anywhere.
  */
 #include <stdarg.h>
 #include <string.h>
@@ -55,7 +55,7 @@ static bool is_output(const vjp_slot *slot) {
     return slot->flags & VJP_SLOT_OUTPUT;
 }
 
-/* "output, optional, may add; in place of dy or x": what may be done with a slot. */
+/* "output, optional, may add; in place of dy or x": how a slot may be used. */
 static const char *role_text(const vjp_pass_info *pass, const vjp_slot *slot, char text[CELL]) {
     if (!is_output(slot)) {
         snprintf(text, CELL, "input%s", slot->flags & VJP_SLOT_OPTIONAL ? ", optional" : "");
@@ -78,7 +78,7 @@ static const char *choices_text(const vjp_attribute *a, const char *between, cha
     return text;
 }
 
-/* The names of a pass's outputs or inputs; an input that may be absent stands in brackets. */
+/* The names of a pass's outputs or inputs; an input that may be absent is in brackets. */
 static const char *names_text(const vjp_pass_info *pass, bool outputs, const char *quote, char text[CELL]) {
     text[0] = 0;
     for (size_t i = 0; i < pass->count; i++) {
@@ -110,7 +110,7 @@ static const char *support_text(vjp_device *device, const vjp_op *op, vjp_pass p
     return text;
 }
 
-/* What is said of a device besides; NULL: nothing. */
+/* A remark on a device; NULL: none. */
 static const char *note_of(const vjp_device *device) {
     return device->found ? device->found->note : NULL;
 }
@@ -192,7 +192,7 @@ static void json_pass(const vjp_op *op, vjp_pass p, const opened_devices *on) {
 
 /* ---- Markdown ---------------------------------------------------------------------------------------- */
 
-/* A cell's text with the sign that would end the cell made harmless. */
+/* A cell's text with the sign that would end the cell escaped. */
 static void put_cell(const char *text) {
     fputs(" ", stdout);
     for (; *text; text++) {
@@ -353,7 +353,8 @@ static void print_all(const opened_devices *on) {
         }
         putchar('\n');
     }
-    printf("\nInputs in [brackets] may be absent; every output may be left out. `vjp ops OP` shows all about one.\n");
+    printf("\nInputs in [brackets] may be absent; every output may be left out. `vjp ops OP` shows everything about "
+           "one.\n");
     put_notes(on, "");
 }
 
@@ -428,17 +429,17 @@ static void close_devices(opened_devices *on) {
         vjp_close(on->device[--on->count]);
 }
 
-/* Whether its backend is installed: the kernels it has are then known, with a device or without. */
+/* Whether its backend is installed: its kernels are then known, even without such a device. */
 static bool is_known(vjp_device *device) {
     return vjp_supports(device, vjp_op_at(0), VJP_FORWARD, VJP_F32) != VJP_NO_DEVICE;
 }
 
-/* The devices asked for, whose backends must be there; or the usual ones, those that are. */
+/* The named devices, whose backends must be installed; or the default ones that are. */
 static int open_devices(const cli_list *asked, bool markdown, opened_devices *on) {
     static const char *const usual[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
     int count = asked->count ? asked->count : markdown ? 2 : 5;
     if (count > MOST_DEVICES)
-        return cli_misuse("ops", "--device names %d devices; the most is %d", count, MOST_DEVICES);
+        return cli_misuse("ops", "--device names %d devices; the maximum is %d", count, MOST_DEVICES);
     for (int i = 0; i < count; i++) {
         const vjp_options options = {
             .struct_size = sizeof(vjp_options), .threads = 1, .workspace_bytes = 64}; /* nothing will be computed */

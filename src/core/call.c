@@ -2,9 +2,9 @@
 /*
  * Every call goes through here: collect the tensors, check them against the op's table, dispatch to the kernel.
  *
- * All checks come before any write and need no memory, so a refused call has changed nothing. The order matters for
- * the sentence that the caller reads: first each tensor alone (rank, sizes, strides, alignment), then dtypes, then the
- * op's own shape rules (infer), then each shape against infer's, then overlaps, then values.
+ * All checks come before any write and need no memory, so a refused call has changed nothing. The order matters for the
+ * sentence that the caller reads: first each tensor alone (rank, sizes, strides, alignment), then dtypes, then the op's
+ * own shape rules (infer), then each shape compared with infer's, then overlaps, then values.
  */
 #include <stdio.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static vjp_status refuse_strides(const vjp_work *work, const vjp_slot *slot, con
                       slot->name, vjp_shape_text(&shape, shape_text), vjp_shape_text(&stride, stride_text));
 }
 
-/* What a tensor must be whatever the op: a dtype, a rank, sizes whose product fits, packed. */
+/* Rules for every tensor of every op: a known dtype, a valid rank, sizes whose product fits, packed strides. */
 static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     if (!size) return vjp_refuse(work, VJP_INVALID, "%s has the unknown dtype %d", slot->name, tensor->dtype);
@@ -134,9 +134,9 @@ static vjp_dtype kind_default(vjp_kind kind, vjp_dtype storage) {
 }
 
 static vjp_status check_dtypes(vjp_work *work, const vjp_pass_info *pass) {
-    /* T comes from an input where there is one: a wrong output is then what the sentence names. */
+    /* T comes from an input where there is one, so that the sentence names a wrong output. */
     int source = -1;
-    vjp_kind kind = VJP_KIND_STATISTIC; /* what tells T where no slot is T itself */
+    vjp_kind kind = VJP_KIND_STATISTIC; /* the kind that determines T when no slot is T itself */
     for (size_t i = 0; i < pass->count; i++)
         if (pass->slots[i].kind == VJP_KIND_STORAGE) kind = VJP_KIND_STORAGE;
     for (int i = (int)pass->count - 1; i >= 0; i--)
@@ -176,7 +176,7 @@ static vjp_status check_shapes(const vjp_work *work, const vjp_pass_info *pass) 
     return VJP_OK;
 }
 
-/* An empty tensor lies nowhere, whatever its address. */
+/* An empty tensor occupies no memory, whatever its address. */
 static bool has_memory(const vjp_tensor *tensor) {
     return tensor && tensor->data && byte_count(tensor) > 0;
 }
@@ -218,7 +218,7 @@ static vjp_status no_pass(const vjp_work *work) {
                       work->op->info.name, vjp_pass_name(work->pass));
 }
 
-/* Everything that can be said without looking at data or memory. Fills `work`. */
+/* All checks that need neither data nor memory. Fills `work`. */
 static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, vjp_pass pass,
                           const vjp_tensor *const *tensors, size_t count, const void *attributes, void *defaults) {
     if (!device || !device->backend) return VJP_NO_DEVICE;
@@ -259,7 +259,7 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
     return check_shapes(work, info);
 }
 
-/* The first dtype of the call that its kernel must be made for and is not: T, or that of a slot of any float type. */
+/* The first dtype of the call that its kernel does not support: T, or that of a slot of any float type. */
 static bool lacks_dtype(const vjp_work *work, const vjp_kernel *kernel, vjp_dtype *dtype) {
     *dtype = work->storage;
     if (!kernel || !kernel->run || !(kernel->storage >> work->storage & 1)) return true;
@@ -272,7 +272,7 @@ static bool lacks_dtype(const vjp_work *work, const vjp_kernel *kernel, vjp_dtyp
     return false;
 }
 
-/* NULL: there is none, and `dtype` is what it would have to know. */
+/* NULL: there is none, and `dtype` is the dtype that is not supported. */
 static const vjp_kernel *find_kernel(const vjp_work *work, vjp_dtype *dtype) {
     const vjp_kernel *kernel = work->device->found->kernel(work->device, work->op, work->pass);
     return lacks_dtype(work, kernel, dtype) ? NULL : kernel;

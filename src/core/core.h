@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What everything inside the library shares: ops and their rules, devices, and calls in progress (vjp_work). What a
- * backend provides is in vjp_backend.h. core includes no op and no backend; they include core.
+ * What all parts of the library share: ops and their rules, devices, and calls in progress (vjp_work). What a backend
+ * provides is in vjp_backend.h. core includes no op and no backend; they include core.
  *
  * Call path: vjp_call() collects the tensors in a vjp_work, checks them against the op's table (call.c), calls the op's
  * infer() for the shape of every slot, compares, looks up the backend's kernel and runs it.
@@ -18,8 +18,8 @@
 /* An op: its description (op/<op>.def, through the generated op/table.c) and its rules (op/<op>.c). */
 typedef struct vjp_op_rules {
     /*
-     * Checks attributes and the shapes of the inputs that shapes come from, and sets work->shape[] of every slot of
-     * the pass. Reads an output's shape only where nothing else can tell it. Must not look at data.
+     * Checks attributes and the shapes of the inputs that shapes come from, and sets work->shape[] of every slot of the
+     * pass. Reads an output's shape only where nothing else determines it. Must not read data.
      */
     vjp_status (*infer)(vjp_work *work);
 
@@ -50,8 +50,8 @@ struct vjp_op {
 
 /*
  * vjp_call() in two halves, for callers that make the same call many times. vjp_resolve() makes all checks except those
- * of values, against a workspace of the caller's; vjp_run() checks values and computes. `attributes` (not NULL) and the
- * tensors must stay where they are in between.
+ * of values, with the caller's workspace; vjp_run() checks values and computes. `attributes` (not NULL) and the tensors
+ * must stay where they are in between.
  */
 vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op, vjp_pass pass,
                        const vjp_tensor *const *tensors, size_t count, const void *attributes, void *workspace,
@@ -69,7 +69,7 @@ enum { VJP_ERROR_BYTES = 512, VJP_NAME_BYTES = 64, VJP_SUMMARY_BYTES = 256 };
 
 struct vjp_device {
     const vjp_backend *backend; /* NULL: opening failed, and `error` says why */
-    const vjp_backend *found;   /* the backend of that name, whether or not it has a device here */
+    const vjp_backend *found;   /* the backend of that name, even if it has no device on this machine */
     void *state;                /* the backend's own */
     void *library;              /* of a backend that was loaded, and how to unload it */
     void (*unload)(void *library);
@@ -149,15 +149,15 @@ static inline vjp_dtype vjp_type(const vjp_work *work, int slot) {
 void vjp_shape_own(vjp_work *work, int slot);
 
 /*
- * Sets the shape of every slot of the pass whose shape in the table is `text`: the shapes that people read are the
- * rule itself, for both passes.
+ * Sets the shape of every slot of the pass whose shape in the table is `text`: the shapes shown to readers are also the
+ * rule, for both passes.
  */
 void vjp_shape_set(vjp_work *work, const char *text, int ndim, const int64_t *size);
 
 /* Product of sizes [from, to) of a slot's shape. */
 int64_t vjp_shape_product(const vjp_shape *shape, int from, int to);
 
-/* Whether a tensor of these sizes, of any dtype, has a byte count that nothing overflows on. */
+/* Whether the byte count of a tensor of these sizes, of any dtype, does not overflow. */
 bool vjp_sizes_fit(int ndim, const int64_t *size);
 
 /* "[2, 3]" in a buffer. */
@@ -173,7 +173,7 @@ bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, 
 /* Refuses the first index of a slot that is not in [0, limit), on all threads. `axis` says what is indexed. */
 vjp_status vjp_check_indices(const vjp_work *work, int slot, int64_t limit, const char *axis);
 
-/* The same where one value, `except`, is allowed besides; `name` is what the sentence calls it. */
+/* The same where one more value, `except`, is allowed; `name` is what the sentence calls it. */
 vjp_status vjp_check_indices_except(const vjp_work *work, int slot, int64_t limit, const char *axis, int64_t except,
                                     const char *name);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Devices: a backend, its state, its workspace and its last sentence. A device that failed to open keeps backend NULL
- * and the sentence, so that vjp_error() works in every case.
+ * Devices: a backend, its state, its workspace and its last error sentence. A device that failed to open keeps backend
+ * NULL and the sentence, so that vjp_error() works in every case.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #include "core/core.h"
 
-enum { DEFAULT_WORKSPACE = 128 << 20 }; /* untouched pages cost nothing; covers every shape of `vjp bench` */
+enum { DEFAULT_WORKSPACE = 128 << 20 }; /* untouched pages cost nothing; enough for every shape of `vjp bench` */
 
 vjp_status vjp_device_create(const char *name, vjp_device **device) {
     *device = calloc(1, sizeof **device);
@@ -19,7 +19,7 @@ vjp_status vjp_device_create(const char *name, vjp_device **device) {
     return VJP_OK;
 }
 
-/* The caller's options; a struct of another size is one of another version. */
+/* The caller's options; a struct of another size comes from another version. */
 static vjp_status read_options(vjp_device *device, const vjp_options *given, vjp_options *options) {
     *options = (vjp_options)VJP_OPTIONS_DEFAULTS;
     if (!given) return VJP_OK;
@@ -255,7 +255,7 @@ vjp_status vjp_set_workspace(vjp_device *device, void *data, size_t bytes) {
 
 /* ---- Memory of host backends ------------------------------------------------------------------------------------- */
 
-/* Large blocks use large pages where the system has them: rows read in random order cost fewer page walks. */
+/* Large blocks use large pages where the system has them: reading rows in random order then causes fewer TLB misses. */
 enum { LARGE_PAGE = 2 << 20, LARGE_BLOCK = 4 * LARGE_PAGE };
 
 vjp_status vjp_host_alloc(vjp_device *device, size_t bytes, void **data) {

@@ -1,7 +1,7 @@
 /*
- * Looking at all indices of a call before anything is written. A saved argmax has as many numbers as an output, so this
- * runs on all threads of the device, in pieces that a compiler turns into vector code; only a piece with a bad index is
- * looked through one by one. The first bad index is reported, whichever thread meets one first.
+ * Checks all indices of a call before anything is written. A saved argmax has as many numbers as an output, so this
+ * runs on all threads of the device, in chunks whose loops compile to vector code; only a chunk with a bad index is
+ * searched one by one. The first bad index is reported, whichever thread finds one first.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -9,16 +9,16 @@
 #include "core/core.h"
 
 /*
- * A piece is read as four stretches side by side, 64 numbers of each in turn: one core of a Sapphire Rapids reads 15
- * GB/s from memory that way, and 8 as one stretch, since the processor fetches ahead in each.
+ * A chunk is read as four streams side by side, 64 numbers of each in turn: one core of a Sapphire Rapids reads 15 GB/s
+ * from memory with four and 8 with one, since the processor prefetches each stream.
  */
-enum { PIECE = 1 << 14, STRETCHES = 4, STEP = 64 };
+enum { CHUNK = 1 << 14, STREAMS = 4, STEP = 64 };
 
 typedef struct index_scan {
     const void *data;
     vjp_dtype dtype;
     int64_t count, limit;
-    bool excepts; /* `except` is allowed besides */
+    bool excepts; /* `except` is allowed too */
     int64_t except;
     _Atomic int64_t first_bad; /* count if there is none */
 } index_scan;
@@ -28,7 +28,7 @@ bool vjp_index_at(const void *data, vjp_dtype dtype, int64_t k, int64_t *index, 
     case VJP_I32: *index = ((const int32_t *)data)[k]; break;
     case VJP_I64: *index = ((const int64_t *)data)[k]; break;
     default: {
-        /* Past 2^24 neighbouring integers share one f32: the index may already be another's. */
+        /* Past 2^24 neighbouring integers round to the same f32: the index may be a rounded one. */
         float f = ((const float *)data)[k];
         *value = f;
         if (!(fabsf(f) <= 16777216.0f) || f != truncf(f)) return false;
@@ -49,7 +49,7 @@ static bool is_good(const index_scan *scan, int64_t k) {
 
 /*
  * Whether all of [begin, end) are good. Where the dtype allows it, by sign bits: an index outside [0, last] is
- * negative, or last - index is. With comparisons instead GCC made no vector code of it, and looking took as long as the
+ * negative, or last - index is. With comparisons GCC does not vectorise the loop, and the check takes as long as the
  * whole of maxpool2d's backward.
  */
 static bool all_good(const index_scan *scan, int64_t begin, int64_t end) {
@@ -87,19 +87,19 @@ static bool all_good(const index_scan *scan, int64_t begin, int64_t end) {
     return true;
 }
 
-static bool piece_good(const index_scan *scan, int64_t begin, int64_t end) {
-    int64_t each = (end - begin) / (STRETCHES * STEP) * STEP;
+static bool chunk_good(const index_scan *scan, int64_t begin, int64_t end) {
+    int64_t each = (end - begin) / (STREAMS * STEP) * STEP;
     bool good = true;
     for (int64_t k = begin; k < begin + each; k += STEP)
-        for (int64_t from = k; from < k + STRETCHES * each; from += each)
+        for (int64_t from = k; from < k + STREAMS * each; from += each)
             good &= all_good(scan, from, from + STEP);
-    return good && all_good(scan, begin + STRETCHES * each, end);
+    return good && all_good(scan, begin + STREAMS * each, end);
 }
 
-static void scan_piece(void *argument, size_t piece) {
+static void scan_chunk(void *argument, size_t chunk) {
     index_scan *scan = argument;
-    int64_t begin = (int64_t)piece * PIECE, end = begin + PIECE < scan->count ? begin + PIECE : scan->count;
-    if (piece_good(scan, begin, end)) return;
+    int64_t begin = (int64_t)chunk * CHUNK, end = begin + CHUNK < scan->count ? begin + CHUNK : scan->count;
+    if (chunk_good(scan, begin, end)) return;
     int64_t bad = begin;
     while (is_good(scan, bad))
         bad++;
@@ -118,12 +118,12 @@ static vjp_status check_indices(const vjp_work *work, int slot, int64_t limit, c
                        .excepts = excepts,
                        .except = except};
     atomic_init(&scan.first_bad, scan.count);
-    size_t pieces = (size_t)((scan.count + PIECE - 1) / PIECE);
-    if (work->device->backend->parallel && pieces > 1)
-        work->device->backend->parallel(work->device, pieces, scan_piece, &scan);
+    size_t chunks = (size_t)((scan.count + CHUNK - 1) / CHUNK);
+    if (work->device->backend->parallel && chunks > 1)
+        work->device->backend->parallel(work->device, chunks, scan_chunk, &scan);
     else
-        for (size_t piece = 0; piece < pieces; piece++)
-            scan_piece(&scan, piece);
+        for (size_t chunk = 0; chunk < chunks; chunk++)
+            scan_chunk(&scan, chunk);
 
     int64_t bad = atomic_load(&scan.first_bad), index;
     if (bad == scan.count) return VJP_OK;

@@ -1,13 +1,13 @@
 /*
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): random numbers
- * without state. Four words from a counter and a key, in integer arithmetic alone, so any element's word is known at
- * once and is the same on every processor. And how dropout names its elements:
+ * without state. Four words from a counter and a key, in integer arithmetic alone, so any element's word can be
+ * computed directly and is the same on every processor. Dropout derives the words of its elements in two steps:
  *
  *   1. counter (step, stream), key seed, each of 64 bits, low word first: gives four words k0 k1 c2 c3;
  *   2. counter (i / 4, c2, c3), i / 4 of 64 bits, key k0 k1: gives the words of elements i .. i + 3.
  *
- * For one seed the first is one to one, so no two steps or streams share their words. An element is dropped when its
- * word is below p * 2^32.
+ * For one seed the first step is one to one, so no two steps or streams share their words. An element is dropped when
+ * its word is below p * 2^32.
  */
 #ifndef VJP_CORE_PHILOX_H
 #define VJP_CORE_PHILOX_H
@@ -61,7 +61,7 @@ static inline vjp_philox vjp_dropout_words(const vjp_dropout_key *key, uint64_t 
     return vjp_philox4x32_10(counter, key->key[0], key->key[1]);
 }
 
-/* An element whose word is below this is dropped. p is in [0, 1); what would be 2^32 keeps one word in 2^32. */
+/* An element whose word is below this is dropped. p is in [0, 1); a threshold that would round to 2^32 is 2^32 - 1. */
 static inline uint32_t vjp_dropout_threshold(double p) {
     double threshold = floor(p * 0x1p32 + 0.5);
     return threshold > 0xffffffffu ? 0xffffffffu : (uint32_t)threshold;

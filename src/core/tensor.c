@@ -72,7 +72,7 @@ bool vjp_sizes_fit(int ndim, const int64_t *size) {
     int64_t limit = INT64_MAX / 64;
     for (int i = 0; i < ndim; i++) {
         if (size[i] > limit) return false;
-        limit /= size[i] ? size[i] : 1; /* an empty tensor's other sizes are multiplied before they meet the zero */
+        limit /= size[i] ? size[i] : 1; /* the other sizes of an empty tensor may be multiplied before the zero */
     }
     return true;
 }

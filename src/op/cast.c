@@ -1,4 +1,5 @@
-/* cast: the same numbers in another storage type. T is the input's type, the output's is its own: docs/ops/cast.md. */
+/* cast: the same numbers in another storage type. T is the input's type; the output has its own. Maths:
+ * docs/ops/cast.md. */
 #include "op/op.h"
 
 static vjp_status infer(vjp_work *work) {

@@ -1,4 +1,5 @@
-/* clip: from the sum of squares of all gradients, their norm and what to scale them by. Maths: docs/ops/clip.md. */
+/* clip: from the sum of squares of all gradients, their norm and the factor to scale them by. Maths: docs/ops/clip.md.
+ */
 #include <math.h>
 
 #include "op/op.h"

@@ -31,13 +31,13 @@ static vjp_status count_windows(const vjp_work *work, const char *name, int64_t 
                           (long long)dilation);
     int64_t extent = (kernel - 1) * dilation + 1, room = size + 2 * padding - extent;
     if (room < 0)
-        return vjp_refuse(work, VJP_INVALID, "a window's extent of %lld is over x's %s of %lld with padding %lld",
+        return vjp_refuse(work, VJP_INVALID, "a window's extent of %lld exceeds x's %s of %lld with padding %lld",
                           (long long)extent, name, (long long)size, (long long)padding);
     *count = room / stride + 1;
     return VJP_OK;
 }
 
-/* What tells shapes: in the backward the gradient of what is absent. */
+/* The tensor that gives a shape: in the backward, the gradient where the tensor itself is absent. */
 static const vjp_tensor *shape_source(const vjp_work *work, int forward_slot, int input, int gradient) {
     if (work->pass == VJP_FORWARD) return work->tensor[forward_slot];
     return work->tensor[input] ? work->tensor[input] : work->tensor[gradient];
@@ -46,22 +46,23 @@ static const vjp_tensor *shape_source(const vjp_work *work, int forward_slot, in
 static vjp_status check_needed(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return VJP_OK;
     if (work->tensor[CONV2D_B_DWEIGHT] && !work->tensor[CONV2D_B_X])
-        return vjp_refuse(work, VJP_INVALID, "x is missing: dweight is wanted, which is made of dy and x");
+        return vjp_refuse(work, VJP_INVALID, "x is missing: dweight needs it");
     if (work->tensor[CONV2D_B_DX] && !work->tensor[CONV2D_B_WEIGHT])
-        return vjp_refuse(work, VJP_INVALID, "weight is missing: dx is wanted, which is made of dy and weight");
+        return vjp_refuse(work, VJP_INVALID, "weight is missing: dx needs it");
     if (!work->tensor[CONV2D_B_DWEIGHT] && !work->tensor[CONV2D_B_WEIGHT])
-        return vjp_refuse(work, VJP_INVALID, "weight and dweight are both missing: one must tell the kernel's size");
+        return vjp_refuse(work, VJP_INVALID,
+                          "weight and dweight are both missing: one of them must give the kernel's size");
     return VJP_OK;
 }
 
-/* x's plane: off x or dx, or from the attributes. */
+/* The size of x's plane: from x or dx, or from the attributes. */
 static vjp_status find_plane(const vjp_work *work, const vjp_tensor *x, int height_axis, int64_t plane[2]) {
     const vjp_conv2d_attributes *a = work->attributes;
     plane[0] = x ? x->shape[height_axis] : a->height;
     plane[1] = x ? x->shape[height_axis + 1] : a->width;
     if (!x && (plane[0] < 1 || plane[1] < 1))
         return vjp_refuse(work, VJP_INVALID,
-                          "height x width is %lld x %lld; without x and dx they must say what x's plane is",
+                          "height x width is %lld x %lld; without x and dx they must give the size of x's plane",
                           (long long)a->height, (long long)a->width);
     if ((a->height && a->height != plane[0]) || (a->width && a->width != plane[1]))
         return vjp_refuse(work, VJP_INVALID, "height x width is %lld x %lld, but x's plane is %lld x %lld",
@@ -115,7 +116,7 @@ static vjp_status infer(vjp_work *work) {
         x_shape[at.height + i] = plane[i];
         y_shape[at.height + i] = out[i];
     }
-    /* An absent tensor is about to be allocated by someone: its size must fit too. */
+    /* The caller will allocate an absent tensor: its size must fit too. */
     if (!vjp_sizes_fit(4, x_shape) || !vjp_sizes_fit(4, y_shape))
         return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its sizes overflows",
                           vjp_sizes_fit(4, x_shape) ? "y" : "x");

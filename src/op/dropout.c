@@ -12,7 +12,7 @@ static vjp_status infer(vjp_work *work) {
     return VJP_OK;
 }
 
-/* Any integer is a seed; what f32 may have rounded is none. */
+/* Any integer is a valid seed, unless it is stored as f32 and may have been rounded. */
 static vjp_status check_values(const vjp_work *work) {
     for (int64_t k = 0; k < 2; k++) {
         int64_t index;

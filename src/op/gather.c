@@ -1,9 +1,9 @@
 /* gather: rows of a table by index; the backward adds rows back, repeats in order. Maths: docs/ops/gather.md. */
 #include "op/op.h"
 
-_Static_assert((int)GATHER_INDEX == (int)GATHER_B_INDEX, "both passes find the index in one slot");
+_Static_assert((int)GATHER_INDEX == (int)GATHER_B_INDEX, "both passes have the index in the same slot");
 
-/* The table's rank from dy's: the index's axes stand where one axis of the table stood. */
+/* The table's rank from dy's: the index's axes replace one axis of the table. */
 static int table_rank(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return work->tensor[GATHER_TABLE]->ndim;
     return work->tensor[GATHER_B_DY]->ndim - work->tensor[GATHER_B_INDEX]->ndim + 1;
@@ -54,7 +54,7 @@ static vjp_status infer(vjp_work *work) {
     for (int i = axis + 1; i < rank; i++)
         y[i - 1 + index_shape.ndim] = table[i];
     int y_rank = rank - 1 + index_shape.ndim;
-    /* An absent output is about to be allocated by someone: its size must fit too. */
+    /* The caller will allocate an absent output: its size must fit too. */
     if (!vjp_sizes_fit(y_rank, y))
         return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
     if (!vjp_sizes_fit(rank, table))
@@ -69,7 +69,7 @@ static vjp_status check_values(const vjp_work *work) {
     return vjp_check_indices(work, GATHER_INDEX, vjp_gather_sizes_of(work).rows, "rows of the table");
 }
 
-/* The forward touches the rows that are asked for, not the table; the backward writes the whole dtable. */
+/* The forward reads only the selected rows, not the whole table; the backward writes the whole dtable. */
 static void cost(const vjp_work *work, vjp_cost *cost) {
     if (work->pass == VJP_BACKWARD) return;
     vjp_gather_sizes s = vjp_gather_sizes_of(work);

@@ -27,7 +27,7 @@ static vjp_status infer(vjp_work *work) {
     int64_t y[VJP_MAX_DIMS];
     for (int i = 0; i < a.ndim; i++)
         y[i] = i < a.ndim - 1 ? a.size[i] : n;
-    /* An absent y is about to be allocated by someone: its size must fit too. */
+    /* The caller will allocate an absent y: its size must fit too. */
     if (!vjp_sizes_fit(a.ndim, y))
         return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
     vjp_shape_set(work, "[..., M, K]", a.ndim, a.size);
@@ -55,7 +55,7 @@ vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work) {
     return s;
 }
 
-/* Each product is 2mnk flops. A backward with an activation and no saved pre makes a third product. */
+/* Each product is 2mnk flops. A backward with an activation and no saved pre needs a third product. */
 static void cost(const vjp_work *work, vjp_cost *cost) {
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
     double product = 2.0 * (double)s.batch * (double)s.m * (double)s.n * (double)s.k;
@@ -68,7 +68,7 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         product * ((work->tensor[LINEAR_B_DA] ? 1 : 0) + (work->tensor[LINEAR_B_DB] ? 1 : 0) + (again ? 1 : 0));
 }
 
-/* The derivative of an activation is found from pre; bias would only be needed to compute pre again. */
+/* The derivative of an activation is computed from pre; bias would only be needed to compute pre again. */
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
     const vjp_linear_attributes *a = attributes;
     (void)wanted;

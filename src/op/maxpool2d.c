@@ -21,20 +21,20 @@ static vjp_status count_windows(const vjp_work *work, const axis_sizes *s, bool 
                           (long long)s->padding, (long long)s->dilation);
     int64_t extent = (s->kernel - 1) * s->dilation + 1;
     if (s->padding > extent / 2)
-        return vjp_refuse(work, VJP_INVALID, "%s: padding is %lld, over half of the window's extent of %lld", s->name,
-                          (long long)s->padding, (long long)extent);
+        return vjp_refuse(work, VJP_INVALID, "%s: padding is %lld, more than half of the window's extent of %lld",
+                          s->name, (long long)s->padding, (long long)extent);
     int64_t room = s->size + 2 * s->padding - extent;
     if (room < 0)
-        return vjp_refuse(work, VJP_INVALID, "a window's extent of %lld is over x's %s of %lld with padding %lld",
+        return vjp_refuse(work, VJP_INVALID, "a window's extent of %lld exceeds x's %s of %lld with padding %lld",
                           (long long)extent, s->name, (long long)s->size, (long long)s->padding);
     *count = room / s->stride + 1;
     if (ceil_mode && room % s->stride) {
         (*count)++;
-        if ((*count - 1) * s->stride >= s->size + s->padding) (*count)--; /* it would begin in the padding behind x */
+        if ((*count - 1) * s->stride >= s->size + s->padding) (*count)--; /* it would begin in the padding after x */
     }
     /*
-     * A window that begins in the padding can step over all of x when its elements lie further apart than x is long;
-     * it would have no maximum. All later windows begin inside x.
+     * A window that begins in the padding can step over all of x when its dilation exceeds x's length; it would have no
+     * maximum. All later windows begin inside x.
      */
     for (int64_t o = 0; s->dilation > s->size && o < *count; o++) {
         int64_t begin = o * s->stride - s->padding;
@@ -47,7 +47,7 @@ static vjp_status count_windows(const vjp_work *work, const axis_sizes *s, bool 
     return VJP_OK;
 }
 
-/* The tensor that tells x's shape in the backward; NULL if there is none. */
+/* The tensor that gives x's shape in the backward; NULL if there is none. */
 static const vjp_tensor *shape_source(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return work->tensor[MAXPOOL2D_X];
     return work->tensor[MAXPOOL2D_B_X] ? work->tensor[MAXPOOL2D_B_X] : work->tensor[MAXPOOL2D_B_DX];
@@ -97,7 +97,7 @@ static vjp_status infer(vjp_work *work) {
     return VJP_OK;
 }
 
-/* A saved argmax that points outside the plane must not be written through. */
+/* A saved argmax outside the plane would write outside dx. */
 static vjp_status check_values(const vjp_work *work) {
     if (work->pass == VJP_FORWARD || !work->tensor[MAXPOOL2D_B_ARGMAX]) return VJP_OK;
     vjp_maxpool2d_sizes s = vjp_maxpool2d_sizes_of(work);
@@ -137,7 +137,7 @@ vjp_maxpool2d_sizes vjp_maxpool2d_sizes_of(const vjp_work *work) {
     };
 }
 
-/* The argmax tells all that x would, in less memory. */
+/* With the argmax the backward does not need x, and argmax takes less memory. */
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
     (void)attributes;
     (void)wanted;

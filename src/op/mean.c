@@ -1,13 +1,13 @@
-/* mean: over a run of axes, which y no longer has. Maths: docs/ops/mean.md. */
+/* mean: over consecutive axes, which y no longer has. Maths: docs/ops/mean.md. */
 #include "op/op.h"
 
-/* The slot that x's shape is read off; -1: there is none. */
+/* The slot that x's shape comes from; -1: there is none. */
 static int shape_source(const vjp_work *work) {
     if (work->pass == VJP_FORWARD) return MEAN_X;
     return work->tensor[MEAN_B_X] ? MEAN_B_X : work->tensor[MEAN_B_DX] ? MEAN_B_DX : -1;
 }
 
-/* The run's first axis, and the one behind it. */
+/* The first of the averaged axes, and the one after the last. */
 static void run_of(const vjp_mean_attributes *a, int rank, int *first, int *end) {
     *first = (int)(a->axis < 0 ? a->axis + rank : a->axis);
     *end = a->axes ? *first + (int)a->axes : rank;
@@ -53,14 +53,14 @@ vjp_mean_sizes vjp_mean_sizes_of(const vjp_work *work) {
     };
 }
 
-/* The backward looks at x's shape alone. */
+/* The backward uses only x's shape. */
 static void cost(const vjp_work *work, vjp_cost *cost) {
     if (work->pass == VJP_FORWARD || !work->tensor[MEAN_B_X]) return;
     vjp_mean_sizes s = vjp_mean_sizes_of(work);
     cost->bytes -= (double)(s.outer * s.length * s.inner) * (double)vjp_dtype_size(work->storage);
 }
 
-/* dx tells x's shape. */
+/* dx already has x's shape. */
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
     (void)attributes;
     (void)wanted;

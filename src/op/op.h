@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What backends need of the ops: the number of each op and slot (slots.h, generated), and the sizes that a kernel loops
- * over, from a checked call.
+ * What backends need to know of the ops: the number of each op and slot (slots.h, generated), and the sizes that a
+ * kernel loops over, from a checked call.
  */
 #ifndef VJP_OP_H
 #define VJP_OP_H
@@ -21,13 +21,13 @@ enum {
 #define OP(name, family, cuda, gpu) extern const vjp_op vjp_op_##name;
 #include "op/ops.def"
 
-/* An entry of a backend's table: the kernels of an op that has them there, NULL for another. */
+/* An entry of a backend's table: the op's kernels, or NULL where the backend has none. */
 #define OP_KERNELS_yes(kernels) kernels
 #define OP_KERNELS_no(kernels)  NULL
 
 /* ---- layer_norm, rms_norm ---- */
 
-/* x as a matrix: each of `rows` rows of `dim` elements is normalised by itself. */
+/* x as a matrix: each of `rows` rows of `dim` elements is normalised separately. */
 typedef struct vjp_norm_sizes {
     int64_t rows, dim;
 } vjp_norm_sizes;
@@ -58,7 +58,7 @@ vjp_rope_sizes vjp_rope_sizes_of(const vjp_work *work);
 
 /* ---- cumsum ---- */
 
-/* x as [outer, length, inner], summed along length; `reverse` already turned round for the backward. */
+/* x as [outer, length, inner], summed along length; `reverse` is already inverted for the backward. */
 typedef struct vjp_cumsum_sizes {
     int64_t outer, length, inner;
     bool exclusive, reverse;
@@ -121,11 +121,11 @@ vjp_mean_sizes vjp_mean_sizes_of(const vjp_work *work);
 
 /* ---- dropout ---- */
 
-/* From the attributes and a counter that the host can read. */
+/* From the attributes and the counter, which the host must be able to read. */
 vjp_dropout_key vjp_dropout_key_read(const vjp_work *work);
 
 /* ---- cast ---- */
-/* ---- steps of training: sum_squares, clip, adamw, sgd; forward alone ---- */
+/* ---- steps of training: sum_squares, clip, adamw, sgd; forward only ---- */
 
 /* The elements of a slot. */
 static inline int64_t vjp_elements(const vjp_work *work, int slot) {
@@ -133,7 +133,7 @@ static inline int64_t vjp_elements(const vjp_work *work, int slot) {
 }
 /* ---- cross_entropy ---- */
 
-/* logits as [rows, classes]; the share of a row's target that is at the target, and at each other class. */
+/* logits as [rows, classes]; the weight of the target class, and of each other class. */
 typedef struct vjp_cross_entropy_sizes {
     int64_t rows, classes, ignore_index;
     double smoothing, at_target, elsewhere;

@@ -1,8 +1,8 @@
 /*
  * The same bits, whatever the machine: every op, pass and storage type on one thread, and again on 2, 3, 5 and 8
- * threads, in a pool of the caller's that takes tasks in a random order, and with every instruction set with FMA that
- * this processor runs. Matrix products likewise for each of the engines; across instruction sets only the
- * built-in one, since AMX is of one set alone and a BLAS chooses its own kernels.
+ * threads, in a caller's pool that runs tasks in random order, and with every instruction set with FMA that this
+ * processor runs. Matrix products likewise for each of the engines; across instruction sets only the built-in one,
+ * since AMX belongs to one set and a BLAS chooses its own kernels.
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,29 +36,29 @@ static void shuffled_for(void *context, size_t count, vjp_task task, void *argum
         task(argument, s->order[i]);
 }
 
-typedef struct way {
+typedef struct setting {
     const char *name;
     int threads;
     const char *set; /* NULL: the best */
     bool shuffled;
-} way;
+} setting;
 
-/* The first is what the others are held against. */
-static const way ways[] = {
+/* The others are compared with the first. */
+static const setting settings[] = {
     {"1 thread", 1, NULL, false},   {"2 threads", 2, NULL, false}, {"3 threads", 3, NULL, false},
     {"5 threads", 5, NULL, false},  {"8 threads", 8, NULL, false}, {"caller's pool", 2, NULL, true},
     {"avx512", 2, "avx512", false}, {"avx2", 2, "avx2", false},    {"neon", 2, "neon", false},
 };
 
-enum { WAYS = sizeof ways / sizeof ways[0] };
+enum { SETTINGS = sizeof settings / sizeof settings[0] };
 
 typedef struct engine {
     const char *name;
-    vjp_device *device[WAYS]; /* NULL: not on this machine, or nothing to compare */
+    vjp_device *device[SETTINGS]; /* NULL: not on this machine, or nothing to compare */
     shuffler shuffle;
 } engine;
 
-/* VJP_ISA asks for the set that need not have FMA: other sets have other bits. */
+/* VJP_ISA selects plain, which may lack FMA: other sets then have other bits. */
 static bool is_plain(vjp_device *device) {
     char set[16];
     return vjp_device_property(device, "instruction_set", set, sizeof set) == VJP_OK && strcmp(set, "plain") == 0;
@@ -67,13 +67,13 @@ static bool is_plain(vjp_device *device) {
 static void engine_open(engine *e, const char *name) {
     bool any_set = strcmp(name, "builtin") == 0;
     *e = (engine){.name = name, .shuffle = {.random = {1}}};
-    for (int i = 0; i < WAYS; i++) {
-        if (ways[i].set && (!any_set || is_plain(e->device[0]))) continue;
+    for (int i = 0; i < SETTINGS; i++) {
+        if (settings[i].set && (!any_set || is_plain(e->device[0]))) continue;
         vjp_options options = {.struct_size = sizeof(vjp_options),
-                               .threads = ways[i].threads,
-                               .instruction_set = ways[i].set,
+                               .threads = settings[i].threads,
+                               .instruction_set = settings[i].set,
                                .matrix_products = name};
-        if (ways[i].shuffled) {
+        if (settings[i].shuffled) {
             options.parallel_for = shuffled_for;
             options.parallel_context = &e->shuffle;
         }
@@ -85,7 +85,7 @@ static void engine_open(engine *e, const char *name) {
 }
 
 static void engine_close(engine *e) {
-    for (int i = 0; i < WAYS; i++)
+    for (int i = 0; i < SETTINGS; i++)
         vjp_close(e->device[i]);
     free(e->shuffle.order);
 }
@@ -100,15 +100,15 @@ static void report(const proof_plan *plan, const proof_problem *p, const proof_c
                            vjp_dtype_name(p->storage), "cpu", text, error, 0, error == 0, why});
 }
 
-static void compare_ways(const proof_plan *plan, const proof_problem *p, const proof_call *call, const engine *e,
-                         const char *variant) {
+static void compare_settings(const proof_plan *plan, const proof_problem *p, const proof_call *call, const engine *e,
+                             const char *variant) {
     void *base[VJP_MAX_SLOTS] = {0};
     bool have_base = false;
-    for (int i = 0; i < WAYS; i++) {
+    for (int i = 0; i < SETTINGS; i++) {
         if (!e->device[i]) continue;
         void *result[VJP_MAX_SLOTS] = {0};
         char fault[PROOF_FAULT], text[96];
-        snprintf(text, sizeof text, "%s%s, %s", variant, ways[i].name, e->name);
+        snprintf(text, sizeof text, "%s%s, %s", variant, settings[i].name, e->name);
         if (proof_run(p, e->device[i], call, i ? result : base, fault) != VJP_OK || fault[0])
             report(plan, p, call, -1, text, INFINITY, fault);
         else if (i == 0)
@@ -134,10 +134,10 @@ static void compare_case(const proof_plan *plan, vjp_device *ref, const engine *
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         if (vjp_supports(e->device[0], setup->op, (vjp_pass)pass, storage) != VJP_OK) continue;
         proof_call call = {.pass = (vjp_pass)pass, .present = proof_present(&p, (vjp_pass)pass)};
-        compare_ways(plan, &p, &call, e, "");
+        compare_settings(plan, &p, &call, e, "");
         if (pass == VJP_FORWARD || !(call.present & p.saved)) continue;
         call.present &= ~p.saved;
-        compare_ways(plan, &p, &call, e, "recomputed, ");
+        compare_settings(plan, &p, &call, e, "recomputed, ");
     }
     proof_problem_free(&p);
 }

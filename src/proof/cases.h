@@ -1,19 +1,19 @@
 /*
- * The table of cases: what is tried, one line of text each. It names the shapes of the inputs that shapes come from,
- * attributes, and what is unusual about it:
+ * The table of cases, one line of text each. A line has the shapes of the inputs that shapes come from, attributes, and
+ * what is unusual about the case:
  *
  *   x=[7,65]           shape of an input; all others follow from the op table
  *   eps=1e-5           an attribute
- *   -gamma             an optional input that is absent, or what the forward does not save (-argmax)
+ *   -gamma             an absent optional input, or an output that the forward does not save (-argmax)
  *   gamma=f32          dtype of a slot, of either pass; param=f32: of every slot that may be T or f32
- *   data=offset        what the numbers are like (proof_data)
- *   only=f32,bf16      storage types it is run for; all where not said
+ *   data=offset        what kind of numbers (proof_data)
+ *   only=f32,bf16      storage types it is run for; default: all
  *   bound=1e-6         for f32 results, instead of the table in error.h
  *
- * Rows are in src/op/<op>.def. Sizes to have: 1, 2, 3 (less than a vector), 63, 64, 65, 127 (round a vector and a
- * workgroup), 1000, 1025 (tails after many), over 65,535 rows (more than a grid dimension holds), few huge rows, none
- * at all. Where a row to normalise has two or fewer elements eps is large: with a small one dx is the difference of two
- * nearly equal numbers, which f32 cannot hold.
+ * Rows are in src/op/<op>.def. Sizes to have: 1, 2, 3 (less than a vector), 63, 64, 65, 127 (around a vector and a
+ * workgroup), 1000, 1025 (many vectors and a tail), over 65,535 rows (more than a grid dimension holds), few huge rows,
+ * no rows. Where a row to normalise has two or fewer elements eps is large: with a small one dx is the difference of
+ * two nearly equal numbers, whose digits f32 does not hold.
  */
 #ifndef VJP_PROOF_CASES_H
 #define VJP_PROOF_CASES_H
@@ -36,9 +36,8 @@ extern const proof_case proof_cases[];
 extern const size_t proof_case_count;
 
 /*
- * What `vjp bench` times: shapes that people train with. On the host @ grows until the backward moves several times
- * what the last-level cache holds; a card has sizes of its own, larger than its cache; a small one shows what a call
- * costs.
+ * What `vjp bench` times: shapes from real training. On the host @ grows until the backward moves several times what
+ * the last-level cache holds; a GPU has its own sizes, larger than its cache; a small one shows the cost of a call.
  */
 enum { PROOF_HOST = 1, PROOF_CARD = 2, PROOF_SMALL = 4 };
 
@@ -52,8 +51,8 @@ extern const proof_shape proof_shapes[];
 extern const size_t proof_shape_count;
 
 /*
- * Numbers are normal round 0.25 unless the row says otherwise; `source` is the op's first input, of a step the gradient
- * g.
+ * Numbers are normal with mean 0.25 unless the row says otherwise; `source` is the op's first input, or the gradient g
+ * of an optimiser's step.
  */
 typedef enum proof_data {
     PROOF_NORMAL,
@@ -68,7 +67,7 @@ typedef enum proof_data {
     PROOF_NAN,       /* source: one in 29 a NaN */
     PROOF_INF,       /* source: one in 29 infinite */
     PROOF_MINUS_INF, /* source: mostly -inf */
-    PROOF_WIDE,      /* source: where activations go wrong, from 0 to 1e30 */
+    PROOF_WIDE,      /* source: where activations are easily wrong, from 0 to 1e30 */
     PROOF_WIDE_NAN,  /* the same with NaN among them */
     PROOF_REPEAT,    /* indices: one row for all */
     PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
@@ -96,7 +95,7 @@ typedef struct proof_setup {
     const char *text;
     text_values attributes;
     proof_data data;
-    uint32_t only; /* bit a storage type */
+    uint32_t only; /* one bit per storage type */
     double bound;  /* 0: the usual one */
     proof_choice choice[PROOF_MOST_CHOICES];
     int choices;
@@ -104,10 +103,10 @@ typedef struct proof_setup {
 
 bool proof_setup_read(proof_setup *setup, const vjp_op *op, const char *text, char error[TEXT_ERROR]);
 
-/* What the row says of a slot; NULL: nothing. */
+/* What the row says about a slot; NULL: nothing. */
 const proof_choice *proof_choice_of(const proof_setup *setup, const vjp_slot *slot);
 
-/* The inputs lie in the adversarial set of the accuracy table. */
+/* The case belongs to the adversarial set of the accuracy table. */
 bool proof_is_adversarial(const proof_setup *setup);
 
 #endif

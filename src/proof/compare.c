@@ -1,8 +1,8 @@
 /*
- * A device against `ref`: for every case and storage type both passes, and every way to call them that must give the
- * same. What is computed anew (all outputs; statistics found again; += twice) is measured against ref's f64
- * result. What must be the very same computation (one output alone, at another alignment, in place, without inputs
- * that are not needed) is held to the same bits.
+ * Compares a device with `ref`: for every case and storage type both passes, and every variant of the call that must
+ * give the same result. Separate computations (all outputs; statistics computed again; += twice) are compared with
+ * ref's f64 result. Variants of the same computation (one output alone, at another alignment, in place, without inputs
+ * that are not needed) must give the same bits.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,8 +23,8 @@ typedef struct comparison {
 } comparison;
 
 /*
- * Over this many elements a case runs plainly and with statistics found again, no more: its variants are those of the
- * smaller cases, on the same path of a kernel.
+ * Over this many elements a case runs plainly and with statistics computed again only: the smaller cases cover the
+ * other variants on the same path of the kernel.
  */
 enum { TEXT = 320, LARGE = 700000 };
 
@@ -73,7 +73,7 @@ static double norm(const double *values, int64_t count) {
     return sqrt(sum);
 }
 
-/* Each output against ref's. */
+/* Compares each output with ref's. */
 static void measure(const comparison *c, void **result, double *const *expected, const char *variant) {
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
         if (!result[i] || !expected[i]) continue;
@@ -82,7 +82,7 @@ static void measure(const comparison *c, void **result, double *const *expected,
     }
 }
 
-/* Each output that is there against the same bits. */
+/* Compares the bits of each present output. */
 static void same_bits(const comparison *c, void **result, void *const *expected, const char *variant) {
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
         if (!result[i]) continue;
@@ -111,8 +111,8 @@ static void run_measured(const comparison *c, const proof_call *call, double *co
 }
 
 /*
- * One output and no other, every tensor one element off its alignment. On the host: the same bits. A device that works
- * by itself may have another kernel for that, as right as the first.
+ * One output and no other, every tensor one element off its alignment. On the host: the same bits. A GPU may have
+ * another kernel for that, equally accurate.
  */
 static void alone(const comparison *c, double *const *expected) {
     bool host = vjp_device_is_host(c->device);
@@ -145,7 +145,7 @@ static bool accumulate_onto(const comparison *c, void *const *before, void **res
     return ran;
 }
 
-/* += onto numbers of the result's own size, and again onto what that stored: each step is measured by itself. */
+/* += onto numbers of the result's own size, and again onto the stored sum: each step is measured separately. */
 static void accumulate(const comparison *c) {
     void *initial[VJP_MAX_SLOTS] = {0}, *once[VJP_MAX_SLOTS] = {0}, *twice[VJP_MAX_SLOTS] = {0};
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
@@ -157,7 +157,7 @@ static void accumulate(const comparison *c) {
         initial[i] = proof_memory((size_t)v->count * vjp_dtype_size(dtype));
         for (int64_t k = 0; k < v->count; k++) {
             double start = scale * fabs(proof_random_normal(&random));
-            proof_put(initial[i], dtype, k, copysign(start, v->exact[k])); /* a sum that cancels would tell nothing */
+            proof_put(initial[i], dtype, k, copysign(start, v->exact[k])); /* a sum that cancels would prove nothing */
         }
     }
     if (accumulate_onto(c, initial, once, "accumulated")) accumulate_onto(c, once, twice, "accumulated twice");
@@ -178,7 +178,7 @@ static void in_place(const comparison *c) {
         }
 }
 
-/* The backward without what the forward saved, and without inputs that only serve to find that again. */
+/* The backward without what the forward saved, and without inputs that are needed only to compute that again. */
 static void without_saved(const comparison *c) {
     uint32_t saved = c->p->saved & c->present;
     if (!saved) return;
@@ -189,7 +189,7 @@ static void without_saved(const comparison *c) {
         report(c, -1, "recomputed", INFINITY, 0, vjp_error(c->ref));
     } else if (run(c, &call, "recomputed", result)) {
         measure(c, result, expected, "recomputed");
-        /* Half of the saved is as good as nothing: all is computed again. */
+        /* With half of the statistics saved, all are computed again. */
         uint32_t first = saved & -saved;
         call.present |= first;
         if (saved != first && !is_large(c->p)) run_same_bits(c, &call, result, "only the first statistic saved");
@@ -209,8 +209,8 @@ static void without_saved(const comparison *c) {
 }
 
 /*
- * Statistics that are an eighth too large, for ref and the device alike: a backward that measures its own instead of
- * using what it is given shows. (Not argmax: what is in no window has no meaning.)
+ * Statistics that are an eighth too large, for ref and the device alike: this detects a backward that computes its own
+ * instead of using those given. (Not argmax: an element outside the window has no meaning.)
  */
 static void with_other_saved(const comparison *c) {
     proof_problem other = *c->p;
@@ -280,7 +280,7 @@ static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device 
     proof_problem_free(&problem);
 }
 
-/* In every storage type that the plan, the case and the device agree on. */
+/* In every storage type that the plan, the case and the device have in common. */
 static void compare_dtypes(const proof_plan *plan, vjp_device *device, vjp_device *ref, const proof_setup *setup) {
     for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++) {
         bool wanted = (plan->dtype < 0 || plan->dtype == dtype) && (setup->only >> dtype & 1);

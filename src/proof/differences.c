@@ -1,12 +1,12 @@
 /*
- * `ref` against central differences, both in double. For L = <y, dy> and a direction v in one input's space the
+ * Compares `ref` with central differences, both in double. For L = <y, dy> and a direction v in one input's space the
  * derivative of L along v is <dinput, v>; the difference quotient of fourth order
  *     (8 (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h
  * errs by h^4 L''''' / 30 and by rounding of about 1e-16 |y| / h. At h = 2e-4 both stay below 1e-9 for the
  * curvatures here (a norm's grow with the fifth power of 1/sigma), so that 1e-8 leaves no room for a wrong formula.
  *
- * The cases are the small ones of the table with ordinary numbers, moved off the kinks: maxpool2d's inputs stand apart,
- * relu's pre-activations away from 0.
+ * The cases are the small ones of the table with ordinary numbers, moved off the kinks: maxpool2d's inputs are well
+ * separated, relu's pre-activations are away from 0.
  */
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "proof/values.h"
 
 static const double STEP = 2e-4, BOUND = 1e-8;
-static const double KINK_DISTANCE = 0.02; /* over ten times what a step along any direction moves a pre-activation */
+static const double KINK_DISTANCE = 0.02; /* over ten times as far as a step moves a pre-activation */
 
 enum { DIRECTIONS = 5, COORDINATES = 4, MOST_ELEMENTS = 2048, MOST_SEEDS = 200 };
 
@@ -60,7 +60,7 @@ static double quotient(proof_problem *p, vjp_device *ref, int input, const doubl
                 moved[i] = centre[i] + (side ? -k : k) * STEP * direction[i];
             if (proof_reference(p, ref, VJP_FORWARD, present, result[side]) != VJP_OK) sum = NAN;
         }
-        /* Element by element first: L itself would lose in its own rounding what the step changes. */
+        /* Differences are taken per element first: rounding L itself would lose what the step changes. */
         for (int64_t i = 0; result[0][y] && result[1][y] && i < p->slot[VJP_FORWARD][y].count; i++)
             sum += weights[k - 1] * dy[i] * (result[0][y][i] - result[1][y][i]);
         free(result[0][y]), result[0][y] = NULL;
@@ -93,7 +93,7 @@ static double worst_error(proof_problem *p, vjp_device *ref, int input, const do
             told += gradient[i] * direction[i];
         }
         double measured = quotient(p, ref, input, direction, dy);
-        /* What <gradient, v> usually comes to; an absolute error of 1e-9 is rounding even where that is 0. */
+        /* The usual size of <gradient, v>; an absolute error of 1e-9 is rounding even where that is 0. */
         double scale = single ? size / sqrt((double)count) : size;
         double error = fabs(told - measured) / fmax(fmax(fabs(told), scale), 1e-2);
         if (!(error <= worst)) worst = error;
@@ -184,7 +184,7 @@ static void check_case(const proof_plan *plan, vjp_device *ref, proof_setup *set
     proof_problem_free(&p);
 }
 
-/* Small, with ordinary numbers. Tables of indices are as good as any: only floats move. */
+/* Small, with ordinary numbers. Any indices will do: only floats move. */
 static bool suits(const proof_setup *setup) {
     int64_t largest = 0;
     if (vjp_passes(vjp_op_describe(setup->op)) < VJP_PASS_COUNT) return false;

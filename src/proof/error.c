@@ -26,7 +26,7 @@ static double linear_terms(const proof_problem *p, vjp_pass pass, int slot) {
         m *= (double)a->shape[i];
     if (pass == VJP_FORWARD) return k;
     const char *name = p->slot[pass][slot].slot->name;
-    return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is no product: the usual bound */
+    return strcmp(name, "da") == 0 ? n : strcmp(name, "db") == 0 ? m : 64; /* dbias is not a product: the usual bound */
 }
 
 /* How many products are summed in an element of conv2d's result. */
@@ -81,7 +81,7 @@ static void say(proof_error *e, int64_t i, double is, double should) {
         snprintf(e->why, sizeof e->why, "element %lld is %.9g; it should be %.9g", (long long)i, is, should);
 }
 
-/* In half units: what rounding pre or dpre to 16 bits may do to an element of y, da or db. */
+/* In half units: how much rounding pre or dpre to 16 bits may change an element of y, da or db. */
 static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *attributes = (const void *)p->setup.attributes.bytes;
     const char *name = p->slot[pass][slot].slot->name;
@@ -101,7 +101,7 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     for (int64_t i = 0; i < v->count; i++) {
         double want = expected[i], got = proof_get(stored, dtype, i);
         if (!isfinite(want) || !isfinite(got)) {
-            /* What is too large for the dtype is stored as infinity. */
+            /* A number that is too large for the dtype is stored as infinity. */
             double stays = proof_rounded(want, dtype);
             if (isnan(want) ? isnan(got) : got == stays) continue;
             say(&e, i, got, want);

@@ -8,14 +8,14 @@
  *   f16         5e-4                                                 5e-4
  *   f64         1e-12                                                1e-12
  *
- * An L2 norm over a million elements does not see one that is wrong in its third digit. So each element is held to
- * a bound of its own, too: half a unit in its last place, plus 16 times the f32 bound of the larger of its size and the
- * root mean square of all. (16: the worst of some million normally distributed errors is at 5 times their root mean
- * square; the rest is room for rows that are worse conditioned than their neighbours.) Where a device's products take
- * 16-bit operands (problem->narrow_operands), linear's dpre is rounded on its way into da and db, and y is act of the
- * pre that is stored: with an activation an element of da and db may be off by 4 half units of that size more, one of y
- * by 2. The L2 bound is the same for all. NaN must be where NaN should be and nowhere else, infinities with their sign;
- * integers are equal or wrong.
+ * An L2 norm over a million elements does not see one that is wrong in its third digit. So each element has its own
+ * bound, too: half a unit in its last place, plus 16 times the f32 bound of the larger of its size and the root mean
+ * square of all. (16: the worst of some million normally distributed errors is at 5 times their root mean square; the
+ * rest is room for rows that are worse conditioned than their neighbours.) Where a device's products take 16-bit
+ * operands (problem->narrow_operands), linear's dpre is rounded before it enters da and db, and y is act of the stored
+ * pre: with an activation an element of da and db may be off by 4 half units of that size more, one of y by 2. The L2
+ * bound is the same for all. NaN must be where NaN should be and nowhere else, infinities with their sign; integers
+ * must be equal.
  */
 #ifndef VJP_PROOF_ERROR_H
 #define VJP_PROOF_ERROR_H
@@ -34,7 +34,7 @@ double proof_bound(const proof_problem *problem, vjp_pass pass, int slot);
 proof_error proof_measure(const proof_problem *problem, vjp_pass pass, int slot, const void *stored,
                           const double *expected);
 
-/* Elements whose bits differ. Two NaN are equal: which of its operands' NaN a sum returns is not ours to say. */
+/* Elements whose bits differ. Two NaN are equal: which operand's NaN a sum returns is up to the hardware. */
 int64_t proof_different(const void *one, const void *other, vjp_dtype dtype, int64_t count);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * What algebra says of the results, whatever any oracle says: a norm's dx has no part in the directions that the norm
- * removes; the backward of a linear map is its adjoint; a rotation's is its inverse; sums that are only moved about
- * are kept. A table again: a new invariant of an op is a new row.
+ * Algebraic properties of the results, independent of any oracle: a norm's dx is orthogonal to the directions that the
+ * norm removes; the backward of a linear map is its adjoint; that of a rotation its inverse; scattering conserves the
+ * sum. A new invariant of an op is a new row of the table.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ typedef struct named {
     int64_t count;
 } named;
 
-/* A tensor of either pass; an output as the device made it. */
+/* A tensor of either pass; an output as the device computed it. */
 static named find(const solved *s, const char *name) {
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
         for (size_t i = 0; i < s->p->info->pass[pass].count; i++) {
@@ -70,7 +70,7 @@ static int64_t group_of(const solved *s, int64_t i) {
     return i / (plane * channels) * a->groups + channel / (channels / a->groups);
 }
 
-/* The part of dx along `direction` in each group (length kept by group), as a share of dx. */
+/* The component of dx along `direction` in each group, relative to dx. */
 static double along(const solved *s, named dx, const double *direction) {
     int64_t groups = dx.count ? group_of(s, dx.count - 1) + 1 : 0;
     double *product = proof_memory((size_t)groups * sizeof(double));
@@ -163,7 +163,7 @@ static double adjoint_weight(const solved *s) {
     return adjoint(s, "weight", "dweight");
 }
 
-/* Lengths are kept by a rotation, one way and back. */
+/* A rotation keeps lengths, forward and backward. */
 static double length_kept(const solved *s) {
     double forward = fabs(norm(find(s, "y")) / norm(find(s, "x")) - 1);
     double backward = fabs(norm(find(s, "dx")) / norm(find(s, "dy")) - 1);
@@ -197,13 +197,13 @@ static double adjoint_v(const solved *s) {
     return adjoint(s, "v", "dv");
 }
 
-/* Scores are products of q and k, so a factor on one is as good as on the other: <q, dq> = <k, dk>. */
+/* Scores are products of q and k, so scaling one is the same as scaling the other: <q, dq> = <k, dk>. */
 static double same_factor(const solved *s) {
     named q = find(s, "q"), dq = find(s, "dq"), k = find(s, "k"), dk = find(s, "dk");
     return fabs(dot(q, dq) - dot(k, dk)) / (norm(q) * norm(dq));
 }
 
-/* What is added to all keys adds the same to all scores of a query, which changes no weight: dk sums to 0. */
+/* A vector added to all keys adds the same number to all scores of a query, which changes no weight: dk sums to 0. */
 static double no_common_key(const solved *s) {
     named dk = find(s, "dk");
     const int64_t *shape = s->p->slot[VJP_BACKWARD][1].tensor.shape; /* dk's: [batch, keys, kv_heads, dim] */
@@ -237,7 +237,7 @@ static double first_step(const solved *s) {
     return sqrt(wrong) / norm(out);
 }
 
-/* Without decay and look ahead w goes along the momentum. */
+/* Without weight decay and Nesterov w moves along the momentum. */
 static double along_momentum(const solved *s) {
     named w = find(s, "w"), out = find(s, "w_out"), momentum = find(s, "momentum_out");
     double lr = find(s, "lr").values[0], wrong = 0;
@@ -250,7 +250,7 @@ static double squares_are_count(const solved *s) {
     return find(s, "y").values[0] == (double)find(s, "x").count ? 0 : INFINITY;
 }
 
-/* What is clipped is max_norm long. */
+/* Clipped gradients have the norm max_norm. */
 static double clipped(const solved *s) {
     const vjp_clip_attributes *a = (const void *)s->p->setup.attributes.bytes;
     double norm_of = find(s, "norm").values[0];
@@ -314,7 +314,7 @@ static const struct {
     {"cast", "x=[65,33] y=f32 dx=f32", "backward", "dx", "adjoint", adjoint_x, false},
     {"sum_squares", "x=[257,129] data=ones", "forward", "y", "ones are counted", squares_are_count, false},
     {"clip", "max_norm=1", "forward", "scale", "clipped to max_norm", clipped, false},
-    {"clip", "max_norm=1000", "forward", "scale", "short ones stay", clipped, false},
+    {"clip", "max_norm=1000", "forward", "scale", "within max_norm: unchanged", clipped, false},
     {"adamw", "w=[1025] eps=0 data=first", "forward", "w_out", "the first step is lr long", first_step, false},
     {"adamw", "w=[1025] eps=0 weight_decay=0.5 beta1=0.5 beta2=0.9999 data=first g=f32", "forward", "w_out",
      "the first step is lr long", first_step, false},
@@ -362,7 +362,7 @@ static void solved_free(solved *s) {
         }
 }
 
-/* An invariant is no sharper than the storage it is measured in: with f64 that of its f32 parameters, if it has any. */
+/* The bound is that of the storage type: with f64 that of its f32 parameters, if it has any. */
 static double bound_of(const proof_setup *setup, vjp_dtype storage) {
     bool f32 = storage == VJP_F32;
     for (int i = 0; i < setup->choices; i++)

@@ -1,4 +1,4 @@
-/* What every proof begins with: the oracle, and the rows of the table that the caller asked for. */
+/* What every proof starts with: the oracle, and the selected rows of the table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

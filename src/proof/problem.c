@@ -1,7 +1,7 @@
 /*
- * A case made into numbers. Shapes come from the op table: the forward's from vjp_infer(), the backward's from the
- * names (dx is as large as x, dy as y). What the forward saves for the backward is ref's result, stored: the
- * device and ref then start from the same numbers.
+ * Turns a case into tensors. Shapes come from the op table: the forward's from vjp_infer(), the backward's from the
+ * names (dx is shaped like x, dy like y). What the forward saves for the backward is ref's stored result: the device
+ * and ref then start from the same numbers.
  */
 #include "proof/problem.h"
 
@@ -49,8 +49,8 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass) {
 /* ---- Shapes ------------------------------------------------------------------------------------------ */
 
 /*
- * A required input that the row does not shape is as large as one with the same words in the table: sine as cosine. A
- * scalar needs no word.
+ * A required input whose shape the row does not give has that of an input with the same shape text in the table: sine
+ * like cosine. A scalar needs none.
  */
 static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass_info *pass, size_t slot) {
     static const proof_choice scalar = {.shaped = true, .dtype = -1};
@@ -113,7 +113,7 @@ static void shape_backward(proof_problem *p) {
         bool optional = slot->flags & VJP_SLOT_OPTIONAL;
         if (optional && is_output(from->slot)) p->saved |= 1u << i;
     }
-    /* maxpool2d's x and linear's bias serve only to find again what was saved. */
+    /* maxpool2d's x and linear's bias are needed only to compute again what was saved. */
     int x = find_slot(pass, "x"), bias = find_slot(pass, "bias");
     if (x >= 0 && (pass->slots[x].flags & VJP_SLOT_OPTIONAL)) p->without |= 1u << x;
     if (bias >= 0) p->without |= 1u << bias;
@@ -121,7 +121,7 @@ static void shape_backward(proof_problem *p) {
 
 /* ---- Numbers ----------------------------------------------------------------------------------------- */
 
-/* Where an activation or its derivative is easily wrong: zeros, tails where 1 - t*t loses all, and past exp's range. */
+/* Where an activation or its derivative is easily wrong: zeros, tails where 1 - t*t cancels, and past exp's range. */
 static const double wide[] = {0,  -0.0, 1e-30, -1e-30, 1e-4, -1e-4, 0.5, -0.5, 1,   -1,   3,    -3,    5,    -5,   7,
                               -7, 8.5,  -8.5,  9.5,    -9.5, 11,    -11, 13,   -13, 20,   -20,  60,    -60,  80,   -80,
                               87, -87,  89,    -89,    100,  -100,  104, -104, 1e4, -1e4, 1e10, -1e10, 1e30, -1e30};
@@ -148,7 +148,7 @@ static double source_value(proof_data data, vjp_dtype storage, int64_t i, int64_
     case PROOF_ZERO: return 0;
     case PROOF_TIES: {
         double value = (double)proof_random_below(random, 3);
-        return value == 0 && normal < 0 ? -0.0 : value; /* which are equal, too */
+        return value == 0 && normal < 0 ? -0.0 : value; /* -0 and 0 tie, too */
     }
     case PROOF_NAN: return proof_random_below(random, SPRINKLE) ? normal : NAN;
     case PROOF_INF:
@@ -166,7 +166,7 @@ static double source_value(proof_data data, vjp_dtype storage, int64_t i, int64_
     }
 }
 
-/* A random order of 0.1, 0.2, ...: no two are near each other, so a small step changes no maximum. */
+/* A random order of 0.1, 0.2, ...: no two are close, so a small step changes no maximum. */
 static void fill_distinct(double *values, int64_t count, proof_random *random) {
     for (int64_t i = 0; i < count; i++) {
         int64_t j = proof_random_below(random, i + 1);
@@ -229,8 +229,8 @@ static void fill_counter(const proof_values *v, proof_random *random) {
 }
 
 /*
- * What a step of training takes besides w and g. Rates are such that w changes by about its own size: an update that is
- * wrong then shows in w_out. Steps are the first ones half of the time, where the bias corrections are far from 1.
+ * What an optimiser's step takes besides w and g. Rates are such that w changes by about its own size, so a wrong
+ * update shows in w_out. Half of the time the step is one of the first, where the bias corrections are far from 1.
  */
 static bool fill_step(const proof_problem *p, const proof_values *v, proof_random *random) {
     const char *name = v->slot->name;
@@ -286,7 +286,7 @@ static void fill(const proof_problem *p, proof_values *v, bool source, proof_ran
         v->exact[i] = 1;
 }
 
-/* Rounds the numbers to the slot's dtype; `exact` then says what is stored. */
+/* Rounds the numbers to the slot's dtype; `exact` then has the stored values. */
 static void store(proof_values *v) {
     v->stored = proof_to_stored(v->exact, (vjp_dtype)v->tensor.dtype, v->count);
     for (int64_t i = 0; i < v->count; i++)
@@ -309,7 +309,7 @@ bool proof_problem_shape(proof_problem *p, vjp_device *ref, const proof_setup *s
     return true;
 }
 
-/* The input that the words about data speak of. */
+/* The input that data= applies to. */
 static int source_slot(const vjp_op_info *info) {
     const vjp_pass_info *forward = &info->pass[VJP_FORWARD];
     int gradient = vjp_passes(info) < VJP_PASS_COUNT ? find_slot(forward, "g") : -1;
@@ -328,7 +328,7 @@ void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed
     store(v);
 }
 
-/* What the case has the forward not save has no numbers. */
+/* An output that the case does not save has no numbers. */
 static bool is_unsaved(const proof_problem *p, vjp_pass pass, int slot) {
     const char *name = p->slot[pass][slot].slot->name;
     int from = pass == VJP_BACKWARD ? find_slot(&p->info->pass[VJP_FORWARD], name) : -1;

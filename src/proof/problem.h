@@ -1,7 +1,7 @@
 /*
- * A case made into numbers: for both passes of an op every tensor as it is stored, and the same numbers as doubles,
- * which is what `ref` computes with. And the two ways to run it: on `ref` in f64, and on the device under proof with
- * guards round every buffer.
+ * A case as tensors: for both passes of an op every tensor as it is stored, and the same numbers as doubles, which
+ * `ref` computes with. And functions that run it: on `ref` in f64, and on the device under test with guards around
+ * every buffer.
  */
 #ifndef VJP_PROOF_PROBLEM_H
 #define VJP_PROOF_PROBLEM_H
@@ -15,7 +15,7 @@ vjp_device *proof_open_ref(void);
 /* Whether the device has kernels for every pass of the op. */
 bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage);
 
-/* Whether the plan asks for this row, which is then read into `setup`. */
+/* Whether the plan includes this row, which is then read into `setup`. */
 bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup);
 
 /* One tensor. Inputs have their numbers; outputs have what `ref` says (with all inputs given). */
@@ -33,8 +33,8 @@ typedef struct proof_problem {
     const vjp_op_info *info;
     vjp_dtype storage;
     proof_values slot[VJP_PASS_COUNT][VJP_MAX_SLOTS];
-    uint32_t saved;       /* bit a slot of the backward: what the forward saves for it (mean, rstd, pre, argmax) */
-    uint32_t without;     /* inputs of the backward that are not needed once those are there */
+    uint32_t saved;       /* one bit per slot of the backward that the forward saves (mean, rstd, pre, argmax) */
+    uint32_t without;     /* inputs of the backward that are not needed when those are present */
     bool narrow_operands; /* the device's matrix products take operands in the storage type: see error.h */
 } proof_problem;
 
@@ -43,7 +43,7 @@ bool proof_problem_make(proof_problem *problem, vjp_device *ref, const proof_set
                         uint64_t seed, char error[TEXT_ERROR]);
 void proof_problem_free(proof_problem *problem);
 
-/* The same in two steps, for who wants no result of ref: shapes and dtypes alone, then the numbers of an input. */
+/* The same in two steps, without ref's results: shapes and dtypes, then the numbers of an input. */
 bool proof_problem_shape(proof_problem *problem, vjp_device *ref, const proof_setup *setup, vjp_dtype storage,
                          char error[TEXT_ERROR]);
 void proof_problem_fill(proof_problem *problem, vjp_pass pass, int slot, uint64_t seed);
@@ -55,20 +55,20 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass);
 vjp_status proof_reference(const proof_problem *problem, vjp_device *ref, vjp_pass pass, uint32_t present,
                            double *result[VJP_MAX_SLOTS]);
 
-/* How to run a pass on the device under proof. */
+/* How to run a pass on the device under test. */
 typedef struct proof_call {
     vjp_pass pass;
     uint32_t present;              /* slots that are given */
     void *const *initial;          /* accumulate onto these, where the slot can; NULL: overwrite poison */
-    int alias_output, alias_input; /* this output is the same memory as that input; both 0: none */
-    int shift;                     /* elements by which each tensor is off a 64-byte boundary */
+    int alias_output, alias_input; /* this output uses the memory of that input; both 0: none */
+    int shift;                     /* each tensor begins this many elements after a 64-byte boundary */
     bool recorded;                 /* recorded once and replayed, on a device that can (vjp_backend.measure) */
 } proof_call;
 
 enum { PROOF_FAULT = 256 };
 
 /*
- * Uploads the inputs, poisons outputs and workspace with NaN and both sides of every buffer with guards, calls,
+ * Uploads the inputs, fills outputs and workspace with NaN, puts guards on both sides of every buffer, calls,
  * downloads. result[i] of each output that is present: its stored bytes, to free(). `fault` says what was touched that
  * should not have been: a guard, an input; "" if nothing was.
  */

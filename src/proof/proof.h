@@ -1,15 +1,15 @@
 /*
- * Proof: every gradient of every op, held against an oracle that shares no code with the kernel. Used by `vjp check`
- * and by the tests; no part of the library.
+ * Proof: compares every gradient of every op with an oracle that shares no code with the kernel. Used by `vjp check`
+ * and by the tests; not part of the library.
  *
- *   compare      a device against `ref` in f64 on the same stored numbers, over the table of cases
- *   differences  `ref` against central differences in double
- *   invariants   what algebra says of the results, whatever the oracle says
+ *   compare      a device with `ref` in f64 on the same stored numbers, over the table of cases
+ *   differences  `ref` with central differences in double
+ *   invariants   algebraic properties of the results, independent of the oracle
  *   bits         the same bits for every thread count, pool and instruction set
- *   repeats      the same bits run after run, on a device that works by itself
+ *   repeats      the same bits run after run, on a GPU
  *
- * Each hands one row an output to the caller's sink. Memory that cannot be had ends the program: a proof has nothing
- * to save.
+ * Each passes one row per output to the caller's sink. The program exits when memory runs out: a proof has nothing to
+ * save.
  */
 #ifndef VJP_PROOF_H
 #define VJP_PROOF_H
@@ -22,10 +22,10 @@
 
 typedef struct proof_row {
     const char *op, *pass, *output, *dtype, *device;
-    const char *text;    /* the case, and after a semicolon which variant of the call */
+    const char *text;    /* the case, and after a semicolon the variant of the call */
     double error, bound; /* the check holds when error <= bound */
     bool ok;
-    const char *why; /* of a failure: what the two numbers do not tell; "" otherwise */
+    const char *why; /* of a failure: what the two numbers do not show; "" otherwise */
 } proof_row;
 
 typedef struct proof_plan {
@@ -39,13 +39,13 @@ typedef struct proof_plan {
 
 void proof_compare(const proof_plan *plan, vjp_device *device);
 
-/* One case of the caller's own instead of the table. */
+/* The caller's case instead of the table. */
 struct proof_setup;
 void proof_compare_setup(const proof_plan *plan, vjp_device *device, const struct proof_setup *setup);
 void proof_differences(const proof_plan *plan);
 void proof_invariants(const proof_plan *plan, vjp_device *device);
 
-/* Opens the CPU devices it compares by itself. */
+/* Opens the CPU devices that it compares. */
 void proof_bits(const proof_plan *plan);
 void proof_repeats(const proof_plan *plan, vjp_device *device);
 

@@ -1,6 +1,6 @@
 /*
- * The same bits run after run, on a device that works by itself: each pass several times from fresh buffers, and once
- * more recorded and replayed, against its first run. A race that shows once in a while has as many chances to.
+ * The same bits run after run, on a GPU: each pass several times from fresh buffers, and once more recorded and
+ * replayed, compared with its first run. Repetition gives a rare race several chances to appear.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /*
- * Runs a pass on the device under proof through the public API alone, so that any device can be proved. Round every
- * buffer lie guards; outputs and workspace hold NaN before the call. What a kernel leaves out, reads too early or
- * writes too far shows.
+ * Runs a pass on the device under test through the public API alone, so that any device can be tested. Guards surround
+ * every buffer, and outputs and workspace hold NaN before the call, which shows what a kernel leaves out, reads too
+ * early or writes out of bounds.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,7 +104,8 @@ static vjp_status make_buffers(run_state *s, const proof_problem *p, vjp_device 
     return VJP_OK;
 }
 
-/* Exactly as much workspace as the pass asks for, poisoned and guarded behind (a handle cannot be moved on). */
+/* Exactly the workspace that the pass requires, filled with NaN, with a guard after it (a handle has no room before
+ * it). */
 static vjp_status make_workspace(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call) {
     size_t bytes = 0, count = p->info->pass[call->pass].count;
     vjp_status status =

@@ -76,7 +76,7 @@ static bool read_word(proof_setup *setup, char *word, char error[TEXT_ERROR]) {
     const vjp_op_info *info = vjp_op_describe(setup->op);
     char whole[WORD];
     snprintf(whole, sizeof whole, "%s", word);
-    snprintf(error, TEXT_ERROR, "case \"%s %s\": what is \"%s\"?", info->name, setup->text, whole);
+    snprintf(error, TEXT_ERROR, "case \"%s %s\": cannot read \"%s\"", info->name, setup->text, whole);
     if (word[0] == '-') {
         const vjp_slot *slot = find_slot(info, word + 1);
         proof_choice *choice =

@@ -26,7 +26,7 @@ static bool fail(char error[TEXT_ERROR], const char *format, ...) {
     return false;
 }
 
-/* Appends to a text of at most `bytes`; what does not fit is cut off. */
+/* Appends to a text of at most `bytes`; what does not fit is truncated. */
 static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 static void append(char *text, size_t bytes, const char *format, ...) {
@@ -86,7 +86,7 @@ bool text_set_attribute(const vjp_op *op, void *attributes, const char *assignme
     const vjp_op_info *info = vjp_op_describe(op);
     char allowed[TEXT_ERROR / 2];
     const char *equals = strchr(assignment, '=');
-    if (!equals) return fail(error, "\"%.64s\" is no attribute: write name=value", assignment);
+    if (!equals) return fail(error, "\"%.64s\" is not an attribute: write name=value", assignment);
     size_t length = (size_t)(equals - assignment);
     const char *value = equals + 1;
     const vjp_attribute *a = find_attribute(info, assignment, length);
@@ -194,7 +194,7 @@ bool text_parse_pass(const char *text, const vjp_op **op, vjp_pass *pass, char e
         char known[TEXT_ERROR / 2] = "";
         for (size_t i = 0; i < vjp_op_count(); i++)
             append(known, sizeof known, "%s%s", i ? ", " : "", vjp_op_describe(vjp_op_at(i))->name);
-        return fail(error, "\"%s\" is no op; there are %s", name, known);
+        return fail(error, "unknown op \"%s\"; there are %s", name, known);
     }
     int passes = vjp_passes(vjp_op_describe(found));
     for (int p = 0; p < passes; p++)
@@ -205,8 +205,8 @@ bool text_parse_pass(const char *text, const vjp_op **op, vjp_pass *pass, char e
         }
     if (passes < VJP_PASS_COUNT && point && strcmp(point + 1, text_pass_name(VJP_BACKWARD)) == 0)
         return fail(error, "%s has no backward pass: nothing is differentiated through it", name);
-    if (passes < VJP_PASS_COUNT) return fail(error, "\"%.64s\" names no pass: write %s.forward", text, name);
-    return fail(error, "\"%.64s\" names no pass: write %s.forward or %s.backward", text, name, name);
+    if (passes < VJP_PASS_COUNT) return fail(error, "\"%.64s\" is not a pass: write %s.forward", text, name);
+    return fail(error, "\"%.64s\" is not a pass: write %s.forward or %s.backward", text, name, name);
 }
 
 /* How many letters must be inserted, deleted or replaced to turn one word into the other. */
@@ -252,7 +252,7 @@ bool text_parse_shape(const char *text, int *ndim, int64_t shape[VJP_MAX_DIMS], 
     while (!empty) {
         if (count == VJP_MAX_DIMS)
             return fail(error, "shape \"%.64s\" has more than %d sizes", text, (int)VJP_MAX_DIMS);
-        if (!isdigit((unsigned char)*at)) return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
+        if (!isdigit((unsigned char)*at)) return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
         char *end;
         errno = 0;
         sizes[count++] = strtoll(at, &end, 10);
@@ -262,8 +262,8 @@ bool text_parse_shape(const char *text, int *ndim, int64_t shape[VJP_MAX_DIMS], 
         at++;
         at += strspn(at, " ");
     }
-    if (bracket && *at++ != ']') return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
-    if (at[strspn(at, " ")]) return fail(error, "\"%.64s\" is no shape: write [7,65]", text);
+    if (bracket && *at++ != ']') return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
+    if (at[strspn(at, " ")]) return fail(error, "\"%.64s\" is not a shape: write [7,65]", text);
     memcpy(shape, sizes, (size_t)count * sizeof sizes[0]);
     *ndim = count;
     return true;

@@ -1,6 +1,6 @@
 /*
- * Ops, attributes and shapes as text: what the command line, the golden files' metadata and the check's case names
- * are written in. All of it comes from the op table; no op is named here.
+ * Ops, attributes and shapes as text, for the command line, the golden files' metadata and the names of cases. All of
+ * it comes from the op table; no op is named here.
  *
  * Functions that can fail return false and leave one sentence in the caller's buffer, which says what was wrong and
  * what is allowed. Nothing is changed then.
@@ -34,14 +34,15 @@ bool text_set_attribute(const vjp_op *op, void *attributes, const char *assignme
 /* Sets several, separated by blanks: "axes=1 eps=1e-5". Empty text sets none. */
 bool text_set_attributes(const vjp_op *op, void *attributes, const char *text, char error[TEXT_ERROR]);
 
-/* One attribute's value as text_set_attribute() reads it. A value that is no choice prints as its number. */
+/* One attribute's value as text_set_attribute() reads it. A value that is not one of the choices prints as its number.
+ */
 enum { TEXT_VALUE = 32 };
 const char *text_attribute(const vjp_attribute *attribute, const void *attributes, char text[TEXT_VALUE]);
 
-/* Its default likewise. */
+/* The same for its default. */
 const char *text_default(const vjp_attribute *attribute, char text[TEXT_VALUE]);
 
-/* "axes=1 eps=1e-5": all attributes, or only those that differ from the defaults. Cut off when `bytes` are full. */
+/* "axes=1 eps=1e-5": all attributes, or only those that differ from the defaults. Truncated to `bytes`. */
 const char *text_attributes(const vjp_op *op, const void *attributes, bool only_changed, char *text, size_t bytes);
 
 /* ---- Ops, passes, shapes, numbers ------------------------------------------------------------------- */

@@ -2,17 +2,17 @@
  * Times both passes of an op as training runs them: the forward saves what it can, the backward uses it and makes every
  * gradient.
  *
- * The limit of an op that moves memory is its least bytes over the rate of the yardstick's copy. The limit of linear is
- * the time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine
- * for products that the device has), and the bytes of what stands between them over the copy's rate: the forward
- * writes pre, the backward reads dy and pre and writes dpre. The limit of another op that computes (conv2d) is its
- * flops at the rate of a square matrix product by the fastest engine, or its bytes where those take longer.
+ * The limit of a memory-bound op is its minimum bytes over the rate of the yardstick's copy. The limit of linear is the
+ * time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine for
+ * products that the device has), and the bytes of the passes between them over the copy's rate: the forward writes pre,
+ * the backward reads dy and pre and writes dpre. The limit of another op that computes (conv2d) is its flops at the
+ * rate of a square matrix product by the fastest engine, or its bytes where those take longer.
  *
- * All parts of a round follow one another, so that a noisy neighbour slows the op and its limit alike, and the
- * best of the rounds is kept of each.
+ * All parts run in every round, so that a noisy neighbour slows the op and its limit alike, and the best round of each
+ * counts.
  *
- * A device with a clock of its own (vjp_backend.measure) is timed by it, and walks through several sets of tensors, so
- * that nothing is served from its cache. The host's tensors are larger than its caches: one set will do.
+ * A device with a clock of its own (vjp_backend.measure) is timed by it and cycles through several sets of tensors, so
+ * that nothing comes from its cache. The host's tensors are larger than its caches: one set will do.
  */
 #include "proof/timing.h"
 
@@ -28,12 +28,12 @@
 enum {
     LEAST_ROUNDS = 3,
     MOST_ROUNDS = 200,
-    FILL_BLOCK = 1 << 18, /* random elements that are laid out over and over: no kernel's time depends on them */
+    FILL_BLOCK = 1 << 18, /* random elements, repeated: no kernel's time depends on them */
     MOST_SETS = 16,
     REPLAYS = 3, /* of a recorded round; the device's clock is fine enough */
 };
 
-/* Between two uses of a set the others move this many times what the device's cache holds. */
+/* Between two uses of a set the others move this many times the size of the device's cache. */
 static const double CACHES_BETWEEN = 8;
 
 static const double MEASURABLE = 2e-4; /* seconds; shorter calls are repeated until they take this long */
@@ -45,7 +45,7 @@ typedef struct tensor_set {
 } tensor_set;
 
 typedef struct bench {
-    vjp_device *device, *rival; /* rival: the device with its other engine for products; NULL: none */
+    vjp_device *device, *rival; /* rival: the device with the other engine for products; NULL: none */
     proof_problem p;
     tensor_set set[MOST_SETS];
     int sets;
@@ -63,7 +63,7 @@ static int find_slot(const vjp_pass_info *pass, const char *name) {
 
 /*
  * Ordinary numbers, but for linear's weights, which are as small as trained ones: a pre-activation of order sqrt(K) has
- * a derivative among the denormals, where one operation takes the processor as long as a hundred others.
+ * a derivative among the denormals, where one operation can take as long as a hundred others.
  */
 static double scale_of(const bench *b, const char *name) {
     if (b->p.setup.op->id != OP_ID(linear) || strcmp(name, "b") != 0) return 1;
@@ -113,7 +113,7 @@ static vjp_status make_buffer(bench *b, tensor_set *set, vjp_pass pass, int slot
     return fill_floats(b, data, dtype, v->count, name);
 }
 
-/* One buffer a name: the backward reads the forward's own tensors, and what it has saved. */
+/* One buffer per name: the backward reads the forward's own tensors, and what it has saved. */
 static vjp_status make_set(bench *b, tensor_set *set) {
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
         for (size_t i = 0; i < b->p.info->pass[pass].count; i++) {
@@ -142,7 +142,7 @@ static size_t set_bytes(const bench *b) {
     return bytes;
 }
 
-/* A small shape is timed as it is called in a loop, from the cache: what it shows is the cost of a call. */
+/* A small shape is timed in a loop, from the cache: it shows the cost of a call. */
 static int count_sets(const bench *b) {
     const vjp_backend *backend = b->device->backend;
     if (!backend->measure || !backend->cache_bytes) return 1;
@@ -171,7 +171,7 @@ typedef struct timed_call {
     size_t count;
     const void *attributes;
     int repeats; /* rounds through the sets */
-    double best; /* seconds a call */
+    double best; /* seconds per call */
 } timed_call;
 
 static vjp_status enqueue(void *argument) {
@@ -235,8 +235,8 @@ static void run_on_pool_of(void *device, size_t count, vjp_task task, void *argu
 }
 
 /*
- * The CPU's other engine for matrix products, on the same threads: those of a pool of its own would go on looking for
- * work for a while, on the cores where the device's are being timed.
+ * The CPU's other engine for matrix products, on the same threads: the threads of a second pool would keep spinning for
+ * a while on the cores where the device is being timed.
  */
 static vjp_device *open_rival(vjp_device *device) {
     char set[16], products[16], threads[16];
@@ -295,7 +295,7 @@ static double product_time(const raw_products *r, int product) {
     return r->engines > 1 ? fmin(best, r->call[product][1].best) : best;
 }
 
-/* Bytes of the passes between the products. */
+/* Bytes that the passes between the products move. */
 static double between_bytes(const bench *b, vjp_pass pass) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
     if (own->activation == VJP_ACTIVATION_NONE) return 0;
@@ -393,7 +393,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
     for (int round = 0; round < MOST_ROUNDS; round++) {
         if (round >= LEAST_ROUNDS && proof_seconds() - start > budget) break;
         vjp_status status = VJP_OK;
-        /* The limits first, after the copy: what a call leaves in the caches of other cores is slow to write over. */
+        /* The limits first, after the copy: overwriting lines that are in other cores' caches is slow. */
         for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
             status = time_once(&products.call[i / products.engines][i % products.engines]);
         for (int pass = 0; pass < passes && status == VJP_OK; pass++)
@@ -401,7 +401,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         for (int i = 0; computes && i < square.engines && status == VJP_OK; i++)
             status = time_once(&square.call[i]);
         if (status != VJP_OK) return status;
-        /* A copy of what no cache holds takes much longer than a small call: a few of them are enough. */
+        /* A copy larger than any cache takes much longer than a small call: a few are enough. */
         if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
             t->copy_rate = fmax(t->copy_rate, proof_yardstick_copy(yardstick));
     }

@@ -8,18 +8,18 @@
 typedef struct proof_timing {
     double seconds[VJP_PASS_COUNT];
     double limit[VJP_PASS_COUNT]; /* NaN: the device has no yardstick */
-    double copy_rate;             /* bytes a second, read and written */
-    double product_rate;          /* flops a second of the raw products; 0: none were made */
+    double copy_rate;             /* bytes per second, read and written */
+    double product_rate;          /* flops per second of the raw products; 0: none */
 } proof_timing;
 
 /*
- * Best of repeated rounds, each of which runs every part once; at least three rounds, then until `budget` seconds are
- * over. False: it cannot be run, and `error` says why.
+ * Best of repeated rounds, each of which runs every part once; at least three rounds, then until `budget` seconds have
+ * passed. False: it cannot be run, and `error` says why.
  */
 bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setup *setup, vjp_dtype storage,
                 double budget, proof_timing *timing, char error[TEXT_ERROR]);
 
-/* The least bytes that the last pass of this case moves, mostly the backward; negative after a failure. */
+/* The minimum bytes that the last pass of this case (usually the backward) moves; negative after a failure. */
 double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]);
 
 #endif

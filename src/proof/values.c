@@ -66,7 +66,7 @@ double proof_rounded(double value, vjp_dtype dtype) {
 
 /* ---- Random numbers ---------------------------------------------------------------------------------- */
 
-/* splitmix64: one multiply chain a draw, and any state is a good one. */
+/* splitmix64: one chain of multiplications per draw, and any state is valid. */
 uint64_t proof_random_bits(proof_random *random) {
     uint64_t z = random->state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;

@@ -8,7 +8,7 @@
 
 #include "vjp.h"
 
-/* Zeroed memory; ends the program when there is none. */
+/* Zeroed memory; exits when there is none. */
 void *proof_memory(size_t bytes);
 
 int64_t proof_count(const vjp_tensor *tensor);

@@ -1,10 +1,9 @@
 /*
- * The yardstick of a device that copies within its own memory and has a clock is such a copy, by that clock.
+ * The yardstick of a GPU is a copy within its memory, timed by its own clock.
  *
- * The yardstick of the CPU: a copy in the device's own pool, with ordinary stores and with stores that go round the
- * cache. Which is faster depends on the machine (ordinary ones first read the line that they will overwrite, unless
- * the processor sees through it); the limit is whichever is. Pieces are large enough to keep the prefetchers
- * running and small enough to balance.
+ * The yardstick of the CPU: a copy in the device's own pool, with ordinary stores and with streaming stores. Which is
+ * faster depends on the machine (ordinary ones first read the line that they overwrite, unless the processor avoids
+ * that); the faster is the limit. Chunks are large enough to keep the prefetchers running and small enough to balance.
  */
 #include "proof/yardstick.h"
 
@@ -20,7 +19,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { PIECE = 256 << 10 };
+enum { CHUNK = 256 << 10 };
 
 struct proof_yardstick {
     vjp_device *device;
@@ -34,18 +33,18 @@ double proof_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void plain_piece(void *argument, size_t i) {
+static void copy_plain(void *argument, size_t i) {
     const proof_yardstick *y = argument;
-    memcpy(y->to + i * PIECE, y->from + i * PIECE, PIECE);
+    memcpy(y->to + i * CHUNK, y->from + i * CHUNK, CHUNK);
 }
 
-/* Past the cache, 64 bytes at a time; the memory is aligned to that. Where there is no such store: a plain copy. */
-static void streaming_piece(void *argument, size_t i) {
+/* Streaming stores, 64 bytes at a time; the memory is aligned to that. Where there is no such store: a plain copy. */
+static void copy_streaming(void *argument, size_t i) {
     const proof_yardstick *y = argument;
 #if defined(__x86_64__)
-    const __m128i *from = (const __m128i *)(const void *)(y->from + i * PIECE);
-    __m128i *to = (__m128i *)(void *)(y->to + i * PIECE);
-    for (size_t k = 0; k < PIECE / sizeof *to; k += 4) {
+    const __m128i *from = (const __m128i *)(const void *)(y->from + i * CHUNK);
+    __m128i *to = (__m128i *)(void *)(y->to + i * CHUNK);
+    for (size_t k = 0; k < CHUNK / sizeof *to; k += 4) {
         __m128i a = _mm_load_si128(from + k), b = _mm_load_si128(from + k + 1);
         __m128i c = _mm_load_si128(from + k + 2), d = _mm_load_si128(from + k + 3);
         _mm_stream_si128(to + k, a);
@@ -55,15 +54,15 @@ static void streaming_piece(void *argument, size_t i) {
     }
     _mm_sfence();
 #elif defined(__aarch64__)
-    const char *from = y->from + i * PIECE;
-    char *to = y->to + i * PIECE;
-    for (size_t k = 0; k < PIECE; k += 64)
+    const char *from = y->from + i * CHUNK;
+    char *to = y->to + i * CHUNK;
+    for (size_t k = 0; k < CHUNK; k += 64)
         __asm__ volatile("ldp q0, q1, [%0]\n\tldp q2, q3, [%0, #32]\n\t"
                          "stnp q0, q1, [%1]\n\tstnp q2, q3, [%1, #32]" ::"r"(from + k),
                          "r"(to + k)
                          : "v0", "v1", "v2", "v3", "memory");
 #else
-    plain_piece(argument, i);
+    copy_plain(argument, i);
     (void)y;
 #endif
 }
@@ -80,7 +79,7 @@ static bool copies_by_itself(const vjp_device *device) {
 proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
     if (!device->backend->parallel && !copies_by_itself(device)) return NULL;
     proof_yardstick *y = proof_memory(sizeof *y);
-    *y = (proof_yardstick){.device = device, .bytes = (bytes / 2 + PIECE - 1) / PIECE * PIECE};
+    *y = (proof_yardstick){.device = device, .bytes = (bytes / 2 + CHUNK - 1) / CHUNK * CHUNK};
     void *from = NULL, *to = NULL;
     if (vjp_alloc(device, y->bytes, &from) != VJP_OK || vjp_alloc(device, y->bytes, &to) != VJP_OK) {
         vjp_free(device, from);
@@ -90,7 +89,7 @@ proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes) {
     y->from = from;
     y->to = to;
     if (!vjp_device_is_host(device)) return y;
-    memset(from, 1, y->bytes); /* a page that was never written is the same zero page for all */
+    memset(from, 1, y->bytes); /* pages that were never written all map to one zero page */
     memset(to, 2, y->bytes);
     return y;
 }
@@ -103,16 +102,16 @@ void proof_yardstick_close(proof_yardstick *y) {
 }
 
 double proof_yardstick_copy(proof_yardstick *y) {
-    static const vjp_task ways[] = {plain_piece, streaming_piece};
+    static const vjp_task copies[] = {copy_plain, copy_streaming};
     double best = 0;
     if (copies_by_itself(y->device)) {
         double seconds;
         vjp_status status = y->device->backend->measure(y->device, enqueue_copy, y, 3, &seconds);
         return status == VJP_OK ? 2 * (double)y->bytes / seconds : 0;
     }
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+    for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         double start = proof_seconds();
-        vjp_parallel(y->device, y->bytes / PIECE, ways[i], y);
+        vjp_parallel(y->device, y->bytes / CHUNK, copies[i], y);
         double rate = 2 * (double)y->bytes / (proof_seconds() - start);
         best = rate > best ? rate : best;
     }

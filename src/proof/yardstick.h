@@ -1,6 +1,6 @@
 /*
- * What a device is measured against: the rate at which it can copy memory, taken in the same run, with the same
- * threads, over arrays that no cache holds. One implementation for each kind of device.
+ * What a device is measured against: the rate at which it can copy memory, measured in the same run, with the same
+ * threads, over arrays larger than any cache. One implementation for each kind of device.
  */
 #ifndef VJP_PROOF_YARDSTICK_H
 #define VJP_PROOF_YARDSTICK_H
@@ -15,10 +15,10 @@ typedef struct proof_yardstick proof_yardstick;
 proof_yardstick *proof_yardstick_open(vjp_device *device, size_t bytes);
 void proof_yardstick_close(proof_yardstick *yardstick);
 
-/* Copies once in every way the device has; bytes read and written a second, by the fastest. */
+/* Copies once with each kind of store; returns bytes read and written per second of the fastest. */
 double proof_yardstick_copy(proof_yardstick *yardstick);
 
-/* Seconds on a clock that only goes forward. */
+/* Seconds on a monotonic clock. */
 double proof_seconds(void);
 
 #endif

@@ -1,10 +1,10 @@
 /*
- * The seven activations and their derivatives in double. Each is finite and right for every finite x, and takes its
- * limit at plus and minus infinity, where a product in single precision may have ended up; a NaN stays a NaN.
+ * The seven activations and their derivatives in double. Each is finite and accurate for every finite x and has its
+ * limit at plus and minus infinity, which a product in single precision may have overflowed to; a NaN stays a NaN.
  *
- * Two rules keep the digits: nothing is computed as 1 minus what tends to 1 (1 - tanh^2 has no digit left past
- * |x| = 19 in double, past 9 in float), and a factor that has vanished ends the product before an infinite one can
- * meet it.
+ * Two rules avoid cancellation and 0 * Inf: nothing is computed as 1 minus what tends to 1 (1 - tanh^2 has no digit
+ * left past |x| = 19 in double, past 9 in float), and a product with a factor that has become 0 is 0, even if another
+ * is infinite.
  */
 #ifndef VJP_REF_ACTIVATION_H
 #define VJP_REF_ACTIVATION_H
@@ -18,7 +18,7 @@ static const double REF_SQRT_2_OVER_PI = 0.79788456080286535588;  /* of gelu's t
 static const double REF_1_OVER_SQRT_2PI = 0.39894228040143267794; /* of the normal density */
 static const double REF_GELU_CUBIC = 0.044715;                    /* of gelu's tanh form */
 
-/* x * factor, where a factor that tends to 0 faster than x grows has reached 0. */
+/* x * factor, and 0 where the factor, which tends to 0 faster than x grows, has become 0. */
 static inline double ref_damped(double x, double factor) {
     return factor == 0 ? 0 : x * factor;
 }
@@ -42,7 +42,7 @@ static inline double ref_gelu_argument(double x) {
 static inline double ref_activate(vjp_activation activation, double x) {
     switch (activation) {
     case VJP_ACTIVATION_NONE: return x;
-    case VJP_ACTIVATION_RELU: return x < 0 ? 0 : x; /* this way round a NaN stays */
+    case VJP_ACTIVATION_RELU: return x < 0 ? 0 : x; /* written so that a NaN stays a NaN */
     case VJP_ACTIVATION_GELU_TANH: return ref_damped(x, ref_sigmoid(ref_gelu_argument(x)));
     case VJP_ACTIVATION_GELU_ERF: return ref_damped(x, 0.5 * erfc(-x * REF_SQRT_HALF));
     case VJP_ACTIVATION_SILU: return ref_damped(x, ref_sigmoid(x));

@@ -1,6 +1,6 @@
 /*
- * adamw, plainly. An element is read whole before it is written, so the outputs may lie in their inputs' places. Where
- * nothing has been averaged and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays.
+ * adamw, plainly. An element's inputs are all read before it is written, so the step may run in place. Where m and v
+ * are 0 and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays.
  */
 #include <math.h>
 

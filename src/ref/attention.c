@@ -1,6 +1,6 @@
 /*
- * attention, plainly, a query at a time: its scores s_j = scale <q, k_j> of the keys that it sees, p = softmax(s), y =
- * sum of p_j v_j. Backward: dp_j = <dy, v_j>, D = <dy, y>, ds_j = p_j (dp_j - D); then dv_j += p_j dy, dq = scale sum
+ * attention, plainly, one query at a time: its scores s_j = scale <q, k_j> of the keys that it sees, p = softmax(s), y
+ * = sum of p_j v_j. Backward: dp_j = <dy, v_j>, D = <dy, y>, ds_j = p_j (dp_j - D); then dv_j += p_j dy, dq = scale sum
  * of ds_j k_j, dk_j += scale ds_j q.
  */
 #include <math.h>
@@ -33,7 +33,7 @@ static double dot(const vjp_work *work, int a, int64_t a_at, int b, int64_t b_at
     return sum;
 }
 
-/* Fills `score` and returns the log of the sum of exp of them: the largest is taken out, so that nothing overflows. */
+/* Fills `score` and returns the log of the sum of exp(score); the largest is subtracted first, so nothing overflows. */
 static double scores(const vjp_work *work, int q, int k, const vjp_attention_sizes *s, const query *i, double *score) {
     double largest = -INFINITY, sum = 0;
     for (int64_t j = 0; j < i->seen; j++) {
@@ -87,7 +87,7 @@ static double dy_y(const vjp_work *work, const vjp_attention_sizes *s, const que
     return sum;
 }
 
-/* One query's dq, and what it adds to dk and dv. */
+/* One query's dq, and its contributions to dk and dv. */
 static void backward_query(const vjp_work *work, const vjp_attention_sizes *s, const query *i, double *score,
                            double *dk, double *dv) {
     bool saved = work->tensor[ATTENTION_B_Y] && work->tensor[ATTENTION_B_LSE];
@@ -132,7 +132,7 @@ static vjp_status backward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* A query's scores; and before them dk and dv, which many queries add to. */
+/* Memory for dk and dv, which many queries add to, then for one query's scores. */
 static size_t forward_workspace(const vjp_work *work) {
     return sizeof(double) * (size_t)vjp_attention_sizes_of(work).keys;
 }

@@ -1,6 +1,6 @@
 /*
- * add and mul, plainly. Element (row, j) of a meets element j of b. da and db are derived from the op's two partial
- * derivatives; db adds up over the rows. a is read before da is written, which may lie in its place or in dy's.
+ * add and mul, plainly. Element (row, j) of a is combined with element j of b. da and db come from the op's two partial
+ * derivatives; db is summed over the rows. a is read before da is written, which may be the same memory as a or dy.
  */
 #ifndef VJP_REF_BROADCAST_H
 #define VJP_REF_BROADCAST_H

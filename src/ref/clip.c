@@ -1,4 +1,4 @@
-/* clip, plainly. A norm that is no number makes a scale that is none; an infinite one makes it 0. */
+/* clip, plainly. A NaN norm gives a NaN scale; an infinite one gives 0. */
 #include <math.h>
 
 #include "ref/ref.h"

@@ -1,10 +1,10 @@
 /*
- * conv2d, plainly: each window's sum, and the backward as gathers. dx asks of each element which windows had it under
- * which weight, dweight of each weight which elements it met.
+ * conv2d, plainly: each window's sum, and the backward as gathers: each element of dx sums over the windows that
+ * contain it, each element of dweight over the elements of x that it multiplied.
  */
 #include "ref/ref.h"
 
-/* Where element (n, c, h, w) of a tensor with these planes lies. */
+/* The index of element (n, c, h, w) of a tensor with these planes. */
 static int64_t at(const vjp_conv2d_sizes *s, int64_t channels, int64_t height, int64_t width, int64_t n, int64_t c,
                   int64_t h, int64_t w) {
     return s->channels_last ? ((n * height + h) * width + w) * channels + c
@@ -41,7 +41,7 @@ static double window_sum(const vjp_work *work, const vjp_conv2d_sizes *s, int64_
 
 static vjp_status forward(const vjp_work *work) {
     vjp_conv2d_sizes s = vjp_conv2d_sizes_of(work);
-    if (s.out_channels == 0) return VJP_OK; /* rather than walk through a batch of nothing; so below */
+    if (s.out_channels == 0) return VJP_OK; /* rather than loop over an empty batch; likewise below */
     for (int64_t n = 0; n < s.batch; n++)
         for (int64_t o = 0; o < s.out_channels; o++)
             for (int64_t i = 0; i < s.out_height; i++)

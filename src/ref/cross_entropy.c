@@ -2,7 +2,7 @@
  * cross_entropy, plainly: the largest logit of a row, the sum of exp(z - max), and with those the loss in a form that
  * neither overflows nor subtracts one large number from another:
  *     loss = log(sum) + (1 - s) (max - z[target]) + s mean(max - z).
- * A term whose weight is 0 is left out, so that 0 * Inf does not come in.
+ * A term whose weight is 0 is left out, which avoids 0 * Inf.
  */
 #include <math.h>
 
@@ -20,7 +20,7 @@ static measured measure(const vjp_work *work, int logits, int64_t row, int64_t c
     }
     for (int64_t i = 0; i < classes; i++) {
         double z = ref_get(work, logits, row * classes + i, 0);
-        m.sum += exp(z - (m.max == -INFINITY ? 0 : m.max)); /* of nothing but -Inf the sum is 0, not NaN */
+        m.sum += exp(z - (m.max == -INFINITY ? 0 : m.max)); /* if all are -Inf the sum is 0, not NaN */
         m.below += (m.max - z) / (double)classes;
     }
     return m;

@@ -1,13 +1,13 @@
 /*
- * cumsum, plainly: one running sum in double along each line. The backward is the same scan from the other end, which
- * vjp_cumsum_sizes_of() has already turned round. An element is read before its place is written, so the result may
- * lie in x's place.
+ * cumsum, plainly: one running sum in double along each line. The backward is the same scan from the other end, for
+ * which vjp_cumsum_sizes_of() has already inverted `reverse`. An element is read before it is written, so the call may
+ * run in place.
  */
 #include "ref/ref.h"
 
 static vjp_status scan(const vjp_work *work) {
     vjp_cumsum_sizes s = vjp_cumsum_sizes_of(work);
-    if (s.length == 0 || s.inner == 0) return VJP_OK; /* rather than walk through `outer` lines of nothing */
+    if (s.length == 0 || s.inner == 0) return VJP_OK; /* rather than loop over `outer` empty lines */
     for (int64_t outer = 0; outer < s.outer; outer++)
         for (int64_t inner = 0; inner < s.inner; inner++) {
             double sum = 0;

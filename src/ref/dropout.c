@@ -1,4 +1,4 @@
-/* dropout, plainly: each element asks the generator for its own word. The backward drops the same elements. */
+/* dropout, plainly: each element gets its own word from the generator. The backward drops the same elements. */
 #include "ref/ref.h"
 
 static vjp_status run(const vjp_work *work) {

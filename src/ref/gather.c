@@ -1,6 +1,6 @@
 /*
- * gather, plainly. The backward first strings the occurrences of each table row together in the order of k, so that
- * every element of dtable is one sum in double, stored once, and no row has to search all indices.
+ * gather, plainly. The backward first links the occurrences of each table row in the order of k, so that every element
+ * of dtable is one sum in double, stored once, without a search of all indices per row.
  */
 #include "ref/ref.h"
 
@@ -14,7 +14,7 @@ static int64_t index_of(const vjp_work *work, int slot, int64_t k) {
 
 static vjp_status forward(const vjp_work *work) {
     vjp_gather_sizes s = vjp_gather_sizes_of(work);
-    if (s.count == 0 || s.inner == 0) return VJP_OK; /* rather than walk through `outer` tables of nothing */
+    if (s.count == 0 || s.inner == 0) return VJP_OK; /* rather than loop over `outer` empty tables */
     for (int64_t outer = 0; outer < s.outer; outer++)
         for (int64_t k = 0; k < s.count; k++) {
             int64_t row = index_of(work, GATHER_INDEX, k);
@@ -26,7 +26,7 @@ static vjp_status forward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* No dtable, or one without elements: nothing to do, and no memory needed to do it. */
+/* No dtable, or an empty one: nothing to do, and no memory needed. */
 static bool is_empty(const vjp_work *work, const vjp_gather_sizes *s) {
     return !work->tensor[GATHER_B_DTABLE] || s->outer == 0 || s->rows == 0 || s->inner == 0;
 }
@@ -34,7 +34,7 @@ static bool is_empty(const vjp_work *work, const vjp_gather_sizes *s) {
 static vjp_status backward(const vjp_work *work) {
     vjp_gather_sizes s = vjp_gather_sizes_of(work);
     if (is_empty(work, &s)) return VJP_OK;
-    /* first[row]: the first k that takes the row; next[k]: the next that takes the same one; -1: none. */
+    /* first[row]: the first k that selects the row; next[k]: the next that selects the same one; -1: none. */
     int64_t *first = work->workspace, *next = first + s.rows;
     for (int64_t row = 0; row < s.rows; row++)
         first[row] = -1;

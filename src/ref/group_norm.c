@@ -61,7 +61,8 @@ static vjp_status forward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* dx of one group, and what it adds to dgamma and dbeta. All of the group is read before dx, maybe in its place. */
+/* dx of one group, and its contributions to dgamma and dbeta. The whole group is read before dx is written, which may
+ * be in place. */
 static void backward_group(const vjp_work *work, const vjp_group_norm_sizes *s, group_range g, group_statistics r,
                            double *dgamma, double *dbeta) {
     double count = (double)(s->group_channels * s->plane), mean_g = 0, mean_gxh = 0;

@@ -1,12 +1,12 @@
 /*
- * linear, plainly: pre = a b + bias, y = act(pre); dpre = dy * act'(pre), then da = dpre b^T, db = a^T dpre and
- * dbias = the sum of dpre. A shared b comes as one product of all rows (vjp_linear_sizes_of() folds the batch), so
- * db is summed over the batch exactly then. Without an activation act' is 1, whatever pre is: no pre is needed.
+ * linear, plainly: pre = a b + bias, y = act(pre); dpre = dy * act'(pre), then da = dpre b^T, db = a^T dpre and dbias =
+ * the sum of dpre. A shared b comes as one product of all rows (vjp_linear_sizes_of() folds the batch), so db is then
+ * summed over the batch. Without an activation act' is 1, whatever pre is: no pre is needed.
  */
 #include "ref/activation.h"
 #include "ref/ref.h"
 
-/* Where element (k, n) of a batch's b lies. */
+/* The index of element (k, n) of a batch's b. */
 static int64_t b_at(const vjp_linear_sizes *s, int64_t batch, int64_t k, int64_t n) {
     return batch * s->k * s->n + (s->transpose_b ? n * s->k + k : k * s->n + n);
 }
@@ -22,7 +22,7 @@ static double product(const vjp_work *work, int a, int b, int bias, const vjp_li
 
 static vjp_status forward(const vjp_work *work) {
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
-    if (s.m == 0 || s.n == 0) return VJP_OK; /* rather than walk through rows of nothing; so below */
+    if (s.m == 0 || s.n == 0) return VJP_OK; /* rather than loop over empty rows; likewise below */
     for (int64_t batch = 0; batch < s.batch; batch++)
         for (int64_t row = batch * s.m; row < (batch + 1) * s.m; row++)
             for (int64_t n = 0; n < s.n; n++) {

@@ -1,19 +1,19 @@
 /*
- * maxpool2d, plainly: search each window in row-major order. The backward takes the saved argmax or searches again,
- * and adds up one plane of dx in double before it stores it, since windows may overlap.
+ * maxpool2d, plainly: search each window in row-major order. The backward takes the saved argmax or searches again, and
+ * sums one plane of dx in double before it is stored, since windows may overlap.
  */
 #include <math.h>
 
 #include "ref/ref.h"
 
-/* Where in a tensor of a given plane an element lies; the layouts differ in nothing else. */
+/* The index of an element in a tensor of a given plane; the layouts differ in nothing else. */
 static int64_t at(const vjp_maxpool2d_sizes *s, int64_t plane, int64_t n, int64_t c, int64_t place) {
     return s->channels_last ? (n * plane + place) * s->channels + c : (n * s->channels + c) * plane + place;
 }
 
 /*
- * The place of a window's maximum in the plane. The first element is taken whatever it is, so a window of -inf has
- * its maximum too; a later one must be greater, or the first NaN. Padding is stepped over, never compared.
+ * The position of a window's maximum in the plane. The first element is taken whatever it is, so a window of -inf has
+ * its maximum too; a later one must be greater, or the first NaN. Padding is skipped.
  */
 static int64_t find_maximum(const vjp_work *work, int x, const vjp_maxpool2d_sizes *s, int64_t n, int64_t c,
                             int64_t out_row, int64_t out_column) {
@@ -38,7 +38,7 @@ static int64_t find_maximum(const vjp_work *work, int x, const vjp_maxpool2d_siz
 
 static vjp_status forward(const vjp_work *work) {
     vjp_maxpool2d_sizes s = vjp_maxpool2d_sizes_of(work);
-    if (s.channels == 0) return VJP_OK; /* rather than walk through a batch of nothing */
+    if (s.channels == 0) return VJP_OK; /* rather than loop over an empty batch */
     for (int64_t n = 0; n < s.batch; n++)
         for (int64_t c = 0; c < s.channels; c++)
             for (int64_t row = 0; row < s.out_height; row++)
@@ -83,7 +83,7 @@ static vjp_status backward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* One plane of dx in double; sizes up to 2^30 a side keep the product in range. */
+/* One plane of dx in double; sides of at most 2^30 keep the product in range. */
 static size_t backward_workspace(const vjp_work *work) {
     vjp_maxpool2d_sizes s = vjp_maxpool2d_sizes_of(work);
     bool empty = !work->tensor[MAXPOOL2D_B_DX] || s.batch == 0 || s.channels == 0;

@@ -78,7 +78,7 @@ static vjp_status forward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* The saved statistics if all are there, else measured again. */
+/* The saved statistics if all are present, otherwise computed again. */
 static row_statistics row_of(const norm_call *call, int64_t row) {
     const vjp_work *work = call->work;
     if (!work->tensor[call->rstd] || (call->centered && !work->tensor[call->mean])) return measure(call, row);

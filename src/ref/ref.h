@@ -1,6 +1,6 @@
 /*
- * The reference backend: plain loops in double, one file an op, for every storage type. It is the readable truth that
- * the other backends are held against, so it is never optimised: each formula stands there as docs/ops/ derives it.
+ * The reference backend: plain loops in double, one file per op, for every storage type. It is the readable reference
+ * that the other backends are compared with, so it is never optimised: each formula is written as docs/ops/ derives it.
  */
 #ifndef VJP_REF_H
 #define VJP_REF_H

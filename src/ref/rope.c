@@ -1,8 +1,8 @@
 /*
- * rope, plainly: each pair (u, v) of a head turns by the angle of its position,
+ * rope, plainly: each pair (u, v) of a head is rotated by the angle of its position,
  *     u' = u cos - v sin,   v' = u sin + v cos,
- * and the backward turns dy by the opposite angle: the transpose of a rotation. Both elements of a pair are read
- * before either is written, so the result may lie in x's place.
+ * and the backward rotates dy by the opposite angle, the transpose of a rotation. Both elements of a pair are read
+ * before either is written, so the call may run in place.
  */
 #include "ref/ref.h"
 
@@ -36,7 +36,7 @@ static void rotate_head(const vjp_work *work, const vjp_rope_sizes *s, int64_t b
 
 static vjp_status rotate(const vjp_work *work) {
     vjp_rope_sizes s = vjp_rope_sizes_of(work);
-    if (s.heads == 0 || s.head_dim == 0) return VJP_OK; /* rather than walk through times of nothing */
+    if (s.heads == 0 || s.head_dim == 0) return VJP_OK; /* rather than loop over empty times */
     double sign = work->pass == VJP_FORWARD ? 1 : -1;
     for (int64_t batch = 0; batch < s.batch; batch++)
         for (int64_t t = 0; t < s.time; t++) {

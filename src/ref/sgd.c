@@ -1,4 +1,4 @@
-/* sgd, plainly. An element is read whole before it is written, so the outputs may lie in their inputs' places. */
+/* sgd, plainly. An element's inputs are all read before it is written, so the step may run in place. */
 #include "ref/ref.h"
 
 static vjp_status forward(const vjp_work *work) {

@@ -3,12 +3,12 @@
  * offsets, strange numbers. Bytes choose shapes that make sense first, and then up to four things that may not.
  *
  * What must hold: nothing crashes; a refused call changes no byte; an accepted one changes its outputs only; cpu and
- * ref give the same status; and the same numbers, loosely (exactness is the business of `vjp check`), where nothing
- * strange was put in. A tensor is the caller's claim that this memory is there, so a call is made only when every
- * tensor lies inside the block, or when its sizes overflow and it must be refused before anyone looks.
+ * ref give the same status; and the same numbers, loosely (`vjp check` tests accuracy), where nothing strange was put
+ * in. A tensor is the caller's claim that this memory exists, so a call is made only when every tensor is inside the
+ * block, or when its sizes overflow and it must be refused before any access.
  *
  * Under the address sanitizer the gaps between tensors are poisoned while a call that makes sense runs, so that a read
- * a few bytes too far is found as well.
+ * a few bytes out of bounds is found as well.
  */
 #include <math.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static void add(sample *s, const char *name, int ndim, const int64_t *shape) {
     memcpy(s->input[i].shape, shape, (size_t)ndim * sizeof shape[0]);
 }
 
-/* At most so many elements: a call should take milliseconds, also on ref under a sanitizer. */
+/* The maximum number of elements: a call should take milliseconds, also on ref under a sanitizer. */
 static void take_shape(choices *in, int ndim, int64_t *shape, int64_t most) {
     for (int i = 0; i < ndim; i++) {
         shape[i] = take_size(in);
@@ -75,7 +75,7 @@ static void take_shape(choices *in, int ndim, int64_t *shape, int64_t most) {
 
 static char attribute_text[256];
 
-/* The tests' own sample of an op with up to three of its sizes changed, each wherever it stands: most still fit. */
+/* The tests' sample of an op with up to three of its sizes changed, each in every place: most calls are still valid. */
 static sample resized(choices *in, const sample *from) {
     sample s = *from;
     for (uint32_t n = choose(in, 4); n > 0; n--) {
@@ -89,7 +89,7 @@ static sample resized(choices *in, const sample *from) {
     return s;
 }
 
-/* Shapes for an op; those that are refused (a group without elements) are as welcome as the others. */
+/* Shapes for an op; shapes that are refused (a group without elements) are allowed too. */
 static sample take_sample(choices *in, const char *op) {
     sample s = {.op = op, .attributes = attribute_text, .index_limit = 1};
     int64_t shape[VJP_MAX_DIMS] = {0}, other[VJP_MAX_DIMS] = {0};
@@ -214,7 +214,7 @@ static sample take_sample(choices *in, const char *op) {
     return s;
 }
 
-/* ---- Is it fair to make this call? ------------------------------------------------------------------- */
+/* ---- May this call be made? ------------------------------------------------------------------------ */
 
 enum { OVERFLOWS = -1 };
 
@@ -277,7 +277,7 @@ static bool make_strange(call *made, choices *in) {
     case 6: t->offset = choose(in, 2) ? choose(in, 64) : (uint64_t)take_strange(in); return true;
     case 7: t->data = NULL; return true;
     case 8: made->pointer[slot] = NULL; return false;
-    case 9: { /* partly or wholly on another tensor */
+    case 9: { /* overlapping another tensor, partly or wholly */
         size_t other = choose(in, (uint32_t)made->count);
         uintptr_t begin = (uintptr_t)made->tensor[other].data; /* which may be NULL by now */
         t->data = (void *)(begin + (choose(in, 2) ? 4 * choose(in, 32) : 0));
@@ -445,7 +445,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0; /* vjp_infer() refused the shapes, which is an answer */
     }
     bool strange = false;
-    /* The saved values are random: an argmax that lies in no window of its own is nothing to agree on. */
+    /* The saved values are random: for an argmax outside its window the devices need not agree. */
     if (strcmp(op, "maxpool2d") == 0 && pass == VJP_BACKWARD) strange = true;
     bool limited = from.index_limit > 0; /* no index fits an empty table */
     for (uint32_t n = choose(&in, 5); n > 0; n--)

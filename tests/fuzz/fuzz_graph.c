@@ -1,7 +1,7 @@
 /*
  * Random graphs through the planner. Bytes choose the ops, shapes, what is used again, the results, the blocks that are
- * computed again, and now and then something that is wrong. What must hold is random_graph_check()'s, which the unit
- * test of the planner asks for the graphs of seeds.
+ * computed again, and now and then something that is wrong. random_graph_check() checks them, as it does in the unit
+ * test of the planner.
  */
 #include <stdio.h>
 #include <stdlib.h>

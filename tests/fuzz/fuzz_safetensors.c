@@ -1,7 +1,7 @@
 /*
  * Random files through the safetensors reader. What must hold: no crash, nothing leaked, a refusal has a sentence, and
- * what an accepted file says of its tensors is true: each lies inside the bytes that were given, with the size that its
- * shape and type make.
+ * what an accepted file says of its tensors is true: each is inside the given bytes and has the size of its shape and
+ * type.
  */
 #include <stdio.h>
 #include <stdlib.h>
