@@ -8,7 +8,7 @@ CMAKE_FLAGS ?=
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD) --parallel
 
-# Ninja where it is there; what CMake takes by itself otherwise.
+# Ninja if installed; otherwise CMake's default.
 $(BUILD)/CMakeCache.txt:
 	@cmake -S . -B $(BUILD) $(if $(shell command -v ninja),-G Ninja) $(CMAKE_FLAGS)
 
@@ -25,7 +25,7 @@ run:
 		echo "every output with its error and bound: $(BUILD)/check.txt"; exit $$status
 	@echo; for op in $(SHOWN); do $(BUILD)/vjp bench $$op --quick || exit 1; done >$(BUILD)/bench.txt && \
 		awk '/^op / && !heads++ || /ward .*[▏▎▍▌▋▊▉█]/' $(BUILD)/bench.txt; \
-		echo "time beside the least that this machine allows; all ops: $(BUILD)/vjp bench"
+		echo "time beside the minimum that this machine allows; all ops: $(BUILD)/vjp bench"
 	@echo; rm -rf $(RUN); $(BUILD)/vjp train --out $(RUN)
 	@echo; $(BUILD)/vjp sample $(RUN) --prompt "static " --temperature 0.7
 	@echo; echo "what else it can do: $(BUILD)/vjp --help"

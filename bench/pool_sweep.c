@@ -1,6 +1,6 @@
 /*
- * Times forward passes that are as fast as memory, from 16 KiB to 1 GiB, with one kind of threads: bench/pool_sweep
- * builds this and runs it once for each.
+ * Times memory-bound forward passes, from 16 KiB to 1 GiB, with one kind of thread pool: bench/pool_sweep builds this
+ * and runs it once for each.
  *
  * usage: pool_sweep THREADS SECONDS STEP PAUSE_US [LIBRARY]
  *   SECONDS: for each measurement; STEP: factor from size to size; PAUSE_US: sleep before each call

@@ -1,27 +1,25 @@
 #!/usr/bin/env python3
 """vjp beside PyTorch eager, training the same Llama on the same bytes on the CPU: losses, time of a step, peak memory.
 
-Each side runs in a process of its own with the same number of threads. vjp saves its first weights
+Each side runs in its own process with the same number of threads. vjp saves its first weights
 (`vjp train --stop-at 0`), a Hugging Face folder; PyTorch loads them. Both see the same batches, which follow from the
 seed, the number of the batch and the row (Philox4x32-10, as in src/train/data/text.c), both take AdamW's steps with the
 same schedule, decay of matrices only and clipping to 1. So the losses must be the same curve: where they differ by
 more than --tolerance at any step, nothing else counts and the exit status is 1. How far PyTorch's own variants are
 apart is printed beside it: where the rate is so high that single gradients are long (`vjp train`'s 3e-3 with the tiny
-preset: norm 18 at step 71), any two ways of rounding come apart at those steps, PyTorch's own included. Hence --lr 6e-4,
+preset: norm 18 at step 71), runs that round differently diverge at those steps, PyTorch's own variants included. Hence --lr 6e-4,
 usual for small models.
 
 What is measured:
   - the time of a step, from the batch's bytes to the updated weights and the loss as a number on the host; the median
-    after 5 steps of warm-up. vjp's is what `vjp train --json` reports, PyTorch's is taken round the same work.
-  - peak memory: what the kernel says of the process when it has ended (ru_maxrss), interpreter and libraries included.
+    after 5 steps of warm-up. vjp's is what `vjp train --json` reports, PyTorch's is measured around the same work.
+  - peak memory: what the kernel reports when the process has ended (ru_maxrss), interpreter and libraries included.
     What PyTorch takes after its import, before there is a model, is reported beside it. vjp's peak includes the
     checkpoint that it saves at the end; PyTorch saves none.
 
 What PyTorch runs is plain eager model code: F.embedding, F.rms_norm, rotary pairs by halves as transformers writes
 them, F.scaled_dot_product_attention, F.silu, F.linear, F.cross_entropy. Wherever there is a choice PyTorch gets the
-better one: attention with enable_gqa or with repeated heads, whichever is faster here; AdamW fused or foreach; glibc
-as it is or told to keep freed memory (fewer page faults). Each of the four variants runs in a process of its own, the
-fastest counts for time, the leanest for memory. With --rounds R the sides take turns R times and each one's best
+better one: attention with enable_gqa or with repeated heads, whichever is faster here; AdamW fused or foreach; glibc as it is or keeping freed memory (fewer page faults). Each of the four variants runs in its own process; the fastest counts for time, the lowest peak for memory. With --rounds R the sides take turns R times and each one's best
 median counts.
 
     python bench/train_vs_torch.py [--preset tiny|small|...] [--batch B] [--context T] [--steps N] [--threads N]
@@ -51,7 +49,7 @@ VARIANTS = ["fused", "foreach", "fused+keep", "foreach+keep"]
 PROFILED_STEPS = 3
 
 
-# ---- PyTorch's side, in a process of its own -------------------------------------------------------------
+# ---- PyTorch's side, in a separate process -------------------------------------------------------------
 
 
 def philox(counter, key):
@@ -72,7 +70,7 @@ def window(seed, part, row, trained, context):
 
 
 def resident(key):
-    """Bytes of this process: VmRSS, now, or VmHWM, the most so far."""
+    """Bytes of this process: VmRSS, now, or VmHWM, the peak so far."""
     for line in open("/proc/self/status", encoding="ascii"):
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
@@ -80,7 +78,7 @@ def resident(key):
 
 
 def keep_freed_memory():
-    """Tells glibc neither to map nor to return large blocks, so that a result allocated anew has no page faults."""
+    """Sets glibc to neither map nor return large blocks, so that newly allocated results cause no page faults."""
     libc = ctypes.CDLL(None)
     M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
     libc.mallopt(M_MMAP_MAX, 0)
@@ -253,7 +251,7 @@ def torch_side(task):
 
 
 def run_process(command):
-    """What it printed, and the most memory it held."""
+    """What it printed, and its peak memory."""
     process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
     with process.stdout:
         out = process.stdout.read()
@@ -301,7 +299,7 @@ def median_step(seconds):
 
 
 def better(old, new):
-    """Of two runs of one side: the faster one's time, the leaner one's memory."""
+    """Of two runs of one side: the shorter time and the lower memory."""
     new["median"] = median_step(new["seconds"])
     if old is None:
         return new
@@ -310,7 +308,7 @@ def better(old, new):
 
 
 def gather_text(folder, path):
-    """vjp's own sources as one file, for who names no other."""
+    """vjp's own sources as one file, the default."""
     names = sorted(p for p in folder.rglob("*") if p.suffix in (".c", ".h"))
     path.write_bytes(b"".join(p.read_bytes() for p in names))
     return path
@@ -405,7 +403,7 @@ def print_markdown(row):
     print("| | vjp | PyTorch eager | ratio |")
     print("|---|---:|---:|---:|")
     print(f"| step, ms (median) | {row['vjp_ms']:.1f} | {row['torch_ms']:.1f} | {row['speedup']:.2f} faster |")
-    print(f"| tokens a second | {row['vjp_tokens_per_second']:.0f} | {row['torch_tokens_per_second']:.0f} | |")
+    print(f"| tokens per second | {row['vjp_tokens_per_second']:.0f} | {row['torch_tokens_per_second']:.0f} | |")
     print(
         f"| peak memory, MiB | {mib(row['vjp_peak_bytes'])} | {mib(row['torch_peak_bytes'])} "
         f"({mib(row['torch_imported_bytes'])} after import) | {row['memory_ratio']:.2f} of it |"
@@ -441,7 +439,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, help="default: the preset's")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--lr", type=float, default=6e-4, help="the highest rate; default 6e-4")
+    parser.add_argument("--lr", type=float, default=6e-4, help="the maximum learning rate; default 6e-4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
     parser.add_argument("--rounds", type=int, default=1, help="turns of both sides; the best median of each counts")

@@ -3,31 +3,27 @@
 
 Both sides get the same tensors, the same threads and the same number of turns. They take turns batch by batch, each
 after a pause in which the other's threads fall asleep, and the best time of each counts. Before anything is timed,
-vjp's result is held against PyTorch's, computed in f32 from the same numbers; a pass that differs is reported and not
+vjp's result is compared with PyTorch's, computed in f32 from the same numbers; a pass that differs is reported and not
 timed. Where PyTorch's own 16-bit result is off, that is reported too.
 
 What is fair and what is not:
-  - PyTorch allocates its results. glibc is told to keep freed memory, so that those allocations cost no page faults.
-  - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd round it, wherever there
-    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
-    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as ours does. rope is not part of
+  - PyTorch allocates its results. glibc is set to keep freed memory, so that those allocations cause no page faults.
+  - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd around it, wherever there is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
+    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as vjp's does. rope is not part of
     PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
     autograd does it. cross_entropy is log_softmax and nll_loss with their own backward functions, as autograd calls
     them; swiglu is silu and a product, in the backward silu's own function and products.
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
-    i32, PyTorch knows only i64.
+    i32, PyTorch's is always i64.
   - Steps of training change the weights in place on both sides. torch.optim keeps the averages of 16-bit weights in 16
     bits, vjp in f32, which is more to move.
 
 On a GPU (--device cuda) each side's calls are recorded in a CUDA graph and replayed, timed by the GPU's own events, so
-neither Python nor launches nor PyTorch's allocator are part of any figure; the calls walk through several sets of
-tensors, so that nothing is served from the cache.
+neither Python nor launches nor PyTorch's allocator are part of any figure; the calls cycle through several sets of tensors, so that nothing comes from the cache.
 
-The shapes are those of `vjp bench`: on the CPU large ones grow until the backward moves four times what the last-level cache
-holds. The share of the limit is vjp's, and the limit that of `vjp bench`: the least bytes over the bandwidth of a copy;
+The shapes are those of `vjp bench`: on the CPU large ones grow until the backward moves four times the size of the last-level cache. The share of the limit is vjp's, and the limit that of `vjp bench`: the minimum bytes over the bandwidth of a copy;
 for linear its products at the rate of PyTorch's own matrix product, and the pass between them at the bandwidth of a
-copy. Copy and product take turns with the two sides. The copy here is PyTorch's, with ordinary stores, so shares come out
-higher than those of `vjp bench`; --markdown leaves them out.
+copy. Copy and product take turns with the two sides. The copy here is PyTorch's, with ordinary stores, so shares are higher than those of `vjp bench`; --markdown leaves them out.
 
     python bench/vs_torch.py [OP ...] [--device cpu|cuda] [--dtype f32|bf16|f16] [--threads N] [--markdown | --json]
                              [--quick] [--small]
@@ -176,7 +172,7 @@ class Vjp:
         return f"vjp {self.lib.vjp_version().decode()}: {self.lib.vjp_device_summary(self.device).decode()}"
 
     def prepare(self, op, which, tensors, attributes):
-        """A function that runs this very call, and its least cost. Everything is looked up once, here."""
+        """A function that runs this call, and its minimum cost. Everything is looked up once, here."""
         handle = ctypes.c_void_p(self.lib.vjp_op_find(op.encode()))
         if not handle:
             raise RuntimeError(f"libvjp.so has no op {op}")
@@ -226,7 +222,7 @@ class Vjp:
 
 
 class Make:
-    """Random tensors, always the same ones, where the device under test has its memory.
+    """Random tensors, always the same ones, in the memory of the device under test.
 
     Their numbers are rounded to the dtype under test. With `wide` they are then held as f32: PyTorch's functions on
     those say what the result should be, since some of its 16-bit gradients are summed in 16 bits.
@@ -436,7 +432,7 @@ def sum_squares(make, rows, dim):
 
 
 def in_place(make, shape, optimiser, state, scalars, attributes):
-    """A step on both sides, each over weights and averages of its own, which are changed in place."""
+    """A step on both sides, each with its own weights and averages, which are changed in place."""
     w, g = make.normal(*shape), make.normal(*shape)
     kept = {"w": w.clone(), **{slot: torch.zeros(shape, device=make.place) for slot in state}}
     parameter = torch.nn.Parameter(w)
@@ -614,7 +610,7 @@ def attention(make, batch, time, heads, kv_heads, dim):
     k, v = make.normal(batch, time, kv_heads, dim), make.normal(batch, time, kv_heads, dim)
     grouped = heads != kv_heads
 
-    def attend(q, k, v):  # PyTorch wants the heads before the time: views, which cost nothing
+    def attend(q, k, v):  # PyTorch expects the heads before the time: views, which cost nothing
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
                                            enable_gqa=grouped)
         return y.transpose(1, 2)
@@ -737,7 +733,7 @@ def target_bytes(place, quick):
 
 
 def sized(vjp, case, sizes, text, dtype, place, target):
-    """The sizes with GROWS replaced. Bytes grow along a line: two points tell where it reaches the target."""
+    """The sizes with GROWS replaced. Bytes grow linearly: two points give the size that reaches the target."""
     if GROWS not in sizes:
         return sizes, text
 
@@ -848,10 +844,10 @@ def in_turn(runs):
 
 
 class Yardstick:
-    """A copy and a matrix product, to take turns with what is measured."""
+    """A copy and a matrix product, which alternate with what is measured."""
 
     def __init__(self, place, dtype, copied_bytes):
-        self.sides = (8192, 4096, 4096) if place == "cuda" else (1024, 1024, 4096)  # a GPU is not full of less
+        self.sides = (8192, 4096, 4096) if place == "cuda" else (1024, 1024, 4096)  # less does not fill a GPU
         elements = int(copied_bytes / 8)
         self.source, self.target = torch.ones(elements, device=place), torch.empty(elements, device=place)
         m, k, n = self.sides
@@ -929,7 +925,7 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
 
 
 def count_sets(args, sizes_bytes):
-    """On a GPU the other sets move eight times what its cache holds between two uses of one; as `vjp bench` has it."""
+    """On a GPU the other sets move eight times the size of its cache between two uses of one, as in `vjp bench`."""
     if args.place == "cpu":
         return 1
     cache = torch.cuda.get_device_properties(0).L2_cache_size
@@ -1004,7 +1000,7 @@ def print_markdown(rows, caption):
 
 
 def keep_freed_memory():
-    """Tells glibc neither to map nor to return large blocks, so that a result allocated anew has no page faults."""
+    """Sets glibc to neither map nor return large blocks, so that newly allocated results cause no page faults."""
     try:
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -1026,7 +1022,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="smaller tensors, less time")
     parser.add_argument("--small", action="store_true", help="also small shapes, where Python is part of every call")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--json", action="store_true", help="one object per line")
     args = parser.parse_args()
     for name in args.ops:
         if name not in names:
@@ -1042,7 +1038,7 @@ def main():
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
     clock = CLOCKS[args.place]()
     if clock.stream:
-        torch.cuda.set_stream(clock.stream)  # autograd runs a backward where its forward ran: on what is recorded
+        torch.cuda.set_stream(clock.stream)  # autograd runs a backward on its forward's stream: the recorded one
     vjp = Vjp(args.library, args.place, args.threads, clock.stream.cuda_stream if clock.stream else None)
     threads = "" if clock.stream else f"{args.threads} thread{'s' if args.threads > 1 else ''}, "
     about = (

@@ -1,9 +1,9 @@
-# The optional libraries. Each that is absent switches off its part and says so; none is required.
+# Optional libraries. A missing one disables its part and says so; none is required.
 add_library(vjp_dependencies INTERFACE)
 
-# Matrix products: BLIS or OpenBLAS beside the kernel of our own. Debian and Ubuntu keep each variant's header in a
-# folder of its own (blis-openmp, openblas-pthread, ...), others next to everything else; a small program that links
-# tells whether header and library belong together. Neither is looked for where VJP_BLAS rules it out.
+# Matrix products: BLIS or OpenBLAS beside the built-in kernel. Debian and Ubuntu keep each variant's header in its own
+# folder (blis-openmp, openblas-pthread, ...), others with the other headers; linking a small program shows whether
+# header and library belong together. VJP_BLAS can exclude either.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE EXECUTABLE)
 set(vjp_blas none)
 if(VJP_BLAS MATCHES "^(auto|blis)$")

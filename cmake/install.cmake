@@ -1,8 +1,8 @@
-# What `cmake --install` lays down: both libraries, the header, the program, a CMake package and vjp.pc. Everything is
-# found relative to where it lies, so an installed prefix can be moved.
+# What `cmake --install` installs: both libraries, the header, the program, a CMake package and vjp.pc. All paths are
+# relative, so an installed prefix can be moved.
 #
-# The shared library carries its dependencies itself. The static one cannot: whoever links it links them too, so the
-# installed target and Libs.private name them, by -l where the linker looks by itself and by path elsewhere.
+# The shared library links its dependencies itself. The static one cannot: its users must link them, so the installed
+# target and Libs.private name them, by -l where the linker finds them and by path elsewhere.
 set(private_libraries "")
 get_target_property(linked_libraries vjp_dependencies INTERFACE_LINK_LIBRARIES)
 if(NOT linked_libraries)
@@ -22,7 +22,7 @@ foreach(library ${private_libraries})
   target_link_libraries(vjp_static PRIVATE $<INSTALL_INTERFACE:${library}>)
 endforeach()
 
-# The same names in a project that takes vjp in by add_subdirectory().
+# The same names in a project that uses add_subdirectory().
 set_target_properties(vjp_shared PROPERTIES EXPORT_NAME vjp)
 add_library(vjp::vjp ALIAS vjp_shared)
 add_library(vjp::vjp_static ALIAS vjp_static)

@@ -5,9 +5,9 @@
  * its tasks to that function instead of starting threads. The contract is short: run task(argument, i) once for
  * every i below count, in any order, on any threads, and return when all are done.
  *
- * The pool below is as plain as they come: a few POSIX threads for each job, thread t taking tasks t, t + 3, t + 6...
- * Whatever a pool does, the bits are the same, because the work was cut before the pool saw it. The lesson compares
- * the result with that of vjp's own pool, byte by byte.
+ * The pool below is very simple: a few POSIX threads for each job, thread t taking tasks t, t + 3, t + 6... Whatever a
+ * pool does, the bits are the same, because the work was split before the pool got it. The lesson compares the result
+ * with that of vjp's own pool, byte by byte.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
  * Lesson 02: adding to a gradient, and leaving one out.
  *
  * A model's gradients meet and add up: a tensor that feeds two branches gets the sum of both, a weight gets the sum
- * over all micro-batches. With VJP_ACCUMULATE on an output, a call adds to what is there (+=) instead of overwriting
- * it (=), so neither sum needs a buffer of its own. And every output is optional: what you pass as NULL is not
- * computed, and its work is not done.
+ * over all micro-batches. With VJP_ACCUMULATE on an output, a call adds to what is there (+=) instead of overwriting it
+ * (=), so neither sum needs its own buffer. And every output is optional: what you pass as NULL is not computed, and
+ * its work is not done.
  *
  * The lesson shows all three on y = x + rms_norm(x) * gamma, the shape of a residual block: micro-batches add up to
  * the whole batch, the skip's gradient is added to in place, and a frozen gamma costs nothing.
@@ -54,7 +54,7 @@ int main(void) {
     vjp_status status = vjp_open("cpu", NULL, &device);
     check(device, status);
 
-    /* Two micro-batches: the first overwrites, the second adds. dx is not asked for, so nothing of it is computed. */
+    /* Two micro-batches: the first overwrites, the second adds. dx is NULL, so it is not computed. */
     vjp_tensor tsummed = vector_of(summed), twhole = vector_of(whole);
     backward(device, 0, HALF, NULL, &tsummed);
     tsummed.flags = VJP_ACCUMULATE;
@@ -65,7 +65,8 @@ int main(void) {
         difference = fmaxf(difference, fabsf(summed[i] - whole[i]));
         largest = fmaxf(largest, fabsf(whole[i]));
     }
-    printf("dgamma of two halves against the whole batch: largest difference %.1e of %.1f\n", difference, largest);
+    printf("dgamma of two halves compared with the whole batch: largest difference %.1e of %.1f\n", difference,
+           largest);
 
     /* The residual: dx starts as the skip's gradient, dy itself, and the norm adds its own. gamma is frozen: NULL. */
     vjp_tensor tdx = rows_of(dx, ROWS), tnorm = rows_of(norm_only, ROWS);
@@ -76,7 +77,7 @@ int main(void) {
     float residual = 0; /* the device rounds the sum once, this line twice: the last bit may differ */
     for (int i = 0; i < ROWS * DIM; i++)
         residual = fmaxf(residual, fabsf(dx[i] - (dy[i] + norm_only[i])));
-    printf("dx of the residual block against dy + the norm's dx: largest difference %.1e\n", residual);
+    printf("dx of the residual block compared with dy + the norm's dx: largest difference %.1e\n", residual);
     vjp_close(device);
     return !(difference <= 1e-5f * largest && residual <= 1e-6f);
 }

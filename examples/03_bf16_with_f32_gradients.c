@@ -1,12 +1,12 @@
 /*
  * Lesson 03: bf16 tensors, f32 gradients of parameters.
  *
- * bf16 halves the memory traffic and has the range of f32, but only 8 bits of it are digits. That is enough for an
- * activation and too little for a sum over thousands of rows that an optimiser adds up step after step. vjp sums in
- * f32 whatever the storage; parameters and their gradients (gamma, dgamma here) can be bf16 like the tensors or stay
- * f32, each as you like. Just describe the memory: the dtype of the tensor decides.
+ * bf16 halves the memory traffic and has the range of f32, but only 8 significant bits. That is enough for an
+ * activation and too little for a sum over thousands of rows that an optimiser adds up step after step. vjp sums in f32
+ * whatever the storage; parameters and their gradients (gamma, dgamma here) can be bf16 like the tensors or stay f32,
+ * each as you like. Just describe the memory: the dtype of the tensor decides.
  *
- * The lesson computes dgamma of the same bf16 tensors twice, into bf16 and into f32, and holds both against the
+ * The lesson computes dgamma of the same bf16 tensors twice, into bf16 and into f32, and compares both with the
  * reference device, which computes in double.
  */
 #include <math.h>
@@ -39,7 +39,7 @@ static int failed(const vjp_device *device, vjp_status status) {
     return status != VJP_OK;
 }
 
-/* Size of the error against the size of the truth. */
+/* Size of the error relative to the size of the truth. */
 static double relative_error(const float *value) {
     double error = 0, size = 0;
     for (int i = 0; i < DIM; i++) {

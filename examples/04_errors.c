@@ -2,8 +2,8 @@
  * Lesson 04: what happens when a call is wrong.
  *
  * Nothing dramatic: the library never aborts and never prints. The call returns a status, vjp_error() has a sentence
- * that names the op, the tensor and the numbers, and none of your memory was touched, because every check comes
- * before the first write. So an error can be handled where it happens, and the next call works as if nothing had been.
+ * that names the op, the tensor and the numbers, and none of your memory was touched, because every check comes before
+ * the first write. So an error can be handled where it happens, and the next call works as if nothing had happened.
  *
  * The lesson makes seven mistakes, prints the sentence of each, and looks at the output after every one of them.
  */
@@ -67,9 +67,9 @@ int main(void) {
     status = vjp_cumsum_forward(device, &half, &tx, NULL);
     expect_refusal(device, "f32 in, f16 out", status);
 
-    /* And the device is none the worse for it. */
+    /* And the device still works. */
     status = vjp_layer_norm_forward(device, &ty, NULL, NULL, &tx, NULL, NULL, NULL);
-    printf("then a right call: %s\n", vjp_status_name(status));
+    printf("then a valid call: %s\n", vjp_status_name(status));
     wrong += status != VJP_OK || out[0] == untouched;
     vjp_close(device);
     return wrong != 0;

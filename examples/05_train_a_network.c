@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
     options.max_norm = 1;
     vjp_minimize_result made = {.struct_size = sizeof made};
-    vjp_graph_minimize(g, loss, &options, &made); /* a mistake so far is what vjp_compile() reports */
+    vjp_graph_minimize(g, loss, &options, &made); /* vjp_compile() reports any mistake so far */
 
     float xs[POINTS][2], lr = 0.02f, value = 0;
     int32_t labels[POINTS];

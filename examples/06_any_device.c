@@ -1,12 +1,12 @@
 /*
- * Lesson 06: the same norm on every device that is here.
+ * Lesson 06: the same norm on every device of this machine.
  *
- * A device is opened by its name; what is not there says why and is left out. Memory comes from vjp_alloc(), so that
+ * A device is opened by its name; one that is absent says why and is left out. Memory comes from vjp_alloc(), so that
  * the same lines serve a processor, whose memory is yours anyway, and a GPU, whose memory you cannot touch:
- * vjp_upload() and vjp_download() move it, vjp_synchronize() waits and reports. All tensors of the lesson lie in one
- * block of that memory, at byte offsets, as a whole model would.
+ * vjp_upload() and vjp_download() move it, vjp_synchronize() waits and reports. All tensors of the lesson are in one
+ * block of that memory, at byte offsets, as in a whole model.
  *
- * The gradients of each device are held against `ref`, which computes in double.
+ * The gradients of each device are compared with `ref`, which computes in double.
  */
 #include <math.h>
 #include <stdio.h>

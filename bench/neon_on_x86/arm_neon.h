@@ -1,7 +1,7 @@
 /*
- * The few NEON intrinsics of the CPU kernels, each as the 128-bit instruction of an x86-64 processor that corresponds:
- * so NEON's kernels can be timed where there is no aarch64 machine (`run` beside this file). Half vectors are kept in
- * whole ones; 64 bits of them count.
+ * The few NEON intrinsics of the CPU kernels, each as the corresponding 128-bit instruction of an x86-64 processor, so
+ * that NEON's kernels can be timed without an aarch64 machine (`run` beside this file). Half vectors are kept in the
+ * lower 64 bits of whole ones.
  */
 #ifndef VJP_NEON_ON_X86_H
 #define VJP_NEON_ON_X86_H
@@ -74,7 +74,7 @@ MAPPED uint64x2_t vmull_u32(uint64x2_t a, uint64x2_t b) {
 #define vreinterpret_f16_u16(a) (a)
 #define vreinterpret_u16_f16(a) (a)
 
-/* What stnp is to NEON. */
+/* The counterpart of NEON's stnp. */
 MAPPED void neon_stream_two(void *to, float32x4_t a, float32x4_t b) {
     _mm_stream_ps((float *)to, a);
     _mm_stream_ps((float *)to + 4, b);

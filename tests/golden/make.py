@@ -3,15 +3,13 @@
 
     python3 make.py             writes the .safetensors files beside this script
 
-It needs torch (2.4 or later) and mpmath. Building and testing vjp needs none of them: the files are kept, and
-tests/test_golden.c holds the reference backend against every one.
+It needs torch (2.4 or later) and mpmath. Building and testing vjp needs neither: the files are in the repository, and tests/test_golden.c compares the reference backend with every one.
 
 A file is one case. Its tensors are named "<pass>.<slot>" after the op table, inputs and outputs alike, in F64
-(indices and argmax in I64); what is not there is NULL in the call. The metadata has "op", "attributes" (as `vjp run`
+(indices and argmax in I64); an absent tensor is NULL in the call. The metadata has "op", "attributes" (as `vjp run`
 takes them) and "compare": "norm" (relative L2 error of an output) or "element" (relative error of every element).
 
-Gradients come from autograd, never from the formulas that vjp uses. What torch lacks is written here in another form
-than in src/ref: rope as a multiplication of complex numbers, activations at extreme arguments with mpmath's
+Gradients come from autograd, never from the formulas that vjp uses. What torch lacks is written here differently from src/ref: rope as a multiplication of complex numbers, activations at extreme arguments with mpmath's
 1200 digits and a difference quotient.
 """
 
@@ -33,7 +31,7 @@ def random(*shape, scale=1.0, offset=0.0):
 
 
 def gradients(output, dy, inputs):
-    """The gradient of <output, dy> by each named input that is there."""
+    """The gradient of <output, dy> by each named input that is present."""
     present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     found = torch.autograd.grad(output, list(present.values()), dy)
     return {"d" + name: gradient for name, gradient in zip(present, found)}
@@ -235,7 +233,7 @@ def extreme(activation, saved):
     points = [0.0] + [sign * p for p in POINTS for sign in (1, -1)]
     f = EXACT[activation]
     values, slopes = [], []
-    with mpmath.workdps(1200):  # 1 + tanh loses 100 digits far out, the difference quotient 400 more
+    with mpmath.workdps(1200):  # 1 + tanh loses 100 digits far from 0, the difference quotient 400 more
         step = mpmath.mpf("1e-400")
         for point in points:
             x = mpmath.mpf(point)
@@ -243,7 +241,7 @@ def extreme(activation, saved):
             slopes.append(float((f(x + step) - f(x - step)) / (2 * step)))
     if activation == "relu":
         slopes[0] = 0.0  # at 0, where it has no derivative, by definition
-    # Far out the derivative is its limit to more digits than a double has; the value is the line x or the limit.
+    # Far from 0 the derivative equals its limit to more digits than a double has; the value is the line x or the limit.
     for far in (1e3, 1e30, 1e150, 1e300, float("inf")):
         below, above = LIMITS[activation]
         points += [far, -far]
@@ -282,7 +280,7 @@ def clip(name, squares, max_norm=1.0):
 
 
 def run(name, op, attributes, optimiser, state, shape, steps=4, max_norm=0.0, numbered=False):
-    """Several steps of one optimiser, a file each: what a step leaves is what the next begins with."""
+    """Several steps of one optimiser, one file per step: each starts from the state that the last one left."""
     w = torch.nn.Parameter(random(*shape))
     step_of = optimiser([w])
     for k in range(1, steps + 1):
@@ -422,7 +420,7 @@ def dropout(name, shape, p, seed, step, stream):
 
 
 def attention(name, q, k, causal=True, scale=0.0, saved=False, size=1.0):
-    """q and k are [batch, time, heads, dim], as vjp has them; torch wants the heads before the time."""
+    """q and k are [batch, time, heads, dim], as vjp has them; torch expects the heads before the time."""
     tensors = dict(q=leaf(random(*q, scale=size)), k=leaf(random(*k)), v=leaf(random(*k)))
     first = {slot: tensor.transpose(1, 2) for slot, tensor in tensors.items()}
     seen = torch.ones(q[1], k[1], dtype=torch.bool).tril(k[1] - q[1]) if causal else None
