@@ -4,7 +4,7 @@
     bench/vs_torch.py --device cuda --json >rows; bench/vs_torch.py --device cuda --dtype bf16 --json >>rows
     bench/plot.py rows [--pass backward] >docs/cuda-speed.svg
 
-One picture, a block a dtype, two bars a row. Nothing but the standard library is needed.
+One picture, one block per dtype, two bars per row. Needs only the standard library.
 """
 
 import argparse

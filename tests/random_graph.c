@@ -155,9 +155,9 @@ static void add_anything(making *m) {
     const vjp_pass_info *pass = &vjp_op_describe(op)->pass[VJP_FORWARD];
     vjp_value inputs[VJP_MAX_SLOTS] = {0};
     for (size_t i = 0; i < pass->count - pass->outputs; i++) {
-        uint32_t way = choose(&m->from, 8);
+        uint32_t kind = choose(&m->from, 8);
         vjp_value any = r->given[choose(&m->from, (uint32_t)r->givens)].value;
-        inputs[i] = way == 0 ? any : way == 1 ? 0 : way == 2 ? (vjp_value)choose(&m->from, 99) - 9 : pick(m);
+        inputs[i] = kind == 0 ? any : kind == 1 ? 0 : kind == 2 ? (vjp_value)choose(&m->from, 99) - 9 : pick(m);
     }
     size_t count = pass->count - pass->outputs - (choose(&m->from, 16) == 1);
     vjp_value made = vjp_graph_call(r->graph, op, inputs, count, NULL);
@@ -177,9 +177,9 @@ static vjp_value add_op(making *m) {
     case 4: return add_norm(m, a, true);
     case 5: return add_norm(m, a, false);
     case 6: {
-        int axis = (int)choose(&m->from, (uint32_t)t.ndim), way = (int)choose(&m->from, 4);
+        int axis = (int)choose(&m->from, (uint32_t)t.ndim), kind = (int)choose(&m->from, 4);
         return vjp_graph_cumsum(g, vjp_graph_scale(g, a, WITH(scale, .factor = 0.25)),
-                                WITH(cumsum, .axis = axis, .exclusive = smooth ? 0 : way / 2, .reverse = way % 2));
+                                WITH(cumsum, .axis = axis, .exclusive = smooth ? 0 : kind / 2, .reverse = kind % 2));
     }
     case 7: return add_linear(m, a);
     case 8: return add_gather(m, a);

@@ -154,7 +154,7 @@ static void check_direction(const subject *s, const kind *k, int parameter) {
     int64_t count = count_of(&weight);
     double *kept = malloc(sizeof(double) * (size_t)count), by_graph = 0, size = 0, by_differences = 0;
     for (int64_t i = 0; i < count; i++) {
-        double way = random_at(900 + (uint64_t)parameter, (uint64_t)i), part = way * get(&gradient, i);
+        double component = random_at(900 + (uint64_t)parameter, (uint64_t)i), part = component * get(&gradient, i);
         kept[i] = get(&weight, i);
         by_graph += part;
         size += part * part;

@@ -201,7 +201,7 @@ static void jpegs_are_refused(void **unused) {
     free(bytes);
     bytes = read_file(sample_path("pillow.jpg"), &count);
     size_t frame = find_segment(bytes, count, FRAME);
-    for (int i = 0; i < 4; i += 2) { /* 16385 x 16385: no reason to ask for 800 MB */
+    for (int i = 0; i < 4; i += 2) { /* 16385 x 16385: must not allocate 800 MB */
         bytes[frame + 5 + (size_t)i] = 0x40;
         bytes[frame + 6 + (size_t)i] = 0x01;
     }
@@ -244,7 +244,7 @@ static size_t write_scans(unsigned char *to, int scans) {
     return (size_t)(at - to);
 }
 
-/* A file may ask for more work than any picture is worth. */
+/* A small file may require too much work. */
 static void jpeg_scans_are_limited(void **unused) {
     (void)unused;
     unsigned char bytes[1 << 13];
@@ -319,7 +319,7 @@ static void other_files(void **unused) {
     assert_false(picture_read("/dev/zero", &p, error));
     assert_string_equal(error, "/dev/zero: it is a device; only regular files are read");
     assert_int_equal(mkfifo(path_of("pipe"), 0600), 0);
-    assert_false(picture_read(path_of("pipe"), &p, error)); /* and nobody waits for a writer */
+    assert_false(picture_read(path_of("pipe"), &p, error)); /* and does not wait for a writer */
     assert_non_null(strstr(error, "it is a pipe; only regular files are read"));
     write_file("huge", "P5", 2);
     assert_int_equal(truncate(path_of("huge"), (1 << 28) + 1), 0);

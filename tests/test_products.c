@@ -288,7 +288,7 @@ static double distance(const vjp_tensor *t, const vjp_tensor *from) {
 }
 
 /* db without the third term of dpre would be 2e-6 off; in 16 bits a few sums are rounded differently. */
-static void pieces_are_all_of_a_number(void **unused) {
+static void limbs_add_up_to_the_number(void **unused) {
     (void)unused;
     for (vjp_dtype storage = VJP_BF16; storage <= VJP_F16; storage++) {
         layer x = make_layer(storage), other = make_layer(storage);
@@ -354,7 +354,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_of_whole_numbers_are_exact),
         cmocka_unit_test(bits_do_not_depend_on_threads),
-        cmocka_unit_test(pieces_are_all_of_a_number),
+        cmocka_unit_test(limbs_add_up_to_the_number),
         cmocka_unit_test(what_is_not_finite_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,7 +237,7 @@ static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
     return ok || train_fail(error, "%s", why);
 }
 
-/* The peak is read before the yardstick takes memory of its own. */
+/* The peak is read before the yardstick allocates memory. */
 static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
     double ignored;
     for (int i = 0; i < WARM_UP; i++)

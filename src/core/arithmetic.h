@@ -23,7 +23,7 @@ static inline int64_t vjp_divide_up(int64_t a, int64_t b) {
     return a / b + (a % b != 0);
 }
 
-/* The smallest multiple of `unit` that is not below a, for a >= 0 and unit > 0. The caller knows that it fits. */
+/* The smallest multiple of `unit` that is not below a, for a >= 0 and unit > 0. The caller must know that it fits. */
 static inline int64_t vjp_round_up(int64_t a, int64_t unit) {
     return vjp_divide_up(a, unit) * unit;
 }

@@ -33,8 +33,8 @@ typedef struct vjp_op_rules {
     void (*cost)(const vjp_work *work, vjp_cost *cost);
 
     /*
-     * For graphs: which optional inputs of the backward (one bit per slot) are worth keeping when the outputs `wanted`
-     * (one bit per slot) are needed. NULL: all of them.
+     * For graphs: which optional inputs of the backward (one bit per slot) to keep when the outputs `wanted` (one bit
+     * per slot) are needed. NULL: all of them.
      */
     uint32_t (*keeps)(const void *attributes, uint32_t wanted);
 

@@ -31,7 +31,7 @@ static vjp_status infer(vjp_work *work) {
                           name, x.ndim);
     char text[VJP_SHAPE_TEXT];
     if (vjp_shape_product(&x, first, end) == 0)
-        return vjp_refuse(work, VJP_INVALID, "%s has shape %s: there is no element to take the mean of", name,
+        return vjp_refuse(work, VJP_INVALID, "%s has shape %s: it has no elements to average", name,
                           vjp_shape_text(&x, text));
     int64_t y[VJP_MAX_DIMS];
     int rank = 0;

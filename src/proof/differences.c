@@ -87,15 +87,15 @@ static double worst_error(proof_problem *p, vjp_device *ref, int input, const do
     for (int t = 0; t < DIRECTIONS + COORDINATES && count; t++) {
         bool single = t >= DIRECTIONS;
         int64_t at = proof_random_below(random, count);
-        double told = 0;
+        double predicted = 0;
         for (int64_t i = 0; i < count; i++) {
             direction[i] = single ? i == at : proof_random_normal(random);
-            told += gradient[i] * direction[i];
+            predicted += gradient[i] * direction[i];
         }
         double measured = quotient(p, ref, input, direction, dy);
         /* The usual size of <gradient, v>; an absolute error of 1e-9 is rounding even where that is 0. */
         double scale = single ? size / sqrt((double)count) : size;
-        double error = fabs(told - measured) / fmax(fmax(fabs(told), scale), 1e-2);
+        double error = fabs(predicted - measured) / fmax(fmax(fabs(predicted), scale), 1e-2);
         if (!(error <= worst)) worst = error;
     }
     free(direction);

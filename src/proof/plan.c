@@ -14,7 +14,7 @@ vjp_device *proof_open_ref(void) {
 
 bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup) {
     const vjp_op *op = vjp_op_find(row->op);
-    char error[TEXT_ERROR] = "there is no such op";
+    char error[TEXT_ERROR] = "unknown op";
     if (!op || !proof_setup_read(setup, op, row->text, error)) {
         fprintf(stderr, "proof: %s %s: %s\n", row->op, row->text, error); /* a mistake in the table itself */
         exit(1);

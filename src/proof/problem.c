@@ -229,8 +229,8 @@ static void fill_counter(const proof_values *v, proof_random *random) {
 }
 
 /*
- * What an optimiser's step takes besides w and g. Rates are such that w changes by about its own size, so a wrong
- * update shows in w_out. Half of the time the step is one of the first, where the bias corrections are far from 1.
+ * The other inputs of an optimiser's step. Rates are such that w changes by about its own size, so a wrong update shows
+ * in w_out. Half of the time the step is one of the first, where the bias corrections are far from 1.
  */
 static bool fill_step(const proof_problem *p, const proof_values *v, proof_random *random) {
     const char *name = v->slot->name;

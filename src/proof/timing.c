@@ -11,8 +11,8 @@
  * All parts run in every round, so that a noisy neighbour slows the op and its limit alike, and the best round of each
  * counts.
  *
- * A device with a clock of its own (vjp_backend.measure) is timed by it and cycles through several sets of tensors, so
- * that nothing comes from its cache. The host's tensors are larger than its caches: one set will do.
+ * A device with its own clock (vjp_backend.measure) is timed by it and cycles through several sets of tensors, so that
+ * nothing comes from its cache. The host's tensors are larger than its caches: one set will do.
  */
 #include "proof/timing.h"
 

@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* ---- Choices ----------------------------------------------------------------------------------------- */
 
-/* Mostly small; now and then a size round the width of a vector. */
+/* Mostly small; now and then a size around the width of a vector. */
 static int64_t take_size(choices *in) {
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 6, 8, 1, 2, 3, 0, 7, 15, 16, 17, 33, 64, 65};
     return sizes[choose(in, sizeof sizes / sizeof sizes[0])];
