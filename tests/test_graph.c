@@ -97,7 +97,7 @@ static void values_are_checked(void **unused) {
     expect_error(graph, "overflows");
     graph = vjp_graph_create();
     vjp_graph_scale(graph, 99, WITH(scale, .factor = 2));
-    expect_error(graph, "99, which is no value");
+    expect_error(graph, "99, which is not a value");
     graph = vjp_graph_create();
     vjp_graph_reshape(graph, vjp_graph_input(graph, "x", VJP_F32, 2, x), 2, (const int64_t[]){5, -1});
     expect_error(graph, "a reshape of [4, 6], 24 elements");

@@ -257,7 +257,7 @@ static void test_files(void **state) {
     assert_non_null(strstr(error, "it is a folder"));
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_false(json_read(path, &document, error));
-    assert_non_null(strstr(error, "it is no file"));
+    assert_non_null(strstr(error, "it is not a regular file"));
     unlink(path);
 
     /* As long as the read buffer, a byte less, and a byte more. */

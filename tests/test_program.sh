@@ -134,7 +134,7 @@ for line in sys.stdin: assert type(json.loads(line)) is dict' || fault "$argumen
     done
 fi
 VJP_ISA=mmx "$vjp" info >"$work/out" 2>"$work/err" || fault 'info fails where the cpu does not open'
-grep -q 'is none of' "$work/out" || fault 'info does not say why the cpu does not open'
+grep -q 'must be one of' "$work/out" || fault 'info does not say why the cpu does not open'
 
 # ---- run: what it computes ----
 one='\000\000\200\077' two='\000\000\000\100' three='\000\000\100\100' four='\000\000\200\100'

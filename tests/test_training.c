@@ -191,7 +191,7 @@ static void wrong_options_are_refused(void **unused) {
     n = build();
     options.parameters = &n.x;
     vjp_graph_minimize(n.graph, n.loss, &options, &made);
-    expect_graph_error(n.graph, "x: it cannot be trained: it is no parameter of a float type");
+    expect_graph_error(n.graph, "x: it cannot be trained: it is not a parameter of a float type");
     n = build();
     vjp_graph_input(n.graph, "lr", VJP_F64, 0, NULL);
     vjp_graph_minimize(n.graph, n.loss, NULL, &made);
@@ -285,7 +285,7 @@ static void first_values_are_refused_where_they_make_no_sense(void **unused) {
     } while (0)
     REFUSED(vjp_program_init_normal(program, k, 0, 1, 1), "k cannot be given first values");
     REFUSED(vjp_program_init_normal(program, c, 0, 1, 1), "c cannot be given first values");
-    REFUSED(vjp_program_init_normal(program, 99, 0, 1, 1), "value 99 is no input");
+    REFUSED(vjp_program_init_normal(program, 99, 0, 1, 1), "value 99 is not an input");
     REFUSED(vjp_program_init_normal(program, w, NAN, 1, 1), "both must be finite");
     REFUSED(vjp_program_init_normal(program, w, 0, -1, 1), "the second not negative");
     REFUSED(vjp_program_init_uniform(program, w, 1, 0, 1), "the second not below the first");

@@ -90,7 +90,7 @@ static vjp_status choose_set(vjp_device *device, cpu_state *state, const char *w
     }
     if (!wanted)
         return vjp_fail(device, VJP_NO_DEVICE, "cpu: this processor runs none of %s, all that was built", known);
-    return vjp_fail(device, VJP_INVALID, "cpu: instruction set \"%s\" is none of %s", wanted, known);
+    return vjp_fail(device, VJP_INVALID, "cpu: unknown instruction set \"%s\"; it must be one of %s", wanted, known);
 }
 
 static vjp_status choose_threads(vjp_device *device, cpu_state *state, const vjp_options *options) {
@@ -153,7 +153,8 @@ static vjp_status choose_products(vjp_device *device, cpu_state *state, const ch
         return vjp_fail(device, VJP_UNSUPPORTED, "cpu: this processor, system or build has no AMX with %s", state->isa);
     }
     if (strcmp(wanted, "blas") != 0)
-        return vjp_fail(device, VJP_INVALID, "cpu: matrix products \"%s\" is none of builtin, amx, blas", wanted);
+        return vjp_fail(device, VJP_INVALID,
+                        "cpu: unknown matrix products \"%s\"; they must be one of builtin, amx, blas", wanted);
     if (!vjp_blas_name()) return vjp_fail(device, VJP_UNSUPPORTED, "cpu: this library was built without BLAS");
     state->blas = true;
     return VJP_OK;

@@ -327,7 +327,7 @@ bool json_read(const char *path, json_document *document, char error[FILE_ERROR]
     *document = (json_document){0};
     struct stat status;
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) /* opening a pipe would wait for its other end */
-        return file_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "no file");
+        return file_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "not a regular file");
     FILE *stream = fopen(path, "rb");
     if (!stream) return file_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
     char reason[FILE_ERROR] = "", *text = NULL;

@@ -86,7 +86,7 @@ static bool check_list(const json_value *entry, const char *name, char *error) {
 static bool take_size(const json_value *value, const json_value *entry, const char *name, int64_t *size, char *error) {
     char shown[JSON_SHOWN];
     if (value->type != JSON_NUMBER || !value->exact || value->integer < 0)
-        return file_fail(error, "tensor \"%.64s\" has %s in its %s, which is no integer from 0 to 2^63 - 1", name,
+        return file_fail(error, "tensor \"%.64s\" has %s in its %s, which is not an integer from 0 to 2^63 - 1", name,
                          json_show(value, shown), entry->key);
     *size = value->integer;
     return true;

@@ -76,8 +76,8 @@ static vjp_value out_of_memory(vjp_graph *graph) {
 bool graph_is(vjp_graph *graph, vjp_value value, const char *what) {
     if (!graph || graph->status != VJP_OK) return false;
     if (value >= 1 && value < graph->values) return true;
-    graph_fail(graph, VJP_INVALID, graph->scope[0] ? graph->scope : NULL, "%s is %d, which is no value of this graph",
-               what, value);
+    graph_fail(graph, VJP_INVALID, graph->scope[0] ? graph->scope : NULL,
+               "%s is %d, which is not a value of this graph", what, value);
     return false;
 }
 
@@ -305,7 +305,7 @@ vjp_value vjp_graph_call(vjp_graph *graph, const vjp_op *op, const vjp_value *in
         size_t slot = pass->outputs + i;
         if (!inputs[i]) continue;
         if (inputs[i] < 1 || inputs[i] >= graph->values)
-            return graph_fail(graph, VJP_INVALID, name, "%s is %d, which is no value of this graph",
+            return graph_fail(graph, VJP_INVALID, name, "%s is %d, which is not a value of this graph",
                               pass->slots[slot].name, inputs[i]);
         values[slot] = inputs[i];
         tensor[slot] = graph_tensor(graph, inputs[i]);

@@ -348,8 +348,8 @@ static bool allocate(compilation *c) {
 static vjp_status check_results(const compilation *c, const vjp_value *results, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (results[i] < 1 || results[i] >= c->graph->values)
-            return vjp_fail(c->device, VJP_INVALID, "vjp_compile: result %zu is %d, which is no value of this graph", i,
-                            results[i]);
+            return vjp_fail(c->device, VJP_INVALID, "vjp_compile: result %zu is %d, which is not a value of this graph",
+                            i, results[i]);
     return VJP_OK;
 }
 

@@ -424,7 +424,8 @@ static void differentiate(differentiation *d, vjp_value scalar, const vjp_value 
             vjp_shape_product(&graph->value[into[i]].shape, 0, graph->value[into[i]].shape.ndim) !=
                 vjp_shape_product(&graph->value[root].shape, 0, graph->value[root].shape.ndim)) {
             graph_fail(graph, VJP_INVALID, graph->value[root].name,
-                       "its gradient cannot be put into %s, which is no state of its size", graph->value[into[i]].name);
+                       "its gradient cannot be put into %s, which is not a state of its size",
+                       graph->value[into[i]].name);
             return;
         }
         if (d->filled[into[i]]) {

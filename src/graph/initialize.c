@@ -46,7 +46,7 @@ static vjp_status fill(vjp_program *program, vjp_value value, const distribution
     vjp_dtype dtype = (vjp_dtype)found->tensor.dtype;
     if (!graph_is_float(dtype) || found->role == GRAPH_CONSTANT || !graph_is_persistent(found->role))
         return vjp_fail(program->device, VJP_INVALID,
-                        "%s cannot be given first values: it is no input, parameter or state of a float type",
+                        "%s cannot be given first values: it is not an input, parameter or state of a float type",
                         found->name);
     size_t size = vjp_dtype_size(dtype), count = program_bytes(&found->tensor) / size;
     uint32_t name = names_hash(found->name);

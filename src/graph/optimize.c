@@ -53,7 +53,7 @@ static bool check_parameters(minimizing *m) {
         if (!graph_is(m->graph, m->parameter[i], "a parameter to train")) return false;
         const graph_value *v = &m->graph->value[m->parameter[i]];
         if (v->role != GRAPH_PARAMETER || !graph_is_float(v->dtype)) {
-            graph_fail(m->graph, VJP_INVALID, v->name, "it cannot be trained: it is no parameter of a float type");
+            graph_fail(m->graph, VJP_INVALID, v->name, "it cannot be trained: it is not a parameter of a float type");
             return false;
         }
     }

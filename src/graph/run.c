@@ -87,7 +87,7 @@ vjp_status program_find(const vjp_program *program, vjp_value value, const progr
     program->device->error[0] = 0;
     if (value < 1 || value >= program->values || !program->value[value].name)
         return vjp_fail(program->device, VJP_INVALID,
-                        "value %d is no input, parameter, state or result that this program uses", value);
+                        "value %d is not an input, parameter, state or result that this program uses", value);
     *found = &program->value[value];
     return VJP_OK;
 }

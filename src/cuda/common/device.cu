@@ -152,7 +152,7 @@ static vjp_status open(vjp_device *device, const vjp_options *options) {
     cudaDeviceProp properties;
     char text[200];
     if (!read_ordinal(device->name, &ordinal))
-        return vjp_fail(device, VJP_NO_DEVICE, "\"%s\" is no device; the name is cuda or cuda:N", device->name);
+        return vjp_fail(device, VJP_NO_DEVICE, "unknown device \"%s\"; the name is cuda or cuda:N", device->name);
     vjp_status status = find_device(ordinal, &properties, text, sizeof text);
     if (status != VJP_OK) return vjp_fail(device, status, "%s: %s", device->name, text);
     describe_properties(properties, text, sizeof text);
