@@ -114,7 +114,7 @@ expect 0 'adamw.forward' ops
 expect 0 'in place of dy or x' ops layer_norm
 expect 0 '| `dx` | output, accumulates' ops layer_norm --markdown
 expect 0 '"op": "layer_norm", "pass": "backward"' ops --json
-[ "$(wc -l <"$work/out")" -eq "$("$vjp" ops --markdown | grep -c '^|.*| \(forward\|backward\) |')" ] || fault 'ops --json: not one line a pass'
+[ "$(wc -l <"$work/out")" -eq "$("$vjp" ops --markdown | grep -c '^|.*| \(forward\|backward\) |')" ] || fault 'ops --json: not one line per pass'
 expect 0 '| ref | cpu |' ops --markdown
 expect 0 '"devices": {"cpu": [' ops --json --device cpu
 expect 1 'unknown device "tpu"' ops --device tpu

@@ -54,8 +54,8 @@ static const refusal rows[] = {
     {"group_norm", B, "dy=absent", VJP_INVALID, {"dy", "missing"}},
     {"maxpool2d", B, "x=absent argmax=absent", VJP_INVALID, {"x", "argmax", "missing"}},
     {"conv2d", F, "weight=absent", VJP_INVALID, {"weight", "missing"}},
-    {"conv2d", B, "x=absent", VJP_INVALID, {"x is missing", "dweight is wanted"}},
-    {"conv2d", B, "weight=absent", VJP_INVALID, {"weight is missing", "dx is wanted"}},
+    {"conv2d", B, "x=absent", VJP_INVALID, {"x is missing", "dweight needs it"}},
+    {"conv2d", B, "weight=absent", VJP_INVALID, {"weight is missing", "dx needs it"}},
     {"conv2d", B, "weight=absent dweight=absent dx=absent", VJP_INVALID, {"weight and dweight", "kernel's size"}},
     {"conv2d", B, "x=absent dweight=absent dx=absent", VJP_INVALID, {"0 x 0", "without x and dx"}},
     {"cumsum", F, "x.dtype=6", VJP_INVALID, {"x", "6"}},
@@ -597,7 +597,7 @@ static const char *try_row(vjp_device *device, const refusal *row) {
     if (!call_make(&made, device, sample_find(row->op), row->pass, types, 7)) return "no sample";
     const char *wrong = NULL;
     if (call_run(device, &made) != VJP_OK) {
-        snprintf(text, sizeof text, "the right call was refused: %s", vjp_error(device));
+        snprintf(text, sizeof text, "the valid call was refused: %s", vjp_error(device));
         wrong = text;
     } else if (!edit_call(&made, row->edit)) {
         wrong = "the edit makes no sense";

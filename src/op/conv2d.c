@@ -155,7 +155,7 @@ vjp_conv2d_sizes vjp_conv2d_sizes_of(const vjp_work *work) {
     };
 }
 
-/* One product forward, one each for dx and dweight; an input that no wanted gradient needs is not read. */
+/* One product forward, one each for dx and dweight; an input that no requested gradient needs is not read. */
 static void cost(const vjp_work *work, vjp_cost *cost) {
     vjp_conv2d_sizes s = vjp_conv2d_sizes_of(work);
     double product = 2.0 * (double)s.batch * (double)s.out_channels * (double)s.out_height * (double)s.out_width *
