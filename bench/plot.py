@@ -38,7 +38,7 @@ def draw(rows, which):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">',
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
         text(EDGE, 30, f"{which.capitalize()}: share of the limit on {one['machine']}", 17, weight="600"),
-        text(EDGE, 50, f"limit: least bytes over the rate of a copy; linear: its products and the pass between. {one['date']}", 11, DIM),
+        text(EDGE, 50, f"limit: minimum bytes over the rate of a copy; linear: its products and the pass between. {one['date']}", 11, DIM),
         f'<rect x="{EDGE}" y="60" width="11" height="11" rx="2" fill="{OURS}"/>' + text(EDGE + 16, 70, "vjp"),
         f'<rect x="{EDGE + 54}" y="60" width="11" height="11" rx="2" fill="{THEIRS}"/>'
         + text(EDGE + 70, 70, f"PyTorch {one['torch']}"),

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """vjp beside PyTorch eager, training the same Llama on the same bytes on the CPU: losses, time of a step, peak memory.
 
-Each side runs in its own process with the same number of threads. vjp saves its first weights
-(`vjp train --stop-at 0`), a Hugging Face folder; PyTorch loads them. Both see the same batches, which follow from the
-seed, the number of the batch and the row (Philox4x32-10, as in src/train/data/text.c), both take AdamW's steps with the
-same schedule, decay of matrices only and clipping to 1. So the losses must be the same curve: where they differ by
-more than --tolerance at any step, nothing else counts and the exit status is 1. How far PyTorch's own variants are
-apart is printed beside it: where the rate is so high that single gradients are long (`vjp train`'s 3e-3 with the tiny
-preset: norm 18 at step 71), runs that round differently diverge at those steps, PyTorch's own variants included. Hence --lr 6e-4,
-usual for small models.
+Each side runs in its own process with the same number of threads. vjp saves its first weights (`vjp train --stop-at
+0`), a Hugging Face folder; PyTorch loads them. Both see the same batches, which follow from the seed, the number of the
+batch and the row (Philox4x32-10, as in src/train/data/text.c), both take AdamW's steps with the same schedule, decay of
+matrices only and clipping to 1. So the losses must be the same curve: where they differ by more than --tolerance at any
+step, nothing else counts and the exit status is 1. How far PyTorch's own variants are apart is printed beside it: where
+the rate is so high that single gradients are long (`vjp train`'s 3e-3 with the tiny preset: norm 18 at step 71), runs
+that round differently diverge at those steps, PyTorch's own variants included. Hence --lr 6e-4, usual for small models.
 
 What is measured:
   - the time of a step, from the batch's bytes to the updated weights and the loss as a number on the host; the median
@@ -19,8 +18,9 @@ What is measured:
 
 What PyTorch runs is plain eager model code: F.embedding, F.rms_norm, rotary pairs by halves as transformers writes
 them, F.scaled_dot_product_attention, F.silu, F.linear, F.cross_entropy. Wherever there is a choice PyTorch gets the
-better one: attention with enable_gqa or with repeated heads, whichever is faster here; AdamW fused or foreach; glibc as it is or keeping freed memory (fewer page faults). Each of the four variants runs in its own process; the fastest counts for time, the lowest peak for memory. With --rounds R the sides take turns R times and each one's best
-median counts.
+better one: attention with enable_gqa or with repeated heads, whichever is faster here; AdamW fused or foreach; glibc as
+it is or keeping freed memory (fewer page faults). Each of the four variants runs in its own process; the fastest counts
+for time, the lowest peak for memory. With --rounds R the sides take turns R times and each one's best median counts.
 
     python bench/train_vs_torch.py [--preset tiny|small|...] [--batch B] [--context T] [--steps N] [--threads N]
                                    [--lr R] [--vjp build/vjp] [--rounds R] [--markdown | --json] [--profile]

@@ -8,9 +8,10 @@ timed. Where PyTorch's own 16-bit result is off, that is reported too.
 
 What is fair and what is not:
   - PyTorch allocates its results. glibc is set to keep freed memory, so that those allocations cause no page faults.
-  - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd around it, wherever there is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
-    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as vjp's does. rope is not part of
-    PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
+  - PyTorch's backward is called directly (native_layer_norm_backward, ...), without autograd around it, wherever there
+    is such a function. rms_norm has none on the CPU, so its backward is autograd's over F.rms_norm; attention's is
+    autograd's over F.scaled_dot_product_attention, whose forward saves its log-sum-exp as vjp's does. rope is not part
+    of PyTorch: it is written as model code writes it, in eager mode. cumsum's backward is flip, cumsum, flip, as
     autograd does it. cross_entropy is log_softmax and nll_loss with their own backward functions, as autograd calls
     them; swiglu is silu and a product, in the backward silu's own function and products.
   - Both save what the backward needs (mean and rstd, the argmax, the pre-activation) and both use it. vjp's argmax is
@@ -19,11 +20,14 @@ What is fair and what is not:
     bits, vjp in f32, which is more to move.
 
 On a GPU (--device cuda) each side's calls are recorded in a CUDA graph and replayed, timed by the GPU's own events, so
-neither Python nor launches nor PyTorch's allocator are part of any figure; the calls cycle through several sets of tensors, so that nothing comes from the cache.
+neither Python nor launches nor PyTorch's allocator are part of any figure; the calls cycle through several sets of
+tensors, so that nothing comes from the cache.
 
-The shapes are those of `vjp bench`: on the CPU large ones grow until the backward moves four times the size of the last-level cache. The share of the limit is vjp's, and the limit that of `vjp bench`: the minimum bytes over the bandwidth of a copy;
-for linear its products at the rate of PyTorch's own matrix product, and the pass between them at the bandwidth of a
-copy. Copy and product take turns with the two sides. The copy here is PyTorch's, with ordinary stores, so shares are higher than those of `vjp bench`; --markdown leaves them out.
+The shapes are those of `vjp bench`: on the CPU large ones grow until the backward moves four times the size of the
+last-level cache. The share of the limit is vjp's, and the limit that of `vjp bench`: the minimum bytes over the
+bandwidth of a copy; for linear its products at the rate of PyTorch's own matrix product, and the pass between them at
+the bandwidth of a copy. Copy and product take turns with the two sides. The copy here is PyTorch's, with ordinary
+stores, so shares are higher than those of `vjp bench`; --markdown leaves them out.
 
     python bench/vs_torch.py [OP ...] [--device cpu|cuda] [--dtype f32|bf16|f16] [--threads N] [--markdown | --json]
                              [--quick] [--small]

@@ -130,7 +130,7 @@ if grep -q "$(printf '\033')" "$work/one"; then fault 'colour in a file'; fi
 if command -v python3 >/dev/null; then
     for arguments in 'info' 'ops'; do
         "$vjp" $arguments --json | python3 -c 'import json, sys
-for line in sys.stdin: assert type(json.loads(line)) is dict' || fault "$arguments --json is no JSON"
+for line in sys.stdin: assert type(json.loads(line)) is dict' || fault "$arguments --json is not JSON"
     done
 fi
 VJP_ISA=mmx "$vjp" info >"$work/out" 2>"$work/err" || fault 'info fails where the cpu does not open'
@@ -227,7 +227,7 @@ make_file m15 '{"x\u0000":{}}' ''
 printf '\377\377\377\377\377\377\377\377{}' >"$work/m16"
 printf '\002\000' >"$work/m17"
 : >"$work/m18"
-printf 'this is no such file at all' >"$work/m19"
+printf 'this is not such a file' >"$work/m19"
 head -c 60 "$work/good" >"$work/m20"
 for file in "$work"/m[0-9][0-9]; do
     expect 1 "vjp run: $file: " run cumsum.forward "$file" -o "$work/never"

@@ -3,14 +3,16 @@
 
     python3 make.py             writes the .safetensors files beside this script
 
-It needs torch (2.4 or later) and mpmath. Building and testing vjp needs neither: the files are in the repository, and tests/test_golden.c compares the reference backend with every one.
+It needs torch (2.4 or later) and mpmath. Building and testing vjp needs neither: the files are in the repository, and
+tests/test_golden.c compares the reference backend with every one.
 
 A file is one case. Its tensors are named "<pass>.<slot>" after the op table, inputs and outputs alike, in F64
 (indices and argmax in I64); an absent tensor is NULL in the call. The metadata has "op", "attributes" (as `vjp run`
 takes them) and "compare": "norm" (relative L2 error of an output) or "element" (relative error of every element).
 
-Gradients come from autograd, never from the formulas that vjp uses. What torch lacks is written here differently from src/ref: rope as a multiplication of complex numbers, activations at extreme arguments with mpmath's
-1200 digits and a difference quotient.
+Gradients come from autograd, never from the formulas that vjp uses. What torch lacks is written here differently from
+src/ref: rope as a multiplication of complex numbers, activations at extreme arguments with mpmath's 1200 digits and a
+difference quotient.
 """
 
 import json
