@@ -746,7 +746,7 @@ static void no_backward(void **state) {
 }
 
 /* A NaN rate shows in the weights and does not reach the averages. */
-static void rate_that_is_no_number(void **state) {
+static void nan_rate(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref"}, *const ops[] = {"adamw", "sgd"};
     for (int d = 0; d < 2; d++)
@@ -1105,7 +1105,7 @@ int main(void) {
         cmocka_unit_test(least_cost),
         cmocka_unit_test(supports),
         cmocka_unit_test(no_backward),
-        cmocka_unit_test(rate_that_is_no_number),
+        cmocka_unit_test(nan_rate),
         cmocka_unit_test(workspace),
         cmocka_unit_test(workspace_is_enough),
         cmocka_unit_test(memory),

@@ -203,7 +203,7 @@ vjp_status vjp_synchronize(vjp_device *device) {
     return device->backend->synchronize(device);
 }
 
-/* An event of a device without events is done when everything is. */
+/* The event of a device without events: waiting for it is vjp_synchronize(). */
 static char everything;
 
 vjp_status vjp_event_record(vjp_device *device, vjp_event **event) {

@@ -104,8 +104,8 @@ static vjp_status make_buffers(run_state *s, const proof_problem *p, vjp_device 
     return VJP_OK;
 }
 
-/* Exactly the workspace that the pass requires, filled with NaN, with a guard after it (a handle has no room before
- * it). */
+/* Exactly the workspace that the pass requires, filled with NaN, and a guard after it (a handle cannot have one
+ * before). */
 static vjp_status make_workspace(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call) {
     size_t bytes = 0, count = p->info->pass[call->pass].count;
     vjp_status status =

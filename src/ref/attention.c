@@ -132,7 +132,7 @@ static vjp_status backward(const vjp_work *work) {
     return VJP_OK;
 }
 
-/* Memory for dk and dv, which many queries add to, then for one query's scores. */
+/* One query's scores; in the backward after dk and dv, which many queries add to. */
 static size_t forward_workspace(const vjp_work *work) {
     return sizeof(double) * (size_t)vjp_attention_sizes_of(work).keys;
 }

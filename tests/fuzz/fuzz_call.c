@@ -75,7 +75,7 @@ static void take_shape(choices *in, int ndim, int64_t *shape, int64_t most) {
 
 static char attribute_text[256];
 
-/* The tests' sample of an op with up to three of its sizes changed, each in every place: most calls are still valid. */
+/* The tests' sample of an op with up to three of its sizes changed, on all axes of that size: most calls stay valid. */
 static sample resized(choices *in, const sample *from) {
     sample s = *from;
     for (uint32_t n = choose(in, 4); n > 0; n--) {
