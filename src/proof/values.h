@@ -1,4 +1,4 @@
-/* Numbers on the host: memory, dtypes, and the random numbers that every case is made of. */
+/* Numbers on the host: memory, dtypes, and the random numbers of the cases. */
 #ifndef VJP_PROOF_VALUES_H
 #define VJP_PROOF_VALUES_H
 
