@@ -53,7 +53,7 @@ enum {
     VJP_BIT_BF16 = 1 << VJP_BF16,
     VJP_BIT_F16 = 1 << VJP_F16,
     VJP_BIT_F64 = 1 << VJP_F64,
-    VJP_BITS_CPU = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16
+    VJP_STORAGE_16_32 = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16
 };
 
 /* A NULL member: the device cannot do it, or core falls back to what the comment says. */

@@ -163,6 +163,6 @@ static vjp_status run(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

@@ -36,6 +36,6 @@ static vjp_status backward(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(add)[VJP_PASS_COUNT] = {
-    {forward, broadcast_forward_workspace, VJP_BITS_CPU},
-    {backward, broadcast_backward_workspace, VJP_BITS_CPU},
+    {forward, broadcast_forward_workspace, VJP_STORAGE_16_32},
+    {backward, broadcast_backward_workspace, VJP_STORAGE_16_32},
 };

@@ -20,6 +20,6 @@ static vjp_status run(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(scale)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_BITS_CPU},
-    {run, NULL, VJP_BITS_CPU},
+    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32},
 };

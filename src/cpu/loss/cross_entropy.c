@@ -393,6 +393,6 @@ static size_t backward_workspace(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(cross_entropy)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

@@ -78,12 +78,12 @@ static vjp_status run(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(layer_norm)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(layer_norm)[VJP_PASS_COUNT] = {
-    {run, workspace, VJP_BITS_CPU},
-    {run, workspace, VJP_BITS_CPU},
+    {run, workspace, VJP_STORAGE_16_32},
+    {run, workspace, VJP_STORAGE_16_32},
 };
 
 extern const vjp_kernel CPU_NAME(rms_norm)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(rms_norm)[VJP_PASS_COUNT] = {
-    {run, workspace, VJP_BITS_CPU},
-    {run, workspace, VJP_BITS_CPU},
+    {run, workspace, VJP_STORAGE_16_32},
+    {run, workspace, VJP_STORAGE_16_32},
 };

@@ -16,4 +16,4 @@ static vjp_status run(const vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_kernel CPU_NAME(clip)[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(clip)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

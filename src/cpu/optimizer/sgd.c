@@ -40,4 +40,4 @@ static vjp_status run(const vjp_work *work) {
     return element_run(work, &op, task, &p);
 }
 
-const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

@@ -422,6 +422,6 @@ static size_t backward_workspace(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT] = {
-    {forward, NULL, VJP_BITS_CPU},
-    {backward, backward_workspace, VJP_BITS_CPU},
+    {forward, NULL, VJP_STORAGE_16_32},
+    {backward, backward_workspace, VJP_STORAGE_16_32},
 };

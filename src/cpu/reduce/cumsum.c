@@ -390,6 +390,6 @@ static size_t workspace(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(cumsum)[VJP_PASS_COUNT] = {
-    {run, workspace, VJP_BITS_CPU},
-    {run, workspace, VJP_BITS_CPU},
+    {run, workspace, VJP_STORAGE_16_32},
+    {run, workspace, VJP_STORAGE_16_32},
 };

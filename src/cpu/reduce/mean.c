@@ -179,6 +179,6 @@ static vjp_status backward(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(mean)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_BITS_CPU},
-    {backward, NULL, VJP_BITS_CPU},
+    {forward, forward_workspace, VJP_STORAGE_16_32},
+    {backward, NULL, VJP_STORAGE_16_32},
 };

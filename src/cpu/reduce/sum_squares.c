@@ -95,4 +95,4 @@ static vjp_status run(const vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT] = {{run, workspace, VJP_BITS_CPU}};
+const vjp_kernel CPU_NAME(sum_squares)[VJP_PASS_COUNT] = {{run, workspace, VJP_STORAGE_16_32}};

@@ -437,7 +437,7 @@ vjp_status run(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT] = {
-    {vjp::run, nullptr, VJP_BITS_CPU},
-    {vjp::run, nullptr, VJP_BITS_CPU},
+    {vjp::run, nullptr, VJP_STORAGE_16_32},
+    {vjp::run, nullptr, VJP_STORAGE_16_32},
 };
 }

@@ -201,7 +201,7 @@ static vjp_status refuse_forked(const vjp_work *work) {
 
 /* Every call comes through here, so this is where its GPU becomes the thread's current one. */
 static const vjp_kernel *kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
-    static const vjp_kernel forked = {refuse_forked, nullptr, VJP_BITS_CPU};
+    static const vjp_kernel forked = {refuse_forked, nullptr, VJP_STORAGE_16_32};
     if (!kernels[op->id]) return nullptr;
     if (device->state) {
         if (is_forked(state_of(device))) return &forked;

@@ -242,7 +242,7 @@ vjp_status backward(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_gather[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_gather[VJP_PASS_COUNT] = {
-    {vjp::forward, nullptr, VJP_BITS_CPU},
-    {vjp::backward, vjp::backward_workspace, VJP_BITS_CPU},
+    {vjp::forward, nullptr, VJP_STORAGE_16_32},
+    {vjp::backward, vjp::backward_workspace, VJP_STORAGE_16_32},
 };
 }

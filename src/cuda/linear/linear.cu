@@ -483,7 +483,7 @@ template <void (*STEPS)(steps &)> size_t workspace(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT] = {
-    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_BITS_CPU},
-    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_BITS_CPU},
+    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_STORAGE_16_32},
+    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_STORAGE_16_32},
 };
 }

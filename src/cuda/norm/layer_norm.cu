@@ -49,7 +49,7 @@ norm_call backward_call(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_layer_norm[VJP_PASS_COUNT] = {
-    {vjp::norm_pass<true, vjp::forward_call>, vjp::norm_workspace<vjp::forward_call>, VJP_BITS_CPU},
-    {vjp::norm_pass<true, vjp::backward_call>, vjp::norm_workspace<vjp::backward_call>, VJP_BITS_CPU},
+    {vjp::norm_pass<true, vjp::forward_call>, vjp::norm_workspace<vjp::forward_call>, VJP_STORAGE_16_32},
+    {vjp::norm_pass<true, vjp::backward_call>, vjp::norm_workspace<vjp::backward_call>, VJP_STORAGE_16_32},
 };
 }

@@ -349,7 +349,7 @@ size_t backward_workspace(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_maxpool2d[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_maxpool2d[VJP_PASS_COUNT] = {
-    {vjp::forward, nullptr, VJP_BITS_CPU},
-    {vjp::backward, vjp::backward_workspace, VJP_BITS_CPU},
+    {vjp::forward, nullptr, VJP_STORAGE_16_32},
+    {vjp::backward, vjp::backward_workspace, VJP_STORAGE_16_32},
 };
 }

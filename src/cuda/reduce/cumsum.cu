@@ -529,7 +529,7 @@ size_t workspace(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_cumsum[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_cumsum[VJP_PASS_COUNT] = {
-    {vjp::run, vjp::workspace, VJP_BITS_CPU},
-    {vjp::run, vjp::workspace, VJP_BITS_CPU},
+    {vjp::run, vjp::workspace, VJP_STORAGE_16_32},
+    {vjp::run, vjp::workspace, VJP_STORAGE_16_32},
 };
 }

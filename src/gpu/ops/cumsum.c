@@ -118,4 +118,5 @@ static size_t workspace(const vjp_work *work) {
     return work->tensor[CUMSUM_Y] ? gpu_scratch_bytes(totals_of(&c), 4) : 0;
 }
 
-const vjp_kernel gpu_cumsum[VJP_PASS_COUNT] = {{scan, workspace, VJP_BITS_CPU}, {scan, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_cumsum[VJP_PASS_COUNT] = {{scan, workspace, VJP_STORAGE_16_32},
+                                               {scan, workspace, VJP_STORAGE_16_32}};

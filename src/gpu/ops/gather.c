@@ -239,4 +239,5 @@ static size_t workspace(const vjp_work *work) {
     return is_empty(work) ? 0 : plan_of(work).bytes;
 }
 
-const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{forward, NULL, VJP_BITS_CPU}, {backward, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_gather[VJP_PASS_COUNT] = {{forward, NULL, VJP_STORAGE_16_32},
+                                               {backward, workspace, VJP_STORAGE_16_32}};

@@ -225,5 +225,5 @@ static vjp_status backward(const vjp_work *work) {
     return status == VJP_OK && c.sums ? finish(work, &c) : status;
 }
 
-const vjp_kernel gpu_group_norm[VJP_PASS_COUNT] = {{forward, workspace, VJP_BITS_CPU},
-                                                   {backward, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_group_norm[VJP_PASS_COUNT] = {{forward, workspace, VJP_STORAGE_16_32},
+                                                   {backward, workspace, VJP_STORAGE_16_32}};

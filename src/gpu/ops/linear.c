@@ -318,5 +318,5 @@ static size_t backward_workspace(const vjp_work *work) {
     return plan_bytes(&p);
 }
 
-const vjp_kernel gpu_linear[VJP_PASS_COUNT] = {{forward, forward_workspace, VJP_BITS_CPU},
-                                               {backward, backward_workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_linear[VJP_PASS_COUNT] = {{forward, forward_workspace, VJP_STORAGE_16_32},
+                                               {backward, backward_workspace, VJP_STORAGE_16_32}};

@@ -83,4 +83,5 @@ static size_t workspace(const vjp_work *work) {
     return gpu_scratch_bytes(vjp_elements(work, MAXPOOL2D_B_DY), 4);
 }
 
-const vjp_kernel gpu_maxpool2d[VJP_PASS_COUNT] = {{forward, NULL, VJP_BITS_CPU}, {backward, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_maxpool2d[VJP_PASS_COUNT] = {{forward, NULL, VJP_STORAGE_16_32},
+                                                  {backward, workspace, VJP_STORAGE_16_32}};

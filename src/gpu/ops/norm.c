@@ -194,5 +194,5 @@ static size_t workspace(const vjp_work *work) {
     return n.sizes.dim ? split_of(&n).bytes : 0;
 }
 
-const vjp_kernel gpu_layer_norm[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}, {run, workspace, VJP_BITS_CPU}};
-const vjp_kernel gpu_rms_norm[VJP_PASS_COUNT] = {{run, NULL, VJP_BITS_CPU}, {run, workspace, VJP_BITS_CPU}};
+const vjp_kernel gpu_layer_norm[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}, {run, workspace, VJP_STORAGE_16_32}};
+const vjp_kernel gpu_rms_norm[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}, {run, workspace, VJP_STORAGE_16_32}};

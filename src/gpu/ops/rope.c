@@ -71,4 +71,4 @@ static vjp_status rotate(const vjp_work *work) {
     return gpu_explain(work, ROPE_POSITIONS);
 }
 
-const vjp_kernel gpu_rope[VJP_PASS_COUNT] = {{rotate, NULL, VJP_BITS_CPU}, {rotate, NULL, VJP_BITS_CPU}};
+const vjp_kernel gpu_rope[VJP_PASS_COUNT] = {{rotate, NULL, VJP_STORAGE_16_32}, {rotate, NULL, VJP_STORAGE_16_32}};

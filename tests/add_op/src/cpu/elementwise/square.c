@@ -36,6 +36,6 @@ static vjp_status backward(const vjp_work *work) {
 }
 
 const vjp_kernel CPU_NAME(square)[VJP_PASS_COUNT] = {
-    {forward, NULL, VJP_BITS_CPU},
-    {backward, NULL, VJP_BITS_CPU},
+    {forward, NULL, VJP_STORAGE_16_32},
+    {backward, NULL, VJP_STORAGE_16_32},
 };
