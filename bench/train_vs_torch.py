@@ -377,7 +377,7 @@ def summarise(args, both):
         "steps": args.steps, "threads": args.threads, "rounds": args.rounds, "machine": machine(),
         "torch": both["torch"], "date": str(datetime.date.today()),
         "first_loss": vjp["loss"][0], "last_loss": vjp["loss"][-1], "torch_last_loss": variants[fastest]["loss"][-1],
-        "most_apart": apart, "at_step": at, "torch_apart": own, "agrees": apart <= args.tolerance,
+        "max_apart": apart, "at_step": at, "torch_apart": own, "agrees": apart <= args.tolerance,
         "vjp_ms": vjp["median"] * 1e3, "torch_ms": torch_median * 1e3, "speedup": torch_median / vjp["median"],
         "vjp_tokens_per_second": tokens / vjp["median"], "torch_tokens_per_second": tokens / torch_median,
         "vjp_peak_bytes": vjp["peak"], "torch_peak_bytes": torch_peak, "memory_ratio": vjp["peak"] / torch_peak,
@@ -410,7 +410,7 @@ def print_markdown(row):
     )
     print(
         f"| loss, step 1 to {row['steps']} | {row['first_loss']:.4f} to {row['last_loss']:.4f} | to "
-        f"{row['torch_last_loss']:.4f} | at most {row['most_apart']:.1e} apart |"
+        f"{row['torch_last_loss']:.4f} | at most {row['max_apart']:.1e} apart |"
     )
 
 
@@ -427,7 +427,7 @@ def print_text(row):
     verdict = "agree" if row["agrees"] else "DO NOT AGREE"
     print(
         f"losses {verdict}: {row['first_loss']:.4f} to {row['last_loss']:.4f} in {row['steps']} steps, at most "
-        f"{row['most_apart']:.2e} apart, at step {row['at_step']}; torch's variants {row['torch_apart']:.2e}"
+        f"{row['max_apart']:.2e} apart, at step {row['at_step']}; torch's variants {row['torch_apart']:.2e}"
     )
 
 
@@ -471,7 +471,7 @@ def main():
         print_text(row)
     if not row["agrees"]:
         print(
-            f"train_vs_torch.py: the losses differ by {row['most_apart']:.2e} at step {row['at_step']}; the limit is "
+            f"train_vs_torch.py: the losses differ by {row['max_apart']:.2e} at step {row['at_step']}; the limit is "
             f"{args.tolerance:.0e}",
             file=sys.stderr,
         )

@@ -744,12 +744,12 @@ def sized(vjp, case, sizes, text, dtype, place, target):
     def with_count(count):
         return tuple(count if size is GROWS else size for size in sizes)
 
-    def least_bytes(count):
+    def min_bytes(count):
         *_, (which, outputs, inputs, attributes, _) = case(Make(dtype, place), *with_count(count))
         return vjp.prepare(case.__name__, which, {**outputs, **inputs}, attributes)[1].bytes
 
-    one = least_bytes(1)
-    count = max(1, 1 + math.ceil((target - one) / (least_bytes(2) - one)))
+    one = min_bytes(1)
+    count = max(1, 1 + math.ceil((target - one) / (min_bytes(2) - one)))
     return with_count(count), text.format(count)
 
 

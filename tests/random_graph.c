@@ -10,7 +10,7 @@
 #include "graph/program.h"
 
 /* More elements than this give no new plans, only slower runs. */
-enum { MOST_ELEMENTS = 600 };
+enum { MAX_ELEMENTS = 600 };
 
 /* ---- Values ------------------------------------------------------------------------------------------ */
 
@@ -210,7 +210,7 @@ static vjp_value add_op(making *m) {
 static void keep(making *m, vjp_value made) {
     vjp_tensor t = shape_of(m, made);
     if (!made) return; /* the graph has failed */
-    bool large = count_of(&t) > MOST_ELEMENTS || t.ndim > 4;
+    bool large = count_of(&t) > MAX_ELEMENTS || t.ndim > 4;
     if (large) made = vjp_graph_mean(m->r->graph, made, WITH(mean, .axis = 0, .axes = 0));
     if (large || t.ndim == 0) made = vjp_graph_reshape(m->r->graph, made, 1, (const int64_t[]){1});
     m->value[m->values++] = made;

@@ -19,7 +19,7 @@
 #include "attributes.h"
 #include "vjp.h"
 
-enum { MOST = 4096 };
+enum { MAX_COUNT = 4096 };
 
 /*
  * Near 0 there are zero crossings, where only the absolute error means something; from FAR on every value is a small
@@ -47,7 +47,7 @@ static vjp_device *open_set(const char *name, const char *set) {
 static int fill(float *x) {
     int n = 0;
     x[n++] = 0;
-    for (double magnitude = 1e-30; magnitude < 2e30 && n + 2 <= MOST;
+    for (double magnitude = 1e-30; magnitude < 2e30 && n + 2 <= MAX_COUNT;
          magnitude *= magnitude < 1e-2 || magnitude > 200 ? 2 : 1.01) {
         x[n++] = (float)magnitude;
         x[n++] = (float)-magnitude;
@@ -97,8 +97,8 @@ static int compare(const char *what, const char *set, int activation, int n, con
 
 static void every_activation(void **state) {
     (void)state;
-    static float x[MOST], dy[MOST], y[MOST], da[MOST];
-    static double exact_x[MOST], exact_dy[MOST], exact_y[MOST], exact_da[MOST];
+    static float x[MAX_COUNT], dy[MAX_COUNT], y[MAX_COUNT], da[MAX_COUNT];
+    static double exact_x[MAX_COUNT], exact_dy[MAX_COUNT], exact_y[MAX_COUNT], exact_da[MAX_COUNT];
     float one = 1;
     double exact_one = 1;
     int n = fill(x), failed = 0, found = 0;
@@ -154,8 +154,8 @@ static void run_swiglu(const char *name, vjp_dtype dtype, int n, void *gate, voi
 /* With up and dy 1 they are silu, its derivative, and silu again, which share one exp there. */
 static void through_swiglu(void **state) {
     (void)state;
-    static float x[MOST], one[MOST], out[3][MOST];
-    static double exact_x[MOST], exact_one[MOST], exact_out[3][MOST];
+    static float x[MAX_COUNT], one[MAX_COUNT], out[3][MAX_COUNT];
+    static double exact_x[MAX_COUNT], exact_one[MAX_COUNT], exact_out[3][MAX_COUNT];
     static const char *const names[] = {"swiglu's y", "dgate", "dup"};
     int n = fill(x), failed = 0;
     for (int i = 0; i < n; i++) {

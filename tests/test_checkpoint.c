@@ -552,12 +552,12 @@ static outcome kill_at_call(int64_t step, int calls) {
  * same each time and none of them is passed over. */
 static void test_killed_at_each_call(void **state) {
     (void)state;
-    enum { FEWEST_CALLS = 20, MOST_CALLS = 1000 };
+    enum { FEWEST_CALLS = 20, MAX_CALLS = 1000 };
     for (int same = 0; same < 2; same++) {
         int64_t last = 1;
         outcome how = KILLED;
         int calls = 0;
-        for (; how == KILLED && calls < MOST_CALLS; calls++) {
+        for (; how == KILLED && calls < MAX_CALLS; calls++) {
             char when[64];
             require_saved(last, 1);
             assert_true(count_names(NULL) == 0 && count_names("checkpoint-") == 1);

@@ -99,7 +99,7 @@ static void tensor_of(void **state) {
 /* A 16-bit format, described by its parameters; the slow rounding uses nothing but these and exact doubles. */
 typedef struct format {
     const char *name;
-    int mantissa_bits, least_exponent; /* 2^least_exponent is the smallest normal number */
+    int mantissa_bits, min_exponent; /* 2^min_exponent is the smallest normal number */
     double largest;
     float (*widen)(uint16_t);
     uint16_t (*narrow)(float);
@@ -118,9 +118,9 @@ static double exact_value(const format *f, uint16_t bits) {
     if (exponent == most)
         value = mantissa ? NAN : INFINITY;
     else if (exponent == 0)
-        value = ldexp(mantissa, f->least_exponent - f->mantissa_bits);
+        value = ldexp(mantissa, f->min_exponent - f->mantissa_bits);
     else
-        value = ldexp(mantissa + (1 << f->mantissa_bits), exponent - 1 + f->least_exponent - f->mantissa_bits);
+        value = ldexp(mantissa + (1 << f->mantissa_bits), exponent - 1 + f->min_exponent - f->mantissa_bits);
     return bits >> 15 ? -value : value;
 }
 
@@ -130,7 +130,7 @@ static double exact_round(const format *f, double value) {
     int exponent;
     frexp(value, &exponent);
     exponent -= 1;
-    if (exponent < f->least_exponent) exponent = f->least_exponent;
+    if (exponent < f->min_exponent) exponent = f->min_exponent;
     double rounded = ldexp(rint(ldexp(value, f->mantissa_bits - exponent)), exponent - f->mantissa_bits);
     return fabs(rounded) > f->largest ? copysign(INFINITY, value) : rounded;
 }
@@ -201,7 +201,7 @@ static const vec_probe *const probes[] = {
 #endif
 };
 
-enum { PROBES = sizeof probes / sizeof probes[0], WALK = 1 << 16 };
+enum { PROBES = sizeof probes / sizeof probes[0], SWEEP = 1 << 16 };
 
 static bool can_open(const char *set) {
     vjp_device *device;
@@ -225,8 +225,8 @@ static bool runs_here(const char *set) {
 
 static void vectors_convert(void **state) {
     (void)state;
-    static uint16_t bits[WALK], by_vector[WALK], by_each[WALK];
-    static float wide[WALK], narrow[WALK];
+    static uint16_t bits[SWEEP], by_vector[SWEEP], by_each[SWEEP];
+    static float wide[SWEEP], narrow[SWEEP];
     int ran = 0;
     for (int i = 0; i < PROBES; i++) {
         const vec_probe *probe = probes[i];
@@ -235,24 +235,24 @@ static void vectors_convert(void **state) {
         for (int k = 0; k < 2; k++) {
             const format *f = &formats[k];
             vjp_dtype dtype = (vjp_dtype)vjp_dtype_find(f->name);
-            for (uint32_t b = 0; b < WALK; b++)
+            for (uint32_t b = 0; b < SWEEP; b++)
                 bits[b] = (uint16_t)b;
-            probe->load(dtype, bits, WALK, wide);
-            for (uint32_t b = 0; b < WALK; b++) {
+            probe->load(dtype, bits, SWEEP, wide);
+            for (uint32_t b = 0; b < SWEEP; b++) {
                 float expected = f->widen((uint16_t)b);
                 if (memcmp(&wide[b], &expected, 4) != 0) print_error("%s loads %s 0x%04x\n", probe->name, f->name, b);
                 assert_memory_equal(&wide[b], &expected, 4);
             }
-            probe->load_each(dtype, bits, WALK, narrow);
+            probe->load_each(dtype, bits, SWEEP, narrow);
             assert_memory_equal(narrow, wide, sizeof wide);
 
             /* Stores: four sweeps through all f32 bits, NaNs and denormals among them. */
             for (uint32_t start = 0; start < 4; start++) {
-                for (uint32_t b = 0; b < WALK; b++)
+                for (uint32_t b = 0; b < SWEEP; b++)
                     wide[b] = vjp_bits_to_f32(b << 16 | (start * 0x5555u + b % 7 * 0x1249u) % 0x10000u);
-                probe->store(dtype, by_vector, WALK, wide);
-                probe->store_each(dtype, by_each, WALK, wide);
-                for (uint32_t b = 0; b < WALK; b++) {
+                probe->store(dtype, by_vector, SWEEP, wide);
+                probe->store_each(dtype, by_each, SWEEP, wide);
+                for (uint32_t b = 0; b < SWEEP; b++) {
                     if (by_vector[b] != f->narrow(wide[b]))
                         print_error("%s stores %a as %s 0x%04x, not 0x%04x\n", probe->name, (double)wide[b], f->name,
                                     by_vector[b], f->narrow(wide[b]));
@@ -619,7 +619,7 @@ static void infer_from_attributes(void **state) {
     vjp_close(device);
 }
 
-static void least_cost(void **state) {
+static void min_cost(void **state) {
     (void)state;
     vjp_device *device = open_with("ref", (vjp_options)VJP_OPTIONS_DEFAULTS);
     vjp_cost cost;
@@ -1102,7 +1102,7 @@ int main(void) {
         cmocka_unit_test(infer_absent),
         cmocka_unit_test(infer_from_attributes),
         cmocka_unit_test(conv2d_needs_no_more),
-        cmocka_unit_test(least_cost),
+        cmocka_unit_test(min_cost),
         cmocka_unit_test(supports),
         cmocka_unit_test(no_backward),
         cmocka_unit_test(nan_rate),

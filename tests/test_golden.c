@@ -312,7 +312,7 @@ static bool concerns(uint32_t flags, const vjp_pass_info *pass) {
     return false;
 }
 
-enum { MOST_OPS = 64 };
+enum { MAX_OPS = 64 };
 
 /* Fails when there is no folder, or when no file has a pass that the check applies to. */
 static void for_all(golden_check check, uint32_t flags) {
@@ -321,8 +321,8 @@ static void for_all(golden_check check, uint32_t flags) {
     DIR *folder = opendir(VJP_GOLDEN_DIR);
     if (!folder) fail_msg("there is no folder %s", VJP_GOLDEN_DIR);
     int files = 0, compared = 0;
-    int of_pass[MOST_OPS][VJP_PASS_COUNT] = {{0}};
-    assert_true(vjp_op_count() <= MOST_OPS);
+    int of_pass[MAX_OPS][VJP_PASS_COUNT] = {{0}};
+    assert_true(vjp_op_count() <= MAX_OPS);
     for (struct dirent *entry; (entry = readdir(folder));) {
         if (!is_golden_file(entry->d_name)) continue;
         char path[4096];
@@ -376,12 +376,12 @@ static double *run_values(const char *op, int k, const char *slot, vjp_tensor *t
  * weights and averages equal PyTorch's.
  */
 static void check_run(const char *op, const char *const *state, double max_norm) {
-    enum { STEPS = 4, MOST_STATE = 3 };
+    enum { STEPS = 4, MAX_STATE = 3 };
     vjp_device *device;
     assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
     const vjp_op *found = vjp_op_find(op);
     const vjp_pass_info *info = &vjp_op_describe(found)->pass[VJP_FORWARD];
-    vjp_tensor kept[MOST_STATE];
+    vjp_tensor kept[MAX_STATE];
     text_values attributes;
     for (int s = 0; state[s]; s++)
         run_values(op, 1, state[s], &kept[s], &attributes);

@@ -334,7 +334,7 @@ static void other_files(void **unused) {
 
 /* ---- IDX --------------------------------------------------------------------------------------------- */
 
-enum { SIDE = 3, MOST = 64 };
+enum { SIDE = 3, MAX_COUNT = 64 };
 
 static size_t put_big(unsigned char *to, uint32_t value) {
     for (int i = 0; i < 4; i++)
@@ -344,7 +344,7 @@ static size_t put_big(unsigned char *to, uint32_t value) {
 
 /* Pictures of SIDE x SIDE, all pixels `first` + their number; labels are numbers modulo 4. */
 static void write_idx(const char *pictures, const char *labels, int count, int first) {
-    unsigned char bytes[16 + MOST * SIDE * SIDE];
+    unsigned char bytes[16 + MAX_COUNT * SIDE * SIDE];
     put_big(bytes, 0x803);
     put_big(bytes + 4, (uint32_t)count);
     put_big(bytes + 8, SIDE);

@@ -26,14 +26,14 @@
 #include "attributes.h"
 #include "sample.h"
 
-enum { MOST_WORDS = 4 };
+enum { MAX_WORDS = 4 };
 
 typedef struct refusal {
     const char *op;
     vjp_pass pass;
     const char *edit;
     vjp_status status;
-    const char *words[MOST_WORDS];
+    const char *words[MAX_WORDS];
 } refusal;
 
 #define F VJP_FORWARD
@@ -618,7 +618,7 @@ static const char *try_row(vjp_device *device, const refusal *row) {
             snprintf(text, sizeof text, "the sentence does not begin with \"%s\": %s", prefix, sentence);
             wrong = text;
         }
-        for (int i = 0; !wrong && i < MOST_WORDS && row->words[i]; i++)
+        for (int i = 0; !wrong && i < MAX_WORDS && row->words[i]; i++)
             if (!strstr(sentence + strlen(prefix), row->words[i])) {
                 snprintf(text, sizeof text, "\"%s\" is not in: %s", row->words[i], sentence);
                 wrong = text;

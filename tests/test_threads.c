@@ -24,7 +24,7 @@
 
 static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16};
 
-enum { STORAGES = sizeof storages / sizeof storages[0], MOST_HASHES = 512 };
+enum { STORAGES = sizeof storages / sizeof storages[0], MAX_HASHES = 512 };
 
 /* The hashes of every output of every op, pass and storage type, one after the other; 0 on failure. */
 static int hash_all(vjp_device *device, uint64_t *hashes, const char *only) {
@@ -61,7 +61,7 @@ static int hash_with(vjp_options options, uint64_t *hashes, const char *only) {
     return count;
 }
 
-static uint64_t expected[MOST_HASHES];
+static uint64_t expected[MAX_HASHES];
 static int expected_count;
 
 static int with_one_thread(void **state) {
@@ -78,7 +78,7 @@ static void assert_expected(const uint64_t *hashes, int count) {
 static void any_number_of_threads(void **state) {
     (void)state;
     static const int threads[] = {2, 3, 5, 8};
-    uint64_t hashes[MOST_HASHES];
+    uint64_t hashes[MAX_HASHES];
     for (int i = 0; i < 4; i++)
         assert_expected(
             hashes, hash_with((vjp_options){.struct_size = sizeof(vjp_options), .threads = threads[i]}, hashes, NULL));
@@ -126,7 +126,7 @@ static void own_parallel_for(void *context, size_t count, vjp_task task, void *a
 static void callers_pool(void **state) {
     (void)state;
     own_pool pool = {.threads = 3};
-    uint64_t hashes[MOST_HASHES];
+    uint64_t hashes[MAX_HASHES];
     vjp_options options = {
         .struct_size = sizeof(vjp_options), .parallel_for = own_parallel_for, .parallel_context = &pool};
     assert_expected(hashes, hash_with(options, hashes, NULL));
@@ -167,7 +167,7 @@ static void small_work_stays(void **state) {
 
 typedef struct user {
     vjp_options options;
-    uint64_t hashes[MOST_HASHES];
+    uint64_t hashes[MAX_HASHES];
     int count;
 } user;
 
@@ -195,7 +195,7 @@ static void devices_at_once(void **state) {
 
 /* A device may go from thread to thread, as long as one uses it at a time. */
 static void *use_given(void *pointer) {
-    uint64_t hashes[MOST_HASHES];
+    uint64_t hashes[MAX_HASHES];
     return hash_all(pointer, hashes, "layer_norm") > 0 ? pointer : NULL;
 }
 

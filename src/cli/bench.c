@@ -37,23 +37,23 @@ static void replace_at(const char *text, int64_t count, char out[TEXT]) {
     if (used < TEXT) snprintf(out + used, (size_t)(TEXT - used), "%s", text);
 }
 
-static double least_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,
-                          char error[TEXT_ERROR]) {
+static double min_bytes(const bench_run *run, const vjp_op *op, const char *text, int64_t count,
+                        char error[TEXT_ERROR]) {
     char sized[TEXT];
     proof_setup setup;
     replace_at(text, count, sized);
     if (!proof_setup_read(&setup, op, sized, error)) return -1;
-    return proof_least_bytes(run->device, &setup, run->dtype, error);
+    return proof_min_bytes(run->device, &setup, run->dtype, error);
 }
 
 /* Bytes grow linearly with @: two points give the count that reaches the target. */
 static bool size_text(const bench_run *run, const vjp_op *op, const char *text, char out[TEXT],
                       char error[TEXT_ERROR]) {
-    double one = least_bytes(run, op, text, 1, error);
+    double one = min_bytes(run, op, text, 1, error);
     if (one < 0) return false;
     int64_t count = 1;
     if (strchr(text, '@')) {
-        double each = least_bytes(run, op, text, 2, error) - one;
+        double each = min_bytes(run, op, text, 2, error) - one;
         if (each > 0) count = 1 + (int64_t)ceil((run->target - one) / each);
         if (count < 1) count = 1;
     }

@@ -12,7 +12,7 @@
 
 /* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
 static const double CACHES = 4, QUICK_CACHES = 2, CARD_CACHES = 32;
-static const double MOST_OF_MEMORY = 0.4, ASSUMED_CACHE = 32 << 20;
+static const double MAX_MEMORY_SHARE = 0.4, ASSUMED_CACHE = 32 << 20;
 
 static double cache_bytes(const vjp_device *device) {
     if (device->backend->cache_bytes) return (double)device->backend->cache_bytes(device);
@@ -36,7 +36,7 @@ static double free_bytes(void) {
 double bench_target_bytes(const vjp_device *device, bool quick) {
     if (!vjp_device_is_host(device)) return cache_bytes(device) * CARD_CACHES;
     double wanted = cache_bytes(device) * (quick ? QUICK_CACHES : CACHES);
-    return fmin(wanted, free_bytes() * MOST_OF_MEMORY / 2);
+    return fmin(wanted, free_bytes() * MAX_MEMORY_SHARE / 2);
 }
 
 int bench_threads(const char *device, int64_t asked) {

@@ -21,7 +21,7 @@
 #include "proof/timing.h"
 #include "train/job.h"
 
-enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MOST_OPS = 256, MOST_PRODUCTS = 32 };
+enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
 
 static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
 static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
@@ -67,9 +67,9 @@ typedef struct bench_train {
     one_call *call;            /* [calls] */
     int64_t calls;
     double copy_rate, product_rate, peak_bytes;
-    raw_product product[MOST_PRODUCTS];
+    raw_product product[MAX_PRODUCTS];
     int products;
-    op_row row[MOST_OPS];
+    op_row row[MAX_OPS];
     int rows;
 } bench_train;
 
@@ -160,7 +160,7 @@ static int product_of(bench_train *b, const vjp_call_time *call) {
         const raw_product *q = &b->product[i];
         if (q->m == p.m && q->k == p.k && q->n == p.n && q->transpose_b == p.transpose_b) return i;
     }
-    if (b->products == MOST_PRODUCTS) return -1;
+    if (b->products == MAX_PRODUCTS) return -1;
     b->product[b->products] = p;
     return b->products++;
 }
@@ -344,7 +344,7 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
         cli_json_real("of_step", row->seconds / s->calls);
         json_real("limit_ms", row->limit * 1e3);
         json_real("of_limit", row->limit / row->seconds);
-        cli_json_real("least_bytes", row->cost.bytes);
+        cli_json_real("min_bytes", row->cost.bytes);
         cli_json_real("flops", row->cost.flops);
         cli_json_end();
     }
@@ -473,7 +473,7 @@ int cli_bench_train(int argc, char **argv) {
             "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"
             "making the batch, the loop, reading the loss, the clock.",
         .more =
-            "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, least_bytes, flops;\n"
+            "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, min_bytes, flops;\n"
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
             "product_gflops, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, and bytes of memory.\n",
         .options = options,

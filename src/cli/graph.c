@@ -132,7 +132,7 @@ static void print_report(const train_model *model, const vjp_program_report *r, 
         cli_json_integer("live_bytes", (int64_t)r->live_bytes);
         cli_json_integer("intermediate_bytes", (int64_t)r->intermediate_bytes);
         cli_json_integer("persistent_bytes", (int64_t)r->persistent_bytes);
-        cli_json_real("least_bytes", r->cost.bytes);
+        cli_json_real("min_bytes", r->cost.bytes);
         cli_json_real("flops", r->cost.flops);
         cli_json_end();
         return;

@@ -10,10 +10,10 @@
 #include "core/core.h"
 #include "proof/text.h"
 
-enum { MOST_DEVICES = 8, CELL = 512 };
+enum { MAX_DEVICES = 8, CELL = 512 };
 
 typedef struct opened_devices {
-    vjp_device *device[MOST_DEVICES];
+    vjp_device *device[MAX_DEVICES];
     int count;
 } opened_devices;
 
@@ -314,18 +314,18 @@ static void markdown_op(const vjp_op *op, const opened_devices *on) {
 
 static void print_all(const opened_devices *on) {
     enum { FIXED = 3 };
-    cli_column columns[FIXED + MOST_DEVICES] = {{"op.pass", 0, false}, {"inputs", 0, false}, {"outputs", 0, false}};
+    cli_column columns[FIXED + MAX_DEVICES] = {{"op.pass", 0, false}, {"inputs", 0, false}, {"outputs", 0, false}};
     int count = FIXED + on->count;
     for (int i = 0; i < on->count; i++)
         columns[FIXED + i].title = vjp_device_name(on->device[i]);
-    char text[FIXED + MOST_DEVICES][CELL];
+    char text[FIXED + MAX_DEVICES][CELL];
     for (int printing = 0; printing < 2; printing++) {
         if (printing) cli_head(columns, count);
         for (size_t o = 0; o < vjp_op_count(); o++)
             for (int p = 0; p < vjp_passes(vjp_op_describe(vjp_op_at(o))); p++) {
                 const vjp_op *op = vjp_op_at(o);
                 const vjp_op_info *info = vjp_op_describe(op);
-                cli_cell cells[FIXED + MOST_DEVICES] = {{0}};
+                cli_cell cells[FIXED + MAX_DEVICES] = {{0}};
                 snprintf(text[0], CELL, "%s.%s", info->name, text_pass_name((vjp_pass)p));
                 names_text(&info->pass[p], false, "", text[1]);
                 names_text(&info->pass[p], true, "", text[2]);
@@ -438,8 +438,8 @@ static bool is_known(vjp_device *device) {
 static int open_devices(const cli_list *asked, bool markdown, opened_devices *on) {
     static const char *const usual[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
     int count = asked->count ? asked->count : markdown ? 2 : 5;
-    if (count > MOST_DEVICES)
-        return cli_misuse("ops", "--device names %d devices; the maximum is %d", count, MOST_DEVICES);
+    if (count > MAX_DEVICES)
+        return cli_misuse("ops", "--device names %d devices; the maximum is %d", count, MAX_DEVICES);
     for (int i = 0; i < count; i++) {
         const vjp_options options = {
             .struct_size = sizeof(vjp_options), .threads = 1, .workspace_bytes = 64}; /* nothing will be computed */

@@ -76,6 +76,6 @@ static inline int64_t cpu_cut_end(const cpu_cut *cut, size_t task) {
 }
 
 /* The maximum for independent tasks (balance) and for tasks with a partial sum each (memory: tasks x dim floats). */
-enum { CPU_MOST_TASKS = 1024, CPU_MOST_PARTIALS = 128 };
+enum { CPU_MAX_TASKS = 1024, CPU_MAX_PARTIALS = 128 };
 
 #endif

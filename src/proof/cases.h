@@ -79,7 +79,7 @@ typedef enum proof_data {
     PROOF_ALL_IGNORED
 } proof_data;
 
-enum { PROOF_MOST_CHOICES = 16 };
+enum { PROOF_MAX_CHOICES = 16 };
 
 typedef struct proof_choice {
     const char *name;
@@ -97,7 +97,7 @@ typedef struct proof_setup {
     proof_data data;
     uint32_t only; /* one bit per storage type */
     double bound;  /* 0: the usual one */
-    proof_choice choice[PROOF_MOST_CHOICES];
+    proof_choice choice[PROOF_MAX_CHOICES];
     int choices;
 } proof_setup;
 

@@ -20,7 +20,7 @@
 static const double STEP = 2e-4, BOUND = 1e-8;
 static const double KINK_DISTANCE = 0.02; /* over ten times as far as a step moves a pre-activation */
 
-enum { DIRECTIONS = 5, COORDINATES = 4, MOST_ELEMENTS = 2048, MOST_SEEDS = 200 };
+enum { DIRECTIONS = 5, COORDINATES = 4, MAX_ELEMENTS = 2048, MAX_SEEDS = 200 };
 
 static int find_slot(const vjp_pass_info *pass, const char *name) {
     for (size_t i = 0; i < pass->count; i++)
@@ -157,7 +157,7 @@ static void check_case(const proof_plan *plan, vjp_device *ref, proof_setup *set
     proof_problem p;
     char error[TEXT_ERROR];
     for (uint64_t attempt = 0;; attempt++) {
-        if (attempt == MOST_SEEDS) {
+        if (attempt == MAX_SEEDS) {
             fail(plan, setup, "no numbers found that are away from relu's kink");
             return;
         }
@@ -195,7 +195,7 @@ static bool suits(const proof_setup *setup) {
         largest = count > largest ? count : largest;
     }
     bool ordinary = setup->data == PROOF_NORMAL || setup->data == PROOF_IGNORED || setup->data == PROOF_ALL_IGNORED;
-    return ordinary && largest <= MOST_ELEMENTS;
+    return ordinary && largest <= MAX_ELEMENTS;
 }
 
 void proof_differences(const proof_plan *plan) {

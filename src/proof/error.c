@@ -121,13 +121,13 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     norm = sqrt(size);
     e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : norm > 0 ? sqrt(off) / norm : INFINITY;
     double rms = finite ? norm / sqrt((double)finite) : 0;
-    double unit = half_unit(dtype), least = smallest_half_unit(dtype);
+    double unit = half_unit(dtype), smallest = smallest_half_unit(dtype);
     double slack = operand_slack(p, pass, slot);
     double rest = ELEMENT_FACTOR * (dtype == VJP_F64 ? 1e-12 : f32_bound(p, pass, slot));
     for (int64_t i = 0; i < v->count && !e.why[0]; i++) {
         double want = expected[i], got = proof_get(stored, dtype, i);
         if (!isfinite(want) || !isfinite(got)) continue;
-        if (!(fabs(got - want) <= unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + least))
+        if (!(fabs(got - want) <= unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + smallest))
             say(&e, i, got, want);
     }
     return e;

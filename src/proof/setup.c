@@ -45,7 +45,7 @@ static const vjp_slot *find_slot(const vjp_op_info *info, const char *name) {
 static proof_choice *choice_named(proof_setup *setup, const char *name) {
     for (int i = 0; i < setup->choices; i++)
         if (strcmp(setup->choice[i].name, name) == 0) return &setup->choice[i];
-    if (setup->choices == PROOF_MOST_CHOICES) return NULL;
+    if (setup->choices == PROOF_MAX_CHOICES) return NULL;
     proof_choice *choice = &setup->choice[setup->choices++];
     *choice = (proof_choice){.name = name, .dtype = -1};
     return choice;

@@ -222,8 +222,8 @@ static size_t distance(const char *a, const char *b) {
         for (size_t j = 1; j <= length_b; j++) {
             size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
-            size_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
-            row[j] = replaced < least ? replaced : least;
+            size_t smallest = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            row[j] = replaced < smallest ? replaced : smallest;
         }
     }
     return row[length_b];
@@ -231,10 +231,10 @@ static size_t distance(const char *a, const char *b) {
 
 const char *text_nearest(const char *word, const char *const *words) {
     const char *nearest = NULL;
-    size_t least = (strlen(word) + 2) / 3 + 1;
+    size_t smallest = (strlen(word) + 2) / 3 + 1;
     for (size_t i = 0; words[i]; i++) {
         size_t d = distance(word, words[i]);
-        if (d < least) nearest = words[i], least = d;
+        if (d < smallest) nearest = words[i], smallest = d;
     }
     return nearest;
 }

@@ -26,10 +26,10 @@
 #include "proof/values.h"
 
 enum {
-    LEAST_ROUNDS = 3,
-    MOST_ROUNDS = 200,
+    MIN_ROUNDS = 3,
+    MAX_ROUNDS = 200,
     FILL_BLOCK = 1 << 18, /* random elements, repeated: no kernel's time depends on them */
-    MOST_SETS = 16,
+    MAX_SETS = 16,
     REPLAYS = 3, /* of a recorded round; the device's clock is fine enough */
 };
 
@@ -47,9 +47,9 @@ typedef struct tensor_set {
 typedef struct bench {
     vjp_device *device, *rival; /* rival: the device with the other engine for products; NULL: none */
     proof_problem p;
-    tensor_set set[MOST_SETS];
+    tensor_set set[MAX_SETS];
     int sets;
-    void *owned[MOST_SETS * VJP_PASS_COUNT * VJP_MAX_SLOTS + 3];
+    void *owned[MAX_SETS * VJP_PASS_COUNT * VJP_MAX_SLOTS + 3];
     int owned_count;
 } bench;
 
@@ -148,7 +148,7 @@ static int count_sets(const bench *b) {
     if (!backend->measure || !backend->cache_bytes) return 1;
     double cache = (double)backend->cache_bytes(b->device), bytes = (double)set_bytes(b);
     if (bytes < cache / 4) return 1;
-    return (int)fmin(MOST_SETS, ceil(CACHES_BETWEEN * cache / bytes));
+    return (int)fmin(MAX_SETS, ceil(CACHES_BETWEEN * cache / bytes));
 }
 
 static vjp_status make_buffers(bench *b) {
@@ -166,7 +166,7 @@ typedef struct timed_call {
     vjp_device *device;
     const vjp_op *op;
     vjp_pass pass;
-    const vjp_tensor *tensors[MOST_SETS][VJP_MAX_SLOTS];
+    const vjp_tensor *tensors[MAX_SETS][VJP_MAX_SLOTS];
     int sets;
     size_t count;
     const void *attributes;
@@ -390,8 +390,8 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         if (status != VJP_OK) return status;
     }
     double start = proof_seconds();
-    for (int round = 0; round < MOST_ROUNDS; round++) {
-        if (round >= LEAST_ROUNDS && proof_seconds() - start > budget) break;
+    for (int round = 0; round < MAX_ROUNDS; round++) {
+        if (round >= MIN_ROUNDS && proof_seconds() - start > budget) break;
         vjp_status status = VJP_OK;
         /* The limits first, after the copy: overwriting lines that are in other cores' caches is slow. */
         for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
@@ -402,7 +402,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
             status = time_once(&square.call[i]);
         if (status != VJP_OK) return status;
         /* A copy larger than any cache takes much longer than a small call: a few are enough. */
-        if (yardstick && (calls[0].repeats == 1 || round < LEAST_ROUNDS))
+        if (yardstick && (calls[0].repeats == 1 || round < MIN_ROUNDS))
             t->copy_rate = fmax(t->copy_rate, proof_yardstick_copy(yardstick));
     }
     for (int pass = 0; pass < passes; pass++) {
@@ -441,7 +441,7 @@ bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setu
     return good;
 }
 
-double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]) {
+double proof_min_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]) {
     proof_problem p;
     if (!proof_problem_shape(&p, device, setup, storage, error)) return -1;
     const vjp_tensor *tensors[VJP_MAX_SLOTS] = {0};

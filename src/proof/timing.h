@@ -20,6 +20,6 @@ bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setu
                 double budget, proof_timing *timing, char error[TEXT_ERROR]);
 
 /* The minimum bytes that the last pass of this case (usually the backward) moves; negative after a failure. */
-double proof_least_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]);
+double proof_min_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]);
 
 #endif

@@ -232,7 +232,7 @@ static objc_id m_name(objc_id self, void *selector) {
     return autorelease(text_object(STRING, "a processor that plays a GPU"));
 }
 
-static unsigned long m_most_bytes(objc_id self, void *selector) {
+static unsigned long m_max_bytes(objc_id self, void *selector) {
     (void)self;
     (void)selector;
     return stand_in.max_bytes;
@@ -319,7 +319,7 @@ static objc_id m_new_pipeline(objc_id self, void *selector, objc_id function, ob
     return o;
 }
 
-static unsigned long m_most_threads(objc_id self, void *selector) {
+static unsigned long m_max_threads(objc_id self, void *selector) {
     (void)self;
     (void)selector;
     return stand_in.max_threads;
@@ -465,7 +465,7 @@ static const struct {
     [OBJC_TEXT] = {STRING, (objc_method)m_text},
     [OBJC_DESCRIPTION] = {FAILURE, (objc_method)m_description},
     [OBJC_NAME] = {DEVICE, (objc_method)m_name},
-    [OBJC_MAX_BYTES] = {DEVICE, (objc_method)m_most_bytes},
+    [OBJC_MAX_BYTES] = {DEVICE, (objc_method)m_max_bytes},
     [OBJC_NEW_QUEUE] = {DEVICE, (objc_method)m_new_queue},
     [OBJC_NEW_BUFFER] = {DEVICE, (objc_method)m_new_buffer},
     [OBJC_NEW_LIBRARY] = {DEVICE, (objc_method)m_new_library},
@@ -475,7 +475,7 @@ static const struct {
     [OBJC_SET_MATH_FUNCTIONS] = {OPTIONS, (objc_method)m_math_functions},
     [OBJC_SET_CONSTANT] = {VALUES, (objc_method)m_set_constant},
     [OBJC_NEW_FUNCTION] = {LIBRARY, (objc_method)m_new_function},
-    [OBJC_MAX_THREADS] = {PIPELINE, (objc_method)m_most_threads},
+    [OBJC_MAX_THREADS] = {PIPELINE, (objc_method)m_max_threads},
     [OBJC_CONTENTS] = {BUFFER, (objc_method)m_contents},
     [OBJC_COMMANDS] = {QUEUE, (objc_method)m_commands},
     [OBJC_ENCODER] = {COMMANDS, (objc_method)m_encoder},

@@ -321,7 +321,7 @@ static void add_splits(const vjp_work *work, const unit_plan *p, float *sums) {
     int64_t heads = p->units / p->parts;
     addition a = {.work = work, .plan = p, .sums = sums};
     a.cut =
-        vjp_cpu_cut_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MOST_TASKS);
+        vjp_cpu_cut_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MAX_TASKS);
     vjp_cpu_for(work, a.cut.count, add_splits_task, &a);
 }
 

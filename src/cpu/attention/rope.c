@@ -156,7 +156,7 @@ static vjp_status run(const vjp_work *work) {
     bool aligned = s->head_dim % LANES == 0 && unit % LANES == 0 && vf_stream_aligned(work->storage, call.y);
     call.in_place = call.x == call.y;
     call.mode = write_mode_of(work, ROPE_Y, s->batch * s->time * row_bytes, aligned, call.in_place);
-    call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, call.cut.count, rope_task, &call);
     return VJP_OK;
 }

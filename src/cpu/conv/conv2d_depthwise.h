@@ -112,7 +112,7 @@ static void sum_depthwise(const vjp_work *work, const conv_sum *p, void *workspa
                 weights[(down * p->w.taps + across) * p->groups + c] =
                     load_element(&p->weight, weight_index(p, c, 0, 0, down, across));
     int64_t bytes = p->w.out * p->groups * p->h.taps * (int64_t)dtype_bytes(p->source.dtype);
-    depthwise_run r = {p, weights, vjp_cpu_cut_items(p->batch * p->h.out, bytes, CPU_MOST_TASKS)};
+    depthwise_run r = {p, weights, vjp_cpu_cut_items(p->batch * p->h.out, bytes, CPU_MAX_TASKS)};
     vjp_cpu_for(work, r.cut.count, tasks[p->source.dtype], &r);
 }
 

@@ -125,7 +125,7 @@ static planes_plan plan_planes(const conv_sum *p) {
     q.worker_floats = q.copy_floats + q.sums_floats + q.transpose_floats + q.offset_floats;
     double macs = (double)(p->batch * p->groups * p->h.out * p->w.out) * (double)(p->outs * q.terms);
     q.workers = vjp_min(vjp_min(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
-    q.packing = vjp_cpu_cut_items(p->groups * q.panels, q.width * q.terms * (int64_t)sizeof(float), CPU_MOST_TASKS);
+    q.packing = vjp_cpu_cut_items(p->groups * q.panels, q.width * q.terms * (int64_t)sizeof(float), CPU_MAX_TASKS);
     q.weight_bytes = whole_lines(p->groups * q.panels * q.width * q.terms * (int64_t)sizeof(float));
     q.offset_bytes = whole_lines(q.held * q.taps * (int64_t)sizeof(int32_t));
     return q;

@@ -284,7 +284,7 @@ static void add_weights(const vjp_work *work, const weight_run *r) {
     const weight_plan *q = &r->plan;
     weight_addition add = {.run = r, .strips = strips_of(p, q), .outs = vjp_divide_up(p->outs, NATIVE_LANES)};
     int64_t bytes = q->parts * WEIGHT_STRIP * NATIVE_LANES * (int64_t)sizeof(float);
-    add.cut = vjp_cpu_cut_items(p->groups * add.outs * q->tiles_in * add.strips, bytes, CPU_MOST_TASKS);
+    add.cut = vjp_cpu_cut_items(p->groups * add.outs * q->tiles_in * add.strips, bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, add.cut.count, add_weights_task, &add);
 }
 

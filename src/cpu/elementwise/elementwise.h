@@ -279,7 +279,7 @@ static inline element_call element_call_of(const vjp_work *work, const element_o
 static inline void element_start(const vjp_work *work, const element_op *op, element_call *c, int64_t count,
                                  vjp_task task) {
     element_set_stores(c, work, op, count);
-    c->cut = element_cut(count, c->bytes, CPU_MOST_TASKS);
+    c->cut = element_cut(count, c->bytes, CPU_MAX_TASKS);
     /*
      * Two tasks are made one: less than 128 KiB is in the core's cache more often than not, and done there in the time
      * that a second thread needs to start and to report.

@@ -107,13 +107,13 @@ static inline void engine_end(void) {
  * turn Inf into NaN.
  */
 INLINE __m512 rest_of(__m512 x, __m512 rest) {
-    enum { LEAST_MAGNITUDE = 2, SIGN_OF_FIRST = 0 << 2 };
+    enum { MIN_MAGNITUDE = 2, SIGN_OF_FIRST = 0 << 2 };
     __m512 first =
         _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(rest), _mm512_set1_epi32((int32_t)0xffff0000)));
     __m512 r = _mm512_sub_ps(rest, first);
     r = _mm512_mask_mov_ps(r, _mm512_cmp_ps_mask(r, r, _CMP_UNORD_Q), x);
     __mmask16 none = _mm512_cmp_ps_mask(r, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    return _mm512_mask_range_ps(r, none, x, _mm512_set1_ps(0x1p-126f), LEAST_MAGNITUDE | SIGN_OF_FIRST);
+    return _mm512_mask_range_ps(r, none, x, _mm512_set1_ps(0x1p-126f), MIN_MAGNITUDE | SIGN_OF_FIRST);
 }
 
 INLINE void split_as(int64_t limbs, const float *from, int64_t count, uint16_t *const to[MAX_LIMBS]) {

@@ -165,7 +165,7 @@ static vjp_status forward(const vjp_work *work) {
     if (!call.y || items * call.row_bytes == 0) return VJP_OK;
     bool aligned = call.row_bytes % (4 * LANES) == 0 && vf_stream_aligned(VJP_F32, call.y);
     call.mode = write_mode_of(work, GATHER_Y, items * call.row_bytes, aligned, false);
-    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, call.cut.count, gather_task, &call);
     return VJP_OK;
 }
@@ -478,7 +478,7 @@ static size_t plan(const vjp_work *work, scatter_call *call) {
     call->ranges.size = (int64_t)1 << call->range_bits;
     call->ranges.count = (s.rows + call->ranges.size - 1) >> call->range_bits;
     call->chunks = vjp_cpu_cut_items(s.count, 16, MAX_CHUNKS);
-    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MAX_TASKS);
     int64_t segments = 2 * (s.count / HOT);
     size_t place = 0;
     char *base = work->workspace;

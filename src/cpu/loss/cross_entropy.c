@@ -234,7 +234,7 @@ static void loss_task(void *argument, size_t task) {
 }
 
 static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MOST_TASKS);
+    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MAX_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -354,7 +354,7 @@ static void count_task(void *argument, size_t task) {
 }
 
 static cpu_cut cut_counts(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, 8, CPU_MOST_TASKS);
+    return vjp_cpu_cut_items(s->rows, 8, CPU_MAX_TASKS);
 }
 
 static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {

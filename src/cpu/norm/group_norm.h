@@ -87,14 +87,14 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
 
     /* A task's partial, 32 bytes per channel written and read, should be little beside 64 elements or more. */
     int64_t min_samples = partials ? vjp_divide_up(64, s->plane) : 1;
-    call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, CPU_MOST_PARTIALS, min_samples);
+    call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, CPU_MAX_PARTIALS, min_samples);
     int64_t ranges = call->batch.count ? vjp_divide_up(GROUP_TASKS, call->batch.count) : 1;
     call->groups = vjp_cpu_cut_items(s->groups, call->batch.size * span * item * tensors, ranges);
     if (last && span >= LANES) {
         bool wide = total >= GROUP_WIDE_ELEMENTS && s->plane > 1 && s->batch < GROUP_MIN_TASKS;
         call->path = wide ? GROUPS_LAST_WIDE : GROUPS_LAST;
         int64_t slot = vjp_round_up(s->channels, LANES) * (GROUP_SLOT_FLOATS + 4) * (int64_t)sizeof(float);
-        int64_t max_tasks = vjp_min(CPU_MOST_PARTIALS, 1 + GROUP_MAX_SLOT_BYTES / slot);
+        int64_t max_tasks = vjp_min(CPU_MAX_PARTIALS, 1 + GROUP_MAX_SLOT_BYTES / slot);
         call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, max_tasks, min_samples);
     } else if (span < LANES) {
         call->path = GROUPS_SHORT;
@@ -119,7 +119,7 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
         call->width = vjp_round_up(s->channels, LANES);
         call->slot_count = wide ? s->batch : call->batch.count;
         call->rows = (cpu_cut){1, s->plane, s->plane};
-        if (wide) call->rows = vjp_cpu_cut_items(s->plane, s->channels * item * tensors, CPU_MOST_PARTIALS / s->batch);
+        if (wide) call->rows = vjp_cpu_cut_items(s->plane, s->channels * item * tensors, CPU_MAX_PARTIALS / s->batch);
         int64_t columns = call->slot_count * call->width;
         call->slots = norm_take(workspace, &used, (size_t)columns * GROUP_SLOT_FLOATS * 4);
         call->row_sums = norm_take(workspace, &used, (size_t)(columns * call->rows.count) * 4 * 4);

@@ -80,7 +80,7 @@ static inline size_t norm_rows_plan(norm_rows *call, void *workspace) {
         if (backward) call->sums = norm_take(workspace, &used, parts * sizeof *call->sums);
         return used;
     }
-    call->cut = vjp_cpu_cut_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MOST_PARTIALS : CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MAX_PARTIALS : CPU_MAX_TASKS);
     if (partials && call->cut.size < MIN_TASK_ROWS) {
         call->cut.size = MIN_TASK_ROWS;
         call->cut.count = vjp_divide_up(rows, MIN_TASK_ROWS);

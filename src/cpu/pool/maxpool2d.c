@@ -331,7 +331,7 @@ static void split_rows(pool_call *call, int64_t rows, int64_t row_bytes) {
     int64_t planes = call->s.batch * call->s.channels;
     bool many = planes >= MAX_TILE_TASKS;
     call->item_rows = many ? rows : 1;
-    call->cut = vjp_cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MOST_TASKS);
+    call->cut = vjp_cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MAX_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -354,9 +354,9 @@ static vjp_status forward(const vjp_work *work) {
     if (call.path == POOL_ROWS)
         split_rows(&call, s->out_height, row_bytes);
     else if (call.path == POOL_PIXELS)
-        call.cut = vjp_cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MOST_TASKS);
+        call.cut = vjp_cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MAX_TASKS);
     else
-        call.cut = vjp_cpu_cut_items(planes * s->out_height, row_bytes, CPU_MOST_TASKS);
+        call.cut = vjp_cpu_cut_items(planes * s->out_height, row_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, call.cut.count, forward_task, &call);
     return VJP_OK;
 }
@@ -386,7 +386,7 @@ static pool_call plan(const vjp_work *work) {
     call.path = path_of(s, work->tensor[MAXPOOL2D_B_ARGMAX] != NULL);
     switch (call.path) {
     case POOL_SAVED_ROWS: split_rows(&call, s->height, 2 * row_bytes); break;
-    case POOL_PAIRS: call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * row_bytes, CPU_MOST_TASKS); break;
+    case POOL_PAIRS: call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * row_bytes, CPU_MAX_TASKS); break;
     case POOL_ROWS:
         call.block = vjp_round_up(vjp_divide_up(s->width, vjp_divide_up(s->width, ROW_BLOCK)), LANES);
         split_rows(&call, s->height, 3 * row_bytes);

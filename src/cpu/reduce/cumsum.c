@@ -355,7 +355,7 @@ static scan_call plan(const vjp_work *work) {
     int64_t element = (int64_t)dtype_bytes(work->storage), row = s->inner * element;
     if (s->outer * s->length * row == 0) return call;
     int64_t width = vjp_min(s->inner, call.block);
-    call.cut = vjp_cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MOST_TASKS);
+    call.cut = vjp_cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MAX_TASKS);
     int64_t chunk = CHUNK_BYTES / row / LANES * LANES;
     call.chunk = chunk < LANES ? LANES : chunk;
     bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;

@@ -63,7 +63,7 @@ static void forward_lines(const vjp_work *work, const vjp_mean_sizes *s) {
                     .chunks = line_chunks(s),
                     .partial = work->workspace};
     int64_t each = c.chunks > 1 ? LINE_CHUNK : s->length;
-    c.cut = vjp_cpu_cut_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MOST_TASKS);
+    c.cut = vjp_cpu_cut_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MAX_TASKS);
     vjp_cpu_for(work, c.cut.count, lines_task, &c);
     for (int64_t line = 0; c.chunks > 1 && line < s->outer; line++) {
         double sum = 0;

@@ -75,7 +75,7 @@ static void task(void *call, size_t i) {
 }
 
 static cpu_cut cut_of(const vjp_work *work) {
-    return element_cut(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MOST_PARTIALS);
+    return element_cut(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MAX_PARTIALS);
 }
 
 static size_t workspace(const vjp_work *work) {

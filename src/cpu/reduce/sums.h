@@ -79,7 +79,7 @@ static inline size_t column_plan(column_sums *c, size_t bytes_each) {
     c->width = column_width(c->rows, c->dim);
     c->whole = c->width ? total / c->width : 0;
     c->rest = total - c->whole * c->width;
-    cpu_cut cut = vjp_cpu_cut_items(c->whole, c->width * (int64_t)bytes_each, CPU_MOST_PARTIALS);
+    cpu_cut cut = vjp_cpu_cut_items(c->whole, c->width * (int64_t)bytes_each, CPU_MAX_PARTIALS);
     c->chunk = vjp_max(cut.size, COLUMN_CHUNK);
     c->chunks = vjp_max(vjp_divide_up(c->whole, c->chunk), 1);
     c->blocks = vjp_divide_up(c->width, COLUMN_BLOCK);
@@ -88,7 +88,7 @@ static inline size_t column_plan(column_sums *c, size_t bytes_each) {
 
 static inline cpu_cut column_cut(const column_sums *c, size_t bytes_each) {
     int64_t items = c->matrices * c->chunks * c->blocks, elements = c->matrices * c->rows * c->dim;
-    return vjp_cpu_cut_items(items, items ? elements / items * (int64_t)bytes_each : 0, CPU_MOST_TASKS);
+    return vjp_cpu_cut_items(items, items ? elements / items * (int64_t)bytes_each : 0, CPU_MAX_TASKS);
 }
 
 /* Results [i, i + n): `factor` times their sums, or that added to what is there. */
