@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # The two commands that a newcomer needs are `make run` and `make test`; CMake does the work underneath.
 BUILD  ?= build
 PREFIX ?= /usr/local

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Draws what bench/vs_torch.py --json printed: for each row the share of the limit that vjp and PyTorch reach.
 
     bench/vs_torch.py --device cuda --json >rows; bench/vs_torch.py --device cuda --dtype bf16 --json >>rows

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Times memory-bound forward passes, from 16 KiB to 1 GiB, with one kind of thread pool: bench/pool_sweep builds this
  * and runs it once for each.

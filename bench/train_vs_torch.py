@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """vjp beside PyTorch eager, training the same Llama on the same bytes on the CPU: losses, time of a step, peak memory.
 
 Each side runs in its own process with the same number of threads. vjp saves its first weights (`vjp train --stop-at

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """vjp beside PyTorch on the same memory, in one run: time of each pass of each op, forward and backward.
 
 Both sides get the same tensors, the same threads and the same number of turns. They take turns batch by batch, each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Optional libraries. A missing one disables its part and says so; none is required.
 add_library(vjp_dependencies INTERFACE)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # cmake -D OUT=file.c -D FILES="a.wgsl;b.wgsl" -D HEADER=gpu/webgpu/device.h -D FUNCTION=webgpu_shader -P embed.cmake: the
 # shaders as C text, by name. A line "//# include NAME", or #include "NAME.ending", is replaced by that file, from the same folder.
 set(text "/* Made by cmake/embed.cmake. */\n#include <string.h>\n\n#include \"${HEADER}\"\n\n")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # What WebGPU and Metal share: how ops become launches, and shaders as text in the library.
 file(GLOB VJP_GPU_FILES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/*.c ${PROJECT_SOURCE_DIR}/src/gpu/ops/*.c)
 

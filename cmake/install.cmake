@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # What `cmake --install` installs: both libraries, the header, the program, a CMake package and vjp.pc. All paths are
 # relative, so an installed prefix can be moved.
 #

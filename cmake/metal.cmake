@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # libvjp-metal: the Metal backend in a separate library, loaded when a "metal" device is opened. It is plain C and loads the
 # frameworks at run time, so that it builds on any system; elsewhere than on macOS opening a device fails with the reason.
 set(VJP_METAL auto CACHE STRING "Metal backend: auto, on, off (auto is on: it needs nothing but the compiler)")

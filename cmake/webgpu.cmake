@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # libvjp-webgpu: the WebGPU backend in a separate library, loaded when a "webgpu" device is opened. It is compiled against
 # webgpu.h and links no implementation: one is found at run time.
 set(VJP_WEBGPU auto CACHE STRING "WebGPU backend: auto (where webgpu.h is found), on, off")

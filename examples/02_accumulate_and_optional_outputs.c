@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Lesson 02: adding to a gradient, and leaving one out.
  *

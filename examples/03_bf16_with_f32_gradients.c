@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Lesson 03: bf16 tensors, f32 gradients of parameters.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Lesson 04: what happens when a call is wrong.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Trains a small network to tell two spirals apart: a graph, one call for the training step, a program, a loop. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Lesson 06: the same norm on every device of this machine.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Prints one line for every op, pass, storage type and output: a hash of the output's bytes. Two processors, thread
  * counts or instruction sets that keep the promise of equal bits print the same text.

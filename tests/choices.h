@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Choices of a random test: from a fuzzer's bytes, or from a seed. */
 #ifndef VJP_TESTS_CHOICES_H
 #define VJP_TESTS_CHOICES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Tests of every GPU backend, on `device`: its list of kernels, errors that it finds while running (bad indices),
  * refusals that write nothing, and a graph's program on it. NULL: there is no such device here, and tests that need one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Tests of what the backends that share src/gpu promise: vjp_warm() and vjp_compile() make every pipeline that a call
  * needs and run nothing; norms are accurate at the end of f32's range. Included after device_tests.h; the file that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What test_transformers.py compares: the logits and the loss of a checkpoint, computed by vjp.
  *

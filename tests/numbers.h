@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Numbers for tests of graphs: random ones without state, and the elements of a tensor in the host's memory. */
 #ifndef VJP_TESTS_NUMBERS_H
 #define VJP_TESTS_NUMBERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the tests of proofs share: a sink that prints failures and counts, so that a test can fail with them. */
 #ifndef VJP_TESTS_PROOF_SINK_H
 #define VJP_TESTS_PROOF_SINK_H

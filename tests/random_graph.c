@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Random graphs: see random_graph.h. */
 #include "random_graph.h"
 #include "attributes.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random graphs, for the unit test of the planner and for its fuzzer: ops of random older values, many of them used
  * several times, in changing shapes; gradients, some of them into states; intermediate results; a step of an optimiser;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Valid calls of every op; see sample.h. */
 #include "sample.h"
 

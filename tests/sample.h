@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * One valid call of every op and pass, in memory with guards around every tensor, which the tests then break, count,
  * repeat or hash. A sample gives the shapes of the forward's inputs; a required one that it does not name has the shape

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A temporary folder for a test, and files in it. Include it after cmocka.h. */
 #ifndef VJP_TESTS_SCRATCH_H
 #define VJP_TESTS_SCRATCH_H

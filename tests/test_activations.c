@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Activations and their derivatives, one number at a time. A norm over a whole tensor hides what happens far from 0:
  * there tanh' is 1e-8 and less, and 1 - t * t can lose every digit without changing the norm. Here each derivative is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * No call allocates. The allocator's functions are defined here, in the program, so that every allocation of the
  * process goes through the counter: the library's, BLAS's and the pool's as well, on whatever thread. Each op, pass and

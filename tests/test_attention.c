@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * attention's forward on the CPU where sums are long or near the end of the range, compared with ref in f64 on the same
  * numbers: many keys (sums in two levels, rescaled while the maximum grows) and values whose mean fits f32 while their

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Checkpoints: what is saved is found and opens the same; each way to break a folder is refused with its own sentence;
  * and a save that is killed at any of its system calls, or at any moment, or whose disk is full at any byte, leaves a

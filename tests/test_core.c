@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Core: dtypes, conversions, the op table, inference, cost, workspace, opening. Nothing that a kernel computes. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The CUDA backend as a library of its own. What needs no GPU runs everywhere: its entry, the kernels it lists, and the
  * sentence that says why there is no device. With a GPU: every pass recorded in a CUDA graph and replayed, bad indices

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Sizes on a GPU that 32 bits do not hold: tensors past 2^31 elements, ten million rows, rows of 131072. Every op is
  * called on all of it, then on its last few items alone, in the same memory: what both write must be the same. Skipped

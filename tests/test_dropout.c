@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The generator of dropout: Philox4x32-10 against the vectors that its authors published, the share of elements that it
  * drops, that both halves of seed, step and stream change the mask, and that cpu and ref drop the same.

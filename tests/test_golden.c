@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Compares the reference backend with the golden files, which PyTorch made in double (tests/golden/make.py): each
  * output of each case to a relative error of 1e-12. The oracle that all backends are compared with must itself be

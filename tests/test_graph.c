@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Graphs and programs: what is refused and how it is said; gradients against central differences and between
  * devices; random graphs whose planned arena must give the bits of memory without a plan; recomputation; interrupting,

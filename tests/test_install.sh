@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # tests/test_install.sh SOURCE BUILD: tests the installed library as a user would use it.
 #
 # Installs BUILD into a temporary prefix, moves that prefix elsewhere (nothing in it may depend on the old path), checks

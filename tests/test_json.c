@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The JSON reader and writer: each violation of the format is refused with its own sentence and byte, valid text gives
  * the right tree, thousands of randomly damaged texts crash nothing, and what is written reads back the same.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Llama's config.json: files of transformers 4 and 5 are read, what vjp does not compute is refused by its key, what
  * vjp writes reads back the same; the weights have the standard names and shapes; the presets are valid models.

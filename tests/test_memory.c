@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Memory grows linearly with the context: the workspace that attention requires, on every backend that has it, and the
  * arena of a whole training step of a llama. Nothing is computed here, so contexts can be long.

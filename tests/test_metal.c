@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The Metal backend without a Mac: its kernels run in tests/metal/emulate.cpp, its device talks to the stand-in of
  * tests/metal/stand_in.c, and both together are compared with `ref` as any device is. First the emulator itself: it
@@ -55,8 +56,8 @@ static bool run_kernel(const char *shader, const char *kernel, unsigned threads,
 static const struct {
     const char *kernel, *words[3];
 } faults[] = {
-    {"read_too_early", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:49"}},
-    {"overwritten", {"a race: thread ", " reads at faults.metal:30", " writes at faults.metal:57"}},
+    {"read_too_early", {"a race: thread ", " reads at faults.metal:31", " writes at faults.metal:50"}},
+    {"overwritten", {"a race: thread ", " reads at faults.metal:31", " writes at faults.metal:58"}},
     {"both_write", {"a race: thread ", "writes at faults.metal:", "no barrier between"}},
     {"atomic_and_plain", {"a race: thread ", "faults.metal:", ""}},
     {"other_barrier", {"threads diverge: thread ", " waits at common.metal:", "at faults.metal:"}},

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Gradients of whole models, llama and convnet: in double on ref compared with central differences, on the cpu compared
  * with ref, with recomputed blocks bit for bit; and the plans of the models that vjp ships.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The norms at the ends of the range: finite inputs whose result f32 holds, while an intermediate number that the fast
  * kernels keep in f32 exceeds it. Each case is compared with ref, number by number where ref is finite, on every

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Pictures: PNG of every colour (tests/pictures, from make.py), JPEG, PGM and PPM; files that are cut off or damaged at
  * any byte, or too large; IDX sets and folders of classes, whole and broken; and the batches made of them.

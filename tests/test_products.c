@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Matrix products that are split into several blocks, on several threads: every block and every edge is computed,
  * whatever the number of threads, and the bits are those of one thread.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # The program `vjp` from outside: every subcommand answers --help; misuse gives status 2, a sentence on stderr and
 # nothing on stdout; failure gives status 1 and a sentence; `vjp run` computes what it should and survives bad files.
 # Usage: test_program.sh PATH_OF_VJP

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The proofs' own parts: rows are read as they are written, numbers are the same for the same seed, errors are measured
  * by the rules of error.h, and faults are detected, by a device that makes mistakes on purpose.

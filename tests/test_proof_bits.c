@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The same bits for every thread count, pool and instruction set: one test per op. */
 #include <setjmp.h>
 #include <stdarg.h>

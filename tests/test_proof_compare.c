@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Every case of the table, on cpu and on ref, in every storage type: one test per op and device. */
 #include <setjmp.h>
 #include <stdarg.h>

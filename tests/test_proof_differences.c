@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* ref compared with central differences, and the algebraic invariants on ref and cpu: one test per op. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The ends of the range on the CPU: finite inputs whose exact result fits give that result, even where an intermediate
  * sum or product does not fit.

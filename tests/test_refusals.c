@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What is refused, as a table: a valid call (sample.h), one edit that makes it invalid, the status, and words that the
  * sentence must have. Every row runs on cpu and ref; the valid call must pass there, so that the edit alone is refused,

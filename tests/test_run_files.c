@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What a run reads and what it records: text from files and folders, windows that stay inside of it; the lines of
  * metrics.jsonl and which of them a resumed run drops; loss.svg; and what is synced to the disk.

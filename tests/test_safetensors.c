@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The safetensors reader and writer: what is written reads back the same, each violation of the format is refused with
  * its own sentence, thousands of randomly damaged files crash nothing, and a failed write leaves the old file alone.

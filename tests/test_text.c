@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Ops, attributes, shapes and numbers to text and back: tables of what is accepted and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>

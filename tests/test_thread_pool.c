@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The pool of threads (src/cpu/threads): every task once, waits between tasks, no lost wake-up, threads that cannot be
  * started, forks, one core for many threads, and how many processors a process may use.

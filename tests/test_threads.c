@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Threads: the caller's own pool, devices in several threads at once, opening and closing again and again. Results are
  * compared by their bits with those of one thread. Written to be run under the thread sanitizer too.

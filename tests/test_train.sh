@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # `vjp train`, `vjp sample` and `vjp graph` from outside, on data that this script writes: the same losses for any number
 # of threads; a run that is stopped, interrupted or killed continues to the very bytes of one that never was; what cannot be
 # read, written or computed ends with a sentence and leaves the last checkpoint whole.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The trainer: its step against AdamW done by hand in double; parts of a batch against the whole batch; the schedule;
  * what it says of a loss that is no number; names and shapes that it does not load. And the draw of a byte from logits.

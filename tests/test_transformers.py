@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Our checkpoints against the transformers package, both ways.
 
     tests/test_transformers.py BUILD_FOLDER

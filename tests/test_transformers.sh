@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # test_transformers.sh SOURCE BUILD: runs test_transformers.py by a Python that has torch and transformers; status 77 if
 # there is none.
 set -eu

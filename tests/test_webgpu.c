@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The WebGPU backend: its library, what it says where something is missing or broken, memory (parts of words, tensors
  * that share a buffer, arenas larger than a binding), shapes past what a grid dimension or a workgroup holds, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """tests/tint.py FOLDER: compiles every .wgsl in a folder with Tint, Dawn's compiler.
 
 Dawn needs no GPU for that: its null backend checks and compiles shaders as the others do. The folder is filled by any

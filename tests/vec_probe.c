@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* vec.h's loads, stores and sums as ordinary functions, one set of them for each instruction set. */
 #include "vec_probe.h"
 

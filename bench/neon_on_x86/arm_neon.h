@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The few NEON intrinsics of the CPU kernels, each as the corresponding 128-bit instruction of an x86-64 processor, so
  * that NEON's kernels can be timed without an aarch64 machine (`run` beside this file). Half vectors are kept in the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp bench: the time of each op, forward and backward, beside the minimum time that this machine allows, measured in
  * the same run.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What `vjp bench` and `vjp bench train` share: how much the copy moves, and how times and shares look. */
 #ifndef VJP_CLI_BENCH_H
 #define VJP_CLI_BENCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What `vjp bench` and `vjp bench train` share: how much memory is moved, on how many threads, and how times and shares
  * look.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp bench train: one step of training, whole and by op, beside what the machine allows.
  *

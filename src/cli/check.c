@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp check: compares a device with `ref`, and `ref` with central differences. It prints one line per output with the
  * worst of its cases, and every failure in full; with --json, one line per output and case.

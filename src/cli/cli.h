@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What the subcommands of `vjp` share: exit statuses, options, opening a device, JSON and tables.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp graph: the training step of a model as a table, as text, as dot, or as a picture of its calls and of the arena,
  * in which each intermediate is a rectangle: as high as its lifetime, as wide as its bytes.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * `vjp info`: this machine, this build, and which devices open here. A device that does not open is listed with the
  * reason, and is not a failure.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The program `vjp`: finds the subcommand, and has what all of them share: options, messages, opening a device, exit
  * status. Printing is in output.c.

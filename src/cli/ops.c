@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * `vjp ops`: the op table for readers, for programs (--json) and for the docs (--markdown). No op is named here. The
  * markdown is the same on every machine: it lists the built-in devices unless others are named, so that the check that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What the program prints on stdout: JSON lines, and tables for people. Colour is for terminals only, and nothing is
  * shown by colour alone. A line that cannot be written ends the program, so that no result is silently incomplete.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * `vjp run`: one pass of one op on tensors from a file. Tensors are matched to the op's slots by name, nothing is
  * converted, and nothing is silently ignored: this is how people compare vjp with their own code.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* vjp sample: generates text with a model that vjp train made. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * vjp train: trains a model and shows its progress. The run itself is in src/train/job.c; here are the options, the
  * lines of progress, and the signals that stop a run.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Integer arithmetic that every part of the library needs: the smaller and the larger of two counts, division and
  * rounding upwards, and sums and products of sizes that say when the result does not fit. Sizes that come from outside

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* An op's attribute struct, from its description: defaults, and the checks that hold for every op. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* bf16 and f16 to f32 and back, one number at a time: round to nearest even, NaN stays NaN, denormals kept. */
 #ifndef VJP_CORE_HALF_H
 #define VJP_CORE_HALF_H

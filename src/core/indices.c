@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Checks all indices of a call before anything is written. A saved argmax has as many numbers as an output, so this
  * runs on all threads of the device, in chunks whose loops compile to vector code; only a chunk with a bad index is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): random numbers
  * without state. Four words from a counter and a key, in integer arithmetic alone, so any element's word can be

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Statuses and their sentences. */
 #include <stdarg.h>
 #include <stdio.h>

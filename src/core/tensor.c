@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Dtypes, tensors and shapes. */
 #include <stdio.h>
 #include <string.h>

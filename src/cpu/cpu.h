@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The inside of the CPU backend: a device's state, how work is split into tasks, and the names of what is compiled once
  * per instruction set.

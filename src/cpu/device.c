@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Opening a CPU: which instruction set, how many threads, whose pool, which matrix products. All of it is chosen here,
  * from the options, then the environment, then the machine.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Dispatch by storage type and by store: a kernel is an always-inline function whose first argument is the dtype (and
  * whose second is the write mode), and is compiled once for each value that these macros pass as a constant.

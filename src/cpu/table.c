@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The kernels of one instruction set, by op. Compiled once for each set. */
 #include "cpu/cpu.h"
 #include "op/op.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One sentence for one failure; see fail.h. */
 #include "files/fail.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Reading JSON; json_write.c writes it. The text is copied once and decoded in place: a decoded string is never longer
  * than its source. All values of the tree are in one array: there is at most one for each comma and opening bracket

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * JSON: a strict reader that makes a tree of a text, and a writer that makes a text.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Writing JSON into a text that grows; json.c reads it. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Reading the safetensors format; safetensors_write.c writes it. json.c parses the header into a tree and refuses
  * invalid JSON and a name that is there twice; the tree becomes the list of tensors. Entries that the format does not

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Files in the safetensors format: eight bytes of header length (little-endian), a JSON header that names each tensor
  * with its dtype, shape and byte range, then the bytes of all tensors without gaps.

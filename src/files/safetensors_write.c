@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Writing the safetensors format. The new file is written under a temporary name in the same folder, synced to the
  * disk, and then renamed: a full disk, a crash or a second writer never leaves half a file under the final name.

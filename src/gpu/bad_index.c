@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* See bad_index.h. */
 #include "gpu/bad_index.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Bad values among indices (an index outside the table, a position past rope's tables, a saved argmax outside its
  * plane), which only the device sees: the record that kernels write, one for each op and pass, and the sentence that

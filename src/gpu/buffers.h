@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The buffers of a device, by address: a tensor's pointer says which buffer it lies in, and where. For backends whose
  * API names buffers by handles.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How an op becomes launches of kernels on a GPU that is driven from plain C. Shared by every backend whose shaders
  * take their operands by name (WebGPU's .wgsl, Metal's .metal). A file ops/<op>.c splits the problem, says which

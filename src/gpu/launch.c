@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Builds a launch: operands, parameters, constants. */
 #include "gpu/gpu.h"
 

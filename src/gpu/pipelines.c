@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* See pipelines.h. */
 #include "gpu/pipelines.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The pipelines that a device has made, found by a key: all that one pipeline differs from another by. A hash table of
  * fixed size: keys come from the ops' own choices, so there are a few hundred. A device that reaches 2048 releases them

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Building a graph: values, nodes, names, and the first mistake. */
 #include "graph/graph.h"
 

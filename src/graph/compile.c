@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Compiling a graph, in the order of this file: which nodes the results need, how long each intermediate lives, its
  * offset, and the resolved calls.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A graph as text for people and as dot for Graphviz. */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Differentiating a graph: node by node in reverse, from the scalar back to the values whose gradients are asked for,
  * each node's backward pass is appended. The rule is in the names of the op's slots: the backward's output dx is the

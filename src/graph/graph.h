@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The inside of a graph: values and nodes in the order in which they were built, which is the order in which they run.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Placing ranges of memory with lifetimes in one arena. Finding the smallest arena is as hard as bin packing; in
  * practice the largest range first, each at the lowest offset that is free during its whole life, comes within a few

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The inside of a compiled program: its memory, and an array of calls with nothing left to look up. */
 #ifndef VJP_GRAPH_PROGRAM_H
 #define VJP_GRAPH_PROGRAM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Running a program: a loop over its calls; and reading and writing its values between runs. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* adamw: one step of Adam with decoupled weight decay. Maths: docs/ops/adamw.md. */
 #include <math.h>
 

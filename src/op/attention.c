@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attention: each query's average of the values, weighted by softmax of its products with the keys. Maths:
  * docs/ops/attention.md. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* cast: the same numbers in another storage type. T is the input's type; the output has its own. Maths:
  * docs/ops/cast.md. */
 #include "op/op.h"

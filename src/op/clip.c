@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* clip: from the sum of squares of all gradients, their norm and the factor to scale them by. Maths: docs/ops/clip.md.
  */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* conv2d: a weighted sum over each window of x's planes. Maths: docs/ops/conv2d.md. */
 #include "op/op.h"
 

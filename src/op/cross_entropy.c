@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* cross_entropy: softmax and negative log-likelihood of targets in one. Maths: docs/ops/cross_entropy.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* cumsum: running sums along an axis; the backward runs from the other end. Maths: docs/ops/cumsum.md. */
 #include "op/op.h"
 

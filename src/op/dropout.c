@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* dropout: elements set to zero by a counter-based generator, the others scaled up. Maths: docs/ops/dropout.md. */
 #include "op/op.h"
 

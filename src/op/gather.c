@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* gather: rows of a table by index; the backward adds rows back, repeats in order. Maths: docs/ops/gather.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* group_norm: layer_norm's formula over groups of channels and the whole plane. Maths: docs/ops/group_norm.md. */
 #include "op/norm.h"
 

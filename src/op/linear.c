@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* linear: y = act(a b + bias). Maths: docs/ops/linear.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* maxpool2d: the largest element of each window; its gradient goes to where it came from. Maths: docs/ops/maxpool2d.md.
  */
 #include "op/op.h"

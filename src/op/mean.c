@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* mean: over consecutive axes, which y no longer has. Maths: docs/ops/mean.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* rope: rotates pairs of elements by a table's angles; the backward rotates back. Maths: docs/ops/rope.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* scale: y = factor * x. Maths: docs/ops/scale.md. */
 #include <float.h>
 #include <math.h>

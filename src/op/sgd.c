@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sgd: one step of gradient descent with momentum. Maths: docs/ops/sgd.md. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sum_squares: the sum of x^2 over all of x. Maths: docs/ops/sum_squares.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* swiglu: y = silu(gate) * up, element by element. Maths: docs/ops/swiglu.md. */
 #include "op/op.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The same bits, whatever the machine: every op, pass and storage type on one thread, and again on 2, 3, 5 and 8
  * threads, in a caller's pool that runs tasks in random order, and with every instruction set with FMA that this

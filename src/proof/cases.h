@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The table of cases, one line of text each. A line has the shapes of the inputs that shapes come from, attributes, and
  * what is unusual about the case:

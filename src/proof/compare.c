@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Compares a device with `ref`: for every case and storage type both passes, and every variant of the call that must
  * give the same result. Separate computations (all outputs; statistics computed again; += twice) are compared with

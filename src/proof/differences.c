@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Compares `ref` with central differences, both in double. For L = <y, dy> and a direction v in one input's space the
  * derivative of L along v is <dinput, v>; the difference quotient of fourth order

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How far a result is from what it should be. The rules: error.h. */
 #include "proof/error.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How far a stored result is from what it should be, and how far it may be.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Algebraic properties of the results, independent of any oracle: a norm's dx is orthogonal to the directions that the
  * norm removes; the backward of a linear map is its adjoint; that of a rotation its inverse; scattering conserves the

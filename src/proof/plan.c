@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What every proof starts with: the oracle, and the selected rows of the table. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Turns a case into tensors. Shapes come from the op table: the forward's from vjp_infer(), the backward's from the
  * names (dx is shaped like x, dy like y). What the forward saves for the backward is ref's stored result: the device

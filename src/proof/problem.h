@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * A case as tensors: for both passes of an op every tensor as it is stored, and the same numbers as doubles, which
  * `ref` computes with. And functions that run it: on `ref` in f64, and on the device under test with guards around

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Proof: compares every gradient of every op with an oracle that shares no code with the kernel. Used by `vjp check`
  * and by the tests; not part of the library.

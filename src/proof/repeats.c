@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The same bits run after run, on a GPU: each pass several times from fresh buffers, and once more recorded and
  * replayed, compared with its first run. Repetition gives a rare race several chances to appear.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Runs a pass on the device under test through the public API alone, so that any device can be tested. Guards surround
  * every buffer, and outputs and workspace hold NaN before the call, which shows what a kernel leaves out, reads too

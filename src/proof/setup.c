@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads a row of the table of cases. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Ops, attributes and shapes to text and back, by the op table. Reading is strict: the whole text must be used, and a
  * value that does not fit is refused, not clipped. The program never calls setlocale(), so numbers have a point.

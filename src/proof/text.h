@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Ops, attributes and shapes as text, for the command line, the golden files' metadata and the names of cases. All of
  * it comes from the op table; no op is named here.

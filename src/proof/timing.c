@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Times both passes of an op as training runs them: the forward saves what it can, the backward uses it and computes
  * every gradient.

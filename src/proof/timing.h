@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How long both passes of an op take on a device, and how long they would take at its limit, in one interleaved run. */
 #ifndef VJP_PROOF_TIMING_H
 #define VJP_PROOF_TIMING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The yardstick of a GPU is a copy within its memory, timed by its own clock.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What a device is measured against: the rate at which it can copy memory, measured in the same run, with the same
  * threads, over arrays larger than any cache. One implementation for each kind of device.

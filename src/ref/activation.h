@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The seven activations and their derivatives in double. Each is finite and accurate for every finite x and has its
  * limit at plus and minus infinity, which a product in single precision may have overflowed to; a NaN stays a NaN.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * adamw, plainly. An element's inputs are all read before it is written, so the step may run in place. Where m and v
  * are 0 and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* add, plainly: y = a + b, da = dy, db = the sum of dy over the axes that b lacks. */
 #include "ref/broadcast.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * attention, plainly, one query at a time: its scores s_j = scale <q, k_j> of the keys that it sees, p = softmax(s), y
  * = sum of p_j v_j. Backward: dp_j = <dy, v_j>, D = <dy, y>, ds_j = p_j (dp_j - D); then dv_j += p_j dy, dq = scale sum

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * add and mul, plainly. Element (row, j) of a is combined with element j of b. da and db come from the op's two partial
  * derivatives; db is summed over the rows. a is read before da is written, which may be the same memory as a or dy.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* cast, plainly: read in one type, written in the other. The backward is the same with dy and dx. */
 #include "ref/ref.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* clip, plainly. A NaN norm gives a NaN scale; an infinite one gives 0. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * conv2d, plainly: each window's sum, and the backward as gathers: each element of dx sums over the windows that
  * contain it, each element of dweight over the elements of x that it multiplied.

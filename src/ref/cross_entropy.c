@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cross_entropy, plainly: the largest logit of a row, the sum of exp(z - max), and with those the loss in a form that
  * neither overflows nor subtracts one large number from another:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum, plainly: one running sum in double along each line. The backward is the same scan from the other end, for
  * which vjp_cumsum_sizes_of() has already inverted `reverse`. An element is read before it is written, so the call may

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The reference device: no threads, no state, a table of kernels. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* dropout, plainly: each element gets its own word from the generator. The backward drops the same elements. */
 #include "ref/ref.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather, plainly. The backward first links the occurrences of each table row in the order of k, so that every element
  * of dtable is one sum in double, stored once, without a search of all indices per row.

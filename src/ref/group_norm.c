@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm, plainly: layer_norm's formulas, where a row is the (channel, place) elements of one group of one
  * sample. at() hides the layout.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear, plainly: pre = a b + bias, y = act(pre); dpre = dy * act'(pre), then da = dpre b^T, db = a^T dpre and dbias =
  * the sum of dpre. A shared b comes as one product of all rows (vjp_linear_sizes_of() folds the batch), so db is then

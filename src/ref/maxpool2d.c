@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d, plainly: search each window in row-major order. The backward takes the saved argmax or searches again, and
  * sums one plane of dx in double before it is stored, since windows may overlap.

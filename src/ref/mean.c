@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* mean, plainly: one sum in double for each element of y; the backward gives each element its share of dy. */
 #include "ref/ref.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* mul, plainly: y = a * b, da = dy * b, db = the sum of dy * a over the axes that b lacks. */
 #include "ref/broadcast.h"
 

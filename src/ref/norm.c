@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm and rms_norm: two passes for the statistics, one for the result. rms_norm is layer_norm without the mean:
  * mean = 0 in xh = (x - mean) * rstd, and mean(g) = 0 in dx = rstd * (g - mean(g) - xh * mean(g * xh)). A square in

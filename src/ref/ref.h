@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The reference backend: plain loops in double, one file per op, for every storage type. It is the readable reference
  * that the other backends are compared with, so it is never optimised: each formula is written as docs/ops/ derives it.

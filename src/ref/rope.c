@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope, plainly: each pair (u, v) of a head is rotated by the angle of its position,
  *     u' = u cos - v sin,   v' = u sin + v cos,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* scale, plainly. The backward multiplies by the same factor: one function for both passes. */
 #include "ref/ref.h"
 

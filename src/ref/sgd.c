@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sgd, plainly. An element's inputs are all read before it is written, so the step may run in place. */
 #include "ref/ref.h"
 

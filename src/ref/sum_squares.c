@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sum_squares, plainly. The square of an f32 is exact in double, and 1e38 squared is 1e76. */
 #include "ref/ref.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* swiglu, plainly: y = silu(gate) * up; dgate = dy * up * silu'(gate), dup = dy * silu(gate). */
 #include "ref/activation.h"
 #include "ref/ref.h"

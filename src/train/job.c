@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A training run: start, resume, step, save. job_settings.c has its settings. */
 #include "train/job.h"
 

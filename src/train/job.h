@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * A training run: settings, data, model, trainer, record, and checkpoints to resume from. What it prints is up to the
  * command line.

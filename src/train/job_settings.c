@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The settings of a run: their defaults, and their form in trainer.json. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Sampling: the model is run over the last `context` bytes, and the next byte is drawn from its prediction. The window
  * has a fixed length; after the text it holds zeros, which causal attention never reads.

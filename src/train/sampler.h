@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Generates text with a trained model, byte by byte. */
 #ifndef VJP_TRAIN_SAMPLER_H
 #define VJP_TRAIN_SAMPLER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The trainer: its programs, one step, and the tensors of a checkpoint. */
 #include "train/trainer.h"
 

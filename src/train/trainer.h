@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Training a model: two programs on one device. The first computes the loss and stores every gradient, once for each
  * part of a batch; the second measures their norm, clips, and takes AdamW's step. In between, a loss or norm that is

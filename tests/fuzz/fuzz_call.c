@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random calls through vjp_call(), on cpu and ref: ops, passes, shapes, attributes, dtypes, NULLs, overlaps, flags,
  * offsets, strange numbers. Bytes choose shapes that make sense first, and then up to four things that may not.

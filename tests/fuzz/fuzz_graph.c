@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random graphs through the planner. Bytes choose the ops, shapes, what is used again, the results, the blocks that are
  * computed again, and now and then something that is wrong. random_graph_check() checks them, as it does in the unit

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random texts through the JSON reader. What must hold: no crash, nothing leaked, a refusal has a sentence, and what is
  * accepted, written again by the JSON writer, is accepted again and gives the same tree.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random files through the readers of pictures: JPEG, PNG, PGM, PPM. What must hold: no crash, nothing leaked, a
  * refusal has a sentence that begins with the file's name, and an accepted picture has all the pixels that it says it

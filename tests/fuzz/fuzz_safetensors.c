@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Random files through the safetensors reader. What must hold: no crash, nothing leaked, a refusal has a sentence, and
  * what an accepted file says of its tensors is true: each is inside the given bytes and has the size of its shape and

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Makes the golden files: small cases of every op, computed in float64 by PyTorch and its autograd.
 
     python3 make.py             writes the .safetensors files beside this script

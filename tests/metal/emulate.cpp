@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // See emulate.h.
 #include "emulate.h"
 

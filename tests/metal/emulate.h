@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Runs compute kernels of .metal files, compiled as C++, on this processor. The threads of a threadgroup are fibers
  * that stop at barriers and at the simdgroup's functions; between two stops they run one after another, in the order

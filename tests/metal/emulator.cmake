@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # metal_emulator: every .metal of src/gpu/shaders, and the tests' own, compiled as they are by a C++ compiler against the stand-in
 # for Metal's library that lies here; what runs them; and the stand-in for macOS that the device drives.
 if(NOT TARGET vjp-metal OR APPLE OR VJP_SANITIZE MATCHES thread OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|aarch64|arm64")

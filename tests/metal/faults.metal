@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // Kernels with one fault each, which the emulator must report, and one that only looks wrong.
 #define OPERANDS(operand) operand(Float, 0, x) operand(Float, 1, y)
 #define NUMBERS(number)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // One shader, compiled unchanged: SHADER is its name, SHADER_FILE the file. The emulator reads its lists of operands,
 // numbers and kernels; a template calls each kernel.
 #include <utility>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* See stand_in.h. */
 #include "stand_in.h"
 

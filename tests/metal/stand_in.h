@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * A stand-in for macOS: the Objective-C runtime's few functions and the objects of Metal that the device sends messages
  * to. Pipelines are the emulator's kernels. Work is done when it is waited for and no sooner, so that

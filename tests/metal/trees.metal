@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // The sums of common.metal on their own, for every size of team and threadgroup.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, x) operand(Float, 1, sum) operand(Float, 2, largest) operand(Float, 3, column)

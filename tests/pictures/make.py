@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes the PNG files beside it, which test_pictures.c reads. Channel c of the pixel at row y, column x is
 (37 y + 11 x + 71 c) mod 251 in all of them; a palette's entry i is (i, 255 - i, 7 i mod 256).
 """

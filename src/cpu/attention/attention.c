@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * attention, one tile of scores at a time (attention_tile.h): the matrix of all scores is never stored, and memory
  * grows with time, not with its square.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * attention's forward, an online softmax: a task is a chunk of a unit's rows. Going through the keys it keeps, for each
  * row, the maximum score so far, the sum of exp(score - maximum), and the weighted sum of values, rescaled whenever the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Attention's loads and stores: addresses of a unit's rows, their packing for the micro-kernel (gemm_kernel.h), the
  * storing of sums, and the prefetch of rows that are needed soon.

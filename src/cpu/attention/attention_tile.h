@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * One tile of attention: KEYS keys by QUERIES queries, packed by attention_rows.h, and its products.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Definitions shared by attention's passes: units, their rows and tiles, and workers that take tasks and prefetch the
  * start of the next one.

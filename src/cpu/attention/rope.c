@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope on the CPU. Each head's first n_rot elements are pairs (x0, x1), which turn by the angle of their position:
  * y0 = x0 c - x1 s, y1 = x1 c + x0 s; the rest of the head passes through. The backward is the same with -s.

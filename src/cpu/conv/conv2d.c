@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * conv2d. The forward and dx are sums of one form (conv2d.h); dweight and dbias are sums over all output positions.
  *

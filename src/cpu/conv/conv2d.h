@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Definitions shared by the convolution kernels: the forward and dx as one form of sum.
  *

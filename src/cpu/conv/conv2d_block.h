@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Blocks of output positions of a convolution, and the part of the source that a block reads.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Depthwise convolution: one input and one output channel per group.
  *

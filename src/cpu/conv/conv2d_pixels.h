@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Convolution with channels last as matrix products: no im2col matrix is stored; rows of windows are gathered while the
  * product packs them. Per tap, a row of a window is a contiguous run of channels.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Convolution with channels first on the GEMM micro-kernel, without an im2col matrix, one block of positions
  * (conv2d_block.h) at a time. Two variants give the same bits; the one with the lower estimated time is taken:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * dweight in either layout, as a product over all output positions on the GEMM micro-kernel, without an im2col matrix.
  *

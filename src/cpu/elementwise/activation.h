@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The seven activations and their derivatives over vf. Each is finite and right for every finite x and takes its limit
  * at +-Inf; a NaN stays a NaN.

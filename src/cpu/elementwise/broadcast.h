@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * add and mul on the CPU. a is [rows, dim], b is [dim]; y = a + b or a * b. In the backward da is dy or dy * b, and db
  * is dy or dy * a, summed over the rows unless there is only one (sums.h). One pass makes both, so dy is read once.

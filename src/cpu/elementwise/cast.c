@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cast on the CPU: every storage type to every other, at the speed of memory. The loads and stores of vec.h convert,
  * and they round to nearest even; there is nothing between them. The backward is the forward with dy for x.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * dropout on the CPU: the generator's words for a few dozen elements at a time (philox.h), compared as integers with a
  * threshold; the products that are kept. The backward is the forward with dy for x: the same words, the same elements.

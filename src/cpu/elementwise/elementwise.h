@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Elementwise ops on the CPU: each op is its formula.
  *

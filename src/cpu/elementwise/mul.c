@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* mul on the CPU; rows and sums over rows: broadcast.h. */
 #include "cpu/elementwise/broadcast.h"
 

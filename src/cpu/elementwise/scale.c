@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* scale on the CPU: y = factor * x, at the speed of memory. The backward is the forward with dy for x. */
 #include "cpu/elementwise/elementwise.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* swiglu on the CPU: y = silu(gate) up. silu and its derivative share one exp. */
 #include "cpu/elementwise/activation.h"
 #include "cpu/elementwise/elementwise.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * BLIS or OpenBLAS behind blas.h. A call runs on the calling thread, whatever OMP_NUM_THREADS and similar variables
  * say. BLIS takes that limit with each call, through its expert interface, and nothing in the process changes. OpenBLAS

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Matrix products by the BLAS found when building. Compiled once for all instruction sets. Each call runs on the
  * calling thread alone: the pool divides a product into tiles, and BLAS never starts threads of its own.

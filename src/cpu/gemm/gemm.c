@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The driver of the matrix products (gemm.h): the same blocking, packing and scheduling for every engine.
  *

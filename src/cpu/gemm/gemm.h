@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * A batch of f32 matrix products c = a b on the device's threads.
  *

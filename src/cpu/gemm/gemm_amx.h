@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The engine for processors with AMX: bf16 products added in f32, 16 x 16 sums of 32 terms per instruction, at 16 times
  * the rate of FMA. The driver (gemm.c) is compiled a second time with this engine, for products with a 16-bit operand.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Definitions shared by the FMA and AMX engines: the destination of a register block's sums, prefetch ranges, and the
  * transposition of a square of vectors.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The built-in engine for any processor: FMA chains in registers (gemm_kernel.h). It gives the driver (gemm.c) its tile
  * costs, its packing, and the product of two packed panels.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The micro-kernel of the FMA engine: a block of c in registers, and the packing that lays out both operands in the
  * order in which it reads them. Attention and conv2d use it directly.

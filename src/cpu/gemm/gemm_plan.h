@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The blocking of a matrix product (gemm.c): blocks, their tiles, what is packed, tasks, and the memory for all of it.
  * Nothing here reads data.

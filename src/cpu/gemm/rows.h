@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Rows of numbers in any storage type: conversion to f32 and back, and dense matrices of them as operands and results
  * of a matrix product (gemm.h).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) with everything else in their epilogues.
  *

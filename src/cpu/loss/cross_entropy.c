@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cross_entropy on the CPU: rows are independent and split into tasks; losses are summed in double, one partial per
  * task, and the partials are added in order.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm on the CPU. With xh = (x - mean) * rstd over a group and g = dy * gamma, all that the backward needs are
  * two sums per channel, of dy and of dy * xh: over the batch they are dbeta and dgamma, and weighted by gamma within a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * One call of group_norm on the CPU: its sizes and pointers, how it is split into tasks, and what both layouts share.
  * The plan looks at the problem alone; see group_norm.c for the table of paths.

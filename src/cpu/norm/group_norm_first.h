@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm with channels first: a group is one run of memory, and each of its channels is a part of that run, a
  * plane, with one gamma and beta. Ordinarily a task takes whole groups; few large ones are split into chunks: of the

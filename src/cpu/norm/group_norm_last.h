@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm with channels last: x is [N, plane, channels], channels are columns. Column sums down the rows of the
  * plane give every channel's moments, then its sums of dy and dy * xh; a group takes those of its channels. A group's

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm and rms_norm on the CPU: the same kernels (cpu/norm/norm_rows.h), with and without subtracting each row's
  * mean. This file only reads the slots of a call.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Shared by the CPU's three norms: the statistics of a run of elements, the folded constants that turn each result into
  * a chain of FMAs, parameters of either storage type, and column sums over very many rows.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The loops along a row of layer_norm and rms_norm, each compiled once for every storage type, store and kind of norm
  * (`centered`: the row's mean is subtracted): y, dx, and the sums of the backward over a few rows together.

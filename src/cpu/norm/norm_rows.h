@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The norm of rows, for layer_norm (`centered`: each row's mean is subtracted) and rms_norm (it is not). With
  * xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):

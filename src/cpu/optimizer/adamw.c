@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * adamw on the CPU: seven streams beside a few dozen instructions, so memory is the limit. What is the same for all
  * elements is computed once, in double: the bias corrections would lose half their digits as 1 - beta^step in f32

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* clip on the CPU: three numbers, in double. */
 #include <math.h>
 

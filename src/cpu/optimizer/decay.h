@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Weight decay, for the steps of the optimizers. */
 #ifndef VJP_CPU_DECAY_H
 #define VJP_CPU_DECAY_H

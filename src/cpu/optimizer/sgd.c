@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* sgd on the CPU: five streams, at the speed of memory. The weights change by one FMA of the whole update. */
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/optimizer/decay.h"

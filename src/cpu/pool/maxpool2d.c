@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d on the CPU. The first maximum of a window in row-major order wins, the first NaN wins over all, padding
  * never wins. In the backward every element of dx has one owner, which adds the dy of the windows that it won in the

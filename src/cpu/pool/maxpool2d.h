@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Shared by all paths of maxpool2d: one call, which elements a window holds, and which of two elements is the maximum.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d of 2 x 2 windows that tile the plane, for channels first: the kernel that most networks use. Every window
  * is two neighbours of two rows, so nothing needs to be staged: even and odd columns are separated in registers and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d by rows, for channels first: vectors run along a row of windows.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d's backward with a saved argmax, for channels first and the usual windows: nothing is staged. An element of
  * dx compares its place with the argmax of each of the few windows over it, in the order of the windows, and adds the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum on the CPU: x as [outer, length, inner], running sums along length, from either end, an element's own value
  * left out or not. The backward is the same scan from the other end, which the sizes already say.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * mean on the CPU: x as [outer, length, inner], averaged along length. Where inner is 1 the elements of a mean are
  * adjacent and a line is summed (sums.h); else they are the column of a matrix. A long line is split into chunks by its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * sum_squares on the CPU: each task sums the squares of its elements into a partial, the partials are added in order.
  * All in double: the square of an f32 is exact there and cannot overflow or underflow, so gradients of 1e20 and 1e-30

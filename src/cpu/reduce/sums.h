@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Long sums: along a line, and down the columns of a matrix. No f32 chain is longer than 16 numbers: the sum of a few
  * vectors is added up in double. The order follows from the problem's size alone.

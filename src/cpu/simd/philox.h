@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * core/philox.h's generator over vectors. A word sits in the lower half of a 64-bit lane, whose upper half may hold
  * anything: the one multiplication that there is, 32 by 32 bits to 64, looks at lower halves alone. A round is then two

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Moving lanes of the virtual vector, and 16 lanes of double. Every function means the same on each instruction set, so
  * that kernels built on them keep their bits.

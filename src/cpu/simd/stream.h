@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The store policy: an output is written plainly, past the caches, or added to what is there. The choice is made once
  * per call from the size of the outputs and the machine; it changes the time, never a bit.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The virtual vector of the CPU kernels: vf, 16 f32 lanes, made of native vectors (1 AVX-512, 2 AVX2, 4 NEON or 4
  * plain). A kernel is written once over it and compiled once for each instruction set; the chunk of work, the

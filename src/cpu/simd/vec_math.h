@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * exp, tanh, the logistic function and the normal distribution over vf. Each is a polynomial of our own fitting (least
  * maximum relative error) under explicit FMAs, so the bits are equal wherever there is FMA. Against libm in

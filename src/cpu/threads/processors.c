@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How many processors the process may use. Containers and batch systems give a process part of a machine in two ways:
  * an affinity mask, which says on which processors it may run, and control groups, which say how much processor time it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The threads of a CPU device: how many there should be, and the pool that runs tasks on them.
  */

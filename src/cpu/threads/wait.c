@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Waiting (wait.h): futexes on Linux, a mutex and a condition variable elsewhere.
  */

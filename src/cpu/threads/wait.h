@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How a thread of the pool waits: it pauses for a few microseconds, then offers its core to others between looks, and
  * at last sleeps until it is woken. On an idle machine the thread sees the news within a microsecond; on a busy one it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope on CUDA. Each head's first n_rot elements are pairs (u, v), rotated by the angle of their position: u' = u c - v
  * s, v' = v c + u s; the rest of the head is copied. The backward is the same with -s.

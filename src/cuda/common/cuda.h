@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The CUDA backend's host side: what a device holds, how a kernel is launched, and how a workspace is laid out.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The CUDA device: opening, memory, streams and events, what kernels found, and captured graphs for replay and timing.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Values that only the device sees and that no kernel can use, such as an index outside its table: kernels report them,
  * and the host collects them when it synchronizes. Reports are rare, so each record has a lock; calls on several

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What the kernels share: storage types, 16-byte accesses, asynchronous copies to shared memory, sums over warps and
  * blocks in a fixed order, parameters of either type, and chained launches. An index is read with read_index()

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Matrix products by cuBLASLt; products.cuh has the contract.
  *

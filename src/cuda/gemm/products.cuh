@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Matrix products by cuBLASLt: result = (add ? result : 0) + scale * a b (+ bias), for a batch of items at once.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather on CUDA. Forward: rows of the table copied by index, as bytes. Backward: the deterministic scatter-add
  * dtable[o, index[k], :] += dy[o, k, :], repeats in the order of k, every row of dtable written, no float atomics.

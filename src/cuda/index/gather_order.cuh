@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The order in which gather's backward adds: the indices sorted by row, those of a row in the order of k, and where the
  * list of each row begins and ends.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The sums of gather's backward: every row of dtable written once, in the order that gather_order.cuh makes.
  *

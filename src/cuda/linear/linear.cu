@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear: y = act(a b + bias) and its gradients, by cuBLASLt's products (gemm/products.cuh) and passes over rows
  * between them (linear_rows.cuh).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear's passes over rows, between and beside the matrix products: the epilogue (bias and activation of a product),
  * dpre with the column sums for dbias, and sums of parts.

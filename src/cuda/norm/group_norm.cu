@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm on CUDA: which path a call takes, how it is split, and the sums over the batch. The first that applies:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What the kernels of group_norm share: the call as the device sees it, a group's scale, the affine maps that give y
  * and dx, and how elements are read and written.

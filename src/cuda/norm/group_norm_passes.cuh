@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm in several passes: one kernel for each time that x and dy are read, whatever the size of a group. For
  * groups too large for a cluster, for cards without clusters, for a few large groups, for 16-bit planes that are not a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The backward of group_norm, channels first, with a group in the registers of a block, or of a cluster of blocks: x
  * and dy are read once.

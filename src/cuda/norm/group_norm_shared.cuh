@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm, channels first, of groups that fit in the shared memory of a few multiprocessors: x and dy are read once.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm of small groups, in either layout: many groups per block. x and dy are read again for each pass, from the
  * first-level cache (a group has at most 8 KB of f32).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm on CUDA: rows normalised after their mean is subtracted. The kernels are those of norm.cuh and the headers
  * that it names, compiled here with LAYER; this file reads the call's slots.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What layer_norm (LAYER: each row's mean is subtracted) and rms_norm share on the GPU. With xh = (x - mean) * rstd and
  * g = dy * gamma (docs/ops/layer_norm.md derives it):

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Norms of rows of more than 8192 elements, split into units of NORM_UNIT columns so that a single row keeps many
  * multiprocessors busy. A block takes a unit of a row, a thread 8 of its columns; the results of a row's units are

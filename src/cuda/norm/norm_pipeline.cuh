@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How a team of threads streams through rows, for norm_rows.cuh: which columns each thread owns, sums over a team,
  * 16-byte vectors, and the ring in shared memory that holds the next rows.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Norms of rows of 16 to 8192 elements: a team of threads per row, from a part of a warp to a whole block.
  *

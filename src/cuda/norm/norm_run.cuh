@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Runs a norm's call, from its plan to its launches: layer_norm.cu and rms_norm.cu fill in a norm_call and pass it on.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Norms of rows of fewer than 16 elements: a thread per row, in double. There the result often cancels to almost
  * nothing (the dx of a row of one or two elements is almost zero whatever dy is), which would drown in the rounding of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rms_norm on CUDA: rows scaled to a mean square of 1, without subtracting the mean. The kernels are those of norm.cuh
  * and the headers that it names, compiled here without LAYER; this file reads the call's slots.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d on CUDA: y is the maximum of each window, argmax its place in the plane (the first wins ties, a NaN wins
  * over all, padding never does), and dx gets dy where the maxima were.

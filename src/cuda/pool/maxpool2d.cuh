@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What the two paths of maxpool2d share: the call, several adjacent elements in as few registers as hold them, and
  * which of two elements is the maximum.

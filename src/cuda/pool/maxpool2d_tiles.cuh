@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d, planes split into tiles that stay in the registers of one thread: for the common square windows, whose
  * size, stride and padding are compile-time constants. (Everything else: maxpool2d.cu.)

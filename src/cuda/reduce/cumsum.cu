@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum on CUDA: x as [outer, length, inner], running sums along length, from either end, inclusive or exclusive. The
  * backward is the same scan from the other end, which the sizes already express.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The Metal device: opening, memory, synchronising. Every object in metal_state is retained and released by us; other
  * objects that messages return belong to the autorelease pool of the call.

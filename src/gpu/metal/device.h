@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * What a Metal device holds, and what its files provide. Each file uses only those above it:
  *

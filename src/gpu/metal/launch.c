@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * From a launch to the queue: its library (compiled once per shader), its pipeline (made once for each choice of
  * dtypes, present operands and constants), its buffers, and its dispatch in the command buffer that is being encoded.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* See objc.h. */
 #include "gpu/metal/objc.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The few Objective-C messages that the Metal device sends, from plain C: the runtime and the frameworks are loaded
  * when a device is opened, so that this compiles anywhere, and opening fails with a reason on other systems. Each

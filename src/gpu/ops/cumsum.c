@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * cumsum: x as [outer, length, inner], running sums along length; the backward is the scan from the other end, as the
  * sizes say. A team of `lanes` threads by `columns` pairs of columns goes along the axis, ROWS positions per thread in

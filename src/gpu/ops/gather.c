@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * gather: the forward copies rows; the backward sorts the indices, adds runs of equal ones, and clears the rows without
  * an index. gather.wgsl and gather.metal describe the kernels; here is how the sort and the sums are split, and their

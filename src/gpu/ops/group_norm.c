@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * group_norm: how the work is split. The kernels are in group_norm.wgsl and group_norm.metal.
  *

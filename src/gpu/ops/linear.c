@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * linear: how its products are split. The kernels are in linear.wgsl and linear.metal.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * maxpool2d: a thread has two neighbours of the output. A backward without a saved argmax first recomputes it into the
  * workspace. The kernels are in maxpool2d.wgsl and maxpool2d.metal.

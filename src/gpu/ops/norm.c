@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * layer_norm and rms_norm: one set of kernels (norm.wgsl, norm.metal), compiled once for each op; here are the split of
  * the work and the slots of both ops.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * rope: the first n_rot elements of each head are pairs, rotated by the angle of their position; the rest of the head
  * is copied. A thread has four pairs, whose angles it keeps for up to HEADS heads of a time. One launch per GPU_CHUNK

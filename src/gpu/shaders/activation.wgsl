@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The seven activations and their derivatives, four at a time; ACTIVATION says which. Each is finite and right for
 // every finite x and reaches its limit at plus and minus infinity; a NaN stays a NaN.
 //

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // What every shader has: its operands, 16-bit floats, indices, and sums over threads along a fixed tree.
 //
 // A shader defines these lists, then includes this file:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What every shader has: 16-bit floats by integer arithmetic (WGSL's own conversions may round either way and may lose
 // very small numbers), indices, and sums over the threads of a team along a fixed tree.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // cumsum: running sums along an axis of x, seen as [outer, length, inner], from either end, with or without an
 // element's own value.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // gather: y[o, k, :] = table[o, index[k], :]. Its backward adds rows back, repeats in the order of k, and writes every
 // row of dtable, without float atomics and without searching all indices for each row. A bad index is reported and its
 // row left out.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // group_norm: the group_channels * plane elements of each group of each sample are normalised together, with a scale
 // and a shift per channel. With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/group_norm.md derives it):
 //

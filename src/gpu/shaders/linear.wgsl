@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
 // dpre = dy * act'(pre). docs/ops/linear.md derives them.
 //

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // maxpool2d: y is the maximum of each window, argmax its position in the plane. The first in row-major order wins ties,
 // a NaN wins over all other values, padding never wins. A thread has two neighbours of y: two channels of one window,
 // where channels come last and are even (PAIRED), else two windows, which it searches one after the other.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // layer_norm and rms_norm (LAYER: the mean is subtracted): each row of `dim` elements is normalised on its own.
 // With xh = (x - mean) * rstd and g = dy * gamma (docs/ops/layer_norm.md derives it):
 //

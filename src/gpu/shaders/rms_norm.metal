@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // rms_norm: see norm.metal.
 #define LAYER false
 #include "norm.metal"

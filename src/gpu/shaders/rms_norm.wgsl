@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // rms_norm: see norm.wgsl.
 //# include norm
 

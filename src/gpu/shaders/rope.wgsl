@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // rope: pairs (a, b) of a head's first 2 * pairs elements are rotated by the angle of their position,
 //
 //     a' = a cos - b sin,  b' = b cos + a sin

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // Kernels of the device itself: the value of a bad index for the sentence, and copies within its memory.
 #define OPERANDS(operand)                                                                                              \
     operand(Index, 0, explained) operand(Word, 1, to) operand(Word, 2, from) operand(BadIndex, 3, bad_index)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels of the device itself: the value of a bad index for the sentence, single bytes of an upload, and a copy
 // between two ranges of one buffer, which WebGPU's own copy refuses.
 //# float

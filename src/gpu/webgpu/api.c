@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Finds an implementation of webgpu.h: VJP_WEBGPU_LIB if it is set, then the libraries' own names, then Python wheels
  * that carry one (wgpu, dawn-python) in the usual places and in the virtual environment that is active.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The implementation of webgpu.h, found when a device is opened: wgpu-native or Dawn, as a shared library or from an
  * installed Python wheel. Nothing of it is linked.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The WebGPU device: opening, closing, synchronising, timing. Where an implementation, a GPU or memory is missing,
  * opening fails with the implementation's own message.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * How failures of the implementation reach us: through callbacks, also in a later call than the one that caused them.
  * The first message is kept, and every call checks webgpu_result() for it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * From a launch to the queue: which ranges of which buffers it sees, its pipeline (made once), its uniforms, and its
  * dispatch in the submission that is being encoded.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Memory of a WebGPU device: buffers, and copies to, from and within them. WebGPU moves whole words and maps no buffer
  * that kernels use; any byte can be moved all the same.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The WGSL of a launch. A shader names its operands; here each gets the functions that read and write it, for its dtype
  * and for the window of memory that it lies in. So one .wgsl serves every dtype, and tensors may share a buffer in any

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Reading pictures and splitting them into batches. IDX files are found by their usual names; a folder of classes
  * holds JPEG, PNG, PGM or PPM files.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Pictures to train on: IDX files, the format of MNIST, or a folder that has a folder of pictures for each class. All
  * have the same size. Some are kept for validation: the test files of an IDX set, else every tenth picture.

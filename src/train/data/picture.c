@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Pictures from files. PGM and PPM are decoded here, JPEG in picture_jpeg.c, PNG in picture_png.c. */
 #include "train/data/picture.h"
 

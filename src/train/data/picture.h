@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * One picture from a file: JPEG (by libjpeg-turbo), PNG (by libpng), PGM or PPM (binary, up to 255). A build without
  * one of the libraries refuses its format and says so.

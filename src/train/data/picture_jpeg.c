@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * JPEG by libjpeg-turbo: grey or RGB, baseline or progressive. The library reports errors by a callback that must not
  * return, so it jumps back to setjmp(). A warning means that pixels were lost, and refuses the file too, except for

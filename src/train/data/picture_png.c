@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * PNG by libpng: any bit depth, palette, interlaced or not; the result is 8 bits per channel, grey or RGB. The library
  * reports errors by a callback that must not return, so it jumps back to setjmp(). The file's checksums are verified.

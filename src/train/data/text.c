@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reading text and splitting it into batches. */
 #include "train/data/text.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Text to train on: a file, or all text files of a folder, as bytes. The last twentieth is kept for validation. Which
  * windows a batch holds depends on the seed and the number of the batch alone.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Finding and opening checkpoints; checkpoint_save.c saves them. A folder that transformers wrote opens the same way.
  * Nothing in it is trusted: a list of files may not lead out of the folder, each tensor must be in the file that the

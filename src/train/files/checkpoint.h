@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Checkpoints: DIR/checkpoint-00000100/ for step 100, each a Hugging Face folder plus what training needs, and
  * DIR/latest, a symbolic link to the newest.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Names inside a folder of checkpoints, for checkpoint.c and checkpoint_save.c. */
 #ifndef VJP_TRAIN_CHECKPOINT_NAMES_H
 #define VJP_TRAIN_CHECKPOINT_NAMES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Saving a checkpoint. Its files are written to DIR/.checkpoint-00000100.tmp/; one rename() makes it a checkpoint, a
  * second one moves the link `latest` to it. A folder that is removed is first renamed to a name that ends in .tmp, so

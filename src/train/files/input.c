@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Opening regular files; see input.h. */
 #include "train/files/input.h"
 

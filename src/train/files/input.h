@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * Opening files that a user names. Only regular files are read: a pipe or a device such as /dev/zero may never end, and
  * opening a pipe could wait for ever.

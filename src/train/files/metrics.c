@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The record of a run: lines of JSON, written and read. metrics_draw.c draws the curve. */
 #include "train/files/metrics_rows.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The record of a run: DIR/metrics.jsonl, one line per step, and DIR/loss.svg, the curve. A resumed run reads its
  * record and drops the lines after its checkpoint.

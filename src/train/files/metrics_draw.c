@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * loss.svg: the loss of every step as a pale line, the smoothed loss over it, validation as points. For a long run each
  * column of pixels shows the lowest and the highest loss of its steps, so that the file stays small.

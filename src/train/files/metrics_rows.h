@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The rows of a record, shared by metrics.c and metrics_draw.c. */
 #ifndef VJP_TRAIN_METRICS_ROWS_H
 #define VJP_TRAIN_METRICS_ROWS_H

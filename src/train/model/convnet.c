@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The network for pictures, channels last throughout, so that a linear layer mixes the features of each pixel. A stage
  * is convolution 3x3, group_norm, linear with gelu, pooling 2x2; after the last one come the mean over all pixels and a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A network for small pictures: stages of convolution, group_norm, a linear layer and pooling. */
 #ifndef VJP_TRAIN_CONVNET_H
 #define VJP_TRAIN_CONVNET_H

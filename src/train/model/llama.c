@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Llama, with the names and shapes of Hugging Face: every weight is [out, in]. */
 #include "train/model/llama.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The usual Llama: embedding, blocks of grouped causal attention and swiglu, each after an rms_norm, tied or untied
  * head. */
 #ifndef VJP_TRAIN_LLAMA_H

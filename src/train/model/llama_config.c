@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads and writes the config.json of a Llama. llama_weights.c has the weights and presets. */
 #include "train/model/llama_config.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * The sizes of a Llama, from and to the config.json of Hugging Face, and the names and shapes of its weights.
  *

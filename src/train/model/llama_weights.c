@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The names and shapes of a Llama's weights, as in transformers, and the presets. */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The list of a model's parameters, and how they are loaded. */
 #include "train/model/model.h"
 

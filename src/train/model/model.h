@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /*
  * A model, as the trainer sees it: a graph with a loss, and a list of parameters with their initial values and whether
  * they decay. llama.c and convnet.c each build one with the public graph API.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("cross_entropy: any negative target is let through", "test test_refusals",
      [("src/core/indices.c", "uint32_t i = (uint32_t)index[k], other = i ^ except;",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("rope: the backward turns the same way as the forward", "check rope",
      [("src/cpu/attention/rope.c", ".sign = work->pass == VJP_BACKWARD ? -1 : 1,", ".sign = 1,")]),

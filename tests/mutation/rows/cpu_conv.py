@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("conv2d: taps of dx in the forward's order", "check conv2d",
      [("src/cpu/conv/conv2d.h", ".kernel = last,\n                       .kernel_step = -apart,",

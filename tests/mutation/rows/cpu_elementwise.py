@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("linear: tanh' as 1 - t * t", "test test_activations",
      [("src/cpu/elementwise/activation.h", "return vf_mul(vf_mul(s.value, s.complement), vf_set(4));",

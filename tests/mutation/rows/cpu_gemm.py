@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("linear: a tile does not wait for what it reads to be packed", "test test_products",
      [("src/cpu/gemm/gemm.c", "vjp_cpu_wait(&done->packed[i % RING], count_up_to(i, packs));", "(void)packs;")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("gather: of repeated indices only the first counts", "check gather",
      [("src/cpu/index/gather.c", "row = item % rows, begin = row_begin(call, row), end = call->row_end[row];",

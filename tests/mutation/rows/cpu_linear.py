@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("linear: every batch's db goes to the first", "check linear",
      [("src/cpu/linear/linear.c", "q->db_product.c = result_in(&q->db, b_rows);", "q->db_product.c = result_in(&q->db, 0);")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("cross_entropy: the largest logit is not subtracted", "check cross_entropy",
      [("src/cpu/loss/cross_entropy.c", "n, finite_shift(row->max), smooth);", "n, 0, smooth);"),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("rms_norm: one factor r too many in dx", "check rms_norm",
      [("src/cpu/norm/norm.h", "slope = -rstd * (g.sum_xh / (double)n);", "slope = -rstd * rstd * (g.sum_xh / (double)n);")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("adamw: m is not corrected for its start at 0", "check adamw",
      [("src/cpu/optimizer/adamw.c", ".correct_m = (float)(1 / correction(a->beta1, (double)count)),", ".correct_m = 1,")]),

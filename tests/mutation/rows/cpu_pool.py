@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("maxpool2d: the last of equal maxima wins", "check maxpool2d",
      [("src/cpu/pool/maxpool2d.h", "_CMP_NLE_UQ", "_CMP_NLT_UQ"),

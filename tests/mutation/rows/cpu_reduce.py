@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("cumsum: the sum so far in one long f32 chain", "full cumsum",
      [("src/cpu/reduce/cumsum.c", "return carry + (double)(reverse ? sums.v[0][0] : sums.v[PARTS - 1][NATIVE_LANES - 1]);",

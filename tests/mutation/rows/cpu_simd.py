@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("dropout: nine rounds", "check dropout",
      [("src/cpu/simd/philox.h", "for (int round = 0; round < VJP_PHILOX_ROUNDS; round++)\n", "for (int round = 0; round < VJP_PHILOX_ROUNDS - 1; round++)\n")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("threads: a range's last task is taken twice", "test test_thread_pool",
      [("src/cpu/threads/pool.c", "rest = first ? range + ((uint64_t)1 << UNIT_BITS) : range - 1;",

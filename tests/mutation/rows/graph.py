@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("graph: a gradient is added to while another still shares it", "test test_graph",
      [("src/graph/grad.c", "if (read_later) d->list[count++] = other;", "(void)read_later;")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("metal group_norm: gamma left out of the means in dx", "test test_metal",
      [("src/gpu/shaders/group_norm.metal", "return c.gamma.is() ? sums * c.gamma.at(channel) : sums;", "return sums;")]),

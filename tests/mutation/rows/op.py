@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("cumsum: exclusive and inclusive swapped in the backward", "check cumsum",
      [("src/op/cumsum.c", ".exclusive = a->exclusive,",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("ref rms_norm: one factor r too many in dx", "test test_golden",
      [("src/ref/norm.c", "r.rstd * (g - mean_g - xh * mean_gxh)", "r.rstd * (g - mean_g - xh * r.rstd * mean_gxh)")]),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("pictures: pixels are allocated however many there are", "test test_pictures",
      [("src/train/data/picture.c", "width > PICTURE_MAX_PIXELS / height", "width > INT32_MAX")]),

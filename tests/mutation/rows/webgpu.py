@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 [
     ("webgpu norms: a sum is overwritten by the next while it is still read", "webgpu layer_norm",
      [("src/gpu/shaders/common.wgsl", "    let total = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))];\n    workgroupBarrier();\n", "    let total = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))];\n"),
