@@ -6,8 +6,8 @@
  *     const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
  *
  * which returns the backend's table, or NULL where host->interface_version is not one that it was made for. The library
- * needs these headers and nothing else: what it needs of vjp it calls through `host`. tests/outside_backend.c is a
- * complete example.
+ * needs these headers and nothing else: it calls vjp's functions through `host`. tests/outside_backend.c is a complete
+ * example.
  *
  * A kernel need not check its arguments: vjp has checked the call against the op's table, so present tensors are
  * packed, aligned, of the right dtype and shape, and overlap only where the table allows.
@@ -87,7 +87,7 @@ typedef struct vjp_backend {
     vjp_status (*record)(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, void **recording);
     vjp_status (*replay)(vjp_device *device, void *recording);
     void (*forget)(vjp_device *device, void *recording);
-    /* How far it was proved, for `vjp ops`. NULL: nothing to say. */
+    /* What `vjp ops` says about how the backend was tested. NULL: nothing. */
     const char *note;
     /* Compiles what the call needs and runs nothing. NULL: nothing is compiled in a call. */
     vjp_status (*warm)(const vjp_work *work);

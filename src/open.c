@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds the backend of a device: the two that are part of the library, and those in libraries of their own
- * (libvjp-cuda.so, libvjp-webgpu.so, libvjp-metal, or a third party's), which are loaded when such a device is opened.
+ * Finds the backend of a device: the two that are part of the library, and those in separate libraries (libvjp-cuda.so,
+ * libvjp-webgpu.so, libvjp-metal, or a third party's), which are loaded when such a device is opened.
  */
 #include <dlfcn.h>
 #include <stdio.h>

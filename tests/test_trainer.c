@@ -363,7 +363,8 @@ static void other_tensors_are_refused(void **unused) {
         safetensors_tensor tensor;
         const char *says;
     } rows[] = {
-        {{.name = "model.norm.bias", .dtype = VJP_F32, .ndim = 1, .shape = {16}}, "the model has no tensor model.norm.bias"},
+        {{.name = "model.norm.bias", .dtype = VJP_F32, .ndim = 1, .shape = {16}},
+         "the model has no tensor model.norm.bias"},
         {{.name = "model.norm.weight.exp", .dtype = VJP_F32, .ndim = 1, .shape = {16}}, "the model has no tensor"},
         {{.name = "", .dtype = VJP_F32, .ndim = 1, .shape = {16}}, "the model has no tensor"},
         {{.name = "model.norm.weight", .dtype = VJP_F32, .ndim = 1, .shape = {15}}, "has another shape"},

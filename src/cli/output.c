@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the program prints on stdout: JSON lines, and tables for people. Colour is for terminals only, and never the
- * only sign of a meaning. A line that cannot be written ends the program, so that no result is silently incomplete.
+ * What the program prints on stdout: JSON lines, and tables for people. Colour is for terminals only, and nothing is
+ * shown by colour alone. A line that cannot be written ends the program, so that no result is silently incomplete.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -49,8 +49,8 @@ struct vjp_op {
 };
 
 /*
- * vjp_call() in two halves, for callers that make the same call many times. vjp_resolve() makes all checks except those
- * of values, with the caller's workspace; vjp_run() checks values and computes. `attributes` (not NULL) and the tensors
+ * vjp_call() in two parts, for callers that repeat the same call. vjp_resolve() makes all checks except those of
+ * values, with the caller's workspace; vjp_run() checks values and computes. `attributes` (not NULL) and the tensors
  * must stay where they are in between.
  */
 vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op, vjp_pass pass,

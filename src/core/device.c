@@ -123,7 +123,7 @@ vjp_status vjp_alloc(vjp_device *device, size_t bytes, void **data) {
     if (!device->allocate) return device->backend->alloc(device, bytes, data);
     *data = device->allocate(device->allocate_context, bytes ? bytes : 1, ALLOCATOR_ALIGNMENT);
     if (*data) return VJP_OK;
-    return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: options.allocate has no %zu bytes", device->name, bytes);
+    return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: options.allocate returned NULL for %zu bytes", device->name, bytes);
 }
 
 void vjp_free(vjp_device *device, void *data) {

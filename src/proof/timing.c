@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Times both passes of an op as training runs them: the forward saves what it can, the backward uses it and makes every
- * gradient.
+ * Times both passes of an op as training runs them: the forward saves what it can, the backward uses it and computes
+ * every gradient.
  *
  * The limit of a memory-bound op is its minimum bytes over the rate of the yardstick's copy. The limit of linear is the
  * time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine for

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Numbers on the host: memory, dtypes, and the random numbers that every case is made of. */
+/* Numbers on the host: memory, dtypes, and the random numbers of the cases. */
 #include "proof/values.h"
 
 #include <math.h>
