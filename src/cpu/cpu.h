@@ -4,8 +4,8 @@
  * per instruction set.
  *
  * Every kernel file is compiled several times with CPU_ISA_<SET> defined; CPU_NAME(x) is a different name in each.
- * Results never depend on the number of threads: vjp_cpu_cut_items() looks at the problem alone, and a task writes only
- * its own outputs or its own partial sum; the partials are added afterwards, in order.
+ * Results never depend on the number of threads: vjp_cpu_split_items() looks at the problem alone, and a task writes
+ * only its own outputs or its own partial sum; the partials are added afterwards, in order.
  */
 #ifndef VJP_CPU_H
 #define VJP_CPU_H
@@ -62,20 +62,20 @@ enum { CPU_GRAIN_BYTES = 64 << 10 };
 enum { CACHE_LINE = 64 }; /* bytes */
 
 /* Task i of `count` has items [i * size, min((i + 1) * size, items)). */
-typedef struct cpu_cut {
+typedef struct cpu_split {
     int64_t count, size, items;
-} cpu_cut;
+} cpu_split;
 
 /* Splits items of `bytes_each` into at most `max` tasks of at least CPU_GRAIN_BYTES. Depends on the problem alone. */
-cpu_cut vjp_cpu_cut_items(int64_t items, int64_t bytes_each, int64_t max);
+cpu_split vjp_cpu_split_items(int64_t items, int64_t bytes_each, int64_t max);
 
-static inline int64_t cpu_cut_begin(const cpu_cut *cut, size_t task) {
-    return (int64_t)task * cut->size;
+static inline int64_t cpu_split_begin(const cpu_split *split, size_t task) {
+    return (int64_t)task * split->size;
 }
 
-static inline int64_t cpu_cut_end(const cpu_cut *cut, size_t task) {
-    int64_t end = ((int64_t)task + 1) * cut->size;
-    return end < cut->items ? end : cut->items;
+static inline int64_t cpu_split_end(const cpu_split *split, size_t task) {
+    int64_t end = ((int64_t)task + 1) * split->size;
+    return end < split->items ? end : split->items;
 }
 
 /* The maximum for independent tasks (balance) and for tasks with a partial sum each (memory: tasks x dim floats). */

@@ -298,7 +298,7 @@ typedef struct addition {
     const vjp_work *work;
     const unit_plan *plan;
     float *sums;
-    cpu_cut cut; /* of the keys of all heads */
+    cpu_split split; /* of the keys of all heads */
 } addition;
 
 /* Adds the sums of the other parts to the first's, in order. */
@@ -306,7 +306,7 @@ static void add_splits_task(void *argument, size_t task) {
     const addition *a = argument;
     const unit_plan *p = a->plan;
     int64_t keys = p->sizes.keys, padded = padded_dim(p->sizes.dim), step = unit_sums(p);
-    for (int64_t i = cpu_cut_begin(&a->cut, task); i < cpu_cut_end(&a->cut, task); i++) {
+    for (int64_t i = cpu_split_begin(&a->split, task); i < cpu_split_end(&a->split, task); i++) {
         int64_t unit = i / keys * p->parts, key = i % keys;
         float *dk = a->sums + unit * step + key * padded, *dv = dk + keys * padded;
         for (int64_t part = 1; part < p->parts; part++)
@@ -321,9 +321,9 @@ static void add_splits_task(void *argument, size_t task) {
 static void add_splits(const vjp_work *work, const unit_plan *p, float *sums) {
     int64_t heads = p->units / p->parts;
     addition a = {.work = work, .plan = p, .sums = sums};
-    a.cut =
-        vjp_cpu_cut_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MAX_TASKS);
-    vjp_cpu_for(work, a.cut.count, add_splits_task, &a);
+    a.split =
+        vjp_cpu_split_items(heads * p->sizes.keys, 2 * p->parts * p->sizes.dim * (int64_t)sizeof(float), CPU_MAX_TASKS);
+    vjp_cpu_for(work, a.split.count, add_splits_task, &a);
 }
 
 /* ---- Workspace and call ------------------------------------------------------------------------------  */

@@ -31,7 +31,7 @@ typedef struct rope_call {
     void *y;
     const void *x, *cosine, *sine, *positions;
     vjp_dtype dtype, cosine_type, sine_type, position_type;
-    cpu_cut cut; /* of batch x time */
+    cpu_split split; /* of batch x time */
 } rope_call;
 
 static int64_t position_at(const rope_call *call, int64_t item) {
@@ -105,7 +105,7 @@ INLINE void rope_items(vjp_dtype dtype, write_mode mode, const rope_call *call, 
     const vjp_rope_sizes *s = &call->s;
     int64_t half = s->n_rot / 2, dim = s->head_dim;
     angles a;
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t row = position_at(call, item) * half, first = item * s->heads * dim;
         for (int64_t i = 0; i < half; i += ANGLE_BLOCK) {
             int64_t n = vjp_min(half - i, ANGLE_BLOCK);
@@ -157,8 +157,8 @@ static vjp_status run(const vjp_work *work) {
     bool aligned = s->head_dim % LANES == 0 && unit % LANES == 0 && vf_stream_aligned(work->storage, call.y);
     call.in_place = call.x == call.y;
     call.mode = write_mode_of(work, ROPE_Y, s->batch * s->time * row_bytes, aligned, call.in_place);
-    call.cut = vjp_cpu_cut_items(s->batch * s->time, 2 * row_bytes, CPU_MAX_TASKS);
-    vjp_cpu_for(work, call.cut.count, rope_task, &call);
+    call.split = vjp_cpu_split_items(s->batch * s->time, 2 * row_bytes, CPU_MAX_TASKS);
+    vjp_cpu_for(work, call.split.count, rope_task, &call);
     return VJP_OK;
 }
 

@@ -118,7 +118,7 @@ typedef struct bias_pass {
     matrix dy;
     bool last;
     int64_t rows, n, channels;
-    cpu_cut cut;
+    cpu_split split;
     double *partial; /* [chunk][channel] */
 } bias_pass;
 
@@ -135,7 +135,7 @@ static void bias_task(void *argument, size_t task) {
     const bias_pass *b = argument;
     double *sums = b->partial + (int64_t)task * b->channels;
     memset(sums, 0, (size_t)b->channels * sizeof *sums);
-    for (int64_t row = cpu_cut_begin(&b->cut, task); row < cpu_cut_end(&b->cut, task); row++)
+    for (int64_t row = cpu_split_begin(&b->split, task); row < cpu_split_end(&b->split, task); row++)
         for (int64_t i = 0; i < b->n; i += BIAS_RUN) {
             int64_t count = vjp_min(BIAS_RUN, b->n - i);
             if (!b->last) {
@@ -155,22 +155,22 @@ static bias_pass bias_pass_of(const vjp_work *work, const vjp_conv2d_sizes *s) {
     b.rows = s->batch * (b.last ? plane : s->out_channels);
     b.n = b.last ? s->out_channels : plane;
     int64_t limit = vjp_max(1, vjp_min(BIAS_CHUNKS, BIAS_PARTIALS / vjp_max(1, s->out_channels)));
-    b.cut = vjp_cpu_cut_items(b.rows, b.n * (int64_t)dtype_bytes(work->storage), limit);
+    b.split = vjp_cpu_split_items(b.rows, b.n * (int64_t)dtype_bytes(work->storage), limit);
     return b;
 }
 
 static size_t dbias_workspace(const vjp_work *work, const vjp_conv2d_sizes *s) {
-    return whole_lines(bias_pass_of(work, s).cut.count * s->out_channels * (int64_t)sizeof(double));
+    return whole_lines(bias_pass_of(work, s).split.count * s->out_channels * (int64_t)sizeof(double));
 }
 
 static void make_dbias(const vjp_work *work, const vjp_conv2d_sizes *s) {
     bias_pass b = bias_pass_of(work, s);
     b.partial = work->workspace;
     matrix dbias = matrix_of(work, CONV2D_B_DBIAS, 0, 0);
-    vjp_cpu_for(work, b.cut.count, bias_task, &b);
+    vjp_cpu_for(work, b.split.count, bias_task, &b);
     for (int64_t o = 0; o < s->out_channels; o++) {
         double total = 0;
-        for (int64_t chunk = 0; chunk < b.cut.count; chunk++)
+        for (int64_t chunk = 0; chunk < b.split.count; chunk++)
             total += b.partial[chunk * s->out_channels + o];
         store_element(&dbias, o, (float)total);
     }

@@ -21,7 +21,7 @@ static bool is_depthwise(const vjp_conv2d_sizes *s) {
 typedef struct depthwise_run {
     const conv_sum *sum;
     const float *weights; /* [tap][channel] */
-    cpu_cut cut;          /* of the output rows of all images */
+    cpu_split split;      /* of the output rows of all images */
 } depthwise_run;
 
 /* Taps of output i that are inside the source. */
@@ -82,7 +82,7 @@ INLINE void depthwise_pixel(const depthwise_run *r, vjp_dtype dtype, int64_t ima
 
 INLINE void depthwise_rows(const depthwise_run *r, vjp_dtype dtype, size_t task) {
     const conv_sum *p = r->sum;
-    for (int64_t row = cpu_cut_begin(&r->cut, task); row < cpu_cut_end(&r->cut, task); row++)
+    for (int64_t row = cpu_split_begin(&r->split, task); row < cpu_split_end(&r->split, task); row++)
         for (int64_t j = 0; j < p->w.out; j++)
             depthwise_pixel(r, dtype, row / p->h.out, row % p->h.out, j, taps_inside(&p->h, row % p->h.out));
 }
@@ -113,8 +113,8 @@ static void sum_depthwise(const vjp_work *work, const conv_sum *p, void *workspa
                 weights[(down * p->w.taps + across) * p->groups + c] =
                     load_element(&p->weight, weight_index(p, c, 0, 0, down, across));
     int64_t bytes = p->w.out * p->groups * p->h.taps * (int64_t)dtype_bytes(p->source.dtype);
-    depthwise_run r = {p, weights, vjp_cpu_cut_items(p->batch * p->h.out, bytes, CPU_MAX_TASKS)};
-    vjp_cpu_for(work, r.cut.count, tasks[p->source.dtype], &r);
+    depthwise_run r = {p, weights, vjp_cpu_split_items(p->batch * p->h.out, bytes, CPU_MAX_TASKS)};
+    vjp_cpu_for(work, r.split.count, tasks[p->source.dtype], &r);
 }
 
 /* ---- dweight -----------------------------------------------------------------------------------------  */
@@ -129,7 +129,7 @@ typedef struct depthwise_gradient {
     conv_sum sum; /* the forward's: source is x */
     matrix dy;
     bool last;
-    cpu_cut cut;     /* of the output rows of all images */
+    cpu_split split; /* of the output rows of all images */
     double *partial; /* [chunk][tap][channel] */
 } depthwise_gradient;
 
@@ -202,10 +202,10 @@ INLINE void depthwise_gradient_planes(const depthwise_gradient *g, vjp_dtype dty
 
 INLINE void depthwise_gradient_rows(const depthwise_gradient *g, vjp_dtype dtype, size_t task) {
     const conv_sum *p = &g->sum;
-    int64_t count = p->h.taps * p->w.taps * p->groups, end = cpu_cut_end(&g->cut, task);
+    int64_t count = p->h.taps * p->w.taps * p->groups, end = cpu_split_end(&g->split, task);
     double *sums = g->partial + (int64_t)task * count;
     memset(sums, 0, (size_t)count * sizeof *sums);
-    for (int64_t row = cpu_cut_begin(&g->cut, task); row < end;) {
+    for (int64_t row = cpu_split_begin(&g->split, task); row < end;) {
         int64_t image = row / p->h.out, i = row % p->h.out;
         if (!g->last) {
             int64_t rows = vjp_min(end - row, p->h.out - i);
@@ -233,11 +233,11 @@ static void depthwise_gradient_f16(void *gradient, size_t task) {
     depthwise_gradient_rows(gradient, VJP_F16, task);
 }
 
-static cpu_cut depthwise_gradient_cut(const conv_sum *p) {
+static cpu_split depthwise_gradient_cut(const conv_sum *p) {
     int64_t doubles = p->h.taps * p->w.taps * p->groups;
     int64_t limit = vjp_max(1, vjp_min(DEPTHWISE_CHUNKS, DEPTHWISE_PARTIALS / vjp_max(1, doubles)));
     int64_t bytes = p->w.out * p->groups * p->h.taps * (int64_t)dtype_bytes(p->source.dtype);
-    return vjp_cpu_cut_items(p->batch * p->h.out, bytes, limit);
+    return vjp_cpu_split_items(p->batch * p->h.out, bytes, limit);
 }
 
 static size_t depthwise_gradient_workspace(const conv_sum *p) {
@@ -250,13 +250,14 @@ static void depthwise_weight_gradient(const vjp_work *work, const conv_sum *p, c
                                       bool last, void *workspace) {
     static const vjp_task tasks[] = {
         [VJP_F32] = depthwise_gradient_f32, [VJP_BF16] = depthwise_gradient_bf16, [VJP_F16] = depthwise_gradient_f16};
-    depthwise_gradient g = {.sum = *p, .dy = *dy, .last = last, .cut = depthwise_gradient_cut(p), .partial = workspace};
+    depthwise_gradient g = {
+        .sum = *p, .dy = *dy, .last = last, .split = depthwise_gradient_cut(p), .partial = workspace};
     int64_t taps = p->h.taps * p->w.taps, channels = p->groups;
-    vjp_cpu_for(work, g.cut.count, tasks[p->source.dtype], &g);
+    vjp_cpu_for(work, g.split.count, tasks[p->source.dtype], &g);
     for (int64_t c = 0; c < channels; c++)
         for (int64_t tap = 0; tap < taps; tap++) {
             double total = 0;
-            for (int64_t chunk = 0; chunk < g.cut.count; chunk++)
+            for (int64_t chunk = 0; chunk < g.split.count; chunk++)
                 total += g.partial[(chunk * taps + tap) * channels + c];
             store_element(dweight, c * taps + tap, (float)total);
         }

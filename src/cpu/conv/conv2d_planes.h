@@ -59,7 +59,7 @@ typedef struct planes_plan {
     int64_t copy_floats, sums_floats, transpose_floats, offset_floats, worker_floats; /* per worker */
     double time; /* estimate, in multiply-adds of one thread */
     int64_t workers;
-    cpu_cut packing; /* of the panels of all groups */
+    cpu_split packing; /* of the panels of all groups */
     size_t weight_bytes, offset_bytes;
 } planes_plan;
 
@@ -126,7 +126,7 @@ static planes_plan plan_planes(const conv_sum *p) {
     q.worker_floats = q.copy_floats + q.sums_floats + q.transpose_floats + q.offset_floats;
     double macs = (double)(p->batch * p->groups * p->h.out * p->w.out) * (double)(p->outs * q.terms);
     q.workers = vjp_min(vjp_min(p->threads, q.items), 1 + (int64_t)(macs / PLANES_TASK_MACS));
-    q.packing = vjp_cpu_cut_items(p->groups * q.panels, q.width * q.terms * (int64_t)sizeof(float), CPU_MAX_TASKS);
+    q.packing = vjp_cpu_split_items(p->groups * q.panels, q.width * q.terms * (int64_t)sizeof(float), CPU_MAX_TASKS);
     q.weight_bytes = whole_lines(p->groups * q.panels * q.width * q.terms * (int64_t)sizeof(float));
     q.offset_bytes = whole_lines(q.held * q.taps * (int64_t)sizeof(int32_t));
     return q;
@@ -177,7 +177,7 @@ static void pack_panel(const planes_run *r, int64_t index) {
 
 static void pack_task(void *argument, size_t task) {
     const planes_run *r = argument;
-    for (int64_t i = cpu_cut_begin(&r->plan.packing, task); i < cpu_cut_end(&r->plan.packing, task); i++)
+    for (int64_t i = cpu_split_begin(&r->plan.packing, task); i < cpu_split_end(&r->plan.packing, task); i++)
         pack_panel(r, i);
 }
 

@@ -265,14 +265,14 @@ static void store_tile(const weight_run *r, int64_t group, int64_t in, int64_t o
 typedef struct weight_addition {
     const weight_run *run;
     int64_t strips, outs; /* strips per tile of terms, and per group of out channels */
-    cpu_cut cut;
+    cpu_split split;
 } weight_addition;
 
 static void add_weights_task(void *argument, size_t task) {
     const weight_addition *add = argument;
     const conv_sum *p = add->run->sum;
     const weight_plan *q = &add->run->plan;
-    for (int64_t s = cpu_cut_begin(&add->cut, task); s < cpu_cut_end(&add->cut, task); s++) {
+    for (int64_t s = cpu_split_begin(&add->split, task); s < cpu_split_end(&add->split, task); s++) {
         int64_t strip = s % add->strips, tile = s / add->strips, in = tile % q->tiles_in * q->channels;
         int64_t out = tile / q->tiles_in % add->outs * NATIVE_LANES, group = tile / q->tiles_in / add->outs;
         store_tile_strip(add->run, group, in, out, vjp_min(NATIVE_LANES, p->outs - out), strip,
@@ -285,8 +285,8 @@ static void add_weights(const vjp_work *work, const weight_run *r) {
     const weight_plan *q = &r->plan;
     weight_addition add = {.run = r, .strips = strips_of(p, q), .outs = vjp_divide_up(p->outs, NATIVE_LANES)};
     int64_t bytes = q->parts * WEIGHT_STRIP * NATIVE_LANES * (int64_t)sizeof(float);
-    add.cut = vjp_cpu_cut_items(p->groups * add.outs * q->tiles_in * add.strips, bytes, CPU_MAX_TASKS);
-    vjp_cpu_for(work, add.cut.count, add_weights_task, &add);
+    add.split = vjp_cpu_split_items(p->groups * add.outs * q->tiles_in * add.strips, bytes, CPU_MAX_TASKS);
+    vjp_cpu_for(work, add.split.count, add_weights_task, &add);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------- */

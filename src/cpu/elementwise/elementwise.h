@@ -81,10 +81,10 @@ typedef struct element_call {
     vjp_dtype storage, other, out_type[ELEMENT_OUTPUTS];
     const struct column_sums *columns; /* not NULL: the last output is summed over the rows (reduce/sums.h) */
     bool streams;                      /* any output does */
-    int64_t phase; /* elements from the last aligned address to element 0 of the outputs that are streamed */
-    int64_t width; /* of a row */
-    size_t bytes;  /* moved for each element */
-    cpu_cut cut;   /* of elements */
+    int64_t phase;   /* elements from the last aligned address to element 0 of the outputs that are streamed */
+    int64_t width;   /* of a row */
+    size_t bytes;    /* moved for each element */
+    cpu_split split; /* of elements */
 } element_call;
 
 typedef struct element_types {
@@ -185,7 +185,7 @@ typedef void (*element_body)(element_formula formula, const element_op *op, elem
 
 INLINE void element_body_range(element_formula formula, const element_op *op, element_types t, const element_call *c,
                                size_t task) {
-    element_range(formula, op, t, c, cpu_cut_begin(&c->cut, task), cpu_cut_end(&c->cut, task));
+    element_range(formula, op, t, c, cpu_split_begin(&c->split, task), cpu_split_end(&c->split, task));
     if (c->streams) vf_stream_done();
 }
 
@@ -230,9 +230,9 @@ INLINE void element_task(element_formula formula, const element_op *op, const vo
 enum { ELEMENT_UNIT = 64 };
 
 /* Splits `count` elements, each of which moves `bytes` over all tensors. */
-static inline cpu_cut element_cut(int64_t count, size_t bytes, int64_t max_tasks) {
-    cpu_cut cut = vjp_cpu_cut_items(vjp_divide_up(count, ELEMENT_UNIT), ELEMENT_UNIT * (int64_t)bytes, max_tasks);
-    return (cpu_cut){.count = cut.count, .size = cut.size * ELEMENT_UNIT, .items = count};
+static inline cpu_split element_split(int64_t count, size_t bytes, int64_t max_tasks) {
+    cpu_split split = vjp_cpu_split_items(vjp_divide_up(count, ELEMENT_UNIT), ELEMENT_UNIT * (int64_t)bytes, max_tasks);
+    return (cpu_split){.count = split.count, .size = split.size * ELEMENT_UNIT, .items = count};
 }
 
 /*
@@ -280,13 +280,13 @@ static inline element_call element_call_of(const vjp_work *work, const element_o
 static inline void element_start(const vjp_work *work, const element_op *op, element_call *c, int64_t count,
                                  vjp_task task) {
     element_set_stores(c, work, op, count);
-    c->cut = element_cut(count, c->bytes, CPU_MAX_TASKS);
+    c->split = element_split(count, c->bytes, CPU_MAX_TASKS);
     /*
      * Two tasks are made one: less than 128 KiB is in the core's cache more often than not, and done there in the time
      * that a second thread needs to start and to report.
      */
-    if (c->cut.count == 2) c->cut = (cpu_cut){.count = 1, .size = count, .items = count};
-    vjp_cpu_for(work, c->cut.count, task, c);
+    if (c->split.count == 2) c->split = (cpu_split){.count = 1, .size = count, .items = count};
+    vjp_cpu_for(work, c->split.count, task, c);
 }
 
 /* All of an op without rows. `task` calls element_task(). */

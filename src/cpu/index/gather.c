@@ -95,7 +95,7 @@ typedef struct gather_call {
     void *y;
     const void *table, *index;
     int64_t row_bytes;
-    cpu_cut cut; /* of outer x count */
+    cpu_split split; /* of outer x count */
 } gather_call;
 
 INLINE void add_row(vjp_dtype dtype, void *y, const void *x, int64_t n) {
@@ -124,9 +124,9 @@ INLINE void copy_rows(char *y, const char *table, const int64_t *rows, int64_t n
 
 static void gather_task(void *argument, size_t task) {
     const gather_call *call = argument;
-    int64_t end = cpu_cut_end(&call->cut, task), bytes = call->row_bytes;
+    int64_t end = cpu_split_end(&call->split, task), bytes = call->row_bytes;
     int64_t ahead = bytes > PREFETCH_BYTES ? 1 : AHEAD;
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < end;) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < end;) {
         int64_t outer = item / call->s.count, k = item % call->s.count;
         int64_t n = vjp_min(vjp_min(call->s.count - k, end - item), INDEX_BLOCK);
         int64_t rows[INDEX_BLOCK];
@@ -166,8 +166,8 @@ static vjp_status forward(const vjp_work *work) {
     if (!call.y || items * call.row_bytes == 0) return VJP_OK;
     bool aligned = call.row_bytes % (4 * LANES) == 0 && vf_stream_aligned(VJP_F32, call.y);
     call.mode = write_mode_of(work, GATHER_Y, items * call.row_bytes, aligned, false);
-    call.cut = vjp_cpu_cut_items(items, 2 * call.row_bytes, CPU_MAX_TASKS);
-    vjp_cpu_for(work, call.cut.count, gather_task, &call);
+    call.split = vjp_cpu_split_items(items, 2 * call.row_bytes, CPU_MAX_TASKS);
+    vjp_cpu_for(work, call.split.count, gather_task, &call);
     return VJP_OK;
 }
 
@@ -189,27 +189,27 @@ typedef struct scatter_call {
     vjp_dtype dtype, table_type, index_type;
     void *dtable;
     const void *dy, *index;
-    cpu_cut ranges, chunks; /* of rows; of the index */
-    int range_bits;         /* a range is 2^range_bits rows: a shift instead of a division */
-    int64_t *cursors;       /* [chunks][ranges]: where a chunk's next k of a range goes */
-    int64_t *range_begin;   /* [ranges + 1]: a range's list in `mixed` and `order` */
-    int64_t *hot;           /* [ranges]: how many hot rows the range has */
-    int64_t *row_end;       /* [rows]: the end of the row's list in `order` */
-    entry *mixed;           /* [count]: by range; NULL with one range */
-    int64_t *order;         /* [count]: k by row */
-    segment *segments;      /* of hot rows */
+    cpu_split ranges, chunks; /* of rows; of the index */
+    int range_bits;           /* a range is 2^range_bits rows: a shift instead of a division */
+    int64_t *cursors;         /* [chunks][ranges]: where a chunk's next k of a range goes */
+    int64_t *range_begin;     /* [ranges + 1]: a range's list in `mixed` and `order` */
+    int64_t *hot;             /* [ranges]: how many hot rows the range has */
+    int64_t *row_end;         /* [rows]: the end of the row's list in `order` */
+    entry *mixed;             /* [count]: by range; NULL with one range */
+    int64_t *order;           /* [count]: k by row */
+    segment *segments;        /* of hot rows */
     int64_t segment_count;
     int64_t outer;    /* whose hot rows are being summed */
     double *partials; /* [segments][inner] */
-    cpu_cut cut;      /* of outer x rows, for the sums */
+    cpu_split split;  /* of outer x rows, for the sums */
 } scatter_call;
 
 static void count_task(void *argument, size_t task) {
     const scatter_call *call = argument;
     int64_t *counts = call->cursors + (int64_t)task * call->ranges.count;
     memset(counts, 0, (size_t)call->ranges.count * sizeof counts[0]);
-    int64_t rows[INDEX_BLOCK], end = cpu_cut_end(&call->chunks, task);
-    for (int64_t k = cpu_cut_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
+    int64_t rows[INDEX_BLOCK], end = cpu_split_end(&call->chunks, task);
+    for (int64_t k = cpu_split_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
         int64_t n = vjp_min(end - k, INDEX_BLOCK);
         read_indices(call->index_type, call->index, k, n, rows);
         for (int64_t i = 0; i < n; i++)
@@ -220,8 +220,8 @@ static void count_task(void *argument, size_t task) {
 static void spread_task(void *argument, size_t task) {
     const scatter_call *call = argument;
     int64_t *cursors = call->cursors + (int64_t)task * call->ranges.count;
-    int64_t rows[INDEX_BLOCK], end = cpu_cut_end(&call->chunks, task);
-    for (int64_t k = cpu_cut_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
+    int64_t rows[INDEX_BLOCK], end = cpu_split_end(&call->chunks, task);
+    for (int64_t k = cpu_split_begin(&call->chunks, task); k < end; k += INDEX_BLOCK) {
         int64_t n = vjp_min(end - k, INDEX_BLOCK);
         read_indices(call->index_type, call->index, k, n, rows);
         for (int64_t i = 0; i < n; i++)
@@ -236,7 +236,7 @@ INLINE entry entry_at(const scatter_call *call, int64_t i) {
 /* Counting sort of one range's list. row_end[] counts, then holds where a row begins, and ends as its name says. */
 static void sort_task(void *argument, size_t task) {
     const scatter_call *call = argument;
-    int64_t first = cpu_cut_begin(&call->ranges, task), last = cpu_cut_end(&call->ranges, task);
+    int64_t first = cpu_split_begin(&call->ranges, task), last = cpu_split_end(&call->ranges, task);
     int64_t begin = call->range_begin[task], end = call->range_begin[task + 1], hot = 0;
     memset(call->row_end + first, 0, (size_t)(last - first) * sizeof call->row_end[0]);
     for (int64_t i = begin; i < end; i++)
@@ -386,7 +386,7 @@ INLINE void sum_narrow(const scatter_call *call, vjp_dtype dtype, vjp_dtype tabl
 INLINE void sum_rows(vjp_dtype dtype, write_mode mode, vjp_dtype table_type, const scatter_call *call, size_t task) {
     int64_t inner = call->s.inner, rows = call->s.rows;
     double sums[SUM_COLUMNS];
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t outer = item / rows, row = item % rows, begin = row_begin(call, row), end = call->row_end[row];
         if (end - begin >= HOT || (begin == end && mode == WRITE_ADD)) continue;
         const void *dy = at(dtype, call->dy, outer * call->s.count * inner);
@@ -439,8 +439,8 @@ static void segment_task(void *argument, size_t task) {
 static void list_segments(scatter_call *call) {
     for (int64_t range = 0; range < call->ranges.count; range++) {
         if (!call->hot[range]) continue;
-        for (int64_t row = cpu_cut_begin(&call->ranges, (size_t)range); row < cpu_cut_end(&call->ranges, (size_t)range);
-             row++) {
+        for (int64_t row = cpu_split_begin(&call->ranges, (size_t)range);
+             row < cpu_split_end(&call->ranges, (size_t)range); row++) {
             int64_t begin = row_begin(call, row), end = call->row_end[row];
             if (end - begin < HOT) continue;
             for (; begin < end; begin += HOT)
@@ -473,13 +473,13 @@ static size_t plan(const vjp_work *work, scatter_call *call) {
     int64_t row_bytes = s.inner * 4;
     /* A range must be worth a task when it is sorted; small problems have one, and skip the first two steps. */
     int64_t share = s.rows ? 8 * s.count / s.rows : 0;
-    call->ranges = vjp_cpu_cut_items(s.rows, 8 + 2 * share, MAX_RANGES);
+    call->ranges = vjp_cpu_split_items(s.rows, 8 + 2 * share, MAX_RANGES);
     for (call->range_bits = 0; (int64_t)1 << call->range_bits < call->ranges.size; call->range_bits++) {
     }
     call->ranges.size = (int64_t)1 << call->range_bits;
     call->ranges.count = (s.rows + call->ranges.size - 1) >> call->range_bits;
-    call->chunks = vjp_cpu_cut_items(s.count, 16, MAX_CHUNKS);
-    call->cut = vjp_cpu_cut_items(s.outer * s.rows, row_bytes, CPU_MAX_TASKS);
+    call->chunks = vjp_cpu_split_items(s.count, 16, MAX_CHUNKS);
+    call->split = vjp_cpu_split_items(s.outer * s.rows, row_bytes, CPU_MAX_TASKS);
     int64_t segments = 2 * (s.count / HOT);
     size_t place = 0;
     char *base = work->workspace;
@@ -518,7 +518,7 @@ static vjp_status backward(const vjp_work *work) {
     call.mode = write_mode_of(work, GATHER_B_DTABLE, bytes, aligned, false);
     sort_indices(work, &call);
     list_segments(&call);
-    vjp_cpu_for(work, call.cut.count, sum_task, &call);
+    vjp_cpu_for(work, call.split.count, sum_task, &call);
     sum_hot(work, &call);
     return VJP_OK;
 }

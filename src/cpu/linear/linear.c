@@ -318,9 +318,9 @@ static backward_plan plan_of(const vjp_work *work) {
     }
     if (work->tensor[LINEAR_B_DBIAS] || p.stored) {
         int64_t limit = vjp_max(1, vjp_min(BIAS_CHUNKS, BIAS_PARTIALS / vjp_max(1, s->n)));
-        cpu_cut cut = vjp_cpu_cut_items(p.items * p.rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
-        p.chunk = cut.size;
-        p.chunks = cut.count;
+        cpu_split split = vjp_cpu_split_items(p.items * p.rows, s->n * (int64_t)dtype_bytes(work->storage), limit);
+        p.chunk = split.size;
+        p.chunks = split.count;
     }
     if (work->tensor[LINEAR_B_DBIAS]) {
         p.partial_bytes = whole_lines(p.chunks * s->n * (int64_t)sizeof(double));

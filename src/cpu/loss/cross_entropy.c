@@ -153,7 +153,7 @@ typedef struct loss_call {
     float *lse;
     bool wants_loss;
     partial *partials;
-    cpu_cut cut; /* of rows */
+    cpu_split split; /* of rows */
 } loss_call;
 
 /* A term whose weight is 0 is left out: 0 * Inf would be NaN. */
@@ -198,7 +198,7 @@ INLINE void measure_rows(const loss_call *call, int64_t begin, int64_t count, vj
 
 INLINE void loss_rows(const loss_call *call, size_t task, vjp_dtype dtype, bool smooth) {
     const vjp_cross_entropy_sizes *s = &call->s;
-    int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task), step = ROWS_TOGETHER;
+    int64_t begin = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task), step = ROWS_TOGETHER;
     partial sum = {0};
     for (; begin < end; begin += step) {
         if (end - begin < step) step = end - begin;
@@ -234,8 +234,8 @@ static void loss_task(void *argument, size_t task) {
     BY_DTYPE(call->dtype, loss_rows_of, call, task);
 }
 
-static cpu_cut cut_rows(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, s->classes * 4, CPU_MAX_TASKS);
+static cpu_split cut_rows(const vjp_cross_entropy_sizes *s) {
+    return vjp_cpu_split_items(s->rows, s->classes * 4, CPU_MAX_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -249,12 +249,12 @@ static vjp_status forward(const vjp_work *work) {
         .wants_loss = work->tensor[CROSS_ENTROPY_LOSS],
         .partials = work->workspace,
     };
-    call.cut = cut_rows(&call.s);
+    call.split = cut_rows(&call.s);
     if (!call.wants_loss && !call.lse) return VJP_OK;
-    vjp_cpu_for(work, call.cut.count, loss_task, &call);
+    vjp_cpu_for(work, call.split.count, loss_task, &call);
     if (!call.wants_loss) return VJP_OK;
     partial total = {0};
-    for (int64_t task = 0; task < call.cut.count; task++) {
+    for (int64_t task = 0; task < call.split.count; task++) {
         total.loss += call.partials[task].loss;
         total.count += call.partials[task].count;
     }
@@ -279,8 +279,8 @@ typedef struct gradient_call {
     const void *logits, *target;
     const float *lse; /* NULL: measured */
     float scale;      /* dloss, divided by the rows that take part if the loss is their mean */
-    int64_t *counts;  /* of rows that take part, one per task of count_cut */
-    cpu_cut cut, count_cut;
+    int64_t *counts;  /* of rows that take part, one per task of count_split */
+    cpu_split split, count_split;
 } gradient_call;
 
 /* dlogits = scale (inverse exp(z - shift) - q), q one number at the target and another elsewhere. */
@@ -320,7 +320,7 @@ INLINE void write_zeros(vjp_dtype dtype, write_mode mode, void *to, int64_t n) {
 INLINE void gradient_rows(vjp_dtype dtype, write_mode mode, const gradient_call *call, size_t task) {
     const vjp_cross_entropy_sizes *s = &call->s;
     row_gradient g = {.scale = call->scale, .at_target = (float)s->at_target, .elsewhere = (float)s->elsewhere};
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
+    for (int64_t row = cpu_split_begin(&call->split, task); row < cpu_split_end(&call->split, task); row++) {
         const void *z = at(dtype, call->logits, row * s->classes);
         void *to = at_mutable(dtype, call->dlogits, row * s->classes);
         g.target = target_at(call->target_type, call->target, row);
@@ -349,20 +349,20 @@ static void gradient_task(void *argument, size_t task) {
 static void count_task(void *argument, size_t task) {
     const gradient_call *call = argument;
     int64_t count = 0;
-    for (int64_t row = cpu_cut_begin(&call->count_cut, task); row < cpu_cut_end(&call->count_cut, task); row++)
+    for (int64_t row = cpu_split_begin(&call->count_split, task); row < cpu_split_end(&call->count_split, task); row++)
         count += target_at(call->target_type, call->target, row) != call->s.ignore_index;
     call->counts[task] = count;
 }
 
-static cpu_cut cut_counts(const vjp_cross_entropy_sizes *s) {
-    return vjp_cpu_cut_items(s->rows, 8, CPU_MAX_TASKS);
+static cpu_split cut_counts(const vjp_cross_entropy_sizes *s) {
+    return vjp_cpu_split_items(s->rows, 8, CPU_MAX_TASKS);
 }
 
 static int64_t rows_taking_part(const vjp_work *work, gradient_call *call) {
     int64_t count = 0;
-    call->count_cut = cut_counts(&call->s);
-    vjp_cpu_for(work, call->count_cut.count, count_task, call);
-    for (int64_t task = 0; task < call->count_cut.count; task++)
+    call->count_split = cut_counts(&call->s);
+    vjp_cpu_for(work, call->count_split.count, count_task, call);
+    for (int64_t task = 0; task < call->count_split.count; task++)
         count += call->counts[task];
     return count;
 }
@@ -383,8 +383,8 @@ static vjp_status backward(const vjp_work *work) {
     call.scale = (float)(call.s.mean ? dloss / (double)rows_taking_part(work, &call) : dloss);
     int64_t bytes = call.s.rows * call.s.classes * (int64_t)dtype_bytes(work->storage);
     call.mode = write_mode_of(work, CROSS_ENTROPY_B_DLOGITS, bytes, true, call.dlogits == call.logits);
-    call.cut = cut_rows(&call.s);
-    vjp_cpu_for(work, call.cut.count, gradient_task, &call);
+    call.split = cut_rows(&call.s);
+    vjp_cpu_for(work, call.split.count, gradient_task, &call);
     return VJP_OK;
 }
 

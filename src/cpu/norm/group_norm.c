@@ -30,10 +30,10 @@ static void groups_task(void *argument, size_t task) {
     const group_norm *call = argument;
     const vjp_group_norm_sizes *s = &call->size;
     size_t part = task / (size_t)call->groups.count, range = task % (size_t)call->groups.count;
-    int64_t from = cpu_cut_begin(&call->groups, range), to = cpu_cut_end(&call->groups, range);
+    int64_t from = cpu_split_begin(&call->groups, range), to = cpu_split_end(&call->groups, range);
     double *dgamma = NULL, *dbeta = NULL;
     group_partials(call, (int64_t)part, from * s->group_channels, to * s->group_channels, &dgamma, &dbeta);
-    for (int64_t n = cpu_cut_begin(&call->batch, part); n < cpu_cut_end(&call->batch, part); n++)
+    for (int64_t n = cpu_split_begin(&call->batch, part); n < cpu_split_end(&call->batch, part); n++)
         for (int64_t group = from; group < to; group++) {
             if (call->path == GROUPS_SHORT && call->backward)
                 group_exact_backward(call, n, group, dgamma, dbeta);

@@ -42,7 +42,7 @@ typedef struct group_norm {
     const float *mean_in, *rstd_in; /* both NULL where the statistics are measured */
 
     group_path path;
-    cpu_cut batch, groups; /* whole groups: a task is a range of each */
+    cpu_split batch, groups; /* whole groups: a task is a range of each */
     const float *gamma_f32, *beta_f32;
     float *gamma_buffer, *beta_buffer;
     double *partials; /* [batch.count or 1, 2, channels]: dgamma and dbeta; NULL where neither is wanted */
@@ -57,7 +57,7 @@ typedef struct group_norm {
     char *slots;   /* columns: one slot per task, or on the wide path per sample; see group_norm_last.h */
     int64_t slot_count;
     float *row_sums; /* [slot, range of rows, 4, width]: recent and older column sums */
-    cpu_cut rows;    /* of the plane */
+    cpu_split rows;  /* of the plane */
     uint32_t exact;  /* wide: bit n is set for a sample that f32 cannot hold; there are few samples */
 } group_norm;
 
@@ -65,11 +65,11 @@ enum {
     GROUP_SLOT_FLOATS = 5 + 2 * 2 + sizeof(norm_scale) / 4
 }; /* floats per column of a slot: group_norm_last.h names them */
 
-/* vjp_cpu_cut_items() with at least `min_items` items per task. */
-static inline cpu_cut group_cut(int64_t items, int64_t bytes_each, int64_t max_tasks, int64_t min_items) {
-    cpu_cut cut = vjp_cpu_cut_items(items, bytes_each, max_tasks);
-    if (cut.size < min_items) cut = (cpu_cut){vjp_divide_up(items, min_items), min_items, items};
-    return cut;
+/* vjp_cpu_split_items() with at least `min_items` items per task. */
+static inline cpu_split group_split(int64_t items, int64_t bytes_each, int64_t max_tasks, int64_t min_items) {
+    cpu_split split = vjp_cpu_split_items(items, bytes_each, max_tasks);
+    if (split.size < min_items) split = (cpu_split){vjp_divide_up(items, min_items), min_items, items};
+    return split;
 }
 
 /* Decides the path and the split, and lays the workspace out; returns its bytes. NULL: only to count them. */
@@ -88,15 +88,15 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
 
     /* A task's partial, 32 bytes per channel written and read, should be little beside 64 elements or more. */
     int64_t min_samples = partials ? vjp_divide_up(64, s->plane) : 1;
-    call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, CPU_MAX_PARTIALS, min_samples);
+    call->batch = group_split(s->batch, s->channels * s->plane * item * tensors, CPU_MAX_PARTIALS, min_samples);
     int64_t ranges = call->batch.count ? vjp_divide_up(GROUP_TASKS, call->batch.count) : 1;
-    call->groups = vjp_cpu_cut_items(s->groups, call->batch.size * span * item * tensors, ranges);
+    call->groups = vjp_cpu_split_items(s->groups, call->batch.size * span * item * tensors, ranges);
     if (last && span >= LANES) {
         bool wide = total >= GROUP_WIDE_ELEMENTS && s->plane > 1 && s->batch < GROUP_MIN_TASKS;
         call->path = wide ? GROUPS_LAST_WIDE : GROUPS_LAST;
         int64_t slot = vjp_round_up(s->channels, LANES) * (GROUP_SLOT_FLOATS + 4) * (int64_t)sizeof(float);
         int64_t max_tasks = vjp_min(CPU_MAX_PARTIALS, 1 + GROUP_MAX_SLOT_BYTES / slot);
-        call->batch = group_cut(s->batch, s->channels * s->plane * item * tensors, max_tasks, min_samples);
+        call->batch = group_split(s->batch, s->channels * s->plane * item * tensors, max_tasks, min_samples);
     } else if (span < LANES) {
         call->path = GROUPS_SHORT;
     } else {
@@ -119,8 +119,8 @@ static inline size_t group_plan(group_norm *call, void *workspace) {
     } else if (call->path == GROUPS_LAST || call->path == GROUPS_LAST_WIDE) {
         call->width = vjp_round_up(s->channels, LANES);
         call->slot_count = wide ? s->batch : call->batch.count;
-        call->rows = (cpu_cut){1, s->plane, s->plane};
-        if (wide) call->rows = vjp_cpu_cut_items(s->plane, s->channels * item * tensors, CPU_MAX_PARTIALS / s->batch);
+        call->rows = (cpu_split){1, s->plane, s->plane};
+        if (wide) call->rows = vjp_cpu_split_items(s->plane, s->channels * item * tensors, CPU_MAX_PARTIALS / s->batch);
         int64_t columns = call->slot_count * call->width;
         call->slots = norm_take(workspace, &used, (size_t)columns * GROUP_SLOT_FLOATS * 4);
         call->row_sums = norm_take(workspace, &used, (size_t)(columns * call->rows.count) * 4 * 4);

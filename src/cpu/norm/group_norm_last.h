@@ -138,10 +138,10 @@ INLINE void column_write(vjp_dtype dtype, write_mode mode, bool backward, norm_r
 
 /* Sums the columns of range `range` of the plane's rows: recent and older sums of each kind. */
 OUTLINE void last_sums(const group_norm *call, bool backward, const last_slot *slot, int64_t range) {
-    int64_t n = call->size.channels, w = call->width, end = cpu_cut_end(&call->rows, (size_t)range);
+    int64_t n = call->size.channels, w = call->width, end = cpu_split_end(&call->rows, (size_t)range);
     float *recent = last_row_sums(call, slot, range), *older = recent + 2 * w;
     memset(recent, 0, (size_t)(4 * w) * sizeof(float));
-    for (int64_t row = cpu_cut_begin(&call->rows, (size_t)range); row < end; row += NORM_FLUSH_ROWS) {
+    for (int64_t row = cpu_split_begin(&call->rows, (size_t)range); row < end; row += NORM_FLUSH_ROWS) {
         int64_t first = last_offset(call, slot, row);
         last_rows r = {.x = at(call->dtype, call->x, first), .n = n, .sum = recent, .products = recent + w};
         r.count = vjp_min(NORM_FLUSH_ROWS, end - row);
@@ -277,7 +277,7 @@ static inline void last_add_partials(const group_norm *call, const last_slot *sl
 
 /* y or dx of one range of rows. */
 OUTLINE void last_out(const group_norm *call, const last_slot *slot, int64_t range) {
-    int64_t from = cpu_cut_begin(&call->rows, (size_t)range), rows = cpu_cut_end(&call->rows, (size_t)range) - from;
+    int64_t from = cpu_split_begin(&call->rows, (size_t)range), rows = cpu_split_end(&call->rows, (size_t)range) - from;
     int64_t first = last_offset(call, slot, from);
     norm_run run = {.x = at(call->dtype, call->x, first), .n = call->size.channels};
     run.out = at_mutable(call->dtype, call->out, first);
@@ -296,7 +296,7 @@ static inline void last_samples(void *argument, size_t task) {
     const group_norm *call = argument;
     double *dgamma = NULL, *dbeta = NULL;
     group_partials(call, (int64_t)task, 0, call->size.channels, &dgamma, &dbeta);
-    for (int64_t n = cpu_cut_begin(&call->batch, task); n < cpu_cut_end(&call->batch, task); n++) {
+    for (int64_t n = cpu_split_begin(&call->batch, task); n < cpu_split_end(&call->batch, task); n++) {
         last_slot slot = last_slot_at(call, (int64_t)task, n);
         if (!call->rstd_in) {
             last_pilots(call, &slot);

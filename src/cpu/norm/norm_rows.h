@@ -51,7 +51,7 @@ typedef struct norm_rows {
 
     bool wide, two_level;
     int64_t padded;
-    cpu_cut cut;
+    cpu_split split;
     const float *gamma_f32, *beta_f32; /* whole rows only */
     float *gamma_buffer, *beta_buffer;
     float *partials; /* of task t at partials + t * partial_floats: recent dgamma, recent dbeta, older the same */
@@ -81,22 +81,24 @@ static inline size_t norm_rows_plan(norm_rows *call, void *workspace) {
         if (backward) call->sums = norm_take(workspace, &used, parts * sizeof *call->sums);
         return used;
     }
-    call->cut = vjp_cpu_cut_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MAX_PARTIALS : CPU_MAX_TASKS);
-    if (partials && call->cut.size < MIN_TASK_ROWS) {
-        call->cut.size = MIN_TASK_ROWS;
-        call->cut.count = vjp_divide_up(rows, MIN_TASK_ROWS);
+    call->split =
+        vjp_cpu_split_items(rows, dim * item * (backward ? 3 : 2), partials ? CPU_MAX_PARTIALS : CPU_MAX_TASKS);
+    if (partials && call->split.size < MIN_TASK_ROWS) {
+        call->split.size = MIN_TASK_ROWS;
+        call->split.count = vjp_divide_up(rows, MIN_TASK_ROWS);
     }
     if (norm_parameter_converts(call->gamma))
         call->gamma_buffer = norm_take(workspace, &used, (size_t)dim * sizeof(float));
     if (!backward && norm_parameter_converts(call->beta))
         call->beta_buffer = norm_take(workspace, &used, (size_t)dim * sizeof(float));
     if (partials && dim < LANES) {
-        call->short_sums = norm_take(workspace, &used, (size_t)call->cut.count * 2 * LANES * sizeof(double));
+        call->short_sums = norm_take(workspace, &used, (size_t)call->split.count * 2 * LANES * sizeof(double));
     } else if (partials) {
-        call->two_level = call->cut.size > NORM_FLUSH_ROWS;
+        call->two_level = call->split.size > NORM_FLUSH_ROWS;
         int arrays = ((call->dgamma.data != NULL) + (call->dbeta.data != NULL)) * (call->two_level ? 2 : 1);
         call->partial_floats = call->padded * arrays;
-        call->partials = norm_take(workspace, &used, (size_t)(call->cut.count * call->partial_floats) * sizeof(float));
+        call->partials =
+            norm_take(workspace, &used, (size_t)(call->split.count * call->partial_floats) * sizeof(float));
     }
     return used;
 }
@@ -200,8 +202,8 @@ static inline void norm_rows_save(const norm_rows *call, int64_t row, norm_stati
 
 static inline void norm_rows_forward(void *argument, size_t task) {
     const norm_rows *call = argument;
-    int64_t dim = call->size.dim, end = cpu_cut_end(&call->cut, task), further = 1 + FORWARD_AHEAD / dim;
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < end; row++) {
+    int64_t dim = call->size.dim, end = cpu_split_end(&call->split, task), further = 1 + FORWARD_AHEAD / dim;
+    for (int64_t row = cpu_split_begin(&call->split, task); row < end; row++) {
         norm_statistics s = norm_rows_statistics(call, row);
         norm_rows_save(call, row, s);
         if (call->out)
@@ -213,7 +215,7 @@ static inline void norm_rows_forward(void *argument, size_t task) {
 
 static inline void norm_rows_backward(void *argument, size_t task) {
     const norm_rows *call = argument;
-    int64_t dim = call->size.dim, begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
+    int64_t dim = call->size.dim, begin = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task);
     float *recent = call->partials ? call->partials + (int64_t)task * call->partial_floats : NULL;
     if (recent) memset(recent, 0, (size_t)call->partial_floats * sizeof(float));
     norm_row_block b = {.stride = dim, .n = dim, .gamma = call->gamma_f32, .want_sums = call->out != NULL};
@@ -251,9 +253,9 @@ static inline void norm_rows_columns(void *argument, size_t task) {
         if (!outputs[k].data) continue;
         double sum[NORM_COLUMNS];
         memset(sum, 0, (size_t)n * sizeof sum[0]);
-        norm_add_columns(sum, partials, call->cut.count, call->partial_floats, n);
+        norm_add_columns(sum, partials, call->split.count, call->partial_floats, n);
         if (call->two_level)
-            norm_add_columns(sum, partials + call->partial_floats / 2, call->cut.count, call->partial_floats, n);
+            norm_add_columns(sum, partials + call->partial_floats / 2, call->split.count, call->partial_floats, n);
         norm_parameter_write(outputs[k], from, n, sum);
         partials += call->padded;
     }
@@ -280,7 +282,7 @@ static inline norm_statistics norm_short_statistics(const norm_rows *call, int64
 static inline void norm_short_forward(void *argument, size_t task) {
     const norm_rows *call = argument;
     int64_t dim = call->size.dim;
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
+    for (int64_t row = cpu_split_begin(&call->split, task); row < cpu_split_end(&call->split, task); row++) {
         double x[LANES];
         norm_read_doubles(call->dtype, call->x, row * dim, dim, x);
         norm_statistics s = norm_short_statistics(call, row, x);
@@ -293,7 +295,7 @@ static inline void norm_short_forward(void *argument, size_t task) {
 
 static inline void norm_short_backward(void *argument, size_t task) {
     const norm_rows *call = argument;
-    int64_t dim = call->size.dim, begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
+    int64_t dim = call->size.dim, begin = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task);
     double dgamma[LANES] = {0}, dbeta[LANES] = {0};
     for (int64_t row = begin; row < end; row++) {
         double xh[LANES], dy[LANES], sum_g = 0, sum_gxh = 0;
@@ -326,7 +328,7 @@ static inline void norm_short_columns(const norm_rows *call) {
     for (int k = 0; k < 2; k++)
         for (int64_t i = 0; i < call->size.dim && outputs[k].data; i++) {
             double sum = 0;
-            for (int64_t task = 0; task < call->cut.count; task++)
+            for (int64_t task = 0; task < call->split.count; task++)
                 sum += call->short_sums[(task * 2 + k) * LANES + i];
             norm_parameter_write(outputs[k], i, 1, &sum);
         }
@@ -441,10 +443,10 @@ static inline vjp_status norm_rows_run(norm_rows *call) {
     call->gamma_f32 = norm_parameter_read(call->gamma, 0, dim, 1, call->gamma_buffer);
     if (call->work->pass == VJP_FORWARD) {
         call->beta_f32 = norm_parameter_read(call->beta, 0, dim, 0, call->beta_buffer);
-        vjp_cpu_for(call->work, call->cut.count, is_short ? norm_short_forward : norm_rows_forward, call);
+        vjp_cpu_for(call->work, call->split.count, is_short ? norm_short_forward : norm_rows_forward, call);
         return VJP_OK;
     }
-    vjp_cpu_for(call->work, call->cut.count, is_short ? norm_short_backward : norm_rows_backward, call);
+    vjp_cpu_for(call->work, call->split.count, is_short ? norm_short_backward : norm_rows_backward, call);
     if (is_short)
         norm_short_columns(call);
     else if (call->partials)

@@ -59,7 +59,7 @@ INLINE best find_channels(vjp_dtype dtype, const vjp_maxpool2d_sizes *s, const v
 /* Items are rows of windows. */
 INLINE void forward_pixels(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t image = item / s->out_height;
         const void *plane = at(dtype, call->x, image * s->height * s->width * s->channels);
         taps rows = row_taps(s, item % s->out_height);
@@ -129,7 +129,7 @@ INLINE void backward_pixels(vjp_dtype dtype, const pool_call *call, size_t task)
     const vjp_maxpool2d_sizes *s = &call->s;
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
     int64_t blocks = vjp_divide_up(s->channels, TILE_CHANNELS), tiles = tiles_of(call);
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t c = item % blocks * TILE_CHANNELS, image = item / blocks / tiles;
         int64_t n = vjp_min(s->channels - c, TILE_CHANNELS);
         tile t = tile_at(call, item / blocks % tiles);
@@ -182,7 +182,7 @@ INLINE void saved_tiles_typed(vjp_dtype dtype, vjp_dtype argmax_type, const pool
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
     int64_t tiles = tiles_of(call), plane = s->height * s->width, windows = s->out_height * s->out_width;
     int64_t blocks = vjp_divide_up(s->channels, TILE_CHANNELS);
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         tile t = tile_at(call, s->channels_last ? item / blocks % tiles : item % tiles);
         int64_t base = t.top * s->width, places = t.rows * s->width, first = t.down.begin * s->out_width;
         int64_t count = t.down.end > t.down.begin ? (t.down.end - t.down.begin) * s->out_width : 0;
@@ -249,7 +249,7 @@ INLINE int64_t find_element(const vjp_maxpool2d_sizes *s, vjp_dtype dtype, const
 /* Items are rows of windows of one image and channel. */
 INLINE void forward_elements(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t oh = item % s->out_height;
         plane_place at_x = place_of(s, item / s->out_height, s->height * s->width);
         plane_place at_y = place_of(s, item / s->out_height, s->out_height * s->out_width);
@@ -269,7 +269,7 @@ INLINE void backward_elements(vjp_dtype dtype, const pool_call *call, size_t tas
     const vjp_maxpool2d_sizes *s = &call->s;
     float *sums = call->tiles + (int64_t)task * call->tile_floats;
     int64_t tiles = tiles_of(call);
-    for (int64_t item = cpu_cut_begin(&call->cut, task); item < cpu_cut_end(&call->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         plane_place at_x = place_of(s, item / tiles, s->height * s->width);
         plane_place at_y = place_of(s, item / tiles, s->out_height * s->out_width);
         tile t = tile_at(call, item % tiles);
@@ -332,7 +332,7 @@ static void split_rows(pool_call *call, int64_t rows, int64_t row_bytes) {
     int64_t planes = call->s.batch * call->s.channels;
     bool many = planes >= MAX_TILE_TASKS;
     call->item_rows = many ? rows : 1;
-    call->cut = vjp_cpu_cut_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MAX_TASKS);
+    call->split = vjp_cpu_split_items(many ? planes : planes * rows, (many ? rows : 1) * row_bytes, CPU_MAX_TASKS);
 }
 
 static vjp_status forward(const vjp_work *work) {
@@ -355,10 +355,10 @@ static vjp_status forward(const vjp_work *work) {
     if (call.path == POOL_ROWS)
         split_rows(&call, s->out_height, row_bytes);
     else if (call.path == POOL_PIXELS)
-        call.cut = vjp_cpu_cut_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MAX_TASKS);
+        call.split = vjp_cpu_split_items(s->batch * s->out_height, row_bytes * s->channels, CPU_MAX_TASKS);
     else
-        call.cut = vjp_cpu_cut_items(planes * s->out_height, row_bytes, CPU_MAX_TASKS);
-    vjp_cpu_for(work, call.cut.count, forward_task, &call);
+        call.split = vjp_cpu_split_items(planes * s->out_height, row_bytes, CPU_MAX_TASKS);
+    vjp_cpu_for(work, call.split.count, forward_task, &call);
     return VJP_OK;
 }
 
@@ -374,8 +374,8 @@ static void split_tiles(pool_call *call) {
     call->tile_floats = large ? LARGE_TILE_FLOATS : TILE_FLOATS;
     int64_t blocks = s->batch * (vectors ? vjp_divide_up(s->channels, TILE_CHANNELS) : s->channels);
     int64_t tensors = saved ? 2 : 3, element = (int64_t)dtype_bytes(call->dtype);
-    call->cut = vjp_cpu_cut_items(blocks * tiles_of(call), tensors * call->tile_w * call->tile_h * channels * element,
-                                  MAX_TILE_TASKS);
+    call->split = vjp_cpu_split_items(blocks * tiles_of(call),
+                                      tensors * call->tile_w * call->tile_h * channels * element, MAX_TILE_TASKS);
 }
 
 /* How the backward is split; all of it follows from the sizes and the dtype. */
@@ -387,7 +387,7 @@ static pool_call plan(const vjp_work *work) {
     call.path = path_of(s, work->tensor[MAXPOOL2D_B_ARGMAX] != NULL);
     switch (call.path) {
     case POOL_SAVED_ROWS: split_rows(&call, s->height, 2 * row_bytes); break;
-    case POOL_PAIRS: call.cut = vjp_cpu_cut_items(planes * s->out_height, 5 * row_bytes, CPU_MAX_TASKS); break;
+    case POOL_PAIRS: call.split = vjp_cpu_split_items(planes * s->out_height, 5 * row_bytes, CPU_MAX_TASKS); break;
     case POOL_ROWS:
         call.block = vjp_round_up(vjp_divide_up(s->width, vjp_divide_up(s->width, ROW_BLOCK)), LANES);
         split_rows(&call, s->height, 3 * row_bytes);
@@ -412,13 +412,13 @@ static vjp_status backward(const vjp_work *work) {
     bool aligned =
         (s->channels_last ? s->channels : s->width) % LANES == 0 && vf_stream_aligned(work->storage, call.dx);
     call.mode = write_mode_of(work, MAXPOOL2D_B_DX, bytes, aligned, false);
-    vjp_cpu_for(work, call.cut.count, backward_task, &call);
+    vjp_cpu_for(work, call.split.count, backward_task, &call);
     return VJP_OK;
 }
 
 static size_t backward_workspace(const vjp_work *work) {
     pool_call call = plan(work);
-    return work->tensor[MAXPOOL2D_B_DX] ? (size_t)call.cut.count * (size_t)call.tile_floats * sizeof(float) : 0;
+    return work->tensor[MAXPOOL2D_B_DX] ? (size_t)call.split.count * (size_t)call.tile_floats * sizeof(float) : 0;
 }
 
 extern const vjp_kernel CPU_NAME(maxpool2d)[VJP_PASS_COUNT];

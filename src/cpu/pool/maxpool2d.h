@@ -31,7 +31,7 @@ typedef struct pool_call {
     void *dx;               /* backward */
     const void *dy, *saved; /* saved: the argmax, or NULL */
     int64_t windows;        /* of the whole call, where saved */
-    cpu_cut cut;            /* what an item is depends on the path */
+    cpu_split split;        /* what an item is depends on the path */
     int64_t tile_h, tile_w; /* backward by tiles */
     float *tiles;           /* one tile per task */
     int64_t tile_floats;

@@ -32,7 +32,7 @@ INLINE best find_pairs(vjp_dtype dtype, const void *x, int64_t upper, int64_t wi
 /* Items are rows of windows over all planes; x has two rows for each. */
 INLINE void forward_pairs(vjp_dtype dtype, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
+    for (int64_t row = cpu_split_begin(&call->split, task); row < cpu_split_end(&call->split, task); row++) {
         int64_t upper = 2 * row * s->width, to = row * s->out_width;
         int64_t first = row % s->out_height * 2 * s->width;
         for (int64_t w = 0; w < s->out_width; w += LANES) {
@@ -54,7 +54,7 @@ INLINE void write_pairs(vjp_dtype dtype, write_mode mode, const pool_call *call,
 
 INLINE void backward_pairs_moded(vjp_dtype dtype, write_mode mode, const pool_call *call, size_t task) {
     const vjp_maxpool2d_sizes *s = &call->s;
-    for (int64_t row = cpu_cut_begin(&call->cut, task); row < cpu_cut_end(&call->cut, task); row++) {
+    for (int64_t row = cpu_split_begin(&call->split, task); row < cpu_split_end(&call->split, task); row++) {
         int64_t upper = 2 * row * s->width, from = row * s->out_width;
         for (int64_t w = 0; w < s->out_width; w += LANES) {
             int64_t n = s->out_width - w, to = upper + 2 * w;

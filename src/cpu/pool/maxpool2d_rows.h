@@ -308,9 +308,9 @@ INLINE void backward_rows(const pool_call *call, row_state *state, columns c, in
 INLINE void pool_rows(const pool_call *call, size_t task, bool backward, columns c) {
     const vjp_maxpool2d_sizes *s = &call->s;
     int64_t each = backward ? s->height : s->out_height, per = call->item_rows;
-    int64_t end = cpu_cut_end(&call->cut, task) * per;
+    int64_t end = cpu_split_end(&call->split, task) * per;
     row_state state;
-    for (int64_t row = cpu_cut_begin(&call->cut, task) * per; row < end;) {
+    for (int64_t row = cpu_split_begin(&call->split, task) * per; row < end;) {
         int64_t plane = row / each, from = row % each, to = vjp_min(each, from + (end - row));
         if (backward)
             backward_rows(call, &state, c, plane, from, to);

@@ -193,8 +193,8 @@ INLINE void saved_block(const saved_call *call, vjp_dtype dtype, vjp_dtype argma
 INLINE void saved_rows(const pool_call *pool, size_t task, vjp_dtype dtype, vjp_dtype argmax_type, window_axis c) {
     const saved_call call = {pool->s, pool->mode, pool->dx, pool->dy, pool->saved, pool->windows};
     const vjp_maxpool2d_sizes *s = &call.s;
-    int64_t begin = cpu_cut_begin(&pool->cut, task) * pool->item_rows;
-    int64_t end = cpu_cut_end(&pool->cut, task) * pool->item_rows;
+    int64_t begin = cpu_split_begin(&pool->split, task) * pool->item_rows;
+    int64_t end = cpu_split_end(&pool->split, task) * pool->item_rows;
     int64_t plane = begin / s->height, h = begin % s->height;
     /* How far the windows of a block reach before and after the one it counts from. */
     int64_t step = LANES * c.stride, steps = vjp_divide_up(s->width, step);

@@ -48,7 +48,7 @@ typedef struct scan_call {
     void *y;
     const void *x;
     int64_t block;        /* SCAN_COLUMNS: columns of a task */
-    cpu_cut cut;          /* whole rows: of outer, times the blocks of columns */
+    cpu_split split;      /* whole rows: of outer, times the blocks of columns */
     int64_t chunk, count; /* a split axis: rows of a chunk, chunks of an axis */
     int64_t group;        /* the group's first chunk, counted over all outer */
     double *totals;       /* [GROUP_CHUNKS][inner]: first each chunk's sum, then the sum of all before it */
@@ -272,7 +272,7 @@ static void scan_region(const scan_call *call, const region *p) {
 static void rows_task(void *argument, size_t task) {
     const scan_call *call = argument;
     const vjp_cumsum_sizes *s = &call->s;
-    int64_t begin = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
+    int64_t begin = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task);
     if (call->path == SCAN_SHORT || call->path == SCAN_PACKED) {
         scan_region(call, &(region){.begin = begin * s->length, .rows = (end - begin) * s->length, .width = s->inner});
     } else {
@@ -356,7 +356,7 @@ static scan_call plan(const vjp_work *work) {
     int64_t element = (int64_t)dtype_bytes(work->storage), row = s->inner * element;
     if (s->outer * s->length * row == 0) return call;
     int64_t width = vjp_min(s->inner, call.block);
-    call.cut = vjp_cpu_cut_items(s->outer * blocks, 2 * s->length * width * element, CPU_MAX_TASKS);
+    call.split = vjp_cpu_split_items(s->outer * blocks, 2 * s->length * width * element, CPU_MAX_TASKS);
     int64_t chunk = CHUNK_BYTES / row / LANES * LANES;
     call.chunk = chunk < LANES ? LANES : chunk;
     bool few = s->outer * blocks < ENOUGH_TASKS && s->length > 2 * call.chunk;
@@ -381,7 +381,7 @@ static vjp_status run(const vjp_work *work) {
     if (call.count)
         scan_chunks(work, &call);
     else
-        vjp_cpu_for(work, call.cut.count, rows_task, &call);
+        vjp_cpu_for(work, call.split.count, rows_task, &call);
     return VJP_OK;
 }
 

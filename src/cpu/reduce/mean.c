@@ -21,7 +21,7 @@ typedef struct lines_call {
     bool accumulate;
     int64_t chunks;
     double *partial; /* [outer, chunks] where there are several */
-    cpu_cut cut;
+    cpu_split split;
 } lines_call;
 
 static void put_line(const lines_call *c, int64_t line, double sum) {
@@ -30,7 +30,7 @@ static void put_line(const lines_call *c, int64_t line, double sum) {
 }
 
 INLINE void sum_lines(vjp_dtype dtype, const lines_call *c, size_t task) {
-    for (int64_t item = cpu_cut_begin(&c->cut, task); item < cpu_cut_end(&c->cut, task); item++) {
+    for (int64_t item = cpu_split_begin(&c->split, task); item < cpu_split_end(&c->split, task); item++) {
         int64_t line = item / c->chunks, begin = item % c->chunks * LINE_CHUNK;
         int64_t end = c->chunks > 1 ? vjp_min(begin + LINE_CHUNK, c->s.length) : c->s.length;
         double sum = 0;
@@ -64,8 +64,8 @@ static void forward_lines(const vjp_work *work, const vjp_mean_sizes *s) {
                     .chunks = line_chunks(s),
                     .partial = work->workspace};
     int64_t each = c.chunks > 1 ? LINE_CHUNK : s->length;
-    c.cut = vjp_cpu_cut_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MAX_TASKS);
-    vjp_cpu_for(work, c.cut.count, lines_task, &c);
+    c.split = vjp_cpu_split_items(s->outer * c.chunks, each * (int64_t)dtype_bytes(c.dtype), CPU_MAX_TASKS);
+    vjp_cpu_for(work, c.split.count, lines_task, &c);
     for (int64_t line = 0; c.chunks > 1 && line < s->outer; line++) {
         double sum = 0;
         for (int64_t chunk = 0; chunk < c.chunks; chunk++)
@@ -142,9 +142,9 @@ static const element_op number_op = {.outputs = 1, .out = {{MEAN_B_DX, STORED}}}
 INLINE void backward_outers(vjp_dtype dtype, const spread_call *all, size_t task) {
     const vjp_mean_sizes s = all->s;
     element_call c = all->call;
-    int64_t each = s.length * s.inner, end = cpu_cut_end(&c.cut, task), joined = column_width(s.length, s.inner);
+    int64_t each = s.length * s.inner, end = cpu_split_end(&c.split, task), joined = column_width(s.length, s.inner);
     float share = (float)(1 / (double)s.length), tile[COLUMN_BLOCK + LANES];
-    for (int64_t begin = cpu_cut_begin(&c.cut, task), to; begin < end; begin = to) {
+    for (int64_t begin = cpu_split_begin(&c.split, task), to; begin < end; begin = to) {
         int64_t outer = begin / each, first = outer * each;
         to = vjp_min(first + each, end);
         const void *dy = c.in[0] = at(dtype, all->call.in[0], outer * s.inner);

@@ -19,7 +19,7 @@ enum { AHEAD_BYTES = 4096 };
 typedef struct squares_call {
     const void *x;
     vjp_dtype dtype;
-    cpu_cut cut;
+    cpu_split split;
     double *partials;
 } squares_call;
 
@@ -57,7 +57,7 @@ INLINE double sum_lanes(vd a, vd b) {
 }
 
 INLINE void sum_elements(vjp_dtype dtype, const squares_call *call, size_t task) {
-    int64_t i = cpu_cut_begin(&call->cut, task), end = cpu_cut_end(&call->cut, task);
+    int64_t i = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task);
     vd even = {{{0}}}, odd = {{{0}}};
     for (; i + 2 * LANES <= end; i += 2 * LANES) {
         prefetch_first_level((const char *)at(dtype, call->x, i) + AHEAD_BYTES,
@@ -75,22 +75,24 @@ static void task(void *call, size_t i) {
     BY_DTYPE(c->dtype, sum_elements, c, i);
 }
 
-static cpu_cut cut_of(const vjp_work *work) {
-    return element_cut(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MAX_PARTIALS);
+static cpu_split split_of(const vjp_work *work) {
+    return element_split(vjp_elements(work, SUM_SQUARES_X), dtype_bytes(work->storage), CPU_MAX_PARTIALS);
 }
 
 static size_t workspace(const vjp_work *work) {
-    return (size_t)cut_of(work).count * sizeof(double);
+    return (size_t)split_of(work).count * sizeof(double);
 }
 
 static vjp_status run(const vjp_work *work) {
-    squares_call call = {
-        .x = vjp_data(work, SUM_SQUARES_X), .dtype = work->storage, .cut = cut_of(work), .partials = work->workspace};
+    squares_call call = {.x = vjp_data(work, SUM_SQUARES_X),
+                         .dtype = work->storage,
+                         .split = split_of(work),
+                         .partials = work->workspace};
     float *y = vjp_data(work, SUM_SQUARES_Y);
     if (!y) return VJP_OK;
-    vjp_cpu_for(work, call.cut.count, task, &call);
+    vjp_cpu_for(work, call.split.count, task, &call);
     double sum = 0;
-    for (int64_t i = 0; i < call.cut.count; i++)
+    for (int64_t i = 0; i < call.split.count; i++)
         sum += call.partials[i];
     *y = (float)(vjp_accumulates(work, SUM_SQUARES_Y) ? (double)*y + sum : sum);
     return VJP_OK;

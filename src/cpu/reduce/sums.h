@@ -80,16 +80,16 @@ static inline size_t column_plan(column_sums *c, size_t bytes_each) {
     c->width = column_width(c->rows, c->dim);
     c->whole = c->width ? total / c->width : 0;
     c->rest = total - c->whole * c->width;
-    cpu_cut cut = vjp_cpu_cut_items(c->whole, c->width * (int64_t)bytes_each, CPU_MAX_PARTIALS);
-    c->chunk = vjp_max(cut.size, COLUMN_CHUNK);
+    cpu_split split = vjp_cpu_split_items(c->whole, c->width * (int64_t)bytes_each, CPU_MAX_PARTIALS);
+    c->chunk = vjp_max(split.size, COLUMN_CHUNK);
     c->chunks = vjp_max(vjp_divide_up(c->whole, c->chunk), 1);
     c->blocks = vjp_divide_up(c->width, COLUMN_BLOCK);
     return c->chunks > 1 ? (size_t)(c->matrices * c->chunks * c->width) * sizeof(double) : 0;
 }
 
-static inline cpu_cut column_cut(const column_sums *c, size_t bytes_each) {
+static inline cpu_split column_split(const column_sums *c, size_t bytes_each) {
     int64_t items = c->matrices * c->chunks * c->blocks, elements = c->matrices * c->rows * c->dim;
-    return vjp_cpu_cut_items(items, items ? elements / items * (int64_t)bytes_each : 0, CPU_MAX_TASKS);
+    return vjp_cpu_split_items(items, items ? elements / items * (int64_t)bytes_each : 0, CPU_MAX_TASKS);
 }
 
 /* Results [i, i + n): `factor` times their sums, or that added to what is there. */
@@ -197,7 +197,7 @@ static void column_total_task(void *argument, size_t task) {
 /* What a task does: its items of call->columns. */
 INLINE void column_body(element_formula formula, const element_op *op, element_types t, const element_call *c,
                         size_t task) {
-    for (int64_t item = cpu_cut_begin(&c->cut, task); item < cpu_cut_end(&c->cut, task); item++)
+    for (int64_t item = cpu_split_begin(&c->split, task); item < cpu_split_end(&c->split, task); item++)
         column_item(formula, op, t, c, c->columns, item);
     if (c->streams) vf_stream_done();
 }
@@ -206,8 +206,8 @@ INLINE void column_body(element_formula formula, const element_op *op, element_t
 static inline void column_run(const vjp_work *work, element_call *call, column_sums *c, size_t bytes_each,
                               vjp_task task) {
     call->columns = c;
-    call->cut = column_cut(c, bytes_each);
-    vjp_cpu_for(work, call->cut.count, task, call);
+    call->split = column_split(c, bytes_each);
+    vjp_cpu_for(work, call->split.count, task, call);
     if (c->chunks > 1) vjp_cpu_for(work, c->matrices * c->blocks, column_total_task, c);
 }
 
