@@ -313,7 +313,6 @@ enum { SQUARE = 1024 };
 
 typedef struct square_product {
     vjp_tensor y, a, b;
-    vjp_linear_attributes attributes;
     timed_call call[ENGINES];
     int engines;
 } square_product;
@@ -339,7 +338,6 @@ static vjp_status make_square(square_product *q, bench *b) {
                           .tensors = {{&q->y, NULL, &q->a, &q->b, NULL}},
                           .sets = 1,
                           .count = 5,
-                          .attributes = &q->attributes,
                           .repeats = 1,
                           .best = INFINITY};
         size_t workspace;
