@@ -23,7 +23,7 @@ static vjp_status forward(const vjp_work *work) {
         double v = a->beta2 * ref_get(work, ADAMW_V, i, 0) + (1 - a->beta2) * g * g;
         double size = sqrt(v / correct_v) + a->eps;
         double direction = size == 0 ? 0 : m / correct_m / size;
-        ref_put(work, ADAMW_W_OUT, i, w - lr * (direction + (a->weight_decay ? a->weight_decay * w : 0)));
+        ref_put(work, ADAMW_W_OUT, i, w - lr * (direction + (a->weight_decay != 0 ? a->weight_decay * w : 0)));
         ref_put(work, ADAMW_M_OUT, i, m);
         ref_put(work, ADAMW_V_OUT, i, v);
     }

@@ -7,7 +7,7 @@ static vjp_status forward(const vjp_work *work) {
     double lr = ref_get(work, SGD_LR, 0, 0), scale = ref_get(work, SGD_SCALE, 0, 1);
     for (int64_t i = 0; i < vjp_elements(work, SGD_W); i++) {
         double w = ref_get(work, SGD_W, i, 0);
-        double g = ref_get(work, SGD_G, i, 0) * scale + (a->weight_decay ? a->weight_decay * w : 0);
+        double g = ref_get(work, SGD_G, i, 0) * scale + (a->weight_decay != 0 ? a->weight_decay * w : 0);
         double momentum = a->beta * ref_get(work, SGD_MOMENTUM, i, 0) + g;
         ref_put(work, SGD_W_OUT, i, w - lr * (a->nesterov ? g + a->beta * momentum : momentum));
         ref_put(work, SGD_MOMENTUM_OUT, i, momentum);

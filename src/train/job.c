@@ -157,14 +157,18 @@ static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAI
     return train_fail(error, "the path of the folder for the results is too long");
 }
 
-static bool require_no_run(const char *out, char error[TRAIN_ERROR]) {
+/* A run that is in progress is named as such. */
+static bool require_no_run(const char *out, bool locked, char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
     if (!checkpoint_find(out, path, error)) return true;
+    int lock = locked ? -1 : checkpoint_lock(out, error);
+    if (!locked && lock < 0) return false;
+    if (lock >= 0) close(lock);
     return train_fail(error, "%.300s already holds a run: continue it with --resume, or choose another --out", out);
 }
 
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]) {
-    if (!set_out(j, device, out, error) || !require_no_run(out, error)) return false;
+    if (!set_out(j, device, out, error) || !require_no_run(out, false, error)) return false;
     j->settings = *settings;
     char path[CHECKPOINT_PATH];
     checkpoint from = {0};
@@ -174,7 +178,7 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
         ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
     ok = ok && open_data(j, error) && create_trainer(j, other ? &from : NULL, error);
     /* The folder is created last, so that a refused run leaves none; by now another run may have come first. */
-    ok = ok && lock_out(j, error) && require_no_run(out, error) && open_record(j, error);
+    ok = ok && lock_out(j, error) && require_no_run(out, true, error) && open_record(j, error);
     checkpoint_close(&from);
     return ok;
 }
