@@ -519,6 +519,7 @@ typedef struct vjp_minimize_options {
 
 typedef struct vjp_minimize_result {
     uint64_t struct_size; /* sizeof(vjp_minimize_result), set before it is filled */
+    vjp_value loss;       /* as given; 0 without one */
     vjp_value lr;         /* the input "lr", f32: the learning rate of a run */
     vjp_value step;       /* the input "step", i64: 1 for the first run, then 2, ...; 0 with SGD, which needs none */
     vjp_value norm;       /* of all gradients before the clipping; 0 without clipping */
@@ -545,6 +546,16 @@ vjp_status vjp_graph_minimize(vjp_graph *graph, vjp_value loss, const vjp_minimi
 vjp_status vjp_program_init_normal(vjp_program *program, vjp_value value, double mean, double deviation, uint64_t seed);
 vjp_status vjp_program_init_uniform(vjp_program *program, vjp_value value, double low, double high, uint64_t seed);
 vjp_status vjp_program_init_kaiming(vjp_program *program, vjp_value value, uint64_t seed);
+
+/* Kaiming's first values for every parameter with two axes or more; the others stay as they are, zero at first. */
+vjp_status vjp_program_init(vjp_program *program, uint64_t seed);
+
+/*
+ * One step of training: writes the learning rate and the number of the step (1, 2, ...), runs the program that was
+ * compiled from training->results, and reads the loss (NULL: not read).
+ */
+vjp_status vjp_program_step(vjp_program *program, const vjp_minimize_result *training, double lr, int64_t step,
+                            double *loss);
 
 /*
  * All parameters and states of a program as a safetensors file. Saving writes a temporary file, forces it to the disk

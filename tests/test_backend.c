@@ -23,6 +23,12 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_slot) == 48, "vjp_slot");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_attribute) == 72, "vjp_attribute");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_op_info) == 136, "vjp_op_info");
 _Static_assert(sizeof(vjp_cost) == 32, "vjp_cost");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 24, "vjp_program_options");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 80, "vjp_program_report");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_call_time) == 96, "vjp_call_time");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 80, "vjp_minimize_options");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 256, "vjp_backend");
 _Static_assert(sizeof(vjp_adamw_attributes) == 40, "struct_size and four members");
 
 static vjp_device *open_device(const char *name, const vjp_options *options) {

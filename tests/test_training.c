@@ -298,6 +298,50 @@ static void first_values_are_refused_where_they_make_no_sense(void **unused) {
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
+/* vjp_program_init() and vjp_program_step() are the calls that they stand for. */
+static void one_call_is_a_step(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    int32_t labels[ROWS] = {0, 1, 2, 3, 0, 1};
+    float w[2][OUT * IN], zero[OUT] = {0}, b[OUT], rate = 0.1f, single = 0;
+    double loss[2] = {0};
+    for (int by_hand = 0; by_hand < 2; by_hand++) {
+        network n = build();
+        vjp_minimize_result made = {.struct_size = sizeof made};
+        assert_int_equal(vjp_graph_minimize(n.graph, n.loss, NULL, &made), VJP_OK);
+        assert_int_equal(made.loss, n.loss);
+        vjp_program *program = compile(device, n.graph, made.results, made.count);
+        CHECK(device, vjp_program_init_normal(program, n.x, 0, 3, 5));
+        CHECK(device, vjp_program_write(program, n.label, labels, sizeof labels));
+        CHECK(device, by_hand ? vjp_program_init_kaiming(program, n.w, 9) : vjp_program_init(program, 9));
+        CHECK(device, vjp_program_read(program, n.b, b, sizeof b));
+        assert_memory_equal(b, zero, sizeof b);
+        for (int64_t i = 1; i <= STEPS; i++) {
+            if (!by_hand) {
+                CHECK(device, vjp_program_step(program, &made, 0.1, i, &loss[0]));
+                continue;
+            }
+            CHECK(device, vjp_program_write(program, made.lr, &rate, sizeof rate));
+            CHECK(device, vjp_program_write(program, made.step, &i, sizeof i));
+            CHECK(device, vjp_program_run(program));
+            CHECK(device, vjp_program_read(program, n.loss, &single, sizeof single));
+            loss[1] = single;
+        }
+        CHECK(device, vjp_program_read(program, n.w, w[by_hand], sizeof w[0]));
+        assert_int_equal(vjp_program_step(program, NULL, 0.1, 1, NULL), VJP_INVALID);
+        assert_int_equal(vjp_program_step(NULL, &made, 0.1, 1, NULL), VJP_INVALID);
+        assert_int_equal(vjp_program_init(NULL, 1), VJP_INVALID);
+        made.loss = 0;
+        assert_int_equal(vjp_program_step(program, &made, 0.1, 1, &loss[by_hand]), VJP_INVALID);
+        assert_non_null(strstr(vjp_error(device), "no loss"));
+        vjp_program_destroy(program);
+        vjp_graph_destroy(n.graph);
+    }
+    assert_memory_equal(w[0], w[1], sizeof w[0]);
+    assert_true(loss[0] == loss[1] && loss[0] > 0);
+    vjp_close(device);
+}
+
 static void files_restore_a_run(void **unused) {
     (void)unused;
     char path[] = "/tmp/vjp_training_XXXXXX";
@@ -377,6 +421,7 @@ int main(void) {
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(first_values_are_as_defined),
         cmocka_unit_test(first_values_are_refused_where_they_make_no_sense),
+        cmocka_unit_test(one_call_is_a_step),
         cmocka_unit_test(files_restore_a_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

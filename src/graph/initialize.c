@@ -96,3 +96,14 @@ vjp_status vjp_program_init_kaiming(vjp_program *program, vjp_value value, uint6
                         found->name, (int)tensor->ndim);
     return fill(program, value, &(distribution){NORMAL, 0, sqrt(2 / inputs)}, seed);
 }
+
+vjp_status vjp_program_init(vjp_program *program, uint64_t seed) {
+    if (!program) return VJP_INVALID;
+    vjp_status status = VJP_OK;
+    for (int32_t v = 1; v < program->values && status == VJP_OK; v++) {
+        const program_value *value = &program->value[v];
+        if (value->name && value->role == GRAPH_PARAMETER && value->tensor.ndim > 1)
+            status = vjp_program_init_kaiming(program, v, seed);
+    }
+    return status;
+}

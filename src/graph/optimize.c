@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "graph/graph.h"
+#include "graph/program.h"
 
 vjp_value vjp_graph_find(const vjp_graph *graph, const char *name) {
     const int32_t *value = graph && name ? names_find(&graph->value_names, name) : NULL;
@@ -130,6 +131,7 @@ static void minimize(minimizing *m, vjp_value loss, vjp_value *results, vjp_mini
     m->scale = m->options->scale;
     if (!m->scale && m->options->max_norm != 0)
         m->scale = vjp_graph_clip_norm(graph, m->gradient, m->count, m->options->max_norm, &made->norm);
+    made->loss = loss;
     m->lr = made->lr = scalar_input(graph, "lr", VJP_F32);
     if (!m->options->sgd) m->step = made->step = scalar_input(graph, "step", VJP_I64);
     if (loss) results[made->count++] = loss;
@@ -176,4 +178,36 @@ vjp_status vjp_graph_minimize(vjp_graph *graph, vjp_value loss, const vjp_minimi
     made.results = results;
     if (graph->status == VJP_OK) *result = made;
     return graph->status;
+}
+
+/* ---- A step ------------------------------------------------------------------------------------------ */
+
+static vjp_status read_loss(vjp_program *program, vjp_value value, double *loss) {
+    vjp_tensor tensor;
+    float single = 0;
+    vjp_status status = vjp_program_tensor(program, value, &tensor);
+    if (status != VJP_OK || tensor.dtype == VJP_F64)
+        return status == VJP_OK ? vjp_program_read(program, value, loss, sizeof *loss) : status;
+    if (tensor.dtype != VJP_F32)
+        return vjp_fail(program->device, VJP_UNSUPPORTED, "vjp_program_step: the loss is %s; it must be f32 or f64",
+                        vjp_dtype_name((vjp_dtype)tensor.dtype));
+    status = vjp_program_read(program, value, &single, sizeof single);
+    if (status == VJP_OK) *loss = single;
+    return status;
+}
+
+vjp_status vjp_program_step(vjp_program *program, const vjp_minimize_result *training, double lr, int64_t step,
+                            double *loss) {
+    if (!program) return VJP_INVALID;
+    program->device->error[0] = 0;
+    if (!training || training->struct_size != sizeof *training)
+        return vjp_fail(program->device, VJP_INVALID,
+                        "vjp_program_step: training must be what vjp_graph_minimize() filled");
+    if (loss && !training->loss)
+        return vjp_fail(program->device, VJP_INVALID, "vjp_program_step: vjp_graph_minimize() was given no loss");
+    const float rate = (float)lr;
+    vjp_status status = vjp_program_write(program, training->lr, &rate, sizeof rate);
+    if (status == VJP_OK && training->step) status = vjp_program_write(program, training->step, &step, sizeof step);
+    if (status == VJP_OK) status = vjp_program_run(program);
+    return status == VJP_OK && loss ? read_loss(program, training->loss, loss) : status;
 }
