@@ -563,7 +563,7 @@ static void test_killed_at_each_call(void **state) {
             require_saved(last, 1);
             assert_true(count_names(NULL) == 0 && count_names("checkpoint-") == 1);
             how = kill_at_call(last + !same, calls + 1);
-            if (how == FORBIDDEN) skip(); /* the system lets nobody trace */
+            if (how == FORBIDDEN) skip(); /* the system allows no tracing */
             snprintf(when, sizeof when, "killed at call %d", calls + 1);
             require_whole(last, last + !same, when);
             require_all_whole(when);

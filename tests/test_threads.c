@@ -142,7 +142,7 @@ static void forbidden_for(void *context, size_t count, vjp_task task, void *argu
         task(argument, i);
 }
 
-/* Tiny work wakes nobody: it stays on the calling thread. */
+/* Tiny work wakes no thread: it stays on the calling thread. */
 static void small_work_stays(void **state) {
     (void)state;
     atomic_int used = 0;

@@ -277,7 +277,7 @@ static objc_id m_new_library(objc_id self, void *selector, objc_id source, objc_
     if (stand_in.fail_library) return fail_with(stand_in.fail_library, error);
     if (!with || with->fast_math || !with->precise) misuse("a library is compiled with fast mathematics");
     const emulate_shader *shader = shader_of(((object *)source)->text);
-    if (!shader) return fail_with("this source is none of the shaders that were compiled for the test", error);
+    if (!shader) return fail_with("this source is not one of the shaders that were compiled for the test", error);
     object *o = make(LIBRARY);
     o->shader = shader;
     stand_in.libraries++;

@@ -29,7 +29,7 @@
 #include "cpu/threads/wait.h"
 
 /*
- * A range: the job's number in the upper 40 bits, then the first and the end of the units that nobody has taken,
+ * A range: the job's number in the upper 40 bits, then the first and the end of the units that are not taken,
  * counted from the range's own beginning. At one job per microsecond a number comes again after twelve days. A unit is
  * one task, or several where there are more than MAX_UNITS per thread.
  */
@@ -110,7 +110,7 @@ static uint32_t report(cpu_pool *pool, uint32_t done) {
 
 /*
  * Runs units until all are taken. Each range's are reported before the next range is looked at: to look at all of them
- * takes about as long as a small task, and nobody should wait for that.
+ * takes about as long as a small task, which the caller should not wait for.
  */
 static void run_units(cpu_pool *pool, int own, uint64_t job) {
     for (int i = 0; i < pool->threads; i++) {

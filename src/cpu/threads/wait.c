@@ -93,7 +93,7 @@ bool vjp_cpu_spin(cpu_spin *spin) {
     return after - before < BUSY_NS && after - spin->begin < SPIN_NS;
 }
 
-/* A task that is waited for wakes nobody when it is done, so the sleep is a short one: about one wake-up's cost. */
+/* A task that is waited for wakes no thread when it is done, so the sleep is a short one: about one wake-up's cost. */
 void vjp_cpu_wait(const _Atomic int64_t *count, int64_t min) {
     static const struct timespec nap = {.tv_nsec = 50000};
     cpu_spin spin = {0};
