@@ -13,12 +13,12 @@
 typedef struct cpu_pool cpu_pool;
 
 /*
- * Stack of the pool's threads. Every op was measured to need less than 192 KiB, which is also what a calling thread
- * must have (test_thread_pool.c holds this); the rest is for thread-local variables, which take their room from the
- * stack, and for a BLAS. The system's default may be too small (musl: 128 KiB) or large enough to fail under `ulimit
- * -v`.
+ * Stack of the pool's threads. Optimised, every op was measured to need less than 192 KiB, which is also what a calling
+ * thread must have (test_thread_pool.c checks it). Without optimisation and under a sanitizer a kernel's frame takes
+ * over 1.5 MB, and the system's default may be small (musl: 128 KiB), so the size is set: address space, of which only
+ * what is used takes memory.
  */
-enum { CPU_STACK_BYTES = 1 << 20 };
+enum { CPU_STACK_BYTES = 8 << 20 };
 
 /*
  * The pool: `threads` of them or as many as could be started, the calling thread being one. NULL: out of memory. A
