@@ -9,6 +9,11 @@
 #include "op/op.h"
 #include "proof/values.h"
 
+/* A NaN prints as "nan", whatever its sign. */
+static double unsigned_nan(double value) {
+    return isnan(value) ? (double)NAN : value;
+}
+
 static const double ELEMENT_FACTOR = 16; /* see error.h */
 
 /* How many products are summed in an element of linear's result. */
@@ -79,7 +84,8 @@ static double smallest_half_unit(vjp_dtype dtype) {
 
 static void say(proof_error *e, int64_t i, double is, double should) {
     if (!e->why[0])
-        snprintf(e->why, sizeof e->why, "element %lld is %.9g; it should be %.9g", (long long)i, is, should);
+        snprintf(e->why, sizeof e->why, "element %lld is %.9g; it should be %.9g", (long long)i, unsigned_nan(is),
+                 unsigned_nan(should));
 }
 
 /* In half units: how much rounding pre or dpre to 16 bits may change an element of y, da or db. */
