@@ -85,8 +85,9 @@ const char *json_show(const json_value *value, char text[JSON_SHOWN]);
  */
 typedef struct json_writer {
     bool indented;
-    bool failed; /* memory ran out */
-    bool comma;  /* the next element needs one before it */
+    bool compact; /* no blanks and no newline at the end */
+    bool failed;  /* memory ran out */
+    bool comma;   /* the next element needs one before it */
     int depth;
     char *text;
     size_t length, room;
@@ -102,7 +103,8 @@ void json_put_real(json_writer *writer, const char *key, double value);
 void json_put_boolean(json_writer *writer, const char *key, bool value);
 void json_put_null(json_writer *writer, const char *key);
 
-/* The text, which ends with a newline and which the caller must free(); the writer is empty again. NULL: out of memory.
+/* The text, which ends with a newline unless it is compact, and which the caller must free(); the writer is empty
+ * again. NULL: out of memory.
  */
 char *json_take(json_writer *writer);
 

@@ -61,12 +61,12 @@ static void add_line(json_writer *w) {
 /* ---- Values ------------------------------------------------------------------------------------------ */
 
 static void begin_value(json_writer *w, const char *key) {
-    if (w->comma) add_text(w, w->indented ? "," : ", ");
+    if (w->comma) add_text(w, w->indented || w->compact ? "," : ", ");
     if (w->depth) add_line(w);
     w->comma = true;
     if (!key) return;
     add_string(w, key);
-    add_text(w, ": ");
+    add_text(w, w->compact ? ":" : ": ");
 }
 
 static void open_with(json_writer *w, const char *key, const char *bracket) {
@@ -143,13 +143,13 @@ void json_put_real(json_writer *writer, const char *key, double value) {
 }
 
 char *json_take(json_writer *writer) {
-    add_text(writer, "\n");
+    if (!writer->compact) add_text(writer, "\n");
     char *text = writer->text;
     if (writer->failed) {
         free(text);
         text = NULL;
     }
-    *writer = (json_writer){.indented = writer->indented};
+    *writer = (json_writer){.indented = writer->indented, .compact = writer->compact};
     return text;
 }
 

@@ -11,7 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "files/json.h"
 #include "files/safetensors.h"
+#include "files/sync.h"
 
 enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8 };
 
@@ -37,47 +39,35 @@ static bool tensor_bytes(const safetensors_tensor *tensor, uint64_t *bytes, char
     return true;
 }
 
-static void put_string(FILE *out, const char *text) {
-    fputc('"', out);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\')
-            fprintf(out, "\\%c", *c);
-        else if (*c < 0x20)
-            fprintf(out, "\\u%04x", (unsigned)*c);
-        else
-            fputc(*c, out);
-    }
-    fputc('"', out);
-}
-
-static void put_tensor(FILE *out, const safetensors_tensor *tensor, uint64_t begin, uint64_t bytes) {
-    put_string(out, tensor->name);
-    fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", type_names[tensor->dtype]);
+static void put_tensor(json_writer *w, const safetensors_tensor *tensor, uint64_t begin, uint64_t bytes) {
+    json_put_object(w, tensor->name);
+    json_put_text(w, "dtype", type_names[tensor->dtype]);
+    json_put_array(w, "shape");
     for (int i = 0; i < tensor->ndim; i++)
-        fprintf(out, "%s%lld", i ? "," : "", (long long)tensor->shape[i]);
-    fprintf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin, (unsigned long long)(begin + bytes));
+        json_put_integer(w, NULL, tensor->shape[i]);
+    json_put_array_end(w);
+    json_put_array(w, "data_offsets");
+    json_put_integer(w, NULL, (int64_t)begin);
+    json_put_integer(w, NULL, (int64_t)(begin + bytes));
+    json_put_array_end(w);
+    json_put_object_end(w);
 }
 
-static void put_header(FILE *out, const safetensors_tensor *tensors, size_t count, const uint64_t *begin,
-                       const uint64_t *bytes, const safetensors_pair *metadata, size_t pairs) {
-    fputc('{', out);
+/* NULL: out of memory. */
+static char *make_header(const safetensors_tensor *tensors, size_t count, const uint64_t *begin, const uint64_t *bytes,
+                         const safetensors_pair *metadata, size_t pairs) {
+    json_writer w = {.compact = true};
+    json_put_object(&w, NULL);
     if (pairs) {
-        fputs("\"__metadata__\":{", out);
-        for (size_t i = 0; i < pairs; i++) {
-            if (i) fputc(',', out);
-            put_string(out, metadata[i].key);
-            fputc(':', out);
-            put_string(out, metadata[i].value);
-        }
-        fputs(count ? "}," : "}", out);
+        json_put_object(&w, "__metadata__");
+        for (size_t i = 0; i < pairs; i++)
+            json_put_text(&w, metadata[i].key, metadata[i].value);
+        json_put_object_end(&w);
     }
-    for (size_t i = 0; i < count; i++) {
-        if (i) fputc(',', out);
-        put_tensor(out, &tensors[i], begin[i], bytes[i]);
-    }
-    fputc('}', out);
-    while (ftell(out) % HEADER_ALIGNMENT)
-        fputc(' ', out);
+    for (size_t i = 0; i < count; i++)
+        put_tensor(&w, &tensors[i], begin[i], bytes[i]);
+    json_put_object_end(&w);
+    return json_take(&w);
 }
 
 /* The order of the data: widest elements first, and within a width as given. False: the sum of all sizes does not fit.
@@ -113,7 +103,6 @@ static bool write_all(int file, const void *data, size_t bytes) {
 
 typedef struct content {
     const char *header;
-    size_t header_bytes;
     const safetensors_tensor *tensors;
     size_t count;
     const size_t *order;
@@ -121,10 +110,13 @@ typedef struct content {
 } content;
 
 static bool write_content(int file, const content *c) {
+    static const char blanks[HEADER_ALIGNMENT] = "       ";
+    size_t header = strlen(c->header), padding = (HEADER_ALIGNMENT - header % HEADER_ALIGNMENT) % HEADER_ALIGNMENT;
     unsigned char prefix[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++)
-        prefix[i] = (unsigned char)((uint64_t)c->header_bytes >> (8 * i));
-    bool ok = write_all(file, prefix, sizeof prefix) && write_all(file, c->header, c->header_bytes);
+        prefix[i] = (unsigned char)((uint64_t)(header + padding) >> (8 * i));
+    bool ok = write_all(file, prefix, sizeof prefix) && write_all(file, c->header, header) &&
+              write_all(file, blanks, padding);
     for (size_t i = 0; ok && i < c->count; i++)
         ok = write_all(file, c->tensors[c->order[i]].data, (size_t)c->bytes[c->order[i]]);
     return ok;
@@ -158,21 +150,6 @@ static char *open_temporary(const char *path, int *file) {
     return NULL;
 }
 
-/* A rename survives a crash once the folder is synced, too. Not every file system can do that; the file is whole
- * anyway. */
-static void sync_folder(const char *path) {
-    char *folder = strdup(path);
-    if (!folder) return;
-    char *slash = strrchr(folder, '/');
-    if (slash) slash[slash == folder] = 0;
-    int file = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (file >= 0) {
-        (void)fsync(file);
-        close(file);
-    }
-    free(folder);
-}
-
 static bool write_and_rename(const char *path, const content *c, char *error) {
     int file;
     char *temporary = open_temporary(path, &file);
@@ -184,17 +161,18 @@ static bool write_and_rename(const char *path, const content *c, char *error) {
     if (!ok) unlink(temporary);
     free(temporary);
     if (!ok) return file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
-    sync_folder(path);
-    return true;
+    return file_sync_parent(path, error);
 }
 
 static bool write_file(const char *path, const content *c, char *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0;
+    if (!exists && errno != ENOENT) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     if (exists && S_ISDIR(status.st_mode)) return file_fail(error, "%s: it is a folder", path);
     if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
     /* The file that a symbolic link points to is replaced, not the link. */
     char *target = exists ? realpath(path, NULL) : NULL;
+    if (exists && !target) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     bool ok = write_and_rename(target ? target : path, c, error);
     free(target);
     return ok;
@@ -223,7 +201,6 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
     uint64_t *bytes = calloc(count + 1, sizeof *bytes), *begin = calloc(count + 1, sizeof *begin);
     size_t *order = calloc(count + 1, sizeof *order);
     char *header = NULL;
-    size_t header_bytes = 0;
     bool ok = bytes && begin && order;
     if (!ok) file_fail(error, "%s: there is no memory for its header", path);
     for (size_t i = 0; ok && i < count; i++)
@@ -231,15 +208,10 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, size
     ok = ok && check_names(path, tensors, count, error);
     if (ok && !lay_out(tensors, count, bytes, order, begin))
         ok = file_fail(error, "%s: all tensors together are larger than a file can be", path);
-    FILE *out = ok ? open_memstream(&header, &header_bytes) : NULL;
-    if (out) {
-        put_header(out, tensors, count, begin, bytes, metadata, pairs);
-        bool whole = !ferror(out);
-        whole = fclose(out) == 0 && whole;
-        content c = {header, header_bytes, tensors, count, order, bytes};
-        ok = whole ? write_file(path, &c, error) : file_fail(error, "%s: there is no memory for its header", path);
-    } else if (ok) {
-        ok = file_fail(error, "%s: there is no memory for its header", path);
+    if (ok) {
+        header = make_header(tensors, count, begin, bytes, metadata, pairs);
+        content c = {header, tensors, count, order, bytes};
+        ok = header ? write_file(path, &c, error) : file_fail(error, "%s: there is no memory for its header", path);
     }
     free(header);
     free(order);

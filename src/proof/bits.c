@@ -12,6 +12,7 @@
 
 #include "core/core.h"
 #include "proof/error.h"
+#include "proof/problem.h"
 #include "proof/values.h"
 
 /* The caller's pool: one thread, a new order each time. */
@@ -78,10 +79,12 @@ static void engine_open(engine *e, const char *name) {
             options.parallel_for = shuffled_for;
             options.parallel_context = &e->shuffle;
         }
-        if (vjp_open("cpu", &options, &e->device[i]) != VJP_OK) {
-            vjp_close(e->device[i]);
-            e->device[i] = NULL;
-        }
+        vjp_status status = vjp_open("cpu", &options, &e->device[i]);
+        if (status == VJP_OK) continue;
+        /* A set or a BLAS that is not here leaves nothing to compare; being out of memory must not pass for that. */
+        if (status == VJP_OUT_OF_MEMORY) proof_give_up(e->device[i]);
+        vjp_close(e->device[i]);
+        e->device[i] = NULL;
     }
 }
 

@@ -6,11 +6,15 @@
 
 #include "proof/problem.h"
 
+void proof_give_up(const vjp_device *failed) {
+    fprintf(stderr, "proof: %s\n", failed ? vjp_error(failed) : "no memory for a device");
+    exit(1);
+}
+
 vjp_device *proof_open_ref(void) {
     vjp_device *ref;
-    if (vjp_open("ref", NULL, &ref) == VJP_OK) return ref;
-    fprintf(stderr, "proof: %s\n", ref ? vjp_error(ref) : "no memory for a device");
-    exit(1);
+    if (vjp_open("ref", NULL, &ref) != VJP_OK) proof_give_up(ref);
+    return ref;
 }
 
 bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup) {

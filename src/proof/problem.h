@@ -10,6 +10,9 @@
 #include "proof/cases.h"
 #include "proof/proof.h"
 
+/* Ends the program with the sentence of a device that failed to open; NULL: there was no memory for it. */
+_Noreturn void proof_give_up(const vjp_device *failed);
+
 /* The oracle. */
 vjp_device *proof_open_ref(void);
 

@@ -9,32 +9,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "files/sync.h"
 #include "train/files/checkpoint.h"
 #include "train/files/checkpoint_names.h"
 
 /* ---- Folders ----------------------------------------------------------------------------------------- */
-
-static bool sync_folder(const char *path, char *error) {
-    int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* Some file systems cannot sync a folder, and say so with EINVAL. */
-    bool ok = file >= 0 && (fsync(file) == 0 || errno == EINVAL);
-    int reason = errno;
-    if (file >= 0) close(file);
-    return ok || train_fail(error, "%.300s: it cannot be synced to the disk: %s", path, strerror(reason));
-}
-
-static bool sync_parent(const char *path, char *error) {
-    char copy[CHECKPOINT_PATH];
-    snprintf(copy, sizeof copy, "%s", path);
-    return sync_folder(dirname(copy), error);
-}
 
 /* Creates `dir` and the folders above it, where they are missing. */
 static bool make_folders(const char *dir, char *error) {
@@ -49,7 +34,7 @@ static bool make_folders(const char *dir, char *error) {
         if (!made && (errno != EEXIST || stat(path, &status) != 0 || !S_ISDIR(status.st_mode)))
             return train_fail(error, "%.300s: the folder cannot be created: %s", path,
                               strerror(errno == EEXIST ? ENOTDIR : errno));
-        if (made && !sync_parent(path, error)) return false;
+        if (made && !file_sync_parent(path, error)) return false;
         *c = sign;
         if (!sign) return true;
     }
@@ -207,10 +192,11 @@ bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, cha
     bool linked = false;
     bool ok = mkdir(folder, 0777) == 0 ||
               train_fail(error, "%.300s: the folder cannot be created: %s", folder, strerror(errno));
-    ok = ok && write_files(folder, c, error) && sync_folder(folder, error) && make_link(fresh, c->step, &linked, error);
-    ok = ok && publish(dir, folder, c->step, error) && sync_folder(dir, error);
+    ok = ok && write_files(folder, c, error) && file_sync_folder(folder, error) &&
+         make_link(fresh, c->step, &linked, error);
+    ok = ok && publish(dir, folder, c->step, error) && file_sync_folder(dir, error);
     if (ok && linked) retire_copied_latest(dir, latest);
-    ok = ok && (!linked || (move_link(fresh, latest, error) && sync_folder(dir, error)));
+    ok = ok && (!linked || (move_link(fresh, latest, error) && file_sync_folder(dir, error)));
     if (ok) retire_older(dir, c->step, keep);
     remove_leftovers(dir);
     return ok;

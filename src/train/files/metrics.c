@@ -39,8 +39,10 @@ static bool number(const json_value *object, const char *key, double *value) {
     return true;
 }
 
+/* False with errno ENOMEM: out of memory; with another: the line is not one of ours. */
 static bool read_row(const char *line, size_t length, metrics_row *row) {
     char error[TRAIN_ERROR];
+    errno = 0;
     json_document document;
     double step, tokens;
     if (!json_parse(line, length, &document, error)) return false;
@@ -58,7 +60,10 @@ static bool read_row(const char *line, size_t length, metrics_row *row) {
     return ok;
 }
 
-/* Reads the rows up to `step`; stops at the first line that is incomplete, damaged or out of order. */
+/*
+ * Reads the rows up to `step`; stops at the first line that is incomplete, damaged or out of order. The file is then
+ * rewritten with these rows, so what cannot be read for another reason must be an error: its rows would be lost.
+ */
 static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
     int64_t bytes;
     FILE *file = input_stream(m->path, INT64_MAX, &bytes, error);
@@ -66,11 +71,20 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
     char *line = NULL;
     size_t room = 0;
     bool ok = true;
-    for (ssize_t length; ok && (length = getline(&line, &room, file)) > 0;) {
+    for (ssize_t length; ok;) {
         metrics_row row;
-        if (line[length - 1] != '\n' || !read_row(line, (size_t)length, &row) || row.step > step) break;
-        if (m->count && row.step <= m->row[m->count - 1].step) break;
-        ok = append(m, &row) || train_fail(error, "%s: there is no memory for its rows", m->path);
+        errno = 0;
+        if ((length = getline(&line, &room, file)) <= 0) {
+            ok = feof(file) || train_fail(error, "%.300s: it cannot be read: %s", m->path, strerror(errno));
+            break;
+        }
+        if (line[length - 1] != '\n') break;
+        if (!read_row(line, (size_t)length, &row)) {
+            ok = errno != ENOMEM || train_fail(error, "%.300s: there is no memory for its rows", m->path);
+            break;
+        }
+        if (row.step > step || (m->count && row.step <= m->row[m->count - 1].step)) break;
+        ok = append(m, &row) || train_fail(error, "%.300s: there is no memory for its rows", m->path);
     }
     free(line);
     fclose(file);
