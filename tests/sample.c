@@ -231,3 +231,14 @@ uint64_t call_hash(const call *made, size_t slot) {
         hash = (hash ^ bytes[i]) * 0x100000001b3u;
     return hash;
 }
+
+int sample_hash(vjp_device *device, const sample *from, vjp_pass pass, sample_types types, uint64_t seed,
+                uint64_t hash[VJP_MAX_SLOTS]) {
+    call made;
+    if (!call_make(&made, device, from, pass, types, seed)) return 0;
+    int outputs = call_run(device, &made) == VJP_OK ? (int)made.info->pass[pass].outputs : 0;
+    for (int i = 0; i < outputs; i++)
+        hash[i] = call_hash(&made, (size_t)i);
+    call_free(&made);
+    return outputs;
+}

@@ -69,6 +69,10 @@ bool call_set_attribute(call *made, const char *name, const char *value);
 uint64_t call_hash(const call *made, size_t slot);
 size_t call_bytes(const vjp_tensor *tensor);
 
+/* Makes a call, runs it and hashes its outputs in their order. Returns how many there are; 0: it failed. */
+int sample_hash(vjp_device *device, const sample *from, vjp_pass pass, sample_types types, uint64_t seed,
+                uint64_t hash[VJP_MAX_SLOTS]);
+
 /* Writes a number as the dtype holds it. */
 void call_put(const vjp_tensor *tensor, int64_t element, double value);
 double call_get(const vjp_tensor *tensor, int64_t element);

@@ -196,14 +196,12 @@ static uint64_t hash_on(vjp_device *device) {
     static const char *const ops[] = {"layer_norm", "linear"};
     uint64_t sum = 1;
     for (int i = 0; i < 2; i++) {
-        call made;
-        if (!call_make(&made, device, sample_find_large(ops[i]), VJP_BACKWARD,
-                       (sample_types){VJP_F32, VJP_F32, VJP_I32}, 3))
-            return 0;
-        if (call_run(device, &made) != VJP_OK) sum = 0;
-        for (size_t s = 0; sum && s < made.info->pass[VJP_BACKWARD].outputs; s++)
-            sum = sum * 31 + call_hash(&made, s);
-        call_free(&made);
+        uint64_t hash[VJP_MAX_SLOTS];
+        int outputs = sample_hash(device, sample_find_large(ops[i]), VJP_BACKWARD,
+                                  (sample_types){VJP_F32, VJP_F32, VJP_I32}, 3, hash);
+        if (!outputs) return 0;
+        for (int s = 0; s < outputs; s++)
+            sum = sum * 31 + hash[s];
     }
     return sum;
 }

@@ -21,6 +21,7 @@
 #include <malloc.h>
 #endif
 
+#include "own_pool.h"
 #include "sample.h"
 
 static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16};
@@ -35,17 +36,13 @@ static int hash_all(vjp_device *device, uint64_t *hashes, const char *only) {
             for (int s = 0; s < STORAGES; s++) {
                 const char *name = vjp_op_describe(vjp_op_at(op))->name;
                 if (only && strcmp(only, name) != 0) continue;
-                call made;
                 sample_types types = {storages[s], VJP_F32, VJP_I32};
-                if (!call_make(&made, device, sample_find_large(name), (vjp_pass)pass, types, 11)) return 0;
-                if (call_run(device, &made) != VJP_OK) {
+                int outputs = sample_hash(device, sample_find_large(name), (vjp_pass)pass, types, 11, &hashes[count]);
+                if (!outputs) {
                     print_error("%s\n", vjp_error(device));
-                    call_free(&made);
                     return 0;
                 }
-                for (size_t i = 0; i < made.info->pass[pass].outputs; i++)
-                    hashes[count++] = call_hash(&made, i);
-                call_free(&made);
+                count += outputs;
             }
     return count;
 }
@@ -87,46 +84,9 @@ static void any_number_of_threads(void **state) {
 
 /* ---- The caller's pool ------------------------------------------------------------------------------- */
 
-/* Starts threads for every job, and takes the tasks from the last to the first. */
-typedef struct own_pool {
-    int threads;
-    atomic_int jobs;
-    atomic_size_t tasks;
-} own_pool;
-
-typedef struct own_job {
-    vjp_task task;
-    void *argument;
-    atomic_size_t left;
-} own_job;
-
-static void *own_worker(void *pointer) {
-    own_job *job = pointer;
-    for (;;) {
-        size_t left = atomic_load(&job->left);
-        do
-            if (left == 0) return NULL;
-        while (!atomic_compare_exchange_weak(&job->left, &left, left - 1));
-        job->task(job->argument, left - 1);
-    }
-}
-
-static void own_parallel_for(void *context, size_t count, vjp_task task, void *argument) {
-    own_pool *pool = context;
-    own_job job = {.task = task, .argument = argument};
-    atomic_init(&job.left, count);
-    atomic_fetch_add(&pool->jobs, 1);
-    atomic_fetch_add(&pool->tasks, count);
-    pthread_t threads[8];
-    for (int i = 0; i < pool->threads; i++)
-        if (pthread_create(&threads[i], NULL, own_worker, &job) != 0) abort();
-    for (int i = 0; i < pool->threads; i++)
-        pthread_join(threads[i], NULL);
-}
-
 static void callers_pool(void **state) {
     (void)state;
-    own_pool pool = {.threads = 3};
+    own_pool pool = {.threads = 3, .order = LAST_TO_FIRST};
     uint64_t hashes[MAX_HASHES];
     vjp_options options = {
         .struct_size = sizeof(vjp_options), .parallel_for = own_parallel_for, .parallel_context = &pool};

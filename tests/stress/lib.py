@@ -104,7 +104,11 @@ class Result:
         return None
 
     def sentence(self):
-        """The last line of standard error, if it is a program's name, a colon and a reason."""
+        """The last line of standard error, if it is a program's name, a colon and a reason; or the line of the table of
+        `vjp check` that says what failed."""
+        rows = [row for row in self.out.decode("utf-8", "replace").splitlines() if "FAILED  " in row and ": " in row]
+        if rows and not self.err:
+            return rows[0]
         lines = self.err.strip().splitlines()
         program, colon, reason = lines[-1].partition(": ") if lines else ("", "", "")
         return reason if colon and len(reason) > 10 and program.split()[0] in PROGRAMS else None

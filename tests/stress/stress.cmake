@@ -10,3 +10,7 @@ if(VJP_HAVE_GLIBC AND CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_SYSTEM_PROCESSO
   add_executable(faults_program stress/faults_program.c)
   target_link_libraries(faults_program PRIVATE vjp_tool)
 endif()
+
+add_executable(stress_pools stress/pools.c)
+target_include_directories(stress_pools PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(stress_pools PRIVATE vjp_sample Threads::Threads)
