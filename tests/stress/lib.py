@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Shared by the parts of tests/stress that are Python: the arguments, running a program, counting, and the last line,
-as lib.sh has them for shell scripts."""
+"""Shared by the parts of tests/stress: the arguments, running a program, counting, and the last line."""
 import argparse
 import concurrent.futures
 import os
@@ -20,15 +19,17 @@ class Part:
     """One part: `with Part(NAME) as part:` reads the arguments and makes part.work, a folder that is removed at the
     end; leaving prints the counts and exits with 1 if anything failed."""
 
-    def __init__(self, name, about, case_help):
-        self.name, self.counts, self.failures, self.lock = name, {}, 0, threading.Lock()
+    def __init__(self, name, about, case_help=None):
+        self.name, self.counts, self.failures, self.lock = name, {}, 0, threading.RLock()
         parser = argparse.ArgumentParser(prog="tests/stress/" + name, description=about)
         parser.add_argument("--seconds", type=int, default=10)
         parser.add_argument("--seed", type=int, default=1)
         parser.add_argument("--build", default="build")
-        parser.add_argument("--case", help=case_help)
-        self.arguments = parser.parse_args()
-        self.seed, self.case, self.build = self.arguments.seed, self.arguments.case, os.path.abspath(self.arguments.build)
+        if case_help:
+            parser.add_argument("--case", help=case_help)
+        given = parser.parse_args()
+        self.seconds, self.seed, self.case = given.seconds, given.seed, getattr(given, "case", None)
+        self.build = os.path.abspath(given.build)
         self.vjp = os.path.join(self.build, "vjp")
         if not os.access(self.vjp, os.X_OK):
             parser.error(f"there is no {self.vjp}; build it first")
@@ -37,8 +38,8 @@ class Part:
 
     def __enter__(self):
         # Memory instead of a disk, where there is some: the parts write many small files and sync each of them.
-        self.work = tempfile.mkdtemp(prefix="vjp-stress-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-        self.deadline = time.monotonic() + self.arguments.seconds
+        self.work = tempfile.mkdtemp(prefix=f"vjp-{self.name}-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        self.deadline = time.monotonic() + self.seconds
         return self
 
     def __exit__(self, kind, value, trace):
@@ -46,7 +47,7 @@ class Part:
         if kind:
             return
         counts = "".join(f"{count} {what}, " for what, count in self.counts.items())
-        print(f"{self.name}: {counts}{self.failures} failures")
+        print(f"{self.name}: {counts}{self.failures} failed")
         sys.exit(self.failures > 0)
 
     def skip(self, sentence):
@@ -62,12 +63,14 @@ class Part:
             self.counts[what] = self.counts.get(what, 0) + by
 
     def fail(self, case, sentence, said=""):
+        """`case` is what --case takes; None: the whole part is repeated."""
+        repeat = f"--case {case}" if case else f"--seconds {self.seconds}"
         with self.lock:
             self.failures += 1
-            print(f"FAILED: {self.name}: {case}: {sentence}")
+            print(f"FAILED: {self.name}: {f'{case}: ' if case else ''}{sentence}")
             for line in said.splitlines()[-5:]:
                 print("    " + line)
-            print(f"    repeat: tests/stress/{self.name} --build {self.build} --seed {self.seed} --case {case}", flush=True)
+            print(f"    repeat: tests/stress/{self.name} --build {self.build} --seed {self.seed} {repeat}", flush=True)
 
     def for_each(self, cases, run):
         """Runs run(case, slot) for each case until the time is up, two at once; `slot` is 0 or 1. An exception is an
