@@ -170,8 +170,13 @@ static vjp_status check_shapes(const vjp_work *work, const vjp_pass_info *pass) 
         if (own.ndim == expected->ndim && memcmp(own.size, expected->size, (size_t)own.ndim * sizeof own.size[0]) == 0)
             continue;
         char have[VJP_SHAPE_TEXT], want[VJP_SHAPE_TEXT];
-        return vjp_refuse(work, VJP_INVALID, "%s has shape %s; expected %s (%s)", pass->slots[i].name,
-                          vjp_shape_text(&own, have), vjp_shape_text(expected, want), pass->slots[i].shape);
+        const char *verb = own.ndim ? "has shape" : "is";
+        vjp_shape_text(&own, have);
+        vjp_shape_text(expected, want);
+        if (!expected->ndim)
+            return vjp_refuse(work, VJP_INVALID, "%s %s %s; expected %s", pass->slots[i].name, verb, have, want);
+        return vjp_refuse(work, VJP_INVALID, "%s %s %s; expected %s (%s)", pass->slots[i].name, verb, have, want,
+                          pass->slots[i].shape);
     }
     return VJP_OK;
 }

@@ -160,7 +160,7 @@ int64_t vjp_shape_product(const vjp_shape *shape, int from, int to);
 /* Whether the byte count of a tensor of these sizes, of any dtype, does not overflow. */
 bool vjp_sizes_fit(int ndim, const int64_t *size);
 
-/* "[2, 3]" in a buffer. */
+/* "[2, 3]", or "a scalar", in a buffer. */
 enum { VJP_SHAPE_TEXT = 160 };
 const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]);
 

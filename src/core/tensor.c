@@ -79,6 +79,10 @@ bool vjp_sizes_fit(int ndim, const int64_t *size) {
 }
 
 const char *vjp_shape_text(const vjp_shape *shape, char text[VJP_SHAPE_TEXT]) {
+    if (shape->ndim == 0) {
+        snprintf(text, VJP_SHAPE_TEXT, "a scalar");
+        return text;
+    }
     int used = snprintf(text, VJP_SHAPE_TEXT, "[");
     for (int i = 0; i < shape->ndim && used < VJP_SHAPE_TEXT - 24; i++)
         used +=

@@ -49,7 +49,7 @@ static const char *const role_names[] = {"input", "parameter", "state", "constan
 
 static void put_shape(growing *g, const graph_value *value) {
     char text[VJP_SHAPE_TEXT];
-    put(g, "%s%s", vjp_dtype_name(value->dtype), vjp_shape_text(&value->shape, text));
+    put(g, "%s%s", vjp_dtype_name(value->dtype), value->shape.ndim ? vjp_shape_text(&value->shape, text) : "[]");
 }
 
 /* Attributes that are not their defaults, as name=value. */

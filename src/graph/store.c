@@ -96,8 +96,9 @@ static vjp_status match(vjp_program *program, const char *path, const safetensor
         if (!at)
             status = vjp_fail(device, VJP_FILE, "%s: it has no tensor \"%s\"", path, value->name);
         else if (matched[v]->dtype != value->tensor.dtype || !same_shape(&value->tensor, matched[v]))
-            status = vjp_fail(device, VJP_FILE, "%s: the dtype or shape of \"%s\" differs; the program's is %s%s", path,
-                              value->name, vjp_dtype_name((vjp_dtype)value->tensor.dtype), vjp_shape_text(&shape, own));
+            status = vjp_fail(device, VJP_FILE, "%s: the dtype or shape of \"%s\" differs; in the program it is %s, %s",
+                              path, value->name, vjp_dtype_name((vjp_dtype)value->tensor.dtype),
+                              vjp_shape_text(&shape, own));
     }
     names_free(&names);
     if (status == VJP_OK && file->count != count_stored(program))

@@ -40,7 +40,13 @@ static vjp_status infer(vjp_work *work) {
         const vjp_tensor *dy = work->tensor[GATHER_B_DY], *dtable = work->tensor[GATHER_B_DTABLE];
         int64_t rows = a->rows ? a->rows : dtable && dtable->ndim == rank ? dtable->shape[axis] : 0;
         if (rows < 0) return vjp_refuse(work, VJP_INVALID, "rows is %lld", (long long)rows);
-        if (rows == 0 && dtable && dtable->ndim == rank && vjp_shape_product(&index_shape, 0, index_shape.ndim) > 0)
+        bool adds = vjp_shape_product(&index_shape, 0, index_shape.ndim) > 0;
+        if (rows == 0 && !dtable && adds)
+            return vjp_refuse(work, VJP_INVALID,
+                              "dtable is missing: the table's number of rows comes from it; give it, or set the "
+                              "attribute rows to the length of the table's axis %d",
+                              axis);
+        if (rows == 0 && dtable && dtable->ndim == rank && adds)
             return vjp_refuse(work, VJP_INVALID,
                               "dtable has no rows, and index has some to add: set the attribute rows to the length of "
                               "the table's axis %d, or give a dtable of that length",

@@ -17,7 +17,7 @@
     ("checkpoints: the only copy of a step is removed", "test test_checkpoint",
      [("src/train/files/checkpoint_save.c", "lstat(path, &status) == 0 ? aside : path", "aside")]),
     ("checkpoints: the parent of a new folder is not synced", "test test_run_files",
-     [("src/train/files/checkpoint_save.c", "if (made && !sync_parent", "if (made && false && !sync_parent")]),
+     [("src/train/files/checkpoint_save.c", "if (made && !file_sync_parent", "if (made && false && !file_sync_parent")]),
     ("runs: the record is not synced with a checkpoint", "test test_run_files",
      [("src/train/job.c", "metrics_sync(j->metrics, error) && ", "")]),
 ]
