@@ -14,11 +14,13 @@
 #include <cmocka.h>
 
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "files/safetensors.h"
 #include "scratch.h"
 #include "train/data/text.h"
 #include "train/files/metrics.h"
@@ -275,10 +277,15 @@ static void records_are_refused(void **unused) {
 enum { MAX_SYNCED = 256 };
 static ino_t synced[MAX_SYNCED];
 static int synced_count;
+static int failing_sync; /* 1: the next one fails, 2: the one after that, and so on; 0: none */
 
 /* In place of the system's: notes what is synced, and syncs it. */
 int fsync(int file) {
     struct stat status;
+    if (failing_sync > 0 && --failing_sync == 0) {
+        errno = EIO;
+        return -1;
+    }
     if (fstat(file, &status) == 0 && synced_count < MAX_SYNCED) synced[synced_count++] = status.st_ino;
     return (int)syscall(SYS_fsync, file);
 }
@@ -315,6 +322,27 @@ static void a_save_is_synced(void **unused) {
     assert_true(was_synced(path_of("shelf/run/latest/trainer.json")));
     job_close(&j);
     vjp_close(device);
+}
+
+/* A file and its folder are synced, and either can fail; the file is whole all the same. */
+static void a_failed_sync_is_reported(void **unused) {
+    (void)unused;
+    float numbers[] = {1, 2, 3};
+    const safetensors_tensor tensor = {.name = "x", .dtype = VJP_F32, .ndim = 1, .shape = {3}, .data = numbers};
+    char error[SAFETENSORS_ERROR], path[512];
+    snprintf(path, sizeof path, "%s", path_of("synced.safetensors"));
+    int failures = 0;
+    for (bool written = false; !written; failures += !written) {
+        error[0] = 0;
+        failing_sync = failures + 1;
+        written = safetensors_write(path, &tensor, 1, NULL, 0, error);
+        if (!written && !strstr(error, "Input/output error")) fail_msg("%s", error);
+    }
+    failing_sync = 0;
+    assert_int_equal(failures, 2);
+    safetensors_file file;
+    if (!safetensors_read(path, &file, error)) fail_msg("%s", error);
+    safetensors_free(&file);
 }
 
 /* ---- The curve --------------------------------------------------------------------------------------- */
@@ -379,7 +407,7 @@ int main(void) {
         cmocka_unit_test(text_is_read),        cmocka_unit_test(long_text_is_whole),
         cmocka_unit_test(windows_stay_inside), cmocka_unit_test(a_record_is_resumed),
         cmocka_unit_test(records_are_refused), cmocka_unit_test(curves_are_xml),
-        cmocka_unit_test(a_save_is_synced),
+        cmocka_unit_test(a_save_is_synced),    cmocka_unit_test(a_failed_sync_is_reported),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
