@@ -3,6 +3,7 @@
 import argparse
 import concurrent.futures
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ class Part:
         self.vjp = os.path.join(self.build, "vjp")
         if not os.access(self.vjp, os.X_OK):
             parser.error(f"there is no {self.vjp}; build it first")
+        cache = read(self.build, "CMakeCache.txt") or b""
+        self.sanitized = re.search(rb"^VJP_SANITIZE:STRING=.", cache, re.M) is not None
         for name in ("VJP_ISA", "VJP_GEMM", "VJP_THREADS"):
             os.environ.pop(name, None)
 
@@ -102,6 +105,8 @@ class Result:
             return f"it had not ended after {PROGRAM_SECONDS} s"
         if self.status < 0:
             return f"it was ended by signal {-self.status}"
+        if "Sanitizer" in self.err or "runtime error:" in self.err:
+            return "a sanitizer found something"
         if self.status > 0 and not self.sentence():
             return f"it exited with {self.status} and no sentence"
         return None
