@@ -39,9 +39,10 @@ class Part:
         for name in ("VJP_ISA", "VJP_GEMM", "VJP_THREADS"):
             os.environ.pop(name, None)
 
-    def __enter__(self):
         # Memory instead of a disk, where there is some: the parts write many small files and sync each of them.
         self.work = tempfile.mkdtemp(prefix=f"vjp-{self.name}-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+    def __enter__(self):
         self.deadline = time.monotonic() + self.seconds
         return self
 
