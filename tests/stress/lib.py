@@ -36,9 +36,8 @@ class Part:
             parser.error(f"there is no {self.vjp}; build it first")
         cache = read(self.build, "CMakeCache.txt") or b""
         self.sanitized = re.search(rb"^VJP_SANITIZE:STRING=.", cache, re.M) is not None
-        for name in ("VJP_ISA", "VJP_GEMM", "VJP_THREADS"):
-            os.environ.pop(name, None)
-
+        for variable in ("VJP_ISA", "VJP_GEMM", "VJP_THREADS"):
+            os.environ.pop(variable, None)
         # Memory instead of a disk, where there is some: the parts write many small files and sync each of them.
         self.work = tempfile.mkdtemp(prefix=f"vjp-{self.name}-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
 
@@ -87,7 +86,11 @@ class Part:
                     case = next(cases, None)
                 if case is None:
                     return
-                run(case, slot)
+                try:
+                    run(case, slot)
+                except BaseException:
+                    self.deadline = 0  # for the other one, too
+                    raise
 
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(work, slot) for slot in range(1 if self.case else 2)]:
