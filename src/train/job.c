@@ -58,7 +58,8 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* in which this run saves its weights */
-        if (!text_is_for(from, j->llama.vocab_size, error)) return false;
+        if (!text_is_for(from, j->llama.vocab_size, error) || !llama_require_weights(&j->llama, from, error))
+            return false;
     } else {
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;

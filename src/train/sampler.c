@@ -70,7 +70,7 @@ static bool load_weights(sampler *s, const checkpoint *from, char error[TRAIN_ER
 static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
     llama_config config;
     if (!llama_config_read(from->config.root, &config, error)) return false;
-    if (!text_is_for(from, config.vocab_size, error)) return false;
+    if (!text_is_for(from, config.vocab_size, error) || !llama_require_weights(&config, from, error)) return false;
     const llama_options options = {.batch = 1, .context = config.max_positions, .dtype = VJP_F32};
     llama_build(&s->model, &config, &options);
     s->window = calloc((size_t)options.context, sizeof *s->window);

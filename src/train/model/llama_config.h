@@ -54,6 +54,10 @@ llama_weight llama_weight_at(const llama_config *config, int64_t index);
 /* The number of trained numbers in all of them. */
 int64_t llama_size(const llama_config *config);
 
+/* Whether a checkpoint has all of them: a look before the model is built, which takes long for thousands of layers. */
+struct checkpoint;
+bool llama_require_weights(const llama_config *config, const struct checkpoint *from, char error[TRAIN_ERROR]);
+
 /* ---- Presets: models of bytes ------------------------------------------------------------------------ */
 
 typedef struct llama_preset {

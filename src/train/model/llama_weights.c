@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/files/checkpoint.h"
 #include "train/model/llama_config.h"
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
@@ -54,6 +55,15 @@ int64_t llama_size(const llama_config *config) {
         size += weight.shape[0] * (weight.ndim == 2 ? weight.shape[1] : 1);
     }
     return size;
+}
+
+bool llama_require_weights(const llama_config *config, const struct checkpoint *from, char error[TRAIN_ERROR]) {
+    for (int64_t i = 0, count = llama_weight_count(config); i < count; i++) {
+        llama_weight weight = llama_weight_at(config, i);
+        if (!checkpoint_tensor(from, weight.name))
+            return train_fail(error, "the checkpoint has no tensor %s", weight.name);
+    }
+    return true;
 }
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
