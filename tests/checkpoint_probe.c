@@ -128,7 +128,7 @@ static int read_model(const char *dir) {
     char path[CHECKPOINT_PATH], error[TRAIN_ERROR];
     checkpoint c;
     llama_config config;
-    if (!checkpoint_find(dir, path, error) || !checkpoint_open(path, &c, error)) return complain(error);
+    if (!checkpoint_open_newest(dir, path, &c, error)) return complain(error);
     json_writer w = {0};
     json_put_object(&w, NULL);
     bool ok = llama_config_read(c.config.root, &config, error) && put_weights(&w, &c, &config, error);

@@ -76,7 +76,7 @@ int main(int argc, char **argv) {
     vjp_program *program = NULL;
     int32_t *input = malloc(bytes + 1), *target = malloc(bytes + 1);
     bool ok = input && target && read_rows(argv[2], options.batch, options.context, input, target, error) &&
-              checkpoint_find(argv[1], path, error) && checkpoint_open(path, &from, error) &&
+              checkpoint_open_newest(argv[1], path, &from, error) &&
               llama_config_read(from.config.root, &config, error);
     if (ok) {
         llama_build(&model, &config, &options);

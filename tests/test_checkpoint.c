@@ -131,14 +131,12 @@ static bool holds_step(const safetensors_tensor *tensor, int64_t step, size_t co
     return true;
 }
 
-/* The step of the whole checkpoint that the folder has; -1, with a sentence, if it has none. */
-static int64_t whole_step(char error[TRAIN_ERROR]) {
-    char path[CHECKPOINT_PATH], config[512];
+/* The step of the checkpoint that is opened, if all its files belong together; -1, with a sentence, if there is none.
+ */
+static int64_t opened_step(char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH];
     checkpoint c;
-    struct stat status;
-    /* What a reader that knows nothing of us would open. */
-    if (stat(path_of("latest/config.json", config), &status) != 0) return train_fail(error, "latest leads nowhere") - 1;
-    if (!checkpoint_find(folder, path, error) || !checkpoint_open(path, &c, error)) return -1;
+    if (!checkpoint_open_newest(folder, path, &c, error)) return -1;
     int64_t step = c.step;
     const json_value *said = json_member(c.trainer.root, "step");
     bool whole = said && said->integer == step && holds_step(checkpoint_tensor(&c, "w"), step, NUMBERS) &&
@@ -146,6 +144,14 @@ static int64_t whole_step(char error[TRAIN_ERROR]) {
                  holds_step(safetensors_find(&c.optimizer.tensors, "w.exp_avg"), step, NUMBERS);
     checkpoint_close(&c);
     return whole ? step : train_fail(error, "%.300s: its files do not belong together", path) - 1;
+}
+
+/* The same, if `latest` also leads to a checkpoint, as a reader that knows nothing of us would open it. */
+static int64_t whole_step(char error[TRAIN_ERROR]) {
+    char config[512];
+    struct stat status;
+    if (stat(path_of("latest/config.json", config), &status) != 0) return train_fail(error, "latest leads nowhere") - 1;
+    return opened_step(error);
 }
 
 static void require_whole(int64_t one, int64_t other, const char *when) {
@@ -300,6 +306,21 @@ static void test_copied_link(void **state) {
     assert_non_null(strstr(path, "checkpoint-00000003"));
     require_saved(4, 9);
     assert_true(exists("checkpoint-00000001"));
+    /* An incomplete copy, or an empty one, is replaced; a folder with anything else in it stays. */
+    static const char *const left[] = {"latest/model.safetensors", NULL, "latest/notes"};
+    for (size_t i = 0; i < COUNT(left); i++) {
+        unlink(path_of("latest", one));
+        assert_int_equal(mkdir(one, 0700), 0);
+        if (left[i]) put_file(left[i], "half");
+        if (i < 2) {
+            require_saved(5 + (int64_t)i, 9);
+            assert_int_equal(count_names(NULL), 0);
+        } else {
+            assert_false(save(7, 9, error));
+            assert_non_null(strstr(error, "latest: the link cannot be moved there: Is a directory"));
+            assert_true(exists("latest/notes"));
+        }
+    }
 }
 
 /* One run at a time; the sentence names the process, and the lock ends with it. */
@@ -601,6 +622,26 @@ static void test_killed_at_any_moment(void **state) {
     assert_true(last > 1); /* some saves came to their end */
 }
 
+/* A reader finds a whole checkpoint while another process replaces it as fast as it can. */
+static void test_read_while_saving(void **state) {
+    (void)state;
+    enum { READS = 1000 };
+    char error[TRAIN_ERROR];
+    require_saved(1, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* a failed check below must not leave it behind */
+        for (int64_t step = 2;; step++)
+            if (!save(step, 1, error)) _exit(1);
+    }
+    for (int i = 0; i < READS; i++)
+        if (opened_step(error) < 1) fail_msg("read %d: %s", i, error);
+    kill(child, SIGKILL);
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFSIGNALED(status));
+}
+
 /* ---- A full disk ------------------------------------------------------------------------------------- */
 
 static void require_failed(bool ok, const char *error, const char *reason) {
@@ -700,12 +741,20 @@ static void test_full_disk(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip),          TEST(test_keep),      TEST(test_leftovers),
-        TEST(test_save_refusals),       TEST(test_find),      TEST(test_damages),
-        TEST(test_copied_link),         TEST(test_lock),      TEST(test_killed_at_any_moment),
+        TEST(test_round_trip),
+        TEST(test_keep),
+        TEST(test_leftovers),
+        TEST(test_save_refusals),
+        TEST(test_find),
+        TEST(test_damages),
+        TEST(test_copied_link),
+        TEST(test_lock),
+        TEST(test_killed_at_any_moment),
         TEST(test_file_limits),
+        TEST(test_read_while_saving),
 #ifdef __linux__
-        TEST(test_killed_at_each_call), TEST(test_full_disk),
+        TEST(test_killed_at_each_call),
+        TEST(test_full_disk),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,8 +46,7 @@ static int write_text(sampler *s, const arguments *a) {
 static int run(const arguments *a, const char *dir) {
     char error[TRAIN_ERROR], path[CHECKPOINT_PATH];
     checkpoint from = {0};
-    if (!checkpoint_find(dir, path, error) || !checkpoint_open(path, &from, error))
-        return cli_fail("sample", "%s", error);
+    if (!checkpoint_open_newest(dir, path, &from, error)) return cli_fail("sample", "%s", error);
     int status = CLI_FAILURE;
     vjp_device *device = cli_open("sample", &a->on);
     if (device) {

@@ -174,7 +174,7 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
     char path[CHECKPOINT_PATH];
     checkpoint from = {0};
     bool other = settings->from[0], ok = true;
-    if (other) ok = checkpoint_find(settings->from, path, error) && checkpoint_open(path, &from, error);
+    if (other) ok = checkpoint_open_newest(settings->from, path, &from, error);
     if (other && ok && !is_llama(j))
         ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
     ok = ok && open_data(j, error) && create_trainer(j, other ? &from : NULL, error);
@@ -193,7 +193,7 @@ static bool open_newest(const char *out, checkpoint *from, job_settings *setting
                           "%.200s is a single checkpoint: continue its run with --resume --out and the folder that "
                           "holds it, or start a new run with --from",
                           out);
-    if (!checkpoint_find(out, path, error) || !checkpoint_open(path, from, error)) return false;
+    if (!checkpoint_open_newest(out, path, from, error)) return false;
     if (!from->trainer.root)
         return train_fail(error, "%.300s has no trainer.json, so vjp did not make it: start a new run with --from",
                           path);

@@ -290,6 +290,22 @@ bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
     return ok;
 }
 
+bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpoint *c, char error[TRAIN_ERROR]) {
+    enum { MAX_TRIES = 100 };
+    *c = (checkpoint){.step = -1};
+    bool ok = false, replaced = true;
+    for (int i = 0; i < MAX_TRIES && replaced; i++) {
+        checkpoint_close(c);
+        if (!checkpoint_find(dir, path, error)) return false;
+        ok = checkpoint_open(path, c, error);
+        /* A checkpoint is renamed before its files are removed. If its name is gone by now, a newer one is there, and
+         * files of this one may have been taken for missing. */
+        struct stat status;
+        replaced = stat(path, &status) != 0 && errno == ENOENT;
+    }
+    return ok;
+}
+
 void checkpoint_close(checkpoint *c) {
     for (size_t i = 0; i < c->file_count; i++)
         close_file(&c->files[i]);

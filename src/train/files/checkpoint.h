@@ -86,6 +86,12 @@ typedef struct checkpoint {
  */
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]);
 
+/*
+ * checkpoint_find() and checkpoint_open(), while a run may be saving in `dir`: if the checkpoint was replaced by a
+ * newer one before all its files were open, that one is opened.
+ */
+bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpoint *c, char error[TRAIN_ERROR]);
+
 void checkpoint_close(checkpoint *c);
 
 /* The model's tensor of that name; NULL if there is none. */

@@ -48,10 +48,13 @@ int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]) {
         train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
         return -1;
     }
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    /* On a file system without locks the run continues unprotected. */
-    if (fcntl(file, F_SETLK, &lock) == 0 || (errno != EACCES && errno != EAGAIN)) return file;
-    if (fcntl(file, F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) lock.l_pid = 0;
+    struct flock lock;
+    do {
+        lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        /* On a file system without locks the run continues unprotected. */
+        if (fcntl(file, F_SETLK, &lock) == 0 || (errno != EACCES && errno != EAGAIN)) return file;
+        /* Unlocked by now: the other run has just ended. */
+    } while (fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK);
     train_fail(error, "%.300s: another run is training there (process %lld); wait for it, or choose another --out", dir,
                (long long)lock.l_pid);
     close(file);
@@ -159,18 +162,39 @@ static bool make_link(const char *fresh, int64_t step, bool *made, char *error) 
 }
 
 /*
- * In a copy made by `cp -rL`, `latest` is a folder. It becomes the checkpoint of its step if there is none, and goes
- * with the leftovers otherwise. A folder that is not a checkpoint stays, and move_link() fails.
+ * Whether a folder has no other files than a checkpoint's. One that does not open is then an incomplete copy, made
+ * while a run was saving.
+ */
+static bool has_only_own_files(const char *path) {
+    static const char *const names[] = {
+        ".", "..", "config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"};
+    DIR *entries = opendir(path);
+    bool only = entries != NULL;
+    for (struct dirent *e; only && (e = readdir(entries));) {
+        only = false;
+        for (size_t i = 0; i < sizeof names / sizeof names[0] && !only; i++)
+            only = strcmp(e->d_name, names[i]) == 0;
+    }
+    if (entries) closedir(entries);
+    return only;
+}
+
+/*
+ * In a copy made by `cp -rL`, `latest` is a folder. It becomes the checkpoint of its step if there is none. If there is
+ * one, or if the copy is incomplete, it is removed with the leftovers. Any other folder stays, and move_link() fails.
  */
 static void retire_copied_latest(const char *dir, const char *latest) {
     char path[CHECKPOINT_PATH], aside[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     struct stat status;
     if (lstat(latest, &status) != 0 || !S_ISDIR(status.st_mode)) return;
     int64_t step = checkpoint_step(latest, ignored);
-    if (step < 0 || !checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) ||
+    if (!checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) ||
         !checkpoint_path(aside, ignored, "%s/%s", dir, CHECKPOINT_LINK_OLD))
         return;
-    (void)rename(latest, lstat(path, &status) == 0 ? aside : path);
+    if (step >= 0)
+        (void)rename(latest, lstat(path, &status) == 0 ? aside : path);
+    else if (step == -2 && has_only_own_files(latest))
+        (void)rename(latest, aside);
 }
 
 static bool move_link(const char *fresh, const char *latest, char *error) {
