@@ -414,6 +414,9 @@ awk -F'"loss": *' 'NR == 1 { split($2, part, ","); exit !(part[1] < 5) }' "$work
 expect 0 'done at step 3' $train --steps 3 --dtype bf16 --accumulate 2 --out "$work/bf16"
 grep -q 'in bf16, batch 2 x 32 x 2' "$work/out" || fault 'bf16: not told'
 
+# A context of one byte is text all the same.
+expect 0 ' tokens/s ' train "$work/text" --batch 1 --context 1 --steps 2 --out "$work/bytes"
+
 # ---- Pictures ----
 # big NUMBER: four bytes, the highest first
 big() {

@@ -107,7 +107,7 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     printf("%sstep %*lld/%lld  loss %.4f  smoothed %.4f  norm %5.2f  rate %.2e  %s %s/s  %s left",
            s->terminal ? "\r\033[K" : "", steps > 99999 ? 7 : 5, (long long)row->step, (long long)steps, row->loss,
            row->smoothed, row->norm, row->rate, thousands((double)job_items(j) / taken, speed),
-           j->settings.context > 1 ? "tokens" : "pictures", duration(taken * (double)(steps - row->step), left));
+           j->text.count ? "tokens" : "pictures", duration(taken * (double)(steps - row->step), left));
     if (!isnan(row->validation))
         printf("  %svalidation %.4f%s", cli_paint(CLI_GREEN), row->validation, cli_paint(CLI_PLAIN));
     if (stays || !s->terminal) putchar('\n');
