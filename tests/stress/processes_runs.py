@@ -24,7 +24,7 @@ class Failure(Exception):
 
 
 class Setting:
-    """A model and the options of its training. A width of None is the program's own smallest model."""
+    """A model, by its width and layers, and the options of its training."""
 
     def __init__(self, name, width, layers, steps, options):
         self.name, self.width, self.layers, self.steps, self.options = name, width, layers, steps, options
@@ -47,9 +47,9 @@ def write_safetensors(path, tensors):
     """tensors: {name: (shape, list of floats)}"""
     header, data = {}, b''
     for name, (shape, values) in tensors.items():
-        piece = struct.pack('<%df' % len(values), *values)
-        header[name] = {'dtype': 'F32', 'shape': shape, 'data_offsets': [len(data), len(data) + len(piece)]}
-        data += piece
+        block = struct.pack('<%df' % len(values), *values)
+        header[name] = {'dtype': 'F32', 'shape': shape, 'data_offsets': [len(data), len(data) + len(block)]}
+        data += block
     text = json.dumps(header).encode()
     with open(path, 'wb') as file:
         file.write(struct.pack('<Q', len(text)) + text + data)
@@ -245,9 +245,9 @@ class World:
 
     def check_folder(self, setting, out):
         """
-        What must be true of a run's folder whatever happened, while no process works in it: each checkpoint is whole and
-        has the undisturbed run's bytes, `latest` leads to one of them, and the record has a line for every step up to it
-        and agrees with the undisturbed one. Returns the step that a resumed run would begin with, or None.
+        What must be true of a run's folder whatever happened, while no process works in it: each checkpoint is whole
+        and has the undisturbed run's bytes, `latest` leads to one of them, and the record has a line for every step up
+        to it and agrees with the undisturbed one. Returns the step that a resumed run would begin with, or None.
         """
         steps = saved_steps(out)
         for step in steps:
@@ -269,7 +269,7 @@ class World:
         return steps[-1]
 
     def check_stopped(self, setting, out, text=''):
-        """As check_folder(), for a run that ended in an orderly way: the last step is saved, and nothing is left over."""
+        """As check_folder(), for a run that ended by itself: the last step is saved, and nothing is left over."""
         step = self.check_folder(setting, out)
         lines, partial = read_lines(out + '/metrics.jsonl')
         link = os.readlink(out + '/latest') if os.path.lexists(out + '/latest') else 'nothing'

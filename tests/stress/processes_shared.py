@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 from processes_runs import SETTINGS, Failure, read_lines, saved_steps, wait_until
 from processes_stops import wait
@@ -102,7 +101,8 @@ def copies(world, part):
     rng = part.rng
     setting = rng.choice(SETTINGS)
     out, made = world.fresh_run(rng), []
-    process = world.start(world.train_arguments(setting, out, save_every=rng.choice((1, 1, 3)), keep=rng.choice((2, 3))))
+    options = {'save_every': rng.choice((1, 1, 3)), 'keep': rng.choice((2, 3))}
+    process = world.start(world.train_arguments(setting, out, **options))
     wait_until(process, lambda: os.path.exists(out + '/latest'))
     while process.running() and len(made) < MAX_COPIES:
         wait(rng.uniform(0, 0.01), process)
