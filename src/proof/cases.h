@@ -8,6 +8,8 @@
  *   -gamma             an absent optional input, or an output that the forward does not save (-argmax)
  *   gamma=f32          dtype of a slot, of either pass; param=f32: of every slot that may be T or f32
  *   data=offset        what kind of numbers (proof_data)
+ *   top=x              a float input near the largest number of its dtype, and top=x/64 a 64th of that (proof_end)
+ *   bottom=x           one near the smallest normal number, and bottom=x*64 times that
  *   only=f32,bf16      storage types it is run for; default: all
  *   bound=1e-6         for f32 results, instead of the table in error.h
  *
@@ -80,7 +82,23 @@ typedef enum proof_data {
     PROOF_ALL_IGNORED
 } proof_data;
 
-enum { PROOF_MAX_CHOICES = 16 };
+/*
+ * The ends of the range, for an input that the row names instead of the one that data= applies to. Signs are random
+ * (of averages of squares: positive); sizes are evenly distributed. Between them, divided or multiplied, a row can keep
+ * a sum of many terms in range.
+ */
+typedef enum proof_end {
+    PROOF_TOP,   /* 1/32 to 1/8 of the largest number of the slot's dtype */
+    PROOF_BOTTOM /* 32 to 128 times its smallest normal number */
+} proof_end;
+
+typedef struct proof_extreme {
+    const char *slot;
+    proof_end end;
+    double share; /* what the numbers are divided (top) or multiplied (bottom) by */
+} proof_extreme;
+
+enum { PROOF_MAX_CHOICES = 16, PROOF_MAX_EXTREMES = 4 };
 
 typedef struct proof_choice {
     const char *name;
@@ -100,12 +118,17 @@ typedef struct proof_setup {
     double bound;  /* 0: the usual one */
     proof_choice choice[PROOF_MAX_CHOICES];
     int choices;
+    proof_extreme extreme[PROOF_MAX_EXTREMES];
+    int extremes;
 } proof_setup;
 
 bool proof_setup_read(proof_setup *setup, const vjp_op *op, const char *text, char error[TEXT_ERROR]);
 
 /* What the row says about a slot; NULL: nothing. */
 const proof_choice *proof_choice_of(const proof_setup *setup, const vjp_slot *slot);
+
+/* The end of the range that the row puts this input at; NULL: none. */
+const proof_extreme *proof_extreme_of(const proof_setup *setup, const vjp_slot *slot);
 
 /* The case belongs to the adversarial set of the accuracy table. */
 bool proof_is_adversarial(const proof_setup *setup);

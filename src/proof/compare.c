@@ -261,6 +261,11 @@ static void compare_pass(comparison *c) {
     free_all(c->base);
 }
 
+/* WGSL and Metal let a device do so; the others keep every number. */
+static bool may_flush(const vjp_device *device) {
+    return strcmp(device->backend->name, "webgpu") == 0 || strcmp(device->backend->name, "metal") == 0;
+}
+
 static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device *ref, const proof_setup *setup,
                          vjp_dtype storage) {
     proof_problem problem;
@@ -274,6 +279,7 @@ static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device 
         return;
     }
     problem.narrow_operands = !vjp_device_is_host(device);
+    problem.flushes = may_flush(device);
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         c = (comparison){.plan = plan, .device = device, .ref = ref, .p = &problem, .pass = (vjp_pass)pass};
         compare_pass(&c);

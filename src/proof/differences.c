@@ -196,7 +196,7 @@ static bool suits(const proof_setup *setup) {
         largest = count > largest ? count : largest;
     }
     bool ordinary = setup->data == PROOF_NORMAL || setup->data == PROOF_IGNORED || setup->data == PROOF_ALL_IGNORED;
-    return ordinary && largest <= MAX_ELEMENTS;
+    return ordinary && !setup->extremes && largest <= MAX_ELEMENTS;
 }
 
 void proof_differences(const proof_plan *plan) {

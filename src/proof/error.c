@@ -79,7 +79,15 @@ static double half_unit(vjp_dtype dtype) {
 }
 
 static double smallest_half_unit(vjp_dtype dtype) {
-    return dtype == VJP_F16 ? 0x1p-25 : dtype == VJP_F64 ? 0 : 0x1p-134; /* bf16 and f32 alike */
+    return dtype == VJP_F16 ? 0x1p-25 : dtype == VJP_BF16 ? 0x1p-134 : dtype == VJP_F32 ? 0x1p-150 : 0;
+}
+
+enum { FLUSHED_TERMS = 8 }; /* rows at the bottom of the range have no more that matter */
+
+/* How far an element may be off because it, or a term of it, is below the smallest normal number. */
+static double underflow(const proof_problem *p, vjp_dtype dtype, double want) {
+    if (p->flushes && dtype != VJP_F16) return FLUSHED_TERMS * proof_smallest(VJP_F32);
+    return fabs(want) < proof_smallest(dtype) ? smallest_half_unit(dtype) : 0;
 }
 
 static void say(proof_error *e, int64_t i, double is, double should) {
@@ -117,7 +125,8 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
         }
         if (integer && got != want) say(&e, i, got, want), wrong++;
         finite++;
-        off += (got - want) * (got - want);
+        double error = fmax(fabs(got - want) - underflow(p, dtype, want), 0);
+        off += error * error;
         size += want * want;
     }
     if (integer) {
@@ -128,13 +137,14 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     norm = sqrt(size);
     e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : norm > 0 ? sqrt(off) / norm : INFINITY;
     double rms = finite ? norm / sqrt((double)finite) : 0;
-    double unit = half_unit(dtype), smallest = smallest_half_unit(dtype);
+    double unit = half_unit(dtype);
     double slack = operand_slack(p, pass, slot);
     double rest = ELEMENT_FACTOR * (dtype == VJP_F64 ? 1e-12 : f32_bound(p, pass, slot));
     for (int64_t i = 0; i < v->count && !e.why[0]; i++) {
         double want = expected[i], got = proof_get(stored, dtype, i);
         if (!isfinite(want) || !isfinite(got)) continue;
-        if (!(fabs(got - want) <= unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + smallest))
+        if (!(fabs(got - want) <=
+              unit * fabs(want) + (rest + slack) * fmax(fabs(want), rms) + underflow(p, dtype, want)))
             say(&e, i, got, want);
     }
     return e;

@@ -15,7 +15,13 @@
  * rest is room for rows that are worse conditioned than their neighbours.) Where a device's products take 16-bit
  * operands (problem->narrow_operands), linear's dpre is rounded before it enters da and db, and y is act of the stored
  * pre: with an activation an element of da and db may be off by 4 half units of that size more, one of y by 2. The L2
- * bound is the same for all. NaN must be where NaN should be and nowhere else, infinities with their sign; integers
+ * bound is the same for all.
+ *
+ * Below the smallest normal number of its dtype a result has fewer digits the smaller it is: the half unit that
+ * rounding costs there is left out of the L2 error. A device that may flush (problem->flushes) replaces numbers below
+ * f32's smallest normal one by 0 wherever they appear, in sums too: an element may be off by 8 times that number.
+ *
+ * NaN must be where NaN should be and nowhere else, infinities with their sign; integers
  * must be equal.
  */
 #ifndef VJP_PROOF_ERROR_H

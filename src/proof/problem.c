@@ -200,7 +200,7 @@ static int64_t index_limit(const proof_problem *p) {
     return tensor->shape[axis < 0 ? axis + tensor->ndim : axis];
 }
 
-enum { SKEW_STEPS = 1 << 30 };
+enum { UNIFORM_STEPS = 1 << 30 };
 
 static void fill_index(const proof_problem *p, const proof_values *v, proof_random *random) {
     int64_t limit = index_limit(p), last = 0;
@@ -209,7 +209,7 @@ static void fill_index(const proof_problem *p, const proof_values *v, proof_rand
         bool draw = p->setup.data != PROOF_RUNS || proof_random_below(random, 200) == 0;
         if (draw) last = proof_random_below(random, limit);
         if (p->setup.data == PROOF_SKEWED) {
-            double u = (double)proof_random_below(random, SKEW_STEPS) / SKEW_STEPS;
+            double u = (double)proof_random_below(random, UNIFORM_STEPS) / UNIFORM_STEPS;
             last = (int64_t)pow((double)limit + 1, u) - 1;
         }
         v->exact[i] = (double)(same ? limit / 2 : last);
@@ -260,14 +260,29 @@ static bool fill_step(const proof_problem *p, const proof_values *v, proof_rando
     return true;
 }
 
+static void fill_extreme(const proof_problem *p, const proof_values *v, const proof_extreme *e, proof_random *random) {
+    vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
+    double size = e->end == PROOF_TOP ? proof_largest(dtype) / 32 / e->share : proof_smallest(dtype) * 32 * e->share;
+    bool step = vjp_passes(p->info) < VJP_PASS_COUNT;
+    bool positive = step && strcmp(v->slot->name, "w") != 0 && strcmp(v->slot->name, "g") != 0 &&
+                    strcmp(v->slot->name, "m") != 0 && strcmp(v->slot->name, "momentum") != 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        double magnitude = size * (1 + 3 * (double)proof_random_below(random, UNIFORM_STEPS) / UNIFORM_STEPS);
+        v->exact[i] = positive || proof_random_below(random, 2) ? magnitude : -magnitude;
+    }
+}
+
 /* The numbers of an input that nothing else determines. */
 static void fill(const proof_problem *p, proof_values *v, bool source, proof_random *random) {
     v->exact = proof_memory((size_t)v->count * sizeof(double));
     bool dy = strcmp(v->slot->name, "dy") == 0;
     int64_t row_length = v->tensor.ndim ? v->tensor.shape[v->tensor.ndim - 1] : 1;
     proof_data data = p->setup.data;
-    if (fill_step(p, v, random)) return;
-    if (strcmp(v->slot->name, "counter") == 0)
+    const proof_extreme *extreme = proof_extreme_of(&p->setup, v->slot);
+    if (!extreme && fill_step(p, v, random)) return;
+    if (extreme)
+        fill_extreme(p, v, extreme, random);
+    else if (strcmp(v->slot->name, "counter") == 0)
         fill_counter(v, random);
     else if (v->slot->kind == VJP_KIND_INDEX)
         fill_index(p, v, random);

@@ -72,6 +72,21 @@ static bool set_only(proof_setup *setup, char *value) {
     return setup->only != 0;
 }
 
+/* SLOT, or SLOT/N at the top and SLOT*N at the bottom. */
+static bool set_extreme(proof_setup *setup, proof_end end, char *value) {
+    char *mark = strpbrk(value, "/*");
+    double share = 1;
+    if (mark) {
+        if (*mark != (end == PROOF_TOP ? '/' : '*') || !((share = atof(mark + 1)) > 0)) return false;
+        *mark = 0;
+    }
+    const vjp_slot *slot = find_slot(vjp_op_describe(setup->op), value);
+    bool number = slot && slot->kind != VJP_KIND_INDEX && slot->kind != VJP_KIND_ARGMAX;
+    if (!number || (slot->flags & VJP_SLOT_OUTPUT) || setup->extremes == PROOF_MAX_EXTREMES) return false;
+    setup->extreme[setup->extremes++] = (proof_extreme){slot->name, end, share};
+    return true;
+}
+
 /* One word of the row. */
 static bool read_word(proof_setup *setup, char *word, char error[TEXT_ERROR]) {
     const vjp_op_info *info = vjp_op_describe(setup->op);
@@ -89,6 +104,8 @@ static bool read_word(proof_setup *setup, char *word, char error[TEXT_ERROR]) {
     if (!value) return false;
     *value++ = 0;
     if (strcmp(word, "data") == 0) return set_data(setup, value);
+    if (strcmp(word, "top") == 0) return set_extreme(setup, PROOF_TOP, value);
+    if (strcmp(word, "bottom") == 0) return set_extreme(setup, PROOF_BOTTOM, value);
     if (strcmp(word, "only") == 0) return set_only(setup, value);
     if (strcmp(word, "bound") == 0) return (setup->bound = atof(value)) > 0;
     const vjp_slot *slot = find_slot(info, word);
@@ -126,7 +143,14 @@ const proof_choice *proof_choice_of(const proof_setup *setup, const vjp_slot *sl
     return all;
 }
 
+const proof_extreme *proof_extreme_of(const proof_setup *setup, const vjp_slot *slot) {
+    for (int i = 0; i < setup->extremes; i++)
+        if (strcmp(setup->extreme[i].slot, slot->name) == 0) return &setup->extreme[i];
+    return NULL;
+}
+
 bool proof_is_adversarial(const proof_setup *setup) {
+    if (setup->extremes) return true;
     switch (setup->data) {
     case PROOF_OFFSET:
     case PROOF_EQUAL:

@@ -2,6 +2,7 @@
 /* Numbers on the host: memory, dtypes, and the random numbers of the cases. */
 #include "proof/values.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,14 @@ double proof_rounded(double value, vjp_dtype dtype) {
     double stored;
     proof_put(&stored, dtype, 0, value);
     return proof_get(&stored, dtype, 0);
+}
+
+double proof_largest(vjp_dtype dtype) {
+    return dtype == VJP_F16 ? 65504 : dtype == VJP_BF16 ? 0x1.fep127 : FLT_MAX;
+}
+
+double proof_smallest(vjp_dtype dtype) {
+    return dtype == VJP_F16 ? 0x1p-14 : FLT_MIN;
 }
 
 /* ---- Random numbers ---------------------------------------------------------------------------------- */

@@ -25,6 +25,10 @@ void *proof_to_stored(const double *values, vjp_dtype dtype, int64_t count);
 /* What a number becomes when it is stored in this dtype. */
 double proof_rounded(double value, vjp_dtype dtype);
 
+/* The largest number of a float dtype and its smallest normal one; of f64 those of f32, whose squares f64 holds. */
+double proof_largest(vjp_dtype dtype);
+double proof_smallest(vjp_dtype dtype);
+
 /* A generator's state; the same seed and names give the same numbers everywhere. */
 typedef struct proof_random {
     uint64_t state;

@@ -9,7 +9,7 @@
  * The workspace has
  *
  *     chunks       [batch, groups, chunks]: statistics of a chunk of a group's flat run of elements
- *     part_sums    [batch, groups, parts]: sums of g and g * xh over a part: some channels, some of their positions
+ *     part_sums    [batch, groups, parts]: sums of g and g * xh over some channels at some positions, also scaled
  *     plane_sums   [batch, chunks of the plane, channels]: sums of dy and dy * xh, which add up to dbeta and dgamma
  */
 #include "gpu/gpu.h"
@@ -79,7 +79,7 @@ static split split_of(const vjp_work *work) {
     split_parts(&c);
     bool measures = !c.whole && !c.saved && c.normal;
     c.part_sums = measures ? gpu_scratch_bytes(c.rows * c.chunks * 4, 4) : 0;
-    c.plane_sums = c.part_sums + (!c.whole && c.dx ? gpu_scratch_bytes(c.rows * c.parts * 2, 4) : 0);
+    c.plane_sums = c.part_sums + (!c.whole && c.dx ? gpu_scratch_bytes(c.rows * c.parts * 4, 4) : 0);
     c.bytes = c.plane_sums + (c.sums ? gpu_scratch_bytes(c.s.batch * c.position_chunks * c.s.channels * 2, 4) : 0);
     return c;
 }
@@ -140,7 +140,7 @@ static void bind_chunks(gpu_launch *l, const split *c, bool output) {
 
 /* Absent where nothing needs them, like the tensors. */
 static void bind_part_sums(gpu_launch *l, const split *c, bool output) {
-    gpu_scratch(l, "part_sums", VJP_F32, c->part_sums, c->dx ? c->rows * c->parts * 2 : 0, output);
+    gpu_scratch(l, "part_sums", VJP_F32, c->part_sums, c->dx ? c->rows * c->parts * 4 : 0, output);
 }
 
 static void bind_plane_sums(gpu_launch *l, const split *c, bool output) {

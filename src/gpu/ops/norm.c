@@ -15,7 +15,7 @@ enum {
     MAX_PAIRS = 8,     /* of a thread: 256 threads then have rows of 4096 columns */
     CHUNKS = 256,      /* of rows, at most: each leaves column sums in the workspace */
     TEAM_ROWS = 4,     /* that a team has at least, before rows are split into more chunks */
-    STATS = 6,         /* numbers of a row that `measure` leaves */
+    STATS = 7,         /* numbers of a row that `measure` leaves */
     LARGEST_SCALE = 60 /* rows of 1e-20 need 2^60 for their squares; eps * 2^120 must stay finite, so eps < 1 there */
 };
 

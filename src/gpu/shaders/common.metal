@@ -128,6 +128,10 @@ inline bool is_nan(float value) {
     return (as_type<uint>(value) & 0x7fffffffu) > 0x7f800000u;
 }
 
+inline bool is_finite(float value) {
+    return (as_type<uint>(value) & 0x7fffffffu) < 0x7f800000u;
+}
+
 // ---- Powers of two -------------------------------------------------------------------------------------------
 
 // 1 / power, exactly.

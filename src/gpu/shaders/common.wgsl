@@ -58,6 +58,10 @@ fn is_nan(value: f32) -> bool {
     return (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;
 }
 
+fn is_finite(value: f32) -> bool {
+    return (bitcast<u32>(value) & 0x7fffffffu) < 0x7f800000u;
+}
+
 // ---- Powers of two ----
 
 // 1 / power, exactly.

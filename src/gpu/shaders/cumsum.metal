@@ -63,10 +63,6 @@ inline float2 rounded(thread const Call &c, float2 v) {
     return float2(rounded(c, v.x), rounded(c, v.y));
 }
 
-inline bool is_finite(float v) {
-    return (as_type<uint>(v) & 0x7f800000u) != 0x7f800000u;
-}
-
 // p + v: the sum, and exactly what its rounding took away (Knuth's two-sum), normalised so that low is small against
 // high. An infinite or NaN sum has low 0: inf - inf would turn it into a NaN.
 inline Pair plus(thread const Call &c, Pair p, float2 v) {

@@ -233,12 +233,13 @@ struct Stats {
     float shift;
     float rest;
     float rstd;
-    float g;   // mean(g)
-    float gxh; // mean(g * xh)
+    float dy_guard; // g and gxh are those of dy * dy_guard: GUARD where a sum of g exceeds f32's range, else 1
+    float g;        // mean(g)
+    float gxh;      // mean(g * xh)
 };
 
 inline Stats no_stats() {
-    return {1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    return {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f};
 }
 
 inline float2 normal(Stats f, float2 x) {
@@ -429,17 +430,29 @@ inline float2 store_sums(thread const Call &c, thread const Team &t, Stats f, ui
     return c.gamma.is() ? sums * c.gamma.at(channel) : sums;
 }
 
-inline float4 products(thread const Call &c, Stats f, uint a, bool both) {
+// Terms of the sums over a channel or two, and over all channels: the sums of dy near f32's largest number do not fit.
+struct Products {
+    float4 channel; // dy and dy * xh
+    float2 guarded; // g and g * xh with dy * GUARD
+};
+
+inline Products products(thread const Call &c, Stats f, uint a, bool both, float2 gamma) {
     uint b = both ? a + 1 : a;
     float2 dy = pair_of(c.dy, a, b, both, 0.0f);
-    float2 dyxh = float2(0.0f);
+    float2 xh = float2(0.0f);
     if (NORMAL) {
-        dyxh = dy * ((pair_of(c.x, a, b, both, 0.0f) * f.guard - f.shift) * f.rstd);
+        xh = (pair_of(c.x, a, b, both, 0.0f) * f.guard - f.shift) * f.rstd;
         if (!both) {
-            dyxh.y = 0.0f;
+            xh.y = 0.0f;
         }
     }
-    return float4(dy, dyxh);
+    float2 g = (dy * GUARD) * gamma;
+    float2 gxh = g * xh;
+    return {float4(dy, dy * xh), float2(g.x + g.y, gxh.x + gxh.y)};
+}
+
+inline float gamma_near(thread const Call &c, uint channel) {
+    return c.gamma.is() ? c.gamma.at(min(channel, c.p.channels - 1)) : 1.0f;
 }
 
 // A part of a group: some of its channels at some of their positions.
@@ -462,16 +475,20 @@ inline Part part_of(thread const Call &c, uint part) {
 }
 
 // A channel has `along` lanes. With channels last they are apart from each other, as its elements are.
-inline Terms sums_last(thread const Call &c, thread const Team &t, Stats f, Part r) {
+inline float4 sums_last(thread const Call &c, thread const Team &t, Stats f, Part r) {
     uint across = c.p.lanes / c.p.along;
     Terms total = no_terms();
+    float2 guarded = float2(0.0f);
     for (uint step = 0; step < c.p.channel_chunk; step += 2 * across) {
         uint channel = r.channel_begin + step + 2 * (t.rank % across);
         bool both = channel + 1 < r.channel_end;
         Terms sum = no_terms();
         if (channel < r.channel_end) {
+            float2 gamma = float2(gamma_near(c, t.channel + channel), gamma_near(c, t.channel + channel + 1));
             for (uint s = r.position_begin + t.rank / across; s < r.position_end; s += c.p.along) {
-                sum.take(products(c, f, t.start + s * c.p.channels + channel, both));
+                Products p = products(c, f, t.start + s * c.p.channels + channel, both, gamma);
+                sum.take(p.channel);
+                guarded += p.guarded;
             }
         }
         float4 all = across_teams(c, sum.all(), across * c.p.teams);
@@ -483,19 +500,23 @@ inline Terms sums_last(thread const Call &c, thread const Team &t, Stats f, Part
             total.take(float4(gs, 0.0f, 0.0f));
         }
     }
-    return total;
+    return total.all() + float4(float2(0.0f), guarded);
 }
 
 // Else they are neighbours, as its elements are.
-inline Terms sums_planes(thread const Call &c, thread const Team &t, Stats f, Part r) {
+inline float4 sums_planes(thread const Call &c, thread const Team &t, Stats f, Part r) {
     uint across = c.p.lanes / c.p.along;
     Terms total = no_terms();
+    float2 guarded = float2(0.0f);
     for (uint step = 0; step < c.p.channel_chunk; step += across) {
         uint channel = r.channel_begin + step + t.rank / c.p.along;
         Terms sum = no_terms();
         if (channel < r.channel_end) {
+            float2 gamma = float2(gamma_near(c, t.channel + channel));
             for (uint s = r.position_begin + 2 * (t.rank % c.p.along); s < r.position_end; s += 2 * c.p.along) {
-                sum.take(products(c, f, t.start + channel * c.p.plane + s, s + 1 < r.position_end));
+                Products p = products(c, f, t.start + channel * c.p.plane + s, s + 1 < r.position_end, gamma);
+                sum.take(p.channel);
+                guarded += p.guarded;
             }
         }
         float4 all = team_sum(c, sum.all(), c.p.along);
@@ -505,22 +526,32 @@ inline Terms sums_planes(thread const Call &c, thread const Team &t, Stats f, Pa
             total.take(float4(gs, 0.0f, 0.0f));
         }
     }
-    return total;
+    return total.all() + float4(float2(0.0f), guarded);
 }
 
-// The sums of g and g * xh over part `part` of the group; stores those of its channels.
-inline float2 channel_sums(thread const Call &c, thread const Team &t, Stats f, uint part) {
+// The sums of g and g * xh over part `part` of the group, and those with dy * GUARD; stores those of its channels.
+inline float4 channel_sums(thread const Call &c, thread const Team &t, Stats f, uint part) {
     Part r = part_of(c, part);
-    Terms total = LAST ? sums_last(c, t, f, r) : sums_planes(c, t, f, r);
-    return group_sum(c, total.all()).xy;
+    return group_sum(c, LAST ? sums_last(c, t, f, r) : sums_planes(c, t, f, r));
+}
+
+// mean(g) and mean(g * xh) from these sums over the whole group.
+inline Stats averaged(thread const Call &c, Stats f, float4 sum) {
+    bool fits = is_finite(sum.x) && is_finite(sum.y);
+    float2 guarded = float2(sum.z, sum.w - sum.z * (f.rest * f.rstd));
+    float2 means = (fits ? sum.xy : guarded) * c.p.inverse;
+    f.dy_guard = fits ? 1.0f : GUARD;
+    f.g = means.x;
+    f.gxh = means.y;
+    return f;
 }
 
 inline void gradient_of(thread const Call &c, thread const Team &t, Stats f, uint begin, uint end) {
     for (Cursor w = cursor_from(c, t, begin, end); w.more(); w.next(c)) {
         Pair p = w.at(c, t);
-        float2 g = pair_of(c.dy, p, 0.0f) * gamma_pair(c, p);
+        float2 g = (pair_of(c.dy, p, 0.0f) * f.dy_guard) * gamma_pair(c, p);
         float2 xh = normal(f, pair_of(c.x, p, 0.0f));
-        set_pair(c.dx, p, f.rstd * ((g - f.g) - xh * f.gxh) * f.guard);
+        set_pair(c.dx, p, f.rstd * ((g - f.g) - xh * f.gxh) * f.guard * inverse_power(f.dy_guard));
     }
 }
 
@@ -545,9 +576,7 @@ inline void backward(thread const Call &c) {
     } else if (NORMAL) {
         f = stats_from(c, measured_moments(c, t, 0, group_size(c)));
     }
-    float2 all = channel_sums(c, t, f, 0);
-    f.g = all.x * c.p.inverse;
-    f.gxh = all.y * c.p.inverse;
+    f = averaged(c, f, channel_sums(c, t, f, 0));
     if (c.dx.is() && t.valid) {
         gradient_of(c, t, f, 0, group_size(c));
     }
@@ -563,9 +592,10 @@ inline Stats stats_of(thread const Call &c, thread const Team &t) {
 
 inline void sums(thread const Call &c) {
     Team t = team_of(c);
-    float2 all = channel_sums(c, t, stats_of(c, t), t.part);
+    float4 all = channel_sums(c, t, stats_of(c, t), t.part);
     if (t.valid && t.rank == 0) {
-        c.part_sums.set_two(2 * (t.row * c.p.parts + t.part), all);
+        c.part_sums.set_two(4 * (t.row * c.p.parts + t.part), all.xy);
+        c.part_sums.set_two(4 * (t.row * c.p.parts + t.part) + 2, all.zw);
     }
 }
 
@@ -574,11 +604,9 @@ inline void gradient(thread const Call &c) {
     Stats f = stats_of(c, t);
     Terms sum = no_terms();
     for (uint k = t.rank; k < c.p.parts; k += c.p.lanes) {
-        sum.take(float4(c.part_sums.two(2 * (t.row * c.p.parts + k)), 0.0f, 0.0f));
+        sum.take(c.part_sums.four(4 * (t.row * c.p.parts + k)));
     }
-    float4 all = group_sum(c, sum.all());
-    f.g = all.x * c.p.inverse;
-    f.gxh = all.y * c.p.inverse;
+    f = averaged(c, f, group_sum(c, sum.all()));
     uint begin = t.part * c.p.chunk;
     if (t.valid) {
         gradient_of(c, t, f, begin, chunk_end(c, begin));

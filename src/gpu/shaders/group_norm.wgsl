@@ -208,8 +208,9 @@ struct Stats {
     shift: f32,
     rest: f32,
     rstd: f32,
-    g: f32,   // mean(g)
-    gxh: f32, // mean(g * xh)
+    dy_guard: f32, // g and gxh are those of dy * dy_guard: GUARD where a sum of g exceeds f32's range, else 1
+    g: f32,        // mean(g)
+    gxh: f32,      // mean(g * xh)
 }
 
 fn normal(f: Stats, x: vec2<f32>) -> vec2<f32> {
@@ -415,17 +416,32 @@ fn store_sums(t: Team, f: Stats, channel: u32, position_chunk: u32, about_shift:
     return sums;
 }
 
-fn products(f: Stats, a: u32, both: bool) -> vec4<f32> {
+// Terms of the sums over a channel or two, and over all channels: the sums of dy near f32's largest number do not fit.
+struct Products {
+    channel: vec4<f32>, // dy and dy * xh
+    guarded: vec2<f32>, // g and g * xh with dy * GUARD
+}
+
+fn products(f: Stats, a: u32, both: bool, gamma: vec2<f32>) -> Products {
     let b = select(a, a + 1u, both);
     let dy = dy_pair(a, b, both);
-    var dyxh = vec2<f32>();
+    var xh = vec2<f32>();
     if (NORMAL == 1u) {
-        dyxh = dy * ((x_pair(a, b, both, 0.0) * f.guard - f.shift) * f.rstd);
+        xh = (x_pair(a, b, both, 0.0) * f.guard - f.shift) * f.rstd;
         if (!both) {
-            dyxh.y = 0.0;
+            xh.y = 0.0;
         }
     }
-    return vec4<f32>(dy, dyxh);
+    let g = (dy * GUARD) * gamma;
+    let gxh = g * xh;
+    return Products(vec4<f32>(dy, dy * xh), vec2<f32>(g.x + g.y, gxh.x + gxh.y));
+}
+
+fn gamma_near(channel: u32) -> f32 {
+    if (!gamma_is) {
+        return 1.0;
+    }
+    return gamma_at(min(channel, u.p.channels - 1u));
 }
 
 // A part of a group: some of its channels at some of their positions.
@@ -448,16 +464,20 @@ fn part_of(part: u32) -> Part {
 }
 
 // A channel has `along` lanes. With channels last they are apart from each other, as its elements are.
-fn sums_last(t: Team, f: Stats, r: Part, lane: u32) -> Terms {
+fn sums_last(t: Team, f: Stats, r: Part, lane: u32) -> vec4<f32> {
     let across = u.p.lanes / u.p.along;
     var total = Terms();
+    var guarded = vec2<f32>();
     for (var step = 0u; step < u.p.channel_chunk; step += 2u * across) {
         let channel = r.channel_begin + step + 2u * (t.rank % across);
         let both = channel + 1u < r.channel_end;
         var sum = Terms();
         if (channel < r.channel_end) {
+            let gamma = vec2<f32>(gamma_near(t.channel + channel), gamma_near(t.channel + channel + 1u));
             for (var s = r.position_begin + t.rank / across; s < r.position_end; s += u.p.along) {
-                take(&sum, products(f, t.start + s * u.p.channels + channel, both));
+                let p = products(f, t.start + s * u.p.channels + channel, both, gamma);
+                take(&sum, p.channel);
+                guarded += p.guarded;
             }
         }
         let all = across_teams(all_of(sum), lane, across * u.p.teams);
@@ -469,19 +489,23 @@ fn sums_last(t: Team, f: Stats, r: Part, lane: u32) -> Terms {
             take(&total, vec4<f32>(gs, 0.0, 0.0));
         }
     }
-    return total;
+    return all_of(total) + vec4<f32>(0.0, 0.0, guarded);
 }
 
 // Else they are neighbours, as its elements are.
-fn sums_planes(t: Team, f: Stats, r: Part, lane: u32) -> Terms {
+fn sums_planes(t: Team, f: Stats, r: Part, lane: u32) -> vec4<f32> {
     let across = u.p.lanes / u.p.along;
     var total = Terms();
+    var guarded = vec2<f32>();
     for (var step = 0u; step < u.p.channel_chunk; step += across) {
         let channel = r.channel_begin + step + t.rank / u.p.along;
         var sum = Terms();
         if (channel < r.channel_end) {
+            let gamma = vec2<f32>(gamma_near(t.channel + channel));
             for (var s = r.position_begin + 2u * (t.rank % u.p.along); s < r.position_end; s += 2u * u.p.along) {
-                take(&sum, products(f, t.start + channel * u.p.plane + s, s + 1u < r.position_end));
+                let p = products(f, t.start + channel * u.p.plane + s, s + 1u < r.position_end, gamma);
+                take(&sum, p.channel);
+                guarded += p.guarded;
             }
         }
         let all = team_sum4(all_of(sum), lane, u.p.along);
@@ -490,28 +514,40 @@ fn sums_planes(t: Team, f: Stats, r: Part, lane: u32) -> Terms {
             take(&total, vec4<f32>(gs, 0.0, 0.0));
         }
     }
-    return total;
+    return all_of(total) + vec4<f32>(0.0, 0.0, guarded);
 }
 
-// The sums of g and g * xh over part `part` of the group; stores those of its channels.
-fn channel_sums(t: Team, f: Stats, part: u32, lane: u32) -> vec2<f32> {
+// The sums of g and g * xh over part `part` of the group, and those with dy * GUARD; stores those of its channels.
+fn channel_sums(t: Team, f: Stats, part: u32, lane: u32) -> vec4<f32> {
     let r = part_of(part);
-    var total = Terms();
+    var total = vec4<f32>();
     if (LAST == 1u) {
         total = sums_last(t, f, r, lane);
     } else {
         total = sums_planes(t, f, r, lane);
     }
-    return group_sum(all_of(total), lane).xy;
+    return group_sum(total, lane);
+}
+
+// mean(g) and mean(g * xh) from these sums over the whole group.
+fn averaged(f: Stats, sum: vec4<f32>) -> Stats {
+    let fits = is_finite(sum.x) && is_finite(sum.y);
+    let guarded = vec2<f32>(sum.z, sum.w - sum.z * (f.rest * f.rstd));
+    let means = select(guarded, sum.xy, fits) * u.p.inverse;
+    var out = f;
+    out.dy_guard = select(GUARD, 1.0, fits);
+    out.g = means.x;
+    out.gxh = means.y;
+    return out;
 }
 
 fn gradient_of(t: Team, f: Stats, begin: u32, end: u32) {
     var w = cursor_from(begin + 2u * t.rank);
     while (w.i < end) {
         let p = pair_at(t, w, end);
-        let g = dy_pair(p.a, p.b, p.both) * gamma_pair(p);
+        let g = (dy_pair(p.a, p.b, p.both) * f.dy_guard) * gamma_pair(p);
         let xh = normal(f, x_pair(p.a, p.b, p.both, 0.0));
-        let v = f.rstd * ((g - f.g) - xh * f.gxh) * f.guard;
+        let v = f.rstd * ((g - f.g) - xh * f.gxh) * f.guard * inverse_power(f.dy_guard);
         if (p.b == p.a + 1u) {
             dx_set_two(p.a, v);
         } else {
@@ -545,9 +581,7 @@ fn backward(workgroup: u32, lane: u32) {
     } else if (NORMAL == 1u) {
         f = stats_from(measured_moments(t, 0u, group_size(), lane));
     }
-    let all = channel_sums(t, f, 0u, lane);
-    f.g = all.x * u.p.inverse;
-    f.gxh = all.y * u.p.inverse;
+    f = averaged(f, channel_sums(t, f, 0u, lane));
     if (dx_is && t.valid) {
         gradient_of(t, f, 0u, group_size());
     }
@@ -568,7 +602,8 @@ fn sums(workgroup: u32, lane: u32) {
     let t = team_of(workgroup, lane);
     let all = channel_sums(t, stats_of(t, lane), t.part, lane);
     if (t.valid && t.rank == 0u) {
-        part_sums_set_two(2u * (t.row * u.p.parts + t.part), all);
+        part_sums_set_two(4u * (t.row * u.p.parts + t.part), all.xy);
+        part_sums_set_two(4u * (t.row * u.p.parts + t.part) + 2u, all.zw);
     }
 }
 
@@ -577,11 +612,9 @@ fn gradient(workgroup: u32, lane: u32) {
     var f = stats_of(t, lane);
     var sum = Terms();
     for (var k = t.rank; k < u.p.parts; k += u.p.lanes) {
-        take(&sum, vec4<f32>(part_sums_two(2u * (t.row * u.p.parts + k)), 0.0, 0.0));
+        take(&sum, part_sums_four(4u * (t.row * u.p.parts + k)));
     }
-    let all = group_sum(all_of(sum), lane);
-    f.g = all.x * u.p.inverse;
-    f.gxh = all.y * u.p.inverse;
+    f = averaged(f, group_sum(all_of(sum), lane));
     let begin = t.part * u.p.chunk;
     if (t.valid) {
         gradient_of(t, f, begin, chunk_end(begin));

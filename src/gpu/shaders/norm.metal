@@ -46,12 +46,13 @@ struct Stats {
     float shift; // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     float rest;
     float rstd;
-    float g;   // mean(g)
-    float gxh; // mean(g * xh)
+    float dy_guard; // g and gxh are those of dy * dy_guard: GUARD where a sum of g exceeds f32's range, else 1
+    float g;        // mean(g)
+    float gxh;      // mean(g * xh)
 };
 
 inline Stats no_stats() {
-    return {1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    return {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f};
 }
 
 inline float2 normal(Stats f, float2 x) {
@@ -126,20 +127,36 @@ struct Squares {
     }
 };
 
-// g and g * xh.
+// g and g * xh, and both with dy * GUARD: the sums of dy near f32's largest number do not fit.
 struct Averages {
     uint start;
     Stats f;
 
-    float2 of(thread const Call &c, uint i) {
-        float2 g = pair_of(c, c.dy, start, i, 0.0f) * gamma_pair(c, i);
-        float2 gxh = g * normal(f, pair_of(c, c.x, start, i, 0.0f));
+    float4 of(thread const Call &c, uint i) {
+        float2 dy = pair_of(c, c.dy, start, i, 0.0f);
+        float2 g = dy * gamma_pair(c, i);
+        float2 guarded = (dy * GUARD) * gamma_pair(c, i);
+        float2 xh = normal(f, pair_of(c, c.x, start, i, 0.0f));
         if (i + 1 >= c.p.dim) {
-            gxh.y = 0.0f;
+            xh.y = 0.0f;
         }
-        return float2(g.x + g.y, gxh.x + gxh.y);
+        float2 gxh = g * xh;
+        float2 guarded_gxh = guarded * xh;
+        return float4(g.x + g.y, gxh.x + gxh.y, guarded.x + guarded.y, guarded_gxh.x + guarded_gxh.y);
     }
 };
+
+// mean(g) and mean(g * xh) of a row whose statistics are in `f`.
+inline Stats averaged(thread const Call &c, Stats f, uint start) {
+    Averages averages = {start, f};
+    float4 sum = row_sum<float4>(c, averages);
+    bool fits = is_finite(sum.x) && is_finite(sum.y);
+    float2 means = (fits ? sum.xy : sum.zw) * c.p.inverse;
+    f.dy_guard = fits ? 1.0f : GUARD;
+    f.g = LAYER ? means.x : 0.0f;
+    f.gxh = means.y;
+    return f;
+}
 
 // Statistics of a row. Squares of 1e20 and of 1e-20 leave f32's range, so the row is scaled by the power of two that
 // brings its largest magnitude near 1, and rstd = scale / sqrt(variance of the scaled row + eps * scale^2).
@@ -208,10 +225,7 @@ inline Stats stats_of(thread const Call &c, uint row) {
         f = measured(c, row);
     }
     if (c.dx.is() || c.stats.is()) {
-        Averages averages = {row * c.p.dim, f};
-        float2 sum = row_sum<float2>(c, averages) * c.p.inverse;
-        f.g = LAYER ? sum.x : 0.0f;
-        f.gxh = sum.y;
+        f = averaged(c, f, row * c.p.dim);
     }
     return f;
 }
@@ -220,18 +234,19 @@ inline Stats stats_of(thread const Call &c, uint row) {
 inline void measure(thread const Call &c) {
     Stats f = stats_of(c, c.group);
     if (c.lane == 0) {
-        c.stats.set(c.group * 6, f.guard);
-        c.stats.set(c.group * 6 + 1, f.shift);
-        c.stats.set(c.group * 6 + 2, f.rest);
-        c.stats.set(c.group * 6 + 3, f.rstd);
-        c.stats.set(c.group * 6 + 4, f.g);
-        c.stats.set(c.group * 6 + 5, f.gxh);
+        c.stats.set(c.group * 7, f.guard);
+        c.stats.set(c.group * 7 + 1, f.shift);
+        c.stats.set(c.group * 7 + 2, f.rest);
+        c.stats.set(c.group * 7 + 3, f.rstd);
+        c.stats.set(c.group * 7 + 4, f.dy_guard);
+        c.stats.set(c.group * 7 + 5, f.g);
+        c.stats.set(c.group * 7 + 6, f.gxh);
     }
 }
 
 inline Stats stats_read(thread const Call &c, uint row) {
-    return {c.stats.at(row * 6),     c.stats.at(row * 6 + 1), c.stats.at(row * 6 + 2),
-            c.stats.at(row * 6 + 3), c.stats.at(row * 6 + 4), c.stats.at(row * 6 + 5)};
+    return {c.stats.at(row * 7),     c.stats.at(row * 7 + 1), c.stats.at(row * 7 + 2), c.stats.at(row * 7 + 3),
+            c.stats.at(row * 7 + 4), c.stats.at(row * 7 + 5), c.stats.at(row * 7 + 6)};
 }
 
 // The sums of one thread's columns: of up to 64 rows, and of all before; x and y of dgamma, z and w of dbeta.
@@ -261,7 +276,8 @@ inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint star
         }
         s.part[k] += float4(dy * xh, dy);
         if (c.dx.is()) {
-            float2 v = f.rstd * ((dy * gamma_pair(c, i) - f.g) - xh * f.gxh) * f.guard;
+            float2 g = (dy * f.dy_guard) * gamma_pair(c, i);
+            float2 v = f.rstd * ((g - f.g) - xh * f.gxh) * f.guard * inverse_power(f.dy_guard);
             if (i + 1 < c.p.dim) {
                 c.dx.set_two(start + i, v);
             } else {

@@ -33,8 +33,9 @@ struct Stats {
     shift: f32, // xh = ((x - shift) - rest) * rstd: a mean near 1000 would lose digits in one f32
     rest: f32,
     rstd: f32,
-    g: f32,   // mean(g)
-    gxh: f32, // mean(g * xh)
+    dy_guard: f32, // g and gxh are those of dy * dy_guard: GUARD where a sum of g exceeds f32's range, else 1
+    g: f32,        // mean(g)
+    gxh: f32,      // mean(g * xh)
 }
 
 fn normal(f: Stats, x: vec2<f32>) -> vec2<f32> {
@@ -125,35 +126,42 @@ fn squares(start: u32, f: Stats, scale: f32, lane: u32) -> f32 {
     return team_sum(vec2<f32>(total + middle, 0.0), lane, u.p.lanes).x;
 }
 
-// mean(g) and mean(g * xh) of a row whose statistics are in `f`.
+// mean(g) and mean(g * xh) of a row whose statistics are in `f`. The sums of dy near f32's largest number do not fit:
+// they are also computed with dy * GUARD.
 fn averaged(f: Stats, start: u32, lane: u32) -> Stats {
     let first = 2u * (lane % u.p.lanes);
-    var total = vec2<f32>();
-    var middle = vec2<f32>();
+    var total = vec4<f32>();
+    var middle = vec4<f32>();
     var parts = 0u;
     for (var begin = first; begin < u.p.dim; begin += 2u * u.p.lanes * PART) {
-        var part = vec2<f32>();
+        var part = vec4<f32>();
         let end = min(begin + 2u * u.p.lanes * PART, u.p.dim);
         for (var c = begin; c < end; c += 2u * u.p.lanes) {
-            let g = dy_pair(start, c) * gamma_pair(c);
-            let xh = normal(f, x_pair(start, c, 0.0));
-            var gxh = g * xh;
+            let dy = dy_pair(start, c);
+            let g = dy * gamma_pair(c);
+            let guarded = (dy * GUARD) * gamma_pair(c);
+            var xh = normal(f, x_pair(start, c, 0.0));
             if (c + 1u >= u.p.dim) {
-                gxh.y = 0.0;
+                xh.y = 0.0;
             }
-            part += vec2<f32>(g.x + g.y, gxh.x + gxh.y);
+            let gxh = g * xh;
+            let guarded_gxh = guarded * xh;
+            part += vec4<f32>(g.x + g.y, gxh.x + gxh.y, guarded.x + guarded.y, guarded_gxh.x + guarded_gxh.y);
         }
         middle += part;
         parts += 1u;
         if (parts % PART == 0u) {
             total += middle;
-            middle = vec2<f32>();
+            middle = vec4<f32>();
         }
     }
-    let sum = team_sum(total + middle, lane, u.p.lanes);
+    let sum = team_sum4(total + middle, lane, u.p.lanes);
+    let fits = is_finite(sum.x) && is_finite(sum.y);
+    let means = select(sum.zw, sum.xy, fits) * u.p.inverse;
     var out = f;
-    out.g = select(0.0, sum.x * u.p.inverse, LAYER);
-    out.gxh = sum.y * u.p.inverse;
+    out.dy_guard = select(GUARD, 1.0, fits);
+    out.g = select(0.0, means.x, LAYER);
+    out.gxh = means.y;
     return out;
 }
 
@@ -233,18 +241,19 @@ fn stats_of(row: u32, lane: u32) -> Stats {
 fn measure(group: u32, lane: u32) {
     let f = stats_of(group, lane);
     if (lane == 0u) {
-        stats_set(group * 6u, f.guard);
-        stats_set(group * 6u + 1u, f.shift);
-        stats_set(group * 6u + 2u, f.rest);
-        stats_set(group * 6u + 3u, f.rstd);
-        stats_set(group * 6u + 4u, f.g);
-        stats_set(group * 6u + 5u, f.gxh);
+        stats_set(group * 7u, f.guard);
+        stats_set(group * 7u + 1u, f.shift);
+        stats_set(group * 7u + 2u, f.rest);
+        stats_set(group * 7u + 3u, f.rstd);
+        stats_set(group * 7u + 4u, f.dy_guard);
+        stats_set(group * 7u + 5u, f.g);
+        stats_set(group * 7u + 6u, f.gxh);
     }
 }
 
 fn stats_read(row: u32) -> Stats {
-    return Stats(stats_at(row * 6u), stats_at(row * 6u + 1u), stats_at(row * 6u + 2u), stats_at(row * 6u + 3u),
-                 stats_at(row * 6u + 4u), stats_at(row * 6u + 5u));
+    return Stats(stats_at(row * 7u), stats_at(row * 7u + 1u), stats_at(row * 7u + 2u), stats_at(row * 7u + 3u),
+                 stats_at(row * 7u + 4u), stats_at(row * 7u + 5u), stats_at(row * 7u + 6u));
 }
 
 // The sums of one thread's columns: of up to 64 rows, and of all before.
@@ -277,7 +286,8 @@ fn take_row(f: Stats, start: u32, first: u32) {
         gamma_part[k] += dy * xh;
         beta_part[k] += dy;
         if (dx_is) {
-            let v = f.rstd * ((dy * gamma_pair(c) - f.g) - xh * f.gxh) * f.guard;
+            let g = (dy * f.dy_guard) * gamma_pair(c);
+            let v = f.rstd * ((g - f.g) - xh * f.gxh) * f.guard * inverse_power(f.dy_guard);
             if (c + 1u < u.p.dim) {
                 dx_set_two(start + c, v);
             } else {
