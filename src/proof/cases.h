@@ -83,9 +83,8 @@ typedef enum proof_data {
 } proof_data;
 
 /*
- * The ends of the range, for an input that the row names instead of the one that data= applies to. Signs are random
- * (of averages of squares: positive); sizes are evenly distributed. Between them, divided or multiplied, a row can keep
- * a sum of many terms in range.
+ * The ends of the range, for any input that the row names. Sizes are evenly distributed; three of four are positive, so
+ * that a mean does not cancel (of averages of squares all). The divisor keeps a sum of many terms in range.
  */
 typedef enum proof_end {
     PROOF_TOP,   /* 1/32 to 1/8 of the largest number of the slot's dtype */

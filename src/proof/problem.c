@@ -268,7 +268,7 @@ static void fill_extreme(const proof_problem *p, const proof_values *v, const pr
                     strcmp(v->slot->name, "m") != 0 && strcmp(v->slot->name, "momentum") != 0;
     for (int64_t i = 0; i < v->count; i++) {
         double magnitude = size * (1 + 3 * (double)proof_random_below(random, UNIFORM_STEPS) / UNIFORM_STEPS);
-        v->exact[i] = positive || proof_random_below(random, 2) ? magnitude : -magnitude;
+        v->exact[i] = positive || proof_random_below(random, 4) ? magnitude : -magnitude;
     }
 }
 

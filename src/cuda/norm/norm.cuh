@@ -22,6 +22,8 @@
 #ifndef VJP_CUDA_NORM_CUH
 #define VJP_CUDA_NORM_CUH
 
+#include <cfloat>
+
 #include "cuda/common/kernel.cuh"
 
 namespace vjp {
@@ -82,6 +84,11 @@ struct norm_scale {
 
 template <bool LAYER> __device__ float norm_xh(const norm_scale &s, float x) {
     return LAYER ? fmaf(x - s.mean, s.rstd, s.rest) : x * s.rstd;
+}
+
+/* False for a sum that f32 does not hold, and for NaN. */
+__device__ inline bool norm_fits(float sum) {
+    return fabsf(sum) <= FLT_MAX;
 }
 
 __device__ inline norm_scale norm_scale_of(double mean, double variance, double eps) {

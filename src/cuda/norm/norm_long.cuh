@@ -156,6 +156,15 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
             }
             if (!c.out) continue;
             double sums[2] = {(double)sum_g, (double)sum_gxh};
+            if (!norm_fits(sum_g) || !norm_fits(sum_gxh)) {
+                sums[0] = sums[1] = 0;
+#pragma unroll
+                for (int i = 0; i < NORM_LONG_ELEMENTS; i++) {
+                    double g = (double)dy[i] * (double)gamma[i];
+                    sums[0] += g;
+                    sums[1] = fma(g, (double)norm_xh<LAYER>(s, x[i]), sums[1]);
+                }
+            }
             block_sum(sums, shared, turn);
             if (threadIdx.x == 0) c.totals[row * c.units + unit] = {sums[0], sums[1]};
         }

@@ -246,6 +246,29 @@ __device__ void norm_write_partials(const norm_call &c, float *space, const floa
     }
 }
 
+/* The thread's sums of g * xh and of g, in double: from registers, or from the staged row where it does not keep them.
+ */
+template <bool LAYER, bool KEEP, class Pipeline, int N>
+__device__ void norm_wide_sums(const Pipeline &pipeline, const norm_scale &s, const float (&gamma)[N],
+                               const float (&xh)[N], const float (&g)[N], double *wide) {
+    constexpr int E = WIDE<typename Pipeline::element>;
+#pragma unroll
+    for (int p = 0; p < Pipeline::shape::VECTORS; p++) {
+        float x[E], dy[E];
+        if (!KEEP) {
+            pipeline.read(0, p, x);
+            pipeline.read(1, p, dy);
+        }
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            int i = p * E + e;
+            double weighted = KEEP ? (double)g[i] : (double)dy[e] * (double)gamma[i];
+            wide[0] = fma(weighted, (double)(KEEP ? xh[i] : norm_xh<LAYER>(s, x[e])), wide[0]);
+            wide[1] += weighted;
+        }
+    }
+}
+
 template <class T, bool LAYER, int TEAM, int STAGES>
 __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
     norm_rows_backward(norm_call c) {
@@ -310,6 +333,17 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
             norm_team_sum<Shape, LAYER ? 2 : 1>(sums, buffers);
             slope = -s.rstd * (sums[0] * c.inverse);
             if (LAYER) level = -s.rstd * (sums[1] * c.inverse);
+            /* Every thread of the team has these sums. Those of dy near f32's largest number fit a double. */
+            if (!norm_fits(sums[0]) || (LAYER && !norm_fits(sums[1]))) {
+                double wide[2] = {0, 0};
+                norm_wide_sums<LAYER, KEEP>(pipeline, s, gamma, xh, g, wide);
+                norm_team_sum<Shape, 1>(wide, buffers);
+                slope = (float)(-(double)s.rstd * (wide[0] / c.dim));
+                if (LAYER) {
+                    norm_team_sum<Shape, 1>(wide + 1, buffers);
+                    level = (float)(-(double)s.rstd * (wide[1] / c.dim));
+                }
+            }
 #pragma unroll
             for (int p = 0; p < Shape::VECTORS; p++) {
                 float x[WIDE<T>], dx[WIDE<T>];
