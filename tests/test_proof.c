@@ -36,7 +36,12 @@ static void rows_are_read(void **state) {
     assert_true(x && x->shaped && x->ndim == 2 && x->shape[0] == 7 && x->shape[1] == 65);
     assert_true(proof_choice_of(&s, &info->pass[VJP_FORWARD].slots[4])->absent);
     assert_int_equal(proof_choice_of(&s, &info->pass[VJP_FORWARD].slots[5])->dtype, VJP_F32);
-    const char *const wrong[] = {"z=[3]", "-x", "x=[3", "x=f99", "data=odd", "only=", "eps=much", "gamma"};
+    s = read_setup("layer_norm", "x=[7,65] top=x bottom=dy*8 top=gamma/64 param=f32");
+    const proof_extreme *at = proof_extreme_of(&s, &info->pass[VJP_FORWARD].slots[4]);
+    assert_true(s.extremes == 3 && at && at->end == PROOF_TOP && at->share == 64 && proof_is_adversarial(&s));
+    assert_null(proof_extreme_of(&s, &info->pass[VJP_FORWARD].slots[5]));
+    const char *const wrong[] = {"z=[3]", "-x",    "x=[3",  "x=f99",   "data=odd",   "only=",  "eps=much",
+                                 "gamma", "top=z", "top=y", "top=x*3", "bottom=x/3", "top=x/0"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char error[TEXT_ERROR];
         assert_false(proof_setup_read(&s, vjp_op_find("layer_norm"), wrong[i], error));
@@ -94,6 +99,29 @@ static void errors_are_seen(void **state) {
         free(got);
         proof_problem_free(&p);
     }
+    vjp_close(ref);
+}
+
+/* A denormal number that became 0 is an error, except on a device that may flush it; a normal one always is. */
+static void underflow_is_seen(void **state) {
+    (void)state;
+    vjp_device *ref = proof_open_ref();
+    proof_problem p;
+    make_problem(&p, ref, VJP_F32);
+    double *want = p.slot[VJP_FORWARD][0].exact;
+    for (int i = 0; i < 1000; i++)
+        want[i] = i == 500 ? 1e-39 : 1e-36;
+    float *got = proof_to_stored(want, VJP_F32, 1000);
+    assert_false(proof_measure(&p, VJP_FORWARD, 0, got, want).why[0]);
+    got[500] = 0;
+    assert_true(proof_measure(&p, VJP_FORWARD, 0, got, want).why[0]);
+    p.flushes = true;
+    proof_error e = proof_measure(&p, VJP_FORWARD, 0, got, want);
+    assert_true(e.relative < 1e-6 && !e.why[0]);
+    got[10] = 0;
+    assert_true(proof_measure(&p, VJP_FORWARD, 0, got, want).why[0]);
+    free(got);
+    proof_problem_free(&p);
     vjp_close(ref);
 }
 
@@ -194,7 +222,7 @@ static void faults_are_seen(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_read),     cmocka_unit_test(table_makes_sense), cmocka_unit_test(errors_are_seen),
-        cmocka_unit_test(bits_are_compared), cmocka_unit_test(faults_are_seen),
+        cmocka_unit_test(underflow_is_seen), cmocka_unit_test(bits_are_compared), cmocka_unit_test(faults_are_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -246,12 +246,17 @@ __device__ void norm_write_partials(const norm_call &c, float *space, const floa
     }
 }
 
-/* The thread's sums of g * xh and of g, in double: from registers, or from the staged row where it does not keep them.
+/*
+ * The thread's sums of g * xh and g times NORM_GUARD, which fit where those of dy near f32's largest number do not.
+ * From registers, or from the staged row where the kernel does not keep them. In f32, because doubles would spill.
  */
+constexpr float NORM_GUARD = 0x1p-20f;
+
 template <bool LAYER, bool KEEP, class Pipeline, int N>
-__device__ void norm_wide_sums(const Pipeline &pipeline, const norm_scale &s, const float (&gamma)[N],
-                               const float (&xh)[N], const float (&g)[N], double *wide) {
+__device__ void norm_guarded_sums(const Pipeline &pipeline, const norm_scale &s, const float (&gamma)[N],
+                                  const float (&xh)[N], const float (&g)[N], float *sums) {
     constexpr int E = WIDE<typename Pipeline::element>;
+    sums[0] = sums[1] = 0;
 #pragma unroll
     for (int p = 0; p < Pipeline::shape::VECTORS; p++) {
         float x[E], dy[E];
@@ -262,9 +267,9 @@ __device__ void norm_wide_sums(const Pipeline &pipeline, const norm_scale &s, co
 #pragma unroll
         for (int e = 0; e < E; e++) {
             int i = p * E + e;
-            double weighted = KEEP ? (double)g[i] : (double)dy[e] * (double)gamma[i];
-            wide[0] = fma(weighted, (double)(KEEP ? xh[i] : norm_xh<LAYER>(s, x[e])), wide[0]);
-            wide[1] += weighted;
+            float weighted = KEEP ? g[i] * NORM_GUARD : dy[e] * NORM_GUARD * gamma[i];
+            sums[0] = fmaf(weighted, KEEP ? xh[i] : norm_xh<LAYER>(s, x[e]), sums[0]);
+            sums[1] += weighted;
         }
     }
 }
@@ -331,19 +336,15 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
             /* dx = rstd * g + (slope * xh + level) */
             float sums[2] = {sum_gxh, sum_g}, slope, level = 0;
             norm_team_sum<Shape, LAYER ? 2 : 1>(sums, buffers);
-            slope = -s.rstd * (sums[0] * c.inverse);
-            if (LAYER) level = -s.rstd * (sums[1] * c.inverse);
-            /* Every thread of the team has these sums. Those of dy near f32's largest number fit a double. */
+            float restore = 1;
+            /* Every thread of the team has these sums. */
             if (!norm_fits(sums[0]) || (LAYER && !norm_fits(sums[1]))) {
-                double wide[2] = {0, 0};
-                norm_wide_sums<LAYER, KEEP>(pipeline, s, gamma, xh, g, wide);
-                norm_team_sum<Shape, 1>(wide, buffers);
-                slope = (float)(-(double)s.rstd * (wide[0] / c.dim));
-                if (LAYER) {
-                    norm_team_sum<Shape, 1>(wide + 1, buffers);
-                    level = (float)(-(double)s.rstd * (wide[1] / c.dim));
-                }
+                norm_guarded_sums<LAYER, KEEP>(pipeline, s, gamma, xh, g, sums);
+                norm_team_sum<Shape, LAYER ? 2 : 1>(sums, buffers);
+                restore = 1 / NORM_GUARD;
             }
+            slope = -s.rstd * (sums[0] * c.inverse * restore);
+            if (LAYER) level = -s.rstd * (sums[1] * c.inverse * restore);
 #pragma unroll
             for (int p = 0; p < Shape::VECTORS; p++) {
                 float x[WIDE<T>], dx[WIDE<T>];
