@@ -224,8 +224,11 @@ static bool read_classes(const char *dir, image_data *images, char error[TRAIN_E
     for (int i = 0; i < count; i++) {
         char path[PATH];
         struct stat about;
-        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path &&
-            stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+        bool fits = ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path;
+        bool known = fits && stat(path, &about) == 0;
+        if (fits && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
+            ok = train_fail(error, "%.300s: it cannot be read: %s", path, strerror(errno));
+        if (known && S_ISDIR(about.st_mode)) {
             if (images->classes == MAX_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MAX_CLASSES);
             if (ok)
                 snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]->d_name);

@@ -115,7 +115,10 @@ static bool add_folder(const char *path, int depth, text_data *text, char error[
             ok = train_fail(error, "%s/%s: the path is too long", path, names[i]);
         /* Links to files are followed, links to folders are not: they could form a cycle. */
         bool link = ok && lstat(inner, &about) == 0 && S_ISLNK(about.st_mode);
-        if (ok && stat(inner, &about) == 0) {
+        bool known = ok && stat(inner, &about) == 0;
+        if (ok && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
+            ok = train_fail(error, "%.300s: it cannot be read: %s", inner, strerror(errno));
+        if (known) {
             if (S_ISREG(about.st_mode)) ok = add_file(inner, true, text, error);
             if (S_ISDIR(about.st_mode) && !link) ok = add_folder(inner, depth + 1, text, error);
         }
