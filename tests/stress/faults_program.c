@@ -64,7 +64,7 @@ static int run(vjp_device *device, vjp_graph *graph, const char *path) {
     if (!status) doing = "loading", status = vjp_program_load(two, path);
     if (!status) doing = "training what was loaded", status = train(two, &net, STEPS + 1, &resumed);
     int result = status ? fail(doing, vjp_error(device)) : 0;
-    if (!status && resumed != expected) result = fail("loading", "training goes on with another loss");
+    if (!status && resumed != expected) result = fail("loading", "training continues with another loss");
     vjp_program_destroy(one);
     vjp_program_destroy(two);
     if (!result && (printf("%.9g %.9g\n", trained, resumed) < 0 || fflush(stdout) != 0))

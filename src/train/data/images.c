@@ -224,9 +224,10 @@ static bool read_classes(const char *dir, image_data *images, char error[TRAIN_E
     for (int i = 0; i < count; i++) {
         char path[PATH];
         struct stat about;
-        bool fits = ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) < (int)sizeof path;
-        bool known = fits && stat(path, &about) == 0;
-        if (fits && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
+        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) >= (int)sizeof path)
+            ok = train_fail(error, "%.300s/%.100s: the path is too long", dir, names[i]->d_name);
+        bool known = ok && stat(path, &about) == 0;
+        if (ok && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
             ok = train_fail(error, "%.300s: it cannot be read: %s", path, strerror(errno));
         if (known && S_ISDIR(about.st_mode)) {
             if (images->classes == MAX_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MAX_CLASSES);
