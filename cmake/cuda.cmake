@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # libvjp-cuda: the CUDA backend, a separate library that is loaded when a "cuda" device is opened. libvjp does not link it.
 set(VJP_CUDA auto CACHE STRING "CUDA backend: auto (where nvcc is found), on, off")
-set(VJP_CUDA_ARCHITECTURES "80-real;90-real;100-real;120" CACHE STRING
+set(VJP_CUDA_ARCHITECTURES "80-real;90a-real;100-real;120" CACHE STRING
     "Cards to compile for: Ampere, Hopper, Blackwell for data centres, other Blackwells, and PTX for later cards")
 
 string(TOLOWER "${VJP_CUDA}" vjp_cuda)

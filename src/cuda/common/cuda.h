@@ -59,6 +59,8 @@ struct device_state {
     findings_page *page;           /* host memory */
     findings_page *page_on_device; /* the same memory, as the device addresses it */
     size_t l2_bytes;
+    int capability;          /* 90: compute capability 9.0 */
+    int64_t multiprocessors; /* for the grid of a persistent kernel; it never decides how work is split */
     products *matrix_products;
 };
 

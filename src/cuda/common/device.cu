@@ -168,6 +168,8 @@ static vjp_status open(vjp_device *device, const vjp_options *options) {
     state->process = getpid();
     state->l2_bytes = (size_t)properties.l2CacheSize;
     state->chains = properties.major >= 9;
+    state->capability = 10 * properties.major + properties.minor;
+    state->multiprocessors = properties.multiProcessorCount;
     device->state = state;
     status = choose_products(device, options, state);
     if (status == VJP_OK) status = open_stream(device, options, state);

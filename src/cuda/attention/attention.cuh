@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the paths of attention share. attention.cu chooses among them:
+ *
+ *     path     when                                           what
+ *     hopper   compute capability 9.0, bf16 or f16, dim 64    asynchronous products of warpgroups, fed by the copy
+ *              or 128, aligned                                engine
+ *     exact    otherwise, and whatever the others leave       f32 arithmetic, one FMA after another
+ *
+ * No path stores a matrix of scores. The backward is two kernels that each compute the scores again, one for dq, one
+ * for dk and dv: seven products instead of five, but every sum is made by one block, in a fixed order.
+ *
+ * The fast path multiplies masked weights, which are 0, with whatever is in the tile: a NaN in a value that a query
+ * must not see would reach it. Its sums of weighted values can overflow although their average fits. So a warpgroup
+ * whose result is not finite does not store it but sets a flag, and the exact path, launched last, computes flagged
+ * rows.
+ */
+#ifndef VJP_CUDA_ATTENTION_CUH
+#define VJP_CUDA_ATTENTION_CUH
+
+#include "cuda/common/kernel.cuh"
+
+namespace vjp {
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+/* Rows of a flag: of queries in the forward and for dq, of keys for dk and dv. */
+constexpr int FLAG_ROWS = 64;
+
+struct attention_call {
+    const void *q, *k, *v;
+    const void *dy, *out;   /* of the backward: dy, and the forward's y */
+    void *y, *dq, *dk, *dv; /* NULL: not wanted */
+    const float *lse_in;
+    float *lse;
+    bool add_y, add_dq, add_dk, add_dv;
+    bool y_f32; /* y, or `out`, is of f32 in the workspace: computed again for the backward */
+    int64_t batch, time, keys, heads, kv_heads, group, dim;
+    bool causal;
+    float scale;
+    /* Of each row of scores, [batch, heads, time]: a weight is exp((score - row_max) - row_log). */
+    float *row_max, *row_log; /* row_log NULL: 0 */
+};
+
+/*
+ * Which blocks of FLAG_ROWS rows a launch of the exact path computes: those whose number is not 0, by block or else by
+ * head (one number per batch and head of k); all where both are NULL.
+ */
+struct attention_flags {
+    const int *block, *head;
+};
+
+inline attention_call attention_call_of(const vjp_work *work) {
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    attention_call a{};
+    a.batch = s.batch;
+    a.time = s.time;
+    a.keys = s.keys;
+    a.heads = s.heads;
+    a.kv_heads = s.kv_heads;
+    a.group = s.group;
+    a.dim = s.dim;
+    a.causal = s.causal;
+    a.scale = (float)s.scale;
+    return a;
+}
+
+/* How many keys a query sees, with `offset` keys - time. */
+template <bool CAUSAL> __device__ int keys_seen(int query, int offset, int keys) {
+    return CAUSAL ? min(query + offset + 1, keys) : keys;
+}
+
+/* ---- The paths --------------------------------------------------------------------------------------- */
+
+/* exact.cu. The forward writes y, lse, row_max and row_log, each where it is not NULL. */
+vjp_status exact_forward(const vjp_work *work, const attention_call &a, attention_flags flags);
+vjp_status exact_dq(const vjp_work *work, const attention_call &a, attention_flags flags);
+vjp_status exact_dkv(const vjp_work *work, const attention_call &a, attention_flags flags);
+
+/* hopper.cu. `takes`: whether it computes this call; then the workspace that it needs. */
+namespace hopper {
+bool takes(const vjp_work *work, const attention_call &a);
+vjp_status attention_forward(const vjp_work *work, const attention_call &a, workspace_layout &layout);
+vjp_status attention_backward(const vjp_work *work, const attention_call &a, bool recomputed, workspace_layout &layout);
+} // namespace hopper
+
+} // namespace vjp
+
+#endif

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attention in f32 arithmetic, for every dtype, dim and input. A block of 256 threads owns 64 rows of the result and
+ * goes through the other dimension in tiles of 64: scores of 64 x 64, four by four per thread, then products of their
+ * weights with 64 rows of the other operand.
+ *
+ * The forward goes through the keys twice. The first time it finds the maximum and the sum of every row, the second
+ * time it sums weights that are divided already: all sums stay between the smallest and the largest value, so that
+ * values near the end of f32's range do not overflow, and nothing has to be corrected later. Terms that a row does not
+ * see are left out instead of multiplied by 0. <dy, y> is summed in the order of dP: where one weight is 1 and the
+ * others are 0, their difference is exactly 0.
+ */
+#include "cuda/attention/attention.cuh"
+
+namespace vjp {
+namespace {
+
+constexpr int THREADS = 256, SIDE = 64, DEPTH = 32, EACH = 4;
+
+/* The grid where only flagged blocks are computed, usually none. */
+constexpr int64_t RARE_BLOCKS = 132;
+
+/* A head's rows in a tensor [batch, rows, heads, dim]. */
+template <class T> struct head_rows {
+    const T *data;
+    int64_t stride;
+    int count, dim;
+
+    __device__ head_rows(const void *tensor, int64_t batch, int64_t rows, int64_t heads, int64_t head, int64_t columns)
+        : data(static_cast<const T *>(tensor) + (batch * rows * heads + head) * columns), stride(heads * columns),
+          count((int)rows), dim((int)columns) {
+    }
+
+    __device__ float at(int row, int column) const {
+        return row < count && column < dim ? to_f32(data[row * stride + column]) : 0;
+    }
+};
+
+struct exact_shared {
+    float left[SIDE][DEPTH + 1], right[SIDE][DEPTH + 1];
+    float weight[SIDE][SIDE + 1];
+    float operand[SIDE][SIDE + 1];
+};
+
+/* Thread (x, y) of 16 x 16 has rows y + 16 i and columns x + 16 j of a tile. */
+__device__ inline int tile_x() {
+    return threadIdx.x % 16;
+}
+
+__device__ inline int tile_y() {
+    return threadIdx.x / 16;
+}
+
+/* sum[i][j] = <left row, right row> over dim, in order. */
+template <class T>
+__device__ void tile_products(exact_shared &shared, float (&sum)[EACH][EACH], const head_rows<T> &left, int left_row,
+                              const head_rows<T> &right, int right_row) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            sum[i][j] = 0;
+    for (int begin = 0; begin < left.dim; begin += DEPTH) {
+        __syncthreads();
+        for (int e = threadIdx.x; e < SIDE * DEPTH; e += THREADS) {
+            shared.left[e / DEPTH][e % DEPTH] = left.at(left_row + e / DEPTH, begin + e % DEPTH);
+            shared.right[e / DEPTH][e % DEPTH] = right.at(right_row + e / DEPTH, begin + e % DEPTH);
+        }
+        __syncthreads();
+        int depth = min(DEPTH, left.dim - begin);
+        for (int d = 0; d < depth; d++) {
+            float a[EACH], b[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                a[i] = shared.left[tile_y() + 16 * i][d];
+                b[i] = shared.right[tile_x() + 16 * i][d];
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+        }
+    }
+}
+
+/* Terms of a tile that row r of the result leaves out: those below first[r], and from end[r] on. */
+struct term_limits {
+    int first[EACH], end[EACH];
+};
+
+/*
+ * total[c][i][j] += the sum over the tile's 64 terms of weight (in shared memory) times rows of `right`, for the
+ * columns from `column` on, 64 in each of CHUNKS.
+ */
+template <class T, int CHUNKS>
+__device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][EACH], const head_rows<T> &right,
+                             int right_row, int column, const term_limits &limits) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        if (column + c * SIDE >= right.dim) continue;
+        __syncthreads();
+        for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS)
+            shared.operand[e / SIDE][e % SIDE] = right.at(right_row + e / SIDE, column + c * SIDE + e % SIDE);
+        __syncthreads();
+        float sum[EACH][EACH] = {};
+        for (int k = 0; k < SIDE; k++) {
+            float b[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++)
+                b[j] = shared.operand[k][tile_x() + 16 * j];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                if (k < limits.first[i] || k >= limits.end[i]) continue;
+                float a = shared.weight[tile_y() + 16 * i][k];
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(a, b[j], sum[i][j]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++)
+                total[c][i][j] += sum[i][j];
+    }
+}
+
+template <class T, int CHUNKS>
+__device__ void store_products(void *to, bool add, int64_t batch, int64_t rows, int64_t heads, int64_t head,
+                               int64_t dim, int row, int column, const float (&total)[CHUNKS][EACH][EACH],
+                               float factor) {
+    T *first = static_cast<T *>(to) + (batch * rows * heads + head) * dim;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                int r = row + tile_y() + 16 * i, d = column + c * SIDE + tile_x() + 16 * j;
+                if (r < rows && d < dim) write_one(first + r * heads * dim + d, total[c][i][j] * factor, add);
+            }
+}
+
+/* Over the sixteen threads of a row of a tile. */
+__device__ inline float row_top(float x) {
+#pragma unroll
+    for (int step = 8; step; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+__device__ inline float row_total(float x) {
+#pragma unroll
+    for (int step = 8; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+/* A launch: blocks of rows of every head, and groups of CHUNKS x 64 columns. */
+struct exact_call {
+    attention_call a;
+    attention_flags flags;
+    int64_t heads; /* of the result, over all batches */
+    int row_blocks, column_groups;
+};
+
+__device__ inline bool is_wanted(const exact_call &c, int64_t heads_per_batch, int64_t own) {
+    int64_t head = own / c.row_blocks, kv_head = head % heads_per_batch / (heads_per_batch / c.a.kv_heads);
+    if (c.flags.block) return c.flags.block[own];
+    return !c.flags.head || c.flags.head[head / heads_per_batch * c.a.kv_heads + kv_head];
+}
+
+/*
+ * Calls f(batch, head, first row, first column) for the blocks that this thread block computes. Its threads look at as
+ * many flags at once; usually none is set.
+ */
+template <class F> __device__ void for_blocks(const exact_call &c, int64_t heads_per_batch, int columns, F f) {
+    int64_t count = c.heads * c.row_blocks * c.column_groups, step = gridDim.x;
+    for (int64_t from = blockIdx.x; from < count; from += step * THREADS) {
+        int64_t mine = from + step * threadIdx.x;
+        if (!__syncthreads_or(mine < count && is_wanted(c, heads_per_batch, mine / c.column_groups))) continue;
+        for (int64_t index = from; index < count && index < from + step * THREADS; index += step) {
+            int64_t own = index / c.column_groups, head = own / c.row_blocks;
+            if (!is_wanted(c, heads_per_batch, own)) continue;
+            f(head / heads_per_batch, head % heads_per_batch, (int)(own % c.row_blocks) * SIDE,
+              (int)(index % c.column_groups) * columns);
+        }
+    }
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------- */
+
+template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) forward(exact_call c) {
+    __shared__ exact_shared shared;
+    const attention_call &a = c.a;
+    begin_chained();
+    for_blocks(c, a.heads, CHUNKS * SIDE, [&](int64_t batch, int64_t head, int row, int column) {
+        head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim);
+        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        int offset = (int)(a.keys - a.time), keys = (int)a.keys;
+        int end = keys_seen<CAUSAL>(min(row + SIDE, (int)a.time) - 1, offset, keys);
+        int seen[EACH];
+        float top[EACH], s[EACH][EACH];
+        double sum[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            seen[i] = keys_seen<CAUSAL>(row + tile_y() + 16 * i, offset, keys);
+            top[i] = -CUDART_INF_F;
+            sum[i] = 0;
+        }
+        for (int n = 0; n < end; n += SIDE) {
+            tile_products(shared, s, q, row, k, n);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                float high = -CUDART_INF_F, part = 0;
+                bool nan = false;
+#pragma unroll
+                for (int j = 0; j < EACH; j++) {
+                    s[i][j] = n + tile_x() + 16 * j < seen[i] ? s[i][j] * a.scale : -CUDART_INF_F;
+                    high = fmaxf(high, s[i][j]);
+                    nan = nan || s[i][j] != s[i][j];
+                }
+                high = fmaxf(row_top(high), top[i]);
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    part += high == -CUDART_INF_F ? 0 : expf(s[i][j] - high);
+                if (nan) part = CUDART_NAN_F;
+                part = row_total(part);
+                if (high > top[i] && sum[i] != 0) sum[i] *= exp((double)top[i] - (double)high);
+                top[i] = high;
+                sum[i] += (double)part;
+            }
+        }
+        float total[CHUNKS][EACH][EACH] = {};
+        float inverse[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int r = row + tile_y() + 16 * i;
+            int64_t at = (batch * a.heads + head) * a.time + r;
+            inverse[i] = (float)(1 / sum[i]);
+            if (tile_x() != 0 || r >= a.time || column != 0) continue;
+            if (a.lse) a.lse[at] = seen[i] > 0 ? (float)((double)top[i] + log(sum[i])) : -CUDART_INF_F;
+            if (a.row_max) a.row_max[at] = top[i];
+            if (a.row_log) a.row_log[at] = (float)log(sum[i]);
+        }
+        for (int n = 0; n < end && a.y; n += SIDE) {
+            term_limits limits;
+            tile_products(shared, s, q, row, k, n);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                limits.first[i] = 0;
+                limits.end[i] = seen[i] - n;
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = expf(s[i][j] * a.scale - top[i]) * inverse[i];
+            }
+            add_products<T, CHUNKS>(shared, total, v, n, column, limits);
+        }
+        if (a.y && a.y_f32)
+            store_products<float, CHUNKS>(a.y, false, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+        else if (a.y)
+            store_products<T, CHUNKS>(a.y, a.add_y, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+    });
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+/* <dy, y> of the four rows of a thread, over dim in order. */
+template <class T>
+__device__ void row_deltas(const attention_call &a, int64_t batch, int64_t head, int row, float (&delta)[EACH]) {
+    head_rows<T> dy(a.dy, batch, a.time, a.heads, head, a.dim), y(a.out, batch, a.time, a.heads, head, a.dim);
+    head_rows<float> y_f32(a.out, batch, a.time, a.heads, head, a.dim);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int r = row + 16 * i;
+        delta[i] = 0;
+        for (int d = 0; d < a.dim; d++)
+            delta[i] = fmaf(dy.at(r, d), a.y_f32 ? y_f32.at(r, d) : y.at(r, d), delta[i]);
+    }
+}
+
+template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_call c) {
+    __shared__ exact_shared shared;
+    const attention_call &a = c.a;
+    begin_chained();
+    for_blocks(c, a.heads, CHUNKS * SIDE, [&](int64_t batch, int64_t head, int row, int column) {
+        head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
+        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        int offset = (int)(a.keys - a.time), keys = (int)a.keys;
+        int end = keys_seen<CAUSAL>(min(row + SIDE, (int)a.time) - 1, offset, keys);
+        float delta[EACH], top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
+        float total[CHUNKS][EACH][EACH] = {};
+        row_deltas<T>(a, batch, head, row + tile_y(), delta);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int r = row + tile_y() + 16 * i;
+            int64_t at = (batch * a.heads + head) * a.time + r;
+            top[i] = r < a.time ? a.row_max[at] : 0;
+            log_sum[i] = r < a.time && a.row_log ? a.row_log[at] : 0;
+        }
+        for (int n = 0; n < end; n += SIDE) {
+            term_limits limits;
+            tile_products(shared, s, q, row, k, n);
+            tile_products(shared, dp, dy, row, v, n);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                limits.first[i] = 0;
+                limits.end[i] = keys_seen<CAUSAL>(row + tile_y() + 16 * i, offset, keys) - n;
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] =
+                        expf(s[i][j] * a.scale - top[i] - log_sum[i]) * (dp[i][j] - delta[i]);
+            }
+            add_products<T, CHUNKS>(shared, total, k, n, column, limits);
+        }
+        store_products<T, CHUNKS>(a.dq, a.add_dq, batch, a.time, a.heads, head, a.dim, row, column, total, a.scale);
+    });
+}
+
+/* Keys are rows here, and queries the terms of the sums; the heads that share the keys follow one another. */
+template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact_call c) {
+    __shared__ exact_shared shared;
+    const attention_call &a = c.a;
+    begin_chained();
+    for_blocks(c, a.kv_heads, CHUNKS * SIDE, [&](int64_t batch, int64_t kv_head, int row, int column) {
+        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, kv_head, a.dim);
+        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, kv_head, a.dim);
+        int offset = (int)(a.keys - a.time);
+        int begin = CAUSAL ? max(0, row - offset) / SIDE * SIDE : 0;
+        float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
+        for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
+            head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
+            for (int m = begin; m < a.time; m += SIDE) {
+                term_limits limits;
+                float top[EACH], log_sum[EACH];
+                tile_products(shared, s, k, row, q, m);
+                tile_products(shared, dp, v, row, dy, m);
+                row_deltas<T>(a, batch, head, m + tile_x(), delta);
+#pragma unroll
+                for (int j = 0; j < EACH; j++) {
+                    int r = m + tile_x() + 16 * j;
+                    int64_t at = (batch * a.heads + head) * a.time + r;
+                    top[j] = r < a.time ? a.row_max[at] : 0;
+                    log_sum[j] = r < a.time && a.row_log ? a.row_log[at] : 0;
+                }
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    limits.first[i] = CAUSAL ? row + tile_y() + 16 * i - offset - m : 0;
+                    limits.end[i] = (int)a.time - m;
+#pragma unroll
+                    for (int j = 0; j < EACH; j++) {
+                        s[i][j] = expf(s[i][j] * a.scale - top[j] - log_sum[j]);
+                        dp[i][j] = s[i][j] * (dp[i][j] - delta[j]);
+                        shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = s[i][j];
+                    }
+                }
+                add_products<T, CHUNKS>(shared, dv, dy, m, column, limits);
+                __syncthreads();
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+#pragma unroll
+                    for (int j = 0; j < EACH; j++)
+                        shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = dp[i][j];
+                add_products<T, CHUNKS>(shared, dk, q, m, column, limits);
+            }
+        }
+        if (a.dk)
+            store_products<T, CHUNKS>(a.dk, a.add_dk, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dk,
+                                      a.scale);
+        if (a.dv)
+            store_products<T, CHUNKS>(a.dv, a.add_dv, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dv, 1);
+    });
+}
+
+/* ---- Launching --------------------------------------------------------------------------------------- */
+
+enum class part { forward, dq, dkv };
+
+template <part PART, class T, int CHUNKS, bool CAUSAL> constexpr auto kernel_of() {
+    if constexpr (PART == part::forward)
+        return forward<T, CHUNKS, CAUSAL>;
+    else if constexpr (PART == part::dq)
+        return gradient_dq<T, CHUNKS, CAUSAL>;
+    else
+        return gradient_dkv<T, CHUNKS, CAUSAL>;
+}
+
+template <part PART> vjp_status enqueue(const vjp_work *work, const attention_call &a, attention_flags flags) {
+    exact_call c{a, flags, a.batch * (PART == part::dkv ? a.kv_heads : a.heads), 0, 0};
+    return with_type(work->storage, [&](auto zero) {
+        using T = decltype(zero);
+        return with_bool(a.causal, [&](auto causal) {
+            return with_bool(a.dim > SIDE, [&](auto wide_columns) {
+                constexpr int CHUNKS = decltype(wide_columns)::value ? 2 : 1;
+                c.row_blocks = (int)vjp_divide_up(PART == part::dkv ? a.keys : a.time, SIDE);
+                c.column_groups = (int)vjp_divide_up(a.dim, CHUNKS * SIDE);
+                int64_t blocks = c.heads * c.row_blocks * c.column_groups;
+                if (flags.block || flags.head) blocks = vjp_min(blocks, RARE_BLOCKS);
+                return launch(work, true, kernel_of<PART, T, CHUNKS, decltype(causal)::value>(),
+                              vjp_min(blocks, MAX_BLOCKS), THREADS, 0, c);
+            });
+        });
+    });
+}
+
+} // namespace
+
+vjp_status exact_forward(const vjp_work *work, const attention_call &a, attention_flags flags) {
+    return enqueue<part::forward>(work, a, flags);
+}
+
+vjp_status exact_dq(const vjp_work *work, const attention_call &a, attention_flags flags) {
+    return enqueue<part::dq>(work, a, flags);
+}
+
+vjp_status exact_dkv(const vjp_work *work, const attention_call &a, attention_flags flags) {
+    return enqueue<part::dkv>(work, a, flags);
+}
+
+} // namespace vjp

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attention's forward on Hopper. A block computes tiles of 64 rows for each of its consumer warpgroups, one tile after
+ * another; a producer thread keeps the copy engine ahead of them: Q once per tile, K and V in a ring of stages.
+ *
+ * A consumer has two products in flight: while the tensor cores compute the scores of the next keys and the weighted
+ * sum of the last ones, it has no other work; while it computes weights, the other consumers' products run. Named
+ * barriers let the consumers issue their products in turn, so that they stay out of step.
+ *
+ * Tiles are ordered so that long ones (late queries of a causal pass) come first, and heads that share keys run
+ * together, in sections whose keys and values stay in the second-level cache.
+ */
+#ifndef VJP_CUDA_HOPPER_FORWARD_CUH
+#define VJP_CUDA_HOPPER_FORWARD_CUH
+
+#include "cuda/attention/hopper_tiles.cuh"
+
+namespace vjp {
+namespace hopper {
+
+struct forward_call {
+    CUtensorMap q, k, v, y;
+    tile_order order;
+    attention_call a;
+    int *flags; /* see set_flag() */
+};
+
+template <int D> struct forward_shape {
+    static constexpr int CONSUMERS = D == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 128, STAGES = D == 64 ? 4 : 2;
+    static constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+};
+
+template <class T, int D> struct forward_shared {
+    using shape = forward_shape<D>;
+    alignas(TILE_ALIGNMENT) T q[shape::ROWS * D];
+    alignas(TILE_ALIGNMENT) T y[shape::ROWS * D]; /* [consumer][64 rows] */
+    alignas(TILE_ALIGNMENT) T k[shape::STAGES][shape::KEYS * D];
+    alignas(TILE_ALIGNMENT) T v[shape::STAGES][shape::KEYS * D];
+    uint64_t q_full, q_empty, k_full[shape::STAGES], k_empty[shape::STAGES], v_full[shape::STAGES],
+        v_empty[shape::STAGES];
+};
+
+#if VJP_HOPPER
+
+template <class T, int D, bool CAUSAL>
+__device__ void forward_produce(const forward_call &c, forward_shared<T, D> &shared) {
+    using shape = forward_shape<D>;
+    ring<shape::STAGES> at;
+    uint32_t q_parity = 0;
+    constexpr int KV_BYTES = shape::KEYS * D * 2;
+    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+        tile t = c.order.at(index);
+        int kv_head = t.head / (int)c.a.group;
+        barrier_wait(shared.q_empty, q_parity ^ 1);
+        barrier_expect(shared.q_full, shape::ROWS * D * 2);
+#pragma unroll
+        for (int d = 0; d < D; d += SLICE)
+            load_box(shared.q + d * shape::ROWS, c.q, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
+        q_parity ^= 1;
+        for (int n = key_blocks<CAUSAL, shape::ROWS, shape::KEYS>(c.a, t.block) - 1; n >= 0; n--) {
+            barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
+            barrier_expect(shared.k_full[at.stage], KV_BYTES);
+#pragma unroll
+            for (int d = 0; d < D; d += SLICE)
+                load_box(shared.k[at.stage] + d * shape::KEYS, c.k, shared.k_full[at.stage], d, kv_head,
+                         n * shape::KEYS, t.batch);
+            barrier_wait(shared.v_empty[at.stage], at.parity ^ 1);
+            barrier_expect(shared.v_full[at.stage], KV_BYTES);
+#pragma unroll
+            for (int d = 0; d < D; d += SLICE)
+                load_box(shared.v[at.stage] + d * shape::KEYS, c.v, shared.v_full[at.stage], d, kv_head,
+                         n * shape::KEYS, t.batch);
+            at.advance();
+        }
+    }
+}
+
+/* The maxima and sums of a thread's two rows: r and r + 8. A sum covers the thread's own columns until the end. */
+struct softmax_rows {
+    float max[2], sum[2];
+};
+
+/*
+ * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with. `seen`:
+ * keys of this block that each row sees; `masked`: whether any row sees less than all.
+ */
+template <int COUNT>
+__device__ void weigh(float (&s)[COUNT], softmax_rows &rows, float (&correction)[2], float factor, bool masked,
+                      const int (&seen)[2]) {
+    int column = threadIdx.x % 4 * 2;
+    if (masked) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (i / 4 * 8 + column + i % 2 >= seen[i / 2 % 2]) s[i] = -CUDART_INF_F;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = rows.max[r];
+#pragma unroll
+        for (int i = 2 * r; i < COUNT; i += 4)
+            top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float base = top == -CUDART_INF_F ? 0 : top * factor; /* a row that has seen no key yet */
+        correction[r] = exp2_fast(fmaf(rows.max[r], factor, -base));
+        rows.max[r] = top;
+        float sum = rows.sum[r] * correction[r];
+#pragma unroll
+        for (int i = 2 * r; i < COUNT; i += 4) {
+            s[i] = exp2_fast(fmaf(s[i], factor, -base));
+            s[i + 1] = exp2_fast(fmaf(s[i + 1], factor, -base));
+            sum += s[i] + s[i + 1];
+        }
+        rows.sum[r] = sum;
+    }
+}
+
+template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&correction)[2]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        o[i] *= correction[i / 2 % 2];
+}
+
+/* Stores a consumer's 64 rows, or sets the block's flag. */
+template <class T, int D>
+__device__ void forward_store(const forward_call &c, forward_shared<T, D> &shared, const tile &t, int group,
+                              float (&o)[D / 2], softmax_rows &rows) {
+    using shape = forward_shape<D>;
+    int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
+    float inverse[2];
+    bool finite = true;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        inverse[r] = 1 / sum;
+        if (c.a.lse && lane % 4 == 0 && own + 8 * r < c.a.time)
+            c.a.lse[((int64_t)t.batch * c.a.heads + t.head) * c.a.time + own + 8 * r] =
+                rows.max[r] * c.a.scale + logf(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+        finite = finite && fabsf(o[i] * inverse[i / 2 % 2]) < CUDART_INF_F;
+    if (!c.a.y) return;
+    if (thread == 0) stores_read();              /* the last tile's store has left the shared memory */
+    bool left = group_any(OWN + group, !finite); /* all rows of this warpgroup are finite, or none is stored */
+    if (thread == 0) set_flag(c.flags, c.a.time, t.batch * (int)c.a.heads + t.head, first, left);
+    if (left) return;
+    if (c.a.y_f32 || c.a.add_y)
+        write_rows<T, D>(c.a.y, c.a.y_f32, t, c.a.time, c.a.heads, first, o, inverse[0], inverse[1]);
+    else
+        store_rows<T, D>(c.y, reinterpret_cast<char *>(shared.y + group * 64 * D), t, group, first, o, inverse[0],
+                         inverse[1]);
+}
+
+template <class T, int D, bool CAUSAL>
+__device__ void forward_consume(const forward_call &c, forward_shared<T, D> &shared) {
+    using shape = forward_shape<D>;
+    constexpr int KEYS = shape::KEYS;
+    int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    int next = (group + 1) % shape::CONSUMERS;
+    ring<shape::STAGES> k_at, v_at;
+    uint32_t q_parity = 0;
+    uint32_t q = shared_address(shared.q);
+    float factor = c.a.scale * LOG2_E;
+    int offset = (int)(c.a.keys - c.a.time);
+    if (group == shape::CONSUMERS - 1) group_arrive(TURN, 2 * WARPGROUP);
+    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+        tile t = c.order.at(index);
+        int n = key_blocks<CAUSAL, shape::ROWS, KEYS>(c.a, t.block) - 1;
+        int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
+        int all = keys_seen<CAUSAL>(first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
+        int seen[2] = {keys_seen<CAUSAL>(own, offset, (int)c.a.keys),
+                       keys_seen<CAUSAL>(own + 8, offset, (int)c.a.keys)};
+        float s[KEYS / 2], o[D / 2], correction[2];
+        uint32_t p[KEYS / 4];
+        softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
+
+        auto issue_scores = [&]() {
+            uint32_t k = shared_address(shared.k[k_at.stage]);
+            products_begin();
+#pragma unroll
+            for (int step = 0; step < D / 16; step++)
+                product<T, false>(s, over_columns(q, shape::ROWS, group * 64, step), over_columns(k, KEYS, 0, step),
+                                  step > 0);
+            products_commit();
+        };
+        auto issue_sums = [&](bool keep) {
+            uint32_t v = shared_address(shared.v[v_at.stage]);
+            products_begin();
+#pragma unroll
+            for (int step = 0; step < KEYS / 16; step++)
+                product<T, true>(o, p + 4 * step, over_rows(v, KEYS, step), keep || step > 0);
+            products_commit();
+        };
+        auto release = [&](uint64_t &barrier) {
+            if (lane == 0) barrier_arrive(barrier);
+        };
+        auto weigh_block = [&]() {
+            int here[2] = {seen[0] - n * KEYS, seen[1] - n * KEYS};
+            weigh(s, rows, correction, factor, (n + 1) * KEYS > all, here);
+        };
+
+        barrier_wait(shared.q_full, q_parity);
+        barrier_wait(shared.k_full[k_at.stage], k_at.parity);
+        group_sync(TURN + group, 2 * WARPGROUP);
+        issue_scores();
+        group_arrive(TURN + next, 2 * WARPGROUP);
+        products_wait<0>();
+        pin(s);
+        release(shared.k_empty[k_at.stage]);
+        k_at.advance();
+        weigh_block();
+        fragments<T>(p, s);
+        bool keep = false;
+        for (n--; n >= 0; n--) {
+            barrier_wait(shared.k_full[k_at.stage], k_at.parity);
+            group_sync(TURN + group, 2 * WARPGROUP);
+            issue_scores();
+            barrier_wait(shared.v_full[v_at.stage], v_at.parity);
+            issue_sums(keep);
+            group_arrive(TURN + next, 2 * WARPGROUP);
+            products_wait<1>();
+            pin(s);
+            release(shared.k_empty[k_at.stage]);
+            k_at.advance();
+            weigh_block();
+            products_wait<0>();
+            pin(o);
+            release(shared.v_empty[v_at.stage]);
+            v_at.advance();
+            correct(o, correction);
+            fragments<T>(p, s);
+            keep = true;
+        }
+        release(shared.q_empty);
+        barrier_wait(shared.v_full[v_at.stage], v_at.parity);
+        issue_sums(keep);
+        products_wait<0>();
+        pin(o);
+        release(shared.v_empty[v_at.stage]);
+        v_at.advance();
+        q_parity ^= 1;
+        forward_store<T, D>(c, shared, t, group, o, rows);
+    }
+}
+
+#endif
+
+template <class T, int D, bool CAUSAL>
+__global__ void __launch_bounds__(forward_shape<D>::THREADS, 1) forward(const __grid_constant__ forward_call c) {
+#if VJP_HOPPER
+    using shape = forward_shape<D>;
+    auto &shared = aligned_shared<forward_shared<T, D>>();
+    if (threadIdx.x == 0) {
+        barrier_init(shared.q_full, 1);
+        barrier_init(shared.q_empty, 4 * shape::CONSUMERS);
+        for (int i = 0; i < shape::STAGES; i++) {
+            barrier_init(shared.k_full[i], 1);
+            barrier_init(shared.v_full[i], 1);
+            barrier_init(shared.k_empty[i], 4 * shape::CONSUMERS);
+            barrier_init(shared.v_empty[i], 4 * shape::CONSUMERS);
+        }
+        barriers_are_ready();
+    }
+    __syncthreads();
+    begin_chained();
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<shape::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) {
+            prefetch_map(c.q);
+            prefetch_map(c.k);
+            prefetch_map(c.v);
+            forward_produce<T, D, CAUSAL>(c, shared);
+        }
+    } else {
+        take_registers<shape::CONSUMER_REGISTERS>();
+        forward_consume<T, D, CAUSAL>(c, shared);
+        if (threadIdx.x % WARPGROUP == 0) stores_done();
+    }
+#endif
+}
+
+} // namespace hopper
+} // namespace vjp
+
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Hopper's own instructions (compute capability 9.0, code for sm_90a): barriers in shared memory that count bytes, the
+ * copy engine that moves tiles between global and shared memory, and matrix products of a warpgroup.
+ *
+ * A tile in shared memory is [columns / 64][rows][64] elements of 16 bits: 128 bytes per row, the 16-byte chunks of row
+ * r at chunk ^ (r % 8), as the copy engine writes it with CU_TENSOR_MAP_SWIZZLE_128B. A tile begins at a multiple of
+ * 1024 bytes. Either dimension of it can be the one that a product sums over.
+ */
+#ifndef VJP_CUDA_HOPPER_CUH
+#define VJP_CUDA_HOPPER_CUH
+
+#include <cuda.h>
+
+#include "cuda/common/kernel.cuh"
+
+/* Whether this pass of the compiler can assemble these instructions. Kernels have no code otherwise. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define VJP_HOPPER 1
+#else
+#define VJP_HOPPER 0
+#endif
+
+namespace vjp {
+namespace hopper {
+
+constexpr int WARPGROUP = 128, TILE_ALIGNMENT = 1024;
+constexpr int SLICE = 64; /* columns of a tile that lie together */
+
+#if VJP_HOPPER
+
+__device__ inline uint32_t shared_address(const void *shared) {
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+/* ---- Barriers ---------------------------------------------------------------------------------------- */
+
+/* A phase ends when `arrivals` threads have arrived and all expected bytes are there. Phases have parity 0, 1, 0, ...
+ */
+__device__ inline void barrier_init(uint64_t &barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+/* After barriers are initialised and before the copy engine or other threads use them. */
+__device__ inline void barriers_are_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void barrier_arrive(uint64_t &barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ inline void barrier_expect(uint64_t &barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void barrier_wait(uint64_t &barrier, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(shared_address(&barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A barrier among `threads` threads, all of which wait (sync) or some of which only arrive. */
+__device__ inline void group_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ inline void group_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* A position in a ring of stages: which one, and the parity of its current phase. */
+template <int STAGES> struct ring {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    __device__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* ---- The copy engine --------------------------------------------------------------------------------- */
+
+__device__ inline void prefetch_map(const CUtensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/* Loads the box at (column, head, row, batch); elements outside the tensor are 0. Arrives at the barrier by bytes. */
+__device__ inline void load_box(void *shared, const CUtensorMap &map, uint64_t &barrier, int column, int head, int row,
+                                int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6}], [%2];" ::"r"(shared_address(shared)),
+                 "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row), "r"(batch)
+                 : "memory");
+}
+
+/* Loads consecutive bytes, a multiple of 16, both addresses aligned to 16. */
+__device__ inline void load_bytes(void *shared, const void *global, int bytes, uint64_t &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+/* Stores a box; elements outside the tensor are not written. stores_read() waits until shared memory is free again. */
+__device__ inline void store_box(const CUtensorMap &map, const void *shared, int column, int head, int row, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(shared_address(shared)), "r"(column), "r"(head), "r"(row), "r"(batch)
+                 : "memory");
+}
+
+__device__ inline void commit_stores() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ inline void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/* Waits until this thread's stores are in global memory. */
+__device__ inline void stores_done() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Ordinary writes of shared memory before this are visible to the copy engine and to products after it. */
+__device__ inline void publish_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- Products of a warpgroup ------------------------------------------------------------------------- */
+
+/*
+ * The accumulators of 64 x N: thread t of the warpgroup has, for i < N / 8, d[4 i + {0, 1}] in row t / 32 * 16 + t % 32
+ * / 4 and d[4 i + {2, 3}] eight rows below, in columns 8 i + t % 4 * 2 + {0, 1}. Sixteen columns of them, rounded to 16
+ * bits, are the left operand of a product: fragment().
+ */
+__device__ inline void products_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ inline void products_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits until at most `pending` committed groups are not done. */
+template <int PENDING> __device__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Keeps the compiler from moving accesses to registers over the asynchronous products that use them. */
+template <class R, int N> __device__ void pin(R (&registers)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if constexpr (std::is_same_v<R, float>)
+            asm volatile("" : "+f"(registers[i])::"memory");
+        else
+            asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+constexpr uint64_t SWIZZLE_128 = 1ull << 62;
+
+__device__ inline uint64_t describe(uint32_t address, int leading, int stride) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           SWIZZLE_128;
+}
+
+/* Sixteen columns from column 16 `step` on of rows from `row` on: the product sums over columns. `rows`: of the tile.
+ */
+__device__ inline uint64_t over_columns(uint32_t tile, int rows, int row, int step) {
+    return describe(tile + (uint32_t)((step / 4) * rows * 128 + row * 128 + step % 4 * 32), 16, 1024);
+}
+
+/* Sixteen rows from row 16 `step` on, all columns: the product sums over rows. */
+__device__ inline uint64_t over_rows(uint32_t tile, int rows, int step) {
+    return describe(tile + (uint32_t)(step * 16 * 128), rows * 128, 1024);
+}
+
+#define VJP_D8(d, i)                                                                                                   \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define VJP_D32(d, i) VJP_D8(d, i), VJP_D8(d, i + 8), VJP_D8(d, i + 16), VJP_D8(d, i + 24)
+
+#define VJP_NAMES_0_31                                                                                                 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define VJP_NAMES_32_47 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define VJP_NAMES_32_63                                                                                                \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* Left operand in shared memory, or four registers. The names of the operands that follow the accumulators differ. */
+#define VJP_SHARED_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                      \
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B              \
+                 ", keep, 1, 1, 0, " ROWS ";\n}\n"                                                                     \
+                 : __VA_ARGS__                                                                                         \
+                 : "l"(a), "l"(b), "r"((int)keep), "n"((int)OVER_ROWS))
+
+#define VJP_REGISTER_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                    \
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, " B            \
+                 ", keep, 1, 1, " ROWS ";\n}\n"                                                                        \
+                 : __VA_ARGS__                                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep), "n"((int)OVER_ROWS))
+
+/*
+ * d = (keep ? d : 0) + a b, 64 x 2 COUNT, sixteen terms. a: over_columns(); b: over_columns(), or over_rows() with
+ * OVER_ROWS.
+ */
+template <class T, bool OVER_ROWS, int COUNT>
+__device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
+    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64);
+    if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
+        VJP_SHARED_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35", VJP_D32(d, 0));
+    else if constexpr (COUNT == 32)
+        VJP_SHARED_PRODUCT("64", "f16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35", VJP_D32(d, 0));
+    else if constexpr (COUNT == 48 && std::is_same_v<T, bf16>)
+        VJP_SHARED_PRODUCT("96", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51", VJP_D32(d, 0),
+                           VJP_D8(d, 32), VJP_D8(d, 40));
+    else if constexpr (COUNT == 48)
+        VJP_SHARED_PRODUCT("96", "f16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51", VJP_D32(d, 0),
+                           VJP_D8(d, 32), VJP_D8(d, 40));
+    else if constexpr (std::is_same_v<T, bf16>)
+        VJP_SHARED_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67", VJP_D32(d, 0),
+                           VJP_D32(d, 32));
+    else
+        VJP_SHARED_PRODUCT("128", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67", VJP_D32(d, 0),
+                           VJP_D32(d, 32));
+}
+
+/* The same with a left operand in registers, which must not change until the product is done. */
+template <class T, bool OVER_ROWS, int COUNT>
+__device__ void product(float (&d)[COUNT], const uint32_t *a, uint64_t b, bool keep) {
+    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64);
+    if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
+        VJP_REGISTER_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32, %33, %34, %35", "%36", "%37", "%38", VJP_D32(d, 0));
+    else if constexpr (COUNT == 32)
+        VJP_REGISTER_PRODUCT("64", "f16", VJP_NAMES_0_31, "%32, %33, %34, %35", "%36", "%37", "%38", VJP_D32(d, 0));
+    else if constexpr (COUNT == 48 && std::is_same_v<T, bf16>)
+        VJP_REGISTER_PRODUCT("96", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48, %49, %50, %51", "%52", "%53", "%54",
+                             VJP_D32(d, 0), VJP_D8(d, 32), VJP_D8(d, 40));
+    else if constexpr (COUNT == 48)
+        VJP_REGISTER_PRODUCT("96", "f16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48, %49, %50, %51", "%52", "%53", "%54",
+                             VJP_D32(d, 0), VJP_D8(d, 32), VJP_D8(d, 40));
+    else if constexpr (std::is_same_v<T, bf16>)
+        VJP_REGISTER_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64, %65, %66, %67", "%68", "%69", "%70",
+                             VJP_D32(d, 0), VJP_D32(d, 32));
+    else
+        VJP_REGISTER_PRODUCT("128", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64, %65, %66, %67", "%68", "%69", "%70",
+                             VJP_D32(d, 0), VJP_D32(d, 32));
+}
+
+/* Two numbers in 32 bits, the first in the lower half. */
+template <class T> __device__ uint32_t pack_two(float low, float high) {
+    uint32_t two;
+    if constexpr (std::is_same_v<T, bf16>)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+
+template <class T> __device__ float2 unpack_two(uint32_t two) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
+    else
+        return __half22float2(*reinterpret_cast<const __half2 *>(&two));
+}
+
+/* Accumulators as the left operands of COUNT / 8 products: a[4 k ...] for the sixteen columns from 16 k on. */
+template <class T, int COUNT> __device__ void fragments(uint32_t (&a)[COUNT / 2], const float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++)
+        a[i] = pack_two<T>(d[2 * i], d[2 * i + 1]);
+}
+
+/* Where two adjacent elements of a tile begin: row, even column. */
+__device__ inline uint32_t tile_offset(int rows, int row, int column) {
+    return (uint32_t)((column / SLICE) * rows * 128 + row * 128 + ((column % SLICE * 2) ^ (row % 8 * 16)));
+}
+
+/* Writes the accumulators of a warpgroup, times `factor`, to 64 rows of a tile from `row` on. */
+template <class T, int COUNT>
+__device__ void write_tile(char *tile, int rows, int row, const float (&d)[COUNT], float low_factor,
+                           float high_factor) {
+    int thread = threadIdx.x % WARPGROUP, own = row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        int column = 8 * i + thread % 4 * 2;
+        *reinterpret_cast<uint32_t *>(tile + tile_offset(rows, own, column)) =
+            pack_two<T>(d[4 * i] * low_factor, d[4 * i + 1] * low_factor);
+        *reinterpret_cast<uint32_t *>(tile + tile_offset(rows, own + 8, column)) =
+            pack_two<T>(d[4 * i + 2] * high_factor, d[4 * i + 3] * high_factor);
+    }
+}
+
+template <int REGISTERS> __device__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* 2^x, to 2 units in the last place; results below the smallest normal number are 0. */
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
+
+/* ---- The host's side --------------------------------------------------------------------------------- */
+
+/*
+ * A map of a tensor [batch, rows, heads, columns] of 16 bits with boxes of 64 columns, one head and `box_rows` rows.
+ * False: the copy engine cannot address it (alignment, or a driver without the function).
+ */
+bool make_map(CUtensorMap *map, const void *data, vjp_dtype dtype, int64_t batch, int64_t rows, int64_t heads,
+              int64_t columns, int box_rows);
+
+} // namespace hopper
+} // namespace vjp
+
+#endif
