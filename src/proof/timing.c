@@ -309,25 +309,26 @@ static double between_bytes(const bench *b, vjp_pass pass) {
 
 /* ---- The rate of matrix products, for other ops that compute ------------------------------------------- */
 
-enum { SQUARE = 1024 };
+enum { SQUARE_HOST = 1024, SQUARE_CARD = 8192 }; /* large enough to fill the device */
 
 typedef struct square_product {
     vjp_tensor y, a, b;
     timed_call call[ENGINES];
     int engines;
+    int64_t side;
 } square_product;
 
 static vjp_status make_square(square_product *q, bench *b) {
-    const int64_t shape[2] = {SQUARE, SQUARE};
+    const int64_t side = vjp_device_is_host(b->device) ? SQUARE_HOST : SQUARE_CARD, shape[2] = {side, side};
     vjp_tensor *tensors[] = {&q->y, &q->a, &q->b};
-    *q = (square_product){.engines = b->rival ? ENGINES : 1};
+    *q = (square_product){.engines = b->rival ? ENGINES : 1, .side = side};
     for (int i = 0; i < 3; i++) {
         void *data = NULL;
-        vjp_status status = vjp_alloc(b->device, SQUARE * SQUARE * vjp_dtype_size(b->p.storage), &data);
+        vjp_status status = vjp_alloc(b->device, (size_t)(side * side) * vjp_dtype_size(b->p.storage), &data);
         if (status != VJP_OK) return status;
         b->owned[b->owned_count++] = data;
         *tensors[i] = vjp_tensor_of(data, b->p.storage, 2, shape);
-        status = fill_floats(b, data, b->p.storage, SQUARE * SQUARE, "square");
+        status = fill_floats(b, data, b->p.storage, side * side, "square");
         if (status != VJP_OK) return status;
     }
     for (int e = 0; e < q->engines; e++) {
@@ -352,7 +353,8 @@ static vjp_status make_square(square_product *q, bench *b) {
 
 static double square_rate(const square_product *q) {
     double best = q->engines > 1 ? fmin(q->call[0].best, q->call[1].best) : q->call[0].best;
-    return 2.0 * SQUARE * SQUARE * SQUARE / best;
+    double side = (double)q->side;
+    return 2 * side * side * side / best;
 }
 
 /* ---- The run ----------------------------------------------------------------------------------------- */

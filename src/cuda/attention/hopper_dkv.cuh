@@ -3,7 +3,11 @@
  * attention's dk and dv on Hopper. Scores are computed transposed, keys by queries, so that the weights and dS are in
  * registers as the left operands of the products with dy and q: nothing but the inputs goes through shared memory. A
  * consumer warpgroup owns 64 keys and sums over the queries that see them, and over the heads that share them, in one
- * fixed order.
+ * fixed order: from the last query down, so that blocks which run at the same time read the same queries.
+ *
+ * A step computes the scores of 96 or 128 queries and adds the last step's dS to dk; then adds the weights to dv and
+ * computes dP. Each pair of products is issued at once, and the consumers take turns. The weights are kept in 16 bits
+ * for dS: there are no registers for both them and dP in f32.
  */
 #ifndef VJP_CUDA_HOPPER_DKV_CUH
 #define VJP_CUDA_HOPPER_DKV_CUH
@@ -64,7 +68,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_cal
         int first = first_queries<CAUSAL, shape::KEYS, QUERIES>(c.a, t.block);
         for (int h = t.head * (int)c.a.group; h < (t.head + 1) * (int)c.a.group; h++) {
             int64_t row = (t.batch * c.a.heads + h) * c.rows.padded;
-            for (int m = first; m < blocks; m++) {
+            for (int m = blocks - 1; m >= first; m--) {
                 barrier_wait(shared.q_empty[at.stage], at.parity ^ 1);
                 barrier_expect(shared.q_full[at.stage], BYTES);
 #pragma unroll
@@ -104,7 +108,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         int first = first_queries<CAUSAL, KEYS, QUERIES>(c.a, t.block);
-        int steps = (blocks - first) * (int)c.a.group, m = first;
+        int steps = (blocks - first) * (int)c.a.group, m = blocks - 1;
         auto turn_begins = [&]() { group_sync(TURN + group, 2 * WARPGROUP); };
         auto turn_ends = [&]() { group_arrive(TURN + 1 - group, 2 * WARPGROUP); };
         auto issue_scores = [&](float(&s)[QUERIES / 2]) {
@@ -161,7 +165,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
             }
             if (lane == 0) barrier_arrive(shared.dy_empty[at.stage]);
             at.advance();
-            if (++m == blocks) m = first;
+            if (--m < first) m = blocks - 1;
         };
         auto issue_dk = [&](bool keep) {
             uint32_t q = shared_address(shared.q[(at.stage + shape::STAGES - 1) % shape::STAGES]);
