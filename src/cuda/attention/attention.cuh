@@ -3,8 +3,8 @@
  * What the paths of attention share. attention.cu chooses among them:
  *
  *     path     when                                           what
- *     hopper   compute capability 9.0, bf16 or f16, dim 64    asynchronous products of warpgroups, fed by the copy
- *              or 128, aligned                                engine
+ *     hopper   compute capability 9.0, bf16 or f16, dim a     asynchronous products of warpgroups, fed by the copy
+ *              multiple of 8 up to 128, aligned               engine
  *     exact    otherwise, and whatever the others leave       f32 arithmetic, one FMA after another
  *
  * No path stores a matrix of scores. The backward is two kernels that each compute the scores again, one for dq, one

@@ -34,11 +34,11 @@ template <class T, int D> __global__ void __launch_bounds__(ROW_THREADS) attenti
         int64_t to = (batch * a.heads + head) * c.rows.padded + time, from = (batch * a.heads + head) * a.time + time;
         float lse = CUDART_INF_F, delta = 0;
         if (time < a.time) {
-            const int64_t at = ((batch * a.time + time) * a.heads + head) * D + lane * EACH;
+            const int64_t at = ((batch * a.time + time) * a.heads + head) * a.dim + lane * EACH;
             const T *dy = static_cast<const T *>(a.dy) + at, *y = static_cast<const T *>(a.out) + at;
             const float *y_f32 = static_cast<const float *>(a.out) + at;
 #pragma unroll
-            for (int i = 0; i < EACH; i++)
+            for (int i = 0; i < EACH && lane * EACH < a.dim; i++)
                 delta = fmaf(to_f32(dy[i]), c.a.y_f32 ? y_f32[i] : to_f32(y[i]), delta);
             delta = warp_sum(delta);
             lse = a.lse_in[from] * LOG2_E;
@@ -83,11 +83,12 @@ vjp_status no_map(const vjp_work *work) {
                       work->device->name);
 }
 
-/* Calls f with the type, a dim of 64 or 128, and whether it is causal. */
+/* Calls f with the type, the dim of a tile (64 or 128: the copy engine fills what is missing with 0), and whether it is
+ * causal. */
 template <class F> vjp_status with_variant(const vjp_work *work, const attention_call &a, F f) {
     return with_bool(work->storage == VJP_BF16, [&](auto is_bf16) {
         using T = std::conditional_t<decltype(is_bf16)::value, bf16, f16>;
-        return with_bool(a.dim == 64, [&](auto is_64) {
+        return with_bool(a.dim <= 64, [&](auto is_64) {
             return with_bool(a.causal, [&](auto causal) {
                 return f(T{}, std::integral_constant < int, decltype(is_64)::value ? 64 : 128 > {}, causal);
             });
@@ -107,7 +108,7 @@ bool takes(const vjp_work *work, const attention_call &a) {
     for (const void *data : all)
         if (!is_aligned(data, 16)) return false;
     int64_t largest = INT32_MAX / 2;
-    return state->capability == 90 && work->storage != VJP_F32 && (a.dim == 64 || a.dim == 128) && a.time > 0 &&
+    return state->capability == 90 && work->storage != VJP_F32 && a.dim <= 128 && a.dim % 8 == 0 && a.time > 0 &&
            a.keys > 0 && a.batch * a.heads > 0 && a.time < largest && a.keys < largest &&
            a.batch * a.heads < largest / vjp_divide_up(vjp_max(a.time, a.keys), FLAG_ROWS);
 }
@@ -124,10 +125,10 @@ vjp_status attention_forward(const vjp_work *work, const attention_call &a, work
         c.flags = flags;
         c.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2, vjp_divide_up(a.time, shape::ROWS),
                            a.causal);
-        if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, D, shape::ROWS) ||
-            !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-            !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-            (a.y && !a.y_f32 && !make_map(&c.y, a.y, work->storage, a.batch, a.time, a.heads, D, 64)))
+        if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, a.dim, shape::ROWS) ||
+            !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+            !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+            (a.y && !a.y_f32 && !make_map(&c.y, a.y, work->storage, a.batch, a.time, a.heads, a.dim, 64)))
             return no_map(work);
         return launch(work, true, forward<T, D, decltype(causal)::value>, persistent_blocks(work, c.order.count()),
                       shape::THREADS, shared_bytes<forward_shared<T, D>>(), c);
@@ -168,11 +169,11 @@ vjp_status attention_backward(const vjp_work *work, const attention_call &given,
             c.flags = flags;
             c.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2,
                                vjp_divide_up(a.time, shape::ROWS), a.causal);
-            if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, D, shape::ROWS) ||
-                !make_map(&c.dy, a.dy, work->storage, a.batch, a.time, a.heads, D, shape::ROWS) ||
-                !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-                !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-                !make_map(&c.dq, a.dq, work->storage, a.batch, a.time, a.heads, D, 64))
+            if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, a.dim, shape::ROWS) ||
+                !make_map(&c.dy, a.dy, work->storage, a.batch, a.time, a.heads, a.dim, shape::ROWS) ||
+                !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+                !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+                !make_map(&c.dq, a.dq, work->storage, a.batch, a.time, a.heads, a.dim, 64))
                 return no_map(work);
             made = launch(work, true, backward_dq<T, D, CAUSAL>, persistent_blocks(work, c.order.count()),
                           shape::THREADS, shared_bytes<dq_shared<T, D>>(), c);
@@ -185,12 +186,12 @@ vjp_status attention_backward(const vjp_work *work, const attention_call &given,
             c.flags = flags + query_flags;
             c.order =
                 order_of(heads, a.kv_heads, 1, 2 * a.group * a.time * D * 2, vjp_divide_up(a.keys, shape::KEYS), false);
-            if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, D, shape::QUERIES) ||
-                !make_map(&c.dy, a.dy, work->storage, a.batch, a.time, a.heads, D, shape::QUERIES) ||
-                !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-                !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, D, shape::KEYS) ||
-                (a.dk && !make_map(&c.dk, a.dk, work->storage, a.batch, a.keys, a.kv_heads, D, 64)) ||
-                (a.dv && !make_map(&c.dv, a.dv, work->storage, a.batch, a.keys, a.kv_heads, D, 64)))
+            if (!make_map(&c.q, a.q, work->storage, a.batch, a.time, a.heads, a.dim, shape::QUERIES) ||
+                !make_map(&c.dy, a.dy, work->storage, a.batch, a.time, a.heads, a.dim, shape::QUERIES) ||
+                !make_map(&c.k, a.k, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+                !make_map(&c.v, a.v, work->storage, a.batch, a.keys, a.kv_heads, a.dim, shape::KEYS) ||
+                (a.dk && !make_map(&c.dk, a.dk, work->storage, a.batch, a.keys, a.kv_heads, a.dim, 64)) ||
+                (a.dv && !make_map(&c.dv, a.dv, work->storage, a.batch, a.keys, a.kv_heads, a.dim, 64)))
                 return no_map(work);
             made = launch(work, true, backward_dkv<T, D, CAUSAL>, persistent_blocks(work, c.order.count()),
                           shape::THREADS, shared_bytes<dkv_shared<T, D>>(), c);

@@ -193,7 +193,7 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
         if (thread == 0) set_flag(c.flags, c.a.time, head, first, left);
         if (left) continue;
         if (c.a.add_dq)
-            write_rows<T, D>(c.a.dq, false, t, c.a.time, c.a.heads, first, dq, back, back);
+            write_rows<T, D>(c.a.dq, false, t, c.a.time, c.a.heads, c.a.dim, first, dq, back, back);
         else
             store_rows<T, D>(c.dq, reinterpret_cast<char *>(shared.dq + group * 64 * D), t, group, first, dq, back,
                              back);

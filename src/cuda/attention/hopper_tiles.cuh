@@ -64,22 +64,22 @@ __device__ inline void set_flag(int *flags, int64_t rows, int head, int row, boo
 }
 
 /*
- * Adds a warpgroup's accumulators, times their factors, to 64 rows of a tensor [batch, rows, heads, D]; or, with
+ * Adds a warpgroup's accumulators, times their factors, to 64 rows of a tensor [batch, rows, heads, dim]; or, with
  * `as_f32`, stores them in one of f32.
  */
 template <class T, int D>
-__device__ void write_rows(void *to, bool as_f32, const tile &t, int64_t rows, int64_t heads, int first,
+__device__ void write_rows(void *to, bool as_f32, const tile &t, int64_t rows, int64_t heads, int64_t dim, int first,
                            const float (&d)[D / 2], float low_factor, float high_factor) {
     int thread = threadIdx.x % WARPGROUP, own = first + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (own + 8 * r >= rows) continue;
-        int64_t at = ((t.batch * rows + own + 8 * r) * heads + t.head) * D + thread % 4 * 2;
+        int64_t at = ((t.batch * rows + own + 8 * r) * heads + t.head) * dim + thread % 4 * 2;
         float factor = r ? high_factor : low_factor;
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < 2 && 8 * i < dim; j++) {
                 float value = d[4 * i + 2 * r + j] * factor;
                 if (as_f32)
                     static_cast<float *>(to)[at + 8 * i + j] = value;
