@@ -18,7 +18,7 @@ attention_call forward_call_of(const vjp_work *work) {
 
 vjp_status forward_steps(const vjp_work *work, workspace_layout &layout) {
     attention_call a = forward_call_of(work);
-    if (hopper::takes(work, a)) return hopper::attention_forward(work, a, layout);
+    if (fast_takes(work, a)) return fast_forward(work, a, layout);
     return layout.base ? exact_forward(work, a, {}) : VJP_OK;
 }
 
@@ -36,7 +36,7 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
     a.add_dq = vjp_accumulates(work, ATTENTION_B_DQ);
     a.add_dk = vjp_accumulates(work, ATTENTION_B_DK);
     a.add_dv = vjp_accumulates(work, ATTENTION_B_DV);
-    bool recomputed = !a.out || !a.lse_in, fast = hopper::takes(work, a);
+    bool recomputed = !a.out || !a.lse_in, fast = fast_takes(work, a);
     vjp_status status = VJP_OK;
     if (recomputed) {
         int64_t rows = a.batch * a.heads * a.time;
@@ -45,7 +45,7 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
         again.y_f32 = true;
         again.lse = layout.take<float>(rows);
         if (fast) {
-            status = hopper::attention_forward(work, again, layout);
+            status = fast_forward(work, again, layout);
         } else {
             again.row_max = again.lse;
             again.row_log = layout.take<float>(rows);
@@ -61,7 +61,7 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
         a.row_max = const_cast<float *>(a.lse_in);
     }
     if (status != VJP_OK) return status;
-    if (fast) return hopper::attention_backward(work, a, recomputed, layout);
+    if (fast) return fast_backward(work, a, recomputed, layout);
     if (!layout.base) return VJP_OK;
     if (a.dq) status = exact_dq(work, a, {});
     if (status == VJP_OK && (a.dk || a.dv)) status = exact_dkv(work, a, {});

@@ -5,12 +5,14 @@
  *     path     when                                           what
  *     hopper   compute capability 9.0, bf16 or f16, dim a     asynchronous products of warpgroups, fed by the copy
  *              multiple of 8 up to 128, aligned               engine
+ *     tensor   bf16 or f16 otherwise, dim a multiple of 8     products of warps (mma.sync)
+ *              up to 256, aligned
  *     exact    otherwise, and whatever the others leave       f32 arithmetic, one FMA after another
  *
  * No path stores a matrix of scores. The backward is two kernels that each compute the scores again, one for dq, one
  * for dk and dv: seven products instead of five, but every sum is made by one block, in a fixed order.
  *
- * The fast path multiplies masked weights, which are 0, with whatever is in the tile: a NaN in a value that a query
+ * The fast paths multiply masked weights, which are 0, with whatever is in the tile: a NaN in a value that a query
  * must not see would reach it. Its sums of weighted values can overflow although their average fits. So a warpgroup
  * whose result is not finite does not store it but sets a flag, and the exact path, launched last, computes flagged
  * rows.
@@ -24,8 +26,11 @@ namespace vjp {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-/* Rows of a flag: of queries in the forward and for dq, of keys for dk and dv. */
-constexpr int FLAG_ROWS = 64;
+/*
+ * A flag is for 64 rows (of queries in the forward and for dq, of keys for dk and dv) and 128 columns: flags are
+ * [batch, heads, blocks of rows, groups of columns].
+ */
+constexpr int FLAG_ROWS = 64, FLAG_COLUMNS = 128;
 
 struct attention_call {
     const void *q, *k, *v;
@@ -43,7 +48,7 @@ struct attention_call {
 };
 
 /*
- * Which blocks of FLAG_ROWS rows a launch of the exact path computes: those whose number is not 0, by block or else by
+ * Which blocks of rows a launch of the exact path computes: those whose number is not 0, by block or else by
  * head (one number per batch and head of k); all where both are NULL.
  */
 struct attention_flags {
@@ -77,12 +82,10 @@ vjp_status exact_forward(const vjp_work *work, const attention_call &a, attentio
 vjp_status exact_dq(const vjp_work *work, const attention_call &a, attention_flags flags);
 vjp_status exact_dkv(const vjp_work *work, const attention_call &a, attention_flags flags);
 
-/* hopper.cu. `takes`: whether it computes this call; then the workspace that it needs. */
-namespace hopper {
-bool takes(const vjp_work *work, const attention_call &a);
-vjp_status attention_forward(const vjp_work *work, const attention_call &a, workspace_layout &layout);
-vjp_status attention_backward(const vjp_work *work, const attention_call &a, bool recomputed, workspace_layout &layout);
-} // namespace hopper
+/* fast.cu: on tensor cores. `takes`: whether it computes this call. Without a base the layout only counts. */
+bool fast_takes(const vjp_work *work, const attention_call &a);
+vjp_status fast_forward(const vjp_work *work, const attention_call &a, workspace_layout &layout);
+vjp_status fast_backward(const vjp_work *work, const attention_call &a, bool recomputed, workspace_layout &layout);
 
 } // namespace vjp
 

@@ -165,9 +165,11 @@ struct exact_call {
     int row_blocks, column_groups;
 };
 
-__device__ inline bool is_wanted(const exact_call &c, int64_t heads_per_batch, int64_t own) {
-    int64_t head = own / c.row_blocks, kv_head = head % heads_per_batch / (heads_per_batch / c.a.kv_heads);
-    if (c.flags.block) return c.flags.block[own];
+/* `index`: of a block of rows and a group of columns. */
+__device__ inline bool is_wanted(const exact_call &c, int64_t heads_per_batch, int64_t index) {
+    int64_t head = index / c.column_groups / c.row_blocks;
+    int64_t kv_head = head % heads_per_batch / (heads_per_batch / c.a.kv_heads);
+    if (c.flags.block) return c.flags.block[index];
     return !c.flags.head || c.flags.head[head / heads_per_batch * c.a.kv_heads + kv_head];
 }
 
@@ -179,10 +181,10 @@ template <class F> __device__ void for_blocks(const exact_call &c, int64_t heads
     int64_t count = c.heads * c.row_blocks * c.column_groups, step = gridDim.x;
     for (int64_t from = blockIdx.x; from < count; from += step * THREADS) {
         int64_t mine = from + step * threadIdx.x;
-        if (!__syncthreads_or(mine < count && is_wanted(c, heads_per_batch, mine / c.column_groups))) continue;
+        if (!__syncthreads_or(mine < count && is_wanted(c, heads_per_batch, mine))) continue;
         for (int64_t index = from; index < count && index < from + step * THREADS; index += step) {
             int64_t own = index / c.column_groups, head = own / c.row_blocks;
-            if (!is_wanted(c, heads_per_batch, own)) continue;
+            if (!is_wanted(c, heads_per_batch, index)) continue;
             f(head / heads_per_batch, head % heads_per_batch, (int)(own % c.row_blocks) * SIDE,
               (int)(index % c.column_groups) * columns);
         }

@@ -44,11 +44,6 @@ template <class T, int D> struct dkv_shared {
 
 #if VJP_HOPPER
 
-/* The first block of queries that sees a block of keys. */
-template <bool CAUSAL, int KEYS, int QUERIES> __device__ int first_queries(const attention_call &a, int block) {
-    return CAUSAL ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
-}
-
 template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_call &c, dkv_shared<T, D> &shared) {
     using shape = dkv_shape<D>;
     constexpr int QUERIES = shape::QUERIES, BYTES = QUERIES * D * 2 + QUERIES * 4;
@@ -221,12 +216,12 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
         if (thread == 0) set_flag(c.flags, c.a.keys, head, begin, left);
         if (!left) {
             if (c.a.dk && c.a.add_dk)
-                write_rows<T, D>(c.a.dk, false, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dk, dk_factor, dk_factor);
+                write_rows<T>(c.a.dk, false, true, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dk, dk_factor, dk_factor);
             else if (c.a.dk)
                 store_rows<T, D>(c.dk, reinterpret_cast<char *>(shared.k + group * 64 * D), t, group, begin, dk,
                                  dk_factor, dk_factor);
             if (c.a.dv && c.a.add_dv)
-                write_rows<T, D>(c.a.dv, false, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dv, dv_factor, dv_factor);
+                write_rows<T>(c.a.dv, false, true, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dv, dv_factor, dv_factor);
             else if (c.a.dv)
                 store_rows<T, D>(c.dv, reinterpret_cast<char *>(shared.v + group * 64 * D), t, group, begin, dv,
                                  dv_factor, dv_factor);

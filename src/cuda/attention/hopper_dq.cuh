@@ -12,22 +12,6 @@
 namespace vjp {
 namespace hopper {
 
-/*
- * Of each row lse in units of log 2, minus WEIGHT_BITS, and <dy, y>; [batch * heads][padded time], +inf and 0 in the
- * padding. A lse that is a NaN leaves all that depends on the row to the exact path.
- */
-struct row_numbers {
-    float *lse, *delta;
-    int64_t padded;
-};
-
-/*
- * The backward's weights are 2^WEIGHT_BITS times too large, so that f16 keeps small ones, and dS, apart from 0: a
- * weight of 1/4096 has 12 bits and not 10. What overflows is left to the exact path.
- */
-template <class T> constexpr float WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : 0;
-template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1;
-
 struct dq_call {
     CUtensorMap q, dy, k, v, dq;
     tile_order order;
@@ -193,7 +177,7 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
         if (thread == 0) set_flag(c.flags, c.a.time, head, first, left);
         if (left) continue;
         if (c.a.add_dq)
-            write_rows<T, D>(c.a.dq, false, t, c.a.time, c.a.heads, c.a.dim, first, dq, back, back);
+            write_rows<T>(c.a.dq, false, true, t, c.a.time, c.a.heads, c.a.dim, first, dq, back, back);
         else
             store_rows<T, D>(c.dq, reinterpret_cast<char *>(shared.dq + group * 64 * D), t, group, first, dq, back,
                              back);

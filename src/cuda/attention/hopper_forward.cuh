@@ -76,52 +76,6 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
     }
 }
 
-/* The maxima and sums of a thread's two rows: r and r + 8. A sum covers the thread's own columns until the end. */
-struct softmax_rows {
-    float max[2], sum[2];
-};
-
-/*
- * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with. `seen`:
- * keys of this block that each row sees; `masked`: whether any row sees less than all.
- */
-template <int COUNT>
-__device__ void weigh(float (&s)[COUNT], softmax_rows &rows, float (&correction)[2], float factor, bool masked,
-                      const int (&seen)[2]) {
-    int column = threadIdx.x % 4 * 2;
-    if (masked) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (i / 4 * 8 + column + i % 2 >= seen[i / 2 % 2]) s[i] = -CUDART_INF_F;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float top = rows.max[r];
-#pragma unroll
-        for (int i = 2 * r; i < COUNT; i += 4)
-            top = fmaxf(top, fmaxf(s[i], s[i + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        float base = top == -CUDART_INF_F ? 0 : top * factor; /* a row that has seen no key yet */
-        correction[r] = exp2_fast(fmaf(rows.max[r], factor, -base));
-        rows.max[r] = top;
-        float sum = rows.sum[r] * correction[r];
-#pragma unroll
-        for (int i = 2 * r; i < COUNT; i += 4) {
-            s[i] = exp2_fast(fmaf(s[i], factor, -base));
-            s[i + 1] = exp2_fast(fmaf(s[i + 1], factor, -base));
-            sum += s[i] + s[i + 1];
-        }
-        rows.sum[r] = sum;
-    }
-}
-
-template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&correction)[2]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        o[i] *= correction[i / 2 % 2];
-}
-
 /* Stores a consumer's 64 rows, or sets the block's flag. */
 template <class T, int D>
 __device__ void forward_store(const forward_call &c, forward_shared<T, D> &shared, const tile &t, int group,
@@ -150,7 +104,7 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
     if (thread == 0) set_flag(c.flags, c.a.time, t.batch * (int)c.a.heads + t.head, first, left);
     if (left) return;
     if (c.a.y_f32 || c.a.add_y)
-        write_rows<T, D>(c.a.y, c.a.y_f32, t, c.a.time, c.a.heads, c.a.dim, first, o, inverse[0], inverse[1]);
+        write_rows<T>(c.a.y, c.a.y_f32, c.a.add_y, t, c.a.time, c.a.heads, c.a.dim, first, o, inverse[0], inverse[1]);
     else
         store_rows<T, D>(c.y, reinterpret_cast<char *>(shared.y + group * 64 * D), t, group, first, o, inverse[0],
                          inverse[1]);

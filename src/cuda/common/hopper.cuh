@@ -12,7 +12,7 @@
 
 #include <cuda.h>
 
-#include "cuda/common/kernel.cuh"
+#include "cuda/common/fragments.cuh"
 
 /* Whether this pass of the compiler can assemble these instructions. Kernels have no code otherwise. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -140,9 +140,7 @@ __device__ inline void publish_shared() {
 /* ---- Products of a warpgroup ------------------------------------------------------------------------- */
 
 /*
- * The accumulators of 64 x N: thread t of the warpgroup has, for i < N / 8, d[4 i + {0, 1}] in row t / 32 * 16 + t % 32
- * / 4 and d[4 i + {2, 3}] eight rows below, in columns 8 i + t % 4 * 2 + {0, 1}. Sixteen columns of them, rounded to 16
- * bits, are the left operand of a product: fragment().
+ * The accumulators of 64 x N are those of fragments.cuh, sixteen rows for each warp.
  */
 __device__ inline void products_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -260,30 +258,6 @@ __device__ void product(float (&d)[COUNT], const uint32_t *a, uint64_t b, bool k
                              VJP_D32(d, 0), VJP_D32(d, 32));
 }
 
-/* Two numbers in 32 bits, the first in the lower half. */
-template <class T> __device__ uint32_t pack_two(float low, float high) {
-    uint32_t two;
-    if constexpr (std::is_same_v<T, bf16>)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
-}
-
-template <class T> __device__ float2 unpack_two(uint32_t two) {
-    if constexpr (std::is_same_v<T, bf16>)
-        return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
-    else
-        return __half22float2(*reinterpret_cast<const __half2 *>(&two));
-}
-
-/* Accumulators as the left operands of COUNT / 8 products: a[4 k ...] for the sixteen columns from 16 k on. */
-template <class T, int COUNT> __device__ void fragments(uint32_t (&a)[COUNT / 2], const float (&d)[COUNT]) {
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++)
-        a[i] = pack_two<T>(d[2 * i], d[2 * i + 1]);
-}
-
 /* Where two adjacent elements of a tile begin: row, even column. */
 __device__ inline uint32_t tile_offset(int rows, int row, int column) {
     return (uint32_t)((column / SLICE) * rows * 128 + row * 128 + ((column % SLICE * 2) ^ (row % 8 * 16)));
@@ -310,13 +284,6 @@ template <int REGISTERS> __device__ void give_registers() {
 
 template <int REGISTERS> __device__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-/* 2^x, to 2 units in the last place; results below the smallest normal number are 0. */
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 #endif

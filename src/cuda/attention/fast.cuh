@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the two paths on tensor cores share: the order of tiles, the numbers of each row that the backward needs, the
+ * online softmax of accumulators, and flags for the exact path. 64 rows belong to four warps, sixteen to each.
+ */
+#ifndef VJP_CUDA_ATTENTION_FAST_CUH
+#define VJP_CUDA_ATTENTION_FAST_CUH
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/common/fragments.cuh"
+
+namespace vjp {
+
+/* A tile of work: a block of rows of one head. */
+struct tile {
+    int block, head, batch;
+};
+
+/* `heads` heads, of all batches, in sections of `section`; `blocks` blocks of rows each. */
+struct tile_order {
+    int heads, heads_per_batch, section, blocks;
+    bool descending;
+
+    __host__ __device__ int count() const {
+        return heads * blocks;
+    }
+
+    __device__ tile at(int index) const {
+        int first = index / (section * blocks) * section, rest = index % (section * blocks);
+        int here = min(section, heads - first), block = rest / here, head = first + rest % here;
+        return {descending ? blocks - 1 - block : block, head % heads_per_batch, head / heads_per_batch};
+    }
+};
+
+/*
+ * Of each row lse in units of log 2, minus WEIGHT_BITS, and <dy, y>; [batch * heads][padded time], +inf and 0 in the
+ * padding. A lse that is a NaN leaves all that depends on the row to the exact path.
+ */
+struct row_numbers {
+    float *lse, *delta;
+    int64_t padded;
+};
+
+/*
+ * The backward's weights are 2^WEIGHT_BITS times too large, so that f16 keeps small ones, and dS, apart from 0: a
+ * weight of 1/4096 has 12 bits and not 10. What overflows is left to the exact path.
+ */
+template <class T> constexpr float WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : 0;
+template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1;
+
+/* ---- Which rows and keys -------------------------------------------------------------------------------- */
+
+/* Blocks of keys that a tile needs. */
+template <bool CAUSAL, int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, int block) {
+    int last = min((block + 1) * ROWS, (int)a.time) - 1;
+    return (keys_seen<CAUSAL>(last, (int)(a.keys - a.time), (int)a.keys) + KEYS - 1) / KEYS;
+}
+
+/* The first block of queries that sees a block of keys. */
+template <bool CAUSAL, int KEYS, int QUERIES> __device__ int first_queries(const attention_call &a, int block) {
+    return CAUSAL ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
+}
+
+/* Whether the 64 rows from `row` on of a head, counted over all batches, are left to the exact path. */
+__device__ inline void set_flag(int *flags, int64_t rows, int head, int row, bool left) {
+    if (row < rows) flags[head * vjp::divide_up(rows, (int64_t)FLAG_ROWS) + row / FLAG_ROWS] = left;
+}
+
+/* ---- Softmax -------------------------------------------------------------------------------------------- */
+
+/* The maxima and sums of a thread's two rows: r and r + 8. A sum covers the thread's own columns until the end. */
+struct softmax_rows {
+    float max[2], sum[2];
+};
+
+/*
+ * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with. `seen`:
+ * keys of this block that each row sees; `masked`: whether any row sees less than all.
+ */
+template <int COUNT>
+__device__ void weigh(float (&s)[COUNT], softmax_rows &rows, float (&correction)[2], float factor, bool masked,
+                      const int (&seen)[2]) {
+    int column = threadIdx.x % 4 * 2;
+    if (masked) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (i / 4 * 8 + column + i % 2 >= seen[i / 2 % 2]) s[i] = -CUDART_INF_F;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = rows.max[r];
+#pragma unroll
+        for (int i = 2 * r; i < COUNT; i += 4)
+            top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float base = top == -CUDART_INF_F ? 0 : top * factor; /* a row that has seen no key yet */
+        correction[r] = exp2_fast(fmaf(rows.max[r], factor, -base));
+        rows.max[r] = top;
+        float sum = rows.sum[r] * correction[r];
+#pragma unroll
+        for (int i = 2 * r; i < COUNT; i += 4) {
+            s[i] = exp2_fast(fmaf(s[i], factor, -base));
+            s[i + 1] = exp2_fast(fmaf(s[i + 1], factor, -base));
+            sum += s[i] + s[i + 1];
+        }
+        rows.sum[r] = sum;
+    }
+}
+
+template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&correction)[2]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        o[i] *= correction[i / 2 % 2];
+}
+
+/* ---- Results -------------------------------------------------------------------------------------------- */
+
+/*
+ * Writes 64 rows of four warps' accumulators, times their factors, to a tensor [batch, rows, heads, dim], columns from
+ * `column` on; with `as_f32` to one of f32.
+ */
+template <class T, int COUNT>
+__device__ void write_rows(void *to, bool as_f32, bool add, const tile &t, int64_t rows, int64_t heads, int64_t dim,
+                           int first, const float (&d)[COUNT], float low_factor, float high_factor, int column = 0) {
+    int thread = threadIdx.x % 128, own = first + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (own + 8 * r >= rows) continue;
+        int64_t at = ((t.batch * rows + own + 8 * r) * heads + t.head) * dim + column + thread % 4 * 2;
+        float factor = r ? high_factor : low_factor;
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; i++)
+#pragma unroll
+            for (int j = 0; j < 2 && column + 8 * i < dim; j++) {
+                float value = d[4 * i + 2 * r + j] * factor;
+                if (as_f32)
+                    static_cast<float *>(to)[at + 8 * i + j] = value;
+                else
+                    write_one(static_cast<T *>(to) + at + 8 * i + j, value, add);
+            }
+    }
+}
+
+/* ---- The two paths -------------------------------------------------------------------------------------- */
+
+/* A launch of one kernel. `flags`: see set_flag(). */
+struct fast_call {
+    const vjp_work *work;
+    attention_call a;
+    row_numbers rows; /* of the backward */
+    int *flags;
+};
+
+namespace hopper {
+vjp_status enqueue_forward(const fast_call &c);
+vjp_status enqueue_dq(const fast_call &c);
+vjp_status enqueue_dkv(const fast_call &c);
+} // namespace hopper
+
+namespace tensor {
+vjp_status enqueue_forward(const fast_call &c);
+vjp_status enqueue_dq(const fast_call &c);
+vjp_status enqueue_dkv(const fast_call &c);
+} // namespace tensor
+
+/* The order of `blocks` blocks of every head; `shared`: how many heads in a row use the same `bytes`. */
+tile_order order_of(int64_t heads, int64_t heads_per_batch, int64_t shared, int64_t bytes, int64_t blocks,
+                    bool descending);
+
+/* Calls f with the type and whether it is causal. */
+template <class F> vjp_status with_kind(const fast_call &c, F f) {
+    return with_bool(c.work->storage == VJP_BF16, [&](auto is_bf16) {
+        using T = std::conditional_t<decltype(is_bf16)::value, bf16, f16>;
+        return with_bool(c.a.causal, [&](auto causal) { return f(T{}, causal); });
+    });
+}
+
+} // namespace vjp
+
+#endif

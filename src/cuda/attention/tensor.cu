@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attention with products of warps (mma.sync), from compute capability 8.0 on. A block of four warps owns 64 rows of
+ * the result, sixteen per warp, and goes through the other dimension in tiles of SIDE rows that cp.async brings to
+ * shared memory, one tile ahead where there is room. Everything but the inputs stays in registers: scores become the
+ * left operand of the next product where they are.
+ *
+ * For dk and dv the scores are computed transposed: keys are the rows, queries the tile. A block computes at most 128
+ * columns of the result; with a larger dim several blocks compute the same scores.
+ *
+ * A tile in shared memory is [rows][D], its 16-byte chunks at chunk ^ (row % 8), so that ldmatrix meets no bank twice.
+ */
+#include "cuda/attention/fast.cuh"
+
+namespace vjp {
+namespace tensor {
+namespace {
+
+constexpr int THREADS = 128, ROWS = 64;
+
+/* D: the dim, filled up with zeros. COLUMNS: of the result, per block. */
+template <int D> struct shape {
+    static constexpr int SIDE = D > 128 ? 32 : 64, STAGES = D > 128 ? 1 : 2, COLUMNS = D > 128 ? 128 : D;
+    static constexpr int CHUNKS = D / 8;
+};
+
+struct tensor_call {
+    attention_call a;
+    tile_order order; /* of blocks of rows; columns are the fastest */
+    row_numbers rows;
+    int *flags;
+    int column_groups;
+};
+
+/* ---- Tiles ------------------------------------------------------------------------------------------- */
+
+template <int D> __device__ uint32_t chunk_offset(int row, int chunk) {
+    return (uint32_t)((row * shape<D>::CHUNKS + (chunk ^ (row & 7))) * 16);
+}
+
+/* Begins to copy `count` rows of a head from `row` on; what is outside the tensor becomes 0. */
+template <class T, int D>
+__device__ void load_tile(uint32_t to, const void *tensor, const tile &t, int64_t rows, int64_t heads, int64_t head,
+                          int64_t dim, int row, int count) {
+    const T *from = static_cast<const T *>(tensor) + (t.batch * rows * heads + head) * dim;
+    for (int e = threadIdx.x; e < count * shape<D>::CHUNKS; e += THREADS) {
+        int r = e / shape<D>::CHUNKS, chunk = e % shape<D>::CHUNKS;
+        bool inside = row + r < rows && chunk * 8 < dim;
+        const T *at = inside ? from + (row + r) * heads * dim + chunk * 8 : from;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<D>(r, chunk)), "l"(at),
+                     "r"(inside ? 16 : 0)
+                     : "memory");
+    }
+}
+
+__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ inline void load_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+template <class T> __device__ void multiply(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    if constexpr (std::is_same_v<T, bf16>)
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* d = the products of the warp's sixteen rows of `left` with the SIDE rows of `right`, over all columns. */
+template <class T, int D, int COUNT> __device__ void tile_scores(float (&d)[COUNT], uint32_t left, uint32_t right) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        d[i] = 0;
+#pragma unroll
+    for (int step = 0; step < D / 16; step++) {
+        uint32_t a[4];
+        load_matrices(a, left + chunk_offset<D>(warp * 16 + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+        for (int n = 0; n < COUNT / 8; n++) { /* sixteen rows of `right` */
+            uint32_t b[4];
+            load_matrices(b, right + chunk_offset<D>(16 * n + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+            multiply<T>(d + 8 * n, a, b[0], b[1]);
+            multiply<T>(d + 8 * n + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+/* d += the left operands `a`, sixteen rows by SIDE, times the SIDE rows of `right`, columns from `column` on. */
+template <class T, int D, int SIDE, int COUNT>
+__device__ void tile_sums(float (&d)[COUNT], const uint32_t *a, uint32_t right, int column) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < SIDE / 16; step++)
+#pragma unroll
+        for (int n = 0; n < COUNT / 8; n++) { /* sixteen columns */
+            uint32_t b[4];
+            load_transposed(b, right + chunk_offset<D>(16 * step + lane % 16, column / 8 + 2 * n + lane / 16));
+            multiply<T>(d + 8 * n, a + 4 * step, b[0], b[1]);
+            multiply<T>(d + 8 * n + 4, a + 4 * step, b[2], b[3]);
+        }
+}
+
+template <int COUNT> __device__ void clear(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        d[i] = 0;
+}
+
+template <int COUNT> __device__ bool all_finite(const float (&d)[COUNT], float low_factor, float high_factor) {
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        finite = finite && fabsf(d[i] * (i / 2 % 2 ? high_factor : low_factor)) < CUDART_INF_F;
+    return finite;
+}
+
+/* The tile of a block, its first column, and the thread's first row. */
+struct place {
+    tile t;
+    int column, first, own;
+
+    __device__ place(const tensor_call &c, int columns)
+        : t(c.order.at((int)(blockIdx.x / (unsigned)c.column_groups))),
+          column((int)(blockIdx.x % (unsigned)c.column_groups) * columns), first(t.block * ROWS),
+          own(first + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4) {
+    }
+};
+
+/* Whether this block's result is left to the exact path. */
+__device__ inline void leave(const tensor_call &c, const place &p, int columns, bool left) {
+    int64_t head = (int64_t)p.t.batch * c.order.heads_per_batch + p.t.head;
+    if (threadIdx.x == 0) c.flags[(head * c.order.blocks + p.t.block) * c.column_groups + p.column / columns] = left;
+}
+
+__device__ inline uint32_t shared_memory() {
+    extern __shared__ __align__(128) char memory[];
+    return (uint32_t)__cvta_generic_to_shared(memory);
+}
+
+/*
+ * The loop over tiles: load(i, stage) begins to copy tile i of `count`, use(i, stage) computes with it when it is
+ * there.
+ */
+template <int STAGES, class L, class U> __device__ void for_tiles(int count, L load, U use) {
+    load(0, 0);
+    commit_copies();
+    for (int i = 0; i < count; i++) {
+        int stage = i % STAGES;
+        if constexpr (STAGES > 1) {
+            if (i + 1 < count) load(i + 1, (i + 1) % STAGES);
+            commit_copies();
+            wait_copies<1>();
+        } else {
+            wait_copies<0>();
+        }
+        __syncthreads();
+        use(i, stage);
+        __syncthreads();
+        if constexpr (STAGES == 1) {
+            if (i + 1 < count) load(i + 1, 0);
+            commit_copies();
+        }
+    }
+}
+
+/* ---- Kernels ----------------------------------------------------------------------------------------- */
+
+template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
+    using S = shape<D>;
+    constexpr int SIDE = S::SIDE;
+    constexpr uint32_t TILE = SIDE * D * 2;
+    const attention_call &a = c.a;
+    begin_chained();
+    place p(c, S::COLUMNS);
+    uint32_t q = shared_memory(), tiles = q + ROWS * D * 2;
+    int offset = (int)(a.keys - a.time), keys = (int)a.keys, lane = threadIdx.x % 32;
+    int64_t kv_head = p.t.head / a.group;
+    int seen[2] = {keys_seen<CAUSAL>(p.own, offset, keys), keys_seen<CAUSAL>(p.own + 8, offset, keys)};
+    int all = keys_seen<CAUSAL>(p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
+    uint32_t weights[SIDE / 4];
+    softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
+    int count = key_blocks<CAUSAL, ROWS, SIDE>(a, p.t.block);
+    clear(o);
+    load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
+    for_tiles<S::STAGES>(
+        count,
+        [&](int i, int stage) {
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+        },
+        [&](int i, int stage) {
+            tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
+            int here[2] = {seen[0] - i * SIDE, seen[1] - i * SIDE};
+            weigh(scores, rows, correction, factor, (i + 1) * SIDE > all, here);
+            correct(o, correction);
+            fragments<T>(weights, scores);
+            tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
+        });
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        inverse[r] = 1 / sum;
+        if (a.lse && p.column == 0 && lane % 4 == 0 && p.own + 8 * r < a.time)
+            a.lse[((int64_t)p.t.batch * a.heads + p.t.head) * a.time + p.own + 8 * r] =
+                rows.max[r] * a.scale + logf(sum);
+    }
+    if (!a.y) return;
+    bool left = __syncthreads_or(!all_finite(o, inverse[0], inverse[1]));
+    leave(c, p, S::COLUMNS, left);
+    if (!left)
+        write_rows<T>(a.y, a.y_f32, a.add_y, p.t, a.time, a.heads, a.dim, p.first, o, inverse[0], inverse[1], p.column);
+}
+
+template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
+    using S = shape<D>;
+    constexpr int SIDE = S::SIDE;
+    constexpr uint32_t TILE = SIDE * D * 2;
+    const attention_call &a = c.a;
+    begin_chained();
+    place p(c, S::COLUMNS);
+    uint32_t q = shared_memory(), dy = q + ROWS * D * 2, tiles = dy + ROWS * D * 2;
+    int offset = (int)(a.keys - a.time), keys = (int)a.keys, column = threadIdx.x % 4 * 2;
+    int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
+    int seen[2] = {keys_seen<CAUSAL>(p.own, offset, keys), keys_seen<CAUSAL>(p.own + 8, offset, keys)};
+    int all = keys_seen<CAUSAL>(p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
+    float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
+    float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
+    uint32_t ds[SIDE / 4];
+    int count = key_blocks<CAUSAL, ROWS, SIDE>(a, p.t.block);
+    clear(dq);
+    load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(dy, a.dy, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
+    for_tiles<S::STAGES>(
+        count,
+        [&](int i, int stage) {
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+        },
+        [&](int i, int stage) {
+            tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
+            tile_scores<T, D>(dp, dy, tiles + (2 * stage + 1) * TILE);
+#pragma unroll
+            for (int e = 0; e < SIDE / 2; e++) {
+                int r = e / 2 % 2;
+                dp[e] = exp2_fast(fmaf(scores[e], factor, -own_lse[r])) * (dp[e] - own_delta[r]);
+                if ((i + 1) * SIDE > all && i * SIDE + e / 4 * 8 + column + e % 2 >= seen[r]) dp[e] = 0;
+            }
+            fragments<T>(ds, dp);
+            tile_sums<T, D, SIDE>(dq, ds, tiles + 2 * stage * TILE, p.column);
+        });
+    float back = a.scale / WEIGHT_ONE<T>;
+    bool left = __syncthreads_or(!all_finite(dq, back, back));
+    leave(c, p, S::COLUMNS, left);
+    if (!left) write_rows<T>(a.dq, false, a.add_dq, p.t, a.time, a.heads, a.dim, p.first, dq, back, back, p.column);
+}
+
+template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
+    using S = shape<D>;
+    constexpr int SIDE = S::SIDE;
+    constexpr uint32_t TILE = SIDE * D * 2;
+    const attention_call &a = c.a;
+    begin_chained();
+    place p(c, S::COLUMNS);
+    uint32_t k = shared_memory(), v = k + ROWS * D * 2, tiles = v + ROWS * D * 2;
+    int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
+    float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
+    uint32_t operand[SIDE / 4];
+    int first = first_queries<CAUSAL, ROWS, SIDE>(a, p.t.block), blocks = ((int)a.time + SIDE - 1) / SIDE;
+    int per_head = blocks - first;
+    clear(dk);
+    clear(dv);
+    load_tile<T, D>(k, a.k, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(v, a.v, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
+    auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
+    auto query_of = [&](int i) { return (blocks - 1 - i % per_head) * SIDE; }; /* from the last one down */
+    for_tiles<S::STAGES>(
+        per_head * (int)a.group,
+        [&](int i, int stage) {
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.q, p.t, a.time, a.heads, head_of(i), a.dim, query_of(i), SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.dy, p.t, a.time, a.heads, head_of(i), a.dim, query_of(i),
+                            SIDE);
+        },
+        [&](int i, int stage) {
+            uint32_t q = tiles + 2 * stage * TILE, dy = tiles + (2 * stage + 1) * TILE;
+            int query = query_of(i);
+            int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
+            tile_scores<T, D>(scores, k, q);
+            bool masked = CAUSAL && p.first + (int)threadIdx.x / 32 * 16 + 15 > query + offset;
+#pragma unroll
+            for (int e = 0; e < SIDE / 2; e++) {
+                scores[e] = exp2_fast(fmaf(scores[e], factor, -c.rows.lse[row + e / 4 * 8 + e % 2]));
+                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) scores[e] = 0;
+            }
+            fragments<T>(operand, scores);
+            tile_sums<T, D, SIDE>(dv, operand, dy, p.column);
+            tile_scores<T, D>(dp, v, dy);
+#pragma unroll
+            for (int e = 0; e < SIDE / 2; e++) {
+                dp[e] = scores[e] * (dp[e] - c.rows.delta[row + e / 4 * 8 + e % 2]);
+                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) dp[e] = 0;
+            }
+            fragments<T>(operand, dp);
+            tile_sums<T, D, SIDE>(dk, operand, q, p.column);
+        });
+    float dk_factor = a.scale / WEIGHT_ONE<T>, dv_factor = 1 / WEIGHT_ONE<T>;
+    bool outside[2] = {p.own >= a.keys, p.own + 8 >= a.keys}, good = true; /* rows past the end may hold anything */
+#pragma unroll
+    for (int i = 0; i < S::COLUMNS / 2; i++)
+        good = good && (outside[i / 2 % 2] ||
+                        (fabsf(dk[i] * dk_factor) < CUDART_INF_F && fabsf(dv[i] * dv_factor) < CUDART_INF_F));
+    bool left = __syncthreads_or(!good);
+    leave(c, p, S::COLUMNS, left);
+    if (left) return;
+    if (a.dk)
+        write_rows<T>(a.dk, false, a.add_dk, p.t, a.keys, a.kv_heads, a.dim, p.first, dk, dk_factor, dk_factor,
+                      p.column);
+    if (a.dv)
+        write_rows<T>(a.dv, false, a.add_dv, p.t, a.keys, a.kv_heads, a.dim, p.first, dv, dv_factor, dv_factor,
+                      p.column);
+}
+
+/* ---- Launching --------------------------------------------------------------------------------------- */
+
+/* Calls f with the type, causal, and the dim filled up: 64, 128 or 256. */
+template <class F> vjp_status with_variant(const fast_call &c, F f) {
+    return with_kind(c, [&](auto zero, auto causal) {
+        if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, causal);
+        if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, causal);
+        return f(zero, std::integral_constant<int, 256>{}, causal);
+    });
+}
+
+/* `kept`: tiles of rows that stay in shared memory. */
+template <int D> size_t shared_bytes(int kept) {
+    return (size_t)(kept * ROWS + 2 * shape<D>::STAGES * shape<D>::SIDE) * D * 2;
+}
+
+template <int D> tensor_call call_of(const fast_call &c, bool keys) {
+    const attention_call &a = c.a;
+    int64_t heads = keys ? a.kv_heads : a.heads, rows = keys ? a.keys : a.time;
+    int64_t bytes = keys ? 2 * a.group * a.time * D * 2 : 2 * a.keys * D * 2;
+    return {a,
+            order_of(a.batch * heads, heads, keys ? 1 : a.group, bytes, vjp_divide_up(rows, ROWS), !keys && a.causal),
+            c.rows, c.flags, (int)vjp_divide_up(a.dim, shape<D>::COLUMNS)};
+}
+
+} // namespace
+
+vjp_status enqueue_forward(const fast_call &c) {
+    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+        constexpr int D = decltype(dim)::value;
+        tensor_call call = call_of<D>(c, false);
+        return launch(c.work, true, forward<decltype(zero), D, decltype(causal)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(1), call);
+    });
+}
+
+vjp_status enqueue_dq(const fast_call &c) {
+    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+        constexpr int D = decltype(dim)::value;
+        tensor_call call = call_of<D>(c, false);
+        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(causal)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+    });
+}
+
+vjp_status enqueue_dkv(const fast_call &c) {
+    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+        constexpr int D = decltype(dim)::value;
+        tensor_call call = call_of<D>(c, true);
+        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(causal)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+    });
+}
+
+} // namespace tensor
+} // namespace vjp
