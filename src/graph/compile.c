@@ -217,9 +217,9 @@ static vjp_status make_plan(compilation *c) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------ */
 
-static vjp_status fill_persistent(compilation *c, vjp_value v) {
-    enum { ZEROS = 1 << 16 };
-    static const char zeros[ZEROS];
+enum { ZEROS = 4 << 20 }; /* bytes that are uploaded at once: a GPU may wait for each upload */
+
+static vjp_status fill_persistent(compilation *c, vjp_value v, const char *zeros) {
     const graph_value *value = &c->graph->value[v];
     const vjp_tensor *tensor = &c->program->value[v].tensor;
     if (value->data) return vjp_upload(c->device, tensor->data, tensor->offset, value->data, value->bytes);
@@ -260,12 +260,15 @@ static vjp_status place_persistent(compilation *c, const vjp_program *share) {
         if (!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(bytes, own, &bytes))
             return too_large(c->device, "inputs, parameters and states");
     }
+    char *zeros = calloc(1, ZEROS);
+    if (!zeros && status == VJP_OK) status = vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d zeros", ZEROS);
     if (status == VJP_OK) status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
     for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
         if (!is_used(c, v) || program->value[v].name) continue;
         program->value[v].tensor.data = program->persistent;
-        status = fill_persistent(c, v);
+        status = fill_persistent(c, v, zeros);
     }
+    free(zeros);
     return status;
 }
 
