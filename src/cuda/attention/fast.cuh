@@ -25,6 +25,18 @@ struct tile_order {
         return heads * blocks;
     }
 
+    /*
+     * The tiles of a persistent block, one in each round. Tiles become shorter, so every other round goes backwards:
+     * the block with the longest tile of one round has the shortest of the next.
+     */
+    __device__ bool has(int round) const {
+        return round * (int)gridDim.x < count();
+    }
+
+    __device__ int index(int round) const {
+        return round * (int)gridDim.x + (int)(round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    }
+
     __device__ tile at(int index) const {
         int first = index / (section * blocks) * section, rest = index % (section * blocks);
         int here = min(section, heads - first), block = rest / here, head = first + rest % here;

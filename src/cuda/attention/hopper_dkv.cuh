@@ -50,7 +50,9 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_cal
     ring<shape::STAGES> at;
     uint32_t k_parity = 0;
     int blocks = ((int)c.a.time + QUERIES - 1) / QUERIES;
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         barrier_wait(shared.k_empty, k_parity ^ 1);
         barrier_expect(shared.k_full, 2 * shape::KEYS * D * 2);
@@ -96,7 +98,9 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
     int offset = (int)(c.a.keys - c.a.time), column = thread % 4 * 2;
     int blocks = ((int)c.a.time + QUERIES - 1) / QUERIES;
     if (group == 1) group_arrive(TURN, 2 * WARPGROUP);
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.kv_heads + t.head;
         int begin = t.block * KEYS + group * 64, own = begin + thread / 32 * 16 + lane / 4;

@@ -43,7 +43,9 @@ template <class T, int D, bool CAUSAL> __device__ void dq_produce(const dq_call 
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int kv_head = t.head / (int)c.a.group;
         barrier_wait(shared.q_empty, q_parity ^ 1);
@@ -82,7 +84,9 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time), column = thread % 4 * 2;
     if (group == 1) group_arrive(TURN, 2 * WARPGROUP);
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.heads + t.head;
         int n = key_blocks<CAUSAL, shape::ROWS, KEYS>(c.a, t.block) - 1;

@@ -49,7 +49,9 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int kv_head = t.head / (int)c.a.group;
         barrier_wait(shared.q_empty, q_parity ^ 1);
@@ -122,7 +124,9 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time);
     if (group == shape::CONSUMERS - 1) group_arrive(TURN, 2 * WARPGROUP);
-    for (int index = blockIdx.x; index < c.order.count(); index += gridDim.x) {
+    for (int round = 0; c.order.has(round); round++) {
+        int index = c.order.index(round);
+        if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int n = key_blocks<CAUSAL, shape::ROWS, KEYS>(c.a, t.block) - 1;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
