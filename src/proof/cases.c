@@ -321,6 +321,12 @@ const proof_shape proof_shapes[] = {
     {"attention", PROOF_CARD, "q=[8,1024,16,64] k=[8,1024,16,64]"},
     {"attention", PROOF_SMALL, "q=[1,1,1,64] k=[1,1,1,64]"},
     {"conv2d", PROOF_HOST, "x=[32,64,56,56] weight=[64,64,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", PROOF_CARD, "x=[64,64,56,56] weight=[64,64,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", PROOF_CARD, "x=[64,56,56,64] weight=[64,3,3,64] padding_h=1 padding_w=1 layout=channels_last"},
+    {"conv2d", PROOF_CARD, "x=[64,256,28,28] weight=[256,256,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", PROOF_CARD, "x=[64,28,28,256] weight=[256,3,3,256] padding_h=1 padding_w=1 layout=channels_last"},
+    {"conv2d", PROOF_CARD, "x=[64,256,56,56] weight=[64,256,1,1]"},
+    {"conv2d", PROOF_CARD, "x=[64,56,56,256] weight=[64,1,1,256] layout=channels_last"},
     {"conv2d", PROOF_SMALL, "x=[1,4,8,8] weight=[8,4,3,3] padding_h=1 padding_w=1"},
 };
 
