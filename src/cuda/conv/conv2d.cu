@@ -18,6 +18,7 @@
  * runs, is packed in the workspace first, so that both layouts have the same kernels. conv2d_tiles.cuh describes the
  * products, conv2d_general.cuh the general path.
  */
+#include "cuda/conv/conv2d_pack.cuh"
 #include "cuda/conv/conv2d_tiles.cuh"
 
 namespace vjp {
