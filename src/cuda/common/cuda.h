@@ -29,7 +29,7 @@ struct finding {
     unsigned count;     /* bad values seen; 0: none */
     long long position; /* of the first of them */
     double value;
-    long long limit;
+    long long first, limit; /* good values are integers in [first, limit) */
 };
 
 constexpr int RECORDS = (int)VJP_OP_COUNT * (int)VJP_PASS_COUNT;

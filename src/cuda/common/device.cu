@@ -316,7 +316,7 @@ static __global__ void collect_findings(finding *records, finding *collected) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= RECORDS) return;
     volatile finding *r = lock_record(records + i);
-    collected[i] = {0, r->count, r->position, r->value, r->limit};
+    collected[i] = {0, r->count, r->position, r->value, r->first, r->limit};
     r->count = 0;
     unlock_record(records + i);
 }
@@ -336,9 +336,9 @@ static vjp_status report_findings(vjp_device *device, device_state *state) {
         const vjp_op_info *info = vjp_op_describe(vjp_op_at((size_t)(i / VJP_PASS_COUNT)));
         const char *pass = vjp_pass_name((vjp_pass)(i % VJP_PASS_COUNT));
         const char *name = index_name(info, i % VJP_PASS_COUNT);
-        if (f.value == (double)(long long)f.value && !(f.value >= 0 && f.value < (double)f.limit))
-            return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%lld] is %.0f, outside [0, %lld); it was left out",
-                            info->name, pass, name, f.position, f.value, f.limit);
+        if (f.value == (double)(long long)f.value && !(f.value >= (double)f.first && f.value < (double)f.limit))
+            return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%lld] is %.0f, outside [%lld, %lld); it was left out",
+                            info->name, pass, name, f.position, f.value, f.first, f.limit);
         return vjp_fail(device, VJP_INVALID,
                         "%s.%s: %s[%lld] is %.9g, which is not an integer that f32 holds exactly; it was left out",
                         info->name, pass, name, f.position, f.value);

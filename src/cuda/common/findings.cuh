@@ -24,11 +24,13 @@ __device__ inline void unlock_record(finding *record) {
 }
 
 /* Keeps the first bad value of the pass. */
-static __device__ __noinline__ void report(findings f, int64_t position, double value, int64_t limit) {
+static __device__ __noinline__ void report(findings f, int64_t position, double value, int64_t limit,
+                                           int64_t first = 0) {
     volatile finding *r = lock_record(f.record);
     if (r->count == 0 || position < r->position) {
         r->position = position;
         r->value = value;
+        r->first = first;
         r->limit = limit;
     }
     r->count = r->count + 1;
@@ -36,8 +38,9 @@ static __device__ __noinline__ void report(findings f, int64_t position, double 
     *(volatile int *)f.found = 1;
 }
 
-/* Element k of an index tensor, or -1 and a report if it is not an integer in [0, limit). */
-static __device__ inline int64_t read_index(findings f, const void *index, vjp_dtype dtype, int64_t k, int64_t limit) {
+/* Element k of an index tensor, or -1 and a report if it is not an integer in [first, limit). */
+static __device__ inline int64_t read_index(findings f, const void *index, vjp_dtype dtype, int64_t k, int64_t limit,
+                                            int64_t first = 0) {
     int64_t i;
     if (dtype == VJP_I32) {
         i = static_cast<const int32_t *>(index)[k];
@@ -47,13 +50,13 @@ static __device__ inline int64_t read_index(findings f, const void *index, vjp_d
         /* Beyond 2^24 neighbouring integers share one f32: the index may have been another one. */
         float x = static_cast<const float *>(index)[k];
         if (!(fabsf(x) <= 16777216.0f) || x != truncf(x)) {
-            report(f, k, x, limit);
+            report(f, k, x, limit, first);
             return -1;
         }
         i = (int64_t)x;
     }
-    if (i >= 0 && i < limit) return i;
-    report(f, k, (double)i, limit);
+    if (i >= first && i < limit) return i;
+    report(f, k, (double)i, limit, first);
     return -1;
 }
 

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * adamw on CUDA, by the loop of optimizer.cuh: w, m, v and g are read once, w, m and v written once (28 bytes per
+ * element in f32). The formulas are those of the CPU, operation by operation (docs/ops/adamw.md says why each has its
+ * form).
+ *
+ * lr, step and scale are read on the device, so that a captured graph runs unchanged every step. Each block computes
+ * the bias corrections itself, in double: two threads in two warps, beside the loads of the block's first tile. A step
+ * that is not an integer of at least 1 is reported, and nothing is written.
+ */
+#include <cmath>
+
+#include "cuda/optimizer/optimizer.cuh"
+
+namespace vjp {
+namespace {
+
+template <class T, class G> struct adamw_step {
+    void *w_out, *m_out, *v_out;
+    const void *w, *m, *v, *g;
+    const float *lr, *scale;
+    const void *step;
+    vjp_dtype step_type;
+    findings found;
+    double log_beta[2];
+    float decay, eps;
+    float keep_m, take_m; /* beta1, 1 - beta1 */
+    float keep_v, take_v; /* beta2, 1 - beta2 */
+
+    struct factors {
+        float lr, scale;
+        float correct_m, correct_root; /* 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step) */
+    };
+
+    template <int W> struct streams {
+        elements<T, W> w;
+        elements<G, W> g;
+        elements<float, W> m, v;
+    };
+
+    __device__ void prefetch_at(int64_t i) const {
+        prefetch(static_cast<const T *>(w) + i);
+        prefetch(static_cast<const G *>(g) + i);
+        prefetch(static_cast<const float *>(m) + i);
+        prefetch(static_cast<const float *>(v) + i);
+    }
+
+    __device__ bool prepare(factors &f) const {
+        __shared__ float correct[2]; /* 0: the step is bad */
+        if (threadIdx.x == 0 || threadIdx.x == 32) {
+            int root = threadIdx.x / 32;
+            int64_t number = read_index(found, step, step_type, 0, INT64_MAX, 1);
+            /* 1 - beta^step, without the cancellation of that difference. */
+            double correction = -expm1((double)number * log_beta[root]);
+            correct[root] = number < 0 ? 0 : (float)(1 / (root ? sqrt(correction) : correction));
+        }
+        f.lr = *lr;
+        f.scale = scale ? *scale : 1;
+        __syncthreads();
+        f.correct_m = correct[0];
+        f.correct_root = correct[1];
+        return f.correct_m != 0;
+    }
+
+    template <int W> __device__ void load(streams<W> &s, int64_t i) const {
+        s.w = load_elements<T, W>(w, i);
+        s.g = load_elements<G, W>(g, i);
+        s.m = load_elements<float, W>(m, i);
+        s.v = load_elements<float, W>(v, i);
+    }
+
+    template <int W> __device__ void update(const streams<W> &s, const factors &f, int64_t i) const {
+        float new_w[W], new_m[W], new_v[W];
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            float old_w = to_f32(s.w.v[k]), gradient = to_f32(s.g.v[k]) * f.scale;
+            new_m[k] = fmaf(s.m.v[k], keep_m, gradient * take_m);
+            new_v[k] = fmaf(s.v.v[k], keep_v, gradient * take_v * gradient);
+            float size = fmaf(sqrtf(new_v[k]), f.correct_root, eps);
+            /* Nothing averaged yet and no eps: 0 / 0, and the weight stays. */
+            float direction = size == 0 ? 0 : new_m[k] * f.correct_m / size;
+            new_w[k] = fmaf(decayed(old_w, decay, direction), -f.lr, old_w);
+        }
+        store_elements<T>(w_out, i, new_w);
+        store_elements<float>(m_out, i, new_m);
+        store_elements<float>(v_out, i, new_v);
+    }
+};
+
+vjp_status run(const vjp_work *work) {
+    const vjp_adamw_attributes *a = static_cast<const vjp_adamw_attributes *>(work->attributes);
+    int64_t count = vjp_elements(work, ADAMW_W);
+    if (count == 0) return VJP_OK;
+    return with_type(work->storage, [&](auto zero) {
+        return with_bool(vjp_type(work, ADAMW_G) == VJP_F32, [&](auto f32) {
+            using T = decltype(zero);
+            using G = std::conditional_t<decltype(f32)::value, float, T>;
+            adamw_step<T, G> s{};
+            s.w_out = vjp_data(work, ADAMW_W_OUT);
+            s.m_out = vjp_data(work, ADAMW_M_OUT);
+            s.v_out = vjp_data(work, ADAMW_V_OUT);
+            s.w = vjp_data(work, ADAMW_W);
+            s.m = vjp_data(work, ADAMW_M);
+            s.v = vjp_data(work, ADAMW_V);
+            s.g = vjp_data(work, ADAMW_G);
+            s.lr = static_cast<const float *>(vjp_data(work, ADAMW_LR));
+            s.scale = static_cast<const float *>(vjp_data(work, ADAMW_SCALE));
+            s.step = vjp_data(work, ADAMW_STEP);
+            s.step_type = vjp_type(work, ADAMW_STEP);
+            s.found = findings_of(work);
+            s.log_beta[0] = std::log(a->beta1);
+            s.log_beta[1] = std::log(a->beta2);
+            s.decay = (float)a->weight_decay;
+            s.eps = (float)a->eps;
+            s.keep_m = (float)a->beta1;
+            s.take_m = (float)(1 - a->beta1);
+            s.keep_v = (float)a->beta2;
+            s.take_v = (float)(1 - a->beta2);
+            constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
+            bool aligned = is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) &&
+                           is_aligned(s.g, VECTOR * sizeof(G)) && is_aligned(s.m, SINGLE) &&
+                           is_aligned(s.m_out, SINGLE) && is_aligned(s.v, SINGLE) && is_aligned(s.v_out, SINGLE);
+            return aligned ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
+        });
+    });
+}
+
+} // namespace
+} // namespace vjp
+
+extern "C" {
+extern const vjp_kernel vjp_cuda_adamw[VJP_PASS_COUNT];
+const vjp_kernel vjp_cuda_adamw[VJP_PASS_COUNT] = {{vjp::run, nullptr, VJP_STORAGE_16_32}};
+}

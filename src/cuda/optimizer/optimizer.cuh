@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loop of adamw and sgd on CUDA: each element of several streams is read once, changed and written once, so memory
+ * is the limit. An element belongs to one thread, which reads all of its streams before it writes any: the step may run
+ * in place.
+ *
+ *     path     when                          what
+ *     vectors  all addresses are aligned to  a thread moves VECTOR adjacent elements of every stream; the last
+ *              VECTOR elements               count % VECTOR elements are scalars of the last block
+ *     scalars  otherwise                     the same with vectors of one element
+ *
+ * VECTOR is 4 for every dtype: 16 bytes of f32, and 8 of a 16-bit weight beside 16 of its f32 moments. With 16 bytes of
+ * the weight a thread would move 32 of each moment, in two stores that each fill only half of a 32-byte sector.
+ *
+ * Every element is computed by the same instructions on both paths: the bits do not depend on the addresses.
+ *
+ * A step of an optimizer is a struct of what the host passes, with
+ *     factors                    what all elements share and only the device can read: lr, scale, ...
+ *     streams<W>                 W elements of each input, as loaded
+ *     prefetch_at(i)             may come before the previous kernel is done
+ *     prepare(f)                 reads the factors, called by all threads; false: nothing is to be written
+ *     load(streams, i), update(streams, factors, i)
+ */
+#ifndef VJP_CUDA_OPTIMIZER_CUH
+#define VJP_CUDA_OPTIMIZER_CUH
+
+#include "cuda/common/kernel.cuh"
+
+namespace vjp {
+
+constexpr int VECTOR = 4;
+
+template <class E, int W> struct alignas(W * sizeof(E)) elements { E v[W]; };
+
+/* Elements [i, i + W), read once. */
+template <class E, int W> __device__ elements<E, W> load_elements(const void *from, int64_t i) {
+    const E *place = static_cast<const E *>(from) + i;
+    elements<E, W> r;
+    if constexpr (W == 1) {
+        r.v[0] = *place;
+    } else {
+        using raw = std::conditional_t<sizeof r == 16, uint4, uint2>;
+        *reinterpret_cast<raw *>(&r) = __ldcs(reinterpret_cast<const raw *>(place));
+    }
+    return r;
+}
+
+/* Does nothing where the output is absent. */
+template <class E, int W> __device__ void store_elements(void *to, int64_t i, const float (&values)[W]) {
+    if (!to) return;
+    E *place = static_cast<E *>(to) + i;
+    elements<E, W> r;
+#pragma unroll
+    for (int k = 0; k < W; k++)
+        r.v[k] = from_f32<E>(values[k]);
+    if constexpr (W == 1) {
+        *place = r.v[0];
+    } else {
+        using raw = std::conditional_t<sizeof r == 16, uint4, uint2>;
+        __stcs(reinterpret_cast<raw *>(place), *reinterpret_cast<const raw *>(&r));
+    }
+}
+
+/*
+ * g + decay w. Without decay an infinite w adds nothing, as 0 * Inf would: the product is then a zero of w's sign,
+ * which for every finite w it is anyway.
+ */
+__device__ inline float decayed(float w, float decay, float g) {
+    return decay != 0 ? fmaf(w, decay, g) : copysignf(0.0f, w) + g;
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------- */
+
+constexpr int STEP_THREADS = 256;
+
+/*
+ * A multiprocessor holds at least four blocks, whose threads load AHEAD vectors of every stream before they use the
+ * first: 128 bytes per thread in f32, 128 KiB per multiprocessor.
+ */
+constexpr int STEP_RESIDENT = 4;
+template <int W> constexpr int AHEAD = W == 1 ? 4 : 2;
+
+/* Elements that a block moves at once. */
+template <int W> constexpr int64_t STEP_TILE = (int64_t)STEP_THREADS *W *AHEAD<W>;
+
+/* Blocks that a large Hopper card holds at once: those may begin before the previous kernel ends. */
+constexpr int64_t STEP_FIRST_BLOCKS = STEP_RESIDENT * 132;
+
+/*
+ * A block has at most this many tiles, which share the latency of its factors; fewer where there would not be several
+ * blocks for each place on a large card.
+ */
+constexpr int64_t STEP_MAX_TILES = 4;
+
+template <int W, class Step> __device__ void step_once(const Step &step, const typename Step::factors &f, int64_t i) {
+    typename Step::template streams<W> s;
+    step.load(s, i);
+    step.update(s, f, i);
+}
+
+/* Block b has tiles [b * tiles, (b + 1) * tiles) of `count` elements. */
+template <class Step, int W>
+__global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Step step, int64_t count, int64_t tiles) {
+    constexpr int N = AHEAD<W>, ROW = STEP_THREADS * W;
+    let_next_begin();
+    int64_t whole = count - count % W; /* elements in vectors */
+    int64_t first = (int64_t)blockIdx.x * tiles * STEP_TILE<W>, own = first + (int64_t)threadIdx.x * W;
+    if (blockIdx.x < STEP_FIRST_BLOCKS)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (own + n * ROW < whole) step.prefetch_at(own + n * ROW);
+    wait_for_previous();
+    typename Step::factors f;
+    if (!step.prepare(f)) return;
+#pragma unroll 1
+    for (; tiles > 0 && first + STEP_TILE<W> <= whole; tiles--, first += STEP_TILE<W>, own += STEP_TILE<W>) {
+        typename Step::template streams<W> s[N];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            step.load(s[n], own + n * ROW);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            step.update(s[n], f, own + n * ROW);
+    }
+    if (tiles == 0) return;
+        /* The last tile is not whole. Blocks have at least one tile each, so only the last block comes here. */
+#pragma unroll 1
+    for (; own < whole; own += ROW)
+        step_once<W>(step, f, own);
+    if (W > 1 && whole + threadIdx.x < count) step_once<1>(step, f, whole + threadIdx.x);
+}
+
+template <int W, class Step> vjp_status enqueue_step(const vjp_work *work, const Step &step, int64_t count) {
+    int64_t all = vjp_divide_up(count, STEP_TILE<W>);
+    int64_t tiles = vjp_min(vjp_max(all / (4 * STEP_FIRST_BLOCKS), 1), STEP_MAX_TILES);
+    tiles = vjp_max(tiles, vjp_divide_up(all, MAX_BLOCKS));
+    return launch(work, true, step_elements<Step, W>, vjp_divide_up(all, tiles), STEP_THREADS, 0, step, count, tiles);
+}
+
+} // namespace vjp
+
+#endif
