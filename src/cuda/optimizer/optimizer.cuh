@@ -110,17 +110,27 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Ste
         for (int n = 0; n < N; n++)
             if (own + n * ROW < whole) step.prefetch_at(own + n * ROW);
     wait_for_previous();
-    typename Step::factors f;
-    if (!step.prepare(f)) return;
-#pragma unroll 1
-    for (; tiles > 0 && first + STEP_TILE<W> <= whole; tiles--, first += STEP_TILE<W>, own += STEP_TILE<W>) {
-        typename Step::template streams<W> s[N];
+    /* The first tile is loaded before the factors are computed, so that their latency is hidden. */
+    typename Step::template streams<W> s[N];
+    auto load_tile = [&] {
+        if (tiles == 0 || first + STEP_TILE < W >> whole) return false;
 #pragma unroll
         for (int n = 0; n < N; n++)
             step.load(s[n], own + n * ROW);
+        return true;
+    };
+    bool loaded = load_tile();
+    typename Step::factors f;
+    if (!step.prepare(f)) return;
+#pragma unroll 1
+    while (loaded) {
 #pragma unroll
         for (int n = 0; n < N; n++)
             step.update(s[n], f, own + n * ROW);
+        tiles--;
+        first += STEP_TILE<W>;
+        own += STEP_TILE<W>;
+        loaded = load_tile();
     }
     if (tiles == 0) return;
         /* The last tile is not whole. Blocks have at least one tile each, so only the last block comes here. */
