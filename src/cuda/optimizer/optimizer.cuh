@@ -81,7 +81,7 @@ constexpr int STEP_RESIDENT = 4;
 template <int W> constexpr int AHEAD = W == 1 ? 4 : 2;
 
 /* Elements that a block moves at once. */
-template <int W> constexpr int64_t STEP_TILE = (int64_t)STEP_THREADS *W *AHEAD<W>;
+template <int W> constexpr int STEP_TILE = STEP_THREADS *W *AHEAD<W>;
 
 /* Blocks that a large Hopper card holds at once: those may begin before the previous kernel ends. */
 constexpr int64_t STEP_FIRST_BLOCKS = STEP_RESIDENT * 132;
@@ -101,10 +101,10 @@ template <int W, class Step> __device__ void step_once(const Step &step, const t
 /* Block b has tiles [b * tiles, (b + 1) * tiles) of `count` elements. */
 template <class Step, int W>
 __global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Step step, int64_t count, int64_t tiles) {
-    constexpr int N = AHEAD<W>, ROW = STEP_THREADS * W;
+    constexpr int N = AHEAD<W>, ROW = STEP_THREADS * W, TILE = STEP_TILE<W>;
     let_next_begin();
     int64_t whole = count - count % W; /* elements in vectors */
-    int64_t first = (int64_t)blockIdx.x * tiles * STEP_TILE<W>, own = first + (int64_t)threadIdx.x * W;
+    int64_t first = (int64_t)blockIdx.x * tiles * TILE, own = first + (int64_t)threadIdx.x * W;
     if (blockIdx.x < STEP_FIRST_BLOCKS)
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Ste
     /* The first tile is loaded before the factors are computed, so that their latency is hidden. */
     typename Step::template streams<W> s[N];
     auto load_tile = [&] {
-        if (tiles == 0 || first + STEP_TILE < W >> whole) return false;
+        if (tiles == 0 || first + TILE > whole) return false;
 #pragma unroll
         for (int n = 0; n < N; n++)
             step.load(s[n], own + n * ROW);
@@ -128,12 +128,12 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Ste
         for (int n = 0; n < N; n++)
             step.update(s[n], f, own + n * ROW);
         tiles--;
-        first += STEP_TILE<W>;
-        own += STEP_TILE<W>;
+        first += TILE;
+        own += TILE;
         loaded = load_tile();
     }
+    /* The last tile is not whole. Blocks have at least one tile each, so only the last block gets past here. */
     if (tiles == 0) return;
-        /* The last tile is not whole. Blocks have at least one tile each, so only the last block comes here. */
 #pragma unroll 1
     for (; own < whole; own += ROW)
         step_once<W>(step, f, own);
