@@ -16,6 +16,13 @@
 #include <math.h>
 #include <stdint.h>
 
+/* CUDA's kernels call these functions, too. */
+#ifdef __CUDACC__
+#define VJP_PHILOX_INLINE static inline __host__ __device__
+#else
+#define VJP_PHILOX_INLINE static inline
+#endif
+
 enum { VJP_PHILOX_ROUNDS = 10 };
 
 #define VJP_PHILOX_FACTOR_0 0xD2511F53u
@@ -27,7 +34,7 @@ typedef struct vjp_philox {
     uint32_t word[4];
 } vjp_philox;
 
-static inline vjp_philox vjp_philox4x32_10(vjp_philox counter, uint32_t key0, uint32_t key1) {
+VJP_PHILOX_INLINE vjp_philox vjp_philox4x32_10(vjp_philox counter, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < VJP_PHILOX_ROUNDS; round++) {
         uint64_t product0 = (uint64_t)VJP_PHILOX_FACTOR_0 * counter.word[0];
         uint64_t product1 = (uint64_t)VJP_PHILOX_FACTOR_1 * counter.word[2];
@@ -48,7 +55,7 @@ typedef struct vjp_dropout_key {
     uint32_t key[2], high[2]; /* the key, and the counter's upper words */
 } vjp_dropout_key;
 
-static inline vjp_dropout_key vjp_dropout_key_of(int64_t seed, int64_t step, int64_t stream) {
+VJP_PHILOX_INLINE vjp_dropout_key vjp_dropout_key_of(int64_t seed, int64_t step, int64_t stream) {
     vjp_philox counter = {{(uint32_t)(uint64_t)step, (uint32_t)((uint64_t)step >> 32), (uint32_t)(uint64_t)stream,
                            (uint32_t)((uint64_t)stream >> 32)}};
     vjp_philox made = vjp_philox4x32_10(counter, (uint32_t)(uint64_t)seed, (uint32_t)((uint64_t)seed >> 32));
@@ -57,7 +64,7 @@ static inline vjp_dropout_key vjp_dropout_key_of(int64_t seed, int64_t step, int
 }
 
 /* The four words of elements 4 * block .. 4 * block + 3. */
-static inline vjp_philox vjp_dropout_words(const vjp_dropout_key *key, uint64_t block) {
+VJP_PHILOX_INLINE vjp_philox vjp_dropout_words(const vjp_dropout_key *key, uint64_t block) {
     vjp_philox counter = {{(uint32_t)block, (uint32_t)(block >> 32), key->high[0], key->high[1]}};
     return vjp_philox4x32_10(counter, key->key[0], key->key[1]);
 }
