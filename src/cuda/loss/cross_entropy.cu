@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(THREADS)) backward_blo
             write_whole_windows<T, SAVED, true, THREADS>(c, g, r);
         else
             write_whole_windows<T, SAVED, false, THREADS>(c, g, r);
-        int64_t window = r.partial(threadIdx.x);
+        int64_t window = r.partial();
         if (window < 0) continue;
         uint4 raw = load_elements(r, static_cast<const T *>(c.logits) + r.from, r.at(window));
         write_gradient(c, g, r, raw, r.at(window), false);
@@ -312,7 +312,6 @@ size_t plan(const vjp_work *work, loss_call *c) {
 loss_call call_of(const vjp_work *work) {
     vjp_cross_entropy_sizes s = vjp_cross_entropy_sizes_of(work);
     loss_call c{};
-    c.found = findings_of(work);
     c.rows = s.rows;
     c.classes = s.classes;
     c.ignore_index = s.ignore_index;
@@ -338,6 +337,7 @@ vjp_status forward(const vjp_work *work) {
     c.add = vjp_accumulates(work, CROSS_ENTROPY_LOSS);
     c.aligned = is_aligned(c.logits, 16);
     if (!c.loss && !c.lse_out) return VJP_OK;
+    c.found = findings_of(work);
     plan(work, &c);
     vjp_status status = with_type(work->storage, [&](auto zero) {
         return with_bool(c.smoothing != 0, [&](auto smooth) {
@@ -364,6 +364,7 @@ vjp_status backward(const vjp_work *work) {
     c.add = vjp_accumulates(work, CROSS_ENTROPY_B_DLOGITS);
     c.aligned = is_aligned(c.logits, 16) && is_aligned(c.dlogits, 16);
     if (!c.dlogits || c.rows == 0) return VJP_OK;
+    c.found = findings_of(work);
     plan(work, &c);
     vjp_status status = VJP_OK;
     if (c.counts) status = launch(work, true, count_rows, c.count_blocks, COUNT_THREADS, 0, c);

@@ -111,10 +111,14 @@ template <class T> struct row_windows {
         return i >= 0 && i < classes;
     }
 
-    /* The window that thread 0 or 1 takes in addition to whole ones: the first, the last, or none (-1). */
-    __device__ int64_t partial(int thread) const {
-        if (thread == 0) return first > 0 ? 0 : -1;
-        return thread == 1 && last < count && count > first ? count - 1 : -1;
+    /*
+     * The window that a thread of a block takes in addition to whole ones: the first, the last, or none (-1). The last
+     * two threads take them, because theirs is the warp with the fewest whole windows.
+     */
+    __device__ int64_t partial() const {
+        int from_last = (int)(blockDim.x - 1 - threadIdx.x);
+        if (from_last == 0) return first > 0 ? 0 : -1;
+        return from_last == 1 && last < count && count > first ? count - 1 : -1;
     }
 };
 
@@ -197,7 +201,8 @@ struct row_sums {
     float max;    /* -Inf where all were */
     double sum;   /* of exp(z - max) */
     double below; /* of max - z; with label smoothing, as is */
-    double seen;  /* how many they were */
+    /* How many they were: fewer than 2^32 of a warp, one of 16, as long as a row has fewer than 2^36. */
+    unsigned seen;
 };
 
 /* Avoids the NaN of -Inf - -Inf: exp(-Inf - 0) is 0 as it should be. */
@@ -208,7 +213,7 @@ __device__ inline float finite_shift(float max) {
 /* The sums for a maximum that is at least as large. */
 template <class T, bool SMOOTH> __device__ void raise(row_sums &s, float max) {
     s.sum *= (double)exp_of<T>(s.max - finite_shift(max));
-    if (SMOOTH) s.below += s.seen * ((double)finite_shift(max) - (double)finite_shift(s.max));
+    if (SMOOTH) s.below += (double)s.seen * ((double)finite_shift(max) - (double)finite_shift(s.max));
     s.max = max;
 }
 
@@ -257,7 +262,7 @@ __device__ void add_windows(row_sums &s, const uint4 (&raw)[N], const int (&begi
             sum[e % 2] += exp_term<T>(v[e] - shift);
             if (SMOOTH && e >= begin[j] && e < end[j]) below[e % 2] += fmaf(v[e], -SHARE, shift * SHARE);
         }
-        if (SMOOTH && end[j] > begin[j]) s.seen += (double)(end[j] - begin[j]);
+        if (SMOOTH) s.seen += (unsigned)(end[j] - begin[j]);
     }
     s.sum += (double)(sum[0] + sum[1]);
     if (SMOOTH) s.below += (double)(below[0] + below[1]) * (1 / (double)SHARE);
@@ -290,17 +295,18 @@ template <class T, bool SMOOTH> __device__ void merge_lanes(row_sums &s, int lan
 /* The warps' sums; rows alternate between two buffers, so that a row needs one barrier. */
 template <int THREADS> struct warp_sums { row_sums warp[2][THREADS / 32]; };
 
+/* Adds the thread's whole windows. The next batch is loaded before a batch is added. */
 template <class T, bool SMOOTH, bool ONCE, bool ALIGNED, int THREADS>
 __device__ void add_whole_windows(row_sums &s, const row_windows<T> &r, const T *row) {
-    uint4 next[BATCH];
-    auto load = [&](int64_t window) {
+    auto load = [&](uint4(&raw)[BATCH], int64_t window) {
 #pragma unroll
         for (int j = 0; j < BATCH; j++)
-            next[j] = window + j * THREADS < r.last ? load_whole<T, ONCE, ALIGNED>(r, row, r.at(window + j * THREADS))
-                                                    : no_window<T>();
+            raw[j] = window + j * THREADS < r.last ? load_whole<T, ONCE, ALIGNED>(r, row, r.at(window + j * THREADS))
+                                                   : no_window<T>();
     };
     int64_t window = r.first + threadIdx.x;
-    load(window);
+    uint4 next[BATCH];
+    if (ALIGNED) load(next, window);
     for (; window < r.last; window += BATCH * THREADS) {
         uint4 raw[BATCH];
         int begin[BATCH], end[BATCH];
@@ -310,7 +316,10 @@ __device__ void add_whole_windows(row_sums &s, const row_windows<T> &r, const T 
             begin[j] = 0;
             end[j] = window + j * THREADS < r.last ? WIDE<T> : 0;
         }
-        load(window + BATCH * THREADS);
+        if (ALIGNED)
+            load(next, window + BATCH * THREADS);
+        else
+            load(raw, window);
         add_windows<T, SMOOTH>(s, raw, begin, end);
     }
 }
@@ -326,7 +335,7 @@ __device__ row_sums measure(const loss_call &c, const row_windows<T> &r, warp_su
         add_whole_windows<T, SMOOTH, ONCE, true, THREADS>(s, r, row);
     else
         add_whole_windows<T, SMOOTH, ONCE, false, THREADS>(s, r, row);
-    int64_t window = r.partial(threadIdx.x);
+    int64_t window = r.partial();
     if (window >= 0) {
         uint4 raw[1] = {load_elements(r, row, r.at(window))};
         int begin[1], end[1];
