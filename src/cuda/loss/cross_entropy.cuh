@@ -295,7 +295,10 @@ template <class T, bool SMOOTH> __device__ void merge_lanes(row_sums &s, int lan
 /* The warps' sums; rows alternate between two buffers, so that a row needs one barrier. */
 template <int THREADS> struct warp_sums { row_sums warp[2][THREADS / 32]; };
 
-/* Adds the thread's whole windows. The next batch is loaded before a batch is added. */
+/*
+ * Adds the thread's whole windows. The next batch is loaded before a batch is added, where registers allow it: label
+ * smoothing needs them for its sums.
+ */
 template <class T, bool SMOOTH, bool ONCE, bool ALIGNED, int THREADS>
 __device__ void add_whole_windows(row_sums &s, const row_windows<T> &r, const T *row) {
     auto load = [&](uint4(&raw)[BATCH], int64_t window) {
@@ -305,18 +308,19 @@ __device__ void add_whole_windows(row_sums &s, const row_windows<T> &r, const T 
                                                    : no_window<T>();
     };
     int64_t window = r.first + threadIdx.x;
+    constexpr bool EARLY = ALIGNED && !SMOOTH;
     uint4 next[BATCH];
-    if (ALIGNED) load(next, window);
+    if (EARLY) load(next, window);
     for (; window < r.last; window += BATCH * THREADS) {
         uint4 raw[BATCH];
         int begin[BATCH], end[BATCH];
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
-            raw[j] = next[j];
+            if (EARLY) raw[j] = next[j];
             begin[j] = 0;
             end[j] = window + j * THREADS < r.last ? WIDE<T> : 0;
         }
-        if (ALIGNED)
+        if (EARLY)
             load(next, window + BATCH * THREADS);
         else
             load(raw, window);
