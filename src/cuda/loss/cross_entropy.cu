@@ -21,7 +21,9 @@ namespace {
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* Threads of a block of teams, and its chunks: four blocks for each place on a large Hopper card (4 per SM, 132 SMs).
+/*
+ * Threads of a block of teams, and the most blocks: four times what a large Hopper card holds at once (4 on each of 132
+ * multiprocessors), so that those that finish early take others.
  */
 constexpr int TEAM_THREADS = 256;
 constexpr int64_t TEAM_CHUNKS = 4 * 4 * 132;

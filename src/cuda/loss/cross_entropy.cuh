@@ -13,7 +13,7 @@
  * whose exponential is 0.
  *
  * Exponentials. f32 rows use expf (1 unit in the last place). For 16-bit rows it is 2^(x log2(e)) by the hardware, off
- * by 2^-22 + |x| 2^-23, relatively: weighted by e^x that is 4e-7 of a sum at most, where 1e-5 is allowed.
+ * by 2^-22 + |x| 2^-22, relatively: weighted by e^x that is 4e-7 of a sum at most, where 1e-5 is allowed.
  */
 #ifndef VJP_CUDA_CROSS_ENTROPY_CUH
 #define VJP_CUDA_CROSS_ENTROPY_CUH
