@@ -71,8 +71,8 @@ inline attention_call attention_call_of(const vjp_work *work) {
 }
 
 /* How many keys a query sees, with `offset` keys - time. */
-template <bool CAUSAL> __device__ int keys_seen(int query, int offset, int keys) {
-    return CAUSAL ? min(query + offset + 1, keys) : keys;
+__device__ inline int keys_seen(bool causal, int query, int offset, int keys) {
+    return causal ? min(query + offset + 1, keys) : keys;
 }
 
 /* ---- The paths --------------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@ namespace vjp {
 namespace {
 
 constexpr int THREADS = 256, SIDE = 64, DEPTH = 32, EACH = 4;
+constexpr int CHUNKS = FLAG_COLUMNS / SIDE; /* of columns of the result, per block */
 
 /* The grid where only flagged blocks are computed, usually none. */
 constexpr int64_t RARE_BLOCKS = 132;
@@ -36,10 +37,15 @@ template <class T> struct head_rows {
     }
 };
 
+/* Operands of scores and of sums are never there at the same time: 48 KiB are not enough for all. */
 struct exact_shared {
-    float left[SIDE][DEPTH + 1], right[SIDE][DEPTH + 1];
+    union {
+        struct {
+            float left[SIDE][DEPTH + 1], right[SIDE][DEPTH + 1];
+        };
+        float operand[SIDE][SIDE + 1];
+    };
     float weight[SIDE][SIDE + 1];
-    float operand[SIDE][SIDE + 1];
 };
 
 /* Thread (x, y) of 16 x 16 has rows y + 16 i and columns x + 16 j of a tile. */
@@ -68,6 +74,7 @@ __device__ void tile_products(exact_shared &shared, float (&sum)[EACH][EACH], co
         }
         __syncthreads();
         int depth = min(DEPTH, left.dim - begin);
+#pragma unroll 4
         for (int d = 0; d < depth; d++) {
             float a[EACH], b[EACH];
 #pragma unroll
@@ -93,7 +100,7 @@ struct term_limits {
  * total[c][i][j] += the sum over the tile's 64 terms of weight (in shared memory) times rows of `right`, for the
  * columns from `column` on, 64 in each of CHUNKS.
  */
-template <class T, int CHUNKS>
+template <class T>
 __device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][EACH], const head_rows<T> &right,
                              int right_row, int column, const term_limits &limits) {
 #pragma unroll
@@ -104,6 +111,7 @@ __device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][
             shared.operand[e / SIDE][e % SIDE] = right.at(right_row + e / SIDE, column + c * SIDE + e % SIDE);
         __syncthreads();
         float sum[EACH][EACH] = {};
+#pragma unroll 4
         for (int k = 0; k < SIDE; k++) {
             float b[EACH];
 #pragma unroll
@@ -126,7 +134,7 @@ __device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][
     }
 }
 
-template <class T, int CHUNKS>
+template <class T>
 __device__ void store_products(void *to, bool add, int64_t batch, int64_t rows, int64_t heads, int64_t head,
                                int64_t dim, int row, int column, const float (&total)[CHUNKS][EACH][EACH],
                                float factor) {
@@ -193,7 +201,7 @@ template <class F> __device__ void for_blocks(const exact_call &c, int64_t heads
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) forward(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -202,13 +210,13 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
-        int end = keys_seen<CAUSAL>(min(row + SIDE, (int)a.time) - 1, offset, keys);
+        int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
         int seen[EACH];
         float top[EACH], s[EACH][EACH];
         double sum[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            seen[i] = keys_seen<CAUSAL>(row + tile_y() + 16 * i, offset, keys);
+            seen[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys);
             top[i] = -CUDART_INF_F;
             sum[i] = 0;
         }
@@ -258,12 +266,12 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = expf(s[i][j] * a.scale - top[i]) * inverse[i];
             }
-            add_products<T, CHUNKS>(shared, total, v, n, column, limits);
+            add_products<T>(shared, total, v, n, column, limits);
         }
         if (a.y && a.y_f32)
-            store_products<float, CHUNKS>(a.y, false, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+            store_products<float>(a.y, false, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
         else if (a.y)
-            store_products<T, CHUNKS>(a.y, a.add_y, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+            store_products<T>(a.y, a.add_y, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
     });
 }
 
@@ -278,12 +286,13 @@ __device__ void row_deltas(const attention_call &a, int64_t batch, int64_t head,
     for (int i = 0; i < EACH; i++) {
         int r = row + 16 * i;
         delta[i] = 0;
+#pragma unroll 4
         for (int d = 0; d < a.dim; d++)
             delta[i] = fmaf(dy.at(r, d), a.y_f32 ? y_f32.at(r, d) : y.at(r, d), delta[i]);
     }
 }
 
-template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -292,7 +301,7 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
-        int end = keys_seen<CAUSAL>(min(row + SIDE, (int)a.time) - 1, offset, keys);
+        int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
         float delta[EACH], top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
         float total[CHUNKS][EACH][EACH] = {};
         row_deltas<T>(a, batch, head, row + tile_y(), delta);
@@ -310,20 +319,20 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 limits.first[i] = 0;
-                limits.end[i] = keys_seen<CAUSAL>(row + tile_y() + 16 * i, offset, keys) - n;
+                limits.end[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys) - n;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] =
                         expf(s[i][j] * a.scale - top[i] - log_sum[i]) * (dp[i][j] - delta[i]);
             }
-            add_products<T, CHUNKS>(shared, total, k, n, column, limits);
+            add_products<T>(shared, total, k, n, column, limits);
         }
-        store_products<T, CHUNKS>(a.dq, a.add_dq, batch, a.time, a.heads, head, a.dim, row, column, total, a.scale);
+        store_products<T>(a.dq, a.add_dq, batch, a.time, a.heads, head, a.dim, row, column, total, a.scale);
     });
 }
 
 /* Keys are rows here, and queries the terms of the sums; the heads that share the keys follow one another. */
-template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -331,7 +340,7 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, kv_head, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, kv_head, a.dim);
         int offset = (int)(a.keys - a.time);
-        int begin = CAUSAL ? max(0, row - offset) / SIDE * SIDE : 0;
+        int begin = a.causal ? max(0, row - offset) / SIDE * SIDE : 0;
         float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
         for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
             head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
@@ -350,7 +359,7 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
                 }
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
-                    limits.first[i] = CAUSAL ? row + tile_y() + 16 * i - offset - m : 0;
+                    limits.first[i] = a.causal ? row + tile_y() + 16 * i - offset - m : 0;
                     limits.end[i] = (int)a.time - m;
 #pragma unroll
                     for (int j = 0; j < EACH; j++) {
@@ -359,21 +368,19 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
                         shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = s[i][j];
                     }
                 }
-                add_products<T, CHUNKS>(shared, dv, dy, m, column, limits);
+                add_products<T>(shared, dv, dy, m, column, limits);
                 __syncthreads();
 #pragma unroll
                 for (int i = 0; i < EACH; i++)
 #pragma unroll
                     for (int j = 0; j < EACH; j++)
                         shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = dp[i][j];
-                add_products<T, CHUNKS>(shared, dk, q, m, column, limits);
+                add_products<T>(shared, dk, q, m, column, limits);
             }
         }
         if (a.dk)
-            store_products<T, CHUNKS>(a.dk, a.add_dk, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dk,
-                                      a.scale);
-        if (a.dv)
-            store_products<T, CHUNKS>(a.dv, a.add_dv, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dv, 1);
+            store_products<T>(a.dk, a.add_dk, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dk, a.scale);
+        if (a.dv) store_products<T>(a.dv, a.add_dv, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dv, 1);
     });
 }
 
@@ -381,30 +388,23 @@ template <class T, int CHUNKS, bool CAUSAL> __global__ void __launch_bounds__(TH
 
 enum class part { forward, dq, dkv };
 
-template <part PART, class T, int CHUNKS, bool CAUSAL> constexpr auto kernel_of() {
+template <part PART, class T> constexpr auto kernel_of() {
     if constexpr (PART == part::forward)
-        return forward<T, CHUNKS, CAUSAL>;
+        return forward<T>;
     else if constexpr (PART == part::dq)
-        return gradient_dq<T, CHUNKS, CAUSAL>;
+        return gradient_dq<T>;
     else
-        return gradient_dkv<T, CHUNKS, CAUSAL>;
+        return gradient_dkv<T>;
 }
 
 template <part PART> vjp_status enqueue(const vjp_work *work, const attention_call &a, attention_flags flags) {
-    exact_call c{a, flags, a.batch * (PART == part::dkv ? a.kv_heads : a.heads), 0, 0};
+    exact_call c{a, flags, a.batch * (PART == part::dkv ? a.kv_heads : a.heads),
+                 (int)vjp_divide_up(PART == part::dkv ? a.keys : a.time, SIDE),
+                 (int)vjp_divide_up(a.dim, CHUNKS * SIDE)};
+    int64_t blocks = c.heads * c.row_blocks * c.column_groups;
+    if (flags.block || flags.head) blocks = vjp_min(blocks, RARE_BLOCKS);
     return with_type(work->storage, [&](auto zero) {
-        using T = decltype(zero);
-        return with_bool(a.causal, [&](auto causal) {
-            return with_bool(a.dim > SIDE, [&](auto wide_columns) {
-                constexpr int CHUNKS = decltype(wide_columns)::value ? 2 : 1;
-                c.row_blocks = (int)vjp_divide_up(PART == part::dkv ? a.keys : a.time, SIDE);
-                c.column_groups = (int)vjp_divide_up(a.dim, CHUNKS * SIDE);
-                int64_t blocks = c.heads * c.row_blocks * c.column_groups;
-                if (flags.block || flags.head) blocks = vjp_min(blocks, RARE_BLOCKS);
-                return launch(work, true, kernel_of<PART, T, CHUNKS, decltype(causal)::value>(),
-                              vjp_min(blocks, MAX_BLOCKS), THREADS, 0, c);
-            });
-        });
+        return launch(work, true, kernel_of<PART, decltype(zero)>(), vjp_min(blocks, MAX_BLOCKS), THREADS, 0, c);
     });
 }
 

@@ -121,7 +121,7 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
     if (recomputed)
         status = result_of(work, cudaMemsetAsync(irregular, 0, (size_t)heads * sizeof(int), stream_of(work)));
     if (status == VJP_OK)
-        status = with_kind(c, [&](auto zero, auto) {
+        status = with_kind(c, [&](auto zero) {
             using T = decltype(zero);
             auto kernel = a.dim <= 64    ? attention_rows<T, 8>
                           : a.dim <= 128 ? attention_rows<T, 16>

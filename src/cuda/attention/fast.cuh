@@ -63,14 +63,14 @@ template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1
 /* ---- Which rows and keys -------------------------------------------------------------------------------- */
 
 /* Blocks of keys that a tile needs. */
-template <bool CAUSAL, int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, int block) {
+template <int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, bool causal, int block) {
     int last = min((block + 1) * ROWS, (int)a.time) - 1;
-    return (keys_seen<CAUSAL>(last, (int)(a.keys - a.time), (int)a.keys) + KEYS - 1) / KEYS;
+    return (keys_seen(causal, last, (int)(a.keys - a.time), (int)a.keys) + KEYS - 1) / KEYS;
 }
 
 /* The first block of queries that sees a block of keys. */
-template <bool CAUSAL, int KEYS, int QUERIES> __device__ int first_queries(const attention_call &a, int block) {
-    return CAUSAL ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
+template <int KEYS, int QUERIES> __device__ int first_queries(const attention_call &a, bool causal, int block) {
+    return causal ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
 }
 
 /* Whether the 64 rows from `row` on of a head, counted over all batches, are left to the exact path. */
@@ -180,12 +180,10 @@ vjp_status enqueue_dkv(const fast_call &c);
 tile_order order_of(int64_t heads, int64_t heads_per_batch, int64_t shared, int64_t bytes, int64_t blocks,
                     bool descending);
 
-/* Calls f with the type and whether it is causal. */
+/* Calls f with a value of the type, bf16 or f16. */
 template <class F> vjp_status with_kind(const fast_call &c, F f) {
-    return with_bool(c.work->storage == VJP_BF16, [&](auto is_bf16) {
-        using T = std::conditional_t<decltype(is_bf16)::value, bf16, f16>;
-        return with_bool(c.a.causal, [&](auto causal) { return f(T{}, causal); });
-    });
+    return with_bool(c.work->storage == VJP_BF16,
+                     [&](auto is_bf16) { return f(std::conditional_t<decltype(is_bf16)::value, bf16, f16>{}); });
 }
 
 } // namespace vjp

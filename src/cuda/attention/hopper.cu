@@ -13,9 +13,11 @@ template <class S> constexpr size_t shared_bytes() {
 
 /* Calls f with the type, the dim of a tile (64 or 128: the copy engine fills what is missing with 0), and causal. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
-    return with_kind(c, [&](auto zero, auto causal) {
+    return with_kind(c, [&](auto zero) {
         return with_bool(c.a.dim <= 64, [&](auto is_64) {
-            return f(zero, std::integral_constant < int, decltype(is_64)::value ? 64 : 128 > {}, causal);
+            return with_bool(c.a.causal, [&](auto causal) {
+                return f(zero, std::integral_constant < int, decltype(is_64)::value ? 64 : 128 > {}, causal);
+            });
         });
     });
 }

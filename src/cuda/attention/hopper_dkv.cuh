@@ -62,7 +62,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_cal
             load_box(shared.v + d * shape::KEYS, c.v, shared.k_full, d, t.head, t.block * shape::KEYS, t.batch);
         }
         k_parity ^= 1;
-        int first = first_queries<CAUSAL, shape::KEYS, QUERIES>(c.a, t.block);
+        int first = first_queries<shape::KEYS, QUERIES>(c.a, CAUSAL, t.block);
         for (int h = t.head * (int)c.a.group; h < (t.head + 1) * (int)c.a.group; h++) {
             int64_t row = (t.batch * c.a.heads + h) * c.rows.padded;
             for (int m = blocks - 1; m >= first; m--) {
@@ -106,7 +106,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
         int begin = t.block * KEYS + group * 64, own = begin + thread / 32 * 16 + lane / 4;
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
-        int first = first_queries<CAUSAL, KEYS, QUERIES>(c.a, t.block);
+        int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
         int steps = (blocks - first) * (int)c.a.group, m = blocks - 1;
         auto turn_begins = [&]() { group_sync(TURN + group, 2 * WARPGROUP); };
         auto turn_ends = [&]() { group_arrive(TURN + 1 - group, 2 * WARPGROUP); };

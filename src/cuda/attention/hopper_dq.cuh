@@ -56,7 +56,7 @@ template <class T, int D, bool CAUSAL> __device__ void dq_produce(const dq_call 
             load_box(shared.dy + d * shape::ROWS, c.dy, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         }
         q_parity ^= 1;
-        for (int n = key_blocks<CAUSAL, shape::ROWS, shape::KEYS>(c.a, t.block) - 1; n >= 0; n--) {
+        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= 0; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -89,11 +89,11 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.heads + t.head;
-        int n = key_blocks<CAUSAL, shape::ROWS, KEYS>(c.a, t.block) - 1;
+        int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
-        int all = keys_seen<CAUSAL>(first, offset, (int)c.a.keys);
-        int seen[2] = {keys_seen<CAUSAL>(own, offset, (int)c.a.keys),
-                       keys_seen<CAUSAL>(own + 8, offset, (int)c.a.keys)};
+        int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys);
+        int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
+                       keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
         const float *lse_at = c.rows.lse + head * c.rows.padded + own;
         const float *delta_at = c.rows.delta + head * c.rows.padded + own;
         float lse[2] = {lse_at[0], lse_at[8]}, delta[2] = {delta_at[0], delta_at[8]};

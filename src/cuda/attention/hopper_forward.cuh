@@ -60,7 +60,7 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
         for (int d = 0; d < D; d += SLICE)
             load_box(shared.q + d * shape::ROWS, c.q, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         q_parity ^= 1;
-        for (int n = key_blocks<CAUSAL, shape::ROWS, shape::KEYS>(c.a, t.block) - 1; n >= 0; n--) {
+        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= 0; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -128,11 +128,11 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
-        int n = key_blocks<CAUSAL, shape::ROWS, KEYS>(c.a, t.block) - 1;
+        int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
-        int all = keys_seen<CAUSAL>(first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
-        int seen[2] = {keys_seen<CAUSAL>(own, offset, (int)c.a.keys),
-                       keys_seen<CAUSAL>(own + 8, offset, (int)c.a.keys)};
+        int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
+        int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
+                       keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};

@@ -181,7 +181,7 @@ template <int STAGES, class L, class U> __device__ void for_tiles(int count, L l
 
 /* ---- Kernels ----------------------------------------------------------------------------------------- */
 
-template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
+template <class T, int D> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -191,12 +191,12 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
     uint32_t q = shared_memory(), tiles = q + ROWS * D * 2;
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, lane = threadIdx.x % 32;
     int64_t kv_head = p.t.head / a.group;
-    int seen[2] = {keys_seen<CAUSAL>(p.own, offset, keys), keys_seen<CAUSAL>(p.own + 8, offset, keys)};
-    int all = keys_seen<CAUSAL>(p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
+    int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
     uint32_t weights[SIDE / 4];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
-    int count = key_blocks<CAUSAL, ROWS, SIDE>(a, p.t.block);
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
     clear(o);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
@@ -231,7 +231,7 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
         write_rows<T>(a.y, a.y_f32, a.add_y, p.t, a.time, a.heads, a.dim, p.first, o, inverse[0], inverse[1], p.column);
 }
 
-template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
+template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -241,13 +241,13 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
     uint32_t q = shared_memory(), dy = q + ROWS * D * 2, tiles = dy + ROWS * D * 2;
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, column = threadIdx.x % 4 * 2;
     int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
-    int seen[2] = {keys_seen<CAUSAL>(p.own, offset, keys), keys_seen<CAUSAL>(p.own + 8, offset, keys)};
-    int all = keys_seen<CAUSAL>(p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
+    int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
     const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 4];
-    int count = key_blocks<CAUSAL, ROWS, SIDE>(a, p.t.block);
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
     clear(dq);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(dy, a.dy, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
@@ -275,7 +275,7 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
     if (!left) write_rows<T>(a.dq, false, a.add_dq, p.t, a.time, a.heads, a.dim, p.first, dq, back, back, p.column);
 }
 
-template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
+template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -286,7 +286,7 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
     int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
     float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t operand[SIDE / 4];
-    int first = first_queries<CAUSAL, ROWS, SIDE>(a, p.t.block), blocks = ((int)a.time + SIDE - 1) / SIDE;
+    int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block), blocks = ((int)a.time + SIDE - 1) / SIDE;
     int per_head = blocks - first;
     clear(dk);
     clear(dv);
@@ -306,7 +306,7 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
             int query = query_of(i);
             int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
             tile_scores<T, D>(scores, k, q);
-            bool masked = CAUSAL && p.first + (int)threadIdx.x / 32 * 16 + 15 > query + offset;
+            bool masked = a.causal && p.first + (int)threadIdx.x / 32 * 16 + 15 > query + offset;
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 scores[e] = exp2_fast(fmaf(scores[e], factor, -c.rows.lse[row + e / 4 * 8 + e % 2]));
@@ -342,12 +342,12 @@ template <class T, int D, bool CAUSAL> __global__ void __launch_bounds__(THREADS
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
-/* Calls f with the type, causal, and the dim filled up: 64, 128 or 256. */
+/* Calls f with the type and the dim filled up: 64, 128 or 256. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
-    return with_kind(c, [&](auto zero, auto causal) {
-        if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, causal);
-        if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, causal);
-        return f(zero, std::integral_constant<int, 256>{}, causal);
+    return with_kind(c, [&](auto zero) {
+        if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{});
+        if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{});
+        return f(zero, std::integral_constant<int, 256>{});
     });
 }
 
@@ -368,29 +368,29 @@ template <int D> tensor_call call_of(const fast_call &c, bool keys) {
 } // namespace
 
 vjp_status enqueue_forward(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, forward<decltype(zero), D, decltype(causal)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(1), call);
+        return launch(c.work, true, forward<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
+                      THREADS, shared_bytes<D>(1), call);
     });
 }
 
 vjp_status enqueue_dq(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(causal)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+        return launch(c.work, true, gradient_dq<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
+                      THREADS, shared_bytes<D>(2), call);
     });
 }
 
 vjp_status enqueue_dkv(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, true);
-        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(causal)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+        return launch(c.work, true, gradient_dkv<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
+                      THREADS, shared_bytes<D>(2), call);
     });
 }
 
