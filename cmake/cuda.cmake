@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 # libvjp-cuda: the CUDA backend, a separate library that is loaded when a "cuda" device is opened. libvjp does not link it.
 set(VJP_CUDA auto CACHE STRING "CUDA backend: auto (where nvcc is found), on, off")
-set(VJP_CUDA_ARCHITECTURES "80-real;90a-real;100-real;120" CACHE STRING
-    "Cards to compile for: Ampere, Hopper, Blackwell for data centres, other Blackwells, and PTX for later cards")
+set(VJP_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
+    "Cards to compile for: Ampere, Hopper, Blackwell for data centres, other Blackwells; PTX of the last for later cards")
 
 string(TOLOWER "${VJP_CUDA}" vjp_cuda)
 if(vjp_cuda STREQUAL off OR VJP_SANITIZE)
   return()
 endif()
 include(CheckLanguage)
-set(CMAKE_CUDA_ARCHITECTURES ${VJP_CUDA_ARCHITECTURES})
+set(CMAKE_CUDA_ARCHITECTURES OFF) # named below, file by file
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
   if(vjp_cuda STREQUAL on)
@@ -32,5 +32,32 @@ target_link_libraries(vjp-cuda PRIVATE vjp_static CUDA::cudart_static CUDA::cubl
 target_link_options(vjp-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined -Wl,--as-needed)
 set_target_properties(vjp-cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static
   POSITION_INDEPENDENT_CODE ON INSTALL_RPATH "\$ORIGIN")
+
+# sm_100 is assembled from the PTX of sm_90: no kernel uses anything newer, and making the PTX is most of the work.
+foreach(card ${VJP_CUDA_ARCHITECTURES})
+  if(NOT card MATCHES "^[0-9]+$")
+    message(FATAL_ERROR "VJP_CUDA_ARCHITECTURES: \"${card}\" is not a card's number, such as 90")
+  endif()
+  if(NOT (card EQUAL 100 AND 90 IN_LIST VJP_CUDA_ARCHITECTURES))
+    set(codes sm_${card})
+    if(card EQUAL 90 AND 100 IN_LIST VJP_CUDA_ARCHITECTURES)
+      list(APPEND codes sm_100)
+    endif()
+    list(GET VJP_CUDA_ARCHITECTURES -1 last)
+    if(card EQUAL last)
+      list(APPEND codes compute_${card})
+    endif()
+    list(JOIN codes "," codes)
+    list(APPEND vjp_cuda_codes "--generate-code=arch=compute_${card},code=[${codes}]")
+  endif()
+endforeach()
+# Hopper's own instructions exist in sm_90a alone, and no other card runs the kernels of that file.
+set(hopper_file ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu)
+list(REMOVE_ITEM cuda_files ${hopper_file})
+set_source_files_properties(${cuda_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
+if(90 IN_LIST VJP_CUDA_ARCHITECTURES)
+  set(vjp_cuda_codes --generate-code=arch=compute_90a,code=sm_90a)
+endif()
+set_source_files_properties(${hopper_file} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 list(JOIN VJP_CUDA_ARCHITECTURES ", " vjp_cuda_list)
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
