@@ -414,17 +414,25 @@ static void compare(const call *made, const unsigned char *other) {
 
 /* ---- The target -------------------------------------------------------------------------------------- */
 
-enum { CPUS = 3 };
+static vjp_device *cpus[4], *ref;
+static uint32_t cpu_count;
 
-static vjp_device *cpus[CPUS], *ref;
-
+/* The processor's best instruction set with its product engine, the built-in one, and the other sets that were built.
+ */
 static void open_all(void) {
-    static const vjp_options options[CPUS] = {
-        {.threads = 1}, {.threads = 1, .instruction_set = "plain"}, {.threads = 2, .matrix_products = "builtin"}};
-    for (int i = 0; i < CPUS; i++) {
+    static const vjp_options options[] = {{.threads = 1},
+                                          {.threads = 2, .matrix_products = "builtin"},
+                                          {.threads = 1, .instruction_set = "plain"},
+                                          {.threads = 1, .instruction_set = "avx2"}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         vjp_options one = options[i];
         one.struct_size = sizeof one;
-        if (vjp_open("cpu", &one, &cpus[i]) != VJP_OK) abort();
+        if (vjp_open("cpu", &one, &cpus[cpu_count]) == VJP_OK)
+            cpu_count++;
+        else if (one.instruction_set)
+            vjp_close(cpus[cpu_count]);
+        else
+            abort();
     }
     if (vjp_open("ref", NULL, &ref) != VJP_OK) abort();
 }
@@ -434,7 +442,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     choices in = choices_of(data, size);
     const char *op = vjp_op_describe(vjp_op_at(choose(&in, (uint32_t)vjp_op_count())))->name;
     vjp_pass pass = (vjp_pass)choose(&in, (uint32_t)vjp_passes(vjp_op_describe(vjp_op_find(op))));
-    vjp_device *cpu = cpus[choose(&in, CPUS)];
+    vjp_device *cpu = cpus[choose(&in, cpu_count)];
     static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16, VJP_F64}, indices[] = {VJP_I32, VJP_I64, VJP_F32};
     vjp_dtype storage = storages[choose(&in, 4)];
     sample_types types = {storage, choose(&in, 2) ? storage : VJP_F32, indices[choose(&in, 3)]};
