@@ -56,6 +56,7 @@ struct norm_call {
     const float *mean_in, *rstd_in; /* rstd_in is NULL where statistics are computed again */
     int64_t rows, dim;
     double eps;
+    vjp_dtype storage;
 
     /* The plan: */
     norm_path path;
@@ -67,8 +68,22 @@ struct norm_call {
     norm_pair *moments, *totals; /* long rows: [rows][units], statistics and sums of g and g * xh */
     bool in_vectors;             /* rows are a whole number of 16-byte vectors */
     bool aligned;                /* and begin at multiples of 16 bytes */
-    int stages;
+    int team;                    /* threads per row, see norm_team_threads() */
+    int stages, stage_bytes;     /* rows staged in shared memory, and bytes of one, of all its tensors */
 };
+
+/*
+ * Calls f with a value of the C++ type of the tensors. For the kernels of rare sizes, which are compiled once for all
+ * types: the branch costs them little, and an instance per type would cost seconds of compilation.
+ */
+template <class F> __device__ void norm_with_type(const norm_call &c, F f) {
+    if (c.storage == VJP_BF16)
+        f(bf16{});
+    else if (c.storage == VJP_F16)
+        f(f16{});
+    else
+        f(float{});
+}
 
 __device__ inline int64_t norm_chunk_begin(const norm_call &c, int64_t chunk) {
     return chunk * c.chunk_rows + (chunk < c.longer_chunks ? chunk : c.longer_chunks);
@@ -119,7 +134,7 @@ constexpr int NORM_FINISH_COLUMNS = 32, NORM_BATCH = 17;
 constexpr int NORM_FINISH_WARPS = 16, NORM_FINISH_FEWER_WARPS = 4;
 constexpr int64_t NORM_FINISH_AT_ONCE = 2 * 132;
 
-template <class T, int WARPS> __global__ void __launch_bounds__(32 * WARPS, 32 / WARPS) norm_finish(norm_call c) {
+template <int WARPS> __global__ void __launch_bounds__(32 * WARPS, 32 / WARPS) norm_finish(norm_call c) {
     static_assert(NORM_FINISH_COLUMNS == 32);
     __shared__ double sums[WARPS][NORM_FINISH_COLUMNS];
     let_next_begin();
@@ -145,14 +160,17 @@ template <class T, int WARPS> __global__ void __launch_bounds__(32 * WARPS, 32 /
         sum += sums[i][lane];
     bool is_beta = column >= c.dim;
     parameter_output out = is_beta ? c.dbeta : c.dgamma;
-    if (out.data) write_parameter<T>(out, is_beta ? column - c.dim : column, (float)sum);
+    if (out.data)
+        norm_with_type(
+            c, [&](auto zero) { write_parameter<decltype(zero)>(out, is_beta ? column - c.dim : column, (float)sum); });
 }
 
-template <class T> vjp_status norm_finish_run(const vjp_work *work, const norm_call &c) {
-    int64_t blocks = vjp_divide_up(2 * c.dim, NORM_FINISH_COLUMNS);
-    if (blocks <= NORM_FINISH_AT_ONCE)
-        return launch(work, true, norm_finish<T, NORM_FINISH_WARPS>, blocks, 32 * NORM_FINISH_WARPS, 0, c);
-    return launch(work, true, norm_finish<T, NORM_FINISH_FEWER_WARPS>, blocks, 32 * NORM_FINISH_FEWER_WARPS, 0, c);
+inline vjp_status norm_finish_run(const vjp_work *work, const norm_call &c) {
+    int64_t both = vjp_divide_up(2 * c.dim, NORM_FINISH_COLUMNS); /* decides the bits: the same whatever is wanted */
+    int64_t blocks = c.dbeta.data ? both : vjp_divide_up(c.dim, NORM_FINISH_COLUMNS);
+    if (both <= NORM_FINISH_AT_ONCE)
+        return launch(work, true, norm_finish<NORM_FINISH_WARPS>, blocks, 32 * NORM_FINISH_WARPS, 0, c);
+    return launch(work, true, norm_finish<NORM_FINISH_FEWER_WARPS>, blocks, 32 * NORM_FINISH_FEWER_WARPS, 0, c);
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------- */
@@ -167,7 +185,7 @@ constexpr int norm_team_threads(int64_t dim) {
     return dim <= 64 ? 8 : dim <= 256 ? 16 : dim <= 1024 ? 64 : dim <= 4096 ? 256 : 512;
 }
 
-constexpr int norm_team_elements(int team) {
+__host__ __device__ constexpr int norm_team_elements(int team) {
     return team == 8 ? 8 : 16;
 }
 
@@ -175,12 +193,26 @@ constexpr int norm_team_elements(int team) {
  * Threads of a block: NORM_ROWS_THREADS per multiprocessor, in two blocks where a row leaves room for that, so that
  * each hides the beginning and end of the other.
  */
-constexpr int norm_block_threads(int team) {
+__host__ __device__ constexpr int norm_block_threads(int team) {
     return team <= NORM_ROWS_THREADS / 2 ? NORM_ROWS_THREADS / 2 : NORM_ROWS_THREADS;
 }
 
 /* One chunk per multiprocessor. */
 constexpr int64_t NORM_CHUNKS = CHUNKS / 2;
+
+/*
+ * Blocks of 256 threads that a multiprocessor holds. In 16 bits a forward has half the bytes for the same instructions
+ * and barriers, and fewer registers than a backward: a third block hides more of the others' sums. (In f32 it would
+ * spill.)
+ */
+#ifndef NORM_FORWARD_BLOCKS
+#define NORM_FORWARD_BLOCKS 3
+#endif
+
+__host__ __device__ constexpr int norm_resident_blocks(int team, bool backward, int element_bytes) {
+    if (norm_block_threads(team) == NORM_ROWS_THREADS) return 1;
+    return backward || element_bytes == 4 ? 2 : NORM_FORWARD_BLOCKS;
+}
 
 /* Blocks of 256 threads, a row per thread: four blocks per multiprocessor hide one another's latency. */
 constexpr int NORM_SHORT_THREADS = 256;
@@ -193,6 +225,8 @@ constexpr int64_t NORM_LONG_BLOCKS = 3 * NORM_CHUNKS;
 inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     int64_t rows = c->rows, dim = c->dim;
     c->path = dim < NORM_SHORT ? NORM_PATH_SHORT : dim <= NORM_MAX_DIM ? NORM_PATH_ROWS : NORM_PATH_LONG;
+    c->storage = work->storage;
+    c->add = c->add && c->out;
     c->units = vjp_divide_up(dim, NORM_UNIT);
     c->inverse = 1.0f / (float)dim;
     c->bias = (float)c->eps;
@@ -201,7 +235,10 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
     } else {
         bool is_long = c->path == NORM_PATH_LONG;
         int team = norm_team_threads(dim), threads = norm_block_threads(team);
-        int64_t teams = is_long ? 1 : threads / team, blocks = NORM_CHUNKS * (NORM_ROWS_THREADS / threads);
+        int64_t teams = is_long ? 1 : threads / team;
+        int64_t blocks =
+            NORM_CHUNKS * norm_resident_blocks(team, work->pass == VJP_BACKWARD, (int)vjp_dtype_size(work->storage));
+        c->team = team;
         c->chunks = vjp_min(is_long ? vjp_max(1, NORM_LONG_BLOCKS / c->units) : blocks, vjp_divide_up(rows, teams));
         if (c->sums) c->chunks = vjp_max(c->chunks, vjp_divide_up(rows, teams * CHAIN));
     }

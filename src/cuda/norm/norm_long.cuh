@@ -41,23 +41,41 @@ struct norm_unit {
 };
 
 /* The thread's elements of a unit whose first element is at `from`. Columns beyond the row are 0. */
-template <class T> __device__ void norm_long_read(const norm_unit &u, const T *from, float (&row)[NORM_LONG_ELEMENTS]) {
+template <class T>
+__device__ void norm_long_read_as(const norm_unit &u, const T *from, float (&values)[NORM_LONG_ELEMENTS]) {
 #pragma unroll
     for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
-        row[i] = u.has(i) ? to_f32(from[norm_unit::at(i)]) : 0.0f;
+        values[i] = u.has(i) ? to_f32(from[norm_unit::at(i)]) : 0.0f;
+}
+
+__device__ inline void norm_long_read(const norm_call &c, const norm_unit &u, const void *tensor, int64_t row,
+                                      float (&values)[NORM_LONG_ELEMENTS]) {
+    norm_with_type(c, [&](auto zero) {
+        norm_long_read_as(u, static_cast<const decltype(zero) *>(tensor) + row * c.dim + u.from, values);
+    });
+}
+
+__device__ inline void norm_long_write(const norm_call &c, const norm_unit &u, int64_t row,
+                                       const float (&values)[NORM_LONG_ELEMENTS]) {
+    norm_with_type(c, [&](auto zero) {
+        auto *to = static_cast<decltype(zero) *>(c.out) + row * c.dim + u.from;
+#pragma unroll
+        for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+            if (u.has(i)) write_one(to + norm_unit::at(i), values[i], c.add);
+    });
 }
 
 /* A parameter at the thread's columns. No branch between the loads, so all are in flight at once. */
-template <class T>
-__device__ void norm_long_parameter(const norm_unit &u, parameter p, float absent, float (&v)[NORM_LONG_ELEMENTS]) {
+__device__ inline void norm_long_parameter(const norm_call &c, const norm_unit &u, parameter p, float absent,
+                                           float (&v)[NORM_LONG_ELEMENTS]) {
     if (!p.data)
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
             v[i] = absent;
     else if (p.f32)
-        norm_long_read(u, static_cast<const float *>(p.data) + u.from, v);
+        norm_long_read_as(u, static_cast<const float *>(p.data) + u.from, v);
     else
-        norm_long_read(u, static_cast<const T *>(p.data) + u.from, v);
+        norm_long_read(c, u, p.data, 0, v);
 }
 
 /* ---- Statistics -------------------------------------------------------------------------------------- */
@@ -78,14 +96,14 @@ template <bool LAYER> __device__ norm_scale norm_long_scale(const norm_call &c, 
 }
 
 /* The mean of one unit and the squared distances from it; without LAYER its squares. */
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_moments(norm_call c) {
+template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_moments(norm_call c) {
     __shared__ block_sums<double, 1, NORM_LONG_THREADS> shared;
     int turn = 0;
     begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         norm_unit u(c, task % c.units);
         float x[NORM_LONG_ELEMENTS];
-        norm_long_read(u, static_cast<const T *>(c.x) + task / c.units * c.dim + u.from, x);
+        norm_long_read(c, u, c.x, task / c.units, x);
         double mean = 0, sum[1] = {0};
         if (LAYER) {
 #pragma unroll
@@ -105,7 +123,7 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_y(norm_call c) {
+template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) norm_long_y(norm_call c) {
     begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         int64_t row = task / c.units, unit = task % c.units;
@@ -117,19 +135,19 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
         }
         if (!c.out) continue;
         float x[NORM_LONG_ELEMENTS], gamma[NORM_LONG_ELEMENTS], beta[NORM_LONG_ELEMENTS];
-        norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
-        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
-        norm_long_parameter<T>(u, c.beta, 0.0f, beta);
-        T *y = static_cast<T *>(c.out) + row * c.dim + u.from;
+        norm_long_read(c, u, c.x, row, x);
+        norm_long_parameter(c, u, c.gamma, 1.0f, gamma);
+        norm_long_parameter(c, u, c.beta, 0.0f, beta);
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
-            if (u.has(i)) write_one(y + norm_unit::at(i), fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], beta[i]), c.add);
+            x[i] = fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], beta[i]);
+        norm_long_write(c, u, row, x);
     }
 }
 
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_sums(norm_call c) {
+template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_sums(norm_call c) {
     __shared__ block_sums<double, 2, NORM_LONG_THREADS> shared;
     int turn = 0;
     begin_chained();
@@ -137,14 +155,14 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
         int64_t chunk = task / c.units, unit = task % c.units, end = norm_chunk_begin(c, chunk + 1);
         norm_unit u(c, unit);
         float gamma[NORM_LONG_ELEMENTS], dgamma[NORM_LONG_ELEMENTS], dbeta[NORM_LONG_ELEMENTS];
-        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
+        norm_long_parameter(c, u, c.gamma, 1.0f, gamma);
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
             dgamma[i] = dbeta[i] = 0;
         for (int64_t row = norm_chunk_begin(c, chunk); row < end; row++) {
             float x[NORM_LONG_ELEMENTS], dy[NORM_LONG_ELEMENTS], sum_g = 0, sum_gxh = 0;
-            norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
-            norm_long_read(u, static_cast<const T *>(c.dy) + row * c.dim + u.from, dy);
+            norm_long_read(c, u, c.x, row, x);
+            norm_long_read(c, u, c.dy, row, dy);
             norm_scale s = norm_long_scale<LAYER>(c, row);
 #pragma unroll
             for (int i = 0; i < NORM_LONG_ELEMENTS; i++) {
@@ -179,15 +197,15 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
     }
 }
 
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
+template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
     begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         int64_t row = task / c.units;
         norm_unit u(c, task % c.units);
         float x[NORM_LONG_ELEMENTS], dy[NORM_LONG_ELEMENTS], gamma[NORM_LONG_ELEMENTS];
-        norm_long_read(u, static_cast<const T *>(c.x) + row * c.dim + u.from, x);
-        norm_long_read(u, static_cast<const T *>(c.dy) + row * c.dim + u.from, dy);
-        norm_long_parameter<T>(u, c.gamma, 1.0f, gamma);
+        norm_long_read(c, u, c.x, row, x);
+        norm_long_read(c, u, c.dy, row, dy);
+        norm_long_parameter(c, u, c.gamma, 1.0f, gamma);
         norm_scale s = norm_long_scale<LAYER>(c, row);
         double sum_g = 0, sum_gxh = 0;
         for (int64_t i = threadIdx.x % 32; i < c.units; i += 32) {
@@ -196,25 +214,22 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREA
         }
         float slope = (float)(-(double)s.rstd * (warp_sum(sum_gxh) / (double)c.dim));
         float level = LAYER ? (float)(-(double)s.rstd * (warp_sum(sum_g) / (double)c.dim)) : 0.0f;
-        T *dx = static_cast<T *>(c.out) + row * c.dim + u.from;
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
-            if (u.has(i)) {
-                float xh = norm_xh<LAYER>(s, x[i]);
-                write_one(dx + norm_unit::at(i), fmaf(s.rstd, dy[i] * gamma[i], fmaf(slope, xh, level)), c.add);
-            }
+            x[i] = fmaf(s.rstd, dy[i] * gamma[i], fmaf(slope, norm_xh<LAYER>(s, x[i]), level));
+        norm_long_write(c, u, row, x);
     }
 }
 
-template <class T, bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_call &c) {
+template <bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_call &c) {
     int64_t tasks = vjp_min(MAX_BLOCKS, c.rows * c.units), sums = vjp_min(MAX_BLOCKS, c.chunks * c.units);
     vjp_status status = VJP_OK;
-    if (!c.rstd_in) status = launch(work, true, norm_long_moments<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    if (!c.rstd_in) status = launch(work, true, norm_long_moments<LAYER>, tasks, NORM_LONG_THREADS, 0, c);
     if (status != VJP_OK) return status;
-    if (work->pass == VJP_FORWARD) return launch(work, true, norm_long_y<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
-    status = launch(work, true, norm_long_sums<T, LAYER>, sums, NORM_LONG_THREADS, 0, c);
+    if (work->pass == VJP_FORWARD) return launch(work, true, norm_long_y<LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    status = launch(work, true, norm_long_sums<LAYER>, sums, NORM_LONG_THREADS, 0, c);
     if (status != VJP_OK || !c.out) return status;
-    return launch(work, true, norm_long_dx<T, LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    return launch(work, true, norm_long_dx<LAYER>, tasks, NORM_LONG_THREADS, 0, c);
 }
 
 } // namespace

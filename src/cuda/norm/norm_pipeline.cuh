@@ -14,22 +14,56 @@
 namespace vjp {
 namespace {
 
-template <class T, int TEAM_THREADS> struct norm_shape {
-    static constexpr int TEAM = TEAM_THREADS;
-    static constexpr int ELEMENTS = norm_team_elements(TEAM);
-    static constexpr int VECTORS = ELEMENTS / WIDE<T>;
-    static constexpr int THREADS = norm_block_threads(TEAM), BLOCKS = NORM_ROWS_THREADS / THREADS;
-    static constexpr int TEAMS = THREADS / TEAM;
-    static constexpr int VECTOR_COLUMNS = TEAM * WIDE<T>; /* of the team, one vector per thread */
+/*
+ * How rows are spread over a block's threads. With TEAM > 0 all of it is known when compiling: for the calls of
+ * training. TEAM = 0 is for all other calls; the team is known at run time there, so that one kernel serves all sizes.
+ */
+template <class T, int TEAM> struct norm_shape {
+    static constexpr bool FIXED = TEAM > 0;
+    static constexpr int ELEMENTS = norm_team_elements(TEAM), VECTORS = ELEMENTS / WIDE<T>;
+    int team_at_run_time;
+
+    __host__ __device__ constexpr int team() const {
+        return FIXED ? TEAM : team_at_run_time;
+    }
+    __host__ __device__ constexpr int threads() const {
+        return norm_block_threads(team());
+    }
+    __host__ __device__ constexpr int teams() const {
+        return threads() / team();
+    }
+    /* Columns of a team, one vector per thread. */
+    __host__ __device__ constexpr int vector_columns() const {
+        return team() * WIDE<T>;
+    }
     /*
-     * A team's column sums in shared memory, [dgamma, dbeta][ELEMENTS][STRIDE]. STRIDE is an odd multiple of GROUP, so
-     * that reads of neighbouring columns fall on different banks, and so do the writes of the teams of a warp.
+     * A team's column sums in shared memory, [dgamma, dbeta][ELEMENTS][stride]. The stride is an odd multiple of GROUP,
+     * so that reads of neighbouring columns fall on different banks, and so do the writes of the teams of a warp.
      */
-    static constexpr int GROUP = 32 / WIDE<T>, STRIDE = (TEAM / GROUP | 1) * GROUP;
-    static constexpr int TEAM_SUMS = 2 * ELEMENTS * STRIDE + (TEAM < 32 ? TEAM : 0);
-    static constexpr int SUM_BYTES = TEAMS * TEAM_SUMS * (int)sizeof(float);
-    static constexpr int STAGE_BYTES = VECTORS * THREADS * 16; /* of one tensor */
+    __host__ __device__ constexpr int stride() const {
+        constexpr int GROUP = 32 / WIDE<T>;
+        return (team() / GROUP | 1) * GROUP;
+    }
+    __host__ __device__ constexpr int team_sums() const {
+        return 2 * ELEMENTS * stride() + (team() < 32 ? team() : 0);
+    }
+    __host__ __device__ constexpr int sum_bytes() const {
+        return teams() * team_sums() * (int)sizeof(float);
+    }
+    /* Of one tensor. */
+    __host__ __device__ constexpr int stage_bytes() const {
+        return VECTORS * threads() * 16;
+    }
+    /* Teams of several warps, but not of all of the block, have their own barriers. */
+    __host__ __device__ constexpr bool own_barriers() const {
+        return team() > 32 && team() < threads();
+    }
 };
+
+/* Of the largest block, for shared variables and launch bounds. */
+template <int TEAM> constexpr int norm_max_threads = TEAM ? norm_block_threads(TEAM) : NORM_ROWS_THREADS;
+template <class T, int TEAM, bool BACKWARD>
+constexpr int norm_min_blocks = TEAM ? norm_resident_blocks(TEAM, BACKWARD, (int)sizeof(T)) : 1;
 
 /* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
 
@@ -55,6 +89,13 @@ __device__ inline uint4 norm_shared_read(unsigned from) {
                  : "r"(from)
                  : "memory");
     return v;
+}
+
+__device__ inline void norm_shared_read(unsigned from, float &value) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+}
+__device__ inline void norm_shared_read(unsigned from, double &value) {
+    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(value) : "r"(from) : "memory");
 }
 
 __device__ inline void norm_shared_clear(unsigned to) {
@@ -104,30 +145,32 @@ __device__ inline void norm_copy_async(unsigned to, const void *from) {
  * that loads of single elements are coalesced.
  */
 template <class T, class Shape> struct norm_columns {
+    Shape shape;
     int dim, base;
     bool in_vectors;
 
     __device__ explicit norm_columns(const norm_call &c)
-        : dim((int)c.dim), base(threadIdx.x % Shape::TEAM * (c.in_vectors ? WIDE<T> : 1)), in_vectors(c.in_vectors) {
+        : shape{c.team}, dim((int)c.dim), base((int)threadIdx.x % shape.team() * (c.in_vectors ? WIDE<T> : 1)),
+          in_vectors(c.in_vectors) {
         norm_pin(base);
     }
 
     /* Whether any column of vector p is in the row. Those that are come first in it. */
     __device__ bool has(int p) const {
-        return base + p * Shape::VECTOR_COLUMNS < dim;
+        return base + p * shape.vector_columns() < dim;
     }
 
     __device__ int count(int p) const {
-        int rest = dim - base - p * Shape::VECTOR_COLUMNS;
-        return in_vectors ? rest : divide_up(rest, Shape::TEAM);
+        int rest = dim - base - p * shape.vector_columns();
+        return in_vectors ? rest : divide_up(rest, shape.team());
     }
 
     __device__ int step() const {
-        return in_vectors ? 1 : Shape::TEAM;
+        return in_vectors ? 1 : shape.team();
     }
 
     __device__ int column(int p, int e) const {
-        return base + p * Shape::VECTOR_COLUMNS + e * step();
+        return base + p * shape.vector_columns() + e * step();
     }
 };
 
@@ -135,50 +178,69 @@ template <class T, class Shape> struct norm_columns {
 
 /* Shared memory for sums over a team: two buffers of up to two sums of every warp, addressed by 32 bits. */
 constexpr int NORM_MAX_SUMS = 2;
-template <class Shape> constexpr int norm_sum_buffer = 2 * NORM_MAX_SUMS *Shape::THREADS / 32;
+template <int TEAM> constexpr int norm_sum_buffer = 2 * NORM_MAX_SUMS *norm_max_threads<TEAM> / 32;
 
 template <class Shape> struct norm_team_buffers {
-    static constexpr int BUFFER = NORM_MAX_SUMS * (int)sizeof(double) * (Shape::TEAM / 32);
+    Shape shape;
     unsigned address; /* of the team's first buffer */
-    int turn;         /* 0 or BUFFER */
+    int turn;         /* 0 or bytes() */
     int barriers;     /* that the team has passed */
 
-    __device__ explicit norm_team_buffers(double *shared) : address(norm_shared_address(shared)), turn(0), barriers(0) {
-        address += threadIdx.x / Shape::TEAM * 2 * BUFFER;
+    __device__ norm_team_buffers(Shape s, double *shared)
+        : shape(s), address(norm_shared_address(shared)), turn(0), barriers(0) {
+        address += (int)threadIdx.x / shape.team() * 2 * bytes();
         norm_pin(address);
+    }
+
+    __device__ int bytes() const {
+        return NORM_MAX_SUMS * (int)sizeof(double) * (shape.team() / 32);
     }
 };
 
-/* Teams of several warps, but not of all of the block, have their own barriers. */
-template <class Shape> constexpr bool norm_own_barriers = Shape::TEAM > 32 && Shape::TEAM < Shape::THREADS;
-
-template <class Shape> __device__ void norm_team_barrier() {
-    asm volatile("bar.sync %0, %1;" ::"r"((int)threadIdx.x / Shape::TEAM + 1), "n"(Shape::TEAM) : "memory");
+template <class Shape> __device__ void norm_team_barrier(Shape shape) {
+    int id = (int)threadIdx.x / shape.team() + 1;
+    if constexpr (Shape::FIXED)
+        asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Shape{}.team()) : "memory");
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(shape.team()) : "memory");
 }
 
 /*
  * N sums over the threads of a team, the same bits in all of them. As in block_sum(), two buffers alternate and there
  * is one barrier; but each team of a block has its own barrier and does not wait for the others.
  */
-template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_team_buffers<Shape> &buffers) {
-    constexpr int TEAM = Shape::TEAM, LANES = TEAM < 32 ? TEAM : 32;
-    unsigned mask = TEAM < 32 ? ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES : 0xffffffffu;
+template <int N, class S, class Shape> __device__ void norm_team_sum(S *x, norm_team_buffers<Shape> &buffers) {
+    const int team = buffers.shape.team(), lanes = team < 32 ? team : 32;
+    unsigned mask = team < 32 ? ((1u << lanes % 32) - 1) << threadIdx.x % 32 / lanes * lanes : 0xffffffffu;
 #pragma unroll
-    for (int step = LANES / 2; step; step /= 2)
+    for (int step = 16; step; step /= 2)
+        if (step < lanes)
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            x[i] += __shfl_xor_sync(mask, x[i], step);
-    if constexpr (TEAM > 32) {
-        constexpr int WARPS = TEAM / 32;
-        static_assert(N <= NORM_MAX_SUMS);
-        int warp = threadIdx.x % TEAM / 32;
-        unsigned sums = buffers.address + buffers.turn;
-        if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
-        if constexpr (TEAM == Shape::THREADS)
-            __syncthreads();
-        else
-            norm_team_barrier<Shape>();
-        buffers.barriers++;
+            for (int i = 0; i < N; i++)
+                x[i] += __shfl_xor_sync(mask, x[i], step);
+    if (team <= 32) return;
+    static_assert(N <= NORM_MAX_SUMS);
+    int warp = (int)threadIdx.x % team / 32;
+    unsigned sums = buffers.address + buffers.turn;
+    if (threadIdx.x % 32 == 0) norm_shared_put<N>(sums + warp * N * (int)sizeof(S), x);
+    if (team == buffers.shape.threads())
+        __syncthreads();
+    else
+        norm_team_barrier(buffers.shape);
+    buffers.barriers++;
+    if constexpr (!Shape::FIXED) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            norm_shared_read(sums + i * (int)sizeof(S), x[i]);
+#pragma unroll 1
+            for (int w = 1; w < team / 32; w++) {
+                S of_warp;
+                norm_shared_read(sums + (w * N + i) * (int)sizeof(S), of_warp);
+                x[i] += of_warp;
+            }
+        }
+    } else if constexpr (Shape{}.team() > 32) {
+        constexpr int WARPS = Shape{}.team() / 32;
         S all[WARPS * N];
         norm_shared_get<WARPS * N>(sums, all);
 #pragma unroll
@@ -188,8 +250,8 @@ template <class Shape, int N, class S> __device__ void norm_team_sum(S *x, norm_
             for (int w = 1; w < WARPS; w++)
                 x[i] += all[w * N + i];
         }
-        buffers.turn ^= norm_team_buffers<Shape>::BUFFER;
     }
+    buffers.turn ^= buffers.bytes();
 }
 
 /* ---- Parameters -------------------------------------------------------------------------------------- */
@@ -220,26 +282,26 @@ __device__ void norm_read_columns(parameter p, float absent, const norm_columns<
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
 /*
- * A team's loop over its rows of the chunk. With STAGES > 0 tensors are aligned and that many rows are staged; with 0
- * the call decides at run time.
+ * A team's loop over its rows of the chunk: TENSORS inputs, and the old values of an output that is added to, are
+ * staged. A fixed shape means that all tensors are aligned; otherwise the call decides at run time.
  */
-template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
+template <class T, class Shape, int TENSORS> struct norm_pipeline {
     using columns = norm_columns<T, Shape>;
     using shape = Shape;
     using element = T;
-    static constexpr int STAGE = TENSORS * Shape::STAGE_BYTES;
-    static constexpr bool FIXED = STAGES > 0;
+    static constexpr bool FIXED = Shape::FIXED;
     int64_t at, jump; /* byte offset of the thread's first element of this row, and the distance to the next row */
     int64_t scalar, scalar_jump; /* the same for a tensor with one f32 per row */
     int rows;                    /* left, with this one */
     unsigned ring, now;          /* the thread's first vector in the first stage, and in the stage of this row */
+    int slot_bytes;              /* between a thread's vectors in a stage */
 
     __device__ norm_pipeline(const norm_call &c, const columns &k, void *shared) {
         /*
          * A chunk's rows are as far apart as there are chunks, so that the whole card moves through one narrow window
          * of each tensor: up to 0.09 of the limit more than with adjacent rows (H200, 16384 x 4096 in bf16).
          */
-        int64_t row = blockIdx.x + threadIdx.x / Shape::TEAM * c.chunks, apart = Shape::TEAMS * c.chunks;
+        int64_t row = blockIdx.x + (int)threadIdx.x / k.shape.team() * c.chunks, apart = k.shape.teams() * c.chunks;
         rows = row < c.rows ? (int)divide_up(c.rows - row, apart) : 0;
         at = (row * c.dim + k.base) * (int64_t)sizeof(T);
         jump = apart * c.dim * (int64_t)sizeof(T);
@@ -252,38 +314,30 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
         norm_pin(scalar_jump);
         norm_pin(ring);
         now = ring;
+        slot_bytes = k.shape.threads() * 16;
     }
 
-    static __device__ int stages(const norm_call &c) {
-        return STAGES ? STAGES : c.stages;
-    }
     static __device__ bool aligned(const norm_call &c) {
-        return STAGES || c.aligned;
+        return FIXED || c.aligned;
     }
 
-    /* The thread's first element of the row `ahead` rows further. */
+    /* The thread's first element of the row `ahead` rows further, of x, dy or (t = TENSORS) the output. */
     __device__ const T *from(const norm_call &c, int t, int ahead) const {
-        return reinterpret_cast<const T *>(static_cast<const char *>(t ? c.dy : c.x) + (at + ahead * jump));
+        const void *tensor = t == TENSORS ? c.out : t ? c.dy : c.x;
+        return reinterpret_cast<const T *>(static_cast<const char *>(tensor) + (at + ahead * jump));
     }
 
-    static constexpr __device__ int slot(int t, int p) {
-        return (t * Shape::VECTORS + p) * (Shape::THREADS * 16);
+    __device__ int slot(int t, int p) const {
+        return (t * Shape::VECTORS + p) * slot_bytes;
     }
 
-    /*
-     * Starts the copy of the row `ahead` rows further, if there is one, and commits a group in any case: groups count
-     * rows.
-     */
-    __device__ void copy_row(const norm_call &c, const columns &k, int ahead, unsigned to) {
+    /* Starts the copy of a tensor's row `ahead` rows further, if there is one. */
+    __device__ void copy(const norm_call &c, const columns &k, int t, int ahead, unsigned to) const {
+        const T *first = from(c, t, ahead);
+        norm_pin(first);
 #pragma unroll
-        for (int t = 0; t < TENSORS; t++) {
-            const T *first = from(c, t, ahead);
-            norm_pin(first);
-#pragma unroll
-            for (int p = 0; p < Shape::VECTORS; p++)
-                if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * Shape::VECTOR_COLUMNS);
-        }
-        commit_copies();
+        for (int p = 0; p < Shape::VECTORS; p++)
+            if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * k.shape.vector_columns());
     }
 
     /*
@@ -291,24 +345,29 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
      * writes them, its writes land in L2 too. Vectors beyond the row are 0 in the ring.
      */
     __device__ void start(const norm_call &c, const columns &k) {
+        int tensors = TENSORS + c.add;
         let_next_begin();
-        for (int s = 0; aligned(c) && s < stages(c) && s < rows; s++)
+#pragma unroll 1
+        for (int s = 0; aligned(c) && s < c.stages && s < rows; s++)
 #pragma unroll
             for (int p = 0; p < Shape::VECTORS; p++)
-                if (k.has(p))
-#pragma unroll
-                    for (int t = 0; t < TENSORS; t++)
-                        prefetch(from(c, t, s) + p * Shape::VECTOR_COLUMNS);
+                for (int t = 0; k.has(p) && t < tensors; t++)
+                    prefetch(from(c, t, s) + p * k.shape.vector_columns());
 #pragma unroll
         for (int p = 0; p < Shape::VECTORS; p++)
             if (!k.has(p))
-                for (int s = 0; s < stages(c); s++)
+#pragma unroll 1
+                for (int s = 0; s < c.stages; s++)
 #pragma unroll
                     for (int t = 0; t < TENSORS; t++)
-                        norm_shared_clear(ring + s * STAGE + slot(t, p));
+                        norm_shared_clear(ring + s * c.stage_bytes + slot(t, p));
         wait_for_previous();
-        for (int s = 0; aligned(c) && s < stages(c); s++)
-            copy_row(c, k, s, ring + s * STAGE);
+#pragma unroll 1
+        for (int s = 0; aligned(c) && s < c.stages; s++) {
+            for (int t = 0; t < tensors; t++)
+                copy(c, k, t, s, ring + s * c.stage_bytes);
+            commit_copies();
+        }
     }
 
     /*
@@ -321,7 +380,7 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
         for (int i = 0; i < TENSORS * Shape::VECTORS; i++) {
             int t = i / Shape::VECTORS, p = i % Shape::VECTORS, count = k.count(p);
             if (count <= 0) continue;
-            const T *element = from(c, t, 0) + p * Shape::VECTOR_COLUMNS;
+            const T *element = from(c, t, 0) + p * k.shape.vector_columns();
             T past = t ? from_f32<T>(0.0f) : *element;
 #pragma unroll
             for (int e = 0; e < WIDE<T>; e++, element += k.step())
@@ -329,15 +388,15 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
         }
     }
 
+    /* Copies are committed in one group per row, so all but the later rows' groups must have arrived. */
     __device__ void wait_for_copies(const norm_call &c) {
-        if constexpr (STAGES > 0)
-            wait_copies<STAGES - 1>();
-        else if (c.stages == 1)
-            wait_copies<0>();
-        else if (c.stages == 2)
-            wait_copies<1>();
-        else
-            wait_copies<2>();
+        switch (c.stages) {
+        case 1: return wait_copies<0>();
+        case 2: return wait_copies<1>();
+        case 3: return wait_copies<2>();
+        case 4: return wait_copies<3>();
+        default: return wait_copies<5>();
+        }
     }
 
     /* Waits until this row is in the ring. */
@@ -352,12 +411,12 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
         unpack<T>(norm_shared_read(now + slot(t, p)), v);
     }
 
-    /* This row's place in the ring is free: starts the copy of a later row into it. */
-    __device__ void release_row(const norm_call &c, const columns &k) {
+    /* This row's inputs are not needed any more: starts the copies of a later row into their place. */
+    __device__ void release_inputs(const norm_call &c, const columns &k) {
         if (!aligned(c)) return;
-        copy_row(c, k, stages(c), now);
-        now += STAGE;
-        if (now == ring + stages(c) * STAGE) now = ring;
+#pragma unroll
+        for (int t = 0; t < TENSORS; t++)
+            copy(c, k, t, c.stages, now);
     }
 
     /* This row's element of a tensor with one f32 per row, or that of the row after it. */
@@ -366,15 +425,29 @@ template <class T, class Shape, int TENSORS, int STAGES> struct norm_pipeline {
         return reinterpret_cast<F *>(reinterpret_cast<byte *>(tensor) + (after ? scalar + scalar_jump : scalar));
     }
 
-    __device__ void next() {
+    /* To the next row. The old values of this one have been used, too. */
+    __device__ void next(const norm_call &c, const columns &k) {
+        if (aligned(c)) {
+            if (c.add) copy(c, k, TENSORS, c.stages, now);
+            commit_copies();
+            now += c.stage_bytes;
+            if (now == ring + c.stages * c.stage_bytes) now = ring;
+        }
         at += jump;
         scalar += scalar_jump;
         rows--;
     }
 
-    __device__ void write(const norm_call &c, const columns &k, int p, const float (&values)[WIDE<T>]) const {
-        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * Shape::VECTOR_COLUMNS;
-        if (aligned(c) && (STAGES || !c.add)) {
+    __device__ void write(const norm_call &c, const columns &k, int p, float (&values)[WIDE<T>]) const {
+        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * k.shape.vector_columns();
+        if (aligned(c)) {
+            if (c.add) {
+                float old[WIDE<T>];
+                read(TENSORS, p, old);
+#pragma unroll
+                for (int e = 0; e < WIDE<T>; e++)
+                    values[e] = old[e] + values[e];
+            }
             uint4 packed = pack<T>(values);
             if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;

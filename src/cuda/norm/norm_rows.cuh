@@ -78,11 +78,11 @@ __device__ norm_scale norm_measure_exact(const Pipeline &pipeline, const typenam
     double both[2], mean = 0;
     if (LAYER) {
         norm_moments_exact(pipeline, k, 0.0, both);
-        norm_team_sum<typename Pipeline::shape, 1>(both, buffers);
+        norm_team_sum<1>(both, buffers);
         mean = both[0] / k.dim;
     }
     norm_moments_exact(pipeline, k, mean, both);
-    norm_team_sum<typename Pipeline::shape, 1>(both + 1, buffers);
+    norm_team_sum<1>(both + 1, buffers);
     return norm_scale_of(mean, both[1] / k.dim, eps);
 }
 
@@ -103,7 +103,7 @@ __device__ norm_scale norm_measure(const norm_call &c, const Pipeline &pipeline,
     do {
         mean += offset;
         norm_moments<Pipeline>(x, k, mean, both);
-        norm_team_sum<typename Pipeline::shape, LAYER ? 2 : 1>(both + !LAYER, buffers);
+        norm_team_sum<LAYER ? 2 : 1>(both + !LAYER, buffers);
         offset = LAYER ? both[0] * c.inverse : 0.0f;
         square = fmaf(-offset, offset, both[1] * c.inverse);
         near = offset * offset <= far * (square + c.bias);
@@ -147,17 +147,17 @@ __device__ void norm_read_row(const Pipeline &pipeline, int t, float (&v)[Pipeli
 /* ---- The kernels ------------------------------------------------------------------------------------- */
 
 /*
- * Each is compiled twice: for the calls of training (STAGES > 0: tensors are aligned, the output is wanted and
- * overwritten, statistics of a backward saved) with nothing else in it, and with all choices at run time (STAGES = 0).
+ * Each is compiled for every team, for the calls of training (tensors are aligned, the output is wanted, statistics of
+ * a backward are saved) with nothing else in it; and once for all other calls (TEAM = 0).
  */
-template <class T, bool LAYER, int TEAM, int STAGES>
-__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+template <class T, bool LAYER, int TEAM>
+__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, TEAM, false>)
     norm_rows_forward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
-    __shared__ alignas(16) double shared[norm_sum_buffer<Shape>];
+    __shared__ alignas(16) double shared[norm_sum_buffer<TEAM>];
     norm_columns<T, Shape> k(c);
-    using Pipeline = norm_pipeline<T, Shape, 1, STAGES>;
+    using Pipeline = norm_pipeline<T, Shape, 1>;
     Pipeline pipeline(c, k, dynamic);
     pipeline.start(c, k);
     float gamma[Shape::ELEMENTS], beta[Shape::ELEMENTS];
@@ -165,19 +165,19 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
     norm_read_columns(c.gamma, 1.0f, k, gamma);
     norm_read_columns(c.beta, 0.0f, k, beta);
     if (LAYER && pipeline.rows > 0) next = norm_guess(c, pipeline, k, false);
-    for (norm_team_buffers<Shape> buffers(shared); pipeline.rows > 0; pipeline.next()) {
+    for (norm_team_buffers<Shape> buffers(k.shape, shared); pipeline.rows > 0; pipeline.next(c, k)) {
         float guess = to_f32(next);
         pipeline.wait_for_row(c, k);
         float x[Shape::ELEMENTS];
         norm_read_row(pipeline, 0, x);
         if (LAYER && pipeline.rows > 1) next = norm_guess(c, pipeline, k, true);
         norm_scale s = norm_measure<LAYER>(c, pipeline, k, x, guess, buffers);
-        pipeline.release_row(c, k);
-        if (threadIdx.x % TEAM == 0) {
+        pipeline.release_inputs(c, k);
+        if ((int)threadIdx.x % k.shape.team() == 0) {
             if (c.mean_out) *pipeline.scalar_of(c.mean_out) = s.mean;
             if (c.rstd_out) *pipeline.scalar_of(c.rstd_out) = s.rstd;
         }
-        if (!STAGES && !c.out) continue;
+        if (!Shape::FIXED && !c.out) continue;
 #pragma unroll
         for (int p = 0; p < Shape::VECTORS; p++) {
             float y[WIDE<T>];
@@ -197,16 +197,17 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
  * race across it. With one barrier per row only the last row can be missing; otherwise they are counted.
  */
 template <class Shape, class Pipeline>
-__device__ void norm_equalize_barriers(const norm_call &c, const Pipeline &pipeline, int barriers, int *greatest) {
-    if constexpr (Pipeline::FIXED) {
+__device__ void norm_equalize_barriers(const norm_call &c, Shape shape, const Pipeline &pipeline, int barriers,
+                                       int *greatest) {
+    if constexpr (Shape::FIXED) {
         /* The row of the first team: beyond its last one, or at it. */
-        int64_t first = pipeline.scalar / (int64_t)sizeof(float) - threadIdx.x / Shape::TEAM * c.chunks;
-        if (first < c.rows) norm_team_barrier<Shape>();
+        int64_t first = pipeline.scalar / (int64_t)sizeof(float) - (int)threadIdx.x / shape.team() * c.chunks;
+        if (first < c.rows) norm_team_barrier(shape);
     } else {
         atomicMax(greatest, barriers);
         __syncthreads();
         for (int max_passed = atomicMax(greatest, 0); barriers < max_passed; barriers++)
-            norm_team_barrier<Shape>();
+            norm_team_barrier(shape);
     }
 }
 
@@ -215,33 +216,33 @@ __device__ void norm_equalize_barriers(const norm_call &c, const Pipeline &pipel
  * place of the staged rows, then each thread adds a column.
  */
 template <class T, class Shape>
-__device__ void norm_write_partials(const norm_call &c, float *space, const float (&dgamma)[Shape::ELEMENTS],
-                                    const float (&dbeta)[Shape::ELEMENTS]) {
-    constexpr int HALF = Shape::ELEMENTS * Shape::STRIDE;
-    float *own = space + threadIdx.x / Shape::TEAM * Shape::TEAM_SUMS + threadIdx.x % Shape::TEAM;
+__device__ void norm_write_partials(const norm_call &c, Shape shape, float *space,
+                                    const float (&dgamma)[Shape::ELEMENTS], const float (&dbeta)[Shape::ELEMENTS]) {
+    const int team = shape.team(), stride = shape.stride(), half = Shape::ELEMENTS * stride;
+    float *own = space + (int)threadIdx.x / team * shape.team_sums() + (int)threadIdx.x % team;
     wait_copies<0>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < Shape::ELEMENTS; i++) {
-        own[i * Shape::STRIDE] = dgamma[i];
-        own[i * Shape::STRIDE + HALF] = dbeta[i];
+        own[i * stride] = dgamma[i];
+        if (c.dbeta.data) own[i * stride + half] = dbeta[i];
     }
     __syncthreads();
-    int dim = (int)c.dim;
+    int dim = (int)c.dim, sums = c.dbeta.data ? 2 * dim : dim;
     float *partials = c.partials + (int64_t)blockIdx.x * 2 * dim;
-    for (int n = threadIdx.x; n < 2 * dim; n += Shape::THREADS) {
+    for (int n = threadIdx.x; n < sums; n += shape.threads()) {
         int is_beta = n >= dim, column = is_beta ? n - dim : n;
-        int vector = column / WIDE<T>, element = vector / Shape::TEAM * WIDE<T> + column % WIDE<T>;
-        int thread = vector % Shape::TEAM;
+        int vector = column / WIDE<T>, element = vector / team * WIDE<T> + column % WIDE<T>;
+        int thread = vector % team;
         if (!c.in_vectors) {
-            element = column / Shape::TEAM;
-            thread = column % Shape::TEAM;
+            element = column / team;
+            thread = column % team;
         }
-        const float *from = space + is_beta * HALF + element * Shape::STRIDE + thread;
+        const float *from = space + is_beta * half + element * stride + thread;
         double sum = 0;
 #pragma unroll 8
-        for (int team = 0; team < Shape::TEAMS; team++)
-            sum += (double)from[team * Shape::TEAM_SUMS];
+        for (int i = 0; i < shape.teams(); i++)
+            sum += (double)from[i * shape.team_sums()];
         partials[n] = (float)sum;
     }
 }
@@ -274,17 +275,16 @@ __device__ void norm_guarded_sums(const Pipeline &pipeline, const norm_scale &s,
     }
 }
 
-template <class T, bool LAYER, int TEAM, int STAGES>
-__global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TEAM>::BLOCKS)
+template <class T, bool LAYER, int TEAM>
+__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, TEAM, true>)
     norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
-    __shared__ alignas(16) double shared[norm_sum_buffer<Shape>];
+    __shared__ alignas(16) double shared[norm_sum_buffer<TEAM>];
     norm_columns<T, Shape> k(c);
-    using Pipeline = norm_pipeline<T, Shape, 2, STAGES>;
-    constexpr bool COUNT = norm_own_barriers<Shape> && !STAGES;
+    using Pipeline = norm_pipeline<T, Shape, 2>;
     __shared__ int greatest;
-    if (COUNT) {
+    if (!Shape::FIXED) {
         if (threadIdx.x == 0) greatest = 0;
         __syncthreads();
     }
@@ -295,12 +295,12 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
 #pragma unroll
     for (int i = 0; i < Shape::ELEMENTS; i++)
         dgamma[i] = dbeta[i] = 0;
-    constexpr bool KEEP = STAGES > 0; /* xh and g, in registers; otherwise computed again from the staged row */
-    bool saved = STAGES || c.rstd_in;
+    constexpr bool KEEP = Shape::FIXED; /* xh and g, in registers; otherwise computed again from the staged row */
+    bool saved = Shape::FIXED || c.rstd_in;
     norm_scale next{};
     if (saved && pipeline.rows > 0) next = norm_saved<LAYER>(c, pipeline, false);
-    norm_team_buffers<Shape> buffers(shared);
-    for (; pipeline.rows > 0; pipeline.next()) {
+    norm_team_buffers<Shape> buffers(k.shape, shared);
+    for (; pipeline.rows > 0; pipeline.next(c, k)) {
         norm_scale s = next;
         pipeline.wait_for_row(c, k);
         if (!saved) {
@@ -331,16 +331,16 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
                 sum_gxh = fmaf(g[i], xh[i], sum_gxh);
             }
         }
-        if (KEEP) pipeline.release_row(c, k);
-        if (STAGES || c.out) {
+        if (KEEP) pipeline.release_inputs(c, k);
+        if (Shape::FIXED || c.out) {
             /* dx = rstd * g + (slope * xh + level) */
             float sums[2] = {sum_gxh, sum_g}, slope, level = 0;
-            norm_team_sum<Shape, LAYER ? 2 : 1>(sums, buffers);
+            norm_team_sum<LAYER ? 2 : 1>(sums, buffers);
             float restore = 1;
             /* Every thread of the team has these sums. */
             if (!norm_fits(sums[0]) || (LAYER && !norm_fits(sums[1]))) {
                 norm_guarded_sums<LAYER, KEEP>(pipeline, s, gamma, xh, g, sums);
-                norm_team_sum<Shape, LAYER ? 2 : 1>(sums, buffers);
+                norm_team_sum<LAYER ? 2 : 1>(sums, buffers);
                 restore = 1 / NORM_GUARD;
             }
             slope = -s.rstd * (sums[0] * c.inverse * restore);
@@ -361,59 +361,64 @@ __global__ void __launch_bounds__(norm_shape<T, TEAM>::THREADS, norm_shape<T, TE
                 pipeline.write(c, k, p, dx);
             }
         }
-        if (!KEEP) pipeline.release_row(c, k);
+        if (!KEEP) pipeline.release_inputs(c, k);
     }
-    if (c.sums && norm_own_barriers<Shape>) norm_equalize_barriers<Shape>(c, pipeline, buffers.barriers, &greatest);
-    if (c.sums) norm_write_partials<T, Shape>(c, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
+    if (c.sums && k.shape.own_barriers()) norm_equalize_barriers(c, k.shape, pipeline, buffers.barriers, &greatest);
+    if (c.sums) norm_write_partials<T>(c, k.shape, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
 }
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
 /*
- * The usual calls stage as many rows as fit in the 227 KiB of a Hopper multiprocessor, up to four of two tensors or six
- * of one; all other calls, and cards with less, up to three. The bits do not depend on it.
+ * Up to this many rows are staged: six where a row is one tensor, four where it is two or three. As many of them as fit
+ * into the 227 KiB of a Hopper multiprocessor beside its other blocks, or into what the card has. The bits do not
+ * depend on it.
  */
-constexpr int NORM_STAGING_BYTES = 224 << 10, NORM_STAGES_AT_RUN_TIME = 3;
-
-template <class Shape, int TENSORS> constexpr int norm_stages() {
-    int fit = NORM_STAGING_BYTES / Shape::BLOCKS / (TENSORS * Shape::STAGE_BYTES), enough = TENSORS == 2 ? 4 : 6;
-    return fit < enough ? fit : enough;
-}
+constexpr int NORM_STAGING_BYTES = 224 << 10, NORM_MAX_STAGES = 6, NORM_MAX_STAGES_OF_MORE = 4;
 
 template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
-    using Shape = norm_shape<T, TEAM>;
-    constexpr int STAGES = norm_stages<Shape, TENSORS>(), STAGE_BYTES = TENSORS * Shape::STAGE_BYTES;
+    norm_shape<T, TEAM> shape{c.team};
+    constexpr bool BACKWARD = TENSORS == 2;
     int limit = 0;
     cudaError_t error =
         cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal);
     if (error != cudaSuccess) return result_of(work, error);
-    limit -= (int)sizeof(double) * norm_sum_buffer<Shape>;
+    limit -= (int)sizeof(double) * norm_sum_buffer<TEAM>;
+    int tensors = TENSORS + c.add, share = NORM_STAGING_BYTES / norm_resident_blocks(c.team, BACKWARD, (int)sizeof(T));
+    c.stage_bytes = tensors * shape.stage_bytes();
+    int fit = (int)vjp_min(share, limit) / c.stage_bytes,
+        max = tensors == 1 ? NORM_MAX_STAGES : NORM_MAX_STAGES_OF_MORE;
+    /* wait_for_copies() has no case for five. */
+    c.stages = !c.aligned ? 1 : fit >= max ? max : (int)vjp_max(1, vjp_min(fit, NORM_MAX_STAGES_OF_MORE));
+    size_t shared = (size_t)vjp_max(c.stages * c.stage_bytes, c.sums ? shape.sum_bytes() : 0);
+    void (*kernel)(norm_call);
+    if constexpr (BACKWARD)
+        kernel = norm_rows_backward<T, LAYER, TEAM>;
+    else
+        kernel = norm_rows_forward<T, LAYER, TEAM>;
+    return launch(work, true, kernel, c.chunks, shape.threads(), shared, c);
+}
+
+template <class T, bool LAYER, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
     c.in_vectors = c.dim % WIDE<T> == 0;
     c.aligned = c.in_vectors && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16);
-    bool usual = c.aligned && c.out && !c.add && (TENSORS == 1 || c.rstd_in) && STAGES * STAGE_BYTES <= limit;
-    c.stages = usual ? STAGES : c.aligned ? (int)vjp_max(1, vjp_min(NORM_STAGES_AT_RUN_TIME, limit / STAGE_BYTES)) : 1;
-    size_t shared = (size_t)vjp_max(c.stages * STAGE_BYTES, c.sums ? Shape::SUM_BYTES : 0);
-    auto kernel = norm_rows_forward < T, LAYER, TEAM, TENSORS == 1 ? STAGES : 0 > ;
-    if constexpr (TENSORS == 2)
-        kernel = usual ? norm_rows_backward<T, LAYER, TEAM, STAGES> : norm_rows_backward<T, LAYER, TEAM, 0>;
-    else if (!usual)
-        kernel = norm_rows_forward<T, LAYER, TEAM, 0>;
-    return launch(work, true, kernel, c.chunks, Shape::THREADS, shared, c);
-}
-
-template <class T, bool LAYER, int TEAM> vjp_status norm_rows_launch(const vjp_work *work, const norm_call &c) {
-    return work->pass == VJP_BACKWARD ? norm_rows_launch<T, LAYER, TEAM, 2>(work, c)
-                                      : norm_rows_launch<T, LAYER, TEAM, 1>(work, c);
-}
-
-template <class T, bool LAYER> vjp_status norm_rows_run(const vjp_work *work, const norm_call &c) {
-    switch (norm_team_threads(c.dim)) {
-    case 8: return norm_rows_launch<T, LAYER, 8>(work, c);
-    case 16: return norm_rows_launch<T, LAYER, 16>(work, c);
-    case 64: return norm_rows_launch<T, LAYER, 64>(work, c);
-    case 256: return norm_rows_launch<T, LAYER, 256>(work, c);
-    default: return norm_rows_launch<T, LAYER, 512>(work, c);
+    bool usual = c.aligned && c.out && (TENSORS == 1 || c.rstd_in);
+    switch (usual ? c.team : 0) {
+    case 8: return norm_rows_launch<T, LAYER, 8, TENSORS>(work, c);
+    case 16: return norm_rows_launch<T, LAYER, 16, TENSORS>(work, c);
+    case 64: return norm_rows_launch<T, LAYER, 64, TENSORS>(work, c);
+    case 256: return norm_rows_launch<T, LAYER, 256, TENSORS>(work, c);
+    case 512: return norm_rows_launch<T, LAYER, 512, TENSORS>(work, c);
+    default: return norm_rows_launch<T, LAYER, 0, TENSORS>(work, c);
     }
+}
+
+template <bool LAYER> vjp_status norm_rows_run(const vjp_work *work, const norm_call &c) {
+    return with_type(work->storage, [&](auto zero) {
+        using T = decltype(zero);
+        return work->pass == VJP_BACKWARD ? norm_rows_launch<T, LAYER, 2>(work, c)
+                                          : norm_rows_launch<T, LAYER, 1>(work, c);
+    });
 }
 
 } // namespace

@@ -12,18 +12,14 @@
 namespace vjp {
 namespace {
 
-template <class T, bool LAYER> vjp_status norm_run_as(const vjp_work *work, const norm_call &c) {
-    vjp_status status = c.path == NORM_PATH_SHORT  ? norm_short_run<T, LAYER>(work, c)
-                        : c.path == NORM_PATH_ROWS ? norm_rows_run<T, LAYER>(work, c)
-                                                   : norm_long_run<T, LAYER>(work, c);
-    if (status != VJP_OK || !c.sums) return status;
-    return norm_finish_run<T>(work, c);
-}
-
 template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
     if (!c.out && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
     norm_plan(work, &c);
-    return with_type(work->storage, [&](auto zero) { return norm_run_as<decltype(zero), LAYER>(work, c); });
+    vjp_status status = c.path == NORM_PATH_SHORT  ? norm_short_run<LAYER>(work, c)
+                        : c.path == NORM_PATH_ROWS ? norm_rows_run<LAYER>(work, c)
+                                                   : norm_long_run<LAYER>(work, c);
+    if (status != VJP_OK || !c.sums) return status;
+    return norm_finish_run(work, c);
 }
 
 /* Both ops' entries in the kernel table: CALL reads the pass's slots. */

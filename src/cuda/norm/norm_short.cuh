@@ -36,42 +36,61 @@ __device__ norm_short_statistics norm_short_measure(const norm_call &c, int dim,
     return {mean, 1 / sqrt(squares / dim + c.eps)};
 }
 
-template <class T> __device__ void norm_short_read(const T *from, int dim, float (&row)[NORM_MAX_SHORT]) {
+__device__ inline void norm_short_read(const norm_call &c, const void *tensor, int64_t row,
+                                       float (&values)[NORM_MAX_SHORT]) {
+    norm_with_type(c, [&](auto zero) {
+        const auto *from = static_cast<const decltype(zero) *>(tensor) + row * c.dim;
 #pragma unroll
-    for (int i = 0; i < NORM_MAX_SHORT; i++)
-        row[i] = i < dim ? to_f32(from[i]) : 0.0f;
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
+            values[i] = i < c.dim ? to_f32(from[i]) : 0.0f;
+    });
 }
 
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_forward(norm_call c) {
+__device__ inline void norm_short_write(const norm_call &c, int64_t row, const float (&values)[NORM_MAX_SHORT]) {
+    norm_with_type(c, [&](auto zero) {
+        auto *to = static_cast<decltype(zero) *>(c.out) + row * c.dim;
+#pragma unroll
+        for (int i = 0; i < NORM_MAX_SHORT; i++)
+            if (i < c.dim) write_one(to + i, values[i], c.add);
+    });
+}
+
+/* A parameter in shared memory. */
+__device__ inline void norm_short_parameter(const norm_call &c, parameter p, double absent, double *shared) {
+    int t = threadIdx.x;
+    if (t >= c.dim) return;
+    shared[t] = absent;
+    if (p.data) norm_with_type(c, [&](auto zero) { shared[t] = (double)read_parameter<decltype(zero)>(p, t); });
+}
+
+template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_forward(norm_call c) {
     __shared__ double gamma[NORM_SHORT], beta[NORM_SHORT];
     int dim = (int)c.dim, t = threadIdx.x;
     begin_chained();
-    if (t < dim) {
-        gamma[t] = c.gamma.data ? (double)read_parameter<T>(c.gamma, t) : 1;
-        beta[t] = c.beta.data ? (double)read_parameter<T>(c.beta, t) : 0;
-    }
+    norm_short_parameter(c, c.gamma, 1, gamma);
+    norm_short_parameter(c, c.beta, 0, beta);
     __syncthreads();
     int64_t end = norm_chunk_begin(c, blockIdx.x + 1ll);
     for (int64_t row = norm_chunk_begin(c, blockIdx.x) + t; row < end; row += NORM_SHORT_THREADS) {
         float x[NORM_MAX_SHORT];
-        norm_short_read(static_cast<const T *>(c.x) + row * dim, dim, x);
+        norm_short_read(c, c.x, row, x);
         norm_short_statistics s = norm_short_measure<LAYER>(c, dim, x);
         if (c.mean_out) c.mean_out[row] = (float)s.mean;
         if (c.rstd_out) c.rstd_out[row] = (float)s.rstd;
         if (!c.out) continue;
-        T *y = static_cast<T *>(c.out) + row * dim;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
-            if (i < dim) write_one(y + i, (float)(((double)x[i] - s.mean) * s.rstd * gamma[i] + beta[i]), c.add);
+            if (i < dim) x[i] = (float)(((double)x[i] - s.mean) * s.rstd * gamma[i] + beta[i]);
+        norm_short_write(c, row, x);
     }
 }
 
-template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_backward(norm_call c) {
+template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_backward(norm_call c) {
     constexpr int WARPS = NORM_SHORT_THREADS / 32;
     __shared__ double gamma[NORM_SHORT], sums[WARPS][2 * NORM_SHORT];
     int dim = (int)c.dim, t = threadIdx.x;
     begin_chained();
-    if (t < dim) gamma[t] = c.gamma.data ? (double)read_parameter<T>(c.gamma, t) : 1;
+    norm_short_parameter(c, c.gamma, 1, gamma);
     __syncthreads();
     double dgamma[NORM_MAX_SHORT], dbeta[NORM_MAX_SHORT];
 #pragma unroll
@@ -80,8 +99,8 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
     int64_t end = norm_chunk_begin(c, blockIdx.x + 1ll);
     for (int64_t row = norm_chunk_begin(c, blockIdx.x) + t; row < end; row += NORM_SHORT_THREADS) {
         float x[NORM_MAX_SHORT], dy[NORM_MAX_SHORT];
-        norm_short_read(static_cast<const T *>(c.x) + row * dim, dim, x);
-        norm_short_read(static_cast<const T *>(c.dy) + row * dim, dim, dy);
+        norm_short_read(c, c.x, row, x);
+        norm_short_read(c, c.dy, row, dy);
         norm_short_statistics s = {c.mean_in ? (double)c.mean_in[row] : 0, c.rstd_in ? (double)c.rstd_in[row] : 0};
         if (!c.rstd_in) s = norm_short_measure<LAYER>(c, dim, x);
         double mean_g = 0, mean_gxh = 0;
@@ -97,13 +116,13 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
         mean_g /= dim;
         mean_gxh /= dim;
         if (!c.out) continue;
-        T *dx = static_cast<T *>(c.out) + row * dim;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
             if (i < dim) {
                 double xh = ((double)x[i] - s.mean) * s.rstd, g = (double)dy[i] * gamma[i];
-                write_one(dx + i, (float)(s.rstd * (g - mean_g - xh * mean_gxh)), c.add);
+                x[i] = (float)(s.rstd * (g - mean_g - xh * mean_gxh));
             }
+        norm_short_write(c, row, x);
     }
     if (!c.sums) return;
 #pragma unroll
@@ -123,8 +142,8 @@ template <class T, bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THRE
     c.partials[(int64_t)blockIdx.x * 2 * dim + t] = (float)sum;
 }
 
-template <class T, bool LAYER> vjp_status norm_short_run(const vjp_work *work, const norm_call &c) {
-    auto kernel = work->pass == VJP_BACKWARD ? norm_short_backward<T, LAYER> : norm_short_forward<T, LAYER>;
+template <bool LAYER> vjp_status norm_short_run(const vjp_work *work, const norm_call &c) {
+    auto kernel = work->pass == VJP_BACKWARD ? norm_short_backward<LAYER> : norm_short_forward<LAYER>;
     return launch(work, true, kernel, c.chunks, NORM_SHORT_THREADS, 0, c);
 }
 
