@@ -17,22 +17,24 @@ inline repetition broadcast_row(const vjp_broadcast_sizes &s) {
     return {divider_of(vjp_max(s.dim, 1)), divider_of(INT64_MAX), repetition::SINGLE};
 }
 
-/* The formula has the inputs a and b. */
-template <class Formula> vjp_status broadcast_forward(const vjp_work *work) {
-    vjp_broadcast_sizes s = vjp_broadcast_sizes_of(work);
-    element_call c{.in = {vjp_data(work, ADD_A), vjp_data(work, ADD_B)},
-                   .out = {vjp_data(work, ADD_Y)},
-                   .add = {vjp_accumulates(work, ADD_Y)},
-                   .count = s.rows * s.dim,
-                   .row = broadcast_row(s)};
+/* The formula has the inputs a and b; b is in slot b_slot. */
+template <class Formula>
+vjp_status broadcast_elements(const vjp_work *work, const vjp_broadcast_sizes &s, const void *a, const void *b,
+                              int b_slot, void *y, bool add) {
+    element_call c{.in = {a, b}, .out = {y}, .add = {add}, .count = s.rows * s.dim, .row = broadcast_row(s)};
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        return with_parameter_type<T>(vjp_type(work, ADD_B) == VJP_F32, [&](auto b) {
-            using B = decltype(b);
+        return with_parameter_type<T>(vjp_type(work, b_slot) == VJP_F32, [&](auto b_zero) {
+            using B = decltype(b_zero);
             if (s.rows == 1) return run_elements(work, Formula{}, types<T, B>{}, types<T>{}, c);
             return run_elements<true>(work, Formula{}, types<T, B>{}, types<T>{}, c);
         });
     });
+}
+
+template <class Formula> vjp_status broadcast_forward(const vjp_work *work) {
+    return broadcast_elements<Formula>(work, vjp_broadcast_sizes_of(work), vjp_data(work, ADD_A), vjp_data(work, ADD_B),
+                                       ADD_B, vjp_data(work, ADD_Y), vjp_accumulates(work, ADD_Y));
 }
 
 /* Whether db is a sum. */

@@ -150,6 +150,27 @@ template <class T> __device__ void write_sum(const column_call &c, int64_t i, do
     write_parameter<T>(c.to, i, (float)(sum / c.divisor));
 }
 
+/*
+ * Steps ahead of the loads that a step's lines are brought into L2. Loads of one step are 32 KiB on a multiprocessor
+ * that holds two blocks, hardly enough in flight, and more would not fit into the registers.
+ */
+#ifndef COLUMN_STEPS_AHEAD
+#define COLUMN_STEPS_AHEAD 2
+#endif
+
+/* Brings the lines of the step that begins at `line` into L2, as far as they are in the chunk. */
+template <class T, int PLAIN>
+__device__ void prefetch_lines(const column_call &c, int64_t start, int64_t column, int64_t line, int64_t end) {
+#pragma unroll
+    for (int u = 0; u < COLUMN_LINES; u++) {
+        int64_t own = line + u * c.down, at = own * c.width + column;
+        if (own >= end || at >= c.total) break;
+#pragma unroll
+        for (int i = 0; i < PLAIN; i++)
+            if (c.in[i]) prefetch(static_cast<const char *>(c.in[i]) + start + at * (int64_t)sizeof(T));
+    }
+}
+
 template <class Formula, class T, bool VECTORS, int INPUTS, int OUTPUTS>
 __global__ void __launch_bounds__(COLUMN_THREADS, 2) sum_columns(Formula f, column_call c) {
     constexpr int W = WIDE<T>, PLAIN = Formula::ROW < 0 ? INPUTS : INPUTS - 1;
@@ -176,7 +197,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 2) sum_columns(Formula f, colu
                     in[Formula::ROW][k] = read_parameter<T>(c.row, c.joined ? (int)column % (int)c.dim : column);
             }
         double sum[W] = {};
-        for (int64_t line = chunk * c.chunk + y; line < end && !idle; line += c.down * COLUMN_LINES) {
+        int64_t step = c.down * COLUMN_LINES, ahead = step;
+        for (int64_t line = chunk * c.chunk + y; line < end && !idle; line += step) {
             uint4 raw[PLAIN][COLUMN_LINES], old[COLUMN_LINES];
 #pragma unroll
             for (int u = 0; u < COLUMN_LINES; u++) {
@@ -191,6 +213,10 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 2) sum_columns(Formula f, colu
                 if (OUTPUTS == 2 && c.out && c.add && own < end)
                     old[u] = load_columns<T, VECTORS>(c, p, static_cast<const char *>(c.out) + start);
             }
+            if constexpr (VECTORS)
+                for (; ahead <= COLUMN_STEPS_AHEAD * step; ahead += step)
+                    prefetch_lines<T, PLAIN>(c, start, p.column, line + ahead, end);
+            ahead -= step;
             float group[W] = {}, out[OUTPUTS][W];
             auto compute = [&](int u) {
 #pragma unroll

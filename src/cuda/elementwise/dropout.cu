@@ -3,16 +3,26 @@
  * dropout on CUDA: y = x / (1 - p) where the element's word is not below the threshold, else 0. The words are those of
  * core/philox.h, in integers, so the mask is the same as on every backend. The backward is the forward with dy for x.
  *
- * The counter is in device memory, so each thread derives the key from it: 10 rounds beside the 80 of its 32 elements.
+ * The counter is in device memory, so each thread derives the key from it: 10 rounds beside the 80 of 32 elements.
  */
 #include "cuda/elementwise/elementwise.cuh"
 
 namespace vjp {
 namespace {
 
+/*
+ * Twice as many blocks as a large Hopper card holds at once: a thread derives the key once for all its elements, and
+ * blocks that end are still replaced.
+ */
+#ifndef DROPOUT_BLOCKS
+#define DROPOUT_BLOCKS (2 * 3 * 132)
+#endif
+
 struct kept : formula {
     static constexpr int UNIT = 4;     /* elements that share a call of the generator */
     static constexpr int RESIDENT = 3; /* the keys of the rounds take 20 registers */
+    static constexpr bool HAS_OVERWRITE = true;
+    static constexpr int64_t BLOCKS = DROPOUT_BLOCKS;
 
     const void *counter;
     vjp_dtype counter_type;

@@ -55,7 +55,10 @@ struct formula {
     static constexpr int UNIT = 1;     /* vectors must begin at a multiple of this */
     static constexpr int RESIDENT = 4; /* blocks of a multiprocessor; fewer leave more registers */
 
-    /* Called once the first loads are issued; if it returns false, nothing is written. */
+    static constexpr bool HAS_OVERWRITE = false;  /* a kernel that cannot add, for lack of registers for old values */
+    static constexpr int64_t BLOCKS = MAX_BLOCKS; /* the largest grid; with more to do, threads loop */
+
+    /* Called once per thread, when the first loads are issued; if it returns false, nothing is written. */
     __device__ bool prepare() {
         return true;
     }
@@ -213,9 +216,12 @@ struct element_call {
 /* Vectors per operand that a thread loads at once: 64 bytes or more per thread. */
 template <class In, class Out> constexpr int FLIGHT = In::COUNT + Out::COUNT == 2 ? 4 : 2;
 
-/* Computes N vectors at elements i, i + W * ELEMENT_THREADS, ... as far as they are below `end`. */
+/*
+ * Computes N vectors at elements i, i + W * ELEMENT_THREADS, ... as far as they are below `end`. False: the formula
+ * cannot be computed. `prepared`: it has been prepared.
+ */
 template <int N, int W, bool ROWS, bool ADD, class Formula, class... I, class... O>
-__device__ void compute_elements(const Formula &f, const element_call &c, int64_t i, int64_t end, types<I...>,
+__device__ bool compute_elements(Formula &f, bool prepared, const element_call &c, int64_t i, int64_t end, types<I...>,
                                  types<O...>) {
     using In = types<I...>;
     using Out = types<O...>;
@@ -243,42 +249,44 @@ __device__ void compute_elements(const Formula &f, const element_call &c, int64_
                 old[K][n] = load_elements<S, W>(static_cast<const S *>(c.out[K]) + at);
         });
     }
-    Formula own = f;
-    if (!own.prepare()) return;
+    if (!prepared && !f.prepare()) return false;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         int64_t at = i + n * STEP;
-        if (at >= end) return;
+        if (at >= end) return true;
         float x[In::COUNT][W], y[Out::COUNT][W];
         for_each_operand<In::COUNT>([&](auto which) {
             constexpr int K = decltype(which)::INDEX;
             unpack_elements<typename In::template at<K>, W>(in[K][n], x[K]);
         });
-        own(at, x, y);
+        f(at, x, y);
         for_each_operand<Out::COUNT>([&](auto which) {
             constexpr int K = decltype(which)::INDEX;
             using S = typename Out::template at<K>;
             if (c.out[K]) store_elements<S, W>(static_cast<S *>(c.out[K]) + at, y[K], old[K][n], ADD && c.add[K]);
         });
     }
+    return true;
 }
 
-/* ADD: an output accumulates. The old values take registers. */
 template <int W, bool ROWS, bool ADD, class Formula, class In, class Out>
 __global__ void __launch_bounds__(ELEMENT_THREADS, Formula::RESIDENT) elements(Formula f, element_call c) {
     begin_chained();
     constexpr int N = FLIGHT<In, Out>;
     int64_t end = c.head + c.vectors * W;
+    bool prepared = false;
     for (int64_t v = (int64_t)blockIdx.x * (N * ELEMENT_THREADS) + threadIdx.x; v < c.vectors;
-         v += (int64_t)gridDim.x * (N * ELEMENT_THREADS))
-        compute_elements<N, W, ROWS, ADD>(f, c, c.head + v * W, end, In{}, Out{});
+         v += (int64_t)gridDim.x * (N * ELEMENT_THREADS)) {
+        if (!compute_elements<N, W, ROWS, ADD>(f, prepared, c, c.head + v * W, end, In{}, Out{})) return;
+        prepared = true;
+    }
     if constexpr (W > 1) {
         /* Fewer than 2 W elements, in the last block, which has the fewest vectors. */
         int64_t i = threadIdx.x < c.head ? threadIdx.x : threadIdx.x + c.vectors * W;
         if (blockIdx.x == gridDim.x - 1 && i < c.count) {
             element_call single = c;
             single.row.access = repetition::SINGLE;
-            compute_elements<1, 1, ROWS, ADD>(f, single, i, i + 1, In{}, Out{});
+            compute_elements<1, 1, ROWS, ADD>(f, prepared, single, i, i + 1, In{}, Out{});
         }
     }
 }
@@ -297,15 +305,15 @@ vjp_status enqueue_elements(const vjp_work *work, Formula f, element_call c, boo
         bool same = period == 1 && (block >= c.count || (c.head == 0 && block % wide == 0));
         c.row.access = same ? repetition::CONSTANT : adjacent && in_vectors ? repetition::VECTORS : repetition::SINGLE;
     }
-    int64_t blocks = vjp_min(vjp_max(vjp_divide_up(c.vectors, each), 1), MAX_BLOCKS);
-    bool adds = false;
-    for (int k = 0; k < Out::COUNT; k++)
-        adds = adds || (c.out[k] && c.add[k]);
-    return launch(work, true,
-                  !in_vectors ? elements<1, ROWS, true, Formula, In, Out>
-                  : adds      ? elements<W, ROWS, true, Formula, In, Out>
-                              : elements<W, ROWS, false, Formula, In, Out>,
-                  blocks, ELEMENT_THREADS, 0, f, c);
+    int64_t blocks = vjp_min(vjp_max(vjp_divide_up(c.vectors, each), 1), Formula::BLOCKS);
+    auto kernel = in_vectors ? elements<W, ROWS, true, Formula, In, Out> : elements<1, ROWS, true, Formula, In, Out>;
+    if constexpr (Formula::HAS_OVERWRITE) {
+        bool adds = false;
+        for (int k = 0; k < Out::COUNT; k++)
+            adds = adds || (c.out[k] && c.add[k]);
+        if (in_vectors && !adds) kernel = elements<W, ROWS, false, Formula, In, Out>;
+    }
+    return launch(work, true, kernel, blocks, ELEMENT_THREADS, 0, f, c);
 }
 
 /*

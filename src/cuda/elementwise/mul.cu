@@ -34,22 +34,21 @@ vjp_status backward(const vjp_work *work) {
     element_call c{.in = {vjp_data(work, MUL_B_DY), vjp_data(work, MUL_B_A), vjp_data(work, MUL_B_B)},
                    .out = {vjp_data(work, MUL_B_DA), vjp_data(work, MUL_B_DB)},
                    .add = {vjp_accumulates(work, MUL_B_DA), vjp_accumulates(work, MUL_B_DB)},
-                   .count = s.rows * s.dim,
-                   .row = broadcast_row(s)};
+                   .count = s.rows * s.dim};
     if (!c.out[1]) c.in[1] = nullptr; /* a is needed for db alone, b for da alone */
     if (!c.out[0]) c.in[2] = nullptr;
     if (broadcast_sums(work, s)) {
         parameter b = c.out[0] ? parameter_of(work, MUL_B_B) : parameter{};
         return broadcast_sum<product_gradients, 3>(work, s, c, b);
     }
+    /* Without db, da = dy b is the forward with dy for a. */
+    if (!c.out[1]) return broadcast_elements<product>(work, s, c.in[0], c.in[2], MUL_B_B, c.out[0], c.add[0]);
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
         return with_parameter_type<T>(vjp_type(work, MUL_B_B) == VJP_F32, [&](auto b) {
             using B = decltype(b);
             return with_parameter_type<T>(vjp_type(work, MUL_B_DB) == VJP_F32, [&](auto db) {
-                using D = decltype(db);
-                if (s.rows == 1) return run_elements(work, product_gradients{}, types<T, T, B>{}, types<T, D>{}, c);
-                return run_elements<true>(work, product_gradients{}, types<T, T, B>{}, types<T, D>{}, c);
+                return run_elements(work, product_gradients{}, types<T, T, B>{}, types<T, decltype(db)>{}, c);
             });
         });
     });
