@@ -438,7 +438,7 @@ static const vjp_slot adamw_forward[] = {
     {"g", "[...]", "the gradient of w", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"lr", "[]", "the learning rate", VJP_KIND_STATISTIC, 0, 0, {0}},
     {"step", "[]", "which step this is; the first is 1", VJP_KIND_INDEX, 0, 0, {0}},
-    {"scale", "[]", "multiplies g, as clip gives it; absent: 1", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"scale", "[]", "multiplies g, as clip gives it; absent: 1; where it is not finite, nothing changes", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_attribute adamw_attributes[] = {
     {"beta1", "the share of m that is kept", VJP_REAL, offsetof(vjp_adamw_attributes, beta1), 0, 0.9, NULL, {0}},
@@ -464,7 +464,7 @@ static const vjp_slot sgd_forward[] = {
     {"momentum", "[...]", "the momentum; absent: 0, as before the first step", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
     {"g", "[...]", "the gradient of w", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"lr", "[]", "the learning rate", VJP_KIND_STATISTIC, 0, 0, {0}},
-    {"scale", "[]", "multiplies g, as clip gives it; absent: 1", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"scale", "[]", "multiplies g, as clip gives it; absent: 1; where it is not finite, nothing changes", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_attribute sgd_attributes[] = {
     {"beta", "the share of the momentum that is kept", VJP_REAL, offsetof(vjp_sgd_attributes, beta), 0, 0.9, NULL, {0}},

@@ -75,6 +75,8 @@ typedef enum proof_data {
     PROOF_REPEAT,    /* indices: one row for all */
     PROOF_RUNS,      /* indices: long runs of a few rows, as padding in text makes */
     PROOF_FIRST,     /* a step's averages are 0, as before the first step */
+    PROOF_NAN_SCALE, /* a step's scale is NaN */
+    PROOF_INF_SCALE, /* it is infinite */
     PROOF_ZERO,      /* source 0, and a step's averages too */
     PROOF_SKEWED,    /* indices: row i as often as 1/(i + 1), as words in text are */
     PROOF_DISTINCT,  /* source: no two within 0.05 */

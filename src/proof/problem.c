@@ -242,7 +242,10 @@ static bool fill_step(const proof_problem *p, const proof_values *v, proof_rando
     if (average && fresh) return true; /* memory comes zeroed */
     double unit = fabs(proof_random_normal(random));
     if (strcmp(name, "lr") == 0 || strcmp(name, "scale") == 0) {
-        v->exact[0] = 0.25 + unit / 2;
+        bool scale = name[0] == 's';
+        v->exact[0] = scale && data == PROOF_NAN_SCALE   ? NAN
+                      : scale && data == PROOF_INF_SCALE ? INFINITY
+                                                         : 0.25 + unit / 2;
     } else if (strcmp(name, "step") == 0) {
         int64_t later = proof_random_below(random, proof_random_below(random, 2) ? 5 : 5000);
         v->exact[0] = (double)(data == PROOF_FIRST ? 1 : 1 + later);

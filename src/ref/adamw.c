@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * adamw, plainly. An element's inputs are all read before it is written, so the step may run in place. Where m and v
- * are 0 and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays.
+ * are 0 and eps is 0, the direction m / sqrt(v) is 0 / 0 and the weight stays. A scale that is not finite skips the
+ * step.
  */
 #include <math.h>
 
@@ -16,6 +17,7 @@ static vjp_status forward(const vjp_work *work) {
     const vjp_adamw_attributes *a = work->attributes;
     double lr = ref_get(work, ADAMW_LR, 0, 0), step = ref_get(work, ADAMW_STEP, 0, 0);
     double scale = ref_get(work, ADAMW_SCALE, 0, 1);
+    bool skips = !isfinite(scale);
     double correct_m = correction(a->beta1, step), correct_v = correction(a->beta2, step);
     for (int64_t i = 0; i < vjp_elements(work, ADAMW_W); i++) {
         double w = ref_get(work, ADAMW_W, i, 0), g = ref_get(work, ADAMW_G, i, 0) * scale;
@@ -23,9 +25,10 @@ static vjp_status forward(const vjp_work *work) {
         double v = a->beta2 * ref_get(work, ADAMW_V, i, 0) + (1 - a->beta2) * g * g;
         double size = sqrt(v / correct_v) + a->eps;
         double direction = size == 0 ? 0 : m / correct_m / size;
-        ref_put(work, ADAMW_W_OUT, i, w - lr * (direction + (a->weight_decay != 0 ? a->weight_decay * w : 0)));
-        ref_put(work, ADAMW_M_OUT, i, m);
-        ref_put(work, ADAMW_V_OUT, i, v);
+        double next = w - lr * (direction + (a->weight_decay != 0 ? a->weight_decay * w : 0));
+        ref_put(work, ADAMW_V_OUT, i, skips ? ref_get(work, ADAMW_V, i, 0) : v);
+        ref_put(work, ADAMW_M_OUT, i, skips ? ref_get(work, ADAMW_M, i, 0) : m);
+        ref_put(work, ADAMW_W_OUT, i, skips ? w : next);
     }
     return VJP_OK;
 }

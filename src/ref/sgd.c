@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* sgd, plainly. An element's inputs are all read before it is written, so the step may run in place. */
+/*
+ * sgd, plainly. An element's inputs are all read before it is written, so the step may run in place. A scale that is
+ * not finite skips the step.
+ */
+#include <math.h>
+
 #include "ref/ref.h"
 
 static vjp_status forward(const vjp_work *work) {
@@ -8,9 +13,10 @@ static vjp_status forward(const vjp_work *work) {
     for (int64_t i = 0; i < vjp_elements(work, SGD_W); i++) {
         double w = ref_get(work, SGD_W, i, 0);
         double g = ref_get(work, SGD_G, i, 0) * scale + (a->weight_decay != 0 ? a->weight_decay * w : 0);
-        double momentum = a->beta * ref_get(work, SGD_MOMENTUM, i, 0) + g;
-        ref_put(work, SGD_W_OUT, i, w - lr * (a->nesterov ? g + a->beta * momentum : momentum));
-        ref_put(work, SGD_MOMENTUM_OUT, i, momentum);
+        double before = ref_get(work, SGD_MOMENTUM, i, 0), momentum = a->beta * before + g;
+        double next = w - lr * (a->nesterov ? g + a->beta * momentum : momentum);
+        ref_put(work, SGD_W_OUT, i, isfinite(scale) ? next : w);
+        ref_put(work, SGD_MOMENTUM_OUT, i, isfinite(scale) ? momentum : before);
     }
     return VJP_OK;
 }

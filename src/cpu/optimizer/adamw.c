@@ -36,6 +36,14 @@ INLINE void step(const void *parameters, element_vectors *e) {
     e->out[2] = v;
 }
 
+/* A step that is skipped. */
+INLINE void keep(const void *unused, element_vectors *e) {
+    (void)unused;
+    e->out[0] = e->in[0];
+    e->out[1] = e->in[2];
+    e->out[2] = e->in[3];
+}
+
 static const element_op op = {.inputs = 4,
                               .in = {{ADAMW_W, STORED}, {ADAMW_G, OTHER}, {ADAMW_M, SINGLE}, {ADAMW_V, SINGLE}},
                               .outputs = 3,
@@ -43,6 +51,10 @@ static const element_op op = {.inputs = 4,
 
 static void task(void *call, size_t i) {
     element_task(step, &op, call, i);
+}
+
+static void keep_task(void *call, size_t i) {
+    element_task(keep, &op, call, i);
 }
 
 /* 1 - beta^step, without the cancellation of that difference. */
@@ -68,7 +80,7 @@ static vjp_status run(const vjp_work *work) {
         .correct_root = (float)(1 / sqrt(correction(a->beta2, (double)count))),
         .eps = (float)a->eps,
     };
-    return element_run(work, &op, task, &p);
+    return element_run(work, &op, isfinite(p.scale) ? task : keep_task, &p);
 }
 
 const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

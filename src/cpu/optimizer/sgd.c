@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* sgd on the CPU: five streams, at the speed of memory. The weights change by one FMA of the whole update. */
+#include <math.h>
+
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/optimizer/decay.h"
 
@@ -20,6 +22,13 @@ INLINE void step(const void *parameters, element_vectors *e) {
     e->out[1] = momentum;
 }
 
+/* A step that is skipped. */
+INLINE void keep(const void *unused, element_vectors *e) {
+    (void)unused;
+    e->out[0] = e->in[0];
+    e->out[1] = e->in[2];
+}
+
 static const element_op op = {.inputs = 3,
                               .in = {{SGD_W, STORED}, {SGD_G, OTHER}, {SGD_MOMENTUM, SINGLE | OPTIONAL}},
                               .outputs = 2,
@@ -27,6 +36,10 @@ static const element_op op = {.inputs = 3,
 
 static void task(void *call, size_t i) {
     element_task(step, &op, call, i);
+}
+
+static void keep_task(void *call, size_t i) {
+    element_task(keep, &op, call, i);
 }
 
 static vjp_status run(const vjp_work *work) {
@@ -38,7 +51,7 @@ static vjp_status run(const vjp_work *work) {
                         .beta = (float)a->beta,
                         .nesterov = a->nesterov,
                         .has_momentum = vjp_data(work, SGD_MOMENTUM) != NULL};
-    return element_run(work, &op, task, &p);
+    return element_run(work, &op, isfinite(p.scale) ? task : keep_task, &p);
 }
 
 const vjp_kernel CPU_NAME(sgd)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

@@ -30,6 +30,7 @@ template <class T, class G> struct adamw_step {
     struct factors {
         float lr, scale;
         float correct_m, correct_root; /* 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step) */
+        bool skips;                    /* the scale is not finite */
     };
 
     template <int W> struct streams {
@@ -56,6 +57,7 @@ template <class T, class G> struct adamw_step {
         }
         f.lr = *lr;
         f.scale = scale ? *scale : 1;
+        f.skips = !isfinite(f.scale);
         __syncthreads();
         f.correct_m = correct[0];
         f.correct_root = correct[1];
@@ -80,6 +82,11 @@ template <class T, class G> struct adamw_step {
             /* Nothing averaged yet and no eps: 0 / 0, and the weight stays. */
             float direction = size == 0 ? 0 : new_m[k] * f.correct_m / size;
             new_w[k] = fmaf(decayed(old_w, decay, direction), -f.lr, old_w);
+            if (f.skips) {
+                new_w[k] = old_w;
+                new_m[k] = s.m.v[k];
+                new_v[k] = s.v.v[k];
+            }
         }
         store_elements<T>(w_out, i, new_w);
         store_elements<float>(m_out, i, new_m);

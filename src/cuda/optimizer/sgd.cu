@@ -17,6 +17,7 @@ template <class T, class G> struct sgd_step {
 
     struct factors {
         float lr, scale;
+        bool skips; /* the scale is not finite */
     };
 
     template <int W> struct streams {
@@ -34,6 +35,7 @@ template <class T, class G> struct sgd_step {
     __device__ bool prepare(factors &f) const {
         f.lr = *lr;
         f.scale = scale ? *scale : 1;
+        f.skips = !isfinite(f.scale);
         return true;
     }
 
@@ -51,6 +53,10 @@ template <class T, class G> struct sgd_step {
             new_momentum[k] = momentum ? fmaf(s.momentum.v[k], beta, gradient) : gradient;
             float direction = nesterov ? fmaf(new_momentum[k], beta, gradient) : new_momentum[k];
             new_w[k] = fmaf(direction, -f.lr, old_w);
+            if (f.skips) {
+                new_w[k] = old_w;
+                new_momentum[k] = momentum ? s.momentum.v[k] : 0;
+            }
         }
         store_elements<T>(w_out, i, new_w);
         store_elements<float>(momentum_out, i, new_momentum);
