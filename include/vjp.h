@@ -443,8 +443,9 @@ vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, s
 vjp_status vjp_program_run(vjp_program *program);
 
 /*
- * Stops the current run before its next call, with VJP_INTERRUPTED. Between runs it does nothing. May be called from a
- * signal handler or another thread.
+ * Stops the current run before its next call, with VJP_INTERRUPTED. Between runs it does nothing, nor once the run has
+ * begun to change parameters: a step is taken whole or not at all. May be called from a signal handler or another
+ * thread.
  */
 void vjp_program_interrupt(vjp_program *program);
 

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Incremented when a change of this file requires backends to be recompiled. */
-enum { VJP_BACKEND_INTERFACE = 1 };
+enum { VJP_BACKEND_INTERFACE = 2 };
 
 typedef struct vjp_shape {
     int32_t ndim;
@@ -111,6 +111,21 @@ typedef struct vjp_backend {
      * runs. NULL: nothing to refuse.
      */
     vjp_status (*check)(const vjp_work *work);
+    /*
+     * Whether run_many() gains something for this op and pass. run_many() runs such calls, all on one device, with the
+     * results that they have one after the other. No call reads what another one writes; where several add to one
+     * output, they do it in the order given. Each has its own workspace. NULL: calls run one by one.
+     */
+    int (*merges)(const vjp_device *device, const vjp_op *op, vjp_pass pass);
+    vjp_status (*run_many)(const vjp_work *const *works, size_t count);
+    /* Host memory that the device copies from and to without a detour (pinned). NULL: malloc() and free(). */
+    vjp_status (*alloc_host)(vjp_device *device, size_t bytes, void **data);
+    void (*free_host)(vjp_device *device, void *data);
+    /*
+     * Copies from the host beside the calls that are in the queue; calls that are enqueued later wait for it. The
+     * caller knows that no call in the queue uses `data`. NULL: upload_async.
+     */
+    vjp_status (*upload_beside)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
 } vjp_backend;
 
 /* What vjp offers a backend. */

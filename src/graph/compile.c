@@ -1,43 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Compiling a graph, in the order of this file: which nodes the results need, how long each intermediate lives, its
- * offset, and the resolved calls.
+ * offset, and the resolved calls. group.c decides which calls a device runs as one.
  *
  * An intermediate lives from the call that writes it first to the last that reads it or adds to it. An output takes
  * over the memory of an input that is not used after the same call, where the op allows it to be computed in place. A
- * call's scratch is a range that lives for that call alone.
+ * call's scratch is a range that lives for that call alone. Calls that run as one all live from the first of them to
+ * the last.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/arithmetic.h"
-#include "graph/program.h"
-
-typedef struct compilation {
-    vjp_device *device;
-    const vjp_graph *graph;
-    vjp_program *program;
-    bool *needed;          /* [values]: by a call or as a result; of values that are no views */
-    bool *result;          /* [values] */
-    int32_t *call_node;    /* [calls]: the node of each call */
-    int32_t *first, *last; /* [values]: calls, of storages; first -1: never written here */
-    vjp_value *merged;     /* [values]: the storage that a storage took over, or itself */
-    int32_t *range;        /* [values]: of a storage in the plan; -1: persistent or unused */
-    size_t *scratch;       /* [calls] */
-    plan_range *plan;
-    int32_t ranges;
-    size_t arena_bytes;
-    bool unplanned;
-} compilation;
-
-static bool is_persistent(const compilation *c, vjp_value storage) {
-    return graph_is_persistent(c->graph->value[storage].role);
-}
-
-static const vjp_pass_info *pass_of(const graph_node *node) {
-    return &node->op->info.pass[node->pass];
-}
+#include "graph/compile.h"
 
 /* ---- What is needed ---------------------------------------------------------------------------------- */
 
@@ -64,35 +40,37 @@ static bool find_needed(compilation *c, const vjp_value *results, size_t count) 
     return true;
 }
 
-/* The value of a slot, 0 where nothing needs it. */
-static vjp_value slot_value(const compilation *c, const graph_node *node, size_t slot) {
-    vjp_value value = node->value[slot];
-    return value && c->needed[c->graph->value[value].origin] ? value : 0;
-}
-
 /* ---- Lives ------------------------------------------------------------------------------------------- */
 
+vjp_value merged_storage(const compilation *c, vjp_value value) {
+    vjp_value storage = graph_storage(c->graph, value);
+    for (; c->merged[storage] != storage; storage = c->merged[storage])
+        c->merged[storage] = c->merged[c->merged[storage]]; /* halves the chain, which can be as long as the graph */
+    return storage;
+}
+
 static void find_lives(compilation *c) {
+    for (vjp_value v = 0; v < c->graph->values; v++)
+        c->first[v] = c->last[v] = -1;
+    const program_group *group = c->program->group;
     for (int32_t k = 0; k < c->program->calls; k++) {
-        const graph_node *node = &c->graph->node[c->call_node[k]];
+        const graph_node *node = node_of(c, k);
+        while (k >= group->first + group->count)
+            group++;
         for (size_t i = 0; i < pass_of(node)->count; i++) {
             vjp_value value = slot_value(c, node, i);
             if (!value) continue;
-            vjp_value storage = graph_storage(c->graph, value);
-            if (c->first[storage] < 0) c->first[storage] = k;
-            c->last[storage] = k;
+            /* An intermediate that is made in a state is used where the state is. */
+            const vjp_value storages[] = {graph_storage(c->graph, value), merged_storage(c, value)};
+            for (int s = 0; s < 2; s++) {
+                if (c->first[storages[s]] < 0) c->first[storages[s]] = group->first;
+                c->last[storages[s]] = group->first + group->count - 1;
+            }
         }
     }
     for (vjp_value v = 1; v < c->graph->values; v++)
         if (c->result[v] && c->first[graph_storage(c->graph, v)] >= 0)
             c->last[graph_storage(c->graph, v)] = c->program->calls;
-}
-
-static vjp_value merged_storage(const compilation *c, vjp_value value) {
-    vjp_value storage = graph_storage(c->graph, value);
-    for (; c->merged[storage] != storage; storage = c->merged[storage])
-        c->merged[storage] = c->merged[c->merged[storage]]; /* halves the chain, which can be as long as the graph */
-    return storage;
 }
 
 /* Whether output `out` of call k may take over input `in`, whose storage is `from`. */
@@ -110,8 +88,10 @@ static bool may_take(const compilation *c, int32_t k, const graph_node *node, si
 }
 
 static void compute_in_place(compilation *c) {
-    for (int32_t k = 0; k < c->program->calls; k++) {
-        const graph_node *node = &c->graph->node[c->call_node[k]];
+    for (int32_t g = 0; g < c->program->groups; g++) {
+        int32_t k = c->program->group[g].first;
+        if (c->program->group[g].count > 1) continue; /* its calls may run in any order */
+        const graph_node *node = node_of(c, k);
         const vjp_pass_info *pass = pass_of(node);
         for (size_t out = 0; out < pass->outputs; out++) {
             vjp_value value = slot_value(c, node, out);
@@ -162,7 +142,7 @@ static vjp_status fail_at(vjp_device *device, vjp_status status, const char *nod
 
 static vjp_status ask_sizes(compilation *c) {
     for (int32_t k = 0; k < c->program->calls; k++) {
-        const graph_node *node = &c->graph->node[c->call_node[k]];
+        const graph_node *node = node_of(c, k);
         vjp_tensor tensor[VJP_MAX_SLOTS];
         const vjp_tensor *present[VJP_MAX_SLOTS];
         fill_tensors(c, node, tensor, present, place_anywhere);
@@ -195,9 +175,14 @@ static vjp_status make_plan(compilation *c) {
         c->plan[c->ranges++] =
             (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = c->last[v]};
     }
+    const program_group *group = program->group;
     for (int32_t k = 0; k < program->calls; k++) {
+        while (k >= group->first + group->count)
+            group++;
+        int32_t last = group->first + group->count - 1;
         if (!vjp_add_size(*sum, c->scratch[k], sum)) return too_large(c->device, "intermediates");
-        if (c->scratch[k]) c->plan[c->ranges++] = (plan_range){.bytes = c->scratch[k], .first = k, .last = k};
+        if (c->scratch[k])
+            c->plan[c->ranges++] = (plan_range){.bytes = c->scratch[k], .first = group->first, .last = last};
     }
     if (!plan_sizes_fit(c->plan, c->ranges)) return too_large(c->device, "intermediates");
     bool ok = plan_live_bytes(c->plan, c->ranges, &program->report.live_bytes);
@@ -293,7 +278,7 @@ static vjp_status resolve_calls(compilation *c) {
     for (int32_t k = 0; k < program->calls; k++)
         scratch_range -= c->scratch[k] > 0;
     for (int32_t k = 0; k < program->calls; k++) {
-        const graph_node *node = &c->graph->node[c->call_node[k]];
+        const graph_node *node = node_of(c, k);
         program_call *call = &program->call[k];
         const vjp_tensor *present[VJP_MAX_SLOTS];
         memcpy(call->attributes, node->attributes, sizeof call->attributes);
@@ -308,6 +293,16 @@ static vjp_status resolve_calls(compilation *c) {
         if (status != VJP_OK) return fail_at(c->device, status, node->name);
     }
     return VJP_OK;
+}
+
+/* An interrupted run must not leave some parameters changed and others not. */
+static int32_t first_change(const compilation *c) {
+    for (int32_t k = 0; k < c->program->calls; k++)
+        for (size_t i = 0; i < pass_of(node_of(c, k))->outputs; i++) {
+            vjp_value value = slot_value(c, node_of(c, k), i);
+            if (value && c->graph->value[graph_storage(c->graph, value)].role == GRAPH_PARAMETER) return k;
+        }
+    return c->program->calls;
 }
 
 static vjp_status name_values(compilation *c) {
@@ -343,7 +338,7 @@ static bool allocate(compilation *c) {
     c->result = c->needed + values;
     c->last = c->first + values;
     for (size_t v = 0; v < values; v++) {
-        c->first[v] = c->last[v] = c->range[v] = -1;
+        c->range[v] = -1;
         c->merged[v] = (vjp_value)v;
     }
     return true;
@@ -362,8 +357,17 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
     if (!allocate(c) || !find_needed(c, results, count))
         return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
     program->call = calloc((size_t)program->calls + 1, sizeof *program->call);
-    if (!program->call) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d calls", program->calls);
-    find_lives(c);
+    program->group = calloc((size_t)program->calls + 1, sizeof *program->group);
+    if (!program->call || !program->group)
+        return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d calls", program->calls);
+    bool ok = order_calls(c) && find_groups(c);
+    if (ok) find_lives(c);
+    /* Without a plan nothing changes its place. */
+    if (ok && !c->unplanned && drop_copies(c)) {
+        ok = find_groups(c);
+        if (ok) find_lives(c);
+    }
+    if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to order %d calls", program->calls);
     if (!c->unplanned) compute_in_place(c);
     vjp_status status = ask_sizes(c);
     if (status == VJP_OK) status = make_plan(c);
@@ -372,6 +376,7 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
         status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
     if (status == VJP_OK) status = resolve_calls(c);
     if (status == VJP_OK) status = name_values(c);
+    program->commits = first_change(c);
     program->report.calls = (size_t)program->calls;
     program->range = c->plan;
     program->ranges = c->ranges;
@@ -429,6 +434,7 @@ void vjp_program_destroy(vjp_program *program) {
     for (int32_t v = 0; v < program->values && program->value; v++)
         free(program->value[v].name);
     free(program->call);
+    free(program->group);
     free(program->value);
     free(program->range);
     free(program);

@@ -18,6 +18,11 @@ typedef struct program_call {
     int64_t runs;
 } program_call;
 
+/* Calls [first, first + count) of a program, which the device runs as one where there are several. */
+typedef struct program_group {
+    int32_t first, count;
+} program_group;
+
 /* A value that the caller can read or write. name NULL: this program does not have it. */
 typedef struct program_value {
     vjp_tensor tensor;
@@ -32,6 +37,9 @@ struct vjp_program {
     uint64_t graph_id;
     program_call *call;
     int32_t calls;
+    program_group *group; /* [groups]: all calls, in their order */
+    int32_t groups;
+    int32_t commits; /* the first call that changes a parameter; all that follow run even if the run is interrupted */
     program_value *value; /* [values]: persistent ones and results */
     int32_t values;
     void *arena, *persistent; /* persistent: without the values of a shared program */
@@ -47,6 +55,9 @@ struct vjp_program {
 
 /* The value that the caller can read or write; refused where the program does not have it. */
 vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found);
+
+/* vjp_program_trace() of the first `calls` calls. */
+vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_t bytes);
 
 size_t program_bytes(const vjp_tensor *tensor);
 

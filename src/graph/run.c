@@ -27,24 +27,49 @@ static vjp_status run_call(vjp_program *program, program_call *call) {
     return status == VJP_OK ? VJP_OK : failed(program, call, status);
 }
 
-static vjp_status time_call(vjp_program *program, program_call *call) {
+enum { MERGED_CALLS = 256 }; /* at once; more are no faster */
+
+static vjp_status run_group(vjp_program *program, const program_group *group) {
+    program_call *call = &program->call[group->first];
+    if (group->count == 1) return run_call(program, call);
+    vjp_status status = VJP_OK;
+    for (int32_t done = 0, count = 0; done < group->count && status == VJP_OK; done += count) {
+        const vjp_work *works[MERGED_CALLS];
+        for (count = 0; count < MERGED_CALLS && done + count < group->count; count++)
+            works[count] = &call[done + count].work;
+        status = program->device->backend->run_many(works, (size_t)count);
+        if (status != VJP_OK) status = failed(program, &call[done], status);
+    }
+    return status;
+}
+
+/* The time of calls that run as one is shared out by the bytes that each must move. */
+static vjp_status time_group(vjp_program *program, const program_group *group) {
+    program_call *call = &program->call[group->first];
     vjp_status status = vjp_synchronize(program->device);
-    double begin = now();
-    if (status == VJP_OK) status = run_call(program, call);
+    double begin = now(), bytes = 0;
+    if (status == VJP_OK) status = run_group(program, group);
     if (status == VJP_OK) status = vjp_synchronize(program->device);
-    call->seconds += now() - begin;
-    call->runs++;
+    double seconds = now() - begin;
+    for (int32_t k = 0; k < group->count; k++)
+        bytes += call[k].cost.bytes;
+    for (int32_t k = 0; k < group->count; k++) {
+        call[k].seconds += bytes > 0 ? seconds * call[k].cost.bytes / bytes : seconds / group->count;
+        call[k].runs++;
+    }
     return status;
 }
 
 static vjp_status run_calls(void *argument) {
     vjp_program *program = argument;
-    for (int32_t k = 0; k < program->calls; k++) {
-        program_call *call = &program->call[k];
-        if (atomic_load_explicit(&program->running, memory_order_relaxed) == PROGRAM_INTERRUPTED)
-            return vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d", call->name,
-                            k + 1, program->calls);
-        vjp_status status = program->profiling ? time_call(program, call) : run_call(program, call);
+    for (int32_t g = 0; g < program->groups; g++) {
+        const program_group *group = &program->group[g];
+        int32_t k = group->first;
+        if (k <= program->commits &&
+            atomic_load_explicit(&program->running, memory_order_relaxed) == PROGRAM_INTERRUPTED)
+            return vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d",
+                            program->call[k].name, k + 1, program->calls);
+        vjp_status status = program->profiling ? time_group(program, group) : run_group(program, group);
         if (status != VJP_OK) return status;
     }
     return VJP_OK;
@@ -213,7 +238,10 @@ static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad
 }
 
 vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes) {
-    if (!program) return VJP_INVALID;
+    return program ? program_trace(program, program->calls, found, bytes) : VJP_INVALID;
+}
+
+vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_t bytes) {
     if (!found || !bytes) return is_null(program, "vjp_program_trace", "found");
     found[0] = 0;
     bool bad = false;
@@ -226,7 +254,7 @@ vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes) {
         status = look(program, &own->tensor, &bad, &at, &value);
         if (bad) snprintf(found, bytes, "%s holds %g at element %zu before the run", own->name, value, at);
     }
-    for (int32_t k = 0; k < program->calls && status == VJP_OK && !bad; k++) {
+    for (int32_t k = 0; k < calls && status == VJP_OK && !bad; k++) {
         program_call *call = &program->call[k];
         const vjp_pass_info *pass = &call->work.op->info.pass[call->work.pass];
         status = run_call(program, call);

@@ -53,6 +53,8 @@ struct device_state {
     pid_t process;       /* that opened the device: CUDA does not work in a process forked from it */
     cudaStream_t stream; /* where calls are enqueued: own_stream, or one of the caller's */
     cudaStream_t own_stream;
+    cudaStream_t copy_stream; /* for uploads beside the calls, and the event that calls wait for */
+    cudaEvent_t copied;
     bool chains;                   /* a kernel may begin while the one before it ends: compute capability 9 */
     bool tf32;                     /* f32 products may round their operands to TF32 */
     finding *record;               /* [RECORDS], device memory */

@@ -6,7 +6,7 @@
  * runtime's own words. CUDA does not survive a fork: in a child of the process that opened the device every function
  * returns a status, and closing leaves the GPU alone.
  */
-#include "cuda/common/findings.cuh"
+#include "cuda/common/many.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -62,6 +62,8 @@ static vjp_status choose_products(vjp_device *device, const vjp_options *options
 
 static vjp_status open_stream(vjp_device *device, const vjp_options *options, device_state *state) {
     cudaError_t error = cudaStreamCreateWithFlags(&state->own_stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&state->copy_stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&state->copied, cudaEventDisableTiming);
     state->stream = options->stream ? static_cast<cudaStream_t>(options->stream) : state->own_stream;
     return device_result(device, "creating a stream", error);
 }
@@ -89,9 +91,12 @@ static void close_state(device_state *state) {
         cudaSetDevice(state->ordinal);
         if (state->stream) cudaStreamSynchronize(state->stream);
         if (state->own_stream) cudaStreamSynchronize(state->own_stream);
+        if (state->copy_stream) cudaStreamSynchronize(state->copy_stream);
         if (state->matrix_products) products_close(state->matrix_products);
         if (state->record) cudaFree(state->record);
         if (state->page) cudaFreeHost(state->page);
+        if (state->copied) cudaEventDestroy(state->copied);
+        if (state->copy_stream) cudaStreamDestroy(state->copy_stream);
         if (state->own_stream) cudaStreamDestroy(state->own_stream);
     }
     free(state);
@@ -267,6 +272,31 @@ static vjp_status copy(vjp_device *device, void *to, const void *from, size_t by
                          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state_of(device)->stream));
 }
 
+static vjp_status alloc_host(vjp_device *device, size_t bytes, void **data) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    cudaError_t error = cudaHostAlloc(data, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (error == cudaSuccess) return VJP_OK;
+    *data = nullptr;
+    cudaGetLastError();
+    return device_result(device, "allocating host memory", error);
+}
+
+static void free_host(vjp_device *device, void *data) {
+    if (use(device) == VJP_OK) cudaFreeHost(data);
+}
+
+static vjp_status upload_beside(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
+    vjp_status status = use(device);
+    if (status != VJP_OK || !bytes) return status;
+    device_state *state = state_of(device);
+    cudaError_t error =
+        cudaMemcpyAsync(static_cast<char *>(data) + offset, host, bytes, cudaMemcpyHostToDevice, state->copy_stream);
+    if (error == cudaSuccess) error = cudaEventRecord(state->copied, state->copy_stream);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(state->stream, state->copied, 0);
+    return device_result(device, "uploading", error);
+}
+
 /* ---- Streams and events ------------------------------------------------------------------------------ */
 
 static vjp_status set_stream(vjp_device *device, void *stream) {
@@ -293,12 +323,6 @@ static vjp_status event_create(vjp_device *device, void **event) {
     else
         cudaEventDestroy(made);
     return device_result(device, "recording an event", error);
-}
-
-static vjp_status event_wait(vjp_device *device, void *event) {
-    vjp_status status = use(device);
-    if (status != VJP_OK) return status;
-    return device_result(device, "waiting for an event", cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
 }
 
 /* ---- Waiting, and what was found --------------------------------------------------------------------- */
@@ -353,6 +377,35 @@ static vjp_status synchronize(vjp_device *device) {
     status = wait_for_stream(device, "running");
     if (status != VJP_OK || !*static_cast<volatile int *>(&state->page->found)) return status;
     return report_findings(device, state);
+}
+
+/* What kernels have found by then is reported as vjp_synchronize() would. */
+static vjp_status event_wait(vjp_device *device, void *event) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    device_state *state = state_of(device);
+    status = device_result(device, "waiting for an event", cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+    if (status != VJP_OK || !*static_cast<volatile int *>(&state->page->found)) return status;
+    return report_findings(device, state);
+}
+
+/* ---- Many calls as one ------------------------------------------------------------------------------- */
+
+static int merges(const vjp_device *, const vjp_op *op, vjp_pass pass) {
+    int id = op->id;
+    return id == OP_ID(adamw) || id == OP_ID(sgd) || id == OP_ID(sum_squares) ||
+           (id == OP_ID(cast) && pass == VJP_FORWARD);
+}
+
+static vjp_status run_many(const vjp_work *const *works, size_t count) {
+    vjp_status status = use(works[0]->device);
+    if (status != VJP_OK) return status;
+    switch (works[0]->op->id) {
+    case OP_ID(adamw): return run_many_adamw(works, count);
+    case OP_ID(sgd): return run_many_sgd(works, count);
+    case OP_ID(sum_squares): return run_many_sum_squares(works, count);
+    default: return run_many_cast(works, count);
+    }
 }
 
 /* ---- Timing ------------------------------------------------------------------------------------------ */
@@ -476,6 +529,11 @@ static const vjp_backend backend = {
     .count = vjp::count,
     .describe = vjp::describe,
     .takes_allocator = 1,
+    .merges = vjp::merges,
+    .run_many = vjp::run_many,
+    .alloc_host = vjp::alloc_host,
+    .free_host = vjp::free_host,
+    .upload_beside = vjp::upload_beside,
 };
 
 extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {

@@ -39,6 +39,31 @@ template <class T, class G> struct adamw_step {
         elements<float, W> m, v;
     };
 
+    /* A step in place. */
+    struct member {
+        void *w, *m, *v;
+        const void *g;
+        int64_t count;
+        float decay;
+    };
+
+    __device__ void use(const member &own) {
+        w_out = own.w;
+        m_out = own.m;
+        v_out = own.v;
+        w = own.w;
+        m = own.m;
+        v = own.v;
+        g = own.g;
+        decay = own.decay;
+    }
+
+    /* Whether all but the member is the same. */
+    bool shares(const adamw_step &o) const {
+        return lr == o.lr && scale == o.scale && step == o.step && step_type == o.step_type && eps == o.eps &&
+               log_beta[0] == o.log_beta[0] && log_beta[1] == o.log_beta[1] && take_m == o.take_m && take_v == o.take_v;
+    }
+
     __device__ void prefetch_at(int64_t i) const {
         prefetch(static_cast<const T *>(w) + i);
         prefetch(static_cast<const G *>(g) + i);
@@ -52,7 +77,7 @@ template <class T, class G> struct adamw_step {
             int root = threadIdx.x / 32;
             int64_t number = read_index(found, step, step_type, 0, INT64_MAX, 1);
             /* 1 - beta^step, without the cancellation of that difference. */
-            double correction = -expm1((double)number * log_beta[root]);
+            double correction = -expm1((double)number * (root ? log_beta[1] : log_beta[0]));
             correct[root] = number < 0 ? 0 : (float)(1 / (root ? sqrt(correction) : correction));
         }
         f.lr = *lr;
@@ -94,45 +119,65 @@ template <class T, class G> struct adamw_step {
     }
 };
 
-vjp_status run(const vjp_work *work) {
+template <class T, class G> adamw_step<T, G> step_of(const vjp_work *work) {
     const vjp_adamw_attributes *a = static_cast<const vjp_adamw_attributes *>(work->attributes);
+    adamw_step<T, G> s{};
+    s.w_out = vjp_data(work, ADAMW_W_OUT);
+    s.m_out = vjp_data(work, ADAMW_M_OUT);
+    s.v_out = vjp_data(work, ADAMW_V_OUT);
+    s.w = vjp_data(work, ADAMW_W);
+    s.m = vjp_data(work, ADAMW_M);
+    s.v = vjp_data(work, ADAMW_V);
+    s.g = vjp_data(work, ADAMW_G);
+    s.lr = static_cast<const float *>(vjp_data(work, ADAMW_LR));
+    s.scale = static_cast<const float *>(vjp_data(work, ADAMW_SCALE));
+    s.step = vjp_data(work, ADAMW_STEP);
+    s.step_type = vjp_type(work, ADAMW_STEP);
+    s.found = findings_of(work);
+    s.log_beta[0] = std::log(a->beta1);
+    s.log_beta[1] = std::log(a->beta2);
+    s.decay = (float)a->weight_decay;
+    s.eps = (float)a->eps;
+    s.keep_m = (float)a->beta1;
+    s.take_m = (float)(1 - a->beta1);
+    s.keep_v = (float)a->beta2;
+    s.take_v = (float)(1 - a->beta2);
+    return s;
+}
+
+template <class T, class G> bool is_aligned_step(const adamw_step<T, G> &s) {
+    constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
+    return is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) && is_aligned(s.g, VECTOR * sizeof(G)) &&
+           is_aligned(s.m, SINGLE) && is_aligned(s.m_out, SINGLE) && is_aligned(s.v, SINGLE) &&
+           is_aligned(s.v_out, SINGLE);
+}
+
+vjp_status run(const vjp_work *work) {
     int64_t count = vjp_elements(work, ADAMW_W);
     if (count == 0) return VJP_OK;
-    return with_type(work->storage, [&](auto zero) {
-        return with_bool(vjp_type(work, ADAMW_G) == VJP_F32, [&](auto f32) {
-            using T = decltype(zero);
-            using G = std::conditional_t<decltype(f32)::value, float, T>;
-            adamw_step<T, G> s{};
-            s.w_out = vjp_data(work, ADAMW_W_OUT);
-            s.m_out = vjp_data(work, ADAMW_M_OUT);
-            s.v_out = vjp_data(work, ADAMW_V_OUT);
-            s.w = vjp_data(work, ADAMW_W);
-            s.m = vjp_data(work, ADAMW_M);
-            s.v = vjp_data(work, ADAMW_V);
-            s.g = vjp_data(work, ADAMW_G);
-            s.lr = static_cast<const float *>(vjp_data(work, ADAMW_LR));
-            s.scale = static_cast<const float *>(vjp_data(work, ADAMW_SCALE));
-            s.step = vjp_data(work, ADAMW_STEP);
-            s.step_type = vjp_type(work, ADAMW_STEP);
-            s.found = findings_of(work);
-            s.log_beta[0] = std::log(a->beta1);
-            s.log_beta[1] = std::log(a->beta2);
-            s.decay = (float)a->weight_decay;
-            s.eps = (float)a->eps;
-            s.keep_m = (float)a->beta1;
-            s.take_m = (float)(1 - a->beta1);
-            s.keep_v = (float)a->beta2;
-            s.take_v = (float)(1 - a->beta2);
-            constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
-            bool aligned = is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) &&
-                           is_aligned(s.g, VECTOR * sizeof(G)) && is_aligned(s.m, SINGLE) &&
-                           is_aligned(s.m_out, SINGLE) && is_aligned(s.v, SINGLE) && is_aligned(s.v_out, SINGLE);
-            return aligned ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
-        });
+    return with_step_types(work, ADAMW_G, [&](auto weight, auto gradient) {
+        adamw_step<decltype(weight), decltype(gradient)> s = step_of<decltype(weight), decltype(gradient)>(work);
+        return is_aligned_step(s) ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
     });
 }
 
 } // namespace
+
+vjp_status run_many_adamw(const vjp_work *const *works, size_t count) {
+    return with_step_types(works[0], ADAMW_G, [&](auto weight, auto gradient) {
+        using T = decltype(weight);
+        using G = decltype(gradient);
+        auto describe = [&](const vjp_work *work, adamw_step<T, G> *s, typename adamw_step<T, G>::member *m) {
+            if (work->storage != works[0]->storage || vjp_type(work, ADAMW_G) != vjp_type(works[0], ADAMW_G))
+                return false;
+            *s = step_of<T, G>(work);
+            *m = {s->w_out, s->m_out, s->v_out, s->g, vjp_elements(work, ADAMW_W), s->decay};
+            return s->w_out == s->w && s->m_out == s->m && s->v_out == s->v && is_aligned_step(*s);
+        };
+        return run_steps<adamw_step<T, G>>(works, count, describe, run);
+    });
+}
+
 } // namespace vjp
 
 extern "C" {

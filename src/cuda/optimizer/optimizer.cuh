@@ -20,11 +20,15 @@
  *     prefetch_at(i)             may come before the previous kernel is done
  *     prepare(f)                 reads the factors, called by all threads; false: nothing is to be written
  *     load(streams, i), update(streams, factors, i)
+ *     member, use(member)        for steps of many tensors: what differs between them
+ *
+ * Steps of many tensors are one launch: its parameter is a table of members, and a block finds the tensor it belongs
+ * to.
  */
 #ifndef VJP_CUDA_OPTIMIZER_CUH
 #define VJP_CUDA_OPTIMIZER_CUH
 
-#include "cuda/common/kernel.cuh"
+#include "cuda/common/many.cuh"
 
 namespace vjp {
 
@@ -69,6 +73,13 @@ __device__ inline float decayed(float w, float decay, float g) {
     return decay != 0 ? fmaf(w, decay, g) : copysignf(0.0f, w) + g;
 }
 
+/* Calls f with values of the types of the weights and of the gradient, which is f32 or the weights' type. */
+template <class F> auto with_step_types(const vjp_work *work, int gradient, F f) {
+    return with_type(work->storage, [&](auto weight) {
+        return vjp_type(work, gradient) == VJP_F32 ? f(weight, float{}) : f(weight, weight);
+    });
+}
+
 /* ---- The kernel -------------------------------------------------------------------------------------- */
 
 constexpr int STEP_THREADS = 256;
@@ -98,13 +109,11 @@ template <int W, class Step> __device__ void step_once(const Step &step, const t
     step.update(s, f, i);
 }
 
-/* Block b has tiles [b * tiles, (b + 1) * tiles) of `count` elements. */
-template <class Step, int W>
-__global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Step step, int64_t count, int64_t tiles) {
+/* Tiles [block * tiles, (block + 1) * tiles) of `count` elements. */
+template <int W, class Step> __device__ void step_tiles(const Step &step, int64_t count, int64_t tiles, int64_t block) {
     constexpr int N = AHEAD<W>, ROW = STEP_THREADS * W, TILE = STEP_TILE<W>;
-    let_next_begin();
     int64_t whole = count - count % W; /* elements in vectors */
-    int64_t first = (int64_t)blockIdx.x * tiles * TILE, own = first + (int64_t)threadIdx.x * W;
+    int64_t first = block * tiles * TILE, own = first + (int64_t)threadIdx.x * W;
     if (blockIdx.x < STEP_FIRST_BLOCKS)
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -140,11 +149,63 @@ __global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Ste
     if (W > 1 && whole + threadIdx.x < count) step_once<1>(step, f, whole + threadIdx.x);
 }
 
+template <class Step, int W>
+__global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT) step_elements(Step step, int64_t count, int64_t tiles) {
+    let_next_begin();
+    step_tiles<W>(step, count, tiles, blockIdx.x);
+}
+
+template <class Step>
+__global__ void __launch_bounds__(STEP_THREADS, STEP_RESIDENT)
+    step_members(Step step, const __grid_constant__ many_members<typename Step::member> members, int64_t tiles) {
+    let_next_begin();
+    int block, k = members.find((int)blockIdx.x, &block);
+    step.use(members.member[k]);
+    step_tiles<VECTOR>(step, members.member[k].count, tiles, block);
+}
+
+/* Tiles of a block, for so many in all. */
+inline int64_t tiles_of_block(int64_t all) {
+    return vjp_min(vjp_max(all / (4 * STEP_FIRST_BLOCKS), 1), STEP_MAX_TILES);
+}
+
 template <int W, class Step> vjp_status enqueue_step(const vjp_work *work, const Step &step, int64_t count) {
     int64_t all = vjp_divide_up(count, STEP_TILE<W>);
-    int64_t tiles = vjp_min(vjp_max(all / (4 * STEP_FIRST_BLOCKS), 1), STEP_MAX_TILES);
-    tiles = vjp_max(tiles, vjp_divide_up(all, MAX_BLOCKS));
+    int64_t tiles = vjp_max(tiles_of_block(all), vjp_divide_up(all, MAX_BLOCKS));
     return launch(work, true, step_elements<Step, W>, vjp_divide_up(all, tiles), STEP_THREADS, 0, step, count, tiles);
+}
+
+/*
+ * Runs steps of many tensors. step_of(work, &step, &member) describes one of them and returns false where it must run
+ * alone; steps that share all but their members run as one, in batches that the table holds.
+ */
+template <class Step, class StepOf>
+vjp_status run_steps(const vjp_work *const *works, size_t count, StepOf step_of,
+                     vjp_status (*run_one)(const vjp_work *)) {
+    vjp_status status = VJP_OK;
+    for (size_t i = 0; i < count && status == VJP_OK;) {
+        Step step{}, other{};
+        many_members<typename Step::member> members;
+        int64_t all = 0, tiles;
+        size_t end = i;
+        typename Step::member list[MANY_MEMBERS];
+        for (; end < count && end - i < MANY_MEMBERS; end++) {
+            Step *to = end == i ? &step : &other;
+            if (!step_of(works[end], to, &list[end - i])) break;
+            if (end > i && !step.shares(other)) break;
+            all += vjp_divide_up(list[end - i].count, STEP_TILE<VECTOR>);
+        }
+        tiles = tiles_of_block(all);
+        for (size_t k = i; k < end; k++)
+            members.add(list[k - i], vjp_divide_up(list[k - i].count, tiles * STEP_TILE<VECTOR>));
+        if (end - i < 2 || all > MAX_BLOCKS) {
+            status = run_one(works[i++]);
+            continue;
+        }
+        status = launch(works[i], true, step_members<Step>, members.blocks(), STEP_THREADS, 0, step, members, tiles);
+        i = end;
+    }
+    return status;
 }
 
 } // namespace vjp

@@ -26,6 +26,28 @@ template <class T, class G> struct sgd_step {
         elements<float, W> momentum;
     };
 
+    /* A step in place; momentum NULL: there is none. */
+    struct member {
+        void *w, *momentum;
+        const void *g;
+        int64_t count;
+        float decay;
+    };
+
+    __device__ void use(const member &own) {
+        w_out = own.w;
+        momentum_out = own.momentum;
+        w = own.w;
+        momentum = own.momentum;
+        g = own.g;
+        decay = own.decay;
+    }
+
+    /* Whether all but the member is the same. */
+    bool shares(const sgd_step &o) const {
+        return lr == o.lr && scale == o.scale && beta == o.beta && nesterov == o.nesterov;
+    }
+
     __device__ void prefetch_at(int64_t i) const {
         prefetch(static_cast<const T *>(w) + i);
         prefetch(static_cast<const G *>(g) + i);
@@ -63,35 +85,53 @@ template <class T, class G> struct sgd_step {
     }
 };
 
-vjp_status run(const vjp_work *work) {
+template <class T, class G> sgd_step<T, G> step_of(const vjp_work *work) {
     const vjp_sgd_attributes *a = static_cast<const vjp_sgd_attributes *>(work->attributes);
+    sgd_step<T, G> s{};
+    s.w_out = vjp_data(work, SGD_W_OUT);
+    s.momentum_out = vjp_data(work, SGD_MOMENTUM_OUT);
+    s.w = vjp_data(work, SGD_W);
+    s.momentum = vjp_data(work, SGD_MOMENTUM);
+    s.g = vjp_data(work, SGD_G);
+    s.lr = static_cast<const float *>(vjp_data(work, SGD_LR));
+    s.scale = static_cast<const float *>(vjp_data(work, SGD_SCALE));
+    s.decay = (float)a->weight_decay;
+    s.beta = (float)a->beta;
+    s.nesterov = a->nesterov;
+    return s;
+}
+
+template <class T, class G> bool is_aligned_step(const sgd_step<T, G> &s) {
+    constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
+    return is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) && is_aligned(s.g, VECTOR * sizeof(G)) &&
+           is_aligned(s.momentum, SINGLE) && is_aligned(s.momentum_out, SINGLE);
+}
+
+vjp_status run(const vjp_work *work) {
     int64_t count = vjp_elements(work, SGD_W);
     if (count == 0) return VJP_OK;
-    return with_type(work->storage, [&](auto zero) {
-        return with_bool(vjp_type(work, SGD_G) == VJP_F32, [&](auto f32) {
-            using T = decltype(zero);
-            using G = std::conditional_t<decltype(f32)::value, float, T>;
-            sgd_step<T, G> s{};
-            s.w_out = vjp_data(work, SGD_W_OUT);
-            s.momentum_out = vjp_data(work, SGD_MOMENTUM_OUT);
-            s.w = vjp_data(work, SGD_W);
-            s.momentum = vjp_data(work, SGD_MOMENTUM);
-            s.g = vjp_data(work, SGD_G);
-            s.lr = static_cast<const float *>(vjp_data(work, SGD_LR));
-            s.scale = static_cast<const float *>(vjp_data(work, SGD_SCALE));
-            s.decay = (float)a->weight_decay;
-            s.beta = (float)a->beta;
-            s.nesterov = a->nesterov;
-            constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
-            bool aligned = is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) &&
-                           is_aligned(s.g, VECTOR * sizeof(G)) && is_aligned(s.momentum, SINGLE) &&
-                           is_aligned(s.momentum_out, SINGLE);
-            return aligned ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
-        });
+    return with_step_types(work, SGD_G, [&](auto weight, auto gradient) {
+        sgd_step<decltype(weight), decltype(gradient)> s = step_of<decltype(weight), decltype(gradient)>(work);
+        return is_aligned_step(s) ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
     });
 }
 
 } // namespace
+
+vjp_status run_many_sgd(const vjp_work *const *works, size_t count) {
+    return with_step_types(works[0], SGD_G, [&](auto weight, auto gradient) {
+        using T = decltype(weight);
+        using G = decltype(gradient);
+        auto describe = [&](const vjp_work *work, sgd_step<T, G> *s, typename sgd_step<T, G>::member *m) {
+            if (work->storage != works[0]->storage || vjp_type(work, SGD_G) != vjp_type(works[0], SGD_G)) return false;
+            *s = step_of<T, G>(work);
+            *m = {s->w_out, s->momentum_out, s->g, vjp_elements(work, SGD_W), s->decay};
+            return s->w_out == s->w && s->momentum_out == s->momentum && is_aligned_step(*s);
+        };
+        return run_steps<sgd_step<T, G>>(works, count, describe, run);
+    });
+}
+
 } // namespace vjp
 
 extern "C" {

@@ -7,11 +7,14 @@
  *     single  up to SINGLE_STEPS       one block, one launch: a second launch would cost more than the other
  *             steps of a block         multiprocessors save
  *     chunks  otherwise                a block per chunk leaves a sum in the workspace, then one block adds them
+ *     many    calls that add to one y  the chunks of all calls in one launch, each split as it would be alone; then one
+ *                                      block, of which a warp adds the chunks of one call in the same order, and one
+ *                                      thread adds the calls to y, rounding after each
  *
  * The split and the order of additions follow from the number of elements and the dtype alone; where x is not aligned,
  * a thread reads the same elements one by one.
  */
-#include "cuda/common/kernel.cuh"
+#include "cuda/common/many.cuh"
 
 namespace vjp {
 namespace {
@@ -70,13 +73,13 @@ template <class T> __device__ void add_squares(double (&sums)[SUMS], uint4 raw) 
         sums[k % SUMS] = fma((double)values[k], (double)values[k], sums[k % SUMS]);
 }
 
-template <class T, bool ALIGNED> __global__ void __launch_bounds__(THREADS, RESIDENT) sum_chunks(squares_call c) {
+/* The sum of chunk `block` of x, in every thread. */
+template <class T, bool ALIGNED> __device__ double sum_chunk(const void *all, int64_t count, int64_t chunk, int block) {
     constexpr int ROW = THREADS * WIDE<T>; /* the elements of a vector per thread */
     __shared__ block_sums<double, 1, THREADS> shared;
-    let_next_begin();
-    int64_t begin = blockIdx.x * c.chunk, left = min(c.chunk, c.count - begin);
+    int64_t begin = block * chunk, left = min(chunk, count - begin);
     int own = (int)threadIdx.x * WIDE<T>;
-    const T *x = static_cast<const T *>(c.x) + begin + own;
+    const T *x = static_cast<const T *>(all) + begin + own;
     if (blockIdx.x < FIRST_BLOCKS)
 #pragma unroll
         for (int n = 0; n < AHEAD; n++)
@@ -117,11 +120,17 @@ template <class T, bool ALIGNED> __global__ void __launch_bounds__(THREADS, RESI
     double sum[1] = {(sums[0] + sums[1]) + (sums[2] + sums[3])};
     int turn = 0;
     block_sum(sum, shared, turn);
+    return sum[0];
+}
+
+template <class T, bool ALIGNED> __global__ void __launch_bounds__(THREADS, RESIDENT) sum_chunks(squares_call c) {
+    let_next_begin();
+    double sum = sum_chunk<T, ALIGNED>(c.x, c.count, c.chunk, (int)blockIdx.x);
     if (threadIdx.x != 0) return;
     if (c.chunks == 1)
-        write_sum(c, sum[0]);
+        write_sum(c, sum);
     else
-        c.partials[blockIdx.x] = sum[0];
+        c.partials[blockIdx.x] = sum;
 }
 
 constexpr int LAST_THREADS = 512;
@@ -136,6 +145,60 @@ __global__ void __launch_bounds__(LAST_THREADS) add_chunks(squares_call c) {
     int turn = 0;
     block_sum(sum, shared, turn);
     if (threadIdx.x == 0) write_sum(c, sum[0]);
+}
+
+/* ---- Many calls -------------------------------------------------------------------------------------- */
+
+struct squares_member {
+    const void *x;
+    double *partials; /* [chunks] */
+    int64_t count, chunk, chunks;
+};
+
+using squares_members = many_members<squares_member>;
+
+template <class T>
+__global__ void __launch_bounds__(THREADS, RESIDENT) sum_many_chunks(const __grid_constant__ squares_members members) {
+    let_next_begin();
+    int chunk, k = members.find((int)blockIdx.x, &chunk);
+    const squares_member &m = members.member[k];
+    double sum = sum_chunk<T, true>(m.x, m.count, m.chunk, chunk);
+    if (threadIdx.x == 0) m.partials[chunk] = sum;
+}
+
+constexpr int MANY_THREADS = 1024;
+
+/*
+ * What add_chunks() computes with LAST_THREADS threads, by one warp: the same terms in each lane of each of its warps,
+ * and the same order of the warps. Warps without chunks add 0 there, which changes nothing, and are left out.
+ */
+__device__ inline double add_chunks_by_warp(const squares_member &m) {
+    double sum = 0;
+    for (int warp = 0; warp < LAST_THREADS / 32 && warp * 32 < m.chunks; warp++) {
+        double own = 0;
+#pragma unroll 4
+        for (int64_t i = warp * 32 + (int)threadIdx.x % 32; i < m.chunks; i += LAST_THREADS)
+            own += m.partials[i];
+        own = warp_sum(own);
+        sum = warp == 0 ? own : sum + own;
+    }
+    return sum;
+}
+
+__global__ void __launch_bounds__(MANY_THREADS)
+    add_many(const __grid_constant__ squares_members members, float *y, bool add) {
+    __shared__ double sums[MANY_MEMBERS];
+    begin_chained();
+    for (int k = (int)threadIdx.x / 32; k < members.count; k += MANY_THREADS / 32) {
+        double sum = add_chunks_by_warp(members.member[k]);
+        if (threadIdx.x % 32 == 0) sums[k] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    float total = add ? (float)((double)*y + sums[0]) : (float)sums[0];
+    for (int k = 1; k < members.count; k++)
+        total = (float)((double)total + sums[k]);
+    *y = total;
 }
 
 /* Depends on the number of elements and the dtype only. */
@@ -166,11 +229,45 @@ vjp_status run(const vjp_work *work) {
 
 size_t workspace(const vjp_work *work) {
     squares_call c = plan(work);
-    bool wanted = work->tensor[SUM_SQUARES_Y] && c.chunks > 1;
-    return wanted ? (size_t)c.chunks * sizeof(double) : 0;
+    return work->tensor[SUM_SQUARES_Y] ? (size_t)c.chunks * sizeof(double) : 0;
+}
+
+/* Whether the call has elements that are aligned, and adds to the same y as the first, or is the first. */
+bool can_join(const vjp_work *work, const vjp_work *first) {
+    return vjp_data(work, SUM_SQUARES_Y) && vjp_data(work, SUM_SQUARES_Y) == vjp_data(first, SUM_SQUARES_Y) &&
+           work->storage == first->storage && vjp_elements(work, SUM_SQUARES_X) > 0 &&
+           is_aligned(vjp_data(work, SUM_SQUARES_X), 16) && (work == first || vjp_accumulates(work, SUM_SQUARES_Y));
 }
 
 } // namespace
+
+vjp_status run_many_sum_squares(const vjp_work *const *works, size_t count) {
+    vjp_status status = VJP_OK;
+    for (size_t i = 0; i < count && status == VJP_OK;) {
+        squares_members members;
+        size_t end = i;
+        for (; end < count && end - i < MANY_MEMBERS && can_join(works[end], works[i]); end++) {
+            squares_call c = plan(works[end]);
+            members.add({vjp_data(works[end], SUM_SQUARES_X), static_cast<double *>(works[end]->workspace), c.count,
+                         c.chunk, c.chunks},
+                        c.chunks);
+        }
+        if (end - i < 2) {
+            status = run(works[i++]);
+            continue;
+        }
+        status = with_type(works[i]->storage, [&](auto zero) {
+            return launch(works[i], true, sum_many_chunks<decltype(zero)>, members.blocks(), THREADS, 0, members);
+        });
+        if (status == VJP_OK)
+            status = launch(works[i], true, add_many, 1, MANY_THREADS, 0, members,
+                            static_cast<float *>(vjp_data(works[i], SUM_SQUARES_Y)),
+                            vjp_accumulates(works[i], SUM_SQUARES_Y));
+        i = end;
+    }
+    return status;
+}
+
 } // namespace vjp
 
 extern "C" {

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT */
+/* What compiling knows about a graph, for the files that do it: compile.c, and group.c for the order of the calls. */
+#ifndef VJP_GRAPH_COMPILE_H
+#define VJP_GRAPH_COMPILE_H
+
+#include "graph/program.h"
+
+typedef struct compilation {
+    vjp_device *device;
+    const vjp_graph *graph;
+    vjp_program *program;
+    bool *needed;          /* [values]: by a call or as a result; of values that are no views */
+    bool *result;          /* [values] */
+    int32_t *call_node;    /* [calls]: the node of each call */
+    int32_t *first, *last; /* [values]: calls, of storages; first -1: never written here */
+    vjp_value *merged;     /* [values]: the storage that a storage took over, or itself */
+    int32_t *range;        /* [values]: of a storage in the plan; -1: persistent or unused */
+    size_t *scratch;       /* [calls] */
+    plan_range *plan;
+    int32_t ranges;
+    size_t arena_bytes;
+    bool unplanned;
+} compilation;
+
+static inline bool is_persistent(const compilation *c, vjp_value storage) {
+    return graph_is_persistent(c->graph->value[storage].role);
+}
+
+static inline const vjp_pass_info *pass_of(const graph_node *node) {
+    return &node->op->info.pass[node->pass];
+}
+
+static inline const graph_node *node_of(const compilation *c, int32_t call) {
+    return &c->graph->node[c->call_node[call]];
+}
+
+/* The value of a slot, 0 where nothing needs it. */
+static inline vjp_value slot_value(const compilation *c, const graph_node *node, size_t slot) {
+    vjp_value value = node->value[slot];
+    return value && c->needed[c->graph->value[value].origin] ? value : 0;
+}
+
+/* The owner of a value's memory, after storages have taken over others. */
+vjp_value merged_storage(const compilation *c, vjp_value value);
+
+/*
+ * Group.c, in this order, when the needed calls are known. Each returns false when memory ran out.
+ *
+ * drop_copies() needs the lives of storages; it leaves out calls that only copy an intermediate into a state, by
+ * letting the intermediate be made in the state, and returns how many it left out. order_calls() moves calls that the
+ * device can merge next to each other. find_groups() fills program->group.
+ */
+int32_t drop_copies(compilation *c);
+bool order_calls(compilation *c);
+bool find_groups(compilation *c);
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The order of a program's calls, and which of them a device runs as one.
+ *
+ * A step of training has hundreds of short calls of the same op: an optimizer's step for each parameter, a sum of
+ * squares for each gradient, a cast for each weight. On a device where starting a call costs as much as the call, the
+ * backend can merge them (vjp_backend.merges): adjacent calls of such an op are a group, unless one of them reads what
+ * another one writes. Sums that are added to one output may be in a group; the backend keeps their order.
+ *
+ * Casts of weights are scattered over the forward pass, each before the call that needs it. Where the program has a
+ * backward pass, which needs most of them until its end, they are moved to the beginning: that costs no memory at the
+ * peak. Nothing is reordered or grouped for a device that merges nothing.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/compile.h"
+#include "op/op.h"
+
+static bool merges(const compilation *c, const graph_node *node) {
+    const vjp_backend *backend = c->device->backend;
+    return backend->merges && backend->merges(c->device, node->op, node->pass);
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------------ */
+
+/*
+ * The intermediate that call k copies into a state that nothing has used before, where it ends its life and could have
+ * been made in the state itself; 0: call k is not such a copy.
+ */
+static vjp_value copied(const compilation *c, int32_t k, vjp_value *state) {
+    const graph_node *node = node_of(c, k);
+    if (node->op != &vjp_op_scale || node->pass != VJP_FORWARD || node->adds) return 0;
+    if (((const vjp_scale_attributes *)(const void *)node->attributes)->factor != 1) return 0;
+    vjp_value x = slot_value(c, node, SCALE_X), y = slot_value(c, node, SCALE_Y);
+    if (!x || !y) return 0;
+    vjp_value from = graph_storage(c->graph, x);
+    const graph_value *to = &c->graph->value[ *state = graph_storage(c->graph, y)], *own = &c->graph->value[from];
+    bool whole = own->bytes == to->bytes && own->dtype == to->dtype && c->graph->value[x].bytes == own->bytes;
+    bool free = c->last[from] == k && c->merged[from] == from && c->first[*state] == k;
+    return to->role == GRAPH_STATE && !is_persistent(c, from) && whole && free ? from : 0;
+}
+
+int32_t drop_copies(compilation *c) {
+    int32_t kept = 0, calls = c->program->calls;
+    for (int32_t k = 0; k < calls; k++) {
+        vjp_value state, from = copied(c, k, &state);
+        if (from)
+            c->merged[from] = state;
+        else
+            c->call_node[kept++] = c->call_node[k];
+    }
+    c->program->calls = kept;
+    return calls - kept;
+}
+
+/* ---- Order ------------------------------------------------------------------------------------------- */
+
+/* Whether a call may run before all others: it reads only what is kept and not `written` yet, and makes a new value. */
+static bool may_come_first(const compilation *c, const graph_node *node, const bool *written) {
+    if (node->pass != VJP_FORWARD || node->adds || !merges(c, node)) return false;
+    for (size_t i = 0; i < pass_of(node)->count; i++) {
+        vjp_value value = slot_value(c, node, i);
+        if (!value) continue;
+        vjp_value storage = graph_storage(c->graph, value);
+        if (is_persistent(c, storage) != (i >= pass_of(node)->outputs) || written[storage]) return false;
+    }
+    return true;
+}
+
+bool order_calls(compilation *c) {
+    int32_t calls = c->program->calls, first = 0, others = 0, forward = 0;
+    while (forward < calls && node_of(c, forward)->pass == VJP_FORWARD)
+        forward++;
+    if (!c->device->backend->merges || forward == calls) return true;
+    int32_t *order = malloc(((size_t)forward + 1) * sizeof *order);
+    bool *written = calloc((size_t)c->graph->values, sizeof *written);
+    bool ok = order && written;
+    for (int32_t k = 0; k < forward && ok; k++) {
+        const graph_node *node = node_of(c, k);
+        if (may_come_first(c, node, written))
+            c->call_node[first++] = c->call_node[k];
+        else
+            order[others++] = c->call_node[k];
+        for (size_t i = 0; i < pass_of(node)->outputs; i++)
+            if (node->value[i]) written[graph_storage(c->graph, node->value[i])] = true;
+    }
+    if (ok && others) memcpy(c->call_node + first, order, (size_t)others * sizeof *order);
+    free(order);
+    free(written);
+    return ok;
+}
+
+/* ---- Groups ------------------------------------------------------------------------------------------ */
+
+/* The last group that read or wrote each storage, counted from 1. */
+typedef struct uses {
+    int32_t *read, *written;
+} uses;
+
+static bool may_join(const compilation *c, const graph_node *node, const uses *u, int32_t group) {
+    const vjp_pass_info *pass = pass_of(node);
+    for (size_t i = 0; i < pass->count; i++) {
+        vjp_value value = slot_value(c, node, i), storage = value ? merged_storage(c, value) : 0;
+        if (!value) continue;
+        bool output = i < pass->outputs, adds = node->adds >> i & 1;
+        if ((u->written[storage] == group && !adds) || (u->read[storage] == group && output)) return false;
+    }
+    return true;
+}
+
+static void note_uses(const compilation *c, const graph_node *node, uses *u, int32_t group) {
+    for (size_t i = 0; i < pass_of(node)->count; i++) {
+        vjp_value value = slot_value(c, node, i);
+        if (value) (i < pass_of(node)->outputs ? u->written : u->read)[merged_storage(c, value)] = group;
+    }
+}
+
+bool find_groups(compilation *c) {
+    vjp_program *program = c->program;
+    program->groups = 0;
+    int32_t *memory = c->device->backend->merges ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
+    uses u = {memory, memory ? memory + c->graph->values : NULL};
+    if (c->device->backend->merges && !memory) return false;
+    for (int32_t k = 0; k < program->calls; k++) {
+        const graph_node *node = node_of(c, k), *before = k ? node_of(c, k - 1) : NULL;
+        bool joins = before && before->op == node->op && before->pass == node->pass && merges(c, node) &&
+                     may_join(c, node, &u, program->groups);
+        if (joins)
+            program->group[program->groups - 1].count++;
+        else
+            program->group[program->groups++] = (program_group){k, 1};
+        if (memory) note_uses(c, node, &u, program->groups);
+    }
+    free(memory);
+    return true;
+}
