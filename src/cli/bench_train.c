@@ -22,7 +22,7 @@
 #include "proof/timing.h"
 #include "train/job.h"
 
-enum { PROGRAMS = 3, TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
+enum { TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
 
 static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
 static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
@@ -62,7 +62,8 @@ typedef struct bench_train {
     train_source source;
     train_model model;
     trainer *trainer;
-    vjp_program *program[PROGRAMS];
+    vjp_program *program[TRAINER_PROGRAMS];
+    int programs;
     double *seconds;           /* [steps]: of steps without a profile */
     double profiled, in_calls; /* of the fastest step with one: all of it, and the sum of its calls */
     one_call *call;            /* [calls] */
@@ -99,10 +100,8 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     how.steps = WARM_UP + 2 * b->steps;
     b->trainer = trainer_create(b->device, &b->model, &how, error);
     if (!b->trainer) return false;
-    b->program[0] = trainer_gradients(b->trainer);
-    b->program[1] = trainer_measure(b->trainer);
-    b->program[2] = trainer_update(b->trainer);
-    for (int i = 0; i < PROGRAMS; i++) {
+    b->programs = trainer_programs(b->trainer, b->program);
+    for (int i = 0; i < b->programs; i++) {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         b->calls += (int64_t)report.calls;
@@ -132,7 +131,7 @@ static bool take_step(bench_train *b, double *seconds, char error[TRAIN_ERROR]) 
 }
 
 static void profile(bench_train *b, bool on) {
-    for (int i = 0; i < PROGRAMS; i++)
+    for (int i = 0; i < b->programs; i++)
         vjp_program_profile(b->program[i], on);
 }
 
@@ -170,7 +169,7 @@ static int product_of(bench_train *b, const vjp_call_time *call) {
 static bool keep_calls(bench_train *b, double *sum, char error[TRAIN_ERROR]) {
     one_call *next = b->call;
     *sum = 0;
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < b->programs; i++) {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         for (size_t k = 0; k < report.calls; k++) {
@@ -316,7 +315,7 @@ typedef struct memory {
 /* Each program has its own arena; the last one reads and writes all that persists except tokens and constants. */
 static memory memory_of(const bench_train *b) {
     memory m = {0};
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < b->programs; i++) {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
         m.arena += (double)report.arena_bytes;

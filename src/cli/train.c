@@ -117,8 +117,10 @@ static void show(screen *s, const job *j, const metrics_row *row) {
 static void show_job(const job *j) {
     const job_settings *s = &j->settings;
     vjp_program_report gradients = {.struct_size = sizeof gradients}, update = {.struct_size = sizeof update};
-    vjp_program_describe(trainer_gradients(j->trainer), &gradients);
-    vjp_program_describe(trainer_update(j->trainer), &update);
+    vjp_program *programs[TRAINER_PROGRAMS];
+    int last = trainer_programs(j->trainer, programs) - 1;
+    vjp_program_describe(programs[0], &gradients);
+    vjp_program_describe(programs[last], &update);
     char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];
     printf("%s %s: %s parameters in %s, batch %lld x %lld", s->model, s->preset,
            thousands((double)model_size(&j->model), size), vjp_dtype_name(s->dtype), (long long)s->batch,
@@ -130,9 +132,10 @@ static void show_job(const job *j) {
     else
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
     printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s\n",
-           vjp_device_summary(j->device), gradients.calls + update.calls,
-           (gradients.cost.flops + update.cost.flops) * 1e-9, cli_bytes((double)gradients.arena_bytes, arena),
-           cli_bytes((double)gradients.intermediate_bytes, whole), cli_bytes((double)update.persistent_bytes, kept));
+           vjp_device_summary(j->device), gradients.calls + (last ? update.calls : 0),
+           (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9,
+           cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
+           cli_bytes((double)update.persistent_bytes, kept));
     cli_flush();
 }
 
@@ -154,9 +157,9 @@ static int train(job *j, screen *s, int64_t stop_at) {
     char error[TRAIN_ERROR];
     s->begun = now();
     s->first_step = j->step;
-    while (j->step < stop_at && !asked_to_stop && !cli_write_error()) {
+    while (job_is_ahead(j) || (j->step < stop_at && !asked_to_stop && !cli_write_error())) {
         metrics_row row;
-        if (!job_step(j, &row, error)) {
+        if (!job_step(j, asked_to_stop ? j->step : stop_at, &row, error)) {
             if (asked_to_stop) break;
             if (s->terminal) putchar('\n');
             return cli_fail("train", "%s%s", error,

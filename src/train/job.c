@@ -241,7 +241,7 @@ bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bo
     ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
     if (ok) {
         j->settings.arithmetic = *arithmetic;
-        j->step = j->saved = from.step;
+        j->step = j->saved = j->queued = from.step;
     }
     ok = ok && open_data(j, error) && require_same_data(j, from.trainer.root, error) &&
          create_trainer(j, &from, error) && load_moments(j, &from, error) && open_record(j, error);
@@ -271,10 +271,42 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-bool job_step(job *j, metrics_row *row, char error[TRAIN_ERROR]) {
+static bool is_due(int64_t step, int64_t every) {
+    return every && step % every == 0;
+}
+
+static bool validates(const job *j, int64_t step) {
+    return j->source.validation_parts && j->settings.validate_every &&
+           (is_due(step, j->settings.validate_every) || step == j->settings.trainer.steps);
+}
+
+bool job_is_ahead(const job *j) {
+    return j->queued > j->step;
+}
+
+/* Queues the next step, if it is not queued yet, and the one after it if it need not wait. */
+static bool queue_steps(job *j, int64_t last, char error[TRAIN_ERROR]) {
+    int64_t next = j->step + 1;
+    if (!job_is_ahead(j)) {
+        if (!trainer_queue(j->trainer, &j->source, next, error)) return false;
+        j->queued = next;
+    }
+    bool awaited = validates(j, next) || is_due(next, j->settings.save_every);
+    char later[TRAIN_ERROR]; /* a step that cannot be queued now is queued again, and then fails */
+    if (trainer_depth(j->trainer) > 1 && next < last && !awaited &&
+        trainer_queue(j->trainer, &j->source, next + 1, later))
+        j->queued = next + 1;
+    return true;
+}
+
+bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
     double begin = now();
     trainer_step_result result;
-    if (!trainer_step(j->trainer, &j->source, j->step + 1, &result, error)) return false;
+    if (!queue_steps(j, last, error)) return false;
+    if (!trainer_collect(j->trainer, &j->source, &result, error)) {
+        j->queued = j->step;
+        return false;
+    }
     j->step++;
     j->seconds += now() - begin;
     *row = (metrics_row){.step = j->step,
@@ -284,9 +316,7 @@ bool job_step(job *j, metrics_row *row, char error[TRAIN_ERROR]) {
                          .norm = result.norm,
                          .tokens = j->step * job_items(j),
                          .seconds = j->seconds};
-    bool due = j->settings.validate_every &&
-               (j->step % j->settings.validate_every == 0 || j->step == j->settings.trainer.steps);
-    if (due && j->source.validation_parts &&
+    if (validates(j, j->step) &&
         !trainer_evaluate(j->trainer, &j->source, j->settings.validate_parts, &row->validation, error))
         return false;
     return metrics_add(j->metrics, row, error);

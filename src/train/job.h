@@ -59,8 +59,9 @@ typedef struct job {
     train_model model;
     trainer *trainer;
     metrics *metrics;
-    int64_t step;  /* taken so far */
-    int64_t saved; /* the step of the last checkpoint of this run; -1: none */
+    int64_t step;   /* taken so far */
+    int64_t queued; /* the last step that the trainer was given: `step`, or one more */
+    int64_t saved;  /* the step of the last checkpoint of this run; -1: none */
     double seconds;
     uint64_t data_hash;
     int lock; /* on `out`, until the run is closed */
@@ -79,8 +80,13 @@ bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bo
 
 void job_close(job *j);
 
-/* Takes the next step, validates if it is due, and writes a line of the record. */
-bool job_step(job *j, metrics_row *row, char error[TRAIN_ERROR]);
+/*
+ * Takes the next step, validates if it is due, and writes a line of the record. On a device that computes beside the
+ * host the step after it is queued, too, unless it is after `last` or the weights are needed first; job_is_ahead()
+ * then, and only another job_step() brings the run to a step that can be saved.
+ */
+bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]);
+bool job_is_ahead(const job *j);
 
 /* Saves a checkpoint of the last step, and draws the curve. */
 bool job_save(job *j, char error[TRAIN_ERROR]);

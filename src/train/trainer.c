@@ -7,13 +7,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "graph/program.h"
+#include "op/op.h"
 
 /* The gradient and the moments of one parameter. */
 typedef struct tracked {
-    vjp_value gradient, m, v;
+    vjp_value gradient; /* a state; 0 where a batch is one part */
+    vjp_value m, v;
     int64_t count;
 } tracked;
+
+/* A step in the queue. What the device reads and writes late is in the host's memory, pinned where that helps. */
+typedef struct flight {
+    int64_t step;
+    int64_t *number; /* the step, as the program's input */
+    float *rate, *norm;
+    float *loss; /* [parts] */
+    vjp_event *done;
+} flight;
+
+/* A batch on its way to the device: the host's copy, and where the device can copy beside its calls, its own. */
+typedef struct batch {
+    char *host; /* input, then target */
+    void *device;
+    vjp_event *used; /* the program has read it; NULL: it is free */
+} batch;
+
+enum { DEPTH = 2, BATCHES = 2 };
 
 struct trainer {
     vjp_device *device;
@@ -21,13 +41,18 @@ struct trainer {
     trainer_options options;
     tracked *track;    /* [parameters] */
     vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
-    vjp_value rate, step, norm, scale;
-    vjp_program *first, *more; /* loss and gradients: written, or added to what is there */
-    vjp_program *forward;      /* the loss alone */
-    vjp_program *measure, *update;
-    void *input;
-    int32_t *target;
-    size_t input_bytes, target_bytes;
+    vjp_value rate, step, norm, guard;
+    vjp_program *first;   /* all of a step; or, where a batch has several parts, loss and gradients of the first */
+    vjp_program *more;    /* loss and gradients of another part, added to what is there; NULL: there is one part */
+    vjp_program *update;  /* norm and AdamW's step; NULL: there is one part */
+    vjp_program *forward; /* the loss alone */
+    flight flight[DEPTH];
+    int oldest, queued; /* in flight[] */
+    bool dirty;         /* a step failed while it was queued: the guard may be set */
+    char *flight_memory;
+    batch batch[BATCHES];
+    int next_batch;
+    size_t input_bytes, target_bytes, target_offset;
     /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
@@ -69,34 +94,53 @@ static vjp_value find_state(const trainer *t, size_t parameter, const char *kind
     return vjp_graph_find(t->model->graph, name);
 }
 
-/* The gradients of the loss into states, and the program that computes both. */
-static bool compile_gradients(trainer *t, vjp_value loss, int add, vjp_program **program) {
-    size_t count = (size_t)t->model->parameters;
-    vjp_value *results = calloc(count + 1, sizeof *results);
-    if (!results) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %zu gradients", count) == VJP_OK;
-    vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, results);
-    results[count] = t->model->loss;
-    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
-    vjp_status status = vjp_compile(t->device, t->model->graph, results, count + 1, &options, program);
-    free(results);
-    return status == VJP_OK;
+static vjp_value times_zero(vjp_graph *graph, vjp_value x) {
+    vjp_scale_attributes zero = VJP_SCALE_DEFAULTS;
+    zero.factor = 0;
+    return vjp_graph_scale(graph, x, &zero);
 }
 
-/* A program that measures the norm of all gradients and stores the scale that clips them. */
-static bool compile_measure(trainer *t) {
+/*
+ * Adds 0 times a number to the guard, a state that is 0 at first: it becomes NaN with the first number that is not
+ * finite, and stays so until the host resets it.
+ */
+static vjp_value watch(trainer *t, vjp_value x) {
+    vjp_graph *graph = t->model->graph;
+    return vjp_graph_assign(graph, t->guard, vjp_graph_add(graph, t->guard, times_zero(graph, x), NULL));
+}
+
+static bool compile(trainer *t, const vjp_value *results, size_t count, vjp_program **program) {
+    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
+    return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
+}
+
+static vjp_value *new_results(trainer *t, size_t more) {
+    size_t count = (size_t)t->model->parameters + more;
+    vjp_value *results = calloc(count, sizeof *results);
+    if (!results) vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %zu results", count);
+    return results;
+}
+
+/* The gradients of one part into states, written or added, and the program that computes them and the loss. */
+static bool compile_part(trainer *t, vjp_value loss, vjp_value watched, int add, vjp_program **program) {
+    size_t count = (size_t)t->model->parameters;
+    vjp_value *results = new_results(t, 2);
+    if (!results) return false;
+    vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, results);
+    results[count] = t->model->loss;
+    results[count + 1] = watched;
+    bool ok = compile(t, results, count + 2, program);
+    free(results);
+    return ok;
+}
+
+/* The norm of the gradients, and a step of AdamW for every parameter that the guard can suppress. */
+static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     vjp_graph *graph = t->model->graph;
     size_t count = (size_t)t->model->parameters;
     vjp_value scale = vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
-    t->scale = vjp_graph_state(graph, "trainer.scale", VJP_F32, 0, NULL);
-    const vjp_value results[] = {t->norm, vjp_graph_assign(graph, t->scale, scale)};
-    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
-    return vjp_compile(t->device, graph, results, 2, &options, &t->measure) == VJP_OK;
-}
-
-/* A step of AdamW for every parameter. */
-static bool compile_update(trainer *t) {
-    vjp_graph *graph = t->model->graph;
-    size_t count = (size_t)t->model->parameters;
+    if (loss) watch(t, loss);
+    scale = vjp_graph_add(graph, scale, watch(t, t->norm), NULL);
     const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
                                         .beta1 = t->options.beta1,
                                         .beta2 = t->options.beta2,
@@ -106,38 +150,59 @@ static bool compile_update(trainer *t) {
                                            .parameters = t->values,
                                            .gradients = t->values + count,
                                            .count = count,
-                                           .scale = t->scale,
+                                           .scale = scale,
                                            .adamw = &adamw,
                                            .decays = model_decays,
                                            .context = t->model};
     vjp_minimize_result made = {.struct_size = sizeof made};
-    vjp_graph_minimize(graph, 0, &minimize, &made);
+    vjp_graph_minimize(graph, loss, &minimize, &made);
     t->rate = made.lr;
     t->step = made.step;
     for (size_t i = 0; i < count; i++) {
         t->track[i].m = find_state(t, i, "m");
         t->track[i].v = find_state(t, i, "v");
     }
-    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->measure};
-    return vjp_compile(t->device, graph, made.results, made.count, &options, &t->update) == VJP_OK;
+    vjp_value *results = new_results(t, 2);
+    if (!results) return false;
+    if (made.count) memcpy(results, made.results, made.count * sizeof *results);
+    results[made.count] = t->norm;
+    bool ok = compile(t, results, made.count + 1, program);
+    free(results);
+    return ok;
+}
+
+static bool compile_whole(trainer *t) {
+    size_t count = (size_t)t->model->parameters;
+    vjp_graph_grad(t->model->graph, t->model->loss, t->values, count, NULL, 0, t->values + count);
+    return compile_update(t, t->model->loss, &t->first);
+}
+
+static bool compile_parts(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    for (int i = 0; i < t->model->parameters; i++)
+        t->values[t->model->parameters + i] = t->track[i].gradient = add_gradient(t, i);
+    /* The mean over the parts of a batch. */
+    vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
+    share.factor = 1 / (double)t->options.accumulate;
+    vjp_value loss = vjp_graph_scale(graph, t->model->loss, &share), watched = watch(t, t->model->loss);
+    return compile_part(t, loss, watched, 0, &t->first) && compile_part(t, loss, watched, 1, &t->more) &&
+           compile_update(t, 0, &t->update);
 }
 
 static bool compile_all(trainer *t) {
     vjp_graph *graph = t->model->graph;
+    t->guard = vjp_graph_state(graph, "trainer.guard", VJP_F32, 0, NULL);
     for (int i = 0; i < t->model->parameters; i++) {
         vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
-        t->track[i] = (tracked){.gradient = add_gradient(t, i), .count = count_of(&shape)};
+        t->track[i] = (tracked){.count = count_of(&shape)};
         t->values[i] = t->model->parameter[i].value;
-        t->values[t->model->parameters + i] = t->track[i].gradient;
     }
-    /* The mean over the parts of a batch. */
-    vjp_value loss = t->model->loss;
-    vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
-    share.factor = 1 / (double)t->options.accumulate;
-    if (t->options.accumulate > 1) loss = vjp_graph_scale(graph, loss, &share);
-    if (!compile_gradients(t, loss, 0, &t->first)) return false;
-    if (t->options.accumulate > 1 && !compile_gradients(t, loss, 1, &t->more)) return false;
-    return compile_measure(t) && compile_update(t);
+    return t->options.accumulate > 1 ? compile_parts(t) : compile_whole(t);
+}
+
+/* The program that takes AdamW's step. */
+static vjp_program *updating(const trainer *t) {
+    return t->update ? t->update : t->first;
 }
 
 static bool fill_initial_values(trainer *t) {
@@ -164,6 +229,49 @@ static size_t bytes_of(const train_model *model, vjp_value value) {
     return (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
 }
 
+/* ---- Memory that the device copies -------------------------------------------------------------------- */
+
+static void *new_host(vjp_device *device, size_t bytes) {
+    void *data = NULL;
+    if (!device->backend->alloc_host) return malloc(bytes);
+    return device->backend->alloc_host(device, bytes, &data) == VJP_OK ? data : NULL;
+}
+
+static void free_host(vjp_device *device, void *data) {
+    if (data && device->backend->alloc_host)
+        device->backend->free_host(device, data);
+    else
+        free(data);
+}
+
+static bool copies_beside(const trainer *t) {
+    return t->device->backend->upload_beside != NULL;
+}
+
+static bool make_flights(trainer *t) {
+    size_t numbers = 2 + (size_t)t->options.accumulate, bytes = sizeof(int64_t) + numbers * sizeof(float);
+    bytes = (bytes + 63) / 64 * 64;
+    t->flight_memory = new_host(t->device, DEPTH * bytes);
+    for (int i = 0; i < DEPTH && t->flight_memory; i++) {
+        char *own = t->flight_memory + (size_t)i * bytes;
+        float *number = (float *)(void *)(own + sizeof(int64_t));
+        t->flight[i] =
+            (flight){.number = (int64_t *)(void *)own, .rate = number, .norm = number + 1, .loss = number + 2};
+    }
+    return t->flight_memory != NULL;
+}
+
+static bool make_batches(trainer *t) {
+    t->target_offset = (t->input_bytes + 63) / 64 * 64;
+    size_t bytes = t->target_offset + t->target_bytes;
+    for (int i = 0; i < BATCHES; i++) {
+        t->batch[i].host = new_host(t->device, bytes + 1);
+        if (!t->batch[i].host) return false;
+        if (copies_beside(t) && vjp_alloc(t->device, bytes + 1, &t->batch[i].device) != VJP_OK) return false;
+    }
+    return true;
+}
+
 trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
                         char error[TRAIN_ERROR]) {
     if (vjp_graph_status(model->graph) != VJP_OK) {
@@ -184,9 +292,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
-    t->input = malloc(t->input_bytes + 1);
-    t->target = malloc(t->target_bytes + 1);
-    bool ok = t->track && t->values && t->tensor && t->name && t->copy && t->input && t->target;
+    bool ok = t->track && t->values && t->tensor && t->name && t->copy && make_flights(t) && make_batches(t);
     if (!ok)
         train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
     else if (!compile_all(t) || !fill_initial_values(t)) {
@@ -198,33 +304,39 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     return NULL;
 }
 
+static void free_event(trainer *t, vjp_event **event) {
+    vjp_event_destroy(t->device, *event);
+    *event = NULL;
+}
+
 void trainer_destroy(trainer *t) {
     if (!t) return;
+    vjp_synchronize(t->device); /* copies to and from the memory below may be under way */
     vjp_program_destroy(t->update);
-    vjp_program_destroy(t->measure);
     vjp_program_destroy(t->forward);
     vjp_program_destroy(t->more);
     vjp_program_destroy(t->first);
+    for (int i = 0; i < DEPTH; i++)
+        free_event(t, &t->flight[i].done);
+    for (int i = 0; i < BATCHES; i++) {
+        free_event(t, &t->batch[i].used);
+        free_host(t->device, t->batch[i].host);
+        vjp_free(t->device, t->batch[i].device);
+    }
+    free_host(t->device, t->flight_memory);
     free(t->track);
     free(t->values);
     free(t->tensor);
     free(t->name);
     free(t->copy);
-    free(t->input);
-    free(t->target);
     free(t);
 }
 
-vjp_program *trainer_gradients(trainer *t) {
-    return t->first;
-}
-
-vjp_program *trainer_measure(trainer *t) {
-    return t->measure;
-}
-
-vjp_program *trainer_update(trainer *t) {
-    return t->update;
+int trainer_programs(trainer *t, vjp_program *programs[TRAINER_PROGRAMS]) {
+    programs[0] = t->first;
+    programs[1] = t->more;
+    programs[2] = t->update;
+    return t->update ? TRAINER_PROGRAMS : 1;
 }
 
 void trainer_interrupt(trainer *t) {
@@ -234,21 +346,44 @@ void trainer_interrupt(trainer *t) {
 
 /* ---- Steps ------------------------------------------------------------------------------------------- */
 
-/* Fills a program's input and target. */
-static bool feed(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part) {
-    source->fill(source->context, validation, part, t->input, t->target);
-    return vjp_program_write(program, t->model->input, t->input, t->input_bytes) == VJP_OK &&
-           vjp_program_write(program, t->model->target, t->target, t->target_bytes) == VJP_OK;
+/* Copies a batch into a program's input and target. */
+static bool write_batch(trainer *t, vjp_program *program, const batch *b) {
+    const void *target = b->host + t->target_offset;
+    if (!copies_beside(t))
+        return vjp_program_write(program, t->model->input, b->host, t->input_bytes) == VJP_OK &&
+               vjp_program_write(program, t->model->target, target, t->target_bytes) == VJP_OK;
+    vjp_tensor to, to_target;
+    size_t bytes = t->target_offset + t->target_bytes;
+    return vjp_program_tensor(program, t->model->input, &to) == VJP_OK &&
+           vjp_program_tensor(program, t->model->target, &to_target) == VJP_OK &&
+           t->device->backend->upload_beside(t->device, b->device, 0, b->host, bytes) == VJP_OK &&
+           vjp_copy(t->device, to.data, to.offset, b->device, 0, t->input_bytes) == VJP_OK &&
+           vjp_copy(t->device, to_target.data, to_target.offset, b->device, t->target_offset, t->target_bytes) ==
+               VJP_OK;
 }
 
-static bool run_part(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part,
-                     double *loss) {
-    float value = 0;
-    bool ok = feed(t, program, source, validation, part) && vjp_program_run(program) == VJP_OK &&
-              vjp_synchronize(t->device) == VJP_OK &&
-              vjp_program_read(program, t->model->loss, &value, sizeof value) == VJP_OK;
-    *loss = value;
-    return ok;
+/* Fills a program's input and target. While the device still reads one batch, the other is filled. */
+static bool feed(trainer *t, vjp_program *program, const train_source *source, bool validation, uint64_t part) {
+    batch *b = &t->batch[t->next_batch];
+    if (b->used && vjp_event_wait(t->device, b->used) != VJP_OK) return false;
+    free_event(t, &b->used);
+    source->fill(source->context, validation, part, b->host, (int32_t *)(void *)(b->host + t->target_offset));
+    if (!write_batch(t, program, b)) return false;
+    t->next_batch = (t->next_batch + 1) % BATCHES;
+    return vjp_event_record(t->device, &b->used) == VJP_OK;
+}
+
+/* Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. */
+static bool send(trainer *t, vjp_program *program, vjp_value value, const void *from, size_t bytes) {
+    vjp_tensor to;
+    return vjp_program_tensor(program, value, &to) == VJP_OK &&
+           vjp_upload_async(t->device, to.data, to.offset, from, bytes) == VJP_OK;
+}
+
+static bool receive(trainer *t, vjp_program *program, vjp_value value, float *to) {
+    vjp_tensor from;
+    return vjp_program_tensor(program, value, &from) == VJP_OK &&
+           vjp_download_async(t->device, to, from.data, from.offset, sizeof *to) == VJP_OK;
 }
 
 /* A part's program: the first writes the gradients, the others add to them. */
@@ -269,60 +404,137 @@ static bool clear_gradients(trainer *t) {
     return true;
 }
 
+static bool reset_guard(trainer *t) {
+    static const float zero = 0;
+    t->dirty = vjp_program_write(t->first, t->guard, &zero, sizeof zero) != VJP_OK;
+    return !t->dirty;
+}
+
+/* How many calls of a program come before the first that changes a weight or a moment. */
+static int32_t calls_before_update(const vjp_program *program) {
+    vjp_program_report report = {.struct_size = sizeof report};
+    vjp_program_describe(program, &report);
+    vjp_call_time call = {.struct_size = sizeof call};
+    for (size_t k = 0; k < report.calls; k++)
+        if (vjp_program_time(program, k, &call) == VJP_OK && call.op == &vjp_op_adamw) return (int32_t)k;
+    return (int32_t)report.calls;
+}
+
+static bool trace(trainer *t, vjp_program *program, char *found, size_t bytes) {
+    return program_trace(program, calls_before_update(program), found, bytes) == VJP_OK && reset_guard(t);
+}
+
 /*
  * Finds where a number that is not finite came from: runs the parts up to this one again, call by call, then the norm.
- * The gradients are cleared first, because they already hold it.
+ * Gradients that are kept are cleared first, because they already hold it.
  */
 static bool explain(trainer *t, const train_source *source, int64_t step, int64_t last, const char *what, double value,
                     char error[TRAIN_ERROR]) {
     char found[TRAIN_ERROR / 2] = "";
-    if (!clear_gradients(t)) return device_failed(t, error);
+    if (!reset_guard(t) || (t->update && !clear_gradients(t))) return device_failed(t, error);
     for (int64_t part = 0; part <= last && !found[0]; part++)
         if (!feed(t, program_of(t, part), source, false, number_of(t, step, part)) ||
-            vjp_program_trace(program_of(t, part), found, sizeof found) != VJP_OK)
+            !trace(t, program_of(t, part), found, sizeof found))
             return device_failed(t, error);
-    if (!found[0] && vjp_program_trace(t->measure, found, sizeof found) != VJP_OK) return device_failed(t, error);
+    if (!found[0] && t->update && !trace(t, t->update, found, sizeof found)) return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "it did not appear when the step was run again");
     if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
                       found);
 }
 
-bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
-                  char error[TRAIN_ERROR]) {
+int trainer_depth(const trainer *t) {
+    return t->device->backend->event_create ? DEPTH : 1;
+}
+
+/* All of a step, with its results on their way into `f`. */
+static bool enqueue(trainer *t, const train_source *source, flight *f) {
     int64_t parts = t->options.accumulate;
-    double sum = 0;
-    for (int64_t part = 0; part < parts; part++) {
-        double loss;
-        if (!run_part(t, program_of(t, part), source, false, number_of(t, step, part), &loss))
-            return device_failed(t, error);
-        if (!isfinite(loss)) return explain(t, source, step, part, "loss", loss, error);
-        sum += loss;
+    vjp_program *last = updating(t);
+    *f->number = f->step;
+    *f->rate = (float)trainer_rate(&t->options, f->step);
+    bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate) && send(t, last, t->step, f->number, sizeof *f->number);
+    for (int64_t part = 0; part < parts && ok; part++) {
+        vjp_program *program = program_of(t, part);
+        ok = feed(t, program, source, false, number_of(t, f->step, part)) && vjp_program_run(program) == VJP_OK &&
+             receive(t, program, t->model->loss, &f->loss[part]);
     }
-    float rate = (float)trainer_rate(&t->options, step), norm = 0;
-    if (vjp_program_run(t->measure) != VJP_OK || vjp_synchronize(t->device) != VJP_OK ||
-        vjp_program_read(t->measure, t->norm, &norm, sizeof norm) != VJP_OK)
+    if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
+    return ok && receive(t, last, t->norm, f->norm) && vjp_event_record(t->device, &f->done) == VJP_OK;
+}
+
+bool trainer_queue(trainer *t, const train_source *source, int64_t step, char error[TRAIN_ERROR]) {
+    if (t->queued == DEPTH || (t->dirty && t->queued))
+        return train_fail(error, "step %lld: the steps before it must be collected first", (long long)step);
+    if (t->dirty && !reset_guard(t)) return device_failed(t, error);
+    flight *f = &t->flight[(t->oldest + t->queued) % DEPTH];
+    f->step = step;
+    if (!enqueue(t, source, f)) {
+        t->dirty = true;
         return device_failed(t, error);
-    if (!isfinite(norm)) return explain(t, source, step, parts - 1, "norm of the gradients", norm, error);
-    if (vjp_program_write(t->update, t->rate, &rate, sizeof rate) != VJP_OK ||
-        vjp_program_write(t->update, t->step, &step, sizeof step) != VJP_OK || vjp_program_run(t->update) != VJP_OK ||
-        vjp_synchronize(t->device) != VJP_OK)
-        return device_failed(t, error);
-    *result = (trainer_step_result){.loss = sum / (double)parts, .norm = norm, .rate = rate};
+    }
+    t->queued++;
     return true;
 }
 
-bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
-    if (!t->forward) {
-        const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
-        if (vjp_compile(t->device, t->model->graph, &t->model->loss, 1, &options, &t->forward) != VJP_OK)
-            return device_failed(t, error);
+/* Waits for all steps and forgets them. */
+static void drop_flights(trainer *t) {
+    vjp_synchronize(t->device);
+    for (int i = 0; i < DEPTH; i++)
+        free_event(t, &t->flight[i].done);
+    t->queued = 0;
+}
+
+bool trainer_collect(trainer *t, const train_source *source, trainer_step_result *result, char error[TRAIN_ERROR]) {
+    flight *f = &t->flight[t->oldest];
+    int64_t parts = t->options.accumulate;
+    double sum = 0;
+    if (!t->queued) return train_fail(error, "no step has been queued");
+    if (vjp_event_wait(t->device, f->done) != VJP_OK) {
+        device_failed(t, error);
+        drop_flights(t);
+        t->dirty = true;
+        return false;
     }
+    for (int64_t part = 0; part < parts; part++) {
+        if (!isfinite(f->loss[part])) {
+            drop_flights(t);
+            return explain(t, source, f->step, part, "loss", f->loss[part], error);
+        }
+        sum += f->loss[part];
+    }
+    if (!isfinite(*f->norm)) {
+        drop_flights(t);
+        return explain(t, source, f->step, parts - 1, "norm of the gradients", *f->norm, error);
+    }
+    free_event(t, &f->done);
+    t->oldest = (t->oldest + 1) % DEPTH;
+    t->queued--;
+    *result = (trainer_step_result){.loss = sum / (double)parts, .norm = *f->norm, .rate = *f->rate};
+    return true;
+}
+
+bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
+                  char error[TRAIN_ERROR]) {
+    return trainer_queue(t, source, step, error) && trainer_collect(t, source, result, error);
+}
+
+static bool run_validation(trainer *t, const train_source *source, uint64_t part, double *loss) {
+    float value = 0;
+    bool ok = feed(t, t->forward, source, true, part) && vjp_program_run(t->forward) == VJP_OK &&
+              vjp_synchronize(t->device) == VJP_OK &&
+              vjp_program_read(t->forward, t->model->loss, &value, sizeof value) == VJP_OK;
+    *loss = value;
+    return ok;
+}
+
+bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
+    if (!t->forward && !compile(t, &t->model->loss, 1, &t->forward)) return device_failed(t, error);
     if (parts > source->validation_parts) parts = source->validation_parts;
     double sum = 0;
     for (int64_t part = 0; part < parts; part++) {
         double own;
-        if (!run_part(t, t->forward, source, true, (uint64_t)part, &own)) return device_failed(t, error);
+        if (!run_validation(t, source, (uint64_t)part, &own)) return device_failed(t, error);
         sum += own;
     }
     *loss = parts ? sum / (double)parts : NAN;
@@ -357,8 +569,8 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
         const model_parameter *p = &t->model->parameter[i];
         const tracked *own = &t->track[i];
         if (!list_tensor(t, t->first, p->value, p->name, "", i, &copy) ||
-            !list_tensor(t, t->update, own->m, p->name, TRAINER_FIRST_MOMENT, count + 2 * i, &copy) ||
-            !list_tensor(t, t->update, own->v, p->name, TRAINER_SECOND_MOMENT, count + 2 * i + 1, &copy))
+            !list_tensor(t, updating(t), own->m, p->name, TRAINER_FIRST_MOMENT, count + 2 * i, &copy) ||
+            !list_tensor(t, updating(t), own->v, p->name, TRAINER_SECOND_MOMENT, count + 2 * i + 1, &copy))
             return device_failed(t, error);
     }
     *model = t->tensor;
@@ -376,7 +588,7 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         size_t length = strlen(own);
         if (strncmp(name, own, length) != 0) continue;
         if (!name[length]) return t->model->parameter[i].value;
-        *program = t->update;
+        *program = updating(t);
         if (strcmp(name + length, TRAINER_FIRST_MOMENT) == 0) return t->track[i].m;
         if (strcmp(name + length, TRAINER_SECOND_MOMENT) == 0) return t->track[i].v;
     }

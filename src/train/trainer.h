@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Training a model: two programs on one device. The first computes the loss and stores every gradient, once for each
- * part of a batch; the second measures their norm, clips, and takes AdamW's step. In between, a loss or norm that is
- * not finite stops the step, so that it changes nothing.
+ * Training a model on one device. A step is one program: loss, gradients, their norm, clipping, and AdamW's step. Where
+ * a batch has several parts, there are three: one writes the gradients of the first part, one adds those of the others,
+ * and the last measures, clips and takes the step.
+ *
+ * Steps are queued and their results are collected later, so that a GPU computes one step while the host prepares the
+ * next. A loss or norm that is not finite suppresses its step on the device, and all later ones until the host has seen
+ * it: weights and moments stay as they were.
  */
 #ifndef VJP_TRAIN_TRAINER_H
 #define VJP_TRAIN_TRAINER_H
@@ -48,14 +52,23 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
                         char error[TRAIN_ERROR]);
 void trainer_destroy(trainer *t);
 
-/* Takes step `step` (from 1). False: nothing has changed, and `error` says why; for a NaN, where it came from. */
+/*
+ * Enqueues step `step` (from 1), and waits for the result of the oldest step that was queued. At most trainer_depth()
+ * steps may be queued and not collected: 1 where the device computes while the host waits. False: `error` says why, and
+ * for a NaN where it came from; the step that failed and those queued behind it have changed nothing and are dropped.
+ */
+int trainer_depth(const trainer *t);
+bool trainer_queue(trainer *t, const train_source *source, int64_t step, char error[TRAIN_ERROR]);
+bool trainer_collect(trainer *t, const train_source *source, trainer_step_result *result, char error[TRAIN_ERROR]);
+
+/* Both, for one step, when no other is queued. */
 bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
                   char error[TRAIN_ERROR]);
 
 /* The mean loss over the first `parts` parts of the validation data. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
 
-/* Stops the step that is running; for a signal handler. */
+/* Stops the step that is being queued, unless it already changes weights; for a signal handler. */
 void trainer_interrupt(trainer *t);
 
 /* The names of AdamW's moments in a checkpoint: that of the parameter, and one of these. */
@@ -63,8 +76,8 @@ void trainer_interrupt(trainer *t);
 #define TRAINER_SECOND_MOMENT ".exp_avg_sq"
 
 /*
- * Everything that training changes, for a checkpoint: parameters and their moments. Lists and data belong to the
- * trainer and are valid until the next step.
+ * Everything that training changes, for a checkpoint: parameters and their moments, after all steps that were queued.
+ * Lists and data belong to the trainer and are valid until the next step.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);
@@ -72,9 +85,8 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
 /* Loads one of them, f32, bf16 or f16. False: `error` says which name or shape the model does not have. */
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]);
 
-/* For reports: the programs of a step, in the order they run. */
-vjp_program *trainer_gradients(trainer *t);
-vjp_program *trainer_measure(trainer *t);
-vjp_program *trainer_update(trainer *t);
+/* For reports: the programs of a step, in the order they run. Returns how many they are: 1 or TRAINER_PROGRAMS. */
+enum { TRAINER_PROGRAMS = 3 };
+int trainer_programs(trainer *t, vjp_program *programs[TRAINER_PROGRAMS]);
 
 #endif
