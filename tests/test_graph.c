@@ -19,7 +19,9 @@
 
 #include "attributes.h"
 #include "graph/program.h"
+#include "merging.h"
 #include "numbers.h"
+#include "op/op.h"
 #include "random_graph.h"
 
 static vjp_device *open_device(const char *name) {
@@ -283,25 +285,201 @@ static void large_graphs_are_quick(void **unused) {
 
 /* ---- Random graphs ----------------------------------------------------------------------------------- */
 
-/* Neither the plan nor blocks that are computed again change a bit: random_graph_check(). */
-static void planned_is_unplanned(void **unused) {
-    (void)unused;
-    static const random_kind kinds[] = {
-        {.dtype = VJP_F32}, {.dtype = VJP_BF16}, {.dtype = VJP_F16}, {.dtype = VJP_F32, .wild = true}};
-    vjp_device *device = open_device("cpu");
-    for (uint64_t seed = 0; seed < 400; seed++) {
-        char why[RANDOM_WHY];
-        if (!random_graph_check(device, (choices){.seed = seed}, kinds[seed % 4], why))
-            fail_msg("seed %d: %s", (int)seed, why);
-    }
-    vjp_close(device);
-}
-
 static void same_bits(vjp_program *one, vjp_program *other, vjp_value in_one, vjp_value in_other, uint64_t seed) {
     vjp_tensor a = place(one, in_one), b = place(other, in_other);
     size_t bytes = (size_t)count_of(&a) * vjp_dtype_size((vjp_dtype)a.dtype);
     if (memcmp((char *)a.data + a.offset, (char *)b.data + b.offset, bytes) != 0)
         fail_msg("seed %d: %d and %d have other bits", (int)seed, in_one, in_other);
+}
+
+static void check_random_graphs(vjp_device *device) {
+    static const random_kind kinds[] = {
+        {.dtype = VJP_F32}, {.dtype = VJP_BF16}, {.dtype = VJP_F16}, {.dtype = VJP_F32, .wild = true}};
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        char why[RANDOM_WHY];
+        if (!random_graph_check(device, (choices){.seed = seed}, kinds[seed % 4], why))
+            fail_msg("seed %d: %s", (int)seed, why);
+    }
+}
+
+/* Neither the plan nor blocks that are computed again change a bit: random_graph_check(). */
+static void planned_is_unplanned(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    check_random_graphs(device);
+    vjp_close(device);
+}
+
+/* Nor do calls that run at once, in another order. */
+static void merged_is_separate(void **unused) {
+    (void)unused;
+    vjp_backend backend;
+    vjp_device *device = open_device("cpu");
+    merge_calls(device, &backend);
+    check_random_graphs(device);
+    vjp_close(device);
+}
+
+/* ---- Groups ------------------------------------------------------------------------------------------ */
+
+enum { LAYERS = 5, WIDTH = 12 };
+
+/* Of a matrix, in f32. */
+static vjp_value mean_of(vjp_graph *g, vjp_value x) {
+    return vjp_graph_mean(g, vjp_graph_cast(g, x, VJP_F32), WITH(mean, .axis = 0, .axes = 2));
+}
+
+/* Layers of f32 weights that are cast down, of different sizes, and a step of AdamW that clips. */
+static vjp_graph *training(vjp_minimize_result *made) {
+    vjp_graph *g = vjp_graph_create();
+    vjp_value x = vjp_graph_input(g, "x", VJP_BF16, 2, (const int64_t[]){3, WIDTH});
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        vjp_value w = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){WIDTH + i, WIDTH + i + 1});
+        x = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, NULL);
+    }
+    vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
+    options.max_norm = 0.1;
+    made->struct_size = sizeof *made;
+    vjp_value loss = mean_of(g, vjp_graph_mul(g, x, x, NULL));
+    vjp_graph_minimize(g, loss, &options, made);
+    return g;
+}
+
+/* All casts, all sums of squares and all steps are one group each; none of a chain is. */
+static void calls_are_grouped(void **unused) {
+    (void)unused;
+    vjp_backend backend;
+    vjp_device *device = open_device("cpu");
+    merge_calls(device, &backend);
+    vjp_minimize_result made;
+    vjp_graph *g = training(&made);
+    vjp_program *program = compile(device, g, made.results, made.count, NULL);
+    int32_t largest[VJP_OP_COUNT] = {0}, calls = 0;
+    for (int32_t i = 0; i < program->groups; i++) {
+        const program_group *group = &program->group[i];
+        assert_int_equal(group->first, calls);
+        calls += group->count;
+        int32_t *most = &largest[program->call[group->first].work.op->id];
+        if (group->count > *most) *most = group->count;
+    }
+    assert_int_equal(calls, program->calls);
+    assert_int_equal(largest[OP_ID(cast)], LAYERS);
+    assert_int_equal(largest[OP_ID(sum_squares)], LAYERS);
+    assert_int_equal(largest[OP_ID(adamw)], LAYERS);
+    assert_int_equal(largest[OP_ID(linear)], 1);
+    assert_int_equal(program->call[0].work.op->id, OP_ID(cast));
+    /* Each sum has its own scratch. */
+    for (int32_t k = 1; k < program->calls; k++) {
+        const vjp_work *a = &program->call[k - 1].work, *b = &program->call[k].work;
+        if (a->op->id == OP_ID(sum_squares) && b->op->id == OP_ID(sum_squares))
+            assert_ptr_not_equal(a->workspace, b->workspace);
+    }
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/* What one call of a group reads must not be overwritten by another one. */
+static void groups_keep_what_they_read(void **unused) {
+    (void)unused;
+    enum { CHAINS = 6 };
+    vjp_backend backend;
+    vjp_device *device = open_device("cpu");
+    merge_calls(device, &backend);
+    vjp_graph *g = vjp_graph_create();
+    const int64_t size = 100;
+    vjp_value x[CHAINS], result[CHAINS];
+    for (int i = 0; i < CHAINS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "x%d", i);
+        x[i] = vjp_graph_input(g, name, VJP_F32, 1, &size);
+    }
+    for (int i = 0; i < CHAINS; i++)
+        result[i] = vjp_graph_scale(g, x[i], WITH(scale, .factor = 2));
+    for (int i = 0; i < CHAINS; i++)
+        result[i] = vjp_graph_scale(g, result[i], WITH(scale, .factor = 2));
+    vjp_program *program = compile(device, g, result, CHAINS, NULL);
+    assert_int_equal(program->groups, 2);
+    for (int i = 0; i < CHAINS; i++)
+        fill(program, x[i], (uint64_t)i, 1);
+    run(device, program);
+    for (int i = 0; i < CHAINS; i++) {
+        vjp_tensor from = place(program, x[i]), to = place(program, result[i]);
+        for (int64_t k = 0; k < size; k++)
+            assert_true(get(&to, k) == 4 * get(&from, k));
+    }
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/*
+ * A state's old value is read by a call that comes before the one that writes it: even if a copied value was made
+ * earlier, and if both calls could run at once.
+ */
+static void old_values_of_states_are_read(void **unused) {
+    (void)unused;
+    for (int merges = 0; merges < 2; merges++) {
+        vjp_backend backend;
+        vjp_device *device = open_device("cpu");
+        if (merges) merge_calls(device, &backend);
+        vjp_graph *g = vjp_graph_create();
+        const int64_t size = 5;
+        vjp_value x = vjp_graph_input(g, "x", VJP_F32, 1, &size), state[2], old[2], copy[2];
+        vjp_value three = vjp_graph_scale(g, x, WITH(scale, .factor = 3));
+        for (int i = 0; i < 2; i++) {
+            state[i] = vjp_graph_state(g, i ? "t" : "s", VJP_F32, 1, &size);
+            old[i] = vjp_graph_scale(g, state[i], WITH(scale, .factor = 2));
+            vjp_value one = vjp_graph_scale(g, i ? x : three, WITH(scale, .factor = 1));
+            copy[i] = vjp_graph_assign(g, state[i], one);
+        }
+        vjp_program *program = compile(device, g, (const vjp_value[]){old[0], copy[0], old[1], copy[1]}, 4, NULL);
+        fill(program, x, 1, 1);
+        double before[2];
+        for (int i = 0; i < 2; i++) {
+            fill(program, state[i], 2, 1);
+            vjp_tensor at = place(program, state[i]);
+            before[i] = get(&at, 4);
+        }
+        run(device, program);
+        vjp_tensor from = place(program, x);
+        for (int i = 0; i < 2; i++) {
+            vjp_tensor twice = place(program, old[i]), now = place(program, state[i]);
+            assert_true(get(&twice, 4) == 2 * before[i]);
+            assert_true(get(&now, 4) == (double)((i ? 1 : 3) * (float)get(&from, 4)));
+        }
+        vjp_program_destroy(program);
+        vjp_graph_destroy(g);
+        vjp_close(device);
+    }
+}
+
+/* A gradient that is only copied into its state is made there. */
+static void gradients_are_made_in_their_states(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {4, 4};
+    vjp_value x = vjp_graph_input(g, "x", VJP_BF16, 2, shape), w = vjp_graph_parameter(g, "w", VJP_F32, 2, shape);
+    vjp_value state = vjp_graph_state(g, "g", VJP_F32, 2, shape), gradient;
+    vjp_value y = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, NULL);
+    vjp_value loss = mean_of(g, y);
+    assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &state, 0, &gradient), VJP_OK);
+    const vjp_program_options unplanned = {.struct_size = sizeof unplanned, .unplanned = 1};
+    vjp_program *program[] = {compile(device, g, &gradient, 1, NULL), compile(device, g, &gradient, 1, &unplanned)};
+    assert_int_equal(program[0]->calls, program[1]->calls - 1);
+    for (int i = 0; i < 2; i++) {
+        fill(program[i], x, 1, 1);
+        fill(program[i], w, 2, 1);
+        run(device, program[i]);
+    }
+    same_bits(program[0], program[1], state, state, 0);
+    for (int i = 0; i < 2; i++)
+        vjp_program_destroy(program[i]);
+    vjp_graph_destroy(g);
+    vjp_close(device);
 }
 
 /*
@@ -571,6 +749,59 @@ static void interrupts_stop_only_a_run_under_way(void **unused) {
     vjp_close(device);
 }
 
+/* The caller's thread pool interrupts as soon as a weight has changed. */
+typedef struct late_interrupt {
+    vjp_program *program;
+    const float *weight;
+    float before;
+    int interrupts;
+} late_interrupt;
+
+static void late_pool(void *context, size_t count, vjp_task task, void *argument) {
+    late_interrupt *late = context;
+    for (size_t i = 0; i < count; i++)
+        task(argument, i);
+    if (!late->program || *late->weight == late->before) return;
+    vjp_program_interrupt(late->program);
+    late->interrupts++;
+}
+
+/* A run that has begun to change parameters changes all of them. */
+static void steps_are_taken_whole(void **unused) {
+    (void)unused;
+    enum { SIDE = 400, WEIGHTS = 3 };
+    late_interrupt late = {0};
+    const vjp_options options = {
+        .struct_size = sizeof options, .threads = 4, .parallel_for = late_pool, .parallel_context = &late};
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
+    vjp_graph *g = vjp_graph_create();
+    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 2, (const int64_t[]){2, SIDE}), w[WEIGHTS], y = x;
+    for (int i = 0; i < WEIGHTS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        w[i] = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){SIDE, SIDE});
+        y = vjp_graph_linear(g, y, w[i], 0, NULL);
+    }
+    vjp_minimize_result made = {.struct_size = sizeof made};
+    vjp_graph_minimize(g, mean_of(g, y), NULL, &made);
+    vjp_program *program = compile(device, g, made.results, made.count, NULL);
+    fill(program, x, 1, 1);
+    for (int i = 0; i < WEIGHTS; i++)
+        fill(program, w[i], 2 + (uint64_t)i, 0.2);
+    vjp_tensor first = place(program, w[0]), last = place(program, w[WEIGHTS - 1]);
+    late.weight = (const float *)(const void *)((const char *)first.data + first.offset);
+    late.before = *late.weight;
+    float before = *(const float *)(const void *)((const char *)last.data + last.offset);
+    late.program = program;
+    assert_int_equal(vjp_program_step(program, &made, 0.1, 1, NULL), VJP_OK);
+    assert_true(late.interrupts > 1);
+    assert_true(*(const float *)(const void *)((const char *)last.data + last.offset) != before);
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
 /* An index past the table stops the run with the node's name, before that call has written. */
 static void bad_indices_stop_a_run(void **unused) {
     (void)unused;
@@ -712,12 +943,18 @@ int main(void) {
         cmocka_unit_test(programs_share_within_one_graph),
         cmocka_unit_test(large_graphs_are_quick),
         cmocka_unit_test(planned_is_unplanned),
+        cmocka_unit_test(merged_is_separate),
+        cmocka_unit_test(calls_are_grouped),
+        cmocka_unit_test(groups_keep_what_they_read),
+        cmocka_unit_test(old_values_of_states_are_read),
+        cmocka_unit_test(gradients_are_made_in_their_states),
         cmocka_unit_test(cast_weights_have_wide_gradients),
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),
         cmocka_unit_test(runs_can_be_watched),
         cmocka_unit_test(interrupts_stop_only_a_run_under_way),
+        cmocka_unit_test(steps_are_taken_whole),
         cmocka_unit_test(bad_indices_stop_a_run),
         cmocka_unit_test(the_checker_sees_overlaps),
         cmocka_unit_test(plans_are_as_defined),

@@ -314,7 +314,7 @@ static void a_save_is_synced(void **unused) {
     job j;
     metrics_row row;
     synced_count = 0;
-    if (!job_begin(&j, device, &settings, out, error) || !job_step(&j, &row, error)) fail_msg("%s", error);
+    if (!job_begin(&j, device, &settings, out, error) || !job_step(&j, 1, &row, error)) fail_msg("%s", error);
     assert_true(was_synced(path_of("shelf")) && was_synced(scratch));
     assert_false(was_synced(path_of("shelf/run/metrics.jsonl")));
     if (!job_save(&j, error)) fail_msg("%s", error);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The trainer: its step against AdamW done by hand in double; parts of a batch against the whole batch; the schedule;
- * what it says of a loss that is no number; names and shapes that it does not load. And the draw of a byte from logits.
+ * what it says of a loss that is no number, and that such a step changes nothing; steps that are queued ahead; names
+ * and shapes that it does not load. And the draw of a byte from logits.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 
 #include <math.h>
 
+#include "merging.h"
 #include "train/model/llama.h"
 #include "train/sampler.h"
 #include "train/trainer.h"
@@ -36,7 +38,7 @@ static int close_cpu(void **unused) {
 
 /* ---- A model and its data ---------------------------------------------------------------------------- */
 
-static void build(train_model *model, int64_t batch) {
+static void build_as(train_model *model, int64_t batch, vjp_dtype dtype) {
     const llama_config config = {.vocab_size = VOCABULARY,
                                  .hidden_size = 16,
                                  .intermediate_size = 20,
@@ -48,8 +50,12 @@ static void build(train_model *model, int64_t batch) {
                                  .rope_theta = 10000,
                                  .norm_eps = 1e-5,
                                  .dtype = VJP_F32};
-    const llama_options options = {.batch = batch, .context = CONTEXT, .dtype = VJP_F32};
+    const llama_options options = {.batch = batch, .context = CONTEXT, .dtype = dtype};
     llama_build(model, &config, &options);
+}
+
+static void build(train_model *model, int64_t batch) {
+    build_as(model, batch, VJP_F32);
 }
 
 /* Row r of all data is the same however they are cut into parts; *context is the batch. */
@@ -315,7 +321,7 @@ static void a_nan_is_named(void **unused) {
         {"model.layers.1.input_layernorm.weight", 3e38f, "the loss is nan",
          "model.layers.1.rms_norm (rms_norm.forward, call 17 of "},
         /* Gradients that are numbers, but not the sum of their squares. */
-        {"lm_head.weight", 1e25f, "the norm of the gradients is inf", "sum_squares (sum_squares.forward, call 1 of "},
+        {"lm_head.weight", 1e25f, "the norm of the gradients is inf", "sum_squares (sum_squares.forward, call "},
     };
     for (int parts = 1; parts <= 2; parts++)
         for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
@@ -350,6 +356,130 @@ static void a_nan_is_named(void **unused) {
             free(before);
             trainer_destroy(t);
             model_free(&model);
+        }
+}
+
+/* ---- Steps in the queue ------------------------------------------------------------------------------ */
+
+/* As fill(), without the last token, which only part 1 has. */
+static void fill_rarely(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
+    fill(context, validation, part, input, target);
+    int64_t batch = *(int64_t *)context;
+    for (int64_t i = 0; i < batch * CONTEXT; i++)
+        if (((int32_t *)input)[i] == VOCABULARY - 1) ((int32_t *)input)[i] = 0;
+    if (part == 1) ((int32_t *)input)[3] = VOCABULARY - 1;
+}
+
+/* Whether weights and moments still have the bits of `before`. */
+static bool is_unchanged(trainer *t, const float *before) {
+    tensors now = look(t);
+    bool same = true;
+    for (size_t i = 0; i < now.models + now.optimisers; i++) {
+        const safetensors_tensor *tensor = i < now.models ? &now.model[i] : &now.optimiser[i - now.models];
+        same = same && memcmp(tensor->data, before, (size_t)count_of(tensor) * sizeof *before) == 0;
+        before += count_of(tensor);
+    }
+    return same;
+}
+
+static float *bits_of(trainer *t) {
+    tensors now = look(t);
+    size_t count = 0;
+    for (size_t p = 0; p < now.models; p++)
+        count += 3 * (size_t)count_of(&now.model[p]);
+    float *bits = calloc(count, sizeof *bits), *to = bits;
+    for (size_t i = 0; i < now.models + now.optimisers; i++) {
+        const safetensors_tensor *tensor = i < now.models ? &now.model[i] : &now.optimiser[i - now.models];
+        memcpy(to, tensor->data, (size_t)count_of(tensor) * sizeof *to);
+        to += count_of(tensor);
+    }
+    return bits;
+}
+
+/* Step 2 is bad and step 3, which is already queued, is not: neither changes anything, and step 2 is blamed. */
+static void a_bad_step_suppresses_the_next(void **unused) {
+    (void)unused;
+    for (int parts = 1; parts <= 2; parts++) {
+        int64_t batch = 2;
+        trainer_options options = usual;
+        options.accumulate = parts;
+        train_model model;
+        build(&model, batch);
+        trainer *t = create(&model, &options);
+        const train_source source = {.context = &batch, .fill = fill_rarely};
+        char error[TRAIN_ERROR] = "";
+        trainer_step_result result;
+        if (parts == 1 && !trainer_step(t, &source, 1, &result, error)) fail_msg("%s", error);
+        tensors now = look(t);
+        const safetensors_tensor *table = named(&now, "model.embed_tokens.weight");
+        set(t, table, count_of(table) - 1, NAN);
+        float *before = bits_of(t);
+        int64_t bad = parts == 1 ? 2 : 1;
+        assert_true(trainer_queue(t, &source, bad, error));
+        assert_true(trainer_queue(t, &source, bad + 1, error));
+        assert_false(trainer_queue(t, &source, bad + 2, error)); /* two are the most */
+        assert_false(trainer_collect(t, &source, &result, error));
+        char says[64];
+        snprintf(says, sizeof says, "step %d: the loss is nan; where it first appears: ", (int)bad);
+        if (strncmp(error, says, strlen(says)) != 0) fail_msg("\"%s\"", error);
+        assert_true(is_unchanged(t, before));
+        assert_false(trainer_collect(t, &source, &result, error));
+        /* The next good step is taken again. */
+        if (!trainer_step(t, &source, bad + 1, &result, error)) fail_msg("%s", error);
+        assert_false(is_unchanged(t, before));
+        free(before);
+        trainer_destroy(t);
+        model_free(&model);
+    }
+}
+
+enum { STEPS = 10 };
+
+/* The losses and norms of ten steps, and the weights and moments after them. With `ahead` two are always queued. */
+static float *train(const trainer_options *options, vjp_dtype dtype, bool ahead, double numbers[2 * STEPS]) {
+    int64_t batch = 2;
+    char error[TRAIN_ERROR];
+    train_model model;
+    build_as(&model, batch, dtype);
+    trainer *t = create(&model, options);
+    assert_int_equal(trainer_depth(t), ahead ? 2 : 1);
+    const train_source source = {.context = &batch, .fill = fill};
+    for (int step = 1; step <= STEPS; step++) {
+        trainer_step_result result;
+        bool ok = (ahead && step > 1) || trainer_queue(t, &source, step, error);
+        if (ahead && step < STEPS) ok = ok && trainer_queue(t, &source, step + 1, error);
+        if (!ok || !trainer_collect(t, &source, &result, error)) fail_msg("%s", error);
+        numbers[2 * step - 2] = result.loss;
+        numbers[2 * step - 1] = result.norm;
+    }
+    float *bits = bits_of(t);
+    trainer_destroy(t);
+    model_free(&model);
+    return bits;
+}
+
+/* Calls that run at once, and steps that are queued ahead, give the bits of one after the other. */
+static void merged_is_separate(void **unused) {
+    (void)unused;
+    static const vjp_dtype dtypes[] = {VJP_F32, VJP_BF16};
+    for (int parts = 1; parts <= 3; parts += 2)
+        for (int d = 0; d < 2; d++) {
+            trainer_options options = usual;
+            options.accumulate = parts;
+            double numbers[2][2 * STEPS];
+            const vjp_backend *own = device->backend;
+            vjp_backend backend;
+            float *separate = train(&options, dtypes[d], false, numbers[0]);
+            merge_calls(device, &backend);
+            float *merged = train(&options, dtypes[d], true, numbers[1]);
+            device->backend = own;
+            train_model model;
+            build_as(&model, 2, dtypes[d]);
+            assert_memory_equal(numbers[0], numbers[1], sizeof numbers[0]);
+            assert_memory_equal(separate, merged, 3 * (size_t)model_size(&model) * sizeof *merged);
+            model_free(&model);
+            free(separate);
+            free(merged);
         }
 }
 
@@ -453,9 +583,14 @@ static void draws_follow_the_softmax(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_is_adamw),           cmocka_unit_test(parts_are_a_batch),
-        cmocka_unit_test(the_rate_rises_and_falls),  cmocka_unit_test(a_nan_is_named),
-        cmocka_unit_test(other_tensors_are_refused), cmocka_unit_test(the_likeliest_is_drawn),
+        cmocka_unit_test(a_step_is_adamw),
+        cmocka_unit_test(parts_are_a_batch),
+        cmocka_unit_test(the_rate_rises_and_falls),
+        cmocka_unit_test(a_nan_is_named),
+        cmocka_unit_test(a_bad_step_suppresses_the_next),
+        cmocka_unit_test(merged_is_separate),
+        cmocka_unit_test(other_tensors_are_refused),
+        cmocka_unit_test(the_likeliest_is_drawn),
         cmocka_unit_test(draws_follow_the_softmax),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);

@@ -9,7 +9,8 @@
  *
  * Casts of weights are scattered over the forward pass, each before the call that needs it. Where the program has a
  * backward pass, which needs most of them until its end, they are moved to the beginning: that costs no memory at the
- * peak. Nothing is reordered or grouped for a device that merges nothing.
+ * peak. Nothing is reordered or grouped for a device that merges nothing, nor in a program without a plan, which tests
+ * compare others with.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,12 @@
 #include "graph/compile.h"
 #include "op/op.h"
 
+static bool merges_any(const compilation *c) {
+    return c->device->backend->merges && !c->unplanned;
+}
+
 static bool merges(const compilation *c, const graph_node *node) {
-    const vjp_backend *backend = c->device->backend;
-    return backend->merges && backend->merges(c->device, node->op, node->pass);
+    return merges_any(c) && c->device->backend->merges(c->device, node->op, node->pass);
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------------ */
@@ -72,7 +76,7 @@ bool order_calls(compilation *c) {
     int32_t calls = c->program->calls, first = 0, others = 0, forward = 0;
     while (forward < calls && node_of(c, forward)->pass == VJP_FORWARD)
         forward++;
-    if (!c->device->backend->merges || forward == calls) return true;
+    if (!merges_any(c) || forward == calls) return true;
     int32_t *order = malloc(((size_t)forward + 1) * sizeof *order);
     bool *written = calloc((size_t)c->graph->values, sizeof *written);
     bool ok = order && written;
@@ -119,9 +123,9 @@ static void note_uses(const compilation *c, const graph_node *node, uses *u, int
 bool find_groups(compilation *c) {
     vjp_program *program = c->program;
     program->groups = 0;
-    int32_t *memory = c->device->backend->merges ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
+    int32_t *memory = merges_any(c) ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
     uses u = {memory, memory ? memory + c->graph->values : NULL};
-    if (c->device->backend->merges && !memory) return false;
+    if (merges_any(c) && !memory) return false;
     for (int32_t k = 0; k < program->calls; k++) {
         const graph_node *node = node_of(c, k), *before = k ? node_of(c, k - 1) : NULL;
         bool joins = before && before->op == node->op && before->pass == node->pass && merges(c, node) &&

@@ -287,14 +287,14 @@ bool job_is_ahead(const job *j) {
 /* Queues the next step, if it is not queued yet, and the one after it if it need not wait. */
 static bool queue_steps(job *j, int64_t last, char error[TRAIN_ERROR]) {
     int64_t next = j->step + 1;
+    if (j->later[0]) return train_fail(error, "%s", j->later);
     if (!job_is_ahead(j)) {
         if (!trainer_queue(j->trainer, &j->source, next, error)) return false;
         j->queued = next;
     }
     bool awaited = validates(j, next) || is_due(next, j->settings.save_every);
-    char later[TRAIN_ERROR]; /* a step that cannot be queued now is queued again, and then fails */
     if (trainer_depth(j->trainer) > 1 && next < last && !awaited &&
-        trainer_queue(j->trainer, &j->source, next + 1, later))
+        trainer_queue(j->trainer, &j->source, next + 1, j->later))
         j->queued = next + 1;
     return true;
 }

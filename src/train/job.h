@@ -59,9 +59,10 @@ typedef struct job {
     train_model model;
     trainer *trainer;
     metrics *metrics;
-    int64_t step;   /* taken so far */
-    int64_t queued; /* the last step that the trainer was given: `step`, or one more */
-    int64_t saved;  /* the step of the last checkpoint of this run; -1: none */
+    int64_t step;            /* taken so far */
+    int64_t queued;          /* the last step that the trainer was given: `step`, or one more */
+    int64_t saved;           /* the step of the last checkpoint of this run; -1: none */
+    char later[TRAIN_ERROR]; /* why the step after the next could not be queued; "": it was, or was not tried */
     double seconds;
     uint64_t data_hash;
     int lock; /* on `out`, until the run is closed */
