@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "files/safetensors.h"
+#include "merging.h"
 #include "scratch.h"
 #include "train/data/text.h"
 #include "train/files/metrics.h"
@@ -324,6 +325,80 @@ static void a_save_is_synced(void **unused) {
     vjp_close(device);
 }
 
+/* A run of 9 steps with validations and checkpoints, and the bytes of its record and last weights. */
+static void run_job(vjp_device *device, const char *name, bool stops) {
+    enum { LAST = 9 };
+    char error[TRAIN_ERROR], out[512];
+    job_settings settings = job_defaults();
+    settings.batch = 1;
+    settings.context = 4;
+    settings.validate_every = 4;
+    settings.save_every = 3;
+    settings.trainer.steps = LAST;
+    snprintf(settings.data, sizeof settings.data, "%s", path_of("book"));
+    snprintf(out, sizeof out, "%s", path_of(name));
+    job j;
+    metrics_row row;
+    if (!job_begin(&j, device, &settings, out, error)) fail_msg("%s", error);
+    /* A signal after step 4 lets what is queued finish; then the run is resumed, as the command line does it. */
+    for (int turn = 0; turn < 2; turn++) {
+        while (job_is_ahead(&j) || (j.step < LAST && !(stops && turn == 0 && j.step >= 4))) {
+            int64_t last = stops && turn == 0 && j.step >= 4 ? j.step : LAST;
+            if (!job_step(&j, last, &row, error)) fail_msg("%s", error);
+            assert_int_equal(row.step, j.step);
+            if (j.step % 3 == 0 && !job_save(&j, error)) fail_msg("%s", error);
+        }
+        if (!job_save(&j, error)) fail_msg("%s", error);
+        if (turn) break;
+        job_arithmetic arithmetic = j.settings.arithmetic;
+        job_close(&j);
+        if (!job_resume(&j, device, &arithmetic, true, out, error)) fail_msg("%s", error);
+    }
+    job_close(&j);
+}
+
+/* Steps that are queued ahead give the same record and the same checkpoints, whether or not the run is stopped. */
+static void a_run_ahead_is_the_same_run(void **unused) {
+    (void)unused;
+    static const char *const runs[] = {"plain", "ahead", "stopped"};
+    static const char *const files[] = {"checkpoint-00000006/model.safetensors",
+                                        "checkpoint-00000009/model.safetensors",
+                                        "checkpoint-00000009/optimizer.safetensors"};
+    char text[2048];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (char)('a' + i * i % 23);
+    write_file("book", text, sizeof text);
+    double losses[3][9];
+    for (int r = 0; r < 3; r++) {
+        vjp_device *device;
+        vjp_backend backend;
+        assert_int_equal(vjp_open("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1}, &device),
+                         VJP_OK);
+        if (r) merge_calls(device, &backend);
+        run_job(device, runs[r], r == 2);
+        vjp_close(device);
+        char path[1024];
+        snprintf(path, sizeof path, "%s/metrics.jsonl", path_of(runs[r]));
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        int lines = 0;
+        for (char line[512]; fgets(line, sizeof line, file); lines++) {
+            const char *loss = strstr(line, "\"loss\": ");
+            assert_true(lines < 9 && loss);
+            losses[r][lines] = strtod(loss + 8, NULL);
+        }
+        fclose(file);
+        assert_int_equal(lines, 9);
+        assert_memory_equal(losses[0], losses[r], sizeof losses[r]);
+        for (size_t f = 0; f < sizeof files / sizeof files[0]; f++) {
+            char command[2200], plain[600];
+            snprintf(plain, sizeof plain, "%s", path_of("plain"));
+            snprintf(command, sizeof command, "cmp '%s/%s' '%s/%s'", plain, files[f], path_of(runs[r]), files[f]);
+            if (system(command) != 0) fail_msg("%s", command);
+        }
+    }
+}
+
 /* A file and its folder are synced, and either can fail; the file is whole all the same. */
 static void a_failed_sync_is_reported(void **unused) {
     (void)unused;
@@ -404,10 +479,15 @@ static void curves_are_xml(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_is_read),        cmocka_unit_test(long_text_is_whole),
-        cmocka_unit_test(windows_stay_inside), cmocka_unit_test(a_record_is_resumed),
-        cmocka_unit_test(records_are_refused), cmocka_unit_test(curves_are_xml),
-        cmocka_unit_test(a_save_is_synced),    cmocka_unit_test(a_failed_sync_is_reported),
+        cmocka_unit_test(text_is_read),
+        cmocka_unit_test(long_text_is_whole),
+        cmocka_unit_test(windows_stay_inside),
+        cmocka_unit_test(a_record_is_resumed),
+        cmocka_unit_test(records_are_refused),
+        cmocka_unit_test(curves_are_xml),
+        cmocka_unit_test(a_save_is_synced),
+        cmocka_unit_test(a_run_ahead_is_the_same_run),
+        cmocka_unit_test(a_failed_sync_is_reported),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

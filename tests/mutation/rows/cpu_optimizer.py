@@ -16,4 +16,8 @@
      [("src/cpu/optimizer/clip.c", "norm <= a->max_norm ? 1", "!(norm > a->max_norm) ? 1")]),
     ("sgd, adamw: no decay of an infinite weight is 0 * Inf", "test test_range",
      [("src/cpu/optimizer/decay.h", "return decay != 0 ?", "return decay >= 0 ?")]),
+    ("adamw: a step whose scale is not finite is taken", "check adamw",
+     [("src/cpu/optimizer/adamw.c", "isfinite(p.scale) ? task : keep_task", "p.scale != 0 ? task : keep_task")]),
+    ("sgd: a step whose scale is not finite is taken", "check sgd",
+     [("src/cpu/optimizer/sgd.c", "isfinite(p.scale) ? task : keep_task", "p.scale != 0 ? task : keep_task")]),
 ]

@@ -29,4 +29,12 @@
      [("src/train/job.c", "metrics_sync(j->metrics, error) && ", "")]),
     ("files: a folder that cannot be synced is not reported", "test test_run_files",
      [("src/files/sync.c", "fsync(file) == 0 || errno == EINVAL", "fsync(file) == 0 || errno > 0")]),
+    ("trainer: a step after a bad one is taken", "test test_trainer",
+     [("src/train/trainer.c", "vjp_graph_add(graph, t->guard, times_zero(graph, x), NULL)",
+       "vjp_graph_add(graph, times_zero(graph, x), times_zero(graph, x), NULL)")]),
+    ("trainer: looking for a NaN changes the weights", "test test_trainer",
+     [("src/train/trainer.c", "program_trace(program, calls_before_update(program), found, bytes)",
+       "program_trace(program, calls_before_update(program) + 1, found, bytes)")]),
+    ("runs: a step is queued before the weights are saved", "test test_run_files",
+     [("src/train/job.c", "validates(j, next) || is_due(next, j->settings.save_every)", "validates(j, next)")]),
 ]
