@@ -158,8 +158,8 @@ const char *vjp_device_summary(const vjp_device *device);
 int vjp_device_is_host(const vjp_device *device);
 
 /*
- * What the device uses, by name: "instruction_set", "threads", "pool", "matrix_products", "blas"; VJP_UNSUPPORTED
- * where a device has no such thing.
+ * What the device uses, by name: on the CPU "instruction_set", "threads", "pool", "matrix_products", "blas"; on CUDA
+ * the bytes "memory_free" and "memory_total". VJP_UNSUPPORTED where a device has no such thing.
  */
 vjp_status vjp_device_property(vjp_device *device, const char *name, char *text, size_t bytes);
 
@@ -467,6 +467,13 @@ typedef struct vjp_program_report {
 } vjp_program_report;
 
 vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *report);
+
+/*
+ * The report of the program that vjp_compile() would make of these results. No memory of the device is allocated, so
+ * models that do not fit can be planned, too.
+ */
+vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                    vjp_program_report *report);
 
 /*
  * With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs, and

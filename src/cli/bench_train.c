@@ -25,7 +25,9 @@
 enum { TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
 
 static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
-static const char *const RAW_PRODUCT = "a=[1024,1024] b=[1024,1024]";
+
+/* The side of the square product that the device's rate is measured with: large enough to fill it. */
+enum { SIDE_HOST = 1024, SIDE_CARD = 8192 };
 
 /* All calls of an op's pass in one step. */
 typedef struct op_row {
@@ -68,7 +70,10 @@ typedef struct bench_train {
     double profiled, in_calls; /* of the fastest step with one: all of it, and the sum of its calls */
     one_call *call;            /* [calls] */
     int64_t calls;
+    int side;             /* of the raw product */
+    double flops_a_token; /* as models are compared: parameters and causal attention, nothing recomputed */
     double copy_rate, product_rate, peak_bytes;
+    double device_bytes; /* of a device with its own memory: what training took of it; 0: it does not say */
     raw_product product[MAX_PRODUCTS];
     int products;
     op_row row[MAX_OPS];
@@ -91,12 +96,17 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     const llama_preset *preset = llama_preset_find(b->preset, error);
     if (!preset) return false;
     llama_config config = preset->config;
+    if (!b->batch) b->batch = preset->batch;
     if (!b->context) b->context = config.max_positions;
     config.max_positions = b->context;
+    b->side = vjp_device_is_host(b->device) ? SIDE_HOST : SIDE_CARD;
+    b->flops_a_token = 6 * (double)llama_size(&config) +
+                       6 * (double)config.layers * (double)b->context * (double)config.heads * (double)config.head_dim;
     const llama_options options = {.batch = b->batch, .context = b->context, .dtype = b->dtype};
     if (!make_text(b, error)) return false;
     llama_build(&b->model, &config, &options);
     trainer_options how = job_defaults().trainer;
+    b->device_bytes = (double)fit_free(b->device);
     how.steps = WARM_UP + 2 * b->steps;
     b->trainer = trainer_create(b->device, &b->model, &how, error);
     if (!b->trainer) return false;
@@ -218,7 +228,9 @@ static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
     char why[TEXT_ERROR];
     proof_timing timing;
     proof_yardstick *yardstick = proof_yardstick_open(b->device, (size_t)bench_target_bytes(b->device, true));
-    bool ok = time_product(b, yardstick, RAW_PRODUCT, RATES_BUDGET, &timing, why);
+    char square[BENCH_TEXT * 4];
+    snprintf(square, sizeof square, "a=[%d,%d] b=[%d,%d]", b->side, b->side, b->side, b->side);
+    bool ok = time_product(b, yardstick, square, RATES_BUDGET, &timing, why);
     proof_yardstick_close(yardstick);
     if (ok) {
         b->copy_rate = fmax(b->copy_rate, timing.copy_rate);
@@ -247,6 +259,7 @@ static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
         if (!take_round(b, &b->seconds[i], error)) return false;
         if (i + 1 != half) continue;
         b->peak_bytes = peak_bytes();
+        b->device_bytes -= (double)fit_free(b->device);
         if (!take_rates(b, error)) return false;
     }
     return take_rates(b, error);
@@ -366,6 +379,10 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_real("flops", s->cost.flops);
     cli_json_real("gflops", s->cost.flops / s->best / 1e9);
     json_real("product_gflops", b->product_rate > 0 ? b->product_rate / 1e9 : NAN);
+    cli_json_real("flops_per_token", b->flops_a_token);
+    json_real("of_peak", b->product_rate > 0
+                             ? b->flops_a_token * (double)(b->batch * b->context) / s->median / b->product_rate
+                             : NAN);
     json_real("copy_gbps", b->copy_rate > 0 ? b->copy_rate / 1e9 : NAN);
     json_real("limit_ms", s->limit * 1e3);
     json_real("of_limit", s->limit / s->best);
@@ -377,6 +394,10 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_real("intermediate_bytes", m->intermediates);
     cli_json_real("persistent_bytes", m->persistent);
     cli_json_real("peak_bytes", b->peak_bytes);
+    if (b->device_bytes > 0)
+        cli_json_real("device_bytes", b->device_bytes);
+    else
+        cli_json_null("device_bytes");
     cli_json_end();
 }
 
@@ -421,17 +442,24 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
            s->median * 1e3, (long long)b->steps, tokens / s->median, share);
     printf("rate     %.1f GFLOP per step, %.1f GFLOP/s", s->cost.flops / 1e9, s->cost.flops / s->best / 1e9);
     if (b->product_rate > 0)
-        printf("; raw products %.1f GFLOP/s: %.2f of them", b->product_rate / 1e9,
-               s->cost.flops / s->best / b->product_rate);
+        printf("; a raw %s product of %d x %d x %d %.1f GFLOP/s: %.2f of it", vjp_dtype_name(b->dtype), b->side,
+               b->side, b->side, b->product_rate / 1e9, s->cost.flops / s->best / b->product_rate);
     if (b->copy_rate > 0) printf("; copy %.1f GB/s", b->copy_rate / 1e9);
+    if (b->product_rate > 0)
+        printf(
+            "\npeak     %.2f of that raw product by the median step, counting 6 x parameters + 6 x layers x context x "
+            "width\n         = %.4g MFLOP per token",
+            b->flops_a_token * tokens / s->median / b->product_rate, b->flops_a_token / 1e6);
     printf("\ncalls    %lld, %.2f ms of a step that took %.2f ms with the profile: %.2f%%; outside of them %.3f ms, "
            "%.2f%%;\n         the shortest call %s ms\n",
            (long long)b->calls, b->in_calls * 1e3, b->profiled * 1e3, 100 * b->in_calls / b->profiled,
            (b->profiled - b->in_calls) * 1e3, 100 * (1 - b->in_calls / b->profiled), shortest);
     printf("memory   arena %s, alive at once %s, all intermediates %s; parameters, gradients and moments %s;\n"
-           "         peak of the process %s\n",
+           "         peak of the process %s",
            cli_bytes(m->arena, bytes[0]), cli_bytes(m->live, bytes[1]), cli_bytes(m->intermediates, bytes[2]),
            cli_bytes(m->persistent, bytes[3]), cli_bytes(b->peak_bytes, bytes[4]));
+    if (b->device_bytes > 0) printf("; taken of the device's free memory %s", cli_bytes(b->device_bytes, bytes[0]));
+    putchar('\n');
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
@@ -448,13 +476,13 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .batch = JOB_DEFAULT_BATCH, .steps = USUAL_STEPS, .dtype = VJP_F32};
+    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32};
     int dtype = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
-        {"preset", 0, "P", "tiny, small, medium or large; default small", CLI_TEXT, &b.preset, 0, 0},
-        {"batch", 0, "B", "rows of a batch; default 8", CLI_INTEGER, &b.batch, 1, MANY},
+        {"preset", 0, "P", LLAMA_PRESETS "; default small", CLI_TEXT, &b.preset, 0, 0},
+        {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &b.batch, 1, MANY},
         {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &b.context, 1, TEXT_BYTES - 1},
         {"dtype", 0, "D", "f32 or bf16: what products compute with; default f32", CLI_DTYPE, &dtype, 0, 0},
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
@@ -468,14 +496,17 @@ int cli_bench_train(int argc, char **argv) {
             "  of step   share of the sum of these\n"
             "  limit     for each call the longer of its minimum bytes over the rate of a copy and, for linear,\n"
             "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
-            "            a raw product of 1024 x 1024 x 1024; all are measured in the same run\n"
+            "            a square raw product, of side 1024 on the cpu and 8192 on a card; all are measured in the\n"
+            "            same run\n"
             "  of limit  limit over time; tensors in a cache move faster than the copy, which exceeds every cache\n"
             "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"
             "making the batch, the loop, reading the loss, the clock.",
         .more =
             "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, min_bytes, flops;\n"
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
-            "product_gflops, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, and bytes of memory.\n",
+            "product_gflops, flops_per_token, of_peak, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, "
+            "and\n"
+            "bytes of memory.\n",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &b.json,

@@ -107,6 +107,12 @@ typedef struct cli_device_options {
 /* Opens that device. NULL: the reason has been printed; return CLI_FAILURE. */
 vjp_device *cli_open(const char *command, const cli_device_options *on);
 
+/*
+ * The bytes of --memory: "40GiB", "512MiB", "24GB", or "80%" of what the device has. Without a device only its form is
+ * checked. Anything but CLI_CONTINUE is the exit status to return.
+ */
+int cli_memory(const char *command, const char *text, vjp_device *device, int64_t *bytes);
+
 /* The op of that name. NULL: the error, with the nearest name, has been printed; return CLI_MISUSE. */
 const vjp_op *cli_find_op(const char *command, const char *name);
 

@@ -9,9 +9,7 @@
 
 #include "cli/cli.h"
 #include "graph/program.h"
-#include "train/model/convnet.h"
-#include "train/model/llama.h"
-#include "train/trainer.h"
+#include "train/job.h"
 
 /* ---- The picture ------------------------------------------------------------------------------------- */
 
@@ -124,31 +122,35 @@ static int draw(const char *path, const char *title, const vjp_program *p) {
 
 /* ---- The table --------------------------------------------------------------------------------------- */
 
-static void print_report(const train_model *model, const vjp_program_report *r, bool json, bool markdown) {
-    if (json) {
-        cli_json_begin();
-        cli_json_integer("parameters", model_size(model));
-        cli_json_integer("calls", (int64_t)r->calls);
-        cli_json_integer("arena_bytes", (int64_t)r->arena_bytes);
-        cli_json_integer("live_bytes", (int64_t)r->live_bytes);
-        cli_json_integer("intermediate_bytes", (int64_t)r->intermediate_bytes);
-        cli_json_integer("persistent_bytes", (int64_t)r->persistent_bytes);
-        cli_json_real("min_bytes", r->cost.bytes);
-        cli_json_real("flops", r->cost.flops);
-        cli_json_end();
-        return;
-    }
-    char text[CLI_BYTES_TEXT];
-    if (markdown) {
-        char arena[CLI_BYTES_TEXT], live[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT];
-        printf(
-            "| parameters | calls per step | arena | live at the peak | without reuse | kept between steps | GFLOP |\n"
-            "|---:|---:|---:|---:|---:|---:|---:|\n| %lld | %zu | %s | %s | %s | %s | %.4g |\n",
-            (long long)model_size(model), r->calls, cli_bytes((double)r->arena_bytes, arena),
-            cli_bytes((double)r->live_bytes, live), cli_bytes((double)r->intermediate_bytes, whole),
-            cli_bytes((double)r->persistent_bytes, kept), r->cost.flops * 1e-9);
-        return;
-    }
+static void print_json(const train_model *model, const vjp_program_report *r, const fit_result *fit) {
+    cli_json_begin();
+    cli_json_integer("parameters", model_size(model));
+    cli_json_integer("calls", (int64_t)r->calls);
+    cli_json_integer("arena_bytes", (int64_t)r->arena_bytes);
+    cli_json_integer("live_bytes", (int64_t)r->live_bytes);
+    cli_json_integer("intermediate_bytes", (int64_t)r->intermediate_bytes);
+    cli_json_integer("persistent_bytes", (int64_t)r->persistent_bytes);
+    cli_json_real("min_bytes", r->cost.bytes);
+    cli_json_real("flops", r->cost.flops);
+    cli_json_integer("recomputed_blocks", fit->recompute);
+    cli_json_real("recomputed_flops", fit->needs.cost.flops - fit->before.cost.flops);
+    cli_json_integer("training_bytes", (int64_t)fit->needs.bytes);
+    cli_json_integer("training_kept_bytes", (int64_t)fit->needs.kept_bytes);
+    cli_json_integer("training_arena_bytes", (int64_t)fit->needs.arena_bytes);
+    cli_json_end();
+}
+
+static void print_markdown(const train_model *model, const vjp_program_report *r) {
+    char arena[CLI_BYTES_TEXT], live[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT];
+    printf("| parameters | calls per step | arena | live at the peak | without reuse | kept between steps | GFLOP |\n"
+           "|---:|---:|---:|---:|---:|---:|---:|\n| %lld | %zu | %s | %s | %s | %s | %.4g |\n",
+           (long long)model_size(model), r->calls, cli_bytes((double)r->arena_bytes, arena),
+           cli_bytes((double)r->live_bytes, live), cli_bytes((double)r->intermediate_bytes, whole),
+           cli_bytes((double)r->persistent_bytes, kept), r->cost.flops * 1e-9);
+}
+
+static void print_text(const train_model *model, const vjp_program_report *r, const fit_result *fit) {
+    char text[CLI_BYTES_TEXT], more[CLI_BYTES_TEXT];
     printf("parameters          %lld\n", (long long)model_size(model));
     printf("calls per step      %zu\n", r->calls);
     printf("arena               %s\n", cli_bytes((double)r->arena_bytes, text));
@@ -158,44 +160,97 @@ static void print_report(const train_model *model, const vjp_program_report *r, 
     printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
     printf("min. memory traffic %s per step\n", cli_bytes(r->cost.bytes, text));
     printf("operations          %.4g GFLOP per step\n", r->cost.flops * 1e-9);
+    if (fit->recompute)
+        printf("recomputed blocks   %lld: %s less memory for training, %.1f %% more FLOP\n", (long long)fit->recompute,
+               cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
+    printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
+    printf(" %s of parameters, gradients and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
+    printf(" %s of arenas\n", cli_bytes((double)fit->needs.arena_bytes, more));
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
 
 typedef struct arguments {
     cli_device_options on;
-    const char *preset, *svg;
+    const char *model, *preset, *svg, *memory;
     int64_t batch, context;
     int dtype;
     bool text, dot, markdown, recompute, json;
 } arguments;
 
-static int build(const arguments *a, const char *name, train_model *model) {
+static void build_convnet(const arguments *a, vjp_dtype dtype, train_model *model) {
+    const convnet_config config = {
+        .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
+    const convnet_options options = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
+    convnet_build(model, &config, &options);
+}
+
+/* Builds the model, and plans how it is trained; *fit stays empty where neither is asked for. */
+static int build(const arguments *a, vjp_device *device, train_model *model, fit_result *fit) {
     char error[TRAIN_ERROR];
     vjp_dtype dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
-    if (strcmp(name, "convnet") == 0) {
-        const convnet_config config = {
-            .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
-        const convnet_options options = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
-        convnet_build(model, &config, &options);
-    } else if (strcmp(name, "llama") == 0) {
+    const job_settings usual = job_defaults();
+    const fit_run run = {device, &usual.trainer, usual.validate_every > 0};
+    fit_limit limit = {0};
+    int64_t asked = 0;
+    int status = a->memory ? cli_memory("graph", a->memory, device, &asked) : CLI_CONTINUE;
+    if (status != CLI_CONTINUE) return status;
+    limit.asked = (size_t)asked;
+    bool ok = true, plans = !a->text && !a->dot;
+    if (strcmp(a->model, "convnet") == 0) {
+        if (plans) {
+            build_convnet(a, dtype, model);
+            ok = trainer_plan(device, model, run.trainer, run.validates, &fit->needs, error) &&
+                 fit_allows(&limit, &fit->needs, "", error);
+            model_free(model);
+        }
+        build_convnet(a, dtype, model);
+    } else {
         const llama_preset *preset = llama_preset_find(a->preset, error);
         if (!preset) return cli_misuse("graph", "%s", error);
         llama_config config = preset->config;
         if (a->context) config.max_positions = a->context;
-        const llama_options options = {.batch = a->batch ? a->batch : 8,
-                                       .context = config.max_positions,
-                                       .dtype = dtype,
-                                       .recompute = a->recompute};
+        llama_options options = {.batch = a->batch ? a->batch : preset->batch,
+                                 .context = config.max_positions,
+                                 .dtype = dtype,
+                                 .recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0};
+        if (a->memory)
+            ok = fit_llama(&run, &config, &options, &limit, fit, error);
+        else if (plans)
+            ok = fit_check(&run, &config, &options, &limit, fit, error);
+        if (a->memory) options.recompute = fit->recompute;
         llama_build(model, &config, &options);
-    } else {
-        return cli_misuse("graph", "unknown model \"%s\"; models are llama and convnet", name);
     }
+    if (!ok) return cli_fail("graph", "%s", error);
     if (vjp_graph_status(model->graph) == VJP_OK) return CLI_CONTINUE;
     return cli_fail("graph", "%s", vjp_graph_error(model->graph));
 }
 
-static int show(const arguments *a, const char *name, vjp_device *device, train_model *model) {
+static int print_report(const arguments *a, vjp_device *device, const train_model *model, const vjp_value *results,
+                        const fit_result *fit) {
+    size_t count = (size_t)model->parameters + 1;
+    vjp_program_report report = {.struct_size = sizeof report};
+    if (vjp_plan(device, model->graph, results, count, &report) != VJP_OK)
+        return cli_fail("graph", "%s", vjp_error(device));
+    if (a->json)
+        print_json(model, &report, fit);
+    else if (a->markdown)
+        print_markdown(model, &report);
+    else
+        print_text(model, &report, fit);
+    if (!a->svg) return CLI_OK;
+    /* The picture shows the calls of a program, whose memory is allocated. */
+    vjp_program *program = NULL;
+    if (vjp_compile(device, model->graph, results, count, NULL, &program) != VJP_OK)
+        return cli_fail("graph", "%s", vjp_error(device));
+    char title[96];
+    snprintf(title, sizeof title, "%s %s: a training step", a->model, a->preset);
+    int status = draw(a->svg, title, program);
+    vjp_program_destroy(program);
+    return status;
+}
+
+static int show(const arguments *a, vjp_device *device, train_model *model, const fit_result *fit) {
     int count = model->parameters, status = CLI_OK;
     vjp_value *values = calloc(2 * (size_t)count + 1, sizeof *values);
     if (!values) return cli_fail("graph", "there is no memory for %d gradients", count);
@@ -203,7 +258,6 @@ static int show(const arguments *a, const char *name, vjp_device *device, train_
         values[count + 1 + i] = model->parameter[i].value;
     vjp_graph_grad(model->graph, model->loss, values + count + 1, (size_t)count, NULL, 0, values);
     values[count] = model->loss;
-    vjp_program *program = NULL;
     if (a->text || a->dot) {
         char *text = a->text ? vjp_graph_text(model->graph) : vjp_graph_dot(model->graph);
         if (text)
@@ -211,30 +265,39 @@ static int show(const arguments *a, const char *name, vjp_device *device, train_
         else
             status = cli_fail("graph", "there is no memory for the text");
         free(text);
-    } else if (vjp_compile(device, model->graph, values, (size_t)count + 1, NULL, &program) != VJP_OK) {
-        status = cli_fail("graph", "%s", vjp_error(device));
     } else {
-        vjp_program_report report = {.struct_size = sizeof report};
-        vjp_program_describe(program, &report);
-        print_report(model, &report, a->json, a->markdown);
-        char title[96];
-        snprintf(title, sizeof title, "%s %s: a training step", name, a->preset);
-        if (a->svg) status = draw(a->svg, title, program);
+        status = print_report(a, device, model, values, fit);
     }
-    vjp_program_destroy(program);
     free(values);
     return status;
+}
+
+/* The model is an operand or --model, once; what no option's limits can check. */
+static int check_arguments(arguments *a, const cli_operands *operands) {
+    if (operands->count && a->model) return cli_misuse("graph", "MODEL is given twice");
+    if (operands->count) a->model = operands->item[0];
+    if (!a->model) return cli_misuse("graph", "MODEL is missing: llama or convnet");
+    if (strcmp(a->model, "convnet") != 0 && strcmp(a->model, "llama") != 0)
+        return cli_misuse("graph", "unknown model \"%s\"; models are llama and convnet", a->model);
+    if (a->text + a->dot + a->markdown + a->json > 1 || ((a->text || a->dot) && a->svg))
+        return cli_misuse("graph", "--text, --dot, --json and --markdown exclude each other; --svg goes with a report");
+    if (a->memory && a->recompute)
+        return cli_misuse("graph", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
+    return a->memory ? cli_memory("graph", a->memory, NULL, NULL) : CLI_CONTINUE;
 }
 
 int cli_graph(int argc, char **argv) {
     arguments a = {.on = CLI_DEVICE_DEFAULTS, .preset = "tiny", .dtype = -1};
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
-        {"preset", 0, "P", "size of the llama: tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"batch", 0, "B", "rows per batch", CLI_INTEGER, &a.batch, 1, 1000000},
+        {"model", 0, "M", "llama or convnet, in place of MODEL", CLI_TEXT, &a.model, 0, 0},
+        {"preset", 0, "P", "size of the llama: " LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
+        {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &a.batch, 1, 1000000},
         {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
         {"dtype", 0, "D", "f32, bf16 or f16; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"recompute", 0, NULL, "recompute blocks in the backward pass", CLI_FLAG, &a.recompute, 0, 0},
+        {"memory", 0, "M", "40GiB, 24GB, 80%: recompute as few blocks as needed to train in it", CLI_TEXT, &a.memory, 0,
+         0},
+        {"recompute", 0, NULL, "recompute all blocks in the backward pass", CLI_FLAG, &a.recompute, 0, 0},
         {"text", 0, NULL, "print the graph, one line per node", CLI_FLAG, &a.text, 0, 0},
         {"dot", 0, NULL, "print the graph for Graphviz", CLI_FLAG, &a.dot, 0, 0},
         {"markdown", 0, NULL, "print the report as a markdown table", CLI_FLAG, &a.markdown, 0, 0},
@@ -242,26 +305,28 @@ int cli_graph(int argc, char **argv) {
     };
     const cli_command command = {
         .name = "graph",
-        .usage = "graph MODEL [--preset P] [--text | --dot | --json | --markdown] [--svg FILE]",
+        .usage = "graph MODEL [--preset P] [--memory M] [--text | --dot | --json | --markdown] [--svg FILE]",
         .about =
-            "Builds a training step of llama or convnet, loss and gradients, and reports its calls, memory and FLOP.",
+            "Builds a training step of llama or convnet, loss and gradients, and reports its calls, memory and FLOP.\n"
+            "Only --svg allocates the memory of the step: models of any size can be planned.",
         .more = NULL,
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,
-        .min_operands = 1,
+        .min_operands = 0,
         .max_operands = 1,
     };
     cli_operands operands;
     int status = cli_parse(&command, argc, argv, &operands);
     if (status != CLI_CONTINUE) return status;
-    if (a.text + a.dot + a.markdown + a.json > 1 || ((a.text || a.dot) && a.svg))
-        return cli_misuse("graph", "--text, --dot, --json and --markdown exclude each other; --svg goes with a report");
+    status = check_arguments(&a, &operands);
+    if (status != CLI_CONTINUE) return status;
     vjp_device *device = cli_open("graph", &a.on);
     if (!device) return CLI_FAILURE;
     train_model model = {0};
-    status = build(&a, operands.item[0], &model);
-    if (status == CLI_CONTINUE) status = show(&a, operands.item[0], device, &model);
+    fit_result fit = {0};
+    status = build(&a, device, &model, &fit);
+    if (status == CLI_CONTINUE) status = show(&a, device, &model, &fit);
     model_free(&model);
     vjp_close(device);
     return status;

@@ -114,6 +114,18 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     cli_flush();
 }
 
+/* What was planned for a limit of memory, and the price. */
+static void show_fit(const job *j) {
+    char needs[CLI_BYTES_TEXT], before[CLI_BYTES_TEXT], allowed[CLI_BYTES_TEXT];
+    printf("memory: %s", cli_bytes((double)j->fit.needs.bytes, needs));
+    if (j->settings.memory) printf(" of %s allowed", cli_bytes((double)j->settings.memory, allowed));
+    if (j->fit.recompute)
+        printf("; %lld of %lld blocks are recomputed, which saves %s and adds %.1f %% of FLOP",
+               (long long)j->fit.recompute, (long long)j->llama.layers,
+               cli_bytes((double)j->fit.before.bytes - (double)j->fit.needs.bytes, before), 100 * fit_price(&j->fit));
+    putchar('\n');
+}
+
 static void show_job(const job *j) {
     const job_settings *s = &j->settings;
     vjp_program_report gradients = {.struct_size = sizeof gradients}, update = {.struct_size = sizeof update};
@@ -136,6 +148,7 @@ static void show_job(const job *j) {
            (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9,
            cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
            cli_bytes((double)update.persistent_bytes, kept));
+    if (j->fit.needs.bytes) show_fit(j);
     cli_flush();
 }
 
@@ -181,7 +194,7 @@ static int train(job *j, screen *s, int64_t stop_at) {
 
 typedef struct arguments {
     cli_device_options on;
-    const char *model, *preset, *out, *from;
+    const char *model, *preset, *out, *from, *memory;
     int dtype;
     bool resume, allow_other_bits, recompute, json;
     int64_t stop_at, seed;
@@ -260,7 +273,7 @@ static int copy_settings(arguments *a, const char *data) {
         !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
         return cli_misuse("train", "an argument is too long");
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
-    s->recompute = a->recompute;
+    s->recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0;
     s->trainer.seed = (uint64_t)a->seed;
     if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
     return CLI_CONTINUE;
@@ -283,9 +296,14 @@ static int run(arguments *a, const char *data) {
     job j;
     const job_arithmetic arithmetic = arithmetic_of(device, s->dtype);
     if (!a->resume) s->arithmetic = arithmetic;
+    int status = a->memory ? cli_memory("train", a->memory, device, &s->memory) : CLI_CONTINUE;
+    if (status != CLI_CONTINUE) {
+        vjp_close(device);
+        return status;
+    }
     bool ok = a->resume ? job_resume(&j, device, &arithmetic, a->allow_other_bits, a->out, error)
                         : job_begin(&j, device, s, a->out, error);
-    int status = CLI_FAILURE;
+    status = CLI_FAILURE;
     if (ok) {
         handle_signals(j.trainer);
         cli_defer_write_errors();
@@ -312,6 +330,9 @@ static int check_arguments(const arguments *a, const cli_operands *operands) {
     if (a->preset && !llama_preset_find(a->preset, error)) return cli_misuse("train", "%s", error);
     if (operands->count && !operands->item[0][0])
         return cli_misuse("train", "DATA is empty; it must be a file or a folder");
+    if (a->memory && a->recompute)
+        return cli_misuse("train", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
+    if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
     return CLI_CONTINUE;
 }
@@ -325,7 +346,7 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
-        {"preset", 0, "P", "tiny, small, medium or large; default tiny", CLI_TEXT, &a.preset, 0, 0},
+        {"preset", 0, "P", LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
         {"from", 0, "DIR", "start with the weights of a Hugging Face Llama of bytes", CLI_TEXT, &a.from, 0, 0},
         {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
          0},
@@ -348,7 +369,9 @@ int cli_train(int argc, char **argv) {
         {"label-smoothing", 0, "S", "share of the target spread over all classes; default 0", CLI_REAL,
          &s->label_smoothing, 0, 1},
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"recompute", 0, NULL, "recompute blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
+        {"memory", 0, "M", "40GiB, 24GB, 80%: recompute as few blocks as needed to fit into it", CLI_TEXT, &a.memory, 0,
+         0},
+        {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
         {"validate-every", 0, "N", "steps between validations; 0: never; default 200", CLI_INTEGER, &s->validate_every,
          0, MANY},

@@ -231,20 +231,28 @@ static vjp_status take_shared(compilation *c, const vjp_program *share) {
     return VJP_OK;
 }
 
-static vjp_status place_persistent(compilation *c, const vjp_program *share) {
+/* Offsets of the values that no shared program has, and the bytes that they need. */
+static vjp_status plan_persistent(compilation *c, size_t *bytes) {
     vjp_program *program = c->program;
-    size_t bytes = 0;
-    vjp_status status = take_shared(c, share);
-    for (vjp_value v = 1; v < c->graph->values && status == VJP_OK; v++) {
+    *bytes = 0;
+    for (vjp_value v = 1; v < c->graph->values; v++) {
         if (!is_used(c, v)) continue;
         size_t own = c->graph->value[v].bytes, *sum = &program->report.persistent_bytes;
         if (!vjp_add_size(*sum, own, sum)) return too_large(c->device, "inputs, parameters and states");
         if (program->value[v].name) continue;
         program->value[v].tensor = graph_tensor(c->graph, v);
-        program->value[v].tensor.offset = bytes;
-        if (!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(bytes, own, &bytes))
+        program->value[v].tensor.offset = *bytes;
+        if (!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(*bytes, own, bytes))
             return too_large(c->device, "inputs, parameters and states");
     }
+    return VJP_OK;
+}
+
+static vjp_status place_persistent(compilation *c, const vjp_program *share) {
+    vjp_program *program = c->program;
+    size_t bytes = 0;
+    vjp_status status = take_shared(c, share);
+    if (status == VJP_OK) status = plan_persistent(c, &bytes);
     char *zeros = calloc(1, ZEROS);
     if (!zeros && status == VJP_OK) status = vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for %d zeros", ZEROS);
     if (status == VJP_OK) status = vjp_alloc(c->device, bytes ? bytes : PLAN_ALIGNMENT, &program->persistent);
@@ -347,12 +355,13 @@ static bool allocate(compilation *c) {
 static vjp_status check_results(const compilation *c, const vjp_value *results, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (results[i] < 1 || results[i] >= c->graph->values)
-            return vjp_fail(c->device, VJP_INVALID, "vjp_compile: result %zu is %d, which is not a value of this graph",
-                            i, results[i]);
+            return vjp_fail(c->device, VJP_INVALID, "result %zu is %d, which is not a value of this graph", i,
+                            results[i]);
     return VJP_OK;
 }
 
-static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
+/* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
+static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
     if (!allocate(c) || !find_needed(c, results, count))
         return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
@@ -370,18 +379,33 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
     if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to order %d calls", program->calls);
     if (!c->unplanned) compute_in_place(c);
     vjp_status status = ask_sizes(c);
-    if (status == VJP_OK) status = make_plan(c);
+    program->report.calls = (size_t)program->calls;
+    return status == VJP_OK ? make_plan(c) : status;
+}
+
+static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
+    vjp_program *program = c->program;
+    vjp_status status = plan(c, results, count);
     if (status == VJP_OK) status = place_persistent(c, options->share);
     if (status == VJP_OK)
         status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
     if (status == VJP_OK) status = resolve_calls(c);
     if (status == VJP_OK) status = name_values(c);
     program->commits = first_change(c);
-    program->report.calls = (size_t)program->calls;
     program->range = c->plan;
     program->ranges = c->ranges;
     c->plan = NULL;
     return status;
+}
+
+static void release(compilation *c) {
+    free(c->needed);
+    free(c->first);
+    free(c->merged);
+    free(c->range);
+    free(c->call_node);
+    free(c->scratch);
+    free(c->plan);
 }
 
 vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
@@ -410,17 +434,38 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
     c.program->device = device;
     c.program->graph_id = graph->id;
     status = compile(&c, results, count, options);
-    free(c.needed);
-    free(c.first);
-    free(c.merged);
-    free(c.range);
-    free(c.call_node);
-    free(c.scratch);
-    free(c.plan);
+    release(&c);
     if (status == VJP_OK)
         *program = c.program;
     else
         vjp_program_destroy(c.program);
+    return status;
+}
+
+vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                    vjp_program_report *report) {
+    if (!device || !device->backend) return VJP_NO_DEVICE;
+    device->error[0] = 0;
+    if (!report || report->struct_size != sizeof *report)
+        return vjp_fail(device, VJP_INVALID, "vjp_plan: report is NULL or has another struct_size");
+    if (count && !results) return vjp_fail(device, VJP_INVALID, "vjp_plan: results is NULL");
+    if (vjp_graph_status(graph) != VJP_OK)
+        return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
+    compilation c = {.device = device, .graph = graph};
+    vjp_status status = check_results(&c, results, count);
+    if (status != VJP_OK) return status;
+    c.program = calloc(1, sizeof *c.program);
+    if (!c.program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
+    c.program->device = device;
+    size_t bytes;
+    status = plan(&c, results, count);
+    if (status == VJP_OK) status = plan_persistent(&c, &bytes);
+    if (status == VJP_OK) {
+        *report = c.program->report;
+        report->struct_size = sizeof *report;
+    }
+    release(&c);
+    vjp_program_destroy(c.program);
     return status;
 }
 

@@ -54,7 +54,17 @@ static bool convnet_preset(const char *name, convnet_config *config, int64_t *ba
     return false;
 }
 
-static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
+static llama_options llama_options_of(const job_settings *s) {
+    return (llama_options){.batch = s->batch,
+                           .context = s->context,
+                           .dtype = s->dtype,
+                           .recompute = s->recompute,
+                           .label_smoothing = s->label_smoothing};
+}
+
+/* The sizes of the Llama, its batch and its context. */
+static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
+    int64_t batch = LLAMA_USUAL_BATCH;
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* in which this run saves its weights */
@@ -64,26 +74,47 @@ static bool choose_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;
         j->llama = preset->config;
+        batch = preset->batch;
     }
-    if (!j->settings.batch) j->settings.batch = JOB_DEFAULT_BATCH;
+    if (!j->settings.batch) j->settings.batch = batch;
     if (!j->settings.context) j->settings.context = j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)
         return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",
                           (long long)j->settings.context, (long long)j->llama.max_positions);
+    if (j->settings.recompute > j->llama.layers) j->settings.recompute = j->llama.layers;
+    return true;
+}
+
+static fit_run run_of(const job *j) {
+    return (fit_run){j->device, &j->settings.trainer, j->settings.validate_every > 0};
+}
+
+/*
+ * Whether the model fits, before its data are read and anything is allocated. A new run with a limit chooses the blocks
+ * to recompute; a resumed one has them from its settings.
+ */
+static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
+    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
+    const llama_options options = llama_options_of(&j->settings);
+    const fit_run run = run_of(j);
+    if (!limit.asked && !limit.free) return true;
+    if (!limit.asked || resumes) return fit_check(&run, &j->llama, &options, &limit, &j->fit, error);
+    if (!fit_llama(&run, &j->llama, &options, &limit, &j->fit, error)) return false;
+    j->settings.recompute = j->fit.recompute;
+    return true;
+}
+
+static bool build_llama(job *j, char error[TRAIN_ERROR]) {
     /* Before the model is built: its tables are as long as the context. */
     if (!text_source(&j->text, j->settings.batch, j->settings.context, j->settings.trainer.seed, &j->source, error))
         return false;
-    const llama_options options = {.batch = j->settings.batch,
-                                   .context = j->settings.context,
-                                   .dtype = j->settings.dtype,
-                                   .recompute = j->settings.recompute,
-                                   .label_smoothing = j->settings.label_smoothing};
+    const llama_options options = llama_options_of(&j->settings);
     llama_build(&j->model, &j->llama, &options);
     return true;
 }
 
-static bool choose_convnet(job *j, char error[TRAIN_ERROR]) {
+static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
     int64_t batch = 0;
     if (!convnet_preset(j->settings.preset, &j->convnet, &batch))
         return train_fail(error, "unknown preset \"%s\"; presets are tiny, small, medium, large", j->settings.preset);
@@ -95,12 +126,35 @@ static bool choose_convnet(job *j, char error[TRAIN_ERROR]) {
     j->convnet.classes = j->images.classes;
     const convnet_options options = {
         .batch = j->settings.batch, .dtype = j->settings.dtype, .label_smoothing = j->settings.label_smoothing};
+    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
+    if (limit.asked || limit.free) {
+        const fit_run run = run_of(j);
+        convnet_build(&j->model, &j->convnet, &options);
+        bool ok = trainer_plan(run.device, &j->model, run.trainer, run.validates, &j->fit.needs, error) &&
+                  fit_allows(&limit, &j->fit.needs, "", error);
+        model_free(&j->model);
+        if (!ok) return false;
+        j->fit.before = j->fit.needs;
+    }
     convnet_build(&j->model, &j->convnet, &options);
     return images_source(&j->images, j->settings.batch, j->settings.trainer.seed, &j->source, error);
 }
 
-static bool choose_model(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
-    return is_llama(j) ? choose_llama(j, from, error) : choose_convnet(j, error);
+static bool require_same_data(const job *j, const json_value *root, char error[TRAIN_ERROR]) {
+    const json_value *hash = json_member(root, "data_hash");
+    if (!hash || hash->type != JSON_STRING) return train_fail(error, "trainer.json: \"data_hash\" is missing");
+    return strtoull(hash->text, NULL, 16) == j->data_hash ||
+           train_fail(error,
+                      "%.300s has changed since this run began, so it cannot be continued bit for bit; start a new run "
+                      "with --from",
+                      j->settings.data);
+}
+
+/* The data and the model; `from`: with its sizes. */
+static bool prepare(job *j, const checkpoint *from, bool resumes, char error[TRAIN_ERROR]) {
+    if (is_llama(j) && (!configure_llama(j, from, error) || !fit_into_memory(j, resumes, error))) return false;
+    if (!open_data(j, error) || (resumes && !require_same_data(j, from->trainer.root, error))) return false;
+    return is_llama(j) ? build_llama(j, error) : build_convnet(j, error);
 }
 
 /* ---- Starting and resuming --------------------------------------------------------------------------- */
@@ -135,7 +189,6 @@ static bool load_moments(job *j, const checkpoint *from, char error[TRAIN_ERROR]
 }
 
 static bool create_trainer(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
-    if (!choose_model(j, from, error)) return false;
     j->trainer = trainer_create(j->device, &j->model, &j->settings.trainer, error);
     return j->trainer && (!from || load_weights(j, from, error));
 }
@@ -177,7 +230,8 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
     if (other) ok = checkpoint_open_newest(settings->from, path, &from, error);
     if (other && ok && !is_llama(j))
         ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
-    ok = ok && open_data(j, error) && create_trainer(j, other ? &from : NULL, error);
+    const checkpoint *weights = other ? &from : NULL;
+    ok = ok && prepare(j, weights, false, error) && create_trainer(j, weights, error);
     /* The folder is created last, so that a refused run leaves none; by now another run may have come first. */
     ok = ok && lock_out(j, error) && require_no_run(out, true, error) && open_record(j, error);
     checkpoint_close(&from);
@@ -222,16 +276,6 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
                               is->products[0] ? " and products by " : "", is->products);
 }
 
-static bool require_same_data(const job *j, const json_value *root, char error[TRAIN_ERROR]) {
-    const json_value *hash = json_member(root, "data_hash");
-    if (!hash || hash->type != JSON_STRING) return train_fail(error, "trainer.json: \"data_hash\" is missing");
-    return strtoull(hash->text, NULL, 16) == j->data_hash ||
-           train_fail(error,
-                      "%.300s has changed since this run began, so it cannot be continued bit for bit; start a new run "
-                      "with --from",
-                      j->settings.data);
-}
-
 bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bool allow_other_bits, const char *out,
                 char error[TRAIN_ERROR]) {
     checkpoint from = {0};
@@ -243,8 +287,8 @@ bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bo
         j->settings.arithmetic = *arithmetic;
         j->step = j->saved = j->queued = from.step;
     }
-    ok = ok && open_data(j, error) && require_same_data(j, from.trainer.root, error) &&
-         create_trainer(j, &from, error) && load_moments(j, &from, error) && open_record(j, error);
+    ok = ok && prepare(j, &from, true, error) && create_trainer(j, &from, error) && load_moments(j, &from, error) &&
+         open_record(j, error);
     checkpoint_close(&from);
     return ok;
 }

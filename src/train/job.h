@@ -10,6 +10,7 @@
 #include "train/data/text.h"
 #include "train/files/checkpoint.h"
 #include "train/files/metrics.h"
+#include "train/fit.h"
 #include "train/model/convnet.h"
 #include "train/model/llama.h"
 #include "train/trainer.h"
@@ -33,13 +34,12 @@ typedef struct job_settings {
     int64_t batch, context;     /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
-    bool recompute;
+    int64_t recompute; /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
+    int64_t memory;    /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
     double label_smoothing;
     trainer_options trainer;
     job_arithmetic arithmetic;
 } job_settings;
-
-enum { JOB_DEFAULT_BATCH = 8 }; /* rows of text */
 
 job_settings job_defaults(void);
 
@@ -57,6 +57,7 @@ typedef struct job {
     image_data images;
     train_source source;
     train_model model;
+    fit_result fit; /* needs.bytes 0: there is no limit, and nothing was planned */
     trainer *trainer;
     metrics *metrics;
     int64_t step;            /* taken so far */

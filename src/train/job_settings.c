@@ -30,13 +30,13 @@ job_settings job_defaults(void) {
 /* All settings, for writing and for reading; a number that is read must be within its limits. */
 typedef struct setting {
     const char *key;
-    enum { INTEGER, REAL, TEXT, OPTIONAL_TEXT, BOOLEAN, DTYPE } type;
+    enum { INTEGER, REAL, TEXT, BLOCKS, DTYPE } type;
     void *place;
     size_t room; /* of a text */
     double min, max;
 } setting;
 
-enum { SETTINGS = 27 };
+enum { SETTINGS = 28, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -52,7 +52,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"save_every", INTEGER, &s->save_every, 0, 0, many},
         {"keep", INTEGER, &s->keep, 0, 1, 1000},
         {"dtype", DTYPE, &s->dtype, 0, 0, 0},
-        {"recompute", BOOLEAN, &s->recompute, 0, 0, 0},
+        {"recompute", BLOCKS, &s->recompute, 0, 0, LLAMA_ALL_BLOCKS},
         {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1},
         {"steps", INTEGER, &s->trainer.steps, 0, 1, many},
         {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many},
@@ -65,10 +65,10 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
         {"eps", REAL, &s->trainer.eps, 0, 0, many},
         {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
-        /* Optional: older checkpoints lack them. */
-        {"device", OPTIONAL_TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
-        {"instructions", OPTIONAL_TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
-        {"products", OPTIONAL_TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
+        {"memory", INTEGER, &s->memory, 0, 0, 0x1p62},
+        {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
+        {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
+        {"products", TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
@@ -114,11 +114,10 @@ void job_settings_write(json_writer *w, job_settings *s) {
     for (int i = 0; i < SETTINGS; i++) {
         const setting *one = &list[i];
         switch (one->type) {
-        case INTEGER: json_put_integer(w, one->key, *(int64_t *)one->place); break;
+        case INTEGER:
+        case BLOCKS: json_put_integer(w, one->key, *(int64_t *)one->place); break;
         case REAL: json_put_real(w, one->key, *(double *)one->place); break;
-        case TEXT:
-        case OPTIONAL_TEXT: put_text(w, one->key, one->place); break;
-        case BOOLEAN: json_put_boolean(w, one->key, *(bool *)one->place); break;
+        case TEXT: put_text(w, one->key, one->place); break;
         case DTYPE: json_put_text(w, one->key, vjp_dtype_name(*(vjp_dtype *)one->place)); break;
         }
     }
@@ -128,24 +127,25 @@ static bool is_number(const setting *one, const json_value *value) {
     return value && value->type == JSON_NUMBER && value->number >= one->min && value->number <= one->max;
 }
 
+static bool get_integer(const setting *one, const json_value *value) {
+    if (!is_number(one, value) || !value->exact) return false;
+    *(int64_t *)one->place = value->integer;
+    return true;
+}
+
 static bool get_setting(const setting *one, const json_value *value) {
     switch (one->type) {
-    case INTEGER:
-        if (!is_number(one, value) || !value->exact) return false;
-        *(int64_t *)one->place = value->integer;
+    case INTEGER: return get_integer(one, value);
+    case BLOCKS:
+        /* Older checkpoints have all blocks recomputed, or none. */
+        if (!value || value->type != JSON_BOOLEAN) return get_integer(one, value);
+        *(int64_t *)one->place = value->boolean ? LLAMA_ALL_BLOCKS : 0;
         return true;
     case REAL:
         if (!is_number(one, value)) return false;
         *(double *)one->place = value->number;
         return true;
-    case OPTIONAL_TEXT:
-        if (!value) return true;
-        return get_text(value, one->place, one->room);
     case TEXT: return get_text(value, one->place, one->room);
-    case BOOLEAN:
-        if (!value || value->type != JSON_BOOLEAN) return false;
-        *(bool *)one->place = value->boolean;
-        return true;
     case DTYPE: {
         int dtype = value && value->type == JSON_STRING ? vjp_dtype_find(value->text) : -1;
         bool known = dtype == VJP_F32 || dtype == VJP_BF16 || dtype == VJP_F16;
@@ -163,7 +163,7 @@ bool job_settings_read(const json_value *root, job_settings *s, char error[TRAIN
     for (int i = 0; i < SETTINGS; i++) {
         const json_value *value = json_member(root, list[i].key);
         char shown[JSON_SHOWN];
-        if (get_setting(&list[i], value)) continue;
+        if ((!value && i >= REQUIRED) || get_setting(&list[i], value)) continue;
         if (!value) return train_fail(error, "trainer.json: \"%s\" is missing", list[i].key);
         return train_fail(error, "trainer.json: \"%s\" is %s, which it cannot be", list[i].key,
                           json_show(value, shown));

@@ -20,7 +20,8 @@ struct sampler {
     int32_t *window; /* [context] */
     int64_t used;
     uint64_t drawn;
-    float *logits, *scratch;
+    size_t vocabulary;       /* tokens of the model: the bytes first */
+    float *logits, *scratch; /* [context, vocabulary], [TEXT_TOKENS] */
 };
 
 /* ---- Drawing ----------------------------------------------------------------------------------------- */
@@ -74,7 +75,8 @@ static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
     const llama_options options = {.batch = 1, .context = config.max_positions, .dtype = VJP_F32};
     llama_build(&s->model, &config, &options);
     s->window = calloc((size_t)options.context, sizeof *s->window);
-    s->logits = malloc((size_t)options.context * TEXT_TOKENS * sizeof *s->logits);
+    s->vocabulary = (size_t)config.vocab_size;
+    s->logits = calloc((size_t)options.context, s->vocabulary * sizeof *s->logits);
     s->scratch = malloc(TEXT_TOKENS * sizeof *s->scratch);
     if (!s->window || !s->logits || !s->scratch) return train_fail(error, "there is no memory to sample the model");
     if (vjp_compile(s->device, s->model.graph, &s->model.logits, 1, NULL, &s->program) != VJP_OK)
@@ -131,11 +133,14 @@ int sampler_next(sampler *s, char error[TRAIN_ERROR]) {
     size_t context = (size_t)s->model.context;
     if (vjp_program_write(s->program, s->model.input, s->window, context * sizeof *s->window) != VJP_OK ||
         vjp_program_run(s->program) != VJP_OK || vjp_synchronize(s->device) != VJP_OK ||
-        vjp_program_read(s->program, s->model.logits, s->logits, context * TEXT_TOKENS * sizeof *s->logits) != VJP_OK) {
+        vjp_program_read(s->program, s->model.logits, s->logits, context * s->vocabulary * sizeof *s->logits) !=
+            VJP_OK) {
         train_fail(error, "%s", vjp_error(s->device));
         return -1;
     }
-    int byte = sampler_draw(s->logits + (s->used - 1) * TEXT_TOKENS, TEXT_TOKENS, &s->options, s->drawn++, s->scratch);
+    /* Tokens past the bytes never occur in a text. */
+    const float *last = s->logits + (size_t)(s->used - 1) * s->vocabulary;
+    int byte = sampler_draw(last, TEXT_TOKENS, &s->options, s->drawn++, s->scratch);
     push(s, byte);
     return byte;
 }

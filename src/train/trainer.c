@@ -7,8 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "graph/program.h"
 #include "op/op.h"
+
+/* What trainer_plan() has planned so far. */
+typedef struct planning {
+    trainer_needs needs;
+    vjp_value *results; /* [count]: of all programs */
+    size_t count;
+} planning;
 
 /* The gradient and the moments of one parameter. */
 typedef struct tracked {
@@ -57,6 +65,7 @@ struct trainer {
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
     float *copy; /* all of them if the device's memory is not the host's, else as large as the largest parameter */
+    planning *planning; /* NULL: programs are compiled */
 };
 
 static bool device_failed(const trainer *t, char error[TRAIN_ERROR]) {
@@ -109,7 +118,24 @@ static vjp_value watch(trainer *t, vjp_value x) {
     return vjp_graph_assign(graph, t->guard, vjp_graph_add(graph, t->guard, times_zero(graph, x), NULL));
 }
 
+static bool plan_program(trainer *t, const vjp_value *results, size_t count) {
+    planning *p = t->planning;
+    vjp_program_report report = {.struct_size = sizeof report};
+    if (vjp_plan(t->device, t->model->graph, results, count, &report) != VJP_OK) return false;
+    vjp_value *all = realloc(p->results, (p->count + count) * sizeof *all);
+    if (!all) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory to plan a step") == VJP_OK;
+    memcpy(all + p->count, results, count * sizeof *all);
+    p->results = all;
+    p->count += count;
+    p->needs.cost.bytes += report.cost.bytes;
+    p->needs.cost.flops += report.cost.flops;
+    return vjp_add_size(p->needs.arena_bytes, report.arena_bytes, &p->needs.arena_bytes) ||
+           vjp_fail(t->device, VJP_INVALID, "the sum of all arenas does not fit size_t") == VJP_OK;
+}
+
+/* Compiles a program that shares what the first one keeps; or only plans it. */
 static bool compile(trainer *t, const vjp_value *results, size_t count, vjp_program **program) {
+    if (t->planning) return plan_program(t, results, count);
     const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
     return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
 }
@@ -272,27 +298,63 @@ static bool make_batches(trainer *t) {
     return true;
 }
 
-trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
-                        char error[TRAIN_ERROR]) {
+/* A trainer with its lists of values and nothing else. NULL: `error` says why. */
+static trainer *new_trainer(vjp_device *device, train_model *model, const trainer_options *options,
+                            char error[TRAIN_ERROR]) {
     if (vjp_graph_status(model->graph) != VJP_OK) {
         train_fail(error, "%s", vjp_graph_error(model->graph));
         return NULL;
     }
-    trainer *t = calloc(1, sizeof *t);
-    if (!t) {
-        train_fail(error, "there is no memory for a trainer");
-        return NULL;
-    }
     size_t count = (size_t)model->parameters;
-    *t = (trainer){.device = device, .model = model, .options = *options};
-    t->input_bytes = bytes_of(model, model->input);
-    t->target_bytes = bytes_of(model, model->target);
-    t->track = calloc(count + 1, sizeof *t->track);
-    t->values = calloc(2 * count + 1, sizeof *t->values);
+    trainer *t = calloc(1, sizeof *t);
+    if (t) {
+        *t = (trainer){.device = device, .model = model, .options = *options};
+        t->input_bytes = bytes_of(model, model->input);
+        t->target_bytes = bytes_of(model, model->target);
+        t->track = calloc(count + 1, sizeof *t->track);
+        t->values = calloc(2 * count + 1, sizeof *t->values);
+    }
+    if (t && t->track && t->values) return t;
+    trainer_destroy(t);
+    train_fail(error, "there is no memory for a trainer");
+    return NULL;
+}
+
+bool trainer_plan(vjp_device *device, train_model *model, const trainer_options *options, bool validates,
+                  trainer_needs *needs, char error[TRAIN_ERROR]) {
+    trainer *t = new_trainer(device, model, options, error);
+    if (!t) return false;
+    planning p = {0};
+    t->planning = &p;
+    bool ok = compile_all(t);
+    const vjp_cost step = p.needs.cost;
+    ok = ok && (!validates || plan_program(t, &model->loss, 1));
+    /* Programs share what they keep: a plan of all their results has each of these values once. */
+    vjp_program_report all = {.struct_size = sizeof all};
+    ok = ok && vjp_plan(device, model->graph, p.results, p.count, &all) == VJP_OK;
+    p.needs.cost = step;
+    size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes) : 0;
+    if (ok && (!vjp_add_size(all.persistent_bytes, batches, &p.needs.kept_bytes) ||
+               !vjp_add_size(p.needs.kept_bytes, p.needs.arena_bytes, &p.needs.bytes)))
+        ok = vjp_fail(device, VJP_INVALID, "the bytes of a training step do not fit size_t") == VJP_OK;
+    if (ok)
+        *needs = p.needs;
+    else
+        device_failed(t, error);
+    free(p.results);
+    trainer_destroy(t);
+    return ok;
+}
+
+trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
+                        char error[TRAIN_ERROR]) {
+    trainer *t = new_trainer(device, model, options, error);
+    if (!t) return NULL;
+    size_t count = (size_t)model->parameters;
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
-    bool ok = t->track && t->values && t->tensor && t->name && t->copy && make_flights(t) && make_batches(t);
+    bool ok = t->tensor && t->name && t->copy && make_flights(t) && make_batches(t);
     if (!ok)
         train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
     else if (!compile_all(t) || !fill_initial_values(t)) {

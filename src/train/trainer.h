@@ -52,6 +52,22 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
                         char error[TRAIN_ERROR]);
 void trainer_destroy(trainer *t);
 
+/* What a trainer needs of its device. */
+typedef struct trainer_needs {
+    size_t kept_bytes;  /* parameters, moments, gradients that are summed over parts, batches, constants */
+    size_t arena_bytes; /* of all its programs, each of which has its own */
+    size_t bytes;       /* both */
+    vjp_cost cost;      /* of one run of each program of a step */
+} trainer_needs;
+
+/*
+ * Plans the programs that trainer_create() would compile and, with `validates`, the one of trainer_evaluate(). The
+ * device allocates nothing, so that a model that does not fit is found before it is made. Adds to the model's graph: a
+ * trainer needs a newly built one.
+ */
+bool trainer_plan(vjp_device *device, train_model *model, const trainer_options *options, bool validates,
+                  trainer_needs *needs, char error[TRAIN_ERROR]);
+
 /*
  * Enqueues step `step` (from 1), and waits for the result of the oldest step that was queued. At most trainer_depth()
  * steps may be queued and not collected: 1 where the device computes while the host waits. False: `error` says why, and

@@ -497,6 +497,20 @@ static size_t cache_bytes(const vjp_device *device) {
     return state_of(device)->l2_bytes;
 }
 
+/* Bytes, as text. The free ones are of this moment: other processes use the same GPU. */
+static const char *property(const vjp_device *device, const char *name, char *text, size_t bytes) {
+    const device_state *state = state_of(device);
+    size_t free = 0, total = 0;
+    bool asks_free = strcmp(name, "memory_free") == 0;
+    if ((!asks_free && strcmp(name, "memory_total") != 0) || is_forked(state)) return nullptr;
+    if (cudaSetDevice(state->ordinal) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+        cudaGetLastError(); /* the next call must not fail because of this question */
+        return nullptr;
+    }
+    snprintf(text, bytes, "%zu", asks_free ? free : total);
+    return text;
+}
+
 } // namespace vjp
 
 /* A member that is not named here is NULL, which means that the device cannot do it. */
@@ -528,6 +542,7 @@ static const vjp_backend backend = {
     .event_destroy = vjp::event_destroy,
     .count = vjp::count,
     .describe = vjp::describe,
+    .property = vjp::property,
     .takes_allocator = 1,
     .merges = vjp::merges,
     .run_many = vjp::run_many,

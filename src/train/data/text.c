@@ -24,7 +24,8 @@ bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_E
                           "written as bytes, so "
                           "only models of %d tokens without a tokeniser can be used",
                           (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
-    if (vocabulary == TEXT_TOKENS) return true;
+    /* A run of vjp was trained on bytes, whatever the size of its vocabulary. */
+    if (vocabulary == TEXT_TOKENS || (vocabulary > TEXT_TOKENS && model->trainer.root)) return true;
     return train_fail(
         error,
         "the model has a vocabulary of %lld tokens, and vjp has no tokeniser: text is read and written as "

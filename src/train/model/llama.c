@@ -74,10 +74,11 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     char prefix[MODEL_NAME / 2];
     snprintf(prefix, sizeof prefix, "model.layers.%lld", (long long)layer);
     vjp_graph_push(graph, prefix);
-    if (b->options->recompute) vjp_graph_recompute_begin(graph);
+    bool recompute = layer < b->options->recompute;
+    if (recompute) vjp_graph_recompute_begin(graph);
     x = vjp_graph_add(graph, x, attend(b, norm(b, x, prefix, "input_layernorm"), prefix), NULL);
     x = vjp_graph_add(graph, x, feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix), NULL);
-    if (b->options->recompute) vjp_graph_recompute_end(graph);
+    if (recompute) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
     return x;
 }

@@ -7,10 +7,17 @@
 #include "train/model/llama_config.h"
 #include "train/model/model.h"
 
+enum { LLAMA_ALL_BLOCKS = 1 << 30 }; /* more than any model has */
+
 typedef struct llama_options {
     int64_t batch, context;
     vjp_dtype dtype; /* of activations and of weights in products; parameters are f32 */
-    bool recompute;  /* blocks are recomputed in the backward pass, to save memory */
+    /*
+     * How many blocks are recomputed in the backward pass, to save memory: the first ones. Recomputing a block holds
+     * its intermediates once more while its backward runs; of the last block that is when most of the others' are kept,
+     * of the first when none are.
+     */
+    int64_t recompute;
     double label_smoothing;
 } llama_options;
 

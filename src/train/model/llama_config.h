@@ -58,12 +58,17 @@ int64_t llama_size(const llama_config *config);
 struct checkpoint;
 bool llama_require_weights(const llama_config *config, const struct checkpoint *from, char error[TRAIN_ERROR]);
 
-/* ---- Presets: models of bytes ------------------------------------------------------------------------ */
+/* ---- Presets ----------------------------------------------------------------------------------------- */
+
+enum { LLAMA_USUAL_BATCH = 8 }; /* rows of text */
 
 typedef struct llama_preset {
     const char *name;
+    int64_t batch; /* rows, by default */
     llama_config config;
 } llama_preset;
+
+#define LLAMA_PRESETS "tiny, small, medium, large, 124M, 350M, 1.1B or 7B" /* for help texts */
 
 extern const llama_preset llama_presets[];
 extern const int llama_preset_count;

@@ -68,22 +68,50 @@ bool llama_require_weights(const llama_config *config, const struct checkpoint *
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
 
-/* Bytes are the tokens, so that any text can be read without a vocabulary. */
-#define BYTES .vocab_size = 256, .rope_theta = 10000, .norm_eps = 1e-5, .dtype = VJP_F32, .begin_token = -1
+#define LLAMA .rope_theta = 10000, .norm_eps = 1e-5, .dtype = VJP_F32, .begin_token = -1
+
+/* One token per byte: any text can be read without a vocabulary. */
+#define BYTES LLAMA, .vocab_size = 256
+
+/*
+ * The shapes that other trainers are measured with: GPT-2's sizes as Llamas, TinyLlama, Llama 2. Bytes are valid tokens
+ * of their larger vocabularies, whose other tokens never occur.
+ */
+#define PUBLISHED LLAMA, .tied = true
 
 const llama_preset llama_presets[] = {
     {"tiny",
+     LLAMA_USUAL_BATCH,
      {BYTES, .hidden_size = 128, .intermediate_size = 352, .layers = 4, .heads = 4, .kv_heads = 2, .head_dim = 32,
       .max_positions = 128}},
     {"small",
+     LLAMA_USUAL_BATCH,
      {BYTES, .hidden_size = 384, .intermediate_size = 1024, .layers = 6, .heads = 6, .kv_heads = 2, .head_dim = 64,
       .max_positions = 256}},
     {"medium",
+     LLAMA_USUAL_BATCH,
      {BYTES, .hidden_size = 768, .intermediate_size = 2048, .layers = 12, .heads = 12, .kv_heads = 4, .head_dim = 64,
       .max_positions = 512}},
     {"large",
+     LLAMA_USUAL_BATCH,
      {BYTES, .hidden_size = 1024, .intermediate_size = 2816, .layers = 24, .heads = 16, .kv_heads = 4, .head_dim = 64,
       .max_positions = 1024}},
+    {"124M",
+     32,
+     {PUBLISHED, .vocab_size = 50304, .hidden_size = 768, .intermediate_size = 2048, .layers = 12, .heads = 12,
+      .kv_heads = 12, .head_dim = 64, .max_positions = 1024}},
+    {"350M",
+     16,
+     {PUBLISHED, .vocab_size = 50304, .hidden_size = 1024, .intermediate_size = 2816, .layers = 24, .heads = 16,
+      .kv_heads = 16, .head_dim = 64, .max_positions = 1024}},
+    {"1.1B",
+     4,
+     {PUBLISHED, .vocab_size = 32000, .hidden_size = 2048, .intermediate_size = 5632, .layers = 22, .heads = 32,
+      .kv_heads = 4, .head_dim = 64, .max_positions = 2048}},
+    {"7B",
+     1,
+     {PUBLISHED, .vocab_size = 32000, .hidden_size = 4096, .intermediate_size = 11008, .layers = 32, .heads = 32,
+      .kv_heads = 32, .head_dim = 128, .max_positions = 2048}},
 };
 
 const int llama_preset_count = sizeof llama_presets / sizeof llama_presets[0];

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* The option --memory of train, graph and bench train: an amount with its unit, or a share of the device's memory. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const struct {
+    const char *name;
+    double bytes;
+} units[] = {{"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},
+             {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"%", 0}};
+
+int cli_memory(const char *command, const char *text, vjp_device *device, int64_t *bytes) {
+    char *end = NULL, total[32];
+    double amount = strtod(text, &end), unit = -1;
+    while (*end == ' ')
+        end++;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+        if (strcmp(end, units[i].name) == 0) unit = units[i].bytes;
+    bool share = unit == 0;
+    if (end == text || unit < 0 || !(amount > 0) || (share ? amount > 100 : amount * unit > 0x1p60))
+        return cli_misuse(command,
+                          "--memory is \"%s\"; it must be an amount such as 40GiB, 512MiB or 24GB, or a share "
+                          "of the device's memory such as 80%%",
+                          text);
+    if (!device) return CLI_CONTINUE;
+    if (share && vjp_device_property(device, "memory_total", total, sizeof total) != VJP_OK)
+        return cli_fail(command, "%s does not report its memory: give --memory as an amount such as 40GiB",
+                        vjp_device_name(device));
+    *bytes = (int64_t)(share ? strtod(total, NULL) * amount / 100 : amount * unit);
+    if (*bytes < 1) *bytes = 1; /* 0 would be no limit */
+    return CLI_CONTINUE;
+}
