@@ -31,7 +31,7 @@ faster here; torch.compile beside eager; on the CPU AdamW fused or foreach, and 
 
     python bench/train_vs_torch.py [--device cpu|cuda] [--dtype f32|bf16] [--preset tiny|...|124M|...] [--batch B]
                                    [--context T] [--steps N] [--threads N] [--lr R] [--vjp build/vjp] [--rounds R]
-                                   [--vjp-option "--residual f32"] [--markdown | --json] [--profile]
+                                   [--vjp-option="--residual f32"] [--markdown | --json] [--profile]
 
 Needs torch and a built vjp; neither building nor testing vjp needs this script.
 """

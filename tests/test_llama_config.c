@@ -215,9 +215,22 @@ static void test_presets(void **state) {
     assert_string_equal(llama_preset_find("small", error)->name, "small");
     assert_int_equal(llama_preset_find("tiny", error)->config.vocab_size, 256);
     assert_null(llama_preset_find("huge", error));
-    assert_string_equal(error, "unknown preset \"huge\"; presets are tiny, small, medium, large");
-    for (int i = 1; i < llama_preset_count; i++)
-        assert_true(llama_size(&llama_presets[i].config) > llama_size(&llama_presets[i - 1].config));
+    assert_string_equal(error, "unknown preset \"huge\"; presets are tiny, small, medium, large, 124M, 350M, 1.1B, 7B");
+    static const struct {
+        const char *name;
+        int64_t parameters, batch, context;
+    } published[] = {{"124M", 123587328, 32, 1024},
+                     {"350M", 359842816, 16, 1024},
+                     {"1.1B", 1034512384, 4, 2048},
+                     {"7B", 6607343616, 1, 2048}};
+    for (size_t i = 0; i < COUNT(published); i++) {
+        const llama_preset *preset = llama_preset_find(published[i].name, error);
+        assert_non_null(preset);
+        assert_int_equal(llama_size(&preset->config), published[i].parameters);
+        assert_int_equal(preset->batch, published[i].batch);
+        assert_int_equal(preset->config.max_positions, published[i].context);
+        assert_true(preset->config.tied);
+    }
 }
 
 int main(void) {

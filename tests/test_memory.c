@@ -111,7 +111,8 @@ static bool arena_at(vjp_device *device, int64_t context, bool recompute, size_t
                                  .rope_theta = 10000,
                                  .norm_eps = 1e-5,
                                  .dtype = VJP_F32};
-    const llama_options options = {.batch = 1, .context = context, .dtype = VJP_F32, .recompute = recompute};
+    const llama_options options = {
+        .batch = 1, .context = context, .dtype = VJP_F32, .recompute = recompute ? LLAMA_ALL_BLOCKS : 0};
     train_model model;
     llama_build(&model, &config, &options);
     size_t count = (size_t)model.parameters, fixed = 0;

@@ -32,17 +32,21 @@ static double random_at(uint64_t seed, uint64_t i) {
 
 typedef struct kind {
     const char *name;
-    bool convnet, tied, recompute;
+    bool convnet, tied;
+    int64_t recompute; /* blocks */
+    bool wide;         /* an f32 residual stream */
 } kind;
 
 static const kind kinds[] = {
-    {"llama", false, false, false},
-    {"llama, tied", false, true, false},
-    {"llama, computed again", false, false, true},
-    {"llama, tied, computed again", false, true, true},
-    {"convnet", true, false, false},
+    {"llama", false, false, 0, false},
+    {"llama, tied", false, true, 0, false},
+    {"llama, the first block computed again", false, false, 1, false},
+    {"llama, tied, computed again", false, true, LLAMA_ALL_BLOCKS, false},
+    {"llama, f32 residual", false, false, 0, true},
+    {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true},
+    {"convnet", true, false, 0, false},
 };
-enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2 };
+enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4 };
 
 enum { VOCABULARY = 19, CLASSES = 5, IGNORED = -100 };
 
@@ -73,7 +77,8 @@ static void build(const kind *k, vjp_dtype dtype, train_model *model) {
                                  .norm_eps = 1e-5,
                                  .tied = k->tied,
                                  .dtype = VJP_F32};
-    const llama_options options = {.batch = 2, .context = 7, .dtype = dtype, .recompute = k->recompute};
+    const llama_options options = {
+        .batch = 2, .context = 7, .dtype = dtype, .recompute = k->recompute, .wide_residual = k->wide};
     llama_build(model, &config, &options);
 }
 
@@ -223,9 +228,13 @@ static void the_cpu_agrees_with_ref(void **unused) {
 /* Blocks that are computed again change no bit of any gradient. */
 static void recomputed_is_kept(void **unused) {
     (void)unused;
-    for (int tied = 0; tied < 2; tied++) {
-        subject kept = compile("cpu", &kinds[LLAMA + tied], VJP_F32);
-        subject again = compile("cpu", &kinds[LLAMA_AGAIN + tied], VJP_F32);
+    static const struct {
+        int kept, again;
+        vjp_dtype dtype;
+    } rows[] = {{LLAMA, LLAMA_AGAIN, VJP_F32}, {LLAMA + 1, LLAMA_AGAIN + 1, VJP_F32}, {WIDE, WIDE + 1, VJP_BF16}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        subject kept = compile("cpu", &kinds[rows[i].kept], rows[i].dtype);
+        subject again = compile("cpu", &kinds[rows[i].again], rows[i].dtype);
         run(&kept, kept.program);
         run(&again, again.program);
         assert_true(again.program->calls > kept.program->calls);
@@ -295,7 +304,7 @@ static void plans_are_small(void **unused) {
         const llama_options options = {.batch = rows[i].batch,
                                        .context = preset->config.max_positions,
                                        .dtype = VJP_F32,
-                                       .recompute = rows[i].recompute};
+                                       .recompute = rows[i].recompute ? LLAMA_ALL_BLOCKS : 0};
         llama_build(&model, &preset->config, &options);
         check_plan(device, &model, rows[i].preset);
     }

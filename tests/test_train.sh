@@ -109,6 +109,39 @@ done
 # --recompute gives the same losses, too; its trainer.json tells of it.
 expect 0 'done' $train --recompute --out "$work/again"
 cmp -s "$work/whole/latest/model.safetensors" "$work/again/latest/model.safetensors" || fault '--recompute: other bytes'
+grep -q '"recompute": 4,' "$work/again/latest/trainer.json" || fault '--recompute: not all four blocks'
+# Older checkpoints say true where all blocks are recomputed.
+sed 's/"recompute": 4,/"recompute": true,/' "$work/again/latest/trainer.json" >"$work/json" &&
+    cp "$work/json" "$work/again/latest/trainer.json"
+expect 0 "done at step $steps" train --resume --out "$work/again"
+grep -q '"recompute": 4,' "$work/again/latest/trainer.json" || fault 'true is not read as all blocks'
+
+# A limit of memory: as few blocks as needed, the same bytes, also after a resume, which keeps the choice.
+expect 0 'of 4 blocks are recomputed, which saves' $train --memory 14.6MiB --stop-at 5 --out "$work/limited"
+grep -q '"memory": 15309209,' "$work/limited/latest/trainer.json" || fault '--memory is not recorded'
+grep -q '"recompute": [12],' "$work/limited/latest/trainer.json" || fault '--memory: the blocks are not recorded'
+expect 0 "done at step $steps" train --resume --out "$work/limited"
+cmp -s "$work/whole/latest/model.safetensors" "$work/limited/latest/model.safetensors" || fault '--memory: other bytes'
+cmp -s "$work/whole/latest/optimizer.safetensors" "$work/limited/latest/optimizer.safetensors" ||
+    fault '--memory: other moments'
+expect 1 'GiB even with blocks recomputed; --memory allows 0.0009766 GiB' $train --memory 1MiB --out "$work/never"
+grep -q 'training needs at least 0.0[0-9]* GiB' "$work/err" || fault '--memory: it does not say how much is needed'
+expect 1 'cpu does not report its memory' $train --memory 50% --out "$work/never"
+for amount in 5 5Gib GiB -1GiB 0MiB 101% nan% 1e30TiB ''; do
+    expect 2 "such as 40GiB, 512MiB or 24GB" $train --memory "$amount" --out "$work/never"
+done
+expect 2 '--memory chooses the blocks' $train --memory 1GiB --recompute --out "$work/never"
+expect 2 '--memory cannot be used with --resume' train --resume --memory 1GiB --out "$work/limited"
+
+# An f32 residual stream beside bf16 activations: another curve, kept by a resume.
+expect 0 'done' $train --dtype bf16 --out "$work/narrow"
+expect 0 'stopped' $train --dtype bf16 --residual f32 --stop-at 5 --out "$work/wide"
+grep -q '"residual": "f32"' "$work/wide/latest/trainer.json" || fault '--residual is not recorded'
+expect 0 'done' train --resume --out "$work/wide"
+expect 0 'done' $train --dtype bf16 --residual f32 --out "$work/wide2"
+same "$work/wide" "$work/wide2"
+cmp -s "$work/narrow/latest/model.safetensors" "$work/wide/latest/model.safetensors" && fault '--residual changes nothing'
+expect 2 '--residual is bf16; it must be f32 or the type of --dtype' $train --residual bf16 --out "$work/never"
 
 expect 0 'stopped at step 7' $train --stop-at 7 --out "$work/stopped" # off the beat of --save-every
 grep -q 'resume: vjp train --resume' "$work/out" || fault '--stop-at: does not say how to resume'
@@ -497,7 +530,14 @@ expect 0 'conv2d.backward' graph convnet --text --batch 2
 expect 1 'x.svg: it cannot be written: No such file' graph llama --svg "$work/absent/x.svg" --batch 1 --context 16
 expect 2 'unknown model "bert"' graph bert
 expect 2 'unknown preset "huge"' graph llama --preset huge
-expect 2 'too few arguments' graph
+expect 2 'MODEL is missing' graph
+expect 2 'MODEL is given twice' graph llama --model llama
+# Nothing is allocated: 7B is planned on any machine.
+expect 0 'parameters          6607343616' graph --model llama --preset 7B --dtype bf16 --batch 1
+expect 0 '"training_bytes": ' graph llama --preset 124M --json
+expect 0 'recomputed blocks   ' graph llama --preset 7B --dtype bf16 --memory 105GiB
+expect 1 'GiB even with blocks recomputed; --memory allows 1 GiB' graph llama --preset 7B --memory 1GiB
+expect 1 'GiB; --memory allows 0.0009766 GiB' graph convnet --memory 1MiB
 for pair in '--text --json' '--dot --json' '--text --dot' '--markdown --json' '--text --svg x.svg'; do
     expect 2 'exclude each other' graph llama $pair
 done

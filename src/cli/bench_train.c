@@ -58,7 +58,8 @@ typedef struct bench_train {
     vjp_device *device;
     const char *device_name, *preset;
     int64_t threads, batch, context, steps, taken;
-    vjp_dtype dtype;
+    vjp_dtype dtype, residual;
+    int64_t memory, recompute; /* bytes allowed, 0: any; blocks recomputed for that */
     bool json;
     text_data text;
     train_source source;
@@ -102,12 +103,18 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     b->side = vjp_device_is_host(b->device) ? SIDE_HOST : SIDE_CARD;
     b->flops_a_token = 6 * (double)llama_size(&config) +
                        6 * (double)config.layers * (double)b->context * (double)config.heads * (double)config.head_dim;
-    const llama_options options = {.batch = b->batch, .context = b->context, .dtype = b->dtype};
+    llama_options options = {
+        .batch = b->batch, .context = b->context, .dtype = b->dtype, .wide_residual = b->residual != b->dtype};
+    trainer_options how = job_defaults().trainer;
+    how.steps = WARM_UP + 2 * b->steps;
+    const fit_run run = {b->device, &how, false};
+    const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
+    fit_result fit;
+    if (limit.asked && !fit_llama(&run, &config, &options, &limit, &fit, error)) return false;
+    if (limit.asked) b->recompute = options.recompute = fit.recompute;
     if (!make_text(b, error)) return false;
     llama_build(&b->model, &config, &options);
-    trainer_options how = job_defaults().trainer;
-    b->device_bytes = (double)fit_free(b->device);
-    how.steps = WARM_UP + 2 * b->steps;
+    b->device_bytes = (double)limit.free;
     b->trainer = trainer_create(b->device, &b->model, &how, error);
     if (!b->trainer) return false;
     b->programs = trainer_programs(b->trainer, b->program);
@@ -368,6 +375,8 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_integer("batch", b->batch);
     cli_json_integer("context", b->context);
     cli_json_text("dtype", vjp_dtype_name(b->dtype));
+    cli_json_text("residual", vjp_dtype_name(b->residual));
+    cli_json_integer("recomputed_blocks", b->recompute);
     cli_json_text("device", b->device_name);
     cli_json_integer("threads", b->threads);
     cli_json_integer("steps", b->steps);
@@ -435,6 +444,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
     printf("%s: %s; llama %s, %.3g M parameters, %s, batch %lld x %lld\n\n", b->device_name,
            vjp_device_summary(b->device), b->preset, (double)model_size(&b->model) / 1e6, vjp_dtype_name(b->dtype),
            (long long)b->batch, (long long)b->context);
+    if (b->recompute) printf("%lld blocks are recomputed\n\n", (long long)b->recompute);
     print_rows(b, s);
     bench_share(s->limit / s->best, share);
     bench_milliseconds(s->shortest, shortest);
@@ -477,7 +487,8 @@ int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32};
-    int dtype = -1;
+    const char *allowed = NULL;
+    int dtype = -1, residual = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
@@ -485,6 +496,8 @@ int cli_bench_train(int argc, char **argv) {
         {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &b.batch, 1, MANY},
         {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &b.context, 1, TEXT_BYTES - 1},
         {"dtype", 0, "D", "f32 or bf16: what products compute with; default f32", CLI_DTYPE, &dtype, 0, 0},
+        CLI_OPTION_RESIDUAL(residual),
+        CLI_OPTION_MEMORY(allowed),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
     };
     const cli_command command = {
@@ -517,13 +530,19 @@ int cli_bench_train(int argc, char **argv) {
     if (dtype >= 0 && dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16)
         return cli_misuse("bench train", "--dtype is %s; it must be f32, bf16 or f16",
                           vjp_dtype_name((vjp_dtype)dtype));
+    if (cli_residual("bench train", dtype, residual) != CLI_CONTINUE) return CLI_MISUSE;
+    if (allowed && cli_memory("bench train", allowed, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
     if (dtype >= 0) b.dtype = (vjp_dtype)dtype;
+    b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;
     b.device_name = on.device;
     b.threads = bench_threads(on.device, on.threads);
-    status = run(&b);
-    tear_down(&b);
+    status = allowed ? cli_memory("bench train", allowed, b.device, &b.memory) : CLI_CONTINUE;
+    if (status == CLI_CONTINUE) {
+        status = run(&b);
+        tear_down(&b);
+    }
     vjp_close(b.device);
     return status;
 }

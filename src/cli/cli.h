@@ -113,6 +113,18 @@ vjp_device *cli_open(const char *command, const cli_device_options *on);
  */
 int cli_memory(const char *command, const char *text, vjp_device *device, int64_t *bytes);
 
+#define CLI_OPTION_MEMORY(place)                                                                                       \
+    { "memory", 0, "M", "40GiB, 24GB, 80%: recompute as few blocks as needed to fit into it", CLI_TEXT, &(place), 0, 0 }
+
+/* Whether --residual goes with --dtype; both are -1 where not given. */
+int cli_residual(const char *command, int dtype, int residual);
+
+#define CLI_OPTION_RESIDUAL(place)                                                                                     \
+    {                                                                                                                  \
+        "residual", 0, "D", "dtype of the llama's residual stream: f32, or as --dtype, the default", CLI_DTYPE,        \
+            &(place), 0, 0                                                                                             \
+    }
+
 /* The op of that name. NULL: the error, with the nearest name, has been printed; return CLI_MISUSE. */
 const vjp_op *cli_find_op(const char *command, const char *name);
 

@@ -174,7 +174,7 @@ typedef struct arguments {
     cli_device_options on;
     const char *model, *preset, *svg, *memory;
     int64_t batch, context;
-    int dtype;
+    int dtype, residual;
     bool text, dot, markdown, recompute, json;
 } arguments;
 
@@ -213,6 +213,7 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
         llama_options options = {.batch = a->batch ? a->batch : preset->batch,
                                  .context = config.max_positions,
                                  .dtype = dtype,
+                                 .wide_residual = a->residual == VJP_F32 && dtype != VJP_F32,
                                  .recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0};
         if (a->memory)
             ok = fit_llama(&run, &config, &options, &limit, fit, error);
@@ -281,13 +282,14 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
         return cli_misuse("graph", "unknown model \"%s\"; models are llama and convnet", a->model);
     if (a->text + a->dot + a->markdown + a->json > 1 || ((a->text || a->dot) && a->svg))
         return cli_misuse("graph", "--text, --dot, --json and --markdown exclude each other; --svg goes with a report");
+    if (cli_residual("graph", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->memory && a->recompute)
         return cli_misuse("graph", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
     return a->memory ? cli_memory("graph", a->memory, NULL, NULL) : CLI_CONTINUE;
 }
 
 int cli_graph(int argc, char **argv) {
-    arguments a = {.on = CLI_DEVICE_DEFAULTS, .preset = "tiny", .dtype = -1};
+    arguments a = {.on = CLI_DEVICE_DEFAULTS, .preset = "tiny", .dtype = -1, .residual = -1};
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         {"model", 0, "M", "llama or convnet, in place of MODEL", CLI_TEXT, &a.model, 0, 0},
@@ -295,8 +297,8 @@ int cli_graph(int argc, char **argv) {
         {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &a.batch, 1, 1000000},
         {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
         {"dtype", 0, "D", "f32, bf16 or f16; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"memory", 0, "M", "40GiB, 24GB, 80%: recompute as few blocks as needed to train in it", CLI_TEXT, &a.memory, 0,
-         0},
+        CLI_OPTION_RESIDUAL(a.residual),
+        CLI_OPTION_MEMORY(a.memory),
         {"recompute", 0, NULL, "recompute all blocks in the backward pass", CLI_FLAG, &a.recompute, 0, 0},
         {"text", 0, NULL, "print the graph, one line per node", CLI_FLAG, &a.text, 0, 0},
         {"dot", 0, NULL, "print the graph for Graphviz", CLI_FLAG, &a.dot, 0, 0},

@@ -195,7 +195,7 @@ static int train(job *j, screen *s, int64_t stop_at) {
 typedef struct arguments {
     cli_device_options on;
     const char *model, *preset, *out, *from, *memory;
-    int dtype;
+    int dtype, residual;
     bool resume, allow_other_bits, recompute, json;
     int64_t stop_at, seed;
     job_settings settings;
@@ -273,6 +273,7 @@ static int copy_settings(arguments *a, const char *data) {
         !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
         return cli_misuse("train", "an argument is too long");
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
+    s->residual = a->residual < 0 ? s->dtype : (vjp_dtype)a->residual;
     s->recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0;
     s->trainer.seed = (uint64_t)a->seed;
     if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
@@ -325,6 +326,7 @@ static int check_arguments(const arguments *a, const cli_operands *operands) {
     char error[TRAIN_ERROR];
     if (a->dtype >= 0 && a->dtype != VJP_F32 && a->dtype != VJP_BF16 && a->dtype != VJP_F16)
         return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a->dtype));
+    if (cli_residual("train", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->model && strcmp(a->model, "llama") != 0 && strcmp(a->model, "convnet") != 0)
         return cli_misuse("train", "unknown model \"%s\"; models are llama and convnet", a->model);
     if (a->preset && !llama_preset_find(a->preset, error)) return cli_misuse("train", "%s", error);
@@ -339,7 +341,7 @@ static int check_arguments(const arguments *a, const cli_operands *operands) {
 
 int cli_train(int argc, char **argv) {
     enum { MANY = 1000000000 };
-    arguments a = {.out = "vjp-run", .dtype = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
+    arguments a = {.out = "vjp-run", .dtype = -1, .residual = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
     const cli_option options[] = {
@@ -369,8 +371,8 @@ int cli_train(int argc, char **argv) {
         {"label-smoothing", 0, "S", "share of the target spread over all classes; default 0", CLI_REAL,
          &s->label_smoothing, 0, 1},
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        {"memory", 0, "M", "40GiB, 24GB, 80%: recompute as few blocks as needed to fit into it", CLI_TEXT, &a.memory, 0,
-         0},
+        CLI_OPTION_RESIDUAL(a.residual),
+        CLI_OPTION_MEMORY(a.memory),
         {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
         {"validate-every", 0, "N", "steps between validations; 0: never; default 200", CLI_INTEGER, &s->validate_every,

@@ -386,7 +386,8 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
 static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
     vjp_program *program = c->program;
     vjp_status status = plan(c, results, count);
-    if (status == VJP_OK) status = place_persistent(c, options->share);
+    if (status != VJP_OK) return status;
+    status = place_persistent(c, options->share);
     if (status == VJP_OK)
         status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
     if (status == VJP_OK) status = resolve_calls(c);

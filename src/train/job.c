@@ -59,6 +59,7 @@ static llama_options llama_options_of(const job_settings *s) {
                            .context = s->context,
                            .dtype = s->dtype,
                            .recompute = s->recompute,
+                           .wide_residual = s->residual != s->dtype,
                            .label_smoothing = s->label_smoothing};
 }
 

@@ -34,8 +34,9 @@ typedef struct job_settings {
     int64_t batch, context;     /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
-    int64_t recompute; /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
-    int64_t memory;    /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
+    vjp_dtype residual; /* of the llama's residual stream: dtype or f32 */
+    int64_t recompute;  /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
+    int64_t memory;     /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
     double label_smoothing;
     trainer_options trainer;
     job_arithmetic arithmetic;

@@ -36,7 +36,7 @@ typedef struct setting {
     double min, max;
 } setting;
 
-enum { SETTINGS = 28, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 29, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -66,6 +66,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"eps", REAL, &s->trainer.eps, 0, 0, many},
         {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
         {"memory", INTEGER, &s->memory, 0, 0, 0x1p62},
+        {"residual", DTYPE, &s->residual, 0, 0, 0},
         {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
         {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
         {"products", TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
@@ -168,5 +169,6 @@ bool job_settings_read(const json_value *root, job_settings *s, char error[TRAIN
         return train_fail(error, "trainer.json: \"%s\" is %s, which it cannot be", list[i].key,
                           json_show(value, shown));
     }
+    if (!json_member(root, "residual")) s->residual = s->dtype;
     return true;
 }

@@ -17,10 +17,19 @@ typedef struct building {
     double residual_spread;
 } building;
 
+static vjp_value in_type(building *b, vjp_value x, vjp_dtype dtype) {
+    vjp_graph *graph = b->model->graph;
+    return vjp_graph_describe(graph, x).dtype == (int)dtype ? x : vjp_graph_cast(graph, x, dtype);
+}
+
 /* A weight in the dtype of the products. */
 static vjp_value weight(building *b, const char *name, double spread, int64_t out, int64_t in) {
-    vjp_value w = model_add(b->model, name, 0, spread, true, 2, (const int64_t[]){out, in});
-    return b->options->dtype == b->model->parameter_type ? w : vjp_graph_cast(b->model->graph, w, b->options->dtype);
+    return in_type(b, model_add(b->model, name, 0, spread, true, 2, (const int64_t[]){out, in}), b->options->dtype);
+}
+
+/* What joins the residual stream, in its dtype. */
+static vjp_value joining(building *b, vjp_value x) {
+    return b->options->wide_residual ? in_type(b, x, b->model->parameter_type) : x;
 }
 
 static vjp_value project(building *b, vjp_value x, const char *prefix, const char *name, double spread, int64_t out,
@@ -36,7 +45,7 @@ static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *
     vjp_value gamma = model_add(b->model, full, 1, 0, false, 1, &b->config->hidden_size);
     vjp_rms_norm_attributes norm = VJP_RMS_NORM_DEFAULTS;
     norm.eps = b->config->norm_eps;
-    return vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm);
+    return in_type(b, vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm), b->options->dtype);
 }
 
 static vjp_value heads_of(building *b, vjp_value x, int64_t heads) {
@@ -76,8 +85,10 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     vjp_graph_push(graph, prefix);
     bool recompute = layer < b->options->recompute;
     if (recompute) vjp_graph_recompute_begin(graph);
-    x = vjp_graph_add(graph, x, attend(b, norm(b, x, prefix, "input_layernorm"), prefix), NULL);
-    x = vjp_graph_add(graph, x, feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix), NULL);
+    vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm"), prefix);
+    x = vjp_graph_add(graph, x, joining(b, y), NULL);
+    y = feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix);
+    x = vjp_graph_add(graph, x, joining(b, y), NULL);
     if (recompute) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
     return x;
@@ -121,7 +132,7 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     if (!add_rotations(&b)) return;
 
     vjp_value table = weight(&b, "model.embed_tokens.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
-    vjp_value x = vjp_graph_gather(graph, table, model->input, NULL);
+    vjp_value x = joining(&b, vjp_graph_gather(graph, table, model->input, NULL));
     for (int64_t layer = 0; layer < config->layers; layer++)
         x = block(&b, x, layer);
     x = norm(&b, x, "model", "norm");

@@ -18,6 +18,7 @@ typedef struct llama_options {
      * of the first when none are.
      */
     int64_t recompute;
+    bool wide_residual; /* the residual stream is f32 beside 16-bit activations */
     double label_smoothing;
 } llama_options;
 

@@ -3,7 +3,7 @@
     ("graph: a gradient is added to while another still shares it", "test test_graph",
      [("src/graph/grad.c", "if (read_later) d->list[count++] = other;", "(void)read_later;")]),
     ("graph: the sum of the sizes of kept values wraps around", "test test_graph",
-     [("src/graph/compile.c", "!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(bytes, own, &bytes)", "(bytes += own, false)"),
+     [("src/graph/compile.c", "!vjp_align_size(own, PLAN_ALIGNMENT, &own) || !vjp_add_size(*bytes, own, bytes)", "(*bytes += own, false)"),
       ("src/graph/compile.c", "if (!vjp_add_size(*sum, own, sum)) return", "if (!vjp_add_size(*sum, own, sum) && !own) return")]),
     ("graph: the sum of the sizes of intermediates wraps around", "test test_graph",
      [("src/graph/compile.c", "if (!plan_sizes_fit(c->plan, c->ranges)) return", "if (false) return"),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The option --memory of train, graph and bench train: an amount with its unit, or a share of the device's memory. */
+/* Options that train, graph and bench train share: --memory and --residual. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,4 +31,10 @@ int cli_memory(const char *command, const char *text, vjp_device *device, int64_
     *bytes = (int64_t)(share ? strtod(total, NULL) * amount / 100 : amount * unit);
     if (*bytes < 1) *bytes = 1; /* 0 would be no limit */
     return CLI_CONTINUE;
+}
+
+int cli_residual(const char *command, int dtype, int residual) {
+    if (residual < 0 || residual == VJP_F32 || residual == dtype) return CLI_CONTINUE;
+    return cli_misuse(command, "--residual is %s; it must be f32 or the type of --dtype",
+                      vjp_dtype_name((vjp_dtype)residual));
 }

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Plans without memory: they say what a trainer then allocates, and allocate nothing themselves; and the number of
+ * blocks that a limit of memory makes a Llama recompute is the smallest that fits.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/fit.h"
+#include "train/job.h"
+
+enum { LAYERS = 5 };
+
+static const llama_config config = {.vocab_size = 64,
+                                    .hidden_size = 64,
+                                    .intermediate_size = 160,
+                                    .layers = LAYERS,
+                                    .heads = 4,
+                                    .kv_heads = 2,
+                                    .head_dim = 16,
+                                    .max_positions = 32,
+                                    .rope_theta = 10000,
+                                    .norm_eps = 1e-5,
+                                    .tied = true};
+static const llama_options usual = {.batch = 4, .context = 32, .dtype = VJP_F32};
+
+/* Memory whose bytes are counted. */
+typedef struct counted {
+    size_t bytes, calls;
+} counted;
+
+static void *allocate(void *context, size_t bytes, size_t alignment) {
+    counted *c = context;
+    c->bytes += bytes;
+    c->calls++;
+    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *context, void *data) {
+    (void)context;
+    free(data);
+}
+
+static vjp_device *open_counted(counted *c) {
+    vjp_device *device;
+    vjp_options options = VJP_OPTIONS_DEFAULTS;
+    options.threads = 1;
+    options.allocate = allocate;
+    options.release = release;
+    options.allocate_context = c;
+    if (vjp_open("cpu", &options, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    *c = (counted){0};
+    return device;
+}
+
+/* ---- What is planned is what is allocated ------------------------------------------------------------ */
+
+static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
+    (void)context, (void)validation, (void)part;
+    memset(input, 0, (size_t)(usual.batch * usual.context) * sizeof(int32_t));
+    memset(target, 0, (size_t)(usual.batch * usual.context) * sizeof(int32_t));
+}
+
+static void plan_is_what_is_allocated(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR];
+    const train_source source = {.fill = fill, .validation_parts = 1};
+    for (int i = 0; i < 8; i++) {
+        bool validates = i & 1;
+        trainer_options options = job_defaults().trainer;
+        options.accumulate = i & 2 ? 3 : 1;
+        llama_options how = usual;
+        how.dtype = i & 4 ? VJP_BF16 : VJP_F32;
+        how.recompute = i & 4 ? 2 : 0;
+        counted c;
+        vjp_device *device = open_counted(&c);
+        train_model model;
+        trainer_needs needs;
+        llama_build(&model, &config, &how);
+        if (!trainer_plan(device, &model, &options, validates, &needs, error)) fail_msg("%s", error);
+        model_free(&model);
+        assert_int_equal(c.calls, 0);
+        assert_int_equal(needs.bytes, needs.kept_bytes + needs.arena_bytes);
+
+        llama_build(&model, &config, &how);
+        trainer *t = trainer_create(device, &model, &options, error);
+        if (!t) fail_msg("%s", error);
+        double loss;
+        if (validates && !trainer_evaluate(t, &source, 1, &loss, error)) fail_msg("%s", error);
+        /* Each value that is kept begins at an aligned address. */
+        double parts = 6.0 * model.parameters + 16;
+        if (!(c.bytes >= needs.bytes && (double)c.bytes <= (double)needs.bytes + 64 * parts))
+            fail_msg("case %d: planned %zu bytes, allocated %zu", i, needs.bytes, c.bytes);
+        trainer_destroy(t);
+        model_free(&model);
+        vjp_close(device);
+    }
+}
+
+/* ---- The fewest blocks ------------------------------------------------------------------------------- */
+
+static void fewest_blocks_that_fit(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], number[32];
+    const trainer_options options = job_defaults().trainer;
+    counted c;
+    vjp_device *device = open_counted(&c);
+    const fit_run run = {device, &options, true};
+    fit_result found;
+    size_t bytes[LAYERS + 1], min = SIZE_MAX;
+    double flops = 0;
+    for (int64_t k = 0; k <= LAYERS; k++) {
+        llama_options how = usual;
+        how.recompute = k;
+        if (!fit_check(&run, &config, &how, &(fit_limit){0}, &found, error)) fail_msg("%s", error);
+        bytes[k] = found.needs.bytes;
+        if (bytes[k] < min) min = bytes[k];
+        assert_true(found.needs.cost.flops > flops);
+        flops = found.needs.cost.flops;
+        assert_true(k == 0 || fit_price(&found) > 0);
+    }
+    assert_true(bytes[1] < bytes[0]);
+    for (int64_t k = 0; k <= LAYERS; k++)
+        for (int less = 0; less < 2; less++) {
+            const fit_limit limit = {.asked = bytes[k] - (size_t)less};
+            int64_t expected = 0;
+            while (expected <= LAYERS && bytes[expected] > limit.asked)
+                expected++;
+            bool fits = fit_llama(&run, &config, &usual, &limit, &found, error);
+            assert_int_equal(fits, expected <= LAYERS);
+            if (fits) {
+                assert_int_equal(found.recompute, expected);
+                assert_int_equal(found.needs.bytes, bytes[expected]);
+                assert_int_equal(found.before.bytes, bytes[0]);
+            }
+        }
+    /* Both numbers are in the sentence. */
+    const fit_limit little = {.asked = min / 2}, card = {.free = bytes[0] / 2};
+    assert_false(fit_llama(&run, &config, &usual, &little, &found, error));
+    snprintf(number, sizeof number, "%.4g GiB", (double)min / 0x1p30);
+    assert_non_null(strstr(error, number));
+    snprintf(number, sizeof number, "allows %.4g GiB", (double)little.asked / 0x1p30);
+    assert_non_null(strstr(error, number));
+    assert_false(fit_check(&run, &config, &usual, &card, &found, error));
+    snprintf(number, sizeof number, "needs %.4g GiB", (double)bytes[0] / 0x1p30);
+    assert_non_null(strstr(error, number));
+    snprintf(number, sizeof number, "has %.4g GiB free", (double)card.free / 0x1p30);
+    assert_non_null(strstr(error, number));
+    /* What is free bounds what is asked for. */
+    const fit_limit both = {.asked = bytes[0], .free = bytes[1]};
+    assert_true(fit_llama(&run, &config, &usual, &both, &found, error));
+    assert_int_equal(found.recompute, 1);
+    assert_int_equal(c.calls, 0);
+    vjp_close(device);
+}
+
+static void a_plan_is_refused_like_a_program(void **unused) {
+    (void)unused;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    train_model model;
+    llama_build(&model, &config, &usual);
+    vjp_program_report report = {.struct_size = sizeof report};
+    const vjp_value wrong = 1 << 20;
+    assert_int_equal(vjp_plan(device, model.graph, &wrong, 1, &report), VJP_INVALID);
+    assert_int_equal(vjp_plan(device, model.graph, NULL, 1, &report), VJP_INVALID);
+    assert_int_equal(vjp_plan(device, model.graph, &model.loss, 1, NULL), VJP_INVALID);
+    assert_int_equal(vjp_plan(NULL, model.graph, &model.loss, 1, &report), VJP_NO_DEVICE);
+    report.struct_size = 1;
+    assert_int_equal(vjp_plan(device, model.graph, &model.loss, 1, &report), VJP_INVALID);
+    report.struct_size = sizeof report;
+    assert_int_equal(vjp_plan(device, model.graph, &model.loss, 1, &report), VJP_OK);
+    vjp_program *program;
+    vjp_program_report compiled = {.struct_size = sizeof compiled};
+    assert_int_equal(vjp_compile(device, model.graph, &model.loss, 1, NULL, &program), VJP_OK);
+    assert_int_equal(vjp_program_describe(program, &compiled), VJP_OK);
+    assert_memory_equal(&report, &compiled, sizeof report);
+    vjp_program_destroy(program);
+    model_free(&model);
+    vjp_close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan_is_what_is_allocated),
+        cmocka_unit_test(fewest_blocks_that_fit),
+        cmocka_unit_test(a_plan_is_refused_like_a_program),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
