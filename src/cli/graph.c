@@ -164,7 +164,7 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
         printf("recomputed blocks   %lld: %s less memory for training, %.1f %% more FLOP\n", (long long)fit->recompute,
                cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
     printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
-    printf(" %s of parameters, gradients and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
+    printf(" %s of parameters and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
     printf(" %s of arenas\n", cli_bytes((double)fit->needs.arena_bytes, more));
 }
 
