@@ -67,7 +67,6 @@ bool fit_llama(const fit_run *run, const llama_config *config, const llama_optio
     result->recompute = enough;
     if (enough < config->layers) return true;
     if (!plan(run, config, options, enough, &result->needs, error)) return false;
-    if (result->needs.bytes <= allowed) return true;
     /* The last block is recomputed while nothing else is kept but its inputs: that can need more than keeping it. */
     if (result->needs.bytes < min.bytes) min = result->needs;
     return fit_allows(limit, &min, " even with blocks recomputed", error);
