@@ -13,9 +13,9 @@ norm 18 at step 71), runs that round differently diverge at those steps, PyTorch
 
 What is measured:
   - the time of a step, from the batch's bytes to the updated weights; the median after a warm-up (5 steps; 15 of a
-    compiled model). vjp's is what `vjp train --json` reports. On the CPU PyTorch's is measured around the same work, with the
-    loss as a number; on CUDA by events between steps, with all batches on the card beforehand and the losses read at
-    the end, so that PyTorch never waits for the host.
+    compiled model). vjp's is what `vjp train --json` reports. On the CPU PyTorch's is measured around the same work,
+    with the loss as a number; on CUDA by events between steps, with all batches on the card beforehand and the losses
+    read at the end, so that PyTorch never waits for the host.
   - memory on the CPU: the peak that the kernel reports when the process has ended (ru_maxrss), interpreter and
     libraries included. What PyTorch takes after its import, before there is a model, is reported beside it. vjp's peak
     includes the checkpoint that it saves at the end; PyTorch saves none.
@@ -361,7 +361,8 @@ def model_options(args):
 
 def vjp_command(args, data, out):
     return [
-        args.vjp, "train", data, *model_options(args), "--steps", args.steps, *args.vjp_option, "--seed", args.seed, "--lr", args.lr, "--validate-every", 0, "--save-every", 0,
+        args.vjp, "train", data, *model_options(args), *args.vjp_option, "--steps", args.steps, "--seed", args.seed,
+        "--lr", args.lr, "--validate-every", 0, "--save-every", 0,
         "--out", out, "--json",
     ]  # fmt: skip
 
@@ -435,8 +436,9 @@ def compare(args, scratch):
             torch[variant] = better(torch[variant], torch_process({**task, "variant": variant}), warm_up)
     if args.device == "cuda":
         vjp["peak"] = vjp_card_bytes(args)
-    return {"vjp": vjp, "variants": torch, "torch": found["torch"], "imported": found["imported"], "card": found["card"],
-            "attention": "heads repeated" if found["repeat"] else "enable_gqa", "settings": settings}
+    return {"vjp": vjp, "variants": torch, "torch": found["torch"], "imported": found["imported"],
+            "card": found["card"], "settings": settings,
+            "attention": "heads repeated" if found["repeat"] else "enable_gqa"}  # fmt: skip
 
 
 # ---- Reporting -------------------------------------------------------------------------------------------
