@@ -150,6 +150,12 @@ same "$work/wide" "$work/wide2"
 cmp -s "$work/narrow/latest/model.safetensors" "$work/wide/latest/model.safetensors" && fault '--residual changes nothing'
 expect 2 '--residual is bf16; it must be f32 or the type of --dtype' $train --residual bf16 --out "$work/never"
 
+# And the rewrites of graphs, which the CPU does without.
+export VJP_REWRITES=+all
+expect 0 'done' $train --out "$work/rewritten"
+unset VJP_REWRITES
+same "$work/whole" "$work/rewritten"
+
 expect 0 'stopped at step 7' $train --stop-at 7 --out "$work/stopped" # off the beat of --save-every
 grep -q 'resume: vjp train --resume' "$work/out" || fault '--stop-at: does not say how to resume'
 expect 0 'stopped at step 8' train --resume --stop-at 8 --out "$work/stopped" --threads 2

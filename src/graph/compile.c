@@ -14,30 +14,12 @@
 
 #include "core/arithmetic.h"
 #include "graph/compile.h"
+#include "graph/rewrite/rewrite.h"
 
 /* ---- What is needed ---------------------------------------------------------------------------------- */
 
-/* False: no memory. */
 static bool find_needed(compilation *c, const vjp_value *results, size_t count) {
-    const vjp_graph *graph = c->graph;
-    for (size_t i = 0; i < count; i++)
-        c->needed[graph->value[results[i]].origin] = c->result[graph->value[results[i]].origin] = true;
-    bool *wanted = calloc((size_t)graph->nodes + 1, sizeof *wanted);
-    if (!wanted) return false;
-    for (int32_t n = graph->nodes - 1; n >= 0; n--) {
-        const graph_node *node = &graph->node[n];
-        const vjp_pass_info *pass = pass_of(node);
-        for (size_t i = 0; i < pass->outputs; i++)
-            wanted[n] = wanted[n] || (node->value[i] && c->needed[graph->value[node->value[i]].origin]);
-        /* Its inputs, and what it assigns: a step that moves a weight moves its moments, too. */
-        for (size_t i = 0; i < pass->count && wanted[n]; i++)
-            if (node->value[i] && (i >= pass->outputs || is_persistent(c, graph_storage(graph, node->value[i]))))
-                c->needed[graph->value[node->value[i]].origin] = true;
-    }
-    for (int32_t n = 0; n < graph->nodes; n++)
-        if (wanted[n]) c->call_node[c->program->calls++] = n;
-    free(wanted);
-    return true;
+    return graph_find_needed(c->graph, results, count, c->needed, c->result, c->call_node, &c->program->calls);
 }
 
 /* ---- Lives ------------------------------------------------------------------------------------------- */
@@ -221,7 +203,7 @@ static bool is_used(const compilation *c, vjp_value v) {
 
 /* All that the other program keeps, whether or not this one uses it: a third program may share it in turn. */
 static vjp_status take_shared(compilation *c, const vjp_program *share) {
-    for (vjp_value v = 1; share && v < share->values; v++) {
+    for (vjp_value v = 1; share && v < share->values && v < c->program->values; v++) {
         const program_value *from = &share->value[v];
         program_value *to = &c->program->value[v];
         if (!from->name || !graph_is_persistent(from->role)) continue;
@@ -363,6 +345,9 @@ static vjp_status check_results(const compilation *c, const vjp_value *results, 
 /* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
 static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
+    vjp_status status = c->unplanned ? VJP_OK : graph_rewritten(c->device, c->graph, results, count, &c->rewritten);
+    if (status != VJP_OK) return status;
+    if (c->rewritten) c->graph = c->rewritten;
     if (!allocate(c) || !find_needed(c, results, count))
         return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
     program->call = calloc((size_t)program->calls + 1, sizeof *program->call);
@@ -378,7 +363,7 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     }
     if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to order %d calls", program->calls);
     if (!c->unplanned) compute_in_place(c);
-    vjp_status status = ask_sizes(c);
+    status = ask_sizes(c);
     program->report.calls = (size_t)program->calls;
     return status == VJP_OK ? make_plan(c) : status;
 }
@@ -400,6 +385,7 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
 }
 
 static void release(compilation *c) {
+    graph_rewritten_free(c->rewritten);
     free(c->needed);
     free(c->first);
     free(c->merged);

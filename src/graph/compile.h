@@ -7,7 +7,8 @@
 
 typedef struct compilation {
     vjp_device *device;
-    const vjp_graph *graph;
+    const vjp_graph *graph; /* the caller's, or its copy */
+    vjp_graph *rewritten;   /* the copy; NULL: none */
     vjp_program *program;
     bool *needed;          /* [values]: by a call or as a result; of values that are no views */
     bool *result;          /* [values] */

@@ -108,6 +108,13 @@ static inline bool graph_is_persistent(graph_role role) {
     return role == GRAPH_INPUT || role == GRAPH_PARAMETER || role == GRAPH_STATE || role == GRAPH_CONSTANT;
 }
 
+/*
+ * Marks the values that the results need, and the results themselves, both of values that are no views, and lists the
+ * nodes that make them in their order. The flags are false at first. False: no memory.
+ */
+bool graph_find_needed(const vjp_graph *graph, const vjp_value *results, size_t count, bool *needed, bool *result,
+                       int32_t *node_list, int32_t *nodes);
+
 /* ---- Plans ------------------------------------------------------------------------------------------- */
 
 /* A range of memory that is needed from call `first` to call `last`, both included. */

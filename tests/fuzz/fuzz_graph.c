@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Random graphs through the planner. Bytes choose the ops, shapes, what is used again, the results, the blocks that are
- * computed again, and now and then something that is wrong. random_graph_check() checks them, as it does in the unit
- * test of the planner.
+ * computed again, whether graphs are rewritten, and now and then something that is wrong. random_graph_check() checks
+ * them, as it does in the unit test of the planner.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     choices from = choices_of(data, size);
     random_kind kind = {.dtype = dtypes[choose(&from, 3)]};
     kind.wild = choose(&from, 2);
+    setenv("VJP_REWRITES", choose(&from, 2) ? "+all" : "-all", 1);
     char why[RANDOM_WHY];
     if (!random_graph_check(device, from, kind, why)) {
         fprintf(stderr, "fuzz_graph: %s\n", why);

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/* The list of rewrites, which of them are on, and the copy of a graph that they change. */
+#include "graph/rewrite/rewrite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const graph_rewrite rewrites[] = {
+    {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
+};
+
+enum { REWRITES = sizeof rewrites / sizeof rewrites[0] };
+
+/* ---- Which are on ------------------------------------------------------------------------------------ */
+
+static bool has_name(const graph_rewrite *rewrite, const char *name, size_t length) {
+    bool all = length == 3 && memcmp(name, "all", 3) == 0;
+    return all || (strlen(rewrite->name) == length && memcmp(rewrite->name, name, length) == 0);
+}
+
+/* One item of VJP_REWRITES. False: there is no such rewrite, or no sign. */
+static bool switch_rewrites(const char *item, size_t length, bool on[REWRITES]) {
+    bool found = false;
+    if (!length || (item[0] != '+' && item[0] != '-')) return false;
+    for (int i = 0; i < REWRITES; i++) {
+        if (!has_name(&rewrites[i], item + 1, length - 1)) continue;
+        on[i] = item[0] == '+';
+        found = true;
+    }
+    return found;
+}
+
+static vjp_status choose_rewrites(vjp_device *device, bool on[REWRITES]) {
+    for (int i = 0; i < REWRITES; i++)
+        on[i] = vjp_device_is_host(device) ? rewrites[i].on_host : rewrites[i].on_devices;
+    const char *list = getenv("VJP_REWRITES");
+    while (list && *list) {
+        size_t length = strcspn(list, ",");
+        if (!switch_rewrites(list, length, on)) {
+            char names[256] = "";
+            for (int i = 0; i < REWRITES; i++)
+                snprintf(names + strlen(names), sizeof names - strlen(names), ", %s", rewrites[i].name);
+            return vjp_fail(device, VJP_INVALID,
+                            "VJP_REWRITES: unknown item \"%.*s\"; an item is + or - and one of all%s",
+                            (int)(length < 64 ? length : 64), list, names);
+        }
+        list += length;
+        list += *list == ',';
+    }
+    return VJP_OK;
+}
+
+/* ---- The copy ---------------------------------------------------------------------------------------- */
+
+/* Copies the values, whose constant data stays with the caller's graph, and the nodes that are needed. */
+static bool copy_into(vjp_graph *copy, const vjp_graph *graph, const int32_t *node, int32_t nodes) {
+    copy->id = graph->id;
+    for (vjp_value v = 1; v < graph->values; v++) {
+        const graph_value *from = &graph->value[v];
+        /* As a computed value, so that its name is not looked up or checked. */
+        vjp_value made = graph_add_value(copy, GRAPH_COMPUTED, from->name, from->dtype, &from->shape);
+        if (!made) return false;
+        char *name = copy->value[made].name;
+        copy->value[made] = *from;
+        copy->value[made].name = name;
+        copy->value[made].node = copy->value[made].slot = -1;
+    }
+    for (int32_t i = 0; i < nodes; i++) {
+        const graph_node *from = &graph->node[node[i]];
+        graph_node *to = graph_add_node(copy, from->op, from->pass, from->name, from->value, from->attributes);
+        if (!to) return false;
+        to->adds = from->adds;
+    }
+    return true;
+}
+
+/* The first writer of each value, as the nodes are now. */
+static void find_writers(vjp_graph *graph) {
+    for (int32_t n = 0; n < graph->nodes; n++) {
+        const graph_node *node = &graph->node[n];
+        for (size_t i = 0; i < node->op->info.pass[node->pass].outputs; i++) {
+            if (!node->value[i]) continue;
+            graph_value *value = &graph->value[graph->value[node->value[i]].origin];
+            if (value->node >= 0) continue;
+            value->node = n;
+            value->slot = (int32_t)i;
+        }
+    }
+}
+
+static vjp_status no_memory(vjp_device *device) {
+    return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to rewrite the graph");
+}
+
+void graph_rewritten_free(vjp_graph *rewritten) {
+    for (vjp_value v = 1; rewritten && v < rewritten->values; v++)
+        rewritten->value[v].data = NULL;
+    vjp_graph_destroy(rewritten);
+}
+
+vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                           vjp_graph **rewritten) {
+    bool on[REWRITES], any = false;
+    *rewritten = NULL;
+    vjp_status status = choose_rewrites(device, on);
+    for (int i = 0; i < REWRITES; i++)
+        any = any || on[i];
+    if (status != VJP_OK || !any) return status;
+    bool *needed = calloc(2 * (size_t)graph->values, sizeof *needed);
+    int32_t *node = malloc(((size_t)graph->nodes + 1) * sizeof *node), nodes = 0;
+    vjp_graph *copy = vjp_graph_create();
+    if (!needed || !node || !copy ||
+        !graph_find_needed(graph, results, count, needed, needed + graph->values, node, &nodes) ||
+        !copy_into(copy, graph, node, nodes))
+        status = no_memory(device);
+    for (int i = 0; i < REWRITES && status == VJP_OK; i++)
+        if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values);
+    free(needed);
+    free(node);
+    if (status != VJP_OK) {
+        graph_rewritten_free(copy);
+        return status;
+    }
+    find_writers(copy);
+    *rewritten = copy;
+    return VJP_OK;
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Rewrites of graphs: programs with and without them give the same bits, need no more memory with them, and what must
+ * not be rewritten stays. VJP_REWRITES switches them here, because the CPU has none of them by default.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "attributes.h"
+#include "graph/program.h"
+#include "numbers.h"
+#include "random_graph.h"
+#include "train/model/llama.h"
+
+static vjp_device *open_cpu(void) {
+    vjp_device *device;
+    if (vjp_open("cpu", NULL, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    return device;
+}
+
+static vjp_program *compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                            const char *rewrites) {
+    vjp_program *program;
+    setenv("VJP_REWRITES", rewrites, 1);
+    if (vjp_compile(device, graph, results, count, NULL, &program) != VJP_OK) fail_msg("%s", vjp_error(device));
+    unsetenv("VJP_REWRITES");
+    return program;
+}
+
+/* How many calls have a name that ends in `end`. */
+static int count_calls(const vjp_program *program, const char *end) {
+    int found = 0;
+    for (int32_t k = 0; k < program->calls; k++) {
+        size_t length = strlen(program->call[k].name), wanted = strlen(end);
+        found += length >= wanted && strcmp(program->call[k].name + length - wanted, end) == 0;
+    }
+    return found;
+}
+
+static void same_bits(vjp_program *one, vjp_program *other, vjp_value value) {
+    vjp_tensor a, b;
+    assert_int_equal(vjp_program_tensor(one, value, &a), VJP_OK);
+    assert_int_equal(vjp_program_tensor(other, value, &b), VJP_OK);
+    assert_memory_equal((char *)a.data + a.offset, (char *)b.data + b.offset,
+                        (size_t)count_of(&a) * vjp_dtype_size((vjp_dtype)a.dtype));
+}
+
+/* ---- Random graphs ----------------------------------------------------------------------------------- */
+
+/* random_graph_check() holds a program with rewrites against one without a plan, which has none. */
+static void rewritten_is_not_rewritten(void **unused) {
+    (void)unused;
+    enum { SEEDS = 300 };
+    static const random_kind kinds[] = {
+        {.dtype = VJP_F32}, {.dtype = VJP_BF16}, {.dtype = VJP_F16}, {.dtype = VJP_F32, .recompute = true}};
+    vjp_device *device = open_cpu();
+    int changed = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        char why[RANDOM_WHY];
+        choices from = {.seed = 1000 + seed};
+        setenv("VJP_REWRITES", "+all", 1);
+        if (!random_graph_check(device, from, kinds[seed % 4], why)) fail_msg("seed %d: %s", (int)from.seed, why);
+        random_graph r = random_graph_make(from, kinds[seed % 4]);
+        vjp_program *off = compile(device, r.graph, r.result, (size_t)r.results, "-all");
+        vjp_program *on = compile(device, r.graph, r.result, (size_t)r.results, "+all");
+        changed += on->calls > off->calls;
+        if (on->report.live_bytes > off->report.live_bytes)
+            fail_msg("seed %d: %zu bytes are alive at once, %zu without rewrites", (int)from.seed,
+                     on->report.live_bytes, off->report.live_bytes);
+        vjp_program_destroy(on);
+        vjp_program_destroy(off);
+        vjp_graph_destroy(r.graph);
+    }
+    if (changed < SEEDS / 4) fail_msg("only %d of %d graphs were rewritten", changed, SEEDS);
+    vjp_close(device);
+}
+
+/* ---- A model ----------------------------------------------------------------------------------------- */
+
+/* Norms, swiglu and the casts of weights are computed again, and nothing that multiplies matrices. */
+static void a_llama_keeps_less(void **unused) {
+    (void)unused;
+    enum { LAYERS = 3 };
+    const llama_config config = {.vocab_size = 64,
+                                 .hidden_size = 64,
+                                 .intermediate_size = 160,
+                                 .layers = LAYERS,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head_dim = 16,
+                                 .max_positions = 64,
+                                 .rope_theta = 10000,
+                                 .norm_eps = 1e-5,
+                                 .tied = true};
+    const llama_options options = {.batch = 16, .context = 64, .dtype = VJP_BF16};
+    vjp_device *device = open_cpu();
+    train_model model;
+    llama_build(&model, &config, &options);
+    size_t count = (size_t)model.parameters;
+    vjp_value *results = calloc(2 * count + 1, sizeof *results), *parameters = results + count + 1;
+    for (size_t i = 0; i < count; i++)
+        parameters[i] = model.parameter[i].value;
+    if (vjp_graph_grad(model.graph, model.loss, parameters, count, NULL, 0, results) != VJP_OK)
+        fail_msg("%s", vjp_graph_error(model.graph));
+    results[count] = model.loss;
+    vjp_program *program[2];
+    for (int on = 0; on < 2; on++) {
+        program[on] = compile(device, model.graph, results, count + 1, on ? "-all,+recompute" : "-all");
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(vjp_program_init_normal(program[on], parameters[i], 0.1, 0.3, 7), VJP_OK);
+        memset(program[on]->arena, on ? 0x55 : 0xaa, program[on]->report.arena_bytes);
+        if (vjp_program_run(program[on]) != VJP_OK) fail_msg("%s", vjp_error(device));
+    }
+    for (size_t i = 0; i <= count; i++)
+        same_bits(program[0], program[1], results[i]);
+    int norms = count_calls(program[1], "rms_norm.again") + count_calls(program[1], "rms_norm.2.again");
+    int gates = count_calls(program[1], "swiglu.again");
+    assert_int_equal(count_calls(program[0], ".again"), 0);
+    if (norms < 2 * LAYERS - 1 || gates < LAYERS - 1) fail_msg("%d norms and %d swiglus are repeated", norms, gates);
+    for (int32_t k = 0; k < program[1]->calls; k++) {
+        const program_call *call = &program[1]->call[k];
+        if (strstr(call->name, ".again") && call->cost.flops != 0) fail_msg("%s is repeated", call->name);
+    }
+    assert_true((double)program[1]->report.arena_bytes < 0.8 * (double)program[0]->report.arena_bytes);
+    for (int on = 0; on < 2; on++)
+        vjp_program_destroy(program[on]);
+    free(results);
+    model_free(&model);
+    vjp_close(device);
+}
+
+/* ---- What stays -------------------------------------------------------------------------------------- */
+
+typedef struct held {
+    bool writes;   /* the source is a state that a call changes before y is read again */
+    bool returns;  /* y is a result */
+    bool extends;  /* y's source would have to be kept for it */
+    bool repeated; /* what is expected */
+} held;
+
+/* y is made early, not used while much larger values are alive, and read at the end. */
+static void what_changes_is_not_computed_again(void **unused) {
+    (void)unused;
+    static const held cases[] = {
+        {.repeated = true}, {.writes = true}, {.returns = true}, {.extends = true}, {.writes = true, .returns = true}};
+    const int64_t small[] = {64}, large[] = {1024};
+    vjp_device *device = open_cpu();
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        vjp_graph *g = vjp_graph_create();
+        vjp_value s = vjp_graph_state(g, "s", VJP_F32, 1, small), x = vjp_graph_input(g, "x", VJP_F32, 1, large);
+        vjp_value from = cases[c].extends ? vjp_graph_mul(g, s, s, NULL) : s;
+        vjp_value y = vjp_graph_scale(g, from, WITH(scale, .factor = 2));
+        vjp_value results[5] = {vjp_graph_mean(g, y, WITH(mean, .axes = 0))};
+        size_t count = 1;
+        if (cases[c].writes) results[count++] = vjp_graph_assign(g, s, vjp_graph_scale(g, s, WITH(scale, .factor = 3)));
+        vjp_value most = vjp_graph_mul(g, vjp_graph_scale(g, x, WITH(scale, .factor = 5)),
+                                       vjp_graph_scale(g, x, WITH(scale, .factor = 7)), NULL);
+        results[count++] = vjp_graph_mean(g, most, WITH(mean, .axes = 0));
+        results[count++] = vjp_graph_mean(g, vjp_graph_mul(g, y, y, NULL), WITH(mean, .axes = 0));
+        if (cases[c].returns) results[count++] = y;
+        if (vjp_graph_status(g) != VJP_OK) fail_msg("%s", vjp_graph_error(g));
+        vjp_program *program[2];
+        for (int on = 0; on < 2; on++) {
+            program[on] = compile(device, g, results, count, on ? "+recompute" : "-recompute");
+            vjp_tensor state;
+            assert_int_equal(vjp_program_tensor(program[on], s, &state), VJP_OK);
+            for (int64_t i = 0; i < small[0]; i++)
+                put(&state, i, random_of(3, c, (uint64_t)i));
+            if (vjp_program_run(program[on]) != VJP_OK) fail_msg("%s", vjp_error(device));
+        }
+        for (size_t i = 0; i < count; i++)
+            same_bits(program[0], program[1], results[i]);
+        assert_int_equal(count_calls(program[1], ".again"), cases[c].repeated ? 1 : 0);
+        for (int on = 0; on < 2; on++)
+            vjp_program_destroy(program[on]);
+        vjp_graph_destroy(g);
+    }
+    vjp_close(device);
+}
+
+/* The place of the call of that name among the calls. */
+static int32_t find_call(const vjp_program *program, const char *name) {
+    for (int32_t k = 0; k < program->calls; k++)
+        if (strcmp(program->call[k].name, name) == 0) return k;
+    fail_msg("there is no call %s", name);
+    return -1;
+}
+
+/* v is computed again from u, which is read later than v: u comes first, or it would be kept for v. */
+static void inputs_come_first(void **unused) {
+    (void)unused;
+    const int64_t small[] = {64}, large[] = {1024};
+    vjp_device *device = open_cpu();
+    vjp_graph *g = vjp_graph_create();
+    vjp_value s = vjp_graph_state(g, "s", VJP_F32, 1, small), x = vjp_graph_input(g, "x", VJP_F32, 1, large);
+    vjp_graph_push(g, "u");
+    vjp_value u = vjp_graph_scale(g, s, WITH(scale, .factor = 2));
+    vjp_graph_pop(g);
+    vjp_graph_push(g, "v");
+    vjp_value v = vjp_graph_mul(g, u, u, NULL);
+    vjp_graph_pop(g);
+    const vjp_value results[] = {
+        vjp_graph_mean(g, v, WITH(mean, .axes = 0)),
+        vjp_graph_mean(g, vjp_graph_scale(g, x, WITH(scale, .factor = 5)), WITH(mean, .axes = 0)),
+        vjp_graph_mean(g, vjp_graph_mul(g, v, v, NULL), WITH(mean, .axes = 0)),
+        vjp_graph_mean(g, vjp_graph_mul(g, u, u, NULL), WITH(mean, .axes = 0)),
+    };
+    vjp_program *program = compile(device, g, results, 4, "+all");
+    assert_int_equal(count_calls(program, ".again"), 2);
+    assert_true(find_call(program, "u.scale.again") < find_call(program, "v.mul.again"));
+    vjp_program_destroy(program);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/* The repeated call needs scratch, for which there is room below the peak, or nearly all of it is taken. */
+static void scratch_does_not_raise_the_peak(void **unused) {
+    (void)unused;
+    static const int64_t beside[] = {512, 952}; /* floats that are alive then; 1024 at the peak */
+    const int64_t rows[] = {8, 16}, large[] = {1024};
+    vjp_device *device = open_cpu();
+    for (int full = 0; full < 2; full++) {
+        vjp_graph *g = vjp_graph_create();
+        vjp_value s = vjp_graph_state(g, "s", VJP_BF16, 2, rows), x = vjp_graph_input(g, "x", VJP_F32, 1, large);
+        vjp_value gamma = vjp_graph_parameter(g, "gamma", VJP_BF16, 1, rows + 1); /* scratch holds it as f32 */
+        vjp_value z = vjp_graph_input(g, "z", VJP_F32, 1, &beside[full]);
+        vjp_value y = vjp_graph_rms_norm(g, s, gamma, 0, NULL), early = vjp_graph_mean(g, y, WITH(mean, .axes = 0));
+        vjp_value most = vjp_graph_mean(g, vjp_graph_scale(g, x, WITH(scale, .factor = 5)), WITH(mean, .axes = 0));
+        vjp_value much = vjp_graph_scale(g, z, WITH(scale, .factor = 7));
+        vjp_value late = vjp_graph_mul(g, y, y, NULL);
+        const vjp_value results[] = {early, most, vjp_graph_mean(g, much, WITH(mean, .axes = 0)),
+                                     vjp_graph_mean(g, late, WITH(mean, .axes = 0))};
+        vjp_program *program = compile(device, g, results, 4, "+all");
+        assert_true(program->call[find_call(program, "rms_norm")].work.workspace_bytes >= 64);
+        assert_int_equal(count_calls(program, ".again"), full ? 0 : 1);
+        vjp_program_destroy(program);
+        vjp_graph_destroy(g);
+    }
+    vjp_close(device);
+}
+
+/* Programs that share what they keep, of which only one was rewritten, and a graph that grew between them. */
+static void rewritten_programs_share(void **unused) {
+    (void)unused;
+    const int64_t small[] = {64}, large[] = {1024};
+    vjp_device *device = open_cpu();
+    vjp_graph *g = vjp_graph_create();
+    vjp_value s = vjp_graph_state(g, "s", VJP_F32, 1, small), x = vjp_graph_input(g, "x", VJP_F32, 1, large);
+    vjp_value y = vjp_graph_scale(g, s, WITH(scale, .factor = 2));
+    vjp_value results[] = {
+        vjp_graph_mean(g, y, WITH(mean, .axes = 0)),
+        vjp_graph_mean(g, vjp_graph_scale(g, x, WITH(scale, .factor = 5)), WITH(mean, .axes = 0)),
+        vjp_graph_mean(g, vjp_graph_mul(g, y, y, NULL), WITH(mean, .axes = 0)),
+    };
+    vjp_program *first = compile(device, g, results, 3, "+all"), *second;
+    assert_int_equal(count_calls(first, ".again"), 1);
+    vjp_value later = vjp_graph_scale(g, s, WITH(scale, .factor = 3));
+    vjp_tensor tensor;
+    for (int grown = 0; grown < 2; grown++) {
+        const vjp_program_options share = {.struct_size = sizeof share, .share = first};
+        if (vjp_compile(device, g, grown ? &later : results, 1, &share, &second) != VJP_OK)
+            fail_msg("%s", vjp_error(device));
+        vjp_tensor own;
+        assert_int_equal(vjp_program_tensor(first, s, &tensor), VJP_OK);
+        assert_int_equal(vjp_program_tensor(second, s, &own), VJP_OK);
+        assert_ptr_equal((char *)tensor.data + tensor.offset, (char *)own.data + own.offset);
+        vjp_program_destroy(second);
+    }
+    /* A number that the rewrite used for its own values, and that the graph gave to another value since. */
+    assert_int_equal(vjp_program_tensor(first, later, &tensor), VJP_INVALID);
+    vjp_program_destroy(first);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+/* ---- Switches ---------------------------------------------------------------------------------------- */
+
+static void unknown_rewrites_are_refused(void **unused) {
+    (void)unused;
+    static const char *const bad[] = {"recompute", "+", "-", "+recomput", "+recompute,,", "+all,x", "*all"};
+    static const char *const good[] = {"", "+all", "-all", "+recompute", "-recompute", "-all,+recompute", "+all,"};
+    const int64_t shape[] = {4};
+    vjp_device *device = open_cpu();
+    vjp_graph *g = vjp_graph_create();
+    vjp_value y = vjp_graph_scale(g, vjp_graph_input(g, "x", VJP_F32, 1, shape), NULL);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        vjp_program *program;
+        setenv("VJP_REWRITES", bad[i], 1);
+        assert_int_equal(vjp_compile(device, g, &y, 1, NULL, &program), VJP_INVALID);
+        unsetenv("VJP_REWRITES");
+        assert_null(program);
+        if (!strstr(vjp_error(device), "an item is + or - and one of all, recompute"))
+            fail_msg("\"%s\": %s", bad[i], vjp_error(device));
+    }
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        vjp_program_destroy(compile(device, g, &y, 1, good[i]));
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rewritten_is_not_rewritten),         cmocka_unit_test(a_llama_keeps_less),
+        cmocka_unit_test(what_changes_is_not_computed_again), cmocka_unit_test(inputs_come_first),
+        cmocka_unit_test(scratch_does_not_raise_the_peak),    cmocka_unit_test(rewritten_programs_share),
+        cmocka_unit_test(unknown_rewrites_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
