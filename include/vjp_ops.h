@@ -368,6 +368,28 @@ vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlog
 vjp_value vjp_graph_cross_entropy(vjp_graph *graph, vjp_value logits, vjp_value target,
                                   const vjp_cross_entropy_attributes *attributes);
 
+/* ---- linear_cross_entropy ---------------------------------------------------------------------------- */
+
+/* The mean or sum over rows of log(sum(exp(z))) - z[target], z = x weight^T. */
+typedef struct vjp_linear_cross_entropy_attributes {
+    uint64_t struct_size;   /* sizeof(vjp_linear_cross_entropy_attributes) */
+    int64_t ignore_index;   /* -100: a row with this target is ignored */
+    int64_t reduction;      /* a vjp_reduction: over the rows that are not ignored */
+    double label_smoothing; /* 0: the share of a target that is spread evenly over all classes */
+} vjp_linear_cross_entropy_attributes;
+
+#define VJP_LINEAR_CROSS_ENTROPY_DEFAULTS {sizeof(vjp_linear_cross_entropy_attributes), -100, VJP_REDUCTION_MEAN, 0}
+
+vjp_status vjp_linear_cross_entropy_forward(vjp_device *device, const vjp_tensor *loss, const vjp_tensor *lse,
+                                            const vjp_tensor *x, const vjp_tensor *weight, const vjp_tensor *target,
+                                            const vjp_linear_cross_entropy_attributes *attributes);
+vjp_status vjp_linear_cross_entropy_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
+                                             const vjp_tensor *loss, const vjp_tensor *lse, const vjp_tensor *dloss,
+                                             const vjp_tensor *x, const vjp_tensor *weight, const vjp_tensor *target,
+                                             const vjp_linear_cross_entropy_attributes *attributes);
+vjp_value vjp_graph_linear_cross_entropy(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value target,
+                                         const vjp_linear_cross_entropy_attributes *attributes);
+
 /* ---- swiglu ------------------------------------------------------------------------------------------ */
 
 /* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). */

@@ -665,6 +665,62 @@ static void states_are_shared(void **unused) {
     vjp_close(device);
 }
 
+/* ---- Outputs that two nodes can compute -------------------------------------------------------------- */
+
+static int calls_of(const vjp_program *program, vjp_pass pass) {
+    int count = 0;
+    for (int32_t k = 0; k < program->calls; k++)
+        count += program->call[k].work.op == vjp_op_find("linear_cross_entropy") && program->call[k].work.pass == pass;
+    return count;
+}
+
+/*
+ * The backward of linear_cross_entropy computes the loss too, and replaces the forward, unless something between them
+ * uses the loss or changes the weight.
+ */
+static void a_backward_replaces_its_forward(void **unused) {
+    (void)unused;
+    enum { PLAIN, SCALED, SQUARED, HALVED, CASES };
+    vjp_device *device = open_device("cpu");
+    for (int which = 0; which < CASES; which++) {
+        vjp_graph *g = vjp_graph_create();
+        const int64_t x_shape[] = {3, 4}, weight_shape[] = {5, 4}, rows[] = {3};
+        vjp_value x = vjp_graph_parameter(g, "x", VJP_F32, 2, x_shape);
+        vjp_value weight = vjp_graph_parameter(g, "weight", VJP_F32, 2, weight_shape);
+        vjp_value target = vjp_graph_input(g, "target", VJP_I32, 1, rows), gradient;
+        vjp_value loss = vjp_graph_linear_cross_entropy(g, x, weight, target, NULL), scalar = loss;
+        vjp_value results[] = {loss, 0, 0};
+        if (which == SCALED) scalar = vjp_graph_scale(g, loss, WITH(scale, .factor = 3));
+        if (which == SQUARED) scalar = vjp_graph_mul(g, loss, loss, NULL);
+        if (which == HALVED) {
+            results[2] = vjp_graph_scale(g, weight, WITH(scale, .factor = 0.5));
+            vjp_graph_assign(g, weight, results[2]);
+        }
+        assert_int_equal(vjp_graph_grad(g, scalar, &x, 1, NULL, 0, &gradient), VJP_OK);
+        results[1] = gradient;
+        vjp_program *step = compile(device, g, results, which == HALVED ? 3 : 2, NULL);
+        vjp_program *forward = compile(device, g, &loss, 1, NULL);
+        assert_int_equal(calls_of(step, VJP_BACKWARD), 1);
+        assert_int_equal(calls_of(step, VJP_FORWARD), which == SQUARED || which == HALVED);
+        assert_int_equal(calls_of(forward, VJP_FORWARD), 1);
+        const int32_t targets[] = {4, 0, 2};
+        float losses[2];
+        vjp_program *both[] = {step, forward};
+        for (int i = 0; i < 2; i++) {
+            fill(both[i], x, 1, 1);
+            fill(both[i], weight, 2, 1);
+            assert_int_equal(vjp_program_write(both[i], target, targets, sizeof targets), VJP_OK);
+            run(device, both[i]);
+            assert_int_equal(vjp_program_read(both[i], loss, &losses[i], sizeof losses[i]), VJP_OK);
+        }
+        assert_true(losses[0] > 0 && losses[0] == losses[1]);
+        vjp_program_destroy(forward);
+        vjp_program_destroy(step);
+        vjp_graph_destroy(g);
+    }
+    vjp_close(device);
+}
+
 /* ---- Watching a run ---------------------------------------------------------------------------------- */
 
 static void runs_can_be_watched(void **unused) {
@@ -952,6 +1008,7 @@ int main(void) {
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),
+        cmocka_unit_test(a_backward_replaces_its_forward),
         cmocka_unit_test(runs_can_be_watched),
         cmocka_unit_test(interrupts_stop_only_a_run_under_way),
         cmocka_unit_test(steps_are_taken_whole),

@@ -35,16 +35,17 @@ typedef struct kind {
     bool convnet, tied;
     int64_t recompute; /* blocks */
     bool wide;         /* an f32 residual stream */
+    bool separate;     /* the loss is cross_entropy of the logits */
 } kind;
 
 static const kind kinds[] = {
-    {"llama", false, false, 0, false},
-    {"llama, tied", false, true, 0, false},
-    {"llama, the first block computed again", false, false, 1, false},
-    {"llama, tied, computed again", false, true, LLAMA_ALL_BLOCKS, false},
-    {"llama, f32 residual", false, false, 0, true},
-    {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true},
-    {"convnet", true, false, 0, false},
+    {"llama", false, false, 0, false, false},
+    {"llama, tied", false, true, 0, false, false},
+    {"llama, the first block computed again", false, false, 1, false, false},
+    {"llama, tied, computed again", false, true, LLAMA_ALL_BLOCKS, false, false},
+    {"llama, f32 residual", false, false, 0, true, false},
+    {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true, false},
+    {"convnet", true, false, 0, false, false},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4 };
 
@@ -80,6 +81,7 @@ static void build(const kind *k, vjp_dtype dtype, train_model *model) {
     const llama_options options = {
         .batch = 2, .context = 7, .dtype = dtype, .recompute = k->recompute, .wide_residual = k->wide};
     llama_build(model, &config, &options);
+    if (k->separate) model->loss = model_loss(model->graph, model->logits, model->target, 0);
 }
 
 static vjp_tensor place(const subject *s, vjp_value value) {
@@ -191,12 +193,13 @@ static void gradients_are_differences(void **unused) {
 
 /* ---- Between devices --------------------------------------------------------------------------------- */
 
-static void compare(const kind *k, vjp_dtype dtype, double bound) {
-    subject cpu = compile("cpu", k, dtype), ref = compile("ref", k, dtype);
-    run(&cpu, cpu.program);
-    run(&ref, ref.program);
-    for (int p = 0; p <= cpu.model.parameters; p++) {
-        vjp_tensor a = place(&cpu, cpu.gradient[p]), b = place(&ref, ref.gradient[p]);
+static void compare(const char *device, const kind *k, const char *other_device, const kind *other_kind,
+                    vjp_dtype dtype, double bound) {
+    subject one = compile(device, k, dtype), other = compile(other_device, other_kind, dtype);
+    run(&one, one.program);
+    run(&other, other.program);
+    for (int p = 0; p <= one.model.parameters; p++) {
+        vjp_tensor a = place(&one, one.gradient[p]), b = place(&other, other.gradient[p]);
         double difference = 0, size = 0;
         for (int64_t i = 0; i < count_of(&a); i++) {
             double d = get(&a, i) - get(&b, i);
@@ -205,10 +208,10 @@ static void compare(const kind *k, vjp_dtype dtype, double bound) {
         }
         if (!(sqrt(difference) <= bound * sqrt(size)))
             fail_msg("%s in %s: relative error %.3g of %s", k->name, vjp_dtype_name(dtype), sqrt(difference / size),
-                     p < cpu.model.parameters ? cpu.model.parameter[p].name : "the loss");
+                     p < one.model.parameters ? one.model.parameter[p].name : "the loss");
     }
-    release(&ref);
-    release(&cpu);
+    release(&other);
+    release(&one);
 }
 
 /*
@@ -220,9 +223,51 @@ static void compare(const kind *k, vjp_dtype dtype, double bound) {
 static void the_cpu_agrees_with_ref(void **unused) {
     (void)unused;
     for (int i = 0; i < KINDS; i++) {
-        compare(&kinds[i], VJP_F32, 2e-5);
-        compare(&kinds[i], VJP_BF16, 2e-2);
+        compare("cpu", &kinds[i], "ref", &kinds[i], VJP_F32, 2e-5);
+        compare("cpu", &kinds[i], "ref", &kinds[i], VJP_BF16, 2e-2);
     }
+}
+
+/*
+ * The fused loss against linear and cross_entropy. In bf16 the separate ops round logits and their gradients to 2^-9 on
+ * top of everything that both round.
+ */
+static void the_fused_loss_is_the_separate_one(void **unused) {
+    (void)unused;
+    for (int tied = 0; tied < 2; tied++) {
+        kind separate = kinds[LLAMA + tied];
+        separate.separate = true;
+        compare("cpu", &kinds[LLAMA + tied], "cpu", &separate, VJP_F32, 2e-5);
+        compare("cpu", &kinds[LLAMA + tied], "cpu", &separate, VJP_BF16, 2e-2);
+    }
+}
+
+static int calls_named(const vjp_program *program, const char *text) {
+    int count = 0;
+    for (int32_t k = 0; k < program->calls; k++)
+        count += strcmp(program->call[k].name, text) == 0;
+    return count;
+}
+
+/* A step of training computes its loss in the backward pass; the logits are computed for sampling alone. */
+static void a_step_has_no_logits(void **unused) {
+    (void)unused;
+    subject s = compile("cpu", &kinds[LLAMA], VJP_F32);
+    assert_int_equal(calls_named(s.program, "linear_cross_entropy.backward"), 1);
+    assert_int_equal(calls_named(s.program, "linear_cross_entropy"), 0);
+    assert_int_equal(calls_named(s.program, "linear"), 0); /* the head; the linear layers of blocks have longer names */
+    assert_int_equal(calls_named(s.forward, "linear_cross_entropy"), 1);
+    vjp_program *logits;
+    assert_int_equal(vjp_compile(s.device, s.model.graph, &s.model.logits, 1, NULL, &logits), VJP_OK);
+    assert_int_equal(calls_named(logits, "linear"), 1);
+    assert_int_equal(calls_named(logits, "linear_cross_entropy"), 0);
+    run(&s, s.program);
+    run(&s, s.forward);
+    vjp_tensor loss = place(&s, s.model.loss), alone;
+    assert_int_equal(vjp_program_tensor(s.forward, s.model.loss, &alone), VJP_OK);
+    assert_true(get(&loss, 0) > 0 && get(&loss, 0) == get(&alone, 0));
+    vjp_program_destroy(logits);
+    release(&s);
 }
 
 /* Blocks that are computed again change no bit of any gradient. */
@@ -320,6 +365,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(the_cpu_agrees_with_ref),
+        cmocka_unit_test(the_fused_loss_is_the_separate_one),
+        cmocka_unit_test(a_step_has_no_logits),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(plans_are_small),
     };

@@ -19,7 +19,8 @@
 /* ---- What is needed ---------------------------------------------------------------------------------- */
 
 static bool find_needed(compilation *c, const vjp_value *results, size_t count) {
-    return graph_find_needed(c->graph, results, count, c->needed, c->result, c->call_node, &c->program->calls);
+    return graph_find_needed(c->graph, results, count, c->needed, c->result, c->maker, c->call_node,
+                             &c->program->calls);
 }
 
 /* ---- Lives ------------------------------------------------------------------------------------------- */
@@ -317,18 +318,19 @@ static bool allocate(compilation *c) {
     c->first = malloc(2 * values * sizeof *c->first);
     c->merged = calloc(values, sizeof *c->merged);
     c->range = calloc(values, sizeof *c->range);
+    c->maker = malloc(values * sizeof *c->maker);
     c->call_node = calloc(nodes, sizeof *c->call_node);
     c->scratch = calloc(nodes, sizeof *c->scratch);
     c->plan = calloc(values + nodes, sizeof *c->plan);
     c->program->value = calloc(values, sizeof *c->program->value);
     c->program->values = (int32_t)values;
-    if (!c->needed || !c->first || !c->merged || !c->range || !c->call_node || !c->scratch || !c->plan ||
+    if (!c->maker || !c->needed || !c->first || !c->merged || !c->range || !c->call_node || !c->scratch || !c->plan ||
         !c->program->value)
         return false;
     c->result = c->needed + values;
     c->last = c->first + values;
     for (size_t v = 0; v < values; v++) {
-        c->range[v] = -1;
+        c->range[v] = c->maker[v] = -1;
         c->merged[v] = (vjp_value)v;
     }
     return true;
@@ -390,6 +392,7 @@ static void release(compilation *c) {
     free(c->first);
     free(c->merged);
     free(c->range);
+    free(c->maker);
     free(c->call_node);
     free(c->scratch);
     free(c->plan);

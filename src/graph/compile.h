@@ -12,6 +12,7 @@ typedef struct compilation {
     vjp_program *program;
     bool *needed;          /* [values]: by a call or as a result; of values that are no views */
     bool *result;          /* [values] */
+    int32_t *maker;        /* [values]: the node that computes it in place of its own; -1: its own */
     int32_t *call_node;    /* [calls]: the node of each call */
     int32_t *first, *last; /* [values]: calls, of storages; first -1: never written here */
     vjp_value *merged;     /* [values]: the storage that a storage took over, or itself */
@@ -35,10 +36,12 @@ static inline const graph_node *node_of(const compilation *c, int32_t call) {
     return &c->graph->node[c->call_node[call]];
 }
 
-/* The value of a slot, 0 where nothing needs it. */
+/* The value of a slot, 0 where nothing needs it or another node computes it. */
 static inline vjp_value slot_value(const compilation *c, const graph_node *node, size_t slot) {
     vjp_value value = node->value[slot];
-    return value && c->needed[c->graph->value[value].origin] ? value : 0;
+    if (!value || !c->needed[c->graph->value[value].origin]) return 0;
+    bool output = slot < pass_of(node)->outputs;
+    return !output || graph_computes(c->graph, c->maker, (int32_t)(node - c->graph->node), slot) ? value : 0;
 }
 
 /* The owner of a value's memory, after storages have taken over others. */

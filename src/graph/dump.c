@@ -89,7 +89,7 @@ char *vjp_graph_text(const vjp_graph *graph) {
         const graph_node *node = &graph->node[n];
         const vjp_pass_info *pass = &node->op->info.pass[node->pass];
         for (size_t i = 0; i < pass->outputs; i++) {
-            if (!node->value[i]) continue;
+            if (!node->value[i] || node->also >> i & 1) continue;
             put(&g, "%s%%%d", i ? ", " : "", node->value[i]);
             put(&g, "%s", node->adds >> i & 1 ? " += " : " = ");
             put_shape(&g, &graph->value[node->value[i]]);

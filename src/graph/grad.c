@@ -278,6 +278,19 @@ static bool fill_inputs(differentiation *d, const graph_node *node, uint32_t wan
     return d->graph->status == VJP_OK;
 }
 
+/* The outputs of the forward that the backward computes on its way; returns their slots, as bits. */
+static uint32_t fill_forward_outputs(const graph_node *node, vjp_value *values) {
+    const vjp_pass_info *forward = &node->op->info.pass[VJP_FORWARD], *back = &node->op->info.pass[VJP_BACKWARD];
+    uint32_t also = 0;
+    for (size_t i = 0; i < back->outputs; i++) {
+        int same = graph_slot(forward, back->slots[i].name);
+        if (same < 0 || !node->value[same]) continue;
+        values[i] = node->value[same];
+        also |= 1u << i;
+    }
+    return also;
+}
+
 static bool check_backward(vjp_graph *graph, const graph_node *node, const char *name, const vjp_value *values) {
     const vjp_pass_info *back = &node->op->info.pass[VJP_BACKWARD];
     vjp_tensor tensor[VJP_MAX_SLOTS], described[VJP_MAX_SLOTS];
@@ -363,6 +376,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
         }
         /* After place_gradient(), which may have given dy a copy of its own. */
         if (!fill_inputs(d, &node, wanted, values)) return;
+        uint32_t also = fill_forward_outputs(&node, values);
         char name[GRAPH_SCOPE_BYTES + 96];
         snprintf(name, sizeof name, "%s.backward", node.name);
         if (!check_backward(graph, &node, name, values)) return;
@@ -370,6 +384,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
         graph_node *made = graph_add_node(graph, node.op, VJP_BACKWARD, name, values, node.attributes);
         if (!made) return;
         made->adds = adding;
+        made->also = also;
         made->block = 0;
         for (size_t i = 0; i < back->outputs; i++) {
             if (!values[i]) continue;

@@ -5,6 +5,10 @@
  * A value has a storage, named by the value that owns that memory: a reshape, and an output that is assigned to a
  * state, share the storage of another value. A node writes its outputs, with += where `adds` has the slot's bit, so a
  * gradient that several nodes contribute to is one value with several writers.
+ *
+ * Some backward passes compute outputs of their forward on the way (linear_cross_entropy's loss). Such a node lists
+ * them among its own, with a bit in `also`. A program that needs the backward anyway then leaves the forward out
+ * (needed.c).
  */
 #ifndef VJP_GRAPH_H
 #define VJP_GRAPH_H
@@ -42,6 +46,7 @@ typedef struct graph_node {
     char *name;
     vjp_value value[VJP_MAX_SLOTS]; /* 0: absent */
     uint32_t adds;                  /* a bit for each output that is added to */
+    uint32_t also;                  /* a bit for each output that is another node's own, and could be made here too */
     int32_t block;                  /* its block of nodes that the backward computes again; 0: none */
     int64_t attributes[VJP_MAX_ATTRIBUTE_BYTES / 8];
 } graph_node;
@@ -110,10 +115,14 @@ static inline bool graph_is_persistent(graph_role role) {
 
 /*
  * Marks the values that the results need, and the results themselves, both of values that are no views, and lists the
- * nodes that make them in their order. The flags are false at first. False: no memory.
+ * nodes that make them in their order. The flags are false at first. maker[v] is the node that computes v in place of
+ * its own, or -1. False: no memory.
  */
 bool graph_find_needed(const vjp_graph *graph, const vjp_value *results, size_t count, bool *needed, bool *result,
-                       int32_t *node_list, int32_t *nodes);
+                       int32_t *maker, int32_t *node_list, int32_t *nodes);
+
+/* Whether node n computes an output: its own, unless another node does; another node's, if it was chosen. */
+bool graph_computes(const vjp_graph *graph, const int32_t *maker, int32_t n, size_t slot);
 
 /* ---- Plans ------------------------------------------------------------------------------------------- */
 

@@ -117,6 +117,12 @@ vjp_value vjp_graph_cross_entropy(vjp_graph *graph, vjp_value logits, vjp_value 
     return vjp_graph_call(graph, &vjp_op_cross_entropy, inputs, 2, attributes);
 }
 
+vjp_value vjp_graph_linear_cross_entropy(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value target,
+                                         const vjp_linear_cross_entropy_attributes *attributes) {
+    const vjp_value inputs[] = {x, weight, target};
+    return vjp_graph_call(graph, &vjp_op_linear_cross_entropy, inputs, 3, attributes);
+}
+
 vjp_value vjp_graph_swiglu(vjp_graph *graph, vjp_value gate, vjp_value up) {
     const vjp_value inputs[] = {gate, up};
     return vjp_graph_call(graph, &vjp_op_swiglu, inputs, 2, NULL);

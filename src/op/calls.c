@@ -224,6 +224,21 @@ vjp_status vjp_cross_entropy_backward(vjp_device *device, const vjp_tensor *dlog
     return vjp_call(device, &vjp_op_cross_entropy, VJP_BACKWARD, tensors, 5, attributes);
 }
 
+vjp_status vjp_linear_cross_entropy_forward(vjp_device *device, const vjp_tensor *loss, const vjp_tensor *lse,
+                                            const vjp_tensor *x, const vjp_tensor *weight, const vjp_tensor *target,
+                                            const vjp_linear_cross_entropy_attributes *attributes) {
+    const vjp_tensor *tensors[] = {loss, lse, x, weight, target};
+    return vjp_call(device, &vjp_op_linear_cross_entropy, VJP_FORWARD, tensors, 5, attributes);
+}
+
+vjp_status vjp_linear_cross_entropy_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dweight,
+                                             const vjp_tensor *loss, const vjp_tensor *lse, const vjp_tensor *dloss,
+                                             const vjp_tensor *x, const vjp_tensor *weight, const vjp_tensor *target,
+                                             const vjp_linear_cross_entropy_attributes *attributes) {
+    const vjp_tensor *tensors[] = {dx, dweight, loss, lse, dloss, x, weight, target};
+    return vjp_call(device, &vjp_op_linear_cross_entropy, VJP_BACKWARD, tensors, 8, attributes);
+}
+
 vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up) {
     const vjp_tensor *tensors[] = {y, gate, up};
     return vjp_call(device, &vjp_op_swiglu, VJP_FORWARD, tensors, 3, NULL);

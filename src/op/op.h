@@ -142,6 +142,35 @@ typedef struct vjp_cross_entropy_sizes {
 
 vjp_cross_entropy_sizes vjp_cross_entropy_sizes_of(const vjp_work *work);
 
+/* For ops whose logits are not a tensor. */
+vjp_cross_entropy_sizes vjp_cross_entropy_sizes_from(int64_t rows, int64_t classes, int64_t ignore_index, int64_t reduction,
+                                                     double label_smoothing);
+vjp_status vjp_check_smoothing(const vjp_work *work, double smoothing);
+
+/* ---- linear_cross_entropy ---- */
+
+/* x as [rows, dim], weight as [classes, dim]; rows and classes are in `loss`. */
+typedef struct vjp_linear_cross_entropy_sizes {
+    int64_t dim;
+    vjp_cross_entropy_sizes loss;
+} vjp_linear_cross_entropy_sizes;
+
+vjp_linear_cross_entropy_sizes vjp_linear_cross_entropy_sizes_of(const vjp_work *work);
+
+/* The slots of a pass. Those that the forward does not have are a number past its slots, whose tensor is absent. */
+typedef struct vjp_linear_cross_entropy_slots {
+    int loss, lse, x, weight, target, dx, dweight, dloss;
+} vjp_linear_cross_entropy_slots;
+
+vjp_linear_cross_entropy_slots vjp_linear_cross_entropy_slots_of(const vjp_work *work);
+
+/*
+ * The lines of `length` elements in a chunk, when `items` lines are split into chunks that fit a buffer of `bytes`: as
+ * few chunks as possible, of nearly equal size. A multiple of 128, or of 16 where fewer than 128 fit (16 even where
+ * they do not fit); all `items` where they are one chunk.
+ */
+int64_t vjp_linear_cross_entropy_chunk(int64_t items, int64_t length, size_t element_bytes, size_t bytes);
+
 /* ---- swiglu ---- */
 /* ---- attention ---- */
 

@@ -511,6 +511,39 @@ const vjp_op vjp_op_cross_entropy = {
     .rules = &vjp_cross_entropy_rules,
 };
 
+static const vjp_slot linear_cross_entropy_forward[] = {
+    {"loss", "[]", "mean or sum of the rows' losses; 0 if every row is ignored", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"lse", "[...]", "each row's log(sum(exp(z)))", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0, {0}},
+    {"x", "[..., dim]", "one row per example", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"weight", "[classes, dim]", "one row per class, as an embedding table has", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"target", "[...]", "each row's class, or ignore_index", VJP_KIND_INDEX, 0, 0, {0}},
+};
+static const vjp_slot linear_cross_entropy_backward[] = {
+    {"dx", "[..., dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"dweight", "[classes, dim]", "gradient of the weight", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"loss", "[]", "the forward's loss, computed on the way", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"lse", "[...]", "the forward's lse, likewise", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0, {0}},
+    {"dloss", "[]", "gradient of the loss", VJP_KIND_STATISTIC, 0, 0, {0}},
+    {"x", "[..., dim]", "the forward's x", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"weight", "[classes, dim]", "the forward's weight", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"target", "[...]", "the forward's target", VJP_KIND_INDEX, 0, 0, {0}},
+};
+static const vjp_attribute linear_cross_entropy_attributes[] = {
+    {"ignore_index", "a row with this target is ignored", VJP_INTEGER, offsetof(vjp_linear_cross_entropy_attributes, ignore_index), -100, 0, NULL, {0}},
+    {"reduction", "over the rows that are not ignored", VJP_CHOICE, offsetof(vjp_linear_cross_entropy_attributes, reduction), VJP_REDUCTION_MEAN, 0, reduction_choices, {0}},
+    {"label_smoothing", "the share of a target that is spread evenly over all classes", VJP_REAL, offsetof(vjp_linear_cross_entropy_attributes, label_smoothing), 0, 0, NULL, {0}},
+};
+extern const vjp_op_rules vjp_linear_cross_entropy_rules;
+const vjp_op vjp_op_linear_cross_entropy = {
+    .info = {.name = "linear_cross_entropy", .family = "loss",
+             .about = "cross_entropy of x weight^T, without storing the logits",
+             .formula = "The mean or sum over rows of log(sum(exp(z))) - z[target], z = x weight^T.",
+             .pass = {{linear_cross_entropy_forward, 5, 2}, {linear_cross_entropy_backward, 8, 4}},
+             .attributes = linear_cross_entropy_attributes, .attribute_count = 3, .attribute_bytes = sizeof(vjp_linear_cross_entropy_attributes)},
+    .id = OP_ID(linear_cross_entropy),
+    .rules = &vjp_linear_cross_entropy_rules,
+};
+
 static const vjp_slot swiglu_forward[] = {
     {"y", "[...]", "silu(gate) * up", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << SWIGLU_GATE | 1u << SWIGLU_UP, {0}},
     {"gate", "[...]", "the argument of silu", VJP_KIND_STORAGE, 0, 0, {0}},

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "op/op.h"
 #include "proof/error.h"
 #include "proof/values.h"
 
@@ -105,6 +105,20 @@ static double no_constant(const solved *s) {
 /* A number added to all logits of a row changes no probability. */
 static double no_constant_dlogits(const solved *s) {
     return constant_in(s, "dlogits");
+}
+
+/* So the gradients of all classes' weights add up to 0. */
+static double no_common_weight(const solved *s) {
+    named dweight = find(s, "dweight");
+    const vjp_tensor *tensor = &s->p->slot[VJP_FORWARD][LINEAR_CROSS_ENTROPY_WEIGHT].tensor;
+    double wrong = 0;
+    for (int64_t k = 0; k < tensor->shape[1]; k++) {
+        double sum = 0;
+        for (int64_t i = 0; i < tensor->shape[0]; i++)
+            sum += dweight.values[i * tensor->shape[1] + k];
+        wrong += sum * sum;
+    }
+    return sqrt(wrong) / norm(dweight);
 }
 
 static double no_x(const solved *s) {
@@ -324,6 +338,8 @@ static const struct {
      false},
     {"cross_entropy", "logits=[37,1025] target=[37] label_smoothing=0.3 reduction=sum", "backward", "dlogits",
      "<dlogits, 1> = 0", no_constant_dlogits, false},
+    {"linear_cross_entropy", "x=[37,17] weight=[129,17] target=[37] dweight=f32", "backward", "dweight",
+     "sums to 0 over classes", no_common_weight, false},
     {"swiglu", "gate=[37,129]", "backward", "dup", "adjoint", adjoint_up, false},
     {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dx", "adjoint",
      adjoint_x, false},

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "op/op.h"
 #include "proof/values.h"
 
 static bool is_output(const vjp_slot *slot) {
@@ -190,6 +190,8 @@ static int64_t index_limit(const proof_problem *p) {
     const vjp_pass_info *pass = &p->info->pass[VJP_FORWARD];
     int cosine = find_slot(pass, "cosine"), table = find_slot(pass, "table");
     int logits = find_slot(pass, "logits");
+    if (p->setup.op->id == OP_ID(linear_cross_entropy))
+        return p->slot[VJP_FORWARD][LINEAR_CROSS_ENTROPY_WEIGHT].tensor.shape[0];
     if (cosine >= 0) return p->slot[VJP_FORWARD][cosine].tensor.shape[0];
     if (logits >= 0) {
         const vjp_tensor *rows = &p->slot[VJP_FORWARD][logits].tensor;
@@ -216,9 +218,11 @@ static void fill_index(const proof_problem *p, const proof_values *v, proof_rand
     }
     if (p->setup.data == PROOF_IGNORED || p->setup.data == PROOF_ALL_IGNORED) {
         const vjp_cross_entropy_attributes *a = (const void *)p->setup.attributes.bytes;
+        const vjp_linear_cross_entropy_attributes *l = (const void *)p->setup.attributes.bytes;
+        bool linear = p->setup.op->id == OP_ID(linear_cross_entropy);
         for (int64_t i = 0; i < v->count; i++)
             if (p->setup.data == PROOF_ALL_IGNORED || proof_random_below(random, 4) == 0)
-                v->exact[i] = (double)a->ignore_index;
+                v->exact[i] = (double)(linear ? l->ignore_index : a->ignore_index);
     }
 }
 
@@ -303,6 +307,11 @@ static void fill(const proof_problem *p, proof_values *v, bool source, proof_ran
     bool factor = strcmp(v->slot->name, "b") == 0 && (data == PROOF_WIDE || data == PROOF_WIDE_NAN);
     for (int64_t i = 0; factor && i < v->count; i++)
         v->exact[i] = 1;
+    /* Weights as small as trained ones: an error of a logit is an error of its gradient, so logits must be of order 1.
+     */
+    bool head = p->setup.op->id == OP_ID(linear_cross_entropy) && strcmp(v->slot->name, "weight") == 0;
+    for (int64_t i = 0; head && !extreme && i < v->count; i++)
+        v->exact[i] /= sqrt((double)row_length);
 }
 
 /* Rounds the numbers to the slot's dtype; `exact` then has the stored values. */

@@ -63,12 +63,13 @@ static int find_slot(const vjp_pass_info *pass, const char *name) {
 /* ---- Buffers ----------------------------------------------------------------------------------------- */
 
 /*
- * Ordinary numbers, but for linear's weights, which are as small as trained ones: a pre-activation of order sqrt(K) has
- * a derivative among the denormals, where one operation can take as long as a hundred others.
+ * Ordinary numbers, but for weights of a product, which are as small as trained ones: a pre-activation of order sqrt(K)
+ * has a derivative among the denormals, where one operation can take as long as a hundred others.
  */
 static double scale_of(const bench *b, const char *name) {
-    if (b->p.setup.op->id != OP_ID(linear) || strcmp(name, "b") != 0) return 1;
-    const vjp_tensor *a = &b->p.slot[VJP_FORWARD][LINEAR_A].tensor;
+    bool head = b->p.setup.op->id == OP_ID(linear_cross_entropy) && strcmp(name, "weight") == 0;
+    if (!head && (b->p.setup.op->id != OP_ID(linear) || strcmp(name, "b") != 0)) return 1;
+    const vjp_tensor *a = &b->p.slot[VJP_FORWARD][head ? (int)LINEAR_CROSS_ENTROPY_X : (int)LINEAR_A].tensor;
     return 1 / sqrt(fmax(1, (double)a->shape[a->ndim - 1]));
 }
 
@@ -361,7 +362,8 @@ static double square_rate(const square_product *q) {
 
 /* An op whose limit is that of the matrix products, and which is not linear. */
 static bool computes_elsewhere(const bench *b) {
-    return b->p.setup.op->id == OP_ID(conv2d) || b->p.setup.op->id == OP_ID(attention);
+    return b->p.setup.op->id == OP_ID(conv2d) || b->p.setup.op->id == OP_ID(attention) ||
+           b->p.setup.op->id == OP_ID(linear_cross_entropy);
 }
 
 static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, proof_timing *t) {

@@ -163,6 +163,16 @@ static sample take_sample(choices *in, const char *op) {
         add(&s, "logits", ndim, shape);
         add(&s, "target", ndim - 1, shape);
         s.index_limit = shape[ndim - 1];
+    } else if (strcmp(op, "linear_cross_entropy") == 0) {
+        take_shape(in, ndim, shape, 1024);
+        take_shape(in, 1, other, 64);
+        other[1] = shape[ndim - 1];
+        snprintf(attribute_text, sizeof attribute_text, "ignore_index=%d reduction=%u label_smoothing=%g",
+                 (int)choose(in, 4) - 1, choose(in, 2), choose(in, 5) * 0.25);
+        add(&s, "x", ndim, shape);
+        add(&s, "weight", 2, other);
+        add(&s, "target", ndim - 1, shape);
+        s.index_limit = other[0];
     } else if (strcmp(op, "swiglu") == 0) {
         take_shape(in, ndim, shape, 4096);
         add(&s, "gate", ndim, shape);

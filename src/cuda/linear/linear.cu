@@ -23,73 +23,14 @@
  *
  * Results do not depend on alignment nor on which outputs are wanted: what is not aligned to 16 bytes is copied to an
  * aligned place before a product reads it, and copied back after a product has written it.
- *
- * The steps of a pass are written once, as a function that runs twice: the first time for the size of its workspace,
- * the second time to enqueue them.
  */
 #include <limits>
 
-#include "cuda/gemm/products.cuh"
+#include "cuda/gemm/steps.cuh"
 #include "cuda/linear/linear_rows.cuh"
 
 namespace vjp {
 namespace {
-
-/* ---- The steps of a pass ----------------------------------------------------------------------------- */
-
-struct steps {
-    const vjp_work *work;
-    bool enqueues; /* false: only lay out the workspace */
-    vjp_status status;
-    workspace_layout layout;
-};
-
-bool is_enqueuing(const steps &w) {
-    return w.enqueues && w.status == VJP_OK;
-}
-
-void *take(steps &w, int64_t count, size_t size) {
-    return w.layout.take<void>(count, size);
-}
-
-/* Records the status of a step. */
-void then(steps &w, vjp_status status) {
-    if (w.status == VJP_OK) w.status = status;
-}
-
-void copy(steps &w, void *to, const void *from, int64_t count, vjp_dtype dtype) {
-    if (!is_enqueuing(w) || count == 0) return;
-    size_t bytes = (size_t)count * vjp_dtype_size(dtype);
-    then(w, result_of(w.work, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(w.work))));
-}
-
-/* An input, or a copy of it that is aligned for products. */
-const void *input_of(steps &w, int slot, int64_t count) {
-    const void *data = vjp_data(w.work, slot);
-    if (data && is_aligned(data, PRODUCT_ALIGNMENT)) return data;
-    vjp_dtype dtype = vjp_type(w.work, slot);
-    void *aligned = take(w, count, vjp_dtype_size(dtype));
-    copy(w, aligned, data, count, dtype);
-    return aligned;
-}
-
-/*
- * An output, or an aligned copy of it that products write (with the old values if they are added to); copy_back()
- * copies it to the output.
- */
-void *output_of(steps &w, int slot, int64_t count) {
-    void *data = vjp_data(w.work, slot);
-    if (data && is_aligned(data, PRODUCT_ALIGNMENT)) return data;
-    vjp_dtype dtype = vjp_type(w.work, slot);
-    void *aligned = take(w, count, vjp_dtype_size(dtype));
-    if (vjp_accumulates(w.work, slot)) copy(w, aligned, data, count, dtype);
-    return aligned;
-}
-
-void copy_back(steps &w, int slot, const void *from, int64_t count) {
-    void *data = vjp_data(w.work, slot);
-    if (!is_aligned(data, PRODUCT_ALIGNMENT)) copy(w, data, from, count, vjp_type(w.work, slot));
-}
 
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
@@ -138,10 +79,6 @@ void multiply_narrow(steps &w, const product &p) {
              return launch(w.work, true, sum_narrow<decltype(zero)>, chunks * q.results, THREADS, 0, q);
          }));
     if (is_enqueuing(w)) add_parts<double>(w, p, q.partial, chunks, q.results);
-}
-
-const void *moved(const void *data, vjp_dtype dtype, int64_t elements) {
-    return data ? static_cast<const char *>(data) + elements * (int64_t)vjp_dtype_size(dtype) : nullptr;
 }
 
 /* One item's product in parts: those of full length as a batch, then the rest. */
@@ -194,24 +131,6 @@ void multiply(steps &w, const product &p) {
         }
     }
     w.layout.used = used;
-}
-
-/* A product of packed matrices; the factors and the result are still to be set. */
-product product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, int64_t k) {
-    product p{};
-    p.storage = work->storage;
-    p.items = items;
-    p.m = m;
-    p.n = n;
-    p.k = k;
-    p.item = m * n;
-    p.scale = 1;
-    return p;
-}
-
-/* A factor that is [rows, columns] in memory. */
-factor factor_of(const void *data, int64_t rows, int64_t columns, bool transposed) {
-    return {data, transposed, columns, rows * columns};
 }
 
 /* a b, for either pass. */
@@ -464,27 +383,13 @@ void backward_steps(steps &w) {
     if (db) write_gradient(w, s, LINEAR_B_DB, for_db, s.transpose_b ? &product::a : &product::b, dpre, q.lost);
 }
 
-/* ---- The table --------------------------------------------------------------------------------------- */
-
-template <void (*STEPS)(steps &)> vjp_status run(const vjp_work *work) {
-    steps w{work, true, VJP_OK, workspace_layout(work->workspace)};
-    STEPS(w);
-    return w.status;
-}
-
-template <void (*STEPS)(steps &)> size_t workspace(const vjp_work *work) {
-    steps w{work, false, VJP_OK, workspace_layout(nullptr)};
-    STEPS(w);
-    return w.layout.max;
-}
-
 } // namespace
 } // namespace vjp
 
 extern "C" {
 extern const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT] = {
-    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_STORAGE_16_32},
-    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_STORAGE_16_32},
+    {vjp::run_steps<vjp::forward_steps>, vjp::steps_workspace<vjp::forward_steps>, VJP_STORAGE_16_32},
+    {vjp::run_steps<vjp::backward_steps>, vjp::steps_workspace<vjp::backward_steps>, VJP_STORAGE_16_32},
 };
 }

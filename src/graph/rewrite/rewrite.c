@@ -53,8 +53,12 @@ static vjp_status choose_rewrites(vjp_device *device, bool on[REWRITES]) {
 
 /* ---- The copy ---------------------------------------------------------------------------------------- */
 
-/* Copies the values, whose constant data stays with the caller's graph, and the nodes that are needed. */
-static bool copy_into(vjp_graph *copy, const vjp_graph *graph, const int32_t *node, int32_t nodes) {
+/*
+ * Copies the values, whose constant data stays with the caller's graph, and the nodes that are needed, each with the
+ * outputs that it computes here.
+ */
+static bool copy_into(vjp_graph *copy, const vjp_graph *graph, const int32_t *maker, const int32_t *node,
+                      int32_t nodes) {
     copy->id = graph->id;
     for (vjp_value v = 1; v < graph->values; v++) {
         const graph_value *from = &graph->value[v];
@@ -68,7 +72,11 @@ static bool copy_into(vjp_graph *copy, const vjp_graph *graph, const int32_t *no
     }
     for (int32_t i = 0; i < nodes; i++) {
         const graph_node *from = &graph->node[node[i]];
-        graph_node *to = graph_add_node(copy, from->op, from->pass, from->name, from->value, from->attributes);
+        vjp_value values[VJP_MAX_SLOTS];
+        memcpy(values, from->value, sizeof values);
+        for (size_t slot = 0; slot < from->op->info.pass[from->pass].outputs; slot++)
+            if (values[slot] && !graph_computes(graph, maker, node[i], slot)) values[slot] = 0;
+        graph_node *to = graph_add_node(copy, from->op, from->pass, from->name, values, from->attributes);
         if (!to) return false;
         to->adds = from->adds;
     }
@@ -109,15 +117,17 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
     if (status != VJP_OK || !any) return status;
     bool *needed = calloc(2 * (size_t)graph->values, sizeof *needed);
     int32_t *node = malloc(((size_t)graph->nodes + 1) * sizeof *node), nodes = 0;
+    int32_t *maker = malloc((size_t)graph->values * sizeof *maker);
     vjp_graph *copy = vjp_graph_create();
-    if (!needed || !node || !copy ||
-        !graph_find_needed(graph, results, count, needed, needed + graph->values, node, &nodes) ||
-        !copy_into(copy, graph, node, nodes))
+    if (!needed || !node || !maker || !copy ||
+        !graph_find_needed(graph, results, count, needed, needed + graph->values, maker, node, &nodes) ||
+        !copy_into(copy, graph, maker, node, nodes))
         status = no_memory(device);
     for (int i = 0; i < REWRITES && status == VJP_OK; i++)
         if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values);
     free(needed);
     free(node);
+    free(maker);
     if (status != VJP_OK) {
         graph_rewritten_free(copy);
         return status;

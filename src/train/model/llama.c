@@ -139,5 +139,8 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     vjp_value head =
         config->tied ? table : weight(&b, "lm_head.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
     model->logits = model_linear(graph, x, head, 0, VJP_ACTIVATION_NONE);
-    model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
+    /* Not from the logits, which only sampling needs: they would be the largest tensor of all. */
+    vjp_linear_cross_entropy_attributes loss = VJP_LINEAR_CROSS_ENTROPY_DEFAULTS;
+    loss.label_smoothing = options->label_smoothing;
+    model->loss = vjp_graph_linear_cross_entropy(graph, x, head, model->target, &loss);
 }

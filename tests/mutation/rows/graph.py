@@ -81,4 +81,10 @@
      [("src/graph/rewrite/recompute.c", "if (made) made->adds = node->adds;", "")]),
     ("rewrite: a switch that is unknown is ignored", "test test_rewrite",
      [("src/graph/rewrite/rewrite.c", "if (!switch_rewrites(list, length, on)) {", "if (!switch_rewrites(list, length, on) && !length) {")]),
+    ("graph: a value that a later node computes is read before", "test test_graph",
+     [("src/graph/needed.c", "if (storage == v) return true;", "if (storage == v && m < 0) return true;")]),
+    ("graph: a later node computes a value from what has changed since", "test test_graph",
+     [("src/graph/needed.c", "graph_storage(s->graph, own->value[j]) == storage) return true;", "graph_storage(s->graph, own->value[j]) == storage) return false;")]),
+    ("graph: a forward runs although its backward computes the same", "test test_graph",
+     [("src/graph/needed.c", "if (node->also) make_also(&s, n);", "if (node->also && n < 0) make_also(&s, n);")]),
 ]

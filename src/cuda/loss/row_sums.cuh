@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels of cross_entropy share: the call, a row as 16-byte windows, and the sums of a row.
+ * What the kernels of loss_rows.cu share: a row of logits as 16-byte windows, and the sums of a row.
  *
  * Windows. A row begins anywhere: 50257 classes of 2 bytes are no multiple of 16. So a row is read as the windows of 16
  * bytes that it touches, counted from the beginning of the tensor; only its first and last window may belong to a
@@ -15,43 +15,14 @@
  * Exponentials. f32 rows use expf (1 unit in the last place). For 16-bit rows it is 2^(x log2(e)) by the hardware, off
  * by 2^-22 + |x| 2^-22, relatively: weighted by e^x that is 4e-7 of a sum at most, where 1e-5 is allowed.
  */
-#ifndef VJP_CUDA_CROSS_ENTROPY_CUH
-#define VJP_CUDA_CROSS_ENTROPY_CUH
+#ifndef VJP_CUDA_ROW_SUMS_CUH
+#define VJP_CUDA_ROW_SUMS_CUH
 
 #include "cuda/common/kernel.cuh"
+#include "cuda/loss/loss_rows.cuh"
 
 namespace vjp {
 namespace {
-
-/* The sum of the losses of a chunk of rows, and how many rows took part (a whole number). */
-struct alignas(16) partial_loss {
-    double loss, count;
-};
-
-/* The arguments of the kernels, forward or backward. */
-struct loss_call {
-    const void *logits, *target;
-    vjp_dtype target_type;
-    findings found;
-    int64_t rows, classes, ignore_index;
-    double smoothing;
-    float at_target, elsewhere;
-    bool mean;
-
-    float *loss, *lse_out; /* forward; NULL: not wanted */
-    void *dlogits;         /* backward */
-    const float *dloss, *lse;
-    bool add; /* loss or dlogits += */
-
-    /* The plan: */
-    bool aligned;                              /* logits and dlogits begin at multiples of 16 bytes */
-    int threads;                               /* per row; a block's where they are more than a warp's */
-    int team_bits;                             /* threads is 1 << team_bits in a team */
-    int64_t chunks, chunk_rows, longer_chunks; /* of rows; the first `longer_chunks` have one more than `chunk_rows` */
-    partial_loss *partials;                    /* [chunks] */
-    int64_t count_blocks;
-    double *counts; /* [count_blocks] of rows that take part; NULL: the loss is a sum */
-};
 
 __device__ inline int64_t chunk_begin(const loss_call &c, int64_t chunk) {
     return chunk * c.chunk_rows + (chunk < c.longer_chunks ? chunk : c.longer_chunks);
@@ -63,6 +34,7 @@ __device__ inline int64_t chunk_begin(const loss_call &c, int64_t chunk) {
  */
 __device__ inline int64_t class_of(const loss_call &c, int64_t row, bool reports) {
     int64_t i;
+    row += c.first_row;
     bool whole = true;
     if (c.target_type == VJP_I32) {
         i = static_cast<const int32_t *>(c.target)[row];
@@ -86,16 +58,16 @@ constexpr int BATCH = 4;
 
 template <class T> struct row_windows {
     int64_t from;        /* the row's first element in the tensor */
-    int64_t classes;     /* its elements */
+    int64_t width;       /* its elements */
     int64_t first, last; /* windows [first, last) are whole */
     int64_t count;       /* of all windows, from 0 */
     int shift;           /* elements of window 0 that precede the row */
 
-    __device__ row_windows(const loss_call &c, int64_t row) : from(row * c.classes), classes(c.classes) {
+    __device__ row_windows(const loss_call &c, int64_t row) : from(row * c.width), width(c.width) {
         shift = (int)(from & (WIDE<T> - 1));
-        count = divide_up(shift + classes, WIDE<T>);
+        count = divide_up(shift + width, WIDE<T>);
         first = shift ? 1 : 0;
-        last = (shift + classes) / WIDE<T>;
+        last = (shift + width) / WIDE<T>;
     }
 
     /* Position in the row of a window's first element; negative for a window 0 that the row does not fill. */
@@ -108,7 +80,7 @@ template <class T> struct row_windows {
     }
 
     __device__ bool has(int64_t i) const {
-        return i >= 0 && i < classes;
+        return i >= 0 && i < width;
     }
 
     /*
@@ -271,7 +243,7 @@ __device__ void add_windows(row_sums &s, const uint4 (&raw)[N], const int (&begi
 /* The elements of a window that are in the row. */
 template <class T> __device__ void window_range(const row_windows<T> &r, int64_t i, int &begin, int &end) {
     begin = i < 0 ? (int)-i : 0;
-    end = r.classes - i < WIDE<T> ? (int)(r.classes - i) : WIDE<T>;
+    end = r.width - i < WIDE<T> ? (int)(r.width - i) : WIDE<T>;
 }
 
 /* Merges the sums of 2, 4 .. 32 adjacent lanes, the same bits in all of them. Every lane of the warp must call it. */
