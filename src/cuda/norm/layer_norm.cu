@@ -11,6 +11,7 @@ namespace {
 norm_call forward_call(const vjp_work *work) {
     vjp_norm_sizes size = vjp_layer_norm_sizes(work);
     norm_call c{};
+    c.layer = true;
     c.x = vjp_data(work, LAYER_NORM_X);
     c.out = vjp_data(work, LAYER_NORM_Y);
     c.add = vjp_accumulates(work, LAYER_NORM_Y);
@@ -28,6 +29,7 @@ norm_call backward_call(const vjp_work *work) {
     vjp_norm_sizes size = vjp_layer_norm_sizes(work);
     bool saved = work->tensor[LAYER_NORM_B_MEAN] && work->tensor[LAYER_NORM_B_RSTD];
     norm_call c{};
+    c.layer = true;
     c.x = vjp_data(work, LAYER_NORM_B_X);
     c.dy = vjp_data(work, LAYER_NORM_B_DY);
     c.out = vjp_data(work, LAYER_NORM_B_DX);

@@ -57,6 +57,7 @@ struct norm_call {
     int64_t rows, dim;
     double eps;
     vjp_dtype storage;
+    bool layer; /* layer_norm */
 
     /* The plan: */
     norm_path path;
@@ -202,16 +203,16 @@ constexpr int64_t NORM_CHUNKS = CHUNKS / 2;
 
 /*
  * Blocks of 256 threads that a multiprocessor holds. In 16 bits a forward has half the bytes for the same instructions
- * and barriers, and fewer registers than a backward: a third block hides more of the others' sums. (In f32 it would
- * spill.)
+ * and barriers, and fewer registers than a backward: a third block hides more of the others' sums. (In f32,
+ * and with a mean, it would spill.)
  */
 #ifndef NORM_FORWARD_BLOCKS
 #define NORM_FORWARD_BLOCKS 3
 #endif
 
-__host__ __device__ constexpr int norm_resident_blocks(int team, bool backward, int element_bytes) {
+__host__ __device__ constexpr int norm_resident_blocks(int team, bool layer, bool backward, int element_bytes) {
     if (norm_block_threads(team) == NORM_ROWS_THREADS) return 1;
-    return backward || element_bytes == 4 ? 2 : NORM_FORWARD_BLOCKS;
+    return layer || backward || element_bytes == 4 ? 2 : NORM_FORWARD_BLOCKS;
 }
 
 /* Blocks of 256 threads, a row per thread: four blocks per multiprocessor hide one another's latency. */
@@ -236,8 +237,8 @@ inline size_t norm_plan(const vjp_work *work, norm_call *c) {
         bool is_long = c->path == NORM_PATH_LONG;
         int team = norm_team_threads(dim), threads = norm_block_threads(team);
         int64_t teams = is_long ? 1 : threads / team;
-        int64_t blocks =
-            NORM_CHUNKS * norm_resident_blocks(team, work->pass == VJP_BACKWARD, (int)vjp_dtype_size(work->storage));
+        int64_t blocks = NORM_CHUNKS * norm_resident_blocks(team, c->layer, work->pass == VJP_BACKWARD,
+                                                            (int)vjp_dtype_size(work->storage));
         c->team = team;
         c->chunks = vjp_min(is_long ? vjp_max(1, NORM_LONG_BLOCKS / c->units) : blocks, vjp_divide_up(rows, teams));
         if (c->sums) c->chunks = vjp_max(c->chunks, vjp_divide_up(rows, teams * CHAIN));

@@ -62,8 +62,8 @@ template <class T, int TEAM> struct norm_shape {
 
 /* Of the largest block, for shared variables and launch bounds. */
 template <int TEAM> constexpr int norm_max_threads = TEAM ? norm_block_threads(TEAM) : NORM_ROWS_THREADS;
-template <class T, int TEAM, bool BACKWARD>
-constexpr int norm_min_blocks = TEAM ? norm_resident_blocks(TEAM, BACKWARD, (int)sizeof(T)) : 1;
+template <class T, bool LAYER, int TEAM, bool BACKWARD>
+constexpr int norm_min_blocks = TEAM ? norm_resident_blocks(TEAM, LAYER, BACKWARD, (int)sizeof(T)) : 1;
 
 /* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
 

@@ -151,7 +151,7 @@ __device__ void norm_read_row(const Pipeline &pipeline, int t, float (&v)[Pipeli
  * a backward are saved) with nothing else in it; and once for all other calls (TEAM = 0).
  */
 template <class T, bool LAYER, int TEAM>
-__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, TEAM, false>)
+__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, false>)
     norm_rows_forward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
@@ -276,7 +276,7 @@ __device__ void norm_guarded_sums(const Pipeline &pipeline, const norm_scale &s,
 }
 
 template <class T, bool LAYER, int TEAM>
-__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, TEAM, true>)
+__global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, true>)
     norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
     extern __shared__ uint4 dynamic[];
@@ -384,7 +384,8 @@ template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launc
         cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal);
     if (error != cudaSuccess) return result_of(work, error);
     limit -= (int)sizeof(double) * norm_sum_buffer<TEAM>;
-    int tensors = TENSORS + c.add, share = NORM_STAGING_BYTES / norm_resident_blocks(c.team, BACKWARD, (int)sizeof(T));
+    int tensors = TENSORS + c.add,
+        share = NORM_STAGING_BYTES / norm_resident_blocks(c.team, LAYER, BACKWARD, (int)sizeof(T));
     c.stage_bytes = tensors * shape.stage_bytes();
     int fit = (int)vjp_min(share, limit) / c.stage_bytes,
         max = tensors == 1 ? NORM_MAX_STAGES : NORM_MAX_STAGES_OF_MORE;
