@@ -288,6 +288,7 @@ size_t forward_workspace(const vjp_work *work) {
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
 struct shared_out : formula {
+    static constexpr bool HAS_OVERWRITE = true;
     static constexpr int ROW = 0;
 
     float share;
