@@ -93,7 +93,7 @@ template <class S, int W> struct alignas(16) fragment { S v[W]; };
 /*
  * Moves all fragments one place forward. Where all activations are in one kernel, its loop over the rows in flight
  * takes the first and then shifts: compiled once, not once per row, it is a quarter of the code. With LINEAR_SHIFTS 1
- * all kernels do: up to six moves more per element, for another 0.4 of the code saved.
+ * all kernels shift: 0.40 of the PTX without shifts instead of 0.71, for up to six moves more per element.
  */
 #ifndef LINEAR_SHIFTS
 #define LINEAR_SHIFTS 0
