@@ -329,6 +329,18 @@ def cross_entropy(name, logits, target, ignore=-100, reduction="mean", smoothing
                **gradients(loss, dloss, dict(logits=logits))))
 
 
+def linear_cross_entropy(name, x, weight, target, ignore=-100, reduction="mean", smoothing=0.0):
+    x, weight, target = leaf(x), leaf(weight), torch.tensor(target)
+    logits = F.linear(x, weight)
+    loss = F.cross_entropy(logits.reshape(-1, weight.shape[0]), target.reshape(-1), ignore_index=ignore,
+                           reduction=reduction, label_smoothing=smoothing)
+    lse, dloss = torch.logsumexp(logits, -1), random()
+    write(name, "linear_cross_entropy", f"ignore_index={ignore} reduction={reduction} label_smoothing={smoothing!r}",
+          dict(loss=loss, lse=lse, x=x, weight=weight, target=target),
+          dict(loss=loss, lse=lse, dloss=dloss, x=x, weight=weight, target=target,
+               **gradients(loss, dloss, dict(x=x, weight=weight))))
+
+
 def nothing_counts(name, shape, reduction):
     """Every row ignored: PyTorch's mean is 0 / 0; by definition the loss here is 0, and so is the gradient."""
     logits = random(*shape)
@@ -608,6 +620,15 @@ def main():
     cast("plain", random(3, 5))
     cast("odd", torch.tensor([0.0, 1 / 3, -1e-3, 65504.0, float("inf"), float("nan")]))
     attention_cases()
+
+    torch.manual_seed(20261116)
+    linear_cross_entropy("plain", random(5, 4), random(7, 4), [3, 0, 6, 2, 2])
+    linear_cross_entropy("sum", random(2, 3, 5), random(4, 5), [[1, 0, 3], [2, 2, 1]], reduction="sum")
+    linear_cross_entropy("ignored", random(6, 3), random(5, 3), [4, -100, 1, -100, 0, 2])
+    linear_cross_entropy("ignored_class", random(6, 3), random(5, 3), [4, 0, 1, 0, 0, 2], ignore=0, reduction="sum")
+    linear_cross_entropy("smooth", random(5, 2), random(7, 2), [3, -1, 6, 2, 0], ignore=-1, smoothing=0.1)
+    linear_cross_entropy("one_class", random(4, 3), random(1, 3), [0, 0, -100, 0])
+    linear_cross_entropy("one_row", random(3), random(9, 3), 4)
 
 
 if __name__ == "__main__":
