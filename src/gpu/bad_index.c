@@ -13,7 +13,10 @@ int gpu_bad_index_record(const gpu_launch *l) {
 void gpu_bad_index_remember(gpu_bad_index_context *context, const gpu_launch *l) {
     int record = gpu_bad_index_record(l);
     if (record < 0) return;
-    if (l->limit >= 0) context->limit[record] = l->limit;
+    if (l->limit >= 0) {
+        context->first[record] = l->first;
+        context->limit[record] = l->limit;
+    }
     for (int i = 0; i < l->operands; i++)
         if (l->operand[i].form == GPU_INDEX && !l->operand[i].output)
             context->index_dtype[record] = (int32_t)l->operand[i].dtype;
@@ -37,9 +40,10 @@ static vjp_status fail(const gpu_bad_index_context *context, vjp_device *device,
     const char *pass = vjp_pass_name((vjp_pass)(i % VJP_PASS_COUNT)),
                *name = index_name(&info->pass[i % VJP_PASS_COUNT]);
     double value = value_of(r, (vjp_dtype)context->index_dtype[i]);
-    if (value == (double)(int64_t)value && !(value >= 0 && value < (double)context->limit[i]))
-        return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.0f, outside [0, %lld); it was left out", info->name,
-                        pass, name, (unsigned)r->position, value, (long long)context->limit[i]);
+    int64_t first = context->first[i], limit = context->limit[i];
+    if (value == (double)(int64_t)value && !(value >= (double)first && value < (double)limit))
+        return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.0f, outside [%lld, %lld); it was left out", info->name,
+                        pass, name, (unsigned)r->position, value, (long long)first, (long long)limit);
     return vjp_fail(device, VJP_INVALID,
                     "%s.%s: %s[%u] is %.9g, which is not an integer that f32 holds exactly; it was left out",
                     info->name, pass, name, (unsigned)r->position, value);

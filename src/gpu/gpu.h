@@ -36,7 +36,7 @@
 enum {
     GPU_THREADS = 256, /* of a workgroup: what every WebGPU device has */
     GPU_MAX_OPERANDS = 16,
-    GPU_MAX_WINDOWS = 8, /* distinct ranges of memory that a launch may see */
+    GPU_MAX_WINDOWS = 8, /* distinct ranges of memory that a launch may see, with that of bad indices */
     GPU_MAX_PARAMS = 36,
     GPU_MAX_CONSTANTS = 12,
     GPU_CHUNK = 1 << 24, /* elements of a tensor that every device can bind at once: 64 of 128 MiB in f32 */
@@ -84,7 +84,8 @@ typedef struct gpu_launch {
     uint32_t param[GPU_MAX_PARAMS];
     int params;
     int threads;         /* of a workgroup */
-    int64_t limit;       /* what an index must stay below, for the sentence */
+    int64_t first;       /* the smallest valid index, for the sentence */
+    int64_t limit;       /* what an index must stay below; -1: the sentence is that of an earlier launch */
     const char *too_big; /* the operand or size that 32-bit indices cannot hold; NULL: all fit */
 } gpu_launch;
 
@@ -113,9 +114,15 @@ void gpu_words(gpu_launch *l, const char *name, const void *address, uint64_t by
 
 /*
  * Lets the kernel report a bad index by bad_index_report(position). The next vjp_synchronize() returns the first one of
- * the pass, with a sentence that has `limit`. The last launch of such a call is gpu_explain().
+ * the pass, with a sentence that has the valid range [0, limit). The last launch of such a call is gpu_explain().
  */
 void gpu_report_bad_index(gpu_launch *l, int64_t limit);
+
+/*
+ * The same for integers of [first, INT64_MAX), which one thread reads and reports with their value, by
+ * bad_index_explain(position, raw): such a call needs no gpu_explain().
+ */
+void gpu_report_bad_integer(gpu_launch *l, int64_t first);
 
 /* Enqueues the kernel that records the value of the first bad index of slot `slot`, for the sentence. */
 vjp_status gpu_explain(const vjp_work *work, int slot);

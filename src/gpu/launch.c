@@ -77,6 +77,11 @@ void gpu_report_bad_index(gpu_launch *l, int64_t limit) {
     l->limit = limit;
 }
 
+void gpu_report_bad_integer(gpu_launch *l, int64_t first) {
+    gpu_report_bad_index(l, INT64_MAX);
+    l->first = first;
+}
+
 vjp_status gpu_explain(const vjp_work *work, int slot) {
     gpu_launch l = gpu_begin(work, "explain");
     l.shader = "tools";

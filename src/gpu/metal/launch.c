@@ -77,6 +77,8 @@ static vjp_status find_library(vjp_device *device, const char *shader, metal_lib
     }
     l->shader = shader;
     l->operands = read_list(text, "#define OPERANDS(", "operand(", METAL_OPERANDS, l->operand);
+    l->operands +=
+        read_list(text, "#define MORE_OPERANDS(", "operand(", METAL_OPERANDS - l->operands, l->operand + l->operands);
     l->numbers = read_list(text, "#define NUMBERS(", "number(", METAL_NUMBERS, l->number);
     return VJP_OK;
 }

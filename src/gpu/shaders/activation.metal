@@ -9,6 +9,8 @@
 // within a few units of the last place; the tails of gelu, below 1e-8, are right to 1e-5, because the rounding of their
 // exponent counts there. What is below 1e-38 is 0.
 
+#include "exponential.metal"
+
 constexpr constant uint NONE = 0;
 constexpr constant uint RELU = 1;
 constexpr constant uint GELU_TANH = 2;
@@ -24,23 +26,6 @@ constexpr constant float GELU_END = 13.0f;
 // gelu's tanh form is x sigmoid(v), v = 2 sqrt(2/pi) (x + 0.044715 x^3) = x (LINEAR + CUBIC x^2).
 constexpr constant float GELU_LINEAR = 1.5957691216057308f;
 constexpr constant float GELU_CUBIC = 0.07135481627260025f;
-
-// exp(x) for x <= 0, which is 2^n exp(r), r = x - n ln 2 within half of ln 2. Below -87 it is 0. ln 2 is 22713 / 2^15
-// and a rest; n times the first is made of integers, because compilers may and do gather n (p + q) from n p + n q,
-// which here would cost 30 units far out.
-inline float exp_down(float x) {
-    float near = max(x, -87.0f);
-    float n = rint(near * 1.44269502f);
-    int power = int(n);
-    float r = fma(n, -0x1.7f7d1cp-20f, near - float(power * 22713) * 0x1p-15f);
-    float p = fma(r, 0x1.6a2316p-10f, 0x1.123a8ep-7f);
-    p = fma(p, r, 0x1.5558f6p-5f);
-    p = fma(p, r, 0x1.55549p-3f);
-    p = fma(p, r, 0x1.fffffcp-2f);
-    float e = fma(r * r, p, r) + 1.0f;
-    float two_power = as_type<float>(uint(power + 127) << 23);
-    return x < -87.0f ? 0.0f : e * two_power;
-}
 
 // 1/x to a unit or so, should division be off by more: a step of Newton's mends that. x from 1 to 1e30.
 inline float inverse_of(float x) {

@@ -17,8 +17,7 @@ const SILU = 4u;
 const SIGMOID = 5u;
 const TANH = 6u;
 
-const ZERO = vec4<f32>();
-const ONE = vec4<f32>(1.0);
+//# include exponential
 
 // Beyond, the logistic function and its slope are 0 or 1; for both forms of gelu likewise.
 const LOGISTIC_END = vec4<f32>(110.0);
@@ -27,23 +26,6 @@ const GELU_END = vec4<f32>(13.0);
 // gelu's tanh form is x sigmoid(v), v = 2 sqrt(2/pi) (x + 0.044715 x^3) = x (LINEAR + CUBIC x^2).
 const GELU_LINEAR = vec4<f32>(1.5957691216057308);
 const GELU_CUBIC = vec4<f32>(0.07135481627260025);
-
-// exp(x) for x <= 0, which is 2^n exp(r), r = x - n ln 2 within half of ln 2. Below -87 it is 0. ln 2 is 22713 / 2^15 and
-// a rest; n times the first is made of integers, because compilers may and do gather n (p + q) from n p + n q, which
-// here would cost 30 units far out.
-fn exp_down(x: vec4<f32>) -> vec4<f32> {
-    let near = max(x, vec4<f32>(-87.0));
-    let n = round(near * 1.44269502);
-    let power = vec4<i32>(n);
-    let r = fma(n, vec4<f32>(-0x1.7f7d1cp-20), near - vec4<f32>(power * 22713) * 0x1p-15);
-    var p = fma(r, vec4<f32>(0x1.6a2316p-10), vec4<f32>(0x1.123a8ep-7));
-    p = fma(p, r, vec4<f32>(0x1.5558f6p-5));
-    p = fma(p, r, vec4<f32>(0x1.55549p-3));
-    p = fma(p, r, vec4<f32>(0x1.fffffcp-2));
-    let e = fma(r * r, p, r) + ONE;
-    let two_power = bitcast<vec4<f32>>(vec4<u32>(power + vec4<i32>(127)) << vec4<u32>(23u));
-    return select(e * two_power, ZERO, x < vec4<f32>(-87.0));
-}
 
 // 1/x to a unit or so: division may be off by 2.5, and a step of Newton's mends that. x from 1 to 1e30.
 fn inverse_of(x: vec4<f32>) -> vec4<f32> {

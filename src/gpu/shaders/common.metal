@@ -192,6 +192,24 @@ struct Index {
         uint index = uint(value);
         return float(index) == value && index < limit ? index : NO_INDEX;
     }
+    // Any integer: both words of its 64 bits, and 1; or 0 last where it is stored as f32 and is no integer that f32
+    // holds exactly.
+    uint3 integer(uint i) const {
+        uint2 word = raw(i);
+        if ((type & TYPE) == I64) {
+            return uint3(word.x, word.y, 1);
+        }
+        if ((type & TYPE) == I32) {
+            return uint3(word.x, word.x >= 0x80000000u ? 0xffffffffu : 0, 1);
+        }
+        float value = as_type<float>(word.x & 0x7fffffffu);
+        uint size = (word.x & 0x7fffffffu) <= 0x4b800000u ? uint(value) : NO_INDEX; // 2^24
+        if (size == NO_INDEX || float(size) != value) {
+            return uint3(0, 0, 0);
+        }
+        bool negative = word.x >= 0x80000000u && size > 0;
+        return uint3(negative ? 0u - size : size, negative ? 0xffffffffu : 0, 1);
+    }
     void put(uint i, uint value) const {
         if (!is()) {
             return;
@@ -250,6 +268,13 @@ struct BadIndex {
             atomic_store_explicit(at(1), position, memory_order_relaxed);
             atomic_store_explicit(at(2), value.x, memory_order_relaxed);
             atomic_store_explicit(at(3), value.y, memory_order_relaxed);
+        }
+    }
+    // Reports a position and its value, from a single thread of the launch.
+    void explain(uint position, uint2 value) const {
+        report(position);
+        if (first() == position && explained() != position) {
+            note(position, value);
         }
     }
 };

@@ -102,6 +102,27 @@ fn index_f32(bits: u32, limit: u32) -> u32 {
     return select(NO_INDEX, index, f32(index) == value && index < limit);
 }
 
+// Any integer, from its words in memory: both words of its 64 bits, and 1; or 0 last where it is stored as f32 and is
+// no integer that f32 holds exactly.
+fn integer_i64(raw: vec2<u32>) -> vec3<u32> {
+    return vec3<u32>(raw, 1u);
+}
+
+fn integer_i32(raw: vec2<u32>) -> vec3<u32> {
+    return vec3<u32>(raw.x, select(0u, 0xffffffffu, raw.x >= 0x80000000u), 1u);
+}
+
+fn integer_f32(raw: vec2<u32>) -> vec3<u32> {
+    let size = index_f32(raw.x & 0x7fffffffu, 0x1000001u);
+    if (size == NO_INDEX) {
+        return vec3<u32>();
+    }
+    if (raw.x >= 0x80000000u && size > 0u) {
+        return vec3<u32>(~size + 1u, 0xffffffffu, 1u);
+    }
+    return vec3<u32>(size, 0u, 1u);
+}
+
 // ---- Sums over threads ----
 
 var<workgroup> team_tree: array<vec4<f32>, 256>;

@@ -105,7 +105,7 @@ typedef struct webgpu_window {
 /* A launch and where its operands are. */
 typedef struct webgpu_view {
     const gpu_launch *launch;
-    webgpu_window window[GPU_MAX_WINDOWS + 1];
+    webgpu_window window[GPU_MAX_WINDOWS];
     int windows;
     int window_of[GPU_MAX_OPERANDS]; /* -1: absent */
     uint32_t base[GPU_MAX_OPERANDS]; /* first element, in elements from the window's begin */

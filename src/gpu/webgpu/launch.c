@@ -54,6 +54,7 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
     vjp_status status = find_ranges(device, l, ranges, &count);
     if (status != VJP_OK) return status;
     uint64_t max_bytes = state->limits.maxStorageBufferBindingSize / ALIGN * ALIGN;
+    int max_windows = GPU_MAX_WINDOWS - (gpu_bad_index_record(l) >= 0); /* which is one more */
     for (int i = 0; i < count; i++) {
         const range *r = &ranges[i];
         webgpu_window *w = view->windows ? &view->window[view->windows - 1] : NULL;
@@ -74,7 +75,7 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
                     "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
                     "once: put it on a multiple of 256",
                     l->operand[r->operand].label);
-            if (view->windows == GPU_MAX_WINDOWS)
+            if (view->windows == max_windows)
                 return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in a buffer of its own",
                                   l->operand[r->operand].label);
             view->window[view->windows++] =

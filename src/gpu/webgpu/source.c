@@ -175,6 +175,8 @@ static void put_index(text *t, const gpu_operand *o, int window, int index) {
         wide ? "fn $_in(i: u32, limit: u32) -> u32 { let r = $_raw(i); return index_i64(r.x, r.y, limit); }\n"
              : "fn $_in(i: u32, limit: u32) -> u32 { return index_%(m@_get(# + i), limit); }\n",
         o->name, window, index, vjp_dtype_name(o->dtype));
+    put(t, "fn $_integer(i: u32) -> vec3<u32> { return integer_%($_raw(i)); }\n", o->name, 0, 0,
+        vjp_dtype_name(o->dtype));
     if (!o->output) {
         put(t, no_put, o->name, 0, 0, "");
         return;
@@ -199,6 +201,10 @@ static void put_bad_index(text *t, const gpu_operand *o, int window, int index) 
         "    atomicStore(&m@[# + 1u], position);\n"
         "    atomicStore(&m@[# + 2u], low);\n"
         "    atomicStore(&m@[# + 3u], high);\n"
+        "}\n"
+        "fn $_explain(position: u32, raw: vec2<u32>) {\n"
+        "    $_report(position);\n"
+        "    if ($_first() == position && $_explained() != position) { $_note(position, raw.x, raw.y); }\n"
         "}\n",
         o->name, window, index, "");
 }
@@ -239,6 +245,7 @@ static void put_absent(text *t, const char *kind, const char *name) {
         put(t,
             "fn $_raw(i: u32) -> vec2<u32> { return vec2<u32>(); }\n"
             "fn $_in(i: u32, limit: u32) -> u32 { return NO_INDEX; }\n"
+            "fn $_integer(i: u32) -> vec3<u32> { return vec3<u32>(); }\n"
             "fn $_put(i: u32, v: u32) {}\n",
             name, 0, 0, "");
     else if (strcmp(kind, "word") == 0)
@@ -248,7 +255,8 @@ static void put_absent(text *t, const char *kind, const char *name) {
             "fn $_report(position: u32) {}\n"
             "fn $_first() -> u32 { return NO_INDEX; }\n"
             "fn $_explained() -> u32 { return NO_INDEX; }\n"
-            "fn $_note(position: u32, low: u32, high: u32) {}\n",
+            "fn $_note(position: u32, low: u32, high: u32) {}\n"
+            "fn $_explain(position: u32, raw: vec2<u32>) {}\n",
             name, 0, 0, "");
 }
 

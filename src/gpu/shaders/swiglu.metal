@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+// swiglu: y = silu(gate) up; dgate = silu'(gate) dy up, dup = dy silu(gate). silu and its slope share one exponential.
+#define MORE_OPERANDS(operand)
+#define MORE_PARAMS
+#define ACTIVATION SILU
+
+struct Factors {
+    uint none;
+};
+
+#include "elementwise.metal"
+
+#include "activation.metal"
+
+// Below -80 silu and its slope are x exp(x) and (1 + x) exp(x), and exp(x) may be too small for f32 where its product
+// with a large factor is not. There exp(x + SHIFT) is used, and `last`, exp(-SHIFT), multiplies the finished product.
+constexpr constant float TAIL = -80.0f;
+constexpr constant float SHIFT = 40.0f;
+constexpr constant float EXP_MINUS_SHIFT = 4.248354255291589e-18f;
+constexpr constant float SILU_END = 130.0f;
+
+struct Silu {
+    float value;
+    float slope;
+    float last;
+};
+
+inline Silu silu_of(float x) {
+    if (is_nan(x)) {
+        return {x, x, 1.0f};
+    }
+    bool negative = x < 0.0f;
+    bool tail = x < TAIL;
+    float size = min(abs(x), SILU_END);
+    Logistic s = logistic(tail ? size - SHIFT : size);
+    float sigmoid = negative ? s.small : s.large;
+    float near = negative ? -size : size;
+    return {(negative ? near : x) * sigmoid, fma(near * (negative ? s.large : s.small), sigmoid, sigmoid),
+            tail ? EXP_MINUS_SHIFT : 1.0f};
+}
+
+inline bool prepare(thread const Call &, thread Factors &, bool) {
+    return true;
+}
+
+// Forward: in0 is gate, in1 up. Backward: in0 is dy, in1 up, in2 gate. The slope first, which may be 0: dy * up may
+// overflow.
+inline Outputs formula(thread const Call &, thread const Factors &, uint, Inputs v) {
+    Outputs r = outputs_of(float4(0.0f), float4(0.0f));
+    for (uint k = 0; k < 4; k++) {
+        Silu silu = silu_of(BACKWARD ? v.in2[k] : v.in0[k]);
+        if (BACKWARD) {
+            r.out0[k] = silu.slope * v.in0[k] * v.in1[k] * silu.last;
+            r.out1[k] = v.in0[k] * silu.value * silu.last;
+        } else {
+            r.out0[k] = silu.value * v.in1[k] * silu.last;
+        }
+    }
+    return r;
+}
+
+KERNELS(ENTRY)
