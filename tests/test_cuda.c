@@ -163,47 +163,6 @@ static void a_forked_child_is_refused_with_a_sentence(void **state) {
     vjp_free(device, x.data), vjp_free(device, y.data);
 }
 
-/* ---- Steps of training -------------------------------------------------------------------------------- */
-
-/* A step that the host cannot read is checked by the kernel: reported, and the weights and moments stay. */
-static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
-    (void)state;
-    need_device();
-    const float values[5] = {1, 2, 3, 4, 5}, gradient[5] = {7, 7, 7, 7, 7}, rate = 0.5f, fraction = 1.5f;
-    const int32_t zero = 0, good = 1;
-    const int64_t negative = -3;
-    const struct {
-        vjp_dtype dtype;
-        const void *step;
-        const char *sentence; /* NULL: it is good */
-    } cases[] = {{VJP_I32, &zero, "adamw.forward: step[0] is 0, outside [1, "},
-                 {VJP_I64, &negative, "adamw.forward: step[0] is -3, outside [1, "},
-                 {VJP_F32, &fraction, "adamw.forward: step[0] is 1.5, which is not an integer"},
-                 {VJP_I32, &good, NULL}};
-    vjp_tensor t[4]; /* w, m, v, g */
-    for (int i = 0; i < 4; i++)
-        t[i] = on_device(VJP_F32, 1, (int64_t[]){5}, i < 3 ? values : gradient, sizeof values);
-    vjp_tensor lr = on_device(VJP_F32, 0, NULL, &rate, sizeof rate);
-    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-        bool is_good = !cases[c].sentence;
-        size_t bytes = vjp_dtype_size(cases[c].dtype);
-        vjp_tensor step = on_device(cases[c].dtype, 0, NULL, cases[c].step, bytes);
-        assert_int_equal(
-            vjp_adamw_forward(device, &t[0], &t[1], &t[2], &t[0], &t[1], &t[2], &t[3], &lr, &step, NULL, NULL), VJP_OK);
-        assert_int_equal(vjp_synchronize(device), is_good ? VJP_OK : VJP_INVALID);
-        if (!is_good && !strstr(vjp_error(device), cases[c].sentence)) fail_msg("%s", vjp_error(device));
-        for (int i = 0; i < 3; i++) {
-            float back[5];
-            assert_int_equal(vjp_download(device, back, t[i].data, 0, sizeof back), VJP_OK);
-            assert_int_equal(memcmp(back, values, sizeof back) != 0, is_good);
-        }
-        vjp_free(device, step.data);
-    }
-    for (int i = 0; i < 4; i++)
-        vjp_free(device, t[i].data);
-    vjp_free(device, lr.data);
-}
-
 /* ---- Numbers at the edge of f32 ---------------------------------------------------------------------- */
 
 /* Elements of 1e38 to 3e38: their sum is beyond f32, their statistics are not. One size for each path of the kernels.
@@ -259,7 +218,6 @@ int main(void) {
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
-        cmocka_unit_test(a_bad_step_of_adamw_is_reported_and_writes_nothing),
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,
     };

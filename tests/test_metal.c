@@ -483,6 +483,10 @@ static const struct {
     {"cumsum", "x=[3,4097]", VJP_BF16},
     {"cumsum", "x=[2,1000,65] axis=1", VJP_F32},
     {"cumsum", "x=[9001] exclusive=1", VJP_BF16},
+    {"sum_squares", "x=[9001]", VJP_F32},
+    {"add", "a=[40,300] b=[300] param=f32", VJP_F32},
+    {"mul", "a=[2500,5] b=[5]", VJP_BF16},
+    {"mean", "x=[2,9001] axis=1", VJP_F32},
     {"gather", "table=[11,257] index=[1000]", VJP_F32},
     {"gather", "table=[7001,2] index=[6553]", VJP_BF16},
     {"maxpool2d", "x=[1,65,17,33] kernel_h=3 kernel_w=3 stride_h=2 stride_w=2 padding_h=1 padding_w=1", VJP_BF16},
@@ -603,6 +607,7 @@ int main(void) {
         cmocka_unit_test(a_warmed_call_makes_no_pipeline),
         cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
         cmocka_unit_test(norms_are_right_near_the_largest_number),
+        cmocka_unit_test(a_bad_counter_of_dropout_is_reported_and_writes_nothing),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };
