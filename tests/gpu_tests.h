@@ -215,4 +215,21 @@ static void a_bad_counter_of_dropout_is_reported_and_writes_nothing(void **state
     }
 }
 
+/* A device may take such a number for 0; clip reads its bits. */
+static void clip_takes_the_root_of_a_square_below_1e_38(void **state) {
+    (void)state;
+    need_device();
+    const float square = 1e-44f, zero = 0, max_norm = 1e-25f;
+    float norm, scale;
+    vjp_tensor squares = on_device(VJP_F32, 0, NULL, &square, sizeof square);
+    vjp_tensor a = on_device(VJP_F32, 0, NULL, &zero, sizeof zero), b = on_device(VJP_F32, 0, NULL, &zero, sizeof zero);
+    assert_int_equal(vjp_clip_forward(device, &a, &b, &squares, WITH(clip, .max_norm = (double)max_norm)), VJP_OK);
+    assert_int_equal(vjp_download(device, &scale, a.data, 0, sizeof scale), VJP_OK);
+    assert_int_equal(vjp_download(device, &norm, b.data, 0, sizeof norm), VJP_OK);
+    double root = sqrt((double)square);
+    assert_true(fabs((double)norm - root) <= 1e-6 * root);
+    assert_true(fabs((double)scale - (double)max_norm / root) <= 1e-6 * (double)max_norm / root);
+    vjp_free(device, squares.data), vjp_free(device, a.data), vjp_free(device, b.data);
+}
+
 #endif

@@ -608,6 +608,7 @@ int main(void) {
         cmocka_unit_test(the_first_run_of_a_program_makes_no_pipeline),
         cmocka_unit_test(norms_are_right_near_the_largest_number),
         cmocka_unit_test(a_bad_counter_of_dropout_is_reported_and_writes_nothing),
+        cmocka_unit_test(clip_takes_the_root_of_a_square_below_1e_38),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };
