@@ -160,6 +160,34 @@ static bool is_reproducible(const cublasLtMatmulAlgo_t *algorithm) {
            !(scheme & ~REDUCTIONS);
 }
 
+template <class V> static V config(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t which) {
+    V value = 0;
+    size_t written;
+    cublasLtMatmulAlgoConfigGetAttribute(algorithm, which, &value, sizeof value, &written);
+    return value;
+}
+
+/*
+ * How much a candidate is preferred to those before it; 0: not at all. On Hopper cuBLASLt ranks large tiles first, of
+ * which a multiprocessor holds one. With tiles of which it holds two, one writes its result while the other multiplies.
+ * Measured on an H200 with the candidates of 170 products of training in bf16: 3.7 % faster than the first candidate on
+ * the average, 6.7 % for the layers of a model of 124 million parameters; the best candidates would be 6.1 %. Less than
+ * three waves of such tiles leave too many multiprocessors idle at the end.
+ */
+static int rank_of(const vjp_work *work, const product &p, const cublasLtMatmulHeuristicResult_t &candidate) {
+    static constexpr uint32_t tiles[] = {CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_176x128,
+                                         CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_128x128};
+    const cublasLtMatmulAlgo_t *algorithm = &candidate.algo;
+    if (state_of(work->device)->capability != 90 || p.storage == VJP_F32 || candidate.wavesCount < 2.9f) return 0;
+    uint16_t cluster = config<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+    if (config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1 ||
+        (cluster != CUBLASLT_CLUSTER_SHAPE_2x1x1 && cluster != CUBLASLT_CLUSTER_SHAPE_1x2x1))
+        return 0;
+    for (int i = 0; i < 4; i++)
+        if (config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) == tiles[i]) return i + 1;
+    return 0;
+}
+
 static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) {
     outcome result;
     description d;
@@ -181,8 +209,11 @@ static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) 
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &d.operation, &d.b, &d.a, &d.result, &d.result,
                                                            &preference, CANDIDATES, candidates, &count);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    int best = -1;
     for (int i = 0; i < count; i++) {
         const cublasLtMatmulAlgo_t *algorithm = &candidates[i].algo;
+        int rank = rank_of(work, p, candidates[i]);
+        if (rank <= best) continue;
         if (candidates[i].state != CUBLAS_STATUS_SUCCESS || !is_reproducible(algorithm)) continue;
         if (cublasLtMatmulAlgoCheck(handle, &d.operation, &d.b, &d.a, &d.result, &d.result, algorithm, &checked) !=
                 CUBLAS_STATUS_SUCCESS ||
@@ -190,9 +221,9 @@ static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) 
             continue;
         c->algorithm = *algorithm;
         c->scratch_bytes = checked.workspaceSize;
-        return CUBLAS_STATUS_SUCCESS;
+        best = rank;
     }
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+    return best >= 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* The algorithm for a shape, from the table or new in it. NULL after a failure. */
