@@ -42,8 +42,8 @@ inline bool prepare(thread const Call &c, thread Factors &f, bool reports) {
 
 // in0 is w, in1 g, in2 m, in3 v; out0 w_out, out1 m_out, out2 v_out.
 inline Outputs formula(thread const Call &c, thread const Factors &f, uint, Inputs v) {
-    Outputs r;
-    for (uint k = 0; k < 4; k++) {
+    Outputs r = {v.in0, v.in2, v.in3};
+    for (uint k = 0; k < 4 && is_finite(f.factor); k++) {
         float g = v.in1[k] * f.factor;
         float m = fma(v.in2[k], c.p.keep_m, g * c.p.take_m);
         float squares = fma(v.in3[k], c.p.keep_v, g * c.p.take_v * g);

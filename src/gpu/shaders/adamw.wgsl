@@ -47,6 +47,9 @@ fn prepare(reports: bool) -> bool {
 
 // in0 is w, in1 g, in2 m, in3 v; out0 w_out, out1 m_out, out2 v_out.
 fn formula(i: u32, v: Inputs) -> Outputs {
+    if (!is_finite(factor)) {
+        return Outputs(v.in0, v.in2, v.in3);
+    }
     let g = v.in1 * factor;
     let m = fma(v.in2, vec4<f32>(u.p.keep_m), g * u.p.take_m);
     let squares = fma(v.in3, vec4<f32>(u.p.keep_v), g * u.p.take_v * g);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the optimizers share: weight decay, and a gradient's factor.
+// What the optimizers share: weight decay, and a gradient's factor. With a factor that is not finite a step changes
+// nothing.
 //# float lr scale
 
 // g + decay w. Without decay an infinite w adds nothing, as 0 * Inf would: the product is then a zero of w's sign.

@@ -22,8 +22,8 @@ inline bool prepare(thread const Call &c, thread Factors &f, bool) {
 // in0 is w, in1 g, in2 momentum; out0 w_out, out1 momentum_out. Without momentum its old value is not even 0: 0 * beta
 // + -0 is 0.
 inline Outputs formula(thread const Call &c, thread const Factors &f, uint, Inputs v) {
-    Outputs r = outputs_of(float4(0.0f), float4(0.0f));
-    for (uint k = 0; k < 4; k++) {
+    Outputs r = outputs_of(v.in0, v.in2);
+    for (uint k = 0; k < 4 && is_finite(f.factor); k++) {
         float g = decayed(v.in0[k], c.p.decay, v.in1[k] * f.factor);
         float momentum = c.in2.is() ? fma(v.in2[k], c.p.beta, g) : g;
         float direction = c.p.nesterov ? fma(momentum, c.p.beta, g) : momentum;

@@ -22,6 +22,9 @@ fn prepare(reports: bool) -> bool {
 // in0 is w, in1 g, in2 momentum; out0 w_out, out1 momentum_out. Without momentum its old value is not even 0: 0 * beta
 // + -0 is 0.
 fn formula(i: u32, v: Inputs) -> Outputs {
+    if (!is_finite(factor)) {
+        return outputs_of(v.in0, v.in2);
+    }
     let beta = vec4<f32>(u.p.beta);
     let g = decayed(v.in0, u.p.decay, v.in1 * factor);
     var momentum = g;
