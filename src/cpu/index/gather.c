@@ -389,7 +389,7 @@ INLINE void sum_rows(vjp_dtype dtype, write_mode mode, vjp_dtype table_type, con
     for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
         int64_t outer = item / rows, row = item % rows, begin = row_begin(call, row), end = call->row_end[row];
         if (end - begin >= HOT || (begin == end && mode == WRITE_ADD)) continue;
-        const void *dy = at(dtype, call->dy, outer * call->s.count * inner);
+        const void *dy = begin < end ? at(dtype, call->dy, outer * call->s.count * inner) : NULL; /* dy may be empty */
         void *to = at_mutable(table_type, call->dtable, item * inner);
         if (inner < LANES) {
             sum_narrow(call, dtype, table_type, mode, to, dy, call->order + begin, end - begin);
