@@ -102,8 +102,9 @@ static void say(proof_error *e, int64_t i, double is, double should) {
 
 /*
  * How much an element may change because a GPU rounds an operand of the op's own making to 16 bits for its tensor
- * cores: linear's pre or dpre, attention's weights and dS. A share of the element, of the root mean square of all, or
- * of its row: attention's first rows are averages of few values, and larger than the others.
+ * cores: linear's pre or dpre, linear_cross_entropy's dlogits, attention's weights and dS. A share of the element, of
+ * the root mean square of all, or of its row: attention's first rows are averages of few values, and larger than the
+ * others.
  */
 static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *linear = (const void *)p->setup.attributes.bytes;
@@ -113,6 +114,8 @@ static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     if (strcmp(op, "linear") == 0 && linear->activation != VJP_ACTIVATION_NONE)
         return strcmp(name, "y") == 0 ? 2 * half : strcmp(name, "da") == 0 || strcmp(name, "db") == 0 ? 4 * half : 0;
     if (strcmp(op, "attention") == 0) return strcmp(name, "y") == 0 ? 2 * half : 4 * half;
+    if (strcmp(op, "linear_cross_entropy") == 0)
+        return strcmp(name, "dx") == 0 || strcmp(name, "dweight") == 0 ? 4 * half : 0;
     return 0;
 }
 
