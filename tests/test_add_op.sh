@@ -7,7 +7,7 @@ source=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-(cd "$source" && tar cf - CMakeLists.txt cmake include src scripts docs/ops tests/samples.h) | (cd "$work" && tar xf -)
+(cd "$source" && tar cf - CMakeLists.txt cmake include src scripts docs/ops tests/samples.h python) | (cd "$work" && tar xf -)
 cp -r "$source"/tests/add_op/src "$source"/tests/add_op/docs "$work"
 sed -i 's|^/\* clang-format on \*/|OP(square, elementwise, no, no)\n&|' "$work/src/op/ops.def"
 [ "$(diff "$source/src/op/ops.def" "$work/src/op/ops.def" | grep -c '^[<>]')" -eq 1 ]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+# The Python package: a C module on the limited API, so that one file serves every Python from 3.11 on, beside libvjp and
+# the program. The libraries know nothing of Python. In the build tree the package is in python/, for PYTHONPATH;
+# pyproject.toml makes wheels of the component "python".
+set(VJP_PYTHON auto CACHE STRING "The Python package: auto, on, off")
+if(VJP_PYTHON STREQUAL off OR (VJP_PYTHON STREQUAL auto AND (CMAKE_CROSSCOMPILING OR VJP_SANITIZE OR NOT PROJECT_IS_TOP_LEVEL)))
+  return()
+endif()
+set(vjp_python_quiet QUIET)
+if(VJP_PYTHON STREQUAL on)
+  set(vjp_python_quiet REQUIRED)
+endif()
+find_package(Python 3.11 COMPONENTS Interpreter Development.Module ${vjp_python_quiet})
+if(NOT Python_Development.Module_FOUND)
+  message(STATUS "Python package: not built, no headers of Python 3.11 or later (Debian: python3-dev)")
+  return()
+endif()
+message(STATUS "Python package: python/, with the headers of Python ${Python_VERSION}")
+
+file(GLOB python_c_files CONFIGURE_DEPENDS python/src/*.c)
+add_library(vjp_python MODULE ${python_c_files})
+target_link_libraries(vjp_python PRIVATE vjp_flags vjp_shared)
+target_include_directories(vjp_python SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
+target_compile_definitions(vjp_python PRIVATE Py_LIMITED_API=0x030b0000)
+if(APPLE) # the interpreter that loads the module has the symbols
+  target_link_options(vjp_python PRIVATE -undefined dynamic_lookup)
+endif()
+set_target_properties(vjp_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX .abi3.so
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/vjp INSTALL_RPATH "${VJP_ORIGIN}")
+
+# The package of the build tree: links to the sources, so that an edit counts at once.
+file(GLOB python_files CONFIGURE_DEPENDS python/vjp/*.py python/vjp/*.pyi python/vjp/py.typed)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/vjp/bin)
+foreach(file ${python_files})
+  get_filename_component(name ${file} NAME)
+  file(CREATE_LINK ${file} ${CMAKE_BINARY_DIR}/python/vjp/${name} SYMBOLIC)
+endforeach()
+file(CREATE_LINK ${CMAKE_BINARY_DIR}/vjp ${CMAKE_BINARY_DIR}/python/vjp/bin/vjp SYMBOLIC)
+
+# A wheel holds no symbolic links: the library under the one name that programs load it by.
+install(TARGETS vjp_python LIBRARY DESTINATION vjp COMPONENT python EXCLUDE_FROM_ALL)
+install(PROGRAMS $<TARGET_FILE:vjp_shared> DESTINATION vjp RENAME $<TARGET_SONAME_FILE_NAME:vjp_shared> COMPONENT python
+  EXCLUDE_FROM_ALL)
+if(TARGET vjp)
+  install(TARGETS vjp RUNTIME DESTINATION vjp/bin COMPONENT python EXCLUDE_FROM_ALL)
+  if(SKBUILD) # a wheel keeps backends beside libvjp
+    set_target_properties(vjp PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}/..")
+  endif()
+endif()

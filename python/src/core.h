@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The C module vjp._core, on CPython's limited API, so that one file serves every Python from 3.11 on.
+ *
+ *   module.c   what the module contains
+ *   error.c    a status of vjp as a Python exception
+ *   device.c   devices, kept open between calls
+ *   array.c    Python's arrays as vjp_tensor values, and new arrays of the caller's kind
+ *   memory.c   memory of our own that other libraries take over by DLPack
+ *   call.c     a function for each op and pass
+ *   describe.c their signatures and docstrings
+ *   graph.c    graphs and programs
+ *
+ * Everything here runs with the GIL held, except kernels, runs of a program and opening a device. No NumPy or torch
+ * header is used: NumPy's arrays come by the buffer protocol, all others by DLPack.
+ */
+#ifndef VJP_PYTHON_CORE_H
+#define VJP_PYTHON_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <vjp.h>
+
+#include "dlpack.h"
+
+/* ---- error.c ----------------------------------------------------------------------------------------- */
+
+bool error_init(PyObject *module);
+
+/* Sets the exception of a status with this sentence. */
+void error_set(vjp_status status, const char *sentence);
+
+/* ---- device.c ---------------------------------------------------------------------------------------- */
+
+/*
+ * An open device and its place in the list of idle ones. A call takes one that no other call uses and gives it back, so
+ * threads never share a device; one is opened when all are in use. They are never closed at exit: threads of the
+ * process may still be inside a kernel.
+ */
+typedef struct device_entry {
+    vjp_device *device;
+    char name[64];
+    unsigned generation; /* of the settings it was opened with */
+    struct device_entry *next;
+} device_entry;
+
+/* `name` NULL: the CPU. NULL with an exception set on failure. */
+device_entry *device_take(const char *name);
+void device_give_back(device_entry *entry);
+
+/* As device_take(), by a Python string or None. The device must work on host memory. */
+device_entry *device_take_host(PyObject *name);
+
+PyObject *device_list(PyObject *module, PyObject *none);
+PyObject *device_set_threads(PyObject *module, PyObject *count);
+PyObject *device_summary(PyObject *module, PyObject *name);
+
+/* ---- array.c ----------------------------------------------------------------------------------------- */
+
+/* Where the memory of a tensor comes from, and so what results should be. */
+typedef enum array_kind {
+    ARRAY_NONE = 0,
+    ARRAY_BUFFER,   /* NumPy and other objects with the buffer protocol; results are NumPy arrays */
+    ARRAY_EXCHANGE, /* a DLPack table of C functions: torch */
+    ARRAY_CAPSULE   /* `__dlpack__` */
+} array_kind;
+
+/* A Python array as a tensor for the time of a call: array_read() or array_create(), then array_release(). */
+typedef struct array {
+    vjp_tensor tensor; /* packed: the array's own memory, or a copy of it */
+    array_kind kind;
+    bool has_buffer;
+    Py_buffer buffer;
+    const dl_exchange *exchange;
+    dl_managed_versioned *managed; /* a new array that is not a Python object yet */
+    PyObject *object;              /* the caller's array, borrowed */
+    PyObject *owned;               /* a reference that keeps the memory alive */
+    void *copy;                    /* the packed copy; NULL: there is none */
+    char *data;                    /* the array's own first element, and its strides in bytes */
+    int64_t byte_stride[VJP_MAX_DIMS];
+} array;
+
+bool array_init(void);
+
+/* Reads an array; `function` and `name` are for the exception. False with an exception set on failure. */
+bool array_read(PyObject *object, const char *function, const char *name, bool output, array *a);
+
+/* Allocates a copy where the array is not packed or not aligned, which is all that the kernels take. */
+bool array_pack(array *a, const char *function, const char *name, bool output);
+
+/* Fills the copy, or writes it back. Need no GIL. */
+void array_copy_in(const array *a);
+void array_copy_out(const array *a);
+void array_release(array *a);
+
+/* A new array of the shape and dtype of `described` and of the same kind as `like`. */
+bool array_create(const array *like, const vjp_tensor *described, array *a);
+
+/* The Python object of an array that array_create() made, a new reference. */
+PyObject *array_take(const array *like, array *a);
+
+/* The dtype of that name: vjp's names, NumPy's and torch's, or a dtype of theirs. -1 with an exception set on failure.
+ */
+int array_dtype(PyObject *name);
+const char *array_dtype_name(int dtype); /* NumPy's name */
+
+/* Bytes of a packed tensor; false if they do not fit. */
+bool array_bytes(const vjp_tensor *tensor, size_t *bytes);
+
+/* ---- memory.c ---------------------------------------------------------------------------------------- */
+
+bool memory_init(void);
+
+/* A Python object that owns memory for this tensor and exports it by `__dlpack__`; *data gets the memory. */
+PyObject *memory_create(const vjp_tensor *described, void **data);
+
+dl_type memory_dl_type(vjp_dtype dtype);
+
+/* ---- call.c, describe.c ------------------------------------------------------------------------------ */
+
+enum { MAX_ATTRIBUTES = 32, EXTRA_ARGUMENTS = 5, MAX_ARGUMENTS = VJP_MAX_SLOTS + MAX_ATTRIBUTES + EXTRA_ARGUMENTS };
+
+/* The arguments that every function has after its tensors and attributes; dtype only where the op leaves it open. */
+enum { ARGUMENT_OUTPUTS, ARGUMENT_OUT, ARGUMENT_ACCUMULATE, ARGUMENT_DEVICE, ARGUMENT_DTYPE };
+
+typedef struct op_function {
+    const vjp_op *op;
+    const vjp_op_info *info;
+    const vjp_pass_info *pass;
+    vjp_pass number;
+    int inputs, attributes, arguments; /* arguments: all of them */
+    int gradient_of[VJP_MAX_SLOTS];    /* for an output: the input slot that it is the gradient of, or -1 */
+    PyObject *names[MAX_ARGUMENTS];    /* interned: inputs, attributes, extra arguments */
+    PyMethodDef method;
+    char name[64];
+} op_function;
+
+/* Adds every function to a dict. */
+bool call_init(PyObject *module);
+
+/* The signature and the docstring of a function, as PyMethodDef wants them; freed never. NULL: no memory. */
+char *describe_function(const op_function *f);
+
+/* The name of an argument after tensors and attributes. */
+const char *describe_extra(int argument);
+bool function_leaves_dtype_open(const op_function *f);
+
+/* Attributes from keyword arguments: sets one member of the struct. False with an exception set on failure. */
+bool call_set_attribute(const char *function, const vjp_attribute *attribute, PyObject *value, void *attributes);
+
+/* ---- graph.c ----------------------------------------------------------------------------------------- */
+
+extern PyMethodDef graph_methods[];
+
+#endif

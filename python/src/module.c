@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* What the module vjp._core contains. */
+#include "core.h"
+
+static PyMethodDef methods[] = {
+    {"devices", device_list, METH_NOARGS, "[(kind, index, one line)] of the devices that this machine has."},
+    {"set_threads", device_set_threads, METH_O, "How many threads the CPU uses from now on; 0: the default."},
+    {"summary", device_summary, METH_O, "One line on what a device is."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT,
+                                        .m_name = "vjp._core",
+                                        .m_doc = "The C part of the package vjp.",
+                                        .m_size = -1,
+                                        .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC PyInit__core(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module && error_init(module) && array_init() && memory_init() && call_init(module) &&
+        PyModule_AddFunctions(module, graph_methods) == 0 &&
+        PyModule_AddStringConstant(module, "__version__", vjp_version()) == 0)
+        return module;
+    Py_XDECREF(module);
+    return NULL;
+}
