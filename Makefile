@@ -4,7 +4,7 @@ BUILD  ?= build
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 
-.PHONY: all run test docs install clean
+.PHONY: all run test docs wheel install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD) --parallel
@@ -38,6 +38,10 @@ test:
 # Fills the generated regions of README.md and docs/ from the program that was just built.
 docs: all
 	@scripts/docs
+
+# The Python package as a wheel for this machine, tested in a fresh virtual environment.
+wheel:
+	@scripts/wheel
 
 install: all
 	@cmake --install $(BUILD) --prefix "$(PREFIX)"

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""The program that the package contains: check, bench, train, python -m vjp."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vjp
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 200
+
+
+def test_check():
+    rows = vjp.check("scale", quick=True)
+    assert len(rows) > 10 and all(row["op"] == "scale" and row["ok"] for row in rows)
+    with pytest.raises(vjp.Error, match="skale"):
+        vjp.check("skale")
+
+
+def test_bench():
+    rows = vjp.bench("clip", quick=True, threads=1)
+    assert rows and all(row["op"] == "clip" and row["threads"] == 1 and row["ms"] > 0 for row in rows)
+
+
+def test_module_is_the_program():
+    done = subprocess.run([sys.executable, "-m", "vjp", "ops", "rope"], capture_output=True, text=True)
+    assert done.returncode == 0 and "rotary" in done.stdout
+    assert subprocess.run([sys.executable, "-m", "vjp", "nonsense"], capture_output=True).returncode != 0
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_train(text, tmp_path):
+    seen = []
+    settings = {"steps": 60, "batch": 1, "context": 8}
+    whole = vjp.train(text, out=tmp_path / "whole", callback=seen.append, **settings)
+    assert [row["step"] for row in whole] == list(range(1, 61)) and seen == list(whole)
+    assert os.path.exists(tmp_path / "whole" / "loss.svg") and whole.folder == str(tmp_path / "whole")
+
+    first = vjp.train(text, out=tmp_path / "parts", callback=lambda row: row["step"] < 3, **settings)
+    assert 3 <= len(first) < 60  # the signal reaches the program a little later
+    second = vjp.train(out=tmp_path / "parts", resume=True)
+    assert [row["loss"] for row in [*first, *second]] == [row["loss"] for row in whole]
+
+
+def test_train_raises(text, tmp_path):
+    with pytest.raises(vjp.Error, match="preset"):
+        vjp.train(text, out=tmp_path / "run", preset="gigantic")
+
+    def fail(row):
+        raise KeyError("from the callback")
+
+    with pytest.raises(KeyError, match="from the callback"):
+        vjp.train(text, out=tmp_path / "run", callback=fail, steps=4, batch=2, context=16)
+
+
+def test_plot(text, tmp_path):
+    class Axes:
+        def __init__(self):
+            self.calls = []
+
+        def __getattr__(self, name):
+            return lambda *a, **k: self.calls.append((name, a))
+
+    metrics = vjp.train(text, out=tmp_path / "run", steps=4, batch=2, context=16, validate_every=2)
+    axes = Axes()
+    assert metrics.plot(axes) is axes
+    plots = [a for name, a in axes.calls if name == "plot"]
+    assert plots[0][0] == [1, 2, 3, 4] and plots[2][0] == [2, 4]
