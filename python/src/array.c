@@ -101,11 +101,16 @@ static int dtype_of_format(const char *format, Py_ssize_t size) {
 }
 
 static int dtype_of_dlpack(dl_type type) {
-    for (int d = 0; type.lanes == 1 && d < VJP_DTYPE_COUNT; d++) {
-        dl_type known = memory_dl_type((vjp_dtype)d);
-        if (type.code == known.code && type.bits == known.bits) return d;
+    if (type.lanes != 1) return -1;
+    switch (type.code << 8 | type.bits) {
+    case DL_FLOAT << 8 | 32: return VJP_F32;
+    case DL_BFLOAT << 8 | 16: return VJP_BF16;
+    case DL_FLOAT << 8 | 16: return VJP_F16;
+    case DL_FLOAT << 8 | 64: return VJP_F64;
+    case DL_INT << 8 | 32: return VJP_I32;
+    case DL_INT << 8 | 64: return VJP_I64;
+    default: return -1;
     }
-    return -1;
 }
 
 static bool refuse_dtype(PyObject *object, const char *function, const char *name) {
@@ -154,6 +159,17 @@ static const dl_exchange *exchange_of(PyObject *object) {
     return table;
 }
 
+/* A packed tensor of this shape, without memory. */
+static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
+    a->tensor = (vjp_tensor){.dtype = dtype, .ndim = ndim};
+    int64_t packed = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        a->tensor.shape[i] = shape[i];
+        a->tensor.stride[i] = packed;
+        packed = (int64_t)((uint64_t)packed * (uint64_t)shape[i]); /* wraps only where the size is refused later */
+    }
+}
+
 static bool read_dlpack(const dl_tensor *d, PyObject *object, const char *function, const char *name, array *a) {
     int dtype = dtype_of_dlpack(d->dtype);
     if (dtype < 0) return refuse_dtype(object, function, name);
@@ -164,7 +180,7 @@ static bool read_dlpack(const dl_tensor *d, PyObject *object, const char *functi
         return false;
     }
     int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)dtype);
-    a->tensor = vjp_tensor_of(NULL, (vjp_dtype)dtype, d->ndim, d->shape ? d->shape : (const int64_t[1]){0});
+    set_form(a, dtype, d->ndim, d->shape);
     a->data = d->data ? (char *)d->data + d->byte_offset : NULL;
     for (int i = 0; i < d->ndim; i++)
         a->byte_stride[i] = (d->strides ? d->strides[i] : a->tensor.stride[i]) * size;
@@ -198,15 +214,12 @@ static bool read_capsule(PyObject *object, const char *function, const char *nam
 static bool read_buffer(const char *function, const char *name, int dtype, array *a) {
     const Py_buffer *b = &a->buffer;
     if (b->ndim > VJP_MAX_DIMS) return refuse_rank(function, name, b->ndim);
-    vjp_tensor *t = &a->tensor;
-    *t = (vjp_tensor){.dtype = dtype, .ndim = b->ndim};
-    int64_t packed = 1;
-    for (int i = b->ndim - 1; i >= 0; i--) {
-        t->shape[i] = b->shape[i];
-        t->stride[i] = packed;
-        packed = (int64_t)((uint64_t)packed * (uint64_t)b->shape[i]); /* wraps only where the size is refused later */
+    int64_t shape[VJP_MAX_DIMS];
+    for (int i = 0; i < b->ndim; i++) {
+        shape[i] = b->shape[i];
         a->byte_stride[i] = b->strides[i];
     }
+    set_form(a, dtype, b->ndim, shape);
     a->data = b->buf;
     return true;
 }

@@ -395,10 +395,13 @@ static PyObject *run_on_device(call *c) {
     if (!entry) return NULL;
     PyObject *result = NULL;
     if (create_outputs(c, entry->device)) {
-        vjp_status status;
-        Py_BEGIN_ALLOW_THREADS status = run(c, entry->device);
-        Py_END_ALLOW_THREADS if (status == VJP_OK) result = results(c);
-        else error_set(status, vjp_error(entry->device));
+        PyThreadState *unlocked = PyEval_SaveThread();
+        vjp_status status = run(c, entry->device);
+        PyEval_RestoreThread(unlocked);
+        if (status == VJP_OK)
+            result = results(c);
+        else
+            error_set(status, vjp_error(entry->device));
     }
     device_give_back(entry);
     return result;

@@ -27,9 +27,10 @@ static device_entry *open_entry(const char *name) {
     options.threads = threads;
     snprintf(entry->name, sizeof entry->name, "%s", name);
     entry->generation = generation;
-    vjp_status status;
-    Py_BEGIN_ALLOW_THREADS status = vjp_open(name, &options, &entry->device);
-    Py_END_ALLOW_THREADS if (status == VJP_OK) return entry;
+    PyThreadState *unlocked = PyEval_SaveThread();
+    vjp_status status = vjp_open(name, &options, &entry->device);
+    PyEval_RestoreThread(unlocked);
+    if (status == VJP_OK) return entry;
     error_set(status, vjp_error(entry->device));
     close_entry(entry);
     return NULL;
@@ -106,13 +107,15 @@ PyObject *device_list(PyObject *module, PyObject *none) {
     PyObject *list = PyList_New(0);
     const char *kind;
     for (size_t k = 0; list && (kind = vjp_device_kind(k)); k++) {
-        size_t count;
-        Py_BEGIN_ALLOW_THREADS count = vjp_device_count(kind);
-        Py_END_ALLOW_THREADS for (size_t i = 0; list && i < count; i++) {
+        PyThreadState *unlocked = PyEval_SaveThread();
+        size_t count = vjp_device_count(kind);
+        PyEval_RestoreThread(unlocked);
+        for (size_t i = 0; list && i < count; i++) {
             char text[512];
-            vjp_status status;
-            Py_BEGIN_ALLOW_THREADS status = vjp_device_describe(kind, i, text, sizeof text);
-            Py_END_ALLOW_THREADS if (status != VJP_OK) continue;
+            unlocked = PyEval_SaveThread();
+            vjp_status status = vjp_device_describe(kind, i, text, sizeof text);
+            PyEval_RestoreThread(unlocked);
+            if (status != VJP_OK) continue;
             PyObject *row = Py_BuildValue("(sns)", kind, (Py_ssize_t)i, text);
             if (!row || PyList_Append(list, row)) Py_CLEAR(list);
             Py_XDECREF(row);

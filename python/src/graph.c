@@ -382,8 +382,10 @@ static bool leave(program *p, vjp_status status) {
 #define WITHOUT_GIL(p, status, call)                                                                                   \
     do {                                                                                                               \
         if (!enter(p)) return NULL;                                                                                    \
-        Py_BEGIN_ALLOW_THREADS status = (call);                                                                        \
-        Py_END_ALLOW_THREADS if (!leave(p, status)) return NULL;                                                       \
+        PyThreadState *unlocked = PyEval_SaveThread();                                                                 \
+        status = (call);                                                                                               \
+        PyEval_RestoreThread(unlocked);                                                                                \
+        if (!leave(p, status)) return NULL;                                                                            \
     } while (0)
 
 static owner *take_owner(PyObject *share, const char *device) {
@@ -433,9 +435,10 @@ static PyObject *program_compile(PyObject *module, PyObject *arguments) {
     if (!capsule) free_program(p);
     bool ok = capsule && enter(p);
     if (ok) {
-        vjp_status status;
-        Py_BEGIN_ALLOW_THREADS status = vjp_compile(o->entry->device, graph, results, count, &options, &p->program);
-        Py_END_ALLOW_THREADS ok = leave(p, status);
+        PyThreadState *unlocked = PyEval_SaveThread();
+        vjp_status status = vjp_compile(o->entry->device, graph, results, count, &options, &p->program);
+        PyEval_RestoreThread(unlocked);
+        ok = leave(p, status);
     }
     PyMem_Free(results);
     if (ok) return capsule;
@@ -477,13 +480,16 @@ static PyObject *program_read(PyObject *module, PyObject *arguments) {
     array a;
     vjp_tensor described = vjp_tensor_of(NULL, (vjp_dtype)t.dtype, t.ndim, t.shape);
     PyObject *result = NULL;
-    if (array_bytes(&described, &bytes) && array_create(&of_numpy, &described, &a)) {
-        if (enter(p)) {
-            Py_BEGIN_ALLOW_THREADS status = vjp_program_read(p->program, value, a.tensor.data, bytes);
-            Py_END_ALLOW_THREADS if (leave(p, status)) result = array_take(&of_numpy, &a);
+    if (array_bytes(&described, &bytes)) {
+        if (array_create(&of_numpy, &described, &a) && enter(p)) {
+            PyThreadState *unlocked = PyEval_SaveThread();
+            status = vjp_program_read(p->program, value, a.tensor.data, bytes);
+            PyEval_RestoreThread(unlocked);
+            if (leave(p, status)) result = array_take(&of_numpy, &a);
         }
         array_release(&a);
     }
+    if (!result && !PyErr_Occurred()) PyErr_NoMemory();
     return result;
 }
 
@@ -514,9 +520,11 @@ static PyObject *program_write(PyObject *module, PyObject *arguments) {
     }
     ok = ok && array_pack(&a, "write", "the array", false) && array_bytes(&a.tensor, &bytes) && enter(p);
     if (ok) {
-        Py_BEGIN_ALLOW_THREADS if (a.copy) array_copy_in(&a);
+        PyThreadState *unlocked = PyEval_SaveThread();
+        if (a.copy) array_copy_in(&a);
         status = vjp_program_write(p->program, value, a.tensor.data, bytes);
-        Py_END_ALLOW_THREADS ok = leave(p, status);
+        PyEval_RestoreThread(unlocked);
+        ok = leave(p, status);
     }
     array_release(&a);
     if (!ok) return NULL;
@@ -567,13 +575,14 @@ static PyObject *program_file(PyObject *module, PyObject *arguments) {
     program *p;
     PyObject *path;
     int save;
-    vjp_status status;
     if (!PyArg_ParseTuple(arguments, "O&O&p", to_program, &p, PyUnicode_FSConverter, &path, &save)) return NULL;
     bool ok = enter(p);
     if (ok) {
         const char *name = PyBytes_AsString(path);
-        Py_BEGIN_ALLOW_THREADS status = save ? vjp_program_save(p->program, name) : vjp_program_load(p->program, name);
-        Py_END_ALLOW_THREADS ok = leave(p, status);
+        PyThreadState *unlocked = PyEval_SaveThread();
+        vjp_status status = save ? vjp_program_save(p->program, name) : vjp_program_load(p->program, name);
+        PyEval_RestoreThread(unlocked);
+        ok = leave(p, status);
     }
     Py_DECREF(path);
     if (!ok) return NULL;

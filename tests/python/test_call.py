@@ -163,9 +163,26 @@ def test_empty(shape):
 
 
 def test_large_call_grows_the_workspace():
-    """More workspace than a device has at first."""
-    a, b = np.ones((64, 70000), ml_dtypes.bfloat16), np.ones((70000, 1024), ml_dtypes.bfloat16)
-    assert (vjp.linear(a, b, outputs="y").astype(np.float32) == 70144).all()  # 70000, rounded to bf16
+    """More workspace than a device has at first: 36 million pre-activations are computed again."""
+    dy, a, b = np.ones((6000, 6000), np.float32), np.ones((6000, 1), np.float32), np.ones((1, 6000), np.float32)
+    assert (vjp.linear_backward(dy, a, b, activation="relu", outputs="da") == 6000).all()
+
+
+def test_dlpack_read_only():
+    class Array:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **keywords):
+            return self.array.__dlpack__(**keywords)
+
+    fixed = np.zeros(3, np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="scale: y is read-only"):
+        vjp.scale(floats(3), out=Array(fixed))
+    own = np.zeros(3, np.float32)
+    vjp.scale(np.ones(3, np.float32), out=Array(own))
+    assert (own == 1).all() and (fixed == 0).all()
 
 
 # ---- Dtypes and numbers ---------------------------------------------------------------------------------

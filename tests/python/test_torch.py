@@ -213,6 +213,12 @@ def test_parameters_and_subclasses_give_plain_tensors():
     assert type(y) is torch.Tensor and not y.requires_grad and torch.equal(y, 2 * w.detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_dtypes_that_are_refused(dtype):
+    with pytest.raises(TypeError, match="scale: x has the dtype torch"):
+        vjp.scale(torch.zeros(3, dtype=dtype))
+
+
 def test_without_the_table_of_c_functions():
     """torch before 2.10, which has only __dlpack__."""
     class Old:
