@@ -37,13 +37,11 @@ foreach(file ${python_files})
 endforeach()
 file(CREATE_LINK ${CMAKE_BINARY_DIR}/vjp ${CMAKE_BINARY_DIR}/python/vjp/bin/vjp SYMBOLIC)
 
-# A wheel holds no symbolic links: the library under the one name that programs load it by.
-install(TARGETS vjp_python LIBRARY DESTINATION vjp COMPONENT python EXCLUDE_FROM_ALL)
-install(PROGRAMS $<TARGET_FILE:vjp_shared> DESTINATION vjp RENAME $<TARGET_SONAME_FILE_NAME:vjp_shared> COMPONENT python
-  EXCLUDE_FROM_ALL)
-if(TARGET vjp)
-  install(TARGETS vjp RUNTIME DESTINATION vjp/bin COMPONENT python EXCLUDE_FROM_ALL)
-  if(SKBUILD) # a wheel keeps backends beside libvjp
-    set_target_properties(vjp PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}/..")
-  endif()
+# What a wheel contains. It holds no symbolic links, so the library has only the name that programs load it by; backends
+# are beside it.
+if(SKBUILD)
+  set_target_properties(vjp_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  install(TARGETS vjp_python vjp_shared LIBRARY DESTINATION vjp COMPONENT python NAMELINK_SKIP)
+  install(TARGETS vjp RUNTIME DESTINATION vjp/bin COMPONENT python)
+  set_target_properties(vjp PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}/..")
 endif()
