@@ -21,7 +21,7 @@ static PyObject *numpy_empty, *numpy_dtypes[VJP_DTYPE_COUNT], *numpy_uint16;
 
 static const struct {
     const char *numpy, *torch;
-    char format; /* of the buffer protocol; integers are told apart by their size */
+    char format; /* of the buffer protocol; integers are distinguished by their size */
 } dtypes[VJP_DTYPE_COUNT] = {
     [VJP_F32] = {"float32", "float", 'f'}, [VJP_BF16] = {"bfloat16", "bfloat16", 0},
     [VJP_F16] = {"float16", "half", 'e'},  [VJP_F64] = {"float64", "double", 'd'},
@@ -198,7 +198,7 @@ static bool read_capsule(PyObject *object, const char *function, const char *nam
     Py_DECREF(method);
     if (!capsule) return false;
     a->kind = ARRAY_CAPSULE;
-    a->owned = capsule; /* we only look: the capsule's destructor frees the tensor */
+    a->owned = capsule; /* not consumed: the capsule's destructor frees the tensor */
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (output && managed->flags & DL_READ_ONLY) {
@@ -434,15 +434,37 @@ static void set_exchange_error(void *context, const char *kind, const char *mess
     PyErr_SetString(PyExc_RuntimeError, message);
 }
 
+/* Whether an array that has a buffer is of a library with arrays of its own, such as jax: not NumPy's, with __dlpack__.
+ */
+static bool has_own_arrays(PyObject *object) {
+    static PyTypeObject *last;
+    static bool answer;
+    PyTypeObject *type = Py_TYPE(object);
+    if (type == last) return answer;
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    PyObject *ndarray = numpy ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
+    PyObject *method = PyObject_GetAttr((PyObject *)type, text_dlpack);
+    answer = ndarray && method && PyObject_IsInstance(object, ndarray) == 0;
+    PyErr_Clear();
+    Py_XDECREF(method);
+    Py_XDECREF(ndarray);
+    Py_XDECREF(numpy);
+    Py_XDECREF((PyObject *)last);
+    Py_INCREF((PyObject *)type);
+    last = type;
+    return answer;
+}
+
 bool array_create(const array *like, const vjp_tensor *described, array *a) {
-    a->kind = like->kind;
+    bool own = like->kind == ARRAY_BUFFER && like->object && has_own_arrays(like->object);
+    a->kind = own ? ARRAY_CAPSULE : like->kind;
     a->has_buffer = false;
     a->exchange = like->exchange;
     a->managed = NULL;
     a->object = a->owned = NULL;
     a->copy = NULL;
     a->tensor = *described;
-    if (like->kind == ARRAY_EXCHANGE) {
+    if (a->kind == ARRAY_EXCHANGE) {
         dl_tensor prototype = {.device = {DL_CPU, 0},
                                .ndim = described->ndim,
                                .dtype = memory_dl_type((vjp_dtype)described->dtype),
@@ -455,7 +477,7 @@ bool array_create(const array *like, const vjp_tensor *described, array *a) {
         a->tensor.data = (char *)a->managed->tensor.data + a->managed->tensor.byte_offset;
         return true;
     }
-    if (like->kind == ARRAY_CAPSULE) {
+    if (a->kind == ARRAY_CAPSULE) {
         a->owned = memory_create(described, &a->tensor.data);
         return a->owned != NULL;
     }

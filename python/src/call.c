@@ -13,7 +13,6 @@ typedef struct call {
     const op_function *f;
     int wanted[VJP_MAX_SLOTS], wanted_count; /* the outputs to compute, in the order of the results */
     bool bare;                               /* the result is one array instead of a tuple */
-    int read;                                /* slots before this one may hold something to release */
     bool created[VJP_MAX_SLOTS];
     const array *like; /* the first array of the caller: results are of its kind */
     const vjp_tensor *tensors[VJP_MAX_SLOTS];

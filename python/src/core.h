@@ -137,10 +137,10 @@ typedef struct op_function {
     char name[64];
 } op_function;
 
-/* Adds every function to a dict. */
+/* Adds the dict `functions` to the module. */
 bool call_init(PyObject *module);
 
-/* The signature and the docstring of a function, as PyMethodDef wants them; freed never. NULL: no memory. */
+/* The signature and the docstring of a function, in the form that PyMethodDef takes; never freed. NULL: no memory. */
 char *describe_function(const op_function *f);
 
 /* The name of an argument after tensors and attributes. */

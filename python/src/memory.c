@@ -50,7 +50,7 @@ static void delete_versioned(dl_managed_versioned *self) {
     release(self->context);
 }
 
-/* Whoever takes the tensor renames the capsule: under its first name, nobody did. */
+/* A consumer renames the capsule: with its original name, the tensor was not consumed. */
 static void delete_capsule(PyObject *capsule) {
     if (PyCapsule_IsValid(capsule, "dltensor"))
         delete_plain(PyCapsule_GetPointer(capsule, "dltensor"));

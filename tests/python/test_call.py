@@ -243,6 +243,16 @@ def test_other_buffers():
     assert np.array_equal(vjp.scale(memoryview(floats(2, 2)), factor=0.0), np.zeros((2, 2)))
 
 
+def test_jax():
+    jax = pytest.importorskip("jax")
+    for dtype in ("float32", "bfloat16"):
+        x = jax.numpy.arange(12, dtype=dtype).reshape(3, 4)
+        y = vjp.scale(x, factor=2.0)
+        assert isinstance(y, jax.Array) and y.dtype == dtype and (y == 2 * x).all()
+    with pytest.raises(BufferError, match="read-only"):
+        vjp.scale(x, out=x)
+
+
 # ---- Arguments and errors -------------------------------------------------------------------------------
 
 

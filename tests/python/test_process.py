@@ -174,16 +174,19 @@ def leak_calls():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_stays_flat():
-    """10^5 calls of every kind. A leak of one 256-byte array for each call would be 25 MB."""
+    """10^5 calls, and 10^4 of each other kind. A leak of one 256-byte array for each call would be 25 MB. A leak grows every time,
+    while other libraries' threads may allocate something once: of three measurements the smallest counts."""
     for i, call in enumerate(leak_calls()):
         count = 100000 if i == 0 else 10000
         for _ in range(1000):
             call()
-        before = resident()
-        for _ in range(count):
-            call()
-        grown = resident() - before
-        assert grown < 64 * count / 4 + 500000, f"call {i} grew by {grown} bytes in {count} calls"
+        grown = []
+        while len(grown) < 3 and (not grown or min(grown) >= 16 * count):
+            before = resident()
+            for _ in range(count):
+                call()
+            grown.append(resident() - before)
+        assert min(grown) < 16 * count, f"call {i} grew by {grown} bytes in {count} calls"
 
 
 def test_references_are_given_back():
