@@ -10,8 +10,8 @@ __all__ = [
     "rope_backward", "cumsum", "cumsum_backward", "gather", "gather_backward", "maxpool2d", "maxpool2d_backward",
     "linear", "linear_backward", "add", "add_backward", "mul", "mul_backward", "scale", "scale_backward", "mean",
     "mean_backward", "dropout", "dropout_backward", "cast", "cast_backward", "sum_squares", "clip", "adamw", "sgd",
-    "cross_entropy", "cross_entropy_backward", "swiglu", "swiglu_backward", "attention", "attention_backward", "conv2d",
-    "conv2d_backward"
+    "cross_entropy", "cross_entropy_backward", "linear_cross_entropy", "linear_cross_entropy_backward", "swiglu",
+    "swiglu_backward", "attention", "attention_backward", "conv2d", "conv2d_backward"
 ]
 
 @overload
@@ -547,6 +547,51 @@ def cross_entropy_backward(dloss: Any, logits: Array, target: Any, lse: Optional
                            outputs: Union[tuple[str, ...], list[str]], out: Any = None,
                            accumulate: Union[bool, str, Sequence[str]] = False,
                            device: Optional[str] = None) -> tuple[Array, ...]: ...
+
+@overload
+def linear_cross_entropy(x: Array, weight: Any, target: Any, *, ignore_index: int = -100,
+                         reduction: Literal["mean", "sum"] = "mean",
+                         label_smoothing: float = 0, outputs: None = None, out: Any = None,
+                         accumulate: Union[bool, str, Sequence[str]] = False,
+                         device: Optional[str] = None) -> tuple[Array, Array]: ...
+@overload
+def linear_cross_entropy(x: Array, weight: Any, target: Any, *, ignore_index: int = -100,
+                         reduction: Literal["mean", "sum"] = "mean", label_smoothing: float = 0,
+                         outputs: Literal["loss", "lse"], out: Any = None,
+                         accumulate: Union[bool, str, Sequence[str]] = False,
+                         device: Optional[str] = None) -> Array: ...
+@overload
+def linear_cross_entropy(x: Array, weight: Any, target: Any, *, ignore_index: int = -100,
+                         reduction: Literal["mean", "sum"] = "mean",
+                         label_smoothing: float = 0,
+                         outputs: Union[tuple[str, ...], list[str]], out: Any = None,
+                         accumulate: Union[bool, str, Sequence[str]] = False,
+                         device: Optional[str] = None) -> tuple[Array, ...]: ...
+
+@overload
+def linear_cross_entropy_backward(dloss: Any, x: Array, weight: Any,
+                                  target: Any, *, ignore_index: int = -100,
+                                  reduction: Literal["mean", "sum"] = "mean",
+                                  label_smoothing: float = 0,
+                                  outputs: None = None, out: Any = None,
+                                  accumulate: Union[bool, str, Sequence[str]] = False,
+                                  device: Optional[str] = None) -> tuple[Array, Array, Array, Array]: ...
+@overload
+def linear_cross_entropy_backward(dloss: Any, x: Array, weight: Any, target: Any, *,
+                                  ignore_index: int = -100, reduction: Literal["mean", "sum"] = "mean",
+                                  label_smoothing: float = 0,
+                                  outputs: Literal["dx", "dweight", "loss", "lse"], out: Any = None,
+                                  accumulate: Union[bool, str, Sequence[str]] = False,
+                                  device: Optional[str] = None) -> Array: ...
+@overload
+def linear_cross_entropy_backward(dloss: Any, x: Array, weight: Any, target: Any, *,
+                                  ignore_index: int = -100,
+                                  reduction: Literal["mean", "sum"] = "mean",
+                                  label_smoothing: float = 0,
+                                  outputs: Union[tuple[str, ...], list[str]],
+                                  out: Any = None,
+                                  accumulate: Union[bool, str, Sequence[str]] = False,
+                                  device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
 def swiglu(gate: Array, up: Any, *, outputs: None = None, out: Any = None,
