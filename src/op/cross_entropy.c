@@ -38,8 +38,8 @@ static vjp_status check_values(const vjp_work *work) {
     return vjp_check_indices_except(work, slot_target(work), s.classes, "classes", s.ignore_index, "ignore_index");
 }
 
-vjp_cross_entropy_sizes vjp_cross_entropy_sizes_from(int64_t rows, int64_t classes, int64_t ignore_index, int64_t reduction,
-                                                     double label_smoothing) {
+vjp_cross_entropy_sizes vjp_cross_entropy_sizes_from(int64_t rows, int64_t classes, int64_t ignore_index,
+                                                     int64_t reduction, double label_smoothing) {
     return (vjp_cross_entropy_sizes){
         .rows = rows,
         .classes = classes,

@@ -143,8 +143,8 @@ typedef struct vjp_cross_entropy_sizes {
 vjp_cross_entropy_sizes vjp_cross_entropy_sizes_of(const vjp_work *work);
 
 /* For ops whose logits are not a tensor. */
-vjp_cross_entropy_sizes vjp_cross_entropy_sizes_from(int64_t rows, int64_t classes, int64_t ignore_index, int64_t reduction,
-                                                     double label_smoothing);
+vjp_cross_entropy_sizes vjp_cross_entropy_sizes_from(int64_t rows, int64_t classes, int64_t ignore_index,
+                                                     int64_t reduction, double label_smoothing);
 vjp_status vjp_check_smoothing(const vjp_work *work, double smoothing);
 
 /* ---- linear_cross_entropy ---- */

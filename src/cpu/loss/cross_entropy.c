@@ -17,10 +17,9 @@ static vjp_status forward(const vjp_work *work) {
     };
     if (!call.wants_loss && !call.lse) return VJP_OK;
     CPU_NAME(loss_rows)(work, &call);
-    if (call.wants_loss)
-        CPU_NAME(loss_store)
-        (&call.s, call.partials, call.split.count, vjp_data(work, CROSS_ENTROPY_LOSS),
-         vjp_accumulates(work, CROSS_ENTROPY_LOSS));
+    if (call.wants_loss) CPU_NAME(loss_store)
+    (&call.s, call.partials, call.split.count, vjp_data(work, CROSS_ENTROPY_LOSS),
+     vjp_accumulates(work, CROSS_ENTROPY_LOSS));
     return VJP_OK;
 }
 

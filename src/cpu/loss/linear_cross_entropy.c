@@ -209,10 +209,9 @@ static vjp_status compute(const vjp_work *work) {
             CPU_NAME(loss_scale)(work, &p->s.loss, p->at.target, p->at.dloss, space + p->buffer + p->partials + p->lse);
     run_chunks(&c);
     if (p->block_classes) run_blocks(&c);
-    if (work->tensor[p->at.loss])
-        CPU_NAME(loss_store)
-        (&p->s.loss, c.partials, p->chunks * p->chunk_partials, vjp_data(work, p->at.loss),
-         vjp_accumulates(work, p->at.loss));
+    if (work->tensor[p->at.loss]) CPU_NAME(loss_store)
+    (&p->s.loss, c.partials, p->chunks * p->chunk_partials, vjp_data(work, p->at.loss),
+     vjp_accumulates(work, p->at.loss));
     return VJP_OK;
 }
 
