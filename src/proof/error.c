@@ -67,18 +67,11 @@ static double f32_bound(const proof_problem *p, vjp_pass pass, int slot) {
     return 2e-6 * sqrt(fmax(terms, 1)) / 8; /* no terms at all: the bias is rounded once */
 }
 
-/* A gradient of linear_cross_entropy on such a device comes from rounded logits and rounded dlogits. */
-static double roundings(const proof_problem *p, vjp_pass pass, int slot) {
-    const char *name = p->slot[pass][slot].slot->name;
-    bool gradient = strcmp(name, "dx") == 0 || strcmp(name, "dweight") == 0;
-    return p->narrow_operands && gradient && p->setup.op->id == OP_ID(linear_cross_entropy) ? 3 : 1;
-}
-
 double proof_bound(const proof_problem *p, vjp_pass pass, int slot) {
     switch ((vjp_dtype)p->slot[pass][slot].tensor.dtype) {
     case VJP_F32: return f32_bound(p, pass, slot);
-    case VJP_BF16: return BF16_BOUND * roundings(p, pass, slot);
-    case VJP_F16: return F16_BOUND * roundings(p, pass, slot);
+    case VJP_BF16: return BF16_BOUND;
+    case VJP_F16: return F16_BOUND;
     case VJP_F64: return 1e-12;
     default: return 0;
     }
@@ -109,9 +102,8 @@ static void say(proof_error *e, int64_t i, double is, double should) {
 
 /*
  * How much an element may change because a GPU rounds an operand of the op's own making to 16 bits for its tensor
- * cores: linear's pre or dpre, linear_cross_entropy's dlogits, attention's weights and dS. A share of the element, of
- * the root mean square of all, or of its row: attention's first rows are averages of few values, and larger than the
- * others.
+ * cores: linear's pre or dpre, attention's weights and dS. A share of the element, of the root mean square of all, or
+ * of its row: attention's first rows are averages of few values, and larger than the others.
  */
 static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *linear = (const void *)p->setup.attributes.bytes;
@@ -121,8 +113,6 @@ static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     if (strcmp(op, "linear") == 0 && linear->activation != VJP_ACTIVATION_NONE)
         return strcmp(name, "y") == 0 ? 2 * half : strcmp(name, "da") == 0 || strcmp(name, "db") == 0 ? 4 * half : 0;
     if (strcmp(op, "attention") == 0) return strcmp(name, "y") == 0 ? 2 * half : 4 * half;
-    if (strcmp(op, "linear_cross_entropy") == 0)
-        return strcmp(name, "dx") == 0 || strcmp(name, "dweight") == 0 ? 4 * half : 0;
     return 0;
 }
 

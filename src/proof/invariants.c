@@ -338,7 +338,7 @@ static const struct {
      false},
     {"cross_entropy", "logits=[37,1025] target=[37] label_smoothing=0.3 reduction=sum", "backward", "dlogits",
      "<dlogits, 1> = 0", no_constant_dlogits, false},
-    {"linear_cross_entropy", "x=[37,17] weight=[129,17] target=[37] dweight=f32 reduction=sum", "backward", "dweight",
+    {"linear_cross_entropy", "x=[37,17] weight=[129,17] target=[37] dweight=f32", "backward", "dweight",
      "sums to 0 over classes", no_common_weight, false},
     {"swiglu", "gate=[37,129]", "backward", "dup", "adjoint", adjoint_up, false},
     {"conv2d", "x=[2,6,13,17] weight=[8,3,3,3] groups=2 stride_h=2 padding_w=1 -bias", "backward", "dx", "adjoint",
