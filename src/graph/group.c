@@ -39,7 +39,8 @@ static vjp_value copied(const compilation *c, int32_t k, vjp_value *state) {
     vjp_value x = slot_value(c, node, SCALE_X), y = slot_value(c, node, SCALE_Y);
     if (!x || !y) return 0;
     vjp_value from = graph_storage(c->graph, x);
-    const graph_value *to = &c->graph->value[ *state = graph_storage(c->graph, y)], *own = &c->graph->value[from];
+    *state = graph_storage(c->graph, y);
+    const graph_value *to = &c->graph->value[*state], *own = &c->graph->value[from];
     bool whole = own->bytes == to->bytes && own->dtype == to->dtype && c->graph->value[x].bytes == own->bytes;
     bool free = c->last[from] == k && c->merged[from] == from && c->first[*state] == k;
     return to->role == GRAPH_STATE && !is_persistent(c, from) && whole && free ? from : 0;
