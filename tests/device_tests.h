@@ -136,6 +136,69 @@ static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
     vjp_free(device, d.data), vjp_free(device, f.data);
 }
 
+/* y = factor x on the device, and y on its way to `host`. */
+static void scale_and_download(vjp_tensor *y, const vjp_tensor *x, float factor, float *host, size_t bytes) {
+    const vjp_scale_attributes a = {.struct_size = sizeof a, .factor = factor};
+    assert_int_equal(vjp_scale_forward(device, y, x, &a), VJP_OK);
+    assert_int_equal(vjp_download_async(device, host, y->data, 0, bytes), VJP_OK);
+}
+
+/* Each download has what its value was when it was enqueued, once its event or a later one has been waited for. */
+static void downloads_come_with_their_event(void **state) {
+    (void)state;
+    need_device();
+    enum { MANY = 100, LARGE = 1 << 15 };
+    static float large[LARGE], back[LARGE], x[MANY], y[MANY][MANY];
+    for (int i = 0; i < MANY; i++)
+        x[i] = (float)(i + 1);
+    vjp_tensor from = on_device(VJP_F32, 1, (int64_t[]){MANY}, x, sizeof x), to = from;
+    assert_int_equal(vjp_alloc(device, sizeof x, &to.data), VJP_OK);
+    vjp_event *first, *second, *third;
+    scale_and_download(&to, &from, 2, y[0], sizeof x);
+    assert_int_equal(vjp_event_record(device, &first), VJP_OK);
+    scale_and_download(&to, &from, 3, y[1], sizeof x);
+    assert_int_equal(vjp_event_record(device, &second), VJP_OK);
+    assert_int_equal(vjp_event_wait(device, first), VJP_OK);
+    assert_true(y[0][0] == 2 && y[0][MANY - 1] == 2 * MANY);
+    assert_int_equal(vjp_event_wait(device, second), VJP_OK);
+    assert_true(y[1][0] == 3 && y[1][MANY - 1] == 3 * MANY);
+    vjp_event_destroy(device, first);
+    vjp_event_destroy(device, second);
+
+    /* More than an event has room for, bytes that are no words, and an event that nobody waits for. */
+    unsigned char odd[3];
+    for (int i = 0; i < LARGE; i++)
+        large[i] = (float)i;
+    vjp_tensor wide = on_device(VJP_F32, 1, (int64_t[]){LARGE}, large, sizeof large);
+    assert_int_equal(vjp_download_async(device, odd, to.data, 5, sizeof odd), VJP_OK);
+    assert_int_equal(vjp_download_async(device, back, wide.data, 0, sizeof back), VJP_OK);
+    for (int i = 0; i < MANY; i++)
+        scale_and_download(&to, &from, (float)i, y[i], sizeof x);
+    assert_int_equal(vjp_event_record(device, &third), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    assert_memory_equal(odd, (char *)&(float){6} + 1, sizeof odd);
+    assert_memory_equal(back, large, sizeof large);
+    for (int i = 0; i < MANY; i++)
+        assert_true(y[i][6] == (float)(7 * i));
+    assert_int_equal(vjp_event_wait(device, third), VJP_OK);
+    vjp_event_destroy(device, third);
+    scale_and_download(&to, &from, 5, y[0], sizeof x);
+    assert_int_equal(vjp_event_record(device, &third), VJP_OK);
+    vjp_event_destroy(device, third);
+
+    /* A bad index is reported by the event that comes after it, and once. */
+    vjp_tensor index = on_device(VJP_I32, 1, (int64_t[]){1}, &(int32_t){MANY}, 4);
+    vjp_tensor table = vjp_tensor_of(from.data, VJP_F32, 2, (int64_t[]){MANY, 1});
+    vjp_tensor row = vjp_tensor_of(to.data, VJP_F32, 2, (int64_t[]){1, 1});
+    assert_int_equal(vjp_gather_forward(device, &row, &table, &index, NULL), VJP_OK);
+    assert_int_equal(vjp_event_record(device, &first), VJP_OK);
+    assert_int_equal(vjp_event_wait(device, first), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "index[0] is 100, outside [0, 100)"));
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    vjp_event_destroy(device, first);
+    vjp_free(device, from.data), vjp_free(device, to.data), vjp_free(device, wide.data), vjp_free(device, index.data);
+}
+
 static void a_position_past_the_tables_leaves_its_row_alone(void **state) {
     (void)state;
     need_device();
@@ -325,6 +388,7 @@ static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
 /* What needs a device, as cmocka lists it. */
 #define DEVICE_TESTS                                                                                                   \
     cmocka_unit_test(a_bad_index_is_reported_at_the_next_synchronise),                                                 \
+        cmocka_unit_test(downloads_come_with_their_event),                                                             \
         cmocka_unit_test(a_position_past_the_tables_leaves_its_row_alone),                                             \
         cmocka_unit_test(an_argmax_outside_the_plane_is_reported_and_left_out),                                        \
         cmocka_unit_test(a_bad_step_of_adamw_is_reported_and_writes_nothing),                                          \

@@ -135,17 +135,21 @@ static void metal_free(vjp_device *device, void *data) {
     gpu_buffers_remove(&state->buffers, found);
 }
 
-static vjp_status transfer(vjp_device *device, const char *doing, const void *data, uint64_t offset, size_t bytes,
-                           char **at) {
-    metal_state *state = metal_of(device);
+static vjp_status locate(vjp_device *device, const char *doing, const void *data, uint64_t offset, size_t bytes,
+                         char **at) {
     const gpu_buffer *buffer;
     uint64_t first = 0;
-    if (bytes) {
-        vjp_status status = gpu_buffers_range(&state->buffers, device, doing, data, offset, bytes, &buffer, &first);
-        if (status != VJP_OK) return status;
-        *at = buffer->begin + first;
-    }
-    return metal_wait(device);
+    if (!bytes) return VJP_OK;
+    vjp_status status =
+        gpu_buffers_range(&metal_of(device)->buffers, device, doing, data, offset, bytes, &buffer, &first);
+    if (status == VJP_OK) *at = buffer->begin + first;
+    return status;
+}
+
+static vjp_status transfer(vjp_device *device, const char *doing, const void *data, uint64_t offset, size_t bytes,
+                           char **at) {
+    vjp_status status = locate(device, doing, data, offset, bytes, at);
+    return status == VJP_OK ? metal_wait(device) : status;
 }
 
 static vjp_status metal_upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
@@ -173,6 +177,33 @@ static vjp_status metal_copy(vjp_device *device, void *to, const void *from, siz
     return metal_enqueue(device, &l, vjp_divide_up(count, l.threads));
 }
 
+/*
+ * Host memory that metal_alloc() gave is copied from and to by a kernel, in order with the calls. Other memory is
+ * copied at once.
+ */
+static bool is_shared(const vjp_device *device, const void *host, size_t bytes) {
+    uint64_t offset;
+    return gpu_buffers_hold(&metal_of(device)->buffers, host, bytes, &offset) != NULL;
+}
+
+static vjp_status metal_upload_async(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
+    if (!bytes || !is_shared(device, host, bytes)) return metal_upload(device, data, offset, host, bytes);
+    return metal_copy(device, (char *)data + offset, host, bytes);
+}
+
+static vjp_status metal_download_async(vjp_device *device, void *host, const void *data, uint64_t offset,
+                                       size_t bytes) {
+    if (!bytes || !is_shared(device, host, bytes)) return metal_download(device, host, data, offset, bytes);
+    return metal_copy(device, host, (const char *)data + offset, bytes);
+}
+
+static vjp_status metal_upload_beside(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {
+    char *at = NULL;
+    vjp_status status = locate(device, "uploading", data, offset, bytes, &at);
+    if (status == VJP_OK && bytes) memcpy(at, host, bytes);
+    return status;
+}
+
 /* ---- Before a call ----------------------------------------------------------------------------------- */
 
 static vjp_status metal_check(const vjp_work *work) {
@@ -195,6 +226,32 @@ static vjp_status metal_synchronize(vjp_device *device) {
     return gpu_bad_index_report(&state->bad_index_context, device, record);
 }
 
+/* An event is the number of command buffers that come before it. */
+static vjp_status metal_event_create(vjp_device *device, void **event) {
+    uint64_t *committed = malloc(sizeof *committed);
+    if (!committed) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for an event", device->name);
+    vjp_status status = metal_commit(device);
+    *committed = metal_committed(device);
+    *event = committed;
+    if (status == VJP_OK) return VJP_OK;
+    free(committed);
+    return status;
+}
+
+/* Kernels that are still running may be writing to a record; once one has begun, all are waited for. */
+static vjp_status metal_event_wait(vjp_device *device, void *event) {
+    metal_state *state = metal_of(device);
+    vjp_status status = metal_wait_for(device, *(const uint64_t *)event);
+    for (int i = 0; i < GPU_BAD_INDEX_RECORDS && status == VJP_OK && state->may_have_bad_index; i++)
+        if (((volatile gpu_bad_index *)state->record)[i].position != UINT32_MAX) return metal_synchronize(device);
+    return status;
+}
+
+static void metal_event_destroy(vjp_device *device, void *event) {
+    (void)device;
+    free(event);
+}
+
 static const vjp_backend backend = {
     .struct_size = sizeof(vjp_backend),
     .interface_version = VJP_BACKEND_INTERFACE,
@@ -208,6 +265,14 @@ static const vjp_backend backend = {
     .upload = metal_upload,
     .download = metal_download,
     .synchronize = metal_synchronize,
+    .upload_async = metal_upload_async,
+    .download_async = metal_download_async,
+    .upload_beside = metal_upload_beside,
+    .alloc_host = metal_alloc,
+    .free_host = metal_free,
+    .event_create = metal_event_create,
+    .event_wait = metal_event_wait,
+    .event_destroy = metal_event_destroy,
     .copy = metal_copy,
     .check = metal_check,
     .warm = metal_warm,

@@ -57,6 +57,7 @@ typedef struct metal_state {
     int launches;
     objc_id committed[METAL_COMMITTED]; /* oldest first */
     int committed_count;
+    uint64_t finished; /* how many were finished before these */
 
     objc_id bad_indices; /* gpu_bad_index[GPU_BAD_INDEX_RECORDS]; also bound where an operand is absent */
     gpu_bad_index *record;
@@ -85,7 +86,13 @@ vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups
 /* Commits what was encoded. */
 vjp_status metal_commit(vjp_device *device);
 
-/* Commits, and waits for everything. What failed is a status. */
+/* How many command buffers were committed so far. */
+uint64_t metal_committed(const vjp_device *device);
+
+/* Waits for the first `committed` of them. What failed is a status. */
+vjp_status metal_wait_for(vjp_device *device, uint64_t committed);
+
+/* Commits, and waits for everything. */
 vjp_status metal_wait(vjp_device *device);
 
 /* How many threads a threadgroup of the simplest kernel may have. */

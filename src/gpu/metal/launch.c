@@ -333,6 +333,7 @@ static vjp_status finish_oldest(vjp_device *device) {
     }
     objc_release(o, commands);
     memmove(state->committed, state->committed + 1, (size_t)--state->committed_count * sizeof state->committed[0]);
+    state->finished++;
     return status;
 }
 
@@ -359,14 +360,24 @@ vjp_status metal_commit(vjp_device *device) {
     return status;
 }
 
-vjp_status metal_wait(vjp_device *device) {
+uint64_t metal_committed(const vjp_device *device) {
+    const metal_state *state = metal_of(device);
+    return state->finished + (uint64_t)state->committed_count;
+}
+
+vjp_status metal_wait_for(vjp_device *device, uint64_t committed) {
     metal_state *state = metal_of(device);
     void *pool = metal_begin(state);
-    vjp_status status = commit(device);
-    while (state->committed_count) {
+    vjp_status status = VJP_OK;
+    while (state->committed_count && state->finished < committed) {
         vjp_status next = finish_oldest(device);
         if (status == VJP_OK) status = next;
     }
     metal_end(state, pool);
     return status;
+}
+
+vjp_status metal_wait(vjp_device *device) {
+    vjp_status status = metal_commit(device), others = metal_wait_for(device, UINT64_MAX);
+    return status == VJP_OK ? others : status;
 }

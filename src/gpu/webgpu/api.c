@@ -65,6 +65,7 @@ static vjp_status find_functions(vjp_device *device, webgpu_api *api) {
     WEBGPU_FUNCTIONS(X)
 #undef X
     *(void **)&api->DevicePoll = dlsym(api->library, "wgpuDevicePoll");
+    *(void **)&api->QueueSubmitForIndex = dlsym(api->library, "wgpuQueueSubmitForIndex");
     if (!missing) return VJP_OK;
     return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has no %s(): a webgpu.h of 2025 or later is needed", device->name,
                     api->path, missing);

@@ -64,8 +64,9 @@ typedef struct webgpu_api {
 #define X(name) WGPUProc##name name;
     WEBGPU_FUNCTIONS(X)
 #undef X
-    /* wgpu-native's own: waits for the device, where others must be polled. NULL elsewhere. */
-    WGPUBool (*DevicePoll)(WGPUDevice device, WGPUBool wait, const void *submission);
+    /* wgpu-native's own: waits for a submission or for all, where others must be polled. NULL elsewhere. */
+    WGPUBool (*DevicePoll)(WGPUDevice device, WGPUBool wait, const uint64_t *submission);
+    uint64_t (*QueueSubmitForIndex)(WGPUQueue queue, size_t count, const WGPUCommandBuffer *commands);
 } webgpu_api;
 
 vjp_status webgpu_load(vjp_device *device, webgpu_api *api);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The WebGPU device: opening, closing, synchronising, timing. Where an implementation, a GPU or memory is missing,
+ * The WebGPU device: opening, closing, timing. Where an implementation, a GPU or memory is missing,
  * opening fails with the implementation's own message.
  */
 #include <stdio.h>
@@ -41,7 +41,7 @@ static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
     if (!state->instance)
         return vjp_fail(device, VJP_NO_DEVICE, "%s: %s made no instance", device->name, state->api.path);
     state->api.InstanceRequestAdapter(state->instance, &options, info);
-    webgpu_wait(state, &a.done);
+    webgpu_wait(state, &a.done, NULL);
     state->adapter = a.object;
     if (state->adapter) return VJP_OK;
     return vjp_fail(device, VJP_NO_DEVICE,
@@ -66,7 +66,7 @@ static vjp_status open_device(vjp_device *device, webgpu_state *state) {
     WGPURequestDeviceCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_device, .userdata1 = &a};
     state->api.AdapterRequestDevice(state->adapter, &descriptor, info);
-    webgpu_wait(state, &a.done);
+    webgpu_wait(state, &a.done, NULL);
     state->device = a.object;
     if (!state->device)
         return vjp_fail(device, VJP_NO_DEVICE, "%s: the adapter gives no device: %s", device->name, state->message);
@@ -76,7 +76,7 @@ static vjp_status open_device(vjp_device *device, webgpu_state *state) {
     return webgpu_result(device, "opening");
 }
 
-static vjp_status clear_bad_indices(vjp_device *device) {
+vjp_status webgpu_clear_bad_indices(vjp_device *device) {
     webgpu_state *state = webgpu_of(device);
     gpu_bad_index none[GPU_BAD_INDEX_RECORDS];
     memset(none, 0xff, sizeof none);
@@ -95,7 +95,7 @@ static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
         webgpu_make_buffer(state, GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index),
                            WGPUBufferUsage_Storage | WGPUBufferUsage_CopyDst | WGPUBufferUsage_CopySrc);
     vjp_status status = webgpu_result(device, "opening");
-    return status == VJP_OK ? clear_bad_indices(device) : status;
+    return status == VJP_OK ? webgpu_clear_bad_indices(device) : status;
 }
 
 static void summarise(vjp_device *device, webgpu_state *state) {
@@ -127,6 +127,7 @@ static void close_state(webgpu_state *state) {
         api->BufferRelease(state->buffers.buffer[i].handle);
         munmap(state->buffers.buffer[i].begin, state->buffers.buffer[i].bytes);
     }
+    webgpu_release_events(state);
     if (state->params) api->BufferRelease(state->params);
     if (state->bad_indices) api->BufferRelease(state->bad_indices);
     if (state->read_back) api->BufferRelease(state->read_back);
@@ -138,6 +139,7 @@ static void close_state(webgpu_state *state) {
     }
     if (state->adapter) api->AdapterRelease(state->adapter);
     if (state->instance) api->InstanceRelease(state->instance);
+    webgpu_free_events(state);
     webgpu_unload(&state->api);
     gpu_pipelines_close(&state->pipelines);
     free(state->param_bytes);
@@ -172,39 +174,6 @@ static void webgpu_close(vjp_device *device) {
 static const vjp_kernel *webgpu_kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
     (void)device;
     return gpu_kernel(op, pass);
-}
-
-/* ---- Synchronising ----------------------------------------------------------------------------------- */
-
-static void on_work_done(WGPUQueueWorkDoneStatus status, WGPUStringView message, void *first, void *second) {
-    webgpu_answer *a = first;
-    (void)second;
-    if (status != WGPUQueueWorkDoneStatus_Success) {
-        webgpu_keep_message(a->state, message);
-        a->state->failed = true;
-    }
-    a->done = true;
-}
-
-static vjp_status report_bad_indices(vjp_device *device) {
-    webgpu_state *state = webgpu_of(device);
-    gpu_bad_index record[GPU_BAD_INDEX_RECORDS];
-    vjp_status status = webgpu_read_words(device, state->bad_indices, 0, sizeof record / 4, record, 0, sizeof record);
-    if (status == VJP_OK) status = clear_bad_indices(device);
-    return status == VJP_OK ? gpu_bad_index_report(&state->bad_index_context, device, record) : status;
-}
-
-static vjp_status webgpu_synchronize(vjp_device *device) {
-    webgpu_state *state = webgpu_of(device);
-    vjp_status status = webgpu_submit(device);
-    if (status != VJP_OK) return status;
-    if (state->may_have_bad_index) return report_bad_indices(device);
-    webgpu_answer a = {.state = state};
-    WGPUQueueWorkDoneCallbackInfo info = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_work_done, .userdata1 = &a};
-    state->api.QueueOnSubmittedWorkDone(state->queue, info);
-    webgpu_wait(state, &a.done);
-    return webgpu_result(device, "running");
 }
 
 /* ---- Before a call ----------------------------------------------------------------------------------- */
@@ -257,6 +226,10 @@ static const vjp_backend backend = {
     .upload = webgpu_upload,
     .download = webgpu_download,
     .synchronize = webgpu_synchronize,
+    .download_async = webgpu_download_async,
+    .event_create = webgpu_event_create,
+    .event_wait = webgpu_event_wait,
+    .event_destroy = webgpu_event_destroy,
     .copy = webgpu_copy,
     .measure = webgpu_measure,
     .cache_bytes = webgpu_cache_bytes,

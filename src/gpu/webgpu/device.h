@@ -7,7 +7,8 @@
  *     source.c   writes the WGSL of a launch
  *     launch.c   makes pipelines, encodes launches, submits
  *     memory.c   allocates, uploads, downloads, copies
- *     device.c   opens, closes, synchronises; the table that the library loads
+ *     events.c   marks points of the queue, downloads late, synchronises
+ *     device.c   opens and closes; the table that the library loads
  *
  * Calls are encoded into one command buffer, which is submitted when it is full and by every upload, download and
  * synchronise.
@@ -27,6 +28,8 @@ enum {
     WEBGPU_LAUNCHES = 256, /* of a submission */
     WEBGPU_KEY = 640
 };
+
+typedef struct webgpu_event webgpu_event;
 
 typedef struct webgpu_state {
     webgpu_api api;
@@ -53,6 +56,12 @@ typedef struct webgpu_state {
     WGPUBuffer params;
     unsigned char *param_bytes; /* [WEBGPU_LAUNCHES][WEBGPU_PARAMS] */
     int launches;
+
+    uint64_t submission;       /* the last one; 0 where the implementation does not number them */
+    webgpu_event *next_event;  /* what is downloaded before it is recorded */
+    webgpu_event *events;      /* recorded and not finished, oldest first */
+    webgpu_event *kept_events; /* whose callbacks never came: the device was lost */
+    WGPUBuffer free_staging;
 
     WGPUBuffer read_back;
     uint64_t read_back_bytes;
@@ -86,8 +95,15 @@ typedef struct webgpu_answer {
     webgpu_state *state;
 } webgpu_answer;
 
-/* Lets callbacks run until `done`. False: the device was lost instead. */
-bool webgpu_wait(webgpu_state *state, const bool *done);
+/* Callbacks that set a webgpu_answer. */
+void webgpu_on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *first, void *second);
+void webgpu_on_work_done(WGPUQueueWorkDoneStatus status, WGPUStringView message, void *first, void *second);
+
+/*
+ * Lets callbacks run until `done`, which comes when `submission` has run, or everything where that is NULL or not
+ * numbered. False: the device was lost instead.
+ */
+bool webgpu_wait(webgpu_state *state, const bool *done, const uint64_t *submission);
 
 /* Ends the innermost error scope; "" in `message` if there was no error in it, else the implementation's message. */
 void webgpu_pop_scope(webgpu_state *state, char *message, size_t room);
@@ -146,5 +162,21 @@ vjp_status webgpu_copy(vjp_device *device, void *to, const void *from, size_t by
 /* Submits, waits, and reads `words` words of a buffer; bytes [skip, skip + bytes) of them go to `host`. */
 vjp_status webgpu_read_words(vjp_device *device, WGPUBuffer buffer, uint64_t first, uint64_t words, void *host,
                              size_t skip, size_t bytes);
+
+/* ---- events.c ---------------------------------------------------------------------------------------- */
+
+vjp_status webgpu_download_async(vjp_device *device, void *host, const void *data, uint64_t offset, size_t bytes);
+vjp_status webgpu_event_create(vjp_device *device, void **event);
+vjp_status webgpu_event_wait(vjp_device *device, void *event);
+void webgpu_event_destroy(vjp_device *device, void *event);
+vjp_status webgpu_synchronize(vjp_device *device);
+
+/* Before the device is closed, and after no callback can come. */
+void webgpu_release_events(webgpu_state *state);
+void webgpu_free_events(webgpu_state *state);
+
+/* ---- device.c ---------------------------------------------------------------------------------------- */
+
+vjp_status webgpu_clear_bad_indices(vjp_device *device);
 
 #endif

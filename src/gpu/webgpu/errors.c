@@ -45,9 +45,29 @@ void webgpu_on_lost(const WGPUDevice *device, WGPUDeviceLostReason reason, WGPUS
     state->lost = true;
 }
 
-bool webgpu_wait(webgpu_state *state, const bool *done) {
+static void answer(webgpu_answer *a, bool right, WGPUStringView message) {
+    if (!right) {
+        webgpu_keep_message(a->state, message);
+        a->state->failed = true;
+    }
+    a->object = right ? a : NULL;
+    a->done = true;
+}
+
+void webgpu_on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *first, void *second) {
+    (void)second;
+    answer(first, status == WGPUMapAsyncStatus_Success, message);
+}
+
+void webgpu_on_work_done(WGPUQueueWorkDoneStatus status, WGPUStringView message, void *first, void *second) {
+    (void)second;
+    answer(first, status == WGPUQueueWorkDoneStatus_Success, message);
+}
+
+bool webgpu_wait(webgpu_state *state, const bool *done, const uint64_t *submission) {
+    if (!state->api.QueueSubmitForIndex) submission = NULL;
     for (int tries = 0; !*done && !state->lost; tries++) {
-        if (state->api.DevicePoll && state->device) state->api.DevicePoll(state->device, true, NULL);
+        if (state->api.DevicePoll && state->device) state->api.DevicePoll(state->device, true, submission);
         state->api.InstanceProcessEvents(state->instance);
         if (!*done && tries > 10) nanosleep(&(struct timespec){0, 20000}, NULL);
     }

@@ -313,7 +313,12 @@ vjp_status webgpu_submit(vjp_device *device) {
         api->QueueWriteBuffer(state->queue, state->params, 0, state->param_bytes, (size_t)launches * WEBGPU_PARAMS);
     WGPUCommandBuffer commands = state->lost ? NULL : api->CommandEncoderFinish(encoder, NULL);
     vjp_status status = webgpu_result(device, "submitting");
-    if (status == VJP_OK && commands) api->QueueSubmit(state->queue, 1, &commands);
+    if (status == VJP_OK && commands) {
+        if (api->QueueSubmitForIndex)
+            state->submission = api->QueueSubmitForIndex(state->queue, 1, &commands);
+        else
+            api->QueueSubmit(state->queue, 1, &commands);
+    }
     if (commands) api->CommandBufferRelease(commands);
     api->CommandEncoderRelease(encoder);
     return status == VJP_OK ? webgpu_result(device, "submitting") : status;

@@ -101,18 +101,6 @@ vjp_status webgpu_upload(vjp_device *device, void *data, uint64_t offset, const 
     return status;
 }
 
-static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *first, void *second) {
-    webgpu_answer *a = first;
-    (void)second;
-    if (status == WGPUMapAsyncStatus_Success) {
-        a->object = a;
-    } else {
-        webgpu_keep_message(a->state, message);
-        a->state->failed = true;
-    }
-    a->done = true;
-}
-
 /* Through a buffer that the host can map. */
 vjp_status webgpu_read_words(vjp_device *device, WGPUBuffer buffer, uint64_t first, uint64_t words, void *host,
                              size_t skip, size_t bytes) {
@@ -136,9 +124,9 @@ vjp_status webgpu_read_words(vjp_device *device, WGPUBuffer buffer, uint64_t fir
     if (status != VJP_OK) return status;
     webgpu_answer a = {.state = state};
     WGPUBufferMapCallbackInfo info = {
-        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = &a};
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = webgpu_on_mapped, .userdata1 = &a};
     api->BufferMapAsync(state->read_back, WGPUMapMode_Read, 0, words * 4, info);
-    webgpu_wait(state, &a.done);
+    webgpu_wait(state, &a.done, NULL);
     if (!a.object) return webgpu_result(device, "mapping");
     const char *mapped = api->BufferGetConstMappedRange(state->read_back, 0, words * 4);
     if (mapped) memcpy(host, mapped + skip, bytes);
