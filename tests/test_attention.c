@@ -48,7 +48,7 @@ static double value_of(const long_case *c, int64_t key, int64_t column) {
     switch (c->values) {
     case EQUAL: return 0.1;
     case LARGE: return 3e38;
-    case LARGE_LATER: return key < c->keys * 2 / 3 ? 1e33 : 3e38;
+    case LARGE_LATER: return key < c->keys * 2 / 3 ? 1e30 : 3e38;
     case LARGE_COLUMN: return column ? 1e-30 : -3e38;
     default: return 1 + 0.5 * random_of(2, 7, (uint64_t)(key * DIM + column));
     }
