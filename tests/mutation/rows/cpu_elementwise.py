@@ -13,10 +13,10 @@
      [("src/cpu/elementwise/activation.h", "return vf_min(vf_set(GELU_TANH_END), vf_abs(x));", "return vf_abs(x);")]),
     ("linear: gelu far out without what rounding its exponent lost", "test test_activations",
      [("src/cpu/elementwise/activation.h", "return vf_fma(vf_neg(v_rest), e, e);", "return e;")]),
-    ("elementwise: the second input of a vector is read after the first output is written", "check swiglu",
+    ("elementwise: the first input of a vector is read after the first output is written", "check swiglu",
      [("src/cpu/elementwise/elementwise.h", "    element_store(op, t, c, stores, 0, i, n, e.out[0]);\n    if (op->outputs > 1)",
        "    element_store(op, t, c, stores, 0, i, n, e.out[0]);\n    if (op->outputs > 1 && op->inputs > 2) {\n"
-       "        e.in[2] = element_load(op, t, c, 2, i, row, n);\n        formula(c->parameters, &e);\n    }\n    if (op->outputs > 1)")]),
+       "        e.in[0] = element_load(op, t, c, 0, i, row, n);\n        formula(c->parameters, &e);\n    }\n    if (op->outputs > 1)")]),
     ("swiglu: dy * up before the slope, past all range", "test test_activations",
      [("src/cpu/elementwise/swiglu.c", "vf_mul(vf_mul(slope, dy), up)", "vf_mul(slope, vf_mul(dy, up))")]),
     ("elementwise: a row begins one element late", "check add",
