@@ -118,6 +118,7 @@ typedef struct vjp_backend {
      */
     int (*merges)(const vjp_device *device, const vjp_op *op, vjp_pass pass);
     vjp_status (*run_many)(const vjp_work *const *works, size_t count);
+    vjp_status (*warm_many)(const vjp_work *const *works, size_t count); /* as warm() for one call; NULL: nothing */
     /* Host memory that the device copies from and to without a detour (pinned). NULL: malloc() and free(). */
     vjp_status (*alloc_host)(vjp_device *device, size_t bytes, void **data);
     void (*free_host)(vjp_device *device, void *data);

@@ -22,6 +22,7 @@
 
 #include "attributes.h"
 #include "core/core.h"
+#include "core/half.h"
 #include "graph/program.h"
 #include "op/op.h"
 
@@ -346,6 +347,86 @@ static void a_program_gives_the_hosts_results_every_run(void **state) {
     vjp_close(cpu);
 }
 
+enum { LAYERS = 5, NARROW = 12, STEPS = 3 };
+
+/* Layers of f32 weights of different sizes, some with a bias that does not decay, cast down; AdamW or SGD, clipping. */
+static vjp_graph *build_training(bool sgd, vjp_value *x, vjp_value weight[2 * LAYERS], vjp_minimize_result *made) {
+    vjp_graph *g = vjp_graph_create();
+    vjp_value y = *x = vjp_graph_input(g, "x", VJP_BF16, 2, (const int64_t[]){3, NARROW});
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        int64_t shape[] = {NARROW + 30 * i, NARROW + 30 * (i + 1)};
+        snprintf(name, sizeof name, "w%d", i);
+        weight[2 * i] = vjp_graph_parameter(g, name, VJP_F32, 2, shape);
+        snprintf(name, sizeof name, "b%d", i);
+        weight[2 * i + 1] = vjp_graph_parameter(g, name, VJP_F32, 1, shape + 1);
+        y = vjp_graph_linear(g, y, vjp_graph_cast(g, weight[2 * i], VJP_BF16), 0, NULL);
+        y = vjp_graph_add(g, y, vjp_graph_cast(g, weight[2 * i + 1], VJP_BF16), NULL);
+    }
+    y = vjp_graph_cast(g, vjp_graph_mul(g, y, y, NULL), VJP_F32);
+    vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
+    const vjp_sgd_attributes momentum = {.struct_size = sizeof momentum, .weight_decay = 0.1, .beta = 0.9};
+    if (sgd) options.sgd = &momentum;
+    options.max_norm = 0.1;
+    made->struct_size = sizeof *made;
+    vjp_graph_minimize(g, vjp_graph_mean(g, y, WITH(mean, .axis = 0, .axes = 2)), &options, made);
+    return g;
+}
+
+/* A program's weights after some steps, one after another; the caller frees them. */
+static float *train(vjp_graph *g, bool unplanned, vjp_value x, const vjp_value weight[2 * LAYERS],
+                    const vjp_minimize_result *made, size_t *count) {
+    const vjp_program_options options = {.struct_size = sizeof options, .unplanned = unplanned};
+    vjp_program *program;
+    if (vjp_compile(device, g, made->results, made->count, &options, &program) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    uint16_t input[3 * NARROW];
+    for (int i = 0; i < 3 * NARROW; i++)
+        input[i] = vjp_f32_to_bf16((float)(i % 7 - 3));
+    assert_int_equal(vjp_program_write(program, x, input, sizeof input), VJP_OK);
+    for (int i = 0; i < 2 * LAYERS; i++)
+        assert_int_equal(vjp_program_init_normal(program, weight[i], 0, 0.1, 1), VJP_OK);
+    for (int step = 1; step <= STEPS; step++) {
+        double loss;
+        if (vjp_program_step(program, made, 0.01, step, &loss) != VJP_OK) fail_msg("%s", vjp_error(device));
+        assert_true(loss > 0 && isfinite(loss));
+    }
+    float *result = malloc(1 << 20);
+    *count = 0;
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        vjp_tensor t;
+        assert_int_equal(vjp_program_tensor(program, weight[i], &t), VJP_OK);
+        size_t own = (size_t)(t.shape[0] * (t.ndim > 1 ? t.shape[1] : 1));
+        assert_int_equal(vjp_program_read(program, weight[i], result + *count, own * 4), VJP_OK);
+        *count += own;
+    }
+    assert_true(*count * 4 <= 1 << 20);
+    vjp_program_destroy(program);
+    return result;
+}
+
+/* A program with a plan may run many calls as one. */
+static void calls_that_run_as_one_have_the_same_bits(void **state) {
+    (void)state;
+    need_device();
+    for (int i = 0; i < 2; i++) {
+        vjp_value x, weight[2 * LAYERS];
+        vjp_minimize_result made;
+        vjp_graph *g = build_training(i, &x, weight, &made);
+        size_t count, others;
+        float *planned = train(g, false, x, weight, &made, &count);
+        float *unplanned = train(g, true, x, weight, &made, &others);
+        assert_int_equal(count, others);
+        for (size_t k = 0; k < count; k++)
+            if (memcmp(&planned[k], &unplanned[k], 4) != 0)
+                fail_msg("%s: weight %zu is %.9g and %.9g", i ? "sgd" : "adamw", k, (double)planned[k],
+                         (double)unplanned[k]);
+        free(planned);
+        free(unplanned);
+        vjp_graph_destroy(g);
+    }
+}
+
 /* A step that the host cannot read is checked by the kernel: reported, and the weights and moments stay. */
 static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
     (void)state;
@@ -388,7 +469,7 @@ static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
 /* What needs a device, as cmocka lists it. */
 #define DEVICE_TESTS                                                                                                   \
     cmocka_unit_test(a_bad_index_is_reported_at_the_next_synchronise),                                                 \
-        cmocka_unit_test(downloads_come_with_their_event),                                                             \
+        cmocka_unit_test(downloads_come_with_their_event), cmocka_unit_test(calls_that_run_as_one_have_the_same_bits), \
         cmocka_unit_test(a_position_past_the_tables_leaves_its_row_alone),                                             \
         cmocka_unit_test(an_argmax_outside_the_plane_is_reported_and_left_out),                                        \
         cmocka_unit_test(a_bad_step_of_adamw_is_reported_and_writes_nothing),                                          \

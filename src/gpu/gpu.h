@@ -46,8 +46,19 @@ enum {
 typedef enum gpu_mode {
     GPU_RUN,   /* encode launches */
     GPU_CHECK, /* refuse what cannot be encoded; encode nothing */
-    GPU_WARM   /* make the pipelines; encode nothing */
+    GPU_WARM,  /* make the pipelines; encode nothing */
+    GPU_GATHER /* keep the launches in a list, for a backend that merges those of several calls */
 } gpu_mode;
+
+/*
+ * How a launch may be merged with those of other calls that differ in places and numbers alone. Its kernel may have no
+ * barrier in a branch or loop that depends on its parameters: they come from the row of a table.
+ */
+typedef enum gpu_merge {
+    GPU_ALONE,
+    GPU_BESIDE,  /* each workgroup does the work of one call */
+    GPU_IN_ORDER /* one workgroup does one call after another; must be the last launch of its call */
+} gpu_merge;
 
 typedef enum gpu_form {
     GPU_FLOAT,    /* f32, bf16, f16: at, two, four; set, set_two */
@@ -83,7 +94,8 @@ typedef struct gpu_launch {
     int constants;
     uint32_t param[GPU_MAX_PARAMS];
     int params;
-    int threads;         /* of a workgroup */
+    int threads; /* of a workgroup */
+    gpu_merge merge;
     int64_t first;       /* the smallest valid index, for the sentence */
     int64_t limit;       /* what an index must stay below; -1: the sentence is that of an earlier launch */
     const char *too_big; /* the operand or size that 32-bit indices cannot hold; NULL: all fit */
@@ -149,6 +161,9 @@ vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups);
  * refuses them.
  */
 int gpu_threads(const vjp_device *device);
+
+/* Provided by the backend: whether it merges launches of several calls. */
+bool gpu_merges(const vjp_device *device);
 
 /* The smallest power of two that is not below `n`, or the first that is not below `max`. */
 static inline int64_t gpu_power_of_two(int64_t n, int64_t max) {

@@ -280,10 +280,9 @@ static vjp_status resolve_calls(compilation *c) {
         if (c->scratch[k]) scratch = (char *)program->arena + c->plan[scratch_range++].offset;
         vjp_status status = vjp_resolve(&call->work, &call->kernel, c->device, node->op, node->pass, present,
                                         pass_of(node)->count, call->attributes, scratch, c->scratch[k]);
-        if (status == VJP_OK) status = vjp_warm_work(&call->work);
         if (status != VJP_OK) return fail_at(c->device, status, node->name);
     }
-    return VJP_OK;
+    return program_warm(program);
 }
 
 /* An interrupted run must not leave some parameters changed and others not. */

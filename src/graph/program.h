@@ -56,6 +56,9 @@ struct vjp_program {
 /* The value that the caller can read or write; refused where the program does not have it. */
 vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found);
 
+/* Compiles what the calls need, as they will run: alone or merged. */
+vjp_status program_warm(const vjp_program *program);
+
 /* vjp_program_trace() of the first `calls` calls. */
 vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_t bytes);
 

@@ -29,16 +29,38 @@ static vjp_status run_call(vjp_program *program, program_call *call) {
 
 enum { MERGED_CALLS = 256 }; /* at once; more are no faster */
 
-static vjp_status run_group(vjp_program *program, const program_group *group) {
-    program_call *call = &program->call[group->first];
-    if (group->count == 1) return run_call(program, call);
+/* Hands the calls of a group to `many`, MERGED_CALLS at a time. */
+static vjp_status for_group(const vjp_program *program, const program_group *group,
+                            vjp_status (*many)(const vjp_work *const *works, size_t count)) {
+    const program_call *call = &program->call[group->first];
     vjp_status status = VJP_OK;
     for (int32_t done = 0, count = 0; done < group->count && status == VJP_OK; done += count) {
         const vjp_work *works[MERGED_CALLS];
         for (count = 0; count < MERGED_CALLS && done + count < group->count; count++)
             works[count] = &call[done + count].work;
-        status = program->device->backend->run_many(works, (size_t)count);
+        status = many(works, (size_t)count);
         if (status != VJP_OK) status = failed(program, &call[done], status);
+    }
+    return status;
+}
+
+static vjp_status run_group(vjp_program *program, const program_group *group) {
+    if (group->count == 1) return run_call(program, &program->call[group->first]);
+    return for_group(program, group, program->device->backend->run_many);
+}
+
+vjp_status program_warm(const vjp_program *program) {
+    const vjp_backend *backend = program->device->backend;
+    vjp_status status = VJP_OK;
+    for (int32_t g = 0; g < program->groups && status == VJP_OK; g++) {
+        const program_group *group = &program->group[g];
+        const program_call *call = &program->call[group->first];
+        if (group->count > 1) {
+            if (backend->warm_many) status = for_group(program, group, backend->warm_many);
+            continue;
+        }
+        status = vjp_warm_work(&call->work);
+        if (status != VJP_OK) status = failed(program, call, status);
     }
     return status;
 }

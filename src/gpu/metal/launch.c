@@ -305,6 +305,11 @@ int gpu_threads(const vjp_device *device) {
     return metal_of(device)->threads;
 }
 
+bool gpu_merges(const vjp_device *device) {
+    (void)device;
+    return false;
+}
+
 vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
     gpu_launch l = {.shader = "tools", .kernel = "words"};
     metal_library *library;

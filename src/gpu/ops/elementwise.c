@@ -13,6 +13,7 @@ enum {
 static vjp_status run_part(const vjp_work *work, const gpu_elements *e, int64_t all, int64_t first, int64_t count) {
     gpu_launch l = gpu_begin(work, "elements");
     l.threads = gpu_threads(work->device);
+    l.merge = GPU_BESIDE;
     gpu_constant(&l, "BACKWARD", work->pass == VJP_BACKWARD);
     for (const gpu_element_operand *o = e->operand; o < e->operand + GPU_ELEMENT_OPERANDS && o->name; o++) {
         gpu_fours(&l, o->name, o->slot, all);

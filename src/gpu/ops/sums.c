@@ -5,7 +5,8 @@
  * one. The kernels are in sums.wgsl and sums.metal.
  *
  *     enough teams to fill a GPU   one launch, `sums`
- *     fewer                        an axis is split into chunks: `sums` leaves a sum of each, and `finish` adds them
+ *     fewer, or squares where      an axis is split into chunks: `sums` leaves a sum of each, and `finish` adds them;
+ *     launches can be merged       of many calls the first launches are one, and the second ones are one
  *
  * `sums` is repeated per GPU_CHUNK elements, which every device can bind at once.
  */
@@ -24,6 +25,7 @@ typedef struct split {
     int64_t threads;               /* of a workgroup: the largest power of two that the device has */
     int64_t lanes, columns, tiles; /* of a team: threads along the axis and across it; tiles of columns */
     int64_t chunk, chunks, items;
+    bool two_stages; /* `sums` leaves partial sums, which `finish` adds */
 } split;
 
 static split split_of(const vjp_work *work, const gpu_sums *s) {
@@ -40,11 +42,12 @@ static split split_of(const vjp_work *work, const gpu_sums *s) {
     if (chunks == 1) c.chunk = vjp_max(s->length, 1);
     c.chunks = vjp_max(vjp_divide_up(s->length, c.chunk), 1);
     c.items = s->outer * c.chunks;
+    c.two_stages = c.chunks > 1 || (s->term == GPU_SQUARES && gpu_merges(work->device));
     return c;
 }
 
 static int64_t partials_of(const split *c, const gpu_sums *s) {
-    return c->chunks > 1 ? PARTIAL * c->items * s->inner : 0;
+    return c->two_stages ? PARTIAL * c->items * s->inner : 0;
 }
 
 static int64_t element_of(const split *c, const gpu_sums *s, int64_t item) {
@@ -83,16 +86,19 @@ static vjp_status sum_items(const vjp_work *work, const split *c, const gpu_sums
         gpu_fours(&l, i ? "in1" : "in0", s->in[i], c->lines ? s->length : s->inner);
         gpu_part(&l, offset, count);
     }
-    if (c->chunks > 1)
+    if (c->two_stages) {
+        l.merge = GPU_BESIDE;
         gpu_scratch(&l, "partials_out", VJP_F32, 0, partials_of(c, s), true);
-    else
+    } else {
         gpu_tensor(&l, "out", s->out, 1);
+    }
     return gpu_enqueue(&l, vjp_divide_up((end - first) * c->tiles, c->threads / (c->lanes * c->columns)));
 }
 
 static vjp_status finish(const vjp_work *work, const split *c, const gpu_sums *s) {
     int64_t results = s->outer * s->inner, lanes = gpu_power_of_two(vjp_divide_up(c->chunks, FOUR), c->threads);
     gpu_launch l = begin(work, c, s, "finish", 0, results, lanes);
+    l.merge = GPU_IN_ORDER;
     gpu_tensor(&l, "out", s->out, 1);
     gpu_scratch(&l, "partials", VJP_F32, 0, partials_of(c, s), false);
     return gpu_enqueue(&l, vjp_divide_up(results, c->threads / lanes));
@@ -105,7 +111,7 @@ vjp_status gpu_run_sums(const vjp_work *work, const gpu_sums *s) {
     vjp_status status = VJP_OK;
     for (int64_t first = 0; first < c.items && status == VJP_OK; first += step)
         status = sum_items(work, &c, s, first, vjp_min(first + step, c.items));
-    return status == VJP_OK && c.chunks > 1 ? finish(work, &c, s) : status;
+    return status == VJP_OK && c.two_stages ? finish(work, &c, s) : status;
 }
 
 size_t gpu_sums_workspace(const vjp_work *work, const gpu_sums *s) {

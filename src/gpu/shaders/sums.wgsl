@@ -4,8 +4,8 @@
 //
 // A team of lanes * columns threads has a chunk of an axis. A thread adds every lanes-th group of four: along a line
 // where inner is 1 (LINES), else four rows of two neighbouring columns. Two terms are added in f32, everything else in
-// pairs of f32 (pairs.wgsl): 2^24 equal terms stay right to the last digit. One chunk writes the results; several leave
-// their sums in the workspace, which `finish` adds.
+// pairs of f32 (pairs.wgsl): 2^24 equal terms stay right to the last digit. The sums of a chunk go to the
+// results, or to the workspace, where `finish` adds them.
 //
 // Numbers near the ends of f32's range have sums, means and squares that f32 holds, but not the numbers on the way. So
 // there are two sums, of large terms and of small ones, each in its own unit.
@@ -90,14 +90,14 @@ var<workgroup> large_tree: array<vec4<f32>, 256>;
 var<workgroup> small_tree: array<vec4<f32>, 256>;
 
 // The sum over `lanes` threads that are `apart` from each other, for the first of them. Every thread of the workgroup
-// must come here.
+// must come here. Where each call of a merged launch has its own number of lanes, all have the barriers of the most.
 fn over_lanes(own: Sum, lane: u32, rank: u32, lanes: u32, apart: u32) -> Sum {
     var sum = own;
-    for (var by = lanes / 2u; by > 0u; by = by >> 1u) {
+    for (var by = first_half(lanes); by > 0u; by = by >> 1u) {
         large_tree[lane] = vec4<f32>(sum.large.high, sum.large.low);
         small_tree[lane] = vec4<f32>(sum.small.high, sum.small.low);
         workgroupBarrier();
-        if (rank < by) {
+        if (rank < by && by < lanes) {
             sum.large = add_pair(sum.large, large_tree[lane + by * apart]);
             sum.small = add_pair(sum.small, small_tree[lane + by * apart]);
         }
@@ -162,11 +162,11 @@ fn write_sum(item: u32, column: u32, sum: Sum, k: u32) {
     let large = vec2<f32>(sum.large.high[k], sum.large.low[k]);
     let small = vec2<f32>(sum.small.high[k], sum.small.low[k]);
     let at = item * u.p.inner + column;
-    if (u.p.chunks == 1u) {
-        out_set(at, value_of(large, small));
-    } else {
+    if (partials_out_is) {
         partials_out_set_two(4u * at, large);
         partials_out_set_two(4u * at + 2u, small);
+    } else {
+        out_set(at, value_of(large, small));
     }
 }
 

@@ -89,8 +89,8 @@ static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
     state->param_bytes = calloc(WEBGPU_LAUNCHES, WEBGPU_PARAMS);
     if (!gpu_pipelines_open(&state->pipelines) || !state->param_bytes)
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
-    state->params =
-        webgpu_make_buffer(state, WEBGPU_LAUNCHES * WEBGPU_PARAMS, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
+    state->params = webgpu_make_buffer(state, WEBGPU_LAUNCHES * WEBGPU_PARAMS,
+                                       WGPUBufferUsage_Uniform | WGPUBufferUsage_Storage | WGPUBufferUsage_CopyDst);
     state->bad_indices =
         webgpu_make_buffer(state, GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index),
                            WGPUBufferUsage_Storage | WGPUBufferUsage_CopyDst | WGPUBufferUsage_CopySrc);
@@ -144,6 +144,8 @@ static void close_state(webgpu_state *state) {
     gpu_pipelines_close(&state->pipelines);
     free(state->param_bytes);
     free(state->buffers.buffer);
+    free(state->gathered);
+    free(state->rows);
     free(state);
 }
 
@@ -235,6 +237,9 @@ static const vjp_backend backend = {
     .cache_bytes = webgpu_cache_bytes,
     .check = webgpu_check,
     .warm = webgpu_warm,
+    .merges = webgpu_merges,
+    .run_many = webgpu_run_many,
+    .warm_many = webgpu_warm_many,
     .note = "proved on a software GPU (Mesa's lavapipe, by wgpu-native); not yet run on a hardware GPU",
 };
 

@@ -6,6 +6,7 @@
  *     errors.c   keeps what the implementation reports, waits for its callbacks
  *     source.c   writes the WGSL of a launch
  *     launch.c   makes pipelines, encodes launches, submits
+ *     merge.c    makes one launch of those of many calls
  *     memory.c   allocates, uploads, downloads, copies
  *     events.c   marks points of the queue, downloads late, synchronises
  *     device.c   opens and closes; the table that the library loads
@@ -30,6 +31,8 @@ enum {
 };
 
 typedef struct webgpu_event webgpu_event;
+typedef struct webgpu_gathered webgpu_gathered;
+typedef struct webgpu_row webgpu_row;
 
 typedef struct webgpu_state {
     webgpu_api api;
@@ -49,6 +52,9 @@ typedef struct webgpu_state {
 
     gpu_pipelines pipelines;
     gpu_mode mode;
+    webgpu_gathered *gathered; /* [gathered_room], of merge.c */
+    webgpu_row *rows;          /* [gathered_room] */
+    int gathered_count, gathered_room, gathered_call, gathered_stage;
 
     /* The submission that is being encoded. */
     WGPUCommandEncoder encoder;
@@ -125,7 +131,15 @@ typedef struct webgpu_view {
     int windows;
     int window_of[GPU_MAX_OPERANDS]; /* -1: absent */
     uint32_t base[GPU_MAX_OPERANDS]; /* first element, in elements from the window's begin */
+    bool merged;                     /* parameters come from rows of a table; the launch says how they are merged */
 } webgpu_view;
+
+/* A row of a merged launch; a launch that is alone has one, too. */
+struct webgpu_row {
+    const gpu_launch *launch;
+    uint32_t base[GPU_MAX_OPERANDS];
+    uint32_t groups, first; /* workgroups, and those of the rows before */
+};
 
 /* The whole WGSL of a launch, to be freed; NULL: no memory. Depends on nothing but what webgpu_key() writes. */
 char *webgpu_source(const webgpu_view *view);
@@ -141,6 +155,12 @@ const char *webgpu_shader(const char *name);
 /* Encodes a launch, or does what the device's mode says. gpu_enqueue() for launches of ops. */
 vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
 
+/* Finds the windows of a launch, or refuses it. */
+vjp_status webgpu_find_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view);
+
+/* Encodes `rows` rows of a view as one dispatch of `groups` workgroups; in GPU_WARM only its pipeline is made. */
+vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const webgpu_row *row, int rows, uint32_t groups);
+
 /* Ends the compute pass, if one is open, so that something else can be encoded. */
 void webgpu_end_pass(webgpu_state *state);
 
@@ -148,6 +168,15 @@ void webgpu_end_pass(webgpu_state *state);
 vjp_status webgpu_submit(vjp_device *device);
 
 void webgpu_release_pipelines(webgpu_state *state);
+
+/* ---- merge.c ----------------------------------------------------------------------------------------- */
+
+/* Keeps a launch for the merging that is under way. */
+vjp_status webgpu_gather(vjp_device *device, const gpu_launch *l, int64_t groups);
+
+int webgpu_merges(const vjp_device *device, const vjp_op *op, vjp_pass pass);
+vjp_status webgpu_run_many(const vjp_work *const *works, size_t count);
+vjp_status webgpu_warm_many(const vjp_work *const *works, size_t count);
 
 /* ---- memory.c ---------------------------------------------------------------------------------------- */
 

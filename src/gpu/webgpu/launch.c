@@ -126,8 +126,10 @@ static WGPUBindGroupLayout make_layout(webgpu_state *state, const webgpu_view *v
     WGPUBindGroupLayoutEntry entries[GPU_MAX_WINDOWS + 2];
     memset(entries, 0, sizeof entries);
     entries[0].visibility = WGPUShaderStage_Compute;
-    entries[0].buffer = (WGPUBufferBindingLayout){
-        .type = WGPUBufferBindingType_Uniform, .hasDynamicOffset = true, .minBindingSize = WEBGPU_PARAMS};
+    entries[0].buffer = (WGPUBufferBindingLayout){.type = view->merged ? WGPUBufferBindingType_ReadOnlyStorage
+                                                                       : WGPUBufferBindingType_Uniform,
+                                                  .hasDynamicOffset = true,
+                                                  .minBindingSize = WEBGPU_PARAMS};
     for (int i = 0; i < view->windows; i++) {
         entries[i + 1].binding = (uint32_t)i + 1;
         entries[i + 1].visibility = WGPUShaderStage_Compute;
@@ -208,10 +210,11 @@ void webgpu_release_pipelines(webgpu_state *state) {
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
 
-static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, const gpu_pipeline *pipeline) {
+static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view, int rows,
+                                   const gpu_pipeline *pipeline) {
     WGPUBindGroupEntry entries[GPU_MAX_WINDOWS + 2];
     memset(entries, 0, sizeof entries);
-    entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = WEBGPU_PARAMS};
+    entries[0] = (WGPUBindGroupEntry){.buffer = state->params, .size = (uint64_t)rows * WEBGPU_PARAMS};
     for (int i = 0; i < view->windows; i++) {
         const webgpu_window *w = &view->window[i];
         entries[i + 1] =
@@ -223,17 +226,16 @@ static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view,
 }
 
 /* As source.c's Uniforms has it. */
-static void write_params(webgpu_state *state, const webgpu_view *view, uint32_t groups) {
-    unsigned char *to = state->param_bytes + (size_t)state->launches * WEBGPU_PARAMS;
-    uint32_t head[4] = {groups};
-    for (int i = 0; i < view->launch->operands; i++)
-        head[1] |= (uint32_t)view->launch->operand[i].adds << i;
-    memcpy(to, view->base, sizeof view->base);
-    memcpy(to + sizeof view->base, head, sizeof head);
-    memcpy(to + sizeof view->base + sizeof head, view->launch->param, sizeof view->launch->param);
+static void write_params(const webgpu_row *row, int rows, unsigned char *to) {
+    uint32_t head[4] = {row->groups, 0, row->first, (uint32_t)rows};
+    for (int i = 0; i < row->launch->operands; i++)
+        head[1] |= (uint32_t)row->launch->operand[i].adds << i;
+    memcpy(to, row->base, sizeof row->base);
+    memcpy(to + sizeof row->base, head, sizeof head);
+    memcpy(to + sizeof row->base + sizeof head, row->launch->param, sizeof row->launch->param);
 }
 
-static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
+static void dispatch(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGroup bindings, uint32_t groups) {
     const webgpu_api *api = &state->api;
     uint32_t offset = (uint32_t)(state->launches * WEBGPU_PARAMS);
     uint32_t width = state->limits.maxComputeWorkgroupsPerDimension;
@@ -243,40 +245,51 @@ static void encode(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBindGr
     api->ComputePassEncoderSetPipeline(state->pass, pipeline->pipeline);
     api->ComputePassEncoderSetBindGroup(state->pass, 0, bindings, 1, &offset);
     api->ComputePassEncoderDispatchWorkgroups(state->pass, columns, rows, 1);
-    state->launches++;
 }
 
-/* Makes what a launch needs and encodes it. */
-static vjp_status run(vjp_device *device, const webgpu_view *view, uint32_t groups) {
+vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const webgpu_row *row, int rows,
+                         uint32_t groups) {
     webgpu_state *state = webgpu_of(device);
     const gpu_pipeline *pipeline = NULL;
-    vjp_status status = state->launches == WEBGPU_LAUNCHES ? webgpu_submit(device) : VJP_OK;
+    vjp_status status = state->launches + rows > WEBGPU_LAUNCHES ? webgpu_submit(device) : VJP_OK;
     if (status == VJP_OK) status = find_pipeline(device, view, &pipeline);
     if (status != VJP_OK || state->mode == GPU_WARM) return status;
-    WGPUBindGroup bindings = make_bindings(state, view, pipeline);
+    WGPUBindGroup bindings = make_bindings(state, view, rows, pipeline);
     status = webgpu_result(device, "binding");
     if (status != VJP_OK) return status;
     gpu_bad_index_remember(&state->bad_index_context, view->launch);
     if (gpu_bad_index_record(view->launch) >= 0) state->may_have_bad_index = true;
-    write_params(state, view, groups);
-    encode(state, pipeline, bindings, groups);
+    for (int i = 0; i < rows; i++)
+        write_params(&row[i], rows, state->param_bytes + (size_t)(state->launches + i) * WEBGPU_PARAMS);
+    dispatch(state, pipeline, bindings, groups);
+    state->launches += rows;
     state->api.BindGroupRelease(bindings);
     return webgpu_result(device, "encoding");
+}
+
+vjp_status webgpu_find_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
+    *view = (webgpu_view){.launch = l};
+    for (int i = 0; i < GPU_MAX_OPERANDS; i++)
+        view->window_of[i] = -1;
+    vjp_status status = make_windows(device, l, view);
+    if (status != VJP_OK) return status;
+    order_windows(view);
+    add_bad_index(webgpu_of(device), l, view);
+    return VJP_OK;
 }
 
 vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
     if (status != VJP_OK || groups <= 0) return status;
-    webgpu_view view = {.launch = l};
-    for (int i = 0; i < GPU_MAX_OPERANDS; i++)
-        view.window_of[i] = -1;
+    if (state->mode == GPU_GATHER) return webgpu_gather(device, l, groups);
+    webgpu_view view;
     status = gpu_launch_counts(device, l, groups);
-    if (status == VJP_OK) status = make_windows(device, l, &view);
+    if (status == VJP_OK) status = webgpu_find_windows(device, l, &view);
     if (status != VJP_OK || state->mode == GPU_CHECK) return status;
-    order_windows(&view);
-    add_bad_index(state, l, &view);
-    return run(device, &view, (uint32_t)groups);
+    webgpu_row row = {.launch = l, .groups = (uint32_t)groups};
+    memcpy(row.base, view.base, sizeof row.base);
+    return webgpu_encode(device, &view, &row, 1, (uint32_t)groups);
 }
 
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
@@ -286,6 +299,11 @@ vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
 int gpu_threads(const vjp_device *device) {
     (void)device;
     return GPU_THREADS;
+}
+
+bool gpu_merges(const vjp_device *device) {
+    (void)device;
+    return true;
 }
 
 void webgpu_end_pass(webgpu_state *state) {

@@ -291,25 +291,72 @@ static void put_constants(text *t, const gpu_launch *l) {
     if (!lanes) put_format(t, "const LANES = %du;\n", GPU_THREADS);
 }
 
-/* A launch of more groups than a grid dimension holds has a second one, whose last row may have groups too many. */
-static void put_entry(text *t, const char *kernel) {
+/*
+ * A launch of more groups than a grid dimension holds has a second one, whose last row may have groups too many. Of a
+ * merged launch a workgroup finds its call by the number of groups before it, or has all calls one after another.
+ */
+static void put_entry(text *t, const webgpu_view *view) {
     put_format(t,
                "@compute @workgroup_size(%d)\n"
                "fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(num_workgroups) size: vec3<u32>,\n"
                "        @builtin(local_invocation_index) lane: u32) {\n",
                GPU_THREADS);
-    put_plain(t, "    let group = at.y * size.x + at.x;\n"
-                 "    if (group < u.groups) {\n");
-    put_format(t, "        %s(group, lane);\n    }\n}\n", kernel);
+    const char *alone = "    let group = at.y * size.x + at.x;\n"
+                        "    if (group < u.groups) {\n"
+                        "        $(group, lane);\n"
+                        "    }\n"
+                        "}\n";
+    const char *beside = "    let place = at.y * size.x + at.x;\n"
+                         "    var row = 0u;\n"
+                         "    for (var end = merged[0].u.calls; end - row > 1u;) {\n"
+                         "        let middle = (row + end) / 2u;\n"
+                         "        if (merged[middle].u.before <= place) {\n"
+                         "            row = middle;\n"
+                         "        } else {\n"
+                         "            end = middle;\n"
+                         "        }\n"
+                         "    }\n"
+                         "    let group = place - merged[row].u.before;\n"
+                         "    u = merged[row].u;\n"
+                         "    if (group < merged[row].u.groups) {\n"
+                         "        $(group, lane);\n"
+                         "    }\n"
+                         "}\n";
+    const char *in_order = "    for (var row = 0u; row < merged[0].u.calls; row++) {\n"
+                           "        u = merged[row].u;\n"
+                           "        $(0u, lane);\n"
+                           "        storageBarrier();\n"
+                           "    }\n"
+                           "}\n";
+    put(t,
+        !view->merged                       ? alone
+        : view->launch->merge == GPU_BESIDE ? beside
+                                            : in_order,
+        view->launch->kernel, 0, 0, "");
+}
+
+/* Where a launch's parameters are: for a merged one in a table, with those of the call at hand in a variable. */
+static void put_parameters(text *t, bool merged) {
+    put_format(t,
+               "struct Uniforms { base: array<vec4<u32>, %d>, groups: u32, adds: u32, before: u32, calls: u32, "
+               "p: Params }\n",
+               GPU_MAX_OPERANDS / 4);
+    if (merged)
+        put_format(t,
+                   "struct Row { @size(%d) u: Uniforms }\n"
+                   "@group(0) @binding(0) var<storage, read> merged: array<Row>;\n"
+                   "var<private> u: Uniforms;\n"
+                   "fn first_half(lanes: u32) -> u32 { return %du; }\n",
+                   WEBGPU_PARAMS, GPU_THREADS / 2);
+    else
+        put_plain(t, "@group(0) @binding(0) var<uniform> u: Uniforms;\n"
+                     "fn first_half(lanes: u32) -> u32 { return lanes / 2u; }\n");
 }
 
 char *webgpu_source(const webgpu_view *view) {
     text t = {0};
     const char *common = webgpu_shader("common"), *shader = webgpu_shader(view->launch->shader);
-    put_format(&t,
-               "struct Uniforms { base: array<vec4<u32>, %d>, groups: u32, adds: u32, b: u32, c: u32, p: Params }\n",
-               GPU_MAX_OPERANDS / 4);
-    put_plain(&t, "@group(0) @binding(0) var<uniform> u: Uniforms;\n");
+    put_parameters(&t, view->merged);
     put_constants(&t, view->launch);
     for (int i = 0; i < view->windows; i++)
         put_window(&t, &view->window[i], i);
@@ -318,7 +365,7 @@ char *webgpu_source(const webgpu_view *view) {
     put_absents(&t, view, shader);
     put_plain(&t, common);
     put_plain(&t, shader);
-    put_entry(&t, view->launch->kernel);
+    put_entry(&t, view);
     if (!t.failed) return t.data;
     free(t.data);
     return NULL;
@@ -326,7 +373,7 @@ char *webgpu_source(const webgpu_view *view) {
 
 size_t webgpu_key(const webgpu_view *view, char key[WEBGPU_KEY]) {
     const gpu_launch *l = view->launch;
-    size_t at = (size_t)snprintf(key, WEBGPU_KEY, "%s %s", l->shader, l->kernel) + 1;
+    size_t at = (size_t)snprintf(key, WEBGPU_KEY, "%s %s %d", l->shader, l->kernel, view->merged) + 1;
     for (int i = 0; i < l->constants; i++) { /* a kernel's constants are always the same ones, in the same order */
         memcpy(key + at, &l->constant[i].value, sizeof(uint32_t));
         at += sizeof(uint32_t);
