@@ -159,7 +159,9 @@ int vjp_device_is_host(const vjp_device *device);
 
 /*
  * What the device uses, by name: on the CPU "instruction_set", "threads", "pool", "matrix_products", "blas"; on CUDA
- * the bytes "memory_free" and "memory_total". VJP_UNSUPPORTED where a device has no such thing.
+ * the bytes "memory_free" and "memory_total"; on WebGPU and Metal what was counted since it was opened: "dispatches",
+ * "submissions", "waits", "pipelines" and the "pipeline_seconds" that these took. VJP_UNSUPPORTED where a device has no
+ * such thing.
  */
 vjp_status vjp_device_property(vjp_device *device, const char *name, char *text, size_t bytes);
 

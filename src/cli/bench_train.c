@@ -54,8 +54,16 @@ typedef struct raw_product {
     double limit[VJP_PASS_COUNT];
 } raw_product;
 
+/* Of a step, on devices that count: dispatches, submissions, waits. */
+enum { COUNTS = 3 };
+static const char *const count_names[COUNTS] = {"dispatches", "submissions", "waits"};
+typedef struct counts {
+    int64_t count[COUNTS];
+} counts;
+
 typedef struct bench_train {
     vjp_device *device;
+    counts counts;
     const char *device_name, *preset;
     int64_t threads, batch, context, steps, taken;
     vjp_dtype dtype, residual;
@@ -257,10 +265,24 @@ static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
 }
 
 /* The peak is read before the yardstick allocates memory. */
+/* What the device has counted; 0 where it counts nothing. */
+static counts counts_of(const bench_train *b) {
+    counts c = {{0}};
+    char text[32];
+    for (int i = 0; i < COUNTS; i++)
+        if (vjp_device_property(b->device, count_names[i], text, sizeof text) == VJP_OK)
+            c.count[i] = strtoll(text, NULL, 10);
+    return c;
+}
+
 static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
     double ignored;
-    for (int i = 0; i < WARM_UP; i++)
+    for (int i = 0; i < WARM_UP; i++) {
+        counts before = counts_of(b);
         if (!take_step(b, &ignored, error)) return false;
+        for (int k = 0; k < COUNTS; k++)
+            b->counts.count[k] = counts_of(b).count[k] - before.count[k];
+    }
     int64_t half = (b->steps + 1) / 2;
     for (int64_t i = 0; i < b->steps; i++) {
         if (!take_round(b, &b->seconds[i], error)) return false;
@@ -398,6 +420,8 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_real("in_calls", b->in_calls / b->profiled);
     cli_json_real("outside_ms", (b->profiled - b->in_calls) * 1e3);
     cli_json_real("shortest_call_ms", s->shortest * 1e3);
+    for (int i = 0; i < COUNTS && b->counts.count[0]; i++)
+        cli_json_integer(count_names[i], b->counts.count[i]);
     cli_json_real("arena_bytes", m->arena);
     cli_json_real("live_bytes", m->live);
     cli_json_real("intermediate_bytes", m->intermediates);
@@ -464,6 +488,11 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
            "%.2f%%;\n         the shortest call %s ms\n",
            (long long)b->calls, b->in_calls * 1e3, b->profiled * 1e3, 100 * b->in_calls / b->profiled,
            (b->profiled - b->in_calls) * 1e3, 100 * (1 - b->in_calls / b->profiled), shortest);
+    if (b->counts.count[0])
+        printf(
+            "device   %lld dispatches, %lld submissions, %lld wait%s a step; the least bytes that its calls move %s\n",
+            (long long)b->counts.count[0], (long long)b->counts.count[1], (long long)b->counts.count[2],
+            b->counts.count[2] == 1 ? "" : "s", cli_bytes(s->cost.bytes, bytes[0]));
     printf("memory   arena %s, alive at once %s, all intermediates %s; parameters, gradients and moments %s;\n"
            "         peak of the process %s",
            cli_bytes(m->arena, bytes[0]), cli_bytes(m->live, bytes[1]), cli_bytes(m->intermediates, bytes[2]),
@@ -519,7 +548,7 @@ int cli_bench_train(int argc, char **argv) {
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
             "product_gflops, flops_per_token, of_peak, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, "
             "and\n"
-            "bytes of memory.\n",
+            "bytes of memory; on WebGPU and Metal dispatches, submissions and waits.\n",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &b.json,

@@ -149,6 +149,10 @@ static void show_job(const job *j) {
            cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
            cli_bytes((double)update.persistent_bytes, kept));
     if (j->fit.needs.bytes) show_fit(j);
+    char pipelines[32], seconds[32];
+    if (vjp_device_property(j->device, "pipelines", pipelines, sizeof pipelines) == VJP_OK &&
+        vjp_device_property(j->device, "pipeline_seconds", seconds, sizeof seconds) == VJP_OK)
+        printf("%s pipelines were compiled in %s s\n", pipelines, seconds);
     cli_flush();
 }
 

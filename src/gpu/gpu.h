@@ -60,6 +60,15 @@ typedef enum gpu_merge {
     GPU_IN_ORDER /* one workgroup does one call after another; must be the last launch of its call */
 } gpu_merge;
 
+/* What a device has done since it was opened. */
+typedef struct gpu_counts {
+    uint64_t dispatches, submissions, waits, pipelines;
+    double pipeline_seconds;
+} gpu_counts;
+
+/* A count by its name, as text; NULL: there is none of that name. */
+const char *gpu_count(const gpu_counts *counts, const char *name, char *text, size_t bytes);
+
 typedef enum gpu_form {
     GPU_FLOAT,    /* f32, bf16, f16: at, two, four; set, set_two */
     GPU_INDEX,    /* i32, i64, f32 holding integers: in(i, limit), raw(i); put(i, v) where it is an output */

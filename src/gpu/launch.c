@@ -2,6 +2,7 @@
 /* Builds a launch: operands, parameters, constants. */
 #include "gpu/gpu.h"
 
+#include <stdio.h>
 #include <string.h>
 
 gpu_launch gpu_begin(const vjp_work *work, const char *kernel) {
@@ -125,6 +126,26 @@ vjp_status gpu_rehearse(const vjp_work *work, gpu_mode *mode, gpu_mode during) {
     vjp_status status = gpu_kernel(work->op, work->pass)->run(work);
     *mode = GPU_RUN;
     return status;
+}
+
+/* ---- Counts ------------------------------------------------------------------------------------------ */
+
+const char *gpu_count(const gpu_counts *counts, const char *name, char *text, size_t bytes) {
+    const struct {
+        const char *name;
+        uint64_t value;
+    } known[] = {{"dispatches", counts->dispatches},
+                 {"submissions", counts->submissions},
+                 {"waits", counts->waits},
+                 {"pipelines", counts->pipelines}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(name, known[i].name) == 0) {
+            snprintf(text, bytes, "%llu", (unsigned long long)known[i].value);
+            return text;
+        }
+    if (strcmp(name, "pipeline_seconds") != 0) return NULL;
+    snprintf(text, bytes, "%.3f", counts->pipeline_seconds);
+    return text;
 }
 
 /* ---- Refusals ---------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SLOTS = 4096 };
 
@@ -25,13 +26,19 @@ void gpu_one_line(const char *message, size_t length, char *text, size_t room) {
     text[to] = 0;
 }
 
-bool gpu_pipelines_open(gpu_pipelines *p) {
-    *p = (gpu_pipelines){.slot = calloc(SLOTS, sizeof *p->slot)};
+bool gpu_pipelines_open(gpu_pipelines *p, gpu_counts *counts) {
+    *p = (gpu_pipelines){.slot = calloc(SLOTS, sizeof *p->slot), .counts = counts};
     return p->slot;
 }
 
 bool gpu_pipelines_are_many(const gpu_pipelines *p) {
     return p->count > SLOTS / 2;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* The slot that has the key, or a free one. */
@@ -50,7 +57,9 @@ vjp_status gpu_pipelines_find(vjp_device *device, gpu_pipelines *p, const char *
     char *kept = malloc(bytes);
     if (!kept) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a pipeline", device->name);
     gpu_pipeline made = {0};
+    double begin = now();
     vjp_status status = make(device, what, &made);
+    p->counts->pipeline_seconds += now() - begin;
     if (status != VJP_OK) {
         free(kept);
         return status;
@@ -59,6 +68,7 @@ vjp_status gpu_pipelines_find(vjp_device *device, gpu_pipelines *p, const char *
     made.key_bytes = bytes;
     *slot = made;
     p->count++;
+    p->counts->pipelines++;
     return VJP_OK;
 }
 

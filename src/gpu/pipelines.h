@@ -7,7 +7,7 @@
 #ifndef VJP_GPU_PIPELINES_H
 #define VJP_GPU_PIPELINES_H
 
-#include "core/core.h"
+#include "gpu/gpu.h"
 
 typedef struct gpu_pipeline {
     char *key; /* NULL: free */
@@ -20,10 +20,11 @@ typedef struct gpu_pipeline {
 typedef struct gpu_pipelines {
     gpu_pipeline *slot;
     size_t count;
+    gpu_counts *counts; /* the device's */
 } gpu_pipelines;
 
 /* False: there is no memory for it. */
-bool gpu_pipelines_open(gpu_pipelines *p);
+bool gpu_pipelines_open(gpu_pipelines *p, gpu_counts *counts);
 
 /* Whether the table is so full that it should be released before the next one. */
 bool gpu_pipelines_are_many(const gpu_pipelines *p);

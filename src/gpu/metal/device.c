@@ -53,7 +53,7 @@ static vjp_status open_objects(vjp_device *device, metal_state *state) {
     state->bad_indices =
         objc_new_buffer(o, state->device, GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index), SHARED_STORAGE);
     if (state->bad_indices) state->record = objc_get(o, state->bad_indices, OBJC_CONTENTS);
-    if (!state->queue || !state->record || !gpu_pipelines_open(&state->pipelines))
+    if (!state->queue || !state->record || !gpu_pipelines_open(&state->pipelines, &state->counts))
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     clear_bad_indices(state);
     state->max_bytes = objc_number(o, state->device, OBJC_MAX_BYTES);
@@ -252,6 +252,10 @@ static void metal_event_destroy(vjp_device *device, void *event) {
     free(event);
 }
 
+static const char *metal_property(const vjp_device *device, const char *name, char *text, size_t bytes) {
+    return gpu_count(&metal_of(device)->counts, name, text, bytes);
+}
+
 static const vjp_backend backend = {
     .struct_size = sizeof(vjp_backend),
     .interface_version = VJP_BACKEND_INTERFACE,
@@ -276,6 +280,7 @@ static const vjp_backend backend = {
     .copy = metal_copy,
     .check = metal_check,
     .warm = metal_warm,
+    .property = metal_property,
     .note = "kernels proved by emulation, host code built and driven; not yet run on Apple hardware",
 };
 

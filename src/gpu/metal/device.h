@@ -52,6 +52,7 @@ typedef struct metal_state {
     metal_library library[METAL_LIBRARIES];
     gpu_pipelines pipelines;
     gpu_mode mode;
+    gpu_counts counts;
 
     objc_id commands, encoder; /* being encoded */
     int launches;

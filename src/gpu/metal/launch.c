@@ -257,6 +257,7 @@ static vjp_status encode(vjp_device *device, const metal_library *library, const
     unsigned long rows = (groups + METAL_GRID_WIDTH - 1) / METAL_GRID_WIDTH, columns = (groups + rows - 1) / rows;
     objc_dispatch(o, state->encoder, (objc_size){columns, rows, 1}, (objc_size){(unsigned long)l->threads, 1, 1});
     state->launches++;
+    state->counts.dispatches++;
     return VJP_OK;
 }
 
@@ -350,6 +351,7 @@ static vjp_status commit(vjp_device *device) {
     if (state->committed_count == METAL_COMMITTED) status = finish_oldest(device);
     objc_do(o, state->encoder, OBJC_END);
     objc_do(o, state->commands, OBJC_COMMIT);
+    state->counts.submissions++;
     objc_release(o, state->encoder);
     state->committed[state->committed_count++] = state->commands;
     state->encoder = state->commands = NULL;
@@ -374,6 +376,7 @@ vjp_status metal_wait_for(vjp_device *device, uint64_t committed) {
     metal_state *state = metal_of(device);
     void *pool = metal_begin(state);
     vjp_status status = VJP_OK;
+    state->counts.waits += state->committed_count && state->finished < committed;
     while (state->committed_count && state->finished < committed) {
         vjp_status next = finish_oldest(device);
         if (status == VJP_OK) status = next;

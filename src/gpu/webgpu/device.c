@@ -87,7 +87,7 @@ vjp_status webgpu_clear_bad_indices(vjp_device *device) {
 
 static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
     state->param_bytes = calloc(WEBGPU_LAUNCHES, WEBGPU_PARAMS);
-    if (!gpu_pipelines_open(&state->pipelines) || !state->param_bytes)
+    if (!gpu_pipelines_open(&state->pipelines, &state->counts) || !state->param_bytes)
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     state->params = webgpu_make_buffer(state, WEBGPU_LAUNCHES * WEBGPU_PARAMS,
                                        WGPUBufferUsage_Uniform | WGPUBufferUsage_Storage | WGPUBufferUsage_CopyDst);
@@ -215,6 +215,10 @@ static size_t webgpu_cache_bytes(const vjp_device *device) {
     return (size_t)64 << 20;
 }
 
+static const char *webgpu_property(const vjp_device *device, const char *name, char *text, size_t bytes) {
+    return gpu_count(&webgpu_of(device)->counts, name, text, bytes);
+}
+
 static const vjp_backend backend = {
     .struct_size = sizeof(vjp_backend),
     .interface_version = VJP_BACKEND_INTERFACE,
@@ -237,6 +241,7 @@ static const vjp_backend backend = {
     .cache_bytes = webgpu_cache_bytes,
     .check = webgpu_check,
     .warm = webgpu_warm,
+    .property = webgpu_property,
     .merges = webgpu_merges,
     .run_many = webgpu_run_many,
     .warm_many = webgpu_warm_many,

@@ -52,6 +52,7 @@ typedef struct webgpu_state {
 
     gpu_pipelines pipelines;
     gpu_mode mode;
+    gpu_counts counts;
     webgpu_gathered *gathered; /* [gathered_room], of merge.c */
     webgpu_row *rows;          /* [gathered_room] */
     int gathered_count, gathered_room, gathered_call, gathered_stage;

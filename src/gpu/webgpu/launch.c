@@ -245,6 +245,7 @@ static void dispatch(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBind
     api->ComputePassEncoderSetPipeline(state->pass, pipeline->pipeline);
     api->ComputePassEncoderSetBindGroup(state->pass, 0, bindings, 1, &offset);
     api->ComputePassEncoderDispatchWorkgroups(state->pass, columns, rows, 1);
+    state->counts.dispatches++;
 }
 
 vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const webgpu_row *row, int rows,
@@ -332,6 +333,7 @@ vjp_status webgpu_submit(vjp_device *device) {
     WGPUCommandBuffer commands = state->lost ? NULL : api->CommandEncoderFinish(encoder, NULL);
     vjp_status status = webgpu_result(device, "submitting");
     if (status == VJP_OK && commands) {
+        state->counts.submissions++;
         if (api->QueueSubmitForIndex)
             state->submission = api->QueueSubmitForIndex(state->queue, 1, &commands);
         else
