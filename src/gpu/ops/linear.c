@@ -4,25 +4,15 @@
  *
  *     enough tiles to fill a GPU   `product` alone; all three products are this kernel, compiled for which axis of an
  *                                  operand is contiguous
- *     fewer tiles, or a long depth the depth is split into parts, by the sizes alone, and `join` adds them
+ *     fewer tiles, or a long depth the depth is split into parts, by the sizes alone (tiles.c), and `join` adds them
  *     backward with an activation  `columns` first turns dy into dpre; without a saved pre, `product` recomputes it
- *
- * A workgroup of fewer than 256 threads has smaller tiles.
  */
-#include "gpu/gpu.h"
+#include "gpu/ops/tiles.h"
 
 enum {
-    MAX_FOURS = 16,    /* of rows and of columns of a workgroup's tile; a thread has four by four */
-    GROUPS = 256,      /* workgroups that keep a large GPU busy: with fewer tiles the depth is split */
-    SHORTEST = 512,    /* depth of a part: at least 32 steps of the kernel before its sums go through memory */
-    MAX_GROUPS = 4096, /* with parts: they take 64 MiB */
-    LONGEST = 4096,    /* depth of a part, at most, with chains of 64: 2^24 equal terms stay accurate to about 1e-6 */
-    SHORT_CHAIN = 64,  /* products in one chain, unless a part would have more than GPU_CHAIN chains */
-    JOINED = 16,       /* parts that one thread adds before there are more threads */
-    MAX_JOINING = 64,  /* threads that add the parts of one result */
-    CHUNKS = 1024,     /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
-    TEAM_ROWS = 4,     /* that a team has at least, before rows are split into more chunks */
-    ABSENT = -1,       /* instead of a slot */
+    CHUNKS = 1024, /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
+    TEAM_ROWS = 4, /* that a team has at least, before rows are split into more chunks */
+    ABSENT = -1,   /* instead of a slot */
     WORKSPACE_DPRE = -2,
     WORKSPACE_PARTS = -3
 };
@@ -47,28 +37,13 @@ typedef struct product {
     vjp_activation activation;
 } product;
 
-typedef struct split {
-    int64_t row_tiles, column_tiles, parts, span, chain;
-} split;
-
-static split split_of(const vjp_work *work, const product *p) {
-    int64_t threads = gpu_threads(work->device), across = vjp_min(threads, MAX_FOURS);
-    int64_t down = vjp_min(threads / across, MAX_FOURS);
-    split c = {.row_tiles = vjp_divide_up(p->rows, 4 * down), .column_tiles = vjp_divide_up(p->columns, 4 * across)};
-    int64_t tiles = vjp_max(1, p->batches * c.row_tiles * c.column_tiles);
-    int64_t busy = vjp_min(GROUPS / vjp_min(tiles, GROUPS), p->depth / SHORTEST);
-    int64_t exact = vjp_min(MAX_GROUPS / vjp_min(tiles, MAX_GROUPS), p->depth / LONGEST);
-    int64_t parts = vjp_max(vjp_max(busy, exact), 1);
-    parts = vjp_max(parts, vjp_divide_up(p->depth, GPU_CHAIN * GPU_CHAIN));
-    c.span = vjp_divide_up(vjp_divide_up(p->depth, parts), GPU_CHAIN) * GPU_CHAIN;
-    c.parts = vjp_max(1, vjp_divide_up(p->depth, vjp_max(c.span, 1)));
-    c.chain = c.span > SHORT_CHAIN * GPU_CHAIN ? GPU_CHAIN : SHORT_CHAIN;
-    return c;
+static gpu_tiles split_of(const vjp_work *work, const product *p) {
+    return gpu_tiles_of(work, p->batches, p->rows, p->columns, p->depth);
 }
 
 /* Elements of workspace that a product's parts take. */
 static int64_t parts_of(const vjp_work *work, const product *p) {
-    split c = split_of(work, p);
+    gpu_tiles c = split_of(work, p);
     return c.parts > 1 ? c.parts * p->batches * p->rows * p->columns : 0;
 }
 
@@ -207,7 +182,7 @@ static void bind(gpu_launch *l, const plan *p, const char *name, int slot, int64
     o->fours = o->present && run % 4 == 0;
 }
 
-static gpu_launch begin(const plan *p, const product *m, const split *c, const char *kernel,
+static gpu_launch begin(const plan *p, const product *m, const gpu_tiles *c, const char *kernel,
                         vjp_activation activation) {
     gpu_launch l = gpu_begin(p->work, kernel);
     l.threads = gpu_threads(p->work->device);
@@ -240,10 +215,8 @@ static void bind_operands(gpu_launch *l, const plan *p, const product *m) {
 }
 
 /* Adds the parts in the workspace to m's results. */
-static vjp_status join(const plan *p, const product *m, const split *c) {
-    int64_t threads = gpu_threads(p->work->device);
-    int64_t lanes = vjp_min(gpu_power_of_two(vjp_divide_up(c->parts, JOINED), MAX_JOINING), threads);
-    int64_t teams = threads / lanes;
+static vjp_status join(const plan *p, const product *m, const gpu_tiles *c) {
+    int64_t lanes = gpu_joining_lanes(p->work, c->parts), teams = gpu_threads(p->work->device) / lanes;
     gpu_launch l = begin(p, m, c, "join", m->activation);
     gpu_constant(&l, "LANES", lanes);
     gpu_constant(&l, "TEAMS", teams);
@@ -253,7 +226,7 @@ static vjp_status join(const plan *p, const product *m, const split *c) {
 }
 
 static vjp_status multiply(const plan *p, const product *m) {
-    split c = split_of(p->work, m);
+    gpu_tiles c = split_of(p->work, m);
     int64_t tiles = m->batches * c.row_tiles * c.column_tiles;
     if (tiles == 0) return VJP_OK;
     product parts = *m;
@@ -282,7 +255,7 @@ static vjp_status dpre_and_dbias(const plan *p) {
     bool saved = p->slope && !p->recompute;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
     rows_split r = rows_of(p->work, p->all_rows, s->n);
-    split c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
+    gpu_tiles c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
     product rows = {.rows = p->all_rows, .columns = s->n};
     gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACTIVATION_NONE);
     gpu_constant(&l, "LANES", r.lanes);

@@ -4,10 +4,9 @@
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
-// b^T of dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64, a thread 4 x 4 of it; 16
-// of the depth at a time go through workgroup memory, while the next 16 are already in registers. Where there are
-// few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its
-// sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
+// b^T of dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64 (tiles.wgsl). Where there are few tiles
+// and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its sums in the
+// workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
 // The kernel that has the finished sums also adds the bias and stores pre and y = act(pre); where the backward
 // recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and
@@ -22,6 +21,7 @@
 //# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS
 //# float left right bias dy pre y parts
 //# include activation
+//# include tiles
 
 struct Params {
     rows: u32,
@@ -36,8 +36,6 @@ struct Params {
     zero_nan: u32,
 }
 
-const TILE = 64u;
-const DEPTH = 16u;
 const PART = 32u; // sums are added in parts of this many
 
 // ---- Results ------------------------------------------------------------------------------------------------
@@ -76,74 +74,28 @@ fn deliver(at: u32, column: u32, sums: vec4<f32>) {
 
 // ---- The product --------------------------------------------------------------------------------------------
 
-// A tile is laid out as in memory, in fours along the contiguous axis. Depth contiguous: a line of the tile has 4 fours
-// and one of padding, and the fours of a line change position every 8 lines, so that 8 threads reading 8 lines that are 4
-// apart hit 32 different banks. Else: 16 fours for each of 16 depths.
-const TILE_FOURS = 320u;
-var<workgroup> tiles: array<vec4<f32>, 640>;
+// Where the operands of this workgroup's batch begin.
+var<private> left_start: u32;
+var<private> right_start: u32;
 
-fn line_index(line: u32, quad: u32) -> u32 {
-    return line * 5u + (quad ^ ((line >> 3u) & 3u));
-}
-
-// Where in the tile a thread's four begins: line and depth.
-fn four_of(along: bool, lane: u32) -> vec2<u32> {
-    if (along) {
-        return vec2<u32>(lane / 4u, 4u * (lane % 4u));
-    }
-    return vec2<u32>(4u * (lane % 16u), lane / 16u);
-}
-
-fn store_four(base: u32, along: bool, lane: u32, v: vec4<f32>) {
-    if (along) {
-        tiles[base + line_index(lane / 4u, lane % 4u)] = v;
-    } else {
-        tiles[base + lane] = v;
-    }
-}
-
-// The first `count` of v, then zeros: the memory there may hold a NaN.
-fn first_of(v: vec4<f32>, count: u32) -> vec4<f32> {
-    return select(vec4<f32>(), v, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count));
-}
-
-fn left_load(start: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+fn left_load(row: u32, k: u32, end: u32) -> vec4<f32> {
     if (row >= u.p.rows || k >= end) {
         return vec4<f32>();
     }
     if (LEFT_ALONG == 1u) {
-        return first_of(left_four(start + row * u.p.depth + k), end - k);
+        return first_of(left_four(left_start + row * u.p.depth + k), end - k);
     }
-    return first_of(left_four(start + k * u.p.rows + row), u.p.rows - row);
+    return first_of(left_four(left_start + k * u.p.rows + row), u.p.rows - row);
 }
 
-fn right_load(start: u32, column: u32, k: u32, end: u32) -> vec4<f32> {
+fn right_load(column: u32, k: u32, end: u32) -> vec4<f32> {
     if (column >= u.p.columns || k >= end) {
         return vec4<f32>();
     }
     if (RIGHT_ALONG == 1u) {
-        return first_of(right_four(start + column * u.p.depth + k), end - k);
+        return first_of(right_four(right_start + column * u.p.depth + k), end - k);
     }
-    return first_of(right_four(start + k * u.p.columns + column), u.p.columns - column);
-}
-
-// Four lines from 4 * four, four depths from 4 * quad: one line per vector where the depth is contiguous, else one depth per
-// vector.
-fn block(base: u32, along: bool, four: u32, quad: u32) -> mat4x4<f32> {
-    if (along) {
-        let at = base + line_index(4u * four, quad);
-        return mat4x4<f32>(tiles[at], tiles[at + 5u], tiles[at + 10u], tiles[at + 15u]);
-    }
-    let at = base + 64u * quad + four;
-    return mat4x4<f32>(tiles[at], tiles[at + 16u], tiles[at + 32u], tiles[at + 48u]);
-}
-
-// One row: four depths of left by four depths of four columns.
-fn add_row(sum: vec4<f32>, l: vec4<f32>, r: mat4x4<f32>) -> vec4<f32> {
-    var s = fma(vec4<f32>(l.x), r[0], sum);
-    s = fma(vec4<f32>(l.y), r[1], s);
-    s = fma(vec4<f32>(l.z), r[2], s);
-    return fma(vec4<f32>(l.w), r[3], s);
+    return first_of(right_four(right_start + k * u.p.columns + column), u.p.columns - column);
 }
 
 fn product(group: u32, lane: u32) {
@@ -155,74 +107,19 @@ fn product(group: u32, lane: u32) {
     let begin = outer / u.p.batches * u.p.span;
     let end = min(begin + u.p.span, u.p.depth);
 
-    let left_start = batch * u.p.rows * u.p.depth;
-    let right_start = batch * u.p.depth * u.p.columns;
-    let left_four_at = four_of(LEFT_ALONG == 1u, lane) + vec2<u32>(row_tile * TILE, 0u);
-    let right_four_at = four_of(RIGHT_ALONG == 1u, lane) + vec2<u32>(column_tile * TILE, 0u);
+    left_start = batch * u.p.rows * u.p.depth;
+    right_start = batch * u.p.depth * u.p.columns;
     let row = row_tile * TILE + 4u * (lane / 16u);
     let column = column_tile * TILE + 4u * (lane % 16u);
     let inside = row < u.p.rows && column < u.p.columns;
-
-    // The current chain, and the sum of the finished ones.
-    var s0 = vec4<f32>();
-    var s1 = vec4<f32>();
-    var s2 = vec4<f32>();
-    var s3 = vec4<f32>();
-    var total0 = vec4<f32>();
-    var total1 = vec4<f32>();
-    var total2 = vec4<f32>();
-    var total3 = vec4<f32>();
-    // A round loads a step, multiplies the one before, and only then stores the loaded one in its place.
-    for (var next = begin; next < end + DEPTH; next += DEPTH) {
-        let left_next = left_load(left_start, left_four_at.x, next + left_four_at.y, end);
-        let right_next = right_load(right_start, right_four_at.x, next + right_four_at.y, end);
-        if (inside && next > begin) {
-            let quads = min((end + DEPTH - next + 3u) / 4u, DEPTH / 4u);
-            for (var quad = 0u; quad < quads; quad++) {
-                var l = block(0u, LEFT_ALONG == 1u, lane / 16u, quad);
-                var r = block(TILE_FOURS, RIGHT_ALONG == 1u, lane % 16u, quad);
-                if (LEFT_ALONG != 1u) {
-                    l = transpose(l);
-                }
-                if (RIGHT_ALONG == 1u) {
-                    r = transpose(r);
-                }
-                s0 = add_row(s0, l[0], r);
-                s1 = add_row(s1, l[1], r);
-                s2 = add_row(s2, l[2], r);
-                s3 = add_row(s3, l[3], r);
-            }
-        }
-        if ((next - begin) % u.p.chain == 0u) {
-            total0 += s0;
-            total1 += s1;
-            total2 += s2;
-            total3 += s3;
-            s0 = vec4<f32>();
-            s1 = vec4<f32>();
-            s2 = vec4<f32>();
-            s3 = vec4<f32>();
-        }
-        workgroupBarrier();
-        store_four(0u, LEFT_ALONG == 1u, lane, left_next);
-        store_four(TILE_FOURS, RIGHT_ALONG == 1u, lane, right_next);
-        workgroupBarrier();
-    }
+    let sums = multiply(row_tile * TILE, column_tile * TILE, begin, end, inside, lane);
     if (!inside) {
         return;
     }
     // Where y is the workspace's parts, `outer` counts those too.
     let start = (outer * u.p.rows + row) * u.p.columns + column;
     for (var i = 0u; i < min(4u, u.p.rows - row); i++) {
-        var sums = total0 + s0;
-        if (i == 1u) {
-            sums = total1 + s1;
-        } else if (i == 2u) {
-            sums = total2 + s2;
-        } else if (i == 3u) {
-            sums = total3 + s3;
-        }
-        deliver(start + i * u.p.columns, column, sums);
+        deliver(start + i * u.p.columns, column, row_of(sums, i));
     }
 }
 

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT */
+/* How a matrix product is split into tiles of workgroups and parts of its depth: linear and conv2d. */
+#ifndef VJP_GPU_TILES_H
+#define VJP_GPU_TILES_H
+
+#include "gpu/gpu.h"
+
+enum { GPU_BUSY = 256 /* workgroups that keep a large GPU busy */ };
+
+typedef struct gpu_tiles {
+    int64_t row_tiles, column_tiles;
+    int64_t parts, span; /* of the depth; with one part there is nothing to join */
+    int64_t chain;       /* products in one chain of f32 */
+} gpu_tiles;
+
+/* `batches` products of [rows, depth] by [depth, columns], by the kernel of tiles.wgsl and tiles.metal. */
+gpu_tiles gpu_tiles_of(const vjp_work *work, int64_t batches, int64_t rows, int64_t columns, int64_t depth);
+
+/* Threads that add `parts` parts of one result. */
+int64_t gpu_joining_lanes(const vjp_work *work, int64_t parts);
+
+#endif
