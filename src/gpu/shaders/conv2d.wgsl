@@ -26,7 +26,7 @@
 //   dweight  1; 2 with parts                   x, dy in, likewise; dweight out
 //   dbias    1; 2 with parts                   dy in; dbias out
 // Parts are parts * outputs f32, out and in.
-//# const PASS LAST LEFT_ALONG RIGHT_ALONG FOURS TWOS TEAMS
+//# const PASS LAST LEFT_ALONG RIGHT_ALONG BY_FOURS BY_TWOS TEAMS
 //# float out picture other bias parts_out parts
 
 struct Params {
@@ -243,9 +243,9 @@ fn picture_load(window: Window, group: u32, p: Pixel, t: Term) -> f32 {
     return picture_at(at);
 }
 
-// `count` neighbouring terms of a pixel, at most four. FOURS: there are four, of one tap.
+// `count` neighbouring terms of a pixel, at most four. BY_FOURS: there are four, of one tap.
 fn picture_terms(p: Pixel, first: Term, count: u32) -> vec4<f32> {
-    if (FOURS == 1u) {
+    if (BY_FOURS == 1u) {
         let at = picture_index(here.window, here.group, p, first);
         if (at == OUTSIDE) {
             return vec4<f32>();
@@ -326,7 +326,7 @@ fn dy_load(row: u32, k: u32, end: u32) -> vec4<f32> {
     if (LAST == 1u) {
         return first_of(other_four(at), u.p.outs - row);
     }
-    if (FOURS == 1u) {
+    if (BY_FOURS == 1u) {
         return first_of(other_four(at), end - k);
     }
     var v = vec4<f32>();
@@ -456,7 +456,7 @@ fn product(block_group: u32, lane: u32) {
             let bias = vec2<f32>(bias_at(group * rows + here_at.x), bias_at(group * rows + min(next_at.x, rows - 1u)));
             if (k + 1u == inner) {
                 put_one(start + at, two.x, bias.x);
-            } else if (TWOS == 1u) {
+            } else if (BY_TWOS == 1u) {
                 put_two(start + at, two, bias);
             } else {
                 put_one(start + at, two.x, bias.x);

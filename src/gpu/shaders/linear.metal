@@ -4,11 +4,9 @@
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
-// b^T of dpre b^T) or with the other axis contiguous. A threadgroup has a tile of 64 x 64, a thread 4 x 4 of it (fewer
-// than 256 threads have a smaller tile); 16
-// of the depth at a time go through threadgroup memory, while the next 16 are already in registers. Where there are
-// few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its
-// sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
+// b^T of dpre b^T) or with the other axis contiguous. A threadgroup has a tile of 64 x 64 or less (tiles.metal). Where
+// there are few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each
+// leaves its sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
 // The kernel that has the finished sums also adds the bias and stores pre and y = act(pre); where the backward
 // recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy
@@ -41,9 +39,6 @@ struct Params {
     uint zero_nan;
 };
 
-// A tile of left, then one of right. Each is laid out as in memory, in fours along the contiguous axis. Depth
-// contiguous: a line of the tile has 4 fours and one of padding, and the fours of a line change position every 8 lines,
-// so that 8 threads reading 8 lines that are 4 apart hit 32 different banks. Else: 16 fours for each of 16 depths.
 struct Shared {
     float4 tiles[640];
 };
@@ -51,21 +46,11 @@ struct Shared {
 #include "common.metal"
 
 #include "activation.metal"
+#include "tiles.metal"
 
-constexpr constant uint TILE_FOURS = 320;
-constexpr constant uint MAX_FOURS = 16; // of rows, or of columns, that a threadgroup has
-constexpr constant uint DEPTH = 16;
 constexpr constant uint PART = 32; // sums are added in parts of this many
 
 // ---- Results ------------------------------------------------------------------------------------------------
-
-// Elements i to i + 3, zeros instead of those past the first `count`: there may be a NaN there, or no memory.
-inline float4 first_of(Float from, uint i, uint count) {
-    if (count >= 4) {
-        return from.four(i);
-    }
-    return float4(from.at(i), count > 1 ? from.at(i + 1) : 0.0f, count > 2 ? from.at(i + 2) : 0.0f, 0.0f);
-}
 
 // Stores four from element i, or as many as there are.
 inline void put_first(Float to, uint i, uint count, float4 value) {
@@ -101,19 +86,6 @@ inline void deliver(thread const Call &c, uint at, uint column, float4 sums) {
 
 // ---- The product --------------------------------------------------------------------------------------------
 
-inline uint line_index(uint line, uint quad) {
-    return line * 5 + (quad ^ (line >> 3 & 3));
-}
-
-// Where in a tile of `fours` fours of lines its i-th four of 16 * fours begins: line and depth.
-inline uint2 four_of(bool along, uint i, uint fours) {
-    return along ? uint2(i / 4, 4 * (i % 4)) : uint2(4 * (i % fours), i / fours);
-}
-
-inline void store_four(thread const Call &c, uint base, bool along, uint2 at, float4 v) {
-    c.shared->tiles[base + (along ? line_index(at.x, at.y / 4) : at.y * MAX_FOURS + at.x / 4)] = v;
-}
-
 // A four of an operand that has `lines` rows or columns, in which batch `start` begins.
 inline float4 load_four(thread const Call &c, Float from, bool along, uint start, uint lines, uint2 at, uint end) {
     if (at.x >= lines || at.y >= end) {
@@ -125,37 +97,27 @@ inline float4 load_four(thread const Call &c, Float from, bool along, uint start
     return first_of(from, start + at.y * lines + at.x, lines - at.x);
 }
 
-struct Block {
-    float4 v[4];
+// The operands of a batch, from where they begin.
+struct Operands {
+    uint left_start;
+    uint right_start;
+
+    bool left_along() const {
+        return LEFT_ALONG == 1;
+    }
+    bool right_along() const {
+        return RIGHT_ALONG == 1;
+    }
+    float4 left(thread const Call &c, uint2 at, uint end) const {
+        return load_four(c, c.left, left_along(), left_start, c.p.rows, at, end);
+    }
+    float4 right(thread const Call &c, uint2 at, uint end) const {
+        return load_four(c, c.right, right_along(), right_start, c.p.columns, at, end);
+    }
 };
 
-// Four lines from 4 * four, four depths from 4 * quad: one line per vector where the depth is contiguous, else one
-// depth per vector.
-inline Block block_of(thread const Call &c, uint base, bool along, uint four, uint quad) {
-    uint at = base + (along ? line_index(4 * four, quad) : 4 * MAX_FOURS * quad + four);
-    uint step = along ? 5 : MAX_FOURS;
-    threadgroup const float4 *tiles = c.shared->tiles;
-    return {{tiles[at], tiles[at + step], tiles[at + 2 * step], tiles[at + 3 * step]}};
-}
-
-inline Block transposed(Block b) {
-    return {{float4(b.v[0].x, b.v[1].x, b.v[2].x, b.v[3].x), float4(b.v[0].y, b.v[1].y, b.v[2].y, b.v[3].y),
-             float4(b.v[0].z, b.v[1].z, b.v[2].z, b.v[3].z), float4(b.v[0].w, b.v[1].w, b.v[2].w, b.v[3].w)}};
-}
-
-// One row: four depths of left by four depths of four columns.
-inline float4 add_row(float4 sum, float4 l, Block r) {
-    float4 s = fma(float4(l.x), r.v[0], sum);
-    s = fma(float4(l.y), r.v[1], s);
-    s = fma(float4(l.z), r.v[2], s);
-    return fma(float4(l.w), r.v[3], s);
-}
-
 inline void product(thread const Call &c) {
-    bool left_along = LEFT_ALONG == 1;
-    bool right_along = RIGHT_ALONG == 1;
-    uint across = min(c.threads, MAX_FOURS); // as linear.c has it
-    uint down = min(c.threads / across, MAX_FOURS);
+    Tile tile = tile_of(c);
     uint column_tile = c.group % c.p.column_tiles;
     uint above = c.group / c.p.column_tiles;
     uint row_tile = above % c.p.row_tiles;
@@ -164,73 +126,16 @@ inline void product(thread const Call &c) {
     uint begin = outer / c.p.batches * c.p.span;
     uint end = min(begin + c.p.span, c.p.depth);
 
-    uint left_start = batch * c.p.rows * c.p.depth;
-    uint right_start = batch * c.p.depth * c.p.columns;
-    uint2 left_from = uint2(row_tile * 4 * down, 0);
-    uint2 right_from = uint2(column_tile * 4 * across, 0);
-    uint2 left_four_at = four_of(left_along, c.lane, down);
-    uint2 right_four_at = four_of(right_along, c.lane, across);
-    uint row_four = c.lane / across;
-    uint column_four = c.lane % across;
-    uint row = left_from.x + 4 * row_four;
-    uint column = right_from.x + 4 * column_four;
-    bool inside = row_four < down && row < c.p.rows && column < c.p.columns;
-
-    // The current chain, and the sum of the finished ones.
-    float4 sum[4] = {float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)};
-    float4 total[4] = {float4(0.0f), float4(0.0f), float4(0.0f), float4(0.0f)};
-    // A round loads a step, multiplies the one before, and only then stores the loaded one in its at.
-    for (uint next = begin; next < end + DEPTH; next += DEPTH) {
-        uint2 left_at = left_from + uint2(0, next);
-        uint2 right_at = right_from + uint2(0, next);
-        float4 left_next = load_four(c, c.left, left_along, left_start, c.p.rows, left_at + left_four_at, end);
-        float4 right_next = load_four(c, c.right, right_along, right_start, c.p.columns, right_at + right_four_at, end);
-        if (inside && next > begin) {
-            uint quads = min((end + DEPTH - next + 3) / 4, DEPTH / 4);
-            for (uint quad = 0; quad < quads; quad++) {
-                Block l = block_of(c, 0, left_along, row_four, quad);
-                Block r = block_of(c, TILE_FOURS, right_along, column_four, quad);
-                if (!left_along) {
-                    l = transposed(l);
-                }
-                if (right_along) {
-                    r = transposed(r);
-                }
-                for (uint i = 0; i < 4; i++) {
-                    sum[i] = add_row(sum[i], l.v[i], r);
-                }
-            }
-        }
-        if ((next - begin) % c.p.chain == 0) {
-            for (uint i = 0; i < 4; i++) {
-                total[i] += sum[i];
-                sum[i] = float4(0.0f);
-            }
-        }
-        wait_for_all();
-        if (c.lane < DEPTH * down) {
-            store_four(c, 0, left_along, left_four_at, left_next);
-        }
-        if (c.lane < DEPTH * across) {
-            store_four(c, TILE_FOURS, right_along, right_four_at, right_next);
-        }
-        // 256 threads have one four of each tile. With fewer, the remaining fours are loaded here.
-        for (uint i = c.lane + c.threads; i < DEPTH * down; i += c.threads) {
-            uint2 at = four_of(left_along, i, down);
-            store_four(c, 0, left_along, at, load_four(c, c.left, left_along, left_start, c.p.rows, left_at + at, end));
-        }
-        for (uint i = c.lane + c.threads; i < DEPTH * across; i += c.threads) {
-            uint2 at = four_of(right_along, i, across);
-            store_four(c, TILE_FOURS, right_along, at,
-                       load_four(c, c.right, right_along, right_start, c.p.columns, right_at + at, end));
-        }
-        wait_for_all();
-    }
+    Operands operands = {batch * c.p.rows * c.p.depth, batch * c.p.depth * c.p.columns};
+    uint first_row = row_tile * 4 * tile.down;
+    uint first_column = column_tile * 4 * tile.across;
+    uint row = first_row + 4 * tile.row_four;
+    uint column = first_column + 4 * tile.column_four;
+    bool inside = tile.row_four < tile.down && row < c.p.rows && column < c.p.columns;
+    float4 total[4];
+    multiply(c, operands, first_row, first_column, begin, end, inside, total);
     if (!inside) {
         return;
-    }
-    for (uint i = 0; i < 4; i++) {
-        total[i] += sum[i];
     }
     // Where y is the workspace's parts, `outer` counts those too. Not unrolled: an activation is long.
     uint start = (outer * c.p.rows + row) * c.p.columns + column;
