@@ -493,6 +493,13 @@ static const struct {
     {"maxpool2d", "x=[1,3,65,257]", VJP_F32},
     {"linear", "a=[65,257] b=[257,130] activation=gelu_erf", VJP_F32},
     {"linear", "a=[7001,3] b=[3,2]", VJP_BF16},
+    {"conv2d", "x=[1,70,4,5] weight=[66,70,3,3] padding_h=1 padding_w=1", VJP_BF16},
+    {"conv2d", "x=[1,4,5,70] weight=[66,3,3,70] padding_h=1 padding_w=1 layout=channels_last", VJP_F32},
+    {"conv2d", "x=[2,18,7,8] weight=[20,9,3,2] groups=2 stride_h=3 stride_w=2 padding_h=2 dilation_h=2", VJP_F32},
+    {"conv2d", "x=[2,7,8,18] weight=[20,3,2,9] groups=2 stride_h=3 stride_w=2 padding_h=2 layout=channels_last",
+     VJP_BF16},
+    {"conv2d", "x=[3,8,21,20] weight=[9,8,1,1]", VJP_F32},
+    {"conv2d", "x=[3,40,41,2] weight=[2,2,2,1] groups=2 stride_w=2 layout=channels_last", VJP_BF16},
 };
 
 static void shapes_that_have_broken_others(void **state) {
@@ -501,6 +508,20 @@ static void shapes_that_have_broken_others(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (has(shapes[i].op)) compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
     stop();
+}
+
+/* Fewer threads have smaller tiles, and load several fours of each. */
+static void tiles_of_conv2d_are_right_with_few_threads(void **state) {
+    (void)state;
+    static const unsigned long threads[] = {48, 100};
+    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+        stand_in_reset();
+        stand_in.max_threads = threads[i];
+        if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+        compare_setup("conv2d", "x=[2,9,5,6] weight=[17,9,2,3] stride_h=2 padding_w=1", VJP_F32);
+        compare_setup("conv2d", "x=[2,5,6,9] weight=[17,2,3,9] stride_h=2 padding_w=1 layout=channels_last", VJP_BF16);
+        stop();
+    }
 }
 
 /* One thread a group, so that a few rows are more groups than a row of the grid holds. */
@@ -599,6 +620,7 @@ int main(void) {
         cmocka_unit_test(an_old_system_has_fast_mathematics_off_too),
         cmocka_unit_test(every_op_is_right),
         cmocka_unit_test(shapes_that_have_broken_others),
+        cmocka_unit_test(tiles_of_conv2d_are_right_with_few_threads),
         cmocka_unit_test(more_groups_than_a_row_of_the_grid_holds),
         cmocka_unit_test(a_row_past_2_to_24_keeps_its_last_column),
         cmocka_unit_test(results_do_not_depend_on_how_threads_run),

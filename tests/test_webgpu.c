@@ -248,6 +248,64 @@ static void elementwise_ops_and_sums_are_split_at_2_to_24(void **state) {
     free(bits);
 }
 
+/* As many images as have 2^24 elements are a launch: here one, of every 29th row and column. */
+static void images_of_conv2d_are_split_at_2_to_24(void **state) {
+    (void)state;
+    need_device();
+    enum { IMAGES = 2, SIDE = 2900, STRIDE = 29, OUT = SIDE / STRIDE, OUTS = 8, PLANE = SIDE * SIDE };
+    const int64_t x_shape[4] = {IMAGES, 1, SIDE, SIDE}, y_shape[4] = {IMAGES, OUTS, OUT, OUT};
+    const int64_t weight_shape[4] = {OUTS, 1, 1, 1}, bias_shape[1] = {OUTS};
+    const float weight[OUTS] = {1, 2, 3, 4, 5, 6, 7, 8}, zero[OUTS] = {0};
+    enum { Y_COUNT = IMAGES * OUTS * OUT * OUT };
+    uint16_t *bits = malloc((size_t)IMAGES * PLANE * sizeof *bits), *ys = malloc(Y_COUNT * sizeof *ys), weights[OUTS];
+    float sums[OUTS];
+    assert_true((int64_t)IMAGES * PLANE > GPU_CHUNK);
+    for (int64_t i = 0; i < (int64_t)IMAGES * PLANE; i++)
+        bits[i] = i < PLANE ? 0x3f80 : 0x4000; /* 1, 2 */
+    for (int i = 0; i < OUTS; i++) {
+        uint32_t word;
+        memcpy(&word, &weight[i], sizeof word);
+        weights[i] = (uint16_t)(word >> 16);
+    }
+    for (int i = 0; i < Y_COUNT; i++)
+        ys[i] = 0x3f80;
+    vjp_tensor x = on_device(VJP_BF16, 4, x_shape, bits, (size_t)IMAGES * PLANE * sizeof *bits);
+    vjp_tensor y = on_device(VJP_BF16, 4, y_shape, ys, Y_COUNT * sizeof *ys), dy = y;
+    vjp_tensor w = on_device(VJP_BF16, 4, weight_shape, weights, sizeof weights);
+    vjp_tensor dw = on_device(VJP_F32, 4, weight_shape, zero, sizeof zero);
+    vjp_tensor db = on_device(VJP_F32, 1, bias_shape, zero, sizeof zero);
+    dy.data = NULL;
+    assert_int_equal(vjp_alloc(device, Y_COUNT * sizeof *ys, &dy.data), VJP_OK);
+    assert_int_equal(vjp_upload(device, dy.data, 0, ys, Y_COUNT * sizeof *ys), VJP_OK);
+    vjp_conv2d_attributes every =
+        *WITH(conv2d, .stride_h = STRIDE, .stride_w = STRIDE, .dilation_h = 1, .dilation_w = 1, .groups = 1);
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_conv2d_forward(device, &y, &x, &w, NULL, &every) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), IMAGES);
+    if (vjp_conv2d_backward(device, NULL, &dw, &db, &dy, &x, &w, &every) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_download(device, ys, y.data, 0, Y_COUNT * sizeof *ys), VJP_OK);
+    for (int i = 0; i < Y_COUNT; i++) { /* weight, and twice that: the next exponent */
+        int channel = i / (OUT * OUT) % OUTS;
+        assert_int_equal(ys[i], weights[channel] + (i < Y_COUNT / IMAGES ? 0 : 0x80));
+    }
+    assert_int_equal(vjp_download(device, sums, dw.data, 0, sizeof sums), VJP_OK);
+    for (int i = 0; i < OUTS; i++)
+        assert_true(sums[i] == (float)(3 * OUT * OUT));
+    assert_int_equal(vjp_download(device, sums, db.data, 0, sizeof sums), VJP_OK);
+    for (int i = 0; i < OUTS; i++)
+        assert_true(sums[i] == (float)(IMAGES * OUT * OUT));
+    if (vjp_conv2d_backward(device, &x, NULL, NULL, &dy, NULL, &w, &every) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_download(device, bits, x.data, 0, (size_t)IMAGES * PLANE * sizeof *bits), VJP_OK);
+    for (int64_t i = 0; i < (int64_t)IMAGES * PLANE; i++) {
+        bool reached = i % SIDE % STRIDE == 0 && i / SIDE % SIDE % STRIDE == 0;
+        if (bits[i] != (reached ? 0x4210 : 0)) fail_msg("dx[%lld] is %x", (long long)i, bits[i]); /* 36 */
+    }
+    vjp_free(device, x.data), vjp_free(device, y.data), vjp_free(device, dy.data);
+    vjp_free(device, w.data), vjp_free(device, dw.data), vjp_free(device, db.data);
+    free(bits), free(ys);
+}
+
 /* ---- Submissions and pipelines ----------------------------------------------------------------------- */
 
 static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state) {
@@ -393,6 +451,12 @@ static const struct {
     {"maxpool2d", "x=[1,9,257,257]"},
     {"linear", "a=[65,257] b=[257,130] activation=gelu_erf"},
     {"linear", "a=[70001,3] b=[3,2]"},
+    {"conv2d", "x=[1,70,9,8] weight=[66,70,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", "x=[1,9,8,70] weight=[66,3,3,70] padding_h=1 padding_w=1 layout=channels_last"},
+    {"conv2d", "x=[3,18,15,16] weight=[20,9,3,2] groups=2 stride_h=3 stride_w=2 padding_h=2 dilation_h=2"},
+    {"conv2d", "x=[3,15,16,18] weight=[20,3,2,9] groups=2 stride_h=3 stride_w=2 padding_h=2 layout=channels_last"},
+    {"conv2d", "x=[5,8,21,20] weight=[9,8,1,1]"},
+    {"conv2d", "x=[3,70,71,2] weight=[2,2,2,1] groups=2 stride_w=2 layout=channels_last"},
     {"add", "a=[70001,3] b=[3] param=f32"},
     {"mul", "a=[70,4097] b=[4097]"},
     {"mean", "x=[3,70001] axis=1"},
@@ -427,6 +491,7 @@ static void more_groups_than_a_grid_dimension_holds_use_a_second_one(void **stat
     compare("layer_norm", "x=[61,257]", VJP_F32);
     compare("gather", "table=[11,257] index=[100]", VJP_F32);
     compare("linear", "a=[130,17] b=[17,130]", VJP_F32);
+    compare("conv2d", "x=[3,8,15,16] weight=[9,8,2,2] stride_h=2 stride_w=2", VJP_F32);
     inside->limits.maxComputeWorkgroupsPerDimension = most;
 }
 
@@ -448,6 +513,7 @@ int main(void) {
         cmocka_unit_test(an_arena_may_be_larger_than_a_binding),
         cmocka_unit_test(a_tensor_past_a_binding_is_refused_before_any_work),
         cmocka_unit_test(elementwise_ops_and_sums_are_split_at_2_to_24),
+        cmocka_unit_test(images_of_conv2d_are_split_at_2_to_24),
         cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),
         cmocka_unit_test(bad_indices_of_several_calls_keep_position_and_value_together),
         cmocka_unit_test(a_shader_that_does_not_compile_says_why),
