@@ -189,6 +189,7 @@ static gpu_launch begin(const plan *p, const product *m, const gpu_tiles *c, con
     gpu_constant(&l, "LEFT_ALONG", m->left_along);
     gpu_constant(&l, "RIGHT_ALONG", m->right_along);
     gpu_constant(&l, "ACTIVATION", activation);
+    gpu_constant(&l, "BLOCK", c->block);
     gpu_u32(&l, m->rows);
     gpu_u32(&l, m->columns);
     gpu_u32(&l, m->depth);
@@ -255,7 +256,7 @@ static vjp_status dpre_and_dbias(const plan *p) {
     bool saved = p->slope && !p->recompute;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
     rows_split r = rows_of(p->work, p->all_rows, s->n);
-    gpu_tiles c = {.column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
+    gpu_tiles c = {.column_tiles = r.tiles, .block = 1, .parts = r.chunks, .span = r.chunk_rows};
     product rows = {.rows = p->all_rows, .columns = s->n};
     gpu_launch l = begin(p, &rows, &c, "columns", saved ? s->activation : VJP_ACTIVATION_NONE);
     gpu_constant(&l, "LANES", r.lanes);

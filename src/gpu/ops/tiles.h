@@ -9,6 +9,7 @@ enum { GPU_BUSY = 256 /* workgroups that keep a large GPU busy */ };
 
 typedef struct gpu_tiles {
     int64_t row_tiles, column_tiles;
+    int64_t block;       /* a thread has block by block times four by four; a tile of 256 threads 64 block lines */
     int64_t parts, span; /* of the depth; with one part there is nothing to join */
     int64_t chain;       /* products in one chain of f32 */
 } gpu_tiles;

@@ -32,7 +32,7 @@
         operand(Float, 4, parts_out) operand(Float, 5, parts)
 #define NUMBERS(number)                                                                                                \
     number(0, PASS) number(1, LAST) number(2, LEFT_ALONG) number(3, RIGHT_ALONG) number(4, BY_FOURS)                   \
-        number(5, BY_TWOS) number(6, LANES) number(7, TEAMS)
+        number(5, BY_TWOS) number(6, LANES) number(7, TEAMS) number(8, BLOCK)
 #define KERNELS(kernel_of) kernel_of(product) kernel_of(join) kernel_of(direct) kernel_of(reduce)
 
 struct Params {
@@ -379,6 +379,36 @@ inline uint out_index(thread const Call &c, thread const Factors &f, uint2 at) {
     return PASS == DX ? x_index(c, p.image, channel, h, w) : y_index(c, p.image, channel, h, w);
 }
 
+// Four rows of four columns, from element `start` of the output on, of as many as there are. Two neighbours in memory
+// at a time: two rows with the channels last, else two columns.
+inline void put_sums(thread const Call &c, thread const Factors &f, uint2 first, uint2 count, uint start, Block sums) {
+    bool across = LAST == 1 && PASS != DWEIGHT;
+    if (across) {
+        sums = transposed(sums);
+    }
+    uint rows = rows_count(c);
+    uint outer = min(4u, across ? count.y : count.x);
+    uint inner = min(4u, across ? count.x : count.y);
+    for (uint i = 0; i < outer; i++) {
+        float4 v = row_at(sums, i);
+        for (uint k = 0; k < inner; k += 2) {
+            float2 two = k == 2 ? v.zw : v.xy;
+            uint2 at = first + (across ? uint2(k, i) : uint2(i, k));
+            uint2 next = at + (across ? uint2(1, 0) : uint2(0, 1));
+            float2 bias = float2(c.bias.at(f.group * rows + at.x), c.bias.at(f.group * rows + min(next.x, rows - 1)));
+            uint to = start + out_index(c, f, at);
+            if (k + 1 == inner) {
+                put_one(c, to, two.x, bias.x);
+            } else if (BY_TWOS == 1) {
+                put_two(c, to, two, bias);
+            } else {
+                put_one(c, to, two.x, bias.x);
+                put_one(c, start + out_index(c, f, next), two.y, bias.y);
+            }
+        }
+    }
+}
+
 // ---- Kernels ------------------------------------------------------------------------------------------------
 
 inline void product(thread const Call &c) {
@@ -397,48 +427,24 @@ inline void product(thread const Call &c) {
     uint begin = part * c.p.span;
     uint end = max(begin, min(begin + c.p.span, f.depth(c)));
 
-    uint first_row = row_tile * 4 * tile.down;
-    uint first_column = column_tile * 4 * tile.across;
-    f.loaded = first_column + four_of(f.right_along(), c.lane, tile.across).x;
+    uint2 first = tile.first(row_tile, column_tile);
+    f.loaded = first.y + four_of(f.right_along(), c.lane, tile.across).x;
     if (PASS == DWEIGHT) {
         f.term = term_of(c, f.window, f.loaded);
     } else {
         f.pixel = pixel_of(f.window, f.loaded);
     }
-    uint row = first_row + 4 * tile.row_four;
-    uint column = first_column + 4 * tile.column_four;
-    uint rows = rows_count(c);
-    uint columns = f.columns(c);
-    bool inside = tile.row_four < tile.down && row < rows && column < columns;
-    float4 total[4];
-    multiply(c, f, first_row, first_column, begin, end, inside, total);
+    uint2 own = first + tile.own();
+    uint2 size = uint2(rows_count(c), f.columns(c));
+    bool inside = tile.row_four < tile.down && own.x < size.x && own.y < size.y;
+    Quarters sums = multiply(c, f, first, begin, end, inside);
     if (!inside) {
         return;
     }
-    // Two neighbours in memory at a time: two rows with the channels last, else two columns.
-    uint start = (c.p.first_part + part) * c.p.total;
-    bool across = LAST == 1 && PASS != DWEIGHT;
-    Block sums = {{total[0], total[1], total[2], total[3]}};
-    if (across) {
-        sums = transposed(sums);
-    }
-    uint outer = min(4u, across ? columns - column : rows - row);
-    uint inner = min(4u, across ? rows - row : columns - column);
-    for (uint i = 0; i < outer; i++) {
-        for (uint k = 0; k < inner; k += 2) {
-            float2 two = k == 2 ? sums.v[i].zw : sums.v[i].xy;
-            uint2 at = across ? uint2(row + k, column + i) : uint2(row + i, column + k);
-            uint2 next = at + (across ? uint2(1, 0) : uint2(0, 1));
-            float2 bias = float2(c.bias.at(f.group * rows + at.x), c.bias.at(f.group * rows + min(next.x, rows - 1)));
-            uint to = start + out_index(c, f, at);
-            if (k + 1 == inner) {
-                put_one(c, to, two.x, bias.x);
-            } else if (BY_TWOS == 1) {
-                put_two(c, to, two, bias);
-            } else {
-                put_one(c, to, two.x, bias.x);
-                put_one(c, start + out_index(c, f, next), two.y, bias.y);
-            }
+    for (uint q = 0; q < quarters_count(); q++) {
+        uint2 at = own + tile.quarter(q);
+        if (at.x < size.x && at.y < size.y) {
+            put_sums(c, f, at, size - at, (c.p.first_part + part) * c.p.total, quarter_at(sums, q));
         }
     }
 }

@@ -26,7 +26,7 @@
 //   dweight  1; 2 with parts                   x, dy in, likewise; dweight out
 //   dbias    1; 2 with parts                   dy in; dbias out
 // Parts are parts * outputs f32, out and in.
-//# const PASS LAST LEFT_ALONG RIGHT_ALONG BY_FOURS BY_TWOS TEAMS
+//# const PASS LAST LEFT_ALONG RIGHT_ALONG BLOCK BY_FOURS BY_TWOS TEAMS
 //# float out picture other bias parts_out parts
 
 struct Params {
@@ -405,6 +405,38 @@ fn out_index(window: Window, group: u32, row: u32, column: u32) -> u32 {
     return y_index(p.image, channel, h, w);
 }
 
+// Four rows of four columns, from element `start` of the output on. Two neighbours in memory at a time: two rows with the
+// channels last, else two columns.
+fn put_sums(window: Window, group: u32, first: vec2<u32>, start: u32, sums: Sums) {
+    let rows = rows_count();
+    let count = vec2<u32>(rows, columns_count(window)) - first;
+    let across = LAST == 1u && PASS != DWEIGHT;
+    let outer = min(4u, select(count.x, count.y, across));
+    let inner = min(4u, select(count.y, count.x, across));
+    let turned = transpose(mat4x4<f32>(sums.s0, sums.s1, sums.s2, sums.s3));
+    for (var i = 0u; i < outer; i++) {
+        var v = row_of(sums, i);
+        if (across) {
+            v = row_of(Sums(turned[0], turned[1], turned[2], turned[3]), i);
+        }
+        for (var k = 0u; k < inner; k += 2u) {
+            let two = select(v.xy, v.zw, k == 2u);
+            let at = first + select(vec2<u32>(i, k), vec2<u32>(k, i), across);
+            let next = at + select(vec2<u32>(0u, 1u), vec2<u32>(1u, 0u), across);
+            let bias = vec2<f32>(bias_at(group * rows + at.x), bias_at(group * rows + min(next.x, rows - 1u)));
+            let to = start + out_index(window, group, at.x, at.y);
+            if (k + 1u == inner) {
+                put_one(to, two.x, bias.x);
+            } else if (BY_TWOS == 1u) {
+                put_two(to, two, bias);
+            } else {
+                put_one(to, two.x, bias.x);
+                put_one(start + out_index(window, group, next.x, next.y), two.y, bias.y);
+            }
+        }
+    }
+}
+
 // ---- Kernels ------------------------------------------------------------------------------------------------
 
 fn product(block_group: u32, lane: u32) {
@@ -435,33 +467,10 @@ fn product(block_group: u32, lane: u32) {
     let columns = columns_count(window);
     let inside = row < rows && column < columns;
     let sums = multiply(row_tile * TILE, column_tile * TILE, begin, end, inside, lane);
-    if (!inside) {
-        return;
-    }
-    // Two neighbours in memory at a time: two rows with the channels last, else two columns.
-    let start = (u.p.first_part + part) * u.p.total;
-    let across = LAST == 1u && PASS != DWEIGHT;
-    let inner = select(columns - column, rows - row, across);
-    let turned = transpose(mat4x4<f32>(sums.s0, sums.s1, sums.s2, sums.s3));
-    for (var i = 0u; i < min(4u, select(rows - row, columns - column, across)); i++) {
-        var v = row_of(sums, i);
-        if (across) {
-            v = row_of(Sums(turned[0], turned[1], turned[2], turned[3]), i);
-        }
-        for (var k = 0u; k < min(4u, inner); k += 2u) {
-            let two = select(v.xy, v.zw, k == 2u);
-            let here_at = select(vec2<u32>(row + i, column + k), vec2<u32>(row + k, column + i), across);
-            let next_at = here_at + select(vec2<u32>(0u, 1u), vec2<u32>(1u, 0u), across);
-            let at = out_index(window, group, here_at.x, here_at.y);
-            let bias = vec2<f32>(bias_at(group * rows + here_at.x), bias_at(group * rows + min(next_at.x, rows - 1u)));
-            if (k + 1u == inner) {
-                put_one(start + at, two.x, bias.x);
-            } else if (BY_TWOS == 1u) {
-                put_two(start + at, two, bias);
-            } else {
-                put_one(start + at, two.x, bias.x);
-                put_one(start + out_index(window, group, next_at.x, next_at.y), two.y, bias.y);
-            }
+    for (var quarter = 0u; quarter < BLOCK * BLOCK; quarter++) {
+        let at = vec2<u32>(row, column) + quarter_start(quarter);
+        if (at.x < rows && at.y < columns) {
+            put_sums(window, group, at, (u.p.first_part + part) * u.p.total, quarter_of(sums, quarter));
         }
     }
 }

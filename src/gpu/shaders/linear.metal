@@ -4,7 +4,7 @@
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
-// b^T of dpre b^T) or with the other axis contiguous. A threadgroup has a tile of 64 x 64 or less (tiles.metal). Where
+// b^T of dpre b^T) or with the other axis contiguous. A threadgroup has a tile (tiles.metal). Where
 // there are few tiles and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each
 // leaves its sums in the workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
@@ -23,7 +23,8 @@
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, bias) operand(Float, 3, dy)                     \
         operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts)
 #define NUMBERS(number)                                                                                                \
-    number(0, LEFT_ALONG) number(1, RIGHT_ALONG) number(2, ACTIVATION) number(3, LANES) number(4, TEAMS)
+    number(0, LEFT_ALONG) number(1, RIGHT_ALONG) number(2, ACTIVATION) number(3, LANES) number(4, TEAMS)               \
+        number(5, BLOCK)
 #define KERNELS(kernel_of) kernel_of(product) kernel_of(join) kernel_of(columns)
 
 struct Params {
@@ -127,21 +128,22 @@ inline void product(thread const Call &c) {
     uint end = min(begin + c.p.span, c.p.depth);
 
     Operands operands = {batch * c.p.rows * c.p.depth, batch * c.p.depth * c.p.columns};
-    uint first_row = row_tile * 4 * tile.down;
-    uint first_column = column_tile * 4 * tile.across;
-    uint row = first_row + 4 * tile.row_four;
-    uint column = first_column + 4 * tile.column_four;
-    bool inside = tile.row_four < tile.down && row < c.p.rows && column < c.p.columns;
-    float4 total[4];
-    multiply(c, operands, first_row, first_column, begin, end, inside, total);
+    uint2 first = tile.first(row_tile, column_tile);
+    uint2 own = first + tile.own();
+    bool inside = tile.row_four < tile.down && own.x < c.p.rows && own.y < c.p.columns;
+    Quarters sums = multiply(c, operands, first, begin, end, inside);
     if (!inside) {
         return;
     }
     // Where y is the workspace's parts, `outer` counts those too. Not unrolled: an activation is long.
-    uint start = (outer * c.p.rows + row) * c.p.columns + column;
-    for (uint i = 0; i < min(4u, c.p.rows - row); i++) {
-        float4 sums = i == 0 ? total[0] : i == 1 ? total[1] : i == 2 ? total[2] : total[3];
-        deliver(c, start + i * c.p.columns, column, sums);
+    for (uint q = 0; q < quarters_count(); q++) {
+        uint2 at = own + tile.quarter(q);
+        if (at.x < c.p.rows && at.y < c.p.columns) {
+            uint start = (outer * c.p.rows + at.x) * c.p.columns + at.y;
+            for (uint i = 0; i < min(4u, c.p.rows - at.x); i++) {
+                deliver(c, start + i * c.p.columns, at.y, row_at(quarter_at(sums, q), i));
+            }
+        }
     }
 }
 

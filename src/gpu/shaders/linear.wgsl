@@ -4,7 +4,7 @@
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
-// b^T of dpre b^T) or with the other axis contiguous. A workgroup has a tile of 64 x 64 (tiles.wgsl). Where there are few tiles
+// b^T of dpre b^T) or with the other axis contiguous. A workgroup has a tile (tiles.wgsl). Where there are few tiles
 // and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its sums in the
 // workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
@@ -18,7 +18,7 @@
 //   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
 //   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
 //   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
-//# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS
+//# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS BLOCK
 //# float left right bias dy pre y parts
 //# include activation
 //# include tiles
@@ -113,13 +113,15 @@ fn product(group: u32, lane: u32) {
     let column = column_tile * TILE + 4u * (lane % 16u);
     let inside = row < u.p.rows && column < u.p.columns;
     let sums = multiply(row_tile * TILE, column_tile * TILE, begin, end, inside, lane);
-    if (!inside) {
-        return;
-    }
     // Where y is the workspace's parts, `outer` counts those too.
-    let start = (outer * u.p.rows + row) * u.p.columns + column;
-    for (var i = 0u; i < min(4u, u.p.rows - row); i++) {
-        deliver(start + i * u.p.columns, column, row_of(sums, i));
+    for (var quarter = 0u; quarter < BLOCK * BLOCK; quarter++) {
+        let at = vec2<u32>(row, column) + quarter_start(quarter);
+        if (at.x < u.p.rows && at.y < u.p.columns) {
+            let start = (outer * u.p.rows + at.x) * u.p.columns + at.y;
+            for (var i = 0u; i < min(4u, u.p.rows - at.x); i++) {
+                deliver(start + i * u.p.columns, at.y, row_of(quarter_of(sums, quarter), i));
+            }
+        }
     }
 }
 
