@@ -135,6 +135,9 @@ static plan plan_of(const vjp_work *work, result kind, int out, int picture, int
         int64_t pixels = (s->batch - (p.launches - 1) * p.images) * s->out_height * s->out_width;
         p.parts = (p.launches - 1) * p.parts + vjp_max(1, vjp_divide_up(pixels, vjp_max(p.tiles.span, 1)));
     }
+    /* A launch that has a tensor of 2^31 elements is refused: its workspace must not overflow before that. */
+    int64_t x_elements = kind == RESULT_DBIAS ? 0 : s->batch * p.x_image, y_elements = s->batch * p.y_image;
+    if (vjp_max(vjp_max(x_elements, y_elements), p.terms * p.rows * s->groups) > INT32_MAX) p.parts = 1;
     return p;
 }
 
