@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attention: its launches. The kernels, and what each computes, are in attention.wgsl and attention.metal.
+ *
+ *     forward                   `forward`
+ *     backward, y and lse       `deltas`, then `gradient` for dq; one for dk and dv, or one for each where a head has
+ *                               more columns than a workgroup sums at once
+ *     backward without them     `forward` first, with y in f32 in the workspace and the two parts of lse kept apart
+ *
+ * All launches are repeated for as many batches as have GPU_CHUNK elements of q or k, so that no tensor has to fit a
+ * binding as a whole, and the workspace is bounded: a batch has to fit. The workspace has, for those batches,
+ *
+ *     row_max, row_log, delta   [batch, heads, time], the first two only without a saved lse
+ *     y                         [batch, time, heads, dim], f32, only without a saved lse and y
+ *
+ * A workgroup of fewer than 256 threads has fewer rows, terms and columns.
+ */
+#include <math.h>
+
+#include "gpu/gpu.h"
+
+enum {
+    MAX_FOURS = 16, /* of rows and of columns of a workgroup; a thread has four by four */
+    MAX_CHUNKS = 2, /* of columns that a workgroup has: more sums than that do not fit the registers of a thread */
+    ABSENT = -1     /* instead of a slot */
+};
+
+/* What a pass does, and where its workspace has what. */
+typedef struct plan {
+    const vjp_work *work;
+    vjp_attention_sizes s;
+    int64_t q_batch, k_batch, rows_batch; /* elements of q and of k, rows of queries, for a batch */
+    int64_t batches;                      /* in a launch */
+    int64_t rows, columns, chunks;        /* of a workgroup; the chunks have `columns` each */
+    bool again;                           /* y and lse must be computed again */
+    bool y, delta;                        /* whether that y, and <dy, y>, are needed */
+    size_t row_max_at, row_log_at, delta_at, y_at, bytes;
+} plan;
+
+static plan plan_of(const vjp_work *work) {
+    plan p = {.work = work, .s = vjp_attention_sizes_of(work)};
+    const vjp_attention_sizes *s = &p.s;
+    p.rows_batch = s->time * s->heads;
+    p.q_batch = p.rows_batch * s->dim;
+    p.k_batch = s->keys * s->kv_heads * s->dim;
+    p.batches = vjp_min(s->batch, vjp_max(1, GPU_CHUNK / vjp_max(1, vjp_max(p.q_batch, p.k_batch))));
+    int64_t threads = gpu_threads(work->device), across = vjp_min(threads, MAX_FOURS);
+    p.rows = 4 * vjp_min(threads / across, MAX_FOURS);
+    p.columns = 4 * across;
+    p.chunks = vjp_min(vjp_divide_up(s->dim, p.columns), MAX_CHUNKS);
+    if (work->pass == VJP_FORWARD) return p;
+    bool slopes = work->tensor[ATTENTION_B_DQ] || work->tensor[ATTENTION_B_DK];
+    p.again = !work->tensor[ATTENTION_B_Y] || !work->tensor[ATTENTION_B_LSE];
+    p.delta = slopes;
+    p.y = p.again && slopes;
+    size_t statistic = gpu_scratch_bytes(p.batches * p.rows_batch, sizeof(float));
+    p.row_log_at = p.row_max_at + (p.again ? statistic : 0);
+    p.delta_at = p.row_log_at + (p.again ? statistic : 0);
+    p.y_at = p.delta_at + (p.delta ? statistic : 0);
+    p.bytes = p.y_at + (p.y ? gpu_scratch_bytes(p.batches * p.q_batch, sizeof(float)) : 0);
+    return p;
+}
+
+/* ---- Operands ---------------------------------------------------------------------------------------- */
+
+/* The part of a tensor that batches [first, first + count) have, of `each` elements per batch. */
+typedef struct part {
+    const plan *p;
+    int64_t first, count;
+} part;
+
+static void bind_scratch(gpu_launch *l, const part *at, const char *name, size_t offset, int64_t each, bool present,
+                         bool output) {
+    gpu_scratch(l, name, VJP_F32, offset, present ? at->count * each : 0, output);
+    gpu_operand *o = &l->operand[l->operands - 1];
+    o->fours = o->present && at->p->s.dim % 4 == 0 && each != at->p->rows_batch;
+    o->output = o->present && output;
+    o->paired = o->present;
+}
+
+static void bind_absent(gpu_launch *l, const part *at, const char *name) {
+    bind_scratch(l, at, name, 0, 0, false, false);
+}
+
+/* A tensor of rows of dim elements. */
+static void bind_rows(gpu_launch *l, const part *at, const char *name, int slot, int64_t each) {
+    if (slot == ABSENT) {
+        bind_absent(l, at, name);
+        return;
+    }
+    gpu_fours(l, name, slot, at->p->s.dim);
+    gpu_part(l, at->first * each, at->count * each);
+}
+
+static void bind_lse(gpu_launch *l, const part *at, const char *name, int slot) {
+    gpu_tensor(l, name, slot, 1);
+    gpu_part(l, at->first * at->p->rows_batch, at->count * at->p->rows_batch);
+}
+
+static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
+    const plan *p = at->p;
+    const vjp_attention_sizes *s = &p->s;
+    gpu_launch l = gpu_begin(p->work, kernel);
+    l.threads = gpu_threads(p->work->device);
+    gpu_constant(&l, "CHUNKS", p->chunks);
+    gpu_constant(&l, "KEY_ROWS", key_rows);
+    gpu_u32(&l, at->count * s->kv_heads);
+    gpu_u32(&l, s->time);
+    gpu_u32(&l, s->keys);
+    gpu_u32(&l, s->kv_heads);
+    gpu_u32(&l, s->group);
+    gpu_u32(&l, s->dim);
+    gpu_u32(&l, s->causal);
+    gpu_u32(&l, vjp_divide_up(key_rows ? s->keys : s->time * s->group, p->rows));
+    gpu_u32(&l, vjp_divide_up(s->dim, p->chunks * p->columns));
+    gpu_f32(&l, s->scale);
+    gpu_f32(&l, (double)INFINITY);
+    gpu_f32(&l, (double)NAN);
+    gpu_u32(&l, 0); /* a zero that compilers cannot know */
+    return l;
+}
+
+static vjp_status enqueue(const gpu_launch *l, const part *at, bool key_rows) {
+    const plan *p = at->p;
+    int64_t rows = key_rows ? p->s.keys : p->s.time * p->s.group;
+    return gpu_enqueue(l, at->count * p->s.kv_heads * vjp_divide_up(rows, p->rows) *
+                              vjp_divide_up(p->s.dim, p->chunks * p->columns));
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------- */
+
+static vjp_status forward_part(const part *at) {
+    const plan *p = at->p;
+    bool backward = p->work->pass == VJP_BACKWARD;
+    gpu_launch l = begin(at, "forward", false);
+    bind_rows(&l, at, "left", backward ? ATTENTION_B_Q : ATTENTION_Q, p->q_batch);
+    bind_rows(&l, at, "right", backward ? ATTENTION_B_K : ATTENTION_K, p->k_batch);
+    bind_rows(&l, at, "right2", backward ? ATTENTION_B_V : ATTENTION_V, p->k_batch);
+    if (backward) {
+        bind_scratch(&l, at, "out", p->y_at, p->q_batch, p->y, true);
+        bind_absent(&l, at, "lse");
+    } else {
+        bind_rows(&l, at, "out", ATTENTION_Y, p->q_batch);
+        bind_lse(&l, at, "lse", ATTENTION_LSE);
+    }
+    bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, backward, true);
+    bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, backward, true);
+    return enqueue(&l, at, false);
+}
+
+/* Calls run() for the batches of one launch after another. */
+static vjp_status for_parts(const plan *p, vjp_status (*run)(const part *at)) {
+    vjp_status status = VJP_OK;
+    for (int64_t first = 0; first < p->s.batch && status == VJP_OK; first += p->batches)
+        status = run(&(part){p, first, vjp_min(p->batches, p->s.batch - first)});
+    return status;
+}
+
+static vjp_status forward(const vjp_work *work) {
+    plan p = plan_of(work);
+    if (!work->tensor[ATTENTION_Y] && !work->tensor[ATTENTION_LSE]) return VJP_OK;
+    return for_parts(&p, forward_part);
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+static vjp_status deltas(const part *at) {
+    const plan *p = at->p;
+    gpu_launch l = begin(at, "deltas", false);
+    bind_rows(&l, at, "left2", ATTENTION_B_DY, p->q_batch);
+    if (p->again)
+        bind_scratch(&l, at, "right2", p->y_at, p->q_batch, true, false);
+    else
+        bind_rows(&l, at, "right2", ATTENTION_B_Y, p->q_batch);
+    bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, true, true);
+    return gpu_enqueue(&l, vjp_divide_up(at->count * p->rows_batch, l.threads));
+}
+
+/* dq, or dk (`out`) and dv (`out2`), or one of these. */
+static vjp_status gradient(const part *at, bool key_rows, int out, int out2) {
+    const plan *p = at->p;
+    int64_t row_each = key_rows ? p->k_batch : p->q_batch, term_each = key_rows ? p->q_batch : p->k_batch;
+    gpu_launch l = begin(at, "gradient", key_rows);
+    bind_rows(&l, at, "left", key_rows ? ATTENTION_B_K : ATTENTION_B_Q, row_each);
+    bind_rows(&l, at, "right", key_rows ? ATTENTION_B_Q : ATTENTION_B_K, term_each);
+    bind_rows(&l, at, "left2", key_rows ? ATTENTION_B_V : ATTENTION_B_DY, row_each);
+    bind_rows(&l, at, "right2", key_rows ? ATTENTION_B_DY : ATTENTION_B_V, term_each);
+    bind_rows(&l, at, "out", out, row_each);
+    bind_rows(&l, at, "out2", out2, row_each);
+    if (p->again)
+        bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, true, false);
+    else
+        bind_lse(&l, at, "row_max", ATTENTION_B_LSE);
+    bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, p->again, false);
+    bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, p->delta && out != ABSENT, false);
+    return enqueue(&l, at, key_rows);
+}
+
+static vjp_status backward_part(const part *at) {
+    const plan *p = at->p;
+    const vjp_work *work = p->work;
+    int dk = work->tensor[ATTENTION_B_DK] ? ATTENTION_B_DK : ABSENT;
+    int dv = work->tensor[ATTENTION_B_DV] ? ATTENTION_B_DV : ABSENT;
+    bool together = p->chunks == 1;
+    vjp_status status = p->again ? forward_part(at) : VJP_OK;
+    if (status == VJP_OK && p->delta) status = deltas(at);
+    if (status == VJP_OK && work->tensor[ATTENTION_B_DQ]) status = gradient(at, false, ATTENTION_B_DQ, ABSENT);
+    if (status == VJP_OK && (dk != ABSENT || (together && dv != ABSENT)))
+        status = gradient(at, true, dk, together ? dv : ABSENT);
+    if (status == VJP_OK && !together && dv != ABSENT) status = gradient(at, true, ABSENT, dv);
+    return status;
+}
+
+static vjp_status backward(const vjp_work *work) {
+    plan p = plan_of(work);
+    if (!p.delta && !work->tensor[ATTENTION_B_DV]) return VJP_OK;
+    return for_parts(&p, backward_part);
+}
+
+static size_t workspace(const vjp_work *work) {
+    return plan_of(work).bytes;
+}
+
+const vjp_kernel gpu_attention[VJP_PASS_COUNT] = {{forward, NULL, VJP_STORAGE_16_32},
+                                                  {backward, workspace, VJP_STORAGE_16_32}};
