@@ -504,6 +504,11 @@ static const struct {
      VJP_BF16},
     {"conv2d", "x=[3,8,21,20] weight=[9,8,1,1]", VJP_F32},
     {"conv2d", "x=[3,40,41,2] weight=[2,2,2,1] groups=2 stride_w=2 layout=channels_last", VJP_BF16},
+    {"attention", "q=[1,35,4,24] k=[1,70,2,24]", VJP_F32},
+    {"attention", "q=[1,3,1,7] k=[1,2100,1,7] causal=0", VJP_F32},
+    {"attention", "q=[1,6,1,300] k=[1,7,1,300]", VJP_BF16},
+    {"attention", "q=[1,70,1,4] k=[1,70,1,4] data=nan", VJP_F32},
+    {"attention", "q=[1,40,2,8] k=[1,40,1,8] data=huge -lse", VJP_F32},
 };
 
 static void shapes_that_have_broken_others(void **state) {

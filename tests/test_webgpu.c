@@ -464,6 +464,9 @@ static const struct {
     {"add", "a=[70001,3] b=[3] param=f32"},
     {"mul", "a=[70,4097] b=[4097]"},
     {"mean", "x=[3,70001] axis=1"},
+    {"attention", "q=[1,3,1,7] k=[1,4200,1,7] causal=0"},
+    {"attention", "q=[1,6,1,300] k=[1,7,1,300]"},
+    {"attention", "q=[1,2200,1,3] k=[1,9,1,3] causal=0"},
 };
 
 static void compare(const char *op, const char *text, vjp_dtype dtype) {
@@ -496,6 +499,7 @@ static void more_groups_than_a_grid_dimension_holds_use_a_second_one(void **stat
     compare("gather", "table=[11,257] index=[100]", VJP_F32);
     compare("linear", "a=[130,17] b=[17,130]", VJP_F32);
     compare("conv2d", "x=[3,8,15,16] weight=[9,8,2,2] stride_h=2 stride_w=2", VJP_F32);
+    compare("attention", "q=[5,9,2,8] k=[5,9,2,8]", VJP_F32);
     inside->limits.maxComputeWorkgroupsPerDimension = most;
 }
 

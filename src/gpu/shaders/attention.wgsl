@@ -290,30 +290,35 @@ fn times_rows(m: mat4x4<f32>, factor: vec4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(m[0] * factor.x, m[1] * factor.y, m[2] * factor.z, m[3] * factor.w);
 }
 
-// Stores four columns of a thread's four rows, or as many as there are.
-fn put_rows(second: bool, p: Place, chunk: u32, lane: u32, rows: mat4x4<f32>) {
-    let column = p.column + chunk * COLUMNS + 4u * (lane % FOURS);
+fn put_four(second: bool, at: u32, count: u32, four: vec4<f32>) {
+    for (var j = 0u; j < count; j += 2u) {
+        let v = select(four.xy, four.zw, j == 2u);
+        if (second && j + 1u < count) {
+            out2_set_two(at + j, v);
+        } else if (second) {
+            out2_set(at + j, v.x);
+        } else if (j + 1u < count) {
+            out_set_two(at + j, v);
+        } else {
+            out_set(at + j, v.x);
+        }
+    }
+}
+
+// Stores four columns of a thread's four rows, or as many as there are, for each chunk.
+fn put_rows(second: bool, p: Place, lane: u32, chunk0: mat4x4<f32>, chunk1: mat4x4<f32>) {
     let row = p.row + 4u * (lane / FOURS);
-    if (column >= u.p.dim || row >= row_count()) {
+    if (row >= row_count() || !select(out_is, out2_is, second)) {
         return;
     }
-    var m = rows;
-    let count = min(4u, u.p.dim - column);
-    for (var i = 0u; i < min(4u, row_count() - row); i++) {
-        let at = row_start(p.unit, row + i) + column;
-        let four = m[i];
-        for (var j = 0u; j < count; j += 2u) {
-            let v = select(four.xy, four.zw, j == 2u);
-            if (second && j + 1u < count) {
-                out2_set_two(at + j, v);
-            } else if (second) {
-                out2_set(at + j, v.x);
-            } else if (j + 1u < count) {
-                out_set_two(at + j, v);
-            } else {
-                out_set(at + j, v.x);
-            }
+    let rows = min(4u, row_count() - row);
+    var m = chunk0;
+    for (var chunk = 0u; chunk < CHUNKS; chunk++) {
+        let column = p.column + chunk * COLUMNS + 4u * (lane % FOURS);
+        for (var i = 0u; i < rows && column < u.p.dim; i++) {
+            put_four(second, row_start(p.unit, row + i) + column, min(4u, u.p.dim - column), m[i]);
         }
+        m = chunk1;
     }
 }
 
@@ -389,7 +394,8 @@ fn forward(group: u32, lane: u32) {
         tile[weight_slot(x, y)] = max(a, b);
         workgroupBarrier();
         let before = largest;
-        for (var i = 0u; i < FOURS; i++) {
+        // Not from 0, so that compilers do not unroll it: that doubles the time of compiling.
+        for (var i = u.p.zero; i < FOURS; i++) {
             largest = max(largest, tile[weight_slot(i, y)]);
         }
         // All scores are -Inf so far: weights are 0, not NaN.
@@ -400,7 +406,7 @@ fn forward(group: u32, lane: u32) {
         tile[STAGE + weight_slot(x, y)] = weight_a + weight_b;
         workgroupBarrier();
         var added = vec4<f32>();
-        for (var i = 0u; i < FOURS; i++) {
+        for (var i = u.p.zero; i < FOURS; i++) {
             added += tile[STAGE + weight_slot(i, y)];
         }
         sum = sum * correction + added;
@@ -411,17 +417,20 @@ fn forward(group: u32, lane: u32) {
         let factor = correction * (old_power * inverse);
         tile[weight_slot(x, y)] = weight_a * inverse;
         tile[weight_slot(x + FOURS, y)] = weight_b * inverse;
-        tiles += 1u;
-        let fold = tiles % FOLD == 0u;
         if (out_is) {
-            y0 = times_rows(y0, factor) + weighted(true, p, 0u, term, limits, lane);
-            y0_total = times_rows(y0_total, factor);
-            if (CHUNKS == 2u) {
-                y1 = times_rows(y1, factor) + weighted(true, p, 1u, term, limits, lane);
-                y1_total = times_rows(y1_total, factor);
+            for (var chunk = 0u; chunk < CHUNKS; chunk++) {
+                let added_values = weighted(true, p, chunk, term, limits, lane);
+                if (chunk == 0u) {
+                    y0 = times_rows(y0, factor) + added_values;
+                    y0_total = times_rows(y0_total, factor);
+                } else {
+                    y1 = times_rows(y1, factor) + added_values;
+                    y1_total = times_rows(y1_total, factor);
+                }
             }
         }
-        if (fold) {
+        tiles += 1u;
+        if (tiles % FOLD == 0u) {
             sum_total += sum;
             y0_total += y0;
             y1_total += y1;
@@ -435,10 +444,7 @@ fn forward(group: u32, lane: u32) {
     let without = select(vec4<f32>(u.p.nan), vec4<f32>(), limits.end == vec4<u32>());
     let empty = all == vec4<f32>();
     let inverse = select(power / all, without, empty);
-    put_rows(false, p, 0u, lane, times_rows(y0 + y0_total, inverse));
-    if (CHUNKS == 2u) {
-        put_rows(false, p, 1u, lane, times_rows(y1 + y1_total, inverse));
-    }
+    put_rows(false, p, lane, times_rows(y0 + y0_total, inverse), times_rows(y1 + y1_total, inverse));
     if (x != 0u || p.column != 0u) {
         return;
     }
@@ -524,29 +530,34 @@ fn gradient(group: u32, lane: u32) {
             rest = Scores(vec4<f32>(q0.y), vec4<f32>(q1.y));
             mean = Scores(vec4<f32>(q0.z), vec4<f32>(q1.z));
         }
-        let product = products(false, p, term, lane);
-        let weight_a = weights_of(scaled(product.a) - largest.a - rest.a);
-        let weight_b = weights_of(scaled(product.b) - largest.b - rest.b);
+        // First the weights, for out2, then ds, for out. A loop, because a shader is compiled at run time.
+        var weight = Scores();
+        for (var step = 0u; step < select(1u, 2u, out_is); step++) {
+            let product = products(step == 1u, p, term, lane);
+            if (step == 0u) {
+                weight.a = weights_of(scaled(product.a) - largest.a - rest.a);
+                weight.b = weights_of(scaled(product.b) - largest.b - rest.b);
+            } else {
+                weight.a *= product.a - mean.a;
+                weight.b *= product.b - mean.b;
+            }
+            tile[weight_slot(x, y)] = weight.a;
+            tile[weight_slot(x + FOURS, y)] = weight.b;
+            for (var chunk = 0u; chunk < select(0u, CHUNKS, step == 1u || out2_is); chunk++) {
+                let added = weighted(step == 0u, p, chunk, term, limits, lane);
+                if (out2_is && step == 0u && chunk == 0u) {
+                    second0 += added;
+                } else if (out2_is && step == 0u) {
+                    second1 += added;
+                } else if (chunk == 0u) {
+                    out0 += added;
+                } else {
+                    out1 += added;
+                }
+            }
+        }
         tiles += 1u;
-        let fold = tiles % FOLD == 0u;
-        if (out2_is) {
-            tile[weight_slot(x, y)] = weight_a;
-            tile[weight_slot(x + FOURS, y)] = weight_b;
-            second0 += weighted(true, p, 0u, term, limits, lane);
-            if (CHUNKS == 2u) {
-                second1 += weighted(true, p, 1u, term, limits, lane);
-            }
-        }
-        if (out_is) {
-            let slope = products(true, p, term, lane);
-            tile[weight_slot(x, y)] = weight_a * (slope.a - mean.a);
-            tile[weight_slot(x + FOURS, y)] = weight_b * (slope.b - mean.b);
-            out0 += weighted(false, p, 0u, term, limits, lane);
-            if (CHUNKS == 2u) {
-                out1 += weighted(false, p, 1u, term, limits, lane);
-            }
-        }
-        if (fold) {
+        if (tiles % FOLD == 0u) {
             out0_total += out0;
             out1_total += out1;
             second0_total += second0;
@@ -557,16 +568,6 @@ fn gradient(group: u32, lane: u32) {
             second1 = mat4x4<f32>();
         }
     }
-    if (out_is) {
-        put_rows(false, p, 0u, lane, (out0 + out0_total) * u.p.scale);
-        if (CHUNKS == 2u) {
-            put_rows(false, p, 1u, lane, (out1 + out1_total) * u.p.scale);
-        }
-    }
-    if (out2_is) {
-        put_rows(true, p, 0u, lane, second0 + second0_total);
-        if (CHUNKS == 2u) {
-            put_rows(true, p, 1u, lane, second1 + second1_total);
-        }
-    }
+    put_rows(false, p, lane, (out0 + out0_total) * u.p.scale, (out1 + out1_total) * u.p.scale);
+    put_rows(true, p, lane, second0 + second0_total, second1 + second1_total);
 }
