@@ -205,6 +205,36 @@ static void a_tensor_past_a_binding_is_refused_before_any_work(void **state) {
     inside->limits.maxStorageBufferBindingSize = max_bytes;
 }
 
+/* Batches past 2^24 elements of k are a launch of their own; a sum of 65536 equal terms is right. */
+static void attention_splits_its_batches_at_2_to_24(void **state) {
+    (void)state;
+    need_device();
+    enum { BATCH = 5, KEYS = 65536, DIM = 64, EACH = KEYS * DIM };
+    const int64_t q_shape[] = {BATCH, 1, 1, DIM}, k_shape[] = {BATCH, KEYS, 1, DIM}, lse_shape[] = {BATCH, 1, 1};
+    static float zero[BATCH * DIM], y[BATCH * DIM], lse[BATCH];
+    float *values = malloc(BATCH * EACH * sizeof *values);
+    for (int i = 0; i < BATCH * EACH; i++)
+        values[i] = 0.1f * (float)(1 + i / EACH);
+    vjp_tensor q = on_device(VJP_F32, 4, q_shape, zero, sizeof zero),
+               out = on_device(VJP_F32, 4, q_shape, zero, sizeof zero);
+    vjp_tensor k = on_device(VJP_F32, 4, k_shape, values, BATCH * EACH * sizeof *values);
+    vjp_tensor statistic = on_device(VJP_F32, 3, lse_shape, zero, sizeof lse);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_attention_forward(device, &out, &statistic, &q, &k, &k, WITH(attention, .causal = 0)) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 2);
+    assert_int_equal(vjp_download(device, y, out.data, 0, sizeof y), VJP_OK);
+    assert_int_equal(vjp_download(device, lse, statistic.data, 0, sizeof lse), VJP_OK);
+    for (int i = 0; i < BATCH * DIM; i++) {
+        double want = (double)(0.1f * (float)(1 + i / DIM));
+        if (!(fabs((double)y[i] - want) <= 1e-6 * want)) fail_msg("y[%d] is %.9g, not %.9g", i, (double)y[i], want);
+    }
+    for (int i = 0; i < BATCH; i++)
+        assert_true(fabs((double)lse[i] - log(KEYS)) <= 1e-6 * log(KEYS));
+    vjp_free(device, q.data), vjp_free(device, out.data), vjp_free(device, k.data), vjp_free(device, statistic.data);
+    free(values);
+}
+
 /* Elements past 2^24 are a launch of their own, and so are their terms of a sum. */
 static void elementwise_ops_and_sums_are_split_at_2_to_24(void **state) {
     (void)state;
@@ -522,6 +552,7 @@ int main(void) {
         cmocka_unit_test(a_tensor_past_a_binding_is_refused_before_any_work),
         cmocka_unit_test(elementwise_ops_and_sums_are_split_at_2_to_24),
         cmocka_unit_test(images_of_conv2d_are_split_at_2_to_24),
+        cmocka_unit_test(attention_splits_its_batches_at_2_to_24),
         cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),
         cmocka_unit_test(bad_indices_of_several_calls_keep_position_and_value_together),
         cmocka_unit_test(a_shader_that_does_not_compile_says_why),

@@ -2,9 +2,9 @@
 // attention: y = softmax(scale q k^T) v for each head, and its gradients. docs/ops/attention.md derives them.
 //
 // The queries of all heads that share a head of k are rows of one problem: row i is time i / group, head i % group of
-// them. A threadgroup of 256 threads has 64 rows (of queries, or of keys for dk and dv) and goes through the other side,
-// the terms, 32 at a time: no more of the scores is ever stored. A thread has 4 rows by 2 terms of a tile of scores,
-// then 4 rows by 4 columns of each product of the tile's weights with rows of `right` or `right2`, all through
+// them. A threadgroup of 256 threads has 64 rows (of queries, or of keys for dk and dv) and goes through the other
+// side, the terms, 32 at a time: no more of the scores is ever stored. A thread has 4 rows by 2 terms of a tile of
+// scores, then 4 rows by 4 columns of each product of the tile's weights with rows of `right` or `right2`, all through
 // threadgroup memory. Fewer threads have fewer rows, and below 16 fewer terms and columns.
 //
 //     kernel    rows     left  right  left2  right2  out  out2     what it makes
@@ -17,8 +17,8 @@
 // than 64, dk and dv have a launch each, so that the sums of a thread stay in registers; a threadgroup has up to 128
 // columns (CHUNKS of 64), and beyond that the scores are computed once for every 128.
 //
-// Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than 256
-// up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
+// Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
+// 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
 //
 // Dispatches, barriers and memory traffic: see attention.wgsl.
 #define OPERANDS(operand)                                                                                              \
@@ -118,8 +118,8 @@ inline uint end_term(thread const Call &c, uint row) {
     return term_count(c);
 }
 
-// What a threadgroup has: `rows` rows from `row`, columns from `column`; `terms` terms in a tile. And this thread of it:
-// the x-th of its `across` threads for the y-th four of rows. Rows that see many terms come first.
+// What a threadgroup has: `rows` rows from `row`, columns from `column`; `terms` terms in a tile. And this thread of
+// it: the x-th of its `across` threads for the y-th four of rows. Rows that see many terms come first.
 struct Place {
     uint unit;
     uint row;
@@ -210,8 +210,8 @@ inline Block plus(Block a, Block b) {
 
 // Each row by its own factor.
 inline Block times_rows(Block a, float4 factor) {
-    return {{a.v[0] * float4(factor.x), a.v[1] * float4(factor.y), a.v[2] * float4(factor.z),
-             a.v[3] * float4(factor.w)}};
+    return {
+        {a.v[0] * float4(factor.x), a.v[1] * float4(factor.y), a.v[2] * float4(factor.z), a.v[3] * float4(factor.w)}};
 }
 
 // Four depths of r by four depths of four rows.
@@ -428,8 +428,8 @@ inline void forward(thread const Call &c) {
         }
         if (c.out.is()) {
             for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-                y[chunk] = plus(times_rows(y[chunk], factor),
-                                weighted(c, c.right2, p, p.column + chunk * p.columns, term));
+                y[chunk] =
+                    plus(times_rows(y[chunk], factor), weighted(c, c.right2, p, p.column + chunk * p.columns, term));
                 total[chunk] = times_rows(total[chunk], factor);
             }
         }

@@ -89,4 +89,10 @@
        "            sum.small = add_pair(c, sum.small, small[c.lane + by * apart]);\n        }\n")]),
     ("metal sums: the sums of chunks after the first are lost", "test test_metal",
      [("src/gpu/shaders/sums.metal", "for (uint k = rank; k < c.p.chunks; k += c.p.lanes) {", "for (uint k = rank; k < c.p.lanes; k += c.p.lanes) {")]),
+    ("metal attention: <dy, y> left out of ds", "test test_metal",
+     [("src/gpu/shaders/attention.metal", "s.v[j] * (slope.v[j] - mean.v[j]);", "s.v[j] * slope.v[j];")]),
+    ("metal attention: the sums of 64 tiles are lost", "test test_metal",
+     [("src/gpu/shaders/attention.metal", "total[chunk] = plus(total[chunk], y[chunk]);", "total[chunk] = total[chunk];")]),
+    ("metal attention: sums are overwritten by weights while they are read", "test test_metal",
+     [("src/gpu/shaders/attention.metal", "        wait_for_all();\n        float4 added = float4(0.0f);", "        float4 added = float4(0.0f);")]),
 ]
