@@ -105,6 +105,7 @@ typedef struct gpu_launch {
     int params;
     int threads; /* of a workgroup */
     gpu_merge merge;
+    int64_t iterations;  /* of the loops of a thread, at most, where they may be very many; else 0 */
     int64_t first;       /* the smallest valid index, for the sentence */
     int64_t limit;       /* what an index must stay below; -1: the sentence is that of an earlier launch */
     const char *too_big; /* the operand or size that 32-bit indices cannot hold; NULL: all fit */

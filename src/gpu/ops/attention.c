@@ -120,9 +120,17 @@ static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
     return l;
 }
 
-static vjp_status enqueue(const gpu_launch *l, const part *at, bool key_rows) {
+/*
+ * Each kernel goes through all terms of its rows: `products` sums over dim, and `sums` over the terms, for every 32.
+ * A loop of n iterations counts as n + 1.
+ */
+static vjp_status enqueue(gpu_launch *l, const part *at, bool key_rows, int products, int sums) {
+    enum { TERMS = 32, DEPTH = 16, PRODUCT_STEP = 6, SUM = 37, EXCHANGE = 34, OTHERS = 100 };
     const plan *p = at->p;
-    int64_t rows = key_rows ? p->s.keys : p->s.time * p->s.group;
+    int64_t queries = p->s.time * p->s.group, rows = key_rows ? p->s.keys : queries;
+    int64_t tile =
+        EXCHANGE + 4 + products * (PRODUCT_STEP * vjp_divide_up(p->s.dim, DEPTH) + 4) + sums * SUM * p->chunks;
+    l->iterations = vjp_divide_up(key_rows ? queries : p->s.keys, TERMS) * tile + OTHERS;
     return gpu_enqueue(l, at->count * p->s.kv_heads * vjp_divide_up(rows, p->rows) *
                               vjp_divide_up(p->s.dim, p->chunks * p->columns));
 }
@@ -145,7 +153,7 @@ static vjp_status forward_part(const part *at) {
     }
     bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, backward, true);
     bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, backward, true);
-    return enqueue(&l, at, false);
+    return enqueue(&l, at, false, 1, 1);
 }
 
 /* Calls run() for the batches of one launch after another. */
@@ -193,7 +201,7 @@ static vjp_status gradient(const part *at, bool key_rows, int out, int out2) {
         bind_lse(&l, at, "row_max", ATTENTION_B_LSE);
     bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, p->again, false);
     bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, p->delta && out != ABSENT, false);
-    return enqueue(&l, at, key_rows);
+    return enqueue(&l, at, key_rows, out == ABSENT ? 1 : 2, (out != ABSENT) + (out2 != ABSENT));
 }
 
 static vjp_status backward_part(const part *at) {

@@ -98,6 +98,9 @@ static vjp_status open_tables(vjp_device *device, webgpu_state *state) {
     return status == VJP_OK ? webgpu_clear_bad_indices(device) : status;
 }
 
+/* Mesa's software GPU ends a thread's loops after this many iterations, without an error. */
+enum { LLVMPIPE_ITERATIONS = 65535 };
+
 static void summarise(vjp_device *device, webgpu_state *state) {
     static const char *const kinds[] = {[WGPUBackendType_Null] = "null",     [WGPUBackendType_WebGPU] = "WebGPU",
                                         [WGPUBackendType_D3D11] = "D3D11",   [WGPUBackendType_D3D12] = "D3D12",
@@ -116,6 +119,7 @@ static void summarise(vjp_device *device, webgpu_state *state) {
              slash ? slash + 1 : state->api.path,
              (unsigned long long)(state->limits.maxStorageBufferBindingSize >> 20));
     state->api.AdapterInfoFreeMembers(info);
+    if (strstr(device->summary, "llvmpipe")) state->max_iterations = LLVMPIPE_ITERATIONS;
 }
 
 static void close_state(webgpu_state *state) {

@@ -41,6 +41,7 @@ typedef struct webgpu_state {
     WGPUDevice device;
     WGPUQueue queue;
     WGPULimits limits;
+    int64_t max_iterations; /* of a thread's loops, all together; 0: as many as there are */
     bool lost, failed;
     char message[WEBGPU_MESSAGE]; /* why, as the implementation says it */
 

@@ -279,6 +279,15 @@ vjp_status webgpu_find_windows(vjp_device *device, const gpu_launch *l, webgpu_v
     return VJP_OK;
 }
 
+static vjp_status check_iterations(vjp_device *device, const gpu_launch *l) {
+    int64_t max = webgpu_of(device)->max_iterations;
+    char what[128];
+    if (!max || l->iterations <= max) return VJP_OK;
+    snprintf(what, sizeof what, "needs %lld iterations of loops; this software GPU ends them after %lld",
+             (long long)l->iterations, (long long)max);
+    return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->kernel);
+}
+
 vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
@@ -286,6 +295,7 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
     if (state->mode == GPU_GATHER) return webgpu_gather(device, l, groups);
     webgpu_view view;
     status = gpu_launch_counts(device, l, groups);
+    if (status == VJP_OK) status = check_iterations(device, l);
     if (status == VJP_OK) status = webgpu_find_windows(device, l, &view);
     if (status != VJP_OK || state->mode == GPU_CHECK) return status;
     webgpu_row row = {.launch = l, .groups = (uint32_t)groups};
