@@ -16,14 +16,14 @@
 // than 64, dk and dv have a launch each, so that the sums of a thread stay in registers; a workgroup has up to 128
 // columns (CHUNKS of 64), and beyond that the scores are computed once for every 128.
 //
-// Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than 256
-// up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
+// Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
+// 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
 //
 // Dispatches and memory traffic, for each 2^24 elements of q or k (tiles of the other side are read again by every 64
-// rows, from caches): forward 1: q, k, v in, y and lse out. Backward 3, or 4 where dim > 64: deltas (dy, y in), dq (q, k,
-// v, dy in), dk and dv (the same in). Without y and lse 1 more, and y in f32 out and in. Barriers for each 32 terms:
-// 2 for each 16 of dim in a product over dim (forward 1 product, gradients 2), 2 for each 64 columns of a sum, 3 of the
-// softmax or 1 before the weights of dk.
+// rows, from caches): forward 1: q, k, v in, y and lse out. Backward 3, or 4 where dim > 64: deltas (dy, y in), dq (q,
+// k, v, dy in), dk and dv (the same in). Without y and lse 1 more, and y in f32 out and in. Barriers for each 32 terms:
+// 2 for each 16 of dim in a product over dim (forward and dv 1 product, dq and dk 2), 2 for each 64 columns of a sum,
+// and in the forward 2 of the softmax.
 //# const CHUNKS KEY_ROWS
 //# float left right left2 right2 out out2 lse row_max row_log delta
 //# include exponential
@@ -459,8 +459,8 @@ fn forward(group: u32, lane: u32) {
     }
 }
 
-// <dy, y> of a query, in the order of products(): where one weight is 1 and the others are 0, y is a value, and <dy, v> -
-// delta is exactly 0.
+// <dy, y> of a query, in the order of products(): where one weight is 1 and the others are 0, y is a value, and <dy, v>
+// - delta is exactly 0.
 fn deltas(group: u32, lane: u32) {
     let item = group * 256u + lane;
     if (item >= u.p.units * queries()) {
