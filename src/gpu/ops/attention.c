@@ -25,7 +25,7 @@ enum {
     ABSENT = -1     /* instead of a slot */
 };
 
-/* What a pass does, and where its workspace has what. */
+/* What a pass does, and the offsets in its workspace. */
 typedef struct plan {
     const vjp_work *work;
     vjp_attention_sizes s;
@@ -156,7 +156,7 @@ static vjp_status forward_part(const part *at) {
     return enqueue(&l, at, false, 1, 1);
 }
 
-/* Calls run() for the batches of one launch after another. */
+/* Calls run() for each run of batches that one launch takes. */
 static vjp_status for_parts(const plan *p, vjp_status (*run)(const part *at)) {
     vjp_status status = VJP_OK;
     for (int64_t first = 0; first < p->s.batch && status == VJP_OK; first += p->batches)

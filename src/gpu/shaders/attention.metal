@@ -186,12 +186,12 @@ inline float4 load_four(thread const Call &c, Float from, bool valid, uint start
     return float4(from.at(i), count > 1 ? from.at(i + 1) : 0.0f, count > 2 ? from.at(i + 2) : 0.0f, 0.0f);
 }
 
-// Where the fours of a staged line are: 8 threads that read 8 lines, one after another, hit 32 different banks.
+// Index of a four of a staged line: 8 threads that read 8 neighbouring lines hit 32 different banks.
 inline uint line_slot(uint line, uint quad) {
     return line * 4 + (quad ^ (line >> 1 & 3));
 }
 
-// Where the weights of a term for four rows are, and what a thread of those rows leaves for the others.
+// Index of the weights of a term for four rows, and of what the threads of those rows exchange.
 inline uint weight_slot(uint term, uint four) {
     return term * MAX_FOURS + (four ^ (term & 7));
 }
@@ -494,7 +494,7 @@ inline void deltas(thread const Call &c) {
     c.delta.set(statistic_at(c, unit, query), total + sum);
 }
 
-// What the softmax of a query was: its largest score, the log of the sum, <dy, y>. An absent row_log is 0.
+// The softmax of a query: its largest score, the log of the sum, <dy, y>. An absent row_log is 0.
 inline float3 softmax_at(thread const Call &c, uint unit, uint query) {
     uint at = statistic_at(c, unit, min(query, queries(c) - 1));
     return float3(c.row_max.at(at), c.row_log.at(at), c.delta.at(at));

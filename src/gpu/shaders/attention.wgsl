@@ -190,12 +190,12 @@ fn term_load(second: bool, valid: bool, start: u32, column: u32) -> vec4<f32> {
     return kept(right_four(start + column), u.p.dim - column);
 }
 
-// Where the fours of a staged line are: 8 threads that read 8 lines, one after another, hit 32 different banks.
+// Index of a four of a staged line: 8 threads that read 8 neighbouring lines hit 32 different banks.
 fn line_slot(line: u32, quad: u32) -> u32 {
     return line * 4u + (quad ^ ((line >> 1u) & 3u));
 }
 
-// Where the weights of a term for four rows are, and what a thread of those rows leaves for the others.
+// Index of the weights of a term for four rows, and of what the threads of those rows exchange.
 fn weight_slot(term: u32, four: u32) -> u32 {
     return term * FOURS + (four ^ (term & 7u));
 }
@@ -485,7 +485,7 @@ fn deltas(group: u32, lane: u32) {
     delta_set(statistic_at(unit, item % queries()), total + sum);
 }
 
-// What the softmax of a query was: its largest score, the log of the sum, <dy, y>. An absent row_log is 0.
+// The softmax of a query: its largest score, the log of the sum, <dy, y>. An absent row_log is 0.
 fn softmax_at(unit: u32, query: u32) -> vec3<f32> {
     let at = statistic_at(unit, min(query, queries() - 1u));
     return vec3<f32>(row_max_at(at), row_log_at(at), delta_at(at));
