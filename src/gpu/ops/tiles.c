@@ -2,9 +2,11 @@
 /*
  * See tiles.h.
  *
- *     many rows and columns         tiles of 128 x 128: half as many loads per product. On lavapipe 512 x 512 x 512
- * took 57 ms instead of 104 enough tiles to fill a GPU    tiles of 64 x 64 fewer tiles, or a long depth  the same, and
- * the depth is split into parts by the sizes alone fewer than 256 threads        smaller tiles
+ *     many rows and columns         tiles of 128 x 128: half as many loads per product; on lavapipe a product of
+ *                                   512 x 512 x 512 took 57 ms instead of 104
+ *     enough tiles to fill a GPU    tiles of 64 x 64
+ *     fewer tiles, or a long depth  the same, and the depth is split into parts by the sizes alone
+ *     fewer than 256 threads        smaller tiles
  *
  * The order in which a result is summed does not depend on the tile.
  */

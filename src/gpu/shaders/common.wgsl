@@ -144,7 +144,7 @@ fn strided_sum(v: vec4<f32>, lane: u32, span: u32, low: u32) -> vec4<f32> {
     return total;
 }
 
-// The same for the largest of v, which must not be negative.
+// The same for the largest of v.
 fn strided_max(v: f32, lane: u32, span: u32, low: u32) -> f32 {
     team_tree[lane].x = v;
     workgroupBarrier();
