@@ -232,4 +232,80 @@ static void clip_takes_the_root_of_a_square_below_1e_38(void **state) {
     vjp_free(device, squares.data), vjp_free(device, a.data), vjp_free(device, b.data);
 }
 
+/*
+ * A target that is neither a class nor ignore_index: its row counts as an ignored one, also in the mean, and its
+ * position and value are reported. Both losses of the backward are those of the forward, bit by bit.
+ */
+static void a_bad_target_is_reported_and_its_row_ignored(void **state) {
+    (void)state;
+    need_device();
+    const float x[5] = {0, 2, 1, 0, 3}, weight[3] = {1, 0, -1}, one = 1, zero[5] = {0};
+    const int32_t targets[5] = {0, 7, -100, -3, 1};
+    float loss[2], lse[2][5], dx[5];
+    double sum = 0, slope[5] = {0};
+    for (int i = 0; i < 5; i++) {
+        double e[3] = {exp((double)x[i]), 1, exp(-(double)x[i])}, all = e[0] + e[1] + e[2];
+        if (i != 0 && i != 4) continue;
+        sum += (log(all) - log(e[targets[i]])) / 2;
+        slope[i] = ((e[0] - e[2]) / all - (double)weight[targets[i]]) / 2;
+    }
+    vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){5, 1}, x, sizeof x);
+    vjp_tensor w = on_device(VJP_F32, 2, (int64_t[]){3, 1}, weight, sizeof weight);
+    vjp_tensor target = on_device(VJP_I32, 1, (int64_t[]){5}, targets, sizeof targets);
+    vjp_tensor dloss = on_device(VJP_F32, 0, NULL, &one, sizeof one), to_loss[2], to_lse[2];
+    vjp_tensor to_dx = on_device(VJP_F32, 2, (int64_t[]){5, 1}, zero, sizeof zero);
+    for (int i = 0; i < 2; i++) {
+        to_loss[i] = on_device(VJP_F32, 0, NULL, zero, sizeof *zero);
+        to_lse[i] = on_device(VJP_F32, 1, (int64_t[]){5}, zero, sizeof zero);
+    }
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    for (int i = 0; i < 2; i++) {
+        vjp_status status =
+            i == 0 ? vjp_linear_cross_entropy_forward(device, &to_loss[0], &to_lse[0], &tx, &w, &target, NULL)
+                   : vjp_linear_cross_entropy_backward(device, &to_dx, NULL, &to_loss[1], &to_lse[1], &dloss, &tx, &w,
+                                                       &target, NULL);
+        if (status != VJP_OK) fail_msg("%s", vjp_error(device));
+        assert_int_equal(vjp_synchronize(device), VJP_INVALID);
+        if (!strstr(vjp_error(device), "target[1] is 7, outside [0, 3); it was left out"))
+            fail_msg("%s", vjp_error(device));
+        assert_int_equal(vjp_download(device, &loss[i], to_loss[i].data, 0, sizeof loss[i]), VJP_OK);
+        assert_int_equal(vjp_download(device, lse[i], to_lse[i].data, 0, sizeof lse[i]), VJP_OK);
+        vjp_free(device, to_loss[i].data), vjp_free(device, to_lse[i].data);
+    }
+    assert_int_equal(vjp_download(device, dx, to_dx.data, 0, sizeof dx), VJP_OK);
+    assert_memory_equal(&loss[0], &loss[1], sizeof loss[0]);
+    assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
+    assert_true(fabs((double)loss[0] - sum) <= 1e-6 * sum);
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs((double)dx[i] - slope[i]) <= 1e-6);
+    vjp_free(device, tx.data), vjp_free(device, w.data), vjp_free(device, target.data);
+    vjp_free(device, dloss.data), vjp_free(device, to_dx.data);
+}
+
+/* A target that is certain: the loss is what the other classes leave, 1e-5 of the largest term and less. */
+static void the_loss_of_a_certain_target_keeps_its_digits(void **state) {
+    (void)state;
+    need_device();
+    enum { CLASSES = 4 };
+    const float logits[CLASSES] = {12, 0, -1, 20.5f}, zero[CLASSES] = {0}, one = 1;
+    const int32_t last = CLASSES - 1;
+    float loss, d[CLASSES];
+    double others = 0;
+    for (int i = 0; i < last; i++)
+        others += exp((double)logits[i] - (double)logits[last]);
+    vjp_tensor z = on_device(VJP_F32, 2, (int64_t[]){1, CLASSES}, logits, sizeof logits);
+    vjp_tensor target = on_device(VJP_I32, 1, (int64_t[]){1}, &last, sizeof last);
+    vjp_tensor to_loss = on_device(VJP_F32, 0, NULL, zero, sizeof *zero);
+    vjp_tensor dloss = on_device(VJP_F32, 0, NULL, &one, sizeof one);
+    vjp_tensor dlogits = on_device(VJP_F32, 2, (int64_t[]){1, CLASSES}, zero, sizeof zero);
+    assert_int_equal(vjp_cross_entropy_forward(device, &to_loss, NULL, &z, &target, NULL), VJP_OK);
+    assert_int_equal(vjp_cross_entropy_backward(device, &dlogits, &dloss, &z, &target, NULL, NULL), VJP_OK);
+    assert_int_equal(vjp_download(device, &loss, to_loss.data, 0, sizeof loss), VJP_OK);
+    assert_int_equal(vjp_download(device, d, dlogits.data, 0, sizeof d), VJP_OK);
+    assert_true(fabs((double)loss - log1p(others)) <= 1e-6 * log1p(others));
+    assert_true(fabs((double)d[last] + others / (1 + others)) <= 1e-6 * others);
+    vjp_free(device, z.data), vjp_free(device, target.data), vjp_free(device, to_loss.data);
+    vjp_free(device, dloss.data), vjp_free(device, dlogits.data);
+}
+
 #endif

@@ -509,6 +509,16 @@ static const struct {
     {"attention", "q=[1,6,1,300] k=[1,7,1,300]", VJP_BF16},
     {"attention", "q=[1,70,1,4] k=[1,70,1,4] data=nan", VJP_F32},
     {"attention", "q=[1,40,2,8] k=[1,40,1,8] data=huge -lse", VJP_F32},
+    {"cross_entropy", "logits=[3001,2] target=[3001] data=ignored label_smoothing=0.1", VJP_BF16},
+    {"cross_entropy", "logits=[3,4097] target=[3] label_smoothing=0.1", VJP_F32},
+    {"cross_entropy", "logits=[5,1025] target=[5] data=minus_inf reduction=sum", VJP_F32},
+    {"cross_entropy", "logits=[9,65] target=[9] data=minus_inf label_smoothing=0.1", VJP_BF16},
+    {"cross_entropy", "logits=[9,65] target=[9] data=nan", VJP_F32},
+    {"cross_entropy", "logits=[9,65] target=[9] data=inf", VJP_F16},
+    {"cross_entropy", "logits=[9,65] target=[9] data=offset", VJP_F32},
+    {"cross_entropy", "logits=[9,65] target=[9] top=logits label_smoothing=0.1", VJP_F32},
+    {"cross_entropy", "logits=[9,65] target=[9] top=dloss", VJP_F32},
+    {"linear_cross_entropy", "x=[70,17] weight=[130,17] target=[70] data=ignored label_smoothing=0.1", VJP_BF16},
 };
 
 static void shapes_that_have_broken_others(void **state) {
@@ -640,6 +650,8 @@ int main(void) {
         cmocka_unit_test(norms_are_right_near_the_largest_number),
         cmocka_unit_test(a_bad_counter_of_dropout_is_reported_and_writes_nothing),
         cmocka_unit_test(clip_takes_the_root_of_a_square_below_1e_38),
+        cmocka_unit_test(a_bad_target_is_reported_and_its_row_ignored),
+        cmocka_unit_test(the_loss_of_a_certain_target_keeps_its_digits),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

@@ -343,6 +343,75 @@ static void images_of_conv2d_are_split_at_2_to_24(void **state) {
     free(bits), free(ys);
 }
 
+/* Rows past 2^23 are counted, and logits past 2^24 read and written, by launches of their own. */
+static void cross_entropy_is_split_at_2_to_24(void **state) {
+    (void)state;
+    need_device();
+    enum { HEIGHT = (1 << 23) + 1, CLASSES = 2, COUNT = HEIGHT * CLASSES, BEYOND = COUNT - GPU_CHUNK };
+    const float zero = 0, one = 1;
+    uint16_t *logits = calloc(COUNT, sizeof *logits);
+    int32_t *targets = malloc(HEIGHT * sizeof *targets);
+    float loss;
+    assert_true(BEYOND > 0);
+    for (int i = 0; i < HEIGHT; i++)
+        targets[i] = -100;
+    targets[0] = targets[HEIGHT - 2] = 1; /* three rows take part; the last one has logits 0 and 2 */
+    targets[HEIGHT - 1] = 0;
+    logits[COUNT - 1] = 0x4000;
+    vjp_tensor z = on_device(VJP_BF16, 2, (int64_t[]){HEIGHT, CLASSES}, logits, COUNT * sizeof *logits);
+    vjp_tensor target = on_device(VJP_I32, 1, (int64_t[]){HEIGHT}, targets, HEIGHT * sizeof *targets);
+    vjp_tensor to_loss = on_device(VJP_F32, 0, NULL, &zero, sizeof zero);
+    vjp_tensor dloss = on_device(VJP_F32, 0, NULL, &one, sizeof one);
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_cross_entropy_forward(device, &to_loss, NULL, &z, &target, NULL) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 4); /* rows twice, the sum, and the value of a bad target */
+    assert_int_equal(vjp_download(device, &loss, to_loss.data, 0, sizeof loss), VJP_OK);
+    double right = (2 * log(2) + 2 + log1p(exp(-2))) / 3, p = 1 / (1 + exp(-2));
+    assert_true(fabs((double)loss - right) <= 1e-6 * right);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_cross_entropy_backward(device, &z, &dloss, &z, &target, NULL, NULL) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 5); /* rows are counted by two more, and there is no sum */
+    assert_int_equal(vjp_download(device, logits, z.data, 0, COUNT * sizeof *logits), VJP_OK);
+    const double expected[] = {1.0 / 6, -1.0 / 6, 0, 0, 1.0 / 6, -1.0 / 6, -p / 3, p / 3};
+    for (int i = 0; i < 8; i++) {
+        uint32_t bits = (uint32_t)logits[i < 4 ? i : COUNT - 8 + i] << 16;
+        float d;
+        memcpy(&d, &bits, sizeof d);
+        assert_true(fabs((double)d - expected[i]) <= 4e-3 * fabs(expected[i]));
+    }
+    vjp_free(device, z.data), vjp_free(device, target.data), vjp_free(device, to_loss.data);
+    vjp_free(device, dloss.data);
+    free(logits);
+    free(targets);
+}
+
+/* The positions of targets are those of all rows, not of a chunk: with 2053 classes a chunk has 384 rows. */
+static void a_bad_target_of_a_later_chunk_has_its_position(void **state) {
+    (void)state;
+    need_device();
+    enum { HEIGHT = 600, CLASSES = 2053, BAD = 500 };
+    static float x[HEIGHT], weight[CLASSES];
+    static int64_t targets[HEIGHT];
+    const float zero = 0;
+    float loss;
+    targets[BAD] = CLASSES;
+    vjp_tensor tx = on_device(VJP_F32, 2, (int64_t[]){HEIGHT, 1}, x, sizeof x);
+    vjp_tensor w = on_device(VJP_F32, 2, (int64_t[]){CLASSES, 1}, weight, sizeof weight);
+    vjp_tensor target = on_device(VJP_I64, 1, (int64_t[]){HEIGHT}, targets, sizeof targets);
+    vjp_tensor to_loss = on_device(VJP_F32, 0, NULL, &zero, sizeof zero);
+    assert_int_equal(vjp_reserve(device, 8 << 20), VJP_OK);
+    if (vjp_linear_cross_entropy_forward(device, &to_loss, NULL, &tx, &w, &target, NULL) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_synchronize(device), VJP_INVALID);
+    if (!strstr(vjp_error(device), "target[500] is 2053, outside [0, 2053)")) fail_msg("%s", vjp_error(device));
+    assert_int_equal(vjp_download(device, &loss, to_loss.data, 0, sizeof loss), VJP_OK);
+    assert_true(fabs((double)loss - log(CLASSES)) <= 1e-6 * log(CLASSES));
+    vjp_free(device, tx.data), vjp_free(device, w.data), vjp_free(device, target.data), vjp_free(device, to_loss.data);
+}
+
 /* ---- Submissions and pipelines ----------------------------------------------------------------------- */
 
 static void calls_share_a_submission_and_no_pipeline_is_made_twice(void **state) {
@@ -504,6 +573,9 @@ static const struct {
     {"attention", "q=[1,3,1,7] k=[1,4200,1,7] causal=0"},
     {"attention", "q=[1,6,1,300] k=[1,7,1,300]"},
     {"attention", "q=[1,2200,1,3] k=[1,9,1,3] causal=0"},
+    {"cross_entropy", "logits=[70001,2] target=[70001] data=ignored label_smoothing=0.1"},
+    {"cross_entropy", "logits=[5,9001] target=[5] label_smoothing=0.1"},
+    {"linear_cross_entropy", "x=[600,2] weight=[2053,2] target=[600]"},
 };
 
 static void compare(const char *op, const char *text, vjp_dtype dtype) {
@@ -537,6 +609,7 @@ static void more_groups_than_a_grid_dimension_holds_use_a_second_one(void **stat
     compare("linear", "a=[130,17] b=[17,130]", VJP_F32);
     compare("conv2d", "x=[3,8,15,16] weight=[9,8,2,2] stride_h=2 stride_w=2", VJP_F32);
     compare("attention", "q=[5,9,2,8] k=[5,9,2,8]", VJP_F32);
+    compare("cross_entropy", "logits=[61,257] target=[61]", VJP_F32);
     inside->limits.maxComputeWorkgroupsPerDimension = most;
 }
 
@@ -551,6 +624,8 @@ int main(void) {
         cmocka_unit_test(norms_are_right_near_the_largest_number),
         cmocka_unit_test(a_bad_counter_of_dropout_is_reported_and_writes_nothing),
         cmocka_unit_test(clip_takes_the_root_of_a_square_below_1e_38),
+        cmocka_unit_test(a_bad_target_is_reported_and_its_row_ignored),
+        cmocka_unit_test(the_loss_of_a_certain_target_keeps_its_digits),
         DEVICE_TESTS,
         cmocka_unit_test(any_bytes_go_up_and_come_down),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused),
@@ -560,6 +635,8 @@ int main(void) {
         cmocka_unit_test(elementwise_ops_and_sums_are_split_at_2_to_24),
         cmocka_unit_test(images_of_conv2d_are_split_at_2_to_24),
         cmocka_unit_test(attention_splits_its_batches_at_2_to_24),
+        cmocka_unit_test(cross_entropy_is_split_at_2_to_24),
+        cmocka_unit_test(a_bad_target_of_a_later_chunk_has_its_position),
         cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),
         cmocka_unit_test(bad_indices_of_several_calls_keep_position_and_value_together),
         cmocka_unit_test(a_shader_that_does_not_compile_says_why),
