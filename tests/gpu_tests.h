@@ -282,6 +282,34 @@ static void a_bad_target_is_reported_and_its_row_ignored(void **state) {
     vjp_free(device, dloss.data), vjp_free(device, to_dx.data);
 }
 
+/* Classes whose p is below f32's range have gradients that f32 holds, where dloss is large. */
+static void gradients_of_improbable_classes_are_not_lost(void **state) {
+    (void)state;
+    need_device();
+    enum { CLASSES = 3 };
+    const float logits[CLASSES] = {1, -94, -119}, zero[CLASSES] = {0}, dloss = 1e37f;
+    const int32_t first = 0;
+    float d[CLASSES];
+    vjp_tensor z = on_device(VJP_F32, 2, (int64_t[]){1, CLASSES}, logits, sizeof logits);
+    vjp_tensor target = on_device(VJP_I32, 1, (int64_t[]){1}, &first, sizeof first);
+    vjp_tensor from = on_device(VJP_F32, 0, NULL, &dloss, sizeof dloss);
+    vjp_tensor lse = on_device(VJP_F32, 1, (int64_t[]){1}, logits, sizeof *logits); /* 1, of the first class alone */
+    vjp_tensor dlogits = on_device(VJP_F32, 2, (int64_t[]){1, CLASSES}, zero, sizeof zero);
+    for (int saved = 0; saved < 2; saved++) {
+        assert_int_equal(
+            vjp_cross_entropy_backward(device, &dlogits, &from, &z, &target, saved ? &lse : NULL,
+                                       WITH(cross_entropy, .ignore_index = -100, .reduction = VJP_REDUCTION_SUM)),
+            VJP_OK);
+        assert_int_equal(vjp_download(device, d, dlogits.data, 0, sizeof d), VJP_OK);
+        for (int i = 1; i < CLASSES; i++) {
+            double right = exp((double)logits[i] - 1) * (double)dloss;
+            assert_true(fabs((double)d[i] - right) <= 1e-5 * right);
+        }
+    }
+    vjp_free(device, z.data), vjp_free(device, target.data), vjp_free(device, from.data);
+    vjp_free(device, lse.data), vjp_free(device, dlogits.data);
+}
+
 /* A target that is certain: the loss is what the other classes leave, 1e-5 of the largest term and less. */
 static void the_loss_of_a_certain_target_keeps_its_digits(void **state) {
     (void)state;

@@ -308,18 +308,26 @@ inline float target_slope(thread const Call &c, Slope s, float x, float e) {
     return (rounded(c, e - s.sum.high.x) - s.sum.low.x) * s.inverse;
 }
 
-// dlogits of a logit, without the scale.
-inline float slope_of(thread const Call &c, Slope s, float z, bool is_target) {
+// Where exp(x) may be less than f32 holds, it is FAR times too large until the scale, which may be large, is applied.
+constexpr constant float FAR_FROM = -80.0f;
+constexpr constant float FAR = 0x1p64f;
+constexpr constant float LOG_FAR = 44.3614196f;
+
+// dlogits of a logit.
+inline float slope_of(thread const Call &c, Slope s, float z, bool is_target, float scale) {
     bool impossible = is_impossible(z);
     if (s.nan || !(is_finite(z) || impossible)) {
         return not_a_number();
     }
     float x = impossible ? 0.0f : min(z - s.shift, 88.0f);
-    float e = impossible ? 0.0f : exp_down(x);
-    if (!is_target) {
-        return e * s.inverse - c.p.elsewhere;
+    if (x < FAR_FROM && !is_target && c.p.elsewhere == 0.0f) {
+        return (exp_down(x + LOG_FAR) * s.inverse * scale) / FAR;
     }
-    return c.p.rest + (impossible ? -1.0f : target_slope(c, s, x, e));
+    float e = impossible || x < FAR_FROM ? 0.0f : exp_down(x);
+    if (!is_target) {
+        return (e * s.inverse - c.p.elsewhere) * scale;
+    }
+    return (c.p.rest + (impossible ? -1.0f : target_slope(c, s, x, e))) * scale;
 }
 
 inline void write_row(thread const Call &c, uint start, uint position, bool takes_part, Slope s, float scale) {
@@ -329,7 +337,7 @@ inline void write_row(thread const Call &c, uint start, uint position, bool take
         if (takes_part) {
             d = first_of(c, start + i, here);
             for (uint k = 0; k < 4; k++) {
-                d[k] = slope_of(c, s, d[k], position - i == k) * scale;
+                d[k] = slope_of(c, s, d[k], position - i == k, scale);
             }
         }
         if (here == 4) {

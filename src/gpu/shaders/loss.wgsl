@@ -277,16 +277,26 @@ fn target_slope(s: Slope, x: f32, e: f32) -> f32 {
     return (rounded(vec2<f32>(e - s.sum.high.x, 0.0)).x - s.sum.low.x) * s.inverse;
 }
 
+// Where exp(x) may be less than f32 holds, it is FAR times too large until the scale, which may be large, is applied.
+const FAR_FROM = vec4<f32>(-80.0);
+const FAR = 0x1p64;
+const LOG_FAR = 44.3614196;
+
 // dlogits of four logits; the target is element `position` of them, if it is one of them.
-fn slopes(s: Slope, v: vec4<f32>, position: u32) -> vec4<f32> {
+fn slopes(s: Slope, v: vec4<f32>, position: u32, scale: f32) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(v);
     let impossible = bits == vec4<u32>(0xff800000u);
     let nan = ((bits & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u)) & !impossible;
     let x = min(select(v, vec4<f32>(s.shift), impossible | nan) - vec4<f32>(s.shift), vec4<f32>(88.0));
-    let e = select(exp_down(x), ZERO, impossible);
-    var d = e * s.inverse - vec4<f32>(u.p.elsewhere);
+    let far = x < FAR_FROM;
+    let e = select(exp_down(select(x, x + vec4<f32>(LOG_FAR), far)), ZERO, impossible);
+    var d = (select(e, ZERO, far) * s.inverse - vec4<f32>(u.p.elsewhere)) * scale;
+    if (u.p.elsewhere == 0.0) {
+        d = select(d, (e * s.inverse * scale) / FAR, far);
+    }
     if (position < 4u) {
-        d[position] = u.p.rest + select(target_slope(s, x[position], e[position]), -1.0, impossible[position]);
+        let slope = target_slope(s, x[position], select(e[position], 0.0, far[position]));
+        d[position] = (u.p.rest + select(slope, -1.0, impossible[position])) * scale;
     }
     return select(d, vec4<f32>(not_a_number()), nan | vec4<bool>(s.is_nan));
 }
@@ -295,7 +305,7 @@ fn write_row(start: u32, position: u32, takes_part: bool, s: Slope, scale: f32, 
     for (var c = 4u * rank; c < u.p.width; c += 4u * u.p.lanes) {
         var d = ZERO;
         if (takes_part) {
-            d = slopes(s, logits_four(start + c), position - c) * scale;
+            d = slopes(s, logits_four(start + c), position - c, scale);
         }
         let left = min(4u, u.p.width - c);
         for (var i = 0u; i < left; i += 2u) {
