@@ -282,6 +282,27 @@ static void a_bad_target_is_reported_and_its_row_ignored(void **state) {
     vjp_free(device, dloss.data), vjp_free(device, to_dx.data);
 }
 
+/* Every class has a share of a smoothed target, also one that is impossible; the target here is another one. */
+static void a_smoothed_loss_with_an_impossible_class_is_infinite(void **state) {
+    (void)state;
+    need_device();
+    const float logits[3] = {1, -INFINITY, 0}, zero = 0;
+    const int32_t first = 0;
+    vjp_tensor z = on_device(VJP_F32, 2, (int64_t[]){1, 3}, logits, sizeof logits);
+    vjp_tensor target = on_device(VJP_I32, 1, (int64_t[]){1}, &first, sizeof first);
+    vjp_tensor to_loss = on_device(VJP_F32, 0, NULL, &zero, sizeof zero);
+    for (int smooth = 0; smooth < 2; smooth++) {
+        float loss;
+        assert_int_equal(
+            vjp_cross_entropy_forward(device, &to_loss, NULL, &z, &target,
+                                      WITH(cross_entropy, .ignore_index = -100, .label_smoothing = 0.1 * smooth)),
+            VJP_OK);
+        assert_int_equal(vjp_download(device, &loss, to_loss.data, 0, sizeof loss), VJP_OK);
+        assert_true(smooth ? (double)loss == INFINITY : fabs((double)loss - log1p(exp(-1))) <= 1e-6);
+    }
+    vjp_free(device, z.data), vjp_free(device, target.data), vjp_free(device, to_loss.data);
+}
+
 /* Classes whose p is below f32's range have gradients that f32 holds, where dloss is large. */
 static void gradients_of_improbable_classes_are_not_lost(void **state) {
     (void)state;

@@ -653,6 +653,7 @@ int main(void) {
         cmocka_unit_test(a_bad_target_is_reported_and_its_row_ignored),
         cmocka_unit_test(the_loss_of_a_certain_target_keeps_its_digits),
         cmocka_unit_test(gradients_of_improbable_classes_are_not_lost),
+        cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

@@ -16,7 +16,7 @@
 //   losses               1: logits once. `finish` adds the chunks where there are several.
 //   gradients, lse saved 1: logits in, dlogits out. A mean has `count` before it, which reads the targets.
 //   gradients, no lse    1: a row is measured, then read again from cache; it can give losses and lse, too.
-// Barriers of a row: 2 log2(lanes) + 5 at most to measure it, none with a saved lse.
+// Barriers of a row: log2(lanes) + 4 to measure it where a simdgroup has 16 threads or more, none with a saved lse.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, logits) operand(Float, 1, dlogits) operand(Float, 2, lse) operand(Float, 3, lse_in)              \
         operand(Float, 4, loss) operand(Float, 5, dloss) operand(Float, 6, partials) operand(Index, 7, target)         \
@@ -209,17 +209,16 @@ inline Pair over_lanes(thread const Call &c, Pair own, uint lanes) {
     threadgroup float4 *tree = c.shared->tree;
     Pair sum = own;
     uint rank = c.lane % lanes;
+    tree[c.lane] = float4(sum.high, sum.low);
+    wait_for_all();
     for (uint by = lanes / 2; by > 0; by /= 2) {
-        tree[c.lane] = float4(sum.high, sum.low);
-        wait_for_all();
         if (rank < by) {
             float4 other = tree[c.lane + by];
             sum = plus(c, plus(c, sum, other.xy), other.zw);
+            tree[c.lane] = float4(sum.high, sum.low);
         }
         wait_for_all();
     }
-    tree[c.lane] = float4(sum.high, sum.low);
-    wait_for_all();
     float4 all = tree[c.lane - rank];
     wait_for_all();
     return {all.xy, all.zw};

@@ -16,7 +16,7 @@
 //   losses               1: logits once. `finish` adds the chunks where there are several.
 //   gradients, lse saved 1: logits in, dlogits out. A mean has `count` before it, which reads the targets.
 //   gradients, no lse    1: a row is measured, then read again from cache; it can give losses and lse, too.
-// Barriers of a row: 4 log2(lanes) + 4 to measure it, none with a saved lse.
+// Barriers of a row: 2 log2(lanes) + 4 to measure it, none with a saved lse.
 //# const SMOOTH
 //# float logits dlogits lse lse_in loss dloss partials
 //# index target
@@ -179,17 +179,16 @@ var<workgroup> tree: array<vec4<f32>, 256>;
 fn over_lanes(own: Pair, lane: u32, lanes: u32) -> Pair {
     var sum = own;
     let rank = lane % lanes;
+    tree[lane] = vec4<f32>(sum.high, sum.low);
+    workgroupBarrier();
     for (var by = lanes / 2u; by > 0u; by = by >> 1u) {
-        tree[lane] = vec4<f32>(sum.high, sum.low);
-        workgroupBarrier();
         if (rank < by) {
             let other = tree[lane + by];
             sum = plus(plus(sum, other.xy), other.zw);
+            tree[lane] = vec4<f32>(sum.high, sum.low);
         }
         workgroupBarrier();
     }
-    tree[lane] = vec4<f32>(sum.high, sum.low);
-    workgroupBarrier();
     let all = tree[lane - rank];
     workgroupBarrier();
     return Pair(all.xy, all.zw);
