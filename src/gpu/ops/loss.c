@@ -13,8 +13,9 @@
 #include "gpu/ops/loss.h"
 
 enum {
-    PARTIAL = 6,                 /* f32 of a chunk's losses, as in loss.wgsl */
-    CHUNKS = 2048,               /* of rows per launch, at most: enough for a large GPU, and few sums to add */
+    LANE_LOGITS = 16, /* of a thread, at least: with 4, 512 rows of 1024 take lavapipe 5 times as long, for barriers */
+    PARTIAL = 6,      /* f32 of a chunk's losses, as in loss.wgsl */
+    CHUNKS = 2048,    /* of rows per launch, at most: enough for a large GPU, and few sums to add */
     COUNT_CHUNKS = 256,          /* counts per launch, at most: every workgroup of `rows` adds them again */
     COUNT_ROWS = 4,              /* of a thread of `count`, before there are more workgroups */
     COUNT_LAUNCH = GPU_CHUNK / 2 /* rows per launch: 64 MiB of i64 */
@@ -32,7 +33,7 @@ typedef struct split {
 
 static split split_of(const vjp_work *work, int64_t width) {
     split c = {.threads = threads_of(work), .launch_rows = vjp_max(1, GPU_CHUNK / width)};
-    c.lanes = gpu_power_of_two(vjp_divide_up(width, 4), c.threads);
+    c.lanes = gpu_power_of_two(vjp_divide_up(width, LANE_LOGITS), c.threads);
     return c;
 }
 
