@@ -3,11 +3,11 @@
  * Finds the backend of a device: the two that are part of the library, and those in separate libraries (libvjp-cuda.so,
  * libvjp-webgpu.so, libvjp-metal, or a third party's), which are loaded when such a device is opened.
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/core.h"
+#include "core/system.h"
 
 extern const vjp_backend vjp_backend_ref, vjp_backend_cpu;
 
@@ -16,13 +16,6 @@ static const char *const kinds[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
 
 enum { COUNT_BUILT_IN = sizeof built_in / sizeof built_in[0], COUNT_KINDS = sizeof kinds / sizeof kinds[0] };
 enum { KIND_BYTES = 32 };
-
-/* macOS searches the program's own paths only with @rpath. */
-#ifdef __APPLE__
-static const char library_name[] = "@rpath/libvjp-%s.dylib";
-#else
-static const char library_name[] = "libvjp-%s.so";
-#endif
 
 /* What a third-party backend may call. */
 static void *host_state(const vjp_device *device) {
@@ -61,10 +54,6 @@ static bool kind_of(const char *name, char kind[KIND_BYTES]) {
     return true;
 }
 
-static void unload(void *library) {
-    dlclose(library);
-}
-
 static bool is_known(const char *kind) {
     for (int i = 0; i < COUNT_KINDS; i++)
         if (strcmp(kind, kinds[i]) == 0) return true;
@@ -72,19 +61,20 @@ static bool is_known(const char *kind) {
 }
 
 static vjp_status load(vjp_device *device, const char *kind, const vjp_backend **backend) {
-    char file[64];
-    snprintf(file, sizeof file, library_name, kind);
-    device->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    char name[KIND_BYTES + 8], file[64];
+    snprintf(name, sizeof name, "vjp-%s", kind);
+    snprintf(file, sizeof file, SYSTEM_LIBRARY_FORMAT, name);
+    device->library = system_library_open(file);
     if (!device->library && is_known(kind))
-        return vjp_fail(device, VJP_NO_DEVICE, "%s: its backend is not installed (%s)", device->name, dlerror());
+        return vjp_fail(device, VJP_NO_DEVICE, "%s: its backend is not installed (%s)", device->name,
+                        system_library_error());
     if (!device->library)
         return vjp_fail(device, VJP_NO_DEVICE,
                         "unknown device \"%s\"; there are ref, cpu, cuda:N, webgpu and metal, and no backend of that "
                         "name is installed (%s)",
-                        device->name, dlerror());
-    device->unload = unload;
+                        device->name, system_library_error());
     const vjp_backend *(*entry)(const vjp_backend_host *);
-    *(void **)&entry = dlsym(device->library, "vjp_backend_entry");
+    *(void **)&entry = system_library_find(device->library, "vjp_backend_entry");
     if (!entry) return vjp_fail(device, VJP_NO_DEVICE, "%s: %s has no vjp_backend_entry()", device->name, file);
     *backend = entry(&host);
     if (!*backend || (*backend)->interface_version != VJP_BACKEND_INTERFACE ||

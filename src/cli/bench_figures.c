@@ -6,10 +6,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/bench.h"
 #include "core/core.h"
+#include "core/system.h"
 
 /* "Several times": a cache that is shared with others holds at most a quarter of what passes through it. */
 static const double CACHES = 4, QUICK_CACHES = 2, CARD_CACHES = 32;
@@ -17,20 +17,13 @@ static const double MAX_MEMORY_SHARE = 0.4, ASSUMED_CACHE = 32 << 20;
 
 static double cache_bytes(const vjp_device *device) {
     if (device->backend->cache_bytes) return (double)device->backend->cache_bytes(device);
-    long bytes = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
+    int64_t bytes = system_last_cache_bytes();
     return bytes > 0 ? (double)bytes : ASSUMED_CACHE;
 }
 
 static double free_bytes(void) {
-    long pages = 0, size = sysconf(_SC_PAGESIZE);
-#ifdef _SC_AVPHYS_PAGES
-    pages = sysconf(_SC_AVPHYS_PAGES);
-#endif
-    return pages > 0 && size > 0 ? (double)pages * (double)size : 1e9;
+    double bytes = system_unused_bytes();
+    return bytes > 0 ? bytes : 1e9;
 }
 
 /* Half of what may be used is the op's (its forward holds y beside what the backward moves), half the copy's. */
@@ -44,7 +37,7 @@ int bench_threads(const char *device, int64_t asked) {
     if (strcmp(device, "cpu") != 0) return 1;
     const char *variable = getenv("VJP_THREADS");
     if (asked) return (int)asked;
-    return variable && *variable ? atoi(variable) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return variable && *variable ? atoi(variable) : (int)system_processors();
 }
 
 cli_colour bench_colour(double share) {

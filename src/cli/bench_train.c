@@ -13,11 +13,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "cli/bench.h"
 #include "core/core.h"
 #include "core/philox.h"
+#include "core/system.h"
 #include "op/op.h"
 #include "proof/timing.h"
 #include "train/job.h"
@@ -149,9 +149,9 @@ static void tear_down(bench_train *b) {
 
 static bool take_step(bench_train *b, double *seconds, char error[TRAIN_ERROR]) {
     trainer_step_result result;
-    double begin = proof_seconds();
+    double begin = system_seconds();
     bool ok = trainer_step(b->trainer, &b->source, ++b->taken, &result, error);
-    *seconds = proof_seconds() - begin;
+    *seconds = system_seconds() - begin;
     return ok;
 }
 
@@ -222,16 +222,6 @@ static bool take_round(bench_train *b, double *plain, char error[TRAIN_ERROR]) {
     return true;
 }
 
-static double peak_bytes(void) {
-    struct rusage usage;
-    if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
-#ifdef __APPLE__
-    return (double)usage.ru_maxrss;
-#else
-    return (double)usage.ru_maxrss * 1024;
-#endif
-}
-
 static bool time_product(bench_train *b, proof_yardstick *yardstick, const char *sizes, double budget,
                          proof_timing *timing, char why[TEXT_ERROR]) {
     proof_setup setup;
@@ -287,7 +277,7 @@ static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
     for (int64_t i = 0; i < b->steps; i++) {
         if (!take_round(b, &b->seconds[i], error)) return false;
         if (i + 1 != half) continue;
-        b->peak_bytes = peak_bytes();
+        b->peak_bytes = system_peak_bytes();
         b->device_bytes -= (double)fit_free(b->device);
         if (!take_rates(b, error)) return false;
     }

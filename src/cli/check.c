@@ -6,10 +6,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cli/cli.h"
 #include "core/core.h"
+#include "core/system.h"
 #include "proof/proof.h"
 
 /* All rows of one output. Lines are in the order of their first row. */
@@ -136,12 +136,6 @@ static void end(tally *t) {
     cli_flush();
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void check(tally *t, const proof_plan *plan, vjp_device *device) {
     begin(t, "compare", "the device against ref in f64, on the same stored inputs; the error is relative, in L2");
     proof_compare(plan, device);
@@ -206,7 +200,7 @@ int cli_check(int argc, char **argv) {
         return cli_misuse("check", "--dtype is %s; it must be f32, bf16, f16 or f64", vjp_dtype_name((vjp_dtype)dtype));
     vjp_device *device = cli_open("check", &on);
     if (!device) return CLI_FAILURE;
-    double start = seconds();
+    double start = system_seconds();
     check(&t, &plan, device);
     vjp_close(device);
     free(t.lines);
@@ -214,6 +208,6 @@ int cli_check(int argc, char **argv) {
     if (!t.json)
         printf("%s%s%s  %lld checks, %lld failed, %.1f s\n", cli_paint(t.failed ? CLI_RED : CLI_GREEN),
                t.failed ? "FAILED" : "ok", cli_paint(CLI_PLAIN), (long long)t.rows, (long long)t.failed,
-               seconds() - start);
+               system_seconds() - start);
     return t.failed ? CLI_FAILURE : CLI_OK;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/system.h"
 #include "graph/program.h"
 #include "train/job.h"
 
@@ -96,7 +97,7 @@ static void draw_arena(FILE *file, const vjp_program *p) {
 }
 
 static int draw(const char *path, const char *title, const vjp_program *p) {
-    FILE *file = fopen(path, "w");
+    FILE *file = system_stream(path, "w");
     if (!file) return cli_fail("graph", "%s: it cannot be written: %s", path, strerror(errno));
     int height = TOP + ROW * p->calls + 30, width = ARENA_LEFT + ARENA_WIDTH + 30;
     fprintf(

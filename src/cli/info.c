@@ -5,9 +5,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/system.h"
 
 static const char *const device_names[] = {"ref", "cpu", "cuda:0", "webgpu", "metal"};
 static const char *const set_names[] = {"avx512", "avx2", "neon", "plain"};
@@ -26,74 +26,6 @@ typedef struct machine {
     const char *runs[SET_COUNT]; /* instruction sets, best first */
     int run_count;
 } machine;
-
-/* The first line of a file, without the newline. */
-static bool read_line(const char *path, char *line, size_t bytes) {
-    FILE *file = fopen(path, "r");
-    if (!file) return false;
-    bool ok = fgets(line, (int)bytes, file) != NULL;
-    fclose(file);
-    if (ok) line[strcspn(line, "\n")] = 0;
-    return ok;
-}
-
-static void find_processor(machine *m) {
-    snprintf(m->processor, sizeof m->processor, "unknown");
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    if (!file) return;
-    char line[256];
-    while (fgets(line, sizeof line, file))
-        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':')) {
-            const char *value = strchr(line, ':') + 1;
-            snprintf(m->processor, sizeof m->processor, "%.120s", value + strspn(value, " "));
-            m->processor[strcspn(m->processor, "\n")] = 0;
-            break;
-        }
-    fclose(file);
-}
-
-static double cache_from_sys(int level) {
-    for (int index = 0; index < 8; index++) {
-        char path[96], text[64];
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
-        if (!read_line(path, text, sizeof text)) return 0;
-        if (atoi(text) != level) continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/type", index);
-        if (!read_line(path, text, sizeof text) || strcmp(text, "Instruction") == 0) continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
-        if (!read_line(path, text, sizeof text)) continue;
-        char *unit;
-        double size = strtod(text, &unit);
-        return *unit == 'K' ? size * 1024 : *unit == 'M' ? size * 1024 * 1024 : size;
-    }
-    return 0;
-}
-
-static void find_caches(machine *m) {
-    for (int level = 1; level <= CACHE_COUNT; level++) {
-        double bytes = cache_from_sys(level);
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-        static const int names[] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
-        long known = sysconf(names[level - 1]);
-        if (bytes == 0 && known > 0) bytes = (double)known;
-#endif
-        m->cache[level - 1] = bytes;
-    }
-}
-
-static void find_memory(machine *m) {
-    double page = (double)sysconf(_SC_PAGESIZE);
-#ifdef _SC_PHYS_PAGES
-    m->memory = page * (double)sysconf(_SC_PHYS_PAGES);
-#endif
-    /* What can be allocated without swapping, including caches that the system would drop. */
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    double kib;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) m->memory_free = kib * 1024;
-    if (file) fclose(file);
-}
 
 static void find_sets(machine *m) {
     for (int i = 0; i < SET_COUNT; i++) {
@@ -249,10 +181,11 @@ int cli_info(int argc, char **argv) {
     int status = cli_parse(&command, argc, argv, &operands);
     if (status != CLI_CONTINUE) return status;
 
-    machine m = {.cores = sysconf(_SC_NPROCESSORS_ONLN)};
-    find_processor(&m);
-    find_caches(&m);
-    find_memory(&m);
+    machine m = {
+        .cores = (long)system_processors(), .memory = system_memory_bytes(), .memory_free = system_available_bytes()};
+    if (!system_processor_name(m.processor, sizeof m.processor)) snprintf(m.processor, sizeof m.processor, "unknown");
+    for (int level = 1; level <= CACHE_COUNT; level++)
+        m.cache[level - 1] = system_cache_bytes(level);
     find_sets(&m);
     vjp_device *devices[DEVICE_COUNT];
     vjp_status opened[DEVICE_COUNT];

@@ -4,14 +4,12 @@
  * status. Printing is in output.c.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/system.h"
 #include "proof/text.h"
 
 static const struct {
@@ -287,21 +285,8 @@ static int dispatch(int argc, char **argv) {
     return run_command(name, argc - 1, argv + 1);
 }
 
-/*
- * Opens /dev/null in place of standard streams that are closed: otherwise the next file that is opened, such as the
- * record of a training run, would get their number, and whatever is printed would be written into it. The replacements
- * are opened the wrong way round, so that printing still fails.
- */
-static void occupy_standard_streams(void) {
-    for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++)
-        if (fcntl(file, F_GETFD) < 0 && errno == EBADF && open("/dev/null", file ? O_RDONLY : O_WRONLY) != file)
-            _exit(CLI_FAILURE);
-}
-
 int main(int argc, char **argv) {
-    occupy_standard_streams();
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is then a write error, which cli_flush() turns into status 1 */
-    setenv("XDG_RUNTIME_DIR", "/tmp", 0); /* some Vulkan drivers complain if it is unset */
+    if (!system_begin_program(&argc, &argv)) _Exit(CLI_FAILURE);
     int status = dispatch(argc, argv);
     if (status == CLI_OK) cli_flush();
     return status;

@@ -4,15 +4,14 @@
  * shown by colour alone. A line that cannot be written ends the program, so that no result is silently incomplete.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 #include "core/real.h"
+#include "core/system.h"
 #include "files/json.h"
 #include "proof/text.h"
 
@@ -27,18 +26,12 @@ void cli_flush(void) {
     if (deferred) return;
     /* For a closed pipe, as in `vjp ops | head`, nothing is printed: the reader closed it. */
     if (reason != EPIPE) fprintf(stderr, "vjp: standard output cannot be written: %s\n", strerror(reason));
-    _exit(CLI_FAILURE);
+    _Exit(CLI_FAILURE);
 }
 
 void cli_defer_write_errors(void) {
     deferred = true;
-    int mode = fcntl(STDOUT_FILENO, F_GETFL);
-    bool closed = mode >= 0 && (mode & O_ACCMODE) == O_RDONLY; /* as main() replaces a closed one */
-    int quiet = closed ? open("/dev/null", O_WRONLY | O_CLOEXEC) : -1;
-    if (quiet >= 0) {
-        dup2(quiet, STDOUT_FILENO);
-        close(quiet);
-    }
+    system_discard_closed_output();
 }
 
 int cli_write_error(void) {
@@ -164,7 +157,7 @@ void cli_json_array_end(void) {
 
 const char *cli_paint(cli_colour colour) {
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
-    if (!isatty(STDOUT_FILENO) || (no_color && *no_color) || (term && strcmp(term, "dumb") == 0)) return "";
+    if (!system_output_is_terminal() || (no_color && *no_color) || (term && strcmp(term, "dumb") == 0)) return "";
     switch (colour) {
     case CLI_PLAIN: return "\033[0m";
     case CLI_BOLD: return "\033[1m";

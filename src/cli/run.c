@@ -9,10 +9,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli/cli.h"
 #include "core/half.h"
+#include "core/system.h"
 #include "files/safetensors.h"
 #include "proof/text.h"
 
@@ -389,9 +389,9 @@ static void report_table(const run *r, const char *path) {
 /* ---- The command ------------------------------------------------------------------------------------- */
 
 static bool same_file(const char *one, const char *other) {
-    struct stat a, b;
-    return stat(one, &a) == 0 && stat(other, &b) == 0 && S_ISREG(a.st_mode) && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+    system_status a, b;
+    return system_status_of(one, &a) && system_status_of(other, &b) && a.kind == SYSTEM_FILE && a.volume == b.volume &&
+           a.number == b.number;
 }
 
 static int run_on_file(run *r, const run_options *options, const char *path) {

@@ -8,12 +8,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 #include "core/core.h"
+#include "core/system.h"
 #include "train/job.h"
 
 #ifndef VJP_SOURCES
@@ -26,19 +24,13 @@
 static volatile sig_atomic_t asked_to_stop;
 static trainer *running;
 
-static void stop(int signal) {
-    (void)signal;
+static void stop(void) {
     if (asked_to_stop++ && running) trainer_interrupt(running);
 }
 
 static void handle_signals(trainer *t) {
-    /* Restarting: a signal must not make a write of a checkpoint or of a line fail. */
-    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART}, before;
     running = t;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    /* The terminal was closed; under nohup, which ignores this signal, the run continues. */
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);
+    system_on_stop(stop);
 }
 
 /* ---- Showing ----------------------------------------------------------------------------------------- */
@@ -48,12 +40,6 @@ typedef struct screen {
     double begun, shown;
     int64_t first_step;
 } screen;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static const char *duration(double seconds, char text[32]) {
     long long s = (long long)(seconds + 0.5);
@@ -99,7 +85,7 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     int64_t steps = j->settings.trainer.steps, every = steps > LINES ? steps / LINES : 1;
     bool stays =
         !isnan(row->validation) || row->step == steps || row->step == 1 || (!s->terminal && row->step % every == 0);
-    double t = now();
+    double t = system_seconds();
     if (!stays && (!s->terminal || t - s->shown < 0.1)) return;
     s->shown = t;
     double taken = (t - s->begun) / (double)(row->step - s->first_step);
@@ -172,7 +158,7 @@ static void show_end(const screen *s, const job *j) {
 
 static int train(job *j, screen *s, int64_t stop_at) {
     char error[TRAIN_ERROR];
-    s->begun = now();
+    s->begun = system_seconds();
     s->first_step = j->step;
     while (job_is_ahead(j) || (j->step < stop_at && !asked_to_stop && !cli_write_error())) {
         metrics_row row;
@@ -271,9 +257,11 @@ static void choose_recorded(cli_device_options *on, const job_arithmetic *was) {
 
 static int copy_settings(arguments *a, const char *data) {
     job_settings *s = &a->settings;
-    char absolute[CHECKPOINT_PATH];
-    if (!realpath(data, absolute)) return cli_fail("train", "%s: it cannot be opened: %s", data, strerror(errno));
-    if (!copy_text(s->data, sizeof s->data, absolute) || !copy_text(s->model, sizeof s->model, a->model) ||
+    char *absolute = system_absolute_path(data);
+    if (!absolute) return cli_fail("train", "%s: it cannot be opened: %s", data, strerror(errno));
+    bool fits = copy_text(s->data, sizeof s->data, absolute);
+    free(absolute);
+    if (!fits || !copy_text(s->model, sizeof s->model, a->model) ||
         !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
         return cli_misuse("train", "an argument is too long");
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
@@ -312,7 +300,7 @@ static int run(arguments *a, const char *data) {
     if (ok) {
         handle_signals(j.trainer);
         cli_defer_write_errors();
-        screen seen = {.json = a->json, .terminal = isatty(STDOUT_FILENO)};
+        screen seen = {.json = a->json, .terminal = system_output_is_terminal()};
         if (!a->json) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);

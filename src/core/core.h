@@ -71,8 +71,7 @@ struct vjp_device {
     const vjp_backend *backend; /* NULL: opening failed, and `error` says why */
     const vjp_backend *found;   /* the backend of that name, even if it has no device on this machine */
     void *state;                /* the backend's own */
-    void *library;              /* of a backend that was loaded, and how to unload it */
-    void (*unload)(void *library);
+    void *library;              /* of a backend that was loaded */
     void *workspace;
     size_t workspace_bytes;
     void *own_workspace; /* what vjp_reserve() allocated; `workspace` may be the caller's instead */

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "core/core.h"
+#include "core/system.h"
 
 enum { DEFAULT_WORKSPACE = 128 << 20 }; /* untouched pages cost nothing; enough for every shape of `vjp bench` */
 
@@ -64,7 +64,7 @@ void vjp_close(vjp_device *device) {
         vjp_free(device, device->own_workspace);
         device->backend->close(device);
     }
-    if (device->unload) device->unload(device->library);
+    if (device->library) system_library_close(device->library);
     free(device);
 }
 
@@ -260,17 +260,15 @@ enum { LARGE_PAGE = 2 << 20, LARGE_BLOCK = 4 * LARGE_PAGE };
 
 vjp_status vjp_host_alloc(vjp_device *device, size_t bytes, void **data) {
     size_t unit = bytes >= LARGE_BLOCK ? LARGE_PAGE : 64, rounded = (bytes + unit - 1) / unit * unit;
-    *data = rounded >= bytes ? aligned_alloc(unit, rounded ? rounded : unit) : NULL;
-#ifdef MADV_HUGEPAGE
-    if (*data && unit == LARGE_PAGE) madvise(*data, rounded, MADV_HUGEPAGE); /* a hint; failure is harmless */
-#endif
+    *data = rounded >= bytes ? system_alloc(unit, rounded ? rounded : unit) : NULL;
+    if (*data && unit == LARGE_PAGE) system_prefer_large_pages(*data, rounded);
     if (*data) return VJP_OK;
     return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu bytes", device->name, bytes);
 }
 
 void vjp_host_free(vjp_device *device, void *data) {
     (void)device;
-    free(data);
+    system_free(data);
 }
 
 vjp_status vjp_host_upload(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes) {

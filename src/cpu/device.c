@@ -6,14 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#ifdef VJP_HAVE_AMX
-#include <cpuid.h>
-#include <sys/syscall.h>
-#endif
 
 #include "core/arithmetic.h"
+#include "core/system.h"
 #include "cpu/cpu.h"
+#include "cpu/features.h"
 #include "cpu/gemm/blas.h"
 #include "cpu/threads/threads.h"
 
@@ -23,22 +20,10 @@ static const char own_pool[] = "built-in pool"; /* its name for people */
 
 #ifdef VJP_HAVE_AVX512
 extern const vjp_kernel *const vjp_cpu_kernels_avx512[];
-
-static bool has_avx512(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512cd");
-}
 #endif
-
 #ifdef VJP_HAVE_AVX2
 extern const vjp_kernel *const vjp_cpu_kernels_avx2[];
-
-static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-}
 #endif
-
 #ifdef VJP_HAVE_NEON
 extern const vjp_kernel *const vjp_cpu_kernels_neon[];
 #endif
@@ -59,10 +44,10 @@ static const struct {
     const vjp_kernel *const *kernels;
 } sets[] = {
 #ifdef VJP_HAVE_AVX512
-    {"avx512", has_avx512, vjp_cpu_kernels_avx512},
+    {"avx512", vjp_cpu_has_avx512, vjp_cpu_kernels_avx512},
 #endif
 #ifdef VJP_HAVE_AVX2
-    {"avx2", has_avx2, vjp_cpu_kernels_avx2},
+    {"avx2", vjp_cpu_has_avx2, vjp_cpu_kernels_avx2},
 #endif
 #ifdef VJP_HAVE_NEON
     {"neon", always, vjp_cpu_kernels_neon},
@@ -123,14 +108,7 @@ static vjp_status choose_threads(vjp_device *device, cpu_state *state, const vjp
  */
 static bool has_tiles(const cpu_state *state) {
 #ifdef VJP_HAVE_AMX
-    enum { LEAF = 7, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, TILE_STATES = 3 << 17 };
-    enum { ASK_FOR_STATE = 0x1023, TILE_STATE = 18 }; /* the numbers of Linux */
-    unsigned a, b, c, d, low, high;
-    if (strcmp(state->isa, "avx512") != 0 || !__get_cpuid_count(LEAF, 0, &a, &b, &c, &d)) return false;
-    if (!(d & AMX_BF16) || !(d & AMX_TILE)) return false;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    (void)high;
-    return (low & TILE_STATES) == TILE_STATES && syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_STATE) == 0;
+    return strcmp(state->isa, "avx512") == 0 && vjp_cpu_has_amx() && system_allow_amx();
 #else
     (void)state;
     return false;
@@ -162,11 +140,7 @@ static vjp_status choose_products(vjp_device *device, cpu_state *state, const ch
 }
 
 static size_t last_level_cache(void) {
-    long bytes = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
+    int64_t bytes = system_last_cache_bytes();
     return bytes > 0 ? (size_t)bytes : ASSUMED_CACHE;
 }
 

@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+
+#include "core/system.h"
 
 typedef struct reader {
     char *text; /* ends with a zero at `length` */
@@ -326,10 +327,11 @@ static bool read_stream(FILE *stream, char **text, size_t *length, char *error) 
 
 bool json_read(const char *path, json_document *document, char error[FILE_ERROR]) {
     *document = (json_document){0};
-    struct stat status;
-    if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) /* opening a pipe would wait for its other end */
-        return file_fail(error, "%.300s: it is %s", path, S_ISDIR(status.st_mode) ? "a folder" : "not a regular file");
-    FILE *stream = fopen(path, "rb");
+    system_status status;
+    if (system_status_of(path, &status) && status.kind != SYSTEM_FILE) /* opening a pipe would wait for its other end */
+        return file_fail(error, "%.300s: it is %s", path,
+                         status.kind == SYSTEM_FOLDER ? "a folder" : "not a regular file");
+    FILE *stream = system_stream(path, "rb");
     if (!stream) return file_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
     char reason[FILE_ERROR] = "", *text = NULL;
     size_t length;

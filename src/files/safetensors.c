@@ -7,13 +7,11 @@
 #include "files/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "core/system.h"
 #include "files/json.h"
 
 /* The longest header that the format's own implementation takes. */
@@ -286,9 +284,9 @@ static bool read_head(parser *p, FILE *stream, uint64_t *begin, uint64_t *data_b
     if (!check_length(length, error)) return false;
     if (!read_header(p, stream, (size_t)length, data_bytes)) return false;
     *begin = LENGTH_BYTES + length;
-    struct stat status;
-    if (fstat(fileno(stream), &status) != 0 || !S_ISREG(status.st_mode)) return true;
-    uint64_t size = (uint64_t)status.st_size;
+    system_status status;
+    if (!system_status_of_open(system_number_of(stream), &status) || status.kind != SYSTEM_FILE) return true;
+    uint64_t size = (uint64_t)status.bytes;
     return check_size(size > *begin ? size - *begin : 0, *data_bytes, error);
 }
 
@@ -297,7 +295,7 @@ static bool read_stream(parser *p, FILE *stream) {
     uint64_t begin, data_bytes;
     if (!read_head(p, stream, &begin, &data_bytes)) return false;
     size_t room = ((size_t)data_bytes / DATA_ALIGNMENT + 1) * DATA_ALIGNMENT;
-    p->file->data = aligned_alloc(DATA_ALIGNMENT, room);
+    p->file->data = system_alloc(DATA_ALIGNMENT, room);
     if (!p->file->data)
         return file_fail(error, "there is no memory for its %llu bytes", (unsigned long long)data_bytes);
     size_t got = fread(p->file->data, 1, (size_t)data_bytes, stream);
@@ -310,7 +308,7 @@ static bool read_stream(parser *p, FILE *stream) {
 
 bool safetensors_read(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]) {
     *file = (safetensors_file){0};
-    FILE *stream = fopen(path, "rb");
+    FILE *stream = system_stream(path, "rb");
     if (!stream) return file_fail(error, "%s: it cannot be opened: %s", path, strerror(errno));
     char reason[SAFETENSORS_ERROR] = "";
     parser p = {.file = file, .error = reason};
@@ -335,16 +333,16 @@ static bool open_stream(parser *p, FILE *stream) {
 
 bool safetensors_open(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]) {
     *file = (safetensors_file){0};
-    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not wait for its other end */
-    struct stat status;
-    if (opened >= 0 && fstat(opened, &status) == 0 && !S_ISREG(status.st_mode)) {
-        close(opened);
+    int opened = system_open_to_read(path);
+    system_status status;
+    if (opened >= 0 && system_status_of_open(opened, &status) && status.kind != SYSTEM_FILE) {
+        system_close(opened);
         return file_fail(error, "%.200s: it is not a regular file", path);
     }
-    file->stream = opened >= 0 ? fdopen(opened, "rb") : NULL;
+    file->stream = opened >= 0 ? system_stream_of(opened, "rb") : NULL;
     if (!file->stream) {
         file_fail(error, "%.200s: it cannot be opened: %s", path, strerror(errno));
-        if (opened >= 0) close(opened);
+        if (opened >= 0) system_close(opened);
         return false;
     }
     char reason[SAFETENSORS_ERROR] = "";
@@ -357,16 +355,13 @@ bool safetensors_open(const char *path, safetensors_file *file, char error[SAFET
 }
 
 bool safetensors_fetch(const safetensors_tensor *tensor, void *to, size_t bytes, char error[SAFETENSORS_ERROR]) {
-    enum { MAX_READ = 1 << 30 }; /* some systems refuse to read 2 GiB or more at once */
     if (!tensor->file) {
         if (bytes) memcpy(to, tensor->data, bytes);
         return true;
     }
     for (size_t done = 0; done < bytes;) {
-        size_t left = bytes - done;
-        ssize_t got = pread(fileno(tensor->file), (char *)to + done, left < MAX_READ ? left : MAX_READ,
-                            (off_t)(tensor->at + (int64_t)done));
-        if (got < 0 && errno == EINTR) continue;
+        int64_t got =
+            system_read_at(system_number_of(tensor->file), (char *)to + done, bytes - done, tensor->at + (int64_t)done);
         if (got < 0) return file_fail(error, "tensor \"%.64s\" cannot be read: %s", tensor->name, strerror(errno));
         if (got == 0)
             return file_fail(error, "the file was cut off while tensor \"%.64s\" was read: %zu of %zu bytes",
@@ -381,7 +376,7 @@ void safetensors_free(safetensors_file *file) {
     free(file->tensors);
     free(file->metadata);
     free(file->header);
-    free(file->data);
+    system_free(file->data);
     *file = (safetensors_file){0};
 }
 

@@ -4,13 +4,11 @@
  * disk, and then renamed: a full disk, a crash or a second writer never leaves half a file under the final name.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "core/system.h"
 #include "files/json.h"
 #include "files/safetensors.h"
 #include "files/sync.h"
@@ -89,11 +87,9 @@ static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint6
 /* ---- The file ---------------------------------------------------------------------------------------- */
 
 static bool write_all(int file, const void *data, size_t bytes) {
-    enum { MAX_WRITE = 1 << 30 }; /* some systems refuse a single write of 2 GiB or more */
     const char *from = data;
     while (bytes) {
-        ssize_t wrote = write(file, from, bytes < MAX_WRITE ? bytes : MAX_WRITE);
-        if (wrote < 0 && errno == EINTR) continue;
+        int64_t wrote = system_write(file, from, bytes);
         if (wrote < 0) return false;
         from += wrote;
         bytes -= (size_t)wrote;
@@ -124,11 +120,11 @@ static bool write_content(int file, const content *c) {
 
 /* For a pipe or a device, which a rename would replace by a file. */
 static bool write_in_place(const char *path, const content *c, char *error) {
-    int file = open(path, O_WRONLY | O_CLOEXEC);
+    int file = system_open_to_write(path);
     if (file < 0) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     bool ok = write_content(file, c);
     int reason = errno;
-    if (close(file) != 0 && ok) ok = false, reason = errno;
+    if (!system_close(file) && ok) ok = false, reason = errno;
     return ok || file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
 }
 
@@ -139,8 +135,8 @@ static char *open_temporary(const char *path, int *file) {
     char *name = malloc(room);
     if (!name) return NULL;
     for (int i = 0; i < ATTEMPTS; i++) {
-        snprintf(name, room, "%s.%ld.%d.tmp", path, (long)getpid(), i);
-        *file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        snprintf(name, room, "%s.%lld.%d.tmp", path, (long long)system_process(), i);
+        *file = system_create(name);
         if (*file >= 0) return name;
         if (errno != EEXIST) break;
     }
@@ -154,24 +150,24 @@ static bool write_and_rename(const char *path, const content *c, char *error) {
     int file;
     char *temporary = open_temporary(path, &file);
     if (!temporary) return file_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
-    bool ok = write_content(file, c) && fsync(file) == 0;
+    bool ok = write_content(file, c) && system_sync(file);
     int reason = errno;
-    if (close(file) != 0 && ok) ok = false, reason = errno;
-    if (ok && rename(temporary, path) != 0) ok = false, reason = errno;
-    if (!ok) unlink(temporary);
+    if (!system_close(file) && ok) ok = false, reason = errno;
+    if (ok && !system_rename(temporary, path)) ok = false, reason = errno;
+    if (!ok) system_remove_file(temporary);
     free(temporary);
     if (!ok) return file_fail(error, "%s: it cannot be written: %s", path, strerror(reason));
     return file_sync_parent(path, error);
 }
 
 static bool write_file(const char *path, const content *c, char *error) {
-    struct stat status;
-    bool exists = stat(path, &status) == 0;
+    system_status status;
+    bool exists = system_status_of(path, &status);
     if (!exists && errno != ENOENT) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
-    if (exists && S_ISDIR(status.st_mode)) return file_fail(error, "%s: it is a folder", path);
-    if (exists && !S_ISREG(status.st_mode)) return write_in_place(path, c, error);
+    if (exists && status.kind == SYSTEM_FOLDER) return file_fail(error, "%s: it is a folder", path);
+    if (exists && status.kind != SYSTEM_FILE) return write_in_place(path, c, error);
     /* The file that a symbolic link points to is replaced, not the link. */
-    char *target = exists ? realpath(path, NULL) : NULL;
+    char *target = exists ? system_absolute_path(path) : NULL;
     if (exists && !target) return file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
     bool ok = write_and_rename(target ? target : path, c, error);
     free(target);

@@ -4,16 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/half.h"
+#include "core/system.h"
 #include "graph/program.h"
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The device's sentence, with the node's name before it. */
 static vjp_status failed(const vjp_program *program, const program_call *call, vjp_status status) {
@@ -69,10 +63,10 @@ vjp_status program_warm(const vjp_program *program) {
 static vjp_status time_group(vjp_program *program, const program_group *group) {
     program_call *call = &program->call[group->first];
     vjp_status status = vjp_synchronize(program->device);
-    double begin = now(), bytes = 0;
+    double begin = system_seconds(), bytes = 0;
     if (status == VJP_OK) status = run_group(program, group);
     if (status == VJP_OK) status = vjp_synchronize(program->device);
-    double seconds = now() - begin;
+    double seconds = system_seconds() - begin;
     for (int32_t k = 0; k < group->count; k++)
         bytes += call[k].cost.bytes;
     for (int32_t k = 0; k < group->count; k++) {

@@ -11,9 +11,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/core.h"
+#include "core/system.h"
 #include "proof/values.h"
 
 #if defined(__x86_64__)
@@ -27,12 +27,6 @@ struct proof_yardstick {
     char *from, *to;
     size_t bytes; /* of each */
 };
-
-double proof_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static void copy_plain(void *argument, size_t i) {
     const proof_yardstick *y = argument;
@@ -111,9 +105,9 @@ double proof_yardstick_copy(proof_yardstick *y) {
         return status == VJP_OK ? 2 * (double)y->bytes / seconds : 0;
     }
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
-        double start = proof_seconds();
+        double start = system_seconds();
         vjp_parallel(y->device, y->bytes / CHUNK, copies[i], y);
-        double rate = 2 * (double)y->bytes / (proof_seconds() - start);
+        double rate = 2 * (double)y->bytes / (system_seconds() - start);
         best = rate > best ? rate : best;
     }
     return best;

@@ -19,7 +19,4 @@ void proof_yardstick_close(proof_yardstick *yardstick);
 /* Copies once with each kind of store; returns bytes read and written per second of the fastest. */
 double proof_yardstick_copy(proof_yardstick *yardstick);
 
-/* Seconds on a monotonic clock. */
-double proof_seconds(void);
-
 #endif

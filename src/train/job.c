@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "core/system.h"
 
 static bool is_llama(const job *j) {
     return strcmp(j->settings.model, "llama") == 0;
@@ -218,7 +218,7 @@ static bool require_no_run(const char *out, bool locked, char error[TRAIN_ERROR]
     if (!checkpoint_find(out, path, error)) return true;
     int lock = locked ? -1 : checkpoint_lock(out, error);
     if (!locked && lock < 0) return false;
-    if (lock >= 0) close(lock);
+    if (lock >= 0) system_close(lock);
     return train_fail(error, "%.300s already holds a run: continue it with --resume, or choose another --out", out);
 }
 
@@ -300,7 +300,7 @@ void job_close(job *j) {
     model_free(&j->model);
     text_free(&j->text);
     images_free(&j->images);
-    if (j->lock >= 0) close(j->lock);
+    if (j->lock >= 0) system_close(j->lock);
     *j = (job){.lock = -1};
 }
 
@@ -308,12 +308,6 @@ void job_close(job *j) {
 
 int64_t job_items(const job *j) {
     return j->settings.batch * j->settings.context * j->settings.trainer.accumulate;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static bool is_due(int64_t step, int64_t every) {
@@ -345,7 +339,7 @@ static bool queue_steps(job *j, int64_t last, char error[TRAIN_ERROR]) {
 }
 
 bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
-    double begin = now();
+    double begin = system_seconds();
     trainer_step_result result;
     if (!queue_steps(j, last, error)) return false;
     if (!trainer_collect(j->trainer, &j->source, &result, error)) {
@@ -353,7 +347,7 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
         return false;
     }
     j->step++;
-    j->seconds += now() - begin;
+    j->seconds += system_seconds() - begin;
     *row = (metrics_row){.step = j->step,
                          .loss = result.loss,
                          .validation = NAN,

@@ -20,11 +20,11 @@
  * tasks at least one waits for nothing; when it ends, the same holds for the rest. A task that was not begun is never
  * waited for, so it may remain in a range for as long as the thread of that range, or a thief, is inside another.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/arithmetic.h"
+#include "core/system.h"
 #include "cpu/threads/threads.h"
 #include "cpu/threads/wait.h"
 
@@ -42,7 +42,7 @@ typedef struct slot {
     _Alignas(SLOT_BYTES) _Atomic uint64_t range;
     cpu_gate gate; /* 1: the thread sleeps */
     cpu_pool *pool;
-    pthread_t thread;
+    system_thread thread;
 } slot;
 
 struct cpu_pool {
@@ -185,20 +185,12 @@ static void wait_for_units(cpu_pool *pool) {
  * The child of a fork has none of its parent's threads. It notices by this count, which only goes up in a child, and
  * starts threads of its own with the first job.
  */
-static atomic_uint forks;
-static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
-static bool forks_counted;
-
-static void count_fork(void) {
-    atomic_fetch_add(&forks, 1);
-}
-
-static void begin_counting(void) {
-    forks_counted = pthread_atfork(NULL, NULL, count_fork) == 0;
+static bool is_of_parent(const cpu_pool *pool) {
+    return pool->forks != system_forks();
 }
 
 static void start_threads(cpu_pool *pool) {
-    pool->forks = atomic_load(&forks);
+    pool->forks = system_forks();
     pool->job = 0;
     atomic_init(&pool->sleepers, 0);
     vjp_cpu_gate_init(&pool->left);
@@ -207,22 +199,17 @@ static void start_threads(cpu_pool *pool) {
         vjp_cpu_gate_init(&pool->slots[t].gate);
         pool->slots[t].pool = pool;
     }
-    pthread_attr_t attributes;
-    bool sized = pthread_attr_init(&attributes) == 0;
-    if (sized) pthread_attr_setstacksize(&attributes, CPU_STACK_BYTES);
     int started = 1;
     /* `threads` is for the running threads to read, so it must be final before the first job; none runs before. */
-    while (started < pool->wanted && pthread_create(&pool->slots[started].thread, sized ? &attributes : NULL,
-                                                    thread_main, &pool->slots[started]) == 0)
+    while (started < pool->wanted &&
+           system_thread_start(&pool->slots[started].thread, CPU_STACK_BYTES, thread_main, &pool->slots[started]))
         started++;
     pool->threads = started;
-    if (sized) pthread_attr_destroy(&attributes);
 }
 
 cpu_pool *vjp_cpu_pool_create(int threads) {
-    pthread_once(&forks_once, begin_counting);
     size_t bytes = sizeof(cpu_pool) + (size_t)threads * sizeof(slot);
-    cpu_pool *pool = forks_counted ? aligned_alloc(SLOT_BYTES, bytes) : NULL;
+    cpu_pool *pool = system_count_forks() ? system_alloc(SLOT_BYTES, bytes) : NULL;
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->wanted = threads;
@@ -234,10 +221,6 @@ int vjp_cpu_pool_threads(const cpu_pool *pool) {
     return pool->threads;
 }
 
-static bool is_of_parent(const cpu_pool *pool) {
-    return pool->forks != atomic_load_explicit(&forks, memory_order_relaxed);
-}
-
 void vjp_cpu_pool_destroy(cpu_pool *pool) {
     if (!is_of_parent(pool)) {
         atomic_store(&pool->stop, true);
@@ -246,13 +229,13 @@ void vjp_cpu_pool_destroy(cpu_pool *pool) {
             atomic_store(&each->range, (pool->job + 1) << (2 * UNIT_BITS));
             atomic_store(&each->gate.word, 0);
             vjp_cpu_gate_wake(&each->gate);
-            pthread_join(each->thread, NULL);
+            system_thread_join(each->thread);
         }
         for (int t = 0; t < pool->wanted; t++)
             vjp_cpu_gate_destroy(&pool->slots[t].gate);
         vjp_cpu_gate_destroy(&pool->left);
     }
-    free(pool);
+    system_free(pool);
 }
 
 void vjp_cpu_pool_run(cpu_pool *pool, size_t count, vjp_task task, void *argument) {

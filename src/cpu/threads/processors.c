@@ -8,32 +8,15 @@
  * them. Limits hold for a group and all below it, so each group up to the root counts. Inside a container the path is
  * often that of the host and not there; then the container's own group is at the top, which is read in any case.
  */
-#define _GNU_SOURCE /* sched_getaffinity() with masks of any size */
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/arithmetic.h"
+#include "core/system.h"
 #include "cpu/threads/threads.h"
 
-enum { MAX_PATH = 4096, MAX_PROCESSORS = 1 << 16 };
-
-static int64_t processors_of_mask(void) {
-#ifdef __linux__
-    /* The call fails as long as the mask is smaller than the kernel's. */
-    for (int bits = 1024; bits <= MAX_PROCESSORS; bits *= 2) {
-        cpu_set_t *mask = CPU_ALLOC((size_t)bits);
-        if (!mask) break;
-        size_t bytes = CPU_ALLOC_SIZE((size_t)bits);
-        int count = sched_getaffinity(0, bytes, mask) == 0 ? CPU_COUNT_S(bytes, mask) : 0;
-        CPU_FREE(mask);
-        if (count > 0) return count;
-    }
-#endif
-    return vjp_max(1, sysconf(_SC_NPROCESSORS_ONLN));
-}
+enum { MAX_PATH = 4096 };
 
 /* Up to two numbers from the file folder/name; a word that is no number ends them. Returns how many. */
 static int read_numbers(const char *folder, const char *name, int64_t numbers[2]) {
@@ -106,5 +89,5 @@ int64_t vjp_cpu_group_limit(const char *root) {
 }
 
 int64_t vjp_cpu_processors(void) {
-    return vjp_min(processors_of_mask(), vjp_cpu_group_limit(""));
+    return vjp_min(system_allowed_processors(), vjp_cpu_group_limit(""));
 }

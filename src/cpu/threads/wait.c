@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waiting (wait.h): futexes on Linux, a mutex and a condition variable elsewhere.
+ * Waiting (wait.h): futexes on Linux, their like on Windows, a mutex and a condition variable elsewhere.
  */
-#include <sched.h>
-#include <time.h>
-
-#include "cpu/cpu.h"
 #include "cpu/threads/wait.h"
+#include "core/system.h"
+#include "cpu/cpu.h"
 
 #ifdef VJP_FUTEX
 
@@ -28,6 +26,27 @@ void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
 
 void vjp_cpu_gate_wake(cpu_gate *gate) {
     syscall(SYS_futex, &gate->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+#elif defined VJP_ADDRESS_WAIT
+
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+void vjp_cpu_gate_init(cpu_gate *gate) {
+    atomic_init(&gate->word, 0);
+}
+
+void vjp_cpu_gate_destroy(cpu_gate *gate) {
+    (void)gate;
+}
+
+void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
+    WaitOnAddress(&gate->word, &value, sizeof value, INFINITE);
+}
+
+void vjp_cpu_gate_wake(cpu_gate *gate) {
+    WakeByAddressSingle((void *)&gate->word);
 }
 
 #else
@@ -67,12 +86,6 @@ static void pause_briefly(void) {
 #endif
 }
 
-static int64_t nanoseconds(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 /*
  * A pause takes 15 to 50 ns: some 5 us of nothing else, then a system call every 16. Together they last about ten times
  * what waking a sleeping thread costs (20 to 50 us on a virtual machine), so that calls in a row find the threads
@@ -86,17 +99,17 @@ bool vjp_cpu_spin(cpu_spin *spin) {
         pause_briefly();
         return true;
     }
-    int64_t before = nanoseconds();
-    sched_yield();
-    int64_t after = nanoseconds();
+    int64_t before = system_nanoseconds();
+    system_yield();
+    int64_t after = system_nanoseconds();
     if (!spin->begin) spin->begin = before;
     return after - before < BUSY_NS && after - spin->begin < SPIN_NS;
 }
 
 /* A task that is waited for wakes no thread when it is done, so the sleep is a short one: about one wake-up's cost. */
 void vjp_cpu_wait(const _Atomic int64_t *count, int64_t min) {
-    static const struct timespec nap = {.tv_nsec = 50000};
+    enum { NAP_NS = 50000 };
     cpu_spin spin = {0};
     while (atomic_load_explicit(count, memory_order_acquire) < min)
-        if (!vjp_cpu_spin(&spin)) nanosleep(&nap, NULL);
+        if (!vjp_cpu_spin(&spin)) system_sleep(NAP_NS);
 }

@@ -14,14 +14,17 @@
 /* VJP_NO_FUTEX builds the portable gate on Linux too, for tests. */
 #if defined(__linux__) && !defined(VJP_NO_FUTEX)
 #define VJP_FUTEX 1
+#elif defined(_WIN32)
+#define VJP_ADDRESS_WAIT 1
 #else
 #include <pthread.h>
+#define VJP_MUTEX 1
 #endif
 
 /* A word that a thread can sleep on. */
 typedef struct cpu_gate {
     _Atomic uint32_t word;
-#ifndef VJP_FUTEX
+#ifdef VJP_MUTEX
     pthread_mutex_t mutex;
     pthread_cond_t changed;
 #endif

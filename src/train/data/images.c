@@ -5,14 +5,13 @@
  */
 #include "train/data/images.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/philox.h"
+#include "core/system.h"
 #include "train/data/picture.h"
 #include "train/files/input.h"
 
@@ -106,9 +105,9 @@ static bool add_part(image_data *images, FILE *pictures, const char *pictures_pa
     images->height = size[1];
     images->width = size[2];
     images->channels = 1;
-    struct stat about;
+    system_status about;
     int64_t each = picture_bytes(images);
-    if (fstat(fileno(pictures), &about) || (about.st_size - 16) / each < size[0])
+    if (!system_status_of_open(system_number_of(pictures), &about) || (about.bytes - 16) / each < size[0])
         return train_fail(error, "%s: it ends before the last of its %lld pictures", pictures_path, (long long)size[0]);
     if (!make_room(images, size[0], pictures_path, error)) return false;
     if (fread(images->pixels + images->count * each, (size_t)each, (size_t)size[0], pictures) != (size_t)size[0])
@@ -145,14 +144,6 @@ static bool read_idx(const char *dir, image_data *images, bool *found, char erro
 
 /* ---- A folder of classes ----------------------------------------------------------------------------- */
 
-static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-static int visible(const struct dirent *entry) {
-    return entry->d_name[0] != '.';
-}
-
 static bool add_picture(image_data *images, const char *path, int32_t label, char error[TRAIN_ERROR]) {
     picture p;
     if (!picture_read(path, &p, error)) return false;
@@ -176,14 +167,14 @@ static bool add_picture(image_data *images, const char *path, int32_t label, cha
 }
 
 static bool add_class(image_data *images, const char *dir, int32_t label, char error[TRAIN_ERROR]) {
-    struct dirent **names;
-    int count = scandir(dir, &names, visible, by_name);
-    if (count < 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    size_t count;
+    char **names = input_names(dir, &count, error);
+    if (!names) return false;
     bool ok = true;
-    for (int i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         char path[PATH];
-        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) >= (int)sizeof path)
-            ok = train_fail(error, "%s/%s: the path is too long", dir, names[i]->d_name);
+        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]) >= (int)sizeof path)
+            ok = train_fail(error, "%s/%s: the path is too long", dir, names[i]);
         ok = ok && add_picture(images, path, label, error);
         free(names[i]);
     }
@@ -215,24 +206,23 @@ static bool split_validation(image_data *images, char error[TRAIN_ERROR]) {
 }
 
 static bool read_classes(const char *dir, image_data *images, char error[TRAIN_ERROR]) {
-    struct dirent **names;
-    int count = scandir(dir, &names, visible, by_name);
-    if (count < 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    size_t count;
+    char **names = input_names(dir, &count, error);
+    if (!names) return false;
     bool ok = true;
-    images->class_name = calloc((size_t)count + 1, sizeof *images->class_name);
+    images->class_name = calloc(count + 1, sizeof *images->class_name);
     if (!images->class_name) ok = train_fail(error, "%s: there is no memory for the names of the classes", dir);
-    for (int i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         char path[PATH];
-        struct stat about;
-        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]->d_name) >= (int)sizeof path)
-            ok = train_fail(error, "%.300s/%.100s: the path is too long", dir, names[i]->d_name);
-        bool known = ok && stat(path, &about) == 0;
+        system_status about;
+        if (ok && snprintf(path, sizeof path, "%s/%s", dir, names[i]) >= (int)sizeof path)
+            ok = train_fail(error, "%.300s/%.100s: the path is too long", dir, names[i]);
+        bool known = ok && system_status_of(path, &about);
         if (ok && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
             ok = train_fail(error, "%.300s: it cannot be read: %s", path, strerror(errno));
-        if (known && S_ISDIR(about.st_mode)) {
+        if (known && about.kind == SYSTEM_FOLDER) {
             if (images->classes == MAX_CLASSES) ok = train_fail(error, "%s: more than %d classes", dir, MAX_CLASSES);
-            if (ok)
-                snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]->d_name);
+            if (ok) snprintf(images->class_name[images->classes], sizeof *images->class_name, "%.63s", names[i]);
             ok = ok && add_class(images, path, (int32_t)images->classes++, error);
         }
         free(names[i]);
@@ -246,10 +236,10 @@ static bool read_classes(const char *dir, image_data *images, char error[TRAIN_E
 
 bool images_read(const char *path, image_data *images, char error[TRAIN_ERROR]) {
     *images = (image_data){0};
-    struct stat about;
-    bool found,
-        ok = stat(path, &about) == 0 || train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
-    if (ok && !S_ISDIR(about.st_mode))
+    system_status about;
+    bool found, ok = system_status_of(path, &about) ||
+                     train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
+    if (ok && about.kind != SYSTEM_FOLDER)
         ok = train_fail(error, "%s: it is not a folder; pictures are read from a folder", path);
     ok = ok && read_idx(path, images, &found, error) && (found || read_classes(path, images, error));
     if (!ok) images_free(images);

@@ -2,14 +2,13 @@
 /* Reading text and splitting it into batches. */
 #include "train/data/text.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/philox.h"
+#include "core/system.h"
 #include "train/files/input.h"
 
 enum { MAX_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* the last twentieth */ };
@@ -65,63 +64,25 @@ static bool add_file(const char *path, bool in_folder, text_data *text, char err
     return true;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* The names in a folder that do not begin with a dot, in order; NULL-terminated. NULL: see `error`. */
-static char **names_in(const char *path, size_t *count, char error[TRAIN_ERROR]) {
-    DIR *folder = opendir(path);
-    char **names = NULL;
-    size_t room = 0;
-    *count = 0;
-    if (!folder) {
-        train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
-        return NULL;
-    }
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(folder));) {
-        if (entry->d_name[0] == '.') continue;
-        if (*count + 1 >= room) {
-            char **more = realloc(names, (room = 2 * room + 16) * sizeof *names);
-            ok = more != NULL;
-            if (more) names = more;
-        }
-        if (ok) ok = (names[*count] = strdup(entry->d_name)) != NULL;
-        if (ok) ++*count;
-    }
-    closedir(folder);
-    if (ok && !names) ok = (names = calloc(1, sizeof *names)) != NULL;
-    if (!ok) {
-        while (*count)
-            free(names[--*count]);
-        free(names);
-        train_fail(error, "%.300s: there is no memory for the names in it", path);
-        return NULL;
-    }
-    qsort(names, *count, sizeof *names, by_name);
-    return names;
-}
-
 static bool add_folder(const char *path, int depth, text_data *text, char error[TRAIN_ERROR]) {
     if (depth > MAX_DEPTH) return train_fail(error, "%s: folders are nested more than %d deep", path, MAX_DEPTH);
     size_t count;
-    char **names = names_in(path, &count, error);
+    char **names = input_names(path, &count, error);
     if (!names) return false;
     bool ok = true;
     for (size_t i = 0; i < count; i++) {
         char inner[PATH];
-        struct stat about;
+        system_status about;
         if (ok && snprintf(inner, sizeof inner, "%s/%s", path, names[i]) >= (int)sizeof inner)
             ok = train_fail(error, "%s/%s: the path is too long", path, names[i]);
         /* Links to files are followed, links to folders are not: they could form a cycle. */
-        bool link = ok && lstat(inner, &about) == 0 && S_ISLNK(about.st_mode);
-        bool known = ok && stat(inner, &about) == 0;
+        bool link = ok && system_status_of_link(inner, &about) && about.kind == SYSTEM_LINK;
+        bool known = ok && system_status_of(inner, &about);
         if (ok && !known && errno != ENOENT && errno != ELOOP) /* not a link to nothing or to itself */
             ok = train_fail(error, "%.300s: it cannot be read: %s", inner, strerror(errno));
         if (known) {
-            if (S_ISREG(about.st_mode)) ok = add_file(inner, true, text, error);
-            if (S_ISDIR(about.st_mode) && !link) ok = add_folder(inner, depth + 1, text, error);
+            if (about.kind == SYSTEM_FILE) ok = add_file(inner, true, text, error);
+            if (about.kind == SYSTEM_FOLDER && !link) ok = add_folder(inner, depth + 1, text, error);
         }
         free(names[i]);
     }
@@ -131,9 +92,10 @@ static bool add_folder(const char *path, int depth, text_data *text, char error[
 
 bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]) {
     *text = (text_data){0};
-    struct stat about;
-    bool ok = stat(path, &about) == 0 || train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
-    if (ok && S_ISDIR(about.st_mode))
+    system_status about;
+    bool ok =
+        system_status_of(path, &about) || train_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
+    if (ok && about.kind == SYSTEM_FOLDER)
         ok = add_folder(path, 0, text, error);
     else if (ok)
         ok = add_file(path, false, text, error);

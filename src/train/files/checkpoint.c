@@ -6,15 +6,13 @@
  */
 #include "train/files/checkpoint.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "core/system.h"
 #include "train/files/checkpoint_names.h"
 #include "train/files/input.h"
 
@@ -57,12 +55,12 @@ bool checkpoint_list(const char *dir, int64_t **steps, size_t *count) {
     *steps = NULL;
     *count = 0;
     size_t room = 0;
-    DIR *entries = opendir(dir);
+    system_folder *entries = system_folder_open(dir);
     if (!entries) return false;
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(entries));) {
+    for (const char *name; ok && (name = system_folder_next(entries));) {
         int64_t step;
-        if (!step_of(e->d_name, &step)) continue;
+        if (!step_of(name, &step)) continue;
         if (*count == room) {
             room = room ? room * 2 : 16;
             int64_t *larger = realloc(*steps, room * sizeof *larger);
@@ -72,7 +70,7 @@ bool checkpoint_list(const char *dir, int64_t **steps, size_t *count) {
         }
         (*steps)[(*count)++] = step;
     }
-    closedir(entries);
+    system_folder_close(entries);
     if (ok && *count) qsort(*steps, *count, sizeof **steps, from_highest);
     if (ok) return true;
     free(*steps);
@@ -84,18 +82,16 @@ bool checkpoint_list(const char *dir, int64_t **steps, size_t *count) {
 
 static bool is_there(const char *folder, const char *name) {
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
-    struct stat status;
-    return checkpoint_path(path, ignored, "%s/%s", folder, name) && stat(path, &status) == 0;
+    system_status status;
+    return checkpoint_path(path, ignored, "%s/%s", folder, name) && system_status_of(path, &status);
 }
 
 /* The target of the link, so that a later save does not change the folder that is being read. False: no such link. */
 static bool follow_latest(const char *dir, char path[CHECKPOINT_PATH], char *error) {
     char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH];
     if (!is_there(dir, "latest") || !checkpoint_path(latest, error, "%s/latest", dir)) return false;
-    ssize_t length = readlink(latest, target, sizeof target - 1);
-    if (length < 0) return false;
-    target[length] = 0;
-    if (target[0] == '/') return checkpoint_path(path, error, "%s", target);
+    if (!system_read_link(latest, target, sizeof target)) return false;
+    if (system_is_absolute(target)) return checkpoint_path(path, error, "%s", target);
     return checkpoint_path(path, error, "%s/%s", dir, target);
 }
 
@@ -133,9 +129,10 @@ bool checkpoint_is_one(const char *dir) {
 }
 
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
-    struct stat status;
-    if (stat(dir, &status) != 0) return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
-    if (!S_ISDIR(status.st_mode)) return train_fail(error, "%.300s: it is not a folder", dir);
+    system_status status;
+    if (!system_status_of(dir, &status))
+        return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    if (status.kind != SYSTEM_FOLDER) return train_fail(error, "%.300s: it is not a folder", dir);
     if (checkpoint_is_one(dir)) return checkpoint_path(path, error, "%s", dir);
     return follow_latest(dir, path, error) || find_newest(dir, path, error);
 }
@@ -300,8 +297,8 @@ bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpo
         ok = checkpoint_open(path, c, error);
         /* A checkpoint is renamed before its files are removed. If its name is gone by now, a newer one is there, and
          * files of this one may have been taken for missing. */
-        struct stat status;
-        replaced = stat(path, &status) != 0 && errno == ENOENT;
+        system_status status;
+        replaced = !system_status_of(path, &status) && errno == ENOENT;
     }
     return ok;
 }

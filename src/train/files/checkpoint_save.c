@@ -4,17 +4,12 @@
  * second one moves the link `latest` to it. A folder that is removed is first renamed to a name that ends in .tmp, so
  * that no folder named checkpoint-... is ever incomplete.
  */
-#define _GNU_SOURCE /* nftw(), renameat2() */
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "core/system.h"
 #include "files/sync.h"
 #include "train/files/checkpoint.h"
 #include "train/files/checkpoint_names.h"
@@ -26,12 +21,12 @@ static bool make_folders(const char *dir, char *error) {
     char path[CHECKPOINT_PATH];
     if (!checkpoint_path(path, error, "%s", dir)) return false;
     for (char *c = path + 1;; c++) {
-        if (*c && *c != '/') continue;
+        if (*c && !system_is_separator(*c)) continue;
         char sign = *c;
         *c = 0;
-        struct stat status;
-        bool made = mkdir(path, 0777) == 0;
-        if (!made && (errno != EEXIST || stat(path, &status) != 0 || !S_ISDIR(status.st_mode)))
+        system_status status;
+        bool made = system_make_folder(path);
+        if (!made && (errno != EEXIST || !system_status_of(path, &status) || status.kind != SYSTEM_FOLDER))
             return train_fail(error, "%.300s: the folder cannot be created: %s", path,
                               strerror(errno == EEXIST ? ENOTDIR : errno));
         if (made && !file_sync_parent(path, error)) return false;
@@ -43,50 +38,39 @@ static bool make_folders(const char *dir, char *error) {
 int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
     if (!make_folders(dir, error) || !checkpoint_path(path, error, "%s/.lock", dir)) return -1;
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int file = system_open_to_lock(path);
     if (file < 0) {
         train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
         return -1;
     }
-    struct flock lock;
-    do {
-        lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET};
-        /* On a file system without locks the run continues unprotected. */
-        if (fcntl(file, F_SETLK, &lock) == 0 || (errno != EACCES && errno != EAGAIN)) return file;
-        /* Unlocked by now: the other run has just ended. */
-    } while (fcntl(file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK);
-    train_fail(error, "%.300s: another run is training there (process %lld); wait for it, or choose another --out", dir,
-               (long long)lock.l_pid);
-    close(file);
+    /* On a file system without locks the run continues unprotected. */
+    int64_t holder;
+    if (system_lock(file, &holder)) return file;
+    char process[32] = "";
+    if (holder) snprintf(process, sizeof process, " (process %lld)", (long long)holder);
+    train_fail(error, "%.300s: another run is training there%s; wait for it, or choose another --out", dir, process);
+    system_close(file);
     return -1;
 }
 
-static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *where) {
-    (void)status, (void)kind, (void)where;
-    return remove(path);
-}
-
-/* What cannot be removed stays; the next save tries again. */
-static void remove_tree(const char *path) {
-    enum { OPEN_FOLDERS = 8 };
-    nftw(path, remove_one, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
-}
-
-/* Removes the temporary names from `dir`: those of this save, and of earlier ones that failed or were killed. */
+/*
+ * Removes the temporary names from `dir`: those of this save, and of earlier ones that failed or were killed. For what
+ * cannot be removed the next save tries again.
+ */
 static void remove_leftovers(const char *dir) {
-    DIR *entries = opendir(dir);
+    system_folder *entries = system_folder_open(dir);
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
-    for (struct dirent *e; entries && (e = readdir(entries));)
-        if (checkpoint_is_temporary(e->d_name) && checkpoint_path(path, ignored, "%s/%s", dir, e->d_name))
-            remove_tree(path);
-    if (entries) closedir(entries);
+    for (const char *name; entries && (name = system_folder_next(entries));)
+        if (checkpoint_is_temporary(name) && checkpoint_path(path, ignored, "%s/%s", dir, name))
+            system_remove_tree(path);
+    if (entries) system_folder_close(entries);
 }
 
 /* Takes a checkpoint out of the list by renaming it; remove_leftovers() then removes it. */
 static bool set_aside(const char *dir, int64_t step, char aside[CHECKPOINT_PATH]) {
     char path[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     return checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) &&
-           checkpoint_path(aside, ignored, CHECKPOINT_OLD_FORMAT, dir, (long long)step) && rename(path, aside) == 0;
+           checkpoint_path(aside, ignored, CHECKPOINT_OLD_FORMAT, dir, (long long)step) && system_rename(path, aside);
 }
 
 static void retire_older(const char *dir, int64_t newest, int keep) {
@@ -102,9 +86,9 @@ static void retire_older(const char *dir, int64_t newest, int keep) {
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
 static bool write_text(const char *path, const char *text, char *error) {
-    FILE *out = fopen(path, "wbx");
+    FILE *out = system_stream(path, "wbx");
     if (!out) return train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
-    bool ok = fputs(text, out) != EOF && fflush(out) == 0 && fsync(fileno(out)) == 0;
+    bool ok = fputs(text, out) != EOF && fflush(out) == 0 && system_sync(system_number_of(out));
     int reason = errno;
     if (fclose(out) != 0 && ok) ok = false, reason = errno;
     return ok || train_fail(error, "%.300s: it cannot be written: %s", path, strerror(reason));
@@ -129,14 +113,12 @@ static bool write_files(const char *folder, const checkpoint_content *c, char *e
 
 /* Replaces a checkpoint of the same name: in one step, if the system can exchange two names. */
 static bool replace(const char *dir, const char *folder, const char *path, int64_t step) {
-#ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return true;
-#endif
+    if (system_exchange(folder, path)) return true;
     char aside[CHECKPOINT_PATH];
     if (!set_aside(dir, step, aside)) return false;
-    if (rename(folder, path) == 0) return true;
+    if (system_rename(folder, path)) return true;
     int reason = errno;
-    (void)rename(aside, path);
+    (void)system_rename(aside, path);
     errno = reason;
     return false;
 }
@@ -144,10 +126,10 @@ static bool replace(const char *dir, const char *folder, const char *path, int64
 /* Gives the finished folder its name. */
 static bool publish(const char *dir, const char *folder, int64_t step, char *error) {
     char path[CHECKPOINT_PATH];
-    struct stat status;
+    system_status status;
     if (!checkpoint_path(path, error, CHECKPOINT_FORMAT, dir, (long long)step)) return false;
-    bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    if (taken ? replace(dir, folder, path, step) : rename(folder, path) == 0) return true;
+    bool taken = system_status_of_link(path, &status) && status.kind == SYSTEM_FOLDER;
+    if (taken ? replace(dir, folder, path, step) : system_rename(folder, path)) return true;
     return train_fail(error, "%.300s: it cannot be renamed to this: %s", path, strerror(errno));
 }
 
@@ -155,7 +137,7 @@ static bool publish(const char *dir, const char *folder, int64_t step, char *err
 static bool make_link(const char *fresh, int64_t step, bool *made, char *error) {
     char target[64];
     snprintf(target, sizeof target, CHECKPOINT_NAME, (long long)step);
-    *made = symlink(target, fresh) == 0;
+    *made = system_make_link(target, fresh);
     /* On a file system without links checkpoint_find() takes the highest step. */
     if (*made || errno == EPERM || errno == ENOTSUP || errno == ENOSYS) return true;
     return train_fail(error, "%.300s: the link cannot be created: %s", fresh, strerror(errno));
@@ -168,14 +150,14 @@ static bool make_link(const char *fresh, int64_t step, bool *made, char *error) 
 static bool has_only_own_files(const char *path) {
     static const char *const names[] = {
         ".", "..", "config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"};
-    DIR *entries = opendir(path);
+    system_folder *entries = system_folder_open(path);
     bool only = entries != NULL;
-    for (struct dirent *e; only && (e = readdir(entries));) {
+    for (const char *name; only && (name = system_folder_next(entries));) {
         only = false;
         for (size_t i = 0; i < sizeof names / sizeof names[0] && !only; i++)
-            only = strcmp(e->d_name, names[i]) == 0;
+            only = strcmp(name, names[i]) == 0;
     }
-    if (entries) closedir(entries);
+    if (entries) system_folder_close(entries);
     return only;
 }
 
@@ -185,20 +167,20 @@ static bool has_only_own_files(const char *path) {
  */
 static void retire_copied_latest(const char *dir, const char *latest) {
     char path[CHECKPOINT_PATH], aside[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
-    struct stat status;
-    if (lstat(latest, &status) != 0 || !S_ISDIR(status.st_mode)) return;
+    system_status status;
+    if (!system_status_of_link(latest, &status) || status.kind != SYSTEM_FOLDER) return;
     int64_t step = checkpoint_step(latest, ignored);
     if (!checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) ||
         !checkpoint_path(aside, ignored, "%s/%s", dir, CHECKPOINT_LINK_OLD))
         return;
     if (step >= 0)
-        (void)rename(latest, lstat(path, &status) == 0 ? aside : path);
+        (void)system_rename(latest, system_status_of_link(path, &status) ? aside : path);
     else if (step == -2 && has_only_own_files(latest))
-        (void)rename(latest, aside);
+        (void)system_rename(latest, aside);
 }
 
 static bool move_link(const char *fresh, const char *latest, char *error) {
-    if (rename(fresh, latest) == 0) return true;
+    if (system_rename(fresh, latest)) return true;
     return train_fail(error, "%.300s: the link cannot be moved there: %s", latest, strerror(errno));
 }
 
@@ -214,7 +196,7 @@ bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, cha
         return false;
     remove_leftovers(dir);
     bool linked = false;
-    bool ok = mkdir(folder, 0777) == 0 ||
+    bool ok = system_make_folder(folder) ||
               train_fail(error, "%.300s: the folder cannot be created: %s", folder, strerror(errno));
     ok = ok && write_files(folder, c, error) && file_sync_folder(folder, error) &&
          make_link(fresh, c->step, &linked, error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening files that a user names. Only regular files are read: a pipe or a device such as /dev/zero may never end, and
- * opening a pipe could wait for ever.
+ * Opening files and folders that a user names. Only regular files are read: a pipe or a device such as /dev/zero may
+ * never end, and opening a pipe could wait for ever.
  */
 #ifndef VJP_TRAIN_INPUT_H
 #define VJP_TRAIN_INPUT_H
@@ -19,5 +19,8 @@ int input_open(const char *path, int64_t max_bytes, int64_t *bytes, char error[T
 
 /* The same as a stream, for reading. NULL: see above. */
 FILE *input_stream(const char *path, int64_t max_bytes, int64_t *bytes, char error[TRAIN_ERROR]);
+
+/* The names in a folder that do not begin with a dot, in order. NULL: see `error`. Each is freed, and the list. */
+char **input_names(const char *path, size_t *count, char error[TRAIN_ERROR]);
 
 #endif

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "core/system.h"
 #include "files/json.h"
 #include "train/files/input.h"
 
@@ -60,6 +60,21 @@ static bool read_row(const char *line, size_t length, metrics_row *row) {
     return ok;
 }
 
+/* Reads a line with its newline into *line, which grows. 0: the file ended, or it failed and errno says why. */
+static size_t read_line(FILE *file, char **line, size_t *room) {
+    size_t length = 0;
+    for (int c = 0; c != '\n' && (c = getc(file)) != EOF;) {
+        if (length == *room) {
+            char *larger = realloc(*line, 2 * *room + 256);
+            if (!larger) return 0;
+            *line = larger;
+            *room = 2 * *room + 256;
+        }
+        (*line)[length++] = (char)c;
+    }
+    return ferror(file) ? 0 : length;
+}
+
 /*
  * Reads the rows up to `step`; stops at the first line that is incomplete, damaged or out of order. The file is then
  * rewritten with these rows, so what cannot be read for another reason must be an error: its rows would be lost.
@@ -71,15 +86,15 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
     char *line = NULL;
     size_t room = 0;
     bool ok = true;
-    for (ssize_t length; ok;) {
+    for (size_t length; ok;) {
         metrics_row row;
         errno = 0;
-        if ((length = getline(&line, &room, file)) <= 0) {
+        if ((length = read_line(file, &line, &room)) == 0) {
             ok = feof(file) || train_fail(error, "%.300s: it cannot be read: %s", m->path, strerror(errno));
             break;
         }
         if (line[length - 1] != '\n') break;
-        if (!read_row(line, (size_t)length, &row)) {
+        if (!read_row(line, length, &row)) {
             ok = errno != ENOMEM || train_fail(error, "%.300s: there is no memory for its rows", m->path);
             break;
         }
@@ -125,14 +140,14 @@ static bool write_row(metrics *m, FILE *file, const metrics_row *row, char error
 static bool rewrite(metrics *m, char error[TRAIN_ERROR]) {
     char path[sizeof m->path + 8];
     snprintf(path, sizeof path, "%s.tmp", m->path);
-    FILE *file = fopen(path, "w");
+    FILE *file = system_stream(path, "w");
     if (!file) return write_failed(path, error);
     bool ok = true;
     for (size_t i = 0; i < m->count && ok; i++)
         ok = write_row(m, file, &m->row[i], error);
     if (fclose(file) && ok) ok = write_failed(path, error);
-    if (ok && rename(path, m->path)) ok = write_failed(m->path, error);
-    if (!ok) unlink(path);
+    if (ok && !system_rename(path, m->path)) ok = write_failed(m->path, error);
+    if (!ok) system_remove_file(path);
     return ok;
 }
 
@@ -147,7 +162,7 @@ metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]) {
     if (ok) snprintf(m->path, sizeof m->path, "%s/metrics.jsonl", m->dir);
     ok = ok && (step == 0 || read_rows(m, step, error)) && rewrite(m, error);
     if (ok) {
-        m->file = fopen(m->path, "a");
+        m->file = system_stream(m->path, "a");
         if (!m->file) ok = write_failed(m->path, error);
     }
     if (ok) return m;
@@ -169,7 +184,7 @@ bool metrics_add(metrics *m, metrics_row *row, char error[TRAIN_ERROR]) {
 }
 
 bool metrics_sync(metrics *m, char error[TRAIN_ERROR]) {
-    return (fflush(m->file) == 0 && fsync(fileno(m->file)) == 0) || write_failed(m->path, error);
+    return (fflush(m->file) == 0 && system_sync(system_number_of(m->file))) || write_failed(m->path, error);
 }
 
 metrics_row metrics_last(const metrics *m) {

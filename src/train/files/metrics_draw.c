@@ -8,7 +8,8 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "core/system.h"
 
 enum { WIDTH = 960, HEIGHT = 540, LEFT = 76, RIGHT = 28, TOP = 64, BOTTOM = 56 };
 enum { PLOT_WIDTH = WIDTH - LEFT - RIGHT, PLOT_HEIGHT = HEIGHT - TOP - BOTTOM };
@@ -153,15 +154,15 @@ bool metrics_draw(const metrics *m, const char *title, char error[TRAIN_ERROR]) 
     char path[sizeof m->dir + 32], growing[sizeof path + 8];
     snprintf(path, sizeof path, "%s/loss.svg", m->dir);
     snprintf(growing, sizeof growing, "%s.tmp", path);
-    plot p = {.m = m, .file = fopen(growing, "w")};
+    plot p = {.m = m, .file = system_stream(growing, "w")};
     if (!p.file) return train_fail(error, "%s: %s", growing, strerror(errno));
     find_range(&p);
     draw(&p, title);
     bool ok = !ferror(p.file);
     ok = fclose(p.file) == 0 && ok;
-    ok = ok && rename(growing, path) == 0;
+    ok = ok && system_rename(growing, path);
     if (ok) return true;
     train_fail(error, "%s: %s", path, strerror(errno));
-    unlink(growing);
+    system_remove_file(growing);
     return false;
 }

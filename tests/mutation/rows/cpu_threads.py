@@ -34,5 +34,9 @@
     ("processors: only the process's own group counts", "test test_thread_pool",
      [("src/cpu/threads/processors.c", "if (strlen(folder) <= strlen(mount) || !slash) return limit;", "return limit;")]),
     ("processors: the affinity mask is not read", "test test_thread_pool",
-     [("src/cpu/threads/processors.c", "if (count > 0) return count;", "if (count > MAX_PROCESSORS) return count;")]),
+     [("src/core/system_posix.c", "if (count > 0) return count;", "if (count > MAX_PROCESSORS) return count;")]),
+    ("features: AVX2 is read from a bit that no processor has", "test test_system",
+     [("src/cpu/features.c", "AVX2 = 1 << 5", "AVX2 = 1 << 22")]),
+    ("features: the registers of AVX-512 are looked for in the wrong bits", "test test_system",
+     [("src/cpu/features.c", "WIDE_VECTORS = 7 << 5", "WIDE_VECTORS = 7 << 25")]),
 ]
