@@ -144,7 +144,10 @@ char *system_absolute_path(const char *path);
 bool system_is_absolute(const char *path);
 bool system_is_separator(char c); /* of folders in a path */
 
-/* The names in a folder, in no order, with "." and "..". NULL: failed; the end. A name is valid until the next call. */
+/*
+ * The names in a folder, in no order, with "." and "..", each valid until the next call. No name: the end with errno 0,
+ * or a failure.
+ */
 typedef struct system_folder system_folder;
 system_folder *system_folder_open(const char *path);
 const char *system_folder_next(system_folder *folder);

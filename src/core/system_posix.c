@@ -458,6 +458,7 @@ system_folder *system_folder_open(const char *path) {
 }
 
 const char *system_folder_next(system_folder *folder) {
+    errno = 0;
     const struct dirent *entry = readdir((DIR *)folder);
     return entry ? entry->d_name : NULL;
 }

@@ -489,7 +489,13 @@ system_folder *system_folder_open(const char *path) {
 }
 
 const char *system_folder_next(system_folder *folder) {
-    if (folder->begun && !FindNextFileW(folder->search, &folder->found)) return NULL;
+    if (folder->begun && !FindNextFileW(folder->search, &folder->found)) {
+        if (GetLastError() == ERROR_NO_MORE_FILES)
+            errno = 0;
+        else
+            failed();
+        return NULL;
+    }
     folder->begun = true;
     free(folder->name);
     folder->name = from_wide(folder->found.cFileName);

@@ -70,11 +70,12 @@ bool checkpoint_list(const char *dir, int64_t **steps, size_t *count) {
         }
         (*steps)[(*count)++] = step;
     }
+    int reason = ok ? errno : ENOMEM;
     system_folder_close(entries);
-    if (ok && *count) qsort(*steps, *count, sizeof **steps, from_highest);
-    if (ok) return true;
+    if (!reason && *count) qsort(*steps, *count, sizeof **steps, from_highest);
+    if (!reason) return true;
     free(*steps);
-    errno = ENOMEM;
+    errno = reason;
     return false;
 }
 

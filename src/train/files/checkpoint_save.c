@@ -157,6 +157,7 @@ static bool has_only_own_files(const char *path) {
         for (size_t i = 0; i < sizeof names / sizeof names[0] && !only; i++)
             only = strcmp(name, names[i]) == 0;
     }
+    only = only && errno == 0; /* all names were read */
     if (entries) system_folder_close(entries);
     return only;
 }

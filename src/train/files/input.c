@@ -83,13 +83,17 @@ char **input_names(const char *path, size_t *count, char error[TRAIN_ERROR]) {
         if (ok) ok = (names[*count] = strdup(name)) != NULL;
         if (ok) ++*count;
     }
+    int reason = ok ? errno : ENOMEM;
     system_folder_close(folder);
-    if (ok && !names) ok = (names = calloc(1, sizeof *names)) != NULL;
-    if (!ok) {
+    if (!reason && !names) reason = (names = calloc(1, sizeof *names)) ? 0 : ENOMEM;
+    if (reason) {
         while (*count)
             free(names[--*count]);
         free(names);
-        train_fail(error, "%.300s: there is no memory for the names in it", path);
+        if (reason == ENOMEM)
+            train_fail(error, "%.300s: there is no memory for the names in it", path);
+        else
+            train_fail(error, "%.300s: it cannot be read: %s", path, strerror(reason));
         return NULL;
     }
     qsort(names, *count, sizeof *names, by_name);
