@@ -53,7 +53,8 @@ install(FILES ${PROJECT_BINARY_DIR}/vjp-config.cmake ${PROJECT_BINARY_DIR}/vjp-c
 
 # ---- pkg-config -------------------------------------------------------------------------------------------
 set(VJP_PC_PRIVATE "")
-foreach(library ${private_libraries} ${CMAKE_THREAD_LIBS_INIT} ${CMAKE_DL_LIBS} m)
+string(REPLACE Threads::Threads "${CMAKE_THREAD_LIBS_INIT}" system_libraries "${VJP_SYSTEM_LIBRARIES}")
+foreach(library ${private_libraries} ${system_libraries})
   if(library MATCHES "^[-/]")
     string(APPEND VJP_PC_PRIVATE " ${library}")
   else()

@@ -6,14 +6,18 @@ set(VJP_PYTHON auto CACHE STRING "The Python package: auto, on, off")
 if(VJP_PYTHON STREQUAL off OR (VJP_PYTHON STREQUAL auto AND (CMAKE_CROSSCOMPILING OR VJP_SANITIZE OR NOT PROJECT_IS_TOP_LEVEL)))
   return()
 endif()
-set(vjp_python_quiet QUIET)
-if(VJP_PYTHON STREQUAL on)
-  set(vjp_python_quiet REQUIRED)
-endif()
-find_package(Python 3.11 COMPONENTS Interpreter Development.Module ${vjp_python_quiet})
-if(NOT Python_Development.Module_FOUND)
-  message(STATUS "Python package: not built, no headers of Python 3.11 or later (Debian: python3-dev)")
-  return()
+if(CMAKE_CROSSCOMPILING)
+  include(cmake/python_cross.cmake)
+else()
+  set(vjp_python_quiet QUIET)
+  if(VJP_PYTHON STREQUAL on)
+    set(vjp_python_quiet REQUIRED)
+  endif()
+  find_package(Python 3.11 COMPONENTS Interpreter Development.Module ${vjp_python_quiet})
+  if(NOT Python_Development.Module_FOUND)
+    message(STATUS "Python package: not built, no headers of Python 3.11 or later (Debian: python3-dev)")
+    return()
+  endif()
 endif()
 message(STATUS "Python package: python/, with the headers of Python ${Python_VERSION}")
 
@@ -22,10 +26,14 @@ add_library(vjp_python MODULE ${python_c_files})
 target_link_libraries(vjp_python PRIVATE vjp_flags vjp_shared)
 target_include_directories(vjp_python SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
 target_compile_definitions(vjp_python PRIVATE Py_LIMITED_API=0x030b0000)
+set(module_suffix .abi3.so)
 if(APPLE) # the interpreter that loads the module has the symbols
   target_link_options(vjp_python PRIVATE -undefined dynamic_lookup)
+elseif(WIN32)
+  set(module_suffix .pyd)
+  target_link_libraries(vjp_python PRIVATE ${VJP_PYTHON_LIBRARY})
 endif()
-set_target_properties(vjp_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX .abi3.so
+set_target_properties(vjp_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX ${module_suffix}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/vjp INSTALL_RPATH "${VJP_ORIGIN}")
 
 # The package of the build tree: links to the sources, so that an edit counts at once.
@@ -41,7 +49,9 @@ file(CREATE_LINK ${CMAKE_BINARY_DIR}/vjp ${CMAKE_BINARY_DIR}/python/vjp/bin/vjp 
 # are beside it.
 if(SKBUILD)
   set_target_properties(vjp_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-  install(TARGETS vjp_python vjp_shared LIBRARY DESTINATION vjp COMPONENT python NAMELINK_SKIP)
+  # Of Windows's library only the file that is loaded, not the one to link with.
+  install(TARGETS vjp_python vjp_shared RUNTIME DESTINATION vjp COMPONENT python
+                                        LIBRARY DESTINATION vjp COMPONENT python NAMELINK_SKIP)
   install(TARGETS vjp RUNTIME DESTINATION vjp/bin COMPONENT python)
   set_target_properties(vjp PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}/..")
 endif()

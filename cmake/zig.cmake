@@ -19,6 +19,7 @@ else()
   # There is no Apple SDK to look for. 11.0 is the first system for Apple's own processors.
   set(CMAKE_OSX_SYSROOT "" CACHE STRING "")
   set(CMAKE_OSX_DEPLOYMENT_TARGET "" CACHE STRING "")
+  set(CMAKE_BUILD_WITH_INSTALL_RPATH ON) # Apple's tool that changes paths when installing is not here either
 endif()
 
 # CMake calls each tool by one name. They are beside the build, not in it: try_compile() has builds of its own.
@@ -38,6 +39,10 @@ set(CMAKE_C_COMPILER_TARGET ${VJP_ZIG_TARGET})
 set(CMAKE_AR ${vjp_zig_tools}/ar CACHE FILEPATH "")
 set(CMAKE_RANLIB ${vjp_zig_tools}/ranlib CACHE FILEPATH "")
 set(CMAKE_RC_COMPILER ${vjp_zig_tools}/rc CACHE FILEPATH "")
+# This machine's strip does not know the files of the others.
+foreach(kind EXE SHARED MODULE)
+  set(CMAKE_${kind}_LINKER_FLAGS_RELEASE_INIT -s)
+endforeach()
 
 # Nothing of this machine is for that one.
 set(CMAKE_FIND_ROOT_PATH ${vjp_zig_tools})

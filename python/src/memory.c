@@ -11,7 +11,8 @@
 enum { ALIGNMENT = 64 };
 
 typedef struct memory {
-    PyObject_HEAD void *data;
+    PyObject_HEAD void *block; /* what malloc() returned; the data are inside, aligned */
+    void *data;
     vjp_tensor tensor;
 } memory;
 
@@ -98,7 +99,7 @@ static PyObject *memory_device(PyObject *self, PyObject *none) {
 
 static void memory_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    free(((memory *)self)->data);
+    free(((memory *)self)->block);
     freefunc release_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release_object(self);
     Py_DECREF((PyObject *)type);
@@ -123,8 +124,11 @@ PyObject *memory_create(const vjp_tensor *described, void **data) {
     memory *m = PyObject_New(memory, memory_type);
     if (!m) return NULL;
     m->tensor = *described;
-    m->data = *data = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
-    if (m->data) return (PyObject *)m;
+    m->block = malloc(bytes + ALIGNMENT); /* Windows has no aligned_alloc() */
+    if (m->block) {
+        m->data = *data = (char *)m->block + (ALIGNMENT - (uintptr_t)m->block % ALIGNMENT);
+        return (PyObject *)m;
+    }
     Py_DECREF((PyObject *)m);
     return PyErr_NoMemory();
 }

@@ -16,15 +16,28 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Union
 from vjp import _core
 
 
+# A group of its own for the program: Ctrl-C reaches it once, from here.
+_OWN_GROUP: dict[str, Any] = {"start_new_session": True}
+if sys.platform == "win32":
+    _OWN_GROUP = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+
+
 def program_path() -> str:
     """The path of the program."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "vjp")
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "vjp.exe" if sys.platform == "win32" else "vjp")
 
 
 def main() -> None:
     """Becomes the program, with this process's arguments."""
     path = program_path()
+    if sys.platform == "win32":  # there a process cannot become another
+        sys.exit(subprocess.run([path, *sys.argv[1:]]).returncode)
     os.execv(path, [path, *sys.argv[1:]])
+
+
+def _stop(run: subprocess.Popen) -> None:
+    """Asks the program to save and stop, as Ctrl-C would."""
+    run.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
 
 
 def _options(options: dict[str, Any]) -> list[str]:
@@ -130,9 +143,8 @@ def train(data: Union[str, os.PathLike, None] = None, *, out: Union[str, os.Path
     metrics = Metrics(os.fspath(out))
     words = [program_path(), "train", *([os.fspath(data)] if data is not None else []), "--json", "--out", os.fspath(out)]
     bar = _notebook_bar(options.get("steps", 1200))
-    # A group of its own: Ctrl-C reaches the program once, from here.
     errors = tempfile.TemporaryFile("w+")
-    run = subprocess.Popen([*words, *_options(options)], stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    run = subprocess.Popen([*words, *_options(options)], stdout=subprocess.PIPE, stderr=errors, text=True, **_OWN_GROUP)
     assert run.stdout
     stopped, raised = False, None
     while True:
@@ -145,14 +157,14 @@ def train(data: Union[str, os.PathLike, None] = None, *, out: Union[str, os.Path
                     bar(row)
                 if callback and not stopped and callback(row) is False:
                     stopped = True
-                    run.send_signal(signal.SIGINT)
+                    _stop(run)
             break
         except BaseException as error:  # the run saves, then what happened is raised
             if raised is not None:
                 run.kill()
             raised = error
             stopped = True
-            run.send_signal(signal.SIGINT)
+            _stop(run)
     run.stdout.close()
     status = run.wait()
     errors.seek(0)
