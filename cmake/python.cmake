@@ -22,7 +22,11 @@ endif()
 message(STATUS "Python package: python/, with the headers of Python ${Python_VERSION}")
 
 file(GLOB python_c_files CONFIGURE_DEPENDS python/src/*.c)
-add_library(vjp_python MODULE ${python_c_files})
+set(module_kind MODULE)
+if(APPLE AND VJP_ZIG) # it links no bundles; Python loads a library just as well
+  set(module_kind SHARED)
+endif()
+add_library(vjp_python ${module_kind} ${python_c_files})
 target_link_libraries(vjp_python PRIVATE vjp_flags vjp_shared)
 target_include_directories(vjp_python SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
 target_compile_definitions(vjp_python PRIVATE Py_LIMITED_API=0x030b0000)
