@@ -31,6 +31,7 @@ target_link_libraries(vjp_python PRIVATE vjp_flags vjp_shared)
 target_include_directories(vjp_python SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
 target_compile_definitions(vjp_python PRIVATE Py_LIMITED_API=0x030b0000)
 set(module_suffix .abi3.so)
+set_source_files_properties(python/src/torch.c PROPERTIES COMPILE_OPTIONS -fexceptions) # torch's pass through it
 if(APPLE) # the interpreter that loads the module has the symbols
   target_link_options(vjp_python PRIVATE -undefined dynamic_lookup)
 elseif(WIN32)
@@ -41,7 +42,7 @@ set_target_properties(vjp_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX $
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/python/vjp INSTALL_RPATH "${VJP_ORIGIN}")
 
 # The package of the build tree: links to the sources, so that an edit counts at once.
-file(GLOB python_files CONFIGURE_DEPENDS python/vjp/*.py python/vjp/*.pyi python/vjp/py.typed)
+file(GLOB python_files CONFIGURE_DEPENDS python/vjp/*.py python/vjp/*.pyi python/vjp/py.typed python/vjp/torch)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/python/vjp/bin)
 foreach(file ${python_files})
   get_filename_component(name ${file} NAME)

@@ -170,6 +170,14 @@ static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
     }
 }
 
+void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data) {
+    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)dtype);
+    set_form(a, dtype, ndim, shape);
+    a->data = data;
+    for (int i = 0; i < ndim; i++)
+        a->byte_stride[i] = (strides ? strides[i] : a->tensor.stride[i]) * size;
+}
+
 static bool read_dlpack(const dl_tensor *d, PyObject *object, const char *function, const char *name, array *a) {
     int dtype = dtype_of_dlpack(d->dtype);
     if (dtype < 0) return refuse_dtype(object, function, name);
@@ -179,11 +187,7 @@ static bool read_dlpack(const dl_tensor *d, PyObject *object, const char *functi
                      (int)d->device.type);
         return false;
     }
-    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)dtype);
-    set_form(a, dtype, d->ndim, d->shape);
-    a->data = d->data ? (char *)d->data + d->byte_offset : NULL;
-    for (int i = 0; i < d->ndim; i++)
-        a->byte_stride[i] = (d->strides ? d->strides[i] : a->tensor.stride[i]) * size;
+    array_view(a, dtype, d->ndim, d->shape, d->strides, d->data ? (char *)d->data + d->byte_offset : NULL);
     return true;
 }
 
@@ -329,28 +333,31 @@ static bool repeats_elements(const array *a, int64_t size) {
     return false;
 }
 
-bool array_pack(array *a, const char *function, const char *name, bool output) {
+vjp_status array_place(array *a, bool output, const char **problem) {
     size_t size = vjp_dtype_size((vjp_dtype)a->tensor.dtype), bytes;
     if (is_packed(a, (int64_t)size) && (uintptr_t)a->data % size == 0) {
         a->tensor.data = a->data;
-        return true;
+        return VJP_OK;
     }
-    if (!array_bytes(&a->tensor, &bytes)) {
-        PyErr_Format(PyExc_ValueError, "%s: %s is too large: the product of its sizes overflows", function, name);
-        return false;
-    }
-    if (output && repeats_elements(a, (int64_t)size)) {
-        PyErr_Format(PyExc_ValueError, "%s: %s cannot be written: several of its elements share memory", function,
-                     name);
-        return false;
-    }
+    *problem = "is too large: the product of its sizes overflows";
+    if (!array_bytes(&a->tensor, &bytes)) return VJP_INVALID;
+    *problem = "cannot be written: several of its elements share memory";
+    if (output && repeats_elements(a, (int64_t)size)) return VJP_INVALID;
+    *problem = "needs a packed copy, and memory ran out";
     a->copy = malloc(bytes ? bytes : 1);
-    if (!a->copy) {
-        PyErr_NoMemory();
-        return false;
-    }
+    if (!a->copy) return VJP_OUT_OF_MEMORY;
     a->tensor.data = a->copy;
-    return true;
+    return VJP_OK;
+}
+
+bool array_pack(array *a, const char *function, const char *name, bool output) {
+    const char *problem = NULL;
+    vjp_status status = array_place(a, output, &problem);
+    if (status == VJP_OUT_OF_MEMORY)
+        PyErr_NoMemory();
+    else if (status != VJP_OK)
+        PyErr_Format(PyExc_ValueError, "%s: %s %s", function, name, problem);
+    return status == VJP_OK;
 }
 
 static void copy_axes(char *to, const int64_t *to_stride, const char *from, const int64_t *from_stride, int ndim,

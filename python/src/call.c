@@ -253,13 +253,12 @@ static bool is_number(PyObject *object) {
     return PyFloat_Check(object) || PyLong_Check(object);
 }
 
-/* The storage type T as far as the arrays say. */
-static vjp_dtype storage_of(const call *c) {
-    const vjp_pass_info *pass = c->f->pass;
+vjp_dtype call_storage(const op_function *f, const vjp_tensor *const *tensors) {
+    const vjp_pass_info *pass = f->pass;
     for (size_t i = pass->outputs; i < pass->count; i++)
-        if (c->tensors[i] && pass->slots[i].kind == VJP_KIND_STORAGE) return (vjp_dtype)c->tensors[i]->dtype;
+        if (tensors[i] && pass->slots[i].kind == VJP_KIND_STORAGE) return (vjp_dtype)tensors[i]->dtype;
     for (size_t i = pass->outputs; i < pass->count; i++)
-        if (c->tensors[i] && c->tensors[i]->dtype == VJP_F64) return VJP_F64;
+        if (tensors[i] && tensors[i]->dtype == VJP_F64) return VJP_F64;
     return VJP_F32;
 }
 
@@ -310,7 +309,7 @@ static bool read_inputs(call *c) {
         if (!c->like) c->like = a;
     }
     if (!numbers) return true;
-    vjp_dtype storage = storage_of(c);
+    vjp_dtype storage = call_storage(f, c->tensors);
     for (int i = 0; i < f->inputs; i++)
         if (c->values[i] && is_number(c->values[i]) && !read_number(c, first + i, c->values[i], storage)) return false;
     return true;
@@ -356,20 +355,23 @@ static bool create_outputs(call *c, vjp_device *device) {
     return true;
 }
 
+vjp_status call_op(const op_function *f, vjp_device *device, const vjp_tensor *const *tensors, const void *attributes) {
+    vjp_status status = vjp_call(device, f->op, f->number, tensors, f->pass->count, attributes);
+    if (status != VJP_WORKSPACE) return status;
+    size_t bytes;
+    status = vjp_workspace_size(device, f->op, f->number, tensors, f->pass->count, attributes, &bytes);
+    if (status == VJP_OK) status = vjp_reserve(device, bytes);
+    if (status == VJP_OK) status = vjp_call(device, f->op, f->number, tensors, f->pass->count, attributes);
+    return status;
+}
+
 /* Without the GIL. */
 static vjp_status run(call *c, vjp_device *device) {
     const op_function *f = c->f;
-    const void *attributes = c->has_attributes ? c->attributes : NULL;
     for (size_t i = 0; i < f->pass->count; i++)
         if (c->tensors[i] && c->arrays[i].copy && (i >= f->pass->outputs || c->arrays[i].tensor.flags))
             array_copy_in(&c->arrays[i]);
-    vjp_status status = vjp_call(device, f->op, f->number, c->tensors, f->pass->count, attributes);
-    if (status == VJP_WORKSPACE) {
-        size_t bytes;
-        status = vjp_workspace_size(device, f->op, f->number, c->tensors, f->pass->count, attributes, &bytes);
-        if (status == VJP_OK) status = vjp_reserve(device, bytes);
-        if (status == VJP_OK) status = vjp_call(device, f->op, f->number, c->tensors, f->pass->count, attributes);
-    }
+    vjp_status status = call_op(f, device, c->tensors, c->has_attributes ? c->attributes : NULL);
     for (size_t i = 0; status == VJP_OK && i < f->pass->outputs; i++)
         if (c->tensors[i] && c->arrays[i].copy) array_copy_out(&c->arrays[i]);
     return status;
@@ -390,7 +392,8 @@ static PyObject *results(call *c) {
 }
 
 static PyObject *run_on_device(call *c) {
-    device_entry *entry = device_take_host(extra(c, ARGUMENT_DEVICE));
+    bool pooled = c->like && c->like->kind == ARRAY_EXCHANGE; /* torch's tensors: on torch's threads */
+    device_entry *entry = device_take_host(extra(c, ARGUMENT_DEVICE), pooled);
     if (!entry) return NULL;
     PyObject *result = NULL;
     if (create_outputs(c, entry->device)) {
@@ -461,15 +464,24 @@ static bool make_function(op_function *f, const vjp_op *op, vjp_pass number) {
     return f->method.ml_doc != NULL;
 }
 
+enum { MAX_FUNCTIONS = 128 };
+static const op_function *all_functions[MAX_FUNCTIONS + 1];
+
+const op_function *call_function_at(size_t index) {
+    return index < MAX_FUNCTIONS ? all_functions[index] : NULL;
+}
+
 bool call_init(PyObject *module) {
     PyObject *ops = PyDict_New(), *module_name = PyUnicode_FromString("vjp");
+    size_t count = 0;
     bool ok = ops && module_name;
     for (size_t i = 0; ok && i < vjp_op_count(); i++)
         for (int pass = 0; ok && pass < VJP_PASS_COUNT; pass++) {
             const vjp_op *op = vjp_op_at(i);
             if (!vjp_op_describe(op)->pass[pass].count) continue;
             op_function *f = PyMem_Calloc(1, sizeof *f); /* as long as the process */
-            ok = f && make_function(f, op, (vjp_pass)pass);
+            ok = f && count < MAX_FUNCTIONS && make_function(f, op, (vjp_pass)pass);
+            if (ok) all_functions[count++] = f;
             PyObject *self = ok ? PyCapsule_New(f, NULL, NULL) : NULL;
             PyObject *made = self ? PyCFunction_NewEx(&f->method, self, module_name) : NULL;
             ok = made && PyDict_SetItemString(ops, f->name, made) == 0;

@@ -8,11 +8,14 @@
  *   array.c    Python's arrays as vjp_tensor values, and new arrays of the caller's kind
  *   memory.c   memory of our own that other libraries take over by DLPack
  *   call.c     a function for each op and pass
- *   describe.c their signatures and docstrings
+ *   describe.c their signatures and docstrings, and the op table as Python data
  *   graph.c    graphs and programs
+ *   torch.c    kernels that torch's dispatcher calls, and torch's threads as a pool
+ *   jax.c      the handler that XLA calls
  *
- * Everything here runs with the GIL held, except kernels, runs of a program and opening a device. No NumPy or torch
- * header is used: NumPy's arrays come by the buffer protocol, all others by DLPack.
+ * Everything here runs with the GIL held, except kernels, runs of a program and opening a device, and what says that it
+ * needs no GIL. No NumPy, torch or jax header is used: NumPy's arrays come by the buffer protocol, all others by
+ * DLPack, and torch's functions by their addresses.
  */
 #ifndef VJP_PYTHON_CORE_H
 #define VJP_PYTHON_CORE_H
@@ -35,23 +38,38 @@ void error_set(vjp_status status, const char *sentence);
 /* ---- device.c ---------------------------------------------------------------------------------------- */
 
 /*
- * An open device and its place in the list of idle ones. A call takes one that no other call uses and gives it back, so
- * threads never share a device; one is opened when all are in use. They are never closed at exit: threads of the
- * process may still be inside a kernel.
+ * An open device. A call takes an idle one, which no other call uses, and gives it back, so threads never share a
+ * device; one is opened when all are in use. They are never closed at exit: threads of the process may still be inside
+ * a kernel.
  */
 typedef struct device_entry {
     vjp_device *device;
     char name[64];
     unsigned generation; /* of the settings it was opened with */
-    struct device_entry *next;
+    int pool_threads;    /* of the other library's pool that it runs on; 0: its own */
 } device_entry;
 
+/* The thread pool of another library: `threads` says how many it has now. */
+typedef struct device_pool {
+    vjp_parallel_for run;
+    int (*threads)(void);
+} device_pool;
+
+/* The pool for calls that come from that library; NULL: none. It must live as long as the process. Needs no GIL. */
+void device_set_pool(const device_pool *pool);
+
+/*
+ * An idle device or a new one; with `pooled`, on the other library's pool where one is set. Needs no GIL. NULL on
+ * failure, with a status and its sentence.
+ */
+device_entry *device_acquire(const char *name, bool pooled, vjp_status *status, char *sentence, size_t bytes);
+void device_give_back(device_entry *entry); /* needs no GIL */
+
 /* `name` NULL: the CPU. NULL with an exception set on failure. */
-device_entry *device_take(const char *name);
-void device_give_back(device_entry *entry);
+device_entry *device_take(const char *name, bool pooled);
 
 /* As device_take(), by a Python string or None. The device must work on host memory. */
-device_entry *device_take_host(PyObject *name);
+device_entry *device_take_host(PyObject *name, bool pooled);
 
 PyObject *device_list(PyObject *module, PyObject *none);
 PyObject *device_set_threads(PyObject *module, PyObject *count);
@@ -87,7 +105,14 @@ bool array_init(void);
 /* Reads an array; `function` and `name` are for the exception. False with an exception set on failure. */
 bool array_read(PyObject *object, const char *function, const char *name, bool output, array *a);
 
-/* Allocates a copy where the array is not packed or not aligned, which is all that the kernels take. */
+/* The shape, strides (in elements; NULL: packed) and memory of an array. Needs no GIL. */
+void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data);
+
+/*
+ * Allocates a copy where the array is not packed or not aligned, which is all that the kernels take. array_place()
+ * needs no GIL; *problem is the end of a sentence that begins with the array's name.
+ */
+vjp_status array_place(array *a, bool output, const char **problem);
 bool array_pack(array *a, const char *function, const char *name, bool output);
 
 /* Fills the copy, or writes it back. Need no GIL. */
@@ -140,8 +165,20 @@ typedef struct op_function {
 /* Adds the dict `functions` to the module. */
 bool call_init(PyObject *module);
 
+/* The functions in the order of that dict; NULL past the last. */
+const op_function *call_function_at(size_t index);
+
+/* The storage type T as far as the tensors say. Needs no GIL. */
+vjp_dtype call_storage(const op_function *f, const vjp_tensor *const *tensors);
+
+/* Calls the op; reserves workspace where the device has too little. Needs no GIL. */
+vjp_status call_op(const op_function *f, vjp_device *device, const vjp_tensor *const *tensors, const void *attributes);
+
 /* The signature and the docstring of a function, in the form that PyMethodDef takes; never freed. NULL: no memory. */
 char *describe_function(const op_function *f);
+
+/* {function: (op, pass, inputs, outputs, attributes)}; the docstring of vjp._core.table() describes them. */
+PyObject *describe_table(PyObject *module, PyObject *none);
 
 /* The name of an argument after tensors and attributes. */
 const char *describe_extra(int argument);
@@ -153,5 +190,9 @@ bool call_set_attribute(const char *function, const vjp_attribute *attribute, Py
 /* ---- graph.c ----------------------------------------------------------------------------------------- */
 
 extern PyMethodDef graph_methods[];
+
+/* ---- torch.c, jax.c ---------------------------------------------------------------------------------- */
+
+extern PyMethodDef torch_methods[], jax_methods[];
 
 #endif

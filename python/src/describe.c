@@ -135,3 +135,62 @@ char *describe_function(const op_function *f) {
     free(t.bytes);
     return NULL;
 }
+
+/* ---- The op table as Python data ----------------------------------------------------------------------- */
+
+static const char *const kind_names[] = {
+    [VJP_KIND_STORAGE] = "storage", [VJP_KIND_PARAMETER] = "parameter", [VJP_KIND_STATISTIC] = "statistic",
+    [VJP_KIND_INDEX] = "index",     [VJP_KIND_ARGMAX] = "argmax",       [VJP_KIND_FLOAT] = "float"};
+
+/* Appends `item`, whose reference it takes; false with an exception set on failure. */
+static bool append(PyObject *list, PyObject *item) {
+    bool ok = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return ok;
+}
+
+static PyObject *attribute_row(const vjp_attribute *a) {
+    switch (a->type) {
+    case VJP_REAL: return Py_BuildValue("(ssdO)", a->name, "float", a->real, Py_None);
+    case VJP_BOOLEAN: return Py_BuildValue("(ssOO)", a->name, "bool", a->integer ? Py_True : Py_False, Py_None);
+    case VJP_INTEGER: return Py_BuildValue("(ssLO)", a->name, "int", (long long)a->integer, Py_None);
+    case VJP_CHOICE: break;
+    }
+    PyObject *choices = PyList_New(0);
+    bool ok = choices != NULL;
+    for (size_t i = 0; ok && a->choices[i]; i++)
+        ok = append(choices, PyUnicode_FromString(a->choices[i]));
+    PyObject *row = ok ? Py_BuildValue("(sssO)", a->name, "str", a->choices[a->integer], choices) : NULL;
+    Py_XDECREF(choices);
+    return row;
+}
+
+static PyObject *function_row(const op_function *f) {
+    PyObject *inputs = PyList_New(0), *outputs = PyList_New(0), *attributes = PyList_New(0);
+    bool ok = inputs && outputs && attributes;
+    for (size_t i = 0; ok && i < f->pass->count; i++) {
+        const vjp_slot *s = &f->pass->slots[i];
+        PyObject *optional = s->flags & VJP_SLOT_OPTIONAL ? Py_True : Py_False;
+        ok = i < f->pass->outputs ? append(outputs, Py_BuildValue("(ss)", s->name, kind_names[s->kind]))
+                                  : append(inputs, Py_BuildValue("(ssO)", s->name, kind_names[s->kind], optional));
+    }
+    for (int i = 0; ok && i < f->attributes; i++)
+        ok = append(attributes, attribute_row(&f->info->attributes[i]));
+    PyObject *row = ok ? Py_BuildValue("(siOOO)", f->info->name, (int)f->number, inputs, outputs, attributes) : NULL;
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    Py_XDECREF(attributes);
+    return row;
+}
+
+PyObject *describe_table(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    PyObject *table = PyDict_New();
+    const op_function *f;
+    for (size_t i = 0; table && (f = call_function_at(i)); i++) {
+        PyObject *row = function_row(f);
+        if (!row || PyDict_SetItemString(table, f->name, row)) Py_CLEAR(table);
+        Py_XDECREF(row);
+    }
+    return table;
+}

@@ -1,69 +1,110 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Devices, kept open between calls. Opening one starts its threads, which takes as long as thousands of small calls.
- * The list of idle devices is changed only with the GIL held, and a fork happens with the GIL held, so the list is
- * whole in a child; a device that another thread used at that moment is lost there, and the child opens another.
+ * Idle devices are in an array that threads change by single atomic exchanges, so no lock is needed (torch and XLA call
+ * without the GIL) and the array is whole in a forked child; a device that another thread used at that moment is lost
+ * there, and the child opens another.
  */
 #include "core.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
-static device_entry *idle;
-static int threads;         /* 0: as the library chooses */
-static unsigned generation; /* goes up when `threads` changes */
+enum { MAX_IDLE = 64 }; /* more than that many are closed when they are given back */
+
+static _Atomic(device_entry *) idle[MAX_IDLE];
+static atomic_int threads;     /* 0: as the library chooses */
+static atomic_uint generation; /* goes up when `threads` changes */
+static _Atomic(const device_pool *) other_pool;
+
+void device_set_pool(const device_pool *pool) {
+    atomic_store(&other_pool, pool);
+}
 
 static void close_entry(device_entry *entry) {
     vjp_close(entry->device);
-    PyMem_Free(entry);
+    free(entry);
 }
 
-static device_entry *open_entry(const char *name) {
-    device_entry *entry = PyMem_Calloc(1, sizeof *entry);
-    if (!entry) {
-        PyErr_NoMemory();
-        return NULL;
+/* Leaves a device of another name for others; closes one whose pool has another number of threads now. */
+static device_entry *find_idle(const char *name, int pool_threads) {
+    for (int i = 0; i < MAX_IDLE; i++) {
+        device_entry *entry = atomic_exchange(&idle[i], NULL);
+        if (!entry) continue;
+        bool same = strcmp(entry->name, name) == 0;
+        if (same && entry->pool_threads == pool_threads) return entry;
+        if (same && entry->pool_threads && pool_threads)
+            close_entry(entry);
+        else
+            device_give_back(entry);
     }
+    return NULL;
+}
+
+static device_entry *open_entry(const char *name, const device_pool *pool, int pool_threads, vjp_status *status,
+                                char *sentence, size_t bytes) {
+    device_entry *entry = calloc(1, sizeof *entry);
+    *status = VJP_OUT_OF_MEMORY;
+    snprintf(sentence, bytes, "memory ran out while opening device %s", name);
+    if (!entry) return NULL;
     vjp_options options = VJP_OPTIONS_DEFAULTS;
-    options.threads = threads;
+    options.threads = pool_threads ? pool_threads : atomic_load(&threads);
+    if (pool_threads) options.parallel_for = pool->run;
     snprintf(entry->name, sizeof entry->name, "%s", name);
-    entry->generation = generation;
-    PyThreadState *unlocked = PyEval_SaveThread();
-    vjp_status status = vjp_open(name, &options, &entry->device);
-    PyEval_RestoreThread(unlocked);
-    if (status == VJP_OK) return entry;
-    error_set(status, vjp_error(entry->device));
+    entry->generation = atomic_load(&generation);
+    entry->pool_threads = pool_threads;
+    *status = vjp_open(name, &options, &entry->device);
+    if (*status == VJP_OK) return entry;
+    snprintf(sentence, bytes, "%s", vjp_error(entry->device));
     close_entry(entry);
     return NULL;
 }
 
-device_entry *device_take(const char *name) {
+/* The number of threads of the other pool; 0: the call runs on the device's own. */
+static int pool_size(const char *name, const device_pool *pool, bool pooled) {
+    return pooled && pool && strcmp(name, "cpu") == 0 ? pool->threads() : 0;
+}
+
+device_entry *device_acquire(const char *name, bool pooled, vjp_status *status, char *sentence, size_t bytes) {
+    const device_pool *pool = atomic_load(&other_pool);
+    int pool_threads = pool_size(name, pool, pooled);
+    device_entry *entry = find_idle(name, pool_threads);
+    return entry ? entry : open_entry(name, pool, pool_threads, status, sentence, bytes);
+}
+
+device_entry *device_take(const char *name, bool pooled) {
     if (!name) name = "cpu";
-    for (device_entry **at = &idle; *at; at = &(*at)->next) {
-        device_entry *entry = *at;
-        if (strcmp(entry->name, name) != 0) continue;
-        *at = entry->next;
-        return entry;
-    }
-    return open_entry(name);
+    const device_pool *pool = atomic_load(&other_pool);
+    int pool_threads = pool_size(name, pool, pooled);
+    device_entry *entry = find_idle(name, pool_threads);
+    if (entry) return entry;
+    vjp_status status;
+    char sentence[512];
+    PyThreadState *unlocked = PyEval_SaveThread();
+    entry = open_entry(name, pool, pool_threads, &status, sentence, sizeof sentence);
+    PyEval_RestoreThread(unlocked);
+    if (!entry) error_set(status, sentence);
+    return entry;
 }
 
 void device_give_back(device_entry *entry) {
-    if (entry->generation != generation) {
-        close_entry(entry);
-        return;
+    bool current = entry->generation == atomic_load(&generation);
+    for (int i = 0; current && i < MAX_IDLE; i++) {
+        device_entry *none = NULL;
+        if (atomic_compare_exchange_strong(&idle[i], &none, entry)) return;
     }
-    entry->next = idle;
-    idle = entry;
+    close_entry(entry);
 }
 
-device_entry *device_take_host(PyObject *name) {
-    if (!name || name == Py_None) return device_take(NULL);
+device_entry *device_take_host(PyObject *name, bool pooled) {
+    if (!name || name == Py_None) return device_take(NULL, pooled);
     if (!PyUnicode_Check(name)) {
         PyErr_Format(PyExc_TypeError, "device must be a name, not %R", name);
         return NULL;
     }
     const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
-    device_entry *entry = text ? device_take(text) : NULL;
+    device_entry *entry = text ? device_take(text, pooled) : NULL;
     if (entry && !vjp_device_is_host(entry->device)) {
         PyErr_Format(PyExc_ValueError,
                      "device \"%s\" has its own memory, and the arrays are in host memory; use a Graph", text);
@@ -81,12 +122,11 @@ PyObject *device_set_threads(PyObject *module, PyObject *count) {
         PyErr_Format(PyExc_ValueError, "set_threads: %ld threads; it must be 1 to 1024, or 0 for the default", wanted);
         return NULL;
     }
-    threads = (int)wanted;
-    generation++;
-    while (idle) {
-        device_entry *entry = idle;
-        idle = entry->next;
-        close_entry(entry);
+    atomic_store(&threads, (int)wanted);
+    atomic_fetch_add(&generation, 1);
+    for (int i = 0; i < MAX_IDLE; i++) {
+        device_entry *entry = atomic_exchange(&idle[i], NULL);
+        if (entry) close_entry(entry);
     }
     Py_RETURN_NONE;
 }
@@ -94,7 +134,7 @@ PyObject *device_set_threads(PyObject *module, PyObject *count) {
 PyObject *device_summary(PyObject *module, PyObject *name) {
     (void)module;
     const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
-    device_entry *entry = text ? device_take(text) : NULL;
+    device_entry *entry = text ? device_take(text, false) : NULL;
     if (!entry) return NULL;
     PyObject *summary = PyUnicode_FromString(vjp_device_summary(entry->device));
     device_give_back(entry);

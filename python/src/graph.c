@@ -400,7 +400,7 @@ static owner *take_owner(PyObject *share, const char *device) {
         PyErr_NoMemory();
         return NULL;
     }
-    o->entry = device_take(device);
+    o->entry = device_take(device, false);
     o->programs = 1;
     if (o->entry) return o;
     PyMem_Free(o);

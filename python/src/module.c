@@ -5,6 +5,9 @@
 static PyMethodDef methods[] = {
     {"devices", device_list, METH_NOARGS, "[(kind, index, one line)] of the devices that this machine has."},
     {"set_threads", device_set_threads, METH_O, "How many threads the CPU uses from now on; 0: the default."},
+    {"table", describe_table, METH_NOARGS,
+     "{function: (op, pass, inputs, outputs, attributes)}: the op table. An input is (name, kind, optional), an output "
+     "(name, kind), an attribute (name, type, default, choices or None)."},
     {"summary", device_summary, METH_O, "One line on what a device is."},
     {NULL, NULL, 0, NULL},
 };
@@ -20,7 +23,8 @@ PyMODINIT_FUNC PyInit__core(void);
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module && error_init(module) && array_init() && memory_init() && call_init(module) &&
-        PyModule_AddFunctions(module, graph_methods) == 0 &&
+        PyModule_AddFunctions(module, graph_methods) == 0 && PyModule_AddFunctions(module, torch_methods) == 0 &&
+        PyModule_AddFunctions(module, jax_methods) == 0 &&
         PyModule_AddStringConstant(module, "__version__", vjp_version()) == 0)
         return module;
     Py_XDECREF(module);

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: MIT
+"""vjp for torch: differentiable functions, ops for torch.compile, modules, and `patch()` for models that exist.
+
+    y = vjp.torch.layer_norm(x, gamma, beta)   # differentiable, also under torch.compile and torch.func
+    print(vjp.torch.patch(model))              # replaces what it can in a Hugging Face model, and says what
+    print(vjp.torch.deterministic_report(model, batch))
+
+CPU tensors. Calls run on torch's own threads, and the same inputs give the same bits for any number of them. f64 tensors are
+computed by vjp's reference kernels: slow, for gradcheck. `import vjp` does not import torch; `import vjp.torch` does.
+"""
+from vjp.torch._ops import KERNELS
+from vjp.torch.functions import *  # noqa: F403
+from vjp.torch.functions import __all__ as _functions
+
+__all__ = [*_functions, "KERNELS"]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: MIT
+"""torch.ops.vjp.*: every op and pass as an op of torch, with schemas from vjp's op table.
+
+A schema has the tensors of the pass, then keywords: the op's attributes, `dtype` where the op leaves it open (cast), `outputs`
+where there are several (bit i: compute output i; one that is not computed is an empty tensor), and `wide` for the backward
+passes of parameters (bit i: gradient i is f32 although the activations have 16 bits).
+
+The kernels are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.13 on, and otherwise
+Python functions over vjp._core. Both give the same bits. Fake kernels compute shapes alone, for torch.compile.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from vjp import _core
+
+
+class Pass(NamedTuple):
+    """One pass of an op, as the op table has it."""
+    op: str
+    backward: bool
+    inputs: list[tuple[str, str, bool]]  # name, kind, optional
+    outputs: list[tuple[str, str]]  # name, kind
+    attributes: list[tuple[str, str, Any, Optional[list[str]]]]  # name, type, default, choices
+
+    def open_dtype(self) -> bool:
+        return self.outputs[0][1] == "float"
+
+    def widens(self) -> bool:
+        return self.backward and any(kind == "parameter" for _, kind in self.outputs)
+
+
+TABLE = {name: Pass(op, bool(number), *rest) for name, (op, number, *rest) in _core.table().items()}
+SIZES = ("rows", "height", "width")  # attributes that are a tensor's sizes, and so may be symbolic
+
+
+def schema(name: str) -> str:
+    """The schema of a function: `swiglu(Tensor gate, Tensor up) -> Tensor`."""
+    row = TABLE[name]
+    default_from = len(row.inputs)
+    while default_from and row.inputs[default_from - 1][2]:
+        default_from -= 1
+    tensors = [f"Tensor{'?' if optional else ''} {slot}{'=None' if i >= default_from else ''}"
+               for i, (slot, _, optional) in enumerate(row.inputs)]
+    keywords = []
+    for attribute, kind, default, _ in row.attributes:
+        kind = "SymInt" if attribute in SIZES else kind
+        keywords.append(f"{kind} {attribute}={default!r}".replace("'", '"'))
+    if row.open_dtype():
+        keywords.append("ScalarType dtype")
+    if len(row.outputs) > 1:
+        keywords.append("int outputs=-1")
+    if row.widens():
+        keywords.append("int wide=0")
+    results = ", ".join("Tensor" for _ in row.outputs)
+    return f"{name}({', '.join(tensors + (['*'] if keywords else []) + keywords)}) -> " + (f"({results})" if len(row.outputs) > 1 else results)
+
+
+# ---- Shapes -----------------------------------------------------------------------------------------------------------
+
+def window(size, kernel, stride, padding, dilation, ceil_mode=False):
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (count - 1) * stride >= size + padding:  # a window that would begin past the edge
+        count -= 1
+    return count
+
+
+def plane(shape, layout):
+    """(batch, channels, height, width) of a picture's shape in this layout, and the function that goes back."""
+    if layout == "channels_last":
+        return (shape[0], shape[3], shape[1], shape[2]), lambda n, c, h, w: (n, h, w, c)
+    return tuple(shape), lambda n, c, h, w: (n, c, h, w)
+
+
+def pooled(x, a):
+    (n, c, h, w), back = plane(x, a["layout"])
+    return back(n, c,
+                window(h, a["kernel_h"], a["stride_h"] or a["kernel_h"], a["padding_h"], a["dilation_h"], a["ceil_mode"]),
+                window(w, a["kernel_w"], a["stride_w"] or a["kernel_w"], a["padding_w"], a["dilation_w"], a["ceil_mode"]))
+
+
+def convolved(x, weight, a):
+    (n, _, h, w), back = plane(x, a["layout"])
+    (o, _, kernel_h, kernel_w), _ = plane(weight, a["layout"])
+    return back(n, o, window(h, kernel_h, a["stride_h"], a["padding_h"], a["dilation_h"]),
+                window(w, kernel_w, a["stride_w"], a["padding_w"], a["dilation_w"]))
+
+
+def unpooled(dy, a):
+    (n, c, _, _), back = plane(dy, a["layout"])
+    return back(n, c, a["height"], a["width"])
+
+
+def averaged(x, a):
+    axis = a["axis"] % max(len(x), 1)
+    return x[:axis] + (x[axis + a["axes"]:] if a["axes"] else ())
+
+
+def product(shapes, a):
+    return shapes["a"][:-1] + (shapes["b"][-2 if a["transpose_b"] else -1],)
+
+
+def gathered(table, index, a):
+    axis = a["axis"] % len(table)
+    return table[:axis] + index + table[axis + 1:]
+
+
+def scattered(dy, index, a):
+    """The table's shape; a negative axis counts from the end of the table, which has one axis where dy has the index's."""
+    axis = a["axis"] % (len(dy) - len(index) + 1)
+    return dy[:axis] + (a["rows"],) + dy[axis + len(index):]
+
+
+def trailing(dy, a):
+    return dy if a["b_axes"] < 0 else dy[len(dy) - a["b_axes"]:]
+
+
+# The shapes of the outputs by the shapes of the inputs, s, and the attributes, a; an absent input has no shape.
+FORWARD: dict[str, Callable[[dict, dict], list]] = {
+    "layer_norm": lambda s, a: [s["x"]] + 2 * [s["x"][:len(s["x"]) - a["axes"]]],
+    "rms_norm": lambda s, a: [s["x"], s["x"][:len(s["x"]) - a["axes"]]],
+    "group_norm": lambda s, a: [s["x"]] + 2 * [(s["x"][0], a["groups"])],
+    "gather": lambda s, a: [gathered(s["table"], s["index"], a)],
+    "maxpool2d": lambda s, a: 2 * [pooled(s["x"], a)],
+    "linear": lambda s, a: 2 * [product(s, a)],
+    "mean": lambda s, a: [averaged(s["x"], a)],
+    "sum_squares": lambda s, a: [()],
+    "clip": lambda s, a: [(), ()],
+    "adamw": lambda s, a: 3 * [s["w"]],
+    "sgd": lambda s, a: 2 * [s["w"]],
+    "cross_entropy": lambda s, a: [(), s["logits"][:-1]],
+    "linear_cross_entropy": lambda s, a: [(), s["x"][:-1]],
+    "attention": lambda s, a: [s["q"], (s["q"][0], s["q"][2], s["q"][1])],
+    "conv2d": lambda s, a: [convolved(s["x"], s["weight"], a)],
+}
+
+# Those gradients whose tensor is not among the inputs of the backward.
+BACKWARD: dict[str, Callable[[dict, dict], Any]] = {
+    "layer_norm.dgamma": lambda s, a: s["x"][len(s["x"]) - a["axes"]:],
+    "layer_norm.dbeta": lambda s, a: s["x"][len(s["x"]) - a["axes"]:],
+    "rms_norm.dgamma": lambda s, a: s["x"][len(s["x"]) - a["axes"]:],
+    "rms_norm.dbeta": lambda s, a: s["x"][len(s["x"]) - a["axes"]:],
+    "group_norm.dgamma": lambda s, a: s["x"][-1:] if a["layout"] == "channels_last" else s["x"][1:2],
+    "group_norm.dbeta": lambda s, a: s["x"][-1:] if a["layout"] == "channels_last" else s["x"][1:2],
+    "gather.dtable": lambda s, a: scattered(s["dy"], s["index"], a),
+    "maxpool2d.dx": lambda s, a: unpooled(s["dy"], a),
+    "linear.dbias": lambda s, a: s["dy"][-1:],
+    "add.db": lambda s, a: trailing(s["dy"], a),
+    "mul.db": lambda s, a: trailing(s["dy"], a),
+    "conv2d.dbias": lambda s, a: s["dy"][-1:] if a["layout"] == "channels_last" else s["dy"][1:2],
+    "linear_cross_entropy.loss": lambda s, a: (),
+    "linear_cross_entropy.lse": lambda s, a: s["x"][:-1],
+}
+
+
+def shapes_of(row: Pass, shapes: dict, attributes: dict) -> list:
+    if not row.backward:
+        made = FORWARD.get(row.op)
+        return made(shapes, attributes) if made else [shapes[row.inputs[0][0]]]
+    result = []
+    for name, _ in row.outputs:
+        special = BACKWARD.get(f"{row.op}.{name}")
+        same = shapes.get(name[1:])
+        if row.op == "linear_cross_entropy" and name in ("loss", "lse") or same is None and special:
+            result.append(special(shapes, attributes))  # type: ignore[misc]
+        else:
+            result.append(shapes["dy"] if same is None else same)
+    return result
+
+
+def storage_of(row: Pass, tensors: dict[str, Tensor]) -> torch.dtype:
+    for name, kind, _ in row.inputs:
+        if kind == "storage" and name in tensors:
+            return tensors[name].dtype
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
+
+
+def new_outputs(name: str, tensors: dict[str, Tensor], attributes: dict[str, Any]) -> list[Tensor]:
+    """Tensors for the results, uninitialised: the whole fake kernel, and the memory of the Python kernels."""
+    row = TABLE[name]
+    storage = storage_of(row, tensors)
+    exact = torch.float64 if storage == torch.float64 else torch.float32
+    wide = attributes.get("wide", 0)
+    like = next(iter(tensors.values()))
+    shapes = shapes_of(row, {key: tuple(t.shape) for key, t in tensors.items()}, attributes)
+    result = []
+    for i, ((_, kind), shape) in enumerate(zip(row.outputs, shapes)):
+        dtype = {"storage": storage, "parameter": exact if wide >> i & 1 else storage, "statistic": exact, "argmax": torch.int64,
+                 "float": attributes.get("dtype")}[kind]
+        wanted = attributes.get("outputs", -1) >> i & 1
+        result.append(like.new_empty(shape if wanted else (0,), dtype=dtype))
+    return result
+
+
+def bound(name: str, arguments: tuple, keywords: dict) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors that are present, and all attributes, by name."""
+    row = TABLE[name]
+    tensors = {slot[0]: value for slot, value in zip(row.inputs, arguments) if value is not None}
+    attributes = {attribute: default for attribute, _, default, _ in row.attributes}
+    return tensors, {**attributes, **keywords}
+
+
+def fake_kernel(name: str) -> Callable:
+    def fake(*arguments, **keywords):
+        made = new_outputs(name, *bound(name, arguments, keywords))
+        return made[0] if len(made) == 1 else tuple(made)
+    return fake
+
+
+def python_kernel(name: str) -> Callable:
+    """The kernel over vjp._core, for a torch without the C functions that the C kernels need."""
+    row, function = TABLE[name], _core.functions[name]
+
+    def kernel(*arguments, **keywords):
+        tensors, attributes = bound(name, arguments, keywords)
+        made = new_outputs(name, tensors, attributes)
+        device = "ref" if torch.float64 in (storage_of(row, tensors), made[0].dtype) else None
+        wanted = [i for i in range(len(made)) if attributes.get("outputs", -1) >> i & 1]
+        options = {attribute: attributes[attribute] for attribute, _, _, _ in row.attributes}
+        if wanted:
+            function(**{key: t.detach() for key, t in tensors.items()}, **options, device=device,
+                     outputs=tuple(row.outputs[i][0] for i in wanted), out=tuple(made[i] for i in wanted))
+        return made[0] if len(made) == 1 else tuple(made)
+    return kernel
+
+
+# ---- Registering ------------------------------------------------------------------------------------------------------
+
+def c_functions() -> Optional[dict[str, int]]:
+    """The addresses of torch's C functions, or None where this torch lacks one."""
+    library = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    try:
+        loaded = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", library))
+        return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in _core.torch_symbols()}
+    except (OSError, AttributeError):
+        return None
+
+
+library = torch.library.Library("vjp", "DEF")
+for _name in TABLE:
+    library.define(schema(_name), tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"vjp::{_name}", fake_kernel(_name), lib=library)
+
+_addresses = None if os.environ.get("VJP_TORCH_KERNELS") == "python" else c_functions()
+KERNELS = "C" if _addresses else "Python"
+if _addresses:
+    _core.torch_register(_addresses)
+    _core.torch_use_pool(True)
+    # A child has none of the threads that torch's pool had, and waiting for them would never end.
+    os.register_at_fork(after_in_child=lambda: _core.torch_use_pool(False))
+else:
+    for _name in TABLE:
+        library.impl(_name, python_kernel(_name), "CPU")

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""torch.ops.vjp.* and the functions of vjp.torch: what torch asks of an op, gradients, layouts, compiling, errors.
+
+The numbers of the kernels are test_torch.py's; here it is shown that torch gets the same bits as vjp's own functions.
+"""
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import vjp  # noqa: E402
+import vjp.torch as vt  # noqa: E402
+from test_torch import CASES, make_inputs  # noqa: E402
+from vjp.torch._ops import TABLE  # noqa: E402
+from vjp.torch.functions import OPS  # noqa: E402
+
+DROPOUT = {"x": (6, 33), "counter": torch.tensor([5, 9])}
+
+
+def sample(op, dtype):
+    """(tensors by name, options) of an op's forward; numbers become tensors, which is what an op of torch takes."""
+    shapes, options = (DROPOUT, {}) if op == "dropout" else (CASES[op][1], dict(CASES[op][2]))
+    made = make_inputs(shapes, dtype)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    made = {name: t if torch.is_tensor(t) else torch.tensor(t, dtype=torch.int64 if name == "step" else exact) for name, t in made.items()}
+    if op == "cast":
+        options["dtype"] = torch.float32 if dtype != torch.float32 else torch.bfloat16
+    return made, options
+
+
+def arguments(name, tensors):
+    return tuple(tensors.get(slot) for slot, _, _ in TABLE[name].inputs)
+
+
+def backward_sample(op, dtype):
+    tensors, options = sample(op, dtype)
+    forward = getattr(torch.ops.vjp, op)(*arguments(op, tensors), **options)
+    outputs = dict(zip((slot for slot, _ in TABLE[op].outputs), forward if isinstance(forward, tuple) else (forward,)))
+    torch.manual_seed(2)
+    for name, value in list(outputs.items()):
+        outputs["d" + name] = torch.randn_like(value) if value.is_floating_point() else None
+    options = OPS[op].options(arguments(op, tensors), options)
+    return {**tensors, **outputs}, options
+
+
+def all_samples(dtype):
+    for name, row in TABLE.items():
+        made, options = backward_sample(row.op, dtype) if row.backward else sample(row.op, dtype)
+        yield name, arguments(name, made), options
+
+
+@pytest.mark.parametrize("name, tensors, options", list(all_samples(torch.float32)), ids=lambda value: value if isinstance(value, str) else "")
+def test_opcheck(name, tensors, options):
+    row = TABLE[name]
+    leaves = tuple(t.clone().requires_grad_() if t is not None and t.is_floating_point() and not row.backward and row.op in OPS else t
+                   for t in tensors)
+    kinds = ["test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
+    torch.library.opcheck(getattr(torch.ops.vjp, name).default, leaves, options, test_utils=kinds[:3] if row.backward else kinds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_bits_are_those_of_vjp(dtype):
+    """Through the dispatcher, by each kernel, for every op and pass."""
+    for name, tensors, options in all_samples(dtype):
+        row = TABLE[name]
+        got = getattr(torch.ops.vjp, name)(*tensors, **options)
+        got = got if isinstance(got, tuple) else (got,)
+        exact = {"device": "ref"} if dtype == torch.float64 else {}
+        like = tuple(torch.empty_like(t) for t in got)
+        options = {key: value for key, value in options.items() if key != "dtype"}
+        getattr(vjp, name)(*tensors, **options, **exact, out=like)
+        for (slot, _), a, b in zip(row.outputs, got, like):
+            assert torch.equal(a, b), f"{name}: {slot}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_gradcheck(op):
+    """In f64, by the reference kernels, with torch's finite differences."""
+    tensors, options = sample(op, torch.float64)
+    if op == "cast":
+        options["dtype"] = torch.float64
+    values = arguments(op, tensors)
+    fixed = {"rope": (1, 2)}.get(op, ())  # vjp gives no gradient of the tables
+    leaves = tuple(t.clone().requires_grad_() if t is not None and t.is_floating_point() and i not in fixed else t for i, t in enumerate(values))
+    assert torch.autograd.gradcheck(lambda *t: getattr(vt, op)(*t, **options), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_paths_agree(op):
+    """Eager, torch.ops, torch.func and a compiled function give the same bits and the same gradients."""
+    tensors, options = sample(op, torch.float32)
+    values = arguments(op, tensors)
+    where = [i for i in OPS[op].gradients if i is not None and values[i] is not None]
+
+    def run(function):
+        leaves = [t.clone().requires_grad_() if i in where else t for i, t in enumerate(values)]
+        y = function(*leaves)
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
+        return [y.detach(), *torch.autograd.grad(y, [leaves[i] for i in where], dy)]
+
+    def first(*leaves):
+        y = getattr(torch.ops.vjp, op)(*leaves, **options)
+        return y[0] if isinstance(y, tuple) else y
+
+    torch._dynamo.reset()
+    expected = run(lambda *leaves: getattr(vt, op)(*leaves, **options))
+    for path in (first, torch.compile(lambda *leaves: getattr(vt, op)(*leaves, **options), fullgraph=True, dynamic=True, backend="aot_eager")):
+        for a, b in zip(expected, run(path)):
+            assert torch.equal(a, b)
+
+    y, pull = torch.func.vjp(lambda *some: getattr(vt, op)(*[some[where.index(i)] if i in where else t for i, t in enumerate(values)], **options),
+                             *[values[i] for i in where])
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
+    for a, b in zip(expected, [y, *pull(dy)]):
+        assert torch.equal(a, b)
+
+
+def test_compile_with_other_shapes():
+    """One graph without breaks serves other sizes, by Inductor where a compiler is there."""
+    def step(x, gamma, w, gate):
+        h = vt.rms_norm(x * 2, gamma)
+        return vt.cross_entropy(vt.linear(vt.swiglu(h, gate), w, transpose_b=True), torch.zeros(x.shape[0], dtype=torch.int64))
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
+    gamma, w = torch.randn(16, requires_grad=True), torch.randn(8, 16, requires_grad=True)
+    for rows in (4, 7, 33):
+        x, gate = torch.randn(rows, 16), torch.randn(rows, 16)
+        assert torch.equal(compiled(x, gamma, w, gate), step(x, gamma, w, gate))
+        for a, b in zip(torch.autograd.grad(compiled(x, gamma, w, gate), (gamma, w)), torch.autograd.grad(step(x, gamma, w, gate), (gamma, w))):
+            assert torch.equal(a, b)
+    assert counter.frame_count == 1
+    explained = torch._dynamo.explain(step)(x, gamma, w, gate)
+    assert explained.graph_break_count == 0 and explained.graph_count == 1
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "sliced": lambda t: torch.stack([t, -t], -1)[..., 0],
+    "offset": lambda t: torch.cat([t.new_zeros(1, t.shape[1]), t])[1:],
+    "row-sliced": lambda t: torch.cat([t, t])[::2].contiguous() * 0 + t,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout):
+    x, gamma = torch.randn(6, 34), torch.randn(34)
+    other = LAYOUTS[layout](x).requires_grad_()
+    plain = x.clone().requires_grad_()
+    for t in (other, plain):
+        vt.layer_norm(t, gamma).mul(torch.linspace(0, 1, 34)).sum().backward()
+    assert torch.equal(other.grad, plain.grad)
+
+
+def test_expanded_and_zero_size():
+    row = torch.randn(34)
+    expanded = row.expand(5, 34)
+    y = vt.layer_norm(expanded, row)
+    assert torch.equal(y, vt.layer_norm(expanded.contiguous(), row)) and y.stride() == (34, 1)
+    x = torch.randn(6, 33, requires_grad=True)
+    vt.layer_norm(x).sum().backward()  # the gradient has strides (0, 0)
+    assert x.grad.abs().max() < 1e-5
+    for shape in ((0, 33), (2, 0, 33)):
+        x, gamma = torch.randn(shape, requires_grad=True), torch.randn(33, requires_grad=True)
+        y = vt.rms_norm(x, gamma)
+        y.sum().backward()
+        assert y.shape == shape and x.grad.shape == shape and torch.equal(gamma.grad, torch.zeros(33))
+
+
+def test_channels_last():
+    x = torch.randn(2, 6, 5, 7)
+    weight, gamma = torch.randn(4, 6, 3, 3), torch.randn(6)
+    calls = {
+        "group_norm": (lambda t: vt.group_norm(t, gamma, groups=3), lambda t: F.group_norm(t, 3, gamma)),
+        "maxpool2d": (lambda t: vt.maxpool2d(t), lambda t: F.max_pool2d(t, 2)),
+        "conv2d": (lambda t: vt.conv2d(t, weight), lambda t: F.conv2d(t, weight)),
+    }
+    for name, (ours, theirs) in calls.items():
+        last = x.to(memory_format=torch.channels_last).requires_grad_()
+        reference = x.double().requires_grad_()
+        weight, gamma = weight.double(), gamma.double()
+        expected = theirs(reference)
+        weight, gamma = weight.float(), gamma.float()
+        y = ours(last)
+        assert y.is_contiguous(memory_format=torch.channels_last) and torch.allclose(y.double(), expected, atol=1e-5), name
+        torch.manual_seed(0)
+        dy = torch.randn(y.shape)
+        y.backward(dy)
+        expected.backward(dy.double())
+        assert torch.allclose(last.grad.double(), reference.grad, atol=1e-5), name
+
+
+def test_autocast():
+    x, w = torch.randn(4, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = vt.linear(x, w, transpose_b=True)
+        normed = vt.layer_norm(y, torch.ones(8))
+    assert y.dtype == normed.dtype == torch.bfloat16
+    normed.float().square().sum().backward()
+    assert x.grad.dtype == w.grad.dtype == torch.float32
+    assert torch.equal(y, vt.linear(x.bfloat16(), w.bfloat16(), transpose_b=True))
+    assert vt.linear(x, w, transpose_b=True).dtype == torch.float32
+
+
+def test_parameter_gradients_keep_their_dtype():
+    """16-bit activations with f32 parameters: the gradients are summed and stored in f32, not rounded on the way."""
+    x = torch.randn(4096, 32).bfloat16()
+    gamma, beta = torch.ones(32, requires_grad=True), torch.zeros(32, requires_grad=True)
+    dy = torch.rand(4096, 32).bfloat16()
+    vt.layer_norm(x, gamma, beta).backward(dy)
+    assert beta.grad.dtype == torch.float32
+    assert ((beta.grad.double() - dy.double().sum(0)) / dy.double().sum(0)).abs().max() < 1e-6
+
+
+def test_second_derivative_is_refused():
+    x = torch.randn(3, 8, requires_grad=True)
+    for function in (vt.layer_norm, lambda t: torch.ops.vjp.layer_norm(t)[0]):
+        d, = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="layer_norm can be differentiated once"):
+            d.sum().backward()
+
+
+def test_statistics_are_not_differentiable():
+    x = torch.randn(3, 8, requires_grad=True)
+    y, mean, rstd = torch.ops.vjp.layer_norm(x)
+    assert y.requires_grad and not mean.requires_grad and not rstd.requires_grad
+
+
+def test_vmap():
+    x, gamma = torch.randn(3, 4, 8), torch.randn(8)
+    assert torch.equal(torch.vmap(lambda t: vt.rms_norm(t, gamma))(x), vt.rms_norm(x, gamma))
+
+
+def test_errors():
+    with pytest.raises(RuntimeError, match=r"linear.forward: a is \[4, 6\] and b is \[7, 5\]: K is 6 in one and 7 in the other"):
+        torch.ops.vjp.linear(torch.ones(4, 6), torch.ones(7, 5))
+    with pytest.raises(RuntimeError, match="activation is 'soft', which is not one of its choices"):
+        torch.ops.vjp.linear(torch.ones(4, 6), torch.ones(6, 5), activation="soft")
+    with pytest.raises(RuntimeError, match="scale: x has a dtype that vjp does not take"):
+        torch.ops.vjp.scale(torch.ones(3, dtype=torch.int8))
+    with pytest.raises(RuntimeError, match="scale: x has rank 9"):
+        torch.ops.vjp.scale(torch.ones((1,) * 9))
+    with pytest.raises(TypeError):
+        vt.layer_norm()
+    with pytest.raises(TypeError):
+        vt.swiglu(torch.ones(3))
+
+
+def test_errors_leak_nothing():
+    """A refused call frees what it took from torch: 20,000 of them with 1 MB tensors would need 20 GB."""
+    import resource
+    x, w = torch.ones(256, 1024), torch.ones(7, 5)
+    before = None
+    for i in range(20000):
+        try:
+            torch.ops.vjp.linear(x.t().t(), w, x, activation="relu")
+        except RuntimeError:
+            pass
+        if i == 2000:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50000  # KiB
+
+
+def test_on_torchs_threads():
+    """The kernels run on torch's pool, so a process that calls vjp by torch alone has no other threads."""
+    if vt.KERNELS != "C":
+        pytest.skip("torch's C functions are not there")
+    code = """if True:
+        import os, torch, vjp.torch
+        torch.set_num_threads(2)
+        x = torch.randn(2048, 1024)
+        torch.nn.functional.layer_norm(x, (1024,))  # starts torch's threads
+        before = len(os.listdir("/proc/self/task"))
+        for count in (2, 1, 2):
+            torch.set_num_threads(count)
+            vjp.torch.layer_norm(x), vjp.layer_norm(x)
+        assert len(os.listdir("/proc/self/task")) == before, (before, len(os.listdir("/proc/self/task")))
+        expected = vjp.torch.layer_norm(x).numpy()
+        if os.fork() == 0:  # the child has none of them
+            os._exit(not (expected == vjp.torch.layer_norm(x).numpy()).all() or not (expected == vjp.layer_norm(x)[0].numpy()).all())
+        assert os.wait()[1] == 0"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_kernels():
+    """A torch without the C functions: the same bits from kernels in Python."""
+    code = """if True:
+        import torch, vjp, vjp.torch
+        assert vjp.torch.KERNELS == "Python"
+        torch.manual_seed(0)
+        x, gamma, beta = torch.randn(7, 65).bfloat16(), torch.randn(65, requires_grad=True), torch.randn(65, requires_grad=True)
+        y = vjp.torch.layer_norm(x, gamma, beta)
+        y.sum().backward()
+        assert torch.equal(y, vjp.layer_norm(x, gamma.detach(), beta.detach())[0])
+        assert torch.equal(beta.grad, torch.full((65,), 7.0)) and gamma.grad.dtype == torch.float32
+        torch.library.opcheck(torch.ops.vjp.layer_norm.default, (x, gamma, beta), {})
+        d = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(vjp.torch.layer_norm, (d,))"""
+    environment = {**os.environ, "VJP_TORCH_KERNELS": "python"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_vjp_does_not_import_torch():
+    done = subprocess.run([sys.executable, "-c", "import sys, vjp; assert not {'torch', 'jax', 'transformers'} & set(sys.modules)"])
+    assert done.returncode == 0
