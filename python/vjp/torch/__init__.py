@@ -9,7 +9,12 @@ CPU tensors. Calls run on torch's own threads, and the same inputs give the same
 computed by vjp's reference kernels: slow, for gradcheck. `import vjp` does not import torch; `import vjp.torch` does.
 """
 from vjp.torch._ops import KERNELS
+from vjp.torch.determinism import DeterminismReport, deterministic_report
 from vjp.torch.functions import *  # noqa: F403
 from vjp.torch.functions import __all__ as _functions
+from vjp.torch.modules import (AdamW, Attention, CrossEntropyLoss, GroupNorm, LayerNorm, Linear, LinearCrossEntropy, RMSNorm,
+                               RotaryEmbedding, SwiGLU)
+from vjp.torch.patching import PatchReport, patch, unpatch
 
-__all__ = [*_functions, "KERNELS"]
+__all__ = [*_functions, "AdamW", "Attention", "CrossEntropyLoss", "DeterminismReport", "GroupNorm", "KERNELS", "LayerNorm", "Linear",
+           "LinearCrossEntropy", "PatchReport", "RMSNorm", "RotaryEmbedding", "SwiGLU", "deterministic_report", "patch", "unpatch"]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""patch(model): vjp's kernels in a model that exists. unpatch(model) undoes it.
+
+Only instances change: a patched module gets a `forward` of its own, and its parameters, class, hooks and state dict stay as
+they are. Modules are recognised by the names of their classes, so transformers is not imported. Where a call needs what vjp
+does not compute (an explicit attention mask, attention dropout, tensors that are not on the CPU), the module's own forward
+runs.
+"""
+from __future__ import annotations
+
+import types
+from collections import Counter
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from vjp.torch import functions as F
+from vjp.torch import modules
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+GEMMA = ("Gemma", "Gemma2", "Gemma3")
+MARK = "_vjp_patched"  # the attribute of a model that holds what patch() changed
+
+
+class Row(NamedTuple):
+    module: str  # its name in the model
+    kind: str  # its class
+    replaced: bool
+    why: str  # what computes it now, or why it was kept
+
+
+class PatchReport:
+    """What patch() replaced and what not; str() is a table."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+
+    @property
+    def replaced(self) -> list[str]:
+        return [row.module for row in self.rows if row.replaced]
+
+    def __str__(self) -> str:
+        counts = Counter((row.kind, row.replaced, row.why) for row in self.rows)
+        lines = [("count", "module", "", "")] + [(str(n), kind, "replaced" if replaced else "kept", why)
+                                                 for (kind, replaced, why), n in sorted(counts.items(), key=lambda item: (not item[0][1], item[0]))]
+        widths = [max(len(line[i]) for line in lines) for i in range(3)]
+        return "\n".join(f"{a:>{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in lines)
+
+
+def forward_llama_norm(self, hidden_states: Tensor) -> Tensor:
+    return F.rms_norm(hidden_states, self.weight, eps=self.variance_epsilon)
+
+
+def forward_gemma_norm(self, x: Tensor) -> Tensor:
+    return F.rms_norm(x, 1.0 + self.weight.float(), eps=self.eps)
+
+
+def forward_attention(self, hidden_states: Tensor, position_embeddings=None, attention_mask=None, past_key_values=None, **keywords):
+    """The attention of Llama, Mistral and Qwen where it is causal and nothing else."""
+    own = type(self).forward
+    window = getattr(self, "sliding_window", None) or getattr(self.config, "sliding_window", None)
+    time = hidden_states.shape[1]
+    past = past_key_values.get_seq_length(self.layer_idx) if past_key_values is not None else 0
+    plain = (attention_mask is None and hidden_states.dim() == 3 and position_embeddings is not None
+             and position_embeddings[0].shape[-1] == self.head_dim and not (self.training and self.attention_dropout)
+             and not keywords.get("output_attentions") and (window is None or time + past <= window))
+    if not plain:
+        return own(self, hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
+                   past_key_values=past_key_values, **keywords)
+    cosine, sine = position_embeddings
+    half, positions = self.head_dim // 2, None
+    if cosine.shape[0] > 1:  # a table for each sequence
+        positions = torch.arange(cosine.shape[0] * time, device=cosine.device).view(-1, time)
+    cosine, sine = (t[..., :half].reshape(-1, half) for t in (cosine, sine))
+    q, k, v = modules.project(self, hidden_states, cosine, sine, positions)
+    if past_key_values is not None:
+        k, v = (t.transpose(1, 2) for t in past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
+    y = F.attention(q, k, v, causal=True, scale=self.scaling)
+    return self.o_proj(y.flatten(-2)), None
+
+
+def causal_loss(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **keywords):
+    """transformers' loss of a causal language model; 16-bit logits are read as they are, not copied to f32."""
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = F.cross_entropy(logits.reshape(-1, vocab_size), shift_labels.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+# The forward that replaces a class's own, and the function of vjp that it is.
+NORMS: dict[str, tuple[Callable, str]] = {f"{family}RMSNorm": (forward_llama_norm, "rms_norm") for family in FAMILIES}
+NORMS.update({f"{family}RMSNorm": (forward_gemma_norm, "rms_norm with gamma = 1 + weight") for family in GEMMA})
+PLAIN: dict[type, tuple[Callable, str]] = {
+    nn.LayerNorm: (modules.LayerNorm.forward, "layer_norm"),
+    nn.GroupNorm: (modules.GroupNorm.forward, "group_norm"),
+    nn.RMSNorm: (modules.RMSNorm.forward, "rms_norm"),
+    nn.CrossEntropyLoss: (modules.CrossEntropyLoss.forward, "cross_entropy"),
+}
+
+
+def is_silu(module: Any) -> bool:
+    return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+
+
+def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
+    """(the forward that replaces the module's own, or None; what computes it, or why not)"""
+    name = type(module).__name__
+    if "forward" in vars(module):
+        return None, "its forward was replaced by something else"
+    if name in NORMS and hasattr(module, "weight"):
+        return NORMS[name]
+    if type(module) in PLAIN:
+        return PLAIN[type(module)]
+    if type(module) is nn.Linear:
+        return (forward_linear, "linear") if linear else (None, "torch's matrix products; patch(model, linear=True) replaces them")
+    family = next((family for family in FAMILIES if name.startswith(family)), None)
+    if family and name == f"{family}MLP":
+        return (modules.SwiGLU.forward, "swiglu") if is_silu(module) else (None, f"its activation is {type(module.act_fn).__name__}, not SiLU")
+    if family and name == f"{family}Attention":
+        return forward_attention, "rope and attention, where no mask is given"
+    if name.endswith("Attention") or name.endswith("MLP") or name.endswith("Norm"):
+        return None, "not a kind of module that vjp knows"
+    return None, ""
+
+
+def forward_linear(self, x: Tensor) -> Tensor:
+    rows = x if x.dim() > 1 else x.unsqueeze(0)
+    y = F.linear(rows, self.weight, self.bias, transpose_b=True)
+    return y if x.dim() > 1 else y.squeeze(0)
+
+
+def on_cpu(replacement: Callable) -> Callable:
+    """The replacement for tensors on the CPU, the class's own forward for others."""
+    def forward(self, *arguments, **keywords):
+        first = arguments[0] if arguments else keywords.get("hidden_states", keywords.get("x"))
+        if first is not None and first.device.type != "cpu":
+            return type(self).forward(self, *arguments, **keywords)
+        return replacement(self, *arguments, **keywords)
+    return forward
+
+
+def patch(model: nn.Module, linear: bool = False) -> PatchReport:
+    """Replaces what vjp computes in this model, and reports it. With `linear`, matrix products too."""
+    if MARK in vars(model):
+        raise ValueError("patch: this model is patched; unpatch() it first")
+    rows, patched = [], []
+    for name, module in model.named_modules():
+        replacement, why = choose(module, linear)
+        if replacement:
+            module.forward = types.MethodType(on_cpu(replacement), module)
+            patched.append(module)
+        if replacement or why:
+            rows.append(Row(name, type(module).__name__, replacement is not None, why))
+    loss = getattr(model, "loss_function", None)
+    has_loss = getattr(loss, "__name__", "") == "ForCausalLMLoss"
+    if has_loss:
+        model.loss_function = causal_loss  # type: ignore[assignment]
+        rows.append(Row("loss_function", "ForCausalLMLoss", True, "cross_entropy"))
+    model.__dict__[MARK] = (patched, loss if has_loss else None)
+    return PatchReport(rows)
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undoes patch(); does nothing to a model that is not patched."""
+    patched, loss = model.__dict__.pop(MARK, ((), None))
+    for module in patched:
+        vars(module).pop("forward", None)
+    if loss is not None:
+        model.loss_function = loss
