@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import vjp  # noqa: E402
 import vjp.torch as vt  # noqa: E402
 from test_torch import CASES, make_inputs  # noqa: E402
-from vjp.torch._ops import TABLE  # noqa: E402
+from vjp._table import TABLE  # noqa: E402
 from vjp.torch.functions import OPS  # noqa: E402
 
 DROPOUT = {"x": (6, 33), "counter": torch.tensor([5, 9])}

@@ -13,40 +13,22 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
 from vjp import _core
+from vjp._table import TABLE, Pass
 
 
-class Pass(NamedTuple):
-    """One pass of an op, as the op table has it."""
-    op: str
-    backward: bool
-    inputs: list[tuple[str, str, bool]]  # name, kind, optional
-    outputs: list[tuple[str, str]]  # name, kind
-    attributes: list[tuple[str, str, Any, Optional[list[str]]]]  # name, type, default, choices
-
-    def open_dtype(self) -> bool:
-        return self.outputs[0][1] == "float"
-
-    def widens(self) -> bool:
-        return self.backward and any(kind == "parameter" for _, kind in self.outputs)
-
-
-TABLE = {name: Pass(op, bool(number), *rest) for name, (op, number, *rest) in _core.table().items()}
 SIZES = ("rows", "height", "width")  # attributes that are a tensor's sizes, and so may be symbolic
 
 
 def schema(name: str) -> str:
     """The schema of a function: `swiglu(Tensor gate, Tensor up) -> Tensor`."""
     row = TABLE[name]
-    default_from = len(row.inputs)
-    while default_from and row.inputs[default_from - 1][2]:
-        default_from -= 1
-    tensors = [f"Tensor{'?' if optional else ''} {slot}{'=None' if i >= default_from else ''}"
+    tensors = [f"Tensor{'?' if optional else ''} {slot}{'=None' if i >= row.required() else ''}"
                for i, (slot, _, optional) in enumerate(row.inputs)]
     keywords = []
     for attribute, kind, default, _ in row.attributes:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The ops as differentiable functions of torch tensors: `vjp.torch.layer_norm(x, gamma, beta, eps=1e-5)`.
 
-A function returns the output that gradients come from (y, or the loss); torch.ops.vjp.* return all outputs. Which tensors a
-backward needs, and which gradients it gives, comes from the names in the op table: "dx" is the gradient of "x".
+A function returns the output that gradients come from (y, or the loss); torch.ops.vjp.* return all outputs.
 
 Three paths with the same bits: torch.compile sees torch.ops.vjp.*, whose gradients are registered with torch; eager code
 takes an autograd.Function around the same ops, which costs less for each call; torch.func takes another.
@@ -15,7 +14,8 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from vjp.torch._ops import TABLE, library
+from vjp._table import TABLE, Links
+from vjp.torch._ops import library
 
 # Ops whose products autocast computes in 16 bits, as torch does for its own. The others take a mix of dtypes as it is: their
 # sums and statistics are f32 or better whatever the storage type is.
@@ -23,76 +23,24 @@ AUTOCAST = ("linear", "linear_cross_entropy", "attention", "conv2d")
 PICTURES = ("group_norm", "maxpool2d", "conv2d")  # ops with a layout
 
 
-class Op:
-    """An op with its backward, and what connects the two."""
+class Op(Links):
+    """An op of torch with its backward."""
 
     def __init__(self, name: str):
-        forward, backward = TABLE[name], TABLE[f"{name}_backward"]
-        self.name = name
+        super().__init__(name)
         self.forward = getattr(torch.ops.vjp, name).default
         self.backward = getattr(torch.ops.vjp, f"{name}_backward").default
-        self.inputs = [slot for slot, _, _ in forward.inputs]
-        self.outputs = [slot for slot, _ in forward.outputs]
-        self.keywords = {attribute: default for attribute, _, default, _ in forward.attributes}
-        self.several = len(forward.outputs) > 1
-        self.widens = backward.widens()
-        # For each tensor of the backward: the gradient of an output, or an input or output that is saved.
-        self.sources: list[tuple[str, int]] = []
-        for slot, _, _ in backward.inputs:
-            if slot[0] == "d" and slot[1:] in self.outputs:
-                self.sources.append(("gradient", self.outputs.index(slot[1:])))
-            elif slot in self.inputs:
-                self.sources.append(("input", self.inputs.index(slot)))
-            else:
-                self.sources.append(("output", self.outputs.index(slot)))
-        if name == "maxpool2d":  # argmax, height and width are enough
-            self.sources[1] = ("absent", 0)
-        self.differentiable = [i for kind, i in self.sources if kind == "gradient"]
-        # For each gradient that the backward gives: the input that it belongs to; None: no gradient.
-        self.gradients = [self.inputs.index(slot[1:]) if slot[1:] in self.inputs and slot[0] == "d" else None for slot, _ in backward.outputs]
-        self.parameters = [kind == "parameter" for _, kind in backward.outputs]
-        self.all = sum(1 << i for kind, i in self.sources if kind == "output") | sum(1 << i for i in self.differentiable)
-
-    def wanted(self, keywords: dict[str, Any], training: bool) -> int:
-        """The outputs to compute, as bits: those that the backward reads only when there will be one."""
-        if not training:
-            return sum(1 << i for i in self.differentiable)
-        if self.name == "linear" and keywords.get("activation", "none") == "none":  # `pre` is y
-            return 1
-        return self.all
-
-    def options(self, tensors: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
-        """The keywords of the backward: the forward's, and sizes that only the forward's tensors tell."""
-        made = {key: value for key, value in keywords.items() if key not in ("outputs", "dtype")}
-        if self.name in ("add", "mul"):
-            made["b_axes"] = tensors[1].dim()
-        elif self.name == "gather":
-            made["rows"] = tensors[0].shape[made.get("axis", 0)]
-        elif self.name == "maxpool2d":
-            first = 1 if made.get("layout") == "channels_last" else 2
-            made["height"], made["width"] = tensors[0].shape[first], tensors[0].shape[first + 1]
-        elif self.name == "cast":
-            made["dtype"] = tensors[0].dtype
-        return made
+        self.several = len(self.outputs) > 1
+        self.widens = TABLE[f"{name}_backward"].widens()
 
     def save(self, ctx, tensors: tuple, keywords: dict[str, Any], outputs: tuple) -> None:
-        computed = keywords.get("outputs", -1)
-        kept: list[Optional[Tensor]] = []
-        for kind, i in self.sources:
-            if kind == "input":
-                unused = self.name == "linear" and self.inputs[i] == "bias"  # needed only to compute `pre` again
-                kept.append(None if unused else tensors[i])
-            elif kind == "output":
-                kept.append(outputs[i] if computed >> i & 1 and (self.name != "linear" or keywords.get("activation", "none") != "none") else None)
-        ctx.save_for_backward(*kept)
+        ctx.save_for_backward(*self.saved(tensors, keywords, outputs))
         ctx.options = self.options(tensors, keywords)
         ctx.wide = sum(1 << i for i, at in enumerate(self.gradients)
                        if at is not None and self.parameters[i] and tensors[at] is not None and tensors[at].dtype == torch.float32)
         ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in self.differentiable))
 
     def differentiate(self, ctx, gradients: tuple) -> list[Optional[Tensor]]:
-        saved = iter(ctx.saved_tensors)
-        arguments = [gradients[i] if kind == "gradient" else None if kind == "absent" else next(saved) for kind, i in self.sources]
         options = dict(ctx.options)
         given = len(ctx.needs_input_grad)  # torch leaves out last arguments that have their default
         needed = [at is not None and at < given and ctx.needs_input_grad[at] for at in self.gradients]
@@ -100,7 +48,7 @@ class Op:
             options["outputs"] = sum(1 << i for i, need in enumerate(needed) if need)
         if self.widens:
             options["wide"] = ctx.wide
-        made = self.backward(*arguments, **options)
+        made = self.backward(*self.arguments(gradients, ctx.saved_tensors), **options)
         made = made if isinstance(made, tuple) else (made,)
         result: list[Optional[Tensor]] = [None] * given
         for at, need, gradient in zip(self.gradients, needed, made):
@@ -208,7 +156,7 @@ def call_picture(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
 def make(op: Op) -> Callable[..., Tensor]:
     row = TABLE[op.name]
     call_op = call_picture if op.name in PICTURES else call
-    optional = next((i for i in range(len(row.inputs)) if all(slot[2] for slot in row.inputs[i:])), len(row.inputs))
+    optional = row.required()
     parameters = [inspect.Parameter(slot, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=inspect.Parameter.empty if i < optional else None)
                   for i, (slot, _, _) in enumerate(row.inputs)]
     parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, _, default, _ in row.attributes]
