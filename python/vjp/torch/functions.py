@@ -48,7 +48,8 @@ class Op(Links):
             options["outputs"] = sum(1 << i for i, need in enumerate(needed) if need)
         if self.widens:
             options["wide"] = ctx.wide
-        made = self.backward(*self.arguments(gradients, ctx.saved_tensors), **options)
+        packed = tuple(None if g is None else g.contiguous() for g in gradients)  # torch's copy uses all threads
+        made = self.backward(*self.arguments(packed, ctx.saved_tensors), **options)
         made = made if isinstance(made, tuple) else (made,)
         result: list[Optional[Tensor]] = [None] * given
         for at, need, gradient in zip(self.gradients, needed, made):
