@@ -353,7 +353,8 @@ static PyObject *torch_register(PyObject *module, PyObject *addresses) {
     cpu_code = torch.device_cpu();
     for (int d = 0; d < VJP_DTYPE_COUNT; d++)
         dtype_codes[d] = torch.dtype[d]();
-    device_entry *entry = device_take(NULL, false);
+    device_set_pool(&torch_pool);
+    device_entry *entry = device_take(NULL, true);
     if (!entry) return NULL;
     bool ok = torch.library_init_impl("vjp", "CPU", __FILE__, __LINE__, &library) == 0;
     const op_function *f;
@@ -367,22 +368,16 @@ static PyObject *torch_register(PyObject *module, PyObject *addresses) {
     return NULL;
 }
 
-static PyObject *torch_use_pool(PyObject *module, PyObject *on) {
-    (void)module;
-    int use = PyObject_IsTrue(on);
-    if (use < 0) return NULL;
-    if (use && !torch.parallel_for) {
-        PyErr_SetString(PyExc_RuntimeError, "vjp.torch: torch's threads are not known; torch_register() comes first");
-        return NULL;
-    }
-    device_set_pool(use ? &torch_pool : NULL);
+static PyObject *torch_forget_pool(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    device_set_pool(NULL);
     Py_RETURN_NONE;
 }
 
 PyMethodDef torch_methods[] = {
     {"torch_symbols", torch_symbols, METH_NOARGS, "The names of torch's functions that torch_register() needs."},
     {"torch_register", torch_register, METH_O,
-     "Registers a kernel for each op, by {name: address} of torch's functions."},
-    {"torch_use_pool", torch_use_pool, METH_O, "Whether calls with torch's tensors run on torch's threads."},
+     "Registers a kernel for each op, by {name: address} of torch's functions, and runs them on torch's threads."},
+    {"torch_forget_pool", torch_forget_pool, METH_NOARGS, "From now on vjp's own threads are used, not torch's."},
     {NULL, NULL, 0, NULL},
 };

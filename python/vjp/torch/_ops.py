@@ -234,9 +234,8 @@ _addresses = None if os.environ.get("VJP_TORCH_KERNELS") == "python" else c_func
 KERNELS = "C" if _addresses else "Python"
 if _addresses:
     _core.torch_register(_addresses)
-    _core.torch_use_pool(True)
     # A child has none of the threads that torch's pool had, and waiting for them would never end.
-    os.register_at_fork(after_in_child=lambda: _core.torch_use_pool(False))
+    os.register_at_fork(after_in_child=_core.torch_forget_pool)
 else:
     for _name in TABLE:
         library.impl(_name, python_kernel(_name), "CPU")
