@@ -4,6 +4,7 @@ vjp.jax. Which tensors a backward needs, and which gradients it gives, comes fro
 of "x"."""
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple, Optional
 
 from vjp import _core
@@ -30,6 +31,16 @@ class Pass(NamedTuple):
         while count and self.inputs[count - 1][2]:
             count -= 1
         return count
+
+    def signature(self, **more: Any) -> inspect.Signature:
+        """Of a Python function of this pass; `more` are further keywords and their defaults."""
+        required, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter(slot, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=required if i < self.required() else None)
+                      for i, (slot, _, _) in enumerate(self.inputs)]
+        parameters += [inspect.Parameter(name, keyword, default=default) for name, _, default, _ in self.attributes]
+        if self.open_dtype():
+            parameters.append(inspect.Parameter("dtype", keyword))
+        return inspect.Signature(parameters + [inspect.Parameter(name, keyword, default=default) for name, default in more.items()])
 
 
 TABLE = {name: Pass(op, bool(number), *rest) for name, (op, number, *rest) in _core.table().items()}

@@ -10,7 +10,6 @@ vmap merges the new axis into the op's own leading axes where the op has them, a
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any, Callable
 
 import jax
@@ -129,13 +128,7 @@ LINKS = {row.op: Links(row.op) for row in TABLE.values() if row.backward}
 
 def make(op: str) -> Callable:
     row, links = TABLE[op], LINKS[op]
-    parameters = [inspect.Parameter(slot, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=inspect.Parameter.empty if i < row.required() else None)
-                  for i, (slot, _, _) in enumerate(row.inputs)]
-    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, _, default, _ in row.attributes]
-    if row.open_dtype():
-        parameters.append(inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY))
-    parameters.append(inspect.Parameter("outputs", inspect.Parameter.KEYWORD_ONLY, default=False))
-    signature = inspect.Signature(parameters)
+    signature = row.signature(outputs=False)
 
     def function(*tensors, **keywords):
         bound = signature.bind(*tensors, **keywords).arguments

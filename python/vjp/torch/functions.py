@@ -8,7 +8,6 @@ takes an autograd.Function around the same ops, which costs less for each call; 
 """
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable, Optional
 
 import torch
@@ -158,11 +157,6 @@ def make(op: Op) -> Callable[..., Tensor]:
     row = TABLE[op.name]
     call_op = call_picture if op.name in PICTURES else call
     optional = row.required()
-    parameters = [inspect.Parameter(slot, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=inspect.Parameter.empty if i < optional else None)
-                  for i, (slot, _, _) in enumerate(row.inputs)]
-    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, _, default, _ in row.attributes]
-    if row.open_dtype():
-        parameters.append(inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY))
     names = op.inputs
     count = len(names)
 
@@ -175,7 +169,7 @@ def make(op: Op) -> Callable[..., Tensor]:
         return call_op(op, tensors, keywords)
 
     function.__name__ = function.__qualname__ = op.name
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = row.signature()  # type: ignore[attr-defined]
     function.__doc__ = f"vjp's {op.name}, differentiable. `help(vjp.{op.name})` describes the arguments; this returns {op.outputs[0]} alone."
     return function
 

@@ -31,6 +31,12 @@ class GroupNorm(nn.GroupNorm):
         return F.group_norm(x, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
 
 
+def linear(module: nn.Linear, x: Tensor, activation: str = "none") -> Tensor:
+    rows = x if x.dim() > 1 else x.unsqueeze(0)
+    y = F.linear(rows, module.weight, module.bias, activation=activation, transpose_b=True)
+    return y if x.dim() > 1 else y.squeeze(0)
+
+
 class Linear(nn.Linear):
     """A linear layer with its activation: none, relu, gelu_tanh, gelu_erf, silu, sigmoid or tanh."""
 
@@ -39,9 +45,7 @@ class Linear(nn.Linear):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x if x.dim() > 1 else x.unsqueeze(0)
-        y = F.linear(rows, self.weight, self.bias, activation=self.activation, transpose_b=True)
-        return y if x.dim() > 1 else y.squeeze(0)
+        return linear(self, x, self.activation)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"

@@ -114,7 +114,7 @@ def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
     if type(module) in PLAIN:
         return PLAIN[type(module)]
     if type(module) is nn.Linear:
-        return (forward_linear, "linear") if linear else (None, "torch's matrix products; patch(model, linear=True) replaces them")
+        return (modules.linear, "linear") if linear else (None, "torch's matrix products; patch(model, linear=True) replaces them")
     family = next((family for family in FAMILIES if name.startswith(family)), None)
     if family and name == f"{family}MLP":
         return (modules.SwiGLU.forward, "swiglu") if is_silu(module) else (None, f"its activation is {type(module.act_fn).__name__}, not SiLU")
@@ -123,12 +123,6 @@ def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
     if name.endswith("Attention") or name.endswith("MLP") or name.endswith("Norm"):
         return None, "not a kind of module that vjp knows"
     return None, ""
-
-
-def forward_linear(self, x: Tensor) -> Tensor:
-    rows = x if x.dim() > 1 else x.unsqueeze(0)
-    y = F.linear(rows, self.weight, self.bias, transpose_b=True)
-    return y if x.dim() > 1 else y.squeeze(0)
 
 
 def on_cpu(replacement: Callable) -> Callable:
