@@ -10,7 +10,7 @@ vmap merges the new axis into the op's own leading axes where the op has them, a
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ AXIS_FROM_END = {"cumsum": ("x",), "cumsum_backward": ("dy",)}  # as LEADING whe
 
 
 def output_dtype(dtype: str) -> Any:
-    return jnp.int32 if dtype == "int64" and not jax.config.jax_enable_x64 else jnp.dtype(dtype)
+    return jnp.int32 if dtype == "int64" and not jax.config.read("jax_enable_x64") else jnp.dtype(dtype)
 
 
 def launch(name: str, keywords: dict[str, Any], wanted: int, like: dict[int, Any], tensors: tuple) -> tuple:
@@ -148,3 +148,6 @@ def make(op: str) -> Callable:
 
 globals().update({name: make(name) for name in LINKS})
 __all__ = list(LINKS)
+
+if TYPE_CHECKING:
+    def __getattr__(name: str) -> Callable: ...  # the functions above

@@ -58,7 +58,7 @@ def digest(value: Any) -> Optional[bytes]:
         if isinstance(item, Tensor):
             data = item.detach().cpu().contiguous()
             found.update(repr((data.dtype, tuple(data.shape))).encode())
-            found.update(memoryview(data.reshape(-1).view(torch.uint8).numpy()))
+            found.update(data.reshape(-1).view(torch.uint8).numpy().data)
             tensors += 1
         elif isinstance(item, dict):
             stack.extend(item.values())
@@ -145,7 +145,9 @@ def deterministic_report(model: nn.Module, batch: Any, loss: Optional[Callable[[
     before = torch.get_num_threads()
     counts = threads if threads is not None else [n for n in (1, 2, 3, 4) if n != before]
     state = torch.get_rng_state()
-    runs, found, anywhere = [], [], {}
+    runs: list[str] = []
+    found: list[Difference] = []
+    anywhere: dict[str, int] = {}
     try:
         first = record(model, step)
         for when, count in [("a second run", before)] + [(f"{n} thread{'s' * (n > 1)}", n) for n in counts]:

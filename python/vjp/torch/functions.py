@@ -8,7 +8,7 @@ takes an autograd.Function around the same ops, which costs less for each call; 
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -176,3 +176,6 @@ def make(op: Op) -> Callable[..., Tensor]:
 
 globals().update({name: make(op) for name, op in OPS.items()})
 __all__ = list(OPS)
+
+if TYPE_CHECKING:
+    def __getattr__(name: str) -> Callable[..., Tensor]: ...  # the functions above

@@ -150,10 +150,10 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError("AdamW: amsgrad and maximize are not supported")
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(parameter, group)
+                    self.update(parameter, parameter.grad, group)
         return loss
 
-    def update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         exact = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         state = self.state[parameter]
         if not state:
@@ -163,6 +163,6 @@ class AdamW(torch.optim.Optimizer):
         state["step"] += 1
         for name in ("exp_avg", "exp_avg_sq"):  # a loaded state dict has the parameter's dtype
             state[name] = state[name].to(exact)
-        vjp.adamw(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], parameter.grad.detach(), float(group["lr"]), int(state["step"]),
+        vjp.adamw(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], gradient.detach(), float(group["lr"]), int(state["step"]),
                   beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"], weight_decay=group["weight_decay"],
                   device="ref" if exact == torch.float64 else None, out=(parameter.detach(), state["exp_avg"], state["exp_avg_sq"]))
