@@ -121,3 +121,29 @@ int main(void) {
     return !png_create_read_struct(PNG_LIBPNG_VER_STRING, NULL, NULL, NULL);
 }
 ")
+
+# Regular expressions of tokenizers, for the program alone: PCRE2, as pictures above.
+add_library(vjp_patterns INTERFACE)
+find_path(PCRE2_INCLUDE_DIR pcre2.h)
+find_library(PCRE2_LIBRARY pcre2-8)
+if(PCRE2_INCLUDE_DIR AND PCRE2_LIBRARY)
+  file(WRITE ${CMAKE_BINARY_DIR}/probe/pcre2.c "
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+int main(void) {
+    int code;
+    PCRE2_SIZE at;
+    return !pcre2_compile((PCRE2_SPTR)\"\\\\p{White_Space}\", PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+}
+")
+  try_compile(PCRE2_WORKS ${CMAKE_BINARY_DIR}/probe ${CMAKE_BINARY_DIR}/probe/pcre2.c
+    CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${PCRE2_INCLUDE_DIR}" LINK_LIBRARIES ${PCRE2_LIBRARY})
+endif()
+if(PCRE2_WORKS)
+  target_compile_definitions(vjp_patterns INTERFACE VJP_HAVE_PCRE2)
+  target_include_directories(vjp_patterns SYSTEM INTERFACE ${PCRE2_INCLUDE_DIR})
+  target_link_libraries(vjp_patterns INTERFACE ${PCRE2_LIBRARY})
+  message(STATUS "vjp: regular expressions of tokenizers by PCRE2 (${PCRE2_LIBRARY})")
+else()
+  message(STATUS "vjp: no regular expressions of tokenizers: PCRE2 was not found (Debian: libpcre2-dev)")
+endif()

@@ -27,6 +27,7 @@ int cli_bench(int argc, char **argv);
 int cli_train(int argc, char **argv);
 int cli_sample(int argc, char **argv);
 int cli_graph(int argc, char **argv);
+int cli_tokenizer(int argc, char **argv);
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 

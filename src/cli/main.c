@@ -25,6 +25,7 @@ static const struct {
     {"train", cli_train, "trains a model on text or pictures"},
     {"sample", cli_sample, "generates text with a trained model"},
     {"graph", cli_graph, "draws a model's graph, and shows how much memory it needs"},
+    {"tokenizer", cli_tokenizer, "encodes and decodes text, and trains a tokenizer"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
@@ -246,7 +247,7 @@ static void print_overview(void) {
     printf("%svjp %s%s: training kernels, forward and backward\n\n", bold, vjp_version(), plain);
     printf("Usage: vjp COMMAND [arguments]\n\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
-        printf("  %s%-6s%s  %s\n", bold, commands[i].name, plain, commands[i].about);
+        printf("  %s%-9s%s  %s\n", bold, commands[i].name, plain, commands[i].about);
     printf("\n`vjp COMMAND --help` explains a command, `vjp --version` prints the version. To start:\n\n"
            "  vjp info\n"
            "  vjp ops layer_norm\n"

@@ -311,7 +311,7 @@ bool json_parse(const char *text, size_t length, json_document *document, char e
 }
 
 /* Reads to the end instead of the size that the file system gives, which may change meanwhile. */
-static bool read_stream(FILE *stream, char **text, size_t *length, char *error) {
+static bool read_stream(FILE *stream, size_t max_bytes, char **text, size_t *length, char *error) {
     size_t room = 4096;
     for (*length = 0;;) {
         char *larger = realloc(*text, room);
@@ -320,12 +320,12 @@ static bool read_stream(FILE *stream, char **text, size_t *length, char *error) 
         *length += fread(larger + *length, 1, room - *length, stream);
         if (ferror(stream)) return file_fail(error, "it cannot be read: %s", strerror(errno));
         if (*length < room) return true;
-        if (*length > JSON_MAX_BYTES) return file_fail(error, "JSON here has at most %d bytes", (int)JSON_MAX_BYTES);
+        if (*length > max_bytes) return file_fail(error, "JSON here has at most %zu bytes", max_bytes);
         room *= 2;
     }
 }
 
-bool json_read(const char *path, json_document *document, char error[FILE_ERROR]) {
+bool json_read_up_to(size_t max_bytes, const char *path, json_document *document, char error[FILE_ERROR]) {
     *document = (json_document){0};
     system_status status;
     if (system_status_of(path, &status) && status.kind != SYSTEM_FILE) /* opening a pipe would wait for its other end */
@@ -335,10 +335,15 @@ bool json_read(const char *path, json_document *document, char error[FILE_ERROR]
     if (!stream) return file_fail(error, "%.300s: it cannot be opened: %s", path, strerror(errno));
     char reason[FILE_ERROR] = "", *text = NULL;
     size_t length;
-    bool ok = read_stream(stream, &text, &length, reason) && json_parse(text, length, document, reason);
+    bool ok = read_stream(stream, max_bytes, &text, &length, reason) &&
+              json_parse_up_to(max_bytes, text, length, document, reason);
     free(text);
     fclose(stream);
     return ok || file_fail(error, "%.300s: %.200s", path, reason);
+}
+
+bool json_read(const char *path, json_document *document, char error[FILE_ERROR]) {
+    return json_read_up_to(JSON_MAX_BYTES, path, document, error);
 }
 
 void json_free(json_document *document) {

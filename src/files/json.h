@@ -60,6 +60,7 @@ bool json_parse_up_to(size_t max_bytes, const char *text, size_t length, json_do
 
 /* The same from a file; the sentence begins with the path. */
 bool json_read(const char *path, json_document *document, char error[FILE_ERROR]);
+bool json_read_up_to(size_t max_bytes, const char *path, json_document *document, char error[FILE_ERROR]);
 
 void json_free(json_document *document);
 

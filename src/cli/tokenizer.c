@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/* vjp tokenizer: encodes and decodes text with a tokenizer.json, and trains one. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/cli.h"
+#include "files/json.h"
+#include "text/tokenizer.h"
+
+/* What is read from a file or from standard input at once. */
+static bool read_all(FILE *stream, byte_list *to) {
+    enum { AT_ONCE = 1 << 16 };
+    while (!feof(stream)) {
+        if (!byte_list_reserve(to, AT_ONCE)) return errno = ENOMEM, false;
+        to->count += fread(to->bytes + to->count, 1, AT_ONCE, stream);
+        if (ferror(stream)) return false;
+    }
+    return true;
+}
+
+static int read_input(const cli_operands *operands, byte_list *to) {
+    const char *path = operands->count > 1 ? operands->item[1] : "-";
+    bool standard = strcmp(path, "-") == 0;
+    errno = 0;
+    FILE *stream = standard ? stdin : fopen(path, "rb");
+    bool ok = stream && read_all(stream, to);
+    int reason = errno;
+    if (stream && !standard) fclose(stream);
+    if (ok) return CLI_CONTINUE;
+    return cli_fail("tokenizer", "%.300s: it cannot be read: %s", standard ? "standard input" : path, strerror(reason));
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- encode ------------------------------------------------------------------------------------------ */
+
+typedef struct encode_arguments {
+    bool around, null, count, json;
+} encode_arguments;
+
+static void print_ids(const token_list *ids, bool json) {
+    if (json) {
+        cli_json_begin();
+        cli_json_array("ids");
+        for (size_t i = 0; i < ids->count; i++)
+            cli_json_integer(NULL, ids->ids[i]);
+        cli_json_array_end();
+        cli_json_end();
+        return;
+    }
+    for (size_t i = 0; i < ids->count; i++)
+        printf("%s%" PRId32, i ? " " : "", ids->ids[i]);
+    putchar('\n');
+}
+
+static void print_count(size_t tokens, size_t bytes, double seconds, bool json) {
+    if (json) {
+        cli_json_begin();
+        cli_json_integer("tokens", (int64_t)tokens);
+        cli_json_integer("bytes", (int64_t)bytes);
+        cli_json_real("seconds", seconds);
+        cli_json_end();
+        return;
+    }
+    printf("%zu tokens from %zu bytes in %.3f s: %.1f MB/s\n", tokens, bytes, seconds, (double)bytes / seconds / 1e6);
+}
+
+static int encode(tokenizer *t, const byte_list *text, const encode_arguments *a) {
+    char error[FILE_ERROR];
+    token_list ids = {0};
+    bool ok = true;
+    double begun = now();
+    for (size_t begin = 0; ok && begin <= text->count;) {
+        const char *zero = a->null && begin < text->count ? memchr(text->bytes + begin, 0, text->count - begin) : NULL;
+        size_t end = zero ? (size_t)(zero - text->bytes) : text->count;
+        ids.count = 0;
+        ok = tokenizer_encode(t, text->bytes ? text->bytes + begin : "", end - begin, a->around, &ids, error);
+        if (ok && !a->count) print_ids(&ids, a->json);
+        begin = end + 1;
+        if (a->null && begin == text->count) break; /* a zero at the end does not begin another text */
+    }
+    if (ok && a->count) print_count(ids.count, text->count, now() - begun, a->json);
+    token_list_free(&ids);
+    return ok ? CLI_OK : cli_fail("tokenizer", "%s", error);
+}
+
+static int run_encode(int argc, char **argv) {
+    encode_arguments a = {0};
+    const cli_option options[] = {
+        {"special", 0, NULL, "add the tokens that the tokenizer puts around a text", CLI_FLAG, &a.around, 0, 0},
+        {"null", '0', NULL, "texts end with a zero byte; one line of tokens for each", CLI_FLAG, &a.null, 0, 0},
+        {"count", 0, NULL, "print how many tokens there are, and how fast they were found", CLI_FLAG, &a.count, 0, 0},
+    };
+    const cli_command command = {
+        .name = "tokenizer",
+        .usage = "tokenizer encode DIR [FILE] [--special] [--count]",
+        .about = "Prints the tokens of a text, from FILE or standard input, by DIR/tokenizer.json. Bytes that are not\n"
+                 "UTF-8 are read as U+FFFD.",
+        .more = NULL,
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &a.json,
+        .min_operands = 1,
+        .max_operands = 2,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_CONTINUE) return status;
+    if (a.null && a.count) return cli_misuse("tokenizer", "--count counts one text; it does not go with --null");
+    char error[FILE_ERROR];
+    tokenizer *t = tokenizer_read(operands.item[0], error);
+    if (!t) return cli_fail("tokenizer", "%s", error);
+    byte_list text = {0};
+    status = read_input(&operands, &text);
+    if (status == CLI_CONTINUE) status = encode(t, &text, &a);
+    byte_list_free(&text);
+    tokenizer_free(t);
+    return status;
+}
+
+/* ---- decode ------------------------------------------------------------------------------------------ */
+
+/* The numbers of one line; false: something else is in it. */
+static bool parse_ids(char *line, token_list *ids) {
+    ids->count = 0;
+    for (char *end; line += strspn(line, " \t\r"), *line; line = end) {
+        errno = 0;
+        long long value = strtoll(line, &end, 10);
+        int32_t id = (int32_t)value;
+        if (errno || end == line || value < 0 || value > INT32_MAX || !token_list_add(ids, &id, 1)) return false;
+    }
+    return true;
+}
+
+typedef struct decode_arguments {
+    bool skip, null, json;
+} decode_arguments;
+
+static void print_text(const byte_list *text, const decode_arguments *a, bool last) {
+    if (a->json) {
+        cli_json_begin();
+        cli_json_text("text", text->bytes);
+        cli_json_end();
+        return;
+    }
+    fwrite(text->bytes, 1, text->count - 1, stdout);
+    if (a->null || !last) putchar(a->null ? 0 : '\n');
+}
+
+static int decode(const tokenizer *t, byte_list *input, const decode_arguments *a) {
+    char error[FILE_ERROR];
+    token_list ids = {0};
+    byte_list text = {0};
+    int status = CLI_OK;
+    if (input->count && input->bytes[input->count - 1] == '\n') input->count--;
+    if (!byte_list_add(input, "", 1)) return cli_fail("tokenizer", "there is no memory for the tokens");
+    size_t number = 1;
+    for (char *line = input->bytes, *next; line && status == CLI_OK; line = next, number++) {
+        next = strchr(line, '\n');
+        if (next) *next++ = 0;
+        text.count = 0;
+        if (!parse_ids(line, &ids))
+            status = cli_fail("tokenizer", "line %zu is not a list of tokens", number);
+        else if (!tokenizer_decode(t, ids.ids, ids.count, !a->skip, &text, error))
+            status = cli_fail("tokenizer", "%s", error);
+        else if (!byte_list_add(&text, "", 1))
+            status = cli_fail("tokenizer", "there is no memory for a text");
+        else
+            print_text(&text, a, !next);
+    }
+    token_list_free(&ids);
+    byte_list_free(&text);
+    return status;
+}
+
+static int run_decode(int argc, char **argv) {
+    decode_arguments a = {0};
+    const cli_option options[] = {
+        {"skip-special", 0, NULL, "leave out special tokens, such as <|endoftext|>", CLI_FLAG, &a.skip, 0, 0},
+        {"null", '0', NULL, "end each text with a zero byte", CLI_FLAG, &a.null, 0, 0},
+    };
+    const cli_command command = {
+        .name = "tokenizer",
+        .usage = "tokenizer decode DIR [FILE] [--skip-special]",
+        .about = "Prints the text of tokens, which are numbers separated by blanks, from FILE or standard input; one\n"
+                 "text for each line.",
+        .more = NULL,
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &a.json,
+        .min_operands = 1,
+        .max_operands = 2,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_CONTINUE) return status;
+    char error[FILE_ERROR];
+    tokenizer *t = tokenizer_read(operands.item[0], error);
+    if (!t) return cli_fail("tokenizer", "%s", error);
+    byte_list input = {0};
+    status = read_input(&operands, &input);
+    if (status == CLI_CONTINUE) status = decode(t, &input, &a);
+    byte_list_free(&input);
+    tokenizer_free(t);
+    return status;
+}
+
+/* ---- The three ----------------------------------------------------------------------------------------- */
+
+int cli_tokenizer(int argc, char **argv) {
+    static const char about[] = "usage: vjp tokenizer encode|decode DIR [FILE]\n\n"
+                                "  encode  prints the tokens of a text\n"
+                                "  decode  prints the text of tokens\n\n"
+                                "`vjp tokenizer encode --help` explains one.\n";
+    const char *name = argc > 1 ? argv[1] : "";
+    if (strcmp(name, "encode") == 0) return run_encode(argc - 1, argv + 1);
+    if (strcmp(name, "decode") == 0) return run_decode(argc - 1, argv + 1);
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        fputs(about, stdout);
+        return CLI_OK;
+    }
+    return cli_misuse("tokenizer", "the first argument must be encode or decode");
+}
