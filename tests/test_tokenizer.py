@@ -13,6 +13,7 @@ import glob
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -275,6 +276,26 @@ def compare(vjp, folder, name, tokenizer, texts, broken):
     return wrong
 
 
+def compare_training(vjp, folder, text):
+    """`vjp tokenizer train` makes the vocabulary and the merges that the package's trainer makes."""
+    wrong = []
+    path = os.path.join(folder, "text")
+    with open(path, "wb") as out:
+        out.write(text.encode())
+    for name, expression in (("gpt2", None), ("llama3", LLAMA3)):
+        out = os.path.join(folder, "trained-" + name)
+        shutil.rmtree(out, ignore_errors=True)
+        run(vjp, ["train", path, "-o", out, "--vocab", "1500", "--pattern", name, "--special", "<|one|>,<|two|>"], b"")
+        t = Tokenizer(models.BPE())
+        bytes_last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None)
+        t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated"), bytes_last]) if expression else bytes_last
+        train(t, text, size=1500, special=["<|endoftext|>", "<|one|>", "<|two|>"])
+        theirs = json.loads(t.to_str())["model"]
+        ours = json.loads(Tokenizer.from_file(os.path.join(out, "tokenizer.json")).to_str())["model"]
+        wrong += [f"trained by {name}: other {what}" for what in ("vocab", "merges") if theirs[what] != ours[what]]
+    return wrong
+
+
 def main():
     vjp, folder = sys.argv[1:3]
     rng = random.Random(1)
@@ -283,7 +304,10 @@ def main():
     texts = [text, every_character(skip), text[:3000].replace(" ", ""), " " * 1000 + "x" + "\n" * 500, "ab" * 3000, "\u0301\u0323" * 200]
     texts += random_texts(rng, 600, skip)
     broken = broken_bytes(rng, 200)
-    failed = 0
+    os.makedirs(folder, exist_ok=True)
+    wrong = compare_training(vjp, folder, text + texts[1])
+    print("\n".join(wrong) or "training: the package's tokens and merges")
+    failed = len(wrong)
     for make in MADE:
         if len(sys.argv) > 3 and make.__name__ not in sys.argv[3:]:
             continue

@@ -9,6 +9,8 @@
 #include "cli/cli.h"
 #include "files/json.h"
 #include "text/tokenizer.h"
+#include "text/train.h"
+#include "train/data/text.h"
 
 /* What is read from a file or from standard input at once. */
 static bool read_all(FILE *stream, byte_list *to) {
@@ -212,19 +214,108 @@ static int run_decode(int argc, char **argv) {
     return status;
 }
 
+/* ---- train ------------------------------------------------------------------------------------------- */
+
+typedef struct train_arguments {
+    const char *out, *pattern;
+    int64_t size;
+    cli_list special;
+    bool json;
+} train_arguments;
+
+static bool write_files(const char *dir, const char *json, const training_options *options, char *error) {
+    char path[CHECKPOINT_PATH];
+    char *config = tokenizer_config(options);
+    bool ok = (config || train_fail(error, "there is no memory for tokenizer_config.json")) &&
+              checkpoint_make_folders(dir, error);
+    if (ok && snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path)
+        ok = train_fail(error, "%.300s: the path is too long", dir);
+    ok = ok && checkpoint_write_text(path, json, error);
+    if (ok && snprintf(path, sizeof path, "%s/tokenizer_config.json", dir) >= (int)sizeof path)
+        ok = train_fail(error, "%.300s: the path is too long", dir);
+    ok = ok && checkpoint_write_text(path, config, error);
+    free(config);
+    return ok;
+}
+
+static void print_trained(const train_arguments *a, const text_data *text, int32_t size) {
+    if (a->json) {
+        cli_json_begin();
+        cli_json_text("folder", a->out);
+        cli_json_integer("tokens", size);
+        cli_json_integer("files", text->files);
+        cli_json_integer("bytes", (int64_t)text->count);
+        cli_json_end();
+        return;
+    }
+    printf("%s: %d tokens from %zu bytes in %lld files\n", a->out, (int)size, text->count, (long long)text->files);
+    if (size < a->size)
+        printf("no pair of tokens is left to merge: the text is too short for %lld\n", (long long)a->size);
+    printf("to train a model with it: vjp train TEXT --tokenizer %s\n", a->out);
+}
+
+static int train(const train_arguments *a, const char *path) {
+    const char *special[CLI_LIST_MAX + 1] = {"<|endoftext|>"};
+    for (int i = 0; i < a->special.count; i++)
+        special[i + 1] = a->special.item[i];
+    const training_options options = {
+        .size = (int32_t)a->size, .pattern = a->pattern, .special = special, .special_count = 1 + a->special.count};
+    char error[TRAIN_ERROR], *json = NULL;
+    int32_t size = 0;
+    text_data text;
+    bool ok = text_read(path, &text, error);
+    if (ok) json = tokenizer_train((const char *)text.bytes, text.ends, (size_t)text.files, &options, &size, error);
+    ok = ok && json && write_files(a->out, json, &options, error);
+    if (ok) print_trained(a, &text, size);
+    free(json);
+    text_free(&text);
+    return ok ? CLI_OK : cli_fail("tokenizer", "%s", error);
+}
+
+static int run_train(int argc, char **argv) {
+    train_arguments a = {.pattern = "llama3", .size = 8192};
+    const cli_option options[] = {
+        {"out", 'o', "DIR", "where tokenizer.json and tokenizer_config.json go", CLI_TEXT, &a.out, 0, 0},
+        {"vocab", 0, "N", "how many tokens; default 8192", CLI_INTEGER, &a.size, 257, 1 << 20},
+        {"pattern", 0, "P", "how text is split into words: " TRAINING_PATTERNS "; default llama3", CLI_TEXT, &a.pattern,
+         0, 0},
+        {"special", 0, "T,...", "special tokens in addition to <|endoftext|>", CLI_LIST, &a.special, 0, 0},
+    };
+    const cli_command command = {
+        .name = "tokenizer",
+        .usage = "tokenizer train TEXT -o DIR [--vocab N] [--pattern gpt2|llama3]",
+        .about = "Trains a byte-level tokenizer on a text file or a folder of them. The same text gives the same\n"
+                 "tokenizer. transformers loads the folder.",
+        .more = NULL,
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .json = &a.json,
+        .min_operands = 1,
+        .max_operands = 1,
+    };
+    cli_operands operands;
+    int status = cli_parse(&command, argc, argv, &operands);
+    if (status != CLI_CONTINUE) return status;
+    if (!a.out || !a.out[0]) return cli_misuse("tokenizer", "--out is missing: the folder for the tokenizer");
+    return train(&a, operands.item[0]);
+}
+
 /* ---- The three ----------------------------------------------------------------------------------------- */
 
 int cli_tokenizer(int argc, char **argv) {
-    static const char about[] = "usage: vjp tokenizer encode|decode DIR [FILE]\n\n"
+    static const char about[] = "usage: vjp tokenizer train TEXT -o DIR\n"
+                                "       vjp tokenizer encode|decode DIR [FILE]\n\n"
+                                "  train   makes a tokenizer of a text\n"
                                 "  encode  prints the tokens of a text\n"
                                 "  decode  prints the text of tokens\n\n"
-                                "`vjp tokenizer encode --help` explains one.\n";
+                                "`vjp tokenizer train --help` explains one.\n";
     const char *name = argc > 1 ? argv[1] : "";
     if (strcmp(name, "encode") == 0) return run_encode(argc - 1, argv + 1);
+    if (strcmp(name, "train") == 0) return run_train(argc - 1, argv + 1);
     if (strcmp(name, "decode") == 0) return run_decode(argc - 1, argv + 1);
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         fputs(about, stdout);
         return CLI_OK;
     }
-    return cli_misuse("tokenizer", "the first argument must be encode or decode");
+    return cli_misuse("tokenizer", "the first argument must be train, encode or decode");
 }

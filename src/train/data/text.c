@@ -9,6 +9,7 @@
 
 #include "core/philox.h"
 #include "core/system.h"
+#include "text/list.h"
 #include "train/files/input.h"
 
 enum { MAX_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* the last twentieth */ };
@@ -58,9 +59,14 @@ static bool add_file(const char *path, bool in_folder, text_data *text, char err
     if (in_folder && text->count > begin && memchr(text->bytes + begin, 0, text->count - begin)) {
         text->count = begin;
         text->left_out++;
-    } else {
-        text->files++;
+        return true;
     }
+    if ((size_t)text->files == text->files_room) {
+        size_t *larger = list_grow(text->ends, (size_t)text->files, 1, sizeof *larger, &text->files_room);
+        if (!larger) return train_fail(error, "%.300s: there is no memory for the list of files", path);
+        text->ends = larger;
+    }
+    text->ends[text->files++] = text->count;
     return true;
 }
 
@@ -109,6 +115,7 @@ bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]) {
 
 void text_free(text_data *text) {
     free(text->bytes);
+    free(text->ends);
     *text = (text_data){0};
 }
 

@@ -16,7 +16,9 @@ typedef struct text_data {
     unsigned char *bytes;
     size_t count, room;
     size_t trained; /* bytes before the validation part */
+    size_t *ends;   /* [files]: where each file ends */
     int64_t files;
+    size_t files_room;
     int64_t left_out; /* files of a folder that are not text: they have zero bytes */
     /* Set by text_source(). */
     int64_t batch, context;

@@ -33,6 +33,12 @@ typedef struct checkpoint_content {
     size_t optimizer_count;
 } checkpoint_content;
 
+/* Creates `dir` and the folders above it, where they are missing. */
+bool checkpoint_make_folders(const char *dir, char error[TRAIN_ERROR]);
+
+/* Creates a file, which must not be there, and syncs it to the disk. */
+bool checkpoint_write_text(const char *path, const char *text, char error[TRAIN_ERROR]);
+
 /*
  * Locks `dir`, which is created if it is missing, until the returned descriptor is closed or the process ends: one run
  * at a time may save there. -1: `error` names the process that holds the lock, or the system's reason.

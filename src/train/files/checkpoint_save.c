@@ -16,8 +16,7 @@
 
 /* ---- Folders ----------------------------------------------------------------------------------------- */
 
-/* Creates `dir` and the folders above it, where they are missing. */
-static bool make_folders(const char *dir, char *error) {
+bool checkpoint_make_folders(const char *dir, char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
     if (!checkpoint_path(path, error, "%s", dir)) return false;
     for (char *c = path + 1;; c++) {
@@ -37,7 +36,7 @@ static bool make_folders(const char *dir, char *error) {
 
 int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
-    if (!make_folders(dir, error) || !checkpoint_path(path, error, "%s/.lock", dir)) return -1;
+    if (!checkpoint_make_folders(dir, error) || !checkpoint_path(path, error, "%s/.lock", dir)) return -1;
     int file = system_open_to_lock(path);
     if (file < 0) {
         train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
@@ -85,7 +84,7 @@ static void retire_older(const char *dir, int64_t newest, int keep) {
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
-static bool write_text(const char *path, const char *text, char *error) {
+bool checkpoint_write_text(const char *path, const char *text, char error[TRAIN_ERROR]) {
     FILE *out = system_stream(path, "wbx");
     if (!out) return train_fail(error, "%.300s: it cannot be created: %s", path, strerror(errno));
     bool ok = fputs(text, out) != EOF && fflush(out) == 0 && system_sync(system_number_of(out));
@@ -100,13 +99,13 @@ static bool write_files(const char *folder, const checkpoint_content *c, char *e
     /* transformers refuses weights whose metadata does not name a library. */
     const safetensors_pair metadata[] = {{"format", "pt"}, {"step", step}};
     const size_t pairs = sizeof metadata / sizeof metadata[0];
-    return checkpoint_path(path, error, "%s/config.json", folder) && write_text(path, c->config, error) &&
+    return checkpoint_path(path, error, "%s/config.json", folder) && checkpoint_write_text(path, c->config, error) &&
            checkpoint_path(path, error, "%s/model.safetensors", folder) &&
            safetensors_write(path, c->model, c->model_count, metadata, pairs, error) &&
            (!c->optimizer || (checkpoint_path(path, error, "%s/optimizer.safetensors", folder) &&
                               safetensors_write(path, c->optimizer, c->optimizer_count, metadata, pairs, error))) &&
-           (!c->trainer ||
-            (checkpoint_path(path, error, "%s/trainer.json", folder) && write_text(path, c->trainer, error)));
+           (!c->trainer || (checkpoint_path(path, error, "%s/trainer.json", folder) &&
+                            checkpoint_write_text(path, c->trainer, error)));
 }
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
@@ -189,7 +188,7 @@ static bool move_link(const char *fresh, const char *latest, char *error) {
 
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, char error[TRAIN_ERROR]) {
     if (c->step < 0) return train_fail(error, "step %lld cannot be saved: it is negative", (long long)c->step);
-    if (!make_folders(dir, error)) return false;
+    if (!checkpoint_make_folders(dir, error)) return false;
     char folder[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH], latest[CHECKPOINT_PATH];
     if (!checkpoint_path(folder, error, CHECKPOINT_TEMPORARY_FORMAT, dir, (long long)c->step) ||
         !checkpoint_path(fresh, error, "%s/%s", dir, CHECKPOINT_LINK_TEMPORARY) ||
