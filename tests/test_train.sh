@@ -443,16 +443,35 @@ cp -rL "$work/whole/latest" "$work/tokens"
 rm "$work/tokens/trainer.json" "$work/tokens/optimizer.safetensors" # a run of vjp has bytes, whatever its vocabulary
 sed 's/"vocab_size": 256/"vocab_size": 49152/' "$work/whole/latest/config.json" >"$work/tokens/config.json"
 grep -q 49152 "$work/tokens/config.json" || fault 'config.json has no vocab_size'
-expect 1 'a vocabulary of 49152 tokens, and vjp has no tokeniser' sample "$work/tokens"
-expect 1 'a vocabulary of 49152 tokens, and vjp has no tokeniser' train "$work/text" --from "$work/tokens" --out "$work/never"
+expect 1 'a vocabulary of 49152 tokens and no tokenizer.json' sample "$work/tokens"
+expect 1 'a vocabulary of 49152 tokens and no tokenizer.json' train "$work/text" --from "$work/tokens" --out "$work/never"
 printf '{}' >"$work/tokens/tokenizer.json"
-expect 1 "the model's 49152 tokens are made by its tokenizer.json, which vjp does not read" sample "$work/tokens"
-cp "$work/whole/latest/config.json" "$work/tokens/config.json" # as many tokens as there are bytes, but others
-expect 1 "the model's 256 tokens are made by its tokenizer.json" sample "$work/tokens"
-expect 1 "the model's 256 tokens are made by its tokenizer.json" train "$work/text" --from "$work/tokens" --out "$work/never"
+expect 1 'tokenizer.json: it has no model' sample "$work/tokens"
+expect 1 'tokenizer.json: it has no model' train "$work/text" --from "$work/tokens" --out "$work/never"
+mv "$work/tokens/tokenizer.json" "$work/tokens/tokenizer.model"
+expect 1 "the model's tokens are made by its tokenizer.model, which vjp does not read" sample "$work/tokens"
+rm "$work/tokens/tokenizer.model"
+cp "$work/whole/latest/config.json" "$work/tokens/config.json"
+expect 0 '' tokenizer train "$work/text" -o "$work/tok" --vocab 300
+expect 1 'the tokenizer has 300 tokens, and the model only 256' train "$work/text" --from "$work/tokens" --tokenizer "$work/tok" --out "$work/never"
+expect 1 'has no tokenizer.json' train "$work/text" --tokenizer "$work/text" --out "$work/never"
+expect 1 'tokenizer.json: it cannot be created' tokenizer train "$work/text" -o "$work/tok" --vocab 300
 [ ! -e "$work/never" ] || fault 'a refused run has left a folder'
-rm "$work/tokens/tokenizer.json"
 expect 0 '' sample "$work/tokens" --bytes 1
+
+# ---- A model with a tokenizer: it is in every checkpoint, and a resumed run has the same bytes ----
+expect 0 '' train "$work/text" --tokenizer "$work/tok" --context 16 --batch 2 --steps 4 --out "$work/words"
+cmp "$work/tok/tokenizer.json" "$work/words/latest/tokenizer.json" || fault 'the checkpoint has another tokenizer'
+cmp "$work/tok/tokenizer_config.json" "$work/words/latest/tokenizer_config.json" || fault 'the checkpoint has another tokenizer_config.json'
+grep -q '"vocab_size": 300' "$work/words/latest/config.json" || fault 'the model has not the tokenizer'"'"'s size'
+grep -q '"eos_token_id": 0' "$work/words/latest/config.json" || fault 'the model has not the end token'
+expect 0 '' sample "$work/words" --bytes 20
+expect 0 '' train "$work/text" --tokenizer "$work/tok" --context 16 --batch 2 --steps 4 --stop-at 2 --out "$work/halves"
+rm -r "$work/tok" # a resumed run does not need it any more
+expect 0 '' train --resume --out "$work/halves"
+cmp "$work/words/latest/model.safetensors" "$work/halves/latest/model.safetensors" || fault 'a resumed run with a tokenizer has other weights'
+expect 0 '' train "$work/text" --from "$work/words" --context 16 --batch 2 --steps 1 --out "$work/tuned-words"
+cmp "$work/words/latest/tokenizer.json" "$work/tuned-words/latest/tokenizer.json" || fault 'a tuned model has another tokenizer'
 
 # ---- Beginning with other weights ----
 expect 0 'done at step 3' train "$work/text" --from "$work/whole" --batch 2 --steps 3 --warmup 0 --lr 1e-4 --out "$work/tuned"

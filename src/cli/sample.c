@@ -16,31 +16,33 @@ typedef struct arguments {
 
 static int write_text(sampler *s, const arguments *a) {
     char error[TRAIN_ERROR];
-    size_t length = strlen(a->prompt);
-    char *text = malloc((size_t)a->bytes + 1);
-    if (!text) return cli_fail("sample", "there is no memory for %lld bytes", (long long)a->bytes);
-    sampler_begin(s, &a->options, a->prompt, length);
-    if (!a->json) fwrite(a->prompt, 1, length, stdout);
-    int byte = 0;
-    for (int64_t i = 0; i < a->bytes && byte >= 0; i++) {
-        byte = sampler_next(s, error);
-        if (byte < 0) break;
-        text[i] = (char)(byte ? byte : ' '); /* a zero would end the text */
-        text[i + 1] = 0;
-        if (a->json) continue;
-        putchar(byte);
+    byte_list text = {0};
+    size_t shown = 0;
+    sampler_result result = SAMPLER_TOKEN;
+    bool ok = sampler_begin(s, &a->options, a->prompt, strlen(a->prompt), error);
+    if (ok && !a->json) fputs(a->prompt, stdout);
+    /* Tokens without text, which a model may draw for ever, count as one byte. */
+    for (int64_t i = 0; ok && result == SAMPLER_TOKEN && i < a->bytes && text.count < (size_t)a->bytes; i++) {
+        result = sampler_next(s, &text, error);
+        ok = result != SAMPLER_FAILED;
+        if (!ok || a->json) continue;
+        if (text.count > shown) fwrite(text.bytes + shown, 1, text.count - shown, stdout);
+        shown = text.count;
         cli_flush();
     }
-    if (byte >= 0 && a->json) {
+    for (size_t i = 0; i < text.count; i++)
+        if (!text.bytes[i]) text.bytes[i] = ' '; /* a zero would end the text */
+    if (ok && !byte_list_add(&text, "", 1)) ok = train_fail(error, "there is no memory for the text");
+    if (ok && a->json) {
         cli_json_begin();
         cli_json_text("prompt", a->prompt);
-        cli_json_text("text", text);
+        cli_json_text("text", text.bytes);
         cli_json_end();
-    } else if (byte >= 0) {
+    } else if (ok) {
         putchar('\n');
     }
-    free(text);
-    return byte < 0 ? cli_fail("sample", "%s", error) : CLI_OK;
+    byte_list_free(&text);
+    return ok ? CLI_OK : cli_fail("sample", "%s", error);
 }
 
 static int run(const arguments *a, const char *dir) {
@@ -66,10 +68,10 @@ int cli_sample(int argc, char **argv) {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
         {"prompt", 'p', "TEXT", "how the text begins", CLI_TEXT, &a.prompt, 0, 0},
-        {"bytes", 'n', "N", "how many bytes to generate; default 500", CLI_INTEGER, &a.bytes, 1, 100000000},
-        {"temperature", 0, "T", "randomness; 0: always the most likely byte; default 0.8", CLI_REAL,
+        {"bytes", 'n', "N", "how many bytes of text to generate; default 500", CLI_INTEGER, &a.bytes, 1, 100000000},
+        {"temperature", 0, "T", "randomness; 0: always the most likely token; default 0.8", CLI_REAL,
          &a.options.temperature, 0, 1000},
-        {"top-k", 0, "K", "choose among the K most likely bytes; 0: all; default 40", CLI_INTEGER, &a.options.top_k, 0,
+        {"top-k", 0, "K", "choose among the K most likely tokens; 0: all; default 40", CLI_INTEGER, &a.options.top_k, 0,
          1000000},
         {"seed", 0, "S", "another seed gives another text; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
     };

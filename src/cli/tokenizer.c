@@ -11,6 +11,7 @@
 #include "text/tokenizer.h"
 #include "text/train.h"
 #include "train/data/text.h"
+#include "train/files/checkpoint.h"
 
 /* What is read from a file or from standard input at once. */
 static bool read_all(FILE *stream, byte_list *to) {

@@ -124,10 +124,12 @@ static void show_job(const job *j) {
            thousands((double)model_size(&j->model), size), vjp_dtype_name(s->dtype), (long long)s->batch,
            (long long)s->context);
     if (s->trainer.accumulate > 1) printf(" x %lld", (long long)s->trainer.accumulate);
-    if (j->text.count)
-        printf("; %s bytes of text in %lld files of %s\n", thousands((double)j->text.count, text),
+    if (j->text.count) {
+        printf("; %s bytes of text in %lld files of %s", thousands((double)j->text.count, text),
                (long long)j->text.files, s->data);
-    else
+        if (j->text.tokens.count) printf(", %s tokens", thousands((double)j->text.tokens.count, text));
+        putchar('\n');
+    } else
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
     printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s\n",
            vjp_device_summary(j->device), gradients.calls + (last ? update.calls : 0),
@@ -184,7 +186,7 @@ static int train(job *j, screen *s, int64_t stop_at) {
 
 typedef struct arguments {
     cli_device_options on;
-    const char *model, *preset, *out, *from, *memory;
+    const char *model, *preset, *out, *from, *tokenizer, *memory;
     int dtype, residual;
     bool resume, allow_other_bits, recompute, json;
     int64_t stop_at, seed;
@@ -262,7 +264,8 @@ static int copy_settings(arguments *a, const char *data) {
     bool fits = copy_text(s->data, sizeof s->data, absolute);
     free(absolute);
     if (!fits || !copy_text(s->model, sizeof s->model, a->model) ||
-        !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from))
+        !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from) ||
+        !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer))
         return cli_misuse("train", "an argument is too long");
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
     s->residual = a->residual < 0 ? s->dtype : (vjp_dtype)a->residual;
@@ -341,7 +344,9 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_THREADS(a.on),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"from", 0, "DIR", "start with the weights of a Hugging Face Llama of bytes", CLI_TEXT, &a.from, 0, 0},
+        {"from", 0, "DIR", "start with the weights of a Hugging Face Llama", CLI_TEXT, &a.from, 0, 0},
+        {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
+         &a.tokenizer, 0, 0},
         {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
          0},
         {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
@@ -351,7 +356,7 @@ int cli_train(int argc, char **argv) {
         {"stop-at", 0, "N", "save and stop after this step, as Ctrl-C would; 0: before the first", CLI_INTEGER,
          &a.stop_at, 0, MANY},
         {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
-        {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
+        {"context", 0, "T", "tokens per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
         {"accumulate", 0, "N", "batches per step, whose gradients are summed; default 1", CLI_INTEGER, &t->accumulate,
          1, MANY},
         {"lr", 0, "R", "peak learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
@@ -377,7 +382,8 @@ int cli_train(int argc, char **argv) {
         .name = "train",
         .usage = "train [DATA] [--model llama|convnet] [--preset tiny] [--steps N] [--out DIR] [--resume]",
         .about =
-            "Trains a model. DATA is a text file or a folder of them, read as bytes; for the convnet, a folder with "
+            "Trains a model. DATA is a text file or a folder of them, read as bytes or by a tokenizer; for the "
+            "convnet, a folder with "
             "IDX\n"
             "files or with a folder of pictures for each class. Without DATA: the sources that vjp was built from.\n"
             "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "

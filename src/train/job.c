@@ -27,7 +27,8 @@ static bool open_data(job *j, char error[TRAIN_ERROR]) {
     if (is_llama(j)) {
         if (!text_read(j->settings.data, &j->text, error)) return false;
         j->data_hash = hash_bytes(j->text.bytes, j->text.count);
-        return true;
+        if (j->tokenizer.json) j->data_hash ^= hash_bytes(j->tokenizer.json, strlen(j->tokenizer.json));
+        return model_tokenizer_encode(&j->tokenizer, &j->text, error);
     }
     if (strcmp(j->settings.model, "convnet") != 0)
         return train_fail(error, "unknown model \"%s\"; models are llama and convnet", j->settings.model);
@@ -69,12 +70,19 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
     if (from) {
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* in which this run saves its weights */
-        if (!text_is_for(from, j->llama.vocab_size, error) || !llama_require_weights(&j->llama, from, error))
+        if (!model_tokenizer_fits(&j->tokenizer, from, j->llama.vocab_size, error) ||
+            !llama_require_weights(&j->llama, from, error))
             return false;
     } else {
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;
         j->llama = preset->config;
+        if (j->tokenizer.tokens) {
+            j->llama.vocab_size = tokenizer_size(j->tokenizer.tokens);
+            j->llama.begin_token = j->tokenizer.begin;
+            j->llama.end_tokens[0] = j->tokenizer.end;
+            j->llama.end_count = j->tokenizer.end >= 0;
+        }
         batch = preset->batch;
     }
     if (!j->settings.batch) j->settings.batch = batch;
@@ -151,8 +159,17 @@ static bool require_same_data(const job *j, const json_value *root, char error[T
                       j->settings.data);
 }
 
+/* A run that is resumed has its tokenizer in its checkpoints. */
+static bool open_tokenizer(job *j, const checkpoint *from, bool resumes, char error[TRAIN_ERROR]) {
+    bool named = j->settings.tokenizer[0];
+    if (!is_llama(j)) return !named || train_fail(error, "--tokenizer is for the llama");
+    if (named && !resumes) return model_tokenizer_read(j->settings.tokenizer, &j->tokenizer, error);
+    return !from || model_tokenizer_of(from, &j->tokenizer, error);
+}
+
 /* The data and the model; `from`: with its sizes. */
 static bool prepare(job *j, const checkpoint *from, bool resumes, char error[TRAIN_ERROR]) {
+    if (!open_tokenizer(j, from, resumes, error)) return false;
     if (is_llama(j) && (!configure_llama(j, from, error) || !fit_into_memory(j, resumes, error))) return false;
     if (!open_data(j, error) || (resumes && !require_same_data(j, from->trainer.root, error))) return false;
     return is_llama(j) ? build_llama(j, error) : build_convnet(j, error);
@@ -299,6 +316,7 @@ void job_close(job *j) {
     trainer_destroy(j->trainer);
     model_free(&j->model);
     text_free(&j->text);
+    model_tokenizer_free(&j->tokenizer);
     images_free(&j->images);
     if (j->lock >= 0) system_close(j->lock);
     *j = (job){.lock = -1};
@@ -394,6 +412,8 @@ bool job_save(job *j, char error[TRAIN_ERROR]) {
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
     content.trainer = trainer_json;
+    content.tokenizer_json = j->tokenizer.json;
+    content.tokenizer_config = j->tokenizer.config;
     ok = ok && trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
                                &content.optimizer_count, error);
     /* The record first: a checkpoint must not be newer than its record. */

@@ -8,6 +8,7 @@
 
 #include "train/data/images.h"
 #include "train/data/text.h"
+#include "train/data/tokens.h"
 #include "train/files/checkpoint.h"
 #include "train/files/metrics.h"
 #include "train/fit.h"
@@ -28,10 +29,11 @@ typedef struct job_arithmetic {
 /* Everything that decides what is computed. Saved in trainer.json, so that a run can be resumed without options. */
 typedef struct job_settings {
     char data[CHECKPOINT_PATH];
-    char model[16];             /* "llama" or "convnet" */
-    char preset[16];            /* a size of the model */
-    char from[CHECKPOINT_PATH]; /* starts with this checkpoint's weights; "": with random ones */
-    int64_t batch, context;     /* 0: the preset's */
+    char model[16];                  /* "llama" or "convnet" */
+    char preset[16];                 /* a size of the model */
+    char from[CHECKPOINT_PATH];      /* starts with this checkpoint's weights; "": with random ones */
+    char tokenizer[CHECKPOINT_PATH]; /* the folder of one; "": that of `from`, or none: tokens are bytes */
+    int64_t batch, context;          /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
     vjp_dtype residual; /* of the llama's residual stream: dtype or f32 */
@@ -55,6 +57,7 @@ typedef struct job {
     llama_config llama;
     convnet_config convnet;
     text_data text;
+    model_tokenizer tokenizer;
     image_data images;
     train_source source;
     train_model model;

@@ -36,7 +36,7 @@ typedef struct setting {
     double min, max;
 } setting;
 
-enum { SETTINGS = 29, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 30, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -65,6 +65,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
         {"eps", REAL, &s->trainer.eps, 0, 0, many},
         {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
+        {"tokenizer", TEXT, s->tokenizer, sizeof s->tokenizer, 0, 0},
         {"memory", INTEGER, &s->memory, 0, 0, 0x1p62},
         {"residual", DTYPE, &s->residual, 0, 0, 0},
         {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},

@@ -17,22 +17,6 @@ enum { MAX_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* the last twentieth */ };
 /* All of the text is held in memory. */
 static const int64_t MAX_BYTES = (int64_t)1 << 34;
 
-bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]) {
-    if (model->tokenizer)
-        return train_fail(error,
-                          "the model's %lld tokens are made by its %s, which vjp does not read: text is read and "
-                          "written as bytes, so "
-                          "only models of %d tokens without a tokeniser can be used",
-                          (long long)vocabulary, model->tokenizer, TEXT_TOKENS);
-    /* A run of vjp was trained on bytes, whatever the size of its vocabulary. */
-    if (vocabulary == TEXT_TOKENS || (vocabulary > TEXT_TOKENS && model->trainer.root)) return true;
-    return train_fail(
-        error,
-        "the model has a vocabulary of %lld tokens, and vjp has no tokeniser: text is read and written as "
-        "bytes, so only models of %d tokens can be used",
-        (long long)vocabulary, TEXT_TOKENS);
-}
-
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
 static bool make_room(text_data *text, int64_t more, const char *path, char error[TRAIN_ERROR]) {
@@ -109,17 +93,27 @@ bool text_read(const char *path, text_data *text, char error[TRAIN_ERROR]) {
         ok = train_fail(error, "%.300s: there is no text in it%s", path,
                         text->left_out ? ": every file has zero bytes in it" : "");
     if (!ok) text_free(text);
-    text->trained = text->count - text->count / VALIDATION;
+    text_set_length(text, text->count);
     return ok;
+}
+
+void text_set_length(text_data *text, size_t length) {
+    text->length = length;
+    text->trained = length - length / VALIDATION;
 }
 
 void text_free(text_data *text) {
     free(text->bytes);
     free(text->ends);
+    token_list_free(&text->tokens);
     *text = (text_data){0};
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------- */
+
+static int32_t token_at(const text_data *text, size_t at) {
+    return text->tokens.count ? text->tokens.ids[at] : text->bytes[at];
+}
 
 static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
     const text_data *text = context;
@@ -135,8 +129,8 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
             at = (size_t)(wide % (text->trained - (size_t)text->context));
         }
         for (int64_t i = 0; i < text->context; i++) {
-            *tokens++ = text->bytes[at + (size_t)i];
-            *target++ = text->bytes[at + (size_t)i + 1];
+            *tokens++ = token_at(text, at + (size_t)i);
+            *target++ = token_at(text, at + (size_t)i + 1);
         }
     }
 }
@@ -144,12 +138,13 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
 bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]) {
     if (text->trained <= (size_t)context)
-        return train_fail(error, "the text has %zu bytes to train on; a context of %lld needs at least %lld",
-                          text->trained, (long long)context, (long long)context + 1);
+        return train_fail(error, "the text has %zu %s to train on; a context of %lld needs at least %lld",
+                          text->trained, text->tokens.count ? "tokens" : "bytes", (long long)context,
+                          (long long)context + 1);
     text->batch = batch;
     text->context = context;
     text->seed = seed;
-    int64_t kept = (int64_t)(text->count - text->trained);
+    int64_t kept = (int64_t)(text->length - text->trained);
     *source =
         (train_source){.context = text, .fill = fill, .validation_parts = kept > 0 ? (kept - 1) / context / batch : 0};
     return true;

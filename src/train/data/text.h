@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Text to train on: a file, or all text files of a folder, as bytes. The last twentieth is kept for validation. Which
- * windows a batch holds depends on the seed and the number of the batch alone.
+ * Text to train on: a file, or all text files of a folder, as bytes, which tokens.h can encode. The last twentieth is
+ * kept for validation. Which windows a batch holds depends on the seed and the number of the batch alone.
  */
 #ifndef VJP_TRAIN_TEXT_H
 #define VJP_TRAIN_TEXT_H
 
 #include <stddef.h>
 
-#include "train/files/checkpoint.h"
+#include "text/list.h"
 #include "train/trainer.h"
 
 /* All zero is empty, safe to free. */
 typedef struct text_data {
     unsigned char *bytes;
     size_t count, room;
-    size_t trained; /* bytes before the validation part */
-    size_t *ends;   /* [files]: where each file ends */
+    token_list tokens; /* empty: tokens are the bytes */
+    size_t length;     /* in tokens */
+    size_t trained;    /* tokens before the validation part */
+    size_t *ends;      /* [files]: where each file ends */
     int64_t files;
     size_t files_room;
     int64_t left_out; /* files of a folder that are not text: they have zero bytes */
@@ -31,10 +33,10 @@ void text_free(text_data *text);
 
 enum { TEXT_TOKENS = 256 }; /* bytes */
 
-/* Whether a model's tokens are bytes; others would be read and written as garbage. False: `error` says why. */
-bool text_is_for(const checkpoint *model, int64_t vocabulary, char error[TRAIN_ERROR]);
+/* Sets how many tokens there are, and with it the part for validation. */
+void text_set_length(text_data *text, size_t length);
 
-/* Batches of `batch` rows of `context` bytes; each target is the next byte. False: the text is too short. */
+/* Batches of `batch` rows of `context` tokens; each target is the next token. False: the text is too short. */
 bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]);
 

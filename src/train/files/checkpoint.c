@@ -277,13 +277,45 @@ static const char *find_tokenizer(const char *folder) {
     return NULL;
 }
 
+/* The text of a file; NULL and true: there is no such file. */
+static bool read_text(const char *folder, const char *name, char **text, char *error) {
+    enum { MAX_BYTES = 256 * 1024 * 1024 };
+    char path[CHECKPOINT_PATH];
+    int64_t bytes;
+    *text = NULL;
+    if (!is_there(folder, name)) return true;
+    if (!checkpoint_path(path, error, "%s/%s", folder, name)) return false;
+    FILE *file = input_stream(path, MAX_BYTES, &bytes, error);
+    if (!file) return false;
+    *text = malloc((size_t)bytes + 1);
+    bool ok = *text || train_fail(error, "%.300s: there is no memory for its %lld bytes", path, (long long)bytes);
+    if (ok) {
+        size_t count = fread(*text, 1, (size_t)bytes, file);
+        (*text)[count] = 0;
+        ok = !ferror(file) || train_fail(error, "%.300s: it cannot be read: %s", path, strerror(errno));
+    }
+    fclose(file);
+    return ok;
+}
+
+bool checkpoint_read_tokenizer(const char *folder, char **json, char **config, char error[TRAIN_ERROR]) {
+    *config = NULL;
+    bool ok = read_text(folder, "tokenizer.json", json, error);
+    ok = ok && (!*json || read_text(folder, "tokenizer_config.json", config, error));
+    if (ok) return true;
+    free(*json);
+    free(*config);
+    *json = *config = NULL;
+    return false;
+}
+
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
     *c = (checkpoint){.step = -1, .tokenizer = find_tokenizer(path)};
     bool ok =
         read_json(path, "config.json", &c->config, error) && open_model(path, c, error) &&
         (!is_there(path, "optimizer.safetensors") || open_file(path, "optimizer.safetensors", &c->optimizer, error)) &&
         (!is_there(path, "trainer.json") || read_json(path, "trainer.json", &c->trainer, error)) &&
-        check_steps(path, c, error);
+        checkpoint_read_tokenizer(path, &c->tokenizer_json, &c->tokenizer_config, error) && check_steps(path, c, error);
     if (!ok) checkpoint_close(c);
     return ok;
 }
@@ -313,6 +345,8 @@ void checkpoint_close(checkpoint *c) {
     json_free(&c->config);
     json_free(&c->trainer);
     json_free(&c->index);
+    free(c->tokenizer_json);
+    free(c->tokenizer_config);
     *c = (checkpoint){.step = -1};
 }
 

@@ -7,6 +7,7 @@
  *     model.safetensors      its weights
  *     optimizer.safetensors  the moments of AdamW
  *     trainer.json           the step and the settings of the run
+ *     tokenizer.json, tokenizer_config.json  of a model whose tokens are not bytes
  *
  * A checkpoint appears whole or not at all: its files are written to a hidden folder, synced to the disk, and the
  * folder is then renamed. A crash or a full disk at any byte leaves the older checkpoints as they were, and `latest` on
@@ -31,6 +32,7 @@ typedef struct checkpoint_content {
     size_t model_count;
     const safetensors_tensor *optimizer; /* NULL: no optimizer.safetensors */
     size_t optimizer_count;
+    const char *tokenizer_json, *tokenizer_config; /* NULL: no such file */
 } checkpoint_content;
 
 /* Creates `dir` and the folders above it, where they are missing. */
@@ -81,8 +83,9 @@ typedef struct checkpoint {
     checkpoint_file optimizer; /* tensors.stream NULL: there is no optimizer.safetensors */
     checkpoint_file *files;    /* what `model` points into: model.safetensors, or several */
     size_t file_count;
-    json_document index;   /* of several files: which tensor is in which */
-    const char *tokenizer; /* the name of its tokenizer's file; NULL: there is none */
+    json_document index;                     /* of several files: which tensor is in which */
+    const char *tokenizer;                   /* the name of its tokenizer's file; NULL: there is none */
+    char *tokenizer_json, *tokenizer_config; /* the texts of these files; NULL: there is none */
 } checkpoint;
 
 /*
@@ -99,6 +102,9 @@ bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]);
 bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpoint *c, char error[TRAIN_ERROR]);
 
 void checkpoint_close(checkpoint *c);
+
+/* The texts of tokenizer.json and tokenizer_config.json, which the caller must free(); NULL: there is no such file. */
+bool checkpoint_read_tokenizer(const char *folder, char **json, char **config, char error[TRAIN_ERROR]);
 
 /* The model's tensor of that name; NULL if there is none. */
 const safetensors_tensor *checkpoint_tensor(const checkpoint *c, const char *name);

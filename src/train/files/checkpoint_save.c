@@ -105,7 +105,11 @@ static bool write_files(const char *folder, const checkpoint_content *c, char *e
            (!c->optimizer || (checkpoint_path(path, error, "%s/optimizer.safetensors", folder) &&
                               safetensors_write(path, c->optimizer, c->optimizer_count, metadata, pairs, error))) &&
            (!c->trainer || (checkpoint_path(path, error, "%s/trainer.json", folder) &&
-                            checkpoint_write_text(path, c->trainer, error)));
+                            checkpoint_write_text(path, c->trainer, error))) &&
+           (!c->tokenizer_json || (checkpoint_path(path, error, "%s/tokenizer.json", folder) &&
+                                   checkpoint_write_text(path, c->tokenizer_json, error))) &&
+           (!c->tokenizer_config || (checkpoint_path(path, error, "%s/tokenizer_config.json", folder) &&
+                                     checkpoint_write_text(path, c->tokenizer_config, error)));
 }
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
@@ -147,8 +151,14 @@ static bool make_link(const char *fresh, int64_t step, bool *made, char *error) 
  * while a run was saving.
  */
 static bool has_only_own_files(const char *path) {
-    static const char *const names[] = {
-        ".", "..", "config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"};
+    static const char *const names[] = {".",
+                                        "..",
+                                        "config.json",
+                                        "model.safetensors",
+                                        "optimizer.safetensors",
+                                        "trainer.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json"};
     system_folder *entries = system_folder_open(path);
     bool only = entries != NULL;
     for (const char *name; only && (name = system_folder_next(entries));) {
