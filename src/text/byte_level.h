@@ -10,6 +10,9 @@
 
 #include "text/utf8.h"
 
+/* The regular expression that splits words before they are encoded, where a file does not have another: GPT-2's. */
+#define BYTE_LEVEL_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
 enum { BYTE_LEVEL_END = 0x144 }; /* behind the last of the characters */
 
 static inline uint32_t byte_level_character(unsigned char byte) {

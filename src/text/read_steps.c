@@ -3,6 +3,7 @@
  * The normalizer, pre_tokenizer, decoder and post_processor of a tokenizer.json. Each is one step, or a Sequence of
  * them, which is read as if its steps stood there one behind another.
  */
+#include "text/byte_level.h"
 #include "text/read_members.h"
 
 typedef bool step_reader(tokenizer *t, const json_value *value, char *error);
@@ -48,10 +49,6 @@ bool read_normalizer(tokenizer *t, const json_value *value, char *error) {
 }
 
 /* ---- Splitters --------------------------------------------------------------------------------------- */
-
-/* The expression of the ByteLevel pre-tokenizer, which files do not have: GPT-2's. */
-static const char BYTE_LEVEL_PATTERN[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 static bool set_expression(const member_reader *r, splitter *s, const char *expression) {
     char reason[FILE_ERROR];

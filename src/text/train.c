@@ -13,13 +13,12 @@
 #include "text/pattern.h"
 #include "text/vocabulary.h"
 
-static const char *const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 static const char *const LLAMA3 = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
                                   "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+"
                                   "|\\s+(?!\\S)|\\s+";
 
 static const char *expression_of(const char *name) {
-    return strcmp(name, "gpt2") == 0 ? GPT2 : strcmp(name, "llama3") == 0 ? LLAMA3 : NULL;
+    return strcmp(name, "gpt2") == 0 ? BYTE_LEVEL_PATTERN : strcmp(name, "llama3") == 0 ? LLAMA3 : NULL;
 }
 
 typedef struct word {
