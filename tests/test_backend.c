@@ -28,7 +28,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 80, "vjp_pro
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_call_time) == 96, "vjp_call_time");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 80, "vjp_minimize_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 296, "vjp_backend");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 304, "vjp_backend");
 _Static_assert(sizeof(vjp_adamw_attributes) == 40, "struct_size and four members");
 
 static vjp_device *open_device(const char *name, const vjp_options *options) {

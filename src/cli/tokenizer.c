@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "cli/cli.h"
+#include "core/system.h"
 #include "files/json.h"
 #include "text/tokenizer.h"
 #include "text/train.h"
@@ -28,7 +29,7 @@ static int read_input(const cli_operands *operands, byte_list *to) {
     const char *path = operands->count > 1 ? operands->item[1] : "-";
     bool standard = strcmp(path, "-") == 0;
     errno = 0;
-    FILE *stream = standard ? stdin : fopen(path, "rb");
+    FILE *stream = standard ? stdin : system_stream(path, "rb");
     bool ok = stream && read_all(stream, to);
     int reason = errno;
     if (stream && !standard) fclose(stream);

@@ -5,8 +5,8 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <sys/stat.h>
 
+#include "core/system.h"
 #include "text/byte_level.h"
 #include "text/read_members.h"
 
@@ -255,8 +255,8 @@ tokenizer *tokenizer_parse(const char *json, size_t length, char error[FILE_ERRO
 
 tokenizer *tokenizer_read(const char *path, char error[FILE_ERROR]) {
     char inside[4096], reason[FILE_ERROR];
-    struct stat status;
-    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+    system_status status;
+    if (system_status_of(path, &status) && status.kind == SYSTEM_FOLDER) {
         if (snprintf(inside, sizeof inside, "%s/tokenizer.json", path) >= (int)sizeof inside) {
             file_fail(error, "%.300s: the path is too long", path);
             return NULL;
