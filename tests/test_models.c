@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Gradients of whole models, llama and convnet: in double on ref compared with central differences, on the cpu compared
- * with ref, with recomputed blocks bit for bit; and the plans of the models that vjp ships.
+ * Gradients of whole models, llama and convnet: in double on ref compared with central differences, on the cpu and on
+ * the machine's GPUs compared with ref, with recomputed blocks bit for bit; and the plans of the models that vjp ships.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static const kind kinds[] = {
     {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true, false},
     {"convnet", true, false, 0, false, false},
 };
-enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4 };
+enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4, CONVNET = 6 };
 
 enum { VOCABULARY = 19, CLASSES = 5, IGNORED = -100 };
 
@@ -90,22 +90,46 @@ static vjp_tensor place(const subject *s, vjp_value value) {
     return tensor;
 }
 
+/* A value in the host's memory: the program's own where the host can read that, else a copy. */
+static vjp_tensor on_host(const subject *s, vjp_value value) {
+    vjp_tensor tensor = place(s, value);
+    if (vjp_device_is_host(s->device)) return tensor;
+    size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
+    tensor.data = malloc(bytes + 1);
+    tensor.offset = 0;
+    assert_non_null(tensor.data);
+    if (vjp_program_read(s->program, value, tensor.data, bytes) != VJP_OK) fail_msg("%s", vjp_error(s->device));
+    return tensor;
+}
+
+/* Writes a copy back, if `write`, and frees it. */
+static void done_with(const subject *s, vjp_value value, const vjp_tensor *tensor, bool write) {
+    size_t bytes = (size_t)count_of(tensor) * vjp_dtype_size((vjp_dtype)tensor->dtype);
+    if (vjp_device_is_host(s->device)) return;
+    if (write && vjp_program_write(s->program, value, tensor->data, bytes) != VJP_OK)
+        fail_msg("%s", vjp_error(s->device));
+    free(tensor->data);
+}
+
 /*
  * Weights far larger than a model's first values, so that every op acts nonlinearly; exact in f32, so that every dtype
  * starts from the same numbers.
  */
 static void fill(const subject *s, const kind *k) {
     for (int i = 0; i < s->model.parameters; i++) {
-        vjp_tensor weight = place(s, s->model.parameter[i].value);
+        vjp_tensor weight = on_host(s, s->model.parameter[i].value);
         for (int64_t e = 0; e < count_of(&weight); e++)
             put(&weight, e, (float)(s->model.parameter[i].centre + 0.5 * random_at(40 + (uint64_t)i, (uint64_t)e)));
+        done_with(s, s->model.parameter[i].value, &weight, true);
     }
-    vjp_tensor input = place(s, s->model.input), target = place(s, s->model.target);
+    vjp_tensor input = on_host(s, s->model.input), target = on_host(s, s->model.target);
     for (int64_t e = 0; e < count_of(&input); e++)
         put(&input, e, k->convnet ? (float)random_at(1, (uint64_t)e) : (double)(e * 7 % VOCABULARY));
     for (int64_t e = 0; e < count_of(&target); e++)
         put(&target, e, (double)((e * 5 + 3) % (k->convnet ? CLASSES : VOCABULARY)));
     if (!k->convnet) put(&target, 4, IGNORED);
+    done_with(s, s->model.input, &input, true);
+    done_with(s, s->model.target, &target, true);
 }
 
 static subject compile(const char *device, const kind *k, vjp_dtype dtype) {
@@ -199,7 +223,7 @@ static void compare(const char *device, const kind *k, const char *other_device,
     run(&one, one.program);
     run(&other, other.program);
     for (int p = 0; p <= one.model.parameters; p++) {
-        vjp_tensor a = place(&one, one.gradient[p]), b = place(&other, other.gradient[p]);
+        vjp_tensor a = on_host(&one, one.gradient[p]), b = on_host(&other, other.gradient[p]);
         double difference = 0, size = 0;
         for (int64_t i = 0; i < count_of(&a); i++) {
             double d = get(&a, i) - get(&b, i);
@@ -209,6 +233,8 @@ static void compare(const char *device, const kind *k, const char *other_device,
         if (!(sqrt(difference) <= bound * sqrt(size)))
             fail_msg("%s in %s: relative error %.3g of %s", k->name, vjp_dtype_name(dtype), sqrt(difference / size),
                      p < one.model.parameters ? one.model.parameter[p].name : "the loss");
+        done_with(&one, one.gradient[p], &a, false);
+        done_with(&other, other.gradient[p], &b, false);
     }
     release(&other);
     release(&one);
@@ -226,6 +252,25 @@ static void the_cpu_agrees_with_ref(void **unused) {
         compare("cpu", &kinds[i], "ref", &kinds[i], VJP_F32, 2e-5);
         compare("cpu", &kinds[i], "ref", &kinds[i], VJP_BF16, 2e-2);
     }
+}
+
+/* The same on every GPU that this machine has; what is computed again runs the same kernels. */
+static void gpus_agree_with_ref(void **unused) {
+    (void)unused;
+    static const char *const names[] = {"webgpu", "cuda", "metal"};
+    static const int chosen[] = {LLAMA, WIDE, CONVNET};
+    int found = 0;
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+        vjp_device *device;
+        bool opens = vjp_open(names[n], NULL, &device) == VJP_OK;
+        vjp_close(device);
+        for (int i = 0; i < 3 && opens; i++) {
+            compare(names[n], &kinds[chosen[i]], "ref", &kinds[chosen[i]], VJP_F32, 2e-5);
+            compare(names[n], &kinds[chosen[i]], "ref", &kinds[chosen[i]], VJP_BF16, 2e-2);
+        }
+        found += opens;
+    }
+    if (!found) skip();
 }
 
 /*
@@ -363,11 +408,9 @@ static void plans_are_small(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_are_differences),
-        cmocka_unit_test(the_cpu_agrees_with_ref),
-        cmocka_unit_test(the_fused_loss_is_the_separate_one),
-        cmocka_unit_test(a_step_has_no_logits),
-        cmocka_unit_test(recomputed_is_kept),
+        cmocka_unit_test(gradients_are_differences), cmocka_unit_test(the_cpu_agrees_with_ref),
+        cmocka_unit_test(gpus_agree_with_ref),       cmocka_unit_test(the_fused_loss_is_the_separate_one),
+        cmocka_unit_test(a_step_has_no_logits),      cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(plans_are_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
