@@ -26,9 +26,6 @@ enum { TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_P
 
 static const double RATES_BUDGET = 0.5, PRODUCT_BUDGET = 0.2; /* seconds */
 
-/* The side of the square product that the device's rate is measured with: large enough to fill it. */
-enum { SIDE_HOST = 1024, SIDE_CARD = 8192 };
-
 /* All calls of an op's pass in one step. */
 typedef struct op_row {
     const vjp_op *op;
@@ -108,7 +105,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     if (!b->batch) b->batch = preset->batch;
     if (!b->context) b->context = config.max_positions;
     config.max_positions = b->context;
-    b->side = vjp_device_is_host(b->device) ? SIDE_HOST : SIDE_CARD;
+    b->side = (int)proof_square_side(b->device);
     b->flops_a_token = 6 * (double)llama_size(&config) +
                        6 * (double)config.layers * (double)b->context * (double)config.heads * (double)config.head_dim;
     llama_options options = {
@@ -528,7 +525,7 @@ int cli_bench_train(int argc, char **argv) {
             "  of step   share of the sum of these\n"
             "  limit     for each call the longer of its minimum bytes over the rate of a copy and, for linear,\n"
             "            its raw products alone, by the faster engine; for others their flops over the rate of\n"
-            "            a square raw product, of side 1024 on the cpu and 8192 on a card; all are measured in the\n"
+            "            a square raw product, of side 8192 on CUDA and 1024 elsewhere; all are measured in the\n"
             "            same run\n"
             "  of limit  limit over time; tensors in a cache move faster than the copy, which exceeds every cache\n"
             "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"

@@ -313,8 +313,7 @@ static double between_bytes(const bench *b, vjp_pass pass) {
 
 enum { SQUARE = 1024, SQUARE_CARD = 8192 }; /* large enough to fill the device */
 
-/* Other devices than the host and CUDA may bind no more than 128 MiB at once, and may be software. */
-static int64_t square_side(const vjp_device *device) {
+int64_t proof_square_side(const vjp_device *device) {
     return strcmp(device->backend->name, "cuda") == 0 ? SQUARE_CARD : SQUARE;
 }
 
@@ -326,7 +325,7 @@ typedef struct square_product {
 } square_product;
 
 static vjp_status make_square(square_product *q, bench *b) {
-    const int64_t side = square_side(b->device), shape[2] = {side, side};
+    const int64_t side = proof_square_side(b->device), shape[2] = {side, side};
     vjp_tensor *tensors[] = {&q->y, &q->a, &q->b};
     *q = (square_product){.engines = b->rival ? ENGINES : 1, .side = side};
     for (int i = 0; i < 3; i++) {

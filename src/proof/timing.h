@@ -23,4 +23,10 @@ bool proof_time(vjp_device *device, proof_yardstick *yardstick, const proof_setu
 /* The minimum bytes that the last pass of this case (usually the backward) moves; negative after a failure. */
 double proof_min_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype storage, char error[TEXT_ERROR]);
 
+/*
+ * The side of the square product that a device's rate is measured with. Other devices than the host and CUDA may bind
+ * no more than 128 MiB at once, and may be software.
+ */
+int64_t proof_square_side(const vjp_device *device);
+
 #endif
