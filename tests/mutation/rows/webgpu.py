@@ -170,4 +170,12 @@
      [("src/gpu/shaders/attention.wgsl", "group % u.p.column_tiles * COLUMNS * CHUNKS", "group % u.p.column_tiles * COLUMNS")]),
     ("webgpu attention: the batches of the last launch are those of the first", "test test_webgpu",
      [("src/gpu/ops/attention.c", "    gpu_part(l, at->first * each, at->count * each);", "    gpu_part(l, 0, at->count * each);")]),
+    ("webgpu: late downloads of an event are copied to one place", "test test_webgpu",
+     [("src/gpu/webgpu/events.c", "    e->used += words * 4;\n", "    e->used = words * 4;\n")]),
+    ("webgpu: an event does not report a bad index", "test test_webgpu",
+     [("src/gpu/webgpu/events.c", "        e->has_bad_indices = true;\n", "        e->has_bad_indices = false;\n")]),
+    ("webgpu: merged calls use the tensors of the first", "test test_webgpu",
+     [("src/gpu/webgpu/merge.c", "            if (w && w->of)\n", "            if (w && w->of && k == 0)\n")]),
+    ("webgpu: merged calls share the first workgroups", "test test_webgpu",
+     [("src/gpu/webgpu/merge.c", "        row[k].first = (uint32_t)groups;\n", "        row[k].first = 0;\n")]),
 ]
