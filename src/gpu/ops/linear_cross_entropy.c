@@ -18,6 +18,8 @@
  * each for `count` (of a mean), `finish` (several workgroups) and the value of a bad target. Memory traffic of a chunk
  * beside the products': its logits written once, read and replaced by dlogits once, read by each gradient's product.
  */
+#include <math.h>
+
 #include "gpu/ops/loss.h"
 #include "gpu/ops/product.h"
 
@@ -133,7 +135,7 @@ static size_t take(plan *p, size_t bytes) {
 static void plan_chunks(const vjp_work *work, plan *p) {
     int64_t rows = p->s.loss.rows, classes = p->s.loss.classes;
     double wanted = (double)BUFFER_PER_WEIGHT * sizeof(float) * (double)classes * (double)p->s.dim;
-    size_t buffer = wanted < MIN_BUFFER ? MIN_BUFFER : wanted > MAX_BUFFER ? MAX_BUFFER : (size_t)wanted;
+    size_t buffer = (size_t)fmin(fmax(wanted, (double)MIN_BUFFER), (double)MAX_BUFFER);
     p->chunk_rows = vjp_linear_cross_entropy_chunk(rows, classes, sizeof(float), buffer);
     p->chunks = vjp_divide_up(rows, p->chunk_rows);
     bool narrow = p->dweight && vjp_type(work, p->at.dweight) != VJP_F32;
