@@ -432,7 +432,7 @@ static bool feed(trainer *t, vjp_program *program, const train_source *source, b
     source->fill(source->context, validation, part, b->host, (int32_t *)(void *)(b->host + t->target_offset));
     if (!write_batch(t, program, b)) return false;
     t->next_batch = (t->next_batch + 1) % BATCHES;
-    return vjp_event_record(t->device, &b->used) == VJP_OK;
+    return !copies_beside(t) || vjp_event_record(t->device, &b->used) == VJP_OK; /* other copies are done */
 }
 
 /* Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. */

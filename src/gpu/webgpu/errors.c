@@ -66,7 +66,7 @@ void webgpu_on_work_done(WGPUQueueWorkDoneStatus status, WGPUStringView message,
 
 bool webgpu_wait(webgpu_state *state, const bool *done, const uint64_t *submission) {
     if (!state->api.QueueSubmitForIndex) submission = NULL;
-    state->counts.waits++;
+    state->counts.waits += !*done;
     for (int tries = 0; !*done && !state->lost; tries++) {
         if (state->api.DevicePoll && state->device) state->api.DevicePoll(state->device, true, submission);
         state->api.InstanceProcessEvents(state->instance);
