@@ -459,6 +459,9 @@ expect 1 'tokenizer.json: it cannot be created' tokenizer train "$work/text" -o 
 [ ! -e "$work/never" ] || fault 'a refused run has left a folder'
 expect 0 '' sample "$work/tokens" --bytes 1
 
+expect 1 '/dev/zero: it is a device; only regular files are read' tokenizer encode "$work/tok" /dev/zero
+expect 1 'only regular files are read' tokenizer decode "$work/tok" "$work"
+
 # ---- A model with a tokenizer: it is in every checkpoint, and a resumed run has the same bytes ----
 expect 0 '' train "$work/text" --tokenizer "$work/tok" --context 16 --batch 2 --steps 4 --out "$work/words"
 cmp "$work/tok/tokenizer.json" "$work/words/latest/tokenizer.json" || fault 'the checkpoint has another tokenizer'

@@ -7,17 +7,18 @@
 #include <time.h>
 
 #include "cli/cli.h"
-#include "core/system.h"
 #include "files/json.h"
 #include "text/tokenizer.h"
 #include "text/train.h"
 #include "train/data/text.h"
 #include "train/files/checkpoint.h"
+#include "train/files/input.h"
 
-/* What is read from a file or from standard input at once. */
+/* All of a stream; false: `errno` says why, EFBIG if it has more than TEXT_MAX_BYTES, as one that never ends has. */
 static bool read_all(FILE *stream, byte_list *to) {
     enum { AT_ONCE = 1 << 16 };
     while (!feof(stream)) {
+        if (to->count > (size_t)TEXT_MAX_BYTES) return errno = EFBIG, false;
         if (!byte_list_reserve(to, AT_ONCE)) return errno = ENOMEM, false;
         to->count += fread(to->bytes + to->count, 1, AT_ONCE, stream);
         if (ferror(stream)) return false;
@@ -25,16 +26,30 @@ static bool read_all(FILE *stream, byte_list *to) {
     return true;
 }
 
-static int read_input(const cli_operands *operands, byte_list *to) {
-    const char *path = operands->count > 1 ? operands->item[1] : "-";
-    bool standard = strcmp(path, "-") == 0;
+/* A regular file, or standard input, which may be a pipe. */
+static int read_input(const char *path, byte_list *to) {
+    char error[TRAIN_ERROR];
+    bool standard = !path || strcmp(path, "-") == 0;
+    int64_t bytes;
+    FILE *stream = standard ? stdin : input_stream(path, TEXT_MAX_BYTES, &bytes, error);
+    if (!stream) return cli_fail("tokenizer", "%s", error);
     errno = 0;
-    FILE *stream = standard ? stdin : system_stream(path, "rb");
-    bool ok = stream && read_all(stream, to);
+    bool ok = read_all(stream, to);
     int reason = errno;
-    if (stream && !standard) fclose(stream);
+    if (!standard) fclose(stream);
     if (ok) return CLI_CONTINUE;
     return cli_fail("tokenizer", "%.300s: it cannot be read: %s", standard ? "standard input" : path, strerror(reason));
+}
+
+/* What encode and decode begin with: the arguments, DIR's tokenizer, and the input. The caller frees both. */
+static int begin(const cli_command *command, int argc, char **argv, tokenizer **t, byte_list *input) {
+    cli_operands operands;
+    char error[FILE_ERROR];
+    int status = cli_parse(command, argc, argv, &operands);
+    if (status != CLI_CONTINUE) return status;
+    *t = tokenizer_read(operands.item[0], error);
+    if (!*t) return cli_fail("tokenizer", "%s", error);
+    return read_input(operands.count > 1 ? operands.item[1] : NULL, input);
 }
 
 /* Of the processor: encoding uses one thread, and other programs should not count. */
@@ -115,14 +130,9 @@ static int run_encode(int argc, char **argv) {
         .min_operands = 1,
         .max_operands = 2,
     };
-    cli_operands operands;
-    int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_CONTINUE) return status;
-    char error[FILE_ERROR];
-    tokenizer *t = tokenizer_read(operands.item[0], error);
-    if (!t) return cli_fail("tokenizer", "%s", error);
+    tokenizer *t = NULL;
     byte_list text = {0};
-    status = read_input(&operands, &text);
+    int status = begin(&command, argc, argv, &t, &text);
     if (status == CLI_CONTINUE) status = encode(t, &text, &a);
     byte_list_free(&text);
     tokenizer_free(t);
@@ -202,14 +212,9 @@ static int run_decode(int argc, char **argv) {
         .min_operands = 1,
         .max_operands = 2,
     };
-    cli_operands operands;
-    int status = cli_parse(&command, argc, argv, &operands);
-    if (status != CLI_CONTINUE) return status;
-    char error[FILE_ERROR];
-    tokenizer *t = tokenizer_read(operands.item[0], error);
-    if (!t) return cli_fail("tokenizer", "%s", error);
+    tokenizer *t = NULL;
     byte_list input = {0};
-    status = read_input(&operands, &input);
+    int status = begin(&command, argc, argv, &t, &input);
     if (status == CLI_CONTINUE) status = decode(t, &input, &a);
     byte_list_free(&input);
     tokenizer_free(t);

@@ -15,7 +15,6 @@
 enum { MAX_DEPTH = 32, PATH = 4096, VALIDATION = 20 /* the last twentieth */ };
 
 /* All of the text is held in memory. */
-static const int64_t MAX_BYTES = (int64_t)1 << 34;
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
@@ -32,7 +31,7 @@ static bool make_room(text_data *text, int64_t more, const char *path, char erro
 /* Adds a file. In a folder, a file with a zero byte is not text and is left out. */
 static bool add_file(const char *path, bool in_folder, text_data *text, char error[TRAIN_ERROR]) {
     int64_t bytes;
-    FILE *file = input_stream(path, MAX_BYTES - (int64_t)text->count, &bytes, error);
+    FILE *file = input_stream(path, TEXT_MAX_BYTES - (int64_t)text->count, &bytes, error);
     if (!file) return false;
     size_t begin = text->count;
     bool ok = make_room(text, bytes, path, error);

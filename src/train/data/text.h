@@ -11,6 +11,9 @@
 #include "text/list.h"
 #include "train/trainer.h"
 
+/* What is read at most. */
+#define TEXT_MAX_BYTES ((int64_t)1 << 34)
+
 /* All zero is empty, safe to free. */
 typedef struct text_data {
     unsigned char *bytes;
