@@ -251,7 +251,6 @@ static bool take_rates(bench_train *b, char error[TRAIN_ERROR]) {
     return ok || train_fail(error, "%s", why);
 }
 
-/* The peak is read before the yardstick allocates memory. */
 /* What the device has counted; 0 where it counts nothing. */
 static counts counts_of(const bench_train *b) {
     counts c = {{0}};
@@ -262,6 +261,7 @@ static counts counts_of(const bench_train *b) {
     return c;
 }
 
+/* The peak is read before the yardstick allocates memory. */
 static bool measure(bench_train *b, char error[TRAIN_ERROR]) {
     double ignored;
     for (int i = 0; i < WARM_UP; i++) {

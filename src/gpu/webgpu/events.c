@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Events, and downloads that nobody waits for yet. What is downloaded between two events, and the record of bad
- * indices, is copied on the device into one buffer, which the next event maps: the host reads a step's loss and norm
- * while the device runs the step after it.
+ * Events, and downloads that are read when their event is waited for. What is downloaded between two events, and the
+ * record of bad indices, is copied on the device into one buffer, which the next event maps: the host reads a step's
+ * loss and norm while the device runs the step after it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static vjp_status new_event(vjp_device *device, webgpu_event **event) {
     return VJP_OK;
 }
 
-/* Room for `words` words in the event's buffer, which is made here if there is none. */
+/* Copies `words` words into the event's buffer, which is made here if there is none. */
 static vjp_status stage(vjp_device *device, webgpu_event *e, WGPUBuffer from, uint64_t first, uint64_t words) {
     webgpu_state *state = webgpu_of(device);
     const webgpu_api *api = &state->api;
@@ -71,8 +71,10 @@ vjp_status webgpu_download_async(vjp_device *device, void *host, const void *dat
     uint64_t begin = first / 4 * 4, words = (first + bytes + 3) / 4 - begin / 4;
     size_t room = STAGING - GPU_BAD_INDEX_RECORDS * sizeof(gpu_bad_index) - e->used;
     if (e->reads == READS || words > room / 4) return webgpu_download(device, host, data, offset, bytes);
-    e->read[e->reads++] = (late_read){host, e->used, (size_t)(first - begin), bytes};
-    return stage(device, e, buffer->handle, begin, words);
+    late_read read = {host, e->used, (size_t)(first - begin), bytes};
+    status = stage(device, e, buffer->handle, begin, words);
+    if (status == VJP_OK) e->read[e->reads++] = read;
+    return status;
 }
 
 /* Submits what was encoded, and asks to be told when all of it has run. */
