@@ -57,8 +57,9 @@ typedef struct training {
     size_t heap_count, heap_room;
     uint32_t *grown; /* the pairs whose count has grown by the present merge */
     size_t grown_count, grown_room;
-    vocabulary known; /* the tokens in bytes, special ones not counted; each text is allocated */
-    int32_t made;     /* of them */
+    vocabulary known; /* the tokens in bytes, special ones not counted */
+    char **spellings; /* [made]: the texts of `known`, each allocated */
+    int32_t made;
     int32_t (*merges)[2];
     size_t merge_count, merge_room;
 } training;
@@ -273,6 +274,7 @@ static int32_t add_token(training *t, token_text left, token_text right) {
     int32_t there = vocabulary_find(&t->known, text, length);
     if (there >= 0) return free(text), there;
     (void)vocabulary_set(&t->known, t->made, text, length);
+    t->spellings[t->made] = text;
     return t->made++;
 }
 
@@ -496,7 +498,8 @@ static void training_free(training *t) {
     free(t->heap);
     free(t->grown);
     for (int32_t i = 0; i < t->made; i++)
-        free((char *)t->known.tokens[i].text);
+        free(t->spellings[i]);
+    free(t->spellings);
     vocabulary_free(&t->known);
     free(t->merges);
 }
@@ -508,7 +511,8 @@ char *tokenizer_train(const char *text, const size_t *ends, size_t documents, co
     int32_t number[256];
     bool ok = check(options, error) && collect_words(&t, text, ends, documents, error);
     if (ok) {
-        ok = vocabulary_create(&t.known, options->size - options->special_count) && begin_tokens(&t, number) &&
+        ok = vocabulary_create(&t.known, options->size - options->special_count) &&
+             (t.spellings = calloc((size_t)t.known.size, sizeof *t.spellings)) != NULL && begin_tokens(&t, number) &&
              count_pairs(&t, number) && merge_all(&t) && (json = write_json(&t)) != NULL;
         if (!ok) file_fail(error, "there is no memory to train a tokenizer on %zu words", t.word_count);
     }
