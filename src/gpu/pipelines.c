@@ -4,7 +4,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "core/system.h"
 
 enum { SLOTS = 4096 };
 
@@ -35,12 +36,6 @@ bool gpu_pipelines_are_many(const gpu_pipelines *p) {
     return p->count > SLOTS / 2;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The slot that has the key, or a free one. */
 static gpu_pipeline *slot_of(const gpu_pipelines *p, const char *key, size_t bytes) {
     size_t at = gpu_hash(key, bytes) % SLOTS;
@@ -57,9 +52,9 @@ vjp_status gpu_pipelines_find(vjp_device *device, gpu_pipelines *p, const char *
     char *kept = malloc(bytes);
     if (!kept) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for a pipeline", device->name);
     gpu_pipeline made = {0};
-    double begin = now();
+    double begin = system_seconds();
     vjp_status status = make(device, what, &made);
-    p->counts->pipeline_seconds += now() - begin;
+    p->counts->pipeline_seconds += system_seconds() - begin;
     if (status != VJP_OK) {
         free(kept);
         return status;

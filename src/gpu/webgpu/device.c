@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "core/system.h"
 #include "gpu/webgpu/device.h"
 
 /* ---- Opening ----------------------------------------------------------------------------------------- */
@@ -194,22 +194,16 @@ static vjp_status webgpu_warm(const vjp_work *work) {
 
 /* ---- Timing ------------------------------------------------------------------------------------------ */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The first call makes the pipelines; the replays are timed from their first encoding to the end of the last. */
 static vjp_status webgpu_measure(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
                                  double *seconds) {
     vjp_status status = enqueue(argument);
     if (status == VJP_OK) status = webgpu_synchronize(device);
-    double begin = now();
+    double begin = system_seconds();
     for (int i = 0; i < replays && status == VJP_OK; i++)
         status = enqueue(argument);
     if (status == VJP_OK) status = webgpu_synchronize(device);
-    *seconds = (now() - begin) / replays;
+    *seconds = (system_seconds() - begin) / replays;
     return status;
 }
 
