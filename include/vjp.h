@@ -47,7 +47,8 @@ typedef enum vjp_status {
     VJP_NO_DEVICE = 5,     /* there is no such device here; the sentence says why */
     VJP_DEVICE_FAILED = 6, /* the device or its driver reported an error of its own */
     VJP_INTERRUPTED = 7,   /* vjp_program_interrupt() stopped a run */
-    VJP_FILE = 8           /* a file could not be read or written; the sentence says why */
+    VJP_FILE = 8,          /* a file could not be read or written; the sentence says why */
+    VJP_GROUP_FAILED = 9   /* another process of a group did not answer, or what it sent does not fit */
 } vjp_status;
 
 /* The status as a word: "ok", "invalid", ... Never NULL. */
@@ -574,6 +575,64 @@ vjp_status vjp_program_step(vjp_program *program, const vjp_minimize_result *tra
  */
 vjp_status vjp_program_save(vjp_program *program, const char *path);
 vjp_status vjp_program_load(vjp_program *program, const char *path);
+
+/* ---- Groups: processes that train together -------------------------------------------------------------- */
+
+/*
+ * A group is all processes that a launcher such as mpirun started, each with a rank from 0 on; their number is a power
+ * of two. Every process makes the same calls in the same order. Sums have the same bits for any number of processes:
+ * they are added as a binary tree over the rank, so that a process that stands for several neighbouring ones, and adds
+ * their tensors in the same way first, changes nothing.
+ *
+ * A group belongs to a device, which must outlive it: it works on tensors of that device, and vjp_error(device) has
+ * the sentence for a failure. After a failure of the communication (VJP_GROUP_FAILED) the tensors of that call are
+ * undefined, and every later call fails with the same sentence: close the group or abort it.
+ */
+typedef struct vjp_group vjp_group;
+
+typedef struct vjp_group_options {
+    uint64_t struct_size; /* sizeof(vjp_group_options) */
+    double timeout;       /* seconds to wait for another process before the call fails; 0: 600 */
+} vjp_group_options;
+
+#define VJP_GROUP_OPTIONS_DEFAULTS                                                                                     \
+    { sizeof(vjp_group_options), 0 }
+
+/*
+ * Joins the group: "self" (this process alone), "mpi", or "auto": "mpi" where the environment of an MPI launcher is
+ * found (OMPI_COMM_WORLD_SIZE, PMIX_RANK, PMI_RANK), otherwise "self". MPI is in separate libraries, libvjp-openmpi and
+ * libvjp-mpich; "mpi" loads the one that fits the launcher, "openmpi" and "mpich" name one. *group is NULL on failure.
+ * The last of all processes to close a group ends MPI, unless the caller began it; it cannot be opened again then.
+ */
+vjp_status vjp_group_open(vjp_device *device, const char *name, const vjp_group_options *options, vjp_group **group);
+void vjp_group_close(vjp_group *group);
+
+int32_t vjp_group_rank(const vjp_group *group);
+int32_t vjp_group_size(const vjp_group *group);
+
+/* The sum over all processes in the place of each one's packed f32 tensor. */
+vjp_status vjp_group_sum(vjp_group *group, const vjp_tensor *tensor);
+
+/*
+ * The same in two halves, for work in between on a part of the tensor. Each process owns a range of its elements,
+ * vjp_group_range(): after reduce_scatter this range holds the sum, and the rest is undefined; all_gather copies every
+ * process's range to all others, for a tensor of any dtype.
+ */
+void vjp_group_range(const vjp_group *group, int64_t elements, int64_t *first, int64_t *count);
+vjp_status vjp_group_reduce_scatter(vjp_group *group, const vjp_tensor *tensor);
+vjp_status vjp_group_all_gather(vjp_group *group, const vjp_tensor *tensor);
+
+/* Copies the tensor of the process `root` to all others. */
+vjp_status vjp_group_broadcast(vjp_group *group, const vjp_tensor *tensor, int32_t root);
+
+/* Returns when every process has called it. */
+vjp_status vjp_group_barrier(vjp_group *group);
+
+/* Host memory of `bytes` for each process: each fills its own part, at rank * bytes, and gets all others'. */
+vjp_status vjp_group_share(vjp_group *group, void *host, size_t bytes);
+
+/* Ends all processes of the group, this one with this exit status, through the launcher. It does not return. */
+void vjp_group_abort(vjp_group *group, int32_t status);
 
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC visibility pop

@@ -15,7 +15,6 @@ static const vjp_backend *const built_in[] = {&vjp_backend_ref, &vjp_backend_cpu
 static const char *const kinds[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
 
 enum { COUNT_BUILT_IN = sizeof built_in / sizeof built_in[0], COUNT_KINDS = sizeof kinds / sizeof kinds[0] };
-enum { KIND_BYTES = 32 };
 
 /* What a third-party backend may call. */
 static void *host_state(const vjp_device *device) {
@@ -44,16 +43,6 @@ static const vjp_backend_host host = {
     .log = vjp_log_line,
 };
 
-/* "cuda:0" is of the kind "cuda". False for a name that cannot be part of a file's name. */
-static bool kind_of(const char *name, char kind[KIND_BYTES]) {
-    size_t length = name ? strcspn(name, ":") : 0;
-    if (!length || length >= KIND_BYTES) return false;
-    if (strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") < length) return false;
-    memcpy(kind, name, length);
-    kind[length] = 0;
-    return true;
-}
-
 static bool is_known(const char *kind) {
     for (int i = 0; i < COUNT_KINDS; i++)
         if (strcmp(kind, kinds[i]) == 0) return true;
@@ -61,10 +50,8 @@ static bool is_known(const char *kind) {
 }
 
 static vjp_status load(vjp_device *device, const char *kind, const vjp_backend **backend) {
-    char name[KIND_BYTES + 8], file[64];
-    snprintf(name, sizeof name, "vjp-%s", kind);
-    snprintf(file, sizeof file, SYSTEM_LIBRARY_FORMAT, name);
-    device->library = system_library_open(file);
+    char file[VJP_LIBRARY_FILE];
+    device->library = vjp_library_open(kind, file);
     if (!device->library && is_known(kind))
         return vjp_fail(device, VJP_NO_DEVICE, "%s: its backend is not installed (%s)", device->name,
                         system_library_error());
@@ -88,14 +75,14 @@ static vjp_status load(vjp_device *device, const char *kind, const vjp_backend *
 
 /* The backend of a device that vjp_device_create() made. */
 static vjp_status find_backend(vjp_device *device, const char *name, const vjp_backend **backend) {
-    char kind[KIND_BYTES];
+    char kind[VJP_KIND_BYTES];
     *backend = NULL;
     for (int i = 0; name && i < COUNT_BUILT_IN; i++)
         if (strcmp(name, built_in[i]->name) == 0) {
             *backend = built_in[i];
             return VJP_OK;
         }
-    if (!kind_of(name, kind) || strcmp(kind, "ref") == 0 || strcmp(kind, "cpu") == 0)
+    if (!vjp_library_kind(name, kind) || strcmp(kind, "ref") == 0 || strcmp(kind, "cpu") == 0)
         return vjp_fail(device, VJP_NO_DEVICE, "unknown device \"%s\"; there are ref, cpu, cuda:N, webgpu and metal",
                         name ? name : "(null)");
     return load(device, kind, backend);

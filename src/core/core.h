@@ -100,6 +100,16 @@ void vjp_parallel(const vjp_device *device, size_t count, vjp_task task, void *a
 vjp_status vjp_device_create(const char *name, vjp_device **device);
 vjp_status vjp_device_start(vjp_device *device, const vjp_backend *backend, const vjp_options *options);
 
+/* ---- Separate libraries ------------------------------------------------------------------------------ */
+
+enum { VJP_KIND_BYTES = 32, VJP_LIBRARY_FILE = 64 };
+
+/* "cuda:0" is of the kind "cuda". False for a name that cannot be part of a file's name. */
+bool vjp_library_kind(const char *name, char kind[VJP_KIND_BYTES]);
+
+/* Loads libvjp-<kind>; `file` gets its file name. NULL: system_library_error() says why. */
+void *vjp_library_open(const char *kind, char file[VJP_LIBRARY_FILE]);
+
 /* ---- Failing ----------------------------------------------------------------------------------------- */
 
 /* Records the sentence on the device and returns the status. */

@@ -17,6 +17,7 @@ const char *vjp_status_name(vjp_status status) {
     case VJP_DEVICE_FAILED: return "device failed";
     case VJP_INTERRUPTED: return "interrupted";
     case VJP_FILE: return "file";
+    case VJP_GROUP_FAILED: return "group_failed";
     }
     return "unknown status";
 }

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Groups of processes. An engine moves bytes between two of them; the order of every sum is decided here.
+ *
+ * A sum is a binary tree over the rank: neighbours (0,1), (2,3), ... are added first, then (01,23), ... It is computed
+ * by recursive halving: on level k a process and its partner, rank ^ 2^k, each keep one half of what they hold, send
+ * the other half and add what they receive. After log2(size) levels each owns 1/size of the elements, with the whole
+ * sum; recursive doubling in the opposite order copies these ranges to all. That is the volume of any reduce-scatter
+ * and all-gather, 2 (size - 1) / size of the tensor, and the tree is the same for every element, whatever the size of
+ * the tensor and of the blocks in which it travels.
+ */
+#include "comm/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/arithmetic.h"
+#include "core/core.h"
+#include "core/system.h"
+#include "vjp_engine.h"
+
+/* What travels at once: received, it is still in the second cache when it is added. */
+enum { BLOCK_BYTES = 1 << 18, STAGES = 3 };
+
+static const double USUAL_TIMEOUT = 600;
+
+struct vjp_group {
+    vjp_device *device;
+    const vjp_engine *engine; /* NULL: one process alone */
+    void *state;
+    int32_t rank, size;
+    int32_t levels;   /* 2^levels processes */
+    int32_t reporter; /* of a failure */
+    bool failed;
+    int64_t call; /* number of the current call, for the engine */
+    double timeout;
+    char *stage; /* [STAGES * BLOCK_BYTES] of host memory: to send, received, and a device's own block */
+    char sentence[VJP_ERROR_BYTES];
+};
+
+/* ---- Opening ----------------------------------------------------------------------------------------- */
+
+static vjp_status refuse(vjp_group *g, const char *name, const char *what) {
+    return vjp_fail(g->device, VJP_NO_DEVICE, "group %.64s: %s", name, what);
+}
+
+/*
+ * The library is never closed: MPI leaves threads and exit handlers behind. It is loaded by the name of its file, so a
+ * second group uses the same copy.
+ */
+static vjp_status load(vjp_group *g, const char *name, const char *kind) {
+    char file[VJP_LIBRARY_FILE], what[VJP_ERROR_BYTES];
+    void *library = vjp_library_open(kind, file);
+    if (!library) {
+        snprintf(what, sizeof what, "its engine is not installed (%.300s)", system_library_error());
+        return refuse(g, name, what);
+    }
+    const vjp_engine *(*entry)(int32_t);
+    *(void **)&entry = system_library_find(library, "vjp_engine_entry");
+    const vjp_engine *engine = entry ? entry(VJP_ENGINE_INTERFACE) : NULL;
+    if (!engine || engine->interface_version != VJP_ENGINE_INTERFACE || engine->struct_size != sizeof *engine)
+        snprintf(what, sizeof what, "%s has no vjp_engine_entry() for version %d of the interface", file,
+                 VJP_ENGINE_INTERFACE);
+    else if (engine->version && strcmp(engine->version, VJP_VERSION) != 0)
+        snprintf(what, sizeof what, "%s is of version %.32s, this library of version %s", file, engine->version,
+                 VJP_VERSION);
+    else {
+        g->engine = engine;
+        return VJP_OK;
+    }
+    return refuse(g, name, what);
+}
+
+/* "auto" and "mpi" are the engine of the launcher; without a launcher "mpi" is either that is installed. */
+static vjp_status find_engine(vjp_group *g, const char *name) {
+    const char *launcher = vjp_group_launcher();
+    char kind[VJP_KIND_BYTES];
+    bool is_auto = strcmp(name, "auto") == 0, is_mpi = strcmp(name, "mpi") == 0;
+    if (strcmp(name, "self") == 0 || (is_auto && !launcher)) return VJP_OK;
+    if ((is_auto || is_mpi) && launcher) return load(g, name, launcher);
+    if (is_mpi) return load(g, name, "openmpi") == VJP_OK ? VJP_OK : load(g, name, "mpich");
+    if (vjp_library_kind(name, kind) && strcmp(kind, name) == 0) return load(g, name, kind);
+    return refuse(g, name, "unknown; there are self, mpi, openmpi, mpich and auto");
+}
+
+static vjp_status failed(vjp_group *g, vjp_status status) {
+    g->failed = true;
+    return vjp_fail(g->device, status, "%s", g->sentence);
+}
+
+static vjp_status join(vjp_group *g, const char *name) {
+    vjp_engine_failure failure = {.sentence = g->sentence, .bytes = sizeof g->sentence, .reporter = -1};
+    g->size = 1;
+    if (!g->engine) return VJP_OK;
+    vjp_status status = g->engine->join(&g->state, &g->rank, &g->size, &failure);
+    if (status != VJP_OK) return failed(g, status);
+    while (g->levels < 30 && (int64_t)1 << g->levels < g->size)
+        g->levels++;
+    if (g->size > 0 && (int64_t)1 << g->levels == g->size) return VJP_OK;
+    return vjp_fail(g->device, VJP_INVALID, "group %.64s: there are %d processes; it must be a power of two: 1, 2, 4",
+                    name, (int)g->size);
+}
+
+vjp_status vjp_group_open(vjp_device *device, const char *name, const vjp_group_options *options, vjp_group **group) {
+    if (group) *group = NULL;
+    if (!device || !group || !name) return VJP_INVALID;
+    if (options && options->struct_size != sizeof *options)
+        return vjp_fail(device, VJP_INVALID,
+                        "group %.64s: options.struct_size is %llu; it must be %zu: start from "
+                        "VJP_GROUP_OPTIONS_DEFAULTS",
+                        name, (unsigned long long)options->struct_size, sizeof *options);
+    if (options && !(options->timeout >= 0))
+        return vjp_fail(device, VJP_INVALID, "group %.64s: options.timeout is %g; it must be 0 or more", name,
+                        options->timeout);
+    vjp_group *g = calloc(1, sizeof *g);
+    char *stage = malloc((size_t)STAGES * BLOCK_BYTES);
+    vjp_status status = VJP_OUT_OF_MEMORY;
+    if (g && stage) {
+        *g = (vjp_group){.device = device, .reporter = -1, .stage = stage};
+        g->timeout = options && options->timeout > 0 ? options->timeout : USUAL_TIMEOUT;
+        status = find_engine(g, name);
+        if (status == VJP_OK) status = join(g, name);
+        if (status == VJP_OK) {
+            *group = g;
+            return VJP_OK;
+        }
+        g->stage = NULL;
+        vjp_group_close(g);
+    } else {
+        vjp_fail(device, status, "group %.64s: there is no memory for it", name);
+        free(g);
+    }
+    free(stage);
+    return status;
+}
+
+void vjp_group_close(vjp_group *g) {
+    if (!g) return;
+    if (g->state) g->engine->leave(g->state, g->failed);
+    free(g->stage);
+    free(g);
+}
+
+int32_t vjp_group_rank(const vjp_group *g) {
+    return g ? g->rank : 0;
+}
+
+int32_t vjp_group_size(const vjp_group *g) {
+    return g ? g->size : 1;
+}
+
+bool vjp_group_has_failed(const vjp_group *g) {
+    return g && g->failed;
+}
+
+int32_t vjp_group_reporter(const vjp_group *g) {
+    return g->reporter >= 0 ? g->reporter : g->rank;
+}
+
+void vjp_group_abort(vjp_group *g, int32_t status) {
+    if (g && g->state) g->engine->abort(g->state, status);
+    exit(status);
+}
+
+/* ---- Messages ---------------------------------------------------------------------------------------- */
+
+static vjp_status exchange(vjp_group *g, int32_t peer, const void *send, size_t send_bytes, void *receive,
+                           size_t receive_bytes) {
+    if (!send_bytes && !receive_bytes) return VJP_OK;
+    const vjp_message message = {.peer = peer,
+                                 .call = g->call,
+                                 .send = send,
+                                 .send_bytes = send_bytes,
+                                 .receive = receive,
+                                 .receive_bytes = receive_bytes};
+    vjp_engine_failure failure = {.sentence = g->sentence, .bytes = sizeof g->sentence, .reporter = -1};
+    vjp_status status = g->engine->exchange(g->state, &message, g->timeout, &failure);
+    if (status == VJP_OK) return VJP_OK;
+    g->reporter = failure.reporter;
+    return failed(g, status);
+}
+
+/* Every call begins with this. */
+static vjp_status begin(vjp_group *g) {
+    if (!g) return VJP_INVALID;
+    g->call++;
+    return g->failed ? failed(g, VJP_GROUP_FAILED) : VJP_OK;
+}
+
+/* A range of a tensor's bytes. */
+typedef struct span {
+    size_t at, bytes;
+} span;
+
+static span part_of(span whole, size_t offset) {
+    size_t left = offset < whole.bytes ? whole.bytes - offset : 0;
+    return (span){whole.at + offset, left < BLOCK_BYTES ? left : BLOCK_BYTES};
+}
+
+static void *address(const vjp_tensor *tensor, size_t at) {
+    return (char *)tensor->data + tensor->offset + at;
+}
+
+/* The block in host memory: where it is, or copied to a stage. */
+static vjp_status fetch(vjp_group *g, const vjp_tensor *tensor, span block, int stage, void **host) {
+    *host = vjp_device_is_host(g->device) ? address(tensor, block.at) : g->stage + (size_t)stage * BLOCK_BYTES;
+    if (vjp_device_is_host(g->device) || !block.bytes) return VJP_OK;
+    return vjp_download(g->device, *host, tensor->data, tensor->offset + block.at, block.bytes);
+}
+
+static vjp_status put_back(vjp_group *g, const vjp_tensor *tensor, span block, const void *host) {
+    if (vjp_device_is_host(g->device) || !block.bytes) return VJP_OK;
+    return vjp_upload(g->device, tensor->data, tensor->offset + block.at, host, block.bytes);
+}
+
+/* Sends one range of a tensor, and receives another in its place, or adds it there. */
+static vjp_status swap(vjp_group *g, const vjp_tensor *tensor, int32_t peer, span send, span receive, bool add) {
+    vjp_status status = VJP_OK;
+    for (size_t offset = 0; status == VJP_OK && (offset < send.bytes || offset < receive.bytes);
+         offset += BLOCK_BYTES) {
+        span from = part_of(send, offset), to = part_of(receive, offset);
+        void *sent, *own, *received = g->stage + BLOCK_BYTES;
+        status = fetch(g, tensor, from, 0, &sent);
+        if (status == VJP_OK && (add || vjp_device_is_host(g->device))) status = fetch(g, tensor, to, 2, &own);
+        if (status != VJP_OK) return status;
+        if (!add && vjp_device_is_host(g->device)) received = own;
+        status = exchange(g, peer, sent, from.bytes, received, to.bytes);
+        if (status != VJP_OK) return status;
+        if (add) {
+            float *sum = own;
+            const float *more = received;
+            for (size_t i = 0; i < to.bytes / sizeof *sum; i++)
+                sum[i] += more[i];
+        }
+        status = put_back(g, tensor, to, add ? own : received);
+    }
+    return status;
+}
+
+/* ---- Sums and copies --------------------------------------------------------------------------------- */
+
+/* Where range `index` of 2^levels begins: the first ones are one element longer where they are not all equal. */
+static int64_t begin_of(const vjp_group *g, int64_t elements, int64_t index) {
+    return elements / g->size * index + vjp_min(index, elements % g->size);
+}
+
+/* The ranges [first, last) that a process holds after the first `level` levels of halving. */
+static void held(const vjp_group *g, int32_t rank, int32_t level, int64_t *first, int64_t *last) {
+    *first = 0;
+    *last = g->size;
+    for (int32_t k = 0; k < level; k++) {
+        int64_t middle = (*first + *last) / 2;
+        *(rank >> k & 1 ? first : last) = middle;
+    }
+}
+
+static span span_of(const vjp_group *g, const vjp_tensor *tensor, int64_t elements, int32_t rank, int32_t level) {
+    int64_t first, last;
+    size_t each = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    held(g, rank, level, &first, &last);
+    size_t begins = (size_t)begin_of(g, elements, first) * each, ends = (size_t)begin_of(g, elements, last) * each;
+    return (span){begins, ends - begins};
+}
+
+/* Refuses what is not a packed tensor of the device, before anything is written. */
+static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor, bool sums, int64_t *elements) {
+    vjp_status status = begin(g);
+    if (status != VJP_OK) return status;
+    *elements = 1;
+    bool known = tensor && tensor->dtype >= 0 && tensor->dtype < VJP_DTYPE_COUNT && tensor->ndim >= 0 &&
+                 tensor->ndim <= VJP_MAX_DIMS && vjp_sizes_fit(tensor->ndim, tensor->shape);
+    if (!known) return vjp_fail(g->device, VJP_INVALID, "group.%s: the tensor is NULL or has no valid shape", what);
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        if (tensor->shape[i] > 1 && tensor->stride[i] != *elements)
+            return vjp_fail(g->device, VJP_UNSUPPORTED, "group.%s: the tensor is not packed", what);
+        *elements *= tensor->shape[i];
+    }
+    if (sums && tensor->dtype != VJP_F32)
+        return vjp_fail(g->device, VJP_UNSUPPORTED, "group.%s: the tensor is %s; sums are of f32", what,
+                        vjp_dtype_name((vjp_dtype)tensor->dtype));
+    if (*elements && !tensor->data) return vjp_fail(g->device, VJP_INVALID, "group.%s: the tensor has no data", what);
+    return g->size > 1 ? vjp_synchronize(g->device) : VJP_OK;
+}
+
+static vjp_status halve(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+    vjp_status status = VJP_OK;
+    for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
+        int32_t peer = g->rank ^ 1 << k;
+        status = swap(g, tensor, peer, span_of(g, tensor, elements, peer, k + 1),
+                      span_of(g, tensor, elements, g->rank, k + 1), true);
+    }
+    return status;
+}
+
+static vjp_status copy_ranges(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+    vjp_status status = VJP_OK;
+    for (int32_t k = g->levels; k-- > 0 && status == VJP_OK;) {
+        int32_t peer = g->rank ^ 1 << k;
+        status = swap(g, tensor, peer, span_of(g, tensor, elements, g->rank, k + 1),
+                      span_of(g, tensor, elements, peer, k + 1), false);
+    }
+    return status;
+}
+
+void vjp_group_range(const vjp_group *g, int64_t elements, int64_t *first, int64_t *count) {
+    int64_t index, next;
+    held(g, g->rank, g->levels, &index, &next);
+    *first = begin_of(g, elements, index);
+    *count = begin_of(g, elements, next) - *first;
+}
+
+vjp_status vjp_group_reduce_scatter(vjp_group *g, const vjp_tensor *tensor) {
+    int64_t elements;
+    vjp_status status = check(g, "reduce_scatter", tensor, true, &elements);
+    return status == VJP_OK ? halve(g, tensor, elements) : status;
+}
+
+vjp_status vjp_group_all_gather(vjp_group *g, const vjp_tensor *tensor) {
+    int64_t elements;
+    vjp_status status = check(g, "all_gather", tensor, false, &elements);
+    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+}
+
+vjp_status vjp_group_sum(vjp_group *g, const vjp_tensor *tensor) {
+    int64_t elements;
+    vjp_status status = check(g, "sum", tensor, true, &elements);
+    if (status == VJP_OK) status = halve(g, tensor, elements);
+    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+}
+
+/* A binomial tree: on each level those that have the tensor send it to as many others. */
+vjp_status vjp_group_broadcast(vjp_group *g, const vjp_tensor *tensor, int32_t root) {
+    int64_t elements;
+    vjp_status status = check(g, "broadcast", tensor, false, &elements);
+    if (status != VJP_OK) return status;
+    if (root < 0 || root >= g->size)
+        return vjp_fail(g->device, VJP_INVALID, "group.broadcast: root is %d; there are %d processes", (int)root,
+                        (int)g->size);
+    const span all = {0, (size_t)elements * vjp_dtype_size((vjp_dtype)tensor->dtype)}, none = {0, 0};
+    int32_t place = g->rank ^ root; /* the root is at 0 */
+    for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
+        int32_t peer = g->rank ^ 1 << k;
+        if (place < 1 << k) status = swap(g, tensor, peer, all, none, false);
+        if (place >> k == 1) status = swap(g, tensor, peer, none, all, false);
+    }
+    return status;
+}
+
+/* ---- Host memory ------------------------------------------------------------------------------------- */
+
+vjp_status vjp_group_share(vjp_group *g, void *host, size_t bytes) {
+    vjp_status status = begin(g);
+    size_t all;
+    if (status != VJP_OK) return status;
+    if (!host || !vjp_mul_size(bytes, (size_t)g->size, &all) || all > INT32_MAX)
+        return vjp_fail(g->device, VJP_INVALID, "group.share: %zu bytes for each process cannot be shared", bytes);
+    for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
+        int32_t peer = g->rank ^ 1 << k;
+        size_t own = (size_t)(g->rank >> k << k) * bytes, other = (size_t)(peer >> k << k) * bytes;
+        status = exchange(g, peer, (char *)host + own, bytes << k, (char *)host + other, bytes << k);
+    }
+    return status;
+}
+
+vjp_status vjp_group_barrier(vjp_group *g) {
+    vjp_status status = begin(g);
+    for (int32_t k = 0; status == VJP_OK && k < g->levels; k++) {
+        char own = 1, other;
+        status = exchange(g, g->rank ^ 1 << k, &own, 1, &other, 1);
+    }
+    return status;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Whether an MPI launcher started this process, by the variables that it sets:
+ *
+ *   Open MPI's mpirun            OMPI_COMM_WORLD_SIZE    openmpi
+ *   srun --mpi=pmix, PRRTE       PMIX_RANK               openmpi
+ *   MPICH's mpirun, Intel's      PMI_RANK                mpich
+ *   srun --mpi=pmi2              PMI_RANK                mpich
+ *
+ * Slurm's own variables are not used: a batch script has them, too, for a program that it starts once.
+ */
+#include <stdlib.h>
+
+#include "comm/group.h"
+
+static const struct {
+    const char *variable, *engine;
+} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "openmpi"}, {"PMIX_RANK", "openmpi"}, {"PMI_RANK", "mpich"}};
+
+static const char *const local_sizes[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"};
+
+const char *vjp_group_launcher(void) {
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
+        if (getenv(launchers[i].variable)) return launchers[i].engine;
+    return NULL;
+}
+
+int64_t vjp_group_local_size(void) {
+    for (size_t i = 0; vjp_group_launcher() && i < sizeof local_sizes / sizeof local_sizes[0]; i++) {
+        const char *text = getenv(local_sizes[i]);
+        int64_t size = text ? strtoll(text, NULL, 10) : 0; /* Slurm writes "4(x2)" for 4 on each of 2 nodes */
+        if (size > 0) return size;
+    }
+    return 1;
+}
