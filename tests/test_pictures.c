@@ -385,7 +385,7 @@ static void idx_is_read(void **unused) {
 
     /* Training sees only the first twelve, all of them, each with its own label; validation the others, in order. */
     train_source source;
-    assert_true(images_source(&images, 2, 9, &source, error));
+    assert_true(images_source(&images, 2, 1, 9, &source, error));
     assert_int_equal(source.validation_parts, 2);
     float pictures[2 * SIDE * SIDE], again[2 * SIDE * SIDE];
     int32_t classes[2];

@@ -134,7 +134,7 @@ static void windows_stay_inside(void **unused) {
     for (size_t c = 0; c < COUNT(contexts); c++) {
         int context = contexts[c], least = BYTES, most = 0;
         train_source source;
-        if (!text_source(&text, BATCH, context, 77, &source, error)) fail_msg("%s", error);
+        if (!text_source(&text, BATCH, 1, context, 77, &source, error)) fail_msg("%s", error);
         int32_t *input = malloc(sizeof(int32_t) * (size_t)(BATCH * context)),
                 *target = malloc(sizeof(int32_t) * (size_t)(BATCH * context));
         for (uint64_t part = 0; part < 400; part++) {
@@ -164,17 +164,17 @@ static void windows_stay_inside(void **unused) {
         free(target);
     }
     train_source source;
-    assert_false(text_source(&text, BATCH, TRAINED, 77, &source, error));
+    assert_false(text_source(&text, BATCH, 1, TRAINED, 77, &source, error));
     assert_non_null(strstr(error, "228 bytes to train on; a context of 228 needs at least 229"));
     /* The seed and the number of a part decide; nothing else does. */
     int32_t one[BATCH * 3], other[BATCH * 3], target[BATCH * 3];
-    assert_true(text_source(&text, BATCH, 3, 5, &source, error));
+    assert_true(text_source(&text, BATCH, 1, 3, 5, &source, error));
     source.fill(source.context, false, 8, one, target);
     source.fill(source.context, false, 9, other, target);
     assert_memory_not_equal(one, other, sizeof one);
     source.fill(source.context, false, 8, other, target);
     assert_memory_equal(one, other, sizeof one);
-    assert_true(text_source(&text, BATCH, 3, 6, &source, error));
+    assert_true(text_source(&text, BATCH, 1, 3, 6, &source, error));
     source.fill(source.context, false, 8, other, target);
     assert_memory_not_equal(one, other, sizeof one);
     text_free(&text);
@@ -352,7 +352,7 @@ static void run_job(vjp_device *device, const char *name, bool stops) {
         if (turn) break;
         job_arithmetic arithmetic = j.settings.arithmetic;
         job_close(&j);
-        if (!job_resume(&j, device, &arithmetic, true, out, error)) fail_msg("%s", error);
+        if (!job_resume(&j, device, NULL, &arithmetic, true, out, error)) fail_msg("%s", error);
     }
     job_close(&j);
 }

@@ -95,7 +95,7 @@ static bool make_text(bench_train *b, char error[TRAIN_ERROR]) {
     b->text.count = b->text.trained = TEXT_BYTES;
     for (uint32_t i = 0; i < TEXT_BYTES; i++)
         b->text.bytes[i] = (unsigned char)vjp_philox4x32_10((vjp_philox){{i, 0, 0, 0}}, 1, 0).word[0];
-    return text_source(&b->text, b->batch, b->context, 1, &b->source, error);
+    return text_source(&b->text, b->batch, 1, b->context, 1, &b->source, error);
 }
 
 static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {

@@ -10,9 +10,11 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "comm/group.h"
 #include "core/core.h"
 #include "core/system.h"
 #include "train/job.h"
+#include "train/shards.h"
 
 #ifndef VJP_SOURCES
 #define VJP_SOURCES ""
@@ -20,17 +22,40 @@
 
 /* ---- Stopping ---------------------------------------------------------------------------------------- */
 
-/* The first signal lets the step finish, the second stops it between two calls; both save. */
+/*
+ * The first signal lets the step finish, the second stops it between two calls; both save. In a group a step is never
+ * stopped halfway: the other processes would wait for it.
+ */
 static volatile sig_atomic_t asked_to_stop;
-static trainer *running;
+static trainer *running; /* NULL: none that could be stopped halfway */
 
 static void stop(void) {
     if (asked_to_stop++ && running) trainer_interrupt(running);
 }
 
-static void handle_signals(trainer *t) {
-    running = t;
+static void handle_signals(const job *j) {
+    running = vjp_group_size(j->settings.trainer.group) == 1 ? j->trainer : NULL;
     system_on_stop(stop);
+}
+
+/*
+ * Ends a run that failed. A failure that all processes know is printed by rank 0, one that only this process knows by
+ * this one; if the communication failed, by the lowest rank that is known to be alive, while the others give it time.
+ * In the last two cases the launcher ends the other processes, which may be waiting.
+ */
+static int fail_run(const job *j, const char *error, const char *more) {
+    enum { GRACE_SECONDS = 3 };
+    vjp_group *group = j->settings.trainer.group;
+    if (vjp_group_size(group) == 1 || (j->together && job_is_first(j))) return cli_fail("train", "%s%s", error, more);
+    if (j->together) return CLI_FAILURE;
+    if (!vjp_group_has_failed(group))
+        cli_fail("train", "rank %d: %s%s", (int)vjp_group_rank(group), error, more);
+    else if (vjp_group_reporter(group) == vjp_group_rank(group))
+        cli_fail("train", "%s%s", error, more);
+    else
+        system_sleep((int64_t)GRACE_SECONDS * 1000000000);
+    vjp_group_abort(group, CLI_FAILURE);
+    return CLI_FAILURE;
 }
 
 /* ---- Showing ----------------------------------------------------------------------------------------- */
@@ -124,6 +149,9 @@ static void show_job(const job *j) {
            thousands((double)model_size(&j->model), size), vjp_dtype_name(s->dtype), (long long)s->batch,
            (long long)s->context);
     if (s->trainer.accumulate > 1) printf(" x %lld", (long long)s->trainer.accumulate);
+    if (s->trainer.shards > 1)
+        printf(" in %lld shards on %d process%s", (long long)s->trainer.shards, (int)vjp_group_size(s->trainer.group),
+               vjp_group_size(s->trainer.group) == 1 ? "" : "es");
     if (j->text.count) {
         printf("; %s bytes of text in %lld files of %s", thousands((double)j->text.count, text),
                (long long)j->text.files, s->data);
@@ -160,23 +188,23 @@ static void show_end(const screen *s, const job *j) {
 
 static int train(job *j, screen *s, int64_t stop_at) {
     char error[TRAIN_ERROR];
+    bool alone = vjp_group_size(j->settings.trainer.group) == 1;
     s->begun = system_seconds();
     s->first_step = j->step;
-    while (job_is_ahead(j) || (j->step < stop_at && !asked_to_stop && !cli_write_error())) {
+    while (job_is_ahead(j) || (j->step < stop_at && !job_stops(j, asked_to_stop || cli_write_error()))) {
         metrics_row row;
         if (!job_step(j, asked_to_stop ? j->step : stop_at, &row, error)) {
-            if (asked_to_stop) break;
-            if (s->terminal) putchar('\n');
-            return cli_fail("train", "%s%s", error,
-                            j->saved >= 0 ? "; the last checkpoint is intact" : "; nothing had been saved");
+            if (asked_to_stop && alone) break;
+            if (s->terminal && job_is_first(j)) putchar('\n');
+            return fail_run(j, error, j->saved >= 0 ? "; the last checkpoint is intact" : "; nothing had been saved");
         }
-        show(s, j, &row);
+        if (job_is_first(j)) show(s, j, &row);
         bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
-        if (due && j->step < stop_at && !job_save(j, error)) return cli_fail("train", "%s", error);
+        if (due && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, "");
     }
     /* A run that had nothing left to do saves, too, which removes what a killed run may have left behind. */
-    if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return cli_fail("train", "%s", error);
-    if (!s->json) show_end(s, j);
+    if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return fail_run(j, error, "");
+    if (!s->json && job_is_first(j)) show_end(s, j);
     if (!cli_write_error()) return CLI_OK;
     return cli_fail("train", "standard output cannot be written: %s; the run is saved at step %lld",
                     strerror(cli_write_error()), (long long)j->step);
@@ -190,6 +218,8 @@ typedef struct arguments {
     int dtype, residual;
     bool resume, allow_other_bits, recompute, json;
     int64_t stop_at, seed;
+    const char *group;
+    double timeout;
     job_settings settings;
 } arguments;
 
@@ -197,8 +227,9 @@ typedef struct arguments {
 static const struct {
     const char *name;
     bool takes_value;
-} with_resume[] = {{"--resume", false}, {"--out", true},   {"-o", true},        {"--device", true},
-                   {"--threads", true}, {"--json", false}, {"--stop-at", true}, {"--allow-other-bits", false}};
+} with_resume[] = {{"--resume", false}, {"--out", true},    {"-o", true},        {"--device", true},
+                   {"--threads", true}, {"--json", false},  {"--stop-at", true}, {"--allow-other-bits", false},
+                   {"--group", true},   {"--timeout", true}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -275,6 +306,15 @@ static int copy_settings(arguments *a, const char *data) {
     return CLI_CONTINUE;
 }
 
+/* The processes of one machine share its cores, unless the launcher has given each its own. */
+static void share_cores(cli_device_options *on) {
+    int64_t processes = vjp_group_local_size(), cores = system_allowed_processors();
+    if (on->threads || getenv("VJP_THREADS") || processes == 1 || cores < system_processors()) return;
+    on->threads = cores > processes ? cores / processes : 1;
+}
+
+static int run_on(arguments *a, vjp_device *device, vjp_group *group);
+
 static int run(arguments *a, const char *data) {
     char error[TRAIN_ERROR];
     job_settings *s = &a->settings;
@@ -287,32 +327,44 @@ static int run(arguments *a, const char *data) {
         choose_recorded(&a->on, &s->arithmetic);
     }
     if (!a->on.device) a->on.device = "cpu";
+    share_cores(&a->on);
     vjp_device *device = cli_open("train", &a->on);
     if (!device) return CLI_FAILURE;
+    vjp_group *group;
+    const vjp_group_options options = {.struct_size = sizeof options, .timeout = a->timeout};
+    int status = CLI_FAILURE;
+    if (vjp_group_open(device, a->group, &options, &group) == VJP_OK)
+        status = run_on(a, device, group);
+    else
+        cli_fail("train", "%s", vjp_error(device));
+    vjp_group_close(group);
+    vjp_close(device);
+    return status;
+}
+
+static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
+    char error[TRAIN_ERROR];
+    job_settings *s = &a->settings;
     job j;
     const job_arithmetic arithmetic = arithmetic_of(device, s->dtype);
     if (!a->resume) s->arithmetic = arithmetic;
     int status = a->memory ? cli_memory("train", a->memory, device, &s->memory) : CLI_CONTINUE;
-    if (status != CLI_CONTINUE) {
-        vjp_close(device);
-        return status;
-    }
-    bool ok = a->resume ? job_resume(&j, device, &arithmetic, a->allow_other_bits, a->out, error)
+    if (status != CLI_CONTINUE) return status;
+    s->trainer.group = group;
+    bool ok = a->resume ? job_resume(&j, device, group, &arithmetic, a->allow_other_bits, a->out, error)
                         : job_begin(&j, device, s, a->out, error);
-    status = CLI_FAILURE;
     if (ok) {
-        handle_signals(j.trainer);
+        handle_signals(&j);
         cli_defer_write_errors();
         screen seen = {.json = a->json, .terminal = system_output_is_terminal()};
-        if (!a->json) show_job(&j);
+        if (!a->json && job_is_first(&j)) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
         running = NULL;
     } else {
-        cli_fail("train", "%s", error);
+        status = fail_run(&j, error, "");
     }
     job_close(&j);
-    vjp_close(device);
     return status;
 }
 
@@ -330,13 +382,22 @@ static int check_arguments(const arguments *a, const cli_operands *operands) {
     if (a->memory && a->recompute)
         return cli_misuse("train", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
     if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
+    if (a->settings.trainer.shards & (a->settings.trainer.shards - 1))
+        return cli_misuse("train", "--shards is %lld; it must be a power of two",
+                          (long long)a->settings.trainer.shards);
     if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
     return CLI_CONTINUE;
 }
 
 int cli_train(int argc, char **argv) {
     enum { MANY = 1000000000 };
-    arguments a = {.out = "vjp-run", .dtype = -1, .residual = -1, .stop_at = -1, .seed = 1, .settings = job_defaults()};
+    arguments a = {.out = "vjp-run",
+                   .dtype = -1,
+                   .residual = -1,
+                   .stop_at = -1,
+                   .seed = 1,
+                   .group = "auto",
+                   .settings = job_defaults()};
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
     const cli_option options[] = {
@@ -359,6 +420,12 @@ int cli_train(int argc, char **argv) {
         {"context", 0, "T", "tokens per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
         {"accumulate", 0, "N", "batches per step, whose gradients are summed; default 1", CLI_INTEGER, &t->accumulate,
          1, MANY},
+        {"shards", 0, "S", "power of two: split each batch so that 1 to S processes can share it; default 1",
+         CLI_INTEGER, &t->shards, 1, SHARDS_MAX},
+        {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
+         &a.group, 0, 0},
+        {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,
+         &a.timeout, 0, MANY},
         {"lr", 0, "R", "peak learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
         {"warmup", 0, "N", "steps over which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
         {"last-lr", 0, "S", "the rate at the end, as a share of --lr; default 0.1", CLI_REAL, &t->last_rate, 0, 1},
@@ -388,7 +455,7 @@ int cli_train(int argc, char **argv) {
             "files or with a folder of pictures for each class. Without DATA: the sources that vjp was built from.\n"
             "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "
             "last\n"
-            "bit for any number of threads.",
+            "bit for any number of threads and, with --shards, of processes: mpirun -n 4 vjp train --shards 4 ...",
         .more = "Examples:\n"
                 "  vjp train                                     a minute on this program's own sources\n"
                 "  vjp train book.txt --preset small --steps 2000 --out book\n"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A training run: start, resume, step, save. job_settings.c has its settings. */
+/* A training run: start, resume, step, save. job_settings.c has its settings, job_group.c what processes agree on. */
 #include "train/job.h"
 
 #include <math.h>
@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/system.h"
+#include "train/job_group.h"
 
 static bool is_llama(const job *j) {
     return strcmp(j->settings.model, "llama") == 0;
@@ -15,27 +16,20 @@ static bool is_llama(const job *j) {
 
 /* ---- Data and model ---------------------------------------------------------------------------------- */
 
-/* FNV-1a: a resumed run must have the data that it began with. */
-static uint64_t hash_bytes(const void *bytes, size_t count) {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < count; i++)
-        hash = (hash ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
-    return hash;
-}
-
+/* A resumed run must have the data that it began with. */
 static bool open_data(job *j, char error[TRAIN_ERROR]) {
     if (is_llama(j)) {
         if (!text_read(j->settings.data, &j->text, error)) return false;
-        j->data_hash = hash_bytes(j->text.bytes, j->text.count);
-        if (j->tokenizer.json) j->data_hash ^= hash_bytes(j->tokenizer.json, strlen(j->tokenizer.json));
+        j->data_hash = job_hash(j->text.bytes, j->text.count);
+        if (j->tokenizer.json) j->data_hash ^= job_hash(j->tokenizer.json, strlen(j->tokenizer.json));
         return model_tokenizer_encode(&j->tokenizer, &j->text, error);
     }
     if (strcmp(j->settings.model, "convnet") != 0)
         return train_fail(error, "unknown model \"%s\"; models are llama and convnet", j->settings.model);
     if (!images_read(j->settings.data, &j->images, error)) return false;
     const image_data *i = &j->images;
-    j->data_hash = hash_bytes(i->pixels, (size_t)(i->count * i->height * i->width * i->channels)) ^
-                   hash_bytes(i->label, (size_t)i->count * sizeof *i->label);
+    j->data_hash = job_hash(i->pixels, (size_t)(i->count * i->height * i->width * i->channels)) ^
+                   job_hash(i->label, (size_t)i->count * sizeof *i->label);
     return true;
 }
 
@@ -55,8 +49,16 @@ static bool convnet_preset(const char *name, convnet_config *config, int64_t *ba
     return false;
 }
 
+/* Once the batch is known. */
+static bool require_whole_shards(const job *j, char error[TRAIN_ERROR]) {
+    int64_t batch = j->settings.batch, shards = j->settings.trainer.shards;
+    return batch % shards == 0 ||
+           train_fail(error, "a batch of %lld rows cannot be split into %lld shards: it must be a multiple of them",
+                      (long long)batch, (long long)shards);
+}
+
 static llama_options llama_options_of(const job_settings *s) {
-    return (llama_options){.batch = s->batch,
+    return (llama_options){.batch = s->batch / s->trainer.shards,
                            .context = s->context,
                            .dtype = s->dtype,
                            .recompute = s->recompute,
@@ -86,6 +88,7 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
         batch = preset->batch;
     }
     if (!j->settings.batch) j->settings.batch = batch;
+    if (!require_whole_shards(j, error)) return false;
     if (!j->settings.context) j->settings.context = j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)
@@ -116,7 +119,8 @@ static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
 
 static bool build_llama(job *j, char error[TRAIN_ERROR]) {
     /* Before the model is built: its tables are as long as the context. */
-    if (!text_source(&j->text, j->settings.batch, j->settings.context, j->settings.trainer.seed, &j->source, error))
+    if (!text_source(&j->text, j->settings.batch, j->settings.trainer.shards, j->settings.context,
+                     j->settings.trainer.seed, &j->source, error))
         return false;
     const llama_options options = llama_options_of(&j->settings);
     llama_build(&j->model, &j->llama, &options);
@@ -128,13 +132,15 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
     if (!convnet_preset(j->settings.preset, &j->convnet, &batch))
         return train_fail(error, "unknown preset \"%s\"; presets are tiny, small, medium, large", j->settings.preset);
     if (!j->settings.batch) j->settings.batch = batch;
+    if (!require_whole_shards(j, error)) return false;
     j->settings.context = 1;
     j->convnet.height = j->images.height;
     j->convnet.width = j->images.width;
     j->convnet.channels = j->images.channels;
     j->convnet.classes = j->images.classes;
-    const convnet_options options = {
-        .batch = j->settings.batch, .dtype = j->settings.dtype, .label_smoothing = j->settings.label_smoothing};
+    const convnet_options options = {.batch = j->settings.batch / j->settings.trainer.shards,
+                                     .dtype = j->settings.dtype,
+                                     .label_smoothing = j->settings.label_smoothing};
     const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
     if (limit.asked || limit.free) {
         const fit_run run = run_of(j);
@@ -146,7 +152,8 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
         j->fit.before = j->fit.needs;
     }
     convnet_build(&j->model, &j->convnet, &options);
-    return images_source(&j->images, j->settings.batch, j->settings.trainer.seed, &j->source, error);
+    return images_source(&j->images, j->settings.batch, j->settings.trainer.shards, j->settings.trainer.seed,
+                         &j->source, error);
 }
 
 static bool require_same_data(const job *j, const json_value *root, char error[TRAIN_ERROR]) {
@@ -212,11 +219,13 @@ static bool create_trainer(job *j, const checkpoint *from, char error[TRAIN_ERRO
 }
 
 static bool lock_out(job *j, char error[TRAIN_ERROR]) {
+    if (!job_is_first(j)) return true;
     j->lock = checkpoint_lock(j->out, error);
     return j->lock >= 0;
 }
 
 static bool open_record(job *j, char error[TRAIN_ERROR]) {
+    if (!job_is_first(j)) return true;
     j->metrics = metrics_open(j->out, j->step, error);
     if (!j->metrics) return false;
     j->seconds = metrics_last(j->metrics).seconds;
@@ -240,12 +249,12 @@ static bool require_no_run(const char *out, bool locked, char error[TRAIN_ERROR]
 }
 
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]) {
-    if (!set_out(j, device, out, error) || !require_no_run(out, false, error)) return false;
+    bool ok = set_out(j, device, out, error) && require_no_run(out, false, error);
     j->settings = *settings;
     char path[CHECKPOINT_PATH];
     checkpoint from = {0};
-    bool other = settings->from[0], ok = true;
-    if (other) ok = checkpoint_open_newest(settings->from, path, &from, error);
+    bool other = settings->from[0];
+    if (other && ok) ok = checkpoint_open_newest(settings->from, path, &from, error);
     if (other && ok && !is_llama(j))
         ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
     const checkpoint *weights = other ? &from : NULL;
@@ -253,7 +262,7 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
     /* The folder is created last, so that a refused run leaves none; by now another run may have come first. */
     ok = ok && lock_out(j, error) && require_no_run(out, true, error) && open_record(j, error);
     checkpoint_close(&from);
-    return ok;
+    return job_meet(j, ok, error);
 }
 
 /* Opens the newest checkpoint of a run and reads its settings. Close it in any case. */
@@ -294,12 +303,14 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
                               is->products[0] ? " and products by " : "", is->products);
 }
 
-bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bool allow_other_bits, const char *out,
-                char error[TRAIN_ERROR]) {
+bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
+                const char *out, char error[TRAIN_ERROR]) {
     checkpoint from = {0};
     /* The first look creates no folder and no lock where there is no run. */
-    bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error) && lock_out(j, error) &&
-              open_newest(out, &from, &j->settings, error);
+    bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error);
+    j->settings.trainer.group = group;
+    ok = ok && lock_out(j, error) && open_newest(out, &from, &j->settings, error);
+    j->settings.trainer.group = group;
     ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
     if (ok) {
         j->settings.arithmetic = *arithmetic;
@@ -308,7 +319,7 @@ bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bo
     ok = ok && prepare(j, &from, true, error) && create_trainer(j, &from, error) && load_moments(j, &from, error) &&
          open_record(j, error);
     checkpoint_close(&from);
-    return ok;
+    return job_meet(j, ok, error);
 }
 
 void job_close(job *j) {
@@ -359,10 +370,9 @@ static bool queue_steps(job *j, int64_t last, char error[TRAIN_ERROR]) {
 bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
     double begin = system_seconds();
     trainer_step_result result;
-    if (!queue_steps(j, last, error)) return false;
-    if (!trainer_collect(j->trainer, &j->source, &result, error)) {
+    if (!queue_steps(j, last, error) || !trainer_collect(j->trainer, &j->source, &result, error)) {
         j->queued = j->step;
-        return false;
+        return trainer_failed_together(j->trainer) ? job_agree(j, false, error) : false;
     }
     j->step++;
     j->seconds += system_seconds() - begin;
@@ -376,7 +386,7 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
     if (validates(j, j->step) &&
         !trainer_evaluate(j->trainer, &j->source, j->settings.validate_parts, &row->validation, error))
         return false;
-    return metrics_add(j->metrics, row, error);
+    return !j->metrics || metrics_add(j->metrics, row, error);
 }
 
 static char *config_text(const job *j) {
@@ -406,7 +416,7 @@ static char *trainer_text(job *j) {
     return json_take(&w);
 }
 
-bool job_save(job *j, char error[TRAIN_ERROR]) {
+static bool save(job *j, char error[TRAIN_ERROR]) {
     checkpoint_content content = {.step = j->step};
     char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
@@ -421,8 +431,13 @@ bool job_save(job *j, char error[TRAIN_ERROR]) {
     free(config);
     free(trainer_json);
     if (!ok) return false;
-    j->saved = j->step;
     snprintf(title, sizeof title, "%s %s, %.3g M parameters", j->settings.model, j->settings.preset,
              (double)model_size(&j->model) / 1e6);
     return metrics_draw(j->metrics, title, error);
+}
+
+bool job_save(job *j, char error[TRAIN_ERROR]) {
+    if (!job_agree(j, !job_is_first(j) || save(j, error), error)) return false;
+    j->saved = j->step;
+    return true;
 }

@@ -2,6 +2,10 @@
 /*
  * A training run: settings, data, model, trainer, record, and checkpoints to resume from. What it prints is up to the
  * command line.
+ *
+ * In a group every process has the run and makes the same calls; rank 0 alone writes to the folder. A failure that one
+ * process finds at the beginning, in a save or before a step's gradients are summed is every process's failure, with
+ * the same sentence; `together` says so.
  */
 #ifndef VJP_TRAIN_JOB_H
 #define VJP_TRAIN_JOB_H
@@ -70,19 +74,23 @@ typedef struct job {
     char later[TRAIN_ERROR]; /* why the step after the next could not be queued; "": it was, or was not tried */
     double seconds;
     uint64_t data_hash;
-    int lock; /* on `out`, until the run is closed */
+    int lock;      /* on `out`, until the run is closed */
+    bool together; /* the last failure is that of all processes */
 } job;
 
-/* Starts a new run in `out`. False: `error` says why; close it in any case. The device must outlive it. */
+/*
+ * Starts a new run in `out`. False: `error` says why; close it in any case. The device must outlive it, and so must the
+ * group of settings->trainer, if any.
+ */
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]);
 
 /* The settings of the newest checkpoint in `out`: which device to open for it. */
 bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERROR]);
 
 /* Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
- * is refused unless `allow_other_bits`. */
-bool job_resume(job *j, vjp_device *device, const job_arithmetic *arithmetic, bool allow_other_bits, const char *out,
-                char error[TRAIN_ERROR]);
+ * is refused unless `allow_other_bits`. The number of processes may be another. */
+bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
+                const char *out, char error[TRAIN_ERROR]);
 
 void job_close(job *j);
 
@@ -93,6 +101,12 @@ void job_close(job *j);
  */
 bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]);
 bool job_is_ahead(const job *j);
+
+/* Whether any process wants to stop here: `wish` is this one's. */
+bool job_stops(job *j, bool wish);
+
+/* Rank 0, or the only process. */
+bool job_is_first(const job *j);
 
 /* Saves a checkpoint of the last step, and draws the curve. */
 bool job_save(job *j, char error[TRAIN_ERROR]);

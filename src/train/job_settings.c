@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "train/job.h"
+#include "train/shards.h"
 
 job_settings job_defaults(void) {
     return (job_settings){.model = "llama",
@@ -22,7 +23,8 @@ job_settings job_defaults(void) {
                                       .beta1 = 0.9,
                                       .beta2 = 0.95,
                                       .eps = 1e-8,
-                                      .seed = 1}};
+                                      .seed = 1,
+                                      .shards = 1}};
 }
 
 /* ---- Settings as JSON -------------------------------------------------------------------------------- */
@@ -36,7 +38,7 @@ typedef struct setting {
     double min, max;
 } setting;
 
-enum { SETTINGS = 30, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 31, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -71,6 +73,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
         {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
         {"products", TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
+        {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
@@ -171,5 +174,6 @@ bool job_settings_read(const json_value *root, job_settings *s, char error[TRAIN
                           json_show(value, shown));
     }
     if (!json_member(root, "residual")) s->residual = s->dtype;
+    if (!s->trainer.shards) s->trainer.shards = 1;
     return true;
 }

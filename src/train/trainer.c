@@ -10,6 +10,7 @@
 #include "core/arithmetic.h"
 #include "graph/program.h"
 #include "op/op.h"
+#include "train/shards.h"
 
 /* What trainer_plan() has planned so far. */
 typedef struct planning {
@@ -43,6 +44,13 @@ typedef struct batch {
 
 enum { DEPTH = 2, BATCHES = 2 };
 
+/* What each process of a group tells the others of a step before the gradients are summed. */
+typedef struct rank_report {
+    int32_t failed;
+    float norm;   /* of the step before, which must have the same bits everywhere */
+    float loss[]; /* [parts] */
+} rank_report;
+
 struct trainer {
     vjp_device *device;
     train_model *model;
@@ -61,6 +69,11 @@ struct trainer {
     batch batch[BATCHES];
     int next_batch;
     size_t input_bytes, target_bytes, target_offset;
+    shards shards;
+    int64_t parts;  /* of a step, computed by this process: own shards, each with its parts of the batch */
+    rank_report *shared; /* [size of the group]; NULL: one process */
+    bool together;  /* the last failure was found by all processes */
+    float last_norm;
     /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
@@ -209,7 +222,7 @@ static bool compile_parts(trainer *t) {
         t->values[t->model->parameters + i] = t->track[i].gradient = add_gradient(t, i);
     /* The mean over the parts of a batch. */
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
-    share.factor = 1 / (double)t->options.accumulate;
+    share.factor = 1 / (double)(t->options.accumulate * t->shards.count);
     vjp_value loss = vjp_graph_scale(graph, t->model->loss, &share), watched = watch(t, t->model->loss);
     return compile_part(t, loss, watched, 0, &t->first) && compile_part(t, loss, watched, 1, &t->more) &&
            compile_update(t, 0, &t->update);
@@ -223,7 +236,7 @@ static bool compile_all(trainer *t) {
         t->track[i] = (tracked){.count = count_of(&shape)};
         t->values[i] = t->model->parameter[i].value;
     }
-    return t->options.accumulate > 1 ? compile_parts(t) : compile_whole(t);
+    return t->options.accumulate * t->shards.count > 1 ? compile_parts(t) : compile_whole(t);
 }
 
 /* The program that takes AdamW's step. */
@@ -275,7 +288,7 @@ static bool copies_beside(const trainer *t) {
 }
 
 static bool make_flights(trainer *t) {
-    size_t numbers = 2 + (size_t)t->options.accumulate, bytes = sizeof(int64_t) + numbers * sizeof(float);
+    size_t numbers = 2 + (size_t)t->parts, bytes = sizeof(int64_t) + numbers * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
     t->flight_memory = new_host(t->device, DEPTH * bytes);
     for (int i = 0; i < DEPTH && t->flight_memory; i++) {
@@ -298,6 +311,34 @@ static bool make_batches(trainer *t) {
     return true;
 }
 
+static size_t report_bytes(const trainer *t) {
+    return sizeof(rank_report) + (size_t)t->parts * sizeof(float);
+}
+
+static rank_report *report_of(const trainer *t, int32_t rank) {
+    return (rank_report *)(void *)((char *)t->shared + (size_t)rank * report_bytes(t));
+}
+
+static bool make_reports(trainer *t) {
+    size_t size = (size_t)vjp_group_size(t->options.group);
+    if (size > 1) t->shared = calloc(size, report_bytes(t));
+    return size == 1 || t->shared;
+}
+
+/* Gradients of shards are summed where the first program keeps them. */
+static bool make_shards(trainer *t) {
+    if (t->shards.count == 1) return true;
+    size_t count = (size_t)t->model->parameters;
+    vjp_tensor *gradient = calloc(count + 1, sizeof *gradient);
+    bool ok =
+        gradient || vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for a list of %zu gradients", count) == VJP_OK;
+    for (size_t i = 0; i < count && ok; i++)
+        ok = vjp_program_tensor(t->first, t->track[i].gradient, &gradient[i]) == VJP_OK;
+    ok = ok && shards_create(&t->shards, gradient, count) == VJP_OK;
+    free(gradient);
+    return ok;
+}
+
 /* A trainer with its lists of values and nothing else. NULL: `error` says why. */
 static trainer *new_trainer(vjp_device *device, train_model *model, const trainer_options *options,
                             char error[TRAIN_ERROR]) {
@@ -306,9 +347,12 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         return NULL;
     }
     size_t count = (size_t)model->parameters;
+    shards split;
+    if (!shards_split(&split, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
     trainer *t = calloc(1, sizeof *t);
     if (t) {
-        *t = (trainer){.device = device, .model = model, .options = *options};
+        *t = (trainer){.device = device, .model = model, .options = *options, .shards = split};
+        t->parts = options->accumulate * split.own;
         t->input_bytes = bytes_of(model, model->input);
         t->target_bytes = bytes_of(model, model->target);
         t->track = calloc(count + 1, sizeof *t->track);
@@ -333,8 +377,10 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     vjp_program_report all = {.struct_size = sizeof all};
     ok = ok && vjp_plan(device, model->graph, p.results, p.count, &all) == VJP_OK;
     p.needs.cost = step;
-    size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes) : 0;
-    if (ok && (!vjp_add_size(all.persistent_bytes, batches, &p.needs.kept_bytes) ||
+    size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes) : 0, buffers;
+    if (ok && (!vjp_mul_size((size_t)shards_buffers(&t->shards) * sizeof(float), (size_t)model_size(model), &buffers) ||
+               !vjp_add_size(all.persistent_bytes, buffers, &p.needs.kept_bytes) ||
+               !vjp_add_size(p.needs.kept_bytes, batches, &p.needs.kept_bytes) ||
                !vjp_add_size(p.needs.kept_bytes, p.needs.arena_bytes, &p.needs.bytes)))
         ok = vjp_fail(device, VJP_INVALID, "the bytes of a training step do not fit size_t") == VJP_OK;
     if (ok)
@@ -354,10 +400,10 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
     t->name = calloc(3 * count + 1, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
-    bool ok = t->tensor && t->name && t->copy && make_flights(t) && make_batches(t);
+    bool ok = t->tensor && t->name && t->copy && make_flights(t) && make_batches(t) && make_reports(t);
     if (!ok)
         train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
-    else if (!compile_all(t) || !fill_initial_values(t)) {
+    else if (!compile_all(t) || !fill_initial_values(t) || !make_shards(t)) {
         device_failed(t, error);
         ok = false;
     }
@@ -386,6 +432,8 @@ void trainer_destroy(trainer *t) {
         vjp_free(t->device, t->batch[i].device);
     }
     free_host(t->device, t->flight_memory);
+    shards_free(&t->shards);
+    free(t->shared);
     free(t->track);
     free(t->values);
     free(t->tensor);
@@ -448,13 +496,15 @@ static bool receive(trainer *t, vjp_program *program, vjp_value value, float *to
            vjp_download_async(t->device, to, from.data, from.offset, sizeof *to) == VJP_OK;
 }
 
-/* A part's program: the first writes the gradients, the others add to them. */
+/* A part's program: the first of a shard writes the gradients, the others add to them. */
 static vjp_program *program_of(trainer *t, int64_t part) {
-    return part ? t->more : t->first;
+    return part % t->options.accumulate ? t->more : t->first;
 }
 
+/* The number of an own part in the whole run: shards of one batch are neighbours. */
 static uint64_t number_of(const trainer *t, int64_t step, int64_t part) {
-    return (uint64_t)((step - 1) * t->options.accumulate + part);
+    int64_t each = t->options.accumulate, shard = t->shards.first + part / each;
+    return (uint64_t)(((step - 1) * each + part % each) * t->shards.count + shard);
 }
 
 static bool clear_gradients(trainer *t) {
@@ -506,20 +556,89 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
 }
 
 int trainer_depth(const trainer *t) {
-    return t->device->backend->event_create ? DEPTH : 1;
+    return t->device->backend->event_create && !t->shared ? DEPTH : 1;
+}
+
+bool trainer_failed_together(const trainer *t) {
+    return t->together;
+}
+
+double trainer_group_seconds(trainer *t) {
+    double seconds = t->shards.seconds;
+    t->shards.seconds = 0;
+    return seconds;
+}
+
+/* Computes the own parts of a step, and adds the gradients of own shards. */
+static bool run_parts(trainer *t, const train_source *source, flight *f) {
+    int64_t each = t->options.accumulate;
+    bool ok = true;
+    for (int64_t part = 0; part < t->parts && ok; part++) {
+        vjp_program *program = program_of(t, part);
+        ok = feed(t, program, source, false, number_of(t, f->step, part)) && vjp_program_run(program) == VJP_OK &&
+             receive(t, program, t->model->loss, &f->loss[part]);
+        if (ok && part % each == each - 1) ok = shards_add(&t->shards, part / each) == VJP_OK;
+    }
+    return ok;
+}
+
+/* Whether all processes are as they should be after the own parts of a step. A loss that is not finite is left to
+ * trainer_collect(). */
+static bool check_reports(trainer *t, int64_t step) {
+    for (int32_t rank = 0; rank < vjp_group_size(t->options.group); rank++) {
+        const rank_report *r = report_of(t, rank);
+        bool own = rank == vjp_group_rank(t->options.group);
+        if (r->failed) return own ? false : vjp_fail(t->device, VJP_GROUP_FAILED, "%s", "") == VJP_OK;
+        if (memcmp(&r->norm, &report_of(t, 0)->norm, sizeof r->norm) != 0)
+            return vjp_fail(t->device, VJP_GROUP_FAILED,
+                            "step %lld: rank %d computed other bits than rank 0: the norm of the gradients was %.9g, "
+                            "not %.9g; its processor, memory or library is not the same",
+                            (long long)step - 1, (int)rank, (double)r->norm, (double)report_of(t, 0)->norm) == VJP_OK;
+    }
+    return true;
+}
+
+/* Tells the other processes how the own parts went. False: one has failed, and all of them know. */
+static bool agree(trainer *t, flight *f, bool ok) {
+    char sentence[VJP_ERROR_BYTES];
+    ok = ok && vjp_synchronize(t->device) == VJP_OK; /* the losses are in the host's memory */
+    snprintf(sentence, sizeof sentence, "%s", vjp_error(t->device));
+    rank_report *own = report_of(t, vjp_group_rank(t->options.group));
+    *own = (rank_report){.failed = !ok, .norm = t->last_norm};
+    memcpy(own->loss, f->loss, (size_t)t->parts * sizeof *f->loss);
+    if (vjp_group_share(t->options.group, t->shared, report_bytes(t)) != VJP_OK) return false;
+    t->together = true;
+    if (!ok) return vjp_fail(t->device, VJP_GROUP_FAILED, "%s", sentence) == VJP_OK;
+    return check_reports(t, f->step);
+}
+
+/* Loss `part` of a step, counted over all processes; the step's parts are in the order of their shards. */
+static float loss_of(const trainer *t, const flight *f, int64_t part) {
+    return t->shared ? report_of(t, (int32_t)(part / t->parts))->loss[part % t->parts] : f->loss[part];
+}
+
+static int64_t all_parts(const trainer *t) {
+    return t->parts * vjp_group_size(t->options.group);
 }
 
 /* All of a step, with its results on their way into `f`. */
 static bool enqueue(trainer *t, const train_source *source, flight *f) {
-    int64_t parts = t->options.accumulate;
     vjp_program *last = updating(t);
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
     bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate) && send(t, last, t->step, f->number, sizeof *f->number);
-    for (int64_t part = 0; part < parts && ok; part++) {
-        vjp_program *program = program_of(t, part);
-        ok = feed(t, program, source, false, number_of(t, f->step, part)) && vjp_program_run(program) == VJP_OK &&
-             receive(t, program, t->model->loss, &f->loss[part]);
+    t->together = false;
+    ok = ok && run_parts(t, source, f);
+    if (t->shared) {
+        if (!agree(t, f, ok)) return false;
+        t->together = false;
+        /* A process's guard has seen its own losses alone: a bad one of another must suppress the step here, too. */
+        for (int64_t part = 0; part < all_parts(t); part++)
+            if (!isfinite(loss_of(t, f, part))) {
+                *f->norm = NAN;
+                return vjp_event_record(t->device, &f->done) == VJP_OK;
+            }
+        ok = shards_sum(&t->shards) == VJP_OK;
     }
     if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
     return ok && receive(t, last, t->norm, f->norm) && vjp_event_record(t->device, &f->done) == VJP_OK;
@@ -549,7 +668,7 @@ static void drop_flights(trainer *t) {
 
 bool trainer_collect(trainer *t, const train_source *source, trainer_step_result *result, char error[TRAIN_ERROR]) {
     flight *f = &t->flight[t->oldest];
-    int64_t parts = t->options.accumulate;
+    int64_t parts = all_parts(t);
     double sum = 0;
     if (!t->queued) return train_fail(error, "no step has been queued");
     if (vjp_event_wait(t->device, f->done) != VJP_OK) {
@@ -559,16 +678,22 @@ bool trainer_collect(trainer *t, const train_source *source, trainer_step_result
         return false;
     }
     for (int64_t part = 0; part < parts; part++) {
-        if (!isfinite(f->loss[part])) {
+        float loss = loss_of(t, f, part);
+        if (!isfinite(loss)) {
             drop_flights(t);
-            return explain(t, source, f->step, part, "loss", f->loss[part], error);
+            t->together = t->shared != NULL;
+            int64_t own = part - t->parts * vjp_group_rank(t->options.group);
+            if (own < 0 || own >= t->parts) return train_fail(error, "%s", "");
+            return explain(t, source, f->step, own, "loss", loss, error);
         }
-        sum += f->loss[part];
+        sum += loss;
     }
     if (!isfinite(*f->norm)) {
         drop_flights(t);
-        return explain(t, source, f->step, parts - 1, "norm of the gradients", *f->norm, error);
+        t->together = t->shared != NULL;
+        return explain(t, source, f->step, t->parts - 1, "norm of the gradients", *f->norm, error);
     }
+    t->last_norm = *f->norm;
     free_event(t, &f->done);
     t->oldest = (t->oldest + 1) % DEPTH;
     t->queued--;
@@ -592,14 +717,23 @@ static bool run_validation(trainer *t, const train_source *source, uint64_t part
 
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
     if (!t->forward && !compile(t, &t->model->loss, 1, &t->forward)) return device_failed(t, error);
-    if (parts > source->validation_parts) parts = source->validation_parts;
-    double sum = 0;
-    for (int64_t part = 0; part < parts; part++) {
-        double own;
-        if (!run_validation(t, source, (uint64_t)part, &own)) return device_failed(t, error);
-        sum += own;
-    }
-    *loss = parts ? sum / (double)parts : NAN;
+    const shards *s = &t->shards;
+    parts = vjp_min(parts, source->validation_parts / s->count);
+    /* Every process computes its own shards of each batch; the losses are added in the order of the parts. */
+    int64_t size = vjp_group_size(t->options.group), each = parts * s->own;
+    double sum = 0, *all = calloc((size_t)(each * size) + 1, sizeof *all);
+    if (!all) return train_fail(error, "there is no memory for the losses of %lld parts", (long long)(each * size));
+    double *own = all + each * vjp_group_rank(t->options.group);
+    bool ok = true;
+    for (int64_t i = 0; i < each && ok; i++)
+        ok = run_validation(t, source, (uint64_t)(i / s->own * s->count + s->first + i % s->own), &own[i]);
+    if (ok && size > 1 && each) ok = vjp_group_share(t->options.group, all, (size_t)each * sizeof *all) == VJP_OK;
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t shard = 0; shard < s->count; shard++)
+            sum += all[shard / s->own * each + part * s->own + shard % s->own];
+    free(all);
+    if (!ok) return device_failed(t, error);
+    *loss = parts ? sum / (double)(parts * s->count) : NAN;
     return true;
 }
 

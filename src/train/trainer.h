@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Training a model on one device. A step is one program: loss, gradients, their norm, clipping, and AdamW's step. Where
- * a batch has several parts, there are three: one writes the gradients of the first part, one adds those of the others,
- * and the last measures, clips and takes the step.
+ * Training a model on one device, or on one device of each process of a group. A step is one program: loss, gradients,
+ * their norm, clipping, and AdamW's step. Where a batch has several parts, there are three: one writes the gradients of
+ * the first part, one adds those of the others, and the last measures, clips and takes the step. A batch's rows can be
+ * split into shards (shards.h), which are parts, too, and which the processes of a group share.
  *
  * Steps are queued and their results are collected later, so that a GPU computes one step while the host prepares the
  * next. A loss or norm that is not finite suppresses its step on the device, and all later ones until the host has seen
@@ -24,11 +25,14 @@ typedef struct trainer_options {
     double max_norm;     /* of all gradients together; 0: no limit */
     double beta1, beta2, eps;
     uint64_t seed;
+    int64_t
+        shards; /* into which the rows of a batch are split, a power of two; 0 is 1. The model has the rows of one */
+    vjp_group *group; /* of processes that share the shards; NULL: one process */
 } trainer_options;
 
 /*
  * Where batches come from: `fill` writes the input and target of one part. They depend on `part`, counted from 0 over
- * the whole run, and nothing else, so that a run can be resumed.
+ * the whole run, and nothing else, so that a run can be resumed. The shards of a batch are consecutive parts.
  */
 typedef struct train_source {
     void *context;
@@ -81,7 +85,16 @@ bool trainer_collect(trainer *t, const train_source *source, trainer_step_result
 bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_step_result *result,
                   char error[TRAIN_ERROR]);
 
-/* The mean loss over the first `parts` parts of the validation data. */
+/*
+ * Whether the last failure is one that every process of the group has found at the same step: a loss or norm that is
+ * not finite, or a failure of one that it could still tell the others. `error` is "" in those that know no more.
+ */
+bool trainer_failed_together(const trainer *t);
+
+/* Seconds spent in the group's sums since the last call. */
+double trainer_group_seconds(trainer *t);
+
+/* The mean loss over the first `parts` batches of the validation data. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
 
 /* Stops the step that is being queued, unless it already changes weights; for a signal handler. */

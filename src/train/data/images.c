@@ -252,12 +252,14 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
     const image_data *images = context;
     int64_t each = picture_bytes(images);
     float *to = input;
-    for (int64_t row = 0; row < images->batch; row++) {
+    uint64_t batch = part / (uint64_t)images->shards, first = part % (uint64_t)images->shards * (uint64_t)images->rows;
+    for (int64_t row = 0; row < images->rows; row++) {
         int64_t which;
         if (validation) {
-            which = images->trained + (int64_t)part * images->batch + row;
+            which = images->trained + (int64_t)part * images->rows + row;
         } else {
-            vjp_philox words = {{(uint32_t)part, (uint32_t)(part >> 32), (uint32_t)row, 0x70696374u /* "pict" */}};
+            vjp_philox words = {
+                {(uint32_t)batch, (uint32_t)(batch >> 32), (uint32_t)first + (uint32_t)row, 0x70696374u /* "pict" */}};
             words = vjp_philox4x32_10(words, (uint32_t)images->seed, (uint32_t)(images->seed >> 32));
             which = (int64_t)(((uint64_t)words.word[0] << 32 | words.word[1]) % (uint64_t)images->trained);
         }
@@ -268,11 +270,13 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
     }
 }
 
-bool images_source(image_data *images, int64_t batch, uint64_t seed, train_source *source, char error[TRAIN_ERROR]) {
+bool images_source(image_data *images, int64_t batch, int64_t shards, uint64_t seed, train_source *source,
+                   char error[TRAIN_ERROR]) {
     if (!images->trained) return train_fail(error, "there are no pictures to train on");
-    images->batch = batch;
+    images->rows = batch / shards;
+    images->shards = shards;
     images->seed = seed;
-    *source =
-        (train_source){.context = images, .fill = fill, .validation_parts = (images->count - images->trained) / batch};
+    *source = (train_source){
+        .context = images, .fill = fill, .validation_parts = (images->count - images->trained) / batch * shards};
     return true;
 }

@@ -19,7 +19,7 @@ typedef struct image_data {
     int64_t height, width, channels, classes;
     char (*class_name)[64]; /* [classes] */
     /* Set by images_source(). */
-    int64_t batch;
+    int64_t rows, shards; /* `rows` of one shard */
     uint64_t seed;
 } image_data;
 
@@ -27,7 +27,11 @@ typedef struct image_data {
 bool images_read(const char *path, image_data *images, char error[TRAIN_ERROR]);
 void images_free(image_data *images);
 
-/* Batches of f32 pictures, each pixel scaled to (value / 255 - 0.5) * 2. False: there are too few pictures. */
-bool images_source(image_data *images, int64_t batch, uint64_t seed, train_source *source, char error[TRAIN_ERROR]);
+/*
+ * Batches of f32 pictures, each pixel scaled to (value / 255 - 0.5) * 2. Each part is one of the `shards` of a batch,
+ * whose pictures are the same for any number of them. False: there are too few pictures.
+ */
+bool images_source(image_data *images, int64_t batch, int64_t shards, uint64_t seed, train_source *source,
+                   char error[TRAIN_ERROR]);
 
 #endif

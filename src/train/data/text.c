@@ -117,12 +117,14 @@ static int32_t token_at(const text_data *text, size_t at) {
 static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
     const text_data *text = context;
     int32_t *tokens = input;
-    for (int64_t row = 0; row < text->batch; row++) {
+    uint64_t batch = part / (uint64_t)text->shards, first = part % (uint64_t)text->shards * (uint64_t)text->rows;
+    for (int64_t row = 0; row < text->rows; row++) {
         size_t at;
         if (validation) {
-            at = text->trained + ((size_t)part * (size_t)text->batch + (size_t)row) * (size_t)text->context;
+            at = text->trained + ((size_t)part * (size_t)text->rows + (size_t)row) * (size_t)text->context;
         } else {
-            vjp_philox words = {{(uint32_t)part, (uint32_t)(part >> 32), (uint32_t)row, 0x74657874u /* "text" */}};
+            vjp_philox words = {
+                {(uint32_t)batch, (uint32_t)(batch >> 32), (uint32_t)first + (uint32_t)row, 0x74657874u /* "text" */}};
             words = vjp_philox4x32_10(words, (uint32_t)text->seed, (uint32_t)(text->seed >> 32));
             uint64_t wide = (uint64_t)words.word[0] << 32 | words.word[1];
             at = (size_t)(wide % (text->trained - (size_t)text->context));
@@ -134,17 +136,18 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
     }
 }
 
-bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
+bool text_source(text_data *text, int64_t batch, int64_t shards, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]) {
     if (text->trained <= (size_t)context)
         return train_fail(error, "the text has %zu %s to train on; a context of %lld needs at least %lld",
                           text->trained, text->tokens.count ? "tokens" : "bytes", (long long)context,
                           (long long)context + 1);
-    text->batch = batch;
+    text->rows = batch / shards;
+    text->shards = shards;
     text->context = context;
     text->seed = seed;
     int64_t kept = (int64_t)(text->length - text->trained);
-    *source =
-        (train_source){.context = text, .fill = fill, .validation_parts = kept > 0 ? (kept - 1) / context / batch : 0};
+    *source = (train_source){
+        .context = text, .fill = fill, .validation_parts = kept > 0 ? (kept - 1) / context / batch * shards : 0};
     return true;
 }

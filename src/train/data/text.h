@@ -26,7 +26,7 @@ typedef struct text_data {
     size_t files_room;
     int64_t left_out; /* files of a folder that are not text: they have zero bytes */
     /* Set by text_source(). */
-    int64_t batch, context;
+    int64_t rows, shards, context; /* `rows` of one shard */
     uint64_t seed;
 } text_data;
 
@@ -39,8 +39,11 @@ enum { TEXT_TOKENS = 256 }; /* bytes */
 /* Sets how many tokens there are, and with it the part for validation. */
 void text_set_length(text_data *text, size_t length);
 
-/* Batches of `batch` rows of `context` tokens; each target is the next token. False: the text is too short. */
-bool text_source(text_data *text, int64_t batch, int64_t context, uint64_t seed, train_source *source,
+/*
+ * Batches of `batch` rows of `context` tokens; each target is the next token. Each part is one of the `shards` of a
+ * batch, whose rows are the same for any number of them. False: the text is too short.
+ */
+bool text_source(text_data *text, int64_t batch, int64_t shards, int64_t context, uint64_t seed, train_source *source,
                  char error[TRAIN_ERROR]);
 
 #endif

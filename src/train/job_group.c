@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/* Agreement of the processes of a run. */
+#include "train/job_group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t job_hash(const void *bytes, size_t count) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
+    return hash;
+}
+
+static vjp_group *group_of(const job *j) {
+    return j->settings.trainer.group;
+}
+
+bool job_is_first(const job *j) {
+    return vjp_group_rank(group_of(j)) == 0;
+}
+
+/* Shares what each process has, `bytes` of it. NULL: `error` says why. free() it. */
+static void *share(job *j, const void *own, size_t bytes, char error[TRAIN_ERROR]) {
+    size_t size = (size_t)vjp_group_size(group_of(j)), rank = (size_t)vjp_group_rank(group_of(j));
+    char *all = calloc(size, bytes);
+    if (!all) {
+        train_fail(error, "there is no memory for the reports of %zu processes", size);
+        return NULL;
+    }
+    memcpy(all + rank * bytes, own, bytes);
+    if (vjp_group_share(group_of(j), all, bytes) == VJP_OK) return all;
+    train_fail(error, "%s", vjp_error(j->device));
+    free(all);
+    return NULL;
+}
+
+typedef struct outcome {
+    int32_t failed;
+    char sentence[TRAIN_ERROR];
+} outcome;
+
+bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]) {
+    int32_t size = vjp_group_size(group_of(j)), speaker = -1;
+    j->together = false;
+    if (size == 1) return ok;
+    outcome own = {.failed = !ok};
+    if (!ok) snprintf(own.sentence, sizeof own.sentence, "%s", error);
+    outcome *all = share(j, &own, sizeof own, error);
+    if (!all) return false;
+    bool same = true;
+    for (int32_t rank = size - 1; rank >= 0; rank--) {
+        ok = ok && !all[rank].failed;
+        if (all[rank].failed && (all[rank].sentence[0] || speaker < 0)) speaker = rank;
+    }
+    for (int32_t rank = 0; rank < size && !ok; rank++)
+        same = same && strcmp(all[rank].sentence, all[speaker].sentence) == 0;
+    if (!ok && same) train_fail(error, "%s", all[speaker].sentence);
+    if (!ok && !same) train_fail(error, "rank %d: %.*s", (int)speaker, TRAIN_ERROR - 32, all[speaker].sentence);
+    j->together = !ok;
+    free(all);
+    return ok;
+}
+
+bool job_stops(job *j, bool wish) {
+    int32_t size = vjp_group_size(group_of(j)), own = wish;
+    char ignored[TRAIN_ERROR];
+    if (size == 1) return wish;
+    int32_t *all = share(j, &own, sizeof own, ignored); /* the next step fails, too, and says why */
+    bool stops = false;
+    for (int32_t rank = 0; all && rank < size; rank++)
+        stops = stops || all[rank];
+    free(all);
+    return stops;
+}
+
+/* ---- What must be the same --------------------------------------------------------------------------- */
+
+enum { LIBRARY, SETTINGS, DATA, STEP, ALIKE };
+
+static const char *const alike_names[ALIKE] = {"another version of vjp", "other settings", "other data",
+                                               "another checkpoint"};
+
+/* Paths and the number of a device may differ from machine to machine. */
+static uint64_t hash_settings(const job *j) {
+    job_settings s = j->settings;
+    s.data[0] = s.from[0] = s.tokenizer[0] = 0;
+    s.arithmetic.device[strcspn(s.arithmetic.device, ":")] = 0;
+    json_writer w = {0};
+    json_put_object(&w, NULL);
+    job_settings_write(&w, &s);
+    json_put_object_end(&w);
+    char *text = json_take(&w);
+    uint64_t hash = text ? job_hash(text, strlen(text)) : 0;
+    free(text);
+    return hash;
+}
+
+bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
+    int32_t size = vjp_group_size(group_of(j));
+    if (!job_agree(j, ok, error)) return false;
+    if (size == 1) return true;
+    uint64_t own[ALIKE] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
+                           (uint64_t)j->step};
+    uint64_t(*all)[ALIKE] = share(j, own, sizeof own, error);
+    if (!all) return false;
+    for (int32_t rank = 1; rank < size && ok; rank++)
+        for (int i = 0; i < ALIKE && ok; i++)
+            if (all[rank][i] != all[0][i])
+                ok = train_fail(error, "rank %d has %s than rank 0, so they cannot train together", (int)rank,
+                                alike_names[i]);
+    j->together = !ok;
+    free(all);
+    return ok;
+}

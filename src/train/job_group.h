@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* What the processes of a run tell each other besides gradients: failures, and whether they compute the same. */
+#ifndef VJP_TRAIN_JOB_GROUP_H
+#define VJP_TRAIN_JOB_GROUP_H
+
+#include "train/job.h"
+
+/* FNV-1a. */
+uint64_t job_hash(const void *bytes, size_t count);
+
+/*
+ * Every process calls it with its own result. True: all are. False: `error` is in every process the sentence of the
+ * lowest rank that has one, and names the rank unless all say the same.
+ */
+bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]);
+
+/* job_agree() at the beginning of a run, which also refuses processes of another library, settings, data or step. */
+bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]);
+
+#endif
