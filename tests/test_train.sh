@@ -365,7 +365,7 @@ if "$vjp" info --json | grep -q '"instruction_sets": \[[^]]*"plain"'; then
 fi
 # A checkpoint that has not recorded it is resumed as it is.
 cp -r "$work/stopped" "$work/old"
-grep -vE '"(tokenizer|memory|residual|device|instructions|products)"' "$work/stopped/latest/trainer.json" | sed 's/\("seed": [0-9]*\),/\1/' >"$work/old/latest/trainer.json"
+grep -vE '"(tokenizer|memory|residual|device|instructions|products|shards)"' "$work/stopped/latest/trainer.json" | sed 's/\("seed": [0-9]*\),/\1/' >"$work/old/latest/trainer.json"
 expect 0 "done at step $steps" train --resume --out "$work/old"
 
 # Data that changed would not give the same bits; the record stays as it was.
@@ -408,10 +408,11 @@ change() {
     cp "$work/cut" "$broken"
 }
 for change in 'accumulate 0' 'accumulate -1' 'batch -3' 'batch 0' 'context 0' 'steps "many"' 'rate null' 'dtype "i32"' 'keep 0' \
-    'dtype "f64"' 'steps -1' 'warmup -5' 'validate_every -1' 'save_every -1' 'accumulate 4000000000000000000'; do
+    'dtype "f64"' 'shards 0' 'steps -1' 'warmup -5' 'validate_every -1' 'save_every -1' 'accumulate 4000000000000000000'; do
     broken 'trainer.json' trainer.json "change $change"
 done
 
+broken 'there are 6 shards; it must be a power of two' trainer.json 'change shards 6; change batch 6'
 broken 'unknown model "gpt"' trainer.json 'change model "\"gpt\""'
 
 # ---- sample ----

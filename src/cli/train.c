@@ -39,12 +39,14 @@ static void handle_signals(const job *j) {
 }
 
 /*
- * Ends a run that failed. A failure that all processes know is printed by rank 0, one that only this process knows by
- * this one; if the communication failed, by the lowest rank that is known to be alive, while the others give it time.
- * In the last two cases the launcher ends the other processes, which may be waiting.
+ * Ends a run that failed, before or after it `began`. A failure that all processes know is printed by rank 0, one that
+ * only this process knows by this one; if the communication failed, by the lowest rank that is known to be alive, while
+ * the others give it time. In the last two cases the launcher ends the other processes, which may be waiting.
  */
-static int fail_run(const job *j, const char *error, const char *more) {
+static int fail_run(const job *j, const char *error, bool began) {
     enum { GRACE_SECONDS = 3 };
+    const char *more = j->saved >= 0 ? "; the last checkpoint is intact" : "; nothing had been saved";
+    if (!began) more = "";
     vjp_group *group = j->settings.trainer.group;
     if (vjp_group_size(group) == 1 || (j->together && job_is_first(j))) return cli_fail("train", "%s%s", error, more);
     if (j->together) return CLI_FAILURE;
@@ -196,14 +198,14 @@ static int train(job *j, screen *s, int64_t stop_at) {
         if (!job_step(j, asked_to_stop ? j->step : stop_at, &row, error)) {
             if (asked_to_stop && alone) break;
             if (s->terminal && job_is_first(j)) putchar('\n');
-            return fail_run(j, error, j->saved >= 0 ? "; the last checkpoint is intact" : "; nothing had been saved");
+            return fail_run(j, error, true);
         }
         if (job_is_first(j)) show(s, j, &row);
         bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
-        if (due && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, "");
+        if (due && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, true);
     }
     /* A run that had nothing left to do saves, too, which removes what a killed run may have left behind. */
-    if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return fail_run(j, error, "");
+    if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return fail_run(j, error, true);
     if (!s->json && job_is_first(j)) show_end(s, j);
     if (!cli_write_error()) return CLI_OK;
     return cli_fail("train", "standard output cannot be written: %s; the run is saved at step %lld",
@@ -356,13 +358,15 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     if (ok) {
         handle_signals(&j);
         cli_defer_write_errors();
-        screen seen = {.json = a->json, .terminal = system_output_is_terminal()};
+        /* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
+        bool terminal = system_output_is_terminal() && !vjp_group_launcher();
+        screen seen = {.json = a->json, .terminal = terminal};
         if (!a->json && job_is_first(&j)) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
         running = NULL;
     } else {
-        status = fail_run(&j, error, "");
+        status = fail_run(&j, error, false);
     }
     job_close(&j);
     return status;

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Groups: sums, ranges, copies and shared memory of 1 to 8 ranks, which are threads here (thread_engine.c), bit for bit
+ * against a tree that is added by hand; devices whose memory the host cannot read; what is refused; and what a rank
+ * says of another that does not answer. And the sum over the shards of a batch, which must have the same bits however
+ * the shards are spread over ranks.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/group.h"
+#include "core/core.h"
+#include "train/shards.h"
+#include "vjp_engine.h"
+
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_engine) == 56, "vjp_engine");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_message) == 48, "vjp_message");
+_Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
+
+enum { MAX_RANKS = 8, LONGEST = 3 * 65536 + 7 /* elements: several blocks, none of them even */ };
+
+/* ---- Ranks as threads -------------------------------------------------------------------------------- */
+
+/* cmocka's checks may only fail in its own thread, so that a rank reports what is wrong. */
+typedef struct rank_work {
+    vjp_device *device;
+    vjp_group *group;
+    bool far;         /* the device's memory is not the host's */
+    int64_t elements; /* of the case */
+    char wrong[256];
+} rank_work;
+
+typedef void rank_task(rank_work *w);
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition) && !w->wrong[0])                                                                              \
+            snprintf(w->wrong, sizeof w->wrong, "%s:%d: %.150s", __FILE__, __LINE__, #condition);                      \
+    } while (0)
+
+typedef struct started {
+    rank_work work;
+    rank_task *task;
+    double timeout;
+} started;
+
+static void *run_rank(void *argument) {
+    started *s = argument;
+    rank_work *w = &s->work;
+    vjp_backend backend;
+    const vjp_group_options options = {sizeof options, s->timeout};
+    vjp_options one = VJP_OPTIONS_DEFAULTS;
+    one.threads = 1;
+    one.workspace_bytes = 64;
+    REQUIRE(vjp_open("cpu", &one, &w->device) == VJP_OK);
+    const vjp_backend *own = w->device->backend;
+    if (w->far) {
+        backend = *own;
+        backend.host_memory = 0;
+        w->device->backend = &backend;
+    }
+    REQUIRE(vjp_group_open(w->device, "threads", &options, &w->group) == VJP_OK);
+    if (w->group) s->task(w);
+    vjp_group_close(w->group);
+    w->device->backend = own;
+    vjp_close(w->device);
+    return NULL;
+}
+
+static void run_ranks(int size, rank_task *task, int64_t elements, bool far) {
+    started ranks[MAX_RANKS] = {0};
+    pthread_t thread[MAX_RANKS];
+    char text[16];
+    snprintf(text, sizeof text, "%d", size);
+    setenv("VJP_TEST_RANKS", text, 1);
+    for (int i = 0; i < size; i++) {
+        ranks[i] = (started){.work = {.elements = elements, .far = far}, .task = task, .timeout = 20};
+        assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &ranks[i]), 0);
+    }
+    for (int i = 0; i < size; i++)
+        pthread_join(thread[i], NULL);
+    for (int i = 0; i < size; i++)
+        if (ranks[i].work.wrong[0])
+            fail_msg("%d ranks, %lld elements: %s", size, (long long)elements, ranks[i].work.wrong);
+}
+
+/* ---- Numbers whose sum depends on the order ---------------------------------------------------------- */
+
+static float number_of(int64_t shard, int64_t element) {
+    uint32_t x = (uint32_t)(shard * 2654435761u + element * 40503u + 12345u);
+    x ^= x >> 13, x *= 0x5bd1e995u, x ^= x >> 15;
+    return ((float)(x >> 8) / 0x1p24f - 0.5f) * (float)(1 << (x % 20));
+}
+
+/* The tree over shards [first, first + count). */
+static float tree(int64_t first, int64_t count, int64_t element) {
+    if (count == 1) return number_of(first, element);
+    return tree(first, count / 2, element) + tree(first + count / 2, count / 2, element);
+}
+
+static bool holds(const float *x, int64_t first, int64_t count, int64_t leaves) {
+    for (int64_t i = first; i < first + count; i++) {
+        float wanted = tree(0, leaves, i);
+        if (memcmp(&x[i], &wanted, sizeof wanted) != 0) return false;
+    }
+    return true;
+}
+
+static float *new_numbers(const rank_work *w) {
+    float *x = malloc(((size_t)w->elements + 1) * sizeof *x);
+    for (int64_t i = 0; i < w->elements; i++)
+        x[i] = number_of(vjp_group_rank(w->group), i);
+    x[w->elements] = -1;
+    return x;
+}
+
+/* ---- Sums and copies --------------------------------------------------------------------------------- */
+
+static void sum(rank_work *w) {
+    int64_t size = vjp_group_size(w->group), first, count;
+    float *x = new_numbers(w);
+    const vjp_tensor whole = vjp_tensor_of(x, VJP_F32, 1, &w->elements);
+    REQUIRE(vjp_group_sum(w->group, &whole) == VJP_OK);
+    REQUIRE(holds(x, 0, w->elements, size));
+    REQUIRE(x[w->elements] == -1);
+    free(x);
+
+    x = new_numbers(w);
+    const vjp_tensor again = vjp_tensor_of(x, VJP_F32, 1, &w->elements);
+    vjp_group_range(w->group, w->elements, &first, &count);
+    REQUIRE(count == w->elements / size || count == w->elements / size + 1);
+    REQUIRE(vjp_group_reduce_scatter(w->group, &again) == VJP_OK);
+    REQUIRE(holds(x, first, count, size));
+    for (int64_t i = 0; i < w->elements; i++)
+        if (i < first || i >= first + count) x[i] = -2;
+    REQUIRE(vjp_group_all_gather(w->group, &again) == VJP_OK);
+    REQUIRE(holds(x, 0, w->elements, size));
+    REQUIRE(x[w->elements] == -1);
+    free(x);
+}
+
+static void copies(rank_work *w) {
+    int32_t size = vjp_group_size(w->group), rank = vjp_group_rank(w->group);
+    int32_t all[MAX_RANKS] = {0};
+    int64_t *x = calloc((size_t)w->elements + 1, sizeof *x);
+    const vjp_tensor tensor = vjp_tensor_of(x, VJP_I64, 1, &w->elements);
+    for (int32_t root = 0; root < size; root++) {
+        for (int64_t i = 0; i < w->elements; i++)
+            x[i] = rank == root ? root * 1000 + i : -1;
+        REQUIRE(vjp_group_broadcast(w->group, &tensor, root) == VJP_OK);
+        for (int64_t i = 0; i < w->elements; i++)
+            REQUIRE(x[i] == root * 1000 + i);
+    }
+    free(x);
+    all[rank] = 100 + rank;
+    REQUIRE(vjp_group_share(w->group, all, sizeof all[0]) == VJP_OK);
+    for (int32_t i = 0; i < size; i++)
+        REQUIRE(all[i] == 100 + i);
+    REQUIRE(vjp_group_barrier(w->group) == VJP_OK);
+}
+
+static void ranks_sum_as_a_tree(void **unused) {
+    (void)unused;
+    static const int64_t lengths[] = {0, 1, 2, 3, 5, 8, 1000, 65536, LONGEST};
+    for (int size = 1; size <= MAX_RANKS; size *= 2)
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+            for (int far = 0; far < 2; far++) {
+                run_ranks(size, sum, lengths[i], far);
+                if (lengths[i] < 2000 || size == 4) run_ranks(size, copies, lengths[i], far);
+            }
+}
+
+/* ---- Shards ------------------------------------------------------------------------------------------ */
+
+enum { SHARDS = 8, GRADIENTS = 3 };
+
+/* Every rank computes its own shards, as the trainer does: the gradients are overwritten by each. */
+static void sum_shards(rank_work *w) {
+    static const int64_t lengths[GRADIENTS] = {5, 1, 70};
+    float memory[76], *at = memory;
+    vjp_tensor gradient[GRADIENTS];
+    shards s;
+    char error[TRAIN_ERROR];
+    for (int i = 0; i < GRADIENTS; at += lengths[i], i++)
+        gradient[i] = vjp_tensor_of(at, VJP_F32, 1, &lengths[i]);
+    REQUIRE(shards_split(&s, w->device, w->group, SHARDS, error));
+    REQUIRE(shards_create(&s, gradient, GRADIENTS) == VJP_OK);
+    for (int step = 0; step < 2; step++) {
+        for (int64_t i = 0; i < s.own; i++) {
+            for (int64_t k = 0; k < 76; k++)
+                memory[k] = number_of(s.first + i, k);
+            REQUIRE(shards_add(&s, i) == VJP_OK);
+        }
+        REQUIRE(shards_sum(&s) == VJP_OK);
+        REQUIRE(holds(memory, 0, 76, SHARDS));
+    }
+    shards_free(&s);
+}
+
+static void shards_sum_as_a_tree(void **unused) {
+    (void)unused;
+    for (int size = 1; size <= MAX_RANKS; size *= 2)
+        run_ranks(size, sum_shards, 0, false);
+}
+
+static void wrong_shards(rank_work *w) {
+    shards s;
+    char error[TRAIN_ERROR];
+    REQUIRE(!shards_split(&s, w->device, w->group, 2, error));
+    REQUIRE(strstr(error, "4 processes cannot share 2 shards") != NULL);
+    REQUIRE(!shards_split(&s, w->device, w->group, 12, error));
+    REQUIRE(strstr(error, "must be a power of two") != NULL);
+    REQUIRE(!shards_split(&s, w->device, w->group, 0, error));
+}
+
+/* ---- What is refused --------------------------------------------------------------------------------- */
+
+static void wrong_tensors(rank_work *w) {
+    float x[6] = {0, 1, 2, 3, 4, 5};
+    const int64_t shape[] = {2, 3};
+    vjp_tensor tensor = vjp_tensor_of(x, VJP_F32, 2, shape), wrong = tensor;
+    REQUIRE(vjp_group_sum(w->group, NULL) == VJP_INVALID);
+    wrong.stride[0] = 4;
+    REQUIRE(vjp_group_sum(w->group, &wrong) == VJP_UNSUPPORTED);
+    REQUIRE(strstr(vjp_error(w->device), "group.sum: the tensor is not packed") != NULL);
+    wrong = tensor;
+    wrong.dtype = VJP_BF16;
+    REQUIRE(vjp_group_reduce_scatter(w->group, &wrong) == VJP_UNSUPPORTED);
+    REQUIRE(strstr(vjp_error(w->device), "sums are of f32") != NULL);
+    wrong = tensor;
+    wrong.data = NULL;
+    REQUIRE(vjp_group_all_gather(w->group, &wrong) == VJP_INVALID);
+    REQUIRE(vjp_group_broadcast(w->group, &tensor, 4) == VJP_INVALID);
+    REQUIRE(vjp_group_broadcast(w->group, &tensor, -1) == VJP_INVALID);
+    REQUIRE(vjp_group_share(w->group, x, SIZE_MAX / 2) == VJP_INVALID);
+    for (int i = 0; i < 6; i++)
+        REQUIRE(x[i] == (float)i);
+    REQUIRE(vjp_group_sum(w->group, &tensor) == VJP_OK); /* none of that was a failure of the communication */
+    REQUIRE(x[5] == 20);
+}
+
+/* Rank 1 has another size than rank 0; from then on the group has failed. */
+static void other_sizes(rank_work *w) {
+    float x[8] = {0};
+    int64_t count = vjp_group_rank(w->group) ? 8 : 6;
+    const vjp_tensor tensor = vjp_tensor_of(x, VJP_F32, 1, &count);
+    REQUIRE(vjp_group_sum(w->group, &tensor) == VJP_GROUP_FAILED);
+    REQUIRE(strstr(vjp_error(w->device), "sent another size") != NULL);
+    REQUIRE(vjp_group_has_failed(w->group));
+    REQUIRE(vjp_group_barrier(w->group) == VJP_GROUP_FAILED);
+    REQUIRE(strstr(vjp_error(w->device), "sent another size") != NULL);
+    REQUIRE(vjp_group_reporter(w->group) == vjp_group_rank(w->group));
+}
+
+static void wrong_calls_are_refused(void **unused) {
+    (void)unused;
+    run_ranks(4, wrong_tensors, 0, false);
+    run_ranks(4, wrong_shards, 0, false);
+    run_ranks(2, other_sizes, 0, false);
+}
+
+static void expect_refused(const char *name, const vjp_group_options *options, vjp_status status, const char *text) {
+    vjp_device *device;
+    vjp_group *group;
+    assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
+    assert_int_equal(vjp_group_open(device, name, options, &group), status);
+    assert_null(group);
+    if (!strstr(vjp_error(device), text)) fail_msg("%s", vjp_error(device));
+    vjp_close(device);
+}
+
+static void wrong_groups_are_refused(void **unused) {
+    (void)unused;
+    const vjp_group_options none = {0}, negative = {sizeof negative, -1};
+    setenv("VJP_TEST_RANKS", "3", 1);
+    expect_refused("threads", NULL, VJP_INVALID, "there are 3 processes; it must be a power of two");
+    setenv("VJP_TEST_RANKS", "0", 1);
+    expect_refused("threads", NULL, VJP_NO_DEVICE, "VJP_TEST_RANKS is not");
+    expect_refused("nothing", NULL, VJP_NO_DEVICE, "group nothing: its engine is not installed");
+    expect_refused("outside", NULL, VJP_NO_DEVICE, "has no vjp_engine_entry()");
+    expect_refused("../self", NULL, VJP_NO_DEVICE, "unknown; there are self, mpi");
+    expect_refused("self", &none, VJP_INVALID, "options.struct_size is 0");
+    expect_refused("self", &negative, VJP_INVALID, "options.timeout is -1");
+}
+
+static void one_process_is_a_group(void **unused) {
+    (void)unused;
+    vjp_device *device;
+    vjp_group *group;
+    float x = 3;
+    const vjp_tensor tensor = vjp_tensor_of(&x, VJP_F32, 0, NULL);
+    unsetenv("OMPI_COMM_WORLD_SIZE"), unsetenv("PMIX_RANK"), unsetenv("PMI_RANK");
+    assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
+    assert_int_equal(vjp_group_open(device, "auto", NULL, &group), VJP_OK);
+    assert_int_equal(vjp_group_size(group), 1);
+    assert_int_equal(vjp_group_rank(group), 0);
+    assert_int_equal(vjp_group_sum(group, &tensor), VJP_OK);
+    assert_true(x == 3);
+    assert_int_equal(vjp_group_barrier(group), VJP_OK);
+    vjp_group_close(group);
+    vjp_close(device);
+    assert_int_equal(vjp_group_size(NULL), 1);
+    setenv("PMI_RANK", "0", 1);
+    assert_string_equal(vjp_group_launcher(), "mpich");
+    setenv("MPI_LOCALNRANKS", "6", 1);
+    assert_int_equal(vjp_group_local_size(), 6);
+    unsetenv("MPI_LOCALNRANKS"), unsetenv("PMI_RANK");
+    assert_null(vjp_group_launcher());
+    setenv("SLURM_TASKS_PER_NODE", "4(x2)", 1); /* of a batch script: no launcher */
+    assert_int_equal(vjp_group_local_size(), 1);
+    unsetenv("SLURM_TASKS_PER_NODE");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_sum_as_a_tree),     cmocka_unit_test(shards_sum_as_a_tree),
+        cmocka_unit_test(wrong_calls_are_refused), cmocka_unit_test(wrong_groups_are_refused),
+        cmocka_unit_test(one_process_is_a_group),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

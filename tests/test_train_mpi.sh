@@ -1,0 +1,248 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# `vjp train` on several processes, by every MPI that vjp was built for: the same bytes on 1, 2 and 4 of them, from one run
+# to the next and after a resume on another number; a process that is killed, hangs, or has other data or settings ends
+# the run with a sentence, and the last checkpoint is whole. VJP_ALL=1 makes 50 kills instead of 2.
+# Usage: test_train_mpi.sh PATH_OF_VJP KINDS (openmpi, mpich); status 77: there is no launcher
+set -u
+vjp=$1
+kinds=$2
+export VJP_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+unset VJP_ISA VJP_GEMM
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+steps=8
+
+fault() {
+    failures=$((failures + 1))
+    printf 'FAILED: %s\n' "$1"
+    sed 's/^/    stdout: /' "$work/out" | tail -n 5
+    sed 's/^/    stderr: /' "$work/err" | tail -n 8
+}
+
+# launcher KIND: the mpirun of that MPI. Debian names each; elsewhere there is one.
+launcher() {
+    for name in "mpirun.$1" mpirun; do
+        command -v "$name" >/dev/null 2>&1 || continue
+        case "$1-$("$name" --version 2>/dev/null)" in
+        openmpi-*'Open MPI'* | openmpi-*Open*RTE* | mpich-*HYDRA* | mpich-*MPICH*)
+            echo "$name"
+            return
+            ;;
+        esac
+    done
+}
+for kind in $kinds; do
+    [ -z "$(launcher "$kind")" ] || found="${found:-} $kind"
+done
+if [ -z "${found:-}" ]; then
+    echo "there is no mpirun for any of: $kinds"
+    exit 77
+fi
+
+# ranks KIND COUNT ARGUMENTS...: runs vjp on so many processes, at most two minutes; sets $status.
+ranks() {
+    kind=$1 count=$2 more=
+    shift 2
+    [ "$kind" = mpich ] || more=--oversubscribe
+    timeout 120 "$(launcher "$kind")" $more -n "$count" "$vjp" "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+# expect STATUS TEXT KIND COUNT ARGUMENTS...: as test_train.sh has it; any status but 0 fits 1, as launchers change it.
+expect() {
+    wanted=$1 text=$2
+    shift 2
+    ranks "$@"
+    [ $((status != 0)) -eq "$wanted" ] || fault "$*: status $status"
+    if [ "$wanted" -eq 0 ]; then
+        grep -qF -e "$text" "$work/out" || fault "$*: stdout does not say: $text"
+    else
+        [ "$(grep -cF -e "$text" "$work/err")" -eq 1 ] || fault "$*: stderr does not say once: $text"
+    fi
+}
+
+# same ONE OTHER: the same checkpoint, settings and record, but for the time and how often each saved.
+same() {
+    for file in config.json model.safetensors optimizer.safetensors; do
+        cmp -s "$1/latest/$file" "$2/latest/$file" || fault "$2: other bytes in $file"
+    done
+    for run in "$1" "$2"; do
+        sed 's/"save_every": [0-9]*//' "$run/latest/trainer.json" >"$run.settings"
+        sed 's/, *"seconds".*//' "$run/metrics.jsonl" >"$run.lines"
+    done
+    cmp -s "$1.settings" "$2.settings" || fault "$2: other settings in trainer.json"
+    cmp -s "$1.lines" "$2.lines" || fault "$2: other lines in metrics.jsonl"
+}
+
+lines() {
+    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
+}
+
+# processes LAUNCHER: the numbers of the ranks that it started, directly or by another process.
+processes() {
+    for child in $(pgrep -P "$1"); do
+        case $(tr '\0' ' ' <"/proc/$child/cmdline" 2>/dev/null) in
+        "$vjp train"*) echo "$child" ;;
+        *) processes "$child" ;;
+        esac
+    done
+}
+
+# signal SIGNAL KIND COUNT LINES ARGUMENTS...: starts a run, and signals one of its processes, chosen by $seed, once the
+# record of --out "$work/victim" has so many lines. Sets $status, $rank and $taken, the seconds that the run then took.
+signal() {
+    sent=$1 kind=$2 count=$3 after=$4 more=
+    shift 4
+    [ "$kind" = mpich ] || more=--oversubscribe
+    "$(launcher "$kind")" $more -n "$count" "$vjp" "$@" --out "$work/victim" >"$work/out" 2>"$work/err" &
+    parent=$! waited=0
+    while [ "$(lines "$work/victim/metrics.jsonl")" -lt "$after" ] && [ $waited -lt 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+    rank=$((seed % count))
+    victim=$(processes $parent | sed -n "$((rank + 1))p")
+    begin=$(date +%s)
+    [ -n "$victim" ] && kill "-$sent" "$victim" 2>/dev/null
+    wait $parent
+    status=$?
+    taken=$(($(date +%s) - begin))
+    [ -z "$victim" ] || kill -KILL "$victim" 2>/dev/null
+}
+
+i=0
+while [ $i -lt 500 ]; do
+    echo "line $i: the quick brown fox learns to jump over $((i * i)) dogs"
+    i=$((i + 1))
+done >"$work/text"
+sed 's/quick/slow/' "$work/text" >"$work/other"
+printf 'too short' >"$work/short"
+# 12 x 12 pictures of two classes, light and dark
+for class in 0 1; do
+    mkdir -p "$work/pictures/$class"
+    i=0
+    while [ $i -lt 12 ]; do
+        { printf 'P5 12 12 255\n' && head -c 144 "$work/text" | tr 'a-z' "$([ $class -eq 0 ] && echo '\001-\032' || echo '\301-\332')" &&
+            true; } >"$work/pictures/$class/$i.pgm"
+        i=$((i + 1))
+    done
+done
+small="--warmup 2 --steps $steps --validate-every 4 --save-every 3 --shards 4"
+llama="train $work/text --preset tiny --batch 8 --context 32 $small"
+convnet="train $work/pictures --model convnet --batch 4 $small"
+
+# ---- The same bytes on any number of processes ----
+for case in llama-f32 llama-bf16 convnet-f32 convnet-bf16; do
+    eval "options=\"\$${case%-*} --dtype ${case#*-}\""
+    "$vjp" $options --out "$work/$case" >"$work/out" 2>"$work/err" || fault "$case: one process"
+    for kind in $found; do
+        for count in 2 4; do
+            # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for.
+            case "${VJP_ALL:-}$case-$kind-$count" in
+            1* | llama-f32-openmpi-* | llama-f32-mpich-4 | llama-bf16-mpich-4 | convnet-f32-openmpi-4 | convnet-bf16-mpich-2) ;;
+            *) continue ;;
+            esac
+            expect 0 "done at step $steps" $kind $count $options --out "$work/$case-$kind-$count"
+            same "$work/$case" "$work/$case-$kind-$count"
+        done
+    done
+done
+whole="$work/llama-f32"
+grep -q '"shards": 4' "$whole/latest/trainer.json" || fault 'the shards are not recorded'
+# Parts of a batch beside shards.
+set -- $llama --accumulate 2 --steps 3
+"$vjp" "$@" --out "$work/parts" >"$work/out" 2>"$work/err" || fault 'accumulate: one process'
+expect 0 'done at step 3' ${found##* } 2 "$@" --out "$work/parts2"
+same "$work/parts" "$work/parts2"
+
+# The example, a network of its own, on 4 processes.
+example=$(dirname "$vjp")/several_processes
+"$example" >"$work/alone" 2>"$work/err" || fault 'the example: one process'
+grep -q '^step 400  loss 0' "$work/alone" || fault 'the example does not learn'
+for kind in $found; do
+    started=$vjp vjp=$example
+    ranks $kind 4
+    vjp=$started
+    cmp -s "$work/alone" "$work/out" || fault "the example: other losses on 4 processes by $kind"
+done
+
+# ---- Other numbers after a resume; a signal to one process saves and stops all ----
+for kind in $found; do
+    expect 0 'stopped at step 2' $kind 4 $llama --stop-at 2 --out "$work/resumed-$kind"
+    expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --out "$work/resumed-$kind"
+    "$vjp" train --resume --out "$work/resumed-$kind" >"$work/out" 2>"$work/err" || fault "$kind: resume on one process"
+    same "$whole" "$work/resumed-$kind"
+done
+kind=${found##* } seed=1
+rm -rf "$work/victim"
+signal TERM $kind 2 1 $llama --steps 3000 --validate-every 0
+[ $status -eq 0 ] || fault "SIGTERM: status $status"
+[ "$(readlink "$work/victim/latest")" = "checkpoint-$(printf %08d "$(lines "$work/victim/metrics.jsonl")")" ] ||
+    fault 'SIGTERM: the last step is not saved'
+
+# ---- A process that is killed, and one that hangs ----
+kills=0 max=2
+[ -z "${VJP_ALL:-}" ] || max=50
+seed=$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')
+rm -rf "$work/victim"
+while [ $kills -lt $max ]; do
+    for kind in $found; do
+        again=--resume before=0
+        [ -e "$work/victim/latest" ] && before=$(lines "$work/victim/metrics.jsonl") || again="${llama#train }"
+        [ "$before" -lt $((steps - 1)) ] || { rm -rf "$work/victim" && before=0 again="${llama#train }"; }
+        [ "$again" = --resume ] || rm -rf "$work/victim"
+        seed=$(((seed * 75 + 74) % 65537))
+        signal KILL $kind 4 $((before + 1 + seed % 3)) train $again
+        kills=$((kills + 1))
+        [ ! -e "$work/victim/latest" ] || "$vjp" sample "$work/victim" --bytes 1 >"$work/out" 2>"$work/err" ||
+            fault "killed ($kind, seed $seed): the checkpoint does not open"
+    done
+done
+[ -e "$work/victim/latest" ] || { rm -rf "$work/victim" && "$vjp" $llama --stop-at 1 --out "$work/victim" >"$work/out" 2>"$work/err"; }
+expect 0 "done at step $steps" ${found##* } 2 train --resume --out "$work/victim"
+same "$whole" "$work/victim"
+
+for kind in $found; do
+    rm -rf "$work/victim"
+    signal STOP $kind 4 4 $llama --steps 3000 --validate-every 0 --timeout 2
+    [ $status -ne 0 ] || fault "a hanging process ($kind): the status is 0"
+    [ $taken -le 12 ] || fault "a hanging process ($kind): the run took $taken s more"
+    [ "$(grep -c "vjp train: rank $rank of 4 has not answered for 2 s; the last checkpoint is intact" "$work/err")" -eq 1 ] ||
+        fault "a hanging process ($kind): rank $rank is not named once"
+    "$vjp" sample "$work/victim" --bytes 1 >"$work/out" 2>"$work/err" || fault "a hanging process ($kind): the checkpoint does not open"
+done
+
+# ---- What is refused, by every process, with one sentence ----
+kind=${found##* }
+mpirun=$(launcher $kind)
+more=
+[ $kind = mpich ] || more=--oversubscribe
+never="--out $work/never"
+expect 1 '4 processes cannot share 2 shards: --shards must be a multiple of their number' $kind 4 $llama --shards 2 $never
+expect 1 'a batch of 6 rows cannot be split into 4 shards' $kind 2 $llama --batch 6 $never
+ranks $kind 3 $llama $never
+grep -q 'there are 3 processes; it must be a power of two' "$work/err" || fault 'three processes: no sentence'
+# unlike TEXT ARGUMENTS...: rank 1 has these arguments, rank 0 those of $llama
+unlike() {
+    text=$1
+    shift
+    timeout 60 "$mpirun" $more -n 1 "$vjp" $llama $never : -n 1 "$vjp" "$@" $never >"$work/out" 2>"$work/err" && fault "$text: status 0"
+    [ "$(grep -cF -e "vjp train: $text" "$work/err")" -eq 1 ] || fault "it does not say once: $text"
+}
+unlike 'rank 1 has other data than rank 0, so they cannot train together' train "$work/other" ${llama#train "$work/text"}
+unlike "rank 1: the text has 9 bytes" train "$work/short" ${llama#train "$work/text"}
+unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --lr 1e-4
+unlike "$work/absent: it cannot be opened" train "$work/absent" ${llama#train "$work/text"}
+[ -z "$(ls -A "$work/never" 2>/dev/null | grep checkpoint)" ] || fault 'a refused run has saved'
+rm -rf "$work/nan"
+expect 1 'where it first appears: ' $kind 2 $llama --lr 1000 --clip 0 --warmup 0 --save-every 1 --steps 200 --out "$work/nan"
+grep -qE 'step [0-9]+: the (loss|norm of the gradients) is -?(nan|inf); .*the last checkpoint is intact' "$work/err" || fault 'a NaN: not the whole sentence'
+"$vjp" $llama --shards 3 $never >"$work/out" 2>"$work/err" && fault '--shards 3: status 0'
+grep -q 'shards is 3; it must be a power of two' "$work/err" || fault '--shards 3: no sentence'
+PMI_RANK=0 LD_LIBRARY_PATH= "$vjp" $llama --group nothing $never >"$work/out" 2>"$work/err" && fault '--group nothing: status 0'
+grep -q 'group nothing: its engine is not installed' "$work/err" || fault '--group nothing: no sentence'
+
+[ $failures -eq 0 ] || exit 1
+echo "training on several processes: all as it should be, by$found"
