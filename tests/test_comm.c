@@ -2,8 +2,8 @@
 /*
  * Groups: sums, ranges, copies and shared memory of 1 to 8 ranks, which are threads here (thread_engine.c), bit for bit
  * against a tree that is added by hand; devices whose memory the host cannot read; what is refused; and what a rank
- * says of another that does not answer. And the sum over the shards of a batch, which must have the same bits however
- * the shards are spread over ranks.
+ * says of another that does not answer. And the sum over the shards of a batch, and whole steps of training, which must
+ * have the same bits however the shards are spread over ranks.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <math.h>
+
 #include "comm/group.h"
 #include "core/core.h"
+#include "train/model/llama.h"
 #include "train/shards.h"
+#include "train/trainer.h"
 #include "vjp_engine.h"
 
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_engine) == 56, "vjp_engine");
@@ -320,11 +324,130 @@ static void one_process_is_a_group(void **unused) {
     unsetenv("SLURM_TASKS_PER_NODE");
 }
 
+/* ---- Steps of training ------------------------------------------------------------------------------- */
+
+enum { STEPS = 3, CONTEXT = 5, VOCABULARY = 11, ROWS = 1, WEIGHTS = 4000 };
+
+/* The data of a part depend on its number alone. */
+static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
+    (void)context;
+    for (int64_t t = 0; t < ROWS * CONTEXT; t++) {
+        uint64_t at = part * 7 + (uint64_t)t * (part + 3) + (validation ? 5 : 0);
+        ((int32_t *)input)[t] = (int32_t)(at % VOCABULARY);
+        target[t] = (int32_t)((at * at + 1) % VOCABULARY);
+    }
+}
+
+static const train_source source = {.fill = fill, .validation_parts = 16};
+
+/* What a run gives: losses, norms, the validation loss, and the first weights and moments. */
+typedef struct run_result {
+    double numbers[2 * STEPS + 1];
+    float weights[WEIGHTS];
+} run_result;
+
+static run_result alone; /* of one process with all shards */
+
+static trainer *new_trainer(rank_work *w, train_model *model, char error[TRAIN_ERROR]) {
+    const llama_config config = {.vocab_size = VOCABULARY,
+                                 .hidden_size = 8,
+                                 .intermediate_size = 12,
+                                 .layers = 1,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_dim = 4,
+                                 .max_positions = CONTEXT,
+                                 .rope_theta = 10000,
+                                 .norm_eps = 1e-5,
+                                 .dtype = VJP_F32};
+    const llama_options options = {.batch = ROWS, .context = CONTEXT, .dtype = VJP_F32};
+    const trainer_options how = {.steps = 10,
+                                 .warmup = 1,
+                                 .accumulate = 2,
+                                 .rate = 1e-2,
+                                 .max_norm = 0.5,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.95,
+                                 .eps = 1e-8,
+                                 .seed = 5,
+                                 .shards = SHARDS,
+                                 .group = w->group};
+    llama_build(model, &config, &options);
+    return trainer_create(w->device, model, &how, error);
+}
+
+static void add_weights(run_result *r, size_t *at, const safetensors_tensor *tensor, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t elements = 1;
+        for (int axis = 0; axis < tensor[i].ndim; axis++)
+            elements *= (size_t)tensor[i].shape[axis];
+        for (size_t k = 0; k < elements && *at < WEIGHTS; k++)
+            r->weights[(*at)++] = ((const float *)tensor[i].data)[k];
+    }
+}
+
+static void train_steps(rank_work *w) {
+    train_model model;
+    char error[TRAIN_ERROR] = "";
+    trainer *t = new_trainer(w, &model, error);
+    REQUIRE(t != NULL);
+    run_result *r = calloc(1, sizeof *r);
+    for (int step = 1; step <= STEPS && t; step++) {
+        trainer_step_result result = {0};
+        REQUIRE(trainer_step(t, &source, step, &result, error));
+        r->numbers[2 * step - 2] = result.loss;
+        r->numbers[2 * step - 1] = result.norm;
+    }
+    REQUIRE(trainer_evaluate(t, &source, 2, &r->numbers[2 * STEPS], error));
+    const safetensors_tensor *weights, *moments;
+    size_t count, more, at = 0;
+    REQUIRE(trainer_tensors(t, &weights, &count, &moments, &more, error));
+    add_weights(r, &at, weights, count);
+    add_weights(r, &at, moments, more);
+    REQUIRE(at > 1000 && at < WEIGHTS);
+    if (vjp_group_size(w->group) == 1) alone = *r;
+    REQUIRE(memcmp(r, &alone, sizeof *r) == 0);
+    if (w->wrong[0] && error[0]) snprintf(w->wrong, sizeof w->wrong, "%.200s", error);
+    free(r);
+    trainer_destroy(t);
+    model_free(&model);
+}
+
+/* One rank has a weight that is no number: all ranks stop at the same step, and that rank says where it is. */
+static void one_has_a_nan(rank_work *w) {
+    bool last = vjp_group_rank(w->group) == vjp_group_size(w->group) - 1;
+    train_model model;
+    char error[TRAIN_ERROR] = "";
+    float norm[8] = {1, 1, 1, NAN, 1, 1, 1, 1};
+    const safetensors_tensor bad = {
+        .name = "model.norm.weight", .dtype = VJP_F32, .ndim = 1, .shape = {8}, .data = norm};
+    trainer *t = new_trainer(w, &model, error);
+    trainer_step_result result;
+    REQUIRE(trainer_step(t, &source, 1, &result, error));
+    if (last) REQUIRE(trainer_load(t, &bad, error));
+    REQUIRE(!trainer_step(t, &source, 2, &result, error));
+    REQUIRE(trainer_failed_together(t));
+    if (last)
+        REQUIRE(strstr(error, "step 2: the loss is nan; where it first appears: model.norm.weight holds nan") != NULL);
+    else
+        REQUIRE(!error[0]);
+    trainer_destroy(t);
+    model_free(&model);
+}
+
+static void training_has_the_same_bits(void **unused) {
+    (void)unused;
+    for (int size = 1; size <= MAX_RANKS; size *= 2)
+        run_ranks(size, train_steps, 0, false);
+    run_ranks(4, train_steps, 0, true);
+    run_ranks(4, one_has_a_nan, 0, false);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_sum_as_a_tree),     cmocka_unit_test(shards_sum_as_a_tree),
         cmocka_unit_test(wrong_calls_are_refused), cmocka_unit_test(wrong_groups_are_refused),
-        cmocka_unit_test(one_process_is_a_group),
+        cmocka_unit_test(one_process_is_a_group),  cmocka_unit_test(training_has_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

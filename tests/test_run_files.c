@@ -177,6 +177,18 @@ static void windows_stay_inside(void **unused) {
     assert_true(text_source(&text, BATCH, 1, 3, 6, &source, error));
     source.fill(source.context, false, 8, other, target);
     assert_memory_not_equal(one, other, sizeof one);
+    /* The shards of a batch have its rows, for validation, too. */
+    for (int validation = 0; validation < 2; validation++) {
+        int32_t whole[12], split[12], next[12];
+        assert_true(text_source(&text, 4, 1, 1, 5, &source, error));
+        int64_t parts = source.validation_parts;
+        source.fill(source.context, validation, 1, whole, next);
+        assert_true(text_source(&text, 4, 4, 1, 5, &source, error));
+        assert_int_equal(source.validation_parts, 4 * parts);
+        for (int shard = 0; shard < 4; shard++)
+            source.fill(source.context, validation, (uint64_t)(4 + shard), split + shard, next);
+        assert_memory_equal(whole, split, 4 * sizeof whole[0]);
+    }
     text_free(&text);
 }
 

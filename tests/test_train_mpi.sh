@@ -235,6 +235,12 @@ unlike 'rank 1 has other data than rank 0, so they cannot train together' train 
 unlike "rank 1: the text has 9 bytes" train "$work/short" ${llama#train "$work/text"}
 unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --lr 1e-4
 unlike "$work/absent: it cannot be opened" train "$work/absent" ${llama#train "$work/text"}
+for step in 1 2; do
+    "$vjp" $llama --stop-at $step --out "$work/step$step" >"$work/out" 2>"$work/err" || fault "--stop-at $step"
+done
+timeout 60 "$mpirun" $more -n 1 "$vjp" train --resume --out "$work/step1" : -n 1 "$vjp" train --resume --out "$work/step2" >"$work/out" 2>"$work/err" &&
+    fault 'other weights: status 0'
+[ "$(grep -c 'rank 1 has other weights than rank 0, so they cannot train together' "$work/err")" -eq 1 ] || fault 'other weights: not said once'
 [ -z "$(ls -A "$work/never" 2>/dev/null | grep checkpoint)" ] || fault 'a refused run has saved'
 rm -rf "$work/nan"
 expect 1 'where it first appears: ' $kind 2 $llama --lr 1000 --clip 0 --warmup 0 --save-every 1 --steps 200 --out "$work/nan"

@@ -232,11 +232,11 @@ static void a_step_is_adamw(void **unused) {
 
 /* ---- Parts of a batch -------------------------------------------------------------------------------- */
 
-static void parts_are_a_batch(void **unused) {
-    (void)unused;
+static void expect_a_batch(int64_t accumulate, int64_t shards) {
     int64_t batch[2] = {2, 8};
     trainer_options options[2] = {usual, usual};
-    options[0].accumulate = 4;
+    options[0].accumulate = accumulate;
+    options[0].shards = shards;
     options[0].max_norm = options[1].max_norm = 0;
     train_model model[2];
     trainer *t[2];
@@ -269,6 +269,13 @@ static void parts_are_a_batch(void **unused) {
         trainer_destroy(t[i]);
         model_free(&model[i]);
     }
+}
+
+static void parts_are_a_batch(void **unused) {
+    (void)unused;
+    expect_a_batch(4, 1);
+    expect_a_batch(1, 4);
+    expect_a_batch(2, 2);
 }
 
 static void the_rate_rises_and_falls(void **unused) {
@@ -323,11 +330,13 @@ static void a_nan_is_named(void **unused) {
         /* Gradients that are numbers, but not the sum of their squares. */
         {"lm_head.weight", 1e25f, "the norm of the gradients is inf", "sum_squares (sum_squares.forward, call "},
     };
-    for (int parts = 1; parts <= 2; parts++)
+    static const int64_t splits[][2] = {{1, 1}, {2, 1}, {1, 2}}; /* accumulate, shards */
+    for (int split = 0; split < 3; split++)
         for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
             int64_t batch = 2;
             trainer_options options = usual;
-            options.accumulate = parts;
+            options.accumulate = splits[split][0];
+            options.shards = splits[split][1];
             train_model model;
             build(&model, batch);
             trainer *t = create(&model, &options);

@@ -66,6 +66,8 @@ typedef struct bench_train {
     vjp_dtype dtype, residual;
     int64_t memory, recompute; /* bytes allowed, 0: any; blocks recomputed for that */
     bool json, quick;
+    int64_t shards;
+    vjp_group *group;
     text_data text;
     train_source source;
     train_model model;
@@ -95,7 +97,7 @@ static bool make_text(bench_train *b, char error[TRAIN_ERROR]) {
     b->text.count = b->text.trained = TEXT_BYTES;
     for (uint32_t i = 0; i < TEXT_BYTES; i++)
         b->text.bytes[i] = (unsigned char)vjp_philox4x32_10((vjp_philox){{i, 0, 0, 0}}, 1, 0).word[0];
-    return text_source(&b->text, b->batch, 1, b->context, 1, &b->source, error);
+    return text_source(&b->text, b->batch, b->shards, b->context, 1, &b->source, error);
 }
 
 static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
@@ -108,9 +110,16 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     b->side = (int)proof_square_side(b->device);
     b->flops_a_token = 6 * (double)llama_size(&config) +
                        6 * (double)config.layers * (double)b->context * (double)config.heads * (double)config.head_dim;
-    llama_options options = {
-        .batch = b->batch, .context = b->context, .dtype = b->dtype, .wide_residual = b->residual != b->dtype};
+    if (b->batch % b->shards != 0)
+        return train_fail(error, "a batch of %lld rows cannot be split into %lld shards", (long long)b->batch,
+                          (long long)b->shards);
+    llama_options options = {.batch = b->batch / b->shards,
+                             .context = b->context,
+                             .dtype = b->dtype,
+                             .wide_residual = b->residual != b->dtype};
     trainer_options how = job_defaults().trainer;
+    how.shards = b->shards;
+    how.group = b->group;
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
@@ -489,10 +498,70 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
     putchar('\n');
 }
 
+/* ---- Shards ------------------------------------------------------------------------------------------ */
+
+/*
+ * Steps of a batch that is split into shards, on all processes of the group: only whole steps are timed, because each
+ * program runs several times in one.
+ */
+static int run_shards(bench_train *b) {
+    char error[TRAIN_ERROR];
+    trainer_group_time group = {0, 0};
+    double ignored;
+    bool ok = set_up(b, error);
+    for (int i = 0; i < WARM_UP && ok; i++)
+        ok = take_step(b, &ignored, error);
+    if (ok) trainer_take_group_time(b->trainer);
+    for (int64_t i = 0; i < b->steps && ok; i++)
+        ok = take_step(b, &b->seconds[i], error);
+    if (!ok) {
+        cli_fail("bench train", "rank %d: %s", (int)vjp_group_rank(b->group), error);
+        if (vjp_group_size(b->group) > 1) vjp_group_abort(b->group, CLI_FAILURE);
+        return CLI_FAILURE;
+    }
+    group = trainer_take_group_time(b->trainer);
+    if (vjp_group_rank(b->group) != 0) return CLI_OK;
+    b->calls = 0;
+    summary s = add_up(b);
+    double total = 0, tokens = (double)(b->batch * b->context);
+    for (int64_t i = 0; i < b->steps; i++)
+        total += b->seconds[i];
+    if (b->json) {
+        cli_json_begin();
+        cli_json_text("row", "shards");
+        cli_json_text("preset", b->preset);
+        cli_json_integer("batch", b->batch);
+        cli_json_integer("context", b->context);
+        cli_json_text("dtype", vjp_dtype_name(b->dtype));
+        cli_json_integer("shards", b->shards);
+        cli_json_integer("processes", vjp_group_size(b->group));
+        cli_json_integer("threads", b->threads);
+        cli_json_integer("steps", b->steps);
+        cli_json_real("ms", s.best * 1e3);
+        cli_json_real("median_ms", s.median * 1e3);
+        cli_json_real("tokens_per_second", tokens / s.median);
+        cli_json_real("sum_ms", group.sums * 1e3 / (double)b->steps);
+        cli_json_real("wait_ms", group.waits * 1e3 / (double)b->steps);
+        cli_json_end();
+        return CLI_OK;
+    }
+    printf("llama %s, %s, batch %lld x %lld in %lld shards on %d process%s of %lld thread%s\n", b->preset,
+           vjp_dtype_name(b->dtype), (long long)b->batch, (long long)b->context, (long long)b->shards,
+           (int)vjp_group_size(b->group), vjp_group_size(b->group) == 1 ? "" : "es", (long long)b->threads,
+           b->threads == 1 ? "" : "s");
+    printf("step     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median)\n", s.best * 1e3, s.median * 1e3,
+           (long long)b->steps, tokens / s.median);
+    printf("group    %.2f ms of a step in sums of gradients, %.1f%%; %.2f ms waiting for the others before, %.1f%%\n",
+           group.sums * 1e3 / (double)b->steps, 100 * group.sums / total, group.waits * 1e3 / (double)b->steps,
+           100 * group.waits / total);
+    return CLI_OK;
+}
+
 /* ---- The command ------------------------------------------------------------------------------------- */
 
 static int run(bench_train *b) {
     char error[TRAIN_ERROR];
+    if (b->shards > 1 || vjp_group_size(b->group) > 1) return run_shards(b);
     if (!set_up(b, error) || !measure(b, error)) return cli_fail("bench train", "%s", error);
     summary s = add_up(b);
     memory m = memory_of(b);
@@ -503,7 +572,7 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32};
+    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1};
     const char *allowed = NULL;
     int dtype = -1, residual = -1;
     const cli_option options[] = {
@@ -515,6 +584,7 @@ int cli_bench_train(int argc, char **argv) {
         {"dtype", 0, "D", "f32 or bf16: what products compute with; default f32", CLI_DTYPE, &dtype, 0, 0},
         CLI_OPTION_RESIDUAL(residual),
         CLI_OPTION_MEMORY(allowed),
+        CLI_OPTION_SHARDS(b.shards),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
         {"quick", 0, NULL, "without the limits: minutes less on a slow device", CLI_FLAG, &b.quick, 0, 0},
     };
@@ -531,13 +601,15 @@ int cli_bench_train(int argc, char **argv) {
             "            same run\n"
             "  of limit  limit over time; tensors in a cache move faster than the copy, which exceeds every cache\n"
             "Steps with and without the profile take turns. The time outside of the calls is the executor's:\n"
-            "making the batch, the loop, reading the loss, the clock.",
+            "making the batch, the loop, reading the loss, the clock.\n"
+            "With --shards only whole steps are timed, on all processes that mpirun started.",
         .more =
             "Fields with --json: of row \"op\" op, pass, calls, ms, of_step, limit_ms, of_limit, min_bytes, flops;\n"
             "of row \"step\", the last, ms (best), median_ms, profiled_ms, tokens_per_second, gflops,\n"
             "product_gflops, flops_per_token, of_peak, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, "
             "and\n"
-            "bytes of memory; on WebGPU and Metal dispatches, submissions and waits.\n",
+            "bytes of memory; on WebGPU and Metal dispatches, submissions and waits. Of row \"shards\" shards,\n"
+            "processes, sum_ms and wait_ms beside those of \"step\".\n",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &b.json,
@@ -552,15 +624,20 @@ int cli_bench_train(int argc, char **argv) {
     if (allowed && cli_memory("bench train", allowed, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
     if (dtype >= 0) b.dtype = (vjp_dtype)dtype;
     b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
+    if (cli_shards("bench train", b.shards) != CLI_CONTINUE) return CLI_MISUSE;
+    cli_share_cores(&on);
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;
     b.device_name = on.device;
     b.threads = bench_threads(on.device, on.threads);
     status = allowed ? cli_memory("bench train", allowed, b.device, &b.memory) : CLI_CONTINUE;
+    if (status == CLI_CONTINUE && vjp_group_open(b.device, "auto", NULL, &b.group) != VJP_OK)
+        status = cli_fail("bench train", "%s", vjp_error(b.device));
     if (status == CLI_CONTINUE) {
         status = run(&b);
         tear_down(&b);
     }
+    vjp_group_close(b.group);
     vjp_close(b.device);
     return status;
 }

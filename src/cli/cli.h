@@ -126,6 +126,18 @@ int cli_residual(const char *command, int dtype, int residual);
             &(place), 0, 0                                                                                             \
     }
 
+/* Whether --shards is a power of two. */
+int cli_shards(const char *command, int64_t shards);
+
+#define CLI_OPTION_SHARDS(place)                                                                                       \
+    {                                                                                                                  \
+        "shards", 0, "S", "power of two: split each batch so that 1 to S processes can share it; default 1",           \
+            CLI_INTEGER, &(place), 1, 1 << 20                                                                          \
+    }
+
+/* The processes that a launcher started on this machine share its cores, unless it has given each its own. */
+void cli_share_cores(cli_device_options *on);
+
 /* The op of that name. NULL: the error, with the nearest name, has been printed; return CLI_MISUSE. */
 const vjp_op *cli_find_op(const char *command, const char *name);
 

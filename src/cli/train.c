@@ -14,7 +14,6 @@
 #include "core/core.h"
 #include "core/system.h"
 #include "train/job.h"
-#include "train/shards.h"
 
 #ifndef VJP_SOURCES
 #define VJP_SOURCES ""
@@ -308,13 +307,6 @@ static int copy_settings(arguments *a, const char *data) {
     return CLI_CONTINUE;
 }
 
-/* The processes of one machine share its cores, unless the launcher has given each its own. */
-static void share_cores(cli_device_options *on) {
-    int64_t processes = vjp_group_local_size(), cores = system_allowed_processors();
-    if (on->threads || getenv("VJP_THREADS") || processes == 1 || cores < system_processors()) return;
-    on->threads = cores > processes ? cores / processes : 1;
-}
-
 static int run_on(arguments *a, vjp_device *device, vjp_group *group);
 
 static int run(arguments *a, const char *data) {
@@ -329,7 +321,7 @@ static int run(arguments *a, const char *data) {
         choose_recorded(&a->on, &s->arithmetic);
     }
     if (!a->on.device) a->on.device = "cpu";
-    share_cores(&a->on);
+    cli_share_cores(&a->on);
     vjp_device *device = cli_open("train", &a->on);
     if (!device) return CLI_FAILURE;
     vjp_group *group;
@@ -386,9 +378,7 @@ static int check_arguments(const arguments *a, const cli_operands *operands) {
     if (a->memory && a->recompute)
         return cli_misuse("train", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
     if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
-    if (a->settings.trainer.shards & (a->settings.trainer.shards - 1))
-        return cli_misuse("train", "--shards is %lld; it must be a power of two",
-                          (long long)a->settings.trainer.shards);
+    if (cli_shards("train", a->settings.trainer.shards) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
     return CLI_CONTINUE;
 }
@@ -424,8 +414,7 @@ int cli_train(int argc, char **argv) {
         {"context", 0, "T", "tokens per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
         {"accumulate", 0, "N", "batches per step, whose gradients are summed; default 1", CLI_INTEGER, &t->accumulate,
          1, MANY},
-        {"shards", 0, "S", "power of two: split each batch so that 1 to S processes can share it; default 1",
-         CLI_INTEGER, &t->shards, 1, SHARDS_MAX},
+        CLI_OPTION_SHARDS(t->shards),
         {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
         {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Options that train, graph and bench train share: --memory and --residual. */
+/* Options that train, graph and bench train share: --memory, --residual and --shards. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+#include "comm/group.h"
+#include "core/system.h"
 
 static const struct {
     const char *name;
@@ -37,4 +39,15 @@ int cli_residual(const char *command, int dtype, int residual) {
     if (residual < 0 || residual == VJP_F32 || residual == dtype) return CLI_CONTINUE;
     return cli_misuse(command, "--residual is %s; it must be f32 or the type of --dtype",
                       vjp_dtype_name((vjp_dtype)residual));
+}
+
+int cli_shards(const char *command, int64_t shards) {
+    if ((shards & (shards - 1)) == 0) return CLI_CONTINUE;
+    return cli_misuse(command, "--shards is %lld; it must be a power of two", (long long)shards);
+}
+
+void cli_share_cores(cli_device_options *on) {
+    int64_t processes = vjp_group_local_size(), cores = system_allowed_processors();
+    if (on->threads || getenv("VJP_THREADS") || processes == 1 || cores < system_processors()) return;
+    on->threads = cores > processes ? cores / processes : 1;
 }

@@ -437,6 +437,7 @@ static bool save(job *j, char error[TRAIN_ERROR]) {
 }
 
 bool job_save(job *j, char error[TRAIN_ERROR]) {
+    if (!job_has_same_weights(j, error)) return false;
     if (!job_agree(j, !job_is_first(j) || save(j, error), error)) return false;
     j->saved = j->step;
     return true;

@@ -77,10 +77,30 @@ bool job_stops(job *j, bool wish) {
 
 /* ---- What must be the same --------------------------------------------------------------------------- */
 
-enum { LIBRARY, SETTINGS, DATA, STEP, ALIKE };
+/* Eight bytes at a time: all weights are hashed at every save. */
+static uint64_t hash_tensors(uint64_t hash, const safetensors_tensor *tensor, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes = vjp_dtype_size((vjp_dtype)tensor[i].dtype);
+        for (int axis = 0; axis < tensor[i].ndim; axis++)
+            bytes *= (size_t)tensor[i].shape[axis];
+        const char *data = tensor[i].data;
+        for (size_t at = 0; at < bytes; at += sizeof hash) {
+            uint64_t word = 0;
+            memcpy(&word, data + at, bytes - at < sizeof word ? bytes - at : sizeof word);
+            hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+            hash ^= hash >> 32;
+        }
+    }
+    return hash;
+}
 
-static const char *const alike_names[ALIKE] = {"another version of vjp", "other settings", "other data",
-                                               "another checkpoint"};
+static bool hash_weights(job *j, uint64_t *hash, char error[TRAIN_ERROR]) {
+    const safetensors_tensor *weights, *moments;
+    size_t count, more;
+    if (!trainer_tensors(j->trainer, &weights, &count, &moments, &more, error)) return false;
+    *hash = hash_tensors(hash_tensors((uint64_t)j->step, weights, count), moments, more);
+    return true;
+}
 
 /* Paths and the number of a device may differ from machine to machine. */
 static uint64_t hash_settings(const job *j) {
@@ -97,20 +117,33 @@ static uint64_t hash_settings(const job *j) {
     return hash;
 }
 
-bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
-    int32_t size = vjp_group_size(group_of(j));
-    if (!job_agree(j, ok, error)) return false;
-    if (size == 1) return true;
-    uint64_t own[ALIKE] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
-                           (uint64_t)j->step};
-    uint64_t(*all)[ALIKE] = share(j, own, sizeof own, error);
+/* Compares what every process has with what rank 0 has; `what` is the name of each number. */
+static bool require_alike(job *j, const uint64_t *own, const char *const *what, size_t count, char error[TRAIN_ERROR]) {
+    bool ok = true;
+    uint64_t *all = share(j, own, count * sizeof *own, error);
     if (!all) return false;
-    for (int32_t rank = 1; rank < size && ok; rank++)
-        for (int i = 0; i < ALIKE && ok; i++)
-            if (all[rank][i] != all[0][i])
-                ok = train_fail(error, "rank %d has %s than rank 0, so they cannot train together", (int)rank,
-                                alike_names[i]);
+    for (int32_t rank = 1; rank < vjp_group_size(group_of(j)) && ok; rank++)
+        for (size_t i = 0; i < count && ok; i++)
+            if (all[(size_t)rank * count + i] != all[i])
+                ok = train_fail(error, "rank %d has other %s than rank 0, so they cannot train together", (int)rank,
+                                what[i]);
     j->together = !ok;
     free(all);
     return ok;
+}
+
+bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
+    static const char *const what[] = {"code", "settings", "data"};
+    if (!job_agree(j, ok, error)) return false;
+    if (vjp_group_size(group_of(j)) == 1) return true;
+    const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash};
+    return require_alike(j, own, what, 3, error) && job_has_same_weights(j, error);
+}
+
+bool job_has_same_weights(job *j, char error[TRAIN_ERROR]) {
+    static const char *const what[] = {"weights"};
+    uint64_t own = 0;
+    if (vjp_group_size(group_of(j)) == 1) return true;
+    bool ok = hash_weights(j, &own, error);
+    return job_agree(j, ok, error) && require_alike(j, &own, what, 1, error);
 }

@@ -14,7 +14,10 @@ uint64_t job_hash(const void *bytes, size_t count);
  */
 bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]);
 
-/* job_agree() at the beginning of a run, which also refuses processes of another library, settings, data or step. */
+/* job_agree() at the beginning of a run, which also refuses processes of another library, settings, data or weights. */
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]);
+
+/* Whether all processes have the same weights and moments, to the last bit; before each save. */
+bool job_has_same_weights(job *j, char error[TRAIN_ERROR]);
 
 #endif

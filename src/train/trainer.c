@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/arithmetic.h"
+#include "core/system.h"
 #include "graph/program.h"
 #include "op/op.h"
 #include "train/shards.h"
@@ -70,10 +71,11 @@ struct trainer {
     int next_batch;
     size_t input_bytes, target_bytes, target_offset;
     shards shards;
-    int64_t parts;  /* of a step, computed by this process: own shards, each with its parts of the batch */
+    int64_t parts;       /* of a step, computed by this process: own shards, each with its parts of the batch */
     rank_report *shared; /* [size of the group]; NULL: one process */
-    bool together;  /* the last failure was found by all processes */
+    bool together;       /* the last failure was found by all processes */
     float last_norm;
+    double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
     char (*name)[MODEL_NAME + 16];
@@ -563,10 +565,10 @@ bool trainer_failed_together(const trainer *t) {
     return t->together;
 }
 
-double trainer_group_seconds(trainer *t) {
-    double seconds = t->shards.seconds;
-    t->shards.seconds = 0;
-    return seconds;
+trainer_group_time trainer_take_group_time(trainer *t) {
+    trainer_group_time time = {t->shards.seconds, t->waited};
+    t->shards.seconds = t->waited = 0;
+    return time;
 }
 
 /* Computes the own parts of a step, and adds the gradients of own shards. */
@@ -606,7 +608,9 @@ static bool agree(trainer *t, flight *f, bool ok) {
     rank_report *own = report_of(t, vjp_group_rank(t->options.group));
     *own = (rank_report){.failed = !ok, .norm = t->last_norm};
     memcpy(own->loss, f->loss, (size_t)t->parts * sizeof *f->loss);
+    double begin = system_seconds();
     if (vjp_group_share(t->options.group, t->shared, report_bytes(t)) != VJP_OK) return false;
+    t->waited += system_seconds() - begin;
     t->together = true;
     if (!ok) return vjp_fail(t->device, VJP_GROUP_FAILED, "%s", sentence) == VJP_OK;
     return check_reports(t, f->step);

@@ -91,8 +91,11 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
  */
 bool trainer_failed_together(const trainer *t);
 
-/* Seconds spent in the group's sums since the last call. */
-double trainer_group_seconds(trainer *t);
+/* Seconds since the last call that were spent in the group's sums, and waiting for the other processes before them. */
+typedef struct trainer_group_time {
+    double sums, waits;
+} trainer_group_time;
+trainer_group_time trainer_take_group_time(trainer *t);
 
 /* The mean loss over the first `parts` batches of the validation data. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
