@@ -220,7 +220,7 @@ static vjp_status swap(vjp_group *g, const vjp_tensor *tensor, int32_t peer, spa
     for (size_t offset = 0; status == VJP_OK && (offset < send.bytes || offset < receive.bytes);
          offset += BLOCK_BYTES) {
         span from = part_of(send, offset), to = part_of(receive, offset);
-        void *sent, *own, *received = g->stage + BLOCK_BYTES;
+        void *sent, *own = NULL, *received = g->stage + BLOCK_BYTES;
         status = fetch(g, tensor, from, 0, &sent);
         if (status == VJP_OK && (add || vjp_device_is_host(g->device))) status = fetch(g, tensor, to, 2, &own);
         if (status != VJP_OK) return status;
