@@ -406,13 +406,14 @@ static void idx_is_read(void **unused) {
     source.fill(source.context, true, 1, pictures, classes);
     assert_true(fabs(pictures[0] - (102.0 / 255 - 0.5) * 2) < 1e-6);
     /* The shards of a batch have its pictures, for validation, too. */
-    for (int validation = 0; validation < 2; validation++) {
+    for (uint64_t part = 0; part < 20; part++) {
+        bool validation = part < 2;
         assert_true(images_source(&images, 2, 1, 9, &source, error));
-        source.fill(source.context, validation, 1, pictures, classes);
+        source.fill(source.context, validation, part, pictures, classes);
         assert_true(images_source(&images, 2, 2, 9, &source, error));
         assert_int_equal(source.validation_parts, 4);
-        for (int shard = 0; shard < 2; shard++)
-            source.fill(source.context, validation, (uint64_t)(2 + shard), again + shard * SIDE * SIDE, classes);
+        for (uint64_t shard = 0; shard < 2; shard++)
+            source.fill(source.context, validation, 2 * part + shard, again + shard * SIDE * SIDE, classes);
         assert_memory_equal(pictures, again, sizeof pictures);
     }
     images_free(&images);
