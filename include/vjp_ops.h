@@ -405,9 +405,10 @@ typedef struct vjp_attention_attributes {
     uint64_t struct_size; /* sizeof(vjp_attention_attributes) */
     int64_t causal;       /* true: query i sees the keys up to i + keys - time and no later one */
     double scale;         /* 0: factor of the products of queries and keys; 0: 1/sqrt(dim) */
+    int64_t window;       /* 0: of causal: a query sees only the last `window` of its keys, the one at its own time included; 0: all */
 } vjp_attention_attributes;
 
-#define VJP_ATTENTION_DEFAULTS {sizeof(vjp_attention_attributes), 1, 0}
+#define VJP_ATTENTION_DEFAULTS {sizeof(vjp_attention_attributes), 1, 0, 0}
 
 vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
                                  const vjp_tensor *k, const vjp_tensor *v, const vjp_attention_attributes *attributes);

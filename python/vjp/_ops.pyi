@@ -619,35 +619,36 @@ def swiglu_backward(dy: Array, gate: Any, up: Any, *,
 
 @overload
 def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0,
-              outputs: None = None, out: Any = None,
+              window: int = 0, outputs: None = None, out: Any = None,
               accumulate: Union[bool, str, Sequence[str]] = False,
               device: Optional[str] = None) -> tuple[Array, Array]: ...
 @overload
-def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0,
+def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0, window: int = 0,
               outputs: Literal["y", "lse"], out: Any = None,
               accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
 def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0,
-              outputs: Union[tuple[str, ...], list[str]], out: Any = None,
+              window: int = 0, outputs: Union[tuple[str, ...], list[str]], out: Any = None,
               accumulate: Union[bool, str, Sequence[str]] = False,
               device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
                        lse: Optional[Any] = None, *, causal: bool = True,
-                       scale: float = 0, outputs: None = None, out: Any = None,
+                       scale: float = 0, window: int = 0, outputs: None = None,
+                       out: Any = None,
                        accumulate: Union[bool, str, Sequence[str]] = False,
                        device: Optional[str] = None) -> tuple[Array, Array, Array]: ...
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
                        lse: Optional[Any] = None, *, causal: bool = True, scale: float = 0,
-                       outputs: Literal["dq", "dk", "dv"], out: Any = None,
+                       window: int = 0, outputs: Literal["dq", "dk", "dv"], out: Any = None,
                        accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
                        lse: Optional[Any] = None, *, causal: bool = True, scale: float = 0,
-                       outputs: Union[tuple[str, ...], list[str]], out: Any = None,
-                       accumulate: Union[bool, str, Sequence[str]] = False,
+                       window: int = 0, outputs: Union[tuple[str, ...], list[str]],
+                       out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
                        device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload

@@ -33,6 +33,18 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID,
                           "causal with %lld keys for %lld times: the first queries would see no key at all",
                           (long long)k.size[1], (long long)q.size[1]);
+    if (attributes->window < 0)
+        return vjp_refuse(work, VJP_INVALID, "window is %lld; it must be positive, or 0 for all keys",
+                          (long long)attributes->window);
+    if (attributes->window && !attributes->causal)
+        return vjp_refuse(work, VJP_INVALID,
+                          "window is %lld, but causal is false: a window ends at the query's own time",
+                          (long long)attributes->window);
+    if (attributes->window && !vjp_device_is_host(work->device))
+        return vjp_refuse(work, VJP_UNSUPPORTED,
+                          "window is %lld; %s computes attention without a window only (cpu and "
+                          "ref have it)",
+                          (long long)attributes->window, work->device->name);
     if (!(attributes->scale >= 0) || isinf(attributes->scale))
         return vjp_refuse(work, VJP_INVALID, "scale is %g; it must be positive, or 0 for 1/sqrt(dim)",
                           attributes->scale);
@@ -54,6 +66,7 @@ vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work) {
                                  .group = k[2] ? q[2] / k[2] : 0,
                                  .dim = q[3],
                                  .causal = attributes->causal,
+                                 .window = attributes->window < k[1] ? attributes->window : 0,
                                  .scale = attributes->scale > 0 ? attributes->scale : 1 / sqrt((double)q[3])};
 }
 
@@ -61,11 +74,19 @@ vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work) {
  * A product of queries and keys over dim is 2 flops for each pair that is seen and each element. The forward makes two
  * (scores, y); the backward has to make the scores again, then one for each of dv and dP, dq, dk.
  */
+static double pairs_of(const vjp_attention_sizes *s) {
+    double time = (double)s->time, keys = (double)s->keys, window = (double)s->window;
+    if (!s->causal) return time * keys;
+    double pairs = time * (keys - time) + time * (time + 1) / 2;
+    if (!s->window) return pairs;
+    /* Less what is before the window: n - window of the n keys up to a query's time, for the last of the queries. */
+    double first = fmax(keys - time + 1, window + 1), queries = fmax(0, keys - first + 1);
+    return pairs - queries * ((first - window) + (keys - window)) / 2;
+}
+
 static void cost(const vjp_work *work, vjp_cost *cost) {
     vjp_attention_sizes s = vjp_attention_sizes_of(work);
-    double time = (double)s.time, keys = (double)s.keys;
-    double pairs = s.causal ? time * (keys - time) + time * (time + 1) / 2 : time * keys;
-    double product = 2 * (double)s.batch * (double)s.heads * pairs * (double)s.dim;
+    double product = 2 * (double)s.batch * (double)s.heads * pairs_of(&s) * (double)s.dim;
     if (work->pass == VJP_FORWARD) {
         cost->flops = product * (work->tensor[ATTENTION_Y] ? 2 : 1);
         return;

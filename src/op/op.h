@@ -174,10 +174,12 @@ int64_t vjp_linear_cross_entropy_chunk(int64_t items, int64_t length, size_t ele
 /* ---- swiglu ---- */
 /* ---- attention ---- */
 
-/* Heads [i * group, (i + 1) * group) of q share head i of k and v. Causal: time t sees keys [0, t + keys - time]. */
+/* Heads [i * group, (i + 1) * group) of q share head i of k and v. Causal: time t sees keys [0, t + keys - time],
+ * with a window the last `window` of them. */
 typedef struct vjp_attention_sizes {
     int64_t batch, time, keys, heads, kv_heads, group, dim;
     bool causal;
+    int64_t window; /* 0: none, also where it is no shorter than the keys */
     double scale;
 } vjp_attention_sizes;
 

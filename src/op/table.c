@@ -587,6 +587,7 @@ static const vjp_slot attention_backward[] = {
 static const vjp_attribute attention_attributes[] = {
     {"causal", "query i sees the keys up to i + keys - time and no later one", VJP_BOOLEAN, offsetof(vjp_attention_attributes, causal), 1, 0, NULL, {0}},
     {"scale", "factor of the products of queries and keys; 0: 1/sqrt(dim)", VJP_REAL, offsetof(vjp_attention_attributes, scale), 0, 0, NULL, {0}},
+    {"window", "of causal: a query sees only the last `window` of its keys, the one at its own time included; 0: all", VJP_INTEGER, offsetof(vjp_attention_attributes, window), 0, 0, NULL, {0}},
 };
 extern const vjp_op_rules vjp_attention_rules;
 const vjp_op vjp_op_attention = {
@@ -594,7 +595,7 @@ const vjp_op vjp_op_attention = {
              .about = "softmax attention with grouped heads, causal or not",
              .formula = "y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one head of k and v.",
              .pass = {{attention_forward, 5, 2}, {attention_backward, 9, 3}},
-             .attributes = attention_attributes, .attribute_count = 2, .attribute_bytes = sizeof(vjp_attention_attributes)},
+             .attributes = attention_attributes, .attribute_count = 3, .attribute_bytes = sizeof(vjp_attention_attributes)},
     .id = OP_ID(attention),
     .rules = &vjp_attention_rules,
 };

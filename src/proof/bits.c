@@ -155,7 +155,7 @@ void proof_bits(const proof_plan *plan) {
         for (size_t i = 0; e.device[0] && i < proof_case_count; i++) {
             proof_setup setup;
             bool products = strcmp(proof_cases[i].op, "linear") == 0 || strcmp(proof_cases[i].op, "conv2d") == 0;
-            if (!proof_plan_takes(plan, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
+            if (!proof_plan_takes(plan, ref, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
             for (int dtype = 0; (products || n == 0) && dtype < VJP_DTYPE_COUNT; dtype++)
                 if ((plan->dtype < 0 || plan->dtype == dtype) && (setup.only >> dtype & 1))
                     if (proof_supports(e.device[0], setup.op, (vjp_dtype)dtype))

@@ -4,7 +4,7 @@
 /* What is checked and what is timed; cases.h says what a row can say. */
 #include "proof/cases.h"
 
-enum { Q = PROOF_QUICK, B = PROOF_BITS };
+enum { Q = PROOF_QUICK, B = PROOF_BITS, H = PROOF_ON_HOST };
 
 const proof_case proof_cases[] = {
     {"layer_norm", Q | B, "x=[7,65]"}, {"layer_norm", 0, "x=[1,1]"}, {"layer_norm", 0, "x=[1000,1]"}, {"layer_norm", Q, "x=[3,2] eps=0.1"}, {"layer_norm", 0, "x=[65,3] eps=0.01"}, {"layer_norm", 0, "x=[2,63]"},
@@ -226,11 +226,15 @@ const proof_case proof_cases[] = {
     {"attention", Q, "q=[2,5,4,8] k=[2,5,2,8] top=dy/64"}, {"attention", Q, "q=[2,5,4,8] k=[2,5,2,8] top=q/64 -lse only=f32,bf16"}, {"attention", Q, "q=[2,5,4,8] k=[2,5,2,8] top=q/64 bottom=k"},
     {"attention", 0, "q=[2,5,4,8] k=[2,5,2,8] top=k/64 -lse only=f32,bf16"}, {"attention", 0, "q=[2,5,4,8] k=[2,5,2,8] bottom=q bottom=v"}, {"attention", 0, "q=[2,5,4,8] k=[2,5,2,8] bottom=dy"},
     {"attention", 0, "q=[2,5,4,8] k=[2,5,2,8] top=dy/64 bottom=v"}, {"attention", 0, "q=[2,5,4,8] k=[2,5,2,8] top=q/64 scale=1e-37 only=f32,bf16"}, {"attention", 0, "q=[1,70,2,8] k=[1,140,1,8] top=v/64 causal=0 only=f32,bf16"},
-    {"conv2d", Q | B, "x=[2,3,7,9] weight=[5,3,3,3] padding_h=1 padding_w=1"}, {"conv2d", Q | B, "x=[2,7,9,3] weight=[5,3,3,3] padding_h=1 padding_w=1 layout=channels_last"}, {"conv2d", 0, "x=[1,1,1,1] weight=[1,1,1,1]"},
-    {"conv2d", 0, "x=[1,1,1,1] weight=[1,1,1,1] layout=channels_last"}, {"conv2d", Q, "x=[2,5,6,6] weight=[4,5,1,1] -bias"}, {"conv2d", Q, "x=[2,6,6,5] weight=[4,1,1,5] -bias layout=channels_last"},
-    {"conv2d", 0, "x=[2,5,7,6] weight=[4,5,1,1] stride_h=2 stride_w=2 param=f32"}, {"conv2d", 0, "x=[2,7,6,5] weight=[4,1,1,5] stride_h=2 stride_w=2 param=f32 layout=channels_last"},
-    {"conv2d", Q, "x=[2,4,9,11] weight=[6,4,3,3] stride_h=2 stride_w=2 padding_h=1 padding_w=1 dweight=f32"}, {"conv2d", Q, "x=[2,9,11,4] weight=[6,3,3,4] stride_h=2 stride_w=2 padding_h=1 padding_w=1 layout=channels_last"},
-    {"conv2d", 0, "x=[1,2,13,17] weight=[3,2,3,2] stride_h=3 stride_w=1 padding_h=2 padding_w=1 dilation_h=2 dilation_w=3"},
+    {"attention", Q | H | B, "q=[2,9,4,8] k=[2,9,2,8] window=3"}, {"attention", Q | H, "q=[1,5,2,3] k=[1,9,1,3] window=1"}, {"attention", Q | H, "q=[1,5,2,3] k=[1,9,1,3] window=9"}, {"attention", H, "q=[2,3,2,5] k=[2,400,1,5] window=130"},
+    {"attention", Q | H, "q=[1,140,2,33] k=[1,300,1,33] window=100"}, {"attention", H | B, "q=[1,300,3,16] k=[1,300,1,16] window=128 only=f32"}, {"attention", H | B, "q=[1,1100,1,8] k=[1,1100,1,8] window=129 only=f32"},
+    {"attention", H, "q=[33,9,2,5] k=[33,9,1,5] window=4"}, {"attention", Q | H, "q=[1,140,1,4] k=[1,140,1,4] window=20 data=nan only=f32"}, {"attention", H, "q=[1,140,2,8] k=[1,280,1,8] window=40 data=inf"},
+    {"attention", H, "q=[1,300,2,8] k=[1,300,1,8] window=70 data=huge -lse only=f32,bf16"}, {"attention", H, "q=[1,9,1,4] k=[1,4500,1,4] window=4200 only=f32"}, {"attention", H, "q=[1,200,1,4] k=[1,8400,1,4] window=300 only=f32"},
+    {"attention", H, "q=[1,70,2,8] k=[1,140,1,8] window=50 top=v/64 only=f32,bf16"}, {"conv2d", Q | B, "x=[2,3,7,9] weight=[5,3,3,3] padding_h=1 padding_w=1"},
+    {"conv2d", Q | B, "x=[2,7,9,3] weight=[5,3,3,3] padding_h=1 padding_w=1 layout=channels_last"}, {"conv2d", 0, "x=[1,1,1,1] weight=[1,1,1,1]"}, {"conv2d", 0, "x=[1,1,1,1] weight=[1,1,1,1] layout=channels_last"},
+    {"conv2d", Q, "x=[2,5,6,6] weight=[4,5,1,1] -bias"}, {"conv2d", Q, "x=[2,6,6,5] weight=[4,1,1,5] -bias layout=channels_last"}, {"conv2d", 0, "x=[2,5,7,6] weight=[4,5,1,1] stride_h=2 stride_w=2 param=f32"},
+    {"conv2d", 0, "x=[2,7,6,5] weight=[4,1,1,5] stride_h=2 stride_w=2 param=f32 layout=channels_last"}, {"conv2d", Q, "x=[2,4,9,11] weight=[6,4,3,3] stride_h=2 stride_w=2 padding_h=1 padding_w=1 dweight=f32"},
+    {"conv2d", Q, "x=[2,9,11,4] weight=[6,3,3,4] stride_h=2 stride_w=2 padding_h=1 padding_w=1 layout=channels_last"}, {"conv2d", 0, "x=[1,2,13,17] weight=[3,2,3,2] stride_h=3 stride_w=1 padding_h=2 padding_w=1 dilation_h=2 dilation_w=3"},
     {"conv2d", Q, "x=[1,13,17,2] weight=[3,3,2,2] stride_h=3 stride_w=1 padding_h=2 padding_w=1 dilation_h=2 dilation_w=3 layout=channels_last"},
     {"conv2d", Q, "x=[1,2,9,14] weight=[3,2,3,3] stride_h=2 stride_w=4 padding_h=4 padding_w=5 dilation_h=2 dilation_w=2"},
     {"conv2d", 0, "x=[1,9,14,2] weight=[3,3,3,2] stride_h=2 stride_w=4 padding_h=4 padding_w=5 dilation_h=2 dilation_w=2 layout=channels_last"}, {"conv2d", Q, "x=[2,6,7,8] weight=[9,2,3,3] groups=3 padding_h=1 padding_w=1 bias=f32"},

@@ -25,8 +25,9 @@
 #include "vjp.h"
 
 enum {
-    PROOF_QUICK = 1, /* part of `vjp check --quick` */
-    PROOF_BITS = 2   /* part of the comparison of bits */
+    PROOF_QUICK = 1,  /* part of `vjp check --quick` */
+    PROOF_BITS = 2,   /* part of the comparison of bits */
+    PROOF_ON_HOST = 4 /* only where the device's memory is the host's: what GPUs do not compute */
 };
 
 typedef struct proof_case {

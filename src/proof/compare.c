@@ -301,7 +301,7 @@ void proof_compare(const proof_plan *plan, vjp_device *device) {
     vjp_device *ref = proof_open_ref();
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
-        if (proof_plan_takes(plan, &proof_cases[i], &setup)) compare_dtypes(plan, device, ref, &setup);
+        if (proof_plan_takes(plan, device, &proof_cases[i], &setup)) compare_dtypes(plan, device, ref, &setup);
     }
     vjp_close(ref);
 }

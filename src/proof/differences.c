@@ -204,7 +204,7 @@ void proof_differences(const proof_plan *plan) {
     vjp_device *ref = proof_open_ref();
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
-        if (proof_plan_takes(plan, &proof_cases[i], &setup) && suits(&setup)) check_case(plan, ref, &setup);
+        if (proof_plan_takes(plan, ref, &proof_cases[i], &setup) && suits(&setup)) check_case(plan, ref, &setup);
     }
     vjp_close(ref);
 }

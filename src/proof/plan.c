@@ -17,12 +17,13 @@ vjp_device *proof_open_ref(void) {
     return ref;
 }
 
-bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup) {
+bool proof_plan_takes(const proof_plan *plan, const vjp_device *device, const proof_case *row, proof_setup *setup) {
     const vjp_op *op = vjp_op_find(row->op);
     char error[TEXT_ERROR] = "unknown op";
     if (!op || !proof_setup_read(setup, op, row->text, error)) {
         fprintf(stderr, "proof: %s %s: %s\n", row->op, row->text, error); /* a mistake in the table itself */
         exit(1);
     }
+    if ((row->marks & PROOF_ON_HOST) && !vjp_device_is_host(device)) return false;
     return (!plan->op || plan->op == op) && (!plan->quick || (row->marks & PROOF_QUICK));
 }

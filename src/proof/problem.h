@@ -19,8 +19,8 @@ vjp_device *proof_open_ref(void);
 /* Whether the device has kernels for every pass of the op. */
 bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage);
 
-/* Whether the plan includes this row, which is then read into `setup`. */
-bool proof_plan_takes(const proof_plan *plan, const proof_case *row, proof_setup *setup);
+/* Whether the plan, on this device, includes this row, which is then read into `setup`. */
+bool proof_plan_takes(const proof_plan *plan, const vjp_device *device, const proof_case *row, proof_setup *setup);
 
 /* One tensor. Inputs have their numbers; outputs have what `ref` says (with all inputs given). */
 typedef struct proof_values {

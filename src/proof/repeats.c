@@ -72,7 +72,7 @@ void proof_repeats(const proof_plan *plan, vjp_device *device) {
     vjp_device *ref = proof_open_ref();
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
-        if (!proof_plan_takes(plan, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
+        if (!proof_plan_takes(plan, device, &proof_cases[i], &setup) || !(proof_cases[i].marks & PROOF_BITS)) continue;
         for (int dtype = 0; dtype < VJP_DTYPE_COUNT; dtype++)
             if ((plan->dtype < 0 || plan->dtype == dtype) && (setup.only >> dtype & 1))
                 if (proof_supports(device, setup.op, (vjp_dtype)dtype))

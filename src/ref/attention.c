@@ -10,14 +10,17 @@
 
 /* One query: where its row begins in q, y and their gradients, and its place in lse. */
 typedef struct query {
-    int64_t at, lse_at, seen; /* it sees the keys [0, seen) */
+    int64_t at, lse_at;
+    int64_t from, seen; /* it sees the keys [from, seen) */
     int64_t batch, kv_head;
 } query;
 
 static query query_at(const vjp_attention_sizes *s, int64_t batch, int64_t head, int64_t time) {
+    int64_t seen = s->causal ? time + s->keys - s->time + 1 : s->keys;
     return (query){.at = ((batch * s->time + time) * s->heads + head) * s->dim,
                    .lse_at = (batch * s->heads + head) * s->time + time,
-                   .seen = s->causal ? time + s->keys - s->time + 1 : s->keys,
+                   .from = s->window && s->window < seen ? seen - s->window : 0,
+                   .seen = seen,
                    .batch = batch,
                    .kv_head = head / s->group};
 }
@@ -37,18 +40,18 @@ static double dot(const vjp_work *work, int a, int64_t a_at, int b, int64_t b_at
 /* Fills `score` and returns the log of the sum of exp(score); the largest is subtracted first, so nothing overflows. */
 static double scores(const vjp_work *work, int q, int k, const vjp_attention_sizes *s, const query *i, double *score) {
     double largest = -INFINITY, sum = 0;
-    for (int64_t j = 0; j < i->seen; j++) {
+    for (int64_t j = i->from; j < i->seen; j++) {
         score[j] = s->scale * dot(work, q, i->at, k, key_at(s, i, j), s->dim);
         if (!(score[j] <= largest)) largest = score[j];
     }
-    for (int64_t j = 0; j < i->seen; j++)
+    for (int64_t j = i->from; j < i->seen; j++)
         sum += exp(score[j] - largest);
     return largest + log(sum);
 }
 
 /* Scores to weights: softmax, by the log of the sum. */
 static void weigh(const query *i, double *score, double lse) {
-    for (int64_t j = 0; j < i->seen; j++)
+    for (int64_t j = i->from; j < i->seen; j++)
         score[j] = exp(score[j] - lse);
 }
 
@@ -56,7 +59,7 @@ static void weigh(const query *i, double *score, double lse) {
 static double average(const vjp_work *work, int v, const vjp_attention_sizes *s, const query *i, const double *weight,
                       int64_t d) {
     double sum = 0;
-    for (int64_t j = 0; j < i->seen; j++)
+    for (int64_t j = i->from; j < i->seen; j++)
         sum += weight[j] * ref_get(work, v, key_at(s, i, j) + d, 0);
     return sum;
 }
@@ -96,7 +99,7 @@ static void backward_query(const vjp_work *work, const vjp_attention_sizes *s, c
     if (saved) lse = ref_get(work, ATTENTION_B_LSE, i->lse_at, 0);
     weigh(i, score, lse);
     double mean = dy_y(work, s, i, score, saved);
-    for (int64_t j = 0; j < i->seen; j++) {
+    for (int64_t j = i->from; j < i->seen; j++) {
         int64_t at = key_at(s, i, j);
         double p = score[j];
         double ds = p * (dot(work, ATTENTION_B_DY, i->at, ATTENTION_B_V, at, s->dim) - mean);
@@ -108,7 +111,7 @@ static void backward_query(const vjp_work *work, const vjp_attention_sizes *s, c
     }
     for (int64_t d = 0; d < s->dim && work->tensor[ATTENTION_B_DQ]; d++) {
         double sum = 0;
-        for (int64_t j = 0; j < i->seen; j++)
+        for (int64_t j = i->from; j < i->seen; j++)
             sum += score[j] * ref_get(work, ATTENTION_B_K, key_at(s, i, j) + d, 0);
         ref_put(work, ATTENTION_B_DQ, i->at + d, s->scale * sum);
     }

@@ -6,7 +6,8 @@
  * lanes; the weights are already the left operand of every following product (by terms where a row of the result is a
  * query, by rows where it is a key); and only q and dy are transposed, once each.
  *
- * Every product skips masked panels; within a panel a masked weight is 0, which changes no bit of a sum.
+ * Every product skips masked panels; within a panel a masked weight is 0, which changes no bit of a sum. Of keys before
+ * a window whole tiles are skipped, not panels: a chunk of rows has at most two tiles where a window begins.
  */
 #ifndef VJP_CPU_ATTENTION_TILE_H
 #define VJP_CPU_ATTENTION_TILE_H
@@ -19,8 +20,11 @@
 /* Keys [key, key + keys) by rows [row, row + rows) of a unit. */
 typedef struct attention_tile {
     int64_t key, keys, row, rows;
-    bool whole;                 /* every query sees every key */
-    float seen[QUERIES_PADDED]; /* number of the tile's keys that each query sees, non-decreasing; unset if `whole` */
+    bool whole;    /* every query sees every key */
+    bool windowed; /* some query's window begins after the tile's first key */
+    float
+        seen[QUERIES_PADDED]; /* each query sees the tile's keys [from, seen), both non-decreasing; unset if `whole` */
+    float from[QUERIES_PADDED]; /* unset unless `windowed` */
     prefetch_queue *prefetch;   /* to prefetch meanwhile */
 } attention_tile;
 
@@ -28,18 +32,30 @@ static int64_t seen_of(const attention_tile *t, int64_t query) {
     return t->whole ? t->keys : (int64_t)t->seen[vjp_min(query, t->rows - 1)];
 }
 
-/* The first query that sees key `key` of the tile; `rows` if none does. */
-static int64_t first_to_see(const attention_tile *t, int64_t key) {
-    if (t->whole) return 0;
+static int64_t from_of(const attention_tile *t, int64_t query) {
+    return t->windowed ? (int64_t)t->from[vjp_min(query, t->rows - 1)] : 0;
+}
+
+/* The first query whose bound, non-decreasing, is above `key`; `rows` if none is. */
+static int64_t first_above(const attention_tile *t, const float *bound, int64_t key) {
     int64_t low = 0, high = t->rows;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        if ((int64_t)t->seen[middle] > key)
+        if ((int64_t)bound[middle] > key)
             high = middle;
         else
             low = middle + 1;
     }
     return low;
+}
+
+/* The queries that see key `key` of the tile, [first, end); first is `rows` if it comes after all of them. */
+static int64_t first_to_see(const attention_tile *t, int64_t key) {
+    return t->whole ? 0 : first_above(t, t->seen, key);
+}
+
+static int64_t end_to_see(const attention_tile *t, int64_t key) {
+    return t->windowed ? first_above(t, t->from, key) : t->rows;
 }
 
 /* ---- Products ---------------------------------------------------------------------------------------- */
@@ -102,8 +118,10 @@ static void sum_over_keys(const attention_tile *t, int64_t dim, const float *wei
     int64_t stride = padded_dim(dim), step = row_step(t, right);
     for (int64_t i = 0; i < t->rows; i += step) {
         int64_t count = vjp_min(step, t->rows - i), seen = seen_of(t, i + count - 1);
+        int64_t from = vjp_min(from_of(t, i), seen);
         for (int64_t d = 0; d < dim; d += GEMM_COLUMNS)
-            multiply_by_terms(count, seen, weights + i, right->terms + d * KEYS, to + i * stride + d, stride, add,
+            multiply_by_terms(count, seen - from, weights + i + from * GEMM_ROW_STRIDE,
+                              right->terms + d * KEYS + from * GEMM_COLUMNS, to + i * stride + d, stride, add,
                               t->prefetch);
         if (target)
             store_rows(&target->to, t->row + i, count, to + i * stride, target->factors ? target->factors + i : NULL,
@@ -123,8 +141,9 @@ static void sum_over_queries(const attention_tile *t, int64_t dim, const float *
         if (first == t->rows) break;
         bool add = t->key + i < *begun;
         count = vjp_min(step, (add ? vjp_min(*begun - t->key, t->keys) : t->keys) - i);
+        int64_t end = vjp_max(first, end_to_see(t, i + count - 1));
         for (int64_t d = 0; d < dim; d += GEMM_COLUMNS)
-            multiply_by_rows(count, t->rows - first, weights + i * GEMM_ROW_STRIDE + first,
+            multiply_by_rows(count, end - first, weights + i * GEMM_ROW_STRIDE + first,
                              right->terms + d * QUERIES + first * GEMM_COLUMNS, to + i * stride + d, stride, add,
                              t->prefetch);
         *begun = vjp_max(*begun, t->key + i + count);
@@ -143,6 +162,15 @@ typedef struct softmax_state {
 
 INLINE vf masked(vf value, vf limit, int64_t key, vf otherwise) {
     return vf_select(vf_greater(limit, vf_set((float)key)), value, otherwise);
+}
+
+/* Replaces what LANES queries have for the first keys of a tile, where these are before their windows. */
+static void mask_window(const attention_tile *t, float *column, int64_t at, vf otherwise) {
+    vf from = vf_load(VJP_F32, t->from, at);
+    for (int64_t j = 0, end = vjp_min(t->keys, from_of(t, at + LANES - 1)); j < end; j++) {
+        vf value = vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE);
+        vf_store(VJP_F32, column, j * GEMM_ROW_STRIDE, masked(otherwise, from, j, value));
+    }
 }
 
 /*
@@ -174,6 +202,7 @@ INLINE vf max_of(const float *column, int64_t count) {
 static void softmax_running(const attention_tile *t, int64_t at, float *scores, const softmax_state *s) {
     float *column = scores + at;
     int64_t all = seen_of(t, at), some = seen_of(t, at + LANES - 1);
+    if (t->windowed) mask_window(t, column, at, vf_set(-INFINITY));
     vf largest = max_of(column, all), limit = t->whole ? vf_zero() : vf_load(VJP_F32, t->seen, at);
     for (int64_t j = all; j < some; j++) {
         vf score = masked(vf_load(VJP_F32, column, j * GEMM_ROW_STRIDE), limit, j, vf_set(-INFINITY));
@@ -220,6 +249,8 @@ static void softmax_known(const attention_tile *t, int64_t at, float *scores, fl
         vf_store(VJP_F32, column, place, p);
         if (slopes) vf_store(VJP_F32, slope, place, ds);
     }
+    if (t->windowed) mask_window(t, column, at, vf_zero());
+    if (t->windowed && slopes) mask_window(t, slope, at, vf_zero());
     zero_masked(t, column, at, some);
     if (slopes) zero_masked(t, slope, at, some);
 }

@@ -92,22 +92,35 @@ static int64_t keys_seen(const unit_plan *p, int64_t row) {
     return s->causal ? row / p->group + s->keys - s->time + 1 : s->keys;
 }
 
+/* The first key of its window. */
+static int64_t first_key(const unit_plan *p, int64_t row) {
+    return p->sizes.window ? vjp_max(0, keys_seen(p, row) - p->sizes.window) : 0;
+}
+
+/* Where the tiles of keys of some rows begin. */
+static int64_t first_tile(const unit_plan *p, int64_t row) {
+    return first_key(p, row) / KEYS * KEYS;
+}
+
 /* Returns false if no row of the tile sees any of these keys. */
 static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows,
                      prefetch_queue *prefetch) {
-    int64_t sees = keys_seen(p, row) - key, into = row % p->group;
+    int64_t sees = keys_seen(p, row) - key, from = first_key(p, row) - key, into = row % p->group;
     t->key = key;
     t->keys = vjp_min(KEYS, p->sizes.keys - key);
     t->row = row;
     t->rows = rows;
     t->prefetch = prefetch;
-    if (keys_seen(p, row + rows - 1) <= key) return false;
-    t->whole = sees >= t->keys;
+    t->windowed = first_key(p, row + rows - 1) > key;
+    if (keys_seen(p, row + rows - 1) <= key || from >= t->keys) return false;
+    t->whole = sees >= t->keys && !t->windowed;
     for (int64_t i = 0; !t->whole && i < vjp_round_up(rows, STRIP); i++) {
         t->seen[i] = (float)vjp_max(0, vjp_min(t->keys, sees));
+        if (t->windowed) t->from[i] = (float)vjp_max(0, vjp_min(t->keys, from));
         if (i + 1 < rows && ++into == p->group) {
             into = 0;
             sees++;
+            from = vjp_max(0, sees + key - p->sizes.window) - key;
         }
     }
     return true;
