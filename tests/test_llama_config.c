@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Llama's config.json: files of transformers 4 and 5 are read, what vjp does not compute is refused by its key, what
- * vjp writes reads back the same; the weights have the standard names and shapes; the presets are valid models.
+ * config.json of Llama and the related families: files of transformers 4 and 5 are read, what vjp does not compute or
+ * does not know is refused by its key, what vjp writes reads back the same; the weights have the standard names and
+ * shapes; the presets are valid models.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,24 +68,47 @@ static const struct {
     const char *key, *value;
     const char *says; /* NULL: it is accepted */
 } rows[] = {
-    {"unknown", "{\"a\": []}", NULL},
-    {"model_type", "\"mistral\"", "\"model_type\" is \"mistral\"; vjp takes \"llama\""},
+    {"unknown", "{\"a\": []}", "\"unknown\" is {...}; vjp does not know this setting"},
+    {"attn_logit_softcapping", "30.5", "\"attn_logit_softcapping\" is 30.5; vjp does not know"},
+    {"initializer_range", "0.1", NULL},
+    {"transformers.js_config", "{\"a\": []}", NULL},
+    {"model_type", "\"gemma2\"", "\"model_type\" is \"gemma2\"; vjp takes \"llama\", \"mistral\""},
     {"model_type", "7", "\"model_type\" is 7"},
     {"architectures", "[\"LlamaForSequenceClassification\"]",
      "\"architectures\" is \"LlamaForSequenceClassification\""},
     {"architectures", "[]", NULL},
     {"architectures", "null", NULL},
     {"hidden_act", "\"gelu\"", "\"hidden_act\" is \"gelu\"; vjp takes \"silu\""},
-    {"attention_bias", "true", "\"attention_bias\" is true; vjp takes false"},
-    {"mlp_bias", "true", "\"mlp_bias\" is true"},
+    {"attention_bias", "true", NULL},
+    {"mlp_bias", "true", NULL},
+    {"mlp_bias", "1", "\"mlp_bias\" is 1; vjp takes true or false"},
+    {"sliding_window", "4096", "\"sliding_window\" is 4096; vjp takes null in this family"},
+    {"sliding_window", "null", NULL},
+    {"use_sliding_window", "true", "\"use_sliding_window\" is true; vjp takes false in this family"},
+    {"layer_types", "[\"full_attention\", \"full_attention\"]", NULL},
+    {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "no window is set"},
+    {"layer_types", "[\"full_attention\"]", "must be a list of 2 names"},
+    {"layer_types", "[\"full_attention\", \"linear_attention\"]", "\"layer_types\" is \"linear_attention\""},
+    {"rope_interleaved", "true", "\"rope_interleaved\" is true; vjp takes false"},
+    {"rope_interleaved", "false", NULL},
+    {"use_mrope", "true", "\"use_mrope\" is true"},
     {"attention_dropout", "0.1", "\"attention_dropout\" is 0.1"},
     {"attention_dropout", "0", NULL},
     {"partial_rotary_factor", "0.5", "\"partial_rotary_factor\" is 0.5"},
     {"quantization_config", "{\"bits\": 4}", "\"quantization_config\" is {...}"},
     {"quantization_config", "null", NULL},
     {"rope_scaling", "{\"type\": \"default\"}", NULL},
-    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}", "\"rope_scaling.type\" is \"linear\""},
-    {"rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8.0}", "\"rope_scaling.rope_type\" is \"llama3\""},
+    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}", NULL},
+    {"rope_scaling", "{\"type\": \"linear\"}", "\"factor\" of the rotation's scaling is 0"},
+    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 0.5}", "\"factor\" of the rotation's scaling is 0.5"},
+    {"rope_scaling", "{\"type\": \"dynamic\", \"factor\": 2.0}", "\"rope_scaling.type\" is \"dynamic\""},
+    {"rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8.0}", "\"low_freq_factor\" is 0 and"},
+    {"rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4}",
+     "\"low_freq_factor\" is 4 and \"high_freq_factor\" is 4; vjp takes 0 < low < high"},
+    {"rope_scaling", "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4}",
+     NULL},
+    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0, \"attention_factor\": 3}",
+     "\"rope_scaling.attention_factor\" is 3; vjp does not know"},
     {"rope_scaling", "[]", "\"rope_scaling\" is []"},
     {"rope_parameters", "{\"rope_type\": \"yarn\"}", "\"rope_parameters.rope_type\" is \"yarn\""},
     {"rope_parameters", "{\"full_attention\": {}}", "\"rope_parameters.full_attention\" is {}"},
@@ -140,6 +164,11 @@ static void require_same(const llama_config *a, const llama_config *b) {
     assert_true(a->intermediate_size == b->intermediate_size && a->layers == b->layers && a->heads == b->heads);
     assert_true(a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->max_positions == b->max_positions);
     assert_true(a->rope_theta == b->rope_theta && a->norm_eps == b->norm_eps && a->tied == b->tied);
+    assert_true(a->family == b->family && a->qkv_bias == b->qkv_bias && a->output_bias == b->output_bias);
+    assert_true(a->mlp_bias == b->mlp_bias && a->head_norms == b->head_norms && a->window == b->window);
+    assert_true(a->rope.kind == b->rope.kind && a->rope.factor == b->rope.factor && a->rope.low == b->rope.low);
+    assert_true(a->rope.high == b->rope.high && a->rope.original_positions == b->rope.original_positions);
+    assert_memory_equal(a->windowed, b->windowed, sizeof a->windowed);
     assert_true(a->dtype == b->dtype && a->begin_token == b->begin_token && a->end_count == b->end_count);
     assert_memory_equal(a->end_tokens, b->end_tokens, sizeof a->end_tokens);
 }
@@ -167,6 +196,83 @@ static void test_round_trip(void **state) {
     round_trip(&c);
     c.rope_theta = 12345.678901234567;
     round_trip(&c);
+}
+
+/* ---- Families ---------------------------------------------------------------------------------------- */
+
+#define RELATED                                                                                                        \
+    "\"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 88, \"num_hidden_layers\": 3, "                  \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16"
+
+/* A file and what is read from it, or why it is refused. */
+static const struct {
+    const char *type, *more;
+    bool qkv_bias, output_bias, mlp_bias, head_norms;
+    int64_t window[3]; /* of each layer */
+    const char *says;
+} families[] = {
+    {.type = "llama", .more = ""},
+    {.type = "llama", .more = ", \"attention_bias\": true", .qkv_bias = true, .output_bias = true},
+    {.type = "llama", .more = ", \"mlp_bias\": true", .mlp_bias = true},
+    {.type = "mistral", .more = "", .window = {4096, 4096, 4096}},
+    {.type = "mistral", .more = ", \"sliding_window\": null"},
+    {.type = "mistral", .more = ", \"sliding_window\": 9", .window = {9, 9, 9}},
+    {.type = "mistral", .more = ", \"sliding_window\": 0", .says = "\"sliding_window\" is 0; vjp takes 1 to"},
+    {.type = "mistral", .more = ", \"attention_bias\": true", .says = "\"attention_bias\" is true; vjp takes false in"},
+    {.type = "mistral",
+     .more = ", \"layer_types\": [\"sliding_attention\", \"full_attention\", \"full_attention\"]",
+     .says = "\"layer_types\" is \"full_attention\"; vjp takes layers that are all alike"},
+    {.type = "qwen2", .more = "", .qkv_bias = true},
+    {.type = "qwen2", .more = ", \"sliding_window\": 9, \"max_window_layers\": 1", .qkv_bias = true},
+    {.type = "qwen2",
+     .more = ", \"sliding_window\": 9, \"max_window_layers\": 1, \"use_sliding_window\": true",
+     .qkv_bias = true,
+     .window = {0, 9, 9}},
+    {.type = "qwen2", .more = ", \"sliding_window\": 9, \"use_sliding_window\": true", .qkv_bias = true},
+    {.type = "qwen3", .more = "", .head_norms = true},
+    {.type = "qwen3",
+     .more = ", \"attention_bias\": true, \"sliding_window\": 9, \"use_sliding_window\": true, \"layer_types\": "
+             "[\"sliding_attention\", \"full_attention\", \"sliding_attention\"]",
+     .qkv_bias = true,
+     .output_bias = true,
+     .head_norms = true,
+     .window = {9, 0, 9}},
+    {.type = "qwen3", .more = ", \"mlp_bias\": true", .says = "\"mlp_bias\" is true; vjp takes false in this family"},
+};
+
+static void test_families(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(families); i++) {
+        char text[1024], error[TRAIN_ERROR] = "";
+        snprintf(text, sizeof text, "{" RELATED ", \"model_type\": \"%s\"%s}", families[i].type, families[i].more);
+        llama_config c;
+        bool ok = read_text(text, &c, error);
+        if (ok != !families[i].says) fail_msg("%s: %s", text, ok ? "taken" : error);
+        if (!ok && !strstr(error, families[i].says)) fail_msg("\"%s\" does not say \"%s\"", error, families[i].says);
+        if (!ok) continue;
+        assert_true(c.qkv_bias == families[i].qkv_bias && c.output_bias == families[i].output_bias);
+        assert_true(c.mlp_bias == families[i].mlp_bias && c.head_norms == families[i].head_norms);
+        for (int64_t layer = 0; layer < 3; layer++)
+            assert_int_equal(llama_window(&c, layer), families[i].window[layer]);
+        round_trip(&c);
+        int64_t biases = 3 * families[i].qkv_bias + families[i].output_bias + 3 * families[i].mlp_bias;
+        assert_int_equal(llama_weight_count(&c), 3 + 3 * (9 + biases + 2 * families[i].head_norms));
+    }
+    llama_config c;
+    char error[TRAIN_ERROR];
+    /* The defaults of the families, where they differ. */
+    assert_true(
+        read_text("{\"model_type\": \"qwen3\", \"vocab_size\": 8, \"hidden_size\": 32, \"intermediate_size\": 8, "
+                  "\"num_hidden_layers\": 1, \"num_attention_heads\": 64}",
+                  &c, error));
+    assert_true(c.head_dim == 128 && c.kv_heads == 32 && c.max_positions == 32768);
+    assert_true(
+        read_text("{\"model_type\": \"mistral\", \"vocab_size\": 8, \"hidden_size\": 32, \"intermediate_size\": 8, "
+                  "\"num_hidden_layers\": 1, \"num_attention_heads\": 16}",
+                  &c, error));
+    assert_true(c.head_dim == 2 && c.kv_heads == 8 && c.max_positions == 131072);
+    assert_false(read_text("{" SIZES ", \"architectures\": [\"MistralForCausalLM\"]}", &c, error));
+    assert_non_null(strstr(error, "vjp takes \"LlamaForCausalLM\""));
 }
 
 static void test_weights(void **state) {
@@ -236,7 +342,7 @@ static void test_presets(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_read),    cmocka_unit_test(test_refusals), cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_weights), cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_weights), cmocka_unit_test(test_presets),  cmocka_unit_test(test_families),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Llama, with the names and shapes of Hugging Face: every weight is [out, in]. */
+/*
+ * Llama and its relatives, with the names and shapes of Hugging Face: every weight is [out, in]. Families differ in
+ * what their config says (biases, norms of heads, a window, scaled rotations), not in code of their own.
+ */
 #include "train/model/llama.h"
 
 #include <math.h>
@@ -32,17 +35,27 @@ static vjp_value joining(building *b, vjp_value x) {
     return b->options->wide_residual ? in_type(b, x, b->model->parameter_type) : x;
 }
 
-static vjp_value project(building *b, vjp_value x, const char *prefix, const char *name, double spread, int64_t out,
-                         int64_t in) {
+/* A linear layer of a block: [..., in] to [..., out]. */
+typedef struct projection {
+    const char *name;
+    int64_t out, in;
+    bool bias;
+    double spread;
+} projection;
+
+static vjp_value project(building *b, vjp_value x, const char *prefix, const projection *p) {
     char full[MODEL_NAME];
-    snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
-    return model_linear(b->model->graph, x, weight(b, full, spread, out, in), 0, VJP_ACTIVATION_NONE);
+    snprintf(full, sizeof full, "%s.%s.weight", prefix, p->name);
+    vjp_value matrix = weight(b, full, p->spread, p->out, p->in);
+    snprintf(full, sizeof full, "%s.%s.bias", prefix, p->name);
+    vjp_value bias = p->bias ? model_add(b->model, full, 0, 0, false, 1, &p->out) : 0;
+    return model_linear(b->model->graph, x, matrix, bias, VJP_ACTIVATION_NONE);
 }
 
-static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *name) {
+static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *name, int64_t size) {
     char full[MODEL_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
-    vjp_value gamma = model_add(b->model, full, 1, 0, false, 1, &b->config->hidden_size);
+    vjp_value gamma = model_add(b->model, full, 1, 0, false, 1, &size);
     vjp_rms_norm_attributes norm = VJP_RMS_NORM_DEFAULTS;
     norm.eps = b->config->norm_eps;
     return in_type(b, vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm), b->options->dtype);
@@ -53,29 +66,41 @@ static vjp_value heads_of(building *b, vjp_value x, int64_t heads) {
                              (const int64_t[]){b->options->batch, b->options->context, heads, b->config->head_dim});
 }
 
-static vjp_value attend(building *b, vjp_value x, const char *prefix) {
+static vjp_value attend(building *b, vjp_value x, const char *prefix, int64_t layer) {
     vjp_graph *graph = b->model->graph;
     const llama_config *c = b->config;
-    int64_t width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
-    vjp_value q =
-        heads_of(b, project(b, x, prefix, "self_attn.q_proj", INITIAL_SPREAD, width, c->hidden_size), c->heads);
-    vjp_value k =
-        heads_of(b, project(b, x, prefix, "self_attn.k_proj", INITIAL_SPREAD, kv_width, c->hidden_size), c->kv_heads);
-    vjp_value v =
-        heads_of(b, project(b, x, prefix, "self_attn.v_proj", INITIAL_SPREAD, kv_width, c->hidden_size), c->kv_heads);
+    const int64_t hidden = c->hidden_size, width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+    const projection to_q = {"self_attn.q_proj", width, hidden, c->qkv_bias, INITIAL_SPREAD};
+    const projection to_k = {"self_attn.k_proj", kv_width, hidden, c->qkv_bias, INITIAL_SPREAD};
+    const projection to_v = {"self_attn.v_proj", kv_width, hidden, c->qkv_bias, INITIAL_SPREAD};
+    const projection out = {"self_attn.o_proj", hidden, width, c->output_bias, b->residual_spread};
+    vjp_value q = heads_of(b, project(b, x, prefix, &to_q), c->heads);
+    vjp_value k = heads_of(b, project(b, x, prefix, &to_k), c->kv_heads);
+    vjp_value v = heads_of(b, project(b, x, prefix, &to_v), c->kv_heads);
+    if (c->head_norms) {
+        q = norm(b, q, prefix, "self_attn.q_norm", c->head_dim);
+        k = norm(b, k, prefix, "self_attn.k_norm", c->head_dim);
+    }
     q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
     k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
-    vjp_value y = vjp_graph_attention(graph, q, k, v, NULL);
+    vjp_attention_attributes attention = VJP_ATTENTION_DEFAULTS;
+    /* A window that is no shorter than the context hides nothing, and GPUs have none. */
+    int64_t window = llama_window(c, layer);
+    attention.window = window < b->options->context ? window : 0;
+    vjp_value y = vjp_graph_attention(graph, q, k, v, &attention);
     y = vjp_graph_reshape(graph, y, 3, (const int64_t[]){b->options->batch, b->options->context, width});
-    return project(b, y, prefix, "self_attn.o_proj", b->residual_spread, c->hidden_size, width);
+    return project(b, y, prefix, &out);
 }
 
 static vjp_value feed_forward(building *b, vjp_value x, const char *prefix) {
     const llama_config *c = b->config;
-    vjp_value gate = project(b, x, prefix, "mlp.gate_proj", INITIAL_SPREAD, c->intermediate_size, c->hidden_size);
-    vjp_value up = project(b, x, prefix, "mlp.up_proj", INITIAL_SPREAD, c->intermediate_size, c->hidden_size);
-    vjp_value y = vjp_graph_swiglu(b->model->graph, gate, up);
-    return project(b, y, prefix, "mlp.down_proj", b->residual_spread, c->hidden_size, c->intermediate_size);
+    const int64_t hidden = c->hidden_size, inner = c->intermediate_size;
+    const projection to_gate = {"mlp.gate_proj", inner, hidden, c->mlp_bias, INITIAL_SPREAD};
+    const projection to_up = {"mlp.up_proj", inner, hidden, c->mlp_bias, INITIAL_SPREAD};
+    const projection down = {"mlp.down_proj", hidden, inner, c->mlp_bias, b->residual_spread};
+    vjp_value gate = project(b, x, prefix, &to_gate);
+    vjp_value up = project(b, x, prefix, &to_up);
+    return project(b, vjp_graph_swiglu(b->model->graph, gate, up), prefix, &down);
 }
 
 static vjp_value block(building *b, vjp_value x, int64_t layer) {
@@ -85,16 +110,16 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     vjp_graph_push(graph, prefix);
     bool recompute = layer < b->options->recompute;
     if (recompute) vjp_graph_recompute_begin(graph);
-    vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm"), prefix);
+    vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm", b->config->hidden_size), prefix, layer);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
-    y = feed_forward(b, norm(b, x, prefix, "post_attention_layernorm"), prefix);
+    y = feed_forward(b, norm(b, x, prefix, "post_attention_layernorm", b->config->hidden_size), prefix);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
     if (recompute) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
     return x;
 }
 
-/* cos and sin of position * theta^(-2i/dim). False: no memory. */
+/* cos and sin of position * llama_angle(i). False: no memory. */
 static bool add_rotations(building *b) {
     int64_t half = b->config->head_dim / 2, time = b->options->context;
     const int64_t shape[] = {time, half};
@@ -103,7 +128,7 @@ static bool add_rotations(building *b) {
     bool ok = cosine && sine;
     for (int64_t t = 0; t < time && ok; t++)
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)t * pow(b->config->rope_theta, -2.0 * (double)i / (double)b->config->head_dim);
+            double angle = (double)t * llama_angle(b->config, i);
             cosine[t * half + i] = (float)cos(angle);
             sine[t * half + i] = (float)sin(angle);
         }
@@ -135,7 +160,7 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     vjp_value x = joining(&b, vjp_graph_gather(graph, table, model->input, NULL));
     for (int64_t layer = 0; layer < config->layers; layer++)
         x = block(&b, x, layer);
-    x = norm(&b, x, "model", "norm");
+    x = norm(&b, x, "model", "norm", config->hidden_size);
     vjp_value head =
         config->tied ? table : weight(&b, "lm_head.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
     model->logits = model_linear(graph, x, head, 0, VJP_ACTIVATION_NONE);

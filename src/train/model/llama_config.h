@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The sizes of a Llama, from and to the config.json of Hugging Face, and the names and shapes of its weights.
+ * The sizes of a Llama or a model of a related family, from and to the config.json of Hugging Face, and the names and
+ * shapes of its weights.
  *
- * The keys of transformers 4 and 5 are read. A value that vjp does not compute is refused with its key; keys that do
- * not change the results are ignored. The file written is read by both versions.
+ * The keys of transformers 4 and 5 are read. A value that vjp does not compute, and a key that it does not know, are
+ * refused by name; a list in llama_config.c has the keys that change no result and are ignored. The file written is
+ * read by both versions.
  */
 #ifndef VJP_TRAIN_LLAMA_CONFIG_H
 #define VJP_TRAIN_LLAMA_CONFIG_H
@@ -12,24 +14,48 @@
 #include "train/fail.h"
 #include "vjp.h"
 
-enum { LLAMA_MAX_ENDS = 8 };
+enum { LLAMA_MAX_ENDS = 8, LLAMA_MAX_LAYERS = 4096 };
 
+/* What a family's files are called and which settings they have: llama_families in llama_config.c. */
+typedef enum llama_family { LLAMA_LLAMA, LLAMA_MISTRAL, LLAMA_QWEN2, LLAMA_QWEN3, LLAMA_FAMILIES } llama_family;
+
+/* How the angles of the rotation are changed for texts that are longer than those of the first training. */
+typedef struct llama_rope_scaling {
+    enum { LLAMA_ROPE_DEFAULT, LLAMA_ROPE_LINEAR, LLAMA_ROPE_LLAMA3 } kind;
+    double factor;    /* by which angles shrink: all of them, or (llama3) those of long wavelengths */
+    double low, high; /* llama3: original_positions / wavelength where the change ends and begins */
+    int64_t original_positions;
+} llama_rope_scaling;
+
+/* All zero after the sizes is a plain Llama. */
 typedef struct llama_config {
+    llama_family family;
     int64_t vocab_size, hidden_size, intermediate_size;
     int64_t layers;
     int64_t heads, kv_heads; /* kv_heads divides heads */
     int64_t head_dim;        /* even */
     int64_t max_positions;
     double rope_theta, norm_eps;
-    bool tied;                          /* the head is the embedding */
-    vjp_dtype dtype;                    /* of the stored weights */
-    int64_t begin_token;                /* -1: none */
-    int64_t end_tokens[LLAMA_MAX_ENDS]; /* any of them ends a text */
+    llama_rope_scaling rope;
+    bool qkv_bias, output_bias, mlp_bias;   /* whether these projections of a block have one */
+    bool head_norms;                        /* an rms_norm of each head of q and k, before the rotation */
+    int64_t window;                         /* of attention, in the layers that have one; 0: none has */
+    uint8_t windowed[LLAMA_MAX_LAYERS / 8]; /* one bit per layer */
+    bool tied;                              /* the head is the embedding */
+    vjp_dtype dtype;                        /* of the stored weights */
+    int64_t begin_token;                    /* -1: none */
+    int64_t end_tokens[LLAMA_MAX_ENDS];     /* any of them ends a text */
     int end_count;
 } llama_config;
 
 /* From the root of a config.json. False: `error` names the key, without the path. */
 bool llama_config_read(const json_value *root, llama_config *config, char error[TRAIN_ERROR]);
+
+/* The window of attention in a layer; 0: it sees all. */
+int64_t llama_window(const llama_config *config, int64_t layer);
+
+/* The angle by which pair `i` of a head's elements is rotated at position 1. */
+double llama_angle(const llama_config *config, int64_t i);
 
 /* Whether the sizes are consistent; llama_config_read() has checked this. */
 bool llama_config_check(const llama_config *config, char error[TRAIN_ERROR]);
@@ -44,7 +70,7 @@ enum { LLAMA_NAME = 96 };
 typedef struct llama_weight {
     char name[LLAMA_NAME]; /* "model.layers.0.self_attn.q_proj.weight" */
     int ndim;
-    int64_t shape[2]; /* [out, in], or [hidden_size] of a norm */
+    int64_t shape[2]; /* [out, in]; one size of a norm or a bias */
 } llama_weight;
 
 /* Weights are numbered from 0 in the order of the computation. The config must have been checked. */
@@ -54,7 +80,10 @@ llama_weight llama_weight_at(const llama_config *config, int64_t index);
 /* The number of trained numbers in all of them. */
 int64_t llama_size(const llama_config *config);
 
-/* Whether a checkpoint has all of them: a look before the model is built, which takes long for thousands of layers. */
+/*
+ * Whether a checkpoint has all of them in these shapes, and no others: a look before the model is built, which takes
+ * long for thousands of layers.
+ */
 struct checkpoint;
 bool llama_require_weights(const llama_config *config, const struct checkpoint *from, char error[TRAIN_ERROR]);
 

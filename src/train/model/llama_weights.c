@@ -1,45 +1,75 @@
 /* SPDX-License-Identifier: MIT */
-/* The names and shapes of a Llama's weights, as in transformers, and the presets. */
+/* The names and shapes of a model's weights, as in transformers, and the presets. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "train/files/checkpoint.h"
 #include "train/model/llama_config.h"
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
-enum { PER_LAYER = 9, BEFORE_LAYERS = 1, AFTER_LAYERS = 2 };
+enum { MAX_PER_LAYER = 18, BEFORE_LAYERS = 1, AFTER_LAYERS = 2 };
 
-int64_t llama_weight_count(const llama_config *config) {
-    return BEFORE_LAYERS + config->layers * PER_LAYER + AFTER_LAYERS - config->tied;
-}
+typedef struct layer_weight {
+    const char *name;
+    int64_t out, in; /* in 0: a norm or a bias */
+} layer_weight;
 
-llama_weight llama_weight_at(const llama_config *c, int64_t index) {
+/* The weights of a layer; returns how many it has. */
+static int list_layer(const llama_config *c, layer_weight list[MAX_PER_LAYER]) {
     const int64_t hidden = c->hidden_size, inner = c->intermediate_size;
     const int64_t width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
     const struct {
-        const char *name;
-        int64_t out, in; /* in 0: a norm */
-    } layer[PER_LAYER] = {
-        {"input_layernorm", hidden, 0},         {"self_attn.q_proj", width, hidden},
-        {"self_attn.k_proj", kv_width, hidden}, {"self_attn.v_proj", kv_width, hidden},
-        {"self_attn.o_proj", hidden, width},    {"post_attention_layernorm", hidden, 0},
-        {"mlp.gate_proj", inner, hidden},       {"mlp.up_proj", inner, hidden},
-        {"mlp.down_proj", hidden, inner},
+        layer_weight weight;
+        bool present;
+    } all[MAX_PER_LAYER] = {
+        {{"input_layernorm.weight", hidden, 0}, true},
+        {{"self_attn.q_proj.weight", width, hidden}, true},
+        {{"self_attn.q_proj.bias", width, 0}, c->qkv_bias},
+        {{"self_attn.k_proj.weight", kv_width, hidden}, true},
+        {{"self_attn.k_proj.bias", kv_width, 0}, c->qkv_bias},
+        {{"self_attn.v_proj.weight", kv_width, hidden}, true},
+        {{"self_attn.v_proj.bias", kv_width, 0}, c->qkv_bias},
+        {{"self_attn.q_norm.weight", c->head_dim, 0}, c->head_norms},
+        {{"self_attn.k_norm.weight", c->head_dim, 0}, c->head_norms},
+        {{"self_attn.o_proj.weight", hidden, width}, true},
+        {{"self_attn.o_proj.bias", hidden, 0}, c->output_bias},
+        {{"post_attention_layernorm.weight", hidden, 0}, true},
+        {{"mlp.gate_proj.weight", inner, hidden}, true},
+        {{"mlp.gate_proj.bias", inner, 0}, c->mlp_bias},
+        {{"mlp.up_proj.weight", inner, hidden}, true},
+        {{"mlp.up_proj.bias", inner, 0}, c->mlp_bias},
+        {{"mlp.down_proj.weight", hidden, inner}, true},
+        {{"mlp.down_proj.bias", hidden, 0}, c->mlp_bias},
     };
-    llama_weight weight = {.ndim = 2, .shape = {c->vocab_size, hidden}};
-    int64_t within = index - BEFORE_LAYERS;
+    int count = 0;
+    for (int i = 0; i < MAX_PER_LAYER; i++)
+        if (all[i].present) list[count++] = all[i].weight;
+    return count;
+}
+
+int64_t llama_weight_count(const llama_config *config) {
+    layer_weight layer[MAX_PER_LAYER];
+    return BEFORE_LAYERS + config->layers * list_layer(config, layer) + AFTER_LAYERS - config->tied;
+}
+
+llama_weight llama_weight_at(const llama_config *c, int64_t index) {
+    layer_weight layer[MAX_PER_LAYER];
+    llama_weight weight = {.ndim = 2, .shape = {c->vocab_size, c->hidden_size}};
+    const int64_t each = list_layer(c, layer), within = index - BEFORE_LAYERS;
     if (index < BEFORE_LAYERS) {
         snprintf(weight.name, LLAMA_NAME, "model.embed_tokens.weight");
-    } else if (within < c->layers * PER_LAYER) {
-        snprintf(weight.name, LLAMA_NAME, "model.layers.%" PRId64 ".%s.weight", within / PER_LAYER,
-                 layer[within % PER_LAYER].name);
-        weight.shape[0] = layer[within % PER_LAYER].out;
-        weight.shape[1] = layer[within % PER_LAYER].in;
-    } else if (within == c->layers * PER_LAYER) {
+    } else if (within < c->layers * each) {
+        const layer_weight *own = &layer[within % each];
+        snprintf(weight.name, LLAMA_NAME, "model.layers.%" PRId64 ".%s", within / each, own->name);
+        weight.shape[0] = own->out;
+        weight.shape[1] = own->in;
+    } else if (within == c->layers * each) {
         snprintf(weight.name, LLAMA_NAME, "model.norm.weight");
-        weight.shape[0] = hidden;
+        weight.shape[0] = c->hidden_size;
         weight.shape[1] = 0;
     } else {
         snprintf(weight.name, LLAMA_NAME, "lm_head.weight");
@@ -57,13 +87,52 @@ int64_t llama_size(const llama_config *config) {
     return size;
 }
 
+static bool check_shape(const llama_weight *weight, const safetensors_tensor *tensor, char *error) {
+    vjp_shape is = {.ndim = tensor->ndim < VJP_MAX_DIMS ? tensor->ndim : VJP_MAX_DIMS},
+              must_be = {.ndim = weight->ndim};
+    char is_text[VJP_SHAPE_TEXT], must_be_text[VJP_SHAPE_TEXT];
+    memcpy(is.size, tensor->shape, sizeof is.size);
+    memcpy(must_be.size, weight->shape, sizeof weight->shape);
+    bool same = is.ndim == must_be.ndim;
+    for (int i = 0; i < must_be.ndim && same; i++)
+        same = is.size[i] == must_be.size[i];
+    return same || train_fail(error, "tensor %s is %s in the file; by config.json it is %s", weight->name,
+                              vjp_shape_text(&is, is_text), vjp_shape_text(&must_be, must_be_text));
+}
+
+/* Tensors that some files have and no model reads: a head that is the embedding, and tables of rotations. */
+static bool is_spare(const llama_config *config, const char *name) {
+    static const char table[] = ".rotary_emb.inv_freq";
+    size_t length = strlen(name), end = sizeof table - 1;
+    return (config->tied && strcmp(name, "lm_head.weight") == 0) ||
+           (length > end && strcmp(name + length - end, table) == 0);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const llama_weight *)a)->name, ((const llama_weight *)b)->name);
+}
+
 bool llama_require_weights(const llama_config *config, const struct checkpoint *from, char error[TRAIN_ERROR]) {
-    for (int64_t i = 0, count = llama_weight_count(config); i < count; i++) {
-        llama_weight weight = llama_weight_at(config, i);
-        if (!checkpoint_tensor(from, weight.name))
-            return train_fail(error, "the checkpoint has no tensor %s", weight.name);
+    int64_t count = llama_weight_count(config);
+    llama_weight *weights = calloc((size_t)count, sizeof *weights);
+    bool ok = weights || train_fail(error, "there is no memory for the names of %" PRId64 " tensors", count);
+    for (int64_t i = 0; i < count && ok; i++) {
+        weights[i] = llama_weight_at(config, i);
+        const safetensors_tensor *tensor = checkpoint_tensor(from, weights[i].name);
+        if (!tensor)
+            ok = train_fail(error, "the checkpoint has no tensor %s", weights[i].name);
+        else
+            ok = check_shape(&weights[i], tensor, error);
     }
-    return true;
+    if (ok) qsort(weights, (size_t)count, sizeof *weights, by_name);
+    for (size_t i = 0; i < from->model_count && ok; i++) {
+        llama_weight key = {.ndim = 0};
+        snprintf(key.name, sizeof key.name, "%s", from->model[i]->name);
+        if (!bsearch(&key, weights, (size_t)count, sizeof *weights, by_name) && !is_spare(config, from->model[i]->name))
+            ok = train_fail(error, "the checkpoint has a tensor %.64s, which config.json gives no place", key.name);
+    }
+    free(weights);
+    return ok;
 }
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
