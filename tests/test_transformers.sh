@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# test_transformers.sh SOURCE BUILD: runs test_transformers.py by a Python that has torch and transformers; status 77 if
+# test_transformers.sh SOURCE BUILD: runs test_transformers.py and test_families.py by a Python that has torch and transformers; status 77 if
 # there is none.
 set -eu
 python=$("$1/scripts/python" torch transformers) || {
     echo "no Python here has torch and transformers (scripts/setup test installs them into .venv)"
     exit 77
 }
-exec "$python" "$1/tests/test_transformers.py" "$2"
+"$python" "$1/tests/test_transformers.py" "$2"
+exec "$python" "$1/tests/test_families.py" "$2"
