@@ -107,6 +107,62 @@ static void a_tree_is_removed(void **state) {
     assert_int_equal(errno, ENOENT);
 }
 
+/* ---- Available memory -------------------------------------------------------------------------------- */
+
+/* A machine of 1000 KiB, and what its control groups leave. */
+static const struct {
+    const char *groups;            /* /proc/self/cgroup */
+    const char *file[4], *text[4]; /* under /sys/fs/cgroup */
+    double bytes;
+} machines[] = {
+    {"", {0}, {0}, 1024000},
+    {"0::/\n", {"memory.max", "memory.current"}, {"max\n", "500\n"}, 1024000},
+    {"0::/\n", {"memory.max", "memory.current"}, {"9000\n", "500\n"}, 8500},
+    {"0::/\n",
+     {"memory.max", "memory.current", "memory.stat"},
+     {"9000\n", "500\n", "anon 7\ninactive_file 300\n"},
+     8800},
+    {"0::/a/b\n", {"a/memory.max", "a/memory.current"}, {"7000\n", "7500\n"}, 1},
+    {"0::/a/b\n",
+     {"a/memory.max", "a/memory.current", "a/b/memory.max", "a/b/memory.current"},
+     {"7000\n", "0\n", "5000\n", "400\n"},
+     4600},
+    {"3:cpu:/x\n2:memory:/x\n",
+     {"memory/x/memory.limit_in_bytes", "memory/x/memory.usage_in_bytes"},
+     {"6000\n", "0\n"},
+     6000},
+    {"2:memory:/elsewhere\n",
+     {"memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"},
+     {"6000\n", "1000\n"},
+     5000},
+};
+
+static void available_memory_is_within_control_groups(void **state) {
+    (void)state;
+#ifdef __linux__
+    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+        char root[32], name[128], command[512];
+        snprintf(root, sizeof root, "machine-%zu", i);
+        snprintf(command, sizeof command,
+                 "cd '%s' && mkdir -p %s/proc/self %s/sys/fs/cgroup/memory/x %s/sys/fs/cgroup/a/b", scratch, root, root,
+                 root);
+        assert_int_equal(system(command), 0);
+        snprintf(name, sizeof name, "%s/proc/meminfo", root);
+        write_file(name, "MemTotal: 2000 kB\nMemAvailable:    1000 kB\n", 43);
+        snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
+        write_file(name, machines[i].groups, strlen(machines[i].groups));
+        for (int f = 0; f < 4 && machines[i].file[f]; f++) {
+            snprintf(name, sizeof name, "%s/sys/fs/cgroup/%s", root, machines[i].file[f]);
+            write_file(name, machines[i].text[f], strlen(machines[i].text[f]));
+        }
+        double bytes = system_available_bytes_of(path_of(root));
+        if (bytes != machines[i].bytes) fail_msg("machine %zu: %g bytes instead of %g", i, bytes, machines[i].bytes);
+    }
+    assert_true(system_available_bytes() > 0);
+#endif
+    assert_true(system_available_bytes() <= system_memory_bytes());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(features_are_those_of_the_compiler),
@@ -114,6 +170,7 @@ int main(void) {
         cmocka_unit_test(time_passes),
         cmocka_unit_test(bytes_are_read_at_an_offset),
         cmocka_unit_test(a_tree_is_removed),
+        cmocka_unit_test(available_memory_is_within_control_groups),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

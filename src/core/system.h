@@ -51,9 +51,14 @@ bool system_processor_name(char *text, size_t bytes);
 double system_cache_bytes(int level);
 int64_t system_last_cache_bytes(void);
 
-/* Of the machine; what can be used without swapping, including what the system holds in caches; 0: unknown. */
+/*
+ * Of the machine; what can be used without swapping, including what the system holds in caches, and within the limits
+ * of the process's control groups (a container's memory); 0: unknown. With a `root`, for tests, the second reads the
+ * files under that folder instead of the machine's.
+ */
 double system_memory_bytes(void);
 double system_available_bytes(void);
+double system_available_bytes_of(const char *root);
 double system_unused_bytes(void); /* without what is in caches */
 double system_peak_bytes(void);   /* the most that the process had in memory */
 

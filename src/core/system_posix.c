@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -120,7 +121,8 @@ double system_memory_bytes(void) {
     return number_of("hw.memsize");
 }
 
-double system_available_bytes(void) {
+double system_available_bytes_of(const char *root) {
+    (void)root;
     return 0;
 }
 
@@ -202,12 +204,59 @@ double system_memory_bytes(void) {
 #endif
 }
 
-double system_available_bytes(void) {
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    double kib = 0, bytes = 0;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1) bytes = kib * 1024;
+enum { SYSTEM_PATH = 4096 };
+
+/* The number in a file, or after `key` in one of its lines. -1: there is none ("max" is no limit). */
+static double number_in(const char *folder, const char *name, const char *key) {
+    char path[SYSTEM_PATH + 64], line[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    double number = -1;
+    for (bool found = false; file && !found && fgets(line, sizeof line, file);) {
+        size_t length = strlen(key);
+        found = strncmp(line, key, length) == 0 && sscanf(line + length, "%lf", &number) == 1;
+    }
+    if (file) fclose(file);
+    return number;
+}
+
+/* What a control group and those above it leave, up to the folder `top`. The cache of files that it can drop counts as
+ * free. */
+static double group_room(const char *top, const char *group, const char *limit, const char *used, const char *cache) {
+    char folder[SYSTEM_PATH];
+    double room = HUGE_VAL;
+    int length = snprintf(folder, sizeof folder, "%s%s", top, group);
+    if (length < 0 || length >= (int)sizeof folder) return room;
+    for (size_t base = strlen(top); strlen(folder) >= base;) {
+        double most = number_in(folder, limit, ""), has = number_in(folder, used, "");
+        double droppable = number_in(folder, "memory.stat", cache);
+        if (most >= 0 && has >= 0) room = fmin(room, fmax(1, most - has + fmax(0, droppable)));
+        char *end = strrchr(folder, '/');
+        if (!end) break;
+        *end = 0;
+    }
+    return room;
+}
+
+double system_available_bytes_of(const char *root) {
+    char path[SYSTEM_PATH], line[SYSTEM_PATH], top[SYSTEM_PATH];
+    snprintf(path, sizeof path, "%s/proc", root);
+    double kib = number_in(path, "meminfo", "MemAvailable:"), bytes = kib > 0 ? kib * 1024 : 0;
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *second = strchr(line, ':'), *third = second ? strchr(second + 1, ':') : NULL;
+        if (!third) continue;
+        *third = 0; /* "0::GROUP" of version 2, "9:memory:GROUP" of version 1 */
+        bool whole = !second[1], memory = strcmp(second + 1, "memory") == 0;
+        double room = HUGE_VAL;
+        snprintf(top, sizeof top, "%.4000s/sys/fs/cgroup%s", root, memory ? "/memory" : "");
+        if (whole) room = group_room(top, third + 1, "memory.max", "memory.current", "inactive_file ");
+        if (memory)
+            room = group_room(top, third + 1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
+        if (bytes > 0) bytes = fmin(bytes, room);
+    }
     if (file) fclose(file);
     return bytes;
 }
@@ -221,6 +270,10 @@ double system_unused_bytes(void) {
 }
 
 #endif
+
+double system_available_bytes(void) {
+    return system_available_bytes_of("");
+}
 
 double system_peak_bytes(void) {
     struct rusage usage;

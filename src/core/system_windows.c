@@ -168,6 +168,11 @@ double system_available_bytes(void) {
     return GlobalMemoryStatusEx(&status) ? (double)status.ullAvailPhys : 0;
 }
 
+double system_available_bytes_of(const char *root) {
+    (void)root;
+    return system_available_bytes();
+}
+
 /* Windows counts its cache of files as available, and does not tell it apart. */
 double system_unused_bytes(void) {
     return system_available_bytes();

@@ -27,8 +27,16 @@ typedef struct fit_run {
     bool validates;
 } fit_run;
 
-/* The free memory of the device, in bytes; 0: it does not say. */
+/* The free memory of the device, in bytes; 0: it does not say. The second is the host's, of a device that uses that. */
 size_t fit_free(vjp_device *device);
+size_t fit_available(vjp_device *device);
+
+/*
+ * Whether a program, which the graph and its results would be compiled to, fits into that memory. False: `error` has
+ * the bytes that `what` ("sampling") needs, and those that are available.
+ */
+bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count, const char *what,
+                 char error[TRAIN_ERROR]);
 
 /*
  * The fewest blocks that must be recomputed so that a step stays within the limit. False: it does not with any number

@@ -107,7 +107,7 @@ static fit_run run_of(const job *j) {
  * to recompute; a resumed one has them from its settings.
  */
 static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
-    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
+    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_available(j->device)};
     const llama_options options = llama_options_of(&j->settings);
     const fit_run run = run_of(j);
     if (!limit.asked && !limit.free) return true;
@@ -123,6 +123,10 @@ static bool build_llama(job *j, char error[TRAIN_ERROR]) {
                      j->settings.trainer.seed, &j->source, error))
         return false;
     const llama_options options = llama_options_of(&j->settings);
+    const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
+    const fit_run run = run_of(j);
+    fit_result ignored;
+    if (host.free && !fit_check(&run, &j->llama, &options, &host, &ignored, error)) return false;
     llama_build(&j->model, &j->llama, &options);
     return true;
 }
@@ -141,7 +145,7 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
     const convnet_options options = {.batch = j->settings.batch / j->settings.trainer.shards,
                                      .dtype = j->settings.dtype,
                                      .label_smoothing = j->settings.label_smoothing};
-    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
+    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_available(j->device)};
     if (limit.asked || limit.free) {
         const fit_run run = run_of(j);
         convnet_build(&j->model, &j->convnet, &options);
@@ -150,6 +154,7 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
         model_free(&j->model);
         if (!ok) return false;
         j->fit.before = j->fit.needs;
+        if (!limit.asked && vjp_device_is_host(j->device)) j->fit = (fit_result){0};
     }
     convnet_build(&j->model, &j->convnet, &options);
     return images_source(&j->images, j->settings.batch, j->settings.trainer.shards, j->settings.trainer.seed,

@@ -65,7 +65,7 @@ typedef struct job {
     image_data images;
     train_source source;
     train_model model;
-    fit_result fit; /* needs.bytes 0: there is no limit, and nothing was planned */
+    fit_result fit; /* needs.bytes 0: there is no limit but the host's memory */
     trainer *trainer;
     metrics *metrics;
     int64_t step;            /* taken so far */
