@@ -89,7 +89,7 @@ static double sum_of(const safetensors_tensor *tensor) {
     double sum = 0;
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     char *data = malloc(tensor->bytes + 1), error[TRAIN_ERROR];
-    if (!data || !safetensors_fetch(tensor, data, tensor->bytes, error)) return NAN;
+    if (!data || !safetensors_fetch(tensor, 0, tensor->bytes, data, error)) return NAN;
     for (size_t i = 0; i < tensor->bytes / size; i++) {
         const char *at = data + i * size;
         uint16_t bits;

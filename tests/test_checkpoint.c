@@ -124,7 +124,8 @@ static bool save(int64_t step, int keep, char *error) {
 static bool holds_step(const safetensors_tensor *tensor, int64_t step, size_t count) {
     float number[NUMBERS];
     char error[TRAIN_ERROR];
-    if (!tensor || tensor->bytes != count * sizeof *number || !safetensors_fetch(tensor, number, tensor->bytes, error))
+    if (!tensor || tensor->bytes != count * sizeof *number ||
+        !safetensors_fetch(tensor, 0, tensor->bytes, number, error))
         return false;
     for (size_t i = 0; i < count; i++)
         if (number[i] != (float)step) return false;

@@ -13,8 +13,12 @@
 
 #include <cmocka.h>
 
+#include <sys/wait.h>
+
+#include "core/system.h"
 #include "model_run.h"
 #include "scratch.h"
+#include "train/fit.h"
 #include "train/trainer.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
@@ -238,8 +242,96 @@ static void refusals(void **unused) {
     }
 }
 
+/* ---- Memory ------------------------------------------------------------------------------------------ */
+
+enum { LARGE_TOKENS = 40000, LARGE_WIDTH = 512, SMALL_WIDTH = 64 };
+
+/* A model in bf16 that is little more than its embedding, [40000, 512]: a copy of that would be half as much again. */
+static void save_large(const char *folder) {
+    const llama_config config = {.vocab_size = LARGE_TOKENS,
+                                 .hidden_size = LARGE_WIDTH,
+                                 .intermediate_size = SMALL_WIDTH,
+                                 .layers = 1,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_dim = SMALL_WIDTH,
+                                 .max_positions = 8,
+                                 .rope_theta = 10000,
+                                 .norm_eps = 1e-5,
+                                 .tied = true,
+                                 .dtype = VJP_BF16,
+                                 .begin_token = -1};
+    enum { MAX_WEIGHTS = 16 };
+    llama_weight weights[MAX_WEIGHTS];
+    safetensors_tensor tensors[MAX_WEIGHTS];
+    char *text = llama_config_write(&config), error[TRAIN_ERROR] = "";
+    uint16_t *zeros = calloc(LARGE_TOKENS, LARGE_WIDTH * sizeof *zeros);
+    size_t count = (size_t)llama_weight_count(&config);
+    assert_true(text && zeros && count <= MAX_WEIGHTS);
+    for (size_t i = 0; i < count; i++) {
+        weights[i] = llama_weight_at(&config, (int64_t)i);
+        tensors[i] = (safetensors_tensor){.name = weights[i].name, .dtype = VJP_BF16, .ndim = weights[i].ndim};
+        memcpy(tensors[i].shape, weights[i].shape, sizeof weights[i].shape);
+        tensors[i].data = zeros;
+    }
+    const checkpoint_content content = {.config = text, .model = tensors, .model_count = count};
+    if (!checkpoint_save(folder, 1, &content, error)) fail_msg("%s", error);
+    free(zeros);
+    free(text);
+}
+
+static void loading_copies_nothing(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR] = "", path[CHECKPOINT_PATH];
+    model_run r = {0};
+    pid_t child = fork(); /* whose memory is not counted */
+    if (!child) {
+        save_large(path_of("large"));
+        _exit(0);
+    }
+    int status = 1;
+    assert_true(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    if (!checkpoint_open_newest(path_of("large"), path, &r.from, error) ||
+        !llama_config_read(r.from.config.root, &r.config, error))
+        fail_msg("%s", error);
+    llama_build(&r.model, &r.config, &(llama_options){.batch = 1, .context = 1, .dtype = VJP_F32});
+    assert_int_equal(vjp_open("cpu", NULL, &r.device), VJP_OK);
+    double before = system_peak_bytes(), model = 4 * (double)llama_size(&r.config);
+    assert_int_equal(vjp_compile(r.device, r.model.graph, &r.model.logits, 1, NULL, &r.program), VJP_OK);
+    if (!model_run_load(&r, error)) fail_msg("%s", error);
+    double grown = system_peak_bytes() - before;
+    print_message("loading %.0f MiB of weights: %.0f MiB more in memory\n", model / 1048576, grown / 1048576);
+    assert_true(grown >= model && grown <= 1.1 * model);
+    model_run_close(&r);
+}
+
+/* Weights that are there and a context that no machine holds: both numbers are named, and nothing is allocated. */
+static void too_large_is_refused(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR] = "";
+    vjp_device *device;
+    train_model model;
+    llama_config config = llama_preset_find("7B", error)->config;
+    config.layers = 512;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    llama_build(&model, &config, &(llama_options){.batch = 4096, .context = 64, .dtype = VJP_F32});
+    assert_false(fit_program(device, model.graph, &model.logits, 1, "this model", error));
+    double needed = 0, available = 0;
+    if (sscanf(error, "this model needs %lf GiB of memory, and %lf GiB are available", &needed, &available) != 2)
+        fail_msg("%s", error);
+    assert_true(needed * 1024 * 1024 * 1024 > 4 * (double)llama_size(&config) && available > 0 && available < needed);
+    model_free(&model);
+    llama_build(&model, &llama_preset_find("tiny", error)->config,
+                &(llama_options){.batch = 1, .context = 8, .dtype = VJP_F32});
+    if (!fit_program(device, model.graph, &model.logits, 1, "this model", error)) fail_msg("%s", error);
+    model_free(&model);
+    vjp_close(device);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_results), cmocka_unit_test(same_steps),
+    /* The peak of memory first, before others raise it. */
+    const struct CMUnitTest tests[] = {cmocka_unit_test(loading_copies_nothing), cmocka_unit_test(too_large_is_refused),
+                                       cmocka_unit_test(same_results), cmocka_unit_test(same_steps),
                                        cmocka_unit_test(refusals)};
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

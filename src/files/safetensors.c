@@ -354,18 +354,19 @@ bool safetensors_open(const char *path, safetensors_file *file, char error[SAFET
     return file_fail(error, "%.200s: %.300s", path, reason);
 }
 
-bool safetensors_fetch(const safetensors_tensor *tensor, void *to, size_t bytes, char error[SAFETENSORS_ERROR]) {
+bool safetensors_fetch(const safetensors_tensor *tensor, size_t at, size_t bytes, void *to,
+                       char error[SAFETENSORS_ERROR]) {
     if (!tensor->file) {
-        if (bytes) memcpy(to, tensor->data, bytes);
+        if (bytes) memcpy(to, (const char *)tensor->data + at, bytes);
         return true;
     }
     for (size_t done = 0; done < bytes;) {
-        int64_t got =
-            system_read_at(system_number_of(tensor->file), (char *)to + done, bytes - done, tensor->at + (int64_t)done);
+        int64_t got = system_read_at(system_number_of(tensor->file), (char *)to + done, bytes - done,
+                                     tensor->at + (int64_t)(at + done));
         if (got < 0) return file_fail(error, "tensor \"%.64s\" cannot be read: %s", tensor->name, strerror(errno));
         if (got == 0)
             return file_fail(error, "the file was cut off while tensor \"%.64s\" was read: %zu of %zu bytes",
-                             tensor->name, done, bytes);
+                             tensor->name, at + done, tensor->bytes);
         done += (size_t)got;
     }
     return true;

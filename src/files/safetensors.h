@@ -57,10 +57,11 @@ bool safetensors_read(const char *path, safetensors_file *file, char error[SAFET
  */
 bool safetensors_open(const char *path, safetensors_file *file, char error[SAFETENSORS_ERROR]);
 
-/* Copies the first bytes of a tensor, from memory or from its open file. False: the file cannot be read, or was cut
- * off.
+/* Copies bytes [at, at + bytes) of a tensor, from memory or from its open file. False: the file cannot be read, or was
+ * cut off.
  */
-bool safetensors_fetch(const safetensors_tensor *tensor, void *to, size_t bytes, char error[SAFETENSORS_ERROR]);
+bool safetensors_fetch(const safetensors_tensor *tensor, size_t at, size_t bytes, void *to,
+                       char error[SAFETENSORS_ERROR]);
 
 /* The same as safetensors_read() from memory, which must outlive `file`: the tensors point into it. */
 bool safetensors_parse(const void *bytes, size_t count, safetensors_file *file, char error[SAFETENSORS_ERROR]);

@@ -12,6 +12,7 @@
 #include "core/philox.h"
 #include "text/utf8.h"
 #include "train/data/tokens.h"
+#include "train/fit.h"
 
 struct sampler {
     vjp_device *device;
@@ -88,6 +89,7 @@ static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
     s->drawable = s->tokenizer.tokens ? (size_t)tokenizer_size(s->tokenizer.tokens) : TEXT_TOKENS;
     s->scratch = malloc(s->drawable * sizeof *s->scratch);
     if (!s->window || !s->logits || !s->scratch) return train_fail(error, "there is no memory to sample the model");
+    if (!fit_program(s->device, s->model.graph, &s->model.logits, 1, "sampling this model", error)) return false;
     if (vjp_compile(s->device, s->model.graph, &s->model.logits, 1, NULL, &s->program) != VJP_OK)
         return train_fail(error, "%s", vjp_error(s->device));
     return load_weights(s, from, error);

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "core/half.h"
+#include "graph/program.h"
 
 vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
                     const int64_t *shape) {
@@ -64,10 +66,28 @@ int model_decays(void *model, const char *name, const vjp_tensor *parameter) {
     return 0;
 }
 
-static float element(const char *data, int dtype, int64_t i) {
-    uint16_t half;
-    memcpy(&half, data + 2 * i, sizeof half);
-    return dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
+/* ---- Loading ----------------------------------------------------------------------------------------- */
+
+/* Numbers that are read and converted at a time: no tensor is in memory twice. */
+enum { LOAD_NUMBERS = 1 << 18 };
+
+static void widen(const uint16_t *from, int dtype, int64_t count, float *to) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = dtype == VJP_BF16 ? vjp_bf16_to_f32(from[i]) : vjp_f16_to_f32(from[i]);
+}
+
+/* Copies numbers [at, at + count) of a tensor to the device; `buffer` holds LOAD_NUMBERS of 6 bytes. */
+static bool load_part(vjp_program *program, const vjp_tensor *place, const safetensors_tensor *tensor, int64_t at,
+                      int64_t count, float *buffer, char *error) {
+    size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype), bytes = (size_t)count * sizeof *buffer;
+    bool wide = tensor->dtype == VJP_F32;
+    uint16_t *narrow = (uint16_t *)(void *)(buffer + LOAD_NUMBERS);
+    if (!safetensors_fetch(tensor, (size_t)at * size, (size_t)count * size, wide ? (void *)buffer : narrow, error))
+        return false;
+    if (!wide) widen(narrow, tensor->dtype, count, buffer);
+    uint64_t offset = place->offset + (uint64_t)at * sizeof *buffer;
+    return vjp_upload(program->device, place->data, offset, buffer, bytes) == VJP_OK ||
+           train_fail(error, "%s cannot be written to the device", tensor->name);
 }
 
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
@@ -84,19 +104,13 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
         return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", tensor->name, tensor->type);
     if (vjp_program_tensor(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
-    float *copy = malloc((size_t)count * sizeof *copy + 1);
-    if (!copy) return train_fail(error, "no memory for %s", tensor->name);
-    /* 16-bit numbers are read into the upper half, where each is converted before its place is written. */
-    size_t bytes = (size_t)count * vjp_dtype_size((vjp_dtype)tensor->dtype);
-    char *data = (char *)copy + ((size_t)count * sizeof *copy - bytes);
-    if (!safetensors_fetch(tensor, data, bytes, error)) {
-        free(copy);
-        return false;
-    }
-    for (int64_t i = 0; i < count && tensor->dtype != VJP_F32; i++)
-        copy[i] = element(data, tensor->dtype, i);
-    bool ok = vjp_program_write(program, value, copy, (size_t)count * sizeof *copy) == VJP_OK;
-    if (!ok) train_fail(error, "%s cannot be written to the device", tensor->name);
-    free(copy);
+    if (place.dtype != VJP_F32)
+        return train_fail(error, "%s is %s in the model; only f32 is loaded", tensor->name,
+                          vjp_dtype_name((vjp_dtype)place.dtype));
+    float *buffer = malloc(LOAD_NUMBERS * (sizeof *buffer + sizeof(uint16_t)));
+    bool ok = buffer || train_fail(error, "no memory for %s", tensor->name);
+    for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS)
+        ok = load_part(program, &place, tensor, at, vjp_min(LOAD_NUMBERS, count - at), buffer, error);
+    free(buffer);
     return ok;
 }
