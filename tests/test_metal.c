@@ -432,7 +432,7 @@ static void compare_all(int64_t most) {
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
         char error[TEXT_ERROR];
-        if (!has(proof_cases[i].op)) continue;
+        if (!has(proof_cases[i].op) || (proof_cases[i].marks & PROOF_ON_HOST)) continue;
         if (!proof_setup_read(&setup, vjp_op_find(proof_cases[i].op), proof_cases[i].text, error))
             fail_msg("%s", error);
         if (elements_of(&setup) <= most) proof_compare_setup(&plan, device, &setup);

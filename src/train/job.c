@@ -107,7 +107,7 @@ static fit_run run_of(const job *j) {
  * to recompute; a resumed one has them from its settings.
  */
 static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
-    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_available(j->device)};
+    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
     const llama_options options = llama_options_of(&j->settings);
     const fit_run run = run_of(j);
     if (!limit.asked && !limit.free) return true;
