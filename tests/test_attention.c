@@ -102,7 +102,33 @@ static void test_long_sums(void **state) {
     }
 }
 
+/* A key and a value that are NaN reach the queries whose window has them, and no others. */
+static void test_nan_before_window(void **state) {
+    (void)state;
+    enum { TIME = 40, WINDOW = 7 };
+    vjp_device *device;
+    vjp_attention_attributes attributes = VJP_ATTENTION_DEFAULTS;
+    attributes.window = WINDOW;
+    vjp_tensor y = tensor_of(VJP_F32, TIME), q = tensor_of(VJP_F32, TIME), k = tensor_of(VJP_F32, TIME);
+    vjp_tensor v = tensor_of(VJP_F32, TIME), dq = tensor_of(VJP_F32, TIME);
+    for (int64_t i = 0; i < TIME * DIM; i++) {
+        put(&q, i, (float)random_of(2, 8, (uint64_t)i));
+        put(&k, i, i < DIM ? NAN : (float)random_of(2, 9, (uint64_t)i));
+        put(&v, i, i < DIM ? NAN : (float)random_of(2, 10, (uint64_t)i));
+    }
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, &attributes), VJP_OK);
+    assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
+    assert_int_equal(vjp_attention_backward(device, &dq, NULL, NULL, &q, &q, &k, &v, NULL, NULL, &attributes), VJP_OK);
+    for (int64_t i = 0; i < TIME * DIM; i++) {
+        assert_int_equal(isnan(get(&y, i)) != 0, i / DIM < WINDOW);
+        assert_int_equal(isnan(get(&dq, i)) != 0, i / DIM < WINDOW);
+    }
+    vjp_close(device);
+    free(y.data), free(q.data), free(k.data), free(v.data), free(dq.data);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_long_sums)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_long_sums), cmocka_unit_test(test_nan_before_window)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

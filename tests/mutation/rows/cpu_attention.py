@@ -47,7 +47,7 @@
      [("src/cpu/attention/attention.c", "if (p->sizes.window && p->parts == 1) store_keys(", "if (0) store_keys(")]),
     ("attention: dq of a window begins with what the last rows left", "check attention",
      [("src/cpu/attention/attention.c", "if (p->sizes.window) memset(m->dq", "if (0) memset(m->dq")]),
-    ("attention: a NaN before a window reaches the queries after it", "check attention",
+    ("attention: a NaN before a window reaches the queries after it", "test test_attention",
      [("src/cpu/attention/attention_tile.h", "int64_t from = vjp_min(from_of(t, i), seen);", "int64_t from = 0;")]),
     ("attention: a NaN after a window reaches the keys before it", "check attention",
      [("src/cpu/attention/attention_tile.h", "vjp_max(first, end_to_see(t, i + count - 1));", "t->rows;")]),
