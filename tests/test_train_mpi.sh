@@ -41,6 +41,10 @@ if [ -z "${found:-}" ]; then
     exit 77
 fi
 
+# What the MPI makes no difference to is tested with one of them, unless all are asked for.
+some=${found##* }
+[ -z "${VJP_ALL:-}" ] || some=$found
+
 # ranks KIND COUNT ARGUMENTS...: runs vjp on so many processes, at most two minutes; sets $status.
 ranks() {
     kind=$1 count=$2 more=
@@ -161,7 +165,7 @@ same "$work/parts" "$work/parts2"
 example=$(dirname "$vjp")/several_processes
 "$example" >"$work/alone" 2>"$work/err" || fault 'the example: one process'
 grep -q '^step 400  loss 0' "$work/alone" || fault 'the example does not learn'
-for kind in $found; do
+for kind in $some; do
     started=$vjp vjp=$example
     ranks $kind 4
     vjp=$started
@@ -169,7 +173,7 @@ for kind in $found; do
 done
 
 # ---- Other numbers after a resume; a signal to one process saves and stops all ----
-for kind in $found; do
+for kind in $some; do
     expect 0 'stopped at step 2' $kind 4 $llama --stop-at 2 --out "$work/resumed-$kind"
     expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --out "$work/resumed-$kind"
     "$vjp" train --resume --out "$work/resumed-$kind" >"$work/out" 2>"$work/err" || fault "$kind: resume on one process"
@@ -204,7 +208,7 @@ done
 expect 0 "done at step $steps" ${found##* } 2 train --resume --out "$work/victim"
 same "$whole" "$work/victim"
 
-for kind in $found; do
+for kind in $some; do
     rm -rf "$work/victim"
     signal STOP $kind 4 4 $llama --steps 3000 --validate-every 0 --timeout 2
     [ $status -ne 0 ] || fault "a hanging process ($kind): the status is 0"
