@@ -511,6 +511,28 @@ vjp_value vjp_graph_find(const vjp_graph *graph, const char *name);
 vjp_value vjp_graph_clip_norm(vjp_graph *graph, const vjp_value *gradients, size_t count, double max_norm,
                               vjp_value *norm);
 
+/* What the step of Muon is multiplied by. */
+typedef enum vjp_muon_scale {
+    VJP_MUON_SCALE_ADAMW = 0, /* 0.2 sqrt(max(rows, columns)): as large as a step of AdamW, for one common rate */
+    VJP_MUON_SCALE_SHAPE = 1  /* sqrt(max(1, rows / columns)): Muon's first form, for rates of about 0.02 */
+} vjp_muon_scale;
+
+/*
+ * Muon (docs/optimisers.md): the momentum of a matrix, made nearly orthogonal by Newton-Schulz iterations, is its step.
+ */
+typedef struct vjp_muon_options {
+    uint64_t struct_size; /* sizeof(vjp_muon_options) */
+    double momentum;      /* the share of it that is kept: 0 or more, less than 1 */
+    double weight_decay;  /* the share of a weight that a rate of 1 would remove */
+    int32_t nesterov;     /* 1: the gradient is mixed in once more */
+    int32_t iterations;   /* of Newton-Schulz: 1 to 100 */
+    int32_t scale;        /* a vjp_muon_scale */
+    int32_t reserved;     /* zero */
+} vjp_muon_options;
+
+#define VJP_MUON_OPTIONS_DEFAULTS                                                                                      \
+    { sizeof(vjp_muon_options), 0.95, 0.1, 1, 5, VJP_MUON_SCALE_ADAMW, 0 }
+
 typedef struct vjp_minimize_options {
     uint64_t struct_size;              /* sizeof(vjp_minimize_options) */
     const vjp_value *parameters;       /* [count]: what to train; NULL: every parameter of the graph */
@@ -522,11 +544,14 @@ typedef struct vjp_minimize_options {
     const vjp_sgd_attributes *sgd;     /* not NULL: SGD instead of AdamW */
     /* Whether a parameter decays by the optimiser's weight_decay. NULL: those with two axes or more do. */
     int (*decays)(void *context, const char *name, const vjp_tensor *parameter);
-    void *context; /* passed to decays */
+    void *context;                /* passed to decays and uses_muon */
+    const vjp_muon_options *muon; /* not NULL: Muon for the matrices that uses_muon accepts; others as above */
+    /* Whether Muon trains a matrix: hidden weights, not embeddings and heads. NULL: it trains every matrix. */
+    int (*uses_muon)(void *context, const char *name, const vjp_tensor *parameter);
 } vjp_minimize_options;
 
 #define VJP_MINIMIZE_OPTIONS_DEFAULTS                                                                                  \
-    { sizeof(vjp_minimize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(vjp_minimize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct vjp_minimize_result {
     uint64_t struct_size; /* sizeof(vjp_minimize_result), set before it is filled */
@@ -541,7 +566,7 @@ typedef struct vjp_minimize_result {
 
 /*
  * Adds all that a step of training needs: the gradients of the loss with respect to the parameters, their clipping, and
- * a step of AdamW or SGD for each. What the optimiser keeps are states, f32 (f64 for f64 parameters), named
+ * a step of AdamW, SGD or Muon for each. What the optimiser keeps are states, f32 (f64 for f64 parameters), named
  * "<parameter>.m" and "<parameter>.v", or "<parameter>.momentum". A run of the compiled `results` is one step.
  * `options` NULL: AdamW for every parameter.
  */

@@ -15,6 +15,7 @@
 #include "core/arithmetic.h"
 #include "graph/compile.h"
 #include "graph/rewrite/rewrite.h"
+#include "op/op.h"
 
 /* ---- What is needed ---------------------------------------------------------------------------------- */
 
@@ -285,13 +286,16 @@ static vjp_status resolve_calls(compilation *c) {
     return program_warm(program);
 }
 
-/* An interrupted run must not leave some parameters changed and others not. */
+/* An interrupted run must not leave some parameters or moments changed and others not. */
 static int32_t first_change(const compilation *c) {
-    for (int32_t k = 0; k < c->program->calls; k++)
+    for (int32_t k = 0; k < c->program->calls; k++) {
+        const vjp_op *op = node_of(c, k)->op;
+        if (op == &vjp_op_adamw || op == &vjp_op_sgd) return k; /* what it changes may be a state only */
         for (size_t i = 0; i < pass_of(node_of(c, k))->outputs; i++) {
             vjp_value value = slot_value(c, node_of(c, k), i);
             if (value && c->graph->value[graph_storage(c->graph, value)].role == GRAPH_PARAMETER) return k;
         }
+    }
     return c->program->calls;
 }
 

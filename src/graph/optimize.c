@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A step of training as one call: gradients, the scale that clips them, and for every parameter an optimiser's op with
- * its states. All of it is built from the graph's public functions.
+ * its states. muon.c has Muon's step, which is many ops.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "graph/graph.h"
+#include "graph/minimize.h"
 #include "graph/program.h"
 
 vjp_value vjp_graph_find(const vjp_graph *graph, const char *name) {
@@ -87,16 +88,37 @@ static vjp_value add_state(vjp_graph *graph, vjp_value parameter, const char *ki
     return state;
 }
 
-static bool decays(const minimizing *m, vjp_value parameter) {
-    const graph_value *v = &m->graph->value[parameter];
-    if (!m->options->decays) return v->shape.ndim >= 2;
+/* What the caller's function says about a parameter. */
+static bool choose(const minimizing *m, int (*choice)(void *, const char *, const vjp_tensor *), vjp_value parameter,
+                   bool without) {
+    if (!choice) return without;
     vjp_tensor tensor = graph_tensor(m->graph, parameter);
-    return m->options->decays(m->options->context, v->name, &tensor) != 0;
+    return choice(m->options->context, m->graph->value[parameter].name, &tensor) != 0;
+}
+
+static bool decays(const minimizing *m, vjp_value parameter) {
+    return choose(m, m->options->decays, parameter, m->graph->value[parameter].shape.ndim >= 2);
+}
+
+static bool uses_muon(const minimizing *m, vjp_value parameter) {
+    const vjp_shape *shape = &m->graph->value[parameter].shape;
+    bool matrix = shape->ndim == 2 && shape->size[0] && shape->size[1];
+    return m->options->muon && matrix && choose(m, m->options->uses_muon, parameter, true);
 }
 
 /* The new value of parameter i. */
 static vjp_value add_step(const minimizing *m, size_t i) {
     vjp_value w = m->parameter[i], g = m->gradient[i];
+    if (uses_muon(m, w)) {
+        const vjp_muon_options *muon = m->options->muon;
+        const graph_muon_step step = {.w = w,
+                                      .momentum = add_state(m->graph, w, "momentum"),
+                                      .g = g,
+                                      .lr = m->lr,
+                                      .scale = m->scale,
+                                      .weight_decay = decays(m, w) ? muon->weight_decay : 0};
+        return graph_muon(m->graph, &step, muon);
+    }
     if (m->options->sgd) {
         vjp_sgd_attributes sgd = *m->options->sgd;
         if (!decays(m, w)) sgd.weight_decay = 0;
@@ -123,7 +145,7 @@ static vjp_value add_named_step(const minimizing *m, size_t i) {
 static void minimize(minimizing *m, vjp_value loss, vjp_value *results, vjp_minimize_result *made) {
     vjp_graph *graph = m->graph;
     list_parameters(m);
-    if (!check_parameters(m)) return;
+    if (!check_parameters(m) || (m->options->muon && !graph_check_muon(graph, m->options->muon))) return;
     if (m->options->gradients)
         memcpy(m->gradient, m->options->gradients, m->count * sizeof *m->gradient);
     else if (vjp_graph_grad(graph, loss, m->parameter, m->count, NULL, 0, m->gradient) != VJP_OK)
