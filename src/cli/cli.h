@@ -28,6 +28,8 @@ int cli_train(int argc, char **argv);
 int cli_sample(int argc, char **argv);
 int cli_graph(int argc, char **argv);
 int cli_tokenizer(int argc, char **argv);
+int cli_eval(int argc, char **argv);
+int cli_runs(int argc, char **argv);
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 
@@ -37,6 +39,7 @@ typedef enum cli_option_type {
     CLI_INTEGER, /* int64_t within [min, max] */
     CLI_REAL,    /* double, finite, within [min, max] */
     CLI_DTYPE,   /* int: a vjp_dtype; initialise to -1 */
+    CLI_HEADING, /* no option: `about` is printed in the help, above those that follow */
     CLI_LIST     /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
 } cli_option_type;
 
@@ -98,6 +101,8 @@ typedef struct cli_device_options {
     const char *instruction_set, *matrix_products; /* as in vjp_options; no options of the command line */
 } cli_device_options;
 
+#define CLI_OPTION_HEADING(text)                                                                                       \
+    { "", 0, NULL, text, CLI_HEADING, NULL, 0, 0 }
 #define CLI_DEVICE_DEFAULTS                                                                                            \
     { .device = "cpu", .threads = 0 }
 #define CLI_OPTION_DEVICE(on)                                                                                          \

@@ -24,6 +24,8 @@ static const struct {
     {"bench", cli_bench, "measures each op against the limit of this machine"},
     {"train", cli_train, "trains a model on text or pictures"},
     {"sample", cli_sample, "generates text with a trained model"},
+    {"eval", cli_eval, "measures how well a model predicts a text: loss, perplexity, bits per byte"},
+    {"runs", cli_runs, "compares training runs in one table and one picture"},
     {"graph", cli_graph, "draws a model's graph, and shows how much memory it needs"},
     {"tokenizer", cli_tokenizer, "encodes and decodes text, and trains a tokenizer"},
 };
@@ -58,7 +60,7 @@ int cli_misuse(const char *command, const char *format, ...) {
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 
-enum { MAX_OPTIONS = 32 };
+enum { MAX_OPTIONS = 64 };
 
 static void print_option(const char *name, char letter, const char *value, const char *about) {
     char left[64];
@@ -68,10 +70,15 @@ static void print_option(const char *name, char letter, const char *value, const
 }
 
 static void print_help(const cli_command *command) {
-    printf("%svjp %s%s\n\n%s\n\nOptions:\n", cli_paint(CLI_BOLD), command->usage, cli_paint(CLI_PLAIN), command->about);
+    const char *bold = cli_paint(CLI_BOLD), *plain = cli_paint(CLI_PLAIN);
+    printf("%svjp %s%s\n\n%s\n", bold, command->usage, plain, command->about);
+    if (!command->option_count || command->options[0].type != CLI_HEADING) printf("\nOptions:\n");
     for (size_t i = 0; i < command->option_count; i++) {
         const cli_option *o = &command->options[i];
-        print_option(o->name, o->letter, o->value, o->about);
+        if (o->type == CLI_HEADING)
+            printf("\n%s%s%s\n", bold, o->about, plain);
+        else
+            print_option(o->name, o->letter, o->value, o->about);
     }
     print_option("json", 0, NULL, "print one JSON object per line");
     print_option("help", 'h', NULL, "print this help");
@@ -79,7 +86,7 @@ static void print_help(const cli_command *command) {
 }
 
 static const cli_option *find_option(const cli_command *command, const char *name, size_t length) {
-    for (size_t i = 0; i < command->option_count; i++)
+    for (size_t i = 0; i < command->option_count && length; i++) /* a heading has no name */
         if (strlen(command->options[i].name) == length && memcmp(command->options[i].name, name, length) == 0)
             return &command->options[i];
     return NULL;
@@ -93,8 +100,8 @@ static const cli_option *find_letter(const cli_command *command, char letter) {
 
 static int unknown_option(const cli_command *command, const char *name, size_t length) {
     const char *names[MAX_OPTIONS + 3] = {"help", "json"};
-    for (size_t i = 0; i < command->option_count && i < MAX_OPTIONS; i++)
-        names[i + 2] = command->options[i].name;
+    for (size_t i = 0, at = 2; i < command->option_count && at < MAX_OPTIONS + 2; i++)
+        if (command->options[i].type != CLI_HEADING) names[at++] = command->options[i].name;
     char word[64];
     snprintf(word, sizeof word, "%.*s", (int)(length < 63 ? length : 63), name);
     const char *nearest = text_nearest(word, names);
@@ -118,6 +125,7 @@ static int set_list(const cli_command *command, const cli_option *option, char *
 
 static int set_option(const cli_command *command, const cli_option *option, char *value) {
     switch (option->type) {
+    case CLI_HEADING: break;
     case CLI_FLAG: *(bool *)option->target = true; break;
     case CLI_TEXT:
         if (!*value) return cli_misuse(command->name, "--%s is empty", option->name);

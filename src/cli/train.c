@@ -63,6 +63,7 @@ static int fail_run(const job *j, const char *error, bool began) {
 
 typedef struct screen {
     bool json, terminal;
+    int width; /* of the terminal */
     double begun, shown;
     int64_t first_step;
 } screen;
@@ -101,9 +102,28 @@ static void show_json(const metrics_row *row) {
     cli_json_end();
 }
 
-/* A terminal shows one line that changes, anything else about 20 lines; lines with a validation loss always stay. */
+/* The line of a step; `detail` 2 is all of it, and less fits into a narrow terminal. Returns its length. */
+static int line_of(const screen *s, const job *j, const metrics_row *row, double now, int detail, char *text,
+                   size_t room) {
+    int64_t steps = j->settings.trainer.steps;
+    double taken = (now - s->begun) / (double)(row->step - s->first_step);
+    char left[32], speed[32], more[80] = "", rate[64] = "";
+    if (detail > 1) snprintf(more, sizeof more, "  norm %5.2f  rate %.2e", row->norm, row->rate);
+    if (detail > 0)
+        snprintf(rate, sizeof rate, "  %s %s/s", thousands((double)job_items(j) / taken, speed),
+                 j->text.count ? "tokens" : "pictures");
+    return snprintf(text, room, "step %*lld/%lld  loss %.4f  smoothed %.4f%s%s  %s left", steps > 99999 ? 7 : 5,
+                    (long long)row->step, (long long)steps, row->loss, row->smoothed, more, rate,
+                    duration(taken * (double)(steps - row->step), left));
+}
+
+/*
+ * A terminal shows one line that changes a few times per second and is never wider than the terminal; anything else
+ * gets about 20 lines. Lines with a validation loss always stay.
+ */
 static void show(screen *s, const job *j, const metrics_row *row) {
     enum { LINES = 20 };
+    static const double REFRESH = 0.25;
     if (s->json) {
         show_json(row);
         return;
@@ -111,17 +131,17 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     int64_t steps = j->settings.trainer.steps, every = steps > LINES ? steps / LINES : 1;
     bool stays =
         !isnan(row->validation) || row->step == steps || row->step == 1 || (!s->terminal && row->step % every == 0);
-    double t = system_seconds();
-    if (!stays && (!s->terminal || t - s->shown < 0.1)) return;
-    s->shown = t;
-    double taken = (t - s->begun) / (double)(row->step - s->first_step);
-    char left[32], speed[32];
-    printf("%sstep %*lld/%lld  loss %.4f  smoothed %.4f  norm %5.2f  rate %.2e  %s %s/s  %s left",
-           s->terminal ? "\r\033[K" : "", steps > 99999 ? 7 : 5, (long long)row->step, (long long)steps, row->loss,
-           row->smoothed, row->norm, row->rate, thousands((double)job_items(j) / taken, speed),
-           j->text.count ? "tokens" : "pictures", duration(taken * (double)(steps - row->step), left));
+    double now = system_seconds();
+    if (!stays && (!s->terminal || now - s->shown < REFRESH)) return;
+    s->shown = now;
+    char text[256];
+    int detail = 2;
+    while (line_of(s, j, row, now, detail, text, sizeof text) >= s->width && !stays && detail)
+        detail--;
+    printf("%s%s", s->terminal ? "\r\033[K" : "", text);
     if (!isnan(row->validation))
-        printf("  %svalidation %.4f%s", cli_paint(CLI_GREEN), row->validation, cli_paint(CLI_PLAIN));
+        printf("  %svalidation %.4f%s%s", cli_paint(CLI_GREEN), row->validation, cli_paint(CLI_PLAIN),
+               j->settings.save_best && j->best_step == row->step ? ", the best" : "");
     if (stays || !s->terminal) putchar('\n');
     cli_flush();
 }
@@ -173,14 +193,38 @@ static void show_job(const job *j) {
     cli_flush();
 }
 
+/* A name as a shell reads it: in quotes where it has other characters than these. */
+static const char *quoted(const char *name, char text[CHECKPOINT_PATH + 16]) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+:=@%";
+    const char *quote = !name[strspn(name, plain)] && name[0] != '-' ? "" : strchr(name, '\'') ? "\"" : "'";
+    snprintf(text, CHECKPOINT_PATH + 16, "%s%s%s", quote, name, quote);
+    return text;
+}
+
 static void show_end(const screen *s, const job *j) {
-    char time[32];
+    char time[32], speed[32], count[32], out[CHECKPOINT_PATH + 16];
+    const job_settings *set = &j->settings;
+    const metrics_row last = metrics_last(j->metrics);
+    bool early = j->step < set->trainer.steps && job_is_over(j), more = j->step < set->trainer.steps && !early;
     if (asked_to_stop && s->terminal) putchar('\n');
-    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n",
-           j->step < j->settings.trainer.steps ? "stopped" : "done", (long long)j->step, duration(j->seconds, time),
-           j->out, (long long)j->step);
-    if (j->step < j->settings.trainer.steps) printf("resume: vjp train --resume --out %s\n", j->out);
-    if (j->text.count) printf("sample: vjp sample %s\n", j->out);
+    quoted(j->out, out);
+    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n", more ? "stopped" : "done", (long long)j->step,
+           duration(j->seconds, time), j->out, (long long)j->step);
+    if (early)
+        printf("ended early: %lld validations in a row were no better than %.4f at step %lld\n", (long long)j->worse,
+               j->best_loss, (long long)j->best_step);
+    if (last.step && j->seconds > 0)
+        printf("loss:   %.4f, smoothed; %s %s at %s/s\n", last.smoothed, thousands((double)last.tokens, count),
+               j->text.count ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
+    if (j->best_step)
+        printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
+               set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
+    if (more) printf("resume: vjp train --resume --out %s\n", out);
+    if (j->text.count) {
+        const char *best = set->save_best && j->best_step ? "/best" : "";
+        printf("sample: vjp sample %s%s\n", out, best);
+        printf("eval:   vjp eval %s%s TEXT\n", out, best);
+    }
     printf("curve:  %s/loss.svg\n", j->out);
     cli_flush();
 }
@@ -192,7 +236,8 @@ static int train(job *j, screen *s, int64_t stop_at) {
     bool alone = vjp_group_size(j->settings.trainer.group) == 1;
     s->begun = system_seconds();
     s->first_step = j->step;
-    while (job_is_ahead(j) || (j->step < stop_at && !job_stops(j, asked_to_stop || cli_write_error()))) {
+    while (job_is_ahead(j) ||
+           (j->step < stop_at && !job_stops(j, asked_to_stop || cli_write_error() || job_is_over(j)))) {
         metrics_row row;
         if (!job_step(j, asked_to_stop ? j->step : stop_at, &row, error)) {
             if (asked_to_stop && alone) break;
@@ -200,8 +245,7 @@ static int train(job *j, screen *s, int64_t stop_at) {
             return fail_run(j, error, true);
         }
         if (job_is_first(j)) show(s, j, &row);
-        bool due = j->settings.save_every && j->step % j->settings.save_every == 0;
-        if (due && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, true);
+        if (job_save_is_due(j) && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, true);
     }
     /* A run that had nothing left to do saves, too, which removes what a killed run may have left behind. */
     if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return fail_run(j, error, true);
@@ -215,9 +259,10 @@ static int train(job *j, screen *s, int64_t stop_at) {
 
 typedef struct arguments {
     cli_device_options on;
-    const char *model, *preset, *out, *from, *tokenizer, *memory;
+    const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule;
     int dtype, residual;
-    bool resume, allow_other_bits, recompute, json;
+    double momentum, decay_share; /* -1: not given */
+    bool resume, allow_other_bits, recompute, save_best, json;
     int64_t stop_at, seed;
     const char *group;
     double timeout;
@@ -303,6 +348,7 @@ static int copy_settings(arguments *a, const char *data) {
     s->residual = a->residual < 0 ? s->dtype : (vjp_dtype)a->residual;
     s->recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0;
     s->trainer.seed = (uint64_t)a->seed;
+    s->save_best = a->save_best || s->patience;
     if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
     return CLI_CONTINUE;
 }
@@ -352,7 +398,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
         cli_defer_write_errors();
         /* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
         bool terminal = system_output_is_terminal() && !vjp_group_launcher();
-        screen seen = {.json = a->json, .terminal = terminal};
+        screen seen = {.json = a->json, .terminal = terminal, .width = system_output_width()};
         if (!a->json && job_is_first(&j)) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
@@ -364,9 +410,45 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     return status;
 }
 
+/* The number of a name; -1: misuse, which has been printed. */
+static int choose(const char *option, const char *const *names, const char *name) {
+    int choice = job_choice(names, name);
+    char list[128] = "";
+    for (int i = 0; choice < 0 && names[i]; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? names[i + 1] ? ", " : " or " : "",
+                 names[i]);
+    if (choice < 0) cli_misuse("train", "--%s is \"%s\"; it must be %s", option, name, list);
+    return choice;
+}
+
+/* The optimiser, the schedule and what belongs to them. */
+static int check_optimizer(arguments *a) {
+    trainer_options *t = &a->settings.trainer;
+    int optimizer = a->optimizer ? choose("optimizer", job_optimisers, a->optimizer) : TRAINER_ADAMW;
+    if (optimizer < 0) return CLI_MISUSE;
+    int schedule = a->schedule ? choose("schedule", job_schedules, a->schedule) : TRAINER_COSINE;
+    if (schedule < 0) return CLI_MISUSE;
+    t->optimiser = (trainer_optimiser)optimizer;
+    t->schedule = (trainer_schedule)schedule;
+    if (a->momentum >= 0 && t->optimiser == TRAINER_ADAMW)
+        return cli_misuse("train", "--momentum is for --optimizer muon and sgd");
+    if (a->momentum >= 1) return cli_misuse("train", "--momentum is %g; it must be less than 1", a->momentum);
+    if (a->momentum >= 0) t->momentum = a->momentum;
+    if (a->decay_share >= 0 && t->schedule != TRAINER_WSD)
+        return cli_misuse("train", "--decay-share is for --schedule wsd");
+    if (a->decay_share >= 0) t->decay_share = a->decay_share;
+    if (t->average > JOB_MAX_AVERAGE)
+        return cli_misuse("train", "--average is %g; it must be at most %g", t->average, JOB_MAX_AVERAGE);
+    if ((a->settings.patience || a->save_best) && !a->settings.validate_every)
+        return cli_misuse("train", "%s needs validation, which --validate-every 0 switches off",
+                          a->settings.patience ? "--patience" : "--save-best");
+    return CLI_CONTINUE;
+}
+
 /* Values that no option's limits can check. */
-static int check_arguments(const arguments *a, const cli_operands *operands) {
+static int check_arguments(arguments *a, const cli_operands *operands) {
     char error[TRAIN_ERROR];
+    if (check_optimizer(a) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->dtype >= 0 && a->dtype != VJP_F32 && a->dtype != VJP_BF16 && a->dtype != VJP_F16)
         return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a->dtype));
     if (cli_residual("train", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
@@ -388,6 +470,8 @@ int cli_train(int argc, char **argv) {
     arguments a = {.out = "vjp-run",
                    .dtype = -1,
                    .residual = -1,
+                   .momentum = -1,
+                   .decay_share = -1,
                    .stop_at = -1,
                    .seed = 1,
                    .group = "auto",
@@ -395,57 +479,77 @@ int cli_train(int argc, char **argv) {
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
     const cli_option options[] = {
-        CLI_OPTION_DEVICE(a.on),
-        CLI_OPTION_THREADS(a.on),
+        CLI_OPTION_HEADING("Choose the model and where it begins:"),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
         {"from", 0, "DIR", "start with the weights of a Hugging Face Llama", CLI_TEXT, &a.from, 0, 0},
         {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
          &a.tokenizer, 0, 0},
-        {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
-         0},
-        {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
-        {"allow-other-bits", 0, NULL, "resume even if this machine computes other last bits", CLI_FLAG,
-         &a.allow_other_bits, 0, 0},
+        {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        CLI_OPTION_HEADING("Choose how long and on how much at once:"),
         {"steps", 0, "N", "length of the run; default 1200", CLI_INTEGER, &t->steps, 1, MANY},
-        {"stop-at", 0, "N", "save and stop after this step, as Ctrl-C would; 0: before the first", CLI_INTEGER,
-         &a.stop_at, 0, MANY},
         {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
         {"context", 0, "T", "tokens per row; default: the preset's", CLI_INTEGER, &s->context, 1, MANY},
         {"accumulate", 0, "N", "batches per step, whose gradients are summed; default 1", CLI_INTEGER, &t->accumulate,
          1, MANY},
+        CLI_OPTION_HEADING("Tune how it learns (docs/optimisers.md):"),
+        {"optimizer", 0, "O", "adamw, muon (hidden matrices, adamw for the rest) or sgd; default adamw", CLI_TEXT,
+         &a.optimizer, 0, 0},
+        {"lr", 0, "R", "peak learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
+        {"schedule", 0, "S", "how the rate falls: cosine, linear, wsd (late) or constant; default cosine", CLI_TEXT,
+         &a.schedule, 0, 0},
+        {"warmup", 0, "N", "steps over which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
+        {"last-lr", 0, "S", "the rate at the end, as a share of --lr; default 0.1", CLI_REAL, &t->last_rate, 0, 1},
+        {"decay-share", 0, "S", "of wsd: the last steps, as a share of all, in which it falls; default 0.2", CLI_REAL,
+         &a.decay_share, 0, 1},
+        {"average", 0, "D", "keep an average of the weights, of which a step keeps the share D: 0.99", CLI_REAL,
+         &t->average, 0, 1},
+        {"weight-decay", 0, "W", "of matrices; default 0.1", CLI_REAL, &t->weight_decay, 0, 1000},
+        {"clip", 0, "C", "largest norm of the gradients; 0: no limit; default 1", CLI_REAL, &t->max_norm, 0, MANY},
+        {"beta2", 0, "B", "decay of AdamW's second moment; default 0.95", CLI_REAL, &t->beta2, 0, 1},
+        {"momentum", 0, "M", "of muon and sgd; default 0.95", CLI_REAL, &a.momentum, 0, 1},
+        {"label-smoothing", 0, "S", "share of the target spread over all classes; default 0", CLI_REAL,
+         &s->label_smoothing, 0, 1},
+        CLI_OPTION_HEADING("Fit the machine:"),
+        CLI_OPTION_DEVICE(a.on),
+        CLI_OPTION_THREADS(a.on),
+        {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
+        CLI_OPTION_RESIDUAL(a.residual),
+        CLI_OPTION_MEMORY(a.memory),
+        {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
+        CLI_OPTION_HEADING("Train on several processes (docs/scale.md):"),
         CLI_OPTION_SHARDS(t->shards),
         {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
         {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,
          &a.timeout, 0, MANY},
-        {"lr", 0, "R", "peak learning rate; default 3e-3", CLI_REAL, &t->rate, 0, 1000},
-        {"warmup", 0, "N", "steps over which the rate rises; default 20", CLI_INTEGER, &t->warmup, 0, MANY},
-        {"last-lr", 0, "S", "the rate at the end, as a share of --lr; default 0.1", CLI_REAL, &t->last_rate, 0, 1},
-        {"weight-decay", 0, "W", "of matrices; default 0.1", CLI_REAL, &t->weight_decay, 0, 1000},
-        {"clip", 0, "C", "largest norm of the gradients; 0: no limit; default 1", CLI_REAL, &t->max_norm, 0, MANY},
-        {"beta2", 0, "B", "decay of AdamW's second moment; default 0.95", CLI_REAL, &t->beta2, 0, 1},
-        {"label-smoothing", 0, "S", "share of the target spread over all classes; default 0", CLI_REAL,
-         &s->label_smoothing, 0, 1},
-        {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
-        CLI_OPTION_RESIDUAL(a.residual),
-        CLI_OPTION_MEMORY(a.memory),
-        {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
-        {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        CLI_OPTION_HEADING("Validate, save and stop:"),
+        {"out", 'o', "DIR", "where checkpoints, metrics.jsonl and loss.svg go; default vjp-run", CLI_TEXT, &a.out, 0,
+         0},
         {"validate-every", 0, "N", "steps between validations; 0: never; default 200", CLI_INTEGER, &s->validate_every,
          0, MANY},
         {"save-every", 0, "N", "steps between checkpoints; 0: only at the end; default 400", CLI_INTEGER,
          &s->save_every, 0, MANY},
         {"keep", 0, "N", "checkpoints to keep; default 2", CLI_INTEGER, &s->keep, 1, 1000},
+        {"save-best", 0, NULL, "save each new lowest validation loss, and keep it as DIR/best", CLI_FLAG, &a.save_best,
+         0, 0},
+        {"patience", 0, "N", "end after N validations in a row without a new lowest loss; saves the best", CLI_INTEGER,
+         &s->patience, 1, MANY},
+        {"stop-at", 0, "N", "save and stop after this step, as Ctrl-C would; 0: before the first", CLI_INTEGER,
+         &a.stop_at, 0, MANY},
+        CLI_OPTION_HEADING("Continue a run:"),
+        {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
+        {"allow-other-bits", 0, NULL, "resume even if this machine computes other last bits", CLI_FLAG,
+         &a.allow_other_bits, 0, 0},
+        CLI_OPTION_HEADING("Other:"),
     };
     const cli_command command = {
         .name = "train",
         .usage = "train [DATA] [--model llama|convnet] [--preset tiny] [--steps N] [--out DIR] [--resume]",
         .about =
-            "Trains a model. DATA is a text file or a folder of them, read as bytes or by a tokenizer; for the "
-            "convnet, a folder with "
-            "IDX\n"
-            "files or with a folder of pictures for each class. Without DATA: the sources that vjp was built from.\n"
+            "Trains a model. DATA is a text file or a folder of them, read as bytes or by a tokenizer; for the\n"
+            "convnet, a folder with IDX files or with a folder of pictures for each class. Without DATA: the sources\n"
+            "that vjp was built from.\n"
             "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "
             "last\n"
             "bit for any number of threads and, with --shards, of processes: mpirun -n 4 vjp train --shards 4 ...",
@@ -453,7 +557,9 @@ int cli_train(int argc, char **argv) {
                 "  vjp train                                     a minute on this program's own sources\n"
                 "  vjp train book.txt --preset small --steps 2000 --out book\n"
                 "  vjp train --resume --out book                 continues where it stopped\n"
-                "  vjp train more.txt --from book --out tuned    starts with the weights of another run",
+                "  vjp train more.txt --from book --out tuned    starts with the weights of another run\n"
+                "  vjp train book.txt --optimizer muon --average 0.99 --patience 5 --out book2\n"
+                "  vjp runs book book2                           compares both",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,

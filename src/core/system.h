@@ -176,6 +176,7 @@ bool system_begin_program(int *argc, char ***argv);
 /* Whether stdout was replaced so; writing to it then succeeds from now on, and goes nowhere. */
 void system_discard_closed_output(void);
 bool system_output_is_terminal(void);
+int system_output_width(void); /* of that terminal, in characters; 80 where it does not say */
 
 /* Calls stop() when the user or the system asks the program to end; from a signal handler or another thread. */
 void system_on_stop(void (*stop)(void));

@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -556,6 +557,11 @@ void system_discard_closed_output(void) {
 
 bool system_output_is_terminal(void) {
     return isatty(STDOUT_FILENO);
+}
+
+int system_output_width(void) {
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 static void (*on_stop)(void);

@@ -558,6 +558,13 @@ bool system_output_is_terminal(void) {
     return _isatty(1);
 }
 
+int system_output_width(void) {
+    CONSOLE_SCREEN_BUFFER_INFO info;
+    if (!GetConsoleScreenBufferInfo(GetStdHandle(STD_OUTPUT_HANDLE), &info)) return 80;
+    int width = info.srWindow.Right - info.srWindow.Left + 1;
+    return width > 0 ? width : 80;
+}
+
 static void (*on_stop)(void);
 
 static BOOL WINAPI stop_by_event(DWORD event) {

@@ -199,18 +199,18 @@ static bool load_weights(job *j, const checkpoint *from, char error[TRAIN_ERROR]
     return true;
 }
 
-/* The file must hold both moments of every parameter and nothing else: any other name could overwrite a weight. */
+/* The file must hold what the optimiser keeps and nothing else: any other name could overwrite a weight. */
 static bool load_moments(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
-    static const char *const kinds[] = {TRAINER_FIRST_MOMENT, TRAINER_SECOND_MOMENT};
     const safetensors_file *file = &from->optimizer.tensors;
+    char name[TRAINER_NAME];
+    size_t count = 0;
     if (!from->optimizer.tensors.stream)
         return train_fail(error, "the checkpoint has no optimizer.safetensors to resume from");
-    if (file->count != 2 * (size_t)j->model.parameters)
-        return train_fail(error, "optimizer.safetensors has %zu tensors; the model needs %d", file->count,
-                          2 * j->model.parameters);
-    for (int i = 0; i < 2 * j->model.parameters; i++) {
-        char name[MODEL_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", j->model.parameter[i / 2].name, kinds[i % 2]);
+    while (trainer_state_name(j->trainer, count, name))
+        count++;
+    if (file->count != count)
+        return train_fail(error, "optimizer.safetensors has %zu tensors; the model needs %zu", file->count, count);
+    for (size_t i = 0; trainer_state_name(j->trainer, i, name); i++) {
         const safetensors_tensor *tensor = safetensors_find(file, name);
         if (!tensor) return train_fail(error, "optimizer.safetensors has no tensor %s", name);
         if (!trainer_load(j->trainer, tensor, error)) return false;
@@ -220,7 +220,7 @@ static bool load_moments(job *j, const checkpoint *from, char error[TRAIN_ERROR]
 
 static bool create_trainer(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     j->trainer = trainer_create(j->device, &j->model, &j->settings.trainer, error);
-    return j->trainer && (!from || load_weights(j, from, error));
+    return j->trainer && (!from || (load_weights(j, from, error) && trainer_begin_average(j->trainer, error)));
 }
 
 static bool lock_out(job *j, char error[TRAIN_ERROR]) {
@@ -229,11 +229,24 @@ static bool lock_out(job *j, char error[TRAIN_ERROR]) {
     return j->lock >= 0;
 }
 
+static void note_validation(job *j, const metrics_row *row) {
+    if (isnan(row->validation)) return;
+    bool lowest = !j->best_step || row->validation < j->best_loss;
+    j->worse = lowest ? 0 : j->worse + 1;
+    if (!lowest) return;
+    j->best_step = row->step;
+    j->best_loss = row->validation;
+}
+
 static bool open_record(job *j, char error[TRAIN_ERROR]) {
     if (!job_is_first(j)) return true;
     j->metrics = metrics_open(j->out, j->step, error);
     if (!j->metrics) return false;
     j->seconds = metrics_last(j->metrics).seconds;
+    size_t count;
+    const metrics_row *rows = metrics_rows(j->metrics, &count);
+    for (size_t i = 0; i < count; i++)
+        note_validation(j, &rows[i]);
     return true;
 }
 
@@ -264,6 +277,9 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
         ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
     const checkpoint *weights = other ? &from : NULL;
     ok = ok && prepare(j, weights, false, error) && create_trainer(j, weights, error);
+    if (ok && (settings->patience || settings->save_best) && !j->source.validation_parts)
+        ok = train_fail(error, "--patience and --save-best need validation, and %.300s has too few data for it",
+                        settings->data);
     /* The folder is created last, so that a refused run leaves none; by now another run may have come first. */
     ok = ok && lock_out(j, error) && require_no_run(out, true, error) && open_record(j, error);
     checkpoint_close(&from);
@@ -353,6 +369,14 @@ static bool validates(const job *j, int64_t step) {
            (is_due(step, j->settings.validate_every) || step == j->settings.trainer.steps);
 }
 
+bool job_is_over(const job *j) {
+    return j->step >= j->settings.trainer.steps || (j->settings.patience && j->worse >= j->settings.patience);
+}
+
+bool job_save_is_due(const job *j) {
+    return is_due(j->step, j->settings.save_every) || (j->settings.save_best && j->best_step == j->step);
+}
+
 bool job_is_ahead(const job *j) {
     return j->queued > j->step;
 }
@@ -391,6 +415,7 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
     if (validates(j, j->step) &&
         !trainer_evaluate(j->trainer, &j->source, j->settings.validate_parts, &row->validation, error))
         return false;
+    note_validation(j, row);
     return !j->metrics || metrics_add(j->metrics, row, error);
 }
 
@@ -422,7 +447,7 @@ static char *trainer_text(job *j) {
 }
 
 static bool save(job *j, char error[TRAIN_ERROR]) {
-    checkpoint_content content = {.step = j->step};
+    checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
     char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;

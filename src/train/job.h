@@ -44,11 +44,19 @@ typedef struct job_settings {
     int64_t recompute;  /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
     int64_t memory;     /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
     double label_smoothing;
+    int64_t patience;  /* validations in a row without a new lowest loss that end the run; 0: they never do */
+    int64_t save_best; /* 1: each new lowest validation loss is saved at once, and DIR/best names it */
     trainer_options trainer;
     job_arithmetic arithmetic;
 } job_settings;
 
 job_settings job_defaults(void);
+
+#define JOB_MAX_AVERAGE 0.999999 /* of trainer_options.average: with 1 no step would ever count */
+
+/* The names of trainer_optimiser and trainer_schedule, in their order, then NULL; and the number of one, or -1. */
+extern const char *const job_optimisers[], *const job_schedules[];
+int job_choice(const char *const *names, const char *name);
 
 /* As members of an open object, and back. False: `error` names the key. */
 void job_settings_write(json_writer *w, job_settings *settings);
@@ -73,6 +81,9 @@ typedef struct job {
     int64_t saved;           /* the step of the last checkpoint of this run; -1: none */
     char later[TRAIN_ERROR]; /* why the step after the next could not be queued; "": it was, or was not tried */
     double seconds;
+    int64_t best_step; /* of the lowest validation loss; 0: none was measured */
+    double best_loss;
+    int64_t worse; /* validations since then */
     uint64_t data_hash;
     int lock;      /* on `out`, until the run is closed */
     bool together; /* the last failure is that of all processes */
@@ -107,6 +118,11 @@ bool job_stops(job *j, bool wish);
 
 /* Rank 0, or the only process. */
 bool job_is_first(const job *j);
+/* Whether all steps are taken, or the validation loss has not improved for settings.patience validations. */
+bool job_is_over(const job *j);
+
+/* Whether a checkpoint of the last step is due, by its number or because its validation loss is the lowest. */
+bool job_save_is_due(const job *j);
 
 /* Saves a checkpoint of the last step, and draws the curve. */
 bool job_save(job *j, char error[TRAIN_ERROR]);

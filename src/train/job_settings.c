@@ -5,6 +5,15 @@
 #include "train/job.h"
 #include "train/shards.h"
 
+const char *const job_optimisers[] = {"adamw", "muon", "sgd", NULL};
+const char *const job_schedules[] = {"cosine", "linear", "wsd", "constant", NULL};
+
+int job_choice(const char *const *names, const char *name) {
+    for (int i = 0; names[i]; i++)
+        if (strcmp(names[i], name) == 0) return i;
+    return -1;
+}
+
 job_settings job_defaults(void) {
     return (job_settings){.model = "llama",
                           .preset = "tiny",
@@ -24,6 +33,10 @@ job_settings job_defaults(void) {
                                       .beta2 = 0.95,
                                       .eps = 1e-8,
                                       .seed = 1,
+                                      .optimiser = TRAINER_ADAMW,
+                                      .schedule = TRAINER_COSINE,
+                                      .decay_share = 0.2,
+                                      .momentum = 0.95,
                                       .shards = 1}};
 }
 
@@ -32,48 +45,56 @@ job_settings job_defaults(void) {
 /* All settings, for writing and for reading; a number that is read must be within its limits. */
 typedef struct setting {
     const char *key;
-    enum { INTEGER, REAL, TEXT, BLOCKS, DTYPE } type;
+    enum { INTEGER, REAL, TEXT, BLOCKS, DTYPE, CHOICE } type;
     void *place;
     size_t room; /* of a text */
     double min, max;
+    const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 31, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 38, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
     const setting all[] = {
-        {"data", TEXT, s->data, sizeof s->data, 0, 0},
-        {"model", TEXT, s->model, sizeof s->model, 0, 0},
-        {"preset", TEXT, s->preset, sizeof s->preset, 0, 0},
-        {"from", TEXT, s->from, sizeof s->from, 0, 0},
-        {"batch", INTEGER, &s->batch, 0, 1, many},
-        {"context", INTEGER, &s->context, 0, 1, many},
-        {"validate_every", INTEGER, &s->validate_every, 0, 0, many},
-        {"validate_parts", INTEGER, &s->validate_parts, 0, 1, many},
-        {"save_every", INTEGER, &s->save_every, 0, 0, many},
-        {"keep", INTEGER, &s->keep, 0, 1, 1000},
-        {"dtype", DTYPE, &s->dtype, 0, 0, 0},
-        {"recompute", BLOCKS, &s->recompute, 0, 0, LLAMA_ALL_BLOCKS},
-        {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1},
-        {"steps", INTEGER, &s->trainer.steps, 0, 1, many},
-        {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many},
-        {"accumulate", INTEGER, &s->trainer.accumulate, 0, 1, many},
-        {"rate", REAL, &s->trainer.rate, 0, 0, many},
-        {"last_rate", REAL, &s->trainer.last_rate, 0, 0, 1},
-        {"weight_decay", REAL, &s->trainer.weight_decay, 0, 0, many},
-        {"max_norm", REAL, &s->trainer.max_norm, 0, 0, many},
-        {"beta1", REAL, &s->trainer.beta1, 0, 0, 1},
-        {"beta2", REAL, &s->trainer.beta2, 0, 0, 1},
-        {"eps", REAL, &s->trainer.eps, 0, 0, many},
-        {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63},
-        {"tokenizer", TEXT, s->tokenizer, sizeof s->tokenizer, 0, 0},
-        {"memory", INTEGER, &s->memory, 0, 0, 0x1p62},
-        {"residual", DTYPE, &s->residual, 0, 0, 0},
-        {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0},
-        {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0},
-        {"products", TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0},
-        {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX},
+        {"data", TEXT, s->data, sizeof s->data, 0, 0, NULL},
+        {"model", TEXT, s->model, sizeof s->model, 0, 0, NULL},
+        {"preset", TEXT, s->preset, sizeof s->preset, 0, 0, NULL},
+        {"from", TEXT, s->from, sizeof s->from, 0, 0, NULL},
+        {"batch", INTEGER, &s->batch, 0, 1, many, NULL},
+        {"context", INTEGER, &s->context, 0, 1, many, NULL},
+        {"validate_every", INTEGER, &s->validate_every, 0, 0, many, NULL},
+        {"validate_parts", INTEGER, &s->validate_parts, 0, 1, many, NULL},
+        {"save_every", INTEGER, &s->save_every, 0, 0, many, NULL},
+        {"keep", INTEGER, &s->keep, 0, 1, 1000, NULL},
+        {"dtype", DTYPE, &s->dtype, 0, 0, 0, NULL},
+        {"recompute", BLOCKS, &s->recompute, 0, 0, LLAMA_ALL_BLOCKS, NULL},
+        {"label_smoothing", REAL, &s->label_smoothing, 0, 0, 1, NULL},
+        {"steps", INTEGER, &s->trainer.steps, 0, 1, many, NULL},
+        {"warmup", INTEGER, &s->trainer.warmup, 0, 0, many, NULL},
+        {"accumulate", INTEGER, &s->trainer.accumulate, 0, 1, many, NULL},
+        {"rate", REAL, &s->trainer.rate, 0, 0, many, NULL},
+        {"last_rate", REAL, &s->trainer.last_rate, 0, 0, 1, NULL},
+        {"weight_decay", REAL, &s->trainer.weight_decay, 0, 0, many, NULL},
+        {"max_norm", REAL, &s->trainer.max_norm, 0, 0, many, NULL},
+        {"beta1", REAL, &s->trainer.beta1, 0, 0, 1, NULL},
+        {"beta2", REAL, &s->trainer.beta2, 0, 0, 1, NULL},
+        {"eps", REAL, &s->trainer.eps, 0, 0, many, NULL},
+        {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63, NULL},
+        {"tokenizer", TEXT, s->tokenizer, sizeof s->tokenizer, 0, 0, NULL},
+        {"memory", INTEGER, &s->memory, 0, 0, 0x1p62, NULL},
+        {"residual", DTYPE, &s->residual, 0, 0, 0, NULL},
+        {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0, NULL},
+        {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0, NULL},
+        {"products", TEXT, s->arithmetic.products, sizeof s->arithmetic.products, 0, 0, NULL},
+        {"optimizer", CHOICE, &s->trainer.optimiser, 0, 0, 0, job_optimisers},
+        {"schedule", CHOICE, &s->trainer.schedule, 0, 0, 0, job_schedules},
+        {"decay_share", REAL, &s->trainer.decay_share, 0, 0, 1, NULL},
+        {"momentum", REAL, &s->trainer.momentum, 0, 0, 1, NULL},
+        {"average", REAL, &s->trainer.average, 0, 0, JOB_MAX_AVERAGE, NULL},
+        {"patience", INTEGER, &s->patience, 0, 0, many, NULL},
+        {"save_best", INTEGER, &s->save_best, 0, 0, 1, NULL},
+        {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
@@ -124,6 +145,7 @@ void job_settings_write(json_writer *w, job_settings *s) {
         case REAL: json_put_real(w, one->key, *(double *)one->place); break;
         case TEXT: put_text(w, one->key, one->place); break;
         case DTYPE: json_put_text(w, one->key, vjp_dtype_name(*(vjp_dtype *)one->place)); break;
+        case CHOICE: json_put_text(w, one->key, one->names[*(int *)one->place]); break;
         }
     }
 }
@@ -157,6 +179,11 @@ static bool get_setting(const setting *one, const json_value *value) {
         if (known) *(vjp_dtype *)one->place = (vjp_dtype)dtype;
         return known;
     }
+    case CHOICE: {
+        int choice = value && value->type == JSON_STRING ? job_choice(one->names, value->text) : -1;
+        if (choice >= 0) *(int *)one->place = choice;
+        return choice >= 0;
+    }
     }
     return false;
 }
@@ -164,6 +191,8 @@ static bool get_setting(const setting *one, const json_value *value) {
 bool job_settings_read(const json_value *root, job_settings *s, char error[TRAIN_ERROR]) {
     setting list[SETTINGS];
     *s = (job_settings){0};
+    s->trainer.decay_share = job_defaults().trainer.decay_share;
+    s->trainer.momentum = job_defaults().trainer.momentum;
     list_settings(s, list);
     for (int i = 0; i < SETTINGS; i++) {
         const json_value *value = json_member(root, list[i].key);

@@ -20,10 +20,20 @@ typedef struct planning {
     size_t count;
 } planning;
 
-/* The gradient and the moments of one parameter. */
+/* What optimisers keep of a parameter: the ends of the names in the graph and in a checkpoint. */
+static const struct {
+    const char *graph, *file;
+} kinds[] = {{"m", ".exp_avg"}, {"v", ".exp_avg_sq"}, {"momentum", ".momentum_buffer"}};
+
+enum { KINDS = sizeof kinds / sizeof kinds[0], MAX_TENSORS = 4 /* of a parameter: weight, average, two moments */ };
+
+static const char TRAINED[] = ".trained";
+
+/* The gradient, the optimiser's states and the average of one parameter. */
 typedef struct tracked {
-    vjp_value gradient; /* a state; 0 where a batch is one part */
-    vjp_value m, v;
+    vjp_value gradient;     /* a state; 0 where a batch is one part */
+    vjp_value state[KINDS]; /* 0: its optimiser keeps none of this kind */
+    vjp_value average;      /* 0: weights are not averaged */
     int64_t count;
 } tracked;
 
@@ -31,7 +41,7 @@ typedef struct tracked {
 typedef struct flight {
     int64_t step;
     int64_t *number; /* the step, as the program's input */
-    float *rate, *norm;
+    float *rate, *share, *norm;
     float *loss; /* [parts] */
     vjp_event *done;
 } flight;
@@ -59,13 +69,15 @@ struct trainer {
     tracked *track;    /* [parameters] */
     vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
     vjp_value rate, step, norm, guard;
+    vjp_value share;      /* of a step in the average; 0: weights are not averaged */
     vjp_program *first;   /* all of a step; or, where a batch has several parts, loss and gradients of the first */
     vjp_program *more;    /* loss and gradients of another part, added to what is there; NULL: there is one part */
-    vjp_program *update;  /* norm and AdamW's step; NULL: there is one part */
+    vjp_program *update;  /* norm and the optimiser's step; NULL: there is one part */
     vjp_program *forward; /* the loss alone */
     flight flight[DEPTH];
     int oldest, queued; /* in flight[] */
     bool dirty;         /* a step failed while it was queued: the guard may be set */
+    bool swapped;       /* weights and averages have changed places */
     char *flight_memory;
     batch batch[BATCHES];
     int next_batch;
@@ -77,9 +89,10 @@ struct trainer {
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
-    safetensors_tensor *tensor; /* [3 * parameters]: weights, then moments */
-    char (*name)[MODEL_NAME + 16];
-    float *copy; /* all of them if the device's memory is not the host's, else as large as the largest parameter */
+    safetensors_tensor *tensor; /* [MAX_TENSORS * parameters]: weights, then states */
+    char (*name)[TRAINER_NAME];
+    float
+        *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
     planning *planning; /* NULL: programs are compiled */
 };
 
@@ -94,26 +107,20 @@ static int64_t count_of(const vjp_tensor *tensor) {
     return count;
 }
 
-double trainer_rate(const trainer_options *options, int64_t step) {
-    if (step <= options->warmup) return options->rate * (double)step / (double)options->warmup;
-    double done = (double)(step - options->warmup) / fmax(1, (double)(options->steps - options->warmup));
-    double falls = 0.5 * (1 + cos(3.14159265358979323846 * fmin(done, 1)));
-    return options->rate * (options->last_rate + (1 - options->last_rate) * falls);
-}
-
 /* ---- Programs ---------------------------------------------------------------------------------------- */
 
-static vjp_value add_gradient(trainer *t, int parameter) {
-    char name[MODEL_NAME + 16];
+/* An f32 state of the shape of a parameter. */
+static vjp_value add_state(trainer *t, int parameter, const char *kind) {
+    char name[TRAINER_NAME];
     const model_parameter *p = &t->model->parameter[parameter];
     vjp_tensor shape = vjp_graph_describe(t->model->graph, p->value);
-    snprintf(name, sizeof name, "%s.grad", p->name);
+    snprintf(name, sizeof name, "%s.%s", p->name, kind);
     return vjp_graph_state(t->model->graph, name, VJP_F32, shape.ndim, shape.shape);
 }
 
-/* A moment that vjp_graph_minimize() added. */
+/* A state that vjp_graph_minimize() added; 0: it added none of this kind. */
 static vjp_value find_state(const trainer *t, size_t parameter, const char *kind) {
-    char name[MODEL_NAME + 16];
+    char name[TRAINER_NAME];
     snprintf(name, sizeof name, "%s.%s", t->model->parameter[parameter].name, kind);
     return vjp_graph_find(t->model->graph, name);
 }
@@ -175,39 +182,73 @@ static bool compile_part(trainer *t, vjp_value loss, vjp_value watched, int add,
     return ok;
 }
 
-/* The norm of the gradients, and a step of AdamW for every parameter that the guard can suppress. */
+static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_minimize_result *made) {
+    const trainer_options *o = &t->options;
+    const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
+                                        .beta1 = o->beta1,
+                                        .beta2 = o->beta2,
+                                        .eps = o->eps,
+                                        .weight_decay = o->weight_decay};
+    const vjp_sgd_attributes sgd = {
+        .struct_size = sizeof sgd, .beta = o->momentum, .weight_decay = o->weight_decay, .nesterov = o->momentum > 0};
+    vjp_muon_options muon = VJP_MUON_OPTIONS_DEFAULTS;
+    muon.momentum = o->momentum;
+    muon.weight_decay = o->weight_decay;
+    const vjp_minimize_options minimize = {.struct_size = sizeof minimize,
+                                           .parameters = t->values,
+                                           .gradients = t->values + t->model->parameters,
+                                           .count = (size_t)t->model->parameters,
+                                           .scale = scale,
+                                           .adamw = &adamw,
+                                           .sgd = o->optimiser == TRAINER_SGD ? &sgd : NULL,
+                                           .decays = model_decays,
+                                           .context = t->model,
+                                           .muon = o->optimiser == TRAINER_MUON ? &muon : NULL,
+                                           .uses_muon = model_is_hidden};
+    return vjp_graph_minimize(t->model->graph, loss, &minimize, made);
+}
+
+/*
+ * average = average - share (average - weight), by sgd: with a gradient of -weight, a decay of 1 and the share as the
+ * rate. Its scale is -1, or not finite as that of the step: then the average stays, too.
+ */
+static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, vjp_value *results) {
+    static const float minus_one = -1;
+    vjp_graph *graph = t->model->graph;
+    const vjp_sgd_attributes mix = {.struct_size = sizeof mix, .weight_decay = 1};
+    vjp_value minus = vjp_graph_constant(graph, "trainer.minus_one", VJP_F32, 0, NULL, &minus_one);
+    minus = vjp_graph_add(graph, times_zero(graph, scale), minus, NULL);
+    t->share = vjp_graph_input(graph, "trainer.average_share", VJP_F32, 0, NULL);
+    for (int i = 0; i < t->model->parameters; i++) {
+        t->track[i].average = add_state(t, i, "average");
+        results[i] = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
+    }
+}
+
+/* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
 static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     vjp_graph *graph = t->model->graph;
     size_t count = (size_t)t->model->parameters;
     vjp_value scale = vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
     if (loss) watch(t, loss);
     scale = vjp_graph_add(graph, scale, watch(t, t->norm), NULL);
-    const vjp_adamw_attributes adamw = {.struct_size = sizeof adamw,
-                                        .beta1 = t->options.beta1,
-                                        .beta2 = t->options.beta2,
-                                        .eps = t->options.eps,
-                                        .weight_decay = t->options.weight_decay};
-    const vjp_minimize_options minimize = {.struct_size = sizeof minimize,
-                                           .parameters = t->values,
-                                           .gradients = t->values + count,
-                                           .count = count,
-                                           .scale = scale,
-                                           .adamw = &adamw,
-                                           .decays = model_decays,
-                                           .context = t->model};
     vjp_minimize_result made = {.struct_size = sizeof made};
-    vjp_graph_minimize(graph, loss, &minimize, &made);
+    minimize(t, loss, scale, &made);
     t->rate = made.lr;
     t->step = made.step;
-    for (size_t i = 0; i < count; i++) {
-        t->track[i].m = find_state(t, i, "m");
-        t->track[i].v = find_state(t, i, "v");
-    }
-    vjp_value *results = new_results(t, 2);
+    for (size_t i = 0; i < count; i++)
+        for (int k = 0; k < KINDS; k++)
+            t->track[i].state[k] = find_state(t, i, kinds[k].graph);
+    vjp_value *results = new_results(t, 2 + count);
     if (!results) return false;
+    size_t used = made.count;
     if (made.count) memcpy(results, made.results, made.count * sizeof *results);
-    results[made.count] = t->norm;
-    bool ok = compile(t, results, made.count + 1, program);
+    results[used++] = t->norm;
+    if (made.count && t->options.average > 0) {
+        add_averages(t, scale, made.results + made.count - count, results + used);
+        used += count;
+    }
+    bool ok = compile(t, results, used, program);
     free(results);
     return ok;
 }
@@ -221,7 +262,7 @@ static bool compile_whole(trainer *t) {
 static bool compile_parts(trainer *t) {
     vjp_graph *graph = t->model->graph;
     for (int i = 0; i < t->model->parameters; i++)
-        t->values[t->model->parameters + i] = t->track[i].gradient = add_gradient(t, i);
+        t->values[t->model->parameters + i] = t->track[i].gradient = add_state(t, i, "grad");
     /* The mean over the parts of a batch. */
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
     share.factor = 1 / (double)(t->options.accumulate * t->shards.count);
@@ -241,7 +282,7 @@ static bool compile_all(trainer *t) {
     return t->options.accumulate * t->shards.count > 1 ? compile_parts(t) : compile_whole(t);
 }
 
-/* The program that takes AdamW's step. */
+/* The program that takes the optimiser's step. */
 static vjp_program *updating(const trainer *t) {
     return t->update ? t->update : t->first;
 }
@@ -254,15 +295,15 @@ static bool fill_initial_values(trainer *t) {
     return true;
 }
 
-/* How many numbers `copy` holds: all tensors of a checkpoint, or the initial values of one parameter. */
+/* How many numbers `copy` holds: all tensors of a checkpoint, or one parameter twice. */
 static size_t copy_count(vjp_device *device, const train_model *model) {
-    if (!vjp_device_is_host(device)) return 3 * (size_t)model_size(model);
+    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_size(model);
     size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
         if ((size_t)count_of(&tensor) > max) max = (size_t)count_of(&tensor);
     }
-    return max;
+    return 2 * max;
 }
 
 static size_t bytes_of(const train_model *model, vjp_value value) {
@@ -290,14 +331,17 @@ static bool copies_beside(const trainer *t) {
 }
 
 static bool make_flights(trainer *t) {
-    size_t numbers = 2 + (size_t)t->parts, bytes = sizeof(int64_t) + numbers * sizeof(float);
+    size_t numbers = 3 + (size_t)t->parts, bytes = sizeof(int64_t) + numbers * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
     t->flight_memory = new_host(t->device, DEPTH * bytes);
     for (int i = 0; i < DEPTH && t->flight_memory; i++) {
         char *own = t->flight_memory + (size_t)i * bytes;
         float *number = (float *)(void *)(own + sizeof(int64_t));
-        t->flight[i] =
-            (flight){.number = (int64_t *)(void *)own, .rate = number, .norm = number + 1, .loss = number + 2};
+        t->flight[i] = (flight){.number = (int64_t *)(void *)own,
+                                .rate = number,
+                                .share = number + 1,
+                                .norm = number + 2,
+                                .loss = number + 3};
     }
     return t->flight_memory != NULL;
 }
@@ -348,7 +392,15 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         train_fail(error, "%s", vjp_graph_error(model->graph));
         return NULL;
     }
-    size_t count = (size_t)model->parameters;
+    size_t count = (size_t)model->parameters, hidden = 0;
+    for (size_t i = 0; i < count; i++) {
+        vjp_tensor shape = vjp_graph_describe(model->graph, model->parameter[i].value);
+        hidden += shape.ndim == 2 && model_is_hidden(model, model->parameter[i].name, &shape);
+    }
+    if (options->optimiser == TRAINER_MUON && !hidden) {
+        train_fail(error, "Muon trains hidden matrices, and this model has none: choose adamw or sgd");
+        return NULL;
+    }
     shards split;
     if (!shards_split(&split, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
     trainer *t = calloc(1, sizeof *t);
@@ -399,8 +451,8 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     trainer *t = new_trainer(device, model, options, error);
     if (!t) return NULL;
     size_t count = (size_t)model->parameters;
-    t->tensor = calloc(3 * count + 1, sizeof *t->tensor);
-    t->name = calloc(3 * count + 1, sizeof *t->name);
+    t->tensor = calloc(MAX_TENSORS * count + 1, sizeof *t->tensor);
+    t->name = calloc(MAX_TENSORS * count + 1, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
     bool ok = t->tensor && t->name && t->copy && make_flights(t) && make_batches(t) && make_reports(t);
     if (!ok)
@@ -409,7 +461,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
         device_failed(t, error);
         ok = false;
     }
-    if (ok) return t;
+    if (ok && trainer_begin_average(t, error)) return t;
     trainer_destroy(t);
     return NULL;
 }
@@ -530,7 +582,8 @@ static int32_t calls_before_update(const vjp_program *program) {
     vjp_program_describe(program, &report);
     vjp_call_time call = {.struct_size = sizeof call};
     for (size_t k = 0; k < report.calls; k++)
-        if (vjp_program_time(program, k, &call) == VJP_OK && call.op == &vjp_op_adamw) return (int32_t)k;
+        if (vjp_program_time(program, k, &call) == VJP_OK && (call.op == &vjp_op_adamw || call.op == &vjp_op_sgd))
+            return (int32_t)k;
     return (int32_t)report.calls;
 }
 
@@ -630,7 +683,12 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
     vjp_program *last = updating(t);
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
-    bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate) && send(t, last, t->step, f->number, sizeof *f->number);
+    bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate);
+    if (t->step) ok = ok && send(t, last, t->step, f->number, sizeof *f->number);
+    if (t->share) {
+        *f->share = (float)trainer_average_share(&t->options, f->step);
+        ok = ok && send(t, last, t->share, f->share, sizeof *f->share);
+    }
     t->together = false;
     ok = ok && run_parts(t, source, f);
     if (t->shared) {
@@ -710,6 +768,37 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
     return trainer_queue(t, source, step, error) && trainer_collect(t, source, result, error);
 }
 
+/* ---- Validation and averages ------------------------------------------------------------------------- */
+
+static bool copy_parameter(trainer *t, int i, vjp_value from, vjp_program *reads, vjp_value to, vjp_program *writes,
+                           float *through) {
+    size_t bytes = (size_t)t->track[i].count * sizeof *through;
+    return vjp_program_read(reads, from, through, bytes) == VJP_OK &&
+           vjp_program_write(writes, to, through, bytes) == VJP_OK;
+}
+
+bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]) {
+    for (int i = 0; t->share && i < t->model->parameters; i++)
+        if (!copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
+            return device_failed(t, error);
+    return true;
+}
+
+/* Exchanges weights and averages, for a program that computes with the weights. Twice: all is as it was. */
+static bool swap_averages(trainer *t) {
+    if (!t->share) return true;
+    t->swapped = !t->swapped;
+    for (int i = 0; i < t->model->parameters; i++) {
+        float *weight = t->copy, *average = weight + t->track[i].count;
+        size_t bytes = (size_t)t->track[i].count * sizeof *weight;
+        if (vjp_program_read(t->first, t->values[i], weight, bytes) != VJP_OK ||
+            !copy_parameter(t, i, t->track[i].average, updating(t), t->values[i], t->first, average) ||
+            vjp_program_write(updating(t), t->track[i].average, weight, bytes) != VJP_OK)
+            return false;
+    }
+    return true;
+}
+
 static bool run_validation(trainer *t, const train_source *source, uint64_t part, double *loss) {
     float value = 0;
     bool ok = feed(t, t->forward, source, true, part) && vjp_program_run(t->forward) == VJP_OK &&
@@ -719,26 +808,34 @@ static bool run_validation(trainer *t, const train_source *source, uint64_t part
     return ok;
 }
 
-bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
-    if (!t->forward && !compile(t, &t->model->loss, 1, &t->forward)) return device_failed(t, error);
+/* Every process computes its own shards of each batch; the losses are added in the order of the parts. */
+static bool evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, double *all) {
     const shards *s = &t->shards;
-    parts = vjp_min(parts, source->validation_parts / s->count);
-    /* Every process computes its own shards of each batch; the losses are added in the order of the parts. */
-    int64_t size = vjp_group_size(t->options.group), each = parts * s->own;
-    double sum = 0, *all = calloc((size_t)(each * size) + 1, sizeof *all);
-    if (!all) return train_fail(error, "there is no memory for the losses of %lld parts", (long long)(each * size));
-    double *own = all + each * vjp_group_rank(t->options.group);
-    bool ok = true;
-    for (int64_t i = 0; i < each && ok; i++)
-        ok = run_validation(t, source, (uint64_t)(i / s->own * s->count + s->first + i % s->own), &own[i]);
-    if (ok && size > 1 && each) ok = vjp_group_share(t->options.group, all, (size_t)each * sizeof *all) == VJP_OK;
+    int64_t each = parts * s->own;
+    double sum = 0, *own = all + each * vjp_group_rank(t->options.group);
+    for (int64_t i = 0; i < each; i++)
+        if (!run_validation(t, source, (uint64_t)(i / s->own * s->count + s->first + i % s->own), &own[i]))
+            return false;
+    if (vjp_group_size(t->options.group) > 1 && each &&
+        vjp_group_share(t->options.group, all, (size_t)each * sizeof *all) != VJP_OK)
+        return false;
     for (int64_t part = 0; part < parts; part++)
         for (int64_t shard = 0; shard < s->count; shard++)
             sum += all[shard / s->own * each + part * s->own + shard % s->own];
-    free(all);
-    if (!ok) return device_failed(t, error);
     *loss = parts ? sum / (double)(parts * s->count) : NAN;
     return true;
+}
+
+bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]) {
+    if (!t->forward && !compile(t, &t->model->loss, 1, &t->forward)) return device_failed(t, error);
+    parts = vjp_min(parts, source->validation_parts / t->shards.count);
+    int64_t count = parts * t->shards.own * vjp_group_size(t->options.group);
+    double *all = calloc((size_t)count + 1, sizeof *all);
+    if (!all) return train_fail(error, "there is no memory for the losses of %lld parts", (long long)count);
+    if (!swap_averages(t)) return free(all), device_failed(t, error);
+    bool ok = evaluate(t, source, parts, loss, all) || device_failed(t, error);
+    free(all);
+    return (swap_averages(t) || device_failed(t, error)) && ok;
 }
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
@@ -761,23 +858,43 @@ static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const
     return true;
 }
 
+/* The value of a parameter that a checkpoint's model has. */
+static vjp_value model_value(const trainer *t, size_t i) {
+    return t->share ? t->track[i].average : t->values[i];
+}
+
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
-    size_t count = (size_t)t->model->parameters;
+    size_t count = (size_t)t->model->parameters, at = count;
     float *copy = t->copy;
+    if (t->swapped) return train_fail(error, "a validation failed and left weights and averages exchanged");
     for (size_t i = 0; i < count; i++) {
-        const model_parameter *p = &t->model->parameter[i];
+        const char *name = t->model->parameter[i].name;
         const tracked *own = &t->track[i];
-        if (!list_tensor(t, t->first, p->value, p->name, "", i, &copy) ||
-            !list_tensor(t, updating(t), own->m, p->name, TRAINER_FIRST_MOMENT, count + 2 * i, &copy) ||
-            !list_tensor(t, updating(t), own->v, p->name, TRAINER_SECOND_MOMENT, count + 2 * i + 1, &copy))
+        if (!list_tensor(t, t->share ? updating(t) : t->first, model_value(t, i), name, "", i, &copy))
+            return device_failed(t, error);
+        for (int k = 0; k < KINDS; k++)
+            if (own->state[k] && !list_tensor(t, updating(t), own->state[k], name, kinds[k].file, at++, &copy))
+                return device_failed(t, error);
+        if (t->share && !list_tensor(t, t->first, t->values[i], name, TRAINED, at++, &copy))
             return device_failed(t, error);
     }
     *model = t->tensor;
     *model_count = count;
     *optimiser = t->tensor + count;
-    *optimiser_count = 2 * count;
+    *optimiser_count = at - count;
     return true;
+}
+
+bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]) {
+    for (int i = 0; i < t->model->parameters; i++)
+        for (int k = 0; k <= KINDS; k++) {
+            bool is_kept = k < KINDS ? t->track[i].state[k] != 0 : t->share != 0;
+            if (!is_kept || index--) continue;
+            snprintf(name, TRAINER_NAME, "%s%s", t->model->parameter[i].name, k < KINDS ? kinds[k].file : TRAINED);
+            return true;
+        }
+    return false;
 }
 
 /* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
@@ -787,10 +904,10 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         const char *own = t->model->parameter[i].name;
         size_t length = strlen(own);
         if (strncmp(name, own, length) != 0) continue;
-        if (!name[length]) return t->model->parameter[i].value;
+        if (!name[length] || strcmp(name + length, TRAINED) == 0) return t->model->parameter[i].value;
         *program = updating(t);
-        if (strcmp(name + length, TRAINER_FIRST_MOMENT) == 0) return t->track[i].m;
-        if (strcmp(name + length, TRAINER_SECOND_MOMENT) == 0) return t->track[i].v;
+        for (int k = 0; k < KINDS; k++)
+            if (strcmp(name + length, kinds[k].file) == 0) return t->track[i].state[k];
     }
     return 0;
 }

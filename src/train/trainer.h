@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Training a model on one device, or on one device of each process of a group. A step is one program: loss, gradients,
- * their norm, clipping, and AdamW's step. Where a batch has several parts, there are three: one writes the gradients of
- * the first part, one adds those of the others, and the last measures, clips and takes the step. A batch's rows can be
- * split into shards (shards.h), which are parts, too, and which the processes of a group share.
+ * their norm, clipping, the optimiser's step, and the average of the weights. Where a batch has several parts, there
+ * are three: one writes the gradients of the first part, one adds those of the others, and the last measures, clips and
+ * takes the step. A batch's rows can be split into shards (shards.h), which are parts, too, and which the processes of
+ * a group share.
  *
  * Steps are queued and their results are collected later, so that a GPU computes one step while the host prepares the
  * next. A loss or norm that is not finite suppresses its step on the device, and all later ones until the host has seen
@@ -15,6 +16,12 @@
 #include "files/safetensors.h"
 #include "train/model/model.h"
 
+/* Muon trains hidden matrices, AdamW then everything else. docs/optimisers.md compares them. */
+typedef enum trainer_optimiser { TRAINER_ADAMW, TRAINER_MUON, TRAINER_SGD } trainer_optimiser;
+
+/* How the rate falls after the warm-up: see trainer_rate(). */
+typedef enum trainer_schedule { TRAINER_COSINE, TRAINER_LINEAR, TRAINER_WSD, TRAINER_CONSTANT } trainer_schedule;
+
 typedef struct trainer_options {
     int64_t steps;       /* of the whole run: where the schedule ends */
     int64_t warmup;      /* steps over which the rate rises */
@@ -25,6 +32,11 @@ typedef struct trainer_options {
     double max_norm;     /* of all gradients together; 0: no limit */
     double beta1, beta2, eps;
     uint64_t seed;
+    trainer_optimiser optimiser;
+    trainer_schedule schedule;
+    double decay_share; /* of TRAINER_WSD: the last steps, as a share of all, over which the rate falls */
+    double momentum;    /* of Muon and SGD */
+    double average;     /* the share of the averaged weights that a step keeps; 0: weights are not averaged */
     int64_t
         shards; /* into which the rows of a batch are split, a power of two; 0 is 1. The model has the rows of one */
     vjp_group *group; /* of processes that share the shards; NULL: one process */
@@ -48,8 +60,14 @@ typedef struct trainer_step_result {
     double rate;
 } trainer_step_result;
 
-/* The rate of step 1, 2, ...: a linear rise, then half a cosine down to last_rate. */
+/* The rate of step 1, 2, ...: a linear rise, then the schedule's fall to last_rate. */
 double trainer_rate(const trainer_options *options, int64_t step);
+
+/*
+ * The weight of step t in the average of all weights so far: (1 - d) / (1 - d^t), with d the share that is kept. The
+ * first step's is 1, so that the average has no bias towards the initial weights.
+ */
+double trainer_average_share(const trainer_options *options, int64_t step);
 
 /* The model and the device must outlive it. The parameters get their initial values. NULL: `error` says why. */
 trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
@@ -58,7 +76,7 @@ void trainer_destroy(trainer *t);
 
 /* What a trainer needs of its device. */
 typedef struct trainer_needs {
-    size_t kept_bytes;  /* parameters, moments, gradients that are summed over parts, batches, constants */
+    size_t kept_bytes;  /* parameters, moments, averages, gradients that are summed over parts, batches, constants */
     size_t arena_bytes; /* of all its programs, each of which has its own */
     size_t bytes;       /* both */
     vjp_cost cost;      /* of one run of each program of a step */
@@ -97,24 +115,32 @@ typedef struct trainer_group_time {
 } trainer_group_time;
 trainer_group_time trainer_take_group_time(trainer *t);
 
-/* The mean loss over the first `parts` batches of the validation data. */
+/* The mean loss over the first `parts` batches of the validation data, of the averaged weights where there are any. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
 
 /* Stops the step that is being queued, unless it already changes weights; for a signal handler. */
 void trainer_interrupt(trainer *t);
 
-/* The names of AdamW's moments in a checkpoint: that of the parameter, and one of these. */
-#define TRAINER_FIRST_MOMENT  ".exp_avg"
-#define TRAINER_SECOND_MOMENT ".exp_avg_sq"
-
 /*
- * Everything that training changes, for a checkpoint: parameters and their moments, after all steps that were queued.
- * Lists and data belong to the trainer and are valid until the next step.
+ * Everything that training changes, for a checkpoint, after all steps that were queued: the weights of the model, and
+ * what the optimiser keeps. Where weights are averaged, the averages are the model's, and the weights that are trained
+ * are kept with the optimiser. Lists and data belong to the trainer and are valid until the next step.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);
 
-/* Loads one of them, f32, bf16 or f16. False: `error` says which name or shape the model does not have. */
+/*
+ * The name of tensor `index` of the optimiser, as trainer_tensors() orders them: the parameter's, and ".exp_avg",
+ * ".exp_avg_sq", ".momentum_buffer" or ".trained". False: there are not so many.
+ */
+enum { TRAINER_NAME = MODEL_NAME + 20 };
+bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]);
+
+/* The average begins with the current weights; for weights that were loaded. Does nothing where none is kept. */
+bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]);
+
+/* Loads one of the tensors of a checkpoint, f32, bf16 or f16. False: `error` says which name or shape the model does
+ * not have. */
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]);
 
 /* For reports: the programs of a step, in the order they run. Returns how many they are: 1 or TRAINER_PROGRAMS. */

@@ -129,10 +129,26 @@ bool checkpoint_is_one(const char *dir) {
     return is_there(dir, "config.json");
 }
 
+/* A file with the name of a checkpoint beside it, in the place of a link. */
+static bool read_name(const char *file, char path[CHECKPOINT_PATH]) {
+    char name[64] = "", ignored[TRAIN_ERROR];
+    int64_t step, bytes;
+    FILE *stream = input_stream(file, sizeof name - 1, &bytes, ignored);
+    if (!stream) return false;
+    (void)!fread(name, 1, sizeof name - 1, stream);
+    fclose(stream);
+    name[strcspn(name, "\n")] = 0;
+    size_t folder = strlen(file);
+    while (folder && !system_is_separator(file[folder - 1]))
+        folder--;
+    return step_of(name, &step) && checkpoint_path(path, ignored, "%.*s%s", (int)folder, file, name);
+}
+
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
     system_status status;
     if (!system_status_of(dir, &status))
         return train_fail(error, "%.300s: it cannot be opened: %s", dir, strerror(errno));
+    if (status.kind == SYSTEM_FILE && read_name(dir, path)) return true;
     if (status.kind != SYSTEM_FOLDER) return train_fail(error, "%.300s: it is not a folder", dir);
     if (checkpoint_is_one(dir)) return checkpoint_path(path, error, "%s", dir);
     return follow_latest(dir, path, error) || find_newest(dir, path, error);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Checkpoints: DIR/checkpoint-00000100/ for step 100, each a Hugging Face folder plus what training needs, and
- * DIR/latest, a symbolic link to the newest.
+ * DIR/latest, a symbolic link to the newest. DIR/best links to the one of the lowest validation loss, if the run keeps
+ * it; on a file system without links it is a file with that name in it.
  *
  *     config.json            sizes of the model
  *     model.safetensors      its weights
@@ -26,6 +27,7 @@ enum { CHECKPOINT_PATH = 4096 };
 
 typedef struct checkpoint_content {
     int64_t step;        /* 0 or more; also kept inside both safetensors files */
+    int64_t best;        /* the step that `best` is to name, this one or an earlier one; 0: none */
     const char *config;  /* JSON */
     const char *trainer; /* JSON; NULL: no trainer.json */
     const safetensors_tensor *model;
@@ -49,10 +51,10 @@ int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]);
 
 /*
  * Saves into `dir`, which is created if it is missing. The caller holds the lock. A checkpoint of the same step is
- * replaced. Afterwards the `keep` (1 or more) checkpoints of the highest steps up to this one stay, those of lower
- * steps are removed, and those of higher steps, which another run made, are left alone. During the save the disk holds
- * one more. Where `latest` is a folder, as in a copy made by `cp -rL`, a link replaces it. False: `error` names the
- * file.
+ * replaced. Afterwards the `keep` (1 or more) checkpoints of the highest steps up to this one stay, and the best one;
+ * others of lower steps are removed, and those of higher steps, which another run made, are left alone. During the save
+ * the disk holds one more. Where `latest` or `best` is a folder, as in a copy made by `cp -rL`, a link replaces it.
+ * False: `error` names the file.
  */
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *content, char error[TRAIN_ERROR]);
 
@@ -63,7 +65,7 @@ bool checkpoint_is_one(const char *dir);
 
 /*
  * The folder to open: `dir` itself if it is a checkpoint, else the target of its link `latest`, else its checkpoint of
- * the highest step that opens.
+ * the highest step that opens. `dir` may also be a file that names a checkpoint beside it, as `best` can be.
  */
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]);
 

@@ -9,8 +9,8 @@
 #define CHECKPOINT_FORMAT           "%s/" CHECKPOINT_NAME
 #define CHECKPOINT_TEMPORARY_FORMAT "%s/." CHECKPOINT_NAME ".tmp"
 #define CHECKPOINT_OLD_FORMAT       "%s/." CHECKPOINT_NAME ".old.tmp"
-#define CHECKPOINT_LINK_TEMPORARY   ".checkpoint-latest.tmp"
-#define CHECKPOINT_LINK_OLD         ".checkpoint-latest.old.tmp"
+#define CHECKPOINT_LINK_FORMAT      "%s/.checkpoint-%s.tmp"     /* DIR, "latest" or "best" */
+#define CHECKPOINT_LINK_OLD_FORMAT  "%s/.checkpoint-%s.old.tmp" /* the same */
 
 /* Whether a name is one of the hidden ones above. */
 bool checkpoint_is_temporary(const char *name);

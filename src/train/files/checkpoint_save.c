@@ -72,13 +72,14 @@ static bool set_aside(const char *dir, int64_t step, char aside[CHECKPOINT_PATH]
            checkpoint_path(aside, ignored, CHECKPOINT_OLD_FORMAT, dir, (long long)step) && system_rename(path, aside);
 }
 
-static void retire_older(const char *dir, int64_t newest, int keep) {
+static void retire_older(const char *dir, int64_t newest, int64_t best, int keep) {
     char aside[CHECKPOINT_PATH];
     int64_t *steps;
     size_t count, kept = 0;
     if (!checkpoint_list(dir, &steps, &count)) return;
     for (size_t i = 0; i < count; i++)
-        if (steps[i] <= newest && ++kept > (size_t)(keep < 1 ? 1 : keep)) set_aside(dir, steps[i], aside);
+        if (steps[i] <= newest && ++kept > (size_t)(keep < 1 ? 1 : keep) && steps[i] != best)
+            set_aside(dir, steps[i], aside);
     free(steps);
 }
 
@@ -172,26 +173,44 @@ static bool has_only_own_files(const char *path) {
 }
 
 /*
- * In a copy made by `cp -rL`, `latest` is a folder. It becomes the checkpoint of its step if there is none. If there is
+ * In a copy made by `cp -rL`, a link is a folder. It becomes the checkpoint of its step if there is none. If there is
  * one, or if the copy is incomplete, it is removed with the leftovers. Any other folder stays, and move_link() fails.
  */
-static void retire_copied_latest(const char *dir, const char *latest) {
+static void retire_copied_link(const char *dir, const char *name, const char *link) {
     char path[CHECKPOINT_PATH], aside[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     system_status status;
-    if (!system_status_of_link(latest, &status) || status.kind != SYSTEM_FOLDER) return;
-    int64_t step = checkpoint_step(latest, ignored);
+    if (!system_status_of_link(link, &status) || status.kind != SYSTEM_FOLDER) return;
+    int64_t step = checkpoint_step(link, ignored);
     if (!checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)step) ||
-        !checkpoint_path(aside, ignored, "%s/%s", dir, CHECKPOINT_LINK_OLD))
+        !checkpoint_path(aside, ignored, CHECKPOINT_LINK_OLD_FORMAT, dir, name))
         return;
     if (step >= 0)
-        (void)system_rename(latest, system_status_of_link(path, &status) ? aside : path);
-    else if (step == -2 && has_only_own_files(latest))
-        (void)system_rename(latest, aside);
+        (void)system_rename(link, system_status_of_link(path, &status) ? aside : path);
+    else if (step == -2 && has_only_own_files(link))
+        (void)system_rename(link, aside);
 }
 
-static bool move_link(const char *fresh, const char *latest, char *error) {
-    if (system_rename(fresh, latest)) return true;
-    return train_fail(error, "%.300s: the link cannot be moved there: %s", latest, strerror(errno));
+static bool move_link(const char *dir, const char *name, const char *fresh, char *error) {
+    char link[CHECKPOINT_PATH];
+    if (!checkpoint_path(link, error, "%s/%s", dir, name)) return false;
+    retire_copied_link(dir, name, link);
+    if (!system_rename(fresh, link))
+        return train_fail(error, "%.300s: the link cannot be moved there: %s", link, strerror(errno));
+    return file_sync_folder(dir, error);
+}
+
+/* Lets `best` name the checkpoint of that step, if it is there. A save that was killed may have left it behind. */
+static bool name_best(const char *dir, int64_t step, char *error) {
+    char path[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH], name[64];
+    system_status status;
+    bool linked;
+    if (!checkpoint_path(path, error, CHECKPOINT_FORMAT, dir, (long long)step) ||
+        !checkpoint_path(fresh, error, CHECKPOINT_LINK_FORMAT, dir, "best"))
+        return false;
+    if (!system_status_of_link(path, &status)) return true;
+    if (!make_link(fresh, step, &linked, error)) return false;
+    snprintf(name, sizeof name, CHECKPOINT_NAME "\n", (long long)step);
+    return (linked || checkpoint_write_text(fresh, name, error)) && move_link(dir, "best", fresh, error);
 }
 
 /* ---- Saving -------------------------------------------------------------------------------------------- */
@@ -199,10 +218,9 @@ static bool move_link(const char *fresh, const char *latest, char *error) {
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, char error[TRAIN_ERROR]) {
     if (c->step < 0) return train_fail(error, "step %lld cannot be saved: it is negative", (long long)c->step);
     if (!checkpoint_make_folders(dir, error)) return false;
-    char folder[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH], latest[CHECKPOINT_PATH];
+    char folder[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH];
     if (!checkpoint_path(folder, error, CHECKPOINT_TEMPORARY_FORMAT, dir, (long long)c->step) ||
-        !checkpoint_path(fresh, error, "%s/%s", dir, CHECKPOINT_LINK_TEMPORARY) ||
-        !checkpoint_path(latest, error, "%s/latest", dir))
+        !checkpoint_path(fresh, error, CHECKPOINT_LINK_FORMAT, dir, "latest"))
         return false;
     remove_leftovers(dir);
     bool linked = false;
@@ -211,9 +229,9 @@ bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, cha
     ok = ok && write_files(folder, c, error) && file_sync_folder(folder, error) &&
          make_link(fresh, c->step, &linked, error);
     ok = ok && publish(dir, folder, c->step, error) && file_sync_folder(dir, error);
-    if (ok && linked) retire_copied_latest(dir, latest);
-    ok = ok && (!linked || (move_link(fresh, latest, error) && file_sync_folder(dir, error)));
-    if (ok) retire_older(dir, c->step, keep);
+    ok = ok && (!linked || move_link(dir, "latest", fresh, error));
+    ok = ok && (c->best <= 0 || name_best(dir, c->best, error));
+    if (ok) retire_older(dir, c->step, c->best, keep);
     remove_leftovers(dir);
     return ok;
 }

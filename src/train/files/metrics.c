@@ -12,8 +12,14 @@
 #include "files/json.h"
 #include "train/files/input.h"
 
-/* A step counts 1/50 in the moving average. */
-static const double SMOOTHING = 0.98;
+/*
+ * The share of the newest step in the moving average: 1/50, but more in the beginning. There the loss falls so fast
+ * that an average over 50 steps, or over all, would stay far above it: it covers about the last eighth of the steps
+ * then.
+ */
+static double newest_share(size_t count) {
+    return fmax(1.0 / 50, 8 / ((double)count + 7));
+}
 
 static bool append(metrics *m, const metrics_row *row) {
     if (m->count == m->room) {
@@ -24,9 +30,7 @@ static bool append(metrics *m, const metrics_row *row) {
         m->room = room;
     }
     m->row[m->count++] = *row;
-    /* The average starts at 0; dividing by `weight` removes that bias. */
-    m->average = SMOOTHING * m->average + (1 - SMOOTHING) * row->loss;
-    m->weight = SMOOTHING * m->weight + (1 - SMOOTHING);
+    m->average += newest_share(m->count) * (row->loss - m->average);
     return true;
 }
 
@@ -151,16 +155,26 @@ static bool rewrite(metrics *m, char error[TRAIN_ERROR]) {
     return ok;
 }
 
-metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]) {
+/* A record without rows and without a file. */
+static metrics *new_metrics(const char *dir, char error[TRAIN_ERROR]) {
     metrics *m = calloc(1, sizeof *m);
     if (!m) {
         train_fail(error, "there is no memory for the record of a run");
         return NULL;
     }
-    bool ok = snprintf(m->dir, sizeof m->dir, "%s", dir) < (int)sizeof m->dir - 32 ||
-              train_fail(error, "%s: the path is too long", dir);
-    if (ok) snprintf(m->path, sizeof m->path, "%s/metrics.jsonl", m->dir);
-    ok = ok && (step == 0 || read_rows(m, step, error)) && rewrite(m, error);
+    if (snprintf(m->dir, sizeof m->dir, "%s", dir) >= (int)sizeof m->dir - 32) {
+        train_fail(error, "%.300s: the path is too long", dir);
+        metrics_close(m);
+        return NULL;
+    }
+    snprintf(m->path, sizeof m->path, "%s/metrics.jsonl", m->dir);
+    return m;
+}
+
+metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]) {
+    metrics *m = new_metrics(dir, error);
+    if (!m) return NULL;
+    bool ok = (step == 0 || read_rows(m, step, error)) && rewrite(m, error);
     if (ok) {
         m->file = system_stream(m->path, "a");
         if (!m->file) ok = write_failed(m->path, error);
@@ -168,6 +182,22 @@ metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]) {
     if (ok) return m;
     metrics_close(m);
     return NULL;
+}
+
+metrics *metrics_read(const char *dir, char error[TRAIN_ERROR]) {
+    metrics *m = new_metrics(dir, error);
+    system_status status;
+    bool ok = m && (system_status_of(m->path, &status) ||
+                    train_fail(error, "%.300s: it cannot be opened: %s", m->path, strerror(errno)));
+    ok = ok && read_rows(m, INT64_MAX, error) && (m->count || train_fail(error, "%.300s: it has no steps", m->path));
+    if (ok) return m;
+    metrics_close(m);
+    return NULL;
+}
+
+const metrics_row *metrics_rows(const metrics *m, size_t *count) {
+    *count = m->count;
+    return m->row;
 }
 
 void metrics_close(metrics *m) {
@@ -179,7 +209,7 @@ void metrics_close(metrics *m) {
 
 bool metrics_add(metrics *m, metrics_row *row, char error[TRAIN_ERROR]) {
     if (!append(m, row)) return train_fail(error, "%s: there is no memory for a row", m->path);
-    m->row[m->count - 1].smoothed = row->smoothed = m->average / m->weight;
+    m->row[m->count - 1].smoothed = row->smoothed = m->average;
     return write_row(m, m->file, row, error);
 }
 

@@ -6,6 +6,7 @@
 #ifndef VJP_TRAIN_METRICS_H
 #define VJP_TRAIN_METRICS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "train/fail.h"
@@ -13,7 +14,7 @@
 typedef struct metrics_row {
     int64_t step;
     double loss;
-    double smoothed;   /* set by metrics_add(): a moving average, in which a step counts 1/50, without initial bias */
+    double smoothed;   /* set by metrics_add(): a moving average over about an eighth of the steps, at most 50 */
     double validation; /* NaN: not measured at this step */
     double rate, norm;
     int64_t tokens; /* seen so far; pictures, where there are no tokens */
@@ -26,6 +27,12 @@ typedef struct metrics metrics;
 metrics *metrics_open(const char *dir, int64_t step, char error[TRAIN_ERROR]);
 void metrics_close(metrics *m);
 
+/* Reads the record of a run that may be in progress; nothing is written, and no row may be added. */
+metrics *metrics_read(const char *dir, char error[TRAIN_ERROR]);
+
+/* All rows, which stay valid until the next is added. */
+const metrics_row *metrics_rows(const metrics *m, size_t *count);
+
 /* Writes a line and sets row->smoothed. The line survives a crash of the process, but not of the system. */
 bool metrics_add(metrics *m, metrics_row *row, char error[TRAIN_ERROR]);
 
@@ -37,5 +44,9 @@ metrics_row metrics_last(const metrics *m);
 
 /* Draws loss.svg; on failure the old one stays. */
 bool metrics_draw(const metrics *m, const char *title, char error[TRAIN_ERROR]);
+
+/* Draws several runs into one picture. */
+bool metrics_draw_runs(const metrics *const *m, const char *const *names, size_t count, const char *path,
+                       char error[TRAIN_ERROR]);
 
 #endif

@@ -3,7 +3,6 @@
 #ifndef VJP_TRAIN_METRICS_ROWS_H
 #define VJP_TRAIN_METRICS_ROWS_H
 
-#include <stddef.h>
 #include <stdio.h>
 
 #include "train/files/metrics.h"
@@ -13,7 +12,7 @@ struct metrics {
     FILE *file;
     metrics_row *row;
     size_t count, room;
-    double average, weight; /* the smoothed loss is their quotient */
+    double average; /* the smoothed loss */
 };
 
 #endif

@@ -84,4 +84,5 @@ void convnet_build(train_model *model, const convnet_config *config, const convn
     model->logits = model_linear(graph, x, weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in}),
                                  vector(&b, "head", "linear.bias", 0, config->classes), VJP_ACTIVATION_NONE);
     model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
+    model_mark_outer(model, "head.linear.weight");
 }

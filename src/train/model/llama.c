@@ -168,4 +168,6 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     vjp_linear_cross_entropy_attributes loss = VJP_LINEAR_CROSS_ENTROPY_DEFAULTS;
     loss.label_smoothing = options->label_smoothing;
     model->loss = vjp_graph_linear_cross_entropy(graph, x, head, model->target, &loss);
+    model_mark_outer(model, "model.embed_tokens.weight");
+    model_mark_outer(model, "lm_head.weight");
 }

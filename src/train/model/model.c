@@ -58,12 +58,27 @@ int64_t model_size(const train_model *model) {
     return size;
 }
 
+static model_parameter *find(const train_model *model, const char *name) {
+    for (int i = 0; i < model->parameters; i++)
+        if (strcmp(model->parameter[i].name, name) == 0) return &model->parameter[i];
+    return NULL;
+}
+
 int model_decays(void *model, const char *name, const vjp_tensor *parameter) {
     (void)parameter;
-    const train_model *m = model;
-    for (int i = 0; i < m->parameters; i++)
-        if (strcmp(m->parameter[i].name, name) == 0) return m->parameter[i].decays;
-    return 0;
+    const model_parameter *p = find(model, name);
+    return p && p->decays;
+}
+
+void model_mark_outer(train_model *model, const char *name) {
+    model_parameter *p = find(model, name);
+    if (p) p->outer = true;
+}
+
+int model_is_hidden(void *model, const char *name, const vjp_tensor *parameter) {
+    (void)parameter;
+    const model_parameter *p = find(model, name);
+    return p && !p->outer;
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ typedef struct model_parameter {
     double spread; /* standard deviation of the initial values */
     double centre; /* their mean */
     bool decays;   /* matrices do, norms and biases do not */
+    bool outer;    /* an embedding or a head, which Muon does not train */
 } model_parameter;
 
 /* All zero is an empty model, safe to free. */
@@ -51,6 +52,12 @@ int64_t model_size(const train_model *model);
 
 /* Whether a parameter decays, for vjp_minimize_options; `model` is a train_model. */
 int model_decays(void *model, const char *name, const vjp_tensor *parameter);
+
+/* Marks the parameter of that name, if there is one, as an embedding or a head. */
+void model_mark_outer(train_model *model, const char *name);
+
+/* Whether a parameter is none of these, for vjp_minimize_options; `model` is a train_model. */
+int model_is_hidden(void *model, const char *name, const vjp_tensor *parameter);
 
 /* Copies a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False: another shape. */
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
