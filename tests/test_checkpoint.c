@@ -98,6 +98,8 @@ static int count_names(const char *prefix) {
 /* Padding makes trainer.json, the last that is written, the largest file: a limit can spare all others. */
 enum { NUMBERS = 500, PADDING = 3000 };
 
+static int64_t best; /* what the next checkpoint names as the best; 0: none */
+
 static bool save(int64_t step, int keep, char *error) {
     float numbers[NUMBERS];
     char trainer[PADDING + 64];
@@ -112,6 +114,7 @@ static bool save(int64_t step, int keep, char *error) {
         {.name = "w.exp_avg", .dtype = VJP_F32, .ndim = 1, .shape = {NUMBERS}, .data = numbers},
     };
     const checkpoint_content content = {.step = step,
+                                        .best = best,
                                         .config = "{\"model_type\": \"test\"}\n",
                                         .trainer = trainer,
                                         .model = model,
@@ -169,6 +172,12 @@ static void require_saved(int64_t step, int keep) {
     require_whole(step, step, "after saving");
 }
 
+/* The same where there may be no `latest`. */
+static void require_opened(int64_t step) {
+    char error[TRAIN_ERROR] = "";
+    if (!save(step, 2, error) || opened_step(error) != step) fail_msg("step %lld: %s", (long long)step, error);
+}
+
 /* ---- Saving and opening ------------------------------------------------------------------------------ */
 
 static void test_round_trip(void **state) {
@@ -220,6 +229,84 @@ static void test_keep(void **state) {
     require_saved(50, 0); /* the new one stays in any case */
     assert_int_equal(count_names("checkpoint-"), 1);
     assert_int_equal(count_names(NULL), 0);
+}
+
+#ifdef __linux__
+/* In the place of libc's: a file system without links. */
+static bool has_no_links;
+
+int symlink(const char *target, const char *path) {
+    if (!has_no_links) return (int)syscall(SYS_symlinkat, target, AT_FDCWD, path);
+    errno = EPERM;
+    return -1;
+}
+#endif
+
+/* `best` leads to a whole checkpoint of that step. */
+static void require_best(int64_t step) {
+    char path[512], found[CHECKPOINT_PATH], error[TRAIN_ERROR];
+    checkpoint c;
+    if (!checkpoint_open_newest(path_of("best", path), found, &c, error)) fail_msg("%s", error);
+    assert_int_equal(c.step, step);
+    checkpoint_close(&c);
+}
+
+static void test_best(void **state) {
+    (void)state;
+    char name[512], target[64] = "", error[TRAIN_ERROR], found[CHECKPOINT_PATH];
+    best = 10;
+    for (int64_t step = 10; step <= 30; step += 10) {
+        require_saved(step, 1);
+        require_best(10);
+    }
+    assert_true(exists("checkpoint-00000010") && exists("checkpoint-00000030") && !exists("checkpoint-00000020"));
+    assert_int_equal(readlink(path_of("best", name), target, sizeof target - 1), 19);
+    assert_string_equal(target, "checkpoint-00000010");
+    /* One that a killed save did not name is named by the next; what was the best before is no longer kept. */
+    best = 30;
+    require_saved(40, 1);
+    require_best(30);
+    assert_true(!exists("checkpoint-00000010") && exists("checkpoint-00000030"));
+    /* One that is not there any more is not named. */
+    best = 35;
+    require_saved(45, 1);
+    assert_int_equal(readlink(path_of("best", name), target, sizeof target - 1), 19);
+    assert_string_equal(target, "checkpoint-00000030");
+    best = 45;
+    require_saved(45, 1);
+    require_best(45);
+    /* In a copy made by cp -rL it is a folder. */
+    char command[1200];
+    snprintf(command, sizeof command, "cd '%s' && cp -rL best copy && rm best && mv copy best", folder);
+    assert_int_equal(system(command), 0);
+    require_best(45);
+    best = 50;
+    require_saved(50, 1);
+    require_best(50);
+    assert_int_equal(readlink(path_of("best", name), target, sizeof target - 1), 19);
+    assert_int_equal(count_names("checkpoint-"), 1);
+    assert_int_equal(count_names(NULL), 0);
+#ifdef __linux__
+    assert_int_equal(unlink(path_of("latest", name)), 0);
+    has_no_links = true;
+    best = 55;
+    require_opened(55);
+    require_best(55);
+    require_opened(60); /* the file is replaced by one of the same name */
+    require_best(55);
+    has_no_links = false;
+    assert_int_equal(readlink(path_of("best", name), target, sizeof target - 1), -1);
+#endif
+    /* Such a file may name nothing else. */
+    assert_int_equal(unlink(path_of("best", name)), 0);
+    static const char *const others[] = {"", "checkpoint-55", "../checkpoint-00000055", "latest",
+                                         "checkpoint-00000099"};
+    for (size_t i = 0; i < COUNT(others); i++) {
+        checkpoint c;
+        put_file("best", others[i]);
+        assert_false(checkpoint_open_newest(path_of("best", name), found, &c, error));
+    }
+    best = 0;
 }
 
 static void test_leftovers(void **state) {
@@ -582,15 +669,19 @@ static void test_killed_at_each_call(void **state) {
         int calls = 0;
         for (; how == KILLED && calls < MAX_CALLS; calls++) {
             char when[64];
+            best = last;
             require_saved(last, 1);
             assert_true(count_names(NULL) == 0 && count_names("checkpoint-") == 1);
-            how = kill_at_call(last + !same, calls + 1);
+            best = last + !same;
+            how = kill_at_call(best, calls + 1);
             if (how == FORBIDDEN) skip(); /* the system allows no tracing */
             snprintf(when, sizeof when, "killed at call %d", calls + 1);
             require_whole(last, last + !same, when);
             require_all_whole(when);
+            if (!exists("best/config.json")) fail_msg("%s: best leads nowhere", when);
             last += !same;
         }
+        best = 0;
         assert_true(how == ENDED && calls > FEWEST_CALLS);
         remove_tree(folder);
     }
@@ -744,6 +835,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_round_trip),
         TEST(test_keep),
+        TEST(test_best),
         TEST(test_leftovers),
         TEST(test_save_refusals),
         TEST(test_find),
