@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "files/safetensors.h"
+#include "graph/program.h"
 #include "vjp.h"
 
 #define CHECK(device, call)                                                                                            \
@@ -200,6 +201,25 @@ static void no_finite_scale_no_step(void **unused) {
     vjp_close(device);
 }
 
+/* Once the momentum has changed, a run can no longer be interrupted. */
+static void momentum_and_weights_change_together(void **unused) {
+    (void)unused;
+    const int64_t shape[] = {3, 4};
+    const vjp_muon_options muon = VJP_MUON_OPTIONS_DEFAULTS;
+    vjp_device *device = open_device("cpu", 1);
+    stepper s = prepare(device, shape, &muon, true);
+    vjp_program_report report = {.struct_size = sizeof report};
+    vjp_program_describe(s.program, &report);
+    assert_true(s.program->commits < (int32_t)report.calls);
+    for (int32_t k = 0; k < s.program->commits; k++) {
+        vjp_call_time call = {.struct_size = sizeof call};
+        assert_int_equal(vjp_program_time(s.program, (size_t)k, &call), VJP_OK);
+        assert_string_not_equal(vjp_op_describe(call.op)->name, "sgd");
+    }
+    finish(&s);
+    vjp_close(device);
+}
+
 /* ---- Choice of parameters, refusals ------------------------------------------------------------------------ */
 
 static int not_the_second(void *context, const char *name, const vjp_tensor *parameter) {
@@ -279,11 +299,9 @@ static void refuses(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_are_those_in_double),
-        cmocka_unit_test(threads_give_the_same_bits),
-        cmocka_unit_test(no_finite_scale_no_step),
-        cmocka_unit_test(only_chosen_matrices),
-        cmocka_unit_test(refuses),
+        cmocka_unit_test(steps_are_those_in_double), cmocka_unit_test(threads_give_the_same_bits),
+        cmocka_unit_test(no_finite_scale_no_step),   cmocka_unit_test(momentum_and_weights_change_together),
+        cmocka_unit_test(only_chosen_matrices),      cmocka_unit_test(refuses),
     };
     return cmocka_run_group_tests_name("Muon", tests, NULL, NULL);
 }

@@ -464,6 +464,30 @@ static void expect_xml(const char *text) {
     assert_int_equal(depth, 0);
 }
 
+/* Of a loss that falls as those of real runs do: the average follows it from the first steps on. */
+static void the_average_follows_the_loss(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR];
+    metrics *m = open_record("falling", 0);
+    for (int64_t step = 1; step <= 1000; step++) {
+        metrics_row row = row_of(step);
+        row.loss = 1.5 + 4 / sqrt((double)step);
+        if (!metrics_add(m, &row, error)) fail_msg("%s", error);
+        if (step == 1) assert_true(row.smoothed == row.loss);
+        assert_true(row.smoothed >= row.loss && row.smoothed < 1.1 * row.loss);
+    }
+    metrics_close(m);
+    /* Reading it does not change it. */
+    m = metrics_read(path_of("falling"), error);
+    assert_non_null(m);
+    size_t count;
+    const metrics_row *rows = metrics_rows(m, &count);
+    assert_true(count == 1000 && rows[999].step == 1000);
+    metrics_close(m);
+    assert_null(metrics_read(path_of("nowhere"), error));
+    assert_non_null(strstr(error, "metrics.jsonl: it cannot be opened"));
+}
+
 static void curves_are_xml(void **unused) {
     (void)unused;
     static const int64_t lengths[] = {0, 1, 2, 9, 5000};
@@ -496,6 +520,7 @@ int main(void) {
         cmocka_unit_test(windows_stay_inside),
         cmocka_unit_test(a_record_is_resumed),
         cmocka_unit_test(records_are_refused),
+        cmocka_unit_test(the_average_follows_the_loss),
         cmocka_unit_test(curves_are_xml),
         cmocka_unit_test(a_save_is_synced),
         cmocka_unit_test(a_run_ahead_is_the_same_run),
