@@ -557,7 +557,7 @@ typedef struct vjp_minimize_result {
     uint64_t struct_size; /* sizeof(vjp_minimize_result), set before it is filled */
     vjp_value loss;       /* as given; 0 without one */
     vjp_value lr;         /* the input "lr", f32: the learning rate of a run */
-    vjp_value step;       /* the input "step", i64: 1 for the first run, then 2, ...; 0 with SGD, which needs none */
+    vjp_value step;       /* the input "step", i64: 1 for the first run, then 2, ...; 0 where AdamW trains nothing */
     vjp_value norm;       /* of all gradients before the clipping; 0 without clipping */
     const vjp_value *results; /* [count]: for vjp_compile(): the loss, the norm (each if there is one), and the new
                                  parameters. Valid as long as the graph */

@@ -155,7 +155,10 @@ static void minimize(minimizing *m, vjp_value loss, vjp_value *results, vjp_mini
         m->scale = vjp_graph_clip_norm(graph, m->gradient, m->count, m->options->max_norm, &made->norm);
     made->loss = loss;
     m->lr = made->lr = scalar_input(graph, "lr", VJP_F32);
-    if (!m->options->sgd) m->step = made->step = scalar_input(graph, "step", VJP_I64);
+    bool any_adamw = false; /* only AdamW reads the number of the step */
+    for (size_t i = 0; i < m->count; i++)
+        any_adamw = any_adamw || (!m->options->sgd && !uses_muon(m, m->parameter[i]));
+    if (any_adamw) m->step = made->step = scalar_input(graph, "step", VJP_I64);
     if (loss) results[made->count++] = loss;
     if (made->norm) results[made->count++] = made->norm;
     for (size_t i = 0; i < m->count && graph->status == VJP_OK; i++)

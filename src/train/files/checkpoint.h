@@ -6,7 +6,7 @@
  *
  *     config.json            sizes of the model
  *     model.safetensors      its weights
- *     optimizer.safetensors  the moments of AdamW
+ *     optimizer.safetensors  what the optimiser keeps of each weight
  *     trainer.json           the step and the settings of the run
  *     tokenizer.json, tokenizer_config.json  of a model whose tokens are not bytes
  *
