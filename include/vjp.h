@@ -113,7 +113,8 @@ typedef void (*vjp_log)(void *context, const char *line);
 typedef struct vjp_options {
     uint64_t struct_size;          /* sizeof(vjp_options) */
     int32_t threads;               /* CPU: number of threads; 0: VJP_THREADS if set, else what the process may use */
-    int32_t reserved;              /* zero */
+    int32_t fixed_rows;            /* CPU: 1: the bits of a row of a matrix product do not depend on how many rows the
+                                      product has, as generating text token by token needs; 0: faster splits of few rows */
     vjp_parallel_for parallel_for; /* CPU: the caller's pool instead of ours */
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512"; NULL: VJP_ISA if set, else the best */

@@ -35,6 +35,7 @@ typedef struct cpu_state {
     const char *isa;
     bool blas;          /* matrix products through BLAS; false: the built-in kernel */
     bool tiles;         /* the built-in kernel has AMX for 16-bit operands */
+    bool fixed_rows;    /* bits of a product's row do not depend on the number of rows */
     size_t cache_bytes; /* last-level cache; chooses ordinary or streaming stores, never bits */
 } cpu_state;
 

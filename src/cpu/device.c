@@ -164,6 +164,7 @@ static vjp_status cpu_open(vjp_device *device, const vjp_options *options) {
         return status;
     }
     if (state->blas) vjp_blas_prepare();
+    state->fixed_rows = options->fixed_rows;
     state->cache_bytes = last_level_cache();
     const char *pool = state->parallel_for ? "the caller's pool" : state->pool ? own_pool : "no pool";
     char of[16] = "";

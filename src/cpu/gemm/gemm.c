@@ -525,7 +525,7 @@ void vjp_cpu_gemm_amx(const vjp_work *work, const gemm_call *call, void *workspa
 
 static bool suits_amx(const gemm_call *call) {
     return call->amx && !call->blas && (call->a.dtype != VJP_F32 || call->b.dtype != VJP_F32) &&
-           vjp_min(vjp_min(call->m, call->n), call->k) >= MIN_FOR_AMX;
+           vjp_min(call->n, call->k) >= MIN_FOR_AMX && (call->m >= MIN_FOR_AMX || call->fixed_rows);
 }
 #endif
 

@@ -71,8 +71,9 @@ typedef struct gemm_result {
 } gemm_result;
 
 typedef struct gemm_call {
-    bool blas, amx; /* engines that the device allows */
-    int threads;    /* of the device; they decide the tiles and the workspace, never bits */
+    bool blas, amx;  /* engines that the device allows */
+    bool fixed_rows; /* no choice that decides bits may depend on m */
+    int threads;     /* of the device; they decide the tiles and the workspace, never bits */
     int64_t items, m, n, k;
     gemm_operand a, b;
     gemm_result c;

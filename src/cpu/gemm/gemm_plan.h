@@ -247,7 +247,7 @@ static plan plan_of(const gemm_call *call, int64_t splits) {
 /* By the sizes alone, on every instruction set: splitting along K changes the bits. */
 static int64_t splits_of(const gemm_call *call) {
     int64_t tiles = vjp_divide_up(call->m, SPLIT_TILE_SIDE) * vjp_divide_up(call->n, SPLIT_TILE_SIDE);
-    if (call->items != 1 || tiles >= SPLIT_TILES || call->m == 0 || call->n == 0) return 1;
+    if (call->items != 1 || tiles >= SPLIT_TILES || call->m == 0 || call->n == 0 || call->fixed_rows) return 1;
     return vjp_max(1, vjp_min(call->k / SPLIT_TERMS, BLOCK_FLOATS / (call->m * call->n)));
 }
 

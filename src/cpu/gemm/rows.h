@@ -123,8 +123,14 @@ static inline void store_epilogue(const void *target, int64_t row, int64_t colum
 /* A batch of products with the engines and threads of the device; the caller sets its operands and result. */
 static inline gemm_call product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, int64_t k) {
     const cpu_state *state = cpu_state_of(work);
-    return (gemm_call){
-        .blas = state->blas, .amx = state->tiles, .threads = state->threads, .items = items, .m = m, .n = n, .k = k};
+    return (gemm_call){.blas = state->blas,
+                       .amx = state->tiles,
+                       .fixed_rows = state->fixed_rows,
+                       .threads = state->threads,
+                       .items = items,
+                       .m = m,
+                       .n = n,
+                       .k = k};
 }
 
 /* Item i of a batch starts at row i * item_row. */
