@@ -2,7 +2,7 @@
 /*
  * The trainer: its step against AdamW done by hand in double; parts of a batch against the whole batch; the schedule;
  * what it says of a loss that is no number, and that such a step changes nothing; steps that are queued ahead; names
- * and shapes that it does not load. And the draw of a byte from logits.
+ * and shapes that it does not load.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,6 @@
 
 #include "merging.h"
 #include "train/model/llama.h"
-#include "train/sampler.h"
 #include "train/trainer.h"
 
 enum { VOCABULARY = 23, CONTEXT = 9 };
@@ -526,70 +525,6 @@ static void other_tensors_are_refused(void **unused) {
     model_free(&model);
 }
 
-/* ---- Draws ------------------------------------------------------------------------------------------- */
-
-enum { CHOICES = 6 };
-static const float logits[CHOICES] = {0.5f, -1, 2, 1.5f, -30, 1};
-
-static void count_draws(const sampler_options *options, int draws, double share[CHOICES]) {
-    float scratch[CHOICES];
-    memset(share, 0, sizeof *share * CHOICES);
-    for (int i = 0; i < draws; i++) {
-        int byte = sampler_draw(logits, CHOICES, options, (uint64_t)i, scratch);
-        assert_in_range(byte, 0, CHOICES - 1);
-        assert_int_equal(byte, sampler_draw(logits, CHOICES, options, (uint64_t)i, scratch));
-        share[byte] += 1.0 / draws;
-    }
-}
-
-static void the_likeliest_is_drawn(void **unused) {
-    (void)unused;
-    double share[CHOICES];
-    count_draws(&(sampler_options){.temperature = 0}, 50, share);
-    assert_true(share[2] > 0.999);
-    count_draws(&(sampler_options){.temperature = 5, .top_k = 1}, 50, share);
-    assert_true(share[2] > 0.999);
-    /* Of equals, the first. */
-    static const float equal[3] = {1, 1, 1};
-    float scratch[3];
-    assert_int_equal(sampler_draw(equal, 3, &(sampler_options){.temperature = 0}, 9, scratch), 0);
-}
-
-/* How often each comes is the softmax of logits / temperature over those that take part. */
-static void draws_follow_the_softmax(void **unused) {
-    (void)unused;
-    enum { DRAWS = 40000 };
-    static const struct {
-        double temperature;
-        int64_t top_k;
-        bool in[CHOICES];
-    } rows[] = {
-        {1, 0, {1, 1, 1, 1, 1, 1}},
-        {0.5, 3, {0, 0, 1, 1, 0, 1}},
-        {3, 100, {1, 1, 1, 1, 1, 1}},
-        {2, 2, {0, 0, 1, 1, 0, 0}},
-    };
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        const sampler_options options = {.temperature = rows[r].temperature, .top_k = rows[r].top_k, .seed = r};
-        double share[CHOICES], total = 0;
-        count_draws(&options, DRAWS, share);
-        for (int i = 0; i < CHOICES; i++)
-            total += rows[r].in[i] ? exp(logits[i] / rows[r].temperature) : 0;
-        for (int i = 0; i < CHOICES; i++) {
-            double p = rows[r].in[i] ? exp(logits[i] / rows[r].temperature) / total : 0;
-            if (fabs(share[i] - p) > 5 * sqrt(p * (1 - p) / DRAWS) + 1e-9)
-                fail_msg("row %d: %d is drawn %.4f of the time, not %.4f", (int)r, i, share[i], p);
-        }
-    }
-    /* Another seed, another text. */
-    float scratch[CHOICES];
-    int differ = 0;
-    for (uint64_t i = 0; i < 100; i++)
-        differ += sampler_draw(logits, CHOICES, &(sampler_options){.temperature = 1, .seed = 1}, i, scratch) !=
-                  sampler_draw(logits, CHOICES, &(sampler_options){.temperature = 1, .seed = 2}, i, scratch);
-    assert_true(differ > 20);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_adamw),
@@ -599,8 +534,6 @@ int main(void) {
         cmocka_unit_test(a_bad_step_suppresses_the_next),
         cmocka_unit_test(merged_is_separate),
         cmocka_unit_test(other_tensors_are_refused),
-        cmocka_unit_test(the_likeliest_is_drawn),
-        cmocka_unit_test(draws_follow_the_softmax),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

@@ -40,7 +40,8 @@ typedef enum cli_option_type {
     CLI_REAL,    /* double, finite, within [min, max] */
     CLI_DTYPE,   /* int: a vjp_dtype; initialise to -1 */
     CLI_HEADING, /* no option: `about` is printed in the help, above those that follow */
-    CLI_LIST     /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
+    CLI_LIST,    /* cli_list: each use adds the value's words, separated by commas: --outputs dx,dgamma */
+    CLI_TEXTS    /* cli_list: each use adds the value as it is */
 } cli_option_type;
 
 typedef struct cli_option {
@@ -99,6 +100,7 @@ typedef struct cli_device_options {
     const char *device;
     int64_t threads;
     const char *instruction_set, *matrix_products; /* as in vjp_options; no options of the command line */
+    bool fixed_rows;
 } cli_device_options;
 
 #define CLI_OPTION_HEADING(text)                                                                                       \

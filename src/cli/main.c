@@ -112,7 +112,7 @@ static int unknown_option(const cli_command *command, const char *name, size_t l
 static int set_list(const cli_command *command, const cli_option *option, char *value) {
     cli_list *list = option->target;
     for (char *word = value; word;) {
-        char *comma = strchr(word, ',');
+        char *comma = option->type == CLI_LIST ? strchr(word, ',') : NULL;
         if (comma) *comma++ = 0;
         if (!*word) return cli_misuse(command->name, "--%s has an empty word in its list", option->name);
         if (list->count == CLI_LIST_MAX)
@@ -158,7 +158,8 @@ static int set_option(const cli_command *command, const cli_option *option, char
         *(int *)option->target = dtype;
         break;
     }
-    case CLI_LIST: return set_list(command, option, value);
+    case CLI_LIST:
+    case CLI_TEXTS: return set_list(command, option, value);
     }
     return CLI_CONTINUE;
 }
@@ -224,6 +225,7 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_operands *o
 vjp_device *cli_open(const char *command, const cli_device_options *on) {
     vjp_options options = {.struct_size = sizeof(vjp_options),
                            .threads = (int32_t)on->threads,
+                           .fixed_rows = on->fixed_rows,
                            .instruction_set = on->instruction_set,
                            .matrix_products = on->matrix_products};
     vjp_device *device = NULL;

@@ -1,215 +1,369 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sampling: the model is run over the last `context` tokens, and the next is drawn from its prediction. The window
- * has a fixed length; after the text it holds zeros, which causal attention never reads.
+ * See sampler.h. A text's tokens are in its window; those that the decoder has not seen yet follow the ones that it
+ * has. So a prompt, a drawn token, the next turn of a conversation and the half of a full context that is kept are all
+ * the same: tokens to append. Texts with one such token go through the model together, others one after the other.
  */
 #include "train/sampler.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/philox.h"
+#include "core/arithmetic.h"
+#include "core/half.h"
+#include "text/chat.h"
 #include "text/utf8.h"
 #include "train/data/tokens.h"
-#include "train/fit.h"
+#include "train/model/llama.h"
+
+enum {
+    USUAL_CONTEXT = 4096, /* keys and values of longer contexts may not fit memory: they must be asked for */
+    PROMPT_ROWS = 512,    /* tokens of a prompt in one call: products of fewer rows are slower, more need more memory */
+    MAX_ENDS = LLAMA_MAX_ENDS + 1
+};
+
+typedef struct one_text {
+    int32_t *window; /* [context] */
+    int64_t used;
+    uint64_t drawn;
+    sampler_state state;
+    byte_list text;
+    int64_t tokens;   /* of the answer */
+    token_list shown; /* the last tokens whose text is not complete yet, and those before, which it may depend on */
+    size_t shown_count;
+} one_text;
 
 struct sampler {
     vjp_device *device;
     train_model model;
-    vjp_program *program;
+    decoder *decoder;
     sampler_options options;
-    int32_t *window; /* [context] */
-    int64_t used;
-    uint64_t drawn;
+    one_text *text; /* [texts] */
+    int64_t texts;
+    int running;             /* texts that sampler_begin() started */
     size_t vocabulary;       /* tokens of the model */
     size_t drawable;         /* those that a text can have: the tokenizer's, or the bytes */
-    float *logits, *scratch; /* [context, vocabulary], [drawable] */
+    float *logits;           /* [texts, vocabulary] */
+    draw_candidate *scratch; /* [drawable] */
     model_tokenizer tokenizer;
-    token_list drawn_tokens; /* whose text is not complete yet, and those before, which it may depend on */
-    size_t shown;            /* of them */
+    int32_t ends[MAX_ENDS];
+    int end_count;
+    int32_t message_end; /* of a conversation; -1: none */
 };
 
-/* ---- Drawing ----------------------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------------------------- */
 
-static int descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
+/* Reads a tensor of a file in the dtype that is wanted, through f32 where that is another one. */
+static bool load_weight(void *context, const char *name, const vjp_tensor *want, void *to, char error[TRAIN_ERROR]) {
+    const safetensors_tensor *tensor = checkpoint_tensor(context, name);
+    if (!tensor) return train_fail(error, "the checkpoint has no tensor %s", name);
+    bool same = want->ndim == tensor->ndim;
+    size_t count = 1;
+    for (int i = 0; i < want->ndim && same; i++) {
+        same = want->shape[i] == tensor->shape[i];
+        count *= (size_t)want->shape[i];
+    }
+    if (!same) return train_fail(error, "%s has another shape in the file than in the model", name);
+    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
+        return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", name, tensor->type);
+    size_t bytes = count * vjp_dtype_size((vjp_dtype)tensor->dtype);
+    if (tensor->dtype == want->dtype) return safetensors_fetch(tensor, to, bytes, error);
+    char *from = malloc(bytes + 1);
+    if (!from) return train_fail(error, "no memory for %s", name);
+    bool ok = safetensors_fetch(tensor, from, bytes, error);
+    for (size_t i = 0; i < count && ok; i++) {
+        uint16_t half = 0;
+        float x;
+        if (tensor->dtype == VJP_F32)
+            memcpy(&x, from + i * sizeof x, sizeof x);
+        else
+            memcpy(&half, from + i * sizeof half, sizeof half);
+        if (tensor->dtype != VJP_F32) x = tensor->dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
+        if (want->dtype == VJP_F32)
+            ((float *)to)[i] = x;
+        else
+            ((uint16_t *)to)[i] = want->dtype == VJP_BF16 ? vjp_f32_to_bf16(x) : vjp_f32_to_f16(x);
+    }
+    free(from);
+    return ok;
 }
 
-int sampler_draw(const float *logits, int count, const sampler_options *options, uint64_t number, float *scratch) {
-    int best = 0;
-    for (int i = 1; i < count; i++)
-        if (logits[i] > logits[best]) best = i;
-    if (options->temperature <= 0) return best;
-    float threshold = -INFINITY;
-    if (options->top_k > 0 && options->top_k < count) {
-        memcpy(scratch, logits, (size_t)count * sizeof *scratch);
-        qsort(scratch, (size_t)count, sizeof *scratch, descending);
-        threshold = scratch[options->top_k - 1];
-    }
-    double total = 0;
-    for (int i = 0; i < count; i++)
-        if (logits[i] >= threshold) total += exp((logits[i] - logits[best]) / options->temperature);
-    vjp_philox words = {{(uint32_t)number, (uint32_t)(number >> 32), 0, 0x64726177u /* "draw" */}};
-    words = vjp_philox4x32_10(words, (uint32_t)options->seed, (uint32_t)(options->seed >> 32));
-    double wanted = total * ((double)words.word[0] + (double)words.word[1] * 0x1p-32) * 0x1p-32, sum = 0;
-    for (int i = 0; i < count; i++) {
-        if (!(logits[i] >= threshold)) continue;
-        sum += exp((logits[i] - logits[best]) / options->temperature);
-        if (wanted < sum) return i;
-    }
-    return best;
+static void add_end(sampler *s, int64_t token) {
+    if (token >= 0 && s->end_count < MAX_ENDS) s->ends[s->end_count++] = (int32_t)token;
 }
 
-/* ---- The model --------------------------------------------------------------------------------------- */
-
-static bool load_weights(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
-    for (int i = 0; i < s->model.parameters; i++) {
-        const model_parameter *p = &s->model.parameter[i];
-        const safetensors_tensor *tensor = checkpoint_tensor(from, p->name);
-        if (!tensor) return train_fail(error, "the checkpoint has no tensor %s", p->name);
-        if (!model_load(&s->model, s->program, p->value, tensor, error)) return false;
-    }
-    return true;
+static vjp_dtype dtype_for(vjp_device *device, const sampler_settings *settings, const llama_config *config) {
+    if (settings->dtype >= 0) return (vjp_dtype)settings->dtype;
+    const vjp_op *linear = vjp_op_find("linear");
+    return vjp_supports(device, linear, VJP_FORWARD, config->dtype) == VJP_OK ? config->dtype : VJP_F32;
 }
 
-static bool build(sampler *s, const checkpoint *from, char error[TRAIN_ERROR]) {
+static bool build(sampler *s, const checkpoint *from, const sampler_settings *settings, char error[TRAIN_ERROR]) {
     llama_config config;
     if (!llama_config_read(from->config.root, &config, error)) return false;
     if (!model_tokenizer_of(from, &s->tokenizer, error) ||
         !model_tokenizer_fits(&s->tokenizer, from, config.vocab_size, error) ||
         !llama_require_weights(&config, from, error))
         return false;
-    const llama_options options = {.batch = 1, .context = config.max_positions, .dtype = VJP_F32};
+    if (settings->context > config.max_positions)
+        return train_fail(error, "a context of %lld tokens; the model was made for %lld", (long long)settings->context,
+                          (long long)config.max_positions);
+    llama_options options = {.batch = 1, .dtype = dtype_for(s->device, settings, &config)};
+    options.context = settings->context ? settings->context : vjp_min(config.max_positions, USUAL_CONTEXT);
     llama_build(&s->model, &config, &options);
-    s->window = calloc((size_t)options.context, sizeof *s->window);
+    s->texts = vjp_max(1, settings->texts);
     s->vocabulary = (size_t)config.vocab_size;
-    s->logits = calloc((size_t)options.context, s->vocabulary * sizeof *s->logits);
     s->drawable = s->tokenizer.tokens ? (size_t)tokenizer_size(s->tokenizer.tokens) : TEXT_TOKENS;
+    if (s->tokenizer.tokens) {
+        add_end(s, s->tokenizer.end);
+        for (int i = 0; i < config.end_count; i++)
+            add_end(s, config.end_tokens[i]);
+    }
+    char unknown[TRAIN_ERROR];
+    const chat_template *chat = chat_template_of(s->tokenizer.tokens, unknown);
+    s->message_end = chat ? tokenizer_find(s->tokenizer.tokens, chat->end) : -1;
+    s->text = calloc((size_t)s->texts, sizeof *s->text);
+    s->logits = calloc((size_t)s->texts, s->vocabulary * sizeof *s->logits);
     s->scratch = malloc(s->drawable * sizeof *s->scratch);
-    if (!s->window || !s->logits || !s->scratch) return train_fail(error, "there is no memory to sample the model");
-    if (!fit_program(s->device, s->model.graph, &s->model.logits, 1, "sampling this model", error)) return false;
-    if (vjp_compile(s->device, s->model.graph, &s->model.logits, 1, NULL, &s->program) != VJP_OK)
-        return train_fail(error, "%s", vjp_error(s->device));
-    return load_weights(s, from, error);
+    bool ok = s->text && s->logits && s->scratch;
+    for (int64_t i = 0; i < s->texts && ok; i++)
+        ok = (s->text[i].window = calloc((size_t)options.context, sizeof *s->text[i].window)) != NULL;
+    if (!ok) return train_fail(error, "there is no memory to sample the model");
+    const decoder_options how = {.texts = s->texts, .rows = PROMPT_ROWS};
+    s->decoder = decoder_open(s->device, &s->model, &how, load_weight, (void *)from, error);
+    return s->decoder != NULL;
 }
 
-sampler *sampler_open(vjp_device *device, const checkpoint *from, char error[TRAIN_ERROR]) {
+sampler *sampler_open(vjp_device *device, const checkpoint *from, const sampler_settings *settings,
+                      char error[TRAIN_ERROR]) {
     sampler *s = calloc(1, sizeof *s);
     if (!s) {
         train_fail(error, "there is no memory for a sampler");
         return NULL;
     }
     s->device = device;
-    if (build(s, from, error)) return s;
+    if (build(s, from, settings, error)) return s;
     sampler_close(s);
     return NULL;
 }
 
 void sampler_close(sampler *s) {
     if (!s) return;
-    vjp_program_destroy(s->program);
+    decoder_close(s->decoder);
     model_free(&s->model);
-    free(s->window);
+    for (int64_t i = 0; s->text && i < s->texts; i++) {
+        free(s->text[i].window);
+        byte_list_free(&s->text[i].text);
+        token_list_free(&s->text[i].shown);
+    }
+    free(s->text);
     free(s->logits);
     free(s->scratch);
     model_tokenizer_free(&s->tokenizer);
-    token_list_free(&s->drawn_tokens);
     free(s);
 }
 
-/* ---- A text ------------------------------------------------------------------------------------------ */
-
-/* Adds a token to the window. When it is full, its older half is dropped, and the newer half is the context. */
-static void push(sampler *s, int token) {
-    if (s->used == s->model.context) {
-        int64_t kept = s->model.context / 2;
-        memmove(s->window, s->window + s->used - kept, (size_t)kept * sizeof *s->window);
-        memset(s->window + kept, 0, (size_t)(s->model.context - kept) * sizeof *s->window);
-        s->used = kept;
-    }
-    s->window[s->used++] = token;
+const tokenizer *sampler_tokenizer(const sampler *s) {
+    return s->tokenizer.tokens;
 }
 
-static bool push_prompt(sampler *s, const char *prompt, size_t bytes, char error[TRAIN_ERROR]) {
+/* ---- Tokens of a text -------------------------------------------------------------------------------- */
+
+/* Adds a token to the window. When it is full, its older half is dropped, and the newer half is the context. */
+static void push(sampler *s, int64_t text, int32_t token) {
+    one_text *t = &s->text[text];
+    if (t->used == s->model.context) {
+        int64_t kept = s->model.context / 2;
+        memmove(t->window, t->window + t->used - kept, (size_t)kept * sizeof *t->window);
+        t->used = kept;
+        decoder_clear(s->decoder, text);
+    }
+    t->window[t->used++] = token;
+}
+
+static bool push_prompt(sampler *s, int64_t text, const char *prompt, size_t bytes, char error[TRAIN_ERROR]) {
     const model_tokenizer *t = &s->tokenizer;
+    one_text *to = &s->text[text];
     if (!t->tokens) {
         for (size_t i = 0; i < bytes; i++)
-            push(s, (unsigned char)prompt[i]);
-        if (!bytes) push(s, '\n');
+            push(s, text, (unsigned char)prompt[i]);
+        if (!to->used) push(s, text, '\n');
         return true;
     }
     token_list ids = {0};
-    bool ok = tokenizer_encode(t->tokens, prompt, bytes, true, &ids, error);
+    bool ok = tokenizer_encode(t->tokens, prompt, bytes, !s->options.chat, &ids, error);
     for (size_t i = 0; i < ids.count; i++)
-        if (i + 1 < ids.count || ids.ids[i] != t->end) push(s, ids.ids[i]); /* the text is to continue */
+        if (s->options.chat || i + 1 < ids.count || ids.ids[i] != t->end) /* the text is to continue */
+            push(s, text, ids.ids[i]);
     /* A text begins after the end of another one. */
-    if (ok && !s->used) push(s, t->begin >= 0 ? t->begin : t->end >= 0 ? t->end : 0);
+    if (ok && !to->used) push(s, text, t->begin >= 0 ? t->begin : t->end >= 0 ? t->end : 0);
     token_list_free(&ids);
     return ok;
 }
 
-bool sampler_begin(sampler *s, const sampler_options *options, const void *prompt, size_t bytes,
-                   char error[TRAIN_ERROR]) {
-    s->options = *options;
-    s->drawn = 0;
-    s->used = 0;
-    s->shown = s->drawn_tokens.count = 0;
-    memset(s->window, 0, (size_t)s->model.context * sizeof *s->window);
-    if (!push_prompt(s, prompt, bytes, error)) return false;
+/* Makes a text ready for its answer. */
+static bool start(sampler *s, int64_t text, const char *prompt, size_t bytes, char error[TRAIN_ERROR]) {
+    one_text *t = &s->text[text];
+    t->text.count = t->shown.count = t->shown_count = 0;
+    t->tokens = 0;
+    if (!push_prompt(s, text, prompt, bytes, error)) return false;
     /* Decoders treat the first token of a text in their own way: the last one before the new text is that. */
-    int32_t last = s->window[s->used - 1];
-    if (s->tokenizer.tokens && !token_list_add(&s->drawn_tokens, &last, 1))
+    int32_t last = t->window[t->used - 1];
+    if (s->tokenizer.tokens && !token_list_add(&t->shown, &last, 1))
         return train_fail(error, "there is no memory to sample the model");
-    s->shown = s->drawn_tokens.count;
+    t->shown_count = t->shown.count;
+    t->state = SAMPLER_RUNNING;
     return true;
 }
+
+bool sampler_begin(sampler *s, const sampler_options *options, const sampler_prompt *prompts, int count,
+                   char error[TRAIN_ERROR]) {
+    if (count < 1 || count > s->texts)
+        return train_fail(error, "%d prompts at once; the sampler has room for %lld", count, (long long)s->texts);
+    s->options = *options;
+    s->running = 0;
+    for (int i = 0; i < count; i++) {
+        decoder_clear(s->decoder, i);
+        s->text[i].used = 0;
+        s->text[i].drawn = 0;
+        if (!start(s, i, prompts[i].text, prompts[i].bytes, error)) return false;
+    }
+    s->running = count;
+    return true;
+}
+
+bool sampler_continue(sampler *s, int text, const char *prompt, size_t bytes, char error[TRAIN_ERROR]) {
+    return start(s, text, prompt, bytes, error);
+}
+
+/* ---- Text of tokens ---------------------------------------------------------------------------------- */
 
 /*
  * Adds the text of the tokens that are not shown yet, unless it ends inside a character: what the tokens since the last
  * time decode to, less what those among them that are shown decode to.
  */
-static bool add_text(sampler *s, int32_t token, byte_list *text, char error[TRAIN_ERROR]) {
+static bool add_text(sampler *s, one_text *to, int32_t token, char error[TRAIN_ERROR]) {
     enum { MAX_WAIT = 8 }; /* tokens of one character; more are broken */
     const model_tokenizer *t = &s->tokenizer;
     if (!t->tokens) {
         char byte = (char)token;
-        return byte_list_add(text, &byte, 1) || train_fail(error, "there is no memory for the text");
+        return byte_list_add(&to->text, &byte, 1) || train_fail(error, "there is no memory for the text");
     }
     byte_list before = {0}, now = {0};
-    bool ok = token_list_add(&s->drawn_tokens, &token, 1) || train_fail(error, "there is no memory for the text");
-    ok = ok && tokenizer_decode(t->tokens, s->drawn_tokens.ids, s->shown, false, &before, error) &&
-         tokenizer_decode(t->tokens, s->drawn_tokens.ids, s->drawn_tokens.count, false, &now, error);
+    bool ok = token_list_add(&to->shown, &token, 1) || train_fail(error, "there is no memory for the text");
+    ok = ok && tokenizer_decode(t->tokens, to->shown.ids, to->shown_count, false, &before, error) &&
+         tokenizer_decode(t->tokens, to->shown.ids, to->shown.count, false, &now, error);
     bool replaced = ok && now.count >= 3 && memcmp(now.bytes + now.count - 3, "\xef\xbf\xbd", 3) == 0;
     bool whole = ok && utf8_valid(now.bytes, now.count) == now.count && !replaced;
-    if (ok && (whole || s->drawn_tokens.count - s->shown >= MAX_WAIT)) {
-        if (now.count > before.count) ok = byte_list_add(text, now.bytes + before.count, now.count - before.count);
+    if (ok && (whole || to->shown.count - to->shown_count >= MAX_WAIT)) {
+        if (now.count > before.count) ok = byte_list_add(&to->text, now.bytes + before.count, now.count - before.count);
         if (!ok) train_fail(error, "there is no memory for the text");
         /* The tokens that were just shown stay, for those that follow. */
-        memmove(s->drawn_tokens.ids, s->drawn_tokens.ids + s->shown,
-                (s->drawn_tokens.count - s->shown) * sizeof *s->drawn_tokens.ids);
-        s->drawn_tokens.count -= s->shown;
-        s->shown = s->drawn_tokens.count;
+        memmove(to->shown.ids, to->shown.ids + to->shown_count,
+                (to->shown.count - to->shown_count) * sizeof *to->shown.ids);
+        to->shown.count -= to->shown_count;
+        to->shown_count = to->shown.count;
     }
     byte_list_free(&before);
     byte_list_free(&now);
     return ok;
 }
 
-sampler_result sampler_next(sampler *s, byte_list *text, char error[TRAIN_ERROR]) {
-    size_t context = (size_t)s->model.context;
-    if (vjp_program_write(s->program, s->model.input, s->window, context * sizeof *s->window) != VJP_OK ||
-        vjp_program_run(s->program) != VJP_OK || vjp_synchronize(s->device) != VJP_OK ||
-        vjp_program_read(s->program, s->model.logits, s->logits, context * s->vocabulary * sizeof *s->logits) !=
-            VJP_OK) {
-        train_fail(error, "%s", vjp_error(s->device));
-        return SAMPLER_FAILED;
+/* Ends the text before a stop string that begins at `from` or later. */
+static void find_stop(const sampler *s, one_text *t, size_t from) {
+    for (size_t at = from; at < t->text.count && t->state == SAMPLER_RUNNING; at++)
+        for (int i = 0; i < s->options.stops; i++) {
+            size_t length = strlen(s->options.stop[i]);
+            if (!length || length > t->text.count - at || memcmp(t->text.bytes + at, s->options.stop[i], length) != 0)
+                continue;
+            t->text.count = at;
+            t->state = SAMPLER_STOP;
+            break;
+        }
+}
+
+static size_t longest_stop(const sampler *s) {
+    size_t longest = 0;
+    for (int i = 0; i < s->options.stops; i++)
+        if (strlen(s->options.stop[i]) > longest) longest = strlen(s->options.stop[i]);
+    return longest;
+}
+
+/* Bytes at the end of a text that are the beginning of a character. */
+static size_t open_character(const char *text, size_t count) {
+    for (size_t back = 1; back <= 3 && back <= count; back++) {
+        unsigned char first = (unsigned char)text[count - back];
+        if ((first & 0xc0) == 0x80) continue;
+        return first >= 0xc2 && first <= 0xf4 && utf8_length((char)first) > back ? back : 0;
     }
+    return 0;
+}
+
+sampler_answer sampler_answer_of(const sampler *s, int text) {
+    const one_text *t = &s->text[text];
+    sampler_answer a = {t->state, t->text.bytes, t->text.count, t->text.count, t->tokens};
+    if (t->state != SAMPLER_RUNNING) return a;
+    a.ready -= open_character(a.bytes, a.count);
+    for (int i = 0; i < s->options.stops; i++)
+        for (size_t length = strlen(s->options.stop[i]); length > 1; length--) {
+            size_t part = length - 1; /* of the stop string, at the end of the text */
+            if (part > a.count || memcmp(a.bytes + a.count - part, s->options.stop[i], part) != 0) continue;
+            if (a.count - part < a.ready) a.ready = a.count - part;
+            break;
+        }
+    return a;
+}
+
+/* ---- Drawing ----------------------------------------------------------------------------------------- */
+
+static bool is_end(const sampler *s, int32_t token) {
+    for (int i = 0; i < s->end_count; i++)
+        if (s->ends[i] == token) return true;
+    return s->options.chat && token == s->message_end;
+}
+
+static bool take_token(sampler *s, int64_t text, float *logits, char error[TRAIN_ERROR]) {
+    one_text *t = &s->text[text];
+    const sampler_options *o = &s->options;
+    draw_penalize(logits, (int)s->drawable, t->window, t->used, o->draw.repetition, s->scratch);
     /* The model may have more tokens than a text can have. */
-    const float *last = s->logits + (size_t)(s->used - 1) * s->vocabulary;
-    int token = sampler_draw(last, (int)s->drawable, &s->options, s->drawn++, s->scratch);
-    if (s->tokenizer.tokens && token == s->tokenizer.end) return SAMPLER_END;
-    push(s, token);
-    return add_text(s, token, text, error) ? SAMPLER_TOKEN : SAMPLER_FAILED;
+    int token = draw_token(logits, (int)s->drawable, &o->draw, t->drawn++, s->scratch);
+    if (token < 0) return train_fail(error, "the model's prediction is not a number: its weights are broken");
+    t->tokens++;
+    if (is_end(s, token)) {
+        t->state = SAMPLER_END;
+        return true;
+    }
+    push(s, text, token);
+    size_t before = t->text.count, longest = longest_stop(s);
+    if (!add_text(s, t, token, error)) return false;
+    find_stop(s, t, before >= longest ? before - longest : 0);
+    bool tokens_end = o->max_tokens && t->tokens >= o->max_tokens;
+    /* Tokens without text, which a model may draw for ever, count as one byte. */
+    bool bytes_end = o->max_bytes && ((int64_t)t->text.count >= o->max_bytes || t->tokens >= o->max_bytes);
+    if (t->state == SAMPLER_RUNNING && (tokens_end || bytes_end)) t->state = SAMPLER_LIMIT;
+    return true;
+}
+
+bool sampler_next(sampler *s, char error[TRAIN_ERROR]) {
+    int64_t texts[SAMPLER_MAX_TEXTS], count = 0;
+    int32_t tokens[SAMPLER_MAX_TEXTS];
+    for (int64_t i = 0; i < s->running; i++) {
+        one_text *t = &s->text[i];
+        if (t->state != SAMPLER_RUNNING) continue;
+        int64_t seen = decoder_length(s->decoder, i);
+        if (t->used - seen == 1) {
+            tokens[count] = t->window[seen];
+            texts[count++] = i;
+            continue;
+        }
+        if (!decoder_append(s->decoder, i, t->window + seen, t->used - seen, s->logits, error) ||
+            !take_token(s, i, s->logits, error))
+            return false;
+    }
+    if (!count) return true;
+    if (!decoder_step(s->decoder, texts, tokens, count, s->logits, error)) return false;
+    for (int64_t i = 0; i < count; i++)
+        if (!take_token(s, texts[i], s->logits + (size_t)i * s->vocabulary, error)) return false;
+    return true;
 }
