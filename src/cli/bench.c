@@ -171,6 +171,7 @@ static void print_rates(const bench_run *run) {
 
 int cli_bench(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "train") == 0) return cli_bench_train(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "sample") == 0) return cli_bench_sample(argc - 1, argv + 1);
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_run run = {.dtype = VJP_F32};
     int dtype = -1;
@@ -182,7 +183,7 @@ int cli_bench(int argc, char **argv) {
     };
     const cli_command command = {
         .name = "bench",
-        .usage = "bench [OP [name=value ...] | train] [--device D] [--threads N] [--dtype T] [--quick]",
+        .usage = "bench [OP [name=value ...] | train | sample] [--device D] [--threads N] [--dtype T] [--quick]",
         .about =
             "Times each op, forward and backward, beside the minimum time that the machine allows:\n"
             "  bytes   the minimum that the pass must move, over the rate of a copy\n"
@@ -192,7 +193,8 @@ int cli_bench(int argc, char **argv) {
             "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
             "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"
             "shape per op shows what a call costs.\n"
-            "vjp bench train does the same for a step of training; see vjp bench train --help.",
+            "vjp bench train does the same for a step of training, vjp bench sample for generating text; see\n"
+            "their --help.",
         .more = "Examples:\n"
                 "  vjp bench rms_norm --threads 1\n"
                 "  vjp bench layer_norm x=[8192,1024] -- -beta\n"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What `vjp bench` and `vjp bench train` share: how much the copy moves, and how times and shares look. */
+/* What `vjp bench`, `vjp bench train` and `vjp bench sample` share: how much the copy moves, and how times and shares
+ * look. */
 #ifndef VJP_CLI_BENCH_H
 #define VJP_CLI_BENCH_H
 
@@ -7,6 +8,9 @@
 
 /* vjp bench train: argv[0] is "train". */
 int cli_bench_train(int argc, char **argv);
+
+/* vjp bench sample: argv[0] is "sample". */
+int cli_bench_sample(int argc, char **argv);
 
 /* Bytes that a pass should move, and that the copy moves, so that no cache serves them. */
 double bench_target_bytes(const vjp_device *device, bool quick);
