@@ -7,7 +7,8 @@
  *     pack one operand    rows or columns fit one tile (112 x 128    a tile packs the other's panels on its stack:
  *                         with AVX-512)                              a one-row product reads b once, copies nothing
  *     slabs in place      FMA, operand in slabs, not transposed      a slab has the layout of packed panels
- *     few rows            AMX, at most 16 rows, both bf16            each weight is read once, where it is
+ *     few rows            at most 4 rows (16 with AMX, bf16), b      generating text: each weight is read once, from
+ *                         stored as [n, k], not split along K        where it is
  *     split along K       one item, fewer than 16 tiles of           the gradient of a small weight over many rows
  *                         128 x 128, and K >= 4096                   would otherwise keep few threads busy
  *     BLAS                the caller chose it                        f32 operands are used in place, others copied
@@ -530,26 +531,49 @@ static bool suits_amx(const gemm_call *call) {
 }
 #endif
 
+/* ---- Few rows ----------------------------------------------------------------------------------------  */
+
 #ifdef CPU_ISA_AMX
 #include "cpu/gemm/gemm_few_amx.h"
+#else
+#include "cpu/gemm/gemm_few_fma.h"
+#endif
+
+typedef struct few_rows {
+    const gemm_call *call;
+    const void *packed; /* a */
+    cpu_split split;    /* of blocks of FEW_COLUMNS columns */
+} few_rows;
+
+static void few_rows_task(void *argument, size_t task) {
+    const few_rows *f = argument;
+    const gemm_call *call = f->call;
+    _Alignas(CACHE_LINE) float sums[FEW_ROWS][FEW_COLUMNS];
+    begin_few_rows(call->m);
+    for (int64_t i = cpu_split_begin(&f->split, task); i < cpu_split_end(&f->split, task); i++) {
+        /* The last block begins earlier where it would be short; what the one before it has stored is left out. */
+        int64_t first = i * FEW_COLUMNS, column = vjp_min(first, call->n - FEW_COLUMNS), skip = first - column;
+        few_block(call, f->packed, column, sums);
+        for (int64_t r = 0; r < call->m; r++)
+            store_sums(&call->c, r, first, FEW_COLUMNS - skip, sums[r] + skip);
+    }
+    end_few_rows();
+}
 
 static void run_few_rows(const vjp_work *work, const gemm_call *call, void *workspace) {
-    few_rows f = {.call = call, .pairs = workspace, .store = store_sums};
+    int64_t block_bytes = FEW_COLUMNS * call->k * (int64_t)dtype_bytes(call->b.dtype);
+    few_rows f = {.call = call, .packed = workspace};
     pack_few_rows(call, workspace);
-    f.split =
-        vjp_cpu_split_items(vjp_divide_up(call->n, FEW_COLUMNS), FEW_COLUMNS * call->k * GEMM_NUMBER, CPU_MAX_TASKS);
+    f.split = vjp_cpu_split_items(vjp_divide_up(call->n, FEW_COLUMNS), block_bytes, CPU_MAX_TASKS);
     vjp_cpu_for(work, f.split.count, few_rows_task, &f);
 }
-#endif
 
 size_t CPU_NAME(gemm_workspace)(const gemm_call *call) {
 #if defined(VJP_HAVE_AMX) && !defined(CPU_ISA_AMX)
     if (suits_amx(call)) return vjp_cpu_gemm_workspace_amx(call);
 #endif
     if (call->items == 0 || call->m == 0 || call->n == 0) return 0;
-#ifdef CPU_ISA_AMX
     if (suits_few_rows(call)) return few_rows_bytes(call);
-#endif
     int64_t splits = splits_of(call);
     plan p = plan_of(call, splits);
     int64_t floats = p.group * (p.a_floats + p.b_floats) * sets_of(&p) + p.buffers * p.buffer_floats;
@@ -565,12 +589,10 @@ void CPU_NAME(gemm)(const vjp_work *work, const gemm_call *call, void *workspace
     }
 #endif
     if (call->items == 0 || call->m == 0 || call->n == 0) return;
-#ifdef CPU_ISA_AMX
     if (suits_few_rows(call)) {
         run_few_rows(work, call, workspace);
         return;
     }
-#endif
     int64_t splits = splits_of(call);
     plan p = plan_of(call, splits);
     gemm_call batch = *call;

@@ -11,36 +11,26 @@
 #define VJP_CPU_GEMM_FEW_AMX_H
 
 #include "cpu/gemm/gemm_amx.h"
+#include "cpu/gemm/gemm_few.h"
 
-/* Rows of b per block: two tiles, whose two chains of sums hide each other's latency. */
-enum { FEW_COLUMNS = 2 * SIDE };
-
-/*
- * How far ahead of its use each row of b is prefetched, in bytes. 32 rows are read side by side, more than the hardware
- * prefetcher follows.
- */
-enum { FEW_AHEAD = 1024 };
-
-typedef struct few_rows {
-    const gemm_call *call;
-    const uint32_t *pairs; /* a: for each 32 terms, 16 pairs of terms of every row */
-    cpu_split split;       /* of the blocks */
-    void (*store)(const gemm_result *c, int64_t row, int64_t column, int64_t count, const float *sums);
-} few_rows;
+/* Rows of a, and rows of b per block: two tiles, whose two chains of sums hide each other's latency. */
+enum { FEW_ROWS = SIDE, FEW_COLUMNS = 2 * SIDE };
 
 static bool suits_few_rows(const gemm_call *call) {
     const gemm_operand *a = &call->a, *b = &call->b;
-    return call->items == 1 && call->m <= SIDE && call->n >= FEW_COLUMNS && a->dtype == VJP_BF16 && !a->read &&
-           !a->slab_rows && !a->transposed && b->dtype == VJP_BF16 && !b->read && !b->slab_rows && b->transposed &&
-           (call->c.epilogue || !call->c.accumulate);
+    return call->items == 1 && call->m <= FEW_ROWS && call->n >= FEW_COLUMNS && call->k > 0 && a->dtype == VJP_BF16 &&
+           !a->read && !a->slab_rows && !a->transposed && b->dtype == VJP_BF16 && !b->read && !b->slab_rows &&
+           b->transposed && (call->c.epilogue || !call->c.accumulate);
 }
 
+/* Packed rows of a: for each 32 terms, 16 pairs of terms of every row. */
 static size_t few_rows_bytes(const gemm_call *call) {
     return (size_t)(vjp_divide_up(call->k, TERMS) * SIDE * call->m) * sizeof(uint32_t);
 }
 
-static void pack_few_rows(const gemm_call *call, uint32_t *to) {
+static void pack_few_rows(const gemm_call *call, void *workspace) {
     const uint16_t *a = call->a.data;
+    uint32_t *to = workspace;
     for (int64_t p = 0; p < vjp_divide_up(call->k, TERMS) * SIDE; p++)
         for (int64_t r = 0; r < call->m; r++) {
             const uint16_t *row = a + r * call->a.stride + 2 * p;
@@ -49,7 +39,7 @@ static void pack_few_rows(const gemm_call *call, uint32_t *to) {
         }
 }
 
-static void configure_few(int64_t rows) {
+static void begin_few_rows(int64_t rows) {
     struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
@@ -64,6 +54,10 @@ static void configure_few(int64_t rows) {
     _tile_loadconfig(&setup);
 }
 
+static void end_few_rows(void) {
+    _tile_release();
+}
+
 /* 32 terms of one block. */
 INLINE void few_terms(const uint16_t *left, int64_t stride, const uint32_t *right, int64_t rows) {
     _tile_loadd(4, right, rows * (int64_t)sizeof *right);
@@ -73,59 +67,38 @@ INLINE void few_terms(const uint16_t *left, int64_t stride, const uint32_t *righ
     _tile_dpbf16ps(1, 3, 4);
 }
 
-/* The sums of FEW_COLUMNS rows of b from `column`; row j of `total` belongs to row j of the block. */
-static void few_block(const few_rows *f, int64_t column, float total[FEW_COLUMNS][SIDE]) {
-    const gemm_call *call = f->call;
+/* The sums of all rows of a with FEW_COLUMNS rows of b from `column`. */
+static void few_block(const gemm_call *call, const void *packed, int64_t column, float sums[FEW_ROWS][FEW_COLUMNS]) {
     int64_t stride = call->b.stride, rows = call->m, k = call->k;
     const uint16_t *block = (const uint16_t *)call->b.data + column * stride;
-    _Alignas(CACHE_LINE) float sums[FEW_COLUMNS][SIDE] = {{0}};
+    const uint32_t *pairs = packed;
+    _Alignas(CACHE_LINE) float slice[FEW_COLUMNS][SIDE] = {{0}}, total[FEW_COLUMNS][SIDE];
     _Alignas(CACHE_LINE) uint16_t last[FEW_COLUMNS][TERMS];
     for (int64_t begin = 0; begin < k; begin += GEMM_DEPTH) {
         _tile_zero(0);
         _tile_zero(1);
         for (int64_t t = begin; t < vjp_min(k, begin + GEMM_DEPTH); t += TERMS) {
-            const uint32_t *right = f->pairs + t / 2 * rows;
-            const char *ahead = (const char *)(block + t) + FEW_AHEAD;
-            /* Behind the end of a row: the same row of the next block. */
-            if ((t + TERMS) * 2 + FEW_AHEAD > k * 2) ahead += (FEW_COLUMNS * stride - k) * 2;
-            for (int64_t j = 0; j < FEW_COLUMNS; j++)
-                __builtin_prefetch(ahead + j * stride * 2, 0, 2);
+            prefetch_few(block, GEMM_NUMBER, stride, k, t);
             if (k - t >= TERMS) {
-                few_terms(block + t, stride, right, rows);
+                few_terms(block + t, stride, pairs + t / 2 * rows, rows);
                 continue;
             }
             memset(last, 0, sizeof last);
             for (int64_t j = 0; j < FEW_COLUMNS; j++)
                 memcpy(last[j], block + j * stride + t, (size_t)(k - t) * sizeof **last);
-            few_terms(last[0], TERMS, right, rows);
+            few_terms(last[0], TERMS, pairs + t / 2 * rows, rows);
         }
-        _tile_stored(0, sums[0], sizeof *sums);
-        _tile_stored(1, sums[SIDE], sizeof *sums);
+        _tile_stored(0, slice[0], sizeof *slice);
+        _tile_stored(1, slice[SIDE], sizeof *slice);
         for (int64_t j = 0; j < FEW_COLUMNS; j++) {
-            vf sum = vf_load(VJP_F32, sums[j], 0);
+            vf sum = vf_load(VJP_F32, slice[j], 0);
             if (begin > 0) sum = vf_add(vf_load(VJP_F32, total[j], 0), sum);
             vf_store(VJP_F32, total[j], 0, sum);
         }
     }
-}
-
-static void few_rows_task(void *argument, size_t task) {
-    const few_rows *f = argument;
-    const gemm_call *call = f->call;
-    _Alignas(CACHE_LINE) float total[FEW_COLUMNS][SIDE];
-    configure_few(call->m);
-    for (int64_t i = cpu_split_begin(&f->split, task); i < cpu_split_end(&f->split, task); i++) {
-        /* The last block begins earlier where it would be short; what the one before it has stored is left out. */
-        int64_t first = i * FEW_COLUMNS, column = vjp_min(first, call->n - FEW_COLUMNS);
-        few_block(f, column, total);
-        for (int64_t r = 0; r < call->m; r++) {
-            float sums[FEW_COLUMNS];
-            for (int64_t j = first - column; j < FEW_COLUMNS; j++)
-                sums[j - (first - column)] = total[j][r];
-            f->store(&call->c, r, first, FEW_COLUMNS - (first - column), sums);
-        }
-    }
-    _tile_release();
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < FEW_COLUMNS; j++)
+            sums[r][j] = total[j][r];
 }
 
 #endif
