@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Generation: the logits of a decoder, which keeps keys and values, against those of the whole graph, bit for bit, for
- * any grouping of the tokens into calls and texts.
+ * any grouping of the tokens into calls and texts. Draws against the probabilities that the options leave. Texts of
+ * a sampler: each as if it were alone, ended where they should be, and shown in whole characters. Chat templates.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,9 +18,13 @@
 
 #include "core/half.h"
 #include "core/philox.h"
+#include "scratch.h"
+#include "text/chat.h"
+#include "text/utf8.h"
 #include "train/decoder.h"
 #include "train/draw.h"
 #include "train/model/llama.h"
+#include "train/sampler.h"
 
 /* ---- Models with weights from a hash of their names ---------------------------------------------------- */
 
@@ -218,12 +223,12 @@ enum { CHOICES = 6 };
 static const float logits[CHOICES] = {0.5f, -1, 2, 1.5f, -30, 1};
 
 static void count_draws(const draw_options *options, int draws, double share[CHOICES]) {
-    draw_candidate scratch[CHOICES];
+    draw_candidate candidates[CHOICES];
     memset(share, 0, sizeof *share * CHOICES);
     for (int i = 0; i < draws; i++) {
-        int byte = draw_token(logits, CHOICES, options, (uint64_t)i, scratch);
+        int byte = draw_token(logits, CHOICES, options, (uint64_t)i, candidates);
         assert_in_range(byte, 0, CHOICES - 1);
-        assert_int_equal(byte, draw_token(logits, CHOICES, options, (uint64_t)i, scratch));
+        assert_int_equal(byte, draw_token(logits, CHOICES, options, (uint64_t)i, candidates));
         share[byte] += 1.0 / draws;
     }
 }
@@ -237,8 +242,8 @@ static void the_likeliest_is_drawn(void **unused) {
     assert_true(share[2] > 0.999);
     /* Of equals, the first. */
     static const float equal[3] = {1, 1, 1};
-    draw_candidate scratch[3];
-    assert_int_equal(draw_token(equal, 3, &(draw_options){.temperature = 0}, 9, scratch), 0);
+    draw_candidate candidates[3];
+    assert_int_equal(draw_token(equal, 3, &(draw_options){.temperature = 0}, 9, candidates), 0);
 }
 
 /* How often each comes is the softmax of logits / temperature over those that take part. */
@@ -268,12 +273,227 @@ static void draws_follow_the_softmax(void **unused) {
         }
     }
     /* Another seed, another text. */
-    draw_candidate scratch[CHOICES];
+    draw_candidate candidates[CHOICES];
     int differ = 0;
     for (uint64_t i = 0; i < 100; i++)
-        differ += draw_token(logits, CHOICES, &(draw_options){.temperature = 1, .seed = 1}, i, scratch) !=
-                  draw_token(logits, CHOICES, &(draw_options){.temperature = 1, .seed = 2}, i, scratch);
+        differ += draw_token(logits, CHOICES, &(draw_options){.temperature = 1, .seed = 1}, i, candidates) !=
+                  draw_token(logits, CHOICES, &(draw_options){.temperature = 1, .seed = 2}, i, candidates);
     assert_true(differ > 20);
+}
+
+/* What stays is known by hand: softmax of the logits is .10 .02 .45 .27 .00 .16, at 5: .19 .14 .25 .23 .00 .20. */
+static void the_likeliest_stay(void **unused) {
+    (void)unused;
+    enum { DRAWS = 4000 };
+    static const struct {
+        draw_options options;
+        bool in[CHOICES];
+    } rows[] = {
+        {{.temperature = 1, .top_p = 0.44}, {0, 0, 1, 0, 0, 0}},
+        {{.temperature = 1, .top_p = 0.5}, {0, 0, 1, 1, 0, 0}},
+        {{.temperature = 1, .top_p = 0.9}, {1, 0, 1, 1, 0, 1}},
+        {{.temperature = 5, .top_p = 0.5}, {0, 0, 1, 1, 0, 1}},
+        {{.temperature = 5, .top_p = 0.5, .top_k = 3}, {0, 0, 1, 1, 0, 0}},
+        {{.temperature = 1, .min_p = 0.3}, {0, 0, 1, 1, 0, 1}},
+        {{.temperature = 1, .min_p = 1}, {0, 0, 1, 0, 0, 0}},
+        {{.temperature = 1, .top_p = 1, .min_p = 0}, {1, 1, 1, 1, 0, 1}},
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        double share[CHOICES];
+        count_draws(&rows[r].options, DRAWS, share);
+        for (int i = 0; i < CHOICES; i++)
+            if ((share[i] > 0) != rows[r].in[i])
+                fail_msg("row %d: token %d is drawn %.4f of the time", (int)r, i, share[i]);
+    }
+    float copy[CHOICES];
+    draw_candidate candidates[CHOICES];
+    memcpy(copy, logits, sizeof copy);
+    draw_penalize(copy, CHOICES, (const int32_t[]){2, 1, 2, 99, -1}, 5, 4, candidates);
+    const float penalized[CHOICES] = {0.5f, -4, 0.5f, 1.5f, -30, 1};
+    assert_memory_equal(copy, penalized, sizeof copy);
+    copy[3] = NAN;
+    assert_int_equal(draw_token(copy, CHOICES, &rows[0].options, 0, candidates), -1);
+    copy[3] = INFINITY;
+    assert_int_equal(draw_token(copy, CHOICES, &rows[0].options, 0, candidates), -1);
+}
+
+/* ---- Texts ------------------------------------------------------------------------------------------- */
+
+/* A byte-level model with weights of a hash, saved as a checkpoint. */
+static void save_model(void) {
+    const llama_config config = {.vocab_size = 256,
+                                 .hidden_size = 32,
+                                 .intermediate_size = 48,
+                                 .layers = 2,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_dim = 16,
+                                 .max_positions = 24,
+                                 .rope_theta = 10000,
+                                 .norm_eps = 1e-5,
+                                 .tied = true,
+                                 .dtype = VJP_F32,
+                                 .begin_token = -1};
+    char error[TRAIN_ERROR];
+    int64_t count = llama_weight_count(&config);
+    safetensors_tensor *tensors = calloc((size_t)count, sizeof *tensors);
+    llama_weight *weights = calloc((size_t)count, sizeof *weights);
+    for (int64_t i = 0; i < count; i++) {
+        weights[i] = llama_weight_at(&config, i);
+        vjp_tensor own = vjp_tensor_of(NULL, VJP_F32, weights[i].ndim, weights[i].shape);
+        float *numbers = malloc((size_t)count_of(&own) * sizeof *numbers);
+        load_hash(NULL, weights[i].name, &own, numbers, error);
+        tensors[i] = (safetensors_tensor){.name = weights[i].name, .dtype = VJP_F32, .ndim = own.ndim, .data = numbers};
+        memcpy(tensors[i].shape, own.shape, sizeof own.shape);
+    }
+    char *json = llama_config_write(&config);
+    const checkpoint_content content = {.step = 1, .config = json, .model = tensors, .model_count = (size_t)count};
+    if (!checkpoint_save(scratch, 1, &content, error)) fail_msg("%s", error);
+    for (int64_t i = 0; i < count; i++)
+        free((void *)tensors[i].data);
+    free(tensors);
+    free(weights);
+    free(json);
+}
+
+static sampler *open_sampler(vjp_device *device, int64_t texts) {
+    char error[TRAIN_ERROR], path[CHECKPOINT_PATH];
+    checkpoint from;
+    if (!checkpoint_open_newest(scratch, path, &from, error)) fail_msg("%s", error);
+    sampler *s = sampler_open(device, &from, &(sampler_settings){.texts = texts, .dtype = -1}, error);
+    if (!s) fail_msg("%s", error);
+    checkpoint_close(&from);
+    return s;
+}
+
+static const sampler_prompt prompts[TEXTS] = {
+    {"a", 1}, {"A prompt that is longer than the context", 40}, {"\xc3\xa9t\xc3\xa9", 5}};
+
+/* Whether bytes [0, part) of a text, shown by themselves, are the beginning of what the text looks like as a whole. */
+static bool shows_as_whole(const char *text, size_t count, size_t part) {
+    byte_list all = {0}, some = {0};
+    assert_true(utf8_repair(text, count, &all) && utf8_repair(text, part, &some));
+    bool same = some.count <= all.count && (!some.count || memcmp(all.bytes, some.bytes, some.count) == 0);
+    byte_list_free(&all);
+    byte_list_free(&some);
+    return same;
+}
+
+static void run_texts(sampler *s, const sampler_options *options, const sampler_prompt *list, int count) {
+    enum { MAX_DRAWS = 100 };
+    char error[TRAIN_ERROR];
+    size_t ready[TEXTS][MAX_DRAWS] = {{0}};
+    if (!sampler_begin(s, options, list, count, error)) fail_msg("%s", error);
+    for (int n = 0, running = 1; running; n++) {
+        running = 0;
+        if (!sampler_next(s, error)) fail_msg("%s", error);
+        for (int i = 0; i < count; i++) {
+            sampler_answer a = sampler_answer_of(s, i);
+            running += a.state == SAMPLER_RUNNING;
+            if (a.state == SAMPLER_RUNNING && n < MAX_DRAWS) ready[i][n] = a.ready;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        sampler_answer a = sampler_answer_of(s, i);
+        for (int n = 0; n < MAX_DRAWS; n++)
+            if (!shows_as_whole(a.bytes, a.count, ready[i][n])) fail_msg("text %d: half a character is ready", i);
+    }
+}
+
+/* A text is the same alone and among others, for any threads, beyond the context, and up to a stop string. */
+static void test_texts(void **unused) {
+    (void)unused;
+    enum { BYTES = 90 };
+    save_model();
+    sampler_options options = {.draw = {.temperature = 3, .top_p = 0.99, .repetition = 1.1, .seed = 5},
+                               .max_bytes = BYTES};
+    vjp_device *one = open_fixed(1), *two = open_fixed(2);
+    sampler *together = open_sampler(two, TEXTS), *alone = open_sampler(one, 1);
+    run_texts(together, &options, prompts, TEXTS);
+    for (int i = 0; i < TEXTS; i++) {
+        sampler_answer a = sampler_answer_of(together, i);
+        run_texts(alone, &options, &prompts[i], 1);
+        sampler_answer b = sampler_answer_of(alone, 0);
+        assert_int_equal(a.state, SAMPLER_LIMIT);
+        assert_int_equal(a.count, BYTES);
+        assert_int_equal(b.count, BYTES);
+        assert_memory_equal(a.bytes, b.bytes, BYTES);
+    }
+    /* The text up to five bytes of its middle; what may be their beginning is not ready. */
+    char stop[6] = {0}, whole[BYTES], error[TRAIN_ERROR];
+    memcpy(whole, sampler_answer_of(together, 0).bytes, BYTES);
+    memcpy(stop, whole + 40, 5);
+    options.stop[0] = "never in the text";
+    options.stop[1] = stop;
+    options.stops = 2;
+    assert_true(sampler_begin(alone, &options, prompts, 1, error));
+    size_t ready = 0;
+    for (sampler_answer a = sampler_answer_of(alone, 0); a.state == SAMPLER_RUNNING; a = sampler_answer_of(alone, 0)) {
+        ready = a.ready;
+        assert_true(sampler_next(alone, error));
+    }
+    sampler_answer a = sampler_answer_of(alone, 0);
+    assert_int_equal(a.state, SAMPLER_STOP);
+    assert_int_equal(a.count, 40);
+    assert_true(ready <= 40);
+    assert_memory_equal(a.bytes, whole, 40);
+    /* A limit of tokens, and more prompts than there is room for. */
+    run_texts(alone, &(sampler_options){.max_tokens = 3}, prompts, 1);
+    assert_int_equal(sampler_answer_of(alone, 0).tokens, 3);
+    assert_false(sampler_begin(alone, &options, prompts, 2, error));
+    assert_non_null(strstr(error, "2 prompts"));
+    sampler_close(together);
+    sampler_close(alone);
+    vjp_close(one);
+    vjp_close(two);
+}
+
+/* ---- Chat -------------------------------------------------------------------------------------------- */
+
+static tokenizer *with_tokens(const char *first, const char *second) {
+    char json[512], error[FILE_ERROR];
+    snprintf(json, sizeof json,
+             "{\"added_tokens\": [{\"id\": 1, \"content\": \"%s\", \"special\": true}, {\"id\": 2, "
+             "\"content\": \"%s\", \"special\": true}], \"model\": {\"type\": \"BPE\", \"vocab\": "
+             "{\"a\": 0}, \"merges\": []}}",
+             first, second);
+    tokenizer *t = tokenizer_parse(json, strlen(json), error);
+    if (!t) fail_msg("%s", error);
+    return t;
+}
+
+/* As the chat templates of Llama 3 and of ChatML fill them in with add_generation_prompt. */
+static void test_chat(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *first, *second, *expected;
+    } rows[] = {
+        {"<|start_header_id|>", "<|eot_id|>",
+         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\nHi\n there<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+        {"<|im_start|>", "<|im_end|>",
+         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n there<|im_end|>\n<|im_start|>assistant\n"},
+    };
+    char error[FILE_ERROR];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tokenizer *t = with_tokens(rows[i].first, rows[i].second);
+        const chat_template *chat = chat_template_of(t, error);
+        assert_non_null(chat);
+        byte_list text = {0};
+        assert_true(byte_list_add(&text, chat->begin, strlen(chat->begin)));
+        assert_true(chat_add_message(chat, "system", "Be brief.", &text));
+        assert_true(chat_add_message(chat, "user", " \nHi\n there ", &text));
+        assert_true(chat_add_answer(chat, &text) && byte_list_add(&text, "", 1));
+        assert_string_equal(text.bytes, rows[i].expected);
+        byte_list_free(&text);
+        tokenizer_free(t);
+    }
+    tokenizer *t = with_tokens("<|im_start|>", "<|eot_id|>");
+    assert_null(chat_template_of(t, error));
+    assert_non_null(strstr(error, "no chat template that vjp knows"));
+    tokenizer_free(t);
+    assert_null(chat_template_of(NULL, error));
 }
 
 int main(void) {
@@ -281,6 +501,9 @@ int main(void) {
         cmocka_unit_test(test_bits),
         cmocka_unit_test(the_likeliest_is_drawn),
         cmocka_unit_test(draws_follow_the_softmax),
+        cmocka_unit_test(the_likeliest_stay),
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_chat),
     };
-    return cmocka_run_group_tests_name("sample", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("sample", tests, make_scratch, remove_scratch);
 }
