@@ -25,4 +25,10 @@
      [("src/cpu/gemm/gemm_amx.h", "result == VJP_F32 ? MAX_LIMBS : 2};", "2};")]),
     ("linear: with AMX a limb that is zero turns Inf into NaN", "test test_products",
      [("src/cpu/gemm/gemm_amx.h", "return _mm512_mask_range_ps(r, none,", "return _mm512_mask_range_ps(r, none & 0,")]),
+    ("linear, few rows: the last slice of terms replaces the others", "test test_sample",
+     [("src/cpu/gemm/gemm_few_fma.h", "if (begin > 0) total = old + total;", "")]),
+    ("linear, few rows: a short last block is stored from its beginning", "test test_sample",
+     [("src/cpu/gemm/gemm.c", "sums[r] + skip);", "sums[r]);")]),
+    ("linear, fixed rows: K is split by the number of rows", "test test_sample",
+     [("src/cpu/gemm/gemm_plan.h", " || call->fixed_rows) return 1;", ") return 1;")]),
 ]
