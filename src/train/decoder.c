@@ -21,6 +21,7 @@
 #include "core/half.h"
 #include "graph/graph.h"
 #include "op/op.h"
+#include "train/fit.h"
 
 typedef enum place_kind { PLACE_NONE, PLACE_FIXED, PLACE_ROWS, PLACE_LAST_ROWS } place_kind;
 
@@ -59,7 +60,7 @@ struct decoder {
     int32_t *host_positions; /* [rows] */
     void *host_logits;       /* [rows or texts, vocabulary] in the dtype of the logits */
     int64_t *length;         /* [texts] */
-    size_t weight_bytes, cache_bytes;
+    size_t weight_bytes, cache_bytes, arena_bytes;
 };
 
 static bool fail_device(const decoder *d, char error[TRAIN_ERROR]) {
@@ -371,6 +372,7 @@ static bool plan_rows(decoder *d, char error[TRAIN_ERROR]) {
             d->place[v].data = d->arena;
             d->place[v].offset = range[index[v] - 1].offset;
         }
+    d->arena_bytes = bytes;
     free(range);
     free(index);
     return ok || fail_memory(error);
@@ -421,18 +423,41 @@ static bool load_value(decoder *d, vjp_value value, decoder_load load, void *con
     return ok;
 }
 
+/* Whether slot i of a node needs its fixed value in memory: a parameter that is loaded as its cast does not. */
+static bool needs_fixed(const decoder *d, int32_t n, size_t i) {
+    const graph_node *node = node_at(d, n);
+    if (!node->value[i]) return false;
+    vjp_value origin = d->graph->value[node->value[i]].origin;
+    bool computed = is_fixed_node(d, n) && !place_of(d, node->value[0])->loads;
+    bool read_here = i >= pass_of(node)->outputs ? computed || !is_fixed_node(d, n) : is_fixed_node(d, n);
+    return d->place[origin].kind == PLACE_FIXED && d->needed[origin] && read_here;
+}
+
+/* Whether everything fits, before weights are loaded: memory that was only reserved so far does not count. */
+static bool check_memory(const decoder *d, char error[TRAIN_ERROR]) {
+    double needed = (double)d->cache_bytes + (double)d->arena_bytes;
+    bool *counted = calloc((size_t)d->graph->values, sizeof *counted);
+    if (!counted) return fail_memory(error);
+    for (int32_t n = 0; n < d->nodes; n++)
+        for (size_t i = 0; i < pass_of(node_at(d, n))->count; i++) {
+            if (!needs_fixed(d, n, i)) continue;
+            vjp_value origin = d->graph->value[node_at(d, n)->value[i]].origin;
+            if (!counted[origin]) needed += (double)d->graph->value[origin].bytes;
+            counted[origin] = true;
+        }
+    free(counted);
+    return fit_bytes(d->device, needed, "sampling this model", error);
+}
+
 /* Loads what the nodes read and computes what depends on that alone. */
 static bool load_fixed(decoder *d, decoder_load load, void *context, char error[TRAIN_ERROR]) {
     for (int32_t n = 0; n < d->nodes; n++) {
         const graph_node *node = node_at(d, n);
         bool computed = is_fixed_node(d, n) && !place_of(d, node->value[0])->loads;
         for (size_t i = 0; i < pass_of(node)->count; i++) {
-            if (!node->value[i]) continue;
+            if (!needs_fixed(d, n, i)) continue;
             vjp_value origin = d->graph->value[node->value[i]].origin;
-            bool read_here = i >= pass_of(node)->outputs ? computed || !is_fixed_node(d, n) : is_fixed_node(d, n);
-            if (d->place[origin].kind != PLACE_FIXED || !d->needed[origin] || d->place[origin].data || !read_here)
-                continue;
-            if (!load_value(d, origin, load, context, error)) return false;
+            if (!d->place[origin].data && !load_value(d, origin, load, context, error)) return false;
         }
         if (computed && !run_rows(d, n, 0, 1, error)) return false;
         /* An embedding is only looked up; a table that is also the head is counted there. */
@@ -468,7 +493,7 @@ decoder *decoder_open(vjp_device *device, const train_model *model, const decode
         d->vocabulary = shape.size[shape.ndim - 1];
     }
     ok = ok && find_nodes(d, error) && set_places(d, error) && plan_rows(d, error) && allocate_cache(d, error) &&
-         load_fixed(d, load, context, error);
+         check_memory(d, error) && load_fixed(d, load, context, error);
     if (ok) return d;
     decoder_close(d);
     return NULL;

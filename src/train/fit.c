@@ -19,15 +19,18 @@ size_t fit_available(vjp_device *device) {
     return vjp_device_is_host(device) ? (size_t)system_available_bytes() : fit_free(device);
 }
 
+bool fit_bytes(vjp_device *device, double needed, const char *what, char error[TRAIN_ERROR]) {
+    size_t available = fit_available(device);
+    return !available || needed <= (double)available ||
+           train_fail(error, "%s needs %.4g GiB of memory, and %.4g GiB are available", what, needed / GIB,
+                      (double)available / GIB);
+}
+
 bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count, const char *what,
                  char error[TRAIN_ERROR]) {
     vjp_program_report report = {.struct_size = sizeof report};
     if (vjp_plan(device, graph, results, count, &report) != VJP_OK) return train_fail(error, "%s", vjp_error(device));
-    size_t available = fit_available(device);
-    double needed = (double)report.arena_bytes + (double)report.persistent_bytes;
-    return !available || needed <= (double)available ||
-           train_fail(error, "%s needs %.4g GiB of memory, and %.4g GiB are available", what, needed / GIB,
-                      (double)available / GIB);
+    return fit_bytes(device, (double)report.arena_bytes + (double)report.persistent_bytes, what, error);
 }
 
 bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *how, char error[TRAIN_ERROR]) {

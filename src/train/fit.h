@@ -31,10 +31,10 @@ typedef struct fit_run {
 size_t fit_free(vjp_device *device);
 size_t fit_available(vjp_device *device);
 
-/*
- * Whether a program, which the graph and its results would be compiled to, fits into that memory. False: `error` has
- * the bytes that `what` ("sampling") needs, and those that are available.
- */
+/* Whether so many bytes fit into that memory. False: `error` has what `what` ("sampling") needs, and what there is. */
+bool fit_bytes(vjp_device *device, double needed, const char *what, char error[TRAIN_ERROR]);
+
+/* The same for a program to which the graph and its results would be compiled. */
 bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count, const char *what,
                  char error[TRAIN_ERROR]);
 

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "core/arithmetic.h"
-#include "core/half.h"
 #include "text/chat.h"
 #include "text/utf8.h"
 #include "train/data/tokens.h"
@@ -53,39 +52,10 @@ struct sampler {
 
 /* ---- Opening ----------------------------------------------------------------------------------------- */
 
-/* Reads a tensor of a file in the dtype that is wanted, through f32 where that is another one. */
 static bool load_weight(void *context, const char *name, const vjp_tensor *want, void *to, char error[TRAIN_ERROR]) {
     const safetensors_tensor *tensor = checkpoint_tensor(context, name);
     if (!tensor) return train_fail(error, "the checkpoint has no tensor %s", name);
-    bool same = want->ndim == tensor->ndim;
-    size_t count = 1;
-    for (int i = 0; i < want->ndim && same; i++) {
-        same = want->shape[i] == tensor->shape[i];
-        count *= (size_t)want->shape[i];
-    }
-    if (!same) return train_fail(error, "%s has another shape in the file than in the model", name);
-    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
-        return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", name, tensor->type);
-    size_t bytes = count * vjp_dtype_size((vjp_dtype)tensor->dtype);
-    if (tensor->dtype == want->dtype) return safetensors_fetch(tensor, to, bytes, error);
-    char *from = malloc(bytes + 1);
-    if (!from) return train_fail(error, "no memory for %s", name);
-    bool ok = safetensors_fetch(tensor, from, bytes, error);
-    for (size_t i = 0; i < count && ok; i++) {
-        uint16_t half = 0;
-        float x;
-        if (tensor->dtype == VJP_F32)
-            memcpy(&x, from + i * sizeof x, sizeof x);
-        else
-            memcpy(&half, from + i * sizeof half, sizeof half);
-        if (tensor->dtype != VJP_F32) x = tensor->dtype == VJP_BF16 ? vjp_bf16_to_f32(half) : vjp_f16_to_f32(half);
-        if (want->dtype == VJP_F32)
-            ((float *)to)[i] = x;
-        else
-            ((uint16_t *)to)[i] = want->dtype == VJP_BF16 ? vjp_f32_to_bf16(x) : vjp_f32_to_f16(x);
-    }
-    free(from);
-    return ok;
+    return model_read(tensor, want, to, error);
 }
 
 static void add_end(sampler *s, int64_t token) {

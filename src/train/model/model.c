@@ -91,41 +91,78 @@ static void widen(const uint16_t *from, int dtype, int64_t count, float *to) {
         to[i] = dtype == VJP_BF16 ? vjp_bf16_to_f32(from[i]) : vjp_f16_to_f32(from[i]);
 }
 
-/* Copies numbers [at, at + count) of a tensor to the device; `buffer` holds LOAD_NUMBERS of 6 bytes. */
-static bool load_part(vjp_program *program, const vjp_tensor *place, const safetensors_tensor *tensor, int64_t at,
-                      int64_t count, float *buffer, char *error) {
-    size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype), bytes = (size_t)count * sizeof *buffer;
+/* Whether the file's tensor has the shape of the model's, and numbers that can be read. */
+static bool check_tensor(const vjp_tensor *own, const safetensors_tensor *tensor, int64_t *count, char *error) {
+    bool same = own->ndim == tensor->ndim;
+    *count = 1;
+    for (int i = 0; i < own->ndim && same; i++) {
+        same = own->shape[i] == tensor->shape[i];
+        *count *= own->shape[i];
+    }
+    if (!same) return train_fail(error, "%s has another shape in the file than in the model", tensor->name);
+    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
+        return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", tensor->name, tensor->type);
+    return true;
+}
+
+/* NULL: `error` says so. It holds LOAD_NUMBERS of 6 bytes. */
+static float *new_buffer(const safetensors_tensor *tensor, char *error) {
+    float *buffer = malloc(LOAD_NUMBERS * (sizeof *buffer + sizeof(uint16_t)));
+    if (!buffer) train_fail(error, "no memory for %s", tensor->name);
+    return buffer;
+}
+
+/* Reads numbers [at, at + count) of a tensor as f32. */
+static bool read_part(const safetensors_tensor *tensor, int64_t at, int64_t count, float *buffer, char *error) {
+    size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     bool wide = tensor->dtype == VJP_F32;
     uint16_t *narrow = (uint16_t *)(void *)(buffer + LOAD_NUMBERS);
     if (!safetensors_fetch(tensor, (size_t)at * size, (size_t)count * size, wide ? (void *)buffer : narrow, error))
         return false;
     if (!wide) widen(narrow, tensor->dtype, count, buffer);
-    uint64_t offset = place->offset + (uint64_t)at * sizeof *buffer;
-    return vjp_upload(program->device, place->data, offset, buffer, bytes) == VJP_OK ||
-           train_fail(error, "%s cannot be written to the device", tensor->name);
+    return true;
 }
 
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
                 char error[TRAIN_ERROR]) {
     vjp_tensor own = vjp_graph_describe(model->graph, value), place;
-    bool same = own.ndim == tensor->ndim;
-    int64_t count = 1;
-    for (int i = 0; i < own.ndim && same; i++) {
-        same = own.shape[i] == tensor->shape[i];
-        count *= own.shape[i];
-    }
-    if (!same) return train_fail(error, "%s has another shape in the file than in the model", tensor->name);
-    if (tensor->dtype != VJP_F32 && tensor->dtype != VJP_BF16 && tensor->dtype != VJP_F16)
-        return train_fail(error, "%s is %s in the file; it must be F32, BF16 or F16", tensor->name, tensor->type);
+    int64_t count;
+    if (!check_tensor(&own, tensor, &count, error)) return false;
     if (vjp_program_tensor(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
     if (place.dtype != VJP_F32)
         return train_fail(error, "%s is %s in the model; only f32 is loaded", tensor->name,
                           vjp_dtype_name((vjp_dtype)place.dtype));
-    float *buffer = malloc(LOAD_NUMBERS * (sizeof *buffer + sizeof(uint16_t)));
-    bool ok = buffer || train_fail(error, "no memory for %s", tensor->name);
-    for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS)
-        ok = load_part(program, &place, tensor, at, vjp_min(LOAD_NUMBERS, count - at), buffer, error);
+    float *buffer = new_buffer(tensor, error);
+    bool ok = buffer != NULL;
+    for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS) {
+        int64_t some = vjp_min(LOAD_NUMBERS, count - at);
+        uint64_t offset = place.offset + (uint64_t)at * sizeof *buffer;
+        ok = read_part(tensor, at, some, buffer, error) &&
+             (vjp_upload(program->device, place.data, offset, buffer, (size_t)some * sizeof *buffer) == VJP_OK ||
+              train_fail(error, "%s cannot be written to the device", tensor->name));
+    }
+    free(buffer);
+    return ok;
+}
+
+bool model_read(const safetensors_tensor *tensor, const vjp_tensor *want, void *to, char error[TRAIN_ERROR]) {
+    int64_t count;
+    if (!check_tensor(want, tensor, &count, error)) return false;
+    if (tensor->dtype == want->dtype)
+        return safetensors_fetch(tensor, 0, (size_t)count * vjp_dtype_size((vjp_dtype)want->dtype), to, error);
+    float *buffer = new_buffer(tensor, error);
+    bool ok = buffer != NULL;
+    for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS) {
+        int64_t some = vjp_min(LOAD_NUMBERS, count - at);
+        ok = read_part(tensor, at, some, buffer, error);
+        for (int64_t i = 0; i < some && ok; i++)
+            if (want->dtype == VJP_F32)
+                ((float *)to)[at + i] = buffer[i];
+            else
+                ((uint16_t *)to)[at + i] =
+                    want->dtype == VJP_BF16 ? vjp_f32_to_bf16(buffer[i]) : vjp_f32_to_f16(buffer[i]);
+    }
     free(buffer);
     return ok;
 }

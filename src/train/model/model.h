@@ -63,4 +63,7 @@ int model_is_hidden(void *model, const char *name, const vjp_tensor *parameter);
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
                 char error[TRAIN_ERROR]);
 
+/* Reads a tensor of a file to `to`, in the shape and dtype of `want`: f32, bf16 or f16. */
+bool model_read(const safetensors_tensor *tensor, const vjp_tensor *want, void *to, char error[TRAIN_ERROR]);
+
 #endif
