@@ -298,7 +298,7 @@ static bool take_token(sampler *s, int64_t text, float *logits, char error[TRAIN
     draw_penalize(logits, (int)s->drawable, t->window, t->used, o->draw.repetition, s->scratch);
     /* The model may have more tokens than a text can have. */
     int token = draw_token(logits, (int)s->drawable, &o->draw, t->drawn++, s->scratch);
-    if (token < 0) return train_fail(error, "the model's prediction is not a number: its weights are broken");
+    if (token < 0) return train_fail(error, "the model's prediction is not a number; its training may have diverged");
     t->tokens++;
     if (is_end(s, token)) {
         t->state = SAMPLER_END;
