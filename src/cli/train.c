@@ -482,7 +482,7 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_HEADING("Choose the model and where it begins:"),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
-        {"from", 0, "DIR", "start with the weights of a Hugging Face Llama", CLI_TEXT, &a.from, 0, 0},
+        {"from", 0, "DIR", "start with the weights of a Hugging Face model (docs/models.md)", CLI_TEXT, &a.from, 0, 0},
         {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
          &a.tokenizer, 0, 0},
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
