@@ -312,7 +312,8 @@ static void loading_copies_nothing(void **unused) {
     if (!model_run_load(&r, error)) fail_msg("%s", error);
     double grown = peak_bytes() - before;
     print_message("loading %.0f MiB of weights: %.0f MiB more in memory\n", model / 1048576, grown / 1048576);
-    assert_true(grown >= model && grown <= 1.1 * model);
+    /* A sanitizer has memory of its own, and keeps what was freed. */
+    if (sizeof VJP_SANITIZE == 1) assert_true(grown >= model && grown <= 1.1 * model);
     model_run_close(&r);
 }
 

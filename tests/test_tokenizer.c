@@ -127,6 +127,18 @@ static void expect_text(const tokenizer *t, const int32_t *ids, size_t count, bo
     byte_list_free(&list);
 }
 
+/* A word that the model has no token for, twice: the second time from the cache, into a list without memory. */
+static void a_word_may_have_no_tokens(void **state) {
+    (void)state;
+    char error[FILE_ERROR] = "";
+    tokenizer *t = parse("{" MODEL "}", error);
+    if (!t) fail_msg("%s", error);
+    expect_ids(t, "z", false, "");
+    expect_ids(t, "z", false, "");
+    expect_ids(t, "ab", false, "2");
+    tokenizer_free(t);
+}
+
 /* Byte fallback, unknown characters, tokens around the text, added tokens that take the spaces beside them. */
 static void gives_tokens_worked_out_by_hand(void **state) {
     (void)state;
@@ -399,6 +411,7 @@ static void reads_expressions_as_oniguruma_does(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refuses_what_it_cannot_follow),
+        cmocka_unit_test(a_word_may_have_no_tokens),
         cmocka_unit_test(gives_tokens_worked_out_by_hand),
         cmocka_unit_test(agrees_with_a_plain_implementation),
         cmocka_unit_test(empties_a_full_cache),

@@ -305,11 +305,13 @@ bool bpe_encode(bpe *b, const char *word, size_t length, token_list *to, char er
     uint64_t hash = text_hash(word, length);
     const cached *entry = b->cache->slot_count ? cache_slot(b->cache, hash, word, length) : NULL;
     if (entry && entry->length)
-        return token_list_add(to, b->cache->tokens.ids + entry->tokens, entry->count) ||
+        return !entry->count || token_list_add(to, b->cache->tokens.ids + entry->tokens, entry->count) ||
                file_fail(error, "there is no memory for %u tokens", (unsigned)entry->count);
     size_t before = to->count;
     if (!encode_new(b, word, length, to, error)) return false;
-    cache_add(b->cache, hash, word, length, to->ids + before, to->count - before);
+    /* A word may have no tokens, and the list no memory. */
+    const int32_t *added = to->count > before ? to->ids + before : NULL;
+    cache_add(b->cache, hash, word, length, added, to->count - before);
     return true;
 }
 

@@ -336,13 +336,28 @@ bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
     return ok;
 }
 
+/* Where `latest` points; "" where it is no link. */
+static void read_latest(const char *dir, char target[CHECKPOINT_PATH]) {
+    char latest[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    if (!checkpoint_path(latest, ignored, "%s/latest", dir) || !system_read_link(latest, target, CHECKPOINT_PATH))
+        target[0] = 0;
+}
+
 bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpoint *c, char error[TRAIN_ERROR]) {
     enum { MAX_TRIES = 100 };
     *c = (checkpoint){.step = -1};
     bool ok = false, replaced = true;
+    char before[CHECKPOINT_PATH], after[CHECKPOINT_PATH];
     for (int i = 0; i < MAX_TRIES && replaced; i++) {
         checkpoint_close(c);
-        if (!checkpoint_find(dir, path, error)) return false;
+        read_latest(dir, before);
+        ok = checkpoint_find(dir, path, error);
+        if (!ok) {
+            /* Those that it tried may have been replaced meanwhile; then `latest` has moved on. */
+            read_latest(dir, after);
+            replaced = strcmp(before, after) != 0;
+            continue;
+        }
         ok = checkpoint_open(path, c, error);
         /* A checkpoint is renamed before its files are removed. If its name is gone by now, a newer one is there, and
          * files of this one may have been taken for missing. */
