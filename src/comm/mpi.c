@@ -81,8 +81,9 @@ static vjp_status join(void **state, int32_t *rank, int32_t *size, vjp_engine_fa
     MPI_Comm_size(s->world, &s->size);
     s->reported = calloc((size_t)s->size, sizeof *s->reported);
     if (!s->reported) {
+        fail(failure, VJP_OUT_OF_MEMORY, "MPI: there is no memory for %d ranks", s->size);
         leave(s, 0);
-        return fail(failure, VJP_OUT_OF_MEMORY, "MPI: there is no memory for %d ranks", s->size);
+        return VJP_OUT_OF_MEMORY;
     }
     *state = s;
     *rank = s->rank;
