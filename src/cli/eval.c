@@ -76,8 +76,8 @@ int cli_eval(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
-        {"context", 0, "T", "tokens per window; default: the most that the model was made for", CLI_INTEGER,
-         &a.options.context, 1, MANY},
+        {"context", 0, "T", "tokens per window; default: the model's, at most 1024", CLI_INTEGER, &a.options.context, 1,
+         MANY},
         {"batch", 0, "B", "windows at once; default 8", CLI_INTEGER, &a.options.batch, 1, MANY},
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
     };
@@ -85,7 +85,7 @@ int cli_eval(int argc, char **argv) {
         .name = "eval",
         .usage = "eval DIR TEXT [--context T] [--batch B]",
         .about = "Measures how well a model predicts a text, all of it: loss, perplexity and bits per byte. DIR is a\n"
-                 "folder that `vjp train` made, a checkpoint in it such as DIR/best, or a Hugging Face Llama. TEXT is\n"
+                 "folder that `vjp train` made, a checkpoint in it such as DIR/best, or a Hugging Face model. TEXT is\n"
                  "a file or a folder. Each window of the context is predicted on its own; the first token of the text\n"
                  "is not predicted. The results have the same bits for any number of threads.",
         .more = NULL,

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "train/data/tokens.h"
+#include "train/fit.h"
 #include "train/model/llama.h"
 
 typedef struct evaluation {
@@ -46,9 +48,10 @@ static int64_t window_count(const evaluation *e) {
 }
 
 static bool choose_sizes(evaluation *e, const evaluate_options *o, char error[TRAIN_ERROR]) {
-    e->options = (llama_options){.batch = o->batch ? o->batch : LLAMA_USUAL_BATCH,
-                                 .context = o->context ? o->context : e->config.max_positions,
-                                 .dtype = o->dtype};
+    e->options =
+        (llama_options){.batch = o->batch ? o->batch : LLAMA_USUAL_BATCH,
+                        .context = o->context ? o->context : vjp_min(e->config.max_positions, LLAMA_USUAL_CONTEXT),
+                        .dtype = o->dtype};
     if (e->options.context > e->config.max_positions)
         return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",
                           (long long)e->options.context, (long long)e->config.max_positions);
@@ -64,6 +67,7 @@ static bool build(evaluation *e, const checkpoint *from, char error[TRAIN_ERROR]
     e->input = calloc(count, sizeof *e->input);
     e->target = calloc(count, sizeof *e->target);
     if (!e->input || !e->target) return train_fail(error, "there is no memory for %zu tokens at once", count);
+    if (!fit_program(e->device, e->model.graph, &e->model.loss, 1, "evaluating this model", error)) return false;
     if (vjp_compile(e->device, e->model.graph, &e->model.loss, 1, NULL, &e->program) != VJP_OK)
         return train_fail(error, "%s", vjp_error(e->device));
     for (int i = 0; i < e->model.parameters; i++) {

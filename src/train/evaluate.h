@@ -11,9 +11,9 @@
 #include "vjp.h"
 
 typedef struct evaluate_options {
-    int64_t batch, context; /* windows at once, and tokens per window; 0: 8, and the model's own */
+    int64_t batch, context; /* windows at once, and tokens per window; 0: 8, and the model's own, at most 1024 */
     vjp_dtype dtype;        /* of activations and of weights in products */
-    /* Called after each batch; NULL: nobody is told. False ends the evaluation. */
+    /* Called after each batch; NULL: progress is not reported. False ends the evaluation. */
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *progress_context;
 } evaluate_options;

@@ -89,7 +89,8 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
     }
     if (!j->settings.batch) j->settings.batch = batch;
     if (!require_whole_shards(j, error)) return false;
-    if (!j->settings.context) j->settings.context = j->llama.max_positions;
+    if (!j->settings.context)
+        j->settings.context = from ? vjp_min(j->llama.max_positions, LLAMA_USUAL_CONTEXT) : j->llama.max_positions;
     if (!from) j->llama.max_positions = j->settings.context;
     if (j->settings.context > j->llama.max_positions)
         return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",

@@ -89,7 +89,8 @@ bool llama_require_weights(const llama_config *config, const struct checkpoint *
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
 
-enum { LLAMA_USUAL_BATCH = 8 }; /* rows of text */
+/* Rows of text, and the most tokens of a row where a model may have more: 131072 positions fill any memory. */
+enum { LLAMA_USUAL_BATCH = 8, LLAMA_USUAL_CONTEXT = 1024 };
 
 typedef struct llama_preset {
     const char *name;

@@ -56,7 +56,7 @@ int model_decays(void *model, const char *name, const vjp_tensor *parameter);
 /* Marks the parameter of that name, if there is one, as an embedding or a head. */
 void model_mark_outer(train_model *model, const char *name);
 
-/* Whether a parameter is none of these, for vjp_minimize_options; `model` is a train_model. */
+/* Whether a parameter is not one of these, for vjp_minimize_options; `model` is a train_model. */
 int model_is_hidden(void *model, const char *name, const vjp_tensor *parameter);
 
 /* Copies a tensor of a file, f32, bf16 or f16, to a parameter or a state of a program. False: another shape. */
