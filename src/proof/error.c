@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "op/op.h"
+#include "proof/terms.h"
 #include "proof/values.h"
 
 /* A NaN prints as "nan", whatever its sign. */
@@ -154,7 +155,8 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     }
     /* Squares of numbers past 1e154 or so do not fit a double; no case has such a result. */
     norm = sqrt(size);
-    e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : norm > 0 ? sqrt(off) / norm : INFINITY;
+    double measure = off == 0 ? norm : norm * proof_cancellation(p, pass, slot);
+    e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : measure > 0 ? sqrt(off) / measure : INFINITY;
     double rms = finite ? norm / sqrt((double)finite) : 0;
     double unit = half_unit(dtype);
     double slack = operand_slack(p, pass, slot);

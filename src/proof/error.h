@@ -16,7 +16,9 @@
  * operands (problem->narrow_operands), linear's dpre is rounded before it enters da and db, and y is act of the stored
  * pre: with an activation an element of da and db may be off by 4 half units of that size more, one of y by 2. The L2
  * bound is the same for all, but for linear_cross_entropy: there, its logits and their gradients are of the storage
- * type, so the bound of that type is the bound of its f32 results as well.
+ * type, so the bound of that type is the bound of its f32 results as well. And where the terms of its dx or dweight
+ * nearly cancel, the error is relative to the L2 norm of the terms (terms.h): each was rounded, so no arithmetic on
+ * them could be closer.
  *
  * Below the smallest normal number of its dtype a result has fewer digits the smaller it is: the half unit that
  * rounding costs there is left out of the L2 error. A device that may flush (problem->flushes) replaces numbers below

@@ -31,6 +31,7 @@ struct product {
     bool f32;     /* the result is f32; else of the storage type */
     int64_t item; /* from one result to the next */
     float scale;
+    const float *factors; /* on the device: what takes the place of scale, then 0, then 1; NULL: scale is used */
     bool add;
     const void *bias; /* [n], of the result's type; NULL: none */
 };

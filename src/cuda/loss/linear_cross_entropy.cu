@@ -11,6 +11,10 @@
  *     in a second loop            16 bits, several chunks         blocks of classes with all rows: logits again,
  *                                                                 dlogits, dweight = dlogits^T x, rounded once
  *
+ * dlogits are stored as differences of probabilities, of size 1, and dloss over the number of rows is a factor of the
+ * products: so in 16 bits none is lost because there are many rows or dloss is small. In f16 they are multiplied by
+ * 4096 besides.
+ *
  * The second loop is a fourth product, but a 16-bit sum that is rounded after each chunk would lose digits, and an f32
  * copy of dweight can take gigabytes: training asks for dweight in f32. Chunks and blocks depend on sizes and types
  * alone. The host never waits, so a call can be captured in a CUDA graph.
@@ -27,6 +31,9 @@ namespace {
  */
 constexpr int64_t MIN_BUFFER = 4 << 20, MAX_BUFFER = 256 << 20, BUFFER_PER_WEIGHT = 16;
 
+/* What dlogits are multiplied by: the largest that leaves f16 room for sums of labels that are smoothed. */
+constexpr float F16_UNIT = 4096;
+
 struct pass {
     vjp_linear_cross_entropy_sizes s;
     vjp_linear_cross_entropy_slots at;
@@ -37,6 +44,7 @@ struct pass {
     const void *x, *weight;   /* aligned */
     void *to_dx, *to_dweight; /* aligned */
     void *buffer;
+    float *factors;   /* of the products of dlogits */
     loss_call losses; /* of all rows */
 };
 
@@ -45,12 +53,19 @@ size_t buffer_bytes(const vjp_linear_cross_entropy_sizes &s) {
     return wanted < MIN_BUFFER ? MIN_BUFFER : wanted > MAX_BUFFER ? MAX_BUFFER : (size_t)wanted;
 }
 
+/* dlogits as the products expect them. */
+void use_factors(const pass &p, loss_call *c) {
+    c->dloss = p.factors ? p.factors + UNIT_FACTOR : nullptr;
+    c->counts = nullptr;
+}
+
 /* The call of loss_rows.cuh for rows of the buffer. */
 loss_call rows_call(const vjp_work *work, const pass &p, int64_t first_row, int64_t rows) {
     loss_call c = p.losses;
     c.rows = rows;
     c.first_row = first_row;
     c.logits = c.dlogits = p.buffer;
+    use_factors(p, &c);
     plan_rows(work->storage, &c);
     return c;
 }
@@ -88,6 +103,7 @@ pass plan_of(steps &w) {
         c.count_blocks = count_blocks_of(rows);
         c.counts = w.layout.take<double>(c.count_blocks);
     }
+    if (p.dx || p.dweight) p.factors = w.layout.take<float>(FACTORS);
     p.chunk_partials = rows_call(work, p, 0, p.chunk_rows).chunks;
     c.partials = w.layout.take<partial_loss>(p.chunks * p.chunk_partials);
     return p;
@@ -116,6 +132,7 @@ void compute_dx(steps &w, const pass &p, int64_t row, int64_t rows) {
     q.result = rows_from(p.to_dx, w.work->storage, row, p.s.dim);
     q.f32 = w.work->storage == VJP_F32;
     q.add = vjp_accumulates(w.work, p.at.dx);
+    q.factors = p.factors;
     if (is_enqueuing(w)) then(w, multiply(w.work, q));
 }
 
@@ -127,6 +144,7 @@ void compute_dweight(steps &w, const pass &p, int64_t row, int64_t rows, int64_t
     q.result = rows_from(p.to_dweight, vjp_type(w.work, p.at.dweight), first, p.s.dim);
     q.f32 = vjp_type(w.work, p.at.dweight) == VJP_F32;
     q.add = row > 0 || vjp_accumulates(w.work, p.at.dweight);
+    q.factors = p.factors;
     if (is_enqueuing(w)) then(w, multiply(w.work, q));
 }
 
@@ -154,6 +172,7 @@ void run_blocks(steps &w, const pass &p) {
         c.logits = c.dlogits = p.buffer;
         c.first_class = first;
         c.width = classes;
+        use_factors(p, &c);
         plan_rows(w.work->storage, &c);
         compute_logits(w, p, 0, c.rows, first, classes);
         if (is_enqueuing(w)) then(w, enqueue_gradients(w.work, c));
@@ -174,6 +193,8 @@ void compute_steps(steps &w) {
     p.losses.found = findings_of(w.work);
     if (p.dweight && p.s.loss.rows == 0) clear_dweight(w, p);
     if (p.losses.counts) then(w, enqueue_count(w.work, p.losses));
+    if (p.factors && is_enqueuing(w))
+        then(w, enqueue_factors(w.work, p.losses, w.work->storage == VJP_F16 ? F16_UNIT : 1.0f, p.factors));
     run_chunks(w, p);
     if (p.block_classes) run_blocks(w, p);
     if (p.losses.loss && is_enqueuing(w)) {

@@ -171,6 +171,21 @@ __device__ inline float scale_of(const loss_call &c) {
     return (float)(dloss / warp_sum(count));
 }
 
+/* Where no row takes part, every gradient is 0, and the factor must not make NaN of it. */
+__global__ void __launch_bounds__(32) write_factors(loss_call c, float unit, float *factors) {
+    begin_chained();
+    double count = 0;
+    for (int64_t i = threadIdx.x; c.counts && i < c.count_blocks; i += 32)
+        count += __ldcg(c.counts + i);
+    count = warp_sum(count);
+    if (threadIdx.x != 0) return;
+    double divisor = c.counts ? count : 1;
+    factors[0] = divisor == 0 ? 0.0f : (float)((double)*c.dloss / divisor / (double)unit);
+    factors[1] = 0;
+    factors[2] = 1;
+    factors[UNIT_FACTOR] = unit;
+}
+
 /* What the gradients of a row are computed with. */
 enum row_mode { SAVED, MEASURED, MEASURED_SMOOTH }; /* its lse; its sums, which smoothing needs more of for the loss */
 
@@ -364,6 +379,10 @@ int64_t count_blocks_of(int64_t rows) {
 
 vjp_status enqueue_count(const vjp_work *work, const loss_call &c) {
     return launch(work, true, count_rows, c.count_blocks, COUNT_THREADS, 0, c);
+}
+
+vjp_status enqueue_factors(const vjp_work *work, const loss_call &c, float unit, float *factors) {
+    return launch(work, true, write_factors, 1, 32, 0, c, unit, factors);
 }
 
 namespace {

@@ -63,6 +63,14 @@ vjp_status enqueue_gradients(const vjp_work *work, const loss_call &c);
 int64_t count_blocks_of(int64_t rows);
 vjp_status enqueue_count(const vjp_work *work, const loss_call &c);
 
+/*
+ * What products of dlogits are multiplied by where those are computed with a dloss of `unit` and as a sum over rows
+ * (dloss = factors + UNIT_FACTOR, counts NULL): writes dloss / unit, over the rows that take part for a mean, then 0, 1
+ * and unit.
+ */
+constexpr int FACTORS = 4, UNIT_FACTOR = 3;
+vjp_status enqueue_factors(const vjp_work *work, const loss_call &c, float unit, float *factors);
+
 /* Writes the loss from all `chunks` partial losses. */
 vjp_status enqueue_loss(const vjp_work *work, const loss_call &c);
 
