@@ -40,11 +40,6 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID,
                           "window is %lld, but causal is false: a window ends at the query's own time",
                           (long long)attributes->window);
-    if (attributes->window && !vjp_device_is_host(work->device))
-        return vjp_refuse(work, VJP_UNSUPPORTED,
-                          "window is %lld; %s computes attention without a window only (cpu and "
-                          "ref have it)",
-                          (long long)attributes->window, work->device->name);
     if (!(attributes->scale >= 0) || isinf(attributes->scale))
         return vjp_refuse(work, VJP_INVALID, "scale is %g; it must be positive, or 0 for 1/sqrt(dim)",
                           attributes->scale);

@@ -192,23 +192,28 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) forward(ten
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, lane = threadIdx.x % 32;
     int64_t kv_head = p.t.head / a.group;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
-    int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int warp_row = p.first + (int)threadIdx.x / 32 * 16;
+    int all = keys_seen(a.causal, warp_row, offset, keys);
+    int whole = keys_seen(a.causal, warp_row + 15, offset, keys) - (int)a.window; /* first key that all rows see */
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
     uint32_t weights[SIDE / 4];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
+    int begin = first_keys<ROWS, SIDE>(a, a.causal, p.t.block);
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(o);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            int key = (begin + i) * SIDE;
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
-            int here[2] = {seen[0] - i * SIDE, seen[1] - i * SIDE};
-            weigh(scores, rows, correction, factor, (i + 1) * SIDE > all, here);
+            int first = (begin + i) * SIDE, here[2] = {seen[0] - first, seen[1] - first};
+            weigh(scores, rows, correction, factor, first + SIDE > all || first < whole,
+                  [&](int r, int key) { return key >= here[r] || key < here[r] - (int)a.window; });
             correct(o, correction);
             fragments<T>(weights, scores);
             tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
@@ -242,29 +247,35 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dq
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, column = threadIdx.x % 4 * 2;
     int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
-    int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int warp_row = p.first + (int)threadIdx.x / 32 * 16;
+    int all = keys_seen(a.causal, warp_row, offset, keys);
+    int whole = keys_seen(a.causal, warp_row + 15, offset, keys) - (int)a.window; /* first key that all rows see */
     const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 4];
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
+    int begin = first_keys<ROWS, SIDE>(a, a.causal, p.t.block);
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(dq);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(dy, a.dy, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            int key = (begin + i) * SIDE;
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
             tile_scores<T, D>(dp, dy, tiles + (2 * stage + 1) * TILE);
+            int first = (begin + i) * SIDE;
+            bool masked = first + SIDE > all || first < whole;
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
-                int r = e / 2 % 2;
+                int r = e / 2 % 2, key = first + e / 4 * 8 + column + e % 2;
                 dp[e] = exp2_fast(fmaf(scores[e], factor, -own_lse[r])) * (dp[e] - own_delta[r]);
-                if ((i + 1) * SIDE > all && i * SIDE + e / 4 * 8 + column + e % 2 >= seen[r]) dp[e] = 0;
+                if (masked && (key >= seen[r] || key < seen[r] - (int)a.window)) dp[e] = 0;
             }
             fragments<T>(ds, dp);
             tile_sums<T, D, SIDE>(dq, ds, tiles + 2 * stage * TILE, p.column);
@@ -283,17 +294,17 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
     begin_chained();
     place p(c, S::COLUMNS);
     uint32_t k = shared_memory(), v = k + ROWS * D * 2, tiles = v + ROWS * D * 2;
-    int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
+    int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2, warp_key = p.first + (int)threadIdx.x / 32 * 16;
     float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t operand[SIDE / 4];
-    int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block), blocks = ((int)a.time + SIDE - 1) / SIDE;
-    int per_head = blocks - first;
+    int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block), end = end_queries<ROWS, SIDE>(a, p.t.block);
+    int per_head = end - first;
     clear(dk);
     clear(dv);
     load_tile<T, D>(k, a.k, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(v, a.v, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
     auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
-    auto query_of = [&](int i) { return (blocks - 1 - i % per_head) * SIDE; }; /* from the last one down */
+    auto query_of = [&](int i) { return (end - 1 - i % per_head) * SIDE; }; /* from the last one down */
     for_tiles<S::STAGES>(
         per_head * (int)a.group,
         [&](int i, int stage) {
@@ -306,11 +317,17 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
             int query = query_of(i);
             int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
             tile_scores<T, D>(scores, k, q);
-            bool masked = a.causal && p.first + (int)threadIdx.x / 32 * 16 + 15 > query + offset;
+            bool masked =
+                a.causal && (warp_key + 15 > query + offset || warp_key <= query + SIDE - 1 + offset - (int)a.window);
+            auto is_hidden = [&](int e) { /* keys from the query's own time back to its window's first are seen */
+                                          int back =
+                                              query + e / 4 * 8 + column + e % 2 + offset - (p.own + e / 2 % 2 * 8);
+                                          return masked && (back < 0 || back >= (int)a.window);
+            };
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 scores[e] = exp2_fast(fmaf(scores[e], factor, -c.rows.lse[row + e / 4 * 8 + e % 2]));
-                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) scores[e] = 0;
+                if (is_hidden(e)) scores[e] = 0;
             }
             fragments<T>(operand, scores);
             tile_sums<T, D, SIDE>(dv, operand, dy, p.column);
@@ -318,7 +335,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 dp[e] = scores[e] * (dp[e] - c.rows.delta[row + e / 4 * 8 + e % 2]);
-                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) dp[e] = 0;
+                if (is_hidden(e)) dp[e] = 0;
             }
             fragments<T>(operand, dp);
             tile_sums<T, D, SIDE>(dk, operand, q, p.column);
