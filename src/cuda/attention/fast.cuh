@@ -81,6 +81,11 @@ template <int ROWS, int KEYS> __device__ int first_keys(const attention_call &a,
     return max(0, keys_seen(causal, block * ROWS, (int)(a.keys - a.time), (int)a.keys) - (int)a.window) / KEYS;
 }
 
+/* The first key that all queries up to `last` see, if it is not before 0. */
+__device__ inline int all_from(const attention_call &a, int last) {
+    return keys_seen(a.causal, last, (int)(a.keys - a.time), (int)a.keys) - (int)a.window;
+}
+
 /*
  * The end of the blocks of queries whose windows have a key of this block. It is at least one: keys before the window
  * of the first query are seen by none, and a block whose weights are all 0 gives their gradient.

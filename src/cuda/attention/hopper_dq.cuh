@@ -98,7 +98,7 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys);
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
-        int whole = WINDOW ? keys_seen(CAUSAL, first + 63, offset, (int)c.a.keys) - (int)c.a.window : 0;
+        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
         const float *lse_at = c.rows.lse + head * c.rows.padded + own;
         const float *delta_at = c.rows.delta + head * c.rows.padded + own;
         float lse[2] = {lse_at[0], lse_at[8]}, delta[2] = {delta_at[0], delta_at[8]};

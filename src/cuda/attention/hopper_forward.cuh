@@ -137,8 +137,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
-        /* The first key that every row of the warpgroup sees. */
-        int whole = WINDOW ? keys_seen(CAUSAL, first + 63, offset, (int)c.a.keys) - (int)c.a.window : 0;
+        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
