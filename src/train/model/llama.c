@@ -84,7 +84,7 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix, int64_t la
     q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
     k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
     vjp_attention_attributes attention = VJP_ATTENTION_DEFAULTS;
-    /* A window that is no shorter than the context hides nothing, and GPUs have none. */
+    /* A window that is no shorter than the context hides nothing. */
     int64_t window = llama_window(c, layer);
     attention.window = window < b->options->context ? window : 0;
     vjp_value y = vjp_graph_attention(graph, q, k, v, &attention);
