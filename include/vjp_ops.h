@@ -411,12 +411,14 @@ typedef struct vjp_attention_attributes {
 #define VJP_ATTENTION_DEFAULTS {sizeof(vjp_attention_attributes), 1, 0, 0}
 
 vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
-                                 const vjp_tensor *k, const vjp_tensor *v, const vjp_attention_attributes *attributes);
+                                 const vjp_tensor *k, const vjp_tensor *v, const vjp_tensor *first,
+                                 const vjp_attention_attributes *attributes);
 vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk,
                                   const vjp_tensor *dv, const vjp_tensor *dy, const vjp_tensor *q,
                                   const vjp_tensor *k, const vjp_tensor *v, const vjp_tensor *y,
-                                  const vjp_tensor *lse, const vjp_attention_attributes *attributes);
-vjp_value vjp_graph_attention(vjp_graph *graph, vjp_value q, vjp_value k, vjp_value v,
+                                  const vjp_tensor *lse, const vjp_tensor *first,
+                                  const vjp_attention_attributes *attributes);
+vjp_value vjp_graph_attention(vjp_graph *graph, vjp_value q, vjp_value k, vjp_value v, vjp_value first,
                               const vjp_attention_attributes *attributes);
 
 /* ---- conv2d ------------------------------------------------------------------------------------------ */

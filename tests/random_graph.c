@@ -130,7 +130,7 @@ static vjp_value add_attention(making *m, vjp_value x) {
     const int64_t shape[] = {1, -1, 1, t.shape[t.ndim - 1]};
     vjp_value y = pick_like(m, x, false), z = pick_like(m, x, false);
     x = vjp_graph_reshape(g, x, 4, shape), y = vjp_graph_reshape(g, y, 4, shape);
-    return vjp_graph_attention(g, x, y, vjp_graph_reshape(g, z, 4, shape),
+    return vjp_graph_attention(g, x, y, vjp_graph_reshape(g, z, 4, shape), 0,
                                WITH(attention, .causal = (int)choose(&m->from, 2), .scale = 0));
 }
 

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -78,7 +79,7 @@ static vjp_tensor forward(const char *device_name, vjp_dtype dtype, const long_c
         put(&v, i, (float)value_of(c, i / DIM, i % DIM));
     }
     assert_int_equal(vjp_open(device_name, &options, &device), VJP_OK);
-    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, &attributes), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, NULL, &attributes), VJP_OK);
     vjp_close(device);
     free(q.data);
     free(k.data);
@@ -117,9 +118,10 @@ static void test_nan_before_window(void **state) {
         put(&v, i, i < DIM ? NAN : (float)random_of(2, 10, (uint64_t)i));
     }
     assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
-    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, &attributes), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &y, NULL, &q, &k, &v, NULL, &attributes), VJP_OK);
     assert_int_equal(vjp_reserve(device, 1 << 20), VJP_OK);
-    assert_int_equal(vjp_attention_backward(device, &dq, NULL, NULL, &q, &q, &k, &v, NULL, NULL, &attributes), VJP_OK);
+    assert_int_equal(vjp_attention_backward(device, &dq, NULL, NULL, &q, &q, &k, &v, NULL, NULL, NULL, &attributes),
+                     VJP_OK);
     for (int64_t i = 0; i < TIME * DIM; i++) {
         assert_int_equal(isnan(get(&y, i)) != 0, i / DIM < WINDOW);
         assert_int_equal(isnan(get(&dq, i)) != 0, i / DIM < WINDOW);
@@ -128,7 +130,44 @@ static void test_nan_before_window(void **state) {
     free(y.data), free(q.data), free(k.data), free(v.data), free(dq.data);
 }
 
+/* Which numbers `first` may have; a call that is refused writes nothing. */
+static void test_first_keys(void **state) {
+    (void)state;
+    enum { TIME = 3, KEYS = 5 };
+    static const struct {
+        int32_t first[TIME];
+        int causal;
+        const char *says; /* NULL: it is right */
+    } calls[] = {
+        {{0, 0, 0}, 1, NULL},
+        {{2, 3, 4}, 1, NULL},
+        {{1, 1, 3}, 1, NULL},
+        {{3, 3, 3}, 1, "first[0, 0] is 3; the last key that this query sees is 2"},
+        {{0, 4, 4}, 1, "first[0, 1] is 4; the last key that this query sees is 3"},
+        {{1, 2, 1}, 1, "first[0, 2] is 1, less than the 2 of the query before it"},
+        {{-1, 0, 0}, 1, "first[0] is -1, outside [0, 5), the keys"},
+        {{0, 0, 0}, 0, "first is given, but causal is false"},
+    };
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    vjp_tensor y = tensor_of(VJP_F32, TIME), q = tensor_of(VJP_F32, TIME), k = tensor_of(VJP_F32, KEYS);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        vjp_attention_attributes attributes = VJP_ATTENTION_DEFAULTS;
+        attributes.causal = calls[i].causal;
+        vjp_tensor first = vjp_tensor_of((void *)(uintptr_t)calls[i].first, VJP_I32, 2, (const int64_t[]){1, TIME});
+        put(&y, 0, 7);
+        vjp_status status = vjp_attention_forward(device, &y, NULL, &q, &k, &k, &first, &attributes);
+        assert_int_equal(status == VJP_OK, calls[i].says == NULL);
+        if (!calls[i].says) continue;
+        if (!strstr(vjp_error(device), calls[i].says)) fail_msg("%s", vjp_error(device));
+        assert_true(get(&y, 0) == 7);
+    }
+    vjp_close(device);
+    free(y.data), free(q.data), free(k.data);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_long_sums), cmocka_unit_test(test_nan_before_window)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_long_sums), cmocka_unit_test(test_nan_before_window),
+                                       cmocka_unit_test(test_first_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,7 +220,7 @@ static void attention_splits_its_batches_at_2_to_24(void **state) {
     vjp_tensor k = on_device(VJP_F32, 4, k_shape, values, BATCH * EACH * sizeof *values);
     vjp_tensor statistic = on_device(VJP_F32, 3, lse_shape, zero, sizeof lse);
     assert_int_equal(vjp_synchronize(device), VJP_OK);
-    if (vjp_attention_forward(device, &out, &statistic, &q, &k, &k, WITH(attention, .causal = 0)) != VJP_OK)
+    if (vjp_attention_forward(device, &out, &statistic, &q, &k, &k, NULL, WITH(attention, .causal = 0)) != VJP_OK)
         fail_msg("%s", vjp_error(device));
     assert_int_equal(launches_of(device), 2);
     assert_int_equal(vjp_download(device, y, out.data, 0, sizeof y), VJP_OK);
@@ -232,7 +232,7 @@ static void attention_splits_its_batches_at_2_to_24(void **state) {
     webgpu_state *inside = device->state;
     int64_t max = inside->max_iterations;
     inside->max_iterations = 40000; /* as on a software GPU with more keys: refused, not wrong */
-    assert_int_equal(vjp_attention_forward(device, &out, NULL, &q, &k, &k, WITH(attention, .causal = 0)),
+    assert_int_equal(vjp_attention_forward(device, &out, NULL, &q, &k, &k, NULL, WITH(attention, .causal = 0)),
                      VJP_UNSUPPORTED);
     assert_non_null(strstr(vjp_error(device), "iterations"));
     inside->max_iterations = max;

@@ -618,37 +618,39 @@ def swiglu_backward(dy: Array, gate: Any, up: Any, *,
                     device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
-def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0,
-              window: int = 0, outputs: None = None, out: Any = None,
-              accumulate: Union[bool, str, Sequence[str]] = False,
+def attention(q: Array, k: Any, v: Any, first: Optional[Any] = None, *,
+              causal: bool = True, scale: float = 0, window: int = 0, outputs: None = None,
+              out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
               device: Optional[str] = None) -> tuple[Array, Array]: ...
 @overload
-def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0, window: int = 0,
-              outputs: Literal["y", "lse"], out: Any = None,
+def attention(q: Array, k: Any, v: Any, first: Optional[Any] = None, *, causal: bool = True,
+              scale: float = 0, window: int = 0, outputs: Literal["y", "lse"], out: Any = None,
               accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
-def attention(q: Array, k: Any, v: Any, *, causal: bool = True, scale: float = 0,
-              window: int = 0, outputs: Union[tuple[str, ...], list[str]], out: Any = None,
-              accumulate: Union[bool, str, Sequence[str]] = False,
+def attention(q: Array, k: Any, v: Any, first: Optional[Any] = None, *, causal: bool = True,
+              scale: float = 0, window: int = 0, outputs: Union[tuple[str, ...], list[str]],
+              out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
               device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
-                       lse: Optional[Any] = None, *, causal: bool = True,
-                       scale: float = 0, window: int = 0, outputs: None = None,
-                       out: Any = None,
+                       lse: Optional[Any] = None, first: Optional[Any] = None, *,
+                       causal: bool = True, scale: float = 0, window: int = 0,
+                       outputs: None = None, out: Any = None,
                        accumulate: Union[bool, str, Sequence[str]] = False,
                        device: Optional[str] = None) -> tuple[Array, Array, Array]: ...
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
-                       lse: Optional[Any] = None, *, causal: bool = True, scale: float = 0,
-                       window: int = 0, outputs: Literal["dq", "dk", "dv"], out: Any = None,
-                       accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
+                       lse: Optional[Any] = None, first: Optional[Any] = None, *, causal: bool = True,
+                       scale: float = 0, window: int = 0, outputs: Literal["dq", "dk", "dv"],
+                       out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
+                       device: Optional[str] = None) -> Array: ...
 @overload
 def attention_backward(dy: Array, q: Any, k: Any, v: Any, y: Optional[Any] = None,
-                       lse: Optional[Any] = None, *, causal: bool = True, scale: float = 0,
-                       window: int = 0, outputs: Union[tuple[str, ...], list[str]],
-                       out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
+                       lse: Optional[Any] = None, first: Optional[Any] = None, *,
+                       causal: bool = True, scale: float = 0, window: int = 0,
+                       outputs: Union[tuple[str, ...], list[str]], out: Any = None,
+                       accumulate: Union[bool, str, Sequence[str]] = False,
                        device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload

@@ -128,10 +128,10 @@ vjp_value vjp_graph_swiglu(vjp_graph *graph, vjp_value gate, vjp_value up) {
     return vjp_graph_call(graph, &vjp_op_swiglu, inputs, 2, NULL);
 }
 
-vjp_value vjp_graph_attention(vjp_graph *graph, vjp_value q, vjp_value k, vjp_value v,
+vjp_value vjp_graph_attention(vjp_graph *graph, vjp_value q, vjp_value k, vjp_value v, vjp_value first,
                               const vjp_attention_attributes *attributes) {
-    const vjp_value inputs[] = {q, k, v};
-    return vjp_graph_call(graph, &vjp_op_attention, inputs, 3, attributes);
+    const vjp_value inputs[] = {q, k, v, first};
+    return vjp_graph_call(graph, &vjp_op_attention, inputs, 4, attributes);
 }
 
 vjp_value vjp_graph_conv2d(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias,

@@ -5,6 +5,10 @@
 
 #include "op/op.h"
 
+static int first_slot(const vjp_work *work) {
+    return work->pass == VJP_FORWARD ? ATTENTION_FIRST : ATTENTION_B_FIRST;
+}
+
 static vjp_status infer(vjp_work *work) {
     const vjp_attention_attributes *attributes = work->attributes;
     int slot_q = work->pass == VJP_FORWARD ? ATTENTION_Q : ATTENTION_B_Q;
@@ -40,18 +44,42 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID,
                           "window is %lld, but causal is false: a window ends at the query's own time",
                           (long long)attributes->window);
-    if (attributes->window && !vjp_device_is_host(work->device))
+    const vjp_tensor *first = work->tensor[first_slot(work)];
+    if (first && !attributes->causal)
+        return vjp_refuse(work, VJP_INVALID, "first is given, but causal is false: it is for causal attention");
+    if (first && !vjp_device_is_host(work->device))
         return vjp_refuse(work, VJP_UNSUPPORTED,
-                          "window is %lld; %s computes attention without a window only (cpu and "
-                          "ref have it)",
-                          (long long)attributes->window, work->device->name);
+                          "first is given; %s computes attention without it only (cpu and ref have it)",
+                          work->device->name);
     if (!(attributes->scale >= 0) || isinf(attributes->scale))
         return vjp_refuse(work, VJP_INVALID, "scale is %g; it must be positive, or 0 for 1/sqrt(dim)",
                           attributes->scale);
     vjp_shape_set(work, "[batch, time, heads, dim]", 4, q.size);
     vjp_shape_set(work, "[batch, keys, kv_heads, dim]", 4, k.size);
     vjp_shape_set(work, "[batch, heads, time]", 3, (const int64_t[]){q.size[0], q.size[2], q.size[1]});
+    vjp_shape_set(work, "[batch, time]", 2, q.size);
     return VJP_OK;
+}
+
+/* Every query sees at least the key at its own time, and none that the query before it does not reach back to. */
+static vjp_status check_values(const vjp_work *work) {
+    int slot = first_slot(work);
+    if (!work->tensor[slot]) return VJP_OK;
+    vjp_attention_sizes s = vjp_attention_sizes_of(work);
+    vjp_status status = vjp_check_indices(work, slot, s.keys, "keys");
+    for (int64_t i = 0; i < s.batch * s.time && status == VJP_OK; i++) {
+        int64_t time = i % s.time, own = time + s.keys - s.time, first = vjp_attention_first(&s, i / s.time, time);
+        int64_t before = time ? vjp_attention_first(&s, i / s.time, time - 1) : 0;
+        if (first > own)
+            status =
+                vjp_refuse(work, VJP_INVALID, "first[%lld, %lld] is %lld; the last key that this query sees is %lld",
+                           (long long)(i / s.time), (long long)time, (long long)first, (long long)own);
+        else if (first < before)
+            status =
+                vjp_refuse(work, VJP_INVALID, "first[%lld, %lld] is %lld, less than the %lld of the query before it",
+                           (long long)(i / s.time), (long long)time, (long long)first, (long long)before);
+    }
+    return status;
 }
 
 vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work) {
@@ -67,7 +95,16 @@ vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work) {
                                  .dim = q[3],
                                  .causal = attributes->causal,
                                  .window = attributes->window < k[1] ? attributes->window : 0,
+                                 .first = vjp_data(work, first_slot(work)),
+                                 .first_dtype = vjp_type(work, first_slot(work)),
                                  .scale = attributes->scale > 0 ? attributes->scale : 1 / sqrt((double)q[3])};
+}
+
+int64_t vjp_attention_first(const vjp_attention_sizes *s, int64_t batch, int64_t time) {
+    int64_t seen = s->causal ? time + s->keys - s->time + 1 : s->keys, first = 0;
+    double ignored;
+    if (s->first) vjp_index_at(s->first, s->first_dtype, batch * s->time + time, &first, &ignored);
+    return s->window && seen - s->window > first ? seen - s->window : first;
 }
 
 /*
@@ -95,4 +132,4 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
     cost->flops = product * ((dq || dk ? 2 : dv ? 1 : 0) + dq + dk + dv);
 }
 
-const vjp_op_rules vjp_attention_rules = {.infer = infer, .cost = cost};
+const vjp_op_rules vjp_attention_rules = {.infer = infer, .check_values = check_values, .cost = cost};

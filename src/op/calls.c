@@ -251,17 +251,19 @@ vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, cons
 }
 
 vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,
-                                 const vjp_tensor *k, const vjp_tensor *v, const vjp_attention_attributes *attributes) {
-    const vjp_tensor *tensors[] = {y, lse, q, k, v};
-    return vjp_call(device, &vjp_op_attention, VJP_FORWARD, tensors, 5, attributes);
+                                 const vjp_tensor *k, const vjp_tensor *v, const vjp_tensor *first,
+                                 const vjp_attention_attributes *attributes) {
+    const vjp_tensor *tensors[] = {y, lse, q, k, v, first};
+    return vjp_call(device, &vjp_op_attention, VJP_FORWARD, tensors, 6, attributes);
 }
 
 vjp_status vjp_attention_backward(vjp_device *device, const vjp_tensor *dq, const vjp_tensor *dk,
                                   const vjp_tensor *dv, const vjp_tensor *dy, const vjp_tensor *q,
                                   const vjp_tensor *k, const vjp_tensor *v, const vjp_tensor *y,
-                                  const vjp_tensor *lse, const vjp_attention_attributes *attributes) {
-    const vjp_tensor *tensors[] = {dq, dk, dv, dy, q, k, v, y, lse};
-    return vjp_call(device, &vjp_op_attention, VJP_BACKWARD, tensors, 9, attributes);
+                                  const vjp_tensor *lse, const vjp_tensor *first,
+                                  const vjp_attention_attributes *attributes) {
+    const vjp_tensor *tensors[] = {dq, dk, dv, dy, q, k, v, y, lse, first};
+    return vjp_call(device, &vjp_op_attention, VJP_BACKWARD, tensors, 10, attributes);
 }
 
 vjp_status vjp_conv2d_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *x, const vjp_tensor *weight,

@@ -175,15 +175,21 @@ int64_t vjp_linear_cross_entropy_chunk(int64_t items, int64_t length, size_t ele
 /* ---- attention ---- */
 
 /* Heads [i * group, (i + 1) * group) of q share head i of k and v. Causal: time t sees keys [0, t + keys - time],
- * with a window the last `window` of them. */
+ * with a window the last `window` of them, with `first` those from its own first key on. */
 typedef struct vjp_attention_sizes {
     int64_t batch, time, keys, heads, kv_heads, group, dim;
     bool causal;
-    int64_t window; /* 0: none, also where it is no shorter than the keys */
+    int64_t window;    /* 0: none, also where it is no shorter than the keys */
+    const void *first; /* [batch, time]; NULL: none */
+    vjp_dtype first_dtype;
     double scale;
 } vjp_attention_sizes;
 
 vjp_attention_sizes vjp_attention_sizes_of(const vjp_work *work);
+
+/* The first key that a query sees: by the window and by `first`, which must have been checked. */
+int64_t vjp_attention_first(const vjp_attention_sizes *s, int64_t batch, int64_t time);
+
 /* ---- conv2d ---- */
 
 /* `channels` and `out_channels` are those of all groups; a group has channels / groups and out_channels / groups. */

@@ -572,6 +572,7 @@ static const vjp_slot attention_forward[] = {
     {"q", "[batch, time, heads, dim]", "queries", VJP_KIND_STORAGE, 0, 0, {0}},
     {"k", "[batch, keys, kv_heads, dim]", "keys; each head is shared by heads / kv_heads heads of q", VJP_KIND_STORAGE, 0, 0, {0}},
     {"v", "[batch, keys, kv_heads, dim]", "values", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"first", "[batch, time]", "of causal: the first key that each query sees, never before that of the query before it; absent: key 0", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_slot attention_backward[] = {
     {"dq", "[batch, time, heads, dim]", "gradient of q", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
@@ -583,6 +584,7 @@ static const vjp_slot attention_backward[] = {
     {"v", "[batch, keys, kv_heads, dim]", "the forward's v", VJP_KIND_STORAGE, 0, 0, {0}},
     {"y", "[batch, time, heads, dim]", "the forward's y; without it, or without lse, both are computed again", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
     {"lse", "[batch, heads, time]", "as saved", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"first", "[batch, time]", "the forward's first", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_attribute attention_attributes[] = {
     {"causal", "query i sees the keys up to i + keys - time and no later one", VJP_BOOLEAN, offsetof(vjp_attention_attributes, causal), 1, 0, NULL, {0}},
@@ -594,7 +596,7 @@ const vjp_op vjp_op_attention = {
     .info = {.name = "attention", .family = "attention",
              .about = "softmax attention with grouped heads, causal or not",
              .formula = "y = softmax(scale q k^T) v for each head; heads / kv_heads heads of q share one head of k and v.",
-             .pass = {{attention_forward, 5, 2}, {attention_backward, 9, 3}},
+             .pass = {{attention_forward, 6, 2}, {attention_backward, 10, 3}},
              .attributes = attention_attributes, .attribute_count = 3, .attribute_bytes = sizeof(vjp_attention_attributes)},
     .id = OP_ID(attention),
     .rules = &vjp_attention_rules,

@@ -65,6 +65,11 @@ static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass
     return NULL;
 }
 
+/* attention's first is there only where a row names it: most devices do not have it. */
+static bool is_rare(const proof_problem *p, const vjp_slot *slot) {
+    return p->setup.op->id == OP_ID(attention) && slot->kind == VJP_KIND_INDEX;
+}
+
 static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERROR]) {
     const vjp_pass_info *pass = &p->info->pass[VJP_FORWARD];
     vjp_tensor given[VJP_MAX_SLOTS], described[VJP_MAX_SLOTS];
@@ -72,7 +77,7 @@ static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERR
     for (size_t i = 0; i < pass->count; i++) {
         const vjp_slot *slot = &pass->slots[i];
         const proof_choice *choice = proof_choice_of(&p->setup, slot);
-        p->slot[VJP_FORWARD][i].present = !(choice && choice->absent);
+        p->slot[VJP_FORWARD][i].present = choice ? !choice->absent : !is_rare(p, slot);
         if (is_output(slot)) continue;
         const proof_choice *source = shape_source(&p->setup, pass, i);
         if (!source) continue;
@@ -204,6 +209,18 @@ static int64_t index_limit(const proof_problem *p) {
 
 enum { UNIFORM_STEPS = 1 << 30 };
 
+/* attention's first: about four documents per row of the batch, some of whose queries see less than all of theirs. */
+static void fill_first(const proof_problem *p, const proof_values *v, proof_random *random) {
+    int64_t time = v->tensor.shape[1], keys = p->slot[VJP_FORWARD][ATTENTION_K].tensor.shape[1], first = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        int64_t own = i % time + keys - time;
+        if (i % time == 0) first = proof_random_below(random, own + 1);
+        bool begins = proof_random_below(random, 1 + time / 3) == 0;
+        if (begins) first = proof_random_below(random, 3) ? own : first + proof_random_below(random, own - first + 1);
+        v->exact[i] = (double)first;
+    }
+}
+
 static void fill_index(const proof_problem *p, const proof_values *v, proof_random *random) {
     int64_t limit = index_limit(p), last = 0;
     bool same = p->setup.data == PROOF_REPEAT || p->setup.data == PROOF_EQUAL;
@@ -291,6 +308,8 @@ static void fill(const proof_problem *p, proof_values *v, bool source, proof_ran
         fill_extreme(p, v, extreme, random);
     else if (strcmp(v->slot->name, "counter") == 0)
         fill_counter(v, random);
+    else if (is_rare(p, v->slot))
+        fill_first(p, v, random);
     else if (v->slot->kind == VJP_KIND_INDEX)
         fill_index(p, v, random);
     else if (strcmp(v->slot->name, "cosine") == 0 || strcmp(v->slot->name, "sine") == 0)

@@ -17,9 +17,12 @@ typedef struct query {
 
 static query query_at(const vjp_attention_sizes *s, int64_t batch, int64_t head, int64_t time) {
     int64_t seen = s->causal ? time + s->keys - s->time + 1 : s->keys;
+    int64_t window = s->window && s->window < seen ? seen - s->window : 0, first = 0;
+    double ignored;
+    if (s->first) vjp_index_at(s->first, s->first_dtype, batch * s->time + time, &first, &ignored);
     return (query){.at = ((batch * s->time + time) * s->heads + head) * s->dim,
                    .lse_at = (batch * s->heads + head) * s->time + time,
-                   .from = s->window && s->window < seen ? seen - s->window : 0,
+                   .from = first > window ? first : window,
                    .seen = seen,
                    .batch = batch,
                    .kv_head = head / s->group};

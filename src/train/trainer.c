@@ -48,7 +48,7 @@ typedef struct flight {
 
 /* A batch on its way to the device: the host's copy, and where the device can copy beside its calls, its own. */
 typedef struct batch {
-    char *host; /* input, then target */
+    char *host; /* input, then target, then the model's `first` */
     void *device;
     vjp_event *used; /* the program has read it; NULL: it is free */
 } batch;
@@ -82,6 +82,7 @@ struct trainer {
     batch batch[BATCHES];
     int next_batch;
     size_t input_bytes, target_bytes, target_offset;
+    size_t first_bytes; /* behind the target; 0: the model has none */
     shards shards;
     int64_t parts;       /* of a step, computed by this process: own shards, each with its parts of the batch */
     rank_report *shared; /* [size of the group]; NULL: one process */
@@ -348,7 +349,7 @@ static bool make_flights(trainer *t) {
 
 static bool make_batches(trainer *t) {
     t->target_offset = (t->input_bytes + 63) / 64 * 64;
-    size_t bytes = t->target_offset + t->target_bytes;
+    size_t bytes = t->target_offset + t->target_bytes + t->first_bytes;
     for (int i = 0; i < BATCHES; i++) {
         t->batch[i].host = new_host(t->device, bytes + 1);
         if (!t->batch[i].host) return false;
@@ -409,6 +410,7 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         t->parts = options->accumulate * split.own;
         t->input_bytes = bytes_of(model, model->input);
         t->target_bytes = bytes_of(model, model->target);
+        t->first_bytes = model->first ? bytes_of(model, model->first) : 0;
         t->track = calloc(count + 1, sizeof *t->track);
         t->values = calloc(2 * count + 1, sizeof *t->values);
     }
@@ -431,7 +433,7 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     vjp_program_report all = {.struct_size = sizeof all};
     ok = ok && vjp_plan(device, model->graph, p.results, p.count, &all) == VJP_OK;
     p.needs.cost = step;
-    size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes) : 0, buffers;
+    size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes + t->first_bytes) : 0, buffers;
     if (ok && (!vjp_mul_size((size_t)shards_buffers(&t->shards) * sizeof(float), (size_t)model_size(model), &buffers) ||
                !vjp_add_size(all.persistent_bytes, buffers, &p.needs.kept_bytes) ||
                !vjp_add_size(p.needs.kept_bytes, batches, &p.needs.kept_bytes) ||
@@ -510,20 +512,25 @@ void trainer_interrupt(trainer *t) {
 
 /* ---- Steps ------------------------------------------------------------------------------------------- */
 
-/* Copies a batch into a program's input and target. */
+/* Copies a batch into a program's input and target, and `first` where the model has it. */
 static bool write_batch(trainer *t, vjp_program *program, const batch *b) {
-    const void *target = b->host + t->target_offset;
+    const char *target = b->host + t->target_offset;
     if (!copies_beside(t))
         return vjp_program_write(program, t->model->input, b->host, t->input_bytes) == VJP_OK &&
-               vjp_program_write(program, t->model->target, target, t->target_bytes) == VJP_OK;
-    vjp_tensor to, to_target;
-    size_t bytes = t->target_offset + t->target_bytes;
+               vjp_program_write(program, t->model->target, target, t->target_bytes) == VJP_OK &&
+               (!t->first_bytes ||
+                vjp_program_write(program, t->model->first, target + t->target_bytes, t->first_bytes) == VJP_OK);
+    vjp_tensor to, to_target, to_first = {0};
+    size_t bytes = t->target_offset + t->target_bytes + t->first_bytes;
+    if (t->first_bytes && vjp_program_tensor(program, t->model->first, &to_first) != VJP_OK) return false;
     return vjp_program_tensor(program, t->model->input, &to) == VJP_OK &&
            vjp_program_tensor(program, t->model->target, &to_target) == VJP_OK &&
            t->device->backend->upload_beside(t->device, b->device, 0, b->host, bytes) == VJP_OK &&
            vjp_copy(t->device, to.data, to.offset, b->device, 0, t->input_bytes) == VJP_OK &&
            vjp_copy(t->device, to_target.data, to_target.offset, b->device, t->target_offset, t->target_bytes) ==
-               VJP_OK;
+               VJP_OK &&
+           (!t->first_bytes || vjp_copy(t->device, to_first.data, to_first.offset, b->device,
+                                        t->target_offset + t->target_bytes, t->first_bytes) == VJP_OK);
 }
 
 /* Fills a program's input and target. While the device still reads one batch, the other is filled. */

@@ -44,7 +44,8 @@ typedef struct trainer_options {
 
 /*
  * Where batches come from: `fill` writes the input and target of one part. They depend on `part`, counted from 0 over
- * the whole run, and nothing else, so that a run can be resumed. The shards of a batch are consecutive parts.
+ * the whole run, and nothing else, so that a run can be resumed. The shards of a batch are consecutive parts. Where the
+ * model has `first`, the targets are followed by it.
  */
 typedef struct train_source {
     void *context;

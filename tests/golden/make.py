@@ -434,19 +434,22 @@ def dropout(name, shape, p, seed, step, stream):
 # ---- attention ---------------------------------------------------------------------------------------------
 
 
-def attention(name, q, k, causal=True, scale=0.0, saved=False, size=1.0):
-    """q and k are [batch, time, heads, dim], as vjp has them; torch expects the heads before the time."""
+def attention(name, q, k, causal=True, scale=0.0, saved=False, size=1.0, starts=None):
+    """q and k are [batch, time, heads, dim], as vjp has them; torch expects the heads before the time. starts: the input first."""
     tensors = dict(q=leaf(random(*q, scale=size)), k=leaf(random(*k)), v=leaf(random(*k)))
     first = {slot: tensor.transpose(1, 2) for slot, tensor in tensors.items()}
     seen = torch.ones(q[1], k[1], dtype=torch.bool).tril(k[1] - q[1]) if causal else None
+    starts = {} if starts is None else dict(first=torch.tensor(starts))
+    if starts:
+        seen = seen & (torch.arange(k[1]) >= starts["first"][..., None])[:, None]
     y = F.scaled_dot_product_attention(first["q"], first["k"], first["v"], attn_mask=seen, scale=scale or None,
                                        enable_gqa=True).transpose(1, 2)
     keys = first["k"].repeat_interleave(q[2] // k[2], 1)
     scores = first["q"] @ keys.transpose(2, 3) * (scale or q[3] ** -0.5)
     lse = (scores if seen is None else scores.masked_fill(~seen, -float("inf"))).logsumexp(-1)
     dy = random(*y.shape)
-    write(name, "attention", f"causal={str(causal).lower()} scale={scale!r}", dict(y=y, lse=lse, **tensors),
-          dict(dy=dy, **tensors, **gradients(y, dy, tensors), **(dict(y=y, lse=lse) if saved else {})))
+    write(name, "attention", f"causal={str(causal).lower()} scale={scale!r}", dict(y=y, lse=lse, **tensors, **starts),
+          dict(dy=dy, **tensors, **starts, **gradients(y, dy, tensors), **(dict(y=y, lse=lse) if saved else {})))
 
 
 def attention_cases():
@@ -460,6 +463,7 @@ def attention_cases():
     attention("one_query", (1, 1, 4, 8), (1, 9, 2, 8), saved=True)
     attention("one_key", (1, 1, 1, 1), (1, 1, 1, 1))
     attention("large_scores", (1, 6, 2, 4), (1, 6, 1, 4), size=300.0)
+    attention("first", (2, 6, 4, 3), (2, 8, 2, 3), saved=True, starts=[[0, 0, 4, 4, 4, 7], [2, 3, 3, 3, 6, 6]])
 
 
 # ---- The cases ---------------------------------------------------------------------------------------------

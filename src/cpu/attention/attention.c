@@ -169,8 +169,8 @@ typedef struct key_sums {
 
 /*
  * One tile: weights and their gradients, and their contributions to dq, dk and dv. Finished sums are stored at once: dq
- * after the last keys that the rows see, dk and dv after the last rows (with a window when the unit ends: the last rows
- * do not see all keys).
+ * after the last keys that the rows see, dk and dv after the last rows (with a window or `first` when the unit ends:
+ * the last rows do not see all keys).
  */
 static void backward_tile(const workers *w, int64_t unit, const attention_tile *t, const backward_memory *m,
                           int64_t index, key_sums *sums) {
@@ -180,7 +180,7 @@ static void backward_tile(const workers *w, int64_t unit, const attention_tile *
     row_target dk = {key_slot(w->work, p, unit, ATTENTION_B_DK), NULL, (float)p->sizes.scale};
     row_target dv = {key_slot(w->work, p, unit, ATTENTION_B_DV), NULL, 1};
     bool slopes = dq.to.data || dk.to.data;
-    bool last_rows = p->parts == 1 && !p->sizes.window && t->row + t->rows == p->rows;
+    bool last_rows = p->parts == 1 && !p->late && t->row + t->rows == p->rows;
     bool last_keys = keys_seen(p, t->row + t->rows - 1) <= t->key + KEYS;
     known_softmax state = {m->state.maximum + lanes, m->state.rest + lanes, m->state.mean + lanes};
     for (int64_t strip = 0; strip < t->rows; strip += STRIP) {
@@ -196,8 +196,8 @@ static void backward_tile(const workers *w, int64_t unit, const attention_tile *
         sum_over_queries(t, dim, m->slopes, &m->queries_right[index], sums->dk + t->key * padded, &sums->dk_begun,
                          last_rows ? &dk : NULL);
     if (dq.to.data)
-        sum_over_keys(t, dim, m->slopes, &m->keys_right, m->dq + index * QUERIES * padded,
-                      p->sizes.window || t->key > 0, last_keys ? &dq : NULL);
+        sum_over_keys(t, dim, m->slopes, &m->keys_right, m->dq + index * QUERIES * padded, p->late || t->key > 0,
+                      last_keys ? &dq : NULL);
 }
 
 /*
@@ -226,7 +226,7 @@ static void queue_backward(worker *self, int64_t unit, int64_t first, int64_t ro
     queue_rows(prefetch, &q, first, rows);
     queue_rows(prefetch, &dy, first, rows);
     queue_rows(prefetch, &y, first, rows);
-    queue_keys(self, unit, first_tile(p, first), ATTENTION_B_K, ATTENTION_B_V);
+    queue_keys(self, unit, first_tile(p, unit, first), ATTENTION_B_K, ATTENTION_B_V);
 }
 
 /* A block of rows with all keys that they see. */
@@ -238,9 +238,9 @@ static void backward_block(worker *self, int64_t unit, int64_t first, int64_t ro
     row_source k = key_slot(w->work, p, unit, ATTENTION_B_K), v = key_slot(w->work, p, unit, ATTENTION_B_V);
     for (int64_t i = 0; i < tiles; i++)
         pack_rows(w, unit, first + i * QUERIES, vjp_min(QUERIES, rows - i * QUERIES), i, m);
-    int64_t begin = first_tile(p, first), seen = keys_seen(p, first + rows - 1);
+    int64_t begin = first_tile(p, unit, first), seen = keys_seen(p, first + rows - 1);
     int64_t left = vjp_divide_up(seen - begin, KEYS) * tiles;
-    if (p->sizes.window) memset(m->dq, 0, (size_t)(tiles * QUERIES * padded_dim(p->sizes.dim)) * sizeof *m->dq);
+    if (p->late) memset(m->dq, 0, (size_t)(tiles * QUERIES * padded_dim(p->sizes.dim)) * sizeof *m->dq);
     if (left < PREFETCH_TILES) queue_backward(self, unit, first, rows);
     for (int64_t key = begin; key < seen; key += KEYS) {
         int64_t keys = vjp_min(KEYS, p->sizes.keys - key);
@@ -255,7 +255,7 @@ static void backward_block(worker *self, int64_t unit, int64_t first, int64_t ro
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;
             if (left-- == PREFETCH_TILES) queue_backward(self, unit, first, rows);
-            if (set_tile(&t, p, key, first + i * QUERIES, vjp_min(QUERIES, rows - i * QUERIES), &self->prefetch))
+            if (set_tile(&t, p, unit, key, first + i * QUERIES, vjp_min(QUERIES, rows - i * QUERIES), &self->prefetch))
                 backward_tile(w, unit, &t, m, i, sums);
         }
     }
@@ -292,14 +292,14 @@ static void backward_task(worker *self, int64_t unit) {
         backward_empty(w, unit, &sums, &m);
         return;
     }
-    /* Keys before the first window get no sums: those of all keys begin with zeros. */
-    if (p->sizes.window) {
+    /* Keys that no row sees get no sums: those of all keys begin with zeros. */
+    if (p->late) {
         memset(sums.dk, 0, (size_t)unit_sums(p) * sizeof *sums.dk);
         sums.dk_begun = sums.dv_begun = p->sizes.keys;
     }
     for (int64_t first = 0; first < p->rows; first += p->block)
         backward_block(self, unit, first, vjp_min(p->block, p->rows - first), &m, &sums);
-    if (p->sizes.window && p->parts == 1) store_keys(w->work, p, unit, 0, p->sizes.keys, sums.dk, sums.dv);
+    if (p->late && p->parts == 1) store_keys(w->work, p, unit, 0, p->sizes.keys, sums.dk, sums.dv);
 }
 
 /* ---- dk and dv of units that share a head ------------------------------------------------------------  */

@@ -97,7 +97,7 @@ static void fold(int64_t count, const float *from, float *to, bool add) {
         to[i] = add ? to[i] + from[i] : from[i];
 }
 
-/* Before a window nothing is summed, so that no tile is the first of all rows: the sums begin with zeros. */
+/* Before its first key a row sums nothing, so that no tile is the first of all rows: the sums begin with zeros. */
 static void clear_sums(const unit_plan *p, int64_t rows, float *sums) {
     if (sums) memset(sums, 0, (size_t)(rows * padded_dim(p->sizes.dim)) * sizeof *sums);
 }
@@ -105,11 +105,11 @@ static void clear_sums(const unit_plan *p, int64_t rows, float *sums) {
 /* Adds the sums of the FOLD_KEYS keys before `key` to the totals, for all rows of a chunk. */
 static void fold_sums(const unit_plan *p, int64_t rows, int64_t key, const forward_memory *m) {
     int64_t lanes = vjp_divide_up(rows, QUERIES) * QUERIES_PADDED;
-    bool add = p->sizes.window || key > FOLD_KEYS;
+    bool add = p->late || key > FOLD_KEYS;
     fold(rows * padded_dim(p->sizes.dim), m->sums, m->totals, add);
     fold(lanes, m->state.sum, m->state.total, add);
     memset(m->state.sum, 0, (size_t)lanes * sizeof *m->state.sum);
-    if (p->sizes.window) clear_sums(p, rows, m->sums);
+    if (p->late) clear_sums(p, rows, m->sums);
 }
 
 /*
@@ -128,7 +128,7 @@ static void forward_tile(const unit_plan *p, const forward_call *call, const att
         for (int64_t at = strip; at < strip_end(t, strip); at += LANES)
             softmax_running(t, at, m->scores, &state);
     }
-    bool begun = p->sizes.window || t->key % FOLD_KEYS > 0, folded = t->key >= FOLD_KEYS;
+    bool begun = p->late || t->key % FOLD_KEYS > 0, folded = t->key >= FOLD_KEYS;
     if (call->y && begun) correct_sums(t, dim, state.correction, sums);
     if (folded) {
         float *totals = m->totals + index * QUERIES * padded_dim(dim);
@@ -201,7 +201,7 @@ static void queue_forward(worker *self) {
     chunk_of_rows next = chunk_of(p, next_task(self));
     row_source q = query_slot(self->all->work, p, next.unit, call->q);
     queue_rows(&self->prefetch, &q, next.first, next.rows);
-    queue_keys(self, next.unit, first_tile(p, next.first), call->k, call->v);
+    queue_keys(self, next.unit, first_tile(p, next.unit, next.first), call->k, call->v);
 }
 
 static void forward_task(worker *self, int64_t task) {
@@ -225,10 +225,10 @@ static void forward_task(worker *self, int64_t task) {
         m.state.maximum[i] = -INFINITY;
         m.state.sum[i] = m.state.total[i] = 0;
     }
-    if (p->sizes.window) clear_sums(p, c.rows, m.sums);
-    if (p->sizes.window) clear_sums(p, c.rows, m.totals);
+    if (p->late) clear_sums(p, c.rows, m.sums);
+    if (p->late) clear_sums(p, c.rows, m.totals);
     if (p->sizes.keys == 0) forward_empty(p, call, c.unit, c.first, c.rows, &m);
-    int64_t begin = first_tile(p, c.first), seen = keys_seen(p, c.first + c.rows - 1);
+    int64_t begin = first_tile(p, c.unit, c.first), seen = keys_seen(p, c.first + c.rows - 1);
     int64_t left = vjp_divide_up(seen - begin, KEYS) * tiles;
     row_source y = query_rows(p, c.unit, call->y, call->y_dtype, call->accumulate);
     queue_rows(&self->prefetch, &y, c.first, c.rows);
@@ -242,7 +242,8 @@ static void forward_task(worker *self, int64_t task) {
         for (int64_t i = 0; i < tiles; i++) {
             attention_tile t;
             if (left-- == PREFETCH_TILES) queue_forward(self);
-            if (set_tile(&t, p, key, c.first + i * QUERIES, vjp_min(QUERIES, c.rows - i * QUERIES), &self->prefetch))
+            if (set_tile(&t, p, c.unit, key, c.first + i * QUERIES, vjp_min(QUERIES, c.rows - i * QUERIES),
+                         &self->prefetch))
                 forward_tile(p, call, &t, &m, c.unit, i);
         }
     }

@@ -7,7 +7,8 @@
  * query, by rows where it is a key); and only q and dy are transposed, once each.
  *
  * Every product skips masked panels; within a panel a masked weight is 0, which changes no bit of a sum. Of keys before
- * a window whole tiles are skipped, not panels: a chunk of rows has at most two tiles where a window begins.
+ * the first that a query sees (by a window or `first`) whole tiles are skipped, not panels: a tile of rows has at most
+ * two tiles where a window begins, and one per tile of keys where documents do.
  */
 #ifndef VJP_CPU_ATTENTION_TILE_H
 #define VJP_CPU_ATTENTION_TILE_H
@@ -21,7 +22,7 @@
 typedef struct attention_tile {
     int64_t key, keys, row, rows;
     bool whole;    /* every query sees every key */
-    bool windowed; /* some query's window begins after the tile's first key */
+    bool windowed; /* some query's first key is after the tile's */
     float
         seen[QUERIES_PADDED]; /* each query sees the tile's keys [from, seen), both non-decreasing; unset if `whole` */
     float from[QUERIES_PADDED]; /* unset unless `windowed` */

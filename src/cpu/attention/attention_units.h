@@ -25,6 +25,7 @@ enum { ENOUGH_TASKS = 32, WORKER_MACS = 1 << 18 };
 
 typedef struct unit_plan {
     vjp_attention_sizes sizes;
+    bool late;     /* some queries do not see key 0: there is a window, or `first` */
     int64_t group; /* heads of q in a unit */
     int64_t parts; /* units that share a head of k and v */
     int64_t units;
@@ -42,6 +43,7 @@ static int64_t whole_vectors(int64_t floats) {
 static unit_plan plan_units(const vjp_work *work, int64_t group) {
     unit_plan p = {.sizes = vjp_attention_sizes_of(work), .group = group};
     const vjp_attention_sizes *s = &p.sizes;
+    p.late = s->window || s->first;
     p.parts = group ? s->group / group : 0;
     p.units = s->batch * s->kv_heads * p.parts;
     p.rows = s->time * group;
@@ -92,26 +94,27 @@ static int64_t keys_seen(const unit_plan *p, int64_t row) {
     return s->causal ? row / p->group + s->keys - s->time + 1 : s->keys;
 }
 
-/* The first key of its window. */
-static int64_t first_key(const unit_plan *p, int64_t row) {
-    return p->sizes.window ? vjp_max(0, keys_seen(p, row) - p->sizes.window) : 0;
+/* The first of them. */
+static int64_t first_key(const unit_plan *p, int64_t unit, int64_t row) {
+    if (!p->late) return 0;
+    return vjp_attention_first(&p->sizes, unit / (p->sizes.kv_heads * p->parts), row / p->group);
 }
 
 /* Where the tiles of keys of some rows begin. */
-static int64_t first_tile(const unit_plan *p, int64_t row) {
-    return first_key(p, row) / KEYS * KEYS;
+static int64_t first_tile(const unit_plan *p, int64_t unit, int64_t row) {
+    return first_key(p, unit, row) / KEYS * KEYS;
 }
 
 /* Returns false if no row of the tile sees any of these keys. */
-static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t row, int64_t rows,
+static bool set_tile(attention_tile *t, const unit_plan *p, int64_t unit, int64_t key, int64_t row, int64_t rows,
                      prefetch_queue *prefetch) {
-    int64_t sees = keys_seen(p, row) - key, from = first_key(p, row) - key, into = row % p->group;
+    int64_t sees = keys_seen(p, row) - key, from = first_key(p, unit, row) - key, into = row % p->group;
     t->key = key;
     t->keys = vjp_min(KEYS, p->sizes.keys - key);
     t->row = row;
     t->rows = rows;
     t->prefetch = prefetch;
-    t->windowed = first_key(p, row + rows - 1) > key;
+    t->windowed = first_key(p, unit, row + rows - 1) > key;
     if (keys_seen(p, row + rows - 1) <= key || from >= t->keys) return false;
     t->whole = sees >= t->keys && !t->windowed;
     for (int64_t i = 0; !t->whole && i < vjp_round_up(rows, STRIP); i++) {
@@ -120,7 +123,7 @@ static bool set_tile(attention_tile *t, const unit_plan *p, int64_t key, int64_t
         if (i + 1 < rows && ++into == p->group) {
             into = 0;
             sees++;
-            from = vjp_max(0, sees + key - p->sizes.window) - key;
+            if (t->windowed) from = first_key(p, unit, row + i + 1) - key;
         }
     }
     return true;

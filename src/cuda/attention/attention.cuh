@@ -42,6 +42,7 @@ struct attention_call {
     bool y_f32; /* y, or `out`, is of f32 in the workspace: computed again for the backward */
     int64_t batch, time, keys, heads, kv_heads, group, dim;
     bool causal;
+    int64_t window; /* of causal: how many of its last keys a query sees; all are `keys` */
     float scale;
     /* Of each row of scores, [batch, heads, time]: a weight is exp((score - row_max) - row_log). */
     float *row_max, *row_log; /* row_log NULL: 0 */
@@ -66,11 +67,12 @@ inline attention_call attention_call_of(const vjp_work *work) {
     a.group = s.group;
     a.dim = s.dim;
     a.causal = s.causal;
+    a.window = s.window ? s.window : s.keys;
     a.scale = (float)s.scale;
     return a;
 }
 
-/* How many keys a query sees, with `offset` keys - time. */
+/* The end of the keys that a query sees, with `offset` keys - time; it sees the last `window` of those before it. */
 __device__ inline int keys_seen(bool causal, int query, int offset, int keys) {
     return causal ? min(query + offset + 1, keys) : keys;
 }

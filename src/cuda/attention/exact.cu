@@ -210,6 +210,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
+        int begin = max(0, keys_seen(a.causal, row, offset, keys) - (int)a.window);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
         int seen[EACH];
         float top[EACH], s[EACH][EACH];
@@ -220,7 +221,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
             top[i] = -CUDART_INF_F;
             sum[i] = 0;
         }
-        for (int n = 0; n < end; n += SIDE) {
+        for (int n = begin; n < end; n += SIDE) {
             tile_products(shared, s, q, row, k, n);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -228,7 +229,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
                 bool nan = false;
 #pragma unroll
                 for (int j = 0; j < EACH; j++) {
-                    s[i][j] = n + tile_x() + 16 * j < seen[i] ? s[i][j] * a.scale : -CUDART_INF_F;
+                    int key = n + tile_x() + 16 * j;
+                    s[i][j] = key < seen[i] && key >= seen[i] - (int)a.window ? s[i][j] * a.scale : -CUDART_INF_F;
                     high = fmaxf(high, s[i][j]);
                     nan = nan || s[i][j] != s[i][j];
                 }
@@ -255,13 +257,13 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
             if (a.row_max) a.row_max[at] = top[i];
             if (a.row_log) a.row_log[at] = (float)log(sum[i]);
         }
-        for (int n = 0; n < end && a.y; n += SIDE) {
+        for (int n = begin; n < end && a.y; n += SIDE) {
             term_limits limits;
             tile_products(shared, s, q, row, k, n);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                limits.first[i] = 0;
                 limits.end[i] = seen[i] - n;
+                limits.first[i] = limits.end[i] - (int)a.window;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = expf(s[i][j] * a.scale - top[i]) * inverse[i];
@@ -301,6 +303,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
+        int begin = max(0, keys_seen(a.causal, row, offset, keys) - (int)a.window);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
         float delta[EACH], top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
         float total[CHUNKS][EACH][EACH] = {};
@@ -312,14 +315,14 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
             top[i] = r < a.time ? a.row_max[at] : 0;
             log_sum[i] = r < a.time && a.row_log ? a.row_log[at] : 0;
         }
-        for (int n = 0; n < end; n += SIDE) {
+        for (int n = begin; n < end; n += SIDE) {
             term_limits limits;
             tile_products(shared, s, q, row, k, n);
             tile_products(shared, dp, dy, row, v, n);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                limits.first[i] = 0;
                 limits.end[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys) - n;
+                limits.first[i] = limits.end[i] - (int)a.window;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] =
@@ -341,10 +344,12 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, kv_head, a.dim);
         int offset = (int)(a.keys - a.time);
         int begin = a.causal ? max(0, row - offset) / SIDE * SIDE : 0;
+        int reach = (int)a.window - offset; /* key j is seen by the queries before j + reach */
+        int end = row + SIDE - 1 + min((int)a.time - (row + SIDE - 1), reach);
         float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
         for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
             head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
-            for (int m = begin; m < a.time; m += SIDE) {
+            for (int m = begin; m < end; m += SIDE) {
                 term_limits limits;
                 float top[EACH], log_sum[EACH];
                 tile_products(shared, s, k, row, q, m);
@@ -359,8 +364,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
                 }
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
-                    limits.first[i] = a.causal ? row + tile_y() + 16 * i - offset - m : 0;
-                    limits.end[i] = (int)a.time - m;
+                    int key = row + tile_y() + 16 * i;
+                    limits.first[i] = a.causal ? key - offset - m : 0;
+                    limits.end[i] = key + min((int)a.time - key, reach) - m;
 #pragma unroll
                     for (int j = 0; j < EACH; j++) {
                         s[i][j] = expf(s[i][j] * a.scale - top[j] - log_sum[j]);

@@ -62,7 +62,10 @@ template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1
 
 /* ---- Which rows and keys -------------------------------------------------------------------------------- */
 
-/* Blocks of keys that a tile needs. */
+/* The keys that a query sees: all, those up to its own time, the last ones of these. */
+enum class visible { all, causal, window };
+
+/* The end of the blocks of keys that a tile needs. */
 template <int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, bool causal, int block) {
     int last = min((block + 1) * ROWS, (int)a.time) - 1;
     return (keys_seen(causal, last, (int)(a.keys - a.time), (int)a.keys) + KEYS - 1) / KEYS;
@@ -71,6 +74,25 @@ template <int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a,
 /* The first block of queries that sees a block of keys. */
 template <int KEYS, int QUERIES> __device__ int first_queries(const attention_call &a, bool causal, int block) {
     return causal ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
+}
+
+/* The first block of keys that a tile needs: that of its first query's window. */
+template <int ROWS, int KEYS> __device__ int first_keys(const attention_call &a, bool causal, int block) {
+    return max(0, keys_seen(causal, block * ROWS, (int)(a.keys - a.time), (int)a.keys) - (int)a.window) / KEYS;
+}
+
+/* The first key that all queries up to `last` see, if it is not before 0. */
+__device__ inline int all_from(const attention_call &a, int last) {
+    return keys_seen(a.causal, last, (int)(a.keys - a.time), (int)a.keys) - (int)a.window;
+}
+
+/*
+ * The end of the blocks of queries whose windows have a key of this block. It is at least one: keys before the window
+ * of the first query are seen by none, and a block whose weights are all 0 gives their gradient.
+ */
+template <int KEYS, int QUERIES> __device__ int end_queries(const attention_call &a, int block) {
+    int64_t last = (block + 1) * (int64_t)KEYS - 1 + a.window - 1 - (a.keys - a.time);
+    return (int)max((int64_t)0, min(last, a.time - 1)) / QUERIES + 1;
 }
 
 /* Whether the 64 rows from `row` on of a head, counted over all batches, are left to the exact path. */
@@ -86,17 +108,18 @@ struct softmax_rows {
 };
 
 /*
- * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with. `seen`:
- * keys of this block that each row sees; `masked`: whether any row sees less than all.
+ * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with.
+ * `masked`: whether any row sees less than all keys of this block; hides(r, key): whether the thread's row r does not
+ * see the block's `key`.
  */
-template <int COUNT>
+template <int COUNT, class H>
 __device__ void weigh(float (&s)[COUNT], softmax_rows &rows, float (&correction)[2], float factor, bool masked,
-                      const int (&seen)[2]) {
+                      H hides) {
     int column = threadIdx.x % 4 * 2;
     if (masked) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            if (i / 4 * 8 + column + i % 2 >= seen[i / 2 % 2]) s[i] = -CUDART_INF_F;
+            if (hides(i / 2 % 2, i / 4 * 8 + column + i % 2)) s[i] = -CUDART_INF_F;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -11,13 +11,14 @@ template <class S> constexpr size_t shared_bytes() {
     return sizeof(S) + TILE_ALIGNMENT;
 }
 
-/* Calls f with the type, the dim of a tile (64 or 128: the copy engine fills what is missing with 0), and causal. */
+/* Calls f with the type, the dim of a tile (64 or 128: the copy engine fills what is missing with 0), and `visible`. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
     return with_kind(c, [&](auto zero) {
         return with_bool(c.a.dim <= 64, [&](auto is_64) {
-            return with_bool(c.a.causal, [&](auto causal) {
-                return f(zero, std::integral_constant < int, decltype(is_64)::value ? 64 : 128 > {}, causal);
-            });
+            std::integral_constant<int, decltype(is_64)::value ? 64 : 128> dim;
+            if (c.a.window < c.a.keys) return f(zero, dim, std::integral_constant<visible, visible::window>{});
+            if (c.a.causal) return f(zero, dim, std::integral_constant<visible, visible::causal>{});
+            return f(zero, dim, std::integral_constant<visible, visible::all>{});
         });
     });
 }
@@ -52,7 +53,7 @@ struct maps {
 
 vjp_status enqueue_forward(const fast_call &c) {
     const attention_call &a = c.a;
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim, auto keys) {
         using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
         using shape = forward_shape<D>;
@@ -67,15 +68,14 @@ vjp_status enqueue_forward(const fast_call &c) {
         m.keys(&call.v, a.v, shape::KEYS);
         if (a.y && !a.y_f32) m.queries(&call.y, a.y, 64);
         if (!m.ok) return m.status();
-        return launch(c.work, true, forward<T, D, decltype(causal)::value>,
-                      persistent_blocks(c.work, call.order.count()), shape::THREADS,
-                      shared_bytes<forward_shared<T, D>>(), call);
+        return launch(c.work, true, forward<T, D, decltype(keys)::value>, persistent_blocks(c.work, call.order.count()),
+                      shape::THREADS, shared_bytes<forward_shared<T, D>>(), call);
     });
 }
 
 vjp_status enqueue_dq(const fast_call &c) {
     const attention_call &a = c.a;
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim, auto keys) {
         using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
         using shape = dq_shape<D>;
@@ -92,7 +92,7 @@ vjp_status enqueue_dq(const fast_call &c) {
         m.keys(&call.v, a.v, shape::KEYS);
         m.queries(&call.dq, a.dq, 64);
         if (!m.ok) return m.status();
-        return launch(c.work, true, backward_dq<T, D, decltype(causal)::value>,
+        return launch(c.work, true, backward_dq<T, D, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dq_shared<T, D>>(),
                       call);
     });
@@ -100,7 +100,7 @@ vjp_status enqueue_dq(const fast_call &c) {
 
 vjp_status enqueue_dkv(const fast_call &c) {
     const attention_call &a = c.a;
-    return with_variant(c, [&](auto zero, auto dim, auto causal) {
+    return with_variant(c, [&](auto zero, auto dim, auto keys) {
         using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
         using shape = dkv_shape<D>;
@@ -119,7 +119,7 @@ vjp_status enqueue_dkv(const fast_call &c) {
         if (a.dk) m.keys(&call.dk, a.dk, 64);
         if (a.dv) m.keys(&call.dv, a.dv, 64);
         if (!m.ok) return m.status();
-        return launch(c.work, true, backward_dkv<T, D, decltype(causal)::value>,
+        return launch(c.work, true, backward_dkv<T, D, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dkv_shared<T, D>>(),
                       call);
     });

@@ -44,12 +44,13 @@ template <class T, int D> struct dkv_shared {
 
 #if VJP_HOPPER
 
-template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_call &c, dkv_shared<T, D> &shared) {
+template <class T, int D, visible V> __device__ void dkv_produce(const dkv_call &c, dkv_shared<T, D> &shared) {
     using shape = dkv_shape<D>;
     constexpr int QUERIES = shape::QUERIES, BYTES = QUERIES * D * 2 + QUERIES * 4;
     ring<shape::STAGES> at;
     uint32_t k_parity = 0;
-    int blocks = ((int)c.a.time + QUERIES - 1) / QUERIES;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    int all = ((int)c.a.time + QUERIES - 1) / QUERIES;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
@@ -63,9 +64,10 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_cal
         }
         k_parity ^= 1;
         int first = first_queries<shape::KEYS, QUERIES>(c.a, CAUSAL, t.block);
+        int end = WINDOW ? end_queries<shape::KEYS, QUERIES>(c.a, t.block) : all;
         for (int h = t.head * (int)c.a.group; h < (t.head + 1) * (int)c.a.group; h++) {
             int64_t row = (t.batch * c.a.heads + h) * c.rows.padded;
-            for (int m = blocks - 1; m >= first; m--) {
+            for (int m = end - 1; m >= first; m--) {
                 barrier_wait(shared.q_empty[at.stage], at.parity ^ 1);
                 barrier_expect(shared.q_full[at.stage], BYTES);
 #pragma unroll
@@ -87,7 +89,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_produce(const dkv_cal
     }
 }
 
-template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_call &c, dkv_shared<T, D> &shared) {
+template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call &c, dkv_shared<T, D> &shared) {
     using shape = dkv_shape<D>;
     constexpr int QUERIES = shape::QUERIES, KEYS = shape::KEYS;
     int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
@@ -96,7 +98,8 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
     uint32_t k = shared_address(shared.k), v = shared_address(shared.v);
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time), column = thread % 4 * 2;
-    int blocks = ((int)c.a.time + QUERIES - 1) / QUERIES;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    int all = ((int)c.a.time + QUERIES - 1) / QUERIES;
     if (group == 1) group_arrive(TURN, 2 * WARPGROUP);
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
@@ -107,7 +110,8 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
-        int steps = (blocks - first) * (int)c.a.group, m = blocks - 1;
+        int end = WINDOW ? end_queries<KEYS, QUERIES>(c.a, t.block) : all;
+        int steps = (end - first) * (int)c.a.group, m = end - 1;
         auto turn_begins = [&]() { group_sync(TURN + group, 2 * WARPGROUP); };
         auto turn_ends = [&]() { group_arrive(TURN + 1 - group, 2 * WARPGROUP); };
         auto issue_scores = [&](float(&s)[QUERIES / 2]) {
@@ -128,11 +132,14 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
                 for (int j = 0; j < 4; j++)
                     s[4 * i + j] = exp2_fast(fmaf(s[4 * i + j], factor, j % 2 ? -own_lse.y : -own_lse.x));
             }
-            if (CAUSAL && begin + 63 > m * QUERIES + offset) {
+            if ((CAUSAL && begin + 63 > m * QUERIES + offset) ||
+                (WINDOW && m * QUERIES + QUERIES - 1 + offset - (int)c.a.window >= begin)) {
                 int limit = own - m * QUERIES - column - offset;
 #pragma unroll
-                for (int i = 0; i < QUERIES / 2; i++)
-                    if (i / 4 * 8 + i % 2 - i / 2 % 2 * 8 < limit) s[i] = 0;
+                for (int i = 0; i < QUERIES / 2; i++) {
+                    int query = i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
+                    if (query < limit || (WINDOW && query >= limit + (int)c.a.window)) s[i] = 0;
+                }
             }
             fragments<T>(p, s);
         };
@@ -164,7 +171,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
             }
             if (lane == 0) barrier_arrive(shared.dy_empty[at.stage]);
             at.advance();
-            if (--m < first) m = blocks - 1;
+            if (--m < first) m = end - 1;
         };
         auto issue_dk = [&](bool keep) {
             uint32_t q = shared_address(shared.q[(at.stage + shape::STAGES - 1) % shape::STAGES]);
@@ -238,7 +245,7 @@ template <class T, int D, bool CAUSAL> __device__ void dkv_consume(const dkv_cal
 
 #endif
 
-template <class T, int D, bool CAUSAL>
+template <class T, int D, visible V>
 __global__ void __launch_bounds__(dkv_shape<D>::THREADS, 1) backward_dkv(const __grid_constant__ dkv_call c) {
 #if VJP_HOPPER
     using shape = dkv_shape<D>;
@@ -258,10 +265,10 @@ __global__ void __launch_bounds__(dkv_shape<D>::THREADS, 1) backward_dkv(const _
     begin_chained();
     if (threadIdx.x < WARPGROUP) {
         give_registers<24>();
-        if (threadIdx.x == 0) dkv_produce<T, D, CAUSAL>(c, shared);
+        if (threadIdx.x == 0) dkv_produce<T, D, V>(c, shared);
     } else {
         take_registers<240>();
-        dkv_consume<T, D, CAUSAL>(c, shared);
+        dkv_consume<T, D, V>(c, shared);
         if (threadIdx.x % WARPGROUP == 0) stores_done();
     }
 #endif

@@ -38,11 +38,12 @@ template <class T, int D> struct dq_shared {
 
 #if VJP_HOPPER
 
-template <class T, int D, bool CAUSAL> __device__ void dq_produce(const dq_call &c, dq_shared<T, D> &shared) {
+template <class T, int D, visible V> __device__ void dq_produce(const dq_call &c, dq_shared<T, D> &shared) {
     using shape = dq_shape<D>;
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
@@ -56,7 +57,8 @@ template <class T, int D, bool CAUSAL> __device__ void dq_produce(const dq_call 
             load_box(shared.dy + d * shape::ROWS, c.dy, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         }
         q_parity ^= 1;
-        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= 0; n--) {
+        int begin = WINDOW ? first_keys<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) : 0;
+        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -74,9 +76,10 @@ template <class T, int D, bool CAUSAL> __device__ void dq_produce(const dq_call 
     }
 }
 
-template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call &c, dq_shared<T, D> &shared) {
+template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c, dq_shared<T, D> &shared) {
     using shape = dq_shape<D>;
     constexpr int KEYS = shape::KEYS;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
     int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     ring<shape::STAGES> k_at, v_at;
     uint32_t q_parity = 0;
@@ -90,10 +93,12 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.heads + t.head;
         int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
+        int begin = WINDOW ? first_keys<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) : 0;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys);
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
+        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
         const float *lse_at = c.rows.lse + head * c.rows.padded + own;
         const float *delta_at = c.rows.delta + head * c.rows.padded + own;
         float lse[2] = {lse_at[0], lse_at[8]}, delta[2] = {delta_at[0], delta_at[8]};
@@ -139,10 +144,12 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++)
                 dp[i] = s[i] * (dp[i] - delta[i / 2 % 2]);
-            if ((n + 1) * KEYS > all) {
+            if ((n + 1) * KEYS > all || (WINDOW && n * KEYS < whole)) {
 #pragma unroll
-                for (int i = 0; i < KEYS / 2; i++)
-                    if (n * KEYS + i / 4 * 8 + column + i % 2 >= seen[i / 2 % 2]) dp[i] = 0;
+                for (int i = 0; i < KEYS / 2; i++) {
+                    int key = n * KEYS + i / 4 * 8 + column + i % 2, end = seen[i / 2 % 2];
+                    if (key >= end || (WINDOW && key < end - (int)c.a.window)) dp[i] = 0;
+                }
             }
             fragments<T>(ds, dp);
         };
@@ -155,7 +162,7 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
         pin(s);
         make_ds();
         bool keep = false;
-        for (n--; n >= 0; n--) {
+        for (n--; n >= begin; n--) {
             group_sync(TURN + group, 2 * WARPGROUP);
             issue_gradient(keep);
             issue_scores();
@@ -190,7 +197,7 @@ template <class T, int D, bool CAUSAL> __device__ void dq_consume(const dq_call 
 
 #endif
 
-template <class T, int D, bool CAUSAL>
+template <class T, int D, visible V>
 __global__ void __launch_bounds__(dq_shape<D>::THREADS, 1) backward_dq(const __grid_constant__ dq_call c) {
 #if VJP_HOPPER
     using shape = dq_shape<D>;
@@ -210,10 +217,10 @@ __global__ void __launch_bounds__(dq_shape<D>::THREADS, 1) backward_dq(const __g
     begin_chained();
     if (threadIdx.x < WARPGROUP) {
         give_registers<24>();
-        if (threadIdx.x == 0) dq_produce<T, D, CAUSAL>(c, shared);
+        if (threadIdx.x == 0) dq_produce<T, D, V>(c, shared);
     } else {
         take_registers<240>();
-        dq_consume<T, D, CAUSAL>(c, shared);
+        dq_consume<T, D, V>(c, shared);
         if (threadIdx.x % WARPGROUP == 0) stores_done();
     }
 #endif

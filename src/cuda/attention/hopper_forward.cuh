@@ -43,12 +43,13 @@ template <class T, int D> struct forward_shared {
 
 #if VJP_HOPPER
 
-template <class T, int D, bool CAUSAL>
+template <class T, int D, visible V>
 __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &shared) {
     using shape = forward_shape<D>;
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
@@ -60,7 +61,8 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
         for (int d = 0; d < D; d += SLICE)
             load_box(shared.q + d * shape::ROWS, c.q, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         q_parity ^= 1;
-        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= 0; n--) {
+        int begin = WINDOW ? first_keys<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) : 0;
+        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -112,10 +114,11 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
                          inverse[1]);
 }
 
-template <class T, int D, bool CAUSAL>
+template <class T, int D, visible V>
 __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &shared) {
     using shape = forward_shape<D>;
     constexpr int KEYS = shape::KEYS;
+    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
     int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     int next = (group + 1) % shape::CONSUMERS;
     ring<shape::STAGES> k_at, v_at;
@@ -129,10 +132,12 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
+        int begin = WINDOW ? first_keys<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) : 0;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
+        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
@@ -159,7 +164,8 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         };
         auto weigh_block = [&]() {
             int here[2] = {seen[0] - n * KEYS, seen[1] - n * KEYS};
-            weigh(s, rows, correction, factor, (n + 1) * KEYS > all, here);
+            weigh(s, rows, correction, factor, (n + 1) * KEYS > all || (WINDOW && n * KEYS < whole),
+                  [&](int r, int key) { return key >= here[r] || (WINDOW && key < here[r] - (int)c.a.window); });
         };
 
         barrier_wait(shared.q_full, q_parity);
@@ -174,7 +180,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         weigh_block();
         fragments<T>(p, s);
         bool keep = false;
-        for (n--; n >= 0; n--) {
+        for (n--; n >= begin; n--) {
             barrier_wait(shared.k_full[k_at.stage], k_at.parity);
             group_sync(TURN + group, 2 * WARPGROUP);
             issue_scores();
@@ -208,7 +214,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
 
 #endif
 
-template <class T, int D, bool CAUSAL>
+template <class T, int D, visible V>
 __global__ void __launch_bounds__(forward_shape<D>::THREADS, 1) forward(const __grid_constant__ forward_call c) {
 #if VJP_HOPPER
     using shape = forward_shape<D>;
@@ -232,11 +238,11 @@ __global__ void __launch_bounds__(forward_shape<D>::THREADS, 1) forward(const __
             prefetch_map(c.q);
             prefetch_map(c.k);
             prefetch_map(c.v);
-            forward_produce<T, D, CAUSAL>(c, shared);
+            forward_produce<T, D, V>(c, shared);
         }
     } else {
         take_registers<shape::CONSUMER_REGISTERS>();
-        forward_consume<T, D, CAUSAL>(c, shared);
+        forward_consume<T, D, V>(c, shared);
         if (threadIdx.x % WARPGROUP == 0) stores_done();
     }
 #endif

@@ -181,7 +181,7 @@ template <int STAGES, class L, class U> __device__ void for_tiles(int count, L l
 
 /* ---- Kernels ----------------------------------------------------------------------------------------- */
 
-template <class T, int D> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
+template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -193,22 +193,26 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) forward(ten
     int64_t kv_head = p.t.head / a.group;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
     int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int whole = WINDOW ? all_from(a, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
     uint32_t weights[SIDE / 4];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
+    int begin = WINDOW ? first_keys<ROWS, SIDE>(a, a.causal, p.t.block) : 0;
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(o);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            int key = (begin + i) * SIDE;
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
-            int here[2] = {seen[0] - i * SIDE, seen[1] - i * SIDE};
-            weigh(scores, rows, correction, factor, (i + 1) * SIDE > all, here);
+            int first = (begin + i) * SIDE, here[2] = {seen[0] - first, seen[1] - first};
+            weigh(scores, rows, correction, factor, first + SIDE > all || (WINDOW && first < whole),
+                  [&](int r, int key) { return key >= here[r] || (WINDOW && key < here[r] - (int)a.window); });
             correct(o, correction);
             fragments<T>(weights, scores);
             tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
@@ -231,7 +235,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) forward(ten
         write_rows<T>(a.y, a.y_f32, a.add_y, p.t, a.time, a.heads, a.dim, p.first, o, inverse[0], inverse[1], p.column);
 }
 
-template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
+template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -243,28 +247,33 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dq
     int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
     int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
+    int whole = WINDOW ? all_from(a, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
     const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 4];
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block);
+    int begin = WINDOW ? first_keys<ROWS, SIDE>(a, a.causal, p.t.block) : 0;
+    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(dq);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(dy, a.dy, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, i * SIDE, SIDE);
+            int key = (begin + i) * SIDE;
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
             tile_scores<T, D>(dp, dy, tiles + (2 * stage + 1) * TILE);
+            int first = (begin + i) * SIDE;
+            bool masked = first + SIDE > all || (WINDOW && first < whole);
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
-                int r = e / 2 % 2;
+                int r = e / 2 % 2, key = first + e / 4 * 8 + column + e % 2;
                 dp[e] = exp2_fast(fmaf(scores[e], factor, -own_lse[r])) * (dp[e] - own_delta[r]);
-                if ((i + 1) * SIDE > all && i * SIDE + e / 4 * 8 + column + e % 2 >= seen[r]) dp[e] = 0;
+                if (masked && (key >= seen[r] || (WINDOW && key < seen[r] - (int)a.window))) dp[e] = 0;
             }
             fragments<T>(ds, dp);
             tile_sums<T, D, SIDE>(dq, ds, tiles + 2 * stage * TILE, p.column);
@@ -275,7 +284,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dq
     if (!left) write_rows<T>(a.dq, false, a.add_dq, p.t, a.time, a.heads, a.dim, p.first, dq, back, back, p.column);
 }
 
-template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
+template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -286,14 +295,15 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
     int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
     float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t operand[SIDE / 4];
-    int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block), blocks = ((int)a.time + SIDE - 1) / SIDE;
-    int per_head = blocks - first;
+    int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block);
+    int end = WINDOW ? end_queries<ROWS, SIDE>(a, p.t.block) : ((int)a.time + SIDE - 1) / SIDE;
+    int per_head = end - first;
     clear(dk);
     clear(dv);
     load_tile<T, D>(k, a.k, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(v, a.v, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
     auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
-    auto query_of = [&](int i) { return (blocks - 1 - i % per_head) * SIDE; }; /* from the last one down */
+    auto query_of = [&](int i) { return (end - 1 - i % per_head) * SIDE; }; /* from the last one down */
     for_tiles<S::STAGES>(
         per_head * (int)a.group,
         [&](int i, int stage) {
@@ -306,11 +316,18 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
             int query = query_of(i);
             int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
             tile_scores<T, D>(scores, k, q);
-            bool masked = a.causal && p.first + (int)threadIdx.x / 32 * 16 + 15 > query + offset;
+            int warp_key = p.first + (int)threadIdx.x / 32 * 16;
+            bool masked = a.causal && (warp_key + 15 > query + offset ||
+                                       (WINDOW && warp_key <= query + SIDE - 1 + offset - (int)a.window));
+            /* Whether the key is after the query's own time, or before its window. */
+            auto is_hidden = [&](int e) {
+                int key = p.own + e / 2 % 2 * 8, own_key = query + e / 4 * 8 + column + e % 2 + offset;
+                return masked && (key > own_key || (WINDOW && key <= own_key - (int)a.window));
+            };
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 scores[e] = exp2_fast(fmaf(scores[e], factor, -c.rows.lse[row + e / 4 * 8 + e % 2]));
-                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) scores[e] = 0;
+                if (is_hidden(e)) scores[e] = 0;
             }
             fragments<T>(operand, scores);
             tile_sums<T, D, SIDE>(dv, operand, dy, p.column);
@@ -318,7 +335,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 dp[e] = scores[e] * (dp[e] - c.rows.delta[row + e / 4 * 8 + e % 2]);
-                if (masked && p.own + e / 2 % 2 * 8 > query + e / 4 * 8 + column + e % 2 + offset) dp[e] = 0;
+                if (is_hidden(e)) dp[e] = 0;
             }
             fragments<T>(operand, dp);
             tile_sums<T, D, SIDE>(dk, operand, q, p.column);
@@ -342,12 +359,14 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS) gradient_dk
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
-/* Calls f with the type and the dim filled up: 64, 128 or 256. */
+/* Calls f with the type, the dim filled up (64, 128 or 256), and whether there is a window. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
     return with_kind(c, [&](auto zero) {
-        if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{});
-        if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{});
-        return f(zero, std::integral_constant<int, 256>{});
+        return with_bool(c.a.window < c.a.keys, [&](auto window) {
+            if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, window);
+            if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, window);
+            return f(zero, std::integral_constant<int, 256>{}, window);
+        });
     });
 }
 
@@ -368,29 +387,29 @@ template <int D> tensor_call call_of(const fast_call &c, bool keys) {
 } // namespace
 
 vjp_status enqueue_forward(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim) {
+    return with_variant(c, [&](auto zero, auto dim, auto window) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, forward<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
-                      THREADS, shared_bytes<D>(1), call);
+        return launch(c.work, true, forward<decltype(zero), D, decltype(window)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(1), call);
     });
 }
 
 vjp_status enqueue_dq(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim) {
+    return with_variant(c, [&](auto zero, auto dim, auto window) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, gradient_dq<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
-                      THREADS, shared_bytes<D>(2), call);
+        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(window)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
     });
 }
 
 vjp_status enqueue_dkv(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim) {
+    return with_variant(c, [&](auto zero, auto dim, auto window) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, true);
-        return launch(c.work, true, gradient_dkv<decltype(zero), D>, (int64_t)call.order.count() * call.column_groups,
-                      THREADS, shared_bytes<D>(2), call);
+        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(window)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
     });
 }
 

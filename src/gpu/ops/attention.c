@@ -111,6 +111,7 @@ static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
     gpu_u32(&l, s->group);
     gpu_u32(&l, s->dim);
     gpu_u32(&l, s->causal);
+    gpu_u32(&l, s->window ? s->window : s->keys);
     gpu_u32(&l, vjp_divide_up(key_rows ? s->keys : s->time * s->group, p->rows));
     gpu_u32(&l, vjp_divide_up(s->dim, p->chunks * p->columns));
     gpu_f32(&l, s->scale);
@@ -128,9 +129,11 @@ static vjp_status enqueue(gpu_launch *l, const part *at, bool key_rows, int prod
     enum { TERMS = 32, DEPTH = 16, PRODUCT_STEP = 6, SUM = 37, EXCHANGE = 34, OTHERS = 100 };
     const plan *p = at->p;
     int64_t queries = p->s.time * p->s.group, rows = key_rows ? p->s.keys : queries;
+    int64_t terms = key_rows ? queries : p->s.keys;
+    if (p->s.window) terms = vjp_min(terms, (p->s.window + p->rows) * (key_rows ? p->s.group : 1));
     int64_t tile =
         EXCHANGE + 4 + products * (PRODUCT_STEP * vjp_divide_up(p->s.dim, DEPTH) + 4) + sums * SUM * p->chunks;
-    l->iterations = vjp_divide_up(key_rows ? queries : p->s.keys, TERMS) * tile + OTHERS;
+    l->iterations = vjp_divide_up(terms, TERMS) * tile + OTHERS;
     return gpu_enqueue(l, at->count * p->s.kv_heads * vjp_divide_up(rows, p->rows) *
                               vjp_divide_up(p->s.dim, p->chunks * p->columns));
 }

@@ -36,6 +36,7 @@ struct Params {
     uint group; // heads of q for each of k
     uint dim;
     uint causal;
+    uint window; // of causal: how many of its last keys a query sees; all are `keys`
     uint row_tiles;
     uint column_tiles;
     float scale;
@@ -102,20 +103,32 @@ inline uint term_start(thread const Call &c, uint unit, uint term) {
     return KEY_ROWS == 1 ? query_start(c, unit, term) : key_start(c, unit, term);
 }
 
-// A row sees the terms [first, end).
+// The end of the keys that a query sees with causal; it sees the last `window` of them.
+inline uint end_key(thread const Call &c, uint query) {
+    return min(query / c.p.group + c.p.keys - c.p.time + 1, c.p.keys);
+}
+
+// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window.
 inline uint first_term(thread const Call &c, uint row) {
-    if (KEY_ROWS == 1 && c.p.causal == 1) {
+    if (c.p.causal == 0) {
+        return 0;
+    }
+    if (KEY_ROWS == 1) {
         uint ahead = c.p.keys - c.p.time;
         return (max(row, ahead) - ahead) * c.p.group;
     }
-    return 0;
+    return max(end_key(c, row), c.p.window) - c.p.window;
 }
 
 inline uint end_term(thread const Call &c, uint row) {
-    if (KEY_ROWS == 0 && c.p.causal == 1) {
-        return min(row / c.p.group + c.p.keys - c.p.time + 1, c.p.keys);
+    if (c.p.causal == 0) {
+        return term_count(c);
     }
-    return term_count(c);
+    if (KEY_ROWS == 1) {
+        uint ahead = c.p.keys - c.p.time;
+        return min(max(row + c.p.window, ahead) - ahead, c.p.time) * c.p.group;
+    }
+    return end_key(c, row);
 }
 
 // What a threadgroup has: `rows` rows from `row`, columns from `column`; `terms` terms in a tile. And this thread of
@@ -382,7 +395,7 @@ inline void forward(thread const Call &c) {
     Block total[MAX_CHUNKS] = {zero_block(), zero_block()};
     uint tiles = 0;
     uint end = end_of_rows(c, p);
-    for (uint term = 0; term < end; term += p.terms) {
+    for (uint term = first_term(c, p.row); term < end; term += p.terms) {
         Scores s = products(c, c.left, c.right, p, term);
         for (uint j = 0; j < 2; j++) {
             for (uint i = 0; i < 4; i++) {

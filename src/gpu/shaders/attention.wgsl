@@ -36,6 +36,7 @@ struct Params {
     group: u32, // heads of q for each of k
     dim: u32,
     causal: u32,
+    window: u32, // of causal: how many of its last keys a query sees; all are `keys`
     row_tiles: u32,
     column_tiles: u32,
     scale: f32,
@@ -104,20 +105,32 @@ fn term_start(unit: u32, term: u32) -> u32 {
     return key_start(unit, term);
 }
 
-// A row sees the terms [first, end).
+// The end of the keys that a query sees with causal; it sees the last `window` of them.
+fn end_key(query: u32) -> u32 {
+    return min(query / u.p.group + u.p.keys - u.p.time + 1u, u.p.keys);
+}
+
+// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window.
 fn first_term(row: u32) -> u32 {
-    if (KEY_ROWS == 1u && u.p.causal == 1u) {
+    if (u.p.causal == 0u) {
+        return 0u;
+    }
+    if (KEY_ROWS == 1u) {
         let ahead = u.p.keys - u.p.time;
         return (max(row, ahead) - ahead) * u.p.group;
     }
-    return 0u;
+    return max(end_key(row), u.p.window) - u.p.window;
 }
 
 fn end_term(row: u32) -> u32 {
-    if (KEY_ROWS == 0u && u.p.causal == 1u) {
-        return min(row / u.p.group + u.p.keys - u.p.time + 1u, u.p.keys);
+    if (u.p.causal == 0u) {
+        return term_count();
     }
-    return term_count();
+    if (KEY_ROWS == 1u) {
+        let ahead = u.p.keys - u.p.time;
+        return min(max(row + u.p.window, ahead) - ahead, u.p.time) * u.p.group;
+    }
+    return end_key(row);
 }
 
 struct Limits {
@@ -387,7 +400,7 @@ fn forward(group: u32, lane: u32) {
     var y1_total = mat4x4<f32>();
     var tiles = 0u;
     let end = end_of_rows(p.row);
-    for (var term = 0u; term < end; term += TERMS) {
+    for (var term = first_of_rows(p.row); term < end; term += TERMS) {
         let product = products(false, p, term, lane);
         let a = select(none, scaled(product.a), sees(limits, term + x));
         let b = select(none, scaled(product.b), sees(limits, term + x + FOURS));

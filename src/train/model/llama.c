@@ -84,10 +84,10 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix, int64_t la
     q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
     k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
     vjp_attention_attributes attention = VJP_ATTENTION_DEFAULTS;
-    /* A window that is no shorter than the context hides nothing, and GPUs have none. */
+    /* A window that is no shorter than the context hides nothing. */
     int64_t window = llama_window(c, layer);
     attention.window = window < b->options->context ? window : 0;
-    vjp_value y = vjp_graph_attention(graph, q, k, v, &attention);
+    vjp_value y = vjp_graph_attention(graph, q, k, v, b->model->first, &attention);
     y = vjp_graph_reshape(graph, y, 3, (const int64_t[]){b->options->batch, b->options->context, width});
     return project(b, y, prefix, &out);
 }
@@ -154,6 +154,7 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     const int64_t tokens[] = {options->batch, options->context};
     model->input = vjp_graph_input(graph, "tokens", VJP_I32, 2, tokens);
     model->target = vjp_graph_input(graph, "targets", VJP_I32, 2, tokens);
+    if (options->masks) model->first = vjp_graph_input(graph, "first", VJP_I32, 2, tokens);
     if (!add_rotations(&b)) return;
 
     vjp_value table = weight(&b, "model.embed_tokens.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);

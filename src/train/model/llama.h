@@ -20,6 +20,7 @@ typedef struct llama_options {
     int64_t recompute;
     bool wide_residual; /* the residual stream is f32 beside 16-bit activations */
     double label_smoothing;
+    bool masks; /* has `first`: a row holds several documents, and attention does not cross from one to another */
 } llama_options;
 
 /* Builds the model. Errors are in vjp_graph_error(model->graph). */

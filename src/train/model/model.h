@@ -27,6 +27,7 @@ typedef struct model_parameter {
 typedef struct train_model {
     vjp_graph *graph;
     vjp_value input, target; /* i32 tokens or f32 pictures; i32 */
+    vjp_value first;         /* i32, of the targets' shape: attention's first key of each token; 0: none */
     vjp_value loss;          /* rank 0, f32 */
     vjp_value logits;
     int64_t batch, context;   /* context: tokens per row; 1 for pictures */
