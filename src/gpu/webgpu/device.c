@@ -49,6 +49,36 @@ static vjp_status open_adapter(vjp_device *device, webgpu_state *state) {
                     state->message[0] ? state->message : "no reason was given");
 }
 
+/*
+ * Mesa's software GPU compiles for the model of the processor, whatever the system lets it run. On a Neoverse core
+ * whose SVE is switched off, as virtual machines do, a shader would end the process with an illegal instruction.
+ */
+static bool has_sve_switched_off(void) {
+    static const char *const models[] = {"0xd40", "0xd49", "0xd4f"}; /* Neoverse V1, N2, V2 */
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[1024];
+    bool model = false, sve = false;
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, "Features", 8) == 0 && strstr(line, " sve")) sve = true;
+        for (size_t i = 0; strncmp(line, "CPU part", 8) == 0 && i < sizeof models / sizeof models[0]; i++)
+            if (strstr(line, models[i])) model = true;
+    }
+    if (file) fclose(file);
+    return model && !sve;
+}
+
+static vjp_status check_adapter(vjp_device *device, webgpu_state *state) {
+    WGPUAdapterInfo info = WGPU_ADAPTER_INFO_INIT;
+    state->api.AdapterGetInfo(state->adapter, &info);
+    bool software = info.adapterType == WGPUAdapterType_CPU;
+    state->api.AdapterInfoFreeMembers(info);
+    if (!software || !has_sve_switched_off()) return VJP_OK;
+    return vjp_fail(device, VJP_NO_DEVICE,
+                    "%s: the only adapter is Mesa's software GPU, whose code would use SVE instructions, which are "
+                    "switched off on this machine",
+                    device->name);
+}
+
 /* With as much of what matters here as the adapter has. */
 static vjp_status open_device(vjp_device *device, webgpu_state *state) {
     webgpu_answer a = {.state = state};
@@ -162,6 +192,7 @@ static vjp_status webgpu_open(vjp_device *device, const vjp_options *options) {
     device->state = state;
     vjp_status status = webgpu_load(device, &state->api);
     if (status == VJP_OK) status = open_adapter(device, state);
+    if (status == VJP_OK) status = check_adapter(device, state);
     if (status == VJP_OK) status = open_device(device, state);
     if (status == VJP_OK) status = open_tables(device, state);
     if (status == VJP_OK) {
