@@ -233,7 +233,7 @@ static void show_end(const screen *s, const job *j) {
         printf("loss:   %.4f, smoothed; %s %s at %s/s\n", last.smoothed, thousands((double)last.tokens, count),
                j->text.count ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
     if (set->trainer.loss_scale != 0 && last.step)
-        printf("scale:  the loss scale is %g; %lld steps were skipped\n", last.loss_scale,
+        printf("scale:  the loss scale is %g; steps skipped: %lld\n", last.loss_scale,
                (long long)count_skipped(j->metrics));
     if (j->best_step)
         printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
