@@ -221,7 +221,9 @@ typedef enum vjp_kind {
     VJP_KIND_STATISTIC = 2, /* f32; f64 where T is f64 */
     VJP_KIND_INDEX = 3,     /* i32, i64, or f32 holding exact integers */
     VJP_KIND_ARGMAX = 4,    /* i32 or i64 */
-    VJP_KIND_FLOAT = 5      /* f32, bf16, f16 or f64, whatever T is */
+    VJP_KIND_FLOAT = 5,     /* f32, bf16, f16 or f64, whatever T is */
+    VJP_KIND_GRADIENT = 6,  /* T, f32 or bf16 */
+    VJP_KIND_MOMENT = 7     /* f32 or bf16; f64 where T is f64 */
 } vjp_kind;
 
 enum {
@@ -549,17 +551,20 @@ typedef struct vjp_minimize_options {
     const vjp_muon_options *muon; /* not NULL: Muon for the matrices that uses_muon accepts; others as above */
     /* Whether Muon trains a matrix: hidden weights, not embeddings and heads. NULL: it trains every matrix. */
     int (*uses_muon)(void *context, const char *name, const vjp_tensor *parameter);
+    int32_t moments; /* a vjp_dtype: VJP_F32 or VJP_BF16, what AdamW's moments of f32 or narrower parameters are */
+    vjp_value step;  /* the number of the step, a scalar of f32, i32 or i64; 0: the input "step" */
 } vjp_minimize_options;
 
 #define VJP_MINIMIZE_OPTIONS_DEFAULTS                                                                                  \
-    { sizeof(vjp_minimize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(vjp_minimize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, VJP_F32, 0 }
 
 typedef struct vjp_minimize_result {
-    uint64_t struct_size; /* sizeof(vjp_minimize_result), set before it is filled */
-    vjp_value loss;       /* as given; 0 without one */
-    vjp_value lr;         /* the input "lr", f32: the learning rate of a run */
-    vjp_value step;       /* the input "step", i64: 1 for the first run, then 2, ...; 0 where AdamW trains nothing */
-    vjp_value norm;       /* of all gradients before the clipping; 0 without clipping */
+    uint64_t struct_size;     /* sizeof(vjp_minimize_result), set before it is filled */
+    vjp_value loss;           /* as given; 0 without one */
+    vjp_value lr;             /* the input "lr", f32: the learning rate of a run */
+    vjp_value step;           /* the input "step", i64: 1 for the first run, then 2, ...; 0 where AdamW trains nothing,
+                                 or where it was given */
+    vjp_value norm;           /* of all gradients before the clipping; 0 without clipping */
     const vjp_value *results; /* [count]: for vjp_compile(): the loss, the norm (each if there is one), and the new
                                  parameters. Valid as long as the graph */
     size_t count;
@@ -567,9 +572,9 @@ typedef struct vjp_minimize_result {
 
 /*
  * Adds all that a step of training needs: the gradients of the loss with respect to the parameters, their clipping, and
- * a step of AdamW, SGD or Muon for each. What the optimiser keeps are states, f32 (f64 for f64 parameters), named
- * "<parameter>.m" and "<parameter>.v", or "<parameter>.momentum". A run of the compiled `results` is one step.
- * `options` NULL: AdamW for every parameter.
+ * a step of AdamW, SGD or Muon for each. What the optimiser keeps are states, f32 (f64 for f64 parameters; AdamW's as
+ * `moments` says), named "<parameter>.m" and "<parameter>.v", or "<parameter>.momentum". A run of the compiled
+ * `results` is one step. `options` NULL: AdamW for every parameter.
  */
 vjp_status vjp_graph_minimize(vjp_graph *graph, vjp_value loss, const vjp_minimize_options *options,
                               vjp_minimize_result *result);

@@ -123,8 +123,10 @@ static bool set_attributes(call *made, const char *text) {
 static vjp_dtype slot_dtype(vjp_kind kind, sample_types types) {
     switch (kind) {
     case VJP_KIND_PARAMETER:
+    case VJP_KIND_GRADIENT:
     case VJP_KIND_FLOAT: return types.parameter;
-    case VJP_KIND_STATISTIC: return types.storage == VJP_F64 ? VJP_F64 : VJP_F32;
+    case VJP_KIND_STATISTIC:
+    case VJP_KIND_MOMENT: return types.storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX: return types.index;
     case VJP_KIND_ARGMAX: return types.index == VJP_I32 ? VJP_I32 : VJP_I64;
     default: return types.storage;

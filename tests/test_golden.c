@@ -64,6 +64,8 @@ static vjp_dtype dtype_of(const vjp_slot *slot, vjp_dtype storage) {
     case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX: return storage == VJP_BF16 ? VJP_I32 : storage == VJP_F16 ? VJP_F32 : VJP_I64;
     case VJP_KIND_ARGMAX: return storage == VJP_BF16 ? VJP_I32 : VJP_I64;
+    case VJP_KIND_GRADIENT: return storage == VJP_F16 ? VJP_F32 : storage;
+    case VJP_KIND_MOMENT: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_FLOAT: return storage == VJP_F32 ? VJP_BF16 : storage == VJP_BF16 ? VJP_F16 : storage;
     }
     return storage;

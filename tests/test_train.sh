@@ -150,6 +150,35 @@ same "$work/wide" "$work/wide2"
 cmp -s "$work/narrow/latest/model.safetensors" "$work/wide/latest/model.safetensors" && fault '--residual changes nothing'
 expect 2 '--residual is bf16; it must be f32 or the type of --dtype' $train --residual bf16 --out "$work/never"
 
+# Fewer bits for moments and gradients, and a scaled loss: kept by a resume, to the same bytes.
+for options in '--dtype f16' '--dtype bf16 --moments bf16 --gradients bf16'; do
+    rm -rf "$work/few" "$work/few2"
+    expect 0 'stopped' $train $options --steps 6 --stop-at 3 --out "$work/few"
+    expect 0 'done' train --resume --out "$work/few"
+    expect 0 'done' $train $options --steps 6 --out "$work/few2"
+    same "$work/few" "$work/few2"
+    [ "$options" = '--dtype f16' ] || continue
+    grep -q '"loss_scale": ' "$work/few2/metrics.jsonl" || fault 'f16: no loss scale in the record'
+    skipped=$(grep -c '"skipped": true' "$work/few2/metrics.jsonl") # the products of another engine may skip none
+    [ "$(grep -c 'was skipped: its gradients were not finite' "$work/out")" -eq "$skipped" ] || fault 'f16: skipped steps are not shown'
+    grep -q "the loss scale is [0-9]*; steps skipped: $skipped\$" "$work/out" || fault 'f16: nothing on the loss scale'
+done
+grep -q '"dtype":"BF16"' "$work/few/latest/optimizer.safetensors" || fault '--moments bf16: no moments in BF16'
+grep -q '"dtype":"F32"' "$work/few/latest/optimizer.safetensors" && fault '--moments bf16: moments in F32'
+# Settings that do not belong to the moments.
+sed 's/"moments": "bf16"/"moments": "f32"/' "$work/few/latest/trainer.json" >"$work/json" &&
+    cp "$work/json" "$work/few/latest/trainer.json"
+expect 1 'is BF16 in the file, and the run keeps it in f32' train --resume --out "$work/few"
+expect 2 '--moments is f16; it must be f32 or bf16' $train --moments f16 --out "$work/never"
+expect 2 '--moments is for AdamW' $train --moments bf16 --optimizer sgd --out "$work/never"
+expect 2 'with --moments bf16 it must be at most 0.99' $train --moments bf16 --beta2 0.999 --out "$work/never"
+expect 2 '--gradients bf16 needs --dtype bf16' $train --gradients bf16 --out "$work/never"
+expect 2 '--gradients bf16 is for batches of one part' $train --dtype bf16 --gradients bf16 --accumulate 2 --out "$work/never"
+for scale in 0 -1 nan 1e40 2x; do
+    expect 2 'it must be auto, off or a number' $train --loss-scale "$scale" --out "$work/never"
+done
+expect 2 '--moments cannot be used with --resume' train --resume --moments bf16 --out "$work/few2"
+
 # And the rewrites of graphs, which the CPU does without.
 export VJP_REWRITES=+all
 expect 0 'done' $train --out "$work/rewritten"

@@ -14,6 +14,7 @@
 #include "core/core.h"
 #include "core/system.h"
 #include "train/job.h"
+#include "train/loss_scale.h"
 
 #ifndef VJP_SOURCES
 #define VJP_SOURCES ""
@@ -97,6 +98,8 @@ static void show_json(const metrics_row *row) {
     if (!isnan(row->validation)) cli_json_real("validation", row->validation);
     cli_json_real("rate", row->rate);
     cli_json_real("norm", row->norm);
+    if (row->loss_scale != 0) cli_json_real("loss_scale", row->loss_scale);
+    if (row->skipped) cli_json_boolean("skipped", true);
     cli_json_integer("tokens", row->tokens);
     cli_json_real("seconds", row->seconds);
     cli_json_end();
@@ -127,6 +130,10 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     if (s->json) {
         show_json(row);
         return;
+    }
+    if (row->skipped) {
+        printf("%sstep %lld was skipped: its gradients were not finite; the loss scale is now %g\n",
+               s->terminal ? "\r\033[K" : "", (long long)row->step, row->loss_scale);
     }
     int64_t steps = j->settings.trainer.steps, every = steps > LINES ? steps / LINES : 1;
     bool stays =
@@ -201,6 +208,15 @@ static const char *quoted(const char *name, char text[CHECKPOINT_PATH + 16]) {
     return text;
 }
 
+static int64_t count_skipped(const metrics *m) {
+    size_t count;
+    int64_t skipped = 0;
+    const metrics_row *rows = metrics_rows(m, &count);
+    for (size_t i = 0; i < count; i++)
+        skipped += rows[i].skipped;
+    return skipped;
+}
+
 static void show_end(const screen *s, const job *j) {
     char time[32], speed[32], count[32], out[CHECKPOINT_PATH + 16];
     const job_settings *set = &j->settings;
@@ -216,6 +232,9 @@ static void show_end(const screen *s, const job *j) {
     if (last.step && j->seconds > 0)
         printf("loss:   %.4f, smoothed; %s %s at %s/s\n", last.smoothed, thousands((double)last.tokens, count),
                j->text.count ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
+    if (set->trainer.loss_scale != 0 && last.step)
+        printf("scale:  the loss scale is %g; steps skipped: %lld\n", last.loss_scale,
+               (long long)count_skipped(j->metrics));
     if (j->best_step)
         printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
                set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
@@ -259,8 +278,8 @@ static int train(job *j, screen *s, int64_t stop_at) {
 
 typedef struct arguments {
     cli_device_options on;
-    const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule;
-    int dtype, residual;
+    const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule, *loss_scale;
+    int dtype, residual, moments, gradients;
     double momentum, decay_share; /* -1: not given */
     bool resume, allow_other_bits, recompute, save_best, json;
     int64_t stop_at, seed;
@@ -445,6 +464,44 @@ static int check_optimizer(arguments *a) {
     return CLI_CONTINUE;
 }
 
+/* The dtypes of moments and gradients, and the scale of the loss. */
+static int check_precision(arguments *a) {
+    trainer_options *t = &a->settings.trainer;
+    const int dtypes[] = {a->moments, a->gradients};
+    for (int i = 0; i < 2; i++)
+        if (dtypes[i] >= 0 && dtypes[i] != VJP_F32 && dtypes[i] != VJP_BF16)
+            return cli_misuse("train", "--%s is %s; it must be f32 or bf16", i ? "gradients" : "moments",
+                              vjp_dtype_name((vjp_dtype)dtypes[i]));
+    t->moments = a->moments < 0 ? VJP_F32 : (vjp_dtype)a->moments;
+    t->gradients = a->gradients < 0 ? VJP_F32 : (vjp_dtype)a->gradients;
+    if (t->moments == VJP_BF16 && t->optimiser == TRAINER_SGD)
+        return cli_misuse("train", "--moments is for AdamW's; sgd has none");
+    if (t->moments == VJP_BF16 && t->beta2 > JOB_MAX_NARROW_BETA2)
+        return cli_misuse("train",
+                          "--beta2 is %g; with --moments bf16 it must be at most %g: a smaller change of the second "
+                          "moment is lost when it is rounded",
+                          t->beta2, JOB_MAX_NARROW_BETA2);
+    if (t->gradients == VJP_BF16 && a->dtype != VJP_BF16)
+        return cli_misuse("train", "--gradients bf16 needs --dtype bf16, whose products give such gradients");
+    if (t->gradients == VJP_BF16 && (t->accumulate > 1 || t->shards > 1))
+        return cli_misuse("train", "--gradients bf16 is for batches of one part: with --accumulate or --shards their "
+                                   "sum is kept in f32, which bf16 would cut to 8 bits at every addition");
+    const char *scale = a->loss_scale ? a->loss_scale : a->dtype == VJP_F16 ? "auto" : "off";
+    t->loss_scale = strcmp(scale, "auto") == 0 ? LOSS_SCALE_FIRST : 0;
+    t->loss_scale_steps = strcmp(scale, "auto") == 0 ? LOSS_SCALE_STEPS : 0;
+    if (t->loss_scale == 0 && strcmp(scale, "off") != 0) {
+        char *end;
+        t->loss_scale = strtod(scale, &end);
+        if (*end || !(t->loss_scale > 0 && t->loss_scale <= JOB_MAX_LOSS_SCALE))
+            return cli_misuse("train", "--loss-scale is \"%s\"; it must be auto, off or a number above 0, at most %g",
+                              scale, JOB_MAX_LOSS_SCALE);
+    }
+    if (t->loss_scale != 0 && t->steps > LOSS_SCALE_MAX_STEPS)
+        return cli_misuse("train", "--steps is %lld; with a loss scale it must be at most %d", (long long)t->steps,
+                          (int)LOSS_SCALE_MAX_STEPS);
+    return CLI_CONTINUE;
+}
+
 /* Values that no option's limits can check. */
 static int check_arguments(arguments *a, const cli_operands *operands) {
     char error[TRAIN_ERROR];
@@ -452,6 +509,7 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
     if (a->dtype >= 0 && a->dtype != VJP_F32 && a->dtype != VJP_BF16 && a->dtype != VJP_F16)
         return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a->dtype));
     if (cli_residual("train", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
+    if (check_precision(a) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->model && strcmp(a->model, "llama") != 0 && strcmp(a->model, "convnet") != 0)
         return cli_misuse("train", "unknown model \"%s\"; models are llama and convnet", a->model);
     if (a->preset && !llama_preset_find(a->preset, error)) return cli_misuse("train", "%s", error);
@@ -470,6 +528,8 @@ int cli_train(int argc, char **argv) {
     arguments a = {.out = "vjp-run",
                    .dtype = -1,
                    .residual = -1,
+                   .moments = -1,
+                   .gradients = -1,
                    .momentum = -1,
                    .decay_share = -1,
                    .stop_at = -1,
@@ -516,6 +576,11 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_THREADS(a.on),
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
         CLI_OPTION_RESIDUAL(a.residual),
+        {"moments", 0, "D", "f32 or bf16: dtype of AdamW's moments; default f32", CLI_DTYPE, &a.moments, 0, 0},
+        {"gradients", 0, "D", "f32 or bf16: dtype of the gradients of bf16 products; default f32", CLI_DTYPE,
+         &a.gradients, 0, 0},
+        {"loss-scale", 0, "S", "auto, off or a number: keeps f16 gradients in range; default auto with f16", CLI_TEXT,
+         &a.loss_scale, 0, 0},
         CLI_OPTION_MEMORY(a.memory),
         {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
         CLI_OPTION_HEADING("Train on several processes (docs/scale.md):"),

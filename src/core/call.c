@@ -106,6 +106,9 @@ static const char *kind_text(vjp_kind kind, vjp_dtype storage) {
     case VJP_KIND_INDEX: return "i32, i64 or f32";
     case VJP_KIND_ARGMAX: return "i32 or i64";
     case VJP_KIND_FLOAT: return "f32, bf16, f16 or f64";
+    case VJP_KIND_GRADIENT:
+        return storage == VJP_F64 ? "f64, f32 or bf16" : storage == VJP_F16 ? "f16, f32 or bf16" : "f32 or bf16";
+    case VJP_KIND_MOMENT: return storage == VJP_F64 ? "f64" : "f32 or bf16";
     }
     return "?";
 }
@@ -118,6 +121,8 @@ static bool kind_allows(vjp_kind kind, vjp_dtype storage, vjp_dtype dtype) {
     case VJP_KIND_INDEX: return dtype == VJP_I32 || dtype == VJP_I64 || dtype == VJP_F32;
     case VJP_KIND_ARGMAX: return dtype == VJP_I32 || dtype == VJP_I64;
     case VJP_KIND_FLOAT: return dtype != VJP_I32 && dtype != VJP_I64;
+    case VJP_KIND_GRADIENT: return dtype == storage || dtype == VJP_F32 || dtype == VJP_BF16;
+    case VJP_KIND_MOMENT: return storage == VJP_F64 ? dtype == VJP_F64 : dtype == VJP_F32 || dtype == VJP_BF16;
     }
     return false;
 }
@@ -125,7 +130,8 @@ static bool kind_allows(vjp_kind kind, vjp_dtype storage, vjp_dtype dtype) {
 /* The dtype that vjp_infer() proposes for a slot that is absent. */
 static vjp_dtype kind_default(vjp_kind kind, vjp_dtype storage) {
     switch (kind) {
-    case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
+    case VJP_KIND_STATISTIC:
+    case VJP_KIND_MOMENT: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX:
     case VJP_KIND_ARGMAX: return VJP_I64;
     case VJP_KIND_FLOAT: return VJP_F32;
@@ -264,13 +270,16 @@ static vjp_status prepare(vjp_work *work, vjp_device *device, const vjp_op *op, 
     return check_shapes(work, info);
 }
 
-/* The first dtype of the call that its kernel does not support: T, or that of a slot of any float type. */
+/* The first dtype of the call that its kernel does not support: T, or that of a slot whose type does not follow from T.
+ */
 static bool lacks_dtype(const vjp_work *work, const vjp_kernel *kernel, vjp_dtype *dtype) {
     *dtype = work->storage;
     if (!kernel || !kernel->run || !(kernel->storage >> work->storage & 1)) return true;
     const vjp_pass_info *info = &work->op->info.pass[work->pass];
     for (size_t i = 0; i < info->count; i++) {
-        if (!work->tensor[i] || info->slots[i].kind != VJP_KIND_FLOAT) continue;
+        vjp_kind kind = info->slots[i].kind;
+        bool follows = kind != VJP_KIND_FLOAT && kind != VJP_KIND_GRADIENT && kind != VJP_KIND_MOMENT;
+        if (!work->tensor[i] || follows) continue;
         *dtype = (vjp_dtype)work->tensor[i]->dtype;
         if (!(kernel->storage >> *dtype & 1)) return true;
     }
@@ -319,6 +328,14 @@ vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pas
     return VJP_OK;
 }
 
+/* Of an absent tensor. A new moment has the dtype of the old one, in whose place it can be computed. */
+static vjp_dtype proposed_dtype(const vjp_work *work, int slot) {
+    const vjp_pass_info *info = &work->op->info.pass[work->pass];
+    for (size_t i = info->outputs; info->slots[slot].kind == VJP_KIND_MOMENT && i < info->count; i++)
+        if (info->slots[slot].aliases >> i & 1 && work->tensor[i]) return (vjp_dtype)work->tensor[i]->dtype;
+    return kind_default(info->slots[slot].kind, work->storage);
+}
+
 vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
                      size_t count, const void *attributes, vjp_tensor *described) {
     vjp_work work;
@@ -327,8 +344,7 @@ vjp_status vjp_infer(vjp_device *device, const vjp_op *op, vjp_pass pass, const 
     vjp_status status = prepare(&work, device, op, pass, tensors, count, attributes, defaults);
     if (status != VJP_OK) return status;
     for (size_t i = 0; i < count; i++) {
-        vjp_dtype dtype =
-            tensors[i] ? (vjp_dtype)tensors[i]->dtype : kind_default(op->info.pass[pass].slots[i].kind, work.storage);
+        vjp_dtype dtype = tensors[i] ? (vjp_dtype)tensors[i]->dtype : proposed_dtype(&work, (int)i);
         described[i] = vjp_tensor_of(NULL, dtype, work.shape[i].ndim, work.shape[i].size);
     }
     return VJP_OK;

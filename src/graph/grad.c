@@ -25,9 +25,11 @@ typedef struct differentiation {
     int32_t *stack;      /* of nodes, for recomputed() */
     bool *depends;       /* on a value whose gradient is asked for */
     bool *asked;
-    bool *unwritten; /* the gradient is a state that nothing was written to yet */
-    bool *own_type;  /* some op gives it a gradient of the value's own dtype only */
-    bool *filled;    /* a state that one of the gradients goes into */
+    bool *unwritten;  /* the gradient is a state that nothing was written to yet */
+    bool *own_type;   /* some op gives it a gradient of the value's own dtype only */
+    bool *filled;     /* a state that one of the gradients goes into */
+    bool *other_use;  /* something else than a cast to `narrow` uses it */
+    vjp_dtype narrow; /* of gradients of f32 values that are asked for; f32: their own */
 } differentiation;
 
 static vjp_value root_of(const differentiation *d, vjp_value value) {
@@ -61,6 +63,8 @@ static void find_dependents(differentiation *d, int32_t last_node) {
         for (size_t i = pass->outputs; i < pass->count; i++) {
             if (!node->value[i]) continue;
             any = any || d->depends[root_of(d, node->value[i])];
+            bool narrows = node->op == &vjp_op_cast && d->graph->value[node->value[CAST_Y]].dtype == d->narrow;
+            if (!narrows) d->other_use[root_of(d, node->value[i])] = true;
             for (size_t j = 0; j < back->outputs; j++)
                 if (strcmp(gradient_slot_name(&back->slots[j]), pass->slots[i].name) == 0 &&
                     back->slots[j].kind == VJP_KIND_STORAGE)
@@ -71,15 +75,22 @@ static void find_dependents(differentiation *d, int32_t last_node) {
     }
 }
 
+/* Whether a value's gradient is asked for in the narrow dtype, and the casts that use the value pass it on. */
+static bool is_narrow(const differentiation *d, vjp_value root) {
+    return d->narrow != VJP_F32 && d->asked[root] && d->graph->value[root].dtype == VJP_F32 && !d->other_use[root];
+}
+
 /*
  * The dtype of a value's gradient is the value's own; but a value that was cast down from f32, as weights are, has a
- * gradient in f32 where every op that uses it can give one.
+ * gradient in f32 where every op that uses it can give one, unless it is asked for in the narrow dtype.
  */
 static vjp_dtype gradient_type(const differentiation *d, vjp_value root) {
     const graph_value *v = &d->graph->value[root];
+    if (is_narrow(d, root)) return d->narrow;
     if (v->node < 0 || d->own_type[root]) return v->dtype;
     const graph_node *node = &d->graph->node[v->node];
     if (node->op != &vjp_op_cast || node->pass != VJP_FORWARD) return v->dtype;
+    if (is_narrow(d, root_of(d, node->value[CAST_X]))) return v->dtype;
     return d->graph->value[node->value[CAST_X]].dtype == VJP_F32 ? VJP_F32 : v->dtype;
 }
 
@@ -356,8 +367,9 @@ static void differentiate_node(differentiation *d, int32_t n) {
         int of = differentiates(forward, &back->slots[i]);
         if (of < (int)forward->outputs || !node.value[of] || !d->depends[root_of(d, node.value[of])]) continue;
         input[i] = node.value[of];
-        bool same = node.op->rules->passes_gradient && dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
-                    graph->value[input[i]].dtype == graph->value[dy].dtype &&
+        bool alike = dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
+                     graph->value[input[i]].dtype == graph->value[dy].dtype;
+        bool same = node.op->rules->passes_gradient && dy && (alike || is_narrow(d, root_of(d, input[i]))) &&
                     has_type(d, root_of(d, input[i]), graph->value[dy].dtype);
         *(same ? &passed : &wanted) |= 1u << i;
     }
@@ -477,8 +489,8 @@ static void differentiate(differentiation *d, vjp_value scalar, const vjp_value 
     }
 }
 
-vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
-                          int add, vjp_value *gradients) {
+static vjp_status grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
+                       int add, vjp_dtype narrow, vjp_value *gradients) {
     if (!graph) return VJP_OUT_OF_MEMORY;
     if (count && (!wrt || !gradients)) {
         graph_fail(graph, VJP_INVALID, graph->scope[0] ? graph->scope : NULL, "vjp_graph_grad: %s is NULL",
@@ -506,10 +518,10 @@ vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *w
         return graph->status;
     }
     size_t values = (size_t)graph->values;
-    differentiation d = {.graph = graph};
+    differentiation d = {.graph = graph, .narrow = narrow};
     d.gradient = calloc(4 * values, sizeof *d.gradient);
     d.stack = malloc(((size_t)graph->nodes + 1) * sizeof *d.stack);
-    d.depends = calloc(5 * values, sizeof *d.depends);
+    d.depends = calloc(6 * values, sizeof *d.depends);
     if (d.gradient && d.stack && d.depends) {
         d.again = d.gradient + values;
         d.sharer = d.again + values;
@@ -520,6 +532,7 @@ vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *w
         d.unwritten = d.asked + values;
         d.own_type = d.unwritten + values;
         d.filled = d.own_type + values;
+        d.other_use = d.filled + values;
         differentiate(&d, scalar, wrt, count, into, add, gradients);
     } else {
         graph_fail(graph, VJP_OUT_OF_MEMORY, NULL, "out of memory while the graph was differentiated");
@@ -530,4 +543,14 @@ vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *w
     for (size_t i = 0; i < count && graph->status != VJP_OK; i++)
         gradients[i] = 0;
     return graph->status;
+}
+
+vjp_status vjp_graph_grad(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, const vjp_value *into,
+                          int add, vjp_value *gradients) {
+    return grad(graph, scalar, wrt, count, into, add, VJP_F32, gradients);
+}
+
+vjp_status graph_grad_as(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, vjp_dtype dtype,
+                         vjp_value *gradients) {
+    return grad(graph, scalar, wrt, count, NULL, 0, dtype, gradients);
 }

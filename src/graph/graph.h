@@ -82,6 +82,13 @@ vjp_value graph_fail(vjp_graph *graph, vjp_status status, const char *node, cons
 /* False: the graph has failed already, or it has no such value. */
 bool graph_is(vjp_graph *graph, vjp_value value, const char *what);
 
+/*
+ * vjp_graph_grad() whose gradients of f32 values are of `dtype` where the value is only ever cast to that dtype, as
+ * weights are: then no pass and no memory is spent on their gradients in f32.
+ */
+vjp_status graph_grad_as(vjp_graph *graph, vjp_value scalar, const vjp_value *wrt, size_t count, vjp_dtype dtype,
+                         vjp_value *gradients);
+
 /* vjp_graph_call() where the op leaves the dtype of its first output to the caller. */
 vjp_value graph_call_as(vjp_graph *graph, const vjp_op *op, const vjp_value *inputs, size_t count,
                         const void *attributes, vjp_dtype dtype);

@@ -75,10 +75,10 @@ static vjp_value scalar_input(vjp_graph *graph, const char *name, vjp_dtype dtyp
     return graph_fail(graph, VJP_INVALID, name, "it must be a scalar input of dtype %s", vjp_dtype_name(dtype));
 }
 
-static vjp_value add_state(vjp_graph *graph, vjp_value parameter, const char *kind) {
+static vjp_value add_state(vjp_graph *graph, vjp_value parameter, const char *kind, vjp_dtype dtype) {
     const graph_value *v = &graph->value[parameter];
     const vjp_shape shape = v->shape;
-    vjp_dtype dtype = v->dtype == VJP_F64 ? VJP_F64 : VJP_F32;
+    if (v->dtype == VJP_F64) dtype = VJP_F64;
     size_t bytes = strlen(v->name) + strlen(kind) + 2;
     char *name = malloc(bytes);
     if (!name) return graph_fail(graph, VJP_OUT_OF_MEMORY, NULL, "out of memory while the graph was built");
@@ -112,7 +112,7 @@ static vjp_value add_step(const minimizing *m, size_t i) {
     if (uses_muon(m, w)) {
         const vjp_muon_options *muon = m->options->muon;
         const graph_muon_step step = {.w = w,
-                                      .momentum = add_state(m->graph, w, "momentum"),
+                                      .momentum = add_state(m->graph, w, "momentum", VJP_F32),
                                       .g = g,
                                       .lr = m->lr,
                                       .scale = m->scale,
@@ -122,13 +122,14 @@ static vjp_value add_step(const minimizing *m, size_t i) {
     if (m->options->sgd) {
         vjp_sgd_attributes sgd = *m->options->sgd;
         if (!decays(m, w)) sgd.weight_decay = 0;
-        vjp_value momentum = sgd.beta != 0 ? add_state(m->graph, w, "momentum") : 0;
+        vjp_value momentum = sgd.beta != 0 ? add_state(m->graph, w, "momentum", VJP_F32) : 0;
         return vjp_graph_sgd(m->graph, w, momentum, g, m->lr, m->scale, &sgd);
     }
     vjp_adamw_attributes adamw = VJP_ADAMW_DEFAULTS;
     if (m->options->adamw) adamw = *m->options->adamw;
     if (!decays(m, w)) adamw.weight_decay = 0;
-    vjp_value first = add_state(m->graph, w, "m"), second = add_state(m->graph, w, "v");
+    vjp_dtype moments = (vjp_dtype)m->options->moments;
+    vjp_value first = add_state(m->graph, w, "m", moments), second = add_state(m->graph, w, "v", moments);
     return vjp_graph_adamw(m->graph, w, first, second, g, m->lr, m->step, m->scale, &adamw);
 }
 
@@ -158,7 +159,8 @@ static void minimize(minimizing *m, vjp_value loss, vjp_value *results, vjp_mini
     bool any_adamw = false; /* only AdamW reads the number of the step */
     for (size_t i = 0; i < m->count; i++)
         any_adamw = any_adamw || (!m->options->sgd && !uses_muon(m, m->parameter[i]));
-    if (any_adamw) m->step = made->step = scalar_input(graph, "step", VJP_I64);
+    m->step = m->options->step;
+    if (any_adamw && !m->step) m->step = made->step = scalar_input(graph, "step", VJP_I64);
     if (loss) results[made->count++] = loss;
     if (made->norm) results[made->count++] = made->norm;
     for (size_t i = 0; i < m->count && graph->status == VJP_OK; i++)
@@ -186,6 +188,9 @@ vjp_status vjp_graph_minimize(vjp_graph *graph, vjp_value loss, const vjp_minimi
                    !result || result->struct_size != sizeof *result ? "result" : "options");
     else if ((options->count != 0) != (options->parameters != NULL) || (options->gradients && !options->parameters))
         graph_fail(graph, VJP_INVALID, name, "parameters and count must be given together, and with gradients");
+    else if (options->moments != VJP_F32 && options->moments != VJP_BF16)
+        graph_fail(graph, VJP_INVALID, name, "moments is %s; it must be f32 or bf16",
+                   vjp_dtype_name((vjp_dtype)options->moments));
     else if (!options->gradients || loss)
         graph_is(graph, loss, "the loss");
     if (graph->status != VJP_OK) return graph->status;

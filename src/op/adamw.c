@@ -15,6 +15,12 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID, "eps is %g; it must be 0 or a positive number", a->eps);
     if (!(a->weight_decay >= 0) || isinf(a->weight_decay))
         return vjp_refuse(work, VJP_INVALID, "weight_decay is %g; it must be 0 or a positive number", a->weight_decay);
+    static const int moments[] = {ADAMW_V, ADAMW_M_OUT, ADAMW_V_OUT};
+    for (int i = 0; i < 3; i++)
+        if (work->tensor[moments[i]] && vjp_type(work, moments[i]) != vjp_type(work, ADAMW_M))
+            return vjp_refuse(work, VJP_INVALID, "%s is %s and m is %s; all moments must have the same dtype",
+                              vjp_slot_at(work, moments[i])->name, vjp_dtype_name(vjp_type(work, moments[i])),
+                              vjp_dtype_name(vjp_type(work, ADAMW_M)));
     vjp_shape_own(work, ADAMW_W);
     const vjp_shape shape = work->shape[ADAMW_W];
     vjp_shape_set(work, "[...]", shape.ndim, shape.size);

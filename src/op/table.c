@@ -430,12 +430,12 @@ const vjp_op vjp_op_clip = {
 
 static const vjp_slot adamw_forward[] = {
     {"w_out", "[...]", "the weights after the step", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT, 1u << ADAMW_W, {0}},
-    {"m_out", "[...]", "the average of g after the step", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 1u << ADAMW_M, {0}},
-    {"v_out", "[...]", "the average of g^2 after the step", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 1u << ADAMW_V, {0}},
+    {"m_out", "[...]", "the average of g after the step", VJP_KIND_MOMENT, VJP_SLOT_OUTPUT, 1u << ADAMW_M, {0}},
+    {"v_out", "[...]", "the average of g^2 after the step", VJP_KIND_MOMENT, VJP_SLOT_OUTPUT, 1u << ADAMW_V, {0}},
     {"w", "[...]", "the weights", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"m", "[...]", "the average of g, 0 before the first step", VJP_KIND_STATISTIC, 0, 0, {0}},
-    {"v", "[...]", "the average of g^2, 0 before the first step", VJP_KIND_STATISTIC, 0, 0, {0}},
-    {"g", "[...]", "the gradient of w", VJP_KIND_PARAMETER, 0, 0, {0}},
+    {"m", "[...]", "the average of g, 0 before the first step", VJP_KIND_MOMENT, 0, 0, {0}},
+    {"v", "[...]", "the average of g^2, 0 before the first step", VJP_KIND_MOMENT, 0, 0, {0}},
+    {"g", "[...]", "the gradient of w", VJP_KIND_GRADIENT, 0, 0, {0}},
     {"lr", "[]", "the learning rate", VJP_KIND_STATISTIC, 0, 0, {0}},
     {"step", "[]", "which step this is; the first is 1", VJP_KIND_INDEX, 0, 0, {0}},
     {"scale", "[]", "multiplies g, as clip gives it; absent: 1; where it is not finite, nothing changes", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
@@ -462,7 +462,7 @@ static const vjp_slot sgd_forward[] = {
     {"momentum_out", "[...]", "the momentum after the step", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 1u << SGD_MOMENTUM, {0}},
     {"w", "[...]", "the weights", VJP_KIND_STORAGE, 0, 0, {0}},
     {"momentum", "[...]", "the momentum; absent: 0, as before the first step", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
-    {"g", "[...]", "the gradient of w", VJP_KIND_PARAMETER, 0, 0, {0}},
+    {"g", "[...]", "the gradient of w", VJP_KIND_GRADIENT, 0, 0, {0}},
     {"lr", "[]", "the learning rate", VJP_KIND_STATISTIC, 0, 0, {0}},
     {"scale", "[]", "multiplies g, as clip gives it; absent: 1; where it is not finite, nothing changes", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
 };

@@ -32,7 +32,8 @@ static vjp_dtype dtype_of(const proof_setup *setup, const vjp_slot *slot, vjp_dt
     const proof_choice *choice = proof_choice_of(setup, slot);
     if (choice && choice->dtype >= 0) return (vjp_dtype)choice->dtype;
     switch (slot->kind) {
-    case VJP_KIND_STATISTIC: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
+    case VJP_KIND_STATISTIC:
+    case VJP_KIND_MOMENT: return storage == VJP_F64 ? VJP_F64 : VJP_F32;
     case VJP_KIND_INDEX:
     case VJP_KIND_ARGMAX: return VJP_I64;
     case VJP_KIND_FLOAT: return VJP_F32;
@@ -93,7 +94,8 @@ static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERR
         proof_values *v = &p->slot[VJP_FORWARD][i];
         v->slot = &pass->slots[i];
         v->tensor = described[i];
-        v->tensor.dtype = (int32_t)dtype_of(&p->setup, v->slot, p->storage);
+        /* A new moment has the dtype of the old one. */
+        if (v->slot->kind != VJP_KIND_MOMENT) v->tensor.dtype = (int32_t)dtype_of(&p->setup, v->slot, p->storage);
         v->count = proof_count(&v->tensor);
     }
     return true;

@@ -140,7 +140,9 @@ const proof_choice *proof_choice_of(const proof_setup *setup, const vjp_slot *sl
     const proof_choice *all = NULL;
     for (int i = 0; i < setup->choices; i++) {
         if (strcmp(setup->choice[i].name, slot->name) == 0) return &setup->choice[i];
-        if (slot->kind == VJP_KIND_PARAMETER && strcmp(setup->choice[i].name, "param") == 0) all = &setup->choice[i];
+        if ((slot->kind == VJP_KIND_PARAMETER || slot->kind == VJP_KIND_GRADIENT) &&
+            strcmp(setup->choice[i].name, "param") == 0)
+            all = &setup->choice[i];
     }
     return all;
 }

@@ -411,6 +411,8 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
                          .validation = NAN,
                          .rate = result.rate,
                          .norm = result.norm,
+                         .loss_scale = result.loss_scale,
+                         .skipped = result.skipped,
                          .tokens = j->step * job_items(j),
                          .seconds = j->seconds};
     if (validates(j, j->step) &&

@@ -54,6 +54,14 @@ job_settings job_defaults(void);
 
 #define JOB_MAX_AVERAGE 0.999999 /* of trainer_options.average: with 1 no step would ever count */
 
+/*
+ * Of trainer_options.beta2 with moments in bf16. The second moment changes by (1 - beta2) of its distance to g^2 in a
+ * step; a change of less than 2^-9 of it is always lost.
+ */
+#define JOB_MAX_NARROW_BETA2 0.99
+
+#define JOB_MAX_LOSS_SCALE 0x1p100 /* of trainer_options.loss_scale: its inverse is a normal number, too */
+
 /* The names of trainer_optimiser and trainer_schedule, in their order, then NULL; and the number of one, or -1. */
 extern const char *const job_optimisers[], *const job_schedules[];
 int job_choice(const char *const *names, const char *name);

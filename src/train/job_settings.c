@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "train/job.h"
+#include "train/loss_scale.h"
 #include "train/shards.h"
 
 const char *const job_optimisers[] = {"adamw", "muon", "sgd", NULL};
@@ -52,7 +53,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 38, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 42, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -95,6 +96,10 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"patience", INTEGER, &s->patience, 0, 0, many, NULL},
         {"save_best", INTEGER, &s->save_best, 0, 0, 1, NULL},
         {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX, NULL},
+        {"moments", DTYPE, &s->trainer.moments, 0, 0, 0, NULL},
+        {"gradients", DTYPE, &s->trainer.gradients, 0, 0, 0, NULL},
+        {"loss_scale", REAL, &s->trainer.loss_scale, 0, 0, JOB_MAX_LOSS_SCALE, NULL},
+        {"loss_scale_steps", INTEGER, &s->trainer.loss_scale_steps, 0, 0, LOSS_SCALE_MAX_STEPS, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);

@@ -9,8 +9,10 @@
 
 #include "core/arithmetic.h"
 #include "core/system.h"
+#include "graph/graph.h"
 #include "graph/program.h"
 #include "op/op.h"
+#include "train/loss_scale.h"
 #include "train/shards.h"
 
 /* What trainer_plan() has planned so far. */
@@ -42,7 +44,8 @@ typedef struct flight {
     int64_t step;
     int64_t *number; /* the step, as the program's input */
     float *rate, *share, *norm;
-    float *loss; /* [parts] */
+    float *scale; /* of the loss, after the step */
+    float *loss;  /* [parts] */
     vjp_event *done;
 } flight;
 
@@ -69,6 +72,7 @@ struct trainer {
     tracked *track;    /* [parameters] */
     vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
     vjp_value rate, step, norm, guard;
+    loss_scale scaling;   /* of options.loss_scale */
     vjp_value share;      /* of a step in the average; 0: weights are not averaged */
     vjp_program *first;   /* all of a step; or, where a batch has several parts, loss and gradients of the first */
     vjp_program *more;    /* loss and gradients of another part, added to what is there; NULL: there is one part */
@@ -90,7 +94,7 @@ struct trainer {
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
-    safetensors_tensor *tensor; /* [MAX_TENSORS * parameters]: weights, then states */
+    safetensors_tensor *tensor; /* [MAX_TENSORS * parameters + LOSS_SCALE_STATES]: weights, then states */
     char (*name)[TRAINER_NAME];
     float
         *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
@@ -205,7 +209,9 @@ static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_mini
                                            .decays = model_decays,
                                            .context = t->model,
                                            .muon = o->optimiser == TRAINER_MUON ? &muon : NULL,
-                                           .uses_muon = model_is_hidden};
+                                           .uses_muon = model_is_hidden,
+                                           .moments = (int32_t)o->moments,
+                                           .step = t->scaling.step};
     return vjp_graph_minimize(t->model->graph, loss, &minimize, made);
 }
 
@@ -226,13 +232,27 @@ static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, 
     }
 }
 
-/* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
-static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
+/*
+ * Sets the norm of the gradients; returns the factor for them, which is not finite where the step is not to be taken.
+ * With a loss scale that changes, gradients that are not finite suppress their own step only. *guard is the guard.
+ */
+static vjp_value measure(trainer *t, vjp_value loss, vjp_value *guard) {
     vjp_graph *graph = t->model->graph;
     size_t count = (size_t)t->model->parameters;
-    vjp_value scale = vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
-    if (loss) watch(t, loss);
-    scale = vjp_graph_add(graph, scale, watch(t, t->norm), NULL);
+    const vjp_value *gradients = t->values + count;
+    bool scaled = t->options.loss_scale != 0;
+    vjp_value scale = scaled ? loss_scale_measure(&t->scaling, gradients, count, t->options.max_norm)
+                             : vjp_graph_clip_norm(graph, gradients, count, t->options.max_norm, &t->norm);
+    if (scaled) t->norm = t->scaling.norm;
+    *guard = loss ? watch(t, loss) : t->guard;
+    if (!scaled || !t->scaling.steps) *guard = watch(t, t->norm);
+    return vjp_graph_add(graph, scale, *guard, NULL);
+}
+
+/* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
+static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
+    size_t count = (size_t)t->model->parameters;
+    vjp_value guard, scale = measure(t, loss, &guard);
     vjp_minimize_result made = {.struct_size = sizeof made};
     minimize(t, loss, scale, &made);
     t->rate = made.lr;
@@ -240,7 +260,7 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     for (size_t i = 0; i < count; i++)
         for (int k = 0; k < KINDS; k++)
             t->track[i].state[k] = find_state(t, i, kinds[k].graph);
-    vjp_value *results = new_results(t, 2 + count);
+    vjp_value *results = new_results(t, 3 + LOSS_SCALE_STATES + count);
     if (!results) return false;
     size_t used = made.count;
     if (made.count) memcpy(results, made.results, made.count * sizeof *results);
@@ -249,14 +269,25 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
         add_averages(t, scale, made.results + made.count - count, results + used);
         used += count;
     }
+    if (t->options.loss_scale != 0) {
+        vjp_value lost;
+        loss_scale_finish(&t->scaling, guard, results + used, &lost);
+        used += LOSS_SCALE_STATES;
+        results[used++] = watch(t, lost);
+    }
     bool ok = compile(t, results, used, program);
     free(results);
     return ok;
 }
 
+static vjp_value scaled_loss(const trainer *t, vjp_value loss) {
+    return t->options.loss_scale != 0 ? loss_scale_multiply(&t->scaling, loss) : loss;
+}
+
 static bool compile_whole(trainer *t) {
     size_t count = (size_t)t->model->parameters;
-    vjp_graph_grad(t->model->graph, t->model->loss, t->values, count, NULL, 0, t->values + count);
+    graph_grad_as(t->model->graph, scaled_loss(t, t->model->loss), t->values, count, t->options.gradients,
+                  t->values + count);
     return compile_update(t, t->model->loss, &t->first);
 }
 
@@ -267,7 +298,8 @@ static bool compile_parts(trainer *t) {
     /* The mean over the parts of a batch. */
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
     share.factor = 1 / (double)(t->options.accumulate * t->shards.count);
-    vjp_value loss = vjp_graph_scale(graph, t->model->loss, &share), watched = watch(t, t->model->loss);
+    vjp_value loss = scaled_loss(t, vjp_graph_scale(graph, t->model->loss, &share));
+    vjp_value watched = watch(t, t->model->loss);
     return compile_part(t, loss, watched, 0, &t->first) && compile_part(t, loss, watched, 1, &t->more) &&
            compile_update(t, 0, &t->update);
 }
@@ -275,6 +307,7 @@ static bool compile_parts(trainer *t) {
 static bool compile_all(trainer *t) {
     vjp_graph *graph = t->model->graph;
     t->guard = vjp_graph_state(graph, "trainer.guard", VJP_F32, 0, NULL);
+    if (t->options.loss_scale != 0) t->scaling = loss_scale_create(graph, t->options.loss_scale_steps);
     for (int i = 0; i < t->model->parameters; i++) {
         vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
         t->track[i] = (tracked){.count = count_of(&shape)};
@@ -293,12 +326,16 @@ static bool fill_initial_values(trainer *t) {
         const model_parameter *p = &t->model->parameter[i];
         if (vjp_program_init_normal(t->first, p->value, p->centre, p->spread, t->options.seed) != VJP_OK) return false;
     }
+    float first[LOSS_SCALE_STATES];
+    loss_scale_first(t->options.loss_scale, first);
+    for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0; i++)
+        if (vjp_program_write(updating(t), t->scaling.state[i], &first[i], sizeof first[i]) != VJP_OK) return false;
     return true;
 }
 
 /* How many numbers `copy` holds: all tensors of a checkpoint, or one parameter twice. */
 static size_t copy_count(vjp_device *device, const train_model *model) {
-    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_size(model);
+    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_size(model) + LOSS_SCALE_STATES;
     size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
@@ -332,7 +369,7 @@ static bool copies_beside(const trainer *t) {
 }
 
 static bool make_flights(trainer *t) {
-    size_t numbers = 3 + (size_t)t->parts, bytes = sizeof(int64_t) + numbers * sizeof(float);
+    size_t numbers = 4 + (size_t)t->parts, bytes = sizeof(int64_t) + numbers * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
     t->flight_memory = new_host(t->device, DEPTH * bytes);
     for (int i = 0; i < DEPTH && t->flight_memory; i++) {
@@ -342,7 +379,8 @@ static bool make_flights(trainer *t) {
                                 .rate = number,
                                 .share = number + 1,
                                 .norm = number + 2,
-                                .loss = number + 3};
+                                .scale = number + 3,
+                                .loss = number + 4};
     }
     return t->flight_memory != NULL;
 }
@@ -453,8 +491,8 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     trainer *t = new_trainer(device, model, options, error);
     if (!t) return NULL;
     size_t count = (size_t)model->parameters;
-    t->tensor = calloc(MAX_TENSORS * count + 1, sizeof *t->tensor);
-    t->name = calloc(MAX_TENSORS * count + 1, sizeof *t->name);
+    t->tensor = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->tensor);
+    t->name = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
     bool ok = t->tensor && t->name && t->copy && make_flights(t) && make_batches(t) && make_reports(t);
     if (!ok)
@@ -690,6 +728,7 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
     vjp_program *last = updating(t);
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
+    *f->scale = 0;
     bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate);
     if (t->step) ok = ok && send(t, last, t->step, f->number, sizeof *f->number);
     if (t->share) {
@@ -710,6 +749,7 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
         ok = shards_sum(&t->shards) == VJP_OK;
     }
     if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
+    if (t->options.loss_scale != 0) ok = ok && receive(t, last, t->scaling.state[LOSS_SCALE], f->scale);
     return ok && receive(t, last, t->norm, f->norm) && vjp_event_record(t->device, &f->done) == VJP_OK;
 }
 
@@ -757,16 +797,22 @@ bool trainer_collect(trainer *t, const train_source *source, trainer_step_result
         }
         sum += loss;
     }
-    if (!isfinite(*f->norm)) {
+    /* Where the scale changes and is not too small yet, the device has skipped the step. */
+    bool skipped = !isfinite(*f->norm) && t->scaling.steps && *f->scale >= 1;
+    if (!isfinite(*f->norm) && !skipped) {
         drop_flights(t);
         t->together = t->shared != NULL;
         return explain(t, source, f->step, t->parts - 1, "norm of the gradients", *f->norm, error);
     }
-    t->last_norm = *f->norm;
+    t->last_norm = skipped ? 0 : *f->norm;
     free_event(t, &f->done);
     t->oldest = (t->oldest + 1) % DEPTH;
     t->queued--;
-    *result = (trainer_step_result){.loss = sum / (double)parts, .norm = *f->norm, .rate = *f->rate};
+    *result = (trainer_step_result){.loss = sum / (double)parts,
+                                    .norm = (double)t->last_norm,
+                                    .rate = *f->rate,
+                                    .loss_scale = *f->scale,
+                                    .skipped = skipped};
     return true;
 }
 
@@ -854,13 +900,13 @@ static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const
     if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
     const void *data = (const char *)tensor.data + tensor.offset;
     if (!vjp_device_is_host(t->device)) {
-        if (vjp_program_read(program, value, *free_place, (size_t)count_of(&tensor) * sizeof(float)) != VJP_OK)
-            return false;
+        size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
+        if (vjp_program_read(program, value, *free_place, bytes) != VJP_OK) return false;
         data = *free_place;
-        *free_place += count_of(&tensor);
+        *free_place += vjp_divide_up((int64_t)bytes, (int64_t)sizeof(float));
     }
     snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
-    t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = VJP_F32, .ndim = tensor.ndim, .data = data};
+    t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = tensor.dtype, .ndim = tensor.ndim, .data = data};
     memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
     return true;
 }
@@ -886,6 +932,9 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
         if (t->share && !list_tensor(t, t->first, t->values[i], name, TRAINED, at++, &copy))
             return device_failed(t, error);
     }
+    for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0; i++)
+        if (!list_tensor(t, updating(t), t->scaling.state[i], loss_scale_names[i], "", at++, &copy))
+            return device_failed(t, error);
     *model = t->tensor;
     *model_count = count;
     *optimiser = t->tensor + count;
@@ -901,7 +950,9 @@ bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME])
             snprintf(name, TRAINER_NAME, "%s%s", t->model->parameter[i].name, k < KINDS ? kinds[k].file : TRAINED);
             return true;
         }
-    return false;
+    if (t->options.loss_scale == 0 || index >= LOSS_SCALE_STATES) return false;
+    snprintf(name, TRAINER_NAME, "%s", loss_scale_names[index]);
+    return true;
 }
 
 /* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
@@ -916,6 +967,9 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         for (int k = 0; k < KINDS; k++)
             if (strcmp(name + length, kinds[k].file) == 0) return t->track[i].state[k];
     }
+    *program = updating(t);
+    for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0; i++)
+        if (strcmp(name, loss_scale_names[i]) == 0) return t->scaling.state[i];
     return 0;
 }
 
@@ -923,5 +977,12 @@ bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN
     vjp_program *program;
     vjp_value value = find(t, tensor->name, &program);
     if (!value) return train_fail(error, "the model has no tensor %s", tensor->name);
+    vjp_tensor own = vjp_graph_describe(t->model->graph, value);
+    bool is_moment = program == updating(t) && own.dtype != tensor->dtype;
+    for (int i = 0; i < t->model->parameters && is_moment; i++)
+        is_moment = value != t->model->parameter[i].value;
+    if (is_moment)
+        return train_fail(error, "%s is %s in the file, and the run keeps it in %s: its settings were changed",
+                          tensor->name, tensor->type, vjp_dtype_name((vjp_dtype)own.dtype));
     return model_load(t->model, program, value, tensor, error);
 }

@@ -39,7 +39,11 @@ typedef struct trainer_options {
     double average;     /* the share of the averaged weights that a step keeps; 0: weights are not averaged */
     int64_t
         shards; /* into which the rows of a batch are split, a power of two; 0 is 1. The model has the rows of one */
-    vjp_group *group; /* of processes that share the shards; NULL: one process */
+    vjp_group *group;         /* of processes that share the shards; NULL: one process */
+    vjp_dtype moments;        /* of AdamW: f32 or bf16 */
+    vjp_dtype gradients;      /* of weights that are cast to this dtype for their products; f32: of all */
+    double loss_scale;        /* multiplies the loss before it is differentiated (loss_scale.h); 0: no scaling */
+    int64_t loss_scale_steps; /* without a skipped one, after which it is doubled; 0: it is fixed */
 } trainer_options;
 
 /*
@@ -57,8 +61,10 @@ typedef struct trainer trainer;
 
 typedef struct trainer_step_result {
     double loss; /* mean over the parts */
-    double norm; /* of the gradients, before clipping */
+    double norm; /* of the gradients, before clipping; 0 where the step was skipped */
     double rate;
+    double loss_scale; /* after the step; 0: none */
+    bool skipped;      /* the gradients were not finite: weights and moments are as before */
 } trainer_step_result;
 
 /* The rate of step 1, 2, ...: a linear rise, then the schedule's fall to last_rate. */
@@ -132,7 +138,8 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
 
 /*
  * The name of tensor `index` of the optimiser, as trainer_tensors() orders them: the parameter's, and ".exp_avg",
- * ".exp_avg_sq", ".momentum_buffer" or ".trained". False: there are not so many.
+ * ".exp_avg_sq", ".momentum_buffer" or ".trained"; then loss_scale_names, where the loss is scaled. False: there are
+ * not so many.
  */
 enum { TRAINER_NAME = MODEL_NAME + 20 };
 bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]);
@@ -140,8 +147,8 @@ bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME])
 /* The average begins with the current weights; for weights that were loaded. Does nothing where none is kept. */
 bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]);
 
-/* Loads one of the tensors of a checkpoint, f32, bf16 or f16. False: `error` says which name or shape the model does
- * not have. */
+/* Loads one of the tensors of a checkpoint: weights from f32, bf16 or f16, what the optimiser keeps from its own dtype.
+ * False: `error` says which name, shape or dtype the model does not have. */
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]);
 
 /* For reports: the programs of a step, in the order they run. Returns how many they are: 1 or TRAINER_PROGRAMS. */

@@ -40,15 +40,19 @@
 
 enum { ELEMENT_INPUTS = 4, ELEMENT_OUTPUTS = 3 };
 
-/* What is fixed about an operand. An op has one OTHER type: f32 or the storage type, or any type with `any_other`. */
+/*
+ * What is fixed about an operand. An op has one OTHER type: f32 or the storage type, also bf16 with `or_bf16`, or any
+ * type with `any_other`.
+ */
 enum {
     STORED = 0, /* the storage type of the call */
     SINGLE = 1, /* f32 */
     OTHER = 2,  /* a constant for the compiler, as the storage type is */
     EITHER = 3, /* f32 or the storage type, looked up for each vector: where OTHER is taken */
-    TYPE_MASK = 3,
-    ROW = 4,     /* an input that is one row of the outputs */
-    OPTIONAL = 8 /* an input that is 0 where absent; outputs may always be absent */
+    NARROW = 4, /* bf16 */
+    TYPE_MASK = 7,
+    ROW = 8,      /* an input that is one row of the outputs */
+    OPTIONAL = 16 /* an input that is 0 where absent; outputs may always be absent */
 };
 
 typedef struct element_operand {
@@ -58,7 +62,7 @@ typedef struct element_operand {
 typedef struct element_op {
     int inputs, outputs;
     element_operand in[ELEMENT_INPUTS], out[ELEMENT_OUTPUTS];
-    bool any_other;
+    bool any_other, or_bf16;
     bool whole_vectors; /* the formula needs i to be a multiple of LANES */
 } element_op;
 
@@ -95,7 +99,7 @@ typedef struct element_types {
 
 INLINE vjp_dtype element_type(int kind, element_types t) {
     kind &= TYPE_MASK;
-    return kind == STORED ? t.storage : kind == OTHER ? t.other : VJP_F32;
+    return kind == STORED ? t.storage : kind == OTHER ? t.other : kind == NARROW ? VJP_BF16 : VJP_F32;
 }
 
 INLINE vf element_load(const element_op *op, element_types t, const element_call *c, int k, int64_t i, int64_t row,
@@ -203,6 +207,8 @@ INLINE void element_with_storage(vjp_dtype storage, element_body body, element_f
                                  const element_call *c, size_t task) {
     if (op->any_other)
         BY_DTYPE(c->other, element_with_types, storage, body, formula, op, c, task);
+    else if (op->or_bf16 && storage != VJP_BF16 && c->other == VJP_BF16)
+        element_with_types(VJP_BF16, storage, body, formula, op, c, task);
     else if (storage == VJP_F32 || !element_has_other(op) || c->other == storage)
         element_with_types(storage, storage, body, formula, op, c, task);
     else

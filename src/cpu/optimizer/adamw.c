@@ -4,6 +4,9 @@
  * elements is computed once, in double: the bias corrections would lose half their digits as 1 - beta^step in f32
  * (docs/ops/adamw.md).
  *
+ * Moments may be stored in bf16; the arithmetic is the same, and the weight's step is made from the moments before they
+ * are rounded.
+ *
  * Two things keep f32 from losing what matters. w changes by one FMA of the whole update, decay included; a factor
  * 1 - lr * weight_decay, which is 1 - 1e-6 in practice, would be wrong by 3% of that when rounded. And (1 - beta2) g
  * comes before the second g, which keeps v finite for gradients up to 5e20.
@@ -40,21 +43,42 @@ INLINE void step(const void *parameters, element_vectors *e) {
 INLINE void keep(const void *unused, element_vectors *e) {
     (void)unused;
     e->out[0] = e->in[0];
-    e->out[1] = e->in[2];
-    e->out[2] = e->in[3];
+    e->out[1] = e->in[1];
+    e->out[2] = e->in[2];
 }
 
-static const element_op op = {.inputs = 4,
-                              .in = {{ADAMW_W, STORED}, {ADAMW_G, OTHER}, {ADAMW_M, SINGLE}, {ADAMW_V, SINGLE}},
-                              .outputs = 3,
-                              .out = {{ADAMW_W_OUT, STORED}, {ADAMW_M_OUT, SINGLE}, {ADAMW_V_OUT, SINGLE}}};
+/* Both for moments of each type: SINGLE or NARROW. */
+#define STEP_OF(moment)                                                                                                \
+    {                                                                                                                  \
+        .inputs = 4, .in = {{ADAMW_W, STORED}, {ADAMW_G, OTHER}, {ADAMW_M, moment}, {ADAMW_V, moment}}, .outputs = 3,  \
+        .out = {{ADAMW_W_OUT, STORED}, {ADAMW_M_OUT, moment}, {ADAMW_V_OUT, moment}}, .or_bf16 = true                  \
+    }
+#define KEEP_OF(moment)                                                                                                \
+    {                                                                                                                  \
+        .inputs = 3, .in = {{ADAMW_W, STORED}, {ADAMW_M, moment}, {ADAMW_V, moment}}, .outputs = 3, .out = {           \
+            {ADAMW_W_OUT, STORED},                                                                                     \
+            {ADAMW_M_OUT, moment},                                                                                     \
+            {ADAMW_V_OUT, moment}                                                                                      \
+        }                                                                                                              \
+    }
 
-static void task(void *call, size_t i) {
-    element_task(step, &op, call, i);
+static const element_op wide_step = STEP_OF(SINGLE), narrow_step = STEP_OF(NARROW);
+static const element_op wide_keep = KEEP_OF(SINGLE), narrow_keep = KEEP_OF(NARROW);
+
+static void wide_task(void *call, size_t i) {
+    element_task(step, &wide_step, call, i);
 }
 
-static void keep_task(void *call, size_t i) {
-    element_task(keep, &op, call, i);
+static void narrow_task(void *call, size_t i) {
+    element_task(step, &narrow_step, call, i);
+}
+
+static void wide_keep_task(void *call, size_t i) {
+    element_task(keep, &wide_keep, call, i);
+}
+
+static void narrow_keep_task(void *call, size_t i) {
+    element_task(keep, &narrow_keep, call, i);
 }
 
 /* 1 - beta^step, without the cancellation of that difference. */
@@ -80,7 +104,11 @@ static vjp_status run(const vjp_work *work) {
         .correct_root = (float)(1 / sqrt(correction(a->beta2, (double)count))),
         .eps = (float)a->eps,
     };
-    return element_run(work, &op, isfinite(p.scale) ? task : keep_task, &p);
+    bool narrow = vjp_type(work, ADAMW_M) == VJP_BF16;
+    if (!isfinite(p.scale))
+        return narrow ? element_run(work, &narrow_keep, narrow_keep_task, &p)
+                      : element_run(work, &wide_keep, wide_keep_task, &p);
+    return narrow ? element_run(work, &narrow_step, narrow_task, &p) : element_run(work, &wide_step, wide_task, &p);
 }
 
 const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};

@@ -31,6 +31,7 @@ INLINE void keep(const void *unused, element_vectors *e) {
 
 static const element_op op = {.inputs = 3,
                               .in = {{SGD_W, STORED}, {SGD_G, OTHER}, {SGD_MOMENTUM, SINGLE | OPTIONAL}},
+                              .or_bf16 = true,
                               .outputs = 2,
                               .out = {{SGD_W_OUT, STORED}, {SGD_MOMENTUM_OUT, SINGLE}}};
 

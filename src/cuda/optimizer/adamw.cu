@@ -4,6 +4,8 @@
  * element in f32). The formulas are those of the CPU, operation by operation (docs/ops/adamw.md says why each has its
  * form).
  *
+ * Moments may be bf16: then 20 bytes per element with f32 weights and gradients.
+ *
  * lr, step and scale are read on the device, so that a captured graph runs unchanged every step. Each block computes
  * the bias corrections itself, in double: two threads in two warps, beside the loads of the block's first tile. A step
  * that is not an integer of at least 1 is reported, and nothing is written.
@@ -15,7 +17,7 @@
 namespace vjp {
 namespace {
 
-template <class T, class G> struct adamw_step {
+template <class T, class G, class M> struct adamw_step {
     void *w_out, *m_out, *v_out;
     const void *w, *m, *v, *g;
     const float *lr, *scale;
@@ -36,7 +38,7 @@ template <class T, class G> struct adamw_step {
     template <int W> struct streams {
         elements<T, W> w;
         elements<G, W> g;
-        elements<float, W> m, v;
+        elements<M, W> m, v;
     };
 
     /* A step in place. */
@@ -67,8 +69,8 @@ template <class T, class G> struct adamw_step {
     __device__ void prefetch_at(int64_t i) const {
         prefetch(static_cast<const T *>(w) + i);
         prefetch(static_cast<const G *>(g) + i);
-        prefetch(static_cast<const float *>(m) + i);
-        prefetch(static_cast<const float *>(v) + i);
+        prefetch(static_cast<const M *>(m) + i);
+        prefetch(static_cast<const M *>(v) + i);
     }
 
     __device__ bool prepare(factors &f) const {
@@ -92,8 +94,8 @@ template <class T, class G> struct adamw_step {
     template <int W> __device__ void load(streams<W> &s, int64_t i) const {
         s.w = load_elements<T, W>(w, i);
         s.g = load_elements<G, W>(g, i);
-        s.m = load_elements<float, W>(m, i);
-        s.v = load_elements<float, W>(v, i);
+        s.m = load_elements<M, W>(m, i);
+        s.v = load_elements<M, W>(v, i);
     }
 
     template <int W> __device__ void update(const streams<W> &s, const factors &f, int64_t i) const {
@@ -101,27 +103,27 @@ template <class T, class G> struct adamw_step {
 #pragma unroll
         for (int k = 0; k < W; k++) {
             float old_w = to_f32(s.w.v[k]), gradient = to_f32(s.g.v[k]) * f.scale;
-            new_m[k] = fmaf(s.m.v[k], keep_m, gradient * take_m);
-            new_v[k] = fmaf(s.v.v[k], keep_v, gradient * take_v * gradient);
+            new_m[k] = fmaf(to_f32(s.m.v[k]), keep_m, gradient * take_m);
+            new_v[k] = fmaf(to_f32(s.v.v[k]), keep_v, gradient * take_v * gradient);
             float size = fmaf(sqrtf(new_v[k]), f.correct_root, eps);
             /* Nothing averaged yet and no eps: 0 / 0, and the weight stays. */
             float direction = size == 0 ? 0 : new_m[k] * f.correct_m / size;
             new_w[k] = fmaf(decayed(old_w, decay, direction), -f.lr, old_w);
             if (f.skips) {
                 new_w[k] = old_w;
-                new_m[k] = s.m.v[k];
-                new_v[k] = s.v.v[k];
+                new_m[k] = to_f32(s.m.v[k]);
+                new_v[k] = to_f32(s.v.v[k]);
             }
         }
         store_elements<T>(w_out, i, new_w);
-        store_elements<float>(m_out, i, new_m);
-        store_elements<float>(v_out, i, new_v);
+        store_elements<M>(m_out, i, new_m);
+        store_elements<M>(v_out, i, new_v);
     }
 };
 
-template <class T, class G> adamw_step<T, G> step_of(const vjp_work *work) {
+template <class T, class G, class M> adamw_step<T, G, M> step_of(const vjp_work *work) {
     const vjp_adamw_attributes *a = static_cast<const vjp_adamw_attributes *>(work->attributes);
-    adamw_step<T, G> s{};
+    adamw_step<T, G, M> s{};
     s.w_out = vjp_data(work, ADAMW_W_OUT);
     s.m_out = vjp_data(work, ADAMW_M_OUT);
     s.v_out = vjp_data(work, ADAMW_V_OUT);
@@ -145,36 +147,49 @@ template <class T, class G> adamw_step<T, G> step_of(const vjp_work *work) {
     return s;
 }
 
-template <class T, class G> bool is_aligned_step(const adamw_step<T, G> &s) {
-    constexpr size_t SINGLE = VECTOR * sizeof(float), STORED = VECTOR * sizeof(T);
+template <class T, class G, class M> bool is_aligned_step(const adamw_step<T, G, M> &s) {
+    constexpr size_t MOMENT = VECTOR * sizeof(M), STORED = VECTOR * sizeof(T);
     return is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) && is_aligned(s.g, VECTOR * sizeof(G)) &&
-           is_aligned(s.m, SINGLE) && is_aligned(s.m_out, SINGLE) && is_aligned(s.v, SINGLE) &&
-           is_aligned(s.v_out, SINGLE);
+           is_aligned(s.m, MOMENT) && is_aligned(s.m_out, MOMENT) && is_aligned(s.v, MOMENT) &&
+           is_aligned(s.v_out, MOMENT);
+}
+
+/* Calls f with values of the types of the weights, the gradient and the moments. */
+template <class F> auto with_adamw_types(const vjp_work *work, F f) {
+    return with_step_types(work, ADAMW_G, [&](auto weight, auto gradient) {
+        return vjp_type(work, ADAMW_M) == VJP_BF16 ? f(weight, gradient, bf16{}) : f(weight, gradient, float{});
+    });
 }
 
 vjp_status run(const vjp_work *work) {
     int64_t count = vjp_elements(work, ADAMW_W);
     if (count == 0) return VJP_OK;
-    return with_step_types(work, ADAMW_G, [&](auto weight, auto gradient) {
-        adamw_step<decltype(weight), decltype(gradient)> s = step_of<decltype(weight), decltype(gradient)>(work);
+    return with_adamw_types(work, [&](auto weight, auto gradient, auto moment) {
+        auto s = step_of<decltype(weight), decltype(gradient), decltype(moment)>(work);
         return is_aligned_step(s) ? enqueue_step<VECTOR>(work, s, count) : enqueue_step<1>(work, s, count);
     });
+}
+
+bool same_types(const vjp_work *a, const vjp_work *b) {
+    return a->storage == b->storage && vjp_type(a, ADAMW_G) == vjp_type(b, ADAMW_G) &&
+           vjp_type(a, ADAMW_M) == vjp_type(b, ADAMW_M);
 }
 
 } // namespace
 
 vjp_status run_many_adamw(const vjp_work *const *works, size_t count) {
-    return with_step_types(works[0], ADAMW_G, [&](auto weight, auto gradient) {
+    return with_adamw_types(works[0], [&](auto weight, auto gradient, auto moment) {
         using T = decltype(weight);
         using G = decltype(gradient);
-        auto describe = [&](const vjp_work *work, adamw_step<T, G> *s, typename adamw_step<T, G>::member *m) {
-            if (work->storage != works[0]->storage || vjp_type(work, ADAMW_G) != vjp_type(works[0], ADAMW_G))
-                return false;
-            *s = step_of<T, G>(work);
+        using M = decltype(moment);
+        using step = adamw_step<T, G, M>;
+        auto describe = [&](const vjp_work *work, step *s, typename step::member *m) {
+            if (!same_types(work, works[0])) return false;
+            *s = step_of<T, G, M>(work);
             *m = {s->w_out, s->m_out, s->v_out, s->g, vjp_elements(work, ADAMW_W), s->decay};
             return s->w_out == s->w && s->m_out == s->m && s->v_out == s->v && is_aligned_step(*s);
         };
-        return run_steps<adamw_step<T, G>>(works, count, describe, run);
+        return run_steps<step>(works, count, describe, run);
     });
 }
 

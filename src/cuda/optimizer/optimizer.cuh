@@ -73,10 +73,14 @@ __device__ inline float decayed(float w, float decay, float g) {
     return decay != 0 ? fmaf(w, decay, g) : copysignf(0.0f, w) + g;
 }
 
-/* Calls f with values of the types of the weights and of the gradient, which is f32 or the weights' type. */
+/* Calls f with values of the types of the weights and of the gradient, which is f32, bf16 or the weights' type. */
 template <class F> auto with_step_types(const vjp_work *work, int gradient, F f) {
     return with_type(work->storage, [&](auto weight) {
-        return vjp_type(work, gradient) == VJP_F32 ? f(weight, float{}) : f(weight, weight);
+        switch (vjp_type(work, gradient)) {
+        case VJP_F32: return f(weight, float{});
+        case VJP_BF16: return f(weight, bf16{});
+        default: return f(weight, weight);
+        }
     });
 }
 

@@ -56,6 +56,9 @@ static bool read_row(const char *line, size_t length, metrics_row *row) {
               number(root, "norm", &row->norm) && number(root, "tokens", &tokens) &&
               number(root, "seconds", &row->seconds);
     if (!number(root, "validation", &row->validation)) row->validation = NAN;
+    if (!number(root, "loss_scale", &row->loss_scale)) row->loss_scale = 0;
+    const json_value *skipped = json_member(root, "skipped");
+    row->skipped = skipped && skipped->type == JSON_BOOLEAN && skipped->boolean;
     if (ok) {
         row->step = (int64_t)step;
         row->tokens = (int64_t)tokens;
@@ -125,6 +128,8 @@ static char *row_text(const metrics_row *row) {
     if (!isnan(row->validation)) json_put_real(&w, "validation", row->validation);
     json_put_real(&w, "rate", row->rate);
     json_put_real(&w, "norm", row->norm);
+    if (row->loss_scale != 0) json_put_real(&w, "loss_scale", row->loss_scale);
+    if (row->skipped) json_put_boolean(&w, "skipped", true);
     json_put_integer(&w, "tokens", row->tokens);
     json_put_real(&w, "seconds", row->seconds);
     json_put_object_end(&w);

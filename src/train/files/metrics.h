@@ -6,6 +6,7 @@
 #ifndef VJP_TRAIN_METRICS_H
 #define VJP_TRAIN_METRICS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,8 +18,10 @@ typedef struct metrics_row {
     double smoothed;   /* set by metrics_add(): a moving average over about an eighth of the steps, at most 50 */
     double validation; /* NaN: not measured at this step */
     double rate, norm;
-    int64_t tokens; /* seen so far; pictures, where there are no tokens */
-    double seconds; /* spent on training so far */
+    int64_t tokens;    /* seen so far; pictures, where there are no tokens */
+    double seconds;    /* spent on training so far */
+    double loss_scale; /* after the step; 0: the loss is not scaled */
+    bool skipped;      /* the gradients were not finite with the scale before; norm is 0 */
 } metrics_row;
 
 typedef struct metrics metrics;

@@ -130,16 +130,19 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
     if (!check_tensor(&own, tensor, &count, error)) return false;
     if (vjp_program_tensor(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
-    if (place.dtype != VJP_F32)
-        return train_fail(error, "%s is %s in the model; only f32 is loaded", tensor->name,
-                          vjp_dtype_name((vjp_dtype)place.dtype));
+    bool same = place.dtype == tensor->dtype; /* 16 bits, copied as they are */
+    if (place.dtype != VJP_F32 && !same)
+        return train_fail(error, "%s is %s in the model; from %s only f32 is loaded", tensor->name,
+                          vjp_dtype_name((vjp_dtype)place.dtype), tensor->type);
+    size_t size = vjp_dtype_size((vjp_dtype)place.dtype);
     float *buffer = new_buffer(tensor, error);
     bool ok = buffer != NULL;
     for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS) {
         int64_t some = vjp_min(LOAD_NUMBERS, count - at);
-        uint64_t offset = place.offset + (uint64_t)at * sizeof *buffer;
-        ok = read_part(tensor, at, some, buffer, error) &&
-             (vjp_upload(program->device, place.data, offset, buffer, (size_t)some * sizeof *buffer) == VJP_OK ||
+        uint64_t offset = place.offset + (uint64_t)at * size;
+        ok = (same ? safetensors_fetch(tensor, (size_t)at * size, (size_t)some * size, buffer, error)
+                   : read_part(tensor, at, some, buffer, error)) &&
+             (vjp_upload(program->device, place.data, offset, buffer, (size_t)some * size) == VJP_OK ||
               train_fail(error, "%s cannot be written to the device", tensor->name));
     }
     free(buffer);
