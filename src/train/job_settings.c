@@ -52,7 +52,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 38, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 41, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -95,6 +95,9 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"patience", INTEGER, &s->patience, 0, 0, many, NULL},
         {"save_best", INTEGER, &s->save_best, 0, 0, 1, NULL},
         {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX, NULL},
+        {"lora", INTEGER, &s->lora, 0, 0, LORA_MAX_RANK, NULL},
+        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, many, NULL},
+        {"lora_targets", TEXT, s->lora_targets, sizeof s->lora_targets, 0, 0, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
