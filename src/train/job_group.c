@@ -148,7 +148,7 @@ static bool require_alike(job *j, const uint64_t *own, const char *const *what, 
 }
 
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
-    static const char *const what[] = {"code", "settings", "data", "base model"};
+    static const char *const what[] = {"code", "settings", "data", "base weights"};
     if (!job_agree(j, ok, error)) return false;
     if (vjp_group_size(group_of(j)) == 1) return true;
     const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
