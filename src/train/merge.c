@@ -3,6 +3,7 @@
 #include "train/merge.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "files/sync.h"
 #include "train/files/checkpoint_names.h"
 #include "train/files/input.h"
+#include "train/fit.h"
 #include "train/model/lora.h"
 #include "train/model/model.h"
 
@@ -159,6 +161,24 @@ static bool copy_files(const merging *m, char *error) {
     return ok;
 }
 
+/* Whether the largest file fits into memory, beside f32 copies of a weight, its product, and A and B, which are
+ * smaller. */
+static bool check_memory(const merging *m, char *error) {
+    double needed = 0;
+    for (size_t i = 0; i < m->from->file_count; i++) {
+        const safetensors_file *file = &m->from->files[i].tensors;
+        double bytes = 0, largest = 0;
+        for (size_t k = 0; k < file->count; k++) {
+            const safetensors_tensor *tensor = &file->tensors[k];
+            size_t size = tensor->dtype < 0 ? 1 : vjp_dtype_size((vjp_dtype)tensor->dtype);
+            bytes += (double)tensor->bytes;
+            largest = fmax(largest, (double)(tensor->bytes / size));
+        }
+        needed = fmax(needed, bytes + 3 * largest * sizeof(float));
+    }
+    return fit_bytes(m->device, needed, "merging these adapters", error);
+}
+
 static bool check(merging *m, const char *out, char *error) {
     llama_config config;
     system_status status;
@@ -167,7 +187,7 @@ static bool check(merging *m, const char *out, char *error) {
     if (system_status_of_link(out, &status))
         return train_fail(error, "%.300s is already there: choose another -o", out);
     return llama_config_read(m->from->config.root, &config, error) && llama_require_weights(&config, m->from, error) &&
-           lora_of(m->from, &config, &m->lora, error);
+           lora_of(m->from, &config, &m->lora, error) && check_memory(m, error);
 }
 
 int64_t merge_adapters(vjp_device *device, const checkpoint *from, const char *path, const char *out,
