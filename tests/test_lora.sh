@@ -1,34 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # `vjp train --lora`, `vjp sample`, `vjp eval` and `vjp merge` from outside: a run of adapters that is stopped or killed continues to the
-# very bytes of one that never was, for any number of threads and shards of one process; what cannot be done ends with a sentence.
+# very bytes of one that never was, for any number of threads; what cannot be done ends with a sentence.
 # Usage: test_lora.sh PATH_OF_VJP
 set -u
 vjp=$1
 unset VJP_ISA VJP_GEMM
 export VJP_THREADS=1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+. "$(dirname "$0")/expect.sh"
 cd "$work" || exit 1
-
-fault() {
-    failures=$((failures + 1))
-    printf 'FAILED: %s\n' "$1"
-    sed 's/^/    stdout: /' out | tail -n 5
-    sed 's/^/    stderr: /' err | tail -n 5
-}
-
-# expect STATUS TEXT ARGUMENTS...: runs vjp; the text must be on stderr (status 1, 2) or on stdout (status 0).
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$vjp" "$@" >out 2>err
-    got=$?
-    [ "$got" -eq "$status" ] || fault "vjp $*: status $got instead of $status"
-    [ "$status" -eq 0 ] && where=out || where=err
-    grep -qF -e "$text" $where || fault "vjp $*: $where does not say: $text"
-}
 
 # same ONE OTHER: both runs ended with the same bytes.
 same() {
@@ -123,8 +103,4 @@ expect 1 "adapter_model.safetensors" eval broken text.txt
 head -c 5000 whole/latest/adapter_model.safetensors >broken/adapter_model.safetensors
 expect 1 "cut off" merge broken -o never
 
-if [ $failures -gt 0 ]; then
-    echo "$failures failed"
-    exit 1
-fi
-echo "everything as expected"
+finish 'all passed'
