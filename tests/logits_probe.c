@@ -6,7 +6,7 @@
  *     logits_probe DIR TOKENS BATCH CONTEXT OUT
  *
  * TOKENS is a file of BATCH rows of CONTEXT + 1 numbers, i32; OUT becomes a safetensors file with "logits", "loss" and
- * "grad.<name>" for each parameter.
+ * "grad.<name>" for each parameter that is trained: all of them, or the adapters.
  */
 #include <stdio.h>
 
@@ -26,18 +26,19 @@ static int32_t *read_rows(const char *path, size_t count, char *error) {
 }
 
 static bool write_results(model_run *r, const char *out, char *error) {
-    size_t count = 2 + (size_t)r->model.parameters;
-    safetensors_tensor *tensors = calloc(count, sizeof *tensors);
-    char(*names)[MODEL_NAME + 8] = calloc(count, sizeof *names);
+    size_t all = 2 + (size_t)r->model.parameters, count = 0;
+    safetensors_tensor *tensors = calloc(all, sizeof *tensors);
+    char(*names)[MODEL_NAME + 8] = calloc(all, sizeof *names);
     bool ok = tensors && names;
-    for (size_t i = 0; i < count && ok; i++) {
-        tensors[i] = model_run_result(r, i);
+    for (size_t i = 0; i < all && ok; i++) {
+        if (!r->results[i]) continue;
+        tensors[count] = model_run_result(r, i);
         if (i < 2)
-            snprintf(names[i], sizeof names[i], "%s", i ? "loss" : "logits");
+            snprintf(names[count], sizeof names[count], "%s", i ? "loss" : "logits");
         else
-            snprintf(names[i], sizeof names[i], "grad.%s", r->model.parameter[i - 2].name);
-        tensors[i].name = names[i];
-        ok = tensors[i].data != NULL;
+            snprintf(names[count], sizeof names[count], "grad.%s", r->model.parameter[i - 2].name);
+        tensors[count].name = names[count];
+        ok = tensors[count++].data != NULL;
     }
     ok = ok ? safetensors_write(out, tensors, count, NULL, 0, error) : train_fail(error, "the results cannot be read");
     for (size_t i = 0; tensors && i < count; i++)

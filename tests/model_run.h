@@ -14,7 +14,7 @@ typedef struct model_run {
     checkpoint from;
     llama_config config;
     train_model model;
-    vjp_value *results; /* [2 + parameters]: logits, loss, gradients */
+    vjp_value *results; /* [2 + parameters]: logits, loss, gradients; 0: the parameter is frozen */
     vjp_program *program;
 } model_run;
 
@@ -33,26 +33,30 @@ static inline bool model_run_open(model_run *r, const char *device, const char *
                                   char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
     *r = (model_run){0};
-    if (!checkpoint_open_newest(dir, path, &r->from, error) ||
+    llama_options options = {.batch = batch, .context = context, .dtype = VJP_F32};
+    if (!checkpoint_open_newest(dir, path, &r->from, error) || !checkpoint_open_base(&r->from, NULL, error) ||
         !llama_config_read(r->from.config.root, &r->config, error) ||
-        !llama_require_weights(&r->config, &r->from, error))
+        !llama_require_weights(&r->config, &r->from, error) || !lora_of(&r->from, &r->config, &options.lora, error))
         return false;
-    const llama_options options = {.batch = batch, .context = context, .dtype = VJP_F32};
     llama_build(&r->model, &r->config, &options);
     size_t count = (size_t)r->model.parameters;
-    vjp_value *wrt = calloc(count + 1, sizeof *wrt);
+    vjp_value *wrt = calloc(count + 1, sizeof *wrt), *made = calloc(count + 2, sizeof *made);
     r->results = calloc(count + 2, sizeof *r->results);
-    bool ok = wrt && r->results;
+    bool ok = wrt && made && r->results;
+    size_t trained = 0;
     for (size_t i = 0; ok && i < count; i++)
-        wrt[i] = r->model.parameter[i].value;
+        if (!r->model.parameter[i].frozen) wrt[trained++] = r->model.parameter[i].value;
     if (ok) {
-        r->results[0] = r->model.logits;
-        r->results[1] = r->model.loss;
-        vjp_graph_grad(r->model.graph, r->model.loss, wrt, count, NULL, 0, r->results + 2);
+        r->results[0] = made[0] = r->model.logits;
+        r->results[1] = made[1] = r->model.loss;
+        vjp_graph_grad(r->model.graph, r->model.loss, wrt, trained, NULL, 0, made + 2);
+        for (size_t i = 0, k = 2; i < count; i++)
+            if (!r->model.parameter[i].frozen) r->results[2 + i] = made[k++];
     }
-    free(wrt);
     ok = ok && vjp_open(device, NULL, &r->device) == VJP_OK &&
-         vjp_compile(r->device, r->model.graph, r->results, count + 2, NULL, &r->program) == VJP_OK;
+         vjp_compile(r->device, r->model.graph, made, trained + 2, NULL, &r->program) == VJP_OK;
+    free(wrt);
+    free(made);
     if (!ok) return train_fail(error, "%s", r->device ? vjp_error(r->device) : "there is no memory");
     return model_run_load(r, error);
 }

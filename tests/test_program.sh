@@ -8,33 +8,8 @@ vjp=$1
 unset VJP_ISA VJP_THREADS VJP_GEMM
 # A layer of Mesa's Vulkan, which WebGPU finds, complains on stderr where no desktop runs.
 export NODEVICE_SELECT=1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-fault() {
-    failures=$((failures + 1))
-    printf 'FAILED: %s\n' "$1"
-    sed 's/^/    stdout: /' "$work/out" | head -n 5
-    sed 's/^/    stderr: /' "$work/err" | head -n 5
-}
-
-# expect STATUS TEXT ARGUMENTS...: runs vjp; the text must be on stderr (status 1, 2) or on stdout (status 0).
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$vjp" "$@" >"$work/out" 2>"$work/err"
-    got=$?
-    if [ "$got" -ne "$status" ]; then
-        fault "vjp $*: status $got instead of $status"
-    elif [ "$status" -eq 0 ]; then
-        grep -qF -e "$text" "$work/out" || fault "vjp $*: stdout does not say: $text"
-        [ ! -s "$work/err" ] || fault "vjp $*: something on stderr"
-    else
-        grep -qF -e "$text" "$work/err" || fault "vjp $*: stderr does not say: $text"
-        [ ! -s "$work/out" ] || fault "vjp $*: something on stdout"
-    fi
-}
+strict=1
+. "$(dirname "$0")/expect.sh"
 
 # make_file NAME HEADER DATA: a safetensors file; DATA in printf's notation.
 make_file() {
@@ -302,8 +277,4 @@ for command in check bench; do
     expect 1 'unknown device "tpu"' $command --device tpu
 done
 
-if [ $failures -ne 0 ]; then
-    echo "$failures failed"
-    exit 1
-fi
-echo 'all passed'
+finish 'all passed'

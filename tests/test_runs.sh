@@ -7,29 +7,7 @@ set -u
 vjp=$1
 unset VJP_ISA VJP_GEMM
 export VJP_THREADS=1 # on a machine with other work, threads of so small a model mostly wait for each other
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-fault() {
-    failures=$((failures + 1))
-    printf 'FAILED: %s\n' "$1"
-    sed 's/^/    stdout: /' "$work/out" | tail -n 5
-    sed 's/^/    stderr: /' "$work/err" | tail -n 5
-}
-
-# expect STATUS TEXT ARGUMENTS...: runs vjp; the text must be on stderr (status 1, 2) or on stdout (status 0).
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$vjp" "$@" >"$work/out" 2>"$work/err"
-    got=$?
-    stream=err
-    [ "$status" -eq 0 ] && stream=out
-    [ "$got" -eq "$status" ] || fault "vjp $*: status $got instead of $status"
-    grep -qF -e "$text" "$work/$stream" || fault "vjp $*: std$stream does not say: $text"
-    [ "$status" -ne 0 ] || [ ! -s "$work/err" ] || fault "vjp $*: something on stderr"
-}
+. "$(dirname "$0")/expect.sh"
 
 # same ONE OTHER: both runs ended with the same bytes.
 same() {
@@ -147,8 +125,4 @@ expect 1 'metrics.jsonl: it has no steps' runs "$work/fresh"
 expect 1 'it cannot be written: No such file' runs "$work/sgd" --svg "$work/absent/x.svg"
 expect 2 'too few arguments' runs
 
-if [ $failures -ne 0 ]; then
-    echo "$failures failed"
-    exit 1
-fi
-echo 'all passed'
+finish 'all passed'

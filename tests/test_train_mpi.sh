@@ -69,7 +69,9 @@ expect() {
 
 # same ONE OTHER: the same checkpoint, settings and record, but for the time and how often each saved.
 same() {
-    for file in config.json model.safetensors optimizer.safetensors; do
+    files="config.json model.safetensors optimizer.safetensors"
+    [ ! -e "$1/latest/adapter_config.json" ] || files="adapter_config.json adapter_model.safetensors optimizer.safetensors"
+    for file in $files; do
         cmp -s "$1/latest/$file" "$2/latest/$file" || fault "$2: other bytes in $file"
     done
     for run in "$1" "$2"; do
@@ -160,6 +162,11 @@ set -- $llama --accumulate 2 --steps 3
 "$vjp" "$@" --out "$work/parts" >"$work/out" 2>"$work/err" || fault 'accumulate: one process'
 expect 0 'done at step 3' ${found##* } 2 "$@" --out "$work/parts2"
 same "$work/parts" "$work/parts2"
+# Adapters, whose gradients alone are summed.
+set -- train "$work/text" --lora 2 --batch 8 $small --steps 4
+"$vjp" "$@" --from "$whole" --out "$work/lora" >"$work/out" 2>"$work/err" || fault 'adapters: one process'
+expect 0 'done at step 4' ${found##* } 2 "$@" --from "$whole" --out "$work/lora2"
+same "$work/lora" "$work/lora2"
 
 # The example, a network of its own, on 4 processes.
 example=$(dirname "$vjp")/several_processes
@@ -245,6 +252,10 @@ done
 timeout 60 "$mpirun" $more -n 1 "$vjp" train --resume --out "$work/step1" : -n 1 "$vjp" train --resume --out "$work/step2" >"$work/out" 2>"$work/err" &&
     fault 'other weights: status 0'
 [ "$(grep -c 'rank 1 has other weights than rank 0, so they cannot train together' "$work/err")" -eq 1 ] || fault 'other weights: not said once'
+lora="train $work/text --lora 2 --batch 8 $small $never"
+timeout 60 "$mpirun" $more -n 1 "$vjp" $lora --from "$work/step1" : -n 1 "$vjp" $lora --from "$work/step2" >"$work/out" 2>"$work/err" &&
+    fault 'another base: status 0'
+[ "$(grep -c 'rank 1 has other base weights than rank 0' "$work/err")" -eq 1 ] || fault 'another base: not said once'
 [ -z "$(ls -A "$work/never" 2>/dev/null | grep checkpoint)" ] || fault 'a refused run has saved'
 rm -rf "$work/nan"
 expect 1 'where it first appears: ' $kind 2 $llama --lr 1000 --clip 0 --warmup 0 --save-every 1 --steps 200 --out "$work/nan"

@@ -30,6 +30,7 @@ int cli_graph(int argc, char **argv);
 int cli_tokenizer(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_runs(int argc, char **argv);
+int cli_merge(int argc, char **argv);
 
 /* ---- Options ----------------------------------------------------------------------------------------- */
 
@@ -135,6 +136,12 @@ int cli_residual(const char *command, int dtype, int residual);
 
 /* Whether --shards is a power of two. */
 int cli_shards(const char *command, int64_t shards);
+
+#define CLI_OPTION_BASE(place)                                                                                         \
+    {                                                                                                                  \
+        "base", 0, "DIR", "of adapters: the folder of their model; default: the one that they name", CLI_TEXT,         \
+            &(place), 0, 0                                                                                             \
+    }
 
 #define CLI_OPTION_SHARDS(place)                                                                                       \
     {                                                                                                                  \

@@ -9,6 +9,7 @@
 typedef struct arguments {
     cli_device_options on;
     evaluate_options options;
+    const char *base;
     int dtype;
     bool json;
 } arguments;
@@ -50,6 +51,10 @@ static int run(arguments *a, const char *dir, const char *text) {
     bool progress = !a->json && system_output_is_terminal();
     checkpoint from = {0};
     if (!checkpoint_open_newest(dir, path, &from, error)) return cli_fail("eval", "%s", error);
+    if (!checkpoint_open_base(&from, a->base, error)) {
+        checkpoint_close(&from);
+        return cli_fail("eval", "%s: %s", path, error);
+    }
     evaluate_result result;
     vjp_device *device = cli_open("eval", &a->on);
     bool ok = device != NULL;
@@ -80,14 +85,17 @@ int cli_eval(int argc, char **argv) {
          MANY},
         {"batch", 0, "B", "windows at once; default 8", CLI_INTEGER, &a.options.batch, 1, MANY},
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
+        CLI_OPTION_BASE(a.base),
     };
     const cli_command command = {
         .name = "eval",
         .usage = "eval DIR TEXT [--context T] [--batch B]",
-        .about = "Measures how well a model predicts a text, all of it: loss, perplexity and bits per byte. DIR is a\n"
-                 "folder that `vjp train` made, a checkpoint in it such as DIR/best, or a Hugging Face model. TEXT is\n"
-                 "a file or a folder. Each window of the context is predicted on its own; the first token of the text\n"
-                 "is not predicted. The results have the same bits for any number of threads.",
+        .about =
+            "Measures how well a model predicts a text, all of it: loss, perplexity and bits per byte. DIR is a\n"
+            "folder that `vjp train` made, a checkpoint in it such as DIR/best, a Hugging Face model, or adapters\n"
+            "of PEFT. TEXT is a file or a folder. Each window of the context is predicted on its own; the first token "
+            "of the text\n"
+            "is not predicted. The results have the same bits for any number of threads.",
         .more = NULL,
         .options = options,
         .option_count = sizeof options / sizeof options[0],

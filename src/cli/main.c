@@ -25,6 +25,7 @@ static const struct {
     {"train", cli_train, "trains a model on text or pictures"},
     {"sample", cli_sample, "generates text with a trained model"},
     {"eval", cli_eval, "measures how well a model predicts a text: loss, perplexity, bits per byte"},
+    {"merge", cli_merge, "makes one model of adapters and their base, in the layout of Hugging Face"},
     {"runs", cli_runs, "compares training runs in one table and one picture"},
     {"graph", cli_graph, "draws a model's graph, and shows how much memory it needs"},
     {"tokenizer", cli_tokenizer, "encodes and decodes text, and trains a tokenizer"},

@@ -21,7 +21,7 @@ enum { MAX_PROMPT_FILE = 256 << 20, USUAL_BATCH = 8, USUAL_BYTES = 500 };
 
 typedef struct arguments {
     cli_device_options on;
-    const char *prompt, *prompts, *system; /* NULL: not given */
+    const char *prompt, *prompts, *system, *base; /* NULL: not given */
     sampler_options options;
     sampler_settings settings;
     cli_list stop;
@@ -225,6 +225,8 @@ static int run(arguments *a, const char *dir) {
     sampler *s = NULL;
     if (!checkpoint_open_newest(dir, path, &from, error)) {
         cli_fail("sample", "%s", error);
+    } else if (!checkpoint_open_base(&from, a->base, error)) {
+        cli_fail("sample", "%s: %s", path, error);
     } else if ((device = cli_open("sample", &a->on))) {
         s = sampler_open(device, &from, &a->settings, error);
         const chat_template *chat = s && a->chat ? chat_template_of(sampler_tokenizer(s), error) : NULL;
@@ -277,13 +279,14 @@ int cli_sample(int argc, char **argv) {
         {"batch", 0, "N", "texts of --prompts that are generated at once; default 8", CLI_INTEGER, &a.batch, 1,
          SAMPLER_MAX_TEXTS},
         {"dtype", 0, "T", "f32, bf16 or f16; default: that of the weights", CLI_DTYPE, &a.settings.dtype, 0, 0},
+        CLI_OPTION_BASE(a.base),
     };
     const cli_command command = {
         .name = "sample",
         .usage = "sample DIR [--prompt TEXT | --prompts FILE | --chat] [--bytes N] [--temperature T] [--seed S]",
         .about =
             "Generates text with a model: the newest checkpoint that `vjp train --out DIR` made, or DIR itself, a\n"
-            "folder in the layout of Hugging Face.",
+            "folder in the layout of Hugging Face, with a model or with adapters of PEFT.",
         .more = "Examples:\n"
                 "  vjp sample run --prompt \"Once\" --temperature 0.7 --top-p 0.9\n"
                 "  vjp sample run --prompts questions.txt --json --tokens 100 --stop Question:\n"

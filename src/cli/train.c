@@ -173,9 +173,12 @@ static void show_job(const job *j) {
     vjp_program_describe(programs[0], &gradients);
     vjp_program_describe(programs[last], &update);
     char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];
-    printf("%s %s: %s parameters in %s, batch %lld x %lld", s->model, s->preset,
-           thousands((double)model_size(&j->model), size), vjp_dtype_name(s->dtype), (long long)s->batch,
-           (long long)s->context);
+    printf("%s %s: %s parameters in %s", s->model, s->preset, thousands((double)model_size(&j->model), size),
+           vjp_dtype_name(s->dtype));
+    if (s->lora)
+        printf(", of which %s are trained, in adapters of rank %lld",
+               thousands((double)model_trained_size(&j->model), size), (long long)s->lora);
+    printf(", batch %lld x %lld", (long long)s->batch, (long long)s->context);
     if (s->trainer.accumulate > 1) printf(" x %lld", (long long)s->trainer.accumulate);
     if (s->trainer.shards > 1)
         printf(" in %lld shards on %d process%s", (long long)s->trainer.shards, (int)vjp_group_size(s->trainer.group),
@@ -243,6 +246,7 @@ static void show_end(const screen *s, const job *j) {
         const char *best = set->save_best && j->best_step ? "/best" : "";
         printf("sample: vjp sample %s%s\n", out, best);
         printf("eval:   vjp eval %s%s TEXT\n", out, best);
+        if (set->lora) printf("merge:  vjp merge %s%s -o MODEL\n", out, best);
     }
     printf("curve:  %s/loss.svg\n", j->out);
     cli_flush();
@@ -279,8 +283,9 @@ static int train(job *j, screen *s, int64_t stop_at) {
 typedef struct arguments {
     cli_device_options on;
     const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule, *loss_scale;
+    const char *lora_targets, *base;
     int dtype, residual, moments, gradients;
-    double momentum, decay_share; /* -1: not given */
+    double momentum, decay_share, lora_alpha; /* -1: not given */
     bool resume, allow_other_bits, recompute, save_best, json;
     int64_t stop_at, seed;
     const char *group;
@@ -292,9 +297,9 @@ typedef struct arguments {
 static const struct {
     const char *name;
     bool takes_value;
-} with_resume[] = {{"--resume", false}, {"--out", true},    {"-o", true},        {"--device", true},
-                   {"--threads", true}, {"--json", false},  {"--stop-at", true}, {"--allow-other-bits", false},
-                   {"--group", true},   {"--timeout", true}};
+} with_resume[] = {{"--resume", false}, {"--out", true},     {"-o", true},        {"--device", true},
+                   {"--threads", true}, {"--json", false},   {"--stop-at", true}, {"--allow-other-bits", false},
+                   {"--group", true},   {"--timeout", true}, {"--base", true}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -361,7 +366,8 @@ static int copy_settings(arguments *a, const char *data) {
     free(absolute);
     if (!fits || !copy_text(s->model, sizeof s->model, a->model) ||
         !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from) ||
-        !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer))
+        !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer) ||
+        !copy_text(s->lora_targets, sizeof s->lora_targets, a->lora_targets))
         return cli_misuse("train", "an argument is too long");
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
     s->residual = a->residual < 0 ? s->dtype : (vjp_dtype)a->residual;
@@ -410,7 +416,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     int status = a->memory ? cli_memory("train", a->memory, device, &s->memory) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
     s->trainer.group = group;
-    bool ok = a->resume ? job_resume(&j, device, group, &arithmetic, a->allow_other_bits, a->out, error)
+    bool ok = a->resume ? job_resume(&j, device, group, &arithmetic, a->allow_other_bits, a->base, a->out, error)
                         : job_begin(&j, device, s, a->out, error);
     if (ok) {
         handle_signals(&j);
@@ -502,10 +508,29 @@ static int check_precision(arguments *a) {
     return CLI_CONTINUE;
 }
 
+/* Adapters, and what belongs to them. */
+static int check_lora(arguments *a) {
+    job_settings *s = &a->settings;
+    uint32_t adapts;
+    char error[TRAIN_ERROR];
+    if (a->base && !a->resume)
+        return cli_misuse("train", "--base is for --resume; a new run names its model by --from");
+    if (!s->lora && (a->lora_targets || a->lora_alpha >= 0))
+        return cli_misuse("train", "%s is for --lora", a->lora_targets ? "--lora-targets" : "--lora-alpha");
+    if (!s->lora) return CLI_CONTINUE;
+    if (a->model && strcmp(a->model, "llama") != 0) return cli_misuse("train", "--lora is for the llama");
+    if (!a->from && !a->resume) return cli_misuse("train", "--lora adapts a model, which --from must name");
+    if (!a->lora_targets) a->lora_targets = "all";
+    if (!lora_read_targets(a->lora_targets, &adapts, error)) return cli_misuse("train", "--lora-targets: %s", error);
+    if (a->lora_alpha == 0) return cli_misuse("train", "--lora-alpha is 0; it must be above 0");
+    s->lora_alpha = a->lora_alpha > 0 ? a->lora_alpha : 2 * (double)s->lora;
+    return CLI_CONTINUE;
+}
+
 /* Values that no option's limits can check. */
 static int check_arguments(arguments *a, const cli_operands *operands) {
     char error[TRAIN_ERROR];
-    if (check_optimizer(a) != CLI_CONTINUE) return CLI_MISUSE;
+    if (check_optimizer(a) != CLI_CONTINUE || check_lora(a) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->dtype >= 0 && a->dtype != VJP_F32 && a->dtype != VJP_BF16 && a->dtype != VJP_F16)
         return cli_misuse("train", "--dtype is %s; it must be f32, bf16 or f16", vjp_dtype_name((vjp_dtype)a->dtype));
     if (cli_residual("train", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
@@ -532,6 +557,7 @@ int cli_train(int argc, char **argv) {
                    .gradients = -1,
                    .momentum = -1,
                    .decay_share = -1,
+                   .lora_alpha = -1,
                    .stop_at = -1,
                    .seed = 1,
                    .group = "auto",
@@ -546,6 +572,12 @@ int cli_train(int argc, char **argv) {
         {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
          &a.tokenizer, 0, 0},
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        CLI_OPTION_HEADING("Fine-tune with adapters (docs/fine-tuning.md):"),
+        {"lora", 0, "R", "freeze the weights of --from, and train adapters of rank R", CLI_INTEGER, &s->lora, 1,
+         LORA_MAX_RANK},
+        {"lora-alpha", 0, "A", "adapters are multiplied by A / R; default 2 R", CLI_REAL, &a.lora_alpha, 0, MANY},
+        {"lora-targets", 0, "L", "of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj; default all", CLI_TEXT,
+         &a.lora_targets, 0, 0},
         CLI_OPTION_HEADING("Choose how long and on how much at once:"),
         {"steps", 0, "N", "length of the run; default 1200", CLI_INTEGER, &t->steps, 1, MANY},
         {"batch", 0, "B", "rows per batch; default: the preset's", CLI_INTEGER, &s->batch, 1, MANY},
@@ -607,6 +639,7 @@ int cli_train(int argc, char **argv) {
         {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
         {"allow-other-bits", 0, NULL, "resume even if this machine computes other last bits", CLI_FLAG,
          &a.allow_other_bits, 0, 0},
+        CLI_OPTION_BASE(a.base),
         CLI_OPTION_HEADING("Other:"),
     };
     const cli_command command = {
@@ -624,6 +657,7 @@ int cli_train(int argc, char **argv) {
                 "  vjp train book.txt --preset small --steps 2000 --out book\n"
                 "  vjp train --resume --out book                 continues where it stopped\n"
                 "  vjp train more.txt --from book --out tuned    starts with the weights of another run\n"
+                "  vjp train more.txt --from book --lora 16 --out adapters\n"
                 "  vjp train book.txt --optimizer muon --average 0.99 --patience 5 --out book2\n"
                 "  vjp runs book book2                           compares both",
         .options = options,

@@ -31,8 +31,8 @@ static int32_t token_at(const text_data *text, size_t at) {
 static bool read_text(evaluation *e, const checkpoint *from, const char *path, char error[TRAIN_ERROR]) {
     if (!llama_config_read(from->config.root, &e->config, error) || !model_tokenizer_of(from, &e->tokenizer, error) ||
         !model_tokenizer_fits(&e->tokenizer, from, e->config.vocab_size, error) ||
-        !llama_require_weights(&e->config, from, error) || !text_read(path, &e->text, error) ||
-        !model_tokenizer_encode(&e->tokenizer, &e->text, error))
+        !llama_require_weights(&e->config, from, error) || !lora_of(from, &e->config, &e->options.lora, error) ||
+        !text_read(path, &e->text, error) || !model_tokenizer_encode(&e->tokenizer, &e->text, error))
         return false;
     return e->text.length > 1 ||
            train_fail(error, "%.300s has one token; at least two are needed to predict one", path);
@@ -51,7 +51,8 @@ static bool choose_sizes(evaluation *e, const evaluate_options *o, char error[TR
     e->options =
         (llama_options){.batch = o->batch ? o->batch : LLAMA_USUAL_BATCH,
                         .context = o->context ? o->context : vjp_min(e->config.max_positions, LLAMA_USUAL_CONTEXT),
-                        .dtype = o->dtype};
+                        .dtype = o->dtype,
+                        .lora = e->options.lora};
     if (e->options.context > e->config.max_positions)
         return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",
                           (long long)e->options.context, (long long)e->config.max_positions);

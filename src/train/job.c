@@ -57,13 +57,29 @@ static bool require_whole_shards(const job *j, char error[TRAIN_ERROR]) {
                       (long long)batch, (long long)shards);
 }
 
-static llama_options llama_options_of(const job_settings *s) {
+static llama_options llama_options_of(const job *j) {
+    const job_settings *s = &j->settings;
     return (llama_options){.batch = s->batch / s->trainer.shards,
                            .context = s->context,
                            .dtype = s->dtype,
                            .recompute = s->recompute,
                            .wide_residual = s->residual != s->dtype,
-                           .label_smoothing = s->label_smoothing};
+                           .label_smoothing = s->label_smoothing,
+                           .lora = j->lora};
+}
+
+/* The adapters: as the settings want them, or as a run that is resumed has them. Their base must stay as it is. */
+static bool configure_lora(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
+    const job_settings *s = &j->settings;
+    lora_config own = {.rank = s->lora, .alpha = s->lora_alpha};
+    if (!s->lora) return true;
+    if (!lora_read_targets(s->lora_targets, &own.adapts, error) || !lora_of(from, &j->llama, &j->lora, error) ||
+        !job_hash_model(from, &j->base_hash, error))
+        return false;
+    if (j->lora.rank && (j->lora.rank != own.rank || j->lora.alpha != own.alpha || j->lora.adapts != own.adapts))
+        return train_fail(error, "trainer.json and adapter_config.json are not of the same run: their adapters differ");
+    j->lora = own;
+    return true;
 }
 
 /* The sizes of the Llama, its batch and its context. */
@@ -73,7 +89,7 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
         if (!llama_config_read(from->config.root, &j->llama, error)) return false;
         j->llama.dtype = VJP_F32; /* in which this run saves its weights */
         if (!model_tokenizer_fits(&j->tokenizer, from, j->llama.vocab_size, error) ||
-            !llama_require_weights(&j->llama, from, error))
+            !llama_require_weights(&j->llama, from, error) || !configure_lora(j, from, error))
             return false;
     } else {
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
@@ -109,7 +125,7 @@ static fit_run run_of(const job *j) {
  */
 static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
     const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
-    const llama_options options = llama_options_of(&j->settings);
+    const llama_options options = llama_options_of(j);
     const fit_run run = run_of(j);
     if (!limit.asked && !limit.free) return true;
     if (!limit.asked || resumes) return fit_check(&run, &j->llama, &options, &limit, &j->fit, error);
@@ -123,7 +139,7 @@ static bool build_llama(job *j, char error[TRAIN_ERROR]) {
     if (!text_source(&j->text, j->settings.batch, j->settings.trainer.shards, j->settings.context,
                      j->settings.trainer.seed, &j->source, error))
         return false;
-    const llama_options options = llama_options_of(&j->settings);
+    const llama_options options = llama_options_of(j);
     const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
     const fit_run run = run_of(j);
     fit_result ignored;
@@ -162,10 +178,21 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
                          &j->source, error);
 }
 
+/* The hash of that name in trainer.json. */
+static bool read_hash(const json_value *root, const char *key, uint64_t *hash, char error[TRAIN_ERROR]) {
+    const json_value *value = json_member(root, key);
+    if (!value || value->type != JSON_STRING) return train_fail(error, "trainer.json: \"%s\" is missing", key);
+    *hash = strtoull(value->text, NULL, 16);
+    return true;
+}
+
 static bool require_same_data(const job *j, const json_value *root, char error[TRAIN_ERROR]) {
-    const json_value *hash = json_member(root, "data_hash");
-    if (!hash || hash->type != JSON_STRING) return train_fail(error, "trainer.json: \"data_hash\" is missing");
-    return strtoull(hash->text, NULL, 16) == j->data_hash ||
+    uint64_t data = 0, base = 0;
+    if (!read_hash(root, "data_hash", &data, error) || (j->lora.rank && !read_hash(root, "base_hash", &base, error)))
+        return false;
+    if (j->lora.rank && base != j->base_hash)
+        return train_fail(error, "%.300s is not the base model that this run began with", j->base);
+    return data == j->data_hash ||
            train_fail(error,
                       "%.300s has changed since this run began, so it cannot be continued bit for bit; start a new run "
                       "with --from",
@@ -191,8 +218,10 @@ static bool prepare(job *j, const checkpoint *from, bool resumes, char error[TRA
 /* ---- Starting and resuming --------------------------------------------------------------------------- */
 
 static bool load_weights(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
+    bool new_adapters = j->lora.rank && !from->adapter_config.root;
     for (int i = 0; i < j->model.parameters; i++) {
         const char *name = j->model.parameter[i].name;
+        if (new_adapters && !j->model.parameter[i].frozen) continue;
         const safetensors_tensor *tensor = checkpoint_tensor(from, name);
         if (!tensor) return train_fail(error, "the checkpoint has no tensor %s", name);
         if (!trainer_load(j->trainer, tensor, error)) return false;
@@ -257,6 +286,14 @@ static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAI
     return train_fail(error, "the path of the folder for the results is too long");
 }
 
+/* PEFT takes a path that is not absolute from wherever it is started. */
+static bool set_base(job *j, const char *path, char error[TRAIN_ERROR]) {
+    char *absolute = system_absolute_path(path);
+    bool fits = absolute && snprintf(j->base, sizeof j->base, "%s", absolute) < (int)sizeof j->base;
+    free(absolute);
+    return fits || train_fail(error, "%.300s: its absolute path cannot be found, or is too long", path);
+}
+
 /* A run that is in progress is named as such. */
 static bool require_no_run(const char *out, bool locked, char error[TRAIN_ERROR]) {
     char path[CHECKPOINT_PATH];
@@ -267,16 +304,29 @@ static bool require_no_run(const char *out, bool locked, char error[TRAIN_ERROR]
     return train_fail(error, "%.300s already holds a run: continue it with --resume, or choose another --out", out);
 }
 
+/* A model to begin from. Adapters are added to it, if the run is to train those. */
+static bool open_from(job *j, checkpoint *from, char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH];
+    if (j->settings.lora && !is_llama(j)) return train_fail(error, "--lora is for the llama");
+    if (!j->settings.from[0])
+        return !j->settings.lora || train_fail(error, "--lora adapts a model, which --from must name");
+    if (!checkpoint_open_newest(j->settings.from, path, from, error)) return false;
+    if (!is_llama(j))
+        return train_fail(error, "--from is for the llama; a %s starts from random weights", j->settings.model);
+    if (from->adapter_config.root)
+        return train_fail(error,
+                          "%.200s has adapters and not a model: `vjp merge` makes one of it to begin from, and "
+                          "--resume continues the run that made it",
+                          path);
+    return set_base(j, path, error);
+}
+
 bool job_begin(job *j, vjp_device *device, const job_settings *settings, const char *out, char error[TRAIN_ERROR]) {
     bool ok = set_out(j, device, out, error) && require_no_run(out, false, error);
     j->settings = *settings;
-    char path[CHECKPOINT_PATH];
     checkpoint from = {0};
-    bool other = settings->from[0];
-    if (other && ok) ok = checkpoint_open_newest(settings->from, path, &from, error);
-    if (other && ok && !is_llama(j))
-        ok = train_fail(error, "--from is for the llama; a %s starts from random weights", settings->model);
-    const checkpoint *weights = other ? &from : NULL;
+    ok = ok && open_from(j, &from, error);
+    const checkpoint *weights = settings->from[0] ? &from : NULL;
     ok = ok && prepare(j, weights, false, error) && create_trainer(j, weights, error);
     if (ok && (settings->patience || settings->save_best) && !j->source.validation_parts)
         ok = train_fail(error, "--patience and --save-best need validation, and %.300s has too few data for it",
@@ -326,7 +376,7 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
 }
 
 bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
-                const char *out, char error[TRAIN_ERROR]) {
+                const char *base, const char *out, char error[TRAIN_ERROR]) {
     checkpoint from = {0};
     /* The first look creates no folder and no lock where there is no run. */
     bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error);
@@ -338,6 +388,10 @@ bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmet
         j->settings.arithmetic = *arithmetic;
         j->step = j->saved = j->queued = from.step;
     }
+    if (ok && !j->settings.lora != !from.adapter_config.root)
+        ok = train_fail(error, "trainer.json is of a run %s adapters, and the files beside it are not",
+                        j->settings.lora ? "with" : "without");
+    ok = ok && checkpoint_open_base(&from, base, error) && (!j->settings.lora || set_base(j, from.base, error));
     ok = ok && prepare(j, &from, true, error) && create_trainer(j, &from, error) && load_moments(j, &from, error) &&
          open_record(j, error);
     checkpoint_close(&from);
@@ -423,6 +477,7 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
 }
 
 static char *config_text(const job *j) {
+    if (j->lora.rank) return lora_config_write(&j->lora, j->base);
     if (is_llama(j)) return llama_config_write(&j->llama);
     json_writer w = {.indented = true};
     json_put_object(&w, NULL);
@@ -444,6 +499,8 @@ static char *trainer_text(job *j) {
     json_put_object(&w, NULL);
     json_put_integer(&w, "step", j->step);
     json_put_text(&w, "data_hash", hash);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)j->base_hash);
+    if (j->lora.rank) json_put_text(&w, "base_hash", hash);
     job_settings_write(&w, &j->settings);
     json_put_object_end(&w);
     return json_take(&w);
@@ -454,6 +511,7 @@ static bool save(job *j, char error[TRAIN_ERROR]) {
     char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
+    content.is_adapter = j->lora.rank > 0;
     content.trainer = trainer_json;
     content.tokenizer_json = j->tokenizer.json;
     content.tokenizer_config = j->tokenizer.config;

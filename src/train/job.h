@@ -46,6 +46,9 @@ typedef struct job_settings {
     double label_smoothing;
     int64_t patience;  /* validations in a row without a new lowest loss that end the run; 0: they never do */
     int64_t save_best; /* 1: each new lowest validation loss is saved at once, and DIR/best names it */
+    int64_t lora;      /* the rank of adapters, which alone are trained; 0: all weights of the model are */
+    double lora_alpha;
+    char lora_targets[LORA_TARGETS_TEXT]; /* "q_proj,v_proj" or "all" */
     trainer_options trainer;
     job_arithmetic arithmetic;
 } job_settings;
@@ -75,6 +78,9 @@ typedef struct job {
     job_settings settings;
     char out[CHECKPOINT_PATH];
     llama_config llama;
+    lora_config lora;           /* rank 0: there are no adapters */
+    char base[CHECKPOINT_PATH]; /* of adapters: the folder of their model */
+    uint64_t base_hash;
     convnet_config convnet;
     text_data text;
     model_tokenizer tokenizer;
@@ -106,10 +112,13 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
 /* The settings of the newest checkpoint in `out`: which device to open for it. */
 bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERROR]);
 
-/* Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
- * is refused unless `allow_other_bits`. The number of processes may be another. */
+/*
+ * Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
+ * is refused unless `allow_other_bits`. The number of processes may be another. `base` is where the model of a run of
+ * adapters is now; NULL: where it was.
+ */
 bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
-                const char *out, char error[TRAIN_ERROR]);
+                const char *base, const char *out, char error[TRAIN_ERROR]);
 
 void job_close(job *j);
 

@@ -13,6 +13,21 @@ uint64_t job_hash(const void *bytes, size_t count) {
     return hash;
 }
 
+bool job_hash_model(const checkpoint *model, uint64_t *hash, char error[TRAIN_ERROR]) {
+    enum { FIRST_BYTES = 4096 };
+    char bytes[FIRST_BYTES];
+    *hash = 0;
+    for (size_t i = 0; i < model->model_count; i++) {
+        const safetensors_tensor *tensor = model->model[i];
+        size_t count = tensor->bytes < sizeof bytes ? tensor->bytes : sizeof bytes;
+        if (!safetensors_fetch(tensor, 0, count, bytes, error)) return false;
+        *hash = *hash * 31 + job_hash(tensor->name, strlen(tensor->name));
+        *hash = *hash * 31 + job_hash(tensor->shape, (size_t)tensor->ndim * sizeof tensor->shape[0]);
+        *hash = *hash * 31 + job_hash(bytes, count);
+    }
+    return true;
+}
+
 static vjp_group *group_of(const job *j) {
     return j->settings.trainer.group;
 }
@@ -133,11 +148,12 @@ static bool require_alike(job *j, const uint64_t *own, const char *const *what, 
 }
 
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
-    static const char *const what[] = {"code", "settings", "data"};
+    static const char *const what[] = {"code", "settings", "data", "base weights"};
     if (!job_agree(j, ok, error)) return false;
     if (vjp_group_size(group_of(j)) == 1) return true;
-    const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash};
-    return require_alike(j, own, what, 3, error) && job_has_same_weights(j, error);
+    const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
+                            j->base_hash};
+    return require_alike(j, own, what, 4, error) && job_has_same_weights(j, error);
 }
 
 bool job_has_same_weights(job *j, char error[TRAIN_ERROR]) {

@@ -8,6 +8,9 @@
 /* FNV-1a. */
 uint64_t job_hash(const void *bytes, size_t count);
 
+/* A hash of a model's tensors: names, shapes, and the first bytes of each, so that other weights are seen quickly. */
+bool job_hash_model(const checkpoint *model, uint64_t *hash, char error[TRAIN_ERROR]);
+
 /*
  * Every process calls it with its own result. True: all are. False: `error` is in every process the sentence of the
  * lowest rank that has one, and names the rank unless all say the same.

@@ -53,7 +53,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 42, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 45, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -100,6 +100,9 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"gradients", DTYPE, &s->trainer.gradients, 0, 0, 0, NULL},
         {"loss_scale", REAL, &s->trainer.loss_scale, 0, 0, JOB_MAX_LOSS_SCALE, NULL},
         {"loss_scale_steps", INTEGER, &s->trainer.loss_scale_steps, 0, 0, LOSS_SCALE_MAX_STEPS, NULL},
+        {"lora", INTEGER, &s->lora, 0, 0, LORA_MAX_RANK, NULL},
+        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, many, NULL},
+        {"lora_targets", TEXT, s->lora_targets, sizeof s->lora_targets, 0, 0, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);

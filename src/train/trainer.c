@@ -69,8 +69,10 @@ struct trainer {
     vjp_device *device;
     train_model *model;
     trainer_options options;
-    tracked *track;    /* [parameters] */
-    vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
+    size_t count;                    /* of the parameters that are trained */
+    const model_parameter **trained; /* [count] */
+    tracked *track;                  /* [count] */
+    vjp_value *values;               /* [2 * count]: the parameters that are trained, then their gradients */
     vjp_value rate, step, norm, guard;
     loss_scale scaling;   /* of options.loss_scale */
     vjp_value share;      /* of a step in the average; 0: weights are not averaged */
@@ -94,7 +96,7 @@ struct trainer {
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
-    safetensors_tensor *tensor; /* [MAX_TENSORS * parameters + LOSS_SCALE_STATES]: weights, then states */
+    safetensors_tensor *tensor; /* [MAX_TENSORS * count + LOSS_SCALE_STATES]: weights, then states */
     char (*name)[TRAINER_NAME];
     float
         *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
@@ -115,9 +117,9 @@ static int64_t count_of(const vjp_tensor *tensor) {
 /* ---- Programs ---------------------------------------------------------------------------------------- */
 
 /* An f32 state of the shape of a parameter. */
-static vjp_value add_state(trainer *t, int parameter, const char *kind) {
+static vjp_value add_state(trainer *t, size_t parameter, const char *kind) {
     char name[TRAINER_NAME];
-    const model_parameter *p = &t->model->parameter[parameter];
+    const model_parameter *p = t->trained[parameter];
     vjp_tensor shape = vjp_graph_describe(t->model->graph, p->value);
     snprintf(name, sizeof name, "%s.%s", p->name, kind);
     return vjp_graph_state(t->model->graph, name, VJP_F32, shape.ndim, shape.shape);
@@ -126,7 +128,7 @@ static vjp_value add_state(trainer *t, int parameter, const char *kind) {
 /* A state that vjp_graph_minimize() added; 0: it added none of this kind. */
 static vjp_value find_state(const trainer *t, size_t parameter, const char *kind) {
     char name[TRAINER_NAME];
-    snprintf(name, sizeof name, "%s.%s", t->model->parameter[parameter].name, kind);
+    snprintf(name, sizeof name, "%s.%s", t->trained[parameter]->name, kind);
     return vjp_graph_find(t->model->graph, name);
 }
 
@@ -168,7 +170,7 @@ static bool compile(trainer *t, const vjp_value *results, size_t count, vjp_prog
 }
 
 static vjp_value *new_results(trainer *t, size_t more) {
-    size_t count = (size_t)t->model->parameters + more;
+    size_t count = t->count + more;
     vjp_value *results = calloc(count, sizeof *results);
     if (!results) vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for %zu results", count);
     return results;
@@ -176,7 +178,7 @@ static vjp_value *new_results(trainer *t, size_t more) {
 
 /* The gradients of one part into states, written or added, and the program that computes them and the loss. */
 static bool compile_part(trainer *t, vjp_value loss, vjp_value watched, int add, vjp_program **program) {
-    size_t count = (size_t)t->model->parameters;
+    size_t count = t->count;
     vjp_value *results = new_results(t, 2);
     if (!results) return false;
     vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, results);
@@ -201,8 +203,8 @@ static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_mini
     muon.weight_decay = o->weight_decay;
     const vjp_minimize_options minimize = {.struct_size = sizeof minimize,
                                            .parameters = t->values,
-                                           .gradients = t->values + t->model->parameters,
-                                           .count = (size_t)t->model->parameters,
+                                           .gradients = t->values + t->count,
+                                           .count = t->count,
                                            .scale = scale,
                                            .adamw = &adamw,
                                            .sgd = o->optimiser == TRAINER_SGD ? &sgd : NULL,
@@ -226,7 +228,7 @@ static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, 
     vjp_value minus = vjp_graph_constant(graph, "trainer.minus_one", VJP_F32, 0, NULL, &minus_one);
     minus = vjp_graph_add(graph, times_zero(graph, scale), minus, NULL);
     t->share = vjp_graph_input(graph, "trainer.average_share", VJP_F32, 0, NULL);
-    for (int i = 0; i < t->model->parameters; i++) {
+    for (size_t i = 0; i < t->count; i++) {
         t->track[i].average = add_state(t, i, "average");
         results[i] = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
     }
@@ -238,7 +240,7 @@ static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, 
  */
 static vjp_value measure(trainer *t, vjp_value loss, vjp_value *guard) {
     vjp_graph *graph = t->model->graph;
-    size_t count = (size_t)t->model->parameters;
+    size_t count = t->count;
     const vjp_value *gradients = t->values + count;
     bool scaled = t->options.loss_scale != 0;
     vjp_value scale = scaled ? loss_scale_measure(&t->scaling, gradients, count, t->options.max_norm)
@@ -251,7 +253,7 @@ static vjp_value measure(trainer *t, vjp_value loss, vjp_value *guard) {
 
 /* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
 static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
-    size_t count = (size_t)t->model->parameters;
+    size_t count = t->count;
     vjp_value guard, scale = measure(t, loss, &guard);
     vjp_minimize_result made = {.struct_size = sizeof made};
     minimize(t, loss, scale, &made);
@@ -285,7 +287,7 @@ static vjp_value scaled_loss(const trainer *t, vjp_value loss) {
 }
 
 static bool compile_whole(trainer *t) {
-    size_t count = (size_t)t->model->parameters;
+    size_t count = t->count;
     graph_grad_as(t->model->graph, scaled_loss(t, t->model->loss), t->values, count, t->options.gradients,
                   t->values + count);
     return compile_update(t, t->model->loss, &t->first);
@@ -293,8 +295,8 @@ static bool compile_whole(trainer *t) {
 
 static bool compile_parts(trainer *t) {
     vjp_graph *graph = t->model->graph;
-    for (int i = 0; i < t->model->parameters; i++)
-        t->values[t->model->parameters + i] = t->track[i].gradient = add_state(t, i, "grad");
+    for (size_t i = 0; i < t->count; i++)
+        t->values[t->count + i] = t->track[i].gradient = add_state(t, i, "grad");
     /* The mean over the parts of a batch. */
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;
     share.factor = 1 / (double)(t->options.accumulate * t->shards.count);
@@ -308,10 +310,10 @@ static bool compile_all(trainer *t) {
     vjp_graph *graph = t->model->graph;
     t->guard = vjp_graph_state(graph, "trainer.guard", VJP_F32, 0, NULL);
     if (t->options.loss_scale != 0) t->scaling = loss_scale_create(graph, t->options.loss_scale_steps);
-    for (int i = 0; i < t->model->parameters; i++) {
-        vjp_tensor shape = vjp_graph_describe(graph, t->model->parameter[i].value);
+    for (size_t i = 0; i < t->count; i++) {
+        vjp_tensor shape = vjp_graph_describe(graph, t->trained[i]->value);
         t->track[i] = (tracked){.count = count_of(&shape)};
-        t->values[i] = t->model->parameter[i].value;
+        t->values[i] = t->trained[i]->value;
     }
     return t->options.accumulate * t->shards.count > 1 ? compile_parts(t) : compile_whole(t);
 }
@@ -321,10 +323,15 @@ static vjp_program *updating(const trainer *t) {
     return t->update ? t->update : t->first;
 }
 
+/* Frozen parameters are loaded. */
 static bool fill_initial_values(trainer *t) {
-    for (int i = 0; i < t->model->parameters; i++) {
-        const model_parameter *p = &t->model->parameter[i];
-        if (vjp_program_init_normal(t->first, p->value, p->centre, p->spread, t->options.seed) != VJP_OK) return false;
+    for (size_t i = 0; i < t->count; i++) {
+        const model_parameter *p = t->trained[i];
+        vjp_status status = p->uniform
+                                ? vjp_program_init_uniform(t->first, p->value, p->centre - p->spread,
+                                                           p->centre + p->spread, t->options.seed)
+                                : vjp_program_init_normal(t->first, p->value, p->centre, p->spread, t->options.seed);
+        if (status != VJP_OK) return false;
     }
     float first[LOSS_SCALE_STATES];
     loss_scale_first(t->options.loss_scale, first);
@@ -335,9 +342,10 @@ static bool fill_initial_values(trainer *t) {
 
 /* How many numbers `copy` holds: all tensors of a checkpoint, or one parameter twice. */
 static size_t copy_count(vjp_device *device, const train_model *model) {
-    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_size(model) + LOSS_SCALE_STATES;
+    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_trained_size(model) + LOSS_SCALE_STATES;
     size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
+        if (model->parameter[i].frozen) continue;
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
         if ((size_t)count_of(&tensor) > max) max = (size_t)count_of(&tensor);
     }
@@ -413,7 +421,7 @@ static bool make_reports(trainer *t) {
 /* Gradients of shards are summed where the first program keeps them. */
 static bool make_shards(trainer *t) {
     if (t->shards.count == 1) return true;
-    size_t count = (size_t)t->model->parameters;
+    size_t count = t->count;
     vjp_tensor *gradient = calloc(count + 1, sizeof *gradient);
     bool ok =
         gradient || vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory for a list of %zu gradients", count) == VJP_OK;
@@ -431,10 +439,17 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         train_fail(error, "%s", vjp_graph_error(model->graph));
         return NULL;
     }
-    size_t count = (size_t)model->parameters, hidden = 0;
-    for (size_t i = 0; i < count; i++) {
-        vjp_tensor shape = vjp_graph_describe(model->graph, model->parameter[i].value);
-        hidden += shape.ndim == 2 && model_is_hidden(model, model->parameter[i].name, &shape);
+    size_t count = 0, hidden = 0;
+    for (int i = 0; i < model->parameters; i++) {
+        const model_parameter *p = &model->parameter[i];
+        vjp_tensor shape = vjp_graph_describe(model->graph, p->value);
+        if (p->frozen) continue;
+        hidden += shape.ndim == 2 && model_is_hidden(model, p->name, &shape);
+        count++;
+    }
+    if (!count) {
+        train_fail(error, "all weights of this model are frozen: there is nothing to train");
+        return NULL;
     }
     if (options->optimiser == TRAINER_MUON && !hidden) {
         train_fail(error, "Muon trains hidden matrices, and this model has none: choose adamw or sgd");
@@ -449,10 +464,15 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         t->input_bytes = bytes_of(model, model->input);
         t->target_bytes = bytes_of(model, model->target);
         t->first_bytes = model->first ? bytes_of(model, model->first) : 0;
-        t->track = calloc(count + 1, sizeof *t->track);
-        t->values = calloc(2 * count + 1, sizeof *t->values);
+        t->trained = calloc(count, sizeof *t->trained);
+        t->track = calloc(count, sizeof *t->track);
+        t->values = calloc(2 * count, sizeof *t->values);
     }
-    if (t && t->track && t->values) return t;
+    if (t && t->trained && t->track && t->values) {
+        for (int i = 0; i < model->parameters; i++)
+            if (!model->parameter[i].frozen) t->trained[t->count++] = &model->parameter[i];
+        return t;
+    }
     trainer_destroy(t);
     train_fail(error, "there is no memory for a trainer");
     return NULL;
@@ -472,7 +492,8 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     ok = ok && vjp_plan(device, model->graph, p.results, p.count, &all) == VJP_OK;
     p.needs.cost = step;
     size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes + t->first_bytes) : 0, buffers;
-    if (ok && (!vjp_mul_size((size_t)shards_buffers(&t->shards) * sizeof(float), (size_t)model_size(model), &buffers) ||
+    if (ok && (!vjp_mul_size((size_t)shards_buffers(&t->shards) * sizeof(float), (size_t)model_trained_size(model),
+                             &buffers) ||
                !vjp_add_size(all.persistent_bytes, buffers, &p.needs.kept_bytes) ||
                !vjp_add_size(p.needs.kept_bytes, batches, &p.needs.kept_bytes) ||
                !vjp_add_size(p.needs.kept_bytes, p.needs.arena_bytes, &p.needs.bytes)))
@@ -490,7 +511,7 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
                         char error[TRAIN_ERROR]) {
     trainer *t = new_trainer(device, model, options, error);
     if (!t) return NULL;
-    size_t count = (size_t)model->parameters;
+    size_t count = t->count;
     t->tensor = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->tensor);
     t->name = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->name);
     t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
@@ -528,6 +549,7 @@ void trainer_destroy(trainer *t) {
     free_host(t->device, t->flight_memory);
     shards_free(&t->shards);
     free(t->shared);
+    free(t->trained);
     free(t->track);
     free(t->values);
     free(t->tensor);
@@ -607,7 +629,7 @@ static uint64_t number_of(const trainer *t, int64_t step, int64_t part) {
 }
 
 static bool clear_gradients(trainer *t) {
-    for (int i = 0; i < t->model->parameters; i++) {
+    for (size_t i = 0; i < t->count; i++) {
         size_t bytes = (size_t)t->track[i].count * sizeof *t->copy;
         memset(t->copy, 0, bytes);
         if (vjp_program_write(t->first, t->track[i].gradient, t->copy, bytes) != VJP_OK) return false;
@@ -823,7 +845,7 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
 
 /* ---- Validation and averages ------------------------------------------------------------------------- */
 
-static bool copy_parameter(trainer *t, int i, vjp_value from, vjp_program *reads, vjp_value to, vjp_program *writes,
+static bool copy_parameter(trainer *t, size_t i, vjp_value from, vjp_program *reads, vjp_value to, vjp_program *writes,
                            float *through) {
     size_t bytes = (size_t)t->track[i].count * sizeof *through;
     return vjp_program_read(reads, from, through, bytes) == VJP_OK &&
@@ -831,7 +853,7 @@ static bool copy_parameter(trainer *t, int i, vjp_value from, vjp_program *reads
 }
 
 bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]) {
-    for (int i = 0; t->share && i < t->model->parameters; i++)
+    for (size_t i = 0; t->share && i < t->count; i++)
         if (!copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
             return device_failed(t, error);
     return true;
@@ -841,7 +863,7 @@ bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]) {
 static bool swap_averages(trainer *t) {
     if (!t->share) return true;
     t->swapped = !t->swapped;
-    for (int i = 0; i < t->model->parameters; i++) {
+    for (size_t i = 0; i < t->count; i++) {
         float *weight = t->copy, *average = weight + t->track[i].count;
         size_t bytes = (size_t)t->track[i].count * sizeof *weight;
         if (vjp_program_read(t->first, t->values[i], weight, bytes) != VJP_OK ||
@@ -918,11 +940,11 @@ static vjp_value model_value(const trainer *t, size_t i) {
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
-    size_t count = (size_t)t->model->parameters, at = count;
+    size_t count = t->count, at = count;
     float *copy = t->copy;
     if (t->swapped) return train_fail(error, "a validation failed and left weights and averages exchanged");
     for (size_t i = 0; i < count; i++) {
-        const char *name = t->model->parameter[i].name;
+        const char *name = t->trained[i]->name;
         const tracked *own = &t->track[i];
         if (!list_tensor(t, t->share ? updating(t) : t->first, model_value(t, i), name, "", i, &copy))
             return device_failed(t, error);
@@ -943,11 +965,11 @@ bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model
 }
 
 bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]) {
-    for (int i = 0; i < t->model->parameters; i++)
+    for (size_t i = 0; i < t->count; i++)
         for (int k = 0; k <= KINDS; k++) {
             bool is_kept = k < KINDS ? t->track[i].state[k] != 0 : t->share != 0;
             if (!is_kept || index--) continue;
-            snprintf(name, TRAINER_NAME, "%s%s", t->model->parameter[i].name, k < KINDS ? kinds[k].file : TRAINED);
+            snprintf(name, TRAINER_NAME, "%s%s", t->trained[i]->name, k < KINDS ? kinds[k].file : TRAINED);
             return true;
         }
     if (t->options.loss_scale == 0 || index >= LOSS_SCALE_STATES) return false;
@@ -958,11 +980,13 @@ bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME])
 /* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
 static vjp_value find(trainer *t, const char *name, vjp_program **program) {
     *program = t->first;
-    for (int i = 0; i < t->model->parameters; i++) {
-        const char *own = t->model->parameter[i].name;
+    for (int i = 0; i < t->model->parameters; i++)
+        if (strcmp(name, t->model->parameter[i].name) == 0) return t->model->parameter[i].value;
+    for (size_t i = 0; i < t->count; i++) {
+        const char *own = t->trained[i]->name;
         size_t length = strlen(own);
         if (strncmp(name, own, length) != 0) continue;
-        if (!name[length] || strcmp(name + length, TRAINED) == 0) return t->model->parameter[i].value;
+        if (strcmp(name + length, TRAINED) == 0) return t->trained[i]->value;
         *program = updating(t);
         for (int k = 0; k < KINDS; k++)
             if (strcmp(name + length, kinds[k].file) == 0) return t->track[i].state[k];

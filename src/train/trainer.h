@@ -76,7 +76,10 @@ double trainer_rate(const trainer_options *options, int64_t step);
  */
 double trainer_average_share(const trainer_options *options, int64_t step);
 
-/* The model and the device must outlive it. The parameters get their initial values. NULL: `error` says why. */
+/*
+ * The model and the device must outlive it. Only parameters that are not frozen have gradients, moments and averages;
+ * they get their initial values, and frozen ones must be loaded. NULL: `error` says why.
+ */
 trainer *trainer_create(vjp_device *device, train_model *model, const trainer_options *options,
                         char error[TRAIN_ERROR]);
 void trainer_destroy(trainer *t);
@@ -129,9 +132,10 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 void trainer_interrupt(trainer *t);
 
 /*
- * Everything that training changes, for a checkpoint, after all steps that were queued: the weights of the model, and
- * what the optimiser keeps. Where weights are averaged, the averages are the model's, and the weights that are trained
- * are kept with the optimiser. Lists and data belong to the trainer and are valid until the next step.
+ * Everything that training changes, for a checkpoint, after all steps that were queued: the weights of the model that
+ * are not frozen, and what the optimiser keeps. Where weights are averaged, the averages are the model's, and the
+ * weights that are trained are kept with the optimiser. Lists and data belong to the trainer and are valid until the
+ * next step.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);

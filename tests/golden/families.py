@@ -81,7 +81,7 @@ def step(model, rows, moments, number):
     model.zero_grad()
     loss = compute(model, rows)[1]
     loss.backward()
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     norm = torch.sqrt(sum(p.grad.double().square().sum() for p in parameters.values())).item()
     scale = min(1.0, MAX_NORM / norm)
     with torch.no_grad():

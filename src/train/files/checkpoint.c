@@ -87,6 +87,12 @@ static bool is_there(const char *folder, const char *name) {
     return checkpoint_path(path, ignored, "%s/%s", folder, name) && system_status_of(path, &status);
 }
 
+static const char ADAPTER_CONFIG[] = "adapter_config.json", ADAPTER[] = "adapter_model.safetensors";
+
+bool checkpoint_is_one(const char *dir) {
+    return is_there(dir, "config.json") || is_there(dir, ADAPTER_CONFIG);
+}
+
 /* The target of the link, so that a later save does not change the folder that is being read. False: no such link. */
 static bool follow_latest(const char *dir, char path[CHECKPOINT_PATH], char *error) {
     char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH];
@@ -112,7 +118,7 @@ static bool find_newest(const char *dir, char path[CHECKPOINT_PATH], char error[
     if (!checkpoint_list(dir, &steps, &count))
         return train_fail(error, "%.300s: it cannot be read: %s", dir, strerror(errno));
     bool found = false;
-    if (is_there(dir, "latest/config.json") && checkpoint_path(latest, reason, "%s/latest", dir))
+    if (checkpoint_path(latest, reason, "%s/latest", dir) && checkpoint_is_one(latest))
         copied = checkpoint_step(latest, reason);
     for (size_t i = 0; !found && i < count && steps[i] >= copied; i++)
         found = checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i]) &&
@@ -122,11 +128,7 @@ static bool find_newest(const char *dir, char path[CHECKPOINT_PATH], char error[
     if (copied >= -1) return checkpoint_path(path, error, "%s", latest);
     if (reason[0])
         return train_fail(error, "%.200s: none of its checkpoints can be opened; the last: %.250s", dir, reason);
-    return train_fail(error, "%.300s: it has neither a config.json nor a checkpoint", dir);
-}
-
-bool checkpoint_is_one(const char *dir) {
-    return is_there(dir, "config.json");
+    return train_fail(error, "%.300s: it has neither a config.json nor a checkpoint, nor adapters", dir);
 }
 
 /* A file with the name of a checkpoint beside it, in the place of a link. */
@@ -278,6 +280,7 @@ static bool check_steps(const char *folder, checkpoint *c, char *error) {
     for (size_t i = 0; i < c->file_count; i++)
         if (!agree(folder, c, c->files[i].name, safetensors_metadata(&c->files[i].tensors, "step"), error))
             return false;
+    if (!agree(folder, c, ADAPTER, safetensors_metadata(&c->adapter.tensors, "step"), error)) return false;
     if (!agree(folder, c, "optimizer.safetensors", safetensors_metadata(&c->optimizer.tensors, "step"), error))
         return false;
     char text[JSON_SHOWN];
@@ -325,15 +328,65 @@ bool checkpoint_read_tokenizer(const char *folder, char **json, char **config, c
     return false;
 }
 
+/* The model, or the adapters. A folder with both configs has adapters: transformers takes it for that, too. */
+static bool open_weights(const char *path, checkpoint *c, char *error) {
+    if (is_there(path, ADAPTER_CONFIG))
+        return read_json(path, ADAPTER_CONFIG, &c->adapter_config, error) &&
+               open_file(path, ADAPTER, &c->adapter, error);
+    return read_json(path, "config.json", &c->config, error) && open_model(path, c, error);
+}
+
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]) {
     *c = (checkpoint){.step = -1, .tokenizer = find_tokenizer(path)};
     bool ok =
-        read_json(path, "config.json", &c->config, error) && open_model(path, c, error) &&
+        open_weights(path, c, error) &&
         (!is_there(path, "optimizer.safetensors") || open_file(path, "optimizer.safetensors", &c->optimizer, error)) &&
         (!is_there(path, "trainer.json") || read_json(path, "trainer.json", &c->trainer, error)) &&
         checkpoint_read_tokenizer(path, &c->tokenizer_json, &c->tokenizer_config, error) && check_steps(path, c, error);
     if (!ok) checkpoint_close(c);
     return ok;
+}
+
+bool checkpoint_open_base(checkpoint *c, const char *base, char error[TRAIN_ERROR]) {
+    char path[CHECKPOINT_PATH], reason[TRAIN_ERROR];
+    if (!c->adapter_config.root)
+        return !base || train_fail(error, "--base is for a folder of adapters, and this one has a model of its own");
+    const json_value *named = json_member(c->adapter_config.root, "base_model_name_or_path");
+    const char *dir = base ? base : named && named->type == JSON_STRING ? named->text : "";
+    if (!dir[0]) return train_fail(error, "adapter_config.json names no base model: give its folder by --base");
+    checkpoint model;
+    if (!checkpoint_find(dir, path, reason) || !checkpoint_open(path, &model, reason))
+        return train_fail(error, "the base model of the adapters cannot be opened: %.380s%s", reason,
+                          base ? "" : "; give its folder by --base");
+    if (model.adapter_config.root) {
+        checkpoint_close(&model);
+        return train_fail(error, "%.300s has adapters itself, so it cannot be the base of others: merge it first",
+                          path);
+    }
+    c->config = model.config;
+    c->model = model.model;
+    c->model_count = model.model_count;
+    c->files = model.files;
+    c->file_count = model.file_count;
+    c->index = model.index;
+    snprintf(c->base, sizeof c->base, "%s", path);
+    if (!c->tokenizer) {
+        c->tokenizer = model.tokenizer;
+        c->tokenizer_json = model.tokenizer_json;
+        c->tokenizer_config = model.tokenizer_config;
+        model.tokenizer_json = model.tokenizer_config = NULL;
+    }
+    /* What is not taken over. A model that vjp trained on bytes has a trainer.json that says so. */
+    if (!c->trainer.root) {
+        c->trainer = model.trainer;
+        model.trainer = (json_document){0};
+    }
+    model.config = model.index = (json_document){0};
+    model.model = NULL;
+    model.files = NULL;
+    model.file_count = 0;
+    checkpoint_close(&model);
+    return true;
 }
 
 /* Where `latest` points; "" where it is no link. */
@@ -378,12 +431,14 @@ void checkpoint_close(checkpoint *c) {
     json_free(&c->index);
     free(c->tokenizer_json);
     free(c->tokenizer_config);
+    close_file(&c->adapter);
+    json_free(&c->adapter_config);
     *c = (checkpoint){.step = -1};
 }
 
 const safetensors_tensor *checkpoint_tensor(const checkpoint *c, const char *name) {
     const safetensors_tensor wanted = {.name = name}, *key = &wanted;
-    if (!c->model_count) return NULL;
-    const safetensors_tensor *const *found = bsearch(&key, c->model, c->model_count, sizeof *c->model, by_name);
-    return found ? *found : NULL;
+    const safetensors_tensor *const *found =
+        c->model_count ? bsearch(&key, c->model, c->model_count, sizeof *c->model, by_name) : NULL;
+    return found ? *found : safetensors_find(&c->adapter.tensors, name);
 }

@@ -10,6 +10,9 @@
  *     trainer.json           the step and the settings of the run
  *     tokenizer.json, tokenizer_config.json  of a model whose tokens are not bytes
  *
+ * A run that trains adapters has, in place of the first two, adapter_config.json and adapter_model.safetensors in the
+ * form of PEFT. Such a folder is complete together with the folder of its base model, which the config names.
+ *
  * A checkpoint appears whole or not at all: its files are written to a hidden folder, synced to the disk, and the
  * folder is then renamed. A crash or a full disk at any byte leaves the older checkpoints as they were, and `latest` on
  * a whole one. The next save removes what an interrupted one left behind.
@@ -29,6 +32,7 @@ typedef struct checkpoint_content {
     int64_t step;        /* 0 or more; also kept inside both safetensors files */
     int64_t best;        /* the step that `best` is to name, this one or an earlier one; 0: none */
     const char *config;  /* JSON */
+    bool is_adapter;     /* `config` is that of adapters, and `model` has their tensors */
     const char *trainer; /* JSON; NULL: no trainer.json */
     const safetensors_tensor *model;
     size_t model_count;
@@ -60,7 +64,7 @@ bool checkpoint_save(const char *dir, int keep, const checkpoint_content *conten
 
 /* ---- Finding and opening ----------------------------------------------------------------------------- */
 
-/* Whether `dir` is a checkpoint itself: it has a config.json. */
+/* Whether `dir` is a checkpoint itself: it has a config.json or an adapter_config.json. */
 bool checkpoint_is_one(const char *dir);
 
 /*
@@ -88,14 +92,26 @@ typedef struct checkpoint {
     json_document index;                     /* of several files: which tensor is in which */
     const char *tokenizer;                   /* the name of its tokenizer's file; NULL: there is none */
     char *tokenizer_json, *tokenizer_config; /* the texts of these files; NULL: there is none */
+    /* Of adapters; `config` and `model` are then those of their base, once it is opened. */
+    json_document adapter_config; /* root NULL: it has no adapters */
+    checkpoint_file adapter;      /* their tensors */
+    char base[CHECKPOINT_PATH];   /* the folder of the base; "": it is not open */
 } checkpoint;
 
 /*
  * Opens a folder with a config.json and weights in model.safetensors, or in several files listed by
  * model.safetensors.index.json; optimizer.safetensors and trainer.json are opened where they are there. Their steps
  * must agree. The tensors stay valid until checkpoint_close(); safetensors_fetch() reads their data.
+ *
+ * Of a folder with an adapter_config.json only the adapters are opened: checkpoint_open_base() adds their model.
  */
 bool checkpoint_open(const char *path, checkpoint *c, char error[TRAIN_ERROR]);
+
+/*
+ * Opens the model that adapters were made for: `base`, or, if that is NULL, the folder that their config names. Does
+ * nothing for a checkpoint without adapters, but `base` must then be NULL.
+ */
+bool checkpoint_open_base(checkpoint *c, const char *base, char error[TRAIN_ERROR]);
 
 /*
  * checkpoint_find() and checkpoint_open(), while a run may be saving in `dir`: if the checkpoint was replaced by a
@@ -108,7 +124,7 @@ void checkpoint_close(checkpoint *c);
 /* The texts of tokenizer.json and tokenizer_config.json, which the caller must free(); NULL: there is no such file. */
 bool checkpoint_read_tokenizer(const char *folder, char **json, char **config, char error[TRAIN_ERROR]);
 
-/* The model's tensor of that name; NULL if there is none. */
+/* The tensor of that name, of the model or of its adapters; NULL if there is none. */
 const safetensors_tensor *checkpoint_tensor(const checkpoint *c, const char *name);
 
 #endif

@@ -100,8 +100,10 @@ static bool write_files(const char *folder, const checkpoint_content *c, char *e
     /* transformers refuses weights whose metadata does not name a library. */
     const safetensors_pair metadata[] = {{"format", "pt"}, {"step", step}};
     const size_t pairs = sizeof metadata / sizeof metadata[0];
-    return checkpoint_path(path, error, "%s/config.json", folder) && checkpoint_write_text(path, c->config, error) &&
-           checkpoint_path(path, error, "%s/model.safetensors", folder) &&
+    const char *kind = c->is_adapter ? "adapter_" : "";
+    return checkpoint_path(path, error, "%s/%sconfig.json", folder, kind) &&
+           checkpoint_write_text(path, c->config, error) &&
+           checkpoint_path(path, error, "%s/%smodel.safetensors", folder, kind) &&
            safetensors_write(path, c->model, c->model_count, metadata, pairs, error) &&
            (!c->optimizer || (checkpoint_path(path, error, "%s/optimizer.safetensors", folder) &&
                               safetensors_write(path, c->optimizer, c->optimizer_count, metadata, pairs, error))) &&
@@ -156,6 +158,8 @@ static bool has_only_own_files(const char *path) {
                                         "..",
                                         "config.json",
                                         "model.safetensors",
+                                        "adapter_config.json",
+                                        "adapter_model.safetensors",
                                         "optimizer.safetensors",
                                         "trainer.json",
                                         "tokenizer.json",

@@ -25,9 +25,17 @@ static vjp_value in_type(building *b, vjp_value x, vjp_dtype dtype) {
     return vjp_graph_describe(graph, x).dtype == (int)dtype ? x : vjp_graph_cast(graph, x, dtype);
 }
 
-/* A weight in the dtype of the products. */
+/* A parameter; with adapters it is frozen, in `dtype`. */
+static vjp_value parameter(building *b, const char *name, double centre, double spread, vjp_dtype dtype, int ndim,
+                           const int64_t *shape) {
+    if (b->options->lora.rank) return model_add_frozen(b->model, name, dtype, ndim, shape);
+    return model_add(b->model, name, centre, spread, ndim > 1, ndim, shape);
+}
+
+/* A weight in the dtype of the products. Frozen, it needs no f32 copy, which only small steps would need. */
 static vjp_value weight(building *b, const char *name, double spread, int64_t out, int64_t in) {
-    return in_type(b, model_add(b->model, name, 0, spread, true, 2, (const int64_t[]){out, in}), b->options->dtype);
+    vjp_dtype dtype = b->options->dtype;
+    return in_type(b, parameter(b, name, 0, spread, dtype, 2, (const int64_t[]){out, in}), dtype);
 }
 
 /* What joins the residual stream, in its dtype. */
@@ -43,19 +51,37 @@ typedef struct projection {
     double spread;
 } projection;
 
+/*
+ * What an adapter adds to a projection of x: scale (x A^T) B^T. The scale is applied to the product with A, which is
+ * the smaller one.
+ */
+static vjp_value adapt(building *b, vjp_value x, const projection *p, const char *down_name, const char *up_name) {
+    vjp_graph *graph = b->model->graph;
+    const lora_config *lora = &b->options->lora;
+    vjp_value down = model_add_uniform(b->model, down_name, 1 / sqrt((double)p->in), lora->rank, p->in);
+    vjp_value up = model_add(b->model, up_name, 0, 0, true, 2, (const int64_t[]){p->out, lora->rank});
+    vjp_scale_attributes scale = VJP_SCALE_DEFAULTS;
+    scale.factor = lora_scale(lora);
+    vjp_value low = model_linear(graph, x, in_type(b, down, b->options->dtype), 0, VJP_ACTIVATION_NONE);
+    low = vjp_graph_scale(graph, low, &scale);
+    return model_linear(graph, low, in_type(b, up, b->options->dtype), 0, VJP_ACTIVATION_NONE);
+}
+
 static vjp_value project(building *b, vjp_value x, const char *prefix, const projection *p) {
-    char full[MODEL_NAME];
+    char full[MODEL_NAME], down[LLAMA_NAME], up[LLAMA_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, p->name);
+    bool adapts = lora_adapts(&b->options->lora, full, down, up);
     vjp_value matrix = weight(b, full, p->spread, p->out, p->in);
     snprintf(full, sizeof full, "%s.%s.bias", prefix, p->name);
-    vjp_value bias = p->bias ? model_add(b->model, full, 0, 0, false, 1, &p->out) : 0;
-    return model_linear(b->model->graph, x, matrix, bias, VJP_ACTIVATION_NONE);
+    vjp_value bias = p->bias ? parameter(b, full, 0, 0, b->model->parameter_type, 1, &p->out) : 0;
+    vjp_value y = model_linear(b->model->graph, x, matrix, bias, VJP_ACTIVATION_NONE);
+    return adapts ? vjp_graph_add(b->model->graph, y, adapt(b, x, p, down, up), NULL) : y;
 }
 
 static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *name, int64_t size) {
     char full[MODEL_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
-    vjp_value gamma = model_add(b->model, full, 1, 0, false, 1, &size);
+    vjp_value gamma = parameter(b, full, 1, 0, b->model->parameter_type, 1, &size);
     vjp_rms_norm_attributes norm = VJP_RMS_NORM_DEFAULTS;
     norm.eps = b->config->norm_eps;
     return in_type(b, vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm), b->options->dtype);

@@ -10,8 +10,8 @@
 #include "core/half.h"
 #include "graph/program.h"
 
-vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
-                    const int64_t *shape) {
+static vjp_value add(train_model *model, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape,
+                     model_parameter parameter) {
     if (model->parameters == model->room) {
         int room = model->room ? 2 * model->room : 64;
         model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
@@ -19,12 +19,26 @@ vjp_value model_add(train_model *model, const char *name, double centre, double 
         model->parameter = more;
         model->room = room;
     }
-    vjp_value value = vjp_graph_parameter(model->graph, name, model->parameter_type, ndim, shape);
-    if (!value) return 0;
-    model_parameter *p = &model->parameter[model->parameters++];
-    *p = (model_parameter){.value = value, .spread = spread, .centre = centre, .decays = decays};
-    snprintf(p->name, sizeof p->name, "%s", name);
-    return value;
+    parameter.value = vjp_graph_parameter(model->graph, name, dtype, ndim, shape);
+    if (!parameter.value) return 0;
+    snprintf(parameter.name, sizeof parameter.name, "%s", name);
+    model->parameter[model->parameters++] = parameter;
+    return parameter.value;
+}
+
+vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
+                    const int64_t *shape) {
+    return add(model, name, model->parameter_type, ndim, shape,
+               (model_parameter){.spread = spread, .centre = centre, .decays = decays});
+}
+
+vjp_value model_add_uniform(train_model *model, const char *name, double bound, int64_t out, int64_t in) {
+    return add(model, name, model->parameter_type, 2, (const int64_t[]){out, in},
+               (model_parameter){.spread = bound, .uniform = true, .decays = true});
+}
+
+vjp_value model_add_frozen(train_model *model, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape) {
+    return add(model, name, dtype, ndim, shape, (model_parameter){.frozen = true});
 }
 
 vjp_value model_linear(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias, vjp_activation activation) {
@@ -46,9 +60,10 @@ void model_free(train_model *model) {
     *model = (train_model){0};
 }
 
-int64_t model_size(const train_model *model) {
+static int64_t size_of(const train_model *model, bool frozen) {
     int64_t size = 0;
     for (int i = 0; i < model->parameters; i++) {
+        if (model->parameter[i].frozen && !frozen) continue;
         vjp_tensor tensor = vjp_graph_describe(model->graph, model->parameter[i].value);
         int64_t count = 1;
         for (int axis = 0; axis < tensor.ndim; axis++)
@@ -56,6 +71,14 @@ int64_t model_size(const train_model *model) {
         size += count;
     }
     return size;
+}
+
+int64_t model_size(const train_model *model) {
+    return size_of(model, true);
+}
+
+int64_t model_trained_size(const train_model *model) {
+    return size_of(model, false);
 }
 
 static model_parameter *find(const train_model *model, const char *name) {
@@ -105,7 +128,7 @@ static bool check_tensor(const vjp_tensor *own, const safetensors_tensor *tensor
     return true;
 }
 
-/* NULL: `error` says so. It holds LOAD_NUMBERS of 6 bytes. */
+/* NULL: `error` says so. It holds LOAD_NUMBERS numbers in f32, and after them as many in 16 bits. */
 static float *new_buffer(const safetensors_tensor *tensor, char *error) {
     float *buffer = malloc(LOAD_NUMBERS * (sizeof *buffer + sizeof(uint16_t)));
     if (!buffer) train_fail(error, "no memory for %s", tensor->name);
@@ -123,6 +146,12 @@ static bool read_part(const safetensors_tensor *tensor, int64_t at, int64_t coun
     return true;
 }
 
+/* Writes f32 numbers as another float type. */
+static void narrow(const float *from, vjp_dtype dtype, int64_t count, uint16_t *to) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = dtype == VJP_BF16 ? vjp_f32_to_bf16(from[i]) : vjp_f32_to_f16(from[i]);
+}
+
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
                 char error[TRAIN_ERROR]) {
     vjp_tensor own = vjp_graph_describe(model->graph, value), place;
@@ -130,20 +159,24 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
     if (!check_tensor(&own, tensor, &count, error)) return false;
     if (vjp_program_tensor(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
-    bool same = place.dtype == tensor->dtype; /* 16 bits, copied as they are */
-    if (place.dtype != VJP_F32 && !same)
-        return train_fail(error, "%s is %s in the model; from %s only f32 is loaded", tensor->name,
-                          vjp_dtype_name((vjp_dtype)place.dtype), tensor->type);
-    size_t size = vjp_dtype_size((vjp_dtype)place.dtype);
+    vjp_dtype dtype = (vjp_dtype)place.dtype;
+    bool same = place.dtype == tensor->dtype; /* copied as they are */
+    if (dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16)
+        return train_fail(error, "%s is %s in the model; only f32, bf16 and f16 are loaded", tensor->name,
+                          vjp_dtype_name(dtype));
     float *buffer = new_buffer(tensor, error);
     bool ok = buffer != NULL;
+    uint16_t *narrowed = (uint16_t *)(void *)(buffer + LOAD_NUMBERS);
+    const void *from = same || dtype == VJP_F32 ? (const void *)buffer : narrowed;
+    size_t size = vjp_dtype_size(dtype);
     for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS) {
         int64_t some = vjp_min(LOAD_NUMBERS, count - at);
-        uint64_t offset = place.offset + (uint64_t)at * size;
-        ok = (same ? safetensors_fetch(tensor, (size_t)at * size, (size_t)some * size, buffer, error)
-                   : read_part(tensor, at, some, buffer, error)) &&
-             (vjp_upload(program->device, place.data, offset, buffer, (size_t)some * size) == VJP_OK ||
-              train_fail(error, "%s cannot be written to the device", tensor->name));
+        ok = same ? safetensors_fetch(tensor, (size_t)at * size, (size_t)some * size, buffer, error)
+                  : read_part(tensor, at, some, buffer, error);
+        if (ok && !same && dtype != VJP_F32) narrow(buffer, dtype, some, narrowed);
+        ok = ok && (vjp_upload(program->device, place.data, place.offset + (uint64_t)at * size, from,
+                               (size_t)some * size) == VJP_OK ||
+                    train_fail(error, "%s cannot be written to the device", tensor->name));
     }
     free(buffer);
     return ok;
@@ -159,12 +192,10 @@ bool model_read(const safetensors_tensor *tensor, const vjp_tensor *want, void *
     for (int64_t at = 0; at < count && ok; at += LOAD_NUMBERS) {
         int64_t some = vjp_min(LOAD_NUMBERS, count - at);
         ok = read_part(tensor, at, some, buffer, error);
-        for (int64_t i = 0; i < some && ok; i++)
-            if (want->dtype == VJP_F32)
-                ((float *)to)[at + i] = buffer[i];
-            else
-                ((uint16_t *)to)[at + i] =
-                    want->dtype == VJP_BF16 ? vjp_f32_to_bf16(buffer[i]) : vjp_f32_to_f16(buffer[i]);
+        if (ok && want->dtype == VJP_F32)
+            memcpy((float *)to + at, buffer, (size_t)some * sizeof *buffer);
+        else if (ok)
+            narrow(buffer, (vjp_dtype)want->dtype, some, (uint16_t *)to + at);
     }
     free(buffer);
     return ok;

@@ -17,10 +17,12 @@ enum { MODEL_NAME = 96 };
 typedef struct model_parameter {
     char name[MODEL_NAME];
     vjp_value value;
-    double spread; /* standard deviation of the initial values */
+    double spread; /* standard deviation of the initial values; of uniform ones, the largest distance from the mean */
     double centre; /* their mean */
+    bool uniform;  /* not normal */
     bool decays;   /* matrices do, norms and biases do not */
     bool outer;    /* an embedding or a head, which Muon does not train */
+    bool frozen;   /* not trained: it is loaded, and has no gradient */
 } model_parameter;
 
 /* All zero is an empty model, safe to free. */
@@ -31,7 +33,7 @@ typedef struct train_model {
     vjp_value loss;          /* rank 0, f32 */
     vjp_value logits;
     int64_t batch, context;   /* context: tokens per row; 1 for pictures */
-    vjp_dtype parameter_type; /* f32; f64 only for gradient checks */
+    vjp_dtype parameter_type; /* of those that are trained: f32; f64 only for gradient checks */
     model_parameter *parameter;
     int parameters, room;
 } train_model;
@@ -39,6 +41,12 @@ typedef struct train_model {
 /* Adds a parameter to the graph and to the list. 0: the graph has failed. */
 vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
                     const int64_t *shape);
+
+/* The same for a matrix of uniform initial values between -bound and bound. */
+vjp_value model_add_uniform(train_model *model, const char *name, double bound, int64_t out, int64_t in);
+
+/* The same for a parameter that is not trained and has a dtype of its own. */
+vjp_value model_add_frozen(train_model *model, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape);
 
 /* y = act(x weight^T + bias), the weight stored [out, in]. */
 vjp_value model_linear(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_value bias, vjp_activation activation);
@@ -48,8 +56,9 @@ vjp_value model_loss(vjp_graph *graph, vjp_value logits, vjp_value target, doubl
 
 void model_free(train_model *model);
 
-/* The number of trained numbers, over all parameters. */
+/* The number of numbers in all parameters, and in those that are trained. */
 int64_t model_size(const train_model *model);
+int64_t model_trained_size(const train_model *model);
 
 /* Whether a parameter decays, for vjp_minimize_options; `model` is a train_model. */
 int model_decays(void *model, const char *name, const vjp_tensor *parameter);
