@@ -143,13 +143,16 @@ for case in llama-f32 llama-bf16 convnet-f32 convnet-bf16; do
     "$vjp" $options --out "$work/$case" >"$work/out" 2>"$work/err" || fault "$case: one process"
     for kind in $found; do
         for count in 2 4; do
-            # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for.
-            case "${VJP_ALL:-}$case-$kind-$count" in
-            1* | llama-f32-openmpi-2 | llama-f32-mpich-4 | llama-bf16-mpich-2 | convnet-f32-mpich-2) ;;
-            *) continue ;;
-            esac
-            expect 0 "done at step $steps" $kind $count $options --out "$work/$case-$kind-$count"
-            same "$work/$case" "$work/$case-$kind-$count"
+            for zero in on off; do
+                # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for.
+                name=$case-$kind-$count-$zero
+                case "${VJP_ALL:-}$name" in
+                1* | llama-f32-openmpi-2-off | llama-f32-mpich-4-on | llama-bf16-mpich-2-on | convnet-f32-mpich-2-off) ;;
+                *) continue ;;
+                esac
+                expect 0 "done at step $steps" $kind $count $options --zero $zero --out "$work/$name"
+                same "$work/$case" "$work/$name"
+            done
         done
     done
 done
@@ -160,6 +163,13 @@ set -- $llama --accumulate 2 --steps 3
 "$vjp" "$@" --out "$work/parts" >"$work/out" 2>"$work/err" || fault 'accumulate: one process'
 expect 0 'done at step 3' ${found##* } 2 "$@" --out "$work/parts2"
 same "$work/parts" "$work/parts2"
+
+# An optimiser and an average beside it, whose states are split; resumed with whole ones.
+set -- $llama --optimizer muon --average 0.9 --steps 4
+"$vjp" "$@" --out "$work/muon" >"$work/out" 2>"$work/err" || fault 'muon: one process'
+expect 0 'stopped at step 2' ${found##* } 2 "$@" --stop-at 2 --out "$work/muon2"
+expect 0 'done at step 4' ${found##* } 2 train --resume --zero off --out "$work/muon2"
+same "$work/muon" "$work/muon2"
 
 # The example, a network of its own, on 4 processes.
 example=$(dirname "$vjp")/several_processes
@@ -175,7 +185,7 @@ done
 # ---- Other numbers after a resume; a signal to one process saves and stops all ----
 for kind in $some; do
     expect 0 'stopped at step 2' $kind 4 $llama --stop-at 2 --out "$work/resumed-$kind"
-    expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --out "$work/resumed-$kind"
+    expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --zero off --out "$work/resumed-$kind"
     "$vjp" train --resume --out "$work/resumed-$kind" >"$work/out" 2>"$work/err" || fault "$kind: resume on one process"
     same "$whole" "$work/resumed-$kind"
 done
@@ -238,6 +248,7 @@ unlike() {
 unlike 'rank 1 has other data than rank 0, so they cannot train together' train "$work/other" ${llama#train "$work/text"}
 unlike "rank 1: the text has 9 bytes" train "$work/short" ${llama#train "$work/text"}
 unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --lr 1e-4
+unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --zero off
 unlike "$work/absent: it cannot be opened" train "$work/absent" ${llama#train "$work/text"}
 for step in 1 2; do
     "$vjp" $llama --stop-at $step --out "$work/step$step" >"$work/out" 2>"$work/err" || fault "--stop-at $step"

@@ -68,6 +68,7 @@ typedef struct bench_train {
     bool json, quick;
     int64_t shards;
     vjp_group *group;
+    bool zero;
     text_data text;
     train_source source;
     train_model model;
@@ -120,6 +121,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     trainer_options how = job_defaults().trainer;
     how.shards = b->shards;
     how.group = b->group;
+    how.zero = b->zero;
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
@@ -572,8 +574,8 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1};
-    const char *allowed = NULL;
+    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1, .zero = true};
+    const char *allowed = NULL, *zero = NULL;
     int dtype = -1, residual = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
@@ -585,6 +587,7 @@ int cli_bench_train(int argc, char **argv) {
         CLI_OPTION_RESIDUAL(residual),
         CLI_OPTION_MEMORY(allowed),
         CLI_OPTION_SHARDS(b.shards),
+        CLI_OPTION_ZERO(zero),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
         {"quick", 0, NULL, "without the limits: minutes less on a slow device", CLI_FLAG, &b.quick, 0, 0},
     };
@@ -625,6 +628,7 @@ int cli_bench_train(int argc, char **argv) {
     if (dtype >= 0) b.dtype = (vjp_dtype)dtype;
     b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
     if (cli_shards("bench train", b.shards) != CLI_CONTINUE) return CLI_MISUSE;
+    if (cli_switch("bench train", "zero", zero, &b.zero) != CLI_CONTINUE) return CLI_MISUSE;
     cli_share_cores(&on);
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;

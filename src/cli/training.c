@@ -46,6 +46,13 @@ int cli_shards(const char *command, int64_t shards) {
     return cli_misuse(command, "--shards is %lld; it must be a power of two", (long long)shards);
 }
 
+int cli_switch(const char *command, const char *option, const char *text, bool *value) {
+    if (text && strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
+        return cli_misuse(command, "--%s is \"%s\"; it must be on or off", option, text);
+    if (text) *value = strcmp(text, "on") == 0;
+    return CLI_CONTINUE;
+}
+
 void cli_share_cores(cli_device_options *on) {
     int64_t processes = vjp_group_local_size(), cores = system_allowed_processors();
     if (on->threads || getenv("VJP_THREADS") || processes == 1 || cores < system_processors()) return;

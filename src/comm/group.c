@@ -240,9 +240,15 @@ static vjp_status swap(vjp_group *g, const vjp_tensor *tensor, int32_t peer, spa
 
 /* ---- Sums and copies --------------------------------------------------------------------------------- */
 
-/* Where range `index` of 2^levels begins: the first ones are one element longer where they are not all equal. */
-static int64_t begin_of(const vjp_group *g, int64_t elements, int64_t index) {
-    return elements / g->size * index + vjp_min(index, elements % g->size);
+/* How a tensor is split into one range for each process. */
+typedef struct ranges {
+    int64_t elements;
+    const int64_t *bounds; /* [size + 1]; NULL: equal, the first ones one element longer where that does not fit */
+} ranges;
+
+static int64_t begin_of(const vjp_group *g, const ranges *r, int64_t index) {
+    if (r->bounds) return r->bounds[index];
+    return r->elements / g->size * index + vjp_min(index, r->elements % g->size);
 }
 
 /* The ranges [first, last) that a process holds after the first `level` levels of halving. */
@@ -255,18 +261,19 @@ static void held(const vjp_group *g, int32_t rank, int32_t level, int64_t *first
     }
 }
 
-static span span_of(const vjp_group *g, const vjp_tensor *tensor, int64_t elements, int32_t rank, int32_t level) {
+static span span_of(const vjp_group *g, const vjp_tensor *tensor, const ranges *r, int32_t rank, int32_t level) {
     int64_t first, last;
     size_t each = vjp_dtype_size((vjp_dtype)tensor->dtype);
     held(g, rank, level, &first, &last);
-    size_t begins = (size_t)begin_of(g, elements, first) * each, ends = (size_t)begin_of(g, elements, last) * each;
+    size_t begins = (size_t)begin_of(g, r, first) * each, ends = (size_t)begin_of(g, r, last) * each;
     return (span){begins, ends - begins};
 }
 
 /* Refuses what is not a packed tensor of the device, before anything is written. */
-static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor, bool sums, int64_t *elements) {
+static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor, bool sums, ranges *r) {
     vjp_status status = begin(g);
     if (status != VJP_OK) return status;
+    int64_t *elements = &r->elements;
     *elements = 1;
     bool known = tensor && tensor->dtype >= 0 && tensor->dtype < VJP_DTYPE_COUNT && tensor->ndim >= 0 &&
                  tensor->ndim <= VJP_MAX_DIMS && vjp_sizes_fit(tensor->ndim, tensor->shape);
@@ -280,64 +287,81 @@ static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor
         return vjp_fail(g->device, VJP_UNSUPPORTED, "group.%s: the tensor is %s; sums are of f32", what,
                         vjp_dtype_name((vjp_dtype)tensor->dtype));
     if (*elements && !tensor->data) return vjp_fail(g->device, VJP_INVALID, "group.%s: the tensor has no data", what);
+    bool split = !r->bounds || (r->bounds[0] == 0 && r->bounds[g->size] == *elements);
+    for (int32_t i = 0; r->bounds && i < g->size; i++)
+        split = split && r->bounds[i] <= r->bounds[i + 1];
+    if (!split) return vjp_fail(g->device, VJP_INVALID, "group.%s: the ranges do not cover the tensor", what);
     return g->size > 1 ? vjp_synchronize(g->device) : VJP_OK;
 }
 
-static vjp_status halve(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+static vjp_status halve(vjp_group *g, const vjp_tensor *tensor, const ranges *r) {
     vjp_status status = VJP_OK;
     for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
         int32_t peer = g->rank ^ 1 << k;
-        status = swap(g, tensor, peer, span_of(g, tensor, elements, peer, k + 1),
-                      span_of(g, tensor, elements, g->rank, k + 1), true);
+        status = swap(g, tensor, peer, span_of(g, tensor, r, peer, k + 1), span_of(g, tensor, r, g->rank, k + 1), true);
     }
     return status;
 }
 
-static vjp_status copy_ranges(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+static vjp_status copy_ranges(vjp_group *g, const vjp_tensor *tensor, const ranges *r) {
     vjp_status status = VJP_OK;
     for (int32_t k = g->levels; k-- > 0 && status == VJP_OK;) {
         int32_t peer = g->rank ^ 1 << k;
-        status = swap(g, tensor, peer, span_of(g, tensor, elements, g->rank, k + 1),
-                      span_of(g, tensor, elements, peer, k + 1), false);
+        status =
+            swap(g, tensor, peer, span_of(g, tensor, r, g->rank, k + 1), span_of(g, tensor, r, peer, k + 1), false);
     }
     return status;
 }
 
+int32_t vjp_group_range_of(const vjp_group *g, int32_t rank) {
+    int64_t index = 0, next = 1;
+    if (g) held(g, rank, g->levels, &index, &next);
+    return (int32_t)index;
+}
+
 void vjp_group_range(const vjp_group *g, int64_t elements, int64_t *first, int64_t *count) {
-    int64_t index, next;
-    held(g, g->rank, g->levels, &index, &next);
-    *first = begin_of(g, elements, index);
-    *count = begin_of(g, elements, next) - *first;
+    const ranges equal = {.elements = elements};
+    int64_t index = vjp_group_range_of(g, g->rank);
+    *first = begin_of(g, &equal, index);
+    *count = begin_of(g, &equal, index + 1) - *first;
+}
+
+vjp_status vjp_group_reduce_scatter_at(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
+    ranges r = {.bounds = bounds};
+    vjp_status status = check(g, "reduce_scatter", tensor, true, &r);
+    return status == VJP_OK ? halve(g, tensor, &r) : status;
+}
+
+vjp_status vjp_group_all_gather_at(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
+    ranges r = {.bounds = bounds};
+    vjp_status status = check(g, "all_gather", tensor, false, &r);
+    return status == VJP_OK ? copy_ranges(g, tensor, &r) : status;
 }
 
 vjp_status vjp_group_reduce_scatter(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "reduce_scatter", tensor, true, &elements);
-    return status == VJP_OK ? halve(g, tensor, elements) : status;
+    return vjp_group_reduce_scatter_at(g, tensor, NULL);
 }
 
 vjp_status vjp_group_all_gather(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "all_gather", tensor, false, &elements);
-    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+    return vjp_group_all_gather_at(g, tensor, NULL);
 }
 
 vjp_status vjp_group_sum(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "sum", tensor, true, &elements);
-    if (status == VJP_OK) status = halve(g, tensor, elements);
-    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+    ranges r = {0};
+    vjp_status status = check(g, "sum", tensor, true, &r);
+    if (status == VJP_OK) status = halve(g, tensor, &r);
+    return status == VJP_OK ? copy_ranges(g, tensor, &r) : status;
 }
 
 /* A binomial tree: on each level those that have the tensor send it to as many others. */
 vjp_status vjp_group_broadcast(vjp_group *g, const vjp_tensor *tensor, int32_t root) {
-    int64_t elements;
-    vjp_status status = check(g, "broadcast", tensor, false, &elements);
+    ranges r = {0};
+    vjp_status status = check(g, "broadcast", tensor, false, &r);
     if (status != VJP_OK) return status;
     if (root < 0 || root >= g->size)
         return vjp_fail(g->device, VJP_INVALID, "group.broadcast: root is %d; there are %d processes", (int)root,
                         (int)g->size);
-    const span all = {0, (size_t)elements * vjp_dtype_size((vjp_dtype)tensor->dtype)}, none = {0, 0};
+    const span all = {0, (size_t)r.elements * vjp_dtype_size((vjp_dtype)tensor->dtype)}, none = {0, 0};
     int32_t place = g->rank ^ root; /* the root is at 0 */
     for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
         int32_t peer = g->rank ^ 1 << k;
@@ -368,6 +392,45 @@ vjp_status vjp_group_barrier(vjp_group *g) {
     for (int32_t k = 0; status == VJP_OK && k < g->levels; k++) {
         char own = 1, other;
         status = exchange(g, g->rank ^ 1 << k, &own, 1, &other, 1);
+    }
+    return status;
+}
+
+/* To all, from the process that has them. */
+static vjp_status spread(vjp_group *g, int32_t root, void *host, size_t bytes) {
+    vjp_status status = VJP_OK;
+    int32_t place = g->rank ^ root; /* the root is at 0 */
+    for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
+        int32_t peer = g->rank ^ 1 << k;
+        if (place < 1 << k) status = exchange(g, peer, host, bytes, NULL, 0);
+        if (place >> k == 1) status = exchange(g, peer, NULL, 0, host, bytes);
+    }
+    return status;
+}
+
+vjp_status vjp_group_relay(vjp_group *g, void *host, size_t bytes, vjp_status (*turn)(void *context, void *host),
+                           void *context) {
+    vjp_status status = begin(g);
+    if (status != VJP_OK) return status;
+    /* Ranks and ranges are each other's bits in the opposite order, so the same function maps both ways. */
+    int32_t index = vjp_group_range_of(g, g->rank), last = g->size - 1;
+    if (index > 0) status = exchange(g, vjp_group_range_of(g, index - 1), NULL, 0, host, bytes);
+    if (status == VJP_OK) status = turn(context, host);
+    if (status == VJP_OK && index < last) status = exchange(g, vjp_group_range_of(g, index + 1), host, bytes, NULL, 0);
+    return status == VJP_OK ? spread(g, vjp_group_range_of(g, last), host, bytes) : status;
+}
+
+vjp_status vjp_group_collect(vjp_group *g, const vjp_group_item *items, size_t count) {
+    enum { PART = 1 << 26 };
+    vjp_status status = begin(g);
+    for (size_t i = 0; i < count && status == VJP_OK; i++) {
+        int32_t owner = items[i].owner;
+        for (size_t at = 0; at < items[i].bytes && owner > 0 && status == VJP_OK; at += PART) {
+            size_t bytes = items[i].bytes - at < PART ? items[i].bytes - at : PART;
+            char *host = (char *)items[i].host + at;
+            if (g->rank == owner) status = exchange(g, 0, host, bytes, NULL, 0);
+            if (g->rank == 0) status = exchange(g, owner, NULL, 0, host, bytes);
+        }
     }
     return status;
 }

@@ -37,6 +37,13 @@ void shards_free(shards *s);
 /* The gradients of own shard `index`, from 0, have been computed; after the last one, they hold the sum of all own. */
 vjp_status shards_add(shards *s, int64_t index);
 
+/*
+ * Copies tensors [first, last) of a list that has one of each gradient's length into their places of a buffer in which
+ * all follow each other, buffer[0], or back. What shards_add() keeps there between shards is not needed after the last.
+ */
+vjp_status shards_pack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
+vjp_status shards_unpack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
+
 /* Replaces the sums of the own shards by those of all processes. */
 vjp_status shards_sum(shards *s);
 

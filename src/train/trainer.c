@@ -7,11 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/arithmetic.h"
 #include "core/system.h"
 #include "graph/program.h"
 #include "op/op.h"
 #include "train/shards.h"
+#include "train/split.h"
 
 /* What trainer_plan() has planned so far. */
 typedef struct planning {
@@ -70,6 +72,7 @@ struct trainer {
     vjp_value *values; /* [2 * parameters]: the parameters, then their gradients */
     vjp_value rate, step, norm, guard;
     vjp_value share;      /* of a step in the average; 0: weights are not averaged */
+    vjp_value squares;    /* of all gradients, where processes sum them together; 0: the program does it */
     vjp_program *first;   /* all of a step; or, where a batch has several parts, loss and gradients of the first */
     vjp_program *more;    /* loss and gradients of another part, added to what is there; NULL: there is one part */
     vjp_program *update;  /* norm and the optimiser's step; NULL: there is one part */
@@ -83,9 +86,10 @@ struct trainer {
     int next_batch;
     size_t input_bytes, target_bytes, target_offset;
     shards shards;
-    int64_t parts;       /* of a step, computed by this process: own shards, each with its parts of the batch */
-    rank_report *shared; /* [size of the group]; NULL: one process */
-    bool together;       /* the last failure was found by all processes */
+    parameter_split split; /* of what the optimiser keeps */
+    int64_t parts;         /* of a step, computed by this process: own shards, each with its parts of the batch */
+    rank_report *shared;   /* [size of the group]; NULL: one process */
+    bool together;         /* the last failure was found by all processes */
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
@@ -93,6 +97,7 @@ struct trainer {
     char (*name)[TRAINER_NAME];
     float
         *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
+    float *collected;   /* of rank 0: what other processes keep; NULL: none was needed yet */
     planning *planning; /* NULL: programs are compiled */
 };
 
@@ -212,24 +217,40 @@ static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_mini
  * average = average - share (average - weight), by sgd: with a gradient of -weight, a decay of 1 and the share as the
  * rate. Its scale is -1, or not finite as that of the step: then the average stays, too.
  */
-static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, vjp_value *results) {
+static size_t add_averages(trainer *t, vjp_value scale, const vjp_value *weights, vjp_value *results) {
     static const float minus_one = -1;
     vjp_graph *graph = t->model->graph;
     const vjp_sgd_attributes mix = {.struct_size = sizeof mix, .weight_decay = 1};
     vjp_value minus = vjp_graph_constant(graph, "trainer.minus_one", VJP_F32, 0, NULL, &minus_one);
     minus = vjp_graph_add(graph, times_zero(graph, scale), minus, NULL);
     t->share = vjp_graph_input(graph, "trainer.average_share", VJP_F32, 0, NULL);
+    size_t used = 0;
     for (int i = 0; i < t->model->parameters; i++) {
         t->track[i].average = add_state(t, i, "average");
-        results[i] = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
+        vjp_value mixed = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
+        if (split_owns(&t->split, (size_t)i)) results[used++] = mixed;
     }
+    return used;
 }
 
-/* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
+/* The scale that clips the gradients, from their squares, which processes sum together where each has a part of them.
+ */
+static vjp_value add_clip(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    size_t count = (size_t)t->model->parameters;
+    if (!t->split.group) return vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
+    const vjp_clip_attributes clip = {.struct_size = sizeof clip, .max_norm = t->options.max_norm};
+    t->squares = vjp_graph_input(graph, "trainer.squares", VJP_F32, 0, NULL);
+    vjp_value scale = vjp_graph_clip(graph, t->squares, &clip);
+    if (scale) t->norm = vjp_graph_output(graph, scale, "norm");
+    return scale;
+}
+
+/* The norm of the gradients, and a step of the optimiser for every own parameter that the guard can suppress. */
 static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     vjp_graph *graph = t->model->graph;
     size_t count = (size_t)t->model->parameters;
-    vjp_value scale = vjp_graph_clip_norm(graph, t->values + count, count, t->options.max_norm, &t->norm);
+    vjp_value scale = add_clip(t);
     if (loss) watch(t, loss);
     scale = vjp_graph_add(graph, scale, watch(t, t->norm), NULL);
     vjp_minimize_result made = {.struct_size = sizeof made};
@@ -241,13 +262,12 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
             t->track[i].state[k] = find_state(t, i, kinds[k].graph);
     vjp_value *results = new_results(t, 2 + count);
     if (!results) return false;
-    size_t used = made.count;
-    if (made.count) memcpy(results, made.results, made.count * sizeof *results);
+    size_t used = 0;
+    for (size_t i = 0; i < made.count; i++) /* the weights are the last ones */
+        if (i + count < made.count || split_owns(&t->split, i + count - made.count)) results[used++] = made.results[i];
     results[used++] = t->norm;
-    if (made.count && t->options.average > 0) {
-        add_averages(t, scale, made.results + made.count - count, results + used);
-        used += count;
-    }
+    if (made.count && t->options.average > 0)
+        used += add_averages(t, scale, made.results + made.count - count, results + used);
     bool ok = compile(t, results, used, program);
     free(results);
     return ok;
@@ -381,7 +401,25 @@ static bool make_shards(trainer *t) {
     for (size_t i = 0; i < count && ok; i++)
         ok = vjp_program_tensor(t->first, t->track[i].gradient, &gradient[i]) == VJP_OK;
     ok = ok && shards_create(&t->shards, gradient, count) == VJP_OK;
+    /* The list is used again, for the weights. */
+    for (size_t i = 0; i < count && ok && t->split.group; i++)
+        ok = vjp_program_tensor(t->first, t->values[i], &gradient[i]) == VJP_OK;
+    if (ok && t->split.group) ok = split_create(&t->split, &t->shards, gradient) == VJP_OK;
     free(gradient);
+    return ok;
+}
+
+static bool choose_split(trainer *t, char error[TRAIN_ERROR]) {
+    size_t count = (size_t)t->model->parameters;
+    if (!t->options.zero || vjp_group_size(t->options.group) == 1) return true;
+    int64_t *elements = calloc(count + 1, sizeof *elements);
+    for (size_t i = 0; elements && i < count; i++) {
+        vjp_tensor shape = vjp_graph_describe(t->model->graph, t->model->parameter[i].value);
+        elements[i] = count_of(&shape);
+    }
+    bool ok = elements ? split_choose(&t->split, t->options.group, elements, count, error)
+                       : train_fail(error, "there is no memory to split %zu parameters", count);
+    free(elements);
     return ok;
 }
 
@@ -401,20 +439,21 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         train_fail(error, "Muon trains hidden matrices, and this model has none: choose adamw or sgd");
         return NULL;
     }
-    shards split;
-    if (!shards_split(&split, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
+    shards own;
+    if (!shards_split(&own, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
     trainer *t = calloc(1, sizeof *t);
     if (t) {
-        *t = (trainer){.device = device, .model = model, .options = *options, .shards = split};
-        t->parts = options->accumulate * split.own;
+        *t = (trainer){.device = device, .model = model, .options = *options, .shards = own};
+        t->parts = options->accumulate * own.own;
         t->input_bytes = bytes_of(model, model->input);
         t->target_bytes = bytes_of(model, model->target);
         t->track = calloc(count + 1, sizeof *t->track);
         t->values = calloc(2 * count + 1, sizeof *t->values);
     }
-    if (t && t->track && t->values) return t;
+    bool ok =
+        t && t->track && t->values ? choose_split(t, error) : train_fail(error, "there is no memory for a trainer");
+    if (ok) return t;
     trainer_destroy(t);
-    train_fail(error, "there is no memory for a trainer");
     return NULL;
 }
 
@@ -424,6 +463,7 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     if (!t) return false;
     planning p = {0};
     t->planning = &p;
+    if (t->split.group) split_take_longest(&t->split);
     bool ok = compile_all(t);
     const vjp_cost step = p.needs.cost;
     ok = ok && (!validates || plan_program(t, &model->loss, 1));
@@ -486,7 +526,9 @@ void trainer_destroy(trainer *t) {
         vjp_free(t->device, t->batch[i].device);
     }
     free_host(t->device, t->flight_memory);
+    split_free(&t->split, t->device);
     shards_free(&t->shards);
+    free(t->collected);
     free(t->shared);
     free(t->track);
     free(t->values);
@@ -537,11 +579,14 @@ static bool feed(trainer *t, vjp_program *program, const train_source *source, b
     return !copies_beside(t) || vjp_event_record(t->device, &b->used) == VJP_OK; /* other copies are done */
 }
 
-/* Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. */
+/*
+ * Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. A
+ * process that owns no parameter, or none of an optimiser's, has a program without that optimiser's inputs.
+ */
 static bool send(trainer *t, vjp_program *program, vjp_value value, const void *from, size_t bytes) {
     vjp_tensor to;
-    return vjp_program_tensor(program, value, &to) == VJP_OK &&
-           vjp_upload_async(t->device, to.data, to.offset, from, bytes) == VJP_OK;
+    if (vjp_program_tensor(program, value, &to) != VJP_OK) return t->split.group != NULL;
+    return vjp_upload_async(t->device, to.data, to.offset, from, bytes) == VJP_OK;
 }
 
 static bool receive(trainer *t, vjp_program *program, vjp_value value, float *to) {
@@ -603,7 +648,10 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
         if (!feed(t, program_of(t, part), source, false, number_of(t, step, part)) ||
             !trace(t, program_of(t, part), found, sizeof found))
             return device_failed(t, error);
-    if (!found[0] && t->update && !trace(t, t->update, found, sizeof found)) return device_failed(t, error);
+    if (!found[0] && t->split.group && !isfinite(value))
+        snprintf(found, sizeof found, "the sum of the gradients of all processes, or of their squares");
+    else if (!found[0] && t->update && !trace(t, t->update, found, sizeof found))
+        return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "it did not appear when the step was run again");
     if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
@@ -678,9 +726,18 @@ static int64_t all_parts(const trainer *t) {
     return t->parts * vjp_group_size(t->options.group);
 }
 
+/* The own gradients of all processes, and the squares of all gradients for the program that takes the step. */
+static bool sum_split(trainer *t) {
+    float squares;
+    return split_sum(&t->split, &t->shards, &squares) == VJP_OK &&
+           vjp_program_write(t->update, t->squares, &squares, sizeof squares) == VJP_OK;
+}
+
 /* All of a step, with its results on their way into `f`. */
 static bool enqueue(trainer *t, const train_source *source, flight *f) {
     vjp_program *last = updating(t);
+    free(t->collected);
+    t->collected = NULL;
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
     bool ok = send(t, last, t->rate, f->rate, sizeof *f->rate);
@@ -700,9 +757,10 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
                 *f->norm = NAN;
                 return vjp_event_record(t->device, &f->done) == VJP_OK;
             }
-        ok = shards_sum(&t->shards) == VJP_OK;
+        ok = t->split.group ? sum_split(t) : shards_sum(&t->shards) == VJP_OK;
     }
     if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
+    if (t->split.group) ok = ok && split_share_weights(&t->split, &t->shards) == VJP_OK;
     return ok && receive(t, last, t->norm, f->norm) && vjp_event_record(t->device, &f->done) == VJP_OK;
 }
 
@@ -779,7 +837,8 @@ static bool copy_parameter(trainer *t, int i, vjp_value from, vjp_program *reads
 
 bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]) {
     for (int i = 0; t->share && i < t->model->parameters; i++)
-        if (!copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
+        if (split_owns(&t->split, (size_t)i) &&
+            !copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
             return device_failed(t, error);
     return true;
 }
@@ -789,6 +848,7 @@ static bool swap_averages(trainer *t) {
     if (!t->share) return true;
     t->swapped = !t->swapped;
     for (int i = 0; i < t->model->parameters; i++) {
+        if (!split_owns(&t->split, (size_t)i)) continue;
         float *weight = t->copy, *average = weight + t->track[i].count;
         size_t bytes = (size_t)t->track[i].count * sizeof *weight;
         if (vjp_program_read(t->first, t->values[i], weight, bytes) != VJP_OK ||
@@ -796,7 +856,7 @@ static bool swap_averages(trainer *t) {
             vjp_program_write(updating(t), t->track[i].average, weight, bytes) != VJP_OK)
             return false;
     }
-    return true;
+    return !t->split.group || split_share_weights(&t->split, &t->shards) == VJP_OK;
 }
 
 static bool run_validation(trainer *t, const train_source *source, uint64_t part, double *loss) {
@@ -840,50 +900,120 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
 
-/* Adds a tensor to the list: host memory as it is, device memory copied to *free_place, which is advanced. */
-static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind,
-                        size_t at, float **free_place) {
-    vjp_tensor tensor;
-    if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
-    const void *data = (const char *)tensor.data + tensor.offset;
-    if (!vjp_device_is_host(t->device)) {
-        if (vjp_program_read(program, value, *free_place, (size_t)count_of(&tensor) * sizeof(float)) != VJP_OK)
-            return false;
-        data = *free_place;
-        *free_place += count_of(&tensor);
+/* A list of tensors being made, with the memory that is left for copies. */
+typedef struct listing {
+    size_t count;
+    float *copy, *collected;
+    vjp_group_item *item; /* [count]: who has each; NULL: nothing is split, or only what all have is listed */
+} listing;
+
+/*
+ * Adds a tensor of a parameter to the list: host memory as it is, device memory copied. One that another process keeps
+ * has its place in what rank 0 collects, and no data elsewhere.
+ */
+static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_value value, size_t parameter,
+                        const char *kind, bool is_split) {
+    const bool own = !is_split || split_owns(&t->split, parameter);
+    vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
+    size_t bytes = (size_t)count_of(&tensor) * sizeof(float), at = list->count++;
+    const void *data = list->collected;
+    if (own) {
+        if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
+        data = (const char *)tensor.data + tensor.offset;
+        if (!vjp_device_is_host(t->device)) {
+            if (vjp_program_read(program, value, list->copy, bytes) != VJP_OK) return false;
+            data = list->copy;
+            list->copy += count_of(&tensor);
+        }
+    } else if (list->collected) {
+        list->collected += count_of(&tensor);
     }
-    snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
+    snprintf(t->name[at], sizeof t->name[at], "%s%s", t->model->parameter[parameter].name, kind);
     t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = VJP_F32, .ndim = tensor.ndim, .data = data};
     memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
+    if (list->item)
+        list->item[at] = (vjp_group_item){is_split ? split_owner(&t->split, parameter) : 0, (void *)data, bytes};
     return true;
 }
 
-/* The value of a parameter that a checkpoint's model has. */
-static vjp_value model_value(const trainer *t, size_t i) {
-    return t->share ? t->track[i].average : t->values[i];
+/* The weights of the model, then what the optimiser keeps; `models` is how many the first are. */
+static bool list_all(trainer *t, listing *list, size_t *models) {
+    size_t count = (size_t)t->model->parameters;
+    bool ok = true;
+    for (size_t i = 0; i < count && ok; i++)
+        ok = t->share ? list_tensor(t, list, updating(t), t->track[i].average, i, "", true)
+                      : list_tensor(t, list, t->first, t->values[i], i, "", false);
+    *models = list->count;
+    for (size_t i = 0; i < count && ok; i++) {
+        for (int k = 0; k < KINDS && ok; k++)
+            if (t->track[i].state[k])
+                ok = list_tensor(t, list, updating(t), t->track[i].state[k], i, kinds[k].file, true);
+        if (t->share) ok = ok && list_tensor(t, list, t->first, t->values[i], i, TRAINED, false);
+    }
+    return ok;
+}
+
+/* How many numbers other processes keep. */
+static size_t others_count(const trainer *t) {
+    size_t sum = 0;
+    for (size_t i = 0; i < (size_t)t->model->parameters; i++) {
+        size_t kept = t->share ? 1 : 0;
+        for (int k = 0; k < KINDS; k++)
+            kept += t->track[i].state[k] != 0;
+        if (!split_owns(&t->split, i)) sum += kept * (size_t)t->track[i].count;
+    }
+    return sum;
+}
+
+/* Whether all processes are ready to send or receive. `error` stays as it is in one that is not, and is "" in others.
+ */
+static bool all_ready(trainer *t, bool ok, char error[TRAIN_ERROR]) {
+    report_of(t, vjp_group_rank(t->options.group))->failed = !ok;
+    if (vjp_group_share(t->options.group, t->shared, report_bytes(t)) != VJP_OK) return device_failed(t, error);
+    bool all = ok;
+    for (int32_t rank = 0; rank < vjp_group_size(t->options.group); rank++)
+        all = all && !report_of(t, rank)->failed;
+    return all || (ok ? train_fail(error, "%s", "") : false);
+}
+
+/* Rank 0 collects what the others keep. The memory is freed by the next step: it is as large as what it saves there. */
+static bool collect_split(trainer *t, listing *list, size_t *models, char error[TRAIN_ERROR]) {
+    bool first = vjp_group_rank(t->options.group) == 0;
+    list->item = calloc(MAX_TENSORS * (size_t)t->model->parameters + 1, sizeof *list->item);
+    if (first && !t->collected) t->collected = malloc(others_count(t) * sizeof *t->collected + 1);
+    list->collected = t->collected;
+    bool ok = (list->item && (!first || t->collected)) ||
+              train_fail(error, "there is no memory to collect what other processes keep of the optimiser");
+    ok = ok && (list_all(t, list, models) || device_failed(t, error));
+    ok = all_ready(t, ok, error);
+    if (ok && vjp_group_collect(t->options.group, list->item, list->count) != VJP_OK) ok = device_failed(t, error);
+    free(list->item);
+    return ok;
 }
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
-    size_t count = (size_t)t->model->parameters, at = count;
-    float *copy = t->copy;
+    listing list = {.copy = t->copy};
+    *model_count = 0;
     if (t->swapped) return train_fail(error, "a validation failed and left weights and averages exchanged");
-    for (size_t i = 0; i < count; i++) {
-        const char *name = t->model->parameter[i].name;
-        const tracked *own = &t->track[i];
-        if (!list_tensor(t, t->share ? updating(t) : t->first, model_value(t, i), name, "", i, &copy))
-            return device_failed(t, error);
-        for (int k = 0; k < KINDS; k++)
-            if (own->state[k] && !list_tensor(t, updating(t), own->state[k], name, kinds[k].file, at++, &copy))
-                return device_failed(t, error);
-        if (t->share && !list_tensor(t, t->first, t->values[i], name, TRAINED, at++, &copy))
-            return device_failed(t, error);
-    }
+    bool ok = t->split.group ? collect_split(t, &list, model_count, error)
+                             : list_all(t, &list, model_count) || device_failed(t, error);
     *model = t->tensor;
-    *model_count = count;
-    *optimiser = t->tensor + count;
-    *optimiser_count = at - count;
-    return true;
+    *optimiser = t->tensor + *model_count;
+    *optimiser_count = list.count - *model_count;
+    return ok;
+}
+
+bool trainer_common_tensors(trainer *t, const safetensors_tensor **tensors, size_t *count, char error[TRAIN_ERROR]) {
+    listing list = {.copy = t->copy};
+    size_t ignored;
+    bool ok = true;
+    if (!t->split.group) ok = list_all(t, &list, &ignored);
+    for (size_t i = 0; t->split.group && ok && i < (size_t)t->model->parameters; i++)
+        ok = list_tensor(t, &list, t->first, t->values[i], i, "", false);
+    *tensors = t->tensor;
+    *count = list.count;
+    return ok || device_failed(t, error);
 }
 
 bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]) {
@@ -897,15 +1027,17 @@ bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME])
     return false;
 }
 
-/* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
-static vjp_value find(trainer *t, const char *name, vjp_program **program) {
+/* The value of that name in a checkpoint, a program that holds it, and whether this process does. 0: there is none. */
+static vjp_value find(trainer *t, const char *name, vjp_program **program, bool *held) {
     *program = t->first;
+    *held = true;
     for (int i = 0; i < t->model->parameters; i++) {
         const char *own = t->model->parameter[i].name;
         size_t length = strlen(own);
         if (strncmp(name, own, length) != 0) continue;
         if (!name[length] || strcmp(name + length, TRAINED) == 0) return t->model->parameter[i].value;
         *program = updating(t);
+        *held = split_owns(&t->split, (size_t)i);
         for (int k = 0; k < KINDS; k++)
             if (strcmp(name + length, kinds[k].file) == 0) return t->track[i].state[k];
     }
@@ -914,7 +1046,9 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
 
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]) {
     vjp_program *program;
-    vjp_value value = find(t, tensor->name, &program);
+    bool held;
+    vjp_value value = find(t, tensor->name, &program, &held);
+    if (value && !held) return true;
     if (!value) return train_fail(error, "the model has no tensor %s", tensor->name);
     return model_load(t->model, program, value, tensor, error);
 }
