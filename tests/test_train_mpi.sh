@@ -143,14 +143,16 @@ for case in llama-f32 llama-bf16 convnet-f32 convnet-bf16; do
     "$vjp" $options --out "$work/$case" >"$work/out" 2>"$work/err" || fault "$case: one process"
     for kind in $found; do
         for count in 2 4; do
-            for zero in on off; do
-                # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for.
-                name=$case-$kind-$count-$zero
+            for how in on off on-late off-late; do
+                # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for. Late: no overlap.
+                name=$case-$kind-$count-$how
                 case "${VJP_ALL:-}$name" in
-                1* | llama-f32-openmpi-2-off | llama-f32-mpich-4-on | llama-bf16-mpich-2-on | convnet-f32-mpich-2-off) ;;
+                1* | llama-f32-openmpi-2-off-late | llama-f32-mpich-4-on | llama-bf16-mpich-2-on-late | convnet-f32-mpich-2-off) ;;
                 *) continue ;;
                 esac
-                expect 0 "done at step $steps" $kind $count $options --zero $zero --out "$work/$name"
+                late=
+                [ "$how" = "${how%-late}" ] || late=--no-overlap
+                expect 0 "done at step $steps" $kind $count $options --zero ${how%-late} $late --out "$work/$name"
                 same "$work/$case" "$work/$name"
             done
         done

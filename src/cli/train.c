@@ -186,6 +186,7 @@ static void show_job(const job *j) {
            cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
            cli_bytes((double)update.persistent_bytes, kept),
            s->trainer.zero && vjp_group_size(s->trainer.group) > 1 ? " in the part of this process" : "");
+    if (trainer_no_overlap(j->trainer)) printf("no overlap: %s\n", trainer_no_overlap(j->trainer));
     if (j->fit.needs.bytes) show_fit(j);
     char pipelines[32], seconds[32];
     if (vjp_device_property(j->device, "pipelines", pipelines, sizeof pipelines) == VJP_OK &&
@@ -263,7 +264,7 @@ typedef struct arguments {
     const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule;
     int dtype, residual;
     double momentum, decay_share; /* -1: not given */
-    bool resume, allow_other_bits, recompute, save_best, json;
+    bool resume, allow_other_bits, recompute, save_best, no_overlap, json;
     int64_t stop_at, seed;
     const char *group, *zero;
     job_processes processes;
@@ -277,7 +278,7 @@ static const struct {
     bool takes_value;
 } with_resume[] = {{"--resume", false}, {"--out", true},     {"-o", true},        {"--device", true},
                    {"--threads", true}, {"--json", false},   {"--stop-at", true}, {"--allow-other-bits", false},
-                   {"--group", true},   {"--timeout", true}, {"--zero", true}};
+                   {"--group", true},   {"--timeout", true}, {"--zero", true},    {"--no-overlap", false}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -394,6 +395,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     if (status != CLI_CONTINUE) return status;
     a->processes.group = s->trainer.group = group;
     s->trainer.zero = a->processes.zero;
+    s->trainer.overlap = a->processes.overlap = !a->no_overlap;
     bool ok = a->resume ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, a->out, error)
                         : job_begin(&j, device, s, a->out, error);
     if (ok) {
@@ -528,6 +530,7 @@ int cli_train(int argc, char **argv) {
         {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
         CLI_OPTION_ZERO(a.zero),
+        CLI_OPTION_NO_OVERLAP(a.no_overlap),
         {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,
          &a.timeout, 0, MANY},
         CLI_OPTION_HEADING("Validate, save and stop:"),

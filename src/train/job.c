@@ -330,6 +330,7 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
 static void set_processes(job *j, const job_processes *processes) {
     j->settings.trainer.group = processes->group;
     j->settings.trainer.zero = processes->zero;
+    j->settings.trainer.overlap = processes->overlap;
 }
 
 bool job_resume(job *j, vjp_device *device, const job_processes *processes, const job_arithmetic *arithmetic,

@@ -100,8 +100,8 @@ bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERRO
 
 /* How processes share a run: no part of its settings, so it may change when the run is resumed. */
 typedef struct job_processes {
-    vjp_group *group; /* NULL: one process */
-    bool zero;        /* as in trainer_options */
+    vjp_group *group;   /* NULL: one process */
+    bool zero, overlap; /* as in trainer_options */
 } job_processes;
 
 /* Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded

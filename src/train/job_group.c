@@ -114,7 +114,7 @@ static uint64_t hash_settings(const job *j) {
     char *text = json_take(&w);
     uint64_t hash = text ? job_hash(text, strlen(text)) : 0;
     free(text);
-    return hash ^ s.trainer.zero; /* not recorded, but they must do the same */
+    return hash ^ (uint64_t)(s.trainer.zero + 2 * s.trainer.overlap); /* not recorded, but they must do the same */
 }
 
 /* Compares what every process has with what rank 0 has; `what` is the name of each number. */

@@ -96,13 +96,20 @@ vjp_status shards_add(shards *s, int64_t index) {
     return for_each(s, s->gradient, 0, s->gradients, s->buffer[k], SAVE);
 }
 
-vjp_status shards_sum(shards *s) {
+vjp_status shards_finish(shards *s, size_t gradient) {
+    vjp_status status = VJP_OK;
+    for (int k = 0; (int64_t)1 << k < s->own && status == VJP_OK; k++)
+        status = for_each(s, s->gradient, gradient, gradient + 1, s->buffer[k], ADD);
+    return status == VJP_OK ? shards_pack(s, s->gradient, gradient, gradient + 1) : status;
+}
+
+vjp_status shards_sum(shards *s, bool reduced) {
     if (vjp_group_size(s->group) == 1) return VJP_OK;
     double begin = system_seconds();
     const int64_t elements = (int64_t)s->elements;
     const vjp_tensor all = vjp_tensor_of(s->buffer[0], VJP_F32, 1, &elements);
-    vjp_status status = shards_pack(s, s->gradient, 0, s->gradients);
-    if (status == VJP_OK) status = vjp_group_sum(s->group, &all);
+    vjp_status status = reduced ? VJP_OK : shards_pack(s, s->gradient, 0, s->gradients);
+    if (status == VJP_OK) status = reduced ? vjp_group_all_gather(s->group, &all) : vjp_group_sum(s->group, &all);
     if (status == VJP_OK) status = shards_unpack(s, s->gradient, 0, s->gradients);
     s->seconds += system_seconds() - begin;
     return status;

@@ -44,7 +44,13 @@ vjp_status shards_add(shards *s, int64_t index);
 vjp_status shards_pack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
 vjp_status shards_unpack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
 
-/* Replaces the sums of the own shards by those of all processes. */
-vjp_status shards_sum(shards *s);
+/*
+ * shards_add() of the last own shard, and shards_pack(), for one gradient: it has been computed, others may not have
+ * been yet.
+ */
+vjp_status shards_finish(shards *s, size_t gradient);
+
+/* Replaces the sums of the own shards by those of all processes. `reduced`: buffer[0] has the own range of them. */
+vjp_status shards_sum(shards *s, bool reduced);
 
 #endif

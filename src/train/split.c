@@ -116,12 +116,12 @@ static vjp_status add_squares(void *context, void *host) {
     return status == VJP_OK ? vjp_download(device, host, y.data, 0, sizeof(float)) : status;
 }
 
-vjp_status split_sum(parameter_split *s, shards *sum, float *squares) {
+vjp_status split_sum(parameter_split *s, shards *sum, bool reduced, float *squares) {
     double begin = system_seconds();
     const int64_t elements = (int64_t)sum->elements;
     const vjp_tensor all = vjp_tensor_of(sum->buffer[0], VJP_F32, 1, &elements);
-    vjp_status status = shards_pack(sum, sum->gradient, 0, sum->gradients);
-    if (status == VJP_OK) status = vjp_group_reduce_scatter_at(s->group, &all, s->bounds);
+    vjp_status status = reduced ? VJP_OK : shards_pack(sum, sum->gradient, 0, sum->gradients);
+    if (status == VJP_OK && !reduced) status = vjp_group_reduce_scatter_at(s->group, &all, s->bounds);
     if (status == VJP_OK) status = shards_unpack(sum, sum->gradient, s->first, s->last);
     *squares = 0;
     adding own = {s, sum};

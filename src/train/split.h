@@ -38,9 +38,9 @@ int32_t split_owner(const parameter_split *s, size_t parameter);
 
 /*
  * Sums the gradients over all processes: the own parameters get theirs, others keep what they had. `squares` is the sum
- * of the squares of all gradients in the order of the parameters.
+ * of the squares of all gradients in the order of the parameters. `reduced`: buffer[0] has the own range already.
  */
-vjp_status split_sum(parameter_split *s, shards *sum, float *squares);
+vjp_status split_sum(parameter_split *s, shards *sum, bool reduced, float *squares);
 
 /* Copies the weights of all parameters from their owners to all processes. */
 vjp_status split_share_weights(parameter_split *s, shards *sum);

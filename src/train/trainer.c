@@ -12,6 +12,7 @@
 #include "core/system.h"
 #include "graph/program.h"
 #include "op/op.h"
+#include "train/overlap.h"
 #include "train/shards.h"
 #include "train/split.h"
 
@@ -86,6 +87,7 @@ struct trainer {
     int next_batch;
     size_t input_bytes, target_bytes, target_offset;
     shards shards;
+    overlap overlap;
     parameter_split split; /* of what the optimiser keeps */
     int64_t parts;         /* of a step, computed by this process: own shards, each with its parts of the batch */
     rank_report *shared;   /* [size of the group]; NULL: one process */
@@ -391,6 +393,15 @@ static bool make_reports(trainer *t) {
     return size == 1 || t->shared;
 }
 
+const char *trainer_no_overlap(const trainer *t) {
+    if (vjp_group_size(t->options.group) == 1 || !t->options.overlap) return NULL;
+    if (!vjp_device_is_host(t->device) || t->device->backend->record)
+        return "the device runs a whole pass at once, so gradients travel after it";
+    if (!vjp_group_is_any_thread(t->options.group))
+        return "the group's engine can be used by one thread only, so gradients travel after the backward pass";
+    return NULL;
+}
+
 /* Gradients of shards are summed where the first program keeps them. */
 static bool make_shards(trainer *t) {
     if (t->shards.count == 1) return true;
@@ -406,7 +417,9 @@ static bool make_shards(trainer *t) {
         ok = vjp_program_tensor(t->first, t->values[i], &gradient[i]) == VJP_OK;
     if (ok && t->split.group) ok = split_create(&t->split, &t->shards, gradient) == VJP_OK;
     free(gradient);
-    return ok;
+    if (!ok || vjp_group_size(t->options.group) == 1 || !t->options.overlap || trainer_no_overlap(t)) return ok;
+    vjp_program *last = t->options.accumulate > 1 ? t->more : t->first;
+    return overlap_create(&t->overlap, &t->shards, last, t->split.bounds) == VJP_OK;
 }
 
 static bool choose_split(trainer *t, char error[TRAIN_ERROR]) {
@@ -526,6 +539,7 @@ void trainer_destroy(trainer *t) {
         vjp_free(t->device, t->batch[i].device);
     }
     free_host(t->device, t->flight_memory);
+    overlap_free(&t->overlap);
     split_free(&t->split, t->device);
     shards_free(&t->shards);
     free(t->collected);
@@ -667,22 +681,33 @@ bool trainer_failed_together(const trainer *t) {
 }
 
 trainer_group_time trainer_take_group_time(trainer *t) {
-    trainer_group_time time = {t->shards.seconds, t->waited};
-    t->shards.seconds = t->waited = 0;
+    trainer_group_time time = {t->shards.seconds, t->waited, t->overlap.hidden};
+    t->shards.seconds = t->waited = t->overlap.hidden = 0;
     return time;
+}
+
+/* Ends the exchange of gradients during the last part, also of a process in which a part has failed. */
+static bool end_overlap(trainer *t, bool begun, bool ok) {
+    char sentence[VJP_ERROR_BYTES];
+    snprintf(sentence, sizeof sentence, "%s", vjp_error(t->device));
+    if (!begun) begun = overlap_begin(&t->overlap) == VJP_OK;
+    bool ended = begun && overlap_end(&t->overlap, ok) == VJP_OK;
+    return ok ? ended : vjp_fail(t->device, VJP_GROUP_FAILED, "%s", sentence) == VJP_OK;
 }
 
 /* Computes the own parts of a step, and adds the gradients of own shards. */
 static bool run_parts(trainer *t, const train_source *source, flight *f) {
     int64_t each = t->options.accumulate;
-    bool ok = true;
+    bool ok = true, begun = false;
     for (int64_t part = 0; part < t->parts && ok; part++) {
         vjp_program *program = program_of(t, part);
-        ok = feed(t, program, source, false, number_of(t, f->step, part)) && vjp_program_run(program) == VJP_OK &&
-             receive(t, program, t->model->loss, &f->loss[part]);
-        if (ok && part % each == each - 1) ok = shards_add(&t->shards, part / each) == VJP_OK;
+        bool overlaps = t->overlap.sum && part == t->parts - 1;
+        ok = feed(t, program, source, false, number_of(t, f->step, part));
+        if (ok && overlaps) ok = begun = overlap_begin(&t->overlap) == VJP_OK;
+        ok = ok && vjp_program_run(program) == VJP_OK && receive(t, program, t->model->loss, &f->loss[part]);
+        if (ok && !overlaps && part % each == each - 1) ok = shards_add(&t->shards, part / each) == VJP_OK;
     }
-    return ok;
+    return t->overlap.sum ? end_overlap(t, begun, ok) : ok;
 }
 
 /* Whether all processes are as they should be after the own parts of a step. A loss that is not finite is left to
@@ -729,7 +754,7 @@ static int64_t all_parts(const trainer *t) {
 /* The own gradients of all processes, and the squares of all gradients for the program that takes the step. */
 static bool sum_split(trainer *t) {
     float squares;
-    return split_sum(&t->split, &t->shards, &squares) == VJP_OK &&
+    return split_sum(&t->split, &t->shards, t->overlap.sum != NULL, &squares) == VJP_OK &&
            vjp_program_write(t->update, t->squares, &squares, sizeof squares) == VJP_OK;
 }
 
@@ -757,7 +782,7 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
                 *f->norm = NAN;
                 return vjp_event_record(t->device, &f->done) == VJP_OK;
             }
-        ok = t->split.group ? sum_split(t) : shards_sum(&t->shards) == VJP_OK;
+        ok = t->split.group ? sum_split(t) : shards_sum(&t->shards, t->overlap.sum != NULL) == VJP_OK;
     }
     if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
     if (t->split.group) ok = ok && split_share_weights(&t->split, &t->shards) == VJP_OK;

@@ -40,6 +40,7 @@ typedef struct trainer_options {
     int64_t
         shards; /* into which the rows of a batch are split, a power of two; 0 is 1. The model has the rows of one */
     vjp_group *group; /* of processes that share the shards; NULL: one process */
+    bool overlap;     /* gradients travel during the backward pass where the device and the group allow it; same bits */
     bool zero;        /* each process of the group keeps a part of what the optimiser keeps (split.h); same bits */
 } trainer_options;
 
@@ -110,12 +111,17 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
  */
 bool trainer_failed_together(const trainer *t);
 
-/* Seconds since the last call that were spent in the group's sums and copies of weights, and waiting for the other
- * processes before them. */
+/*
+ * Seconds since the last call that were spent in the group's sums and copies of weights, and waiting for the other
+ * processes; and the time of sums that the backward pass has hidden.
+ */
 typedef struct trainer_group_time {
-    double sums, waits;
+    double sums, waits, hidden;
 } trainer_group_time;
 trainer_group_time trainer_take_group_time(trainer *t);
+
+/* Why gradients do not travel during the backward pass; NULL: they do, or were not asked to. */
+const char *trainer_no_overlap(const trainer *t);
 
 /* The mean loss over the first `parts` batches of the validation data, of the averaged weights where there are any. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
