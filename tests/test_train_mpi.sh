@@ -220,6 +220,21 @@ done
 expect 0 "done at step $steps" ${found##* } 2 train --resume --out "$work/victim"
 same "$whole" "$work/victim"
 
+# A process that is slow: stopped for a while, again and again.
+kind=${found##* } more=
+[ $kind = mpich ] || more=--oversubscribe
+rm -rf "$work/slow"
+"$(launcher $kind)" $more -n 2 "$vjp" $llama --out "$work/slow" >"$work/out" 2>"$work/err" &
+parent=$! stops=0
+while kill -0 $parent 2>/dev/null && [ $stops -lt 100 ]; do
+    victim=$(processes $parent | tail -n 1)
+    [ -z "$victim" ] || { kill -STOP "$victim" && sleep 0.2 && kill -CONT "$victim"; } 2>/dev/null
+    sleep 0.1
+    stops=$((stops + 1))
+done
+wait $parent || fault 'a slow process: the run fails'
+same "$whole" "$work/slow"
+
 for kind in $some; do
     rm -rf "$work/victim"
     signal STOP $kind 4 4 $llama --steps 3000 --validate-every 0 --timeout 2
@@ -240,6 +255,7 @@ expect 1 '4 processes cannot share 2 shards: --shards must be a multiple of thei
 expect 1 'a batch of 6 rows cannot be split into 4 shards' $kind 2 $llama --batch 6 $never
 ranks $kind 3 $llama $never
 grep -q 'there are 3 processes; it must be a power of two' "$work/err" || fault 'three processes: no sentence'
+expect 1 '--zero is "perhaps"; it must be on or off' $kind 2 $llama --zero perhaps $never
 # unlike TEXT ARGUMENTS...: rank 1 has these arguments, rank 0 those of $llama
 unlike() {
     text=$1

@@ -578,7 +578,7 @@ int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1, .zero = true};
-    const char *allowed = NULL, *zero = NULL;
+    const char *allowed = NULL, *zero = NULL, *group = "auto";
     int dtype = -1, residual = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
@@ -590,6 +590,8 @@ int cli_bench_train(int argc, char **argv) {
         CLI_OPTION_RESIDUAL(residual),
         CLI_OPTION_MEMORY(allowed),
         CLI_OPTION_SHARDS(b.shards),
+        {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
+         &group, 0, 0},
         CLI_OPTION_ZERO(zero),
         CLI_OPTION_NO_OVERLAP(b.no_overlap),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
@@ -639,7 +641,7 @@ int cli_bench_train(int argc, char **argv) {
     b.device_name = on.device;
     b.threads = bench_threads(on.device, on.threads);
     status = allowed ? cli_memory("bench train", allowed, b.device, &b.memory) : CLI_CONTINUE;
-    if (status == CLI_CONTINUE && vjp_group_open(b.device, "auto", NULL, &b.group) != VJP_OK)
+    if (status == CLI_CONTINUE && vjp_group_open(b.device, group, NULL, &b.group) != VJP_OK)
         status = cli_fail("bench train", "%s", vjp_error(b.device));
     if (status == CLI_CONTINUE) {
         status = run(&b);

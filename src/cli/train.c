@@ -527,7 +527,7 @@ int cli_train(int argc, char **argv) {
         {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
         CLI_OPTION_HEADING("Train on several processes (docs/scale.md):"),
         CLI_OPTION_SHARDS(t->shards),
-        {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
+        {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
         CLI_OPTION_ZERO(a.zero),
         CLI_OPTION_NO_OVERLAP(a.no_overlap),

@@ -14,6 +14,10 @@ const char *vjp_group_launcher(void);
 /* How many processes that launcher started on this machine; 1 where it does not say. */
 int64_t vjp_group_local_size(void);
 
+/* The number of this process among those, and among all that were launched; 0 where the launcher does not say. */
+int64_t vjp_group_local_rank(void);
+int64_t vjp_group_launched_rank(void);
+
 /* Whether the communication has failed, and the rank that reports it: the lowest that is known to have noticed. */
 bool vjp_group_has_failed(const vjp_group *group);
 int32_t vjp_group_reporter(const vjp_group *group);
