@@ -32,7 +32,7 @@ install(TARGETS vjp_shared vjp_static EXPORT vjp-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/vjp.h include/vjp_ops.h include/vjp_backend.h include/vjp_engine.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-foreach(kind cuda webgpu metal openmpi mpich)
+foreach(kind cuda webgpu metal openmpi mpich nccl)
   if(TARGET vjp-${kind})
     install(TARGETS vjp-${kind} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Incremented when a change of this file requires engines to be recompiled. */
-enum { VJP_ENGINE_INTERFACE = 1 };
+enum { VJP_ENGINE_INTERFACE = 2 };
 
 /* A message to one process, and one from it, at the same time; at most INT32_MAX bytes each, 0: there is none. */
 typedef struct vjp_message {
@@ -56,7 +56,39 @@ typedef struct vjp_engine {
 
     /* Ends all processes, this one with the status. */
     void (*abort)(void *state, int32_t status);
+
+    /* Whether any thread may call exchange(), one at a time; NULL: only the one that has joined. */
+    int32_t (*any_thread)(const void *state);
 } vjp_engine;
+
+/*
+ * A carrier moves the memory of a device between processes that an engine has brought together, without a detour
+ * through the host. vjp_group_open(device, "engine+name") loads it from libvjp-name as it does an engine, and calls
+ *
+ *     const vjp_carrier *vjp_carrier_entry(int32_t interface_version);
+ *
+ * It is used by one thread. Hanging processes are found by the engine: two processes exchange a byte by it first.
+ */
+enum { VJP_CARRIER_ID_BYTES = 256 };
+
+typedef struct vjp_carrier {
+    uint64_t struct_size; /* sizeof(vjp_carrier) */
+    int32_t interface_version;
+    int32_t reserved;
+    const char *version; /* VJP_VERSION of the headers it was compiled with; NULL: any */
+    const char *kind;    /* of the devices whose memory it moves: "cuda" */
+
+    /* In rank 0: what identifies the group; all others get it. */
+    vjp_status (*make_id)(unsigned char id[VJP_CARRIER_ID_BYTES], vjp_engine_failure *failure);
+
+    /* Joins with the memory of a device, by its name: "cuda:0". */
+    vjp_status (*join)(void **state, const unsigned char id[VJP_CARRIER_ID_BYTES], int32_t rank, int32_t size,
+                       const char *device, vjp_engine_failure *failure);
+
+    /* As those of an engine, but of the device's memory, in which nothing is pending on either side. */
+    void (*leave)(void *state, int32_t failed);
+    vjp_status (*exchange)(void *state, const vjp_message *message, double timeout, vjp_engine_failure *failure);
+} vjp_carrier;
 
 #ifdef __cplusplus
 }

@@ -145,13 +145,18 @@ for case in llama-f32 llama-bf16 convnet-f32 convnet-bf16; do
     "$vjp" $options --out "$work/$case" >"$work/out" 2>"$work/err" || fault "$case: one process"
     for kind in $found; do
         for count in 2 4; do
-            # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for.
-            case "${VJP_ALL:-}$case-$kind-$count" in
-            1* | llama-f32-openmpi-2 | llama-f32-mpich-4 | llama-bf16-mpich-2 | convnet-f32-mpich-2) ;;
-            *) continue ;;
-            esac
-            expect 0 "done at step $steps" $kind $count $options --out "$work/$case-$kind-$count"
-            same "$work/$case" "$work/$case-$kind-$count"
+            for how in on off on-late off-late; do
+                # Elsewhere than in the first case one run by each MPI is enough, unless all are asked for. Late: no overlap.
+                name=$case-$kind-$count-$how
+                case "${VJP_ALL:-}$name" in
+                1* | llama-f32-openmpi-2-off-late | llama-f32-mpich-4-on | llama-bf16-mpich-2-on-late | convnet-f32-mpich-2-off) ;;
+                *) continue ;;
+                esac
+                late=
+                [ "$how" = "${how%-late}" ] || late=--no-overlap
+                expect 0 "done at step $steps" $kind $count $options --zero ${how%-late} $late --out "$work/$name"
+                same "$work/$case" "$work/$name"
+            done
         done
     done
 done
@@ -168,6 +173,13 @@ set -- train "$work/text" --lora 2 --batch 8 $small --steps 4
 expect 0 'done at step 4' ${found##* } 2 "$@" --from "$whole" --out "$work/lora2"
 same "$work/lora" "$work/lora2"
 
+# An optimiser and an average beside it, whose states are split; resumed with whole ones.
+set -- $llama --optimizer muon --average 0.9 --steps 4
+"$vjp" "$@" --out "$work/muon" >"$work/out" 2>"$work/err" || fault 'muon: one process'
+expect 0 'stopped at step 2' ${found##* } 2 "$@" --stop-at 2 --out "$work/muon2"
+expect 0 'done at step 4' ${found##* } 2 train --resume --zero off --out "$work/muon2"
+same "$work/muon" "$work/muon2"
+
 # The example, a network of its own, on 4 processes.
 example=$(dirname "$vjp")/several_processes
 "$example" >"$work/alone" 2>"$work/err" || fault 'the example: one process'
@@ -182,7 +194,7 @@ done
 # ---- Other numbers after a resume; a signal to one process saves and stops all ----
 for kind in $some; do
     expect 0 'stopped at step 2' $kind 4 $llama --stop-at 2 --out "$work/resumed-$kind"
-    expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --out "$work/resumed-$kind"
+    expect 0 'stopped at step 5' $kind 2 train --resume --stop-at 5 --zero off --out "$work/resumed-$kind"
     "$vjp" train --resume --out "$work/resumed-$kind" >"$work/out" 2>"$work/err" || fault "$kind: resume on one process"
     same "$whole" "$work/resumed-$kind"
 done
@@ -215,6 +227,21 @@ done
 expect 0 "done at step $steps" ${found##* } 2 train --resume --out "$work/victim"
 same "$whole" "$work/victim"
 
+# A process that is slow: stopped for a while, again and again.
+kind=${found##* } more=
+[ $kind = mpich ] || more=--oversubscribe
+rm -rf "$work/slow"
+"$(launcher $kind)" $more -n 2 "$vjp" $llama --out "$work/slow" >"$work/out" 2>"$work/err" &
+parent=$! stops=0
+while kill -0 $parent 2>/dev/null && [ $stops -lt 100 ]; do
+    victim=$(processes $parent | tail -n 1)
+    [ -z "$victim" ] || { kill -STOP "$victim" && sleep 0.2 && kill -CONT "$victim"; } 2>/dev/null
+    sleep 0.1
+    stops=$((stops + 1))
+done
+wait $parent || fault 'a slow process: the run fails'
+same "$whole" "$work/slow"
+
 for kind in $some; do
     rm -rf "$work/victim"
     signal STOP $kind 4 4 $llama --steps 3000 --validate-every 0 --timeout 2
@@ -235,6 +262,7 @@ expect 1 '4 processes cannot share 2 shards: --shards must be a multiple of thei
 expect 1 'a batch of 6 rows cannot be split into 4 shards' $kind 2 $llama --batch 6 $never
 ranks $kind 3 $llama $never
 grep -q 'there are 3 processes; it must be a power of two' "$work/err" || fault 'three processes: no sentence'
+expect 1 '--zero is "perhaps"; it must be on or off' $kind 2 $llama --zero perhaps $never
 # unlike TEXT ARGUMENTS...: rank 1 has these arguments, rank 0 those of $llama
 unlike() {
     text=$1
@@ -245,6 +273,7 @@ unlike() {
 unlike 'rank 1 has other data than rank 0, so they cannot train together' train "$work/other" ${llama#train "$work/text"}
 unlike "rank 1: the text has 9 bytes" train "$work/short" ${llama#train "$work/text"}
 unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --lr 1e-4
+unlike 'rank 1 has other settings than rank 0, so they cannot train together' $llama --zero off
 unlike "$work/absent: it cannot be opened" train "$work/absent" ${llama#train "$work/text"}
 for step in 1 2; do
     "$vjp" $llama --stop-at $step --out "$work/step$step" >"$work/out" 2>"$work/err" || fault "--stop-at $step"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An engine whose processes are threads of one process, VJP_TEST_RANKS of them, for test_comm.c. It is built as
- * libvjp-threads against the installed headers alone, and also serves as the shortest example of an engine.
+ * An engine whose processes are threads of one process, VJP_TEST_RANKS of them, for test_comm.c, and a carrier for the
+ * memory of CPU devices. It is built as libvjp-threads against the installed headers alone, and also serves as the
+ * shortest example of both.
  */
 #define _DEFAULT_SOURCE /* clock_gettime() */
 #include <pthread.h>
@@ -87,6 +88,11 @@ static void abort_all(void *state, int32_t status) {
     exit(status);
 }
 
+static int32_t any_thread(const void *state) {
+    (void)state;
+    return 1;
+}
+
 const vjp_engine *vjp_engine_entry(int32_t interface_version);
 
 const vjp_engine *vjp_engine_entry(int32_t interface_version) {
@@ -95,6 +101,44 @@ const vjp_engine *vjp_engine_entry(int32_t interface_version) {
                                       .join = join,
                                       .leave = leave,
                                       .exchange = exchange,
-                                      .abort = abort_all};
+                                      .abort = abort_all,
+                                      .any_thread = any_thread};
     return interface_version == VJP_ENGINE_INTERFACE ? &engine : NULL;
+}
+
+/* ---- The carrier ------------------------------------------------------------------------------------- */
+
+static const char mark[] = "threads";
+
+static vjp_status make_id(unsigned char id[VJP_CARRIER_ID_BYTES], vjp_engine_failure *failure) {
+    (void)failure;
+    memcpy(id, mark, sizeof mark);
+    return VJP_OK;
+}
+
+static vjp_status join_carrier(void **state, const unsigned char id[VJP_CARRIER_ID_BYTES], int32_t rank, int32_t size,
+                               const char *device, vjp_engine_failure *failure) {
+    if (memcmp(id, mark, sizeof mark) != 0 || size > MAX_RANKS || strcmp(device, "cpu") != 0) {
+        snprintf(failure->sentence, failure->bytes, "threads: rank %d of %d has another id", (int)rank, (int)size);
+        return VJP_GROUP_FAILED;
+    }
+    *state = &ranks[rank];
+    return VJP_OK;
+}
+
+static void leave_carrier(void *state, int32_t failed) {
+    (void)state, (void)failed;
+}
+
+const vjp_carrier *vjp_carrier_entry(int32_t interface_version);
+
+const vjp_carrier *vjp_carrier_entry(int32_t interface_version) {
+    static const vjp_carrier carrier = {.struct_size = sizeof(vjp_carrier),
+                                        .interface_version = VJP_ENGINE_INTERFACE,
+                                        .kind = "cpu",
+                                        .make_id = make_id,
+                                        .join = join_carrier,
+                                        .leave = leave_carrier,
+                                        .exchange = exchange};
+    return interface_version == VJP_ENGINE_INTERFACE ? &carrier : NULL;
 }

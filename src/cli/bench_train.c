@@ -68,6 +68,7 @@ typedef struct bench_train {
     bool json, quick;
     int64_t shards;
     vjp_group *group;
+    bool zero, no_overlap;
     text_data text;
     train_source source;
     train_model model;
@@ -120,6 +121,8 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     trainer_options how = job_defaults().trainer;
     how.shards = b->shards;
     how.group = b->group;
+    how.zero = b->zero;
+    how.overlap = !b->no_overlap;
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
@@ -506,7 +509,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
  */
 static int run_shards(bench_train *b) {
     char error[TRAIN_ERROR];
-    trainer_group_time group = {0, 0};
+    trainer_group_time group = {0};
     double ignored;
     bool ok = set_up(b, error);
     for (int i = 0; i < WARM_UP && ok; i++)
@@ -542,6 +545,7 @@ static int run_shards(bench_train *b) {
         cli_json_real("tokens_per_second", tokens / s.median);
         cli_json_real("sum_ms", group.sums * 1e3 / (double)b->steps);
         cli_json_real("wait_ms", group.waits * 1e3 / (double)b->steps);
+        cli_json_real("hidden_ms", group.hidden * 1e3 / (double)b->steps);
         cli_json_end();
         return CLI_OK;
     }
@@ -551,9 +555,10 @@ static int run_shards(bench_train *b) {
            b->threads == 1 ? "" : "s");
     printf("step     best %.2f ms, median %.2f ms of %lld; %.0f tokens/s (median)\n", s.best * 1e3, s.median * 1e3,
            (long long)b->steps, tokens / s.median);
-    printf("group    %.2f ms of a step in sums of gradients, %.1f%%; %.2f ms waiting for the others before, %.1f%%\n",
+    printf("group    %.2f ms of a step in sums of gradients and copies of weights, %.1f%%; %.2f ms waiting for the\n"
+           "         others, %.1f%%; %.2f ms of sums hidden by the backward pass\n",
            group.sums * 1e3 / (double)b->steps, 100 * group.sums / total, group.waits * 1e3 / (double)b->steps,
-           100 * group.waits / total);
+           100 * group.waits / total, group.hidden * 1e3 / (double)b->steps);
     return CLI_OK;
 }
 
@@ -572,8 +577,8 @@ static int run(bench_train *b) {
 int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
-    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1};
-    const char *allowed = NULL;
+    bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1, .zero = true};
+    const char *allowed = NULL, *zero = NULL, *group = "auto";
     int dtype = -1, residual = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
@@ -585,6 +590,10 @@ int cli_bench_train(int argc, char **argv) {
         CLI_OPTION_RESIDUAL(residual),
         CLI_OPTION_MEMORY(allowed),
         CLI_OPTION_SHARDS(b.shards),
+        {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
+         &group, 0, 0},
+        CLI_OPTION_ZERO(zero),
+        CLI_OPTION_NO_OVERLAP(b.no_overlap),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
         {"quick", 0, NULL, "without the limits: minutes less on a slow device", CLI_FLAG, &b.quick, 0, 0},
     };
@@ -609,7 +618,7 @@ int cli_bench_train(int argc, char **argv) {
             "product_gflops, flops_per_token, of_peak, copy_gbps, of_limit, in_calls, outside_ms, shortest_call_ms, "
             "and\n"
             "bytes of memory; on WebGPU and Metal dispatches, submissions and waits. Of row \"shards\" shards,\n"
-            "processes, sum_ms and wait_ms beside those of \"step\".\n",
+            "processes, sum_ms, wait_ms and hidden_ms beside those of \"step\".\n",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &b.json,
@@ -625,13 +634,14 @@ int cli_bench_train(int argc, char **argv) {
     if (dtype >= 0) b.dtype = (vjp_dtype)dtype;
     b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
     if (cli_shards("bench train", b.shards) != CLI_CONTINUE) return CLI_MISUSE;
+    if (cli_switch("bench train", "zero", zero, &b.zero) != CLI_CONTINUE) return CLI_MISUSE;
     cli_share_cores(&on);
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;
     b.device_name = on.device;
     b.threads = bench_threads(on.device, on.threads);
     status = allowed ? cli_memory("bench train", allowed, b.device, &b.memory) : CLI_CONTINUE;
-    if (status == CLI_CONTINUE && vjp_group_open(b.device, "auto", NULL, &b.group) != VJP_OK)
+    if (status == CLI_CONTINUE && vjp_group_open(b.device, group, NULL, &b.group) != VJP_OK)
         status = cli_fail("bench train", "%s", vjp_error(b.device));
     if (status == CLI_CONTINUE) {
         status = run(&b);

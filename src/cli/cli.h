@@ -149,6 +149,15 @@ int cli_shards(const char *command, int64_t shards);
             CLI_INTEGER, &(place), 1, 1 << 20                                                                          \
     }
 
+/* The value of an option that is "on" or "off"; NULL: it was not given, and `value` stays. */
+int cli_switch(const char *command, const char *option, const char *text, bool *value);
+
+#define CLI_OPTION_ZERO(place)                                                                                         \
+    { "zero", 0, "on|off", "split the optimiser's moments over the processes; default on", CLI_TEXT, &(place), 0, 0 }
+
+#define CLI_OPTION_NO_OVERLAP(place)                                                                                   \
+    { "no-overlap", 0, NULL, "send gradients after the backward pass, not during it", CLI_FLAG, &(place), 0, 0 }
+
 /* The processes that a launcher started on this machine share its cores, unless it has given each its own. */
 void cli_share_cores(cli_device_options *on);
 

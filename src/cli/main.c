@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "comm/group.h"
 #include "core/system.h"
 #include "proof/text.h"
 
@@ -51,6 +52,7 @@ int cli_fail(const char *command, const char *format, ...) {
 }
 
 int cli_misuse(const char *command, const char *format, ...) {
+    if (vjp_group_launched_rank() > 0) return CLI_MISUSE; /* all processes have the same arguments: one says it */
     va_list list;
     va_start(list, format);
     print_message(command, format, list);

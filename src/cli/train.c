@@ -190,11 +190,13 @@ static void show_job(const job *j) {
         putchar('\n');
     } else
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
-    printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s\n",
+    printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s%s\n",
            vjp_device_summary(j->device), gradients.calls + (last ? update.calls : 0),
            (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9,
            cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
-           cli_bytes((double)update.persistent_bytes, kept));
+           cli_bytes((double)update.persistent_bytes, kept),
+           s->trainer.zero && vjp_group_size(s->trainer.group) > 1 ? " in the part of this process" : "");
+    if (trainer_no_overlap(j->trainer)) printf("no overlap: %s\n", trainer_no_overlap(j->trainer));
     if (j->fit.needs.bytes) show_fit(j);
     char pipelines[32], seconds[32];
     if (vjp_device_property(j->device, "pipelines", pipelines, sizeof pipelines) == VJP_OK &&
@@ -286,9 +288,10 @@ typedef struct arguments {
     const char *lora_targets, *base;
     int dtype, residual, moments, gradients;
     double momentum, decay_share, lora_alpha; /* -1: not given */
-    bool resume, allow_other_bits, recompute, save_best, json;
+    bool resume, allow_other_bits, recompute, save_best, no_overlap, json;
     int64_t stop_at, seed;
-    const char *group;
+    const char *group, *zero;
+    job_processes processes;
     double timeout;
     job_settings settings;
 } arguments;
@@ -299,7 +302,8 @@ static const struct {
     bool takes_value;
 } with_resume[] = {{"--resume", false}, {"--out", true},     {"-o", true},        {"--device", true},
                    {"--threads", true}, {"--json", false},   {"--stop-at", true}, {"--allow-other-bits", false},
-                   {"--group", true},   {"--timeout", true}, {"--base", true}};
+                   {"--group", true},   {"--timeout", true}, {"--zero", true},    {"--no-overlap", false},
+                   {"--base", true}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -415,9 +419,12 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     if (!a->resume) s->arithmetic = arithmetic;
     int status = a->memory ? cli_memory("train", a->memory, device, &s->memory) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
-    s->trainer.group = group;
-    bool ok = a->resume ? job_resume(&j, device, group, &arithmetic, a->allow_other_bits, a->base, a->out, error)
-                        : job_begin(&j, device, s, a->out, error);
+    a->processes.group = s->trainer.group = group;
+    s->trainer.zero = a->processes.zero;
+    s->trainer.overlap = a->processes.overlap = !a->no_overlap;
+    bool ok = a->resume
+                  ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, a->base, a->out, error)
+                  : job_begin(&j, device, s, a->out, error);
     if (ok) {
         handle_signals(&j);
         cli_defer_write_errors();
@@ -544,6 +551,7 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
         return cli_misuse("train", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
     if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
     if (cli_shards("train", a->settings.trainer.shards) != CLI_CONTINUE) return CLI_MISUSE;
+    if (cli_switch("train", "zero", a->zero, &a->processes.zero) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
     return CLI_CONTINUE;
 }
@@ -561,6 +569,7 @@ int cli_train(int argc, char **argv) {
                    .stop_at = -1,
                    .seed = 1,
                    .group = "auto",
+                   .processes = {.zero = true},
                    .settings = job_defaults()};
     job_settings *s = &a.settings;
     trainer_options *t = &s->trainer;
@@ -617,8 +626,10 @@ int cli_train(int argc, char **argv) {
         {"recompute", 0, NULL, "recompute all blocks in the backward pass: less memory", CLI_FLAG, &a.recompute, 0, 0},
         CLI_OPTION_HEADING("Train on several processes (docs/scale.md):"),
         CLI_OPTION_SHARDS(t->shards),
-        {"group", 0, "G", "self, mpi, openmpi, mpich; default: mpi if an MPI launcher started it, else self", CLI_TEXT,
+        {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
+        CLI_OPTION_ZERO(a.zero),
+        CLI_OPTION_NO_OVERLAP(a.no_overlap),
         {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,
          &a.timeout, 0, MANY},
         CLI_OPTION_HEADING("Validate, save and stop:"),

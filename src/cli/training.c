@@ -46,7 +46,25 @@ int cli_shards(const char *command, int64_t shards) {
     return cli_misuse(command, "--shards is %lld; it must be a power of two", (long long)shards);
 }
 
+int cli_switch(const char *command, const char *option, const char *text, bool *value) {
+    if (text && strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
+        return cli_misuse(command, "--%s is \"%s\"; it must be on or off", option, text);
+    if (text) *value = strcmp(text, "on") == 0;
+    return CLI_CONTINUE;
+}
+
+/* One card for each process of a machine that has several. */
+static void share_cards(cli_device_options *on) {
+    static char own[32];
+    if (!on->device || strcmp(on->device, "cuda") != 0 || vjp_group_local_size() == 1) return;
+    size_t cards = vjp_device_count("cuda");
+    if (cards < 2) return;
+    snprintf(own, sizeof own, "cuda:%lld", (long long)vjp_group_local_rank() % (long long)cards);
+    on->device = own;
+}
+
 void cli_share_cores(cli_device_options *on) {
+    share_cards(on);
     int64_t processes = vjp_group_local_size(), cores = system_allowed_processors();
     if (on->threads || getenv("VJP_THREADS") || processes == 1 || cores < system_processors()) return;
     on->threads = cores > processes ? cores / processes : 1;

@@ -11,156 +11,12 @@
  */
 #include "comm/group.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "comm/state.h"
 #include "core/arithmetic.h"
-#include "core/core.h"
-#include "core/system.h"
-#include "vjp_engine.h"
 
-/* What travels at once: received, it is still in the second cache when it is added. */
-enum { BLOCK_BYTES = 1 << 18, STAGES = 3 };
-
-static const double USUAL_TIMEOUT = 600;
-
-struct vjp_group {
-    vjp_device *device;
-    const vjp_engine *engine; /* NULL: one process alone */
-    void *state;
-    int32_t rank, size;
-    int32_t levels;   /* 2^levels processes */
-    int32_t reporter; /* of a failure */
-    bool failed;
-    int64_t call; /* number of the current call, for the engine */
-    double timeout;
-    char *stage; /* [STAGES * BLOCK_BYTES] of host memory: to send, received, and a device's own block */
-    char sentence[VJP_ERROR_BYTES];
-};
-
-/* ---- Opening ----------------------------------------------------------------------------------------- */
-
-static vjp_status refuse(vjp_group *g, const char *name, const char *what) {
-    return vjp_fail(g->device, VJP_NO_DEVICE, "group %.64s: %s", name, what);
-}
-
-/*
- * The library is never closed: MPI leaves threads and exit handlers behind. It is loaded by the name of its file, so a
- * second group uses the same copy.
- */
-static vjp_status load(vjp_group *g, const char *name, const char *kind) {
-    char file[VJP_LIBRARY_FILE], what[VJP_ERROR_BYTES];
-    void *library = vjp_library_open(kind, file);
-    if (!library) {
-        snprintf(what, sizeof what, "its engine is not installed (%.300s)", system_library_error());
-        return refuse(g, name, what);
-    }
-    const vjp_engine *(*entry)(int32_t);
-    *(void **)&entry = system_library_find(library, "vjp_engine_entry");
-    const vjp_engine *engine = entry ? entry(VJP_ENGINE_INTERFACE) : NULL;
-    if (!engine || engine->interface_version != VJP_ENGINE_INTERFACE || engine->struct_size != sizeof *engine)
-        snprintf(what, sizeof what, "%s has no vjp_engine_entry() for version %d of the interface", file,
-                 VJP_ENGINE_INTERFACE);
-    else if (engine->version && strcmp(engine->version, VJP_VERSION) != 0)
-        snprintf(what, sizeof what, "%s is of version %.32s, this library of version %s", file, engine->version,
-                 VJP_VERSION);
-    else {
-        g->engine = engine;
-        return VJP_OK;
-    }
-    return refuse(g, name, what);
-}
-
-/* "auto" and "mpi" are the engine of the launcher; without a launcher "mpi" is either that is installed. */
-static vjp_status find_engine(vjp_group *g, const char *name) {
-    const char *launcher = vjp_group_launcher();
-    char kind[VJP_KIND_BYTES];
-    bool is_auto = strcmp(name, "auto") == 0, is_mpi = strcmp(name, "mpi") == 0;
-    if (strcmp(name, "self") == 0 || (is_auto && !launcher)) return VJP_OK;
-    if ((is_auto || is_mpi) && launcher) return load(g, name, launcher);
-    if (is_mpi) return load(g, name, "openmpi") == VJP_OK ? VJP_OK : load(g, name, "mpich");
-    if (vjp_library_kind(name, kind) && strcmp(kind, name) == 0) return load(g, name, kind);
-    return refuse(g, name, "unknown; there are self, mpi, openmpi, mpich and auto");
-}
-
-static vjp_status failed(vjp_group *g, vjp_status status) {
+vjp_status group_failed(vjp_group *g, vjp_status status) {
     g->failed = true;
-    return vjp_fail(g->device, status, "%s", g->sentence);
-}
-
-static vjp_status join(vjp_group *g, const char *name) {
-    vjp_engine_failure failure = {.sentence = g->sentence, .bytes = sizeof g->sentence, .reporter = -1};
-    g->size = 1;
-    if (!g->engine) return VJP_OK;
-    vjp_status status = g->engine->join(&g->state, &g->rank, &g->size, &failure);
-    if (status != VJP_OK) return failed(g, status);
-    while (g->levels < 30 && (int64_t)1 << g->levels < g->size)
-        g->levels++;
-    if (g->size > 0 && (int64_t)1 << g->levels == g->size) return VJP_OK;
-    return vjp_fail(g->device, VJP_INVALID, "group %.64s: there are %d processes; it must be a power of two: 1, 2, 4",
-                    name, (int)g->size);
-}
-
-vjp_status vjp_group_open(vjp_device *device, const char *name, const vjp_group_options *options, vjp_group **group) {
-    if (group) *group = NULL;
-    if (!device || !group || !name) return VJP_INVALID;
-    if (options && options->struct_size != sizeof *options)
-        return vjp_fail(device, VJP_INVALID,
-                        "group %.64s: options.struct_size is %llu; it must be %zu: start from "
-                        "VJP_GROUP_OPTIONS_DEFAULTS",
-                        name, (unsigned long long)options->struct_size, sizeof *options);
-    if (options && !(options->timeout >= 0))
-        return vjp_fail(device, VJP_INVALID, "group %.64s: options.timeout is %g; it must be 0 or more", name,
-                        options->timeout);
-    vjp_group *g = calloc(1, sizeof *g);
-    char *stage = malloc((size_t)STAGES * BLOCK_BYTES);
-    vjp_status status = VJP_OUT_OF_MEMORY;
-    if (g && stage) {
-        *g = (vjp_group){.device = device, .reporter = -1, .stage = stage};
-        g->timeout = options && options->timeout > 0 ? options->timeout : USUAL_TIMEOUT;
-        status = find_engine(g, name);
-        if (status == VJP_OK) status = join(g, name);
-        if (status == VJP_OK) {
-            *group = g;
-            return VJP_OK;
-        }
-        g->stage = NULL;
-        vjp_group_close(g);
-    } else {
-        vjp_fail(device, status, "group %.64s: there is no memory for it", name);
-        free(g);
-    }
-    free(stage);
-    return status;
-}
-
-void vjp_group_close(vjp_group *g) {
-    if (!g) return;
-    if (g->state) g->engine->leave(g->state, g->failed);
-    free(g->stage);
-    free(g);
-}
-
-int32_t vjp_group_rank(const vjp_group *g) {
-    return g ? g->rank : 0;
-}
-
-int32_t vjp_group_size(const vjp_group *g) {
-    return g ? g->size : 1;
-}
-
-bool vjp_group_has_failed(const vjp_group *g) {
-    return g && g->failed;
-}
-
-int32_t vjp_group_reporter(const vjp_group *g) {
-    return g->reporter >= 0 ? g->reporter : g->rank;
-}
-
-void vjp_group_abort(vjp_group *g, int32_t status) {
-    if (g && g->state) g->engine->abort(g->state, status);
-    exit(status);
+    return g->beside ? status : vjp_fail(g->device, status, "%s", g->sentence);
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------- */
@@ -178,14 +34,24 @@ static vjp_status exchange(vjp_group *g, int32_t peer, const void *send, size_t 
     vjp_status status = g->engine->exchange(g->state, &message, g->timeout, &failure);
     if (status == VJP_OK) return VJP_OK;
     g->reporter = failure.reporter;
-    return failed(g, status);
+    return group_failed(g, status);
 }
 
 /* Every call begins with this. */
 static vjp_status begin(vjp_group *g) {
     if (!g) return VJP_INVALID;
     g->call++;
-    return g->failed ? failed(g, VJP_GROUP_FAILED) : VJP_OK;
+    return g->failed ? group_failed(g, VJP_GROUP_FAILED) : VJP_OK;
+}
+
+/*
+ * The same, of the device's memory, by the carrier. It may not wait for long: the processes meet by the engine first,
+ * which names the one that does not come.
+ */
+static vjp_status carry(vjp_group *g, const vjp_message *message) {
+    vjp_engine_failure failure = {.sentence = g->sentence, .bytes = sizeof g->sentence, .reporter = -1};
+    vjp_status status = g->carrier->exchange(g->carrier_state, message, g->timeout, &failure);
+    return status == VJP_OK ? VJP_OK : group_failed(g, status);
 }
 
 /* A range of a tensor's bytes. */
@@ -193,9 +59,9 @@ typedef struct span {
     size_t at, bytes;
 } span;
 
-static span part_of(span whole, size_t offset) {
+static span part_of(span whole, size_t offset, size_t block) {
     size_t left = offset < whole.bytes ? whole.bytes - offset : 0;
-    return (span){whole.at + offset, left < BLOCK_BYTES ? left : BLOCK_BYTES};
+    return (span){whole.at + offset, left < block ? left : block};
 }
 
 static void *address(const vjp_tensor *tensor, size_t at) {
@@ -214,12 +80,40 @@ static vjp_status put_back(vjp_group *g, const vjp_tensor *tensor, span block, c
     return vjp_upload(g->device, tensor->data, tensor->offset + block.at, host, block.bytes);
 }
 
+/* swap() by a carrier: the device adds what it has received. */
+static vjp_status swap_on_device(vjp_group *g, const vjp_tensor *tensor, int32_t peer, span send, span receive,
+                                 bool add) {
+    char own = 1, other;
+    if (!send.bytes && !receive.bytes) return VJP_OK;
+    vjp_status status = exchange(g, peer, &own, 1, &other, 1);
+    for (size_t offset = 0; status == VJP_OK && (offset < send.bytes || offset < receive.bytes);
+         offset += DEVICE_BLOCK_BYTES) {
+        span from = part_of(send, offset, DEVICE_BLOCK_BYTES), to = part_of(receive, offset, DEVICE_BLOCK_BYTES);
+        const vjp_message message = {.peer = peer,
+                                     .call = g->call,
+                                     .send = address(tensor, from.at),
+                                     .send_bytes = from.bytes,
+                                     .receive = add ? g->device_stage : address(tensor, to.at),
+                                     .receive_bytes = to.bytes};
+        status = carry(g, &message);
+        if (status != VJP_OK || !add || !to.bytes) continue;
+        const int64_t count = (int64_t)(to.bytes / sizeof(float));
+        vjp_tensor sum = vjp_tensor_of(tensor->data, VJP_F32, 1, &count);
+        const vjp_tensor more = vjp_tensor_of(g->device_stage, VJP_F32, 1, &count);
+        sum.offset = tensor->offset + to.at;
+        status = vjp_add_forward(g->device, &sum, &sum, &more, NULL);
+        if (status == VJP_OK) status = vjp_synchronize(g->device); /* the carrier has a queue of its own */
+    }
+    return status;
+}
+
 /* Sends one range of a tensor, and receives another in its place, or adds it there. */
 static vjp_status swap(vjp_group *g, const vjp_tensor *tensor, int32_t peer, span send, span receive, bool add) {
     vjp_status status = VJP_OK;
+    if (g->carrier) return swap_on_device(g, tensor, peer, send, receive, add);
     for (size_t offset = 0; status == VJP_OK && (offset < send.bytes || offset < receive.bytes);
          offset += BLOCK_BYTES) {
-        span from = part_of(send, offset), to = part_of(receive, offset);
+        span from = part_of(send, offset, BLOCK_BYTES), to = part_of(receive, offset, BLOCK_BYTES);
         void *sent, *own = NULL, *received = g->stage + BLOCK_BYTES;
         status = fetch(g, tensor, from, 0, &sent);
         if (status == VJP_OK && (add || vjp_device_is_host(g->device))) status = fetch(g, tensor, to, 2, &own);
@@ -240,9 +134,15 @@ static vjp_status swap(vjp_group *g, const vjp_tensor *tensor, int32_t peer, spa
 
 /* ---- Sums and copies --------------------------------------------------------------------------------- */
 
-/* Where range `index` of 2^levels begins: the first ones are one element longer where they are not all equal. */
-static int64_t begin_of(const vjp_group *g, int64_t elements, int64_t index) {
-    return elements / g->size * index + vjp_min(index, elements % g->size);
+/* How a tensor is split into one range for each process. */
+typedef struct ranges {
+    int64_t elements;
+    const int64_t *bounds; /* [size + 1]; NULL: equal, the first ones one element longer where that does not fit */
+} ranges;
+
+static int64_t begin_of(const vjp_group *g, const ranges *r, int64_t index) {
+    if (r->bounds) return r->bounds[index];
+    return r->elements / g->size * index + vjp_min(index, r->elements % g->size);
 }
 
 /* The ranges [first, last) that a process holds after the first `level` levels of halving. */
@@ -255,18 +155,26 @@ static void held(const vjp_group *g, int32_t rank, int32_t level, int64_t *first
     }
 }
 
-static span span_of(const vjp_group *g, const vjp_tensor *tensor, int64_t elements, int32_t rank, int32_t level) {
+static span span_of(const vjp_group *g, const vjp_tensor *tensor, const ranges *r, int32_t rank, int32_t level) {
     int64_t first, last;
     size_t each = vjp_dtype_size((vjp_dtype)tensor->dtype);
     held(g, rank, level, &first, &last);
-    size_t begins = (size_t)begin_of(g, elements, first) * each, ends = (size_t)begin_of(g, elements, last) * each;
+    size_t begins = (size_t)begin_of(g, r, first) * each, ends = (size_t)begin_of(g, r, last) * each;
     return (span){begins, ends - begins};
 }
 
+/* What two ranges have in common. */
+static span common(span a, span b) {
+    size_t first = a.at > b.at ? a.at : b.at, end_a = a.at + a.bytes, end_b = b.at + b.bytes;
+    size_t last = end_a < end_b ? end_a : end_b;
+    return (span){first, last > first ? last - first : 0};
+}
+
 /* Refuses what is not a packed tensor of the device, before anything is written. */
-static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor, bool sums, int64_t *elements) {
+static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor, bool sums, ranges *r) {
     vjp_status status = begin(g);
     if (status != VJP_OK) return status;
+    int64_t *elements = &r->elements;
     *elements = 1;
     bool known = tensor && tensor->dtype >= 0 && tensor->dtype < VJP_DTYPE_COUNT && tensor->ndim >= 0 &&
                  tensor->ndim <= VJP_MAX_DIMS && vjp_sizes_fit(tensor->ndim, tensor->shape);
@@ -280,64 +188,108 @@ static vjp_status check(vjp_group *g, const char *what, const vjp_tensor *tensor
         return vjp_fail(g->device, VJP_UNSUPPORTED, "group.%s: the tensor is %s; sums are of f32", what,
                         vjp_dtype_name((vjp_dtype)tensor->dtype));
     if (*elements && !tensor->data) return vjp_fail(g->device, VJP_INVALID, "group.%s: the tensor has no data", what);
+    bool split = !r->bounds || (r->bounds[0] == 0 && r->bounds[g->size] == *elements);
+    for (int32_t i = 0; r->bounds && i < g->size; i++)
+        split = split && r->bounds[i] <= r->bounds[i + 1];
+    if (!split) return vjp_fail(g->device, VJP_INVALID, "group.%s: the ranges do not cover the tensor", what);
     return g->size > 1 ? vjp_synchronize(g->device) : VJP_OK;
 }
 
-static vjp_status halve(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+/* Of the elements in `part`. */
+static vjp_status halve(vjp_group *g, const vjp_tensor *tensor, const ranges *r, span part) {
     vjp_status status = VJP_OK;
     for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
         int32_t peer = g->rank ^ 1 << k;
-        status = swap(g, tensor, peer, span_of(g, tensor, elements, peer, k + 1),
-                      span_of(g, tensor, elements, g->rank, k + 1), true);
+        status = swap(g, tensor, peer, common(part, span_of(g, tensor, r, peer, k + 1)),
+                      common(part, span_of(g, tensor, r, g->rank, k + 1)), true);
     }
     return status;
 }
 
-static vjp_status copy_ranges(vjp_group *g, const vjp_tensor *tensor, int64_t elements) {
+static const span EVERYTHING = {0, SIZE_MAX};
+
+static vjp_status copy_ranges(vjp_group *g, const vjp_tensor *tensor, const ranges *r) {
     vjp_status status = VJP_OK;
     for (int32_t k = g->levels; k-- > 0 && status == VJP_OK;) {
         int32_t peer = g->rank ^ 1 << k;
-        status = swap(g, tensor, peer, span_of(g, tensor, elements, g->rank, k + 1),
-                      span_of(g, tensor, elements, peer, k + 1), false);
+        status =
+            swap(g, tensor, peer, span_of(g, tensor, r, g->rank, k + 1), span_of(g, tensor, r, peer, k + 1), false);
     }
     return status;
 }
 
+int32_t vjp_group_range_of(const vjp_group *g, int32_t rank) {
+    int64_t index = 0, next = 1;
+    if (g) held(g, rank, g->levels, &index, &next);
+    return (int32_t)index;
+}
+
 void vjp_group_range(const vjp_group *g, int64_t elements, int64_t *first, int64_t *count) {
-    int64_t index, next;
-    held(g, g->rank, g->levels, &index, &next);
-    *first = begin_of(g, elements, index);
-    *count = begin_of(g, elements, next) - *first;
+    const ranges equal = {.elements = elements};
+    int64_t index = vjp_group_range_of(g, g->rank);
+    *first = begin_of(g, &equal, index);
+    *count = begin_of(g, &equal, index + 1) - *first;
+}
+
+vjp_status vjp_group_reduce_scatter_at(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
+    ranges r = {.bounds = bounds};
+    vjp_status status = check(g, "reduce_scatter", tensor, true, &r);
+    return status == VJP_OK ? halve(g, tensor, &r, EVERYTHING) : status;
+}
+
+bool vjp_group_is_any_thread(const vjp_group *g) {
+    return vjp_device_is_host(g->device) && !g->carrier && g->state && g->engine->any_thread &&
+           g->engine->any_thread(g->state);
+}
+
+vjp_status vjp_group_reduce_begin(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
+    ranges r = {.bounds = bounds};
+    vjp_status status = check(g, "reduce_scatter", tensor, true, &r);
+    g->beside = status == VJP_OK;
+    return status;
+}
+
+vjp_status vjp_group_reduce_part(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds, int64_t first,
+                                 int64_t last) {
+    const ranges r = {.elements = tensor->shape[0], .bounds = bounds};
+    const span part = {(size_t)first * sizeof(float), (size_t)(last - first) * sizeof(float)};
+    return g->failed ? VJP_GROUP_FAILED : halve(g, tensor, &r, part);
+}
+
+void vjp_group_reduce_end(vjp_group *g) {
+    g->beside = false;
+}
+
+vjp_status vjp_group_all_gather_at(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
+    ranges r = {.bounds = bounds};
+    vjp_status status = check(g, "all_gather", tensor, false, &r);
+    return status == VJP_OK ? copy_ranges(g, tensor, &r) : status;
 }
 
 vjp_status vjp_group_reduce_scatter(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "reduce_scatter", tensor, true, &elements);
-    return status == VJP_OK ? halve(g, tensor, elements) : status;
+    return vjp_group_reduce_scatter_at(g, tensor, NULL);
 }
 
 vjp_status vjp_group_all_gather(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "all_gather", tensor, false, &elements);
-    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+    return vjp_group_all_gather_at(g, tensor, NULL);
 }
 
 vjp_status vjp_group_sum(vjp_group *g, const vjp_tensor *tensor) {
-    int64_t elements;
-    vjp_status status = check(g, "sum", tensor, true, &elements);
-    if (status == VJP_OK) status = halve(g, tensor, elements);
-    return status == VJP_OK ? copy_ranges(g, tensor, elements) : status;
+    ranges r = {0};
+    vjp_status status = check(g, "sum", tensor, true, &r);
+    if (status == VJP_OK) status = halve(g, tensor, &r, EVERYTHING);
+    return status == VJP_OK ? copy_ranges(g, tensor, &r) : status;
 }
 
 /* A binomial tree: on each level those that have the tensor send it to as many others. */
 vjp_status vjp_group_broadcast(vjp_group *g, const vjp_tensor *tensor, int32_t root) {
-    int64_t elements;
-    vjp_status status = check(g, "broadcast", tensor, false, &elements);
+    ranges r = {0};
+    vjp_status status = check(g, "broadcast", tensor, false, &r);
     if (status != VJP_OK) return status;
     if (root < 0 || root >= g->size)
         return vjp_fail(g->device, VJP_INVALID, "group.broadcast: root is %d; there are %d processes", (int)root,
                         (int)g->size);
-    const span all = {0, (size_t)elements * vjp_dtype_size((vjp_dtype)tensor->dtype)}, none = {0, 0};
+    const span all = {0, (size_t)r.elements * vjp_dtype_size((vjp_dtype)tensor->dtype)}, none = {0, 0};
     int32_t place = g->rank ^ root; /* the root is at 0 */
     for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
         int32_t peer = g->rank ^ 1 << k;
@@ -368,6 +320,45 @@ vjp_status vjp_group_barrier(vjp_group *g) {
     for (int32_t k = 0; status == VJP_OK && k < g->levels; k++) {
         char own = 1, other;
         status = exchange(g, g->rank ^ 1 << k, &own, 1, &other, 1);
+    }
+    return status;
+}
+
+/* To all, from the process that has them. */
+vjp_status group_spread(vjp_group *g, int32_t root, void *host, size_t bytes) {
+    vjp_status status = VJP_OK;
+    int32_t place = g->rank ^ root; /* the root is at 0 */
+    for (int32_t k = 0; k < g->levels && status == VJP_OK; k++) {
+        int32_t peer = g->rank ^ 1 << k;
+        if (place < 1 << k) status = exchange(g, peer, host, bytes, NULL, 0);
+        if (place >> k == 1) status = exchange(g, peer, NULL, 0, host, bytes);
+    }
+    return status;
+}
+
+vjp_status vjp_group_relay(vjp_group *g, void *host, size_t bytes, vjp_status (*turn)(void *context, void *host),
+                           void *context) {
+    vjp_status status = begin(g);
+    if (status != VJP_OK) return status;
+    /* Ranks and ranges are each other's bits in the opposite order, so the same function maps both ways. */
+    int32_t index = vjp_group_range_of(g, g->rank), last = g->size - 1;
+    if (index > 0) status = exchange(g, vjp_group_range_of(g, index - 1), NULL, 0, host, bytes);
+    if (status == VJP_OK) status = turn(context, host);
+    if (status == VJP_OK && index < last) status = exchange(g, vjp_group_range_of(g, index + 1), host, bytes, NULL, 0);
+    return status == VJP_OK ? group_spread(g, vjp_group_range_of(g, last), host, bytes) : status;
+}
+
+vjp_status vjp_group_collect(vjp_group *g, const vjp_group_item *items, size_t count) {
+    enum { PART = 1 << 26 };
+    vjp_status status = begin(g);
+    for (size_t i = 0; i < count && status == VJP_OK; i++) {
+        int32_t owner = items[i].owner;
+        for (size_t at = 0; at < items[i].bytes && owner > 0 && status == VJP_OK; at += PART) {
+            size_t bytes = items[i].bytes - at < PART ? items[i].bytes - at : PART;
+            char *host = (char *)items[i].host + at;
+            if (g->rank == owner) status = exchange(g, 0, host, bytes, NULL, 0);
+            if (g->rank == 0) status = exchange(g, owner, NULL, 0, host, bytes);
+        }
     }
     return status;
 }

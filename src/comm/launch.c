@@ -17,6 +17,8 @@ static const struct {
     const char *variable, *engine;
 } launchers[] = {{"OMPI_COMM_WORLD_SIZE", "openmpi"}, {"PMIX_RANK", "openmpi"}, {"PMI_RANK", "mpich"}};
 
+static const char *const all_ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+static const char *const local_ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
 static const char *const local_sizes[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"};
 
 const char *vjp_group_launcher(void) {
@@ -25,11 +27,24 @@ const char *vjp_group_launcher(void) {
     return NULL;
 }
 
-int64_t vjp_group_local_size(void) {
-    for (size_t i = 0; vjp_group_launcher() && i < sizeof local_sizes / sizeof local_sizes[0]; i++) {
-        const char *text = getenv(local_sizes[i]);
-        int64_t size = text ? strtoll(text, NULL, 10) : 0; /* Slurm writes "4(x2)" for 4 on each of 2 nodes */
-        if (size > 0) return size;
+/* The first of these variables that is a number of at least `least`; without a launcher or such a number, `least`. */
+static int64_t number_of(const char *const variables[3], int64_t least) {
+    for (int i = 0; vjp_group_launcher() && i < 3; i++) {
+        const char *text = getenv(variables[i]);
+        int64_t number = text ? strtoll(text, NULL, 10) : 0; /* Slurm writes "4(x2)" for 4 on each of 2 nodes */
+        if (text && number >= least) return number;
     }
-    return 1;
+    return least;
+}
+
+int64_t vjp_group_local_size(void) {
+    return number_of(local_sizes, 1);
+}
+
+int64_t vjp_group_local_rank(void) {
+    return number_of(local_ranks, 0);
+}
+
+int64_t vjp_group_launched_rank(void) {
+    return number_of(all_ranks, 0);
 }

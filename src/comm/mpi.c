@@ -25,6 +25,7 @@ typedef struct mpi_state {
     MPI_Comm world, notes; /* own copies: messages do not meet those of the program */
     int rank, size;
     bool began;        /* MPI_Init() was ours */
+    int threads;       /* the level of threads that MPI provides */
     int64_t note;      /* the call that is waited for, as others are told */
     int64_t *reported; /* [size]: the last call that this process was told that rank waits for */
 } mpi_state;
@@ -66,7 +67,8 @@ static vjp_status join(void **state, int32_t *rank, int32_t *size, vjp_engine_fa
     mpi_state *s = calloc(1, sizeof *s);
     if (!s) return fail(failure, VJP_OUT_OF_MEMORY, "MPI: there is no memory for its state");
     s->began = !initialized;
-    code = s->began ? MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) : MPI_SUCCESS;
+    code = s->began ? MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) : MPI_SUCCESS;
+    if (code == MPI_SUCCESS) code = MPI_Query_thread(&s->threads);
     if (code == MPI_SUCCESS) {
         code = MPI_Comm_dup(MPI_COMM_WORLD, &s->world);
         if (code == MPI_SUCCESS) code = MPI_Comm_dup(MPI_COMM_WORLD, &s->notes);
@@ -95,6 +97,10 @@ static void abort_all(void *state, int32_t status) {
     const mpi_state *s = state;
     fflush(stderr);
     MPI_Abort(s->world, status);
+}
+
+static int32_t any_thread(const void *state) {
+    return ((const mpi_state *)state)->threads >= MPI_THREAD_SERIALIZED;
 }
 
 /* ---- Who hangs --------------------------------------------------------------------------------------- */
@@ -202,6 +208,7 @@ const vjp_engine *vjp_engine_entry(int32_t interface_version) {
                                       .join = join,
                                       .leave = leave,
                                       .exchange = exchange,
-                                      .abort = abort_all};
+                                      .abort = abort_all,
+                                      .any_thread = any_thread};
     return interface_version == VJP_ENGINE_INTERFACE ? &engine : NULL;
 }

@@ -49,6 +49,8 @@ struct vjp_program {
     atomic_int running; /* a program_running */
     bool profiling;
     int64_t runs;
+    void (*after)(void *context, int32_t call); /* called after each call of a run; NULL: nothing is */
+    void *context;
     void *recording; /* of a device that can replay a run */
     bool unrecordable;
 };

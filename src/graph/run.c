@@ -87,6 +87,7 @@ static vjp_status run_calls(void *argument) {
                             program->call[k].name, k + 1, program->calls);
         vjp_status status = program->profiling ? time_group(program, group) : run_group(program, group);
         if (status != VJP_OK) return status;
+        if (program->after) program->after(program->context, k + group->count - 1);
     }
     return VJP_OK;
 }

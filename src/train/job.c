@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/system.h"
 #include "train/job_group.h"
 
@@ -375,14 +376,21 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
                               is->products[0] ? " and products by " : "", is->products);
 }
 
-bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
-                const char *base, const char *out, char error[TRAIN_ERROR]) {
+/* What is no setting of the run: it may be other than when the run began. */
+static void set_processes(job *j, const job_processes *processes) {
+    j->settings.trainer.group = processes->group;
+    j->settings.trainer.zero = processes->zero;
+    j->settings.trainer.overlap = processes->overlap;
+}
+
+bool job_resume(job *j, vjp_device *device, const job_processes *processes, const job_arithmetic *arithmetic,
+                bool allow_other_bits, const char *base, const char *out, char error[TRAIN_ERROR]) {
     checkpoint from = {0};
     /* The first look creates no folder and no lock where there is no run. */
     bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error);
-    j->settings.trainer.group = group;
+    set_processes(j, processes);
     ok = ok && lock_out(j, error) && open_newest(out, &from, &j->settings, error);
-    j->settings.trainer.group = group;
+    set_processes(j, processes);
     ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
     if (ok) {
         j->settings.arithmetic = *arithmetic;
@@ -506,8 +514,7 @@ static char *trainer_text(job *j) {
     return json_take(&w);
 }
 
-static bool save(job *j, char error[TRAIN_ERROR]) {
-    checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
+static bool save(job *j, checkpoint_content content, char error[TRAIN_ERROR]) {
     char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
@@ -515,8 +522,6 @@ static bool save(job *j, char error[TRAIN_ERROR]) {
     content.trainer = trainer_json;
     content.tokenizer_json = j->tokenizer.json;
     content.tokenizer_config = j->tokenizer.config;
-    ok = ok && trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
-                               &content.optimizer_count, error);
     /* The record first: a checkpoint must not be newer than its record. */
     ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(j->out, (int)j->settings.keep, &content, error);
     free(config);
@@ -528,8 +533,13 @@ static bool save(job *j, char error[TRAIN_ERROR]) {
 }
 
 bool job_save(job *j, char error[TRAIN_ERROR]) {
+    checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
     if (!job_has_same_weights(j, error)) return false;
-    if (!job_agree(j, !job_is_first(j) || save(j, error), error)) return false;
+    bool ok = trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
+                              &content.optimizer_count, error);
+    if (vjp_group_has_failed(j->settings.trainer.group)) return false;
+    ok = ok && (!job_is_first(j) || save(j, content, error));
+    if (!job_agree(j, ok, error)) return false;
     j->saved = j->step;
     return true;
 }

@@ -112,13 +112,18 @@ bool job_begin(job *j, vjp_device *device, const job_settings *settings, const c
 /* The settings of the newest checkpoint in `out`: which device to open for it. */
 bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERROR]);
 
+/* How processes share a run: no part of its settings, so it may change when the run is resumed. */
+typedef struct job_processes {
+    vjp_group *group;   /* NULL: one process */
+    bool zero, overlap; /* as in trainer_options */
+} job_processes;
+
 /*
  * Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
- * is refused unless `allow_other_bits`. The number of processes may be another. `base` is where the model of a run of
- * adapters is now; NULL: where it was.
+ * is refused unless `allow_other_bits`. `base` is where the model of a run of adapters is now; NULL: where it was.
  */
-bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
-                const char *base, const char *out, char error[TRAIN_ERROR]);
+bool job_resume(job *j, vjp_device *device, const job_processes *processes, const job_arithmetic *arithmetic,
+                bool allow_other_bits, const char *base, const char *out, char error[TRAIN_ERROR]);
 
 void job_close(job *j);
 

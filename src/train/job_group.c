@@ -110,10 +110,10 @@ static uint64_t hash_tensors(uint64_t hash, const safetensors_tensor *tensor, si
 }
 
 static bool hash_weights(job *j, uint64_t *hash, char error[TRAIN_ERROR]) {
-    const safetensors_tensor *weights, *moments;
-    size_t count, more;
-    if (!trainer_tensors(j->trainer, &weights, &count, &moments, &more, error)) return false;
-    *hash = hash_tensors(hash_tensors((uint64_t)j->step, weights, count), moments, more);
+    const safetensors_tensor *common;
+    size_t count;
+    if (!trainer_common_tensors(j->trainer, &common, &count, error)) return false;
+    *hash = hash_tensors((uint64_t)j->step, common, count);
     return true;
 }
 
@@ -129,7 +129,7 @@ static uint64_t hash_settings(const job *j) {
     char *text = json_take(&w);
     uint64_t hash = text ? job_hash(text, strlen(text)) : 0;
     free(text);
-    return hash;
+    return hash ^ (uint64_t)(s.trainer.zero + 2 * s.trainer.overlap); /* not recorded, but they must do the same */
 }
 
 /* Compares what every process has with what rank 0 has; `what` is the name of each number. */

@@ -57,43 +57,60 @@ void shards_free(shards *s) {
     *s = (shards){0};
 }
 
-/* What is done with each gradient and its place in a buffer. */
+/* What is done with each tensor and its place in a buffer. */
 typedef enum action { SAVE, RESTORE, ADD } action;
 
-static vjp_status for_each(shards *s, void *buffer, action what) {
+static vjp_status for_each(shards *s, const vjp_tensor *tensor, size_t first, size_t last, void *buffer, action what) {
     vjp_status status = VJP_OK;
     uint64_t at = 0;
-    for (size_t i = 0; i < s->gradients && status == VJP_OK; i++) {
-        const vjp_tensor *own = &s->gradient[i];
+    for (size_t i = 0; i < last && status == VJP_OK; i++) {
+        const vjp_tensor *own = &tensor[i];
         size_t bytes = (size_t)own->shape[0] * sizeof(float);
         vjp_tensor saved = vjp_tensor_of(buffer, VJP_F32, 1, own->shape);
         saved.offset = at;
+        at += bytes;
+        if (i < first) continue;
         switch (what) {
-        case SAVE: status = vjp_copy(s->device, buffer, at, own->data, own->offset, bytes); break;
-        case RESTORE: status = vjp_copy(s->device, own->data, own->offset, buffer, at, bytes); break;
+        case SAVE: status = vjp_copy(s->device, buffer, saved.offset, own->data, own->offset, bytes); break;
+        case RESTORE: status = vjp_copy(s->device, own->data, own->offset, buffer, saved.offset, bytes); break;
         case ADD: status = vjp_add_forward(s->device, own, own, &saved, NULL); break;
         }
-        at += bytes;
     }
     return status;
+}
+
+vjp_status shards_pack(shards *s, const vjp_tensor *tensor, size_t first, size_t last) {
+    return for_each(s, tensor, first, last, s->buffer[0], SAVE);
+}
+
+vjp_status shards_unpack(shards *s, const vjp_tensor *tensor, size_t first, size_t last) {
+    return for_each(s, tensor, first, last, s->buffer[0], RESTORE);
 }
 
 vjp_status shards_add(shards *s, int64_t index) {
     vjp_status status = VJP_OK;
     int k = 0;
     for (; index >> k & 1 && status == VJP_OK; k++)
-        status = for_each(s, s->buffer[k], ADD);
-    return status == VJP_OK && index + 1 < s->own ? for_each(s, s->buffer[k], SAVE) : status;
+        status = for_each(s, s->gradient, 0, s->gradients, s->buffer[k], ADD);
+    if (status != VJP_OK || index + 1 == s->own) return status;
+    return for_each(s, s->gradient, 0, s->gradients, s->buffer[k], SAVE);
 }
 
-vjp_status shards_sum(shards *s) {
+vjp_status shards_finish(shards *s, size_t gradient) {
+    vjp_status status = VJP_OK;
+    for (int k = 0; (int64_t)1 << k < s->own && status == VJP_OK; k++)
+        status = for_each(s, s->gradient, gradient, gradient + 1, s->buffer[k], ADD);
+    return status == VJP_OK ? shards_pack(s, s->gradient, gradient, gradient + 1) : status;
+}
+
+vjp_status shards_sum(shards *s, bool reduced) {
     if (vjp_group_size(s->group) == 1) return VJP_OK;
     double begin = system_seconds();
     const int64_t elements = (int64_t)s->elements;
     const vjp_tensor all = vjp_tensor_of(s->buffer[0], VJP_F32, 1, &elements);
-    vjp_status status = for_each(s, s->buffer[0], SAVE);
-    if (status == VJP_OK) status = vjp_group_sum(s->group, &all);
-    if (status == VJP_OK) status = for_each(s, s->buffer[0], RESTORE);
+    vjp_status status = reduced ? VJP_OK : shards_pack(s, s->gradient, 0, s->gradients);
+    if (status == VJP_OK) status = reduced ? vjp_group_all_gather(s->group, &all) : vjp_group_sum(s->group, &all);
+    if (status == VJP_OK) status = shards_unpack(s, s->gradient, 0, s->gradients);
     s->seconds += system_seconds() - begin;
     return status;
 }

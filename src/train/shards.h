@@ -37,7 +37,20 @@ void shards_free(shards *s);
 /* The gradients of own shard `index`, from 0, have been computed; after the last one, they hold the sum of all own. */
 vjp_status shards_add(shards *s, int64_t index);
 
-/* Replaces the sums of the own shards by those of all processes. */
-vjp_status shards_sum(shards *s);
+/*
+ * Copies tensors [first, last) of a list that has one of each gradient's length into their places of a buffer in which
+ * all follow each other, buffer[0], or back. What shards_add() keeps there between shards is not needed after the last.
+ */
+vjp_status shards_pack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
+vjp_status shards_unpack(shards *s, const vjp_tensor *tensor, size_t first, size_t last);
+
+/*
+ * shards_add() of the last own shard, and shards_pack(), for one gradient: it has been computed, others may not have
+ * been yet.
+ */
+vjp_status shards_finish(shards *s, size_t gradient);
+
+/* Replaces the sums of the own shards by those of all processes. `reduced`: buffer[0] has the own range of them. */
+vjp_status shards_sum(shards *s, bool reduced);
 
 #endif

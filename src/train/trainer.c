@@ -7,13 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/arithmetic.h"
 #include "core/system.h"
 #include "graph/graph.h"
 #include "graph/program.h"
 #include "op/op.h"
 #include "train/loss_scale.h"
+#include "train/overlap.h"
 #include "train/shards.h"
+#include "train/split.h"
 
 /* What trainer_plan() has planned so far. */
 typedef struct planning {
@@ -76,6 +79,7 @@ struct trainer {
     vjp_value rate, step, norm, guard;
     loss_scale scaling;   /* of options.loss_scale */
     vjp_value share;      /* of a step in the average; 0: weights are not averaged */
+    vjp_value squares;    /* of all gradients, where processes sum them together; 0: the program does it */
     vjp_program *first;   /* all of a step; or, where a batch has several parts, loss and gradients of the first */
     vjp_program *more;    /* loss and gradients of another part, added to what is there; NULL: there is one part */
     vjp_program *update;  /* norm and the optimiser's step; NULL: there is one part */
@@ -90,9 +94,11 @@ struct trainer {
     size_t input_bytes, target_bytes, target_offset;
     size_t first_bytes; /* behind the target; 0: the model has none */
     shards shards;
-    int64_t parts;       /* of a step, computed by this process: own shards, each with its parts of the batch */
-    rank_report *shared; /* [size of the group]; NULL: one process */
-    bool together;       /* the last failure was found by all processes */
+    overlap overlap;
+    parameter_split split; /* of what the optimiser keeps */
+    int64_t parts;         /* of a step, computed by this process: own shards, each with its parts of the batch */
+    rank_report *shared;   /* [size of the group]; NULL: one process */
+    bool together;         /* the last failure was found by all processes */
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
@@ -100,6 +106,7 @@ struct trainer {
     char (*name)[TRAINER_NAME];
     float
         *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
+    float *collected;   /* of rank 0: what other processes keep; NULL: none was needed yet */
     planning *planning; /* NULL: programs are compiled */
 };
 
@@ -221,17 +228,33 @@ static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_mini
  * average = average - share (average - weight), by sgd: with a gradient of -weight, a decay of 1 and the share as the
  * rate. Its scale is -1, or not finite as that of the step: then the average stays, too.
  */
-static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, vjp_value *results) {
+static size_t add_averages(trainer *t, vjp_value scale, const vjp_value *weights, vjp_value *results) {
     static const float minus_one = -1;
     vjp_graph *graph = t->model->graph;
     const vjp_sgd_attributes mix = {.struct_size = sizeof mix, .weight_decay = 1};
     vjp_value minus = vjp_graph_constant(graph, "trainer.minus_one", VJP_F32, 0, NULL, &minus_one);
     minus = vjp_graph_add(graph, times_zero(graph, scale), minus, NULL);
     t->share = vjp_graph_input(graph, "trainer.average_share", VJP_F32, 0, NULL);
+    size_t used = 0;
     for (size_t i = 0; i < t->count; i++) {
         t->track[i].average = add_state(t, i, "average");
-        results[i] = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
+        vjp_value mixed = vjp_graph_sgd(graph, t->track[i].average, 0, weights[i], t->share, minus, &mix);
+        if (split_owns(&t->split, (size_t)i)) results[used++] = mixed;
     }
+    return used;
+}
+
+/* The scale that clips the gradients, from their squares, which processes sum together where each has a part of them.
+ */
+static vjp_value add_clip(trainer *t) {
+    vjp_graph *graph = t->model->graph;
+    if (!t->split.group)
+        return vjp_graph_clip_norm(graph, t->values + t->count, t->count, t->options.max_norm, &t->norm);
+    const vjp_clip_attributes clip = {.struct_size = sizeof clip, .max_norm = t->options.max_norm};
+    t->squares = vjp_graph_input(graph, "trainer.squares", VJP_F32, 0, NULL);
+    vjp_value scale = vjp_graph_clip(graph, t->squares, &clip);
+    if (scale) t->norm = vjp_graph_output(graph, scale, "norm");
+    return scale;
 }
 
 /*
@@ -240,18 +263,16 @@ static void add_averages(trainer *t, vjp_value scale, const vjp_value *weights, 
  */
 static vjp_value measure(trainer *t, vjp_value loss, vjp_value *guard) {
     vjp_graph *graph = t->model->graph;
-    size_t count = t->count;
-    const vjp_value *gradients = t->values + count;
     bool scaled = t->options.loss_scale != 0;
-    vjp_value scale = scaled ? loss_scale_measure(&t->scaling, gradients, count, t->options.max_norm)
-                             : vjp_graph_clip_norm(graph, gradients, count, t->options.max_norm, &t->norm);
+    vjp_value scale =
+        scaled ? loss_scale_measure(&t->scaling, t->values + t->count, t->count, t->options.max_norm) : add_clip(t);
     if (scaled) t->norm = t->scaling.norm;
     *guard = loss ? watch(t, loss) : t->guard;
     if (!scaled || !t->scaling.steps) *guard = watch(t, t->norm);
     return vjp_graph_add(graph, scale, *guard, NULL);
 }
 
-/* The norm of the gradients, and a step of the optimiser for every parameter that the guard can suppress. */
+/* The norm of the gradients, and a step of the optimiser for every own parameter that the guard can suppress. */
 static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     size_t count = t->count;
     vjp_value guard, scale = measure(t, loss, &guard);
@@ -264,13 +285,12 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
             t->track[i].state[k] = find_state(t, i, kinds[k].graph);
     vjp_value *results = new_results(t, 3 + LOSS_SCALE_STATES + count);
     if (!results) return false;
-    size_t used = made.count;
-    if (made.count) memcpy(results, made.results, made.count * sizeof *results);
+    size_t used = 0;
+    for (size_t i = 0; i < made.count; i++) /* the weights are the last ones */
+        if (i + count < made.count || split_owns(&t->split, i + count - made.count)) results[used++] = made.results[i];
     results[used++] = t->norm;
-    if (made.count && t->options.average > 0) {
-        add_averages(t, scale, made.results + made.count - count, results + used);
-        used += count;
-    }
+    if (made.count && t->options.average > 0)
+        used += add_averages(t, scale, made.results + made.count - count, results + used);
     if (t->options.loss_scale != 0) {
         vjp_value lost;
         loss_scale_finish(&t->scaling, guard, results + used, &lost);
@@ -418,6 +438,15 @@ static bool make_reports(trainer *t) {
     return size == 1 || t->shared;
 }
 
+const char *trainer_no_overlap(const trainer *t) {
+    if (vjp_group_size(t->options.group) == 1 || !t->options.overlap) return NULL;
+    if (!vjp_device_is_host(t->device) || t->device->backend->record)
+        return "the device runs a whole pass at once, so gradients travel after it";
+    if (!vjp_group_is_any_thread(t->options.group))
+        return "the group's engine can be used by one thread only, so gradients travel after the backward pass";
+    return NULL;
+}
+
 /* Gradients of shards are summed where the first program keeps them. */
 static bool make_shards(trainer *t) {
     if (t->shards.count == 1) return true;
@@ -428,7 +457,28 @@ static bool make_shards(trainer *t) {
     for (size_t i = 0; i < count && ok; i++)
         ok = vjp_program_tensor(t->first, t->track[i].gradient, &gradient[i]) == VJP_OK;
     ok = ok && shards_create(&t->shards, gradient, count) == VJP_OK;
+    /* The list is used again, for the weights. */
+    for (size_t i = 0; i < count && ok && t->split.group; i++)
+        ok = vjp_program_tensor(t->first, t->values[i], &gradient[i]) == VJP_OK;
+    if (ok && t->split.group) ok = split_create(&t->split, &t->shards, gradient) == VJP_OK;
     free(gradient);
+    if (!ok || vjp_group_size(t->options.group) == 1 || !t->options.overlap || trainer_no_overlap(t)) return ok;
+    vjp_program *last = t->options.accumulate > 1 ? t->more : t->first;
+    return overlap_create(&t->overlap, &t->shards, last, t->split.bounds) == VJP_OK;
+}
+
+static bool choose_split(trainer *t, char error[TRAIN_ERROR]) {
+    size_t count = t->count;
+    /* The loss's scale follows from the norm of all gradients, which the program computes. */
+    if (!t->options.zero || vjp_group_size(t->options.group) == 1 || t->options.loss_scale != 0) return true;
+    int64_t *elements = calloc(count + 1, sizeof *elements);
+    for (size_t i = 0; elements && i < count; i++) {
+        vjp_tensor shape = vjp_graph_describe(t->model->graph, t->trained[i]->value);
+        elements[i] = count_of(&shape);
+    }
+    bool ok = elements ? split_choose(&t->split, t->options.group, elements, count, error)
+                       : train_fail(error, "there is no memory to split %zu parameters", count);
+    free(elements);
     return ok;
 }
 
@@ -455,12 +505,12 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         train_fail(error, "Muon trains hidden matrices, and this model has none: choose adamw or sgd");
         return NULL;
     }
-    shards split;
-    if (!shards_split(&split, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
+    shards own;
+    if (!shards_split(&own, device, options->group, options->shards ? options->shards : 1, error)) return NULL;
     trainer *t = calloc(1, sizeof *t);
     if (t) {
-        *t = (trainer){.device = device, .model = model, .options = *options, .shards = split};
-        t->parts = options->accumulate * split.own;
+        *t = (trainer){.device = device, .model = model, .options = *options, .shards = own};
+        t->parts = options->accumulate * own.own;
         t->input_bytes = bytes_of(model, model->input);
         t->target_bytes = bytes_of(model, model->target);
         t->first_bytes = model->first ? bytes_of(model, model->first) : 0;
@@ -468,13 +518,12 @@ static trainer *new_trainer(vjp_device *device, train_model *model, const traine
         t->track = calloc(count, sizeof *t->track);
         t->values = calloc(2 * count, sizeof *t->values);
     }
-    if (t && t->trained && t->track && t->values) {
-        for (int i = 0; i < model->parameters; i++)
-            if (!model->parameter[i].frozen) t->trained[t->count++] = &model->parameter[i];
-        return t;
-    }
+    bool ok = t && t->trained && t->track && t->values;
+    for (int i = 0; ok && i < model->parameters; i++)
+        if (!model->parameter[i].frozen) t->trained[t->count++] = &model->parameter[i];
+    ok = ok ? choose_split(t, error) : train_fail(error, "there is no memory for a trainer");
+    if (ok) return t;
     trainer_destroy(t);
-    train_fail(error, "there is no memory for a trainer");
     return NULL;
 }
 
@@ -484,6 +533,7 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     if (!t) return false;
     planning p = {0};
     t->planning = &p;
+    if (t->split.group) split_take_longest(&t->split);
     bool ok = compile_all(t);
     const vjp_cost step = p.needs.cost;
     ok = ok && (!validates || plan_program(t, &model->loss, 1));
@@ -547,7 +597,10 @@ void trainer_destroy(trainer *t) {
         vjp_free(t->device, t->batch[i].device);
     }
     free_host(t->device, t->flight_memory);
+    overlap_free(&t->overlap);
+    split_free(&t->split, t->device);
     shards_free(&t->shards);
+    free(t->collected);
     free(t->shared);
     free(t->trained);
     free(t->track);
@@ -604,11 +657,14 @@ static bool feed(trainer *t, vjp_program *program, const train_source *source, b
     return !copies_beside(t) || vjp_event_record(t->device, &b->used) == VJP_OK; /* other copies are done */
 }
 
-/* Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. */
+/*
+ * Enqueues a copy between a program's value and the host's memory, which must stay until the step has been taken. A
+ * process that owns no parameter, or none of an optimiser's, has a program without that optimiser's inputs.
+ */
 static bool send(trainer *t, vjp_program *program, vjp_value value, const void *from, size_t bytes) {
     vjp_tensor to;
-    return vjp_program_tensor(program, value, &to) == VJP_OK &&
-           vjp_upload_async(t->device, to.data, to.offset, from, bytes) == VJP_OK;
+    if (vjp_program_tensor(program, value, &to) != VJP_OK) return t->split.group != NULL;
+    return vjp_upload_async(t->device, to.data, to.offset, from, bytes) == VJP_OK;
 }
 
 static bool receive(trainer *t, vjp_program *program, vjp_value value, float *to) {
@@ -670,7 +726,10 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
         if (!feed(t, program_of(t, part), source, false, number_of(t, step, part)) ||
             !trace(t, program_of(t, part), found, sizeof found))
             return device_failed(t, error);
-    if (!found[0] && t->update && !trace(t, t->update, found, sizeof found)) return device_failed(t, error);
+    if (!found[0] && t->split.group && !isfinite(value))
+        snprintf(found, sizeof found, "the sum of the gradients of all processes, or of their squares");
+    else if (!found[0] && t->update && !trace(t, t->update, found, sizeof found))
+        return device_failed(t, error);
     if (!found[0]) snprintf(found, sizeof found, "it did not appear when the step was run again");
     if (isnan(value)) value = NAN; /* printf() would show a NaN's sign */
     return train_fail(error, "step %lld: the %s is %g; where it first appears: %s", (long long)step, what, value,
@@ -686,22 +745,33 @@ bool trainer_failed_together(const trainer *t) {
 }
 
 trainer_group_time trainer_take_group_time(trainer *t) {
-    trainer_group_time time = {t->shards.seconds, t->waited};
-    t->shards.seconds = t->waited = 0;
+    trainer_group_time time = {t->shards.seconds, t->waited, t->overlap.hidden};
+    t->shards.seconds = t->waited = t->overlap.hidden = 0;
     return time;
+}
+
+/* Ends the exchange of gradients during the last part, also of a process in which a part has failed. */
+static bool end_overlap(trainer *t, bool begun, bool ok) {
+    char sentence[VJP_ERROR_BYTES];
+    snprintf(sentence, sizeof sentence, "%s", vjp_error(t->device));
+    if (!begun) begun = overlap_begin(&t->overlap) == VJP_OK;
+    bool ended = begun && overlap_end(&t->overlap, ok) == VJP_OK;
+    return ok ? ended : vjp_fail(t->device, VJP_GROUP_FAILED, "%s", sentence) == VJP_OK;
 }
 
 /* Computes the own parts of a step, and adds the gradients of own shards. */
 static bool run_parts(trainer *t, const train_source *source, flight *f) {
     int64_t each = t->options.accumulate;
-    bool ok = true;
+    bool ok = true, begun = false;
     for (int64_t part = 0; part < t->parts && ok; part++) {
         vjp_program *program = program_of(t, part);
-        ok = feed(t, program, source, false, number_of(t, f->step, part)) && vjp_program_run(program) == VJP_OK &&
-             receive(t, program, t->model->loss, &f->loss[part]);
-        if (ok && part % each == each - 1) ok = shards_add(&t->shards, part / each) == VJP_OK;
+        bool overlaps = t->overlap.sum && part == t->parts - 1;
+        ok = feed(t, program, source, false, number_of(t, f->step, part));
+        if (ok && overlaps) ok = begun = overlap_begin(&t->overlap) == VJP_OK;
+        ok = ok && vjp_program_run(program) == VJP_OK && receive(t, program, t->model->loss, &f->loss[part]);
+        if (ok && !overlaps && part % each == each - 1) ok = shards_add(&t->shards, part / each) == VJP_OK;
     }
-    return ok;
+    return t->overlap.sum ? end_overlap(t, begun, ok) : ok;
 }
 
 /* Whether all processes are as they should be after the own parts of a step. A loss that is not finite is left to
@@ -745,9 +815,18 @@ static int64_t all_parts(const trainer *t) {
     return t->parts * vjp_group_size(t->options.group);
 }
 
+/* The own gradients of all processes, and the squares of all gradients for the program that takes the step. */
+static bool sum_split(trainer *t) {
+    float squares;
+    return split_sum(&t->split, &t->shards, t->overlap.sum != NULL, &squares) == VJP_OK &&
+           vjp_program_write(t->update, t->squares, &squares, sizeof squares) == VJP_OK;
+}
+
 /* All of a step, with its results on their way into `f`. */
 static bool enqueue(trainer *t, const train_source *source, flight *f) {
     vjp_program *last = updating(t);
+    free(t->collected);
+    t->collected = NULL;
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
     *f->scale = 0;
@@ -768,10 +847,11 @@ static bool enqueue(trainer *t, const train_source *source, flight *f) {
                 *f->norm = NAN;
                 return vjp_event_record(t->device, &f->done) == VJP_OK;
             }
-        ok = shards_sum(&t->shards) == VJP_OK;
+        ok = t->split.group ? sum_split(t) : shards_sum(&t->shards, t->overlap.sum != NULL) == VJP_OK;
     }
     if (t->update) ok = ok && vjp_program_run(t->update) == VJP_OK;
     if (t->options.loss_scale != 0) ok = ok && receive(t, last, t->scaling.state[LOSS_SCALE], f->scale);
+    if (t->split.group) ok = ok && split_share_weights(&t->split, &t->shards) == VJP_OK;
     return ok && receive(t, last, t->norm, f->norm) && vjp_event_record(t->device, &f->done) == VJP_OK;
 }
 
@@ -854,7 +934,8 @@ static bool copy_parameter(trainer *t, size_t i, vjp_value from, vjp_program *re
 
 bool trainer_begin_average(trainer *t, char error[TRAIN_ERROR]) {
     for (size_t i = 0; t->share && i < t->count; i++)
-        if (!copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
+        if (split_owns(&t->split, i) &&
+            !copy_parameter(t, i, t->values[i], t->first, t->track[i].average, updating(t), t->copy))
             return device_failed(t, error);
     return true;
 }
@@ -864,6 +945,7 @@ static bool swap_averages(trainer *t) {
     if (!t->share) return true;
     t->swapped = !t->swapped;
     for (size_t i = 0; i < t->count; i++) {
+        if (!split_owns(&t->split, i)) continue;
         float *weight = t->copy, *average = weight + t->track[i].count;
         size_t bytes = (size_t)t->track[i].count * sizeof *weight;
         if (vjp_program_read(t->first, t->values[i], weight, bytes) != VJP_OK ||
@@ -871,7 +953,7 @@ static bool swap_averages(trainer *t) {
             vjp_program_write(updating(t), t->track[i].average, weight, bytes) != VJP_OK)
             return false;
     }
-    return true;
+    return !t->split.group || split_share_weights(&t->split, &t->shards) == VJP_OK;
 }
 
 static bool run_validation(trainer *t, const train_source *source, uint64_t part, double *loss) {
@@ -915,53 +997,127 @@ bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, dou
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------- */
 
-/* Adds a tensor to the list: host memory as it is, device memory copied to *free_place, which is advanced. */
-static bool list_tensor(trainer *t, vjp_program *program, vjp_value value, const char *name, const char *kind,
-                        size_t at, float **free_place) {
-    vjp_tensor tensor;
-    if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
-    const void *data = (const char *)tensor.data + tensor.offset;
-    if (!vjp_device_is_host(t->device)) {
-        size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
-        if (vjp_program_read(program, value, *free_place, bytes) != VJP_OK) return false;
-        data = *free_place;
-        *free_place += vjp_divide_up((int64_t)bytes, (int64_t)sizeof(float));
+/* A list of tensors being made, with the memory that is left for copies. */
+typedef struct listing {
+    size_t count;
+    float *copy, *collected;
+    vjp_group_item *item; /* [count]: who has each; NULL: nothing is split, or only what all have is listed */
+} listing;
+
+/* How many floats hold so many bytes. */
+static size_t floats_for(size_t bytes) {
+    return (bytes + sizeof(float) - 1) / sizeof(float);
+}
+
+/*
+ * Adds a tensor to the list: host memory as it is, device memory copied. One of a parameter that another process keeps
+ * (`is_split`) has its place in what rank 0 collects, and no data elsewhere.
+ */
+static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_value value, const char *name,
+                        const char *kind, size_t parameter, bool is_split) {
+    const bool own = !is_split || split_owns(&t->split, parameter);
+    vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
+    size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype), at = list->count++;
+    const void *data = list->collected;
+    if (own) {
+        if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
+        data = (const char *)tensor.data + tensor.offset;
+        if (!vjp_device_is_host(t->device)) {
+            if (vjp_program_read(program, value, list->copy, bytes) != VJP_OK) return false;
+            data = list->copy;
+            list->copy += floats_for(bytes);
+        }
+    } else if (list->collected) {
+        list->collected += floats_for(bytes);
     }
     snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
     t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = tensor.dtype, .ndim = tensor.ndim, .data = data};
     memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
+    if (list->item)
+        list->item[at] = (vjp_group_item){is_split ? split_owner(&t->split, parameter) : 0, (void *)data, bytes};
     return true;
 }
 
-/* The value of a parameter that a checkpoint's model has. */
-static vjp_value model_value(const trainer *t, size_t i) {
-    return t->share ? t->track[i].average : t->values[i];
+/* The weights of the model, then what the optimiser keeps; `models` is how many the first are. */
+static bool list_all(trainer *t, listing *list, size_t *models) {
+    bool ok = true;
+    for (size_t i = 0; i < t->count && ok; i++)
+        ok = t->share ? list_tensor(t, list, updating(t), t->track[i].average, t->trained[i]->name, "", i, true)
+                      : list_tensor(t, list, t->first, t->values[i], t->trained[i]->name, "", i, false);
+    *models = list->count;
+    for (size_t i = 0; i < t->count && ok; i++) {
+        const char *name = t->trained[i]->name;
+        for (int k = 0; k < KINDS && ok; k++)
+            if (t->track[i].state[k])
+                ok = list_tensor(t, list, updating(t), t->track[i].state[k], name, kinds[k].file, i, true);
+        if (t->share) ok = ok && list_tensor(t, list, t->first, t->values[i], name, TRAINED, i, false);
+    }
+    for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0 && ok; i++)
+        ok = list_tensor(t, list, updating(t), t->scaling.state[i], loss_scale_names[i], "", 0, false);
+    return ok;
+}
+
+/* How many numbers other processes keep. */
+static size_t others_count(const trainer *t) {
+    size_t sum = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        size_t kept = t->share ? 1 : 0;
+        for (int k = 0; k < KINDS; k++)
+            kept += t->track[i].state[k] != 0;
+        if (!split_owns(&t->split, i)) sum += kept * (size_t)t->track[i].count;
+    }
+    return sum;
+}
+
+/* Whether all processes are ready to send or receive. `error` stays as it is in one that is not, and is "" in others.
+ */
+static bool all_ready(trainer *t, bool ok, char error[TRAIN_ERROR]) {
+    report_of(t, vjp_group_rank(t->options.group))->failed = !ok;
+    if (vjp_group_share(t->options.group, t->shared, report_bytes(t)) != VJP_OK) return device_failed(t, error);
+    bool all = ok;
+    for (int32_t rank = 0; rank < vjp_group_size(t->options.group); rank++)
+        all = all && !report_of(t, rank)->failed;
+    return all || (ok ? train_fail(error, "%s", "") : false);
+}
+
+/* Rank 0 collects what the others keep. The memory is freed by the next step: it is as large as what it saves there. */
+static bool collect_split(trainer *t, listing *list, size_t *models, char error[TRAIN_ERROR]) {
+    bool first = vjp_group_rank(t->options.group) == 0;
+    list->item = calloc(MAX_TENSORS * t->count + LOSS_SCALE_STATES, sizeof *list->item);
+    if (first && !t->collected) t->collected = malloc(others_count(t) * sizeof *t->collected + 1);
+    list->collected = t->collected;
+    bool ok = (list->item && (!first || t->collected)) ||
+              train_fail(error, "there is no memory to collect what other processes keep of the optimiser");
+    ok = ok && (list_all(t, list, models) || device_failed(t, error));
+    ok = all_ready(t, ok, error);
+    if (ok && vjp_group_collect(t->options.group, list->item, list->count) != VJP_OK) ok = device_failed(t, error);
+    free(list->item);
+    return ok;
 }
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
-    size_t count = t->count, at = count;
-    float *copy = t->copy;
+    listing list = {.copy = t->copy};
+    *model_count = 0;
     if (t->swapped) return train_fail(error, "a validation failed and left weights and averages exchanged");
-    for (size_t i = 0; i < count; i++) {
-        const char *name = t->trained[i]->name;
-        const tracked *own = &t->track[i];
-        if (!list_tensor(t, t->share ? updating(t) : t->first, model_value(t, i), name, "", i, &copy))
-            return device_failed(t, error);
-        for (int k = 0; k < KINDS; k++)
-            if (own->state[k] && !list_tensor(t, updating(t), own->state[k], name, kinds[k].file, at++, &copy))
-                return device_failed(t, error);
-        if (t->share && !list_tensor(t, t->first, t->values[i], name, TRAINED, at++, &copy))
-            return device_failed(t, error);
-    }
-    for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0; i++)
-        if (!list_tensor(t, updating(t), t->scaling.state[i], loss_scale_names[i], "", at++, &copy))
-            return device_failed(t, error);
+    bool ok = t->split.group ? collect_split(t, &list, model_count, error)
+                             : list_all(t, &list, model_count) || device_failed(t, error);
     *model = t->tensor;
-    *model_count = count;
-    *optimiser = t->tensor + count;
-    *optimiser_count = at - count;
-    return true;
+    *optimiser = t->tensor + *model_count;
+    *optimiser_count = list.count - *model_count;
+    return ok;
+}
+
+bool trainer_common_tensors(trainer *t, const safetensors_tensor **tensors, size_t *count, char error[TRAIN_ERROR]) {
+    listing list = {.copy = t->copy};
+    size_t ignored;
+    bool ok = true;
+    if (!t->split.group) ok = list_all(t, &list, &ignored);
+    for (size_t i = 0; t->split.group && ok && i < t->count; i++)
+        ok = list_tensor(t, &list, t->first, t->values[i], t->trained[i]->name, "", i, false);
+    *tensors = t->tensor;
+    *count = list.count;
+    return ok || device_failed(t, error);
 }
 
 bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME]) {
@@ -977,9 +1133,10 @@ bool trainer_state_name(const trainer *t, size_t index, char name[TRAINER_NAME])
     return true;
 }
 
-/* The value of that name in a checkpoint, and a program that holds it. 0: there is none. */
-static vjp_value find(trainer *t, const char *name, vjp_program **program) {
+/* The value of that name in a checkpoint, a program that holds it, and whether this process does. 0: there is none. */
+static vjp_value find(trainer *t, const char *name, vjp_program **program, bool *held) {
     *program = t->first;
+    *held = true;
     for (int i = 0; i < t->model->parameters; i++)
         if (strcmp(name, t->model->parameter[i].name) == 0) return t->model->parameter[i].value;
     for (size_t i = 0; i < t->count; i++) {
@@ -988,6 +1145,7 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
         if (strncmp(name, own, length) != 0) continue;
         if (strcmp(name + length, TRAINED) == 0) return t->trained[i]->value;
         *program = updating(t);
+        *held = split_owns(&t->split, (size_t)i);
         for (int k = 0; k < KINDS; k++)
             if (strcmp(name + length, kinds[k].file) == 0) return t->track[i].state[k];
     }
@@ -999,7 +1157,9 @@ static vjp_value find(trainer *t, const char *name, vjp_program **program) {
 
 bool trainer_load(trainer *t, const safetensors_tensor *tensor, char error[TRAIN_ERROR]) {
     vjp_program *program;
-    vjp_value value = find(t, tensor->name, &program);
+    bool held;
+    vjp_value value = find(t, tensor->name, &program, &held);
+    if (value && !held) return true;
     if (!value) return train_fail(error, "the model has no tensor %s", tensor->name);
     vjp_tensor own = vjp_graph_describe(t->model->graph, value);
     bool is_moment = program == updating(t) && own.dtype != tensor->dtype;

@@ -39,7 +39,9 @@ typedef struct trainer_options {
     double average;     /* the share of the averaged weights that a step keeps; 0: weights are not averaged */
     int64_t
         shards; /* into which the rows of a batch are split, a power of two; 0 is 1. The model has the rows of one */
-    vjp_group *group;         /* of processes that share the shards; NULL: one process */
+    vjp_group *group; /* of processes that share the shards; NULL: one process */
+    bool overlap;     /* gradients travel during the backward pass where the device and the group allow it; same bits */
+    bool zero;        /* each process of the group keeps a part of what the optimiser keeps (split.h); same bits */
     vjp_dtype moments;        /* of AdamW: f32 or bf16 */
     vjp_dtype gradients;      /* of weights that are cast to this dtype for their products; f32: of all */
     double loss_scale;        /* multiplies the loss before it is differentiated (loss_scale.h); 0: no scaling */
@@ -119,11 +121,17 @@ bool trainer_step(trainer *t, const train_source *source, int64_t step, trainer_
  */
 bool trainer_failed_together(const trainer *t);
 
-/* Seconds since the last call that were spent in the group's sums, and waiting for the other processes before them. */
+/*
+ * Seconds since the last call that were spent in the group's sums and copies of weights, and waiting for the other
+ * processes; and the time of sums that the backward pass has hidden.
+ */
 typedef struct trainer_group_time {
-    double sums, waits;
+    double sums, waits, hidden;
 } trainer_group_time;
 trainer_group_time trainer_take_group_time(trainer *t);
+
+/* Why gradients do not travel during the backward pass; NULL: they do, or were not asked to. */
+const char *trainer_no_overlap(const trainer *t);
 
 /* The mean loss over the first `parts` batches of the validation data, of the averaged weights where there are any. */
 bool trainer_evaluate(trainer *t, const train_source *source, int64_t parts, double *loss, char error[TRAIN_ERROR]);
@@ -135,10 +143,14 @@ void trainer_interrupt(trainer *t);
  * Everything that training changes, for a checkpoint, after all steps that were queued: the weights of the model that
  * are not frozen, and what the optimiser keeps. Where weights are averaged, the averages are the model's, and the
  * weights that are trained are kept with the optimiser. Lists and data belong to the trainer and are valid until the
- * next step.
+ * next step. Where the processes of a group split what the optimiser keeps, all of them must call it; rank 0 then has
+ * everything, and in the others the data of what they do not keep is NULL.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);
+
+/* What every process keeps, for a comparison: the weights that are trained, and all else that is not split. */
+bool trainer_common_tensors(trainer *t, const safetensors_tensor **tensors, size_t *count, char error[TRAIN_ERROR]);
 
 /*
  * The name of tensor `index` of the optimiser, as trainer_tensors() orders them: the parameter's, and ".exp_avg",

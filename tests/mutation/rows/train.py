@@ -106,7 +106,7 @@
      [("src/train/trainer.c", "weights[i], t->share, minus, &mix", "weights[i], t->share, one, &mix"),
       ("src/train/trainer.c", "    minus = vjp_graph_add(graph", "    vjp_value one = minus;\n    minus = vjp_graph_add(graph")]),
     ("averages: a resumed run begins a new one", "test test_optimisers",
-     [("src/train/trainer.c", "for (int i = 0; t->share && i < t->model->parameters; i++)\n        if (!copy_parameter", "for (int i = 0; false && i < t->model->parameters; i++)\n        if (!copy_parameter")]),
+     [("src/train/trainer.c", "for (int i = 0; t->share && i < t->model->parameters; i++)\n        if (split_owns", "for (int i = 0; false && i < t->model->parameters; i++)\n        if (split_owns")]),
     ("optimisers: Muon trains the embedding", "test test_optimisers",
      [("src/train/model/llama.c", "    model_mark_outer(model, \"model.embed_tokens.weight\");\n", "")]),
     ("eval: the last window is left out", "test test_evaluate",

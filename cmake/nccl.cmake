@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+# libvjp-nccl: moves the memory of NVIDIA cards between processes, in a separate library that is loaded when such a group
+# is opened. It needs the CUDA runtime and NCCL, no nvcc.
+set(VJP_NCCL auto CACHE STRING "Groups by NCCL: auto (where nccl.h and libnccl are found), on, off")
+
+string(TOLOWER "${VJP_NCCL}" vjp_nccl)
+if(vjp_nccl STREQUAL off OR VJP_SANITIZE OR CMAKE_CROSSCOMPILING)
+  return()
+endif()
+find_package(CUDAToolkit QUIET)
+find_path(VJP_NCCL_H nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(VJP_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_TARGET_DIR}/lib)
+mark_as_advanced(VJP_NCCL_H VJP_NCCL_LIBRARY)
+if(NOT CUDAToolkit_FOUND OR NOT VJP_NCCL_H OR NOT VJP_NCCL_LIBRARY)
+  if(vjp_nccl STREQUAL on)
+    message(FATAL_ERROR "VJP_NCCL is on, but nccl.h, libnccl or the CUDA toolkit was not found (Debian: libnccl-dev)")
+  endif()
+  message(STATUS "Groups of GPUs: no NCCL, left out")
+  return()
+endif()
+add_library(vjp-nccl MODULE ${PROJECT_SOURCE_DIR}/src/comm/nccl.c)
+target_link_libraries(vjp-nccl PRIVATE vjp_flags ${VJP_NCCL_LIBRARY} CUDA::cudart_static)
+target_include_directories(vjp-nccl SYSTEM PRIVATE ${VJP_NCCL_H} ${CUDAToolkit_INCLUDE_DIRS})
+set_target_properties(vjp-nccl PROPERTIES INSTALL_RPATH "${VJP_ORIGIN}" INSTALL_RPATH_USE_LINK_PATH ON)
+message(STATUS "Groups of GPUs: by NCCL (${VJP_NCCL_LIBRARY})")
