@@ -14,6 +14,12 @@ uint64_t job_hash(const void *bytes, size_t count);
  */
 bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]);
 
+/*
+ * A process that others wait for in job_agree() calls it every few seconds, so that they do not take it for dead.
+ * False: another one has failed.
+ */
+bool job_is_busy(job *j);
+
 /* job_agree() at the beginning of a run, which also refuses processes of another library, settings, data or weights. */
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]);
 

@@ -21,6 +21,7 @@ job_settings job_defaults(void) {
                           .validate_parts = 8,
                           .save_every = 400,
                           .keep = 2,
+                          .pack = JOB_PACK_IF_MASKED,
                           .dtype = VJP_F32,
                           .trainer = {.steps = 1200,
                                       .warmup = 20,
@@ -52,7 +53,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 38, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 41, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -95,6 +96,9 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"patience", INTEGER, &s->patience, 0, 0, many, NULL},
         {"save_best", INTEGER, &s->save_best, 0, 0, 1, NULL},
         {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX, NULL},
+        {"cache", TEXT, s->cache, sizeof s->cache, 0, 0, NULL},
+        {"skip_bad", INTEGER, &s->skip_bad, 0, 0, 1, NULL},
+        {"pack", INTEGER, &s->pack, 0, 0, 1, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
