@@ -58,7 +58,7 @@ done >"$work/all.jsonl"
 grep -v messages "$work/all.jsonl" >"$work/set/a.jsonl"
 sed -n 1,30p "$work/set/a.jsonl" >"$work/set/b.jsonl"
 echo 'this is not read' >"$work/set/README"
-small="--preset tiny --batch 4 --context 32 --warmup 2 --steps 12 --validate-every 6 --save-every 0"
+small="--preset tiny --batch 2 --context 32 --warmup 2 --steps 6 --validate-every 0 --save-every 0"
 
 # ---- What is wrong is said ----
 expect 1 'all.jsonl: line 3: the model has no chat template that vjp knows' train "$work/all.jsonl" $small --out "$work/no"
@@ -73,7 +73,7 @@ expect 1 '--skip-bad is for .jsonl files' train "$work/set/README" --skip-bad $s
 expect 2 '--pack and --no-pack exclude each other' train "$work/all.jsonl" --pack --no-pack $small --out "$work/no"
 [ ! -e "$work/no" ] || fault "a run that was refused left its folder"
 [ "$(caches "$work")" -eq 0 ] || fault "a data set that was refused left a cache"
-expect 0 '2 bad lines were skipped, the first: ' train "$work/bad.jsonl" --skip-bad $small --steps 2 --out "$work/skip"
+expect 0 '2 bad lines were skipped, the first: ' train "$work/bad.jsonl" --skip-bad $small --steps 1 --out "$work/skip"
 grep -q 'bad.jsonl: line 2: ' "$work/out" || fault "the first bad line is not shown"
 
 # ---- The cache: made once, and again where it is broken ----
@@ -97,26 +97,26 @@ expect 0 'documents share rows' $run --out "$work/again"
 same "$work/whole" "$work/again"
 
 # ---- The same bytes after a stop, with shards, and for a cache elsewhere ----
-expect 0 'stopped at step 5' $run --stop-at 5 --out "$work/stopped"
+expect 0 'stopped at step 2' $run --stop-at 2 --out "$work/stopped"
 rm -r "$work/cache"
-expect 0 'done at step 12' train --resume --out "$work/stopped"
+expect 0 'done at step 6' train --resume --out "$work/stopped"
 same "$work/whole" "$work/stopped"
-expect 0 'done at step 12' train "$work/set" $small --shards 2 --out "$work/shards-2"
-expect 0 'stopped at step 7' train "$work/set" $small --shards 2 --stop-at 7 --out "$work/shards-2b"
-expect 0 'done at step 12' train --resume --out "$work/shards-2b"
+expect 0 'done at step 6' train "$work/set" $small --shards 2 --out "$work/shards-2"
+expect 0 'stopped at step 3' train "$work/set" $small --shards 2 --stop-at 3 --out "$work/shards-2b"
+expect 0 'done at step 6' train --resume --out "$work/shards-2b"
 same "$work/shards-2" "$work/shards-2b"
 echo '{"text": "one more"}' >>"$work/set/b.jsonl"
 expect 1 'has changed since this run began' train --resume --out "$work/shards-2b"
-expect 0 'each document has rows of its own' train "$work/set" $small --no-pack --out "$work/own"
+expect 0 'each document has rows of its own' train "$work/set" $small --steps 1 --no-pack --out "$work/own"
 
 # ---- Conversations, where the tokenizer has a template's tokens (it needs PCRE2) ----
 if "$vjp" tokenizer train "$work/all.jsonl" --vocab 300 --special '<|im_start|>,<|im_end|>' -o "$work/tok" >"$work/out" 2>"$work/err"; then
-    expect 0 '120 documents in 1 files' train "$work/all.jsonl" --tokenizer "$work/tok" $small --out "$work/chat"
+    expect 0 '120 documents in 1 files' train "$work/all.jsonl" --tokenizer "$work/tok" $small --steps 1 --out "$work/chat"
     "$vjp" tokenizer train "$work/all.jsonl" --vocab 300 -o "$work/plain" >"$work/out" 2>"$work/err"
     expect 1 'all.jsonl: line 3: the model has no chat template' train "$work/all.jsonl" --tokenizer "$work/plain" $small --out "$work/no"
     # A model that is trained on one question gives its answer, and nothing but it: the questions were not trained on.
     printf '{"messages": [{"role": "user", "content": "Ping?"}, {"role": "assistant", "content": "Pong."}]}\n' >"$work/ping.jsonl"
-    expect 0 'done at step 60' train "$work/ping.jsonl" --tokenizer "$work/tok" --preset tiny --batch 1 --context 32 --warmup 2 --steps 60 \
+    expect 0 'done at step 40' train "$work/ping.jsonl" --tokenizer "$work/tok" --preset tiny --batch 1 --context 32 --warmup 2 --steps 40 \
         --validate-every 0 --save-every 0 --out "$work/ping"
     expect 0 'Pong.' sample "$work/ping" --chat --prompt 'Ping?' --temperature 0 --tokens 20
 elif ! grep -q PCRE2 "$work/err"; then

@@ -94,10 +94,11 @@ static bool encode_messages(const model_tokenizer *t, const json_value *list, do
     bool ok = byte_list_add(&text, chat->begin, strlen(chat->begin)) || no_memory(error);
     size_t number = 1;
     for (const json_value *message = list->first; message && ok; message = message->next, number++) {
-        const char *role = text_member(message, "role", reason), *content = NULL;
+        const char *role = text_member(message, "role", reason);
+        const char *content = role ? text_member(message, "content", reason) : NULL;
         if (message->type != JSON_OBJECT)
             ok = train_fail(error, "message %zu is %s; it must be an object", number, json_show(message, shown));
-        else if (!role || !(content = text_member(message, "content", reason)))
+        else if (!content)
             ok = train_fail(error, "message %zu: %.400s", number, reason);
         else if (!is_role(role))
             ok = train_fail(error, "message %zu: \"role\" is \"%.60s\"; it must be system, user or assistant", number,

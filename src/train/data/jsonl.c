@@ -153,7 +153,8 @@ static bool next_line(encoding *e, FILE *file, bool *ok) {
     while ((c = getc(file)) != EOF && c != '\n') {
         e->done++;
         if (e->line.count > JSON_MAX_BYTES) continue; /* document_encode() refuses its length */
-        if (e->line.count == e->line.room && !(*ok = byte_list_reserve(&e->line, CHUNK))) return false;
+        *ok = e->line.count < e->line.room || byte_list_reserve(&e->line, CHUNK);
+        if (!*ok) return false;
         e->line.bytes[e->line.count++] = (char)c;
     }
     if (c == '\n') e->done++;
