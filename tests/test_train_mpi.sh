@@ -180,6 +180,17 @@ expect 0 'stopped at step 2' ${found##* } 2 "$@" --stop-at 2 --out "$work/muon2"
 expect 0 'done at step 4' ${found##* } 2 train --resume --zero off --out "$work/muon2"
 same "$work/muon" "$work/muon2"
 
+# Documents: one process makes the cache, and a bad line is the failure of all.
+sed 's/.*/{"text": "&"}/' "$work/text" >"$work/documents.jsonl"
+set -- train "$work/documents.jsonl" --preset tiny --batch 8 --context 32 $small --steps 3
+"$vjp" "$@" --out "$work/documents" >"$work/out" 2>"$work/err" || fault 'documents: one process'
+rm -r "$work/.vjp-cache"
+expect 0 'done at step 3' ${found##* } 4 "$@" --out "$work/documents4"
+same "$work/documents" "$work/documents4"
+[ "$(find "$work/.vjp-cache" -name '*.tokens' | wc -l)" -eq 1 ] || fault 'documents: there is not one cache'
+{ cat "$work/documents.jsonl" && echo '{"text": 7}'; } >"$work/bad.jsonl"
+expect 1 'bad.jsonl: line 501: "text" is 7; it must be a text' ${found##* } 2 train "$work/bad.jsonl" --preset tiny --shards 2 --out "$work/refused"
+
 # The example, a network of its own, on 4 processes.
 example=$(dirname "$vjp")/several_processes
 "$example" >"$work/alone" 2>"$work/err" || fault 'the example: one process'

@@ -114,7 +114,7 @@ static int line_of(const screen *s, const job *j, const metrics_row *row, double
     if (detail > 1) snprintf(more, sizeof more, "  norm %5.2f  rate %.2e", row->norm, row->rate);
     if (detail > 0)
         snprintf(rate, sizeof rate, "  %s %s/s", thousands((double)job_items(j) / taken, speed),
-                 j->text.count ? "tokens" : "pictures");
+                 job_is_text(j) ? "tokens" : "pictures");
     return snprintf(text, room, "step %*lld/%lld  loss %.4f  smoothed %.4f%s%s  %s left", steps > 99999 ? 7 : 5,
                     (long long)row->step, (long long)steps, row->loss, row->smoothed, more, rate,
                     duration(taken * (double)(steps - row->step), left));
@@ -153,6 +153,21 @@ static void show(screen *s, const job *j, const metrics_row *row) {
     cli_flush();
 }
 
+/* The bar while .jsonl files are encoded, a few times per second. */
+static bool show_encoding(void *context, int64_t done, int64_t all) {
+    enum { WIDTH = 30 };
+    static const double REFRESH = 0.25;
+    static const char bar[] = "##############################";
+    double now = system_seconds(), *shown = context;
+    if (now - *shown < REFRESH) return true;
+    *shown = now;
+    int filled = all ? (int)(WIDTH * ((double)done / (double)all)) : 0;
+    fprintf(stderr, "\r\033[Kencoding [%.*s%*s] %.0f of %.0f MB", filled, bar, WIDTH - filled, "", (double)done / 1e6,
+            (double)all / 1e6);
+    fflush(stderr);
+    return true;
+}
+
 /* What was planned for a limit of memory, and the price. */
 static void show_fit(const job *j) {
     char needs[CLI_BYTES_TEXT], before[CLI_BYTES_TEXT], allowed[CLI_BYTES_TEXT];
@@ -163,6 +178,28 @@ static void show_fit(const job *j) {
                (long long)j->fit.recompute, (long long)j->llama.layers,
                cli_bytes((double)j->fit.before.bytes - (double)j->fit.needs.bytes, before), 100 * fit_price(&j->fit));
     putchar('\n');
+}
+
+/* How the documents of .jsonl files fill the rows. */
+static void show_documents(const job *j) {
+    const packed_data *d = &j->packed;
+    const token_cache_counts *has = &j->documents.tokens.has;
+    char text[32], rows[32];
+    printf("; %s documents in %lld files of %s, %s tokens\n", thousands((double)has->documents, text),
+           (long long)j->documents.files, j->settings.data, thousands((double)has->tokens, rows));
+    printf("%s rows, %.1f %% full: %s", thousands((double)d->count, rows),
+           100 * (double)d->used / ((double)d->count * (double)d->context),
+           d->masks ? "documents share rows, and attention does not cross from one to another"
+                    : "each document has rows of its own");
+    if (!d->masks && !vjp_device_is_host(j->device))
+        printf(" (packing needs attention that keeps them apart, which %s does not have)", vjp_device_name(j->device));
+    putchar('\n');
+    if (d->split)
+        printf("%lld documents with answers are longer than the context of %lld and were split\n", (long long)d->split,
+               (long long)d->context);
+    if (has->bad)
+        printf("%llu bad lines were skipped%s%s\n", (unsigned long long)has->bad,
+               j->documents.first_bad[0] ? ", the first: " : "", j->documents.first_bad);
 }
 
 static void show_job(const job *j) {
@@ -188,6 +225,8 @@ static void show_job(const job *j) {
                (long long)j->text.files, s->data);
         if (j->text.tokens.count) printf(", %s tokens", thousands((double)j->text.tokens.count, text));
         putchar('\n');
+    } else if (j->packed.count) {
+        show_documents(j);
     } else
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
     printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s%s\n",
@@ -236,7 +275,7 @@ static void show_end(const screen *s, const job *j) {
                j->best_loss, (long long)j->best_step);
     if (last.step && j->seconds > 0)
         printf("loss:   %.4f, smoothed; %s %s at %s/s\n", last.smoothed, thousands((double)last.tokens, count),
-               j->text.count ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
+               job_is_text(j) ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
     if (set->trainer.loss_scale != 0 && last.step)
         printf("scale:  the loss scale is %g; steps skipped: %lld\n", last.loss_scale,
                (long long)count_skipped(j->metrics));
@@ -244,7 +283,7 @@ static void show_end(const screen *s, const job *j) {
         printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
                set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
     if (more) printf("resume: vjp train --resume --out %s\n", out);
-    if (j->text.count) {
+    if (job_is_text(j)) {
         const char *best = set->save_best && j->best_step ? "/best" : "";
         printf("sample: vjp sample %s%s\n", out, best);
         printf("eval:   vjp eval %s%s TEXT\n", out, best);
@@ -284,10 +323,11 @@ static int train(job *j, screen *s, int64_t stop_at) {
 
 typedef struct arguments {
     cli_device_options on;
-    const char *model, *preset, *out, *from, *tokenizer, *memory, *optimizer, *schedule, *loss_scale;
+    const char *model, *preset, *out, *from, *tokenizer, *cache, *memory, *optimizer, *schedule, *loss_scale;
     const char *lora_targets, *base;
     int dtype, residual, moments, gradients;
     double momentum, decay_share, lora_alpha; /* -1: not given */
+    bool pack, no_pack, skip_bad;
     bool resume, allow_other_bits, recompute, save_best, no_overlap, json;
     int64_t stop_at, seed;
     const char *group, *zero;
@@ -362,6 +402,17 @@ static void choose_recorded(cli_device_options *on, const job_arithmetic *was) {
     if (has_blas(was->products)) on->matrix_products = "blas";
 }
 
+/* The absolute path of a folder, which is created: a run may be resumed from another place. False: it was printed. */
+static bool absolute_folder(const char *folder, char *to, size_t room) {
+    char error[TRAIN_ERROR];
+    if (!checkpoint_make_folders(folder, error)) return cli_fail("train", "%s", error), false;
+    char *absolute = system_absolute_path(folder);
+    bool fits = absolute && copy_text(to, room, absolute);
+    if (!fits) cli_fail("train", "%s: %s", folder, absolute ? "the path is too long" : strerror(errno));
+    free(absolute);
+    return fits;
+}
+
 static int copy_settings(arguments *a, const char *data) {
     job_settings *s = &a->settings;
     char *absolute = system_absolute_path(data);
@@ -373,9 +424,12 @@ static int copy_settings(arguments *a, const char *data) {
         !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer) ||
         !copy_text(s->lora_targets, sizeof s->lora_targets, a->lora_targets))
         return cli_misuse("train", "an argument is too long");
+    if (a->cache && !absolute_folder(a->cache, s->cache, sizeof s->cache)) return CLI_FAILURE;
     s->dtype = a->dtype < 0 ? VJP_F32 : (vjp_dtype)a->dtype;
     s->residual = a->residual < 0 ? s->dtype : (vjp_dtype)a->residual;
     s->recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0;
+    s->skip_bad = a->skip_bad;
+    if (a->pack || a->no_pack) s->pack = a->pack;
     s->trainer.seed = (uint64_t)a->seed;
     s->save_best = a->save_best || s->patience;
     if (s->trainer.warmup > s->trainer.steps) s->trainer.warmup = s->trainer.steps;
@@ -422,9 +476,16 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     a->processes.group = s->trainer.group = group;
     s->trainer.zero = a->processes.zero;
     s->trainer.overlap = a->processes.overlap = !a->no_overlap;
+    double shown = system_seconds();
+    bool progress = !a->json && system_output_is_terminal() && vjp_group_rank(group) == 0;
+    if (progress) {
+        s->progress = show_encoding;
+        s->progress_context = &shown;
+    }
     bool ok = a->resume
                   ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, a->base, a->out, error)
                   : job_begin(&j, device, s, a->out, error);
+    if (progress) fprintf(stderr, "\r\033[K");
     if (ok) {
         handle_signals(&j);
         cli_defer_write_errors();
@@ -547,6 +608,7 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
     if (a->preset && !llama_preset_find(a->preset, error)) return cli_misuse("train", "%s", error);
     if (operands->count && !operands->item[0][0])
         return cli_misuse("train", "DATA is empty; it must be a file or a folder");
+    if (a->pack && a->no_pack) return cli_misuse("train", "--pack and --no-pack exclude each other");
     if (a->memory && a->recompute)
         return cli_misuse("train", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
     if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
@@ -581,6 +643,12 @@ int cli_train(int argc, char **argv) {
         {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
          &a.tokenizer, 0, 0},
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
+        CLI_OPTION_HEADING("Read .jsonl files (docs/data.md):"),
+        {"skip-bad", 0, NULL, "leave out lines that cannot be used, and count them", CLI_FLAG, &a.skip_bad, 0, 0},
+        {"pack", 0, NULL, "documents share rows; default on the cpu", CLI_FLAG, &a.pack, 0, 0},
+        {"no-pack", 0, NULL, "each document has rows of its own; default on other devices", CLI_FLAG, &a.no_pack, 0, 0},
+        {"cache", 0, "DIR", "the folder for encoded data; default .vjp-cache beside the data", CLI_TEXT, &a.cache, 0,
+         0},
         CLI_OPTION_HEADING("Fine-tune with adapters (docs/fine-tuning.md):"),
         {"lora", 0, "R", "freeze the weights of --from, and train adapters of rank R", CLI_INTEGER, &s->lora, 1,
          LORA_MAX_RANK},
@@ -657,7 +725,8 @@ int cli_train(int argc, char **argv) {
         .name = "train",
         .usage = "train [DATA] [--model llama|convnet] [--preset tiny] [--steps N] [--out DIR] [--resume]",
         .about =
-            "Trains a model. DATA is a text file or a folder of them, read as bytes or by a tokenizer; for the\n"
+            "Trains a model. DATA is a text file or a folder of them, read as bytes or by a tokenizer, or a .jsonl\n"
+            "file or a folder of them, whose lines are texts, conversations, or prompts with completions; for the\n"
             "convnet, a folder with IDX files or with a folder of pictures for each class. Without DATA: the sources\n"
             "that vjp was built from.\n"
             "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "

@@ -101,6 +101,7 @@ typedef struct system_status {
     system_kind kind;
     int64_t bytes;
     uint64_t volume, number; /* together they name a file */
+    int64_t changed;         /* when it was last written, in the system's own unit */
 } system_status;
 
 /* Links are followed, but not by system_status_of_link(). */
@@ -121,6 +122,13 @@ bool system_close(int file);
 /* These move at most 2^30 bytes and return how many, -1: failed. Interrupted calls are repeated. */
 int64_t system_write(int file, const void *data, size_t bytes);
 int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset);
+
+/*
+ * The first bytes of an open file, at least one, as memory that can be read; the file can then be closed. A file that
+ * is made shorter meanwhile ends the process when that memory is read. NULL: failed.
+ */
+const void *system_map(int file, size_t bytes);
+void system_unmap(const void *data, size_t bytes);
 
 /* Waits until what was written is on the disk. */
 bool system_sync(int file);

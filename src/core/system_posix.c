@@ -357,6 +357,12 @@ unsigned system_forks(void) {
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
+#ifdef __APPLE__
+#define CHANGED st_mtimespec
+#else
+#define CHANGED st_mtim
+#endif
+
 static bool take_status(int result, const struct stat *from, system_status *to) {
     if (result != 0) return false;
     mode_t mode = from->st_mode;
@@ -368,7 +374,8 @@ static bool take_status(int result, const struct stat *from, system_status *to) 
                                                    : SYSTEM_DEVICE,
                           .bytes = from->st_size,
                           .volume = (uint64_t)from->st_dev,
-                          .number = (uint64_t)from->st_ino};
+                          .number = (uint64_t)from->st_ino,
+                          .changed = (int64_t)from->CHANGED.tv_sec * 1000000000 + from->CHANGED.tv_nsec};
     return true;
 }
 
@@ -423,6 +430,15 @@ int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset) {
         got = pread(file, data, bytes < MAX_MOVED ? bytes : MAX_MOVED, (off_t)offset);
     } while (got < 0 && errno == EINTR);
     return got;
+}
+
+const void *system_map(int file, size_t bytes) {
+    void *data = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+    return data == MAP_FAILED ? NULL : data;
+}
+
+void system_unmap(const void *data, size_t bytes) {
+    if (data) munmap((void *)(uintptr_t)data, bytes);
 }
 
 bool system_sync(int file) {

@@ -259,10 +259,12 @@ static bool status_of_handle(HANDLE handle, system_status *status) {
         return true;
     }
     if (!GetFileInformationByHandle(handle, &info)) return failed();
-    *status = (system_status){.kind = info.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY ? SYSTEM_FOLDER : SYSTEM_FILE,
-                              .bytes = (int64_t)((uint64_t)info.nFileSizeHigh << 32 | info.nFileSizeLow),
-                              .volume = info.dwVolumeSerialNumber,
-                              .number = (uint64_t)info.nFileIndexHigh << 32 | info.nFileIndexLow};
+    *status = (system_status){
+        .kind = info.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY ? SYSTEM_FOLDER : SYSTEM_FILE,
+        .bytes = (int64_t)((uint64_t)info.nFileSizeHigh << 32 | info.nFileSizeLow),
+        .volume = info.dwVolumeSerialNumber,
+        .number = (uint64_t)info.nFileIndexHigh << 32 | info.nFileIndexLow,
+        .changed = (int64_t)((uint64_t)info.ftLastWriteTime.dwHighDateTime << 32 | info.ftLastWriteTime.dwLowDateTime)};
     return true;
 }
 
@@ -344,6 +346,20 @@ int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset) {
         return got;
     failed();
     return -1;
+}
+
+const void *system_map(int file, size_t bytes) {
+    HANDLE mapping = CreateFileMappingW((HANDLE)_get_osfhandle(file), NULL, PAGE_READONLY, 0, 0, NULL);
+    if (!mapping) return failed(), NULL;
+    const void *data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, bytes);
+    if (!data) failed();
+    CloseHandle(mapping);
+    return data;
+}
+
+void system_unmap(const void *data, size_t bytes) {
+    (void)bytes;
+    if (data) UnmapViewOfFile(data);
 }
 
 bool system_sync(int file) {

@@ -15,10 +15,48 @@ static bool is_llama(const job *j) {
     return strcmp(j->settings.model, "llama") == 0;
 }
 
+bool job_is_text(const job *j) {
+    return is_llama(j);
+}
+
 /* ---- Data and model ---------------------------------------------------------------------------------- */
+
+/* While lines are encoded: shows it, and tells the other processes every few seconds. */
+typedef struct encoding {
+    job *job;
+    double told;
+} encoding;
+
+static bool show_encoding(void *context, int64_t done, int64_t all) {
+    static const double EVERY = 2; /* seconds */
+    encoding *e = context;
+    const job_settings *s = &e->job->settings;
+    double now = system_seconds();
+    bool due = now - e->told >= EVERY;
+    if (due) e->told = now;
+    return (!s->progress || s->progress(s->progress_context, done, all)) && (!due || job_is_busy(e->job));
+}
+
+/* Rank 0 encodes the data; the others wait, and then have its cache, or make one where they do not see it. */
+static bool open_documents(job *j, char error[TRAIN_ERROR]) {
+    encoding e = {.job = j, .told = system_seconds()};
+    const jsonl_options options = {.cache = j->settings.cache,
+                                   .skip_bad = j->settings.skip_bad,
+                                   .progress = show_encoding,
+                                   .progress_context = &e};
+    bool ok = !job_is_first(j) || jsonl_open(j->settings.data, &j->tokenizer, &options, &j->documents, error);
+    if (!job_agree(j, ok, error)) return false;
+    e.told = system_seconds();
+    ok = job_is_first(j) || jsonl_open(j->settings.data, &j->tokenizer, &options, &j->documents, error);
+    if (!job_agree(j, ok, error)) return false;
+    j->data_hash = j->documents.tokens.has.content;
+    if (j->tokenizer.json) j->data_hash ^= job_hash(j->tokenizer.json, strlen(j->tokenizer.json));
+    return true;
+}
 
 /* A resumed run must have the data that it began with. */
 static bool open_data(job *j, char error[TRAIN_ERROR]) {
+    if (is_llama(j) && jsonl_is_set(j->settings.data)) return open_documents(j, error);
     if (is_llama(j)) {
         if (!text_read(j->settings.data, &j->text, error)) return false;
         j->data_hash = job_hash(j->text.bytes, j->text.count);
@@ -66,6 +104,7 @@ static llama_options llama_options_of(const job *j) {
                            .recompute = s->recompute,
                            .wide_residual = s->residual != s->dtype,
                            .label_smoothing = s->label_smoothing,
+                           .masks = s->pack,
                            .lora = j->lora};
 }
 
@@ -137,9 +176,14 @@ static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
 
 static bool build_llama(job *j, char error[TRAIN_ERROR]) {
     /* Before the model is built: its tables are as long as the context. */
-    if (!text_source(&j->text, j->settings.batch, j->settings.trainer.shards, j->settings.context,
-                     j->settings.trainer.seed, &j->source, error))
-        return false;
+    const job_settings *s = &j->settings;
+    if (!j->documents.tokens.map) {
+        if (!text_source(&j->text, s->batch, s->trainer.shards, s->context, s->trainer.seed, &j->source, error))
+            return false;
+    } else {
+        if (!packed_plan(&j->packed, &j->documents.tokens, s->context, s->pack, error)) return false;
+        packed_source(&j->packed, s->batch, s->trainer.shards, s->trainer.seed, &j->source);
+    }
     const llama_options options = llama_options_of(j);
     const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
     const fit_run run = run_of(j);
@@ -208,9 +252,22 @@ static bool open_tokenizer(job *j, const checkpoint *from, bool resumes, char er
     return !from || model_tokenizer_of(from, &j->tokenizer, error);
 }
 
+/* Only documents are packed. Attention that keeps them apart is what the cpu and ref have. */
+static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
+    job_settings *s = &j->settings;
+    bool documents = is_llama(j) && jsonl_is_set(s->data);
+    if (!documents && (s->pack == 1 || s->skip_bad || s->cache[0]))
+        return train_fail(error, "%.300s: %s is for .jsonl files", s->data,
+                          s->pack == 1  ? "--pack"
+                          : s->skip_bad ? "--skip-bad"
+                                        : "--cache");
+    if (s->pack == JOB_PACK_IF_MASKED) s->pack = documents && vjp_device_is_host(j->device);
+    return true;
+}
+
 /* The data and the model; `from`: with its sizes. */
 static bool prepare(job *j, const checkpoint *from, bool resumes, char error[TRAIN_ERROR]) {
-    if (!open_tokenizer(j, from, resumes, error)) return false;
+    if (!open_tokenizer(j, from, resumes, error) || (!resumes && !choose_packing(j, error))) return false;
     if (is_llama(j) && (!configure_llama(j, from, error) || !fit_into_memory(j, resumes, error))) return false;
     if (!open_data(j, error) || (resumes && !require_same_data(j, from->trainer.root, error))) return false;
     return is_llama(j) ? build_llama(j, error) : build_convnet(j, error);
@@ -411,6 +468,8 @@ void job_close(job *j) {
     trainer_destroy(j->trainer);
     model_free(&j->model);
     text_free(&j->text);
+    packed_free(&j->packed);
+    token_cache_close(&j->documents.tokens);
     model_tokenizer_free(&j->tokenizer);
     images_free(&j->images);
     if (j->lock >= 0) system_close(j->lock);

@@ -11,6 +11,8 @@
 #define VJP_TRAIN_JOB_H
 
 #include "train/data/images.h"
+#include "train/data/jsonl.h"
+#include "train/data/packed.h"
 #include "train/data/text.h"
 #include "train/data/tokens.h"
 #include "train/files/checkpoint.h"
@@ -37,6 +39,9 @@ typedef struct job_settings {
     char preset[16];                 /* a size of the model */
     char from[CHECKPOINT_PATH];      /* starts with this checkpoint's weights; "": with random ones */
     char tokenizer[CHECKPOINT_PATH]; /* the folder of one; "": that of `from`, or none: tokens are bytes */
+    char cache[CHECKPOINT_PATH];     /* the folder for encoded .jsonl files; "": beside them */
+    int64_t skip_bad;                /* 1: lines of .jsonl files that cannot be used are left out */
+    int64_t pack;                    /* documents of .jsonl files share rows: 1, 0, or JOB_PACK_IF_MASKED */
     int64_t batch, context;          /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
@@ -51,7 +56,13 @@ typedef struct job_settings {
     char lora_targets[LORA_TARGETS_TEXT]; /* "q_proj,v_proj" or "all" */
     trainer_options trainer;
     job_arithmetic arithmetic;
+    /* Not saved: called while .jsonl files are encoded, as in jsonl_options; NULL: progress is not shown. */
+    bool (*progress)(void *context, int64_t done, int64_t all);
+    void *progress_context;
 } job_settings;
+
+/* Documents share rows where the device's attention can keep them apart. */
+enum { JOB_PACK_IF_MASKED = -1 };
 
 job_settings job_defaults(void);
 
@@ -83,6 +94,8 @@ typedef struct job {
     uint64_t base_hash;
     convnet_config convnet;
     text_data text;
+    jsonl_result documents; /* of .jsonl files */
+    packed_data packed;     /* and their rows; count 0: the data are something else */
     model_tokenizer tokenizer;
     image_data images;
     train_source source;
@@ -140,6 +153,10 @@ bool job_stops(job *j, bool wish);
 
 /* Rank 0, or the only process. */
 bool job_is_first(const job *j);
+
+/* Whether it trains a model of text, not of pictures. */
+bool job_is_text(const job *j);
+
 /* Whether all steps are taken, or the validation loss has not improved for settings.patience validations. */
 bool job_is_over(const job *j);
 

@@ -52,7 +52,7 @@ static void *share(job *j, const void *own, size_t bytes, char error[TRAIN_ERROR
 }
 
 typedef struct outcome {
-    int32_t failed;
+    int32_t failed, busy;
     char sentence[TRAIN_ERROR];
 } outcome;
 
@@ -62,8 +62,15 @@ bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]) {
     if (size == 1) return ok;
     outcome own = {.failed = !ok};
     if (!ok) snprintf(own.sentence, sizeof own.sentence, "%s", error);
-    outcome *all = share(j, &own, sizeof own, error);
-    if (!all) return false;
+    outcome *all = NULL;
+    for (bool busy = true; busy;) {
+        free(all);
+        all = share(j, &own, sizeof own, error);
+        if (!all) return false;
+        busy = false;
+        for (int32_t rank = 0; rank < size; rank++)
+            busy = busy || all[rank].busy;
+    }
     bool same = true;
     for (int32_t rank = size - 1; rank >= 0; rank--) {
         ok = ok && !all[rank].failed;
@@ -74,6 +81,19 @@ bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]) {
     if (!ok && same) train_fail(error, "%s", all[speaker].sentence);
     if (!ok && !same) train_fail(error, "rank %d: %.*s", (int)speaker, TRAIN_ERROR - 32, all[speaker].sentence);
     j->together = !ok;
+    free(all);
+    return ok;
+}
+
+bool job_is_busy(job *j) {
+    int32_t size = vjp_group_size(group_of(j));
+    char ignored[TRAIN_ERROR]; /* job_agree() fails, too, and says why */
+    if (size == 1) return true;
+    const outcome own = {.busy = 1};
+    outcome *all = share(j, &own, sizeof own, ignored);
+    bool ok = all != NULL;
+    for (int32_t rank = 0; rank < size && ok; rank++)
+        ok = !all[rank].failed;
     free(all);
     return ok;
 }
@@ -120,7 +140,7 @@ static bool hash_weights(job *j, uint64_t *hash, char error[TRAIN_ERROR]) {
 /* Paths and the number of a device may differ from machine to machine. */
 static uint64_t hash_settings(const job *j) {
     job_settings s = j->settings;
-    s.data[0] = s.from[0] = s.tokenizer[0] = 0;
+    s.data[0] = s.from[0] = s.tokenizer[0] = s.cache[0] = 0;
     s.arithmetic.device[strcspn(s.arithmetic.device, ":")] = 0;
     json_writer w = {0};
     json_put_object(&w, NULL);
@@ -149,6 +169,7 @@ static bool require_alike(job *j, const uint64_t *own, const char *const *what, 
 
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
     static const char *const what[] = {"code", "settings", "data", "base weights"};
+    if (!ok && j->together) return false; /* they have agreed on that failure before */
     if (!job_agree(j, ok, error)) return false;
     if (vjp_group_size(group_of(j)) == 1) return true;
     const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,

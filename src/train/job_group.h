@@ -17,6 +17,12 @@ bool job_hash_model(const checkpoint *model, uint64_t *hash, char error[TRAIN_ER
  */
 bool job_agree(job *j, bool ok, char error[TRAIN_ERROR]);
 
+/*
+ * A process that others wait for in job_agree() calls it every few seconds, so that they do not take it for dead.
+ * False: another one has failed.
+ */
+bool job_is_busy(job *j);
+
 /* job_agree() at the beginning of a run, which also refuses processes of another library, settings, data or weights. */
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]);
 

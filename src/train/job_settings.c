@@ -22,6 +22,7 @@ job_settings job_defaults(void) {
                           .validate_parts = 8,
                           .save_every = 400,
                           .keep = 2,
+                          .pack = JOB_PACK_IF_MASKED,
                           .dtype = VJP_F32,
                           .trainer = {.steps = 1200,
                                       .warmup = 20,
@@ -53,7 +54,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 45, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 48, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -103,6 +104,9 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"lora", INTEGER, &s->lora, 0, 0, LORA_MAX_RANK, NULL},
         {"lora_alpha", REAL, &s->lora_alpha, 0, 0, many, NULL},
         {"lora_targets", TEXT, s->lora_targets, sizeof s->lora_targets, 0, 0, NULL},
+        {"cache", TEXT, s->cache, sizeof s->cache, 0, 0, NULL},
+        {"skip_bad", INTEGER, &s->skip_bad, 0, 0, 1, NULL},
+        {"pack", INTEGER, &s->pack, 0, 0, 1, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);
