@@ -122,7 +122,8 @@ static PyObject *graph_constant(PyObject *module, PyObject *arguments) {
     PyObject *object, *result = NULL;
     array a;
     if (!PyArg_ParseTuple(arguments, "O&sO", to_graph, &graph, &name, &object)) return NULL;
-    if (array_read(object, "constant", name, false, &a) && array_pack(&a, "constant", name, false)) {
+    if (array_read(object, "constant", name, false, &a) && array_needs_host(&a, "constant", name) &&
+        array_pack(&a, "constant", name, false)) {
         if (a.copy) array_copy_in(&a);
         result = made_value(graph, vjp_graph_constant(graph, name, (vjp_dtype)a.tensor.dtype, a.tensor.ndim,
                                                       a.tensor.shape, a.tensor.data));
@@ -476,12 +477,12 @@ static PyObject *program_read(PyObject *module, PyObject *arguments) {
         error_set(status, vjp_error(p->device->entry->device));
         return NULL;
     }
-    static const array of_numpy = {.kind = ARRAY_BUFFER};
+    static const array of_numpy = {.kind = ARRAY_BUFFER, .gpu = -1};
     array a;
     vjp_tensor described = vjp_tensor_of(NULL, (vjp_dtype)t.dtype, t.ndim, t.shape);
     PyObject *result = NULL;
     if (array_bytes(&described, &bytes)) {
-        if (array_create(&of_numpy, &described, &a) && enter(p)) {
+        if (array_create(&of_numpy, &described, NULL, &a) && enter(p)) {
             PyThreadState *unlocked = PyEval_SaveThread();
             status = vjp_program_read(p->program, value, a.tensor.data, bytes);
             PyEval_RestoreThread(unlocked);
@@ -508,7 +509,7 @@ static PyObject *program_write(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     array a;
-    bool ok = array_read(object, "write", "the array", false, &a);
+    bool ok = array_read(object, "write", "the array", false, &a) && array_needs_host(&a, "write", "the array");
     if (ok && (a.tensor.dtype != t.dtype || a.tensor.ndim != t.ndim ||
                memcmp(a.tensor.shape, t.shape, sizeof t.shape[0] * (size_t)t.ndim) != 0)) {
         PyObject *have = shape_tuple(&a.tensor), *want = shape_tuple(&t);

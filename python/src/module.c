@@ -8,6 +8,7 @@ static PyMethodDef methods[] = {
     {"table", describe_table, METH_NOARGS,
      "{function: (op, pass, inputs, outputs, attributes)}: the op table. An input is (name, kind, optional), an output "
      "(name, kind), an attribute (name, type, default, choices or None)."},
+    {"synchronize", device_synchronize, METH_O, "Waits for the devices of that name and raises what they found."},
     {"summary", device_summary, METH_O, "One line on what a device is."},
     {NULL, NULL, 0, NULL},
 };
