@@ -261,20 +261,74 @@ static PyObject *graph_grad(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* (graph, loss, parameters or None, max_norm, optimiser, options): (results, lr, step, norm) */
+/* ---- Optimisers -------------------------------------------------------------------------------------- */
+
+/* One option of Muon. False with an exception set for an unknown name or a value of the wrong kind. */
+static bool set_muon(vjp_muon_options *muon, const char *name, PyObject *value) {
+    static const char *const scales[] = {"adamw", "shape"};
+    if (strcmp(name, "momentum") == 0 || strcmp(name, "weight_decay") == 0) {
+        double real = PyFloat_AsDouble(value);
+        *(name[0] == 'm' ? &muon->momentum : &muon->weight_decay) = real;
+        return !PyErr_Occurred();
+    }
+    if (strcmp(name, "nesterov") == 0) return (muon->nesterov = PyObject_IsTrue(value)) >= 0;
+    if (strcmp(name, "iterations") == 0) {
+        long count = PyLong_AsLong(value);
+        muon->iterations = count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int32_t)count; /* vjp refuses these */
+        return !PyErr_Occurred();
+    }
+    if (strcmp(name, "scale") == 0) {
+        const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : NULL;
+        for (int32_t i = 0; text && i < 2; i++)
+            if (strcmp(text, scales[i]) == 0) {
+                muon->scale = i;
+                return true;
+            }
+        PyErr_Format(PyExc_ValueError, "minimize: scale is %R; it must be adamw or shape", value);
+        return false;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "minimize: Muon has no option '%s'; there are momentum, weight_decay, nesterov, iterations and scale",
+                 name);
+    return false;
+}
+
+static bool read_muon(PyObject *settings, vjp_muon_options *muon) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(settings, &at, &key, &value)) {
+        const char *name = PyUnicode_AsUTF8AndSize(key, NULL);
+        if (!name || !set_muon(muon, name, value)) return false;
+    }
+    return true;
+}
+
+/* The caller's uses_muon(name, shape); an exception that it raises is kept, and the answer is no. */
+static int ask_uses_muon(void *context, const char *name, const vjp_tensor *parameter) {
+    if (PyErr_Occurred()) return 0;
+    PyObject *answer = PyObject_CallFunction(context, "sN", name, shape_tuple(parameter));
+    int yes = answer ? PyObject_IsTrue(answer) : 0;
+    Py_XDECREF(answer);
+    return yes > 0;
+}
+
+/*
+ * (graph, loss, parameters or None, max_norm, "adamw" or "sgd", its options, Muon's options or None, uses_muon or
+ * None): (results, lr, step, norm)
+ */
 static PyObject *graph_minimize(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int loss;
     double max_norm;
     const char *name;
-    PyObject *of, *settings;
-    if (!PyArg_ParseTuple(arguments, "O&iOdsO!", to_graph, &graph, &loss, &of, &max_norm, &name, &PyDict_Type,
-                          &settings))
+    PyObject *of, *settings, *muon_settings, *uses_muon;
+    if (!PyArg_ParseTuple(arguments, "O&iOdsO!OO", to_graph, &graph, &loss, &of, &max_norm, &name, &PyDict_Type,
+                          &settings, &muon_settings, &uses_muon))
         return NULL;
     bool sgd = strcmp(name, "sgd") == 0;
     if (!sgd && strcmp(name, "adamw") != 0) {
-        PyErr_Format(PyExc_ValueError, "minimize: the optimiser is \"%s\"; it must be adamw or sgd", name);
+        PyErr_Format(PyExc_ValueError, "minimize: the optimiser is \"%s\"; it must be adamw, sgd or muon", name);
         return NULL;
     }
     union {
@@ -283,6 +337,8 @@ static PyObject *graph_minimize(PyObject *module, PyObject *arguments) {
         vjp_sgd_attributes sgd;
     } attributes;
     if (!read_attributes(vjp_op_find(name), settings, attributes.words)) return NULL;
+    vjp_muon_options muon = VJP_MUON_OPTIONS_DEFAULTS;
+    if (muon_settings != Py_None && !read_muon(muon_settings, &muon)) return NULL;
     vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
     vjp_minimize_result made = {.struct_size = sizeof made};
     vjp_value *parameters = NULL;
@@ -291,8 +347,12 @@ static PyObject *graph_minimize(PyObject *module, PyObject *arguments) {
     options.max_norm = max_norm;
     options.adamw = sgd ? NULL : &attributes.adamw;
     options.sgd = sgd ? &attributes.sgd : NULL;
+    options.muon = muon_settings != Py_None ? &muon : NULL;
+    options.uses_muon = uses_muon != Py_None ? ask_uses_muon : NULL;
+    options.context = uses_muon;
     vjp_status status = vjp_graph_minimize(graph, loss, &options, &made);
     PyMem_Free(parameters);
+    if (PyErr_Occurred()) return NULL;
     if (status != VJP_OK) {
         error_set(status, vjp_graph_error(graph));
         return NULL;

@@ -15,7 +15,8 @@ from vjp._ops import __all__ as _functions
 from vjp.device import Device, devices, ops, set_threads, synchronize
 from vjp.graph import Graph, Program, Training, Value
 from vjp.program import Metrics, bench, check, program_path, train
+from vjp.schedule import learning_rate
 
 __all__ = [*_functions, "Device", "DeviceError", "Error", "FileError", "Graph", "InterruptedRunError", "InvalidError", "Metrics",
            "NoDeviceError", "OutOfMemoryError", "Program", "Training", "UnsupportedError", "Value", "__version__", "bench", "check",
-           "devices", "ops", "program_path", "set_threads", "synchronize", "train"]
+           "devices", "learning_rate", "ops", "program_path", "set_threads", "synchronize", "train"]
