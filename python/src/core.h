@@ -10,7 +10,7 @@
  *   memory.c   memory of our own that other libraries take over by DLPack
  *   call.c     a function for each op and pass; call_gpu.c runs it on a GPU
  *   describe.c their signatures and docstrings, and the op table as Python data
- *   graph.c    graphs and programs
+ *   graph.c    graphs; program.c: programs compiled from them
  *   torch.c    kernels that torch's dispatcher calls, and torch's threads as a pool
  *   jax.c      the handler that XLA calls
  *
@@ -240,9 +240,9 @@ bool function_leaves_dtype_open(const op_function *f);
 /* Attributes from keyword arguments: sets one member of the struct. False with an exception set on failure. */
 bool call_set_attribute(const char *function, const vjp_attribute *attribute, PyObject *value, void *attributes);
 
-/* ---- graph.c ----------------------------------------------------------------------------------------- */
+/* ---- graph.c, program.c ------------------------------------------------------------------------------------------ */
 
-extern PyMethodDef graph_methods[];
+extern PyMethodDef graph_methods[], program_methods[];
 
 /* ---- torch.c, jax.c ---------------------------------------------------------------------------------- */
 

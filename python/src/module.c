@@ -24,8 +24,8 @@ PyMODINIT_FUNC PyInit__core(void);
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module && error_init(module) && array_init() && memory_init() && call_init(module) &&
-        PyModule_AddFunctions(module, graph_methods) == 0 && PyModule_AddFunctions(module, torch_methods) == 0 &&
-        PyModule_AddFunctions(module, jax_methods) == 0 &&
+        PyModule_AddFunctions(module, graph_methods) == 0 && PyModule_AddFunctions(module, program_methods) == 0 &&
+        PyModule_AddFunctions(module, torch_methods) == 0 && PyModule_AddFunctions(module, jax_methods) == 0 &&
         PyModule_AddStringConstant(module, "__version__", vjp_version()) == 0)
         return module;
     Py_XDECREF(module);
