@@ -128,7 +128,8 @@ def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
 
 def computed_places() -> tuple[str, ...]:
     """The types of torch's devices whose tensors vjp takes here."""
-    return ("cpu", "cuda") if any(device.name.startswith("cuda") for device in vjp.devices()) else ("cpu",)
+    cuda = torch.cuda.is_available() and any(device.name.startswith("cuda") for device in vjp.devices())
+    return ("cpu", "cuda") if cuda else ("cpu",)
 
 
 def where_vjp_runs(replacement: Callable, places: tuple[str, ...]) -> Callable:
