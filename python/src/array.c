@@ -7,13 +7,15 @@
  *   the buffer protocol                 Py_buffer              numpy.empty()
  *   a dtype named bfloat16 (ml_dtypes)  a view as uint16       numpy.empty(), since buffers have no such dtype
  *   __dlpack__                          a capsule              memory of our own, and the library's from_dlpack()
+ *
+ * Arrays that come by DLPack may be in the memory of a GPU (gpu.c).
  */
 #include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static PyObject *text_exchange, *text_dlpack, *text_view, *text_dtype, *text_name, *text_from_dlpack;
+static PyObject *text_exchange, *text_dlpack, *text_device, *text_view, *text_dtype, *text_name, *text_from_dlpack;
 static PyObject *dlpack_keywords, *empty_tuple;
 
 /* NumPy, imported when an array of it is first needed. */
@@ -31,13 +33,14 @@ static const struct {
 bool array_init(void) {
     text_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     text_dlpack = PyUnicode_InternFromString("__dlpack__");
+    text_device = PyUnicode_InternFromString("__dlpack_device__");
     text_view = PyUnicode_InternFromString("view");
     text_dtype = PyUnicode_InternFromString("dtype");
     text_name = PyUnicode_InternFromString("name");
     text_from_dlpack = PyUnicode_InternFromString("from_dlpack");
     dlpack_keywords = Py_BuildValue("{s:(ii)}", "max_version", DL_MAJOR, DL_MINOR);
     empty_tuple = PyTuple_New(0);
-    return text_exchange && text_dlpack && text_view && text_dtype && text_name && text_from_dlpack &&
+    return text_exchange && text_dlpack && text_device && text_view && text_dtype && text_name && text_from_dlpack &&
            dlpack_keywords && empty_tuple;
 }
 
@@ -173,6 +176,7 @@ static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
 void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data) {
     int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)dtype);
     set_form(a, dtype, ndim, shape);
+    a->gpu = -1;
     a->data = data;
     for (int i = 0; i < ndim; i++)
         a->byte_stride[i] = (strides ? strides[i] : a->tensor.stride[i]) * size;
@@ -182,23 +186,57 @@ static bool read_dlpack(const dl_tensor *d, PyObject *object, const char *functi
     int dtype = dtype_of_dlpack(d->dtype);
     if (dtype < 0) return refuse_dtype(object, function, name);
     if (d->ndim < 0 || d->ndim > VJP_MAX_DIMS) return refuse_rank(function, name, d->ndim);
-    if (d->device.type != DL_CPU && d->device.type != DL_CUDA_HOST) {
-        PyErr_Format(PyExc_ValueError, "%s: %s is not in host memory (DLPack device type %d)", function, name,
+    bool gpu = d->device.type == DL_CUDA || d->device.type == DL_CUDA_MANAGED;
+    if (!gpu && d->device.type != DL_CPU && d->device.type != DL_CUDA_HOST) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: %s is neither in host memory nor in a CUDA device's (DLPack device type %d)", function, name,
                      (int)d->device.type);
         return false;
     }
     array_view(a, dtype, d->ndim, d->shape, d->strides, d->data ? (char *)d->data + d->byte_offset : NULL);
+    if (gpu) a->gpu = d->device.id;
     return true;
+}
+
+/* Whether an object with __dlpack__ is on a GPU. An object that does not say is on the host. */
+static bool is_on_gpu(PyObject *object) {
+    PyObject *pair = PyObject_CallMethodObjArgs(object, text_device, NULL);
+    PyObject *type = pair ? PySequence_GetItem(pair, 0) : NULL;
+    long number = type ? PyLong_AsLong(type) : DL_CPU;
+    PyErr_Clear();
+    Py_XDECREF(type);
+    Py_XDECREF(pair);
+    return number == DL_CUDA || number == DL_CUDA_MANAGED;
+}
+
+/* The capsule of an object, ready for a->stream where it is on a GPU. */
+static PyObject *get_capsule(PyObject *object, PyObject *method, array *a) {
+    PyObject *stream = NULL, *keywords = dlpack_keywords, *bare = NULL, *capsule = NULL;
+    if (is_on_gpu(object)) {
+        if (!gpu_capsule_stream(object, &a->stream)) return NULL;
+        stream = PyLong_FromVoidPtr(a->stream);
+        keywords = PyDict_Copy(dlpack_keywords);
+        bare = PyDict_New();
+        bool ok = stream && keywords && bare && PyDict_SetItemString(keywords, "stream", stream) == 0 &&
+                  PyDict_SetItemString(bare, "stream", stream) == 0;
+        if (!ok) goto done;
+    }
+    capsule = PyObject_Call(method, empty_tuple, keywords);
+    if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) { /* from before max_version */
+        PyErr_Clear();
+        capsule = PyObject_Call(method, empty_tuple, bare);
+    }
+done:
+    if (keywords != dlpack_keywords) Py_XDECREF(keywords);
+    Py_XDECREF(bare);
+    Py_XDECREF(stream);
+    return capsule;
 }
 
 static bool read_capsule(PyObject *object, const char *function, const char *name, bool output, array *a) {
     PyObject *method = PyObject_GetAttr(object, text_dlpack);
     if (!method) return refuse_dtype(object, function, name);
-    PyObject *capsule = PyObject_Call(method, empty_tuple, dlpack_keywords);
-    if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) { /* from before max_version */
-        PyErr_Clear();
-        capsule = PyObject_Call(method, empty_tuple, NULL);
-    }
+    PyObject *capsule = get_capsule(object, method, a);
     Py_DECREF(method);
     if (!capsule) return false;
     a->kind = ARRAY_CAPSULE;
@@ -248,6 +286,9 @@ static bool get_bfloat16(PyObject *object, int flags, Py_buffer *buffer) {
 bool array_read(PyObject *object, const char *function, const char *name, bool output, array *a) {
     a->kind = ARRAY_NONE;
     a->has_buffer = false;
+    a->gpu = -1;
+    a->stream = NULL;
+    a->packed = NULL;
     a->exchange = NULL;
     a->managed = NULL;
     a->object = object;
@@ -287,32 +328,42 @@ bool array_read(PyObject *object, const char *function, const char *name, bool o
 
 void array_release(array *a) {
     if (a->has_buffer) PyBuffer_Release(&a->buffer);
-    if (a->managed && a->managed->deleter) a->managed->deleter(a->managed);
+    if (a->managed && a->managed->deleter) { /* which may run Python code: without a pending exception */
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        a->managed->deleter(a->managed);
+        PyErr_Restore(type, value, trace);
+    }
     Py_XDECREF(a->owned);
+    Py_XDECREF(a->packed);
     free(a->copy);
     a->has_buffer = false;
     a->managed = NULL;
-    a->owned = NULL;
+    a->owned = a->packed = NULL;
     a->copy = NULL;
 }
 
 /* ---- Packing ----------------------------------------------------------------------------------------- */
 
-static bool is_packed(const array *a, int64_t size) {
-    int64_t expected = size;
+bool array_is_packed(const array *a) {
+    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)a->tensor.dtype), expected = size;
+    bool packed = true;
+    if ((uintptr_t)a->data % (size_t)size != 0) return false;
     for (int i = a->tensor.ndim - 1; i >= 0; i--) {
         if (a->tensor.shape[i] == 0) return true;
-        if (a->tensor.shape[i] != 1 && a->byte_stride[i] != expected) return false;
-        expected *= a->tensor.shape[i];
+        if (a->tensor.shape[i] != 1 && a->byte_stride[i] != expected) packed = false;
+        expected =
+            (int64_t)((uint64_t)expected * (uint64_t)a->tensor.shape[i]); /* wraps only where the size is refused */
     }
-    return true;
+    return packed;
 }
 
 /*
  * Whether two indices can name the same memory: the axes, from the smallest stride up, must each step over all that the
  * ones before them span. Refuses a few arrays whose elements interleave without meeting.
  */
-static bool repeats_elements(const array *a, int64_t size) {
+bool array_repeats_elements(const array *a) {
+    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)a->tensor.dtype);
     int64_t span = size, passed = 0;
     int count = 0;
     bool used[VJP_MAX_DIMS] = {false};
@@ -334,15 +385,15 @@ static bool repeats_elements(const array *a, int64_t size) {
 }
 
 vjp_status array_place(array *a, bool output, const char **problem) {
-    size_t size = vjp_dtype_size((vjp_dtype)a->tensor.dtype), bytes;
-    if (is_packed(a, (int64_t)size) && (uintptr_t)a->data % size == 0) {
+    size_t bytes;
+    if (array_is_packed(a)) {
         a->tensor.data = a->data;
         return VJP_OK;
     }
     *problem = "is too large: the product of its sizes overflows";
     if (!array_bytes(&a->tensor, &bytes)) return VJP_INVALID;
     *problem = "cannot be written: several of its elements share memory";
-    if (output && repeats_elements(a, (int64_t)size)) return VJP_INVALID;
+    if (output && array_repeats_elements(a)) return VJP_INVALID;
     *problem = "needs a packed copy, and memory ran out";
     a->copy = malloc(bytes ? bytes : 1);
     if (!a->copy) return VJP_OUT_OF_MEMORY;
@@ -352,6 +403,7 @@ vjp_status array_place(array *a, bool output, const char **problem) {
 
 bool array_pack(array *a, const char *function, const char *name, bool output) {
     const char *problem = NULL;
+    if (a->gpu >= 0) return gpu_pack(a, function, name, output);
     vjp_status status = array_place(a, output, &problem);
     if (status == VJP_OUT_OF_MEMORY)
         PyErr_NoMemory();
@@ -462,17 +514,26 @@ static bool has_own_arrays(PyObject *object) {
     return answer;
 }
 
-bool array_create(const array *like, const vjp_tensor *described, array *a) {
+bool array_needs_host(const array *a, const char *function, const char *name) {
+    if (a->gpu < 0) return true;
+    PyErr_Format(PyExc_ValueError, "%s: %s is in the memory of cuda:%d; it must be in host memory", function, name,
+                 a->gpu);
+    return false;
+}
+
+bool array_create(const array *like, const vjp_tensor *described, vjp_device *device, array *a) {
     bool own = like->kind == ARRAY_BUFFER && like->object && has_own_arrays(like->object);
     a->kind = own ? ARRAY_CAPSULE : like->kind;
     a->has_buffer = false;
+    a->gpu = like->gpu;
+    a->stream = NULL;
     a->exchange = like->exchange;
     a->managed = NULL;
-    a->object = a->owned = NULL;
+    a->object = a->owned = a->packed = NULL;
     a->copy = NULL;
     a->tensor = *described;
     if (a->kind == ARRAY_EXCHANGE) {
-        dl_tensor prototype = {.device = {DL_CPU, 0},
+        dl_tensor prototype = {.device = {a->gpu < 0 ? DL_CPU : DL_CUDA, a->gpu < 0 ? 0 : a->gpu},
                                .ndim = described->ndim,
                                .dtype = memory_dl_type((vjp_dtype)described->dtype),
                                .shape = a->tensor.shape};
@@ -485,7 +546,7 @@ bool array_create(const array *like, const vjp_tensor *described, array *a) {
         return true;
     }
     if (a->kind == ARRAY_CAPSULE) {
-        a->owned = memory_create(described, &a->tensor.data);
+        a->owned = memory_create(described, a->gpu, device, &a->tensor.data);
         return a->owned != NULL;
     }
     a->owned = numpy_new(described);
@@ -498,8 +559,7 @@ bool array_create(const array *like, const vjp_tensor *described, array *a) {
     return true;
 }
 
-/* The function that makes an array of the library of `object` from one that has __dlpack__. */
-static PyObject *find_from_dlpack(PyObject *object) {
+PyObject *array_namespace(PyObject *object) {
     PyObject *namespace = PyObject_CallMethod(object, "__array_namespace__", NULL);
     if (!namespace) { /* torch: the package that the type is from */
         PyErr_Clear();
@@ -510,6 +570,12 @@ static PyObject *find_from_dlpack(PyObject *object) {
         namespace = name ? PyImport_ImportModule(package) : NULL;
         Py_XDECREF(module);
     }
+    return namespace;
+}
+
+/* The function that makes an array of the library of `object` from one that has __dlpack__. */
+static PyObject *find_from_dlpack(PyObject *object) {
+    PyObject *namespace = array_namespace(object);
     PyObject *found = namespace ? PyObject_GetAttr(namespace, text_from_dlpack) : NULL;
     Py_XDECREF(namespace);
     if (!found)

@@ -3,29 +3,11 @@
  * A Python function for each op and pass, all of them this one C function over the op table. A call binds its arguments
  * to the pass's tensors and attributes, reads the arrays without copying them where they are packed, lets vjp infer and
  * check, allocates the outputs that were asked for and not given, and runs the kernel without the GIL. Nothing is
- * written before all checks have passed.
+ * written before all checks have passed. It runs where its arrays are: on the host, or on the GPU that holds them all.
  */
-#include "core.h"
+#include "call.h"
 
 #include <string.h>
-
-typedef struct call {
-    const op_function *f;
-    int wanted[VJP_MAX_SLOTS], wanted_count; /* the outputs to compute, in the order of the results */
-    bool bare;                               /* the result is one array instead of a tuple */
-    bool created[VJP_MAX_SLOTS];
-    const array *like; /* the first array of the caller: results are of its kind */
-    const vjp_tensor *tensors[VJP_MAX_SLOTS];
-    PyObject *values[MAX_ARGUMENTS]; /* borrowed */
-    array arrays[VJP_MAX_SLOTS];
-    union {
-        float f32;
-        double f64;
-        int64_t i64;
-    } numbers[VJP_MAX_SLOTS]; /* Python numbers that stand for tensors of no axes */
-    bool has_attributes;
-    int64_t attributes[MAX_ATTRIBUTES];
-} call;
 
 /* ---- Arguments --------------------------------------------------------------------------------------- */
 
@@ -63,7 +45,7 @@ static bool bind(call *c, PyObject *const *arguments, Py_ssize_t count, PyObject
     return true;
 }
 
-static PyObject *extra(const call *c, int argument) {
+PyObject *call_extra(const call *c, int argument) {
     PyObject *value = c->values[c->f->inputs + c->f->attributes + argument];
     return value == Py_None ? NULL : value;
 }
@@ -147,7 +129,7 @@ static int find_output(const op_function *f, PyObject *name) {
 
 static bool read_wanted(call *c) {
     const op_function *f = c->f;
-    PyObject *outputs = extra(c, ARGUMENT_OUTPUTS);
+    PyObject *outputs = call_extra(c, ARGUMENT_OUTPUTS);
     if (!outputs) {
         c->wanted_count = (int)f->pass->outputs;
         for (int i = 0; i < c->wanted_count; i++)
@@ -190,7 +172,7 @@ static bool read_output(call *c, int slot, PyObject *object) {
 }
 
 static bool read_out(call *c) {
-    PyObject *out = extra(c, ARGUMENT_OUT);
+    PyObject *out = call_extra(c, ARGUMENT_OUT);
     if (!out) return true;
     bool sequence = PyTuple_Check(out) || PyList_Check(out);
     if (!sequence && c->wanted_count == 1) return read_output(c, c->wanted[0], out);
@@ -223,7 +205,7 @@ static bool accumulate_into(call *c, PyObject *name) {
 
 /* True: every output that is given and can be added to. Otherwise a name or several. */
 static bool read_accumulate(call *c) {
-    PyObject *value = extra(c, ARGUMENT_ACCUMULATE);
+    PyObject *value = call_extra(c, ARGUMENT_ACCUMULATE);
     if (!value || value == Py_False) return true;
     if (PyUnicode_Check(value)) return accumulate_into(c, value);
     if (value != Py_True) {
@@ -266,6 +248,7 @@ static bool read_number(call *c, int slot, PyObject *value, vjp_dtype storage) {
     vjp_kind kind = c->f->pass->slots[slot].kind;
     array *a = &c->arrays[slot];
     memset(a, 0, sizeof *a);
+    a->gpu = -1;
     vjp_dtype dtype = kind == VJP_KIND_INDEX || kind == VJP_KIND_ARGMAX ? VJP_I64
                       : storage == VJP_F64                              ? VJP_F64
                                                                         : VJP_F32;
@@ -322,9 +305,9 @@ bool function_leaves_dtype_open(const op_function *f) {
 }
 
 /* The outputs that are wanted and not given. A gradient has the dtype of what it is the gradient of. */
-static bool create_outputs(call *c, vjp_device *device) {
+bool call_create_outputs(call *c, vjp_device *device) {
     const op_function *f = c->f;
-    static const array of_numpy = {.kind = ARRAY_BUFFER};
+    static const array of_numpy = {.kind = ARRAY_BUFFER, .gpu = -1};
     vjp_tensor described[VJP_MAX_SLOTS];
     bool inferred = false;
     if (!c->like) c->like = &of_numpy;
@@ -343,14 +326,14 @@ static bool create_outputs(call *c, vjp_device *device) {
         int source = f->gradient_of[slot];
         bool matches = source >= 0 && c->tensors[source] && f->pass->slots[slot].kind == VJP_KIND_PARAMETER;
         int dtype = matches ? c->tensors[source]->dtype : described[slot].dtype;
-        if (f->pass->slots[slot].kind == VJP_KIND_FLOAT && extra(c, ARGUMENT_DTYPE)) {
-            dtype = array_dtype(extra(c, ARGUMENT_DTYPE));
+        if (f->pass->slots[slot].kind == VJP_KIND_FLOAT && call_extra(c, ARGUMENT_DTYPE)) {
+            dtype = array_dtype(call_extra(c, ARGUMENT_DTYPE));
             if (dtype < 0) return false;
         }
         described[slot].dtype = dtype;
         c->created[slot] = true;
         c->tensors[slot] = &c->arrays[slot].tensor;
-        if (!array_create(c->like, &described[slot], &c->arrays[slot])) return false;
+        if (!array_create(c->like, &described[slot], device, &c->arrays[slot])) return false;
     }
     return true;
 }
@@ -381,7 +364,7 @@ static PyObject *take_result(call *c, int slot) {
     return c->created[slot] ? array_take(c->like, &c->arrays[slot]) : Py_NewRef(c->arrays[slot].object);
 }
 
-static PyObject *results(call *c) {
+PyObject *call_results(call *c) {
     if (c->bare) return take_result(c, c->wanted[0]);
     PyObject *tuple = PyTuple_New(c->wanted_count);
     for (int i = 0; tuple && i < c->wanted_count; i++) {
@@ -392,16 +375,19 @@ static PyObject *results(call *c) {
 }
 
 static PyObject *run_on_device(call *c) {
+    int gpu;
+    if (!call_find_gpu(c, &gpu)) return NULL;
+    if (gpu >= 0) return call_run_on_gpu(c, gpu);
     bool pooled = c->like && c->like->kind == ARRAY_EXCHANGE; /* torch's tensors: on torch's threads */
-    device_entry *entry = device_take_host(extra(c, ARGUMENT_DEVICE), pooled);
+    device_entry *entry = device_take_host(call_extra(c, ARGUMENT_DEVICE), pooled);
     if (!entry) return NULL;
     PyObject *result = NULL;
-    if (create_outputs(c, entry->device)) {
+    if (call_create_outputs(c, entry->device)) {
         PyThreadState *unlocked = PyEval_SaveThread();
         vjp_status status = run(c, entry->device);
         PyEval_RestoreThread(unlocked);
         if (status == VJP_OK)
-            result = results(c);
+            result = call_results(c);
         else
             error_set(status, vjp_error(entry->device));
     }

@@ -6,10 +6,11 @@
  *   error.c    a status of vjp as a Python exception
  *   device.c   devices, kept open between calls
  *   array.c    Python's arrays as vjp_tensor values, and new arrays of the caller's kind
+ *   gpu.c      arrays in a GPU's memory: their stream, packed copies of them, a call's workspace
  *   memory.c   memory of our own that other libraries take over by DLPack
- *   call.c     a function for each op and pass
+ *   call.c     a function for each op and pass; call_gpu.c runs it on a GPU
  *   describe.c their signatures and docstrings, and the op table as Python data
- *   graph.c    graphs and programs
+ *   graph.c    graphs; program.c: programs compiled from them
  *   torch.c    kernels that torch's dispatcher calls, and torch's threads as a pool
  *   jax.c      the handler that XLA calls
  *
@@ -47,6 +48,7 @@ typedef struct device_entry {
     char name[64];
     unsigned generation; /* of the settings it was opened with */
     int pool_threads;    /* of the other library's pool that it runs on; 0: its own */
+    void *stream;        /* of another library that it belongs to; NULL: none */
 } device_entry;
 
 /* The thread pool of another library: `threads` says how many it has now. */
@@ -68,8 +70,25 @@ void device_give_back(device_entry *entry); /* needs no GIL */
 /* `name` NULL: the CPU. NULL with an exception set on failure. */
 device_entry *device_take(const char *name, bool pooled);
 
+/*
+ * Devices of a GPU belong to one stream: some of their memory (a product's scratch) is in use as long as that stream's
+ * calls run, and longer where they were captured in a graph. device_find_on() gives an idle one of this stream or NULL
+ * without an exception, device_take_on() another one that now belongs to it.
+ */
+device_entry *device_find_on(const char *name, void *stream);
+device_entry *device_take_on(const char *name, void *stream);
+
+/* Opens a device that belongs to no stream unless there is one: none can be opened while a graph is captured. */
+void device_keep_spare(const char *name);
+
+/* When all of its calls are done: it belongs to no stream any more. */
+void device_release_stream(device_entry *entry);
+
 /* As device_take(), by a Python string or None. The device must work on host memory. */
 device_entry *device_take_host(PyObject *name, bool pooled);
+
+/* Waits for what was enqueued on the devices of that name, and raises what they found meanwhile. */
+PyObject *device_synchronize(PyObject *module, PyObject *name);
 
 PyObject *device_list(PyObject *module, PyObject *none);
 PyObject *device_set_threads(PyObject *module, PyObject *count);
@@ -92,6 +111,9 @@ typedef struct array {
     bool has_buffer;
     Py_buffer buffer;
     const dl_exchange *exchange;
+    int gpu;                       /* the number of the GPU whose memory it is in; -1: host memory */
+    void *stream;                  /* of a capsule on a GPU: the stream that its producer has made it ready for */
+    PyObject *packed;              /* on a GPU: a packed copy, an array of the same library; NULL: there is none */
     dl_managed_versioned *managed; /* a new array that is not a Python object yet */
     PyObject *object;              /* the caller's array, borrowed */
     PyObject *owned;               /* a reference that keeps the memory alive */
@@ -105,7 +127,7 @@ bool array_init(void);
 /* Reads an array; `function` and `name` are for the exception. False with an exception set on failure. */
 bool array_read(PyObject *object, const char *function, const char *name, bool output, array *a);
 
-/* The shape, strides (in elements; NULL: packed) and memory of an array. Needs no GIL. */
+/* The shape, strides (in elements; NULL: packed) and memory of an array on the host. Needs no GIL. */
 void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data);
 
 /*
@@ -115,13 +137,23 @@ void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64
 vjp_status array_place(array *a, bool output, const char **problem);
 bool array_pack(array *a, const char *function, const char *name, bool output);
 
+/* Whether the array's own memory is as the kernels need it, and whether two of its indices name the same memory. */
+bool array_is_packed(const array *a);
+bool array_repeats_elements(const array *a);
+
+/* The module of the array's library: what `__array_namespace__` returns, or the package that its type is from. */
+PyObject *array_namespace(PyObject *object);
+
+/* False with an exception set for an array in a GPU's memory. */
+bool array_needs_host(const array *a, const char *function, const char *name);
+
 /* Fills the copy, or writes it back. Need no GIL. */
 void array_copy_in(const array *a);
 void array_copy_out(const array *a);
 void array_release(array *a);
 
-/* A new array of the shape and dtype of `described` and of the same kind as `like`. */
-bool array_create(const array *like, const vjp_tensor *described, array *a);
+/* A new array of the shape and dtype of `described`, of the same kind as `like` and where it is. */
+bool array_create(const array *like, const vjp_tensor *described, vjp_device *device, array *a);
 
 /* The Python object of an array that array_create() made, a new reference. */
 PyObject *array_take(const array *like, array *a);
@@ -134,12 +166,33 @@ const char *array_dtype_name(int dtype); /* NumPy's name */
 /* Bytes of a packed tensor; false if they do not fit. */
 bool array_bytes(const vjp_tensor *tensor, size_t *bytes);
 
+/* ---- gpu.c ------------------------------------------------------------------------------------------- */
+
+enum { GPU_NAME = 32 }; /* of "cuda:0" */
+void gpu_name(int gpu, char name[GPU_NAME]);
+
+/* The stream for the capsule of an object on a GPU: cupy's current one; for other libraries CUDA's default stream. */
+bool gpu_capsule_stream(PyObject *object, void **stream);
+
+/* The stream that the library of `like` enqueues on now. */
+bool gpu_stream(const array *like, void **stream);
+
+/* Whether the library of `like` is capturing a graph on its current stream; torch is asked. */
+bool gpu_is_capturing(const array *like);
+
+/* Makes a packed copy by the array's own library where it is not packed; gpu_unpack() writes it back. */
+bool gpu_pack(array *a, const char *function, const char *name, bool output);
+bool gpu_unpack(const array *a);
+
 /* ---- memory.c ---------------------------------------------------------------------------------------- */
 
 bool memory_init(void);
 
-/* A Python object that owns memory for this tensor and exports it by `__dlpack__`; *data gets the memory. */
-PyObject *memory_create(const vjp_tensor *described, void **data);
+/*
+ * A Python object that owns memory for this tensor, on the host or a GPU (`device` is one), and exports it by
+ * `__dlpack__`; *data gets the memory. What is written there must be complete before it is exported.
+ */
+PyObject *memory_create(const vjp_tensor *described, int gpu, vjp_device *device, void **data);
 
 dl_type memory_dl_type(vjp_dtype dtype);
 
@@ -187,9 +240,9 @@ bool function_leaves_dtype_open(const op_function *f);
 /* Attributes from keyword arguments: sets one member of the struct. False with an exception set on failure. */
 bool call_set_attribute(const char *function, const vjp_attribute *attribute, PyObject *value, void *attributes);
 
-/* ---- graph.c ----------------------------------------------------------------------------------------- */
+/* ---- graph.c, program.c ------------------------------------------------------------------------------------------ */
 
-extern PyMethodDef graph_methods[];
+extern PyMethodDef graph_methods[], program_methods[];
 
 /* ---- torch.c, jax.c ---------------------------------------------------------------------------------- */
 

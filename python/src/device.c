@@ -23,16 +23,17 @@ void device_set_pool(const device_pool *pool) {
 }
 
 static void close_entry(device_entry *entry) {
+    if (entry->stream) vjp_set_stream(entry->device, NULL); /* the caller's may be gone */
     vjp_close(entry->device);
     free(entry);
 }
 
 /* Leaves a device of another name for others; closes one whose pool has another number of threads now. */
-static device_entry *find_idle(const char *name, int pool_threads) {
+static device_entry *find_idle(const char *name, int pool_threads, const void *stream) {
     for (int i = 0; i < MAX_IDLE; i++) {
         device_entry *entry = atomic_exchange(&idle[i], NULL);
         if (!entry) continue;
-        bool same = strcmp(entry->name, name) == 0;
+        bool same = strcmp(entry->name, name) == 0 && entry->stream == stream;
         if (same && entry->pool_threads == pool_threads) return entry;
         if (same && entry->pool_threads && pool_threads)
             close_entry(entry);
@@ -49,6 +50,7 @@ static device_entry *open_entry(const char *name, const device_pool *pool, int p
     snprintf(sentence, bytes, "memory ran out while opening device %s", name);
     if (!entry) return NULL;
     vjp_options options = VJP_OPTIONS_DEFAULTS;
+    if (strncmp(name, "cuda", 4) == 0) options.workspace_bytes = 64; /* calls bring their own, or it grows */
     options.threads = pool_threads ? pool_threads : atomic_load(&threads);
     if (pool_threads) options.parallel_for = pool->run;
     snprintf(entry->name, sizeof entry->name, "%s", name);
@@ -69,7 +71,7 @@ static int pool_size(const char *name, const device_pool *pool, bool pooled) {
 device_entry *device_acquire(const char *name, bool pooled, vjp_status *status, char *sentence, size_t bytes) {
     const device_pool *pool = atomic_load(&other_pool);
     int pool_threads = pool_size(name, pool, pooled);
-    device_entry *entry = find_idle(name, pool_threads);
+    device_entry *entry = find_idle(name, pool_threads, NULL);
     return entry ? entry : open_entry(name, pool, pool_threads, status, sentence, bytes);
 }
 
@@ -77,7 +79,7 @@ device_entry *device_take(const char *name, bool pooled) {
     if (!name) name = "cpu";
     const device_pool *pool = atomic_load(&other_pool);
     int pool_threads = pool_size(name, pool, pooled);
-    device_entry *entry = find_idle(name, pool_threads);
+    device_entry *entry = find_idle(name, pool_threads, NULL);
     if (entry) return entry;
     vjp_status status;
     char sentence[512];
@@ -86,6 +88,36 @@ device_entry *device_take(const char *name, bool pooled) {
     PyEval_RestoreThread(unlocked);
     if (!entry) error_set(status, sentence);
     return entry;
+}
+
+device_entry *device_find_on(const char *name, void *stream) {
+    return find_idle(name, 0, stream);
+}
+
+device_entry *device_take_on(const char *name, void *stream) {
+    device_entry *entry = device_take(name, false);
+    if (!entry) return NULL;
+    vjp_status status = vjp_set_stream(entry->device, stream);
+    if (status == VJP_OK) {
+        entry->stream = stream;
+        return entry;
+    }
+    error_set(status, vjp_error(entry->device));
+    device_give_back(entry);
+    return NULL;
+}
+
+void device_keep_spare(const char *name) {
+    device_entry *entry = device_take(name, false);
+    if (entry)
+        device_give_back(entry);
+    else
+        PyErr_Clear();
+}
+
+void device_release_stream(device_entry *entry) {
+    vjp_set_stream(entry->device, NULL);
+    entry->stream = NULL;
 }
 
 void device_give_back(device_entry *entry) {
@@ -107,7 +139,9 @@ device_entry *device_take_host(PyObject *name, bool pooled) {
     device_entry *entry = text ? device_take(text, pooled) : NULL;
     if (entry && !vjp_device_is_host(entry->device)) {
         PyErr_Format(PyExc_ValueError,
-                     "device \"%s\" has its own memory, and the arrays are in host memory; use a Graph", text);
+                     "device \"%s\" has its own memory, and the arrays are in host memory; use a Graph, or arrays of "
+                     "that device",
+                     text);
         device_give_back(entry);
         entry = NULL;
     }
@@ -129,6 +163,30 @@ PyObject *device_set_threads(PyObject *module, PyObject *count) {
         if (entry) close_entry(entry);
     }
     Py_RETURN_NONE;
+}
+
+/* Devices that a call is using now are left out: that call reports for itself. */
+PyObject *device_synchronize(PyObject *module, PyObject *name) {
+    (void)module;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (!text) return NULL;
+    vjp_status status = VJP_OK;
+    char sentence[512] = "";
+    PyThreadState *unlocked = PyEval_SaveThread();
+    for (int i = 0; i < MAX_IDLE; i++) {
+        device_entry *entry = atomic_exchange(&idle[i], NULL);
+        if (!entry) continue;
+        vjp_status one = strcmp(entry->name, text) == 0 ? vjp_synchronize(entry->device) : VJP_OK;
+        if (one != VJP_OK && status == VJP_OK) {
+            status = one;
+            snprintf(sentence, sizeof sentence, "%s", vjp_error(entry->device));
+        }
+        device_give_back(entry);
+    }
+    PyEval_RestoreThread(unlocked);
+    if (status == VJP_OK) Py_RETURN_NONE;
+    error_set(status, sentence);
+    return NULL;
 }
 
 PyObject *device_summary(PyObject *module, PyObject *name) {

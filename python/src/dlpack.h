@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 enum { DL_CPU = 1, DL_CUDA_HOST = 3 };                 /* device types whose memory the host reads */
+enum { DL_CUDA = 2, DL_CUDA_MANAGED = 13 };            /* and those of a GPU */
 enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4 };      /* type codes */
 enum { DL_MAJOR = 1, DL_MINOR = 0, DL_READ_ONLY = 1 }; /* the version that we write; a flag */
 

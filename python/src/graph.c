@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Graphs and programs as functions over capsules; python/vjp/graph.py makes classes of them. A mistake while building
- * is raised by the call that made it. A program has a device of its own, which programs that share its memory use too.
+ * Graphs as functions over capsules; python/vjp/graph.py makes a class of them. A mistake while building is raised by
+ * the call that made it.
  */
-#include "core.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char graph_name[] = "vjp.graph", program_name[] = "vjp.program";
+static const char graph_name[] = "vjp.graph";
 
 enum { MAX_VALUES = 1 << 20 };
 
@@ -18,7 +18,7 @@ static void destroy_graph(PyObject *capsule) {
     vjp_graph_destroy(PyCapsule_GetPointer(capsule, graph_name));
 }
 
-static int to_graph(PyObject *object, void *graph) {
+int graph_of(PyObject *object, void *graph) {
     return (*(vjp_graph **)graph = PyCapsule_GetPointer(object, graph_name)) != NULL;
 }
 
@@ -29,8 +29,7 @@ static PyObject *made_value(const vjp_graph *graph, vjp_value value) {
     return NULL;
 }
 
-/* A sequence of values as an array that PyMem_Free() takes; NULL with an exception set on failure. */
-static vjp_value *read_values(PyObject *sequence, size_t *count) {
+vjp_value *graph_read_values(PyObject *sequence, size_t *count) {
     Py_ssize_t size = PySequence_Size(sequence);
     if (size < 0) return NULL;
     if (size > MAX_VALUES) {
@@ -80,7 +79,7 @@ static bool read_shape(PyObject *sequence, int *ndim, int64_t shape[VJP_MAX_DIMS
     return !PyErr_Occurred();
 }
 
-static PyObject *shape_tuple(const vjp_tensor *t) {
+PyObject *graph_shape_tuple(const vjp_tensor *t) {
     PyObject *tuple = PyTuple_New(t->ndim);
     for (int i = 0; tuple && i < t->ndim; i++) {
         PyObject *size = PyLong_FromLongLong(t->shape[i]);
@@ -106,7 +105,7 @@ static PyObject *graph_leaf(PyObject *module, PyObject *arguments) {
     PyObject *dtype_name, *sizes;
     int ndim, dtype;
     int64_t shape[VJP_MAX_DIMS];
-    if (!PyArg_ParseTuple(arguments, "O&ssOO", to_graph, &graph, &kind, &name, &dtype_name, &sizes)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&ssOO", graph_of, &graph, &kind, &name, &dtype_name, &sizes)) return NULL;
     if ((dtype = array_dtype(dtype_name)) < 0 || !read_shape(sizes, &ndim, shape)) return NULL;
     vjp_value (*make)(vjp_graph *, const char *, vjp_dtype, int, const int64_t *) = vjp_graph_input;
     if (strcmp(kind, "parameter") == 0) make = vjp_graph_parameter;
@@ -121,8 +120,9 @@ static PyObject *graph_constant(PyObject *module, PyObject *arguments) {
     const char *name;
     PyObject *object, *result = NULL;
     array a;
-    if (!PyArg_ParseTuple(arguments, "O&sO", to_graph, &graph, &name, &object)) return NULL;
-    if (array_read(object, "constant", name, false, &a) && array_pack(&a, "constant", name, false)) {
+    if (!PyArg_ParseTuple(arguments, "O&sO", graph_of, &graph, &name, &object)) return NULL;
+    if (array_read(object, "constant", name, false, &a) && array_needs_host(&a, "constant", name) &&
+        array_pack(&a, "constant", name, false)) {
         if (a.copy) array_copy_in(&a);
         result = made_value(graph, vjp_graph_constant(graph, name, (vjp_dtype)a.tensor.dtype, a.tensor.ndim,
                                                       a.tensor.shape, a.tensor.data));
@@ -152,7 +152,7 @@ static PyObject *graph_call(PyObject *module, PyObject *arguments) {
     vjp_graph *graph;
     const char *name;
     PyObject *inputs, *options, *dtype_name;
-    if (!PyArg_ParseTuple(arguments, "O&sOO!O", to_graph, &graph, &name, &inputs, &PyDict_Type, &options, &dtype_name))
+    if (!PyArg_ParseTuple(arguments, "O&sOO!O", graph_of, &graph, &name, &inputs, &PyDict_Type, &options, &dtype_name))
         return NULL;
     const vjp_op *op = vjp_op_find(name);
     int64_t attributes[MAX_ATTRIBUTES];
@@ -162,7 +162,7 @@ static PyObject *graph_call(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     if (!read_attributes(op, options, attributes)) return NULL;
-    vjp_value *values = read_values(inputs, &count), made = 0;
+    vjp_value *values = graph_read_values(inputs, &count), made = 0;
     if (!values) return NULL;
     int dtype = dtype_name == Py_None ? VJP_F32 : array_dtype(dtype_name);
     if (dtype < 0) {
@@ -183,7 +183,7 @@ static PyObject *graph_output(PyObject *module, PyObject *arguments) {
     vjp_graph *graph;
     int value;
     const char *slot;
-    if (!PyArg_ParseTuple(arguments, "O&is", to_graph, &graph, &value, &slot)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&is", graph_of, &graph, &value, &slot)) return NULL;
     return made_value(graph, vjp_graph_output(graph, value, slot));
 }
 
@@ -193,7 +193,7 @@ static PyObject *graph_reshape(PyObject *module, PyObject *arguments) {
     int value, ndim;
     PyObject *sizes;
     int64_t shape[VJP_MAX_DIMS];
-    if (!PyArg_ParseTuple(arguments, "O&iO", to_graph, &graph, &value, &sizes) || !read_shape(sizes, &ndim, shape))
+    if (!PyArg_ParseTuple(arguments, "O&iO", graph_of, &graph, &value, &sizes) || !read_shape(sizes, &ndim, shape))
         return NULL;
     return made_value(graph, vjp_graph_reshape(graph, value, ndim, shape));
 }
@@ -203,7 +203,7 @@ static PyObject *graph_assign(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int target, output, add;
-    if (!PyArg_ParseTuple(arguments, "O&iip", to_graph, &graph, &target, &output, &add)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&iip", graph_of, &graph, &target, &output, &add)) return NULL;
     return made_value(graph,
                       add ? vjp_graph_accumulate(graph, target, output) : vjp_graph_assign(graph, target, output));
 }
@@ -213,7 +213,7 @@ static PyObject *graph_scope(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     const char *name;
-    if (!PyArg_ParseTuple(arguments, "O&z", to_graph, &graph, &name)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&z", graph_of, &graph, &name)) return NULL;
     if (name)
         vjp_graph_push(graph, name);
     else
@@ -225,7 +225,7 @@ static PyObject *graph_recompute(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int begin;
-    if (!PyArg_ParseTuple(arguments, "O&p", to_graph, &graph, &begin)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&p", graph_of, &graph, &begin)) return NULL;
     if (begin)
         vjp_graph_recompute_begin(graph);
     else
@@ -239,10 +239,10 @@ static PyObject *graph_grad(PyObject *module, PyObject *arguments) {
     vjp_graph *graph;
     int scalar, add;
     PyObject *of, *target, *result = NULL;
-    if (!PyArg_ParseTuple(arguments, "O&iOOp", to_graph, &graph, &scalar, &of, &target, &add)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&iOOp", graph_of, &graph, &scalar, &of, &target, &add)) return NULL;
     size_t count = 0, targets = 0;
-    vjp_value *wrt = read_values(of, &count);
-    vjp_value *into = wrt && target != Py_None ? read_values(target, &targets) : NULL;
+    vjp_value *wrt = graph_read_values(of, &count);
+    vjp_value *into = wrt && target != Py_None ? graph_read_values(target, &targets) : NULL;
     vjp_value *gradients = wrt && !PyErr_Occurred() ? PyMem_Calloc(count + 1, sizeof *gradients) : NULL;
     if (into && targets != count)
         PyErr_Format(PyExc_ValueError, "grad: %zu values and %zu targets", count, targets);
@@ -260,20 +260,74 @@ static PyObject *graph_grad(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* (graph, loss, parameters or None, max_norm, optimiser, options): (results, lr, step, norm) */
+/* ---- Optimisers -------------------------------------------------------------------------------------- */
+
+/* One option of Muon. False with an exception set for an unknown name or a value of the wrong kind. */
+static bool set_muon(vjp_muon_options *muon, const char *name, PyObject *value) {
+    static const char *const scales[] = {"adamw", "shape"};
+    if (strcmp(name, "momentum") == 0 || strcmp(name, "weight_decay") == 0) {
+        double real = PyFloat_AsDouble(value);
+        *(name[0] == 'm' ? &muon->momentum : &muon->weight_decay) = real;
+        return !PyErr_Occurred();
+    }
+    if (strcmp(name, "nesterov") == 0) return (muon->nesterov = PyObject_IsTrue(value)) >= 0;
+    if (strcmp(name, "iterations") == 0) {
+        long count = PyLong_AsLong(value);
+        muon->iterations = count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int32_t)count; /* vjp refuses these */
+        return !PyErr_Occurred();
+    }
+    if (strcmp(name, "scale") == 0) {
+        const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : NULL;
+        for (int32_t i = 0; text && i < 2; i++)
+            if (strcmp(text, scales[i]) == 0) {
+                muon->scale = i;
+                return true;
+            }
+        PyErr_Format(PyExc_ValueError, "minimize: scale is %R; it must be adamw or shape", value);
+        return false;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "minimize: Muon has no option '%s'; there are momentum, weight_decay, nesterov, iterations and scale",
+                 name);
+    return false;
+}
+
+static bool read_muon(PyObject *settings, vjp_muon_options *muon) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(settings, &at, &key, &value)) {
+        const char *name = PyUnicode_AsUTF8AndSize(key, NULL);
+        if (!name || !set_muon(muon, name, value)) return false;
+    }
+    return true;
+}
+
+/* The caller's uses_muon(name, shape); an exception that it raises is kept, and the answer is no. */
+static int ask_uses_muon(void *context, const char *name, const vjp_tensor *parameter) {
+    if (PyErr_Occurred()) return 0;
+    PyObject *answer = PyObject_CallFunction(context, "sN", name, graph_shape_tuple(parameter));
+    int yes = answer ? PyObject_IsTrue(answer) : 0;
+    Py_XDECREF(answer);
+    return yes > 0;
+}
+
+/*
+ * (graph, loss, parameters or None, max_norm, "adamw" or "sgd", its options, Muon's options or None, uses_muon or
+ * None): (results, lr, step, norm)
+ */
 static PyObject *graph_minimize(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int loss;
     double max_norm;
     const char *name;
-    PyObject *of, *settings;
-    if (!PyArg_ParseTuple(arguments, "O&iOdsO!", to_graph, &graph, &loss, &of, &max_norm, &name, &PyDict_Type,
-                          &settings))
+    PyObject *of, *settings, *muon_settings, *uses_muon;
+    if (!PyArg_ParseTuple(arguments, "O&iOdsO!OO", graph_of, &graph, &loss, &of, &max_norm, &name, &PyDict_Type,
+                          &settings, &muon_settings, &uses_muon))
         return NULL;
     bool sgd = strcmp(name, "sgd") == 0;
     if (!sgd && strcmp(name, "adamw") != 0) {
-        PyErr_Format(PyExc_ValueError, "minimize: the optimiser is \"%s\"; it must be adamw or sgd", name);
+        PyErr_Format(PyExc_ValueError, "minimize: the optimiser is \"%s\"; it must be adamw, sgd or muon", name);
         return NULL;
     }
     union {
@@ -282,16 +336,22 @@ static PyObject *graph_minimize(PyObject *module, PyObject *arguments) {
         vjp_sgd_attributes sgd;
     } attributes;
     if (!read_attributes(vjp_op_find(name), settings, attributes.words)) return NULL;
+    vjp_muon_options muon = VJP_MUON_OPTIONS_DEFAULTS;
+    if (muon_settings != Py_None && !read_muon(muon_settings, &muon)) return NULL;
     vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
     vjp_minimize_result made = {.struct_size = sizeof made};
     vjp_value *parameters = NULL;
-    if (of != Py_None && !(parameters = read_values(of, &options.count))) return NULL;
+    if (of != Py_None && !(parameters = graph_read_values(of, &options.count))) return NULL;
     options.parameters = parameters;
     options.max_norm = max_norm;
     options.adamw = sgd ? NULL : &attributes.adamw;
     options.sgd = sgd ? &attributes.sgd : NULL;
+    options.muon = muon_settings != Py_None ? &muon : NULL;
+    options.uses_muon = uses_muon != Py_None ? ask_uses_muon : NULL;
+    options.context = uses_muon;
     vjp_status status = vjp_graph_minimize(graph, loss, &options, &made);
     PyMem_Free(parameters);
+    if (PyErr_Occurred()) return NULL;
     if (status != VJP_OK) {
         error_set(status, vjp_graph_error(graph));
         return NULL;
@@ -303,7 +363,7 @@ static PyObject *graph_find(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     const char *name;
-    if (!PyArg_ParseTuple(arguments, "O&s", to_graph, &graph, &name)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&s", graph_of, &graph, &name)) return NULL;
     return PyLong_FromLong(vjp_graph_find(graph, name));
 }
 
@@ -312,297 +372,22 @@ static PyObject *graph_describe(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int value;
-    if (!PyArg_ParseTuple(arguments, "O&i", to_graph, &graph, &value)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&i", graph_of, &graph, &value)) return NULL;
     vjp_tensor t = vjp_graph_describe(graph, value);
     const char *name = vjp_graph_name(graph, value);
-    return Py_BuildValue("(ssN)", name ? name : "", vjp_dtype_name((vjp_dtype)t.dtype), shape_tuple(&t));
+    return Py_BuildValue("(ssN)", name ? name : "", vjp_dtype_name((vjp_dtype)t.dtype), graph_shape_tuple(&t));
 }
 
 static PyObject *graph_text(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     int dot;
-    if (!PyArg_ParseTuple(arguments, "O&p", to_graph, &graph, &dot)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O&p", graph_of, &graph, &dot)) return NULL;
     char *text = dot ? vjp_graph_dot(graph) : vjp_graph_text(graph);
     if (!text) return PyErr_NoMemory();
     PyObject *result = PyUnicode_FromString(text);
     vjp_string_free(text);
     return result;
-}
-
-/* ---- Programs ---------------------------------------------------------------------------------------- */
-
-/* A device that belongs to programs. */
-typedef struct owner {
-    device_entry *entry;
-    int programs;
-    bool busy; /* a thread uses it */
-} owner;
-
-typedef struct program {
-    vjp_program *program;
-    owner *device;
-    PyObject *share; /* the capsule of the program whose memory this one uses */
-} program;
-
-static void free_program(program *p) {
-    vjp_program_destroy(p->program);
-    if (--p->device->programs == 0) {
-        device_give_back(p->device->entry);
-        PyMem_Free(p->device);
-    }
-    Py_XDECREF(p->share);
-    PyMem_Free(p);
-}
-
-static void destroy_program(PyObject *capsule) {
-    program *p = PyCapsule_GetPointer(capsule, program_name);
-    if (p) free_program(p);
-}
-
-static int to_program(PyObject *object, void *at) {
-    return (*(program **)at = PyCapsule_GetPointer(object, program_name)) != NULL;
-}
-
-/* Marks the device as used: a run releases the GIL, and a device belongs to one thread at a time. */
-static bool enter(program *p) {
-    if (p->device->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "another thread uses this program, or one that shares its memory");
-        return false;
-    }
-    return p->device->busy = true;
-}
-
-static bool leave(program *p, vjp_status status) {
-    p->device->busy = false;
-    if (status != VJP_OK) error_set(status, vjp_error(p->device->entry->device));
-    return status == VJP_OK;
-}
-
-#define WITHOUT_GIL(p, status, call)                                                                                   \
-    do {                                                                                                               \
-        if (!enter(p)) return NULL;                                                                                    \
-        PyThreadState *unlocked = PyEval_SaveThread();                                                                 \
-        status = (call);                                                                                               \
-        PyEval_RestoreThread(unlocked);                                                                                \
-        if (!leave(p, status)) return NULL;                                                                            \
-    } while (0)
-
-static owner *take_owner(PyObject *share, const char *device) {
-    if (share != Py_None) {
-        program *other;
-        if (!to_program(share, &other)) return NULL;
-        other->device->programs++;
-        return other->device;
-    }
-    owner *o = PyMem_Calloc(1, sizeof *o);
-    if (!o) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    o->entry = device_take(device, false);
-    o->programs = 1;
-    if (o->entry) return o;
-    PyMem_Free(o);
-    return NULL;
-}
-
-/* (graph, results, device, program to share with or None) */
-static PyObject *program_compile(PyObject *module, PyObject *arguments) {
-    (void)module;
-    vjp_graph *graph;
-    PyObject *of, *share;
-    const char *device;
-    if (!PyArg_ParseTuple(arguments, "O&OsO", to_graph, &graph, &of, &device, &share)) return NULL;
-    size_t count = 0;
-    vjp_value *results = read_values(of, &count);
-    program *p = results ? PyMem_Calloc(1, sizeof *p) : NULL;
-    owner *o = p ? take_owner(share, device) : NULL;
-    if (!o) {
-        if (!PyErr_Occurred()) PyErr_NoMemory();
-        PyMem_Free(p);
-        PyMem_Free(results);
-        return NULL;
-    }
-    p->device = o;
-    program *other = NULL;
-    vjp_program_options options = VJP_PROGRAM_OPTIONS_DEFAULTS;
-    if (share != Py_None && to_program(share, &other)) {
-        options.share = other->program;
-        p->share = Py_NewRef(share);
-    }
-    PyObject *capsule = PyCapsule_New(p, program_name, destroy_program);
-    if (!capsule) free_program(p);
-    bool ok = capsule && enter(p);
-    if (ok) {
-        PyThreadState *unlocked = PyEval_SaveThread();
-        vjp_status status = vjp_compile(o->entry->device, graph, results, count, &options, &p->program);
-        PyEval_RestoreThread(unlocked);
-        ok = leave(p, status);
-    }
-    PyMem_Free(results);
-    if (ok) return capsule;
-    Py_XDECREF(capsule);
-    return NULL;
-}
-
-static PyObject *program_run(PyObject *module, PyObject *capsule) {
-    (void)module;
-    program *p;
-    vjp_status status;
-    if (!to_program(capsule, &p)) return NULL;
-    WITHOUT_GIL(p, status, vjp_program_run(p->program));
-    Py_RETURN_NONE;
-}
-
-static PyObject *program_interrupt(PyObject *module, PyObject *capsule) {
-    (void)module;
-    program *p;
-    if (!to_program(capsule, &p)) return NULL;
-    vjp_program_interrupt(p->program);
-    Py_RETURN_NONE;
-}
-
-/* (program, value): a NumPy array with a copy. */
-static PyObject *program_read(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    int value;
-    if (!PyArg_ParseTuple(arguments, "O&i", to_program, &p, &value)) return NULL;
-    vjp_tensor t;
-    size_t bytes = 0;
-    vjp_status status = vjp_program_tensor(p->program, value, &t);
-    if (status != VJP_OK) {
-        error_set(status, vjp_error(p->device->entry->device));
-        return NULL;
-    }
-    static const array of_numpy = {.kind = ARRAY_BUFFER};
-    array a;
-    vjp_tensor described = vjp_tensor_of(NULL, (vjp_dtype)t.dtype, t.ndim, t.shape);
-    PyObject *result = NULL;
-    if (array_bytes(&described, &bytes)) {
-        if (array_create(&of_numpy, &described, &a) && enter(p)) {
-            PyThreadState *unlocked = PyEval_SaveThread();
-            status = vjp_program_read(p->program, value, a.tensor.data, bytes);
-            PyEval_RestoreThread(unlocked);
-            if (leave(p, status)) result = array_take(&of_numpy, &a);
-        }
-        array_release(&a);
-    }
-    if (!result && !PyErr_Occurred()) PyErr_NoMemory();
-    return result;
-}
-
-/* (program, value, array): the array must have the value's dtype and shape. */
-static PyObject *program_write(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    int value;
-    PyObject *object;
-    if (!PyArg_ParseTuple(arguments, "O&iO", to_program, &p, &value, &object)) return NULL;
-    vjp_tensor t;
-    size_t bytes = 0;
-    vjp_status status = vjp_program_tensor(p->program, value, &t);
-    if (status != VJP_OK) {
-        error_set(status, vjp_error(p->device->entry->device));
-        return NULL;
-    }
-    array a;
-    bool ok = array_read(object, "write", "the array", false, &a);
-    if (ok && (a.tensor.dtype != t.dtype || a.tensor.ndim != t.ndim ||
-               memcmp(a.tensor.shape, t.shape, sizeof t.shape[0] * (size_t)t.ndim) != 0)) {
-        PyObject *have = shape_tuple(&a.tensor), *want = shape_tuple(&t);
-        PyErr_Format(PyExc_ValueError, "write: the array is %s %R; the value is %s %R",
-                     vjp_dtype_name((vjp_dtype)a.tensor.dtype), have, vjp_dtype_name((vjp_dtype)t.dtype), want);
-        Py_XDECREF(have);
-        Py_XDECREF(want);
-        ok = false;
-    }
-    ok = ok && array_pack(&a, "write", "the array", false) && array_bytes(&a.tensor, &bytes) && enter(p);
-    if (ok) {
-        PyThreadState *unlocked = PyEval_SaveThread();
-        if (a.copy) array_copy_in(&a);
-        status = vjp_program_write(p->program, value, a.tensor.data, bytes);
-        PyEval_RestoreThread(unlocked);
-        ok = leave(p, status);
-    }
-    array_release(&a);
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
-}
-
-/* (program, loss, lr value, step value, learning rate, step): the loss */
-static PyObject *program_step(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    int loss, lr, step;
-    double rate, result = 0;
-    long long number;
-    vjp_status status;
-    if (!PyArg_ParseTuple(arguments, "O&iiidL", to_program, &p, &loss, &lr, &step, &rate, &number)) return NULL;
-    vjp_minimize_result made = {.struct_size = sizeof made, .loss = loss, .lr = lr, .step = step};
-    WITHOUT_GIL(p, status, vjp_program_step(p->program, &made, rate, number, &result));
-    return PyFloat_FromDouble(result);
-}
-
-/* (program, seed): Kaiming's first values for every matrix. */
-static PyObject *program_init(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    unsigned long long seed;
-    vjp_status status;
-    if (!PyArg_ParseTuple(arguments, "O&K", to_program, &p, &seed)) return NULL;
-    WITHOUT_GIL(p, status, vjp_program_init(p->program, seed));
-    Py_RETURN_NONE;
-}
-
-/* (program, value, mean, deviation, seed) */
-static PyObject *program_init_normal(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    int value;
-    double mean, deviation;
-    unsigned long long seed;
-    vjp_status status;
-    if (!PyArg_ParseTuple(arguments, "O&iddK", to_program, &p, &value, &mean, &deviation, &seed)) return NULL;
-    WITHOUT_GIL(p, status, vjp_program_init_normal(p->program, value, mean, deviation, seed));
-    Py_RETURN_NONE;
-}
-
-/* (program, path, save) */
-static PyObject *program_file(PyObject *module, PyObject *arguments) {
-    (void)module;
-    program *p;
-    PyObject *path;
-    int save;
-    if (!PyArg_ParseTuple(arguments, "O&O&p", to_program, &p, PyUnicode_FSConverter, &path, &save)) return NULL;
-    bool ok = enter(p);
-    if (ok) {
-        const char *name = PyBytes_AsString(path);
-        PyThreadState *unlocked = PyEval_SaveThread();
-        vjp_status status = save ? vjp_program_save(p->program, name) : vjp_program_load(p->program, name);
-        PyEval_RestoreThread(unlocked);
-        ok = leave(p, status);
-    }
-    Py_DECREF(path);
-    if (!ok) return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *program_report(PyObject *module, PyObject *capsule) {
-    (void)module;
-    program *p;
-    if (!to_program(capsule, &p)) return NULL;
-    vjp_program_report r = {.struct_size = sizeof r};
-    vjp_status status = vjp_program_describe(p->program, &r);
-    if (status != VJP_OK) {
-        error_set(status, vjp_error(p->device->entry->device));
-        return NULL;
-    }
-    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:d,s:d}", "calls", (Py_ssize_t)r.calls, "arena_bytes",
-                         (Py_ssize_t)r.arena_bytes, "live_bytes", (Py_ssize_t)r.live_bytes, "intermediate_bytes",
-                         (Py_ssize_t)r.intermediate_bytes, "persistent_bytes", (Py_ssize_t)r.persistent_bytes,
-                         "min_bytes", r.cost.bytes, "flops", r.cost.flops);
 }
 
 PyMethodDef graph_methods[] = {
@@ -620,15 +405,5 @@ PyMethodDef graph_methods[] = {
     {"graph_find", graph_find, METH_VARARGS, NULL},
     {"graph_describe", graph_describe, METH_VARARGS, NULL},
     {"graph_text", graph_text, METH_VARARGS, NULL},
-    {"program_compile", program_compile, METH_VARARGS, NULL},
-    {"program_run", program_run, METH_O, NULL},
-    {"program_interrupt", program_interrupt, METH_O, NULL},
-    {"program_read", program_read, METH_VARARGS, NULL},
-    {"program_write", program_write, METH_VARARGS, NULL},
-    {"program_step", program_step, METH_VARARGS, NULL},
-    {"program_init", program_init, METH_VARARGS, NULL},
-    {"program_init_normal", program_init_normal, METH_VARARGS, NULL},
-    {"program_file", program_file, METH_VARARGS, NULL},
-    {"program_report", program_report, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

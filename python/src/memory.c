@@ -13,6 +13,7 @@ enum { ALIGNMENT = 64 };
 typedef struct memory {
     PyObject_HEAD void *block; /* what malloc() returned; the data are inside, aligned */
     void *data;
+    int gpu; /* -1: host memory */
     vjp_tensor tensor;
 } memory;
 
@@ -72,7 +73,7 @@ static PyObject *memory_dlpack(PyObject *self, PyObject *arguments, PyObject *ke
     exported *e = calloc(1, sizeof *e);
     if (!e) return PyErr_NoMemory();
     dl_tensor tensor = {.data = m->data,
-                        .device = {DL_CPU, 0},
+                        .device = {m->gpu < 0 ? DL_CPU : DL_CUDA, m->gpu < 0 ? 0 : m->gpu},
                         .ndim = m->tensor.ndim,
                         .dtype = memory_dl_type((vjp_dtype)m->tensor.dtype),
                         .shape = e->shape,
@@ -93,13 +94,36 @@ static PyObject *memory_dlpack(PyObject *self, PyObject *arguments, PyObject *ke
 }
 
 static PyObject *memory_device(PyObject *self, PyObject *none) {
-    (void)self, (void)none;
-    return Py_BuildValue("(ii)", DL_CPU, 0);
+    (void)none;
+    int gpu = ((const memory *)self)->gpu;
+    return Py_BuildValue("(ii)", gpu < 0 ? DL_CPU : DL_CUDA, gpu < 0 ? 0 : gpu);
+}
+
+/* Frees memory of a GPU; where the device cannot be opened any more, it is left. */
+static void free_on_gpu(int gpu, void *block) {
+    char name[GPU_NAME], sentence[256];
+    vjp_status status;
+    gpu_name(gpu, name);
+    device_entry *entry = device_acquire(name, false, &status, sentence, sizeof sentence);
+    if (!entry) return;
+    vjp_free(entry->device, block);
+    device_give_back(entry);
+}
+
+static bool allocate_on_gpu(memory *m, vjp_device *device, size_t bytes) {
+    vjp_status status = vjp_alloc(device, bytes, &m->block);
+    if (status != VJP_OK) error_set(status, vjp_error(device));
+    m->data = m->block;
+    return status == VJP_OK;
 }
 
 static void memory_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    free(((memory *)self)->block);
+    memory *m = (memory *)self;
+    if (m->gpu < 0)
+        free(m->block);
+    else if (m->block)
+        free_on_gpu(m->gpu, m->block);
     freefunc release_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release_object(self);
     Py_DECREF((PyObject *)type);
@@ -118,12 +142,19 @@ bool memory_init(void) {
     return memory_type != NULL;
 }
 
-PyObject *memory_create(const vjp_tensor *described, void **data) {
+PyObject *memory_create(const vjp_tensor *described, int gpu, vjp_device *device, void **data) {
     size_t bytes;
     if (!array_bytes(described, &bytes)) return PyErr_NoMemory();
     memory *m = PyObject_New(memory, memory_type);
     if (!m) return NULL;
     m->tensor = *described;
+    m->gpu = gpu;
+    m->block = NULL;
+    if (gpu >= 0) {
+        if (!allocate_on_gpu(m, device, bytes)) Py_CLEAR(m);
+        if (m) *data = m->data;
+        return (PyObject *)m;
+    }
     m->block = malloc(bytes + ALIGNMENT); /* Windows has no aligned_alloc() */
     if (m->block) {
         m->data = *data = (char *)m->block + (ALIGNMENT - (uintptr_t)m->block % ALIGNMENT);

@@ -8,6 +8,7 @@ static PyMethodDef methods[] = {
     {"table", describe_table, METH_NOARGS,
      "{function: (op, pass, inputs, outputs, attributes)}: the op table. An input is (name, kind, optional), an output "
      "(name, kind), an attribute (name, type, default, choices or None)."},
+    {"synchronize", device_synchronize, METH_O, "Waits for the devices of that name and raises what they found."},
     {"summary", device_summary, METH_O, "One line on what a device is."},
     {NULL, NULL, 0, NULL},
 };
@@ -23,8 +24,8 @@ PyMODINIT_FUNC PyInit__core(void);
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module && error_init(module) && array_init() && memory_init() && call_init(module) &&
-        PyModule_AddFunctions(module, graph_methods) == 0 && PyModule_AddFunctions(module, torch_methods) == 0 &&
-        PyModule_AddFunctions(module, jax_methods) == 0 &&
+        PyModule_AddFunctions(module, graph_methods) == 0 && PyModule_AddFunctions(module, program_methods) == 0 &&
+        PyModule_AddFunctions(module, torch_methods) == 0 && PyModule_AddFunctions(module, jax_methods) == 0 &&
         PyModule_AddStringConstant(module, "__version__", vjp_version()) == 0)
         return module;
     Py_XDECREF(module);

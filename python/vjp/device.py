@@ -29,3 +29,9 @@ def set_threads(count: int) -> None:
 
     The results do not depend on it."""
     _core.set_threads(count)
+
+
+def synchronize(device: str) -> None:
+    """Waits for the calls on a GPU's arrays, `"cuda:0"`, and raises what a kernel found meanwhile: an index outside its table is
+    known on the GPU alone, and is left out there."""
+    _core.synchronize(device)

@@ -139,10 +139,19 @@ class Graph:
         return [Value(self, number) for number in numbers]
 
     def minimize(self, loss: Value, parameters: Optional[Sequence[Value]] = None, *, optimizer: str = "adamw", max_norm: float = 0.0,
+                 uses_muon: Optional[Callable[[str, tuple[int, ...]], bool]] = None, adamw: Optional[dict[str, Any]] = None,
                  **options: Any) -> "Training":
-        """Adds gradients, clipping and a step of AdamW or SGD for each parameter (None: all). The options are the optimiser's."""
+        """Adds gradients, clipping and a step of the optimiser for each parameter (None: all): "adamw", "sgd" or "muon". The options
+        are the optimiser's.
+
+        Muon (momentum, weight_decay, nesterov, iterations, scale: docs/optimisers.md) trains the matrices that `uses_muon(name,
+        shape)` accepts, by default all of them; AdamW, with the options `adamw`, trains the rest."""
         numbers = None if parameters is None else tuple(value.number for value in parameters)
-        results, lr, step, norm = _core.graph_minimize(self._handle, loss.number, numbers, max_norm, optimizer, options)
+        muon = optimizer == "muon"
+        if not muon and (uses_muon is not None or adamw is not None):
+            raise TypeError('minimize: uses_muon and adamw are for optimizer="muon"')
+        chosen = ("adamw", dict(adamw or {}), options, uses_muon) if muon else (optimizer, options, None, None)
+        results, lr, step, norm = _core.graph_minimize(self._handle, loss.number, numbers, max_norm, *chosen)
         return Training(self, loss, [Value(self, number) for number in results], lr, step, Value(self, norm) if norm else None)
 
     def compile(self, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None) -> "Program":

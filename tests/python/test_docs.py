@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Runs the blocks of docs/python.md as one program, and the call that its table of costs is from."""
+"""Runs the blocks of docs/python.md as one program, and the programs that its tables of costs are from."""
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+
+import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -29,3 +31,10 @@ def test_cost():
     assert done.returncode == 0, done.stderr
     times = [float(cell) for cell in re.findall(r"\| (\d+\.\d+) \|", done.stdout)]
     assert times and times[0] < 50
+
+
+def test_cost_in_torch():
+    if not importlib.util.find_spec("torch"):
+        pytest.skip("there is no torch")
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "bench/torch_call.py"), "--quick"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("\n| ") == 4, done.stdout + done.stderr

@@ -39,7 +39,8 @@ def test_gradients_are_those_of_the_functions():
     assert np.array_equal(dgamma, vjp.rms_norm_backward(dnormed, values["x"], p[gamma], rstd, outputs="dgamma"))
 
 
-@pytest.mark.parametrize("optimizer, options", [("adamw", {"beta2": 0.95}), ("sgd", {"beta": 0.8, "nesterov": True})])
+@pytest.mark.parametrize("optimizer, options", [("adamw", {"beta2": 0.95}), ("sgd", {"beta": 0.8, "nesterov": True}),
+                                                ("muon", {"momentum": 0.9, "weight_decay": 0.0, "adamw": {"beta2": 0.95}})])
 def test_training_lowers_the_loss(optimizer, options, tmp_path):
     g, x, t, w, gamma, loss = small()
     training = g.minimize(loss, optimizer=optimizer, max_norm=1.0, **options)
@@ -60,6 +61,41 @@ def test_training_lowers_the_loss(optimizer, options, tmp_path):
     assert np.array_equal(p[w], after)  # the moments were loaded too
     with pytest.raises(vjp.FileError, match="none.safetensors"):
         p.load(tmp_path / "none.safetensors")
+
+
+def test_muon():
+    """A step of the matrix is nearly orthogonal; what uses_muon() rejects is trained by AdamW."""
+    data = {"x": floats(6, 5), "t": np.int32([0, 1, 2, 2, 1, 0])}
+    start, seen, made = floats(3, 5), [], {}
+    for name, choose in (("all", None), ("none", lambda name, shape: seen.append((name, shape))), ("adamw", None)):
+        g, x, t, w, gamma, loss = small()
+        options = {} if name == "adamw" else {"optimizer": "muon", "uses_muon": choose, "adamw": {"weight_decay": 0.25}}
+        options["weight_decay"] = 0.25
+        p = g.minimize(loss, **options).compile()
+        p[w], p[gamma] = start, np.ones(5, np.float32)
+        p.step(0.01, **data)
+        made[name] = p[w], p[gamma]
+    assert set(seen) == {("w", (3, 5))}  # vectors are not asked about
+    assert all(np.array_equal(a, b) for a, b in zip(made["none"], made["adamw"]))
+    step = ((1 - 0.01 * 0.25) * start - made["all"][0]) / (0.01 * 0.2 * np.sqrt(5))
+    values = np.linalg.svd(step.astype(np.float64), compute_uv=False)
+    assert values.shape == (3,) and (0.5 < values[:2]).all() and (values < 1.3).all(), values
+    assert np.array_equal(made["all"][1], made["adamw"][1])
+
+
+@pytest.mark.parametrize("options, error, sentence", [
+    ({"optimizer": "lion"}, ValueError, "must be adamw, sgd or muon"),
+    ({"optimizer": "muon", "beta1": 0.9}, TypeError, "Muon has no option 'beta1'"),
+    ({"optimizer": "muon", "scale": "large"}, ValueError, "must be adamw or shape"),
+    ({"optimizer": "muon", "momentum": "much"}, TypeError, "real number|float"),
+    ({"optimizer": "muon", "iterations": 0}, vjp.InvalidError, "iterations"),
+    ({"optimizer": "muon", "uses_muon": lambda name, shape: 1 / 0}, ZeroDivisionError, "zero"),
+    ({"adamw": {}}, TypeError, "for optimizer="),
+])
+def test_wrong_optimisers(options, error, sentence):
+    *_, loss = small()
+    with pytest.raises(error, match=sentence):
+        loss.graph.minimize(loss, **options)
 
 
 def test_a_mistake_is_raised_where_it_is_made():

@@ -48,6 +48,22 @@ def test_train(text, tmp_path):
     assert [row["loss"] for row in [*first, *second]] == [row["loss"] for row in whole]
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_learning_rate(schedule, text, tmp_path):
+    """vjp.learning_rate() is the trainer's."""
+    options = {"schedule": schedule, "lr": 1e-3, "warmup": 3}
+    if schedule != "constant":
+        options["last_lr"] = 0.2
+    if schedule == "wsd":
+        options["decay_share"] = 0.5
+    run = vjp.train(text, out=tmp_path / "run", steps=12, batch=1, context=8, optimizer="muon", **options)
+    assert len(run) == 12 and run[2]["rate"] == pytest.approx(1e-3, rel=1e-6)
+    for row in run:
+        assert vjp.learning_rate(row["step"], 12, **options) == pytest.approx(row["rate"], rel=1e-6)
+    with pytest.raises(ValueError, match="must be one of cosine"):
+        vjp.learning_rate(1, 2, 0.1, "step")
+
+
 def test_train_raises(text, tmp_path):
     with pytest.raises(vjp.Error, match="preset"):
         vjp.train(text, out=tmp_path / "run", preset="gigantic")

@@ -156,17 +156,19 @@ def compare(op, name, got, expected):
     assert error <= BOUNDS[got.dtype], f"{op}: {name} in {got.dtype} is off by {error:.2e}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", CASES)
-def test_against_torch(op, dtype):
+def against_torch(op, dtype, place="cpu"):
+    """Both passes of an op on tensors in this place; torch computes on the CPU."""
+    def moved(values):
+        return {name: value.to(place) if torch.is_tensor(value) else value for name, value in values.items()}
+
     reference, shapes, options, backward_options = CASES[op]
     inputs = make_inputs(shapes, DTYPES[dtype])
-    device = "ref" if dtype == "f64" else "cpu"
+    device = "ref" if dtype == "f64" else place
     doubles = {name: in_double(value) for name, value in inputs.items()}
     leaves = {name: value.requires_grad_() for name, value in doubles.items() if torch.is_tensor(value) and value.is_floating_point()}
     expected = reference(**doubles)
-    made = getattr(vjp, op)(**inputs, **options, device=device, outputs=tuple(expected))
-    made = dict(zip(expected, made))
+    made = getattr(vjp, op)(**moved(inputs), **options, device=device, outputs=tuple(expected))
+    made = {name: value.cpu() for name, value in zip(expected, made)}
     for name, value in made.items():
         compare(op, name, value, expected[name].detach())
 
@@ -176,7 +178,7 @@ def test_against_torch(op, dtype):
     first = next(iter(expected))
     dy = torch.randn(expected[first].shape, dtype=torch.float64).to(made[first].dtype)
     needs = [p.name for p in inspect.signature(backward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    given = {"d" + first: dy, **inputs, **made}
+    given = moved({"d" + first: dy, **inputs, **made})
     gradients = torch.autograd.grad(expected[first], list(leaves.values()), dy.double(), allow_unused=True)
     wanted = {"d" + name: g for name, g in zip(leaves, gradients) if g is not None}
     outputs = re.findall(r"^    (\w+): ", backward.__doc__.partition("Returns")[2].partition("Tensors")[0], re.M)
@@ -187,7 +189,13 @@ def test_against_torch(op, dtype):
     got = backward(**{name: given[name] for name in needs if name in given}, **some, device=device, outputs=tuple(wanted))
     assert len(got) == len(wanted) > 0
     for (name, value), result in zip(wanted.items(), got):
-        compare(op + "_backward", name, result, value)
+        compare(op + "_backward", name, result.cpu(), value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", CASES)
+def test_against_torch(op, dtype):
+    against_torch(op, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

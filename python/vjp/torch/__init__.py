@@ -5,8 +5,9 @@
     print(vjp.torch.patch(model))              # replaces what it can in a Hugging Face model, and says what
     print(vjp.torch.deterministic_report(model, batch))
 
-CPU tensors. Calls run on torch's own threads, and the same inputs give the same bits for any number of them. f64 tensors are
-computed by vjp's reference kernels: slow, for gradcheck. `import vjp` does not import torch; `import vjp.torch` does.
+Tensors are on the CPU or, with the CUDA backend, on an NVIDIA GPU. On the CPU calls run on torch's own threads, and the same inputs
+give the same bits for any number of them; on a GPU they are enqueued on torch's current stream. f64 tensors on the CPU are computed
+by vjp's reference kernels: slow, for gradcheck. `import vjp` does not import torch; `import vjp.torch` does.
 """
 from vjp.torch._ops import KERNELS
 from vjp.torch.determinism import DeterminismReport, deterministic_report

@@ -5,8 +5,9 @@ A schema has the tensors of the pass, then keywords: the op's attributes, `dtype
 where there are several (bit i: compute output i; one that is not computed is an empty tensor), and `wide` for the backward
 passes of parameters (bit i: gradient i is f32 although the activations have 16 bits).
 
-The kernels are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.13 on, and otherwise
-Python functions over vjp._core. Both give the same bits. Fake kernels compute shapes alone, for torch.compile.
+The kernels for the CPU are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.13 on, and
+otherwise Python functions over vjp._core, as those for CUDA always are. Both give the same bits. Fake kernels compute shapes alone,
+for torch.compile.
 """
 from __future__ import annotations
 
@@ -197,17 +198,17 @@ def fake_kernel(name: str) -> Callable:
 
 
 def python_kernel(name: str) -> Callable:
-    """The kernel over vjp._core, for a torch without the C functions that the C kernels need."""
+    """The kernel over vjp._core, which runs where the tensors are; on CUDA it is enqueued on torch's current stream."""
     row, function = TABLE[name], _core.functions[name]
 
     def kernel(*arguments, **keywords):
         tensors, attributes = bound(name, arguments, keywords)
         made = new_outputs(name, tensors, attributes)
-        device = "ref" if torch.float64 in (storage_of(row, tensors), made[0].dtype) else None
+        exact = made[0].device.type == "cpu" and torch.float64 in (storage_of(row, tensors), made[0].dtype)
         wanted = [i for i in range(len(made)) if attributes.get("outputs", -1) >> i & 1]
         options = {attribute: attributes[attribute] for attribute, _, _, _ in row.attributes}
         if wanted:
-            function(**{key: t.detach() for key, t in tensors.items()}, **options, device=device,
+            function(**{key: t.detach() for key, t in tensors.items()}, **options, device="ref" if exact else None,
                      outputs=tuple(row.outputs[i][0] for i in wanted), out=tuple(made[i] for i in wanted))
         return made[0] if len(made) == 1 else tuple(made)
     return kernel
@@ -228,6 +229,7 @@ def c_functions() -> Optional[dict[str, int]]:
 library = torch.library.Library("vjp", "DEF")
 for _name in TABLE:
     library.define(schema(_name), tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(_name, python_kernel(_name), "CUDA")
     torch.library.register_fake(f"vjp::{_name}", fake_kernel(_name), lib=library)
 
 _addresses = None if os.environ.get("VJP_TORCH_KERNELS") == "python" else c_functions()

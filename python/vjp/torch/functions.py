@@ -127,8 +127,9 @@ for _op in OPS.values():
 
 
 def call(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
-    if op.name in AUTOCAST and torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    place = tensors[0].device.type
+    if op.name in AUTOCAST and torch.is_autocast_enabled(place):
+        dtype = torch.get_autocast_dtype(place)
         tensors = tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if op.several:

@@ -131,6 +131,14 @@ class LinearCrossEntropy(nn.Linear):
         return F.linear_cross_entropy(x, self.weight, target, **self.options)
 
 
+def scalar(known: dict[tuple, Tensor], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of one number, made once for each."""
+    key = (value, dtype, device)
+    if key not in known:
+        known[key] = torch.full((), value, dtype=dtype, device=device)
+    return known[key]
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's step and state dict. The averages are f32 where the parameters have 16 bits."""
 
@@ -145,15 +153,16 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scalars: dict[tuple, Tensor] = {}  # shared by the parameters of this step
         for group in self.param_groups:
             if group.get("amsgrad") or group.get("maximize"):
                 raise ValueError("AdamW: amsgrad and maximize are not supported")
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(parameter, parameter.grad, group)
+                    self.update(parameter, parameter.grad, group, scalars)
         return loss
 
-    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], scalars: dict[tuple, Tensor]) -> None:
         exact = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         state = self.state[parameter]
         if not state:
@@ -163,6 +172,10 @@ class AdamW(torch.optim.Optimizer):
         state["step"] += 1
         for name in ("exp_avg", "exp_avg_sq"):  # a loaded state dict has the parameter's dtype
             state[name] = state[name].to(exact)
-        vjp.adamw(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], gradient.detach(), float(group["lr"]), int(state["step"]),
+        rate: Any = float(group["lr"])
+        step: Any = int(state["step"])
+        if parameter.device.type != "cpu":  # a number would be copied there by a call that waits
+            rate, step = (scalar(scalars, value, dtype, parameter.device) for value, dtype in ((rate, exact), (step, torch.int64)))
+        vjp.adamw(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], gradient.detach(), rate, step,
                   beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"], weight_decay=group["weight_decay"],
                   device="ref" if exact == torch.float64 else None, out=(parameter.detach(), state["exp_avg"], state["exp_avg_sq"]))

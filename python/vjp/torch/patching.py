@@ -3,8 +3,8 @@
 
 Only instances change: a patched module gets a `forward` of its own, and its parameters, class, hooks and state dict stay as
 they are. Modules are recognised by the names of their classes, so transformers is not imported. Where a call needs what vjp
-does not compute (an explicit attention mask, attention dropout, tensors that are not on the CPU), the module's own forward
-runs.
+does not compute (an explicit attention mask, attention dropout, tensors on a device that vjp does not have), the module's own
+forward runs.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+import vjp
 from vjp.torch import functions as F
 from vjp.torch import modules
 
@@ -125,32 +126,44 @@ def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
     return None, ""
 
 
-def on_cpu(replacement: Callable) -> Callable:
-    """The replacement for tensors on the CPU, the class's own forward for others."""
+def computed_places() -> tuple[str, ...]:
+    """The types of torch's devices whose tensors vjp takes here."""
+    cuda = torch.cuda.is_available() and any(device.name.startswith("cuda") for device in vjp.devices())
+    return ("cpu", "cuda") if cuda else ("cpu",)
+
+
+def where_vjp_runs(replacement: Callable, places: tuple[str, ...]) -> Callable:
+    """The replacement for tensors in these places, the class's own forward for others."""
     def forward(self, *arguments, **keywords):
         first = arguments[0] if arguments else keywords.get("hidden_states", keywords.get("x"))
-        if first is not None and first.device.type != "cpu":
+        if first is not None and first.device.type not in places:
             return type(self).forward(self, *arguments, **keywords)
         return replacement(self, *arguments, **keywords)
     return forward
+
+
+def loss_where_vjp_runs(own: Any, places: tuple[str, ...]) -> Callable:
+    def loss(logits, *arguments, **keywords):
+        return (causal_loss if logits.device.type in places else own)(logits, *arguments, **keywords)
+    return loss
 
 
 def patch(model: nn.Module, linear: bool = False) -> PatchReport:
     """Replaces what vjp computes in this model, and reports it. With `linear`, matrix products too."""
     if MARK in vars(model):
         raise ValueError("patch: this model is patched; unpatch() it first")
-    rows, patched = [], []
+    rows, patched, places = [], [], computed_places()
     for name, module in model.named_modules():
         replacement, why = choose(module, linear)
         if replacement:
-            module.forward = types.MethodType(on_cpu(replacement), module)
+            module.forward = types.MethodType(where_vjp_runs(replacement, places), module)
             patched.append(module)
         if replacement or why:
             rows.append(Row(name, type(module).__name__, replacement is not None, why))
     loss = getattr(model, "loss_function", None)
     has_loss = getattr(loss, "__name__", "") == "ForCausalLMLoss"
     if has_loss:
-        model.loss_function = causal_loss  # type: ignore[assignment]
+        model.loss_function = loss_where_vjp_runs(loss, places)  # type: ignore[assignment]
         rows.append(Row("loss_function", "ForCausalLMLoss", True, "cross_entropy"))
     model.__dict__[MARK] = (patched, loss if has_loss else None)
     return PatchReport(rows)
