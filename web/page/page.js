@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: MIT
+// The page: shows what the workers report and passes on what the reader does. Training is in worker.js, proofs and
+// single ops are in prover.js; nothing is computed here but pictures of numbers.
+
+import {Chart} from './chart.js';
+import {Gradient} from './gradient.js';
+import {Prove} from './prove.js';
+
+const $ = (id) => document.getElementById(id);
+const TEXTS = [
+    {name: 'sources.txt', label: "vjp's own C sources", prompt: 'static '},
+    {name: 'docs.txt', label: "vjp's documentation", prompt: 'The '},
+];
+const PRESETS = [
+    {name: 'tiny', label: 'tiny: 0.8 million', context: 64, batch: 8},
+    {name: 'small', label: 'small: 9.6 million', context: 128, batch: 4},
+    {name: 'medium', label: 'medium: 76 million', context: 128, batch: 2},
+];
+const DEFAULTS = {preset: 'tiny', steps: 2000, lr: 0.003, seed: 1, dtype: 'f32'};
+const SAMPLES_KEPT = 12;
+
+const chart = new Chart($('chart'), $('readout'));
+const texts = new Map(); // name to {label, prompt, bytes}
+let worker = null, module = null;
+let state = {begun: false, running: false, over: false, hidden: false};
+let current = null; // the run's settings and the name of its text
+let frame = 0, lastSpoken = 0;
+const recent = []; // [time, step] of the last steps
+let latest = null; // the last step's figures, drawn at the next frame
+
+/* ---- Words ---- */
+
+const thousands = (n) => n < 1e4 ? String(Math.round(n)) : n < 1e7 ? `${(n / 1e3).toFixed(1)}k` : `${(n / 1e6).toFixed(1)}M`;
+const bytesText = (n) => n < 1e6 ? `${Math.ceil(n / 1e3)} KB` : n < 1e9 ? `${(n / 1e6).toFixed(n < 1e7 ? 1 : 0)} MB` : `${(n / 1e9).toFixed(2)} GB`;
+
+function duration(seconds) {
+    const s = Math.round(seconds);
+    if (s < 60) return `${s} s`;
+    return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor(s / 60) % 60} min`;
+}
+
+function say(sentence) {
+    $('status').textContent = sentence;
+}
+
+function alertWith(sentence) {
+    $('alert').hidden = !sentence;
+    $('alert').textContent = sentence ? sentence[0].toUpperCase() + sentence.slice(1) : '';
+}
+
+function note(id, sentence) {
+    const old = document.querySelector(`#notes [data-id="${id}"]`), item = old || document.createElement('li');
+    item.dataset.id = id;
+    item.textContent = sentence;
+    if (!old) $('notes').append(item);
+}
+
+/* ---- Settings ---- */
+
+function option(select, value, label, disabled = false) {
+    const item = new Option(label, value);
+    item.disabled = disabled;
+    select.add(item);
+}
+
+function fillSettings() {
+    for (const {name, label} of PRESETS) option($('set-preset'), name, label);
+    for (const {name, label} of TEXTS) option($('set-text'), name, label);
+    const cores = navigator.hardwareConcurrency || 1;
+    if (self.crossOriginIsolated && cores > 1) option($('set-device'), String(Math.min(cores, 8)), `Processor, ${Math.min(cores, 8)} threads`);
+    option($('set-device'), '1', 'Processor, 1 thread');
+    option($('set-device'), 'gpu', 'GPU: not in this module', true);
+    note('gpu', 'The GPU is not used: this module has the kernels of the processor only.');
+    if (!self.crossOriginIsolated)
+        note('threads', 'The server did not isolate this page, so memory cannot be shared between threads: it trains with one.');
+    showSettings({...DEFAULTS, ...choicesOf(DEFAULTS.preset)}, TEXTS[0].name);
+}
+
+const choicesOf = (preset) => {
+    const {context, batch} = PRESETS.find((p) => p.name === preset);
+    return {context, batch};
+};
+
+function showSettings(settings, text) {
+    for (const key of ['preset', 'context', 'batch', 'steps', 'lr', 'seed', 'dtype'])
+        if (settings[key] !== undefined) $(`set-${key}`).value = settings[key];
+    $('set-text').value = text;
+}
+
+function readSettings() {
+    const settings = {preset: $('set-preset').value, dtype: $('set-dtype').value};
+    for (const key of ['context', 'batch', 'steps', 'lr', 'seed']) settings[key] = Number($(`set-${key}`).value);
+    settings.prompt = texts.get($('set-text').value).prompt;
+    return settings;
+}
+
+const threads = () => Number($('set-device').value) || 1;
+
+function addText(name, bytes, label = name, prompt = '') {
+    if (!texts.has(name) && ![...$('set-text').options].some((o) => o.value === name)) option($('set-text'), name, label);
+    // A text that has no prompt of its own begins with its first word.
+    const first = prompt || new TextDecoder().decode(bytes.subarray(0, 64)).split(/\s/).find((w) => w) + ' ';
+    texts.set(name, {label, bytes, prompt: first.slice(0, 24)});
+}
+
+/* The command that computes the same losses natively. */
+function command(step) {
+    const {settings, name} = current;
+    const file = /^[\w.+:=@%-]+$/.test(name) && name[0] !== '-' ? name : `'${name.replaceAll("'", "'\\''")}'`;
+    return `vjp train ${file} --preset ${settings.preset} --context ${settings.context} --batch ${settings.batch} ` +
+        `--steps ${settings.steps} --lr ${settings.lr} --seed ${settings.seed} --dtype ${settings.dtype} ` +
+        `--stop-at ${step} --out compare`;
+}
+
+/* ---- What is shown ---- */
+
+function controls() {
+    const {begun, running, over} = state;
+    $('start').disabled = !module || over;
+    $('start').textContent = running ? 'Pause' : 'Start';
+    $('step').disabled = !module || running || over;
+    $('reset').disabled = !module || !begun;
+    $('fields').disabled = begun;
+    $('settings-hint').textContent = begun ? 'Reset to change them.' : '';
+    $('export').disabled = $('export-weights').disabled = !begun || !chart.losses.length;
+    $('forget').disabled = !begun;
+}
+
+function drawLatest() {
+    frame = 0;
+    chart.draw();
+    if (!latest) return;
+    const n = chart.losses.length, {steps} = current.settings;
+    $('loss').textContent = chart.smooth[n - 1].toFixed(3);
+    $('steps').textContent = String(n);
+    $('progress').style.width = `${(100 * n) / steps}%`;
+    if (chart.validations.length) $('validation').textContent = chart.validations.at(-1)[1].toFixed(3);
+    if (latest.memory) $('memory').textContent = bytesText(latest.memory);
+    $('hash').value = latest.hash || '–';
+    $('hash-step').textContent = n === 1 ? 'after 1 step' : `after ${n} steps`;
+    $('command').textContent = command(n);
+    if (recent.length > 1) {
+        const [t0, s0] = recent[0], [t1, s1] = recent.at(-1), each = (t1 - t0) / (s1 - s0);
+        $('speed').textContent = thousands((current.settings.batch * current.settings.context * 1000) / each);
+        $('step-ms').textContent = `${each < 10 ? each.toFixed(1) : Math.round(each)} ms per step`;
+        $('left').textContent = n < steps ? `of ${steps}, ${duration(((steps - n) * each) / 1000)} left` : `of ${steps}`;
+    } else {
+        $('left').textContent = `of ${steps}`;
+    }
+    const now = performance.now();
+    if (now - lastSpoken > 10000) {
+        lastSpoken = now;
+        $('chart').setAttribute('aria-label', `Loss curve: ${n} steps, from ${chart.losses[0].toFixed(2)} down to an average of ` +
+            `${chart.smooth[n - 1].toFixed(2)}. Left and right arrow keys read single steps.`);
+    }
+}
+
+function redraw() {
+    if (!frame) frame = requestAnimationFrame(drawLatest);
+}
+
+function showSample({step, prompt, text}) {
+    if ($('sample').dataset.step) {
+        const item = document.createElement('li'), pre = document.createElement('pre'), head = document.createElement('span');
+        head.className = 'small';
+        head.textContent = `step ${$('sample').dataset.step}`;
+        pre.textContent = $('sample').textContent;
+        item.append(head, pre);
+        $('earlier').prepend(item);
+        // Of many samples the first ones and those at about equal ratios of steps are kept.
+        const items = [...$('earlier').children];
+        if (items.length > SAMPLES_KEPT) {
+            const at = items.map((i) => Number(i.firstChild.textContent.slice(5)));
+            let drop = 1;
+            for (let i = 1; i < items.length - 1; i++) if (at[i - 1] / at[i + 1] < at[drop - 1] / at[drop + 1]) drop = i;
+            items[drop].remove();
+        }
+    }
+    const begin = document.createElement('span');
+    begin.className = 'prompt';
+    begin.textContent = prompt;
+    $('sample').replaceChildren(begin, text.startsWith(prompt) ? text.slice(prompt.length) : text);
+    $('sample').dataset.step = step;
+    $('sample-step').textContent = `after ${step} step${step === 1 ? '' : 's'}`;
+}
+
+function showProfile(rows) {
+    const by = new Map();
+    let all = 0;
+    for (const {op, ms} of rows) {
+        by.set(op, (by.get(op) || 0) + ms);
+        all += ms;
+    }
+    if (!all) return;
+    const sorted = [...by].sort((a, b) => b[1] - a[1]), top = sorted.slice(0, 6);
+    const rest = sorted.slice(6).reduce((sum, [, ms]) => sum + ms, 0);
+    if (rest) top.push([`${sorted.length - 6} others`, rest]);
+    $('bar').replaceChildren(...top.map(([, ms], i) => {
+        const part = document.createElement('div');
+        part.style.flexGrow = ms / all;
+        part.style.background = `var(--hue-${i})`;
+        return part;
+    }));
+    $('ops').replaceChildren(...top.map(([op, ms], i) => {
+        const item = document.createElement('li'), dot = document.createElement('i');
+        dot.style.background = `var(--hue-${i})`;
+        const words = [op, `${ms.toFixed(ms < 10 ? 2 : 1)} ms`, `${((100 * ms) / all).toFixed(0)} %`];
+        item.append(dot, ...words.map((w) => Object.assign(document.createElement('span'), {textContent: w})));
+        return item;
+    }));
+}
+
+function clearRun() {
+    state = {...state, begun: false, running: false, over: false};
+    current = latest = null;
+    recent.length = 0;
+    chart.clear(Number($('set-steps').value) || 1);
+    for (const id of ['loss', 'validation', 'speed']) $(id).textContent = '–';
+    $('steps').textContent = '0';
+    $('left').textContent = $('step-ms').textContent = '\u00a0';
+    $('progress').style.width = '0';
+    $('hash').value = '–';
+    $('hash-step').textContent = 'no steps yet';
+    $('command').textContent = '';
+    $('sample').textContent = 'It has not learned anything yet.';
+    $('sample').dataset.step = '';
+    $('sample-step').textContent = '';
+    $('earlier').replaceChildren();
+    $('bar').replaceChildren();
+    $('ops').innerHTML = '<li class="quiet">Measured after a few steps.</li>';
+    $('files-status').textContent = '';
+}
+
+/* ---- The worker's messages ---- */
+
+const hears = {
+    loaded(m) {
+        module = m;
+        $('device').textContent = m.threads > 1 ? `CPU, ${m.threads} threads` : 'CPU, 1 thread';
+        const relaxed = m.variant.startsWith('relaxed');
+        $('device-means').textContent = m.fused ? 'WebAssembly SIMD with FMA' : 'WebAssembly SIMD, no FMA';
+        if (!m.fused) {
+            note('fma', relaxed
+                ? 'This processor does not fuse multiplication and addition, so the last bits differ from those of other machines.'
+                : 'This browser has no relaxed SIMD, so there is no fused multiply-add: it is slower, and the last bits differ from those of other machines.');
+            $('bits-how').textContent = 'Here there is no fused multiply-add, so the last bits, and with them the hash, differ from the one that the command prints.';
+        }
+    },
+    empty() {
+        start();
+    },
+    resumed() {
+        say(`Continues after step ${chart.losses.length}, as you left it.`);
+        if (!state.over) go();
+    },
+    begun(m) {
+        clearRun();
+        current = {settings: m.settings, name: m.name};
+        state.begun = true;
+        chart.clear(m.settings.steps);
+        for (const loss of m.losses) chart.add(loss);
+        for (const [step, loss] of m.validations) chart.validation(step, loss);
+        if (!texts.has(m.name)) option($('set-text'), m.name, m.name);
+        showSettings(m.settings, m.name);
+        if (m.parameters) $('lede-size').textContent = `A language model of ${(m.parameters / 1e6).toFixed(1)} million numbers`;
+        $('memory').textContent = bytesText(m.memory);
+        if (m.losses.length) latest = {hash: m.hash, memory: m.memory};
+        state.over = m.step >= m.settings.steps;
+        $('left').textContent = `of ${m.settings.steps}`;
+        controls();
+        redraw();
+    },
+    step(m) {
+        chart.add(m.loss);
+        if (m.validation !== null) chart.validation(m.step, m.validation);
+        recent.push([performance.now(), m.step]);
+        if (recent.length > 9) recent.shift();
+        latest = m;
+        if (m.step === 1) controls();
+        redraw();
+    },
+    sample: showSample,
+    profile: (m) => showProfile(m.rows),
+    state(m) {
+        state.running = m.running;
+        state.over = !!m.over;
+        if (m.running) say('Training');
+        else if (m.over) say(`Done: all ${chart.losses.length} steps are taken.`);
+        else if (state.begun) say(state.hidden ? 'Paused while the tab is hidden' : 'Paused');
+        if (!m.running) recent.length = 0;
+        controls();
+    },
+    saved(m) {
+        $('files-status').textContent = `Saved in this browser at step ${m.step}, ${bytesText(m.bytes)}.`;
+    },
+    exported(m) {
+        download(m.name, m.bytes);
+        $('files-status').textContent = m.name.endsWith('.zip')
+            ? `Exported ${m.name}, ${bytesText(m.bytes.length)}. To continue natively: unzip -d run ${m.name} && cd run && vjp train --resume --out .`
+            : `Exported ${m.name}, ${bytesText(m.bytes.length)}.`;
+    },
+    note: (m) => note(m.id, m.sentence),
+    failed(m) {
+        alertWith(m.sentence);
+        say(m.during === 'load' ? 'The module could not be loaded' : 'Stopped');
+        controls();
+    },
+};
+
+function download(name, bytes) {
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([bytes]));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/* ---- What the reader does ---- */
+
+function load(fresh) {
+    if (worker) worker.terminate();
+    module = null;
+    worker = new Worker('worker.js', {type: 'module'});
+    worker.onmessage = ({data}) => hears[data.kind](data);
+    worker.onerror = (event) => hears.failed({sentence: event.message || 'the worker could not be loaded', during: 'load'});
+    worker.postMessage({kind: 'load', threads: threads(), fresh});
+}
+
+function begin() {
+    if (!$('settings').reportValidity()) return false;
+    const name = $('set-text').value;
+    alertWith('');
+    worker.postMessage({kind: 'begin', settings: readSettings(), text: texts.get(name).bytes, name});
+    return true;
+}
+
+/* Trains, unless the tab is hidden: then it waits until it is seen. */
+function go() {
+    if (document.hidden) {
+        state.hidden = true;
+        return say('Waiting for the tab to be seen');
+    }
+    alertWith('');
+    worker.postMessage({kind: 'run'});
+}
+
+function start() {
+    if (module.threads !== threads() && module.asked !== threads()) {
+        module.asked = threads();
+        return load(true);
+    }
+    if (!state.begun && !begin()) return;
+    go();
+}
+
+function reset() {
+    worker.postMessage({kind: 'reset'});
+    clearRun();
+    alertWith('');
+    say('Ready: change the settings, then start.');
+    controls();
+}
+
+async function take(file) {
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    if (/\.(zip|safetensors)$/i.test(file.name)) {
+        const name = $('set-text').value, text = texts.get(name) || texts.get(TEXTS[0].name);
+        worker.postMessage({kind: 'pause'});
+        worker.postMessage({kind: 'import', bytes, name: file.name, settings: {...readSettings()}, text: text.bytes, textName: name});
+        return say(`${file.name} was imported.`);
+    }
+    if (bytes.length < 1000) return alertWith(`${file.name} has ${bytes.length} bytes; a text to train on needs at least 1000.`);
+    if (bytes.includes(0)) return alertWith(`${file.name} has zero bytes in it: it is no text.`);
+    addText(file.name, bytes);
+    reset();
+    $('set-text').value = file.name;
+    start();
+}
+
+function listen() {
+    $('start').addEventListener('click', () => (state.running ? worker.postMessage({kind: 'pause'}) : start()));
+    $('step').addEventListener('click', () => {
+        if (!state.begun && !begin()) return;
+        worker.postMessage({kind: 'step'});
+    });
+    $('reset').addEventListener('click', reset);
+    $('settings').addEventListener('submit', (event) => {
+        event.preventDefault();
+        if (!state.begun) start();
+    });
+    $('set-preset').addEventListener('change', () => showSettings(choicesOf($('set-preset').value), $('set-text').value));
+    for (const id of ['open', 'import'])
+        $(id).addEventListener('change', (event) => {
+            const [file] = event.target.files;
+            event.target.value = '';
+            if (file) take(file);
+        });
+    $('copy').addEventListener('click', async () => {
+        await navigator.clipboard.writeText($('command').textContent);
+        $('copy').textContent = 'Copied';
+        setTimeout(() => ($('copy').textContent = 'Copy the command'), 1500);
+    });
+    $('save-text').addEventListener('click', () => {
+        const name = current ? current.name : $('set-text').value;
+        if (texts.has(name)) download(name, texts.get(name).bytes);
+    });
+    $('export').addEventListener('click', () => worker.postMessage({kind: 'export'}));
+    $('export-weights').addEventListener('click', () => worker.postMessage({kind: 'export', weights: true}));
+    $('forget').addEventListener('click', reset);
+
+    let depth = 0;
+    addEventListener('dragenter', (event) => {
+        event.preventDefault();
+        depth++;
+        $('drop').hidden = false;
+    });
+    addEventListener('dragover', (event) => event.preventDefault());
+    addEventListener('dragleave', () => ($('drop').hidden = --depth > 0));
+    addEventListener('drop', (event) => {
+        event.preventDefault();
+        depth = 0;
+        $('drop').hidden = true;
+        if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+    });
+    document.addEventListener('visibilitychange', () => {
+        if (document.hidden && state.running) {
+            state.hidden = true;
+            worker.postMessage({kind: 'pause'});
+        } else if (!document.hidden && state.hidden) {
+            state.hidden = false;
+            if (module && state.begun) go();
+        }
+    });
+    addEventListener('pagehide', () => worker && worker.postMessage({kind: 'pause'}));
+}
+
+/* ---- Begin ---- */
+
+fillSettings();
+listen();
+controls();
+const built = TEXTS.map(async ({name, label, prompt}) => {
+    const answer = await fetch(name);
+    if (!answer.ok) throw new Error(`${name} could not be loaded (${answer.status})`);
+    addText(name, new Uint8Array(await answer.arrayBuffer()), label, prompt);
+});
+Promise.all(built).then(() => load(false), (error) => hears.failed({sentence: error.message, during: 'load'}));
+
+const pages = fetch('ops.json').then((answer) => answer.json());
+const prove = new Prove();
+new Gradient(prove, pages);
