@@ -3,6 +3,7 @@
 // central differences of the forward pass. The calls are made by prover.js; the text is the op's page in docs/ops.
 
 import {prose} from './math.js';
+import {Prover} from './prove.js';
 
 const $ = (id) => document.getElementById(id);
 const MAX_ELEMENTS = 256, STEP = 1e-5;
@@ -75,8 +76,10 @@ const rounded = (v) => {
 };
 
 export class Gradient {
-    constructor(prove, pages) {
-        Object.assign(this, {prove, pages, seed: 1, id: 0, timer: 0, started: false});
+    constructor(pages) {
+        Object.assign(this, {prover: new Prover(), pages, seed: 1, id: 0, timer: 0});
+        this.prover.on('gradient', (m) => m.id === this.id && this.show(m));
+        this.prover.on('failed', (m) => m.id === this.id && this.failed(m.sentence));
         for (const name of Object.keys(OPS)) {
             $('op').add(new Option(name));
             $('break-op').add(new Option(name));
@@ -200,11 +203,9 @@ export class Gradient {
         try {
             const {inputs, seeds, attributes} = this.read();
             const {derived = () => ({})} = OPS[this.op];
-            if (!this.prove.ready) this.say('Loading a module for single ops');
-            await this.prove.start();
-            this.prove.on('gradient', (m) => m.id === this.id && this.show(m));
-            this.prove.on('failed', (m) => (m.during === 'gradient' ? m.id === this.id && this.failed(m.sentence) : this.prove.stop(m.sentence)));
-            this.prove.post({kind: 'gradient', id, op: this.op, inputs, seeds, attributes, derived: derived(inputs), step: STEP});
+            if (!this.prover.ready) this.say('Loading a module for single ops');
+            await this.prover.start();
+            this.prover.post({kind: 'gradient', id, op: this.op, inputs, seeds, attributes, derived: derived(inputs), step: STEP});
         } catch (error) {
             if (id === this.id) this.failed(error.message);
         }

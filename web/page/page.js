@@ -11,12 +11,16 @@ const TEXTS = [
     {name: 'sources.txt', label: "vjp's own C sources", prompt: 'static '},
     {name: 'docs.txt', label: "vjp's documentation", prompt: 'The '},
 ];
-const PRESETS = [
-    {name: 'tiny', label: 'tiny: 0.8 million', context: 64, batch: 8},
-    {name: 'small', label: 'small: 9.6 million', context: 128, batch: 4},
-    {name: 'medium', label: 'medium: 76 million', context: 128, batch: 2},
+/* Sizes to choose from: those of presets of `vjp train`, and two that are smaller. */
+const SIZES = [
+    {name: 'nano', label: 'nano, 0.1 million', preset: 'tiny', dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, context: 64, batch: 8},
+    {name: 'micro', label: 'micro, 0.3 million', preset: 'tiny', dim: 96, layers: 3, heads: 4, kv_heads: 2, ffn: 264, context: 64, batch: 8},
+    {name: 'tiny', label: 'tiny, 0.8 million', preset: 'tiny', dim: 128, layers: 4, heads: 4, kv_heads: 2, ffn: 352, context: 128, batch: 8},
+    {name: 'small', label: 'small, 9.6 million', preset: 'small', dim: 384, layers: 6, heads: 6, kv_heads: 2, ffn: 1024, context: 128, batch: 4},
+    {name: 'medium', label: 'medium, 76 million', preset: 'medium', dim: 768, layers: 12, heads: 12, kv_heads: 4, ffn: 2048, context: 128, batch: 2},
 ];
-const DEFAULTS = {preset: 'tiny', steps: 2000, lr: 0.003, seed: 1, dtype: 'f32'};
+const SHAPE = ['dim', 'layers', 'heads', 'kv_heads', 'ffn'];
+const DEFAULTS = {size: 'micro', steps: 2000, lr: 0.003, seed: 1, dtype: 'f32'};
 const SAMPLES_KEPT = 12;
 
 const chart = new Chart($('chart'), $('readout'));
@@ -24,8 +28,9 @@ const texts = new Map(); // name to {label, prompt, bytes}
 let worker = null, module = null;
 let state = {begun: false, running: false, over: false, hidden: false};
 let current = null; // the run's settings and the name of its text
+let shown = null;   // the settings of the last run, of which a size that has no name is kept
 let frame = 0, lastSpoken = 0;
-const recent = []; // [time, step] of the last steps
+const recent = []; // [time in the worker, step] of the last steps
 let latest = null; // the last step's figures, drawn at the next frame
 
 /* ---- Words ---- */
@@ -35,8 +40,8 @@ const bytesText = (n) => n < 1e6 ? `${Math.ceil(n / 1e3)} KB` : n < 1e9 ? `${(n 
 
 function duration(seconds) {
     const s = Math.round(seconds);
-    if (s < 60) return `${s} s`;
-    return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor(s / 60) % 60} min`;
+    if (s < 100) return `${s} s`;
+    return s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
 }
 
 function say(sentence) {
@@ -64,7 +69,7 @@ function option(select, value, label, disabled = false) {
 }
 
 function fillSettings() {
-    for (const {name, label} of PRESETS) option($('set-preset'), name, label);
+    for (const {name, label} of SIZES) option($('set-size'), name, label);
     for (const {name, label} of TEXTS) option($('set-text'), name, label);
     const cores = navigator.hardwareConcurrency || 1;
     if (self.crossOriginIsolated && cores > 1) option($('set-device'), String(Math.min(cores, 8)), `Processor, ${Math.min(cores, 8)} threads`);
@@ -73,24 +78,32 @@ function fillSettings() {
     note('gpu', 'The GPU is not used: this module has the kernels of the processor only.');
     if (!self.crossOriginIsolated)
         note('threads', 'The server did not isolate this page, so memory cannot be shared between threads: it trains with one.');
-    showSettings({...DEFAULTS, ...choicesOf(DEFAULTS.preset)}, TEXTS[0].name);
+    showSettings({...DEFAULTS, ...sizeOf(DEFAULTS.size)}, TEXTS[0].name);
+    $('set-size').value = DEFAULTS.size;
 }
 
-const choicesOf = (preset) => {
-    const {context, batch} = PRESETS.find((p) => p.name === preset);
-    return {context, batch};
-};
+const sizeOf = (name) => SIZES.find((size) => size.name === name);
+
+/* The size that has these numbers; undefined: another one. */
+const sizeWith = (settings) => SIZES.find((size) => SHAPE.every((key) => size[key] === settings[key]));
 
 function showSettings(settings, text) {
-    for (const key of ['preset', 'context', 'batch', 'steps', 'lr', 'seed', 'dtype'])
+    for (const key of ['context', 'batch', 'steps', 'lr', 'seed', 'dtype'])
         if (settings[key] !== undefined) $(`set-${key}`).value = settings[key];
+    if (settings.dim) {
+        const size = sizeWith(settings);
+        if (!size && !$('set-size').querySelector('[value=other]')) option($('set-size'), 'other', 'another size');
+        $('set-size').value = size ? size.name : 'other';
+    }
     $('set-text').value = text;
 }
 
 function readSettings() {
-    const settings = {preset: $('set-preset').value, dtype: $('set-dtype').value};
+    const size = $('set-size').value, own = sizeOf(size) || shown;
+    const settings = {preset: own.preset, dtype: $('set-dtype').value};
+    if (size !== own.preset) for (const key of SHAPE) settings[key] = own[key];
     for (const key of ['context', 'batch', 'steps', 'lr', 'seed']) settings[key] = Number($(`set-${key}`).value);
-    settings.prompt = texts.get($('set-text').value).prompt;
+    settings.validate_every = Math.max(20, Math.round(settings.steps / 50));
     return settings;
 }
 
@@ -103,13 +116,24 @@ function addText(name, bytes, label = name, prompt = '') {
     texts.set(name, {label, bytes, prompt: first.slice(0, 24)});
 }
 
+/* Settings that this page does not offer, as options of `vjp train` with their defaults: an imported run may have others. */
+const OPTIONS = {
+    optimizer: ['optimizer', 'adamw'], schedule: ['schedule', 'cosine'], warmup: ['warmup', 20], accumulate: ['accumulate', 1],
+    last_rate: ['last-lr', 0.1], weight_decay: ['weight-decay', 0.1], max_norm: ['clip', 1], beta2: ['beta2', 0.95],
+    average: ['average', 0], label_smoothing: ['label-smoothing', 0],
+};
+
 /* The command that computes the same losses natively. */
 function command(step) {
     const {settings, name} = current;
+    if (settings.from) return 'This run began with weights that were imported: the same command would need them.';
     const file = /^[\w.+:=@%-]+$/.test(name) && name[0] !== '-' ? name : `'${name.replaceAll("'", "'\\''")}'`;
-    return `vjp train ${file} --preset ${settings.preset} --context ${settings.context} --batch ${settings.batch} ` +
+    const size = sizeWith(settings), usual = size && size.name === settings.preset;
+    const shape = usual ? '' : SHAPE.map((key) => `--${key.replace('_', '-')} ${settings[key]} `).join('');
+    return `vjp train ${file} --preset ${settings.preset} ${shape}--context ${settings.context} --batch ${settings.batch} ` +
         `--steps ${settings.steps} --lr ${settings.lr} --seed ${settings.seed} --dtype ${settings.dtype} ` +
-        `--stop-at ${step} --out compare`;
+        Object.entries(OPTIONS).filter(([key, [, usual]]) => settings[key] !== undefined && settings[key] !== usual)
+            .map(([key, [name]]) => `--${name} ${settings[key]} `).join('') + `--stop-at ${step} --out compare`;
 }
 
 /* ---- What is shown ---- */
@@ -236,9 +260,9 @@ function clearRun() {
 const hears = {
     loaded(m) {
         module = m;
-        $('device').textContent = m.threads > 1 ? `CPU, ${m.threads} threads` : 'CPU, 1 thread';
+        $('device').textContent = m.threads > 1 ? `${m.threads} threads` : '1 thread';
         const relaxed = m.variant.startsWith('relaxed');
-        $('device-means').textContent = m.fused ? 'WebAssembly SIMD with FMA' : 'WebAssembly SIMD, no FMA';
+        $('device-means').textContent = m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';
         if (!m.fused) {
             note('fma', relaxed
                 ? 'This processor does not fuse multiplication and addition, so the last bits differ from those of other machines.'
@@ -256,13 +280,14 @@ const hears = {
     begun(m) {
         clearRun();
         current = {settings: m.settings, name: m.name};
+        shown = m.settings;
         state.begun = true;
         chart.clear(m.settings.steps);
         for (const loss of m.losses) chart.add(loss);
         for (const [step, loss] of m.validations) chart.validation(step, loss);
-        if (!texts.has(m.name)) option($('set-text'), m.name, m.name);
+        if (!texts.has(m.name)) addText(m.name, m.text, m.name, m.prompt);
         showSettings(m.settings, m.name);
-        if (m.parameters) $('lede-size').textContent = `A language model of ${(m.parameters / 1e6).toFixed(1)} million numbers`;
+        if (m.parameters) $('lede-size').textContent = `A language model of ${(m.parameters / 1e6).toFixed(m.parameters < 1e6 ? 2 : 1)} million numbers`;
         $('memory').textContent = bytesText(m.memory);
         if (m.losses.length) latest = {hash: m.hash, memory: m.memory};
         state.over = m.step >= m.settings.steps;
@@ -272,8 +297,8 @@ const hears = {
     },
     step(m) {
         chart.add(m.loss);
-        if (m.validation !== null) chart.validation(m.step, m.validation);
-        recent.push([performance.now(), m.step]);
+        if (m.validation !== undefined) chart.validation(m.step, m.validation);
+        recent.push([m.at, m.step]);
         if (recent.length > 9) recent.shift();
         latest = m;
         if (m.step === 1) controls();
@@ -296,8 +321,12 @@ const hears = {
     exported(m) {
         download(m.name, m.bytes);
         $('files-status').textContent = m.name.endsWith('.zip')
-            ? `Exported ${m.name}, ${bytesText(m.bytes.length)}. To continue natively: unzip -d run ${m.name} && cd run && vjp train --resume --out .`
+            ? `Exported ${m.name}, ${bytesText(m.bytes.length)}. To continue natively: unzip -d run ${m.name} && vjp train run/text.txt --resume --out run`
             : `Exported ${m.name}, ${bytesText(m.bytes.length)}.`;
+    },
+    imported(m) {
+        say(`${m.file} was read: it continues after step ${chart.losses.length}.`);
+        $('files-status').textContent = `Imported ${m.file}.`;
     },
     note: (m) => note(m.id, m.sentence),
     failed(m) {
@@ -330,7 +359,8 @@ function begin() {
     if (!$('settings').reportValidity()) return false;
     const name = $('set-text').value;
     alertWith('');
-    worker.postMessage({kind: 'begin', settings: readSettings(), text: texts.get(name).bytes, name});
+    const {bytes, prompt} = texts.get(name);
+    worker.postMessage({kind: 'begin', settings: readSettings(), text: bytes, name, prompt});
     return true;
 }
 
@@ -364,10 +394,11 @@ function reset() {
 async function take(file) {
     const bytes = new Uint8Array(await file.arrayBuffer());
     if (/\.(zip|safetensors)$/i.test(file.name)) {
-        const name = $('set-text').value, text = texts.get(name) || texts.get(TEXTS[0].name);
+        const textName = $('set-text').value, {bytes: text, prompt} = texts.get(textName);
+        say(`Reading ${file.name}`);
+        alertWith('');
         worker.postMessage({kind: 'pause'});
-        worker.postMessage({kind: 'import', bytes, name: file.name, settings: {...readSettings()}, text: text.bytes, textName: name});
-        return say(`${file.name} was imported.`);
+        return worker.postMessage({kind: 'import', file: file.name, bytes, settings: readSettings(), text, name: textName, prompt});
     }
     if (bytes.length < 1000) return alertWith(`${file.name} has ${bytes.length} bytes; a text to train on needs at least 1000.`);
     if (bytes.includes(0)) return alertWith(`${file.name} has zero bytes in it: it is no text.`);
@@ -388,7 +419,10 @@ function listen() {
         event.preventDefault();
         if (!state.begun) start();
     });
-    $('set-preset').addEventListener('change', () => showSettings(choicesOf($('set-preset').value), $('set-text').value));
+    $('set-size').addEventListener('change', () => {
+        const {context, batch} = sizeOf($('set-size').value) || shown;
+        showSettings({context, batch}, $('set-text').value);
+    });
     for (const id of ['open', 'import'])
         $(id).addEventListener('change', (event) => {
             const [file] = event.target.files;
@@ -436,6 +470,9 @@ function listen() {
 
 /* ---- Begin ---- */
 
+/* For tests and for the curious, in the console. */
+window.vjpPage = {losses: () => chart.losses, settings: () => current && current.settings};
+
 fillSettings();
 listen();
 controls();
@@ -447,5 +484,5 @@ const built = TEXTS.map(async ({name, label, prompt}) => {
 Promise.all(built).then(() => load(false), (error) => hears.failed({sentence: error.message, during: 'load'}));
 
 const pages = fetch('ops.json').then((answer) => answer.json());
-const prove = new Prove();
-new Gradient(prove, pages);
+new Prove();
+new Gradient(pages);

@@ -1,45 +1,60 @@
 // SPDX-License-Identifier: MIT
-// "Prove it": shows the rows of `vjp check` as they come from the worker prover.js, and owns that worker. It is started
-// when it is first needed: the model comes first.
+// "Prove it": shows the rows of `vjp check` as they come from a worker, which is started when it is first needed: the
+// model comes first.
 
 const $ = (id) => document.getElementById(id);
 
-export class Prove {
+/* A worker of prover.js. */
+export class Prover {
     constructor() {
-        this.worker = null;
+        this.hears = new Map(); // from the kind of a message
         this.ready = null;
-        this.waiting = new Map(); // kind of a message to what listens for it
-        this.rows = new Map();
-        $('check').addEventListener('click', () => this.checkAll());
-        $('break').addEventListener('click', () => this.breakOne($('break-op').value));
-        $('check-stop').addEventListener('click', () => this.stop('Stopped.'));
+    }
+    on(kind, hears) {
+        this.hears.set(kind, hears);
     }
     /* Resolves with the op table once the module is there. */
     start() {
-        if (this.ready) return this.ready;
-        this.worker = new Worker('prover.js', {type: 'module'});
-        this.ready = new Promise((resolve, reject) => {
-            this.on('loaded', (m) => resolve(m.ops));
+        this.ready ??= new Promise((resolve, reject) => {
+            this.worker = new Worker('prover.js', {type: 'module'});
             this.worker.onerror = (event) => reject(new Error(event.message || 'the worker could not be loaded'));
             this.worker.onmessage = ({data}) => {
-                if (data.kind === 'failed' && data.during === 'load') reject(new Error(data.sentence));
-                const hears = this.waiting.get(data.kind);
-                if (hears) hears(data);
+                if (data.kind === 'loaded') resolve(data.ops);
+                else if (data.kind === 'failed' && data.during === 'load') reject(new Error(data.sentence));
+                else this.hears.get(data.kind)(data);
             };
+            this.worker.postMessage({kind: 'load', threads: 1});
         });
-        this.on('checking', (m) => this.checking(m.op));
-        this.on('row', (m) => this.row(m.op, m.row));
-        this.on('checked', (m) => this.checked(m));
-        this.on('proved', (m) => this.proved(m));
-        this.on('broken', (m) => this.broken(m));
-        this.worker.postMessage({kind: 'load', threads: 1});
         return this.ready;
-    }
-    on(kind, hears) {
-        this.waiting.set(kind, hears);
     }
     post(message) {
         this.worker.postMessage(message);
+    }
+    end() {
+        if (this.worker) this.worker.terminate();
+        this.worker = this.ready = null;
+    }
+}
+
+/* A row of a check in words. */
+function words({proof, pass, output, dtype, case: shapes, error, bound, why}) {
+    const what = [proof, pass, output, dtype, shapes].filter((w) => w).join(' ');
+    return why ? `${what}: ${why}` : `${what}: error ${Number(error).toExponential(1)}, bound ${Number(bound).toExponential(0)}`;
+}
+
+export class Prove {
+    constructor() {
+        this.rows = new Map();
+        this.prover = new Prover();
+        this.prover.on('checking', (m) => this.checking(m.op));
+        this.prover.on('row', (m) => this.row(m.op, m.row));
+        this.prover.on('checked', (m) => this.checked(m));
+        this.prover.on('proved', (m) => this.proved(m));
+        this.prover.on('broken', (m) => this.broken(m));
+        this.prover.on('failed', (m) => this.stop(m.sentence));
+        $('check').addEventListener('click', () => this.checkAll());
+        $('break').addEventListener('click', () => this.breakOne($('break-op').value));
+        $('check-stop').addEventListener('click', () => this.stop('Stopped.'));
     }
     busy(is) {
         $('check').disabled = $('break').disabled = is;
@@ -57,8 +72,8 @@ export class Prove {
         this.clear();
         $('check-status').textContent = 'Loading a module for the checks';
         try {
-            const ops = await this.start();
-            this.post({kind: 'check', ops: ops.map((op) => op.name)});
+            const ops = await this.prover.start();
+            this.prover.post({kind: 'check', ops: ops.map((op) => op.name)});
         } catch (error) {
             this.stop(error.message);
         }
@@ -67,8 +82,8 @@ export class Prove {
         this.clear();
         $('check-status').textContent = `Checking ${op} with one number of its result damaged`;
         try {
-            await this.start();
-            this.post({kind: 'break', op});
+            await this.prover.start();
+            this.prover.post({kind: 'break', op});
         } catch (error) {
             this.stop(error.message);
         }
@@ -93,7 +108,7 @@ export class Prove {
         const now = performance.now();
         if (line.ok && now - at.drawn < 60) return;
         at.drawn = now;
-        if (!at.failed || !line.ok) at.cells[2].textContent = line.text;
+        if (!at.failed || !line.ok) at.cells[2].textContent = words(line);
         this.counts(at);
     }
     counts(at) {
@@ -123,8 +138,7 @@ export class Prove {
             : `Not caught: ${op} was damaged and ${ok.toLocaleString('en')} checks passed.`;
     }
     stop(sentence) {
-        if (this.worker) this.worker.terminate();
-        this.worker = this.ready = null;
+        this.prover.end();
         this.busy(false);
         $('check-status').textContent = sentence;
     }

@@ -58,15 +58,16 @@ const handlers = {
             post('checking', {op});
             const result = module.check({device: 'cpu', ops: [op], quick: true, onRow: (row) => post('row', {op, row})});
             failed += result.failed;
-            post('checked', {op, ok: result.ok, failed: result.failed});
+            post('checked', {op, ok: result.rows - result.failed, failed: result.failed});
         }
         post('proved', {seconds: (performance.now() - began) / 1000, failed});
     },
     break({op}) {
         post('checking', {op});
         const result = module.checkBroken(op, {quick: true, onRow: (row) => post('row', {op, row})});
-        post('checked', {op, ok: result.ok, failed: result.failed});
-        post('broken', {op, failed: result.failed, ok: result.ok});
+        const ok = result.rows - result.failed;
+        post('checked', {op, ok, failed: result.failed});
+        post('broken', {op, ok, failed: result.failed});
     },
     /*
      * Forward and backward by the cpu in f32, and central differences of the plain loops in f64. `seeds` are the

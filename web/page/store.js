@@ -2,8 +2,8 @@
 // The saved run, in the origin private file system: what a reload continues from. Runs in a worker.
 //
 // There are two slots, written in turn, so that a tab that is closed while it writes leaves the older one whole. A slot
-// is: "vjprun" and a version, the bytes of the header, the header (JSON: a counter, the state, the names and sizes of
-// the parts), the parts, and "whole" at the end. The newest whole slot is the one that is read.
+// is: "vjprun" and a version, the bytes of the header, the header (JSON: a counter, the names and sizes of the
+// files), the files, and "whole" at the end. The newest whole slot is the one that is read.
 
 const MAGIC = 'vjprun01', END = 'vjpwhole', NUMBER = 8;
 const encoder = new TextEncoder(), decoder = new TextDecoder();
@@ -54,7 +54,7 @@ export class Store {
         slot.read(end, {at: size - END.length});
         return decoder.decode(end) === END ? header : null;
     }
-    /* {state, files: Map of name to bytes} as saved last, or null. */
+    /* The files as saved last, a Map from name to bytes, or null. */
     load() {
         let best = null;
         for (const slot of this.slots) {
@@ -71,12 +71,12 @@ export class Store {
             files.set(name, part);
             at += bytes;
         }
-        return {state: best.header.state, files};
+        return files;
     }
-    save(state, files) {
+    save(files) {
         const slot = this.slots[++this.counter % 2];
         const parts = [...files].map(([name, bytes]) => [name, bytes.length]);
-        const header = encoder.encode(JSON.stringify({counter: this.counter, state, parts}));
+        const header = encoder.encode(JSON.stringify({counter: this.counter, parts}));
         const fixed = new Uint8Array(MAGIC.length + NUMBER);
         fixed.set(encoder.encode(MAGIC));
         new DataView(fixed.buffer).setBigUint64(MAGIC.length, BigInt(header.length), true);

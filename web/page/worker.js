@@ -6,7 +6,7 @@
 import * as vjp from './vjp.js';
 import {Store} from './store.js';
 
-const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000, SPEED_STEPS = 8;
+const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000;
 const SAMPLE = {tokens: 200, temperature: 0.6};
 
 let module = null, store = null, trainer = null, run = null;
@@ -22,55 +22,55 @@ const turn = () => new Promise((resolve) => {
     channel.port2.postMessage(0);
 });
 
-/* ---- A run: {settings, text, name, losses, validations} and the trainer ---- */
+/* ---- A run: {name, prompt, text} of its text, its settings, and the trainer ---- */
 
-/* Validations are at steps that the settings alone decide: about 40 in a run, more of them at the beginning. */
-function validates(step, steps) {
-    const every = Math.max(10, Math.round(steps / 40));
-    return step % every === 0 || step === steps || (step < every && step % 10 === 0);
+/* Those of trainer.json and the numbers of the model. */
+function settingsOf({settings, dim, layers, heads, kv_heads, ffn}) {
+    return {...settings, lr: settings.rate, dim, layers, heads, kv_heads, ffn};
 }
 
-function attach(made, state) {
+function attach(made, about) {
     if (trainer) trainer.close();
     trainer = made;
-    run = state;
+    const described = trainer.describe(), {rows, parameters, step} = described;
+    run = {...about, settings: settingsOf(described)};
     due.sample = 0;
     due.profile = performance.now() + 1000;
     due.save = performance.now() + SAVE_MS;
     post('begun', {
-        settings: run.settings, name: run.name, parameters: trainer.parameters, step: trainer.stepCount,
-        losses: run.losses, validations: run.validations, hash: hash(), memory: module.memory(),
+        settings: run.settings, name: run.name, prompt: run.prompt, text: run.text, parameters, step,
+        losses: rows.map((row) => row.loss),
+        validations: rows.filter((row) => row.validation !== undefined).map((row) => [row.step, row.validation]),
+        hash: hash(), memory: module.memory().bytes,
     });
 }
 
 const hash = () => (trainer.stepCount ? trainer.lossHash() : '');
 
-function begin({settings, text, name}) {
-    const made = module.trainer({...settings, text});
-    attach(made, {settings, name, text, losses: [], validations: []});
+function begin({settings, text, name, prompt, weights}) {
+    attach(module.trainer({...settings, text, weights}), {name, prompt, text});
 }
 
-function resume({state, files}) {
-    const text = files.get('text');
-    const checkpoint = new Map([...files].filter(([name]) => name !== 'text'));
-    const made = module.resume(checkpoint, {text, threads: module.threads});
-    attach(made, {...state, text});
+/* From the files of a run: those that this page saved, or a folder of `vjp train` with its text as text.txt. */
+function resume(files) {
+    const text = files.get('text.txt'), page = files.get('page.json');
+    const about = page ? JSON.parse(new TextDecoder().decode(page)) : {name: 'text.txt', prompt: ''};
+    const folder = new Map([...files].filter(([name]) => name !== 'page.json'));
+    attach(module.resume(folder, {text, allowOtherBits: !module.fused}), {...about, text});
+}
+
+function filesOfRun() {
+    const {name, prompt} = run;
+    return trainer.save().set('page.json', new TextEncoder().encode(JSON.stringify({name, prompt})));
 }
 
 function takeStep() {
     const row = trainer.step();
-    run.losses.push(row.loss);
-    let validation = null;
-    if (validates(row.step, run.settings.steps)) {
-        validation = trainer.validate();
-        run.validations.push([row.step, validation]);
-    }
-    post('step', {...row, validation, hash: hash(), memory: module.memory()});
+    post('step', {...row, at: performance.now(), hash: hash(), memory: module.memory().bytes});
 }
 
 function takeSample() {
-    const began = performance.now();
-    const prompt = run.settings.prompt || '';
+    const began = performance.now(), {prompt} = run;
     const text = trainer.sample({prompt, ...SAMPLE});
     post('sample', {step: trainer.stepCount, prompt, text});
     // Sampling takes at most a quarter of the time.
@@ -85,10 +85,7 @@ function takeProfile() {
 function save() {
     if (!store || !trainer || !trainer.stepCount) return;
     try {
-        const files = trainer.save();
-        const {settings, name, losses, validations} = run;
-        const bytes = store.save({settings, name, losses, validations}, new Map([['text', run.text], ...files]));
-        post('saved', {bytes, step: trainer.stepCount});
+        post('saved', {bytes: store.save(filesOfRun()), step: trainer.stepCount});
     } catch (error) {
         post('note', {id: 'save', sentence: error.message});
     }
@@ -163,31 +160,19 @@ const handlers = {
         if (store) store.forget();
     },
     export({weights}) {
-        const files = trainer.save();
+        const files = filesOfRun(), step = trainer.stepCount;
         if (weights) {
-            const [, bytes] = [...files].find(([name]) => name.endsWith('model.safetensors'));
-            return post('exported', {bytes, name: `vjp-step-${trainer.stepCount}.safetensors`});
+            const [, bytes] = [...files].find(([name]) => name.endsWith('/model.safetensors'));
+            return post('exported', {bytes, name: `vjp-step-${step}.safetensors`});
         }
-        files.set(run.name, run.text);
-        const {settings, name, losses, validations} = run;
-        files.set('page.json', new TextEncoder().encode(JSON.stringify({settings, name, losses, validations})));
         const bytes = vjp.zip(files);
-        post('exported', {bytes, name: `vjp-step-${trainer.stepCount}.zip`}, [bytes.buffer]);
+        post('exported', {bytes, name: `vjp-step-${step}.zip`}, [bytes.buffer]);
     },
-    import({bytes, name, settings, text, textName}) {
-        if (name.endsWith('.safetensors')) {
-            const made = module.trainer({...settings, text, weights: bytes});
-            return attach(made, {settings, name: textName, text, losses: [], validations: []});
-        }
-        const files = vjp.unzip(bytes);
-        const page = files.get('page.json');
-        if (!page) throw new Error(`${name} has no page.json: it was not exported by this page`);
-        const state = JSON.parse(new TextDecoder().decode(page));
-        const data = files.get(state.name);
-        if (!data) throw new Error(`${name} has no ${state.name}, the text of the run`);
-        files.delete('page.json');
-        files.delete(state.name);
-        resume({state, files: new Map([['text', data], ...files])});
+    import({file, bytes, ...rest}) {
+        if (file.toLowerCase().endsWith('.safetensors')) begin({...rest, weights: bytes});
+        else resume(vjp.unzip(bytes));
+        post('imported', {file});
+        save();
     },
     save,
 };
