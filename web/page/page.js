@@ -13,11 +13,11 @@ const TEXTS = [
 ];
 /* Sizes to choose from: those of presets of `vjp train`, and two that are smaller. */
 const SIZES = [
-    {name: 'nano', label: 'nano, 0.1 million', preset: 'tiny', dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, context: 64, batch: 8},
-    {name: 'micro', label: 'micro, 0.3 million', preset: 'tiny', dim: 96, layers: 3, heads: 4, kv_heads: 2, ffn: 264, context: 64, batch: 8},
-    {name: 'tiny', label: 'tiny, 0.8 million', preset: 'tiny', dim: 128, layers: 4, heads: 4, kv_heads: 2, ffn: 352, context: 128, batch: 8},
-    {name: 'small', label: 'small, 9.6 million', preset: 'small', dim: 384, layers: 6, heads: 6, kv_heads: 2, ffn: 1024, context: 128, batch: 4},
-    {name: 'medium', label: 'medium, 76 million', preset: 'medium', dim: 768, layers: 12, heads: 12, kv_heads: 4, ffn: 2048, context: 128, batch: 2},
+    {name: 'nano', label: 'nano, 0.1 M', preset: 'tiny', dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, context: 64, batch: 8},
+    {name: 'micro', label: 'micro, 0.3 M', preset: 'tiny', dim: 96, layers: 3, heads: 4, kv_heads: 2, ffn: 264, context: 64, batch: 8},
+    {name: 'tiny', label: 'tiny, 0.8 M', preset: 'tiny', dim: 128, layers: 4, heads: 4, kv_heads: 2, ffn: 352, context: 128, batch: 8},
+    {name: 'small', label: 'small, 9.6 M', preset: 'small', dim: 384, layers: 6, heads: 6, kv_heads: 2, ffn: 1024, context: 128, batch: 4},
+    {name: 'medium', label: 'medium, 76 M', preset: 'medium', dim: 768, layers: 12, heads: 12, kv_heads: 4, ffn: 2048, context: 128, batch: 2},
 ];
 const SHAPE = ['dim', 'layers', 'heads', 'kv_heads', 'ffn'];
 const DEFAULTS = {size: 'micro', steps: 2000, lr: 0.003, seed: 1, dtype: 'f32'};
@@ -25,7 +25,7 @@ const SAMPLES_KEPT = 12;
 
 const chart = new Chart($('chart'), $('readout'));
 const texts = new Map(); // name to {label, prompt, bytes}
-let worker = null, module = null;
+let worker = null, module = null, asked = 0; // threads that the module was loaded for
 let state = {begun: false, running: false, over: false, hidden: false};
 let current = null; // the run's settings and the name of its text
 let shown = null;   // the settings of the last run, of which a size that has no name is kept
@@ -263,6 +263,7 @@ const hears = {
         $('device').textContent = m.threads > 1 ? `${m.threads} threads` : '1 thread';
         const relaxed = m.variant.startsWith('relaxed');
         $('device-means').textContent = m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';
+        $('build').textContent = `This module: ${m.variant}.`;
         if (!m.fused) {
             note('fma', relaxed
                 ? 'This processor does not fuse multiplication and addition, so the last bits differ from those of other machines.'
@@ -349,6 +350,7 @@ function download(name, bytes) {
 function load(fresh) {
     if (worker) worker.terminate();
     module = null;
+    asked = threads();
     worker = new Worker('worker.js', {type: 'module'});
     worker.onmessage = ({data}) => hears[data.kind](data);
     worker.onerror = (event) => hears.failed({sentence: event.message || 'the worker could not be loaded', during: 'load'});
@@ -375,10 +377,7 @@ function go() {
 }
 
 function start() {
-    if (module.threads !== threads() && module.asked !== threads()) {
-        module.asked = threads();
-        return load(true);
-    }
+    if (asked !== threads()) return load(true);
     if (!state.begun && !begin()) return;
     go();
 }
@@ -430,8 +429,12 @@ function listen() {
             if (file) take(file);
         });
     $('copy').addEventListener('click', async () => {
-        await navigator.clipboard.writeText($('command').textContent);
-        $('copy').textContent = 'Copied';
+        try {
+            await navigator.clipboard.writeText($('command').textContent);
+            $('copy').textContent = 'Copied';
+        } catch { // not allowed: it is selected, for the reader to copy
+            getSelection().selectAllChildren($('command'));
+        }
         setTimeout(() => ($('copy').textContent = 'Copy the command'), 1500);
     });
     $('save-text').addEventListener('click', () => {

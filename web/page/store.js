@@ -6,7 +6,20 @@
 // files), the files, and "whole" at the end. The newest whole slot is the one that is read.
 
 const MAGIC = 'vjprun01', END = 'vjpwhole', NUMBER = 8;
+const HELD = ['NoModificationAllowedError', 'InvalidStateError'];
 const encoder = new TextEncoder(), decoder = new TextDecoder();
+
+/* A page that is reloaded may still hold the file for a moment. */
+async function hold(handle) {
+    for (let tries = 15;; tries--) {
+        try {
+            return await handle.createSyncAccessHandle();
+        } catch (error) {
+            if (!tries || !HELD.includes(error.name)) throw error;
+            await new Promise((resolve) => setTimeout(resolve, 100));
+        }
+    }
+}
 
 export class Store {
     /* Opens both slots; throws where the browser has no such storage, or another tab holds it. */
@@ -20,11 +33,11 @@ export class Store {
             const folder = await navigator.storage.getDirectory();
             for (const name of ['run-a', 'run-b']) {
                 const handle = await folder.getFileHandle(name, {create: true});
-                store.slots.push(await handle.createSyncAccessHandle());
+                store.slots.push(await hold(handle));
             }
         } catch (error) {
             store.close();
-            throw new Error(error.name === 'NoModificationAllowedError' || error.name === 'InvalidStateError'
+            throw new Error(HELD.includes(error.name)
                 ? 'Another tab has this page open and keeps the saved run: this one does not save.'
                 : `The browser refused its private file system (${error.message}): a reload begins again.`);
         }
