@@ -4,7 +4,7 @@
 
 import {Chart} from './chart.js';
 import {Gradient} from './gradient.js';
-import {Prove} from './prove.js';
+import {Prove, Prover} from './prove.js';
 
 const $ = (id) => document.getElementById(id);
 const TEXTS = [
@@ -153,7 +153,7 @@ function controls() {
 function drawLatest() {
     frame = 0;
     chart.draw();
-    if (!latest) return;
+    if (!latest || !current) return;
     const n = chart.losses.length, {steps} = current.settings;
     $('loss').textContent = chart.smooth[n - 1].toFixed(3);
     $('steps').textContent = String(n);
@@ -260,6 +260,7 @@ function clearRun() {
 const hears = {
     loaded(m) {
         module = m;
+        Prover.variant = m.variant;
         $('device').textContent = m.threads > 1 ? `${m.threads} threads` : '1 thread';
         const relaxed = m.variant.startsWith('relaxed');
         $('device-means').textContent = m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';

@@ -4,8 +4,10 @@
 
 const $ = (id) => document.getElementById(id);
 
-/* A worker of prover.js. */
+/* A worker of prover.js. Its module is the variant that trains, so that there is one to load. */
 export class Prover {
+    static variant = undefined;
+
     constructor() {
         this.hears = new Map(); // from the kind of a message
         this.ready = null;
@@ -23,7 +25,7 @@ export class Prover {
                 else if (data.kind === 'failed' && data.during === 'load') reject(new Error(data.sentence));
                 else this.hears.get(data.kind)(data);
             };
-            this.worker.postMessage({kind: 'load', threads: 1});
+            this.worker.postMessage({kind: 'load', threads: 1, variant: Prover.variant});
         });
         return this.ready;
     }

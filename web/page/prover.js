@@ -44,8 +44,8 @@ const inputNames = (op, pass) => ops.find((o) => o.name === op).passes[pass].inp
 const usualSeed = (count) => Float64Array.from({length: count}, (_, i) => (count === 1 ? 1 : [1, -0.5, 0.25, 2][(i + (i >> 2)) % 4]));
 
 const handlers = {
-    async load({threads}) {
-        module = await vjp.load({threads});
+    async load({threads, variant}) {
+        module = await vjp.load({threads, variant});
         cpu = module.open('cpu');
         ref = module.open('ref');
         ops = module.ops();

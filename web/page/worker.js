@@ -32,7 +32,7 @@ function settingsOf({settings, dim, layers, heads, kv_heads, ffn}) {
 function attach(made, about) {
     if (trainer) trainer.close();
     trainer = made;
-    const described = trainer.describe(), {rows, parameters, step} = described;
+    const described = trainer.describe(), {parameters, step} = described, rows = trainer.rows();
     run = {...about, settings: settingsOf(described)};
     due.sample = 0;
     due.profile = performance.now() + 1000;
