@@ -103,7 +103,7 @@ function readSettings() {
     const settings = {preset: own.preset, dtype: $('set-dtype').value};
     if (size !== own.preset) for (const key of SHAPE) settings[key] = own[key];
     for (const key of ['context', 'batch', 'steps', 'lr', 'seed']) settings[key] = Number($(`set-${key}`).value);
-    settings.validate_every = Math.max(20, Math.round(settings.steps / 50));
+    settings.validate_every = Math.max(20, Math.round(settings.steps / 100));
     return settings;
 }
 
