@@ -364,7 +364,7 @@ static void run_job(vjp_device *device, const char *name, bool stops) {
         if (turn) break;
         job_arithmetic arithmetic = j.settings.arithmetic;
         job_close(&j);
-        if (!job_resume(&j, device, NULL, &arithmetic, true, out, error)) fail_msg("%s", error);
+        if (!job_resume(&j, device, NULL, &arithmetic, true, NULL, out, error)) fail_msg("%s", error);
     }
     job_close(&j);
 }

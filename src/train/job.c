@@ -66,6 +66,20 @@ static llama_options llama_options_of(const job_settings *s) {
                            .label_smoothing = s->label_smoothing};
 }
 
+static bool resize(const job_sizes *sizes, llama_config *config, char error[TRAIN_ERROR]) {
+    if (!sizes->hidden && !sizes->intermediate && !sizes->layers && !sizes->heads && !sizes->kv_heads) return true;
+    if (sizes->hidden) config->hidden_size = sizes->hidden;
+    if (sizes->intermediate) config->intermediate_size = sizes->intermediate;
+    if (sizes->layers) config->layers = sizes->layers;
+    if (sizes->heads) config->heads = config->kv_heads = sizes->heads;
+    if (sizes->kv_heads) config->kv_heads = sizes->kv_heads;
+    if (config->heads < 1 || config->hidden_size % config->heads)
+        return train_fail(error, "%lld numbers per token cannot be split into %lld heads: they must be a multiple",
+                          (long long)config->hidden_size, (long long)config->heads);
+    config->head_dim = config->hidden_size / config->heads;
+    return llama_config_check(config, error);
+}
+
 /* The sizes of the Llama, its batch and its context. */
 static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     int64_t batch = LLAMA_USUAL_BATCH;
@@ -79,6 +93,7 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;
         j->llama = preset->config;
+        if (!resize(&j->settings.sizes, &j->llama, error)) return false;
         if (j->tokenizer.tokens) {
             j->llama.vocab_size = tokenizer_size(j->tokenizer.tokens);
             j->llama.begin_token = j->tokenizer.begin;
@@ -252,7 +267,7 @@ static bool open_record(job *j, char error[TRAIN_ERROR]) {
 }
 
 static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAIN_ERROR]) {
-    *j = (job){.device = device, .saved = -1, .lock = -1};
+    *j = (job){.device = device, .saved = -1, .lock = -1, .loss_hash = job_hash(NULL, 0)};
     if (snprintf(j->out, sizeof j->out, "%s", out) < (int)sizeof j->out) return true;
     return train_fail(error, "the path of the folder for the results is too long");
 }
@@ -326,7 +341,7 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
 }
 
 bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmetic *arithmetic, bool allow_other_bits,
-                const char *out, char error[TRAIN_ERROR]) {
+                const char *data, const char *out, char error[TRAIN_ERROR]) {
     checkpoint from = {0};
     /* The first look creates no folder and no lock where there is no run. */
     bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error);
@@ -335,9 +350,13 @@ bool job_resume(job *j, vjp_device *device, vjp_group *group, const job_arithmet
     j->settings.trainer.group = group;
     ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
     if (ok) {
+        const json_value *hash = json_member(from.trainer.root, "loss_hash"); /* older checkpoints have none */
+        j->loss_hash = hash && hash->type == JSON_STRING ? strtoull(hash->text, NULL, 16) : 0;
         j->settings.arithmetic = *arithmetic;
         j->step = j->saved = j->queued = from.step;
     }
+    if (ok && data && snprintf(j->settings.data, sizeof j->settings.data, "%s", data) >= (int)sizeof j->settings.data)
+        ok = train_fail(error, "the path of the data is too long");
     ok = ok && prepare(j, &from, true, error) && create_trainer(j, &from, error) && load_moments(j, &from, error) &&
          open_record(j, error);
     checkpoint_close(&from);
@@ -405,6 +424,8 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
         return trainer_failed_together(j->trainer) ? job_agree(j, false, error) : false;
     }
     j->step++;
+    const float loss = (float)result.loss;
+    if (j->loss_hash) j->loss_hash = job_hash_more(j->loss_hash, &loss, sizeof loss);
     j->seconds += system_seconds() - begin;
     *row = (metrics_row){.step = j->step,
                          .loss = result.loss,
@@ -436,20 +457,22 @@ static char *config_text(const job *j) {
 }
 
 static char *trainer_text(job *j) {
-    char hash[32];
+    char hash[32], losses[32];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)j->data_hash);
+    snprintf(losses, sizeof losses, "%016llx", (unsigned long long)j->loss_hash);
     json_writer w = {.indented = true};
     json_put_object(&w, NULL);
     json_put_integer(&w, "step", j->step);
     json_put_text(&w, "data_hash", hash);
+    if (j->loss_hash) json_put_text(&w, "loss_hash", losses);
     job_settings_write(&w, &j->settings);
     json_put_object_end(&w);
     return json_take(&w);
 }
 
-static bool save(job *j, char error[TRAIN_ERROR]) {
+bool job_copy(job *j, const char *out, char error[TRAIN_ERROR]) {
     checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
-    char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
+    char *config = config_text(j), *trainer_json = trainer_text(j);
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
     content.trainer = trainer_json;
@@ -458,10 +481,15 @@ static bool save(job *j, char error[TRAIN_ERROR]) {
     ok = ok && trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
                                &content.optimizer_count, error);
     /* The record first: a checkpoint must not be newer than its record. */
-    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(j->out, (int)j->settings.keep, &content, error);
+    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(out, (int)j->settings.keep, &content, error);
     free(config);
     free(trainer_json);
-    if (!ok) return false;
+    return ok;
+}
+
+static bool save(job *j, char error[TRAIN_ERROR]) {
+    char title[160];
+    if (!job_copy(j, j->out, error)) return false;
     snprintf(title, sizeof title, "%s %s, %.3g M parameters", j->settings.model, j->settings.preset,
              (double)model_size(&j->model) / 1e6);
     return metrics_draw(j->metrics, title, error);

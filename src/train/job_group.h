@@ -5,8 +5,9 @@
 
 #include "train/job.h"
 
-/* FNV-1a. */
+/* FNV-1a; the second continues a hash with more bytes. */
 uint64_t job_hash(const void *bytes, size_t count);
+uint64_t job_hash_more(uint64_t hash, const void *bytes, size_t count);
 
 /*
  * Every process calls it with its own result. True: all are. False: `error` is in every process the sentence of the
