@@ -2,8 +2,8 @@
 """A headless Chromium that a test drives as a person would: clicks, keys, dropped files, downloads, pictures.
 
 The browser is told what to do over a pair of pipes (--remote-debugging-pipe), in the DevTools protocol: JSON, each
-message ended by a zero byte. Nothing but the standard library is needed. A server with the headers that threads need
-runs beside it.
+message ended by a zero byte. Nothing but the standard library is needed. A server, with or without the headers that
+threads need, runs beside it.
 """
 import base64
 import functools
@@ -17,16 +17,17 @@ import tempfile
 import threading
 import time
 
+from browser import find_browser, serve
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    isolate = True  # sends the headers without which a browser does not share memory between threads
+
+class Handler(serve.Handler):
+    isolate = True
 
     def end_headers(self):
         if self.isolate:
-            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
-        self.send_header("Cache-Control", "no-cache")
-        super().end_headers()
+            super().end_headers()
+        else:
+            http.server.SimpleHTTPRequestHandler.end_headers(self)
 
     def log_message(self, *arguments):
         self.server.requests.append(self.path)
@@ -34,8 +35,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 class Server:
     def __init__(self, folder, isolate=True):
-        handler = type("H", (Handler,), {"isolate": isolate, "extensions_map": {
-            **Handler.extensions_map, ".js": "text/javascript", ".wasm": "application/wasm", ".txt": "text/plain"}})
+        handler = type("SiteHandler", (Handler,), {"isolate": isolate})
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
         self.http.requests = []
         self.url = f"http://127.0.0.1:{self.http.server_port}/"
@@ -67,9 +67,8 @@ class Browser:
             os.dup2(a, 3)
             os.dup2(b, 4)
 
-        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
         self.process = subprocess.Popen(
-            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+            [find_browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
              f"--user-data-dir={self.folder}/profile", "about:blank"],
             preexec_fn=pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

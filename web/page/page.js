@@ -355,7 +355,7 @@ function load(fresh) {
     worker = new Worker('worker.js', {type: 'module'});
     worker.onmessage = ({data}) => hears[data.kind](data);
     worker.onerror = (event) => hears.failed({sentence: event.message || 'the worker could not be loaded', during: 'load'});
-    worker.postMessage({kind: 'load', threads: threads(), fresh});
+    worker.postMessage({kind: 'load', threads: asked, variant: Prover.variant, fresh});
 }
 
 function begin() {

@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 
 /* A worker of prover.js. Its module is the variant that trains, so that there is one to load. */
 export class Prover {
-    static variant = undefined;
+    static variant = undefined; // until the first module is loaded
 
     constructor() {
         this.hears = new Map(); // from the kind of a message

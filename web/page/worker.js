@@ -118,8 +118,8 @@ async function loop() {
 /* ---- Messages ---- */
 
 const handlers = {
-    async load({threads, fresh}) {
-        module = await vjp.load({threads});
+    async load({threads, variant, fresh}) {
+        module = await vjp.load({threads, variant});
         post('loaded', {variant: module.variant, fused: module.fused, threads: module.threads});
         try {
             store = await Store.open();
