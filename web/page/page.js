@@ -14,7 +14,7 @@ const TEXTS = [
 /* Sizes to choose from: those of presets of `vjp train`, and two that are smaller. */
 const SIZES = [
     {name: 'nano', label: 'nano, 0.1 M', preset: 'tiny', dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, context: 64, batch: 8},
-    {name: 'micro', label: 'micro, 0.3 M', preset: 'tiny', dim: 96, layers: 3, heads: 4, kv_heads: 2, ffn: 264, context: 64, batch: 8},
+    {name: 'micro', label: 'micro, 0.4 M', preset: 'tiny', dim: 96, layers: 3, heads: 4, kv_heads: 2, ffn: 264, context: 64, batch: 8},
     {name: 'tiny', label: 'tiny, 0.8 M', preset: 'tiny', dim: 128, layers: 4, heads: 4, kv_heads: 2, ffn: 352, context: 128, batch: 8},
     {name: 'small', label: 'small, 9.6 M', preset: 'small', dim: 384, layers: 6, heads: 6, kv_heads: 2, ffn: 1024, context: 128, batch: 4},
     {name: 'medium', label: 'medium, 76 M', preset: 'medium', dim: 768, layers: 12, heads: 12, kv_heads: 4, ffn: 2048, context: 128, batch: 2},
@@ -50,7 +50,7 @@ function say(sentence) {
 
 function alertWith(sentence) {
     $('alert').hidden = !sentence;
-    $('alert').textContent = sentence ? sentence[0].toUpperCase() + sentence.slice(1) : '';
+    $('alert').textContent = sentence;
 }
 
 function note(id, sentence) {
@@ -159,6 +159,8 @@ function drawLatest() {
     $('steps').textContent = String(n);
     $('progress').style.width = `${(100 * n) / steps}%`;
     if (chart.validations.length) $('validation').textContent = chart.validations.at(-1)[1].toFixed(3);
+    const due = n > current.settings.validate_every;
+    $('validation-means').textContent = due && !chart.validations.length ? 'the text is too short' : 'text it never trains on';
     if (latest.memory) $('memory').textContent = bytesText(latest.memory);
     $('hash').value = latest.hash || '–';
     $('hash-step').textContent = n === 1 ? 'after 1 step' : `after ${n} steps`;

@@ -34,7 +34,7 @@ function attach(made, about) {
     trainer = made;
     const described = trainer.describe(), {parameters, step} = described, rows = trainer.rows();
     run = {...about, settings: settingsOf(described)};
-    due.sample = 0;
+    due.sample = performance.now() + 1000;
     due.profile = performance.now() + 1000;
     due.save = performance.now() + SAVE_MS;
     post('begun', {
@@ -95,9 +95,9 @@ function save() {
 const over = () => trainer.stepCount >= run.settings.steps;
 
 async function loop() {
-    if (looping) return;
-    looping = true;
     post('state', {running: true});
+    if (looping) return; // the loop of the run before takes this one up
+    looping = true;
     try {
         while (running && trainer && !over()) {
             takeStep();
