@@ -251,11 +251,14 @@ def take_pictures(test, folder):
     b.wait(f"window.vjpPage && document.getElementById('start').textContent === 'Pause'", 60)
     b.click("reset")
     b.click("start")
-    b.wait(f"{STEPS} >= 600", 300)
+    b.wait(f"{STEPS} >= 400", 400)
     b.js("document.getElementById('gradient').scrollIntoView({behavior: 'instant'})")
     b.wait("document.getElementById('op-status').textContent.includes('agree')", 60)
     b.click("check")
     b.wait("document.querySelectorAll('#checks tbody tr').length > 6", 120)
+    b.click("check-stop")
+    step = test.steps()
+    b.wait(f"{STEPS} > {step + 12}", 60, "the speed without the checks")
     for width, height in ((1280, 900), (390, 844)):
         for dark in (False, True):
             b.size(width, height, dark)

@@ -87,7 +87,7 @@ export class Chart {
         c.lineWidth = 1;
         c.textAlign = 'right';
         c.textBaseline = 'middle';
-        for (let v = low; v <= top; v += tick(top - low, 5)) {
+        for (let v = low; v <= top; v += tick(top - low, 6)) {
             c.beginPath();
             c.moveTo(MARGIN.left, Math.round(y(v)) + 0.5);
             c.lineTo(width - MARGIN.right, Math.round(y(v)) + 0.5);

@@ -133,7 +133,7 @@ function command(step) {
     return `vjp train ${file} --preset ${settings.preset} ${shape}--context ${settings.context} --batch ${settings.batch} ` +
         `--steps ${settings.steps} --lr ${settings.lr} --seed ${settings.seed} --dtype ${settings.dtype} ` +
         Object.entries(OPTIONS).filter(([key, [, usual]]) => settings[key] !== undefined && settings[key] !== usual)
-            .map(([key, [name]]) => `--${name} ${settings[key]} `).join('') + `--stop-at ${step} --out compare`;
+            .map(([key, [name]]) => `--${name} ${settings[key]} `).join('') + `--stop-at ${step} --out compare-${step}`;
 }
 
 /* ---- What is shown ---- */
