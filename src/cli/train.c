@@ -551,14 +551,14 @@ int cli_train(int argc, char **argv) {
             "Ctrl-C, a closed terminal or a closed pipe save and stop. The same seed gives the same losses to the "
             "last\n"
             "bit for any number of threads and, with --shards, of processes: mpirun -n 4 vjp train --shards 4 ...",
-        .more =
-            "Examples:\n"
-            "  vjp train                                     a minute on this program's own sources\n"
-            "  vjp train book.txt --preset small --steps 2000 --out book\n"
-            "  vjp train --resume --out book                 continues where it stopped; DATA says where they are now\n"
-            "  vjp train more.txt --from book --out tuned    starts with the weights of another run\n"
-            "  vjp train book.txt --optimizer muon --average 0.99 --patience 5 --out book2\n"
-            "  vjp runs book book2                           compares both",
+        .more = "Examples:\n"
+                "  vjp train                                     a minute on this program's own sources\n"
+                "  vjp train book.txt --preset small --steps 2000 --out book\n"
+                "  vjp train --resume --out book                 continues where it stopped\n"
+                "  vjp train moved.txt --resume --out book       the same, after its data were moved\n"
+                "  vjp train more.txt --from book --out tuned    starts with the weights of another run\n"
+                "  vjp train book.txt --optimizer muon --average 0.99 --patience 5 --out book2\n"
+                "  vjp runs book book2                           compares both",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .json = &a.json,
