@@ -4,7 +4,7 @@ BUILD  ?= build
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 
-.PHONY: all run test docs wheel install clean
+.PHONY: all run test docs wheel web web-serve install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD) --parallel
@@ -42,6 +42,14 @@ docs: all
 # The Python package as a wheel for this machine, tested in a fresh virtual environment.
 wheel:
 	@scripts/wheel
+
+# The page and the module for browsers in build/web/ (web/README.md), and a server with the headers that threads need.
+PORT ?= 8000
+web:
+	@scripts/web
+
+web-serve: web
+	@web/serve.py build/web $(PORT)
 
 install: all
 	@cmake --install $(BUILD) --prefix "$(PREFIX)"

@@ -6,7 +6,7 @@
 #
 # Targets are written as zig writes them; x86_64-linux-gnu.2.28 is Linux with glibc 2.28 or later.
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES VJP_ZIG VJP_ZIG_TARGET)
-if(NOT VJP_ZIG OR NOT VJP_ZIG_TARGET MATCHES "^(x86_64|aarch64)-(linux|macos|windows)")
+if(NOT VJP_ZIG OR NOT VJP_ZIG_TARGET MATCHES "^(x86_64|aarch64|wasm32)-(linux|macos|windows|wasi)")
   message(FATAL_ERROR "set VJP_ZIG and VJP_ZIG_TARGET; see cmake/zig.cmake")
 endif()
 set(CMAKE_SYSTEM_PROCESSOR ${CMAKE_MATCH_1})
@@ -14,6 +14,9 @@ if(CMAKE_MATCH_2 STREQUAL linux)
   set(CMAKE_SYSTEM_NAME Linux)
 elseif(CMAKE_MATCH_2 STREQUAL windows)
   set(CMAKE_SYSTEM_NAME Windows)
+elseif(CMAKE_MATCH_2 STREQUAL wasi)
+  set(CMAKE_SYSTEM_NAME Generic) # CMake 3.20 does not know it
+  set(CMAKE_EXECUTABLE_SUFFIX_C .wasm)
 else()
   set(CMAKE_SYSTEM_NAME Darwin)
   # There is no Apple SDK to look for. 11.0 is the first system for Apple's own processors.

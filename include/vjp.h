@@ -117,7 +117,7 @@ typedef struct vjp_options {
                                       product has, as generating text token by token needs; 0: faster splits of few rows */
     vjp_parallel_for parallel_for; /* CPU: the caller's pool instead of ours */
     void *parallel_context;        /* passed to parallel_for */
-    const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512"; NULL: VJP_ISA if set, else the best */
+    const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512", "wasm"; NULL: VJP_ISA, else the best */
     const char *matrix_products;   /* CPU: "builtin", "amx", "blas"; NULL: VJP_GEMM if set, else amx for 16 bits where
                                       the processor has it, and builtin. CUDA: "f32", "tf32" */
     size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */

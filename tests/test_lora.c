@@ -606,7 +606,7 @@ static void a_run_is_resumed_bit_for_bit(void **unused) {
         if (stops) {
             run_to(&j, 4);
             job_close(&j);
-            if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, NULL, out, error))
+            if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, &(job_places){0}, out, error))
                 fail_msg("%s", error);
             assert_int_equal(j.step, 4);
         }
@@ -625,9 +625,11 @@ static void a_run_is_resumed_bit_for_bit(void **unused) {
     save_base(moved, &config);
     other.dtype = VJP_BF16;
     save_base(changed, &other);
-    if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, moved, out, error)) fail_msg("%s", error);
+    if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, &(job_places){.base = moved}, out, error))
+        fail_msg("%s", error);
     job_close(&j);
-    assert_false(job_resume(&j, device, &(job_processes){0}, &arithmetic, true, changed, out, error));
+    assert_false(
+        job_resume(&j, device, &(job_processes){0}, &arithmetic, true, &(job_places){.base = changed}, out, error));
     assert_non_null(strstr(error, "is not the base model that this run began with"));
     job_close(&j);
     vjp_close(device);

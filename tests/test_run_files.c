@@ -364,7 +364,8 @@ static void run_job(vjp_device *device, const char *name, bool stops) {
         if (turn) break;
         job_arithmetic arithmetic = j.settings.arithmetic;
         job_close(&j);
-        if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, NULL, out, error)) fail_msg("%s", error);
+        if (!job_resume(&j, device, &(job_processes){0}, &arithmetic, true, &(job_places){0}, out, error))
+            fail_msg("%s", error);
     }
     job_close(&j);
 }

@@ -73,6 +73,27 @@ awk -F'"loss": *' '{ split($2, part, ","); loss[NR] = part[1] } END { exit !(los
     "$work/whole/metrics.jsonl" || fault 'the loss does not fall'
 expect 0 "done at step $steps" train --resume --out "$work/whole" # nothing is left to do
 
+# ---- Data that were moved, the hash of all losses, and sizes ----
+losses=$(sed -n 's/^losses: //p' "$work/out")
+grep -q "\"loss_hash\": \"$losses\"" "$work/whole/latest/trainer.json" || fault 'the hash of the losses is not in the checkpoint'
+cp "$work/text" "$work/before"
+expect 0 'stopped at step 10' train "$work/before" $small --out "$work/moved" --stop-at 10
+mv "$work/before" "$work/after"
+expect 1 'before: it cannot be opened' train --resume --out "$work/moved"
+expect 0 "losses: $losses" train "$work/after" --resume --out "$work/moved"
+cmp -s "$work/whole/latest/model.safetensors" "$work/moved/latest/model.safetensors" || fault 'moved: other bytes'
+echo more >>"$work/after"
+expect 1 'has changed since this run began' train "$work/after" --resume --out "$work/moved"
+expect 0 'losses: ' $train --seed 2 --stop-at 1 --out "$work/seed"
+[ "$(sed -n 's/^losses: //p' "$work/out")" != "$losses" ] || fault 'another seed has the same hash of losses'
+expect 0 'stopped at step 1' $train --dim 48 --layers 3 --heads 6 --kv-heads 2 --ffn 80 --stop-at 1 --out "$work/sizes"
+for size in '"hidden_size": 48' '"num_hidden_layers": 3' '"num_attention_heads": 6' '"num_key_value_heads": 2' '"intermediate_size": 80'; do
+    grep -q "$size" "$work/sizes/latest/config.json" || fault "config.json has no $size"
+done
+expect 0 'stopped at step 2' train --resume --stop-at 2 --out "$work/sizes"
+expect 1 'cannot be split into 5 heads' $train --heads 5 --out "$work/never"
+expect 1 '"num_key_value_heads" is 3, which does not divide' $train --heads 4 --kv-heads 3 --out "$work/never"
+
 # ---- Any number of threads, any way of stopping: the same bytes ----
 expect 0 '"loss": ' $train --json --out "$work/twice"
 [ "$(lines "$work/out")" -eq $steps ] || fault '--json: not a line a step'
@@ -305,7 +326,6 @@ expect 1 'Not a directory' $train --out "$work/text/run"
 expect 2 '--dtype is i32; it must be f32, bf16 or f16' $train --dtype i32 --out "$work/never"
 expect 2 '--steps cannot be used with --resume' train --resume --steps 50 --out "$work/whole"
 expect 2 '--lr=1 cannot be used with --resume' train --resume --lr=1 --out "$work/whole"
-expect 2 "$work/text cannot be used with --resume" train --out "$work/whole" --resume "$work/text"
 expect 2 '--steps is "0"' $train --steps 0 --out "$work/never"
 expect 2 '--lr is "fast"' $train --lr fast --out "$work/never"
 expect 2 'unexpected argument' train "$work/text" "$work/text"

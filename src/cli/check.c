@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "core/core.h"
 #include "core/system.h"
 #include "proof/proof.h"
 
@@ -113,14 +112,16 @@ static void take_row(void *context, const proof_row *row) {
 }
 
 /* Prints the title of a check; end() prints its lines. */
-static void begin(tally *t, const char *check, const char *about) {
+static void begin(void *context, const char *check, const char *about) {
+    tally *t = context;
     t->check = check;
     if (t->json) return;
     printf("%s%s%s: %s\n", cli_paint(CLI_BOLD), check, cli_paint(CLI_PLAIN), about);
     cli_head(columns, COLUMNS);
 }
 
-static void end(tally *t) {
+static void end(void *context) {
+    tally *t = context;
     if (t->json) return;
     for (size_t i = 0; i < t->count; i++) {
         const output_line *l = &t->lines[i];
@@ -134,28 +135,6 @@ static void end(tally *t) {
     }
     printf("\n");
     cli_flush();
-}
-
-static void check(tally *t, const proof_plan *plan, vjp_device *device) {
-    begin(t, "compare", "the device against ref in f64, on the same stored inputs; the error is relative, in L2");
-    proof_compare(plan, device);
-    end(t);
-    begin(t, "invariants", "algebraic properties of the device's results; the error is relative");
-    proof_invariants(plan, device);
-    end(t);
-    if (strcmp(vjp_device_name(device), "cpu") == 0) {
-        begin(t, "bits", "threads, pools and instruction sets against one thread; the error counts differing elements");
-        proof_bits(plan);
-        end(t);
-    }
-    if (device->backend->measure) {
-        begin(t, "repeats", "twenty runs and a recorded one against the first; the error counts differing elements");
-        proof_repeats(plan, device);
-        end(t);
-    }
-    begin(t, "differences", "ref against central differences in double");
-    proof_differences(plan);
-    end(t);
 }
 
 int cli_check(int argc, char **argv) {
@@ -201,7 +180,7 @@ int cli_check(int argc, char **argv) {
     vjp_device *device = cli_open("check", &on);
     if (!device) return CLI_FAILURE;
     double start = system_seconds();
-    check(&t, &plan, device);
+    proof_all(&plan, device, begin, end);
     vjp_close(device);
     free(t.lines);
     if (t.rows == 0) return cli_fail("check", "%s has no kernel for that; nothing was checked", on.device);

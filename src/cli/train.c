@@ -282,6 +282,7 @@ static void show_end(const screen *s, const job *j) {
     if (j->best_step)
         printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
                set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
+    if (j->loss_hash) printf("losses: %016llx\n", (unsigned long long)j->loss_hash);
     if (more) printf("resume: vjp train --resume --out %s\n", out);
     if (job_is_text(j)) {
         const char *best = set->save_best && j->best_step ? "/best" : "";
@@ -332,6 +333,7 @@ typedef struct arguments {
     int64_t stop_at, seed;
     const char *group, *zero;
     job_processes processes;
+    char data[CHECKPOINT_PATH]; /* of a run that is resumed, where they were moved to; "": nowhere */
     double timeout;
     job_settings settings;
 } arguments;
@@ -347,7 +349,7 @@ static const struct {
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
-        bool known = false;
+        bool known = argv[i][0] != '-'; /* DATA, which may have been moved */
         size_t length = strcspn(argv[i], "=");
         for (size_t k = 0; k < sizeof with_resume / sizeof with_resume[0]; k++)
             if (strlen(with_resume[k].name) == length && memcmp(argv[i], with_resume[k].name, length) == 0) {
@@ -362,24 +364,6 @@ static const char *not_with_resume(int argc, char **argv) {
 
 static bool copy_text(char *to, size_t room, const char *from) {
     return !from || snprintf(to, room, "%s", from) < (int)room;
-}
-
-/* What the bits of the device's results depend on; AMX multiplies 16-bit operands only. */
-static job_arithmetic arithmetic_of(vjp_device *device, vjp_dtype dtype) {
-    job_arithmetic is = {0};
-    snprintf(is.device, sizeof is.device, "%s", vjp_device_name(device));
-    if (strcmp(is.device, "cpu") != 0) return is;
-    char set[16] = "", products[32] = "";
-    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK ||
-        vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK)
-        return is;
-    snprintf(is.instructions, sizeof is.instructions, "%s", strcmp(set, "plain") == 0 ? "plain" : "fma");
-    if (strcmp(products, "blas") == 0)
-        vjp_device_property(device, "blas", products, sizeof products);
-    else if (dtype == VJP_F32)
-        snprintf(products, sizeof products, "builtin"); /* AMX multiplies 16-bit numbers alone */
-    snprintf(is.products, sizeof is.products, "%s", products);
-    return is;
 }
 
 /* Whether this build and machine have a BLAS of that name. */
@@ -413,15 +397,20 @@ static bool absolute_folder(const char *folder, char *to, size_t room) {
     return fits;
 }
 
-static int copy_settings(arguments *a, const char *data) {
-    job_settings *s = &a->settings;
+static int copy_data(char to[CHECKPOINT_PATH], const char *data) {
     char *absolute = system_absolute_path(data);
     if (!absolute) return cli_fail("train", "%s: it cannot be opened: %s", data, strerror(errno));
-    bool fits = copy_text(s->data, sizeof s->data, absolute);
+    bool fits = copy_text(to, CHECKPOINT_PATH, absolute);
     free(absolute);
-    if (!fits || !copy_text(s->model, sizeof s->model, a->model) ||
-        !copy_text(s->preset, sizeof s->preset, a->preset) || !copy_text(s->from, sizeof s->from, a->from) ||
-        !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer) ||
+    return fits ? CLI_CONTINUE : cli_misuse("train", "the path of DATA is too long");
+}
+
+static int copy_settings(arguments *a, const char *data) {
+    job_settings *s = &a->settings;
+    int status = copy_data(s->data, data);
+    if (status != CLI_CONTINUE) return status;
+    if (!copy_text(s->model, sizeof s->model, a->model) || !copy_text(s->preset, sizeof s->preset, a->preset) ||
+        !copy_text(s->from, sizeof s->from, a->from) || !copy_text(s->tokenizer, sizeof s->tokenizer, a->tokenizer) ||
         !copy_text(s->lora_targets, sizeof s->lora_targets, a->lora_targets))
         return cli_misuse("train", "an argument is too long");
     if (a->cache && !absolute_folder(a->cache, s->cache, sizeof s->cache)) return CLI_FAILURE;
@@ -469,7 +458,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     char error[TRAIN_ERROR];
     job_settings *s = &a->settings;
     job j;
-    const job_arithmetic arithmetic = arithmetic_of(device, s->dtype);
+    const job_arithmetic arithmetic = job_arithmetic_of(device, s->dtype);
     if (!a->resume) s->arithmetic = arithmetic;
     int status = a->memory ? cli_memory("train", a->memory, device, &s->memory) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
@@ -482,8 +471,9 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
         s->progress = show_encoding;
         s->progress_context = &shown;
     }
+    const job_places places = {.base = a->base, .data = a->data[0] ? a->data : NULL};
     bool ok = a->resume
-                  ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, a->base, a->out, error)
+                  ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, &places, a->out, error)
                   : job_begin(&j, device, s, a->out, error);
     if (progress) fprintf(stderr, "\r\033[K");
     if (ok) {
@@ -639,6 +629,13 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_HEADING("Choose the model and where it begins:"),
         {"model", 0, "M", "llama (text) or convnet (pictures); default llama", CLI_TEXT, &a.model, 0, 0},
         {"preset", 0, "P", LLAMA_PRESETS "; default tiny", CLI_TEXT, &a.preset, 0, 0},
+        {"dim", 0, "N", "numbers per token of a llama; default, as of the next four: the preset's", CLI_INTEGER,
+         &s->sizes.hidden, 1, MANY},
+        {"layers", 0, "N", "blocks of a llama", CLI_INTEGER, &s->sizes.layers, 1, MANY},
+        {"heads", 0, "N", "heads of attention, each with --dim / N numbers", CLI_INTEGER, &s->sizes.heads, 1, MANY},
+        {"kv-heads", 0, "N", "heads of keys and values; default: as many as --heads", CLI_INTEGER, &s->sizes.kv_heads,
+         1, MANY},
+        {"ffn", 0, "N", "inner numbers of the feed-forward network", CLI_INTEGER, &s->sizes.intermediate, 1, MANY},
         {"from", 0, "DIR", "start with the weights of a Hugging Face model (docs/models.md)", CLI_TEXT, &a.from, 0, 0},
         {"tokenizer", 0, "DIR", "the folder of a tokenizer.json; default: that of --from, or bytes", CLI_TEXT,
          &a.tokenizer, 0, 0},
@@ -736,6 +733,7 @@ int cli_train(int argc, char **argv) {
                 "  vjp train                                     a minute on this program's own sources\n"
                 "  vjp train book.txt --preset small --steps 2000 --out book\n"
                 "  vjp train --resume --out book                 continues where it stopped\n"
+                "  vjp train moved.txt --resume --out book       the same, after its data were moved\n"
                 "  vjp train more.txt --from book --out tuned    starts with the weights of another run\n"
                 "  vjp train more.txt --from book --lora 16 --out adapters\n"
                 "  vjp train book.txt --optimizer muon --average 0.99 --patience 5 --out book2\n"
@@ -754,6 +752,8 @@ int cli_train(int argc, char **argv) {
     const char *extra = a.resume ? not_with_resume(argc, argv) : NULL;
     if (extra)
         return cli_misuse("train", "%s cannot be used with --resume: a run keeps the settings it began with", extra);
+    status = a.resume && operands.count ? copy_data(a.data, operands.item[0]) : CLI_CONTINUE;
+    if (status != CLI_CONTINUE) return status;
     const char *data = operands.count ? operands.item[0] : VJP_SOURCES;
     if (!a.resume && !data[0])
         return cli_misuse("train", "DATA is missing: this program does not know its own sources");

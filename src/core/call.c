@@ -196,12 +196,12 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     for (size_t i = 0; i < pass->outputs; i++) {
         const vjp_tensor *out = work->tensor[i];
         if (!has_memory(out)) continue;
-        uintptr_t out_begin = (uintptr_t)out->data + out->offset;
+        uintptr_t out_begin = (uintptr_t)out->data + (uintptr_t)out->offset;
         uintptr_t out_end = out_begin + (uintptr_t)byte_count(out);
         for (size_t j = 0; j < pass->count; j++) {
             const vjp_tensor *other = work->tensor[j];
             if (j == i || !has_memory(other) || (j < pass->outputs && j < i)) continue;
-            uintptr_t begin = (uintptr_t)other->data + other->offset;
+            uintptr_t begin = (uintptr_t)other->data + (uintptr_t)other->offset;
             uintptr_t end = begin + (uintptr_t)byte_count(other);
             if (begin >= out_end || out_begin >= end) continue;
             bool same = begin == out_begin && end == out_end && other->dtype == out->dtype;
@@ -216,7 +216,7 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     uintptr_t begin = (uintptr_t)work->workspace;
     for (size_t i = 0; i < pass->count && work->workspace_bytes; i++) {
         const vjp_tensor *tensor = work->tensor[i];
-        uintptr_t tensor_begin = has_memory(tensor) ? (uintptr_t)tensor->data + tensor->offset : 0;
+        uintptr_t tensor_begin = has_memory(tensor) ? (uintptr_t)tensor->data + (uintptr_t)tensor->offset : 0;
         if (tensor_begin && begin < tensor_begin + (uintptr_t)byte_count(tensor) &&
             tensor_begin < begin + work->workspace_bytes)
             return vjp_refuse(work, VJP_INVALID, "%s overlaps the device's workspace", pass->slots[i].name);

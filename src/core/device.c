@@ -190,7 +190,7 @@ vjp_status vjp_copy(vjp_device *device, void *to, uint64_t to_offset, const void
     if (!is_open(device)) return VJP_NO_DEVICE;
     if (!bytes) return VJP_OK;
     if (!to || !from) return null_argument(device, "vjp_copy", to ? "from" : "to");
-    uintptr_t begin = (uintptr_t)to + to_offset, source = (uintptr_t)from + from_offset;
+    uintptr_t begin = (uintptr_t)to + (uintptr_t)to_offset, source = (uintptr_t)from + (uintptr_t)from_offset;
     if (begin < source + bytes && source < begin + bytes)
         return vjp_fail(device, VJP_INVALID, "vjp_copy: the two ranges of %zu bytes overlap", bytes);
     if (device->backend->copy)

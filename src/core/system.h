@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the library and the program need of the operating system. system_posix.c has it for Linux, macOS and the like,
- * system_windows.c for Windows; all other files are C11. (Two exceptions: cpu/threads/wait.c puts threads to sleep, and
- * the backends of GPUs load their drivers.)
+ * system_windows.c for Windows, system_wasi.c for WebAssembly; all other files are C11. (Two exceptions:
+ * cpu/threads/wait.c puts threads to sleep, and the backends of GPUs load their drivers.)
  *
  * Paths are UTF-8 on every system. A function that fails leaves the reason in errno, for strerror().
  */
@@ -16,6 +16,8 @@
 
 #ifdef _WIN32
 typedef void *system_thread;
+#elif defined(__wasi__)
+typedef int system_thread; /* the number of a worker */
 #else
 #include <pthread.h>
 typedef pthread_t system_thread;

@@ -2,7 +2,7 @@
 /*
  * The system (system.h) by POSIX, and by what Linux and macOS add to it.
  */
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__wasi__)
 #define _GNU_SOURCE /* nftw(), renameat2(), sched_getaffinity() with masks of any size */
 #include "core/system.h"
 

@@ -22,6 +22,8 @@
 #define CPU_NAME(name) vjp_cpu_##name##_avx2
 #elif defined(CPU_ISA_NEON)
 #define CPU_NAME(name) vjp_cpu_##name##_neon
+#elif defined(CPU_ISA_WASM)
+#define CPU_NAME(name) vjp_cpu_##name##_wasm
 #else
 #define CPU_NAME(name) vjp_cpu_##name##_plain
 #endif

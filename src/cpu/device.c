@@ -27,11 +27,14 @@ extern const vjp_kernel *const vjp_cpu_kernels_avx2[];
 #ifdef VJP_HAVE_NEON
 extern const vjp_kernel *const vjp_cpu_kernels_neon[];
 #endif
+#ifdef VJP_HAVE_WASM
+extern const vjp_kernel *const vjp_cpu_kernels_wasm[];
+#endif
 #ifdef VJP_HAVE_PLAIN
 extern const vjp_kernel *const vjp_cpu_kernels_plain[];
 #endif
 
-#if defined VJP_HAVE_NEON || defined VJP_HAVE_PLAIN
+#if defined VJP_HAVE_NEON || defined VJP_HAVE_WASM || defined VJP_HAVE_PLAIN
 static bool always(void) {
     return true;
 }
@@ -51,6 +54,9 @@ static const struct {
 #endif
 #ifdef VJP_HAVE_NEON
     {"neon", always, vjp_cpu_kernels_neon},
+#endif
+#ifdef VJP_HAVE_WASM
+    {"wasm", always, vjp_cpu_kernels_wasm},
 #endif
 #ifdef VJP_HAVE_PLAIN
     {"plain", always, vjp_cpu_kernels_plain},

@@ -50,4 +50,11 @@ void proof_invariants(const proof_plan *plan, vjp_device *device);
 void proof_bits(const proof_plan *plan);
 void proof_repeats(const proof_plan *plan, vjp_device *device);
 
+/*
+ * All of them that the device has, one after the other: what `vjp check` does. begin() gets the name of the proof that
+ * follows and one line about it, end() is called after its last row; both get the plan's context.
+ */
+void proof_all(const proof_plan *plan, vjp_device *device,
+               void (*begin)(void *context, const char *proof, const char *about), void (*end)(void *context));
+
 #endif

@@ -122,6 +122,20 @@ static bool configure_lora(job *j, const checkpoint *from, char error[TRAIN_ERRO
     return true;
 }
 
+static bool resize(const job_sizes *sizes, llama_config *config, char error[TRAIN_ERROR]) {
+    if (!sizes->hidden && !sizes->intermediate && !sizes->layers && !sizes->heads && !sizes->kv_heads) return true;
+    if (sizes->hidden) config->hidden_size = sizes->hidden;
+    if (sizes->intermediate) config->intermediate_size = sizes->intermediate;
+    if (sizes->layers) config->layers = sizes->layers;
+    if (sizes->heads) config->heads = config->kv_heads = sizes->heads;
+    if (sizes->kv_heads) config->kv_heads = sizes->kv_heads;
+    if (config->heads < 1 || config->hidden_size % config->heads)
+        return train_fail(error, "%lld numbers per token cannot be split into %lld heads: they must be a multiple",
+                          (long long)config->hidden_size, (long long)config->heads);
+    config->head_dim = config->hidden_size / config->heads;
+    return llama_config_check(config, error);
+}
+
 /* The sizes of the Llama, its batch and its context. */
 static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERROR]) {
     int64_t batch = LLAMA_USUAL_BATCH;
@@ -135,6 +149,7 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
         const llama_preset *preset = llama_preset_find(j->settings.preset, error);
         if (!preset) return false;
         j->llama = preset->config;
+        if (!resize(&j->settings.sizes, &j->llama, error)) return false;
         if (j->tokenizer.tokens) {
             j->llama.vocab_size = tokenizer_size(j->tokenizer.tokens);
             j->llama.begin_token = j->tokenizer.begin;
@@ -339,7 +354,7 @@ static bool open_record(job *j, char error[TRAIN_ERROR]) {
 }
 
 static bool set_out(job *j, vjp_device *device, const char *out, char error[TRAIN_ERROR]) {
-    *j = (job){.device = device, .saved = -1, .lock = -1};
+    *j = (job){.device = device, .saved = -1, .lock = -1, .loss_hash = job_hash(NULL, 0)};
     if (snprintf(j->out, sizeof j->out, "%s", out) < (int)sizeof j->out) return true;
     return train_fail(error, "the path of the folder for the results is too long");
 }
@@ -441,7 +456,7 @@ static void set_processes(job *j, const job_processes *processes) {
 }
 
 bool job_resume(job *j, vjp_device *device, const job_processes *processes, const job_arithmetic *arithmetic,
-                bool allow_other_bits, const char *base, const char *out, char error[TRAIN_ERROR]) {
+                bool allow_other_bits, const job_places *places, const char *out, char error[TRAIN_ERROR]) {
     checkpoint from = {0};
     /* The first look creates no folder and no lock where there is no run. */
     bool ok = set_out(j, device, out, error) && job_recorded(out, &j->settings, error);
@@ -450,13 +465,18 @@ bool job_resume(job *j, vjp_device *device, const job_processes *processes, cons
     set_processes(j, processes);
     ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
     if (ok) {
+        const json_value *hash = json_member(from.trainer.root, "loss_hash"); /* older checkpoints have none */
+        j->loss_hash = hash && hash->type == JSON_STRING ? strtoull(hash->text, NULL, 16) : 0;
         j->settings.arithmetic = *arithmetic;
         j->step = j->saved = j->queued = from.step;
     }
     if (ok && !j->settings.lora != !from.adapter_config.root)
         ok = train_fail(error, "trainer.json is of a run %s adapters, and the files beside it are not",
                         j->settings.lora ? "with" : "without");
-    ok = ok && checkpoint_open_base(&from, base, error) && (!j->settings.lora || set_base(j, from.base, error));
+    ok = ok && checkpoint_open_base(&from, places->base, error) && (!j->settings.lora || set_base(j, from.base, error));
+    if (ok && places->data &&
+        snprintf(j->settings.data, sizeof j->settings.data, "%s", places->data) >= (int)sizeof j->settings.data)
+        ok = train_fail(error, "the path of the data is too long");
     ok = ok && prepare(j, &from, true, error) && create_trainer(j, &from, error) && load_moments(j, &from, error) &&
          open_record(j, error);
     checkpoint_close(&from);
@@ -526,6 +546,8 @@ bool job_step(job *j, int64_t last, metrics_row *row, char error[TRAIN_ERROR]) {
         return trainer_failed_together(j->trainer) ? job_agree(j, false, error) : false;
     }
     j->step++;
+    const float loss = (float)result.loss;
+    if (j->loss_hash) j->loss_hash = job_hash_more(j->loss_hash, &loss, sizeof loss);
     j->seconds += system_seconds() - begin;
     *row = (metrics_row){.step = j->step,
                          .loss = result.loss,
@@ -560,21 +582,23 @@ static char *config_text(const job *j) {
 }
 
 static char *trainer_text(job *j) {
-    char hash[32];
+    char hash[32], losses[32];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)j->data_hash);
+    snprintf(losses, sizeof losses, "%016llx", (unsigned long long)j->loss_hash);
     json_writer w = {.indented = true};
     json_put_object(&w, NULL);
     json_put_integer(&w, "step", j->step);
     json_put_text(&w, "data_hash", hash);
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)j->base_hash);
     if (j->lora.rank) json_put_text(&w, "base_hash", hash);
+    if (j->loss_hash) json_put_text(&w, "loss_hash", losses);
     job_settings_write(&w, &j->settings);
     json_put_object_end(&w);
     return json_take(&w);
 }
 
-static bool save(job *j, checkpoint_content content, char error[TRAIN_ERROR]) {
-    char *config = config_text(j), *trainer_json = trainer_text(j), title[160];
+static bool save_to(job *j, checkpoint_content content, const char *out, char error[TRAIN_ERROR]) {
+    char *config = config_text(j), *trainer_json = trainer_text(j);
     bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
     content.config = config;
     content.is_adapter = j->lora.rank > 0;
@@ -582,10 +606,22 @@ static bool save(job *j, checkpoint_content content, char error[TRAIN_ERROR]) {
     content.tokenizer_json = j->tokenizer.json;
     content.tokenizer_config = j->tokenizer.config;
     /* The record first: a checkpoint must not be newer than its record. */
-    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(j->out, (int)j->settings.keep, &content, error);
+    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(out, (int)j->settings.keep, &content, error);
     free(config);
     free(trainer_json);
-    if (!ok) return false;
+    return ok;
+}
+
+bool job_copy(job *j, const char *out, char error[TRAIN_ERROR]) {
+    checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
+    return trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
+                           &content.optimizer_count, error) &&
+           save_to(j, content, out, error);
+}
+
+static bool save(job *j, checkpoint_content content, char error[TRAIN_ERROR]) {
+    char title[160];
+    if (!save_to(j, content, j->out, error)) return false;
     snprintf(title, sizeof title, "%s %s, %.3g M parameters", j->settings.model, j->settings.preset,
              (double)model_size(&j->model) / 1e6);
     return metrics_draw(j->metrics, title, error);

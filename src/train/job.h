@@ -32,11 +32,20 @@ typedef struct job_arithmetic {
     char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS */
 } job_arithmetic;
 
+/* Of an open device and the dtype of a run's matrix products. */
+job_arithmetic job_arithmetic_of(vjp_device *device, vjp_dtype dtype);
+
+/* Sizes of a Llama in place of the preset's; 0: the preset's. Checkpoints have them in config.json. */
+typedef struct job_sizes {
+    int64_t hidden, intermediate, layers, heads, kv_heads;
+} job_sizes;
+
 /* Everything that decides what is computed. Saved in trainer.json, so that a run can be resumed without options. */
 typedef struct job_settings {
     char data[CHECKPOINT_PATH];
-    char model[16];                  /* "llama" or "convnet" */
-    char preset[16];                 /* a size of the model */
+    char model[16];  /* "llama" or "convnet" */
+    char preset[16]; /* a size of the model */
+    job_sizes sizes;
     char from[CHECKPOINT_PATH];      /* starts with this checkpoint's weights; "": with random ones */
     char tokenizer[CHECKPOINT_PATH]; /* the folder of one; "": that of `from`, or none: tokens are bytes */
     char cache[CHECKPOINT_PATH];     /* the folder for encoded .jsonl files; "": beside them */
@@ -112,8 +121,9 @@ typedef struct job {
     double best_loss;
     int64_t worse; /* validations since then */
     uint64_t data_hash;
-    int lock;      /* on `out`, until the run is closed */
-    bool together; /* the last failure is that of all processes */
+    uint64_t loss_hash; /* of the losses of all steps, as f32 in their order; 0: unknown */
+    int lock;           /* on `out`, until the run is closed */
+    bool together;      /* the last failure is that of all processes */
 } job;
 
 /*
@@ -131,12 +141,18 @@ typedef struct job_processes {
     bool zero, overlap; /* as in trainer_options */
 } job_processes;
 
+/* What a run that is resumed reads, where it is now; NULL: where it was. */
+typedef struct job_places {
+    const char *base; /* the model of a run of adapters */
+    const char *data;
+} job_places;
+
 /*
  * Continues from the newest checkpoint in `out`, bit for bit. `arithmetic` is the device's; another one than recorded
- * is refused unless `allow_other_bits`. `base` is where the model of a run of adapters is now; NULL: where it was.
+ * is refused unless `allow_other_bits`.
  */
 bool job_resume(job *j, vjp_device *device, const job_processes *processes, const job_arithmetic *arithmetic,
-                bool allow_other_bits, const char *base, const char *out, char error[TRAIN_ERROR]);
+                bool allow_other_bits, const job_places *places, const char *out, char error[TRAIN_ERROR]);
 
 void job_close(job *j);
 
@@ -165,6 +181,9 @@ bool job_save_is_due(const job *j);
 
 /* Saves a checkpoint of the last step, and draws the curve. */
 bool job_save(job *j, char error[TRAIN_ERROR]);
+
+/* Writes the checkpoint that job_save() would write into another folder. A run of one process alone can do it. */
+bool job_copy(job *j, const char *out, char error[TRAIN_ERROR]);
 
 /* Tokens or pictures per step. */
 int64_t job_items(const job *j);

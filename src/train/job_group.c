@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t job_hash(const void *bytes, size_t count) {
-    uint64_t hash = 14695981039346656037u;
+uint64_t job_hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i++)
         hash = (hash ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
     return hash;
+}
+
+uint64_t job_hash(const void *bytes, size_t count) {
+    return job_hash_more(14695981039346656037u, bytes, count);
 }
 
 bool job_hash_model(const checkpoint *model, uint64_t *hash, char error[TRAIN_ERROR]) {

@@ -5,8 +5,9 @@
 
 #include "train/job.h"
 
-/* FNV-1a. */
+/* FNV-1a; the second continues a hash with more bytes. */
 uint64_t job_hash(const void *bytes, size_t count);
+uint64_t job_hash_more(uint64_t hash, const void *bytes, size_t count);
 
 /* A hash of a model's tensors: names, shapes, and the first bytes of each, so that other weights are seen quickly. */
 bool job_hash_model(const checkpoint *model, uint64_t *hash, char error[TRAIN_ERROR]);

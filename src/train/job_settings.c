@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The settings of a run: their defaults, and their form in trainer.json. */
+#include <stdio.h>
 #include <string.h>
 
 #include "train/job.h"
@@ -40,6 +41,24 @@ job_settings job_defaults(void) {
                                       .decay_share = 0.2,
                                       .momentum = 0.95,
                                       .shards = 1}};
+}
+
+/* AMX multiplies 16-bit operands only. */
+job_arithmetic job_arithmetic_of(vjp_device *device, vjp_dtype dtype) {
+    job_arithmetic is = {0};
+    snprintf(is.device, sizeof is.device, "%s", vjp_device_name(device));
+    if (strcmp(is.device, "cpu") != 0) return is;
+    char set[16] = "", products[32] = "";
+    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK ||
+        vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK)
+        return is;
+    snprintf(is.instructions, sizeof is.instructions, "%s", strcmp(set, "plain") == 0 ? "plain" : "fma");
+    if (strcmp(products, "blas") == 0)
+        vjp_device_property(device, "blas", products, sizeof products);
+    else if (dtype == VJP_F32)
+        snprintf(products, sizeof products, "builtin"); /* AMX multiplies 16-bit numbers alone */
+    snprintf(is.products, sizeof is.products, "%s", products);
+    return is;
 }
 
 /* ---- Settings as JSON -------------------------------------------------------------------------------- */

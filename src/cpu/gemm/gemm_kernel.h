@@ -19,13 +19,18 @@
  */
 enum { GEMM_DEPTH = 256 };
 
-/* Rows and native vectors of the register block: all registers except a row of b and a broadcast number of a. */
+/*
+ * Rows and native vectors of the register block: all registers except a row of b and a broadcast number of a. wasm:
+ * those of x86-64, of which browsers keep one for themselves.
+ */
 #if defined(CPU_ISA_AVX512)
 enum { GEMM_ROWS = 14, GEMM_VECTORS = 2 };
 #elif defined(CPU_ISA_AVX2)
 enum { GEMM_ROWS = 6, GEMM_VECTORS = 2 };
 #elif defined(CPU_ISA_NEON)
 enum { GEMM_ROWS = 8, GEMM_VECTORS = 3 };
+#elif defined(CPU_ISA_WASM)
+enum { GEMM_ROWS = 6, GEMM_VECTORS = 2 };
 #else
 enum { GEMM_ROWS = 4, GEMM_VECTORS = 2 };
 #endif

@@ -57,7 +57,7 @@ typedef struct norm_statistics {
 } norm_statistics;
 
 #if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON) || defined(__FP_FAST_FMAF) ||            \
-    defined(__ARM_FEATURE_FMA)
+    defined(__ARM_FEATURE_FMA) || defined(CPU_ISA_WASM)
 enum { NORM_FMA = 1 };
 #else
 enum { NORM_FMA = 0 };

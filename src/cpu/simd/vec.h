@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The virtual vector of the CPU kernels: vf, 16 f32 lanes, made of native vectors (1 AVX-512, 2 AVX2, 4 NEON or 4
+ * The virtual vector of the CPU kernels: vf, 16 f32 lanes, made of native vectors (1 AVX-512, 2 AVX2, 4 NEON, wasm or
  * plain). A kernel is written once over it and compiled once for each instruction set; the chunk of work, the
  * lane a number falls in and the order of every addition are the same in all of them, so the bits are too wherever
  * there is FMA. A struct of native vectors, because GCC 12 turns one 64-byte vector type into stack traffic on NEON.
@@ -9,7 +9,8 @@
  * functions, so the switch is gone when the code is made.
  *
  * FMA is written out (vf_fma); contraction is off for the whole build. Only `plain` on a processor without FMA rounds
- * twice there.
+ * twice there. The set `wasm` is WebAssembly with relaxed SIMD, whose multiply-add the browser fuses where the
+ * processor can; `plain` is also WebAssembly without it.
  */
 #ifndef VJP_CPU_VEC_H
 #define VJP_CPU_VEC_H
@@ -28,6 +29,8 @@
 #include <arm_neon.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
 #endif
 
 #if defined(CPU_ISA_AVX512)
@@ -59,10 +62,15 @@ typedef struct vi {
  * compiling ten times slower and nothing faster.
  */
 #define OUTLINE static __attribute__((noinline, unused))
-#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON)
+#if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON) || defined(CPU_ISA_WASM)
 #define CONVERT INLINE
 #else
 #define CONVERT OUTLINE
+#endif
+#if defined(CPU_ISA_WASM) /* converts f16 number by number */
+#define CONVERT_F16 OUTLINE
+#else
+#define CONVERT_F16 CONVERT
 #endif
 
 #define EACH_PART for (int p = 0; p < PARTS; p++)
@@ -121,6 +129,8 @@ INLINE vf vf_sqrt(vf a) {
     EACH_PART a.v[p] = (native_f)_mm256_sqrt_ps((__m256)a.v[p]);
 #elif defined(CPU_ISA_NEON)
     EACH_PART a.v[p] = (native_f)vsqrtq_f32((float32x4_t)a.v[p]);
+#elif defined(__wasm_simd128__)
+    EACH_PART a.v[p] = (native_f)wasm_f32x4_sqrt((v128_t)a.v[p]);
 #else
     for (int i = 0; i < LANES; i++)
         a.v[i / NATIVE_LANES][i % NATIVE_LANES] = __builtin_sqrtf(a.v[i / NATIVE_LANES][i % NATIVE_LANES]);
@@ -135,6 +145,8 @@ INLINE native_f native_fma(native_f a, native_f b, native_f c) {
     return (native_f)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(CPU_ISA_NEON)
     return (native_f)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(CPU_ISA_WASM)
+    return (native_f)wasm_f32x4_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c);
 #elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
     for (int i = 0; i < NATIVE_LANES; i++)
         c[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -155,6 +167,8 @@ INLINE float f32_fma(float a, float b, float c) {
 #if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2) || defined(CPU_ISA_NEON) || defined(__FP_FAST_FMAF) ||            \
     defined(__ARM_FEATURE_FMA)
     return __builtin_fmaf(a, b, c);
+#elif defined(CPU_ISA_WASM)
+    return native_fma((native_f){a}, (native_f){b}, (native_f){c})[0];
 #else
     return a * b + c;
 #endif
@@ -187,6 +201,8 @@ INLINE vf vf_max(vf a, vf b) {
     EACH_PART a.v[p] = (native_f)_mm512_max_ps((__m512)a.v[p], (__m512)b.v[p]);
 #elif defined(CPU_ISA_AVX2)
     EACH_PART a.v[p] = (native_f)_mm256_max_ps((__m256)a.v[p], (__m256)b.v[p]);
+#elif defined(__wasm_simd128__)
+    EACH_PART a.v[p] = (native_f)wasm_f32x4_pmax((v128_t)b.v[p], (v128_t)a.v[p]); /* below becomes relaxed_max */
 #else
     EACH_PART {
         native_i more = (native_i)(a.v[p] > b.v[p]);
@@ -202,6 +218,8 @@ INLINE vf vf_min(vf a, vf b) {
     EACH_PART a.v[p] = (native_f)_mm512_min_ps((__m512)a.v[p], (__m512)b.v[p]);
 #elif defined(CPU_ISA_AVX2)
     EACH_PART a.v[p] = (native_f)_mm256_min_ps((__m256)a.v[p], (__m256)b.v[p]);
+#elif defined(__wasm_simd128__)
+    EACH_PART a.v[p] = (native_f)wasm_f32x4_pmin((v128_t)b.v[p], (v128_t)a.v[p]);
 #else
     EACH_PART {
         native_i less = (native_i)(a.v[p] < b.v[p]);
@@ -224,6 +242,10 @@ INLINE float vf_max_lane(vf a) {
     __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
     typedef float quad __attribute__((vector_size(16)));
     quad s = (quad)q;
+#elif defined(__wasm_simd128__)
+    native_f s = a.v[0];
+    for (int p = 1; p < PARTS; p++)
+        s = (native_f)wasm_f32x4_pmax((v128_t)s, (v128_t)a.v[p]);
 #else
     native_f s = a.v[0];
     for (int p = 1; p < PARTS; p++)
@@ -345,6 +367,8 @@ INLINE bool vi_any(vi a) {
         any |= a.v[p];
 #if defined(CPU_ISA_AVX512)
     return _mm512_test_epi32_mask((__m512i)any, (__m512i)any) != 0;
+#elif defined(__wasm_simd128__)
+    return wasm_v128_any_true((v128_t)any);
 #else
     int32_t r = 0;
     for (int i = 0; i < NATIVE_LANES; i++)
@@ -366,13 +390,15 @@ CONVERT native_f native_load_bf16(const uint16_t *from) {
     return (native_f)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16);
 #elif defined(CPU_ISA_NEON)
     return (native_f)vshll_n_u16(vld1_u16(from), 16);
+#elif defined(__wasm_simd128__)
+    return (native_f)wasm_i32x4_shl(wasm_u32x4_load16x4(from), 16);
 #else
     return (native_f){vjp_bf16_to_f32(from[0]), vjp_bf16_to_f32(from[1]), vjp_bf16_to_f32(from[2]),
                       vjp_bf16_to_f32(from[3])};
 #endif
 }
 
-CONVERT native_f native_load_f16(const uint16_t *from) {
+CONVERT_F16 native_f native_load_f16(const uint16_t *from) {
 #if defined(CPU_ISA_AVX512)
     return (native_f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(CPU_ISA_AVX2)
@@ -403,6 +429,9 @@ CONVERT void native_store_bf16(uint16_t *to, native_f a) {
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(packed));
 #elif defined(CPU_ISA_NEON)
     vst1_u16(to, vmovn_u32((uint32x4_t)native_round_bf16(a)));
+#elif defined(__wasm_simd128__)
+    v128_t bits = (v128_t)(native_round_bf16(a) & 0xffff);
+    wasm_v128_store64_lane(to, wasm_u16x8_narrow_i32x4(bits, bits), 0);
 #else
     native_i bits = native_round_bf16(a);
     for (int i = 0; i < NATIVE_LANES; i++)
@@ -410,7 +439,7 @@ CONVERT void native_store_bf16(uint16_t *to, native_f a) {
 #endif
 }
 
-CONVERT void native_store_f16(uint16_t *to, native_f a) {
+CONVERT_F16 void native_store_f16(uint16_t *to, native_f a) {
 #if defined(CPU_ISA_AVX512)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)a, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(CPU_ISA_AVX2)

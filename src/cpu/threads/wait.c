@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waiting (wait.h): futexes on Linux, their like on Windows, a mutex and a condition variable elsewhere.
+ * Waiting (wait.h): futexes on Linux, their like on Windows and in WebAssembly, a mutex and a condition variable
+ * elsewhere.
  */
 #include "cpu/threads/wait.h"
 #include "core/system.h"
@@ -47,6 +48,33 @@ void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
 
 void vjp_cpu_gate_wake(cpu_gate *gate) {
     WakeByAddressSingle((void *)&gate->word);
+}
+
+#elif defined VJP_MEMORY_WAIT
+
+void vjp_cpu_gate_init(cpu_gate *gate) {
+    atomic_init(&gate->word, 0);
+}
+
+void vjp_cpu_gate_destroy(cpu_gate *gate) {
+    (void)gate;
+}
+
+/* A build without threads has no one to wait for. */
+void vjp_cpu_gate_sleep(cpu_gate *gate, uint32_t value) {
+#ifdef __wasm_atomics__
+    __builtin_wasm_memory_atomic_wait32((int *)&gate->word, (int)value, -1);
+#else
+    (void)gate, (void)value;
+#endif
+}
+
+void vjp_cpu_gate_wake(cpu_gate *gate) {
+#ifdef __wasm_atomics__
+    __builtin_wasm_memory_atomic_notify((int *)&gate->word, 1);
+#else
+    (void)gate;
+#endif
 }
 
 #else

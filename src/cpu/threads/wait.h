@@ -16,6 +16,8 @@
 #define VJP_FUTEX 1
 #elif defined(_WIN32)
 #define VJP_ADDRESS_WAIT 1
+#elif defined(__wasi__)
+#define VJP_MEMORY_WAIT 1
 #else
 #include <pthread.h>
 #define VJP_MUTEX 1

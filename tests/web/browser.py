@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Runs a page of tests in a headless Chromium and returns what it posts. No web driver: the page sends its results to
+the server that it came from.
+
+    Site(folders, routes)      serves the folders, first match; routes: {path: function(bytes) -> bytes} for POST
+    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON
+"""
+import functools
+import http.server
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "web"))
+import serve  # noqa: E402
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_browser():
+    """The path of Chromium: $VJP_CHROMIUM or one on PATH. None: there is none."""
+    named = os.environ.get("VJP_CHROMIUM")
+    return named or next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+class Handler(serve.Handler):
+    def __init__(self, site, *arguments):
+        self.site = site
+        super().__init__(*arguments)
+
+    def translate_path(self, path):
+        for folder in self.site.folders:
+            self.directory = folder
+            found = super().translate_path(path)
+            if os.path.exists(found):
+                return found
+        return found
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        try:
+            reply, status = self.site.routes[self.path](body) or b"", 200
+        except Exception as error:  # the page's test fails with it
+            reply, status = str(error).encode(), 500
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *arguments):
+        pass
+
+
+class Site:
+    def __init__(self, folders, routes=None):
+        self.folders = folders
+        self.results = queue.Queue()
+        self.routes = {"/result": lambda body: self.results.put(json.loads(body)), **(routes or {})}
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def run(self, path, timeout):
+        browser = find_browser()
+        if not browser:
+            raise RuntimeError("there is no Chromium; scripts/setup test installs it")
+        with tempfile.TemporaryDirectory() as profile:
+            # Without the GPU process and the crash reporter; shared memory in a file, since /dev/shm is small in containers.
+            process = subprocess.Popen(
+                [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                 "--disable-background-networking", f"--user-data-dir={profile}",
+                 f"http://127.0.0.1:{self.server.server_port}/{path}"],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            try:
+                return self.results.get(timeout=timeout)
+            except queue.Empty:
+                process.kill()
+                said = process.stderr.read().decode(errors="replace")[-2000:]
+                raise RuntimeError(f"{path} sent no result within {timeout} s; the browser said:\n{said}") from None
+            finally:
+                process.kill()
+                process.stderr.close()
+                process.wait()

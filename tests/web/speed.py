@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""How fast training is in a headless Chromium beside the program: the fastest step of a few, for one thread and two.
+
+    tests/web/speed.py WEB BUILD [STEPS]      WEB: made by scripts/web; BUILD: has the program
+
+Prints one line per number of threads and exits 0: timings are no test.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from browser import ROOT, Site
+
+TEXT = os.path.join(ROOT, "src/train/trainer.c")
+
+
+def native(build, threads, steps, folder):
+    """Milliseconds of the fastest step of the preset tiny."""
+    out = os.path.join(folder, f"run-{threads}")
+    lines = subprocess.run([os.path.join(build, "vjp"), "train", TEXT, "--preset", "tiny", "--steps", str(steps), "--validate-every",
+                            "0", "--threads", str(threads), "--json", "--out", out], check=True, capture_output=True, text=True).stdout
+    times = [0] + [json.loads(line)["seconds"] for line in lines.splitlines()]
+    return min(b - a for a, b in zip(times, times[1:])) * 1e3
+
+
+def main():
+    web, build = sys.argv[1:3]
+    steps = int(sys.argv[3]) if len(sys.argv) > 3 else 12
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(TEXT, os.path.join(folder, "text.txt"))
+        site = Site([web, os.path.join(ROOT, "tests/web"), folder])
+        for threads in (1, 2):
+            here = native(build, threads, steps, folder)
+            found = site.run(f"speed.html?threads={threads}&steps={steps}", 300)
+            if "error" in found:
+                sys.exit(f"speed: {found['error']}")
+            here = min(here, native(build, threads, steps, folder + "/again"))  # whichever the other work left alone
+            print(f"{found['variant']}, {found['threads']} thread(s): {found['ms']:.1f} ms a step, the program {here:.1f} ms: "
+                  f"{here / found['ms']:.2f} of its speed; slowest ops: {found['ops']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

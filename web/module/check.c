@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The proofs of `vjp check` in a page, each row passed on as it is made, and the same with a kernel that is broken on
+ * purpose: the cpu with one element of one output damaged, which the proofs must find.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "module.h"
+#include "proof/proof.h"
+
+/* The page's: gets one row as JSON. */
+__attribute__((import_module("vjp"), import_name("row"))) void vjp_web_row(const char *text);
+
+typedef struct tally {
+    const char *proof; /* that is running */
+    int rows, failed;
+} tally;
+
+static void take_row(void *context, const proof_row *row) {
+    tally *t = context;
+    t->rows++;
+    t->failed += !row->ok;
+    json_writer w = {.compact = true};
+    json_put_object(&w, NULL);
+    json_put_text(&w, "proof", t->proof);
+    json_put_text(&w, "op", row->op);
+    json_put_text(&w, "pass", row->pass);
+    json_put_text(&w, "output", row->output);
+    json_put_text(&w, "dtype", row->dtype);
+    json_put_text(&w, "device", row->device);
+    json_put_text(&w, "case", row->text);
+    json_put_real(&w, "error", row->error);
+    json_put_real(&w, "bound", row->bound);
+    json_put_boolean(&w, "ok", row->ok);
+    json_put_text(&w, "why", row->why);
+    json_put_object_end(&w);
+    char *text = web_take(&w);
+    if (text) vjp_web_row(text);
+    free(text);
+}
+
+static void begin(void *context, const char *proof, const char *about) {
+    (void)about;
+    ((tally *)context)->proof = proof;
+}
+
+static void end(void *context) {
+    (void)context;
+}
+
+/* ---- A broken kernel --------------------------------------------------------------------------------- */
+
+static const vjp_backend *whole;
+static vjp_backend damaged;
+static const vjp_op *broken_op;
+static vjp_kernel broken_kernel[VJP_PASS_COUNT];
+
+/* The middle element of the first output that has elements. */
+static void damage(const vjp_work *work) {
+    const vjp_op_info *info = vjp_op_describe(work->op);
+    for (int i = 0; i < (int)info->pass[work->pass].outputs; i++) {
+        const vjp_tensor *t = work->tensor[i];
+        int64_t count = t ? vjp_shape_product(&work->shape[i], 0, work->shape[i].ndim) : 0;
+        if (!count) continue;
+        char *element = (char *)vjp_data(work, i) + (size_t)(count / 2) * vjp_dtype_size((vjp_dtype)t->dtype);
+        switch (t->dtype) {
+        case VJP_F32: *(float *)element = *(float *)element * 1.25f + 0.01f; break;
+        case VJP_F64: *(double *)element = *(double *)element * 1.25 + 0.01; break;
+        case VJP_BF16: *(uint16_t *)element ^= 0x40; break;
+        case VJP_F16: *(uint16_t *)element ^= 0x200; break;
+        default: *element ^= 1; break;
+        }
+        return;
+    }
+}
+
+static vjp_status run_broken(const vjp_work *work) {
+    vjp_status status = whole->kernel(work->device, work->op, work->pass)->run(work);
+    if (status == VJP_OK) damage(work);
+    return status;
+}
+
+static const vjp_kernel *find_kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
+    const vjp_kernel *kernel = whole->kernel(device, op, pass);
+    if (op != broken_op || !kernel || !kernel->run) return kernel;
+    broken_kernel[pass] = *kernel;
+    broken_kernel[pass].run = run_broken;
+    return &broken_kernel[pass];
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------- */
+
+/* Of one op, or of all (NULL). Returns {rows, failed}. With `broken`, the op's kernels are. */
+char *vjp_web_check(vjp_device *device, const char *op, bool quick, int seed, bool broken);
+WEB_EXPORT(vjp_web_check) char *vjp_web_check(vjp_device *device, const char *op, bool quick, int seed, bool broken) {
+    tally t = {0};
+    proof_plan plan = {.dtype = -1, .seed = (uint64_t)seed, .quick = quick, .row = take_row, .context = &t};
+    if (op && !(plan.op = vjp_op_find(op))) {
+        web_fail("there is no op \"%s\"", op);
+        return NULL;
+    }
+    if (broken) {
+        if (!vjp_device_is_host(device) || !plan.op) {
+            web_fail("only a named op of the cpu or of ref can be broken");
+            return NULL;
+        }
+        whole = device->backend;
+        broken_op = plan.op;
+        damaged = *whole;
+        damaged.kernel = find_kernel;
+        device->backend = device->found = &damaged;
+    }
+    proof_all(&plan, device, begin, end);
+    if (broken) device->backend = device->found = whole;
+    if (!t.rows) {
+        web_fail("%s has no kernel for that; nothing was checked", vjp_device_name(device));
+        return NULL;
+    }
+    json_writer w = {.compact = true};
+    json_put_object(&w, NULL);
+    json_put_integer(&w, "rows", t.rows);
+    json_put_integer(&w, "failed", t.failed);
+    json_put_object_end(&w);
+    return web_take(&w);
+}
