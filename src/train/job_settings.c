@@ -96,7 +96,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"save_best", INTEGER, &s->save_best, 0, 0, 1, NULL},
         {"shards", INTEGER, &s->trainer.shards, 0, 1, SHARDS_MAX, NULL},
         {"lora", INTEGER, &s->lora, 0, 0, LORA_MAX_RANK, NULL},
-        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, many, NULL},
+        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, LORA_MAX_ALPHA, NULL},
         {"lora_targets", TEXT, s->lora_targets, sizeof s->lora_targets, 0, 0, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
