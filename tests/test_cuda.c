@@ -114,7 +114,7 @@ static void calls_run_on_the_stream_that_was_set(void **state) {
     vjp_tensor y = on_device(VJP_F32, 2, (int64_t[]){3, 1}, zeros, sizeof zeros);
     const vjp_tensor *tensors[] = {[GATHER_Y] = &y, [GATHER_TABLE] = &t, [GATHER_INDEX] = &i};
     for (int own = 0; own < 2; own++) {
-        vjp_event *done;
+        vjp_event *done = NULL;
         float result[3] = {9, 9, 9};
         assert_int_equal(vjp_set_stream(device, THREAD_STREAM), VJP_OK);
         assert_int_equal(vjp_upload_async(device, y.data, 0, zeros, sizeof zeros), VJP_OK);

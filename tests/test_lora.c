@@ -174,6 +174,8 @@ static const struct {
     {"\"lora_alpha\": 5", "\"lora_alpha\": NaN", "byte"},
     {"\"lora_alpha\": 5", "\"lora_alpha\": 1e999", "a number that no double can hold"},
     {"\"lora_alpha\": 5", "\"lora_alpha\": 0", "\"lora_alpha\" is 0; it must be a number above 0"},
+    {"\"lora_alpha\": 5", "\"lora_alpha\": 1e300", "it must be a number above 0, and at most 1e9"},
+    {"\"lora_alpha\": 5", "\"lora_alpha\": -2", "it must be a number above 0"},
     {"\"lora_alpha\": 5", "\"lora_alpha\": \"5\"", "\"lora_alpha\" is \"5\""},
     {"\"LORA\"", "\"IA3\"", "\"peft_type\" is \"IA3\"; vjp takes \"LORA\""},
     {"\"CAUSAL_LM\"", "\"SEQ_CLS\"", "\"task_type\" is \"SEQ_CLS\""},

@@ -77,6 +77,10 @@ expect 0 "done at step 3" train text.txt --from base --lora 2 --lora-targets q_p
 expect 0 "done at step 3" train text.txt --from base --lora 2 --lora-alpha 3 --optimizer muon --accumulate 2 --steps 3 --batch 2 --out muon
 expect 0 "in 2 shards" train text.txt --from base --lora 2 --shards 2 --steps 3 --batch 2 --optimizer sgd --out shards
 
+# The plan: only adapters have gradients.
+expect 0 "of which 18688 are trained" graph llama --lora 2
+expect 2 "--lora is for the llama" graph convnet --lora 2
+
 # Misuse, and files that were tampered with.
 expect 2 "--lora adapts a model, which --from must name" train text.txt --lora 4 --out no
 expect 2 "--lora is for the llama" train text.txt --model convnet --lora 4 --from base --out no

@@ -50,7 +50,7 @@ static const kind kinds[] = {
     {"llama, adapters", false, false, 0, false, false, 3},
     {"llama, tied, adapters, computed again", false, true, LLAMA_ALL_BLOCKS, true, false, 5},
 };
-enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4, CONVNET = 6 };
+enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4, CONVNET = 6, ADAPTERS = 7 };
 
 enum { VOCABULARY = 19, CLASSES = 5, IGNORED = -100 };
 
@@ -268,13 +268,13 @@ static void the_cpu_agrees_with_ref(void **unused) {
 static void gpus_agree_with_ref(void **unused) {
     (void)unused;
     static const char *const names[] = {"webgpu", "cuda", "metal"};
-    static const int chosen[] = {LLAMA, WIDE, CONVNET};
+    static const int chosen[] = {LLAMA, WIDE, CONVNET, ADAPTERS};
     int found = 0;
     for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
         vjp_device *device;
         bool opens = vjp_open(names[n], NULL, &device) == VJP_OK;
         vjp_close(device);
-        for (int i = 0; i < 3 && opens; i++) {
+        for (int i = 0; i < 4 && opens; i++) {
             compare(names[n], &kinds[chosen[i]], "ref", &kinds[chosen[i]], VJP_F32, 2e-5);
             compare(names[n], &kinds[chosen[i]], "ref", &kinds[chosen[i]], VJP_BF16, 2e-2);
         }

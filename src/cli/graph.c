@@ -152,7 +152,10 @@ static void print_markdown(const train_model *model, const vjp_program_report *r
 
 static void print_text(const train_model *model, const vjp_program_report *r, const fit_result *fit) {
     char text[CLI_BYTES_TEXT], more[CLI_BYTES_TEXT];
-    printf("parameters          %lld\n", (long long)model_size(model));
+    printf("parameters          %lld", (long long)model_size(model));
+    if (model_trained_size(model) < model_size(model))
+        printf(", of which %lld are trained", (long long)model_trained_size(model));
+    putchar('\n');
     printf("calls per step      %zu\n", r->calls);
     printf("arena               %s\n", cli_bytes((double)r->arena_bytes, text));
     printf("  live at the peak  %s; the arena is %.3f times that\n", cli_bytes((double)r->live_bytes, text),
@@ -174,7 +177,7 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
 typedef struct arguments {
     cli_device_options on;
     const char *model, *preset, *svg, *memory;
-    int64_t batch, context;
+    int64_t batch, context, lora;
     int dtype, residual;
     bool text, dot, markdown, recompute, json;
 } arguments;
@@ -216,6 +219,8 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
                                  .dtype = dtype,
                                  .wide_residual = a->residual == VJP_F32 && dtype != VJP_F32,
                                  .recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0};
+        options.lora = (lora_config){.rank = a->lora, .alpha = 1};
+        if (!lora_read_targets("all", &options.lora.adapts, error)) return cli_fail("graph", "%s", error);
         if (a->memory)
             ok = fit_llama(&run, &config, &options, &limit, fit, error);
         else if (plans)
@@ -229,8 +234,7 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
 }
 
 static int print_report(const arguments *a, vjp_device *device, const train_model *model, const vjp_value *results,
-                        const fit_result *fit) {
-    size_t count = (size_t)model->parameters + 1;
+                        size_t count, const fit_result *fit) {
     vjp_program_report report = {.struct_size = sizeof report};
     if (vjp_plan(device, model->graph, results, count, &report) != VJP_OK)
         return cli_fail("graph", "%s", vjp_error(device));
@@ -253,12 +257,14 @@ static int print_report(const arguments *a, vjp_device *device, const train_mode
 }
 
 static int show(const arguments *a, vjp_device *device, train_model *model, const fit_result *fit) {
-    int count = model->parameters, status = CLI_OK;
-    vjp_value *values = calloc(2 * (size_t)count + 1, sizeof *values);
-    if (!values) return cli_fail("graph", "there is no memory for %d gradients", count);
-    for (int i = 0; i < count; i++)
-        values[count + 1 + i] = model->parameter[i].value;
-    vjp_graph_grad(model->graph, model->loss, values + count + 1, (size_t)count, NULL, 0, values);
+    int status = CLI_OK;
+    size_t all = (size_t)model->parameters, count = 0;
+    vjp_value *values = calloc(2 * all + 1, sizeof *values);
+    if (!values) return cli_fail("graph", "there is no memory for %zu gradients", all);
+    vjp_value *trained = values + all + 1;
+    for (size_t i = 0; i < all; i++)
+        if (!model->parameter[i].frozen) trained[count++] = model->parameter[i].value;
+    vjp_graph_grad(model->graph, model->loss, trained, count, NULL, 0, values);
     values[count] = model->loss;
     if (a->text || a->dot) {
         char *text = a->text ? vjp_graph_text(model->graph) : vjp_graph_dot(model->graph);
@@ -268,7 +274,7 @@ static int show(const arguments *a, vjp_device *device, train_model *model, cons
             status = cli_fail("graph", "there is no memory for the text");
         free(text);
     } else {
-        status = print_report(a, device, model, values, fit);
+        status = print_report(a, device, model, values, count + 1, fit);
     }
     free(values);
     return status;
@@ -283,6 +289,7 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
         return cli_misuse("graph", "unknown model \"%s\"; models are llama and convnet", a->model);
     if (a->text + a->dot + a->markdown + a->json > 1 || ((a->text || a->dot) && a->svg))
         return cli_misuse("graph", "--text, --dot, --json and --markdown exclude each other; --svg goes with a report");
+    if (a->lora && strcmp(a->model, "llama") != 0) return cli_misuse("graph", "--lora is for the llama");
     if (cli_residual("graph", a->dtype, a->residual) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->memory && a->recompute)
         return cli_misuse("graph", "--memory chooses the blocks to recompute; --recompute recomputes all of them");
@@ -299,6 +306,8 @@ int cli_graph(int argc, char **argv) {
         {"context", 0, "T", "bytes per row; default: the preset's", CLI_INTEGER, &a.context, 1, 1000000},
         {"dtype", 0, "D", "f32, bf16 or f16; default f32", CLI_DTYPE, &a.dtype, 0, 0},
         CLI_OPTION_RESIDUAL(a.residual),
+        {"lora", 0, "R", "train adapters of rank R on all projections, and freeze the weights", CLI_INTEGER, &a.lora, 1,
+         LORA_MAX_RANK},
         CLI_OPTION_MEMORY(a.memory),
         {"recompute", 0, NULL, "recompute all blocks in the backward pass", CLI_FLAG, &a.recompute, 0, 0},
         {"text", 0, NULL, "print the graph, one line per node", CLI_FLAG, &a.text, 0, 0},

@@ -121,7 +121,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"loss_scale", REAL, &s->trainer.loss_scale, 0, 0, JOB_MAX_LOSS_SCALE, NULL},
         {"loss_scale_steps", INTEGER, &s->trainer.loss_scale_steps, 0, 0, LOSS_SCALE_MAX_STEPS, NULL},
         {"lora", INTEGER, &s->lora, 0, 0, LORA_MAX_RANK, NULL},
-        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, many, NULL},
+        {"lora_alpha", REAL, &s->lora_alpha, 0, 0, LORA_MAX_ALPHA, NULL},
         {"lora_targets", TEXT, s->lora_targets, sizeof s->lora_targets, 0, 0, NULL},
         {"cache", TEXT, s->cache, sizeof s->cache, 0, 0, NULL},
         {"skip_bad", INTEGER, &s->skip_bad, 0, 0, 1, NULL},

@@ -146,7 +146,8 @@ static bool read_member(const json_value *value, lora_config *lora, char *error)
     }
     if (strcmp(key, "lora_alpha") == 0) {
         lora->alpha = value->type == JSON_NUMBER ? value->number : 0;
-        return (isfinite(lora->alpha) && lora->alpha > 0) || refuse(value, "it must be a number above 0", error);
+        return (lora->alpha > 0 && lora->alpha <= LORA_MAX_ALPHA) ||
+               refuse(value, "it must be a number above 0, and at most 1e9", error);
     }
     if (strcmp(key, "use_rslora") == 0) {
         lora->root = value->type == JSON_BOOLEAN && value->boolean;

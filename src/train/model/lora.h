@@ -14,12 +14,12 @@
 #include "train/fail.h"
 #include "train/model/llama_config.h"
 
-enum { LORA_MAX_RANK = 1 << 20, LORA_TARGETS_TEXT = 96 };
+enum { LORA_MAX_RANK = 1 << 20, LORA_MAX_ALPHA = 1000000000, LORA_TARGETS_TEXT = 96 };
 
 /* All zero: no adapters. */
 typedef struct lora_config {
     int64_t rank;    /* 0: no adapters */
-    double alpha;    /* finite, above 0 */
+    double alpha;    /* above 0, at most LORA_MAX_ALPHA */
     bool root;       /* the scale is alpha / sqrt(rank), as PEFT's use_rslora; otherwise alpha / rank */
     uint32_t adapts; /* one bit for each of lora_targets */
 } lora_config;
