@@ -6,9 +6,9 @@
     bench/precision.py --steps 1000 --svg docs/precision.svg -- --device cuda --preset 124M
 
 What follows -- is passed to every `vjp train`. The runs differ in their settings alone: the same seed gives them the same
-first weights and the same batches. How far losses may be apart without meaning anything is shown by f32 with another
-seed. Prints a table in Markdown; --svg draws the smoothed losses with `vjp runs`. A folder that already has a run is
-resumed, so that an interrupted comparison continues. Needs only the standard library.
+first weights and the same batches. How far losses may be apart without meaning anything is shown by runs in f32: two with
+a rate that is 0.1 % higher or lower, on the same batches, and one with another seed. Prints a table in Markdown; --svg draws the smoothed losses with `vjp runs`. Runs that --out already has are
+resumed, or read where they are complete, so that an interrupted comparison continues. Needs only the standard library.
 """
 
 import argparse
@@ -20,6 +20,8 @@ import tempfile
 
 RUNS = [
     ("f32", []),
+    ("f32, rate + 0.1 %", 1.001),
+    ("f32, rate - 0.1 %", 0.999),
     ("f32, another seed", ["--seed", "2"]),
     ("bf16", ["--dtype", "bf16"]),
     ("bf16, residual f32", ["--dtype", "bf16", "--residual", "f32"]),
@@ -31,10 +33,17 @@ RUNS = [
 
 
 def folder_of(name):
-    return name.replace(", ", "-").replace(" ", "-")
+    return name.replace(", ", "-").replace(" + ", "-up-").replace(" - ", "-down-").replace(" %", "").replace(" ", "-")
 
 
-def train(vjp, out, options):
+def other_rate(options, factor):
+    rate = float(options[options.index("--lr") + 1]) if "--lr" in options else 3e-3
+    return ["--lr", repr(factor * rate)]
+
+
+def train(vjp, out, options, steps):
+    if os.path.exists(os.path.join(out, "loss.svg")) and len(rows_of(out)) == steps:
+        return
     command = [vjp, "train", "--resume", "--out", out] if os.path.exists(os.path.join(out, "latest")) else None
     if not command:
         command = [vjp, "train", *options, "--out", out]
@@ -76,7 +85,9 @@ def main():
         if name not in wanted:
             continue
         folder = os.path.join(out, folder_of(name))
-        train(a.vjp, folder, [*a.rest, "--steps", str(a.steps), "--validate-every", str(a.steps), *options])
+        if isinstance(options, float):
+            options = other_rate(a.rest, options)
+        train(a.vjp, folder, [*a.rest, "--steps", str(a.steps), "--validate-every", str(a.steps), *options], a.steps)
         rows = rows_of(folder)
         base = base or rows
         folders.append(folder_of(name))

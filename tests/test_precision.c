@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "core/half.h"
+#include "graph/graph.h"
 #include "train/loss_scale.h"
 #include "train/model/llama.h"
 #include "train/trainer.h"
@@ -72,8 +73,7 @@ static void look(run *r) {
     if (!trainer_tensors(r->trainer, &r->weight, &r->weights, &r->kept, &r->kept_count, error)) fail_msg("%s", error);
 }
 
-/* The model must stay where it is. */
-static void begin(run *r, vjp_dtype dtype, const trainer_options *options) {
+static void build(train_model *model, vjp_dtype dtype) {
     const llama_config config = {.vocab_size = VOCABULARY,
                                  .hidden_size = 16,
                                  .intermediate_size = 20,
@@ -86,9 +86,14 @@ static void begin(run *r, vjp_dtype dtype, const trainer_options *options) {
                                  .norm_eps = 1e-5,
                                  .dtype = VJP_F32};
     const llama_options shape = {.batch = BATCH, .context = CONTEXT, .dtype = dtype};
+    llama_build(model, &config, &shape);
+}
+
+/* The model must stay where it is. */
+static void begin(run *r, vjp_dtype dtype, const trainer_options *options) {
     char error[TRAIN_ERROR];
     *r = (run){0};
-    llama_build(&r->model, &config, &shape);
+    build(&r->model, dtype);
     r->trainer = trainer_create(device, &r->model, options, error);
     if (!r->trainer) fail_msg("%s", error);
     look(r);
@@ -183,6 +188,27 @@ static void other_moments_are_refused(void **unused) {
     assert_non_null(strstr(error, "is BF16 in the file, and the run keeps it in f32"));
     end(&wide);
     end(&narrow);
+}
+
+/* What is only ever cast to bf16 has its gradient there, without one in f32 besides. */
+static void narrow_gradients_are_made_narrow(void **unused) {
+    (void)unused;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        train_model model;
+        build(&model, VJP_BF16);
+        size_t count = (size_t)model.parameters;
+        vjp_value *wrt = calloc(2 * count, sizeof *wrt), *gradient = wrt + count;
+        for (size_t p = 0; p < count; p++)
+            wrt[p] = model.parameter[p].value;
+        assert_int_equal(graph_grad_as(model.graph, model.loss, wrt, count, narrow ? VJP_BF16 : VJP_F32, gradient),
+                         VJP_OK);
+        for (size_t p = 0; p < count; p++) {
+            vjp_tensor made = vjp_graph_describe(model.graph, gradient[p]);
+            assert_int_equal(made.dtype, narrow && made.ndim == 2 ? VJP_BF16 : VJP_F32);
+        }
+        free(wrt);
+        model_free(&model);
+    }
 }
 
 /* The first moment of the first step is a tenth of the gradient: matrices have theirs rounded, norms as they were. */
@@ -314,6 +340,7 @@ static void a_lost_run_ends(void **unused) {
         assert_non_null(strstr(error, "step 2: the norm of the gradients is inf"));
         look(&r);
         assert_true(scale_state(&r, LOSS_SCALE_TAKEN) == 0);
+        assert_true(scale_state(&r, LOSS_SCALE) == (fixed ? 2 : 0.5f)); /* step 3 has not halved it again */
         end(&r);
     }
 }
@@ -322,6 +349,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(narrow_moments_are_rounded),
         cmocka_unit_test(other_moments_are_refused),
+        cmocka_unit_test(narrow_gradients_are_made_narrow),
         cmocka_unit_test(narrow_gradients_are_rounded),
         cmocka_unit_test(a_scale_changes_no_bit),
         cmocka_unit_test(steps_are_skipped),

@@ -189,6 +189,11 @@ static void wrong_options_are_refused(void **unused) {
     vjp_graph_minimize(n.graph, n.loss, &options, &made);
     expect_graph_error(n.graph, "parameters and count must be given together");
     n = build();
+    vjp_minimize_options narrow = VJP_MINIMIZE_OPTIONS_DEFAULTS;
+    narrow.moments = VJP_F16;
+    vjp_graph_minimize(n.graph, n.loss, &narrow, &made);
+    expect_graph_error(n.graph, "moments is f16; it must be f32 or bf16");
+    n = build();
     options.parameters = &n.x;
     vjp_graph_minimize(n.graph, n.loss, &options, &made);
     expect_graph_error(n.graph, "x: it cannot be trained: it is not a parameter of a float type");
