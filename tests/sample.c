@@ -165,6 +165,11 @@ static bool describe_forward(const call *made, vjp_device *device, const sample 
     return vjp_infer(device, made->op, VJP_FORWARD, pointers, pass->count, made->attributes, described) == VJP_OK;
 }
 
+/* Without a limit of the sample there is no index: attention's first, which most devices do not have. */
+static bool is_left_out(const vjp_slot *slot, const sample *from) {
+    return slot->kind == VJP_KIND_INDEX && (slot->flags & VJP_SLOT_OPTIONAL) && !from->index_limit;
+}
+
 static void fill(const vjp_tensor *tensor, const vjp_slot *slot, int64_t index_limit, uint64_t *seed) {
     int64_t count = elements(tensor);
     for (int64_t i = 0; i < count; i++) {
@@ -201,7 +206,7 @@ bool call_make(call *made, vjp_device *device, const sample *from, vjp_pass pass
         if (like < 0) return false;
         made->tensor[i] =
             vjp_tensor_of(NULL, slot_dtype(slots->slots[i].kind, types), described[like].ndim, described[like].shape);
-        made->pointer[i] = &made->tensor[i];
+        made->pointer[i] = is_left_out(&slots->slots[i], from) ? NULL : &made->tensor[i];
         at[i] = total;
         total += (call_bytes(&made->tensor[i]) + 63) / 64 * 64 + SAMPLE_GUARD;
     }

@@ -69,6 +69,11 @@ typedef struct screen {
     int64_t first_step;
 } screen;
 
+/* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
+static bool is_terminal(void) {
+    return system_output_is_terminal() && !vjp_group_launcher();
+}
+
 static const char *duration(double seconds, char text[32]) {
     long long s = (long long)(seconds + 0.5);
     if (s < 60)
@@ -465,9 +470,8 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     a->processes.group = s->trainer.group = group;
     s->trainer.zero = a->processes.zero;
     s->trainer.overlap = a->processes.overlap = !a->no_overlap;
-    double shown = system_seconds();
-    bool progress = !a->json && system_output_is_terminal() && vjp_group_rank(group) == 0;
-    if (progress) {
+    double begun = system_seconds(), shown = begun;
+    if (!a->json && is_terminal()) {
         s->progress = show_encoding;
         s->progress_context = &shown;
     }
@@ -475,13 +479,11 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     bool ok = a->resume
                   ? job_resume(&j, device, &a->processes, &arithmetic, a->allow_other_bits, &places, a->out, error)
                   : job_begin(&j, device, s, a->out, error);
-    if (progress) fprintf(stderr, "\r\033[K");
+    if (shown > begun) fprintf(stderr, "\r\033[K");
     if (ok) {
         handle_signals(&j);
         cli_defer_write_errors();
-        /* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
-        bool terminal = system_output_is_terminal() && !vjp_group_launcher();
-        screen seen = {.json = a->json, .terminal = terminal, .width = system_output_width()};
+        screen seen = {.json = a->json, .terminal = is_terminal(), .width = system_output_width()};
         if (!a->json && job_is_first(&j)) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);

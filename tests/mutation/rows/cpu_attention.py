@@ -42,7 +42,7 @@
        "return s->window && seen - s->window - 1 > first ? seen - s->window - 1 : first;")]),
     ("attention: the first key of a query is that of another row of the batch", "check attention",
      [("src/op/attention.c", "vjp_index_at(s->first, s->first_dtype, batch * s->time + time,",
-       "vjp_index_at(s->first, s->first_dtype, time,")]),
+       "vjp_index_at(s->first, s->first_dtype, 0 * batch + time,")]),
     ("attention: a tile where documents begin takes the first of its rows' keys for all", "check attention",
      [("src/cpu/attention/attention_units.h", "if (t->windowed) from = first_key(p, unit, row + i + 1) - key;", "")]),
     ("attention: a query may see no key at all", "test test_attention",
