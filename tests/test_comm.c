@@ -31,7 +31,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_carrier) == 64, "vjp_carrier");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_message) == 48, "vjp_message");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 
-enum { MAX_RANKS = 8, LONGEST = 3 * 65536 + 7 /* elements: several blocks, none of them even */ };
+enum { MAX_RANKS = 8, LONGEST = 3 * 262144 + 7 /* elements: several blocks, none of them even */ };
 
 /* ---- Ranks as threads -------------------------------------------------------------------------------- */
 
