@@ -431,7 +431,12 @@ static void train_steps(rank_work *w) {
     size_t count, more, at = 0;
     REQUIRE(trainer_tensors(t, &weights, &count, &moments, &more, error));
     /* Where moments are split, rank 0 alone has all of them. */
-    if (!trains->zero || vjp_group_rank(w->group) == 0) {
+    bool all = !trains->zero || vjp_group_rank(w->group) == 0;
+    size_t absent = 0;
+    for (size_t i = 0; i < more; i++)
+        absent += moments[i].data == NULL;
+    REQUIRE((absent == 0) == all);
+    if (all) {
         add_weights(r, &at, weights, count);
         add_weights(r, &at, moments, more);
         REQUIRE(at > 1000 && at < WEIGHTS);
