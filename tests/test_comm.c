@@ -31,7 +31,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_carrier) == 64, "vjp_carrier");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_message) == 48, "vjp_message");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 
-enum { MAX_RANKS = 8, LONGEST = 3 * 65536 + 7 /* elements: several blocks, none of them even */ };
+enum { MAX_RANKS = 8, LONGEST = 3 * 262144 + 7 /* elements: several blocks, none of them even */ };
 
 /* ---- Ranks as threads -------------------------------------------------------------------------------- */
 
@@ -431,7 +431,12 @@ static void train_steps(rank_work *w) {
     size_t count, more, at = 0;
     REQUIRE(trainer_tensors(t, &weights, &count, &moments, &more, error));
     /* Where moments are split, rank 0 alone has all of them. */
-    if (!trains->zero || vjp_group_rank(w->group) == 0) {
+    bool all = !trains->zero || vjp_group_rank(w->group) == 0;
+    size_t absent = 0;
+    for (size_t i = 0; i < more; i++)
+        absent += moments[i].data == NULL;
+    REQUIRE((absent == 0) == all);
+    if (all) {
         add_weights(r, &at, weights, count);
         add_weights(r, &at, moments, more);
         REQUIRE(at > 1000 && at < WEIGHTS);

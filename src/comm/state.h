@@ -12,7 +12,7 @@
  * What travels at once. In the host's memory it is still in the second cache when it is added; a device's copies and
  * additions of that size would be shorter than their launches.
  */
-enum { BLOCK_BYTES = 1 << 18, DEVICE_BLOCK_BYTES = 1 << 25, STAGES = 3 };
+enum { BLOCK_BYTES = 1 << 20, DEVICE_BLOCK_BYTES = 1 << 25, STAGES = 3 };
 
 struct vjp_group {
     vjp_device *device;

@@ -726,7 +726,7 @@ static bool explain(trainer *t, const train_source *source, int64_t step, int64_
         if (!feed(t, program_of(t, part), source, false, number_of(t, step, part)) ||
             !trace(t, program_of(t, part), found, sizeof found))
             return device_failed(t, error);
-    if (!found[0] && t->split.group && !isfinite(value))
+    if (!found[0] && t->split.group && strcmp(what, "loss") != 0)
         snprintf(found, sizeof found, "the sum of the gradients of all processes, or of their squares");
     else if (!found[0] && t->update && !trace(t, t->update, found, sizeof found))
         return device_failed(t, error);
