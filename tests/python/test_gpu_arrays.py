@@ -106,6 +106,19 @@ WithTable.stream = 0x80
 vjp.scale(WithTable(x))
 assert sum(l.startswith("open") for l in log()) == 2
 """,
+    "the thread's current GPU stays": """
+sys.modules["library"] = types.ModuleType("library")
+current, chosen = [0], []
+sys.modules["library"].cuda = types.SimpleNamespace(is_current_stream_capturing=lambda: False, current_device=lambda: current[0],
+                                                    set_device=chosen.append)
+WithTable.__module__ = "library.tensor"
+vjp.scale(WithTable(x))
+assert chosen == []
+vjp.scale(WithTable(x, 1))
+assert chosen == [0]
+refused(vjp.DeviceError, "seven is refused", vjp.scale, WithTable(x, 1), factor=7.0)
+assert chosen == [0, 0]
+""",
     "out and accumulate": """
 out = WithTable(np.ones((3, 4)))
 assert vjp.scale(WithTable(x), factor=2.0, out=out, accumulate=True) is out and np.array_equal(out.array, 2 * x + 1)
