@@ -61,3 +61,9 @@ endif()
 set_source_files_properties(${hopper_file} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 list(JOIN VJP_CUDA_ARCHITECTURES ", " vjp_cuda_list)
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
+
+# The wheel vjp-cuda13 puts it into the package vjp, beside libvjp; pip puts cuBLAS into nvidia/cu13/lib next to that.
+if(SKBUILD)
+  set_target_properties(vjp-cuda PROPERTIES INSTALL_RPATH "\$ORIGIN:\$ORIGIN/../nvidia/cu13/lib")
+  install(TARGETS vjp-cuda LIBRARY DESTINATION vjp COMPONENT cuda)
+endif()

@@ -42,10 +42,28 @@ def oldest_macos(data):
     return None
 
 
+def check_cuda(path, wheel, version):
+    """The wheel of the CUDA backend: the library alone, which finds cuBLAS where pip puts it and serves one version of vjp."""
+    info = f"vjp_cuda13-{version}.dist-info"
+    library = wheel.read("vjp/libvjp-cuda.so")
+    metadata = wheel.read(f"{info}/METADATA").decode()
+    wrong = [f"{name} should not be there" for name in wheel.namelist() if name != "vjp/libvjp-cuda.so" and not name.startswith(info)]
+    if b"$ORIGIN/../nvidia/cu13/lib" not in library or b"libcublasLt.so.13" not in library:
+        wrong.append("its library does not look for cuBLAS in nvidia/cu13/lib")
+    wrong += [f"it does not need {name}" for name in (f"vjp-kernels=={version}", "nvidia-cublas") if f"Requires-Dist: {name}" not in metadata]
+    if f"\nVersion: {version}\n" not in metadata or version.encode() not in library:
+        wrong.append(f"its version is not {version}")
+    if "-py3-none-" not in path:
+        wrong.append("its tag is not py3-none")
+    return wrong
+
+
 def check(path, platform, version):
     wrong = []
     wheel = zipfile.ZipFile(path)
     names = set(wheel.namelist())
+    if platform == "cuda13":
+        return check_cuda(path, wheel, version)
     info = f"vjp_kernels-{version}.dist-info"
     for name in ("vjp/__init__.py", "vjp/_ops.py", "vjp/py.typed", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD"):
         if name not in names:

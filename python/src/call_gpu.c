@@ -99,7 +99,7 @@ static device_entry *take_device(const call *c, const char *name, void *stream) 
     return entry;
 }
 
-PyObject *call_run_on_gpu(call *c, int gpu) {
+static PyObject *run_on_gpu(call *c, int gpu) {
     char name[GPU_NAME];
     void *stream = NULL;
     PyObject *device = call_extra(c, ARGUMENT_DEVICE), *result = NULL;
@@ -130,5 +130,12 @@ PyObject *call_run_on_gpu(call *c, int gpu) {
     if (c->like->kind != ARRAY_EXCHANGE) device_release_stream(entry);
     device_give_back(entry);
     array_release(&workspace);
+    return result;
+}
+
+PyObject *call_run_on_gpu(call *c, int gpu) {
+    int current = gpu_current(c->like);
+    PyObject *result = run_on_gpu(c, gpu);
+    if (current >= 0 && current != gpu) gpu_make_current(c->like, current);
     return result;
 }

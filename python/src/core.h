@@ -180,6 +180,13 @@ bool gpu_stream(const array *like, void **stream);
 /* Whether the library of `like` is capturing a graph on its current stream; torch is asked. */
 bool gpu_is_capturing(const array *like);
 
+/*
+ * CUDA's current GPU belongs to the thread, and a call of vjp changes it to its own. gpu_current() is the one that the
+ * library of `like` has now, -1 where there is only one or the library does not say; gpu_make_current() returns to it.
+ */
+int gpu_current(const array *like);
+void gpu_make_current(const array *like, int gpu);
+
 /* Makes a packed copy by the array's own library where it is not packed; gpu_unpack() writes it back. */
 bool gpu_pack(array *a, const char *function, const char *name, bool output);
 bool gpu_unpack(const array *a);

@@ -68,16 +68,48 @@ bool gpu_stream(const array *like, void **stream) {
     return true;
 }
 
-bool gpu_is_capturing(const array *like) {
+/* The module of the library that has the functions on CUDA: torch.cuda, cupy.cuda. */
+static PyObject *cuda_module(const array *like) {
     PyObject *namespace = like->object ? array_namespace(like->object) : NULL;
     PyObject *cuda = namespace ? PyObject_GetAttrString(namespace, "cuda") : NULL;
+    Py_XDECREF(namespace);
+    return cuda;
+}
+
+bool gpu_is_capturing(const array *like) {
+    PyObject *cuda = cuda_module(like);
     PyObject *answer = cuda ? PyObject_CallMethod(cuda, "is_current_stream_capturing", NULL) : NULL;
     bool capturing = answer && PyObject_IsTrue(answer) > 0;
     PyErr_Clear();
     Py_XDECREF(answer);
     Py_XDECREF(cuda);
-    Py_XDECREF(namespace);
     return capturing;
+}
+
+/* ---- The thread's current GPU ------------------------------------------------------------------------ */
+
+int gpu_current(const array *like) {
+    static int count = -1;
+    if (count < 0) count = (int)vjp_device_count("cuda");
+    if (count < 2) return -1;
+    PyObject *cuda = cuda_module(like);
+    PyObject *answer = cuda ? PyObject_CallMethod(cuda, "current_device", NULL) : NULL;
+    long number = answer ? PyLong_AsLong(answer) : -1;
+    PyErr_Clear();
+    Py_XDECREF(answer);
+    Py_XDECREF(cuda);
+    return (int)number;
+}
+
+void gpu_make_current(const array *like, int gpu) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *cuda = cuda_module(like);
+    PyObject *done = cuda ? PyObject_CallMethod(cuda, "set_device", "i", gpu) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(done);
+    Py_XDECREF(cuda);
+    PyErr_Restore(type, value, trace);
 }
 
 /* ---- Packing ----------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs the blocks of docs/python.md as one program, and the programs that its tables of costs are from."""
+"""Runs the blocks of docs/python.md as one program, the example notebook, and the programs that its tables of costs are from."""
 import importlib.util
 import os
 import re
@@ -23,6 +23,11 @@ def test_tutorial(tmp_path, monkeypatch):
             continue
         exec(compile(block, f"docs/python.md, block {number}", "exec"), names)
     assert (tmp_path / "model.safetensors").exists() and (tmp_path / "book").is_dir()
+
+
+def test_notebook():
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "examples/08_notebook.py")], capture_output=True, text=True)
+    assert done.returncode == 0 and "the same bits" in done.stdout, done.stderr
 
 
 def test_cost():

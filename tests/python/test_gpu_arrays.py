@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+import vjp
+
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.dirname(os.path.dirname(FOLDER))
 
@@ -106,6 +108,19 @@ WithTable.stream = 0x80
 vjp.scale(WithTable(x))
 assert sum(l.startswith("open") for l in log()) == 2
 """,
+    "the thread's current GPU stays": """
+sys.modules["library"] = types.ModuleType("library")
+current, chosen = [0], []
+sys.modules["library"].cuda = types.SimpleNamespace(is_current_stream_capturing=lambda: False, current_device=lambda: current[0],
+                                                    set_device=chosen.append)
+WithTable.__module__ = "library.tensor"
+vjp.scale(WithTable(x))
+assert chosen == []
+vjp.scale(WithTable(x, 1))
+assert chosen == [0]
+refused(vjp.DeviceError, "seven is refused", vjp.scale, WithTable(x, 1), factor=7.0)
+assert chosen == [0, 0]
+""",
     "out and accumulate": """
 out = WithTable(np.ones((3, 4)))
 assert vjp.scale(WithTable(x), factor=2.0, out=out, accumulate=True) is out and np.array_equal(out.array, 2 * x + 1)
@@ -199,16 +214,21 @@ assert "wait stream 0x1" in log()
 }
 
 
+def run(code, **variables):
+    path = os.pathsep.join([FOLDER, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": path, **variables})
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_gpu_arrays(backend, case):
-    path = os.pathsep.join([FOLDER, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(backend), "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", BEGIN + CASES[case]], capture_output=True, text=True, timeout=120, env=environment)
+    done = run(BEGIN + CASES[case], LD_LIBRARY_PATH=str(backend))
     assert done.returncode == 0, done.stderr
 
 
 def test_without_the_backend():
-    code = "from fake_arrays import WithTable\nimport vjp\ntry:\n vjp.scale(WithTable([1.0]))\nexcept vjp.NoDeviceError as error:\n" \
-           " assert 'cuda:0' in str(error), error"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=FOLDER)
+    if any(device.name.startswith("cuda") for device in vjp.devices()):
+        pytest.skip("there is a GPU")
+    done = run("from fake_arrays import WithTable\nimport vjp\ntry:\n vjp.scale(WithTable([1.0]))\nexcept vjp.NoDeviceError as error:\n"
+               " assert 'cuda:0' in str(error), error\nelse:\n raise AssertionError('not refused')")
     assert done.returncode == 0, done.stderr

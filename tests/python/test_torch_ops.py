@@ -285,6 +285,21 @@ def test_on_torchs_threads():
     assert done.returncode == 0, done.stderr
 
 
+class Normalised(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return vt.layer_norm(torch.arange(4096.0).reshape(64, 64) * (i + 1)), vjp.layer_norm(torch.full((2, 4), float(i)))[1]
+
+
+def test_data_loader_workers():
+    """Forked workers call vjp after their parent has."""
+    expected = [Normalised()[i] for i in range(6)]
+    for got, value in zip(torch.utils.data.DataLoader(Normalised(), batch_size=None, num_workers=2, timeout=60), expected):
+        assert torch.equal(got[0], value[0]) and torch.equal(got[1], value[1])
+
+
 def test_python_kernels():
     """A torch without the C functions: the same bits from kernels in Python."""
     code = """if True:
