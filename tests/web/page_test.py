@@ -260,7 +260,7 @@ def take_pictures(test, folder):
     b.wait(f"window.vjpPage && document.getElementById('start').textContent === 'Pause'", 60)
     b.click("reset")
     b.click("start")
-    b.wait(f"{STEPS} >= 400", 400)
+    b.wait(f"{STEPS} >= 300", 400)
     b.js("document.getElementById('gradient').scrollIntoView({behavior: 'instant'})")
     b.wait("document.getElementById('op-status').textContent.includes('agree')", 60)
     b.click("check")
