@@ -394,6 +394,7 @@ function reset() {
 }
 
 async function take(file) {
+    if (!module) return alertWith(`${file.name} was not read: the module is still being loaded.`);
     const bytes = new Uint8Array(await file.arrayBuffer());
     if (/\.(zip|safetensors)$/i.test(file.name)) {
         const textName = $('set-text').value, {bytes: text, prompt} = texts.get(textName);
