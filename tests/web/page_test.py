@@ -108,6 +108,8 @@ class Test:
         before = b.js("window.vjpPage.losses()")
         b.reload()
         b.wait(f"document.readyState === 'complete' && window.vjpPage && {STEPS} > {n}", what="the run to continue")
+        # The same seed gives the same curve from the start, too: where this page began shows that it continued.
+        expect(b.js("window.vjpPage.began()") == n, f"it began at step {b.js('window.vjpPage.began()')}, not at {n}")
         expect(b.js("window.vjpPage.losses()")[:n] == before, "the curve is another one after the reload")
 
     def sleeps_while_hidden(self):
