@@ -140,6 +140,19 @@ class Browser:
     def open(self, url):
         self.call("Page.navigate", url=url)
 
+    def open_tab(self, url):
+        """Another tab, in which everything happens until close_tab() gets what this returns."""
+        first = self.session
+        target = self.call("Target.createTarget", browser=True, url=url)["targetId"]
+        self.session = self.call("Target.attachToTarget", browser=True, targetId=target, flatten=True)["sessionId"]
+        self.call("Runtime.enable")
+        return first, target
+
+    def close_tab(self, opened):
+        self.session, target = opened
+        self.call("Target.closeTarget", browser=True, targetId=target)
+        self.call("Page.bringToFront")
+
     def reload(self):
         self.call("Page.reload")
 
@@ -152,8 +165,8 @@ class Browser:
     def text(self, id):
         return self.js(f"(document.getElementById({id!r}) || {{}}).textContent") or ""
 
-    def wait(self, expression, seconds=30, what=None):
-        """Until the expression is true; returns its value."""
+    def wait(self, expression, seconds=180, what=None):
+        """Until the expression is true; returns its value. The limit is long: a busy machine is no failure."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -168,16 +181,24 @@ class Browser:
             self.receive(0.05)
 
     def click(self, id):
-        """At the middle of the element, where a finger would go."""
-        box = self.js(f"""(() => {{ const e = document.getElementById({id!r});
+        """At the middle of the element, where a finger would go; again where the page moved under the finger."""
+        find = f"""(() => {{ const e = document.getElementById({id!r});
             e.scrollIntoView({{block: 'center', behavior: 'instant'}});
+            e.wasClicked = false;
+            e.addEventListener('click', () => e.wasClicked = true, {{once: true}});
             const r = e.getBoundingClientRect();
             const x = r.x + r.width / 2, y = r.y + r.height / 2, hit = document.elementFromPoint(x, y);
-            return {{x, y, hit: e === hit || e.contains(hit), off: e.disabled}}; }})()""")
-        if not box["hit"] or box["off"]:
-            raise Failed(f"{id} cannot be clicked: {box}")
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=box["x"], y=box["y"], button="left", clickCount=1)
+            return {{x, y, hit: e === hit || e.contains(hit), off: e.disabled}}; }})()"""
+        for _ in range(5):
+            box = self.js(find)
+            if not box["hit"] or box["off"]:
+                time.sleep(0.2)
+                continue
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=box["x"], y=box["y"], button="left", clickCount=1)
+            if self.js(f"document.getElementById({id!r}).wasClicked"):
+                return
+        raise Failed(f"{id} cannot be clicked: {box}")
 
     def key(self, key):
         for kind in ("keyDown", "keyUp"):
@@ -193,7 +214,7 @@ class Browser:
         node = self.call("DOM.querySelector", nodeId=root, selector=f"#{id}")["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
 
-    def downloaded(self, ending, seconds=20):
+    def downloaded(self, ending, seconds=60):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for name in os.listdir(self.downloads):

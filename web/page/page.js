@@ -283,7 +283,7 @@ const hears = {
     },
     begun(m) {
         clearRun();
-        current = {settings: m.settings, name: m.name};
+        current = {settings: m.settings, name: m.name, began: m.step};
         shown = m.settings;
         state.begun = true;
         chart.clear(m.settings.steps);
@@ -394,6 +394,7 @@ function reset() {
 }
 
 async function take(file) {
+    if (!module) return alertWith(`${file.name} was not read: the module is still being loaded.`);
     const bytes = new Uint8Array(await file.arrayBuffer());
     if (/\.(zip|safetensors)$/i.test(file.name)) {
         const textName = $('set-text').value, {bytes: text, prompt} = texts.get(textName);
@@ -477,7 +478,7 @@ function listen() {
 /* ---- Begin ---- */
 
 /* For tests and for the curious, in the console. */
-window.vjpPage = {losses: () => chart.losses, settings: () => current && current.settings};
+window.vjpPage = {losses: () => chart.losses, settings: () => current && current.settings, began: () => current && current.began};
 
 fillSettings();
 listen();

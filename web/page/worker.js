@@ -126,8 +126,8 @@ const handlers = {
         } catch (error) {
             post('note', {id: 'store', sentence: error.message});
         }
-        const saved = store && !fresh ? store.load() : null;
-        if (saved) {
+        const saved = store && store.load();
+        if (saved && !fresh) {
             try {
                 resume(saved);
                 return post('resumed', {});
