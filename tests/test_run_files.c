@@ -374,9 +374,9 @@ static void run_job(vjp_device *device, const char *name, bool stops) {
 static void a_run_ahead_is_the_same_run(void **unused) {
     (void)unused;
     static const char *const runs[] = {"plain", "ahead", "stopped"};
-    static const char *const files[] = {"checkpoint-00000006/model.safetensors",
-                                        "checkpoint-00000009/model.safetensors",
-                                        "checkpoint-00000009/optimizer.safetensors"};
+    static const char *const files[] = {
+        "checkpoint-00000006/model.safetensors", "checkpoint-00000009/model.safetensors",
+        "checkpoint-00000009/optimizer.safetensors", "checkpoint-00000009/trainer.json"};
     char text[2048];
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = (char)('a' + i * i % 23);

@@ -51,6 +51,8 @@
        "program_trace(program, calls_before_update(program) + 1, found, bytes)")]),
     ("runs: a step is queued before the weights are saved", "test test_run_files",
      [("src/train/job.c", "validates(j, next) || is_due(next, j->settings.save_every)", "validates(j, next)")]),
+    ("runs: a resumed run forgets the hash of its losses", "test test_run_files",
+     [("src/train/job.c", "hash->type == JSON_STRING ? strtoull(hash->text, NULL, 16) : 0", "hash->type == JSON_STRING ? job_hash(NULL, 0) : 0")]),
     ("memory: a block more than needed is recomputed", "test test_fit",
      [("src/train/fit.c", "bool fits = needs.bytes <= allowed;", "bool fits = needs.bytes < allowed;")]),
     ("memory: the last block is never tried", "test test_fit",
