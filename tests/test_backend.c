@@ -26,7 +26,7 @@ _Static_assert(sizeof(vjp_cost) == 32, "vjp_cost");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 24, "vjp_program_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 80, "vjp_program_report");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_call_time) == 96, "vjp_call_time");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 96, "vjp_minimize_options");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 104, "vjp_minimize_options");
 _Static_assert(sizeof(vjp_muon_options) == 40, "vjp_muon_options");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");

@@ -133,9 +133,9 @@ static void save_adapters(const char *folder, const char *base, const lora_confi
 /* ---- Settings ---------------------------------------------------------------------------------------- */
 
 static bool read_config(const char *text, lora_config *lora, char *error) {
-    json_document document;
-    bool ok = json_parse(text, strlen(text), &document, error) && lora_config_read(document.root, lora, error);
-    json_free(&document);
+    json_document parsed;
+    bool ok = json_parse(text, strlen(text), &parsed, error) && lora_config_read(parsed.root, lora, error);
+    json_free(&parsed);
     return ok;
 }
 

@@ -56,13 +56,13 @@ static bool ask(vjp_device *device, const question *q, int64_t time, size_t *byt
     const int64_t each[] = {BATCH, HEADS, time};
     vjp_tensor query = vjp_tensor_of(NULL, q->dtype, 4, wide), key = vjp_tensor_of(NULL, q->dtype, 4, narrow);
     vjp_tensor lse = vjp_tensor_of(NULL, VJP_F32, 3, each);
-    const vjp_tensor *forward[] = {&query, &lse, &query, &key, &key};
+    const vjp_tensor *forward[] = {&query, &lse, &query, &key, &key, NULL};
     const vjp_tensor *backward[] = {
-        &query, &key, &key, &query, &query, &key, &key, q->saved ? &query : NULL, q->saved ? &lse : NULL};
+        &query, &key, &key, &query, &query, &key, &key, q->saved ? &query : NULL, q->saved ? &lse : NULL, NULL};
     const vjp_attention_attributes attributes = {.struct_size = sizeof(vjp_attention_attributes), .causal = q->causal};
     bool is_forward = q->pass == VJP_FORWARD;
     vjp_status status = vjp_workspace_size(device, &vjp_op_attention, q->pass, is_forward ? forward : backward,
-                                           is_forward ? 5 : 9, &attributes, bytes);
+                                           is_forward ? 6 : 10, &attributes, bytes);
     if (status == VJP_UNSUPPORTED) return false;
     if (status != VJP_OK) fail_msg("%s", vjp_error(device));
     return true;

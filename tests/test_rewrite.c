@@ -18,9 +18,11 @@
 #include "random_graph.h"
 #include "train/model/llama.h"
 
+/* The workspace of products grows with the threads, and the arena with it. */
 static vjp_device *open_cpu(void) {
+    const vjp_options options = {.struct_size = sizeof options, .threads = 2};
     vjp_device *device;
-    if (vjp_open("cpu", NULL, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    if (vjp_open("cpu", &options, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
     return device;
 }
 

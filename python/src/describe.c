@@ -87,6 +87,8 @@ static const char *kind_text(vjp_kind kind) {
     case VJP_KIND_INDEX: return "i32, i64 or f32";
     case VJP_KIND_ARGMAX: return "i32 or i64";
     case VJP_KIND_FLOAT: return "any float";
+    case VJP_KIND_GRADIENT: return "T, f32 or bf16";
+    case VJP_KIND_MOMENT: return "f32 or bf16, or f64 where T is";
     }
     return "?";
 }
