@@ -397,7 +397,7 @@ if "$vjp" info --json | grep -q '"instruction_sets": \[[^]]*"plain"'; then
 fi
 # A checkpoint that has not recorded it is resumed as it is.
 cp -r "$work/stopped" "$work/old"
-grep -vE '"(tokenizer|memory|residual|device|instructions|products|optimizer|schedule|decay_share|momentum|average|patience|save_best|shards)"' "$work/stopped/latest/trainer.json" | sed 's/\("seed": [0-9]*\),/\1/' >"$work/old/latest/trainer.json"
+grep -vE '"(tokenizer|memory|residual|device|instructions|products|optimizer|schedule|decay_share|momentum|average|patience|save_best|shards|moments|gradients|loss_scale|loss_scale_steps)"' "$work/stopped/latest/trainer.json" | sed 's/\("seed": [0-9]*\),/\1/' >"$work/old/latest/trainer.json"
 expect 0 "done at step $steps" train --resume --out "$work/old"
 
 # Data that changed would not give the same bits; the record stays as it was.
