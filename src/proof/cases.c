@@ -235,7 +235,7 @@ const proof_case proof_cases[] = {
     {"attention", 0, "q=[33,9,2,5] k=[33,9,1,5] window=4"}, {"attention", Q, "q=[1,140,1,4] k=[1,140,1,4] window=20 data=nan only=f32"}, {"attention", 0, "q=[1,140,2,8] k=[1,280,1,8] window=40 data=inf"},
     {"attention", 0, "q=[1,300,2,8] k=[1,300,1,8] window=70 data=huge -lse only=f32,bf16"}, {"attention", H, "q=[1,9,1,4] k=[1,4500,1,4] window=4200 only=f32"}, {"attention", H, "q=[1,200,1,4] k=[1,8400,1,4] window=300 only=f32"},
     {"attention", 0, "q=[1,70,2,8] k=[1,140,1,8] window=50 top=v/64 only=f32,bf16"}, {"attention", 0, "q=[1,400,2,64] k=[1,400,1,64] window=128"}, {"attention", 0, "q=[2,300,1,64] k=[2,700,1,64] window=1 only=f32"},
-    {"attention", 0, "q=[2,300,1,64] k=[2,700,1,64] window=2"}, {"attention", 0, "q=[1,130,2,128] k=[1,500,2,128] window=70"}, {"attention", 0, "q=[1,450,1,128] k=[1,450,1,128] window=193"},
+    {"attention", 0, "q=[2,300,1,64] k=[2,700,1,64] window=2 only=f32"}, {"attention", 0, "q=[1,130,2,128] k=[1,500,2,128] window=70"}, {"attention", 0, "q=[1,450,1,128] k=[1,450,1,128] window=193"},
     {"attention", 0, "q=[1,200,2,256] k=[1,290,1,256] window=65"}, {"attention", 0, "q=[1,300,1,64] k=[1,300,1,64] window=60 data=nan"}, {"attention", 0, "q=[1,300,1,128] k=[1,300,1,128] window=100 data=inf"},
     {"attention", 0, "q=[1,150,1,256] k=[1,150,1,256] window=40 data=nan"}, {"attention", Q | H | B, "q=[2,9,4,8] k=[2,9,2,8] first=i32"}, {"attention", Q | H, "q=[1,5,2,3] k=[1,9,1,3] first=i64"},
     {"attention", Q | H, "q=[3,40,2,5] k=[3,40,1,5] first=f32 window=7"}, {"attention", Q | H, "q=[1,140,2,33] k=[1,300,1,33] first=i32"}, {"attention", H | B, "q=[2,300,3,16] k=[2,300,1,16] first=i32 only=f32"},

@@ -23,7 +23,7 @@ typedef struct llama_options {
     int64_t recompute;
     bool wide_residual; /* the residual stream is f32 beside 16-bit activations */
     double label_smoothing;
-    bool masks; /* has `first`: a row holds several documents, and attention does not cross from one to another */
+    bool masks;       /* has `first`: a row holds several documents, and attention does not cross from one to another */
     lora_config lora; /* rank 0: there are no adapters, and all weights are trained */
 } llama_options;
 
