@@ -353,6 +353,7 @@ vjp_status vjp_group_collect(vjp_group *g, const vjp_group_item *items, size_t c
     vjp_status status = begin(g);
     for (size_t i = 0; i < count && status == VJP_OK; i++) {
         int32_t owner = items[i].owner;
+        if (g->rank != owner && g->rank != 0) continue; /* it has no data, and nothing to do */
         for (size_t at = 0; at < items[i].bytes && owner > 0 && status == VJP_OK; at += PART) {
             size_t bytes = items[i].bytes - at < PART ? items[i].bytes - at : PART;
             char *host = (char *)items[i].host + at;

@@ -406,4 +406,29 @@ int64_t system_process(void) {
     return 1;
 }
 
+/* There are no maps: the bytes are read. */
+const void *system_map(int file, size_t bytes) {
+    char *data = malloc(bytes);
+    size_t have = 0;
+    if (!data || lseek(file, 0, SEEK_SET) != 0) {
+        free(data);
+        return NULL;
+    }
+    while (have < bytes) {
+        ssize_t got = read(file, data + have, bytes - have);
+        if (got <= 0) {
+            if (got == 0) errno = EIO;
+            free(data);
+            return NULL;
+        }
+        have += (size_t)got;
+    }
+    return data;
+}
+
+void system_unmap(const void *data, size_t bytes) {
+    (void)bytes;
+    free((void *)(uintptr_t)data);
+}
+
 #endif
