@@ -31,7 +31,7 @@ typedef struct token_cache {
     size_t bytes;
 } token_cache;
 
-/* Opens a file. False: there is none of this key, or it is not complete; `error` says why. */
+/* Opens a file. False: no file has this key, or it is not complete; `error` says why. */
 bool token_cache_open(const char *path, uint64_t key, token_cache *cache, char error[TRAIN_ERROR]);
 void token_cache_close(token_cache *cache);
 

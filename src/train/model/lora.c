@@ -18,7 +18,7 @@ double lora_scale(const lora_config *lora) {
     return lora->alpha / (lora->root ? sqrt((double)lora->rank) : (double)lora->rank);
 }
 
-/* The number of a target, whose name has `length` bytes; -1: there is none of that name. */
+/* The number of a target, whose name has `length` bytes; -1: unknown name. */
 static int find_target(const char *name, size_t length) {
     for (int i = 0; lora_targets[i]; i++)
         if (strlen(lora_targets[i]) == length && memcmp(lora_targets[i], name, length) == 0) return i;
