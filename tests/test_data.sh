@@ -8,32 +8,8 @@ set -u
 vjp=$1
 unset VJP_ISA VJP_GEMM
 export VJP_THREADS=1
-work=$(mktemp -d)
+. "$(dirname "$0")/expect.sh"
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-failures=0
-
-fault() {
-    failures=$((failures + 1))
-    printf 'FAILED: %s\n' "$1"
-    sed 's/^/    stdout: /' "$work/out" | tail -n 5
-    sed 's/^/    stderr: /' "$work/err" | tail -n 5
-}
-
-# expect STATUS TEXT ARGUMENTS...: runs vjp; the text must be on stderr (status 1, 2) or on stdout (status 0).
-expect() {
-    status=$1 text=$2
-    shift 2
-    "$vjp" "$@" >"$work/out" 2>"$work/err"
-    got=$?
-    if [ "$got" -ne "$status" ]; then
-        fault "vjp $*: status $got instead of $status"
-    elif [ "$status" -eq 0 ]; then
-        grep -qF -e "$text" "$work/out" || fault "vjp $*: stdout does not say: $text"
-        [ ! -s "$work/err" ] || fault "vjp $*: something on stderr"
-    else
-        grep -qF -e "$text" "$work/err" || fault "vjp $*: stderr does not say: $text"
-    fi
-}
 
 same() {
     for file in model.safetensors optimizer.safetensors; do
@@ -123,5 +99,4 @@ elif ! grep -q PCRE2 "$work/err"; then
     fault "there is no tokenizer"
 fi
 
-[ $failures -eq 0 ] || exit 1
-echo "all of .jsonl data is as it should be"
+finish "all of .jsonl data is as it should be"
