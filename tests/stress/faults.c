@@ -189,12 +189,15 @@ VISIBLE int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, 
 
 /* ---- By system call ---------------------------------------------------------------------------------------- */
 
-/* A system call whose last instruction is at a known address, which the filter lets through. */
-long faults_call(long number, long a, long b, long c, long d, long e, long f);
-extern const char faults_call_end[];
+/* A system call whose last instruction is at a known address, which the filter lets through. Both names are global
+ * symbols: with two local ones the linker of aarch64 gives both the first one's address. */
+#define HIDDEN __attribute__((visibility("hidden")))
+HIDDEN long faults_call(long number, long a, long b, long c, long d, long e, long f);
+HIDDEN extern const char faults_call_end[];
 
 #if defined(__x86_64__)
 __asm__(".text\n"
+        ".globl faults_call, faults_call_end\n"
         "faults_call:\n"
         "mov %rdi, %rax\n"
         "mov %rsi, %rdi\n"
@@ -211,6 +214,7 @@ __asm__(".text\n"
 static const int argument_register[] = {REG_RDI, REG_RSI, REG_RDX, REG_R10, REG_R8, REG_R9};
 #elif defined(__aarch64__)
 __asm__(".text\n"
+        ".globl faults_call, faults_call_end\n"
         "faults_call:\n"
         "mov x8, x0\n"
         "mov x0, x1\n"
