@@ -67,18 +67,16 @@ static bool read_row(const char *line, size_t length, metrics_row *row) {
     return ok;
 }
 
-/* Reads a line with its newline into *line, which grows. 0: the file ended, or it failed and errno says why. */
-static size_t read_line(FILE *file, char **line, size_t *room) {
+enum { MAX_LINE = 4096 }; /* ours have less than 400 bytes */
+
+/*
+ * Reads a line with its newline, or as much of it as there is room for: a longer one is not ours, and reading on would
+ * take seconds in a damaged file. 0: the file ended, or it failed and errno says why.
+ */
+static size_t read_line(FILE *file, char line[MAX_LINE]) {
     size_t length = 0;
-    for (int c = 0; c != '\n' && (c = getc(file)) != EOF;) {
-        if (length == *room) {
-            char *larger = realloc(*line, 2 * *room + 256);
-            if (!larger) return 0;
-            *line = larger;
-            *room = 2 * *room + 256;
-        }
-        (*line)[length++] = (char)c;
-    }
+    for (int c = 0; length < MAX_LINE && c != '\n' && (c = getc(file)) != EOF;)
+        line[length++] = (char)c;
     return ferror(file) ? 0 : length;
 }
 
@@ -90,13 +88,12 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
     int64_t bytes;
     FILE *file = input_stream(m->path, INT64_MAX, &bytes, error);
     if (!file) return errno == ENOENT;
-    char *line = NULL;
-    size_t room = 0;
+    char line[MAX_LINE];
     bool ok = true;
     for (size_t length; ok;) {
         metrics_row row;
         errno = 0;
-        if ((length = read_line(file, &line, &room)) == 0) {
+        if ((length = read_line(file, line)) == 0) {
             ok = feof(file) || train_fail(error, "%.300s: it cannot be read: %s", m->path, strerror(errno));
             break;
         }
@@ -108,7 +105,6 @@ static bool read_rows(metrics *m, int64_t step, char error[TRAIN_ERROR]) {
         if (row.step > step || (m->count && row.step <= m->row[m->count - 1].step)) break;
         ok = append(m, &row) || train_fail(error, "%.300s: there is no memory for its rows", m->path);
     }
-    free(line);
     fclose(file);
     return ok;
 }
