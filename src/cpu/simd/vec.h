@@ -75,8 +75,13 @@ typedef struct vi {
 
 #define EACH_PART for (int p = 0; p < PARTS; p++)
 
-/* Before a loop of few rounds, their number a constant, over an array that is to stay in registers. */
-#if defined(__clang__)
+/*
+ * Before a loop of few rounds, their number a constant, over an array that is to stay in registers. Not with
+ * sanitizers: they keep it in memory, and clang needs minutes for all their checks of the unrolled loops.
+ */
+#if defined(CPU_SANITIZED)
+#define UNROLL
+#elif defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
