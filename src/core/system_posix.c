@@ -133,18 +133,47 @@ double system_unused_bytes(void) {
 
 #else
 
+/* What stands behind the colon of a line of /proc/cpuinfo that begins with `key`; NULL: it is another line. */
+static const char *value_of(char *line, const char *key) {
+    char *value = strncmp(line, key, strlen(key)) == 0 ? strchr(line, ':') : NULL;
+    if (!value) return NULL;
+    line[strcspn(line, "\n")] = 0;
+    return value + 1 + strspn(value + 1, " ");
+}
+
+/* Linux names an ARM processor by two numbers. */
+static void name_arm(unsigned long implementer, unsigned long part, char *text, size_t bytes) {
+    static const struct {
+        unsigned part;
+        const char *name;
+    } arm[] = {
+        {0xd03, "Cortex-A53"},  {0xd05, "Cortex-A55"},  {0xd08, "Cortex-A72"},  {0xd0b, "Cortex-A76"},
+        {0xd0c, "Neoverse N1"}, {0xd40, "Neoverse V1"}, {0xd41, "Cortex-A78"},  {0xd49, "Neoverse N2"},
+        {0xd4f, "Neoverse V2"}, {0xd84, "Neoverse V3"}, {0xd8e, "Neoverse N3"},
+    };
+    enum { ARM = 0x41 };
+    for (size_t i = 0; implementer == ARM && i < sizeof arm / sizeof arm[0]; i++)
+        if (arm[i].part == part) {
+            snprintf(text, bytes, "ARM %s", arm[i].name);
+            return;
+        }
+    snprintf(text, bytes, "ARM, implementer 0x%02lx, part 0x%03lx", implementer, part);
+}
+
 bool system_processor_name(char *text, size_t bytes) {
     FILE *file = fopen("/proc/cpuinfo", "r");
     if (!file) return false;
     char line[256];
     bool found = false;
-    while (!found && fgets(line, sizeof line, file))
-        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':')) {
-            const char *value = strchr(line, ':') + 1;
-            snprintf(text, bytes, "%s", value + strspn(value, " "));
-            text[strcspn(text, "\n")] = 0;
-            found = true;
-        }
+    unsigned long implementer = 0;
+    while (!found && fgets(line, sizeof line, file)) {
+        const char *name = value_of(line, "model name"), *maker = value_of(line, "CPU implementer"),
+                   *part = value_of(line, "CPU part");
+        found = name || part;
+        if (name) snprintf(text, bytes, "%s", name);
+        if (maker) implementer = strtoul(maker, NULL, 0);
+        if (part) name_arm(implementer, strtoul(part, NULL, 0), text, bytes);
+    }
     fclose(file);
     return found;
 }
