@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Runs the blocks of docs/python.md as one program, the example notebook, and the programs that its tables of costs are from."""
+"""Runs the README's block, the blocks of docs/python.md as one program, the example notebook, and the programs that the
+tables of costs are from."""
 import importlib.util
 import os
 import re
@@ -11,9 +12,21 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+def blocks_of(page):
+    return re.findall(r"^```python\n(.*?)^```", open(os.path.join(ROOT, page)).read(), re.M | re.S)
+
+
+def test_readme(capsys):
+    """It prints what the C program above it prints."""
+    [block] = blocks_of("README.md")
+    exec(compile(block, "README.md", "exec"), {})
+    printed = [f"{float(number):7.4f}" for number in re.findall(r"-?\d+\.\d+", capsys.readouterr().out)]
+    told = re.findall(r"dx = (.{7}) (.{7}) (.{7})$", open(os.path.join(ROOT, "README.md")).read(), re.M)
+    assert len(told) == 2 and printed == [*told[0], *told[1]]
+
+
 def test_tutorial(tmp_path, monkeypatch):
-    page = open(os.path.join(ROOT, "docs/python.md")).read()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    blocks = blocks_of("docs/python.md")
     assert len(blocks) >= 6
     monkeypatch.chdir(tmp_path)
     names = {}
