@@ -218,6 +218,26 @@ static void test_bits(void **unused) {
     }
 }
 
+static bool must_not_load(void *context, const char *name, const vjp_tensor *want, void *to, char error[TRAIN_ERROR]) {
+    (void)context, (void)want, (void)to, (void)error;
+    fail_msg("%s is loaded, of a model that does not fit", name);
+    return false;
+}
+
+/* 6 TiB of weights are refused before any is read. */
+static void a_model_that_does_not_fit(void **unused) {
+    (void)unused;
+    const shape s = {"large", VJP_F32, 8, 1 << 19, 1 << 19, 4, 2, 16, 71, true};
+    char error[TRAIN_ERROR] = "";
+    train_model model;
+    build(&model, &s);
+    vjp_device *device = open_fixed(1);
+    assert_null(decoder_open(device, &model, &(decoder_options){.texts = 1, .rows = 1}, must_not_load, NULL, error));
+    if (!strstr(error, "sampling this model needs 614")) fail_msg("%s", error);
+    model_free(&model);
+    vjp_close(device);
+}
+
 /* ---- Draws ------------------------------------------------------------------------------------------- */
 
 enum { CHOICES = 6 };
@@ -500,6 +520,7 @@ static void test_chat(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),
+        cmocka_unit_test(a_model_that_does_not_fit),
         cmocka_unit_test(the_likeliest_is_drawn),
         cmocka_unit_test(draws_follow_the_softmax),
         cmocka_unit_test(the_likeliest_stay),
