@@ -154,8 +154,8 @@ void trainer_destroy(trainer *t) {
     trainer_free_host(t->device, t->flight_memory);
     overlap_free(&t->overlap);
     split_free(&t->split, t->device);
+    split_free(&t->writers, t->device);
     shards_free(&t->shards);
-    free(t->collected);
     free(t->shared);
     free(t->trained);
     free(t->track);

@@ -48,15 +48,17 @@ bool trainer_make_shards(trainer *t) {
 
 bool trainer_choose_split(trainer *t, char error[TRAIN_ERROR]) {
     size_t count = t->count;
-    /* The loss's scale follows from the norm of all gradients, which the program computes. */
-    if (!t->options.zero || vjp_group_size(t->options.group) == 1 || t->options.loss_scale != 0) return true;
+    if (vjp_group_size(t->options.group) == 1) return true;
     int64_t *elements = calloc(count + 1, sizeof *elements);
     for (size_t i = 0; elements && i < count; i++) {
         vjp_tensor shape = vjp_graph_describe(t->model->graph, t->trained[i]->value);
         elements[i] = count_of(&shape);
     }
-    bool ok = elements ? split_choose(&t->split, t->options.group, elements, count, error)
+    bool ok = elements ? split_choose(&t->writers, t->options.group, elements, count, error)
                        : train_fail(error, "there is no memory to split %zu parameters", count);
+    /* The loss's scale follows from the norm of all gradients, which the program computes. */
+    if (ok && t->options.zero && t->options.loss_scale == 0)
+        ok = split_choose(&t->split, t->options.group, elements, count, error);
     free(elements);
     return ok;
 }
@@ -114,13 +116,4 @@ bool trainer_sum_split(trainer *t) {
     float squares;
     return split_sum(&t->split, &t->shards, t->overlap.sum != NULL, &squares) == VJP_OK &&
            vjp_program_write(t->update, t->squares, &squares, sizeof squares) == VJP_OK;
-}
-
-bool trainer_all_ready(trainer *t, bool ok, char error[TRAIN_ERROR]) {
-    report_of(t, vjp_group_rank(t->options.group))->failed = !ok;
-    if (vjp_group_share(t->options.group, t->shared, report_bytes(t)) != VJP_OK) return device_failed(t, error);
-    bool all = ok;
-    for (int32_t rank = 0; rank < vjp_group_size(t->options.group); rank++)
-        all = all && !report_of(t, rank)->failed;
-    return all || (ok ? train_fail(error, "%s", "") : false);
 }

@@ -98,10 +98,11 @@ struct trainer {
     size_t first_bytes; /* behind the target; 0: the model has none */
     shards shards;
     overlap overlap;
-    parameter_split split; /* of what the optimiser keeps */
-    int64_t parts;         /* of a step, computed by this process: own shards, each with its parts of the batch */
-    rank_report *shared;   /* [size of the group]; NULL: one process */
-    bool together;         /* the last failure was found by all processes */
+    parameter_split split;   /* of what the optimiser keeps */
+    parameter_split writers; /* of the tensors of a checkpoint; the same where `split` is not empty */
+    int64_t parts;           /* of a step, computed by this process: own shards, each with its parts of the batch */
+    rank_report *shared;     /* [size of the group]; NULL: one process */
+    bool together;           /* the last failure was found by all processes */
     float last_norm;
     double waited; /* seconds for the reports of others */
     /* The results of trainer_tensors(). */
@@ -109,7 +110,6 @@ struct trainer {
     char (*name)[TRAINER_NAME];
     float
         *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
-    float *collected;   /* of rank 0: what other processes keep; NULL: none was needed yet */
     planning *planning; /* NULL: programs are compiled */
 };
 
@@ -173,9 +173,5 @@ bool trainer_end_overlap(trainer *t, bool begun, bool ok);
 
 /* The own gradients of all processes, and the squares of all gradients for the program that takes the step. */
 bool trainer_sum_split(trainer *t);
-
-/* Whether all processes are ready to send or receive. `error` stays as it is in one that is not, and is "" in others.
- */
-bool trainer_all_ready(trainer *t, bool ok, char error[TRAIN_ERROR]);
 
 #endif

@@ -119,8 +119,6 @@ static int64_t all_parts(const trainer *t) {
 /* All of a step, with its results on their way into `f`. */
 static bool enqueue(trainer *t, const train_source *source, flight *f) {
     vjp_program *last = updating(t);
-    free(t->collected);
-    t->collected = NULL;
     *f->number = f->step;
     *f->rate = (float)trainer_rate(&t->options, f->step);
     *f->scale = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The tensors of a checkpoint: listed, collected where processes split them, and loaded. */
+/* The tensors of a checkpoint: listed, each with its data in the process that writes it, and loaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,8 @@ static const char TRAINED[] = ".trained";
 /* A list of tensors being made, with the memory that is left for copies. */
 typedef struct listing {
     size_t count;
-    float *copy, *collected;
-    vjp_group_item *item; /* [count]: who has each; NULL: nothing is split, or only what all have is listed */
+    float *copy;
+    bool writes; /* only the data that this process writes */
 } listing;
 
 /* How many floats hold so many bytes. */
@@ -20,17 +20,14 @@ static size_t floats_for(size_t bytes) {
     return (bytes + sizeof(float) - 1) / sizeof(float);
 }
 
-/*
- * Adds a tensor to the list: host memory as it is, device memory copied. One of a parameter that another process keeps
- * (`is_split`) has its place in what rank 0 collects, and no data elsewhere.
- */
+/* Adds a tensor of a parameter to the list: host memory as it is, device memory copied. */
 static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_value value, const char *name,
-                        const char *kind, size_t parameter, bool is_split) {
-    const bool own = !is_split || split_owns(&t->split, parameter);
+                        const char *kind, size_t parameter) {
     vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
-    size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype), at = list->count++;
-    const void *data = list->collected;
-    if (own) {
+    size_t at = list->count++;
+    const void *data = NULL;
+    if (!list->writes || split_owns(&t->writers, parameter)) {
+        size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
         if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
         data = (const char *)tensor.data + tensor.offset;
         if (!vjp_device_is_host(t->device)) {
@@ -38,14 +35,10 @@ static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_val
             data = list->copy;
             list->copy += floats_for(bytes);
         }
-    } else if (list->collected) {
-        list->collected += floats_for(bytes);
     }
     snprintf(t->name[at], sizeof t->name[at], "%s%s", name, kind);
     t->tensor[at] = (safetensors_tensor){.name = t->name[at], .dtype = tensor.dtype, .ndim = tensor.ndim, .data = data};
     memcpy(t->tensor[at].shape, tensor.shape, sizeof tensor.shape);
-    if (list->item)
-        list->item[at] = (vjp_group_item){is_split ? split_owner(&t->split, parameter) : 0, (void *)data, bytes};
     return true;
 }
 
@@ -53,55 +46,27 @@ static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_val
 static bool list_all(trainer *t, listing *list, size_t *models) {
     bool ok = true;
     for (size_t i = 0; i < t->count && ok; i++)
-        ok = t->share ? list_tensor(t, list, updating(t), t->track[i].average, t->trained[i]->name, "", i, true)
-                      : list_tensor(t, list, t->first, t->values[i], t->trained[i]->name, "", i, false);
+        ok = t->share ? list_tensor(t, list, updating(t), t->track[i].average, t->trained[i]->name, "", i)
+                      : list_tensor(t, list, t->first, t->values[i], t->trained[i]->name, "", i);
     *models = list->count;
     for (size_t i = 0; i < t->count && ok; i++) {
         const char *name = t->trained[i]->name;
         for (int k = 0; k < KINDS && ok; k++)
             if (t->track[i].state[k])
-                ok = list_tensor(t, list, updating(t), t->track[i].state[k], name, trainer_kinds[k].file, i, true);
-        if (t->share) ok = ok && list_tensor(t, list, t->first, t->values[i], name, TRAINED, i, false);
+                ok = list_tensor(t, list, updating(t), t->track[i].state[k], name, trainer_kinds[k].file, i);
+        if (t->share) ok = ok && list_tensor(t, list, t->first, t->values[i], name, TRAINED, i);
     }
     for (int i = 0; i < LOSS_SCALE_STATES && t->options.loss_scale != 0 && ok; i++)
-        ok = list_tensor(t, list, updating(t), t->scaling.state[i], loss_scale_names[i], "", 0, false);
-    return ok;
-}
-
-/* How many numbers other processes keep. */
-static size_t others_count(const trainer *t) {
-    size_t sum = 0;
-    for (size_t i = 0; i < t->count; i++) {
-        size_t kept = t->share ? 1 : 0;
-        for (int k = 0; k < KINDS; k++)
-            kept += t->track[i].state[k] != 0;
-        if (!split_owns(&t->split, i)) sum += kept * (size_t)t->track[i].count;
-    }
-    return sum;
-}
-
-/* Rank 0 collects what the others keep. The memory is freed by the next step: it is as large as what it saves there. */
-static bool collect_split(trainer *t, listing *list, size_t *models, char error[TRAIN_ERROR]) {
-    bool first = vjp_group_rank(t->options.group) == 0;
-    list->item = calloc(MAX_TENSORS * t->count + LOSS_SCALE_STATES, sizeof *list->item);
-    if (first && !t->collected) t->collected = malloc(others_count(t) * sizeof *t->collected + 1);
-    list->collected = t->collected;
-    bool ok = (list->item && (!first || t->collected)) ||
-              train_fail(error, "there is no memory to collect what other processes keep of the optimiser");
-    ok = ok && (list_all(t, list, models) || device_failed(t, error));
-    ok = trainer_all_ready(t, ok, error);
-    if (ok && vjp_group_collect(t->options.group, list->item, list->count) != VJP_OK) ok = device_failed(t, error);
-    free(list->item);
+        ok = list_tensor(t, list, updating(t), t->scaling.state[i], loss_scale_names[i], "", 0);
     return ok;
 }
 
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]) {
-    listing list = {.copy = t->copy};
+    listing list = {.copy = t->copy, .writes = true};
     *model_count = 0;
     if (t->swapped) return train_fail(error, "a validation failed and left weights and averages exchanged");
-    bool ok = t->split.group ? collect_split(t, &list, model_count, error)
-                             : list_all(t, &list, model_count) || device_failed(t, error);
+    bool ok = list_all(t, &list, model_count) || device_failed(t, error);
     *model = t->tensor;
     *optimiser = t->tensor + *model_count;
     *optimiser_count = list.count - *model_count;
@@ -114,7 +79,7 @@ bool trainer_common_tensors(trainer *t, const safetensors_tensor **tensors, size
     bool ok = true;
     if (!t->split.group) ok = list_all(t, &list, &ignored);
     for (size_t i = 0; t->split.group && ok && i < t->count; i++)
-        ok = list_tensor(t, &list, t->first, t->values[i], t->trained[i]->name, "", i, false);
+        ok = list_tensor(t, &list, t->first, t->values[i], t->trained[i]->name, "", i);
     *tensors = t->tensor;
     *count = list.count;
     return ok || device_failed(t, error);
