@@ -8,6 +8,7 @@
 
 #include "core/system.h"
 #include "files/sync.h"
+#include "train/sources_hash.h"
 
 uint64_t job_hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -187,8 +188,7 @@ bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
     if (!ok && j->together) return false; /* they have agreed on that failure before */
     if (!job_agree(j, ok, error)) return false;
     if (vjp_group_size(group_of(j)) == 1) return true;
-    const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
-                            j->base_hash};
+    const uint64_t own[] = {job_hash(sources_hash, strlen(sources_hash)), hash_settings(j), j->data_hash, j->base_hash};
     return require_alike(j, own, what, 4, error) && job_agree(j, sees_out(j, error), error) &&
            job_has_same_weights(j, error);
 }
