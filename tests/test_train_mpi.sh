@@ -135,7 +135,25 @@ for kind in $some; do
     "$vjp" train --resume --out "$work/resumed-$kind" >"$work/out" 2>"$work/err" || fault "$kind: resume on one process"
     same "$whole" "$work/resumed-$kind"
 done
-kind=${found##* } seed=1
+if [ -n "${VJP_ALL:-}" ]; then
+    # 8 processes; batches of 8 shards are another run.
+    "$vjp" $llama --shards 8 --out "$work/eight" >"$work/out" 2>"$work/err" || fault '8 shards: one process'
+    for kind in $found; do
+        expect 0 'stopped at step 3' $kind 8 $llama --shards 8 --stop-at 3 --out "$work/eight-$kind"
+        expect 0 "done at step $steps" $kind 2 train --resume --out "$work/eight-$kind"
+        same "$work/eight" "$work/eight-$kind"
+    done
+fi
+# Processors that differ: every instruction set with FMA that this one has, in rank 1.
+kind=${found##* }
+for set in $("$vjp" info --json | sed -n 's/.*"instruction_sets": \[\([^]]*\)\].*/\1/p' | tr -d '",'); do
+    [ $set != plain ] || continue
+    rm -rf "$work/sets"
+    timeout 60 $(launch $kind 1) "$vjp" $llama --out "$work/sets" : -n 1 env VJP_ISA=$set "$vjp" $llama --out "$work/sets" >"$work/out" 2>"$work/err" ||
+        fault "rank 1 with $set: status $?"
+    same "$whole" "$work/sets"
+done
+seed=1
 rm -rf "$work/victim"
 signal TERM $kind 2 1 $llama --steps 3000 --validate-every 0
 [ $status -eq 0 ] || fault "SIGTERM: status $status"
@@ -228,6 +246,12 @@ both "rank 1: $work/absent: it cannot be opened" train --resume --out "$work/ste
 lora="train $work/text --lora 2 --batch 8 $small $never"
 both 'rank 1 has other base weights than rank 0' $lora --from "$work/step1" : -n 1 "$vjp" $lora --from "$work/step2"
 [ -z "$(ls -A "$work/never" 2>/dev/null | grep checkpoint)" ] || fault 'a refused run has saved'
+# A process whose disk is full; what MPI shares by files fits.
+printf '#!/bin/sh\ntrap "" XFSZ\nulimit -f 9600\nexec "$@"\n' >"$work/limited" && chmod +x "$work/limited"
+both "rank 1: $work/step1/.checkpoint-00000003.tmp/optimizer.safetensors: it cannot be written: File too large; the last checkpoint is intact" \
+    train --resume --out "$work/step1" : -n 1 "$work/limited" "$vjp" train --resume --out "$work/step1"
+expect 0 "done at step $steps" $kind 2 train --resume --out "$work/step1"
+same "$whole" "$work/step1"
 rm -rf "$work/nan"
 expect 1 'where it first appears: ' $kind 2 $llama --lr 1000 --clip 0 --warmup 0 --save-every 1 --steps 200 --out "$work/nan"
 grep -qE 'step [0-9]+: the (loss|norm of the gradients) is -?(nan|inf); .*the last checkpoint is intact' "$work/err" || fault 'a NaN: not the whole sentence'
