@@ -76,4 +76,4 @@ done
 ranks ${found##* } $((last == 2 ? 4 : 2)) train --resume --out "$work/victim"
 [ $status -eq 0 ] || fault "the last resume: status $status"
 same "$work/whole" "$work/victim"
-finish "$kills kills in $runs runs by$found: $saving of them during a save, $starting before the first; $((ends + 1)) runs came to their end, with the same bytes"
+finish "$kills kills in $runs launches by$found: $saving of them during a save, $starting before the first; $((ends + 1)) runs came to their end, with the same bytes"
