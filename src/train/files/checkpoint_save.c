@@ -180,19 +180,12 @@ static bool write_together(const char *dir, const char *folder, const checkpoint
             ok = train_fail(error, "%.300s: it cannot be opened: %s; all processes write there", file[i].path,
                             strerror(errno));
     }
-    if (g->agree(g->context, ok, error)) {
-        ok = write_own(opened, file, count, c, error);
-        for (int i = 0; i < count; i++) {
-            bool closed = system_close(opened[i]);
-            opened[i] = -1;
-            if (ok && !closed)
-                ok = train_fail(error, "%.300s: it cannot be written: %s", file[i].path, strerror(errno));
-        }
-        return g->agree(g->context, ok, error);
-    }
+    bool agreed = g->agree(g->context, ok, error);
+    ok = agreed && write_own(opened, file, count, c, error);
     for (int i = 0; i < count; i++)
-        if (opened[i] >= 0) system_close(opened[i]);
-    return false;
+        if (opened[i] >= 0 && !system_close(opened[i]) && ok)
+            ok = train_fail(error, "%.300s: it cannot be written: %s", file[i].path, strerror(errno));
+    return agreed && g->agree(g->context, ok, error);
 }
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
