@@ -28,8 +28,8 @@
 #ifdef __linux__
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/ptrace.h>
-#include <sys/syscall.h>
+
+#include "killing.h"
 #endif
 
 #include "train/files/checkpoint.h"
@@ -95,7 +95,7 @@ static int count_names(const char *prefix) {
 
 /* ---- Checkpoints whose every number is the step ------------------------------------------------------ */
 
-/* Padding makes trainer.json, the last that is written, the largest file: a limit can spare all others. */
+/* Padding makes trainer.json the largest file: a limit can spare all others. */
 enum { NUMBERS = 500, PADDING = 3000 };
 
 static int64_t best; /* what the next checkpoint names as the best; 0: none */
@@ -615,47 +615,14 @@ static void require_all_whole(const char *when) {
 }
 
 #ifdef PTRACE_GET_SYSCALL_INFO
-/* The calls that change what is on the disk; how many others there are depends on the state of malloc(). */
-static bool changes_disk(uint64_t call) {
-    static const long calls[] = {
-        SYS_write, SYS_openat, SYS_fsync, SYS_mkdirat, SYS_unlinkat, SYS_renameat, SYS_renameat2, SYS_symlinkat,
-#ifdef SYS_rename
-        SYS_open,  SYS_mkdir,  SYS_rmdir, SYS_unlink,  SYS_rename,   SYS_symlink,
-#endif
-    };
-    for (size_t i = 0; i < COUNT(calls); i++)
-        if (call == (uint64_t)calls[i]) return true;
-    return false;
-}
-
-typedef enum outcome { KILLED, ENDED, FORBIDDEN } outcome;
-
-/* Lets a child save, and kills it before the n-th call that changes the disk. */
-static outcome kill_at_call(int64_t step, int calls) {
-    enum { NOT_ALLOWED = 77 };
+static outcome kill_save(int64_t step, int calls) {
     pid_t child = fork();
     if (child == 0) {
         char error[TRAIN_ERROR];
-        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(NOT_ALLOWED);
-        raise(SIGSTOP);
+        let_parent_kill();
         _exit(save(step, 1, error) ? 0 : 1);
     }
-    for (int status, seen = 0;;) {
-        assert_int_equal(waitpid(child, &status, 0), child);
-        if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_ALLOWED) return FORBIDDEN;
-        if (!WIFSTOPPED(status)) {
-            assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-            return ENDED;
-        }
-        struct __ptrace_syscall_info info = {0};
-        bool known = ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) == 0 &&
-                     ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof info, &info) > 0;
-        seen += known && info.op == PTRACE_SYSCALL_INFO_ENTRY && changes_disk(info.entry.nr);
-        if (known && seen < calls && ptrace(PTRACE_SYSCALL, child, NULL, NULL) == 0) continue;
-        kill(child, SIGKILL);
-        waitpid(child, &status, 0);
-        return known ? KILLED : FORBIDDEN;
-    }
+    return kill_at_call(child, calls);
 }
 
 /* Steps of their own, and the same step again and again. Each trial begins without leftovers, so that the calls are the
@@ -673,7 +640,7 @@ static void test_killed_at_each_call(void **state) {
             require_saved(last, 1);
             assert_true(count_names(NULL) == 0 && count_names("checkpoint-") == 1);
             best = last + !same;
-            how = kill_at_call(best, calls + 1);
+            how = kill_save(best, calls + 1);
             if (how == FORBIDDEN) skip(); /* the system allows no tracing */
             snprintf(when, sizeof when, "killed at call %d", calls + 1);
             require_whole(last, last + !same, when);

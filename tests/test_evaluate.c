@@ -15,28 +15,16 @@
 
 #include <math.h>
 
+#include "little_llama.h"
 #include "scratch.h"
 #include "train/evaluate.h"
-#include "train/model/llama.h"
 
-enum { CONTEXT = 9, BYTES = 101 };
+enum { BYTES = 101 };
 
 static char text_path[256], short_path[256];
 static unsigned char text[BYTES];
 static checkpoint from;
-
-static const llama_config config = {.vocab_size = 256,
-                                    .hidden_size = 16,
-                                    .intermediate_size = 20,
-                                    .layers = 1,
-                                    .heads = 2,
-                                    .kv_heads = 1,
-                                    .head_dim = 8,
-                                    .max_positions = CONTEXT,
-                                    .rope_theta = 10000,
-                                    .norm_eps = 1e-5,
-                                    .dtype = VJP_F32,
-                                    .begin_token = -1};
+static llama_config config; /* of one layer that reads bytes */
 
 static vjp_device *open_cpu(int threads) {
     vjp_device *device;
@@ -92,6 +80,7 @@ static int begin(void **unused) {
     (void)unused;
     char error[TRAIN_ERROR], path[CHECKPOINT_PATH];
     if (make_scratch(NULL) != 0) return 1;
+    config = little_config(256, 1);
     for (int i = 0; i < BYTES; i++)
         text[i] = (unsigned char)('a' + (i * i + i / 7) % 26);
     write_file("text", text, BYTES);

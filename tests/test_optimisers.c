@@ -16,11 +16,11 @@
 
 #include <math.h>
 
+#include "little_llama.h"
 #include "merging.h"
-#include "train/model/llama.h"
 #include "train/trainer.h"
 
-enum { VOCABULARY = 23, CONTEXT = 9, STEPS = 6 };
+enum { BATCH = 2, STEPS = 6 };
 
 static vjp_device *device;
 
@@ -37,32 +37,8 @@ static int close_cpu(void **unused) {
 
 /* ---- A model, its data, and its tensors ---------------------------------------------------------------- */
 
-static void build(train_model *model, int64_t layers) {
-    const llama_config config = {.vocab_size = VOCABULARY,
-                                 .hidden_size = 16,
-                                 .intermediate_size = 20,
-                                 .layers = layers,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_dim = 8,
-                                 .max_positions = CONTEXT,
-                                 .rope_theta = 10000,
-                                 .norm_eps = 1e-5,
-                                 .dtype = VJP_F32};
-    const llama_options options = {.batch = 2, .context = CONTEXT, .dtype = VJP_F32};
-    llama_build(model, &config, &options);
-}
-
-static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
-    (void)context;
-    for (int i = 0; i < 2 * CONTEXT; i++) {
-        int r = (int)part * 5 + i + (validation ? 1000 : 0);
-        ((int32_t *)input)[i] = (r * r + 3 * r) % VOCABULARY;
-        target[i] = ((r + 1) * (r + 1) + 3 * (r + 1)) % VOCABULARY;
-    }
-}
-
-static const train_source source = {.fill = fill, .validation_parts = 3};
+static int64_t batch_rows = BATCH;
+static const train_source source = {.context = &batch_rows, .fill = fill_little, .validation_parts = 3};
 
 static trainer_options options_of(trainer_optimiser optimiser, int64_t parts, double average) {
     return (trainer_options){.steps = 10,
@@ -185,7 +161,7 @@ static void states_of_each_parameter(void **unused) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const trainer_options options = options_of(rows[i].optimiser, 1, 0);
         train_model model;
-        build(&model, 1);
+        build_little(&model, 1, BATCH, VJP_F32);
         trainer *t = create(&model, &options);
         tensors now = look(t);
         if ((find(&now, rows[i].name) != NULL) != rows[i].is_there) fail_msg("row %zu: %s", i, rows[i].name);
@@ -205,7 +181,7 @@ static void muon_needs_hidden_matrices(void **unused) {
     char error[TRAIN_ERROR] = "";
     const trainer_options options = options_of(TRAINER_MUON, 1, 0);
     train_model model;
-    build(&model, 0);
+    build_little(&model, 0, BATCH, VJP_F32);
     assert_null(trainer_create(device, &model, &options, error));
     assert_non_null(strstr(error, "this model has none"));
     model_free(&model);
@@ -222,8 +198,8 @@ static void averages_are_sums(void **unused) {
     const double d = 0.8;
     const trainer_options options = options_of(TRAINER_ADAMW, 1, d), plain = options_of(TRAINER_ADAMW, 1, 0);
     train_model model, plain_model;
-    build(&model, 1);
-    build(&plain_model, 1);
+    build_little(&model, 1, BATCH, VJP_F32);
+    build_little(&plain_model, 1, BATCH, VJP_F32);
     trainer *t = create(&model, &options), *other = create(&plain_model, &plain);
     tensors now = look(t);
     assert_memory_equal(find(&now, name), find(&now, trained), COUNT * sizeof(float)); /* before the first step */
@@ -254,8 +230,8 @@ static void averages_are_validated(void **unused) {
     for (int64_t parts = 1; parts <= 2; parts++) {
         const trainer_options options = options_of(TRAINER_MUON, parts, 0.9), plain = options_of(TRAINER_SGD, 1, 0);
         train_model model, plain_model;
-        build(&model, 1);
-        build(&plain_model, 1);
+        build_little(&model, 1, BATCH, VJP_F32);
+        build_little(&plain_model, 1, BATCH, VJP_F32);
         trainer *t = create(&model, &options), *other = create(&plain_model, &plain);
         take_steps(t, 1, 3);
         size_t bytes, after;
@@ -292,7 +268,7 @@ static void resume_and_merge(void **unused) {
         size_t bytes[3];
         float *bits[3];
         for (int i = 0; i < 2; i++) {
-            build(&model[i], 2);
+            build_little(&model[i], 2, BATCH, VJP_F32);
             t[i] = create(&model[i], &options);
         }
         take_steps(t[0], 1, 2);
@@ -307,7 +283,7 @@ static void resume_and_merge(void **unused) {
         const vjp_backend *own = device->backend;
         vjp_backend backend;
         merge_calls(device, &backend);
-        build(&model[2], 2);
+        build_little(&model[2], 2, BATCH, VJP_F32);
         t[2] = create(&model[2], &options);
         take_steps(t[2], 1, STEPS);
         for (int i = 2; i >= 0; i--) {
@@ -333,7 +309,7 @@ static void a_bad_step_changes_nothing(void **unused) {
         char error[TRAIN_ERROR] = "";
         const trainer_options options = options_of(optimisers[k / 2], 1 + k % 2, 0.9);
         train_model model;
-        build(&model, 1);
+        build_little(&model, 1, BATCH, VJP_F32);
         trainer *t = create(&model, &options);
         take_steps(t, 1, 2);
         static float bad[16];

@@ -17,11 +17,11 @@
 
 #include "core/half.h"
 #include "graph/graph.h"
+#include "little_llama.h"
 #include "train/loss_scale.h"
-#include "train/model/llama.h"
 #include "train/trainer.h"
 
-enum { VOCABULARY = 23, CONTEXT = 9, BATCH = 2 };
+enum { LAYERS = 2, BATCH = 2 };
 
 static vjp_device *device;
 
@@ -57,43 +57,19 @@ typedef struct run {
     size_t weights, kept_count;
 } run;
 
-static void fill(void *unused, bool validation, uint64_t part, void *input, int32_t *target) {
-    (void)unused;
-    for (int64_t i = 0; i < (int64_t)BATCH * CONTEXT; i++) {
-        int64_t r = (int64_t)part * BATCH + i / CONTEXT + (validation ? 1000 : 0), t = i % CONTEXT;
-        ((int32_t *)input)[i] = (int32_t)((r * r + t * (r + 3)) % VOCABULARY);
-        target[i] = (int32_t)((r * r + (t + 1) * (r + 3)) % VOCABULARY);
-    }
-}
-
-static const train_source source = {.fill = fill};
+static int64_t batch_rows = BATCH;
+static const train_source source = {.context = &batch_rows, .fill = fill_little};
 
 static void look(run *r) {
     char error[TRAIN_ERROR];
     if (!trainer_tensors(r->trainer, &r->weight, &r->weights, &r->kept, &r->kept_count, error)) fail_msg("%s", error);
 }
 
-static void build(train_model *model, vjp_dtype dtype) {
-    const llama_config config = {.vocab_size = VOCABULARY,
-                                 .hidden_size = 16,
-                                 .intermediate_size = 20,
-                                 .layers = 2,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_dim = 8,
-                                 .max_positions = CONTEXT,
-                                 .rope_theta = 10000,
-                                 .norm_eps = 1e-5,
-                                 .dtype = VJP_F32};
-    const llama_options shape = {.batch = BATCH, .context = CONTEXT, .dtype = dtype};
-    llama_build(model, &config, &shape);
-}
-
 /* The model must stay where it is. */
 static void begin(run *r, vjp_dtype dtype, const trainer_options *options) {
     char error[TRAIN_ERROR];
     *r = (run){0};
-    build(&r->model, dtype);
+    build_little(&r->model, LAYERS, BATCH, dtype);
     r->trainer = trainer_create(device, &r->model, options, error);
     if (!r->trainer) fail_msg("%s", error);
     look(r);
@@ -195,7 +171,7 @@ static void narrow_gradients_are_made_narrow(void **unused) {
     (void)unused;
     for (int narrow = 0; narrow < 2; narrow++) {
         train_model model;
-        build(&model, VJP_BF16);
+        build_little(&model, LAYERS, BATCH, VJP_BF16);
         size_t count = (size_t)model.parameters;
         vjp_value *wrt = calloc(2 * count, sizeof *wrt), *gradient = wrt + count;
         for (size_t p = 0; p < count; p++)

@@ -16,11 +16,9 @@
 
 #include <math.h>
 
+#include "little_llama.h"
 #include "merging.h"
-#include "train/model/llama.h"
 #include "train/trainer.h"
-
-enum { VOCABULARY = 23, CONTEXT = 9 };
 
 static vjp_device *device;
 
@@ -35,38 +33,7 @@ static int close_cpu(void **unused) {
     return 0;
 }
 
-/* ---- A model and its data ---------------------------------------------------------------------------- */
-
-static void build_as(train_model *model, int64_t batch, vjp_dtype dtype) {
-    const llama_config config = {.vocab_size = VOCABULARY,
-                                 .hidden_size = 16,
-                                 .intermediate_size = 20,
-                                 .layers = 2,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_dim = 8,
-                                 .max_positions = CONTEXT,
-                                 .rope_theta = 10000,
-                                 .norm_eps = 1e-5,
-                                 .dtype = VJP_F32};
-    const llama_options options = {.batch = batch, .context = CONTEXT, .dtype = dtype};
-    llama_build(model, &config, &options);
-}
-
-static void build(train_model *model, int64_t batch) {
-    build_as(model, batch, VJP_F32);
-}
-
-/* Row r of all data is the same however they are cut into parts; *context is the batch. */
-static void fill(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
-    int64_t batch = *(int64_t *)context;
-    for (int64_t row = 0; row < batch; row++)
-        for (int64_t t = 0; t < CONTEXT; t++) {
-            int64_t r = (int64_t)part * batch + row + (validation ? 1000 : 0);
-            ((int32_t *)input)[row * CONTEXT + t] = (int32_t)((r * r + t * (r + 3)) % VOCABULARY);
-            target[row * CONTEXT + t] = (int32_t)((r * r + (t + 1) * (r + 3)) % VOCABULARY);
-        }
-}
+/* ---- A model and its options ---------------------------------------------------------------------------- */
 
 static const trainer_options usual = {.steps = 10,
                                       .warmup = 2,
@@ -132,7 +99,7 @@ static by_hand *copy_of(const tensors *now) {
 /* The gradients of a batch at these weights, from a program of the test's own. */
 static void differentiate(by_hand *all, uint64_t part, int64_t batch) {
     train_model model;
-    build(&model, batch);
+    build_little(&model, 2, batch, VJP_F32);
     size_t count = (size_t)model.parameters;
     vjp_value *wrt = calloc(2 * count, sizeof *wrt), *gradient = wrt + count;
     for (size_t p = 0; p < count; p++)
@@ -143,7 +110,8 @@ static void differentiate(by_hand *all, uint64_t part, int64_t batch) {
     vjp_tensor input, target, at;
     assert_int_equal(vjp_program_tensor(program, model.input, &input), VJP_OK);
     assert_int_equal(vjp_program_tensor(program, model.target, &target), VJP_OK);
-    fill(&batch, false, part, (char *)input.data + input.offset, (int32_t *)((char *)target.data + target.offset));
+    fill_little(&batch, false, part, (char *)input.data + input.offset,
+                (int32_t *)((char *)target.data + target.offset));
     for (size_t p = 0; p < count; p++) {
         assert_int_equal(vjp_program_tensor(program, wrt[p], &at), VJP_OK);
         for (int64_t i = 0; i < all[p].count; i++)
@@ -194,9 +162,9 @@ static void a_step_is_adamw(void **unused) {
     (void)unused;
     int64_t batch = 2;
     train_model model;
-    build(&model, batch);
+    build_little(&model, 2, batch, VJP_F32);
     trainer *t = create(&model, &usual);
-    const train_source source = {.context = &batch, .fill = fill};
+    const train_source source = {.context = &batch, .fill = fill_little};
     tensors now = look(t);
     by_hand *all = copy_of(&now);
     static const double rates[] = {0.5e-2, 1e-2, 0.1e-2 + 0.9e-2 * 0.5 * (1 + 0.92387953251128674)};
@@ -243,9 +211,9 @@ static void expect_a_batch(int64_t accumulate, int64_t shards) {
     trainer_step_result result[2];
     double validation[2];
     for (int i = 0; i < 2; i++) {
-        build(&model[i], batch[i]);
+        build_little(&model[i], 2, batch[i], VJP_F32);
         t[i] = create(&model[i], &options[i]);
-        const train_source source = {.context = &batch[i], .fill = fill, .validation_parts = 8 / batch[i]};
+        const train_source source = {.context = &batch[i], .fill = fill_little, .validation_parts = 8 / batch[i]};
         char error[TRAIN_ERROR];
         /* Twice: the first part of a step must not add to the gradients of the step before. */
         for (int step = 1; step <= 2; step++)
@@ -337,9 +305,9 @@ static void a_nan_is_named(void **unused) {
             options.accumulate = splits[split][0];
             options.shards = splits[split][1];
             train_model model;
-            build(&model, batch);
+            build_little(&model, 2, batch, VJP_F32);
             trainer *t = create(&model, &options);
-            const train_source source = {.context = &batch, .fill = fill};
+            const train_source source = {.context = &batch, .fill = fill_little};
             char error[TRAIN_ERROR] = "";
             trainer_step_result result;
             assert_true(trainer_step(t, &source, 1, &result, error));
@@ -369,9 +337,9 @@ static void a_nan_is_named(void **unused) {
 
 /* ---- Steps in the queue ------------------------------------------------------------------------------ */
 
-/* As fill(), without the last token, which only part 1 has. */
+/* As fill_little(), without the last token, which only part 1 has. */
 static void fill_rarely(void *context, bool validation, uint64_t part, void *input, int32_t *target) {
-    fill(context, validation, part, input, target);
+    fill_little(context, validation, part, input, target);
     int64_t batch = *(int64_t *)context;
     for (int64_t i = 0; i < batch * CONTEXT; i++)
         if (((int32_t *)input)[i] == VOCABULARY - 1) ((int32_t *)input)[i] = 0;
@@ -412,7 +380,7 @@ static void a_bad_step_suppresses_the_next(void **unused) {
         trainer_options options = usual;
         options.accumulate = parts;
         train_model model;
-        build(&model, batch);
+        build_little(&model, 2, batch, VJP_F32);
         trainer *t = create(&model, &options);
         const train_source source = {.context = &batch, .fill = fill_rarely};
         char error[TRAIN_ERROR] = "";
@@ -448,10 +416,10 @@ static float *train(const trainer_options *options, vjp_dtype dtype, bool ahead,
     int64_t batch = 2;
     char error[TRAIN_ERROR];
     train_model model;
-    build_as(&model, batch, dtype);
+    build_little(&model, 2, batch, dtype);
     trainer *t = create(&model, options);
     assert_int_equal(trainer_depth(t), ahead ? 2 : 1);
-    const train_source source = {.context = &batch, .fill = fill};
+    const train_source source = {.context = &batch, .fill = fill_little};
     for (int step = 1; step <= STEPS; step++) {
         trainer_step_result result;
         bool ok = (ahead && step > 1) || trainer_queue(t, &source, step, error);
@@ -482,7 +450,7 @@ static void merged_is_separate(void **unused) {
             float *merged = train(&options, dtypes[d], true, numbers[1]);
             device->backend = own;
             train_model model;
-            build_as(&model, 2, dtypes[d]);
+            build_little(&model, 2, 2, dtypes[d]);
             assert_memory_equal(numbers[0], numbers[1], sizeof numbers[0]);
             assert_memory_equal(separate, merged, 3 * (size_t)model_size(&model) * sizeof *merged);
             model_free(&model);
@@ -494,7 +462,7 @@ static void merged_is_separate(void **unused) {
 static void other_tensors_are_refused(void **unused) {
     (void)unused;
     train_model model;
-    build(&model, 2);
+    build_little(&model, 2, 2, VJP_F32);
     trainer *t = create(&model, &usual);
     static const float zeros[16 * VOCABULARY] = {0};
     const struct {

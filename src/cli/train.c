@@ -402,10 +402,10 @@ static bool absolute_folder(const char *folder, char *to, size_t room) {
     return fits;
 }
 
+/* What cannot be found is left to the job, which tells the other processes: they may be waiting for this one. */
 static int copy_data(char to[CHECKPOINT_PATH], const char *data) {
     char *absolute = system_absolute_path(data);
-    if (!absolute) return cli_fail("train", "%s: it cannot be opened: %s", data, strerror(errno));
-    bool fits = copy_text(to, CHECKPOINT_PATH, absolute);
+    bool fits = copy_text(to, CHECKPOINT_PATH, absolute ? absolute : data);
     free(absolute);
     return fits ? CLI_CONTINUE : cli_misuse("train", "the path of DATA is too long");
 }
@@ -432,21 +432,32 @@ static int copy_settings(arguments *a, const char *data) {
 
 static int run_on(arguments *a, vjp_device *device, vjp_group *group);
 
+/* A process that others wait for cannot join them: the launcher must end them. */
+static int fail_to_join(const arguments *a) {
+    vjp_device *device;
+    vjp_group *group;
+    if (!vjp_group_launcher() || vjp_open("cpu", NULL, &device) != VJP_OK) return CLI_FAILURE;
+    const vjp_group_options options = {.struct_size = sizeof options, .timeout = a->timeout};
+    if (vjp_group_open(device, "auto", &options, &group) == VJP_OK && vjp_group_size(group) > 1)
+        vjp_group_abort(group, CLI_FAILURE);
+    vjp_group_close(group);
+    vjp_close(device);
+    return CLI_FAILURE;
+}
+
 static int run(arguments *a, const char *data) {
-    char error[TRAIN_ERROR];
+    char ignored[TRAIN_ERROR]; /* job_resume() fails, too, together with all processes */
     job_settings *s = &a->settings;
     if (!a->resume) {
         int status = copy_settings(a, data);
         if (status != CLI_CONTINUE) return status;
-    } else if (!job_recorded(a->out, s, error)) {
-        return cli_fail("train", "%s", error);
-    } else if (!a->allow_other_bits) {
+    } else if (job_recorded(a->out, s, ignored) && !a->allow_other_bits) {
         choose_recorded(&a->on, &s->arithmetic);
     }
     if (!a->on.device) a->on.device = "cpu";
     cli_share_cores(&a->on);
     vjp_device *device = cli_open("train", &a->on);
-    if (!device) return CLI_FAILURE;
+    if (!device) return fail_to_join(a);
     vjp_group *group;
     const vjp_group_options options = {.struct_size = sizeof options, .timeout = a->timeout};
     int status = CLI_FAILURE;

@@ -347,19 +347,3 @@ vjp_status vjp_group_relay(vjp_group *g, void *host, size_t bytes, vjp_status (*
     if (status == VJP_OK && index < last) status = exchange(g, vjp_group_range_of(g, index + 1), host, bytes, NULL, 0);
     return status == VJP_OK ? group_spread(g, vjp_group_range_of(g, last), host, bytes) : status;
 }
-
-vjp_status vjp_group_collect(vjp_group *g, const vjp_group_item *items, size_t count) {
-    enum { PART = 1 << 26 };
-    vjp_status status = begin(g);
-    for (size_t i = 0; i < count && status == VJP_OK; i++) {
-        int32_t owner = items[i].owner;
-        if (g->rank != owner && g->rank != 0) continue; /* it has no data, and nothing to do */
-        for (size_t at = 0; at < items[i].bytes && owner > 0 && status == VJP_OK; at += PART) {
-            size_t bytes = items[i].bytes - at < PART ? items[i].bytes - at : PART;
-            char *host = (char *)items[i].host + at;
-            if (g->rank == owner) status = exchange(g, 0, host, bytes, NULL, 0);
-            if (g->rank == 0) status = exchange(g, owner, NULL, 0, host, bytes);
-        }
-    }
-    return status;
-}

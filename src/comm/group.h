@@ -50,12 +50,4 @@ void vjp_group_reduce_end(vjp_group *group);
 vjp_status vjp_group_relay(vjp_group *group, void *host, size_t bytes, vjp_status (*turn)(void *context, void *host),
                            void *context);
 
-/* Copies host memory to rank 0: each item from its owner. `host` is read by the owner, and written by rank 0. */
-typedef struct vjp_group_item {
-    int32_t owner;
-    void *host;
-    size_t bytes;
-} vjp_group_item;
-vjp_status vjp_group_collect(vjp_group *group, const vjp_group_item *items, size_t count);
-
 #endif

@@ -123,6 +123,7 @@ bool system_close(int file);
 
 /* These move at most 2^30 bytes and return how many, -1: failed. Interrupted calls are repeated. */
 int64_t system_write(int file, const void *data, size_t bytes);
+int64_t system_write_at(int file, const void *data, size_t bytes, int64_t offset);
 int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset);
 
 /*

@@ -453,6 +453,14 @@ int64_t system_write(int file, const void *data, size_t bytes) {
     return wrote;
 }
 
+int64_t system_write_at(int file, const void *data, size_t bytes, int64_t offset) {
+    ssize_t wrote;
+    do {
+        wrote = pwrite(file, data, bytes < MAX_MOVED ? bytes : MAX_MOVED, (off_t)offset);
+    } while (wrote < 0 && errno == EINTR);
+    return wrote;
+}
+
 int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset) {
     ssize_t got;
     do {

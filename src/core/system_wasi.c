@@ -267,6 +267,10 @@ int64_t system_write(int file, const void *data, size_t bytes) {
     return write(file, data, bytes < MAX_MOVED ? bytes : MAX_MOVED);
 }
 
+int64_t system_write_at(int file, const void *data, size_t bytes, int64_t offset) {
+    return pwrite(file, data, bytes < MAX_MOVED ? bytes : MAX_MOVED, (off_t)offset);
+}
+
 int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset) {
     return pread(file, data, bytes < MAX_MOVED ? bytes : MAX_MOVED, (off_t)offset);
 }

@@ -338,6 +338,15 @@ int64_t system_write(int file, const void *data, size_t bytes) {
     return _write(file, data, (unsigned)(bytes < MAX_MOVED ? bytes : MAX_MOVED));
 }
 
+int64_t system_write_at(int file, const void *data, size_t bytes, int64_t offset) {
+    DWORD wrote = 0;
+    OVERLAPPED at = {.Offset = (DWORD)offset, .OffsetHigh = (DWORD)((uint64_t)offset >> 32)};
+    DWORD wanted = (DWORD)(bytes < MAX_MOVED ? bytes : MAX_MOVED);
+    if (WriteFile((HANDLE)_get_osfhandle(file), data, wanted, &wrote, &at)) return wrote;
+    failed();
+    return -1;
+}
+
 int64_t system_read_at(int file, void *data, size_t bytes, int64_t offset) {
     DWORD got = 0;
     OVERLAPPED at = {.Offset = (DWORD)offset, .OffsetHigh = (DWORD)((uint64_t)offset >> 32)};

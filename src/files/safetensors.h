@@ -80,4 +80,14 @@ const char *safetensors_metadata(const safetensors_file *file, const char *key);
 bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
                        const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]);
 
+/*
+ * The same bytes, written by several processes together, all of which have the same list. One creates the file, which
+ * must not exist, and its header. Then each writes into the file, which it has opened to write, the tensors whose data
+ * is not NULL in its own list, and syncs them. Nothing here is atomic: the caller renames the folder around it.
+ */
+bool safetensors_begin(const char *path, const safetensors_tensor *tensors, size_t count,
+                       const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]);
+bool safetensors_write_own(int file, const char *path, const safetensors_tensor *tensors, size_t count,
+                           const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]);
+
 #endif

@@ -2,6 +2,7 @@
 /*
  * Writing the safetensors format. The new file is written under a temporary name in the same folder, synced to the
  * disk, and then renamed: a full disk, a crash or a second writer never leaves half a file under the final name.
+ * Several processes can write one file together, each its own tensors at their places.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -68,8 +69,8 @@ static char *make_header(const safetensors_tensor *tensors, size_t count, const 
     return json_take(&w);
 }
 
-/* The order of the data: widest elements first, and within a width as given. False: the sum of all sizes does not fit.
- */
+/* Sets where the data of each begins: widest elements first, and within a width as given. False: the sum of all sizes
+ * does not fit. */
 static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint64_t *bytes, size_t *order,
                     uint64_t *begin) {
     size_t placed = 0;
@@ -82,6 +83,58 @@ static bool lay_out(const safetensors_tensor *tensors, size_t count, const uint6
                 if (__builtin_add_overflow(at, bytes[i], &at) || at > INT64_MAX) return false;
             }
     return true;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const safetensors_tensor *const *)a)->name, (*(const safetensors_tensor *const *)b)->name);
+}
+
+static bool check_names(const char *path, const safetensors_tensor *tensors, size_t count, char *error) {
+    const safetensors_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    if (!sorted) return file_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, by_name);
+    bool ok = true;
+    for (size_t i = 1; i < count && ok; i++)
+        if (by_name(&sorted[i - 1], &sorted[i]) == 0)
+            ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, sorted[i]->name);
+    free(sorted);
+    return ok;
+}
+
+/* A file to write: its tensors in the order of their data, and the header that says so. */
+typedef struct content {
+    char *header;
+    const safetensors_tensor *tensors;
+    size_t count;
+    size_t *order;
+    uint64_t *begin, *bytes; /* [count]: of each tensor's data, after the header */
+} content;
+
+static void free_content(content *c) {
+    free(c->header);
+    free(c->order);
+    free(c->begin);
+    free(c->bytes);
+}
+
+/* Free it in any case. */
+static bool make_content(content *c, const char *path, const safetensors_tensor *tensors, size_t count,
+                         const safetensors_pair *metadata, size_t pairs, char *error) {
+    *c = (content){.tensors = tensors,
+                   .count = count,
+                   .order = calloc(count + 1, sizeof *c->order),
+                   .begin = calloc(count + 1, sizeof *c->begin),
+                   .bytes = calloc(count + 1, sizeof *c->bytes)};
+    if (!c->order || !c->begin || !c->bytes) return file_fail(error, "%s: there is no memory for its header", path);
+    for (size_t i = 0; i < count; i++)
+        if (!tensor_bytes(&tensors[i], &c->bytes[i], error)) return false;
+    if (!check_names(path, tensors, count, error)) return false;
+    if (!lay_out(tensors, count, c->bytes, c->order, c->begin))
+        return file_fail(error, "%s: all tensors together are larger than a file can be", path);
+    c->header = make_header(tensors, count, c->begin, c->bytes, metadata, pairs);
+    return c->header || file_fail(error, "%s: there is no memory for its header", path);
 }
 
 /* ---- The file ---------------------------------------------------------------------------------------- */
@@ -97,22 +150,26 @@ static bool write_all(int file, const void *data, size_t bytes) {
     return true;
 }
 
-typedef struct content {
-    const char *header;
-    const safetensors_tensor *tensors;
-    size_t count;
-    const size_t *order;
-    const uint64_t *bytes;
-} content;
+static size_t padding_of(const content *c) {
+    return (HEADER_ALIGNMENT - strlen(c->header) % HEADER_ALIGNMENT) % HEADER_ALIGNMENT;
+}
 
-static bool write_content(int file, const content *c) {
+/* Where the data begins. */
+static uint64_t header_end(const content *c) {
+    return LENGTH_BYTES + strlen(c->header) + padding_of(c);
+}
+
+static bool write_header(int file, const content *c) {
     static const char blanks[HEADER_ALIGNMENT] = "       ";
-    size_t header = strlen(c->header), padding = (HEADER_ALIGNMENT - header % HEADER_ALIGNMENT) % HEADER_ALIGNMENT;
     unsigned char prefix[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++)
-        prefix[i] = (unsigned char)((uint64_t)(header + padding) >> (8 * i));
-    bool ok = write_all(file, prefix, sizeof prefix) && write_all(file, c->header, header) &&
-              write_all(file, blanks, padding);
+        prefix[i] = (unsigned char)((header_end(c) - LENGTH_BYTES) >> (8 * i));
+    return write_all(file, prefix, sizeof prefix) && write_all(file, c->header, strlen(c->header)) &&
+           write_all(file, blanks, padding_of(c));
+}
+
+static bool write_content(int file, const content *c) {
+    bool ok = write_header(file, c);
     for (size_t i = 0; ok && i < c->count; i++)
         ok = write_all(file, c->tensors[c->order[i]].data, (size_t)c->bytes[c->order[i]]);
     return ok;
@@ -174,44 +231,48 @@ static bool write_file(const char *path, const content *c, char *error) {
     return ok;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp((*(const safetensors_tensor *const *)a)->name, (*(const safetensors_tensor *const *)b)->name);
-}
-
-static bool check_names(const char *path, const safetensors_tensor *tensors, size_t count, char *error) {
-    const safetensors_tensor **sorted = calloc(count + 1, sizeof *sorted);
-    if (!sorted) return file_fail(error, "%s: there is no memory for its header", path);
-    for (size_t i = 0; i < count; i++)
-        sorted[i] = &tensors[i];
-    qsort(sorted, count, sizeof *sorted, by_name);
-    bool ok = true;
-    for (size_t i = 1; i < count && ok; i++)
-        if (by_name(&sorted[i - 1], &sorted[i]) == 0)
-            ok = file_fail(error, "%s: there are two tensors \"%.64s\"", path, sorted[i]->name);
-    free(sorted);
+bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
+                       const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]) {
+    content c;
+    bool ok = make_content(&c, path, tensors, count, metadata, pairs, error) && write_file(path, &c, error);
+    free_content(&c);
     return ok;
 }
 
-bool safetensors_write(const char *path, const safetensors_tensor *tensors, size_t count,
+/* ---- A file that several processes write ------------------------------------------------------------------ */
+
+bool safetensors_begin(const char *path, const safetensors_tensor *tensors, size_t count,
                        const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]) {
-    uint64_t *bytes = calloc(count + 1, sizeof *bytes), *begin = calloc(count + 1, sizeof *begin);
-    size_t *order = calloc(count + 1, sizeof *order);
-    char *header = NULL;
-    bool ok = bytes && begin && order;
-    if (!ok) file_fail(error, "%s: there is no memory for its header", path);
-    for (size_t i = 0; ok && i < count; i++)
-        ok = tensor_bytes(&tensors[i], &bytes[i], error);
-    ok = ok && check_names(path, tensors, count, error);
-    if (ok && !lay_out(tensors, count, bytes, order, begin))
-        ok = file_fail(error, "%s: all tensors together are larger than a file can be", path);
-    if (ok) {
-        header = make_header(tensors, count, begin, bytes, metadata, pairs);
-        content c = {header, tensors, count, order, bytes};
-        ok = header ? write_file(path, &c, error) : file_fail(error, "%s: there is no memory for its header", path);
+    content c;
+    bool ok = make_content(&c, path, tensors, count, metadata, pairs, error);
+    int file = ok ? system_create(path) : -1;
+    if (ok && file < 0) ok = file_fail(error, "%s: it cannot be created: %s", path, strerror(errno));
+    if (ok && (!write_header(file, &c) || !system_sync(file)))
+        ok = file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    if (file >= 0 && !system_close(file) && ok)
+        ok = file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    free_content(&c);
+    return ok;
+}
+
+static bool write_all_at(int file, const void *data, uint64_t bytes, uint64_t offset) {
+    const char *from = data;
+    for (uint64_t at = 0; at < bytes;) {
+        int64_t wrote = system_write_at(file, from + at, (size_t)(bytes - at), (int64_t)(offset + at));
+        if (wrote < 0) return false;
+        at += (uint64_t)wrote;
     }
-    free(header);
-    free(order);
-    free(begin);
-    free(bytes);
+    return true;
+}
+
+bool safetensors_write_own(int file, const char *path, const safetensors_tensor *tensors, size_t count,
+                           const safetensors_pair *metadata, size_t pairs, char error[SAFETENSORS_ERROR]) {
+    content c;
+    bool ok = make_content(&c, path, tensors, count, metadata, pairs, error), wrote = true;
+    for (size_t i = 0; i < count && ok && wrote; i++)
+        if (tensors[i].data) wrote = write_all_at(file, tensors[i].data, c.bytes[i], header_end(&c) + c.begin[i]);
+    if (ok && !(wrote && system_sync(file)))
+        ok = file_fail(error, "%s: it cannot be written: %s", path, strerror(errno));
+    free_content(&c);
     return ok;
 }

@@ -597,16 +597,25 @@ static char *trainer_text(job *j) {
     return json_take(&w);
 }
 
-static bool save_to(job *j, checkpoint_content content, const char *out, char error[TRAIN_ERROR]) {
+static bool agree(void *context, bool ok, char error[TRAIN_ERROR]) {
+    return job_agree(context, ok, error);
+}
+
+/* Saves tensors, which all processes call, and some may have failed to list (`ok`). */
+static bool save_to(job *j, checkpoint_content content, bool ok, const char *out, char error[TRAIN_ERROR]) {
+    vjp_group *group = j->settings.trainer.group;
+    const checkpoint_group together = {vjp_group_rank(group), j, agree};
     char *config = config_text(j), *trainer_json = trainer_text(j);
-    bool ok = (config && trainer_json) || train_fail(error, "there is no memory for a checkpoint");
+    ok = ok && ((config && trainer_json) || train_fail(error, "there is no memory for a checkpoint"));
     content.config = config;
     content.is_adapter = j->lora.rank > 0;
     content.trainer = trainer_json;
     content.tokenizer_json = j->tokenizer.json;
     content.tokenizer_config = j->tokenizer.config;
     /* The record first: a checkpoint must not be newer than its record. */
-    ok = ok && metrics_sync(j->metrics, error) && checkpoint_save(out, (int)j->settings.keep, &content, error);
+    ok = ok && (!j->metrics || metrics_sync(j->metrics, error));
+    content.group = vjp_group_size(group) > 1 ? &together : NULL;
+    ok = job_agree(j, ok, error) && checkpoint_save(out, (int)j->settings.keep, &content, error);
     free(config);
     free(trainer_json);
     return ok;
@@ -614,14 +623,15 @@ static bool save_to(job *j, checkpoint_content content, const char *out, char er
 
 bool job_copy(job *j, const char *out, char error[TRAIN_ERROR]) {
     checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
-    return trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
-                           &content.optimizer_count, error) &&
-           save_to(j, content, out, error);
+    bool ok = trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
+                              &content.optimizer_count, error);
+    return save_to(j, content, ok, out, error);
 }
 
-static bool save(job *j, checkpoint_content content, char error[TRAIN_ERROR]) {
+static bool save(job *j, checkpoint_content content, bool ok, char error[TRAIN_ERROR]) {
     char title[160];
-    if (!save_to(j, content, j->out, error)) return false;
+    if (!save_to(j, content, ok, j->out, error)) return false;
+    if (!job_is_first(j)) return true;
     snprintf(title, sizeof title, "%s %s, %.3g M parameters", j->settings.model, j->settings.preset,
              (double)model_size(&j->model) / 1e6);
     return metrics_draw(j->metrics, title, error);
@@ -632,8 +642,8 @@ bool job_save(job *j, char error[TRAIN_ERROR]) {
     if (!job_has_same_weights(j, error)) return false;
     bool ok = trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
                               &content.optimizer_count, error);
+    ok = save(j, content, ok, error);
     if (vjp_group_has_failed(j->settings.trainer.group)) return false;
-    ok = ok && (!job_is_first(j) || save(j, content, error));
     if (!job_agree(j, ok, error)) return false;
     j->saved = j->step;
     return true;

@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/system.h"
+#include "files/sync.h"
+#include "train/sources_hash.h"
+
 uint64_t job_hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i++)
         hash = (hash ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
@@ -170,14 +174,23 @@ static bool require_alike(job *j, const uint64_t *own, const char *const *what, 
     return ok;
 }
 
+/* Each process writes its part of a checkpoint there. Opening the folder above lets NFS look again for a new one. */
+static bool sees_out(const job *j, char error[TRAIN_ERROR]) {
+    system_status status;
+    char ignored[TRAIN_ERROR];
+    (void)file_sync_parent(j->out, ignored);
+    if (system_status_of(j->out, &status) && status.kind == SYSTEM_FOLDER) return true;
+    return train_fail(error, "%.300s is not there: --out must be a folder that all processes share", j->out);
+}
+
 bool job_meet(job *j, bool ok, char error[TRAIN_ERROR]) {
     static const char *const what[] = {"code", "settings", "data", "base weights"};
     if (!ok && j->together) return false; /* they have agreed on that failure before */
     if (!job_agree(j, ok, error)) return false;
     if (vjp_group_size(group_of(j)) == 1) return true;
-    const uint64_t own[] = {job_hash(vjp_version(), strlen(vjp_version())), hash_settings(j), j->data_hash,
-                            j->base_hash};
-    return require_alike(j, own, what, 4, error) && job_has_same_weights(j, error);
+    const uint64_t own[] = {job_hash(sources_hash, strlen(sources_hash)), hash_settings(j), j->data_hash, j->base_hash};
+    return require_alike(j, own, what, 4, error) && job_agree(j, sees_out(j, error), error) &&
+           job_has_same_weights(j, error);
 }
 
 bool job_has_same_weights(job *j, char error[TRAIN_ERROR]) {

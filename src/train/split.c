@@ -90,13 +90,6 @@ bool split_owns(const parameter_split *s, size_t parameter) {
     return !s->group || (parameter >= s->first && parameter < s->last);
 }
 
-int32_t split_owner(const parameter_split *s, size_t parameter) {
-    int32_t range = 0;
-    while (s->group && parameter >= s->begin[range + 1])
-        range++;
-    return s->group ? vjp_group_range_of(s->group, range) : 0;
-}
-
 /* ---- A step ------------------------------------------------------------------------------------------ */
 
 typedef struct adding {

@@ -32,9 +32,8 @@ void split_free(parameter_split *s, vjp_device *device);
 /* Takes the longest range as the own one: a plan of it has the same size in all processes. */
 void split_take_longest(parameter_split *s);
 
-/* Whether this process owns a parameter, and which one does. */
+/* Whether this process owns a parameter. */
 bool split_owns(const parameter_split *s, size_t parameter);
-int32_t split_owner(const parameter_split *s, size_t parameter);
 
 /*
  * Sums the gradients over all processes: the own parameters get theirs, others keep what they had. `squares` is the sum

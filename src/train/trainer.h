@@ -143,8 +143,8 @@ void trainer_interrupt(trainer *t);
  * Everything that training changes, for a checkpoint, after all steps that were queued: the weights of the model that
  * are not frozen, and what the optimiser keeps. Where weights are averaged, the averages are the model's, and the
  * weights that are trained are kept with the optimiser. Lists and data belong to the trainer and are valid until the
- * next step. Where the processes of a group split what the optimiser keeps, all of them must call it; rank 0 then has
- * everything, and in the others the data of what they do not keep is NULL.
+ * next step. Each process of a group has the data of what it writes, a part of about the same size, and NULL in the
+ * place of the others'.
  */
 bool trainer_tensors(trainer *t, const safetensors_tensor **model, size_t *model_count,
                      const safetensors_tensor **optimiser, size_t *optimiser_count, char error[TRAIN_ERROR]);

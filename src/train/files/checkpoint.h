@@ -15,7 +15,8 @@
  *
  * A checkpoint appears whole or not at all: its files are written to a hidden folder, synced to the disk, and the
  * folder is then renamed. A crash or a full disk at any byte leaves the older checkpoints as they were, and `latest` on
- * a whole one. The next save removes what an interrupted one left behind.
+ * a whole one. The next save removes what an interrupted one left behind. The processes of a group write their parts
+ * of the same files in that folder, with the bytes that one process would write; it is renamed once all have synced.
  */
 #ifndef VJP_TRAIN_CHECKPOINT_H
 #define VJP_TRAIN_CHECKPOINT_H
@@ -28,6 +29,17 @@ enum { CHECKPOINT_PATH = 4096 };
 
 /* ---- Saving ------------------------------------------------------------------------------------------ */
 
+/*
+ * The processes that write a checkpoint together. All of them save the same content, except that each has the data of
+ * the tensors that it writes, and NULL in the place of the others'; every tensor has one writer. Rank 0 does
+ * everything else. agree() is called by all, each with its own result: true if all are, else `error` says why.
+ */
+typedef struct checkpoint_group {
+    int32_t rank;
+    void *context;
+    bool (*agree)(void *context, bool ok, char error[TRAIN_ERROR]);
+} checkpoint_group;
+
 typedef struct checkpoint_content {
     int64_t step;        /* 0 or more; also kept inside both safetensors files */
     int64_t best;        /* the step that `best` is to name, this one or an earlier one; 0: none */
@@ -39,6 +51,7 @@ typedef struct checkpoint_content {
     const safetensors_tensor *optimizer; /* NULL: no optimizer.safetensors */
     size_t optimizer_count;
     const char *tokenizer_json, *tokenizer_config; /* NULL: no such file */
+    const checkpoint_group *group;                 /* NULL: one process, which has all data */
 } checkpoint_content;
 
 /* Creates `dir` and the folders above it, where they are missing. */
@@ -58,7 +71,8 @@ int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]);
  * replaced. Afterwards the `keep` (1 or more) checkpoints of the highest steps up to this one stay, and the best one;
  * others of lower steps are removed, and those of higher steps, which another run made, are left alone. During the save
  * the disk holds one more. Where `latest` or `best` is a folder, as in a copy made by `cp -rL`, a link replaces it.
- * False: `error` names the file.
+ * False: `error` names the file. In a group, `dir` is the same folder for all processes, and rank 0 holds the lock; for
+ * the others true means that their part is written, and rank 0 can still fail.
  */
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *content, char error[TRAIN_ERROR]);
 

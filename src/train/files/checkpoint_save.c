@@ -94,25 +94,98 @@ bool checkpoint_write_text(const char *path, const char *text, char error[TRAIN_
     return ok || train_fail(error, "%.300s: it cannot be written: %s", path, strerror(reason));
 }
 
-static bool write_files(const char *folder, const checkpoint_content *c, char *error) {
-    char path[CHECKPOINT_PATH], step[32];
-    snprintf(step, sizeof step, "%lld", (long long)c->step);
-    /* transformers refuses weights whose metadata does not name a library. */
-    const safetensors_pair metadata[] = {{"format", "pt"}, {"step", step}};
-    const size_t pairs = sizeof metadata / sizeof metadata[0];
-    const char *kind = c->is_adapter ? "adapter_" : "";
-    return checkpoint_path(path, error, "%s/%sconfig.json", folder, kind) &&
+/* The files with tensors: the model's, then the optimiser's. */
+enum { TENSOR_FILES = 2 };
+
+typedef struct tensor_file {
+    char path[CHECKPOINT_PATH];
+    const safetensors_tensor *tensors;
+    size_t count;
+} tensor_file;
+
+/* How many there are; 0: a path is too long. */
+static int tensor_files(tensor_file file[TENSOR_FILES], const char *folder, const checkpoint_content *c, char *error) {
+    file[0].tensors = c->model;
+    file[0].count = c->model_count;
+    file[1].tensors = c->optimizer;
+    file[1].count = c->optimizer_count;
+    if (!checkpoint_path(file[0].path, error, "%s/%smodel.safetensors", folder, c->is_adapter ? "adapter_" : "") ||
+        !checkpoint_path(file[1].path, error, "%s/optimizer.safetensors", folder))
+        return 0;
+    return c->optimizer ? 2 : 1;
+}
+
+/* What both say of themselves. transformers refuses weights whose metadata does not name a library. */
+enum { PAIRS = 2, STEP_BYTES = 32 };
+
+static void describe(safetensors_pair metadata[PAIRS], char step[STEP_BYTES], const checkpoint_content *c) {
+    snprintf(step, STEP_BYTES, "%lld", (long long)c->step);
+    metadata[0] = (safetensors_pair){"format", "pt"};
+    metadata[1] = (safetensors_pair){"step", step};
+}
+
+static bool write_texts(const char *folder, const checkpoint_content *c, char *error) {
+    char path[CHECKPOINT_PATH];
+    return checkpoint_path(path, error, "%s/%sconfig.json", folder, c->is_adapter ? "adapter_" : "") &&
            checkpoint_write_text(path, c->config, error) &&
-           checkpoint_path(path, error, "%s/%smodel.safetensors", folder, kind) &&
-           safetensors_write(path, c->model, c->model_count, metadata, pairs, error) &&
-           (!c->optimizer || (checkpoint_path(path, error, "%s/optimizer.safetensors", folder) &&
-                              safetensors_write(path, c->optimizer, c->optimizer_count, metadata, pairs, error))) &&
            (!c->trainer || (checkpoint_path(path, error, "%s/trainer.json", folder) &&
                             checkpoint_write_text(path, c->trainer, error))) &&
            (!c->tokenizer_json || (checkpoint_path(path, error, "%s/tokenizer.json", folder) &&
                                    checkpoint_write_text(path, c->tokenizer_json, error))) &&
            (!c->tokenizer_config || (checkpoint_path(path, error, "%s/tokenizer_config.json", folder) &&
                                      checkpoint_write_text(path, c->tokenizer_config, error)));
+}
+
+/* All of them; in a group the headers of those with tensors. */
+static bool write_files(const char *folder, const checkpoint_content *c, char *error) {
+    char step[STEP_BYTES];
+    safetensors_pair metadata[PAIRS];
+    describe(metadata, step, c);
+    tensor_file file[TENSOR_FILES];
+    int count = tensor_files(file, folder, c, error);
+    bool ok = count && write_texts(folder, c, error);
+    for (int i = 0; i < count && ok; i++)
+        ok = (c->group ? safetensors_begin : safetensors_write)(file[i].path, file[i].tensors, file[i].count, metadata,
+                                                                PAIRS, error);
+    return ok;
+}
+
+/* The own tensors, into files that are open. */
+static bool write_own(const int *opened, const tensor_file *file, int count, const checkpoint_content *c, char *error) {
+    char step[STEP_BYTES];
+    safetensors_pair metadata[PAIRS];
+    describe(metadata, step, c);
+    for (int i = 0; i < count; i++)
+        if (!safetensors_write_own(opened[i], file[i].path, file[i].tensors, file[i].count, metadata, PAIRS, error))
+            return false;
+    return true;
+}
+
+/*
+ * The part of each process, after rank 0 has written the other files, or failed. All have opened the files before any
+ * writes: a process that is stopped here for a long time then cannot open those of a later run in the same folder.
+ */
+static bool write_together(const char *dir, const char *folder, const checkpoint_content *c, bool ok, char *error) {
+    const checkpoint_group *g = c->group;
+    tensor_file file[TENSOR_FILES];
+    int opened[TENSOR_FILES] = {-1, -1}, count = 0;
+    char ignored[TRAIN_ERROR];
+    if (!g->agree(g->context, ok, error)) return false;
+    /* NFS may remember that a name is not there; opening the folder lets it look again. */
+    (void)file_sync_folder(dir, ignored);
+    ok = (count = tensor_files(file, folder, c, error)) > 0;
+    for (int i = 0; i < count && ok; i++) {
+        opened[i] = system_open_to_write(file[i].path);
+        if (opened[i] < 0)
+            ok = train_fail(error, "%.300s: it cannot be opened: %s; all processes write there", file[i].path,
+                            strerror(errno));
+    }
+    bool agreed = g->agree(g->context, ok, error);
+    ok = agreed && write_own(opened, file, count, c, error);
+    for (int i = 0; i < count; i++)
+        if (opened[i] >= 0 && !system_close(opened[i]) && ok)
+            ok = train_fail(error, "%.300s: it cannot be written: %s", file[i].path, strerror(errno));
+    return agreed && g->agree(g->context, ok, error);
 }
 
 /* ---- Names ------------------------------------------------------------------------------------------- */
@@ -219,19 +292,26 @@ static bool name_best(const char *dir, int64_t step, char *error) {
 
 /* ---- Saving -------------------------------------------------------------------------------------------- */
 
+/* A folder under a temporary name, with all files but the tensors that other processes write. */
+static bool prepare(const char *dir, const char *folder, const checkpoint_content *c, char *error) {
+    if (!checkpoint_make_folders(dir, error)) return false;
+    remove_leftovers(dir);
+    if (!system_make_folder(folder))
+        return train_fail(error, "%.300s: the folder cannot be created: %s", folder, strerror(errno));
+    return write_files(folder, c, error);
+}
+
 bool checkpoint_save(const char *dir, int keep, const checkpoint_content *c, char error[TRAIN_ERROR]) {
     if (c->step < 0) return train_fail(error, "step %lld cannot be saved: it is negative", (long long)c->step);
-    if (!checkpoint_make_folders(dir, error)) return false;
     char folder[CHECKPOINT_PATH], fresh[CHECKPOINT_PATH];
     if (!checkpoint_path(folder, error, CHECKPOINT_TEMPORARY_FORMAT, dir, (long long)c->step) ||
         !checkpoint_path(fresh, error, CHECKPOINT_LINK_FORMAT, dir, "latest"))
         return false;
-    remove_leftovers(dir);
-    bool linked = false;
-    bool ok = system_make_folder(folder) ||
-              train_fail(error, "%.300s: the folder cannot be created: %s", folder, strerror(errno));
-    ok = ok && write_files(folder, c, error) && file_sync_folder(folder, error) &&
-         make_link(fresh, c->step, &linked, error);
+    bool linked = false, first = !c->group || c->group->rank == 0;
+    bool ok = !first || prepare(dir, folder, c, error);
+    if (c->group) ok = write_together(dir, folder, c, ok, error);
+    if (!first) return ok;
+    ok = ok && file_sync_folder(folder, error) && make_link(fresh, c->step, &linked, error);
     ok = ok && publish(dir, folder, c->step, error) && file_sync_folder(dir, error);
     ok = ok && (!linked || move_link(dir, "latest", fresh, error));
     ok = ok && (c->best <= 0 || name_best(dir, c->best, error));
