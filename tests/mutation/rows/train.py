@@ -123,6 +123,8 @@
      [("src/train/data/packed.c", "(whole && places > rest)", "(whole && rest < 0)")]),
     ("data: documents see the ones before them", "test test_documents",
      [("src/train/data/packed.c", "begin = place; /*", "begin = 0; /*")]),
+    ("packing: questions are predicted, too", "test test_evaluate",
+     [("src/train/data/packed.c", "next & DOCUMENT_GIVEN ? ignored : next", "next")]),
     ("data: an epoch has rows twice", "test test_documents",
      [("src/train/data/packed.c", "uint32_t mixed = (left ^ words.word[0]) & mask;", "uint32_t mixed = (words.word[0]) & mask;")]),
     ("data: shards of a batch have the same rows", "test test_documents",
