@@ -51,7 +51,8 @@ static bool read_data(evaluation *e, const char *path, const evaluate_options *o
 static bool read_model(evaluation *e, const checkpoint *from, char error[TRAIN_ERROR]) {
     return llama_config_read(from->config.root, &e->config, error) && model_tokenizer_of(from, &e->tokenizer, error) &&
            model_tokenizer_fits(&e->tokenizer, from, e->config.vocab_size, error) &&
-           llama_require_weights(&e->config, from, error) && lora_of(from, &e->config, &e->options.lora, error);
+           llama_require_weights(&e->config, from, error) && lora_of(from, &e->config, &e->options.lora, error) &&
+           lora_suits(&e->options.lora, &e->config, error);
 }
 
 /* The most tokens that one window can predict: all of the text but the first, or of the longest document. */
