@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# `vjp train` on .jsonl files that this script writes: bad lines, templates and empty sets end with a sentence; the cache is
+# `vjp train` and `vjp eval` on .jsonl files that this script writes: bad lines, templates and empty sets end with a sentence; the cache is
 # made once, by several processes at a time, and again where it is broken; a resumed run and one with shards have the bytes
 # of one that never stopped; and a model learns the answers.
 # Usage: test_data.sh PATH_OF_VJP
@@ -85,6 +85,13 @@ echo '{"text": "one more"}' >>"$work/set/b.jsonl"
 expect 1 'has changed since this run began' train --resume --out "$work/shards-2b"
 expect 0 'each document has rows of its own' train "$work/set" $small --steps 1 --no-pack --out "$work/own"
 
+# ---- Evaluation: answers alone ----
+expect 0 '2 documents, and 2 bad lines' eval "$work/whole" "$work/bad.jsonl" --skip-bad
+expect 1 'bad.jsonl: line 2: ' eval "$work/whole" "$work/bad.jsonl"
+printf '{"prompt": "1 plus 1 is ", "completion": "2"}\n{"text": "abc"}\n' >"$work/three.jsonl"
+expect 0 ': 3 tokens of 3 bytes predicted, in 2 windows of 12' eval "$work/whole" "$work/three.jsonl"
+expect 1 'three.txt: --cache is for .jsonl files' eval "$work/whole" "$work/three.txt" --cache "$work"
+
 # ---- Conversations, where the tokenizer has a template's tokens (it needs PCRE2) ----
 if "$vjp" tokenizer train "$work/all.jsonl" --vocab 300 --special '<|im_start|>,<|im_end|>' -o "$work/tok" >"$work/out" 2>"$work/err"; then
     expect 0 '120 documents in 1 files' train "$work/all.jsonl" --tokenizer "$work/tok" $small --steps 1 --out "$work/chat"
@@ -94,6 +101,8 @@ if "$vjp" tokenizer train "$work/all.jsonl" --vocab 300 --special '<|im_start|>,
     printf '{"messages": [{"role": "user", "content": "Ping?"}, {"role": "assistant", "content": "Pong."}]}\n' >"$work/ping.jsonl"
     expect 0 'done at step 40' train "$work/ping.jsonl" --tokenizer "$work/tok" --preset tiny --batch 1 --context 32 --warmup 2 --steps 40 \
         --validate-every 0 --save-every 0 --out "$work/ping"
+    # The answer is five bytes, and the token that ends it.
+    expect 0 ' of 5 bytes predicted, in 1 windows' eval "$work/ping" "$work/ping.jsonl" --cache "$work/cache"
     expect 0 'Pong.' sample "$work/ping" --chat --prompt 'Ping?' --temperature 0 --tokens 20
 elif ! grep -q PCRE2 "$work/err"; then
     fault "there is no tokenizer"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vjp eval's evaluate(): the loss of a text against one computed here, window by window, from the logits in double; the
- * same for any batch, and the same bits for any number of threads; what it refuses.
+ * vjp eval's evaluate(): the loss of a text, and of the answers of documents, against one computed here, window by
+ * window, from the logits in double; the same for any batch, and the same bits for any number of threads; what it
+ * refuses.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,8 +22,16 @@
 
 enum { BYTES = 101 };
 
-static char text_path[256], short_path[256];
+static char text_path[256], short_path[256], set_path[256], bad_path[256];
 static unsigned char text[BYTES];
+
+/* Lines of a .jsonl file: completions, and texts, which have no prompt. Some are longer than a window. */
+static const struct {
+    const char *prompt, *answer;
+} documents[] = {{"two and two", "four"}, {"", "a text of its own, in several windows"},   {"a", "b"}, {"", "xy"},
+                 {"nine ", "ten"},        {"a question that is longer than a window", "?"}};
+
+enum { DOCUMENTS = sizeof documents / sizeof documents[0] };
 static checkpoint from;
 static llama_config config; /* of one layer that reads bytes */
 
@@ -87,6 +96,21 @@ static int begin(void **unused) {
     snprintf(text_path, sizeof text_path, "%s", path_of("text"));
     write_file("short", text, 1);
     snprintf(short_path, sizeof short_path, "%s", path_of("short"));
+    char lines[1024] = "";
+    for (int i = 0; i < DOCUMENTS; i++) {
+        size_t used = strlen(lines);
+        const char *prompt = documents[i].prompt, *answer = documents[i].answer;
+        if (*prompt)
+            snprintf(lines + used, sizeof lines - used, "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n", prompt,
+                     answer);
+        else
+            snprintf(lines + used, sizeof lines - used, "{\"text\": \"%s\"}\n", answer);
+    }
+    write_file("set.jsonl", lines, strlen(lines));
+    snprintf(set_path, sizeof set_path, "%s", path_of("set.jsonl"));
+    strncat(lines, "{}\n", sizeof lines - strlen(lines) - 1);
+    write_file("bad.jsonl", lines, strlen(lines));
+    snprintf(bad_path, sizeof bad_path, "%s", path_of("bad.jsonl"));
     predictor p = open_predictor();
     save_checkpoint(&p);
     close_predictor(&p);
@@ -99,38 +123,54 @@ static int end(void **unused) {
     return remove_scratch(NULL);
 }
 
-/* The mean over all tokens but the first, each predicted from those before it in its window of `context`. */
-static double loss_by_hand(int context) {
-    predictor p = open_predictor();
+/* The sum of the losses of bytes 1 to `count`, each predicted from those before it. Only those from `given` on count.
+ */
+static double window_loss(const predictor *p, const char *bytes, int count, int given) {
     float *logits = malloc(CONTEXT * 256 * sizeof *logits);
+    int32_t tokens[CONTEXT] = {0};
     double sum = 0;
-    for (int at = 0; at + 1 < BYTES; at += context) {
-        int32_t tokens[CONTEXT] = {0};
-        for (int i = 0; i < context && at + i < BYTES; i++)
-            tokens[i] = text[at + i];
-        assert_int_equal(vjp_program_write(p.program, p.model.input, tokens, sizeof tokens), VJP_OK);
-        assert_int_equal(vjp_program_run(p.program), VJP_OK);
-        assert_int_equal(vjp_program_read(p.program, p.model.logits, logits, CONTEXT * 256 * sizeof *logits), VJP_OK);
-        for (int i = 0; i < context && at + i + 1 < BYTES; i++) {
-            double total = 0;
-            for (int k = 0; k < 256; k++)
-                total += exp(logits[256 * i + k]);
-            sum += log(total) - logits[256 * i + text[at + i + 1]];
-        }
+    for (int i = 0; i < count; i++)
+        tokens[i] = (unsigned char)bytes[i];
+    assert_int_equal(vjp_program_write(p->program, p->model.input, tokens, sizeof tokens), VJP_OK);
+    assert_int_equal(vjp_program_run(p->program), VJP_OK);
+    assert_int_equal(vjp_program_read(p->program, p->model.logits, logits, CONTEXT * 256 * sizeof *logits), VJP_OK);
+    for (int i = 0; i < count; i++) {
+        double total = 0;
+        for (int k = 0; k < 256; k++)
+            total += exp(logits[256 * i + k]);
+        if (i + 1 >= given) sum += log(total) - logits[256 * i + (unsigned char)bytes[i + 1]];
     }
     free(logits);
+    return sum;
+}
+
+/* The sum over a text but for its first `given` bytes, at least one, in windows of `context`. */
+static double text_loss(const predictor *p, const char *bytes, int count, int given, int context) {
+    double sum = 0;
+    for (int at = 0; at + 1 < count; at += context)
+        sum += window_loss(p, bytes + at, context < count - 1 - at ? context : count - 1 - at, given - at);
+    return sum;
+}
+
+static double loss_by_hand(int context) {
+    predictor p = open_predictor();
+    double sum = text_loss(&p, (const char *)text, BYTES, 1, context);
     close_predictor(&p);
     return sum / (BYTES - 1);
 }
 
-static evaluate_result measure(int threads, int64_t batch, int64_t context) {
+static evaluate_result measure_file(const char *path, int threads, int64_t batch, int64_t context, bool skip_bad) {
     char error[TRAIN_ERROR];
     evaluate_result result;
-    const evaluate_options options = {.batch = batch, .context = context, .dtype = VJP_F32};
+    const evaluate_options options = {.batch = batch, .context = context, .dtype = VJP_F32, .skip_bad = skip_bad};
     vjp_device *device = open_cpu(threads);
-    if (!evaluate(device, &from, text_path, &options, &result, error)) fail_msg("%s", error);
+    if (!evaluate(device, &from, path, &options, &result, error)) fail_msg("%s", error);
     vjp_close(device);
     return result;
+}
+
+static evaluate_result measure(int threads, int64_t batch, int64_t context) {
+    return measure_file(text_path, threads, batch, context, false);
 }
 
 static void every_token_once(void **unused) {
@@ -156,6 +196,36 @@ static void every_token_once(void **unused) {
     assert_true(fabs(evaluate_bits_per_byte(&r) - 1) < 1e-12);
 }
 
+static void every_answer_once(void **unused) {
+    (void)unused;
+    static const int contexts[] = {CONTEXT, 4};
+    for (size_t k = 0; k < 2; k++) {
+        predictor p = open_predictor();
+        double sum = 0;
+        int tokens = 0;
+        for (int i = 0; i < DOCUMENTS; i++) {
+            char line[128];
+            int given = (int)strlen(documents[i].prompt);
+            int count = snprintf(line, sizeof line, "%s%s", documents[i].prompt, documents[i].answer);
+            if (given == 0) given = 1; /* nothing predicts the first token */
+            sum += text_loss(&p, line, count, given, contexts[k]);
+            tokens += count - given;
+        }
+        close_predictor(&p);
+        for (int64_t batch = 1; batch <= 7; batch += 3) {
+            evaluate_result r = measure_file(set_path, 1, batch, contexts[k], false);
+            assert_int_equal(r.tokens, tokens);
+            assert_int_equal(r.bytes, tokens);
+            assert_int_equal(r.documents, DOCUMENTS);
+            if (fabs(r.loss - sum / tokens) > 1e-6 * r.loss)
+                fail_msg("batch %d, context %d: %.9g instead of %.9g", (int)batch, contexts[k], r.loss, sum / tokens);
+        }
+    }
+    const double all = measure_file(set_path, 1, 2, 0, false).loss;
+    evaluate_result r = measure_file(bad_path, 2, 2, 0, true);
+    assert_true(r.loss == all && r.bad == 1);
+}
+
 static void threads_give_the_same_bits(void **unused) {
     (void)unused;
     const double first = measure(1, 3, CONTEXT).loss;
@@ -169,16 +239,19 @@ static void refuses(void **unused) {
         const char *text;
         int64_t context;
         const char *sentence;
+        bool skip_bad;
     } rows[] = {
-        {short_path, 0, "has one token; at least two are needed"},
-        {text_path, CONTEXT + 1, "a context of 10 is too long; the model was made for at most 9"},
-        {"/tmp/vjp-evaluate-absent", 0, "No such file"},
-        {"/dev/null", 0, "only regular files are read"},
+        {short_path, 0, "has one token; at least two are needed", false},
+        {text_path, CONTEXT + 1, "a context of 10 is too long; the model was made for at most 9", false},
+        {"/tmp/vjp-evaluate-absent", 0, "No such file", false},
+        {"/dev/null", 0, "only regular files are read", false},
+        {text_path, 0, "--skip-bad is for .jsonl files", true},
+        {bad_path, 0, "bad.jsonl: line 7: ", false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char error[TRAIN_ERROR] = "";
         evaluate_result result;
-        const evaluate_options options = {.context = rows[i].context, .dtype = VJP_F32};
+        const evaluate_options options = {.context = rows[i].context, .dtype = VJP_F32, .skip_bad = rows[i].skip_bad};
         vjp_device *device = open_cpu(1);
         assert_false(evaluate(device, &from, rows[i].text, &options, &result, error));
         if (!strstr(error, rows[i].sentence)) fail_msg("expected \"%s\"; got \"%s\"", rows[i].sentence, error);
@@ -189,6 +262,7 @@ static void refuses(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_token_once),
+        cmocka_unit_test(every_answer_once),
         cmocka_unit_test(threads_give_the_same_bits),
         cmocka_unit_test(refuses),
     };

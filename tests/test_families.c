@@ -23,7 +23,8 @@
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 
-static const char *const families[] = {"llama2", "llama3", "llama-linear", "mistral", "mistral-full", "qwen2", "qwen3"};
+static const char *const families[] = {"llama2", "llama3", "llama-linear", "mistral",     "mistral-full",
+                                       "qwen2",  "qwen3",  "gemma3",       "gemma3-plain"};
 
 static const double LOGITS_BOUND = 1e-5, GRADIENT_BOUND = 1e-5, LOSS_BOUND = 1e-5;
 

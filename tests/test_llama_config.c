@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +75,13 @@ static const struct {
     const char *says; /* NULL: it is accepted */
 } rows[] = {
     {"unknown", "{\"a\": []}", "\"unknown\" is {...}; vjp does not know this setting"},
-    {"attn_logit_softcapping", "30.5", "\"attn_logit_softcapping\" is 30.5; vjp does not know"},
+    {"attn_logit_softcapping", "30.5", "\"attn_logit_softcapping\" is 30.5; vjp takes null"},
+    {"final_logit_softcapping", "30.5", "\"final_logit_softcapping\" is 30.5; vjp takes null"},
+    {"hidden_activation", "\"silu\"", "\"hidden_activation\" is \"silu\"; vjp takes hidden_act in this family"},
+    {"query_pre_attn_scalar", "8", "\"query_pre_attn_scalar\" is 8; vjp takes null in this family"},
+    {"rope_local_base_freq", "8", "\"rope_local_base_freq\" is 8; vjp takes null in this family"},
+    {"sliding_window_pattern", "2", "\"sliding_window_pattern\" is 2; vjp takes null in this family"},
+    {"use_bidirectional_attention", "true", "\"use_bidirectional_attention\" is true; vjp takes false"},
     {"initializer_range", "0.1", NULL},
     {"transformers.js_config", "{\"a\": []}", NULL},
     {"model_type", "\"gemma2\"", "\"model_type\" is \"gemma2\"; vjp takes \"llama\", \"mistral\""},
@@ -213,7 +220,7 @@ static void test_round_trip(void **state) {
 /* A file and what is read from it, or why it is refused. */
 static const struct {
     const char *type, *more;
-    bool qkv_bias, output_bias, mlp_bias, head_norms;
+    bool qkv_bias, output_bias, mlp_bias, head_norms, gemma;
     int64_t window[3]; /* of each layer */
     const char *says;
 } families[] = {
@@ -244,6 +251,34 @@ static const struct {
      .head_norms = true,
      .window = {9, 0, 9}},
     {.type = "qwen3", .more = ", \"mlp_bias\": true", .says = "\"mlp_bias\" is true; vjp takes false in this family"},
+    {.type = "gemma3_text", .more = "", .head_norms = true, .gemma = true, .window = {4096, 4096, 4096}},
+    {.type = "gemma3_text",
+     .more = ", \"sliding_window\": 9, \"sliding_window_pattern\": 2, \"hidden_activation\": \"gelu_pytorch_tanh\"",
+     .head_norms = true,
+     .gemma = true,
+     .window = {9, 0, 9}},
+    {.type = "gemma3_text",
+     .more = ", \"sliding_window\": 9, \"_sliding_window_pattern\": 6, \"attention_bias\": true, \"layer_types\": "
+             "[\"full_attention\", \"full_attention\", \"sliding_attention\"]",
+     .qkv_bias = true,
+     .output_bias = true,
+     .head_norms = true,
+     .gemma = true,
+     .window = {0, 0, 9}},
+    {.type = "gemma3_text", .more = ", \"sliding_window_pattern\": 0", .says = "\"sliding_window_pattern\" is 0"},
+    {.type = "gemma3_text", .more = ", \"hidden_act\": \"silu\"", .says = "vjp takes hidden_activation in this family"},
+    {.type = "gemma3_text", .more = ", \"hidden_activation\": \"gelu\"", .says = "takes \"gelu_pytorch_tanh\""},
+    {.type = "gemma3_text", .more = ", \"query_pre_attn_scalar\": 0", .says = "\"query_pre_attn_scalar\" is 0"},
+    {.type = "gemma3_text", .more = ", \"rope_local_base_freq\": 0", .says = "\"rope_local_base_freq\" is 0"},
+    {.type = "gemma3_text",
+     .more = ", \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2}}",
+     .says = "a rotation of kind \"default\" in the layers with a window"},
+    {.type = "gemma3_text",
+     .more = ", \"rope_parameters\": {\"linear_attention\": {}}",
+     .says = "\"rope_parameters.linear_attention\" is {}; vjp does not know"},
+    {.type = "gemma3_text",
+     .more = ", \"rope_parameters\": 7",
+     .says = "\"rope_parameters\" is 7; vjp takes an object"},
 };
 
 static void test_families(void **state) {
@@ -261,8 +296,10 @@ static void test_families(void **state) {
         for (int64_t layer = 0; layer < 3; layer++)
             assert_int_equal(llama_window(&c, layer), families[i].window[layer]);
         round_trip(&c);
+        assert_true(c.gemma == families[i].gemma && c.tied == families[i].gemma);
         int64_t biases = 3 * families[i].qkv_bias + families[i].output_bias + 3 * families[i].mlp_bias;
-        assert_int_equal(llama_weight_count(&c), 3 + 3 * (9 + biases + 2 * families[i].head_norms));
+        assert_int_equal(llama_weight_count(&c),
+                         3 - c.tied + 3 * (9 + biases + 2 * families[i].head_norms + 2 * families[i].gemma));
     }
     llama_config c;
     char error[TRAIN_ERROR];
@@ -277,6 +314,16 @@ static void test_families(void **state) {
                   "\"num_hidden_layers\": 1, \"num_attention_heads\": 16}",
                   &c, error));
     assert_true(c.head_dim == 2 && c.kv_heads == 8 && c.max_positions == 131072);
+    assert_true(
+        read_text("{\"model_type\": \"gemma3_text\", \"vocab_size\": 8, \"hidden_size\": 32, \"intermediate_size\": "
+                  "8, \"num_hidden_layers\": 7, \"num_attention_heads\": 16, \"rope_scaling\": {\"rope_type\": "
+                  "\"linear\", \"factor\": 8.0}, \"rope_local_base_freq\": 50}",
+                  &c, error));
+    assert_true(c.head_dim == 256 && c.kv_heads == 4 && c.max_positions == 131072 && c.query_scalar == 256);
+    assert_true(c.rope_theta == 1e6 && llama_window(&c, 4) == 4096 && !llama_window(&c, 5) && llama_window(&c, 6));
+    assert_true(llama_angle(&c, false, 0) == 0.125 &&
+                llama_angle(&c, true, 0) == 1); /* scaled only where all is seen */
+    assert_true(fabs(llama_angle(&c, true, 64) - pow(50, -0.5)) < 1e-15);
     assert_false(read_text("{" SIZES ", \"architectures\": [\"MistralForCausalLM\"]}", &c, error));
     assert_non_null(strstr(error, "vjp takes \"LlamaForCausalLM\""));
 }

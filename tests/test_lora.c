@@ -662,6 +662,18 @@ static void what_cannot_be_adapted_is_refused(void **unused) {
     assert_false(job_begin(&j, device, &settings, out, error));
     assert_non_null(strstr(error, "has adapters and not a model"));
     job_close(&j);
+    llama_config gemma = config;
+    gemma.family = LLAMA_GEMMA3;
+    gemma.gemma = gemma.head_norms = true;
+    gemma.local_theta = gemma.rope_theta;
+    gemma.query_scalar = gemma.head_dim;
+    save_base(path_of("gemma"), &gemma);
+    settings = run_settings(path_of("gemma"));
+    snprintf(settings.lora_targets, sizeof settings.lora_targets, "q_proj,gate_proj,up_proj");
+    assert_false(job_begin(&j, device, &settings, out, error));
+    assert_non_null(strstr(error, "an adapter of gate_proj cannot be computed in this family"));
+    assert_non_null(strstr(error, "--lora-targets q_proj,up_proj"));
+    job_close(&j);
     vjp_close(device);
 }
 

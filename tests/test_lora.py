@@ -43,6 +43,7 @@ CASES = {
     "mistral": (1, 2, ALL, False),
     "qwen2": (5, 2.5, ["k_proj", "down_proj"], False),
     "qwen3": (2, 8, ["q_proj", "k_proj", "gate_proj"], True),
+    "gemma3": (3, 6, [target for target in ALL if target != "gate_proj"], False),
 }
 
 

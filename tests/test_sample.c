@@ -60,23 +60,30 @@ typedef struct shape {
     const char *about;
     vjp_dtype dtype;
     int64_t context, hidden, inner, heads, kv_heads, head_dim, vocabulary;
-    bool tied;
+    bool tied, gemma;
 } shape;
 
 static void build(train_model *model, const shape *s) {
-    const llama_config config = {.vocab_size = s->vocabulary,
-                                 .hidden_size = s->hidden,
-                                 .intermediate_size = s->inner,
-                                 .layers = 2,
-                                 .heads = s->heads,
-                                 .kv_heads = s->kv_heads,
-                                 .head_dim = s->head_dim,
-                                 .max_positions = s->context,
-                                 .rope_theta = 10000,
-                                 .norm_eps = 1e-5,
-                                 .tied = s->tied,
-                                 .dtype = s->dtype};
+    llama_config config = {.vocab_size = s->vocabulary,
+                           .hidden_size = s->hidden,
+                           .intermediate_size = s->inner,
+                           .layers = 2,
+                           .heads = s->heads,
+                           .kv_heads = s->kv_heads,
+                           .head_dim = s->head_dim,
+                           .max_positions = s->context,
+                           .rope_theta = 10000,
+                           .norm_eps = 1e-5,
+                           .tied = s->tied,
+                           .dtype = s->dtype};
     const llama_options options = {.batch = 1, .context = s->context, .dtype = s->dtype};
+    if (s->gemma) {
+        config.gemma = config.head_norms = true;
+        config.window = 9;
+        config.windowed[0] = 1; /* the first layer, with a rotation of its own */
+        config.local_theta = 100;
+        config.query_scalar = 20;
+    }
     llama_build(model, &config, &options);
 }
 
@@ -140,12 +147,14 @@ static void assert_same_bits(const char *about, int64_t at, const float *a, cons
 
 /* Products of 16 bits have an engine of their own from 32 rows on; those of 4096 terms are split along K up to 1920. */
 static const shape shapes[] = {
-    {"f32", VJP_F32, 150, 64, 96, 4, 2, 16, 71, true},
-    {"f32, K split", VJP_F32, 1930, 48, 4200, 3, 1, 16, 40, false},
-    {"bf16", VJP_BF16, 150, 64, 96, 4, 2, 16, 71, false},
-    {"bf16, K split", VJP_BF16, 1930, 64, 4160, 4, 4, 16, 64, true},
-    {"bf16, odd sizes", VJP_BF16, 70, 72, 333, 3, 3, 24, 129, false},
-    {"f16", VJP_F16, 70, 64, 96, 4, 1, 16, 71, true},
+    {"f32", VJP_F32, 150, 64, 96, 4, 2, 16, 71, true, false},
+    {"f32, K split", VJP_F32, 1930, 48, 4200, 3, 1, 16, 40, false, false},
+    {"bf16", VJP_BF16, 150, 64, 96, 4, 2, 16, 71, false, false},
+    {"bf16, K split", VJP_BF16, 1930, 64, 4160, 4, 4, 16, 64, true, false},
+    {"bf16, odd sizes", VJP_BF16, 70, 72, 333, 3, 3, 24, 129, false, false},
+    {"f16", VJP_F16, 70, 64, 96, 4, 1, 16, 71, true, false},
+    {"Gemma, f32", VJP_F32, 70, 64, 96, 4, 2, 16, 71, true, true},
+    {"Gemma, bf16", VJP_BF16, 70, 64, 96, 4, 1, 16, 71, false, true},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXTS = 3, MAX_STEPS = 120 };

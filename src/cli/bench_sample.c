@@ -4,8 +4,10 @@
  * several sizes with random weights.
  *
  * A generated token reads every weight once, so the limit is the bytes of the weights over the rate of a copy; several
- * texts at once share that reading. A prompt is limited by its products: their flops over the rate of a square product.
- * Copies, prompts and steps take turns, and the best of each counts.
+ * texts at once share that reading. A copy counts what it reads and what it writes, and a core may read alone at little
+ * more than half of that rate: the share of a loop that only reads is shown beside it. A prompt is limited by its
+ * products: their flops over the rate of a square product. Copies, prompts and steps take turns, and the best of each
+ * counts.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -32,7 +34,7 @@ typedef struct bench_sample {
     proof_yardstick *yardstick;
     vjp_dtype dtype;
     int64_t texts;
-    double copy_rate, product_rate; /* the best; 0: not measured */
+    double copy_rate, read_rate, product_rate; /* the best; 0: not measured */
     bool json;
 } bench_sample;
 
@@ -75,11 +77,17 @@ static bool take_product_rate(bench_sample *b, char error[TRAIN_ERROR]) {
     return true;
 }
 
+static void take_memory_rates(bench_sample *b) {
+    if (!b->yardstick) return;
+    b->copy_rate = fmax(b->copy_rate, proof_yardstick_copy(b->yardstick));
+    b->read_rate = fmax(b->read_rate, proof_yardstick_read(b->yardstick));
+}
+
 /* One round: a copy, a prompt, and some steps of all texts after it. */
 static bool take_round(bench_sample *b, decoder *d, const int32_t *tokens, float *logits, figures *f,
                        char error[TRAIN_ERROR]) {
     int64_t texts[MAX_TEXTS];
-    if (b->yardstick) b->copy_rate = fmax(b->copy_rate, proof_yardstick_copy(b->yardstick));
+    take_memory_rates(b);
     for (int64_t t = 0; t < b->texts; t++) {
         texts[t] = t;
         decoder_clear(d, t);
@@ -125,16 +133,18 @@ static bool measure(bench_sample *b, const llama_config *config, figures *f, cha
     return ok;
 }
 
-enum { COLUMNS = 8 };
+enum { COLUMNS = 9 };
 
 static const cli_column columns[COLUMNS] = {
-    {"model", 8, false}, {"weights", 9, true},  {"prompt tokens/s", 0, true}, {"limit", 8, true},
-    {"share", 0, true},  {"tokens/s", 9, true}, {"limit", 8, true},           {"share", 0, true},
+    {"model", 8, false}, {"weights", 9, true}, {"prompt tokens/s", 0, true},
+    {"limit", 8, true},  {"share", 0, true},   {"tokens/s", 9, true},
+    {"limit", 8, true},  {"share", 0, true},   {"of reading", 0, true},
 };
 
 static void print_row(const bench_sample *b, const char *name, const figures *f) {
     double prompt = (double)f->prompt / f->prompt_seconds, step = (double)b->texts / f->step_seconds;
     double prompt_limit = b->product_rate > 0 ? (double)f->prompt * b->product_rate / f->prompt_flops : NAN;
+    double of_reading = b->read_rate > 0 ? f->weights / f->step_seconds / b->read_rate : NAN;
     double step_limit = b->copy_rate > 0 ? (double)b->texts * b->copy_rate / f->weights : NAN;
     if (b->json) {
         cli_json_begin();
@@ -146,21 +156,24 @@ static void print_row(const bench_sample *b, const char *name, const figures *f)
         cli_json_real("prompt_of_limit", prompt / prompt_limit);
         cli_json_real("tokens_per_second", step);
         cli_json_real("of_limit", step / step_limit);
+        cli_json_real("of_read_limit", of_reading);
+        cli_json_real("read_gbps", b->read_rate > 0 ? b->read_rate / 1e9 : NAN);
         cli_json_real("copy_gbps", b->copy_rate > 0 ? b->copy_rate / 1e9 : NAN);
         cli_json_real("product_gflops", b->product_rate > 0 ? b->product_rate / 1e9 : NAN);
         cli_json_end();
         return;
     }
-    char bytes[CLI_BYTES_TEXT], text[6][BENCH_TEXT];
+    char bytes[CLI_BYTES_TEXT], text[7][BENCH_TEXT];
     const double numbers[] = {prompt, prompt_limit, step, step_limit};
     for (int i = 0; i < 4; i++)
         snprintf(text[i], BENCH_TEXT, isfinite(numbers[i]) ? "%.1f" : "-", numbers[i]);
     bench_share(prompt / prompt_limit, text[4]);
     bench_share(step / step_limit, text[5]);
+    bench_share(of_reading, text[6]);
     const cli_cell cells[COLUMNS] = {
         {name, CLI_PLAIN},  {cli_bytes(f->weights, bytes), CLI_PLAIN},      {text[0], CLI_PLAIN},
         {text[1], CLI_DIM}, {text[4], bench_colour(prompt / prompt_limit)}, {text[2], CLI_PLAIN},
-        {text[3], CLI_DIM}, {text[5], bench_colour(step / step_limit)}};
+        {text[3], CLI_DIM}, {text[5], bench_colour(step / step_limit)},     {text[6], bench_colour(of_reading)}};
     cli_row(columns, COLUMNS, cells);
 }
 
@@ -174,8 +187,8 @@ static int bench(bench_sample *b, const char *const *presets, int count) {
         print_row(b, presets[i], &f);
     }
     if (!b->json && b->copy_rate > 0)
-        printf("\ncopy %.1f GB/s (read and written), raw products %.1f GFLOP/s\n", b->copy_rate / 1e9,
-               b->product_rate / 1e9);
+        printf("\ncopy %.1f GB/s (read and written), reading alone %.1f GB/s, raw products %.1f GFLOP/s\n",
+               b->copy_rate / 1e9, b->read_rate / 1e9, b->product_rate / 1e9);
     return CLI_OK;
 }
 
@@ -194,7 +207,8 @@ int cli_bench_sample(int argc, char **argv) {
         .usage = "bench sample [PRESET ...] [--device D] [--threads N] [--dtype T] [--texts N]",
         .about = "Times a prompt of 512 tokens and generated tokens, with random weights, beside their limits:\n"
                  "  prompt   its products, at the rate of a square product\n"
-                 "  token    the bytes of the weights, each read once, over the rate of a copy\n"
+                 "  token    the bytes of the weights, each read once, over the rate of a copy,\n"
+                 "           and beside it over the rate of a loop that only reads\n"
                  "Presets: " LLAMA_PRESETS ".\nDefault: medium, 124M and 1.1B.",
         .more = NULL,
         .options = options,

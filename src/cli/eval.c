@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* vjp eval: loss, perplexity and bits per byte of a model on a text. */
+/* vjp eval: loss, perplexity and bits per byte of a model on a text, or on the answers of documents. */
 #include <string.h>
 
 #include "cli/cli.h"
@@ -35,11 +35,16 @@ static void show(const arguments *a, const char *path, const evaluate_result *r)
         cli_json_integer("bytes", r->bytes);
         cli_json_integer("context", r->context);
         cli_json_integer("windows", r->windows);
+        if (r->documents) cli_json_integer("documents", r->documents);
+        if (r->documents) cli_json_integer("bad_lines", r->bad);
         cli_json_end();
         return;
     }
     printf("%s: %lld tokens of %lld bytes predicted, in %lld windows of %lld\n", path, (long long)r->tokens,
            (long long)r->bytes, (long long)r->windows, (long long)r->context);
+    if (r->documents) printf("%lld documents", (long long)r->documents);
+    if (r->bad) printf(", and %lld bad lines that were skipped", (long long)r->bad);
+    if (r->documents) printf("\n");
     printf("loss           %.6f nats per token\n", r->loss);
     printf("perplexity     %.6g\n", evaluate_perplexity(r));
     printf("bits per byte  %.6f\n", evaluate_bits_per_byte(r));
@@ -86,6 +91,10 @@ int cli_eval(int argc, char **argv) {
         {"batch", 0, "B", "windows at once; default 8", CLI_INTEGER, &a.options.batch, 1, MANY},
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
         CLI_OPTION_BASE(a.base),
+        {"skip-bad", 0, NULL, "leave out lines of .jsonl files that cannot be used, and count them", CLI_FLAG,
+         &a.options.skip_bad, 0, 0},
+        {"cache", 0, "DIR", "the folder for encoded .jsonl files; default .vjp-cache beside them", CLI_TEXT,
+         &a.options.cache, 0, 0},
     };
     const cli_command command = {
         .name = "eval",
@@ -93,9 +102,10 @@ int cli_eval(int argc, char **argv) {
         .about =
             "Measures how well a model predicts a text, all of it: loss, perplexity and bits per byte. DIR is a\n"
             "folder that `vjp train` made, a checkpoint in it such as DIR/best, a Hugging Face model, or adapters\n"
-            "of PEFT. TEXT is a file or a folder. Each window of the context is predicted on its own; the first token "
-            "of the text\n"
-            "is not predicted. The results have the same bits for any number of threads.",
+            "of PEFT. TEXT is a file or a folder. Each window of the context is predicted on its own; the first token\n"
+            "of the text is not predicted. Of .jsonl files (docs/data.md) each document is predicted on its own, and\n"
+            "only what training would learn: the texts, completions and answers. The results have the same bits for "
+            "any number of threads.",
         .more = NULL,
         .options = options,
         .option_count = sizeof options / sizeof options[0],

@@ -19,4 +19,7 @@ void proof_yardstick_close(proof_yardstick *yardstick);
 /* Copies once with each kind of store; returns bytes read and written per second of the fastest. */
 double proof_yardstick_copy(proof_yardstick *yardstick);
 
+/* Reads one of the arrays once; returns bytes per second. 0: this kind of device cannot say. */
+double proof_yardstick_read(proof_yardstick *yardstick);
+
 #endif

@@ -113,8 +113,8 @@ static bool configure_lora(job *j, const checkpoint *from, char error[TRAIN_ERRO
     const job_settings *s = &j->settings;
     lora_config own = {.rank = s->lora, .alpha = s->lora_alpha};
     if (!s->lora) return true;
-    if (!lora_read_targets(s->lora_targets, &own.adapts, error) || !lora_of(from, &j->llama, &j->lora, error) ||
-        !job_hash_model(from, &j->base_hash, error))
+    if (!lora_read_targets(s->lora_targets, &own.adapts, error) || !lora_suits(&own, &j->llama, error) ||
+        !lora_of(from, &j->llama, &j->lora, error) || !job_hash_model(from, &j->base_hash, error))
         return false;
     if (j->lora.rank && (j->lora.rank != own.rank || j->lora.alpha != own.alpha || j->lora.adapts != own.adapts))
         return train_fail(error, "trainer.json and adapter_config.json are not of the same run: their adapters differ");

@@ -79,7 +79,7 @@ static bool build(sampler *s, const checkpoint *from, const sampler_settings *se
         return train_fail(error, "a context of %lld tokens; the model was made for %lld", (long long)settings->context,
                           (long long)config.max_positions);
     llama_options options = {.batch = 1, .dtype = dtype_for(s->device, settings, &config)};
-    if (!lora_of(from, &config, &options.lora, error)) return false;
+    if (!lora_of(from, &config, &options.lora, error) || !lora_suits(&options.lora, &config, error)) return false;
     options.context = settings->context ? settings->context : vjp_min(config.max_positions, USUAL_CONTEXT);
     llama_build(&s->model, &config, &options);
     s->texts = vjp_max(1, settings->texts);

@@ -19,6 +19,7 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 SIZES = dict(
     vocab_size=40, hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
@@ -27,6 +28,9 @@ SIZES = dict(
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=16,
+)  # fmt: skip
+TWO_ROTATIONS = dict(
+    full_attention=dict(rope_type="linear", rope_theta=1e6, factor=4.0), sliding_attention=dict(rope_type="default", rope_theta=1e4),
 )  # fmt: skip
 ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -46,10 +50,22 @@ FAMILIES = {
     "qwen3": (
         "qwen3", dict(head_dim=10, use_sliding_window=True, sliding_window=3, layer_types=ALTERNATING), "float32", None,
     ),
+    # transformers leaves out the gradient of the token for padding.
+    "gemma3": (
+        "gemma3_text", dict(
+            head_dim=10, query_pre_attn_scalar=7, sliding_window=4, layer_types=ALTERNATING, rope_parameters=TWO_ROTATIONS,
+            attention_bias=True, pad_token_id=None,
+        ), "float32", None,
+    ),
+    "gemma3-plain": ("gemma3_text", dict(head_dim=6, sliding_window=5, pad_token_id=None), "bfloat16", None),
 }  # fmt: skip
 
 BATCH, CONTEXT, STEPS = 3, 21, 20
 RATE, DECAY, MAX_NORM, BETAS, EPS = 1e-2, 0.1, 0.5, (0.9, 0.95), 1e-8
+
+
+# As in the package, but for its .float(), which rounds what is computed in f64.
+Gemma3RMSNorm.forward = lambda self, x: self._norm(x) * (1.0 + self.weight)
 
 
 def make(name, folder, seed=7):
@@ -58,9 +74,10 @@ def make(name, folder, seed=7):
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **{**SIZES, **settings})
     model = AutoModelForCausalLM.from_config(config)
+    centre = -0.2 if kind == "gemma3_text" else 0.8  # Gemma adds 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.randn(parameter.shape) * 0.2 + (0.8 if "norm" in name else 0))
+            parameter.copy_(torch.randn(parameter.shape) * 0.2 + (centre if "norm" in name else 0))
     model.to(getattr(torch, dtype)).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
 
 

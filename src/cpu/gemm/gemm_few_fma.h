@@ -63,27 +63,53 @@ INLINE void few_terms(vjp_dtype dtype, int rows, const void *b, int64_t at, int6
     }
 }
 
+/*
+ * The same for FEW_PAIRS terms in bf16. Two terms of a row are one lane of a vector, so that a square has twice the
+ * terms and each costs half the shuffles; a shift or a mask makes a term f32.
+ */
+enum { FEW_PAIRS = 2 * NATIVE_LANES };
+
+INLINE void few_pairs(int rows, const uint16_t *b, int64_t stride, const float *a, int64_t k, native_f sum[FEW_ROWS]) {
+    native_f square[NATIVE_LANES];
+    UNROLL for (int i = 0; i < NATIVE_LANES; i++) memcpy(&square[i], b + i * stride, sizeof square[i]);
+    native_transpose(square);
+    UNROLL for (int i = 0; i < NATIVE_LANES; i++) {
+        native_i pair = (native_i)square[i];
+        UNROLL for (int r = 0; r < rows; r++) {
+            native_f even = a[r * k + 2 * i] - (native_f){0}, odd = a[r * k + 2 * i + 1] - (native_f){0};
+            sum[r] = native_fma(even, (native_f)(pair << 16), sum[r]);
+            sum[r] = native_fma(odd, (native_f)(pair & -0x10000), sum[r]);
+        }
+    }
+}
+
 /* The sums of `rows` rows, a constant after inlining, with FEW_COLUMNS rows of b from `column`. */
 INLINE void few_block_as(vjp_dtype dtype, int rows, const gemm_call *call, const float *a, int64_t column,
                          float sums[FEW_ROWS][FEW_COLUMNS]) {
     int64_t stride = call->b.stride, k = call->k, first = column * stride;
     const char *block = (const char *)call->b.data + first * (int64_t)dtype_bytes(dtype);
+    int64_t terms = dtype == VJP_BF16 ? FEW_PAIRS : LANES;
     for (int64_t begin = 0; begin < k; begin += GEMM_DEPTH) {
-        int64_t end = vjp_min(k, begin + GEMM_DEPTH), whole = begin + (end - begin) / LANES * LANES;
+        int64_t end = vjp_min(k, begin + GEMM_DEPTH), t = begin;
         native_f sum[FEW_VECTORS][FEW_ROWS];
         UNROLL for (int v = 0; v < FEW_VECTORS; v++) {
             UNROLL for (int r = 0; r < rows; r++) sum[v][r] = (native_f){0};
         }
-        for (int64_t t = begin; t < whole; t += LANES) {
+        for (; t + terms <= end; t += terms) {
             if (t * (int64_t)dtype_bytes(dtype) % CACHE_LINE == 0)
                 prefetch_few(block, (int64_t)dtype_bytes(dtype), stride, k, t);
-            UNROLL for (int v = 0; v < FEW_VECTORS; v++) few_terms(
-                dtype, rows, call->b.data, first + v * NATIVE_LANES * stride + t, stride, LANES, a + t, k, sum[v]);
+            UNROLL for (int v = 0; v < FEW_VECTORS; v++) {
+                int64_t at = first + v * NATIVE_LANES * stride + t;
+                if (dtype == VJP_BF16)
+                    few_pairs(rows, (const uint16_t *)call->b.data + at, stride, a + t, k, sum[v]);
+                else
+                    few_terms(dtype, rows, call->b.data, at, stride, LANES, a + t, k, sum[v]);
+            }
         }
-        if (whole < end)
-            for (int v = 0; v < FEW_VECTORS; v++)
-                few_terms(dtype, rows, call->b.data, first + v * NATIVE_LANES * stride + whole, stride, end - whole,
-                          a + whole, k, sum[v]);
+        for (; t < end; t += LANES)
+            UNROLL for (int v = 0; v < FEW_VECTORS; v++)
+                few_terms(dtype, rows, call->b.data, first + v * NATIVE_LANES * stride + t, stride,
+                          vjp_min(LANES, end - t), a + t, k, sum[v]);
         UNROLL for (int v = 0; v < FEW_VECTORS; v++) {
             UNROLL for (int r = 0; r < rows; r++) {
                 float *to = sums[r] + v * NATIVE_LANES;

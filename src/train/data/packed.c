@@ -85,7 +85,7 @@ bool packed_plan(packed_data *packed, const token_cache *tokens, int64_t context
     }
     ok = ok && end_row(&p, error);
     packed->trained = packed->count - packed->count / VALIDATION;
-    if (ok && !packed->count) ok = train_fail(error, "the data have no row to train on");
+    if (ok && !packed->count) ok = train_fail(error, "the data have no token to predict");
     if (!ok) packed_free(packed);
     return ok;
 }
@@ -131,7 +131,8 @@ static int64_t row_of(const packed_data *d, bool validation, uint64_t place) {
     return (int64_t)(chosen + chosen / (VALIDATION - 1));
 }
 
-static void fill_row(const packed_data *d, const packed_row *row, int32_t *input, int32_t *target, int32_t *first) {
+void packed_fill_row(const packed_data *d, int64_t index, int32_t *input, int32_t *target, int32_t *first) {
+    const packed_row *row = &d->row[index];
     const vjp_cross_entropy_attributes defaults = VJP_CROSS_ENTROPY_DEFAULTS;
     const int32_t *token = d->tokens->token + row->begin, ignored = (int32_t)defaults.ignore_index;
     int64_t place = 0, begin = 0;
@@ -160,8 +161,8 @@ static void fill(void *context, bool validation, uint64_t part, void *input, int
     int32_t *first = d->masks ? target + d->rows * d->context : NULL;
     for (int64_t i = 0; i < d->rows; i++) {
         int64_t at = i * d->context;
-        fill_row(d, &d->row[row_of(d, validation, begin + (uint64_t)i)], (int32_t *)input + at, target + at,
-                 first ? first + at : NULL);
+        packed_fill_row(d, row_of(d, validation, begin + (uint64_t)i), (int32_t *)input + at, target + at,
+                        first ? first + at : NULL);
     }
 }
 

@@ -43,6 +43,12 @@ bool packed_plan(packed_data *packed, const token_cache *tokens, int64_t context
 void packed_free(packed_data *packed);
 
 /*
+ * Writes a row: its tokens, the tokens that they predict (or the ignored index), and where the document of each begins
+ * (NULL: not wanted), `context` numbers each.
+ */
+void packed_fill_row(const packed_data *packed, int64_t row, int32_t *input, int32_t *target, int32_t *first);
+
+/*
  * Batches of `batch` rows. Each part is one of the `shards` of a batch, whose rows are the same for any number of them.
  * Where documents are packed, a part's targets are followed by the `first` of each token.
  */

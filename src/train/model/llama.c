@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Llama and its relatives, with the names and shapes of Hugging Face: every weight is [out, in]. Families differ in
- * what their config says (biases, norms of heads, a window, scaled rotations), not in code of their own.
+ * what their config says (biases, norms of heads, a window, scaled rotations, Gemma's norms and gate), not in code of
+ * their own.
  */
 #include "train/model/llama.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "core/half.h"
 
 /* Initial weights as in GPT-2 and Llama: projections into the residual stream are smaller in deeper models. */
 static const double INITIAL_SPREAD = 0.02;
@@ -16,7 +19,8 @@ typedef struct building {
     train_model *model;
     const llama_config *config;
     const llama_options *options;
-    vjp_value cosine, sine;
+    vjp_value cosine[2], sine[2]; /* of layers that see all, and of those with a window */
+    vjp_value one;                /* Gemma: what its norms add to their weights */
     double residual_spread;
 } building;
 
@@ -67,21 +71,28 @@ static vjp_value adapt(building *b, vjp_value x, const projection *p, const char
     return model_linear(graph, low, in_type(b, up, b->options->dtype), 0, VJP_ACTIVATION_NONE);
 }
 
-static vjp_value project(building *b, vjp_value x, const char *prefix, const projection *p) {
+/* Adapters add to what is activated, which is inside of linear: only a projection without activation can have one. */
+static vjp_value project_to(building *b, vjp_value x, const char *prefix, const projection *p,
+                            vjp_activation activation) {
     char full[MODEL_NAME], down[LLAMA_NAME], up[LLAMA_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, p->name);
     bool adapts = lora_adapts(&b->options->lora, full, down, up);
     vjp_value matrix = weight(b, full, p->spread, p->out, p->in);
     snprintf(full, sizeof full, "%s.%s.bias", prefix, p->name);
     vjp_value bias = p->bias ? parameter(b, full, 0, 0, b->model->parameter_type, 1, &p->out) : 0;
-    vjp_value y = model_linear(b->model->graph, x, matrix, bias, VJP_ACTIVATION_NONE);
+    vjp_value y = model_linear(b->model->graph, x, matrix, bias, activation);
     return adapts ? vjp_graph_add(b->model->graph, y, adapt(b, x, p, down, up), NULL) : y;
+}
+
+static vjp_value project(building *b, vjp_value x, const char *prefix, const projection *p) {
+    return project_to(b, x, prefix, p, VJP_ACTIVATION_NONE);
 }
 
 static vjp_value norm(building *b, vjp_value x, const char *prefix, const char *name, int64_t size) {
     char full[MODEL_NAME];
     snprintf(full, sizeof full, "%s.%s.weight", prefix, name);
-    vjp_value gamma = parameter(b, full, 1, 0, b->model->parameter_type, 1, &size);
+    vjp_value gamma = parameter(b, full, b->config->gemma ? 0 : 1, 0, b->model->parameter_type, 1, &size);
+    if (b->config->gemma) gamma = vjp_graph_add(b->model->graph, gamma, b->one, NULL);
     vjp_rms_norm_attributes norm = VJP_RMS_NORM_DEFAULTS;
     norm.eps = b->config->norm_eps;
     return in_type(b, vjp_graph_rms_norm(b->model->graph, x, gamma, 0, &norm), b->options->dtype);
@@ -107,11 +118,13 @@ static vjp_value attend(building *b, vjp_value x, const char *prefix, int64_t la
         q = norm(b, q, prefix, "self_attn.q_norm", c->head_dim);
         k = norm(b, k, prefix, "self_attn.k_norm", c->head_dim);
     }
-    q = vjp_graph_rope(graph, q, b->cosine, b->sine, 0, NULL);
-    k = vjp_graph_rope(graph, k, b->cosine, b->sine, 0, NULL);
-    vjp_attention_attributes attention = VJP_ATTENTION_DEFAULTS;
-    /* A window that is no shorter than the context hides nothing. */
     int64_t window = llama_window(c, layer);
+    vjp_value cosine = b->cosine[window > 0], sine = b->sine[window > 0];
+    q = vjp_graph_rope(graph, q, cosine, sine, 0, NULL);
+    k = vjp_graph_rope(graph, k, cosine, sine, 0, NULL);
+    vjp_attention_attributes attention = VJP_ATTENTION_DEFAULTS;
+    if (c->query_scalar > 0) attention.scale = 1 / sqrt((double)c->query_scalar);
+    /* A window that is no shorter than the context hides nothing. */
     attention.window = window < b->options->context ? window : 0;
     vjp_value y = vjp_graph_attention(graph, q, k, v, b->model->first, &attention);
     y = vjp_graph_reshape(graph, y, 3, (const int64_t[]){b->options->batch, b->options->context, width});
@@ -124,9 +137,11 @@ static vjp_value feed_forward(building *b, vjp_value x, const char *prefix) {
     const projection to_gate = {"mlp.gate_proj", inner, hidden, c->mlp_bias, INITIAL_SPREAD};
     const projection to_up = {"mlp.up_proj", inner, hidden, c->mlp_bias, INITIAL_SPREAD};
     const projection down = {"mlp.down_proj", hidden, inner, c->mlp_bias, b->residual_spread};
-    vjp_value gate = project(b, x, prefix, &to_gate);
+    vjp_value gate = project_to(b, x, prefix, &to_gate, c->gemma ? VJP_ACTIVATION_GELU_TANH : VJP_ACTIVATION_NONE);
     vjp_value up = project(b, x, prefix, &to_up);
-    return project(b, vjp_graph_swiglu(b->model->graph, gate, up), prefix, &down);
+    vjp_graph *graph = b->model->graph;
+    vjp_value gated = c->gemma ? vjp_graph_mul(graph, gate, up, NULL) : vjp_graph_swiglu(graph, gate, up);
+    return project(b, gated, prefix, &down);
 }
 
 static vjp_value block(building *b, vjp_value x, int64_t layer) {
@@ -136,9 +151,14 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     vjp_graph_push(graph, prefix);
     bool recompute = layer < b->options->recompute;
     if (recompute) vjp_graph_recompute_begin(graph);
-    vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm", b->config->hidden_size), prefix, layer);
+    const int64_t hidden = b->config->hidden_size;
+    const bool gemma = b->config->gemma; /* its post_attention_layernorm is behind attention, not before what follows */
+    vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm", hidden), prefix, layer);
+    if (gemma) y = norm(b, y, prefix, "post_attention_layernorm", hidden);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
-    y = feed_forward(b, norm(b, x, prefix, "post_attention_layernorm", b->config->hidden_size), prefix);
+    const char *before = gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+    y = feed_forward(b, norm(b, x, prefix, before, hidden), prefix);
+    if (gemma) y = norm(b, y, prefix, "post_feedforward_layernorm", hidden);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
     if (recompute) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
@@ -146,7 +166,7 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
 }
 
 /* cos and sin of position * llama_angle(i). False: no memory. */
-static bool add_rotations(building *b) {
+static bool add_rotation(building *b, bool local) {
     int64_t half = b->config->head_dim / 2, time = b->options->context;
     const int64_t shape[] = {time, half};
     float *cosine = malloc(sizeof(float) * (size_t)(time * half) + 1);
@@ -154,17 +174,47 @@ static bool add_rotations(building *b) {
     bool ok = cosine && sine;
     for (int64_t t = 0; t < time && ok; t++)
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)t * llama_angle(b->config, i);
+            double angle = (double)t * llama_angle(b->config, local, i);
             cosine[t * half + i] = (float)cos(angle);
             sine[t * half + i] = (float)sin(angle);
         }
     if (ok) {
-        b->cosine = vjp_graph_constant(b->model->graph, "rope.cosine", VJP_F32, 2, shape, cosine);
-        b->sine = vjp_graph_constant(b->model->graph, "rope.sine", VJP_F32, 2, shape, sine);
+        vjp_graph *graph = b->model->graph;
+        b->cosine[local] =
+            vjp_graph_constant(graph, local ? "rope.local.cosine" : "rope.cosine", VJP_F32, 2, shape, cosine);
+        b->sine[local] = vjp_graph_constant(graph, local ? "rope.local.sine" : "rope.sine", VJP_F32, 2, shape, sine);
     }
     free(cosine);
     free(sine);
     return ok;
+}
+
+/* The tables of rotations, and Gemma's 1. False: no memory. */
+static bool add_constants(building *b) {
+    static const double one = 1;
+    static const float single = 1;
+    vjp_dtype dtype = b->model->parameter_type;
+    if (b->config->gemma)
+        b->one = vjp_graph_constant(b->model->graph, "one", dtype, 0, NULL,
+                                    dtype == VJP_F64 ? (const void *)&one : (const void *)&single);
+    if (!add_rotation(b, false)) return false;
+    if (b->config->local_theta > 0) return add_rotation(b, true);
+    b->cosine[1] = b->cosine[0];
+    b->sine[1] = b->sine[0];
+    return true;
+}
+
+/* The rows of the table; Gemma's are multiplied by a number that is rounded to their dtype. */
+static vjp_value embed(building *b, vjp_value table) {
+    vjp_graph *graph = b->model->graph;
+    vjp_value x = vjp_graph_gather(graph, table, b->model->input, NULL);
+    if (!b->config->gemma) return x;
+    vjp_scale_attributes scale = VJP_SCALE_DEFAULTS;
+    float factor = (float)sqrt((double)b->config->hidden_size);
+    scale.factor = b->options->dtype == VJP_BF16  ? (double)vjp_bf16_to_f32(vjp_f32_to_bf16(factor))
+                   : b->options->dtype == VJP_F16 ? (double)vjp_f16_to_f32(vjp_f32_to_f16(factor))
+                                                  : (double)factor;
+    return vjp_graph_scale(graph, x, &scale);
 }
 
 void llama_build(train_model *model, const llama_config *config, const llama_options *options) {
@@ -181,10 +231,10 @@ void llama_build(train_model *model, const llama_config *config, const llama_opt
     model->input = vjp_graph_input(graph, "tokens", VJP_I32, 2, tokens);
     model->target = vjp_graph_input(graph, "targets", VJP_I32, 2, tokens);
     if (options->masks) model->first = vjp_graph_input(graph, "first", VJP_I32, 2, tokens);
-    if (!add_rotations(&b)) return;
+    if (!add_constants(&b)) return;
 
     vjp_value table = weight(&b, "model.embed_tokens.weight", INITIAL_SPREAD, config->vocab_size, config->hidden_size);
-    vjp_value x = joining(&b, vjp_graph_gather(graph, table, model->input, NULL));
+    vjp_value x = joining(&b, embed(&b, table));
     for (int64_t layer = 0; layer < config->layers; layer++)
         x = block(&b, x, layer);
     x = norm(&b, x, "model", "norm", config->hidden_size);

@@ -10,6 +10,10 @@
  *     Qwen 2    qwen2       q, k, v                  no              use_sliding_window: layers from
  *                                                                    max_window_layers, or by layer_types
  *     Qwen 3    qwen3       attention_bias           each head       as Qwen 2
+ *     Gemma 3   gemma3_text attention_bias           each head       all but every sixth (sliding_window_pattern), or
+ * by layer_types
+ *
+ * Gemma 3 also has four norms per layer, a scaled embedding, a gelu, and another rotation in layers with a window.
  *
  * SmolLM and TinyLlama call themselves llama. Where a key is missing, the default is that of transformers.
  */
@@ -27,6 +31,11 @@ static const int64_t MAX_WIDTH = 1 << 24, MAX_TOKENS = INT32_MAX;
 
 /* The defaults of transformers that all families share. */
 static const double DEFAULT_THETA = 10000, DEFAULT_EPS = 1e-6;
+
+/* Those of Gemma. */
+static const double DEFAULT_GLOBAL_THETA = 1e6;
+static const int64_t DEFAULT_QUERY_SCALAR = 256, DEFAULT_PATTERN = 6;
+
 static const int64_t DEFAULT_WINDOW = 4096, DEFAULT_FULL_LAYERS = 28;
 
 const llama_family_info llama_families[LLAMA_FAMILIES] = {
@@ -37,6 +46,8 @@ const llama_family_info llama_families[LLAMA_FAMILIES] = {
                      .always_qkv_bias = true},
     [LLAMA_QWEN3] = {"qwen3", "Qwen3ForCausalLM", .positions = 32768, .kv_heads = 32, .head_dim = 128,
                      .windows = LLAMA_SOME_WINDOWED, .attention_bias = true, .head_norms = true},
+    [LLAMA_GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", .positions = 131072, .kv_heads = 4, .head_dim = 256,
+                      .windows = LLAMA_PATTERN_WINDOWED, .attention_bias = true, .head_norms = true, .gemma = true},
 };
 
 const llama_dtype_name llama_dtype_names[LLAMA_DTYPES] = {
@@ -44,14 +55,18 @@ const llama_dtype_name llama_dtype_names[LLAMA_DTYPES] = {
 
 /* Keys that are read, by any family. A family that does not have one of them refuses it: see check_settings(). */
 static const char *const read_keys[] = {
+    "_sliding_window_pattern",
     "architectures",
+    "attn_logit_softcapping",
     "attention_bias",
     "attention_dropout",
     "bos_token_id",
     "dtype",
     "eos_token_id",
+    "final_logit_softcapping",
     "head_dim",
     "hidden_act",
+    "hidden_activation",
     "hidden_size",
     "intermediate_size",
     "layer_types",
@@ -64,14 +79,18 @@ static const char *const read_keys[] = {
     "num_key_value_heads",
     "partial_rotary_factor",
     "quantization_config",
+    "query_pre_attn_scalar",
     "rms_norm_eps",
     "rope_interleaved",
+    "rope_local_base_freq",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
     "sliding_window",
+    "sliding_window_pattern",
     "tie_word_embeddings",
     "torch_dtype",
+    "use_bidirectional_attention",
     "use_mrope",
     "use_sliding_window",
     "vocab_size",
@@ -86,6 +105,7 @@ static const char *const ignored_keys[] = {
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "diversity_penalty",
@@ -239,8 +259,8 @@ static bool is_one_of(const char *key, const char *const *list, size_t count) {
     return false;
 }
 
-/* "rope_parameters" of transformers 5, "rope_scaling" of 4. */
-static bool read_rope_object(const json_value *root, const char *name, llama_config *c, char *error) {
+/* One rotation; `name` is where it is. */
+static bool read_rope_object(const json_value *rope, const char *name, llama_config *c, char *error) {
     static const char *const known[] = {"rope_type",
                                         "type",
                                         "rope_theta",
@@ -249,7 +269,6 @@ static bool read_rope_object(const json_value *root, const char *name, llama_con
                                         "high_freq_factor",
                                         "original_max_position_embeddings",
                                         "partial_rotary_factor"};
-    const json_value *rope = json_member(root, name);
     char key[64];
     if (!rope || rope->type == JSON_NULL) return true;
     if (rope->type != JSON_OBJECT) return refuse(name, rope, "an object", error);
@@ -271,10 +290,35 @@ static bool read_rope_object(const json_value *root, const char *name, llama_con
            read_integer(rope, "original_max_position_embeddings", &scaling->original_positions, error);
 }
 
-static bool read_rope(const json_value *root, llama_config *c, char *error) {
-    if (!read_real(root, "rope_theta", &c->rope_theta, error) || !read_rope_object(root, "rope_scaling", c, error) ||
-        !read_rope_object(root, "rope_parameters", c, error))
+/*
+ * "rope_parameters" of transformers 5, "rope_scaling" of 4. Where layers with a window have a rotation of their own, 5
+ * has an object for each kind of layer, and 4 has "rope_local_base_freq".
+ */
+static bool read_rotations(const json_value *root, llama_config *c, char *error) {
+    const json_value *both = json_member(root, "rope_parameters");
+    if (!read_real(root, "rope_theta", &c->rope_theta, error) ||
+        !read_rope_object(json_member(root, "rope_scaling"), "rope_scaling", c, error))
         return false;
+    if (!c->gemma) return read_rope_object(both, "rope_parameters", c, error);
+    if (!read_real(root, "rope_local_base_freq", &c->local_theta, error)) return false;
+    if (!both || both->type == JSON_NULL) return true;
+    if (both->type != JSON_OBJECT) return refuse("rope_parameters", both, "an object", error);
+    for (const json_value *v = both->first; v; v = v->next) {
+        llama_config own = {.rope_theta = c->local_theta};
+        char name[64];
+        snprintf(name, sizeof name, "rope_parameters.%.32s", v->key);
+        bool local = strcmp(v->key, "sliding_attention") == 0;
+        if (!local && strcmp(v->key, "full_attention") != 0) return unknown(name, v, error);
+        if (!read_rope_object(v, name, local ? &own : c, error)) return false;
+        if (local && own.rope.kind != LLAMA_ROPE_DEFAULT)
+            return refuse(name, v, "a rotation of kind \"default\" in the layers with a window", error);
+        if (local) c->local_theta = own.rope_theta;
+    }
+    return true;
+}
+
+static bool read_rope(const json_value *root, llama_config *c, char *error) {
+    if (!read_rotations(root, c, error)) return false;
     if (c->rope.kind == LLAMA_ROPE_LLAMA3 && !c->rope.original_positions) c->rope.original_positions = c->max_positions;
     /* What the kind does not use is forgotten, so that the file written has only what counts. */
     if (c->rope.kind != LLAMA_ROPE_LLAMA3) c->rope.low = c->rope.high = 0, c->rope.original_positions = 0;
@@ -310,18 +354,34 @@ static bool read_layer_types(const json_value *root, llama_config *c, char *erro
             return refuse("layer_types", v, "\"full_attention\" and \"sliding_attention\"", error);
         if (windowed && !c->window)
             return train_fail(error, "\"layer_types\" has \"sliding_attention\", but no window is set");
-        if (llama_families[c->family].windows != LLAMA_SOME_WINDOWED && windowed != is_windowed(c, layer))
+        if (llama_families[c->family].windows == LLAMA_ALL_WINDOWED && windowed != is_windowed(c, layer))
             return refuse("layer_types", v, "layers that are all alike in this family", error);
         set_windowed(c, layer, windowed);
     }
     return true;
 }
 
-/* As transformers: the layers from max_window_layers have the window, unless layer_types says otherwise. */
+/* How often a layer has no window: 0: never. */
+static bool read_pattern(const json_value *root, const llama_config *c, int64_t *pattern, char *error) {
+    static const char *const keys[] = {"_sliding_window_pattern", "sliding_window_pattern"};
+    *pattern = 0;
+    if (llama_families[c->family].windows != LLAMA_PATTERN_WINDOWED) return true;
+    *pattern = DEFAULT_PATTERN;
+    for (size_t i = 0; i < COUNT(keys); i++)
+        if (!read_integer(root, keys[i], pattern, error)) return false;
+    return *pattern >= 1 ||
+           train_fail(error, "\"sliding_window_pattern\" is %" PRId64 "; vjp takes 1 or more", *pattern);
+}
+
+/*
+ * As transformers: the layers from max_window_layers have the window, or all but every sixth, unless layer_types says
+ * otherwise.
+ */
 static bool read_windows(const json_value *root, llama_config *c, char *error) {
     const llama_windows windows = llama_families[c->family].windows;
-    bool used = windows == LLAMA_ALL_WINDOWED;
-    int64_t full = windows == LLAMA_SOME_WINDOWED ? DEFAULT_FULL_LAYERS : 0, window = DEFAULT_WINDOW;
+    bool used = windows == LLAMA_ALL_WINDOWED || windows == LLAMA_PATTERN_WINDOWED;
+    int64_t full = windows == LLAMA_SOME_WINDOWED ? DEFAULT_FULL_LAYERS : 0, window = DEFAULT_WINDOW, pattern;
+    if (!read_pattern(root, c, &pattern, error)) return false;
     if (windows == LLAMA_SOME_WINDOWED && (!read_boolean(root, "use_sliding_window", &used, error) ||
                                            !read_integer(root, "max_window_layers", &full, error)))
         return false;
@@ -333,7 +393,7 @@ static bool read_windows(const json_value *root, llama_config *c, char *error) {
                           MAX_TOKENS);
     if (used) c->window = window;
     for (int64_t layer = 0; layer < c->layers && used; layer++)
-        set_windowed(c, layer, layer >= full);
+        set_windowed(c, layer, layer >= full && (!pattern || (layer + 1) % pattern));
     if (!read_layer_types(root, c, error)) return false;
     bool any = false;
     for (int64_t layer = 0; layer < c->layers; layer++)
@@ -354,6 +414,17 @@ static bool read_biases(const json_value *root, llama_config *c, char *error) {
     c->qkv_bias = attention || family->always_qkv_bias;
     c->head_norms = family->head_norms;
     return true;
+}
+
+/* What Gemma has beside the others, before the rotations are read. */
+static bool read_gemma(const json_value *root, llama_config *c, char *error) {
+    c->gemma = llama_families[c->family].gemma;
+    if (!c->gemma) return true;
+    c->tied = true;
+    c->rope_theta = DEFAULT_GLOBAL_THETA;
+    c->local_theta = DEFAULT_THETA;
+    c->query_scalar = DEFAULT_QUERY_SCALAR;
+    return read_integer(root, "query_pre_attn_scalar", &c->query_scalar, error);
 }
 
 static bool read_tokens(const json_value *root, llama_config *c, char *error) {
@@ -389,7 +460,7 @@ static bool find_family(const json_value *root, llama_config *c, char *error) {
     while (found < LLAMA_FAMILIES && !is_text(type, llama_families[found].model_type))
         found++;
     if (found == LLAMA_FAMILIES)
-        return refuse("model_type", type, "\"llama\", \"mistral\", \"qwen2\" and \"qwen3\"", error);
+        return refuse("model_type", type, "\"llama\", \"mistral\", \"qwen2\", \"qwen3\" and \"gemma3_text\"", error);
     c->family = (llama_family)found;
     const json_value *list = json_member(root, "architectures");
     const json_value *first = list && list->type == JSON_ARRAY ? list->first : list;
@@ -404,6 +475,7 @@ static bool find_family(const json_value *root, llama_config *c, char *error) {
 static bool check_settings(const json_value *root, const llama_config *c, char *error) {
     const llama_family_info *family = &llama_families[c->family];
     const bool windows = family->windows != LLAMA_NOT_WINDOWED, some = family->windows == LLAMA_SOME_WINDOWED;
+    const bool gemma = family->gemma;
     const struct {
         const char *key;
         enum { TEXT, FALSE, NUMBER, NEVER } kind;
@@ -412,7 +484,17 @@ static bool check_settings(const json_value *root, const llama_config *c, char *
         const char *takes;
         bool read; /* by this family: not checked here */
     } rows[] = {
-        {"hidden_act", TEXT, "silu", 0, "\"silu\"", false},
+        {"hidden_act", TEXT, "silu", 0, "\"silu\"", gemma},
+        {"hidden_act", NEVER, NULL, 0, "hidden_activation in this family", !gemma},
+        {"hidden_activation", TEXT, "gelu_pytorch_tanh", 0, "\"gelu_pytorch_tanh\"", !gemma},
+        {"hidden_activation", NEVER, NULL, 0, "hidden_act in this family", gemma},
+        {"query_pre_attn_scalar", NEVER, NULL, 0, "null in this family", gemma},
+        {"rope_local_base_freq", NEVER, NULL, 0, "null in this family", gemma},
+        {"sliding_window_pattern", NEVER, NULL, 0, "null in this family", gemma},
+        {"_sliding_window_pattern", NEVER, NULL, 0, "null in this family", gemma},
+        {"attn_logit_softcapping", NEVER, NULL, 0, "null", false},
+        {"final_logit_softcapping", NEVER, NULL, 0, "null", false},
+        {"use_bidirectional_attention", FALSE, NULL, 0, "false", false},
         {"attention_bias", FALSE, NULL, 0, "false in this family", family->attention_bias},
         {"mlp_bias", FALSE, NULL, 0, "false in this family", family->mlp_bias},
         {"use_sliding_window", FALSE, NULL, 0, "false in this family", some},
@@ -444,8 +526,8 @@ bool llama_config_read(const json_value *root, llama_config *config, char error[
     *config = (llama_config){.rope_theta = DEFAULT_THETA, .norm_eps = DEFAULT_EPS, .dtype = VJP_F32, .begin_token = -1};
     if (!find_family(root, config, error) || !check_settings(root, config, error)) return false;
     config->max_positions = llama_families[config->family].positions;
-    return read_sizes(root, config, error) && check_sizes(config, error) && read_rope(root, config, error) &&
-           read_windows(root, config, error) && read_biases(root, config, error) &&
+    return read_sizes(root, config, error) && check_sizes(config, error) && read_gemma(root, config, error) &&
+           read_rope(root, config, error) && read_windows(root, config, error) && read_biases(root, config, error) &&
            read_real(root, "rms_norm_eps", &config->norm_eps, error) &&
            read_boolean(root, "tie_word_embeddings", &config->tied, error) && read_tokens(root, config, error) &&
            read_dtype(root, config, error) && llama_config_check(config, error);
@@ -477,7 +559,7 @@ static bool check_sizes(const llama_config *c, char *error) {
     if (c->heads * c->head_dim > MAX_WIDTH)
         return train_fail(error, "\"head_dim\" is %" PRId64 " for %" PRId64 " heads; their product is at most %" PRId64,
                           c->head_dim, c->heads, MAX_WIDTH);
-    if (c->family == LLAMA_LLAMA && c->hidden_size % c->heads) /* transformers refuses it, too */
+    if ((c->family == LLAMA_LLAMA || c->gemma) && c->hidden_size % c->heads) /* transformers refuses it, too */
         return train_fail(error, "\"num_attention_heads\" is %" PRId64 ", which does not divide hidden_size %" PRId64,
                           c->heads, c->hidden_size);
     if (c->heads % c->kv_heads)
@@ -504,6 +586,11 @@ bool llama_config_check(const llama_config *c, char error[TRAIN_ERROR]) {
     if (!check_sizes(c, error) || !check_rope(c, error)) return false;
     if (!(c->rope_theta > 0) || !isfinite(c->rope_theta))
         return train_fail(error, "\"rope_theta\" is %g; vjp takes a number above 0", c->rope_theta);
+    if (c->gemma && (!(c->local_theta > 0) || !isfinite(c->local_theta)))
+        return train_fail(error, "\"rope_local_base_freq\" is %g; vjp takes a number above 0", c->local_theta);
+    if (c->gemma && (c->query_scalar < 1 || c->query_scalar > MAX_WIDTH))
+        return train_fail(error, "\"query_pre_attn_scalar\" is %" PRId64 "; vjp takes 1 to %" PRId64, c->query_scalar,
+                          MAX_WIDTH);
     if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps))
         return train_fail(error, "\"rms_norm_eps\" is %g; vjp takes a number of 0 or more", c->norm_eps);
     return true;
@@ -511,11 +598,12 @@ bool llama_config_check(const llama_config *c, char error[TRAIN_ERROR]) {
 
 /* ---- Rotations --------------------------------------------------------------------------------------- */
 
-double llama_angle(const llama_config *c, int64_t i) {
+double llama_angle(const llama_config *c, bool local, int64_t i) {
     static const double TURN = 6.283185307179586;
     const llama_rope_scaling *r = &c->rope;
-    double angle = pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
-    if (r->kind == LLAMA_ROPE_DEFAULT) return angle;
+    bool own = local && c->local_theta > 0;
+    double angle = pow(own ? c->local_theta : c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
+    if (own || r->kind == LLAMA_ROPE_DEFAULT) return angle;
     if (r->kind == LLAMA_ROPE_LINEAR) return angle / r->factor;
     /* llama3: turns within the original context; few turns shrink by the factor, many stay, between them a mixture. */
     double turns = (double)r->original_positions * angle / TURN;

@@ -17,7 +17,14 @@
 enum { LLAMA_MAX_ENDS = 8, LLAMA_MAX_LAYERS = 4096 };
 
 /* What a family's files are called and which settings they have: llama_families in llama_config.c. */
-typedef enum llama_family { LLAMA_LLAMA, LLAMA_MISTRAL, LLAMA_QWEN2, LLAMA_QWEN3, LLAMA_FAMILIES } llama_family;
+typedef enum llama_family {
+    LLAMA_LLAMA,
+    LLAMA_MISTRAL,
+    LLAMA_QWEN2,
+    LLAMA_QWEN3,
+    LLAMA_GEMMA3,
+    LLAMA_FAMILIES
+} llama_family;
 
 /* How the angles of the rotation are changed for texts that are longer than those of the first training. */
 typedef struct llama_rope_scaling {
@@ -37,6 +44,13 @@ typedef struct llama_config {
     int64_t max_positions;
     double rope_theta, norm_eps;
     llama_rope_scaling rope;
+    double local_theta;   /* of the rotation in layers with a window, without scaling; 0: that of the others */
+    int64_t query_scalar; /* products of queries and keys are divided by its root; 0: by that of head_dim */
+    /*
+     * Gemma's differences: norms multiply by 1 + their weight, what joins the residual stream has a norm, too, the
+     * embedding is multiplied by sqrt(hidden_size), and the gate has gelu instead of silu.
+     */
+    bool gemma;
     bool qkv_bias, output_bias, mlp_bias;   /* whether these projections of a block have one */
     bool head_norms;                        /* an rms_norm of each head of q and k, before the rotation */
     int64_t window;                         /* of attention, in the layers that have one; 0: none has */
@@ -54,8 +68,11 @@ bool llama_config_read(const json_value *root, llama_config *config, char error[
 /* The window of attention in a layer; 0: it sees all. */
 int64_t llama_window(const llama_config *config, int64_t layer);
 
-/* The angle by which pair `i` of a head's elements is rotated at position 1. */
-double llama_angle(const llama_config *config, int64_t i);
+/*
+ * The angle by which pair `i` of a head's elements is rotated at position 1; `local`: in layers with a window, where
+ * the model has a rotation of its own for them.
+ */
+double llama_angle(const llama_config *config, bool local, int64_t i);
 
 /* Whether the sizes are consistent; llama_config_read() has checked this. */
 bool llama_config_check(const llama_config *config, char error[TRAIN_ERROR]);

@@ -23,25 +23,36 @@ static void put_tokens(json_writer *w, const llama_config *c) {
     }
 }
 
+static const char *const rope_kinds[] = {
+    [LLAMA_ROPE_DEFAULT] = "default", [LLAMA_ROPE_LINEAR] = "linear", [LLAMA_ROPE_LLAMA3] = "llama3"};
+
+static void put_rotation(json_writer *w, const char *name, const llama_rope_scaling *r, double theta) {
+    json_put_object(w, name);
+    json_put_real(w, "rope_theta", theta);
+    json_put_text(w, "rope_type", rope_kinds[r->kind]);
+    if (r->kind != LLAMA_ROPE_DEFAULT) json_put_real(w, "factor", r->factor);
+    if (r->kind == LLAMA_ROPE_LLAMA3) {
+        json_put_real(w, "low_freq_factor", r->low);
+        json_put_real(w, "high_freq_factor", r->high);
+        json_put_integer(w, "original_max_position_embeddings", r->original_positions);
+    }
+    json_put_object_end(w);
+}
+
 /* transformers 4 reads "rope_theta" and "rope_scaling" and ignores "rope_parameters"; 5 reads that. */
 static void put_rope(json_writer *w, const llama_config *c) {
-    static const char *const kinds[] = {
-        [LLAMA_ROPE_DEFAULT] = "default", [LLAMA_ROPE_LINEAR] = "linear", [LLAMA_ROPE_LLAMA3] = "llama3"};
-    static const char *const objects[] = {"rope_scaling", "rope_parameters"};
-    const llama_rope_scaling *r = &c->rope;
+    const llama_rope_scaling plain = {.kind = LLAMA_ROPE_DEFAULT};
     json_put_real(w, "rope_theta", c->rope_theta);
-    for (int i = r->kind == LLAMA_ROPE_DEFAULT; i < 2; i++) {
-        json_put_object(w, objects[i]);
-        json_put_real(w, "rope_theta", c->rope_theta);
-        json_put_text(w, "rope_type", kinds[r->kind]);
-        if (r->kind != LLAMA_ROPE_DEFAULT) json_put_real(w, "factor", r->factor);
-        if (r->kind == LLAMA_ROPE_LLAMA3) {
-            json_put_real(w, "low_freq_factor", r->low);
-            json_put_real(w, "high_freq_factor", r->high);
-            json_put_integer(w, "original_max_position_embeddings", r->original_positions);
-        }
-        json_put_object_end(w);
+    if (c->local_theta > 0) json_put_real(w, "rope_local_base_freq", c->local_theta);
+    if (c->rope.kind != LLAMA_ROPE_DEFAULT) put_rotation(w, "rope_scaling", &c->rope, c->rope_theta);
+    if (!(c->local_theta > 0)) {
+        put_rotation(w, "rope_parameters", &c->rope, c->rope_theta);
+        return;
     }
+    json_put_object(w, "rope_parameters");
+    put_rotation(w, "full_attention", &c->rope, c->rope_theta);
+    put_rotation(w, "sliding_attention", &plain, c->local_theta);
+    json_put_object_end(w);
 }
 
 /* max_window_layers is for versions before "layer_types": exact where the windows are those of the last layers. */
@@ -55,8 +66,10 @@ static void put_windows(json_writer *w, const llama_config *c, llama_windows win
     int64_t full = 0;
     while (full < c->layers && !llama_window(c, full))
         full++;
-    json_put_boolean(w, "use_sliding_window", c->window > 0);
-    json_put_integer(w, "max_window_layers", full);
+    if (windows == LLAMA_SOME_WINDOWED) {
+        json_put_boolean(w, "use_sliding_window", c->window > 0);
+        json_put_integer(w, "max_window_layers", full);
+    }
     json_put_array(w, "layer_types");
     for (int64_t layer = 0; layer < c->layers; layer++)
         json_put_text(w, NULL, llama_window(c, layer) ? "sliding_attention" : "full_attention");
@@ -82,7 +95,8 @@ char *llama_config_write(const llama_config *config) {
     json_put_integer(&w, "num_key_value_heads", config->kv_heads);
     json_put_integer(&w, "head_dim", config->head_dim);
     json_put_integer(&w, "max_position_embeddings", config->max_positions);
-    json_put_text(&w, "hidden_act", "silu");
+    json_put_text(&w, config->gemma ? "hidden_activation" : "hidden_act", config->gemma ? "gelu_pytorch_tanh" : "silu");
+    if (config->gemma) json_put_integer(&w, "query_pre_attn_scalar", config->query_scalar);
     json_put_real(&w, "rms_norm_eps", config->norm_eps);
     json_put_real(&w, "initializer_range", INITIALIZER_RANGE);
     put_rope(&w, config);

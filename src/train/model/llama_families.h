@@ -5,7 +5,12 @@
 
 #include "train/model/llama_config.h"
 
-typedef enum llama_windows { LLAMA_NOT_WINDOWED, LLAMA_ALL_WINDOWED, LLAMA_SOME_WINDOWED } llama_windows;
+typedef enum llama_windows {
+    LLAMA_NOT_WINDOWED,
+    LLAMA_ALL_WINDOWED,
+    LLAMA_SOME_WINDOWED,   /* where use_sliding_window says so, from max_window_layers on */
+    LLAMA_PATTERN_WINDOWED /* all but every sliding_window_pattern-th */
+} llama_windows;
 
 typedef struct llama_family_info {
     const char *model_type, *architecture;
@@ -13,6 +18,7 @@ typedef struct llama_family_info {
     llama_windows windows;                 /* which layers may have a window of attention */
     bool attention_bias, mlp_bias;         /* whether these settings exist */
     bool always_qkv_bias, head_norms;
+    bool gemma; /* what is special to Gemma; such models are tied unless they say otherwise */
 } llama_family_info;
 
 extern const llama_family_info llama_families[LLAMA_FAMILIES];

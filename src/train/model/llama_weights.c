@@ -11,7 +11,7 @@
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
 
-enum { MAX_PER_LAYER = 18, BEFORE_LAYERS = 1, AFTER_LAYERS = 2 };
+enum { MAX_PER_LAYER = 20, BEFORE_LAYERS = 1, AFTER_LAYERS = 2 };
 
 typedef struct layer_weight {
     const char *name;
@@ -38,12 +38,14 @@ static int list_layer(const llama_config *c, layer_weight list[MAX_PER_LAYER]) {
         {{"self_attn.o_proj.weight", hidden, width}, true},
         {{"self_attn.o_proj.bias", hidden, 0}, c->output_bias},
         {{"post_attention_layernorm.weight", hidden, 0}, true},
+        {{"pre_feedforward_layernorm.weight", hidden, 0}, c->gemma},
         {{"mlp.gate_proj.weight", inner, hidden}, true},
         {{"mlp.gate_proj.bias", inner, 0}, c->mlp_bias},
         {{"mlp.up_proj.weight", inner, hidden}, true},
         {{"mlp.up_proj.bias", inner, 0}, c->mlp_bias},
         {{"mlp.down_proj.weight", hidden, inner}, true},
         {{"mlp.down_proj.bias", hidden, 0}, c->mlp_bias},
+        {{"post_feedforward_layernorm.weight", hidden, 0}, c->gemma},
     };
     int count = 0;
     for (int i = 0; i < MAX_PER_LAYER; i++)

@@ -73,6 +73,18 @@ void lora_write_targets(uint32_t adapts, char text[LORA_TARGETS_TEXT]) {
                 (size_t)snprintf(text + length, LORA_TARGETS_TEXT - length, "%s%s", length ? "," : "", lora_targets[i]);
 }
 
+bool lora_suits(const lora_config *lora, const llama_config *config, char error[TRAIN_ERROR]) {
+    static const char gate[] = "gate_proj";
+    uint32_t adapted = 1u << find_target(gate, strlen(gate));
+    if (!lora->rank || !config->gemma || !(lora->adapts & adapted)) return true;
+    char others[LORA_TARGETS_TEXT];
+    lora_write_targets(lora->adapts & ~adapted, others);
+    return train_fail(error,
+                      "an adapter of gate_proj cannot be computed in this family, whose gate is activated within the "
+                      "product; the other targets are --lora-targets %s",
+                      others);
+}
+
 /* ---- adapter_config.json ----------------------------------------------------------------------------- */
 
 /* Keys that change no result of an adapter that is only computed with, whatever their value. */

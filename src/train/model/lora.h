@@ -41,6 +41,9 @@ bool lora_read_targets(const char *text, uint32_t *adapts, char error[TRAIN_ERRO
 /* The other way, in the order of lora_targets. */
 void lora_write_targets(uint32_t adapts, char text[LORA_TARGETS_TEXT]);
 
+/* Whether a model can be computed with them: not where a projection that they adapt has an activation of its own. */
+bool lora_suits(const lora_config *lora, const llama_config *config, char error[TRAIN_ERROR]);
+
 /* From the root of an adapter_config.json, and back: a text that the caller frees, or NULL. `base` names the model. */
 bool lora_config_read(const json_value *root, lora_config *lora, char error[TRAIN_ERROR]);
 char *lora_config_write(const lora_config *lora, const char *base);

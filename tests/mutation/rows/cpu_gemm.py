@@ -27,6 +27,8 @@
      [("src/cpu/gemm/gemm_amx.h", "return _mm512_mask_range_ps(r, none,", "return _mm512_mask_range_ps(r, none & 0,")]),
     ("linear, few rows: the last slice of terms replaces the others", "test test_sample",
      [("src/cpu/gemm/gemm_few_fma.h", "if (begin > 0) total = old + total;", "")]),
+    ("linear, few rows: the second of two bf16 terms keeps bits of the first", "test test_sample",
+     [("src/cpu/gemm/gemm_few_fma.h", "(native_f)(pair & -0x10000)", "(native_f)pair")]),
     ("linear, few rows: a short last block is stored from its beginning", "test test_sample",
      [("src/cpu/gemm/gemm.c", "sums[r] + skip);", "sums[r]);")]),
     ("linear, fixed rows: K is split by the number of rows", "test test_sample",
