@@ -3,7 +3,7 @@
 the server that it came from.
 
     Site(folders, routes)      serves the folders, first match; routes: {path: function(bytes) -> bytes} for POST
-    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON
+    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON; gpu=True: with WebGPU
 """
 import functools
 import http.server
@@ -21,12 +21,27 @@ sys.path.insert(0, os.path.join(ROOT, "web"))
 import serve  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Chromium's own software GPU; without the flag there is no adapter.
+GPU_FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+NO_GPU_FLAGS = ("--disable-gpu",)
 
 
 def find_browser():
     """The path of Chromium: $VJP_CHROMIUM or one on PATH. None: there is none."""
     named = os.environ.get("VJP_CHROMIUM")
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def software_gpu_crashes():
+    """On a Neoverse whose SVE is switched off Chromium's software GPU, like Mesa's (src/gpu/webgpu/device.c), compiles
+    for the model of the processor and ends with an illegal instruction."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    models = any(line.startswith("CPU part") and line.split()[-1] in ("0xd40", "0xd49", "0xd4f") for line in lines)
+    return models and not any(line.startswith("Features") and " sve" in line for line in lines)
 
 
 class Handler(serve.Handler):
@@ -65,14 +80,14 @@ class Site:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def run(self, path, timeout):
+    def run(self, path, timeout, gpu=False):
         browser = find_browser()
         if not browser:
             raise RuntimeError("there is no Chromium; scripts/setup test installs it")
         with tempfile.TemporaryDirectory() as profile:
-            # Without the GPU process and the crash reporter; shared memory in a file, since /dev/shm is small in containers.
+            # Shared memory in a file, since /dev/shm is small in containers.
             process = subprocess.Popen(
-                [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                [browser, "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--disable-dev-shm-usage", "--no-first-run",
                  "--disable-background-networking", f"--user-data-dir={profile}",
                  f"http://127.0.0.1:{self.server.server_port}/{path}"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
