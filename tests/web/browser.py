@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Runs a page of tests in a headless Chromium and returns what it posts. No web driver: the page sends its results to
-the server that it came from.
+"""Runs a page of tests in a headless Chromium or Firefox and returns what it posts. No web driver: the page sends its
+results to the server that it came from.
 
     Site(folders, routes)      serves the folders, first match; routes: {path: function(bytes) -> bytes} for POST
-    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON; gpu=True: with WebGPU
+    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON; gpu=True: with WebGPU;
+                               name: "chromium" or "firefox"
 """
 import functools
 import http.server
@@ -20,16 +21,35 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "web"))
 import serve  # noqa: E402
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
 # Chromium's own software GPU; without the flag there is no adapter.
 GPU_FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 NO_GPU_FLAGS = ("--disable-gpu",)
 
 
-def find_browser():
-    """The path of Chromium: $VJP_CHROMIUM or one on PATH. None: there is none."""
-    named = os.environ.get("VJP_CHROMIUM")
-    return named or next((path for path in map(shutil.which, NAMES) if path), None)
+# No pages of its own, no updates, no waiting for a network that is not there.
+FIREFOX_SETTINGS = {
+    "app.normandy.enabled": False, "app.update.enabled": False, "browser.aboutwelcome.enabled": False,
+    "browser.shell.checkDefaultBrowser": False, "browser.startup.homepage_override.mstone": "ignore",
+    "datareporting.policy.dataSubmissionEnabled": False, "datareporting.policy.firstRunURL": "",
+    "extensions.systemAddon.update.enabled": False, "network.captive-portal-service.enabled": False,
+    "network.connectivity-service.enabled": False, "toolkit.telemetry.reportingpolicy.firstRun": False}
+
+
+def find_browser(name="chromium"):
+    """The path of a browser: $VJP_CHROMIUM or $VJP_FIREFOX, or one on PATH. None: there is none."""
+    named = os.environ.get(f"VJP_{name.upper()}")
+    return named or next((path for path in map(shutil.which, NAMES[name]) if path), None)
+
+
+def command(name, profile, gpu):
+    if name == "chromium":
+        # Shared memory in a file, since /dev/shm is small in containers.
+        return [find_browser(), "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--disable-dev-shm-usage",
+                "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}"]
+    with open(os.path.join(profile, "user.js"), "w") as file:
+        file.writelines(f"user_pref({json.dumps(key)}, {json.dumps(value)});\n" for key, value in FIREFOX_SETTINGS.items())
+    return [find_browser(name), "--headless", "--no-remote", "--profile", profile]
 
 
 def software_gpu_crashes():
@@ -80,16 +100,12 @@ class Site:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def run(self, path, timeout, gpu=False):
-        browser = find_browser()
-        if not browser:
-            raise RuntimeError("there is no Chromium; scripts/setup test installs it")
-        with tempfile.TemporaryDirectory() as profile:
-            # Shared memory in a file, since /dev/shm is small in containers.
+    def run(self, path, timeout, gpu=False, name="chromium"):
+        if not find_browser(name):
+            raise RuntimeError(f"there is no {name}; scripts/setup test installs Chromium")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             process = subprocess.Popen(
-                [browser, "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--disable-dev-shm-usage", "--no-first-run",
-                 "--disable-background-networking", f"--user-data-dir={profile}",
-                 f"http://127.0.0.1:{self.server.server_port}/{path}"],
+                [*command(name, profile, gpu), f"http://127.0.0.1:{self.server.server_port}/{path}"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             try:
                 return self.results.get(timeout=timeout)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The module for browsers in a headless Chromium, beside the program of this machine: the same hashes of bits_hash, the
+"""The module for browsers in a headless Chromium or Firefox, beside the program of this machine: the same hashes of bits_hash, the
 same losses of 20 steps, checkpoints that go out, continue natively and come back, vjp check --quick, and the example.
 
-    tests/web/test_module.py WEB BUILD [VARIANT] [--ops LIST]
+    tests/web/test_module.py WEB BUILD [VARIANT] [--ops LIST] [--browser firefox]
 
 WEB is the folder of scripts/web (built with VJP_WEB_TESTS=ON), BUILD that of the program and bits_hash. The variants
 simd are compared with the program's set plain, which BUILD must have. On a processor whose plainest code has fused
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import zipfile
 
-from browser import ROOT, Site
+from browser import ROOT, Site, find_browser
 
 TEXT = os.path.join(ROOT, "src/train/trainer.c")
 STEPS, ALL_STEPS = 20, 30
@@ -101,7 +101,11 @@ def main():
     parser.add_argument("--same", action="store_true", help="the set plain of BUILD has no fused multiply-add")
     parser.add_argument("--ops", default="", help="check only these, separated by commas")
     parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--browser", default="chromium", choices=("chromium", "firefox"))
     options = parser.parse_args()
+    if not find_browser(options.browser):
+        print(f"test_module: there is no {options.browser}")
+        return 77
     plain = options.variant.startswith("simd")
     same = not plain or options.same or platform.machine() in ("x86_64", "AMD64")
     wrong = []
@@ -116,8 +120,15 @@ def main():
             copy.write(source.read())
         site = Site([options.web, os.path.join(ROOT, "tests/web"), folder],
                     {"/continue": native.resume, "/finished": native.finish})
+        # In Chromium page_test.py uses the page as a person would.
+        page = "&page=1" if options.browser == "firefox" else ""
         threads = 2 if options.variant.endswith("threads") else 1
-        found = site.run(f"test.html?variant={options.variant}&threads={threads}&ops={options.ops}&example=1", options.timeout)
+        found = site.run(f"test.html?variant={options.variant}&threads={threads}&ops={options.ops}&example=1{page}", options.timeout,
+                         name=options.browser)
+        if found.get("page") and "hash" in found["page"]:
+            arguments = found["page"]["command"].split()[2:] # after "vjp train": the text, options, --out and a folder
+            arguments[0], arguments[-1] = os.path.join(options.web, arguments[0]), os.path.join(folder, "page")
+            found["page"]["native"] = native.train(*arguments)
     if "error" in found:
         sys.exit(f"test_module: {found['error']}")
     train, proof = found["train"], found["proof"]
@@ -134,9 +145,11 @@ def main():
     require(train["end"] == native.end or not same, f"after the way there and back it is {train['end']}, the program's {native.end}")
     require(proof["failed"] == 0, f"{proof['failed']} of {proof['rows']} checks failed: {proof['failures']}")
     require("dy" in found["example"] and "0.36" in found["example"], f"example.html shows {found['example']!r}")
+    if page:
+        require(found["page"].get("hash", "") == found["page"].get("native"), f"the page shows {found['page']}")
     for sentence in wrong:
         print(f"test_module: {sentence}", file=sys.stderr)
-    print(f"{options.variant}, {found['threads']} threads: {equal} of {len(other)} hashes equal; {STEPS} losses "
+    print(f"{options.browser}, {options.variant}, {found['threads']} threads: {equal} of {len(other)} hashes equal; {STEPS} losses "
           f"{'equal' if train['losses'] == native.losses else 'differ'}, {train['hash']}; {proof['rows']} checks, "
           f"{proof['failed']} failed, {proof['broken']} of a broken kernel; seconds {found['seconds']}")
     return bool(wrong)
