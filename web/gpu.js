@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The worker that owns the GPU. The worker that computes sleeps while it waits for the GPU, so it could never hear that
-// the GPU has finished: it sends commands here instead (src/gpu/webgpu/api_browser.c), and the answers are written into
+// the GPU has finished: it sends commands here instead (src/gpu/webgpu/browser.h), and the answers are written into
 // the memory that both share.
 //
 // A message is {words, data}: commands with their arguments, 32 bits each, and the data of the last command. Objects have
 // numbers that the sender chose.
 
-// Of api_browser.c.
+// Of src/gpu/webgpu/browser.c.
 const EVENTS = 64, TEXT = 384, HEAD = 8, EVENT = 12 + TEXT;
 const ON_ERROR = 1, ON_LOST = 2, FIRST_CALLBACK = 3;
 const FILTERS = {1: 'validation', 2: 'out-of-memory', 3: 'internal'};
@@ -27,8 +27,8 @@ function putText(at, text) {
   to[bytes.length] = 0;
 }
 
-/* Writes an event and wakes the thread that waits for it. Of errors that nobody reads some may be dropped: the first
- * counts. A quarter of the ring is kept for callbacks, of which fewer than that half can be awaited. */
+/* Writes an event and wakes the thread that waits for it. Errors may be dropped, since the first one counts: they fill at
+ * most a quarter of the ring, and callbacks, of which at most half as many as events are awaited, always have room. */
 function tell(token, number, failed, text = '') {
   const counts = new Uint32Array(memory.buffer, ring, 2);
   const written = Atomics.load(counts, 0), waiting = (written - Atomics.load(counts, 1)) >>> 0;
@@ -107,7 +107,7 @@ function ended(own) {
   destroyDoomed(own);
 }
 
-/* The commands, in the order of api_browser.c's list: from the arguments' words to the GPU. `take` reads the next word. */
+/* The commands, in the order of browser.h's list: from the arguments' words to the GPU. `take` reads the next word. */
 const commands = [
   null,
   /* ADAPTER */ take => { const token = take(), number = take(), at = take(); ring = take(); openAdapter(token, number, at); },

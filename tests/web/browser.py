@@ -35,6 +35,9 @@ FIREFOX_SETTINGS = {
     "extensions.systemAddon.update.enabled": False, "network.captive-portal-service.enabled": False,
     "network.connectivity-service.enabled": False, "toolkit.telemetry.reportingpolicy.firstRun": False}
 
+# On any adapter of the system's Vulkan, also Mesa's software GPU.
+FIREFOX_GPU_SETTINGS = {"dom.webgpu.enabled": True, "dom.webgpu.workers.enabled": True, "gfx.webgpu.ignore-blocklist": True}
+
 
 def find_browser(name="chromium"):
     """The path of a browser: $VJP_CHROMIUM or $VJP_FIREFOX, or one on PATH. None: there is none."""
@@ -47,8 +50,9 @@ def command(name, profile, gpu):
         # Shared memory in a file, since /dev/shm is small in containers.
         return [find_browser(), "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--disable-dev-shm-usage",
                 "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}"]
+    settings = {**FIREFOX_SETTINGS, **(FIREFOX_GPU_SETTINGS if gpu else {})}
     with open(os.path.join(profile, "user.js"), "w") as file:
-        file.writelines(f"user_pref({json.dumps(key)}, {json.dumps(value)});\n" for key, value in FIREFOX_SETTINGS.items())
+        file.writelines(f"user_pref({json.dumps(key)}, {json.dumps(value)});\n" for key, value in settings.items())
     return [find_browser(name), "--headless", "--no-remote", "--profile", profile]
 
 

@@ -4,7 +4,7 @@
 some ops and of one that is broken on purpose, and training steps whose losses stay beside the processor's, with at most
 one wait per step.
 
-    tests/web/test_gpu.py WEB [--ops LIST] [--steps N]
+    tests/web/test_gpu.py WEB [--ops LIST] [--steps N] [--browser firefox]
 
 WEB is the folder of scripts/web. That GPU takes seconds to compile a shader that synchronises its threads, so by default
 only ops without such shaders are checked, and nothing is trained. Exits 77 where there is no Chromium, or where its
@@ -30,9 +30,10 @@ def main():
     parser.add_argument("--ops", default=OPS, help="separated by commas")
     parser.add_argument("--steps", type=int, default=0, help="train as many")
     parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--browser", default="chromium", choices=("chromium", "firefox"))
     options = parser.parse_args()
-    if not find_browser():
-        print("test_gpu: there is no Chromium")
+    if not find_browser(options.browser):
+        print(f"test_gpu: there is no {options.browser}")
         return 77
     if software_gpu_crashes():
         print("test_gpu: Chromium's software GPU would use SVE instructions, which are switched off on this machine")
@@ -47,7 +48,8 @@ def main():
         with open(TEXT, "rb") as source, open(os.path.join(folder, "text.txt"), "wb") as copy:
             copy.write(source.read())
         site = Site([options.web, os.path.join(ROOT, "tests/web"), folder])
-        found = site.run(f"test.html?script=gpu_test.js&ops={options.ops}&steps={options.steps}", options.timeout, gpu=True)
+        found = site.run(f"test.html?script=gpu_test.js&ops={options.ops}&steps={options.steps}", options.timeout, gpu=True,
+                         name=options.browser)
     if "error" in found:
         print(f"test_gpu: {found['error']}", file=sys.stderr)
         return 1
