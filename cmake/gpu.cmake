@@ -14,11 +14,17 @@ function(vjp_embed kind)
 endfunction()
 
 # vjp_add_backend(KIND): libvjp-KIND from its own files, those above and its shaders. It has its own, hidden copies of
-# what it needs of core and op.
+# what it needs of core and op. A module for browsers has it in itself.
 function(vjp_add_backend kind)
   file(GLOB own_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/${kind}/*.c)
   add_library(vjp_${kind}_objects OBJECT ${own_files} ${VJP_GPU_FILES} ${CMAKE_BINARY_DIR}/${kind}_shaders.c)
   target_link_libraries(vjp_${kind}_objects PRIVATE vjp_flags)
+  if(VJP_WEB)
+    string(TOUPPER ${kind} upper)
+    target_sources(vjp_static PRIVATE $<TARGET_OBJECTS:vjp_${kind}_objects>)
+    set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/open.c APPEND PROPERTY COMPILE_DEFINITIONS VJP_BUILT_IN_${upper})
+    return()
+  endif()
   add_library(vjp-${kind} SHARED $<TARGET_OBJECTS:vjp_${kind}_objects>)
   target_link_libraries(vjp-${kind} PRIVATE vjp_static ${CMAKE_DL_LIBS} m)
   if(APPLE)

@@ -20,7 +20,7 @@ endif()
 target_compile_options(vjp_flags INTERFACE -mcpu=${vjp_web_features})
 
 # Functions of the C library and of vjp that web/vjp.js calls as they are.
-set(vjp_web_exports malloc free
+set(vjp_web_exports malloc free vjp_alloc vjp_free
   vjp_close vjp_device_summary vjp_graph_create vjp_graph_destroy vjp_graph_error vjp_graph_input vjp_graph_parameter
   vjp_graph_output vjp_graph_grad vjp_graph_name vjp_graph_text vjp_string_free
   vjp_program_destroy vjp_program_write vjp_program_read vjp_program_run)

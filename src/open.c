@@ -10,6 +10,9 @@
 #include "core/system.h"
 
 extern const vjp_backend vjp_backend_ref, vjp_backend_cpu;
+#ifdef VJP_BUILT_IN_WEBGPU /* in a browser, which loads no libraries */
+const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
+#endif
 
 static const vjp_backend *const built_in[] = {&vjp_backend_ref, &vjp_backend_cpu};
 static const char *const kinds[] = {"ref", "cpu", "cuda", "webgpu", "metal"};
@@ -82,6 +85,12 @@ static vjp_status find_backend(vjp_device *device, const char *name, const vjp_b
             *backend = built_in[i];
             return VJP_OK;
         }
+#ifdef VJP_BUILT_IN_WEBGPU
+    if (name && strcmp(name, "webgpu") == 0) {
+        *backend = vjp_backend_entry(&host);
+        return VJP_OK;
+    }
+#endif
     if (!vjp_library_kind(name, kind) || strcmp(kind, "ref") == 0 || strcmp(kind, "cpu") == 0)
         return vjp_fail(device, VJP_NO_DEVICE, "unknown device \"%s\"; there are ref, cpu, cuda:N, webgpu and metal",
                         name ? name : "(null)");

@@ -5,7 +5,7 @@ import {threadCalls} from './wasi.js';
 
 onmessage = async ({data: {module, memory, number, stack, local}}) => {
   try {
-    const imports = {env: {memory}, wasi_snapshot_preview1: threadCalls(memory), vjp: {row() {}}};
+    const imports = {env: {memory}, wasi_snapshot_preview1: threadCalls(memory), vjp: {row() {}, gpu: () => 0}};
     const {exports} = await WebAssembly.instantiate(module, imports);
     exports.__stack_pointer.value = stack;
     exports.__wasm_init_tls(local);

@@ -49,18 +49,19 @@ const MAY_WAIT = typeof document === 'undefined';
 /**
  * Loads the module. `url`: the folder of the .wasm files, by default that of this file. `threads`: how many to compute
  * with, by default one per core. `variant`: relaxed-threads, relaxed, simd-threads or simd, by default what the browser
- * can do: relaxed only where its multiply-add is fused, since the bits are others where it is not. `print(text,
- * isError)` gets what C prints.
+ * can do: relaxed only where its multiply-add is fused, since the bits are others where it is not. `gpu`: whether the
+ * device 'webgpu' can be opened afterwards; an Error if it cannot. `print(text, isError)` gets what C prints.
  */
-export async function load({url, threads, variant, print, name = 'vjp'} = {}) {
+export async function load({url, threads, variant, gpu = false, print, name = 'vjp'} = {}) {
   const can = probe();
+  if (gpu) requireGpu(can, variant);
   const wanted = threads ?? (globalThis.navigator?.hardwareConcurrency || 1);
   if (variant?.endsWith('-threads') && !can.threads)
     throw new Error(`vjp: ${variant} needs shared memory, which this page may not use: its server must send the headers ` +
                     'Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp');
   const base = new URL(url ?? './', url ? globalThis.location?.href ?? import.meta.url : import.meta.url);
   let response;
-  for (const each of variant ? [variant] : candidates(can, MAY_WAIT && wanted > 1)) {
+  for (const each of variant ? [variant] : candidates(can, MAY_WAIT && (wanted > 1 || gpu))) {
     response = await fetch(new URL(`${name}-${each}.wasm`, base));
     variant = each;
     if (response.ok) break;
@@ -74,7 +75,19 @@ export async function load({url, threads, variant, print, name = 'vjp'} = {}) {
   const {exports} = await WebAssembly.instantiate(module, v.imports());
   v.begin(exports);
   await v.startThreads(module, count);
+  if (gpu && !parallel) throw new Error('vjp: the GPU needs a module for threads, and the server has none');
+  if (gpu) await v.startGpu();
   return v;
+}
+
+// The thread that computes waits for the worker of the GPU, in memory that they share.
+function requireGpu(can, variant) {
+  if (!globalThis.navigator?.gpu) throw new Error('vjp: this browser has no WebGPU');
+  if (!MAY_WAIT) throw new Error('vjp: WebGPU needs a worker: the main thread of a page may not wait for it');
+  if (!can.threads)
+    throw new Error('vjp: WebGPU needs shared memory, which this page may not use: its server must send the headers ' +
+                    'Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp');
+  if (variant && !variant.endsWith('-threads')) throw new Error(`vjp: WebGPU needs a module for threads, not ${variant}`);
 }
 
 // The variants that the browser can run, best first: those after the first are for servers that have not all of them. A
@@ -91,6 +104,7 @@ class Vjp {
   #row = null;  // where rows of a proof go
   #runs = 0;
   #workers = [];
+  #gpu = null; // the worker that owns it
 
   constructor(variant, can, memory, print) {
     this.variant = variant;
@@ -111,7 +125,10 @@ class Vjp {
     return {
       env: {memory: this.#memory},
       wasi_snapshot_preview1: systemCalls(this.#memory, this.files, print),
-      vjp: {row: at => this.#row?.(JSON.parse(this.text(at)))},
+      vjp: {
+        row: at => this.#row?.(JSON.parse(this.text(at))),
+        gpu: (at, count, data, bytes) => this.#send(at, count, data, bytes),
+      },
     };
   }
 
@@ -136,6 +153,27 @@ class Vjp {
     }
     this.threads = count;
     if (count > 1) c.vjp_web_set_workers(count - 1);
+  }
+
+  async startGpu() {
+    const worker = new Worker(new URL('gpu.js', import.meta.url), {type: 'module'});
+    await new Promise((resolve, reject) => {
+      worker.onmessage = resolve;
+      worker.onerror = event => reject(new Error(`vjp: the worker of the GPU cannot be started: ${event.message}`));
+      worker.postMessage({memory: this.#memory});
+    });
+    this.#gpu = worker;
+    this.#workers.push(worker);
+  }
+
+  // Commands of C and the data of the last of them. They are copied: C uses their memory again.
+  #send(at, count, data, bytes) {
+    if (!this.#gpu) return 0;
+    if (!count) return 1;
+    const words = new Uint32Array(this.#memory.buffer, at >>> 0, count).slice();
+    const copy = bytes ? this.bytes(data >>> 0, bytes).slice() : null;
+    this.#gpu.postMessage({words, data: copy}, copy ? [words.buffer, copy.buffer] : [words.buffer]);
+    return 1;
   }
 
   /** Ends the threads; nothing may be called afterwards. */
@@ -218,7 +256,7 @@ class Vjp {
     return this.json(this.#exports.vjp_web_ops());
   }
 
-  /** Opens 'cpu' or 'ref'. */
+  /** Opens 'cpu', 'ref' or, if the module was loaded with `gpu`, 'webgpu'. */
   open(name = 'cpu', {threads = 0} = {}) {
     const at = this.with([name], text => this.require(this.#exports.vjp_web_open(text, threads)));
     return new Device(this, at, name);
@@ -253,27 +291,27 @@ class Vjp {
    * of its options: preset, dim, layers, heads, kv_heads, ffn, context, batch, steps, lr, warmup, seed, dtype, ...; see
    * README.md. `from`: the files of a model to begin with; `weights`: its model.safetensors alone.
    */
-  trainer({text, threads = 0, from, weights, dataPath = '/text.txt', ...settings}) {
+  trainer({text, device = 'cpu', threads = 0, from, weights, dataPath = '/text.txt', ...settings}) {
     if (typeof text === 'string') text = new TextEncoder().encode(text);
     if (!(text instanceof Uint8Array)) throw new Error('the text is missing: a Uint8Array or a string');
     this.files.write(dataPath, text);
     settings.data = dataPath;
-    if (weights) from = this.#folderOf(weights, settings, threads);
+    if (weights) from = this.#folderOf(weights, settings);
     if (from) {
       settings.from = `/from-${++this.#runs}`;
       for (const [path, bytes] of from) this.files.write(`${settings.from}/${path}`, bytes);
     }
     const out = `/run-${++this.#runs}`;
-    const at = this.with([JSON.stringify(settings), out], (json, folder) =>
-      this.require(this.#exports.vjp_web_trainer_begin(json, folder, threads)));
+    const at = this.with([device, JSON.stringify(settings), out], (name, json, folder) =>
+      this.require(this.#exports.vjp_web_trainer_begin(name, json, folder, threads)));
     return new Trainer(this, at, out, text);
   }
 
   // A folder in which these weights belong to the model of the settings.
-  #folderOf(weights, settings, threads) {
+  #folderOf(weights, settings) {
     const out = `/run-${++this.#runs}`;
-    const at = this.with([JSON.stringify(settings), out], (json, folder) =>
-      this.require(this.#exports.vjp_web_trainer_begin(json, folder, threads)));
+    const at = this.with(['cpu', JSON.stringify(settings), out], (name, json, folder) =>
+      this.require(this.#exports.vjp_web_trainer_begin(name, json, folder, 1)));
     const trainer = new Trainer(this, at, out, null);
     const files = trainer.save();
     trainer.close();
@@ -283,17 +321,17 @@ class Vjp {
 
   /**
    * Continues a run from the files that Trainer.save() or `vjp train` made, bit for bit. `text`: that of the run, by
-   * default its text.txt. `allowOtherBits`: even if this browser computes other last bits.
+   * default its text.txt. `allowOtherBits`: even if this browser or device computes other last bits.
    */
-  resume(files, {text, threads = 0, allowOtherBits = false} = {}) {
+  resume(files, {text, device = 'cpu', threads = 0, allowOtherBits = false} = {}) {
     if (typeof text === 'string') text = new TextEncoder().encode(text);
     text ??= files.get('text.txt');
     if (!text) throw new Error('the text of the run is missing: a checkpoint does not hold it');
     const out = `/run-${++this.#runs}`, data = '/text.txt';
     this.files.write(data, text);
     for (const [path, bytes] of files) if (path !== 'text.txt') this.files.write(`${out}/${path}`, bytes);
-    const at = this.with([out, data], (folder, place) =>
-      this.require(this.#exports.vjp_web_trainer_resume(folder, place, allowOtherBits, threads)));
+    const at = this.with([device, out, data], (name, folder, place) =>
+      this.require(this.#exports.vjp_web_trainer_resume(name, folder, place, allowOtherBits, threads)));
     return new Trainer(this, at, out, text);
   }
 
@@ -569,6 +607,11 @@ class Trainer {
     return this.#v.json(this.#v.c.vjp_web_trainer_describe(this.#at));
   }
 
+  /** Of the run's device, as Device.property(): on a GPU 'waits', 'dispatches', 'submissions', 'pipelines'. */
+  property(name) {
+    return this.#v.with([name], key => this.#v.text(this.#v.c.vjp_web_trainer_property(this.#at, key)));
+  }
+
   /** All steps so far, also those before the run was resumed, as step() returns them but for ms and over. */
   rows() {
     return this.#v.json(this.#v.c.vjp_web_trainer_rows(this.#at));
@@ -599,7 +642,10 @@ class Trainer {
     });
   }
 
-  /** Milliseconds per step by op and pass, longest first: [{op, pass, ms}]. */
+  /**
+   * Milliseconds per step by op and pass, longest first: [{op, pass, ms}]. On a GPU those of the step after the last
+   * call of this function, which alone waits for each op; [] at first.
+   */
   profile() {
     return this.#v.json(this.#v.c.vjp_web_trainer_profile(this.#at));
   }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Runs a page of tests in a headless Chromium and returns what it posts. No web driver: the page sends its results to
-the server that it came from.
+"""Runs a page of tests in a headless Chromium or Firefox and returns what it posts. No web driver: the page sends its
+results to the server that it came from.
 
     Site(folders, routes)      serves the folders, first match; routes: {path: function(bytes) -> bytes} for POST
-    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON
+    site.run(path, timeout)    opens a page, waits for a POST to /result and returns its JSON; gpu=True: with WebGPU;
+                               name: "chromium" or "firefox"
 """
 import functools
 import http.server
@@ -20,13 +21,51 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "web"))
 import serve  # noqa: E402
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
+# Chromium's own software GPU; without the flag there is no adapter.
+GPU_FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+NO_GPU_FLAGS = ("--disable-gpu",)
 
 
-def find_browser():
-    """The path of Chromium: $VJP_CHROMIUM or one on PATH. None: there is none."""
-    named = os.environ.get("VJP_CHROMIUM")
-    return named or next((path for path in map(shutil.which, NAMES) if path), None)
+# No pages of its own, no updates, no waiting for a network that is not there.
+FIREFOX_SETTINGS = {
+    "app.normandy.enabled": False, "app.update.enabled": False, "browser.aboutwelcome.enabled": False,
+    "browser.shell.checkDefaultBrowser": False, "browser.startup.homepage_override.mstone": "ignore",
+    "datareporting.policy.dataSubmissionEnabled": False, "datareporting.policy.firstRunURL": "",
+    "extensions.systemAddon.update.enabled": False, "network.captive-portal-service.enabled": False,
+    "network.connectivity-service.enabled": False, "toolkit.telemetry.reportingpolicy.firstRun": False}
+
+# On any adapter of the system's Vulkan, also Mesa's software GPU.
+FIREFOX_GPU_SETTINGS = {"dom.webgpu.enabled": True, "dom.webgpu.workers.enabled": True, "gfx.webgpu.ignore-blocklist": True}
+
+
+def find_browser(name="chromium"):
+    """The path of a browser: $VJP_CHROMIUM or $VJP_FIREFOX, or one on PATH. None: there is none."""
+    named = os.environ.get(f"VJP_{name.upper()}")
+    return named or next((path for path in map(shutil.which, NAMES[name]) if path), None)
+
+
+def command(name, profile, gpu):
+    if name == "chromium":
+        # Shared memory in a file, since /dev/shm is small in containers.
+        return [find_browser(), "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--disable-dev-shm-usage",
+                "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}"]
+    settings = {**FIREFOX_SETTINGS, **(FIREFOX_GPU_SETTINGS if gpu else {})}
+    with open(os.path.join(profile, "user.js"), "w") as file:
+        file.writelines(f"user_pref({json.dumps(key)}, {json.dumps(value)});\n" for key, value in settings.items())
+    return [find_browser(name), "--headless", "--no-remote", "--profile", profile]
+
+
+def software_gpu_crashes():
+    """On a Neoverse whose SVE is switched off Chromium's software GPU, like Mesa's (src/gpu/webgpu/device.c), compiles
+    for the model of the processor and ends with an illegal instruction."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    models = any(line.startswith("CPU part") and line.split()[-1] in ("0xd40", "0xd49", "0xd4f") for line in lines)
+    return models and not any(line.startswith("Features") and " sve" in line for line in lines)
 
 
 class Handler(serve.Handler):
@@ -65,16 +104,12 @@ class Site:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, self))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def run(self, path, timeout):
-        browser = find_browser()
-        if not browser:
-            raise RuntimeError("there is no Chromium; scripts/setup test installs it")
-        with tempfile.TemporaryDirectory() as profile:
-            # Without the GPU process and the crash reporter; shared memory in a file, since /dev/shm is small in containers.
+    def run(self, path, timeout, gpu=False, name="chromium"):
+        if not find_browser(name):
+            raise RuntimeError(f"there is no {name}; scripts/setup test installs Chromium")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             process = subprocess.Popen(
-                [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                 "--disable-background-networking", f"--user-data-dir={profile}",
-                 f"http://127.0.0.1:{self.server.server_port}/{path}"],
+                [*command(name, profile, gpu), f"http://127.0.0.1:{self.server.server_port}/{path}"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             try:
                 return self.results.get(timeout=timeout)

@@ -73,6 +73,10 @@ class Test:
         b.wait("document.querySelectorAll('#ops i').length > 3", what="the time of each op")
         b.wait("document.getElementById('validation').textContent !== '–'", what="a validation loss")
         expect("MB" in b.text("memory") and "ms per step" in b.text("step-ms"), "memory or speed is missing")
+        # This browser has no GPU: the page says so, and does not offer it.
+        expect("The GPU is not used" in b.text("notes"), "the page does not say that there is no GPU")
+        expect(b.js("document.querySelector('#set-device [value=gpu]').disabled && document.getElementById('compare').hidden"),
+               "a GPU is offered that is not there")
 
     def pauses_and_steps(self):
         b = self.browser

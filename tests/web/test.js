@@ -2,6 +2,7 @@
 // The tests of vjp.js that need a browser, in a worker. Posts what it measured; test_module.py compares it with the
 // program's results.
 import {load, probe, unzip, zip} from './vjp.js';
+import {expect, throws} from './expect.js';
 
 const STEPS = 20, ALL_STEPS = 30; // the settings are those of test_module.py
 const SETTINGS = {preset: 'tiny', dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 160, context: 64, batch: 4,
@@ -13,20 +14,6 @@ async function post(path, body) {
   const reply = await fetch(path, {method: 'POST', body});
   if (!reply.ok) throw new Error(`${path}: ${await reply.text()}`);
   return new Uint8Array(await reply.arrayBuffer());
-}
-
-function expect(condition, sentence) {
-  if (!condition) throw new Error(sentence);
-}
-
-function throws(call, part) {
-  try {
-    call();
-  } catch (error) {
-    expect(error.message.includes(part), `"${error.message}" does not say "${part}"`);
-    return error.message;
-  }
-  throw new Error(`nothing was thrown that says "${part}"`);
 }
 
 // All hashes of bits_hash, by the module that has it.

@@ -120,6 +120,33 @@ static vjp_dtype dtype_of(const web_call *call, size_t slot, const vjp_tensor *d
     return (vjp_dtype)described->dtype;
 }
 
+/* With copies of the tensors in the memory of a device that is not the host's. */
+static vjp_status call_on_device(vjp_device *device, web_call *call, const vjp_tensor *const *tensors,
+                                 const void *attributes) {
+    vjp_tensor copy[VJP_MAX_SLOTS];
+    const vjp_tensor *moved[VJP_MAX_SLOTS] = {NULL};
+    size_t bytes[VJP_MAX_SLOTS] = {0}, count = call->pass->count;
+    vjp_status status = VJP_OK;
+    for (size_t i = 0; i < count && status == VJP_OK; i++) {
+        if (!tensors[i]) continue;
+        bytes[i] = vjp_dtype_size((vjp_dtype)tensors[i]->dtype);
+        for (int k = 0; k < tensors[i]->ndim; k++)
+            bytes[i] *= (size_t)tensors[i]->shape[k]; /* it is in memory */
+        copy[i] = *tensors[i];
+        status = vjp_alloc(device, bytes[i], &copy[i].data);
+        if (status != VJP_OK) break;
+        moved[i] = &copy[i];
+        status = vjp_upload(device, copy[i].data, 0, tensors[i]->data, bytes[i]);
+    }
+    if (status == VJP_OK) status = vjp_call(device, call->op, call->number, moved, count, attributes);
+    for (size_t i = 0; i < call->pass->outputs && status == VJP_OK; i++)
+        if (moved[i]) status = vjp_download(device, tensors[i]->data, copy[i].data, 0, bytes[i]);
+    if (status == VJP_OK) status = vjp_synchronize(device); /* which reports an index that is out of range */
+    for (size_t i = 0; i < count; i++)
+        if (moved[i]) vjp_free(device, copy[i].data);
+    return status;
+}
+
 /* Infers the outputs that are wanted and not given, allocates and computes them. */
 bool vjp_web_call_run(vjp_device *device, web_call *call);
 WEB_EXPORT(vjp_web_call_run) bool vjp_web_call_run(vjp_device *device, web_call *call) {
@@ -147,7 +174,9 @@ WEB_EXPORT(vjp_web_call_run) bool vjp_web_call_run(vjp_device *device, web_call 
     if (status == VJP_OK)
         status = vjp_workspace_size(device, call->op, call->number, tensors, count, attributes, &bytes);
     if (status == VJP_OK) status = vjp_reserve(device, bytes);
-    if (status == VJP_OK) status = vjp_call(device, call->op, call->number, tensors, count, attributes);
+    if (status == VJP_OK)
+        status = vjp_device_is_host(device) ? vjp_call(device, call->op, call->number, tensors, count, attributes)
+                                            : call_on_device(device, call, tensors, attributes);
     return status == VJP_OK || web_fail("%s", vjp_error(device));
 }
 

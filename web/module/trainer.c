@@ -17,6 +17,7 @@
 typedef struct web_trainer {
     vjp_device *device;
     job job;
+    bool times_next; /* the next step's calls, on a device where that makes the step wait for each of them */
 } web_trainer;
 
 static const char sample_folder[] = "/sample"; /* removed once its model has been read */
@@ -123,30 +124,31 @@ WEB_EXPORT(vjp_web_trainer_end) void vjp_web_trainer_end(web_trainer *t) {
 }
 
 vjp_device *vjp_web_open(const char *name, int threads);
+const char *vjp_web_property(vjp_device *device, const char *name);
 
-static web_trainer *open_trainer(int threads) {
+static web_trainer *open_trainer(const char *device, int threads) {
     web_trainer *t = calloc(1, sizeof *t);
     if (!t) {
         web_fail("out of memory");
         return NULL;
     }
     t->job.lock = -1;
-    t->device = vjp_web_open("cpu", threads);
+    t->device = vjp_web_open(device, threads);
     if (t->device) return t;
     free(t);
     return NULL;
 }
 
-/* Times every call from now on, which costs two looks at the clock per call. */
-static void profile(web_trainer *t) {
+static void profile(web_trainer *t, bool on) {
     vjp_program *programs[TRAINER_PROGRAMS];
     for (int i = trainer_programs(t->job.trainer, programs); i-- > 0;)
-        vjp_program_profile(programs[i], 1);
+        vjp_program_profile(programs[i], on);
 }
 
 static web_trainer *begun(web_trainer *t, bool ok, const char *error) {
     if (ok) {
-        profile(t);
+        /* On the host, timing every call costs two looks at the clock per call. */
+        if (vjp_device_is_host(t->device)) profile(t, true);
         return t;
     }
     web_fail("%s", error);
@@ -154,33 +156,35 @@ static web_trainer *begun(web_trainer *t, bool ok, const char *error) {
     return NULL;
 }
 
-/* A new run in the folder `out`. `settings`: a JSON object, in which `data` is the path of the text. */
-web_trainer *vjp_web_trainer_begin(const char *settings, const char *out, int threads);
+/* A new run on a device, in the folder `out`. `settings`: a JSON object, in which `data` is the path of the text. */
+web_trainer *vjp_web_trainer_begin(const char *device, const char *settings, const char *out, int threads);
 WEB_EXPORT(vjp_web_trainer_begin)
-web_trainer *vjp_web_trainer_begin(const char *settings, const char *out, int threads) {
+web_trainer *vjp_web_trainer_begin(const char *device, const char *settings, const char *out, int threads) {
     char error[TRAIN_ERROR];
     json_document document = {0};
     job_settings s = job_defaults();
     bool ok = json_parse(settings, strlen(settings), &document, error) || web_fail("%s", error);
     ok = ok && read_settings(document.root, &s);
     json_free(&document);
-    web_trainer *t = ok ? open_trainer(threads) : NULL;
+    web_trainer *t = ok ? open_trainer(device, threads) : NULL;
     if (!t) return NULL;
     s.arithmetic = job_arithmetic_of(t->device, s.dtype);
     return begun(t, job_begin(&t->job, t->device, &s, out, error), error);
 }
 
 /* Continues the run in `out`; `data`: where its text is now, NULL: where it was. */
-web_trainer *vjp_web_trainer_resume(const char *out, const char *data, bool allow_other_bits, int threads);
+web_trainer *vjp_web_trainer_resume(const char *device, const char *out, const char *data, bool allow_other_bits,
+                                    int threads);
 WEB_EXPORT(vjp_web_trainer_resume)
-web_trainer *vjp_web_trainer_resume(const char *out, const char *data, bool allow_other_bits, int threads) {
+web_trainer *vjp_web_trainer_resume(const char *device, const char *out, const char *data, bool allow_other_bits,
+                                    int threads) {
     char error[TRAIN_ERROR];
     job_settings recorded;
     if (!job_recorded(out, &recorded, error)) {
         web_fail("%s", error);
         return NULL;
     }
-    web_trainer *t = open_trainer(threads);
+    web_trainer *t = open_trainer(device, threads);
     if (!t) return NULL;
     const job_arithmetic is = job_arithmetic_of(t->device, recorded.dtype);
     return begun(t,
@@ -212,7 +216,11 @@ WEB_EXPORT(vjp_web_trainer_step) char *vjp_web_trainer_step(web_trainer *t) {
         web_fail("the run is over: all %lld steps are taken", (long long)t->job.settings.trainer.steps);
         return NULL;
     }
-    if (!job_step(&t->job, t->job.settings.trainer.steps, &row, error)) {
+    if (t->times_next) profile(t, true);
+    bool ok = job_step(&t->job, t->job.settings.trainer.steps, &row, error);
+    if (t->times_next) profile(t, false);
+    t->times_next = false;
+    if (!ok) {
         web_fail("%s", error);
         return NULL;
     }
@@ -278,6 +286,12 @@ WEB_EXPORT(vjp_web_trainer_describe) char *vjp_web_trainer_describe(web_trainer 
     return web_take(&w);
 }
 
+/* Of the run's device, as vjp_web_property(). */
+const char *vjp_web_trainer_property(web_trainer *t, const char *name);
+WEB_EXPORT(vjp_web_trainer_property) const char *vjp_web_trainer_property(web_trainer *t, const char *name) {
+    return vjp_web_property(t->device, name);
+}
+
 /* All steps so far, also those before the run was resumed. */
 char *vjp_web_trainer_rows(const web_trainer *t);
 WEB_EXPORT(vjp_web_trainer_rows) char *vjp_web_trainer_rows(const web_trainer *t) {
@@ -311,7 +325,10 @@ WEB_EXPORT(vjp_web_trainer_save) bool vjp_web_trainer_save(web_trainer *t) {
 
 /* ---- Time per op ------------------------------------------------------------------------------------- */
 
-/* Milliseconds per step, by op and pass: [{op, pass, ms}], longest first. */
+/*
+ * Milliseconds per step, by op and pass: [{op, pass, ms}], longest first. On a GPU those of the last step that was
+ * timed, which is the one after a call of this function: none before the first.
+ */
 char *vjp_web_trainer_profile(web_trainer *t);
 WEB_EXPORT(vjp_web_trainer_profile) char *vjp_web_trainer_profile(web_trainer *t) {
     vjp_program *programs[TRAINER_PROGRAMS];
@@ -342,6 +359,7 @@ WEB_EXPORT(vjp_web_trainer_profile) char *vjp_web_trainer_profile(web_trainer *t
     }
     json_put_array_end(&w);
     free(times);
+    t->times_next = !vjp_device_is_host(t->device);
     return web_take(&w);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The loss curve on a canvas: every step's loss as a faint line, its moving average, validation as dots, and the loss
-// of guessing as a dotted line. More points than pixels are drawn as the range that each pixel covers.
+// The loss curve on a canvas: every step's loss as a faint line, its moving average, validation as dots, the processor's
+// losses as dashes over those of a GPU, and the loss of guessing as a dotted line. More points than pixels are drawn as the range that each pixel covers.
 
 const MARGIN = {left: 40, right: 12, top: 14, bottom: 26};
 
@@ -30,6 +30,7 @@ export class Chart {
         this.losses = []; // of step i + 1
         this.smooth = [];
         this.validations = []; // [step, loss]
+        this.others = [];      // the processor's losses, where a GPU trains
         this.draw();
     }
     add(loss) {
@@ -111,6 +112,9 @@ export class Chart {
         c.fillText('guessing', width - MARGIN.right, y(guess) - 5);
 
         this.band(c, this.losses, y, colour('--train-faint'));
+        c.setLineDash([5, 4]);
+        this.curve(c, this.others, y, colour('--other'), 1.5);
+        c.setLineDash([]);
         this.curve(c, this.smooth, y, colour('--train'));
         c.strokeStyle = c.fillStyle = colour('--validation');
         c.lineWidth = 1.5;
@@ -124,9 +128,9 @@ export class Chart {
         }
         this.cross(c, y, height, colour('--quiet'));
     }
-    curve(c, values, y, colour) {
+    curve(c, values, y, colour, width = 2) {
         c.strokeStyle = colour;
-        c.lineWidth = 2;
+        c.lineWidth = width;
         c.lineJoin = 'round';
         c.beginPath();
         const skip = Math.max(1, Math.floor(values.length / 1500));
@@ -169,6 +173,6 @@ export class Chart {
         c.stroke();
         const near = this.validations.filter((v) => v[0] <= step).pop();
         this.readout.textContent = `step ${step}: loss ${this.losses[step - 1].toFixed(4)}, average ` +
-            `${this.smooth[step - 1].toFixed(4)}${near ? `, validation ${near[1].toFixed(4)} at step ${near[0]}` : ''}`;
+            `${this.smooth[step - 1].toFixed(4)}${near ? `, validation ${near[1].toFixed(4)} at step ${near[0]}` : ''}${this.others[step - 1] ? `, processor ${this.others[step - 1].toFixed(4)}` : ''}`;
     }
 }

@@ -22,10 +22,12 @@ const SIZES = [
 const SHAPE = ['dim', 'layers', 'heads', 'kv_heads', 'ffn'];
 const DEFAULTS = {size: 'micro', steps: 2000, lr: 0.003, seed: 1, dtype: 'f32'};
 const SAMPLES_KEPT = 12;
+const COMPARED = 100; // steps of a GPU that the processor takes, too
 
 const chart = new Chart($('chart'), $('readout'));
 const texts = new Map(); // name to {label, prompt, bytes}
-let worker = null, module = null, asked = 0; // threads that the module was loaded for
+let worker = null, module = null, asked = ''; // the device that the module was loaded for
+let twin = null; // a worker that trains the same on the processor, where a GPU trains
 let state = {begun: false, running: false, over: false, hidden: false};
 let current = null; // the run's settings and the name of its text
 let shown = null;   // the settings of the last run, of which a size that has no name is kept
@@ -74,12 +76,30 @@ function fillSettings() {
     const cores = navigator.hardwareConcurrency || 1;
     if (self.crossOriginIsolated && cores > 1) option($('set-device'), String(Math.min(cores, 8)), `Processor, ${Math.min(cores, 8)} threads`);
     option($('set-device'), '1', 'Processor, 1 thread');
-    option($('set-device'), 'gpu', 'GPU: not in this module', true);
-    note('gpu', 'The GPU is not used: this module has the kernels of the processor only.');
+    option($('set-device'), 'gpu', 'GPU', true);
     if (!self.crossOriginIsolated)
         note('threads', 'The server did not isolate this page, so memory cannot be shared between threads: it trains with one.');
     showSettings({...DEFAULTS, ...sizeOf(DEFAULTS.size)}, TEXTS[0].name);
     $('set-size').value = DEFAULTS.size;
+}
+
+/* What is missing for the GPU; '' if nothing is, and its name is among the devices. */
+async function missingForGpu() {
+    if (!navigator.gpu) return 'this browser has no WebGPU';
+    if (!self.crossOriginIsolated) return 'its worker needs shared memory, which the server did not allow';
+    const adapter = await navigator.gpu.requestAdapter().catch(() => null);
+    if (!adapter) return 'this browser has WebGPU, but gives no adapter';
+    const {vendor, architecture, description} = adapter.info;
+    const item = $('set-device').querySelector('[value=gpu]');
+    item.textContent = `GPU: ${[vendor, architecture, description].filter((w) => w).join(' ') || 'its name is not told'}`;
+    item.disabled = false;
+    return '';
+}
+
+async function offerGpu() {
+    const missing = await missingForGpu();
+    if (missing) note('gpu', `The GPU is not used: ${missing}. It trains on the processor.`);
+    else if (localStorage.getItem('device') === 'gpu') $('set-device').value = 'gpu';
 }
 
 const sizeOf = (name) => SIZES.find((size) => size.name === name);
@@ -107,7 +127,7 @@ function readSettings() {
     return settings;
 }
 
-const threads = () => Number($('set-device').value) || 1;
+const chosen = () => $('set-device').value;
 
 function addText(name, bytes, label = name, prompt = '') {
     if (!texts.has(name) && ![...$('set-text').options].some((o) => o.value === name)) option($('set-text'), name, label);
@@ -236,7 +256,61 @@ function showProfile(rows) {
     }));
 }
 
+/* ---- A GPU beside the processor ---- */
+
+/* What vjp.js takes to begin the run that has these settings. */
+function given(settings) {
+    const {preset, context, batch, steps, lr, seed, dtype, last_rate, max_norm, optimizer, schedule, warmup, accumulate,
+           weight_decay, beta2, average, label_smoothing} = settings;
+    const all = {preset, context, batch, steps, lr, seed, dtype, last_lr: last_rate, clip: max_norm, optimizer, schedule,
+                 warmup, accumulate, weight_decay, beta2, average, label_smoothing, validate_every: 0};
+    for (const key of SHAPE) all[key] = settings[key];
+    return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined));
+}
+
+function endTwin() {
+    if (twin) twin.terminate();
+    twin = null;
+    $('key-other').hidden = $('compare').hidden = true;
+}
+
+/* Another worker takes the first steps of a GPU's run on the processor. */
+function beginTwin(settings, text) {
+    endTwin();
+    if (!module.gpu) return;
+    $('compare').hidden = false;
+    $('compare').textContent = settings.from ? 'This run began with weights that were imported: it is not compared with the processor.' : '';
+    if (settings.from) return;
+    $('key-other').hidden = false;
+    twin = new Worker('worker.js', {type: 'module'});
+    twin.onmessage = ({data}) => {
+        if (data.kind === 'failed') $('compare').textContent = `The processor could not be compared: ${data.sentence}`;
+        if (data.kind !== 'twin') return;
+        chart.others.push(data.loss);
+        showDifference();
+        redraw();
+    };
+    const cores = self.crossOriginIsolated ? navigator.hardwareConcurrency || 1 : 1;
+    twin.postMessage({kind: 'twin', threads: Math.max(1, Math.min(cores, 8) - 1), settings: given(settings), text});
+}
+
+function followTwin() {
+    if (twin) twin.postMessage({kind: 'follow', step: Math.min(chart.losses.length, COMPARED)});
+}
+
+function showDifference() {
+    const n = Math.min(chart.others.length, chart.losses.length);
+    let largest = 0, at = 1;
+    for (let i = 0; i < n; i++) {
+        const difference = Math.abs(chart.others[i] - chart.losses[i]);
+        if (!(difference <= largest)) [largest, at] = [difference, i + 1];
+    }
+    $('compare').textContent = `Laid over the processor's curve: in ${n} step${n === 1 ? '' : 's'} the losses differ by at most ` +
+        `${largest.toExponential(1)}, at step ${at}${n === COMPARED ? '. The processor stops there' : ''}.`;
+}
+
 function clearRun() {
+    endTwin();
     state = {...state, begun: false, running: false, over: false};
     current = latest = null;
     recent.length = 0;
@@ -263,11 +337,15 @@ const hears = {
     loaded(m) {
         module = m;
         Prover.variant = m.variant;
-        $('device').textContent = m.threads > 1 ? `${m.threads} threads` : '1 thread';
+        Prover.gpu = !!m.gpu;
+        $('device').textContent = m.gpu ? 'GPU' : m.threads > 1 ? `${m.threads} threads` : '1 thread';
         const relaxed = m.variant.startsWith('relaxed');
-        $('device-means').textContent = m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';
+        $('device-means').textContent = m.gpu ? m.summary.split(' by ')[0] : m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';
+        $('bits-how').textContent = m.gpu
+            ? 'A GPU adds in another order than a processor, so its last bits are its own: the command, which trains on a processor, prints another hash.'
+            : 'The command trains the same model on your own machine and prints the same hash.';
         $('build').textContent = `This module: ${m.variant}.`;
-        if (!m.fused) {
+        if (!m.fused && !m.gpu) {
             note('fma', relaxed
                 ? 'This processor does not fuse multiplication and addition, so the last bits differ from those of other machines.'
                 : 'This browser has no relaxed SIMD, so there is no fused multiply-add: it is slower, and the last bits differ from those of other machines.');
@@ -296,11 +374,14 @@ const hears = {
         if (m.losses.length) latest = {hash: m.hash, memory: m.memory};
         state.over = m.step >= m.settings.steps;
         $('left').textContent = `of ${m.settings.steps}`;
+        beginTwin(m.settings, m.text);
+        followTwin();
         controls();
         redraw();
     },
     step(m) {
         chart.add(m.loss);
+        followTwin();
         if (m.validation !== undefined) chart.validation(m.step, m.validation);
         recent.push([m.at, m.step]);
         if (recent.length > 9) recent.shift();
@@ -353,11 +434,15 @@ function download(name, bytes) {
 function load(fresh) {
     if (worker) worker.terminate();
     module = null;
-    asked = threads();
+    asked = chosen();
+    const gpu = asked === 'gpu';
+    localStorage.setItem('device', asked);
+    // A module without threads shares no memory with the worker of the GPU.
+    const variant = gpu && !Prover.variant?.endsWith('-threads') ? undefined : Prover.variant;
     worker = new Worker('worker.js', {type: 'module'});
     worker.onmessage = ({data}) => hears[data.kind](data);
     worker.onerror = (event) => hears.failed({sentence: event.message || 'the worker could not be loaded', during: 'load'});
-    worker.postMessage({kind: 'load', threads: asked, variant: Prover.variant, fresh});
+    worker.postMessage({kind: 'load', threads: gpu ? 1 : Number(asked), variant, gpu, fresh});
 }
 
 function begin() {
@@ -380,7 +465,7 @@ function go() {
 }
 
 function start() {
-    if (asked !== threads()) return load(true);
+    if (asked !== chosen()) return load(true);
     if (!state.begun && !begin()) return;
     go();
 }
@@ -488,7 +573,8 @@ const built = TEXTS.map(async ({name, label, prompt}) => {
     if (!answer.ok) throw new Error(`${name} could not be loaded (${answer.status})`);
     addText(name, new Uint8Array(await answer.arrayBuffer()), label, prompt);
 });
-Promise.all(built).then(() => load(false), (error) => hears.failed({sentence: error.message, during: 'load'}));
+const offered = offerGpu();
+Promise.all([...built, localStorage.getItem('device') === 'gpu' && offered]).then(() => load(false), (error) => hears.failed({sentence: error.message, during: 'load'}));
 
 const pages = fetch('ops.json').then((answer) => answer.json());
 new Prove();

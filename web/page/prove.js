@@ -7,6 +7,7 @@ const $ = (id) => document.getElementById(id);
 /* A worker of prover.js. Its module is the variant that trains, so that there is one to load. */
 export class Prover {
     static variant = undefined; // until the first module is loaded
+    static gpu = false;         // whether the GPU is the chosen device
 
     constructor() {
         this.hears = new Map(); // from the kind of a message
@@ -15,8 +16,10 @@ export class Prover {
     on(kind, hears) {
         this.hears.set(kind, hears);
     }
-    /* Resolves with the op table once the module is there. */
-    start() {
+    /* Resolves with the op table once the module is there. `gpu`: the checks are of the GPU. */
+    start(gpu = false) {
+        if (this.ready && this.gpu !== gpu) this.end();
+        this.gpu = gpu;
         this.ready ??= new Promise((resolve, reject) => {
             this.worker = new Worker('prover.js', {type: 'module'});
             this.worker.onerror = (event) => reject(new Error(event.message || 'the worker could not be loaded'));
@@ -25,7 +28,7 @@ export class Prover {
                 else if (data.kind === 'failed' && data.during === 'load') reject(new Error(data.sentence));
                 else this.hears.get(data.kind)(data);
             };
-            this.worker.postMessage({kind: 'load', threads: 1, variant: Prover.variant});
+            this.worker.postMessage({kind: 'load', threads: 1, variant: Prover.variant, gpu});
         });
         return this.ready;
     }
@@ -72,9 +75,9 @@ export class Prove {
     }
     async checkAll() {
         this.clear();
-        $('check-status').textContent = 'Loading a module for the checks';
+        $('check-status').textContent = `Loading a module for the checks${Prover.gpu ? ' of the GPU, which first compiles each shader' : ''}`;
         try {
-            const ops = await this.prover.start();
+            const ops = await this.prover.start(Prover.gpu);
             this.prover.post({kind: 'check', ops: ops.map((op) => op.name)});
         } catch (error) {
             this.stop(error.message);
@@ -84,7 +87,7 @@ export class Prove {
         this.clear();
         $('check-status').textContent = `Checking ${op} with one number of its result damaged`;
         try {
-            await this.prover.start();
+            await this.prover.start(Prover.gpu);
             this.prover.post({kind: 'break', op});
         } catch (error) {
             this.stop(error.message);

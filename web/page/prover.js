@@ -5,7 +5,7 @@
 
 import * as vjp from './vjp.js';
 
-let module = null, cpu = null, ref = null, ops = [];
+let module = null, cpu = null, ref = null, ops = [], device = 'cpu';
 const post = (kind, message = {}) => postMessage({kind, ...message});
 
 function centralDifferences({op, attributes, inputs, grads, seeds, step}) {
@@ -44,8 +44,9 @@ const inputNames = (op, pass) => ops.find((o) => o.name === op).passes[pass].inp
 const usualSeed = (count) => Float64Array.from({length: count}, (_, i) => (count === 1 ? 1 : [1, -0.5, 0.25, 2][(i + (i >> 2)) % 4]));
 
 const handlers = {
-    async load({threads, variant}) {
-        module = await vjp.load({threads, variant});
+    async load({threads, variant, gpu}) {
+        module = await vjp.load({threads, variant, gpu});
+        device = gpu ? module.open('webgpu') : 'cpu'; // kept open, since it holds the shaders that are compiled
         cpu = module.open('cpu');
         ref = module.open('ref');
         ops = module.ops();
@@ -56,7 +57,7 @@ const handlers = {
         let failed = 0;
         for (const op of ops) {
             post('checking', {op});
-            const result = module.check({device: 'cpu', ops: [op], quick: true, onRow: (row) => post('row', {op, row})});
+            const result = module.check({device, ops: [op], quick: true, onRow: (row) => post('row', {op, row})});
             failed += result.failed;
             post('checked', {op, ok: result.rows - result.failed, failed: result.failed});
         }
@@ -64,7 +65,7 @@ const handlers = {
     },
     break({op}) {
         post('checking', {op});
-        const result = module.checkBroken(op, {quick: true, onRow: (row) => post('row', {op, row})});
+        const result = module.checkBroken(op, {device, quick: true, onRow: (row) => post('row', {op, row})});
         const ok = result.rows - result.failed;
         post('checked', {op, ok, failed: result.failed});
         post('broken', {op, ok, failed: result.failed});

@@ -9,7 +9,7 @@ import {Store} from './store.js';
 const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000;
 const SAMPLE = {tokens: 200, temperature: 0.6};
 
-let module = null, store = null, trainer = null, run = null;
+let module = null, store = null, trainer = null, run = null, device = 'cpu';
 let running = false, looping = false;
 const due = {sample: 0, profile: 0, save: 0};
 
@@ -48,7 +48,7 @@ function attach(made, about) {
 const hash = () => (trainer.stepCount ? trainer.lossHash() : '');
 
 function begin({settings, text, name, prompt, weights}) {
-    attach(module.trainer({...settings, text, weights}), {name, prompt, text});
+    attach(module.trainer({...settings, text, weights, device}), {name, prompt, text});
 }
 
 /* From the files of a run: those that this page saved, or a folder of `vjp train` with its text as text.txt. */
@@ -56,12 +56,14 @@ function resume(files) {
     const text = files.get('text.txt'), page = files.get('page.json');
     const about = page ? JSON.parse(new TextDecoder().decode(page)) : {name: 'text.txt', prompt: ''};
     const folder = new Map([...files].filter(([name]) => name !== 'page.json'));
-    attach(module.resume(folder, {text, allowOtherBits: !module.fused}), {...about, text});
+    // A run that began on another device, or without fused multiply-add, continues all the same.
+    const allowOtherBits = !module.fused || device !== 'cpu' || (about.device ?? 'cpu') !== device;
+    attach(module.resume(folder, {text, device, allowOtherBits}), {...about, text});
 }
 
 function filesOfRun() {
     const {name, prompt} = run;
-    return trainer.save().set('page.json', new TextEncoder().encode(JSON.stringify({name, prompt})));
+    return trainer.save().set('page.json', new TextEncoder().encode(JSON.stringify({name, prompt, device})));
 }
 
 function takeStep() {
@@ -115,12 +117,30 @@ async function loop() {
     post('state', {running: false, over: !!trainer && over()});
 }
 
+/* ---- The twin ---- */
+
+let ahead = 0;
+
+/* Up to the step of the GPU, so that it rests when the GPU does. */
+async function follow() {
+    if (looping || !trainer) return;
+    looping = true;
+    while (trainer.stepCount < ahead) {
+        post('twin', {loss: trainer.step().loss});
+        await turn();
+    }
+    looping = false;
+}
+
 /* ---- Messages ---- */
 
 const handlers = {
-    async load({threads, variant, fresh}) {
-        module = await vjp.load({threads, variant});
-        post('loaded', {variant: module.variant, fused: module.fused, threads: module.threads});
+    async load({threads, variant, gpu, fresh}) {
+        module = await vjp.load({threads, variant, gpu});
+        device = gpu ? 'webgpu' : 'cpu';
+        const opened = module.open(device), {summary} = opened;
+        opened.close();
+        post('loaded', {variant: module.variant, fused: module.fused, threads: module.threads, gpu, summary});
         try {
             store = await Store.open();
         } catch (error) {
@@ -175,6 +195,17 @@ const handlers = {
         save();
     },
     save,
+    /* In a worker of its own: the losses that the processor has with these settings, beside those of a GPU. */
+    async twin({threads, settings, text}) {
+        module = await vjp.load({threads});
+        trainer = module.trainer({...settings, text});
+        follow();
+    },
+    /* The GPU has taken that many steps. */
+    follow({step}) {
+        ahead = step;
+        follow();
+    },
 };
 
 onmessage = async ({data}) => {

@@ -3,6 +3,7 @@
  * Finds an implementation of webgpu.h: VJP_WEBGPU_LIB if it is set, then the libraries' own names, then Python wheels
  * that carry one (wgpu, dawn-python) in the usual places and in the virtual environment that is active.
  */
+#ifndef __wasi__ /* api_browser.c */
 #include "gpu/webgpu/api.h"
 
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #ifdef __APPLE__
 #define ENDING "dylib"
@@ -110,3 +112,16 @@ void webgpu_unload(webgpu_api *api) {
     if (api->library) dlclose(api->library);
     api->library = NULL;
 }
+
+/* ---- Addresses --------------------------------------------------------------------------------------- */
+
+char *webgpu_reserve(const gpu_buffers *buffers, size_t bytes) {
+    (void)buffers;
+    char *begin = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return begin == MAP_FAILED ? NULL : begin;
+}
+
+void webgpu_unreserve(char *begin, size_t bytes) {
+    munmap(begin, bytes);
+}
+#endif

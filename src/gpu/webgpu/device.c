@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "core/system.h"
 #include "gpu/webgpu/device.h"
@@ -159,7 +158,7 @@ static void close_state(webgpu_state *state) {
     webgpu_release_pipelines(state);
     for (size_t i = 0; i < state->buffers.count; i++) {
         api->BufferRelease(state->buffers.buffer[i].handle);
-        munmap(state->buffers.buffer[i].begin, state->buffers.buffer[i].bytes);
+        webgpu_unreserve(state->buffers.buffer[i].begin, (size_t)state->buffers.buffer[i].bytes);
     }
     webgpu_release_events(state);
     if (state->params) api->BufferRelease(state->params);

@@ -2,7 +2,8 @@
 /*
  * What a WebGPU device holds, and what its files provide. Each file uses only those above it:
  *
- *     api.c      finds the implementation of webgpu.h
+ *     api.c      finds the implementation of webgpu.h; api_browser.c is that of a browser, by
+ *                browser.c
  *     errors.c   keeps what the implementation reports, waits for its callbacks
  *     source.c   writes the WGSL of a launch
  *     launch.c   makes pipelines, encodes launches, submits

@@ -70,7 +70,10 @@ bool webgpu_wait(webgpu_state *state, const bool *done, const uint64_t *submissi
     for (int tries = 0; !*done && !state->lost; tries++) {
         if (state->api.DevicePoll && state->device) state->api.DevicePoll(state->device, true, submission);
         state->api.InstanceProcessEvents(state->instance);
-        if (!*done && tries > 10) nanosleep(&(struct timespec){0, 20000}, NULL);
+        if (!*done && state->api.SleepUntilEvent)
+            state->api.SleepUntilEvent();
+        else if (!*done && tries > 10)
+            nanosleep(&(struct timespec){0, 20000}, NULL);
     }
     return *done;
 }
@@ -96,6 +99,8 @@ void webgpu_pop_scope(webgpu_state *state, char *message, size_t room) {
     WGPUPopErrorScopeCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_scope, .userdata1 = &answer};
     state->api.DevicePopErrorScope(state->device, info);
-    while (!answer.done && !state->lost)
+    while (!answer.done && !state->lost) {
+        if (state->api.SleepUntilEvent) state->api.SleepUntilEvent();
         state->api.InstanceProcessEvents(state->instance);
+    }
 }

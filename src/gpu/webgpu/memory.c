@@ -5,7 +5,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "gpu/webgpu/device.h"
 
@@ -23,7 +22,7 @@ vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
     if (status != VJP_OK) return status;
-    uint64_t rounded = bytes > UINT64_MAX - 256 ? UINT64_MAX : ((uint64_t)bytes + 255) / 256 * 256;
+    uint64_t rounded = bytes > SIZE_MAX - 256 ? UINT64_MAX : ((uint64_t)bytes + 255) / 256 * 256;
     if (!rounded) rounded = 256;
     if (rounded > state->limits.maxBufferSize) {
         char why[96];
@@ -31,21 +30,21 @@ vjp_status webgpu_alloc(vjp_device *device, size_t bytes, void **data) {
                  (unsigned long long)state->limits.maxBufferSize);
         return gpu_buffers_full(device, bytes, why);
     }
-    char *begin = mmap(NULL, rounded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (begin == MAP_FAILED) return gpu_buffers_full(device, bytes, "no addresses are left");
+    char *begin = webgpu_reserve(&state->buffers, (size_t)rounded);
+    if (!begin) return gpu_buffers_full(device, bytes, "no addresses are left");
     char message[WEBGPU_MESSAGE] = "";
     state->api.DevicePushErrorScope(state->device, WGPUErrorFilter_OutOfMemory);
     WGPUBuffer buffer =
         webgpu_make_buffer(state, rounded, WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst);
     webgpu_pop_scope(state, message, sizeof message);
     if (message[0] || state->failed || state->lost || !buffer) {
-        munmap(begin, rounded);
+        webgpu_unreserve(begin, (size_t)rounded);
         if (buffer) state->api.BufferRelease(buffer);
         status = webgpu_result(device, "allocating");
         return status != VJP_OK ? status : gpu_buffers_full(device, bytes, message);
     }
     if (!gpu_buffers_add(&state->buffers, (gpu_buffer){begin, rounded, buffer})) {
-        munmap(begin, rounded);
+        webgpu_unreserve(begin, (size_t)rounded);
         state->api.BufferRelease(buffer);
         return gpu_buffers_full(device, bytes, "the host has none");
     }
@@ -59,7 +58,7 @@ void webgpu_free(vjp_device *device, void *data) {
     const gpu_buffer *found = gpu_buffers_find(&state->buffers, data);
     if (!found || found->begin != (char *)data) return;
     state->api.BufferRelease(found->handle);
-    munmap(found->begin, found->bytes);
+    webgpu_unreserve(found->begin, (size_t)found->bytes);
     gpu_buffers_remove(&state->buffers, found);
 }
 
@@ -125,10 +124,10 @@ vjp_status webgpu_read_words(vjp_device *device, WGPUBuffer buffer, uint64_t fir
     webgpu_answer a = {.state = state};
     WGPUBufferMapCallbackInfo info = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = webgpu_on_mapped, .userdata1 = &a};
-    api->BufferMapAsync(state->read_back, WGPUMapMode_Read, 0, words * 4, info);
+    api->BufferMapAsync(state->read_back, WGPUMapMode_Read, 0, (size_t)words * 4, info);
     webgpu_wait(state, &a.done, NULL);
     if (!a.object) return webgpu_result(device, "mapping");
-    const char *mapped = api->BufferGetConstMappedRange(state->read_back, 0, words * 4);
+    const char *mapped = api->BufferGetConstMappedRange(state->read_back, 0, (size_t)words * 4);
     if (mapped) memcpy(host, mapped + skip, bytes);
     api->BufferUnmap(state->read_back);
     if (!mapped) return vjp_fail(device, VJP_DEVICE_FAILED, "%s: mapping: no memory came back", device->name);
