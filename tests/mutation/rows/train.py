@@ -140,7 +140,7 @@
     ("data: shards of a batch have the same rows", "test test_documents",
      [("src/train/data/packed.c", " + part % (uint64_t)d->shards * (uint64_t)d->rows;", ";")]),
     ("eval: the last window is left out", "test test_evaluate",
-     [("src/train/evaluate.c", "(predicted(e) + e->options.context - 1) / e->options.context", "predicted(e) / e->options.context")]),
+     [("src/train/evaluate.c", "(longest(e) + e->options.context - 1) / e->options.context", "longest(e) / e->options.context")]),
     ("eval: what is after the text counts", "test test_evaluate",
      [("src/train/evaluate.c", ": (int32_t)defaults.ignore_index;", ": (int32_t)(defaults.ignore_index * 0);")]),
     ("records: the smoothed loss starts late", "test test_run_files",
