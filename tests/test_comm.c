@@ -22,8 +22,8 @@
 #include "comm/group.h"
 #include "core/core.h"
 #include "train/model/llama.h"
-#include "train/shards.h"
-#include "train/trainer.h"
+#include "train/trainer/shards.h"
+#include "train/trainer/trainer.h"
 #include "vjp_engine.h"
 
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_engine) == 64, "vjp_engine");

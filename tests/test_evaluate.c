@@ -18,7 +18,7 @@
 
 #include "little_llama.h"
 #include "scratch.h"
-#include "train/evaluate.h"
+#include "train/job/evaluate.h"
 
 enum { BYTES = 101 };
 

@@ -18,8 +18,8 @@
 #include "core/system.h"
 #include "model_run.h"
 #include "scratch.h"
-#include "train/fit.h"
-#include "train/trainer.h"
+#include "train/job/fit.h"
+#include "train/trainer/trainer.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "train/fit.h"
-#include "train/job.h"
+#include "train/job/fit.h"
+#include "train/job/job.h"
 
 enum { LAYERS = 5 };
 

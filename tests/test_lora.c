@@ -18,8 +18,8 @@
 #include "core/half.h"
 #include "model_run.h"
 #include "scratch.h"
-#include "train/job.h"
-#include "train/merge.h"
+#include "train/job/job.h"
+#include "train/job/merge.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -18,8 +18,8 @@
 #include "core/half.h"
 #include "graph/graph.h"
 #include "little_llama.h"
-#include "train/loss_scale.h"
-#include "train/trainer.h"
+#include "train/trainer/loss_scale.h"
+#include "train/trainer/trainer.h"
 
 enum { LAYERS = 2, BATCH = 2 };
 

@@ -25,7 +25,7 @@
 #include "scratch.h"
 #include "train/data/text.h"
 #include "train/files/metrics.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
 

@@ -21,10 +21,10 @@
 #include "scratch.h"
 #include "text/chat.h"
 #include "text/utf8.h"
-#include "train/decoder.h"
-#include "train/draw.h"
+#include "train/generate/decoder.h"
+#include "train/generate/draw.h"
+#include "train/generate/sampler.h"
 #include "train/model/llama.h"
-#include "train/sampler.h"
 
 /* ---- Models with weights from a hash of their names ---------------------------------------------------- */
 
@@ -236,7 +236,7 @@ static bool must_not_load(void *context, const char *name, const vjp_tensor *wan
 /* 6 TiB of weights are refused before any is read. */
 static void a_model_that_does_not_fit(void **unused) {
     (void)unused;
-    const shape s = {"large", VJP_F32, 8, 1 << 19, 1 << 19, 4, 2, 16, 71, true};
+    const shape s = {"large", VJP_F32, 8, 1 << 19, 1 << 19, 4, 2, 16, 71, true, false};
     char error[TRAIN_ERROR] = "";
     train_model model;
     build(&model, &s);

@@ -18,7 +18,7 @@
 
 #include "little_llama.h"
 #include "merging.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 static vjp_device *device;
 

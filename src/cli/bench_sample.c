@@ -19,7 +19,7 @@
 #include "core/system.h"
 #include "op/op.h"
 #include "proof/timing.h"
-#include "train/decoder.h"
+#include "train/generate/decoder.h"
 #include "train/model/llama.h"
 
 enum { ROUNDS = 5, STEPS = 6, PROMPT = 512, CONTEXT = 1024, MAX_TEXTS = 16 };

@@ -20,7 +20,7 @@
 #include "core/system.h"
 #include "op/op.h"
 #include "proof/timing.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 enum { TEXT_BYTES = 1 << 20, WARM_UP = 2, USUAL_STEPS = 10, MAX_OPS = 256, MAX_PRODUCTS = 32 };
 

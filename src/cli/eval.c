@@ -4,7 +4,7 @@
 
 #include "cli/cli.h"
 #include "core/system.h"
-#include "train/evaluate.h"
+#include "train/job/evaluate.h"
 
 typedef struct arguments {
     cli_device_options on;

@@ -10,7 +10,7 @@
 #include "cli/cli.h"
 #include "core/system.h"
 #include "graph/program.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 /* ---- The picture ------------------------------------------------------------------------------------- */
 

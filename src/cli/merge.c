@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* vjp merge: makes one model of adapters and their base. */
-#include "train/merge.h"
+#include "train/job/merge.h"
 
 #include "cli/cli.h"
 

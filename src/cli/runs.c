@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 enum { MAX_RUNS = 256, COLUMNS = 10, CELL = 48 };
 

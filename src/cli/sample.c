@@ -15,7 +15,7 @@
 #include "core/system.h"
 #include "text/chat.h"
 #include "train/files/input.h"
-#include "train/sampler.h"
+#include "train/generate/sampler.h"
 
 enum { MAX_PROMPT_FILE = 256 << 20, USUAL_BATCH = 8, USUAL_BYTES = 500 };
 

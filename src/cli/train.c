@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vjp train: trains a model and shows its progress. The run itself is in src/train/job.c; here are the options, the
+ * vjp train: trains a model and shows its progress. The run itself is in src/train/job/job.c; here are the options, the
  * lines of progress, and the signals that stop a run.
  */
 #include <errno.h>
@@ -13,8 +13,8 @@
 #include "comm/group.h"
 #include "core/core.h"
 #include "core/system.h"
-#include "train/job.h"
-#include "train/loss_scale.h"
+#include "train/job/job.h"
+#include "train/trainer/loss_scale.h"
 
 #ifndef VJP_SOURCES
 #define VJP_SOURCES ""

@@ -16,7 +16,7 @@ import tempfile
 
 from browser import ROOT, Site
 
-TEXT = os.path.join(ROOT, "src/train/job.c")
+TEXT = os.path.join(ROOT, "src/train/job/job.c")
 SIZES = {"dim": 128, "layers": 1, "heads": 4, "ffn": 256, "context": 64, "batch": 1}
 
 

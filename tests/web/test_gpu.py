@@ -17,7 +17,7 @@ import tempfile
 
 from browser import ROOT, Site, find_browser, software_gpu_crashes
 
-TEXT = os.path.join(ROOT, "src/train/trainer.c")
+TEXT = os.path.join(ROOT, "src/train/trainer/trainer.c")
 OPS = "scale"
 # Losses of 20 steps in f32 from the same numbers: sums in another order differ in their last bits, 2^-24 of a loss
 # near 5.5, and training makes that grow.

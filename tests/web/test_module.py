@@ -22,7 +22,7 @@ import zipfile
 
 from browser import ROOT, Site, find_browser
 
-TEXT = os.path.join(ROOT, "src/train/job.c")
+TEXT = os.path.join(ROOT, "src/train/job/job.c")
 STEPS, ALL_STEPS = 20, 30
 OPTIONS = f"""--preset tiny --dim 64 --layers 2 --heads 4 --kv-heads 2 --ffn 160 --context 64 --batch 4 --steps {ALL_STEPS}
               --warmup 5 --seed 7 --validate-every 10 --threads 1""".split()

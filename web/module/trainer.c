@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Training in a page: the runs of `vjp train` (src/train/job.h) on files that are in the page's memory, so the same
+ * Training in a page: the runs of `vjp train` (src/train/job/job.h) on files that are in the page's memory, so the same
  * settings give the same losses and checkpoints as the program, bit for bit.
  */
 #include <math.h>
@@ -11,8 +11,8 @@
 #include "core/core.h"
 #include "core/system.h"
 #include "module.h"
-#include "train/job.h"
-#include "train/sampler.h"
+#include "train/generate/sampler.h"
+#include "train/job/job.h"
 
 typedef struct web_trainer {
     vjp_device *device;

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 /* All zero is empty, safe to free. */
 typedef struct image_data {

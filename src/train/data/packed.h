@@ -14,7 +14,7 @@
 #define VJP_TRAIN_PACKED_H
 
 #include "train/data/token_cache.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 /* Tokens [begin, end); the last of each document in it is predicted only. */
 typedef struct packed_row {

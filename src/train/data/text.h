@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 #include "text/list.h"
-#include "train/trainer.h"
+#include "train/trainer/trainer.h"
 
 /* What is read at most. */
 #define TEXT_MAX_BYTES ((int64_t)1 << 34)

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Training within a limit of memory: how many blocks of a Llama must be recomputed in the backward pass. Everything is
+ * planned with vjp_plan(), which allocates nothing, so a model that does not fit is refused before any of it is made.
+ */
+#ifndef VJP_TRAIN_JOB_FIT_H
+#define VJP_TRAIN_JOB_FIT_H
+
+#include "train/model/llama.h"
+#include "train/trainer/trainer.h"
+
+/* The bytes that training may use. */
+typedef struct fit_limit {
+    size_t asked; /* by the user; 0: no limit */
+    size_t free;  /* on the device; 0: it does not say */
+} fit_limit;
+
+typedef struct fit_result {
+    int64_t recompute;           /* blocks */
+    trainer_needs needs, before; /* with these blocks recomputed, and with none */
+} fit_result;
+
+/* What a run computes besides its model: the options of a trainer, and whether it validates. */
+typedef struct fit_run {
+    vjp_device *device;
+    const trainer_options *trainer;
+    bool validates;
+} fit_run;
+
+/* The free memory of the device, in bytes; 0: it does not say. The second is the host's, of a device that uses that. */
+size_t fit_free(vjp_device *device);
+size_t fit_available(vjp_device *device);
+
+/* Whether so many bytes fit into that memory. False: `error` has what `what` ("sampling") needs, and what there is. */
+bool fit_bytes(vjp_device *device, double needed, const char *what, char error[TRAIN_ERROR]);
+
+/* The same for a program to which the graph and its results would be compiled. */
+bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count, const char *what,
+                 char error[TRAIN_ERROR]);
+
+/*
+ * The fewest blocks that must be recomputed so that a step stays within the limit. False: it does not with any number
+ * of them, and `error` has the bytes that are needed and allowed.
+ */
+bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
+               fit_result *result, char error[TRAIN_ERROR]);
+
+/* Plans with options->recompute as it is, and checks the limit. */
+bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
+               fit_result *result, char error[TRAIN_ERROR]);
+
+/* Whether these needs are within the limit; `how` is added to the sentence: "with all 12 blocks recomputed". */
+bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *how, char error[TRAIN_ERROR]);
+
+/* The share of FLOP that recomputing adds to a step. */
+double fit_price(const fit_result *result);
+
+#endif
