@@ -101,7 +101,9 @@ cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the machine'
 VJP_ISA=sse9 "$vjp" ops --markdown >"$work/two"
 cmp -s "$work/one" "$work/two" || fault 'ops --markdown depends on the processor'
 # The set without FMA has other bits: the others are not compared with it.
-VJP_ISA=plain "$vjp" check linear --quick --dtype f32 >"$work/out" || fault 'check fails with the set without FMA'
+case $("$vjp" info --json) in
+*\"plain\"*) VJP_ISA=plain "$vjp" check linear --quick --dtype f32 >"$work/out" || fault 'check fails with the set without FMA' ;;
+esac
 if grep -q "$(printf '\033')" "$work/one"; then fault 'colour in a file'; fi
 if command -v python3 >/dev/null; then
     for arguments in 'info' 'ops'; do
