@@ -54,7 +54,7 @@ INLINE void few_terms(vjp_dtype dtype, int rows, const void *b, int64_t at, int6
         UNROLL for (int i = 0; i < NATIVE_LANES; i++) square[i] = row[i].v[p];
         native_transpose(square);
         UNROLL for (int i = 0; i < NATIVE_LANES; i++) {
-            if (p * NATIVE_LANES + i >= count) break;
+            if (p * NATIVE_LANES + i >= count) continue; /* no break: compilers unroll loops of constant length */
             UNROLL for (int r = 0; r < rows; r++) {
                 native_f one = a[r * k + p * NATIVE_LANES + i] - (native_f){0};
                 sum[r] = native_fma(one, square[i], sum[r]);
