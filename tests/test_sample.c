@@ -61,6 +61,7 @@ typedef struct shape {
     vjp_dtype dtype;
     int64_t context, hidden, inner, heads, kv_heads, head_dim, vocabulary;
     bool tied, gemma;
+    const char *products; /* as in vjp_options */
 } shape;
 
 static void build(train_model *model, const shape *s) {
@@ -87,11 +88,12 @@ static void build(train_model *model, const shape *s) {
     llama_build(model, &config, &options);
 }
 
-static vjp_device *open_fixed(int threads) {
+static vjp_device *open_fixed(int threads, const char *products) {
     vjp_options options = VJP_OPTIONS_DEFAULTS;
     vjp_device *device;
     options.threads = threads;
     options.fixed_rows = 1;
+    options.matrix_products = products;
     assert_int_equal(vjp_open("cpu", &options, &device), VJP_OK);
     return device;
 }
@@ -147,14 +149,16 @@ static void assert_same_bits(const char *about, int64_t at, const float *a, cons
 
 /* Products of 16 bits have an engine of their own from 32 rows on; those of 4096 terms are split along K up to 1920. */
 static const shape shapes[] = {
-    {"f32", VJP_F32, 150, 64, 96, 4, 2, 16, 71, true, false},
-    {"f32, K split", VJP_F32, 1930, 48, 4200, 3, 1, 16, 40, false, false},
-    {"bf16", VJP_BF16, 150, 64, 96, 4, 2, 16, 71, false, false},
-    {"bf16, K split", VJP_BF16, 1930, 64, 4160, 4, 4, 16, 64, true, false},
-    {"bf16, odd sizes", VJP_BF16, 70, 72, 333, 3, 3, 24, 129, false, false},
-    {"f16", VJP_F16, 70, 64, 96, 4, 1, 16, 71, true, false},
-    {"Gemma, f32", VJP_F32, 70, 64, 96, 4, 2, 16, 71, true, true},
-    {"Gemma, bf16", VJP_BF16, 70, 64, 96, 4, 1, 16, 71, false, true},
+    {"f32", VJP_F32, 150, 64, 96, 4, 2, 16, 71, true, false, NULL},
+    {"f32, K split", VJP_F32, 1930, 48, 4200, 3, 1, 16, 40, false, false, NULL},
+    {"bf16", VJP_BF16, 150, 64, 96, 4, 2, 16, 71, false, false, NULL},
+    {"bf16, K split", VJP_BF16, 1930, 64, 4160, 4, 4, 16, 64, true, false, NULL},
+    {"bf16, odd sizes", VJP_BF16, 70, 72, 333, 3, 3, 24, 129, false, false, NULL},
+    {"f16", VJP_F16, 70, 64, 96, 4, 1, 16, 71, true, false, NULL},
+    {"Gemma, f32", VJP_F32, 70, 64, 96, 4, 2, 16, 71, true, true, NULL},
+    {"Gemma, bf16", VJP_BF16, 70, 64, 96, 4, 1, 16, 71, false, true, NULL},
+    {"bf16, by FMA of f32", VJP_BF16, 150, 64, 96, 4, 2, 16, 71, false, false, "builtin"},
+    {"bf16, by FMA of f32, odd sizes", VJP_BF16, 70, 76, 333, 3, 3, 24, 129, false, false, "builtin"},
 };
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], TEXTS = 3, MAX_STEPS = 120 };
@@ -166,7 +170,7 @@ static void test_bits(void **unused) {
         const shape *s = &shapes[i];
         if (strlen(VJP_SANITIZE) > 0 && s->context > 1000) continue; /* they take minutes */
         char error[TRAIN_ERROR] = "";
-        vjp_device *device = open_fixed(2);
+        vjp_device *device = open_fixed(2, s->products);
         float *whole[TEXTS], *logits = malloc((size_t)(s->context * s->vocabulary) * sizeof *logits);
         for (int t = 0; t < TEXTS; t++)
             whole[t] = whole_logits(device, s, t);
@@ -437,7 +441,7 @@ static void test_texts(void **unused) {
     save_model();
     sampler_options options = {.draw = {.temperature = 3, .top_p = 0.99, .repetition = 1.1, .seed = 5},
                                .max_bytes = BYTES};
-    vjp_device *one = open_fixed(1), *two = open_fixed(2);
+    vjp_device *one = open_fixed(1, NULL), *two = open_fixed(2, NULL);
     sampler *together = open_sampler(two, TEXTS), *alone = open_sampler(one, 1);
     run_texts(together, &options, prompts, TEXTS);
     for (int i = 0; i < TEXTS; i++) {

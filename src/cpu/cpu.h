@@ -36,6 +36,7 @@ typedef struct cpu_state {
     const vjp_kernel *const *kernels; /* by op id: the table of the chosen instruction set */
     const char *isa;
     bool blas;          /* matrix products through BLAS; false: the built-in kernel */
+    bool bf16;          /* the FMA of vjp_cpu_has_bf16() may be used */
     bool tiles;         /* the built-in kernel has AMX for 16-bit operands */
     bool fixed_rows;    /* bits of a product's row do not depend on the number of rows */
     size_t cache_bytes; /* last-level cache; chooses ordinary or streaming stores, never bits */

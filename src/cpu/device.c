@@ -124,11 +124,13 @@ static bool has_tiles(const cpu_state *state) {
 /*
  * The built-in products are the default: they never allocate, while BLIS 0.9 calls malloc in every product, and were
  * measured ahead of BLIS and OpenBLAS on AVX-512. Those of 16-bit operands are made by AMX where it is there, unless
- * "builtin" asks for the bits that every instruction set gives.
+ * "builtin" asks for the bits that every instruction set gives, and for the instructions that all processors of a set
+ * have.
  */
 static vjp_status choose_products(vjp_device *device, cpu_state *state, const char *wanted) {
     if (!wanted) {
         state->tiles = has_tiles(state);
+        state->bf16 = vjp_cpu_has_bf16();
         return VJP_OK;
     }
     if (strcmp(wanted, "builtin") == 0) return VJP_OK;

@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reading the features of an x86-64 processor (features.h): the processor says with the instruction cpuid what it has,
- * and the system with xgetbv which registers it saves when it switches threads. An instruction may be used only if both
- * agree.
+ * Reading the features of a processor (features.h). An x86-64 processor says with the instruction cpuid what it has,
+ * and the system with xgetbv which registers it saves when it switches threads: an instruction may be used only if both
+ * agree. On aarch64 the system says it.
  */
 #include "cpu/features.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 #ifdef __x86_64__
 
@@ -77,3 +83,16 @@ bool vjp_cpu_has_amx(void) {
 }
 
 #endif
+
+bool vjp_cpu_has_bf16(void) {
+#if defined(__aarch64__) && defined(__linux__)
+    static const unsigned long BF16 = 1ul << 14; /* HWCAP2_BF16, which older headers do not have */
+    return getauxval(AT_HWCAP2) & BF16;
+#elif defined(__aarch64__) && defined(__APPLE__)
+    int value = 0;
+    size_t bytes = sizeof value;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &value, &bytes, NULL, 0) == 0 && value;
+#else
+    return false;
+#endif
+}

@@ -72,6 +72,7 @@ typedef struct gemm_result {
 
 typedef struct gemm_call {
     bool blas, amx;  /* engines that the device allows */
+    bool bf16;       /* the processor multiplies and adds bf16 operands in one instruction; it never decides bits */
     bool fixed_rows; /* no choice that decides bits may depend on m */
     int threads;     /* of the device; they decide the tiles and the workspace, never bits */
     int64_t items, m, n, k;

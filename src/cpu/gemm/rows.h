@@ -125,6 +125,7 @@ static inline gemm_call product_of(const vjp_work *work, int64_t items, int64_t 
     const cpu_state *state = cpu_state_of(work);
     return (gemm_call){.blas = state->blas,
                        .amx = state->tiles,
+                       .bf16 = state->bf16,
                        .fixed_rows = state->fixed_rows,
                        .threads = state->threads,
                        .items = items,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reads the config.json of a Llama or a related family; llama_config_write.c writes it, llama_weights.c has the weights
- * and presets.
+ * Reads the config.json of a Llama or a related family; llama_layers.c reads its rotations and windows,
+ * llama_config_write.c writes it, llama_weights.c has the weights and presets.
  *
  *     family    model_type  biases                   norms of q, k   window of attention
  *     Llama     llama       attention_bias (all      no              no
@@ -10,8 +10,8 @@
  *     Qwen 2    qwen2       q, k, v                  no              use_sliding_window: layers from
  *                                                                    max_window_layers, or by layer_types
  *     Qwen 3    qwen3       attention_bias           each head       as Qwen 2
- *     Gemma 3   gemma3_text attention_bias           each head       all but every sixth (sliding_window_pattern), or
- * by layer_types
+ *     Gemma 3   gemma3_text attention_bias           each head       all layers but every sixth
+ *                                                                    (sliding_window_pattern), or by layer_types
  *
  * Gemma 3 also has four norms per layer, a scaled embedding, a gelu, and another rotation in layers with a window.
  *
@@ -24,7 +24,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/model/llama_families.h"
+#include "train/model/llama_read.h"
 
 /* Bounds that let every product of sizes stay within int64: 2^12 layers of 7 matrices of 2^48, and the embedding. */
 static const int64_t MAX_WIDTH = 1 << 24, MAX_TOKENS = INT32_MAX;
@@ -34,9 +34,7 @@ static const double DEFAULT_THETA = 10000, DEFAULT_EPS = 1e-6;
 
 /* Those of Gemma. */
 static const double DEFAULT_GLOBAL_THETA = 1e6;
-static const int64_t DEFAULT_QUERY_SCALAR = 256, DEFAULT_PATTERN = 6;
-
-static const int64_t DEFAULT_WINDOW = 4096, DEFAULT_FULL_LAYERS = 28;
+static const int64_t DEFAULT_QUERY_SCALAR = 256;
 
 const llama_family_info llama_families[LLAMA_FAMILIES] = {
     [LLAMA_LLAMA] = {"llama", "LlamaForCausalLM", .positions = 2048, .attention_bias = true, .mlp_bias = true},
@@ -161,50 +159,7 @@ static const char *const ignored_keys[] = {
     "use_cache",
 };
 
-#define COUNT(list) (sizeof(list) / sizeof((list)[0]))
-
 /* ---- Reading ----------------------------------------------------------------------------------------- */
-
-static bool refuse(const char *key, const json_value *value, const char *takes, char *error) {
-    char shown[JSON_SHOWN];
-    return train_fail(error, "\"%s\" is %s; vjp takes %s", key, json_show(value, shown), takes);
-}
-
-static bool unknown(const char *key, const json_value *value, char *error) {
-    char shown[JSON_SHOWN];
-    return train_fail(error,
-                      "\"%.64s\" is %s; vjp does not know this setting, which may change what the model computes", key,
-                      json_show(value, shown));
-}
-
-/* transformers writes null for a missing value. */
-static bool read_integer(const json_value *object, const char *key, int64_t *value, char *error) {
-    const json_value *v = json_member(object, key);
-    if (!v || v->type == JSON_NULL) return true;
-    if (v->type != JSON_NUMBER || !v->exact) return refuse(key, v, "an integer", error);
-    *value = v->integer;
-    return true;
-}
-
-static bool read_real(const json_value *object, const char *key, double *value, char *error) {
-    const json_value *v = json_member(object, key);
-    if (!v || v->type == JSON_NULL) return true;
-    if (v->type != JSON_NUMBER) return refuse(key, v, "a number", error);
-    *value = v->number;
-    return true;
-}
-
-static bool read_boolean(const json_value *object, const char *key, bool *value, char *error) {
-    const json_value *v = json_member(object, key);
-    if (!v || v->type == JSON_NULL) return true;
-    if (v->type != JSON_BOOLEAN) return refuse(key, v, "true or false", error);
-    *value = v->boolean;
-    return true;
-}
-
-static bool is_text(const json_value *value, const char *text) {
-    return value && value->type == JSON_STRING && strcmp(value->text, text) == 0;
-}
 
 static bool read_sizes(const json_value *root, llama_config *c, char *error) {
     const struct {
@@ -235,174 +190,6 @@ static bool read_sizes(const json_value *root, llama_config *c, char *error) {
         c->head_dim = head_dim ? family->head_dim : c->hidden_size / c->heads;
     return true;
 }
-
-/* The kind of a rotation, by "rope_type" or, in older files, "type". */
-static bool read_rope_kind(const json_value *rope, const char *name, llama_config *c, char *error) {
-    static const char *const keys[] = {"rope_type", "type"}, *const kinds[] = {"default", "linear", "llama3"};
-    char key[64];
-    for (size_t i = 0; i < COUNT(keys); i++) {
-        if (!json_has(rope, keys[i])) continue;
-        const json_value *kind = json_member(rope, keys[i]);
-        size_t found = 0;
-        while (found < COUNT(kinds) && !is_text(kind, kinds[found]))
-            found++;
-        snprintf(key, sizeof key, "%s.%s", name, keys[i]);
-        if (found == COUNT(kinds)) return refuse(key, kind, "\"default\", \"linear\" or \"llama3\"", error);
-        c->rope.kind = (int)found == 0 ? LLAMA_ROPE_DEFAULT : (int)found == 1 ? LLAMA_ROPE_LINEAR : LLAMA_ROPE_LLAMA3;
-    }
-    return true;
-}
-
-static bool is_one_of(const char *key, const char *const *list, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(key, list[i]) == 0) return true;
-    return false;
-}
-
-/* One rotation; `name` is where it is. */
-static bool read_rope_object(const json_value *rope, const char *name, llama_config *c, char *error) {
-    static const char *const known[] = {"rope_type",
-                                        "type",
-                                        "rope_theta",
-                                        "factor",
-                                        "low_freq_factor",
-                                        "high_freq_factor",
-                                        "original_max_position_embeddings",
-                                        "partial_rotary_factor"};
-    char key[64];
-    if (!rope || rope->type == JSON_NULL) return true;
-    if (rope->type != JSON_OBJECT) return refuse(name, rope, "an object", error);
-    if (!read_rope_kind(rope, name, c, error)) return false;
-    for (const json_value *v = rope->first; v; v = v->next) {
-        snprintf(key, sizeof key, "%s.%.32s", name, v->key);
-        if (v->type == JSON_OBJECT || v->type == JSON_ARRAY)
-            return refuse(key, v, "one rotation for all layers", error);
-        if (v->type != JSON_NULL && !is_one_of(v->key, known, COUNT(known))) return unknown(key, v, error);
-    }
-    const json_value *partial = json_member(rope, "partial_rotary_factor");
-    snprintf(key, sizeof key, "%s.partial_rotary_factor", name);
-    if (partial && partial->type != JSON_NULL && !(partial->type == JSON_NUMBER && partial->number == 1))
-        return refuse(key, partial, "1", error);
-    llama_rope_scaling *scaling = &c->rope;
-    return read_real(rope, "rope_theta", &c->rope_theta, error) && read_real(rope, "factor", &scaling->factor, error) &&
-           read_real(rope, "low_freq_factor", &scaling->low, error) &&
-           read_real(rope, "high_freq_factor", &scaling->high, error) &&
-           read_integer(rope, "original_max_position_embeddings", &scaling->original_positions, error);
-}
-
-/*
- * "rope_parameters" of transformers 5, "rope_scaling" of 4. Where layers with a window have a rotation of their own, 5
- * has an object for each kind of layer, and 4 has "rope_local_base_freq".
- */
-static bool read_rotations(const json_value *root, llama_config *c, char *error) {
-    const json_value *both = json_member(root, "rope_parameters");
-    if (!read_real(root, "rope_theta", &c->rope_theta, error) ||
-        !read_rope_object(json_member(root, "rope_scaling"), "rope_scaling", c, error))
-        return false;
-    if (!c->gemma) return read_rope_object(both, "rope_parameters", c, error);
-    if (!read_real(root, "rope_local_base_freq", &c->local_theta, error)) return false;
-    if (!both || both->type == JSON_NULL) return true;
-    if (both->type != JSON_OBJECT) return refuse("rope_parameters", both, "an object", error);
-    for (const json_value *v = both->first; v; v = v->next) {
-        llama_config own = {.rope_theta = c->local_theta};
-        char name[64];
-        snprintf(name, sizeof name, "rope_parameters.%.32s", v->key);
-        bool local = strcmp(v->key, "sliding_attention") == 0;
-        if (!local && strcmp(v->key, "full_attention") != 0) return unknown(name, v, error);
-        if (!read_rope_object(v, name, local ? &own : c, error)) return false;
-        if (local && own.rope.kind != LLAMA_ROPE_DEFAULT)
-            return refuse(name, v, "a rotation of kind \"default\" in the layers with a window", error);
-        if (local) c->local_theta = own.rope_theta;
-    }
-    return true;
-}
-
-static bool read_rope(const json_value *root, llama_config *c, char *error) {
-    if (!read_rotations(root, c, error)) return false;
-    if (c->rope.kind == LLAMA_ROPE_LLAMA3 && !c->rope.original_positions) c->rope.original_positions = c->max_positions;
-    /* What the kind does not use is forgotten, so that the file written has only what counts. */
-    if (c->rope.kind != LLAMA_ROPE_LLAMA3) c->rope.low = c->rope.high = 0, c->rope.original_positions = 0;
-    if (c->rope.kind == LLAMA_ROPE_DEFAULT) c->rope.factor = 0;
-    return true;
-}
-
-/* ---- Windows of attention ---------------------------------------------------------------------------- */
-
-static void set_windowed(llama_config *c, int64_t layer, bool windowed) {
-    uint8_t bit = (uint8_t)(1u << layer % 8), *byte = &c->windowed[layer / 8];
-    *byte = (uint8_t)(windowed ? *byte | bit : *byte & ~bit);
-}
-
-static bool is_windowed(const llama_config *c, int64_t layer) {
-    return c->windowed[layer / 8] >> layer % 8 & 1;
-}
-
-int64_t llama_window(const llama_config *config, int64_t layer) {
-    return is_windowed(config, layer) ? config->window : 0;
-}
-
-/* "layer_types" names each layer; a family whose layers are all alike must have it so. */
-static bool read_layer_types(const json_value *root, llama_config *c, char *error) {
-    const json_value *types = json_member(root, "layer_types");
-    if (!types || types->type == JSON_NULL) return true;
-    if (types->type != JSON_ARRAY || types->count != (size_t)c->layers)
-        return train_fail(error, "\"layer_types\" must be a list of %" PRId64 " names, one per layer", c->layers);
-    int64_t layer = 0;
-    for (const json_value *v = types->first; v; v = v->next, layer++) {
-        bool windowed = is_text(v, "sliding_attention");
-        if (!windowed && !is_text(v, "full_attention"))
-            return refuse("layer_types", v, "\"full_attention\" and \"sliding_attention\"", error);
-        if (windowed && !c->window)
-            return train_fail(error, "\"layer_types\" has \"sliding_attention\", but no window is set");
-        if (llama_families[c->family].windows == LLAMA_ALL_WINDOWED && windowed != is_windowed(c, layer))
-            return refuse("layer_types", v, "layers that are all alike in this family", error);
-        set_windowed(c, layer, windowed);
-    }
-    return true;
-}
-
-/* How often a layer has no window: 0: never. */
-static bool read_pattern(const json_value *root, const llama_config *c, int64_t *pattern, char *error) {
-    static const char *const keys[] = {"_sliding_window_pattern", "sliding_window_pattern"};
-    *pattern = 0;
-    if (llama_families[c->family].windows != LLAMA_PATTERN_WINDOWED) return true;
-    *pattern = DEFAULT_PATTERN;
-    for (size_t i = 0; i < COUNT(keys); i++)
-        if (!read_integer(root, keys[i], pattern, error)) return false;
-    return *pattern >= 1 ||
-           train_fail(error, "\"sliding_window_pattern\" is %" PRId64 "; vjp takes 1 or more", *pattern);
-}
-
-/*
- * As transformers: the layers from max_window_layers have the window, or all but every sixth, unless layer_types says
- * otherwise.
- */
-static bool read_windows(const json_value *root, llama_config *c, char *error) {
-    const llama_windows windows = llama_families[c->family].windows;
-    bool used = windows == LLAMA_ALL_WINDOWED || windows == LLAMA_PATTERN_WINDOWED;
-    int64_t full = windows == LLAMA_SOME_WINDOWED ? DEFAULT_FULL_LAYERS : 0, window = DEFAULT_WINDOW, pattern;
-    if (!read_pattern(root, c, &pattern, error)) return false;
-    if (windows == LLAMA_SOME_WINDOWED && (!read_boolean(root, "use_sliding_window", &used, error) ||
-                                           !read_integer(root, "max_window_layers", &full, error)))
-        return false;
-    if (windows != LLAMA_NOT_WINDOWED && !read_integer(root, "sliding_window", &window, error)) return false;
-    const json_value *given = json_member(root, "sliding_window");
-    if (given && given->type == JSON_NULL) used = false;
-    if (used && (window < 1 || window > MAX_TOKENS))
-        return train_fail(error, "\"sliding_window\" is %" PRId64 "; vjp takes 1 to %" PRId64 ", or null", window,
-                          MAX_TOKENS);
-    if (used) c->window = window;
-    for (int64_t layer = 0; layer < c->layers && used; layer++)
-        set_windowed(c, layer, layer >= full && (!pattern || (layer + 1) % pattern));
-    if (!read_layer_types(root, c, error)) return false;
-    bool any = false;
-    for (int64_t layer = 0; layer < c->layers; layer++)
-        any = any || is_windowed(c, layer);
-    if (!any) c->window = 0;
-    return true;
-}
-
-/* ---- The rest ---------------------------------------------------------------------------------------- */
 
 static bool read_biases(const json_value *root, llama_config *c, char *error) {
     const llama_family_info *family = &llama_families[c->family];
@@ -527,8 +314,8 @@ bool llama_config_read(const json_value *root, llama_config *config, char error[
     if (!find_family(root, config, error) || !check_settings(root, config, error)) return false;
     config->max_positions = llama_families[config->family].positions;
     return read_sizes(root, config, error) && check_sizes(config, error) && read_gemma(root, config, error) &&
-           read_rope(root, config, error) && read_windows(root, config, error) && read_biases(root, config, error) &&
-           read_real(root, "rms_norm_eps", &config->norm_eps, error) &&
+           llama_read_rope(root, config, error) && llama_read_windows(root, config, error) &&
+           read_biases(root, config, error) && read_real(root, "rms_norm_eps", &config->norm_eps, error) &&
            read_boolean(root, "tie_word_embeddings", &config->tied, error) && read_tokens(root, config, error) &&
            read_dtype(root, config, error) && llama_config_check(config, error);
 }
@@ -569,21 +356,8 @@ static bool check_sizes(const llama_config *c, char *error) {
     return true;
 }
 
-static bool check_rope(const llama_config *c, char *error) {
-    const llama_rope_scaling *r = &c->rope;
-    if (r->kind != LLAMA_ROPE_DEFAULT && (!(r->factor >= 1) || !isfinite(r->factor)))
-        return train_fail(error, "the \"factor\" of the rotation's scaling is %g; vjp takes 1 or more", r->factor);
-    if (r->kind != LLAMA_ROPE_LLAMA3) return true;
-    if (!(r->low > 0) || !(r->high > r->low) || !isfinite(r->high))
-        return train_fail(error, "\"low_freq_factor\" is %g and \"high_freq_factor\" is %g; vjp takes 0 < low < high",
-                          r->low, r->high);
-    return (r->original_positions >= 1 && r->original_positions <= MAX_TOKENS) ||
-           train_fail(error, "\"original_max_position_embeddings\" is %" PRId64 "; vjp takes 1 to %" PRId64,
-                      r->original_positions, MAX_TOKENS);
-}
-
 bool llama_config_check(const llama_config *c, char error[TRAIN_ERROR]) {
-    if (!check_sizes(c, error) || !check_rope(c, error)) return false;
+    if (!check_sizes(c, error) || !llama_check_rope(c, error)) return false;
     if (!(c->rope_theta > 0) || !isfinite(c->rope_theta))
         return train_fail(error, "\"rope_theta\" is %g; vjp takes a number above 0", c->rope_theta);
     if (c->gemma && (!(c->local_theta > 0) || !isfinite(c->local_theta)))
@@ -594,19 +368,4 @@ bool llama_config_check(const llama_config *c, char error[TRAIN_ERROR]) {
     if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps))
         return train_fail(error, "\"rms_norm_eps\" is %g; vjp takes a number of 0 or more", c->norm_eps);
     return true;
-}
-
-/* ---- Rotations --------------------------------------------------------------------------------------- */
-
-double llama_angle(const llama_config *c, bool local, int64_t i) {
-    static const double TURN = 6.283185307179586;
-    const llama_rope_scaling *r = &c->rope;
-    bool own = local && c->local_theta > 0;
-    double angle = pow(own ? c->local_theta : c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
-    if (own || r->kind == LLAMA_ROPE_DEFAULT) return angle;
-    if (r->kind == LLAMA_ROPE_LINEAR) return angle / r->factor;
-    /* llama3: turns within the original context; few turns shrink by the factor, many stay, between them a mixture. */
-    double turns = (double)r->original_positions * angle / TURN;
-    double kept = fmin(1, fmax(0, (turns - r->low) / (r->high - r->low)));
-    return (1 - kept) * angle / r->factor + kept * angle;
 }
