@@ -240,11 +240,11 @@ static bool must_not_load(void *context, const char *name, const vjp_tensor *wan
 /* 6 TiB of weights are refused before any is read. */
 static void a_model_that_does_not_fit(void **unused) {
     (void)unused;
-    const shape s = {"large", VJP_F32, 8, 1 << 19, 1 << 19, 4, 2, 16, 71, true, false};
+    const shape s = {"large", VJP_F32, 8, 1 << 19, 1 << 19, 4, 2, 16, 71, true, false, NULL};
     char error[TRAIN_ERROR] = "";
     train_model model;
     build(&model, &s);
-    vjp_device *device = open_fixed(1);
+    vjp_device *device = open_fixed(1, NULL);
     assert_null(decoder_open(device, &model, &(decoder_options){.texts = 1, .rows = 1}, must_not_load, NULL, error));
     if (!strstr(error, "sampling this model needs 614")) fail_msg("%s", error);
     model_free(&model);
