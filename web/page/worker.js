@@ -48,7 +48,7 @@ function attach(made, about) {
 const hash = () => (trainer.stepCount ? trainer.lossHash() : '');
 
 function begin({settings, text, name, prompt, weights}) {
-    attach(module.trainer({...settings, text, weights, device}), {name, prompt, text});
+    attach(module.trainer({...settings, text, weights, device}), {name, prompt, text, device});
 }
 
 /* From the files of a run: those that this page saved, or a folder of `vjp train` with its text as text.txt. */
@@ -57,12 +57,14 @@ function resume(files) {
     const about = page ? JSON.parse(new TextDecoder().decode(page)) : {name: 'text.txt', prompt: ''};
     const folder = new Map([...files].filter(([name]) => name !== 'page.json'));
     // A run that began on another device, or without fused multiply-add, continues all the same.
-    const allowOtherBits = !module.fused || device !== 'cpu' || (about.device ?? 'cpu') !== device;
-    attach(module.resume(folder, {text, device, allowOtherBits}), {...about, text});
+    const other = (about.device ?? 'cpu') !== device;
+    const allowOtherBits = !module.fused || device !== 'cpu' || other;
+    if (other) post('note', {id: 'other', sentence: 'This run was trained on the GPU and on the processor, so its hash is neither\'s.'});
+    attach(module.resume(folder, {text, device, allowOtherBits}), {...about, device: other ? 'both' : device, text});
 }
 
 function filesOfRun() {
-    const {name, prompt} = run;
+    const {name, prompt, device} = run;
     return trainer.save().set('page.json', new TextEncoder().encode(JSON.stringify({name, prompt, device})));
 }
 
@@ -196,8 +198,8 @@ const handlers = {
     },
     save,
     /* In a worker of its own: the losses that the processor has with these settings, beside those of a GPU. */
-    async twin({threads, settings, text}) {
-        module = await vjp.load({threads});
+    async twin({threads, variant, settings, text}) {
+        module = await vjp.load({threads, variant});
         trainer = module.trainer({...settings, text});
         follow();
     },
