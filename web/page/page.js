@@ -91,7 +91,8 @@ async function missingForGpu() {
     if (!adapter) return 'this browser has WebGPU, but gives no adapter';
     const {vendor, architecture, description} = adapter.info;
     const item = $('set-device').querySelector('[value=gpu]');
-    item.textContent = `GPU: ${[vendor, architecture, description].filter((w) => w).join(' ') || 'its name is not told'}`;
+    const name = [vendor, architecture, description].filter((w) => w).join(' '); // a browser may keep it to itself
+    item.textContent = name ? `GPU: ${name}` : 'GPU';
     item.disabled = false;
     return '';
 }
@@ -305,8 +306,9 @@ function showDifference() {
         const difference = Math.abs(chart.others[i] - chart.losses[i]);
         if (!(difference <= largest)) [largest, at] = [difference, i + 1];
     }
-    $('compare').textContent = `Laid over the processor's curve: in ${n} step${n === 1 ? '' : 's'} the losses differ by at most ` +
-        `${largest.toExponential(1)}, at step ${at}${n === COMPARED ? '. The processor stops there' : ''}.`;
+    const far = largest ? `differ by at most ${largest.toExponential(1)}, at step ${at}` : 'are equal';
+    $('compare').textContent = `Laid over the processor's curve: in ${n} step${n === 1 ? '' : 's'} the losses ${far}.` +
+        `${n === COMPARED ? ' The processor stops there.' : ''}`;
 }
 
 function clearRun() {
