@@ -6,12 +6,13 @@
 import * as vjp from './vjp.js';
 import {Store} from './store.js';
 
-const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000;
+const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000, TIMED_STEPS = 20; // of which one is timed on a GPU
 const SAMPLE = {tokens: 200, temperature: 0.6};
 
 let module = null, store = null, trainer = null, run = null, device = 'cpu';
 let running = false, looping = false;
 const due = {sample: 0, profile: 0, save: 0};
+let stepMs = 0; // of the last step
 
 const post = (kind, message = {}, transfer = []) => postMessage({kind, ...message}, transfer);
 
@@ -70,6 +71,7 @@ function filesOfRun() {
 
 function takeStep() {
     const row = trainer.step();
+    stepMs = row.ms;
     post('step', {...row, at: performance.now(), hash: hash(), memory: module.memory().bytes});
 }
 
@@ -83,7 +85,8 @@ function takeSample() {
 
 function takeProfile() {
     post('profile', {rows: trainer.profile()});
-    due.profile = performance.now() + PROFILE_MS;
+    // On a GPU the next step waits for every op, so few steps are timed.
+    due.profile = performance.now() + Math.max(PROFILE_MS, device === 'cpu' ? 0 : TIMED_STEPS * stepMs);
 }
 
 function save() {
