@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "web"))
@@ -108,16 +109,21 @@ class Site:
         if not find_browser(name):
             raise RuntimeError(f"there is no {name}; scripts/setup test installs Chromium")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            errors = open(os.path.join(profile, "errors"), "w+", errors="replace")
             process = subprocess.Popen(
                 [*command(name, profile, gpu), f"http://127.0.0.1:{self.server.server_port}/{path}"],
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                stdout=subprocess.DEVNULL, stderr=errors)
+            end = time.monotonic() + timeout
             try:
-                return self.results.get(timeout=timeout)
-            except queue.Empty:
-                process.kill()
-                said = process.stderr.read().decode(errors="replace")[-2000:]
-                raise RuntimeError(f"{path} sent no result within {timeout} s; the browser said:\n{said}") from None
+                while time.monotonic() < end and process.poll() is None:
+                    try:
+                        return self.results.get(timeout=1)
+                    except queue.Empty:
+                        continue
+                why = f"ended with {process.returncode}" if process.poll() is not None else f"sent no result within {timeout} s"
+                errors.seek(0)
+                raise RuntimeError(f"{path}: the browser {why}; it said:\n{errors.read()[-2000:]}")
             finally:
                 process.kill()
-                process.stderr.close()
+                errors.close()
                 process.wait()

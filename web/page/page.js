@@ -91,7 +91,8 @@ async function missingForGpu() {
     if (!adapter) return 'this browser has WebGPU, but gives no adapter';
     const {vendor, architecture, description} = adapter.info;
     const item = $('set-device').querySelector('[value=gpu]');
-    item.textContent = `GPU: ${[vendor, architecture, description].filter((w) => w).join(' ') || 'its name is not told'}`;
+    const name = [vendor, architecture, description].filter((w) => w).join(' '); // a browser may keep it to itself
+    item.textContent = name ? `GPU: ${name}` : 'GPU';
     item.disabled = false;
     return '';
 }
@@ -291,7 +292,7 @@ function beginTwin(settings, text) {
         redraw();
     };
     const cores = self.crossOriginIsolated ? navigator.hardwareConcurrency || 1 : 1;
-    twin.postMessage({kind: 'twin', threads: Math.max(1, Math.min(cores, 8) - 1), settings: given(settings), text});
+    twin.postMessage({kind: 'twin', variant: Prover.variant, threads: Math.max(1, Math.min(cores, 8) - 1), settings: given(settings), text});
 }
 
 function followTwin() {
@@ -305,8 +306,9 @@ function showDifference() {
         const difference = Math.abs(chart.others[i] - chart.losses[i]);
         if (!(difference <= largest)) [largest, at] = [difference, i + 1];
     }
-    $('compare').textContent = `Laid over the processor's curve: in ${n} step${n === 1 ? '' : 's'} the losses differ by at most ` +
-        `${largest.toExponential(1)}, at step ${at}${n === COMPARED ? '. The processor stops there' : ''}.`;
+    const far = largest ? `differ by at most ${largest.toExponential(1)}, at step ${at}` : 'are equal';
+    $('compare').textContent = `Laid over the processor's curve: in ${n} step${n === 1 ? '' : 's'} the losses ${far}.` +
+        `${n === COMPARED ? ' The processor stops there.' : ''}`;
 }
 
 function clearRun() {
@@ -338,6 +340,7 @@ const hears = {
         module = m;
         Prover.variant = m.variant;
         Prover.gpu = !!m.gpu;
+        Prover.know();
         $('device').textContent = m.gpu ? 'GPU' : m.threads > 1 ? `${m.threads} threads` : '1 thread';
         const relaxed = m.variant.startsWith('relaxed');
         $('device-means').textContent = m.gpu ? m.summary.split(' by ')[0] : m.fused ? 'CPU: SIMD with FMA' : 'CPU: SIMD without FMA';
@@ -415,8 +418,10 @@ const hears = {
     },
     note: (m) => note(m.id, m.sentence),
     failed(m) {
+        if (m.during === 'load' && asked === 'gpu') return withoutGpu(m.sentence);
         alertWith(m.sentence);
         say(m.during === 'load' ? 'The module could not be loaded' : 'Stopped');
+        Prover.know();
         controls();
     },
 };
@@ -445,11 +450,20 @@ function load(fresh) {
     worker.postMessage({kind: 'load', threads: gpu ? 1 : Number(asked), variant, gpu, fresh});
 }
 
+/* The browser offered a GPU that cannot be opened. */
+function withoutGpu(sentence) {
+    $('set-device').querySelector('[value=gpu]').disabled = true;
+    $('set-device').selectedIndex = 0;
+    note('gpu', `The GPU is not used: ${sentence} It trains on the processor.`);
+    load(false);
+}
+
 function begin() {
     if (!$('settings').reportValidity()) return false;
     const name = $('set-text').value;
     alertWith('');
     const {bytes, prompt} = texts.get(name);
+    if (module.gpu) say('The GPU compiles its shaders');
     worker.postMessage({kind: 'begin', settings: readSettings(), text: bytes, name, prompt});
     return true;
 }

@@ -6,8 +6,10 @@ const $ = (id) => document.getElementById(id);
 
 /* A worker of prover.js. Its module is the variant that trains, so that there is one to load. */
 export class Prover {
-    static variant = undefined; // until the first module is loaded
+    static variant = undefined; // until the first module is loaded, or cannot be
     static gpu = false;         // whether the GPU is the chosen device
+
+    static known = new Promise((resolve) => (Prover.know = resolve));
 
     constructor() {
         this.hears = new Map(); // from the kind of a message
@@ -20,7 +22,7 @@ export class Prover {
     start(gpu = false) {
         if (this.ready && this.gpu !== gpu) this.end();
         this.gpu = gpu;
-        this.ready ??= new Promise((resolve, reject) => {
+        this.ready ??= Prover.known.then(() => new Promise((resolve, reject) => {
             this.worker = new Worker('prover.js', {type: 'module'});
             this.worker.onerror = (event) => reject(new Error(event.message || 'the worker could not be loaded'));
             this.worker.onmessage = ({data}) => {
@@ -29,7 +31,7 @@ export class Prover {
                 else this.hears.get(data.kind)(data);
             };
             this.worker.postMessage({kind: 'load', threads: 1, variant: Prover.variant, gpu});
-        });
+        }));
         return this.ready;
     }
     post(message) {

@@ -6,12 +6,13 @@
 import * as vjp from './vjp.js';
 import {Store} from './store.js';
 
-const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000;
+const SAVE_MS = 10000, SAMPLE_MS = 2500, PROFILE_MS = 4000, TIMED_STEPS = 20; // of which one is timed on a GPU
 const SAMPLE = {tokens: 200, temperature: 0.6};
 
 let module = null, store = null, trainer = null, run = null, device = 'cpu';
 let running = false, looping = false;
 const due = {sample: 0, profile: 0, save: 0};
+let stepMs = 0; // of the last step
 
 const post = (kind, message = {}, transfer = []) => postMessage({kind, ...message}, transfer);
 
@@ -48,7 +49,7 @@ function attach(made, about) {
 const hash = () => (trainer.stepCount ? trainer.lossHash() : '');
 
 function begin({settings, text, name, prompt, weights}) {
-    attach(module.trainer({...settings, text, weights, device}), {name, prompt, text});
+    attach(module.trainer({...settings, text, weights, device}), {name, prompt, text, device});
 }
 
 /* From the files of a run: those that this page saved, or a folder of `vjp train` with its text as text.txt. */
@@ -57,17 +58,20 @@ function resume(files) {
     const about = page ? JSON.parse(new TextDecoder().decode(page)) : {name: 'text.txt', prompt: ''};
     const folder = new Map([...files].filter(([name]) => name !== 'page.json'));
     // A run that began on another device, or without fused multiply-add, continues all the same.
-    const allowOtherBits = !module.fused || device !== 'cpu' || (about.device ?? 'cpu') !== device;
-    attach(module.resume(folder, {text, device, allowOtherBits}), {...about, text});
+    const other = (about.device ?? 'cpu') !== device;
+    const allowOtherBits = !module.fused || device !== 'cpu' || other;
+    if (other) post('note', {id: 'other', sentence: 'This run was trained on the GPU and on the processor, so its hash is neither\'s.'});
+    attach(module.resume(folder, {text, device, allowOtherBits}), {...about, device: other ? 'both' : device, text});
 }
 
 function filesOfRun() {
-    const {name, prompt} = run;
+    const {name, prompt, device} = run;
     return trainer.save().set('page.json', new TextEncoder().encode(JSON.stringify({name, prompt, device})));
 }
 
 function takeStep() {
     const row = trainer.step();
+    stepMs = row.ms;
     post('step', {...row, at: performance.now(), hash: hash(), memory: module.memory().bytes});
 }
 
@@ -81,7 +85,8 @@ function takeSample() {
 
 function takeProfile() {
     post('profile', {rows: trainer.profile()});
-    due.profile = performance.now() + PROFILE_MS;
+    // On a GPU the next step waits for every op, so few steps are timed.
+    due.profile = performance.now() + Math.max(PROFILE_MS, device === 'cpu' ? 0 : TIMED_STEPS * stepMs);
 }
 
 function save() {
@@ -196,8 +201,8 @@ const handlers = {
     },
     save,
     /* In a worker of its own: the losses that the processor has with these settings, beside those of a GPU. */
-    async twin({threads, settings, text}) {
-        module = await vjp.load({threads});
+    async twin({threads, variant, settings, text}) {
+        module = await vjp.load({threads, variant});
         trainer = module.trainer({...settings, text});
         follow();
     },
