@@ -140,9 +140,19 @@ char *describe_function(const op_function *f) {
 
 /* ---- The op table as Python data ----------------------------------------------------------------------- */
 
-static const char *const kind_names[] = {
-    [VJP_KIND_STORAGE] = "storage", [VJP_KIND_PARAMETER] = "parameter", [VJP_KIND_STATISTIC] = "statistic",
-    [VJP_KIND_INDEX] = "index",     [VJP_KIND_ARGMAX] = "argmax",       [VJP_KIND_FLOAT] = "float"};
+static const char *kind_name(vjp_kind kind) {
+    switch (kind) {
+    case VJP_KIND_STORAGE: return "storage";
+    case VJP_KIND_PARAMETER: return "parameter";
+    case VJP_KIND_STATISTIC: return "statistic";
+    case VJP_KIND_INDEX: return "index";
+    case VJP_KIND_ARGMAX: return "argmax";
+    case VJP_KIND_FLOAT: return "float";
+    case VJP_KIND_GRADIENT: return "gradient";
+    case VJP_KIND_MOMENT: return "moment";
+    }
+    return "?";
+}
 
 /* Appends `item`, whose reference it takes; false with an exception set on failure. */
 static bool append(PyObject *list, PyObject *item) {
@@ -173,8 +183,8 @@ static PyObject *function_row(const op_function *f) {
     for (size_t i = 0; ok && i < f->pass->count; i++) {
         const vjp_slot *s = &f->pass->slots[i];
         PyObject *optional = s->flags & VJP_SLOT_OPTIONAL ? Py_True : Py_False;
-        ok = i < f->pass->outputs ? append(outputs, Py_BuildValue("(ss)", s->name, kind_names[s->kind]))
-                                  : append(inputs, Py_BuildValue("(ssO)", s->name, kind_names[s->kind], optional));
+        ok = i < f->pass->outputs ? append(outputs, Py_BuildValue("(ss)", s->name, kind_name(s->kind)))
+                                  : append(inputs, Py_BuildValue("(ssO)", s->name, kind_name(s->kind), optional));
     }
     for (int i = 0; ok && i < f->attributes; i++)
         ok = append(attributes, attribute_row(&f->info->attributes[i]));

@@ -29,6 +29,15 @@ def test_all_outputs_in_order():
     assert np.allclose(mean, x.mean(1), atol=1e-6) and np.allclose(rstd, 1 / np.sqrt(x.var(1) + 1e-5), rtol=1e-5)
 
 
+def test_the_table_names_every_function():
+    """What vjp.torch and vjp.jax are made of."""
+    from vjp import _core
+    table = _core.table()
+    assert set(table) == set(vjp.ops())
+    kinds = {kind for _, _, inputs, outputs, _ in table.values() for _, kind, *_ in inputs + outputs}
+    assert kinds == {"storage", "parameter", "statistic", "index", "argmax", "float", "gradient", "moment"}
+
+
 def test_outputs_by_name():
     x = floats(4, 8)
     y, mean, rstd = vjp.layer_norm(x)

@@ -174,9 +174,10 @@ def new_outputs(name: str, tensors: dict[str, Tensor], attributes: dict[str, Any
     like = next(iter(tensors.values()))
     shapes = shapes_of(row, {key: tuple(t.shape) for key, t in tensors.items()}, attributes)
     result = []
-    for i, ((_, kind), shape) in enumerate(zip(row.outputs, shapes)):
-        dtype = {"storage": storage, "parameter": exact if wide >> i & 1 else storage, "statistic": exact, "argmax": torch.int64,
-                 "float": attributes.get("dtype")}[kind]
+    for i, ((slot, kind), shape) in enumerate(zip(row.outputs, shapes)):
+        before = tensors.get(slot.removesuffix("_out"))  # a moment keeps its dtype
+        dtype = {"moment": exact if before is None else before.dtype, "storage": storage, "parameter": exact if wide >> i & 1 else storage, "statistic": exact,
+                 "argmax": torch.int64, "float": attributes.get("dtype")}[kind]
         wanted = attributes.get("outputs", -1) >> i & 1
         result.append(like.new_empty(shape if wanted else (0,), dtype=dtype))
     return result
