@@ -528,7 +528,7 @@ static void shapes_that_have_broken_others(void **state) {
     (void)state;
     start();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        if (has(shapes[i].op)) compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
+        if (has(shapes[i].op) && in_part(i)) compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
     stop();
 }
 
