@@ -267,9 +267,11 @@ expect 0 'vjp bench train' bench train --help
 expect 0 'tokens/s' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1
 grep -q '^linear  *backward ' "$work/out" || fault 'bench train: no row of linear backward'
 grep -q '^memory .*arena' "$work/out" || fault 'bench train: no line of memory'
-expect 0 '"row": "step", "preset": "tiny"' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1 --dtype bf16 --json
+expect 0 '"row": "step", "preset": "tiny"' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1 --dtype bf16 --gradients bf16 --moments bf16 --json
 expect 2 'train comes before its options' bench --threads 1 train
 expect 2 '--dtype is i32; it must be f32, bf16 or f16' bench train --dtype i32
+expect 2 '--gradients bf16 needs --dtype bf16' bench train --gradients bf16
+expect 2 '--moments is i32; it must be f32 or bf16' bench train --moments i32
 expect 2 'unexpected argument' bench train extra
 expect 1 'unknown preset "huge"; presets are tiny' bench train --preset huge
 expect 1 'unknown device "tpu"' bench train --device tpu

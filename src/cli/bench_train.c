@@ -64,6 +64,7 @@ typedef struct bench_train {
     const char *device_name, *preset;
     int64_t threads, batch, context, steps, taken;
     vjp_dtype dtype, residual;
+    trainer_options how;
     int64_t memory, recompute; /* bytes allowed, 0: any; blocks recomputed for that */
     bool json, quick;
     int64_t shards;
@@ -118,8 +119,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
                              .context = b->context,
                              .dtype = b->dtype,
                              .wide_residual = b->residual != b->dtype};
-    trainer_options how = job_defaults().trainer;
-    how.shards = b->shards;
+    trainer_options how = b->how;
     how.group = b->group;
     how.zero = b->zero;
     how.overlap = !b->no_overlap;
@@ -398,6 +398,8 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_integer("context", b->context);
     cli_json_text("dtype", vjp_dtype_name(b->dtype));
     cli_json_text("residual", vjp_dtype_name(b->residual));
+    cli_json_text("moments", vjp_dtype_name(b->how.moments));
+    cli_json_text("gradients", vjp_dtype_name(b->how.gradients));
     cli_json_integer("recomputed_blocks", b->recompute);
     cli_json_text("device", b->device_name);
     cli_json_integer("threads", b->threads);
@@ -579,7 +581,7 @@ int cli_bench_train(int argc, char **argv) {
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1, .zero = true};
     const char *allowed = NULL, *zero = NULL, *group = "auto";
-    int dtype = -1, residual = -1;
+    int dtype = -1, residual = -1, moments = -1, gradients = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
@@ -588,6 +590,8 @@ int cli_bench_train(int argc, char **argv) {
         {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &b.context, 1, TEXT_BYTES - 1},
         {"dtype", 0, "D", "f32 or bf16: what products compute with; default f32", CLI_DTYPE, &dtype, 0, 0},
         CLI_OPTION_RESIDUAL(residual),
+        CLI_OPTION_MOMENTS(moments),
+        CLI_OPTION_GRADIENTS(gradients),
         CLI_OPTION_MEMORY(allowed),
         CLI_OPTION_SHARDS(b.shards),
         {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
@@ -635,6 +639,9 @@ int cli_bench_train(int argc, char **argv) {
     b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
     if (cli_shards("bench train", b.shards) != CLI_CONTINUE) return CLI_MISUSE;
     if (cli_switch("bench train", "zero", zero, &b.zero) != CLI_CONTINUE) return CLI_MISUSE;
+    b.how = job_defaults().trainer;
+    b.how.shards = b.shards;
+    if (cli_precision("bench train", dtype, moments, gradients, &b.how) != CLI_CONTINUE) return CLI_MISUSE;
     cli_share_cores(&on);
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;

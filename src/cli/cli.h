@@ -134,6 +134,21 @@ int cli_residual(const char *command, int dtype, int residual);
             &(place), 0, 0                                                                                             \
     }
 
+/*
+ * Takes --moments and --gradients, -1 where not given, if they go with the other options; `how` must have these
+ * already.
+ */
+struct trainer_options;
+int cli_precision(const char *command, int dtype, int moments, int gradients, struct trainer_options *how);
+
+#define CLI_OPTION_MOMENTS(place)                                                                                      \
+    { "moments", 0, "D", "f32 or bf16: dtype of AdamW's moments; default f32", CLI_DTYPE, &(place), 0, 0 }
+#define CLI_OPTION_GRADIENTS(place)                                                                                    \
+    {                                                                                                                  \
+        "gradients", 0, "D", "f32 or bf16: dtype of the gradients of bf16 products; default f32", CLI_DTYPE, &(place), \
+            0, 0                                                                                                       \
+    }
+
 /* Whether --shards is a power of two. */
 int cli_shards(const char *command, int64_t shards);
 

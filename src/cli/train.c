@@ -544,25 +544,8 @@ static int check_optimizer(arguments *a) {
 /* The dtypes of moments and gradients, and the scale of the loss. */
 static int check_precision(arguments *a) {
     trainer_options *t = &a->settings.trainer;
-    const int dtypes[] = {a->moments, a->gradients};
-    for (int i = 0; i < 2; i++)
-        if (dtypes[i] >= 0 && dtypes[i] != VJP_F32 && dtypes[i] != VJP_BF16)
-            return cli_misuse("train", "--%s is %s; it must be f32 or bf16", i ? "gradients" : "moments",
-                              vjp_dtype_name((vjp_dtype)dtypes[i]));
-    t->moments = a->moments < 0 ? VJP_F32 : (vjp_dtype)a->moments;
-    t->gradients = a->gradients < 0 ? VJP_F32 : (vjp_dtype)a->gradients;
-    if (t->moments == VJP_BF16 && t->optimiser == TRAINER_SGD)
-        return cli_misuse("train", "--moments is for AdamW's; sgd has none");
-    if (t->moments == VJP_BF16 && t->beta2 > JOB_MAX_NARROW_BETA2)
-        return cli_misuse("train",
-                          "--beta2 is %g; with --moments bf16 it must be at most %g: a smaller change of the second "
-                          "moment is lost when it is rounded",
-                          t->beta2, JOB_MAX_NARROW_BETA2);
-    if (t->gradients == VJP_BF16 && a->dtype != VJP_BF16)
-        return cli_misuse("train", "--gradients bf16 needs --dtype bf16, whose products give such gradients");
-    if (t->gradients == VJP_BF16 && (t->accumulate > 1 || t->shards > 1))
-        return cli_misuse("train", "--gradients bf16 is for batches of one part: with --accumulate or --shards their "
-                                   "sum is kept in f32, which bf16 would cut to 8 bits at every addition");
+    int status = cli_precision("train", a->dtype, a->moments, a->gradients, t);
+    if (status != CLI_CONTINUE) return status;
     const char *scale = a->loss_scale ? a->loss_scale : a->dtype == VJP_F16 ? "auto" : "off";
     t->loss_scale = strcmp(scale, "auto") == 0 ? LOSS_SCALE_FIRST : 0;
     t->loss_scale_steps = strcmp(scale, "auto") == 0 ? LOSS_SCALE_STEPS : 0;
@@ -695,9 +678,8 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_THREADS(a.on),
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
         CLI_OPTION_RESIDUAL(a.residual),
-        {"moments", 0, "D", "f32 or bf16: dtype of AdamW's moments; default f32", CLI_DTYPE, &a.moments, 0, 0},
-        {"gradients", 0, "D", "f32 or bf16: dtype of the gradients of bf16 products; default f32", CLI_DTYPE,
-         &a.gradients, 0, 0},
+        CLI_OPTION_MOMENTS(a.moments),
+        CLI_OPTION_GRADIENTS(a.gradients),
         {"loss-scale", 0, "S", "auto, off or a number: keeps f16 gradients in range; default auto with f16", CLI_TEXT,
          &a.loss_scale, 0, 0},
         CLI_OPTION_MEMORY(a.memory),

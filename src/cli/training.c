@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Options that train, graph and bench train share: --memory, --residual and --shards. */
+/* Options that train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
 #include "comm/group.h"
 #include "core/system.h"
+#include "train/job/job.h"
 
 static const struct {
     const char *name;
@@ -39,6 +40,29 @@ int cli_residual(const char *command, int dtype, int residual) {
     if (residual < 0 || residual == VJP_F32 || residual == dtype) return CLI_CONTINUE;
     return cli_misuse(command, "--residual is %s; it must be f32 or the type of --dtype",
                       vjp_dtype_name((vjp_dtype)residual));
+}
+
+int cli_precision(const char *command, int dtype, int moments, int gradients, trainer_options *how) {
+    const int dtypes[] = {moments, gradients};
+    for (int i = 0; i < 2; i++)
+        if (dtypes[i] >= 0 && dtypes[i] != VJP_F32 && dtypes[i] != VJP_BF16)
+            return cli_misuse(command, "--%s is %s; it must be f32 or bf16", i ? "gradients" : "moments",
+                              vjp_dtype_name((vjp_dtype)dtypes[i]));
+    how->moments = moments < 0 ? VJP_F32 : (vjp_dtype)moments;
+    how->gradients = gradients < 0 ? VJP_F32 : (vjp_dtype)gradients;
+    if (how->moments == VJP_BF16 && how->optimiser == TRAINER_SGD)
+        return cli_misuse(command, "--moments is for AdamW's; sgd has none");
+    if (how->moments == VJP_BF16 && how->beta2 > JOB_MAX_NARROW_BETA2)
+        return cli_misuse(command,
+                          "--beta2 is %g; with --moments bf16 it must be at most %g: a smaller change of the second "
+                          "moment is lost when it is rounded",
+                          how->beta2, JOB_MAX_NARROW_BETA2);
+    if (how->gradients == VJP_BF16 && dtype != VJP_BF16)
+        return cli_misuse(command, "--gradients bf16 needs --dtype bf16, whose products give such gradients");
+    if (how->gradients == VJP_BF16 && (how->accumulate > 1 || how->shards > 1))
+        return cli_misuse(command, "--gradients bf16 is for batches of one part: with --accumulate or --shards their "
+                                   "sum is kept in f32, which bf16 would cut to 8 bits at every addition");
+    return CLI_CONTINUE;
 }
 
 int cli_shards(const char *command, int64_t shards) {
