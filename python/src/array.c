@@ -313,6 +313,12 @@ bool array_read(PyObject *object, const char *function, const char *name, bool o
         PyErr_Fetch(&type, &value, &trace);
         a->has_buffer = get_bfloat16(object, flags, &a->buffer);
         if (!a->has_buffer && !PyErr_Occurred()) {
+            if (is_on_gpu(object)) { /* cupy's have a buffer for memory that the host can read, too */
+                Py_XDECREF(type);
+                Py_XDECREF(value);
+                Py_XDECREF(trace);
+                return read_capsule(object, function, name, output, a);
+            }
             PyErr_Restore(type, value, trace);
             return false;
         }

@@ -18,7 +18,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.dirname(os.path.dirname(FOLDER))
 
 BEGIN = """
-import ctypes, os, sys, types
+import ctypes, mmap, os, sys, types
 import numpy as np
 import vjp
 from fake_arrays import WithCapsule, WithTable
@@ -160,6 +160,15 @@ assert "stream 0x1 " in lines[at] and lines[at + 1] == "wait stream 0x1", lines
 assert lines.count("alloc") - lines.count("free") == 1, lines  # the device's workspace
 out = WithCapsule(np.zeros((3, 4)))
 assert vjp.scale(WithCapsule(x), out=out) is out and np.array_equal(out.array, x)
+""",
+    "a buffer for the host that is refused, as cupy's": """
+class WithBuffer(WithCapsule, mmap.mmap):
+    def __new__(cls, *_):
+        closed = super().__new__(cls, -1, 4096)
+        mmap.mmap.close(closed)
+        return closed
+refused(ValueError, "closed", memoryview, WithBuffer(x))
+assert np.array_equal(vjp.scale(WithBuffer(x), factor=3.0).array, 3 * x)
 """,
     "the current stream of cupy": """
 cupy = types.ModuleType("cupy")
