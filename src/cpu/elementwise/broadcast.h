@@ -90,7 +90,7 @@ static inline vjp_status broadcast_backward(const vjp_work *work, const element_
     column_sums columns = broadcast_column_sums(work, &s);
     size_t bytes = broadcast_backward_bytes(work);
     column_plan(&columns, bytes);
-    columns.partial = (double *)((char *)work->workspace + broadcast_tile_bytes(&s));
+    if (work->workspace) columns.partial = (double *)((char *)work->workspace + broadcast_tile_bytes(&s));
     c.out[1] = NULL;
     c.columns = &columns;
     c.width = columns.width;
