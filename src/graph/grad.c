@@ -28,7 +28,7 @@ typedef struct differentiation {
     bool *unwritten;  /* the gradient is a state that nothing was written to yet */
     bool *own_type;   /* some op gives it a gradient of the value's own dtype only */
     bool *filled;     /* a state that one of the gradients goes into */
-    bool *other_use;  /* something else than a cast to `narrow` uses it */
+    bool *other_use;  /* something else than a cast to `narrow` uses it, or the cast is the weight of a loss */
     vjp_dtype narrow; /* of gradients of f32 values that are asked for; f32: their own */
 } differentiation;
 
@@ -53,6 +53,17 @@ static const char *gradient_slot_name(const vjp_slot *slot) {
 
 /* ---- What depends on what ---------------------------------------------------------------------------- */
 
+/*
+ * linear_cross_entropy computes its logits twice for a gradient of the weight in 16 bits, since a sum over chunks must
+ * not be rounded after each: the value that was cast to this weight keeps an f32 gradient.
+ */
+static void keep_wide(differentiation *d, const graph_node *node) {
+    if (node->op != &vjp_op_linear_cross_entropy) return;
+    int32_t n = d->graph->value[root_of(d, node->value[LINEAR_CROSS_ENTROPY_WEIGHT])].node;
+    if (n >= 0 && d->graph->node[n].op == &vjp_op_cast)
+        d->other_use[root_of(d, d->graph->node[n].value[CAST_X])] = true;
+}
+
 static void find_dependents(differentiation *d, int32_t last_node) {
     for (int32_t n = 0; n <= last_node; n++) {
         const graph_node *node = &d->graph->node[n];
@@ -60,6 +71,7 @@ static void find_dependents(differentiation *d, int32_t last_node) {
         const vjp_pass_info *pass = &node->op->info.pass[VJP_FORWARD];
         const vjp_pass_info *back = &node->op->info.pass[VJP_BACKWARD];
         bool any = false;
+        keep_wide(d, node);
         for (size_t i = pass->outputs; i < pass->count; i++) {
             if (!node->value[i]) continue;
             any = any || d->depends[root_of(d, node->value[i])];
