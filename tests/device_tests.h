@@ -486,6 +486,61 @@ static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
     vjp_free(device, lr.data);
 }
 
+/* first[1] or first[4] is bad: reported once by each pass, and what is computed are averages of values that are there.
+ */
+static void a_bad_first_of_attention_is_reported(void **state) {
+    (void)state;
+    need_device();
+    enum { COUNT = 2 * 3 };
+    const int64_t shape[] = {2, 3, 1, 1}, rows[] = {2, 3}, lse_shape[] = {2, 1, 3};
+    const int32_t late[COUNT] = {0, 2, 2, 0, 0, 0}, decreasing[COUNT] = {0, 1, 1, 0, 1, 0};
+    const int32_t negative[COUNT] = {0, 0, 0, 0, -7, 0}, good[COUNT] = {0, 1, 1, 0, 0, 2};
+    const int64_t far[COUNT] = {0, INT64_C(1) << 40, 0, 0, 0, 0};
+    const float fraction[COUNT] = {0, 0, 0, 0, 0.5f, 1}, ones[COUNT] = {1, 1, 1, 1, 1, 1};
+    const struct {
+        vjp_dtype dtype;
+        const void *data;
+        const char *said; /* NULL: nothing is wrong */
+    } cases[] = {{VJP_I32, late, "first[1] is 2, "},         {VJP_I32, decreasing, "first[5] is 0, "},
+                 {VJP_I32, negative, "first[4] is -7, "},    {VJP_I64, far, "first[1] is 1099511627776, "},
+                 {VJP_F32, fraction, "first[4] is 0.5, wh"}, {VJP_I32, good, NULL}};
+    vjp_tensor one = on_device(VJP_F32, 4, shape, ones, sizeof ones),
+               y = on_device(VJP_F32, 4, shape, ones, sizeof ones);
+    vjp_tensor lse = on_device(VJP_F32, 3, lse_shape, ones, sizeof ones);
+    vjp_tensor dk = on_device(VJP_F32, 4, shape, ones, sizeof ones),
+               dv = on_device(VJP_F32, 4, shape, ones, sizeof ones);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t bytes = COUNT * (cases[i].dtype == VJP_I64 ? 8 : 4);
+        vjp_tensor first = on_device(cases[i].dtype, 2, rows, cases[i].data, bytes);
+        for (int backward = 0; backward < 2; backward++) {
+            const vjp_attention_attributes *a = WITH(attention, .causal = 1);
+            vjp_status status =
+                backward ? vjp_attention_backward(device, NULL, &dk, &dv, &one, &one, &one, &one, &y, &lse, &first, a)
+                         : vjp_attention_forward(device, &y, &lse, &one, &one, &one, &first, a);
+            float after[COUNT];
+            if (status != VJP_OK) fail_msg("%s", vjp_error(device));
+            assert_int_equal(vjp_synchronize(device), cases[i].said ? VJP_INVALID : VJP_OK);
+            if (cases[i].said) {
+                assert_non_null(strstr(vjp_error(device), backward ? "attention.backward: " : "attention.forward: "));
+                if (!strstr(vjp_error(device), cases[i].said)) fail_msg("%s", vjp_error(device));
+                assert_non_null(strstr(vjp_error(device), "; the results are not valid"));
+            }
+            assert_int_equal(vjp_synchronize(device), VJP_OK);
+            assert_int_equal(vjp_download(device, after, backward ? dv.data : y.data, 0, sizeof after), VJP_OK);
+            /* Scores are all 1. Rows of the good one: queries 1 and 2 see keys 1 to 2; query 2 sees itself alone. */
+            const float expected[COUNT] = {1, 1.5f, 0.5f, 1.5f, 0.5f, 1};
+            for (int j = 0; j < COUNT; j++) {
+                float want = backward && !cases[i].said ? expected[j] : 1;
+                if (!backward || !cases[i].said) assert_true(fabsf(after[j] - want) < 1e-6f);
+                assert_true(after[j] >= 0 && after[j] <= 3);
+            }
+        }
+        vjp_free(device, first.data);
+    }
+    vjp_free(device, one.data), vjp_free(device, y.data), vjp_free(device, lse.data);
+    vjp_free(device, dk.data), vjp_free(device, dv.data);
+}
+
 /* What needs a device, as cmocka lists it. */
 #define DEVICE_TESTS                                                                                                   \
     cmocka_unit_test(a_bad_index_is_reported_at_the_next_synchronise),                                                 \
@@ -493,7 +548,8 @@ static void a_bad_step_of_adamw_is_reported_and_writes_nothing(void **state) {
         cmocka_unit_test(a_position_past_the_tables_leaves_its_row_alone),                                             \
         cmocka_unit_test(an_argmax_outside_the_plane_is_reported_and_left_out),                                        \
         cmocka_unit_test(a_bad_step_of_adamw_is_reported_and_writes_nothing),                                          \
-        cmocka_unit_test(a_refused_call_writes_nothing), cmocka_unit_test(more_memory_than_there_is_is_refused),       \
+        cmocka_unit_test(a_bad_first_of_attention_is_reported), cmocka_unit_test(a_refused_call_writes_nothing),       \
+        cmocka_unit_test(more_memory_than_there_is_is_refused),                                                        \
         cmocka_unit_test(a_program_gives_the_hosts_results_every_run)
 
 #endif

@@ -229,6 +229,22 @@ static void attention_splits_its_batches_at_2_to_24(void **state) {
         double want = (double)(0.1f * (float)(1 + i / DIM));
         if (!(fabs((double)y[i] - want) <= 1e-6 * want)) fail_msg("y[%d] is %.9g, not %.9g", i, (double)y[i], want);
     }
+    for (int i = 0; i < BATCH; i++)
+        assert_true(fabs((double)lse[i] - log(KEYS)) <= 1e-6 * log(KEYS));
+
+    /* With first batch b sees its last b + 1 keys, in either launch; before them the limits, after them the report. */
+    int32_t from[BATCH];
+    for (int i = 0; i < BATCH; i++)
+        from[i] = KEYS - 1 - i;
+    vjp_tensor first = on_device(VJP_I32, 2, (int64_t[]){BATCH, 1}, from, sizeof from);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_attention_forward(device, &out, &statistic, &q, &k, &k, &first, WITH(attention, .causal = 1)) != VJP_OK)
+        fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 4);
+    assert_int_equal(vjp_download(device, lse, statistic.data, 0, sizeof lse), VJP_OK);
+    for (int i = 0; i < BATCH; i++)
+        assert_true(fabs((double)lse[i] - log(i + 1)) <= 1e-6 * log(KEYS));
+    vjp_free(device, first.data);
     webgpu_state *inside = device->state;
     int64_t max = inside->max_iterations;
     inside->max_iterations = 40000; /* as on a software GPU with more keys: refused, not wrong */
@@ -236,8 +252,6 @@ static void attention_splits_its_batches_at_2_to_24(void **state) {
                      VJP_UNSUPPORTED);
     assert_non_null(strstr(vjp_error(device), "iterations"));
     inside->max_iterations = max;
-    for (int i = 0; i < BATCH; i++)
-        assert_true(fabs((double)lse[i] - log(KEYS)) <= 1e-6 * log(KEYS));
     vjp_free(device, q.data), vjp_free(device, out.data), vjp_free(device, k.data), vjp_free(device, statistic.data);
     free(values);
 }
@@ -573,6 +587,8 @@ static const struct {
     {"attention", "q=[1,3,1,7] k=[1,4200,1,7] causal=0"},
     {"attention", "q=[1,6,1,300] k=[1,7,1,300]"},
     {"attention", "q=[1,2200,1,3] k=[1,9,1,3] causal=0"},
+    {"attention", "q=[3,70,4,8] k=[3,90,2,8] first=i32"},
+    {"attention", "q=[2,140,2,65] k=[2,140,1,65] first=i64 window=30"},
     {"cross_entropy", "logits=[70001,2] target=[70001] data=ignored label_smoothing=0.1"},
     {"cross_entropy", "logits=[5,9001] target=[5] label_smoothing=0.1"},
     {"linear_cross_entropy", "x=[600,2] weight=[2053,2] target=[600]"},

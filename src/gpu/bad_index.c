@@ -41,12 +41,18 @@ static vjp_status fail(const gpu_bad_index_context *context, vjp_device *device,
                *name = index_name(&info->pass[i % VJP_PASS_COUNT]);
     double value = value_of(r, (vjp_dtype)context->index_dtype[i]);
     int64_t first = context->first[i], limit = context->limit[i];
-    if (value == (double)(int64_t)value && !(value >= (double)first && value < (double)limit))
-        return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.0f, outside [%lld, %lld); it was left out", info->name,
-                        pass, name, (unsigned)r->position, value, (long long)first, (long long)limit);
-    return vjp_fail(device, VJP_INVALID,
-                    "%s.%s: %s[%u] is %.9g, which is not an integer that f32 holds exactly; it was left out",
-                    info->name, pass, name, (unsigned)r->position, value);
+    bool ordered = i / VJP_PASS_COUNT == OP_ID(attention);
+    const char *then = ordered ? "the results are not valid" : "it was left out";
+    bool whole = value == (double)(int64_t)value;
+    if (whole && ordered)
+        return vjp_fail(device, VJP_INVALID,
+                        "%s.%s: %s[%u] is %.0f, before that of the query before it or past the query's own key; %s",
+                        info->name, pass, name, (unsigned)r->position, value, then);
+    if (whole && !(value >= (double)first && value < (double)limit))
+        return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.0f, outside [%lld, %lld); %s", info->name, pass, name,
+                        (unsigned)r->position, value, (long long)first, (long long)limit, then);
+    return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%u] is %.9g, which is not an integer that f32 holds exactly; %s",
+                    info->name, pass, name, (unsigned)r->position, value, then);
 }
 
 vjp_status gpu_bad_index_report(const gpu_bad_index_context *context, vjp_device *device, const gpu_bad_index *record) {

@@ -47,10 +47,6 @@ static vjp_status infer(vjp_work *work) {
     const vjp_tensor *first = work->tensor[first_slot(work)];
     if (first && !attributes->causal)
         return vjp_refuse(work, VJP_INVALID, "first is given, but causal is false: it is for causal attention");
-    if (first && !vjp_device_is_host(work->device))
-        return vjp_refuse(work, VJP_UNSUPPORTED,
-                          "first is given; %s computes attention without it only (cpu and ref have it)",
-                          work->device->name);
     if (!(attributes->scale >= 0) || isinf(attributes->scale))
         return vjp_refuse(work, VJP_INVALID, "scale is %g; it must be positive, or 0 for 1/sqrt(dim)",
                           attributes->scale);

@@ -66,7 +66,7 @@ static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass
     return NULL;
 }
 
-/* attention's first is there only where a row names it: most devices do not have it. */
+/* attention's first is there only where a row names it: most calls do not have it. */
 static bool is_rare(const proof_problem *p, const vjp_slot *slot) {
     return p->setup.op->id == OP_ID(attention) && slot->kind == VJP_KIND_INDEX;
 }

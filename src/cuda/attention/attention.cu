@@ -18,6 +18,8 @@ attention_call forward_call_of(const vjp_work *work) {
 
 vjp_status forward_steps(const vjp_work *work, workspace_layout &layout) {
     attention_call a = forward_call_of(work);
+    vjp_status status = find_visible(work, a, layout);
+    if (status != VJP_OK) return status;
     if (fast_takes(work, a)) return fast_forward(work, a, layout);
     return layout.base ? exact_forward(work, a, {}) : VJP_OK;
 }
@@ -37,7 +39,8 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
     a.add_dk = vjp_accumulates(work, ATTENTION_B_DK);
     a.add_dv = vjp_accumulates(work, ATTENTION_B_DV);
     bool recomputed = !a.out || !a.lse_in, fast = fast_takes(work, a);
-    vjp_status status = VJP_OK;
+    vjp_status status = find_visible(work, a, layout);
+    if (status != VJP_OK) return status;
     if (recomputed) {
         int64_t rows = a.batch * a.heads * a.time;
         attention_call again = a;

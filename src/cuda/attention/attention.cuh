@@ -43,6 +43,9 @@ struct attention_call {
     int64_t batch, time, keys, heads, kv_heads, group, dim;
     bool causal;
     int64_t window; /* of causal: how many of its last keys a query sees; all are `keys` */
+    /* Where the call has `first`, both ends of what it and the window leave visible (first.cu); else NULL. */
+    int *first_keys;  /* [batch, time]: the first key that a query sees */
+    int *end_queries; /* [batch, keys], of the backward: the end of the queries that see a key */
     float scale;
     /* Of each row of scores, [batch, heads, time]: a weight is exp((score - row_max) - row_log). */
     float *row_max, *row_log; /* row_log NULL: 0 */
@@ -72,12 +75,39 @@ inline attention_call attention_call_of(const vjp_work *work) {
     return a;
 }
 
-/* The end of the keys that a query sees, with `offset` keys - time; it sees the last `window` of those before it. */
+/* The end of the keys that a query sees, with `offset` keys - time. */
 __device__ inline int keys_seen(bool causal, int query, int offset, int keys) {
     return causal ? min(query + offset + 1, keys) : keys;
 }
 
+/*
+ * The first key that a query sees, with `first` or else by the window. It never decreases from one query to the next.
+ * Queries past the end are like the last one.
+ */
+template <bool FIRST> __device__ int first_key(const attention_call &a, int64_t batch, int query) {
+    if (FIRST) return a.first_keys[batch * a.time + min(query, (int)a.time - 1)];
+    return max(0, keys_seen(a.causal, query, (int)(a.keys - a.time), (int)a.keys) - (int)a.window);
+}
+
+/* The end of the queries that see a key; 0 or less where none does. It never decreases from one key to the next. */
+template <bool FIRST> __device__ int end_query(const attention_call &a, int64_t batch, int key) {
+    if (FIRST) return a.end_queries[batch * a.keys + min(key, (int)a.keys - 1)];
+    return key + min((int)a.time - key, (int)(a.window - (a.keys - a.time)));
+}
+
+/* The same where the kernel serves both. */
+__device__ inline int first_key(const attention_call &a, int64_t batch, int query) {
+    return a.first_keys ? first_key<true>(a, batch, query) : first_key<false>(a, batch, query);
+}
+
+__device__ inline int end_query(const attention_call &a, int64_t batch, int key) {
+    return a.end_queries ? end_query<true>(a, batch, key) : end_query<false>(a, batch, key);
+}
+
 /* ---- The paths --------------------------------------------------------------------------------------- */
+
+/* first.cu: sets first_keys and end_queries where the call has `first`, and reports bad values of it. */
+vjp_status find_visible(const vjp_work *work, attention_call &a, workspace_layout &layout);
 
 /* exact.cu. The forward writes y, lse, row_max and row_log, each where it is not NULL. */
 vjp_status exact_forward(const vjp_work *work, const attention_call &a, attention_flags flags);

@@ -210,13 +210,14 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
-        int begin = max(0, keys_seen(a.causal, row, offset, keys) - (int)a.window);
+        int begin = first_key(a, batch, row);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
-        int seen[EACH];
+        int low[EACH], seen[EACH];
         float top[EACH], s[EACH][EACH];
         double sum[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
+            low[i] = first_key(a, batch, row + tile_y() + 16 * i);
             seen[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys);
             top[i] = -CUDART_INF_F;
             sum[i] = 0;
@@ -230,7 +231,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
 #pragma unroll
                 for (int j = 0; j < EACH; j++) {
                     int key = n + tile_x() + 16 * j;
-                    s[i][j] = key < seen[i] && key >= seen[i] - (int)a.window ? s[i][j] * a.scale : -CUDART_INF_F;
+                    s[i][j] = key < seen[i] && key >= low[i] ? s[i][j] * a.scale : -CUDART_INF_F;
                     high = fmaxf(high, s[i][j]);
                     nan = nan || s[i][j] != s[i][j];
                 }
@@ -263,7 +264,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 limits.end[i] = seen[i] - n;
-                limits.first[i] = limits.end[i] - (int)a.window;
+                limits.first[i] = low[i] - n;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = expf(s[i][j] * a.scale - top[i]) * inverse[i];
@@ -303,8 +304,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
         head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
-        int begin = max(0, keys_seen(a.causal, row, offset, keys) - (int)a.window);
+        int begin = first_key(a, batch, row);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
+        int low[EACH];
         float delta[EACH], top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
         float total[CHUNKS][EACH][EACH] = {};
         row_deltas<T>(a, batch, head, row + tile_y(), delta);
@@ -312,6 +314,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
         for (int i = 0; i < EACH; i++) {
             int r = row + tile_y() + 16 * i;
             int64_t at = (batch * a.heads + head) * a.time + r;
+            low[i] = first_key(a, batch, r);
             top[i] = r < a.time ? a.row_max[at] : 0;
             log_sum[i] = r < a.time && a.row_log ? a.row_log[at] : 0;
         }
@@ -322,7 +325,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 limits.end[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys) - n;
-                limits.first[i] = limits.end[i] - (int)a.window;
+                limits.first[i] = low[i] - n;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
                     shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] =
@@ -344,8 +347,10 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
         head_rows<T> v(a.v, batch, a.keys, a.kv_heads, kv_head, a.dim);
         int offset = (int)(a.keys - a.time);
         int begin = a.causal ? max(0, row - offset) / SIDE * SIDE : 0;
-        int reach = (int)a.window - offset; /* key j is seen by the queries before j + reach */
-        int end = row + SIDE - 1 + min((int)a.time - (row + SIDE - 1), reach);
+        int end = end_query(a, batch, row + SIDE - 1), ends[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            ends[i] = end_query(a, batch, row + tile_y() + 16 * i);
         float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
         for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
             head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
@@ -366,7 +371,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
                 for (int i = 0; i < EACH; i++) {
                     int key = row + tile_y() + 16 * i;
                     limits.first[i] = a.causal ? key - offset - m : 0;
-                    limits.end[i] = key + min((int)a.time - key, reach) - m;
+                    limits.end[i] = ends[i] - m;
 #pragma unroll
                     for (int j = 0; j < EACH; j++) {
                         s[i][j] = expf(s[i][j] * a.scale - top[j] - log_sum[j]);

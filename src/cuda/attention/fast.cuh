@@ -62,8 +62,8 @@ template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1
 
 /* ---- Which rows and keys -------------------------------------------------------------------------------- */
 
-/* The keys that a query sees: all, those up to its own time, the last ones of these. */
-enum class visible { all, causal, window };
+/* The keys that a query sees: all, those up to its own time, the last ones of these by a window or by `first`. */
+enum class visible { all, causal, window, first };
 
 /* The end of the blocks of keys that a tile needs. */
 template <int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, bool causal, int block) {
@@ -76,23 +76,17 @@ template <int KEYS, int QUERIES> __device__ int first_queries(const attention_ca
     return causal ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
 }
 
-/* The first block of keys that a tile needs: that of its first query's window. */
-template <int ROWS, int KEYS> __device__ int first_keys(const attention_call &a, bool causal, int block) {
-    return max(0, keys_seen(causal, block * ROWS, (int)(a.keys - a.time), (int)a.keys) - (int)a.window) / KEYS;
-}
-
-/* The first key that all queries up to `last` see, if it is not before 0. */
-__device__ inline int all_from(const attention_call &a, int last) {
-    return keys_seen(a.causal, last, (int)(a.keys - a.time), (int)a.keys) - (int)a.window;
+/* The first block of keys that a tile needs: that of its first query's first key. */
+template <int ROWS, int KEYS, bool FIRST> __device__ int first_keys(const attention_call &a, const tile &t) {
+    return first_key<FIRST>(a, t.batch, t.block * ROWS) / KEYS;
 }
 
 /*
- * The end of the blocks of queries whose windows have a key of this block. It is at least one: keys before the window
- * of the first query are seen by none, and a block whose weights are all 0 gives their gradient.
+ * The end of the blocks of queries that see a key of this block. It is at least one: keys before the first one of the
+ * first query are seen by none, and a block whose weights are all 0 gives their gradient.
  */
-template <int KEYS, int QUERIES> __device__ int end_queries(const attention_call &a, int block) {
-    int64_t last = (block + 1) * (int64_t)KEYS - 1 + a.window - 1 - (a.keys - a.time);
-    return (int)max((int64_t)0, min(last, a.time - 1)) / QUERIES + 1;
+template <int KEYS, int QUERIES, bool FIRST> __device__ int end_queries(const attention_call &a, const tile &t) {
+    return max(0, end_query<FIRST>(a, t.batch, (t.block + 1) * KEYS - 1) - 1) / QUERIES + 1;
 }
 
 /* Whether the 64 rows from `row` on of a head, counted over all batches, are left to the exact path. */

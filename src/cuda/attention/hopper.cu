@@ -16,6 +16,7 @@ template <class F> vjp_status with_variant(const fast_call &c, F f) {
     return with_kind(c, [&](auto zero) {
         return with_bool(c.a.dim <= 64, [&](auto is_64) {
             std::integral_constant<int, decltype(is_64)::value ? 64 : 128> dim;
+            if (c.a.first_keys) return f(zero, dim, std::integral_constant<visible, visible::first>{});
             if (c.a.window < c.a.keys) return f(zero, dim, std::integral_constant<visible, visible::window>{});
             if (c.a.causal) return f(zero, dim, std::integral_constant<visible, visible::causal>{});
             return f(zero, dim, std::integral_constant<visible, visible::all>{});

@@ -49,7 +49,7 @@ template <class T, int D, visible V> __device__ void dkv_produce(const dkv_call 
     constexpr int QUERIES = shape::QUERIES, BYTES = QUERIES * D * 2 + QUERIES * 4;
     ring<shape::STAGES> at;
     uint32_t k_parity = 0;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int all = ((int)c.a.time + QUERIES - 1) / QUERIES;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
@@ -64,7 +64,7 @@ template <class T, int D, visible V> __device__ void dkv_produce(const dkv_call 
         }
         k_parity ^= 1;
         int first = first_queries<shape::KEYS, QUERIES>(c.a, CAUSAL, t.block);
-        int end = WINDOW ? end_queries<shape::KEYS, QUERIES>(c.a, t.block) : all;
+        int end = LAST ? end_queries<shape::KEYS, QUERIES, FIRST>(c.a, t) : all;
         for (int h = t.head * (int)c.a.group; h < (t.head + 1) * (int)c.a.group; h++) {
             int64_t row = (t.batch * c.a.heads + h) * c.rows.padded;
             for (int m = end - 1; m >= first; m--) {
@@ -98,7 +98,7 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
     uint32_t k = shared_address(shared.k), v = shared_address(shared.v);
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time), column = thread % 4 * 2;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int all = ((int)c.a.time + QUERIES - 1) / QUERIES;
     if (group == 1) group_arrive(TURN, 2 * WARPGROUP);
     for (int round = 0; c.order.has(round); round++) {
@@ -110,7 +110,9 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
-        int end = WINDOW ? end_queries<KEYS, QUERIES>(c.a, t.block) : all;
+        int end = LAST ? end_queries<KEYS, QUERIES, FIRST>(c.a, t) : all;
+        /* Queries before this one see all keys of the warpgroup, as far as their own time allows. */
+        int whole = LAST ? end_query<FIRST>(c.a, t.batch, begin) : 0;
         int steps = (end - first) * (int)c.a.group, m = end - 1;
         auto turn_begins = [&]() { group_sync(TURN + group, 2 * WARPGROUP); };
         auto turn_ends = [&]() { group_arrive(TURN + 1 - group, 2 * WARPGROUP); };
@@ -132,13 +134,15 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
                 for (int j = 0; j < 4; j++)
                     s[4 * i + j] = exp2_fast(fmaf(s[4 * i + j], factor, j % 2 ? -own_lse.y : -own_lse.x));
             }
-            if ((CAUSAL && begin + 63 > m * QUERIES + offset) ||
-                (WINDOW && m * QUERIES + QUERIES - 1 + offset - (int)c.a.window >= begin)) {
+            if ((CAUSAL && begin + 63 > m * QUERIES + offset) || (LAST && (m + 1) * QUERIES > whole)) {
                 int limit = own - m * QUERIES - column - offset;
+                int past[2] = {0, 0};
+                for (int r = 0; LAST && r < 2; r++)
+                    past[r] = end_query<FIRST>(c.a, t.batch, own + 8 * r) - m * QUERIES - column;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 2; i++) {
-                    int query = i / 4 * 8 + i % 2 - i / 2 % 2 * 8;
-                    if (query < limit || (WINDOW && query >= limit + (int)c.a.window)) s[i] = 0;
+                    int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
+                    if (query - 8 * r < limit || (LAST && query >= past[r])) s[i] = 0;
                 }
             }
             fragments<T>(p, s);

@@ -43,7 +43,7 @@ template <class T, int D, visible V> __device__ void dq_produce(const dq_call &c
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
@@ -57,7 +57,7 @@ template <class T, int D, visible V> __device__ void dq_produce(const dq_call &c
             load_box(shared.dy + d * shape::ROWS, c.dy, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         }
         q_parity ^= 1;
-        int begin = WINDOW ? first_keys<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) : 0;
+        int begin = LAST ? first_keys<shape::ROWS, shape::KEYS, FIRST>(c.a, t) : 0;
         for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
@@ -79,7 +79,7 @@ template <class T, int D, visible V> __device__ void dq_produce(const dq_call &c
 template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c, dq_shared<T, D> &shared) {
     using shape = dq_shape<D>;
     constexpr int KEYS = shape::KEYS;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     ring<shape::STAGES> k_at, v_at;
     uint32_t q_parity = 0;
@@ -93,12 +93,12 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.heads + t.head;
         int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
-        int begin = WINDOW ? first_keys<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) : 0;
+        int begin = LAST ? first_keys<shape::ROWS, KEYS, FIRST>(c.a, t) : 0;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys);
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
-        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
+        int whole = LAST ? first_key<FIRST>(c.a, t.batch, first + 63) : 0;
         const float *lse_at = c.rows.lse + head * c.rows.padded + own;
         const float *delta_at = c.rows.delta + head * c.rows.padded + own;
         float lse[2] = {lse_at[0], lse_at[8]}, delta[2] = {delta_at[0], delta_at[8]};
@@ -144,11 +144,14 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++)
                 dp[i] = s[i] * (dp[i] - delta[i / 2 % 2]);
-            if ((n + 1) * KEYS > all || (WINDOW && n * KEYS < whole)) {
+            if ((n + 1) * KEYS > all || (LAST && n * KEYS < whole)) {
+                int low[2] = {0, 0};
+                for (int r = 0; LAST && r < 2; r++)
+                    low[r] = first_key<FIRST>(c.a, t.batch, own + 8 * r);
 #pragma unroll
                 for (int i = 0; i < KEYS / 2; i++) {
-                    int key = n * KEYS + i / 4 * 8 + column + i % 2, end = seen[i / 2 % 2];
-                    if (key >= end || (WINDOW && key < end - (int)c.a.window)) dp[i] = 0;
+                    int key = n * KEYS + i / 4 * 8 + column + i % 2, r = i / 2 % 2;
+                    if (key >= seen[r] || (LAST && key < low[r])) dp[i] = 0;
                 }
             }
             fragments<T>(ds, dp);

@@ -49,7 +49,7 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
     ring<shape::STAGES> at;
     uint32_t q_parity = 0;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     for (int round = 0; c.order.has(round); round++) {
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
@@ -61,7 +61,7 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
         for (int d = 0; d < D; d += SLICE)
             load_box(shared.q + d * shape::ROWS, c.q, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         q_parity ^= 1;
-        int begin = WINDOW ? first_keys<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) : 0;
+        int begin = LAST ? first_keys<shape::ROWS, shape::KEYS, FIRST>(c.a, t) : 0;
         for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
@@ -118,7 +118,7 @@ template <class T, int D, visible V>
 __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &shared) {
     using shape = forward_shape<D>;
     constexpr int KEYS = shape::KEYS;
-    constexpr bool CAUSAL = V != visible::all, WINDOW = V == visible::window;
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     int next = (group + 1) % shape::CONSUMERS;
     ring<shape::STAGES> k_at, v_at;
@@ -132,12 +132,12 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
-        int begin = WINDOW ? first_keys<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) : 0;
+        int begin = LAST ? first_keys<shape::ROWS, KEYS, FIRST>(c.a, t) : 0;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
                        keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
-        int whole = WINDOW ? all_from(c.a, first + 63) : 0;
+        int whole = LAST ? first_key<FIRST>(c.a, t.batch, first + 63) : 0; /* the first key that all of them see */
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
@@ -163,9 +163,12 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
             if (lane == 0) barrier_arrive(barrier);
         };
         auto weigh_block = [&]() {
-            int here[2] = {seen[0] - n * KEYS, seen[1] - n * KEYS};
-            weigh(s, rows, correction, factor, (n + 1) * KEYS > all || (WINDOW && n * KEYS < whole),
-                  [&](int r, int key) { return key >= here[r] || (WINDOW && key < here[r] - (int)c.a.window); });
+            int end[2] = {seen[0] - n * KEYS, seen[1] - n * KEYS}, low[2] = {0, 0};
+            bool masked = (n + 1) * KEYS > all || (LAST && n * KEYS < whole);
+            for (int r = 0; LAST && masked && r < 2; r++) /* not kept: there are no registers for it */
+                low[r] = FIRST ? first_key<true>(c.a, t.batch, own + 8 * r) - n * KEYS : end[r] - (int)c.a.window;
+            weigh(s, rows, correction, factor, masked,
+                  [&](int r, int key) { return key >= end[r] || (LAST && key < low[r]); });
         };
 
         barrier_wait(shared.q_full, q_parity);

@@ -181,7 +181,7 @@ template <int STAGES, class L, class U> __device__ void for_tiles(int count, L l
 
 /* ---- Kernels ----------------------------------------------------------------------------------------- */
 
-template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
+template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -193,11 +193,11 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
     int64_t kv_head = p.t.head / a.group;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
     int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
-    int whole = WINDOW ? all_from(a, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
+    int whole = LAST ? first_key(a, p.t.batch, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
     uint32_t weights[SIDE / 4];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
-    int begin = WINDOW ? first_keys<ROWS, SIDE>(a, a.causal, p.t.block) : 0;
+    int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(o);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
@@ -210,9 +210,12 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
-            int first = (begin + i) * SIDE, here[2] = {seen[0] - first, seen[1] - first};
-            weigh(scores, rows, correction, factor, first + SIDE > all || (WINDOW && first < whole),
-                  [&](int r, int key) { return key >= here[r] || (WINDOW && key < here[r] - (int)a.window); });
+            int first = (begin + i) * SIDE, low[2] = {0, 0};
+            bool masked = first + SIDE > all || (LAST && first < whole);
+            for (int r = 0; LAST && masked && r < 2; r++)
+                low[r] = first_key(a, p.t.batch, p.own + 8 * r) - first;
+            weigh(scores, rows, correction, factor, masked,
+                  [&](int r, int key) { return key >= seen[r] - first || (LAST && key < low[r]); });
             correct(o, correction);
             fragments<T>(weights, scores);
             tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
@@ -235,7 +238,7 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
         write_rows<T>(a.y, a.y_f32, a.add_y, p.t, a.time, a.heads, a.dim, p.first, o, inverse[0], inverse[1], p.column);
 }
 
-template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
+template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -247,12 +250,12 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
     int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
     int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
-    int whole = WINDOW ? all_from(a, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
+    int whole = LAST ? first_key(a, p.t.batch, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
     const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 4];
-    int begin = WINDOW ? first_keys<ROWS, SIDE>(a, a.causal, p.t.block) : 0;
+    int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(dq);
     load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
@@ -268,12 +271,15 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
             tile_scores<T, D>(dp, dy, tiles + (2 * stage + 1) * TILE);
             int first = (begin + i) * SIDE;
-            bool masked = first + SIDE > all || (WINDOW && first < whole);
+            bool masked = first + SIDE > all || (LAST && first < whole);
+            int low[2] = {0, 0};
+            for (int r = 0; LAST && masked && r < 2; r++)
+                low[r] = first_key(a, p.t.batch, p.own + 8 * r);
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
                 int r = e / 2 % 2, key = first + e / 4 * 8 + column + e % 2;
                 dp[e] = exp2_fast(fmaf(scores[e], factor, -own_lse[r])) * (dp[e] - own_delta[r]);
-                if (masked && (key >= seen[r] || (WINDOW && key < seen[r] - (int)a.window))) dp[e] = 0;
+                if (masked && (key >= seen[r] || (LAST && key < low[r]))) dp[e] = 0;
             }
             fragments<T>(ds, dp);
             tile_sums<T, D, SIDE>(dq, ds, tiles + 2 * stage * TILE, p.column);
@@ -284,7 +290,7 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
     if (!left) write_rows<T>(a.dq, false, a.add_dq, p.t, a.time, a.heads, a.dim, p.first, dq, back, back, p.column);
 }
 
-template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
+template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -296,7 +302,10 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
     float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t operand[SIDE / 4];
     int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block);
-    int end = WINDOW ? end_queries<ROWS, SIDE>(a, p.t.block) : ((int)a.time + SIDE - 1) / SIDE;
+    int end =
+        LAST ? max(0, end_query(a, p.t.batch, p.first + ROWS - 1) - 1) / SIDE + 1 : ((int)a.time + SIDE - 1) / SIDE;
+    int ends[2] = {LAST ? end_query(a, p.t.batch, p.own) : 0, LAST ? end_query(a, p.t.batch, p.own + 8) : 0};
+    int whole = LAST ? end_query(a, p.t.batch, p.first + (int)threadIdx.x / 32 * 16) : 0;
     int per_head = end - first;
     clear(dk);
     clear(dv);
@@ -317,12 +326,11 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
             int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
             tile_scores<T, D>(scores, k, q);
             int warp_key = p.first + (int)threadIdx.x / 32 * 16;
-            bool masked = a.causal && (warp_key + 15 > query + offset ||
-                                       (WINDOW && warp_key <= query + SIDE - 1 + offset - (int)a.window));
-            /* Whether the key is after the query's own time, or before its window. */
+            bool masked = a.causal && (warp_key + 15 > query + offset || (LAST && query + SIDE > whole));
+            /* Whether the key is after the query's own time, or before its first key. */
             auto is_hidden = [&](int e) {
-                int key = p.own + e / 2 % 2 * 8, own_key = query + e / 4 * 8 + column + e % 2 + offset;
-                return masked && (key > own_key || (WINDOW && key <= own_key - (int)a.window));
+                int r = e / 2 % 2, key = p.own + 8 * r, at = query + e / 4 * 8 + column + e % 2;
+                return masked && (key > at + offset || (LAST && at >= ends[r]));
             };
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
@@ -359,13 +367,13 @@ template <class T, int D, bool WINDOW> __global__ void __launch_bounds__(THREADS
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
-/* Calls f with the type, the dim filled up (64, 128 or 256), and whether there is a window. */
+/* Calls f with the type, the dim filled up (64, 128 or 256), and whether queries see the last keys only. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
     return with_kind(c, [&](auto zero) {
-        return with_bool(c.a.window < c.a.keys, [&](auto window) {
-            if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, window);
-            if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, window);
-            return f(zero, std::integral_constant<int, 256>{}, window);
+        return with_bool(c.a.first_keys || c.a.window < c.a.keys, [&](auto last) {
+            if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, last);
+            if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, last);
+            return f(zero, std::integral_constant<int, 256>{}, last);
         });
     });
 }
@@ -387,28 +395,28 @@ template <int D> tensor_call call_of(const fast_call &c, bool keys) {
 } // namespace
 
 vjp_status enqueue_forward(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto window) {
+    return with_variant(c, [&](auto zero, auto dim, auto last) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, forward<decltype(zero), D, decltype(window)::value>,
+        return launch(c.work, true, forward<decltype(zero), D, decltype(last)::value>,
                       (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(1), call);
     });
 }
 
 vjp_status enqueue_dq(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto window) {
+    return with_variant(c, [&](auto zero, auto dim, auto last) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(window)::value>,
+        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(last)::value>,
                       (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
     });
 }
 
 vjp_status enqueue_dkv(const fast_call &c) {
-    return with_variant(c, [&](auto zero, auto dim, auto window) {
+    return with_variant(c, [&](auto zero, auto dim, auto last) {
         constexpr int D = decltype(dim)::value;
         tensor_call call = call_of<D>(c, true);
-        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(window)::value>,
+        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(last)::value>,
                       (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
     });
 }

@@ -360,12 +360,13 @@ static vjp_status report_findings(vjp_device *device, device_state *state) {
         const vjp_op_info *info = vjp_op_describe(vjp_op_at((size_t)(i / VJP_PASS_COUNT)));
         const char *pass = vjp_pass_name((vjp_pass)(i % VJP_PASS_COUNT));
         const char *name = index_name(info, i % VJP_PASS_COUNT);
+        const char *then = i / VJP_PASS_COUNT == OP_ID(attention) ? "the results are not valid" : "it was left out";
         if (f.value == (double)(long long)f.value && !(f.value >= (double)f.first && f.value < (double)f.limit))
-            return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%lld] is %.0f, outside [%lld, %lld); it was left out",
-                            info->name, pass, name, f.position, f.value, f.first, f.limit);
+            return vjp_fail(device, VJP_INVALID, "%s.%s: %s[%lld] is %.0f, outside [%lld, %lld); %s", info->name, pass,
+                            name, f.position, f.value, f.first, f.limit, then);
         return vjp_fail(device, VJP_INVALID,
-                        "%s.%s: %s[%lld] is %.9g, which is not an integer that f32 holds exactly; it was left out",
-                        info->name, pass, name, f.position, f.value);
+                        "%s.%s: %s[%lld] is %.9g, which is not an integer that f32 holds exactly; %s", info->name, pass,
+                        name, f.position, f.value, then);
     }
     return VJP_OK;
 }

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * attention: its launches. The kernels, and what each computes, are in attention.wgsl and attention.metal.
+ * attention: its launches. The kernels, and what each computes, are in attention.wgsl and attention.metal, those of
+ * `first` in attention_first.wgsl and .metal.
  *
+ *     with first, before all    `edges` for queries, in the backward also for keys; last, the value of a bad `first`
  *     forward                   `forward`
  *     backward, y and lse       `deltas`, then `gradient` for dq; one for dk and dv, or one for each where a head has
  *                               more columns than a workgroup sums at once
  *     backward without them     `forward` first, with y in f32 in the workspace and the two parts of lse kept apart
  *
- * All launches are repeated for as many batches as have GPU_CHUNK elements of q or k, so that no tensor has to fit a
- * binding as a whole, and the workspace is bounded: a batch has to fit. The workspace has, for those batches,
+ * All launches but those of `first` are repeated for as many batches as have GPU_CHUNK elements of q or k, so that no
+ * tensor has to fit a binding as a whole, and the workspace is bounded: a batch has to fit. The workspace has, with
+ * first for all batches,
+ *
+ *     edges                     [batch, time] for queries, in the backward also [batch, keys] for keys, of i32
+ *
+ * and for those of a launch
  *
  *     row_max, row_log, delta   [batch, heads, time], the first two only without a saved lse
  *     y                         [batch, time, heads, dim], f32, only without a saved lse and y
@@ -34,6 +41,8 @@ typedef struct plan {
     int64_t rows, columns, chunks;        /* of a workgroup; the chunks have `columns` each */
     bool again;                           /* y and lse must be computed again */
     bool y, delta;                        /* whether that y, and <dy, y>, are needed */
+    int first;                            /* the slot of first, or ABSENT */
+    size_t key_edges_at;                  /* those of queries are at 0 */
     size_t row_max_at, row_log_at, delta_at, y_at, bytes;
 } plan;
 
@@ -48,12 +57,16 @@ static plan plan_of(const vjp_work *work) {
     p.rows = 4 * vjp_min(threads / across, MAX_FOURS);
     p.columns = 4 * across;
     p.chunks = vjp_min(vjp_divide_up(s->dim, p.columns), MAX_CHUNKS);
+    int first = work->pass == VJP_FORWARD ? ATTENTION_FIRST : ATTENTION_B_FIRST;
+    p.first = work->tensor[first] ? first : ABSENT;
+    p.key_edges_at = p.bytes = p.first == ABSENT ? 0 : gpu_scratch_bytes(s->batch * s->time, sizeof(int32_t));
     if (work->pass == VJP_FORWARD) return p;
     bool slopes = work->tensor[ATTENTION_B_DQ] || work->tensor[ATTENTION_B_DK];
     p.again = !work->tensor[ATTENTION_B_Y] || !work->tensor[ATTENTION_B_LSE];
     p.delta = slopes;
     p.y = p.again && slopes;
     size_t statistic = gpu_scratch_bytes(p.batches * p.rows_batch, sizeof(float));
+    p.row_max_at = p.key_edges_at + (p.first == ABSENT ? 0 : gpu_scratch_bytes(s->batch * s->keys, sizeof(int32_t)));
     p.row_log_at = p.row_max_at + (p.again ? statistic : 0);
     p.delta_at = p.row_log_at + (p.again ? statistic : 0);
     p.y_at = p.delta_at + (p.delta ? statistic : 0);
@@ -118,7 +131,32 @@ static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
     gpu_f32(&l, (double)INFINITY);
     gpu_f32(&l, (double)NAN);
     gpu_u32(&l, 0); /* a zero that compilers cannot know */
+    gpu_u32(&l, at->first);
     return l;
+}
+
+/* What `first` makes of the limits of rows of keys, or of queries. */
+static void bind_edges(gpu_launch *l, const plan *p, bool key_rows, bool output) {
+    if (p->first == ABSENT) return;
+    gpu_scratch(l, "edge", VJP_I32, key_rows ? p->key_edges_at : 0, p->s.batch * (key_rows ? p->s.keys : p->s.time),
+                output);
+}
+
+static vjp_status find_edges(const plan *p, bool key_rows) {
+    const vjp_attention_sizes *s = &p->s;
+    int64_t rows = s->batch * (key_rows ? s->keys : s->time);
+    gpu_launch l = gpu_begin(p->work, "edges");
+    l.shader = "attention_first";
+    l.threads = gpu_threads(p->work->device);
+    gpu_constant(&l, "KEY_ROWS", key_rows);
+    gpu_tensor(&l, "first", p->first, 1);
+    bind_edges(&l, p, key_rows, true);
+    gpu_report_bad_index(&l, s->keys);
+    gpu_u32(&l, rows);
+    gpu_u32(&l, s->time);
+    gpu_u32(&l, s->keys);
+    gpu_u32(&l, s->window ? s->window : s->keys);
+    return gpu_enqueue(&l, vjp_divide_up(rows, l.threads));
 }
 
 /*
@@ -156,14 +194,17 @@ static vjp_status forward_part(const part *at) {
     }
     bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, backward, true);
     bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, backward, true);
+    bind_edges(&l, p, false, false);
     return enqueue(&l, at, false, 1, 1);
 }
 
-/* Calls run() for each run of batches that one launch takes. */
+/* Calls run() for each run of batches that one launch takes, between what `first` needs. */
 static vjp_status for_parts(const plan *p, vjp_status (*run)(const part *at)) {
-    vjp_status status = VJP_OK;
+    vjp_status status = p->first == ABSENT ? VJP_OK : find_edges(p, false);
+    if (status == VJP_OK && p->first != ABSENT && p->work->pass == VJP_BACKWARD) status = find_edges(p, true);
     for (int64_t first = 0; first < p->s.batch && status == VJP_OK; first += p->batches)
         status = run(&(part){p, first, vjp_min(p->batches, p->s.batch - first)});
+    if (status == VJP_OK && p->first != ABSENT) status = gpu_explain(p->work, p->first);
     return status;
 }
 
@@ -204,6 +245,7 @@ static vjp_status gradient(const part *at, bool key_rows, int out, int out2) {
         bind_lse(&l, at, "row_max", ATTENTION_B_LSE);
     bind_scratch(&l, at, "row_log", p->row_log_at, p->rows_batch, p->again, false);
     bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, p->delta && out != ABSENT, false);
+    bind_edges(&l, p, key_rows, false);
     return enqueue(&l, at, key_rows, out == ABSENT ? 1 : 2, (out != ABSENT) + (out2 != ABSENT));
 }
 
@@ -232,5 +274,5 @@ static size_t workspace(const vjp_work *work) {
     return plan_of(work).bytes;
 }
 
-const vjp_kernel gpu_attention[VJP_PASS_COUNT] = {{forward, NULL, VJP_STORAGE_16_32},
+const vjp_kernel gpu_attention[VJP_PASS_COUNT] = {{forward, workspace, VJP_STORAGE_16_32},
                                                   {backward, workspace, VJP_STORAGE_16_32}};

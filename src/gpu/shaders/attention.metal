@@ -17,6 +17,9 @@
 // than 64, dk and dv have a launch each, so that the sums of a thread stay in registers; a threadgroup has up to 128
 // columns (CHUNKS of 64), and beyond that the scores are computed once for every 128.
 //
+// With `first` the kernels have `edge`, made by attention_first.metal: the first key of each query, or for rows of keys
+// the end of the queries that see each key.
+//
 // Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
 // 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
 //
@@ -24,7 +27,7 @@
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, left2) operand(Float, 3, right2)                \
         operand(Float, 4, out) operand(Float, 5, out2) operand(Float, 6, lse) operand(Float, 7, row_max)               \
-            operand(Float, 8, row_log) operand(Float, 9, delta)
+            operand(Float, 8, row_log) operand(Float, 9, delta) operand(Word, 10, edge)
 #define NUMBERS(number)    number(0, CHUNKS) number(1, KEY_ROWS)
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(deltas) kernel_of(gradient)
 
@@ -43,6 +46,7 @@ struct Params {
     float infinity;
     float nan;
     uint zero;
+    uint first_batch; // of this launch, for `edge`
 };
 
 // Weights of a tile, which also take what the rows' threads exchange; then what a product is staged in.
@@ -108,8 +112,13 @@ inline uint end_key(thread const Call &c, uint query) {
     return min(query / c.p.group + c.p.keys - c.p.time + 1, c.p.keys);
 }
 
-// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window.
-inline uint first_term(thread const Call &c, uint row) {
+// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window, or up to
+// its edge. Edges have the window in them. Rows past the end are like the last one.
+inline uint first_term(thread const Call &c, uint unit, uint row) {
+    if (c.edge.is() && KEY_ROWS == 0) {
+        uint batch = c.p.first_batch + unit / c.p.kv_heads;
+        return c.edge.word(batch * c.p.time + min(row / c.p.group, c.p.time - 1));
+    }
     if (c.p.causal == 0) {
         return 0;
     }
@@ -120,7 +129,11 @@ inline uint first_term(thread const Call &c, uint row) {
     return max(end_key(c, row), c.p.window) - c.p.window;
 }
 
-inline uint end_term(thread const Call &c, uint row) {
+inline uint end_term(thread const Call &c, uint unit, uint row) {
+    if (c.edge.is() && KEY_ROWS == 1) {
+        uint batch = c.p.first_batch + unit / c.p.kv_heads;
+        return c.edge.word(batch * c.p.keys + min(row, c.p.keys - 1)) * c.p.group;
+    }
     if (c.p.causal == 0) {
         return term_count(c);
     }
@@ -164,8 +177,8 @@ inline Place place_of(thread const Call &c) {
     p.y = min(c.lane / p.across, down - 1);
     p.works = c.lane / p.across < down;
     for (uint i = 0; i < 4; i++) {
-        p.first[i] = first_term(c, p.row + 4 * p.y + i);
-        p.end[i] = end_term(c, p.row + 4 * p.y + i);
+        p.first[i] = first_term(c, p.unit, p.row + 4 * p.y + i);
+        p.end[i] = end_term(c, p.unit, p.row + 4 * p.y + i);
     }
     return p;
 }
@@ -176,12 +189,13 @@ inline bool sees(thread const Place &p, uint i, uint term) {
 
 // The end of the terms that any of a threadgroup's rows sees.
 inline uint end_of_rows(thread const Call &c, thread const Place &p) {
-    return end_term(c, min(p.row + p.rows, row_count(c)) - 1);
+    return end_term(c, p.unit, min(p.row + p.rows, row_count(c)) - 1);
 }
 
 // Whether all of a threadgroup's rows see all terms of a tile.
 inline bool all_see(thread const Call &c, thread const Place &p, uint term) {
-    return term >= first_term(c, min(p.row + p.rows, row_count(c)) - 1) && term + p.terms <= end_term(c, p.row);
+    uint last = min(p.row + p.rows, row_count(c)) - 1;
+    return term >= first_term(c, p.unit, last) && term + p.terms <= end_term(c, p.unit, p.row);
 }
 
 // ---- Products -----------------------------------------------------------------------------------------------
@@ -395,7 +409,7 @@ inline void forward(thread const Call &c) {
     Block total[MAX_CHUNKS] = {zero_block(), zero_block()};
     uint tiles = 0;
     uint end = end_of_rows(c, p);
-    for (uint term = first_term(c, p.row); term < end; term += p.terms) {
+    for (uint term = first_term(c, p.unit, p.row); term < end; term += p.terms) {
         Scores s = products(c, c.left, c.right, p, term);
         for (uint j = 0; j < 2; j++) {
             for (uint i = 0; i < 4; i++) {
@@ -535,7 +549,7 @@ inline void gradient(thread const Call &c) {
     Block out2_total[MAX_CHUNKS] = {zero_block(), zero_block()};
     uint tiles = 0;
     uint end = end_of_rows(c, p);
-    for (uint term = first_term(c, p.row); term < end; term += p.terms) {
+    for (uint term = first_term(c, p.unit, p.row); term < end; term += p.terms) {
         if (KEY_ROWS == 1) {
             for (uint j = 0; j < 2; j++) {
                 float3 of_query = softmax_at(c, p.unit, term + p.x + j * p.across);

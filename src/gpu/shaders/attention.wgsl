@@ -16,6 +16,9 @@
 // than 64, dk and dv have a launch each, so that the sums of a thread stay in registers; a workgroup has up to 128
 // columns (CHUNKS of 64), and beyond that the scores are computed once for every 128.
 //
+// With `first` the kernels have `edge`, made by attention_first.wgsl: the first key of each query, or for rows of keys the
+// end of the queries that see each key.
+//
 // Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
 // 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
 //
@@ -26,6 +29,7 @@
 // and in the forward 2 of the softmax.
 //# const CHUNKS KEY_ROWS
 //# float left right left2 right2 out out2 lse row_max row_log delta
+//# word edge
 //# include exponential
 
 struct Params {
@@ -43,6 +47,7 @@ struct Params {
     infinity: f32, // no constant may be infinite or NaN
     nan: f32,
     zero: u32, // a 0 that compilers cannot know
+    first_batch: u32, // of this launch, for `edge`
 }
 
 const ROWS = 64u;
@@ -110,8 +115,9 @@ fn end_key(query: u32) -> u32 {
     return min(query / u.p.group + u.p.keys - u.p.time + 1u, u.p.keys);
 }
 
-// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window.
-fn first_term(row: u32) -> u32 {
+// A row sees the terms [first, end): for a key, the queries from its own time on, while it is in their window. These
+// are the limits without `first`.
+fn window_first(row: u32) -> u32 {
     if (u.p.causal == 0u) {
         return 0u;
     }
@@ -122,7 +128,7 @@ fn first_term(row: u32) -> u32 {
     return max(end_key(row), u.p.window) - u.p.window;
 }
 
-fn end_term(row: u32) -> u32 {
+fn window_end(row: u32) -> u32 {
     if (u.p.causal == 0u) {
         return term_count();
     }
@@ -133,15 +139,33 @@ fn end_term(row: u32) -> u32 {
     return end_key(row);
 }
 
+// The same with `first`, whose edges have the window in them. Rows past the end are like the last one.
+fn first_term(unit: u32, row: u32) -> u32 {
+    if (edge_is && KEY_ROWS == 0u) {
+        let batch = u.p.first_batch + unit / u.p.kv_heads;
+        return edge_word(batch * u.p.time + min(row / u.p.group, u.p.time - 1u));
+    }
+    return window_first(row);
+}
+
+fn end_term(unit: u32, row: u32) -> u32 {
+    if (edge_is && KEY_ROWS == 1u) {
+        let batch = u.p.first_batch + unit / u.p.kv_heads;
+        return edge_word(batch * u.p.keys + min(row, u.p.keys - 1u)) * u.p.group;
+    }
+    return window_end(row);
+}
+
 struct Limits {
     first: vec4<u32>,
     end: vec4<u32>,
 }
 
-fn limits_of(row: u32) -> Limits {
+fn limits_of(unit: u32, row: u32) -> Limits {
     return Limits(
-        vec4<u32>(first_term(row), first_term(row + 1u), first_term(row + 2u), first_term(row + 3u)),
-        vec4<u32>(end_term(row), end_term(row + 1u), end_term(row + 2u), end_term(row + 3u)));
+        vec4<u32>(
+            first_term(unit, row), first_term(unit, row + 1u), first_term(unit, row + 2u), first_term(unit, row + 3u)),
+        vec4<u32>(end_term(unit, row), end_term(unit, row + 1u), end_term(unit, row + 2u), end_term(unit, row + 3u)));
 }
 
 fn sees(limits: Limits, term: u32) -> vec4<bool> {
@@ -162,18 +186,25 @@ fn place_of(group: u32) -> Place {
     return Place(above % u.p.units, row_tile * ROWS, group % u.p.column_tiles * COLUMNS * CHUNKS);
 }
 
-// The terms that any of a workgroup's rows sees.
-fn first_of_rows(row: u32) -> u32 {
-    return first_term(row);
-}
+// The terms that any of a workgroup's rows sees, [x, y). A loop with barriers depends on them, so edges, which come from
+// memory, are read once for all threads.
+var<workgroup> range: vec2<u32>;
 
-fn end_of_rows(row: u32) -> u32 {
-    return end_term(min(row + ROWS, row_count()) - 1u);
+fn range_of_rows(p: Place, lane: u32) -> vec2<u32> {
+    let last = min(p.row + ROWS, row_count()) - 1u;
+    if (edge_is) {
+        if (lane == 0u) {
+            range = vec2<u32>(first_term(p.unit, p.row), end_term(p.unit, last));
+        }
+        return workgroupUniformLoad(&range);
+    }
+    return vec2<u32>(window_first(p.row), window_end(last));
 }
 
 // Whether all of a workgroup's rows see all 32 terms from `term`.
-fn all_see(row: u32, term: u32) -> bool {
-    return term >= first_term(min(row + ROWS, row_count()) - 1u) && term + TERMS <= end_term(row);
+fn all_see(p: Place, term: u32) -> bool {
+    let last = min(p.row + ROWS, row_count()) - 1u;
+    return term >= first_term(p.unit, last) && term + TERMS <= end_term(p.unit, p.row);
 }
 
 // ---- Products -----------------------------------------------------------------------------------------------
@@ -279,7 +310,7 @@ fn weighted(second: bool, p: Place, chunk: u32, term: u32, limits: Limits, lane:
     var c1 = vec4<f32>();
     var c2 = vec4<f32>();
     var c3 = vec4<f32>();
-    let whole = all_see(p.row, term);
+    let whole = all_see(p, term);
     for (var k = 0u; k < count; k++) {
         let w = tile[weight_slot(k, y)];
         let v = tile[STAGE + k * FOURS + x];
@@ -388,7 +419,7 @@ fn forward(group: u32, lane: u32) {
     let y = lane / FOURS;
     let x = lane % FOURS;
     let row = p.row + 4u * y;
-    let limits = limits_of(row);
+    let limits = limits_of(p.unit, row);
     let none = vec4<f32>(-u.p.infinity);
     var largest = none;
     var sum = vec4<f32>(); // of weights: of the tiles of a chain, and of finished chains
@@ -399,8 +430,8 @@ fn forward(group: u32, lane: u32) {
     var y0_total = mat4x4<f32>();
     var y1_total = mat4x4<f32>();
     var tiles = 0u;
-    let end = end_of_rows(p.row);
-    for (var term = first_of_rows(p.row); term < end; term += TERMS) {
+    let terms = range_of_rows(p, lane);
+    for (var term = terms.x; term < terms.y; term += TERMS) {
         let product = products(false, p, term, lane);
         let a = select(none, scaled(product.a), sees(limits, term + x));
         let b = select(none, scaled(product.b), sees(limits, term + x + FOURS));
@@ -509,7 +540,7 @@ fn gradient(group: u32, lane: u32) {
     let y = lane / FOURS;
     let x = lane % FOURS;
     let row = p.row + 4u * y;
-    let limits = limits_of(row);
+    let limits = limits_of(p.unit, row);
     var largest: Scores;
     var rest: Scores;
     var mean: Scores;
@@ -534,8 +565,8 @@ fn gradient(group: u32, lane: u32) {
     var second0_total = mat4x4<f32>();
     var second1_total = mat4x4<f32>();
     var tiles = 0u;
-    let end = end_of_rows(p.row);
-    for (var term = first_of_rows(p.row); term < end; term += TERMS) {
+    let terms = range_of_rows(p, lane);
+    for (var term = terms.x; term < terms.y; term += TERMS) {
         if (KEY_ROWS == 1u) {
             let q0 = softmax_at(p.unit, term + x);
             let q1 = softmax_at(p.unit, term + x + FOURS);
