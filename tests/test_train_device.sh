@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # `vjp train` on a device that is not the processor: a small llama and a small convnet have the CPU's losses, the same
-# bytes in a second run, and the same bytes after a stop and a resume. The rate is low: with that of the preset and so
+# bytes in a second run, and the same bytes after a stop and a resume. So has a llama on packed documents the CPU's
+# losses. The rate is low: with that of the preset and so
 # small a batch AdamW makes differences of a last bit a thousand times as large (`cpu` and `ref` then differ by 6e-4).
 # Usage: test_train_device.sh PATH_OF_VJP DEVICE [STEPS [OPTIONS OF THE LLAMA...]]
 set -u
@@ -57,6 +58,14 @@ compare() { # NAME BOUND ARGUMENTS...: trains on both
 
 awk 'BEGIN { for (i = 0; i < 400; i++) printf "line %d of a text whose next line is %d.\n", i, i + 1 }' >"$work/text"
 compare llama 1e-4 "$work/text" --steps "$steps" --warmup 2 --seed 1 "$@"
+
+# Documents that share rows: attention keeps them apart.
+awk 'BEGIN { for (i = 0; i < 200; i++) printf "{\"text\": \"%d and %d\"}\n", i * i % 97, i }' >"$work/documents.jsonl"
+for on in cpu "$device"; do
+    train "documents.$on" "$work/documents.jsonl" --steps "$steps" --warmup 2 --seed 1 "$@" --device "$on"
+    grep -q 'documents share rows' "$work/log" || fault "documents do not share rows on $on"
+done
+near documents.cpu "documents.$device" 1e-4
 
 # Pictures of 8 x 8: bright to the left or to the right.
 bright='\350\344\360\326' dark='\020\034\012\044'

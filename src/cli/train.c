@@ -196,8 +196,6 @@ static void show_documents(const job *j) {
            100 * (double)d->used / ((double)d->count * (double)d->context),
            d->masks ? "documents share rows, and attention does not cross from one to another"
                     : "each document has rows of its own");
-    if (!d->masks && !vjp_device_is_host(j->device))
-        printf(" (packing needs attention that keeps them apart, which %s does not have)", vjp_device_name(j->device));
     putchar('\n');
     if (d->split)
         printf("%lld documents with answers are longer than the context of %lld and were split\n", (long long)d->split,
@@ -638,8 +636,8 @@ int cli_train(int argc, char **argv) {
         {"seed", 0, "S", "initial weights and order of the data; default 1", CLI_INTEGER, &a.seed, 0, INT64_MAX},
         CLI_OPTION_HEADING("Read .jsonl files (docs/data.md):"),
         {"skip-bad", 0, NULL, "leave out lines that cannot be used, and count them", CLI_FLAG, &a.skip_bad, 0, 0},
-        {"pack", 0, NULL, "documents share rows; default on the cpu", CLI_FLAG, &a.pack, 0, 0},
-        {"no-pack", 0, NULL, "each document has rows of its own; default on other devices", CLI_FLAG, &a.no_pack, 0, 0},
+        {"pack", 0, NULL, "documents share rows; the default", CLI_FLAG, &a.pack, 0, 0},
+        {"no-pack", 0, NULL, "each document has rows of its own", CLI_FLAG, &a.no_pack, 0, 0},
         {"cache", 0, "DIR", "the folder for encoded data; default .vjp-cache beside the data", CLI_TEXT, &a.cache, 0,
          0},
         CLI_OPTION_HEADING("Fine-tune with adapters (docs/fine-tuning.md):"),

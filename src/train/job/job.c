@@ -267,7 +267,7 @@ static bool open_tokenizer(job *j, const checkpoint *from, bool resumes, char er
     return !from || model_tokenizer_of(from, &j->tokenizer, error);
 }
 
-/* Only documents are packed. Attention that keeps them apart is what the cpu and ref have. */
+/* Only documents are packed. */
 static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
     job_settings *s = &j->settings;
     bool documents = is_llama(j) && jsonl_is_set(s->data);
@@ -276,7 +276,7 @@ static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
                           s->pack == 1  ? "--pack"
                           : s->skip_bad ? "--skip-bad"
                                         : "--cache");
-    if (s->pack == JOB_PACK_IF_MASKED) s->pack = documents && vjp_device_is_host(j->device);
+    if (s->pack == JOB_PACK_DOCUMENTS) s->pack = documents;
     return true;
 }
 

@@ -50,7 +50,7 @@ typedef struct job_settings {
     char tokenizer[CHECKPOINT_PATH]; /* the folder of one; "": that of `from`, or none: tokens are bytes */
     char cache[CHECKPOINT_PATH];     /* the folder for encoded .jsonl files; "": beside them */
     int64_t skip_bad;                /* 1: lines of .jsonl files that cannot be used are left out */
-    int64_t pack;                    /* documents of .jsonl files share rows: 1, 0, or JOB_PACK_IF_MASKED */
+    int64_t pack;                    /* documents of .jsonl files share rows: 1, 0, or JOB_PACK_DOCUMENTS */
     int64_t batch, context;          /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
@@ -71,7 +71,7 @@ typedef struct job_settings {
 } job_settings;
 
 /* Documents share rows where the device's attention can keep them apart. */
-enum { JOB_PACK_IF_MASKED = -1 };
+enum { JOB_PACK_DOCUMENTS = -1 };
 
 job_settings job_defaults(void);
 

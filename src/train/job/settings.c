@@ -23,7 +23,7 @@ job_settings job_defaults(void) {
                           .validate_parts = 8,
                           .save_every = 400,
                           .keep = 2,
-                          .pack = JOB_PACK_IF_MASKED,
+                          .pack = JOB_PACK_DOCUMENTS,
                           .dtype = VJP_F32,
                           .trainer = {.steps = 1200,
                                       .warmup = 20,
