@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-// attention's `first`, checked and turned into the limits that the kernels of attention.metal use, `edge`: the first key
-// that each query sees, with the window in it, or with KEY_ROWS the end of the queries that see each key, by a binary
-// search, because first keys never decrease.
+// attention's `first`, checked and turned into the limits that the kernels of attention.metal use, `edge`: the first
+// key that each query sees, with the window in it, or with KEY_ROWS the end of the queries that see each key, by a
+// binary search, because first keys never decrease.
 //
 // A bad value (not an integer, before that of the query before, past the query's own key) is reported. Key 0 takes the
 // place of one outside the query's keys, so that whatever `first` holds every query sees its own key, and no kernel

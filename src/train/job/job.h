@@ -70,7 +70,7 @@ typedef struct job_settings {
     void *progress_context;
 } job_settings;
 
-/* Documents share rows where the device's attention can keep them apart. */
+/* Documents share rows; other data have none. */
 enum { JOB_PACK_DOCUMENTS = -1 };
 
 job_settings job_defaults(void);
