@@ -16,8 +16,8 @@
 // than 64, dk and dv have a launch each, so that the sums of a thread stay in registers; a workgroup has up to 128
 // columns (CHUNKS of 64), and beyond that the scores are computed once for every 128.
 //
-// With `first` the kernels have `edge`, made by attention_first.wgsl: the first key of each query, or for rows of keys the
-// end of the queries that see each key.
+// With `first` the kernels have `edge`, made by attention_first.wgsl: the first key of each query, or for rows of keys
+// the end of the queries that see each key.
 //
 // Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
 // 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
@@ -186,8 +186,8 @@ fn place_of(group: u32) -> Place {
     return Place(above % u.p.units, row_tile * ROWS, group % u.p.column_tiles * COLUMNS * CHUNKS);
 }
 
-// The terms that any of a workgroup's rows sees, [x, y). A loop with barriers depends on them, so edges, which come from
-// memory, are read once for all threads.
+// The terms that any of a workgroup's rows sees, [x, y). A loop with barriers depends on them, so edges, which come
+// from memory, are read once for all threads.
 var<workgroup> range: vec2<u32>;
 
 fn range_of_rows(p: Place, lane: u32) -> vec2<u32> {
