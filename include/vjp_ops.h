@@ -395,7 +395,7 @@ vjp_value vjp_graph_linear_cross_entropy(vjp_graph *graph, vjp_value x, vjp_valu
 /* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). */
 vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *gate, const vjp_tensor *up);
 vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup,
-                               const vjp_tensor *dy, const vjp_tensor *gate, const vjp_tensor *up);
+                               const vjp_tensor *y, const vjp_tensor *dy, const vjp_tensor *gate, const vjp_tensor *up);
 vjp_value vjp_graph_swiglu(vjp_graph *graph, vjp_value gate, vjp_value up);
 
 /* ---- attention --------------------------------------------------------------------------------------- */

@@ -148,7 +148,8 @@ static void run_swiglu(const char *name, vjp_dtype dtype, int n, void *gate, voi
     for (int i = 0; i < 6; i++)
         tensor[i] = vjp_tensor_of(data[i], dtype, 1, (int64_t[]){n});
     assert_int_equal(vjp_swiglu_forward(device, &tensor[0], &tensor[3], &tensor[4]), VJP_OK);
-    assert_int_equal(vjp_swiglu_backward(device, &tensor[1], &tensor[2], &tensor[5], &tensor[3], &tensor[4]), VJP_OK);
+    assert_int_equal(vjp_swiglu_backward(device, &tensor[1], &tensor[2], NULL, &tensor[5], &tensor[3], &tensor[4]),
+                     VJP_OK);
     vjp_close(device);
 }
 

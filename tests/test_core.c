@@ -665,7 +665,7 @@ static void min_cost(void **state) {
         {"linear_cross_entropy", VJP_FORWARD, NULL, 4 * (102 + 1105 + 2 * 6 + 1), 2.0 * 6 * 65 * 17},
         {"linear_cross_entropy", VJP_BACKWARD, NULL, 4 * (2 * 102 + 2 * 1105 + 2 * 6 + 2), 3 * 2.0 * 6 * 65 * 17},
         {"swiglu", VJP_FORWARD, NULL, 4 * 3 * 195, 0},
-        {"swiglu", VJP_BACKWARD, "dup", 4 * 6 * 195, 0},
+        {"swiglu", VJP_BACKWARD, "dup", 4 * 7 * 195, 0},
         /* x 504, y 240, weight 108, bias 6; a product sums 18 terms for each of y */
         {"conv2d", VJP_FORWARD, NULL, 4 * (240 + 504 + 108 + 6), 2.0 * 240 * 18},
         {"conv2d", VJP_BACKWARD, NULL, 4 * (2 * 504 + 2 * 108 + 6 + 240), 2 * 2.0 * 240 * 18},

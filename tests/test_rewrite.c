@@ -85,7 +85,10 @@ static void rewritten_is_not_rewritten(void **unused) {
 
 /* ---- A model ----------------------------------------------------------------------------------------- */
 
-/* Norms, swiglu and the casts of weights are computed again, and nothing that multiplies matrices. */
+/*
+ * Norms, swiglu and the casts of weights are computed again, and nothing that multiplies matrices; swiglu by its
+ * backward where calls are combined.
+ */
 static void a_llama_keeps_less(void **unused) {
     (void)unused;
     enum { LAYERS = 3 };
@@ -111,16 +114,19 @@ static void a_llama_keeps_less(void **unused) {
     if (vjp_graph_grad(model.graph, model.loss, parameters, count, NULL, 0, results) != VJP_OK)
         fail_msg("%s", vjp_graph_error(model.graph));
     results[count] = model.loss;
-    vjp_program *program[2];
-    for (int on = 0; on < 2; on++) {
-        program[on] = compile(device, model.graph, results, count + 1, on ? "-all,+recompute" : "-all");
+    enum { PROGRAMS = 3 };
+    static const char *const rewrites[PROGRAMS] = {"-all", "-all,+recompute", "+all"};
+    vjp_program *program[PROGRAMS];
+    for (int on = 0; on < PROGRAMS; on++) {
+        program[on] = compile(device, model.graph, results, count + 1, rewrites[on]);
         for (size_t i = 0; i < count; i++)
             assert_int_equal(vjp_program_init_normal(program[on], parameters[i], 0.1, 0.3, 7), VJP_OK);
         memset(program[on]->arena, on ? 0x55 : 0xaa, program[on]->report.arena_bytes);
         if (vjp_program_run(program[on]) != VJP_OK) fail_msg("%s", vjp_error(device));
     }
     for (size_t i = 0; i <= count; i++)
-        same_bits(program[0], program[1], results[i]);
+        for (int on = 1; on < PROGRAMS; on++)
+            same_bits(program[0], program[on], results[i]);
     int norms = count_calls(program[1], "rms_norm.again") + count_calls(program[1], "rms_norm.2.again");
     int gates = count_calls(program[1], "swiglu.again");
     assert_int_equal(count_calls(program[0], ".again"), 0);
@@ -130,10 +136,119 @@ static void a_llama_keeps_less(void **unused) {
         if (strstr(call->name, ".again") && call->cost.flops != 0) fail_msg("%s is repeated", call->name);
     }
     assert_true((double)program[1]->report.arena_bytes < 0.8 * (double)program[0]->report.arena_bytes);
-    for (int on = 0; on < 2; on++)
+    assert_int_equal(count_calls(program[2], "swiglu.again"), 0);
+    assert_int_equal(count_calls(program[2], ".db"), gates);
+    assert_int_equal(program[2]->calls, program[1]->calls);
+    assert_true(program[2]->report.live_bytes <= program[1]->report.live_bytes);
+    assert_true(program[2]->report.cost.bytes < program[1]->report.cost.bytes);
+    for (int on = 0; on < PROGRAMS; on++)
         vjp_program_destroy(program[on]);
     free(results);
     model_free(&model);
+    vjp_close(device);
+}
+
+/* ---- Combined calls ---------------------------------------------------------------------------------- */
+
+/* A gated block whose swiglu is computed again, and what may keep its backward from giving y. */
+typedef enum gated_choice {
+    GATED_ACTIVATION = 1, /* of the product that reads y: its gradients share a pass */
+    GATED_TWICE = 2,      /* a second product reads y */
+    GATED_OTHER = 4,      /* something that is no product reads y again */
+    GATED_KEPT = 8,       /* gate is a result: y has no memory to take over */
+    GATED_SQUARE = 16,    /* gate is up, too: again too little memory */
+    GATED_RESIDUAL = 32,  /* z is added to x */
+    GATED_BIAS = 64,
+    GATED_FROZEN = 128, /* the product's weight has no gradient */
+    GATED_ALL = 255
+} gated_choice;
+
+enum { GATED_ROWS = 24, GATED_DIM = 16, GATED_WIDE = 40, GATED_RESULTS = 8 };
+
+typedef struct gated_graph {
+    vjp_graph *graph;
+    vjp_value x, weight[6], result[GATED_RESULTS];
+    int weights;
+    size_t results;
+} gated_graph;
+
+static vjp_value gated_weight(gated_graph *r, const char *name, vjp_dtype dtype, int64_t rows, int64_t columns) {
+    const int64_t shape[] = {rows, columns};
+    vjp_value made = vjp_graph_parameter(r->graph, name, dtype, columns ? 2 : 1, shape);
+    r->weight[r->weights++] = made;
+    return made;
+}
+
+static gated_graph gated_make(unsigned choice, vjp_dtype dtype) {
+    gated_graph r = {.graph = vjp_graph_create()};
+    vjp_graph *g = r.graph;
+    const vjp_linear_attributes *plain = WITH(linear, .transpose_b = 1);
+    vjp_linear_attributes out = *plain;
+    if (choice & GATED_ACTIVATION) out.activation = VJP_ACTIVATION_TANH;
+    r.x = vjp_graph_input(g, "x", dtype, 2, (int64_t[]){GATED_ROWS, GATED_DIM});
+    vjp_value gate = vjp_graph_linear(g, r.x, gated_weight(&r, "gate", dtype, GATED_WIDE, GATED_DIM), 0, plain);
+    vjp_value up = gate;
+    if (!(choice & GATED_SQUARE))
+        up = vjp_graph_linear(g, r.x, gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM), 0, plain);
+    vjp_value bias = choice & GATED_BIAS ? gated_weight(&r, "bias", dtype, GATED_DIM, 0) : 0;
+    vjp_value second = choice & GATED_TWICE ? gated_weight(&r, "second", dtype, GATED_DIM, GATED_WIDE) : 0;
+    vjp_value down = gated_weight(&r, "down", dtype, GATED_DIM, GATED_WIDE);
+    vjp_graph_recompute_begin(g);
+    vjp_value y = vjp_graph_swiglu(g, gate, up), z = vjp_graph_linear(g, y, down, bias, &out);
+    if (second) z = vjp_graph_add(g, z, vjp_graph_linear(g, y, second, 0, plain), NULL);
+    vjp_value loss = vjp_graph_mean(g, choice & GATED_OTHER ? vjp_graph_mul(g, y, y, NULL) : z, WITH(mean, .axes = 0));
+    vjp_graph_recompute_end(g);
+    if (choice & GATED_RESIDUAL) z = vjp_graph_add(g, z, r.x, NULL);
+    loss = vjp_graph_add(g, loss, vjp_graph_mean(g, vjp_graph_mul(g, z, z, NULL), WITH(mean, .axes = 0)), NULL);
+    loss = vjp_graph_cast(g, loss, VJP_F32);
+    size_t wanted = (size_t)r.weights - (choice & GATED_FROZEN ? 1 : 0); /* the product's is the last */
+    vjp_graph_grad(g, loss, r.weight, wanted, NULL, 0, r.result);
+    r.results = wanted;
+    r.result[r.results++] = loss;
+    if (choice & GATED_KEPT) r.result[r.results++] = gate;
+    if (vjp_graph_status(g) != VJP_OK) fail_msg("%u: %s", choice, vjp_graph_error(g));
+    return r;
+}
+
+static vjp_program *gated_run(vjp_device *device, const gated_graph *r, const char *rewrites) {
+    vjp_program *program = compile(device, r->graph, r->result, r->results, rewrites);
+    vjp_tensor x;
+    assert_int_equal(vjp_program_tensor(program, r->x, &x), VJP_OK);
+    for (int64_t i = 0; i < count_of(&x); i++)
+        put(&x, i, random_of(5, 1, (uint64_t)i));
+    for (int i = 0; i < r->weights; i++)
+        assert_int_equal(vjp_program_init_normal(program, r->weight[i], 0, 0.5, 7), VJP_OK);
+    memset(program->arena, 0x55, program->report.arena_bytes);
+    if (vjp_program_run(program) != VJP_OK) fail_msg("%s", vjp_error(device));
+    return program;
+}
+
+/* Every combination of choices, in two dtypes. */
+static void y_comes_from_the_backward(void **unused) {
+    (void)unused;
+    vjp_device *device = open_cpu();
+    for (unsigned choice = 0; choice <= GATED_ALL; choice++) {
+        gated_graph r = gated_make(choice, choice % 3 ? VJP_F32 : VJP_BF16);
+        vjp_program *off = gated_run(device, &r, "-all"), *on = gated_run(device, &r, "-all,+combine");
+        for (size_t i = 0; i < r.results; i++)
+            same_bits(off, on, r.result[i]);
+        if (on->report.live_bytes > off->report.live_bytes)
+            fail_msg("%u: %zu bytes are alive at once, and %zu before", choice, on->report.live_bytes,
+                     off->report.live_bytes);
+        bool stays = choice & (GATED_ACTIVATION | GATED_OTHER | GATED_KEPT | GATED_SQUARE);
+        /* Without the weight's gradient y is not computed again at all, unless the second product needs it. */
+        bool needed = choice & GATED_TWICE || !(choice & GATED_FROZEN);
+        int again = count_calls(on, "swiglu.again"), db = count_calls(on, ".db");
+        int readers = (choice & GATED_TWICE ? 1 : 0) + (choice & GATED_FROZEN ? 0 : 1);
+        if (!stays && needed && (again != 0 || db != readers))
+            fail_msg("%u: swiglu is repeated %d times, and %d products wait", choice, again, db);
+        if (stays && db) fail_msg("%u: %d products wait", choice, db);
+        if (!needed && !(choice & (GATED_ACTIVATION | GATED_OTHER)) && count_calls(off, "swiglu.again"))
+            fail_msg("%u: swiglu is repeated for a gradient that does not need it", choice);
+        vjp_program_destroy(on);
+        vjp_program_destroy(off);
+        vjp_graph_destroy(r.graph);
+    }
     vjp_close(device);
 }
 
@@ -286,7 +401,8 @@ static void rewritten_programs_share(void **unused) {
 static void unknown_rewrites_are_refused(void **unused) {
     (void)unused;
     static const char *const bad[] = {"recompute", "+", "-", "+recomput", "+recompute,,", "+all,x", "*all"};
-    static const char *const good[] = {"", "+all", "-all", "+recompute", "-recompute", "-all,+recompute", "+all,"};
+    static const char *const good[] = {"",         "+all", "-all", "+recompute", "-recompute", "-all,+recompute",
+                                       "+combine", "+all,"};
     const int64_t shape[] = {4};
     vjp_device *device = open_cpu();
     vjp_graph *g = vjp_graph_create();
@@ -297,7 +413,7 @@ static void unknown_rewrites_are_refused(void **unused) {
         assert_int_equal(vjp_compile(device, g, &y, 1, NULL, &program), VJP_INVALID);
         unsetenv("VJP_REWRITES");
         assert_null(program);
-        if (!strstr(vjp_error(device), "an item is + or - and one of all, recompute"))
+        if (!strstr(vjp_error(device), "an item is + or - and one of all, recompute, combine"))
             fail_msg("\"%s\": %s", bad[i], vjp_error(device));
     }
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
@@ -308,10 +424,10 @@ static void unknown_rewrites_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rewritten_is_not_rewritten),         cmocka_unit_test(a_llama_keeps_less),
-        cmocka_unit_test(what_changes_is_not_computed_again), cmocka_unit_test(inputs_come_first),
-        cmocka_unit_test(scratch_does_not_raise_the_peak),    cmocka_unit_test(rewritten_programs_share),
-        cmocka_unit_test(unknown_rewrites_are_refused),
+        cmocka_unit_test(rewritten_is_not_rewritten), cmocka_unit_test(a_llama_keeps_less),
+        cmocka_unit_test(y_comes_from_the_backward),  cmocka_unit_test(what_changes_is_not_computed_again),
+        cmocka_unit_test(inputs_come_first),          cmocka_unit_test(scratch_does_not_raise_the_peak),
+        cmocka_unit_test(rewritten_programs_share),   cmocka_unit_test(unknown_rewrites_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,13 +127,22 @@ static int find_output(const op_function *f, PyObject *name) {
     return -1;
 }
 
+/* The forward's result that a backward can repeat: it is made only where it is asked for. */
+static bool is_repeated(const op_function *f, int slot) {
+    const vjp_pass_info *forward = &f->info->pass[VJP_FORWARD];
+    bool repeated = false;
+    for (size_t i = 0; f->pass != forward && i < forward->outputs; i++)
+        repeated = repeated || strcmp(forward->slots[i].name, f->pass->slots[slot].name) == 0;
+    return repeated && f->pass->slots[slot].kind == VJP_KIND_STORAGE;
+}
+
 static bool read_wanted(call *c) {
     const op_function *f = c->f;
     PyObject *outputs = call_extra(c, ARGUMENT_OUTPUTS);
     if (!outputs) {
-        c->wanted_count = (int)f->pass->outputs;
-        for (int i = 0; i < c->wanted_count; i++)
-            c->wanted[i] = i;
+        c->wanted_count = 0;
+        for (int i = 0; i < (int)f->pass->outputs; i++)
+            if (!is_repeated(f, i)) c->wanted[c->wanted_count++] = i;
         c->bare = c->wanted_count == 1;
         return true;
     }

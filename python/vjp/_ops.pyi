@@ -281,7 +281,7 @@ def linear(a: Array, b: Any, bias: Optional[Any] = None, *,
            accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
-def linear_backward(dy: Array, a: Any, b: Any, bias: Optional[Any] = None,
+def linear_backward(dy: Array, a: Optional[Any], b: Any, bias: Optional[Any] = None,
                     pre: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
@@ -289,13 +289,14 @@ def linear_backward(dy: Array, a: Any, b: Any, bias: Optional[Any] = None,
                     accumulate: Union[bool, str, Sequence[str]] = False,
                     device: Optional[str] = None) -> tuple[Array, Array, Array]: ...
 @overload
-def linear_backward(dy: Array, a: Any, b: Any, bias: Optional[Any] = None, pre: Optional[Any] = None, *,
+def linear_backward(dy: Array, a: Optional[Any], b: Any, bias: Optional[Any] = None,
+                    pre: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
                     outputs: Literal["da", "db", "dbias"], out: Any = None,
                     accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
-def linear_backward(dy: Array, a: Any, b: Any, bias: Optional[Any] = None,
+def linear_backward(dy: Array, a: Optional[Any], b: Any, bias: Optional[Any] = None,
                     pre: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
@@ -609,8 +610,9 @@ def swiglu_backward(dy: Array, gate: Any, up: Any, *, outputs: None = None,
                     out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
                     device: Optional[str] = None) -> tuple[Array, Array]: ...
 @overload
-def swiglu_backward(dy: Array, gate: Any, up: Any, *, outputs: Literal["dgate", "dup"], out: Any = None,
-                    accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
+def swiglu_backward(dy: Array, gate: Any, up: Any, *, outputs: Literal["dgate", "dup", "y"],
+                    out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
+                    device: Optional[str] = None) -> Array: ...
 @overload
 def swiglu_backward(dy: Array, gate: Any, up: Any, *,
                     outputs: Union[tuple[str, ...], list[str]], out: Any = None,

@@ -245,9 +245,10 @@ vjp_status vjp_swiglu_forward(vjp_device *device, const vjp_tensor *y, const vjp
 }
 
 vjp_status vjp_swiglu_backward(vjp_device *device, const vjp_tensor *dgate, const vjp_tensor *dup,
-                               const vjp_tensor *dy, const vjp_tensor *gate, const vjp_tensor *up) {
-    const vjp_tensor *tensors[] = {dgate, dup, dy, gate, up};
-    return vjp_call(device, &vjp_op_swiglu, VJP_BACKWARD, tensors, 5, NULL);
+                               const vjp_tensor *y, const vjp_tensor *dy, const vjp_tensor *gate,
+                               const vjp_tensor *up) {
+    const vjp_tensor *tensors[] = {dgate, dup, y, dy, gate, up};
+    return vjp_call(device, &vjp_op_swiglu, VJP_BACKWARD, tensors, 6, NULL);
 }
 
 vjp_status vjp_attention_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *lse, const vjp_tensor *q,

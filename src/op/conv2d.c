@@ -172,9 +172,11 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
         cost->bytes -= size * (double)vjp_shape_product(&work->shape[CONV2D_B_WEIGHT], 0, 4);
 }
 
+/* x for dweight and weight for dx. Sizes come from a gradient or from what it is the gradient of. */
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
+    bool dx = wanted >> CONV2D_B_DX & 1, dweight = wanted >> CONV2D_B_DWEIGHT & 1;
     (void)attributes;
-    return (wanted >> CONV2D_B_DWEIGHT & 1) << CONV2D_B_X | (wanted >> CONV2D_B_DX & 1) << CONV2D_B_WEIGHT;
+    return (dweight || !dx ? 1u << CONV2D_B_X : 0) | (dx || !dweight ? 1u << CONV2D_B_WEIGHT : 0);
 }
 
 const vjp_op_rules vjp_conv2d_rules = {.infer = infer, .keeps = keeps, .cost = cost};

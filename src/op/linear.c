@@ -2,18 +2,36 @@
 /* linear: y = act(a b + bias). Maths: docs/ops/linear.md. */
 #include "op/op.h"
 
+/* The backward without a: only da and dbias, and of an activation only with a saved pre. */
+static vjp_status check_needed(const vjp_work *work) {
+    const vjp_linear_attributes *attributes = work->attributes;
+    if (work->pass == VJP_FORWARD || work->tensor[LINEAR_B_A]) return VJP_OK;
+    if (work->tensor[LINEAR_B_DB]) return vjp_refuse(work, VJP_INVALID, "a is missing: db needs it");
+    if (attributes->activation != VJP_ACTIVATION_NONE && !work->tensor[LINEAR_B_PRE])
+        return vjp_refuse(work, VJP_INVALID, "a and pre are both missing: the activation's derivative needs one");
+    return VJP_OK;
+}
+
 static vjp_status infer(vjp_work *work) {
     const vjp_linear_attributes *attributes = work->attributes;
     int slot_a = work->pass == VJP_FORWARD ? LINEAR_A : LINEAR_B_A;
     int slot_b = work->pass == VJP_FORWARD ? LINEAR_B : LINEAR_B_B;
-    vjp_shape_own(work, slot_a);
+    vjp_status status = check_needed(work);
+    if (status != VJP_OK) return status;
+    bool has_a = work->tensor[slot_a];
+    int rows = has_a ? slot_a : LINEAR_B_DY; /* a's shape, or one that differs in its last size */
+    vjp_shape_own(work, rows);
     vjp_shape_own(work, slot_b);
-    const vjp_shape a = work->shape[slot_a], b = work->shape[slot_b];
+    vjp_shape a = work->shape[rows];
+    const vjp_shape b = work->shape[slot_b];
     char a_text[VJP_SHAPE_TEXT], b_text[VJP_SHAPE_TEXT];
-    if (a.ndim < 2) return vjp_refuse(work, VJP_INVALID, "a has rank %d; it must be 2 or more: [..., M, K]", a.ndim);
+    if (a.ndim < 2)
+        return vjp_refuse(work, VJP_INVALID, "%s has rank %d; it must be 2 or more: [..., M, %s]", has_a ? "a" : "dy",
+                          a.ndim, has_a ? "K" : "N");
     if (b.ndim != 2 && b.ndim != a.ndim)
         return vjp_refuse(work, VJP_INVALID, "b has rank %d; it must be 2 (shared) or %d (batched, as a is)", b.ndim,
                           a.ndim);
+    if (!has_a) a.size[a.ndim - 1] = b.size[b.ndim - (attributes->transpose_b ? 1 : 2)];
     for (int i = 0; i < b.ndim - 2; i++)
         if (b.size[i] != a.size[i])
             return vjp_refuse(work, VJP_INVALID, "a is %s and b is %s: their batches differ on axis %d",
@@ -31,6 +49,8 @@ static vjp_status infer(vjp_work *work) {
     /* The caller will allocate an absent y: its size must fit too. */
     if (!vjp_sizes_fit(a.ndim, y))
         return vjp_refuse(work, VJP_INVALID, "y is too large: the product of its sizes overflows");
+    if (!vjp_sizes_fit(a.ndim, a.size))
+        return vjp_refuse(work, VJP_INVALID, "a is too large: the product of its sizes overflows");
     vjp_shape_set(work, "[..., M, K]", a.ndim, a.size);
     vjp_shape_set(work, "[K, N] or [..., K, N]", b.ndim, b.size);
     vjp_shape_set(work, "[..., M, N]", a.ndim, y);
@@ -72,8 +92,8 @@ static void cost(const vjp_work *work, vjp_cost *cost) {
 /* The derivative of an activation is computed from pre; bias would only be needed to compute pre again. */
 static uint32_t keeps(const void *attributes, uint32_t wanted) {
     const vjp_linear_attributes *a = attributes;
-    (void)wanted;
-    return a->activation == VJP_ACTIVATION_NONE ? 0 : 1u << LINEAR_B_PRE;
+    uint32_t for_db = wanted >> LINEAR_B_DB & 1 ? 1u << LINEAR_B_A : 0;
+    return for_db | (a->activation == VJP_ACTIVATION_NONE ? 0 : 1u << LINEAR_B_PRE);
 }
 
 const vjp_op_rules vjp_linear_rules = {.infer = infer, .keeps = keeps, .cost = cost};

@@ -235,7 +235,7 @@ static const vjp_slot linear_backward[] = {
     {"db", "[K, N] or [..., K, N]", "gradient of b; summed over the batch when b is shared", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dbias", "[N]", "gradient of bias", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dy", "[..., M, N]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"a", "[..., M, K]", "the forward's a", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"a", "[..., M, K]", "the forward's a; needed only for db and to compute pre again", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
     {"b", "[K, N] or [..., K, N]", "the forward's b", VJP_KIND_STORAGE, 0, 0, {0}},
     {"bias", "[N]", "the forward's bias; needed only to compute pre again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
     {"pre", "[..., M, N]", "as saved; absent: computed again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
@@ -552,6 +552,7 @@ static const vjp_slot swiglu_forward[] = {
 static const vjp_slot swiglu_backward[] = {
     {"dgate", "[...]", "gradient of gate", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << SWIGLU_B_DY | 1u << SWIGLU_B_GATE | 1u << SWIGLU_B_UP, {0}},
     {"dup", "[...]", "gradient of up", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << SWIGLU_B_DY | 1u << SWIGLU_B_GATE | 1u << SWIGLU_B_UP, {0}},
+    {"y", "[...]", "the forward's y, computed on the way", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << SWIGLU_B_DY | 1u << SWIGLU_B_GATE | 1u << SWIGLU_B_UP, {0}},
     {"dy", "[...]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
     {"gate", "[...]", "the forward's gate", VJP_KIND_STORAGE, 0, 0, {0}},
     {"up", "[...]", "the forward's up", VJP_KIND_STORAGE, 0, 0, {0}},
@@ -561,7 +562,7 @@ const vjp_op vjp_op_swiglu = {
     .info = {.name = "swiglu", .family = "elementwise",
              .about = "silu(gate) * up, the gate of a feed-forward block",
              .formula = "y = silu(gate) * up, silu(x) = x / (1 + exp(-x)).",
-             .pass = {{swiglu_forward, 3, 1}, {swiglu_backward, 5, 2}}},
+             .pass = {{swiglu_forward, 3, 1}, {swiglu_backward, 6, 3}}},
     .id = OP_ID(swiglu),
     .rules = &vjp_swiglu_rules,
 };

@@ -129,6 +129,41 @@ static void alone(const comparison *c, double *const *expected) {
     }
 }
 
+/* One output of the backward, given no more than what the op says that it needs: the same bits on the host. */
+static void alone_with_its_needs(const comparison *c, double *const *expected) {
+    const vjp_pass_info *info = &c->p->info->pass[c->pass];
+    const vjp_op_rules *rules = c->p->setup.op->rules;
+    for (size_t i = 0; rules->keeps && i < info->outputs; i++) {
+        uint32_t kept = rules->keeps(&c->p->setup.attributes, 1u << i), dropped = 0;
+        for (size_t j = info->outputs; j < info->count; j++)
+            if (info->slots[j].flags & VJP_SLOT_OPTIONAL && !(kept >> j & 1)) dropped |= 1u << j;
+        /* What it keeps may be absent in this case, and computed again from what it does not keep. */
+        if (!(c->present >> i & 1) || kept & ~c->present || !(dropped & c->present)) continue;
+        proof_call call = {.pass = c->pass, .present = ((c->present & ~outputs_of(c)) | 1u << i) & ~dropped};
+        if (vjp_device_is_host(c->device))
+            run_same_bits(c, &call, c->base, "alone, with what it needs");
+        else
+            run_measured(c, &call, expected, "alone, with what it needs");
+    }
+}
+
+/* A result of the forward that the backward repeats has the forward's bits. */
+static void repeats_forward(const comparison *c) {
+    const vjp_pass_info *forward = &c->p->info->pass[VJP_FORWARD], *back = &c->p->info->pass[VJP_BACKWARD];
+    for (size_t i = 0; i < back->outputs; i++)
+        for (size_t j = 0; j < forward->outputs; j++) {
+            if (strcmp(back->slots[i].name, forward->slots[j].name) != 0 || !c->base[i]) continue;
+            void *made[VJP_MAX_SLOTS] = {0}, *expected[VJP_MAX_SLOTS] = {0}, *result[VJP_MAX_SLOTS] = {0};
+            proof_call call = {.pass = VJP_FORWARD, .present = proof_present(c->p, VJP_FORWARD)};
+            if (run(c, &call, "the forward's bits", made)) {
+                expected[i] = made[j];
+                result[i] = c->base[i];
+                same_bits(c, result, expected, "the forward's bits");
+            }
+            free_all(made);
+        }
+}
+
 /* One += onto what is stored in `before`: the sum of that and ref's result, rounded once. */
 static bool accumulate_onto(const comparison *c, void *const *before, void **result, const char *variant) {
     double *expected[VJP_MAX_SLOTS] = {0};
@@ -252,6 +287,8 @@ static void compare_pass(comparison *c) {
         measure(c, c->base, expected, "");
         if (!is_large(c->p)) {
             alone(c, expected);
+            if (c->pass == VJP_BACKWARD) alone_with_its_needs(c, expected);
+            if (c->pass == VJP_BACKWARD) repeats_forward(c);
             accumulate(c);
             in_place(c);
         }

@@ -116,12 +116,18 @@ static vjp_status make_buffer(bench *b, tensor_set *set, vjp_pass pass, int slot
     return fill_floats(b, data, dtype, v->count, name);
 }
 
+/* The forward's result that the backward can repeat, a pass over memory more: it is not timed. */
+static bool is_repeated(const proof_problem *p, int pass, const vjp_slot *slot) {
+    return pass == VJP_BACKWARD && slot->flags & VJP_SLOT_OUTPUT && slot->kind == VJP_KIND_STORAGE &&
+           find_slot(&p->info->pass[VJP_FORWARD], slot->name) >= 0;
+}
+
 /* One buffer per name: the backward reads the forward's own tensors, and what it has saved. */
 static vjp_status make_set(bench *b, tensor_set *set) {
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++)
         for (size_t i = 0; i < b->p.info->pass[pass].count; i++) {
             const proof_values *v = &b->p.slot[pass][i];
-            if (!v->present) continue;
+            if (!v->present || is_repeated(&b->p, pass, v->slot)) continue;
             set->tensor[pass][i] = v->tensor;
             set->present[pass][i] = true;
             int same = pass == VJP_BACKWARD ? find_slot(&b->p.info->pass[VJP_FORWARD], v->slot->name) : -1;
@@ -140,7 +146,8 @@ static size_t set_bytes(const bench *b) {
     int last = vjp_passes(b->p.info) - 1;
     for (size_t i = 0; i < b->p.info->pass[last].count; i++) {
         const proof_values *v = &b->p.slot[last][i];
-        if (v->present) bytes += (size_t)v->count * vjp_dtype_size((vjp_dtype)v->tensor.dtype);
+        if (v->present && !is_repeated(&b->p, last, v->slot))
+            bytes += (size_t)v->count * vjp_dtype_size((vjp_dtype)v->tensor.dtype);
     }
     return bytes;
 }
@@ -456,7 +463,8 @@ double proof_min_bytes(vjp_device *device, const proof_setup *setup, vjp_dtype s
     vjp_pass last = (vjp_pass)(vjp_passes(p.info) - 1);
     size_t count = p.info->pass[last].count;
     for (size_t i = 0; i < count; i++)
-        if (p.slot[last][i].present) tensors[i] = &p.slot[last][i].tensor;
+        if (p.slot[last][i].present && !is_repeated(&p, last, p.slot[last][i].slot))
+            tensors[i] = &p.slot[last][i].tensor;
     vjp_cost cost;
     if (vjp_min_cost(device, setup->op, last, tensors, count, &setup->attributes, &cost) == VJP_OK) return cost.bytes;
     snprintf(error, TEXT_ERROR, "%s", vjp_error(device));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* swiglu, plainly: y = silu(gate) * up; dgate = dy * up * silu'(gate), dup = dy * silu(gate). */
+/* swiglu, plainly: y = silu(gate) * up; dgate = dy * up * silu'(gate), dup = dy * silu(gate), and y once more. */
 #include "ref/activation.h"
 #include "ref/ref.h"
 
@@ -21,6 +21,7 @@ static vjp_status backward(const vjp_work *work) {
         double gate = ref_get(work, SWIGLU_B_GATE, i, 0), up = ref_get(work, SWIGLU_B_UP, i, 0);
         ref_put(work, SWIGLU_B_DGATE, i, dy * up * ref_activate_slope(VJP_ACTIVATION_SILU, gate));
         ref_put(work, SWIGLU_B_DUP, i, dy * ref_activate(VJP_ACTIVATION_SILU, gate));
+        ref_put(work, SWIGLU_B_Y, i, ref_activate(VJP_ACTIVATION_SILU, gate) * up);
     }
     return VJP_OK;
 }

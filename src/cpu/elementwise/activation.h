@@ -102,7 +102,7 @@ INLINE vf silu_and_slope(vf x, vf *slope) {
     return vf_select(tiny, exp_join(vf_mul(near, parts.e), parts.rounded), damped(x, s.value));
 }
 
-/* The same bits for silu alone. */
+/* silu alone, by one division: its last bit may be another than silu_and_slope() gives. */
 INLINE vf silu(vf x) {
     exp_parts parts = exp_split(vf_neg(vf_min(vf_set(LOGISTIC_END), vf_abs(x))));
     vf e = exp_join(parts.e, parts.rounded), numerator = vf_select(vf_signed(x), e, vf_set(1));

@@ -26,6 +26,18 @@ static const element_op backward_op = {.inputs = 3,
                                        .outputs = 2,
                                        .out = {{SWIGLU_B_DGATE, STORED}, {SWIGLU_B_DUP, STORED}}};
 
+/* With y, by the forward's formula: the bits are the forward's. */
+INLINE void repeating_formula(const void *unused, element_vectors *e) {
+    backward_formula(unused, e);
+    e->out[2] = vf_mul(activate(VJP_ACTIVATION_SILU, e->in[1]), e->in[2]);
+}
+
+static const element_op repeating_op = {
+    .inputs = 3,
+    .in = {{SWIGLU_B_DY, STORED}, {SWIGLU_B_GATE, STORED}, {SWIGLU_B_UP, STORED}},
+    .outputs = 3,
+    .out = {{SWIGLU_B_DGATE, STORED}, {SWIGLU_B_DUP, STORED}, {SWIGLU_B_Y, STORED}}};
+
 static void forward_task(void *call, size_t i) {
     element_task(forward_formula, &forward_op, call, i);
 }
@@ -34,11 +46,16 @@ static void backward_task(void *call, size_t i) {
     element_task(backward_formula, &backward_op, call, i);
 }
 
+static void repeating_task(void *call, size_t i) {
+    element_task(repeating_formula, &repeating_op, call, i);
+}
+
 static vjp_status forward(const vjp_work *work) {
     return element_run(work, &forward_op, forward_task, NULL);
 }
 
 static vjp_status backward(const vjp_work *work) {
+    if (work->tensor[SWIGLU_B_Y]) return element_run(work, &repeating_op, repeating_task, NULL);
     return element_run(work, &backward_op, backward_task, NULL);
 }
 

@@ -40,7 +40,7 @@ namespace vjp {
 namespace {
 
 constexpr int ELEMENT_THREADS = 256;
-constexpr int ELEMENT_INPUTS = 3, ELEMENT_OUTPUTS = 2;
+constexpr int ELEMENT_INPUTS = 3, ELEMENT_OUTPUTS = 3;
 
 /* The storage types of a formula's inputs or outputs, in their order. */
 template <class... S> struct types {

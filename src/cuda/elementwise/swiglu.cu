@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * swiglu on CUDA: y = silu(gate) up; dgate = silu'(gate) dy up, dup = dy silu(gate). One pass, each tensor read or
- * written once; silu and its derivative share one exponential.
+ * written once; silu and its derivative share one exponential. The backward gives y again where it is wanted.
  */
 #include "cuda/elementwise/elementwise.cuh"
 #include "cuda/linear/activation.cuh"
@@ -39,17 +39,19 @@ struct gated : formula {
     }
 };
 
-/* The slope first, which may be 0: dy * up may overflow. */
-struct gated_gradients : formula {
+/* The slope first, which may be 0: dy * up may overflow. The third output is y, if there are three. */
+template <int OUTPUTS> struct gated_gradients : formula {
     static constexpr int RESIDENT = 3;
+    static constexpr bool HAS_OVERWRITE = OUTPUTS == 3;
 
-    template <int W> __device__ void operator()(int64_t, const float (&in)[3][W], float (&out)[2][W]) const {
+    template <int W> __device__ void operator()(int64_t, const float (&in)[3][W], float (&out)[OUTPUTS][W]) const {
 #pragma unroll
         for (int k = 0; k < W; k++) {
             float dy = in[0][k], up = in[2][k];
             silu_values silu = silu_of(in[1][k]);
             out[0][k] = silu.slope * dy * up;
             out[1][k] = dy * silu.value;
+            if constexpr (OUTPUTS == 3) out[2][k] = silu.value * up;
         }
     }
 };
@@ -67,12 +69,14 @@ vjp_status forward(const vjp_work *work) {
 
 vjp_status backward(const vjp_work *work) {
     element_call c{.in = {vjp_data(work, SWIGLU_B_DY), vjp_data(work, SWIGLU_B_GATE), vjp_data(work, SWIGLU_B_UP)},
-                   .out = {vjp_data(work, SWIGLU_B_DGATE), vjp_data(work, SWIGLU_B_DUP)},
-                   .add = {vjp_accumulates(work, SWIGLU_B_DGATE), vjp_accumulates(work, SWIGLU_B_DUP)},
+                   .out = {vjp_data(work, SWIGLU_B_DGATE), vjp_data(work, SWIGLU_B_DUP), vjp_data(work, SWIGLU_B_Y)},
+                   .add = {vjp_accumulates(work, SWIGLU_B_DGATE), vjp_accumulates(work, SWIGLU_B_DUP),
+                           vjp_accumulates(work, SWIGLU_B_Y)},
                    .count = vjp_elements(work, SWIGLU_B_DY)};
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        return run_elements(work, gated_gradients{}, types<T, T, T>{}, types<T, T>{}, c);
+        if (c.out[2]) return run_elements(work, gated_gradients<3>{}, types<T, T, T>{}, types<T, T, T>{}, c);
+        return run_elements(work, gated_gradients<2>{}, types<T, T, T>{}, types<T, T>{}, c);
     });
 }
 

@@ -10,6 +10,7 @@ static vjp_status forward(const vjp_work *work) {
 static vjp_status backward(const vjp_work *work) {
     return gpu_run_elements(work, &(gpu_elements){.operand = {{"out0", SWIGLU_B_DGATE},
                                                               {"out1", SWIGLU_B_DUP},
+                                                              {"out2", SWIGLU_B_Y},
                                                               {"in0", SWIGLU_B_DY},
                                                               {"in1", SWIGLU_B_UP},
                                                               {"in2", SWIGLU_B_GATE}}});

@@ -238,16 +238,10 @@ static bool append_all(recomputing *r, const graph_node *old, int32_t nodes) {
 }
 
 static bool replace_nodes(recomputing *r) {
-    vjp_graph *graph = r->graph;
-    graph_node *old = graph->node;
-    int32_t nodes = graph->nodes;
-    graph->node = NULL;
-    graph->nodes = graph->node_room = 0;
-    names_free(&graph->node_names);
+    int32_t nodes = r->graph->nodes;
+    graph_node *old = graph_take_nodes(r->graph);
     bool ok = append_all(r, old, nodes);
-    for (int32_t n = 0; n < nodes; n++)
-        free(old[n].name);
-    free(old);
+    graph_free_nodes(old, nodes);
     return ok;
 }
 
@@ -286,9 +280,8 @@ static bool do_round(recomputing *r, int32_t own_values, bool *done) {
     return ok;
 }
 
-vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result) {
+vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
     recomputing r = {.device = device, .graph = copy, .result = result};
-    int32_t own_values = copy->values;
     bool done = copy->nodes == 0;
     for (int round = 0; round < MAX_ROUNDS && !done; round++)
         if (!do_round(&r, own_values, &done))

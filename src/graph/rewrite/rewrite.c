@@ -8,6 +8,7 @@
 
 static const graph_rewrite rewrites[] = {
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
+    {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
 };
 
 enum { REWRITES = sizeof rewrites / sizeof rewrites[0] };
@@ -83,6 +84,20 @@ static bool copy_into(vjp_graph *copy, const vjp_graph *graph, const int32_t *ma
     return true;
 }
 
+graph_node *graph_take_nodes(vjp_graph *copy) {
+    graph_node *old = copy->node;
+    copy->node = NULL;
+    copy->nodes = copy->node_room = 0;
+    names_free(&copy->node_names);
+    return old;
+}
+
+void graph_free_nodes(graph_node *old, int32_t nodes) {
+    for (int32_t n = 0; n < nodes; n++)
+        free(old[n].name);
+    free(old);
+}
+
 /* The first writer of each value, as the nodes are now. */
 static void find_writers(vjp_graph *graph) {
     for (int32_t n = 0; n < graph->nodes; n++) {
@@ -124,7 +139,7 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
         !copy_into(copy, graph, maker, node, nodes))
         status = no_memory(device);
     for (int i = 0; i < REWRITES && status == VJP_OK; i++)
-        if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values);
+        if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values, graph->values);
     free(needed);
     free(node);
     free(maker);

@@ -15,8 +15,8 @@
 typedef struct graph_rewrite {
     const char *name;
     bool on_host, on_devices; /* by default, where the memory is the host's, and elsewhere */
-    /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values. */
-    vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result);
+    /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values. */
+    vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 } graph_rewrite;
 
 /*
@@ -27,7 +27,17 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
                            vjp_graph **rewritten);
 void graph_rewritten_free(vjp_graph *rewritten);
 
+/*
+ * For a rewrite that appends all nodes anew: empties the copy's list and returns the old one, to be freed with
+ * graph_free_nodes().
+ */
+graph_node *graph_take_nodes(vjp_graph *copy);
+void graph_free_nodes(graph_node *old, int32_t nodes);
+
 /* Values that are cheap to compute again are not kept until the backward. */
-vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result);
+vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+
+/* What is computed again is computed by the op's backward on its way, where that can give it. */
+vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
 #endif

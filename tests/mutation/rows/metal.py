@@ -90,6 +90,8 @@
      [("src/gpu/shaders/dropout.metal", "philox(uint4(step.x, step.y,", "philox(uint4(0, 0,")]),
     ("metal swiglu: the slope without its second term", "test test_metal",
      [("src/gpu/shaders/swiglu.metal", "fma(near * (negative ? s.large : s.small), sigmoid, sigmoid)", "sigmoid")]),
+    ("metal swiglu: the backward's y is not computed", "test test_metal",
+     [("src/gpu/shaders/swiglu.metal", "            r.out2[k] = silu.value * v.in1[k] * silu.last;\n", "")]),
     ("metal adamw: a bad step is taken", "test test_metal",
      [("src/gpu/shaders/adamw.metal", "        return false;\n", "")]),
     ("metal sgd: Nesterov's step is the plain one", "test test_metal",

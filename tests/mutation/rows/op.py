@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
 [
+    ("linear: da alone keeps a for the backward", "test test_rewrite",
+     [("src/op/linear.c", "uint32_t for_db = wanted >> LINEAR_B_DB & 1 ? 1u << LINEAR_B_A : 0;", "uint32_t for_db = wanted ? 1u << LINEAR_B_A : 0;")]),
+    ("conv2d: dbias alone has no sizes", "check conv2d",
+     [("src/op/conv2d.c", "(dx || !dweight ? 1u << CONV2D_B_WEIGHT : 0)", "(dx ? 1u << CONV2D_B_WEIGHT : 0)")]),
     ("cumsum: exclusive and inclusive swapped in the backward", "check cumsum",
      [("src/op/cumsum.c", ".exclusive = a->exclusive,",
        ".exclusive = (work->pass == VJP_BACKWARD) != (a->exclusive != 0),")]),

@@ -125,6 +125,8 @@
      [("src/gpu/shaders/dropout.wgsl", " + (middle >> 16u) + (other >> 16u));", " + (middle >> 16u));")]),
     ("webgpu swiglu: the slope without its second term", "webgpu swiglu",
      [("src/gpu/shaders/swiglu.wgsl", "fma(near * select(s.small, s.large, negative), sigmoid, sigmoid)", "sigmoid")]),
+    ("webgpu swiglu: the backward's y without what the tail was scaled by", "webgpu swiglu",
+     [("src/gpu/shaders/swiglu.wgsl", "                       silu.value * v.in1 * silu.last);", "                       silu.value * v.in1);")]),
     ("webgpu adamw: the bias correction by subtraction", "webgpu adamw",
      [("src/gpu/shaders/exponential.wgsl", "return fma(-e.power, e.rest, ONE - e.power);", "return ONE - (e.rest + ONE) * e.power;")]),
     ("webgpu adamw: eps under the root", "webgpu adamw",

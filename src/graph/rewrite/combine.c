@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Values that are computed again by a backward on its way. Where a forward is repeated for the backward (recompute.c,
+ * or a block that is marked), its result y is read by the backward of linear as the operand a, and the op's own
+ * backward follows, which reads all that the forward reads and can give y as well:
+ *
+ *     y = swiglu(gate, up)                          dy = linear.backward(dz, w)
+ *     dy, dw = linear.backward(dz, y, w)            dgate, dup, y = swiglu.backward(dy, gate, up)
+ *     dgate, dup = swiglu.backward(dy, gate, up)    dw = linear.backward(dz, y, w)
+ *
+ * on the left becomes what is on the right: gate and up are read once instead of twice. The two products of linear's
+ * backward are separate anyway, and only db needs a. With an activation they would share a pass, so then nothing is
+ * changed. The bits are the same.
+ *
+ * The bytes alive at once do not grow: y takes over the memory of an input that the backward of its op is the last to
+ * read, and what is kept longer than before, dz, is alive anyway or takes no more than y did.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/rewrite/rewrite.h"
+#include "op/op.h"
+
+enum { MAX_READERS = 8 };
+
+typedef struct combining {
+    vjp_graph *graph;
+    const graph_node *node; /* the old list */
+    int32_t nodes;
+    int32_t *writers; /* [values]: of storages, how many outputs are written there */
+    int32_t *last;    /* [values]: of storages, the last node that uses them; `nodes` where they are kept */
+    int32_t *repeats; /* [nodes]: of the backward of an op, the forward that it replaces; NONE */
+    int32_t *later;   /* [nodes]: of linear's backward, the node after which db is computed; NONE: it stays whole */
+    bool *dropped;    /* [nodes] */
+} combining;
+
+enum { NONE = -1 };
+
+/* A forward that may be replaced, the backward that can give its y, and linear's backward that reads y before. */
+typedef struct candidate {
+    int32_t forward, backward;
+    int y_slot; /* of the backward */
+    int32_t reader[MAX_READERS];
+    int32_t readers;
+} candidate;
+
+static const vjp_pass_info *pass_of(const graph_node *node) {
+    return &node->op->info.pass[node->pass];
+}
+
+static vjp_value storage_of(const combining *c, vjp_value value) {
+    return value ? graph_storage(c->graph, value) : 0;
+}
+
+/* ---- Uses -------------------------------------------------------------------------------------------- */
+
+static void find_uses(combining *c, const bool *result, int32_t own_values) {
+    for (vjp_value v = 0; v < c->graph->values; v++) {
+        const graph_value *value = &c->graph->value[v];
+        c->writers[v] = 0;
+        c->last[v] = v && graph_is_persistent(value->role) ? c->nodes : NONE;
+    }
+    for (int32_t n = 0; n < c->nodes; n++)
+        for (size_t i = 0; i < pass_of(&c->node[n])->count; i++) {
+            vjp_value storage = storage_of(c, c->node[n].value[i]);
+            if (!storage) continue;
+            if (i < pass_of(&c->node[n])->outputs) c->writers[storage]++;
+            if (c->last[storage] < n) c->last[storage] = n;
+        }
+    for (vjp_value v = 1; v < own_values; v++)
+        if (result[v]) c->last[storage_of(c, v)] = c->nodes;
+}
+
+static bool touches(const combining *c, int32_t n, vjp_value storage, bool writes_only) {
+    const graph_node *node = &c->node[n];
+    size_t count = writes_only ? pass_of(node)->outputs : pass_of(node)->count;
+    for (size_t i = 0; i < count && storage; i++)
+        if (storage_of(c, node->value[i]) == storage) return true;
+    return false;
+}
+
+/* ---- The pattern ------------------------------------------------------------------------------------- */
+
+/* Whether a node is a plain forward with one output, which the backward of its op can give, too. */
+static bool is_candidate(const combining *c, int32_t n, int *y_slot) {
+    const graph_node *node = &c->node[n];
+    const vjp_pass_info *back = &node->op->info.pass[VJP_BACKWARD];
+    if (node->pass != VJP_FORWARD || !node->value[0] || node->adds) return false;
+    for (size_t i = 1; i < pass_of(node)->outputs; i++)
+        if (node->value[i]) return false;
+    *y_slot = graph_slot(back, pass_of(node)->slots[0].name);
+    if (*y_slot < 0 || *y_slot >= (int)back->outputs) return false;
+    const graph_value *y = &c->graph->value[node->value[0]];
+    return y->role == GRAPH_COMPUTED && y->storage == node->value[0] && c->writers[node->value[0]] == 1 &&
+           c->last[node->value[0]] < c->nodes;
+}
+
+/* Whether node m is the backward of node n, on the same inputs, and does not give y yet. */
+static bool is_backward_of(const combining *c, int32_t m, int32_t n, int y_slot) {
+    const graph_node *back = &c->node[m], *node = &c->node[n];
+    if (back->op != node->op || back->pass != VJP_BACKWARD || back->value[y_slot]) return false;
+    if (memcmp(back->attributes, node->attributes, node->op->info.attribute_bytes) != 0) return false;
+    for (size_t i = pass_of(node)->outputs; i < pass_of(node)->count; i++) {
+        int slot = graph_slot(pass_of(back), pass_of(node)->slots[i].name);
+        if (slot < 0 || back->value[slot] != node->value[i]) return false;
+    }
+    return true;
+}
+
+/* Whether node m reads y as a of linear's backward and nowhere else, and computes nothing that its parts would share.
+ */
+static bool is_divisible(const combining *c, int32_t m, vjp_value y) {
+    const graph_node *node = &c->node[m];
+    const vjp_linear_attributes *attributes = (const void *)node->attributes;
+    if (node->op != &vjp_op_linear || node->pass != VJP_BACKWARD || attributes->activation != VJP_ACTIVATION_NONE)
+        return false;
+    for (size_t i = 0; i < pass_of(node)->count; i++)
+        if ((storage_of(c, node->value[i]) == y) != (i == LINEAR_B_A)) return false;
+    return true;
+}
+
+/* Finds the backward of a forward and the readers of its y before it. False: something else needs y before. */
+static bool find_backward(const combining *c, candidate *found) {
+    const graph_node *forward = &c->node[found->forward];
+    vjp_value y = forward->value[0];
+    found->readers = 0;
+    for (int32_t m = found->forward + 1; m < c->nodes; m++) {
+        found->backward = m;
+        if (is_backward_of(c, m, found->forward, found->y_slot)) return found->readers > 0;
+        for (size_t i = pass_of(forward)->outputs; i < pass_of(forward)->count; i++)
+            if (touches(c, m, storage_of(c, forward->value[i]), true)) return false;
+        if (!touches(c, m, y, false)) continue;
+        if (!is_divisible(c, m, y) || c->later[m] != NONE || found->readers == MAX_READERS) return false;
+        found->reader[found->readers++] = m;
+    }
+    return false;
+}
+
+/* ---- What may be moved ------------------------------------------------------------------------------- */
+
+static bool is_reader(const candidate *found, int32_t n) {
+    for (int32_t k = 0; k < found->readers; k++)
+        if (found->reader[k] == n) return true;
+    return false;
+}
+
+/*
+ * Whether the part of a reader that gives db and dbias can come after the backward: nothing in between uses these or
+ * changes what it reads, and no other calls come while dz is alive only for that part.
+ */
+static bool can_wait(const combining *c, const candidate *found, int32_t reader) {
+    const graph_node *node = &c->node[reader];
+    int32_t last = c->last[storage_of(c, node->value[LINEAR_B_DY])];
+    for (int32_t m = reader + 1; m <= found->backward; m++) {
+        if (m > last && m < found->backward && !is_reader(found, m)) return false;
+        for (size_t i = 0; i < pass_of(node)->count; i++) {
+            bool output = i < pass_of(node)->outputs;
+            if (i != LINEAR_B_DA && i != LINEAR_B_A && touches(c, m, storage_of(c, node->value[i]), !output))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the part of a reader that gives db reads a storage. */
+static bool reads_later(const combining *c, int32_t reader, vjp_value storage) {
+    const graph_node *node = &c->node[reader];
+    for (size_t i = pass_of(node)->outputs; i < pass_of(node)->count; i++)
+        if (storage_of(c, node->value[i]) == storage) return true;
+    return false;
+}
+
+/*
+ * Whether every output of the backward, and y, can take over an input that nothing reads afterwards, so that y needs no
+ * memory of its own there.
+ */
+static bool has_room(const combining *c, const candidate *found) {
+    const graph_node *back = &c->node[found->backward];
+    const vjp_pass_info *pass = pass_of(back);
+    const graph_value *y = &c->graph->value[c->node[found->forward].value[0]];
+    vjp_value freed[VJP_MAX_SLOTS];
+    int free_inputs = 0, outputs = 1;
+    for (size_t i = 0; i < pass->outputs; i++)
+        outputs += back->value[i] && !(back->adds >> i & 1) &&
+                   !graph_is_persistent(c->graph->value[storage_of(c, back->value[i])].role);
+    for (size_t i = pass->outputs; i < pass->count; i++) {
+        vjp_value storage = storage_of(c, back->value[i]);
+        if (!storage || c->last[storage] != found->backward || !(pass->slots[found->y_slot].aliases >> i & 1)) continue;
+        if (c->graph->value[storage].bytes != y->bytes || c->graph->value[storage].dtype != y->dtype) continue;
+        bool taken = false;
+        for (int k = 0; k < free_inputs; k++)
+            taken = taken || freed[k] == storage;
+        for (int32_t k = 0; k < found->readers; k++)
+            taken = taken || reads_later(c, found->reader[k], storage);
+        if (!taken) freed[free_inputs++] = storage;
+    }
+    return outputs <= free_inputs;
+}
+
+/*
+ * Whether the gradients dz that all readers but the last keep alive for their second parts fit in the place of y, which
+ * was alive until the last reader.
+ */
+static bool can_wait_together(const combining *c, const candidate *found) {
+    size_t left = c->graph->value[c->node[found->forward].value[0]].bytes;
+    bool ok = true;
+    for (int32_t k = 0; k < found->readers && ok; k++) {
+        vjp_value dz = storage_of(c, c->node[found->reader[k]].value[LINEAR_B_DY]);
+        ok = can_wait(c, found, found->reader[k]);
+        if (k == found->readers - 1 || c->last[dz] >= found->backward) continue;
+        ok = ok && c->graph->value[dz].bytes <= left;
+        left -= ok ? c->graph->value[dz].bytes : 0;
+    }
+    return ok;
+}
+
+static void choose(combining *c) {
+    for (int32_t n = 0; n < c->nodes; n++) {
+        candidate found = {.forward = n};
+        if (!is_candidate(c, n, &found.y_slot) || !find_backward(c, &found)) continue;
+        if (c->repeats[found.backward] != NONE || !has_room(c, &found) || !can_wait_together(c, &found)) continue;
+        c->dropped[n] = true;
+        c->repeats[found.backward] = n;
+        for (int32_t k = 0; k < found.readers; k++)
+            c->later[found.reader[k]] = found.backward;
+    }
+}
+
+/* ---- The new list of nodes --------------------------------------------------------------------------- */
+
+/* Appends a node with other values; of the old outputs' bits in `adds`, those of outputs that it still has. */
+static bool append(combining *c, const graph_node *node, const char *name, const vjp_value *values) {
+    graph_node *made = graph_add_node(c->graph, node->op, node->pass, name, values, node->attributes);
+    if (!made) return false;
+    for (size_t i = 0; i < pass_of(node)->outputs; i++)
+        if (values[i]) made->adds |= node->adds & 1u << i;
+    return true;
+}
+
+static bool append_da(combining *c, const graph_node *node) {
+    vjp_value values[VJP_MAX_SLOTS] = {[LINEAR_B_DA] = node->value[LINEAR_B_DA],
+                                       [LINEAR_B_DY] = node->value[LINEAR_B_DY],
+                                       [LINEAR_B_B] = node->value[LINEAR_B_B]};
+    return !values[LINEAR_B_DA] || append(c, node, node->name, values);
+}
+
+static bool append_db(combining *c, const graph_node *node) {
+    char name[GRAPH_SCOPE_BYTES + 128];
+    vjp_value values[VJP_MAX_SLOTS];
+    memcpy(values, node->value, sizeof values);
+    values[LINEAR_B_DA] = 0;
+    snprintf(name, sizeof name, "%s.db", node->name);
+    return (!values[LINEAR_B_DB] && !values[LINEAR_B_DBIAS]) || append(c, node, name, values);
+}
+
+static bool append_backward(combining *c, int32_t n) {
+    const graph_node *node = &c->node[n], *forward = &c->node[c->repeats[n]];
+    vjp_value values[VJP_MAX_SLOTS];
+    memcpy(values, node->value, sizeof values);
+    values[graph_slot(pass_of(node), pass_of(forward)->slots[0].name)] = forward->value[0];
+    bool ok = append(c, node, node->name, values);
+    for (int32_t m = c->repeats[n] + 1; m < n && ok; m++)
+        if (c->later[m] == n) ok = append_db(c, &c->node[m]);
+    return ok;
+}
+
+static bool append_all(combining *c) {
+    bool ok = true;
+    for (int32_t n = 0; n < c->nodes && ok; n++) {
+        const graph_node *node = &c->node[n];
+        if (c->dropped[n]) continue;
+        if (c->repeats[n] != NONE)
+            ok = append_backward(c, n);
+        else if (c->later[n] != NONE)
+            ok = append_da(c, node);
+        else
+            ok = append(c, node, node->name, node->value);
+    }
+    return ok;
+}
+
+vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
+    combining c = {.graph = copy, .nodes = copy->nodes};
+    size_t values = (size_t)copy->values, nodes = (size_t)copy->nodes + 1;
+    c.writers = malloc(2 * values * sizeof *c.writers);
+    c.repeats = malloc(2 * nodes * sizeof *c.repeats);
+    c.dropped = calloc(nodes, sizeof *c.dropped);
+    bool ok = c.writers && c.repeats && c.dropped;
+    if (ok) {
+        c.last = c.writers + values;
+        c.later = c.repeats + nodes;
+        for (size_t n = 0; n < 2 * nodes; n++)
+            c.repeats[n] = NONE;
+        graph_node *old = graph_take_nodes(copy);
+        c.node = old;
+        find_uses(&c, result, own_values);
+        choose(&c);
+        ok = append_all(&c);
+        graph_free_nodes(old, c.nodes);
+    }
+    free(c.writers);
+    free(c.repeats);
+    free(c.dropped);
+    return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to combine calls");
+}
