@@ -111,14 +111,27 @@ static void run_measured(const comparison *c, const proof_call *call, double *co
     free_all(result);
 }
 
+/* The inputs that the op does not need for one output of the backward alone, as bits. */
+static uint32_t unneeded(const comparison *c, size_t output) {
+    const vjp_pass_info *info = &c->p->info->pass[c->pass];
+    const vjp_op_rules *rules = c->p->setup.op->rules;
+    if (c->pass == VJP_FORWARD || !rules->keeps) return 0;
+    uint32_t kept = rules->keeps(&c->p->setup.attributes, 1u << output), dropped = 0;
+    /* What it keeps may be absent in this case, and computed again from what it does not keep. */
+    if (kept & ~c->present) return 0;
+    for (size_t i = info->outputs; i < info->count; i++)
+        if (info->slots[i].flags & VJP_SLOT_OPTIONAL && !(kept >> i & 1)) dropped |= 1u << i;
+    return dropped;
+}
+
 /*
- * One output and no other, every tensor one element off its alignment. On the host: the same bits. A GPU may have
- * another kernel for that, equally accurate.
+ * One output and no other, from what it needs and no more, every tensor one element off its alignment. On the host: the
+ * same bits. A GPU may have another kernel for that, equally accurate.
  */
 static void alone(const comparison *c, double *const *expected) {
     bool host = vjp_device_is_host(c->device);
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
-        proof_call call = {.pass = c->pass, .present = (c->present & ~outputs_of(c)) | 1u << i};
+        proof_call call = {.pass = c->pass, .present = (c->present & ~outputs_of(c) & ~unneeded(c, i)) | 1u << i};
         if (!(c->present >> i & 1)) continue;
         if (!host) run_measured(c, &call, expected, "alone");
         call.shift = 1;
@@ -126,24 +139,6 @@ static void alone(const comparison *c, double *const *expected) {
             run_same_bits(c, &call, c->base, "alone, unaligned");
         else
             run_measured(c, &call, expected, "alone, unaligned");
-    }
-}
-
-/* One output of the backward, given no more than what the op says that it needs: the same bits on the host. */
-static void alone_with_its_needs(const comparison *c, double *const *expected) {
-    const vjp_pass_info *info = &c->p->info->pass[c->pass];
-    const vjp_op_rules *rules = c->p->setup.op->rules;
-    for (size_t i = 0; rules->keeps && i < info->outputs; i++) {
-        uint32_t kept = rules->keeps(&c->p->setup.attributes, 1u << i), dropped = 0;
-        for (size_t j = info->outputs; j < info->count; j++)
-            if (info->slots[j].flags & VJP_SLOT_OPTIONAL && !(kept >> j & 1)) dropped |= 1u << j;
-        /* What it keeps may be absent in this case, and computed again from what it does not keep. */
-        if (!(c->present >> i & 1) || kept & ~c->present || !(dropped & c->present)) continue;
-        proof_call call = {.pass = c->pass, .present = ((c->present & ~outputs_of(c)) | 1u << i) & ~dropped};
-        if (vjp_device_is_host(c->device))
-            run_same_bits(c, &call, c->base, "alone, with what it needs");
-        else
-            run_measured(c, &call, expected, "alone, with what it needs");
     }
 }
 
@@ -287,7 +282,6 @@ static void compare_pass(comparison *c) {
         measure(c, c->base, expected, "");
         if (!is_large(c->p)) {
             alone(c, expected);
-            if (c->pass == VJP_BACKWARD) alone_with_its_needs(c, expected);
             if (c->pass == VJP_BACKWARD) repeats_forward(c);
             accumulate(c);
             in_place(c);
