@@ -6,9 +6,7 @@
 # Usage: test_train.sh PATH_OF_VJP
 set -u
 vjp=$1
-unset VJP_ISA VJP_GEMM
-export VJP_THREADS=1 # on a machine with other work, threads of so small a model mostly wait for each other
-. "$(dirname "$0")/expect.sh"
+. "$(dirname "$0")/runs.sh"
 steps=24
 
 # xml FILE: whether it is well-formed, where something here can tell.
@@ -21,24 +19,6 @@ xml() {
     grep -qiE '[ "](-?nan|-?inf)[", ]' "$1" && fault "$1 holds a number that is none"
 }
 
-# same ONE OTHER: both runs ended with the same bytes, and have the same record but for the time that it took; how often
-# each saved is its own matter.
-same() {
-    for file in config.json model.safetensors optimizer.safetensors; do
-        cmp -s "$1/latest/$file" "$2/latest/$file" || fault "$2: other bytes in $file"
-    done
-    for run in "$1" "$2"; do
-        sed 's/"save_every": [0-9]*//' "$run/latest/trainer.json" >"$run.settings"
-        sed 's/, "seconds".*//; s/,"seconds".*//' "$run/metrics.jsonl" >"$run.lines"
-    done
-    cmp -s "$1.settings" "$2.settings" || fault "$2: other settings in trainer.json"
-    cmp -s "$1.lines" "$2.lines" || fault "$2: other lines in metrics.jsonl"
-}
-
-lines() {
-    if [ -e "$1" ]; then wc -l <"$1"; else echo 0; fi
-}
-
 # wait_for FILE COUNT: until the file has so many lines, at most a minute.
 wait_for() {
     waited=0
@@ -48,11 +28,6 @@ wait_for() {
     done
 }
 
-i=0
-while [ $i -lt 500 ]; do
-    echo "line $i: the quick brown fox learns to jump over $((i * i)) dogs"
-    i=$((i + 1))
-done >"$work/text"
 small="--preset tiny --batch 2 --context 32 --warmup 2 --steps $steps --validate-every 5 --save-every 4"
 train="train $work/text $small"
 
