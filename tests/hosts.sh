@@ -7,7 +7,7 @@ skip() {
     exit 77
 }
 [ "$(id -u)" -eq 0 ] || skip 'namespaces need root'
-for tool in ip tc unshare; do
+for tool in ip tc nsenter unshare; do
     command -v $tool >/dev/null 2>&1 || skip "there is no $tool"
 done
 
@@ -30,11 +30,11 @@ for host in one other; do
     at=$((at + 1))
 done
 
-# on HOST COMMAND...: runs a command there; it cannot be a function.
+# on HOST COMMAND...: runs a command there; it cannot be a function. (`ip netns exec` would hide /sys/fs/cgroup, which Slurm reads.)
 on() {
     host=$1
     shift
-    ip netns exec vjp-$$-$host unshare -u sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
+    nsenter --net=/run/netns/vjp-$$-$host unshare -u sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
 # dropped: how many packets the link has lost on its way from the first host.

@@ -302,6 +302,10 @@ static void wrong_groups_are_refused(void **unused) {
     expect_refused("nothing", NULL, VJP_NO_DEVICE, "group nothing: its engine is not installed");
     expect_refused("outside", NULL, VJP_NO_DEVICE, "has no vjp_engine_entry()");
     expect_refused("../self", NULL, VJP_NO_DEVICE, "unknown; there are self, mpi");
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1); /* by srun, without PMIx and PMI2: each would train by itself */
+    expect_refused("auto", NULL, VJP_NO_DEVICE, "srun has started 2 processes without an MPI: it needs --mpi=pmix");
+    expect_refused("mpi", NULL, VJP_NO_DEVICE, "srun has started 2 processes without an MPI");
+    unsetenv("SLURM_STEP_NUM_TASKS");
     expect_refused("self", &none, VJP_INVALID, "options.struct_size is 0");
     expect_refused("self", &negative, VJP_INVALID, "options.timeout is -1");
 }
@@ -313,6 +317,7 @@ static void one_process_is_a_group(void **unused) {
     float x = 3;
     const vjp_tensor tensor = vjp_tensor_of(&x, VJP_F32, 0, NULL);
     unsetenv("OMPI_COMM_WORLD_SIZE"), unsetenv("PMIX_RANK"), unsetenv("PMI_RANK");
+    setenv("SLURM_STEP_NUM_TASKS", "1", 1);
     assert_int_equal(vjp_open("ref", NULL, &device), VJP_OK);
     assert_int_equal(vjp_group_open(device, "auto", NULL, &group), VJP_OK);
     assert_int_equal(vjp_group_size(group), 1);
@@ -323,8 +328,12 @@ static void one_process_is_a_group(void **unused) {
     vjp_group_close(group);
     vjp_close(device);
     assert_int_equal(vjp_group_size(NULL), 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    assert_int_equal(vjp_group_unconnected(), 4);
     setenv("PMI_RANK", "0", 1);
     assert_string_equal(vjp_group_launcher(), "mpich");
+    assert_int_equal(vjp_group_unconnected(), 0);
+    unsetenv("SLURM_STEP_NUM_TASKS");
     setenv("MPI_LOCALNRANKS", "6", 1);
     assert_int_equal(vjp_group_local_size(), 6);
     unsetenv("MPI_LOCALNRANKS"), unsetenv("PMI_RANK");

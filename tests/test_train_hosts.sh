@@ -13,7 +13,7 @@ kinds=openmpi
 cat >"$work/agent" <<END
 #!/bin/sh
 shift
-exec ip netns exec vjp-$$-other unshare -u sh -c "hostname other && \$*"
+exec nsenter --net=/run/netns/vjp-$$-other unshare -u sh -c "hostname other && \$*"
 END
 chmod +x "$work/agent"
 

@@ -11,6 +11,9 @@
 /* The engine of the launcher that started this process, "openmpi" or "mpich", by its environment; NULL: none did. */
 const char *vjp_group_launcher(void);
 
+/* How many processes a launcher has started without the means to find each other; 0: none has. */
+int64_t vjp_group_unconnected(void);
+
 /* How many processes that launcher started on this machine; 1 where it does not say. */
 int64_t vjp_group_local_size(void);
 

@@ -7,7 +7,9 @@
  *   MPICH's mpirun, Intel's      PMI_RANK                mpich
  *   srun --mpi=pmi2              PMI_RANK                mpich
  *
- * Slurm's own variables are not used: a batch script has them, too, for a program that it starts once.
+ * A program that srun starts without an MPI has none of these. Where there are several, each would train by itself, so
+ * vjp_group_unconnected() finds them. Of Slurm's own variables it reads one of a step, which srun alone sets: a batch
+ * script has those of its job for a program that it starts once.
  */
 #include <stdlib.h>
 
@@ -35,6 +37,12 @@ static int64_t number_of(const char *const variables[3], int64_t least) {
         if (text && number >= least) return number;
     }
     return least;
+}
+
+int64_t vjp_group_unconnected(void) {
+    const char *text = getenv("SLURM_STEP_NUM_TASKS");
+    int64_t number = text && !vjp_group_launcher() ? strtoll(text, NULL, 10) : 0;
+    return number > 1 ? number : 0;
 }
 
 int64_t vjp_group_local_size(void) {

@@ -78,6 +78,12 @@ static vjp_status find_engine(vjp_group *g, const char *name) {
     const char *launcher = vjp_group_launcher();
     char kind[VJP_KIND_BYTES];
     bool is_auto = strcmp(name, "auto") == 0, is_mpi = strcmp(name, "mpi") == 0;
+    if ((is_auto || is_mpi) && vjp_group_unconnected())
+        return vjp_fail(
+            g->device, VJP_NO_DEVICE,
+            "group %.64s: srun has started %lld processes without an MPI: it needs --mpi=pmix (Open MPI) or "
+            "--mpi=pmi2 (MPICH)",
+            name, (long long)vjp_group_unconnected());
     if (strcmp(name, "self") == 0 || (is_auto && !launcher)) return VJP_OK;
     if ((is_auto || is_mpi) && launcher) return load_engine(g, name, launcher);
     if (is_mpi) return load_engine(g, name, "openmpi") == VJP_OK ? VJP_OK : load_engine(g, name, "mpich");
