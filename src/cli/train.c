@@ -285,6 +285,8 @@ static void show_end(const screen *s, const job *j) {
     if (j->best_step)
         printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
                set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
+    if (j->saves > 0)
+        printf("saves:  %lld, %.3g s each on average\n", (long long)j->saves, j->save_seconds / (double)j->saves);
     if (j->loss_hash) printf("losses: %016llx\n", (unsigned long long)j->loss_hash);
     if (more) printf("resume: vjp train --resume --out %s\n", out);
     if (job_is_text(j)) {

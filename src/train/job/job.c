@@ -639,6 +639,7 @@ static bool save(job *j, checkpoint_content content, bool ok, char error[TRAIN_E
 
 bool job_save(job *j, char error[TRAIN_ERROR]) {
     checkpoint_content content = {.step = j->step, .best = j->settings.save_best ? j->best_step : 0};
+    double begin = system_seconds();
     if (!job_has_same_weights(j, error)) return false;
     bool ok = trainer_tensors(j->trainer, &content.model, &content.model_count, &content.optimizer,
                               &content.optimizer_count, error);
@@ -646,5 +647,7 @@ bool job_save(job *j, char error[TRAIN_ERROR]) {
     if (vjp_group_has_failed(j->settings.trainer.group)) return false;
     if (!job_agree(j, ok, error)) return false;
     j->saved = j->step;
+    j->saves++;
+    j->save_seconds += system_seconds() - begin;
     return true;
 }

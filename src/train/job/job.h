@@ -112,9 +112,11 @@ typedef struct job {
     fit_result fit; /* needs.bytes 0: there is no limit but the host's memory */
     trainer *trainer;
     metrics *metrics;
-    int64_t step;            /* taken so far */
-    int64_t queued;          /* the last step that the trainer was given: `step`, or one more */
-    int64_t saved;           /* the step of the last checkpoint of this run; -1: none */
+    int64_t step;   /* taken so far */
+    int64_t queued; /* the last step that the trainer was given: `step`, or one more */
+    int64_t saved;  /* the step of the last checkpoint of this run; -1: none */
+    int64_t saves;  /* by this process, and the seconds that they took together */
+    double save_seconds;
     char later[TRAIN_ERROR]; /* why the step after the next could not be queued; "": it was, or was not tried */
     double seconds;
     int64_t best_step; /* of the lowest validation loss; 0: none was measured */
