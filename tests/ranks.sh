@@ -43,11 +43,12 @@ ranks() {
     [ $status -ne 124 ] || fault "$*: it does not end"
 }
 
-# processes LAUNCHER: the numbers of the ranks that it started, directly or by another process.
+# processes LAUNCHER: the numbers of the ranks that it started, directly or by another process. By MPICH a rank is the child of one that waits
+# for it.
 processes() {
     for child in $(pgrep -P "$1"); do
         case $(tr '\0' ' ' <"/proc/$child/cmdline" 2>/dev/null) in
-        "$vjp train"*) echo "$child" ;;
+        "$vjp train"*) pgrep -P "$child" || echo "$child" ;;
         *) processes "$child" ;;
         esac
     done

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # `vjp train` on several processes, one of which is killed (SIGKILL) at a random moment, 4 times, with VJP_ALL=1 50 times: while the run
 # starts, computes or saves.
-# Each time all other processes end, the last checkpoint opens, and the run is resumed on another number of processes and by another MPI;
+# Each time all other processes end, one line has the rank and the reason, the last checkpoint opens, and the run is resumed on another number of processes and by another MPI;
 # the runs that come to their end have the bytes of one that was never killed.
 # Usage: test_train_kills.sh PATH_OF_VJP KINDS (openmpi, mpich); status 77: it cannot run here
 set -u
@@ -46,6 +46,7 @@ while [ $kills -lt $max ] && [ $failures -eq 0 ] && [ $runs -lt 500 ]; do
     random $longest
     sleep "$((drawn / 1000)).$(printf %03d $((drawn % 1000)))"
     random $count
+    [ -e "$work/victim/metrics.jsonl" ] && begun=1 || begun=0
     victim=$(processes $parent | sed -n "$((drawn + 1))p")
     [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null && killed=1 || killed=0
     wait $parent
@@ -67,6 +68,12 @@ while [ $kills -lt $max ] && [ $failures -eq 0 ] && [ $runs -lt 500 ]; do
         continue
     fi
     [ $killed -eq 1 ] || fault "$what: status $status without a kill"
+    # Once the processes have met, one line has the rank and the reason: Open MPI's, or the program's own.
+    if [ $begun -eq 1 ]; then
+        [ $kind = openmpi ] && reason="process rank $drawn with PID .*signal 9 (Killed)" || reason="vjp train: rank $drawn of $count has died: Killed (signal 9)"
+        [ "$(grep -c "$reason" "$work/err")" -eq 1 ] || fault "$what: it does not say once: $reason"
+        [ "$(grep -c 'has died' "$work/err")" -le 1 ] || fault "$what: another rank is named"
+    fi
     [ -z "$(find "$work/victim" -maxdepth 1 -name '.checkpoint-*.tmp' 2>/dev/null)" ] || saving=$((saving + 1))
     [ -e "$work/victim/latest" ] || { starting=$((starting + 1)) && continue; }
     "$vjp" sample "$work/victim" --bytes 1 >"$work/out" 2>"$work/err" || fault "$what: the checkpoint does not open"

@@ -176,6 +176,12 @@ int cli_switch(const char *command, const char *option, const char *text, bool *
 /* The processes that a launcher started on this machine share its cores, unless it has given each its own. */
 void cli_share_cores(cli_device_options *on);
 
+/*
+ * Where the launcher would not say which rank has died, this process continues as its own child, and waits for it to
+ * say that. True: the child has ended, and `status` is what to return.
+ */
+bool cli_outlive(const char *command, int *status);
+
 /* The op of that name. NULL: the error, with the nearest name, has been printed; return CLI_MISUSE. */
 const vjp_op *cli_find_op(const char *command, const char *name);
 

@@ -752,5 +752,5 @@ int cli_train(int argc, char **argv) {
     const char *data = operands.count ? operands.item[0] : VJP_SOURCES;
     if (!a.resume && !data[0])
         return cli_misuse("train", "DATA is missing: this program does not know its own sources");
-    return run(&a, data);
+    return cli_outlive("train", &status) ? status : run(&a, data);
 }

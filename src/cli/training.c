@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Options that train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards. */
+/*
+ * What train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards, and processes of a
+ * launcher.
+ */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +89,20 @@ static void share_cards(cli_device_options *on) {
     if (cards < 2) return;
     snprintf(own, sizeof own, "cuda:%lld", (long long)vjp_group_local_rank() % (long long)cards);
     on->device = own;
+}
+
+bool cli_outlive(const char *command, int *status) {
+    enum { A_WHILE = 1000000000 }; /* nanoseconds */
+    system_ending ending;
+    if (!vjp_group_launcher_is_silent() || !system_continue_as_child(&ending)) return false;
+    *status = ending.status;
+    if (!ending.signal) return true;
+    /* UCX aborts a process whose partner has died: that one has the word, and the launcher then ends this one. */
+    if (ending.signal == SIGABRT) system_sleep(A_WHILE);
+    *status = cli_fail(command, "rank %lld of %lld has died: %s (signal %d); the last checkpoint is intact",
+                       (long long)vjp_group_launched_rank(), (long long)vjp_group_launched_size(), ending.reason,
+                       ending.signal);
+    return true;
 }
 
 void cli_share_cores(cli_device_options *on) {

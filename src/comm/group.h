@@ -21,6 +21,15 @@ int64_t vjp_group_local_size(void);
 int64_t vjp_group_local_rank(void);
 int64_t vjp_group_launched_rank(void);
 
+/* How many processes were launched; 1 where the launcher does not say. */
+int64_t vjp_group_launched_size(void);
+
+/*
+ * Whether the launcher does not say which rank has died: MPICH's mpirun kills the others at once, with SIGKILL, and
+ * prints the number of one of the processes.
+ */
+bool vjp_group_launcher_is_silent(void);
+
 /* Whether the communication has failed, and the rank that reports it: the lowest that is known to have noticed. */
 bool vjp_group_has_failed(const vjp_group *group);
 int32_t vjp_group_reporter(const vjp_group *group);

@@ -20,6 +20,7 @@ static const struct {
 } launchers[] = {{"OMPI_COMM_WORLD_SIZE", "openmpi"}, {"PMIX_RANK", "openmpi"}, {"PMI_RANK", "mpich"}};
 
 static const char *const all_ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+static const char *const all_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
 static const char *const local_ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
 static const char *const local_sizes[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"};
 
@@ -39,6 +40,10 @@ static int64_t number_of(const char *const variables[3], int64_t least) {
     return least;
 }
 
+bool vjp_group_launcher_is_silent(void) {
+    return getenv("HYDI_CONTROL_FD") && getenv("PMI_RANK") && getenv("PMI_SIZE");
+}
+
 int64_t vjp_group_unconnected(void) {
     const char *text = getenv("SLURM_STEP_NUM_TASKS");
     int64_t number = text && !vjp_group_launcher() ? strtoll(text, NULL, 10) : 0;
@@ -55,4 +60,8 @@ int64_t vjp_group_local_rank(void) {
 
 int64_t vjp_group_launched_rank(void) {
     return number_of(all_ranks, 0);
+}
+
+int64_t vjp_group_launched_size(void) {
+    return number_of(all_sizes, 1);
 }

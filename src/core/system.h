@@ -88,6 +88,18 @@ void system_thread_join(system_thread thread);
 bool system_count_forks(void);
 unsigned system_forks(void);
 
+/* How a process ended: with a status, or by a signal; `reason` is the signal's name. */
+typedef struct system_ending {
+    int status, signal;
+    const char *reason;
+} system_ending;
+
+/*
+ * Continues in a child process, before any thread is started. True: this is the parent, and the child has ended; the
+ * parent passes on to it what asks a program to stop. False: this is the child, or the system cannot do that.
+ */
+bool system_continue_as_child(system_ending *ending);
+
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
 typedef enum system_kind {
