@@ -47,7 +47,7 @@ ranks() {
 # for it.
 processes() {
     for child in $(pgrep -P "$1"); do
-        case $(tr '\0' ' ' <"/proc/$child/cmdline" 2>/dev/null) in
+        case $(tr '\0' ' ' 2>/dev/null <"/proc/$child/cmdline") in
         "$vjp train"*) pgrep -P "$child" || echo "$child" ;;
         *) processes "$child" ;;
         esac

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 
 #include "comm/group.h"
 #include "core/core.h"
+#include "graph/program.h"
 #include "train/model/llama.h"
 #include "train/trainer/shards.h"
 #include "train/trainer/trainer.h"
@@ -58,8 +60,64 @@ typedef struct started {
     double timeout;
 } started;
 
-/* Whether the memory of a device of its own travels by a carrier, not through the host's. */
-static bool carried;
+/* Whether the memory of a device of its own travels by a carrier, not through the host's, and whether it has streams.
+ */
+static bool carried, streams;
+static atomic_int events, events_made;
+
+static vjp_status set_stream(vjp_device *device, void *stream) {
+    (void)device, (void)stream;
+    return VJP_OK;
+}
+
+static vjp_status make_event(vjp_device *device, void **event) {
+    (void)device;
+    *event = malloc(1);
+    events++;
+    events_made++;
+    return *event ? VJP_OK : VJP_OUT_OF_MEMORY;
+}
+
+static vjp_status wait_for_event(vjp_device *device, void *event) {
+    (void)device;
+    *(char *)event = 1;
+    return VJP_OK;
+}
+
+/* A recording runs a program as a whole: nothing happens between its calls. */
+typedef struct recorded {
+    vjp_status (*enqueue)(void *argument);
+    vjp_program *program;
+} recorded;
+
+static vjp_status make_recording(vjp_device *device, vjp_status (*enqueue)(void *), void *argument, void **recording) {
+    (void)device;
+    recorded *made = malloc(sizeof *made);
+    if (made) *made = (recorded){enqueue, argument};
+    *recording = made;
+    return made ? VJP_OK : VJP_OUT_OF_MEMORY;
+}
+
+static vjp_status replay(vjp_device *device, void *recording) {
+    (void)device;
+    const recorded *r = recording;
+    void (*after)(void *, int32_t) = r->program->after;
+    r->program->after = NULL;
+    vjp_status status = r->enqueue(r->program);
+    r->program->after = after;
+    return status;
+}
+
+static void free_recording(vjp_device *device, void *recording) {
+    (void)device;
+    free(recording);
+}
+
+static void free_event(vjp_device *device, void *event) {
+    (void)device;
+    free(event);
+    events--;
+}
 
 static void *run_rank(void *argument) {
     started *s = argument;
@@ -74,6 +132,15 @@ static void *run_rank(void *argument) {
     if (w->far) {
         backend = *own;
         backend.host_memory = 0;
+        if (streams) {
+            backend.set_stream = set_stream;
+            backend.event_create = make_event;
+            backend.event_wait = wait_for_event;
+            backend.event_destroy = free_event;
+            backend.record = make_recording;
+            backend.replay = replay;
+            backend.forget = free_recording;
+        }
         w->device->backend = &backend;
     }
     REQUIRE(vjp_group_open(w->device, carried ? "threads+threads" : "threads", &options, &w->group) == VJP_OK);
@@ -453,6 +520,8 @@ static void train_steps(rank_work *w) {
         r->numbers[2 * step - 2] = result.loss;
         r->numbers[2 * step - 1] = result.norm;
     }
+    if (trains->overlap && vjp_group_size(w->group) > 1)
+        REQUIRE((trainer_no_overlap(t) == NULL) == (!w->far || streams));
     REQUIRE(trainer_evaluate(t, &source, 2, &r->numbers[2 * STEPS], error));
     const safetensors_tensor *weights, *moments;
     size_t count, more, at = 0;
@@ -500,6 +569,15 @@ static void training_has_the_same_bits(void **unused) {
         for (int size = 1; size <= MAX_RANKS; size *= 2)
             run_ranks(size, train_steps, (int64_t)i, false);
         run_ranks(4, train_steps, (int64_t)i, true);
+        streams = true;
+        events_made = 0;
+        run_ranks(2, train_steps, (int64_t)i, true);
+        run_ranks(4, train_steps, (int64_t)i, true);
+        run_ranks(4, one_has_a_nan, (int64_t)i, true);
+        streams = false;
+        assert_int_equal(events, 0);
+        assert_true(events_made >
+                    (trains->overlap ? 2 * MAX_RANKS * STEPS : 0)); /* of buckets, beside those of steps */
         run_ranks(4, one_has_a_nan, (int64_t)i, false);
     }
 }

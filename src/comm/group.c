@@ -11,12 +11,19 @@
  */
 #include "comm/group.h"
 
+#include <stdio.h>
+
 #include "comm/state.h"
 #include "core/arithmetic.h"
 
 vjp_status group_failed(vjp_group *g, vjp_status status) {
     g->failed = true;
     return g->beside ? status : vjp_fail(g->device, status, "%s", g->sentence);
+}
+
+/* Whose queue copies and adds: the thread that the group has beside the device's own has a queue of its own, too. */
+static vjp_device *queue_of(const vjp_group *g) {
+    return g->beside && g->second ? g->second : g->device;
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------- */
@@ -72,12 +79,12 @@ static void *address(const vjp_tensor *tensor, size_t at) {
 static vjp_status fetch(vjp_group *g, const vjp_tensor *tensor, span block, int stage, void **host) {
     *host = vjp_device_is_host(g->device) ? address(tensor, block.at) : g->stage + (size_t)stage * BLOCK_BYTES;
     if (vjp_device_is_host(g->device) || !block.bytes) return VJP_OK;
-    return vjp_download(g->device, *host, tensor->data, tensor->offset + block.at, block.bytes);
+    return vjp_download(queue_of(g), *host, tensor->data, tensor->offset + block.at, block.bytes);
 }
 
 static vjp_status put_back(vjp_group *g, const vjp_tensor *tensor, span block, const void *host) {
     if (vjp_device_is_host(g->device) || !block.bytes) return VJP_OK;
-    return vjp_upload(g->device, tensor->data, tensor->offset + block.at, host, block.bytes);
+    return vjp_upload(queue_of(g), tensor->data, tensor->offset + block.at, host, block.bytes);
 }
 
 /* swap() by a carrier: the device adds what it has received. */
@@ -101,8 +108,8 @@ static vjp_status swap_on_device(vjp_group *g, const vjp_tensor *tensor, int32_t
         vjp_tensor sum = vjp_tensor_of(tensor->data, VJP_F32, 1, &count);
         const vjp_tensor more = vjp_tensor_of(g->device_stage, VJP_F32, 1, &count);
         sum.offset = tensor->offset + to.at;
-        status = vjp_add_forward(g->device, &sum, &sum, &more, NULL);
-        if (status == VJP_OK) status = vjp_synchronize(g->device); /* the carrier has a queue of its own */
+        status = vjp_add_forward(queue_of(g), &sum, &sum, &more, NULL);
+        if (status == VJP_OK) status = vjp_synchronize(queue_of(g)); /* the carrier has a queue of its own */
     }
     return status;
 }
@@ -238,8 +245,19 @@ vjp_status vjp_group_reduce_scatter_at(vjp_group *g, const vjp_tensor *tensor, c
 }
 
 bool vjp_group_is_any_thread(const vjp_group *g) {
-    return vjp_device_is_host(g->device) && !g->carrier && g->state && g->engine->any_thread &&
-           g->engine->any_thread(g->state);
+    bool can = vjp_device_is_host(g->device) ? !g->carrier : g->device->backend->set_stream != NULL;
+    return can && g->state && g->engine->any_thread && g->engine->any_thread(g->state);
+}
+
+/* What the second queue reports is the group's failure: its sentence must outlive the thread. */
+static vjp_status result_of_queue(vjp_group *g, vjp_status status) {
+    if (status == VJP_OK || g->failed || !g->second) return status;
+    snprintf(g->sentence, sizeof g->sentence, "%s", vjp_error(g->second));
+    return group_failed(g, status);
+}
+
+vjp_status vjp_group_reduce_await(vjp_group *g, vjp_event *event) {
+    return g->failed ? VJP_GROUP_FAILED : result_of_queue(g, vjp_event_wait(queue_of(g), event));
 }
 
 vjp_status vjp_group_reduce_begin(vjp_group *g, const vjp_tensor *tensor, const int64_t *bounds) {
@@ -253,7 +271,7 @@ vjp_status vjp_group_reduce_part(vjp_group *g, const vjp_tensor *tensor, const i
                                  int64_t last) {
     const ranges r = {.elements = tensor->shape[0], .bounds = bounds};
     const span part = {(size_t)first * sizeof(float), (size_t)(last - first) * sizeof(float)};
-    return g->failed ? VJP_GROUP_FAILED : halve(g, tensor, &r, part);
+    return g->failed ? VJP_GROUP_FAILED : result_of_queue(g, halve(g, tensor, &r, part));
 }
 
 void vjp_group_reduce_end(vjp_group *g) {

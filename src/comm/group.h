@@ -45,15 +45,20 @@ vjp_status vjp_group_all_gather_at(vjp_group *group, const vjp_tensor *tensor, c
 
 /*
  * The first of these in parts, by another thread than the one that uses the device, which makes no other call of the
- * group from the beginning to the end: only where vjp_group_is_any_thread(). `tensor` has one axis; the parts, elements
- * [first, last), are the same in all processes and in the same order, and together they are all of it. A failure's
- * sentence is that of the group's next call.
+ * group from the beginning to the end: only where vjp_group_is_any_thread(). Where the host cannot read the device's
+ * memory, the group has a second queue, so that parts travel and are added beside what the device computes. `tensor`
+ * has one axis; the parts, elements [first, last), are the same in all processes and in the same order, and together
+ * they are all of it. A failure's sentence is that of the group's next call.
  */
 bool vjp_group_is_any_thread(const vjp_group *group);
+vjp_status vjp_group_reduce_prepare(vjp_group *group); /* once, before the first */
 vjp_status vjp_group_reduce_begin(vjp_group *group, const vjp_tensor *tensor, const int64_t *bounds);
 vjp_status vjp_group_reduce_part(vjp_group *group, const vjp_tensor *tensor, const int64_t *bounds, int64_t first,
                                  int64_t last);
 void vjp_group_reduce_end(vjp_group *group);
+
+/* By that thread, before a part: waits for an event of the device, after which the part is complete. */
+vjp_status vjp_group_reduce_await(vjp_group *group, vjp_event *event);
 
 /*
  * Passes host memory from process to process in the order of their ranges. Each calls `turn`, which changes it, after

@@ -172,10 +172,25 @@ vjp_status vjp_group_open(vjp_device *device, const char *name, const vjp_group_
     return status;
 }
 
+/* A second device of the same name has the same memory and a stream of its own. It needs no workspace to add. */
+vjp_status vjp_group_reduce_prepare(vjp_group *g) {
+    vjp_options options = VJP_OPTIONS_DEFAULTS;
+    options.threads = 1;
+    options.workspace_bytes = 64;
+    if (g->second || vjp_device_is_host(g->device)) return VJP_OK;
+    vjp_status status = vjp_open(vjp_device_name(g->device), &options, &g->second);
+    if (status == VJP_OK) return VJP_OK;
+    vjp_fail(g->device, status, "group: there is no second queue: %s", vjp_error(g->second));
+    vjp_close(g->second);
+    g->second = NULL;
+    return status;
+}
+
 void vjp_group_close(vjp_group *g) {
     if (!g) return;
     if (g->carrier_state) g->carrier->leave(g->carrier_state, g->failed);
     if (g->device_stage) vjp_free(g->device, g->device_stage);
+    vjp_close(g->second);
     if (g->state) g->engine->leave(g->state, g->failed);
     free(g->stage);
     free(g);

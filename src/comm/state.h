@@ -20,6 +20,7 @@ struct vjp_group {
     void *state;
     const vjp_carrier *carrier; /* NULL: a device's memory travels through the host's */
     void *carrier_state;
+    vjp_device *second; /* of the same memory, with a queue of its own, for another thread; NULL: there is none */
     void *device_stage; /* [DEVICE_BLOCK_BYTES] of the device, for what a carrier receives */
     int32_t rank, size;
     int32_t levels;   /* 2^levels processes */

@@ -98,7 +98,9 @@ static vjp_status run_calls(void *argument) {
  */
 static vjp_status run_or_replay(vjp_program *program) {
     const vjp_backend *backend = program->device->backend;
-    bool records = backend->record && !program->profiling && !program->unrecordable && program->runs > 0;
+    /* A recording runs as a whole, so that nothing can be enqueued after one of its calls. */
+    bool records =
+        backend->record && !program->profiling && !program->unrecordable && !program->after && program->runs > 0;
     program->runs++;
     if (!records) return run_calls(program);
     if (!program->recording && backend->record(program->device, run_calls, program, &program->recording) != VJP_OK) {

@@ -19,8 +19,8 @@ bool trainer_make_reports(trainer *t) {
 
 const char *trainer_no_overlap(const trainer *t) {
     if (vjp_group_size(t->options.group) == 1 || !t->options.overlap) return NULL;
-    if (!vjp_device_is_host(t->device) || t->device->backend->record)
-        return "the device runs a whole pass at once, so gradients travel after it";
+    if (!vjp_device_is_host(t->device) && !t->device->backend->set_stream)
+        return "the device has one queue only, so gradients travel after the backward pass";
     if (!vjp_group_is_any_thread(t->options.group))
         return "the group's engine can be used by one thread only, so gradients travel after the backward pass";
     return NULL;

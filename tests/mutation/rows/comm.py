@@ -56,4 +56,10 @@
      [("src/train/data/text.c", "first = part % (uint64_t)text->shards * (uint64_t)text->rows;", "first = 0;")]),
     ("data: every shard of pictures has the same ones", "test test_pictures",
      [("src/train/data/images.c", "first = part % (uint64_t)images->shards * (uint64_t)images->rows;", "first = 0;")]),
+    ("overlap: a device replays a pass as a whole", "test test_comm",
+     [("src/graph/run.c", "!program->unrecordable && !program->after && program->runs > 0;", "!program->unrecordable && program->runs > 0;")]),
+    ("overlap: a bucket of a device has no event", "test test_comm",
+     [("src/train/trainer/overlap.c", "if (!vjp_device_is_host(o->sum->device))", "if (vjp_device_is_host(o->sum->device))")]),
+    ("groups: srun without an MPI starts separate runs", "test test_comm",
+     [("src/comm/launch.c", "return number > 1 ? number : 0;", "return 0;")]),
 ]
