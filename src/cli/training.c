@@ -3,7 +3,6 @@
  * What train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards, and processes of a
  * launcher.
  */
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +97,7 @@ bool cli_outlive(const char *command, int *status) {
     *status = ending.status;
     if (!ending.signal) return true;
     /* UCX aborts a process whose partner has died: that one has the word, and the launcher then ends this one. */
-    if (ending.signal == SIGABRT) system_sleep(A_WHILE);
+    if (ending.aborted) system_sleep(A_WHILE);
     *status = cli_fail(command, "rank %lld of %lld has died: %s (signal %d); the last checkpoint is intact",
                        (long long)vjp_group_launched_rank(), (long long)vjp_group_launched_size(), ending.reason,
                        ending.signal);

@@ -88,9 +88,10 @@ void system_thread_join(system_thread thread);
 bool system_count_forks(void);
 unsigned system_forks(void);
 
-/* How a process ended: with a status, or by a signal; `reason` is the signal's name. */
+/* How a process ended: with a status, or by a signal, its own abort() included; `reason` is the signal's name. */
 typedef struct system_ending {
     int status, signal;
+    bool aborted;
     const char *reason;
 } system_ending;
 

@@ -71,6 +71,7 @@ bool system_continue_as_child(system_ending *ending) {
     child = 0;
     *ending = (system_ending){.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1,
                               .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+    ending->aborted = ending->signal == SIGABRT;
     ending->reason = ending->signal ? strsignal(ending->signal) : "";
     return true;
 }
