@@ -20,7 +20,15 @@ done
 export SLURM_CONF="$work/slurm.conf"
 unset VJP_THREADS # what Slurm gives each process
 
-# stop: ends jobs, then the daemons, which remove the files with their numbers.
+# alive: whether any of the processes $daemons is left; one that nobody waits for has no command line any more.
+alive() {
+    for daemon in $daemons; do
+        [ -z "$(tr '\0' ' ' 2>/dev/null <"/proc/$daemon/cmdline")" ] || return 0
+    done
+    return 1
+}
+
+# stop: ends jobs, then the daemons.
 stop() {
     on one scancel -u root 2>/dev/null
     waited=0
@@ -28,10 +36,9 @@ stop() {
         sleep 0.2
         waited=$((waited + 1))
     done
-    for daemon in slurmd-one slurmd-other slurmctld munged; do
-        [ ! -s "$work/$daemon.pid" ] || kill "$(cat "$work/$daemon.pid")" 2>/dev/null
-    done
-    while [ -n "$(find "$work" -maxdepth 1 -name '*.pid')" ] && [ $waited -lt 200 ]; do
+    daemons=$(cat "$work"/slurm*.pid "$work"/munged.pid 2>/dev/null)
+    [ -z "$daemons" ] || kill $daemons 2>/dev/null
+    while alive && [ $waited -lt 200 ]; do
         sleep 0.1
         waited=$((waited + 1))
     done
