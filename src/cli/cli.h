@@ -212,6 +212,9 @@ typedef enum cli_colour { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_GREEN, CLI_YELLOW, C
 /* The escape that starts a colour (CLI_PLAIN ends it); "" unless stdout is a terminal and NO_COLOR is not set. */
 const char *cli_paint(cli_colour colour);
 
+/* Whether standard output is a terminal: it may have colours, and a line may replace the one before it. */
+bool cli_is_terminal(void);
+
 typedef struct cli_cell {
     const char *text; /* UTF-8; NULL: empty */
     cli_colour colour;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "comm/group.h"
 #include "core/real.h"
 #include "core/system.h"
 #include "files/json.h"
@@ -155,9 +156,14 @@ void cli_json_array_end(void) {
 
 /* ---- Tables ------------------------------------------------------------------------------------------ */
 
+/* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
+bool cli_is_terminal(void) {
+    return system_output_is_terminal() && !vjp_group_launcher();
+}
+
 const char *cli_paint(cli_colour colour) {
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
-    if (!system_output_is_terminal() || (no_color && *no_color) || (term && strcmp(term, "dumb") == 0)) return "";
+    if (!cli_is_terminal() || (no_color && *no_color) || (term && strcmp(term, "dumb") == 0)) return "";
     switch (colour) {
     case CLI_PLAIN: return "\033[0m";
     case CLI_BOLD: return "\033[1m";

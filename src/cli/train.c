@@ -69,11 +69,6 @@ typedef struct screen {
     int64_t first_step;
 } screen;
 
-/* Open MPI gives its processes a terminal whose text goes to mpirun's output. */
-static bool is_terminal(void) {
-    return system_output_is_terminal() && !vjp_group_launcher();
-}
-
 static const char *duration(double seconds, char text[32]) {
     long long s = (long long)(seconds + 0.5);
     if (s < 60)
@@ -482,7 +477,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     s->trainer.zero = a->processes.zero;
     s->trainer.overlap = a->processes.overlap = !a->no_overlap;
     double begun = system_seconds(), shown = begun;
-    if (!a->json && is_terminal()) {
+    if (!a->json && cli_is_terminal()) {
         s->progress = show_encoding;
         s->progress_context = &shown;
     }
@@ -494,7 +489,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     if (ok) {
         handle_signals(&j);
         cli_defer_write_errors();
-        screen seen = {.json = a->json, .terminal = is_terminal(), .width = system_output_width()};
+        screen seen = {.json = a->json, .terminal = cli_is_terminal(), .width = system_output_width()};
         if (!a->json && job_is_first(&j)) show_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
