@@ -23,7 +23,7 @@ for how in zero-on zero-off no-overlap; do
     [ $how = zero-on ] || [ -n "${VJP_ALL:-}" ] || continue
     case $how in
     zero-*) more="--zero ${how#zero-}" ;;
-    *) more=--no-overlap ;;
+    *) more='--overlap off' ;;
     esac
     on one timeout 300 $(launch openmpi 2) --host 10.77.0.1,10.77.0.2 --mca plm_rsh_agent "$work/agent" --mca btl tcp,self \
         --mca btl_tcp_if_include veth0 --mca oob_tcp_if_include veth0 "$vjp" $options $more --out "$work/$how" >"$work/out" 2>"$work/err"

@@ -79,7 +79,7 @@ for case in llama-f32 llama-bf16 convnet-f32 convnet-bf16; do
                 *) continue ;;
                 esac
                 late=
-                [ "$how" = "${how%-late}" ] || late=--no-overlap
+                [ "$how" = "${how%-late}" ] || late='--overlap off'
                 expect 0 "done at step $steps" $kind $count $options --zero ${how%-late} $late --out "$work/$name"
                 ! grep -q "$(printf '\033')" "$work/out" || fault "$name: colours in a file"
                 same "$work/$case" "$work/$name"

@@ -10,7 +10,7 @@ device=$3
 options="train $work/text --preset tiny --batch 8 --context 32 --warmup 2 --steps 6 --validate-every 3 --save-every 3 --shards 4 --device $device"
 for dtype in f32 bf16; do
     "$vjp" $options --dtype $dtype --out "$work/$dtype" >"$work/out" 2>"$work/err" || fault "$dtype: one process"
-    for how in '--zero on' '--zero off' '--zero on --no-overlap' '--zero off --no-overlap'; do
+    for how in '--zero on --overlap on' '--zero off --overlap on' '--zero on --overlap off' '--zero off --overlap off'; do
         for count in 2 4; do
             run=$work/$dtype-$count-$(echo "$how" | tr -d ' ')
             ranks ${found##* } $count $options --dtype $dtype $how --out "$run"

@@ -69,7 +69,7 @@ typedef struct bench_train {
     bool json, quick;
     int64_t shards;
     vjp_group *group;
-    bool zero, no_overlap;
+    bool zero, overlap;
     text_data text;
     train_source source;
     train_model model;
@@ -122,7 +122,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     trainer_options how = b->how;
     how.group = b->group;
     how.zero = b->zero;
-    how.overlap = !b->no_overlap;
+    how.overlap = b->overlap;
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
@@ -580,7 +580,7 @@ int cli_bench_train(int argc, char **argv) {
     enum { MANY = 1000000 };
     cli_device_options on = CLI_DEVICE_DEFAULTS;
     bench_train b = {.preset = "small", .steps = USUAL_STEPS, .dtype = VJP_F32, .shards = 1, .zero = true};
-    const char *allowed = NULL, *zero = NULL, *group = "auto";
+    const char *allowed = NULL, *zero = NULL, *overlap = NULL, *group = "auto";
     int dtype = -1, residual = -1, moments = -1, gradients = -1;
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
@@ -597,7 +597,7 @@ int cli_bench_train(int argc, char **argv) {
         {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
          &group, 0, 0},
         CLI_OPTION_ZERO(zero),
-        CLI_OPTION_NO_OVERLAP(b.no_overlap),
+        CLI_OPTION_OVERLAP(overlap),
         {"steps", 0, "K", "steps to time, with and without the profile; default 10", CLI_INTEGER, &b.steps, 1, MANY},
         {"quick", 0, NULL, "without the limits: minutes less on a slow device", CLI_FLAG, &b.quick, 0, 0},
     };
@@ -639,12 +639,14 @@ int cli_bench_train(int argc, char **argv) {
     b.residual = residual >= 0 ? (vjp_dtype)residual : b.dtype;
     if (cli_shards("bench train", b.shards) != CLI_CONTINUE) return CLI_MISUSE;
     if (cli_switch("bench train", "zero", zero, &b.zero) != CLI_CONTINUE) return CLI_MISUSE;
+    if (cli_switch("bench train", "overlap", overlap, &b.overlap) != CLI_CONTINUE) return CLI_MISUSE;
     b.how = job_defaults().trainer;
     b.how.shards = b.shards;
     if (cli_precision("bench train", dtype, moments, gradients, &b.how) != CLI_CONTINUE) return CLI_MISUSE;
     cli_share_cores(&on);
     b.device = cli_open("bench train", &on);
     if (!b.device) return CLI_FAILURE;
+    if (!overlap) b.overlap = vjp_device_is_host(b.device);
     b.device_name = on.device;
     b.threads = bench_threads(on.device, on.threads);
     status = allowed ? cli_memory("bench train", allowed, b.device, &b.memory) : CLI_CONTINUE;

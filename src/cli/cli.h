@@ -170,8 +170,8 @@ int cli_switch(const char *command, const char *option, const char *text, bool *
 #define CLI_OPTION_ZERO(place)                                                                                         \
     { "zero", 0, "on|off", "split the optimiser's moments over the processes; default on", CLI_TEXT, &(place), 0, 0 }
 
-#define CLI_OPTION_NO_OVERLAP(place)                                                                                   \
-    { "no-overlap", 0, NULL, "send gradients after the backward pass, not during it", CLI_FLAG, &(place), 0, 0 }
+#define CLI_OPTION_OVERLAP(place)                                                                                      \
+    { "overlap", 0, "on|off", "send gradients during the backward pass; default on the cpu", CLI_TEXT, &(place), 0, 0 }
 
 /* The processes that a launcher started on this machine share its cores, unless it has given each its own. */
 void cli_share_cores(cli_device_options *on);

@@ -329,9 +329,9 @@ typedef struct arguments {
     int dtype, residual, moments, gradients;
     double momentum, decay_share, lora_alpha; /* -1: not given */
     bool pack, no_pack, skip_bad;
-    bool resume, allow_other_bits, recompute, save_best, no_overlap, json;
+    bool resume, allow_other_bits, recompute, save_best, json;
     int64_t stop_at, seed;
-    const char *group, *zero;
+    const char *group, *zero, *overlap;
     job_processes processes;
     char data[CHECKPOINT_PATH]; /* of a run that is resumed, where they were moved to; "": nowhere */
     double timeout;
@@ -344,7 +344,7 @@ static const struct {
     bool takes_value;
 } with_resume[] = {{"--resume", false}, {"--out", true},     {"-o", true},        {"--device", true},
                    {"--threads", true}, {"--json", false},   {"--stop-at", true}, {"--allow-other-bits", false},
-                   {"--group", true},   {"--timeout", true}, {"--zero", true},    {"--no-overlap", false},
+                   {"--group", true},   {"--timeout", true}, {"--zero", true},    {"--overlap", true},
                    {"--base", true}};
 
 static const char *not_with_resume(int argc, char **argv) {
@@ -475,7 +475,8 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     if (status != CLI_CONTINUE) return status;
     a->processes.group = s->trainer.group = group;
     s->trainer.zero = a->processes.zero;
-    s->trainer.overlap = a->processes.overlap = !a->no_overlap;
+    if (!a->overlap) a->processes.overlap = vjp_device_is_host(device);
+    s->trainer.overlap = a->processes.overlap;
     double begun = system_seconds(), shown = begun;
     if (!a->json && cli_is_terminal()) {
         s->progress = show_encoding;
@@ -595,6 +596,7 @@ static int check_arguments(arguments *a, const cli_operands *operands) {
     if (a->memory && cli_memory("train", a->memory, NULL, NULL) != CLI_CONTINUE) return CLI_MISUSE;
     if (cli_shards("train", a->settings.trainer.shards) != CLI_CONTINUE) return CLI_MISUSE;
     if (cli_switch("train", "zero", a->zero, &a->processes.zero) != CLI_CONTINUE) return CLI_MISUSE;
+    if (cli_switch("train", "overlap", a->overlap, &a->processes.overlap) != CLI_CONTINUE) return CLI_MISUSE;
     if (a->allow_other_bits && !a->resume) return cli_misuse("train", "--allow-other-bits is for --resume");
     return CLI_CONTINUE;
 }
@@ -684,7 +686,7 @@ int cli_train(int argc, char **argv) {
         {"group", 0, "G", "self, mpi, openmpi, mpich, nccl; default: mpi if a launcher started it, else self", CLI_TEXT,
          &a.group, 0, 0},
         CLI_OPTION_ZERO(a.zero),
-        CLI_OPTION_NO_OVERLAP(a.no_overlap),
+        CLI_OPTION_OVERLAP(a.overlap),
         {"timeout", 0, "S", "seconds after which a process that does not answer ends the run; default 600", CLI_REAL,
          &a.timeout, 0, MANY},
         CLI_OPTION_HEADING("Validate, save and stop:"),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards, and processes of a
- * launcher.
+ * What train, graph and bench train share: --memory, --residual, --moments, --gradients and --shards, and processes of
+ * a launcher.
  */
 #include <stdlib.h>
 #include <string.h>
