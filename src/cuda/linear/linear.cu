@@ -11,8 +11,9 @@
  *     product       when                                        what
  *     one call      usually                                     cuBLASLt
  *     narrow        up to 16 results of over 1024 terms         sums in double, without cuBLASLt
- *     parts         more than 65536 terms (4096 if 16-bit       a batch of partial products, added in double
- *                   factors make an f32 result)
+ *     parts         more than 65536 terms (4096 if 16-bit       of a large f32 result: products that add to it, one
+ *                   factors make an f32 result)                 after the other; else a batch of partial products,
+ *                                                               added in double
  *
  * With any other activation pre must be f32: rounded to 16 bits before and after, y would be off by twice what it may.
  * If pre is wanted in 16 bits, y is act of the pre that is stored, which is what the backward uses. cuBLASLt's own relu
@@ -36,20 +37,28 @@ namespace {
 
 /*
  * Tensor cores truncate what an addition shifts out, so a long chain drifts towards 0: by estimate some 4e-6 after 4096
- * terms and 2e-5 after 16384. An f32 gradient of 16-bit tensors must be within 1e-5. So long sums are split into parts,
- * which are added in double. In 16 bits the drift shows only much later. Parts take at most 64 MiB; a result too large
- * for two of them is computed at once.
+ * terms and 2e-5 after 16384. An f32 gradient of 16-bit tensors must be within 1e-5, so long sums are split into parts.
+ * In 16 bits the drift shows only much later.
+ *
+ * A result with less than LARGE_RESULT elements does not fill the card: its parts are a batch, which is added in
+ * double. Parts take at most 64 MiB; a 16-bit result too large for two of them is computed at once.
  */
-constexpr int64_t MAX_TERMS_16_TO_F32 = 4096, MAX_TERMS = 65536, MAX_PARTIAL = 16 << 20;
+constexpr int64_t MAX_TERMS_16_TO_F32 = 4096, MAX_TERMS = 65536, MAX_PARTIAL = 16 << 20, LARGE_RESULT = 1 << 19;
 
 bool is_narrow(const product &p) {
     return p.items == 1 && p.m * p.n <= FEW_RESULTS && p.k > LONG_SUM;
 }
 
+/* Whether products add their parts to the result itself. */
+bool adds_in_order(const product &p) {
+    return p.f32 && p.items * p.m * p.n >= LARGE_RESULT;
+}
+
 /* The terms of a part; k: all at once. A multiple of 64, so that all parts are aligned like the first. */
 int64_t part_length(const product &p) {
     int64_t longest = p.f32 && p.storage != VJP_F32 ? MAX_TERMS_16_TO_F32 : MAX_TERMS;
-    int64_t parts = vjp_min(vjp_divide_up(p.k, longest), vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
+    int64_t parts = vjp_divide_up(p.k, longest);
+    if (!adds_in_order(p)) parts = vjp_min(parts, vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
     return parts == 1 ? p.k : vjp_round_up(vjp_divide_up(p.k, parts), 64);
 }
 
@@ -79,6 +88,17 @@ void multiply_narrow(steps &w, const product &p) {
              return launch(w.work, true, sum_narrow<decltype(zero)>, chunks * q.results, THREADS, 0, q);
          }));
     if (is_enqueuing(w)) add_parts<double>(w, p, q.partial, chunks, q.results);
+}
+
+void multiply_in_order(steps &w, const product &p, int64_t length) {
+    for (int64_t first = 0; first < p.k && is_enqueuing(w); first += length) {
+        product part = p;
+        part.k = vjp_min(length, p.k - first);
+        part.a.data = moved(p.a.data, p.storage, first * (p.a.transposed ? p.a.row : 1));
+        part.b.data = moved(p.b.data, p.storage, first * (p.b.transposed ? 1 : p.b.row));
+        part.add = p.add || first > 0;
+        then(w, multiply(w.work, part));
+    }
 }
 
 /* One item's product in parts: those of full length as a batch, then the rest. */
@@ -118,6 +138,8 @@ void multiply(steps &w, const product &p) {
         multiply_narrow(w, p);
     } else if (is_one_call(p)) {
         if (is_enqueuing(w)) then(w, multiply(w.work, p));
+    } else if (adds_in_order(p)) {
+        multiply_in_order(w, p, part_length(p));
     } else {
         for (int64_t i = 0; i < p.items && w.status == VJP_OK; i++) {
             product item = p;

@@ -153,16 +153,18 @@ struct squares_member {
     const void *x;
     double *partials; /* [chunks] */
     int64_t count, chunk, chunks;
+    vjp_dtype storage; /* gradients of matrices may be bf16 between f32 ones of norms */
 };
 
 using squares_members = many_members<squares_member>;
 
-template <class T>
 __global__ void __launch_bounds__(THREADS, RESIDENT) sum_many_chunks(const __grid_constant__ squares_members members) {
     let_next_begin();
     int chunk, k = members.find((int)blockIdx.x, &chunk);
     const squares_member &m = members.member[k];
-    double sum = sum_chunk<T, true>(m.x, m.count, m.chunk, chunk);
+    double sum = m.storage == VJP_F32    ? sum_chunk<float, true>(m.x, m.count, m.chunk, chunk)
+                 : m.storage == VJP_BF16 ? sum_chunk<bf16, true>(m.x, m.count, m.chunk, chunk)
+                                         : sum_chunk<f16, true>(m.x, m.count, m.chunk, chunk);
     if (threadIdx.x == 0) m.partials[chunk] = sum;
 }
 
@@ -235,8 +237,8 @@ size_t workspace(const vjp_work *work) {
 /* Whether the call has elements that are aligned, and adds to the same y as the first, or is the first. */
 bool can_join(const vjp_work *work, const vjp_work *first) {
     return vjp_data(work, SUM_SQUARES_Y) && vjp_data(work, SUM_SQUARES_Y) == vjp_data(first, SUM_SQUARES_Y) &&
-           work->storage == first->storage && vjp_elements(work, SUM_SQUARES_X) > 0 &&
-           is_aligned(vjp_data(work, SUM_SQUARES_X), 16) && (work == first || vjp_accumulates(work, SUM_SQUARES_Y));
+           vjp_elements(work, SUM_SQUARES_X) > 0 && is_aligned(vjp_data(work, SUM_SQUARES_X), 16) &&
+           (work == first || vjp_accumulates(work, SUM_SQUARES_Y));
 }
 
 } // namespace
@@ -249,16 +251,14 @@ vjp_status run_many_sum_squares(const vjp_work *const *works, size_t count) {
         for (; end < count && end - i < MANY_MEMBERS && can_join(works[end], works[i]); end++) {
             squares_call c = plan(works[end]);
             members.add({vjp_data(works[end], SUM_SQUARES_X), static_cast<double *>(works[end]->workspace), c.count,
-                         c.chunk, c.chunks},
+                         c.chunk, c.chunks, works[end]->storage},
                         c.chunks);
         }
         if (end - i < 2) {
             status = run(works[i++]);
             continue;
         }
-        status = with_type(works[i]->storage, [&](auto zero) {
-            return launch(works[i], true, sum_many_chunks<decltype(zero)>, members.blocks(), THREADS, 0, members);
-        });
+        status = launch(works[i], true, sum_many_chunks, members.blocks(), THREADS, 0, members);
         if (status == VJP_OK)
             status = launch(works[i], true, add_many, 1, MANY_THREADS, 0, members,
                             static_cast<float *>(vjp_data(works[i], SUM_SQUARES_Y)),
