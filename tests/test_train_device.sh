@@ -62,7 +62,7 @@ compare llama 1e-4 "$work/text" --steps "$steps" --warmup 2 --seed 1 "$@"
 # Documents that share rows: attention keeps them apart.
 awk 'BEGIN { for (i = 0; i < 200; i++) printf "{\"text\": \"%d and %d\"}\n", i * i % 97, i }' >"$work/documents.jsonl"
 for on in cpu "$device"; do
-    train "documents.$on" "$work/documents.jsonl" --steps "$steps" --warmup 2 --seed 1 "$@" --device "$on"
+    train "documents.$on" "$work/documents.jsonl" --steps "$steps" --warmup 2 --seed 1 "$@" --pack --device "$on"
     grep -q 'documents share rows' "$work/log" || fault "documents do not share rows on $on"
 done
 near documents.cpu "documents.$device" 1e-4

@@ -267,7 +267,10 @@ static bool open_tokenizer(job *j, const checkpoint *from, bool resumes, char er
     return !from || model_tokenizer_of(from, &j->tokenizer, error);
 }
 
-/* Only documents are packed. */
+/*
+ * Only documents are packed. CUDA's kernels that keep them apart have not been run on a card yet: there packing must be
+ * asked for.
+ */
 static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
     job_settings *s = &j->settings;
     bool documents = is_llama(j) && jsonl_is_set(s->data);
@@ -276,7 +279,8 @@ static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
                           s->pack == 1  ? "--pack"
                           : s->skip_bad ? "--skip-bad"
                                         : "--cache");
-    if (s->pack == JOB_PACK_DOCUMENTS) s->pack = documents;
+    bool proved = strncmp(vjp_device_name(j->device), "cuda", 4) != 0;
+    if (s->pack == JOB_PACK_DOCUMENTS) s->pack = documents && proved;
     return true;
 }
 
