@@ -67,7 +67,8 @@ typedef struct vjp_engine {
  *
  *     const vjp_carrier *vjp_carrier_entry(int32_t interface_version);
  *
- * It is used by one thread at a time. Hanging processes are found by the engine: two processes exchange a byte by it first.
+ * It is used by one thread at a time. Hanging processes are found by the engine: two processes exchange a byte by it
+ * first.
  */
 enum { VJP_CARRIER_ID_BYTES = 256 };
 
