@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Bad values among indices (an index outside the table, a position past rope's tables, a saved argmax outside its
- * plane, a first key of attention that decreases, a step of adamw below 1), which only the device sees: the record that kernels write, one for each op and pass,
- * and the sentence that vjp_synchronize() returns for it.
+ * plane, a first key of attention that decreases, a step of adamw below 1), which only the device sees: the record that
+ * kernels write, one for each op and pass, and the sentence that vjp_synchronize() returns for it.
  */
 #ifndef VJP_GPU_BAD_INDEX_H
 #define VJP_GPU_BAD_INDEX_H
