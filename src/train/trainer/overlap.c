@@ -15,7 +15,10 @@
  * and each costs a wait for the slowest process on every level of the tree. On a GPU it costs launches and waits for
  * them, too, some 60 microseconds on each level: in 64 MiB they are less than half of the time at the rate of NVLink.
  */
-enum { BUCKET_ELEMENTS = 1 << 20, GPU_BUCKET_ELEMENTS = 1 << 24, MIN_BUCKETS = 8, STACK_BYTES = 1 << 18 };
+enum { BUCKET_ELEMENTS = 1 << 20, GPU_BUCKET_ELEMENTS = 1 << 24, MIN_BUCKETS = 8 };
+
+/* As much as a thread of the CPU has: the thread may compute, too, and a driver may need a lot. */
+enum { STACK_BYTES = 8 << 20 };
 
 /* ---- What is complete when --------------------------------------------------------------------------- */
 
