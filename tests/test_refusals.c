@@ -979,22 +979,6 @@ static void no_inner_dimension(void **state) {
     }
 }
 
-/* A call that needs no workspace, on a device that has none yet: no address is made from it. */
-static void without_workspace(void **state) {
-    (void)state;
-    enum { LINES = 2, DIM = 256 };
-    static float dy[LINES * DIM], db[DIM];
-    for (int i = 0; i < LINES * DIM; i++)
-        dy[i] = (float)i;
-    vjp_device *device = open_device("cpu");
-    vjp_tensor tdy = vjp_tensor_of(dy, VJP_F32, 2, (int64_t[]){LINES, DIM}),
-               tdb = vjp_tensor_of(db, VJP_F32, 1, (int64_t[]){DIM});
-    assert_int_equal(vjp_add_backward(device, NULL, &tdb, &tdy, NULL), VJP_OK);
-    for (int i = 0; i < DIM; i++)
-        assert_true(db[i] == dy[i] + dy[DIM + i]);
-    vjp_close(device);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cpu_refuses),         cmocka_unit_test(ref_refuses),
@@ -1002,7 +986,6 @@ int main(void) {
         cmocka_unit_test(misuse_of_call),      cmocka_unit_test(workspace_overlap),
         cmocka_unit_test(empty_is_fine),       cmocka_unit_test(no_inner_dimension),
         cmocka_unit_test(first_bad_index),     cmocka_unit_test(cpu_casts_to_no_f64),
-        cmocka_unit_test(without_workspace),
     };
     return cmocka_run_group_tests_name("refusals", tests, NULL, NULL);
 }
