@@ -19,7 +19,7 @@ chmod +x "$work/agent"
 
 options="train $work/text --preset tiny --batch 4 --context 32 --steps 3 --warmup 1 --validate-every 0 --shards 2"
 "$vjp" $options --out "$work/alone" >"$work/out" 2>"$work/err" || fault 'one process'
-for how in zero-on zero-off no-overlap; do
+for how in zero-on zero-off overlap-off; do
     [ $how = zero-on ] || [ -n "${VJP_ALL:-}" ] || continue
     case $how in
     zero-*) more="--zero ${how#zero-}" ;;

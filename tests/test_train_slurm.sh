@@ -20,7 +20,7 @@ done
 export SLURM_CONF="$work/slurm.conf"
 unset VJP_THREADS # what Slurm gives each process
 
-# alive: whether any of the processes $daemons is left; one that nobody waits for has no command line any more.
+# alive: whether any of the processes $daemons is left; one that has ended and was not waited for has no command line.
 alive() {
     for daemon in $daemons; do
         [ -z "$(tr '\0' ' ' 2>/dev/null <"/proc/$daemon/cmdline")" ] || return 0
