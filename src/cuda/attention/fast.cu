@@ -101,7 +101,12 @@ vjp_status fast_forward(const vjp_work *work, const attention_call &a, workspace
     int *flags = layout.take<int>(flag_blocks(a, a.heads, a.time));
     if (!layout.base) return VJP_OK;
     fast_call c{work, a, {}, flags};
-    vjp_status status = is_hopper(work, a) ? hopper::enqueue_forward(c) : tensor::enqueue_forward(c);
+    /*
+     * The backward needs a y computed again to more digits than one of 16-bit weights has: dS is the difference of
+     * dy v and dy y, which nearly cancel in rows of few keys. The other path takes weights in two parts.
+     */
+    bool on_hopper = is_hopper(work, a) && !a.y_f32;
+    vjp_status status = on_hopper ? hopper::enqueue_forward(c) : tensor::enqueue_forward(c);
     return status == VJP_OK && a.y ? exact_forward(work, a, {flags, nullptr}) : status;
 }
 

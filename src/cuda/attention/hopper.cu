@@ -67,7 +67,7 @@ vjp_status enqueue_forward(const fast_call &c) {
         m.queries(&call.q, a.q, shape::ROWS);
         m.keys(&call.k, a.k, shape::KEYS);
         m.keys(&call.v, a.v, shape::KEYS);
-        if (a.y && !a.y_f32) m.queries(&call.y, a.y, 64);
+        if (a.y) m.queries(&call.y, a.y, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, forward<T, D, decltype(keys)::value>, persistent_blocks(c.work, call.order.count()),
                       shape::THREADS, shared_bytes<forward_shared<T, D>>(), call);

@@ -219,6 +219,16 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
             correct(o, correction);
             fragments<T>(weights, scores);
             tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
+            if (a.y_f32) { /* and what the weights lost when they were rounded: a second product */
+#pragma unroll
+                for (int e = 0; e < SIDE / 4; e++) {
+                    float2 rounded = unpack_two<T>(weights[e]);
+                    scores[2 * e] -= rounded.x;
+                    scores[2 * e + 1] -= rounded.y;
+                }
+                fragments<T>(weights, scores);
+                tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
+            }
         });
     float inverse[2];
 #pragma unroll
