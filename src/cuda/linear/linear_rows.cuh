@@ -381,6 +381,34 @@ template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts
     write_parameter<T>(s.to, column, (float)sum);
 }
 
+/*
+ * The same for parts of f32 that are few and wide, added up to an f32 result: four columns per thread, all in flight,
+ * because moving them is all it costs. Same order, same bits.
+ */
+constexpr int64_t FEW_PARTS = 8;
+
+__global__ void __launch_bounds__(THREADS) sum_few_parts(parts_call s) {
+    begin_chained();
+    int64_t column = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
+    if (column >= s.columns) return;
+    const float *parts = static_cast<const float *>(s.parts) + column;
+    float4 part[FEW_PARTS];
+#pragma unroll
+    for (int i = 0; i < FEW_PARTS; i++)
+        if (i < s.count) part[i] = __ldcs(reinterpret_cast<const float4 *>(parts + i * s.apart));
+    double sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < FEW_PARTS; i++)
+        if (i < s.count) {
+            sum[0] += part[i].x;
+            sum[1] += part[i].y;
+            sum[2] += part[i].z;
+            sum[3] += part[i].w;
+        }
+    const float sums[4] = {(float)sum[0], (float)sum[1], (float)sum[2], (float)sum[3]};
+    write_wide(static_cast<float *>(s.to.data) + column, sums, s.to.add);
+}
+
 /* ---- Few results of long sums ------------------------------------------------------------------------ */
 
 /*
