@@ -513,6 +513,7 @@ static void infer_absent(void **state) {
         {"linear", VJP_FORWARD, "pre", VJP_BF16, 3, {2, 5, 9}},
         {"linear", VJP_BACKWARD, "db", VJP_BF16, 2, {7, 9}},
         {"linear", VJP_BACKWARD, "dbias", VJP_BF16, 1, {9}},
+        {"linear", VJP_BACKWARD, "dresidual", VJP_BF16, 3, {2, 5, 9}},
         {"sum_squares", VJP_FORWARD, "y", VJP_F32, 0, {0}},
         {"clip", VJP_FORWARD, "scale", VJP_F32, 0, {0}},
         {"adamw", VJP_FORWARD, "w_out", VJP_BF16, 3, {2, 3, 65}},
@@ -651,8 +652,8 @@ static void min_cost(void **state) {
         {"gather", VJP_BACKWARD, NULL, 4 * (110 + 120 + 12), 0},
         /* with argmax there, x is not read: dx 378, dy 120, argmax 120 */
         {"maxpool2d", VJP_BACKWARD, NULL, 4 * (378 + 120 + 120), 0},
-        {"linear", VJP_FORWARD, NULL, 4 * (2 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
-        {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 2 * 90), 2 * 2.0 * 10 * 7 * 9},
+        {"linear", VJP_FORWARD, NULL, 4 * (3 * 90 + 70 + 63 + 9), 2.0 * 10 * 7 * 9},
+        {"linear", VJP_BACKWARD, NULL, 4 * (2 * 70 + 2 * 63 + 2 * 9 + 3 * 90), 2 * 2.0 * 10 * 7 * 9},
         {"sum_squares", VJP_FORWARD, NULL, 4 * (390 + 1), 0},
         {"sum_squares", VJP_FORWARD, "y", 4 * (390 + 2), 0},
         /* w, m and v both ways, g; and lr, step, scale */

@@ -121,6 +121,7 @@ static const refusal rows[] = {
     {"gather", B, "index.dtype=f64", VJP_INVALID, {"index is f64"}},
     {"maxpool2d", F, "argmax.dtype=f32", VJP_INVALID, {"argmax is f32", "i32 or i64"}},
     {"linear", F, "b.dtype=bf16", VJP_INVALID, {"b is bf16", "f32"}},
+    {"linear", F, "residual.dtype=bf16", VJP_INVALID, {"residual is bf16", "f32"}},
     {"linear", B, "db.dtype=f16", VJP_INVALID, {"db is f16"}},
 
     /* ---- ranks and sizes ---- */
@@ -181,6 +182,8 @@ static const refusal rows[] = {
     {"linear", F, "b.shape=[1,2,7,9]", VJP_INVALID, {"b ", "rank 4"}},
     {"linear", F, "bias.shape=[5]", VJP_INVALID, {"bias", "[5]", "[9]"}},
     {"linear", F, "pre.shape=[2,9,5]", VJP_INVALID, {"pre", "[2, 9, 5]", "[2, 5, 9]"}},
+    {"linear", F, "residual.shape=[9]", VJP_INVALID, {"residual", "[9]", "[2, 5, 9]"}},
+    {"linear", B, "dresidual.shape=[10,9]", VJP_INVALID, {"dresidual", "[10, 9]", "[2, 5, 9]"}},
     {"linear", B, "dbias.shape=[1,9]", VJP_INVALID, {"dbias", "[1, 9]", "[9]"}},
     {"linear", B, "db.shape=[2,7,9]", VJP_INVALID, {"db", "[2, 7, 9]", "[7, 9]"}},
     {"linear", B, "dy.shape=[2,5,8]", VJP_INVALID, {"dy", "[2, 5, 8]", "[2, 5, 9]"}},
@@ -303,6 +306,8 @@ static const refusal rows[] = {
     {"maxpool2d", B, "dx.at=x", VJP_INVALID, {"dx overlaps x"}},
     {"linear", F, "y.at=a", VJP_INVALID, {"y overlaps a"}},
     {"linear", F, "pre.at=y", VJP_INVALID, {"y overlaps pre"}},
+    {"linear", F, "y.at=residual", VJP_INVALID, {"y overlaps residual"}},
+    {"linear", B, "dresidual.at=dy", VJP_INVALID, {"dresidual overlaps dy"}},
     {"linear", B, "da.at=a", VJP_INVALID, {"da overlaps a"}},
     {"linear", B, "db.at=b", VJP_INVALID, {"db overlaps b"}},
     {"conv2d", F, "y.at=x", VJP_INVALID, {"y overlaps x"}},
@@ -864,15 +869,17 @@ static const nothing empties[] = {
     {"gather", B, "index.shape=[0] dy.shape=[2,0,5]", "dtable"},
     {"maxpool2d", F, "x.shape=[0,3,7,9] y.shape=[0,3,4,5] argmax.shape=[0,3,4,5]", NULL},
     {"maxpool2d", B, "x.shape=[2,0,7,9] dx.shape=[2,0,7,9] dy.shape=[2,0,4,5] argmax.shape=[2,0,4,5]", NULL},
-    {"linear", F, "a.shape=[0,7] y.shape=[0,9] pre.shape=[0,9]", NULL},
-    {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7]", "db"},
-    {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7]", "dbias"},
+    {"linear", F, "a.shape=[0,7] y.shape=[0,9] pre.shape=[0,9] residual.shape=[0,9]", NULL},
+    {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7] dresidual.shape=[0,9]", "db"},
+    {"linear", B, "a.shape=[0,7] dy.shape=[0,9] pre.shape=[0,9] da.shape=[0,7] dresidual.shape=[0,9]", "dbias"},
     {"sum_squares", F, "x.shape=[0,65] x.data=NULL", "y"},
     {"adamw", F,
      "w_out.shape=[0] m_out.shape=[0] v_out.shape=[0] w.shape=[0] m.shape=[0] v.shape=[0] g.shape=[0] g.data=NULL",
      NULL},
     {"sgd", F, "w_out.shape=[0] momentum_out.shape=[0] w.shape=[0] momentum.shape=[0] g.shape=[0] w.data=NULL", NULL},
-    {"linear", B, "b.shape=[7,0] db.shape=[7,0] dy.shape=[2,5,0] pre.shape=[2,5,0] bias.shape=[0] dbias.shape=[0]",
+    {"linear", B,
+     "b.shape=[7,0] db.shape=[7,0] dy.shape=[2,5,0] pre.shape=[2,5,0] bias.shape=[0] dbias.shape=[0] "
+     "dresidual.shape=[2,5,0]",
      "da"},
     {"cross_entropy", F, "logits.shape=[0,65] target.shape=[0] lse.shape=[0] logits.data=NULL target.data=NULL",
      "loss"},
@@ -970,7 +977,7 @@ static void no_inner_dimension(void **state) {
                    tb = vjp_tensor_of(bias, VJP_F32, 1, (int64_t[]){3});
         vjp_tensor a = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){2, 0}),
                    b = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){0, 3});
-        assert_int_equal(vjp_linear_forward(device, &ty, NULL, &a, &b, &tb,
+        assert_int_equal(vjp_linear_forward(device, &ty, NULL, &a, &b, &tb, NULL,
                                             WITH(linear, .activation = VJP_ACTIVATION_RELU, .transpose_b = 0)),
                          VJP_OK);
         const float expected[6] = {1, 0, 3, 1, 0, 3};

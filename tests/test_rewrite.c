@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rewrites of graphs: programs with and without them give the same bits, need no more memory with them, and what must
- * not be rewritten stays. VJP_REWRITES switches them here, because the CPU has none of them by default.
+ * Rewrites of graphs: programs with and without them give the same bits (sums in products: the same numbers), need no
+ * more memory with them, and what must not be rewritten stays. VJP_REWRITES switches them here, because the CPU has
+ * none of them by default.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,7 +117,7 @@ static void a_llama_keeps_less(void **unused) {
         fail_msg("%s", vjp_graph_error(model.graph));
     results[count] = model.loss;
     enum { PROGRAMS = 3 };
-    static const char *const rewrites[PROGRAMS] = {"-all", "-all,+recompute", "+all"};
+    static const char *const rewrites[PROGRAMS] = {"-all,+residual", "-all,+residual,+recompute", "+all"};
     vjp_program *program[PROGRAMS];
     for (int on = 0; on < PROGRAMS; on++) {
         program[on] = compile(device, model.graph, results, count + 1, rewrites[on]);
@@ -187,16 +189,16 @@ static gated_graph gated_make(unsigned choice, vjp_dtype dtype) {
     vjp_linear_attributes out = *plain;
     if (choice & GATED_ACTIVATION) out.activation = VJP_ACTIVATION_TANH;
     r.x = vjp_graph_input(g, "x", dtype, 2, (int64_t[]){GATED_ROWS, GATED_DIM});
-    vjp_value gate = vjp_graph_linear(g, r.x, gated_weight(&r, "gate", dtype, GATED_WIDE, GATED_DIM), 0, plain);
+    vjp_value gate = vjp_graph_linear(g, r.x, gated_weight(&r, "gate", dtype, GATED_WIDE, GATED_DIM), 0, 0, plain);
     vjp_value up = gate;
     if (!(choice & GATED_SQUARE))
-        up = vjp_graph_linear(g, r.x, gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM), 0, plain);
+        up = vjp_graph_linear(g, r.x, gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM), 0, 0, plain);
     vjp_value bias = choice & GATED_BIAS ? gated_weight(&r, "bias", dtype, GATED_DIM, 0) : 0;
     vjp_value second = choice & GATED_TWICE ? gated_weight(&r, "second", dtype, GATED_DIM, GATED_WIDE) : 0;
     vjp_value down = gated_weight(&r, "down", dtype, GATED_DIM, GATED_WIDE);
     if (choice & GATED_MARKED) vjp_graph_recompute_begin(g);
-    vjp_value y = vjp_graph_swiglu(g, gate, up), z = vjp_graph_linear(g, y, down, bias, &out);
-    if (second) z = vjp_graph_add(g, z, vjp_graph_linear(g, y, second, 0, plain), NULL);
+    vjp_value y = vjp_graph_swiglu(g, gate, up), z = vjp_graph_linear(g, y, down, bias, 0, &out);
+    if (second) z = vjp_graph_add(g, z, vjp_graph_linear(g, y, second, 0, 0, plain), NULL);
     vjp_value loss = vjp_graph_mean(g, choice & GATED_OTHER ? vjp_graph_mul(g, y, y, NULL) : z, WITH(mean, .axes = 0));
     if (choice & GATED_MARKED) vjp_graph_recompute_end(g);
     vjp_value large = vjp_graph_input(g, "large", VJP_F32, 1, (int64_t[]){1 << 14});
@@ -233,7 +235,7 @@ static void y_comes_from_the_backward(void **unused) {
     vjp_device *device = open_cpu();
     for (unsigned choice = 0; choice <= GATED_ALL; choice++) {
         gated_graph r = gated_make(choice, choice % 3 ? VJP_F32 : VJP_BF16);
-        vjp_program *off = gated_run(device, &r, choice & GATED_MARKED ? "-all" : "-all,+recompute");
+        vjp_program *off = gated_run(device, &r, choice & GATED_MARKED ? "-all" : "+all,-combine");
         vjp_program *on = gated_run(device, &r, choice & GATED_MARKED ? "-all,+combine" : "+all");
         for (size_t i = 0; i < r.results; i++)
             same_bits(off, on, r.result[i]);
@@ -258,6 +260,124 @@ static void y_comes_from_the_backward(void **unused) {
         vjp_program_destroy(off);
         vjp_graph_destroy(r.graph);
     }
+    vjp_close(device);
+}
+
+/* ---- Sums in products -------------------------------------------------------------------------------- */
+
+/* What is added to the result z of a product, and what may keep the product from adding it. */
+typedef enum sum_choice {
+    SUM_PLAIN,
+    SUM_SWAPPED,    /* r + z */
+    SUM_ACTIVATION, /* z has a bias and an activation */
+    SUM_PRODUCTS,   /* r is a product, too */
+    SUM_LATER,      /* r is computed after z */
+    SUM_RESULT,     /* z is a result */
+    SUM_READ,       /* something else reads z */
+    SUM_ITSELF,     /* z + z */
+    SUM_ROW,        /* r is one row */
+    SUM_WIDE,       /* r is f32, z is not */
+    SUM_CHANGED,    /* r is a state that changes between the two */
+    SUM_ASSIGNED,   /* y goes into a state */
+    SUM_VIEW,       /* r is read under another shape */
+    SUM_CHOICES
+} sum_choice;
+
+static bool is_summed(sum_choice choice) {
+    return choice <= SUM_PRODUCTS || choice == SUM_VIEW;
+}
+
+enum { SUM_ROWS = 6, SUM_DIM = 16, SUM_RESULTS = 6 };
+
+typedef struct sum_graph {
+    vjp_graph *graph;
+    vjp_value x, state, weight[3], result[SUM_RESULTS];
+    size_t weights, results;
+} sum_graph;
+
+static sum_graph sum_make(sum_choice choice, vjp_dtype dtype) {
+    sum_graph r = {.graph = vjp_graph_create()};
+    vjp_graph *g = r.graph;
+    const int64_t shape[] = {SUM_ROWS, SUM_DIM}, square[] = {SUM_DIM, SUM_DIM}, flat[] = {SUM_ROWS * SUM_DIM};
+    r.x = vjp_graph_input(g, "x", dtype, 2, shape);
+    r.state = vjp_graph_state(g, "state", dtype, 2, shape);
+    for (int i = 0; i < 2; i++)
+        r.weight[r.weights++] = vjp_graph_parameter(g, i ? "v" : "w", dtype, 2, square);
+    vjp_value row = vjp_graph_parameter(g, "row", choice == SUM_WIDE ? VJP_F32 : dtype, choice == SUM_WIDE ? 2 : 1,
+                                        choice == SUM_WIDE ? shape : square);
+    if (choice == SUM_ACTIVATION || choice == SUM_ROW || choice == SUM_WIDE) r.weight[r.weights++] = row;
+    vjp_value addend = vjp_graph_scale(g, r.x, WITH(scale, .factor = 0.5));
+    if (choice == SUM_PRODUCTS) addend = vjp_graph_linear(g, r.x, r.weight[1], 0, 0, NULL);
+    if (choice == SUM_CHANGED) addend = r.state;
+    if (choice == SUM_VIEW)
+        addend = vjp_graph_reshape(
+            g, vjp_graph_scale(g, vjp_graph_reshape(g, r.x, 1, flat), WITH(scale, .factor = 0.5)), 2, shape);
+    bool active = choice == SUM_ACTIVATION;
+    vjp_value z = vjp_graph_linear(g, r.x, r.weight[0], active ? row : 0, 0,
+                                   WITH(linear, .activation = active ? VJP_ACTIVATION_TANH : VJP_ACTIVATION_NONE));
+    if (choice == SUM_LATER) addend = vjp_graph_scale(g, z, WITH(scale, .factor = 0.5));
+    if (choice == SUM_ITSELF) addend = z;
+    if (choice == SUM_ROW || choice == SUM_WIDE) addend = row;
+    vjp_value changed =
+        choice == SUM_CHANGED ? vjp_graph_assign(g, r.state, vjp_graph_scale(g, r.state, WITH(scale, .factor = 3))) : 0;
+    vjp_value y = choice == SUM_SWAPPED ? vjp_graph_add(g, addend, z, NULL) : vjp_graph_add(g, z, addend, NULL);
+    vjp_value kept = choice == SUM_ASSIGNED ? vjp_graph_assign(g, r.state, y) : 0;
+    vjp_value loss = vjp_graph_mul(g, y, y, NULL);
+    if (choice == SUM_READ) loss = vjp_graph_mul(g, loss, z, NULL);
+    loss = vjp_graph_cast(g, vjp_graph_mean(g, loss, WITH(mean, .axes = 0)), VJP_F32);
+    size_t wanted = choice == SUM_PRODUCTS ? r.weights : 1;
+    vjp_graph_grad(g, loss, r.weight, wanted, NULL, 0, r.result);
+    r.results = wanted;
+    r.result[r.results++] = loss;
+    if (choice == SUM_RESULT) r.result[r.results++] = z;
+    if (changed) r.result[r.results++] = changed;
+    if (kept) r.result[r.results++] = kept;
+    if (vjp_graph_status(g) != VJP_OK) fail_msg("%d: %s", choice, vjp_graph_error(g));
+    return r;
+}
+
+static vjp_program *sum_run(vjp_device *device, const sum_graph *r, const char *rewrites) {
+    vjp_program *program = compile(device, r->graph, r->result, r->results, rewrites);
+    vjp_tensor x;
+    for (int i = 0; i < 2; i++) {
+        if (vjp_program_tensor(program, i ? r->state : r->x, &x) != VJP_OK) continue; /* no call needs the state */
+        for (int64_t k = 0; k < count_of(&x); k++)
+            put(&x, k, random_of(9, (uint64_t)i, (uint64_t)k));
+    }
+    for (size_t i = 0; i < r->weights; i++)
+        if (vjp_program_tensor(program, r->weight[i], &x) == VJP_OK)
+            assert_int_equal(vjp_program_init_normal(program, r->weight[i], 0, 0.5, 7), VJP_OK);
+    memset(program->arena, 0x55, program->report.arena_bytes);
+    if (vjp_program_run(program) != VJP_OK) fail_msg("%s", vjp_error(device));
+    return program;
+}
+
+/* In f32 within its rounding; in bf16 the sum is rounded once, so only what is left as it was has the same bits. */
+static void products_add(void **unused) {
+    (void)unused;
+    vjp_device *device = open_cpu();
+    for (int choice = 0; choice < SUM_CHOICES; choice++)
+        for (int narrow = 0; narrow < 2; narrow++) {
+            if (choice == SUM_WIDE && !narrow) continue;
+            sum_graph r = sum_make((sum_choice)choice, narrow ? VJP_BF16 : VJP_F32);
+            vjp_program *off = sum_run(device, &r, "-all"), *on = sum_run(device, &r, "-all,+residual");
+            bool summed = is_summed((sum_choice)choice);
+            if (on->calls != off->calls - summed)
+                fail_msg("%d: %d calls instead of %d", choice, (int)on->calls, (int)off->calls);
+            assert_true(on->report.live_bytes <= off->report.live_bytes);
+            for (size_t i = 0; i < r.results; i++) {
+                vjp_tensor a, b;
+                if (!summed) same_bits(off, on, r.result[i]);
+                assert_int_equal(vjp_program_tensor(off, r.result[i], &a), VJP_OK);
+                assert_int_equal(vjp_program_tensor(on, r.result[i], &b), VJP_OK);
+                for (int64_t k = 0; k < count_of(&a) && a.dtype == VJP_F32 && !narrow; k++)
+                    if (fabs(get(&a, k) - get(&b, k)) > 1e-5 * (1 + fabs(get(&a, k))))
+                        fail_msg("%d: result %zu has %g instead of %g", choice, i, get(&b, k), get(&a, k));
+            }
+            vjp_program_destroy(on);
+            vjp_program_destroy(off);
+            vjp_graph_destroy(r.graph);
+        }
     vjp_close(device);
 }
 
@@ -422,7 +542,7 @@ static void unknown_rewrites_are_refused(void **unused) {
         assert_int_equal(vjp_compile(device, g, &y, 1, NULL, &program), VJP_INVALID);
         unsetenv("VJP_REWRITES");
         assert_null(program);
-        if (!strstr(vjp_error(device), "an item is + or - and one of all, recompute, combine"))
+        if (!strstr(vjp_error(device), "an item is + or - and one of all, residual, recompute, combine"))
             fail_msg("\"%s\": %s", bad[i], vjp_error(device));
     }
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
@@ -433,10 +553,11 @@ static void unknown_rewrites_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rewritten_is_not_rewritten), cmocka_unit_test(a_llama_keeps_less),
-        cmocka_unit_test(y_comes_from_the_backward),  cmocka_unit_test(what_changes_is_not_computed_again),
-        cmocka_unit_test(inputs_come_first),          cmocka_unit_test(scratch_does_not_raise_the_peak),
-        cmocka_unit_test(rewritten_programs_share),   cmocka_unit_test(unknown_rewrites_are_refused),
+        cmocka_unit_test(rewritten_is_not_rewritten),         cmocka_unit_test(a_llama_keeps_less),
+        cmocka_unit_test(y_comes_from_the_backward),          cmocka_unit_test(products_add),
+        cmocka_unit_test(what_changes_is_not_computed_again), cmocka_unit_test(inputs_come_first),
+        cmocka_unit_test(scratch_does_not_raise_the_peak),    cmocka_unit_test(rewritten_programs_share),
+        cmocka_unit_test(unknown_rewrites_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

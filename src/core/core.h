@@ -38,8 +38,11 @@ typedef struct vjp_op_rules {
      */
     uint32_t (*keeps)(const void *attributes, uint32_t wanted);
 
-    /* For graphs: dy itself is the gradient of inputs of dy's shape, as in a sum: no call is needed. */
-    bool passes_gradient;
+    /*
+     * For graphs: the outputs of the backward (one bit per slot) that are dy itself where they have its shape, as in a
+     * sum: no call is needed.
+     */
+    uint32_t passes_gradient;
 } vjp_op_rules;
 
 struct vjp_op {

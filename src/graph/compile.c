@@ -350,7 +350,7 @@ static vjp_status check_results(const compilation *c, const vjp_value *results, 
 /* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
 static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
-    vjp_status status = c->unplanned ? VJP_OK : graph_rewritten(c->device, c->graph, results, count, &c->rewritten);
+    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->unplanned, &c->rewritten);
     if (status != VJP_OK) return status;
     if (c->rewritten) c->graph = c->rewritten;
     if (!allocate(c) || !find_needed(c, results, count))

@@ -381,7 +381,7 @@ static void differentiate_node(differentiation *d, int32_t n) {
         input[i] = node.value[of];
         bool alike = dy && graph->value[input[i]].bytes == graph->value[dy].bytes &&
                      graph->value[input[i]].dtype == graph->value[dy].dtype;
-        bool same = node.op->rules->passes_gradient && dy && (alike || is_narrow(d, root_of(d, input[i]))) &&
+        bool same = node.op->rules->passes_gradient >> i & 1 && dy && (alike || is_narrow(d, root_of(d, input[i]))) &&
                     has_type(d, root_of(d, input[i]), graph->value[dy].dtype);
         *(same ? &passed : &wanted) |= 1u << i;
     }

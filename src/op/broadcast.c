@@ -46,7 +46,7 @@ static vjp_status add_infer(vjp_work *work) {
     return infer(work, a->b_axes, -1);
 }
 
-const vjp_op_rules vjp_add_rules = {.infer = add_infer, .passes_gradient = true};
+const vjp_op_rules vjp_add_rules = {.infer = add_infer, .passes_gradient = 1u << ADD_B_DA | 1u << ADD_B_DB};
 
 static vjp_status mul_infer(vjp_work *work) {
     const vjp_mul_attributes *a = work->attributes;

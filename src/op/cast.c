@@ -10,4 +10,4 @@ static vjp_status infer(vjp_work *work) {
     return VJP_OK;
 }
 
-const vjp_op_rules vjp_cast_rules = {.infer = infer, .passes_gradient = true};
+const vjp_op_rules vjp_cast_rules = {.infer = infer, .passes_gradient = 1u << CAST_B_DX};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* linear: y = act(a b + bias). Maths: docs/ops/linear.md. */
+/* linear: y = act(a b + bias) + residual. Maths: docs/ops/linear.md. */
 #include "op/op.h"
 
 /* The backward without a: only da and dbias, and of an activation only with a saved pre. */
@@ -96,4 +96,5 @@ static uint32_t keeps(const void *attributes, uint32_t wanted) {
     return for_db | (a->activation == VJP_ACTIVATION_NONE ? 0 : 1u << LINEAR_B_PRE);
 }
 
-const vjp_op_rules vjp_linear_rules = {.infer = infer, .keeps = keeps, .cost = cost};
+const vjp_op_rules vjp_linear_rules = {
+    .infer = infer, .keeps = keeps, .cost = cost, .passes_gradient = 1u << LINEAR_B_DRESIDUAL};

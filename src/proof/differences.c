@@ -116,7 +116,7 @@ static void check_outputs(const proof_plan *plan, proof_problem *p, vjp_device *
     for (size_t i = 0; i < info->outputs; i++) {
         const char *name = info->slots[i].name;
         int input = find_slot(&p->info->pass[VJP_FORWARD], name + 1);
-        if (input < 0) continue; /* a loss that the backward computes on its way */
+        if (input < 0 || !gradient[i]) continue; /* a loss that the backward computes on its way; an absent residual */
         proof_random random = proof_random_of(plan->seed, p->info->name, p->setup.text, name);
         give_absent(&p->slot[VJP_FORWARD][input]);
         double error = worst_error(p, ref, input, gradient[i], &random);

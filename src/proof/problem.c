@@ -66,9 +66,13 @@ static const proof_choice *shape_source(const proof_setup *setup, const vjp_pass
     return NULL;
 }
 
-/* attention's first is there only where a row names it: most calls do not have it. */
-static bool is_rare(const proof_problem *p, const vjp_slot *slot) {
+static bool is_first(const proof_problem *p, const vjp_slot *slot) {
     return p->setup.op->id == OP_ID(attention) && slot->kind == VJP_KIND_INDEX;
+}
+
+/* attention's first and linear's residual are there only where a row names them: most calls do not have them. */
+static bool is_rare(const proof_problem *p, const vjp_slot *slot) {
+    return is_first(p, slot) || (p->setup.op->id == OP_ID(linear) && strcmp(slot->name, "residual") == 0);
 }
 
 static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERROR]) {
@@ -117,7 +121,8 @@ static void shape_backward(proof_problem *p) {
         v->tensor = from->tensor;
         v->tensor.dtype = (int32_t)dtype_of(&p->setup, slot, p->storage);
         v->count = from->count;
-        v->present = is_output(slot) || from->present; /* dgamma is defined without gamma, too */
+        v->present =
+            (is_output(slot) && !is_rare(p, from->slot)) || from->present; /* dgamma is defined without gamma */
         bool optional = slot->flags & VJP_SLOT_OPTIONAL;
         if (optional && is_output(from->slot)) p->saved |= 1u << i;
     }
@@ -310,7 +315,7 @@ static void fill(const proof_problem *p, proof_values *v, bool source, proof_ran
         fill_extreme(p, v, extreme, random);
     else if (strcmp(v->slot->name, "counter") == 0)
         fill_counter(v, random);
-    else if (is_rare(p, v->slot))
+    else if (is_first(p, v->slot))
         fill_first(p, v, random);
     else if (v->slot->kind == VJP_KIND_INDEX)
         fill_index(p, v, random);

@@ -349,9 +349,9 @@ static vjp_status make_square(square_product *q, bench *b) {
         *c = (timed_call){.device = e ? b->rival : b->device,
                           .op = &vjp_op_linear,
                           .pass = VJP_FORWARD,
-                          .tensors = {{&q->y, NULL, &q->a, &q->b, NULL}},
+                          .tensors = {{[LINEAR_Y] = &q->y, [LINEAR_A] = &q->a, [LINEAR_B] = &q->b}},
                           .sets = 1,
-                          .count = 5,
+                          .count = LINEAR_RESIDUAL + 1,
                           .repeats = 1,
                           .best = INFINITY};
         size_t workspace;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * linear, plainly: pre = a b + bias, y = act(pre); dpre = dy * act'(pre), then da = dpre b^T, db = a^T dpre and dbias =
- * the sum of dpre. A shared b comes as one product of all rows (vjp_linear_sizes_of() folds the batch), so db is then
- * summed over the batch. Without an activation act' is 1, whatever pre is: no pre is needed.
+ * linear, plainly: pre = a b + bias, y = act(pre) + residual; dpre = dy * act'(pre), then da = dpre b^T, db = a^T dpre
+ * and dbias = the sum of dpre. A shared b comes as one product of all rows (vjp_linear_sizes_of() folds the batch), so
+ * db is then summed over the batch. Without an activation act' is 1, whatever pre is: no pre is needed.
  */
 #include "ref/activation.h"
 #include "ref/ref.h"
@@ -29,7 +29,8 @@ static vjp_status forward(const vjp_work *work) {
             for (int64_t n = 0; n < s.n; n++) {
                 double pre = product(work, LINEAR_A, LINEAR_B, LINEAR_BIAS, &s, batch, row, n);
                 ref_put(work, LINEAR_PRE, row * s.n + n, pre);
-                ref_put(work, LINEAR_Y, row * s.n + n, ref_activate(s.activation, pre));
+                ref_put(work, LINEAR_Y, row * s.n + n,
+                        ref_activate(s.activation, pre) + ref_get(work, LINEAR_RESIDUAL, row * s.n + n, 0));
             }
     return VJP_OK;
 }
@@ -85,6 +86,11 @@ static void put_dbias(const vjp_work *work, const vjp_linear_sizes *s, const dou
     }
 }
 
+static void put_dresidual(const vjp_work *work, const vjp_linear_sizes *s) {
+    for (int64_t i = 0; i < s->batch * s->m * s->n; i++)
+        ref_put(work, LINEAR_B_DRESIDUAL, i, ref_get(work, LINEAR_B_DY, i, 0));
+}
+
 static vjp_status backward(const vjp_work *work) {
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
     double *dpre = work->workspace;
@@ -92,6 +98,7 @@ static vjp_status backward(const vjp_work *work) {
     if (work->tensor[LINEAR_B_DA]) put_da(work, &s, dpre);
     if (work->tensor[LINEAR_B_DB]) put_db(work, &s, dpre);
     if (work->tensor[LINEAR_B_DBIAS]) put_dbias(work, &s, dpre);
+    if (work->tensor[LINEAR_B_DRESIDUAL]) put_dresidual(work, &s);
     return VJP_OK;
 }
 

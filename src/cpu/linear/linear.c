@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * linear: y = act(a b + bias) and its gradients, as matrix products (gemm.h) with everything else in their epilogues.
+ * linear: y = act(a b + bias) + residual and its gradients, as matrix products (gemm.h) with everything else in their
+ * epilogues.
  *
- * Forward: one product; its epilogue adds the bias, saves pre, applies the activation and rounds to storage, while a
- * tile is in cache. A product without any of that writes y directly.
+ * Forward: one product; its epilogue adds the bias, saves pre, applies the activation, adds the residual and rounds to
+ * storage, while a tile is in cache. A product without any of that writes y directly.
  *
  * Backward: da = dpre b^T, db = a^T dpre, dbias = the sum of the rows of dpre, with dpre = dy * act'(pre):
  *
@@ -93,39 +94,47 @@ static void prefetch_elements(const matrix *m, int64_t at, int64_t count) {
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-/* The forward's epilogue: adds the bias, saves pre, and y = act(pre). */
+/* The forward's epilogue: adds the bias, saves pre, and y = act(pre) + residual. */
 typedef struct outputs {
     matrix y, pre;
     matrix bias; /* one row */
+    matrix residual;
     vjp_activation activation;
     int64_t rows;
 } outputs;
 
 static void store_outputs(const void *target, int64_t row, int64_t column, int64_t count, const float *sums) {
     const outputs *o = target;
-    float value[BUFFER], bias[BUFFER];
+    float value[BUFFER], addend[BUFFER];
     for (int64_t done = 0; done < count; done += BUFFER) {
         int64_t n = vjp_min(BUFFER, count - done), at = row * o->y.columns + column + done;
         const float *pre = sums + done;
         if (row + 1 < o->rows) {
             prefetch_elements(&o->pre, at + o->y.columns, n);
             prefetch_elements(&o->y, at + o->y.columns, n);
+            prefetch_elements(&o->residual, at + o->y.columns, n);
         }
         if (o->bias.data) {
-            load_row(o->bias.dtype, o->bias.data, column + done, n, bias);
+            load_row(o->bias.dtype, o->bias.data, column + done, n, addend);
             for (int64_t i = 0; i < n; i++)
-                value[i] = sums[done + i] + bias[i];
+                value[i] = sums[done + i] + addend[i];
             pre = value;
         }
         if (o->pre.data) store_row(o->pre.dtype, o->pre.data, at, n, pre, false);
         if (!o->y.data) continue;
         const float *y = pre;
         if (o->activation != VJP_ACTIVATION_NONE) {
-            bool straight = o->y.dtype == VJP_F32 && !o->y.accumulate;
+            bool straight = o->y.dtype == VJP_F32 && !o->y.accumulate && !o->residual.data;
             float *to = straight ? (float *)o->y.data + at : value;
             activate_row(o->activation, n, pre, to);
             if (straight) continue;
             y = to;
+        }
+        if (o->residual.data) {
+            load_row(o->residual.dtype, o->residual.data, at, n, addend);
+            for (int64_t i = 0; i < n; i++)
+                value[i] = y[i] + addend[i];
+            y = value;
         }
         store_row(o->y.dtype, o->y.data, at, n, y, o->y.accumulate);
     }
@@ -133,7 +142,7 @@ static void store_outputs(const void *target, int64_t row, int64_t column, int64
 
 static bool is_product_alone(const vjp_work *work, const vjp_linear_sizes *s) {
     return work->storage == VJP_F32 && s->activation == VJP_ACTIVATION_NONE && !work->tensor[LINEAR_PRE] &&
-           !work->tensor[LINEAR_BIAS];
+           !work->tensor[LINEAR_BIAS] && !work->tensor[LINEAR_RESIDUAL];
 }
 
 typedef struct forward_call {
@@ -149,6 +158,7 @@ static void set_forward(const vjp_work *work, forward_call *f) {
     f->out = (outputs){.y = matrix_of(work, LINEAR_Y, s.n, 0),
                        .pre = matrix_of(work, LINEAR_PRE, s.n, 0),
                        .bias = matrix_of(work, LINEAR_BIAS, s.n, 0),
+                       .residual = matrix_of(work, LINEAR_RESIDUAL, s.n, 0),
                        .activation = s.activation,
                        .rows = s.batch * s.m};
     f->product = product_of(work, s.batch, s.m, s.n, s.k);
@@ -458,8 +468,36 @@ static void store_gathered(const vjp_work *work, const backward_plan *p, const p
     vjp_cpu_for(work, vjp_divide_up(g.count, GATHERED_TASK), store_gathered_task, &g);
 }
 
+/* ---- dresidual, which is dy --------------------------------------------------------------------------- */
+
+typedef struct dresidual_copy {
+    matrix from, to;
+    int64_t count;
+} dresidual_copy;
+
+enum { COPY_TASK = 1 << 14 };
+
+static void copy_task(void *argument, size_t task) {
+    const dresidual_copy *c = argument;
+    int64_t first = (int64_t)task * COPY_TASK, end = vjp_min(c->count, first + COPY_TASK);
+    float values[BUFFER];
+    for (int64_t at = first; at < end; at += BUFFER) {
+        int64_t n = vjp_min(BUFFER, end - at);
+        load_row(c->from.dtype, c->from.data, at, n, values);
+        store_row(c->to.dtype, c->to.data, at, n, values, c->to.accumulate);
+    }
+}
+
+static void store_dresidual(const vjp_work *work) {
+    dresidual_copy c = {.from = matrix_of(work, LINEAR_B_DY, 0, 0),
+                        .to = matrix_of(work, LINEAR_B_DRESIDUAL, 0, 0),
+                        .count = vjp_elements(work, LINEAR_B_DY)};
+    vjp_cpu_for(work, vjp_divide_up(c.count, COPY_TASK), copy_task, &c);
+}
+
 static vjp_status backward(const vjp_work *work) {
     bool da = work->tensor[LINEAR_B_DA], db = work->tensor[LINEAR_B_DB], dbias = work->tensor[LINEAR_B_DBIAS];
+    if (work->tensor[LINEAR_B_DRESIDUAL]) store_dresidual(work);
     if (!da && !db && !dbias) return VJP_OK;
     backward_plan p = plan_of(work);
     const vjp_linear_sizes *s = &p.sizes;

@@ -29,7 +29,7 @@ static constexpr int64_t MAX_ROWS = 1 << 20, MAX_ITEMS = 1 << 15;
 /* Everything that an algorithm depends on. Compared by its bytes, so every member is of one size. */
 struct shape_key {
     int64_t items, m, n, k, a_row, a_item, b_row, b_item, item;
-    int64_t storage, a_transposed, b_transposed, f32, bias, factors;
+    int64_t storage, a_transposed, b_transposed, f32, bias, factors, addend;
 };
 
 struct choice {
@@ -153,6 +153,15 @@ static uint32_t alignment_of(const product &p, vjp_dtype dtype, int64_t item) {
  */
 static constexpr uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
+/* Whether an algorithm can add a matrix that is not the result's old value. */
+static bool takes_addend(const cublasLtMatmulAlgo_t *algorithm) {
+    int32_t can = 0;
+    size_t written;
+    return cublasLtMatmulAlgoCapGetAttribute(algorithm, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT, &can, sizeof can,
+                                             &written) == CUBLAS_STATUS_SUCCESS &&
+           can;
+}
+
 static bool is_reproducible(const cublasLtMatmulAlgo_t *algorithm) {
     uint32_t scheme = 0;
     size_t written;
@@ -224,6 +233,7 @@ static cublasStatus_t choose(const vjp_work *work, const product &p, choice *c) 
         int rank = rank_of(work, p, candidates[i]);
         if (rank <= best) continue;
         if (candidates[i].state != CUBLAS_STATUS_SUCCESS || !is_reproducible(algorithm)) continue;
+        if (p.addend && !takes_addend(algorithm)) continue;
         if (cublasLtMatmulAlgoCheck(handle, &d.operation, &d.b, &d.a, &d.result, &d.result, algorithm, &checked) !=
                 CUBLAS_STATUS_SUCCESS ||
             checked.workspaceSize > SCRATCH_BYTES)
@@ -252,7 +262,8 @@ static const choice *find_choice(const vjp_work *work, const product &p, cublasS
                      p.b.transposed,
                      p.f32,
                      p.bias != nullptr,
-                     p.factors != nullptr};
+                     p.factors != nullptr,
+                     p.addend != nullptr};
     uint64_t hash = hash_of(key);
     for (int i = 0; i < table->count; i++)
         if (table->hashes[i] == hash && memcmp(&table->choices[i].key, &key, sizeof key) == 0)
@@ -285,8 +296,8 @@ static cublasStatus_t enqueue(const vjp_work *work, const product &p) {
     float here[] = {p.scale, 0, 1};
     const float *factors = p.factors ? p.factors : here;
     return cublasLtMatmul(table->handle, &d.operation, factors, p.b.data, &d.b, p.a.data, &d.a, factors + 1 + p.add,
-                          p.result, &d.result, p.result, &d.result, &c->algorithm, table->scratch, c->scratch_bytes,
-                          stream_of(work));
+                          p.addend ? p.addend : p.result, &d.result, p.result, &d.result, &c->algorithm, table->scratch,
+                          c->scratch_bytes, stream_of(work));
 }
 
 static const void *moved(const void *data, vjp_dtype dtype, int64_t elements) {
@@ -301,6 +312,7 @@ static product part_of(const product &p, int64_t item, int64_t row) {
     part.a.data = moved(p.a.data, p.storage, item * p.a.item + row * (p.a.transposed ? 1 : p.a.row));
     part.b.data = moved(p.b.data, p.storage, item * p.b.item);
     part.result = const_cast<void *>(moved(p.result, result_type(p), item * p.item + row * p.n));
+    if (p.addend) part.addend = moved(p.addend, result_type(p), item * p.item + row * p.n);
     return part;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Matrix products by cuBLASLt: result = (add ? result : 0) + scale * a b (+ bias), for a batch of items at once.
+ * Matrix products by cuBLASLt: result = (add ? addend : 0) + scale * a b (+ bias), for a batch of items at once,
+ * where the addend is the result's old value or another matrix.
  *
  * Matrices are row-major. Reproducible: an algorithm is chosen by cuBLASLt's heuristics from sizes and types alone,
  * among those that add in a fixed order, and kept. So data must be aligned to PRODUCT_ALIGNMENT, whichever algorithm is
@@ -33,7 +34,8 @@ struct product {
     float scale;
     const float *factors; /* on the device: what takes the place of scale, then 0, then 1; NULL: scale is used */
     bool add;
-    const void *bias; /* [n], of the result's type; NULL: none */
+    const void *addend; /* laid out like the result, of its type; NULL: the result's old value */
+    const void *bias;   /* [n], of the result's type; NULL: none */
 };
 
 /* Enqueues it. k is not 0; with no items, rows or columns there is nothing to do. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * linear: y = act(a b + bias) and its gradients, by cuBLASLt's products (gemm/products.cuh) and passes over rows
- * between them (linear_rows.cuh).
+ * linear: y = act(a b + bias) + residual and its gradients, by cuBLASLt's products (gemm/products.cuh) and passes over
+ * rows between them (linear_rows.cuh).
  *
  *     forward path  when                                        what
  *     direct        no activation, relu, or pre wanted in       the product adds the bias and writes pre or y; relu, or
- *                   16 bits; the product is one call            any activation of a stored pre, is a pass over that
+ *                   16 bits; the product is one call            any activation of a stored pre, is a pass over that.
+ *                                                               Without either the product adds a residual, too
  *     through f32   otherwise                                   the product in f32, then one pass
  *
  *     product       when                                        what
@@ -199,7 +200,7 @@ template <class S> void run_epilogue(steps &w, const epilogue &f, int64_t rows, 
              /* Sums are f32 or T. */
              using Sums = std::conditional_t<std::is_void_v<S>, T, float>;
              tiling t = tiling_of(rows, columns, WIDE<T>);
-             bool fast = is_fast(t, WIDE<T>, f.sums, (const void *)f.pre.data, (const void *)f.y);
+             bool fast = is_fast(t, WIDE<T>, f.sums, (const void *)f.pre.data, (const void *)f.y, f.residual);
              return launch(w.work, true, epilogue_kernel<T, Sums>(f, fast), t.chunks * t.tiles, THREADS, 0, f, t);
          }));
 }
@@ -239,6 +240,10 @@ void forward_direct(steps &w, const vjp_linear_sizes &s, product p) {
     p.f32 = work->storage == VJP_F32;
     p.result = output_of(w, target, count);
     p.add = vjp_accumulates(work, target);
+    if (work->tensor[LINEAR_RESIDUAL]) {
+        p.add = true;
+        p.addend = input_of(w, LINEAR_RESIDUAL, count);
+    }
     multiply(w, p);
     copy_back(w, target, p.result, count);
     if (!(y && pre) && s.activation == VJP_ACTIVATION_NONE) return;
@@ -258,6 +263,7 @@ void forward_through_f32(steps &w, const vjp_linear_sizes &s, product p) {
     f.pre = parameter_output_of(work, LINEAR_PRE);
     f.y = vjp_data(work, LINEAR_Y);
     f.add = vjp_accumulates(work, LINEAR_Y);
+    f.residual = vjp_data(work, LINEAR_RESIDUAL);
     f.activation = s.activation;
     p.f32 = true;
     bool in_pre = f.pre.data && f.pre.f32 && is_aligned(f.pre.data, PRODUCT_ALIGNMENT);
@@ -281,7 +287,8 @@ void forward_steps(steps &w) {
     /* What is added to y must be rounded together with y, not before. */
     bool can_be_direct =
         s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || (pre && work->storage != VJP_F32);
-    bool rounds_once = !vjp_accumulates(work, LINEAR_Y) || (!pre && s.activation == VJP_ACTIVATION_NONE);
+    int addends = vjp_accumulates(work, LINEAR_Y) + (work->tensor[LINEAR_RESIDUAL] != nullptr);
+    bool rounds_once = addends == 0 || (addends == 1 && !pre && s.activation == VJP_ACTIVATION_NONE);
     bool same_type = vjp_type(work, LINEAR_BIAS) == work->storage && vjp_type(work, LINEAR_PRE) == work->storage;
     /*
      * Some versions of cuBLASLt refuse a bias on a matrix of one row or column. And where rows are not multiples of 16
@@ -370,10 +377,21 @@ void write_gradient(steps &w, const vjp_linear_sizes &s, int slot, product p, fa
     copy_back(w, slot, p.result, count);
 }
 
+/* dresidual is dy. */
+void write_dresidual(steps &w, int64_t rows, int64_t columns) {
+    epilogue f{};
+    f.sums = vjp_data(w.work, LINEAR_B_DY);
+    f.y = vjp_data(w.work, LINEAR_B_DRESIDUAL);
+    f.add = vjp_accumulates(w.work, LINEAR_B_DRESIDUAL);
+    f.activation = VJP_ACTIVATION_NONE;
+    if (rows > 0 && columns > 0) run_epilogue<void>(w, f, rows, columns);
+}
+
 void backward_steps(steps &w) {
     const vjp_work *work = w.work;
     vjp_linear_sizes s = vjp_linear_sizes_of(work);
     bool da = work->tensor[LINEAR_B_DA], db = work->tensor[LINEAR_B_DB], dbias = work->tensor[LINEAR_B_DBIAS];
+    if (work->tensor[LINEAR_B_DRESIDUAL]) write_dresidual(w, s.batch * s.m, s.n);
     if (!da && !db && !dbias) return;
     size_t size = vjp_dtype_size(work->storage);
     int64_t rows = s.batch * s.m, count = rows * s.n;

@@ -152,7 +152,7 @@ __device__ void read_bias(float (&bias)[W], parameter from, const tiling &t, con
             from.data && has_column<WIDE_ROWS>(t, p, j) ? read_parameter<T>(from, p.column + (int64_t)j * p.apart) : 0;
 }
 
-/* ---- Forward: bias and activation of a product ------------------------------------------------------- */
+/* ---- Forward: bias, activation and residual of a product ------------------------------------------------------- */
 
 struct epilogue {
     const void *sums; /* of type S; NULL: 0. May be y or pre: a thread reads its elements before it writes */
@@ -160,12 +160,13 @@ struct epilogue {
     parameter_output pre;
     void *y; /* NULL: not wanted */
     bool add;
+    const void *residual; /* NULL: none */
     int activation;
 };
 
 /*
- * pre = sums + bias, y = act(pre). Reads and writes each once, so it runs at copy speed. The last rows come first: what
- * the product wrote last may still be in L2.
+ * pre = sums + bias, y = act(pre) + residual. Reads and writes each once, so it runs at copy speed. The last rows come
+ * first: what the product wrote last may still be in L2.
  */
 template <class T, class S, int ACTIVATION, bool WIDE_ROWS>
 __global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4) epilogue_rows(epilogue f, tiling t) {
@@ -202,11 +203,14 @@ __global__ void __launch_bounds__(THREADS, ACTIVATION == ANY_ACTIVATION ? 2 : 4)
                 store_fragment<WIDE_ROWS>(static_cast<T *>(f.pre.data) + at * t.columns, value, t, p);
             if (!f.y) continue;
             T *y = static_cast<T *>(f.y) + at * t.columns;
-            fragment<T, W> old{};
+            fragment<T, W> old{}, residual{};
             if (f.add) load_fragment<WIDE_ROWS>(old, y, t, p);
+            if (f.residual)
+                load_fragment<WIDE_ROWS>(residual, static_cast<const T *>(f.residual) + at * t.columns, t, p);
 #pragma unroll
             for (int j = 0; j < W; j++) {
                 value[j] = activate<ACTIVATION>(f.activation, value[j]);
+                if (f.residual) value[j] += to_f32(residual.v[j]);
                 if (f.add) value[j] += to_f32(old.v[j]);
             }
             store_fragment<WIDE_ROWS>(y, value, t, p);

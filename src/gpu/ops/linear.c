@@ -6,6 +6,7 @@
  *     forward                      one product
  *     backward                     da and db are a product each; dbias is `columns`, then `join`
  *     backward with an activation  `columns` first turns dy into dpre; without a saved pre, a product recomputes it
+ *     dresidual                    `columns` copies dy
  */
 #include "gpu/ops/product.h"
 
@@ -40,6 +41,7 @@ static gpu_product forward_product(const plan *p) {
                          .left = gpu_matrix_of(LINEAR_A),
                          .right = gpu_matrix_of(LINEAR_B),
                          .bias = gpu_matrix_of(LINEAR_BIAS),
+                         .residual = gpu_matrix_of(LINEAR_RESIDUAL),
                          .pre = gpu_matrix_of(LINEAR_PRE),
                          .y = gpu_matrix_of(LINEAR_Y),
                          .activation = s->activation,
@@ -54,7 +56,7 @@ static gpu_product dpre_product(const plan *p) {
     m.right = gpu_matrix_of(LINEAR_B_B);
     m.bias = gpu_matrix_of(LINEAR_B_BIAS);
     m.dy = gpu_matrix_of(LINEAR_B_DY);
-    m.pre = (gpu_matrix){.place = GPU_NOWHERE};
+    m.residual = m.pre = (gpu_matrix){.place = GPU_NOWHERE};
     m.y = p->dpre;
     return m;
 }
@@ -155,6 +157,35 @@ static vjp_status forward(const vjp_work *work) {
     return gpu_multiply(work, &y);
 }
 
+static gpu_tiles tiles_of(const rows_split *r) {
+    return (gpu_tiles){.block = 1, .column_tiles = r->tiles, .parts = r->chunks, .span = r->chunk_rows};
+}
+
+/* One pass over dy: times the slope at pre, if there is one, into y, and column sums into parts; each may be absent. */
+static vjp_status columns(const plan *p, const rows_split *r, const gpu_matrix *dy, const gpu_matrix *pre,
+                          const gpu_matrix *y, const gpu_matrix *parts) {
+    const vjp_linear_sizes *s = &p->sizes;
+    gpu_tiles c = tiles_of(r);
+    gpu_product rows = {.rows = p->all_rows, .columns = s->n, .zero_nan = s->zero_nan};
+    bool slope = pre->place != GPU_NOWHERE;
+    gpu_launch l = gpu_product_begin(p->work, &rows, &c, "columns", slope ? s->activation : VJP_ACTIVATION_NONE);
+    gpu_constant(&l, "LANES", r->lanes);
+    gpu_constant(&l, "TEAMS", r->teams);
+    gpu_matrix_bind(&l, "dy", dy, s->n, false);
+    gpu_matrix_bind(&l, "pre", pre, s->n, false);
+    gpu_matrix_bind(&l, "y", y, s->n, true);
+    gpu_matrix_bind(&l, "parts", parts, s->n, true);
+    return gpu_enqueue(&l, r->tiles * r->chunks);
+}
+
+static vjp_status dresidual(const plan *p) {
+    const gpu_matrix absent = {.place = GPU_NOWHERE}, dy = gpu_matrix_of(LINEAR_B_DY),
+                     y = gpu_matrix_of(LINEAR_B_DRESIDUAL);
+    if (!p->work->tensor[LINEAR_B_DRESIDUAL] || p->all_rows == 0 || p->sizes.n == 0) return VJP_OK;
+    rows_split r = rows_of(p->work, p->all_rows, p->sizes.n);
+    return columns(p, &r, &dy, &absent, &y, &absent);
+}
+
 /* dpre from a saved pre, and dbias. Where pre was recomputed, dpre is there already. */
 static vjp_status dpre_and_dbias(const plan *p) {
     const vjp_linear_sizes *s = &p->sizes;
@@ -163,17 +194,10 @@ static vjp_status dpre_and_dbias(const plan *p) {
     bool saved = p->slope && !p->recompute;
     if (!(saved || p->dbias) || s->n == 0) return VJP_OK;
     rows_split r = rows_of(p->work, p->all_rows, s->n);
-    gpu_tiles c = {.block = 1, .column_tiles = r.tiles, .parts = r.chunks, .span = r.chunk_rows};
-    gpu_product rows = {.rows = p->all_rows, .columns = s->n, .zero_nan = s->zero_nan};
+    gpu_tiles c = tiles_of(&r);
     gpu_matrix parts = p->dbias ? gpu_matrix_scratch(p->parts_at, r.chunks * s->n) : absent;
-    gpu_launch l = gpu_product_begin(p->work, &rows, &c, "columns", saved ? s->activation : VJP_ACTIVATION_NONE);
-    gpu_constant(&l, "LANES", r.lanes);
-    gpu_constant(&l, "TEAMS", r.teams);
-    gpu_matrix_bind(&l, "dy", p->recompute ? &p->dpre : &dy, s->n, false);
-    gpu_matrix_bind(&l, "pre", saved ? &pre : &absent, s->n, false);
-    gpu_matrix_bind(&l, "y", saved ? &p->dpre : &absent, s->n, true);
-    gpu_matrix_bind(&l, "parts", &parts, s->n, true);
-    vjp_status status = gpu_enqueue(&l, r.tiles * r.chunks);
+    vjp_status status =
+        columns(p, &r, p->recompute ? &p->dpre : &dy, saved ? &pre : &absent, saved ? &p->dpre : &absent, &parts);
     if (status != VJP_OK || !p->dbias) return status;
     gpu_product dbias = {.batches = 1,
                          .rows = 1,
@@ -187,8 +211,8 @@ static vjp_status dpre_and_dbias(const plan *p) {
 static vjp_status backward(const vjp_work *work) {
     plan p = backward_plan(work);
     gpu_product dpre = dpre_product(&p), da = da_product(&p), db = db_product(&p);
-    vjp_status status = VJP_OK;
-    if (p.recompute) status = gpu_multiply(work, &dpre);
+    vjp_status status = dresidual(&p);
+    if (status == VJP_OK && p.recompute) status = gpu_multiply(work, &dpre);
     if (status == VJP_OK) status = dpre_and_dbias(&p);
     if (status == VJP_OK && p.da) status = gpu_multiply(work, &da);
     if (status == VJP_OK && p.db) status = gpu_multiply(work, &db);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-// linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
-// dpre = dy * act'(pre). docs/ops/linear.md derives them.
+// linear: y = act(a b + bias) + residual and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of
+// dpre, where dpre = dy * act'(pre), and dresidual = dy. docs/ops/linear.md derives them.
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
@@ -15,13 +15,14 @@
 //
 // Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per
 // row):
-//   forward                  1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
 //   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
 //   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
 //   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
+//   dresidual                1: dy in and out.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, bias) operand(Float, 3, dy)                     \
-        operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts)
+        operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts) operand(Float, 7, residual)
 #define NUMBERS(number)                                                                                                \
     number(0, LEFT_ALONG) number(1, RIGHT_ALONG) number(2, ACTIVATION) number(3, LANES) number(4, TEAMS)               \
         number(5, BLOCK)
@@ -81,6 +82,9 @@ inline void deliver(thread const Call &c, uint at, uint column, float4 sums) {
         value = first_of(c.dy, at, count) * activate_slope(value, c.p.zero_nan == 1);
     } else {
         value = activate(value);
+        if (c.residual.is()) {
+            value += first_of(c.residual, at, count);
+        }
     }
     put_first(c.y, at, count, value);
 }

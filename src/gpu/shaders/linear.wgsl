@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// linear: y = act(a b + bias) and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of dpre, where
-// dpre = dy * act'(pre). docs/ops/linear.md derives them.
+// linear: y = act(a b + bias) + residual and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of
+// dpre, where dpre = dy * act'(pre), and dresidual = dy. docs/ops/linear.md derives them.
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
@@ -8,18 +8,19 @@
 // and the depth is long (db of many rows), the depth is split into parts by the sizes alone; each leaves its sums in the
 // workspace, and `join` adds them along a fixed tree. No f32 chain is longer than 256.
 //
-// The kernel that has the finished sums also adds the bias and stores pre and y = act(pre); where the backward
-// recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and
+// The kernel that has the finished sums also adds the bias and stores pre and y = act(pre) + residual; where the
+// backward recomputes pre, it multiplies dy by act'(pre) there, and pre is never stored. With a saved pre, `columns` reads dy and
 // pre once, writes dpre (f32, whatever the storage type) and leaves the column sums of each chunk of rows, which `join`
 // adds, too.
 //
 // Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per row):
-//   forward                  1: a, b, bias in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
 //   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
 //   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
 //   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
+//   dresidual                1: dy in and out.
 //# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS BLOCK
-//# float left right bias dy pre y parts
+//# float left right bias residual dy pre y parts
 //# include activation
 //# include tiles
 
@@ -68,6 +69,9 @@ fn deliver(at: u32, column: u32, sums: vec4<f32>) {
         result = dy_four(at) * activate_slope(value, u.p.zero_nan == 1u);
     } else {
         result = activate(value);
+        if (residual_is) {
+            result += residual_four(at);
+        }
     }
     put_four(at, column, value, result);
 }

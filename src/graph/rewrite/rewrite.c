@@ -7,6 +7,7 @@
 #include <string.h>
 
 static const graph_rewrite rewrites[] = {
+    {.name = "residual", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_residual},
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
     {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
 };
@@ -123,12 +124,14 @@ void graph_rewritten_free(vjp_graph *rewritten) {
 }
 
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           vjp_graph **rewritten) {
+                           bool unplanned, vjp_graph **rewritten) {
     bool on[REWRITES], any = false;
     *rewritten = NULL;
     vjp_status status = choose_rewrites(device, on);
-    for (int i = 0; i < REWRITES; i++)
+    for (int i = 0; i < REWRITES; i++) {
+        on[i] = on[i] && (rewrites[i].rounds || !unplanned);
         any = any || on[i];
+    }
     if (status != VJP_OK || !any) return status;
     bool *needed = calloc(2 * (size_t)graph->values, sizeof *needed);
     int32_t *node = malloc(((size_t)graph->nodes + 1) * sizeof *node), nodes = 0;

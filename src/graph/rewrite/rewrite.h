@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rewrites: changes to a graph that make its program smaller or faster and keep its results. Each is one file and one
- * row of the list in rewrite.c. They work on a copy of the graph, made for one program: the caller's graph stays as it
- * is, and the caller's values keep their numbers. docs/graph.md has a table of what each gains.
+ * Rewrites: changes to a graph that make its program smaller or faster and keep its results, most of them to the bit.
+ * Each is one file and one row of the list in rewrite.c. They work on a copy of the graph, made for one program: the
+ * caller's graph stays as it is, and the caller's values keep their numbers. docs/graph.md has a table of what each
+ * gains.
  *
  * Some are on by default where the device has memory of its own. The environment variable VJP_REWRITES switches them by
  * name, for tests and timing: "-recompute", "+recompute", several separated by commas; "-all" and "+all" for every one.
@@ -15,16 +16,18 @@
 typedef struct graph_rewrite {
     const char *name;
     bool on_host, on_devices; /* by default, where the memory is the host's, and elsewhere */
+    bool rounds;              /* elsewhere than the graph does: other bits */
     /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values. */
     vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 } graph_rewrite;
 
 /*
  * The graph that a program with these results is compiled from: NULL where no rewrite is on, otherwise a copy to be
- * freed with graph_rewritten_free() when the program is made.
+ * freed with graph_rewritten_free() when the program is made. An unplanned program has only the rewrites that change
+ * bits, so that it has the bits of the planned one.
  */
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           vjp_graph **rewritten);
+                           bool unplanned, vjp_graph **rewritten);
 void graph_rewritten_free(vjp_graph *rewritten);
 
 /*
@@ -33,6 +36,9 @@ void graph_rewritten_free(vjp_graph *rewritten);
  */
 graph_node *graph_take_nodes(vjp_graph *copy);
 void graph_free_nodes(graph_node *old, int32_t nodes);
+
+/* What is only added to the result of a product is added by the product. */
+vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
 /* Values that are cheap to compute again are not kept until the backward. */
 vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
