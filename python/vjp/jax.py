@@ -26,7 +26,7 @@ jax.ffi.register_ffi_target(TARGET, _core.jax_handler(), platform="cpu")
 LEADING = {
     "layer_norm": ("x",), "rms_norm": ("x",), "rope": ("x",), "rope_backward": ("dy",), "swiglu": ("gate", "up"),
     "swiglu_backward": ("dy", "gate", "up"), "scale": ("x",), "scale_backward": ("dy",), "cast": ("x",), "cast_backward": ("dy",),
-    "linear": ("a",), "add": ("a",), "mul": ("a",),
+    "linear": ("a", "residual"), "add": ("a",), "mul": ("a",),
 }
 # Functions whose first axis is a batch that the new axis can be merged into.
 BATCHED = {"attention": ("q", "k", "v"), "attention_backward": ("dy", "q", "k", "v", "y", "lse"), "group_norm": ("x",), "maxpool2d": ("x",),

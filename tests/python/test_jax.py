@@ -21,7 +21,7 @@ SAMPLES = {
     "cumsum": ({"x": (5, 33)}, {"reverse": True}),
     "gather": ({"table": (9, 17), "index": INDEX}, {}),
     "maxpool2d": ({"x": (2, 3, 8, 6)}, {}),
-    "linear": ({"a": (9, 31), "b": (31, 17), "bias": (17,)}, {"activation": "gelu_tanh"}),
+    "linear": ({"a": (9, 31), "b": (31, 17), "bias": (17,), "residual": (9, 17)}, {"activation": "gelu_tanh"}),
     "add": ({"a": (6, 33), "b": (33,)}, {}),
     "mul": ({"a": (6, 33), "b": (33,)}, {}),
     "scale": ({"x": (6, 33)}, {"factor": 0.75}),

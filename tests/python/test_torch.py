@@ -54,9 +54,9 @@ def maxpool2d(x):
     return {"y": y, "argmax": argmax}
 
 
-def linear(a, b, bias):
+def linear(a, b, bias, residual):
     pre = a @ b + bias
-    return {"y": F.gelu(pre, approximate="tanh"), "pre": pre}
+    return {"y": F.gelu(pre, approximate="tanh") + residual, "pre": pre}
 
 
 def cross_entropy(logits, target):
@@ -99,7 +99,7 @@ CASES = {
     "cumsum": (lambda x: {"y": x.cumsum(-1)}, {"x": (5, 33)}, {}, {}),
     "gather": (lambda table, index: {"y": table[index]}, {"table": (9, 17), "index": torch.tensor([8, 0, 3, 3, 1])}, {}, {"rows": 9}),
     "maxpool2d": (maxpool2d, {"x": (2, 3, 8, 6)}, {}, {}),
-    "linear": (linear, {"a": (9, 31), "b": (31, 17), "bias": (17,)}, {"activation": "gelu_tanh"}, {}),
+    "linear": (linear, {"a": (9, 31), "b": (31, 17), "bias": (17,), "residual": (9, 17)}, {"activation": "gelu_tanh"}, {}),
     "add": (lambda a, b: {"y": a + b}, {"a": (6, 33), "b": (33,)}, {}, {"b_axes": 1}),
     "mul": (lambda a, b: {"y": a * b}, {"a": (6, 33), "b": (33,)}, {}, {}),
     "scale": (lambda x: {"y": 0.75 * x}, {"x": (6, 33)}, {"factor": 0.75}, {}),

@@ -117,4 +117,10 @@
      [("src/graph/optimize.c", "choose(m, m->options->uses_muon, parameter, true)", "true")]),
     ("muon: a run can be interrupted between momentum and weights", "test test_muon",
      [("src/graph/compile.c", "if (op == &vjp_op_adamw || op == &vjp_op_sgd) return k;", "(void)op;")]),
+    ("graph: a product adds what is computed after it", "test test_rewrite",
+     [("src/graph/rewrite/residual.c", "return s->last[graph_storage(s->graph, r)] < m ? m : NONE;", "return m;")]),
+    ("graph: a product's result that something else reads is not written", "test test_rewrite",
+     [("src/graph/rewrite/residual.c", "s->reader[z] != n ||", "s->reader[z] == NONE ||")]),
+    ("graph: the gradient of a residual is passed on to the product's operand, too", "test test_graph",
+     [("src/op/linear.c", "1u << LINEAR_B_DRESIDUAL}", "1u << LINEAR_B_DRESIDUAL | 1u << LINEAR_B_DA}")]),
 ]

@@ -115,4 +115,6 @@
      [("src/gpu/shaders/attention.metal", "total[chunk] = plus(total[chunk], y[chunk]);", "total[chunk] = total[chunk];")]),
     ("metal attention: sums are overwritten by weights while they are read", "test test_metal",
      [("src/gpu/shaders/attention.metal", "        wait_for_all();\n        float4 added = float4(0.0f);", "        float4 added = float4(0.0f);")]),
+    ("metal linear: the residual of each row is the first row's", "test test_metal",
+     [("src/gpu/shaders/linear.metal", "value += first_of(c.residual, at, count);", "value += first_of(c.residual, column, count);")]),
 ]
