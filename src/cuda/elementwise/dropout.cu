@@ -20,7 +20,7 @@ namespace {
 
 struct kept : formula {
     static constexpr int UNIT = 4;     /* elements that share a call of the generator */
-    static constexpr int RESIDENT = 3; /* the keys of the rounds take 20 registers */
+    static constexpr int RESIDENT = 6; /* the keys of the rounds take 20 registers */
     static constexpr bool HAS_OVERWRITE = true;
     static constexpr int64_t BLOCKS = DROPOUT_BLOCKS;
 

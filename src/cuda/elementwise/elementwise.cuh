@@ -28,6 +28,10 @@
  * A thread loads all its vectors before it uses the first, and a block has only those: blocks that end are replaced, so
  * loads stay in flight. An element belongs to one thread, which reads all its inputs before it writes: an output may be
  * the memory of any input. A result depends on its own inputs alone, so no path changes a bit.
+ *
+ * Loads and stores are ordinary ones, in small blocks. Loads marked as streaming (ld.cs) and blocks of 256 threads move
+ * 3 to 8 % fewer bytes per second on an H200: swiglu's forward of 92 MiB tensors 3.84 against 4.14 TB/s, its backward
+ * 3.97 against 4.16.
  */
 #ifndef VJP_CUDA_ELEMENTWISE_CUH
 #define VJP_CUDA_ELEMENTWISE_CUH
@@ -39,7 +43,7 @@
 namespace vjp {
 namespace {
 
-constexpr int ELEMENT_THREADS = 256;
+constexpr int ELEMENT_THREADS = 128;
 constexpr int ELEMENT_INPUTS = 3, ELEMENT_OUTPUTS = 3;
 
 /* The storage types of a formula's inputs or outputs, in their order. */
@@ -53,7 +57,7 @@ template <class... S> struct types {
 struct formula {
     static constexpr int ROW = -1;     /* the input that may be repeated; -1: none */
     static constexpr int UNIT = 1;     /* vectors must begin at a multiple of this */
-    static constexpr int RESIDENT = 4; /* blocks of a multiprocessor; fewer leave more registers */
+    static constexpr int RESIDENT = 8; /* blocks of a multiprocessor; fewer leave more registers */
 
     static constexpr bool HAS_OVERWRITE = false;  /* a kernel that cannot add, for lack of registers for old values */
     static constexpr int64_t BLOCKS = MAX_BLOCKS; /* the largest grid; with more to do, threads loop */
@@ -102,10 +106,10 @@ template <class S, int W> __device__ uint4 load_elements(const S *from) {
     if constexpr (W == 1) {
         return {element_bits(from), 0, 0, 0};
     } else if constexpr (BYTES == 8) {
-        uint2 half = __ldcs(reinterpret_cast<const uint2 *>(from));
+        uint2 half = *reinterpret_cast<const uint2 *>(from);
         return {half.x, half.y, 0, 0};
     } else {
-        return load_raw_once(from);
+        return *reinterpret_cast<const uint4 *>(from);
     }
 }
 
@@ -130,9 +134,9 @@ template <class S, int W> __device__ void store_elements(S *to, const float (&va
     } else {
         uint4 raw = pack<S>(all);
         if constexpr (BYTES == 8)
-            __stcs(reinterpret_cast<uint2 *>(to), make_uint2(raw.x, raw.y));
+            *reinterpret_cast<uint2 *>(to) = make_uint2(raw.x, raw.y);
         else
-            __stcs(reinterpret_cast<uint4 *>(to), raw);
+            *reinterpret_cast<uint4 *>(to) = raw;
     }
 }
 

@@ -17,7 +17,7 @@ struct product : formula {
 
 /* From dy, a and b. */
 struct product_gradients : formula {
-    static constexpr int RESIDENT = 3;
+    static constexpr int RESIDENT = 6;
     static constexpr int ROW = 2;
 
     template <int W> __device__ void operator()(int64_t, const float (&in)[3][W], float (&out)[2][W]) const {

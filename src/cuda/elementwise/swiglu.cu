@@ -41,7 +41,7 @@ struct gated : formula {
 
 /* The slope first, which may be 0: dy * up may overflow. The third output is y, if there are three. */
 template <int OUTPUTS> struct gated_gradients : formula {
-    static constexpr int RESIDENT = 3;
+    static constexpr int RESIDENT = 6;
     static constexpr bool HAS_OVERWRITE = OUTPUTS == 3;
 
     template <int W> __device__ void operator()(int64_t, const float (&in)[3][W], float (&out)[OUTPUTS][W]) const {
