@@ -279,8 +279,7 @@ static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
                           s->pack == 1  ? "--pack"
                           : s->skip_bad ? "--skip-bad"
                                         : "--cache");
-    bool proved = strncmp(vjp_device_name(j->device), "cuda", 4) != 0;
-    if (s->pack == JOB_PACK_DOCUMENTS) s->pack = documents && proved;
+    if (s->pack == JOB_PACK_DOCUMENTS) s->pack = documents;
     return true;
 }
 
