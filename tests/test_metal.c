@@ -56,8 +56,8 @@ static bool run_kernel(const char *shader, const char *kernel, unsigned threads,
 static const struct {
     const char *kernel, *words[3];
 } faults[] = {
-    {"read_too_early", {"a race: thread ", " reads at faults.metal:31", " writes at faults.metal:50"}},
-    {"overwritten", {"a race: thread ", " reads at faults.metal:31", " writes at faults.metal:58"}},
+    {"read_too_early", {"a race: thread ", " reads at faults.metal:33", " writes at faults.metal:52"}},
+    {"overwritten", {"a race: thread ", " reads at faults.metal:33", " writes at faults.metal:60"}},
     {"both_write", {"a race: thread ", "writes at faults.metal:", "no barrier between"}},
     {"atomic_and_plain", {"a race: thread ", "faults.metal:", ""}},
     {"other_barrier", {"threads diverge: thread ", " waits at common.metal:", "at faults.metal:"}},
@@ -65,7 +65,34 @@ static const struct {
     {"simd_parts", {"threads diverge: thread ", "common.metal:", "faults.metal:"}},
     {"unwritten", {"reads at faults.metal:", "that no thread has written", ""}},
     {"outside", {"reads at common.metal:", "outside of every buffer", ""}},
+    {"matrix_too_early",
+     {"a race: ", "the matrix of a simdgroup reads at faults.metal:139", " writes at faults.metal:"}},
+    {"matrix_overwritten",
+     {"a race: ", " writes at faults.metal:148", "the matrix of a simdgroup reads at faults.metal:147"}},
+    {"matrix_unread",
+     {"a race: ", "the matrix of a simdgroup writes at faults.metal:155", " reads at faults.metal:156"}},
+    {"matrix_twice", {"a race: the matrix of a simdgroup writes", "what the matrix of a simdgroup writes", ""}},
+    {"matrix_parts", {"threads diverge: thread ", " waits at ", ""}},
+    {"matrix_ended", {"the simdgroup of thread ", "has fewer than 32 threads for the matrix at faults.metal:", ""}},
 };
+
+/* y = a b^T + 2 and its transpose, of a and b in the first numbers of x. */
+static void check_matrices(float buffer[2][MAX_FLOATS]) {
+    char message[EMULATE_MESSAGE];
+    if (!run_kernel("faults", "matrix_good", 64, 0, buffer, message)) fail_msg("%s", message);
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++) {
+            double sum = 2;
+            for (int k = 0; k < 8; k++)
+                sum += (double)(buffer[0][8 * i + k] * buffer[0][64 + 8 * j + k]);
+            if ((double)buffer[1][8 * i + j] != sum || (double)buffer[1][64 + 8 * j + i] != sum)
+                fail_msg("element %d, %d of the product is %g and %g, not %g", i, j, (double)buffer[1][8 * i + j],
+                         (double)buffer[1][64 + 8 * j + i], sum);
+        }
+    emulate_with.width = 24;
+    if (run_kernel("faults", "matrix_good", 64, 0, buffer, message)) fail_msg("a matrix of 24 threads passed");
+    emulate_with.width = 32;
+}
 
 static void what_is_wrong_with_a_kernel_is_seen(void **state) {
     (void)state;
@@ -77,6 +104,7 @@ static void what_is_wrong_with_a_kernel_is_seen(void **state) {
         emulate_with = (emulate_settings){order, 32};
         if (!run_kernel("faults", "good", 64, 0, buffer, message)) fail_msg("%s", message);
         assert_true(buffer[1][0] == 2 && buffer[1][63] == 1);
+        check_matrices(buffer);
         for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
             if (run_kernel("faults", faults[i].kernel, 64, 0, buffer, message))
                 fail_msg("%s() passed in order %d", faults[i].kernel, (int)order);
@@ -425,14 +453,15 @@ static int64_t elements_of(const proof_setup *setup) {
     return most;
 }
 
-/* Every case of the table that is not too large, in every dtype. */
-static void compare_all(int64_t most) {
+/* Every case of the table, or of one op, that is not too large, in every dtype. */
+static void compare_all(int64_t most, const char *only) {
     proof_tally tally = {0};
     proof_plan plan = {.dtype = -1, .row = proof_sink, .context = &tally};
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
         char error[TEXT_ERROR];
         if (!has(proof_cases[i].op) || (proof_cases[i].marks & PROOF_ON_HOST)) continue;
+        if (only && strcmp(proof_cases[i].op, only) != 0) continue;
         if (!proof_setup_read(&setup, vjp_op_find(proof_cases[i].op), proof_cases[i].text, error))
             fail_msg("%s", error);
         if (elements_of(&setup) <= most) proof_compare_setup(&plan, device, &setup);
@@ -454,7 +483,8 @@ static void every_op_is_right(void **state) {
         stand_in.max_threads = setups[w].threads;
         emulate_with.width = setups[w].width;
         if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
-        compare_all(SANITIZED ? setups[w].most / 8 : setups[w].most);
+        assert_true(gpu_has_matrices(device) == (setups[w].threads >= GPU_THREADS && setups[w].width == 32));
+        compare_all(SANITIZED ? setups[w].most / 8 : setups[w].most, NULL);
         stop();
     }
 }
@@ -527,11 +557,34 @@ static const struct {
     {"linear_cross_entropy", "x=[70,17] weight=[130,17] target=[70] data=ignored label_smoothing=0.1", VJP_BF16},
 };
 
+/* linear's shader, which linear_cross_entropy has too, and conv2d's multiply matrices of simdgroups where they can. */
+static bool has_products(const char *op) {
+    return strcmp(op, "linear") == 0 || strcmp(op, "linear_cross_entropy") == 0 || strcmp(op, "conv2d") == 0;
+}
+
+static void compare_shapes(bool only_products) {
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (has(shapes[i].op) && in_part(i) && (!only_products || has_products(shapes[i].op)))
+            compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
+}
+
 static void shapes_that_have_broken_others(void **state) {
     (void)state;
     start();
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        if (has(shapes[i].op) && in_part(i)) compare_setup(shapes[i].op, shapes[i].text, shapes[i].dtype);
+    compare_shapes(false);
+    stop();
+}
+
+/* A GPU whose simdgroups of 32 threads multiply no matrices. In the other setups above, none did. */
+static void products_in_registers_are_right_too(void **state) {
+    (void)state;
+    stand_in_reset();
+    stand_in.no_matrices = true;
+    emulate_with = (emulate_settings){EMULATE_IN_TURN, 32};
+    if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_false(gpu_has_matrices(device));
+    compare_all(SANITIZED ? 130 : 1100, "linear");
+    compare_shapes(true);
     stop();
 }
 
@@ -645,6 +698,7 @@ int main(void) {
         cmocka_unit_test(an_old_system_has_fast_mathematics_off_too),
         cmocka_unit_test(every_op_is_right),
         cmocka_unit_test(shapes_that_have_broken_others),
+        cmocka_unit_test(products_in_registers_are_right_too),
         cmocka_unit_test(tiles_of_conv2d_are_right_with_few_threads),
         cmocka_unit_test(more_groups_than_a_row_of_the_grid_holds),
         cmocka_unit_test(a_row_past_2_to_24_keeps_its_last_column),

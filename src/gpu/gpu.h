@@ -172,6 +172,12 @@ vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups);
  */
 int gpu_threads(const vjp_device *device);
 
+/*
+ * Provided by the backend: whether simdgroups of 32 threads multiply matrices of 8 x 8 of f32 (matrices.metal), in
+ * workgroups of GPU_THREADS.
+ */
+bool gpu_has_matrices(const vjp_device *device);
+
 /* Provided by the backend: whether it merges launches of several calls. */
 bool gpu_merges(const vjp_device *device);
 

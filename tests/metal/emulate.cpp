@@ -114,14 +114,17 @@ struct Grid3 { // as uint3 lies in memory
     unsigned x, y, z, padding;
 };
 
-struct Cell { // two bytes of threadgroup memory
-    unsigned write_epoch, read_epoch, group;
-    short writer, reader; // MANY: several threads
-    bool atomic;
-    uintptr_t write_place, read_place;
+// A word of threadgroup memory; no shader has smaller elements there. Small, because they are most of what the emulator
+// itself reads: places are relative to the program.
+struct Cell {
+    unsigned write_epoch, read_epoch;
+    short writer, reader; // MANY: several threads; MATRIX: a simdgroup's matrix, so that no thread has done it alone
+    unsigned write_place : 31, atomic : 1, read_place;
 };
 
-enum { MANY = -1 };
+enum { WORD = 4 };
+
+enum { MANY = -1, MATRIX = -2, MATRIX_THREADS = 32 };
 
 struct Region {
     char *memory;
@@ -141,10 +144,10 @@ Region regions[REGIONS]; // of every kernel that ran: two each
 int region_count;
 Region *active[4];
 int active_count;
-unsigned epoch = 1, group_number;
+unsigned epoch = 1, group_epoch; // the one in which the group began
 bool running, seen;
 unsigned early; // see report_early()
-uintptr_t early_address;
+unsigned early_place;
 char *message;
 unsigned long launches;
 
@@ -153,12 +156,11 @@ unsigned long launches;
 extern "C" char __executable_start, _end;
 
 // "norm.metal:120": the innermost line that is not of the stand-in's own.
-void line_of(uintptr_t address, char *text, size_t room) {
+void line_of(unsigned place, char *text, size_t room) {
     char command[128], line[512];
-    uintptr_t base = reinterpret_cast<uintptr_t>(&__executable_start);
-    snprintf(text, room, "program + 0x%zx", static_cast<size_t>(address - base));
-    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null", static_cast<int>(getpid()),
-             static_cast<size_t>(address - 1 - base));
+    snprintf(text, room, "program + 0x%x", place);
+    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%x 2>/dev/null", static_cast<int>(getpid()),
+             place - 1);
     FILE *said = popen(command, "r");
     if (!said) return;
     bool found = false;
@@ -190,36 +192,49 @@ __attribute__((format(printf, 1, 2))) void report_error(const char *format, ...)
 
 // ---- Memory accesses ----------------------------------------------------------------------------------------
 
-void tell_race(const Cell &cell, bool write, unsigned other, bool other_wrote, uintptr_t at) {
+// "thread 7"
+struct Name {
+    char text[32];
+    explicit Name(int who) {
+        if (who == MATRIX)
+            snprintf(text, sizeof text, "the matrix of a simdgroup");
+        else
+            snprintf(text, sizeof text, "thread %d", who != MANY ? who : now ? 0 : 1);
+    }
+};
+
+void tell_race(const Cell &cell, bool write, short who, bool other_wrote, unsigned at) {
     char here[160], there[160];
     line_of(at, here, sizeof here);
     line_of(other_wrote ? cell.write_place : cell.read_place, there, sizeof there);
-    report_error("a race: thread %u %s at %s what thread %u %s at %s, with no barrier between", now,
-                 write ? "writes" : "reads", here, other, other_wrote ? "writes" : "reads", there);
+    report_error("a race: %s %s at %s what %s %s at %s, with no barrier between", Name(who).text,
+                 write ? "writes" : "reads", here, Name(other_wrote ? cell.writer : cell.reader).text,
+                 other_wrote ? "writes" : "reads", there);
 }
 
-void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, uintptr_t at) {
-    for (size_t i = from / 2; i <= (from + bytes - 1) / 2 && !seen; i++) {
+bool by_matrix; // the access at hand
+
+void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, unsigned at) {
+    short who = by_matrix ? static_cast<short>(MATRIX) : static_cast<short>(now);
+    for (size_t i = from / WORD; i <= (from + bytes - 1) / WORD && !seen; i++) {
         Cell &cell = region.cell[i];
         bool written = cell.write_epoch == epoch, read = cell.read_epoch == epoch;
         bool both_atomic = atomic && cell.atomic;
-        if (written && cell.writer != static_cast<short>(now) && !both_atomic)
-            tell_race(cell, write, static_cast<unsigned>(cell.writer), true, at);
-        else if (write && read && cell.reader != static_cast<short>(now))
-            tell_race(cell, true, static_cast<unsigned>(cell.reader == MANY ? (now ? 0 : 1) : cell.reader), false, at);
-        else if (!write && cell.group != group_number && !early_address) {
-            early_address = at; // a race if a thread writes it before the next barrier
+        if (written && (cell.writer != who || by_matrix) && !both_atomic)
+            tell_race(cell, write, who, true, at);
+        else if (write && read && (cell.reader != who || by_matrix))
+            tell_race(cell, true, who, false, at);
+        else if (!write && cell.write_epoch < group_epoch && !early_place) {
+            early_place = at; // a race if a thread writes it before the next barrier
             early = now;
         }
         if (write) {
             cell.atomic = atomic && (!written || cell.atomic);
             cell.write_epoch = epoch;
-            cell.writer = static_cast<short>(now);
-            cell.write_place = at;
-            cell.group = group_number;
+            cell.writer = who;
+            cell.write_place = at & INT32_MAX;
         } else {
-            cell.reader =
-                read && cell.reader != static_cast<short>(now) ? static_cast<short>(MANY) : static_cast<short>(now);
+            cell.reader = read && cell.reader != who ? static_cast<short>(MANY) : who;
             cell.read_epoch = epoch;
             cell.read_place = at;
         }
@@ -229,8 +244,8 @@ void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, u
 // Reports the first read since the last barrier of memory that no thread has written yet.
 void report_early() {
     char here[160];
-    if (!early_address || seen) return;
-    line_of(early_address, here, sizeof here);
+    if (!early_place || seen) return;
+    line_of(early_place, here, sizeof here);
     report_error("thread %u reads at %s threadgroup memory that no thread has written", early, here);
 }
 
@@ -242,7 +257,7 @@ bool lies_in(const emulate_buffer &b, const char *a, size_t bytes) {
     return static_cast<size_t>(a - b.memory) < b.bytes && static_cast<size_t>(a - b.memory) + bytes <= b.bytes;
 }
 
-__attribute__((noinline)) void find(const char *a, size_t bytes, bool write, uintptr_t at, bool atomic) {
+__attribute__((noinline)) void find(const char *a, size_t bytes, bool write, unsigned at, bool atomic) {
     for (int i = 0; i < active_count; i++)
         if (static_cast<size_t>(a - active[i]->memory) < active[i]->bytes)
             return touch(*active[i], static_cast<size_t>(a - active[i]->memory), bytes, write, atomic, at);
@@ -263,7 +278,8 @@ inline void access(const void *address, size_t bytes, bool write, uintptr_t at, 
     const char *a = static_cast<const char *>(address);
     if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MAX_THREADS) * STACK || !running) return;
     const emulate_buffer *b = hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)];
-    if (!b || !lies_in(*b, a, bytes)) find(a, bytes, write, at, atomic);
+    if (b && lies_in(*b, a, bytes)) return;
+    find(a, bytes, write, static_cast<unsigned>(at - reinterpret_cast<uintptr_t>(&__executable_start)), atomic);
 }
 
 // ---- Stopping -----------------------------------------------------------------------------------------------
@@ -361,9 +377,8 @@ bool release(unsigned count) {
 
 void run_group(const unsigned *order) {
     unsigned count = launch->threads;
-    epoch++;
-    group_number++;
-    early_address = 0;
+    group_epoch = ++epoch;
+    early_place = 0;
     active_count = 0;
     for (unsigned i = 0; i < count; i++) {
         threads[i].state = State::READY;
@@ -440,7 +455,8 @@ void emulate_shared(void *memory, size_t bytes) {
         region++;
     if (region == regions + region_count) {
         if (region_count++ == REGIONS) abort();
-        *region = {static_cast<char *>(memory), bytes, static_cast<Cell *>(calloc((bytes + 1) / 2, sizeof(Cell)))};
+        *region = {static_cast<char *>(memory), bytes,
+                   static_cast<Cell *>(calloc((bytes + WORD - 1) / WORD, sizeof(Cell)))};
         if (!region->cell) abort();
     }
     memset(memory, 0xff, bytes);
@@ -461,15 +477,21 @@ unsigned emulate_simd_width(void) {
     return width();
 }
 
+// Shows a value to the simdgroup, waits for the others', and returns the turn.
+static unsigned show(const void *value, size_t bytes, const char *file, int line) {
+    Thread &t = threads[now];
+    unsigned turn = ++t.turn;
+    if (bytes > SLOT) abort();
+    if (bytes) memcpy(t.slot[turn % 2], value, bytes);
+    t.shown[turn % 2] = turn;
+    stop(State::IN_SIMD, file, line);
+    return turn;
+}
+
 // A lane that does not exist, or has ended, gives NaN.
 const void *emulate_exchange(const void *value, size_t bytes, unsigned lane, const char *file, int line) {
     static const uint64_t nothing[2] = {UINT64_MAX, UINT64_MAX};
-    Thread &t = threads[now];
-    unsigned turn = ++t.turn, first = t.simd_begin;
-    if (bytes > SLOT) abort();
-    memcpy(t.slot[turn % 2], value, bytes);
-    t.shown[turn % 2] = turn;
-    stop(State::IN_SIMD, file, line);
+    unsigned turn = show(value, bytes, file, line), first = threads[now].simd_begin;
     if (lane >= width() || first + lane >= launch->threads || threads[first + lane].shown[turn % 2] != turn)
         return nothing;
     return threads[first + lane].slot[turn % 2];
@@ -488,6 +510,87 @@ unsigned emulate_atomic(unsigned *at, int what, unsigned value) {
     }
     return before;
 }
+}
+
+// ---- Matrices of a simdgroup --------------------------------------------------------------------------------
+
+namespace {
+
+// Which elements of a matrix a thread has is not defined, so they are scattered: the e-th of a thread is this one,
+// counted by rows; and where element `at` is. 53 times 29 is 1 modulo 64.
+unsigned element_of(unsigned lane, unsigned e) {
+    return (2 * lane + e) * 53 % 64;
+}
+unsigned holder_of(unsigned at) {
+    return at * 29 % 64;
+}
+
+struct Factors {
+    float a[2], b[2];
+};
+
+// Waits for all 32 threads of the simdgroup, which a matrix needs; what they show, by thread, is in slot `turn` % 2.
+unsigned all_show(const Factors &own, const char *file, int line) {
+    unsigned turn = show(&own, sizeof own, file, line), first = threads[now].simd_begin;
+    bool whole = width() == MATRIX_THREADS && first + MATRIX_THREADS <= launch->threads;
+    for (unsigned i = first; whole && i < first + MATRIX_THREADS; i++)
+        whole = threads[i].shown[turn % 2] == turn;
+    if (whole) return turn;
+    report_error("the simdgroup of thread %u has fewer than 32 threads for the matrix at %s:%d", now, name_of(file),
+                 line);
+    fiber_switch(&threads[now].sp, scheduler);
+    abort();
+}
+
+const Factors &shown_by(unsigned lane, unsigned turn) {
+    return *reinterpret_cast<const Factors *>(threads[threads[now].simd_begin + lane].slot[turn % 2]);
+}
+
+// Where the e-th element of this thread lies; the access is the whole simdgroup's.
+size_t touch_element(const float *matrix, unsigned e, size_t apart, bool transposed, bool write, uintptr_t place) {
+    unsigned at = element_of(emulate_simd_lane(), e), row = at / 8, column = at % 8;
+    size_t offset = transposed ? column * apart + row : row * apart + column;
+    by_matrix = true;
+    access(matrix + offset, sizeof *matrix, write, place);
+    by_matrix = false;
+    return offset;
+}
+
+} // namespace
+
+extern "C" {
+
+void emulate_matrix_load(float own[2], const float *from, size_t apart, bool transposed, const char *file, int line) {
+    uintptr_t place = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+    all_show(Factors(), file, line);
+    for (unsigned e = 0; e < 2; e++)
+        own[e] = from[touch_element(from, e, apart, transposed, false, place)];
+}
+
+void emulate_matrix_store(const float own[2], float *to, size_t apart, bool transposed, const char *file, int line) {
+    uintptr_t place = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+    all_show(Factors(), file, line);
+    for (unsigned e = 0; e < 2; e++)
+        to[touch_element(to, e, apart, transposed, true, place)] = own[e];
+}
+
+// d = a b + c, each element a chain of fused multiply-adds; a device may add in another order.
+void emulate_matrix_multiply(float d[2], const float a[2], const float b[2], const float c[2], const char *file,
+                             int line) {
+    unsigned turn = all_show({{a[0], a[1]}, {b[0], b[1]}}, file, line);
+    for (unsigned e = 0; e < 2; e++) {
+        unsigned at = element_of(emulate_simd_lane(), e);
+        float sum = c[e];
+        for (unsigned k = 0; k < 8; k++) {
+            unsigned left = holder_of(at / 8 * 8 + k), right = holder_of(8 * k + at % 8);
+            sum = __builtin_fmaf(shown_by(left / 2, turn).a[left % 2], shown_by(right / 2, turn).b[right % 2], sum);
+        }
+        d[e] = sum;
+    }
+}
+}
+
+extern "C" {
 
 // ---- What the compiler calls --------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@
 #define NUMBERS(number)
 #define KERNELS(kernel_of)                                                                                             \
     kernel_of(good) kernel_of(read_too_early) kernel_of(overwritten) kernel_of(both_write) kernel_of(atomic_and_plain) \
-        kernel_of(other_barrier) kernel_of(ended) kernel_of(simd_parts) kernel_of(unwritten) kernel_of(outside)
+        kernel_of(other_barrier) kernel_of(ended) kernel_of(simd_parts) kernel_of(unwritten) kernel_of(outside)        \
+            kernel_of(matrix_good) kernel_of(matrix_too_early) kernel_of(matrix_overwritten) kernel_of(matrix_unread)  \
+                kernel_of(matrix_twice) kernel_of(matrix_parts) kernel_of(matrix_ended)
 
 struct Params {
     uint unused;
@@ -102,6 +104,82 @@ inline void unwritten(thread const Call &c) {
 
 inline void outside(thread const Call &c) {
     c.y.set(c.lane, c.x.at(c.lane + 100000));
+}
+
+// ---- Matrices of a simdgroup --------------------------------------------------------------------------------
+
+// The first simdgroup's own 64 numbers: those of x from 0 on; b those from 64 on.
+inline void fill(thread const Call &c) {
+    c.shared->line[c.lane] = c.x.at(c.lane);
+    c.shared->line[c.lane + 64] = c.x.at(c.lane + 64);
+}
+
+// y = a b^T + 2, of which the second simdgroup stores the transposed.
+inline void matrix_good(thread const Call &c) {
+    fill(c);
+    wait_for_all();
+    simdgroup_float8x8 a;
+    simdgroup_float8x8 b;
+    simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
+    simdgroup_load(a, c.shared->line);
+    simdgroup_load(b, c.shared->line + 64, 8, ulong2(0, 0), true);
+    sum.thread_elements()[0] += 1.0f;
+    sum.thread_elements()[1] += 1.0f;
+    simdgroup_multiply_accumulate(sum, a, b, sum);
+    wait_for_all();
+    simdgroup_store(sum, c.shared->line + c.lane / 32 * 64, 8, ulong2(0, 0), c.lane >= 32);
+    wait_for_all();
+    c.y.set(c.lane, c.shared->line[c.lane]);
+    c.y.set(c.lane + 64, c.shared->line[c.lane + 64]);
+}
+
+inline void matrix_too_early(thread const Call &c) {
+    fill(c);
+    simdgroup_float8x8 a;
+    simdgroup_load(a, c.shared->line); // a barrier is missing before this
+    c.y.set(c.lane, a.thread_elements()[0]);
+}
+
+inline void matrix_overwritten(thread const Call &c) {
+    fill(c);
+    wait_for_all();
+    simdgroup_float8x8 a;
+    simdgroup_load(a, c.shared->line);
+    c.shared->line[c.lane] = a.thread_elements()[0]; // and before this
+}
+
+inline void matrix_unread(thread const Call &c) {
+    fill(c);
+    wait_for_all();
+    simdgroup_float8x8 a = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
+    simdgroup_store(a, c.shared->line + c.lane / 32 * 64);
+    c.y.set(c.lane, c.shared->line[c.lane]); // and before this
+}
+
+// Both simdgroups write the same.
+inline void matrix_twice(thread const Call &c) {
+    simdgroup_float8x8 a = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
+    simdgroup_store(a, c.shared->line);
+}
+
+inline void matrix_parts(thread const Call &c) {
+    fill(c);
+    wait_for_all();
+    simdgroup_float8x8 a;
+    if (c.lane != 3) {
+        simdgroup_load(a, c.shared->line);
+    }
+    wait_for_all();
+}
+
+inline void matrix_ended(thread const Call &c) {
+    fill(c);
+    wait_for_all();
+    if (c.lane == 40) {
+        return;
+    }
+    simdgroup_float8x8 a;
+    simdgroup_load(a, c.shared->line);
 }
 
 KERNELS(ENTRY)

@@ -191,7 +191,7 @@ static signed char m_responds(objc_id self, void *selector, void *asked) {
     (void)self;
     (void)selector;
     const char *name = asked;
-    return !(stand_in.old_system && (strstr(name, "setMath") != NULL));
+    return !(stand_in.old_system && (strstr(name, "setMath") || strstr(name, "supportsFamily")));
 }
 
 static void m_fast_math(objc_id self, void *selector, signed char value) {
@@ -237,6 +237,18 @@ static unsigned long m_max_bytes(objc_id self, void *selector) {
     (void)self;
     (void)selector;
     return stand_in.max_bytes;
+}
+
+static signed char m_supports(objc_id self, void *selector, long family) {
+    (void)self;
+    (void)selector;
+    return family == 1007 && !stand_in.no_matrices;
+}
+
+static unsigned long m_width(objc_id self, void *selector) {
+    (void)self;
+    (void)selector;
+    return emulate_with.width;
 }
 
 static objc_id m_new_queue(objc_id self, void *selector) {
@@ -467,6 +479,8 @@ static const struct {
     [OBJC_DESCRIPTION] = {FAILURE, (objc_method)m_description},
     [OBJC_NAME] = {DEVICE, (objc_method)m_name},
     [OBJC_MAX_BYTES] = {DEVICE, (objc_method)m_max_bytes},
+    [OBJC_SUPPORTS] = {DEVICE, (objc_method)m_supports},
+    [OBJC_WIDTH] = {PIPELINE, (objc_method)m_width},
     [OBJC_NEW_QUEUE] = {DEVICE, (objc_method)m_new_queue},
     [OBJC_NEW_BUFFER] = {DEVICE, (objc_method)m_new_buffer},
     [OBJC_NEW_LIBRARY] = {DEVICE, (objc_method)m_new_library},

@@ -19,6 +19,7 @@ typedef struct stand_in_state {
     const char *fail_library, *fail_function, *fail_pipeline, *fail_run; /* the message of the error; NULL: none */
     bool fail_queue, fail_buffer, fail_commands, fail_encoder;
     unsigned long max_threads, max_bytes;
+    bool no_matrices; /* of simdgroups: a GPU that is older than Apple's family 7, or not Apple's */
 
     /* What happened. */
     int objects;                                          /* alive */

@@ -13,7 +13,9 @@
 
 enum {
     SHARED_STORAGE = 0, /* MTLResourceStorageModeShared */
-    ROUND = 256         /* bytes; buffers are multiples of it */
+    ROUND = 256,        /* bytes; buffers are multiples of it */
+    APPLE7 = 1007,      /* MTLGPUFamilyApple7: M1 and A14, the first whose simdgroups multiply matrices */
+    MATRIX_WIDTH = 32   /* threads of a simdgroup that does */
 };
 
 static void close_state(metal_state *state) {
@@ -57,13 +59,15 @@ static vjp_status open_objects(vjp_device *device, metal_state *state) {
         return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     clear_bad_indices(state);
     state->max_bytes = objc_number(o, state->device, OBJC_MAX_BYTES);
-    unsigned long threads;
-    vjp_status status = metal_probe(device, &threads);
+    unsigned long threads, width;
+    vjp_status status = metal_probe(device, &threads, &width);
     if (status != VJP_OK) return status;
     if (!threads) return vjp_fail(device, VJP_NO_DEVICE, "%s: the device runs no threads", device->name);
     state->threads = threads < GPU_THREADS ? (int)threads : GPU_THREADS;
-    snprintf(device->summary, sizeof device->summary, "%.120s, buffers up to %llu MiB, shared with the processor",
-             objc_text(o, objc_get(o, state->device, OBJC_NAME)), (unsigned long long)(state->max_bytes >> 20));
+    state->matrices = state->threads == GPU_THREADS && width == MATRIX_WIDTH && objc_supports(o, state->device, APPLE7);
+    snprintf(device->summary, sizeof device->summary, "%.120s, buffers up to %llu MiB, shared with the processor%s",
+             objc_text(o, objc_get(o, state->device, OBJC_NAME)), (unsigned long long)(state->max_bytes >> 20),
+             state->matrices ? ", products by matrices of simdgroups" : "");
     return VJP_OK;
 }
 

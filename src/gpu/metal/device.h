@@ -46,7 +46,8 @@ typedef struct metal_state {
     objc objc;
     objc_id device, queue;
     uint64_t max_bytes;
-    int threads; /* of a threadgroup, where an op may choose */
+    int threads;   /* of a threadgroup, where an op may choose */
+    bool matrices; /* simdgroups multiply them, see gpu_has_matrices() */
     gpu_buffers buffers;
 
     metal_library library[METAL_LIBRARIES];
@@ -96,8 +97,8 @@ vjp_status metal_wait_for(vjp_device *device, uint64_t committed);
 /* Commits, and waits for everything. */
 vjp_status metal_wait(vjp_device *device);
 
-/* How many threads a threadgroup of the simplest kernel may have. */
-vjp_status metal_probe(vjp_device *device, unsigned long *threads);
+/* How many threads a threadgroup of the simplest kernel may have, and a simdgroup has. */
+vjp_status metal_probe(vjp_device *device, unsigned long *threads, unsigned long *width);
 
 void metal_release_pipelines(metal_state *state);
 void metal_release_libraries(metal_state *state);

@@ -306,12 +306,16 @@ int gpu_threads(const vjp_device *device) {
     return metal_of(device)->threads;
 }
 
+bool gpu_has_matrices(const vjp_device *device) {
+    return metal_of(device)->matrices;
+}
+
 bool gpu_merges(const vjp_device *device) {
     (void)device;
     return false;
 }
 
-vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
+vjp_status metal_probe(vjp_device *device, unsigned long *threads, unsigned long *width) {
     gpu_launch l = {.shader = "tools", .kernel = "words"};
     metal_library *library;
     const gpu_pipeline *pipeline;
@@ -319,8 +323,10 @@ vjp_status metal_probe(vjp_device *device, unsigned long *threads) {
     vjp_status status = find_library(device, l.shader, &library);
     if (status == VJP_OK) status = choose(device, library, &l, &c);
     if (status == VJP_OK) status = find_pipeline(device, library, &l, &c, &pipeline);
-    if (status == VJP_OK) *threads = pipeline->max_threads;
-    return status;
+    if (status != VJP_OK) return status;
+    *threads = pipeline->max_threads;
+    *width = objc_number(&metal_of(device)->objc, pipeline->pipeline, OBJC_WIDTH);
+    return VJP_OK;
 }
 
 /* ---- Committing and waiting -------------------------------------------------------------------------- */

@@ -15,6 +15,7 @@ const char *const objc_selectors[OBJC_MESSAGES] = {
     [OBJC_DESCRIPTION] = "localizedDescription",
     [OBJC_NAME] = "name",
     [OBJC_MAX_BYTES] = "maxBufferLength",
+    [OBJC_SUPPORTS] = "supportsFamily:",
     [OBJC_NEW_QUEUE] = "newCommandQueue",
     [OBJC_NEW_BUFFER] = "newBufferWithLength:options:",
     [OBJC_NEW_LIBRARY] = "newLibraryWithSource:options:error:",
@@ -25,6 +26,7 @@ const char *const objc_selectors[OBJC_MESSAGES] = {
     [OBJC_SET_CONSTANT] = "setConstantValue:type:atIndex:",
     [OBJC_NEW_FUNCTION] = "newFunctionWithName:constantValues:error:",
     [OBJC_MAX_THREADS] = "maxTotalThreadsPerThreadgroup",
+    [OBJC_WIDTH] = "threadExecutionWidth",
     [OBJC_CONTENTS] = "contents",
     [OBJC_COMMANDS] = "commandBuffer",
     [OBJC_ENCODER] = "computeCommandEncoder",
@@ -141,6 +143,12 @@ void objc_set_number(const objc *o, objc_id object, objc_message m, long value) 
 void objc_set_flag(const objc *o, objc_id object, objc_message m, bool value) {
     typedef void (*function)(objc_id, void *, signed char);
     SEND(function, (signed char)value);
+}
+
+bool objc_supports(const objc *o, objc_id object, long family) {
+    typedef signed char (*function)(objc_id, void *, long);
+    objc_message m = OBJC_SUPPORTS;
+    return objc_responds(o, object, m) && SEND(function, family) != 0;
 }
 
 bool objc_responds(const objc *o, objc_id object, objc_message to) {

@@ -29,6 +29,7 @@ typedef enum objc_message {
     /* The device. */
     OBJC_NAME,
     OBJC_MAX_BYTES,
+    OBJC_SUPPORTS,
     OBJC_NEW_QUEUE,
     OBJC_NEW_BUFFER,
     OBJC_NEW_LIBRARY,
@@ -40,6 +41,7 @@ typedef enum objc_message {
     OBJC_SET_CONSTANT,
     OBJC_NEW_FUNCTION,
     OBJC_MAX_THREADS,
+    OBJC_WIDTH,
     OBJC_CONTENTS,
     /* A command buffer and its encoder. */
     OBJC_COMMANDS,
@@ -93,6 +95,7 @@ void objc_do(const objc *o, objc_id object, objc_message m);
 void objc_set_object(const objc *o, objc_id object, objc_message m, objc_id value);
 void objc_set_number(const objc *o, objc_id object, objc_message m, long value);
 void objc_set_flag(const objc *o, objc_id object, objc_message m, bool value);
+bool objc_supports(const objc *o, objc_id device, long family);
 bool objc_responds(const objc *o, objc_id object, objc_message to);
 objc_id objc_string(const objc *o, const char *text);    /* autoreleased */
 const char *objc_text(const objc *o, objc_id string);    /* as long as the string */

@@ -262,7 +262,7 @@ static vjp_status launch(const plan *p, int64_t n) {
         bool planes = dweight && !last; /* four pixels of dy are loaded at once, else four channels of the picture */
         int64_t inner = planes ? p->s.out_height * p->s.out_width : dx ? p->outs : p->channels;
         groups = p->phases_h * p->phases_w * p->s.groups * t->row_tiles * t->column_tiles * parts;
-        gpu_constant(&l, "BLOCK", t->block);
+        gpu_tiles_choose(&l, t);
         gpu_constant(&l, "LEFT_ALONG", !last || p->result == RESULT_Y);
         gpu_constant(&l, "RIGHT_ALONG", last != dweight);
         gpu_constant(&l, "BY_FOURS", (last || dweight) && inner % 4 == 0);

@@ -29,7 +29,6 @@ gpu_launch gpu_product_begin(const vjp_work *work, const gpu_product *p, const g
     gpu_constant(&l, "LEFT_ALONG", p->left_along);
     gpu_constant(&l, "RIGHT_ALONG", p->right_along);
     gpu_constant(&l, "ACTIVATION", activation);
-    gpu_constant(&l, "BLOCK", c->block);
     gpu_u32(&l, p->rows);
     gpu_u32(&l, p->columns);
     gpu_u32(&l, p->depth);
@@ -73,6 +72,7 @@ vjp_status gpu_multiply(const vjp_work *work, const gpu_product *p) {
         parts.activation = VJP_ACTIVATION_NONE;
     }
     gpu_launch l = gpu_product_begin(work, p, &c, "product", parts.activation);
+    gpu_tiles_choose(&l, &c);
     gpu_matrix_bind(&l, "left", &p->left, p->left_along ? p->depth : p->rows, false);
     gpu_matrix_bind(&l, "right", &p->right, p->right_along ? p->depth : p->columns, false);
     bind_results(&l, &parts);

@@ -2,6 +2,7 @@
 /*
  * See tiles.h.
  *
+ *     matrices of simdgroups        tiles of 64 x 64: with totals beside the sums, larger ones would fill the registers
  *     many rows and columns         tiles of 128 x 128: half as many loads per product; on lavapipe a product of
  *                                   512 x 512 x 512 took 57 ms instead of 104
  *     enough tiles to fill a GPU    tiles of 64 x 64
@@ -37,6 +38,8 @@ gpu_tiles gpu_tiles_of(const vjp_work *work, int64_t batches, int64_t rows, int6
     c.parts = vjp_max(1, vjp_divide_up(depth, vjp_max(c.span, 1)));
     c.chain = c.span > SHORT_CHAIN * GPU_CHAIN ? GPU_CHAIN : SHORT_CHAIN;
     c.block = 1;
+    c.matrices = gpu_has_matrices(work->device);
+    if (c.matrices) return c;
     int64_t large_rows = vjp_divide_up(rows, 8 * MAX_FOURS), large_columns = vjp_divide_up(columns, 8 * MAX_FOURS);
     int64_t large = large_rows * large_columns;
     if (threads == GPU_THREADS && batches * large * c.parts >= LARGE_TILES &&
@@ -46,6 +49,11 @@ gpu_tiles gpu_tiles_of(const vjp_work *work, int64_t batches, int64_t rows, int6
         c.column_tiles = large_columns;
     }
     return c;
+}
+
+void gpu_tiles_choose(gpu_launch *l, const gpu_tiles *c) {
+    gpu_constant(l, "BLOCK", c->block);
+    if (c->matrices) gpu_constant(l, "MATRIX", 8);
 }
 
 int64_t gpu_joining_lanes(const vjp_work *work, int64_t parts) {

@@ -32,7 +32,7 @@
         operand(Float, 4, parts_out) operand(Float, 5, parts)
 #define NUMBERS(number)                                                                                                \
     number(0, PASS) number(1, LAST) number(2, LEFT_ALONG) number(3, RIGHT_ALONG) number(4, BY_FOURS)                   \
-        number(5, BY_TWOS) number(6, LANES) number(7, TEAMS) number(8, BLOCK)
+        number(5, BY_TWOS) number(6, LANES) number(7, TEAMS) number(8, BLOCK) number(9, MATRIX)
 #define KERNELS(kernel_of) kernel_of(product) kernel_of(join) kernel_of(direct) kernel_of(reduce)
 
 struct Params {
@@ -436,9 +436,8 @@ inline void product(thread const Call &c) {
     }
     uint2 own = first + tile.own();
     uint2 size = uint2(rows_count(c), f.columns(c));
-    bool inside = tile.row_four < tile.down && own.x < size.x && own.y < size.y;
-    Quarters sums = multiply(c, f, first, begin, end, inside);
-    if (!inside) {
+    Quarters sums = multiply(c, f, first, size, begin, end);
+    if (!tile.inside(first, size)) {
         return;
     }
     for (uint q = 0; q < quarters_count(); q++) {

@@ -25,7 +25,7 @@
         operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts) operand(Float, 7, residual)
 #define NUMBERS(number)                                                                                                \
     number(0, LEFT_ALONG) number(1, RIGHT_ALONG) number(2, ACTIVATION) number(3, LANES) number(4, TEAMS)               \
-        number(5, BLOCK)
+        number(5, BLOCK) number(6, MATRIX)
 #define KERNELS(kernel_of) kernel_of(product) kernel_of(join) kernel_of(columns)
 
 struct Params {
@@ -134,9 +134,9 @@ inline void product(thread const Call &c) {
     Operands operands = {batch * c.p.rows * c.p.depth, batch * c.p.depth * c.p.columns};
     uint2 first = tile.first(row_tile, column_tile);
     uint2 own = first + tile.own();
-    bool inside = tile.row_four < tile.down && own.x < c.p.rows && own.y < c.p.columns;
-    Quarters sums = multiply(c, operands, first, begin, end, inside);
-    if (!inside) {
+    uint2 size = uint2(c.p.rows, c.p.columns);
+    Quarters sums = multiply(c, operands, first, size, begin, end);
+    if (!tile.inside(first, size)) {
         return;
     }
     // Where y is the workspace's parts, `outer` counts those too. Not unrolled: an activation is long.

@@ -5,9 +5,13 @@
 // threadgroup memory, while the next are already in registers. Sums are chains of c.p.chain products, which are added
 // in order: BLOCK changes no bit of them.
 //
-// A shader that includes this has the number BLOCK, a `float4 tiles[640]` in its Shared and `chain` in its Params. It
-// gives multiply() a Load, which says for each operand along which axis a thread loads four neighbours (left_along,
-// right_along: along the depth, else along the rows or columns), and loads them, zeros past the end of an axis.
+//     MATRIX 1  a thread multiplies its own rows and columns, in registers
+//     MATRIX 8  a simdgroup multiplies matrices of 8 x 8 (matrices.metal), with BLOCK 1 and 256 threads
+//
+// A shader that includes this has the numbers BLOCK and MATRIX, a `float4 tiles[640]` in its Shared and `chain` in its
+// Params. It gives multiply() a Load, which says for each operand along which axis a thread loads four neighbours
+// (left_along, right_along: along the depth, else along the rows or columns), and loads them, zeros past the end of an
+// axis.
 
 constexpr constant uint TILE_FOURS = 320; // of one operand; left comes first
 constexpr constant uint MAX_FOURS = 16;   // of rows, or of columns, of a quarter
@@ -35,10 +39,6 @@ inline uint line_index(uint line, uint quad) {
 inline uint2 four_of(bool along, uint i, uint fours) {
     uint quads = step_depth() / 4;
     return along ? uint2(i / quads, 4 * (i % quads)) : uint2(4 * (i % (fours * BLOCK)), i / (fours * BLOCK));
-}
-
-inline void store_four(thread const Call &c, uint base, bool along, uint2 at, float4 v) {
-    c.shared->tiles[base + (along ? line_index(at.x, at.y / 4) : at.y * MAX_FOURS * BLOCK + at.x / 4)] = v;
 }
 
 struct Block {
@@ -103,6 +103,11 @@ struct Tile {
     uint2 quarter(uint i) const {
         return 4 * uint2(i / 2 * down, i % 2 * across);
     }
+    // Whether a thread of the tile that begins at `first` has a row and a column of a result of this size.
+    bool inside(uint2 first, uint2 size) const {
+        uint2 at = first + own();
+        return row_four < down && at.x < size.x && at.y < size.y;
+    }
 };
 
 inline Tile tile_of(thread const Call &c) {
@@ -142,61 +147,106 @@ inline void add_quarters(thread Quarters &to, thread const Quarters &from) {
     }
 }
 
-// The sums over depths [begin, end) of the tile whose first row and column are these. A thread that is not `inside` has
-// no row or no column, and only loads; every thread of the threadgroup must come here.
-template <typename Load>
-Quarters multiply(thread const Call &c, thread const Load &load, uint2 first, uint begin, uint end, bool inside) {
+// The sums of a thread in registers.
+struct RegisterSums {
+    Quarters sum; // the current chain, and the sum of the finished ones
+    Quarters total;
+    Tile tile;
+    bool inside;
+
+    static uint four_index(bool along, uint2 at) {
+        return along ? line_index(at.x, at.y / 4) : at.y * MAX_FOURS * BLOCK + at.x / 4;
+    }
+
+    void begin(thread const Call &c, uint2 first, uint2 size) {
+        tile = tile_of(c);
+        inside = tile.inside(first, size);
+        sum = no_quarters();
+        total = no_quarters();
+    }
+
+    void add(thread const Call &c, bool left_along, bool right_along, uint depths) {
+        if (!inside) {
+            return;
+        }
+        for (uint quad = 0; 4 * quad < depths; quad++) {
+            Block l = left_block(c, left_along, tile.row_four, quad);
+            Block r = right_block(c, right_along, tile.column_four, quad);
+            add_product(sum.q[0], l, r);
+            if (BLOCK == 2) {
+                Block below = left_block(c, left_along, tile.down + tile.row_four, quad);
+                Block beside = right_block(c, right_along, tile.across + tile.column_four, quad);
+                add_product(sum.q[1], l, beside);
+                add_product(sum.q[2], below, r);
+                add_product(sum.q[3], below, beside);
+            }
+        }
+    }
+
+    void end_chain() {
+        add_quarters(total, sum);
+        sum = no_quarters();
+    }
+};
+
+#include "matrices.metal"
+
+// Adds the products of depths [begin, end) to sums that have begun.
+template <typename Sums, typename Load>
+void add_depths(thread const Call &c, thread const Load &load, uint2 first, uint begin, uint end, thread Sums &sums) {
     Tile tile = tile_of(c);
     uint depth = step_depth();
     bool left_along = load.left_along();
     bool right_along = load.right_along();
     uint2 left_four_at = four_of(left_along, c.lane, tile.down);
     uint2 right_four_at = four_of(right_along, c.lane, tile.across);
-    Quarters sum = no_quarters(); // the current chain, and the sum of the finished ones
-    Quarters total = no_quarters();
+    threadgroup float4 *left_tile = c.shared->tiles;
+    threadgroup float4 *right_tile = c.shared->tiles + TILE_FOURS;
     // A round loads a step, multiplies the one before, and only then stores the loaded one in its place.
     for (uint next = begin; next < end + depth; next += depth) {
         uint2 left_at = uint2(first.x, next);
         uint2 right_at = uint2(first.y, next);
         float4 left_next = load.left(c, left_at + left_four_at, end);
         float4 right_next = load.right(c, right_at + right_four_at, end);
-        if (inside && next > begin) {
-            uint quads = min((end + depth - next + 3) / 4, depth / 4);
-            for (uint quad = 0; quad < quads; quad++) {
-                Block l = left_block(c, left_along, tile.row_four, quad);
-                Block r = right_block(c, right_along, tile.column_four, quad);
-                add_product(sum.q[0], l, r);
-                if (BLOCK == 2) {
-                    Block below = left_block(c, left_along, tile.down + tile.row_four, quad);
-                    Block beside = right_block(c, right_along, tile.across + tile.column_four, quad);
-                    add_product(sum.q[1], l, beside);
-                    add_product(sum.q[2], below, r);
-                    add_product(sum.q[3], below, beside);
-                }
-            }
+        if (next > begin) {
+            sums.add(c, left_along, right_along, min(end + depth - next, depth));
         }
         if ((next - begin) % c.p.chain == 0) {
-            add_quarters(total, sum);
-            sum = no_quarters();
+            sums.end_chain();
         }
         wait_for_all();
         if (c.lane < 16 * tile.down) {
-            store_four(c, 0, left_along, left_four_at, left_next);
+            left_tile[Sums::four_index(left_along, left_four_at)] = left_next;
         }
         if (c.lane < 16 * tile.across) {
-            store_four(c, TILE_FOURS, right_along, right_four_at, right_next);
+            right_tile[Sums::four_index(right_along, right_four_at)] = right_next;
         }
         // 256 threads have one four of each tile. With fewer, the remaining fours are loaded here.
         for (uint i = c.lane + c.threads; i < 16 * tile.down; i += c.threads) {
             uint2 at = four_of(left_along, i, tile.down);
-            store_four(c, 0, left_along, at, load.left(c, left_at + at, end));
+            left_tile[Sums::four_index(left_along, at)] = load.left(c, left_at + at, end);
         }
         for (uint i = c.lane + c.threads; i < 16 * tile.across; i += c.threads) {
             uint2 at = four_of(right_along, i, tile.across);
-            store_four(c, TILE_FOURS, right_along, at, load.right(c, right_at + at, end));
+            right_tile[Sums::four_index(right_along, at)] = load.right(c, right_at + at, end);
         }
         wait_for_all();
     }
-    add_quarters(total, sum);
-    return total;
+    sums.end_chain();
+}
+
+// The sums over depths [begin, end) of the tile whose first row and column are these, of a result of `size` rows and
+// columns. Every thread of the threadgroup must come here; those that are not Tile::inside() get no sums.
+template <typename Load>
+Quarters multiply(thread const Call &c, thread const Load &load, uint2 first, uint2 size, uint begin, uint end) {
+    if (MATRIX == 8) {
+        MatrixSums sums;
+        sums.begin(c, first, size);
+        add_depths(c, load, first, begin, end, sums);
+        return sums.results(c, tile_of(c));
+    }
+    RegisterSums sums;
+    sums.begin(c, first, size);
+    add_depths(c, load, first, begin, end, sums);
+    return sums.total;
 }

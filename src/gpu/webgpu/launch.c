@@ -312,6 +312,12 @@ int gpu_threads(const vjp_device *device) {
     return GPU_THREADS;
 }
 
+/* Matrices of subgroups are no part of WebGPU's standard. */
+bool gpu_has_matrices(const vjp_device *device) {
+    (void)device;
+    return false;
+}
+
 bool gpu_merges(const vjp_device *device) {
     (void)device;
     return true;
