@@ -34,13 +34,13 @@ static const emulate_shader *shader_named(const char *name) {
     return s;
 }
 
-enum { UNIFORM_WORDS = 8, MAX_FLOATS = 1024, F32_THERE = 1 };
+enum { UNIFORM_WORDS = 24, FIRST_PARAM = 16, MAX_FLOATS = 1024, F32_THERE = 1 };
 
 /* Runs a kernel of a test's shader on buffers of floats, all of them f32; false and the message: something was seen. */
 static bool run_kernel(const char *shader, const char *kernel, unsigned threads, unsigned param,
                        float buffer[][MAX_FLOATS], char message[EMULATE_MESSAGE]) {
     const emulate_shader *s = shader_named(shader);
-    unsigned constant[64] = {0}, uniforms[UNIFORM_WORDS] = {1, 0, 0, 0, param};
+    unsigned constant[64] = {0}, uniforms[UNIFORM_WORDS] = {[0] = 1, [3] = 1, [FIRST_PARAM] = param};
     emulate_launch l = {.shader = s, .constant = constant, .grid = {1, 1, 1}, .threads = threads};
     for (size_t i = 0; i < s->kernels; i++)
         if (strcmp(s->kernel[i].name, kernel) == 0) l.kernel = &s->kernel[i];

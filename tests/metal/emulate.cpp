@@ -306,7 +306,8 @@ void run_thread() {
         arguments[i] = &pointer[i];
     }
     const emulate_buffer &uniforms = launch->buffer[EMULATE_MAX_BUFFERS - 1];
-    arguments[count] = uniforms.memory + uniforms.offset;
+    void *table = uniforms.memory + uniforms.offset;
+    arguments[count] = &table;
     arguments[count + 1] = &at;
     arguments[count + 2] = &grid;
     arguments[count + 3] = &size;

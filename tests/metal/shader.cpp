@@ -32,7 +32,8 @@ template <class... A> static void call(void (*kernel)(A...), void *const *argume
 #define NAME_OF(name)                   NAME_OF_TEXT(name)
 #define NAME_OF_TEXT(name)              #name
 
-static const emulate_constant constants[] = {OPERANDS(OPERAND_CONSTANT) NUMBERS(NUMBER_CONSTANT){nullptr, 0, nullptr}};
+static const emulate_constant constants[] = {OPERANDS(OPERAND_CONSTANT) NUMBERS(NUMBER_CONSTANT){"MERGED", 48, &MERGED},
+                                             {nullptr, 0, nullptr}};
 static const emulate_kernel kernels[] = {KERNELS(KERNEL_CALL)};
 static emulate_shader self = {NAME_OF(SHADER),
                               constants,

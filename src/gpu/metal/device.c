@@ -41,6 +41,7 @@ static void close_state(metal_state *state) {
     objc_close(&state->objc);
     free(state->buffers.buffer);
     gpu_pipelines_close(&state->pipelines);
+    gpu_merger_close(&state->merger);
     free(state);
 }
 
@@ -90,6 +91,7 @@ static vjp_status metal_open(vjp_device *device, const vjp_options *options) {
     metal_state *state = calloc(1, sizeof *state);
     if (!state) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     device->state = state;
+    state->merger = (gpu_merger){.mode = &state->mode, .enqueue = metal_enqueue, .together = metal_together};
     vjp_status status = open_device(device, state);
     if (status == VJP_OK) return VJP_OK;
     close_state(state);
@@ -218,6 +220,14 @@ static vjp_status metal_warm(const vjp_work *work) {
     return gpu_rehearse(work, &metal_of(work->device)->mode, GPU_WARM);
 }
 
+static vjp_status metal_run_many(const vjp_work *const *works, size_t count) {
+    return gpu_merge_calls(&metal_of(works[0]->device)->merger, works, count, GPU_RUN);
+}
+
+static vjp_status metal_warm_many(const vjp_work *const *works, size_t count) {
+    return gpu_merge_calls(&metal_of(works[0]->device)->merger, works, count, GPU_WARM);
+}
+
 /* ---- Synchronising ----------------------------------------------------------------------------------- */
 
 static vjp_status metal_synchronize(vjp_device *device) {
@@ -284,6 +294,9 @@ static const vjp_backend backend = {
     .copy = metal_copy,
     .check = metal_check,
     .warm = metal_warm,
+    .merges = gpu_merges_calls,
+    .run_many = metal_run_many,
+    .warm_many = metal_warm_many,
     .property = metal_property,
     .note = "kernels proved by emulation, host code built and driven; not yet run on Apple hardware",
 };

@@ -16,11 +16,12 @@
 #include "gpu/bad_index.h"
 #include "gpu/buffers.h"
 #include "gpu/gpu.h"
+#include "gpu/merge.h"
 #include "gpu/metal/objc.h"
 #include "gpu/pipelines.h"
 
 enum {
-    METAL_LAUNCHES = 128,               /* of a command buffer */
+    METAL_LAUNCHES = 256,               /* of a command buffer */
     METAL_COMMITTED = 16,               /* command buffers that run at once */
     METAL_KEY = 256,                    /* bytes of a pipeline's key */
     METAL_LIBRARIES = VJP_OP_COUNT + 2, /* one per shader: those of the ops, sums and tools */
@@ -28,6 +29,10 @@ enum {
     METAL_UNIFORMS = 30,                /* the number of the buffer with the uniforms */
     METAL_FIRST_NUMBER = 32,            /* function constants: operands from 0, numbers from here */
     METAL_NUMBERS = 16,                 /* that a shader may list */
+    METAL_MERGED = 48,                  /* the function constant that says how launches are merged */
+    METAL_BASES = 12,                   /* operands of a merged launch, the shader's first ones */
+    METAL_ROW_BYTES = 128,              /* of a merged launch's uniforms: those, and 16 parameters */
+    METAL_ROWS = 32,                    /* of a merged launch: an encoder copies up to 4 KiB of uniforms */
     METAL_NAME = 32,                    /* of an operand or number, at most */
     METAL_GRID_WIDTH = 1 << 16,         /* groups in a row of the grid: the GPU counts a row's threads in 32 bits */
 };
@@ -53,6 +58,7 @@ typedef struct metal_state {
     metal_library library[METAL_LIBRARIES];
     gpu_pipelines pipelines;
     gpu_mode mode;
+    gpu_merger merger;
     gpu_counts counts;
 
     objc_id commands, encoder; /* being encoded */
@@ -84,6 +90,10 @@ static inline void metal_end(const metal_state *state, void *pool) {
 
 /* Encodes a launch, or does what the device's mode says. gpu_enqueue() for launches of ops. */
 vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups);
+
+/* gpu_merger.together: where each operand of all rows lies in one buffer. */
+bool metal_together(vjp_device *device, const gpu_launch *all, gpu_row *row, int rows, uint32_t groups,
+                    vjp_status *status);
 
 /* Commits what was encoded. */
 vjp_status metal_commit(vjp_device *device);

@@ -94,7 +94,7 @@ void metal_release_libraries(metal_state *state) {
 
 /* The function constants of a launch, and its operands in the shader's order. */
 typedef struct choice {
-    uint32_t type[METAL_OPERANDS], number[METAL_NUMBERS];
+    uint32_t type[METAL_OPERANDS], number[METAL_NUMBERS], merged;
     const gpu_operand *operand[METAL_OPERANDS]; /* NULL: absent */
 } choice;
 
@@ -132,7 +132,7 @@ static vjp_status choose(vjp_device *device, const metal_library *library, const
 }
 
 static size_t key_of(const metal_library *library, const gpu_launch *l, const choice *c, char key[METAL_KEY]) {
-    size_t at = (size_t)snprintf(key, METAL_KEY / 2, "%s %s", l->shader, l->kernel) + 1;
+    size_t at = (size_t)snprintf(key, METAL_KEY / 2, "%s %s %u", l->shader, l->kernel, (unsigned)c->merged) + 1;
     for (int i = 0; i < library->operands; i++)
         key[at++] = (char)c->type[i];
     memcpy(key + at, c->number, (size_t)library->numbers * sizeof c->number[0]);
@@ -151,6 +151,7 @@ static objc_id make_function(metal_state *state, const metal_library *library, c
         objc_set_bytes(o, values, OBJC_SET_CONSTANT, &c->type[i], UINT_TYPE, (unsigned long)i);
     for (int i = 0; i < library->numbers; i++)
         objc_set_bytes(o, values, OBJC_SET_CONSTANT, &c->number[i], UINT_TYPE, (unsigned long)(METAL_FIRST_NUMBER + i));
+    objc_set_bytes(o, values, OBJC_SET_CONSTANT, &c->merged, UINT_TYPE, METAL_MERGED);
     snprintf(name, sizeof name, "run_%s", l->kernel);
     objc_id function = objc_make_with(o, library->library, OBJC_NEW_FUNCTION, objc_string(o, name), values, error);
     objc_release(o, values);
@@ -201,10 +202,25 @@ void metal_release_pipelines(metal_state *state) {
 
 /* ---- Encoding ---------------------------------------------------------------------------------------- */
 
-/* As common.metal's Uniforms has it. */
+/* As common.metal's Uniforms has it. Rows of a merged launch have fewer parameters. */
 typedef struct uniforms {
-    uint32_t groups, adds, unused[2], param[GPU_MAX_PARAMS];
+    uint32_t groups, adds, before, calls, base[METAL_BASES], param[GPU_MAX_PARAMS];
 } uniforms;
+
+enum { ROW_PARAMS = (METAL_ROW_BYTES - 16 - 4 * METAL_BASES) / 4 };
+
+static uniforms uniforms_of(const metal_library *library, const gpu_launch *l, const choice *c, const gpu_row *row,
+                            int rows) {
+    uniforms u = {.groups = row->groups, .before = row->first, .calls = (uint32_t)rows};
+    for (int i = 0; i < library->operands; i++) {
+        if (!c->operand[i]) continue;
+        ptrdiff_t own = c->operand[i] - l->operand; /* rows have the same operands in the same order */
+        if (row->launch->operand[own].adds) u.adds |= 1u << i;
+        if (i < METAL_BASES) u.base[i] = row->base[own];
+    }
+    memcpy(u.param, row->launch->param, sizeof u.param);
+    return u;
+}
 
 static vjp_status begin_commands(vjp_device *device) {
     metal_state *state = metal_of(device);
@@ -235,25 +251,38 @@ static vjp_status find_buffer(vjp_device *device, const gpu_launch *l, const gpu
     return VJP_OK;
 }
 
+/* Sets the parameters: of one launch all, of several a table. */
+static void set_parameters(const metal_state *state, const metal_library *library, const gpu_launch *l, const choice *c,
+                           const gpu_row *row, int rows) {
+    unsigned char table[METAL_ROWS][METAL_ROW_BYTES];
+    uniforms u = uniforms_of(library, l, c, row, rows);
+    if (rows == 1) {
+        objc_set_bytes(&state->objc, state->encoder, OBJC_SET_BYTES, &u, sizeof u, METAL_UNIFORMS);
+        return;
+    }
+    for (int i = 0; i < rows; i++) {
+        u = uniforms_of(library, l, c, &row[i], rows);
+        memcpy(table[i], &u, METAL_ROW_BYTES);
+    }
+    objc_set_bytes(&state->objc, state->encoder, OBJC_SET_BYTES, table, (size_t)rows * METAL_ROW_BYTES, METAL_UNIFORMS);
+}
+
 static vjp_status encode(vjp_device *device, const metal_library *library, const gpu_launch *l, const choice *c,
-                         const gpu_pipeline *pipeline, uint32_t groups) {
+                         const gpu_pipeline *pipeline, const gpu_row *row, int count, uint32_t groups) {
     metal_state *state = metal_of(device);
     const objc *o = &state->objc;
-    uniforms u = {.groups = groups};
     vjp_status status = begin_commands(device);
     for (int i = 0; i < library->operands && status == VJP_OK; i++) {
         objc_id buffer;
         uint64_t offset;
         status = find_buffer(device, l, c->operand[i], &buffer, &offset);
         if (status == VJP_OK) objc_set_buffer(o, state->encoder, buffer, offset, (unsigned long)i);
-        if (c->operand[i] && c->operand[i]->adds) u.adds |= 1u << i;
     }
     if (status != VJP_OK) return status;
     gpu_bad_index_remember(&state->bad_index_context, l);
     if (gpu_bad_index_record(l) >= 0) state->may_have_bad_index = true;
-    memcpy(u.param, l->param, sizeof u.param);
     objc_set_object(o, state->encoder, OBJC_SET_PIPELINE, pipeline->pipeline);
-    objc_set_bytes(o, state->encoder, OBJC_SET_BYTES, &u, sizeof u, METAL_UNIFORMS);
+    set_parameters(state, library, l, c, row, count);
     unsigned long rows = (groups + METAL_GRID_WIDTH - 1) / METAL_GRID_WIDTH, columns = (groups + rows - 1) / rows;
     objc_dispatch(o, state->encoder, (objc_size){columns, rows, 1}, (objc_size){(unsigned long)l->threads, 1, 1});
     state->launches++;
@@ -272,30 +301,53 @@ static vjp_status check(vjp_device *device, const gpu_launch *l, int64_t groups)
     return status;
 }
 
-static vjp_status enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
+/* A launch, or with several rows a merged one, of `groups` groups in all. */
+static vjp_status enqueue(vjp_device *device, const gpu_launch *l, const gpu_row *row, int rows, uint32_t groups) {
     metal_library *library;
     const gpu_pipeline *pipeline;
     choice c;
     vjp_status status = find_library(device, l->shader, &library);
     if (status == VJP_OK) status = choose(device, library, l, &c);
+    if (rows > 1) c.merged = (uint32_t)l->merge;
     if (status == VJP_OK) status = find_pipeline(device, library, l, &c, &pipeline);
     if (status != VJP_OK) return status;
     if (pipeline->max_threads < (unsigned long)l->threads)
         return gpu_refuse(device, l, VJP_UNSUPPORTED, "needs more threads than this device gives it", l->kernel);
     if (metal_of(device)->mode == GPU_WARM) return VJP_OK;
-    status = encode(device, library, l, &c, pipeline, (uint32_t)groups);
+    status = encode(device, library, l, &c, pipeline, row, rows, groups);
     return status == VJP_OK && metal_of(device)->launches == METAL_LAUNCHES ? metal_commit(device) : status;
 }
 
 vjp_status metal_enqueue(vjp_device *device, const gpu_launch *l, int64_t groups) {
     metal_state *state = metal_of(device);
     if (groups <= 0) return VJP_OK;
+    if (state->mode == GPU_GATHER) return gpu_gather_launch(device, &state->merger, l, groups);
     vjp_status status = check(device, l, groups);
     if (status != VJP_OK || state->mode == GPU_CHECK) return status;
     void *pool = metal_begin(state);
-    status = enqueue(device, l, groups);
+    status = enqueue(device, l, &(gpu_row){.launch = l, .groups = (uint32_t)groups}, 1, (uint32_t)groups);
     metal_end(state, pool);
     return status;
+}
+
+/* Bases count halves of a word from where the operand of all rows begins. */
+bool metal_together(vjp_device *device, const gpu_launch *all, gpu_row *row, int rows, uint32_t groups,
+                    vjp_status *status) {
+    metal_state *state = metal_of(device);
+    if (rows > METAL_ROWS || all->params > ROW_PARAMS) return false;
+    for (int i = 0; i < all->operands; i++) {
+        const gpu_operand *o = &all->operand[i];
+        uint64_t offset;
+        if (!o->present) continue;
+        if (o->bytes / 2 > UINT32_MAX || !gpu_buffers_hold(&state->buffers, o->address, o->bytes, &offset))
+            return false;
+        for (int k = 0; k < rows; k++)
+            row[k].base[i] = (uint32_t)((uint64_t)(row[k].launch->operand[i].address - o->address) / 2);
+    }
+    void *pool = metal_begin(state);
+    *status = enqueue(device, all, row, rows, groups);
+    metal_end(state, pool);
+    return true;
 }
 
 vjp_status gpu_enqueue(const gpu_launch *l, int64_t groups) {
@@ -312,7 +364,7 @@ bool gpu_has_matrices(const vjp_device *device) {
 
 bool gpu_merges(const vjp_device *device) {
     (void)device;
-    return false;
+    return true;
 }
 
 vjp_status metal_probe(vjp_device *device, unsigned long *threads, unsigned long *width) {

@@ -285,17 +285,50 @@ struct BadIndex {
 #define CONSTANT_OF_NUMBER(n, name)        constant uint name [[function_constant(32 + n)]];
 #define MEMBER(kind, n, name)              kind name;
 #define ARGUMENT(kind, n, name)            device uchar *name##_memory [[buffer(n)]],
-#define GIVEN(kind, n, name)               {name##_memory, name##_type, (u.adds >> n & 1) != 0},
+#define GIVEN(kind, n, name)               {name##_memory + base_of(u, n), name##_type, (u.adds >> n & 1) != 0},
 
 OPERANDS(CONSTANT_OF_OPERAND)
 NUMBERS(CONSTANT_OF_NUMBER)
 
+// How launches of several calls are one, as gpu.h has it. The parameters are then a table with a row for each call.
+constant uint MERGED [[function_constant(48)]];
+constexpr constant uint ALONE = 0;
+constexpr constant uint BESIDE = 1;   // each threadgroup does the work of one call
+constexpr constant uint IN_ORDER = 2; // one threadgroup does one call after another
+
+constexpr constant uint BASES = 12;
+constexpr constant uint ROW_BYTES = 128;
+
 struct Uniforms {
-    uint groups; // of the launch; the grid's last row may have groups too many
-    uint adds;   // bit n: set() of operand n adds
-    uint unused[2];
+    uint groups;      // of the launch, or row; the grid's last row may have groups too many
+    uint adds;        // bit n: set() of operand n adds
+    uint before;      // groups of the rows before
+    uint calls;       // rows
+    uint base[BASES]; // merged: where a row's operands begin, in halves of a word
     Params p;
 };
+
+inline ulong base_of(constant Uniforms &u, uint n) {
+    return MERGED == ALONE ? 0 : 2 * ulong(u.base[n % BASES]);
+}
+
+inline constant Uniforms &row_at(constant uchar *table, uint row) {
+    return *(constant Uniforms *)(table + row * ROW_BYTES);
+}
+
+// The row that a group belongs to.
+inline uint row_of(constant uchar *table, uint place) {
+    uint row = 0;
+    for (uint end = row_at(table, 0).calls; end - row > 1;) {
+        uint middle = (row + end) / 2;
+        if (row_at(table, middle).before <= place) {
+            row = middle;
+        } else {
+            end = middle;
+        }
+    }
+    return row;
+}
 
 constexpr constant uint MAX_THREADS = 256;
 
@@ -315,17 +348,27 @@ struct Call {
 #define THREADGROUP_MEMORY(type, name, count) threadgroup type name[count]
 #endif
 
+// All threads of a threadgroup have the same rows, so kernels may have barriers.
 #define ENTRY(name)                                                                                                    \
     [[kernel, max_total_threads_per_threadgroup(256)]] void run_##name(                                                \
-        OPERANDS(ARGUMENT) constant Uniforms &u [[buffer(30)]], uint3 at [[threadgroup_position_in_grid]],             \
+        OPERANDS(ARGUMENT) constant uchar *table [[buffer(30)]], uint3 at [[threadgroup_position_in_grid]],            \
         uint3 grid [[threadgroups_per_grid]], uint3 size [[threads_per_threadgroup]],                                  \
         uint lane [[thread_index_in_threadgroup]], uint width [[threads_per_simdgroup]]) {                             \
         THREADGROUP_MEMORY(Shared, shared, 1);                                                                         \
         THREADGROUP_MEMORY(float4, tree, MAX_THREADS);                                                                 \
-        uint group = at.y * grid.x + at.x;                                                                             \
-        if (group < u.groups) {                                                                                        \
-            const Call c = {OPERANDS(GIVEN) u.p, shared, tree, group, lane, size.x, width & (0u - width)};             \
-            name(c);                                                                                                   \
+        uint place = at.y * grid.x + at.x;                                                                             \
+        uint row = MERGED == BESIDE ? row_of(table, place) : 0;                                                        \
+        uint end = MERGED == IN_ORDER ? row_at(table, 0).calls : row + 1;                                              \
+        for (; row < end; row++) {                                                                                     \
+            constant Uniforms &u = row_at(table, row);                                                                 \
+            uint group = MERGED == BESIDE ? place - u.before : place;                                                  \
+            if (group < u.groups) {                                                                                    \
+                const Call c = {OPERANDS(GIVEN) u.p, shared, tree, group, lane, size.x, width & (0u - width)};         \
+                name(c);                                                                                               \
+            }                                                                                                          \
+            if (MERGED == IN_ORDER) {                                                                                  \
+                threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);                               \
+            }                                                                                                          \
         }                                                                                                              \
     }
 

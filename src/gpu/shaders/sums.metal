@@ -163,11 +163,11 @@ inline void write_sum(thread const Call &c, uint item, uint column, TermSum sum,
     float2 large = float2(sum.large.high[k], sum.large.low[k]);
     float2 small = float2(sum.small.high[k], sum.small.low[k]);
     uint at = item * c.p.inner + column;
-    if (c.p.chunks == 1) {
-        c.out.set(at, value_of(c, large, small));
-    } else {
+    if (c.partials_out.is()) {
         c.partials_out.set_two(4 * at, large);
         c.partials_out.set_two(4 * at + 2, small);
+    } else {
+        c.out.set(at, value_of(c, large, small));
     }
 }
 

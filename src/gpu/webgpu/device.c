@@ -177,8 +177,7 @@ static void close_state(webgpu_state *state) {
     gpu_pipelines_close(&state->pipelines);
     free(state->param_bytes);
     free(state->buffers.buffer);
-    free(state->gathered);
-    free(state->rows);
+    gpu_merger_close(&state->merger);
     free(state);
 }
 
@@ -189,6 +188,7 @@ static vjp_status webgpu_open(vjp_device *device, const vjp_options *options) {
     webgpu_state *state = calloc(1, sizeof *state);
     if (!state) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for the device", device->name);
     device->state = state;
+    state->merger = (gpu_merger){.mode = &state->mode, .enqueue = webgpu_enqueue, .together = webgpu_together};
     vjp_status status = webgpu_load(device, &state->api);
     if (status == VJP_OK) status = open_adapter(device, state);
     if (status == VJP_OK) status = check_adapter(device, state);
@@ -270,7 +270,7 @@ static const vjp_backend backend = {
     .check = webgpu_check,
     .warm = webgpu_warm,
     .property = webgpu_property,
-    .merges = webgpu_merges,
+    .merges = gpu_merges_calls,
     .run_many = webgpu_run_many,
     .warm_many = webgpu_warm_many,
     .note = "proved on a software GPU (Mesa's lavapipe, by wgpu-native); not yet run on a hardware GPU",

@@ -7,7 +7,7 @@
  *     errors.c   keeps what the implementation reports, waits for its callbacks
  *     source.c   writes the WGSL of a launch
  *     launch.c   makes pipelines, encodes launches, submits
- *     merge.c    makes one launch of those of many calls
+ *     merge.c    makes one launch of those of many calls, which gpu/merge.c chooses
  *     memory.c   allocates, uploads, downloads, copies
  *     events.c   marks points of the queue, downloads late, synchronises
  *     device.c   opens and closes; the table that the library loads
@@ -21,6 +21,7 @@
 #include "gpu/bad_index.h"
 #include "gpu/buffers.h"
 #include "gpu/gpu.h"
+#include "gpu/merge.h"
 #include "gpu/pipelines.h"
 #include "gpu/webgpu/api.h"
 
@@ -32,8 +33,6 @@ enum {
 };
 
 typedef struct webgpu_event webgpu_event;
-typedef struct webgpu_gathered webgpu_gathered;
-typedef struct webgpu_row webgpu_row;
 
 typedef struct webgpu_state {
     webgpu_api api;
@@ -55,9 +54,7 @@ typedef struct webgpu_state {
     gpu_pipelines pipelines;
     gpu_mode mode;
     gpu_counts counts;
-    webgpu_gathered *gathered; /* [gathered_room], of merge.c */
-    webgpu_row *rows;          /* [gathered_room] */
-    int gathered_count, gathered_room, gathered_call, gathered_stage;
+    gpu_merger merger;
 
     /* The submission that is being encoded. */
     WGPUCommandEncoder encoder;
@@ -137,13 +134,6 @@ typedef struct webgpu_view {
     bool merged;                     /* parameters come from rows of a table; the launch says how they are merged */
 } webgpu_view;
 
-/* A row of a merged launch; a launch that is alone has one, too. */
-struct webgpu_row {
-    const gpu_launch *launch;
-    uint32_t base[GPU_MAX_OPERANDS];
-    uint32_t groups, first; /* workgroups, and those of the rows before */
-};
-
 /* The whole WGSL of a launch, to be freed; NULL: no memory. Depends on nothing but what webgpu_key() writes. */
 char *webgpu_source(const webgpu_view *view);
 
@@ -162,7 +152,7 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
 vjp_status webgpu_find_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view);
 
 /* Encodes `rows` rows of a view as one dispatch of `groups` workgroups; in GPU_WARM only its pipeline is made. */
-vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const webgpu_row *row, int rows, uint32_t groups);
+vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const gpu_row *row, int rows, uint32_t groups);
 
 /* Ends the compute pass, if one is open, so that something else can be encoded. */
 void webgpu_end_pass(webgpu_state *state);
@@ -174,10 +164,10 @@ void webgpu_release_pipelines(webgpu_state *state);
 
 /* ---- merge.c ----------------------------------------------------------------------------------------- */
 
-/* Keeps a launch for the merging that is under way. */
-vjp_status webgpu_gather(vjp_device *device, const gpu_launch *l, int64_t groups);
+/* gpu_merger.together */
+bool webgpu_together(vjp_device *device, const gpu_launch *all, gpu_row *row, int rows, uint32_t groups,
+                     vjp_status *status);
 
-int webgpu_merges(const vjp_device *device, const vjp_op *op, vjp_pass pass);
 vjp_status webgpu_run_many(const vjp_work *const *works, size_t count);
 vjp_status webgpu_warm_many(const vjp_work *const *works, size_t count);
 

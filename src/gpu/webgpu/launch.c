@@ -226,7 +226,7 @@ static WGPUBindGroup make_bindings(webgpu_state *state, const webgpu_view *view,
 }
 
 /* As source.c's Uniforms has it. */
-static void write_params(const webgpu_row *row, int rows, unsigned char *to) {
+static void write_params(const gpu_row *row, int rows, unsigned char *to) {
     uint32_t head[4] = {row->groups, 0, row->first, (uint32_t)rows};
     for (int i = 0; i < row->launch->operands; i++)
         head[1] |= (uint32_t)row->launch->operand[i].adds << i;
@@ -248,8 +248,7 @@ static void dispatch(webgpu_state *state, const gpu_pipeline *pipeline, WGPUBind
     state->counts.dispatches++;
 }
 
-vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const webgpu_row *row, int rows,
-                         uint32_t groups) {
+vjp_status webgpu_encode(vjp_device *device, const webgpu_view *view, const gpu_row *row, int rows, uint32_t groups) {
     webgpu_state *state = webgpu_of(device);
     const gpu_pipeline *pipeline = NULL;
     vjp_status status = state->launches + rows > WEBGPU_LAUNCHES ? webgpu_submit(device) : VJP_OK;
@@ -292,13 +291,13 @@ vjp_status webgpu_enqueue(vjp_device *device, const gpu_launch *l, int64_t group
     webgpu_state *state = webgpu_of(device);
     vjp_status status = webgpu_result(device, "running");
     if (status != VJP_OK || groups <= 0) return status;
-    if (state->mode == GPU_GATHER) return webgpu_gather(device, l, groups);
+    if (state->mode == GPU_GATHER) return gpu_gather_launch(device, &state->merger, l, groups);
     webgpu_view view;
     status = gpu_launch_counts(device, l, groups);
     if (status == VJP_OK) status = check_iterations(device, l);
     if (status == VJP_OK) status = webgpu_find_windows(device, l, &view);
     if (status != VJP_OK || state->mode == GPU_CHECK) return status;
-    webgpu_row row = {.launch = l, .groups = (uint32_t)groups};
+    gpu_row row = {.launch = l, .groups = (uint32_t)groups};
     memcpy(row.base, view.base, sizeof row.base);
     return webgpu_encode(device, &view, &row, 1, (uint32_t)groups);
 }

@@ -1,106 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * One launch for those of many calls. A step of training has hundreds of short calls of one op (an optimizer's step for
- * each parameter, a sum of squares for each gradient, a cast for each weight); each dispatch waits for the one before,
- * because they use the same buffers.
- *
- * The launches of the calls are gathered as their ops enqueue them. Those that differ in places and numbers alone
- * become one: its parameters are a table with a row for each, and its windows hold the operands of all. Where a device
- * cannot bind so much at once, the launches are divided. Calls are independent of each other, so stages of all calls
- * follow each other; launches that add to one output come last, in the order of the calls.
- */
-#include <stdlib.h>
-#include <string.h>
-
+/* Merged launches (gpu/merge.c): their parameters are rows of a table, their windows hold the operands of all. */
 #include "gpu/webgpu/device.h"
 
-struct webgpu_gathered {
-    gpu_launch launch;
-    int64_t groups;
-    int call, stage;
-    bool done;
-};
-
-int webgpu_merges(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
-    int id = (int)op->id;
-    (void)device;
-    return pass == VJP_FORWARD &&
-           (id == OP_ID(adamw) || id == OP_ID(sgd) || id == OP_ID(sum_squares) || id == OP_ID(cast));
-}
-
-static bool grow(webgpu_state *state) {
-    int room = state->gathered_room ? 2 * state->gathered_room : 64;
-    webgpu_gathered *gathered = realloc(state->gathered, (size_t)room * sizeof *gathered);
-    if (gathered) state->gathered = gathered;
-    webgpu_row *rows = gathered ? realloc(state->rows, (size_t)room * sizeof *rows) : NULL;
-    if (!rows) return false;
-    state->rows = rows;
-    state->gathered_room = room;
-    return true;
-}
-
-vjp_status webgpu_gather(vjp_device *device, const gpu_launch *l, int64_t groups) {
-    webgpu_state *state = webgpu_of(device);
-    vjp_status status = gpu_launch_counts(device, l, groups);
-    if (status != VJP_OK) return status;
-    if (state->gathered_count == state->gathered_room && !grow(state))
-        return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory to merge launches", device->name);
-    state->gathered[state->gathered_count++] =
-        (webgpu_gathered){*l, groups, state->gathered_call, state->gathered_stage++, false};
-    return VJP_OK;
-}
-
-/* ---- Which launches are one -------------------------------------------------------------------------- */
-
-static bool same_operand(const gpu_operand *a, const gpu_operand *b) {
-    return strcmp(a->name, b->name) == 0 && a->form == b->form && a->dtype == b->dtype && a->present == b->present &&
-           a->output == b->output && a->paired == b->paired && a->fours == b->fours;
-}
-
-static bool alike(const gpu_launch *a, const gpu_launch *b) {
-    bool same = a->merge == b->merge && strcmp(a->shader, b->shader) == 0 && strcmp(a->kernel, b->kernel) == 0 &&
-                a->constants == b->constants && a->operands == b->operands && a->limit == b->limit;
-    for (int i = 0; i < a->constants && same; i++)
-        same = a->constant[i].value == b->constant[i].value;
-    for (int i = 0; i < a->operands && same; i++)
-        same = same_operand(&a->operand[i], &b->operand[i]);
-    return same;
-}
-
-/* ---- One launch -------------------------------------------------------------------------------------- */
-
-/* The rows' launch, with operands that reach from the first row's place in memory to the last one's. */
-static gpu_launch united(const webgpu_row *row, int rows) {
-    gpu_launch all = *row[0].launch;
-    for (int i = 0; i < all.operands; i++) {
-        gpu_operand *o = &all.operand[i];
-        const char *end = o->address + o->bytes;
-        for (int k = 1; k < rows && o->present; k++) {
-            const gpu_operand *own = &row[k].launch->operand[i];
-            if (own->address < o->address) o->address = own->address;
-            if (own->address + own->bytes > end) end = own->address + own->bytes;
-        }
-        if (o->present) o->bytes = (uint64_t)(end - o->address);
-    }
-    return all;
-}
-
-/* One dispatch for all rows, or false where the device cannot bind so much. */
-static bool encode_together(vjp_device *device, webgpu_row *row, int rows, vjp_status *status) {
-    gpu_launch all = united(row, rows);
+bool webgpu_together(vjp_device *device, const gpu_launch *all, gpu_row *row, int rows, uint32_t groups,
+                     vjp_status *status) {
     webgpu_view view;
-    uint64_t groups = 0;
-    for (int k = 0; k < rows; k++) {
-        row[k].first = (uint32_t)groups;
-        groups += row[k].groups;
-    }
-    bool fits = rows <= WEBGPU_LAUNCHES && groups <= INT32_MAX && webgpu_find_windows(device, &all, &view) == VJP_OK &&
-                view.windows < GPU_MAX_WINDOWS;
+    bool fits =
+        rows <= WEBGPU_LAUNCHES && webgpu_find_windows(device, all, &view) == VJP_OK && view.windows < GPU_MAX_WINDOWS;
     device->error[0] = 0;
     if (!fits) return false;
     view.merged = true;
     for (int k = 0; k < rows; k++)
-        for (int i = 0; i < all.operands; i++) {
+        for (int i = 0; i < all->operands; i++) {
             const gpu_operand *o = &row[k].launch->operand[i];
             const webgpu_window *w = view.window_of[i] < 0 ? NULL : &view.window[view.window_of[i]];
             row[k].base[i] = view.base[i];
@@ -108,68 +19,14 @@ static bool encode_together(vjp_device *device, webgpu_row *row, int rows, vjp_s
                 row[k].base[i] =
                     (uint32_t)((uint64_t)(o->address - (w->of->begin + w->begin)) / vjp_dtype_size(o->dtype));
         }
-    *status = webgpu_encode(device, &view, row, rows, all.merge == GPU_BESIDE ? (uint32_t)groups : 1);
+    *status = webgpu_encode(device, &view, row, rows, groups);
     return true;
 }
 
-static vjp_status encode_rows(vjp_device *device, webgpu_row *row, int rows) {
-    vjp_status status = VJP_OK;
-    if (rows == 1) return webgpu_enqueue(device, row->launch, row->groups);
-    if (encode_together(device, row, rows, &status)) return status;
-    status = encode_rows(device, row, rows / 2);
-    return status == VJP_OK ? encode_rows(device, row + rows / 2, rows - rows / 2) : status;
-}
-
-/* ---- All of them ------------------------------------------------------------------------------------- */
-
-/* Launch i and those like it from there on, of the same stage; of those in order, only the ones that follow it. */
-static vjp_status encode_from(vjp_device *device, int i) {
-    webgpu_state *state = webgpu_of(device);
-    webgpu_gathered *first = &state->gathered[i];
-    bool in_order = first->launch.merge == GPU_IN_ORDER;
-    int rows = 0;
-    for (int k = i; k < state->gathered_count; k++) {
-        webgpu_gathered *g = &state->gathered[k];
-        if (g->done || (in_order && g->launch.merge != GPU_IN_ORDER)) continue;
-        bool joins = k == i || (first->launch.merge != GPU_ALONE && (in_order || g->stage == first->stage) &&
-                                alike(&first->launch, &g->launch) && (!in_order || first->groups == 1));
-        if (joins && in_order && g->groups > 1) joins = k == i;
-        if (!joins && in_order) break;
-        if (!joins) continue;
-        g->done = true;
-        state->rows[rows++] = (webgpu_row){.launch = &g->launch, .groups = (uint32_t)g->groups};
-    }
-    return encode_rows(device, state->rows, rows);
-}
-
-static vjp_status merge(const vjp_work *const *works, size_t count, gpu_mode mode) {
-    vjp_device *device = works[0]->device;
-    webgpu_state *state = webgpu_of(device);
-    vjp_status status = VJP_OK;
-    int stages = 0;
-    state->gathered_count = 0;
-    for (size_t w = 0; w < count && status == VJP_OK; w++) {
-        state->gathered_call = (int)w;
-        state->gathered_stage = 0;
-        status = gpu_rehearse(works[w], &state->mode, GPU_GATHER);
-        if (state->gathered_stage > stages) stages = state->gathered_stage;
-    }
-    state->mode = mode;
-    for (int stage = 0; stage < stages && status == VJP_OK; stage++)
-        for (int i = 0; i < state->gathered_count && status == VJP_OK; i++) {
-            const webgpu_gathered *g = &state->gathered[i];
-            if (!g->done && g->stage == stage && g->launch.merge != GPU_IN_ORDER) status = encode_from(device, i);
-        }
-    for (int i = 0; i < state->gathered_count && status == VJP_OK; i++)
-        if (!state->gathered[i].done) status = encode_from(device, i);
-    state->mode = GPU_RUN;
-    return status;
-}
-
 vjp_status webgpu_run_many(const vjp_work *const *works, size_t count) {
-    return merge(works, count, GPU_RUN);
+    return gpu_merge_calls(&webgpu_of(works[0]->device)->merger, works, count, GPU_RUN);
 }
 
 vjp_status webgpu_warm_many(const vjp_work *const *works, size_t count) {
-    return merge(works, count, GPU_WARM);
+    return gpu_merge_calls(&webgpu_of(works[0]->device)->merger, works, count, GPU_WARM);
 }

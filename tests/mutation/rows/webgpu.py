@@ -191,7 +191,7 @@
     ("webgpu: merged calls use the tensors of the first", "test test_webgpu",
      [("src/gpu/webgpu/merge.c", "            if (w && w->of)\n", "            if (w && w->of && k == 0)\n")]),
     ("webgpu: merged calls share the first workgroups", "test test_webgpu",
-     [("src/gpu/webgpu/merge.c", "        row[k].first = (uint32_t)groups;\n", "        row[k].first = 0;\n")]),
+     [("src/gpu/merge.c", "        row[k].first = (uint32_t)groups;\n", "        row[k].first = 0;\n")]),
     ("webgpu linear: the residual of each row is the first row's", "webgpu linear",
      [("src/gpu/shaders/linear.wgsl", "result += residual_four(at);", "result += residual_four(column);")]),
 ]
