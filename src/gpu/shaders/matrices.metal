@@ -45,7 +45,11 @@ inline simdgroup_float8x8 matrix_at(thread const Call &c, uint base, bool along,
     uint stride = 4 * (along ? ALONG_FOURS : ACROSS_FOURS);
     uint at = along ? line * stride + depth : depth * stride + line;
     simdgroup_float8x8 m;
-    simdgroup_load(m, tile + at, stride, ulong2(0, 0), along != left);
+    if (along == left) { // not an argument: compilers that want it constant have it so
+        simdgroup_load(m, tile + at, stride, ulong2(0, 0), false);
+    } else {
+        simdgroup_load(m, tile + at, stride, ulong2(0, 0), true);
+    }
     return m;
 }
 
