@@ -142,7 +142,7 @@ const emulate_launch *launch;
 Grid3 place;
 Region regions[REGIONS]; // of every kernel that ran: two each
 int region_count;
-Region *active[4];
+Region active[4]; // copies, because every access looks here first
 int active_count;
 unsigned epoch = 1, group_epoch; // the one in which the group began
 bool running, seen;
@@ -214,11 +214,12 @@ void tell_race(const Cell &cell, bool write, short who, bool other_wrote, unsign
 
 bool by_matrix; // the access at hand
 
-void touch(Region &region, size_t from, size_t bytes, bool write, bool atomic, unsigned at) {
+void touch(const Region &region, size_t from, size_t bytes, bool write, bool atomic, unsigned at) {
     short who = by_matrix ? static_cast<short>(MATRIX) : static_cast<short>(now);
     for (size_t i = from / WORD; i <= (from + bytes - 1) / WORD && !seen; i++) {
         Cell &cell = region.cell[i];
         bool written = cell.write_epoch == epoch, read = cell.read_epoch == epoch;
+        if (!write && read && !written && (cell.reader == MANY || cell.reader == who)) continue; // nothing new
         bool both_atomic = atomic && cell.atomic;
         if (written && (cell.writer != who || by_matrix) && !both_atomic)
             tell_race(cell, write, who, true, at);
@@ -259,8 +260,8 @@ bool lies_in(const emulate_buffer &b, const char *a, size_t bytes) {
 
 __attribute__((noinline)) void find(const char *a, size_t bytes, bool write, unsigned at, bool atomic) {
     for (int i = 0; i < active_count; i++)
-        if (static_cast<size_t>(a - active[i]->memory) < active[i]->bytes)
-            return touch(*active[i], static_cast<size_t>(a - active[i]->memory), bytes, write, atomic, at);
+        if (static_cast<size_t>(a - active[i].memory) < active[i].bytes)
+            return touch(active[i], static_cast<size_t>(a - active[i].memory), bytes, write, atomic, at);
     if (a >= &__executable_start && a < &_end) return; // constants
     for (const emulate_buffer &b : launch->buffer)
         if (b.memory && lies_in(b, a, bytes)) {
@@ -450,7 +451,7 @@ bool emulate_run(const emulate_launch *l, char text[EMULATE_MESSAGE]) {
 // The first thread of a group to come here resets the group's memory: full of NaN, and untouched.
 void emulate_shared(void *memory, size_t bytes) {
     for (int i = 0; i < active_count; i++)
-        if (active[i]->memory == memory) return;
+        if (active[i].memory == memory) return;
     Region *region = regions;
     while (region < regions + region_count && region->memory != memory)
         region++;
@@ -461,7 +462,7 @@ void emulate_shared(void *memory, size_t bytes) {
         if (!region->cell) abort();
     }
     memset(memory, 0xff, bytes);
-    active[active_count++] = region;
+    active[active_count++] = *region;
 }
 
 extern "C" {
@@ -533,10 +534,9 @@ struct Factors {
 // Waits for all 32 threads of the simdgroup, which a matrix needs; what they show, by thread, is in slot `turn` % 2.
 unsigned all_show(const Factors &own, const char *file, int line) {
     unsigned turn = show(&own, sizeof own, file, line), first = threads[now].simd_begin;
+    unsigned next = first + (now - first + 1) % MATRIX_THREADS; // each looks at one, so one sees who is missing
     bool whole = width() == MATRIX_THREADS && first + MATRIX_THREADS <= launch->threads;
-    for (unsigned i = first; whole && i < first + MATRIX_THREADS; i++)
-        whole = threads[i].shown[turn % 2] == turn;
-    if (whole) return turn;
+    if (whole && threads[next].shown[turn % 2] == turn) return turn;
     report_error("the simdgroup of thread %u has fewer than 32 threads for the matrix at %s:%d", now, name_of(file),
                  line);
     fiber_switch(&threads[now].sp, scheduler);
