@@ -37,9 +37,29 @@ static void put(void *to, vjp_dtype dtype, size_t i, float value) {
     }
 }
 
-/* In chunks, so that a large parameter needs no second copy of itself. */
+enum { CHUNK = 1 << 20, PIECE = 1 << 13 }; /* elements that are uploaded at once, and that one thread draws */
+
+typedef struct filling {
+    const distribution *d;
+    uint32_t name;
+    uint64_t seed;
+    vjp_dtype dtype;
+    void *chunk;
+    size_t first, count; /* the elements of the chunk */
+} filling;
+
+static void fill_piece(void *argument, size_t piece) {
+    const filling *f = argument;
+    size_t end = (piece + 1) * PIECE < f->count ? (piece + 1) * PIECE : f->count;
+    for (size_t i = piece * PIECE; i < end; i++)
+        put(f->chunk, f->dtype, i, draw(f->d, f->name, f->seed, f->first + i));
+}
+
+/*
+ * In chunks, so that a large parameter needs no second copy of itself. Every number is drawn by itself, so all threads
+ * of the host can draw: those of the device, or of one opened for it. (A thousand million numbers take 20 s by one.)
+ */
 static vjp_status fill(vjp_program *program, vjp_value value, const distribution *d, uint64_t seed) {
-    enum { CHUNK = 1 << 16 };
     const program_value *found = NULL;
     vjp_status status = program_find(program, value, &found);
     if (status != VJP_OK) return status;
@@ -49,16 +69,22 @@ static vjp_status fill(vjp_program *program, vjp_value value, const distribution
                         "%s cannot be given first values: it is not an input, parameter or state of a float type",
                         found->name);
     size_t size = vjp_dtype_size(dtype), count = program_bytes(&found->tensor) / size;
-    uint32_t name = names_hash(found->name);
-    void *chunk = malloc(CHUNK * size);
-    if (!chunk) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to fill %s", found->name);
-    for (size_t at = 0; at < count && status == VJP_OK; at += CHUNK) {
-        size_t some = count - at < CHUNK ? count - at : CHUNK;
-        for (size_t i = 0; i < some; i++)
-            put(chunk, dtype, i, draw(d, name, seed, at + i));
-        status = vjp_upload(program->device, found->tensor.data, found->tensor.offset + at * size, chunk, some * size);
+    filling f = {.d = d, .name = names_hash(found->name), .seed = seed, .dtype = dtype};
+    f.chunk = malloc((count < CHUNK ? count : CHUNK) * size + 1);
+    if (!f.chunk) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to fill %s", found->name);
+    vjp_device *host = NULL;
+    if (!vjp_device_is_host(program->device) && count >= CHUNK && vjp_open("cpu", NULL, &host) != VJP_OK) {
+        vjp_close(host); /* it goes without */
+        host = NULL;
     }
-    free(chunk);
+    for (f.first = 0; f.first < count && status == VJP_OK; f.first += CHUNK) {
+        f.count = count - f.first < CHUNK ? count - f.first : CHUNK;
+        vjp_parallel(host ? host : program->device, (f.count + PIECE - 1) / PIECE, fill_piece, &f);
+        status = vjp_upload(program->device, found->tensor.data, found->tensor.offset + f.first * size, f.chunk,
+                            f.count * size);
+    }
+    vjp_close(host);
+    free(f.chunk);
     return status;
 }
 
