@@ -82,10 +82,10 @@ def forward_backward(function, *inputs):
         for t in inputs:
             t.grad = None
         result = function(*inputs)
-        y = getattr(result, "loss", result)
-        if not dy:  # a gradient as a layer above would give, not the expanded one of a sum
-            dy.append(torch.ones_like(y, memory_format=torch.contiguous_format))
-        y.backward(dy[0])
+        results = result if isinstance(result, (tuple, list)) else [getattr(result, "loss", result)]
+        if not dy:  # gradients as a layer above would give, not the expanded ones of a sum
+            dy.extend(torch.ones_like(y, memory_format=torch.contiguous_format) for y in results)
+        torch.autograd.backward(results, dy)
     return run
 
 
@@ -142,14 +142,14 @@ def module_rows(sizes, batch, length, seconds, device):
 
         def rope(q, k):
             c, s = torch.cat([cosine, cosine], -1)[:, None], torch.cat([sine, sine], -1)[:, None]
-            return torch.cat([t * c + torch.cat([-t[..., dim // 2:], t[..., :dim // 2]], -1) * s for t in (q, k)], 2)
+            return [t * c + torch.cat([-t[..., dim // 2:], t[..., :dim // 2]], -1) * s for t in (q, k)]
 
         def attention(q, k, v):
             return nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True)
 
         pairs = {
             "RMSNorm": (rms_norm, lambda x, w: vt.rms_norm(x, w), (x, weight)),
-            "rope": (rope, lambda q, k: torch.cat([vt.rope(t, cosine, sine) for t in (q, k)], 2), (q, k)),
+            "rope": (rope, lambda q, k: [vt.rope(t, cosine, sine) for t in (q, k)], (q, k)),
             "SwiGLU": (lambda gate, up: nn.functional.silu(gate) * up, vt.swiglu, (gate, up)),
             "attention": (attention, vt.attention, (q, k, v)),
             "cross-entropy": (lambda logits: nn.functional.cross_entropy(logits.float(), target), lambda logits: vt.cross_entropy(logits, target), (logits,)),
@@ -159,7 +159,7 @@ def module_rows(sizes, batch, length, seconds, device):
             wide = [torch.cat([t, t], -1)[None] for t in (cosine, sine)]
             ligers = {
                 "RMSNorm": lambda x, w: other.liger_rms_norm(x, w, 1e-6),
-                "rope": lambda q, k: torch.cat([t.transpose(1, 2) for t in other.liger_rope(q.transpose(1, 2), k.transpose(1, 2), *wide)], 2),
+                "rope": lambda q, k: [t.transpose(1, 2) for t in other.liger_rope(q.transpose(1, 2), k.transpose(1, 2), *wide)],
                 "SwiGLU": other.liger_swiglu,
                 "cross-entropy": lambda logits: other.liger_cross_entropy(logits, target),
             }
