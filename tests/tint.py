@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""tests/tint.py FOLDER: compiles every .wgsl in a folder with Tint, Dawn's compiler.
+"""tests/tint.py FOLDER: compiles every .wgsl in a folder with Tint, Dawn's compiler, and makes a pipeline of it, which also
+checks the limits that every device has: wgpu lets a shader use more memory of a workgroup than that.
 
 Dawn needs no GPU for that: its null backend checks and compiles shaders as the others do. The folder is filled by any
 run of vjp with VJP_WEBGPU_SHADERS=FOLDER. Needs the package dawn-python; exits 77 where it is not installed.
 """
 import glob
+import os
 import sys
+import tempfile
 
 try:
     from pydawn import utils, webgpu
@@ -38,7 +41,8 @@ def complaint(device, path):
         source = file.read()
     try:
         module = utils.create_shader_module(device, source)
-        error = utils.pop_error(device) if module is None else None
+        utils.create_compute_pipeline(device, None, {"module": module, "entry_point": "main"})
+        error = None
     except Exception as exception:  # the package raises bare exceptions
         error = str(exception)
     return error
@@ -49,9 +53,9 @@ def main():
     paths = sorted(glob.glob(sys.argv[1] + "/*.wgsl"))
     if not paths:
         sys.exit("no shaders in " + sys.argv[1])
-    broken = complaint_of_nonsense(device)
-    if not broken:
-        sys.exit("Tint accepts a shader that is wrong: this test does not work")
+    for wrong in WRONG:
+        if not complaint_of(device, wrong):
+            sys.exit(f"Tint accepts a shader that is wrong, so this test does not work:\n{wrong}")
     bad = 0
     for path in paths:
         said = complaint(device, path)
@@ -62,18 +66,24 @@ def main():
     sys.exit(1 if bad else 0)
 
 
-def complaint_of_nonsense(device):
-    """A barrier under a condition that differs between threads, which Tint refuses and naga accepts."""
-    import os
-    import tempfile
+# What naga accepts and Tint refuses: a barrier under a condition that differs between threads, and more memory of a
+# workgroup than every device has.
+WRONG = (
+    """@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32) {
+    if (lane < 3u) { workgroupBarrier(); }
+}
+""",
+    """var<workgroup> much: array<u32, 4097>;
+@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32) { much[lane] = lane; }
+""",
+)
 
+
+def complaint_of(device, source):
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "nonsense.wgsl")
+        path = os.path.join(folder, "wrong.wgsl")
         with open(path, "w", encoding="utf-8") as file:
-            file.write(
-                "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32) {\n"
-                "    if (lane < 3u) { workgroupBarrier(); }\n}\n"
-            )
+            file.write(source)
         return complaint(device, path)
 
 

@@ -187,16 +187,18 @@ fn place_of(group: u32) -> Place {
 }
 
 // The terms that any of a workgroup's rows sees, [x, y). A loop with barriers depends on them, so edges, which come
-// from memory, are read once for all threads.
-var<workgroup> range: vec2<u32>;
-
+// from memory, are read once for all threads. They go through the tile, which takes all the memory that a workgroup is
+// sure to have, in halves, since an f32 has 24 bits.
 fn range_of_rows(p: Place, lane: u32) -> vec2<u32> {
     let last = min(p.row + ROWS, row_count()) - 1u;
     if (edge_is) {
         if (lane == 0u) {
-            range = vec2<u32>(first_term(p.unit, p.row), end_term(p.unit, last));
+            let first = first_term(p.unit, p.row);
+            let end = end_term(p.unit, last);
+            tile[0] = vec4<f32>(vec4<u32>(first >> 16u, first & 0xffffu, end >> 16u, end & 0xffffu));
         }
-        return workgroupUniformLoad(&range);
+        let halves = vec4<u32>(workgroupUniformLoad(&tile[0]));
+        return (halves.xz << vec2<u32>(16u)) | halves.yw;
     }
     return vec2<u32>(window_first(p.row), window_end(last));
 }
