@@ -338,26 +338,29 @@ class Vjp {
   // ---- Proofs ----
 
   /**
-   * What `vjp check` does, for the ops of the list or for all. onRow gets each row as it is made: {proof, op, pass,
-   * output, dtype, device, case, error, bound, ok, why}. Returns {rows, failed, ok}.
+   * What `vjp check` does, for the ops of the list or for all, in one dtype or in all. `brief`: one case of each op, in
+   * the plain form of the call. onRow gets each row as it is made: {proof, op, pass, output, dtype, device, case,
+   * error, bound, ok, why}. Returns {rows, failed, ok}.
    */
-  check({device = 'cpu', ops, quick = true, seed = 0, onRow} = {}) {
-    return this.#prove(device, ops ?? [null], quick, seed, false, onRow);
+  check({ops, ...options} = {}) {
+    return this.#prove(ops ?? [null], false, options);
   }
 
   /** The same for one op whose kernels are broken on purpose: one element of an output is damaged. */
-  checkBroken(op, {device = 'cpu', quick = true, seed = 0, onRow} = {}) {
-    return this.#prove(device, [op], quick, seed, true, onRow);
+  checkBroken(op, options = {}) {
+    return this.#prove([op], true, options);
   }
 
-  #prove(device, ops, quick, seed, broken, onRow) {
+  #prove(ops, broken, {device = 'cpu', dtype, quick = true, brief = false, seed = 0, onRow}) {
+    const type = dtype === undefined ? -1 : DTYPES.indexOf(dtype);
+    if (dtype !== undefined && type < 0) throw new Error(`unknown dtype "${dtype}"`);
     const opened = typeof device === 'string' ? this.open(device) : device;
     const result = {rows: 0, failed: 0};
     this.#row = onRow ?? null;
     try {
       for (const op of ops) {
         const one = this.with([op], name =>
-          this.json(this.#exports.vjp_web_check(opened.at, name, quick, seed, broken)));
+          this.json(this.#exports.vjp_web_check(opened.at, name, type, quick, brief, seed, broken)));
         result.rows += one.rows;
         result.failed += one.failed;
       }

@@ -34,6 +34,8 @@ typedef struct proof_plan {
     int dtype;        /* a vjp_dtype; -1: all that the device has */
     uint64_t seed;
     bool quick; /* only the rows of the table that are marked so */
+    bool brief; /* proof_compare(): of each op only the first of these rows, and only its plain call and the += of it:
+                   for devices that compile every variant of a call for seconds */
     void (*row)(void *context, const proof_row *row);
     void *context;
 } proof_plan;

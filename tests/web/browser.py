@@ -23,8 +23,11 @@ sys.path.insert(0, os.path.join(ROOT, "web"))
 import serve  # noqa: E402
 
 NAMES = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
-# Chromium's own software GPU; without the flag there is no adapter.
-GPU_FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+# Chromium's own software GPU; without the flag there is no adapter. It compiles memory that a shader shares between
+# threads and that is zeroed by Vulkan as one store per element, which takes ten seconds; zeroed by a loop of the shader's, as
+# on a GPU without that extension, less than two.
+GPU_FLAGS = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
+             "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension")
 NO_GPU_FLAGS = ("--disable-gpu",)
 
 

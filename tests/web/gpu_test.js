@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The tests of vjp.js on WebGPU, in a worker: single calls, refusals, the quick checks of some ops, and training steps
-// beside the processor's. Posts what it found; test_gpu.py judges it.
+// The tests of vjp.js on WebGPU, in a worker: single calls, refusals, a check of each op, and of each op when it is broken,
+// and training steps beside the processor's. Posts what it found; test_gpu.py judges it.
 import {load} from './vjp.js';
 import {expect, throws} from './expect.js';
 
@@ -47,7 +47,15 @@ function training(v, text, device, steps) {
   return {losses: rows.map(row => row.loss), ms: rows.map(row => row.ms), waits, summary, files: [...files.keys()]};
 }
 
-onmessage = async ({data: {ops, steps}}) => {
+// `brief`: one case of each op, whose shaders are then there for the broken op.
+function proof(v, gpu, op, dtype, brief) {
+  const failures = [];
+  const options = {device: gpu, dtype, brief, onRow: row => { if (!row.ok) failures.push(row); }};
+  const {rows, failed} = v.check({...options, ops: [op]});
+  return {rows, failed, failures: failures.slice(0, 5), broken: v.checkBroken(op, {...options, brief: true, onRow: undefined}).failed};
+}
+
+onmessage = async ({data: {ops, dtypes, quick, steps}}) => {
   try {
     const seconds = {}, found = {};
     const timed = async (name, work) => {
@@ -61,12 +69,9 @@ onmessage = async ({data: {ops, steps}}) => {
     const v = await load({threads: 1, gpu: true}), gpu = v.open('webgpu'), ref = v.open('ref');
     await timed('calls', () => calls(gpu, ref));
     await timed('memory', () => memory(v, gpu));
-    for (const op of ops ? ops.split(',') : []) await timed(op, () => {
-      const failures = [];
-      const all = v.check({device: gpu, ops: [op], onRow: row => { if (!row.ok) failures.push(row); }});
-      const broken = op === 'scale' ? v.checkBroken(op, {device: gpu}).failed : undefined;
-      return {...all, failures: failures.slice(0, 5), broken};
-    });
+    const names = ops === 'all' ? v.ops().map(({name}) => name) : ops ? ops.split(',') : [];
+    for (const dtype of dtypes.split(','))
+      for (const op of names) await timed(`${op} ${dtype}`, () => proof(v, gpu, op, dtype, !quick));
     gpu.close();
     ref.close();
     if (Number(steps)) {
@@ -74,7 +79,7 @@ onmessage = async ({data: {ops, steps}}) => {
       await timed('cpu', () => training(v, text, 'cpu', Number(steps)));
       await timed('webgpu', () => training(v, text, 'webgpu', Number(steps)));
     }
-    postMessage({...found, seconds});
+    postMessage({found, seconds, ops: v.ops().length});
   } catch (error) {
     postMessage({error: `${error.message}\n${error.stack}`});
   }

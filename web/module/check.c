@@ -100,11 +100,16 @@ static const vjp_kernel *find_kernel(const vjp_device *device, const vjp_op *op,
 
 /* ---- Running ----------------------------------------------------------------------------------------- */
 
-/* Of one op, or of all (NULL). Returns {rows, failed}. With `broken`, the op's kernels are. */
-char *vjp_web_check(vjp_device *device, const char *op, bool quick, int seed, bool broken);
-WEB_EXPORT(vjp_web_check) char *vjp_web_check(vjp_device *device, const char *op, bool quick, int seed, bool broken) {
+/*
+ * Of one op, or of all (NULL), for one dtype or for all (-1); `quick` and `brief` as in proof_plan. Returns
+ * {rows, failed}. With `broken`, the op's kernels are.
+ */
+char *vjp_web_check(vjp_device *device, const char *op, int dtype, bool quick, bool brief, int seed, bool broken);
+WEB_EXPORT(vjp_web_check)
+char *vjp_web_check(vjp_device *device, const char *op, int dtype, bool quick, bool brief, int seed, bool broken) {
     tally t = {0};
-    proof_plan plan = {.dtype = -1, .seed = (uint64_t)seed, .quick = quick, .row = take_row, .context = &t};
+    proof_plan plan = {
+        .dtype = dtype, .seed = (uint64_t)seed, .quick = quick, .brief = brief, .row = take_row, .context = &t};
     if (op && !(plan.op = vjp_op_find(op))) {
         web_fail("there is no op \"%s\"", op);
         return NULL;
@@ -120,7 +125,11 @@ WEB_EXPORT(vjp_web_check) char *vjp_web_check(vjp_device *device, const char *op
         damaged.kernel = find_kernel;
         device->backend = device->found = &damaged;
     }
-    proof_all(&plan, device, begin, end);
+    t.proof = "compare";
+    if (brief)
+        proof_compare(&plan, device);
+    else
+        proof_all(&plan, device, begin, end);
     if (broken) device->backend = device->found = whole;
     if (!t.rows) {
         web_fail("%s has no kernel for that; nothing was checked", vjp_device_name(device));
