@@ -41,10 +41,11 @@ function training(v, text, device, steps) {
     const before = Number(t.property('waits'));
     rows.push(t.step());
     waits.push(Number(t.property('waits')) - before);
+    if (t.stepCount >= steps - 2) t.profile(); // the next step waits for each op; the last was run before
   }
-  const {device: summary} = t.describe(), files = t.save();
+  const {device: summary} = t.describe(), files = t.save(), ops = t.profile().map(({op, pass}) => `${op} ${pass}`);
   t.close();
-  return {losses: rows.map(row => row.loss), ms: rows.map(row => row.ms), waits, summary, files: [...files.keys()]};
+  return {ops, losses: rows.map(row => row.loss), ms: rows.map(row => row.ms), waits, summary, files: [...files.keys()]};
 }
 
 // `brief`: one case of each op, whose shaders are then there for the broken op.

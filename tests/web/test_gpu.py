@@ -69,8 +69,10 @@ def main():
         require(len(gpu["losses"]) == options.steps and difference <= BOUND, f"losses differ by {difference}: {cpu['losses']} {gpu['losses']}")
         require("WebGPU" in gpu["summary"], f"it was trained on {gpu['summary']}")
         require(gpu["losses"][-1] < gpu["losses"][0], f"the loss does not fall: {gpu['losses']}")
-        require(max(gpu["waits"][2:]) <= 1, f"waits of each step: {gpu['waits']}")
-        said += f"; {options.steps} losses within {difference:.1e} of the processor's, waits per step at most {max(gpu['waits'][2:])}"
+        untimed = gpu["waits"][2:-2]
+        require(max(untimed) <= 1, f"waits of each step: {gpu['waits']}")
+        require("linear backward" in gpu["ops"] and "adamw forward" in gpu["ops"], f"the times of ops are missing: {gpu['ops']}")
+        said += f"; {options.steps} losses within {difference:.1e} of the processor's, waits per step at most {max(untimed)}"
     for sentence in wrong:
         print(f"test_gpu: {sentence}", file=sys.stderr)
     print(f"{said}; seconds {found['seconds']}")

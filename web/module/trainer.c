@@ -216,10 +216,12 @@ WEB_EXPORT(vjp_web_trainer_step) char *vjp_web_trainer_step(web_trainer *t) {
         web_fail("the run is over: all %lld steps are taken", (long long)t->job.settings.trainer.steps);
         return NULL;
     }
-    if (t->times_next) profile(t, true);
+    /* On a GPU steps are queued one ahead: the last step of a run was run before, and the times of another one stay. */
+    bool times = t->times_next && t->job.queued < t->job.settings.trainer.steps;
+    if (times) profile(t, true);
     bool ok = job_step(&t->job, t->job.settings.trainer.steps, &row, error);
-    if (t->times_next) profile(t, false);
-    t->times_next = false;
+    if (times) profile(t, false);
+    t->times_next = t->times_next && !times;
     if (!ok) {
         web_fail("%s", error);
         return NULL;
