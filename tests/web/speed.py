@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""How fast training is in a headless Chromium beside the program: the fastest of many small steps, for one thread and two.
-Small ones, so that on a machine with other work some are not interrupted.
+"""How fast training is in a browser beside the program: the fastest of many small steps, with one thread, with two, and on
+WebGPU, in one run. Small ones, so that on a machine with other work some are not interrupted.
 
-    tests/web/speed.py WEB BUILD [STEPS]      WEB: made by scripts/web; BUILD: has the program
+    tests/web/speed.py WEB BUILD [--steps N] [--own]      WEB: made by scripts/web; BUILD: has the program
 
-Prints one line per number of threads and exits 0: timings are no test.
+In a headless Chromium, whose GPU is software; with --own in your browser, at the address that is printed. Prints one
+line per device and exits 0: timings are no test.
 """
+import argparse
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from browser import ROOT, Site
+from browser import ROOT, Site, software_gpu_crashes
 
 TEXT = os.path.join(ROOT, "src/train/job/job.c")
 SIZES = {"dim": 128, "layers": 1, "heads": 4, "ffn": 256, "context": 64, "batch": 1}
@@ -30,20 +32,38 @@ def native(build, threads, steps, folder):
 
 
 def main():
-    web, build = sys.argv[1:3]
-    steps = int(sys.argv[3]) if len(sys.argv) > 3 else 150
+    parser = argparse.ArgumentParser()
+    parser.add_argument("web")
+    parser.add_argument("build")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--own", action="store_true", help="in a browser that you open")
+    options = parser.parse_args()
+    devices = "1,2" if software_gpu_crashes() and not options.own else "1,2,webgpu"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(TEXT, os.path.join(folder, "text.txt"))
-        site = Site([web, os.path.join(ROOT, "tests/web"), folder])
-        for threads in (1, 2):
-            here = native(build, threads, steps, folder)
-            sizes = "&".join(f"{key}={value}" for key, value in SIZES.items())
-            found = site.run(f"speed.html?threads={threads}&steps={steps}&{sizes}", 300)
-            if "error" in found:
-                sys.exit(f"speed: {found['error']}")
-            here = min(here, native(build, threads, steps, folder + "/again"))  # whichever the other work left alone
-            print(f"{found['variant']}, {found['threads']} thread(s): {found['ms']:.1f} ms a step, the program {here:.1f} ms: "
-                  f"{here / found['ms']:.2f} of its speed; slowest ops: {found['ops']}", flush=True)
+        site = Site([options.web, os.path.join(ROOT, "tests/web"), folder])
+        sizes = "&".join(f"{key}={value}" for key, value in SIZES.items())
+        page = f"speed.html?devices={devices}&steps={options.steps}&{sizes}"
+        here = {threads: native(options.build, threads, options.steps, folder) for threads in (1, 2)}
+        if options.own:
+            print(f"open http://127.0.0.1:{site.server.server_port}/{page}", flush=True)
+            found = site.results.get()
+        else:
+            found = site.run(page, 600, gpu="webgpu" in devices)
+        if "error" in found:
+            sys.exit(f"speed: {found['error']}")
+        for threads in here:  # whichever the other work left alone
+            here[threads] = min(here[threads], native(options.build, threads, options.steps, folder + "/again"))
+    for row in found["rows"]:
+        if "without" in row:
+            print(f"{row['device']}: {row['without']}")
+            continue
+        beside = f"{row['waits']} waits per step"
+        if row["device"] != "webgpu":
+            program = here[int(row["device"])]
+            beside = f"the program {program:.1f} ms: {program / row['ms']:.2f} of its speed"
+        print(f"{row['summary']}, {row['variant']}, {row['threads']} thread(s): {row['ms']:.1f} ms a step, {row['perSecond']:.1f} per second; "
+              f"{beside}; slowest ops: {row['ops']}")
 
 
 if __name__ == "__main__":
