@@ -10,6 +10,14 @@ function tick(span, count) {
     return [1, 2, 5, 10].map((m) => m * power).find((t) => t >= raw);
 }
 
+/* Adds a loss, and its average over about the last eighth of the steps, at most 50, as `vjp train` shows it. */
+function append(losses, smooth, loss) {
+    const i = losses.length, last = i ? smooth[i - 1] : loss;
+    const share = 1 / Math.min(50, Math.max(1, (i + 1) / 8));
+    losses.push(loss);
+    smooth.push(last + share * (loss - last));
+}
+
 export class Chart {
     constructor(canvas, readout) {
         this.canvas = canvas;
@@ -31,14 +39,15 @@ export class Chart {
         this.smooth = [];
         this.validations = []; // [step, loss]
         this.others = [];      // the processor's losses, where a GPU trains
+        this.othersSmooth = [];
         this.draw();
     }
     add(loss) {
-        // The average over about the last eighth of the steps, at most 50, as `vjp train` shows it.
-        const i = this.losses.length, last = i ? this.smooth[i - 1] : loss;
-        const share = 1 / Math.min(50, Math.max(1, (i + 1) / 8));
-        this.losses.push(loss);
-        this.smooth.push(last + share * (loss - last));
+        append(this.losses, this.smooth, loss);
+    }
+    /* The processor's loss of the next step. */
+    addOther(loss) {
+        append(this.others, this.othersSmooth, loss);
     }
     validation(step, loss) {
         this.validations.push([step, loss]);
@@ -112,10 +121,11 @@ export class Chart {
         c.fillText('guessing', width - MARGIN.right, y(guess) - 5);
 
         this.band(c, this.losses, y, colour('--train-faint'));
-        c.setLineDash([5, 4]);
-        this.curve(c, this.others, y, colour('--other'), 1.5);
-        c.setLineDash([]);
         this.curve(c, this.smooth, y, colour('--train'));
+        // Averaged as well, and on top: where it hides what is below, the two are equal.
+        c.setLineDash([5, 4]);
+        this.curve(c, this.othersSmooth, y, colour('--other'), 1.5);
+        c.setLineDash([]);
         c.strokeStyle = c.fillStyle = colour('--validation');
         c.lineWidth = 1.5;
         c.beginPath();

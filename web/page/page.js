@@ -287,7 +287,7 @@ function beginTwin(settings, text) {
     twin.onmessage = ({data}) => {
         if (data.kind === 'failed') $('compare').textContent = `The processor could not be compared: ${data.sentence}`;
         if (data.kind !== 'twin') return;
-        chart.others.push(data.loss);
+        chart.addOther(data.loss);
         showDifference();
         redraw();
     };
