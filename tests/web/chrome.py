@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 
-from browser import find_browser, serve
+from browser import GPU_FLAGS, NO_GPU_FLAGS, find_browser, serve
 
 
 class Handler(serve.Handler):
@@ -55,7 +55,7 @@ class Failed(Exception):
 
 
 class Browser:
-    def __init__(self):
+    def __init__(self, gpu=False):
         self.folder = tempfile.mkdtemp(prefix="vjp-page-")
         self.downloads = os.path.join(self.folder, "downloads")
         os.mkdir(self.downloads)
@@ -68,7 +68,7 @@ class Browser:
             os.dup2(b, 4)
 
         self.process = subprocess.Popen(
-            [find_browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+            [find_browser(), "--headless=new", "--no-sandbox", *(GPU_FLAGS if gpu else NO_GPU_FLAGS), "--hide-scrollbars", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
              f"--user-data-dir={self.folder}/profile", "about:blank"],
             preexec_fn=pipes, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

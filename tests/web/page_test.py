@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""page_test.py BUILD_WEB VJP [PICTURES]: uses the page of BUILD_WEB in a headless Chromium as a person would.
+"""page_test.py BUILD_WEB VJP [PICTURES | --gpu]: uses the page of BUILD_WEB in a headless Chromium as a person would.
 
 VJP is the native program: what the page trains must have its bits. PICTURES: a folder for pictures of the page, which
-are made only then. Exits 77 where there is no Chromium.
+are made only then. --gpu: only what the page does with a GPU, on Chromium's software GPU. Exits 77 where there is no
+Chromium, or with --gpu where that GPU cannot run.
 """
 import gzip
 import json
@@ -17,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from browser import find_browser  # noqa: E402
+from browser import find_browser, software_gpu_crashes  # noqa: E402
 from chrome import Browser, Failed, Server  # noqa: E402
 
 STEPS = "Number(document.getElementById('steps').textContent)"
@@ -29,11 +30,11 @@ def expect(condition, sentence):
 
 
 class Test:
-    def __init__(self, folder, vjp, pictures):
-        self.folder, self.vjp, self.pictures = Path(folder), vjp, pictures
+    def __init__(self, folder, vjp, gpu):
+        self.folder, self.vjp = Path(folder), vjp
         self.scratch = Path(tempfile.mkdtemp(prefix="vjp-page-test-"))
         self.server = Server(folder)
-        self.browser = Browser()
+        self.browser = Browser(gpu)
 
     def close(self):
         self.browser.close()
@@ -242,6 +243,33 @@ class Test:
         expect(sum(sizes.values()) <= 1 << 20, f"the page has {sum(sizes.values())} bytes compressed: {sizes}")
         return f"{sum(sizes.values()) // 1000} KB compressed"
 
+    def trains_on_the_gpu(self):
+        b = self.browser
+        b.size(1280, 900)
+        b.open(self.server.url)
+        b.wait(f"window.vjpPage && {STEPS} >= 1", what="a step on the processor, since the GPU is software")
+        b.click("reset")
+        b.wait(f"{STEPS} === 0 && !document.getElementById('fields').disabled", what="settings to edit")
+        b.js("for (const [name, value] of Object.entries({size: 'nano', device: 'gpu', steps: 30, context: 32, batch: 2}))"
+             "document.getElementById(`set-${name}`).value = value")
+        b.click("start")
+        b.wait(f"{STEPS} === 30", what="30 steps on the GPU")
+        self.wait_status("Done")
+        expect(b.text("device") == "GPU", f"it runs on {b.text('device')}")
+        compared = b.wait("/in 30 steps .*/.exec(document.getElementById('compare').textContent)?.[0]", what="30 steps on the processor")
+        found = re.search(r"at most ([0-9.e-]+)", compared)
+        expect(found and float(found.group(1)) <= 5e-6, f"the page says: {compared}")
+        curve = b.js("window.vjpPage.losses()")
+        expect(sum(curve[-5:]) / 5 < curve[0] - 1, f"the loss does not fall: {curve}")
+        b.wait("document.querySelectorAll('#ops i').length > 3", what="the time of each op")
+        return compared
+
+    def catches_a_kernel_broken_on_the_gpu(self):
+        b = self.browser
+        b.js("document.getElementById('break-op').value = 'scale'")
+        b.click("break")
+        b.wait("document.getElementById('check-status').textContent.startsWith('Caught')", what="the broken kernel to be caught")
+
     def has_no_errors(self):
         expect(not self.browser.problems, f"errors in the console: {self.browser.problems}")
 
@@ -290,12 +318,18 @@ def main():
     if not find_browser():
         print("page_test: there is no Chromium")
         sys.exit(77)
-    pictures = sys.argv[3] if len(sys.argv) > 3 else None
-    test = Test(Path(sys.argv[1]).resolve(), str(Path(sys.argv[2]).resolve()), pictures)
+    gpu = sys.argv[3:] == ["--gpu"]
+    if gpu and software_gpu_crashes():
+        print("page_test: Chromium's software GPU would use SVE instructions, which are switched off on this machine")
+        sys.exit(77)
+    pictures = sys.argv[3] if len(sys.argv) > 3 and not gpu else None
+    test = Test(Path(sys.argv[1]).resolve(), str(Path(sys.argv[2]).resolve()), gpu)
     parts = [test.starts_by_itself, test.pauses_and_steps, test.reads_by_keyboard, test.has_the_same_bits,
              test.continues_after_a_reload, test.sleeps_while_hidden, test.leaves_the_saved_run_to_one_tab, test.exports_and_imports,
              test.trains_on_a_dropped_file, test.resets_and_begins_with_other_settings, test.proves, test.shows_gradients,
              test.fits, test.works_without_threads, test.has_no_errors]
+    if gpu:
+        parts = [test.trains_on_the_gpu, test.catches_a_kernel_broken_on_the_gpu, test.has_no_errors]
     try:
         begun = time.monotonic()
         for part in parts:
