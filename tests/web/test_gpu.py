@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--dtypes", default="f32", help="of the ops, separated by commas")
     parser.add_argument("--quick", action="store_true", help="all quick cases of an op and every variant of a call, not one")
     parser.add_argument("--steps", type=int, default=20, help="train as many")
-    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--browser", default="chromium", choices=("chromium", "firefox"))
     options = parser.parse_args()
     if not find_browser(options.browser):
