@@ -17,11 +17,10 @@ namespace {
 
 enum { STACK = 64 << 10, SLOT = 16 };
 
-enum class State { READY, AT_BARRIER, IN_SIMD, ENDED };
+enum class State : unsigned char { READY, AT_BARRIER, IN_SIMD, ENDED };
 
 struct Thread {
     void *sp;
-    State state;
     unsigned simd_begin; // the first thread of its simdgroup
     const char *file;    // where it waits
     int line;
@@ -57,6 +56,7 @@ enum { REGIONS = 256 };
 
 char *stacks; // [EMULATE_MAX_THREADS][STACK]
 Thread threads[EMULATE_MAX_THREADS];
+State states[EMULATE_MAX_THREADS]; // of the threads: by themselves, because all are read after every exchange
 void *scheduler;
 unsigned now; // the thread that runs
 const emulate_launch *launch;
@@ -208,7 +208,7 @@ inline void access(const void *address, size_t bytes, bool write, uintptr_t at, 
 
 void stop(State state, const char *file, int line) {
     Thread &t = threads[now];
-    t.state = state;
+    states[now] = state;
     t.file = file;
     t.line = line;
     fiber_switch(&t.sp, scheduler);
@@ -240,7 +240,7 @@ void run_thread() {
 
 void start() {
     run_thread();
-    threads[now].state = State::ENDED;
+    states[now] = State::ENDED;
     fiber_switch(&threads[now].sp, scheduler);
     abort(); // an ended thread is never resumed
 }
@@ -253,7 +253,7 @@ bool same_place(const Thread &a, const Thread &b) {
 
 void tell_divergence(unsigned a, unsigned b) {
     const Thread &s = threads[a], &t = threads[b];
-    if (t.state == State::ENDED)
+    if (states[b] == State::ENDED)
         report_error("threads diverge: thread %u waits at %s:%d, thread %u has ended", a, name_of(s.file), s.line, b);
     else
         report_error("threads diverge: thread %u waits at %s:%d, thread %u at %s:%d", a, name_of(s.file), s.line, b,
@@ -264,13 +264,13 @@ void tell_divergence(unsigned a, unsigned b) {
 bool release_simdgroup(unsigned begin, unsigned end) {
     int first = -1;
     for (unsigned i = begin; i < end; i++) {
-        if (threads[i].state == State::ENDED) continue;
-        if (threads[i].state != State::IN_SIMD) return false;
+        if (states[i] == State::ENDED) continue;
+        if (states[i] != State::IN_SIMD) return false;
         if (first < 0) first = static_cast<int>(i);
         if (!same_place(threads[first], threads[i])) return false;
     }
     for (unsigned i = begin; first >= 0 && i < end; i++)
-        if (threads[i].state == State::IN_SIMD) threads[i].state = State::READY;
+        if (states[i] == State::IN_SIMD) states[i] = State::READY;
     return first >= 0;
 }
 
@@ -284,15 +284,15 @@ bool release(unsigned count) {
     if (any) return true;
     int first = -1;
     for (unsigned i = 0; i < count; i++)
-        if (threads[i].state != State::ENDED && first < 0) first = static_cast<int>(i);
+        if (states[i] != State::ENDED && first < 0) first = static_cast<int>(i);
     if (first < 0) return false;
     for (unsigned i = 0; i < count; i++)
-        if (threads[i].state != threads[first].state || !same_place(threads[first], threads[i])) {
+        if (states[i] != states[first] || !same_place(threads[first], threads[i])) {
             tell_divergence(static_cast<unsigned>(first), i);
             return false;
         }
     for (unsigned i = 0; i < count; i++)
-        threads[i].state = State::READY;
+        states[i] = State::READY;
     epoch++;
     report_early();
     return true;
@@ -304,7 +304,7 @@ void run_group(const unsigned *order) {
     early_place = 0;
     active_count = 0;
     for (unsigned i = 0; i < count; i++) {
-        threads[i].state = State::READY;
+        states[i] = State::READY;
         threads[i].simd_begin = i / width() * width();
         threads[i].turn = threads[i].shown[0] = threads[i].shown[1] = 0;
         // Stacks that all ended at the same offset of a page would compete for the same cache lines.
@@ -313,7 +313,7 @@ void run_group(const unsigned *order) {
     do
         for (unsigned i = 0; i < count && !seen; i++) {
             now = order[i];
-            if (threads[now].state == State::READY) fiber_switch(&scheduler, threads[now].sp);
+            if (states[now] == State::READY) fiber_switch(&scheduler, threads[now].sp);
         }
     while (!seen && release(count));
     report_early();
@@ -496,14 +496,15 @@ void emulate_matrix_store(const float own[2], float *to, size_t apart, bool tran
         to[touch_element(to, e, apart, transposed, true, place)] = own[e];
 }
 
-// d = a b + c, each element a chain of fused multiply-adds; a device may add in another order.
+// d = a b + c, each element a chain of fused multiply-adds, the last product first: an order that no register has, as
+// a device may add in another one, and what must have the same bits may not mix both.
 void emulate_matrix_multiply(float d[2], const float a[2], const float b[2], const float c[2], const char *file,
                              int line) {
     unsigned turn = all_show({{a[0], a[1]}, {b[0], b[1]}}, file, line);
     for (unsigned e = 0; e < 2; e++) {
         unsigned at = element_of(emulate_simd_lane(), e);
         float sum = c[e];
-        for (unsigned k = 0; k < 8; k++) {
+        for (unsigned k = 8; k-- > 0;) {
             unsigned left = holder_of(at / 8 * 8 + k), right = holder_of(8 * k + at % 8);
             sum = __builtin_fmaf(shown_by(left / 2, turn).a[left % 2], shown_by(right / 2, turn).b[right % 2], sum);
         }

@@ -117,6 +117,7 @@ static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
     l.threads = gpu_threads(p->work->device);
     gpu_constant(&l, "CHUNKS", p->chunks);
     gpu_constant(&l, "KEY_ROWS", key_rows);
+    if (gpu_has_matrices(p->work->device)) gpu_constant(&l, "MATRIX", 8);
     gpu_u32(&l, at->count * s->kv_heads);
     gpu_u32(&l, s->time);
     gpu_u32(&l, s->keys);
@@ -225,7 +226,8 @@ static vjp_status deltas(const part *at) {
     else
         bind_rows(&l, at, "right2", ATTENTION_B_Y, p->q_batch);
     bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, true, true);
-    return gpu_enqueue(&l, vjp_divide_up(at->count * p->rows_batch, l.threads));
+    int64_t queries = gpu_has_matrices(p->work->device) ? p->rows : l.threads; /* of a workgroup */
+    return gpu_enqueue(&l, vjp_divide_up(at->count * p->rows_batch, queries));
 }
 
 /* dq, or dk (`out`) and dv (`out2`), or one of these. */

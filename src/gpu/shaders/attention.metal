@@ -28,7 +28,7 @@
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, left2) operand(Float, 3, right2)                \
         operand(Float, 4, out) operand(Float, 5, out2) operand(Float, 6, lse) operand(Float, 7, row_max)               \
             operand(Float, 8, row_log) operand(Float, 9, delta) operand(Word, 10, edge)
-#define NUMBERS(number)    number(0, CHUNKS) number(1, KEY_ROWS)
+#define NUMBERS(number)    number(0, CHUNKS) number(1, KEY_ROWS) number(2, MATRIX)
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(deltas) kernel_of(gradient)
 
 struct Params {
@@ -213,14 +213,25 @@ inline float4 load_four(thread const Call &c, Float from, bool valid, uint start
     return float4(from.at(i), count > 1 ? from.at(i + 1) : 0.0f, count > 2 ? from.at(i + 2) : 0.0f, 0.0f);
 }
 
-// Index of a four of a staged line: 8 threads that read 8 neighbouring lines hit 32 different banks.
+// Index of a four of lines of `fours` fours that lie as matrices of 8 x 8 in a row: a matrix is 16 neighbouring fours.
+inline uint slot_of(uint line, uint four, uint fours) {
+    return (line / 8 * (fours / 2) + four / 2) * 16 + line % 8 * 2 + four % 2;
+}
+
+// Index of a four of a staged line along dim. In registers 8 threads that read 8 neighbouring lines hit 32 different
+// banks.
 inline uint line_slot(uint line, uint quad) {
-    return line * 4 + (quad ^ (line >> 1 & 3));
+    return MATRIX == 8 ? slot_of(line, quad, DEPTH / 4) : line * 4 + (quad ^ (line >> 1 & 3));
 }
 
 // Index of the weights of a term for four rows, and of what the threads of those rows exchange.
 inline uint weight_slot(uint term, uint four) {
-    return term * MAX_FOURS + (four ^ (term & 7));
+    return MATRIX == 8 ? slot_of(term, four, MAX_FOURS) : term * MAX_FOURS + (four ^ (term & 7));
+}
+
+// Index of four columns of a staged row.
+inline uint column_slot(uint line, uint four) {
+    return MATRIX == 8 ? slot_of(line, four, MAX_FOURS) : line * MAX_FOURS + four;
 }
 
 struct Block {
@@ -254,11 +265,46 @@ struct Scores {
     float4 v[2];
 };
 
-// <left row, right row> over dim. Its first barrier also ends the reading of what was staged before.
-inline Scores products(thread const Call &c, Float left, Float right, thread const Place &p, uint term) {
+// The scores of a tile, each thread its own, in registers.
+struct RegisterScores {
+    Scores sum; // the current chain, and the sum of the finished ones
+    Scores total;
+
+    void begin(thread const Call &, thread const Place &, uint) {
+        sum = {{float4(0.0f), float4(0.0f)}};
+        total = sum;
+    }
+
+    void add(thread const Call &c, thread const Place &p, uint depths) {
+        threadgroup const float4 *stage = c.shared->stage;
+        for (uint i = 0; p.works && 4 * i < depths; i++) {
+            Block l = {{stage[line_slot(4 * p.y, i)], stage[line_slot(4 * p.y + 1, i)],
+                        stage[line_slot(4 * p.y + 2, i)], stage[line_slot(4 * p.y + 3, i)]}};
+            for (uint j = 0; j < 2; j++) {
+                sum.v[j] = add_depths(sum.v[j], stage[STAGE_RIGHT + line_slot(p.x + j * p.across, i)], l);
+            }
+        }
+    }
+
+    void end_chain() {
+        for (uint j = 0; j < 2; j++) {
+            total.v[j] += sum.v[j];
+            sum.v[j] = float4(0.0f);
+        }
+    }
+
+    Scores scores(thread const Call &, thread const Place &) {
+        return total;
+    }
+};
+
+#include "attention_matrices.metal"
+
+template <typename Sums>
+Scores products_by(thread const Call &c, Float left, Float right, thread const Place &p, uint term) {
     threadgroup float4 *stage = c.shared->stage;
-    Scores s = {{float4(0.0f), float4(0.0f)}};
-    Scores total = s;
+    Sums sums;
+    sums.begin(c, p, term);
     uint line = c.lane / 4;
     uint quad = c.lane % 4;
     for (uint d = 0; d < c.p.dim; d += DEPTH) {
@@ -285,22 +331,21 @@ inline Scores products(thread const Call &c, Float left, Float right, thread con
                 load_four(c, right, next < term_count(c), term_start(c, p.unit, next), d + 4 * (i % 4));
         }
         wait_for_all();
-        uint quads = p.works ? min((c.p.dim - d + 3) / 4, 4u) : 0;
-        for (uint i = 0; i < quads; i++) {
-            Block l = {{stage[line_slot(4 * p.y, i)], stage[line_slot(4 * p.y + 1, i)],
-                        stage[line_slot(4 * p.y + 2, i)], stage[line_slot(4 * p.y + 3, i)]}};
-            for (uint j = 0; j < 2; j++) {
-                s.v[j] = add_depths(s.v[j], stage[STAGE_RIGHT + line_slot(p.x + j * p.across, i)], l);
-            }
-        }
+        sums.add(c, p, min(c.p.dim - d, DEPTH));
         if ((d + DEPTH) % DEPTH_FOLD == 0) {
-            for (uint j = 0; j < 2; j++) {
-                total.v[j] += s.v[j];
-                s.v[j] = float4(0.0f);
-            }
+            sums.end_chain();
         }
     }
-    return {{total.v[0] + s.v[0], total.v[1] + s.v[1]}};
+    sums.end_chain();
+    return sums.scores(c, p);
+}
+
+// <left row, right row> over dim. Its first barrier also ends the reading of what was staged before.
+inline Scores products(thread const Call &c, Float left, Float right, thread const Place &p, uint term) {
+    if (MATRIX == 8) {
+        return products_by<MatrixScores>(c, left, right, p, term);
+    }
+    return products_by<RegisterScores>(c, left, right, p, term);
 }
 
 // By each of a thread's four rows, four columns from `column`: the sum of weights times rows of `right` over the tile's
@@ -313,15 +358,18 @@ inline Block weighted(thread const Call &c, Float right, thread const Place &p, 
     for (uint i = c.lane; i < p.terms * p.across; i += c.threads) {
         uint line = i / p.across;
         uint four = i % p.across;
-        stage[line * MAX_FOURS + four] =
+        stage[column_slot(line, four)] =
             load_four(c, right, line < count, term_start(c, p.unit, term + line), column + 4 * four);
     }
     wait_for_all();
-    Block sum = zero_block();
     bool whole = all_see(c, p, term);
+    if (MATRIX == 8 && whole) {
+        return matrix_weighted(c, p, column);
+    }
+    Block sum = zero_block();
     for (uint k = 0; k < (p.works ? count : 0); k++) {
         float4 w = weights[weight_slot(k, p.y)];
-        float4 v = stage[k * MAX_FOURS + p.x];
+        float4 v = stage[column_slot(k, p.x)];
         for (uint i = 0; i < 4; i++) {
             if (whole || sees(p, i, term + k)) {
                 sum.v[i] = fma(float4(w[i]), v, sum.v[i]);
@@ -498,6 +546,10 @@ inline void forward(thread const Call &c) {
 // <dy, y> of a query, in the order of products(): where one weight is 1 and the others are 0, y is a value, and <dy, v>
 // - delta is exactly 0.
 inline void deltas(thread const Call &c) {
+    if (MATRIX == 8) {
+        matrix_deltas(c);
+        return;
+    }
     uint item = c.group * c.threads + c.lane;
     if (item >= c.p.units * queries(c)) {
         return;
