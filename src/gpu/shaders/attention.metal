@@ -20,8 +20,11 @@
 // With `first` the kernels have `edge`, made by attention_first.metal: the first key of each query, or for rows of keys
 // the end of the queries that see each key.
 //
-// Each sum is made by one thread in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than
-// 256 up to 524288 terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
+//     MATRIX 1  a thread multiplies its own rows, terms and columns, in registers
+//     MATRIX 8  a simdgroup multiplies matrices of 8 x 8 (attention_matrices.metal), with 256 threads
+//
+// Each sum is made in a fixed order: 32 terms in a chain, 64 chains, then all: no chain is longer than 256 up to 524288
+// terms. Terms that a row does not see are left out, not multiplied by 0: they may be NaN.
 //
 // Dispatches, barriers and memory traffic: see attention.wgsl.
 #define OPERANDS(operand)                                                                                              \
@@ -271,8 +274,9 @@ struct RegisterScores {
     Scores total;
 
     void begin(thread const Call &, thread const Place &, uint) {
-        sum = {{float4(0.0f), float4(0.0f)}};
-        total = sum;
+        Scores none = {{float4(0.0f), float4(0.0f)}};
+        sum = none;
+        total = none;
     }
 
     void add(thread const Call &c, thread const Place &p, uint depths) {
@@ -348,6 +352,14 @@ inline Scores products(thread const Call &c, Float left, Float right, thread con
     return products_by<RegisterScores>(c, left, right, p, term);
 }
 
+// Weights of a term for a thread's four rows. A matrix multiplies them all: those of rows that do not see it are 0.
+inline float4 seen_of(thread const Place &p, uint term, float4 weight) {
+    for (uint i = 0; i < 4; i++) {
+        weight[i] = MATRIX == 8 && !sees(p, i, term) ? 0.0f : weight[i];
+    }
+    return weight;
+}
+
 // By each of a thread's four rows, four columns from `column`: the sum of weights times rows of `right` over the tile's
 // terms. The weights are visible after its first barrier.
 inline Block weighted(thread const Call &c, Float right, thread const Place &p, uint column, uint term) {
@@ -363,8 +375,9 @@ inline Block weighted(thread const Call &c, Float right, thread const Place &p, 
     }
     wait_for_all();
     bool whole = all_see(c, p, term);
-    if (MATRIX == 8 && whole) {
-        return matrix_weighted(c, p, column);
+    if (MATRIX == 8) {
+        Block product = matrix_weighted(c, p, column, count);
+        return whole || is_finite(product) ? product : seen_weighted(c, right, p, column, term, count);
     }
     Block sum = zero_block();
     for (uint k = 0; k < (p.works ? count : 0); k++) {
@@ -614,7 +627,7 @@ inline void gradient(thread const Call &c) {
         for (uint j = 0; j < 2; j++) {
             s.v[j] = weights_of(s.v[j] * float4(c.p.scale) - largest.v[j] - rest.v[j]);
             if (p.works) {
-                weights[weight_slot(p.x + j * p.across, p.y)] = s.v[j];
+                weights[weight_slot(p.x + j * p.across, p.y)] = seen_of(p, term + p.x + j * p.across, s.v[j]);
             }
         }
         for (uint chunk = 0; chunk < CHUNKS && c.out2.is(); chunk++) {
@@ -623,7 +636,8 @@ inline void gradient(thread const Call &c) {
         if (c.out.is()) {
             Scores slope = products(c, c.left2, c.right2, p, term);
             for (uint j = 0; j < 2 && p.works; j++) {
-                weights[weight_slot(p.x + j * p.across, p.y)] = s.v[j] * (slope.v[j] - mean.v[j]);
+                float4 ds = s.v[j] * (slope.v[j] - mean.v[j]);
+                weights[weight_slot(p.x + j * p.across, p.y)] = seen_of(p, term + p.x + j * p.across, ds);
             }
             for (uint chunk = 0; chunk < CHUNKS; chunk++) {
                 out[chunk] = plus(out[chunk], weighted(c, c.right, p, p.column + chunk * p.columns, term));

@@ -8,10 +8,11 @@
 //     matrix_deltas     8 queries per simdgroup: one matrix, whose diagonal is the result
 //
 // Elements are f32, whatever the storage. Results reach their threads through `stage`, so that softmax and the sums
-// over tiles are the same as without matrices, and no row's NaN reaches another. Which thread has which element of a
-// matrix is not defined, and never used: thread_elements() only adds element by element. Every thread of a simdgroup
-// must come to each function of a matrix; so conditions are the simdgroup's. Loops over matrices are unrolled, because
-// an array with an index that is not known when it is compiled would not stay in registers.
+// over tiles are the same as without matrices. A term that not all rows see may be NaN: where a product is not finite,
+// each thread adds again what its rows see. Which thread has which element of a matrix is not defined, and never used:
+// thread_elements() only adds element by element. Every thread of a simdgroup must come to each function of a matrix;
+// so conditions are the simdgroup's. Loops over matrices are unrolled, because an array with an index that is not known
+// when it is compiled would not stay in registers.
 
 constexpr constant uint EDGE = 8;
 constexpr constant uint SIMD_THREADS = 32;
@@ -125,8 +126,8 @@ struct MatrixScores {
     }
 };
 
-// The sums of weighted(), of a tile whose terms all rows see, from column `column` of the staged rows.
-inline Block matrix_weighted(thread const Call &c, thread const Place &p, uint column) {
+// The sums of weighted() over the tile's first `count` terms. A term that is not finite reaches all rows.
+inline Block matrix_weighted(thread const Call &c, thread const Place &p, uint column, uint count) {
     threadgroup const float4 *weights = c.shared->weights;
     threadgroup float4 *stage = c.shared->stage;
     uint own = c.lane / SIMD_THREADS;
@@ -135,7 +136,7 @@ inline Block matrix_weighted(thread const Call &c, thread const Place &p, uint c
     bool inside = p.row + own_row < row_count(c) && column + own_column < c.p.dim;
     Matrices<4> product;
     product.clear();
-    for (uint k = 0; inside && k < p.terms; k += EDGE) {
+    for (uint k = 0; inside && k < count; k += EDGE) {
         simdgroup_float8x8 left[SIMD_LINES];
         simdgroup_float8x8 right[4];
 #pragma unroll
@@ -151,13 +152,36 @@ inline Block matrix_weighted(thread const Call &c, thread const Place &p, uint c
     Block sum = zero_block();
     for (uint first = 0; first < p.rows; first += RESULT_ROWS) {
         wait_for_all(); // what is stored here was read
-        if (own_row / RESULT_ROWS == first / RESULT_ROWS) {
+        if (inside && own_row / RESULT_ROWS == first / RESULT_ROWS) {
             product.store(stage, own_row - first, own_column);
         }
         wait_for_all();
         if (4 * p.y / RESULT_ROWS == first / RESULT_ROWS) {
             for (uint i = 0; i < 4; i++) {
                 sum.v[i] = stage[column_slot(4 * p.y - first + i, p.x)];
+            }
+        }
+    }
+    return sum;
+}
+
+// An overflow of this sum counts as not finite, which costs only time.
+inline bool is_finite(Block b) {
+    float4 sum = b.v[0] + b.v[1] + b.v[2] + b.v[3];
+    return is_finite(sum.x) && is_finite(sum.y) && is_finite(sum.z) && is_finite(sum.w);
+}
+
+// The same of only those terms that each row sees, where one of the others may not be finite. The staged rows are no
+// longer there.
+inline Block seen_weighted(thread const Call &c, Float right, thread const Place &p, uint column, uint term,
+                           uint count) {
+    Block sum = zero_block();
+    for (uint k = 0; k < count; k++) {
+        float4 w = c.shared->weights[weight_slot(k, p.y)];
+        float4 v = load_four(c, right, true, term_start(c, p.unit, term + k), column + 4 * p.x);
+        for (uint i = 0; i < 4; i++) {
+            if (sees(p, i, term + k)) {
+                sum.v[i] = fma(float4(w[i]), v, sum.v[i]);
             }
         }
     }
