@@ -225,7 +225,7 @@ static uint32_t hash_of(const char *name) {
 /* Longer than a chunk, so that chunks must join. */
 static void first_values_are_as_defined(void **unused) {
     (void)unused;
-    enum { COUNT = 70000 };
+    enum { COUNT = 270000 };
     static const vjp_dtype dtypes[] = {VJP_F32, VJP_F64, VJP_BF16, VJP_F16};
     static double got[COUNT];
     const int64_t shape[] = {COUNT / 100, 100};

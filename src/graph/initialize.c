@@ -37,7 +37,7 @@ static void put(void *to, vjp_dtype dtype, size_t i, float value) {
     }
 }
 
-enum { CHUNK = 1 << 20, PIECE = 1 << 13 }; /* elements that are uploaded at once, and that one thread draws */
+enum { CHUNK = 1 << 18, PIECE = 1 << 13 }; /* elements that are uploaded at once, and that one thread draws */
 
 typedef struct filling {
     const distribution *d;

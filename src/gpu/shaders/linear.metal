@@ -15,7 +15,7 @@
 //
 // Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per
 // row):
-//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and as many f32 results out and in.
 //   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
 //   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
 //   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
