@@ -77,13 +77,14 @@ static gpu_launch united(const gpu_row *row, int rows) {
     gpu_launch all = *row[0].launch;
     for (int i = 0; i < all.operands; i++) {
         gpu_operand *o = &all.operand[i];
+        if (!o->present) continue;
         const char *end = o->address + o->bytes;
-        for (int k = 1; k < rows && o->present; k++) {
+        for (int k = 1; k < rows; k++) {
             const gpu_operand *own = &row[k].launch->operand[i];
             if (own->address < o->address) o->address = own->address;
             if (own->address + own->bytes > end) end = own->address + own->bytes;
         }
-        if (o->present) o->bytes = (uint64_t)(end - o->address);
+        o->bytes = (uint64_t)(end - o->address);
     }
     return all;
 }
