@@ -74,11 +74,11 @@ static double norm(const double *values, int64_t count) {
     return sqrt(sum);
 }
 
-/* Compares each output with ref's. `added`: to what was stored before. */
-static void measure(const comparison *c, bool added, void **result, double *const *expected, const char *variant) {
+/* Compares each output with ref's. */
+static void measure(const comparison *c, void **result, double *const *expected, const char *variant) {
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
         if (!result[i] || !expected[i]) continue;
-        proof_error e = proof_measure(c->p, c->pass, (int)i, added, result[i], expected[i]);
+        proof_error e = proof_measure(c->p, c->pass, (int)i, result[i], expected[i]);
         report(c, (int)i, variant, e.relative, proof_bound(c->p, c->pass, (int)i), e.why);
     }
 }
@@ -107,7 +107,7 @@ static void run_same_bits(const comparison *c, const proof_call *call, void *con
 
 static void run_measured(const comparison *c, const proof_call *call, double *const *expected, const char *variant) {
     void *result[VJP_MAX_SLOTS] = {0};
-    if (run(c, call, variant, result)) measure(c, false, result, expected, variant);
+    if (run(c, call, variant, result)) measure(c, result, expected, variant);
     free_all(result);
 }
 
@@ -171,7 +171,7 @@ static bool accumulate_onto(const comparison *c, void *const *before, void **res
     }
     proof_call call = {.pass = c->pass, .present = c->present, .initial = before};
     bool ran = run(c, &call, variant, result);
-    if (ran) measure(c, true, result, expected, variant);
+    if (ran) measure(c, result, expected, variant);
     free_all((void **)expected);
     return ran;
 }
@@ -219,7 +219,7 @@ static void without_saved(const comparison *c) {
     if (proof_reference(c->p, c->ref, c->pass, call.present, expected) != VJP_OK) {
         report(c, -1, "recomputed", INFINITY, 0, vjp_error(c->ref));
     } else if (run(c, &call, "recomputed", result)) {
-        measure(c, false, result, expected, "recomputed");
+        measure(c, result, expected, "recomputed");
         /* With half of the statistics saved, all are computed again. */
         uint32_t first = saved & -saved;
         call.present |= first;
@@ -262,7 +262,7 @@ static void with_other_saved(const comparison *c) {
     if (proof_reference(&other, c->ref, c->pass, c->present, expected) != VJP_OK)
         report(&changed, -1, "other saved", INFINITY, 0, vjp_error(c->ref));
     else if (run(&changed, &(proof_call){.pass = c->pass, .present = c->present}, "other saved", result))
-        measure(&changed, false, result, expected, "other saved");
+        measure(&changed, result, expected, "other saved");
     for (int i = 0; i < VJP_MAX_SLOTS; i++)
         if (kept >> i & 1) {
             free(other.slot[c->pass][i].stored);
@@ -279,7 +279,7 @@ static void compare_pass(comparison *c) {
         expected[i] = c->p->slot[c->pass][i].exact;
     c->present = proof_present(c->p, c->pass);
     if (run(c, &(proof_call){.pass = c->pass, .present = c->present}, "", c->base)) {
-        measure(c, false, c->base, expected, "");
+        measure(c, c->base, expected, "");
         bool brief = c->plan->brief;
         if (!is_large(c->p)) {
             if (!brief) alone(c, expected);
@@ -311,7 +311,6 @@ static void compare_case(const proof_plan *plan, vjp_device *device, vjp_device 
         return;
     }
     problem.narrow_operands = !vjp_device_is_host(device);
-    problem.rounded_products = strcmp(device->backend->name, "cuda") == 0;
     problem.flushes = may_flush(device);
     for (int pass = 0; pass < VJP_PASS_COUNT; pass++) {
         c = (comparison){.plan = plan, .device = device, .ref = ref, .p = &problem, .pass = (vjp_pass)pass};

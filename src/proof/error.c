@@ -106,15 +106,13 @@ static void say(proof_error *e, int64_t i, double is, double should) {
  * cores: linear's pre or dpre, attention's weights and dS. A share of the element, of the root mean square of all, or
  * of its row: attention's first rows are averages of few values, and larger than the others.
  */
-static double operand_slack(const proof_problem *p, vjp_pass pass, int slot, bool added) {
+static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *linear = (const void *)p->setup.attributes.bytes;
     const char *op = p->info->name, *name = p->slot[pass][slot].slot->name;
     double half = half_unit((vjp_dtype)p->slot[pass][slot].tensor.dtype);
     if (!p->narrow_operands) return 0;
     if (strcmp(op, "linear") == 0 && linear->activation != VJP_ACTIVATION_NONE)
         return strcmp(name, "y") == 0 ? 2 * half : strcmp(name, "da") == 0 || strcmp(name, "db") == 0 ? 4 * half : 0;
-    if (strcmp(op, "linear") == 0 && p->rounded_products)
-        return added || (strcmp(name, "y") == 0 && p->slot[pass][LINEAR_RESIDUAL].present) ? half : 0;
     if (strcmp(op, "attention") == 0) return strcmp(name, "y") == 0 ? 2 * half : 4 * half;
     return 0;
 }
@@ -128,8 +126,7 @@ static double rms_of(const double *values, int64_t count) {
     return finite ? sqrt(sum / (double)finite) : 0;
 }
 
-proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, bool added, const void *stored,
-                          const double *expected) {
+proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const void *stored, const double *expected) {
     const proof_values *v = &p->slot[pass][slot];
     vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
     bool integer = v->slot->kind == VJP_KIND_ARGMAX;
@@ -162,7 +159,7 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, bool 
     e.relative = wrong > 0 ? INFINITY : off == 0 ? 0 : measure > 0 ? sqrt(off) / measure : INFINITY;
     double rms = finite ? norm / sqrt((double)finite) : 0;
     double unit = half_unit(dtype);
-    double slack = operand_slack(p, pass, slot, added);
+    double slack = operand_slack(p, pass, slot);
     double rest = ELEMENT_FACTOR * (dtype == VJP_F64 ? 1e-12 : f32_bound(p, pass, slot));
     int64_t width = v->tensor.ndim ? v->tensor.shape[v->tensor.ndim - 1] : 1;
     double row = 0;

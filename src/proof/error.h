@@ -14,13 +14,11 @@
  * square of all. (16: the worst of some million normally distributed errors is at 5 times their root mean square; the
  * rest is room for rows that are worse conditioned than their neighbours.) Where a device's products take 16-bit
  * operands (problem->narrow_operands), linear's dpre is rounded before it enters da and db, and y is act of the stored
- * pre: with an activation an element of da and db may be off by 4 half units of that size more, one of y by 2. Without
- * one, a 16-bit result of CUDA that is added to something (+=, or y to a residual) may be off by one half unit more:
- * cuBLASLt's kernels for Hopper round the product before they add it (problem->rounded_products). The L2 bound is the
- * same for all, but for linear_cross_entropy: there, its logits and their gradients are of the storage type, so the
- * bound of that type is the bound of its f32 results as well. And where the terms of its dx or dweight nearly cancel,
- * the error is relative to the L2 norm of the terms (terms.h): each was rounded, so no arithmetic on them could be
- * closer.
+ * pre: with an activation an element of da and db may be off by 4 half units of that size more, one of y by 2. The L2
+ * bound is the same for all, but for linear_cross_entropy: there, its logits and their gradients are of the storage
+ * type, so the bound of that type is the bound of its f32 results as well. And where the terms of its dx or dweight
+ * nearly cancel, the error is relative to the L2 norm of the terms (terms.h): each was rounded, so no arithmetic on
+ * them could be closer.
  *
  * Below the smallest normal number of its dtype a result has fewer digits the smaller it is: the half unit that
  * rounding costs there is left out of the L2 error. A device that may flush (problem->flushes) replaces numbers below
@@ -43,8 +41,7 @@ typedef struct proof_error {
 
 double proof_bound(const proof_problem *problem, vjp_pass pass, int slot);
 
-/* `added`: to what was stored before. */
-proof_error proof_measure(const proof_problem *problem, vjp_pass pass, int slot, bool added, const void *stored,
+proof_error proof_measure(const proof_problem *problem, vjp_pass pass, int slot, const void *stored,
                           const double *expected);
 
 /* Elements whose bits differ. Two NaN are equal: which operand's NaN a sum returns is up to the hardware. */

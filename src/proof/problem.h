@@ -37,11 +37,10 @@ typedef struct proof_problem {
     const vjp_op_info *info;
     vjp_dtype storage;
     proof_values slot[VJP_PASS_COUNT][VJP_MAX_SLOTS];
-    uint32_t saved;        /* one bit per slot of the backward that the forward saves (mean, rstd, pre, argmax) */
-    uint32_t without;      /* inputs of the backward that are not needed when those are present */
-    bool narrow_operands;  /* the device's matrix products take operands in the storage type: see error.h */
-    bool rounded_products; /* and round a 16-bit product before they add it to something */
-    bool flushes;          /* the device may replace numbers below f32's smallest normal one by 0: see error.h */
+    uint32_t saved;       /* one bit per slot of the backward that the forward saves (mean, rstd, pre, argmax) */
+    uint32_t without;     /* inputs of the backward that are not needed when those are present */
+    bool narrow_operands; /* the device's matrix products take operands in the storage type: see error.h */
+    bool flushes;         /* the device may replace numbers below f32's smallest normal one by 0: see error.h */
 } proof_problem;
 
 /* False: the case does not make sense, and `error` says why. */

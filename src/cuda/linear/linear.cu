@@ -69,6 +69,17 @@ int64_t part_length(const product &p) {
     return parts == 1 ? p.k : vjp_round_up(vjp_divide_up(p.k, parts), 64);
 }
 
+/*
+ * Whether cuBLASLt may be left to add a result to something. Its kernels for Hopper, seen with tiles of 64 x 8 and 64 x
+ * 32, round a 16-bit product before they add it: results up to SMALL_SUM elements are added in f32, by a pass that
+ * costs microseconds.
+ */
+constexpr int64_t SMALL_SUM = 1 << 20;
+
+bool adds_itself(const vjp_work *work, int64_t elements) {
+    return work->storage == VJP_F32 || elements > SMALL_SUM;
+}
+
 /* Whether one call computes the product, so that it can add the bias. */
 bool is_one_call(const product &p) {
     return p.k > 0 && !is_narrow(p) && part_length(p) == p.k;
@@ -288,7 +299,8 @@ void forward_steps(steps &w) {
     bool can_be_direct =
         s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || (pre && work->storage != VJP_F32);
     int addends = vjp_accumulates(work, LINEAR_Y) + (work->tensor[LINEAR_RESIDUAL] != nullptr);
-    bool rounds_once = addends == 0 || (addends == 1 && !pre && s.activation == VJP_ACTIVATION_NONE);
+    bool rounds_once = addends == 0 || (addends == 1 && !pre && s.activation == VJP_ACTIVATION_NONE &&
+                                        adds_itself(work, s.batch * s.m * s.n));
     bool same_type = vjp_type(work, LINEAR_BIAS) == work->storage && vjp_type(work, LINEAR_PRE) == work->storage;
     /*
      * Some versions of cuBLASLt refuse a bias on a matrix of one row or column. And where rows are not multiples of 16
@@ -354,23 +366,22 @@ void write_gradient(steps &w, const vjp_linear_sizes &s, int slot, product p, fa
     (p.*of_dpre).data = dpre;
     p.result = output_of(w, slot, count);
     p.add = vjp_accumulates(w.work, slot);
-    if (!wants_lost(w.work, s, p)) {
-        multiply(w, p);
-        copy_back(w, slot, p.result, count);
-        return;
-    }
+    bool adds_lost = wants_lost(w.work, s, p);
+    bool through_f32 = !p.f32 && (adds_lost || (p.add && !adds_itself(w.work, count)));
     product sum = p;
-    if (!p.f32) { /* both are added before they are rounded */
+    if (through_f32) { /* all are added before they are rounded */
         sum.result = take(w, count, sizeof(float));
         sum.f32 = true;
         sum.add = false;
     }
     multiply(w, sum);
-    (sum.*of_dpre).data = lost;
-    sum.scale = 1 / (w.work->storage == VJP_BF16 ? LOST_SCALE<bf16> : LOST_SCALE<f16>);
-    sum.add = true;
-    if (p.k > 0) multiply(w, sum);
-    if (!p.f32 && count > 0) {
+    if (adds_lost && p.k > 0) {
+        (sum.*of_dpre).data = lost;
+        sum.scale = 1 / (w.work->storage == VJP_BF16 ? LOST_SCALE<bf16> : LOST_SCALE<f16>);
+        sum.add = true;
+        multiply(w, sum);
+    }
+    if (through_f32 && count > 0) {
         p.m = p.items * p.m; /* one matrix, whose only part is the sum */
         if (is_enqueuing(w)) add_parts<float>(w, p, sum.result, 1, count);
     }
