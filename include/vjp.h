@@ -71,9 +71,11 @@ enum { VJP_ACCUMULATE = 1 };
 
 /*
  * A view of memory that the caller owns. `data` is a host pointer, a device pointer or a buffer handle, depending on
- * the device; `offset` is in bytes. Strides are in elements and mean what they say: 0 repeats an element. Every kernel
- * takes packed row-major tensors today, as vjp_tensor_of() describes them; anything else is VJP_UNSUPPORTED. The
- * stride of an axis of size 1 is not used, and no stride of an empty tensor is.
+ * the device; `offset` is in bytes. Strides are in elements and mean what they say: 0 repeats an element. Kernels take
+ * packed row-major tensors, as vjp_tensor_of() describes them. A slot with VJP_SLOT_ROWS also takes a tensor whose rows
+ * lie apart, such as the queries in a tensor that holds queries, keys and values of each time: a row, the last two
+ * axes, is packed, and all rows follow at one distance. Anything else is VJP_UNSUPPORTED. The stride of an axis of size
+ * 1 is not used, and no stride of an empty tensor is.
  */
 typedef struct vjp_tensor {
     void *data;
@@ -227,9 +229,10 @@ typedef enum vjp_kind {
 } vjp_kind;
 
 enum {
-    VJP_SLOT_OUTPUT = 1,     /* written; every output is optional: NULL means not computed */
-    VJP_SLOT_OPTIONAL = 2,   /* an input that may be NULL */
-    VJP_SLOT_ACCUMULATES = 4 /* an output that honours VJP_ACCUMULATE */
+    VJP_SLOT_OUTPUT = 1,      /* written; every output is optional: NULL means not computed */
+    VJP_SLOT_OPTIONAL = 2,    /* an input that may be NULL */
+    VJP_SLOT_ACCUMULATES = 4, /* an output that honours VJP_ACCUMULATE */
+    VJP_SLOT_ROWS = 8         /* the rows, which are the last two axes, may lie apart: see vjp_tensor */
 };
 
 typedef struct vjp_slot {

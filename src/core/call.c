@@ -26,16 +26,38 @@ static int64_t byte_count(const vjp_tensor *tensor) {
     return element_count(tensor) * (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype);
 }
 
-/* The strides of an empty tensor, and of an axis of one element, are never used. */
-static bool is_packed(const vjp_tensor *tensor) {
-    int64_t expected = 1;
-    bool packed = true;
-    for (int i = tensor->ndim - 1; i >= 0; i--) {
-        if (tensor->shape[i] == 0) return true;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) packed = false;
+/* Whether elements of axes [from, to) follow each other when `expected` is the distance on the last of them. The
+ * strides of an axis of one element are never used. */
+static bool follow(const vjp_tensor *tensor, int from, int to, int64_t expected) {
+    for (int i = to - 1; i >= from; i--) {
+        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) return false;
         expected *= tensor->shape[i];
     }
-    return packed;
+    return true;
+}
+
+/* The strides of an empty tensor are never used. */
+static bool is_packed(const vjp_tensor *tensor) {
+    return element_count(tensor) == 0 || follow(tensor, 0, tensor->ndim, 1);
+}
+
+/* Whether the rows, the last two axes, are packed and lie apart at one distance, and their end can be computed. */
+static bool has_rows_apart(const vjp_tensor *tensor) {
+    int axes = tensor->ndim - 2;
+    if (axes < 1 || element_count(tensor) == 0 || !follow(tensor, axes, tensor->ndim, 1)) return false;
+    int64_t row = tensor->shape[axes] * tensor->shape[axes + 1], step = vjp_row_step(tensor);
+    return step > row && vjp_sizes_fit(2, (const int64_t[]){element_count(tensor) / row, step}) &&
+           follow(tensor, 0, axes, step);
+}
+
+/* Bytes from the first element to the end of the last. */
+static int64_t extent(const vjp_tensor *tensor) {
+    int64_t count = element_count(tensor), row = count;
+    if (count && tensor->ndim > 2) {
+        row = tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1];
+        count = (count / row - 1) * vjp_row_step(tensor) + row;
+    }
+    return count * (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype);
 }
 
 static vjp_status refuse_strides(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
@@ -49,7 +71,8 @@ static vjp_status refuse_strides(const vjp_work *work, const vjp_slot *slot, con
                       slot->name, vjp_shape_text(&shape, shape_text), vjp_shape_text(&stride, stride_text));
 }
 
-/* Rules for every tensor of every op: a known dtype, a valid rank, sizes whose product fits, packed strides. */
+/* Rules for every tensor of every op: a known dtype, a valid rank, sizes whose product fits, strides that the slot
+ * takes. */
 static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const vjp_tensor *tensor) {
     size_t size = vjp_dtype_size((vjp_dtype)tensor->dtype);
     if (!size) return vjp_refuse(work, VJP_INVALID, "%s has the unknown dtype %d", slot->name, tensor->dtype);
@@ -63,7 +86,8 @@ static vjp_status check_form(const vjp_work *work, const vjp_slot *slot, const v
     if (!vjp_sizes_fit(tensor->ndim, tensor->shape))
         return vjp_refuse(work, VJP_INVALID, "%s is too large: the product of its %d sizes overflows", slot->name,
                           tensor->ndim);
-    if (!is_packed(tensor)) return refuse_strides(work, slot, tensor);
+    if (!is_packed(tensor) && !(slot->flags & VJP_SLOT_ROWS && has_rows_apart(tensor)))
+        return refuse_strides(work, slot, tensor);
     if (tensor->reserved)
         return vjp_refuse(work, VJP_INVALID, "%s has %u in its reserved member, which must be 0", slot->name,
                           (unsigned)tensor->reserved);
@@ -86,7 +110,7 @@ static vjp_status check_memory(const vjp_work *work, const vjp_slot *slot, const
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu is not aligned to its %zu-byte elements", slot->name,
                           tensor->data, (unsigned long long)tensor->offset, size);
     uintptr_t room = UINTPTR_MAX - (uintptr_t)tensor->data;
-    if (tensor->offset > room || (uintptr_t)byte_count(tensor) > room - tensor->offset)
+    if (tensor->offset > room || (uintptr_t)extent(tensor) > room - tensor->offset)
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu runs past the end of memory", slot->name, tensor->data,
                           (unsigned long long)tensor->offset);
     return VJP_OK;
@@ -187,6 +211,23 @@ static vjp_status check_shapes(const vjp_work *work, const vjp_pass_info *pass) 
     return VJP_OK;
 }
 
+/*
+ * Whether two tensors are rows at the same distance, each one's between those of the other, as the queries and the keys
+ * of one tensor are. `begin`: where the second begins relative to the first.
+ */
+static bool interleave(const vjp_tensor *a, const vjp_tensor *b, int64_t begin) {
+    if (!has_rows_apart(a) || !has_rows_apart(b)) return false;
+    int64_t size[2], step[2], row[2];
+    for (int i = 0; i < 2; i++) {
+        const vjp_tensor *tensor = i ? b : a;
+        size[i] = (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype);
+        step[i] = vjp_row_step(tensor) * size[i];
+        row[i] = tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1] * size[i];
+    }
+    int64_t apart = (begin % step[0] + step[0]) % step[0];
+    return step[0] == step[1] && apart >= row[0] && apart + row[1] <= step[0];
+}
+
 /* An empty tensor occupies no memory, whatever its address. */
 static bool has_memory(const vjp_tensor *tensor) {
     return tensor && tensor->data && byte_count(tensor) > 0;
@@ -197,14 +238,15 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
         const vjp_tensor *out = work->tensor[i];
         if (!has_memory(out)) continue;
         uintptr_t out_begin = (uintptr_t)out->data + (uintptr_t)out->offset;
-        uintptr_t out_end = out_begin + (uintptr_t)byte_count(out);
+        uintptr_t out_end = out_begin + (uintptr_t)extent(out);
         for (size_t j = 0; j < pass->count; j++) {
             const vjp_tensor *other = work->tensor[j];
             if (j == i || !has_memory(other) || (j < pass->outputs && j < i)) continue;
             uintptr_t begin = (uintptr_t)other->data + (uintptr_t)other->offset;
-            uintptr_t end = begin + (uintptr_t)byte_count(other);
-            if (begin >= out_end || out_begin >= end) continue;
-            bool same = begin == out_begin && end == out_end && other->dtype == out->dtype;
+            uintptr_t end = begin + (uintptr_t)extent(other);
+            if (begin >= out_end || out_begin >= end || interleave(out, other, (int64_t)(begin - out_begin))) continue;
+            bool same = begin == out_begin && end == out_end && other->dtype == out->dtype &&
+                        has_rows_apart(other) == has_rows_apart(out);
             bool allowed = pass->slots[i].aliases >> j & 1;
             if (same && allowed && !(out->flags & VJP_ACCUMULATE)) continue;
             const char *why = same && allowed ? "an accumulating output may not be computed in place"
@@ -217,7 +259,7 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     for (size_t i = 0; i < pass->count && work->workspace_bytes; i++) {
         const vjp_tensor *tensor = work->tensor[i];
         uintptr_t tensor_begin = has_memory(tensor) ? (uintptr_t)tensor->data + (uintptr_t)tensor->offset : 0;
-        if (tensor_begin && begin < tensor_begin + (uintptr_t)byte_count(tensor) &&
+        if (tensor_begin && begin < tensor_begin + (uintptr_t)extent(tensor) &&
             tensor_begin < begin + work->workspace_bytes)
             return vjp_refuse(work, VJP_INVALID, "%s overlaps the device's workspace", pass->slots[i].name);
     }
@@ -296,6 +338,15 @@ static vjp_status no_kernel(const vjp_work *work, vjp_dtype dtype) {
     return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for %s", work->device->name, vjp_dtype_name(dtype));
 }
 
+/* Refuses rows that lie apart where the kernel does not take them. */
+static vjp_status check_rows(const vjp_work *work, const vjp_kernel *kernel) {
+    const vjp_pass_info *info = &work->op->info.pass[work->pass];
+    for (size_t i = 0; i < info->count && !(kernel->storage & VJP_TAKES_ROWS); i++)
+        if (work->tensor[i] && !is_packed(work->tensor[i]))
+            return refuse_strides(work, &info->slots[i], work->tensor[i]);
+    return VJP_OK;
+}
+
 vjp_status vjp_supports(vjp_device *device, const vjp_op *op, vjp_pass pass, vjp_dtype storage) {
     if (!device || !device->found) return VJP_NO_DEVICE;
     if (!op) return vjp_fail(device, VJP_INVALID, "op is NULL");
@@ -324,8 +375,9 @@ vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pas
     vjp_dtype lacking;
     const vjp_kernel *kernel = find_kernel(&work, &lacking);
     if (!kernel) return no_kernel(&work, lacking);
-    *bytes = kernel->workspace ? kernel->workspace(&work) : 0;
-    return VJP_OK;
+    status = check_rows(&work, kernel);
+    if (status == VJP_OK && kernel->workspace) *bytes = kernel->workspace(&work);
+    return status;
 }
 
 /* Of an absent tensor. A new moment has the dtype of the old one, in whose place it can be computed. */
@@ -372,6 +424,8 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
     vjp_dtype lacking;
     *kernel = find_kernel(work, &lacking);
     if (!*kernel) return no_kernel(work, lacking);
+    status = check_rows(work, *kernel);
+    if (status != VJP_OK) return status;
     const vjp_pass_info *info = &op->info.pass[pass];
     for (size_t i = 0; i < count; i++)
         if (tensors[i]) {

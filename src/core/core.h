@@ -157,6 +157,17 @@ static inline vjp_dtype vjp_type(const vjp_work *work, int slot) {
     return work->tensor[slot] ? (vjp_dtype)work->tensor[slot]->dtype : work->storage;
 }
 
+/*
+ * Elements from one row of a tensor to the next, a row being the last two axes: their product, or more where the rows
+ * lie apart.
+ */
+int64_t vjp_row_step(const vjp_tensor *tensor);
+
+/* That of a slot; 0 where absent. */
+static inline int64_t vjp_step(const vjp_work *work, int slot) {
+    return work->tensor[slot] ? vjp_row_step(work->tensor[slot]) : 0;
+}
+
 /* Takes a present tensor's own shape as the slot's (the inputs that shapes come from). */
 void vjp_shape_own(vjp_work *work, int slot);
 

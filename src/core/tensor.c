@@ -46,6 +46,14 @@ vjp_tensor vjp_tensor_of(void *data, vjp_dtype dtype, int ndim, const int64_t *s
     return tensor;
 }
 
+int64_t vjp_row_step(const vjp_tensor *tensor) {
+    int axis = tensor->ndim - 2;
+    int64_t row = tensor->ndim < 2 ? 0 : tensor->shape[axis] * tensor->shape[axis + 1];
+    for (int i = axis - 1; i >= 0; i--)
+        if (tensor->shape[i] != 1) return tensor->stride[i];
+    return row;
+}
+
 void vjp_shape_set(vjp_work *work, const char *text, int ndim, const int64_t *size) {
     const vjp_pass_info *pass = &work->op->info.pass[work->pass];
     for (size_t slot = 0; slot < pass->count; slot++) {

@@ -110,15 +110,15 @@ const vjp_op vjp_op_group_norm = {
 };
 
 static const vjp_slot rope_forward[] = {
-    {"y", "[..., T, heads, head_dim]", "the rotated x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << ROPE_X, {0}},
-    {"x", "[..., T, heads, head_dim]", "queries or keys", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"y", "[..., T, heads, head_dim]", "the rotated x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES | VJP_SLOT_ROWS, 1u << ROPE_X, {0}},
+    {"x", "[..., T, heads, head_dim]", "queries or keys", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
     {"cosine", "[positions, n_rot/2]", "cosine of each position's angles", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"sine", "[positions, n_rot/2]", "sine of each position's angles", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"positions", "[T] or [..., T]", "row of the tables for each time; absent: 0, 1, 2, ...", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_slot rope_backward[] = {
-    {"dx", "[..., T, heads, head_dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << ROPE_B_DY, {0}},
-    {"dy", "[..., T, heads, head_dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"dx", "[..., T, heads, head_dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES | VJP_SLOT_ROWS, 1u << ROPE_B_DY, {0}},
+    {"dy", "[..., T, heads, head_dim]", "gradient of y", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
     {"cosine", "[positions, n_rot/2]", "cosine of each position's angles", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"sine", "[positions, n_rot/2]", "sine of each position's angles", VJP_KIND_PARAMETER, 0, 0, {0}},
     {"positions", "[T] or [..., T]", "row of the tables for each time; absent: 0, 1, 2, ...", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
@@ -572,19 +572,19 @@ const vjp_op vjp_op_swiglu = {
 static const vjp_slot attention_forward[] = {
     {"y", "[batch, time, heads, dim]", "for each query the weighted average of the values", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"lse", "[batch, heads, time]", "log of the sum of exp(score) of each row of scores, to save for the backward", VJP_KIND_STATISTIC, VJP_SLOT_OUTPUT, 0, {0}},
-    {"q", "[batch, time, heads, dim]", "queries", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"k", "[batch, keys, kv_heads, dim]", "keys; each head is shared by heads / kv_heads heads of q", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"v", "[batch, keys, kv_heads, dim]", "values", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"q", "[batch, time, heads, dim]", "queries", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
+    {"k", "[batch, keys, kv_heads, dim]", "keys; each head is shared by heads / kv_heads heads of q", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
+    {"v", "[batch, keys, kv_heads, dim]", "values", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
     {"first", "[batch, time]", "of causal: the first key that each query sees, never before that of the query before it; absent: key 0", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_slot attention_backward[] = {
-    {"dq", "[batch, time, heads, dim]", "gradient of q", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
-    {"dk", "[batch, keys, kv_heads, dim]", "gradient of k, summed over the heads that share it", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
-    {"dv", "[batch, keys, kv_heads, dim]", "gradient of v, summed over the heads that share it", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"dq", "[batch, time, heads, dim]", "gradient of q", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES | VJP_SLOT_ROWS, 0, {0}},
+    {"dk", "[batch, keys, kv_heads, dim]", "gradient of k, summed over the heads that share it", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES | VJP_SLOT_ROWS, 0, {0}},
+    {"dv", "[batch, keys, kv_heads, dim]", "gradient of v, summed over the heads that share it", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES | VJP_SLOT_ROWS, 0, {0}},
     {"dy", "[batch, time, heads, dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"q", "[batch, time, heads, dim]", "the forward's q", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"k", "[batch, keys, kv_heads, dim]", "the forward's k", VJP_KIND_STORAGE, 0, 0, {0}},
-    {"v", "[batch, keys, kv_heads, dim]", "the forward's v", VJP_KIND_STORAGE, 0, 0, {0}},
+    {"q", "[batch, time, heads, dim]", "the forward's q", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
+    {"k", "[batch, keys, kv_heads, dim]", "the forward's k", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
+    {"v", "[batch, keys, kv_heads, dim]", "the forward's v", VJP_KIND_STORAGE, VJP_SLOT_ROWS, 0, {0}},
     {"y", "[batch, time, heads, dim]", "the forward's y; without it, or without lse, both are computed again", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
     {"lse", "[batch, heads, time]", "as saved", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
     {"first", "[batch, time]", "the forward's first", VJP_KIND_INDEX, VJP_SLOT_OPTIONAL, 0, {0}},
