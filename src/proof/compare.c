@@ -3,7 +3,7 @@
  * Compares a device with `ref`: for every case and storage type both passes, and every variant of the call that must
  * give the same result. Separate computations (all outputs; statistics computed again; += twice) are compared with
  * ref's f64 result. Variants of the same computation (one output alone, at another alignment, in place, without inputs
- * that are not needed) must give the same bits.
+ * that are not needed, with rows that lie apart) must give the same bits.
  */
 #include <math.h>
 #include <stdio.h>
@@ -142,6 +142,46 @@ static void alone(const comparison *c, double *const *expected) {
     }
 }
 
+/* Whether every row of the slots that have rows begins at a multiple of 16 bytes where the call is packed. */
+static bool has_aligned_rows(const comparison *c) {
+    const vjp_pass_info *info = &c->p->info->pass[c->pass];
+    for (size_t i = 0; i < info->count; i++) {
+        const vjp_tensor *tensor = &c->p->slot[c->pass][i].tensor;
+        if (!(info->slots[i].flags & VJP_SLOT_ROWS) || tensor->ndim < 3) continue;
+        int64_t row = tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1];
+        if (row * (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype) % 16) return false;
+    }
+    return true;
+}
+
+/*
+ * A call with rows that lie apart: the same bits as `packed`, the results of the same call of packed tensors. A GPU may
+ * have another kernel, equally accurate, where the rows are aligned to 16 bytes in one of the two and not in the other.
+ */
+static void rows(const comparison *c, proof_call call, proof_rows form, void *const *packed, double *const *expected,
+                 const char *variant) {
+    static const char *const names[] = {[PROOF_ROWS_APART] = "rows apart",
+                                        [PROOF_ROWS_ODD] = "rows oddly apart",
+                                        [PROOF_ROWS_TOGETHER] = "rows together"};
+    if (!proof_takes_rows(c->device, c->p->setup.op, c->pass)) return;
+    char text[TEXT];
+    snprintf(text, sizeof text, "%s%s%s", variant, variant[0] ? ", " : "", names[form]);
+    call.rows = form;
+    bool aligned = has_aligned_rows(c);
+    bool same_path = form == PROOF_ROWS_APART || aligned == (form == PROOF_ROWS_TOGETHER);
+    if (same_path || vjp_device_is_host(c->device))
+        run_same_bits(c, &call, packed, text);
+    else
+        run_measured(c, &call, expected, text);
+}
+
+static void all_rows(const comparison *c, double *const *expected) {
+    proof_call call = {.pass = c->pass, .present = c->present};
+    rows(c, call, PROOF_ROWS_APART, c->base, expected, "");
+    rows(c, call, PROOF_ROWS_ODD, c->base, expected, "");
+    rows(c, call, PROOF_ROWS_TOGETHER, c->base, expected, "");
+}
+
 /* A result of the forward that the backward repeats has the forward's bits. */
 static void repeats_forward(const comparison *c) {
     const vjp_pass_info *forward = &c->p->info->pass[VJP_FORWARD], *back = &c->p->info->pass[VJP_BACKWARD];
@@ -159,8 +199,9 @@ static void repeats_forward(const comparison *c) {
         }
 }
 
-/* One += onto what is stored in `before`: the sum of that and ref's result, rounded once. */
-static bool accumulate_onto(const comparison *c, void *const *before, void **result, const char *variant) {
+/* One += onto what is stored in `before`: the sum of that and ref's result, rounded once. `again`: with rows apart too.
+ */
+static bool accumulate_onto(const comparison *c, void *const *before, void **result, const char *variant, bool again) {
     double *expected[VJP_MAX_SLOTS] = {0};
     for (size_t i = 0; i < c->p->info->pass[c->pass].outputs; i++) {
         const proof_values *v = &c->p->slot[c->pass][i];
@@ -171,7 +212,10 @@ static bool accumulate_onto(const comparison *c, void *const *before, void **res
     }
     proof_call call = {.pass = c->pass, .present = c->present, .initial = before};
     bool ran = run(c, &call, variant, result);
-    if (ran) measure(c, result, expected, variant);
+    if (ran) {
+        measure(c, result, expected, variant);
+        if (again) rows(c, call, PROOF_ROWS_TOGETHER, result, expected, variant);
+    }
     free_all((void **)expected);
     return ran;
 }
@@ -191,13 +235,14 @@ static void accumulate(const comparison *c) {
             proof_put(initial[i], dtype, k, copysign(start, v->exact[k])); /* a sum that cancels would prove nothing */
         }
     }
-    if (accumulate_onto(c, initial, once, "accumulated")) accumulate_onto(c, once, twice, "accumulated twice");
+    if (accumulate_onto(c, initial, once, "accumulated", !c->plan->brief))
+        accumulate_onto(c, once, twice, "accumulated twice", false);
     free_all(initial);
     free_all(once);
     free_all(twice);
 }
 
-static void in_place(const comparison *c) {
+static void in_place(const comparison *c, double *const *expected) {
     const vjp_pass_info *info = &c->p->info->pass[c->pass];
     for (size_t i = 0; i < info->outputs; i++)
         for (size_t j = info->outputs; j < info->count; j++) {
@@ -206,6 +251,7 @@ static void in_place(const comparison *c) {
             snprintf(variant, sizeof variant, "%s in place of %s", info->slots[i].name, info->slots[j].name);
             proof_call call = {.pass = c->pass, .present = c->present, .alias_output = (int)i, .alias_input = (int)j};
             run_same_bits(c, &call, c->base, variant);
+            rows(c, call, PROOF_ROWS_ODD, c->base, expected, variant);
         }
 }
 
@@ -220,6 +266,7 @@ static void without_saved(const comparison *c) {
         report(c, -1, "recomputed", INFINITY, 0, vjp_error(c->ref));
     } else if (run(c, &call, "recomputed", result)) {
         measure(c, result, expected, "recomputed");
+        if (!is_large(c->p)) rows(c, call, PROOF_ROWS_TOGETHER, result, expected, "recomputed");
         /* With half of the statistics saved, all are computed again. */
         uint32_t first = saved & -saved;
         call.present |= first;
@@ -285,7 +332,8 @@ static void compare_pass(comparison *c) {
             if (!brief) alone(c, expected);
             if (c->pass == VJP_BACKWARD && !brief) repeats_forward(c);
             accumulate(c);
-            if (!brief) in_place(c);
+            if (!brief) in_place(c, expected);
+            if (!brief) all_rows(c, expected);
         }
         if (c->pass == VJP_BACKWARD && !brief) without_saved(c);
         if (c->pass == VJP_BACKWARD && !is_large(c->p) && (c->p->saved & c->present)) with_other_saved(c);

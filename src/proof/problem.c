@@ -423,6 +423,15 @@ bool proof_supports(vjp_device *device, const vjp_op *op, vjp_dtype storage) {
     return true;
 }
 
+bool proof_takes_rows(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
+    const vjp_pass_info *info = &vjp_op_describe(op)->pass[pass];
+    const vjp_kernel *kernel = device->found->kernel(device, op, pass);
+    uint32_t flags = 0;
+    for (size_t i = 0; i < info->count; i++)
+        flags |= info->slots[i].flags;
+    return flags & VJP_SLOT_ROWS && kernel && kernel->storage & VJP_TAKES_ROWS;
+}
+
 /* ---- Running ----------------------------------------------------------------------------------------- */
 
 vjp_status proof_reference(const proof_problem *p, vjp_device *ref, vjp_pass pass, uint32_t present,

@@ -60,14 +60,26 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass);
 vjp_status proof_reference(const proof_problem *problem, vjp_device *ref, vjp_pass pass, uint32_t present,
                            double *result[VJP_MAX_SLOTS]);
 
+/* Where the rows of the slots with VJP_SLOT_ROWS lie. */
+typedef enum proof_rows {
+    PROOF_PACKED,
+    PROOF_ROWS_APART,   /* gaps that keep every row's alignment to 16 bytes, different ones for each slot */
+    PROOF_ROWS_ODD,     /* gaps of odd numbers of elements */
+    PROOF_ROWS_TOGETHER /* those of all inputs in one buffer, as q, k and v are slices of one tensor; outputs too */
+} proof_rows;
+
+/* Whether the device's kernel takes slots whose rows lie apart; false also where the pass has none. */
+bool proof_takes_rows(const vjp_device *device, const vjp_op *op, vjp_pass pass);
+
 /* How to run a pass on the device under test. */
 typedef struct proof_call {
     vjp_pass pass;
     uint32_t present;              /* slots that are given */
     void *const *initial;          /* accumulate onto these, where the slot can; NULL: overwrite poison */
     int alias_output, alias_input; /* this output uses the memory of that input; both 0: none */
-    int shift;                     /* each tensor begins this many elements after a 64-byte boundary */
-    bool recorded;                 /* recorded once and replayed, on a device that can (vjp_backend.measure) */
+    proof_rows rows;
+    int shift;     /* each tensor begins this many elements after a 64-byte boundary */
+    bool recorded; /* recorded once and replayed, on a device that can (vjp_backend.measure) */
 } proof_call;
 
 enum { PROOF_FAULT = 256 };

@@ -9,11 +9,11 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "proof/problem.h"
+#include "proof/rows.h"
 #include "proof/values.h"
 
 /* All bits set is a NaN in every float type and -1 in every integer. */
-enum { GUARD = 128, GUARD_BYTE = 0xa5, POISON_BYTE = 0xff };
+enum { GUARD = 128, GUARD_BYTE = ROWS_GUARD_BYTE, POISON_BYTE = ROWS_POISON_BYTE };
 
 typedef struct guarded {
     void *data; /* the device's: guard, content, guard */
@@ -72,6 +72,7 @@ static bool guarded_check(const guarded *g, vjp_device *device, bool input, void
 
 typedef struct run_state {
     guarded slot[VJP_MAX_SLOTS], workspace;
+    rows_layout rows;
     vjp_tensor tensor[VJP_MAX_SLOTS];
     const vjp_tensor *tensors[VJP_MAX_SLOTS];
 } run_state;
@@ -80,29 +81,42 @@ static bool is_aliased(const proof_call *call, size_t slot) {
     return call->alias_input && (int)slot == call->alias_output;
 }
 
+static vjp_status make_buffer(run_state *s, vjp_device *device, const proof_call *call, const proof_values *v, size_t i,
+                              const void *content) {
+    const rows_place *place = &s->rows.place[i];
+    size_t size = vjp_dtype_size((vjp_dtype)v->tensor.dtype), before = GUARD + (size_t)call->shift * size;
+    const rows_buffer *rows = &s->rows.buffer[i];
+    vjp_status status = VJP_OK;
+    if (!place->apart)
+        status = guarded_make(&s->slot[i], device, (size_t)v->count * size, before, content);
+    else if (place->buffer == (int)i)
+        status = guarded_make(&s->slot[i], device, rows->bytes, before, rows->image);
+    const guarded *buffer = &s->slot[place->apart ? (size_t)place->buffer : i];
+    s->tensor[i].data = buffer->data;
+    s->tensor[i].offset = buffer->before;
+    if (place->apart) rows_describe(place, &s->tensor[i]);
+    return status;
+}
+
 static vjp_status make_buffers(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call) {
     const vjp_pass_info *info = &p->info->pass[call->pass];
+    const void *content[VJP_MAX_SLOTS] = {0};
     for (size_t i = 0; i < info->count; i++) {
         const proof_values *v = &p->slot[call->pass][i];
         if (!(call->present >> i & 1)) continue;
         s->tensor[i] = v->tensor;
         s->tensors[i] = &s->tensor[i];
-        if (is_aliased(call, i)) continue;
         bool adds = i < info->outputs && call->initial && (v->slot->flags & VJP_SLOT_ACCUMULATES);
         if (adds) s->tensor[i].flags = VJP_ACCUMULATE;
-        size_t size = vjp_dtype_size((vjp_dtype)v->tensor.dtype);
-        const void *content = adds ? call->initial[i] : v->stored; /* an output has nothing stored: poison */
-        vjp_status status =
-            guarded_make(&s->slot[i], device, (size_t)v->count * size, GUARD + (size_t)call->shift * size, content);
-        if (status != VJP_OK) return status;
-        s->tensor[i].data = s->slot[i].data;
-        s->tensor[i].offset = s->slot[i].before;
+        content[i] = adds ? call->initial[i] : v->stored; /* an output has nothing stored: poison */
     }
-    if (call->alias_input) {
-        s->tensor[call->alias_output].data = s->tensor[call->alias_input].data;
-        s->tensor[call->alias_output].offset = s->tensor[call->alias_input].offset;
-    }
-    return VJP_OK;
+    rows_make(&s->rows, p, call, content);
+    vjp_status status = VJP_OK;
+    for (size_t i = 0; i < info->count && status == VJP_OK; i++)
+        if (s->tensors[i] && !is_aliased(call, i))
+            status = make_buffer(s, device, call, &p->slot[call->pass][i], i, content[i]);
+    if (call->alias_input) s->tensor[call->alias_output] = s->tensor[call->alias_input];
+    return status;
 }
 
 /* Exactly the workspace that the pass requires, filled with NaN, and a guard after it (a handle cannot have one
@@ -117,17 +131,33 @@ static vjp_status make_workspace(run_state *s, const proof_problem *p, vjp_devic
     return vjp_set_workspace(device, s->workspace.data, bytes);
 }
 
+/* The same of the rows in a buffer: brings back those that the call writes, and compares everything else. */
+static bool rows_check(const run_state *s, vjp_device *device, int buffer, void **const content[VJP_MAX_SLOTS]) {
+    void *now;
+    bool good = guarded_check(&s->slot[buffer], device, false, &now);
+    for (int i = 0; i < VJP_MAX_SLOTS; i++)
+        if (s->rows.place[i].apart && s->rows.place[i].buffer == buffer && content[i])
+            *content[i] = rows_take(&s->rows, i, now);
+    good = good && memcmp(now, s->rows.buffer[buffer].image, s->slot[buffer].bytes) == 0;
+    free(now);
+    return good;
+}
+
 static void collect(run_state *s, const proof_problem *p, vjp_device *device, const proof_call *call,
                     void *result[VJP_MAX_SLOTS], char fault[PROOF_FAULT]) {
     const vjp_pass_info *info = &p->info->pass[call->pass];
+    void **content[VJP_MAX_SLOTS] = {0}; /* where what the call wrote goes; NULL: an input */
+    for (size_t i = 0; i < info->outputs; i++)
+        if (!is_aliased(call, i)) content[i] = &result[i];
+    if (call->alias_input) content[call->alias_input] = &result[call->alias_output];
     for (size_t i = 0; i < info->count; i++) {
-        if (!(call->present >> i & 1) || is_aliased(call, i)) continue;
-        bool input = i >= info->outputs, overwritten = call->alias_input && (int)i == call->alias_input;
-        void **content = !input ? &result[i] : overwritten ? &result[call->alias_output] : NULL;
-        if (!guarded_check(&s->slot[i], device, input && !overwritten, content) && !fault[0])
+        if (!s->slot[i].data) continue;
+        bool input = !content[i];
+        bool good = s->rows.place[i].apart ? rows_check(s, device, (int)i, content)
+                                           : guarded_check(&s->slot[i], device, input, content[i]);
+        if (!good && !fault[0])
             snprintf(fault, PROOF_FAULT,
-                     input && !overwritten ? "%s, an input, or memory beside it was changed"
-                                           : "memory beside %s was written",
+                     input ? "%s, an input, or memory beside it was changed" : "memory beside %s was written",
                      info->slots[i].name);
     }
     if (s->workspace.data && !guarded_check(&s->workspace, device, false, NULL) && !fault[0])
@@ -173,5 +203,6 @@ vjp_status proof_run(const proof_problem *p, vjp_device *device, const proof_cal
     for (size_t i = 0; i < count; i++)
         vjp_free(device, s.slot[i].data);
     vjp_free(device, s.workspace.data);
+    rows_free(&s.rows);
     return status;
 }

@@ -8,10 +8,11 @@
 
 #include "ref/ref.h"
 
-/* One query: where its row begins in q, y and their gradients, and its place in lse. */
+/* One query: where its head begins in y and dy, and its place in lse. */
 typedef struct query {
     int64_t at, lse_at;
     int64_t from, seen; /* it sees the keys [from, seen) */
+    int64_t row, head;  /* its row in q and dq, and its head there */
     int64_t batch, kv_head;
 } query;
 
@@ -24,11 +25,23 @@ static query query_at(const vjp_attention_sizes *s, int64_t batch, int64_t head,
                    .lse_at = (batch * s->heads + head) * s->time + time,
                    .from = first > window ? first : window,
                    .seen = seen,
+                   .row = batch * s->time + time,
+                   .head = head,
                    .batch = batch,
                    .kv_head = head / s->group};
 }
 
-/* Where key j's row begins in k, v and their gradients. */
+/* Where the query's head begins in q or dq, whose rows may lie apart. */
+static int64_t query_in(const vjp_work *work, int slot, const vjp_attention_sizes *s, const query *i) {
+    return i->row * vjp_step(work, slot) + i->head * s->dim;
+}
+
+/* Where key j's head begins in k or v, whose rows may lie apart. */
+static int64_t key_in(const vjp_work *work, int slot, const vjp_attention_sizes *s, const query *i, int64_t j) {
+    return (i->batch * s->keys + j) * vjp_step(work, slot) + i->kv_head * s->dim;
+}
+
+/* The same in packed memory. */
 static int64_t key_at(const vjp_attention_sizes *s, const query *i, int64_t j) {
     return ((i->batch * s->keys + j) * s->kv_heads + i->kv_head) * s->dim;
 }
@@ -44,7 +57,7 @@ static double dot(const vjp_work *work, int a, int64_t a_at, int b, int64_t b_at
 static double scores(const vjp_work *work, int q, int k, const vjp_attention_sizes *s, const query *i, double *score) {
     double largest = -INFINITY, sum = 0;
     for (int64_t j = i->from; j < i->seen; j++) {
-        score[j] = s->scale * dot(work, q, i->at, k, key_at(s, i, j), s->dim);
+        score[j] = s->scale * dot(work, q, query_in(work, q, s, i), k, key_in(work, k, s, i, j), s->dim);
         if (!(score[j] <= largest)) largest = score[j];
     }
     for (int64_t j = i->from; j < i->seen; j++)
@@ -63,7 +76,7 @@ static double average(const vjp_work *work, int v, const vjp_attention_sizes *s,
                       int64_t d) {
     double sum = 0;
     for (int64_t j = i->from; j < i->seen; j++)
-        sum += weight[j] * ref_get(work, v, key_at(s, i, j) + d, 0);
+        sum += weight[j] * ref_get(work, v, key_in(work, v, s, i, j) + d, 0);
     return sum;
 }
 
@@ -102,21 +115,22 @@ static void backward_query(const vjp_work *work, const vjp_attention_sizes *s, c
     if (saved) lse = ref_get(work, ATTENTION_B_LSE, i->lse_at, 0);
     weigh(i, score, lse);
     double mean = dy_y(work, s, i, score, saved);
+    int64_t q_at = query_in(work, ATTENTION_B_Q, s, i);
     for (int64_t j = i->from; j < i->seen; j++) {
-        int64_t at = key_at(s, i, j);
+        int64_t at = key_at(s, i, j), v_at = key_in(work, ATTENTION_B_V, s, i, j);
         double p = score[j];
-        double ds = p * (dot(work, ATTENTION_B_DY, i->at, ATTENTION_B_V, at, s->dim) - mean);
+        double ds = p * (dot(work, ATTENTION_B_DY, i->at, ATTENTION_B_V, v_at, s->dim) - mean);
         for (int64_t d = 0; d < s->dim; d++) {
             dv[at + d] += p * ref_get(work, ATTENTION_B_DY, i->at + d, 0);
-            dk[at + d] += s->scale * ds * ref_get(work, ATTENTION_B_Q, i->at + d, 0);
+            dk[at + d] += s->scale * ds * ref_get(work, ATTENTION_B_Q, q_at + d, 0);
         }
         score[j] = ds;
     }
     for (int64_t d = 0; d < s->dim && work->tensor[ATTENTION_B_DQ]; d++) {
         double sum = 0;
         for (int64_t j = i->from; j < i->seen; j++)
-            sum += score[j] * ref_get(work, ATTENTION_B_K, key_at(s, i, j) + d, 0);
-        ref_put(work, ATTENTION_B_DQ, i->at + d, s->scale * sum);
+            sum += score[j] * ref_get(work, ATTENTION_B_K, key_in(work, ATTENTION_B_K, s, i, j) + d, 0);
+        ref_put(work, ATTENTION_B_DQ, query_in(work, ATTENTION_B_DQ, s, i) + d, s->scale * sum);
     }
 }
 
@@ -132,9 +146,10 @@ static vjp_status backward(const vjp_work *work) {
                 query i = query_at(&s, batch, head, time);
                 backward_query(work, &s, &i, score, dk, dv);
             }
+    int64_t row = s.kv_heads * s.dim;
     for (int64_t i = 0; i < count; i++) {
-        ref_put(work, ATTENTION_B_DK, i, dk[i]);
-        ref_put(work, ATTENTION_B_DV, i, dv[i]);
+        ref_put(work, ATTENTION_B_DK, i / row * vjp_step(work, ATTENTION_B_DK) + i % row, dk[i]);
+        ref_put(work, ATTENTION_B_DV, i / row * vjp_step(work, ATTENTION_B_DV) + i % row, dv[i]);
     }
     return VJP_OK;
 }
@@ -151,6 +166,6 @@ static size_t backward_workspace(const vjp_work *work) {
 }
 
 const vjp_kernel vjp_ref_attention[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, REF_STORAGE},
-    {backward, backward_workspace, REF_STORAGE},
+    {forward, forward_workspace, REF_STORAGE | VJP_TAKES_ROWS},
+    {backward, backward_workspace, REF_STORAGE | VJP_TAKES_ROWS},
 };
