@@ -37,6 +37,8 @@ static inline void put(const vjp_tensor *tensor, int64_t i, double value) {
 
 static inline double get(const vjp_tensor *tensor, int64_t i) {
     const char *at = (const char *)tensor->data + tensor->offset;
+    if (tensor->dtype == VJP_BF16) return (double)vjp_bf16_to_f32(((const uint16_t *)at)[i]);
+    if (tensor->dtype == VJP_F16) return (double)vjp_f16_to_f32(((const uint16_t *)at)[i]);
     return tensor->dtype == VJP_F64 ? ((const double *)at)[i] : (double)((const float *)at)[i];
 }
 

@@ -117,7 +117,7 @@ static void a_llama_keeps_less(void **unused) {
         fail_msg("%s", vjp_graph_error(model.graph));
     results[count] = model.loss;
     enum { PROGRAMS = 3 };
-    static const char *const rewrites[PROGRAMS] = {"-all,+residual", "-all,+residual,+recompute", "+all"};
+    static const char *const rewrites[PROGRAMS] = {"-all,+residual,+qkv", "-all,+residual,+qkv,+recompute", "+all"};
     vjp_program *program[PROGRAMS];
     for (int on = 0; on < PROGRAMS; on++) {
         program[on] = compile(device, model.graph, results, count + 1, rewrites[on]);
@@ -542,7 +542,7 @@ static void unknown_rewrites_are_refused(void **unused) {
         assert_int_equal(vjp_compile(device, g, &y, 1, NULL, &program), VJP_INVALID);
         unsetenv("VJP_REWRITES");
         assert_null(program);
-        if (!strstr(vjp_error(device), "an item is + or - and one of all, residual, recompute, combine"))
+        if (!strstr(vjp_error(device), "an item is + or - and one of all, residual, qkv, recompute, combine"))
             fail_msg("\"%s\": %s", bad[i], vjp_error(device));
     }
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)

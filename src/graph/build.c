@@ -206,7 +206,13 @@ vjp_value vjp_graph_constant(vjp_graph *graph, const char *name, vjp_dtype dtype
 vjp_value graph_add_view(vjp_graph *graph, vjp_value value, const vjp_shape *shape) {
     vjp_value origin = graph->value[value].origin;
     vjp_value view = graph_add_value(graph, GRAPH_VIEW, graph->value[origin].name, graph->value[origin].dtype, shape);
-    if (view) graph->value[view].origin = origin;
+    if (!view) return 0;
+    const graph_value *from = &graph->value[value];
+    graph_value *own = &graph->value[view];
+    own->origin = origin;
+    own->offset = from->offset;
+    own->row = from->row;
+    own->step = from->step;
     return view;
 }
 
@@ -236,7 +242,15 @@ vjp_value vjp_graph_reshape(vjp_graph *graph, vjp_value value, int ndim, const i
 
 vjp_tensor graph_tensor(const vjp_graph *graph, vjp_value value) {
     const graph_value *v = &graph->value[value];
-    return vjp_tensor_of(NULL, v->dtype, v->shape.ndim, v->shape.size);
+    vjp_tensor tensor = vjp_tensor_of(NULL, v->dtype, v->shape.ndim, v->shape.size);
+    tensor.offset = v->offset;
+    int64_t expected = 1;
+    for (int i = tensor.ndim - 1; i >= 0 && v->row; i--) {
+        if (expected == v->row) expected = v->step;
+        tensor.stride[i] = expected;
+        expected *= tensor.shape[i];
+    }
+    return tensor;
 }
 
 vjp_tensor vjp_graph_describe(const vjp_graph *graph, vjp_value value) {

@@ -63,6 +63,7 @@ static bool may_take(const compilation *c, int32_t k, const graph_node *node, si
     const graph_value *output = &c->graph->value[node->value[out]], *input = &c->graph->value[node->value[in]];
     if (!(pass->slots[out].aliases >> in & 1) || is_persistent(c, from) || c->last[from] != k) return false;
     if (output->bytes != input->bytes || output->dtype != input->dtype) return false;
+    if (graph_is_slice(c->graph, node->value[out]) || graph_is_slice(c->graph, node->value[in])) return false;
     for (size_t i = 0; i < pass->count; i++) {
         vjp_value other = i == in || i == out ? 0 : slot_value(c, node, i);
         if (!other || merged_storage(c, other) != from) continue;
@@ -254,10 +255,10 @@ static vjp_tensor place_of(const compilation *c, vjp_value value) {
     vjp_value storage = c->unplanned ? graph_storage(c->graph, value) : merged_storage(c, value);
     if (is_persistent(c, storage)) {
         tensor.data = c->program->value[storage].tensor.data;
-        tensor.offset = c->program->value[storage].tensor.offset;
+        tensor.offset += c->program->value[storage].tensor.offset;
     } else {
         tensor.data = c->program->arena;
-        tensor.offset = c->plan[c->range[storage]].offset;
+        tensor.offset += c->plan[c->range[storage]].offset;
     }
     return tensor;
 }

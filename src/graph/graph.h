@@ -6,6 +6,10 @@
  * state, share the storage of another value. A node writes its outputs, with += where `adds` has the slot's bit, so a
  * gradient that several nodes contribute to is one value with several writers.
  *
+ * A view may be a slice, a part of its origin (rewrite/qkv.c makes them): it begins at `offset`, and is packed or,
+ * where `row` is not 0, has rows of that many elements that lie `step` elements apart. Slices of one value that are not
+ * the same do not overlap, and each may have its own writers.
+ *
  * Some backward passes compute outputs of their forward on the way (linear_cross_entropy's loss). Such a node lists
  * them among its own, with a bit in `also`. A program that needs the backward anyway then leaves the forward out
  * (needed.c).
@@ -34,6 +38,8 @@ typedef struct graph_value {
     vjp_shape shape;
     size_t bytes;
     vjp_value origin;  /* a view's source; of any other value, itself */
+    size_t offset;     /* of a slice in its origin, in bytes */
+    int64_t row, step; /* of a slice whose rows lie apart, in elements; 0: packed */
     vjp_value storage; /* the owner of its memory: itself, or the state that it is assigned to */
     int32_t node;      /* the first that writes it; -1: none */
     int32_t slot;
@@ -98,6 +104,11 @@ vjp_value graph_add_value(vjp_graph *graph, graph_role role, const char *name, v
 /* Adds a node; `values` as in graph_node. NULL: memory ran out, and the graph has failed. */
 graph_node *graph_add_node(vjp_graph *graph, const vjp_op *op, vjp_pass pass, const char *name, const vjp_value *values,
                            const void *attributes);
+
+/* Whether a value is a part of its origin. */
+static inline bool graph_is_slice(const vjp_graph *graph, vjp_value value) {
+    return graph->value[value].bytes != graph->value[graph->value[value].origin].bytes;
+}
 
 /* The same elements under another shape. */
 vjp_value graph_add_view(vjp_graph *graph, vjp_value value, const vjp_shape *shape);

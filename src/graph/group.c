@@ -61,14 +61,19 @@ int32_t drop_copies(compilation *c) {
 
 /* ---- Order ------------------------------------------------------------------------------------------- */
 
-/* Whether a call may run before all others: it reads only what is kept and not `written` yet, and makes a new value. */
+/*
+ * Whether a call may run before all others: it reads only what is kept and not `written` yet, and makes a new value, or
+ * a slice of one, which nothing else writes.
+ */
 static bool may_come_first(const compilation *c, const graph_node *node, const bool *written) {
     if (node->pass != VJP_FORWARD || node->adds || !merges(c, node)) return false;
     for (size_t i = 0; i < pass_of(node)->count; i++) {
         vjp_value value = slot_value(c, node, i);
         if (!value) continue;
         vjp_value storage = graph_storage(c->graph, value);
-        if (is_persistent(c, storage) != (i >= pass_of(node)->outputs) || written[storage]) return false;
+        bool output = i < pass_of(node)->outputs;
+        if (is_persistent(c, storage) == output) return false;
+        if (written[storage] && !(output && graph_is_slice(c->graph, value))) return false;
     }
     return true;
 }
@@ -98,9 +103,10 @@ bool order_calls(compilation *c) {
 
 /* ---- Groups ------------------------------------------------------------------------------------------ */
 
-/* The last group that read or wrote each storage, counted from 1. */
+/* The last group that read or wrote each storage, wrote each slice, or wrote a slice of each storage, counted from 1.
+ */
 typedef struct uses {
-    int32_t *read, *written;
+    int32_t *read, *written, *sliced;
 } uses;
 
 static bool may_join(const compilation *c, const graph_node *node, const uses *u, int32_t group) {
@@ -109,23 +115,32 @@ static bool may_join(const compilation *c, const graph_node *node, const uses *u
         vjp_value value = slot_value(c, node, i), storage = value ? merged_storage(c, value) : 0;
         if (!value) continue;
         bool output = i < pass->outputs, adds = node->adds >> i & 1;
-        if ((u->written[storage] == group && !adds) || (u->read[storage] == group && output)) return false;
+        bool slice = output && graph_is_slice(c->graph, value);
+        bool changed = u->written[storage] == group || (slice ? u->written[value] : u->sliced[storage]) == group;
+        if ((changed && !adds) || (u->read[storage] == group && output)) return false;
     }
     return true;
 }
 
 static void note_uses(const compilation *c, const graph_node *node, uses *u, int32_t group) {
     for (size_t i = 0; i < pass_of(node)->count; i++) {
-        vjp_value value = slot_value(c, node, i);
-        if (value) (i < pass_of(node)->outputs ? u->written : u->read)[merged_storage(c, value)] = group;
+        vjp_value value = slot_value(c, node, i), storage = value ? merged_storage(c, value) : 0;
+        if (!value) continue;
+        bool output = i < pass_of(node)->outputs, slice = output && graph_is_slice(c->graph, value);
+        (slice ? u->sliced : output ? u->written : u->read)[storage] = group;
+        if (slice) u->written[value] = group;
     }
 }
 
 bool find_groups(compilation *c) {
     vjp_program *program = c->program;
     program->groups = 0;
-    int32_t *memory = merges_any(c) ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
-    uses u = {memory, memory ? memory + c->graph->values : NULL};
+    int32_t *memory = merges_any(c) ? calloc(3 * (size_t)c->graph->values, sizeof *memory) : NULL;
+    uses u = {memory, NULL, NULL};
+    if (memory) {
+        u.written = u.read + c->graph->values;
+        u.sliced = u.written + c->graph->values;
+    }
     if (merges_any(c) && !memory) return false;
     for (int32_t k = 0; k < program->calls; k++) {
         const graph_node *node = node_of(c, k), *before = k ? node_of(c, k - 1) : NULL;

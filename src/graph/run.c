@@ -241,13 +241,19 @@ static double element(const void *data, vjp_dtype dtype, size_t i) {
 /* The first element that is not finite; false: all are. Fails only where the device does. */
 static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad, size_t *at, double *value) {
     *bad = false;
-    size_t bytes = program_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    size_t bytes = program_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype), count = bytes / size;
     if (!bytes) return VJP_OK;
+    size_t row = count, step = count; /* of rows that lie apart */
+    if (tensor->ndim > 2) {
+        row = (size_t)(tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1]);
+        step = (size_t)vjp_row_step(tensor);
+        bytes = ((count / row - 1) * step + row) * size;
+    }
     void *host = malloc(bytes);
     if (!host) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to look at %zu bytes", bytes);
     vjp_status status = vjp_download(program->device, host, tensor->data, tensor->offset, bytes);
-    for (size_t i = 0; i < bytes / size && status == VJP_OK && !*bad; i++) {
-        *value = element(host, (vjp_dtype)tensor->dtype, i);
+    for (size_t i = 0; i < count && status == VJP_OK && !*bad; i++) {
+        *value = element(host, (vjp_dtype)tensor->dtype, i / row * step + i % row);
         *bad = !isfinite(*value);
         if (isnan(*value)) *value = NAN; /* without a sign, which would be printed */
         *at = i;

@@ -59,6 +59,8 @@ static bool is_result(const recomputing *r, vjp_value value, int32_t own_values)
 
 static void find_uses(recomputing *r, int32_t own_values) {
     const vjp_graph *graph = r->graph;
+    for (vjp_value v = 1; v < own_values; v++)
+        if (r->result[v]) r->last[graph_storage(graph, v)] = graph->nodes;
     for (int32_t n = graph->nodes - 1; n >= 0; n--) {
         const graph_node *node = &graph->node[n];
         for (size_t i = 0; i < pass_of(node)->count; i++) {
@@ -70,7 +72,6 @@ static void find_uses(recomputing *r, int32_t own_values) {
                 r->writer[root] = r->writer[root] == NONE ? n : SEVERAL;
                 r->first_write[storage] = n;
             }
-            if (r->last[storage] == NONE && is_result(r, root, own_values)) r->last[storage] = graph->nodes;
             if (r->last[storage] == NONE && !writes) r->last[storage] = n;
             /* An output that no later call reads needs no memory. */
             if (r->last[storage] != NONE) r->first[storage] = n;

@@ -8,6 +8,7 @@
 
 static const graph_rewrite rewrites[] = {
     {.name = "residual", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_residual},
+    {.name = "qkv", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_qkv},
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
     {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
 };

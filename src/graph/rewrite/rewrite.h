@@ -40,6 +40,9 @@ void graph_free_nodes(graph_node *old, int32_t nodes);
 /* What is only added to the result of a product is added by the product. */
 vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
+/* Queries, keys and values are one product. */
+vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+
 /* Values that are cheap to compute again are not kept until the backward. */
 vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
