@@ -103,11 +103,24 @@ bool order_calls(compilation *c) {
 
 /* ---- Groups ------------------------------------------------------------------------------------------ */
 
-/* The last group that read or wrote each storage, wrote each slice, or wrote a slice of each storage, counted from 1.
- */
+/* The last group that read or wrote each storage, counted from 1. */
 typedef struct uses {
-    int32_t *read, *written, *sliced;
+    int32_t *read, *written;
 } uses;
+
+/* Whether a slice shares memory with anything that the calls of a group use, not only a storage. */
+static bool meets(const compilation *c, const program_group *group, vjp_value slice) {
+    const graph_value *own = &c->graph->value[slice];
+    for (int32_t k = group->first; k < group->first + group->count; k++)
+        for (size_t i = 0; i < pass_of(node_of(c, k))->count; i++) {
+            vjp_value value = slot_value(c, node_of(c, k), i);
+            if (!value || merged_storage(c, value) != merged_storage(c, slice)) continue;
+            const graph_value *other = &c->graph->value[value];
+            if (!graph_is_slice(c->graph, value) || other->origin != own->origin || other->offset == own->offset)
+                return true;
+        }
+    return false;
+}
 
 static bool may_join(const compilation *c, const graph_node *node, const uses *u, int32_t group) {
     const vjp_pass_info *pass = pass_of(node);
@@ -115,32 +128,24 @@ static bool may_join(const compilation *c, const graph_node *node, const uses *u
         vjp_value value = slot_value(c, node, i), storage = value ? merged_storage(c, value) : 0;
         if (!value) continue;
         bool output = i < pass->outputs, adds = node->adds >> i & 1;
-        bool slice = output && graph_is_slice(c->graph, value);
-        bool changed = u->written[storage] == group || (slice ? u->written[value] : u->sliced[storage]) == group;
-        if ((changed && !adds) || (u->read[storage] == group && output)) return false;
+        if (!(u->written[storage] == group && !adds) && !(u->read[storage] == group && output)) continue;
+        if (!graph_is_slice(c->graph, value) || meets(c, &c->program->group[group - 1], value)) return false;
     }
     return true;
 }
 
 static void note_uses(const compilation *c, const graph_node *node, uses *u, int32_t group) {
     for (size_t i = 0; i < pass_of(node)->count; i++) {
-        vjp_value value = slot_value(c, node, i), storage = value ? merged_storage(c, value) : 0;
-        if (!value) continue;
-        bool output = i < pass_of(node)->outputs, slice = output && graph_is_slice(c->graph, value);
-        (slice ? u->sliced : output ? u->written : u->read)[storage] = group;
-        if (slice) u->written[value] = group;
+        vjp_value value = slot_value(c, node, i);
+        if (value) (i < pass_of(node)->outputs ? u->written : u->read)[merged_storage(c, value)] = group;
     }
 }
 
 bool find_groups(compilation *c) {
     vjp_program *program = c->program;
     program->groups = 0;
-    int32_t *memory = merges_any(c) ? calloc(3 * (size_t)c->graph->values, sizeof *memory) : NULL;
-    uses u = {memory, NULL, NULL};
-    if (memory) {
-        u.written = u.read + c->graph->values;
-        u.sliced = u.written + c->graph->values;
-    }
+    int32_t *memory = merges_any(c) ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
+    uses u = {memory, memory ? memory + c->graph->values : NULL};
     if (merges_any(c) && !memory) return false;
     for (int32_t k = 0; k < program->calls; k++) {
         const graph_node *node = node_of(c, k), *before = k ? node_of(c, k - 1) : NULL;
