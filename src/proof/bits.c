@@ -139,6 +139,11 @@ static void compare_case(const proof_plan *plan, vjp_device *ref, const engine *
         if (vjp_supports(e->device[0], setup->op, (vjp_pass)pass, storage) != VJP_OK) continue;
         proof_call call = {.pass = (vjp_pass)pass, .present = proof_present(&p, (vjp_pass)pass)};
         compare_settings(plan, &p, &call, e, "");
+        if (proof_takes_rows(e->device[0], setup->op, (vjp_pass)pass)) {
+            call.rows = PROOF_ROWS_TOGETHER;
+            compare_settings(plan, &p, &call, e, "rows together, ");
+            call.rows = PROOF_PACKED;
+        }
         if (pass == VJP_FORWARD || !(call.present & p.saved)) continue;
         call.present &= ~p.saved;
         compare_settings(plan, &p, &call, e, "recomputed, ");

@@ -175,11 +175,15 @@ static void rows(const comparison *c, proof_call call, proof_rows form, void *co
         run_measured(c, &call, expected, text);
 }
 
+/* Cases of more than ROWS_ALL elements try one form, which depends on the pass and the storage type: with all three
+ * forms in every case, checking attention takes a third longer. */
 static void all_rows(const comparison *c, double *const *expected) {
-    proof_call call = {.pass = c->pass, .present = c->present};
-    rows(c, call, PROOF_ROWS_APART, c->base, expected, "");
-    rows(c, call, PROOF_ROWS_ODD, c->base, expected, "");
-    rows(c, call, PROOF_ROWS_TOGETHER, c->base, expected, "");
+    static const proof_rows forms[] = {PROOF_ROWS_APART, PROOF_ROWS_ODD, PROOF_ROWS_TOGETHER};
+    enum { ROWS_ALL = 5000, FORMS = 3 };
+    bool all = c->p->slot[VJP_FORWARD][c->p->info->pass[VJP_FORWARD].outputs].count <= ROWS_ALL;
+    for (int i = 0; i < FORMS; i++)
+        if (all || ((int)c->p->storage + (int)c->pass) % FORMS == i)
+            rows(c, (proof_call){.pass = c->pass, .present = c->present}, forms[i], c->base, expected, "");
 }
 
 /* A result of the forward that the backward repeats has the forward's bits. */

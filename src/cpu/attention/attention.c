@@ -396,6 +396,6 @@ static vjp_status backward(const vjp_work *work) {
 extern const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT];
 
 const vjp_kernel CPU_NAME(attention)[VJP_PASS_COUNT] = {
-    {forward, forward_workspace, VJP_STORAGE_16_32},
-    {backward, backward_workspace, VJP_STORAGE_16_32},
+    {forward, forward_workspace, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
+    {backward, backward_workspace, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
 };

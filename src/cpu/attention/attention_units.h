@@ -58,31 +58,40 @@ static int64_t workers_for(const vjp_work *work, const unit_plan *p) {
 
 /* ---- Rows and tiles of a unit ------------------------------------------------------------------------ */
 
-/* Rows of q, y or a gradient of theirs, in a slot or in the workspace. */
-static row_source query_rows(const unit_plan *p, int64_t unit, void *data, vjp_dtype dtype, bool accumulate) {
+/* Rows of q, y or a gradient of theirs. `step`: elements from one time to the next. */
+static row_source query_source(const unit_plan *p, int64_t unit, int64_t step, void *data, vjp_dtype dtype,
+                               bool accumulate) {
     const vjp_attention_sizes *s = &p->sizes;
     int64_t batch = unit / (s->kv_heads * p->parts), head = unit % (s->kv_heads * p->parts) * p->group;
     return (row_source){.data = data,
                         .dtype = dtype,
-                        .first = (batch * s->time * s->heads + head) * s->dim,
-                        .time_step = s->heads * s->dim,
+                        .first = batch * s->time * step + head * s->dim,
+                        .time_step = step,
                         .head_step = s->dim,
                         .group = p->group,
                         .dim = s->dim,
                         .accumulate = accumulate};
 }
 
+/* Those of a slot. */
 static row_source query_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
-    return query_rows(p, unit, vjp_data(work, slot), vjp_type(work, slot), vjp_accumulates(work, slot));
+    return query_source(p, unit, vjp_step(work, slot), vjp_data(work, slot), vjp_type(work, slot),
+                        vjp_accumulates(work, slot));
+}
+
+/* Packed ones: y, in a slot or in the workspace. */
+static row_source query_rows(const unit_plan *p, int64_t unit, void *data, vjp_dtype dtype, bool accumulate) {
+    return query_source(p, unit, p->sizes.heads * p->sizes.dim, data, dtype, accumulate);
 }
 
 static row_source key_slot(const vjp_work *work, const unit_plan *p, int64_t unit, int slot) {
     const vjp_attention_sizes *s = &p->sizes;
     int64_t head = unit / p->parts % s->kv_heads, batch = unit / p->parts / s->kv_heads;
+    int64_t step = vjp_step(work, slot);
     return (row_source){.data = vjp_data(work, slot),
                         .dtype = vjp_type(work, slot),
-                        .first = (batch * s->keys * s->kv_heads + head) * s->dim,
-                        .time_step = s->kv_heads * s->dim,
+                        .first = batch * s->keys * step + head * s->dim,
+                        .time_step = step,
                         .group = 1,
                         .dim = s->dim,
                         .accumulate = vjp_accumulates(work, slot)};

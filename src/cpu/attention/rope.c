@@ -31,7 +31,8 @@ typedef struct rope_call {
     void *y;
     const void *x, *cosine, *sine, *positions;
     vjp_dtype dtype, cosine_type, sine_type, position_type;
-    cpu_split split; /* of batch x time */
+    int64_t y_step, x_step; /* elements from one time to the next */
+    cpu_split split;        /* of batch x time */
 } rope_call;
 
 static int64_t position_at(const rope_call *call, int64_t item) {
@@ -106,14 +107,16 @@ INLINE void rope_items(vjp_dtype dtype, write_mode mode, const rope_call *call, 
     int64_t half = s->n_rot / 2, dim = s->head_dim;
     angles a;
     for (int64_t item = cpu_split_begin(&call->split, task); item < cpu_split_end(&call->split, task); item++) {
-        int64_t row = position_at(call, item) * half, first = item * s->heads * dim;
+        int64_t row = position_at(call, item) * half;
+        void *y_row = at_mutable(dtype, call->y, item * call->y_step);
+        const void *x_row = at(dtype, call->x, item * call->x_step);
         for (int64_t i = 0; i < half; i += ANGLE_BLOCK) {
             int64_t n = vjp_min(half - i, ANGLE_BLOCK);
             prepare_angles(call, &a, row + i, n);
             for (int64_t head = 0; head < s->heads; head++) {
-                int64_t start = first + head * dim + (call->interleaved ? 2 * i : i);
-                void *y = at_mutable(dtype, call->y, start);
-                const void *x = at(dtype, call->x, start);
+                int64_t start = head * dim + (call->interleaved ? 2 * i : i);
+                void *y = at_mutable(dtype, y_row, start);
+                const void *x = at(dtype, x_row, start);
                 if (call->interleaved)
                     rotate_neighbours(dtype, mode, y, x, &a, 2 * n);
                 else
@@ -122,8 +125,8 @@ INLINE void rope_items(vjp_dtype dtype, write_mode mode, const rope_call *call, 
         }
         if (s->n_rot == dim || call->in_place) continue;
         for (int64_t head = 0; head < s->heads; head++) {
-            int64_t start = first + head * dim + s->n_rot;
-            pass_through(dtype, mode, at_mutable(dtype, call->y, start), at(dtype, call->x, start), dim - s->n_rot);
+            int64_t start = head * dim + s->n_rot;
+            pass_through(dtype, mode, at_mutable(dtype, y_row, start), at(dtype, x_row, start), dim - s->n_rot);
         }
     }
     if (mode == WRITE_STREAM) vf_stream_done();
@@ -149,12 +152,15 @@ static vjp_status run(const vjp_work *work) {
         .cosine_type = vjp_type(work, ROPE_COSINE),
         .sine_type = vjp_type(work, ROPE_SINE),
         .position_type = vjp_type(work, ROPE_POSITIONS),
+        .y_step = vjp_step(work, ROPE_Y),
+        .x_step = vjp_step(work, ROPE_X),
     };
     const vjp_rope_sizes *s = &call.s;
     int64_t row_bytes = s->heads * s->head_dim * (int64_t)dtype_bytes(work->storage);
     if (!call.y || s->batch * s->time * row_bytes == 0) return VJP_OK;
     int64_t unit = call.interleaved ? s->n_rot : s->n_rot / 2; /* a vector may start after any multiple of it */
-    bool aligned = s->head_dim % LANES == 0 && unit % LANES == 0 && vf_stream_aligned(work->storage, call.y);
+    bool aligned = s->head_dim % LANES == 0 && call.y_step % LANES == 0 && unit % LANES == 0 &&
+                   vf_stream_aligned(work->storage, call.y);
     call.in_place = call.x == call.y;
     call.mode = write_mode_of(work, ROPE_Y, s->batch * s->time * row_bytes, aligned, call.in_place);
     call.split = vjp_cpu_split_items(s->batch * s->time, 2 * row_bytes, CPU_MAX_TASKS);
@@ -164,6 +170,6 @@ static vjp_status run(const vjp_work *work) {
 
 extern const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT];
 const vjp_kernel CPU_NAME(rope)[VJP_PASS_COUNT] = {
-    {run, NULL, VJP_STORAGE_16_32},
-    {run, NULL, VJP_STORAGE_16_32},
+    {run, NULL, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
+    {run, NULL, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
 };
