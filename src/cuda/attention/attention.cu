@@ -10,6 +10,9 @@ attention_call forward_call_of(const vjp_work *work) {
     a.q = vjp_data(work, ATTENTION_Q);
     a.k = vjp_data(work, ATTENTION_K);
     a.v = vjp_data(work, ATTENTION_V);
+    a.q_step = vjp_step(work, ATTENTION_Q);
+    a.k_step = vjp_step(work, ATTENTION_K);
+    a.v_step = vjp_step(work, ATTENTION_V);
     a.y = vjp_data(work, ATTENTION_Y);
     a.lse = static_cast<float *>(vjp_data(work, ATTENTION_LSE));
     a.add_y = vjp_accumulates(work, ATTENTION_Y);
@@ -35,6 +38,12 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
     a.dq = vjp_data(work, ATTENTION_B_DQ);
     a.dk = vjp_data(work, ATTENTION_B_DK);
     a.dv = vjp_data(work, ATTENTION_B_DV);
+    a.q_step = vjp_step(work, ATTENTION_B_Q);
+    a.k_step = vjp_step(work, ATTENTION_B_K);
+    a.v_step = vjp_step(work, ATTENTION_B_V);
+    a.dq_step = vjp_step(work, ATTENTION_B_DQ);
+    a.dk_step = vjp_step(work, ATTENTION_B_DK);
+    a.dv_step = vjp_step(work, ATTENTION_B_DV);
     a.add_dq = vjp_accumulates(work, ATTENTION_B_DQ);
     a.add_dk = vjp_accumulates(work, ATTENTION_B_DK);
     a.add_dv = vjp_accumulates(work, ATTENTION_B_DV);
@@ -90,7 +99,7 @@ template <vjp_status (*STEPS)(const vjp_work *, workspace_layout &)> size_t work
 extern "C" {
 extern const vjp_kernel vjp_cuda_attention[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_attention[VJP_PASS_COUNT] = {
-    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_STORAGE_16_32},
-    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_STORAGE_16_32},
+    {vjp::run<vjp::forward_steps>, vjp::workspace<vjp::forward_steps>, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
+    {vjp::run<vjp::backward_steps>, vjp::workspace<vjp::backward_steps>, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
 };
 }

@@ -41,6 +41,8 @@ struct attention_call {
     bool add_y, add_dq, add_dk, add_dv;
     bool y_f32; /* y, or `out`, is of f32 in the workspace: computed again for the backward */
     int64_t batch, time, keys, heads, kv_heads, group, dim;
+    /* Elements from one row of a tensor, all heads of a time, to the next. y's also of dy and `out`: always packed. */
+    int64_t q_step, k_step, v_step, dq_step, dk_step, dv_step, y_step;
     bool causal;
     int64_t window; /* of causal: how many of its last keys a query sees; all are `keys` */
     /* Where the call has `first`, both ends of what it and the window leave visible (first.cu); else NULL. */
@@ -69,6 +71,7 @@ inline attention_call attention_call_of(const vjp_work *work) {
     a.kv_heads = s.kv_heads;
     a.group = s.group;
     a.dim = s.dim;
+    a.y_step = s.heads * s.dim;
     a.causal = s.causal;
     a.window = s.window ? s.window : s.keys;
     a.scale = (float)s.scale;

@@ -21,19 +21,20 @@ constexpr int CHUNKS = FLAG_COLUMNS / SIDE; /* of columns of the result, per blo
 /* The grid where only flagged blocks are computed, usually none. */
 constexpr int64_t RARE_BLOCKS = 132;
 
-/* A head's rows in a tensor [batch, rows, heads, dim]. */
+/* A head's rows in a tensor [batch, rows, heads, dim] whose rows follow at a distance of `step`. */
 template <class T> struct head_rows {
     const T *data;
-    int64_t stride;
+    int64_t step;
     int count, dim;
 
-    __device__ head_rows(const void *tensor, int64_t batch, int64_t rows, int64_t heads, int64_t head, int64_t columns)
-        : data(static_cast<const T *>(tensor) + (batch * rows * heads + head) * columns), stride(heads * columns),
+    __device__ head_rows(const void *tensor, int64_t row_step, int64_t batch, int64_t rows, int64_t head,
+                         int64_t columns)
+        : data(static_cast<const T *>(tensor) + batch * rows * row_step + head * columns), step(row_step),
           count((int)rows), dim((int)columns) {
     }
 
     __device__ float at(int row, int column) const {
-        return row < count && column < dim ? to_f32(data[row * stride + column]) : 0;
+        return row < count && column < dim ? to_f32(data[row * step + column]) : 0;
     }
 };
 
@@ -135,10 +136,9 @@ __device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][
 }
 
 template <class T>
-__device__ void store_products(void *to, bool add, int64_t batch, int64_t rows, int64_t heads, int64_t head,
-                               int64_t dim, int row, int column, const float (&total)[CHUNKS][EACH][EACH],
-                               float factor) {
-    T *first = static_cast<T *>(to) + (batch * rows * heads + head) * dim;
+__device__ void store_products(void *to, int64_t step, bool add, int64_t batch, int64_t rows, int64_t head, int64_t dim,
+                               int row, int column, const float (&total)[CHUNKS][EACH][EACH], float factor) {
+    T *first = static_cast<T *>(to) + batch * rows * step + head * dim;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ void store_products(void *to, bool add, int64_t batch, int64_t rows, 
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
                 int r = row + tile_y() + 16 * i, d = column + c * SIDE + tile_x() + 16 * j;
-                if (r < rows && d < dim) write_one(first + r * heads * dim + d, total[c][i][j] * factor, add);
+                if (r < rows && d < dim) write_one(first + r * step + d, total[c][i][j] * factor, add);
             }
 }
 
@@ -206,9 +206,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
     const attention_call &a = c.a;
     begin_chained();
     for_blocks(c, a.heads, CHUNKS * SIDE, [&](int64_t batch, int64_t head, int row, int column) {
-        head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim);
-        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
-        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        head_rows<T> q(a.q, a.q_step, batch, a.time, head, a.dim);
+        head_rows<T> k(a.k, a.k_step, batch, a.keys, head / a.group, a.dim);
+        head_rows<T> v(a.v, a.v_step, batch, a.keys, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
         int begin = first_key(a, batch, row);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
@@ -272,9 +272,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
             add_products<T>(shared, total, v, n, column, limits);
         }
         if (a.y && a.y_f32)
-            store_products<float>(a.y, false, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+            store_products<float>(a.y, a.y_step, false, batch, a.time, head, a.dim, row, column, total, 1);
         else if (a.y)
-            store_products<T>(a.y, a.add_y, batch, a.time, a.heads, head, a.dim, row, column, total, 1);
+            store_products<T>(a.y, a.y_step, a.add_y, batch, a.time, head, a.dim, row, column, total, 1);
     });
 }
 
@@ -283,8 +283,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
 /* <dy, y> of the four rows of a thread, over dim in order. */
 template <class T>
 __device__ void row_deltas(const attention_call &a, int64_t batch, int64_t head, int row, float (&delta)[EACH]) {
-    head_rows<T> dy(a.dy, batch, a.time, a.heads, head, a.dim), y(a.out, batch, a.time, a.heads, head, a.dim);
-    head_rows<float> y_f32(a.out, batch, a.time, a.heads, head, a.dim);
+    head_rows<T> dy(a.dy, a.y_step, batch, a.time, head, a.dim), y(a.out, a.y_step, batch, a.time, head, a.dim);
+    head_rows<float> y_f32(a.out, a.y_step, batch, a.time, head, a.dim);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         int r = row + 16 * i;
@@ -300,9 +300,9 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
     const attention_call &a = c.a;
     begin_chained();
     for_blocks(c, a.heads, CHUNKS * SIDE, [&](int64_t batch, int64_t head, int row, int column) {
-        head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
-        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, head / a.group, a.dim);
-        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, head / a.group, a.dim);
+        head_rows<T> q(a.q, a.q_step, batch, a.time, head, a.dim), dy(a.dy, a.y_step, batch, a.time, head, a.dim);
+        head_rows<T> k(a.k, a.k_step, batch, a.keys, head / a.group, a.dim);
+        head_rows<T> v(a.v, a.v_step, batch, a.keys, head / a.group, a.dim);
         int offset = (int)(a.keys - a.time), keys = (int)a.keys;
         int begin = first_key(a, batch, row);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
@@ -333,7 +333,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
             }
             add_products<T>(shared, total, k, n, column, limits);
         }
-        store_products<T>(a.dq, a.add_dq, batch, a.time, a.heads, head, a.dim, row, column, total, a.scale);
+        store_products<T>(a.dq, a.dq_step, a.add_dq, batch, a.time, head, a.dim, row, column, total, a.scale);
     });
 }
 
@@ -343,8 +343,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
     const attention_call &a = c.a;
     begin_chained();
     for_blocks(c, a.kv_heads, CHUNKS * SIDE, [&](int64_t batch, int64_t kv_head, int row, int column) {
-        head_rows<T> k(a.k, batch, a.keys, a.kv_heads, kv_head, a.dim);
-        head_rows<T> v(a.v, batch, a.keys, a.kv_heads, kv_head, a.dim);
+        head_rows<T> k(a.k, a.k_step, batch, a.keys, kv_head, a.dim);
+        head_rows<T> v(a.v, a.v_step, batch, a.keys, kv_head, a.dim);
         int offset = (int)(a.keys - a.time);
         int begin = a.causal ? max(0, row - offset) / SIDE * SIDE : 0;
         int end = end_query(a, batch, row + SIDE - 1), ends[EACH];
@@ -353,7 +353,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
             ends[i] = end_query(a, batch, row + tile_y() + 16 * i);
         float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
         for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
-            head_rows<T> q(a.q, batch, a.time, a.heads, head, a.dim), dy(a.dy, batch, a.time, a.heads, head, a.dim);
+            head_rows<T> q(a.q, a.q_step, batch, a.time, head, a.dim), dy(a.dy, a.y_step, batch, a.time, head, a.dim);
             for (int m = begin; m < end; m += SIDE) {
                 term_limits limits;
                 float top[EACH], log_sum[EACH];
@@ -389,9 +389,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
                 add_products<T>(shared, dk, q, m, column, limits);
             }
         }
-        if (a.dk)
-            store_products<T>(a.dk, a.add_dk, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dk, a.scale);
-        if (a.dv) store_products<T>(a.dv, a.add_dv, batch, a.keys, a.kv_heads, kv_head, a.dim, row, column, dv, 1);
+        if (a.dk) store_products<T>(a.dk, a.dk_step, a.add_dk, batch, a.keys, kv_head, a.dim, row, column, dk, a.scale);
+        if (a.dv) store_products<T>(a.dv, a.dv_step, a.add_dv, batch, a.keys, kv_head, a.dim, row, column, dv, 1);
     });
 }
 

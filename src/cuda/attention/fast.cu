@@ -91,6 +91,8 @@ bool fast_takes(const vjp_work *work, const attention_call &a) {
     const void *all[] = {a.q, a.k, a.v, a.dy, a.out, a.y, a.dq, a.dk, a.dv};
     for (const void *data : all)
         if (!is_aligned(data, 16)) return false;
+    for (int64_t step : {a.q_step, a.k_step, a.v_step, a.dq_step, a.dk_step, a.dv_step})
+        if (step % 8 != 0) return false;
     int64_t largest = INT32_MAX / 2;
     return work->storage != VJP_F32 && a.dim <= 256 && a.dim % 8 == 0 && a.time > 0 && a.keys > 0 &&
            a.batch * a.heads > 0 && a.time < largest && a.keys < largest &&

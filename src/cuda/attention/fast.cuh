@@ -146,17 +146,17 @@ template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&co
 /* ---- Results -------------------------------------------------------------------------------------------- */
 
 /*
- * Writes 64 rows of four warps' accumulators, times their factors, to a tensor [batch, rows, heads, dim], columns from
- * `column` on; with `as_f32` to one of f32.
+ * Writes 64 rows of four warps' accumulators, times their factors, to a tensor [batch, rows, heads, dim], rows at a
+ * distance of `step`, columns from `column` on; with `as_f32` to one of f32.
  */
 template <class T, int COUNT>
-__device__ void write_rows(void *to, bool as_f32, bool add, const tile &t, int64_t rows, int64_t heads, int64_t dim,
+__device__ void write_rows(void *to, int64_t step, bool as_f32, bool add, const tile &t, int64_t rows, int64_t dim,
                            int first, const float (&d)[COUNT], float low_factor, float high_factor, int column = 0) {
     int thread = threadIdx.x % 128, own = first + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (own + 8 * r >= rows) continue;
-        int64_t at = ((t.batch * rows + own + 8 * r) * heads + t.head) * dim + column + thread % 4 * 2;
+        int64_t at = (t.batch * rows + own + 8 * r) * step + t.head * dim + column + thread % 4 * 2;
         float factor = r ? high_factor : low_factor;
 #pragma unroll
         for (int i = 0; i < COUNT / 4; i++)

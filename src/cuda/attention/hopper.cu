@@ -33,14 +33,14 @@ struct maps {
     const fast_call &c;
     bool ok = true;
 
-    void queries(CUtensorMap *map, const void *data, int rows) {
+    void queries(CUtensorMap *map, const void *data, int64_t step, int rows) {
         const attention_call &a = c.a;
-        ok = ok && make_map(map, data, c.work->storage, a.batch, a.time, a.heads, a.dim, rows);
+        ok = ok && make_map(map, data, step, c.work->storage, a.batch, a.time, a.heads, a.dim, rows);
     }
 
-    void keys(CUtensorMap *map, const void *data, int rows) {
+    void keys(CUtensorMap *map, const void *data, int64_t step, int rows) {
         const attention_call &a = c.a;
-        ok = ok && make_map(map, data, c.work->storage, a.batch, a.keys, a.kv_heads, a.dim, rows);
+        ok = ok && make_map(map, data, step, c.work->storage, a.batch, a.keys, a.kv_heads, a.dim, rows);
     }
 
     vjp_status status() const {
@@ -64,10 +64,10 @@ vjp_status enqueue_forward(const fast_call &c) {
         call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2,
                               vjp_divide_up(a.time, shape::ROWS), a.causal);
         maps m{c};
-        m.queries(&call.q, a.q, shape::ROWS);
-        m.keys(&call.k, a.k, shape::KEYS);
-        m.keys(&call.v, a.v, shape::KEYS);
-        if (a.y) m.queries(&call.y, a.y, 64);
+        m.queries(&call.q, a.q, a.q_step, shape::ROWS);
+        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
+        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
+        if (a.y) m.queries(&call.y, a.y, a.y_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, forward<T, D, decltype(keys)::value>, persistent_blocks(c.work, call.order.count()),
                       shape::THREADS, shared_bytes<forward_shared<T, D>>(), call);
@@ -87,11 +87,11 @@ vjp_status enqueue_dq(const fast_call &c) {
         call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2,
                               vjp_divide_up(a.time, shape::ROWS), a.causal);
         maps m{c};
-        m.queries(&call.q, a.q, shape::ROWS);
-        m.queries(&call.dy, a.dy, shape::ROWS);
-        m.keys(&call.k, a.k, shape::KEYS);
-        m.keys(&call.v, a.v, shape::KEYS);
-        m.queries(&call.dq, a.dq, 64);
+        m.queries(&call.q, a.q, a.q_step, shape::ROWS);
+        m.queries(&call.dy, a.dy, a.y_step, shape::ROWS);
+        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
+        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
+        m.queries(&call.dq, a.dq, a.dq_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_dq<T, D, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dq_shared<T, D>>(),
@@ -113,12 +113,12 @@ vjp_status enqueue_dkv(const fast_call &c) {
         call.order = order_of(a.batch * a.kv_heads, a.kv_heads, a.batch * a.kv_heads, 0,
                               vjp_divide_up(a.keys, shape::KEYS), false);
         maps m{c};
-        m.queries(&call.q, a.q, shape::QUERIES);
-        m.queries(&call.dy, a.dy, shape::QUERIES);
-        m.keys(&call.k, a.k, shape::KEYS);
-        m.keys(&call.v, a.v, shape::KEYS);
-        if (a.dk) m.keys(&call.dk, a.dk, 64);
-        if (a.dv) m.keys(&call.dv, a.dv, 64);
+        m.queries(&call.q, a.q, a.q_step, shape::QUERIES);
+        m.queries(&call.dy, a.dy, a.y_step, shape::QUERIES);
+        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
+        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
+        if (a.dk) m.keys(&call.dk, a.dk, a.dk_step, 64);
+        if (a.dv) m.keys(&call.dv, a.dv, a.dv_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_dkv<T, D, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dkv_shared<T, D>>(),

@@ -231,12 +231,12 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
         if (thread == 0) set_flag(c.flags, c.a.keys, head, begin, left);
         if (!left) {
             if (c.a.dk && c.a.add_dk)
-                write_rows<T>(c.a.dk, false, true, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dk, dk_factor, dk_factor);
+                write_rows<T>(c.a.dk, c.a.dk_step, false, true, t, c.a.keys, c.a.dim, begin, dk, dk_factor, dk_factor);
             else if (c.a.dk)
                 store_rows<T, D>(c.dk, reinterpret_cast<char *>(shared.k + group * 64 * D), t, group, begin, dk,
                                  dk_factor, dk_factor);
             if (c.a.dv && c.a.add_dv)
-                write_rows<T>(c.a.dv, false, true, t, c.a.keys, c.a.kv_heads, c.a.dim, begin, dv, dv_factor, dv_factor);
+                write_rows<T>(c.a.dv, c.a.dv_step, false, true, t, c.a.keys, c.a.dim, begin, dv, dv_factor, dv_factor);
             else if (c.a.dv)
                 store_rows<T, D>(c.dv, reinterpret_cast<char *>(shared.v + group * 64 * D), t, group, begin, dv,
                                  dv_factor, dv_factor);

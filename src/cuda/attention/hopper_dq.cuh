@@ -191,7 +191,7 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         if (thread == 0) set_flag(c.flags, c.a.time, head, first, left);
         if (left) continue;
         if (c.a.add_dq)
-            write_rows<T>(c.a.dq, false, true, t, c.a.time, c.a.heads, c.a.dim, first, dq, back, back);
+            write_rows<T>(c.a.dq, c.a.dq_step, false, true, t, c.a.time, c.a.dim, first, dq, back, back);
         else
             store_rows<T, D>(c.dq, reinterpret_cast<char *>(shared.dq + group * 64 * D), t, group, first, dq, back,
                              back);

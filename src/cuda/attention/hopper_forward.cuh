@@ -108,7 +108,7 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
     if (thread == 0) set_flag(c.flags, c.a.time, t.batch * (int)c.a.heads + t.head, first, left);
     if (left) return;
     if (c.a.add_y)
-        write_rows<T>(c.a.y, false, true, t, c.a.time, c.a.heads, c.a.dim, first, o, inverse[0], inverse[1]);
+        write_rows<T>(c.a.y, c.a.y_step, false, true, t, c.a.time, c.a.dim, first, o, inverse[0], inverse[1]);
     else
         store_rows<T, D>(c.y, reinterpret_cast<char *>(shared.y + group * 64 * D), t, group, first, o, inverse[0],
                          inverse[1]);

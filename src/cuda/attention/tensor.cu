@@ -40,13 +40,13 @@ template <int D> __device__ uint32_t chunk_offset(int row, int chunk) {
 
 /* Begins to copy `count` rows of a head from `row` on; what is outside the tensor becomes 0. */
 template <class T, int D>
-__device__ void load_tile(uint32_t to, const void *tensor, const tile &t, int64_t rows, int64_t heads, int64_t head,
+__device__ void load_tile(uint32_t to, const void *tensor, int64_t step, const tile &t, int64_t rows, int64_t head,
                           int64_t dim, int row, int count) {
-    const T *from = static_cast<const T *>(tensor) + (t.batch * rows * heads + head) * dim;
+    const T *from = static_cast<const T *>(tensor) + t.batch * rows * step + head * dim;
     for (int e = threadIdx.x; e < count * shape<D>::CHUNKS; e += THREADS) {
         int r = e / shape<D>::CHUNKS, chunk = e % shape<D>::CHUNKS;
         bool inside = row + r < rows && chunk * 8 < dim;
-        const T *at = inside ? from + (row + r) * heads * dim + chunk * 8 : from;
+        const T *at = inside ? from + (row + r) * step + chunk * 8 : from;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<D>(r, chunk)), "l"(at),
                      "r"(inside ? 16 : 0)
                      : "memory");
@@ -200,13 +200,13 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(o);
-    load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
             int key = (begin + i) * SIDE;
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
@@ -245,7 +245,8 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     bool left = __syncthreads_or(!all_finite(o, inverse[0], inverse[1]));
     leave(c, p, S::COLUMNS, left);
     if (!left)
-        write_rows<T>(a.y, a.y_f32, a.add_y, p.t, a.time, a.heads, a.dim, p.first, o, inverse[0], inverse[1], p.column);
+        write_rows<T>(a.y, a.y_step, a.y_f32, a.add_y, p.t, a.time, a.dim, p.first, o, inverse[0], inverse[1],
+                      p.column);
 }
 
 template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
@@ -268,14 +269,14 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
     clear(dq);
-    load_tile<T, D>(q, a.q, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
-    load_tile<T, D>(dy, a.dy, p.t, a.time, a.heads, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(dy, a.dy, a.y_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
         count,
         [&](int i, int stage) {
             int key = (begin + i) * SIDE;
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, p.t, keys, a.kv_heads, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
         },
         [&](int i, int stage) {
             tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
@@ -297,7 +298,7 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     float back = a.scale / WEIGHT_ONE<T>;
     bool left = __syncthreads_or(!all_finite(dq, back, back));
     leave(c, p, S::COLUMNS, left);
-    if (!left) write_rows<T>(a.dq, false, a.add_dq, p.t, a.time, a.heads, a.dim, p.first, dq, back, back, p.column);
+    if (!left) write_rows<T>(a.dq, a.dq_step, false, a.add_dq, p.t, a.time, a.dim, p.first, dq, back, back, p.column);
 }
 
 template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
@@ -319,15 +320,15 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     int per_head = end - first;
     clear(dk);
     clear(dv);
-    load_tile<T, D>(k, a.k, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
-    load_tile<T, D>(v, a.v, p.t, a.keys, a.kv_heads, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(k, a.k, a.k_step, p.t, a.keys, p.t.head, a.dim, p.first, ROWS);
+    load_tile<T, D>(v, a.v, a.v_step, p.t, a.keys, p.t.head, a.dim, p.first, ROWS);
     auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
     auto query_of = [&](int i) { return (end - 1 - i % per_head) * SIDE; }; /* from the last one down */
     for_tiles<S::STAGES>(
         per_head * (int)a.group,
         [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.q, p.t, a.time, a.heads, head_of(i), a.dim, query_of(i), SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.dy, p.t, a.time, a.heads, head_of(i), a.dim, query_of(i),
+            load_tile<T, D>(tiles + 2 * stage * TILE, a.q, a.q_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
+            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.dy, a.y_step, p.t, a.time, head_of(i), a.dim, query_of(i),
                             SIDE);
         },
         [&](int i, int stage) {
@@ -368,10 +369,10 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     leave(c, p, S::COLUMNS, left);
     if (left) return;
     if (a.dk)
-        write_rows<T>(a.dk, false, a.add_dk, p.t, a.keys, a.kv_heads, a.dim, p.first, dk, dk_factor, dk_factor,
+        write_rows<T>(a.dk, a.dk_step, false, a.add_dk, p.t, a.keys, a.dim, p.first, dk, dk_factor, dk_factor,
                       p.column);
     if (a.dv)
-        write_rows<T>(a.dv, false, a.add_dv, p.t, a.keys, a.kv_heads, a.dim, p.first, dv, dv_factor, dv_factor,
+        write_rows<T>(a.dv, a.dv_step, false, a.add_dv, p.t, a.keys, a.dim, p.first, dv, dv_factor, dv_factor,
                       p.column);
 }
 

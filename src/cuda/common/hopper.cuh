@@ -291,11 +291,12 @@ template <int REGISTERS> __device__ void take_registers() {
 /* ---- The host's side --------------------------------------------------------------------------------- */
 
 /*
- * A map of a tensor [batch, rows, heads, columns] of 16 bits with boxes of 64 columns, one head and `box_rows` rows.
- * False: the copy engine cannot address it (alignment, or a driver without the function).
+ * A map of a tensor [batch, rows, heads, columns] of 16 bits, its rows at a distance of `row_step` elements, with boxes
+ * of 64 columns, one head and `box_rows` rows. False: the copy engine cannot address it (alignment, or a driver without
+ * the function).
  */
-bool make_map(CUtensorMap *map, const void *data, vjp_dtype dtype, int64_t batch, int64_t rows, int64_t heads,
-              int64_t columns, int box_rows);
+bool make_map(CUtensorMap *map, const void *data, int64_t row_step, vjp_dtype dtype, int64_t batch, int64_t rows,
+              int64_t heads, int64_t columns, int box_rows);
 
 } // namespace hopper
 } // namespace vjp
