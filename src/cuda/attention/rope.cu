@@ -50,6 +50,7 @@ struct rope_call {
     findings found;
     float sign;                          /* of s: -1 in the backward */
     int64_t rows, time, heads, head_dim; /* rows: batch x time */
+    int64_t x_step, y_step;              /* elements from one row to the next: more than heads x head_dim where apart */
     int64_t n_rot, table_rows, position_stride;
     int64_t rotated, vectors; /* of a head: those that rotate, and all */
     int vector_lanes, head_lanes, block_rows;
@@ -154,9 +155,9 @@ __device__ void rotate_heads(const rope_call &c, int64_t row, int64_t p, int fir
     bool both = ROTATES || other < c.head_dim; /* the rest may be an odd number of vectors */
     /* Pointers that step from head to head: offsets of all the vectors would take more registers than the vectors. */
     int64_t gap = other - at, step = c.head_lanes * c.head_dim;
-    int64_t start = (row * c.heads + first) * c.head_dim + at;
-    const T *from = static_cast<const T *>(c.x) + start;
-    T *to = static_cast<T *>(c.y) + start;
+    int64_t start = first * c.head_dim + at;
+    const T *from = static_cast<const T *>(c.x) + row * c.x_step + start;
+    T *to = static_cast<T *>(c.y) + row * c.y_step + start;
     int64_t left = c.heads - first;
     vector<T, W> now[N][2] = {}, old[N][2] = {};
     auto load = [&] {
@@ -225,7 +226,7 @@ __device__ void prefetch_heads(const rope_call &c, int64_t row, int64_t p, int f
     for (int n = 0; n < HEADS<T, ADD>; n++) {
         int64_t head = first + (int64_t)n * c.head_lanes;
         if (head >= c.heads) return;
-        const T *from = static_cast<const T *>(c.x) + (row * c.heads + head) * c.head_dim + at;
+        const T *from = static_cast<const T *>(c.x) + row * c.x_step + head * c.head_dim + at;
         prefetch(from);
         prefetch(from + gap);
     }
@@ -306,12 +307,11 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
     int64_t row = (int64_t)blockIdx.x * c.block_rows * RING_STEPS + block_row;
     if (block_row >= c.block_rows || row >= c.rows) return;
     int steps = (int)min((int64_t)RING_STEPS, divide_up(c.rows - row, c.block_rows));
-    int64_t start = (row * c.heads + head) * c.head_dim + (INTERLEAVED ? 2 * W : W) * lane;
+    int64_t start = head * c.head_dim + (INTERLEAVED ? 2 * W : W) * lane;
     int gap = INTERLEAVED ? W : (int)c.n_rot / 2, next_head = c.head_lanes * (int)c.head_dim;
-    int64_t next_row = c.block_rows * c.heads * c.head_dim;
     bool both = head + c.head_lanes < c.heads;
-    const T *from = static_cast<const T *>(c.x) + start;
-    T *to = static_cast<T *>(c.y) + start;
+    const T *from = static_cast<const T *>(c.x) + row * c.x_step + start;
+    T *to = static_cast<T *>(c.y) + row * c.y_step + start;
     uint4 *own = ring + threadIdx.x;
     if (blockIdx.x < FIRST_BLOCKS) {
         prefetch(from);
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
     }
     wait_for_previous();
 #pragma unroll
-    for (int i = 0; i < RING_STEPS; i++, from += next_row) {
+    for (int i = 0; i < RING_STEPS; i++, from += c.block_rows * c.x_step) {
         if (i < steps) {
             uint4 *place = own + i * STAGE;
             copy_async(place, from);
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
     };
     load_angles();
 #pragma unroll 1
-    for (int left = steps; left > 0; left--, to += next_row, own += STAGE) {
+    for (int left = steps; left > 0; left--, to += c.block_rows * c.y_step, own += STAGE) {
         float cosine[W], sine[W];
         cosine_raw.unpack(cosine, 1.0f);
         sine_raw.unpack(sine, c.sign);
@@ -418,11 +418,14 @@ vjp_status run(const vjp_work *work) {
     c.n_rot = s.n_rot;
     c.table_rows = s.table_rows;
     c.position_stride = s.position_stride;
+    c.x_step = vjp_step(work, ROPE_X);
+    c.y_step = vjp_step(work, ROPE_Y);
     if (!c.y || c.rows == 0 || c.heads == 0 || c.head_dim == 0) return VJP_OK;
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        bool aligned = c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && is_aligned(c.y, 16) &&
-                       is_aligned(c.x, 16) && is_aligned(c.cosine.data, 16) && is_aligned(c.sine.data, 16);
+        bool aligned = c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && c.x_step % WIDE<T> == 0 &&
+                       c.y_step % WIDE<T> == 0 && is_aligned(c.y, 16) && is_aligned(c.x, 16) &&
+                       is_aligned(c.cosine.data, 16) && is_aligned(c.sine.data, 16);
         return with_bool(attributes->pairing == VJP_PAIRING_INTERLEAVED, [&](auto interleaved) {
             return with_bool(vjp_accumulates(work, ROPE_Y), [&](auto add) {
                 constexpr bool I = decltype(interleaved)::value, A = decltype(add)::value;
@@ -438,7 +441,7 @@ vjp_status run(const vjp_work *work) {
 extern "C" {
 extern const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_rope[VJP_PASS_COUNT] = {
-    {vjp::run, nullptr, VJP_STORAGE_16_32},
-    {vjp::run, nullptr, VJP_STORAGE_16_32},
+    {vjp::run, nullptr, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
+    {vjp::run, nullptr, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
 };
 }
