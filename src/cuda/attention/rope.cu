@@ -58,7 +58,10 @@ struct rope_call {
         angle_end; /* in the tables: block_rows further modulo the sequence, and where a sequence ends */
 };
 
-/* W elements as loaded: 16 bytes stay in four registers until they are used. */
+/*
+ * W elements as loaded: 16 bytes stay in four registers until they are used. Measured on an H200: ordinary loads
+ * are 1.5 % faster in f32 than those that mark the line to be evicted first (__ldcs).
+ */
 template <class T, int W> struct vector {
     using storage = std::conditional_t<W == 1, T, uint4>;
     storage raw;
@@ -67,7 +70,7 @@ template <class T, int W> struct vector {
         if constexpr (W == 1)
             raw = *from;
         else
-            raw = __ldcs(reinterpret_cast<const uint4 *>(from));
+            raw = *reinterpret_cast<const uint4 *>(from);
     }
 
     __device__ void unpack(float (&values)[W]) const {

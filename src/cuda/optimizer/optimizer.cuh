@@ -36,7 +36,10 @@ constexpr int VECTOR = 4;
 
 template <class E, int W> struct alignas(W * sizeof(E)) elements { E v[W]; };
 
-/* Elements [i, i + W), read once. */
+/*
+ * Elements [i, i + W). Measured on an H200: adamw is 6 to 8 % slower with loads that mark the line to be evicted first
+ * (__ldcs).
+ */
 template <class E, int W> __device__ elements<E, W> load_elements(const void *from, int64_t i) {
     const E *place = static_cast<const E *>(from) + i;
     elements<E, W> r;
@@ -44,7 +47,7 @@ template <class E, int W> __device__ elements<E, W> load_elements(const void *fr
         r.v[0] = *place;
     } else {
         using raw = std::conditional_t<sizeof r == 16, uint4, uint2>;
-        *reinterpret_cast<raw *>(&r) = __ldcs(reinterpret_cast<const raw *>(place));
+        *reinterpret_cast<raw *>(&r) = *reinterpret_cast<const raw *>(place);
     }
     return r;
 }
