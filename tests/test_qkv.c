@@ -35,6 +35,7 @@ typedef enum qkv_choice {
     QKV_OTHER,       /* v is read by another op */
     QKV_EARLY,       /* q is turned before k's product */
     QKV_CHANGED,     /* q's f32 weight changes before k's product */
+    QKV_LATER,       /* it changes between forward and backward */
     QKV_OTHER_INPUT, /* v comes from other rows */
     QKV_CHOICES
 } qkv_choice;
@@ -54,7 +55,8 @@ static int products_saved(qkv_choice choice, bool narrow) {
     case QKV_ONE_FROZEN: return 2;
     case QKV_RESULT: return 2;               /* the backward is joined all the same */
     case QKV_CHANGED: return narrow ? 2 : 0; /* then the casts are made before */
-    case QKV_SHARED: return narrow ? 2 : 0;  /* it is cast twice; the gradients add up */
+    case QKV_LATER: return narrow ? 4 : 2;
+    case QKV_SHARED: return narrow ? 2 : 0; /* it is cast twice; the gradients add up */
     default: return 0;
     }
 }
@@ -115,6 +117,7 @@ static qkv_graph qkv_make(qkv_choice choice, vjp_dtype dtype) {
     if (choice != QKV_NO_ROPE && choice != QKV_EARLY) q = vjp_graph_rope(g, q, cosine, sine, 0, NULL);
     if (choice != QKV_NO_ROPE) k = vjp_graph_rope(g, k, cosine, sine, 0, NULL);
     vjp_value y = vjp_graph_attention(g, q, k, v, 0, NULL);
+    if (choice == QKV_LATER) changed = vjp_graph_assign(g, wq, vjp_graph_scale(g, wq, WITH(scale, .factor = 0.5)));
     if (choice == QKV_MARKED) vjp_graph_recompute_end(g);
     vjp_value terms[3] = {y, choice == QKV_MORE_DX ? a : 0, choice == QKV_OTHER ? v : 0}, loss = 0;
     for (int i = 0; i < 3; i++) {

@@ -179,9 +179,9 @@ static bool all_plain(const joining *j, const vjp_value parts[PARTS]) {
 /* Whether values that a node `at` reads can lie one below the other: where they are made, or as copies of what is kept.
  */
 static bool can_stack(const joining *j, const vjp_value parts[PARTS], int32_t at, int64_t rows) {
-    if (find_stack(j, parts)) return true;
-    if (!are_alike(j, parts)) return false;
-    if (all_plain(j, parts)) return true;
+    bool known = find_stack(j, parts);
+    if (!known && !are_alike(j, parts)) return false;
+    if (all_plain(j, parts) || (known && !is_kept(j, parts[0]))) return true;
     int64_t sum = 0;
     for (int i = 0; i < PARTS; i++) {
         sum += j->graph->value[parts[i]].shape.size[0];
