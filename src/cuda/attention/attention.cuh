@@ -9,6 +9,8 @@
  *              up to 256, aligned
  *     exact    otherwise, and whatever the others leave       f32 arithmetic, one FMA after another
  *
+ * Aligned: every tensor begins at a multiple of 16 bytes, and its rows follow at one.
+ *
  * No path stores a matrix of scores. The backward is two kernels that each compute the scores again, one for dq, one
  * for dk and dv: seven products instead of five, but every sum is made by one block, in a fixed order.
  *

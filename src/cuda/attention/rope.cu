@@ -15,8 +15,9 @@
  *                                                       heads, HEADS at a time, all of whose loads are issued
  *                                                       before the first is used (f32: 128 bytes per thread,
  *                                                       about 100 KiB per multiprocessor)
- *     scalar     not aligned, or not a multiple of the  the same with W = 1
- *                vector
+ *     scalar     otherwise                              the same with W = 1
+ *
+ * Aligned: the tensors begin at multiples of 16 bytes, and rows, heads and rotated halves are whole vectors apart.
  *
  * Each output is one product and one FMA of its pair and angle on every path, so the bits do not depend on it. A pair
  * belongs to one thread, which reads both elements before it writes either: y may be x.

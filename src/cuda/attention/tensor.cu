@@ -38,17 +38,21 @@ template <int D> __device__ uint32_t chunk_offset(int row, int chunk) {
     return (uint32_t)((row * shape<D>::CHUNKS + (chunk ^ (row & 7))) * 16);
 }
 
-/* Begins to copy `count` rows of a head from `row` on; what is outside the tensor becomes 0. */
+/*
+ * Begins to copy `count` rows of a head from `row` on; what is outside the tensor becomes 0. A thread copies the same
+ * chunk of every NEXT-th row and keeps one pointer: offsets of all its rows would take more registers.
+ */
 template <class T, int D>
 __device__ void load_tile(uint32_t to, const void *tensor, int64_t step, const tile &t, int64_t rows, int64_t head,
                           int64_t dim, int row, int count) {
-    const T *from = static_cast<const T *>(tensor) + t.batch * rows * step + head * dim;
-    for (int e = threadIdx.x; e < count * shape<D>::CHUNKS; e += THREADS) {
-        int r = e / shape<D>::CHUNKS, chunk = e % shape<D>::CHUNKS;
+    constexpr int CHUNKS = shape<D>::CHUNKS, NEXT = THREADS / CHUNKS;
+    int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+    const T *begin = static_cast<const T *>(tensor) + t.batch * rows * step + head * dim;
+    const T *from = begin + (row + first) * step + chunk * 8;
+    for (int r = first; r < count; r += NEXT, from += NEXT * step) {
         bool inside = row + r < rows && chunk * 8 < dim;
-        const T *at = inside ? from + (row + r) * step + chunk * 8 : from;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<D>(r, chunk)), "l"(at),
-                     "r"(inside ? 16 : 0)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<D>(r, chunk)),
+                     "l"(inside ? from : begin), "r"(inside ? 16 : 0)
                      : "memory");
     }
 }
@@ -181,7 +185,20 @@ template <int STAGES, class L, class U> __device__ void for_tiles(int count, L l
 
 /* ---- Kernels ----------------------------------------------------------------------------------------- */
 
-template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) forward(tensor_call c) {
+/* `kept`: tiles of rows that stay in shared memory. */
+template <int D> constexpr size_t shared_bytes(int kept) {
+    return (size_t)(kept * ROWS + 2 * shape<D>::STAGES * shape<D>::SIDE) * D * 2;
+}
+
+/*
+ * For __launch_bounds__: three blocks, which leaves each thread 168 registers, where the 227 KiB of a multiprocessor of
+ * an H200 hold three. Not for dk and dv: two sums per thread need more registers.
+ */
+template <int D> constexpr int resident(int kept) {
+    return 3 * shared_bytes<D>(kept) <= 227 << 10 ? 3 : 1;
+}
+
+template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS, resident<D>(1)) forward(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -249,7 +266,8 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
                       p.column);
 }
 
-template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dq(tensor_call c) {
+template <class T, int D, bool LAST>
+__global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_call c) {
     using S = shape<D>;
     constexpr int SIDE = S::SIDE;
     constexpr uint32_t TILE = SIDE * D * 2;
@@ -387,11 +405,6 @@ template <class F> vjp_status with_variant(const fast_call &c, F f) {
             return f(zero, std::integral_constant<int, 256>{}, last);
         });
     });
-}
-
-/* `kept`: tiles of rows that stay in shared memory. */
-template <int D> size_t shared_bytes(int kept) {
-    return (size_t)(kept * ROWS + 2 * shape<D>::STAGES * shape<D>::SIDE) * D * 2;
 }
 
 template <int D> tensor_call call_of(const fast_call &c, bool keys) {
