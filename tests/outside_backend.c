@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A backend as a third party would write it, with vjp_backend.h alone: one kernel (scale, both passes, f32) on plain
- * host memory. It is built as libvjp-outside and opened by test_backend.c as "outside".
+ * A backend as a third party would write it, with vjp_backend.h alone: two kernels (scale in both passes and rope's
+ * forward, f32) on plain host memory. rope's does not take rows that lie apart. It is built as libvjp-outside and
+ * opened by test_backend.c as "outside".
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +22,8 @@ static vjp_status outside_open(vjp_device *device, const vjp_options *options) {
     state *s = calloc(1, sizeof *s);
     if (!s) return vjp->fail(device, VJP_OUT_OF_MEMORY, "%s: no memory", vjp->name(device));
     vjp->set_state(device, s);
-    vjp->set_summary(device, "one kernel, for tests");
-    vjp->log(device, "outside: opening with %d kernel", 1);
+    vjp->set_summary(device, "two kernels, for tests");
+    vjp->log(device, "outside: opening with %d kernels", 2);
     return VJP_OK;
 }
 
@@ -46,10 +47,32 @@ static vjp_status scale(const vjp_work *work) {
     return VJP_OK;
 }
 
+/* Whole heads of a packed x, in pairs of halves, at the positions 0, 1, 2, ... */
+static vjp_status rope(const vjp_work *work) {
+    const vjp_rope_attributes *attributes = work->attributes;
+    const int64_t *size = work->shape[1].size;
+    if (work->shape[1].ndim != 3 || attributes->n_rot || attributes->pairing != VJP_PAIRING_HALF || work->tensor[4])
+        return vjp->refuse(work, VJP_UNSUPPORTED, "only the plain case is here");
+    float *data[4];
+    for (int i = 0; i < 4; i++)
+        data[i] = work->tensor[i] ? (float *)(void *)((char *)work->tensor[i]->data + work->tensor[i]->offset) : NULL;
+    int64_t half = size[2] / 2;
+    for (int64_t i = 0; data[0] && i < size[0] * size[1] * half; i++) {
+        int64_t head = i / half, at = head * size[2] + i % half, angle = head / size[1] * half + i % half;
+        float u = data[1][at], v = data[1][at + half], cosine = data[2][angle], sine = data[3][angle];
+        float add = work->tensor[0]->flags & VJP_ACCUMULATE ? 1 : 0;
+        data[0][at] = u * cosine - v * sine + (add ? data[0][at] : 0);
+        data[0][at + half] = u * sine + v * cosine + (add ? data[0][at + half] : 0);
+    }
+    return VJP_OK;
+}
+
 static const vjp_kernel kernels[] = {{scale, NULL, VJP_BIT_F32}, {scale, NULL, VJP_BIT_F32}};
+static const vjp_kernel rope_kernel = {rope, NULL, VJP_BIT_F32};
 
 static const vjp_kernel *outside_kernel(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
     (void)device;
+    if (strcmp(vjp->describe(op)->name, "rope") == 0 && pass == VJP_FORWARD) return &rope_kernel;
     return strcmp(vjp->describe(op)->name, "scale") == 0 ? &kernels[pass] : NULL;
 }
 

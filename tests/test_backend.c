@@ -61,10 +61,10 @@ static void outside_backend(void **state) {
     options.log = note;
     options.log_context = &j;
     vjp_device *device = open_device("outside:0", &options);
-    assert_string_equal(vjp_device_summary(device), "one kernel, for tests");
+    assert_string_equal(vjp_device_summary(device), "two kernels, for tests");
     assert_int_equal(j.count, 2);
-    assert_string_equal(j.line[0], "outside: opening with 1 kernel");
-    assert_string_equal(j.line[1], "outside:0: opened: one kernel, for tests");
+    assert_string_equal(j.line[0], "outside: opening with 2 kernels");
+    assert_string_equal(j.line[1], "outside:0: opened: two kernels, for tests");
     float x[6] = {1, 2, 3, 4, 5, 6}, y[6];
     const int64_t shape[] = {2, 3};
     vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 2, shape), ty = vjp_tensor_of(y, VJP_F32, 2, shape);
@@ -83,6 +83,31 @@ static void outside_backend(void **state) {
 
     assert_int_equal(vjp_open("outside:broken", NULL, &device), VJP_NO_DEVICE);
     assert_string_equal(vjp_error(device), "outside:broken: it is broken");
+    vjp_close(device);
+}
+
+/* A kernel that was not written for rows that lie apart never sees them. */
+static void outside_rows(void **state) {
+    (void)state;
+    vjp_device *device = open_device("outside:0", NULL);
+    float x[6] = {1, 2, 9, 9, 3, 4}, y[4] = {0}, cosine[2] = {0, 0}, sine[2] = {1, 1};
+    const int64_t shape[] = {2, 1, 2}, angles[] = {2, 1};
+    vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 3, shape), ty = vjp_tensor_of(y, VJP_F32, 3, shape);
+    vjp_tensor tc = vjp_tensor_of(cosine, VJP_F32, 2, angles), ts = vjp_tensor_of(sine, VJP_F32, 2, angles);
+    assert_int_equal(vjp_rope_forward(device, &ty, &tx, &tc, &ts, NULL, NULL), VJP_OK);
+    assert_true(y[0] == -2 && y[1] == 1 && y[2] == -9 && y[3] == 9);
+    tx.stride[0] = 4;
+    assert_int_equal(vjp_rope_forward(device, &ty, &tx, &tc, &ts, NULL, NULL), VJP_UNSUPPORTED);
+    assert_non_null(strstr(vjp_error(device), "rope.forward: x of shape [2, 1, 2] has strides [4, 2, 1]"));
+    assert_true(y[2] == -9 && y[3] == 9);
+    size_t bytes;
+    const vjp_tensor *tensors[] = {&ty, &tx, &tc, &ts, NULL};
+    assert_int_equal(vjp_workspace_size(device, vjp_op_find("rope"), VJP_FORWARD, tensors, 5, NULL, &bytes),
+                     VJP_UNSUPPORTED);
+    vjp_close(device);
+    device = open_device("cpu", NULL);
+    assert_int_equal(vjp_rope_forward(device, &ty, &tx, &tc, &ts, NULL, NULL), VJP_OK);
+    assert_true(y[0] == -2 && y[1] == 1 && y[2] == -4 && y[3] == 3);
     vjp_close(device);
 }
 
@@ -285,10 +310,15 @@ int main(void) {
     unsetenv("VJP_ISA");
     unsetenv("VJP_GEMM");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outside_backend),   cmocka_unit_test(names_that_are_no_devices),
-        cmocka_unit_test(lists_of_devices),  cmocka_unit_test(properties),
-        cmocka_unit_test(copies_and_events), cmocka_unit_test(memory_of_the_caller),
-        cmocka_unit_test(null_is_a_status),  cmocka_unit_test(structs_of_another_size),
+        cmocka_unit_test(outside_backend),
+        cmocka_unit_test(outside_rows),
+        cmocka_unit_test(names_that_are_no_devices),
+        cmocka_unit_test(lists_of_devices),
+        cmocka_unit_test(properties),
+        cmocka_unit_test(copies_and_events),
+        cmocka_unit_test(memory_of_the_caller),
+        cmocka_unit_test(null_is_a_status),
+        cmocka_unit_test(structs_of_another_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

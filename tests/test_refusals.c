@@ -104,6 +104,42 @@ static const refusal rows[] = {
     {"cumsum", B, "dx.offset=1", VJP_INVALID, {"dx", "+ 1", "aligned"}},
     {"cumsum", F, "x.offset=18446744073709551552", VJP_INVALID, {"x", "past the end of memory"}},
 
+    /* ---- rows that lie apart ---- */
+    {"attention", F, "q.stride=[55,11,3,1]", VJP_UNSUPPORTED, {"q of shape [2, 5, 4, 3] has strides [55, 11, 3, 1]"}},
+    {"attention", F, "q.stride=[101,20,3,1]", VJP_UNSUPPORTED, {"q", "strides"}},
+    {"attention", F, "q.stride=[0,20,3,1]", VJP_UNSUPPORTED, {"q", "strides"}},
+    {"attention", F, "k.stride=[140,20,4,1]", VJP_UNSUPPORTED, {"k", "strides"}},
+    {"attention", F, "k.stride=[140,20,6,2]", VJP_UNSUPPORTED, {"k", "strides"}},
+    {"attention", F, "v.stride=[-140,-20,3,1]", VJP_UNSUPPORTED, {"v", "strides"}},
+    {"attention", F, "y.stride=[100,20,3,1]", VJP_UNSUPPORTED, {"y", "strides"}},
+    {"attention", B, "dy.stride=[100,20,3,1]", VJP_UNSUPPORTED, {"dy", "strides"}},
+    {"attention", B, "lse.stride=[24,6,1]", VJP_UNSUPPORTED, {"lse", "strides"}},
+    {"cumsum", F, "x.stride=[60,3,1]", VJP_UNSUPPORTED, {"x", "strides"}},
+    {"attention", F, "q.stride=[360287970189639680,72057594037927936,3,1]", VJP_UNSUPPORTED, {"q", "strides"}},
+    {"attention", F, "q.stride=[-1,-9223372036854775807,3,1]", VJP_UNSUPPORTED, {"q", "strides"}},
+    {"attention",
+     F,
+     "q.stride=[175921860444160,35184372088832,3,1] q.offset=18446462598732840960",
+     VJP_INVALID,
+     {"q", "past the end of memory"}},
+    {"attention",
+     B,
+     "dq.stride=[100,20,3,1] dk.stride=[140,20,3,1] dk.at=dq+44",
+     VJP_INVALID,
+     {"dq overlaps dk", "may not share"}},
+    {"attention", B, "dq.stride=[100,20,3,1] dk.stride=[140,20,3,1] dk.at=dq+60", VJP_INVALID, {"dq overlaps dk"}},
+    {"attention", B, "dq.stride=[100,20,3,1] dk.stride=[147,21,3,1] dk.at=dq+48", VJP_INVALID, {"dq overlaps dk"}},
+    {"attention", B, "dq.stride=[100,20,3,1] dk.at=dq+48", VJP_INVALID, {"dq overlaps dk"}},
+    {"attention",
+     B,
+     "dk.at=first dk.stride=[91,13,3,1] v.at=dk+20 v.stride=[91,13,3,1]",
+     VJP_INVALID,
+     {"dk overlaps v"}},
+    {"rope", F, "y.stride=[160,32,8,1] y.at=x", VJP_INVALID, {"y overlaps x", "exactly the same memory"}},
+    {"rope", F, "y.stride=[160,32,8,1] x.stride=[155,31,8,1] y.at=x", VJP_INVALID, {"y overlaps x"}},
+    {"rope", F, "y.stride=[160,32,8,1] x.stride=[160,32,8,1] y.at=x+4", VJP_INVALID, {"y overlaps x"}},
+    {"rope", F, "y.stride=[160,32,8,1] x.stride=[160,32,8,1] y.at=x y.flags=1", VJP_INVALID, {"y overlaps x", "accum"}},
+
     /* ---- dtypes ---- */
     {"cumsum", F, "y.dtype=bf16", VJP_INVALID, {"y is bf16", "f32"}},
     {"cumsum", B, "dx.dtype=f64", VJP_INVALID, {"dx is f64", "f32"}},
@@ -799,6 +835,25 @@ static void workspace_overlap(void **state) {
     }
 }
 
+/* The rows of a tensor may lie apart so far that only the last one is in the workspace. */
+static void last_row_in_workspace(void **state) {
+    (void)state;
+    vjp_device *device = open_device("cpu");
+    enum { TIMES = 3, HEADS = 2, DIM = 8, STEP = 64 };
+    const int64_t shape[] = {1, TIMES, HEADS, DIM};
+    static _Alignas(64) float memory[TIMES * STEP + (1 << 20)];
+    float y[TIMES * HEADS * DIM] = {0}, k[TIMES * HEADS * DIM] = {0};
+    vjp_tensor ty = vjp_tensor_of(y, VJP_F32, 4, shape), tk = vjp_tensor_of(k, VJP_F32, 4, shape);
+    vjp_tensor tq = vjp_tensor_of(memory, VJP_F32, 4, shape);
+    tq.stride[1] = STEP;
+    assert_int_equal(vjp_set_workspace(device, memory + TIMES * STEP, 4 << 20), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &ty, NULL, &tq, &tk, &tk, NULL, NULL), VJP_OK);
+    assert_int_equal(vjp_set_workspace(device, memory + (TIMES - 1) * STEP, 4 << 20), VJP_OK);
+    assert_int_equal(vjp_attention_forward(device, &ty, NULL, &tq, &tk, &tk, NULL, NULL), VJP_INVALID);
+    assert_string_equal(vjp_error(device), "attention.forward: q overlaps the device's workspace");
+    vjp_close(device);
+}
+
 /* Several threads check indices in chunks; the sentence still names the first bad one. */
 static void first_bad_index(void **state) {
     (void)state;
@@ -988,11 +1043,12 @@ static void no_inner_dimension(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cpu_refuses),         cmocka_unit_test(ref_refuses),
-        cmocka_unit_test(every_pass_has_rows), cmocka_unit_test(cpu_has_no_f64),
-        cmocka_unit_test(misuse_of_call),      cmocka_unit_test(workspace_overlap),
-        cmocka_unit_test(empty_is_fine),       cmocka_unit_test(no_inner_dimension),
-        cmocka_unit_test(first_bad_index),     cmocka_unit_test(cpu_casts_to_no_f64),
+        cmocka_unit_test(cpu_refuses),           cmocka_unit_test(ref_refuses),
+        cmocka_unit_test(every_pass_has_rows),   cmocka_unit_test(cpu_has_no_f64),
+        cmocka_unit_test(misuse_of_call),        cmocka_unit_test(workspace_overlap),
+        cmocka_unit_test(empty_is_fine),         cmocka_unit_test(no_inner_dimension),
+        cmocka_unit_test(last_row_in_workspace), cmocka_unit_test(first_bad_index),
+        cmocka_unit_test(cpu_casts_to_no_f64),
     };
     return cmocka_run_group_tests_name("refusals", tests, NULL, NULL);
 }
