@@ -18,6 +18,7 @@
 
 #include "attributes.h"
 #include "core/half.h"
+#include "cpu/cpu.h"
 #include "sample.h"
 #include "vec_probe.h"
 
@@ -341,6 +342,39 @@ static void vectors_stream(void **state) {
             probes[i]->store(types[t], stored, 256, values);
             assert_memory_equal(streamed, stored, sizeof stored);
         }
+}
+
+/*
+ * rope streams results too large for the cache, in vectors that must be aligned: of rows that lie an odd number of
+ * elements apart only the first is. A device whose cache is empty streams every result.
+ */
+static void rows_apart_stream(void **state) {
+    (void)state;
+    enum { TIMES = 9, DIM = 64, STEP = 3 * DIM + 1 };
+    vjp_device *cpu;
+    assert_int_equal(vjp_open("cpu", NULL, &cpu), VJP_OK);
+    ((cpu_state *)cpu->state)->cache_bytes = 0;
+    const int64_t shape[] = {TIMES, 1, DIM}, angles[] = {TIMES, DIM / 2};
+    static _Alignas(64) float y[TIMES * STEP], x[TIMES * DIM], table[TIMES * DIM / 2];
+    for (int i = 0; i < TIMES * DIM; i++)
+        x[i] = (float)i;
+    for (int i = 0; i < TIMES * DIM / 2; i++)
+        table[i] = 2;
+    vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 3, shape), ty = vjp_tensor_of(y, VJP_F32, 3, shape);
+    vjp_tensor angle = vjp_tensor_of(table, VJP_F32, 2, angles);
+    for (int64_t step = STEP - 1; step <= STEP; step++) {
+        ty.stride[0] = step;
+        memset(y, 0, sizeof y);
+        assert_int_equal(vjp_rope_forward(cpu, &ty, &tx, &angle, &angle, NULL, NULL), VJP_OK);
+        for (int64_t i = 0; i < (TIMES - 1) * step; i++) {
+            const float *row = x + i / step * DIM;
+            int64_t k = i % step;
+            float expected = k < DIM / 2 ? 2 * row[k] - 2 * row[k + DIM / 2] : 0;
+            if (k >= DIM / 2 && k < DIM) expected = 2 * row[k] + 2 * row[k - DIM / 2];
+            assert_true(y[i] == expected);
+        }
+    }
+    vjp_close(cpu);
 }
 
 /* ---- The op table ------------------------------------------------------------------------------------ */
@@ -1112,6 +1146,7 @@ int main(void) {
         cmocka_unit_test(vectors_stay_inside),
         cmocka_unit_test(vectors_add_alike),
         cmocka_unit_test(vectors_stream),
+        cmocka_unit_test(rows_apart_stream),
         cmocka_unit_test(op_table),
         cmocka_unit_test(attribute_defaults),
         cmocka_unit_test(infer_absent),
