@@ -52,6 +52,18 @@ enum {
 enum { GEMM_PREFETCH_TERMS = 4, GEMM_PREFETCH = GEMM_DEPTH / GEMM_PREFETCH_TERMS * CACHE_LINE };
 
 /*
+ * For wasm: the multiply-adds stay in the order in which they are written, which needs 15 registers. clang would finish
+ * the terms of one sum before the next sum, and browsers do not reorder: half of the vectors were in memory.
+ */
+INLINE void keep_order(native_f *sum) {
+#if defined(CPU_ISA_WASM)
+    __asm__ volatile("" : "+r"(*sum));
+#else
+    (void)sum;
+#endif
+}
+
+/*
  * One term of every sum. term_step, a constant after inlining, is the distance between terms of a: 1 by rows; by terms,
  * where the numbers of a term are adjacent, the distance to the next term.
  */
@@ -60,7 +72,10 @@ INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, n
     UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&row[j], b + j * NATIVE_LANES, sizeof row[j]);
     UNROLL for (int i = 0; i < rows; i++) {
         native_f one = a[i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
-        UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, row[j], sum[i][j]);
+        UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
+            sum[i][j] = native_fma(one, row[j], sum[i][j]);
+            keep_order(&sum[i][j]);
+        }
     }
 }
 
@@ -158,7 +173,10 @@ INLINE void gemm_block_in_place(int rows, int64_t depth, const gemm_left *a, con
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&column[j], b + j * NATIVE_LANES, sizeof column[j]);
         UNROLL for (int i = 0; i < rows; i++) {
             native_f one = row[i][at] - (native_f){0};
-            UNROLL for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] = native_fma(one, column[j], sum[i][j]);
+            UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
+                sum[i][j] = native_fma(one, column[j], sum[i][j]);
+                keep_order(&sum[i][j]);
+            }
         }
     }
     gemm_put(rows, sum, c);
