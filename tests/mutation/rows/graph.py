@@ -129,10 +129,6 @@
      [("src/graph/rewrite/qkv.c", "if (touches(j, n, parts[i], true)) return false;", "if (n < 0) return false;")]),
     ("qkv: k begins where q does", "test test_qkv",
      [("src/graph/rewrite/qkv.c", "offset += (size_t)parts[i].width", "offset += 0 * (size_t)parts[i].width")]),
-    ("graph: a slice is computed in the place of a whole value", "test test_qkv",
-     [("src/graph/compile.c", "if (graph_is_slice(c->graph, node->value[out]) || graph_is_slice(c->graph, node->value[in])) return false;", "")]),
-    ("graph: calls that share a slice run as one", "test test_qkv",
-     [("src/graph/group.c", "|| other->offset == own->offset)", ")")]),
     ("graph: the gradient of a residual is passed on to the product's operand, too", "test test_graph",
      [("src/op/linear.c", "1u << LINEAR_B_DRESIDUAL}", "1u << LINEAR_B_DRESIDUAL | 1u << LINEAR_B_DA}")]),
 ]
