@@ -127,8 +127,7 @@ static int find_output(const op_function *f, PyObject *name) {
     return -1;
 }
 
-/* The forward's result that a backward can repeat: it is made only where it is asked for. */
-static bool is_repeated(const op_function *f, int slot) {
+bool function_repeats(const op_function *f, size_t slot) {
     const vjp_pass_info *forward = &f->info->pass[VJP_FORWARD];
     bool repeated = false;
     for (size_t i = 0; f->pass != forward && i < forward->outputs; i++)
@@ -142,7 +141,7 @@ static bool read_wanted(call *c) {
     if (!outputs) {
         c->wanted_count = 0;
         for (int i = 0; i < (int)f->pass->outputs; i++)
-            if (!is_repeated(f, i)) c->wanted[c->wanted_count++] = i;
+            if (!function_repeats(f, (size_t)i)) c->wanted[c->wanted_count++] = i;
         c->bare = c->wanted_count == 1;
         return true;
     }

@@ -244,6 +244,9 @@ PyObject *describe_table(PyObject *module, PyObject *none);
 const char *describe_extra(int argument);
 bool function_leaves_dtype_open(const op_function *f);
 
+/* Whether this output is a result of the forward that a backward can give again: it does so only by request. */
+bool function_repeats(const op_function *f, size_t slot);
+
 /* Attributes from keyword arguments: sets one member of the struct. False with an exception set on failure. */
 bool call_set_attribute(const char *function, const vjp_attribute *attribute, PyObject *value, void *attributes);
 

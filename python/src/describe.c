@@ -93,13 +93,14 @@ static const char *kind_text(vjp_kind kind) {
     return "?";
 }
 
-static void add_slots(text *t, const char *title, const vjp_pass_info *pass, size_t begin, size_t end) {
+static void add_slots(text *t, const char *title, const op_function *f, size_t begin, size_t end) {
+    const vjp_pass_info *pass = f->pass;
     add(t, "\n%s:\n", title);
     for (size_t i = begin; i < end; i++) {
         const vjp_slot *s = &pass->slots[i];
-        add(t, "    %s: %s, %s%s%s. %s\n", s->name, s->shape, kind_text(s->kind),
+        add(t, "    %s: %s, %s%s%s%s. %s\n", s->name, s->shape, kind_text(s->kind),
             s->flags & VJP_SLOT_OPTIONAL ? ", may be None" : "", s->flags & VJP_SLOT_ACCUMULATES ? ", accumulates" : "",
-            s->about);
+            i < pass->outputs && function_repeats(f, i) ? ", only where `outputs` names it" : "", s->about);
     }
 }
 
@@ -121,8 +122,8 @@ char *describe_function(const op_function *f) {
     add(&t, ")\n--\n\n");
     add(&t, "%s%s.\n\n%s\n", f->number == VJP_BACKWARD ? "The backward pass of: " : "", f->info->about,
         f->info->formula);
-    add_slots(&t, "Returns, in this order", pass, 0, pass->outputs);
-    add_slots(&t, "Tensors (T is the dtype of the first that is T)", pass, pass->outputs, pass->count);
+    add_slots(&t, "Returns, in this order", f, 0, pass->outputs);
+    add_slots(&t, "Tensors (T is the dtype of the first that is T)", f, pass->outputs, pass->count);
     add(&t, "\nOptions:\n");
     for (int i = 0; i < f->attributes; i++) {
         const vjp_attribute *a = &f->info->attributes[i];

@@ -340,6 +340,10 @@ def test_docstrings():
         text = getattr(vjp, name).__doc__
         assert "Returns, in this order:" in text and "accumulate:" in text, name
     assert "none, relu, gelu_tanh" in vjp.linear.__doc__
+    # swiglu's backward can give y again.
+    x = np.ones(8, np.float32)
+    assert re.findall(r"(\w+): .*only where `outputs` names it", vjp.swiglu_backward.__doc__) == ["y"]
+    assert len(vjp.swiglu_backward(x, x, x)) == 2 and np.array_equal(vjp.swiglu_backward(x, x, x, outputs="y"), vjp.swiglu(x, x))
 
 
 def test_one_version():
