@@ -14,6 +14,7 @@
 /* After them: it names a variable `device`. */
 #include "device_tests.h"
 #include "gpu_tests.h"
+#include "rows_apart.h"
 
 static size_t pipelines_of(const vjp_device *of) {
     (void)of;
@@ -764,6 +765,7 @@ int main(void) {
         cmocka_unit_test(the_loss_of_a_certain_target_keeps_its_digits),
         cmocka_unit_test(gradients_of_improbable_classes_are_not_lost),
         cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
+        cmocka_unit_test(slices_of_one_tensor_give_the_bits_of_packed_ones),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

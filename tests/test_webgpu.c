@@ -12,6 +12,7 @@
 /* After them: it names a variable `device`. */
 #include "device_tests.h"
 #include "gpu_tests.h"
+#include "rows_apart.h"
 
 static size_t pipelines_of(const vjp_device *of) {
     return ((const webgpu_state *)of->state)->pipelines.count;
@@ -183,6 +184,50 @@ static void an_arena_may_be_larger_than_a_binding(void **state) {
     vjp_free(device, data);
 }
 
+/*
+ * As if a binding held 3072 bytes: x and y, whose rows lie between each other's, go into one window together, though x
+ * alone would fit into that of the tables before it. Where no binding holds both, they are refused.
+ */
+static void slices_of_one_tensor_share_a_binding(void **state) {
+    (void)state;
+    need_device();
+    enum { TIME = 7, DIM = 32, STEP = 96, TABLES = 512, BOTH = TABLES / 4 + TIME * STEP };
+    webgpu_state *inside = device->state;
+    uint64_t max_bytes = inside->limits.maxStorageBufferBindingSize;
+    float host[BOTH], back[BOTH];
+    for (int i = 0; i < BOTH; i++)
+        host[i] = (float)i;
+    vjp_tensor cosine = on_device(VJP_F32, 2, (int64_t[]){TIME, 2}, host, sizeof host), sine = cosine;
+    vjp_tensor x = vjp_tensor_of(cosine.data, VJP_F32, 4, (int64_t[]){1, TIME, 1, DIM});
+    sine.offset = TABLES / 2;
+    x.offset = TABLES;
+    x.stride[1] = STEP;
+    vjp_tensor y = x;
+    y.offset += 64 * sizeof(float);
+    for (int fits = 0; fits < 2; fits++) {
+        inside->limits.maxStorageBufferBindingSize = fits ? 3072 : 2560;
+        vjp_status status = vjp_rope_forward(device, &y, &x, &cosine, &sine, NULL, WITH(rope, .n_rot = 4));
+        inside->limits.maxStorageBufferBindingSize = max_bytes;
+        if (status != (fits ? VJP_OK : VJP_UNSUPPORTED) ||
+            !(fits || strstr(vjp_error(device), "lies between its rows")))
+            fail_msg("%s", vjp_error(device));
+        assert_int_equal(vjp_download(device, back, cosine.data, 0, sizeof back), VJP_OK);
+        for (int i = 0; i < BOTH; i++) {
+            int row = (i - TABLES / 4) / STEP, column = (i - TABLES / 4) % STEP - 64;
+            if (i >= TABLES / 4 && column >= 0) {
+                const float *from = host + TABLES / 4 + row * STEP;
+                float a = from[column % 2], b = from[column % 2 + 2];
+                float c = host[2 * row + column % 2], d = host[TABLES / 8 + 2 * row + column % 2];
+                float rotated = column < 2 ? a * c - b * d : b * c + a * d;
+                assert_true((double)back[i] == (double)(!fits ? host[i] : column < 4 ? rotated : from[column]));
+            } else {
+                assert_true((double)back[i] == (double)host[i]);
+            }
+        }
+    }
+    vjp_free(device, cosine.data);
+}
+
 /* As if a binding held a kilobyte: every op refuses larger tensors, with both numbers, before it runs anything. */
 static void check_refused(placed_call *p) {
     if (p->host.op == vjp_op_find("clip")) return; /* has no large tensor */
@@ -254,6 +299,35 @@ static void attention_splits_its_batches_at_2_to_24(void **state) {
     inside->max_iterations = max;
     vjp_free(device, q.data), vjp_free(device, out.data), vjp_free(device, k.data), vjp_free(device, statistic.data);
     free(values);
+}
+
+/* Rows so far apart that two of them span 2^24 elements: the third has a launch of its own. */
+static void rows_far_apart_are_split_at_2_to_24(void **state) {
+    (void)state;
+    need_device();
+    enum { BATCH = 3, DIM = 4, STEP = 1 << 23 };
+    const int64_t shape[] = {BATCH, 1, 1, DIM};
+    const float host[BATCH][DIM] = {{1, 2, 3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12}}, angles[4] = {0, 0, 1, 1};
+    float y[BATCH][DIM] = {{0}};
+    vjp_tensor cosine = on_device(VJP_F32, 2, (int64_t[]){1, 2}, angles, sizeof angles), sine = cosine;
+    vjp_tensor q = on_device(VJP_F32, 4, shape, host, sizeof host), out = on_device(VJP_F32, 4, shape, y, sizeof y);
+    vjp_tensor x = vjp_tensor_of(NULL, VJP_F32, 4, shape);
+    sine.offset = 2 * sizeof(float);
+    x.stride[0] = STEP;
+    assert_int_equal(vjp_alloc(device, ((BATCH - 1) * (size_t)STEP + DIM) * sizeof(float), &x.data), VJP_OK);
+    for (size_t i = 0; i < BATCH; i++)
+        assert_int_equal(vjp_upload(device, x.data, i * STEP * sizeof(float), host[i], sizeof host[i]), VJP_OK);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    if (vjp_rope_forward(device, &x, &x, &cosine, &sine, NULL, NULL) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 2);
+    /* With one key y is its value. */
+    if (vjp_attention_forward(device, &out, NULL, &q, &x, &x, NULL, NULL) != VJP_OK) fail_msg("%s", vjp_error(device));
+    assert_int_equal(launches_of(device), 4);
+    assert_int_equal(vjp_download(device, y, out.data, 0, sizeof y), VJP_OK);
+    for (int i = 0; i < BATCH; i++)
+        for (int k = 0; k < DIM; k++)
+            assert_true((double)y[i][k] == (double)(k < 2 ? -host[i][k + 2] : host[i][k - 2]));
+    vjp_free(device, cosine.data), vjp_free(device, q.data), vjp_free(device, out.data), vjp_free(device, x.data);
 }
 
 /* Elements past 2^24 are a launch of their own, and so are their terms of a sum. */
@@ -644,15 +718,18 @@ int main(void) {
         cmocka_unit_test(the_loss_of_a_certain_target_keeps_its_digits),
         cmocka_unit_test(gradients_of_improbable_classes_are_not_lost),
         cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
+        cmocka_unit_test(slices_of_one_tensor_give_the_bits_of_packed_ones),
         DEVICE_TESTS,
         cmocka_unit_test(any_bytes_go_up_and_come_down),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused),
         cmocka_unit_test(tensors_in_one_buffer_give_the_same_bits),
         cmocka_unit_test(an_arena_may_be_larger_than_a_binding),
+        cmocka_unit_test(slices_of_one_tensor_share_a_binding),
         cmocka_unit_test(a_tensor_past_a_binding_is_refused_before_any_work),
         cmocka_unit_test(elementwise_ops_and_sums_are_split_at_2_to_24),
         cmocka_unit_test(images_of_conv2d_are_split_at_2_to_24),
         cmocka_unit_test(attention_splits_its_batches_at_2_to_24),
+        cmocka_unit_test(rows_far_apart_are_split_at_2_to_24),
         cmocka_unit_test(cross_entropy_is_split_at_2_to_24),
         cmocka_unit_test(a_bad_target_of_a_later_chunk_has_its_position),
         cmocka_unit_test(calls_share_a_submission_and_no_pipeline_is_made_twice),

@@ -50,8 +50,7 @@ static bool has_rows_apart(const vjp_tensor *tensor) {
            follow(tensor, 0, axes, step);
 }
 
-/* Bytes from the first element to the end of the last. */
-static int64_t extent(const vjp_tensor *tensor) {
+int64_t vjp_extent(const vjp_tensor *tensor) {
     int64_t count = element_count(tensor), row = count;
     if (count && tensor->ndim > 2) {
         row = tensor->shape[tensor->ndim - 2] * tensor->shape[tensor->ndim - 1];
@@ -110,7 +109,7 @@ static vjp_status check_memory(const vjp_work *work, const vjp_slot *slot, const
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu is not aligned to its %zu-byte elements", slot->name,
                           tensor->data, (unsigned long long)tensor->offset, size);
     uintptr_t room = UINTPTR_MAX - (uintptr_t)tensor->data;
-    if (tensor->offset > room || (uintptr_t)extent(tensor) > room - tensor->offset)
+    if (tensor->offset > room || (uintptr_t)vjp_extent(tensor) > room - tensor->offset)
         return vjp_refuse(work, VJP_INVALID, "%s at %p + %llu runs past the end of memory", slot->name, tensor->data,
                           (unsigned long long)tensor->offset);
     return VJP_OK;
@@ -238,12 +237,12 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
         const vjp_tensor *out = work->tensor[i];
         if (!has_memory(out)) continue;
         uintptr_t out_begin = (uintptr_t)out->data + (uintptr_t)out->offset;
-        uintptr_t out_end = out_begin + (uintptr_t)extent(out);
+        uintptr_t out_end = out_begin + (uintptr_t)vjp_extent(out);
         for (size_t j = 0; j < pass->count; j++) {
             const vjp_tensor *other = work->tensor[j];
             if (j == i || !has_memory(other) || (j < pass->outputs && j < i)) continue;
             uintptr_t begin = (uintptr_t)other->data + (uintptr_t)other->offset;
-            uintptr_t end = begin + (uintptr_t)extent(other);
+            uintptr_t end = begin + (uintptr_t)vjp_extent(other);
             if (begin >= out_end || out_begin >= end || interleave(out, other, (int64_t)(begin - out_begin))) continue;
             bool same = begin == out_begin && end == out_end && other->dtype == out->dtype &&
                         has_rows_apart(other) == has_rows_apart(out);
@@ -259,7 +258,7 @@ static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass
     for (size_t i = 0; i < pass->count && work->workspace_bytes; i++) {
         const vjp_tensor *tensor = work->tensor[i];
         uintptr_t tensor_begin = has_memory(tensor) ? (uintptr_t)tensor->data + (uintptr_t)tensor->offset : 0;
-        if (tensor_begin && begin < tensor_begin + (uintptr_t)extent(tensor) &&
+        if (tensor_begin && begin < tensor_begin + (uintptr_t)vjp_extent(tensor) &&
             tensor_begin < begin + work->workspace_bytes)
             return vjp_refuse(work, VJP_INVALID, "%s overlaps the device's workspace", pass->slots[i].name);
     }

@@ -168,6 +168,9 @@ static inline int64_t vjp_step(const vjp_work *work, int slot) {
     return work->tensor[slot] ? vjp_row_step(work->tensor[slot]) : 0;
 }
 
+/* Bytes from the first element to the end of the last, of a tensor whose strides were checked. */
+int64_t vjp_extent(const vjp_tensor *tensor);
+
 /* Takes a present tensor's own shape as the slot's (the inputs that shapes come from). */
 void vjp_shape_own(vjp_work *work, int slot);
 

@@ -15,10 +15,10 @@
  * An operand that a shader names and a launch does not give is absent there: name_is is false.
  *
  * Two 16-bit elements share a word, and only words can be written. Where runs of elements start on whole words (`run`
- * even, the tensor on a word), a thread stores two at once; elsewhere single halves are stored by integer atomics,
- * which is equally accurate, but slower. A kernel therefore goes through a run two elements at a time: two(i),
- * set_two(i, v) for even i within the run, at() and set() for an odd last one. A kernel that stores single elements
- * gives run 1.
+ * even, the tensor on a word, rows that lie apart at an even distance), a thread stores two at once; elsewhere single
+ * halves are stored by integer atomics, which is equally accurate, but slower. A kernel therefore goes through a run
+ * two elements at a time: two(i), set_two(i, v) for even i within the run, at() and set() for an odd last one. A kernel
+ * that stores single elements gives run 1.
  *
  * Results depend on the problem alone: launches are split by its size, sums follow fixed trees, floats are never added
  * by atomics. A launch of more groups than a grid dimension holds is spread over two dimensions by the backend.
@@ -84,7 +84,7 @@ typedef struct gpu_operand {
     bool paired; /* 16-bit: every two of a run that starts at an even element are one word */
     bool fours;  /* four elements from a multiple of four on are one aligned load */
     const char *address;
-    uint64_t bytes;
+    uint64_t bytes;    /* to the end of the last element: with what lies between rows that lie apart */
     const char *label; /* what a refusal calls it: the tensor's name, or "its workspace" */
 } gpu_operand;
 
@@ -127,6 +127,12 @@ void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run);
  * more than 128 MiB at once. `first` is a multiple of 4, or of the run.
  */
 void gpu_part(gpu_launch *l, int64_t first, int64_t count);
+
+/*
+ * Of the tensor given last, which is that of `slot`, the kernel sees only rows [first, first + count), a row being the
+ * last two axes: element i of row r is r * vjp_step(work, slot) + i.
+ */
+void gpu_rows(gpu_launch *l, int slot, int64_t first, int64_t count);
 
 /* `count` elements of the workspace from byte `offset`, a multiple of 16: f32 (GPU_FLOAT) or, as i32, words. */
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output);

@@ -19,29 +19,39 @@ static gpu_form form_of(vjp_kind kind) {
     return kind == VJP_KIND_INDEX || kind == VJP_KIND_ARGMAX ? GPU_INDEX : GPU_FLOAT;
 }
 
+/*
+ * Whether every run starts a multiple of `unit` elements after the tensor. Where rows lie apart there are two or more
+ * of them, so there is more than one run.
+ */
+static bool runs_start_at(const vjp_work *work, int slot, int64_t run, int64_t unit) {
+    int64_t count = vjp_elements(work, slot);
+    bool apart = vjp_extent(work->tensor[slot]) != count * (int64_t)vjp_dtype_size(vjp_type(work, slot));
+    if (apart) return run % unit == 0 && vjp_step(work, slot) % unit == 0;
+    return run % unit == 0 || run == count;
+}
+
 void gpu_tensor(gpu_launch *l, const char *name, int slot, int64_t run) {
     const vjp_work *work = l->work;
     gpu_operand *o = add(l, name, form_of(vjp_slot_at(work, slot)->kind), vjp_type(work, slot));
-    int64_t count = vjp_elements(work, slot);
     size_t size = vjp_dtype_size(o->dtype);
     o->address = vjp_data(work, slot);
-    if (!o->address || count == 0) return;
+    if (!o->address || vjp_elements(work, slot) == 0) return;
     o->present = true;
     o->output = vjp_slot_at(work, slot)->flags & VJP_SLOT_OUTPUT;
     o->adds = vjp_accumulates(work, slot);
-    o->bytes = (uint64_t)count * size;
+    o->bytes = (uint64_t)vjp_extent(work->tensor[slot]);
     o->label = vjp_slot_at(work, slot)->name;
     uintptr_t at = (uintptr_t)o->address;
-    o->paired = size != 2 || (at % 4 == 0 && (run % 2 == 0 || run == count) && run != 1);
+    o->paired = size != 2 || (at % 4 == 0 && run != 1 && runs_start_at(work, slot, run, 2));
     /* A shader counts elements, and 16-byte words of the window around them, in 32 bits. */
-    if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = o->label;
+    if (o->bytes / size >= UINT64_C(1) << 31 && !l->too_big) l->too_big = o->label;
 }
 
 void gpu_fours(gpu_launch *l, const char *name, int slot, int64_t run) {
     gpu_tensor(l, name, slot, run);
     gpu_operand *o = &l->operand[l->operands - 1];
     o->fours = o->present && (uintptr_t)o->address % (4 * vjp_dtype_size(o->dtype)) == 0 &&
-               (run % 4 == 0 || run == vjp_elements(l->work, slot));
+               runs_start_at(l->work, slot, run, 4);
 }
 
 void gpu_part(gpu_launch *l, int64_t first, int64_t count) {
@@ -50,6 +60,13 @@ void gpu_part(gpu_launch *l, int64_t first, int64_t count) {
     if (!o->present) return;
     o->address += (size_t)first * size;
     o->bytes = (uint64_t)count * size;
+}
+
+void gpu_rows(gpu_launch *l, int slot, int64_t first, int64_t count) {
+    const vjp_tensor *t = l->work->tensor[slot];
+    if (!l->operand[l->operands - 1].present) return;
+    int64_t step = vjp_row_step(t), row = t->shape[t->ndim - 2] * t->shape[t->ndim - 1];
+    gpu_part(l, first * step, (count - 1) * step + row);
 }
 
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output) {

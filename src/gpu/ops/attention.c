@@ -9,7 +9,7 @@
  *                               more columns than a workgroup sums at once
  *     backward without them     `forward` first, with y in f32 in the workspace and the two parts of lse kept apart
  *
- * All launches but those of `first` are repeated for as many batches as have GPU_CHUNK elements of q or k, so that no
+ * All launches but those of `first` are repeated for as many batches as span GPU_CHUNK elements of q or k, so that no
  * tensor has to fit a binding as a whole, and the workspace is bounded: a batch has to fit. The workspace has, with
  * first for all batches,
  *
@@ -32,27 +32,40 @@ enum {
     ABSENT = -1     /* instead of a slot */
 };
 
+/* The operands whose rows may lie apart. A shader's Params begins with their steps, in this order. */
+typedef enum side { LEFT, RIGHT, LEFT2, RIGHT2, OUT, OUT2, SIDES } side;
+static const char *const side_name[SIDES] = {"left", "right", "left2", "right2", "out", "out2"};
+
 /* What a pass does, and the offsets in its workspace. */
 typedef struct plan {
     const vjp_work *work;
     vjp_attention_sizes s;
-    int64_t q_batch, k_batch, rows_batch; /* elements of q and of k, rows of queries, for a batch */
-    int64_t batches;                      /* in a launch */
-    int64_t rows, columns, chunks;        /* of a workgroup; the chunks have `columns` each */
-    bool again;                           /* y and lse must be computed again */
-    bool y, delta;                        /* whether that y, and <dy, y>, are needed */
-    int first;                            /* the slot of first, or ABSENT */
-    size_t key_edges_at;                  /* those of queries are at 0 */
+    int64_t q_batch, rows_batch;   /* elements of q, rows of queries, for a batch */
+    int64_t batches;               /* in a launch */
+    int64_t rows, columns, chunks; /* of a workgroup; the chunks have `columns` each */
+    bool again;                    /* y and lse must be computed again */
+    bool y, delta;                 /* whether that y, and <dy, y>, are needed */
+    int first;                     /* the slot of first, or ABSENT */
+    size_t key_edges_at;           /* those of queries are at 0 */
     size_t row_max_at, row_log_at, delta_at, y_at, bytes;
 } plan;
+
+/* Elements of memory that a batch of the largest tensor spans. */
+static int64_t batch_span(const vjp_work *work) {
+    const vjp_pass_info *pass = &work->op->info.pass[work->pass];
+    int64_t most = 1;
+    for (size_t i = 0; i < pass->count; i++)
+        if (pass->slots[i].flags & VJP_SLOT_ROWS && work->tensor[i] && vjp_elements(work, (int)i))
+            most = vjp_max(most, work->tensor[i]->shape[1] * vjp_step(work, (int)i));
+    return most;
+}
 
 static plan plan_of(const vjp_work *work) {
     plan p = {.work = work, .s = vjp_attention_sizes_of(work)};
     const vjp_attention_sizes *s = &p.s;
     p.rows_batch = s->time * s->heads;
     p.q_batch = p.rows_batch * s->dim;
-    p.k_batch = s->keys * s->kv_heads * s->dim;
-    p.batches = vjp_min(s->batch, vjp_max(1, GPU_CHUNK / vjp_max(1, vjp_max(p.q_batch, p.k_batch))));
+    p.batches = vjp_min(s->batch, vjp_max(1, GPU_CHUNK / batch_span(work)));
     int64_t threads = gpu_threads(work->device), across = vjp_min(threads, MAX_FOURS);
     p.rows = 4 * vjp_min(threads / across, MAX_FOURS);
     p.columns = 4 * across;
@@ -76,12 +89,13 @@ static plan plan_of(const vjp_work *work) {
 
 /* ---- Operands ---------------------------------------------------------------------------------------- */
 
-/* The part of a tensor that batches [first, first + count) have, of `each` elements per batch. */
+/* Batches [first, first + count). */
 typedef struct part {
     const plan *p;
     int64_t first, count;
 } part;
 
+/* Of the workspace, `each` elements per batch. */
 static void bind_scratch(gpu_launch *l, const part *at, const char *name, size_t offset, int64_t each, bool present,
                          bool output) {
     gpu_scratch(l, name, VJP_F32, offset, present ? at->count * each : 0, output);
@@ -95,14 +109,22 @@ static void bind_absent(gpu_launch *l, const part *at, const char *name) {
     bind_scratch(l, at, name, 0, 0, false, false);
 }
 
-/* A tensor of rows of dim elements. */
-static void bind_rows(gpu_launch *l, const part *at, const char *name, int slot, int64_t each) {
+/* A tensor of [heads, dim] for each of `times` times per batch. */
+static void bind_rows(gpu_launch *l, const part *at, side where, int slot, int64_t times) {
     if (slot == ABSENT) {
-        bind_absent(l, at, name);
+        bind_absent(l, at, side_name[where]);
         return;
     }
-    gpu_fours(l, name, slot, at->p->s.dim);
-    gpu_part(l, at->first * each, at->count * each);
+    gpu_fours(l, side_name[where], slot, at->p->s.dim);
+    gpu_rows(l, slot, at->first * times, at->count * times);
+    l->param[where] = (uint32_t)vjp_step(l->work, slot);
+}
+
+/* The y that is computed again. */
+static void bind_y(gpu_launch *l, const part *at, side where, bool output) {
+    const plan *p = at->p;
+    bind_scratch(l, at, side_name[where], p->y_at, p->q_batch, p->y, output);
+    l->param[where] = (uint32_t)(p->s.heads * p->s.dim);
 }
 
 static void bind_lse(gpu_launch *l, const part *at, const char *name, int slot) {
@@ -118,6 +140,7 @@ static gpu_launch begin(const part *at, const char *kernel, bool key_rows) {
     gpu_constant(&l, "CHUNKS", p->chunks);
     gpu_constant(&l, "KEY_ROWS", key_rows);
     if (gpu_has_matrices(p->work->device)) gpu_constant(&l, "MATRIX", 8);
+    l.params = SIDES;
     gpu_u32(&l, at->count * s->kv_heads);
     gpu_u32(&l, s->time);
     gpu_u32(&l, s->keys);
@@ -183,14 +206,14 @@ static vjp_status forward_part(const part *at) {
     const plan *p = at->p;
     bool backward = p->work->pass == VJP_BACKWARD;
     gpu_launch l = begin(at, "forward", false);
-    bind_rows(&l, at, "left", backward ? ATTENTION_B_Q : ATTENTION_Q, p->q_batch);
-    bind_rows(&l, at, "right", backward ? ATTENTION_B_K : ATTENTION_K, p->k_batch);
-    bind_rows(&l, at, "right2", backward ? ATTENTION_B_V : ATTENTION_V, p->k_batch);
+    bind_rows(&l, at, LEFT, backward ? ATTENTION_B_Q : ATTENTION_Q, p->s.time);
+    bind_rows(&l, at, RIGHT, backward ? ATTENTION_B_K : ATTENTION_K, p->s.keys);
+    bind_rows(&l, at, RIGHT2, backward ? ATTENTION_B_V : ATTENTION_V, p->s.keys);
     if (backward) {
-        bind_scratch(&l, at, "out", p->y_at, p->q_batch, p->y, true);
+        bind_y(&l, at, OUT, true);
         bind_absent(&l, at, "lse");
     } else {
-        bind_rows(&l, at, "out", ATTENTION_Y, p->q_batch);
+        bind_rows(&l, at, OUT, ATTENTION_Y, p->s.time);
         bind_lse(&l, at, "lse", ATTENTION_LSE);
     }
     bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, backward, true);
@@ -220,11 +243,11 @@ static vjp_status forward(const vjp_work *work) {
 static vjp_status deltas(const part *at) {
     const plan *p = at->p;
     gpu_launch l = begin(at, "deltas", false);
-    bind_rows(&l, at, "left2", ATTENTION_B_DY, p->q_batch);
+    bind_rows(&l, at, LEFT2, ATTENTION_B_DY, p->s.time);
     if (p->again)
-        bind_scratch(&l, at, "right2", p->y_at, p->q_batch, true, false);
+        bind_y(&l, at, RIGHT2, false);
     else
-        bind_rows(&l, at, "right2", ATTENTION_B_Y, p->q_batch);
+        bind_rows(&l, at, RIGHT2, ATTENTION_B_Y, p->s.time);
     bind_scratch(&l, at, "delta", p->delta_at, p->rows_batch, true, true);
     int64_t queries = gpu_has_matrices(p->work->device) ? p->rows : l.threads; /* of a workgroup */
     return gpu_enqueue(&l, vjp_divide_up(at->count * p->rows_batch, queries));
@@ -233,14 +256,14 @@ static vjp_status deltas(const part *at) {
 /* dq, or dk (`out`) and dv (`out2`), or one of these. */
 static vjp_status gradient(const part *at, bool key_rows, int out, int out2) {
     const plan *p = at->p;
-    int64_t row_each = key_rows ? p->k_batch : p->q_batch, term_each = key_rows ? p->q_batch : p->k_batch;
+    int64_t row_times = key_rows ? p->s.keys : p->s.time, term_times = key_rows ? p->s.time : p->s.keys;
     gpu_launch l = begin(at, "gradient", key_rows);
-    bind_rows(&l, at, "left", key_rows ? ATTENTION_B_K : ATTENTION_B_Q, row_each);
-    bind_rows(&l, at, "right", key_rows ? ATTENTION_B_Q : ATTENTION_B_K, term_each);
-    bind_rows(&l, at, "left2", key_rows ? ATTENTION_B_V : ATTENTION_B_DY, row_each);
-    bind_rows(&l, at, "right2", key_rows ? ATTENTION_B_DY : ATTENTION_B_V, term_each);
-    bind_rows(&l, at, "out", out, row_each);
-    bind_rows(&l, at, "out2", out2, row_each);
+    bind_rows(&l, at, LEFT, key_rows ? ATTENTION_B_K : ATTENTION_B_Q, row_times);
+    bind_rows(&l, at, RIGHT, key_rows ? ATTENTION_B_Q : ATTENTION_B_K, term_times);
+    bind_rows(&l, at, LEFT2, key_rows ? ATTENTION_B_V : ATTENTION_B_DY, row_times);
+    bind_rows(&l, at, RIGHT2, key_rows ? ATTENTION_B_DY : ATTENTION_B_V, term_times);
+    bind_rows(&l, at, OUT, out, row_times);
+    bind_rows(&l, at, OUT2, out2, row_times);
     if (p->again)
         bind_scratch(&l, at, "row_max", p->row_max_at, p->rows_batch, true, false);
     else
@@ -276,5 +299,5 @@ static size_t workspace(const vjp_work *work) {
     return plan_of(work).bytes;
 }
 
-const vjp_kernel gpu_attention[VJP_PASS_COUNT] = {{forward, workspace, VJP_STORAGE_16_32},
-                                                  {backward, workspace, VJP_STORAGE_16_32}};
+const vjp_kernel gpu_attention[VJP_PASS_COUNT] = {{forward, workspace, VJP_STORAGE_16_32 | VJP_TAKES_ROWS},
+                                                  {backward, workspace, VJP_STORAGE_16_32 | VJP_TAKES_ROWS}};

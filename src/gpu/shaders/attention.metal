@@ -35,6 +35,12 @@
 #define KERNELS(kernel_of) kernel_of(forward) kernel_of(deltas) kernel_of(gradient)
 
 struct Params {
+    uint left_step; // elements from one time's heads to the next one's
+    uint right_step;
+    uint left2_step;
+    uint right2_step;
+    uint out_step;
+    uint out2_step;
     uint units; // batches times heads of k
     uint time;
     uint keys;
@@ -79,13 +85,13 @@ inline uint query_head(thread const Call &c, uint unit, uint query) {
     return unit % c.p.kv_heads * c.p.group + query % c.p.group;
 }
 
-inline uint query_start(thread const Call &c, uint unit, uint query) {
+inline uint query_start(thread const Call &c, uint unit, uint query, uint step) {
     uint time = unit / c.p.kv_heads * c.p.time + query / c.p.group;
-    return (time * c.p.kv_heads * c.p.group + query_head(c, unit, query)) * c.p.dim;
+    return time * step + query_head(c, unit, query) * c.p.dim;
 }
 
-inline uint key_start(thread const Call &c, uint unit, uint key) {
-    return ((unit / c.p.kv_heads * c.p.keys + key) * c.p.kv_heads + unit % c.p.kv_heads) * c.p.dim;
+inline uint key_start(thread const Call &c, uint unit, uint key, uint step) {
+    return (unit / c.p.kv_heads * c.p.keys + key) * step + unit % c.p.kv_heads * c.p.dim;
 }
 
 // Where a query's lse is: [batch, heads, time].
@@ -102,12 +108,12 @@ inline uint term_count(thread const Call &c) {
     return KEY_ROWS == 1 ? queries(c) : c.p.keys;
 }
 
-inline uint row_start(thread const Call &c, uint unit, uint row) {
-    return KEY_ROWS == 1 ? key_start(c, unit, row) : query_start(c, unit, row);
+inline uint row_start(thread const Call &c, uint unit, uint row, uint step) {
+    return KEY_ROWS == 1 ? key_start(c, unit, row, step) : query_start(c, unit, row, step);
 }
 
-inline uint term_start(thread const Call &c, uint unit, uint term) {
-    return KEY_ROWS == 1 ? query_start(c, unit, term) : key_start(c, unit, term);
+inline uint term_start(thread const Call &c, uint unit, uint term, uint step) {
+    return KEY_ROWS == 1 ? query_start(c, unit, term, step) : key_start(c, unit, term, step);
 }
 
 // The end of the keys that a query sees with causal; it sees the last `window` of them.
@@ -203,6 +209,12 @@ inline bool all_see(thread const Call &c, thread const Place &p, uint term) {
 
 // ---- Products -----------------------------------------------------------------------------------------------
 
+// An operand of [heads, dim] for each time.
+struct Rows {
+    Float of;
+    uint step; // elements from one time's heads to the next one's
+};
+
 // Four columns of the row that starts at `start`, zeros instead of those that are not there.
 inline float4 load_four(thread const Call &c, Float from, bool valid, uint start, uint column) {
     if (!valid || column >= c.p.dim) {
@@ -214,6 +226,15 @@ inline float4 load_four(thread const Call &c, Float from, bool valid, uint start
         return from.four(i);
     }
     return float4(from.at(i), count > 1 ? from.at(i + 1) : 0.0f, count > 2 ? from.at(i + 2) : 0.0f, 0.0f);
+}
+
+// The same of a threadgroup's row, or of a term.
+inline float4 row_four(thread const Call &c, Rows left, uint unit, bool valid, uint row, uint column) {
+    return load_four(c, left.of, valid, row_start(c, unit, row, left.step), column);
+}
+
+inline float4 term_four(thread const Call &c, Rows right, uint unit, bool valid, uint term, uint column) {
+    return load_four(c, right.of, valid, term_start(c, unit, term, right.step), column);
 }
 
 // Index of a four of lines of `fours` fours that lie as matrices of 8 x 8 in a row: a matrix is 16 neighbouring fours.
@@ -305,7 +326,7 @@ struct RegisterScores {
 #include "attention_matrices.metal"
 
 template <typename Sums>
-Scores products_by(thread const Call &c, Float left, Float right, thread const Place &p, uint term) {
+Scores products_by(thread const Call &c, Rows left, Rows right, thread const Place &p, uint term) {
     threadgroup float4 *stage = c.shared->stage;
     Sums sums;
     sums.begin(c, p, term);
@@ -313,26 +334,25 @@ Scores products_by(thread const Call &c, Float left, Float right, thread const P
     uint quad = c.lane % 4;
     for (uint d = 0; d < c.p.dim; d += DEPTH) {
         // 256 threads have one four of each. With fewer, the remaining fours are loaded after the barrier.
-        float4 row_four = load_four(c, left, line < p.rows && p.row + line < row_count(c),
-                                    row_start(c, p.unit, p.row + line), d + 4 * quad);
-        float4 term_four = load_four(c, right, line < p.terms && term + line < term_count(c),
-                                     term_start(c, p.unit, term + line), d + 4 * quad);
+        bool has_row = line < p.rows && p.row + line < row_count(c);
+        bool has_term = line < p.terms && term + line < term_count(c);
+        float4 of_row = row_four(c, left, p.unit, has_row, p.row + line, d + 4 * quad);
+        float4 of_term = term_four(c, right, p.unit, has_term, term + line, d + 4 * quad);
         wait_for_all();
         if (line < p.rows) {
-            stage[line_slot(line, quad)] = row_four;
+            stage[line_slot(line, quad)] = of_row;
         }
         if (line < p.terms) {
-            stage[STAGE_RIGHT + line_slot(line, quad)] = term_four;
+            stage[STAGE_RIGHT + line_slot(line, quad)] = of_term;
         }
         for (uint i = c.lane + c.threads; i < 4 * p.rows; i += c.threads) {
             uint row = p.row + i / 4;
-            stage[line_slot(i / 4, i % 4)] =
-                load_four(c, left, row < row_count(c), row_start(c, p.unit, row), d + 4 * (i % 4));
+            stage[line_slot(i / 4, i % 4)] = row_four(c, left, p.unit, row < row_count(c), row, d + 4 * (i % 4));
         }
         for (uint i = c.lane + c.threads; i < 4 * p.terms; i += c.threads) {
             uint next = term + i / 4;
             stage[STAGE_RIGHT + line_slot(i / 4, i % 4)] =
-                load_four(c, right, next < term_count(c), term_start(c, p.unit, next), d + 4 * (i % 4));
+                term_four(c, right, p.unit, next < term_count(c), next, d + 4 * (i % 4));
         }
         wait_for_all();
         sums.add(c, p, min(c.p.dim - d, DEPTH));
@@ -345,7 +365,7 @@ Scores products_by(thread const Call &c, Float left, Float right, thread const P
 }
 
 // <left row, right row> over dim. Its first barrier also ends the reading of what was staged before.
-inline Scores products(thread const Call &c, Float left, Float right, thread const Place &p, uint term) {
+inline Scores products(thread const Call &c, Rows left, Rows right, thread const Place &p, uint term) {
     if (MATRIX == 8) {
         return products_by<MatrixScores>(c, left, right, p, term);
     }
@@ -362,7 +382,7 @@ inline float4 seen_of(thread const Place &p, uint term, float4 weight) {
 
 // By each of a thread's four rows, four columns from `column`: the sum of weights times rows of `right` over the tile's
 // terms. The weights are visible after its first barrier.
-inline Block weighted(thread const Call &c, Float right, thread const Place &p, uint column, uint term) {
+inline Block weighted(thread const Call &c, Rows right, thread const Place &p, uint column, uint term) {
     threadgroup const float4 *weights = c.shared->weights;
     threadgroup float4 *stage = c.shared->stage;
     uint count = min(p.terms, term_count(c) - term);
@@ -370,8 +390,7 @@ inline Block weighted(thread const Call &c, Float right, thread const Place &p, 
     for (uint i = c.lane; i < p.terms * p.across; i += c.threads) {
         uint line = i / p.across;
         uint four = i % p.across;
-        stage[column_slot(line, four)] =
-            load_four(c, right, line < count, term_start(c, p.unit, term + line), column + 4 * four);
+        stage[column_slot(line, four)] = term_four(c, right, p.unit, line < count, term + line, column + 4 * four);
     }
     wait_for_all();
     bool whole = all_see(c, p, term);
@@ -393,24 +412,24 @@ inline Block weighted(thread const Call &c, Float right, thread const Place &p, 
 }
 
 // Stores four columns of a thread's four rows, or as many as there are.
-inline void put_rows(thread const Call &c, Float to, thread const Place &p, uint chunk, Block rows) {
+inline void put_rows(thread const Call &c, Rows to, thread const Place &p, uint chunk, Block rows) {
     uint row = p.row + 4 * p.y;
     uint column = p.column + chunk * p.columns + 4 * p.x;
-    if (!to.is() || !p.works || row >= row_count(c) || column >= c.p.dim) {
+    if (!to.of.is() || !p.works || row >= row_count(c) || column >= c.p.dim) {
         return;
     }
     uint count = c.p.dim - column;
     for (uint i = 0; i < min(4u, row_count(c) - row); i++) {
-        uint at = row_start(c, p.unit, row + i) + column;
+        uint at = row_start(c, p.unit, row + i, to.step) + column;
         float4 v = i == 0 ? rows.v[0] : i == 1 ? rows.v[1] : i == 2 ? rows.v[2] : rows.v[3];
         if (count >= 4) {
-            to.set_four(at, v);
+            to.of.set_four(at, v);
         } else if (count == 1) {
-            to.set(at, v.x);
+            to.of.set(at, v.x);
         } else {
-            to.set_two(at, v.xy);
+            to.of.set_two(at, v.xy);
             if (count == 3) {
-                to.set(at + 2, v.z);
+                to.of.set(at + 2, v.z);
             }
         }
     }
@@ -459,6 +478,9 @@ inline float power_above(float sum) {
 // largest value and lose no digit.
 inline void forward(thread const Call &c) {
     Place p = place_of(c);
+    Rows left = {c.left, c.p.left_step};
+    Rows right = {c.right, c.p.right_step};
+    Rows right2 = {c.right2, c.p.right2_step};
     threadgroup float4 *weights = c.shared->weights;
     threadgroup float4 *stage = c.shared->stage;
     float4 none = float4(-c.p.infinity);
@@ -471,7 +493,7 @@ inline void forward(thread const Call &c) {
     uint tiles = 0;
     uint end = end_of_rows(c, p);
     for (uint term = first_term(c, p.unit, p.row); term < end; term += p.terms) {
-        Scores s = products(c, c.left, c.right, p, term);
+        Scores s = products(c, left, right, p, term);
         for (uint j = 0; j < 2; j++) {
             for (uint i = 0; i < 4; i++) {
                 s.v[j][i] = sees(p, i, term + p.x + j * p.across) ? s.v[j][i] * c.p.scale : none.x;
@@ -517,7 +539,7 @@ inline void forward(thread const Call &c) {
         if (c.out.is()) {
             for (uint chunk = 0; chunk < CHUNKS; chunk++) {
                 y[chunk] =
-                    plus(times_rows(y[chunk], factor), weighted(c, c.right2, p, p.column + chunk * p.columns, term));
+                    plus(times_rows(y[chunk], factor), weighted(c, right2, p, p.column + chunk * p.columns, term));
                 total[chunk] = times_rows(total[chunk], factor);
             }
         }
@@ -540,7 +562,7 @@ inline void forward(thread const Call &c) {
         rest[i] = all[i] == 0.0f ? without : log_of(all[i]);
     }
     for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-        put_rows(c, c.out, p, chunk, times_rows(plus(y[chunk], total[chunk]), inverse));
+        put_rows(c, {c.out, c.p.out_step}, p, chunk, times_rows(plus(y[chunk], total[chunk]), inverse));
     }
     if (!p.works || p.x != 0 || p.column != 0) {
         return;
@@ -569,12 +591,13 @@ inline void deltas(thread const Call &c) {
     }
     uint unit = item / queries(c);
     uint query = item % queries(c);
-    uint start = query_start(c, unit, query);
+    uint dy_at = query_start(c, unit, query, c.p.left2_step);
+    uint y_at = query_start(c, unit, query, c.p.right2_step);
     float sum = 0.0f;
     float total = 0.0f;
     for (uint d = 0; d < c.p.dim; d += 4) {
-        float4 dy = load_four(c, c.left2, true, start, d);
-        float4 y = load_four(c, c.right2, true, start, d);
+        float4 dy = load_four(c, c.left2, true, dy_at, d);
+        float4 y = load_four(c, c.right2, true, y_at, d);
         for (uint i = 0; i < 4; i++) {
             sum = fma(dy[i], y[i], sum);
         }
@@ -594,6 +617,10 @@ inline float3 softmax_at(thread const Call &c, uint unit, uint query) {
 
 inline void gradient(thread const Call &c) {
     Place p = place_of(c);
+    Rows left = {c.left, c.p.left_step};
+    Rows right = {c.right, c.p.right_step};
+    Rows left2 = {c.left2, c.p.left2_step};
+    Rows right2 = {c.right2, c.p.right2_step};
     threadgroup float4 *weights = c.shared->weights;
     Scores largest = {{float4(0.0f), float4(0.0f)}};
     Scores rest = largest;
@@ -623,7 +650,7 @@ inline void gradient(thread const Call &c) {
                 mean.v[j] = float4(of_query.z);
             }
         }
-        Scores s = products(c, c.left, c.right, p, term);
+        Scores s = products(c, left, right, p, term);
         for (uint j = 0; j < 2; j++) {
             s.v[j] = weights_of(s.v[j] * float4(c.p.scale) - largest.v[j] - rest.v[j]);
             if (p.works) {
@@ -631,16 +658,16 @@ inline void gradient(thread const Call &c) {
             }
         }
         for (uint chunk = 0; chunk < CHUNKS && c.out2.is(); chunk++) {
-            out2[chunk] = plus(out2[chunk], weighted(c, c.right2, p, p.column + chunk * p.columns, term));
+            out2[chunk] = plus(out2[chunk], weighted(c, right2, p, p.column + chunk * p.columns, term));
         }
         if (c.out.is()) {
-            Scores slope = products(c, c.left2, c.right2, p, term);
+            Scores slope = products(c, left2, right2, p, term);
             for (uint j = 0; j < 2 && p.works; j++) {
                 float4 ds = s.v[j] * (slope.v[j] - mean.v[j]);
                 weights[weight_slot(p.x + j * p.across, p.y)] = seen_of(p, term + p.x + j * p.across, ds);
             }
             for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-                out[chunk] = plus(out[chunk], weighted(c, c.right, p, p.column + chunk * p.columns, term));
+                out[chunk] = plus(out[chunk], weighted(c, right, p, p.column + chunk * p.columns, term));
             }
         }
         tiles += 1;
@@ -654,8 +681,8 @@ inline void gradient(thread const Call &c) {
         }
     }
     for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-        put_rows(c, c.out, p, chunk, times_rows(plus(out[chunk], out_total[chunk]), float4(c.p.scale)));
-        put_rows(c, c.out2, p, chunk, plus(out2[chunk], out2_total[chunk]));
+        put_rows(c, {c.out, c.p.out_step}, p, chunk, times_rows(plus(out[chunk], out_total[chunk]), float4(c.p.scale)));
+        put_rows(c, {c.out2, c.p.out2_step}, p, chunk, plus(out2[chunk], out2_total[chunk]));
     }
 }
 

@@ -33,6 +33,12 @@
 //# include exponential
 
 struct Params {
+    left_step: u32, // elements from one time's heads to the next one's
+    right_step: u32,
+    left2_step: u32,
+    right2_step: u32,
+    out_step: u32,
+    out2_step: u32,
     units: u32, // batches times heads of k
     time: u32,
     keys: u32,
@@ -73,13 +79,13 @@ fn query_head(unit: u32, query: u32) -> u32 {
     return unit % u.p.kv_heads * u.p.group + query % u.p.group;
 }
 
-fn query_start(unit: u32, query: u32) -> u32 {
+fn query_start(unit: u32, query: u32, step: u32) -> u32 {
     let time = unit / u.p.kv_heads * u.p.time + query / u.p.group;
-    return (time * u.p.kv_heads * u.p.group + query_head(unit, query)) * u.p.dim;
+    return time * step + query_head(unit, query) * u.p.dim;
 }
 
-fn key_start(unit: u32, key: u32) -> u32 {
-    return ((unit / u.p.kv_heads * u.p.keys + key) * u.p.kv_heads + unit % u.p.kv_heads) * u.p.dim;
+fn key_start(unit: u32, key: u32, step: u32) -> u32 {
+    return (unit / u.p.kv_heads * u.p.keys + key) * step + unit % u.p.kv_heads * u.p.dim;
 }
 
 // Where a query's lse is: [batch, heads, time].
@@ -96,18 +102,19 @@ fn term_count() -> u32 {
     return select(u.p.keys, queries(), KEY_ROWS == 1u);
 }
 
-fn row_start(unit: u32, row: u32) -> u32 {
+fn row_start(unit: u32, row: u32, step: u32) -> u32 {
     if (KEY_ROWS == 1u) {
-        return key_start(unit, row);
+        return key_start(unit, row, step);
     }
-    return query_start(unit, row);
+    return query_start(unit, row, step);
 }
 
-fn term_start(unit: u32, term: u32) -> u32 {
+fn term_start(unit: u32, term: u32, second: bool) -> u32 {
+    let step = select(u.p.right_step, u.p.right2_step, second);
     if (KEY_ROWS == 1u) {
-        return query_start(unit, term);
+        return query_start(unit, term, step);
     }
-    return key_start(unit, term);
+    return key_start(unit, term, step);
 }
 
 // The end of the keys that a query sees with causal; it sees the last `window` of them.
@@ -266,8 +273,8 @@ fn products(second: bool, p: Place, term: u32, lane: u32) -> Scores {
     let quad = lane % 4u;
     let has_row = p.row + line < row_count();
     let has_term = line < TERMS && term + line < term_count();
-    let row_at = row_start(p.unit, p.row + line);
-    let term_at = term_start(p.unit, term + line);
+    let row_at = row_start(p.unit, p.row + line, select(u.p.left_step, u.p.left2_step, second));
+    let term_at = term_start(p.unit, term + line, second);
     let y = lane / FOURS;
     let x = lane % FOURS;
     var s = Scores();
@@ -305,7 +312,8 @@ fn weighted(second: bool, p: Place, chunk: u32, term: u32, limits: Limits, lane:
     workgroupBarrier();
     for (var line = y; line < TERMS; line += ROWS / 4u) {
         tile[STAGE + line * FOURS + x] =
-            term_load(second, line < count, term_start(p.unit, term + line), p.column + chunk * COLUMNS + 4u * x);
+            term_load(
+                second, line < count, term_start(p.unit, term + line, second), p.column + chunk * COLUMNS + 4u * x);
     }
     workgroupBarrier();
     var c0 = vec4<f32>();
@@ -358,11 +366,12 @@ fn put_rows(second: bool, p: Place, lane: u32, chunk0: mat4x4<f32>, chunk1: mat4
         return;
     }
     let rows = min(4u, row_count() - row);
+    let step = select(u.p.out_step, u.p.out2_step, second);
     var m = chunk0;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let column = p.column + chunk * COLUMNS + 4u * (lane % FOURS);
         for (var i = 0u; i < rows && column < u.p.dim; i++) {
-            put_four(second, row_start(p.unit, row + i) + column, min(4u, u.p.dim - column), m[i]);
+            put_four(second, row_start(p.unit, row + i, step) + column, min(4u, u.p.dim - column), m[i]);
         }
         m = chunk1;
     }
@@ -513,12 +522,13 @@ fn deltas(group: u32, lane: u32) {
         return;
     }
     let unit = item / queries();
-    let start = query_start(unit, item % queries());
+    let dy_at = query_start(unit, item % queries(), u.p.left2_step);
+    let y_at = query_start(unit, item % queries(), u.p.right2_step);
     var sum = 0.0;
     var total = 0.0;
     for (var d = 0u; d < u.p.dim; d += 4u) {
-        let dy = row_load(true, true, start, d);
-        let y = term_load(true, true, start, d);
+        let dy = row_load(true, true, dy_at, d);
+        let y = term_load(true, true, y_at, d);
         sum = fma(dy.x, y.x, sum);
         sum = fma(dy.y, y.y, sum);
         sum = fma(dy.z, y.z, sum);

@@ -173,12 +173,12 @@ inline bool is_finite(Block b) {
 
 // The same of only those terms that each row sees, where one of the others may not be finite. The staged rows are no
 // longer there.
-inline Block seen_weighted(thread const Call &c, Float right, thread const Place &p, uint column, uint term,
+inline Block seen_weighted(thread const Call &c, Rows right, thread const Place &p, uint column, uint term,
                            uint count) {
     Block sum = zero_block();
     for (uint k = 0; k < count; k++) {
         float4 w = c.shared->weights[weight_slot(k, p.y)];
-        float4 v = load_four(c, right, true, term_start(c, p.unit, term + k), column + 4 * p.x);
+        float4 v = term_four(c, right, p.unit, true, term + k, column + 4 * p.x);
         for (uint i = 0; i < 4; i++) {
             if (sees(p, i, term + k)) {
                 sum.v[i] = fma(float4(w[i]), v, sum.v[i]);
@@ -197,15 +197,18 @@ inline void matrix_deltas(thread const Call &c) {
     uint line = c.lane / 4;
     uint quad = c.lane % 4;
     bool valid = first + line < count;
-    uint start = query_start(c, (first + line) / queries(c), (first + line) % queries(c));
+    uint unit = (first + line) / queries(c);
+    uint query = (first + line) % queries(c);
+    uint dy_at = query_start(c, unit, query, c.p.left2_step);
+    uint y_at = query_start(c, unit, query, c.p.right2_step);
     uint own_line = c.lane / SIMD_THREADS * EDGE;
     bool inside = first + own_line < count;
     simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     simdgroup_float8x8 total = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (uint d = 0; d < c.p.dim; d += DEPTH) {
         wait_for_all();
-        stage[line_slot(line, quad)] = load_four(c, c.left2, valid, start, d + 4 * quad);
-        stage[STAGE_RIGHT + line_slot(line, quad)] = load_four(c, c.right2, valid, start, d + 4 * quad);
+        stage[line_slot(line, quad)] = load_four(c, c.left2, valid, dy_at, d + 4 * quad);
+        stage[STAGE_RIGHT + line_slot(line, quad)] = load_four(c, c.right2, valid, y_at, d + 4 * quad);
         wait_for_all();
         for (uint depth = 0; inside && depth < min(c.p.dim - d, DEPTH); depth += EDGE) {
             simdgroup_float8x8 dy = matrix_at(stage + line_slot(own_line, depth / 4));

@@ -26,6 +26,8 @@ struct Params {
     uint head_sets;
     uint heads;
     uint head_dim;
+    uint y_step; // elements from one time's heads to the next one's
+    uint x_step;
     uint pairs; // of a head
     uint time;
     uint table_rows;
@@ -48,65 +50,65 @@ inline float4 second_of(float4 a, float4 b, float4 cosine, float4 sine) {
     return fma(sine, a, b * cosine);
 }
 
-// Pairs i to i + 3 of the head that begins at `head`.
-inline void rotate_four(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+// Pairs i to i + 3 of the head that begins at `x_head` in x and at `y_head` in y.
+inline void rotate_four(thread const Call &c, uint x_head, uint y_head, uint i, float4 cosine, float4 sine) {
     if (INTERLEAVED) {
-        float4 near = c.x.four(head + 2 * i);
-        float4 far = c.x.four(head + 2 * i + 4);
+        float4 near = c.x.four(x_head + 2 * i);
+        float4 far = c.x.four(x_head + 2 * i + 4);
         float4 a = float4(near.x, near.z, far.x, far.z);
         float4 b = float4(near.y, near.w, far.y, far.w);
         float4 first = first_of(a, b, cosine, sine);
         float4 second = second_of(a, b, cosine, sine);
-        c.y.set_four(head + 2 * i, float4(first.x, second.x, first.y, second.y));
-        c.y.set_four(head + 2 * i + 4, float4(first.z, second.z, first.w, second.w));
+        c.y.set_four(y_head + 2 * i, float4(first.x, second.x, first.y, second.y));
+        c.y.set_four(y_head + 2 * i + 4, float4(first.z, second.z, first.w, second.w));
     } else {
-        float4 a = c.x.four(head + i);
-        float4 b = c.x.four(head + c.p.pairs + i);
-        c.y.set_four(head + i, first_of(a, b, cosine, sine));
-        c.y.set_four(head + c.p.pairs + i, second_of(a, b, cosine, sine));
+        float4 a = c.x.four(x_head + i);
+        float4 b = c.x.four(x_head + c.p.pairs + i);
+        c.y.set_four(y_head + i, first_of(a, b, cosine, sine));
+        c.y.set_four(y_head + c.p.pairs + i, second_of(a, b, cosine, sine));
     }
 }
 
 // The same where fewer than four pairs are left. Halves of an odd number of pairs are not stored in twos (the host then
 // gives run 1), and of an even number two are left.
-inline void rotate_last(thread const Call &c, uint head, uint i, float4 cosine, float4 sine) {
+inline void rotate_last(thread const Call &c, uint x_head, uint y_head, uint i, float4 cosine, float4 sine) {
     uint left = c.p.pairs - i;
     float4 a = float4(0.0f);
     float4 b = float4(0.0f);
     for (uint k = 0; k < left; k++) {
         if (INTERLEAVED) {
-            float2 pair = c.x.two(head + 2 * (i + k));
+            float2 pair = c.x.two(x_head + 2 * (i + k));
             a[k] = pair.x;
             b[k] = pair.y;
         } else {
-            a[k] = c.x.at(head + i + k);
-            b[k] = c.x.at(head + c.p.pairs + i + k);
+            a[k] = c.x.at(x_head + i + k);
+            b[k] = c.x.at(x_head + c.p.pairs + i + k);
         }
     }
     float4 first = first_of(a, b, cosine, sine);
     float4 second = second_of(a, b, cosine, sine);
     if (!INTERLEAVED && left == 2) {
-        c.y.set_two(head + i, first.xy);
-        c.y.set_two(head + c.p.pairs + i, second.xy);
+        c.y.set_two(y_head + i, first.xy);
+        c.y.set_two(y_head + c.p.pairs + i, second.xy);
         return;
     }
     for (uint k = 0; k < left; k++) {
         if (INTERLEAVED) {
-            c.y.set_two(head + 2 * (i + k), float2(first[k], second[k]));
+            c.y.set_two(y_head + 2 * (i + k), float2(first[k], second[k]));
         } else {
-            c.y.set(head + i + k, first[k]);
-            c.y.set(head + c.p.pairs + i + k, second[k]);
+            c.y.set(y_head + i + k, first[k]);
+            c.y.set(y_head + c.p.pairs + i + k, second[k]);
         }
     }
 }
 
-inline void rotate_pairs(thread const Call &c, uint start, uint heads, uint i, uint position) {
+inline void rotate_pairs(thread const Call &c, uint x_head, uint y_head, uint heads, uint i, uint position) {
     uint row = position * c.p.pairs + i;
     if (i + 4 <= c.p.pairs) {
         float4 cosine = c.cosine.four(row);
         float4 sine = c.sine.four(row) * c.p.sign;
         for (uint head = 0; head < heads; head++) {
-            rotate_four(c, start + head * c.p.head_dim, i, cosine, sine);
+            rotate_four(c, x_head + head * c.p.head_dim, y_head + head * c.p.head_dim, i, cosine, sine);
         }
         return;
     }
@@ -117,18 +119,18 @@ inline void rotate_pairs(thread const Call &c, uint start, uint heads, uint i, u
         sine[k] = c.sine.at(row + k) * c.p.sign;
     }
     for (uint head = 0; head < heads; head++) {
-        rotate_last(c, start + head * c.p.head_dim, i, cosine, sine);
+        rotate_last(c, x_head + head * c.p.head_dim, y_head + head * c.p.head_dim, i, cosine, sine);
     }
 }
 
-inline void copy_rest(thread const Call &c, uint start, uint heads, uint begin) {
+inline void copy_rest(thread const Call &c, uint x_head, uint y_head, uint heads, uint begin) {
     uint end = min(begin + 8, c.p.head_dim);
-    for (uint head = start; head < start + heads * c.p.head_dim; head += c.p.head_dim) {
+    for (uint head = 0; head < heads * c.p.head_dim; head += c.p.head_dim) {
         for (uint e = begin; e < end; e += 2) {
             if (e + 1 < end) {
-                c.y.set_two(head + e, c.x.two(head + e));
+                c.y.set_two(y_head + head + e, c.x.two(x_head + head + e));
             } else {
-                c.y.set(head + e, c.x.at(head + e));
+                c.y.set(y_head + head + e, c.x.at(x_head + head + e));
             }
         }
     }
@@ -156,12 +158,13 @@ inline void rotate_heads(thread const Call &c) {
             return;
         }
     }
-    uint start = (row * c.p.heads + head) * c.p.head_dim;
+    uint x_head = row * c.p.x_step + head * c.p.head_dim;
+    uint y_head = row * c.p.y_step + head * c.p.head_dim;
     uint heads = min(c.p.heads - head, HEADS);
     if (task < c.p.rotating) {
-        rotate_pairs(c, start, heads, 4 * task, position);
+        rotate_pairs(c, x_head, y_head, heads, 4 * task, position);
     } else {
-        copy_rest(c, start, heads, 2 * c.p.pairs + 8 * (task - c.p.rotating));
+        copy_rest(c, x_head, y_head, heads, 2 * c.p.pairs + 8 * (task - c.p.rotating));
     }
 }
 

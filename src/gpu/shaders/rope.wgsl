@@ -25,6 +25,8 @@ struct Params {
     head_sets: u32,
     heads: u32,
     head_dim: u32,
+    y_step: u32, // elements from one time's heads to the next one's
+    x_step: u32,
     pairs: u32, // of a head
     time: u32,
     table_rows: u32,
@@ -46,65 +48,65 @@ fn y_four_set(i: u32, v: vec4<f32>) {
     y_set_two(i + 2u, v.zw);
 }
 
-// Pairs i to i + 3 of the head that begins at `head`.
-fn rotate_four(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
+// Pairs i to i + 3 of the head that begins at `x_head` in x and at `y_head` in y.
+fn rotate_four(x_head: u32, y_head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
     if (INTERLEAVED == 1u) {
-        let near = x_four(head + 2u * i);
-        let far = x_four(head + 2u * i + 4u);
+        let near = x_four(x_head + 2u * i);
+        let far = x_four(x_head + 2u * i + 4u);
         let a = vec4<f32>(near.xz, far.xz);
         let b = vec4<f32>(near.yw, far.yw);
         let first = first_of(a, b, cosine, sine);
         let second = second_of(a, b, cosine, sine);
-        y_four_set(head + 2u * i, vec4<f32>(first.x, second.x, first.y, second.y));
-        y_four_set(head + 2u * i + 4u, vec4<f32>(first.z, second.z, first.w, second.w));
+        y_four_set(y_head + 2u * i, vec4<f32>(first.x, second.x, first.y, second.y));
+        y_four_set(y_head + 2u * i + 4u, vec4<f32>(first.z, second.z, first.w, second.w));
     } else {
-        let a = x_four(head + i);
-        let b = x_four(head + u.p.pairs + i);
-        y_four_set(head + i, first_of(a, b, cosine, sine));
-        y_four_set(head + u.p.pairs + i, second_of(a, b, cosine, sine));
+        let a = x_four(x_head + i);
+        let b = x_four(x_head + u.p.pairs + i);
+        y_four_set(y_head + i, first_of(a, b, cosine, sine));
+        y_four_set(y_head + u.p.pairs + i, second_of(a, b, cosine, sine));
     }
 }
 
 // The same where fewer than four pairs are left. Halves of an odd number of pairs are not stored in twos (the host then
 // gives run 1), and of an even number two are left.
-fn rotate_last(head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
+fn rotate_last(x_head: u32, y_head: u32, i: u32, cosine: vec4<f32>, sine: vec4<f32>) {
     let left = u.p.pairs - i;
     var a = vec4<f32>();
     var b = vec4<f32>();
     for (var k = 0u; k < left; k++) {
         if (INTERLEAVED == 1u) {
-            let pair = x_two(head + 2u * (i + k));
+            let pair = x_two(x_head + 2u * (i + k));
             a[k] = pair.x;
             b[k] = pair.y;
         } else {
-            a[k] = x_at(head + i + k);
-            b[k] = x_at(head + u.p.pairs + i + k);
+            a[k] = x_at(x_head + i + k);
+            b[k] = x_at(x_head + u.p.pairs + i + k);
         }
     }
     let first = first_of(a, b, cosine, sine);
     let second = second_of(a, b, cosine, sine);
     if (INTERLEAVED == 0u && left == 2u) {
-        y_set_two(head + i, first.xy);
-        y_set_two(head + u.p.pairs + i, second.xy);
+        y_set_two(y_head + i, first.xy);
+        y_set_two(y_head + u.p.pairs + i, second.xy);
         return;
     }
     for (var k = 0u; k < left; k++) {
         if (INTERLEAVED == 1u) {
-            y_set_two(head + 2u * (i + k), vec2<f32>(first[k], second[k]));
+            y_set_two(y_head + 2u * (i + k), vec2<f32>(first[k], second[k]));
         } else {
-            y_set(head + i + k, first[k]);
-            y_set(head + u.p.pairs + i + k, second[k]);
+            y_set(y_head + i + k, first[k]);
+            y_set(y_head + u.p.pairs + i + k, second[k]);
         }
     }
 }
 
-fn rotate_pairs(start: u32, heads: u32, i: u32, position: u32) {
+fn rotate_pairs(x_head: u32, y_head: u32, heads: u32, i: u32, position: u32) {
     let row = position * u.p.pairs + i;
     if (i + 4u <= u.p.pairs) {
         let cosine = cosine_four(row);
         let sine = sine_four(row) * u.p.sign;
         for (var head = 0u; head < heads; head++) {
-            rotate_four(start + head * u.p.head_dim, i, cosine, sine);
+            rotate_four(x_head + head * u.p.head_dim, y_head + head * u.p.head_dim, i, cosine, sine);
         }
         return;
     }
@@ -115,18 +117,18 @@ fn rotate_pairs(start: u32, heads: u32, i: u32, position: u32) {
         sine[k] = sine_at(row + k) * u.p.sign;
     }
     for (var head = 0u; head < heads; head++) {
-        rotate_last(start + head * u.p.head_dim, i, cosine, sine);
+        rotate_last(x_head + head * u.p.head_dim, y_head + head * u.p.head_dim, i, cosine, sine);
     }
 }
 
-fn copy_rest(start: u32, heads: u32, begin: u32) {
+fn copy_rest(x_head: u32, y_head: u32, heads: u32, begin: u32) {
     let end = min(begin + 8u, u.p.head_dim);
-    for (var head = start; head < start + heads * u.p.head_dim; head += u.p.head_dim) {
+    for (var head = 0u; head < heads * u.p.head_dim; head += u.p.head_dim) {
         for (var e = begin; e < end; e += 2u) {
             if (e + 1u < end) {
-                y_set_two(head + e, x_two(head + e));
+                y_set_two(y_head + head + e, x_two(x_head + head + e));
             } else {
-                y_set(head + e, x_at(head + e));
+                y_set(y_head + head + e, x_at(x_head + head + e));
             }
         }
     }
@@ -154,11 +156,12 @@ fn rotate_heads(group: u32, lane: u32) {
             return;
         }
     }
-    let start = (row * u.p.heads + head) * u.p.head_dim;
+    let x_head = row * u.p.x_step + head * u.p.head_dim;
+    let y_head = row * u.p.y_step + head * u.p.head_dim;
     let heads = min(u.p.heads - head, HEADS);
     if (task < u.p.rotating) {
-        rotate_pairs(start, heads, 4u * task, position);
+        rotate_pairs(x_head, y_head, heads, 4u * task, position);
     } else {
-        copy_rest(start, heads, 2u * u.p.pairs + 8u * (task - u.p.rotating));
+        copy_rest(x_head, y_head, heads, 2u * u.p.pairs + 8u * (task - u.p.rotating));
     }
 }

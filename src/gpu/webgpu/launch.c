@@ -46,7 +46,18 @@ static bool buffer_is_written(const gpu_launch *l, const range *ranges, int coun
     return false;
 }
 
-/* One window for as much of a buffer as a binding holds; windows of one buffer do not overlap. */
+/*
+ * The end of range i and of those after it that overlap it or each other, as tensors do whose rows lie between each
+ * other's: of a buffer that is written they must share a window. Where no binding holds so much, only that of range i.
+ */
+static uint64_t end_of_overlap(const range *ranges, int count, int i, uint64_t max_bytes) {
+    uint64_t end = ranges[i].end;
+    for (int k = i + 1; k < count && ranges[k].of == ranges[i].of && ranges[k].begin < end; k++)
+        if (ranges[k].end > end) end = ranges[k].end;
+    return end - ranges[i].begin <= max_bytes ? end : ranges[i].end;
+}
+
+/* One window for as much of a buffer as a binding holds; windows of one buffer that is written do not overlap. */
 static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_view *view) {
     webgpu_state *state = webgpu_of(device);
     range ranges[GPU_MAX_OPERANDS];
@@ -59,8 +70,8 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
         const range *r = &ranges[i];
         webgpu_window *w = view->windows ? &view->window[view->windows - 1] : NULL;
         bool written = buffer_is_written(l, ranges, count, r->of);
-        uint64_t begin = r->begin;
-        if (w && w->of == r->of && r->end - w->begin <= max_bytes) {
+        uint64_t begin = r->begin, end = written ? end_of_overlap(ranges, count, i, max_bytes) : r->end;
+        if (w && w->of == r->of && end - w->begin <= max_bytes) {
             if (r->end - w->begin > w->bytes) w->bytes = r->end - w->begin;
         } else {
             if (r->end - begin > max_bytes) {
@@ -70,11 +81,10 @@ static vjp_status make_windows(vjp_device *device, const gpu_launch *l, webgpu_v
                 return gpu_refuse(device, l, VJP_UNSUPPORTED, what, l->operand[r->operand].label);
             }
             if (w && w->of == r->of && written && w->begin + w->bytes > begin)
-                return gpu_refuse(
-                    device, l, VJP_UNSUPPORTED,
-                    "shares 256 bytes with another tensor of an arena that is larger than this device binds at "
-                    "once: put it on a multiple of 256",
-                    l->operand[r->operand].label);
+                return gpu_refuse(device, l, VJP_UNSUPPORTED,
+                                  "shares 256 bytes with another tensor, or lies between its rows, and this device "
+                                  "cannot bind both at once: put it on a multiple of 256, or pack the rows",
+                                  l->operand[r->operand].label);
             if (view->windows == max_windows)
                 return gpu_refuse(device, l, VJP_UNSUPPORTED, "is one tensor too many in a buffer of its own",
                                   l->operand[r->operand].label);
