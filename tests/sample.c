@@ -226,6 +226,42 @@ void call_free(call *made) {
     made->block = NULL;
 }
 
+/* Makes the block longer; the tensors move with it. */
+static bool grow(call *made, size_t bytes) {
+    unsigned char *block = aligned_alloc(64, made->block_bytes + bytes);
+    if (!block) return false;
+    memcpy(block, made->block, made->block_bytes);
+    memset(block + made->block_bytes, 0xa5, bytes);
+    for (size_t i = 0; i < made->count; i++)
+        made->tensor[i].data = block + ((unsigned char *)made->tensor[i].data - made->block);
+    free(made->block);
+    made->block = block;
+    made->block_bytes += bytes;
+    return true;
+}
+
+void call_set_step(vjp_tensor *tensor, int64_t step) {
+    for (int i = tensor->ndim - 3; i >= 0; i--) {
+        tensor->stride[i] = step;
+        step *= tensor->shape[i];
+    }
+}
+
+bool call_spread(call *made, size_t slot, int64_t gap) {
+    vjp_tensor *tensor = &made->tensor[slot];
+    size_t bytes = call_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype), begin = made->block_bytes;
+    if (!(made->info->pass[made->pass].slots[slot].flags & VJP_SLOT_ROWS) || tensor->ndim < 3 || !bytes) return false;
+    const int64_t *shape = &tensor->shape[tensor->ndim - 2];
+    size_t row = (size_t)(shape[0] * shape[1]) * size, step = row + (size_t)gap * size, rows = bytes / row;
+    if (!grow(made, (rows * step + 63) / 64 * 64 + SAMPLE_GUARD)) return false;
+    memset(made->block + begin, 0xff, (rows - 1) * step + row);
+    for (size_t i = 0; i < rows; i++)
+        memcpy(made->block + begin + i * step, (unsigned char *)tensor->data + i * row, row);
+    tensor->data = made->block + begin;
+    call_set_step(tensor, shape[0] * shape[1] + gap);
+    return true;
+}
+
 vjp_status call_run(vjp_device *device, const call *made) {
     return vjp_call(device, made->op, made->pass, made->pointer, made->count, made->attributes);
 }

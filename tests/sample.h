@@ -59,6 +59,15 @@ void call_free(call *made);
 
 vjp_status call_run(vjp_device *device, const call *made);
 
+/*
+ * Puts the rows of a slot `gap` elements apart, into new memory at the end of the block, NaN between them. False, and
+ * nothing is changed, where the slot takes no such rows or has none.
+ */
+bool call_spread(call *made, size_t slot, int64_t gap);
+
+/* Sets the strides for rows that lie `step` elements apart. */
+void call_set_step(vjp_tensor *tensor, int64_t step);
+
 /* The slot of that name, or -1. */
 int call_slot(const call *made, const char *name);
 

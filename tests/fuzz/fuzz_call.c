@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Random calls through vjp_call(), on cpu and ref: ops, passes, shapes, attributes, dtypes, NULLs, overlaps, flags,
- * offsets, strange numbers. Bytes choose shapes that make sense first, and then up to four things that may not.
+ * offsets, strange numbers, rows that lie apart. Bytes choose shapes that make sense first, and then up to four things
+ * that may not.
  *
  * What must hold: nothing crashes; a refused call changes no byte; an accepted one changes its outputs only; cpu and
  * ref give the same status; and the same numbers, loosely (`vjp check` tests accuracy), where nothing strange was put
@@ -229,7 +230,22 @@ static sample take_sample(choices *in, const char *op) {
 
 enum { OVERFLOWS = -1 };
 
-/* Bytes of a tensor; OVERFLOWS when its form alone must be refused. */
+/* Elements of a row and from one to the next: of a tensor whose rows do not lie apart, all of it. */
+typedef struct row_layout {
+    int64_t row, step;
+} row_layout;
+
+static row_layout rows_of(const vjp_tensor *t, int64_t count) {
+    if (t->ndim < 3 || !count) return (row_layout){count, count};
+    int64_t row = t->shape[t->ndim - 2] * t->shape[t->ndim - 1], step = vjp_row_step(t);
+    return step > row ? (row_layout){row, step} : (row_layout){count, count};
+}
+
+static int64_t elements_of(const vjp_tensor *t) {
+    return (int64_t)(call_bytes(t) / vjp_dtype_size((vjp_dtype)t->dtype));
+}
+
+/* Bytes from a tensor's beginning to its end; OVERFLOWS when its form alone must be refused. */
 static int64_t claimed_bytes(const vjp_tensor *t) {
     int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)t->dtype), count = 1;
     if (!size || t->ndim < 0 || t->ndim > VJP_MAX_DIMS || !vjp_sizes_fit(t->ndim, t->shape)) return OVERFLOWS;
@@ -237,7 +253,12 @@ static int64_t claimed_bytes(const vjp_tensor *t) {
         if (t->shape[i] < 0) return OVERFLOWS;
         count *= t->shape[i];
     }
-    return count * size;
+    row_layout rows = rows_of(t, count);
+    int64_t bytes = 0;
+    if (count && __builtin_mul_overflow(count / rows.row - 1, rows.step, &bytes)) return OVERFLOWS;
+    if (__builtin_add_overflow(bytes, rows.row, &bytes) || __builtin_mul_overflow(bytes, size, &bytes))
+        return OVERFLOWS;
+    return bytes;
 }
 
 static bool lies_inside(const call *made, const vjp_tensor *t, int64_t bytes) {
@@ -306,7 +327,7 @@ static bool make_strange(call *made, choices *in) {
         double value = take_number(in);
         bool whole = t->dtype == VJP_I32 || t->dtype == VJP_I64;
         if (whole) value = (double)(int32_t)take_strange(in);
-        if (inside) call_put(t, choose(in, 256) % (bytes / (int64_t)vjp_dtype_size((vjp_dtype)t->dtype)), value);
+        if (inside) call_put(t, choose(in, 256) % elements_of(t), value);
         return true;
     }
     case 12: { /* an attribute */
@@ -324,6 +345,22 @@ static bool make_strange(call *made, choices *in) {
                 made->tensor[i].flags = VJP_ACCUMULATE;
         return false;
     }
+}
+
+/*
+ * Rows that lie apart; and perhaps those of another slot at the same distance, begun somewhere between or upon them.
+ * Returns as make_strange().
+ */
+static bool spread(call *made, choices *in) {
+    size_t slot = choose(in, (uint32_t)made->count), other = choose(in, (uint32_t)made->count);
+    int64_t gap = 1 + (int64_t)choose(in, 40);
+    if (!call_spread(made, slot, gap) || !choose(in, 2) || other == slot) return false;
+    vjp_tensor *t = &made->tensor[slot], *u = &made->tensor[other];
+    if (u->ndim != t->ndim || u->dtype != t->dtype) return false;
+    call_set_step(u, vjp_row_step(t));
+    size_t size = vjp_dtype_size((vjp_dtype)t->dtype);
+    u->data = (unsigned char *)t->data + choose(in, (uint32_t)vjp_row_step(t)) * size;
+    return true;
 }
 
 /* ---- The checks -------------------------------------------------------------------------------------- */
@@ -363,10 +400,19 @@ static void poison(const call *made, bool on) {
     }
     __asan_poison_memory_region(made->block, made->block_bytes);
     for (size_t i = 0; i < made->count; i++)
-        __asan_unpoison_memory_region(made->tensor[i].data, call_bytes(&made->tensor[i]));
+        __asan_unpoison_memory_region(made->tensor[i].data, (size_t)claimed_bytes(&made->tensor[i]));
 #else
     (void)made, (void)on;
 #endif
+}
+
+/* Whether a byte of the block belongs to an element of the tensor. */
+static bool covers(const call *made, const vjp_tensor *t, size_t at) {
+    size_t begin = (size_t)((unsigned char *)t->data - made->block) + t->offset;
+    if (at < begin || at - begin >= (size_t)claimed_bytes(t)) return false;
+    size_t size = vjp_dtype_size((vjp_dtype)t->dtype);
+    row_layout rows = rows_of(t, elements_of(t));
+    return (at - begin) % ((size_t)rows.step * size) < (size_t)rows.row * size;
 }
 
 /* Every byte that no output covers is as it was. */
@@ -377,9 +423,7 @@ static bool only_outputs_changed(const call *made, const unsigned char *before) 
         bool covered = false;
         for (size_t i = 0; i < outputs; i++) {
             const vjp_tensor *t = made->pointer[i];
-            if (!t || !t->data) continue;
-            size_t begin = (size_t)((unsigned char *)t->data - made->block) + t->offset;
-            covered = covered || (at >= begin && at < begin + call_bytes(t));
+            if (t && t->data) covered = covered || covers(made, t, at);
         }
         if (!covered) return false;
     }
@@ -407,12 +451,14 @@ static void compare(const call *made, const unsigned char *other) {
         if (!t || !t->data) continue;
         vjp_tensor twin = *t;
         twin.data = (void *)(other + ((unsigned char *)t->data - made->block));
-        int64_t count = (int64_t)(call_bytes(t) / vjp_dtype_size((vjp_dtype)t->dtype));
+        int64_t count = elements_of(t);
+        row_layout rows = rows_of(t, count);
         double largest = 0;
         for (int64_t k = 0; k < count; k++)
-            largest = fmax(largest, fabs(call_get(&twin, k)));
+            largest = fmax(largest, fabs(call_get(&twin, k / rows.row * rows.step + k % rows.row)));
         for (int64_t k = 0; k < count; k++) {
-            double have = call_get(t, k), want = call_get(&twin, k);
+            int64_t at = k / rows.row * rows.step + k % rows.row;
+            double have = call_get(t, at), want = call_get(&twin, at);
             if (!(fabs(have - want) <= 0.03 * (0.1 + largest)) && !(isnan(have) && isnan(want)) && have != want) {
                 fprintf(stderr, "%s[%lld] is %g, ref has %g\n", made->info->pass[made->pass].slots[i].name,
                         (long long)k, have, want);
@@ -469,6 +515,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool limited = from.index_limit > 0; /* no index fits an empty table */
     for (uint32_t n = choose(&in, 5); n > 0; n--)
         strange = make_strange(&made, &in) || strange;
+    if (!strange && choose(&in, 3)) strange = spread(&made, &in);
     if (is_fair(&made)) {
         unsigned char *before = malloc(made.block_bytes), *after = malloc(made.block_bytes);
         memcpy(before, made.block, made.block_bytes);
