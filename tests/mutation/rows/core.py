@@ -23,4 +23,10 @@
     ("system: what is in a folder is not removed", "test test_system",
      [("src/core/system_posix.c", "nftw(path, remove_one, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);",
        "nftw(path, remove_one, OPEN_FOLDERS, FTW_PHYS);")]),
+    ("core: rows of one output may meet those of another", "test test_refusals",
+     [("src/core/call.c", "apart >= row[0] && apart + row[1] <= step[0]", "apart >= row[0]")]),
+    ("core: rows that lie apart need not follow at one distance", "test test_refusals",
+     [("src/core/call.c", "           follow(tensor, 0, axes, step);", "           axes > 0;")]),
+    ("core: a kernel that does not take rows apart gets them", "test test_backend",
+     [("src/core/call.c", "    status = check_rows(work, *kernel);", "    status = VJP_OK;")]),
 ]

@@ -61,4 +61,11 @@
      [("src/cpu/attention/attention_tile.h", "int64_t from = vjp_min(from_of(t, i), seen);", "int64_t from = 0;")]),
     ("attention: a NaN after a window reaches the keys before it", "check attention",
      [("src/cpu/attention/attention_tile.h", "vjp_max(first, end_to_see(t, i + count - 1));", "t->rows;")]),
+    ("attention: rows of keys that lie apart are read as packed", "check attention",
+     [("src/cpu/attention/attention_units.h", "int64_t step = vjp_step(work, slot);",
+       "int64_t step = s->kv_heads * s->dim + 0 * vjp_step(work, slot);")]),
+    ("rope: the rows of y are as far apart as those of x", "check rope",
+     [("src/cpu/attention/rope.c", ".y_step = vjp_step(work, ROPE_Y)", ".y_step = vjp_step(work, ROPE_X)")]),
+    ("rope: rows at odd distances are streamed", "test test_core",
+     [("src/cpu/attention/rope.c", "call.y_step % LANES == 0 && ", "")]),
 ]
