@@ -9,8 +9,8 @@
  * needs these headers and nothing else: it calls vjp's functions through `host`. tests/outside_backend.c is a complete
  * example.
  *
- * A kernel need not check its arguments: vjp has checked the call against the op's table, so present tensors are
- * packed, aligned, of the right dtype and shape, and overlap only where the table allows.
+ * A kernel need not check its arguments: vjp has checked the call against the op's table, so present tensors are packed
+ * (VJP_TAKES_ROWS says where not), aligned, of the right dtype and shape, and overlap only where the table allows.
  */
 #ifndef VJP_BACKEND_H
 #define VJP_BACKEND_H

@@ -155,9 +155,9 @@ int cli_check(int argc, char **argv) {
         .name = "check",
         .usage = "check [OP] [--device D] [--dtype T] [--seed N] [--quick]",
         .about = "Compares a device with ref in f64, and ref with central differences, for one op or all: odd sizes,\n"
-                 "every option, outputs alone and in place, += twice, adversarial inputs. Also checks algebraic\n"
-                 "properties of the results; on the cpu, that their bits do not depend on threads or instruction set;\n"
-                 "on a GPU, that they are the same from run to run.\n"
+                 "every option, outputs alone and in place, rows that lie apart, += twice, adversarial inputs. Also\n"
+                 "checks algebraic properties of the results; on the cpu, that their bits do not depend on threads\n"
+                 "or instruction set; on a GPU, that they are the same from run to run.\n"
                  "Prints one line per output with the worst of its cases, and every failure; exits with 1 on failure.",
         .more =
             "Fields with --json, one line per output and case: op, pass, output, dtype, device, case, error, bound,\n"

@@ -58,13 +58,11 @@ static bool is_output(const vjp_slot *slot) {
     return slot->flags & VJP_SLOT_OUTPUT;
 }
 
-/* "output, optional, may add; in place of dy or x": how a slot may be used. */
+/* "output, rows, accumulates, in place of dy or x": how a slot may be used. */
 static const char *role_text(const vjp_pass_info *pass, const vjp_slot *slot, char text[CELL]) {
-    if (!is_output(slot)) {
-        snprintf(text, CELL, "input%s", slot->flags & VJP_SLOT_OPTIONAL ? ", optional" : "");
-        return text;
-    }
-    snprintf(text, CELL, "output%s", slot->flags & VJP_SLOT_ACCUMULATES ? ", accumulates" : "");
+    snprintf(text, CELL, "%s%s%s%s", is_output(slot) ? "output" : "input",
+             slot->flags & VJP_SLOT_OPTIONAL ? ", optional" : "", slot->flags & VJP_SLOT_ROWS ? ", rows" : "",
+             slot->flags & VJP_SLOT_ACCUMULATES ? ", accumulates" : "");
     const char *before = ", in place of ";
     for (size_t i = 0; i < pass->count; i++)
         if (slot->aliases >> i & 1) {
@@ -133,6 +131,7 @@ static void json_slot(const vjp_pass_info *pass, const vjp_slot *slot) {
     cli_json_text("shape", slot->shape);
     cli_json_text("dtype", kind_text(slot->kind));
     cli_json_boolean("optional", slot->flags & (VJP_SLOT_OPTIONAL | VJP_SLOT_OUTPUT));
+    cli_json_boolean("rows", slot->flags & VJP_SLOT_ROWS);
     if (is_output(slot)) {
         cli_json_boolean("accumulates", slot->flags & VJP_SLOT_ACCUMULATES);
         cli_json_array("in_place_of");
