@@ -364,6 +364,33 @@ bool array_is_packed(const array *a) {
     return packed;
 }
 
+/* Whether axes [from, to) follow each other when `expected` is the distance on the last of them, in bytes. */
+static bool follow(const array *a, int from, int to, int64_t expected) {
+    for (int i = to - 1; i >= from; i--) {
+        if (a->tensor.shape[i] != 1 && a->byte_stride[i] != expected) return false;
+        expected = (int64_t)((uint64_t)expected * (uint64_t)a->tensor.shape[i]); /* as in array_is_packed() */
+    }
+    return true;
+}
+
+/* Whether the rows, the last two axes, are packed and lie apart at one distance; the tensor then gets its strides. */
+static bool use_rows(array *a) {
+    vjp_tensor *tensor = &a->tensor;
+    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)tensor->dtype), step = 0;
+    int axes = tensor->ndim - 2;
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0) return false;
+    for (int i = 0; i < axes; i++)
+        if (tensor->shape[i] != 1) step = a->byte_stride[i];
+    if (axes < 1 || (uintptr_t)a->data % (size_t)size != 0 || step % size != 0) return false;
+    if (!follow(a, axes, tensor->ndim, size) || !follow(a, 0, axes, step)) return false;
+    if (step / size / tensor->shape[axes] / tensor->shape[axes + 1] < 1) return false; /* rows that meet */
+    for (int i = 0; i < axes; i++)
+        tensor->stride[i] = a->byte_stride[i] / size;
+    tensor->data = a->data;
+    return true;
+}
+
 /*
  * Whether two indices can name the same memory: the axes, from the smallest stride up, must each step over all that the
  * ones before them span. Refuses a few arrays whose elements interleave without meeting.
@@ -390,12 +417,13 @@ bool array_repeats_elements(const array *a) {
     return false;
 }
 
-vjp_status array_place(array *a, bool output, const char **problem) {
+vjp_status array_place(array *a, bool output, bool rows, const char **problem) {
     size_t bytes;
     if (array_is_packed(a)) {
         a->tensor.data = a->data;
         return VJP_OK;
     }
+    if (rows && use_rows(a)) return VJP_OK;
     *problem = "is too large: the product of its sizes overflows";
     if (!array_bytes(&a->tensor, &bytes)) return VJP_INVALID;
     *problem = "cannot be written: several of its elements share memory";
@@ -407,10 +435,10 @@ vjp_status array_place(array *a, bool output, const char **problem) {
     return VJP_OK;
 }
 
-bool array_pack(array *a, const char *function, const char *name, bool output) {
+bool array_pack(array *a, const char *function, const char *name, bool output, bool rows) {
     const char *problem = NULL;
     if (a->gpu >= 0) return gpu_pack(a, function, name, output);
-    vjp_status status = array_place(a, output, &problem);
+    vjp_status status = array_place(a, output, rows, &problem);
     if (status == VJP_OUT_OF_MEMORY)
         PyErr_NoMemory();
     else if (status != VJP_OK)

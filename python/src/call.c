@@ -171,12 +171,17 @@ static bool read_wanted(call *c) {
     return false;
 }
 
+/* The CPU's kernels take rows that lie apart; another device may not, and gets a copy. */
+static bool takes_rows(const call *c, int slot) {
+    return c->f->pass->slots[slot].flags & VJP_SLOT_ROWS && !call_extra(c, ARGUMENT_DEVICE);
+}
+
 static bool read_output(call *c, int slot, PyObject *object) {
     const char *name = c->f->pass->slots[slot].name;
     if (object == Py_None) return true;
     c->tensors[slot] = &c->arrays[slot].tensor;
     return array_read(object, c->f->name, name, true, &c->arrays[slot]) &&
-           array_pack(&c->arrays[slot], c->f->name, name, true);
+           array_pack(&c->arrays[slot], c->f->name, name, true, takes_rows(c, slot));
 }
 
 static bool read_out(call *c) {
@@ -295,7 +300,8 @@ static bool read_inputs(call *c) {
             continue;
         }
         c->tensors[first + i] = &a->tensor;
-        if (!array_read(value, f->name, slot->name, false, a) || !array_pack(a, f->name, slot->name, false))
+        if (!array_read(value, f->name, slot->name, false, a) ||
+            !array_pack(a, f->name, slot->name, false, takes_rows(c, first + i)))
             return false;
         if (!c->like) c->like = a;
     }

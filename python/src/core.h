@@ -106,7 +106,7 @@ typedef enum array_kind {
 
 /* A Python array as a tensor for the time of a call: array_read() or array_create(), then array_release(). */
 typedef struct array {
-    vjp_tensor tensor; /* packed: the array's own memory, or a copy of it */
+    vjp_tensor tensor; /* the array's own memory, or a packed copy of it */
     array_kind kind;
     bool has_buffer;
     Py_buffer buffer;
@@ -131,11 +131,12 @@ bool array_read(PyObject *object, const char *function, const char *name, bool o
 void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data);
 
 /*
- * Allocates a copy where the array is not packed or not aligned, which is all that the kernels take. array_place()
- * needs no GIL; *problem is the end of a sentence that begins with the array's name.
+ * Allocates a copy where the array is not packed or not aligned, which is all that the kernels take; with `rows` (of a
+ * slot with VJP_SLOT_ROWS) its rows may lie apart on the host. array_place() needs no GIL; *problem is the end of a
+ * sentence that begins with the array's name.
  */
-vjp_status array_place(array *a, bool output, const char **problem);
-bool array_pack(array *a, const char *function, const char *name, bool output);
+vjp_status array_place(array *a, bool output, bool rows, const char **problem);
+bool array_pack(array *a, const char *function, const char *name, bool output, bool rows);
 
 /* Whether the array's own memory is as the kernels need it, and whether two of its indices name the same memory. */
 bool array_is_packed(const array *a);

@@ -122,7 +122,7 @@ static PyObject *graph_constant(PyObject *module, PyObject *arguments) {
     array a;
     if (!PyArg_ParseTuple(arguments, "O&sO", graph_of, &graph, &name, &object)) return NULL;
     if (array_read(object, "constant", name, false, &a) && array_needs_host(&a, "constant", name) &&
-        array_pack(&a, "constant", name, false)) {
+        array_pack(&a, "constant", name, false, false)) {
         if (a.copy) array_copy_in(&a);
         result = made_value(graph, vjp_graph_constant(graph, name, (vjp_dtype)a.tensor.dtype, a.tensor.ndim,
                                                       a.tensor.shape, a.tensor.data));

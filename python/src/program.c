@@ -196,7 +196,7 @@ static PyObject *program_write(PyObject *module, PyObject *arguments) {
         Py_XDECREF(want);
         ok = false;
     }
-    ok = ok && array_pack(&a, "write", "the array", false) && array_bytes(&a.tensor, &bytes) && enter(p);
+    ok = ok && array_pack(&a, "write", "the array", false, false) && array_bytes(&a.tensor, &bytes) && enter(p);
     if (ok) {
         PyThreadState *unlocked = PyEval_SaveThread();
         if (a.copy) array_copy_in(&a);

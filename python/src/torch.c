@@ -171,7 +171,8 @@ static void read_tensor(torch_call *c, size_t slot, torch_tensor *handle) {
     array *a = &c->arrays[slot];
     const char *problem = NULL;
     array_view(a, dtype, (int)ndim, shape, strides, data);
-    if (array_place(a, false, &problem) != VJP_OK) fail(c, "%s: %s %s", f->name, name, problem);
+    bool rows = f->pass->slots[slot].flags & VJP_SLOT_ROWS;
+    if (array_place(a, false, rows, &problem) != VJP_OK) fail(c, "%s: %s %s", f->name, name, problem);
     c->tensors[slot] = &a->tensor;
 }
 

@@ -3,6 +3,7 @@
 nothing outside an output's own elements may be written."""
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -103,3 +104,40 @@ def test_shapes_that_do_not_fit_are_refused(shape, other, dtype):
         assert dtype is not np.float32 or len(other) > 8 or shape[len(shape) - len(other):] != other or len(other) > len(shape)
     else:
         assert dtype is np.float32 and y.shape == shape and (y == 2).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_one_array(dtype):
+    """q, k and v as slices of one array give the bits of packed copies, and so do gradients into slices of another."""
+    rng = np.random.default_rng(5)
+    together = rng.standard_normal((2, 5, 8, 6)).astype(dtype)
+    slices = together[:, :, :4], together[:, :, 4:6], together[:, :, 6:]
+    packed = [np.ascontiguousarray(s) for s in slices]
+    y, lse = vjp.attention(*slices)
+    for got, value in zip((y, lse), vjp.attention(*packed)):
+        assert bits(got) == bits(value)
+    gradients = np.full_like(together, 7)
+    out = gradients[:, :, :4], gradients[:, :, 4:6], gradients[:, :, 6:]
+    vjp.attention_backward(y, *slices, y, lse, out=out)
+    for got, value in zip(out, vjp.attention_backward(y, *packed, y, lse)):
+        assert bits(got) == bits(value)
+    angle = np.zeros((5, 3), dtype)
+    vjp.rope(slices[0], angle, angle + 1, out=slices[0])
+    assert bits(slices[0]) == bits(vjp.rope(packed[0], angle, angle + 1))
+    assert bits(slices[1]) == bits(packed[1])
+
+
+def test_rows_are_not_copied():
+    """Slices whose rows meet are refused, which vjp can see only where it gets their own memory."""
+    together = np.ones((5, 4, 6), np.float32)
+    angle = np.ones((5, 3), np.float32)
+    with pytest.raises(vjp.Error, match="y overlaps x"):
+        vjp.rope(together[:, :2], angle, angle, out=together[:, 1:3])
+    vjp.rope(together[:, :2], angle, angle, out=together[:, 2:])
+    assert (together[:, 2:, :3] == 0).all() and (together[:, 2:, 3:] == 2).all() and (together[:, :2] == 1).all()
+    # Other layouts are copied, as before, and so are rows for a device that may not take them.
+    transposed = np.ones((4, 5, 6), np.float32).swapaxes(0, 1)
+    assert vjp.rope(transposed, angle, angle).shape == (5, 4, 6)
+    vjp.rope(together[:, :2], angle, angle, out=together[:, 1:3], device="ref")
+    for empty in (together[:, :0], together[:0, :2], together[:1, :2]):
+        assert vjp.rope(empty, angle, angle).shape == empty.shape

@@ -322,3 +322,27 @@ def test_python_kernels():
 def test_import_vjp_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", "import sys, vjp; assert not {'torch', 'jax', 'transformers'} & set(sys.modules)"])
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_one_tensor(dtype):
+    """q, k and v as slices of one product: the bits of packed copies, in both passes."""
+    torch.manual_seed(6)
+    slices = torch.randn(2, 5, 8, 6, dtype=dtype).split((4, 2, 2), dim=2)
+    packed = [t.contiguous() for t in slices]
+    assert not any(t.is_contiguous() for t in slices)
+    y, lse = torch.ops.vjp.attention(*slices)
+    for got, expected in zip((y, lse), torch.ops.vjp.attention(*packed)):
+        assert torch.equal(got, expected)
+    gradients = torch.ops.vjp.attention_backward(y, *packed, y, lse, None)
+    for got, expected in zip(torch.ops.vjp.attention_backward(y, *slices, y, lse, None), gradients):
+        assert torch.equal(got, expected)
+
+
+def test_rows_are_not_copied():
+    """Slices whose rows meet are refused, which vjp can see only where it gets their own memory."""
+    together, angle = torch.ones(5, 4, 6), torch.ones(5, 3)
+    with pytest.raises(vjp.Error, match="y overlaps x"):
+        vjp.rope(together[:, :2], angle, angle, out=together[:, 1:3])
+    vjp.rope(together[:, :2], angle, angle, out=together[:, 2:])
+    assert (together[:, 2:, :3] == 0).all() and (together[:, 2:, 3:] == 2).all() and (together[:, :2] == 1).all()
