@@ -7,7 +7,7 @@
  *     small      groups of up to 1024 elements              lanes of a warp per group    group_norm_small.cuh
  *     passes     channels last                              x and dy read twice or more  group_norm_passes.cuh
  *     passes     few large groups: multiprocessors idle     x and dy read twice or more  group_norm_passes.cuh
- *     registers  backward, fits in a cluster's registers    x and dy read once           group_norm_registers.cuh
+ *     registers  fits in a cluster's registers              x and dy read once           group_norm_registers.cuh
  *     shared     fits in a cluster's shared memory          x and dy read once           group_norm_shared.cuh
  *     passes     everything else                            x and dy read twice or more  group_norm_passes.cuh
  *
@@ -192,9 +192,8 @@ group_path choose(const vjp_work *work, group_plan *plan) {
     }
     int64_t blocks = 0;
     group_path path = group_path::first_passes;
-    if (backward && plan->wide &&
-        plan_registers(call, bytes, has_clusters(work), shared_limit(work), &plan->registers) &&
-        call.batch <= max_parts(call, plan->registers.split.segments)) {
+    if (plan->wide && plan_registers(call, bytes, backward, has_clusters(work), shared_limit(work), &plan->registers) &&
+        (!backward || call.batch <= max_parts(call, plan->registers.split.segments))) {
         path = group_path::registers;
         blocks = plan->registers.split.blocks;
     } else if ((plan->wide || bytes == 4) && /* copies of single 16-bit elements cannot be asynchronous */
@@ -317,14 +316,20 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_passes(const vjp_wor
                 : launch(work, true, first_results<T, WIDTH, BACKWARD>, first_grid, FIRST_THREADS, 0, call);
 }
 
-template <class T> vjp_status run_registers(const vjp_work *work, const group_plan &plan) {
+template <class T, int LINES, bool BACKWARD> vjp_status run_lines(const vjp_work *work, const group_plan &plan) {
     const group_call &call = plan.call;
     const register_plan &registers = plan.registers;
-    bool usual = call.aligned && call.out && !call.add && call.mean_in;
-    auto kernel = registers.lines == 8 ? (usual ? register_groups<T, 8, true> : register_groups<T, 8, false>)
-                                       : (usual ? register_groups<T, 4, true> : register_groups<T, 4, false>);
-    return launch_persistent(work, call, registers.split, registers.split.warps * 32, registers.shared,
-                             registers.resident, kernel, call.batch * call.groups);
+    bool usual = call.aligned && call.out && !call.add && (!BACKWARD || call.mean_in);
+    return launch_persistent(
+        work, call, registers.split, registers.split.warps * 32, registers.shared, registers.resident,
+        usual ? register_groups<T, LINES, BACKWARD, true> : register_groups<T, LINES, BACKWARD, false>,
+        call.batch * call.groups);
+}
+
+template <class T, bool BACKWARD> vjp_status run_registers(const vjp_work *work, const group_plan &plan) {
+    if constexpr (!BACKWARD)
+        if (plan.registers.lines == 16) return run_lines<T, 16, BACKWARD>(work, plan);
+    return plan.registers.lines == 8 ? run_lines<T, 8, BACKWARD>(work, plan) : run_lines<T, 4, BACKWARD>(work, plan);
 }
 
 template <class T, int WIDTH, bool BACKWARD> vjp_status run_path(const vjp_work *work, const group_plan &plan) {
@@ -339,7 +344,7 @@ template <class T, int WIDTH, bool BACKWARD> vjp_status run_path(const vjp_work 
         return launch(work, true, small_groups<T, WIDTH, BACKWARD>, grid, SMALL_THREADS, 0, call, plan.small);
     }
     case group_path::registers:
-        if constexpr (BACKWARD && WIDTH > 1) return run_registers<T>(work, plan);
+        if constexpr (WIDTH > 1) return run_registers<T, BACKWARD>(work, plan);
         [[fallthrough]];
     case group_path::shared:
         if constexpr (WIDTH * sizeof(T) >= 4)

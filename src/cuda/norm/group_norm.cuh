@@ -191,9 +191,11 @@ __device__ center center_of(double sum, double count, float largest) {
 
 __device__ moments moments_of(center near, double sum, double squares, double count) {
     if (!(count > 0)) return {0, 0, 0};
-    double scale = near.scale, offset = sum / count;
-    double rest = (squares - sum * offset) / (scale * scale);
-    return {count, (offset - near.shift) / scale, rest < 0 ? 0 : rest};
+    /* 1 / scale, a power of two times UNEVEN, without a division. */
+    int exponent = __float_as_int(near.scale) >> 23;
+    double inverse = __int_as_float((254 - exponent) << 23) * (1 / (double)UNEVEN), offset = sum / count;
+    double rest = (squares - sum * offset) * inverse * inverse;
+    return {count, (offset - near.shift) * inverse, rest < 0 ? 0 : rest};
 }
 
 template <class T, int WIDTH> __device__ void add_first(const unit<T, WIDTH> &x, float &sum, float &largest) {
@@ -231,7 +233,7 @@ __device__ scale saved_scale(const group_call &call, int64_t row) {
 
 /* From the moments of the whole group. `save`: this thread writes the statistics. */
 __device__ scale measured_scale(const group_call &call, int64_t row, double mean, double squares, bool save) {
-    double variance = squares * call.share, rstd = 1 / sqrt(variance + call.eps);
+    double variance = squares * call.share, rstd = rsqrt(variance + call.eps);
     if (save && call.mean_out) call.mean_out[row] = (float)mean;
     if (save && call.rstd_out) call.rstd_out[row] = (float)rstd;
     return scale_of(mean, rstd);
