@@ -256,28 +256,57 @@ template <int N, class S, class Shape> __device__ void norm_team_sum(S *x, norm_
 
 /* ---- Parameters -------------------------------------------------------------------------------------- */
 
-/* A parameter's value at each of the thread's columns. No branch between the loads, so all are in flight at once. */
-template <class T, class P, class Shape>
-__device__ void norm_read_as(const P *data, const norm_columns<T, Shape> &k, float (&v)[Shape::ELEMENTS]) {
-#pragma unroll
-    for (int i = 0; i < Shape::ELEMENTS; i++) {
-        int column = k.column(i / WIDE<T>, i % WIDE<T>);
-        v[i] = column < k.dim ? to_f32(data[column]) : 0.0f;
-    }
-}
+/*
+ * A parameter at the thread's columns. A fixed shape loads 16 bytes at a time, and converts in read(), so that gamma
+ * and beta are in flight together: in 16 bits that is one trip to memory and 4 loads, where one by one they would be
+ * two trips and 32 loads, before the first row. Other shapes load in read().
+ */
+template <class T, class Shape> struct norm_parameter {
+    parameter p;
+    uint4 stored[Shape::ELEMENTS / WIDE<float>];
 
-template <class T, class Shape>
-__device__ void norm_read_columns(parameter p, float absent, const norm_columns<T, Shape> &k,
-                                  float (&v)[Shape::ELEMENTS]) {
-    if (!p.data)
+    __device__ norm_parameter(parameter given, const norm_columns<T, Shape> &k) : p(given), stored{} {
+        if (!Shape::FIXED || !p.data) return;
+        if (p.f32)
+            load<float>(k);
+        else
+            load<T>(k);
+    }
+
+    template <class P> __device__ void load(const norm_columns<T, Shape> &k) {
+        constexpr int EACH = WIDE<T> / WIDE<P>; /* loads for a vector: two for f32 beside 16 bits */
 #pragma unroll
-        for (int i = 0; i < Shape::ELEMENTS; i++)
-            v[i] = absent;
-    else if (p.f32)
-        norm_read_as<T>(static_cast<const float *>(p.data), k, v);
-    else
-        norm_read_as<T>(static_cast<const T *>(p.data), k, v);
-}
+        for (int i = 0; i < Shape::VECTORS * EACH; i++)
+            if (k.has(i / EACH))
+                stored[i] = *reinterpret_cast<const uint4 *>(static_cast<const P *>(p.data) +
+                                                             k.column(i / EACH, i % EACH * WIDE<P>));
+    }
+
+    __device__ void read(float absent, const norm_columns<T, Shape> &k, float (&v)[Shape::ELEMENTS]) const {
+        if (!p.data)
+#pragma unroll
+            for (int i = 0; i < Shape::ELEMENTS; i++)
+                v[i] = absent;
+        else if (p.f32)
+            read_as<float>(k, v);
+        else
+            read_as<T>(k, v);
+    }
+
+    template <class P> __device__ void read_as(const norm_columns<T, Shape> &k, float (&v)[Shape::ELEMENTS]) const {
+#pragma unroll
+        for (int i = 0; i < Shape::ELEMENTS; i += WIDE<P>) {
+            float vector[WIDE<P>];
+            if constexpr (Shape::FIXED) unpack<P>(stored[i / WIDE<P>], vector);
+#pragma unroll
+            for (int e = 0; e < WIDE<P>; e++) {
+                int column = k.column((i + e) / WIDE<T>, (i + e) % WIDE<T>);
+                if (!Shape::FIXED) vector[e] = column < k.dim ? to_f32(static_cast<const P *>(p.data)[column]) : 0.0f;
+                v[i + e] = vector[e];
+            }
+        }
+    }
+};
 
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 

@@ -147,8 +147,8 @@ __device__ void norm_read_row(const Pipeline &pipeline, int t, float (&v)[Pipeli
 /* ---- The kernels ------------------------------------------------------------------------------------- */
 
 /*
- * Each is compiled for every team, for the calls of training (tensors are aligned, the output is wanted, statistics of
- * a backward are saved) with nothing else in it; and once for all other calls (TEAM = 0).
+ * Each is compiled for every team, for the calls of training (tensors and parameters are aligned, the output is wanted,
+ * statistics of a backward are saved) with nothing else in it; and once for all other calls (TEAM = 0).
  */
 template <class T, bool LAYER, int TEAM>
 __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, false>)
@@ -162,9 +162,10 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
     pipeline.start(c, k);
     float gamma[Shape::ELEMENTS], beta[Shape::ELEMENTS];
     T next{}; /* as stored: converted to f32 here, it would be waited for at once */
-    norm_read_columns(c.gamma, 1.0f, k, gamma);
-    norm_read_columns(c.beta, 0.0f, k, beta);
+    norm_parameter<T, Shape> all_gamma(c.gamma, k), all_beta(c.beta, k);
     if (LAYER && pipeline.rows > 0) next = norm_guess(c, pipeline, k, false);
+    all_gamma.read(1, k, gamma);
+    all_beta.read(0, k, beta);
     for (norm_team_buffers<Shape> buffers(k.shape, shared); pipeline.rows > 0; pipeline.next(c, k)) {
         float guess = to_f32(next);
         pipeline.wait_for_row(c, k);
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
     Pipeline pipeline(c, k, dynamic);
     pipeline.start(c, k);
     float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
-    norm_read_columns(c.gamma, 1.0f, k, gamma);
+    norm_parameter<T, Shape>(c.gamma, k).read(1, k, gamma);
 #pragma unroll
     for (int i = 0; i < Shape::ELEMENTS; i++)
         dgamma[i] = dbeta[i] = 0;
@@ -403,7 +404,8 @@ template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launc
 template <class T, bool LAYER, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
     c.in_vectors = c.dim % WIDE<T> == 0;
     c.aligned = c.in_vectors && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16);
-    bool usual = c.aligned && c.out && (TENSORS == 1 || c.rstd_in);
+    bool usual = c.aligned && is_aligned(c.gamma.data, 16) && is_aligned(c.beta.data, 16) && c.out &&
+                 (TENSORS == 1 || c.rstd_in);
     switch (usual ? c.team : 0) {
     case 8: return norm_rows_launch<T, LAYER, 8, TENSORS>(work, c);
     case 16: return norm_rows_launch<T, LAYER, 16, TENSORS>(work, c);
