@@ -205,13 +205,23 @@ template <class Shape> __device__ void norm_team_barrier(Shape shape) {
         asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(shape.team()) : "memory");
 }
 
+/* The lanes of this thread's team in its warp: how many, and which. */
+template <class Shape> __device__ int norm_team_lanes(Shape shape) {
+    return shape.team() < 32 ? shape.team() : 32;
+}
+
+template <class Shape> __device__ unsigned norm_team_mask(Shape shape) {
+    int lanes = norm_team_lanes(shape);
+    return lanes < 32 ? ((1u << lanes % 32) - 1) << threadIdx.x % 32 / lanes * lanes : 0xffffffffu;
+}
+
 /*
  * N sums over the threads of a team, the same bits in all of them. As in block_sum(), two buffers alternate and there
  * is one barrier; but each team of a block has its own barrier and does not wait for the others.
  */
 template <int N, class S, class Shape> __device__ void norm_team_sum(S *x, norm_team_buffers<Shape> &buffers) {
-    const int team = buffers.shape.team(), lanes = team < 32 ? team : 32;
-    unsigned mask = team < 32 ? ((1u << lanes % 32) - 1) << threadIdx.x % 32 / lanes * lanes : 0xffffffffu;
+    const int team = buffers.shape.team(), lanes = norm_team_lanes(buffers.shape);
+    unsigned mask = norm_team_mask(buffers.shape);
 #pragma unroll
     for (int step = 16; step; step /= 2)
         if (step < lanes)

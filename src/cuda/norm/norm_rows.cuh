@@ -160,10 +160,11 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
     using Pipeline = norm_pipeline<T, Shape, 1>;
     Pipeline pipeline(c, k, dynamic);
     pipeline.start(c, k);
+    constexpr bool IN_WARP = Shape::FIXED && TEAM <= 32; /* the guess is in the team's first lane */
     float gamma[Shape::ELEMENTS], beta[Shape::ELEMENTS];
     T next{}; /* as stored: converted to f32 here, it would be waited for at once */
     norm_parameter<T, Shape> all_gamma(c.gamma, k), all_beta(c.beta, k);
-    if (LAYER && pipeline.rows > 0) next = norm_guess(c, pipeline, k, false);
+    if (LAYER && !IN_WARP && pipeline.rows > 0) next = norm_guess(c, pipeline, k, false);
     all_gamma.read(1, k, gamma);
     all_beta.read(0, k, beta);
     for (norm_team_buffers<Shape> buffers(k.shape, shared); pipeline.rows > 0; pipeline.next(c, k)) {
@@ -171,7 +172,10 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
         pipeline.wait_for_row(c, k);
         float x[Shape::ELEMENTS];
         norm_read_row(pipeline, 0, x);
-        if (LAYER && pipeline.rows > 1) next = norm_guess(c, pipeline, k, true);
+        if (LAYER && IN_WARP)
+            guess = __shfl_sync(norm_team_mask(k.shape), x[0], 0, norm_team_lanes(k.shape));
+        else if (LAYER && pipeline.rows > 1)
+            next = norm_guess(c, pipeline, k, true);
         norm_scale s = norm_measure<LAYER>(c, pipeline, k, x, guess, buffers);
         pipeline.release_inputs(c, k);
         if ((int)threadIdx.x % k.shape.team() == 0) {
