@@ -9,8 +9,8 @@
  * results are written, and the ring is larger than a group, so that they also are while the next group's sums are
  * computed and exchanged.
  *
- * A group of 32x320x64x64 with 32 groups has 160 KB of x and as much of dy in f32: two blocks of 640 threads with 8
- * slots each, or in bf16 one such block; the ring has 11 slots, 220 KB, of which 3 (60 KB) are ahead.
+ * It takes what group_norm_registers.cuh does not: all such groups on cards without clusters, otherwise mostly those
+ * whose channels are not a multiple of 2 KB.
  *
  * The work of a block is split into tasks: a segment of one channel, so that a task has one gamma and one pair of sums.
  * A team of lanes takes a task.
