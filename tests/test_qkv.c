@@ -23,6 +23,7 @@ typedef enum qkv_choice {
     QKV_PLAIN,
     QKV_BIAS,
     QKV_NO_ROPE,
+    QKV_APART,       /* q and k turn by other angles: each has its rope */
     QKV_MARKED,      /* the block is computed again for the backward */
     QKV_FROZEN,      /* no weight has a gradient */
     QKV_NO_DX,       /* nor has what they multiply */
@@ -46,6 +47,7 @@ static int products_saved(qkv_choice choice, bool narrow) {
     case QKV_PLAIN:
     case QKV_BIAS:
     case QKV_NO_ROPE:
+    case QKV_APART:
     case QKV_FROZEN:
     case QKV_NO_DX:
     case QKV_MORE_DX:
@@ -115,7 +117,7 @@ static qkv_graph qkv_make(qkv_choice choice, vjp_dtype dtype) {
     vjp_value v = project(&r, other, wv, bias[2], KV_HEADS, dtype,
                           choice == QKV_ACTIVATION ? VJP_ACTIVATION_TANH : VJP_ACTIVATION_NONE);
     if (choice != QKV_NO_ROPE && choice != QKV_EARLY) q = vjp_graph_rope(g, q, cosine, sine, 0, NULL);
-    if (choice != QKV_NO_ROPE) k = vjp_graph_rope(g, k, cosine, sine, 0, NULL);
+    if (choice != QKV_NO_ROPE) k = vjp_graph_rope(g, k, cosine, choice == QKV_APART ? cosine : sine, 0, NULL);
     vjp_value y = vjp_graph_attention(g, q, k, v, 0, NULL);
     if (choice == QKV_LATER) changed = vjp_graph_assign(g, wq, vjp_graph_scale(g, wq, WITH(scale, .factor = 0.5)));
     if (choice == QKV_MARKED) vjp_graph_recompute_end(g);
@@ -166,10 +168,10 @@ static vjp_program *qkv_run(vjp_device *device, const qkv_graph *r, const char *
     return program;
 }
 
-static int count_products(const vjp_program *program) {
+static int count_calls(const vjp_program *program, const vjp_op *op) {
     int found = 0;
     for (int32_t k = 0; k < program->calls; k++)
-        found += program->call[k].work.op == &vjp_op_linear;
+        found += program->call[k].work.op == op;
     return found;
 }
 
@@ -201,7 +203,10 @@ static void one_product_is_three(void **unused) {
                 vjp_program *on = qkv_run(device, &r, "-all,+qkv", false, 0xff, true);
                 vjp_program *all = qkv_run(device, &r, "+all", false, 0x55, false);
                 vjp_program *unplanned = qkv_run(device, &r, "-all,+qkv", true, 0x55, false);
-                int saved = count_products(off) - count_products(on);
+                int saved = count_calls(off, &vjp_op_linear) - count_calls(on, &vjp_op_linear);
+                int ropes = count_calls(off, &vjp_op_rope) - count_calls(on, &vjp_op_rope);
+                if (ropes != (choice == QKV_NO_ROPE || choice == QKV_APART ? 0 : saved / 2))
+                    fail_msg("%d, %s: %d ropes less", choice, narrow ? "bf16" : "f32", ropes);
                 if (saved != products_saved((qkv_choice)choice, narrow))
                     fail_msg("%d, %s: %d products less instead of %d", choice, narrow ? "bf16" : "f32", saved,
                              products_saved((qkv_choice)choice, narrow));

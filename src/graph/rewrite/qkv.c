@@ -11,8 +11,8 @@
  *     dx += linear.backward(dq, x, wq)
  *
  * on the left becomes what is on the right: one product instead of three that are narrow, and dx is written once
- * instead of three times and read twice. It is rounded once, too, so its bits are others. Forward and backward are
- * joined independently of each other.
+ * instead of three times and read twice. It is rounded once, too, so its bits are others. q and k lie side by side, so
+ * that one rope turns both. Forward and backward are joined independently of each other.
  *
  * The weights lie one below the other in memory: 16-bit ones are cast there, others are copied, which costs little
  * where there are more rows of x than of weights. Attention's and rope's kernels must take rows that lie apart.
@@ -34,7 +34,8 @@ typedef struct stack {
 /* A product in the place of three. */
 typedef struct product {
     int32_t at[PARTS], last; /* the nodes that it replaces, and the last of them, where it is */
-    int32_t turn[PARTS];     /* rope in the forward, which comes right after it; NONE */
+    int32_t turn[PARTS];     /* rope: in the forward right after it, in the backward before; NONE */
+    vjp_value turned[2];     /* from, to: where one rope turns q and k; 0: each has its own */
     vjp_value value[VJP_MAX_SLOTS];
     uint32_t adds;
     vjp_value copy[2 * PARTS][2]; /* from, to: made before it */
@@ -253,6 +254,38 @@ static vjp_value side_by_side(joining *j, const part parts[PARTS], const vjp_val
     return whole;
 }
 
+/* Whether two ropes turn heads of the same size at the same times by the same angles. */
+static bool turn_alike(const joining *j, int32_t one, int32_t other) {
+    if (one == NONE || other == NONE) return false;
+    const graph_node *a = &j->node[one], *b = &j->node[other];
+    const vjp_shape *x = &j->graph->value[a->value[0]].shape, *y = &j->graph->value[b->value[0]].shape;
+    if (memcmp(a->attributes, b->attributes, a->op->info.attribute_bytes) != 0 || x->ndim != y->ndim) return false;
+    for (int i = 0; i < x->ndim; i++)
+        if (i != x->ndim - 2 && x->size[i] != y->size[i]) return false;
+    for (size_t i = pass_of(a)->outputs + 1; i < pass_of(a)->count; i++) /* but the first input, which is turned */
+        if (a->value[i] != b->value[i]) return false;
+    return true;
+}
+
+/* The heads of q and k, as one rope takes them. 0: no memory. */
+static vjp_value both_heads(joining *j, const product *p, const part parts[PARTS], vjp_value whole) {
+    vjp_shape shape = j->graph->value[j->node[p->turn[0]].value[0]].shape;
+    shape.size[shape.ndim - 2] += j->graph->value[j->node[p->turn[1]].value[0]].shape.size[shape.ndim - 2];
+    vjp_value view = graph_add_view(j->graph, whole, &shape);
+    if (!view) return 0;
+    j->graph->value[view].row = parts[0].width + parts[1].width;
+    j->graph->value[view].step = last_size(j, whole);
+    return view;
+}
+
+/* One rope for q and k where that is possible. False: no memory. */
+static bool turn_together(joining *j, product *p, const part parts[PARTS], vjp_value whole) {
+    if (!turn_alike(j, p->turn[0], p->turn[1])) return true;
+    for (int i = 0; i < 2; i++)
+        if (!(p->turned[i] = both_heads(j, p, parts, whole))) return false;
+    return true;
+}
+
 static void replace(joining *j, const product *p) {
     for (int i = 0; i < PARTS; i++) {
         j->joined[p->at[i]] = j->products;
@@ -357,6 +390,7 @@ static bool join_forward(joining *j, const graph_node *attention) {
     p.value[LINEAR_BIAS] = bias[0] ? stacked(j, &p, bias) : 0;
     p.value[LINEAR_Y] = side_by_side(j, parts, y);
     if (!p.value[LINEAR_B] || !p.value[LINEAR_Y] || (bias[0] && !p.value[LINEAR_BIAS])) return false;
+    if (!turn_together(j, &p, parts, p.value[LINEAR_Y])) return false;
     replace(j, &p);
     return true;
 }
@@ -437,7 +471,7 @@ static bool join_backward(joining *j, const graph_node *attention) {
     part parts[PARTS];
     for (int i = 0; i < PARTS; i++)
         if (!find_gradient(j, attention->value[slots[i]], &parts[i])) return true;
-    product p = {.last = latest(parts), .turn = {NONE, NONE, NONE}};
+    product p = {.last = latest(parts)};
     bool adds;
     vjp_value da[PARTS], db[PARTS], dbias[PARTS], dy[PARTS], a[PARTS], b[PARTS], bias[PARTS];
     if (!are_different(parts) || !gather(j, parts, LINEAR_B_DA, da) || !gather(j, parts, LINEAR_B_DB, db) ||
@@ -451,6 +485,8 @@ static bool join_backward(joining *j, const graph_node *attention) {
         return true;
     for (int i = 0; i < PARTS; i++) {
         p.at[i] = parts[i].product;
+        p.turn[i] = parts[i].turned ? j->writer[parts[i].own] : NONE;
+        if (parts[i].turned && !are_kept_until(j, p.turn[i], p.last)) return true;
         if (!all_take_rows(j, parts[i].own, parts[i].width, p.at[i], NONE)) return true;
         if (parts[i].turned && !all_take_rows(j, parts[i].turned, parts[i].width, NONE, NONE)) return true;
     }
@@ -462,7 +498,7 @@ static bool join_backward(joining *j, const graph_node *attention) {
     p.value[LINEAR_B_DY] = side_by_side(j, parts, dy);
     p.adds = da[0] && adds ? 1u << LINEAR_B_DA : 0;
     if (!p.value[LINEAR_B_B] || !p.value[LINEAR_B_DY] || (db[0] && !p.value[LINEAR_B_DB]) ||
-        (dbias[0] && !p.value[LINEAR_B_DBIAS]))
+        (dbias[0] && !p.value[LINEAR_B_DBIAS]) || !turn_together(j, &p, parts, p.value[LINEAR_B_DY]))
         return false;
     replace(j, &p);
     return true;
@@ -486,6 +522,22 @@ static bool append(joining *j, const graph_node *node) {
     return made != NULL;
 }
 
+/* The ropes of a product's parts. */
+static bool append_turns(joining *j, const product *p) {
+    bool ok = true;
+    if (p->turned[0]) {
+        const graph_node *node = &j->node[p->turn[0]];
+        vjp_value values[VJP_MAX_SLOTS];
+        memcpy(values, node->value, sizeof values);
+        values[pass_of(node)->outputs] = p->turned[0];
+        values[0] = p->turned[1];
+        ok = graph_add_node(j->graph, node->op, node->pass, node->name, values, node->attributes) != NULL;
+    }
+    for (int i = p->turned[0] ? 2 : 0; i < PARTS && ok; i++)
+        if (p->turn[i] != NONE) ok = append(j, &j->node[p->turn[i]]);
+    return ok;
+}
+
 static bool append_product(joining *j, const product *p, const graph_node *last) {
     char name[GRAPH_SCOPE_BYTES + 128];
     for (int i = 0; i < p->copies; i++) {
@@ -493,13 +545,11 @@ static bool append_product(joining *j, const product *p, const graph_node *last)
         snprintf(name, sizeof name, "%s.copy", j->graph->value[p->copy[i][0]].name);
         if (!graph_add_node(j->graph, &vjp_op_cast, VJP_FORWARD, name, values, NULL)) return false;
     }
+    if (last->pass == VJP_BACKWARD && !append_turns(j, p)) return false;
     snprintf(name, sizeof name, "%s.qkv", last->name);
     graph_node *made = graph_add_node(j->graph, last->op, last->pass, name, p->value, last->attributes);
     if (made) made->adds = p->adds;
-    bool ok = made != NULL;
-    for (int i = 0; i < PARTS && ok; i++)
-        if (p->turn[i] != NONE) ok = append(j, &j->node[p->turn[i]]);
-    return ok;
+    return made && (last->pass == VJP_BACKWARD || append_turns(j, p));
 }
 
 static bool append_all(joining *j) {
