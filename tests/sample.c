@@ -176,11 +176,13 @@ static void fill(const vjp_tensor *tensor, const vjp_slot *slot, int64_t index_l
         uint64_t r = random_next(seed);
         double unit = (double)(r >> 11) * 0x1p-53;
         bool whole = slot->kind == VJP_KIND_INDEX || slot->kind == VJP_KIND_ARGMAX;
+        /* The root of a negative moment is NaN, whose sign is not the same on all processors. */
+        bool positive = slot->kind == VJP_KIND_STATISTIC || slot->kind == VJP_KIND_MOMENT;
         uint64_t first = strcmp(slot->name, "step") == 0; /* steps count from 1 */
         if (whole)
             call_put(tensor, i, (double)(first + r % (uint64_t)(index_limit > 0 ? index_limit : 1)));
         else
-            call_put(tensor, i, slot->kind == VJP_KIND_STATISTIC ? 0.5 + unit : 2 * unit - 1);
+            call_put(tensor, i, positive ? 0.5 + unit : 2 * unit - 1);
     }
 }
 
