@@ -12,7 +12,8 @@
  * Aligned: every tensor begins at a multiple of 16 bytes, and its rows follow at one.
  *
  * No path stores a matrix of scores. The backward is two kernels that each compute the scores again, one for dq, one
- * for dk and dv: seven products instead of five, but every sum is made by one block, in a fixed order.
+ * for dk and dv: seven products instead of five, but every sum is made by one block, in a fixed order. On Hopper dims
+ * up to 64 have one kernel with five products, whose blocks take turns to add to dq (hopper_gradients.cuh).
  *
  * The fast paths multiply masked weights, which are 0, with whatever is in the tile: a NaN in a value that a query
  * must not see would reach it. Its sums of weighted values can overflow although their average fits. So a warpgroup

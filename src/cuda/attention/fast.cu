@@ -17,7 +17,8 @@ constexpr float LARGE_LSE = 8192;
 struct rows_call {
     attention_call a;
     row_numbers rows;
-    int *irregular; /* [batch * kv_heads], where lse was computed again: heads that take the exact path */
+    int *irregular;     /* [batch * kv_heads], where lse was computed again: heads that take the exact path */
+    hopper::dq_sums dq; /* its turns, or NULL: the kernel sets them to 0 */
 };
 
 /*
@@ -30,6 +31,9 @@ template <class T, int LANES> __global__ void __launch_bounds__(ROW_THREADS) att
     int lane = threadIdx.x % LANES;
     int64_t count = a.batch * c.rows.padded * a.heads;
     begin_chained();
+    for (int64_t i = blockIdx.x * (int64_t)ROW_THREADS + threadIdx.x; c.dq.turn && i <= c.dq.turns;
+         i += (int64_t)gridDim.x * ROW_THREADS)
+        c.dq.turn[i] = 0;
     for (int64_t row = blockIdx.x * (int64_t)ROWS + threadIdx.x / LANES;
          row < divide_up(count, (int64_t)(32 / LANES)) * (32 / LANES); row += (int64_t)gridDim.x * ROWS) {
         int64_t head = row % a.heads, time = row / a.heads % c.rows.padded, batch = row / a.heads / c.rows.padded;
@@ -38,8 +42,8 @@ template <class T, int LANES> __global__ void __launch_bounds__(ROW_THREADS) att
         float lse = CUDART_INF_F, delta = 0;
         if (inside && lane * EACH < a.dim) {
             int64_t at = ((batch * a.time + time) * a.heads + head) * a.dim + lane * EACH;
-            wide<T> dy = load_wide_once(static_cast<const T *>(a.dy) + at), y{};
-            if (!a.y_f32) y = load_wide_once(static_cast<const T *>(a.out) + at);
+            wide<T> dy = load_wide(static_cast<const T *>(a.dy) + at), y{};
+            if (!a.y_f32) y = load_wide(static_cast<const T *>(a.out) + at);
 #pragma unroll
             for (int i = 0; i < EACH; i++)
                 delta =
@@ -60,7 +64,7 @@ template <class T, int LANES> __global__ void __launch_bounds__(ROW_THREADS) att
             }
         }
         if (lane == 0 && row < count) {
-            c.rows.lse[to] = lse - WEIGHT_BITS<T>;
+            c.rows.lse[to] = lse - (float)WEIGHT_BITS<T>;
             c.rows.delta[to] = delta;
         }
     }
@@ -123,6 +127,9 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
     int *irregular = recomputed ? layout.take<int>(heads) : nullptr;
     a.row_max = recomputed ? layout.take<float>(a.batch * a.heads * a.time) : const_cast<float *>(a.lse_in);
     a.row_log = recomputed ? layout.take<float>(a.batch * a.heads * a.time) : nullptr;
+    bool on_hopper = is_hopper(work, a), keys = a.dk || a.dv, at_once = on_hopper && hopper::takes_gradients(a);
+    hopper::dq_sums dq{};
+    if (at_once) dq = hopper::dq_sums_of(a, layout);
     if (!layout.base) return VJP_OK;
     vjp_status status = VJP_OK;
     if (recomputed)
@@ -135,13 +142,13 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
                                          : attention_rows<T, 32>;
             int64_t lanes = a.dim <= 64 ? 8 : a.dim <= 128 ? 16 : 32, rows = a.batch * a.heads * c.rows.padded;
             return launch(work, true, kernel, vjp_min(vjp_divide_up(rows, ROW_THREADS / lanes), MAX_ROW_BLOCKS),
-                          ROW_THREADS, 0, rows_call{a, c.rows, irregular});
+                          ROW_THREADS, 0, rows_call{a, c.rows, irregular, dq});
         });
-    bool on_hopper = is_hopper(work, a), keys = a.dk || a.dv;
     c.flags = flags;
-    if (status == VJP_OK && a.dq) status = on_hopper ? hopper::enqueue_dq(c) : tensor::enqueue_dq(c);
+    if (status == VJP_OK && at_once) status = hopper::enqueue_gradients(c, dq, flags + query_flags);
+    if (status == VJP_OK && a.dq && !at_once) status = on_hopper ? hopper::enqueue_dq(c) : tensor::enqueue_dq(c);
     c.flags = flags + query_flags;
-    if (status == VJP_OK && keys) status = on_hopper ? hopper::enqueue_dkv(c) : tensor::enqueue_dkv(c);
+    if (status == VJP_OK && keys && !at_once) status = on_hopper ? hopper::enqueue_dkv(c) : tensor::enqueue_dkv(c);
     /* What is left: rows of irregular heads need their maxima apart from their sums. */
     if (status == VJP_OK && recomputed) {
         attention_call only_rows = a;

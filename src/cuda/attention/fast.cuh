@@ -54,11 +54,12 @@ struct row_numbers {
 };
 
 /*
- * The backward's weights are 2^WEIGHT_BITS times too large, so that f16 keeps small ones, and dS, apart from 0: a
- * weight of 1/4096 has 12 bits and not 10. What overflows is left to the exact path.
+ * The backward's weights are 2^WEIGHT_BITS times too large, so that 16-bit floats keep small ones, and f16 also small
+ * dS, apart from 0: a weight of 1/4096 has 12 bits and not 10. (bf16 would not need it, but f16 keeps its weights, too,
+ * where they are kept for dS.) What overflows is left to the exact path.
  */
-template <class T> constexpr float WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : 0;
-template <class T> constexpr float WEIGHT_ONE = std::is_same_v<T, f16> ? 256 : 1;
+template <class T> constexpr int WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : 14;
+template <class T> constexpr float WEIGHT_ONE = 1 << WEIGHT_BITS<T>;
 
 /* ---- Which rows and keys -------------------------------------------------------------------------------- */
 
@@ -185,6 +186,20 @@ namespace hopper {
 vjp_status enqueue_forward(const fast_call &c);
 vjp_status enqueue_dq(const fast_call &c);
 vjp_status enqueue_dkv(const fast_call &c);
+
+/* The sums of dq, each of 64 queries in the order of a warpgroup's accumulators: [batch * heads][blocks][8][128][4]. */
+struct dq_sums {
+    float *sum;
+    int *turn;     /* [batch * heads][blocks]: how many tiles have added theirs; 0 before the launch */
+    int *next;     /* the next tile; 0 before the launch */
+    int64_t turns; /* how many they are; `next` follows them */
+    int blocks;    /* of 64 queries, an even number */
+};
+
+/* dq, dk and dv in one kernel, where all are wanted and the dim is small enough. */
+bool takes_gradients(const attention_call &a);
+dq_sums dq_sums_of(const attention_call &a, workspace_layout &layout);
+vjp_status enqueue_gradients(const fast_call &c, const dq_sums &dq, int *key_flags);
 } // namespace hopper
 
 namespace tensor {

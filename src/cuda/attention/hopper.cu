@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: MIT */
-/* attention on Hopper: launching the kernels of hopper_forward.cuh, hopper_dq.cuh and hopper_dkv.cuh. */
-#include "cuda/attention/hopper_dkv.cuh"
+/* attention on Hopper: launching the kernels of hopper_forward.cuh, hopper_gradients.cuh, hopper_dq.cuh and
+ * hopper_dkv.cuh. */
 #include "cuda/attention/hopper_forward.cuh"
+#include "cuda/attention/hopper_gradients.cuh"
 
 namespace vjp {
 namespace hopper {
 namespace {
 
-template <class S> constexpr size_t shared_bytes() {
-    return sizeof(S) + TILE_ALIGNMENT;
+/* Calls f with the type and `visible`. */
+template <class F> vjp_status with_visible(const fast_call &c, F f) {
+    return with_kind(c, [&](auto zero) {
+        if (c.a.first_keys) return f(zero, std::integral_constant<visible, visible::first>{});
+        if (c.a.window < c.a.keys) return f(zero, std::integral_constant<visible, visible::window>{});
+        if (c.a.causal) return f(zero, std::integral_constant<visible, visible::causal>{});
+        return f(zero, std::integral_constant<visible, visible::all>{});
+    });
 }
 
-/* Calls f with the type, the dim of a tile (64 or 128: the copy engine fills what is missing with 0), and `visible`. */
+/* The same with the dim of a tile: 64 or 128, the copy engine fills what is missing with 0. */
 template <class F> vjp_status with_variant(const fast_call &c, F f) {
-    return with_kind(c, [&](auto zero) {
+    return with_visible(c, [&](auto zero, auto keys) {
         return with_bool(c.a.dim <= 64, [&](auto is_64) {
-            std::integral_constant<int, decltype(is_64)::value ? 64 : 128> dim;
-            if (c.a.first_keys) return f(zero, dim, std::integral_constant<visible, visible::first>{});
-            if (c.a.window < c.a.keys) return f(zero, dim, std::integral_constant<visible, visible::window>{});
-            if (c.a.causal) return f(zero, dim, std::integral_constant<visible, visible::causal>{});
-            return f(zero, dim, std::integral_constant<visible, visible::all>{});
+            return f(zero, std::integral_constant < int, decltype(is_64)::value ? 64 : 128 > {}, keys);
         });
     });
 }
@@ -70,7 +73,7 @@ vjp_status enqueue_forward(const fast_call &c) {
         if (a.y) m.queries(&call.y, a.y, a.y_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, forward<T, D, decltype(keys)::value>, persistent_blocks(c.work, call.order.count()),
-                      shape::THREADS, shared_bytes<forward_shared<T, D>>(), call);
+                      shape::THREADS, sizeof(forward_shared<T, D>), call);
     });
 }
 
@@ -94,8 +97,7 @@ vjp_status enqueue_dq(const fast_call &c) {
         m.queries(&call.dq, a.dq, a.dq_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_dq<T, D, decltype(keys)::value>,
-                      persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dq_shared<T, D>>(),
-                      call);
+                      persistent_blocks(c.work, call.order.count()), shape::THREADS, sizeof(dq_shared<T, D>), call);
     });
 }
 
@@ -108,7 +110,7 @@ vjp_status enqueue_dkv(const fast_call &c) {
         dkv_call call{};
         call.a = a;
         call.rows = c.rows;
-        call.flags = c.flags;
+        call.out.flags = c.flags;
         /* No sections: blocks that run at the same time read the same queries. */
         call.order = order_of(a.batch * a.kv_heads, a.kv_heads, a.batch * a.kv_heads, 0,
                               vjp_divide_up(a.keys, shape::KEYS), false);
@@ -117,12 +119,74 @@ vjp_status enqueue_dkv(const fast_call &c) {
         m.queries(&call.dy, a.dy, a.y_step, shape::QUERIES);
         m.keys(&call.k, a.k, a.k_step, shape::KEYS);
         m.keys(&call.v, a.v, a.v_step, shape::KEYS);
-        if (a.dk) m.keys(&call.dk, a.dk, a.dk_step, 64);
-        if (a.dv) m.keys(&call.dv, a.dv, a.dv_step, 64);
+        if (a.dk) m.keys(&call.out.dk, a.dk, a.dk_step, 64);
+        if (a.dv) m.keys(&call.out.dv, a.dv, a.dv_step, 64);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_dkv<T, D, decltype(keys)::value>,
-                      persistent_blocks(c.work, call.order.count()), shape::THREADS, shared_bytes<dkv_shared<T, D>>(),
-                      call);
+                      persistent_blocks(c.work, call.order.count()), shape::THREADS, sizeof(dkv_shared<T, D>), call);
+    });
+}
+
+/*
+ * Tiles of the one kernel must begin with the short ones, so at its end, for some 0.6 of the longest tile, most blocks
+ * have nothing to do; the two kernels begin with the long ones, but need 1.17 times as long for a step and a step and a
+ * half more to begin a tile (measured on an H200; it has 132 blocks). With fewer tiles than that the longest decides
+ * in both.
+ */
+bool takes_gradients(const attention_call &a) {
+    using shape = gradients_shape;
+    int64_t blocks = vjp_divide_up(a.time, shape::QUERIES), keys = vjp_divide_up(a.keys, shape::KEYS), steps = 0;
+    int64_t heads = a.batch * a.kv_heads, longest = blocks * a.group;
+    for (int64_t n = 0; n < keys; n++)
+        steps += longest - (a.causal ? vjp_max(n * shape::KEYS - (a.keys - a.time), 0) / shape::QUERIES * a.group : 0);
+    int64_t one = heads * (100 * steps + 50 * keys) + 60 * 132 * longest, two = heads * (117 * steps + 175 * keys);
+    return a.dq && a.dk && a.dv && a.dim <= shape::D && (heads * keys <= 132 || one < two);
+}
+
+dq_sums dq_sums_of(const attention_call &a, workspace_layout &layout) {
+    dq_sums dq{};
+    dq.blocks = (int)vjp_round_up(vjp_divide_up(a.time, 64), 2);
+    dq.sum = layout.take<float>(a.batch * a.heads * dq.blocks * gradients_shape::SUM);
+    dq.turns = a.batch * a.heads * dq.blocks;
+    dq.turn = layout.take<int>(dq.turns + 1);
+    dq.next = dq.turn + dq.turns;
+    return dq;
+}
+
+vjp_status enqueue_gradients(const fast_call &c, const dq_sums &dq, int *key_flags) {
+    const attention_call &a = c.a;
+    using shape = gradients_shape;
+    vjp_status status = with_visible(c, [&](auto zero, auto keys) {
+        using T = decltype(zero);
+        gradients_call call{};
+        call.a = a;
+        call.rows = c.rows;
+        call.dq = dq;
+        call.out.flags = key_flags;
+        int64_t bytes = shape::D * (a.keys * 2 * 2 + a.group * a.time * (2 * 2 + (int64_t)sizeof(float)));
+        call.order = order_of(a.batch * a.kv_heads, a.kv_heads, 1, bytes, vjp_divide_up(a.keys, shape::KEYS), true);
+        maps m{c};
+        m.queries(&call.q, a.q, a.q_step, shape::QUERIES);
+        m.queries(&call.dy, a.dy, a.y_step, shape::QUERIES);
+        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
+        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
+        m.keys(&call.out.dk, a.dk, a.dk_step, 64);
+        m.keys(&call.out.dv, a.dv, a.dv_step, 64);
+        if (!m.ok) return m.status();
+        return launch(c.work, true, backward_gradients<T, decltype(keys)::value>,
+                      persistent_blocks(c.work, call.order.count()), shape::THREADS, sizeof(gradients_shared<T>), call);
+    });
+    if (status != VJP_OK) return status;
+    return with_kind(c, [&](auto zero) {
+        finish_call call{};
+        call.a = a;
+        call.dq = dq;
+        call.flags = c.flags;
+        maps m{c};
+        m.queries(&call.out, a.dq, a.dq_step, 64);
+        if (!m.ok) return m.status();
+        return launch(c.work, true, finish_dq<decltype(zero)>, a.batch * a.heads * vjp_divide_up(a.time, 64), WARPGROUP,
+                      0, call);
     });
 }
 

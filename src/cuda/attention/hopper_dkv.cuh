@@ -17,12 +17,18 @@
 namespace vjp {
 namespace hopper {
 
+/* Where dk and dv go. */
+struct key_results {
+    CUtensorMap dk, dv;
+    int *flags; /* see set_flag() */
+};
+
 struct dkv_call {
-    CUtensorMap q, dy, k, v, dk, dv;
+    CUtensorMap q, dy, k, v;
+    key_results out;
     tile_order order; /* of key blocks and heads of k */
     row_numbers rows;
     attention_call a;
-    int *flags; /* see set_flag() */
 };
 
 template <int D> struct dkv_shape {
@@ -43,6 +49,94 @@ template <class T, int D> struct dkv_shared {
 };
 
 #if VJP_HOPPER
+
+/* The 64 keys of a consumer, and of them the thread's own: `own` and the eighth after it. */
+struct key_rows {
+    int begin, own, batch;
+    int whole; /* with a window or `first`: queries before it see all 64, as far as their own time allows */
+};
+
+template <visible V> __device__ key_rows key_rows_of(const attention_call &a, const tile &t, int begin) {
+    constexpr bool FIRST = V == visible::first, LAST = FIRST || V == visible::window;
+    int thread = threadIdx.x % WARPGROUP;
+    return {begin, begin + thread / 32 * 16 + thread % 32 / 4, t.batch, LAST ? end_query<FIRST>(a, t.batch, begin) : 0};
+}
+
+/*
+ * Turns scores into weights, 64 keys by the queries from `query` on, with the lse of these. `past_end`: keys past the
+ * last one have weight 0, too; without, they have any, finite or not.
+ */
+template <visible V, int COUNT>
+__device__ void weigh_keys(float (&s)[COUNT], const attention_call &a, const key_rows &keys, int query,
+                           const float *lse_of, bool past_end = false) {
+    constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
+    float factor = a.scale * LOG2_E;
+    int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        float2 lse = *reinterpret_cast<const float2 *>(lse_of + column + 8 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            s[4 * i + j] = exp2_fast(fmaf(s[4 * i + j], factor, j % 2 ? -lse.y : -lse.x));
+    }
+    if ((CAUSAL && keys.begin + 63 > query + offset) || (LAST && query + 2 * COUNT > keys.whole)) {
+        int limit = keys.own - query - column - offset;
+        int past[2] = {0, 0};
+        for (int r = 0; LAST && r < 2; r++)
+            past[r] = end_query<FIRST>(a, keys.batch, keys.own + 8 * r) - query - column;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            int at = i / 4 * 8 + i % 2, r = i / 2 % 2;
+            if ((CAUSAL && at - 8 * r < limit) || (LAST && at >= past[r])) s[i] = 0;
+        }
+    }
+    if (past_end && keys.begin + 64 > (int)a.keys) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (keys.own + i / 2 % 2 * 8 >= (int)a.keys) s[i] = 0;
+    }
+}
+
+/* dS from the weights, packed as W, from dP, and <dy, y> of the queries. */
+template <class T, class W, int COUNT>
+__device__ void score_gradients(uint32_t (&ds)[COUNT / 2], const uint32_t (&p)[COUNT / 2], const float (&dp)[COUNT],
+                                const float *delta_of) {
+    const float *delta_at = delta_of + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        float2 delta = *reinterpret_cast<const float2 *>(delta_at + 8 * i), low = unpack_two<W>(p[2 * i]),
+               high = unpack_two<W>(p[2 * i + 1]);
+        ds[2 * i] = pack_two<T>(low.x * (dp[4 * i] - delta.x), low.y * (dp[4 * i + 1] - delta.y));
+        ds[2 * i + 1] = pack_two<T>(high.x * (dp[4 * i + 2] - delta.x), high.y * (dp[4 * i + 3] - delta.y));
+    }
+}
+
+/*
+ * Stores the sums of a consumer's keys through 64 x D elements of shared memory for each, which the copy engine reads
+ * until stores_read(); or sets the block's flag.
+ */
+template <class T, int D>
+__device__ void store_keys(const attention_call &a, const key_results &out, const tile &t, int group,
+                           const key_rows &keys, const float (&dk)[D / 2], const float (&dv)[D / 2], char *staged_dk,
+                           char *staged_dv) {
+    float dk_factor = a.scale / WEIGHT_ONE<T>, dv_factor = 1 / WEIGHT_ONE<T>;
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+        finite &=
+            (is_finite(dk[i] * dk_factor) & is_finite(dv[i] * dv_factor)) | (keys.own + i / 2 % 2 * 8 >= (int)a.keys);
+    bool left = group_any(OWN + group, !finite);
+    if (threadIdx.x % WARPGROUP == 0) set_flag(out.flags, a.keys, t.batch * (int)a.kv_heads + t.head, keys.begin, left);
+    if (left) return;
+    if (a.dk && a.add_dk)
+        write_rows<T>(a.dk, a.dk_step, false, true, t, a.keys, a.dim, keys.begin, dk, dk_factor, dk_factor);
+    else if (a.dk)
+        store_rows<T, D>(out.dk, staged_dk, t, group, keys.begin, dk, dk_factor, dk_factor);
+    if (a.dv && a.add_dv)
+        write_rows<T>(a.dv, a.dv_step, false, true, t, a.keys, a.dim, keys.begin, dv, dv_factor, dv_factor);
+    else if (a.dv)
+        store_rows<T, D>(out.dv, staged_dv, t, group, keys.begin, dv, dv_factor, dv_factor);
+}
 
 template <class T, int D, visible V> __device__ void dkv_produce(const dkv_call &c, dkv_shared<T, D> &shared) {
     using shape = dkv_shape<D>;
@@ -92,12 +186,10 @@ template <class T, int D, visible V> __device__ void dkv_produce(const dkv_call 
 template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call &c, dkv_shared<T, D> &shared) {
     using shape = dkv_shape<D>;
     constexpr int QUERIES = shape::QUERIES, KEYS = shape::KEYS;
-    int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     ring<shape::STAGES> at;
     uint32_t k_parity = 0;
     uint32_t k = shared_address(shared.k), v = shared_address(shared.v);
-    float factor = c.a.scale * LOG2_E;
-    int offset = (int)(c.a.keys - c.a.time), column = thread % 4 * 2;
     constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int all = ((int)c.a.time + QUERIES - 1) / QUERIES;
     if (group == 1) group_arrive(TURN, 2 * WARPGROUP);
@@ -105,14 +197,11 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
-        int head = t.batch * (int)c.a.kv_heads + t.head;
-        int begin = t.block * KEYS + group * 64, own = begin + thread / 32 * 16 + lane / 4;
+        key_rows keys = key_rows_of<V>(c.a, t, t.block * KEYS + group * 64);
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
         int end = LAST ? end_queries<KEYS, QUERIES, FIRST>(c.a, t) : all;
-        /* Queries before this one see all keys of the warpgroup, as far as their own time allows. */
-        int whole = LAST ? end_query<FIRST>(c.a, t.batch, begin) : 0;
         int steps = (end - first) * (int)c.a.group, m = end - 1;
         auto turn_begins = [&]() { group_sync(TURN + group, 2 * WARPGROUP); };
         auto turn_ends = [&]() { group_arrive(TURN + 1 - group, 2 * WARPGROUP); };
@@ -126,25 +215,7 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
             products_commit();
         };
         auto make_weights = [&](float(&s)[QUERIES / 2]) {
-            const float *lse = shared.lse[at.stage] + column;
-#pragma unroll
-            for (int i = 0; i < QUERIES / 8; i++) {
-                float2 own_lse = *reinterpret_cast<const float2 *>(lse + 8 * i);
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    s[4 * i + j] = exp2_fast(fmaf(s[4 * i + j], factor, j % 2 ? -own_lse.y : -own_lse.x));
-            }
-            if ((CAUSAL && begin + 63 > m * QUERIES + offset) || (LAST && (m + 1) * QUERIES > whole)) {
-                int limit = own - m * QUERIES - column - offset;
-                int past[2] = {0, 0};
-                for (int r = 0; LAST && r < 2; r++)
-                    past[r] = end_query<FIRST>(c.a, t.batch, own + 8 * r) - m * QUERIES - column;
-#pragma unroll
-                for (int i = 0; i < QUERIES / 2; i++) {
-                    int query = i / 4 * 8 + i % 2, r = i / 2 % 2;
-                    if (query - 8 * r < limit || (LAST && query >= past[r])) s[i] = 0;
-                }
-            }
+            weigh_keys<V>(s, c.a, keys, m * QUERIES, shared.lse[at.stage]);
             fragments<T>(p, s);
         };
         /* dv with the weights; dP, and from it dS. */
@@ -164,15 +235,7 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
             turn_ends();
             products_wait<0>();
             pin(dp);
-            const float *delta = shared.delta[at.stage] + column;
-#pragma unroll
-            for (int i = 0; i < QUERIES / 8; i++) {
-                float2 own_delta = *reinterpret_cast<const float2 *>(delta + 8 * i), low = unpack_two<T>(p[2 * i]),
-                       high = unpack_two<T>(p[2 * i + 1]);
-                ds[2 * i] = pack_two<T>(low.x * (dp[4 * i] - own_delta.x), low.y * (dp[4 * i + 1] - own_delta.y));
-                ds[2 * i + 1] =
-                    pack_two<T>(high.x * (dp[4 * i + 2] - own_delta.x), high.y * (dp[4 * i + 3] - own_delta.y));
-            }
+            score_gradients<T, T>(ds, p, dp, shared.delta[at.stage]);
             if (lane == 0) barrier_arrive(shared.dy_empty[at.stage]);
             at.advance();
             if (--m < first) m = end - 1;
@@ -219,28 +282,10 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
         pin(dv);
         pin(dk);
         release_last();
-        float dk_factor = c.a.scale / WEIGHT_ONE<T>, dv_factor = 1 / WEIGHT_ONE<T>;
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < D / 2; i++)
-            finite = finite && ((fabsf(dk[i] * dk_factor) < CUDART_INF_F && fabsf(dv[i] * dv_factor) < CUDART_INF_F) ||
-                                own + i / 2 % 2 * 8 >= c.a.keys);
         /* Both consumers are done with the keys and values: their memory takes the results. */
         group_sync(BOTH, 2 * WARPGROUP);
-        bool left = group_any(OWN + group, !finite);
-        if (thread == 0) set_flag(c.flags, c.a.keys, head, begin, left);
-        if (!left) {
-            if (c.a.dk && c.a.add_dk)
-                write_rows<T>(c.a.dk, c.a.dk_step, false, true, t, c.a.keys, c.a.dim, begin, dk, dk_factor, dk_factor);
-            else if (c.a.dk)
-                store_rows<T, D>(c.dk, reinterpret_cast<char *>(shared.k + group * 64 * D), t, group, begin, dk,
-                                 dk_factor, dk_factor);
-            if (c.a.dv && c.a.add_dv)
-                write_rows<T>(c.a.dv, c.a.dv_step, false, true, t, c.a.keys, c.a.dim, begin, dv, dv_factor, dv_factor);
-            else if (c.a.dv)
-                store_rows<T, D>(c.dv, reinterpret_cast<char *>(shared.v + group * 64 * D), t, group, begin, dv,
-                                 dv_factor, dv_factor);
-        }
+        store_keys<T, D>(c.a, c.out, t, group, keys, dk, dv, reinterpret_cast<char *>(shared.k + group * 64 * D),
+                         reinterpret_cast<char *>(shared.v + group * 64 * D));
         if (thread == 0) stores_read();
         group_sync(OWN + group, WARPGROUP);
         if (lane == 0) barrier_arrive(shared.k_empty);

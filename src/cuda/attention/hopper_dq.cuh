@@ -80,7 +80,7 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
     using shape = dq_shape<D>;
     constexpr int KEYS = shape::KEYS;
     constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
-    int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     ring<shape::STAGES> k_at, v_at;
     uint32_t q_parity = 0;
     uint32_t q = shared_address(shared.q), dy = shared_address(shared.dy);
@@ -185,7 +185,7 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         bool finite = true;
 #pragma unroll
         for (int i = 0; i < D / 2; i++)
-            finite = finite && fabsf(dq[i] * back) < CUDART_INF_F;
+            finite &= is_finite(dq[i] * back);
         if (thread == 0) stores_read();
         bool left = group_any(OWN + group, !finite);
         if (thread == 0) set_flag(c.flags, c.a.time, head, first, left);

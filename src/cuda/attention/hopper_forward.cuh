@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * attention's forward on Hopper. A block computes tiles of 64 rows for each of its consumer warpgroups, one tile after
- * another; a producer thread keeps the copy engine ahead of them: Q once per tile, K and V in a ring of stages.
+ * another; a producer thread keeps the copy engine ahead of them: Q of this tile and the next, K and V in a ring.
  *
  * A consumer has two products in flight: while the tensor cores compute the scores of the next keys and the weighted
  * sum of the last ones, it has no other work; while it computes weights, the other consumers' products run. Named
@@ -27,18 +27,19 @@ struct forward_call {
 
 template <int D> struct forward_shape {
     static constexpr int CONSUMERS = D == 64 ? 3 : 2, ROWS = 64 * CONSUMERS, KEYS = 128, STAGES = D == 64 ? 4 : 2;
+    static constexpr int TILES = 2; /* of q */
     static constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24, CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 };
 
 template <class T, int D> struct forward_shared {
     using shape = forward_shape<D>;
-    alignas(TILE_ALIGNMENT) T q[shape::ROWS * D];
+    alignas(TILE_ALIGNMENT) T q[shape::TILES][shape::ROWS * D];
     alignas(TILE_ALIGNMENT) T y[shape::ROWS * D]; /* [consumer][64 rows] */
     alignas(TILE_ALIGNMENT) T k[shape::STAGES][shape::KEYS * D];
     alignas(TILE_ALIGNMENT) T v[shape::STAGES][shape::KEYS * D];
-    uint64_t q_full, q_empty, k_full[shape::STAGES], k_empty[shape::STAGES], v_full[shape::STAGES],
-        v_empty[shape::STAGES];
+    uint64_t q_full[shape::TILES], q_empty[shape::TILES], k_full[shape::STAGES], k_empty[shape::STAGES],
+        v_full[shape::STAGES], v_empty[shape::STAGES];
 };
 
 #if VJP_HOPPER
@@ -47,7 +48,7 @@ template <class T, int D, visible V>
 __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &shared) {
     using shape = forward_shape<D>;
     ring<shape::STAGES> at;
-    uint32_t q_parity = 0;
+    ring<shape::TILES> q_at;
     constexpr int KV_BYTES = shape::KEYS * D * 2;
     constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     for (int round = 0; c.order.has(round); round++) {
@@ -55,12 +56,13 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int kv_head = t.head / (int)c.a.group;
-        barrier_wait(shared.q_empty, q_parity ^ 1);
-        barrier_expect(shared.q_full, shape::ROWS * D * 2);
+        barrier_wait(shared.q_empty[q_at.stage], q_at.parity ^ 1);
+        barrier_expect(shared.q_full[q_at.stage], shape::ROWS * D * 2);
 #pragma unroll
         for (int d = 0; d < D; d += SLICE)
-            load_box(shared.q + d * shape::ROWS, c.q, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
-        q_parity ^= 1;
+            load_box(shared.q[q_at.stage] + d * shape::ROWS, c.q, shared.q_full[q_at.stage], d, t.head,
+                     t.block * shape::ROWS, t.batch);
+        q_at.advance();
         int begin = LAST ? first_keys<shape::ROWS, shape::KEYS, FIRST>(c.a, t) : 0;
         for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
@@ -101,7 +103,7 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
     }
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
-        finite = finite && fabsf(o[i] * inverse[i / 2 % 2]) < CUDART_INF_F;
+        finite &= is_finite(o[i] * inverse[i / 2 % 2]);
     if (!c.a.y) return;
     if (thread == 0) stores_read();              /* the last tile's store has left the shared memory */
     bool left = group_any(OWN + group, !finite); /* all rows of this warpgroup are finite, or none is stored */
@@ -119,11 +121,10 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
     using shape = forward_shape<D>;
     constexpr int KEYS = shape::KEYS;
     constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
-    int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
+    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     int next = (group + 1) % shape::CONSUMERS;
     ring<shape::STAGES> k_at, v_at;
-    uint32_t q_parity = 0;
-    uint32_t q = shared_address(shared.q);
+    ring<shape::TILES> q_at;
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time);
     if (group == shape::CONSUMERS - 1) group_arrive(TURN, 2 * WARPGROUP);
@@ -143,7 +144,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
 
         auto issue_scores = [&]() {
-            uint32_t k = shared_address(shared.k[k_at.stage]);
+            uint32_t q = shared_address(shared.q[q_at.stage]), k = shared_address(shared.k[k_at.stage]);
             products_begin();
 #pragma unroll
             for (int step = 0; step < D / 16; step++)
@@ -171,7 +172,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
                   [&](int r, int key) { return key >= end[r] || (LAST && key < low[r]); });
         };
 
-        barrier_wait(shared.q_full, q_parity);
+        barrier_wait(shared.q_full[q_at.stage], q_at.parity);
         barrier_wait(shared.k_full[k_at.stage], k_at.parity);
         group_sync(TURN + group, 2 * WARPGROUP);
         issue_scores();
@@ -203,14 +204,14 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
             fragments<T>(p, s);
             keep = true;
         }
-        release(shared.q_empty);
+        release(shared.q_empty[q_at.stage]);
+        q_at.advance();
         barrier_wait(shared.v_full[v_at.stage], v_at.parity);
         issue_sums(keep);
         products_wait<0>();
         pin(o);
         release(shared.v_empty[v_at.stage]);
         v_at.advance();
-        q_parity ^= 1;
         forward_store<T, D>(c, shared, t, group, o, rows);
     }
 }
@@ -223,8 +224,10 @@ __global__ void __launch_bounds__(forward_shape<D>::THREADS, 1) forward(const __
     using shape = forward_shape<D>;
     auto &shared = aligned_shared<forward_shared<T, D>>();
     if (threadIdx.x == 0) {
-        barrier_init(shared.q_full, 1);
-        barrier_init(shared.q_empty, 4 * shape::CONSUMERS);
+        for (int i = 0; i < shape::TILES; i++) {
+            barrier_init(shared.q_full[i], 1);
+            barrier_init(shared.q_empty[i], 4 * shape::CONSUMERS);
+        }
         for (int i = 0; i < shape::STAGES; i++) {
             barrier_init(shared.k_full[i], 1);
             barrier_init(shared.v_full[i], 1);

@@ -14,10 +14,14 @@ namespace hopper {
 /* Named barriers: a consumer's turn to issue products, one for each consumer alone, and one for two of them. */
 constexpr int TURN = 1, OWN = 4, BOTH = 7;
 
-/* The tile memory of a block, aligned. */
+/* The tile memory of a block. */
 template <class S> __device__ S &aligned_shared() {
-    extern __shared__ char memory[];
-    return *reinterpret_cast<S *>(memory + (TILE_ALIGNMENT - shared_address(memory) % TILE_ALIGNMENT) % TILE_ALIGNMENT);
+    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
+    return *reinterpret_cast<S *>(memory);
+}
+
+__device__ inline bool is_finite(float x) {
+    return fabsf(x) < CUDART_INF_F;
 }
 
 /* Whether any thread of the warpgroup says so. */

@@ -119,6 +119,19 @@ __device__ inline void store_box(const CUtensorMap &map, const void *shared, int
                  : "memory");
 }
 
+/* Stores consecutive bytes, a multiple of 16, or adds f32 numbers to those that are there. */
+__device__ inline void store_bytes(void *global, const void *shared, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void add_numbers(float *global, const float *shared, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
 __device__ inline void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -165,22 +178,31 @@ template <class R, int N> __device__ void pin(R (&registers)[N]) {
             asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-constexpr uint64_t SWIZZLE_128 = 1ull << 62;
+constexpr uint32_t SWIZZLE_128 = 1u << 30;
 
-__device__ inline uint64_t describe(uint32_t address, int leading, int stride) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
-           SWIZZLE_128;
+/*
+ * Describes an operand that begins `offset` bytes behind `address`. The offset is a constant of the step and is added
+ * last, to the lower half alone: all steps of a product share the rest, and one addition lies between two products.
+ */
+__device__ inline uint64_t describe(uint32_t address, int offset, int leading, int stride) {
+    uint32_t low = ((address & 0x3ffff) >> 4 | (uint32_t)(leading >> 4) << 16) + (uint32_t)(offset >> 4);
+    return (uint64_t)((uint32_t)(stride >> 4) | SWIZZLE_128) << 32 | low;
 }
 
 /* Sixteen columns from column 16 `step` on of rows from `row` on: the product sums over columns. `rows`: of the tile.
  */
 __device__ inline uint64_t over_columns(uint32_t tile, int rows, int row, int step) {
-    return describe(tile + (uint32_t)((step / 4) * rows * 128 + row * 128 + step % 4 * 32), 16, 1024);
+    return describe(tile + (uint32_t)(row * 128), step / 4 * rows * 128 + step % 4 * 32, 16, 1024);
 }
 
 /* Sixteen rows from row 16 `step` on, all columns: the product sums over rows. */
 __device__ inline uint64_t over_rows(uint32_t tile, int rows, int step) {
-    return describe(tile + (uint32_t)(step * 16 * 128), rows * 128, 1024);
+    return describe(tile, step * 16 * 128, rows * 128, 1024);
+}
+
+/* Of the block's warpgroups, the thread's own; the same for all threads of a warp, which the compiler can see. */
+__device__ inline int warpgroup() {
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
 }
 
 #define VJP_D8(d, i)                                                                                                   \
@@ -200,9 +222,9 @@ __device__ inline uint64_t over_rows(uint32_t tile, int rows, int step) {
 #define VJP_SHARED_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                      \
     asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
                  "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B              \
-                 ", keep, 1, 1, 0, " ROWS ";\n}\n"                                                                     \
+                 ", keep, 1, 1, " ROWS ";\n}\n"                                                                        \
                  : __VA_ARGS__                                                                                         \
-                 : "l"(a), "l"(b), "r"((int)keep), "n"((int)OVER_ROWS))
+                 : "l"(a), "l"(b), "r"((int)keep), "n"((int)LEFT_OVER_ROWS), "n"((int)OVER_ROWS))
 
 #define VJP_REGISTER_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                    \
     asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
@@ -212,27 +234,27 @@ __device__ inline uint64_t over_rows(uint32_t tile, int rows, int step) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep), "n"((int)OVER_ROWS))
 
 /*
- * d = (keep ? d : 0) + a b, 64 x 2 COUNT, sixteen terms. a: over_columns(); b: over_columns(), or over_rows() with
- * OVER_ROWS.
+ * d = (keep ? d : 0) + a b, 64 x 2 COUNT, sixteen terms. a: over_columns(), or over_rows() of a tile of 64 columns with
+ * LEFT_OVER_ROWS; b: over_columns(), or over_rows() with OVER_ROWS.
  */
-template <class T, bool OVER_ROWS, int COUNT>
+template <class T, bool OVER_ROWS, bool LEFT_OVER_ROWS = false, int COUNT>
 __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
     static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64);
     if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
-        VJP_SHARED_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35", VJP_D32(d, 0));
+        VJP_SHARED_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35, %36", VJP_D32(d, 0));
     else if constexpr (COUNT == 32)
-        VJP_SHARED_PRODUCT("64", "f16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35", VJP_D32(d, 0));
+        VJP_SHARED_PRODUCT("64", "f16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35, %36", VJP_D32(d, 0));
     else if constexpr (COUNT == 48 && std::is_same_v<T, bf16>)
-        VJP_SHARED_PRODUCT("96", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51", VJP_D32(d, 0),
+        VJP_SHARED_PRODUCT("96", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51, %52", VJP_D32(d, 0),
                            VJP_D8(d, 32), VJP_D8(d, 40));
     else if constexpr (COUNT == 48)
-        VJP_SHARED_PRODUCT("96", "f16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51", VJP_D32(d, 0),
+        VJP_SHARED_PRODUCT("96", "f16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51, %52", VJP_D32(d, 0),
                            VJP_D8(d, 32), VJP_D8(d, 40));
     else if constexpr (std::is_same_v<T, bf16>)
-        VJP_SHARED_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67", VJP_D32(d, 0),
-                           VJP_D32(d, 32));
+        VJP_SHARED_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67, %68",
+                           VJP_D32(d, 0), VJP_D32(d, 32));
     else
-        VJP_SHARED_PRODUCT("128", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67", VJP_D32(d, 0),
+        VJP_SHARED_PRODUCT("128", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67, %68", VJP_D32(d, 0),
                            VJP_D32(d, 32));
 }
 
@@ -263,19 +285,25 @@ __device__ inline uint32_t tile_offset(int rows, int row, int column) {
     return (uint32_t)((column / SLICE) * rows * 128 + row * 128 + ((column % SLICE * 2) ^ (row % 8 * 16)));
 }
 
-/* Writes the accumulators of a warpgroup, times `factor`, to 64 rows of a tile from `row` on. */
+/* Writes numbers of 16 bits, in the order of accumulators, to 64 rows of a tile from `row` on. */
+template <int COUNT> __device__ void write_packed(char *tile, int rows, int row, const uint32_t (&two)[COUNT]) {
+    int thread = threadIdx.x % WARPGROUP, own = row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        *reinterpret_cast<uint32_t *>(tile + tile_offset(rows, own + i % 2 * 8, i / 2 * 8 + thread % 4 * 2)) = two[i];
+}
+
+/* Writes the accumulators of a warpgroup, times their factors, to 64 rows of a tile from `row` on. */
 template <class T, int COUNT>
 __device__ void write_tile(char *tile, int rows, int row, const float (&d)[COUNT], float low_factor,
                            float high_factor) {
-    int thread = threadIdx.x % WARPGROUP, own = row + thread / 32 * 16 + thread % 32 / 4;
+    uint32_t two[COUNT / 2];
 #pragma unroll
-    for (int i = 0; i < COUNT / 4; i++) {
-        int column = 8 * i + thread % 4 * 2;
-        *reinterpret_cast<uint32_t *>(tile + tile_offset(rows, own, column)) =
-            pack_two<T>(d[4 * i] * low_factor, d[4 * i + 1] * low_factor);
-        *reinterpret_cast<uint32_t *>(tile + tile_offset(rows, own + 8, column)) =
-            pack_two<T>(d[4 * i + 2] * high_factor, d[4 * i + 3] * high_factor);
+    for (int i = 0; i < COUNT / 2; i++) {
+        float factor = i % 2 ? high_factor : low_factor;
+        two[i] = pack_two<T>(d[2 * i] * factor, d[2 * i + 1] * factor);
     }
+    write_packed(tile, rows, row, two);
 }
 
 template <int REGISTERS> __device__ void give_registers() {
