@@ -30,6 +30,9 @@ add_library(vjp_python ${module_kind} ${python_c_files})
 target_link_libraries(vjp_python PRIVATE vjp_flags vjp_shared)
 target_include_directories(vjp_python SYSTEM PRIVATE ${Python_INCLUDE_DIRS})
 target_compile_definitions(vjp_python PRIVATE Py_LIMITED_API=0x030b0000)
+# GCC would copy the two or three sizes of a shape by a string instruction, which takes longer than all else that is done
+# to read an array.
+target_compile_options(vjp_python PRIVATE $<$<C_COMPILER_ID:GNU>:-fno-tree-loop-distribute-patterns>)
 set(module_suffix .abi3.so)
 set_source_files_properties(python/src/torch.c PROPERTIES COMPILE_OPTIONS -fexceptions) # torch's pass through it
 if(APPLE) # the interpreter that loads the module has the symbols

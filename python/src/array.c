@@ -164,7 +164,11 @@ static const dl_exchange *exchange_of(PyObject *object) {
 
 /* A packed tensor of this shape, without memory. */
 static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
-    a->tensor = (vjp_tensor){.dtype = dtype, .ndim = ndim};
+    a->tensor.data = NULL; /* member by member: to clear all the axes takes longer than all of this */
+    a->tensor.offset = 0;
+    a->tensor.dtype = dtype;
+    a->tensor.ndim = ndim;
+    a->tensor.flags = a->tensor.reserved = 0;
     int64_t packed = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         a->tensor.shape[i] = shape[i];
@@ -354,7 +358,7 @@ void array_release(array *a) {
 bool array_is_packed(const array *a) {
     int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)a->tensor.dtype), expected = size;
     bool packed = true;
-    if ((uintptr_t)a->data % (size_t)size != 0) return false;
+    if ((uintptr_t)a->data & (size_t)(size - 1)) return false; /* a size is a power of two */
     for (int i = a->tensor.ndim - 1; i >= 0; i--) {
         if (a->tensor.shape[i] == 0) return true;
         if (a->tensor.shape[i] != 1 && a->byte_stride[i] != expected) packed = false;

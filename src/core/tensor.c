@@ -54,10 +54,21 @@ int64_t vjp_row_step(const vjp_tensor *tensor) {
     return row;
 }
 
+/*
+ * As strcmp() == 0, whose calls took a sixth of a small call. Equal texts mostly have one address, since the linker
+ * merges them, and others differ within a few characters.
+ */
+static bool is_same_text(const char *a, const char *b) {
+    if (a == b) return true;
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
 void vjp_shape_set(vjp_work *work, const char *text, int ndim, const int64_t *size) {
     const vjp_pass_info *pass = &work->op->info.pass[work->pass];
     for (size_t slot = 0; slot < pass->count; slot++) {
-        if (strcmp(pass->slots[slot].shape, text) != 0) continue;
+        if (!is_same_text(pass->slots[slot].shape, text)) continue;
         work->shape[slot].ndim = ndim;
         for (int i = 0; i < ndim; i++)
             work->shape[slot].size[i] = size[i];

@@ -192,8 +192,9 @@ static const vjp_kernel *cpu_kernel(const vjp_device *device, const vjp_op *op, 
 
 cpu_split vjp_cpu_split_items(int64_t items, int64_t bytes_each, int64_t max) {
     int64_t size = bytes_each > 0 ? vjp_divide_up(CPU_GRAIN_BYTES, bytes_each) : items;
-    size = vjp_max(1, vjp_max(size, vjp_divide_up(items, max)));
-    return (cpu_split){.count = vjp_divide_up(items, size), .size = size, .items = items};
+    if (items > max) size = vjp_max(size, vjp_divide_up(items, max)); /* small calls need few divisions */
+    size = vjp_max(1, size);
+    return (cpu_split){.count = items <= size ? items > 0 : vjp_divide_up(items, size), .size = size, .items = items};
 }
 
 static void cpu_parallel(const vjp_device *device, size_t count, vjp_task task, void *argument) {

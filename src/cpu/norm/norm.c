@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * layer_norm and rms_norm on the CPU: the same kernels (cpu/norm/norm_rows.h), with and without subtracting each row's
- * mean. This file only reads the slots of a call.
+ * mean. This file only reads the slots of a call->
  */
 #include "cpu/norm/norm_rows.h"
 
-static norm_rows layer_norm_call(const vjp_work *work) {
+static void layer_norm_call(const vjp_work *work, norm_rows *call) {
     const vjp_layer_norm_attributes *a = work->attributes;
-    norm_rows call = {
+    *call = (norm_rows){
         .work = work,
         .dtype = work->storage,
         .centered = true,
@@ -16,27 +16,26 @@ static norm_rows layer_norm_call(const vjp_work *work) {
         .out = vjp_data(work, 0),
     };
     if (work->pass == VJP_FORWARD) {
-        call.x = vjp_data(work, LAYER_NORM_X);
-        call.gamma = norm_parameter_of(work, LAYER_NORM_GAMMA);
-        call.beta = norm_parameter_of(work, LAYER_NORM_BETA);
-        call.mean_out = vjp_data(work, LAYER_NORM_MEAN);
-        call.rstd_out = vjp_data(work, LAYER_NORM_RSTD);
+        call->x = vjp_data(work, LAYER_NORM_X);
+        call->gamma = norm_parameter_of(work, LAYER_NORM_GAMMA);
+        call->beta = norm_parameter_of(work, LAYER_NORM_BETA);
+        call->mean_out = vjp_data(work, LAYER_NORM_MEAN);
+        call->rstd_out = vjp_data(work, LAYER_NORM_RSTD);
     } else {
         bool saved = work->tensor[LAYER_NORM_B_MEAN] && work->tensor[LAYER_NORM_B_RSTD];
-        call.x = vjp_data(work, LAYER_NORM_B_X);
-        call.dy = vjp_data(work, LAYER_NORM_B_DY);
-        call.gamma = norm_parameter_of(work, LAYER_NORM_B_GAMMA);
-        call.dgamma = norm_parameter_of(work, LAYER_NORM_B_DGAMMA);
-        call.dbeta = norm_parameter_of(work, LAYER_NORM_B_DBETA);
-        call.mean_in = saved ? vjp_data(work, LAYER_NORM_B_MEAN) : NULL;
-        call.rstd_in = saved ? vjp_data(work, LAYER_NORM_B_RSTD) : NULL;
+        call->x = vjp_data(work, LAYER_NORM_B_X);
+        call->dy = vjp_data(work, LAYER_NORM_B_DY);
+        call->gamma = norm_parameter_of(work, LAYER_NORM_B_GAMMA);
+        call->dgamma = norm_parameter_of(work, LAYER_NORM_B_DGAMMA);
+        call->dbeta = norm_parameter_of(work, LAYER_NORM_B_DBETA);
+        call->mean_in = saved ? vjp_data(work, LAYER_NORM_B_MEAN) : NULL;
+        call->rstd_in = saved ? vjp_data(work, LAYER_NORM_B_RSTD) : NULL;
     }
-    return call;
 }
 
-static norm_rows rms_norm_call(const vjp_work *work) {
+static void rms_norm_call(const vjp_work *work, norm_rows *call) {
     const vjp_rms_norm_attributes *a = work->attributes;
-    norm_rows call = {
+    *call = (norm_rows){
         .work = work,
         .dtype = work->storage,
         .centered = false,
@@ -45,35 +44,38 @@ static norm_rows rms_norm_call(const vjp_work *work) {
         .out = vjp_data(work, 0),
     };
     if (work->pass == VJP_FORWARD) {
-        call.x = vjp_data(work, RMS_NORM_X);
-        call.gamma = norm_parameter_of(work, RMS_NORM_GAMMA);
-        call.beta = norm_parameter_of(work, RMS_NORM_BETA);
-        call.rstd_out = vjp_data(work, RMS_NORM_RSTD);
+        call->x = vjp_data(work, RMS_NORM_X);
+        call->gamma = norm_parameter_of(work, RMS_NORM_GAMMA);
+        call->beta = norm_parameter_of(work, RMS_NORM_BETA);
+        call->rstd_out = vjp_data(work, RMS_NORM_RSTD);
     } else {
-        call.x = vjp_data(work, RMS_NORM_B_X);
-        call.dy = vjp_data(work, RMS_NORM_B_DY);
-        call.gamma = norm_parameter_of(work, RMS_NORM_B_GAMMA);
-        call.dgamma = norm_parameter_of(work, RMS_NORM_B_DGAMMA);
-        call.dbeta = norm_parameter_of(work, RMS_NORM_B_DBETA);
-        call.rstd_in = vjp_data(work, RMS_NORM_B_RSTD);
+        call->x = vjp_data(work, RMS_NORM_B_X);
+        call->dy = vjp_data(work, RMS_NORM_B_DY);
+        call->gamma = norm_parameter_of(work, RMS_NORM_B_GAMMA);
+        call->dgamma = norm_parameter_of(work, RMS_NORM_B_DGAMMA);
+        call->dbeta = norm_parameter_of(work, RMS_NORM_B_DBETA);
+        call->rstd_in = vjp_data(work, RMS_NORM_B_RSTD);
     }
-    return call;
 }
 
-static norm_rows call_of(const vjp_work *work) {
-    norm_rows call = work->op->id == OP_ID(layer_norm) ? layer_norm_call(work) : rms_norm_call(work);
-    bool in_place = call.out == call.x || call.out == call.dy;
-    call.mode = norm_write_mode(work, call.size.rows * call.size.dim, in_place);
-    return call;
+static void read_call(const vjp_work *work, norm_rows *call) {
+    if (work->op->id == OP_ID(layer_norm))
+        layer_norm_call(work, call);
+    else
+        rms_norm_call(work, call);
+    bool in_place = call->out == call->x || call->out == call->dy;
+    call->mode = norm_write_mode(work, call->size.rows * call->size.dim, in_place);
 }
 
 static size_t workspace(const vjp_work *work) {
-    norm_rows call = call_of(work);
+    norm_rows call;
+    read_call(work, &call);
     return norm_rows_plan(&call, NULL);
 }
 
 static vjp_status run(const vjp_work *work) {
-    norm_rows call = call_of(work);
+    norm_rows call;
+    read_call(work, &call);
     return norm_rows_run(&call);
 }
 
