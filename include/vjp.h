@@ -307,6 +307,15 @@ vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const v
                     const void *attributes);
 
 /*
+ * `calls` calls of one pass with the same attributes, and the results that they have one after the other. The tensors
+ * of call i begin at tensors[i * count]. All calls are checked before the first one runs, but for values such as
+ * indices. Where none of them uses what another one writes, a device that can runs several as one: CUDA merges rope (of
+ * queries and of keys), adamw, sgd, sum_squares and cast.
+ */
+vjp_status vjp_call_many(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                         size_t count, size_t calls, const void *attributes);
+
+/*
  * Compiles what that call needs on this device and runs nothing: WebGPU and Metal compile a kernel when a combination
  * of dtypes, options and placement first needs it. No call allocates or compiles after vjp_warm(). The other devices
  * have nothing to compile. vjp_compile() does this for every call of a program.

@@ -131,6 +131,94 @@ static void calls_run_on_the_stream_that_was_set(void **state) {
     vjp_free(device, t.data), vjp_free(device, i.data), vjp_free(device, y.data);
 }
 
+/* ---- Several calls at once --------------------------------------------------------------------------- */
+
+enum { ROPES = 11, MOST_HEADS = 32, HEAD = 64, ROPE_TIME = 48, ROPE_ELEMENTS = 2 * ROPE_TIME * MOST_HEADS * HEAD };
+
+typedef struct rope_case {
+    vjp_dtype storage, table;
+    int32_t pairing;
+    int64_t n_rot;
+    bool positions;
+} rope_case;
+
+/* Finite numbers of that dtype. */
+static void fill_rope(vjp_dtype dtype, size_t count, uint32_t seed, void *to) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t random = (uint32_t)(i * 2654435761u + seed * 40503u);
+        if (dtype == VJP_F32)
+            ((float *)to)[i] = (float)(random >> 8) * 0x1p-24f - 0.5f;
+        else
+            ((uint16_t *)to)[i] = (uint16_t)(0x3800 | (random >> 20 & 0x83ff));
+    }
+}
+
+static void check_ropes(const rope_case *c, vjp_pass pass) {
+    static float content[ROPE_ELEMENTS + 1], one[ROPE_ELEMENTS + 1], many[ROPE_ELEMENTS + 1];
+    static const int64_t heads[ROPES] = {32, 8, 8, 1, 3, 32, 16, 2, 8, 4, 7};
+    size_t size = vjp_dtype_size(c->storage), bytes = (ROPE_ELEMENTS + 1) * size;
+    int32_t positions[ROPE_TIME];
+    for (int i = 0; i < ROPE_TIME; i++)
+        positions[i] = i * 5 % ROPE_TIME;
+    vjp_tensor table[2], place = on_device(VJP_I32, 1, (int64_t[]){ROPE_TIME}, positions, sizeof positions);
+    for (int i = 0; i < 2; i++) {
+        const int64_t shape[] = {ROPE_TIME, c->n_rot / 2};
+        size_t count = (size_t)(ROPE_TIME * c->n_rot / 2);
+        fill_rope(c->table, count, 99 + (uint32_t)i, content);
+        table[i] = on_device(c->table, 2, shape, content, count * vjp_dtype_size(c->table));
+    }
+    vjp_tensor x[ROPES], y[2][ROPES];
+    const vjp_tensor *list[2][ROPES * (ROPE_POSITIONS + 1)];
+    for (int k = 0; k < ROPES; k++) {
+        const int64_t shape[] = {2, c->positions ? ROPE_TIME : ROPE_TIME - k, heads[k], HEAD};
+        fill_rope(c->storage, ROPE_ELEMENTS + 1, (uint32_t)k, content);
+        x[k] = on_device(c->storage, 4, shape, content, bytes);
+        if (k == 4) x[k].offset = size; /* not aligned: it runs alone */
+        for (int i = 0; i < 2; i++) {
+            memset(one, 0x55, bytes);
+            y[i][k] = on_device(c->storage, 4, shape, one, bytes);
+            if (k == 9) y[i][k].flags = VJP_ACCUMULATE; /* so does this one */
+            const vjp_tensor *row[] = {[ROPE_Y] = &y[i][k],
+                                       [ROPE_X] = &x[k],
+                                       [ROPE_COSINE] = &table[0],
+                                       [ROPE_SINE] = &table[1],
+                                       [ROPE_POSITIONS] = c->positions ? &place : NULL};
+            memcpy(list[i] + k * (ROPE_POSITIONS + 1), row, sizeof row);
+        }
+    }
+    const vjp_rope_attributes attributes = {
+        .struct_size = sizeof attributes, .n_rot = c->n_rot, .pairing = (vjp_pairing)c->pairing};
+    for (int k = 0; k < ROPES; k++)
+        assert_int_equal(
+            vjp_call(device, &vjp_op_rope, pass, list[0] + k * (ROPE_POSITIONS + 1), ROPE_POSITIONS + 1, &attributes),
+            VJP_OK);
+    assert_int_equal(vjp_call_many(device, &vjp_op_rope, pass, list[1], ROPE_POSITIONS + 1, ROPES, &attributes),
+                     VJP_OK);
+    for (int k = 0; k < ROPES; k++) {
+        assert_int_equal(vjp_download(device, one, y[0][k].data, 0, bytes), VJP_OK);
+        assert_int_equal(vjp_download(device, many, y[1][k].data, 0, bytes), VJP_OK);
+        assert_memory_equal(one, many, bytes);
+        vjp_free(device, x[k].data), vjp_free(device, y[0][k].data), vjp_free(device, y[1][k].data);
+    }
+    vjp_free(device, table[0].data), vjp_free(device, table[1].data), vjp_free(device, place.data);
+}
+
+/* One launch has the bits of a launch for each tensor, whatever path they take. */
+static void ropes_of_several_tensors_are_those_of_each(void **state) {
+    (void)state;
+    need_device();
+    static const vjp_dtype storages[] = {VJP_F32, VJP_BF16, VJP_F16};
+    for (size_t t = 0; t < 3; t++)
+        for (int bits = 0; bits < 32; bits++) {
+            rope_case c = {.storage = storages[t],
+                           .table = bits & 1 ? VJP_F32 : storages[t],
+                           .pairing = bits & 2 ? VJP_PAIRING_INTERLEAVED : VJP_PAIRING_HALF,
+                           .n_rot = bits & 4 ? HEAD / 2 : HEAD,
+                           .positions = bits & 8};
+            check_ropes(&c, bits & 16 ? VJP_BACKWARD : VJP_FORWARD);
+        }
+}
+
 /* 0: the child was refused everything, with a sentence. */
 static int use_after_fork(const vjp_tensor *y, const vjp_tensor *x) {
     const vjp_tensor *tensors[] = {[CUMSUM_Y] = y, [CUMSUM_X] = x};
@@ -216,6 +304,7 @@ int main(void) {
         cmocka_unit_test(products_are_f32_unless_tf32_is_asked_for),
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
+        cmocka_unit_test(ropes_of_several_tensors_are_those_of_each),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,

@@ -231,22 +231,35 @@ static bool interleave(const vjp_tensor *a, const vjp_tensor *b, int64_t begin) 
 
 /* An empty tensor occupies no memory, whatever its address. */
 static bool has_memory(const vjp_tensor *tensor) {
-    return tensor && tensor->data && byte_count(tensor) > 0;
+    return tensor && tensor->data && element_count(tensor) > 0;
+}
+
+/* The first byte of a tensor that has memory, and the end of its last. */
+typedef struct range {
+    uintptr_t begin, end;
+} range;
+
+static range range_of(const vjp_tensor *tensor) {
+    uintptr_t begin = (uintptr_t)tensor->data + (uintptr_t)tensor->offset;
+    return (range){begin, begin + (uintptr_t)vjp_extent(tensor)};
+}
+
+/* Whether two tensors, both with memory, share some of it. */
+static bool share_memory(const vjp_tensor *a, range in_a, const vjp_tensor *b, range in_b) {
+    return in_b.begin < in_a.end && in_a.begin < in_b.end && !interleave(a, b, (int64_t)(in_b.begin - in_a.begin));
 }
 
 static vjp_status check_overlaps(const vjp_work *work, const vjp_pass_info *pass) {
     for (size_t i = 0; i < pass->outputs; i++) {
         const vjp_tensor *out = work->tensor[i];
         if (!has_memory(out)) continue;
-        uintptr_t out_begin = (uintptr_t)out->data + (uintptr_t)out->offset;
-        uintptr_t out_end = out_begin + (uintptr_t)vjp_extent(out);
+        range own = range_of(out);
         for (size_t j = 0; j < pass->count; j++) {
             const vjp_tensor *other = work->tensor[j];
             if (j == i || !has_memory(other) || (j < pass->outputs && j < i)) continue;
-            uintptr_t begin = (uintptr_t)other->data + (uintptr_t)other->offset;
-            uintptr_t end = begin + (uintptr_t)vjp_extent(other);
-            if (begin >= out_end || out_begin >= end || interleave(out, other, (int64_t)(begin - out_begin))) continue;
-            bool same = begin == out_begin && end == out_end && other->dtype == out->dtype &&
+            range its = range_of(other);
+            if (!share_memory(out, own, other, its)) continue;
+            bool same = its.begin == own.begin && its.end == own.end && other->dtype == out->dtype &&
                         has_rows_apart(other) == has_rows_apart(out);
             bool allowed = pass->slots[i].aliases >> j & 1;
             if (same && allowed && !(out->flags & VJP_ACCUMULATE)) continue;
@@ -475,6 +488,61 @@ vjp_status vjp_call(vjp_device *device, const vjp_op *op, vjp_pass pass, const v
     int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
     vjp_status status = resolve_call(&work, &kernel, device, op, pass, tensors, count, attributes, defaults);
     return status == VJP_OK ? vjp_run(&work, kernel) : status;
+}
+
+/* Whether no call uses what another one writes. */
+static bool are_independent(const vjp_work *works, size_t calls) {
+    const vjp_pass_info *pass = &works[0].op->info.pass[works[0].pass];
+    for (size_t i = 0; i < calls; i++)
+        for (size_t out = 0; out < pass->outputs; out++) {
+            const vjp_tensor *written = works[i].tensor[out];
+            for (size_t k = 0; k < calls * pass->count && has_memory(written); k++) {
+                const vjp_tensor *other = works[k / pass->count].tensor[k % pass->count];
+                if (k / pass->count == i || !has_memory(other)) continue;
+                if (share_memory(written, range_of(written), other, range_of(other))) return false;
+            }
+        }
+    return true;
+}
+
+/* Calls that share the device's workspace run one by one. */
+static bool can_merge(const vjp_work *works, size_t calls) {
+    const vjp_device *device = works[0].device;
+    if (calls < 2 || !device->backend->merges || !device->backend->merges(device, works[0].op, works[0].pass))
+        return false;
+    for (size_t i = 0; i < calls; i++)
+        if (works[i].workspace_bytes) return false;
+    return are_independent(works, calls);
+}
+
+enum { CALLS_AT_ONCE = 16 }; /* their works are on the stack: 16 KiB */
+
+vjp_status vjp_call_many(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors,
+                         size_t count, size_t calls, const void *attributes) {
+    vjp_work works[CALLS_AT_ONCE];
+    const vjp_work *list[CALLS_AT_ONCE];
+    const vjp_kernel *kernel = NULL;
+    int64_t defaults[VJP_MAX_ATTRIBUTE_BYTES / 8];
+    vjp_status status = VJP_OK;
+    /* The first round checks those that do not fit, the second runs. */
+    for (size_t i = CALLS_AT_ONCE; i < calls && status == VJP_OK; i++)
+        status = resolve_call(&works[0], &kernel, device, op, pass, tensors ? tensors + i * count : NULL, count,
+                              attributes, defaults);
+    for (size_t done = 0, now = 0; done < calls && status == VJP_OK; done += now) {
+        for (now = 0; now < CALLS_AT_ONCE && done + now < calls && status == VJP_OK; now++) {
+            status = resolve_call(&works[now], &kernel, device, op, pass,
+                                  tensors ? tensors + (done + now) * count : NULL, count, attributes, defaults);
+            list[now] = &works[now];
+        }
+        if (status != VJP_OK) break;
+        if (can_merge(works, now)) {
+            status = device->backend->run_many(list, now);
+            continue;
+        }
+        for (size_t i = 0; i < now && status == VJP_OK; i++)
+            status = vjp_run(&works[i], kernel);
+    }
+    return status;
 }
 
 vjp_status vjp_warm(vjp_device *device, const vjp_op *op, vjp_pass pass, const vjp_tensor *const *tensors, size_t count,

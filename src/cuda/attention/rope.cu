@@ -19,12 +19,14 @@
  *
  * Aligned: the tensors begin at multiples of 16 bytes, and rows, heads and rotated halves are whole vectors apart.
  *
+ * Several calls, as queries and keys, are one launch where they take the same path, aligned and with = (run_many_rope).
+ *
  * Each output is one product and one FMA of its pair and angle on every path, so the bits do not depend on it. A pair
  * belongs to one thread, which reads both elements before it writes either: y may be x.
  */
 #include <type_traits>
 
-#include "cuda/common/kernel.cuh"
+#include "cuda/common/many.cuh"
 
 namespace vjp {
 namespace {
@@ -58,6 +60,10 @@ struct rope_call {
     int64_t angle_step,
         angle_end; /* in the tables: block_rows further modulo the sequence, and where a sequence ends */
 };
+
+/* Calls that one launch computes: queries and keys are two. */
+constexpr int ROPE_CALLS = 8;
+using rope_calls = many_members<rope_call, ROPE_CALLS>;
 
 /*
  * W elements as loaded: 16 bytes stay in four registers until they are used. Measured on an H200: ordinary loads
@@ -236,23 +242,35 @@ __device__ void prefetch_heads(const rope_call &c, int64_t row, int64_t p, int f
     }
 }
 
+/* Block `block` of the `blocks` that a call has. */
 template <class T, int W, bool INTERLEAVED, bool ADD>
-__global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c) {
+__device__ void rotate_rows(const rope_call &c, int64_t block, int64_t blocks) {
     int lane = threadIdx.x % c.vector_lanes, rest = threadIdx.x / c.vector_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
-    let_next_begin();
+    int64_t first = block * c.block_rows + block_row;
     /* Measured: 2 % faster in f32, 2 % slower in 16 bits, which has twice as many blocks. */
-    if constexpr (sizeof(T) == 4)
-        prefetch_heads<T, W, INTERLEAVED, ADD>(c, (int64_t)blockIdx.x * c.block_rows + block_row, lane, head);
+    if constexpr (sizeof(T) == 4) prefetch_heads<T, W, INTERLEAVED, ADD>(c, first, lane, head);
     wait_for_previous();
     if (block_row >= c.block_rows) return;
-    for (int64_t row = (int64_t)blockIdx.x * c.block_rows + block_row; row < c.rows;
-         row += (int64_t)gridDim.x * c.block_rows)
+    for (int64_t row = first; row < c.rows; row += blocks * c.block_rows)
         for (int64_t p = lane; p < c.vectors; p += c.vector_lanes)
             if (p < c.rotated)
                 rotate_heads<T, W, INTERLEAVED, ADD, true>(c, row, p, head);
             else
                 rotate_heads<T, W, INTERLEAVED, ADD, false>(c, row, p, head);
+}
+
+template <class T, int W, bool INTERLEAVED, bool ADD>
+__global__ void __launch_bounds__(THREADS, RESIDENT<T, ADD>) rotate(rope_call c) {
+    let_next_begin();
+    rotate_rows<T, W, INTERLEAVED, ADD>(c, blockIdx.x, gridDim.x);
+}
+
+template <class T, bool INTERLEAVED>
+__global__ void __launch_bounds__(THREADS, RESIDENT<T, false>) rotate_many(const __grid_constant__ rope_calls calls) {
+    let_next_begin();
+    int block, k = calls.find((int)blockIdx.x, &block);
+    rotate_rows<T, WIDE<T>, INTERLEAVED, false>(calls.member[k], block, calls.first[k + 1] - calls.first[k]);
 }
 
 /* ---- Whole heads that rotate, in 16 bits ------------------------------------------------------------- */
@@ -296,8 +314,7 @@ template <class P, int W> struct raw_angles {
     }
 };
 
-template <class T, class P, bool INTERLEAVED>
-__global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call c) {
+template <class T, class P, bool INTERLEAVED> __device__ void rotate_stages(const rope_call &c, int64_t block) {
     /*
      * [RING_STEPS][2 x RING_HEADS][THREADS], at a multiple of 128 bytes: elsewhere group_norm's ring lost 8 % of its
      * speed.
@@ -305,10 +322,9 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
     extern __shared__ __align__(128) uint4 ring[];
     constexpr int W = WIDE<T>, STAGE = 2 * RING_HEADS * THREADS;
     constexpr bool ANGLES_AHEAD = sizeof(P) == 2; /* too few registers for two rows of f32 ones */
-    let_next_begin();
     int lane = threadIdx.x % c.vector_lanes, rest = threadIdx.x / c.vector_lanes;
     int head = rest % c.head_lanes, block_row = rest / c.head_lanes;
-    int64_t row = (int64_t)blockIdx.x * c.block_rows * RING_STEPS + block_row;
+    int64_t row = block * c.block_rows * RING_STEPS + block_row;
     if (block_row >= c.block_rows || row >= c.rows) return;
     int steps = (int)min((int64_t)RING_STEPS, divide_up(c.rows - row, c.block_rows));
     int64_t start = head * c.head_dim + (INTERLEAVED ? 2 * W : W) * lane;
@@ -371,6 +387,19 @@ __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call 
     }
 }
 
+template <class T, class P, bool INTERLEAVED>
+__global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call c) {
+    let_next_begin();
+    rotate_stages<T, P, INTERLEAVED>(c, blockIdx.x);
+}
+
+template <class T, class P, bool INTERLEAVED>
+__global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring_many(const __grid_constant__ rope_calls calls) {
+    let_next_begin();
+    int block, k = calls.find((int)blockIdx.x, &block);
+    rotate_stages<T, P, INTERLEAVED>(calls.member[k], block);
+}
+
 /*
  * Every head rotates whole, a row's angles follow from its time alone, both tables are of one type, and a row takes at
  * most RING_HEADS heads per thread.
@@ -380,31 +409,16 @@ bool takes_ring(const rope_call &c) {
            c.head_lanes * RING_HEADS >= c.heads && vjp_divide_up(c.rows, c.block_rows * RING_STEPS) <= MAX_BLOCKS;
 }
 
-template <class T, bool INTERLEAVED> vjp_status enqueue_ring(const vjp_work *work, const rope_call &c, int threads) {
-    size_t shared = sizeof(uint4) * RING_STEPS * 2 * RING_HEADS * THREADS;
-    return launch(work, true, c.cosine.f32 ? rotate_ring<T, float, INTERLEAVED> : rotate_ring<T, T, INTERLEAVED>,
-                  vjp_divide_up(c.rows, c.block_rows * RING_STEPS), threads, shared, c);
+int64_t ring_blocks(const rope_call &c) {
+    return vjp_divide_up(c.rows, c.block_rows * RING_STEPS);
 }
 
-template <class T, int W, bool INTERLEAVED, bool ADD> vjp_status enqueue(const vjp_work *work, rope_call &c) {
-    bool stays = c.x == c.y && !ADD; /* what is copied is already there */
-    c.rotated = c.n_rot / 2 / W;
-    c.vectors = c.rotated + (stays ? 0 : vjp_divide_up(c.head_dim - c.n_rot, 2 * W));
-    c.vector_lanes = (int)vjp_min(c.vectors, THREADS);
-    /* As few threads per row as have work for all their loads, and as many rows as fill the block. */
-    c.head_lanes = (int)vjp_min(vjp_divide_up(c.heads, HEADS<T, ADD>), THREADS / c.vector_lanes);
-    c.block_rows = (int)vjp_min(c.rows, THREADS / (c.vector_lanes * c.head_lanes));
-    c.angle_step = c.block_rows % c.time * (c.n_rot / 2);
-    c.angle_end = c.time * (c.n_rot / 2);
-    int threads = (int)vjp_round_up(c.vector_lanes * c.head_lanes * c.block_rows, 32);
-    if constexpr (W > 1 && sizeof(T) == 2 && !ADD)
-        if (takes_ring(c)) return enqueue_ring<T, INTERLEAVED>(work, c, threads);
-    int64_t grid = vjp_min(vjp_divide_up(c.rows, c.block_rows), MAX_BLOCKS);
-    return launch(work, true, rotate<T, W, INTERLEAVED, ADD>, grid, threads, 0, c);
-}
+constexpr size_t RING_BYTES = sizeof(uint4) * RING_STEPS * 2 * RING_HEADS * THREADS;
 
-vjp_status run(const vjp_work *work) {
-    const vjp_rope_attributes *attributes = static_cast<const vjp_rope_attributes *>(work->attributes);
+/* ---- Calls ------------------------------------------------------------------------------------------- */
+
+/* False: there is nothing to compute. */
+bool read_call(const vjp_work *work, rope_call *call) {
     vjp_rope_sizes s = vjp_rope_sizes_of(work);
     rope_call c{};
     c.y = vjp_data(work, ROPE_Y);
@@ -424,22 +438,127 @@ vjp_status run(const vjp_work *work) {
     c.position_stride = s.position_stride;
     c.x_step = vjp_step(work, ROPE_X);
     c.y_step = vjp_step(work, ROPE_Y);
-    if (!c.y || c.rows == 0 || c.heads == 0 || c.head_dim == 0) return VJP_OK;
+    *call = c;
+    return c.y && c.rows && c.heads && c.head_dim;
+}
+
+bool is_interleaved(const vjp_work *work) {
+    return static_cast<const vjp_rope_attributes *>(work->attributes)->pairing == VJP_PAIRING_INTERLEAVED;
+}
+
+template <class T> bool is_aligned_call(const rope_call &c) {
+    return c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && c.x_step % WIDE<T> == 0 &&
+           c.y_step % WIDE<T> == 0 && is_aligned(c.y, 16) && is_aligned(c.x, 16) && is_aligned(c.cosine.data, 16) &&
+           is_aligned(c.sine.data, 16);
+}
+
+/* Divides a call among the threads of a block; returns how many it needs. */
+template <class T, int W, bool ADD> int split_call(rope_call &c) {
+    bool stays = c.x == c.y && !ADD; /* what is copied is already there */
+    c.rotated = c.n_rot / 2 / W;
+    c.vectors = c.rotated + (stays ? 0 : vjp_divide_up(c.head_dim - c.n_rot, 2 * W));
+    c.vector_lanes = (int)vjp_min(c.vectors, THREADS);
+    /* As few threads per row as have work for all their loads, and as many rows as fill the block. */
+    c.head_lanes = (int)vjp_min(vjp_divide_up(c.heads, HEADS<T, ADD>), THREADS / c.vector_lanes);
+    c.block_rows = (int)vjp_min(c.rows, THREADS / (c.vector_lanes * c.head_lanes));
+    c.angle_step = c.block_rows % c.time * (c.n_rot / 2);
+    c.angle_end = c.time * (c.n_rot / 2);
+    return (int)vjp_round_up(c.vector_lanes * c.head_lanes * c.block_rows, 32);
+}
+
+int64_t grid_of(const rope_call &c) {
+    return vjp_min(vjp_divide_up(c.rows, c.block_rows), MAX_BLOCKS);
+}
+
+template <class T, int W, bool INTERLEAVED, bool ADD> vjp_status enqueue(const vjp_work *work, rope_call &c) {
+    int threads = split_call<T, W, ADD>(c);
+    if constexpr (W > 1 && sizeof(T) == 2 && !ADD)
+        if (takes_ring(c))
+            return launch(work, true,
+                          c.cosine.f32 ? rotate_ring<T, float, INTERLEAVED> : rotate_ring<T, T, INTERLEAVED>,
+                          ring_blocks(c), threads, RING_BYTES, c);
+    return launch(work, true, rotate<T, W, INTERLEAVED, ADD>, grid_of(c), threads, 0, c);
+}
+
+vjp_status run(const vjp_work *work) {
+    rope_call c;
+    if (!read_call(work, &c)) return VJP_OK;
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        bool aligned = c.head_dim % WIDE<T> == 0 && c.n_rot % (2 * WIDE<T>) == 0 && c.x_step % WIDE<T> == 0 &&
-                       c.y_step % WIDE<T> == 0 && is_aligned(c.y, 16) && is_aligned(c.x, 16) &&
-                       is_aligned(c.cosine.data, 16) && is_aligned(c.sine.data, 16);
-        return with_bool(attributes->pairing == VJP_PAIRING_INTERLEAVED, [&](auto interleaved) {
+        return with_bool(is_interleaved(work), [&](auto interleaved) {
             return with_bool(vjp_accumulates(work, ROPE_Y), [&](auto add) {
                 constexpr bool I = decltype(interleaved)::value, A = decltype(add)::value;
-                return aligned ? enqueue<T, WIDE<T>, I, A>(work, c) : enqueue<T, 1, I, A>(work, c);
+                return is_aligned_call<T>(c) ? enqueue<T, WIDE<T>, I, A>(work, c) : enqueue<T, 1, I, A>(work, c);
             });
         });
     });
 }
 
+/* ---- Several calls ----------------------------------------------------------------------------------- */
+
+/* The kernel that can compute a call together with others; calls with the same one are one launch. */
+struct shared_kernel {
+    vjp_dtype storage;
+    bool interleaved, ring, f32_angles;
+
+    bool operator==(const shared_kernel &) const = default;
+};
+
+/* Fills in the call, its kernel, threads and blocks; false where it must run alone. */
+template <class T>
+bool describe(const vjp_work *work, rope_call *c, shared_kernel *kernel, int *threads, int64_t *blocks) {
+    if (!read_call(work, c) || vjp_accumulates(work, ROPE_Y) || !is_aligned_call<T>(*c)) return false;
+    *threads = split_call<T, WIDE<T>, false>(*c);
+    bool ring = sizeof(T) == 2 && takes_ring(*c);
+    *kernel = {work->storage, is_interleaved(work), ring, ring && c->cosine.f32};
+    *blocks = ring ? ring_blocks(*c) : grid_of(*c);
+    return true;
+}
+
+template <class T>
+vjp_status enqueue_many(const vjp_work *work, const shared_kernel &kernel, const rope_calls &calls, int threads) {
+    return with_bool(kernel.interleaved, [&](auto interleaved) {
+        constexpr bool I = decltype(interleaved)::value;
+        if constexpr (sizeof(T) == 2)
+            if (kernel.ring)
+                return launch(work, true, kernel.f32_angles ? rotate_ring_many<T, float, I> : rotate_ring_many<T, T, I>,
+                              calls.blocks(), threads, RING_BYTES, calls);
+        return launch(work, true, rotate_many<T, I>, calls.blocks(), threads, 0, calls);
+    });
+}
+
+/* Runs the first of the works, with those after it that can share its launch; *done: how many. */
+template <class T> vjp_status run_first(const vjp_work *const *works, size_t count, size_t *done) {
+    rope_calls calls;
+    shared_kernel kernel{}, other{};
+    int threads = 0;
+    int64_t total = 0;
+    for (*done = 0; *done < count && *done < ROPE_CALLS; ++*done) {
+        rope_call c;
+        int own_threads;
+        int64_t blocks;
+        if (works[*done]->storage != works[0]->storage) break;
+        if (!describe<T>(works[*done], &c, *done ? &other : &kernel, &own_threads, &blocks)) break;
+        if ((*done && !(other == kernel)) || total + blocks > MAX_BLOCKS) break;
+        total += blocks;
+        threads = (int)vjp_max(threads, own_threads);
+        calls.add(c, blocks);
+    }
+    if (*done > 1) return enqueue_many<T>(works[0], kernel, calls, threads);
+    *done = 1;
+    return run(works[0]);
+}
+
 } // namespace
+
+vjp_status run_many_rope(const vjp_work *const *works, size_t count) {
+    vjp_status status = VJP_OK;
+    for (size_t i = 0, done = 0; i < count && status == VJP_OK; i += done)
+        status = with_type(works[i]->storage,
+                           [&](auto zero) { return run_first<decltype(zero)>(works + i, count - i, &done); });
+    return status;
+}
+
 } // namespace vjp
 
 extern "C" {

@@ -394,7 +394,7 @@ static vjp_status event_wait(vjp_device *device, void *event) {
 
 static int merges(const vjp_device *, const vjp_op *op, vjp_pass pass) {
     int id = op->id;
-    return id == OP_ID(adamw) || id == OP_ID(sgd) || id == OP_ID(sum_squares) ||
+    return id == OP_ID(adamw) || id == OP_ID(sgd) || id == OP_ID(sum_squares) || id == OP_ID(rope) ||
            (id == OP_ID(cast) && pass == VJP_FORWARD);
 }
 
@@ -405,6 +405,7 @@ static vjp_status run_many(const vjp_work *const *works, size_t count) {
     case OP_ID(adamw): return run_many_adamw(works, count);
     case OP_ID(sgd): return run_many_sgd(works, count);
     case OP_ID(sum_squares): return run_many_sum_squares(works, count);
+    case OP_ID(rope): return run_many_rope(works, count);
     default: return run_many_cast(works, count);
     }
 }

@@ -13,10 +13,10 @@ namespace vjp {
 
 constexpr int MANY_MEMBERS = 512;
 
-template <class Member> struct many_members {
+template <class Member, int ROOM = MANY_MEMBERS> struct many_members {
     int count = 0;
-    int first[MANY_MEMBERS + 1] = {0}; /* first[k]: the first block of member k; first[count]: how many blocks */
-    Member member[MANY_MEMBERS];
+    int first[ROOM + 1] = {0}; /* first[k]: the first block of member k; first[count]: how many blocks */
+    Member member[ROOM];
 
     /* A member without elements has no block. */
     void add(const Member &m, int64_t blocks) {
@@ -48,6 +48,7 @@ vjp_status run_many_adamw(const vjp_work *const *works, size_t count);
 vjp_status run_many_sgd(const vjp_work *const *works, size_t count);
 vjp_status run_many_sum_squares(const vjp_work *const *works, size_t count);
 vjp_status run_many_cast(const vjp_work *const *works, size_t count);
+vjp_status run_many_rope(const vjp_work *const *works, size_t count);
 
 } // namespace vjp
 
