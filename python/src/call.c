@@ -362,7 +362,7 @@ vjp_status call_op(const op_function *f, vjp_device *device, const vjp_tensor *c
     return status;
 }
 
-/* Without the GIL. */
+/* Needs no GIL. */
 static vjp_status run(call *c, vjp_device *device) {
     const op_function *f = c->f;
     for (size_t i = 0; i < f->pass->count; i++)
@@ -371,6 +371,32 @@ static vjp_status run(call *c, vjp_device *device) {
     vjp_status status = call_op(f, device, c->tensors, c->has_attributes ? c->attributes : NULL);
     for (size_t i = 0; status == VJP_OK && i < f->pass->outputs; i++)
         if (c->tensors[i] && c->arrays[i].copy) array_copy_out(&c->arrays[i]);
+    return status;
+}
+
+/*
+ * Arrays that are all smaller than this are computed with the GIL held, in a microsecond or two: to release it and to
+ * take it again is a tenth of such a call. hashlib has the same limit.
+ */
+enum { MIN_UNLOCKED_BYTES = 2048 };
+
+static bool is_small(const vjp_tensor *tensor) {
+    uint64_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++) {
+        uint64_t size = (uint64_t)tensor->shape[i];
+        if (size >= MIN_UNLOCKED_BYTES || (bytes *= size) >= MIN_UNLOCKED_BYTES) return false;
+    }
+    return true;
+}
+
+static vjp_status run_unlocked(call *c, vjp_device *device) {
+    bool small = true;
+    for (size_t i = 0; small && i < c->f->pass->count; i++)
+        small = !c->tensors[i] || is_small(c->tensors[i]);
+    if (small) return run(c, device);
+    PyThreadState *unlocked = PyEval_SaveThread();
+    vjp_status status = run(c, device);
+    PyEval_RestoreThread(unlocked);
     return status;
 }
 
@@ -397,9 +423,7 @@ static PyObject *run_on_device(call *c) {
     if (!entry) return NULL;
     PyObject *result = NULL;
     if (call_create_outputs(c, entry->device)) {
-        PyThreadState *unlocked = PyEval_SaveThread();
-        vjp_status status = run(c, entry->device);
-        PyEval_RestoreThread(unlocked);
+        vjp_status status = run_unlocked(c, entry->device);
         if (status == VJP_OK)
             result = call_results(c);
         else
