@@ -19,6 +19,24 @@ static int find_argument(const op_function *f, PyObject *name) {
     return -1;
 }
 
+bool call_bind_name(call *c, PyObject *name, PyObject *value) {
+    const op_function *f = c->f;
+    int at = PyUnicode_Check(name) ? find_argument(f, name) : -1;
+    if (at >= 0 && !c->values[at]) {
+        c->values[at] = value;
+        return true;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 at < 0 ? "%s() got an unexpected argument '%S'" : "%s() got two values for argument '%S'", f->name,
+                 name);
+    return false;
+}
+
+void call_drop_none(call *c) {
+    for (int i = 0; i < c->f->inputs; i++)
+        if (c->values[i] == Py_None) c->values[i] = NULL;
+}
+
 static bool bind(call *c, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     const op_function *f = c->f;
     if (count > f->inputs) {
@@ -29,19 +47,9 @@ static bool bind(call *c, PyObject *const *arguments, Py_ssize_t count, PyObject
     memset(c->values, 0, sizeof c->values[0] * (size_t)f->arguments);
     memcpy(c->values, arguments, sizeof c->values[0] * (size_t)count);
     Py_ssize_t keywords = names ? PyTuple_Size(names) : 0;
-    for (Py_ssize_t i = 0; i < keywords; i++) {
-        PyObject *name = PyTuple_GetItem(names, i);
-        int at = find_argument(f, name);
-        if (at < 0 || c->values[at]) {
-            PyErr_Format(PyExc_TypeError,
-                         at < 0 ? "%s() got an unexpected argument '%U'" : "%s() got two values for argument '%U'",
-                         f->name, name);
-            return false;
-        }
-        c->values[at] = arguments[count + i];
-    }
-    for (int i = 0; i < f->inputs; i++)
-        if (c->values[i] == Py_None) c->values[i] = NULL;
+    for (Py_ssize_t i = 0; i < keywords; i++)
+        if (!call_bind_name(c, PyTuple_GetItem(names, i), arguments[count + i])) return false;
+    call_drop_none(c);
     return true;
 }
 
@@ -414,38 +422,46 @@ PyObject *call_results(call *c) {
     return tuple;
 }
 
-static PyObject *run_on_device(call *c) {
-    int gpu;
-    if (!call_find_gpu(c, &gpu)) return NULL;
-    if (gpu >= 0) return call_run_on_gpu(c, gpu);
+bool call_run_on_host(call *c) {
     bool pooled = c->like && c->like->kind == ARRAY_EXCHANGE; /* torch's tensors: on torch's threads */
     device_entry *entry = device_take_host(call_extra(c, ARGUMENT_DEVICE), pooled);
-    if (!entry) return NULL;
-    PyObject *result = NULL;
-    if (call_create_outputs(c, entry->device)) {
+    if (!entry) return false;
+    bool ok = call_create_outputs(c, entry->device);
+    if (ok) {
         vjp_status status = run_unlocked(c, entry->device);
-        if (status == VJP_OK)
-            result = call_results(c);
-        else
-            error_set(status, vjp_error(entry->device));
+        ok = status == VJP_OK;
+        if (!ok) error_set(status, vjp_error(entry->device));
     }
     device_give_back(entry);
-    return result;
+    return ok;
+}
+
+void call_begin(call *c, const op_function *f) {
+    c->f = f;
+    c->like = NULL;
+    memset(c->created, 0, sizeof c->created);
+    memset(c->tensors, 0, sizeof c->tensors);
+}
+
+bool call_read(call *c) {
+    return read_attributes(c) && read_wanted(c) && read_inputs(c) && read_out(c) && read_accumulate(c);
+}
+
+void call_release(call *c) {
+    for (size_t i = 0; i < c->f->pass->count; i++)
+        if (c->tensors[i]) array_release(&c->arrays[i]);
 }
 
 static PyObject *call_function(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     call c;
-    c.f = PyCapsule_GetPointer(self, NULL);
-    if (!c.f) return NULL;
-    c.like = NULL;
-    size_t slots = c.f->pass->count;
-    memset(c.created, 0, sizeof c.created);
-    memset(c.tensors, 0, sizeof c.tensors);
-    bool ok = bind(&c, arguments, count, names) && read_attributes(&c) && read_wanted(&c) && read_inputs(&c) &&
-              read_out(&c) && read_accumulate(&c);
-    PyObject *result = ok ? run_on_device(&c) : NULL;
-    for (size_t i = 0; i < slots; i++)
-        if (c.tensors[i]) array_release(&c.arrays[i]);
+    int gpu;
+    const op_function *f = PyCapsule_GetPointer(self, NULL);
+    if (!f) return NULL;
+    call_begin(&c, f);
+    bool ok = bind(&c, arguments, count, names) && call_read(&c) && call_find_gpu(&c, &gpu);
+    ok = ok && (gpu >= 0 ? call_run_on_gpu(&c, 1, gpu) : call_run_on_host(&c));
+    PyObject *result = ok ? call_results(&c) : NULL;
+    call_release(&c);
     return result;
 }
 

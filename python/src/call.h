@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A call of an op from Python, for the files that run it: call.c on the host, call_gpu.c on a GPU. */
+/* A call of an op from Python, for the files that run it: call.c on the host, call_gpu.c on a GPU, call_many.c several.
+ */
 #ifndef VJP_PYTHON_CALL_H
 #define VJP_PYTHON_CALL_H
 
@@ -23,10 +24,23 @@ typedef struct call {
     int64_t attributes[MAX_ATTRIBUTES];
 } call;
 
+/* A call of `f` without arguments; call_release() frees what it holds. */
+void call_begin(call *c, const op_function *f);
+void call_release(call *c);
+
+/* Sets an argument by its name; then call_drop_none() makes inputs that are None absent. */
+bool call_bind_name(call *c, PyObject *name, PyObject *value);
+void call_drop_none(call *c);
+
+/* Reads all arguments that are set. False with an exception set on failure, here and below. */
+bool call_read(call *c);
+
+bool call_run_on_host(call *c);
+
 /* An argument after tensors and attributes, borrowed; NULL where it is absent or None. */
 PyObject *call_extra(const call *c, int argument);
 
-/* Makes the outputs that are wanted and not given. False with an exception set on failure. */
+/* Makes the outputs that are wanted and not given. */
 bool call_create_outputs(call *c, vjp_device *device);
 
 /* The array or the tuple that the function returns. */
@@ -34,6 +48,8 @@ PyObject *call_results(call *c);
 
 /* The GPU that holds all arrays, -1 for the host. False with an exception set if they are in different places. */
 bool call_find_gpu(call *c, int *gpu);
-PyObject *call_run_on_gpu(call *c, int gpu);
+
+/* Runs calls of one function with the same attributes there, as one where that is possible. */
+bool call_run_on_gpu(call *calls, size_t count, int gpu);
 
 #endif

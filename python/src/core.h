@@ -8,7 +8,7 @@
  *   array.c    Python's arrays as vjp_tensor values, and new arrays of the caller's kind
  *   gpu.c      arrays in a GPU's memory: their stream, packed copies of them, a call's workspace
  *   memory.c   memory of our own that other libraries take over by DLPack
- *   call.c     a function for each op and pass; call_gpu.c runs it on a GPU
+ *   call.c     a function for each op and pass; call_gpu.c runs it on a GPU, call_many.c several at once
  *   describe.c their signatures and docstrings, and the op table as Python data
  *   graph.c    graphs; program.c: programs compiled from them
  *   torch.c    kernels that torch's dispatcher calls, and torch's threads as a pool
@@ -225,6 +225,9 @@ typedef struct op_function {
 
 /* Adds the dict `functions` to the module. */
 bool call_init(PyObject *module);
+
+/* call_many.c: several calls of a function; the docstring of vjp._core.call_many() describes it. */
+PyObject *call_many(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
 /* The functions in the order of that dict; NULL past the last. */
 const op_function *call_function_at(size_t index);

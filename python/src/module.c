@@ -8,6 +8,9 @@ static PyMethodDef methods[] = {
     {"table", describe_table, METH_NOARGS,
      "{function: (op, pass, inputs, outputs, attributes)}: the op table. An input is (name, kind, optional), an output "
      "(name, kind), an attribute (name, type, default, choices or None)."},
+    {"call_many", (PyCFunction)(void (*)(void))call_many, METH_FASTCALL,
+     "Several calls of a function, by its name and a list of dicts of arguments, with the same attributes; returns a "
+     "list of their results. They are one launch where the device can do that."},
     {"synchronize", device_synchronize, METH_O, "Waits for the devices of that name and raises what they found."},
     {"summary", device_summary, METH_O, "One line on what a device is."},
     {NULL, NULL, 0, NULL},

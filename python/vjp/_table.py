@@ -49,8 +49,8 @@ TABLE = {name: Pass(op, bool(number), *rest) for name, (op, number, *rest) in _c
 class Links:
     """An op's forward and backward: where the tensors of the backward come from and where its gradients belong."""
 
-    def __init__(self, name: str):
-        forward, backward = TABLE[name], TABLE[f"{name}_backward"]
+    def __init__(self, name: str, table: dict[str, Pass] = TABLE):
+        forward, backward = table[name], table[f"{name}_backward"]
         self.name = name
         self.inputs = [slot for slot, _, _ in forward.inputs]
         self.outputs = [slot for slot, _ in forward.outputs]

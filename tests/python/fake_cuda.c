@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A backend that stands for CUDA where there is no GPU: test_gpu_arrays.py builds it as libvjp-cuda. Its memory is the
- * host's, `scale` needs workspace, `mul` takes a number, and everything that happens is written to a log that the test
- * reads with fake_log().
+ * host's, `scale` needs workspace, `mul` takes a number and merges calls, and everything that happens is written to a
+ * log that the test reads with fake_log().
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -104,6 +104,19 @@ static const vjp_kernel *fake_kernel(const vjp_device *device, const vjp_op *op,
     return strcmp(name, "mul") == 0 && pass == VJP_FORWARD ? &mul_kernel : NULL;
 }
 
+static int fake_merges(const vjp_device *device, const vjp_op *op, vjp_pass pass) {
+    (void)device, (void)pass;
+    const char *name = vjp->describe(op)->name;
+    return strcmp(name, "mul") == 0 || strcmp(name, "scale") == 0;
+}
+
+static vjp_status fake_run_many(const vjp_work *const *works, size_t count) {
+    say("%s of %zu\n", vjp->describe(works[0]->op)->name, count);
+    for (size_t i = count; i-- > 0;)
+        mul(works[i]);
+    return VJP_OK;
+}
+
 static vjp_status fake_alloc(vjp_device *device, size_t bytes, void **data) {
     *data = NULL;
     void *made = bytes <= (size_t)1 << 30 ? aligned_alloc(64, (bytes + 64) / 64 * 64) : NULL;
@@ -167,6 +180,8 @@ static const vjp_backend backend = {
     .set_stream = fake_set_stream,
     .count = fake_count,
     .describe = fake_describe,
+    .merges = fake_merges,
+    .run_many = fake_run_many,
 };
 
 const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);

@@ -21,8 +21,8 @@ import vjp.torch as vt  # noqa: E402
 from test_torch import CASES, against_torch, compare  # noqa: E402
 from test_torch_modules import make_model  # noqa: E402
 from test_torch_ops import all_samples, arguments, sample  # noqa: E402
-from vjp._table import TABLE  # noqa: E402
-from vjp.torch.functions import OPS  # noqa: E402
+from vjp.torch._ops import ROWS  # noqa: E402
+from vjp.torch.functions import OPS, as_tuple  # noqa: E402
 
 PLACE = "cuda:0"
 
@@ -91,10 +91,10 @@ def test_an_index_outside_its_table():
 # ---- torch.ops ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_opcheck(name):
     tensors, options = next((t, o) for n, t, o in all_samples(torch.float32) if n == name)
-    row = TABLE[name]
+    row = ROWS[name]
     leaves = tuple(here(t).requires_grad_() if t is not None and t.is_floating_point() and not row.backward and row.op in OPS else here(t)
                    for t in tensors)
     kinds = ["test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
@@ -111,13 +111,12 @@ def test_gradients(op, dtype):
 
     def run(function, place):
         leaves = [t if t is None else t.to(place).requires_grad_() if i in where else t.to(place) for i, t in enumerate(values)]
-        y = function(*leaves)
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(place, y.dtype)
-        return [y.detach(), *torch.autograd.grad(y, [leaves[i] for i in where], dy)]
+        results = as_tuple(function(*leaves))
+        dy = [torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(place, y.dtype) for y in results]
+        return [*(y.detach() for y in results), *torch.autograd.grad(results, [leaves[i] for i in where], dy)]
 
     def first(*leaves):
-        y = getattr(torch.ops.vjp, op)(*leaves, **options)
-        return y[0] if isinstance(y, tuple) else y
+        return OPS[op].results(as_tuple(getattr(torch.ops.vjp, op)(*leaves, **options)))
 
     def eager(*leaves):
         return getattr(vt, op)(*leaves, **options)
@@ -130,6 +129,43 @@ def test_gradients(op, dtype):
     bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for a, b in zip(expected, run(eager, "cpu")):
         assert (a.cpu().double() - b.double()).abs().max() <= bound * b.double().abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rope_pair(dtype):
+    """Queries and keys at once: the bits of two calls, also in a captured graph."""
+    q, k = (torch.randn(2, 257, heads, 128, device=PLACE, dtype=dtype) for heads in (32, 8))
+    angle = torch.rand(300, 64, device=PLACE)
+    for positions in (None, torch.randint(0, 300, (2, 257), device=PLACE)):
+        for tables in ((angle.cos(), angle.sin()), (angle.cos().to(dtype), angle.sin().to(dtype))):
+            expected = [(vjp.rope(t, *tables, positions), vjp.rope_backward(t, *tables, positions)) for t in (q, k)]
+            leaves = [t.clone().requires_grad_() for t in (q, k)]
+            results = vt.rope_pair(*leaves, *tables, positions)
+            gradients = torch.autograd.grad(results, leaves, (q, k))
+            for (y, dx), a, b in zip(expected, results, gradients):
+                assert torch.equal(y, a) and torch.equal(dx, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = vt.rope_pair(q, k, *tables)
+    graph.replay()
+    for a, b in zip(results, (q, k)):
+        assert torch.equal(a, vjp.rope(b, *tables))
+
+
+def test_adamw_of_many_tensors():
+    """Several parameters at once: the bits of a call for each."""
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        start = [torch.randn(5 + 37 * i, device=PLACE, dtype=dtype) for i in range(40)]
+        models = [[nn.Parameter(t.clone()) for t in start] for _ in range(2)]
+        optimizers = [vt.AdamW(models[0], lr=1e-2)], [vt.AdamW([p], lr=1e-2) for p in models[1]]
+        for _ in range(3):
+            for a, b in zip(*models):
+                a.grad = b.grad = torch.randn_like(a)
+            for optimizer in (*optimizers[0], *optimizers[1]):
+                optimizer.step()
+        for a, b, before in zip(*models, start):
+            assert torch.equal(a, b) and not torch.equal(a, before)
 
 
 def test_autocast():

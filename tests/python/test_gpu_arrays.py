@@ -150,6 +150,36 @@ assert np.array_equal(vjp.mul(WithTable(x), 2.5).array, 2.5 * x)
 assert "upload 4" in log()
 assert np.array_equal(vjp.mul(WithCapsule(x), 2.5).array, 2.5 * x) and not WithTable.alive
 """,
+    "several calls are one launch": """
+from vjp import _core
+a, b = WithTable(x), WithTable(x + 1)
+y = _core.call_many("mul", [{"a": t, "b": b} for t in (a, b, a)])
+assert [type(t) for t in y] == 3 * [WithTable] and [t.array.tolist() for t in y] == [(t.array * b.array).tolist() for t in (a, b, a)]
+assert log().count("mul of 3") == 1
+out = WithTable(np.zeros((3, 4)))
+y = _core.call_many("mul", [{"a": a, "b": b}, {"a": out, "b": b, "out": out}])
+assert y[1] is out and "mul of 2" in log() and not out.array.any()
+y = _core.call_many("mul", [{"a": a, "b": b, "out": out}, {"a": out, "b": b}])  # the second reads what the first writes
+assert not any("of" in l for l in log()) and np.array_equal(y[1].array, x * (x + 1) * (x + 1))
+y = _core.call_many("mul", [{"a": t, "b": b} for t in 20 * [a]])
+assert [l for l in log() if "of" in l] == ["mul of 16", "mul of 4"] and all(np.array_equal(t.array, x * (x + 1)) for t in y)
+y = _core.call_many("scale", [{"x": t, "factor": 3.0} for t in (a, b)])  # both need the workspace
+assert not any("of" in l for l in log()) and all(np.array_equal(t.array, 3 * s.array) for t, s in zip(y, (a, b)))
+y = _core.call_many("scale", [{"x": WithCapsule(x + i), "factor": 3.0} for i in range(2)])
+assert all(np.array_equal(t.array, 3 * (x + i)) for i, t in enumerate(y))
+assert _core.call_many("mul", []) == []
+refused(ValueError, "calls 0 and 1 differ in where their arrays are", _core.call_many, "mul", [{"a": a, "b": b}, {"a": WithTable(x, 1), "b": WithTable(x, 1)}])
+refused(ValueError, "calls 0 and 1 differ in their attributes", _core.call_many, "scale", [{"x": a, "factor": 2.0}, {"x": a, "factor": 3.0}])
+refused(TypeError, "mul() needs the argument 'b'", _core.call_many, "mul", [{"a": a, "b": b}, {"a": a}])
+refused(TypeError, "unexpected argument 'c'", _core.call_many, "mul", [{"a": a, "b": b, "c": b}])
+refused(TypeError, "must be a dict", _core.call_many, "mul", [a])
+refused(ValueError, "no function nothing", _core.call_many, "nothing", [])
+refused(TypeError, "a list of dicts", _core.call_many, "mul", {})
+before = out.array.copy()
+refused(vjp.InvalidError, "mul.forward: b has", _core.call_many, "mul", [{"a": a, "b": b, "out": out}, {"a": a, "b": WithTable(np.ones(3))}])
+assert np.array_equal(out.array, before)
+assert not WithTable.alive
+""",
     "capsules": """
 y = vjp.scale(WithCapsule(x, 1), factor=3.0)
 assert type(y) is WithCapsule and y.gpu == 1 and np.array_equal(y.array, 3 * x)

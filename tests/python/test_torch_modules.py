@@ -91,6 +91,9 @@ def test_rotary_embedding():
     a, b = y[..., :4], y[..., 4:]
     assert torch.allclose(later[..., :4], a * angle.cos() - b * angle.sin(), atol=1e-5)
     assert not embed.state_dict()
+    k, positions = torch.randn(2, 5, 2, 8), torch.arange(5) + 3
+    for a, b in zip(embed.pair(x, k, positions), (embed(x, positions), embed(k, positions))):
+        assert torch.equal(a, b)
 
 
 def test_adamw():

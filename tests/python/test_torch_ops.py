@@ -15,15 +15,17 @@ import torch.nn.functional as F  # noqa: E402
 import vjp  # noqa: E402
 import vjp.torch as vt  # noqa: E402
 from test_torch import CASES, make_inputs  # noqa: E402
-from vjp._table import TABLE  # noqa: E402
-from vjp.torch.functions import OPS  # noqa: E402
+from vjp.torch._ops import PAIRS, ROWS  # noqa: E402
+from vjp.torch.functions import OPS, as_tuple  # noqa: E402
 
-DROPOUT = {"x": (6, 33), "counter": torch.tensor([5, 9])}
+# Those that CASES, with vjp's own ops and torch's functions for them, does not have.
+MORE = {"dropout": {"x": (6, 33), "counter": torch.tensor([5, 9])},
+        "rope_pair": {"q": (2, 5, 4, 8), "k": (2, 5, 3, 8), "cosine": (9, 4), "sine": (9, 4), "positions": torch.tensor([8, 0, 3, 3, 1])}}
 
 
 def sample(op, dtype):
     """(tensors by name, options) of an op's forward; numbers become tensors, which is what an op of torch takes."""
-    shapes, options = (DROPOUT, {}) if op == "dropout" else (CASES[op][1], dict(CASES[op][2]))
+    shapes, options = (MORE[op], {}) if op in MORE else (CASES[op][1], dict(CASES[op][2]))
     made = make_inputs(shapes, dtype)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     made = {name: t if torch.is_tensor(t) else torch.tensor(t, dtype=torch.int64 if name == "step" else exact) for name, t in made.items()}
@@ -33,13 +35,13 @@ def sample(op, dtype):
 
 
 def arguments(name, tensors):
-    return tuple(tensors.get(slot) for slot, _, _ in TABLE[name].inputs)
+    return tuple(tensors.get(slot) for slot, _, _ in ROWS[name].inputs)
 
 
 def backward_sample(op, dtype):
     tensors, options = sample(op, dtype)
     forward = getattr(torch.ops.vjp, op)(*arguments(op, tensors), **options)
-    outputs = dict(zip((slot for slot, _ in TABLE[op].outputs), forward if isinstance(forward, tuple) else (forward,)))
+    outputs = dict(zip((slot for slot, _ in ROWS[op].outputs), forward if isinstance(forward, tuple) else (forward,)))
     torch.manual_seed(2)
     for name, value in list(outputs.items()):
         outputs["d" + name] = torch.randn_like(value) if value.is_floating_point() else None
@@ -48,14 +50,14 @@ def backward_sample(op, dtype):
 
 
 def all_samples(dtype):
-    for name, row in TABLE.items():
+    for name, row in ROWS.items():
         made, options = backward_sample(row.op, dtype) if row.backward else sample(row.op, dtype)
         yield name, arguments(name, made), options
 
 
 @pytest.mark.parametrize("name, tensors, options", list(all_samples(torch.float32)), ids=lambda value: value if isinstance(value, str) else "")
 def test_opcheck(name, tensors, options):
-    row = TABLE[name]
+    row = ROWS[name]
     leaves = tuple(t.clone().requires_grad_() if t is not None and t.is_floating_point() and not row.backward and row.op in OPS else t
                    for t in tensors)
     kinds = ["test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
@@ -66,13 +68,17 @@ def test_opcheck(name, tensors, options):
 def test_bits_are_those_of_vjp(dtype):
     """Through the dispatcher, by each kernel, for every op and pass."""
     for name, tensors, options in all_samples(dtype):
-        row = TABLE[name]
+        row = ROWS[name]
         got = getattr(torch.ops.vjp, name)(*tensors, **options)
         got = got if isinstance(got, tuple) else (got,)
         exact = {"device": "ref"} if dtype == torch.float64 else {}
         like = tuple(torch.empty_like(t) for t in got)
         options = {key: value for key, value in options.items() if key != "dtype"}
-        getattr(vjp, name)(*tensors, **options, **exact, outputs=tuple(slot for slot, _ in row.outputs), out=like)
+        if name in PAIRS:
+            for y, x in zip(like, tensors):
+                getattr(vjp, name.replace("_pair", ""))(x, *tensors[2:], **options, **exact, out=y)
+        else:
+            getattr(vjp, name)(*tensors, **options, **exact, outputs=tuple(slot for slot, _ in row.outputs), out=like)
         for (slot, _), a, b in zip(row.outputs, got, like):
             assert torch.equal(a, b), f"{name}: {slot}"
 
@@ -84,7 +90,7 @@ def test_gradcheck(op):
     if op == "cast":
         options["dtype"] = torch.float64
     values = arguments(op, tensors)
-    fixed = {"rope": (1, 2)}.get(op, ())  # vjp gives no gradient of the tables
+    fixed = {"rope": (1, 2), "rope_pair": (2, 3)}.get(op, ())  # vjp gives no gradient of the tables
     leaves = tuple(t.clone().requires_grad_() if t is not None and t.is_floating_point() and i not in fixed else t for i, t in enumerate(values))
     assert torch.autograd.gradcheck(lambda *t: getattr(vt, op)(*t, **options), leaves, fast_mode=True)
 
@@ -96,15 +102,16 @@ def test_paths_agree(op):
     values = arguments(op, tensors)
     where = [i for i in OPS[op].gradients if i is not None and values[i] is not None]
 
+    def gradients_of(results):
+        return [torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype) for y in results]
+
     def run(function):
         leaves = [t.clone().requires_grad_() if i in where else t for i, t in enumerate(values)]
-        y = function(*leaves)
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
-        return [y.detach(), *torch.autograd.grad(y, [leaves[i] for i in where], dy)]
+        results = as_tuple(function(*leaves))
+        return [*(y.detach() for y in results), *torch.autograd.grad(results, [leaves[i] for i in where], gradients_of(results))]
 
     def first(*leaves):
-        y = getattr(torch.ops.vjp, op)(*leaves, **options)
-        return y[0] if isinstance(y, tuple) else y
+        return OPS[op].results(as_tuple(getattr(torch.ops.vjp, op)(*leaves, **options)))
 
     torch._dynamo.reset()
     expected = run(lambda *leaves: getattr(vt, op)(*leaves, **options))
@@ -114,9 +121,23 @@ def test_paths_agree(op):
 
     y, pull = torch.func.vjp(lambda *some: getattr(vt, op)(*[some[where.index(i)] if i in where else t for i, t in enumerate(values)], **options),
                              *[values[i] for i in where])
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y.dtype)
-    for a, b in zip(expected, [y, *pull(dy)]):
+    dy = gradients_of(as_tuple(y))
+    for a, b in zip(expected, [*as_tuple(y), *pull(tuple(dy) if isinstance(y, tuple) else dy[0])]):
         assert torch.equal(a, b)
+
+
+def test_one_gradient_of_a_pair():
+    """Only the gradient that is needed is computed, and a result that is not used has no gradient."""
+    tensors, _ = sample("rope_pair", torch.float32)
+    q, k, *tables = arguments("rope_pair", tensors)
+    dy = torch.ones_like(q)
+    alone = vjp.rope_backward(dy, *tables)
+    for needed in ((True, False), (True, True)):
+        leaves = [t.clone().requires_grad_(need) for t, need in zip((q, k), needed)]
+        got = torch.autograd.grad(vt.rope_pair(*leaves, *tables)[0], leaves[0], dy)[0]
+        assert torch.equal(got, alone)
+    none, both = (torch.ops.vjp.rope_pair_backward(dy, torch.ones_like(k), *tables, outputs=bits) for bits in (1, 3))
+    assert none[1].numel() == 0 and both[1].shape == k.shape and torch.equal(none[0], both[0])
 
 
 def test_compile_with_other_shapes():

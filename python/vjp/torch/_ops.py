@@ -8,6 +8,8 @@ passes of parameters (bit i: gradient i is f32 although the activations have 16 
 The kernels for the CPU are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.13 on, and
 otherwise Python functions over vjp._core, as those for CUDA always are. Both give the same bits. Fake kernels compute shapes alone,
 for torch.compile.
+
+Beside vjp's own ops there is rope_pair, rope of queries and keys: two calls, which are one launch on CUDA.
 """
 from __future__ import annotations
 
@@ -25,10 +27,20 @@ from vjp._table import TABLE, Pass
 
 SIZES = ("rows", "height", "width")  # attributes that are a tensor's sizes, and so may be symbolic
 
+_rope = TABLE["rope"]
+# The passes of two calls as one: the first two inputs and the outputs are one of each call, the other inputs are shared.
+PAIRS = {
+    "rope_pair": Pass("rope_pair", False, [("q", "storage", False), ("k", "storage", False), *_rope.inputs[1:]],
+                      [("q_out", "storage"), ("k_out", "storage")], _rope.attributes),
+    "rope_pair_backward": Pass("rope_pair", True, [("dq_out", "storage", False), ("dk_out", "storage", False), *_rope.inputs[1:]],
+                               [("dq", "storage"), ("dk", "storage")], _rope.attributes),
+}
+ROWS = {**TABLE, **PAIRS}
+
 
 def schema(name: str) -> str:
     """The schema of a function: `swiglu(Tensor gate, Tensor up) -> Tensor`."""
-    row = TABLE[name]
+    row = ROWS[name]
     tensors = [f"Tensor{'?' if optional else ''} {slot}{'=None' if i >= row.required() else ''}"
                for i, (slot, _, optional) in enumerate(row.inputs)]
     keywords = []
@@ -122,6 +134,7 @@ FORWARD: dict[str, Callable[[dict, dict], list]] = {
     "linear_cross_entropy": lambda s, a: [(), s["x"][:-1]],
     "attention": lambda s, a: [s["q"], (s["q"][0], s["q"][2], s["q"][1])],
     "conv2d": lambda s, a: [convolved(s["x"], s["weight"], a)],
+    "rope_pair": lambda s, a: [s["q"], s["k"]],
 }
 
 # Those gradients whose tensor is not among the inputs of the backward.
@@ -140,6 +153,8 @@ BACKWARD: dict[str, Callable[[dict, dict], Any]] = {
     "conv2d.dbias": lambda s, a: s["dy"][-1:] if a["layout"] == "channels_last" else s["dy"][1:2],
     "linear_cross_entropy.loss": lambda s, a: (),
     "linear_cross_entropy.lse": lambda s, a: s["x"][:-1],
+    "rope_pair.dq": lambda s, a: s["dq_out"],
+    "rope_pair.dk": lambda s, a: s["dk_out"],
 }
 
 
@@ -167,7 +182,7 @@ def storage_of(row: Pass, tensors: dict[str, Tensor]) -> torch.dtype:
 
 def new_outputs(name: str, tensors: dict[str, Tensor], attributes: dict[str, Any]) -> list[Tensor]:
     """Tensors for the results, uninitialised: the whole fake kernel, and the memory of the Python kernels."""
-    row = TABLE[name]
+    row = ROWS[name]
     storage = storage_of(row, tensors)
     exact = torch.float64 if storage == torch.float64 else torch.float32
     wide = attributes.get("wide", 0)
@@ -185,7 +200,7 @@ def new_outputs(name: str, tensors: dict[str, Tensor], attributes: dict[str, Any
 
 def bound(name: str, arguments: tuple, keywords: dict) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors that are present, and all attributes, by name."""
-    row = TABLE[name]
+    row = ROWS[name]
     tensors = {slot[0]: value for slot, value in zip(row.inputs, arguments) if value is not None}
     attributes = {attribute: default for attribute, _, default, _ in row.attributes}
     return tensors, {**attributes, **keywords}
@@ -200,7 +215,7 @@ def fake_kernel(name: str) -> Callable:
 
 def python_kernel(name: str) -> Callable:
     """The kernel over vjp._core, which runs where the tensors are; on CUDA it is enqueued on torch's current stream."""
-    row, function = TABLE[name], _core.functions[name]
+    row, run = ROWS[name], run_pair if name in PAIRS else run_one
 
     def kernel(*arguments, **keywords):
         tensors, attributes = bound(name, arguments, keywords)
@@ -209,10 +224,20 @@ def python_kernel(name: str) -> Callable:
         wanted = [i for i in range(len(made)) if attributes.get("outputs", -1) >> i & 1]
         options = {attribute: attributes[attribute] for attribute, _, _, _ in row.attributes}
         if wanted:
-            function(**{key: t.detach() for key, t in tensors.items()}, **options, device="ref" if exact else None,
-                     outputs=tuple(row.outputs[i][0] for i in wanted), out=tuple(made[i] for i in wanted))
+            run(name, {key: t.detach() for key, t in tensors.items()}, {**options, "device": "ref" if exact else None}, wanted, made)
         return made[0] if len(made) == 1 else tuple(made)
     return kernel
+
+
+def run_one(name: str, tensors: dict[str, Tensor], options: dict[str, Any], wanted: list[int], made: list[Tensor]) -> None:
+    _core.functions[name](**tensors, **options, outputs=tuple(TABLE[name].outputs[i][0] for i in wanted), out=tuple(made[i] for i in wanted))
+
+
+def run_pair(name: str, tensors: dict[str, Tensor], options: dict[str, Any], wanted: list[int], made: list[Tensor]) -> None:
+    own, single = [slot for slot, _, _ in PAIRS[name].inputs[:2]], name.replace("_pair", "")
+    shared = {key: t for key, t in tensors.items() if key not in own}
+    first = TABLE[single].inputs[0][0]
+    _core.call_many(single, [{first: tensors[own[i]], **shared, **options, "out": made[i]} for i in wanted])
 
 
 # ---- Registering ------------------------------------------------------------------------------------------------------
@@ -228,7 +253,7 @@ def c_functions() -> Optional[dict[str, int]]:
 
 
 library = torch.library.Library("vjp", "DEF")
-for _name in TABLE:
+for _name in ROWS:
     library.define(schema(_name), tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(_name, python_kernel(_name), "CUDA")
     torch.library.register_fake(f"vjp::{_name}", fake_kernel(_name), lib=library)
@@ -239,6 +264,5 @@ if _addresses:
     _core.torch_register(_addresses)
     # A child has none of the threads that torch's pool had, and waiting for them would never end.
     os.register_at_fork(after_in_child=_core.torch_forget_pool)
-else:
-    for _name in TABLE:
-        library.impl(_name, python_kernel(_name), "CPU")
+for _name in PAIRS if _addresses else ROWS:
+    library.impl(_name, python_kernel(_name), "CPU")

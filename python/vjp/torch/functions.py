@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The ops as differentiable functions of torch tensors: `vjp.torch.layer_norm(x, gamma, beta, eps=1e-5)`.
 
-A function returns the output that gradients come from (y, or the loss); torch.ops.vjp.* return all outputs.
+A function returns the output that gradients come from (y, or the loss; rope_pair two); torch.ops.vjp.* return all outputs.
 
 Three paths with the same bits: torch.compile sees torch.ops.vjp.*, whose gradients are registered with torch; eager code
 takes an autograd.Function around the same ops, which costs less for each call; torch.func takes another.
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from vjp._table import TABLE, Links
-from vjp.torch._ops import library
+from vjp._table import Links
+from vjp.torch._ops import ROWS, library
 
 # Ops whose products autocast computes in 16 bits, as torch does for its own. The others take a mix of dtypes as it is: their
 # sums and statistics are f32 or better whatever the storage type is.
@@ -26,11 +26,15 @@ class Op(Links):
     """An op of torch with its backward."""
 
     def __init__(self, name: str):
-        super().__init__(name)
+        super().__init__(name, ROWS)
         self.forward = getattr(torch.ops.vjp, name).default
         self.backward = getattr(torch.ops.vjp, f"{name}_backward").default
         self.several = len(self.outputs) > 1
-        self.widens = TABLE[f"{name}_backward"].widens()
+        self.widens = ROWS[f"{name}_backward"].widens()
+
+    def results(self, outputs: tuple) -> Any:
+        """What a function returns of the outputs."""
+        return outputs[0] if len(self.differentiable) == 1 else tuple(outputs[i] for i in self.differentiable)
 
     def save(self, ctx, tensors: tuple, keywords: dict[str, Any], outputs: tuple) -> None:
         ctx.save_for_backward(*self.saved(tensors, keywords, outputs))
@@ -77,14 +81,14 @@ class Eager(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             outputs = as_tuple(op.forward(*tensors, **keywords))
         op.save(ctx, tensors, keywords, outputs)
-        return outputs[0]
+        return op.results(outputs)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, *gradients):
         if torch.is_grad_enabled():  # create_graph: what is recorded here says that there are no second derivatives
-            return None, None, *ctx.op.differentiate(Shifted(ctx), (gradient,))
+            return None, None, *ctx.op.differentiate(Shifted(ctx), gradients)
         with torch._C._AutoDispatchBelowAutograd():
-            return None, None, *ctx.op.differentiate(Shifted(ctx), (gradient,))
+            return None, None, *ctx.op.differentiate(Shifted(ctx), gradients)
 
 
 class Functional(torch.autograd.Function):
@@ -121,12 +125,12 @@ def register(op: Op) -> None:
     torch.library.register_autograd(f"vjp::{op.name}_backward", refuse, lib=library)
 
 
-OPS = {row.op: Op(row.op) for row in TABLE.values() if row.backward}
+OPS = {row.op: Op(row.op) for row in ROWS.values() if row.backward}
 for _op in OPS.values():
     register(_op)
 
 
-def call(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
+def call(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Any:
     place = tensors[0].device.type
     if op.name in AUTOCAST and torch.is_autocast_enabled(place):
         dtype = torch.get_autocast_dtype(place)
@@ -135,13 +139,13 @@ def call(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
     if op.several:
         keywords["outputs"] = op.wanted(keywords, training)
     if torch.compiler.is_compiling():
-        return as_tuple(op.forward(*tensors, **keywords))[0]
+        return op.results(as_tuple(op.forward(*tensors, **keywords)))
     if torch._C._are_functorch_transforms_active():
-        return Functional.apply(op, keywords, *tensors)[0]
+        return op.results(Functional.apply(op, keywords, *tensors))
     if training:
         return Eager.apply(op, keywords, *tensors)
     with torch._C._AutoDispatchBelowAutograd():
-        return as_tuple(op.forward(*tensors, **keywords))[0]
+        return op.results(as_tuple(op.forward(*tensors, **keywords)))
 
 
 def call_picture(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
@@ -154,8 +158,8 @@ def call_picture(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Tensor:
     return call(op, moved, {**keywords, "layout": "channels_last"}).permute(0, 3, 1, 2)
 
 
-def make(op: Op) -> Callable[..., Tensor]:
-    row = TABLE[op.name]
+def make(op: Op) -> Callable[..., Any]:
+    row = ROWS[op.name]
     call_op = call_picture if op.name in PICTURES else call
     optional = row.required()
     names = op.inputs
@@ -171,7 +175,8 @@ def make(op: Op) -> Callable[..., Tensor]:
 
     function.__name__ = function.__qualname__ = op.name
     function.__signature__ = row.signature()  # type: ignore[attr-defined]
-    function.__doc__ = f"vjp's {op.name}, differentiable. `help(vjp.{op.name})` describes the arguments; this returns {op.outputs[0]} alone."
+    described, returned = op.name.removesuffix("_pair"), " and ".join(op.outputs[i] for i in op.differentiable)
+    function.__doc__ = f"vjp's {op.name}, differentiable. `help(vjp.{described})` describes the arguments; this returns {returned} alone."
     return function
 
 
@@ -179,4 +184,4 @@ globals().update({name: make(op) for name, op in OPS.items()})
 __all__ = list(OPS)
 
 if TYPE_CHECKING:
-    def __getattr__(name: str) -> Callable[..., Tensor]: ...  # the functions above
+    def __getattr__(name: str) -> Callable[..., Any]: ...  # the functions above

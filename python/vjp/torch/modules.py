@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-import vjp
+from vjp import _core
 from vjp.torch import functions as F
 
 
@@ -65,7 +65,8 @@ class SwiGLU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates queries or keys [..., time, heads, dim] by their positions, which are 0, 1, 2, ... unless given."""
+    """Rotates queries or keys [..., time, heads, dim] by their positions, which are 0, 1, 2, ... unless given;
+    pair() rotates both, by one launch on a GPU."""
     cosine: Tensor
     sine: Tensor
 
@@ -77,8 +78,17 @@ class RotaryEmbedding(nn.Module):
         self.pairing = "interleaved" if interleaved else "half"
 
     def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        return F.rope(x, *self.tables(x), positions, **self.options())
+
+    def pair(self, q: Tensor, k: Tensor, positions: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+        return F.rope_pair(q, k, *self.tables(q), positions, **self.options())
+
+    def tables(self, x: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32  # what the tables may be beside x
-        return F.rope(x, self.cosine.to(exact), self.sine.to(exact), positions, n_rot=2 * self.cosine.shape[1], pairing=self.pairing)
+        return self.cosine.to(exact), self.sine.to(exact)
+
+    def options(self) -> dict[str, Any]:
+        return {"n_rot": 2 * self.cosine.shape[1], "pairing": self.pairing}
 
 
 class Attention(nn.Module):
@@ -107,7 +117,7 @@ def project(module: Any, x: Tensor, cosine: Optional[Tensor], sine: Optional[Ten
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
     if cosine is not None:
-        q, k = (F.rope(t, cosine, sine, positions) for t in (q, k))
+        q, k = F.rope_pair(q, k, cosine, sine, positions)
     return q, k, v
 
 
@@ -157,12 +167,16 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if group.get("amsgrad") or group.get("maximize"):
                 raise ValueError("AdamW: amsgrad and maximize are not supported")
+            calls: dict[torch.device, list[dict[str, Any]]] = {}  # on a GPU, several are one launch
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(parameter, parameter.grad, group, scalars)
+                    calls.setdefault(parameter.device, []).append(self.arguments(parameter, parameter.grad, group, scalars))
+            for some in calls.values():
+                _core.call_many("adamw", some)
         return loss
 
-    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], scalars: dict[tuple, Tensor]) -> None:
+    def arguments(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], scalars: dict[tuple, Tensor]) -> dict[str, Any]:
+        """Of vjp.adamw(), for one parameter's step."""
         exact = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         state = self.state[parameter]
         if not state:
@@ -176,6 +190,7 @@ class AdamW(torch.optim.Optimizer):
         step: Any = int(state["step"])
         if parameter.device.type != "cpu":  # a number would be copied there by a call that waits
             rate, step = (scalar(scalars, value, dtype, parameter.device) for value, dtype in ((rate, exact), (step, torch.int64)))
-        vjp.adamw(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], gradient.detach(), rate, step,
-                  beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"], weight_decay=group["weight_decay"],
-                  device="ref" if exact == torch.float64 else None, out=(parameter.detach(), state["exp_avg"], state["exp_avg_sq"]))
+        w, m, v = parameter.detach(), state["exp_avg"], state["exp_avg_sq"]
+        return {"w": w, "m": m, "v": v, "g": gradient.detach(), "lr": rate, "step": step, "beta1": group["betas"][0],
+                "beta2": group["betas"][1], "eps": group["eps"], "weight_decay": group["weight_decay"],
+                "device": "ref" if exact == torch.float64 else None, "out": (w, m, v)}
