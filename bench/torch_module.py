@@ -149,7 +149,7 @@ def module_rows(sizes, batch, length, seconds, device):
 
         pairs = {
             "RMSNorm": (rms_norm, lambda x, w: vt.rms_norm(x, w), (x, weight)),
-            "rope": (rope, lambda q, k: [vt.rope(t, cosine, sine) for t in (q, k)], (q, k)),
+            "rope": (rope, lambda q, k: vt.rope_pair(q, k, cosine, sine), (q, k)),
             "SwiGLU": (lambda gate, up: nn.functional.silu(gate) * up, vt.swiglu, (gate, up)),
             "attention": (attention, vt.attention, (q, k, v)),
             "cross-entropy": (lambda logits: nn.functional.cross_entropy(logits.float(), target), lambda logits: vt.cross_entropy(logits, target), (logits,)),
