@@ -383,16 +383,16 @@ static vjp_status run(call *c, vjp_device *device) {
 }
 
 /*
- * Arrays that are all smaller than this are computed with the GIL held, in a microsecond or two: to release it and to
- * take it again is a tenth of such a call. hashlib has the same limit.
+ * Arrays that all have fewer elements than this are computed with the GIL held, in a microsecond or two: to release it
+ * and to take it again is a tenth of such a call. hashlib does so up to 2047 bytes.
  */
-enum { MIN_UNLOCKED_BYTES = 2048 };
+enum { MIN_UNLOCKED = 512 };
 
 static bool is_small(const vjp_tensor *tensor) {
-    uint64_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
+    uint64_t count = 1;
     for (int i = 0; i < tensor->ndim; i++) {
         uint64_t size = (uint64_t)tensor->shape[i];
-        if (size >= MIN_UNLOCKED_BYTES || (bytes *= size) >= MIN_UNLOCKED_BYTES) return false;
+        if (size >= MIN_UNLOCKED || (count *= size) >= MIN_UNLOCKED) return false;
     }
     return true;
 }
