@@ -56,3 +56,11 @@ def test_cost_in_torch():
         pytest.skip("there is no torch")
     done = subprocess.run([sys.executable, os.path.join(ROOT, "bench/torch_call.py"), "--quick"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("\n| ") == 4, done.stdout + done.stderr
+
+
+def test_picture():
+    """The picture shows the tables of the page."""
+    with open(os.path.join(ROOT, "docs/python-speed.svg"), encoding="utf-8") as file:
+        picture = file.read()
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "bench/module_plot.py"), os.path.join(ROOT, "docs/python.md")], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == picture, done.stderr or "make it again: bench/module_plot.py docs/python.md >docs/python-speed.svg"
