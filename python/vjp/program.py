@@ -113,7 +113,7 @@ class Metrics(list):
         return axes
 
 
-def _notebook_bar(steps: Optional[int]) -> Optional[Callable[[dict[str, Any]], None]]:
+def _notebook_bar(steps: Optional[int]) -> Any:
     """A progress bar in a Jupyter notebook where tqdm is installed; None elsewhere."""
     try:
         if get_ipython().__class__.__name__ != "ZMQInteractiveShell":  # type: ignore[name-defined]
@@ -121,15 +121,7 @@ def _notebook_bar(steps: Optional[int]) -> Optional[Callable[[dict[str, Any]], N
         from tqdm.auto import tqdm  # type: ignore[import-not-found,import-untyped]
     except (NameError, ImportError):
         return None
-    bar = tqdm(total=steps, unit="step")
-
-    def show(row: dict[str, Any]) -> None:
-        bar.update(row["step"] - bar.n)
-        bar.set_postfix(loss=f"{row['smoothed']:.4f}")
-        if steps and row["step"] >= steps:
-            bar.close()
-
-    return show
+    return tqdm(total=steps, unit="step")
 
 
 def train(data: Union[str, os.PathLike, None] = None, *, out: Union[str, os.PathLike] = "vjp-run",
@@ -153,8 +145,9 @@ def train(data: Union[str, os.PathLike, None] = None, *, out: Union[str, os.Path
                 if "loss" not in row:
                     continue
                 metrics.append(row)
-                if bar:
-                    bar(row)
+                if bar is not None:
+                    bar.update(row["step"] - bar.n)
+                    bar.set_postfix(loss=f"{row['smoothed']:.4f}")
                 if callback and not stopped and callback(row) is False:
                     stopped = True
                     _stop(run)
@@ -165,6 +158,8 @@ def train(data: Union[str, os.PathLike, None] = None, *, out: Union[str, os.Path
             raised = error
             stopped = True
             _stop(run)
+    if bar is not None:
+        bar.close()
     run.stdout.close()
     status = run.wait()
     errors.seek(0)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The program that the package contains: check, bench, train, python -m vjp."""
+import builtins
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -88,3 +90,35 @@ def test_plot(text, tmp_path):
     assert metrics.plot(axes) is axes
     plots = [a for name, a in axes.calls if name == "plot"]
     assert plots[0][0] == [1, 2, 3, 4] and plots[2][0] == [2, 4]
+
+
+def test_bar_in_a_notebook(text, tmp_path, monkeypatch):
+    """With a tqdm that notes what it shows; outside a notebook there is none."""
+    class Bar:
+        made = []
+
+        def __init__(self, total, unit):
+            self.total, self.n, self.losses, self.open = total, 0, [], True
+            self.made.append(self)
+
+        def update(self, steps):
+            self.n += steps
+
+        def set_postfix(self, loss):
+            self.losses.append(loss)
+
+        def close(self):
+            self.open = False
+
+    class ZMQInteractiveShell:
+        pass
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", types.SimpleNamespace(tqdm=Bar))
+    options = {"out": tmp_path / "run", "steps": 4, "batch": 2, "context": 16}
+    vjp.train(text, **options)
+    assert not Bar.made
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    metrics = vjp.train(text, **{**options, "out": tmp_path / "other"}, callback=lambda row: row["step"] < 2)
+    bar, = Bar.made
+    assert bar.total == 4 and bar.n == metrics[-1]["step"] and bar.losses[0] == f"{metrics[0]['smoothed']:.4f}" and not bar.open
