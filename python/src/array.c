@@ -17,6 +17,8 @@
 
 static PyObject *text_exchange, *text_dlpack, *text_device, *text_view, *text_dtype, *text_name, *text_from_dlpack;
 static PyObject *dlpack_keywords, *empty_tuple;
+static int64_t
+    sizes[VJP_DTYPE_COUNT]; /* vjp_dtype_size() without a call of another library: it adds up in small calls */
 
 /* NumPy, imported when an array of it is first needed. */
 static PyObject *numpy_empty, *numpy_dtypes[VJP_DTYPE_COUNT], *numpy_uint16;
@@ -31,6 +33,8 @@ static const struct {
 };
 
 bool array_init(void) {
+    for (int d = 0; d < VJP_DTYPE_COUNT; d++)
+        sizes[d] = (int64_t)vjp_dtype_size((vjp_dtype)d);
     text_exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     text_dlpack = PyUnicode_InternFromString("__dlpack__");
     text_device = PyUnicode_InternFromString("__dlpack_device__");
@@ -162,6 +166,10 @@ static const dl_exchange *exchange_of(PyObject *object) {
     return table;
 }
 
+bool array_has_table(PyObject *object) {
+    return exchange_of(object) != NULL;
+}
+
 /* A packed tensor of this shape, without memory. */
 static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
     a->tensor.data = NULL; /* member by member: to clear all the axes takes longer than all of this */
@@ -178,7 +186,7 @@ static void set_form(array *a, int dtype, int ndim, const int64_t *shape) {
 }
 
 void array_view(array *a, int dtype, int ndim, const int64_t *shape, const int64_t *strides, void *data) {
-    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)dtype);
+    int64_t size = sizes[dtype];
     set_form(a, dtype, ndim, shape);
     a->gpu = -1;
     a->data = data;
@@ -356,7 +364,7 @@ void array_release(array *a) {
 /* ---- Packing ----------------------------------------------------------------------------------------- */
 
 bool array_is_packed(const array *a) {
-    int64_t size = (int64_t)vjp_dtype_size((vjp_dtype)a->tensor.dtype), expected = size;
+    int64_t size = sizes[a->tensor.dtype], expected = size;
     bool packed = true;
     if ((uintptr_t)a->data & (size_t)(size - 1)) return false; /* a size is a power of two */
     for (int i = a->tensor.ndim - 1; i >= 0; i--) {

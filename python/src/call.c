@@ -253,7 +253,7 @@ static bool read_accumulate(call *c) {
 /* ---- Inputs ------------------------------------------------------------------------------------------ */
 
 static bool is_number(PyObject *object) {
-    return PyFloat_Check(object) || PyLong_Check(object);
+    return !array_has_table(object) && (PyFloat_Check(object) || PyLong_Check(object));
 }
 
 vjp_dtype call_storage(const op_function *f, const vjp_tensor *const *tensors) {

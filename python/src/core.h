@@ -124,6 +124,9 @@ typedef struct array {
 
 bool array_init(void);
 
+/* Whether the object's type has a DLPack table of C functions: quickly known, and then it is an array. */
+bool array_has_table(PyObject *object);
+
 /* Reads an array; `function` and `name` are for the exception. False with an exception set on failure. */
 bool array_read(PyObject *object, const char *function, const char *name, bool output, array *a);
 
