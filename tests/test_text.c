@@ -9,6 +9,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -161,6 +162,32 @@ static void test_reals(void **state) {
     }
 }
 
+/* The fewest digits that read back, for all powers of two, their neighbours, and numbers of all lengths. */
+static void test_shortest_reals(void **state) {
+    (void)state;
+    uint64_t random = 1;
+    for (int i = 0; i < 4 * 2098; i++) {
+        double power = ldexp(1, i / 4 - 1074), value = power;
+        if (i % 4 == 1) value = nextafter(power, 0);
+        if (i % 4 == 2) value = nextafter(power, INFINITY);
+        if (i % 4 == 3) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            char some[64];
+            snprintf(some, sizeof some, "%.*g", i % 17 + 1, power * (double)(random >> 11));
+            value = strtod(some, NULL);
+        }
+        char text[TEXT_VALUE], shortest[64];
+        text_real(value, text);
+        for (int digits = 1; digits <= 17; digits++) {
+            snprintf(shortest, sizeof shortest, "%.*g", digits, value);
+            if (strtod(shortest, NULL) == value) break;
+        }
+        size_t length = strcspn(text, "e");
+        if (strtod(text, NULL) != value || length != strcspn(shortest, "e") || strncmp(text, shortest, length) != 0)
+            fail_msg("%.17g is written as %s, not as %s", value, text, shortest);
+    }
+}
+
 static void test_nearest(void **state) {
     (void)state;
     static const char *const words[] = {"device", "threads", "dtype", "json", NULL};
@@ -174,7 +201,8 @@ static void test_nearest(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attributes), cmocka_unit_test(test_all_defaults), cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_reals),        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_reals),        cmocka_unit_test(test_shortest_reals),
+        cmocka_unit_test(test_nearest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
