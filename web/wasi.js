@@ -83,14 +83,22 @@ function parts(path) {
 
 /** The clock of a thread; all else fails. `memory`: of the module. */
 export function threadCalls(memory) {
-  const view = () => new DataView(memory.buffer);
   return fallBack({
-    clock_time_get(id, precision, at) {
-      view().setBigUint64(at, BigInt(Math.round(performance.now() * 1e6)), true);
-      return OK;
-    },
+    clock_time_get: clockOf(memory),
     sched_yield: () => OK,
   });
+}
+
+/** The system call that writes the time in nanoseconds. A step makes two per op, so it makes no BigInt and no view. */
+function clockOf(memory) {
+  let view = new DataView(memory.buffer);
+  return (id, precision, at) => {
+    const time = Math.round((id === 0 ? Date.now() : performance.now()) * 1e6); // 0: the time of day
+    if (view.buffer !== memory.buffer) view = new DataView(memory.buffer); // it has grown
+    view.setUint32(at, time % 2 ** 32, true);
+    view.setUint32(at + 4, time / 2 ** 32, true);
+    return OK;
+  };
 }
 
 function fallBack(calls) {
@@ -160,11 +168,7 @@ export function systemCalls(memory, files, print) {
       view().setBigUint64(at, 5000n, true);
       return OK;
     },
-    clock_time_get(id, precision, at) {
-      const ms = id === 0 ? Date.now() : performance.now(); // 0: the time of day
-      view().setBigUint64(at, BigInt(Math.round(ms * 1e6)), true);
-      return OK;
-    },
+    clock_time_get: clockOf(memory),
     random_get(at, length) {
       bytes(at, length).set(crypto.getRandomValues(new Uint8Array(length)));
       return OK;
