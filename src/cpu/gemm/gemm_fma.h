@@ -76,18 +76,32 @@ OUTLINE void prefetch_row(const gemm_operand *o, int64_t item, int64_t row, int6
     prefetch_first_level((const float *)o->data + operand_index(o, item, row, column), count * (int64_t)sizeof(float));
 }
 
+/*
+ * Packs an operand that is stored by terms: `count` numbers from `column` of each stored row. One panel of f32, as
+ * small products pack it, is a plain copy.
+ */
+INLINE void pack_terms(const gemm_operand *o, int64_t item, int64_t row, int64_t column, int64_t count, int64_t depth,
+                       int width, int64_t panel, float *to) {
+    float buffer[GEMM_STRIP * ((int)GEMM_ROWS > (int)GEMM_COLUMNS ? (int)GEMM_ROWS : (int)GEMM_COLUMNS)];
+    if (count == width && is_plain_f32(o)) {
+        const float *from = (const float *)o->data + operand_index(o, item, row, column);
+        for (int64_t t = 0; t < depth; t++, from += o->stride, to += width)
+            memcpy(to, from, (size_t)width * sizeof *to);
+        return;
+    }
+    int64_t prefetched = is_prefetched(o, count) ? depth - PREFETCH_ROWS : 0;
+    for (int64_t t = 0; t < depth; t++) {
+        if (t < prefetched) prefetch_row(o, item, row + t + PREFETCH_ROWS, column, count);
+        gemm_pack_term(stored_row(o, item, row + t, column, count, buffer), count, width, panel, to + t * width);
+    }
+}
+
 /* Packs panels of a from row i, `rows` rows of it, GEMM_A_PANEL apart; of b likewise from column j. */
 static void pack_a_panels(const gemm_operand *o, int64_t limbs, int64_t item, int64_t i, int64_t rows, int64_t k,
                           int64_t depth, float *to) {
     (void)limbs;
     if (o->transposed) {
-        float buffer[GEMM_STRIP * GEMM_ROWS];
-        int64_t prefetched = is_prefetched(o, rows) ? depth - PREFETCH_ROWS : 0;
-        for (int64_t t = 0; t < depth; t++) {
-            if (t < prefetched) prefetch_row(o, item, k + t + PREFETCH_ROWS, i, rows);
-            gemm_pack_term(stored_row(o, item, k + t, i, rows, buffer), rows, GEMM_ROWS, GEMM_A_PANEL,
-                           to + t * GEMM_ROWS);
-        }
+        pack_terms(o, item, k, i, rows, depth, GEMM_ROWS, GEMM_A_PANEL, to);
         return;
     }
     int64_t prefetched = is_prefetched(o, depth) ? rows - PREFETCH_ROWS : 0;
@@ -103,13 +117,7 @@ static void pack_b_panels(const gemm_operand *o, int64_t limbs, int64_t item, in
                           int64_t depth, float *to) {
     (void)limbs;
     if (!o->transposed) {
-        float buffer[GEMM_STRIP * GEMM_COLUMNS];
-        int64_t prefetched = is_prefetched(o, columns) ? depth - PREFETCH_ROWS : 0;
-        for (int64_t t = 0; t < depth; t++) {
-            if (t < prefetched) prefetch_row(o, item, k + t + PREFETCH_ROWS, j, columns);
-            gemm_pack_term(stored_row(o, item, k + t, j, columns, buffer), columns, GEMM_COLUMNS, GEMM_B_PANEL,
-                           to + t * GEMM_COLUMNS);
-        }
+        pack_terms(o, item, k, j, columns, depth, GEMM_COLUMNS, GEMM_B_PANEL, to);
         return;
     }
     static const float zeros[GEMM_DEPTH];
