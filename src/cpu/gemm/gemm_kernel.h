@@ -64,6 +64,18 @@ INLINE void keep_order(native_f *sum) {
 }
 
 /*
+ * For wasm: constants that are added to this address become part of the loads. In a loop clang would add each one in an
+ * instruction of its own; without those, products are 3 % faster in Firefox.
+ */
+INLINE void keep_address(const float **address) {
+#if defined(CPU_ISA_WASM)
+    __asm__ volatile("" : "+r"(*address));
+#else
+    (void)address;
+#endif
+}
+
+/*
  * One term of every sum. term_step, a constant after inlining, is the distance between terms of a: 1 by rows; by terms,
  * where the numbers of a term are adjacent, the distance to the next term.
  */
@@ -115,8 +127,11 @@ INLINE void gemm_few_terms(int rows, int term_step, int64_t k, const float *a, c
     __builtin_prefetch(*prefetch_b, 0, 2);
     *prefetch_a += CACHE_LINE + skip;
     *prefetch_b += CACHE_LINE + skip;
-    UNROLL for (int u = 0; u < GEMM_PREFETCH_TERMS; u++)
-        gemm_term(rows, term_step, a + (k + u) * term_step, gemm_row_of_b(b, k + u), sum);
+    const float *left = a + k * term_step, *right = b->numbers + k * b->step;
+    keep_address(&left);
+    keep_address(&right);
+    UNROLL for (int u = 0; u < GEMM_PREFETCH_TERMS; u++) gemm_term(
+        rows, term_step, left + u * term_step, b->offsets ? gemm_row_of_b(b, k + u) : right + u * b->step, sum);
 }
 
 /* Native vectors per cache line. */
