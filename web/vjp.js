@@ -646,8 +646,8 @@ class Trainer {
   }
 
   /**
-   * Milliseconds per step by op and pass, longest first: [{op, pass, ms}]. On a GPU those of the step after the last
-   * call of this function, which alone waits for each op; [] at first.
+   * Milliseconds per step by op and pass, longest first: [{op, pass, ms}]. On the processor the mean of every eighth
+   * step; on a GPU those of the step after the last call of this function, which alone waits for each op; [] at first.
    */
   profile() {
     return this.#v.json(this.#v.c.vjp_web_trainer_profile(this.#at));
