@@ -59,9 +59,15 @@ def _rows(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def _run(command: str, ops: Sequence[str], options: dict[str, Any]) -> tuple[list[dict[str, Any]], int, str]:
-    done = subprocess.run([program_path(), command, *ops, "--json", *_options(options)], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True)
-    return list(_rows(iter(done.stdout.splitlines()))), done.returncode, done.stderr.strip()
+    """The program takes one op, or all."""
+    rows, status, said = [], 0, ""
+    for op in ops or ("",):
+        done = subprocess.run([program_path(), command, *op.split(), "--json", *_options(options)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+        rows += _rows(iter(done.stdout.splitlines()))
+        if done.returncode and not status:
+            status, said = done.returncode, done.stderr.strip()
+    return rows, status, said
 
 
 def check(*ops: str, **options: Any) -> list[dict[str, Any]]:

@@ -16,13 +16,16 @@ TEXT = "the quick brown fox jumps over the lazy dog\n" * 200
 def test_check():
     rows = vjp.check("scale", quick=True)
     assert len(rows) > 10 and all(row["op"] == "scale" and row["ok"] for row in rows)
-    with pytest.raises(vjp.Error, match="skale"):
-        vjp.check("skale")
+    assert {row["op"] for row in vjp.check("scale", "cast", quick=True)} == {"scale", "cast"}
+    for ops in (["skale"], ["scale", "skale"]):
+        with pytest.raises(vjp.Error, match="skale"):
+            vjp.check(*ops, quick=True)
 
 
 def test_bench():
     rows = vjp.bench("clip", quick=True, threads=1)
     assert rows and all(row["op"] == "clip" and row["threads"] == 1 and row["ms"] > 0 for row in rows)
+    assert {row["op"] for row in vjp.bench("clip", "scale", quick=True, threads=1)} == {"clip", "scale"}
 
 
 def test_module_is_the_program():
