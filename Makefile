@@ -32,7 +32,6 @@ run:
 	@echo; echo "what else it can do: $(BUILD)/vjp --help"
 
 test:
-	@scripts/setup test
 	@scripts/test
 
 # Fills the generated regions of README.md and docs/ from the program that was just built.

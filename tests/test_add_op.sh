@@ -24,13 +24,13 @@ command -v ninja >/dev/null && generator="-G Ninja"
 # shellcheck disable=SC2086
 cmake -S . -B build $generator -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O0 -DVJP_SETS=$set_name -DVJP_PLAIN=OFF -DVJP_CUDA=off \
     -DVJP_WEBGPU=off -DVJP_METAL=off -DVJP_BUILD_TESTS=OFF >build.log
-cmake --build build --parallel --target vjp >>build.log || { tail -n 30 build.log; exit 1; }
+cmake --build build --parallel ${CMAKE_BUILD_PARALLEL_LEVEL:-} --target vjp >>build.log || { tail -n 30 build.log; exit 1; }
 build/vjp ops square
 build/vjp check square --device ref | tail -n 1
 build/vjp check square | tail -n 1
 
 sed -i 's|vf_set(2), e->in\[1\]|vf_set(1), e->in[1]|' src/cpu/elementwise/square.c
-cmake --build build --parallel --target vjp >>build.log || { tail -n 30 build.log; exit 1; }
+cmake --build build --parallel ${CMAKE_BUILD_PARALLEL_LEVEL:-} --target vjp >>build.log || { tail -n 30 build.log; exit 1; }
 if build/vjp check square --quick >broken.txt; then
     echo "the check did not catch a broken backward"
     exit 1
