@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "op/op.h"
 #include "proof/terms.h"
 #include "proof/values.h"
@@ -90,10 +91,26 @@ static double smallest_half_unit(vjp_dtype dtype) {
 enum { FLUSHED_TERMS = 8 }; /* rows at the bottom of the range have no more that matter */
 
 /* How far an element may be off because it, or a term of it, is below the smallest normal number. */
-static double underflow(const proof_problem *p, vjp_dtype dtype, double want) {
-    if (p->flushes && dtype != VJP_F16) return FLUSHED_TERMS * proof_smallest(VJP_F32);
-    return fabs(want) < proof_smallest(dtype) ? smallest_half_unit(dtype) : 0;
+typedef struct underflow {
+    double normal, below, above; /* the smallest normal number, and what is allowed on its two sides */
+} underflow;
+
+static underflow underflow_of(const proof_problem *p, vjp_dtype dtype) {
+    double flushed = FLUSHED_TERMS * proof_smallest(VJP_F32);
+    if (p->flushes && dtype != VJP_F16) return (underflow){0, flushed, flushed};
+    return (underflow){proof_smallest(dtype), smallest_half_unit(dtype), 0};
 }
+
+static double allowed(const underflow *u, double want) {
+    return fabs(want) < u->normal ? u->below : u->above;
+}
+
+/* Of two numbers, neither of them NaN. */
+static double larger(double a, double b) {
+    return a > b ? a : b;
+}
+
+enum { CHUNK = 512 }; /* elements that are read at a time */
 
 static void say(proof_error *e, int64_t i, double is, double should) {
     if (!e->why[0])
@@ -131,10 +148,12 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     vjp_dtype dtype = (vjp_dtype)v->tensor.dtype;
     bool integer = v->slot->kind == VJP_KIND_ARGMAX;
     proof_error e = {0};
-    double wrong = 0, off = 0, size = 0, norm;
+    double wrong = 0, off = 0, size = 0, norm, chunk[CHUNK];
     int64_t finite = 0;
+    const underflow small = underflow_of(p, dtype);
     for (int64_t i = 0; i < v->count; i++) {
-        double want = expected[i], got = proof_get(stored, dtype, i);
+        if (i % CHUNK == 0) proof_read(stored, dtype, i, vjp_min(v->count - i, CHUNK), chunk);
+        double want = expected[i], got = chunk[i % CHUNK];
         if (!isfinite(want) || !isfinite(got)) {
             /* A number that is too large for the dtype is stored as infinity. */
             double stays = proof_rounded(want, dtype);
@@ -145,7 +164,7 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
         }
         if (integer && got != want) say(&e, i, got, want), wrong++;
         finite++;
-        double error = fmax(fabs(got - want) - underflow(p, dtype, want), 0);
+        double error = larger(fabs(got - want) - allowed(&small, want), 0);
         off += error * error;
         size += want * want;
     }
@@ -164,11 +183,12 @@ proof_error proof_measure(const proof_problem *p, vjp_pass pass, int slot, const
     int64_t width = v->tensor.ndim ? v->tensor.shape[v->tensor.ndim - 1] : 1;
     double row = 0;
     for (int64_t i = 0; i < v->count && !e.why[0]; i++) {
-        double want = expected[i], got = proof_get(stored, dtype, i);
+        if (i % CHUNK == 0) proof_read(stored, dtype, i, vjp_min(v->count - i, CHUNK), chunk);
+        double want = expected[i], got = chunk[i % CHUNK];
         if (slack > 0 && i % width == 0) row = rms_of(expected + i, width);
         if (!isfinite(want) || !isfinite(got)) continue;
-        double own = fmax(fabs(want), rms);
-        if (!(fabs(got - want) <= unit * fabs(want) + rest * own + slack * fmax(own, row) + underflow(p, dtype, want)))
+        double own = larger(fabs(want), rms);
+        if (!(fabs(got - want) <= unit * fabs(want) + rest * own + slack * larger(own, row) + allowed(&small, want)))
             say(&e, i, got, want);
     }
     return e;

@@ -343,8 +343,7 @@ static void fill(const proof_problem *p, proof_values *v, bool source, proof_ran
 /* Rounds the numbers to the slot's dtype; `exact` then has the stored values. */
 static void store(proof_values *v) {
     v->stored = proof_to_stored(v->exact, (vjp_dtype)v->tensor.dtype, v->count);
-    for (int64_t i = 0; i < v->count; i++)
-        v->exact[i] = proof_get(v->stored, (vjp_dtype)v->tensor.dtype, i);
+    proof_read(v->stored, (vjp_dtype)v->tensor.dtype, 0, v->count, v->exact);
 }
 
 static void copy_values(proof_values *to, const proof_values *from) {

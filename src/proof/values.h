@@ -18,6 +18,9 @@ int64_t proof_count(const vjp_tensor *tensor);
 double proof_get(const void *data, vjp_dtype dtype, int64_t i);
 void proof_put(void *data, vjp_dtype dtype, int64_t i, double value);
 
+/* Elements begin to begin + count. */
+void proof_read(const void *data, vjp_dtype dtype, int64_t begin, int64_t count, double *values);
+
 /* Whole arrays; to free(). */
 double *proof_to_double(const void *data, vjp_dtype dtype, int64_t count);
 void *proof_to_stored(const double *values, vjp_dtype dtype, int64_t count);
