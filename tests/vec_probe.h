@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The functions of vec.h that test_core tests; compiled once for each instruction set, as the kernels are. */
+/* The functions of vec.h that test_vectors tests; compiled once for each instruction set, as the kernels are. */
 #ifndef VJP_TESTS_VEC_PROBE_H
 #define VJP_TESTS_VEC_PROBE_H
 

@@ -66,6 +66,6 @@
        "int64_t step = s->kv_heads * s->dim + 0 * vjp_step(work, slot);")]),
     ("rope: the rows of y are as far apart as those of x", "check rope",
      [("src/cpu/attention/rope.c", ".y_step = vjp_step(work, ROPE_Y)", ".y_step = vjp_step(work, ROPE_X)")]),
-    ("rope: rows at odd distances are streamed", "test test_core",
+    ("rope: rows at odd distances are streamed", "test test_vectors",
      [("src/cpu/attention/rope.c", "call.y_step % LANES == 0 && ", "")]),
 ]
