@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Incremented when a change of this file requires backends to be recompiled. */
-enum { VJP_BACKEND_INTERFACE = 2 };
+enum { VJP_BACKEND_INTERFACE = 3 };
 
 typedef struct vjp_shape {
     int32_t ndim;
@@ -128,6 +128,11 @@ typedef struct vjp_backend {
      * caller knows that no call in the queue uses `data`. NULL: upload_async.
      */
     vjp_status (*upload_beside)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
+    /*
+     * Enqueues y[M, N] = a[M, K] b[K, N], packed and of one dtype, by the fastest plain product of this device: vjp
+     * bench measures linear against it. VJP_UNSUPPORTED: not of these sizes. NULL: it is measured against linear.
+     */
+    vjp_status (*raw_product)(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
 } vjp_backend;
 
 /* What vjp offers a backend. */

@@ -8,6 +8,7 @@
 #define VJP_TESTS_GPU_TESTS_H
 
 #include "gpu/gpu.h"
+#include "numbers.h"
 #include "sample.h"
 
 /* How many pipelines a device has made, and how many launches wait to be submitted. */
@@ -364,6 +365,65 @@ static void the_loss_of_a_certain_target_keeps_its_digits(void **state) {
     assert_true(fabs((double)d[last] + others / (1 + others)) <= 1e-6 * others);
     vjp_free(device, z.data), vjp_free(device, target.data), vjp_free(device, to_loss.data);
     vjp_free(device, dloss.data), vjp_free(device, dlogits.data);
+}
+
+/* ---- The raw product of vjp bench -------------------------------------------------------------------- */
+
+enum { RAW_ROWS = 256, RAW_COLUMNS = 256, RAW_DEPTH = 48 };
+
+/* Small integers, so that every product and every sum is exact, in 16 bits too. */
+static int raw_element(int operand, int64_t i) {
+    return (int)((i * 7 + i / 11 + operand) % 5) - 2;
+}
+
+static int raw_sum(int64_t row, int64_t column) {
+    int sum = 0;
+    for (int64_t k = 0; k < RAW_DEPTH; k++)
+        sum += raw_element(1, row * RAW_DEPTH + k) * raw_element(2, k * RAW_COLUMNS + column);
+    return sum;
+}
+
+static void compare_raw_product(vjp_dtype dtype) {
+    const int64_t size[3][2] = {{RAW_ROWS, RAW_COLUMNS}, {RAW_ROWS, RAW_DEPTH}, {RAW_DEPTH, RAW_COLUMNS}};
+    vjp_tensor t[3], on_host[3];
+    for (int i = 0; i < 3; i++) {
+        int64_t count = size[i][0] * size[i][1];
+        size_t bytes = (size_t)count * vjp_dtype_size(dtype);
+        void *data;
+        assert_int_equal(vjp_alloc(device, bytes, &data), VJP_OK);
+        t[i] = vjp_tensor_of(data, dtype, 2, size[i]);
+        on_host[i] = vjp_tensor_of(malloc(bytes), dtype, 2, size[i]);
+        for (int64_t k = 0; k < count; k++)
+            put(&on_host[i], k, i ? raw_element(i, k) : 99);
+        assert_int_equal(vjp_upload(device, data, 0, on_host[i].data, bytes), VJP_OK);
+    }
+    if (device->backend->raw_product(device, &t[0], &t[1], &t[2]) != VJP_OK) fail_msg("%s", vjp_error(device));
+    size_t bytes = RAW_ROWS * RAW_COLUMNS * vjp_dtype_size(dtype);
+    assert_int_equal(vjp_download(device, on_host[0].data, t[0].data, 0, bytes), VJP_OK);
+    for (int64_t i = 0; i < RAW_ROWS * RAW_COLUMNS; i++)
+        if (get(&on_host[0], i) != raw_sum(i / RAW_COLUMNS, i % RAW_COLUMNS))
+            fail_msg("%s: element %lld is %g instead of %d", vjp_dtype_name(dtype), (long long)i, get(&on_host[0], i),
+                     raw_sum(i / RAW_COLUMNS, i % RAW_COLUMNS));
+    for (int i = 0; i < 3; i++) {
+        vjp_free(device, t[i].data);
+        free(on_host[i].data);
+    }
+}
+
+/* A product of `rows` rows is refused with this sentence. */
+static void refuse_raw_product(int64_t rows, const char *why) {
+    vjp_tensor t = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){rows, RAW_COLUMNS});
+    assert_int_equal(device->backend->raw_product(device, &t, &t, &t), VJP_UNSUPPORTED);
+    if (!strstr(vjp_error(device), why)) fail_msg("%s", vjp_error(device));
+}
+
+static void raw_products_are_right(void **state) {
+    (void)state;
+    need_device();
+    refuse_raw_product(RAW_ROWS - 1, "multiples of 128 rows");
+    compare_raw_product(VJP_F32);
+    compare_raw_product(VJP_BF16);
+    compare_raw_product(VJP_F16);
 }
 
 #endif

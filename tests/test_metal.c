@@ -590,6 +590,7 @@ static void products_in_registers_are_right_too(void **state) {
     emulate_with = (emulate_settings){EMULATE_IN_TURN, 32};
     if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
     assert_false(gpu_has_matrices(device));
+    raw_products_are_right(state);
     compare_all(SANITIZED ? 130 : 1100, "linear", VJP_F32);
     compare_all(SANITIZED ? 130 : 1100, "attention", VJP_F32);
     compare_shapes(true);
@@ -604,6 +605,7 @@ static void tiles_of_conv2d_are_right_with_few_threads(void **state) {
         stand_in_reset();
         stand_in.max_threads = threads[i];
         if (open_here(&device) != VJP_OK) fail_msg("%s", vjp_error(device));
+        refuse_raw_product(RAW_ROWS, "needs 256 threads");
         compare_setup("conv2d", "x=[2,9,5,6] weight=[17,9,2,3] stride_h=2 padding_w=1", VJP_F32);
         compare_setup("conv2d", "x=[2,5,6,9] weight=[17,2,3,9] stride_h=2 padding_w=1 layout=channels_last", VJP_BF16);
         stop();
@@ -766,6 +768,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_improbable_classes_are_not_lost),
         cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
         cmocka_unit_test(slices_of_one_tensor_give_the_bits_of_packed_ones),
+        cmocka_unit_test(raw_products_are_right),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

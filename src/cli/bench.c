@@ -187,8 +187,9 @@ int cli_bench(int argc, char **argv) {
         .about =
             "Times each op, forward and backward, beside the minimum time that the machine allows:\n"
             "  bytes   the minimum that the pass must move, over the rate of a copy\n"
-            "  linear  its raw products without bias and activation, by the faster engine, and the bytes of\n"
-            "          the pass between them (the forward's pre; the backward's dy, pre and dpre) over that rate\n"
+            "  linear  its raw products without bias and activation, by the fastest engine (on webgpu and metal\n"
+            "          also by a kernel that does nothing else, for whole tiles of 128), and the bytes of the pass\n"
+            "          between them (the forward's pre; the backward's dy, pre and dpre) over that rate\n"
             "  attention, conv2d  their flops over the rate of a raw product\n"
             "Copy and products are measured in the same rounds with the same threads; the best of the rounds\n"
             "counts. Tensors are several times the last-level cache (up to 40% of the free memory), and one small\n"

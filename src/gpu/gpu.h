@@ -137,6 +137,9 @@ void gpu_rows(gpu_launch *l, int slot, int64_t first, int64_t count);
 /* `count` elements of the workspace from byte `offset`, a multiple of 16: f32 (GPU_FLOAT) or, as i32, words. */
 void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset, int64_t count, bool output);
 
+/* A packed tensor that belongs to no op, for a launch of raw_product.wgsl or raw_product.metal. */
+void gpu_floats(gpu_launch *l, const char *name, const vjp_tensor *t, bool output);
+
 /* Words of the device's memory, for a launch of tools.wgsl or tools.metal, which belongs to no op. */
 void gpu_words(gpu_launch *l, const char *name, const void *address, uint64_t bytes, bool output);
 
@@ -199,6 +202,23 @@ static inline int64_t gpu_power_of_two(int64_t n, int64_t max) {
 static inline size_t gpu_scratch_bytes(int64_t count, size_t size) {
     return ((size_t)count * size + 255) / 256 * 256;
 }
+
+/*
+ * For vjp_backend.raw_product: the launch of y = a b, which the backend enqueues. VJP_UNSUPPORTED: these sizes are no
+ * multiples of its tiles.
+ */
+vjp_status gpu_raw_product(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b,
+                           gpu_launch *l, int64_t *groups);
+
+/*
+ * For vjp_backend.measure, by the host's clock. The first call makes the pipelines; the replays are timed from their
+ * first encoding to the end of the last.
+ */
+vjp_status gpu_measure(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
+                       double *seconds);
+
+/* For vjp_backend.cache_bytes: neither API says; the largest of today's GPUs that they reach have this much. */
+size_t gpu_cache_bytes(const vjp_device *device);
 
 /* The kernels of a pass; NULL where there are none. */
 const vjp_kernel *gpu_kernel(const vjp_op *op, vjp_pass pass);

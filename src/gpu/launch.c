@@ -81,6 +81,19 @@ void gpu_scratch(gpu_launch *l, const char *name, vjp_dtype dtype, size_t offset
     if (count >= INT64_C(1) << 31 && !l->too_big) l->too_big = o->label;
 }
 
+void gpu_floats(gpu_launch *l, const char *name, const vjp_tensor *t, bool output) {
+    gpu_operand *o = add(l, name, GPU_FLOAT, (vjp_dtype)t->dtype);
+    size_t size = vjp_dtype_size(o->dtype);
+    o->present = true;
+    o->output = output;
+    o->address = (const char *)t->data + t->offset;
+    o->bytes = (uint64_t)vjp_extent(t);
+    o->paired = (uintptr_t)o->address % 4 == 0;
+    o->fours = (uintptr_t)o->address % (4 * size) == 0;
+    o->label = name;
+    if (o->bytes / size >= UINT64_C(1) << 31 && !l->too_big) l->too_big = name;
+}
+
 void gpu_words(gpu_launch *l, const char *name, const void *address, uint64_t bytes, bool output) {
     gpu_operand *o = add(l, name, GPU_WORD, VJP_I32);
     o->present = o->paired = true;

@@ -5,9 +5,10 @@
  *
  * The limit of a memory-bound op is its minimum bytes over the rate of the yardstick's copy. The limit of linear is the
  * time of its raw products (the same call without bias and activation, one output at a time, by the fastest engine for
- * products that the device has), and the bytes of the passes between them over the copy's rate: the forward writes pre,
- * the backward reads dy and pre and writes dpre. The limit of another op that computes (conv2d) is its flops at the
- * rate of a square matrix product by the fastest engine, or its bytes where those take longer.
+ * products that the device has: linear itself, the CPU's other engine, or the raw product of vjp_backend), and the
+ * bytes of the passes between them over the copy's rate: the forward writes pre, the backward reads dy and pre and
+ * writes dpre. The limit of another op that computes (conv2d) is its flops at the rate of a square matrix product by
+ * the fastest engine, or its bytes where those take longer.
  *
  * All parts run in every round, so that a noisy neighbour slows the op and its limit alike, and the best round of each
  * counts.
@@ -22,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arithmetic.h"
 #include "core/core.h"
 #include "core/system.h"
 #include "op/op.h"
@@ -171,24 +173,28 @@ static vjp_status make_buffers(bench *b) {
 
 /* ---- Calls ------------------------------------------------------------------------------------------- */
 
-/* A call with some of the tensors and these attributes. */
+/* A call with some of the tensors and these attributes, or a raw product of the device. */
 typedef struct timed_call {
-    vjp_device *device;
+    vjp_device *device; /* NULL: there is no such call */
     const vjp_op *op;
     vjp_pass pass;
     const vjp_tensor *tensors[MAX_SETS][VJP_MAX_SLOTS];
     int sets;
     size_t count;
     const void *attributes;
-    int repeats; /* rounds through the sets */
-    double best; /* seconds per call */
+    vjp_tensor raw[MAX_SETS][3]; /* where `op` is NULL: y, a, b */
+    int repeats;                 /* rounds through the sets */
+    double best;                 /* seconds per call */
 } timed_call;
 
 static vjp_status enqueue(void *argument) {
     const timed_call *c = argument;
     vjp_status status = VJP_OK;
-    for (int i = 0; i < c->repeats * c->sets && status == VJP_OK; i++)
-        status = vjp_call(c->device, c->op, c->pass, c->tensors[i % c->sets], c->count, c->attributes);
+    for (int i = 0; i < c->repeats * c->sets && status == VJP_OK; i++) {
+        const vjp_tensor *raw = c->raw[i % c->sets];
+        status = c->op ? vjp_call(c->device, c->op, c->pass, c->tensors[i % c->sets], c->count, c->attributes)
+                       : c->device->backend->raw_product(c->device, &raw[0], &raw[1], &raw[2]);
+    }
     return status;
 }
 
@@ -198,6 +204,7 @@ static vjp_status run(timed_call *c) {
 }
 
 static vjp_status time_once(timed_call *c) {
+    if (!c->device) return VJP_OK;
     const vjp_backend *backend = c->device->backend;
     double seconds;
     vjp_status status;
@@ -214,6 +221,23 @@ static vjp_status time_once(timed_call *c) {
 }
 
 /* Warms up, and finds how often the call must be repeated to be measured. */
+static vjp_status warm_up(timed_call *c) {
+    vjp_status status = run(c);
+    if (status == VJP_OK) status = time_once(c);
+    if (status != VJP_OK) return status;
+    double round = c->best * c->sets;
+    if (round < MEASURABLE) c->repeats = (int)(MEASURABLE / fmax(round, 1e-8)) + 1;
+    c->best = INFINITY;
+    return VJP_OK;
+}
+
+static vjp_status reserve_for(const timed_call *c) {
+    size_t workspace;
+    vjp_status status =
+        vjp_workspace_size(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &workspace);
+    return status == VJP_OK ? vjp_reserve(c->device, workspace) : status;
+}
+
 static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, vjp_pass pass, uint32_t present,
                             const void *attributes) {
     *c = (timed_call){.device = device,
@@ -228,15 +252,29 @@ static vjp_status call_make(timed_call *c, const bench *b, vjp_device *device, v
         for (size_t i = 0; i < c->count; i++)
             c->tensors[set][i] =
                 (present >> i & 1) && b->set[set].present[pass][i] ? &b->set[set].tensor[pass][i] : NULL;
-    size_t workspace;
-    vjp_status status = vjp_workspace_size(device, c->op, pass, c->tensors[0], c->count, attributes, &workspace);
-    if (status == VJP_OK) status = vjp_reserve(device, workspace);
-    if (status == VJP_OK) status = run(c);
-    if (status == VJP_OK) status = time_once(c);
-    if (status != VJP_OK) return status;
-    double round = c->best * c->sets;
-    if (round < MEASURABLE) c->repeats = (int)(MEASURABLE / fmax(round, 1e-8)) + 1;
-    c->best = INFINITY;
+    vjp_status status = reserve_for(c);
+    return status == VJP_OK ? warm_up(c) : status;
+}
+
+/*
+ * The device's own raw product of these sizes, on memory of the call's tensors, whatever their shapes. There is none
+ * where the device has no such product, or not of these sizes.
+ */
+static vjp_status raw_make(timed_call *c, const bench *b, int64_t rows, int64_t columns, int64_t depth,
+                           const vjp_tensor *const memory[][3], int sets) {
+    const int64_t sizes[3][2] = {{rows, columns}, {rows, depth}, {depth, columns}};
+    *c = (timed_call){.sets = sets, .repeats = 1, .best = INFINITY};
+    if (!b->device->backend->raw_product) return VJP_OK;
+    for (int set = 0; set < sets; set++)
+        for (int i = 0; i < 3; i++) {
+            const vjp_tensor *from = memory[set][i];
+            if ((vjp_dtype)from->dtype != b->p.storage) return VJP_OK;
+            c->raw[set][i] = vjp_tensor_of(from->data, b->p.storage, 2, sizes[i]);
+        }
+    c->device = b->device;
+    vjp_status status = warm_up(c);
+    if (status != VJP_UNSUPPORTED) return status;
+    c->device = NULL;
     return VJP_OK;
 }
 
@@ -268,31 +306,57 @@ static vjp_device *open_rival(vjp_device *device) {
 
 /* ---- linear's products ------------------------------------------------------------------------------- */
 
-enum { PRODUCTS = 3, ENGINES = 2 }; /* y, da, db */
+/* y, da, db; by linear, by linear on the rival, and by the device's raw product, where there are those. */
+enum { PRODUCTS = 3, LINEAR = 0, RIVAL, RAW, ENGINES };
 
 typedef struct raw_products {
     vjp_linear_attributes attributes;
     timed_call call[PRODUCTS][ENGINES];
-    int engines;
     double flops; /* of one product */
 } raw_products;
+
+/*
+ * y = a b, da = dy b^T and db = a^T dy have the same flops, and take the raw product as long whichever way their
+ * operands are stored.
+ */
+static vjp_status make_raw_product(raw_products *r, const bench *b, int product) {
+    const vjp_tensor *memory[MAX_SETS][3], *first = &b->p.slot[VJP_FORWARD][LINEAR_A].tensor;
+    const vjp_tensor *weight = &b->p.slot[VJP_FORWARD][LINEAR_B].tensor;
+    timed_call *c = &r->call[product][RAW];
+    *c = (timed_call){.best = INFINITY};
+    if (weight->ndim != 2) return VJP_OK;
+    int64_t k = first->shape[first->ndim - 1], n = weight->shape[r->attributes.transpose_b ? 0 : 1];
+    int64_t m = b->p.slot[VJP_FORWARD][LINEAR_A].count / vjp_max(k, 1);
+    for (int set = 0; set < b->sets; set++) {
+        const vjp_tensor *x = b->set[set].tensor[VJP_FORWARD], *dx = b->set[set].tensor[VJP_BACKWARD];
+        const vjp_tensor *all[PRODUCTS][3] = {{&x[LINEAR_Y], &x[LINEAR_A], &x[LINEAR_B]},
+                                              {&dx[LINEAR_B_DA], &dx[LINEAR_B_DY], &dx[LINEAR_B_B]},
+                                              {&dx[LINEAR_B_DB], &dx[LINEAR_B_A], &dx[LINEAR_B_DY]}};
+        memcpy(memory[set], all[product], sizeof memory[set]);
+    }
+    const int64_t size[PRODUCTS][3] = {{m, n, k}, {m, k, n}, {k, n, m}};
+    return raw_make(c, b, size[product][0], size[product][1], size[product][2], memory, b->sets);
+}
 
 static vjp_status make_products(raw_products *r, bench *b) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
     static const char *const outputs[PRODUCTS] = {"y", "da", "db"};
     r->attributes = (vjp_linear_attributes)VJP_LINEAR_DEFAULTS;
     r->attributes.transpose_b = own->transpose_b;
-    r->engines = b->rival ? ENGINES : 1;
-    for (int i = 0; i < PRODUCTS; i++)
-        for (int e = 0; e < r->engines; e++) {
+    for (int i = 0; i < PRODUCTS; i++) {
+        vjp_status status = make_raw_product(r, b, i);
+        if (status != VJP_OK) return status;
+        r->call[i][RIVAL] = (timed_call){.best = INFINITY};
+        for (int e = 0; e <= (b->rival ? RIVAL : LINEAR); e++) {
             vjp_pass pass = i == 0 ? VJP_FORWARD : VJP_BACKWARD;
             const vjp_pass_info *info = &b->p.info->pass[pass];
             uint32_t present =
                 1u << find_slot(info, outputs[i]) | 1u << find_slot(info, "a") | 1u << find_slot(info, "b");
             if (pass == VJP_BACKWARD) present |= 1u << find_slot(info, "dy");
-            vjp_status status = call_make(&r->call[i][e], b, e ? b->rival : b->device, pass, present, &r->attributes);
+            status = call_make(&r->call[i][e], b, e ? b->rival : b->device, pass, present, &r->attributes);
             if (status != VJP_OK) return status;
         }
+    }
     vjp_cost cost;
     const timed_call *y = &r->call[0][0];
     vjp_status status = vjp_min_cost(y->device, y->op, y->pass, y->tensors[0], y->count, y->attributes, &cost);
@@ -300,9 +364,8 @@ static vjp_status make_products(raw_products *r, bench *b) {
     return status;
 }
 
-static double product_time(const raw_products *r, int product) {
-    double best = r->call[product][0].best;
-    return r->engines > 1 ? fmin(best, r->call[product][1].best) : best;
+static double best_of(const timed_call call[ENGINES]) {
+    return fmin(call[LINEAR].best, fmin(call[RIVAL].best, call[RAW].best));
 }
 
 /* Bytes that the passes between the products move. */
@@ -327,14 +390,13 @@ int64_t proof_square_side(const vjp_device *device) {
 typedef struct square_product {
     vjp_tensor y, a, b;
     timed_call call[ENGINES];
-    int engines;
     int64_t side;
 } square_product;
 
 static vjp_status make_square(square_product *q, bench *b) {
     const int64_t side = proof_square_side(b->device), shape[2] = {side, side};
     vjp_tensor *tensors[] = {&q->y, &q->a, &q->b};
-    *q = (square_product){.engines = b->rival ? ENGINES : 1, .side = side};
+    *q = (square_product){.side = side};
     for (int i = 0; i < 3; i++) {
         void *data = NULL;
         vjp_status status = vjp_alloc(b->device, (size_t)(side * side) * vjp_dtype_size(b->p.storage), &data);
@@ -344,9 +406,9 @@ static vjp_status make_square(square_product *q, bench *b) {
         status = fill_floats(b, data, b->p.storage, side * side, "square");
         if (status != VJP_OK) return status;
     }
-    for (int e = 0; e < q->engines; e++) {
+    for (int e = LINEAR; e <= RIVAL; e++) {
         timed_call *c = &q->call[e];
-        *c = (timed_call){.device = e ? b->rival : b->device,
+        *c = (timed_call){.device = e == RIVAL ? b->rival : b->device,
                           .op = &vjp_op_linear,
                           .pass = VJP_FORWARD,
                           .tensors = {{[LINEAR_Y] = &q->y, [LINEAR_A] = &q->a, [LINEAR_B] = &q->b}},
@@ -354,20 +416,18 @@ static vjp_status make_square(square_product *q, bench *b) {
                           .count = LINEAR_RESIDUAL + 1,
                           .repeats = 1,
                           .best = INFINITY};
-        size_t workspace;
-        vjp_status status =
-            vjp_workspace_size(c->device, c->op, c->pass, c->tensors[0], c->count, c->attributes, &workspace);
-        if (status == VJP_OK) status = vjp_reserve(c->device, workspace);
-        if (status == VJP_OK) status = run(c);
+        if (!c->device) continue;
+        vjp_status status = reserve_for(c);
+        if (status == VJP_OK) status = warm_up(c);
         if (status != VJP_OK) return status;
     }
-    return VJP_OK;
+    const vjp_tensor *const memory[][3] = {{&q->y, &q->a, &q->b}};
+    return raw_make(&q->call[RAW], b, side, side, side, memory, 1);
 }
 
 static double square_rate(const square_product *q) {
-    double best = q->engines > 1 ? fmin(q->call[0].best, q->call[1].best) : q->call[0].best;
     double side = (double)q->side;
-    return 2 * side * side * side / best;
+    return 2 * side * side * side / best_of(q->call);
 }
 
 /* ---- The run ----------------------------------------------------------------------------------------- */
@@ -409,11 +469,11 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         if (round >= MIN_ROUNDS && system_seconds() - start > budget) break;
         vjp_status status = VJP_OK;
         /* The limits first, after the copy: overwriting lines that are in other cores' caches is slow. */
-        for (int i = 0; has_products && i < PRODUCTS * products.engines && status == VJP_OK; i++)
-            status = time_once(&products.call[i / products.engines][i % products.engines]);
+        for (int i = 0; has_products && i < PRODUCTS * ENGINES && status == VJP_OK; i++)
+            status = time_once(&products.call[i / ENGINES][i % ENGINES]);
         for (int pass = 0; pass < passes && status == VJP_OK; pass++)
             status = time_once(&calls[pass]);
-        for (int i = 0; computes && i < square.engines && status == VJP_OK; i++)
+        for (int i = 0; computes && i < ENGINES && status == VJP_OK; i++)
             status = time_once(&square.call[i]);
         if (status != VJP_OK) return status;
         /* A copy larger than any cache takes much longer than a small call: a few are enough. */
@@ -429,7 +489,7 @@ static vjp_status time_all(bench *b, proof_yardstick *yardstick, double budget, 
         }
         if (!has_products) continue;
         double raw =
-            pass == VJP_FORWARD ? product_time(&products, 0) : product_time(&products, 1) + product_time(&products, 2);
+            pass == VJP_FORWARD ? best_of(products.call[0]) : best_of(products.call[1]) + best_of(products.call[2]);
         double between = between_bytes(b, (vjp_pass)pass);
         t->limit[pass] = between > 0 ? raw + (yardstick ? between / t->copy_rate : NAN) : raw;
         t->product_rate = fmax(t->product_rate, products.flops * (pass == VJP_FORWARD ? 1 : 2) / raw);

@@ -266,6 +266,13 @@ static void metal_event_destroy(vjp_device *device, void *event) {
     free(event);
 }
 
+static vjp_status metal_raw_product(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b) {
+    gpu_launch l;
+    int64_t groups = 0;
+    vjp_status status = gpu_raw_product(device, y, a, b, &l, &groups);
+    return status == VJP_OK ? metal_enqueue(device, &l, groups) : status;
+}
+
 static const char *metal_property(const vjp_device *device, const char *name, char *text, size_t bytes) {
     return gpu_count(&metal_of(device)->counts, name, text, bytes);
 }
@@ -292,6 +299,9 @@ static const vjp_backend backend = {
     .event_wait = metal_event_wait,
     .event_destroy = metal_event_destroy,
     .copy = metal_copy,
+    .measure = gpu_measure,
+    .cache_bytes = gpu_cache_bytes,
+    .raw_product = metal_raw_product,
     .check = metal_check,
     .warm = metal_warm,
     .merges = gpu_merges_calls,

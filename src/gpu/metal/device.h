@@ -24,7 +24,7 @@ enum {
     METAL_LAUNCHES = 256,               /* of a command buffer */
     METAL_COMMITTED = 16,               /* command buffers that run at once */
     METAL_KEY = 256,                    /* bytes of a pipeline's key */
-    METAL_LIBRARIES = VJP_OP_COUNT + 2, /* one per shader: those of the ops, sums and tools */
+    METAL_LIBRARIES = VJP_OP_COUNT + 3, /* one per shader: those of the ops, sums, tools and raw_product */
     METAL_OPERANDS = 28,                /* that a shader may list; also their buffer numbers */
     METAL_UNIFORMS = 30,                /* the number of the buffer with the uniforms */
     METAL_FIRST_NUMBER = 32,            /* function constants: operands from 0, numbers from here */

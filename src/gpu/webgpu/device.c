@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The WebGPU device: opening, closing, timing. Where an implementation, a GPU or memory is missing,
+ * The WebGPU device: opening and closing. Where an implementation, a GPU or memory is missing,
  * opening fails with the implementation's own message.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/system.h"
 #include "gpu/webgpu/device.h"
 
 /* ---- Opening ----------------------------------------------------------------------------------------- */
@@ -224,23 +223,12 @@ static vjp_status webgpu_warm(const vjp_work *work) {
 
 /* ---- Timing ------------------------------------------------------------------------------------------ */
 
-/* The first call makes the pipelines; the replays are timed from their first encoding to the end of the last. */
-static vjp_status webgpu_measure(vjp_device *device, vjp_status (*enqueue)(void *argument), void *argument, int replays,
-                                 double *seconds) {
-    vjp_status status = enqueue(argument);
-    if (status == VJP_OK) status = webgpu_synchronize(device);
-    double begin = system_seconds();
-    for (int i = 0; i < replays && status == VJP_OK; i++)
-        status = enqueue(argument);
-    if (status == VJP_OK) status = webgpu_synchronize(device);
-    *seconds = (system_seconds() - begin) / replays;
-    return status;
-}
-
-/* WebGPU does not say; the largest of today's GPUs that it reaches have this much. */
-static size_t webgpu_cache_bytes(const vjp_device *device) {
-    (void)device;
-    return (size_t)64 << 20;
+static vjp_status webgpu_raw_product(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a,
+                                     const vjp_tensor *b) {
+    gpu_launch l;
+    int64_t groups = 0;
+    vjp_status status = gpu_raw_product(device, y, a, b, &l, &groups);
+    return status == VJP_OK ? webgpu_enqueue(device, &l, groups) : status;
 }
 
 static const char *webgpu_property(const vjp_device *device, const char *name, char *text, size_t bytes) {
@@ -265,8 +253,9 @@ static const vjp_backend backend = {
     .event_wait = webgpu_event_wait,
     .event_destroy = webgpu_event_destroy,
     .copy = webgpu_copy,
-    .measure = webgpu_measure,
-    .cache_bytes = webgpu_cache_bytes,
+    .measure = gpu_measure,
+    .cache_bytes = gpu_cache_bytes,
+    .raw_product = webgpu_raw_product,
     .check = webgpu_check,
     .warm = webgpu_warm,
     .property = webgpu_property,

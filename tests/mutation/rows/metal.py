@@ -169,6 +169,10 @@
      [("src/gpu/shaders/attention_matrices.metal", "inside && depth < depths; depth", "inside && depth + EDGE <= depths; depth")]),
     ("metal attention by matrices: the products of the first 256 of dim are lost", "test test_metal",
      [("src/gpu/shaders/attention_matrices.metal", "m[i][j].thread_elements()[1] += other", "m[i][j].thread_elements()[1] = other")]),
+    ("metal raw product: half of the rows are those of the other half", "test test_metal",
+     [("src/gpu/shaders/raw_product.metal", "[left_to + 64 * LEFT_FOURS] = below;", "[left_to + 64 * LEFT_FOURS] = l;")]),
+    ("metal raw product in registers: a depth is that of its neighbour", "test test_metal",
+     [("src/gpu/shaders/raw_product.metal", "rows[2 * TILE] = l.z;", "rows[2 * TILE] = l.y;")]),
     ("metal linear: the residual of each row is the first row's", "test test_metal",
      [("src/gpu/shaders/linear.metal", "value += first_of(c.residual, at, count);", "value += first_of(c.residual, column, count);")]),
 ]

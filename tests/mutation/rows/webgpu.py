@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 [
+    ("webgpu raw product: the right operand moves one depth too little", "test test_webgpu",
+     [("src/gpu/shaders/raw_product.wgsl", "right_at += DEPTH * u.p.columns;", "right_at += (DEPTH - 1u) * u.p.columns;")]),
     ("webgpu norms: a sum is overwritten by the next while it is still read", "webgpu layer_norm",
      [("src/gpu/shaders/common.wgsl", "    let total = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))];\n    workgroupBarrier();\n", "    let total = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))];\n"),
       ("src/gpu/shaders/common.wgsl", "    let largest = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))].x;\n    workgroupBarrier();\n", "    let largest = team_tree[(lane & ~(span - 1u)) | (lane & (low - 1u))].x;\n")]),
