@@ -8,7 +8,7 @@ if(vjp_metal STREQUAL off)
 endif()
 file(GLOB VJP_METAL_SHADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/shaders/*.metal)
 # Files that others include are not shaders.
-list(FILTER VJP_METAL_SHADERS EXCLUDE REGEX "/(activation|attention_matrices|common|decay|elementwise|exponential|matrices|norm|pairs|tiles)\\.metal$")
+list(FILTER VJP_METAL_SHADERS EXCLUDE REGEX "/(activation|attention_matrices|common|decay|elementwise|exponential|matrices|norm|pairs|silu|tiles)\\.metal$")
 vjp_embed(metal ${VJP_METAL_SHADERS})
 vjp_add_backend(metal)
 message(STATUS "Metal backend: src/gpu/metal")

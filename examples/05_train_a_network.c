@@ -13,7 +13,7 @@ static vjp_value layer(vjp_graph *g, const char *name, vjp_value x, int64_t in, 
     linear.activation = activation;
     vjp_graph_push(g, name);
     vjp_value weight = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){in, out});
-    x = vjp_graph_linear(g, x, weight, 0, 0, &linear);
+    x = vjp_graph_linear(g, x, weight, 0, 0, 0, &linear);
     vjp_graph_pop(g);
     return x;
 }

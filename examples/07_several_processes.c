@@ -66,7 +66,7 @@ int main(void) {
         linear.activation = i < LAYERS - 1 ? VJP_ACTIVATION_TANH : VJP_ACTIVATION_NONE;
         weight[i] = vjp_graph_parameter(g, name[i], VJP_F32, 2, shape[i]);
         gradient[i] = vjp_graph_state(g, gradient_name[i], VJP_F32, 2, shape[i]);
-        h = vjp_graph_linear(g, h, weight[i], 0, 0, &linear);
+        h = vjp_graph_linear(g, h, weight[i], 0, 0, 0, &linear);
     }
     /* The mean over all points is the sum of the shards' means, each divided by their number. */
     vjp_scale_attributes share = VJP_SCALE_DEFAULTS;

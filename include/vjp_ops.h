@@ -175,7 +175,7 @@ vjp_value vjp_graph_maxpool2d(vjp_graph *graph, vjp_value x, const vjp_maxpool2d
 
 /* ---- linear ------------------------------------------------------------------------------------------ */
 
-/* y = act(a b + bias) + residual. */
+/* y = act(a b + bias) + residual, or with a gate y = silu(gate) (a b + bias). */
 typedef struct vjp_linear_attributes {
     uint64_t struct_size; /* sizeof(vjp_linear_attributes) */
     int64_t activation;   /* a vjp_activation: applied to each element */
@@ -187,13 +187,13 @@ typedef struct vjp_linear_attributes {
 
 vjp_status vjp_linear_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *pre, const vjp_tensor *a,
                               const vjp_tensor *b, const vjp_tensor *bias, const vjp_tensor *residual,
-                              const vjp_linear_attributes *attributes);
+                              const vjp_tensor *gate, const vjp_linear_attributes *attributes);
 vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db,
-                               const vjp_tensor *dbias, const vjp_tensor *dresidual, const vjp_tensor *dy,
-                               const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
-                               const vjp_tensor *pre, const vjp_linear_attributes *attributes);
+                               const vjp_tensor *dbias, const vjp_tensor *dresidual, const vjp_tensor *dgate,
+                               const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
+                               const vjp_tensor *pre, const vjp_tensor *gate, const vjp_linear_attributes *attributes);
 vjp_value vjp_graph_linear(vjp_graph *graph, vjp_value a, vjp_value b, vjp_value bias, vjp_value residual,
-                           const vjp_linear_attributes *attributes);
+                           vjp_value gate, const vjp_linear_attributes *attributes);
 
 /* ---- add --------------------------------------------------------------------------------------------- */
 

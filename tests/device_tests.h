@@ -299,9 +299,10 @@ static vjp_graph *build_model(vjp_value *index, vjp_value weight[3], vjp_value r
     weight[2] = vjp_graph_parameter(g, "sum", VJP_F32, 2, all);
     vjp_value x = vjp_graph_rms_norm(g, vjp_graph_gather(g, weight[0], *index, NULL), 0, 0,
                                      WITH(rms_norm, .axes = 1, .eps = 1e-5));
-    x = vjp_graph_linear(g, x, weight[1], 0, 0, WITH(linear, .activation = VJP_ACTIVATION_GELU_TANH, .transpose_b = 1));
+    x = vjp_graph_linear(g, x, weight[1], 0, 0, 0,
+                         WITH(linear, .activation = VJP_ACTIVATION_GELU_TANH, .transpose_b = 1));
     x = vjp_graph_layer_norm(g, x, 0, 0, NULL);
-    x = vjp_graph_linear(g, vjp_graph_reshape(g, x, 2, (const int64_t[]){1, -1}), weight[2], 0, 0,
+    x = vjp_graph_linear(g, vjp_graph_reshape(g, x, 2, (const int64_t[]){1, -1}), weight[2], 0, 0, 0,
                          WITH(linear, .activation = VJP_ACTIVATION_TANH, .transpose_b = 0));
     result[3] = vjp_graph_reshape(g, x, 0, NULL);
     vjp_graph_grad(g, result[3], weight, 3, NULL, 0, result);
@@ -380,7 +381,7 @@ static vjp_graph *build_training(bool sgd, vjp_value *x, vjp_value weight[2 * LA
         weight[2 * i] = vjp_graph_parameter(g, name, VJP_F32, 2, shape);
         snprintf(name, sizeof name, "b%d", i);
         weight[2 * i + 1] = vjp_graph_parameter(g, name, VJP_F32, 1, shape + 1);
-        y = vjp_graph_linear(g, y, vjp_graph_cast(g, weight[2 * i], VJP_BF16), 0, 0, NULL);
+        y = vjp_graph_linear(g, y, vjp_graph_cast(g, weight[2 * i], VJP_BF16), 0, 0, 0, NULL);
         y = vjp_graph_add(g, y, vjp_graph_cast(g, weight[2 * i + 1], VJP_BF16), NULL);
     }
     y = vjp_graph_cast(g, vjp_graph_mul(g, y, y, NULL), VJP_F32);

@@ -426,4 +426,55 @@ static void raw_products_are_right(void **state) {
     compare_raw_product(VJP_F16);
 }
 
+/* ---- swiglu in a product ----------------------------------------------------------------------------- */
+
+enum { GATE_A, GATE_B, GATE_BIAS, GATE_GATE, GATE_UP, GATE_TWO, GATE_PRE, GATE_ONE, GATE_TENSORS };
+
+/* y of linear with a gate has the bits of linear and swiglu, and so has pre. */
+static void compare_gate(vjp_dtype dtype, int64_t rows, int64_t columns, int64_t depth) {
+    vjp_tensor t[GATE_TENSORS];
+    size_t bytes = (size_t)(rows * columns) * vjp_dtype_size(dtype);
+    for (int i = 0; i < GATE_TENSORS; i++) {
+        int64_t shape[2] = {i == GATE_B ? depth : rows, i == GATE_A ? depth : columns};
+        int ndim = i == GATE_BIAS ? 1 : 2;
+        int64_t count = ndim == 1 ? columns : shape[0] * shape[1];
+        vjp_tensor host =
+            vjp_tensor_of(malloc((size_t)count * vjp_dtype_size(dtype)), dtype, ndim, ndim == 1 ? &columns : shape);
+        for (int64_t k = 0; k < count; k++)
+            put(&host, k, random_of(3, (uint64_t)i, (uint64_t)k) * (i == GATE_GATE ? 8 : 1));
+        t[i] = on_device(dtype, host.ndim, host.shape, host.data, (size_t)count * vjp_dtype_size(dtype));
+        free(host.data);
+    }
+    vjp_status status =
+        vjp_linear_forward(device, &t[GATE_UP], NULL, &t[GATE_A], &t[GATE_B], &t[GATE_BIAS], NULL, NULL, NULL);
+    if (status == VJP_OK) status = vjp_swiglu_forward(device, &t[GATE_TWO], &t[GATE_GATE], &t[GATE_UP]);
+    if (status == VJP_OK)
+        status = vjp_linear_forward(device, &t[GATE_ONE], &t[GATE_PRE], &t[GATE_A], &t[GATE_B], &t[GATE_BIAS], NULL,
+                                    &t[GATE_GATE], NULL);
+    if (status != VJP_OK) fail_msg("%s", vjp_error(device));
+    static const int pairs[][2] = {{GATE_TWO, GATE_ONE}, {GATE_UP, GATE_PRE}};
+    for (int i = 0; i < 2; i++) {
+        char *want = malloc(bytes), *got = malloc(bytes);
+        assert_int_equal(vjp_download(device, want, t[pairs[i][0]].data, 0, bytes), VJP_OK);
+        assert_int_equal(vjp_download(device, got, t[pairs[i][1]].data, 0, bytes), VJP_OK);
+        if (memcmp(want, got, bytes) != 0)
+            fail_msg("%s [%lld, %lld] of depth %lld: %s has other bits", vjp_dtype_name(dtype), (long long)rows,
+                     (long long)columns, (long long)depth, i ? "pre" : "y");
+        free(want);
+        free(got);
+    }
+    for (int i = 0; i < GATE_TENSORS; i++)
+        vjp_free(device, t[i].data);
+}
+
+static void a_gate_gives_the_bits_of_swiglu(void **state) {
+    (void)state;
+    need_device();
+    static const vjp_dtype dtypes[] = {VJP_F32, VJP_BF16, VJP_F16};
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        compare_gate(dtypes[i], 70, 90, 33);
+        compare_gate(dtypes[i], 5, 7, 3000); /* parts of the depth, joined */
+    }
+}
+
 #endif

@@ -105,16 +105,19 @@ static vjp_value add_norm(making *m, vjp_value x, bool centred) {
 static vjp_value add_linear(making *m, vjp_value x) {
     vjp_graph *g = m->r->graph;
     vjp_tensor t = shape_of(m, x);
-    bool sums = choose(&m->from, 4) == 1; /* with a residual: y has x's shape */
-    int64_t k = t.shape[t.ndim - 1], n = sums ? k : choose_size(m);
+    uint32_t more = choose(&m->from, 4); /* 1: with a residual, 2: with a gate; y has x's shape then */
+    bool sums = more == 1, gated = more == 2;
+    int64_t k = t.shape[t.ndim - 1], n = sums || gated ? k : choose_size(m);
     int transposed = (int)choose(&m->from, 2);
     vjp_activation activation = (vjp_activation)choose(&m->from, 7);
     if (t.ndim < 2) x = vjp_graph_reshape(g, x, 2, (const int64_t[]){1, k});
     vjp_value b = give_weight(m, 2, transposed ? (const int64_t[]){n, k} : (const int64_t[]){k, n});
     if (!b) return vjp_graph_add(g, x, x, NULL);
     vjp_value bias = choose(&m->from, 2) ? give_weight(m, 1, &n) : 0;
-    vjp_value residual = sums ? pick_like(m, x, false) : 0;
-    return vjp_graph_linear(g, x, b, bias, residual, WITH(linear, .activation = activation, .transpose_b = transposed));
+    vjp_value residual = sums ? pick_like(m, x, false) : 0, gate = gated ? pick_like(m, x, false) : 0;
+    if (gated) activation = VJP_ACTIVATION_NONE;
+    return vjp_graph_linear(g, x, b, bias, residual, gate,
+                            WITH(linear, .activation = activation, .transpose_b = transposed));
 }
 
 static vjp_value add_conv2d(making *m, vjp_value x) {

@@ -165,8 +165,12 @@ static bool describe_forward(const call *made, vjp_device *device, const sample 
     return vjp_infer(device, made->op, VJP_FORWARD, pointers, pass->count, made->attributes, described) == VJP_OK;
 }
 
-/* Without a limit of the sample there is no index: attention's first, which most devices do not have. */
+/*
+ * Without a limit of the sample there is no index: attention's first, which most devices do not have. linear's gate
+ * excludes its activation and its residual.
+ */
 static bool is_left_out(const vjp_slot *slot, const sample *from) {
+    if (strcmp(from->op, "linear") == 0 && strstr(slot->name, "gate")) return true;
     return slot->kind == VJP_KIND_INDEX && (slot->flags & VJP_SLOT_OPTIONAL) && !from->index_limit;
 }
 

@@ -64,10 +64,10 @@ static bool run_set(const char *name, const char *set, vjp_dtype dtype, vjp_acti
     vjp_tensor a = vjp_tensor_of(x, dtype, 2, (int64_t[]){n, 1}), b = vjp_tensor_of(one, dtype, 2, (int64_t[]){1, 1});
     vjp_tensor up = vjp_tensor_of(dy, dtype, 2, (int64_t[]){n, 1}), out = vjp_tensor_of(y, dtype, 2, (int64_t[]){n, 1});
     vjp_tensor down = vjp_tensor_of(da, dtype, 2, (int64_t[]){n, 1});
-    assert_int_equal(vjp_linear_forward(device, &out, NULL, &a, &b, NULL, NULL,
+    assert_int_equal(vjp_linear_forward(device, &out, NULL, &a, &b, NULL, NULL, NULL,
                                         WITH(linear, .activation = activation, .transpose_b = 0)),
                      VJP_OK);
-    assert_int_equal(vjp_linear_backward(device, &down, NULL, NULL, NULL, &up, &a, &b, NULL, NULL,
+    assert_int_equal(vjp_linear_backward(device, &down, NULL, NULL, NULL, NULL, &up, &a, &b, NULL, NULL, NULL,
                                          WITH(linear, .activation = activation, .transpose_b = 0, .zero_nan = 0)),
                      VJP_OK);
     vjp_close(device);

@@ -75,7 +75,7 @@ static void mistakes_name_the_node(void **unused) {
     vjp_graph *graph = vjp_graph_create();
     vjp_graph_push(graph, "layers.3");
     vjp_value a = vjp_graph_input(graph, "x", VJP_F32, 2, x), b = vjp_graph_parameter(graph, "w", VJP_F32, 2, w);
-    vjp_value y = vjp_graph_linear(graph, a, b, 0, 0, NULL);
+    vjp_value y = vjp_graph_linear(graph, a, b, 0, 0, 0, NULL);
     assert_int_equal(y, 0);
     assert_int_equal(vjp_graph_rms_norm(graph, y, 0, 0, NULL), 0); /* quiet after the first */
     assert_non_null(strstr(vjp_graph_error(graph), "layers.3.linear: "));
@@ -337,7 +337,7 @@ static vjp_graph *training(vjp_minimize_result *made) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
         vjp_value w = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){WIDTH + i, WIDTH + i + 1});
-        x = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, 0, NULL);
+        x = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, 0, 0, NULL);
     }
     vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
     options.max_norm = 0.1;
@@ -464,7 +464,7 @@ static void gradients_are_made_in_their_states(void **unused) {
     const int64_t shape[] = {4, 4};
     vjp_value x = vjp_graph_input(g, "x", VJP_BF16, 2, shape), w = vjp_graph_parameter(g, "w", VJP_F32, 2, shape);
     vjp_value state = vjp_graph_state(g, "g", VJP_F32, 2, shape), gradient;
-    vjp_value y = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, 0, NULL);
+    vjp_value y = vjp_graph_linear(g, x, vjp_graph_cast(g, w, VJP_BF16), 0, 0, 0, NULL);
     vjp_value loss = mean_of(g, y);
     assert_int_equal(vjp_graph_grad(g, loss, &w, 1, &state, 0, &gradient), VJP_OK);
     const vjp_program_options unplanned = {.struct_size = sizeof unplanned, .unplanned = 1};
@@ -568,10 +568,10 @@ static vjp_value add_block(vjp_graph *g, vjp_value x, int i, vjp_value *weight, 
     *weight = vjp_graph_parameter(g, name, VJP_F32, 2, square);
     if (recompute) vjp_graph_recompute_begin(g);
     vjp_value y = vjp_graph_linear(g, vjp_graph_rms_norm(g, x, 0, 0, WITH(rms_norm, .axes = 1, .eps = 1e-3)), *weight,
-                                   0, 0, WITH(linear, .activation = VJP_ACTIVATION_SILU, .transpose_b = 0));
-    y = vjp_graph_swiglu(
-        g, y,
-        vjp_graph_linear(g, y, *weight, 0, 0, WITH(linear, .activation = VJP_ACTIVATION_GELU_ERF, .transpose_b = 1)));
+                                   0, 0, 0, WITH(linear, .activation = VJP_ACTIVATION_SILU, .transpose_b = 0));
+    y = vjp_graph_swiglu(g, y,
+                         vjp_graph_linear(g, y, *weight, 0, 0, 0,
+                                          WITH(linear, .activation = VJP_ACTIVATION_GELU_ERF, .transpose_b = 1)));
     y = vjp_graph_add(g, x, y, NULL);
     if (recompute) vjp_graph_recompute_end(g);
     return y;
@@ -837,7 +837,7 @@ static void steps_are_taken_whole(void **unused) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
         w[i] = vjp_graph_parameter(g, name, VJP_F32, 2, (const int64_t[]){SIDE, SIDE});
-        y = vjp_graph_linear(g, y, w[i], 0, 0, NULL);
+        y = vjp_graph_linear(g, y, w[i], 0, 0, 0, NULL);
     }
     vjp_minimize_result made = {.struct_size = sizeof made};
     vjp_graph_minimize(g, mean_of(g, y), NULL, &made);

@@ -769,6 +769,7 @@ int main(void) {
         cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
         cmocka_unit_test(slices_of_one_tensor_give_the_bits_of_packed_ones),
         cmocka_unit_test(raw_products_are_right),
+        cmocka_unit_test(a_gate_gives_the_bits_of_swiglu),
         cmocka_unit_test(every_pass_has_kernels_with_or_without_a_gpu),
         DEVICE_TESTS,
     };

@@ -139,16 +139,16 @@ static bool run(const char *engine, const product *p, matrices *x, int32_t threa
     const vjp_linear_attributes attributes = {.struct_size = sizeof(vjp_linear_attributes),
                                               .transpose_b = p->transpose_b,
                                               .activation = p->relu ? VJP_ACTIVATION_RELU : VJP_ACTIVATION_NONE};
-    const vjp_tensor *forward[LINEAR_RESIDUAL + 1] = {[LINEAR_Y] = &x->y, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
-    const vjp_tensor *backward[LINEAR_B_PRE + 1] = {[LINEAR_B_DA] = &x->da,
-                                                    [LINEAR_B_DB] = &x->db,
-                                                    [LINEAR_B_DY] = &x->dy,
-                                                    [LINEAR_B_A] = &x->a,
-                                                    [LINEAR_B_B] = &x->b};
+    const vjp_tensor *forward[LINEAR_GATE + 1] = {[LINEAR_Y] = &x->y, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
+    const vjp_tensor *backward[LINEAR_B_GATE + 1] = {[LINEAR_B_DA] = &x->da,
+                                                     [LINEAR_B_DB] = &x->db,
+                                                     [LINEAR_B_DY] = &x->dy,
+                                                     [LINEAR_B_A] = &x->a,
+                                                     [LINEAR_B_B] = &x->b};
     if (p->relu) forward[LINEAR_PRE] = backward[LINEAR_B_PRE] = &x->pre;
     const vjp_op *linear = vjp_op_find("linear");
-    assert_int_equal(vjp_call(device, linear, VJP_FORWARD, forward, LINEAR_RESIDUAL + 1, &attributes), VJP_OK);
-    assert_int_equal(vjp_call(device, linear, VJP_BACKWARD, backward, LINEAR_B_PRE + 1, &attributes), VJP_OK);
+    assert_int_equal(vjp_call(device, linear, VJP_FORWARD, forward, LINEAR_GATE + 1, &attributes), VJP_OK);
+    assert_int_equal(vjp_call(device, linear, VJP_BACKWARD, backward, LINEAR_B_GATE + 1, &attributes), VJP_OK);
     vjp_close(device);
     return true;
 }
@@ -255,13 +255,13 @@ static bool run_layer(const char *engine, vjp_pass pass, layer *x) {
     if (!device) return false;
     const vjp_linear_attributes attributes = {.struct_size = sizeof(vjp_linear_attributes),
                                               .activation = VJP_ACTIVATION_SIGMOID};
-    const vjp_tensor *forward[LINEAR_RESIDUAL + 1] = {
+    const vjp_tensor *forward[LINEAR_GATE + 1] = {
         [LINEAR_Y] = &x->y, [LINEAR_PRE] = &x->pre, [LINEAR_A] = &x->a, [LINEAR_B] = &x->b};
-    const vjp_tensor *backward[LINEAR_B_PRE + 1] = {
+    const vjp_tensor *backward[LINEAR_B_GATE + 1] = {
         [LINEAR_B_DA] = &x->da, [LINEAR_B_DB] = &x->db, [LINEAR_B_DY] = &x->dy,
         [LINEAR_B_A] = &x->a,   [LINEAR_B_B] = &x->b,   [LINEAR_B_PRE] = &x->pre};
     vjp_status status = vjp_call(device, vjp_op_find("linear"), pass, pass == VJP_FORWARD ? forward : backward,
-                                 pass == VJP_FORWARD ? LINEAR_RESIDUAL + 1 : LINEAR_B_PRE + 1, &attributes);
+                                 pass == VJP_FORWARD ? LINEAR_GATE + 1 : LINEAR_B_GATE + 1, &attributes);
     if (status != VJP_OK) print_error("%s\n", vjp_error(device));
     assert_int_equal(status, VJP_OK);
     vjp_close(device);

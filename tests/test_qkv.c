@@ -81,7 +81,7 @@ static vjp_value project(qkv_graph *r, vjp_value a, vjp_value w, vjp_value bias,
     vjp_graph *g = r->graph;
     const vjp_tensor shape = vjp_graph_describe(g, a);
     vjp_value b = dtype == VJP_F32 ? w : vjp_graph_cast(g, w, dtype);
-    vjp_value y = vjp_graph_linear(g, a, b, bias, 0, WITH(linear, .transpose_b = 1, .activation = activation));
+    vjp_value y = vjp_graph_linear(g, a, b, bias, 0, 0, WITH(linear, .transpose_b = 1, .activation = activation));
     return vjp_graph_reshape(g, y, 4, (const int64_t[]){BATCH, shape.shape[1], heads, HEAD});
 }
 

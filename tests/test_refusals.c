@@ -1032,7 +1032,7 @@ static void no_inner_dimension(void **state) {
                    tb = vjp_tensor_of(bias, VJP_F32, 1, (int64_t[]){3});
         vjp_tensor a = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){2, 0}),
                    b = vjp_tensor_of(NULL, VJP_F32, 2, (int64_t[]){0, 3});
-        assert_int_equal(vjp_linear_forward(device, &ty, NULL, &a, &b, &tb, NULL,
+        assert_int_equal(vjp_linear_forward(device, &ty, NULL, &a, &b, &tb, NULL, NULL,
                                             WITH(linear, .activation = VJP_ACTIVATION_RELU, .transpose_b = 0)),
                          VJP_OK);
         const float expected[6] = {1, 0, 3, 1, 0, 3};
@@ -1041,14 +1041,52 @@ static void no_inner_dimension(void **state) {
     }
 }
 
+static void refused(const vjp_device *device, const char *why, vjp_status status) {
+    assert_int_equal(status, VJP_INVALID);
+    if (!strstr(vjp_error(device), why)) fail_msg("%s", vjp_error(device));
+}
+
+/* linear's gate is in no sample, because it excludes an activation and a residual. */
+static void gates_of_linear(void **state) {
+    (void)state;
+    enum { A, B_, Y, PRE, OTHER, GATE, TENSORS, DOWN = 2, SIDE = 3 };
+    vjp_device *device = open_device("cpu");
+    float data[TENSORS][SIDE * SIDE] = {{0}};
+    vjp_tensor t[TENSORS];
+    for (int i = 0; i < TENSORS; i++)
+        t[i] = vjp_tensor_of(data[i], VJP_F32, 2, (int64_t[]){i == B_ ? SIDE : DOWN, SIDE});
+    vjp_tensor narrow = t[GATE], narrow_a = t[A], narrow_b = t[B_], narrow_y = t[Y];
+    narrow.dtype = narrow_a.dtype = narrow_b.dtype = narrow_y.dtype = VJP_BF16;
+    vjp_tensor flat = vjp_tensor_of(data[GATE], VJP_F32, 1, (int64_t[]){DOWN * SIDE});
+    refused(device, "gate and activation are both given",
+            vjp_linear_forward(device, &t[Y], NULL, &t[A], &t[B_], NULL, NULL, &t[GATE],
+                               WITH(linear, .activation = VJP_ACTIVATION_RELU)));
+    refused(device, "gate and residual are both given",
+            vjp_linear_forward(device, &t[Y], NULL, &t[A], &t[B_], NULL, &t[OTHER], &t[GATE], NULL));
+    refused(device, "pre is f32 and gate is bf16",
+            vjp_linear_forward(device, &narrow_y, &t[PRE], &narrow_a, &narrow_b, NULL, NULL, &narrow, NULL));
+    refused(device, "gate has shape [6]; expected [2, 3]",
+            vjp_linear_forward(device, &t[Y], NULL, &t[A], &t[B_], NULL, NULL, &flat, NULL));
+    refused(device, "gate and dresidual are both given",
+            vjp_linear_backward(device, &t[A], NULL, NULL, &t[OTHER], NULL, &t[Y], NULL, &t[B_], NULL, NULL, &t[GATE],
+                                NULL));
+    refused(
+        device, "gate is missing: dgate needs it",
+        vjp_linear_backward(device, NULL, NULL, NULL, NULL, &t[OTHER], &t[Y], &t[A], &t[B_], NULL, NULL, NULL, NULL));
+    refused(device, "a and pre are both missing: dgate needs one",
+            vjp_linear_backward(device, NULL, NULL, NULL, NULL, &t[OTHER], &t[Y], NULL, &t[B_], NULL, NULL, &t[GATE],
+                                NULL));
+    vjp_close(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cpu_refuses),           cmocka_unit_test(ref_refuses),
-        cmocka_unit_test(every_pass_has_rows),   cmocka_unit_test(cpu_has_no_f64),
-        cmocka_unit_test(misuse_of_call),        cmocka_unit_test(workspace_overlap),
-        cmocka_unit_test(empty_is_fine),         cmocka_unit_test(no_inner_dimension),
-        cmocka_unit_test(last_row_in_workspace), cmocka_unit_test(first_bad_index),
-        cmocka_unit_test(cpu_casts_to_no_f64),
+        cmocka_unit_test(cpu_refuses),         cmocka_unit_test(ref_refuses),
+        cmocka_unit_test(every_pass_has_rows), cmocka_unit_test(cpu_has_no_f64),
+        cmocka_unit_test(misuse_of_call),      cmocka_unit_test(workspace_overlap),
+        cmocka_unit_test(empty_is_fine),       cmocka_unit_test(no_inner_dimension),
+        cmocka_unit_test(gates_of_linear),     cmocka_unit_test(last_row_in_workspace),
+        cmocka_unit_test(first_bad_index),     cmocka_unit_test(cpu_casts_to_no_f64),
     };
     return cmocka_run_group_tests_name("refusals", tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include "attributes.h"
 #include "graph/program.h"
 #include "numbers.h"
+#include "op/op.h"
 #include "random_graph.h"
 #include "train/model/llama.h"
 
@@ -189,16 +190,16 @@ static gated_graph gated_make(unsigned choice, vjp_dtype dtype) {
     vjp_linear_attributes out = *plain;
     if (choice & GATED_ACTIVATION) out.activation = VJP_ACTIVATION_TANH;
     r.x = vjp_graph_input(g, "x", dtype, 2, (int64_t[]){GATED_ROWS, GATED_DIM});
-    vjp_value gate = vjp_graph_linear(g, r.x, gated_weight(&r, "gate", dtype, GATED_WIDE, GATED_DIM), 0, 0, plain);
+    vjp_value gate = vjp_graph_linear(g, r.x, gated_weight(&r, "gate", dtype, GATED_WIDE, GATED_DIM), 0, 0, 0, plain);
     vjp_value up = gate;
     if (!(choice & GATED_SQUARE))
-        up = vjp_graph_linear(g, r.x, gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM), 0, 0, plain);
+        up = vjp_graph_linear(g, r.x, gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM), 0, 0, 0, plain);
     vjp_value bias = choice & GATED_BIAS ? gated_weight(&r, "bias", dtype, GATED_DIM, 0) : 0;
     vjp_value second = choice & GATED_TWICE ? gated_weight(&r, "second", dtype, GATED_DIM, GATED_WIDE) : 0;
     vjp_value down = gated_weight(&r, "down", dtype, GATED_DIM, GATED_WIDE);
     if (choice & GATED_MARKED) vjp_graph_recompute_begin(g);
-    vjp_value y = vjp_graph_swiglu(g, gate, up), z = vjp_graph_linear(g, y, down, bias, 0, &out);
-    if (second) z = vjp_graph_add(g, z, vjp_graph_linear(g, y, second, 0, 0, plain), NULL);
+    vjp_value y = vjp_graph_swiglu(g, gate, up), z = vjp_graph_linear(g, y, down, bias, 0, 0, &out);
+    if (second) z = vjp_graph_add(g, z, vjp_graph_linear(g, y, second, 0, 0, 0, plain), NULL);
     vjp_value loss = vjp_graph_mean(g, choice & GATED_OTHER ? vjp_graph_mul(g, y, y, NULL) : z, WITH(mean, .axes = 0));
     if (choice & GATED_MARKED) vjp_graph_recompute_end(g);
     vjp_value large = vjp_graph_input(g, "large", VJP_F32, 1, (int64_t[]){1 << 14});
@@ -263,6 +264,111 @@ static void y_comes_from_the_backward(void **unused) {
     vjp_close(device);
 }
 
+/* ---- swiglu in products ------------------------------------------------------------------------------ */
+
+/* What is between the products of gate and up and their swiglu, and what may keep up's product from taking it. */
+typedef enum gate_choice {
+    GATE_PLAIN,
+    GATE_BIAS,
+    GATE_FORWARD,    /* without a backward: up is not written */
+    GATE_RESULT,     /* up is a result */
+    GATE_READ,       /* something else reads up */
+    GATE_TWICE,      /* two swiglus of one up: the first is taken */
+    GATE_INPUT,      /* gate is a parameter */
+    GATE_LATE,       /* gate is computed after up */
+    GATE_ACTIVATION, /* of up's product */
+    GATE_RESIDUAL,   /* up's product has one */
+    GATE_SWAPPED,    /* up's product computes the gate of swiglu, before its factor */
+    GATE_VIEW,       /* swiglu reads up under another shape */
+    GATE_ASSIGNED,   /* y goes into a state */
+    GATE_CHOICES
+} gate_choice;
+
+static bool is_gated(gate_choice choice) {
+    return choice <= GATE_INPUT;
+}
+
+static gated_graph gate_make(gate_choice choice, vjp_dtype dtype) {
+    gated_graph r = {.graph = vjp_graph_create()};
+    vjp_graph *g = r.graph;
+    const int64_t flat[] = {GATED_ROWS * GATED_WIDE}, wide[] = {GATED_ROWS, GATED_WIDE};
+    vjp_linear_attributes plain = *WITH(linear, .transpose_b = 1), own = plain;
+    if (choice == GATE_ACTIVATION) own.activation = VJP_ACTIVATION_TANH;
+    r.x = vjp_graph_input(g, "x", dtype, 2, (int64_t[]){GATED_ROWS, GATED_DIM});
+    vjp_value state = vjp_graph_state(g, "state", dtype, 2, wide);
+    bool given = choice == GATE_INPUT;
+    vjp_value gate_weight =
+        gated_weight(&r, "gate", dtype, given ? GATED_ROWS : GATED_WIDE, given ? GATED_WIDE : GATED_DIM);
+    vjp_value up_weight = gated_weight(&r, "up", dtype, GATED_WIDE, GATED_DIM);
+    vjp_value bias = choice == GATE_BIAS ? gated_weight(&r, "bias", dtype, GATED_WIDE, 0) : 0;
+    vjp_value gate = given ? gate_weight : 0;
+    if (!given && choice != GATE_LATE) gate = vjp_graph_linear(g, r.x, gate_weight, 0, 0, 0, &plain);
+    vjp_value up = vjp_graph_linear(g, r.x, up_weight, bias, choice == GATE_RESIDUAL ? gate : 0, 0, &own);
+    if (choice == GATE_LATE) gate = vjp_graph_linear(g, r.x, gate_weight, 0, 0, 0, &plain);
+    vjp_value y = choice == GATE_SWAPPED ? vjp_graph_swiglu(g, up, gate)
+                  : choice == GATE_VIEW
+                      ? vjp_graph_swiglu(g, vjp_graph_reshape(g, gate, 1, flat), vjp_graph_reshape(g, up, 1, flat))
+                      : vjp_graph_swiglu(g, gate, up);
+    vjp_value kept = choice == GATE_ASSIGNED ? vjp_graph_assign(g, state, y) : 0;
+    vjp_value loss = vjp_graph_mul(g, y, y, NULL);
+    if (choice == GATE_READ) loss = vjp_graph_mul(g, loss, up, NULL);
+    if (choice == GATE_TWICE)
+        loss =
+            vjp_graph_mul(g, loss, vjp_graph_swiglu(g, vjp_graph_scale(g, gate, WITH(scale, .factor = 2)), up), NULL);
+    loss = vjp_graph_cast(g, vjp_graph_mean(g, loss, WITH(mean, .axes = 0)), VJP_F32);
+    if (choice != GATE_FORWARD) {
+        r.results = (size_t)r.weights;
+        vjp_graph_grad(g, loss, r.weight, r.results, NULL, 0, r.result);
+    }
+    r.result[r.results++] = loss;
+    if (choice == GATE_RESULT) r.result[r.results++] = up;
+    if (kept) r.result[r.results++] = kept;
+    if (vjp_graph_status(g) != VJP_OK) fail_msg("%d: %s", (int)choice, vjp_graph_error(g));
+    return r;
+}
+
+static void products_gate(void **unused) {
+    (void)unused;
+    vjp_device *device = open_cpu();
+    for (int choice = 0; choice < GATE_CHOICES; choice++)
+        for (int narrow = 0; narrow < 2; narrow++) {
+            gated_graph r = gate_make((gate_choice)choice, narrow ? VJP_BF16 : VJP_F32);
+            vjp_program *off = gated_run(device, &r, "-all"), *on = gated_run(device, &r, "-all,+swiglu");
+            if (on->calls != off->calls - is_gated((gate_choice)choice))
+                fail_msg("%d: %d calls instead of %d", choice, (int)on->calls, (int)off->calls);
+            for (size_t i = 0; i < r.results; i++)
+                same_bits(off, on, r.result[i]);
+            /* Without a reader up is not written. */
+            for (int32_t k = 0; k < on->calls; k++) {
+                const vjp_work *work = &on->call[k].work;
+                if (work->op == &vjp_op_linear && work->pass == VJP_FORWARD && work->tensor[LINEAR_GATE])
+                    assert_int_equal(!work->tensor[LINEAR_PRE], choice == GATE_FORWARD);
+            }
+            vjp_program_destroy(on);
+            vjp_program_destroy(off);
+            vjp_graph_destroy(r.graph);
+        }
+    vjp_close(device);
+}
+
+/* With the rewrites that look for swiglu themselves, for every combination of choices. */
+static void gates_and_other_rewrites(void **unused) {
+    (void)unused;
+    vjp_device *device = open_cpu();
+    for (unsigned choice = 0; choice <= GATED_ALL; choice++) {
+        gated_graph r = gated_make(choice, choice % 3 ? VJP_F32 : VJP_BF16);
+        vjp_program *off = gated_run(device, &r, "+all,-swiglu"), *on = gated_run(device, &r, "+all");
+        for (size_t i = 0; i < r.results; i++)
+            same_bits(off, on, r.result[i]);
+        if (on->calls != off->calls - !(choice & GATED_SQUARE))
+            fail_msg("%u: %d calls instead of %d", choice, (int)on->calls, (int)off->calls);
+        vjp_program_destroy(on);
+        vjp_program_destroy(off);
+        vjp_graph_destroy(r.graph);
+    }
+    vjp_close(device);
+}
+
 /* ---- Sums in products -------------------------------------------------------------------------------- */
 
 /* What is added to the result z of a product, and what may keep the product from adding it. */
@@ -307,13 +413,13 @@ static sum_graph sum_make(sum_choice choice, vjp_dtype dtype) {
                                         choice == SUM_WIDE ? shape : square);
     if (choice == SUM_ACTIVATION || choice == SUM_ROW || choice == SUM_WIDE) r.weight[r.weights++] = row;
     vjp_value addend = vjp_graph_scale(g, r.x, WITH(scale, .factor = 0.5));
-    if (choice == SUM_PRODUCTS) addend = vjp_graph_linear(g, r.x, r.weight[1], 0, 0, NULL);
+    if (choice == SUM_PRODUCTS) addend = vjp_graph_linear(g, r.x, r.weight[1], 0, 0, 0, NULL);
     if (choice == SUM_CHANGED) addend = r.state;
     if (choice == SUM_VIEW)
         addend = vjp_graph_reshape(
             g, vjp_graph_scale(g, vjp_graph_reshape(g, r.x, 1, flat), WITH(scale, .factor = 0.5)), 2, shape);
     bool active = choice == SUM_ACTIVATION;
-    vjp_value z = vjp_graph_linear(g, r.x, r.weight[0], active ? row : 0, 0,
+    vjp_value z = vjp_graph_linear(g, r.x, r.weight[0], active ? row : 0, 0, 0,
                                    WITH(linear, .activation = active ? VJP_ACTIVATION_TANH : VJP_ACTIVATION_NONE));
     if (choice == SUM_LATER) addend = vjp_graph_scale(g, z, WITH(scale, .factor = 0.5));
     if (choice == SUM_ITSELF) addend = z;
@@ -542,7 +648,7 @@ static void unknown_rewrites_are_refused(void **unused) {
         assert_int_equal(vjp_compile(device, g, &y, 1, NULL, &program), VJP_INVALID);
         unsetenv("VJP_REWRITES");
         assert_null(program);
-        if (!strstr(vjp_error(device), "an item is + or - and one of all, residual, qkv, recompute, combine"))
+        if (!strstr(vjp_error(device), "an item is + or - and one of all, residual, qkv, recompute, combine, swiglu"))
             fail_msg("\"%s\": %s", bad[i], vjp_error(device));
     }
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
@@ -553,10 +659,16 @@ static void unknown_rewrites_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rewritten_is_not_rewritten),         cmocka_unit_test(a_llama_keeps_less),
-        cmocka_unit_test(y_comes_from_the_backward),          cmocka_unit_test(products_add),
-        cmocka_unit_test(what_changes_is_not_computed_again), cmocka_unit_test(inputs_come_first),
-        cmocka_unit_test(scratch_does_not_raise_the_peak),    cmocka_unit_test(rewritten_programs_share),
+        cmocka_unit_test(rewritten_is_not_rewritten),
+        cmocka_unit_test(a_llama_keeps_less),
+        cmocka_unit_test(y_comes_from_the_backward),
+        cmocka_unit_test(products_add),
+        cmocka_unit_test(products_gate),
+        cmocka_unit_test(gates_and_other_rewrites),
+        cmocka_unit_test(what_changes_is_not_computed_again),
+        cmocka_unit_test(inputs_come_first),
+        cmocka_unit_test(scratch_does_not_raise_the_peak),
+        cmocka_unit_test(rewritten_programs_share),
         cmocka_unit_test(unknown_rewrites_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -63,7 +63,7 @@ static network build(void) {
     n.b = vjp_graph_parameter(n.graph, "layer.bias", VJP_F32, 1, out);
     vjp_linear_attributes linear = VJP_LINEAR_DEFAULTS;
     linear.transpose_b = 1;
-    n.loss = vjp_graph_cross_entropy(n.graph, vjp_graph_linear(n.graph, n.x, n.w, n.b, 0, &linear), n.label, NULL);
+    n.loss = vjp_graph_cross_entropy(n.graph, vjp_graph_linear(n.graph, n.x, n.w, n.b, 0, 0, &linear), n.label, NULL);
     return n;
 }
 

@@ -720,6 +720,7 @@ int main(void) {
         cmocka_unit_test(a_smoothed_loss_with_an_impossible_class_is_infinite),
         cmocka_unit_test(slices_of_one_tensor_give_the_bits_of_packed_ones),
         cmocka_unit_test(raw_products_are_right),
+        cmocka_unit_test(a_gate_gives_the_bits_of_swiglu),
         DEVICE_TESTS,
         cmocka_unit_test(any_bytes_go_up_and_come_down),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused),

@@ -143,13 +143,27 @@ bool function_repeats(const op_function *f, size_t slot) {
     return repeated && f->pass->slots[slot].kind == VJP_KIND_STORAGE;
 }
 
+int function_gate(const op_function *f) {
+    if (f->op != vjp_op_find("linear") || f->number != VJP_BACKWARD) return -1;
+    for (size_t i = f->pass->outputs; i < f->pass->count; i++)
+        if (strcmp(f->pass->slots[i].name, "gate") == 0) return (int)i;
+    return -1;
+}
+
+bool function_leaves_out(const op_function *f, size_t slot, bool gated) {
+    return function_gate(f) >= 0 && strcmp(f->pass->slots[slot].name, gated ? "dresidual" : "dgate") == 0;
+}
+
 static bool read_wanted(call *c) {
     const op_function *f = c->f;
     PyObject *outputs = call_extra(c, ARGUMENT_OUTPUTS);
     if (!outputs) {
+        int gate = function_gate(f);
+        PyObject *given = gate < 0 ? NULL : c->values[gate - (int)f->pass->outputs];
         c->wanted_count = 0;
         for (int i = 0; i < (int)f->pass->outputs; i++)
-            if (!function_repeats(f, (size_t)i)) c->wanted[c->wanted_count++] = i;
+            if (!function_repeats(f, (size_t)i) && !function_leaves_out(f, (size_t)i, given && given != Py_None))
+                c->wanted[c->wanted_count++] = i;
         c->bare = c->wanted_count == 1;
         return true;
     }

@@ -254,6 +254,13 @@ bool function_leaves_dtype_open(const op_function *f);
 /* Whether this output is a result of the forward that a backward can give again: it does so only by request. */
 bool function_repeats(const op_function *f, size_t slot);
 
+/*
+ * linear's backward has dgate with a gate, and dresidual without one: the slot of its gate, -1 for other functions; and
+ * whether this output is left out where a caller wants all of them.
+ */
+int function_gate(const op_function *f);
+bool function_leaves_out(const op_function *f, size_t slot, bool gated);
+
 /* Attributes from keyword arguments: sets one member of the struct. False with an exception set on failure. */
 bool call_set_attribute(const char *function, const vjp_attribute *attribute, PyObject *value, void *attributes);
 

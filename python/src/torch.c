@@ -233,6 +233,12 @@ static void read_stack(torch_call *c, const uint64_t *stack) {
         read_attribute(c, &f->info->attributes[i], *stack++);
     if (function_leaves_dtype_open(f)) memcpy(&c->dtype, stack++, sizeof c->dtype);
     c->wanted = pass->outputs > 1 ? (int64_t)*stack++ : -1;
+    int gate = function_gate(f);
+    for (size_t i = 0; c->wanted == -1 && gate >= 0 && i < pass->outputs; i++)
+        if (function_leaves_out(f, i, c->inputs[gate])) {
+            c->wanted &= ~(INT64_C(1) << i);
+            break;
+        }
     c->wide = has_wide_outputs(f) ? (int64_t)*stack++ : 0;
     for (size_t i = pass->outputs; i < pass->count && !c->sentence[0]; i++)
         if (c->inputs[i]) read_tensor(c, i, c->inputs[i]);

@@ -262,19 +262,22 @@ def maxpool2d_backward(dy: Array, x: Optional[Any] = None, argmax: Optional[Any]
                        device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
-def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None, *,
+def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None,
+           gate: Optional[Any] = None, *,
            activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
            transpose_b: bool = False, zero_nan: bool = False, outputs: None = None,
            out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
            device: Optional[str] = None) -> tuple[Array, Array]: ...
 @overload
-def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None, *,
+def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None,
+           gate: Optional[Any] = None, *,
            activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
            transpose_b: bool = False, zero_nan: bool = False, outputs: Literal["y", "pre"],
            out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
            device: Optional[str] = None) -> Array: ...
 @overload
-def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None, *,
+def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any] = None,
+           gate: Optional[Any] = None, *,
            activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
            transpose_b: bool = False, zero_nan: bool = False,
            outputs: Union[tuple[str, ...], list[str]], out: Any = None,
@@ -282,7 +285,8 @@ def linear(a: Array, b: Any, bias: Optional[Any] = None, residual: Optional[Any]
 
 @overload
 def linear_backward(dy: Array, a: Optional[Any], b: Any,
-                    bias: Optional[Any] = None, pre: Optional[Any] = None, *,
+                    bias: Optional[Any] = None, pre: Optional[Any] = None,
+                    gate: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
                     outputs: None = None, out: Any = None,
@@ -290,14 +294,14 @@ def linear_backward(dy: Array, a: Optional[Any], b: Any,
                     device: Optional[str] = None) -> tuple[Array, Array, Array, Array]: ...
 @overload
 def linear_backward(dy: Array, a: Optional[Any], b: Any, bias: Optional[Any] = None,
-                    pre: Optional[Any] = None, *,
+                    pre: Optional[Any] = None, gate: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
-                    outputs: Literal["da", "db", "dbias", "dresidual"], out: Any = None,
+                    outputs: Literal["da", "db", "dbias", "dresidual", "dgate"], out: Any = None,
                     accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
 def linear_backward(dy: Array, a: Optional[Any], b: Any, bias: Optional[Any] = None,
-                    pre: Optional[Any] = None, *,
+                    pre: Optional[Any] = None, gate: Optional[Any] = None, *,
                     activation: Literal["none", "relu", "gelu_tanh", "gelu_erf", "silu", "sigmoid", "tanh"] = "none",
                     transpose_b: bool = False, zero_nan: bool = False,
                     outputs: Union[tuple[str, ...], list[str]], out: Any = None,

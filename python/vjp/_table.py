@@ -46,6 +46,11 @@ class Pass(NamedTuple):
 TABLE = {name: Pass(op, bool(number), *rest) for name, (op, number, *rest) in _core.table().items()}
 
 
+def given(tensors: tuple, i: int) -> Any:
+    """A tensor of a call; torch leaves out last arguments that have their default."""
+    return tensors[i] if i < len(tensors) else None
+
+
 class Links:
     """An op's forward and backward: where the tensors of the backward come from and where its gradients belong."""
 
@@ -71,15 +76,15 @@ class Links:
         self.parameters = [kind == "parameter" for _, kind in backward.outputs]
         self.all = sum(1 << i for kind, i in self.sources if kind == "output") | sum(1 << i for i in self.differentiable)
 
-    def has_activation(self, keywords: dict[str, Any]) -> bool:
-        """Of linear: without one, the backward needs neither `pre`, which is y, nor the bias to compute it again."""
-        return self.name != "linear" or keywords.get("activation", "none") != "none"
+    def needs_pre(self, tensors: tuple, keywords: dict[str, Any]) -> bool:
+        """Of linear: without activation and gate, the backward needs neither `pre`, which is y, nor the bias to compute it again."""
+        return self.name != "linear" or keywords.get("activation", "none") != "none" or given(tensors, self.inputs.index("gate")) is not None
 
-    def wanted(self, keywords: dict[str, Any], training: bool) -> int:
+    def wanted(self, tensors: tuple, keywords: dict[str, Any], training: bool) -> int:
         """The outputs to compute, as bits: those that the backward reads only when there will be one."""
         if not training:
             return sum(1 << i for i in self.differentiable)
-        return self.all if self.has_activation(keywords) else 1
+        return self.all if self.needs_pre(tensors, keywords) else 1
 
     def options(self, tensors: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
         """The keywords of the backward: the forward's, and sizes that only the forward's tensors tell."""
@@ -100,9 +105,9 @@ class Links:
         computed, kept = keywords.get("outputs", -1), []
         for kind, i in self.sources:
             if kind == "input":
-                kept.append(None if self.name == "linear" and self.inputs[i] == "bias" else tensors[i])
+                kept.append(None if self.name == "linear" and self.inputs[i] == "bias" else given(tensors, i))
             elif kind == "output":
-                kept.append(outputs[i] if computed >> i & 1 and self.has_activation(keywords) else None)
+                kept.append(outputs[i] if computed >> i & 1 and self.needs_pre(tensors, keywords) else None)
         return kept
 
     def arguments(self, gradients: tuple, saved: list) -> list:

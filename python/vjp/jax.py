@@ -26,7 +26,7 @@ jax.ffi.register_ffi_target(TARGET, _core.jax_handler(), platform="cpu")
 LEADING = {
     "layer_norm": ("x",), "rms_norm": ("x",), "rope": ("x",), "rope_backward": ("dy",), "swiglu": ("gate", "up"),
     "swiglu_backward": ("dy", "gate", "up"), "scale": ("x",), "scale_backward": ("dy",), "cast": ("x",), "cast_backward": ("dy",),
-    "linear": ("a", "residual"), "add": ("a",), "mul": ("a",),
+    "linear": ("a", "residual", "gate"), "add": ("a",), "mul": ("a",),
 }
 # Functions whose first axis is a batch that the new axis can be merged into.
 BATCHED = {"attention": ("q", "k", "v"), "attention_backward": ("dy", "q", "k", "v", "y", "lse"), "group_norm": ("x",), "maxpool2d": ("x",),
@@ -89,7 +89,7 @@ def compute(name: str, keywords: dict[str, Any], wanted: int, like: dict[int, An
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def differentiable(op: str, keywords: tuple, tensors: tuple) -> tuple:
     options = dict(keywords)
-    return forward(LINKS[op], options, -1 if options.pop("outputs") else LINKS[op].wanted(options, False), tensors)
+    return forward(LINKS[op], options, -1 if options.pop("outputs") else LINKS[op].wanted(tensors, options, False), tensors)
 
 
 def forward(links: Links, options: dict[str, Any], wanted: int, tensors: tuple) -> tuple:
@@ -100,7 +100,7 @@ def forward(links: Links, options: dict[str, Any], wanted: int, tensors: tuple) 
 def save(op: str, keywords: tuple, tensors: tuple):
     links, options = LINKS[op], dict(keywords)
     everything = options.pop("outputs")
-    wanted = links.wanted(options, True)
+    wanted = links.wanted(tensors, options, True)
     made = forward(links, dict(options), -1 if everything else wanted, tensors)
     kept = links.saved(tensors, {**options, "outputs": wanted}, made)
     result = made if everything else tuple(t if i in links.differentiable else None for i, t in enumerate(made))

@@ -85,7 +85,7 @@ static vjp_value inner_products(const iteration *it, vjp_value x) {
 static vjp_value product(vjp_graph *graph, vjp_value a, vjp_value b, bool transpose_b) {
     vjp_linear_attributes linear = VJP_LINEAR_DEFAULTS;
     linear.transpose_b = transpose_b;
-    return vjp_graph_linear(graph, a, b, 0, 0, &linear);
+    return vjp_graph_linear(graph, a, b, 0, 0, 0, &linear);
 }
 
 /* One iteration, times `factor`. */

@@ -46,9 +46,9 @@ vjp_value vjp_graph_maxpool2d(vjp_graph *graph, vjp_value x, const vjp_maxpool2d
 }
 
 vjp_value vjp_graph_linear(vjp_graph *graph, vjp_value a, vjp_value b, vjp_value bias, vjp_value residual,
-                           const vjp_linear_attributes *attributes) {
-    const vjp_value inputs[] = {a, b, bias, residual};
-    return vjp_graph_call(graph, &vjp_op_linear, inputs, 4, attributes);
+                           vjp_value gate, const vjp_linear_attributes *attributes) {
+    const vjp_value inputs[] = {a, b, bias, residual, gate};
+    return vjp_graph_call(graph, &vjp_op_linear, inputs, 5, attributes);
 }
 
 vjp_value vjp_graph_add(vjp_graph *graph, vjp_value a, vjp_value b, const vjp_add_attributes *attributes) {

@@ -102,17 +102,18 @@ vjp_status vjp_maxpool2d_backward(vjp_device *device, const vjp_tensor *dx, cons
 
 vjp_status vjp_linear_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *pre, const vjp_tensor *a,
                               const vjp_tensor *b, const vjp_tensor *bias, const vjp_tensor *residual,
-                              const vjp_linear_attributes *attributes) {
-    const vjp_tensor *tensors[] = {y, pre, a, b, bias, residual};
-    return vjp_call(device, &vjp_op_linear, VJP_FORWARD, tensors, 6, attributes);
+                              const vjp_tensor *gate, const vjp_linear_attributes *attributes) {
+    const vjp_tensor *tensors[] = {y, pre, a, b, bias, residual, gate};
+    return vjp_call(device, &vjp_op_linear, VJP_FORWARD, tensors, 7, attributes);
 }
 
 vjp_status vjp_linear_backward(vjp_device *device, const vjp_tensor *da, const vjp_tensor *db,
-                               const vjp_tensor *dbias, const vjp_tensor *dresidual, const vjp_tensor *dy,
-                               const vjp_tensor *a, const vjp_tensor *b, const vjp_tensor *bias,
-                               const vjp_tensor *pre, const vjp_linear_attributes *attributes) {
-    const vjp_tensor *tensors[] = {da, db, dbias, dresidual, dy, a, b, bias, pre};
-    return vjp_call(device, &vjp_op_linear, VJP_BACKWARD, tensors, 9, attributes);
+                               const vjp_tensor *dbias, const vjp_tensor *dresidual, const vjp_tensor *dgate,
+                               const vjp_tensor *dy, const vjp_tensor *a, const vjp_tensor *b,
+                               const vjp_tensor *bias, const vjp_tensor *pre, const vjp_tensor *gate,
+                               const vjp_linear_attributes *attributes) {
+    const vjp_tensor *tensors[] = {da, db, dbias, dresidual, dgate, dy, a, b, bias, pre, gate};
+    return vjp_call(device, &vjp_op_linear, VJP_BACKWARD, tensors, 11, attributes);
 }
 
 vjp_status vjp_add_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b,

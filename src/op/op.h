@@ -99,6 +99,13 @@ typedef struct vjp_linear_sizes {
 
 vjp_linear_sizes vjp_linear_sizes_of(const vjp_work *work);
 
+/*
+ * A call with a gate by the backend's kernels of linear, without one, and of swiglu; both passes. The bits are those of
+ * the two ops. SIZE_MAX is not returned: infer() has refused such sizes.
+ */
+vjp_status vjp_linear_gated(const vjp_work *work, const vjp_kernel *linear, const vjp_kernel *swiglu);
+size_t vjp_linear_gated_workspace(const vjp_work *work, const vjp_kernel *linear);
+
 /* ---- add, mul ---- */
 
 /* a as [rows, dim], b as [dim]; rows is 1 where they have the same shape. */

@@ -230,17 +230,20 @@ static const vjp_slot linear_forward[] = {
     {"b", "[K, N] or [..., K, N]", "shared by the batch, or one per matrix of the batch; [N, K] with transpose_b", VJP_KIND_STORAGE, 0, 0, {0}},
     {"bias", "[N]", "absent: 0", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
     {"residual", "[..., M, N]", "added before y is rounded; absent: 0", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"gate", "[..., M, N]", "y is silu(gate) times pre, rounded as it is stored; without activation and residual", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_slot linear_backward[] = {
     {"da", "[..., M, K]", "gradient of a", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"db", "[K, N] or [..., K, N]", "gradient of b; summed over the batch when b is shared", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dbias", "[N]", "gradient of bias", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dresidual", "[..., M, N]", "gradient of residual: dy", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"dgate", "[..., M, N]", "gradient of gate", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dy", "[..., M, N]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
     {"a", "[..., M, K]", "the forward's a; needed only for db and to compute pre again", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
     {"b", "[K, N] or [..., K, N]", "the forward's b", VJP_KIND_STORAGE, 0, 0, {0}},
     {"bias", "[N]", "the forward's bias; needed only to compute pre again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
     {"pre", "[..., M, N]", "as saved; absent: computed again", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"gate", "[..., M, N]", "the forward's gate", VJP_KIND_STORAGE, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_attribute linear_attributes[] = {
     {"activation", "applied to each element", VJP_CHOICE, offsetof(vjp_linear_attributes, activation), VJP_ACTIVATION_NONE, 0, activation_choices, {0}},
@@ -250,9 +253,9 @@ static const vjp_attribute linear_attributes[] = {
 extern const vjp_op_rules vjp_linear_rules;
 const vjp_op vjp_op_linear = {
     .info = {.name = "linear", .family = "linear",
-             .about = "a matrix product with bias, activation and residual",
-             .formula = "y = act(a b + bias) + residual.",
-             .pass = {{linear_forward, 6, 2}, {linear_backward, 9, 4}},
+             .about = "a matrix product with bias, activation and residual, or gate",
+             .formula = "y = act(a b + bias) + residual, or with a gate y = silu(gate) (a b + bias).",
+             .pass = {{linear_forward, 7, 2}, {linear_backward, 11, 5}},
              .attributes = linear_attributes, .attribute_count = 3, .attribute_bytes = sizeof(vjp_linear_attributes)},
     .id = OP_ID(linear),
     .rules = &vjp_linear_rules,

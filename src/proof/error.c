@@ -55,12 +55,20 @@ static double conv2d_terms(const proof_problem *p, vjp_pass pass, int slot) {
     return strcmp(name, "dweight") == 0 ? (double)forward[CONV2D_Y].count / fmax(outs, 1) : 64;
 }
 
+/*
+ * linear with a gate multiplies pre, and makes its gradients from dpre, as they are stored by two ops: 16-bit results
+ * are rounded twice.
+ */
+static bool is_gated(const proof_problem *p) {
+    return p->setup.op->id == OP_ID(linear) && p->slot[VJP_FORWARD][LINEAR_GATE].present;
+}
+
 /* The bound of a result in f32. */
 static double f32_bound(const proof_problem *p, vjp_pass pass, int slot) {
     if (p->setup.bound > 0) return p->setup.bound;
     bool narrow = p->storage == VJP_BF16 || p->storage == VJP_F16;
-    /* Its logits and their gradients are rounded to the storage type, whatever type the results have. */
-    if (narrow && p->narrow_operands && p->setup.op->id == OP_ID(linear_cross_entropy))
+    /* The logits, or dpre, are rounded to the storage type, whatever type the results have. */
+    if (narrow && ((p->narrow_operands && p->setup.op->id == OP_ID(linear_cross_entropy)) || is_gated(p)))
         return p->storage == VJP_BF16 ? BF16_BOUND : F16_BOUND;
     if (proof_is_adversarial(&p->setup) || narrow) return 1e-5;
     double terms = strcmp(p->info->name, "linear") == 0   ? linear_terms(p, pass, slot)
@@ -70,10 +78,11 @@ static double f32_bound(const proof_problem *p, vjp_pass pass, int slot) {
 }
 
 double proof_bound(const proof_problem *p, vjp_pass pass, int slot) {
+    int roundings = is_gated(p) && strcmp(p->slot[pass][slot].slot->name, "pre") != 0 ? 2 : 1;
     switch ((vjp_dtype)p->slot[pass][slot].tensor.dtype) {
     case VJP_F32: return f32_bound(p, pass, slot);
-    case VJP_BF16: return BF16_BOUND;
-    case VJP_F16: return F16_BOUND;
+    case VJP_BF16: return roundings * BF16_BOUND;
+    case VJP_F16: return roundings * F16_BOUND;
     case VJP_F64: return 1e-12;
     default: return 0;
     }
@@ -127,6 +136,7 @@ static double operand_slack(const proof_problem *p, vjp_pass pass, int slot) {
     const vjp_linear_attributes *linear = (const void *)p->setup.attributes.bytes;
     const char *op = p->info->name, *name = p->slot[pass][slot].slot->name;
     double half = half_unit((vjp_dtype)p->slot[pass][slot].tensor.dtype);
+    if (is_gated(p)) return strcmp(name, "y") == 0 || strcmp(name, "dgate") == 0 ? 2 * half : 4 * half;
     if (!p->narrow_operands) return 0;
     if (strcmp(op, "linear") == 0 && linear->activation != VJP_ACTIVATION_NONE)
         return strcmp(name, "y") == 0 ? 2 * half : strcmp(name, "da") == 0 || strcmp(name, "db") == 0 ? 4 * half : 0;

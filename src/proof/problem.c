@@ -70,9 +70,10 @@ static bool is_first(const proof_problem *p, const vjp_slot *slot) {
     return p->setup.op->id == OP_ID(attention) && slot->kind == VJP_KIND_INDEX;
 }
 
-/* attention's first and linear's residual are there only where a row names them: most calls do not have them. */
+/* attention's first, and linear's residual and gate, are there only where a row names them: most calls have none. */
 static bool is_rare(const proof_problem *p, const vjp_slot *slot) {
-    return is_first(p, slot) || (p->setup.op->id == OP_ID(linear) && strcmp(slot->name, "residual") == 0);
+    return is_first(p, slot) || (p->setup.op->id == OP_ID(linear) &&
+                                 (strcmp(slot->name, "residual") == 0 || strcmp(slot->name, "gate") == 0));
 }
 
 static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERROR]) {

@@ -413,7 +413,7 @@ static vjp_status make_square(square_product *q, bench *b) {
                           .pass = VJP_FORWARD,
                           .tensors = {{[LINEAR_Y] = &q->y, [LINEAR_A] = &q->a, [LINEAR_B] = &q->b}},
                           .sets = 1,
-                          .count = LINEAR_RESIDUAL + 1,
+                          .count = LINEAR_GATE + 1,
                           .repeats = 1,
                           .best = INFINITY};
         if (!c->device) continue;

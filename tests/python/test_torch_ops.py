@@ -72,14 +72,15 @@ def test_bits_are_those_of_vjp(dtype):
         got = getattr(torch.ops.vjp, name)(*tensors, **options)
         got = got if isinstance(got, tuple) else (got,)
         exact = {"device": "ref"} if dtype == torch.float64 else {}
+        slots, got = zip(*((slot, t) for (slot, _), t in zip(row.outputs, got) if t.numel()))  # without a gate dgate is empty
         like = tuple(torch.empty_like(t) for t in got)
         options = {key: value for key, value in options.items() if key != "dtype"}
         if name in PAIRS:
             for y, x in zip(like, tensors):
                 getattr(vjp, name.replace("_pair", ""))(x, *tensors[2:], **options, **exact, out=y)
         else:
-            getattr(vjp, name)(*tensors, **options, **exact, outputs=tuple(slot for slot, _ in row.outputs), out=like)
-        for (slot, _), a, b in zip(row.outputs, got, like):
+            getattr(vjp, name)(*tensors, **options, **exact, outputs=slots, out=like)
+        for slot, a, b in zip(slots, got, like):
             assert torch.equal(a, b), f"{name}: {slot}"
 
 
@@ -367,3 +368,21 @@ def test_rows_are_not_copied():
         vjp.rope(together[:, :2], angle, angle, out=together[:, 1:3])
     vjp.rope(together[:, :2], angle, angle, out=together[:, 2:])
     assert (together[:, 2:, :3] == 0).all() and (together[:, 2:, 3:] == 2).all() and (together[:, :2] == 1).all()
+
+
+def test_linear_with_a_gate():
+    """The gradient of gate needs pre, with its bias, although there is no activation."""
+    made = make_inputs({"a": (9, 31), "b": (31, 17), "bias": (17,), "gate": (9, 17)}, torch.float64)
+    tensors = {name: t.detach().float().requires_grad_() for name, t in made.items()}
+    exact = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
+    y = vt.linear(**tensors)
+    expected = F.silu(exact["gate"]) * (exact["a"] @ exact["b"] + exact["bias"])
+    assert torch.equal(y, vt.swiglu(tensors["gate"], vt.linear(tensors["a"], tensors["b"], tensors["bias"])))
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    a, b, gate = (tensors[name].detach() for name in ("a", "b", "gate"))
+    for gated, last in ((None, "dresidual"), (gate, "dgate")):  # of all outputs, the one that there is
+        every = vjp.linear_backward(gate, a, b, gate=gated)
+        assert len(every) == 4 and torch.equal(every[3], vjp.linear_backward(gate, a, b, gate=gated, outputs=last))
+    for name, t in tensors.items():
+        torch.testing.assert_close(t.grad.double(), exact[name].grad, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")

@@ -34,8 +34,8 @@ static vjp_status build(vjp_graph *graph, network *net) {
     net->label = vjp_graph_input(graph, "label", VJP_I32, 1, (const int64_t[]){ROWS});
     vjp_value first = vjp_graph_parameter(graph, "first", VJP_F32, 2, (const int64_t[]){INPUTS, HIDDEN});
     vjp_value last = vjp_graph_parameter(graph, "last", VJP_F32, 2, (const int64_t[]){HIDDEN, CLASSES});
-    vjp_value h = vjp_graph_linear(graph, net->x, first, 0, 0, &hidden);
-    vjp_value loss = vjp_graph_cross_entropy(graph, vjp_graph_linear(graph, h, last, 0, 0, NULL), net->label, NULL);
+    vjp_value h = vjp_graph_linear(graph, net->x, first, 0, 0, 0, &hidden);
+    vjp_value loss = vjp_graph_cross_entropy(graph, vjp_graph_linear(graph, h, last, 0, 0, 0, NULL), net->label, NULL);
     net->training.struct_size = sizeof net->training;
     return vjp_graph_minimize(graph, loss, NULL, &net->training);
 }

@@ -202,8 +202,11 @@ def bound(name: str, arguments: tuple, keywords: dict) -> tuple[dict[str, Tensor
     """The tensors that are present, and all attributes, by name."""
     row = ROWS[name]
     tensors = {slot[0]: value for slot, value in zip(row.inputs, arguments) if value is not None}
-    attributes = {attribute: default for attribute, _, default, _ in row.attributes}
-    return tensors, {**attributes, **keywords}
+    attributes = {attribute: default for attribute, _, default, _ in row.attributes} | keywords
+    if name == "linear_backward" and attributes.get("outputs", -1) == -1:  # as call.c has it
+        left_out = "dresidual" if "gate" in tensors else "dgate"
+        attributes["outputs"] = sum(1 << i for i, (slot, _) in enumerate(row.outputs) if slot != left_out)
+    return tensors, attributes
 
 
 def fake_kernel(name: str) -> Callable:

@@ -137,7 +137,7 @@ def call(op: Op, tensors: tuple, keywords: dict[str, Any]) -> Any:
         tensors = tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if op.several:
-        keywords["outputs"] = op.wanted(keywords, training)
+        keywords["outputs"] = op.wanted(tensors, keywords, training)
     if torch.compiler.is_compiling():
         return op.results(as_tuple(op.forward(*tensors, **keywords)))
     if torch._C._are_functorch_transforms_active():

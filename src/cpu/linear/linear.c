@@ -18,6 +18,8 @@
  *
  * dbias is summed in double, in the pass that stores dpre or one of its own: 2^24 rows are as accurate as two.
  *
+ * With a gate either pass is a product and the kernel of swiglu (vjp_linear_gated()).
+ *
  * A pre that was not saved is recomputed one panel of rows at a time, and the gradients go panel by panel. db is then a
  * sum over panels; a 16-bit db is summed in f32 and rounded once.
  */
@@ -25,6 +27,9 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/rows.h"
 #include "op/op.h"
+
+extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
+extern const vjp_kernel CPU_NAME(swiglu)[VJP_PASS_COUNT];
 
 /* Numbers that callbacks process at a time: 1 KiB on the stack. */
 enum { BUFFER = 256 };
@@ -171,6 +176,7 @@ static void set_forward(const vjp_work *work, forward_call *f) {
 }
 
 static size_t forward_workspace(const vjp_work *work) {
+    if (work->tensor[LINEAR_GATE]) return vjp_linear_gated_workspace(work, CPU_NAME(linear));
     forward_call f;
     set_forward(work, &f);
     return CPU_NAME(gemm_workspace)(&f.product);
@@ -178,6 +184,7 @@ static size_t forward_workspace(const vjp_work *work) {
 
 static vjp_status forward(const vjp_work *work) {
     if (!work->tensor[LINEAR_Y] && !work->tensor[LINEAR_PRE]) return VJP_OK;
+    if (work->tensor[LINEAR_GATE]) return vjp_linear_gated(work, CPU_NAME(linear), CPU_NAME(swiglu));
     forward_call f;
     set_forward(work, &f);
     CPU_NAME(gemm)(work, &f.product, work->workspace);
@@ -342,6 +349,7 @@ static backward_plan plan_of(const vjp_work *work) {
 }
 
 static size_t backward_workspace(const vjp_work *work) {
+    if (work->tensor[LINEAR_B_GATE]) return vjp_linear_gated_workspace(work, CPU_NAME(linear));
     backward_plan p = plan_of(work);
     size_t products = product_bytes(work, &p, p.rows), last = 0;
     if (p.rows > 0 && p.sizes.m % p.rows) last = product_bytes(work, &p, p.sizes.m % p.rows);
@@ -496,6 +504,7 @@ static void store_dresidual(const vjp_work *work) {
 }
 
 static vjp_status backward(const vjp_work *work) {
+    if (work->tensor[LINEAR_B_GATE]) return vjp_linear_gated(work, CPU_NAME(linear), CPU_NAME(swiglu));
     bool da = work->tensor[LINEAR_B_DA], db = work->tensor[LINEAR_B_DB], dbias = work->tensor[LINEAR_B_DBIAS];
     if (work->tensor[LINEAR_B_DRESIDUAL]) store_dresidual(work);
     if (!da && !db && !dbias) return VJP_OK;
@@ -521,8 +530,6 @@ static vjp_status backward(const vjp_work *work) {
     if (dbias) store_dbias(work, &p);
     return VJP_OK;
 }
-
-extern const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT];
 
 const vjp_kernel CPU_NAME(linear)[VJP_PASS_COUNT] = {
     {forward, forward_workspace, VJP_STORAGE_16_32},

@@ -23,6 +23,8 @@
  * Backward: one pass over dy and pre computes dpre and the parts of dbias; then da = dpre b^T and db = a^T dpre.
  * Without an activation dpre is dy itself.
  *
+ * With a gate either pass is a product and the kernel of swiglu (vjp_linear_gated()).
+ *
  * Results do not depend on alignment nor on which outputs are wanted: what is not aligned to 16 bytes is copied to an
  * aligned place before a product reads it, and copied back after a product has written it.
  */
@@ -30,6 +32,11 @@
 
 #include "cuda/gemm/steps.cuh"
 #include "cuda/linear/linear_rows.cuh"
+
+extern "C" {
+extern const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT];
+extern const vjp_kernel vjp_cuda_swiglu[VJP_PASS_COUNT];
+}
 
 namespace vjp {
 namespace {
@@ -443,13 +450,25 @@ void backward_steps(steps &w) {
     if (db) write_gradient(w, s, LINEAR_B_DB, for_db, s.transpose_b ? &product::a : &product::b, dpre, q.lost);
 }
 
+/* ---- With a gate or without ---------------------------------------------------------------------------- */
+
+template <int GATE, void (*STEPS)(steps &)> vjp_status run(const vjp_work *work) {
+    if (work->tensor[GATE]) return vjp_linear_gated(work, vjp_cuda_linear, vjp_cuda_swiglu);
+    return run_steps<STEPS>(work);
+}
+
+template <int GATE, void (*STEPS)(steps &)> size_t workspace(const vjp_work *work) {
+    if (work->tensor[GATE]) return vjp_linear_gated_workspace(work, vjp_cuda_linear);
+    return steps_workspace<STEPS>(work);
+}
+
 } // namespace
 } // namespace vjp
 
 extern "C" {
-extern const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT];
 const vjp_kernel vjp_cuda_linear[VJP_PASS_COUNT] = {
-    {vjp::run_steps<vjp::forward_steps>, vjp::steps_workspace<vjp::forward_steps>, VJP_STORAGE_16_32},
-    {vjp::run_steps<vjp::backward_steps>, vjp::steps_workspace<vjp::backward_steps>, VJP_STORAGE_16_32},
+    {vjp::run<LINEAR_GATE, vjp::forward_steps>, vjp::workspace<LINEAR_GATE, vjp::forward_steps>, VJP_STORAGE_16_32},
+    {vjp::run<LINEAR_B_GATE, vjp::backward_steps>, vjp::workspace<LINEAR_B_GATE, vjp::backward_steps>,
+     VJP_STORAGE_16_32},
 };
 }

@@ -302,6 +302,7 @@ static const vjp_backend backend = {
     .measure = gpu_measure,
     .cache_bytes = gpu_cache_bytes,
     .raw_product = metal_raw_product,
+    .gates_products = 1,
     .check = metal_check,
     .warm = metal_warm,
     .merges = gpu_merges_calls,

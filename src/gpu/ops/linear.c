@@ -7,8 +7,11 @@
  *     backward                     da and db are a product each; dbias is `columns`, then `join`
  *     backward with an activation  `columns` first turns dy into dpre; without a saved pre, a product recomputes it
  *     dresidual                    `columns` copies dy
+ *     backward with a gate         the kernels of swiglu's backward, then those above (vjp_linear_gated())
  */
 #include "gpu/ops/product.h"
+
+extern const vjp_kernel gpu_linear[VJP_PASS_COUNT], gpu_swiglu[VJP_PASS_COUNT];
 
 enum {
     CHUNKS = 1024, /* of rows times tiles of columns, at most: each leaves column sums in the workspace */
@@ -42,6 +45,7 @@ static gpu_product forward_product(const plan *p) {
                          .right = gpu_matrix_of(LINEAR_B),
                          .bias = gpu_matrix_of(LINEAR_BIAS),
                          .residual = gpu_matrix_of(LINEAR_RESIDUAL),
+                         .gate = gpu_matrix_of(LINEAR_GATE),
                          .pre = gpu_matrix_of(LINEAR_PRE),
                          .y = gpu_matrix_of(LINEAR_Y),
                          .activation = s->activation,
@@ -56,7 +60,7 @@ static gpu_product dpre_product(const plan *p) {
     m.right = gpu_matrix_of(LINEAR_B_B);
     m.bias = gpu_matrix_of(LINEAR_B_BIAS);
     m.dy = gpu_matrix_of(LINEAR_B_DY);
-    m.residual = m.pre = (gpu_matrix){.place = GPU_NOWHERE};
+    m.residual = m.gate = m.pre = (gpu_matrix){.place = GPU_NOWHERE};
     m.y = p->dpre;
     return m;
 }
@@ -209,6 +213,7 @@ static vjp_status dpre_and_dbias(const plan *p) {
 }
 
 static vjp_status backward(const vjp_work *work) {
+    if (work->tensor[LINEAR_B_GATE]) return vjp_linear_gated(work, gpu_linear, gpu_swiglu);
     plan p = backward_plan(work);
     gpu_product dpre = dpre_product(&p), da = da_product(&p), db = db_product(&p);
     vjp_status status = dresidual(&p);
@@ -225,6 +230,7 @@ static size_t forward_workspace(const vjp_work *work) {
 }
 
 static size_t backward_workspace(const vjp_work *work) {
+    if (work->tensor[LINEAR_B_GATE]) return vjp_linear_gated_workspace(work, gpu_linear);
     plan p = backward_plan(work);
     return plan_bytes(&p);
 }

@@ -45,6 +45,7 @@ gpu_launch gpu_product_begin(const vjp_work *work, const gpu_product *p, const g
 static void bind_results(gpu_launch *l, const gpu_product *p) {
     gpu_matrix_bind(l, "bias", &p->bias, 1, false); /* short: not worth more pipelines, one per alignment */
     gpu_matrix_bind(l, "residual", &p->residual, p->columns, false);
+    gpu_matrix_bind(l, "gate", &p->gate, p->columns, false);
     gpu_matrix_bind(l, "dy", &p->dy, p->columns, false);
     gpu_matrix_bind(l, "pre", &p->pre, p->columns, true);
     gpu_matrix_bind(l, "y", &p->y, p->columns, true);
@@ -67,7 +68,7 @@ vjp_status gpu_multiply(const vjp_work *work, const gpu_product *p) {
     if (tiles == 0) return VJP_OK;
     gpu_product parts = *p;
     if (c.parts > 1) {
-        parts.bias = parts.residual = parts.dy = parts.pre = (gpu_matrix){.place = GPU_NOWHERE};
+        parts.bias = parts.residual = parts.gate = parts.dy = parts.pre = (gpu_matrix){.place = GPU_NOWHERE};
         parts.y = parts_of(p, &c);
         parts.activation = VJP_ACTIVATION_NONE;
     }

@@ -8,13 +8,13 @@
 
 /*
  * y[rows, columns] = act(left[rows, depth] right[depth, columns] + bias) + residual, `batches` of them, and pre the sum
- * that the activation is applied to. With dy, y is dy times the activation's slope there. y, left and right may be in
- * the workspace.
+ * that the activation is applied to. With a gate y = silu(gate) pre. With dy, y is dy times the activation's slope
+ * there. y, left and right may be in the workspace.
  */
 typedef struct gpu_product {
     int64_t batches, rows, columns, depth;
     bool left_along, right_along; /* the depth is contiguous */
-    gpu_matrix left, right, bias, residual, dy, pre, y;
+    gpu_matrix left, right, bias, residual, gate, dy, pre, y;
     vjp_activation activation;
     bool zero_nan;   /* a NaN pre gives the slope 0 */
     size_t parts_at; /* gpu_product_parts() f32 in the workspace, from this byte on */

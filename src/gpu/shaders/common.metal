@@ -64,6 +64,11 @@ struct Float {
         return uint(bits_of(v.x)) | uint(bits_of(v.y)) << 16;
     }
 
+    // As it would be after set() and at().
+    float rounded(float value) const {
+        return wide() ? value : value_of(bits_of(value));
+    }
+
     float at(uint i) const {
         if (!is()) {
             return 0.0f;

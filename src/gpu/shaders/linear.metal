@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-// linear: y = act(a b + bias) + residual and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of
-// dpre, where dpre = dy * act'(pre), and dresidual = dy. docs/ops/linear.md derives them.
+// linear: y = act(a b + bias) + residual, or silu(gate) (a b + bias), and its gradients da = dpre b^T, db = a^T dpre,
+// dbias = the column sums of dpre, where dpre = dy * act'(pre), and dresidual = dy. docs/ops/linear.md derives them.
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
 // them. The constants LEFT_ALONG and RIGHT_ALONG say whether an operand is stored with its depth contiguous (a of a b,
@@ -15,14 +15,15 @@
 //
 // Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per
 // row):
-//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and as many f32 results out and in.
-//   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
-//   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
-//   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
-//   dresidual                1: dy in and out.
+//   forward                  1: a, b, bias, residual or gate in; y and pre out. Parts: 2, and as many f32 results out
+//   and in. backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each. backward, pre saved 1
+//   more: dy and pre in, dpre in f32 out; it is also the first of dbias. backward, pre recomputed 1 more: a, b, bias
+//   and dy in, dpre out. dresidual                1: dy in and out. backward with a gate     1 more, and 1 where pre is
+//   recomputed: swiglu's, which makes dgate and dpre.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, left) operand(Float, 1, right) operand(Float, 2, bias) operand(Float, 3, dy)                     \
-        operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts) operand(Float, 7, residual)
+        operand(Float, 4, pre) operand(Float, 5, y) operand(Float, 6, parts) operand(Float, 7, residual)               \
+            operand(Float, 8, gate)
 #define NUMBERS(number)                                                                                                \
     number(0, LEFT_ALONG) number(1, RIGHT_ALONG) number(2, ACTIVATION) number(3, LANES) number(4, TEAMS)               \
         number(5, BLOCK) number(6, MATRIX)
@@ -48,6 +49,7 @@ struct Shared {
 #include "common.metal"
 
 #include "activation.metal"
+#include "silu.metal"
 #include "tiles.metal"
 
 constexpr constant uint PART = 32; // sums are added in parts of this many
@@ -80,6 +82,13 @@ inline void deliver(thread const Call &c, uint at, uint column, float4 sums) {
     put_first(c.pre, at, count, value);
     if (c.dy.is()) {
         value = first_of(c.dy, at, count) * activate_slope(value, c.p.zero_nan == 1);
+    } else if (c.gate.is()) {
+        // Rounded as pre is stored, and multiplied as swiglu does: the bits of the two ops.
+        float4 gate = first_of(c.gate, at, count);
+        for (uint k = 0; k < 4; k++) {
+            Silu silu = silu_of(gate[k]);
+            value[k] = silu.value * c.gate.rounded(value[k]) * silu.last;
+        }
     } else {
         value = activate(value);
         if (c.residual.is()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// linear: y = act(a b + bias) + residual and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of
+// linear: y = act(a b + bias) + residual, or silu(gate) (a b + bias), and its gradients da = dpre b^T, db = a^T dpre, dbias = the column sums of
 // dpre, where dpre = dy * act'(pre), and dresidual = dy. docs/ops/linear.md derives them.
 //
 // `product` computes all three products: out[rows, columns] = left[rows, depth] right[depth, columns], `batches` of
@@ -14,14 +14,16 @@
 // adds, too.
 //
 // Dispatches and memory traffic (tiles are read again from cache or memory: a once per column of tiles, b once per row):
-//   forward                  1: a, b, bias, residual in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
+//   forward                  1: a, b, bias, residual or gate in; y and pre out. Parts: 2, and parts * rows * columns f32 out and in.
 //   backward, no activation  da 1, db 1 (parts: 2 each), dbias 2: dy is read by each.
 //   backward, pre saved      1 more: dy and pre in, dpre in f32 out; it is also the first of dbias.
 //   backward, pre recomputed 1 more: a, b, bias and dy in, dpre out.
 //   dresidual                1: dy in and out.
+//   backward with a gate     1 more, and 1 where pre is recomputed: swiglu's, which makes dgate and dpre in the storage type.
 //# const LEFT_ALONG RIGHT_ALONG ACTIVATION TEAMS BLOCK
-//# float left right bias residual dy pre y parts
+//# float left right bias residual gate dy pre y parts
 //# include activation
+//# include silu
 //# include tiles
 
 struct Params {
@@ -67,6 +69,10 @@ fn deliver(at: u32, column: u32, sums: vec4<f32>) {
     var result = value;
     if (dy_is) {
         result = dy_four(at) * activate_slope(value, u.p.zero_nan == 1u);
+    } else if (gate_is) {
+        // Rounded as pre is stored, and multiplied as swiglu does: the bits of the two ops.
+        let silu = silu_of(gate_four(at));
+        result = silu.value * gate_rounded(value) * silu.last;
     } else {
         result = activate(value);
         if (residual_is) {

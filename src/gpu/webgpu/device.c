@@ -256,6 +256,7 @@ static const vjp_backend backend = {
     .measure = gpu_measure,
     .cache_bytes = gpu_cache_bytes,
     .raw_product = webgpu_raw_product,
+    .gates_products = 1,
     .check = webgpu_check,
     .warm = webgpu_warm,
     .property = webgpu_property,

@@ -109,6 +109,7 @@ static void put_f32(text *t, const gpu_operand *o, const webgpu_window *w, int w
         "fn $_at(i: u32) -> f32 { return bitcast<f32>(m@_get(# + i)); }\n"
         "fn $_two(i: u32) -> vec2<f32> { return vec2<f32>($_at(i), $_at(i + 1u)); }\n",
         o->name, window, index, "");
+    put(t, "fn $_rounded(v: vec4<f32>) -> vec4<f32> { return v; }\n", o->name, 0, 0, "");
     put(t,
         o->fours && !w->written ? "fn $_four(i: u32) -> vec4<f32> { return bitcast<vec4<f32>>(m@[(# + i) >> 2u]); }\n"
                                 : "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>($_two(i), $_two(i + 2u)); }\n",
@@ -144,6 +145,12 @@ static void put_16(text *t, const gpu_operand *o, int window, int index) {
         o->name, window, index, type);
     put(t, "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>($_two(i), $_two(i + 2u)); }\n", o->name, window, index,
         type);
+    put(t,
+        "fn $_rounded(v: vec4<f32>) -> vec4<f32> {\n"
+        "    return vec4<f32>(%_value(%_bits(v.x)), %_value(%_bits(v.y)), %_value(%_bits(v.z)), "
+        "%_value(%_bits(v.w)));\n"
+        "}\n",
+        o->name, 0, 0, type);
     if (!o->output) {
         put(t, no_stores, o->name, 0, 0, "");
         return;
@@ -238,6 +245,7 @@ static void put_absent(text *t, const char *kind, const char *name) {
             "fn $_at(i: u32) -> f32 { return 0.0; }\n"
             "fn $_two(i: u32) -> vec2<f32> { return vec2<f32>(); }\n"
             "fn $_four(i: u32) -> vec4<f32> { return vec4<f32>(); }\n"
+            "fn $_rounded(v: vec4<f32>) -> vec4<f32> { return v; }\n"
             "fn $_set(i: u32, v: f32) {}\n"
             "fn $_set_two(i: u32, v: vec2<f32>) {}\n",
             name, 0, 0, "");

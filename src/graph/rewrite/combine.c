@@ -113,7 +113,8 @@ static bool is_backward_of(const combining *c, int32_t m, int32_t n, int y_slot)
 static bool is_divisible(const combining *c, int32_t m, vjp_value y) {
     const graph_node *node = &c->node[m];
     const vjp_linear_attributes *attributes = (const void *)node->attributes;
-    if (node->op != &vjp_op_linear || node->pass != VJP_BACKWARD || attributes->activation != VJP_ACTIVATION_NONE)
+    if (node->op != &vjp_op_linear || node->pass != VJP_BACKWARD || attributes->activation != VJP_ACTIVATION_NONE ||
+        node->value[LINEAR_B_GATE])
         return false;
     for (size_t i = 0; i < pass_of(node)->count; i++)
         if ((storage_of(c, node->value[i]) == y) != (i == LINEAR_B_A)) return false;

@@ -321,7 +321,7 @@ static bool find_part(const joining *j, vjp_value value, part *p) {
     if (!is_product(j, n, VJP_FORWARD)) return false;
     const vjp_value *values = j->node[n].value;
     vjp_value pre = values[LINEAR_PRE];
-    if (values[LINEAR_Y] != root || values[LINEAR_RESIDUAL]) return false;
+    if (values[LINEAR_Y] != root || values[LINEAR_RESIDUAL] || values[LINEAR_GATE]) return false;
     if (pre && (is_result(j, pre) || reader_of(j, pre) != NONE)) return false;
     p->own = root;
     p->product = n;
@@ -410,7 +410,9 @@ static bool find_gradient(const joining *j, vjp_value value, part *p) {
     }
     if (n < 0 || !is_product(j, n, VJP_BACKWARD)) return false;
     const vjp_value *values = j->node[n].value;
-    if (root_of(j, values[LINEAR_B_DY]) != p->own || values[LINEAR_B_PRE] || values[LINEAR_B_DRESIDUAL]) return false;
+    if (root_of(j, values[LINEAR_B_DY]) != p->own || values[LINEAR_B_PRE] || values[LINEAR_B_DRESIDUAL] ||
+        values[LINEAR_B_GATE])
+        return false;
     for (size_t i = LINEAR_B_DY + 1; i < pass_of(&j->node[n])->count; i++)
         if (values[i] && root_of(j, values[i]) == p->own) return false;
     p->product = n;

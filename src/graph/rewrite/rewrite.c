@@ -6,11 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Where a product multiplies by the gate in a call of its own, nothing is gained. */
+static bool gates_products(const vjp_device *device) {
+    return device->backend->gates_products;
+}
+
 static const graph_rewrite rewrites[] = {
     {.name = "residual", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_residual},
     {.name = "qkv", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_qkv},
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
     {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
+    {.name = "swiglu", .on_host = false, .on_devices = true, .gains = gates_products, .apply = graph_rewrite_swiglu},
 };
 
 enum { REWRITES = sizeof rewrites / sizeof rewrites[0] };
@@ -35,8 +41,10 @@ static bool switch_rewrites(const char *item, size_t length, bool on[REWRITES]) 
 }
 
 static vjp_status choose_rewrites(vjp_device *device, bool on[REWRITES]) {
-    for (int i = 0; i < REWRITES; i++)
+    for (int i = 0; i < REWRITES; i++) {
         on[i] = vjp_device_is_host(device) ? rewrites[i].on_host : rewrites[i].on_devices;
+        if (rewrites[i].gains && !rewrites[i].gains(device)) on[i] = false;
+    }
     const char *list = getenv("VJP_REWRITES");
     while (list && *list) {
         size_t length = strcspn(list, ",");

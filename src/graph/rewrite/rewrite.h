@@ -15,8 +15,9 @@
 
 typedef struct graph_rewrite {
     const char *name;
-    bool on_host, on_devices; /* by default, where the memory is the host's, and elsewhere */
-    bool rounds;              /* elsewhere than the graph does: other bits */
+    bool on_host, on_devices;                /* by default, where the memory is the host's, and elsewhere */
+    bool (*gains)(const vjp_device *device); /* whether it is on by default there; NULL: it is */
+    bool rounds;                             /* elsewhere than the graph does: other bits */
     /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values. */
     vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 } graph_rewrite;
@@ -37,6 +38,31 @@ void graph_rewritten_free(vjp_graph *rewritten);
 graph_node *graph_take_nodes(vjp_graph *copy);
 void graph_free_nodes(graph_node *old, int32_t nodes);
 
+/* Of each value's storage, the nodes that use it. */
+enum { GRAPH_NONE = -1, GRAPH_SEVERAL = -2 };
+
+typedef struct graph_uses {
+    const vjp_graph *graph;
+    const graph_node *node;
+    int32_t *maker;  /* [values]: the one node that writes it; GRAPH_NONE; GRAPH_SEVERAL */
+    int32_t *reader; /* [values]: the one node that reads it, in one slot; a result is read by several */
+    int32_t *last;   /* [values]: the last node that writes it; GRAPH_NONE */
+} graph_uses;
+
+/* False: no memory. graph_uses_free() may follow either way. */
+bool graph_uses_make(graph_uses *u, const vjp_graph *graph);
+void graph_uses_find(graph_uses *u, const graph_node *node, int32_t nodes, const bool *result, int32_t own_values);
+void graph_uses_free(graph_uses *u);
+
+/* Whether a value is a whole one, computed by one node that adds to nothing. */
+bool graph_is_plain(const graph_uses *u, vjp_value v);
+
+/* Whether two values have the same dtype and shape. */
+bool graph_is_alike(const graph_uses *u, vjp_value a, vjp_value b);
+
+/* Whether a value is complete before this node, and does not change from there on. */
+bool graph_is_there(const graph_uses *u, vjp_value v, int32_t node);
+
 /* What is only added to the result of a product is added by the product. */
 vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
@@ -48,5 +74,8 @@ vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bo
 
 /* What is computed again is computed by the op's backward on its way, where that can give it. */
 vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+
+/* swiglu is a part of the product that computes its up. */
+vjp_status graph_rewrite_swiglu(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
 #endif

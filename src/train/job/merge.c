@@ -52,7 +52,7 @@ static bool multiply(merging *m, const float *b, const float *a, int64_t out, in
     const vjp_tensor left = vjp_tensor_of((void *)b, VJP_F32, 2, (const int64_t[]){out, rank});
     const vjp_tensor right = vjp_tensor_of((void *)a, VJP_F32, 2, (const int64_t[]){rank, in});
     const vjp_linear_attributes plain = VJP_LINEAR_DEFAULTS;
-    return vjp_linear_forward(m->device, &y, NULL, &left, &right, NULL, NULL, &plain) == VJP_OK ||
+    return vjp_linear_forward(m->device, &y, NULL, &left, &right, NULL, NULL, NULL, &plain) == VJP_OK ||
            train_fail(error, "%s", vjp_error(m->device));
 }
 

@@ -45,7 +45,7 @@ vjp_value model_linear(vjp_graph *graph, vjp_value x, vjp_value weight, vjp_valu
     vjp_linear_attributes linear = VJP_LINEAR_DEFAULTS;
     linear.activation = activation;
     linear.transpose_b = 1;
-    return vjp_graph_linear(graph, x, weight, bias, 0, &linear);
+    return vjp_graph_linear(graph, x, weight, bias, 0, 0, &linear);
 }
 
 vjp_value model_loss(vjp_graph *graph, vjp_value logits, vjp_value target, double label_smoothing) {

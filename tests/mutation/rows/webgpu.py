@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
 [
+    ("webgpu linear: a gate multiplies what is not rounded", "test test_webgpu",
+     [("src/gpu/shaders/linear.wgsl", "silu.value * gate_rounded(value) * silu.last", "silu.value * value * silu.last")]),
+    ("webgpu linear: the gate of each row is the first row's", "webgpu linear",
+     [("src/gpu/shaders/linear.wgsl", "silu_of(gate_four(at))", "silu_of(gate_four(column))")]),
     ("webgpu raw product: the right operand moves one depth too little", "test test_webgpu",
      [("src/gpu/shaders/raw_product.wgsl", "right_at += DEPTH * u.p.columns;", "right_at += (DEPTH - 1u) * u.p.columns;")]),
     ("webgpu norms: a sum is overwritten by the next while it is still read", "webgpu layer_norm",
@@ -130,7 +134,7 @@
     ("webgpu dropout: a carry is lost in the generator's products", "webgpu dropout",
      [("src/gpu/shaders/dropout.wgsl", " + (middle >> 16u) + (other >> 16u));", " + (middle >> 16u));")]),
     ("webgpu swiglu: the slope without its second term", "webgpu swiglu",
-     [("src/gpu/shaders/swiglu.wgsl", "fma(near * select(s.small, s.large, negative), sigmoid, sigmoid)", "sigmoid")]),
+     [("src/gpu/shaders/silu.wgsl", "fma(near * select(s.small, s.large, negative), sigmoid, sigmoid)", "sigmoid")]),
     ("webgpu swiglu: the backward's y without what the tail was scaled by", "webgpu swiglu",
      [("src/gpu/shaders/swiglu.wgsl", "                       silu.value * v.in1 * silu.last);", "                       silu.value * v.in1);")]),
     ("webgpu adamw: the bias correction by subtraction", "webgpu adamw",
