@@ -274,6 +274,7 @@ vjp_status call_run(vjp_device *device, const call *made) {
 
 uint64_t call_hash(const call *made, size_t slot) {
     const vjp_tensor *tensor = made->pointer[slot];
+    if (!tensor) return 0;
     const unsigned char *bytes = (const unsigned char *)tensor->data + tensor->offset;
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0, n = call_bytes(tensor); i < n; i++)

@@ -74,7 +74,7 @@ int call_slot(const call *made, const char *name);
 /* Sets "name=value"; false if the op has no such attribute. */
 bool call_set_attribute(call *made, const char *name, const char *value);
 
-/* FNV-1a of all bytes of a slot's tensor, which must be packed. */
+/* FNV-1a of all bytes of a slot's tensor, which must be packed; 0 where the call has none. */
 uint64_t call_hash(const call *made, size_t slot);
 size_t call_bytes(const vjp_tensor *tensor);
 

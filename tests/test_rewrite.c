@@ -118,7 +118,8 @@ static void a_llama_keeps_less(void **unused) {
         fail_msg("%s", vjp_graph_error(model.graph));
     results[count] = model.loss;
     enum { PROGRAMS = 3 };
-    static const char *const rewrites[PROGRAMS] = {"-all,+residual,+qkv", "-all,+residual,+qkv,+recompute", "+all"};
+    static const char *const rewrites[PROGRAMS] = {"-all,+residual,+qkv", "-all,+residual,+qkv,+recompute",
+                                                   "-all,+residual,+qkv,+recompute,+combine"};
     vjp_program *program[PROGRAMS];
     for (int on = 0; on < PROGRAMS; on++) {
         program[on] = compile(device, model.graph, results, count + 1, rewrites[on]);
@@ -138,7 +139,8 @@ static void a_llama_keeps_less(void **unused) {
         const program_call *call = &program[1]->call[k];
         if (strstr(call->name, ".again") && call->cost.flops != 0) fail_msg("%s is repeated", call->name);
     }
-    assert_true((double)program[1]->report.arena_bytes < 0.8 * (double)program[0]->report.arena_bytes);
+    /* A fifth of the 7.5 MiB on a processor with a matrix unit; others have more scratch in either program. */
+    assert_true(program[1]->report.arena_bytes + 1541 * 1024 <= program[0]->report.arena_bytes);
     assert_int_equal(count_calls(program[2], "swiglu.again"), 0);
     assert_int_equal(count_calls(program[2], ".db"), gates);
     assert_int_equal(program[2]->calls, program[1]->calls);
