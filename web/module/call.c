@@ -83,6 +83,7 @@ WEB_EXPORT(vjp_web_call_want) bool vjp_web_call_want(web_call *call, const char 
     int slot = slot_of(call, name);
     if (slot < 0) return false;
     call->wanted[slot] = wanted;
+    call->chosen = true;
     return true;
 }
 
@@ -147,6 +148,16 @@ static vjp_status call_on_device(vjp_device *device, web_call *call, const vjp_t
     return status;
 }
 
+/* Of linear's dgate and dresidual the one that this call cannot have, since a gate excludes a residual. */
+static bool is_impossible(const web_call *call, size_t output) {
+    const char *name = call->pass->slots[output].name;
+    bool is_gate = strcmp(name, "dgate") == 0;
+    if (!is_gate && strcmp(name, "dresidual") != 0) return false;
+    for (size_t i = call->pass->outputs; i < call->pass->count; i++)
+        if (strcmp(call->pass->slots[i].name, "gate") == 0) return call->present[i] != is_gate;
+    return false;
+}
+
 /* Infers the outputs that are wanted and not given, allocates and computes them. */
 bool vjp_web_call_run(vjp_device *device, web_call *call);
 WEB_EXPORT(vjp_web_call_run) bool vjp_web_call_run(vjp_device *device, web_call *call) {
@@ -158,7 +169,7 @@ WEB_EXPORT(vjp_web_call_run) bool vjp_web_call_run(vjp_device *device, web_call 
         if (call->present[i]) tensors[i] = &call->tensor[i];
     vjp_status status = vjp_infer(device, call->op, call->number, tensors, count, attributes, described);
     for (size_t i = 0; status == VJP_OK && i < call->pass->outputs; i++) {
-        if (call->present[i] || !call->wanted[i]) continue;
+        if (call->present[i] || !call->wanted[i] || (!call->chosen && is_impossible(call, i))) continue;
         vjp_tensor *t = &call->tensor[i];
         int64_t elements = 1;
         for (int k = 0; k < described[i].ndim; k++)

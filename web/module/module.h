@@ -34,6 +34,7 @@ typedef struct web_call {
     vjp_tensor tensor[VJP_MAX_SLOTS];
     bool present[VJP_MAX_SLOTS];
     bool wanted[VJP_MAX_SLOTS]; /* outputs */
+    bool chosen;                /* the caller said which outputs it wants */
     bool owned[VJP_MAX_SLOTS];  /* the tensor's memory is the call's */
     vjp_value value[VJP_MAX_SLOTS];
     uint64_t attributes[32]; /* the op's struct */
