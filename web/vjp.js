@@ -417,8 +417,8 @@ class Device {
 
   /**
    * Calls an op: device.call('rms_norm', 'forward', {x: {data, shape}, gamma}, {eps: 1e-5}) returns {y: {data, shape,
-   * dtype}, ...}. `outputs`: the names of those to compute, by default all that this call can have. An output that is given among the tensors
-   * is added to.
+   * dtype}, ...}. `outputs`: the names of those to compute, by default all that this call can have. An output that is
+   * given among the tensors is added to.
    */
   call(op, pass, tensors, attributes, {outputs} = {}) {
     const v = this.#v, c = v.c, places = [];
