@@ -237,7 +237,7 @@ static void a_wait_offers_its_core(void **state) {
         int64_t cost; /* of an offer, in nanoseconds */
         int offers;   /* until the thread sleeps */
     } cases[] = {
-        {1000, 500},  /* nobody else wants it: half a millisecond of them */
+        {1000, 500},  /* no other thread wants it: half a millisecond of them */
         {10000, 50},  /* tasks of the kernel ran */
         {29999, 17},  /* about as long as two of those take */
         {30000, 1},   /* another thread ran: this one sleeps at once */

@@ -46,6 +46,20 @@ struct maps {
         ok = ok && make_map(map, data, step, c.work->storage, a.batch, a.keys, a.kv_heads, a.dim, rows);
     }
 
+    /* All that the kernels over keys have in common. */
+    void over_keys(dkv_call *call, int *flags, int query_rows, int key_rows) {
+        const attention_call &a = c.a;
+        call->a = a;
+        call->rows = c.rows;
+        call->out.flags = flags;
+        queries(&call->q, a.q, a.q_step, query_rows);
+        queries(&call->dy, a.dy, a.y_step, query_rows);
+        keys(&call->k, a.k, a.k_step, key_rows);
+        keys(&call->v, a.v, a.v_step, key_rows);
+        if (a.dk) keys(&call->out.dk, a.dk, a.dk_step, 64);
+        if (a.dv) keys(&call->out.dv, a.dv, a.dv_step, 64);
+    }
+
     vjp_status status() const {
         if (ok) return VJP_OK;
         return vjp_refuse(c.work, VJP_DEVICE_FAILED, "%s: the driver refused the description of a tensor",
@@ -108,19 +122,11 @@ vjp_status enqueue_dkv(const fast_call &c) {
         constexpr int D = decltype(dim)::value;
         using shape = dkv_shape<D>;
         dkv_call call{};
-        call.a = a;
-        call.rows = c.rows;
-        call.out.flags = c.flags;
         /* No sections: blocks that run at the same time read the same queries. */
         call.order = order_of(a.batch * a.kv_heads, a.kv_heads, a.batch * a.kv_heads, 0,
                               vjp_divide_up(a.keys, shape::KEYS), false);
         maps m{c};
-        m.queries(&call.q, a.q, a.q_step, shape::QUERIES);
-        m.queries(&call.dy, a.dy, a.y_step, shape::QUERIES);
-        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
-        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
-        if (a.dk) m.keys(&call.out.dk, a.dk, a.dk_step, 64);
-        if (a.dv) m.keys(&call.out.dv, a.dv, a.dv_step, 64);
+        m.over_keys(&call, c.flags, shape::QUERIES, shape::KEYS);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_dkv<T, D, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, sizeof(dkv_shared<T, D>), call);
@@ -159,19 +165,11 @@ vjp_status enqueue_gradients(const fast_call &c, const dq_sums &dq, int *key_fla
     vjp_status status = with_visible(c, [&](auto zero, auto keys) {
         using T = decltype(zero);
         gradients_call call{};
-        call.a = a;
-        call.rows = c.rows;
         call.dq = dq;
-        call.out.flags = key_flags;
         int64_t bytes = shape::D * (a.keys * 2 * 2 + a.group * a.time * (2 * 2 + (int64_t)sizeof(float)));
         call.order = order_of(a.batch * a.kv_heads, a.kv_heads, 1, bytes, vjp_divide_up(a.keys, shape::KEYS), true);
         maps m{c};
-        m.queries(&call.q, a.q, a.q_step, shape::QUERIES);
-        m.queries(&call.dy, a.dy, a.y_step, shape::QUERIES);
-        m.keys(&call.k, a.k, a.k_step, shape::KEYS);
-        m.keys(&call.v, a.v, a.v_step, shape::KEYS);
-        m.keys(&call.out.dk, a.dk, a.dk_step, 64);
-        m.keys(&call.out.dv, a.dv, a.dv_step, 64);
+        m.over_keys(&call, key_flags, shape::QUERIES, shape::KEYS);
         if (!m.ok) return m.status();
         return launch(c.work, true, backward_gradients<T, decltype(keys)::value>,
                       persistent_blocks(c.work, call.order.count()), shape::THREADS, sizeof(gradients_shared<T>), call);

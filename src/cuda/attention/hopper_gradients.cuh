@@ -9,7 +9,7 @@
  * for each half block of queries says whose turn it is, a thread for each consumer waits for it and lets the copy
  * engine add. A block takes its tiles from a counter, those of a head from the last keys down, and goes through the
  * queries upwards. So whoever is waited for has begun earlier and will get there, however many blocks run at once; and
- * in a causal pass, where tile n begins with query block n, it is one step ahead: usually nobody waits.
+ * in a causal pass, where tile n begins with query block n, it is one step ahead, and blocks hardly wait.
  *
  * Steps follow each other without a pause between tiles. A step computes
  *   1. the scores, and behind them dk and dv of the step before; meanwhile the weights;
@@ -27,12 +27,7 @@
 namespace vjp {
 namespace hopper {
 
-struct gradients_call {
-    CUtensorMap q, dy, k, v;
-    key_results out;
-    tile_order order; /* of key blocks and heads of k */
-    row_numbers rows;
-    attention_call a;
+struct gradients_call : dkv_call {
     dq_sums dq;
 };
 
