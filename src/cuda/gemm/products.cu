@@ -180,29 +180,31 @@ template <class V> static V config(const cublasLtMatmulAlgo_t *algorithm, cublas
 /*
  * How much a candidate is preferred to those before it; 0: not at all. On Hopper cuBLASLt ranks large tiles first, of
  * which a multiprocessor holds one. With tiles of which it holds two, one writes its result while the other multiplies.
- * Measured on an H200 with the candidates of 170 products of training in bf16: 3.7 % faster than the first candidate on
- * the average, 6.7 % for the layers of a model of 124 million parameters; the best candidates would be 6.1 %. Less than
- * three waves of such tiles leave too many multiprocessors idle at the end, and with more than 4096 terms writing is
- * little beside multiplying. An f32 result has twice the bytes to write: there such tiles are faster in any cluster
- * (5632 x 2048 over 4096 terms: 127 us instead of 136).
+ * That pays where a sum is short, since with more terms writing is little beside multiplying, and where there are three
+ * waves of such tiles, since fewer leave too many multiprocessors idle at the end. An f32 result has twice the bytes to
+ * write: there such tiles are faster for any sum.
  *
  * A small result with a long sum, the gradient of a weight, is fastest where its tiles are just less than one wave and
- * the sum is not split: 5 to 25 % faster than the first candidates for the layers of models of 76, 124 and 360 million
- * parameters, which split the sum or begin a second wave.
+ * the sum is not split.
+ *
+ * What counts is the card at work: an H200 that multiplies all the time draws its 700 watts and lowers its clock,
+ * to 1.3 to 1.8 of 2 GHz, and then large tiles, which read less for each multiplication, do better than in a short
+ * test. Measured so with the products of models of 124 million to 1.1 billion parameters, each for a quarter of a
+ * second: large tiles are 1 to 6 % faster from 2048 terms on and up to 7 % slower below; 128 x 128 is 2 to 3 % faster
+ * for f32 results of 5632 x 2048 over 8192 terms; sums in one wave are 5 to 25 % faster than the first candidates.
  */
 static int rank_of(const vjp_work *work, const product &p, const cublasLtMatmulHeuristicResult_t &candidate) {
     static constexpr uint32_t tiles[] = {CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_176x128,
                                          CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_128x128};
     const cublasLtMatmulAlgo_t *algorithm = &candidate.algo;
     if (state_of(work->device)->capability != 90 || p.storage == VJP_F32) return 0;
-    if (candidate.wavesCount >= 0.9f && candidate.wavesCount < 0.99f)
-        return config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
-    if (candidate.wavesCount < 2.9f || p.k > 4096) return 0;
+    bool split = config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
+    if (candidate.wavesCount >= 0.9f && candidate.wavesCount < 0.99f) return !split;
+    if (candidate.wavesCount < 2.9f || split) return 0;
     uint32_t tile = config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID);
     uint16_t cluster = config<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
-    if (config<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1) return 0;
     if (p.f32 && tile == CUBLASLT_MATMUL_TILE_128x128) return 4;
-    if (cluster != CUBLASLT_CLUSTER_SHAPE_2x1x1 && cluster != CUBLASLT_CLUSTER_SHAPE_1x2x1) return 0;
+    if (p.k >= 2048 || (cluster != CUBLASLT_CLUSTER_SHAPE_2x1x1 && cluster != CUBLASLT_CLUSTER_SHAPE_1x2x1)) return 0;
     for (int i = 0; i < 4; i++)
         if (tile == tiles[i]) return i + 1;
     return 0;
