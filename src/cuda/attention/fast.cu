@@ -77,7 +77,7 @@ int64_t flag_blocks(const attention_call &a, int64_t heads, int64_t rows) {
 }
 
 bool is_hopper(const vjp_work *work, const attention_call &a) {
-    return state_of(work->device)->capability == 90 && a.dim <= 128;
+    return VJP_CUDA_HOPPER && state_of(work->device)->capability == 90 && a.dim <= 128;
 }
 
 } // namespace
