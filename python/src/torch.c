@@ -2,7 +2,7 @@
 /*
  * Kernels that torch's dispatcher calls, and torch's threads as a pool for them, by torch's stable C ABI. No header of
  * torch is used and nothing of it is linked: vjp.torch looks its functions up in the loaded library and passes their
- * addresses, so one build serves every torch that has them (2.13 and later; before, vjp.torch registers kernels in
+ * addresses, so one build serves every torch that has them (2.10 and later; before, vjp.torch registers kernels in
  * Python).
  *
  * The arguments of a kernel are a stack of 64-bit values in the order of the schema that vjp.torch defines: the tensors
@@ -39,7 +39,8 @@ static struct {
     int32_t (*empty_strided)(int64_t ndim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                              int32_t index, torch_tensor **tensor);
     int32_t (*delete_tensor)(torch_tensor *tensor);
-    int32_t (*delete_value)(uint64_t *value);
+    int32_t (*delete_value)(uint64_t *value); /* or NULL: then */
+    void (*operator_delete)(void *value);     /* C++'s, which torch's headers called before 2.13 */
     int32_t (*string_length)(torch_string *string, size_t *length);
     int32_t (*string_text)(torch_string *string, const char **text);
     int32_t (*delete_string)(torch_string *string);
@@ -69,6 +70,7 @@ static const struct {
     ENTRY(empty_strided, "aoti_torch_empty_strided"),
     ENTRY(delete_tensor, "aoti_torch_delete_tensor_object"),
     ENTRY(delete_value, "torch_delete_stable_ivalue"),
+    ENTRY(operator_delete, "_ZdlPv"),
     ENTRY(string_length, "torch_string_length"),
     ENTRY(string_text, "torch_string_c_str"),
     ENTRY(delete_string, "torch_delete_string"),
@@ -85,8 +87,10 @@ static const struct {
 };
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
-/* The version of the C ABI that this file is written for: 2.13. */
-static const uint64_t abi_version = (uint64_t)2 << 56 | (uint64_t)13 << 48;
+/* The versions of the C ABI that this file is written for: 2.13, and before that 2.10. */
+static uint64_t abi_version(void) {
+    return (uint64_t)2 << 56 | (uint64_t)(torch.delete_value ? 13 : 10) << 48;
+}
 
 static int32_t dtype_codes[VJP_DTYPE_COUNT], cpu_code;
 
@@ -181,7 +185,10 @@ static torch_tensor *take_optional(uint64_t value) {
     uint64_t *present = (uint64_t *)(uintptr_t)value; // NOLINT(performance-no-int-to-ptr)
     if (!present) return NULL;
     torch_tensor *handle = (torch_tensor *)(uintptr_t)*present; // NOLINT(performance-no-int-to-ptr)
-    torch.delete_value(present);
+    if (torch.delete_value)
+        torch.delete_value(present);
+    else
+        torch.operator_delete(present);
     return handle;
 }
 
@@ -329,17 +336,18 @@ static kernel kernels[MAX_KERNELS];
 ALL(DEFINE)
 static const torch_kernel kernel_functions[MAX_KERNELS] = {ALL(NAME)};
 
+/* False: torch lacks one. Of the two that delete a value either is enough. */
 static bool read_addresses(PyObject *addresses) {
+    bool all = true;
     for (size_t i = 0; i < ENTRIES; i++) {
         PyObject *number = PyDict_GetItemString(addresses, entries[i].name); /* borrowed */
         void *address = number ? PyLong_AsVoidPtr(number) : NULL;
-        if (!address) {
-            if (!PyErr_Occurred()) PyErr_Format(PyExc_ImportError, "vjp.torch: torch has no %s", entries[i].name);
-            return false;
-        }
         memcpy((char *)&torch + entries[i].offset, &address, sizeof address);
+        bool deletes = entries[i].offset == offsetof(struct_of_torch, delete_value) ||
+                       entries[i].offset == offsetof(struct_of_torch, operator_delete);
+        all = all && (address || deletes);
     }
-    return true;
+    return all && (torch.delete_value || torch.operator_delete) && !PyErr_Occurred();
 }
 
 static PyObject *torch_symbols(PyObject *module, PyObject *none) {
@@ -355,8 +363,11 @@ static PyObject *torch_symbols(PyObject *module, PyObject *none) {
 static PyObject *torch_register(PyObject *module, PyObject *addresses) {
     (void)module;
     static torch_library *library; /* as long as the process: deleting it would remove the kernels */
-    if (library) Py_RETURN_NONE;
-    if (!read_addresses(addresses)) return NULL;
+    if (library) Py_RETURN_TRUE;
+    if (!read_addresses(addresses)) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_FALSE;
+    }
     cpu_code = torch.device_cpu();
     for (int d = 0; d < VJP_DTYPE_COUNT; d++)
         dtype_codes[d] = torch.dtype[d]();
@@ -367,10 +378,10 @@ static PyObject *torch_register(PyObject *module, PyObject *addresses) {
     const op_function *f;
     for (size_t i = 0; ok && (f = call_function_at(i)); i++) {
         if (i < MAX_KERNELS) kernels[i] = (kernel){f, vjp_supports(entry->device, f->op, f->number, VJP_F64) == VJP_OK};
-        ok = i < MAX_KERNELS && torch.library_impl(library, f->name, kernel_functions[i], abi_version) == 0;
+        ok = i < MAX_KERNELS && torch.library_impl(library, f->name, kernel_functions[i], abi_version()) == 0;
     }
     device_give_back(entry);
-    if (ok) Py_RETURN_NONE;
+    if (ok) Py_RETURN_TRUE;
     PyErr_SetString(PyExc_ImportError, "vjp.torch: torch refused a kernel");
     return NULL;
 }
@@ -382,9 +393,10 @@ static PyObject *torch_forget_pool(PyObject *module, PyObject *none) {
 }
 
 PyMethodDef torch_methods[] = {
-    {"torch_symbols", torch_symbols, METH_NOARGS, "The names of torch's functions that torch_register() needs."},
+    {"torch_symbols", torch_symbols, METH_NOARGS, "The names of torch's functions that torch_register() looks for."},
     {"torch_register", torch_register, METH_O,
-     "Registers a kernel for each op, by {name: address} of torch's functions, and runs them on torch's threads."},
+     "Registers a kernel for each op, by {name: address} of torch's functions, and runs them on torch's threads. "
+     "False: a function is missing."},
     {"torch_forget_pool", torch_forget_pool, METH_NOARGS, "From now on vjp's own threads are used, not torch's."},
     {NULL, NULL, 0, NULL},
 };

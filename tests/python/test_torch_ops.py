@@ -341,6 +341,34 @@ def test_python_kernels():
     assert done.returncode == 0, done.stderr
 
 
+def test_kernels_of_torch_2_10():
+    """A torch before 2.13 has no function that frees an optional value: C++'s delete does it, and nothing is left over."""
+    code = """if True:
+        import resource
+        import torch
+        from vjp import _core
+        symbols = _core.torch_symbols()
+        assert "torch_delete_stable_ivalue" in symbols
+        _core.torch_symbols = lambda: tuple(name for name in symbols if name != "torch_delete_stable_ivalue")
+        import vjp, vjp.torch
+        assert vjp.torch.KERNELS == "C"
+        torch.manual_seed(0)
+        x, gamma, beta = torch.randn(7, 65), torch.randn(65), torch.randn(65)
+        for optional in ((), (gamma,), (gamma, beta)):
+            assert torch.equal(torch.ops.vjp.layer_norm(x, *optional)[0], vjp.layer_norm(x, *optional)[0])
+        small = x[:1, :8].contiguous(), gamma[:8].contiguous(), beta[:8].contiguous()
+        def peak(calls):
+            for _ in range(calls):
+                torch.ops.vjp.layer_norm(*small)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak(10000)
+        grown = peak(200000) - before
+        assert grown < 4096, f"{grown} KiB more after 200000 calls, of which each was given two optional values"
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_import_vjp_does_not_import_torch():
     done = subprocess.run([sys.executable, "-c", "import sys, vjp; assert not {'torch', 'jax', 'transformers'} & set(sys.modules)"])
     assert done.returncode == 0

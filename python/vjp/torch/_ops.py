@@ -5,7 +5,7 @@ A schema has the tensors of the pass, then keywords: the op's attributes, `dtype
 where there are several (bit i: compute output i; one that is not computed is an empty tensor), and `wide` for the backward
 passes of parameters (bit i: gradient i is f32 although the activations have 16 bits).
 
-The kernels for the CPU are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.13 on, and
+The kernels for the CPU are C functions (python/src/torch.c) where torch has the C functions that they need, from 2.10 on, and
 otherwise Python functions over vjp._core, as those for CUDA always are. Both give the same bits. Fake kernels compute shapes alone,
 for torch.compile.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -254,14 +254,14 @@ def pair_of_kernels(name: str) -> Callable:
 
 # ---- Registering ------------------------------------------------------------------------------------------------------
 
-def c_functions() -> Optional[dict[str, int]]:
-    """The addresses of torch's C functions, or None where this torch lacks one."""
+def c_functions() -> dict[str, int]:
+    """The addresses of torch's C functions, of those that this torch has."""
     library = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         loaded = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", library))
-        return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in _core.torch_symbols()}
-    except (OSError, AttributeError):
-        return None
+    except OSError:
+        return {}
+    return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in _core.torch_symbols() if hasattr(loaded, name)}
 
 
 library = torch.library.Library("vjp", "DEF")
@@ -270,11 +270,10 @@ for _name in ROWS:
     library.impl(_name, python_kernel(_name), "CUDA")
     torch.library.register_fake(f"vjp::{_name}", fake_kernel(_name), lib=library)
 
-_addresses = None if os.environ.get("VJP_TORCH_KERNELS") == "python" else c_functions()
-KERNELS = "C" if _addresses else "Python"
-if _addresses:
-    _core.torch_register(_addresses)
+KERNELS = "Python"
+if os.environ.get("VJP_TORCH_KERNELS") != "python" and _core.torch_register(c_functions()):
+    KERNELS = "C"
     # A child has none of the threads that torch's pool had, and waiting for them would never end.
     os.register_at_fork(after_in_child=_core.torch_forget_pool)
-for _name in PAIRS if _addresses else ROWS:
-    library.impl(_name, pair_of_kernels(_name) if _addresses else python_kernel(_name), "CPU")
+for _name in PAIRS if KERNELS == "C" else ROWS:
+    library.impl(_name, pair_of_kernels(_name) if KERNELS == "C" else python_kernel(_name), "CPU")
