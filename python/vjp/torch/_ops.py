@@ -261,7 +261,7 @@ def c_functions() -> dict[str, int]:
         loaded = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", library))
     except OSError:
         return {}
-    return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in _core.torch_symbols() if hasattr(loaded, name)}
+    return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in _core.torch_symbols() if hasattr(loaded, name)}
 
 
 library = torch.library.Library("vjp", "DEF")
