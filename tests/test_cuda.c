@@ -219,6 +219,90 @@ static void ropes_of_several_tensors_are_those_of_each(void **state) {
         }
 }
 
+/* ---- Gradients of weights over many rows --------------------------------------------------------------- */
+
+enum { SAMPLES = 4096 };
+
+/* Random numbers of 16 bits between -1 and 1, on the device; *host gets them in f32. */
+static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, uint32_t seed, float **host) {
+    size_t count = (size_t)(rows * columns);
+    uint16_t *bits = malloc(count * 2);
+    *host = malloc(count * sizeof **host);
+    assert_true(bits && *host);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t random = (uint32_t)i * 2654435761u + seed;
+        random = (random ^ random >> 15) * 2246822519u;
+        float value = (float)((random ^ random >> 13) >> 8) * 0x1p-23f - 1;
+        bits[i] = dtype == VJP_BF16 ? vjp_f32_to_bf16(value) : vjp_f32_to_f16(value);
+        (*host)[i] = dtype == VJP_BF16 ? vjp_bf16_to_f32(bits[i]) : vjp_f16_to_f32(bits[i]);
+    }
+    vjp_tensor t = on_device(dtype, 2, (int64_t[]){rows, columns}, bits, count * 2);
+    free(bits);
+    return t;
+}
+
+/* The relative error of db = dy^T a, which began as `old` throughout, in its corners and at places spread over it. */
+static double sampled_error(const float *db, const float *dy, const float *a, int64_t rows, int64_t m, int64_t n,
+                            double old) {
+    double wrong = 0, right = 0;
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        int64_t row = i < 4 ? i / 2 * (m - 1) : i * 7919 % m, column = i < 4 ? i % 2 * (n - 1) : i * 104729 % n;
+        double sum = old;
+        for (int64_t r = 0; r < rows; r++)
+            sum += (double)dy[r * m + row] * (double)a[r * n + column];
+        double off = (double)db[row * n + column] - sum;
+        wrong += off * off;
+        right += sum * sum;
+    }
+    return sqrt(wrong / right);
+}
+
+/* f32 gradients of 16-bit tensors are within 1e-5 of the sums over all rows, in every way that these are divided, and
+ * have the same bits each time. */
+static void gradients_of_weights_over_many_rows(void **state) {
+    (void)state;
+    need_device();
+    static const struct {
+        vjp_dtype dtype;
+        int64_t rows, m, n;
+        bool add;
+    } cases[] = {{VJP_BF16, 4096, 512, 256, false},    /* one product */
+                 {VJP_BF16, 16384, 1024, 1024, false}, /* a batch of parts */
+                 {VJP_F16, 9000, 1408, 1032, true},    /* with a shorter one at its end */
+                 {VJP_BF16, 40000, 96, 72, false},     /* more than are added in registers */
+                 {VJP_F16, 5000, 333, 129, false},     /* rows that are not aligned */
+                 {VJP_BF16, 8200, 2112, 2048, false},  /* parts that are added one after the other */
+                 {VJP_F16, 8200, 2112, 2048, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t rows = cases[i].rows, m = cases[i].m, n = cases[i].n;
+        size_t bytes = (size_t)(m * n) * sizeof(float);
+        float *dy_values, *a_values, *first = malloc(bytes), *db_values[2] = {malloc(bytes), malloc(bytes)};
+        assert_true(first && db_values[0] && db_values[1]);
+        vjp_tensor dy = random_rows(cases[i].dtype, rows, m, 1, &dy_values);
+        vjp_tensor a = random_rows(cases[i].dtype, rows, n, 2, &a_values);
+        for (int64_t j = 0; j < m * n; j++)
+            first[j] = 2.5f;
+        vjp_tensor db = on_device(VJP_F32, 2, (int64_t[]){m, n}, first, bytes);
+        vjp_tensor b = on_device(cases[i].dtype, 2, (int64_t[]){m, n}, first, bytes / 2);
+        if (cases[i].add) db.flags = VJP_ACCUMULATE;
+        const vjp_tensor *tensors[LINEAR_B_GATE + 1] = {
+            [LINEAR_B_DB] = &db, [LINEAR_B_DY] = &dy, [LINEAR_B_A] = &a, [LINEAR_B_B] = &b};
+        const vjp_linear_attributes attributes = {.struct_size = sizeof attributes, .transpose_b = 1};
+        for (int run = 0; run < 2; run++) {
+            assert_int_equal(vjp_upload(device, db.data, 0, first, bytes), VJP_OK);
+            assert_int_equal(vjp_call(device, &vjp_op_linear, VJP_BACKWARD, tensors, LINEAR_B_GATE + 1, &attributes),
+                             VJP_OK);
+            assert_int_equal(vjp_download(device, db_values[run], db.data, 0, bytes), VJP_OK);
+        }
+        double error = sampled_error(db_values[0], dy_values, a_values, rows, m, n, cases[i].add ? 2.5 : 0);
+        printf("db [%lld, %lld] over %lld rows: error %.1e\n", (long long)m, (long long)n, (long long)rows, error);
+        assert_true(error < 1e-5);
+        assert_memory_equal(db_values[0], db_values[1], bytes);
+        free(dy_values), free(a_values), free(db_values[0]), free(db_values[1]), free(first);
+        vjp_free(device, dy.data), vjp_free(device, a.data), vjp_free(device, b.data), vjp_free(device, db.data);
+    }
+}
+
 /* 0: the child was refused everything, with a sentence. */
 static int use_after_fork(const vjp_tensor *y, const vjp_tensor *x) {
     const vjp_tensor *tensors[] = {[CUMSUM_Y] = y, [CUMSUM_X] = x};
@@ -305,6 +389,7 @@ int main(void) {
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(ropes_of_several_tensors_are_those_of_each),
+        cmocka_unit_test(gradients_of_weights_over_many_rows),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,
