@@ -51,18 +51,18 @@ foreach(card ${VJP_CUDA_ARCHITECTURES})
     list(APPEND vjp_cuda_codes "--generate-code=arch=compute_${card},code=[${codes}]")
   endif()
 endforeach()
-# Hopper's own instructions exist in sm_90a alone, and no other card runs the kernels of that file.
-set(hopper_file ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu)
-list(REMOVE_ITEM cuda_files ${hopper_file})
+# Hopper's own instructions exist in sm_90a alone, and no other card runs the kernels of these files.
+set(hopper_files ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu)
+list(REMOVE_ITEM cuda_files ${hopper_files})
 set_source_files_properties(${cuda_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 set(vjp_cuda_hopper 0)
 if(90 IN_LIST VJP_CUDA_ARCHITECTURES)
   set(vjp_cuda_codes --generate-code=arch=compute_90a,code=sm_90a)
   set(vjp_cuda_hopper 1)
 endif()
-set_source_files_properties(${hopper_file} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
+set_source_files_properties(${hopper_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 # Built for other cards alone, they are empty: then a Hopper card runs the kernels of all cards, from their PTX.
-set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
 list(JOIN VJP_CUDA_ARCHITECTURES ", " vjp_cuda_list)
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
 

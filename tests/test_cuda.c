@@ -272,7 +272,11 @@ static void gradients_of_weights_over_many_rows(void **state) {
                  {VJP_BF16, 40000, 96, 72, false},     /* more than are added in registers */
                  {VJP_F16, 5000, 333, 129, false},     /* rows that are not aligned */
                  {VJP_BF16, 8200, 2112, 2048, false},  /* parts that are added one after the other */
-                 {VJP_F16, 8200, 2112, 2048, true}};
+                 {VJP_F16, 8200, 2112, 2048, true},
+                 {VJP_BF16, 16384, 2816, 1024, false}, /* long sums on Hopper: the result is computed transposed */
+                 {VJP_F16, 5000, 1016, 2840, true},    /* not so, tiles reach over its end, it is added to */
+                 {VJP_BF16, 32776, 768, 2048, true},   /* in two parts, the second shorter */
+                 {VJP_BF16, 16384, 1536, 512, false}}; /* in four */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t rows = cases[i].rows, m = cases[i].m, n = cases[i].n;
         size_t bytes = (size_t)(m * n) * sizeof(float);

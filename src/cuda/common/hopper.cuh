@@ -67,6 +67,32 @@ __device__ inline void barrier_wait(uint64_t &barrier, uint32_t parity) {
                  : "memory");
 }
 
+/*
+ * Arrives at a barrier of a block of the cluster, the one at the same place there. For places that products have read:
+ * ordinary writes before it are not ordered. That would be a fence of the whole card, a microsecond each time.
+ */
+__device__ inline void barrier_arrive_in(int block, uint64_t &barrier) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(shared_address(&barrier)),
+                 "r"(block)
+                 : "memory");
+}
+
+/* Of the cluster's blocks, the thread's own. */
+__device__ inline int block_of_cluster() {
+    int block;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+    return block;
+}
+
+/* All threads of all blocks of the cluster. */
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 /* A barrier among `threads` threads, all of which wait (sync) or some of which only arrive. */
 __device__ inline void group_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -101,6 +127,16 @@ __device__ inline void load_box(void *shared, const CUtensorMap &map, uint64_t &
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
                  "%6}], [%2];" ::"r"(shared_address(shared)),
                  "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row), "r"(batch)
+                 : "memory");
+}
+
+/* Loads it to the same place in all blocks of the cluster whose bit is set; arrives at the barrier of each. */
+__device__ inline void load_box_in(int blocks, void *shared, const CUtensorMap &map, uint64_t &barrier, int column,
+                                   int head, int row, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+                 "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row), "r"(batch),
+                 "h"((uint16_t)blocks)
                  : "memory");
 }
 
@@ -218,6 +254,10 @@ __device__ inline int warpgroup() {
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
     "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define VJP_NAMES_64_95                                                                                                \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+    "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
 /* Left operand in shared memory, or four registers. The names of the operands that follow the accumulators differ. */
 #define VJP_SHARED_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                      \
     asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
@@ -239,7 +279,7 @@ __device__ inline int warpgroup() {
  */
 template <class T, bool OVER_ROWS, bool LEFT_OVER_ROWS = false, int COUNT>
 __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
-    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64);
+    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64 || COUNT == 96);
     if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
         VJP_SHARED_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35, %36", VJP_D32(d, 0));
     else if constexpr (COUNT == 32)
@@ -250,6 +290,12 @@ __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
     else if constexpr (COUNT == 48)
         VJP_SHARED_PRODUCT("96", "f16", VJP_NAMES_0_31 VJP_NAMES_32_47, "%48", "%49", "%50", "%51, %52", VJP_D32(d, 0),
                            VJP_D8(d, 32), VJP_D8(d, 40));
+    else if constexpr (COUNT == 96 && std::is_same_v<T, bf16>)
+        VJP_SHARED_PRODUCT("192", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95, "%96", "%97", "%98",
+                           "%99, %100", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64));
+    else if constexpr (COUNT == 96)
+        VJP_SHARED_PRODUCT("192", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95, "%96", "%97", "%98",
+                           "%99, %100", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64));
     else if constexpr (std::is_same_v<T, bf16>)
         VJP_SHARED_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67, %68",
                            VJP_D32(d, 0), VJP_D32(d, 32));

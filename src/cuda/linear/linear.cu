@@ -12,6 +12,8 @@
  *     product       when                                        what
  *     one call      usually                                     cuBLASLt
  *     narrow        up to 16 results of over 1024 terms         sums in double, without cuBLASLt
+ *     long          more than 4096 terms, 16-bit factors, an    a kernel for Hopper that adds short sums in f32
+ *                   f32 result whose tiles fill the card        (gemm/long_sums.cu)
  *     parts         more than 65536 terms (4096 if 16-bit       of a large f32 result: products that add to it, one
  *                   factors make an f32 result)                 after the other; else a batch of partial products,
  *                                                               added in double
@@ -30,6 +32,7 @@
  */
 #include <limits>
 
+#include "cuda/gemm/long_sums.cuh"
 #include "cuda/gemm/steps.cuh"
 #include "cuda/linear/linear_rows.cuh"
 
@@ -118,6 +121,17 @@ void multiply_narrow(steps &w, const product &p) {
     if (is_enqueuing(w)) add_parts<double>(w, p, q.partial, chunks, q.results);
 }
 
+void multiply_long(steps &w, const product &p, int64_t parts) {
+    product q = p;
+    if (parts > 1) {
+        q.item = vjp_round_up(p.m * p.n, 64);
+        q.result = take(w, parts * q.item, sizeof(float));
+        q.add = false;
+    }
+    if (is_enqueuing(w)) then(w, multiply_long_sums(w.work, q, parts));
+    if (parts > 1 && is_enqueuing(w)) add_parts<float>(w, p, q.result, parts, q.item);
+}
+
 void multiply_in_order(steps &w, const product &p, int64_t length) {
     for (int64_t first = 0; first < p.k && is_enqueuing(w); first += length) {
         product part = p;
@@ -164,6 +178,8 @@ void multiply(steps &w, const product &p) {
             then(w, result_of(w.work, cudaMemsetAsync(p.result, 0, bytes, stream_of(w.work))));
     } else if (is_narrow(p)) {
         multiply_narrow(w, p);
+    } else if (int64_t parts = long_sum_parts(w.work, p)) {
+        multiply_long(w, p, parts);
     } else if (is_one_call(p)) {
         if (is_enqueuing(w)) then(w, multiply(w.work, p));
     } else if (adds_in_order(p)) {
