@@ -177,7 +177,7 @@ def table(rows, names):
     print("| | dtype |" + "".join(f" {name} |" for name in names) + "".join(f" {name} / vjp |" for name in names[:-1]))
     print("|---|---|" + "---:|" * (2 * len(names) - 1))
     for name, dtype, best in rows:
-        cells = [f"{best[n] * 1e3:.3f}" if n in best else "" for n in names] + [f"{best[n] / best['vjp']:.2f}" if n in best else "" for n in names[:-1]]
+        cells = [f"{best[n] * 1e3:.4g}" if n in best else "" for n in names] + [f"{best[n] / best['vjp']:.2f}" if n in best else "" for n in names[:-1]]
         print(f"| {name} | {str(dtype)[6:]} | " + " | ".join(cells) + " |", flush=True)
     print()
 
