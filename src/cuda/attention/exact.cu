@@ -2,7 +2,8 @@
 /*
  * attention in f32 arithmetic, for every dtype, dim and input. A block of 256 threads owns 64 rows of the result and
  * goes through the other dimension in tiles of 64: scores of 64 x 64, four by four per thread, then products of their
- * weights with 64 rows of the other operand.
+ * weights with 64 rows of the other operand. A thread reads four terms of four rows and of four columns at once, so
+ * that for 64 FMAs there are eight reads of 16 bytes.
  *
  * The forward goes through the keys twice. The first time it finds the maximum and the sum of every row, the second
  * time it sums weights that are divided already: all sums stay between the smallest and the largest value, so that
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int THREADS = 256, SIDE = 64, DEPTH = 32, EACH = 4;
 constexpr int CHUNKS = FLAG_COLUMNS / SIDE; /* of columns of the result, per block */
+constexpr int RESIDENT = 2;                 /* blocks of a multiprocessor */
 
 /* The grid where only flagged blocks are computed, usually none. */
 constexpr int64_t RARE_BLOCKS = 132;
@@ -26,15 +28,49 @@ template <class T> struct head_rows {
     const T *data;
     int64_t step;
     int count, dim;
+    bool by_four; /* elements can be loaded four at a time */
 
     __device__ head_rows(const void *tensor, int64_t row_step, int64_t batch, int64_t rows, int64_t head,
                          int64_t columns)
         : data(static_cast<const T *>(tensor) + batch * rows * row_step + head * columns), step(row_step),
-          count((int)rows), dim((int)columns) {
+          count((int)rows), dim((int)columns),
+          by_four(dim % 4 == 0 && step % 4 == 0 && reinterpret_cast<uintptr_t>(data) % (4 * sizeof(T)) == 0) {
     }
 
     __device__ float at(int row, int column) const {
         return row < count && column < dim ? to_f32(data[row * step + column]) : 0;
+    }
+
+    /* Columns from `column` on, a multiple of 4. */
+    __device__ float4 four_at(int row, int column) const {
+        if (!by_four)
+            return make_float4(at(row, column), at(row, column + 1), at(row, column + 2), at(row, column + 3));
+        if (row >= count || column >= dim) return make_float4(0, 0, 0, 0);
+        struct alignas(4 * sizeof(T)) four {
+            T v[4];
+        } raw = *reinterpret_cast<const four *>(data + row * step + column);
+        return make_float4(to_f32(raw.v[0]), to_f32(raw.v[1]), to_f32(raw.v[2]), to_f32(raw.v[3]));
+    }
+};
+
+/*
+ * 64 rows in shared memory. Threads read 16 bytes at a time: rows are 16 bytes more than a multiple of 128 apart, so
+ * that the same columns of eight adjacent rows are in different banks.
+ */
+template <int COLUMNS> struct staged_rows {
+    float row[SIDE][COLUMNS + 4];
+
+    template <class T> __device__ void load(const head_rows<T> &from, int first, int column) {
+#pragma unroll
+        for (int e = threadIdx.x; e < SIDE * COLUMNS / 4; e += THREADS) {
+            int r = e / (COLUMNS / 4), c = e % (COLUMNS / 4) * 4;
+            *reinterpret_cast<float4 *>(&row[r][c]) = from.four_at(first + r, column + c);
+        }
+    }
+
+    __device__ void read(float (&four)[4], int r, int c) const {
+        float4 v = *reinterpret_cast<const float4 *>(&row[r][c]);
+        four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
     }
 };
 
@@ -42,14 +78,18 @@ template <class T> struct head_rows {
 struct exact_shared {
     union {
         struct {
-            float left[SIDE][DEPTH + 1], right[SIDE][DEPTH + 1];
+            staged_rows<DEPTH> left, right, y;
         };
-        float operand[SIDE][SIDE + 1];
+        staged_rows<SIDE> operand;
     };
-    float weight[SIDE][SIDE + 1];
+    staged_rows<SIDE> weight;
+    float delta[SIDE];
 };
 
-/* Thread (x, y) of 16 x 16 has rows y + 16 i and columns x + 16 j of a tile. */
+/*
+ * Thread (x, y) of 16 x 16 has rows y + 16 i of a tile. Of scores it has columns x + 16 j, which are rows of the right
+ * operand; of results columns 4 x + j.
+ */
 __device__ inline int tile_x() {
     return threadIdx.x % 16;
 }
@@ -58,10 +98,13 @@ __device__ inline int tile_y() {
     return threadIdx.x / 16;
 }
 
-/* sum[i][j] = <left row, right row> over dim, in order. */
-template <class T>
+/*
+ * sum[i][j] = <left row, right row> over dim, in order. `beside` may stage more of the same columns and use it
+ * together with the operands.
+ */
+template <class T, class Beside>
 __device__ void tile_products(exact_shared &shared, float (&sum)[EACH][EACH], const head_rows<T> &left, int left_row,
-                              const head_rows<T> &right, int right_row) {
+                              const head_rows<T> &right, int right_row, Beside &&beside) {
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
@@ -69,33 +112,121 @@ __device__ void tile_products(exact_shared &shared, float (&sum)[EACH][EACH], co
             sum[i][j] = 0;
     for (int begin = 0; begin < left.dim; begin += DEPTH) {
         __syncthreads();
-        for (int e = threadIdx.x; e < SIDE * DEPTH; e += THREADS) {
-            shared.left[e / DEPTH][e % DEPTH] = left.at(left_row + e / DEPTH, begin + e % DEPTH);
-            shared.right[e / DEPTH][e % DEPTH] = right.at(right_row + e / DEPTH, begin + e % DEPTH);
-        }
+        shared.left.load(left, left_row, begin);
+        shared.right.load(right, right_row, begin);
+        beside.stage(shared, begin);
         __syncthreads();
+        beside.use(shared);
         int depth = min(DEPTH, left.dim - begin);
-#pragma unroll 4
-        for (int d = 0; d < depth; d++) {
-            float a[EACH], b[EACH];
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                a[i] = shared.left[tile_y() + 16 * i][d];
-                b[i] = shared.right[tile_x() + 16 * i][d];
-            }
+#pragma unroll 1
+        for (int d = 0; d < depth; d += 4) { /* columns beyond dim are 0 */
+            float a[EACH][4];
 #pragma unroll
             for (int i = 0; i < EACH; i++)
+                shared.left.read(a[i], tile_y() + 16 * i, d);
 #pragma unroll
-                for (int j = 0; j < EACH; j++)
-                    sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+            for (int j = 0; j < EACH; j++) {
+                float b[4];
+                shared.right.read(b, tile_x() + 16 * j, d);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+#pragma unroll
+                    for (int i = 0; i < EACH; i++)
+                        sum[i][j] = fmaf(a[i][e], b[e], sum[i][j]);
+            }
         }
     }
 }
 
+struct nothing_beside {
+    __device__ void stage(exact_shared &, int) {
+    }
+    __device__ void use(const exact_shared &) {
+    }
+};
+
+template <class T>
+__device__ void tile_products(exact_shared &shared, float (&sum)[EACH][EACH], const head_rows<T> &left, int left_row,
+                              const head_rows<T> &right, int right_row) {
+    tile_products(shared, sum, left, left_row, right, right_row, nothing_beside{});
+}
+
+/* <dy, y> of 64 rows, over dim in order, beside a product whose left or right operand is dy. */
+template <class T, bool LEFT> struct deltas_beside {
+    head_rows<T> y;
+    head_rows<float> y_f32;
+    bool is_f32;
+    int row;
+    float sum = 0; /* of row threadIdx.x of the tile */
+
+    __device__ deltas_beside(const attention_call &a, int64_t batch, int64_t head, int first)
+        : y(a.out, a.y_step, batch, a.time, head, a.dim), y_f32(a.out, a.y_step, batch, a.time, head, a.dim),
+          is_f32(a.y_f32), row(first) {
+    }
+
+    __device__ void stage(exact_shared &shared, int column) {
+        if (is_f32)
+            shared.y.load(y_f32, row, column);
+        else
+            shared.y.load(y, row, column);
+    }
+
+    __device__ void use(const exact_shared &shared) {
+        if (threadIdx.x >= SIDE) return;
+#pragma unroll 1
+        for (int d = 0; d < DEPTH; d += 4) {
+            float of_dy[4], of_y[4];
+            (LEFT ? shared.left : shared.right).read(of_dy, threadIdx.x, d);
+            shared.y.read(of_y, threadIdx.x, d);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum = fmaf(of_dy[e], of_y[e], sum);
+        }
+    }
+
+    /* Gives all threads the sums, in shared.delta. */
+    __device__ void publish(exact_shared &shared) const {
+        if (threadIdx.x < SIDE) shared.delta[threadIdx.x] = sum;
+        __syncthreads();
+    }
+};
+
 /* Terms of a tile that row r of the result leaves out: those below first[r], and from end[r] on. */
 struct term_limits {
     int first[EACH], end[EACH];
+
+    /* Whether the rows of the warp's threads have all terms. */
+    __device__ bool all() const {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            all = all && first[i] <= 0 && end[i] >= SIDE;
+        return __all_sync(0xffffffffu, all);
+    }
 };
+
+template <bool ALL>
+__device__ void sum_terms(const exact_shared &shared, float (&sum)[EACH][EACH], const term_limits &limits) {
+#pragma unroll 1
+    for (int k = 0; k < SIDE; k += 4) {
+        float a[EACH][4];
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            shared.weight.read(a[i], tile_y() + 16 * i, k);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float b[EACH];
+            shared.operand.read(b, k + e, 4 * tile_x());
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                if (!ALL && (k + e < limits.first[i] || k + e >= limits.end[i])) continue;
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(a[i][e], b[j], sum[i][j]);
+            }
+        }
+    }
+}
 
 /*
  * total[c][i][j] += the sum over the tile's 64 terms of weight (in shared memory) times rows of `right`, for the
@@ -104,29 +235,18 @@ struct term_limits {
 template <class T>
 __device__ void add_products(exact_shared &shared, float (&total)[CHUNKS][EACH][EACH], const head_rows<T> &right,
                              int right_row, int column, const term_limits &limits) {
+    bool all = limits.all();
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         if (column + c * SIDE >= right.dim) continue;
         __syncthreads();
-        for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS)
-            shared.operand[e / SIDE][e % SIDE] = right.at(right_row + e / SIDE, column + c * SIDE + e % SIDE);
+        shared.operand.load(right, right_row, column + c * SIDE);
         __syncthreads();
         float sum[EACH][EACH] = {};
-#pragma unroll 4
-        for (int k = 0; k < SIDE; k++) {
-            float b[EACH];
-#pragma unroll
-            for (int j = 0; j < EACH; j++)
-                b[j] = shared.operand[k][tile_x() + 16 * j];
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                if (k < limits.first[i] || k >= limits.end[i]) continue;
-                float a = shared.weight[tile_y() + 16 * i][k];
-#pragma unroll
-                for (int j = 0; j < EACH; j++)
-                    sum[i][j] = fmaf(a, b[j], sum[i][j]);
-            }
-        }
+        if (all)
+            sum_terms<true>(shared, sum, limits);
+        else
+            sum_terms<false>(shared, sum, limits);
 #pragma unroll
         for (int i = 0; i < EACH; i++)
 #pragma unroll
@@ -145,7 +265,7 @@ __device__ void store_products(void *to, int64_t step, bool add, int64_t batch, 
         for (int i = 0; i < EACH; i++)
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
-                int r = row + tile_y() + 16 * i, d = column + c * SIDE + tile_x() + 16 * j;
+                int r = row + tile_y() + 16 * i, d = column + c * SIDE + 4 * tile_x() + j;
                 if (r < rows && d < dim) write_one(first + r * step + d, total[c][i][j] * factor, add);
             }
 }
@@ -201,7 +321,7 @@ template <class F> __device__ void for_blocks(const exact_call &c, int64_t heads
 
 /* ---- Forward ----------------------------------------------------------------------------------------- */
 
-template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS, RESIDENT) forward(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -267,7 +387,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
                 limits.first[i] = low[i] - n;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
-                    shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = expf(s[i][j] * a.scale - top[i]) * inverse[i];
+                    shared.weight.row[tile_y() + 16 * i][tile_x() + 16 * j] =
+                        expf(s[i][j] * a.scale - top[i]) * inverse[i];
             }
             add_products<T>(shared, total, v, n, column, limits);
         }
@@ -280,22 +401,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) forward(exact_call
 
 /* ---- Backward ---------------------------------------------------------------------------------------- */
 
-/* <dy, y> of the four rows of a thread, over dim in order. */
-template <class T>
-__device__ void row_deltas(const attention_call &a, int64_t batch, int64_t head, int row, float (&delta)[EACH]) {
-    head_rows<T> dy(a.dy, a.y_step, batch, a.time, head, a.dim), y(a.out, a.y_step, batch, a.time, head, a.dim);
-    head_rows<float> y_f32(a.out, a.y_step, batch, a.time, head, a.dim);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int r = row + 16 * i;
-        delta[i] = 0;
-#pragma unroll 4
-        for (int d = 0; d < a.dim; d++)
-            delta[i] = fmaf(dy.at(r, d), a.y_f32 ? y_f32.at(r, d) : y.at(r, d), delta[i]);
-    }
-}
-
-template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS, RESIDENT) gradient_dq(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -307,9 +413,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
         int begin = first_key(a, batch, row);
         int end = keys_seen(a.causal, min(row + SIDE, (int)a.time) - 1, offset, keys);
         int low[EACH];
-        float delta[EACH], top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
+        float top[EACH], log_sum[EACH], s[EACH][EACH], dp[EACH][EACH];
         float total[CHUNKS][EACH][EACH] = {};
-        row_deltas<T>(a, batch, head, row + tile_y(), delta);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             int r = row + tile_y() + 16 * i;
@@ -321,15 +426,21 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
         for (int n = begin; n < end; n += SIDE) {
             term_limits limits;
             tile_products(shared, s, q, row, k, n);
-            tile_products(shared, dp, dy, row, v, n);
+            if (n == begin) {
+                deltas_beside<T, true> deltas(a, batch, head, row);
+                tile_products(shared, dp, dy, row, v, n, deltas);
+                deltas.publish(shared);
+            } else {
+                tile_products(shared, dp, dy, row, v, n);
+            }
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 limits.end[i] = keys_seen(a.causal, row + tile_y() + 16 * i, offset, keys) - n;
                 limits.first[i] = low[i] - n;
 #pragma unroll
                 for (int j = 0; j < EACH; j++)
-                    shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] =
-                        expf(s[i][j] * a.scale - top[i] - log_sum[i]) * (dp[i][j] - delta[i]);
+                    shared.weight.row[tile_y() + 16 * i][tile_x() + 16 * j] =
+                        expf(s[i][j] * a.scale - top[i] - log_sum[i]) * (dp[i][j] - shared.delta[tile_y() + 16 * i]);
             }
             add_products<T>(shared, total, k, n, column, limits);
         }
@@ -338,7 +449,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dq(exact_
 }
 
 /* Keys are rows here, and queries the terms of the sums; the heads that share the keys follow one another. */
-template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact_call c) {
+template <class T> __global__ void __launch_bounds__(THREADS, RESIDENT) gradient_dkv(exact_call c) {
     __shared__ exact_shared shared;
     const attention_call &a = c.a;
     begin_chained();
@@ -351,15 +462,16 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
 #pragma unroll
         for (int i = 0; i < EACH; i++)
             ends[i] = end_query(a, batch, row + tile_y() + 16 * i);
-        float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH], delta[EACH];
+        float dk[CHUNKS][EACH][EACH] = {}, dv[CHUNKS][EACH][EACH] = {}, s[EACH][EACH], dp[EACH][EACH];
         for (int64_t head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
             head_rows<T> q(a.q, a.q_step, batch, a.time, head, a.dim), dy(a.dy, a.y_step, batch, a.time, head, a.dim);
             for (int m = begin; m < end; m += SIDE) {
                 term_limits limits;
                 float top[EACH], log_sum[EACH];
                 tile_products(shared, s, k, row, q, m);
-                tile_products(shared, dp, v, row, dy, m);
-                row_deltas<T>(a, batch, head, m + tile_x(), delta);
+                deltas_beside<T, false> deltas(a, batch, head, m);
+                tile_products(shared, dp, v, row, dy, m, deltas);
+                deltas.publish(shared);
 #pragma unroll
                 for (int j = 0; j < EACH; j++) {
                     int r = m + tile_x() + 16 * j;
@@ -375,8 +487,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
 #pragma unroll
                     for (int j = 0; j < EACH; j++) {
                         s[i][j] = expf(s[i][j] * a.scale - top[j] - log_sum[j]);
-                        dp[i][j] = s[i][j] * (dp[i][j] - delta[j]);
-                        shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = s[i][j];
+                        dp[i][j] = s[i][j] * (dp[i][j] - shared.delta[tile_x() + 16 * j]);
+                        shared.weight.row[tile_y() + 16 * i][tile_x() + 16 * j] = s[i][j];
                     }
                 }
                 add_products<T>(shared, dv, dy, m, column, limits);
@@ -385,7 +497,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) gradient_dkv(exact
                 for (int i = 0; i < EACH; i++)
 #pragma unroll
                     for (int j = 0; j < EACH; j++)
-                        shared.weight[tile_y() + 16 * i][tile_x() + 16 * j] = dp[i][j];
+                        shared.weight.row[tile_y() + 16 * i][tile_x() + 16 * j] = dp[i][j];
                 add_products<T>(shared, dk, q, m, column, limits);
             }
         }
