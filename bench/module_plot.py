@@ -12,7 +12,7 @@ from plot import BAR, BARS, DIM, EDGE, GRID, INK, LABEL, OURS, PAPER, THEIRS, ba
 
 HEAD, ROW, GAP, MOST = 44, 16, 10, 4  # a bar may be MOST times as long as vjp's time
 LIGER = "#e0a458"
-TITLES = ("CPU, 1 thread: a Llama", "CPU, 1 thread: its parts, torch's compiled", "H200: parts of a layer, torch's compiled")  # of the tables there
+TITLES = ("CPU, 1 thread: a Llama", "CPU, 1 thread: its parts, torch's compiled", "H200: a Llama", "H200: parts of a layer, torch's compiled")  # of the tables there
 
 
 def cells(line):

@@ -223,8 +223,8 @@ static void ropes_of_several_tensors_are_those_of_each(void **state) {
 
 enum { SAMPLES = 4096 };
 
-/* Random numbers of 16 bits between -1 and 1, on the device; *host gets them in f32. */
-static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, uint32_t seed, float **host) {
+/* Random numbers of 16 bits between `low` and low + 2, on the device; *host gets them in f32. */
+static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, uint32_t seed, float low, float **host) {
     size_t count = (size_t)(rows * columns);
     uint16_t *bits = malloc(count * 2);
     *host = malloc(count * sizeof **host);
@@ -232,7 +232,7 @@ static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, ui
     for (size_t i = 0; i < count; i++) {
         uint32_t random = (uint32_t)i * 2654435761u + seed;
         random = (random ^ random >> 15) * 2246822519u;
-        float value = (float)((random ^ random >> 13) >> 8) * 0x1p-23f - 1;
+        float value = (float)((random ^ random >> 13) >> 8) * 0x1p-23f + low;
         bits[i] = dtype == VJP_BF16 ? vjp_f32_to_bf16(value) : vjp_f32_to_f16(value);
         (*host)[i] = dtype == VJP_BF16 ? vjp_bf16_to_f32(bits[i]) : vjp_f16_to_f32(bits[i]);
     }
@@ -265,25 +265,27 @@ static void gradients_of_weights_over_many_rows(void **state) {
     static const struct {
         vjp_dtype dtype;
         int64_t rows, m, n;
+        float low;
         bool add;
-    } cases[] = {{VJP_BF16, 4096, 512, 256, false},    /* one product */
-                 {VJP_BF16, 16384, 1024, 1024, false}, /* a batch of parts */
-                 {VJP_F16, 9000, 1408, 1032, true},    /* with a shorter one at its end */
-                 {VJP_BF16, 40000, 96, 72, false},     /* more than are added in registers */
-                 {VJP_F16, 5000, 333, 129, false},     /* rows that are not aligned */
-                 {VJP_BF16, 8200, 2112, 2048, false},  /* parts that are added one after the other */
-                 {VJP_F16, 8200, 2112, 2048, true},
-                 {VJP_BF16, 16384, 2816, 1024, false}, /* long sums on Hopper: the result is computed transposed */
-                 {VJP_F16, 5000, 1016, 2840, true},    /* not so, tiles reach over its end, it is added to */
-                 {VJP_BF16, 32776, 768, 2048, true},   /* in two parts, the second shorter */
-                 {VJP_BF16, 16384, 1536, 512, false}}; /* in four */
+    } cases[] = {{VJP_BF16, 3072, 512, 256, -1, false},   /* one product */
+                 {VJP_BF16, 3072, 512, 256, 0, false},    /* all numbers of one sign: the drift is largest */
+                 {VJP_BF16, 16384, 1024, 1024, 0, false}, /* a batch of parts */
+                 {VJP_F16, 9000, 1408, 1032, -1, true},   /* with a shorter one at its end */
+                 {VJP_BF16, 40000, 96, 72, 0, false},     /* more than are added in registers */
+                 {VJP_F16, 5000, 333, 129, -1, false},    /* rows that are not aligned */
+                 {VJP_BF16, 8200, 2112, 2048, 0, false},  /* parts that are added one after the other */
+                 {VJP_F16, 8200, 2112, 2048, -1, true},
+                 {VJP_BF16, 16384, 2816, 1024, 0, false},  /* long sums on Hopper: the result is computed transposed */
+                 {VJP_F16, 5000, 1016, 2840, -1, true},    /* not so, tiles reach over its end, it is added to */
+                 {VJP_BF16, 32776, 768, 2048, 0, true},    /* in two parts, the second shorter */
+                 {VJP_BF16, 16384, 1536, 512, -1, false}}; /* in four */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t rows = cases[i].rows, m = cases[i].m, n = cases[i].n;
         size_t bytes = (size_t)(m * n) * sizeof(float);
         float *dy_values, *a_values, *first = malloc(bytes), *db_values[2] = {malloc(bytes), malloc(bytes)};
         assert_true(first && db_values[0] && db_values[1]);
-        vjp_tensor dy = random_rows(cases[i].dtype, rows, m, 1, &dy_values);
-        vjp_tensor a = random_rows(cases[i].dtype, rows, n, 2, &a_values);
+        vjp_tensor dy = random_rows(cases[i].dtype, rows, m, 1, cases[i].low, &dy_values);
+        vjp_tensor a = random_rows(cases[i].dtype, rows, n, 2, cases[i].low, &a_values);
         for (int64_t j = 0; j < m * n; j++)
             first[j] = 2.5f;
         vjp_tensor db = on_device(VJP_F32, 2, (int64_t[]){m, n}, first, bytes);

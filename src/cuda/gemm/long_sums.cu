@@ -190,9 +190,7 @@ struct tiling_of_sums {
     }
 };
 
-/* Cheaper than that, and as accurate: one product, or several that are added. */
-constexpr int64_t SHORT_SUM = 4096;
-constexpr int64_t MAX_PARTS = 4;
+constexpr int64_t MAX_PARTS = 4, LEAST_TERMS = 4096; /* of a part, where there are several */
 constexpr double LEAST_USE = 0.8;
 
 } // namespace
@@ -204,11 +202,11 @@ constexpr double LEAST_USE = 0.8;
 int64_t long_sum_parts(const vjp_work *work, const product &p) {
     const device_state *state = state_of(work->device);
     if (!VJP_CUDA_HOPPER || state->capability != 90 || p.storage == VJP_F32 || !p.f32 || p.items != 1 || p.factors ||
-        p.bias || p.addend || !p.a.transposed || p.b.transposed || p.k <= SHORT_SUM || p.a.row % 8 || p.b.row % 8)
+        p.bias || p.addend || !p.a.transposed || p.b.transposed || p.k <= MAX_CHAIN || p.a.row % 8 || p.b.row % 8)
         return 0;
     tiling_of_sums t(p);
     int64_t tiles = t.m_tiles * t.n_tiles;
-    int64_t parts = vjp_min(vjp_min(MAX_PARTS, state->multiprocessors / tiles), p.k / SHORT_SUM);
+    int64_t parts = vjp_min(vjp_min(MAX_PARTS, state->multiprocessors / tiles), vjp_max(1, p.k / LEAST_TERMS));
     double inside = (double)p.m * (double)p.n / (double)(tiles * hopper::TILE_M * hopper::TILE_N);
     return parts * tiles * inside > LEAST_USE * state->multiprocessors ? parts : 0;
 }

@@ -69,6 +69,23 @@ inline const void *moved(const void *data, vjp_dtype dtype, int64_t elements) {
     return data ? static_cast<const char *>(data) + elements * (int64_t)vjp_dtype_size(dtype) : nullptr;
 }
 
+/* The terms of each of so many parts of a sum; a multiple of 64, so that all parts are aligned like the first. */
+inline int64_t equal_part(int64_t terms, int64_t parts) {
+    return parts == 1 ? terms : vjp_round_up(vjp_divide_up(terms, parts), 64);
+}
+
+/* Products of so many terms each, each added to the result of those before. */
+inline void multiply_in_order(steps &w, const product &p, int64_t length) {
+    for (int64_t first = 0; first < p.k && is_enqueuing(w); first += length) {
+        product part = p;
+        part.k = vjp_min(length, p.k - first);
+        part.a.data = moved(p.a.data, p.storage, first * (p.a.transposed ? p.a.row : 1));
+        part.b.data = moved(p.b.data, p.storage, first * (p.b.transposed ? 1 : p.b.row));
+        part.add = p.add || first > 0;
+        then(w, multiply(w.work, part));
+    }
+}
+
 /* A product of packed matrices; the factors and the result are still to be set. */
 inline product product_of(const vjp_work *work, int64_t items, int64_t m, int64_t n, int64_t k) {
     product p{};

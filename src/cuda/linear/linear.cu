@@ -12,9 +12,9 @@
  *     product       when                                        what
  *     one call      usually                                     cuBLASLt
  *     narrow        up to 16 results of over 1024 terms         sums in double, without cuBLASLt
- *     long          more than 4096 terms, 16-bit factors, an    a kernel for Hopper that adds short sums in f32
+ *     long          more than 3072 terms, 16-bit factors, an    a kernel for Hopper that adds short sums in f32
  *                   f32 result whose tiles fill the card        (gemm/long_sums.cu)
- *     parts         more than 65536 terms (4096 if 16-bit       of a large f32 result: products that add to it, one
+ *     parts         more than 65536 terms (3072 if 16-bit       of a large f32 result: products that add to it, one
  *                   factors make an f32 result)                 after the other; else a batch of partial products,
  *                                                               added in double
  *
@@ -47,23 +47,22 @@ namespace {
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
 /*
- * Tensor cores truncate what an addition shifts out, so a long chain drifts towards 0: on an H200, of numbers around 0,
- * by 4e-6 after 4096 terms, 9e-6 after 8192 and 1.9e-5 after 16384. An f32 gradient of 16-bit tensors must be within
- * 1e-5, so long sums are split into parts. In 16 bits the drift shows only much later.
+ * Long sums are split into parts of at most MAX_CHAIN terms where 16-bit factors make an f32 result, else of MAX_TERMS:
+ * in 16 bits the drift shows only much later.
  *
  * A result with less than LARGE_RESULT elements does not fill the card: its parts are a batch, which is added in
  * double. Measured on an H200, eight parts with 768 x 768 results take 59 us so and 101 us in order; four with 1024 x
  * 2816, 145 and 151; two with 2048 x 2048, 100 and 98. Parts take at most 64 MiB; a 16-bit result too large for two of
  * them is computed at once.
  */
-constexpr int64_t MAX_TERMS_16_TO_F32 = 4096, MAX_TERMS = 65536, MAX_PARTIAL = 16 << 20, LARGE_RESULT = 1 << 22;
+constexpr int64_t MAX_TERMS = 65536, MAX_PARTIAL = 16 << 20, LARGE_RESULT = 1 << 22;
 
 bool is_narrow(const product &p) {
     return p.items == 1 && p.m * p.n <= FEW_RESULTS && p.k > LONG_SUM;
 }
 
 int64_t parts_of(const product &p) {
-    return vjp_divide_up(p.k, p.f32 && p.storage != VJP_F32 ? MAX_TERMS_16_TO_F32 : MAX_TERMS);
+    return vjp_divide_up(p.k, p.f32 && p.storage != VJP_F32 ? MAX_CHAIN : MAX_TERMS);
 }
 
 /* Whether products add their parts to the result itself. */
@@ -72,11 +71,11 @@ bool adds_in_order(const product &p) {
     return p.f32 && (p.items * elements >= LARGE_RESULT || parts_of(p) > MAX_PARTIAL / elements);
 }
 
-/* The terms of a part; k: all at once. A multiple of 64, so that all parts are aligned like the first. */
+/* The terms of a part; k: all at once. */
 int64_t part_length(const product &p) {
     int64_t parts = parts_of(p);
     if (!adds_in_order(p)) parts = vjp_min(parts, vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
-    return parts == 1 ? p.k : vjp_round_up(vjp_divide_up(p.k, parts), 64);
+    return equal_part(p.k, parts);
 }
 
 /*
@@ -130,17 +129,6 @@ void multiply_long(steps &w, const product &p, int64_t parts) {
     }
     if (is_enqueuing(w)) then(w, multiply_long_sums(w.work, q, parts));
     if (parts > 1 && is_enqueuing(w)) add_parts<float>(w, p, q.result, parts, q.item);
-}
-
-void multiply_in_order(steps &w, const product &p, int64_t length) {
-    for (int64_t first = 0; first < p.k && is_enqueuing(w); first += length) {
-        product part = p;
-        part.k = vjp_min(length, p.k - first);
-        part.a.data = moved(p.a.data, p.storage, first * (p.a.transposed ? p.a.row : 1));
-        part.b.data = moved(p.b.data, p.storage, first * (p.b.transposed ? 1 : p.b.row));
-        part.add = p.add || first > 0;
-        then(w, multiply(w.work, part));
-    }
 }
 
 /* One item's product in parts: those of full length as a batch, then the rest. */

@@ -389,7 +389,7 @@ template <class T, class S> __global__ void __launch_bounds__(THREADS) sum_parts
  * The same for parts of f32 that are few and wide, added up to an f32 result: four columns per thread, all in flight,
  * because moving them is all it costs. Same order, same bits.
  */
-constexpr int64_t FEW_PARTS = 8;
+constexpr int64_t FEW_PARTS = 12;
 
 __global__ void __launch_bounds__(THREADS) sum_few_parts(parts_call s) {
     begin_chained();

@@ -145,7 +145,8 @@ void compute_dweight(steps &w, const pass &p, int64_t row, int64_t rows, int64_t
     q.f32 = vjp_type(w.work, p.at.dweight) == VJP_F32;
     q.add = row > 0 || vjp_accumulates(w.work, p.at.dweight);
     q.factors = p.factors;
-    if (is_enqueuing(w)) then(w, multiply(w.work, q));
+    int64_t parts = q.f32 && q.storage != VJP_F32 ? vjp_divide_up(rows, MAX_CHAIN) : 1;
+    multiply_in_order(w, q, equal_part(rows, parts));
 }
 
 void run_chunks(steps &w, const pass &p) {
