@@ -306,15 +306,25 @@ def test_patched_models_train_alike(family, dtype, bound):
     assert max(abs(a - b) / a for a, b in zip(expected, got)) < bound
 
 
-def test_patched_model_compiles():
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_patched_model_compiles(use_cache):
+    """As it is trained, with every torch: vjp's attention in every layer, although transformers makes a mask before 2.14."""
+    from torch._inductor.compile_fx import compile_fx
     model = make_model("Llama").to(PLACE)
     ids = torch.randint(0, 256, (2, 32), device=PLACE)
     expected = model(input_ids=ids, labels=ids).loss
     vt.patch(model)
+    targets = []
+
+    def backend(graph, inputs):
+        targets.extend(node.target for node in graph.graph.nodes)
+        return compile_fx(graph, inputs)
+
     torch._dynamo.reset()
-    got = torch.compile(model, fullgraph=True)(input_ids=ids, labels=ids).loss
+    got = torch.compile(model, fullgraph=True, backend=backend)(input_ids=ids, labels=ids, use_cache=use_cache).loss
     got.backward()
     assert abs(got - expected) / expected < 1e-5
+    assert targets.count(torch.ops.vjp.attention.default) == 2
 
 
 def test_modules_against_torch():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The modules of vjp.torch against those they replace, patch(), the optimiser, and the report on reproducibility."""
 import copy
+import inspect
 
 import pytest
 
@@ -215,13 +216,174 @@ def test_patched_attention_leaves_masks_and_caches_right():
     assert torch.equal(own.generate(ids[1:], **options), patched.generate(ids[1:], **options))
 
 
-def test_patched_model_compiles_without_breaks():
-    model = make_model("Llama")
-    vt.patch(model)
+class Counted:
+    """A patched model, and the calls of vjp's attention: those made (eager), those in the one compiled graph."""
+
+    def __init__(self, model, monkeypatch):
+        vt.patch(model)
+        self.model, self.calls, self.graphs = model, 0, 0
+        monkeypatch.setattr(vt.functions, "attention", self.attention)
+
+    def attention(self, *arguments, **keywords):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+        return vt.attention(*arguments, **keywords)
+
+    def backend(self, graph, inputs):
+        self.calls += sum(node.target is torch.ops.vjp.attention.default for node in graph.graph.nodes)
+        self.graphs += 1
+        return graph
+
+    def eager(self, **keywords):
+        self.calls = 0
+        return self.model(**keywords)
+
+    def compiled(self, **keywords):
+        self.calls = self.graphs = 0
+        torch._dynamo.reset()
+        result = torch.compile(self.model, fullgraph=True, backend=self.backend)(**keywords)
+        assert self.graphs == 1
+        return result
+
+
+def compile_as_before_2_14(monkeypatch):
+    """Before torch 2.14 dynamo says of every compiled function that it is exported; transformers makes a mask then."""
+    masking = pytest.importorskip("transformers.masking_utils")
+    monkeypatch.setattr(masking, "is_torchdynamo_exporting", torch.compiler.is_dynamo_compiling)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_patched_model_compiles_without_breaks(family, monkeypatch):
+    """With the torch that is installed."""
+    patched = Counted(make_model(family), monkeypatch)
     ids = torch.randint(0, 256, (2, 16))
-    torch._dynamo.reset()
-    explained = torch._dynamo.explain(model)(input_ids=ids, labels=ids)
-    assert explained.graph_break_count == 0 and explained.graph_count == 1
+    patched.compiled(input_ids=ids, labels=ids).loss.backward()
+    assert patched.calls == 2
+
+
+PADDING = torch.tensor([[0] * 5 + [1] * 7, [1] * 12])
+PACKED = torch.cat([torch.arange(5), torch.arange(7)]).expand(2, -1)
+# What changes the mask: a family and its options, the call, and in how many of the 2 layers vjp computes the attention.
+MASKS = {
+    "plain": ("Llama", {}, {}, 2),
+    "no cache": ("Llama", {}, {"use_cache": False}, 2),
+    "embeddings": ("Qwen3", {}, {"inputs_embeds": torch.linspace(-1, 1, 2 * 12 * 64).reshape(2, 12, 64), "input_ids": None}, 2),
+    "padding": ("Llama", {}, {"attention_mask": PADDING}, 0),
+    "packed": ("Llama", {}, {"position_ids": PACKED, "use_cache": False}, 0),
+    "not causal": ("Llama", {}, {"is_causal": False}, 0),
+    "window": ("Mistral", {"sliding_window": 11}, {}, 0),
+    "wide window": ("Mistral", {"sliding_window": 12}, {}, 2),
+    "window in a layer": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, {}, 0),
+    "dropout": ("Llama", {"attention_dropout": 0.5}, {}, 0),
+    "eager": ("Llama", {"attn_implementation": "eager", "output_attentions": True}, {}, 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_patched_attention_runs_where_no_mask_is_needed(name, monkeypatch):
+    """vjp's attention where it may, the model's own elsewhere, eager and compiled; the logits are the unpatched model's."""
+    family, options, call, layers = MASKS[name]
+    own, patched = make_model(family, **options), Counted(make_model(family, **options), monkeypatch)
+    compile_as_before_2_14(monkeypatch)
+    ids = torch.randint(1, 256, (2, 12), generator=torch.Generator().manual_seed(1))
+    call = {"input_ids": ids, **call}
+    for run in (patched.eager, patched.compiled):
+        torch.manual_seed(2)
+        expected = own(**call)
+        torch.manual_seed(2)
+        got = run(**call)
+        seen = call.get("attention_mask", torch.ones_like(ids)).bool()
+        assert torch.allclose(got.logits[seen], expected.logits[seen], atol=1e-5)
+        assert patched.calls == layers, run
+        if options.get("output_attentions"):
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got.attentions, expected.attentions, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("window", [None, 7])
+def test_patched_attention_with_caches(kind, window, monkeypatch):
+    """Tokens in three calls: into an empty cache, several more, one more. A static cache has keys that are not written yet."""
+    transformers = pytest.importorskip("transformers")
+    own = make_model("Mistral", sliding_window=window)
+    patched = Counted(make_model("Mistral", sliding_window=window), monkeypatch)
+    ids = torch.randint(1, 256, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = own(input_ids=ids, use_cache=False).logits
+        for run in (patched.eager, patched.compiled):
+            cache = getattr(transformers, kind)(config=own.config, **({"max_cache_len": 16} if kind == "StaticCache" else {}))
+            if kind == "StaticCache":
+                cache.early_initialization(2, 2, 16, torch.float32, ids.device)
+            got = [run(input_ids=part, past_key_values=cache).logits for part in (ids[:, :6], ids[:, 6:11], ids[:, 11:])]
+            assert torch.allclose(torch.cat(got, dim=1), expected, atol=1e-5), run
+    if not window:
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+        options["cache_implementation"] = kind.removesuffix("Cache").lower()
+        assert torch.equal(own.generate(ids, **options), patched.model.generate(ids, **options))
+
+
+def test_keyword_of_patch_stays_in_it(monkeypatch):
+    """The model's own attention gets the caller's keywords, and the signature of forward stays the class's."""
+    transformers = pytest.importorskip("transformers")
+    attention, seen = transformers.AttentionInterface._global_mapping["sdpa"], []
+
+    def spy(*arguments, **keywords):
+        seen.append({name for name in keywords if "vjp" in name})
+        return attention(*arguments, **keywords)
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "sdpa", spy)
+    model = make_model("Llama", attention_dropout=0.5)
+    vt.patch(model)
+    assert inspect.signature(model.model.forward) == inspect.signature(make_model("Llama").model.forward)
+    ids = torch.randint(0, 256, (2, 12))
+    model(input_ids=ids)  # dropout
+    model.eval().to("meta")(input_ids=ids.to("meta"))  # a device that vjp does not have
+    assert seen == [set()] * 4
+    taken = make_model("Llama")  # one layer's attention is another library's
+    taken.model.layers[1].self_attn.forward = taken.model.layers[1].self_attn.forward
+    vt.patch(taken)
+    taken.eval()(input_ids=ids)
+    assert seen == [set()] * 5
+
+
+def test_packed_sequences_of_flash_attention(monkeypatch):
+    """Flash attention gets no mask: it reads the sequences from the positions."""
+    transformers = pytest.importorskip("transformers")
+    counted = Counted(make_model("Llama"), monkeypatch)
+    own = []
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "flash_attention_2",
+                        lambda module, q, k, v, mask, **keywords: own.append(mask) or (q.transpose(1, 2), None))
+    counted.model.config._attn_implementation_internal = "flash_attention_2"
+    counted.eager(input_ids=torch.randint(0, 256, (2, 12)), position_ids=PACKED, use_cache=False)
+    assert counted.calls == 0 and own == [None, None]
+    counted.eager(input_ids=torch.randint(0, 256, (2, 12)), use_cache=False)
+    assert counted.calls == 2 and own == [None, None]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_patched_model_takes_other_lengths(strict):
+    """An export of a model with a sliding window is for lengths above the window too."""
+    model = make_model("Mistral", sliding_window=8, use_cache=False, num_key_value_heads=4).eval()
+    ids = torch.randint(1, 256, (1, 24))
+    expected = model(input_ids=ids).logits
+    vt.patch(model)
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(model, (), {"input_ids": ids[:, :6]}, dynamic_shapes={"input_ids": {1: length}}, strict=strict)
+    assert torch.allclose(program.module()(input_ids=ids).logits, expected, atol=1e-5)
+
+
+def test_copy_of_patched_model():
+    model = make_model("Llama")
+    ids = torch.randint(0, 256, (1, 8))
+    expected = model(input_ids=ids).logits
+    vt.patch(model)
+    twin = copy.deepcopy(model)
+    vt.unpatch(model)
+    assert torch.equal(model(input_ids=ids).logits, expected)
+    assert any("forward" in vars(module) for module in twin.modules())
+    assert all(vars(module)["forward"].__self__ is module for module in twin.modules() if "forward" in vars(module))
+    vt.unpatch(twin)
+    assert all("forward" not in vars(module) for module in twin.modules())
+    assert torch.equal(twin(input_ids=ids).logits, expected)
 
 
 def test_deterministic_report():

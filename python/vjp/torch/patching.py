@@ -5,9 +5,15 @@ Only instances change: a patched module gets a `forward` of its own, and its par
 they are. Modules are recognised by the names of their classes, so transformers is not imported. Where a call needs what vjp
 does not compute (an explicit attention mask, attention dropout, tensors on a device that vjp does not have), the module's own
 forward runs.
+
+A mask tensor is not read: attention sees that none is needed where transformers made none, or where the decoder around it was
+called without padding, positions or a cache. The second is for compiled models, for which transformers makes a plain causal
+mask as well: always with torch before 2.14, and with `use_cache=False`. torch removes such a mask from the graph if unused.
 """
 from __future__ import annotations
 
+import functools
+import inspect
 import types
 from collections import Counter
 from typing import Any, Callable, NamedTuple, Optional
@@ -22,6 +28,7 @@ from vjp.torch import modules
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 GEMMA = ("Gemma", "Gemma2", "Gemma3")
 MARK = "_vjp_patched"  # the attribute of a model that holds what patch() changed
+UNMASKED = "vjp_unmasked"  # the keyword from a patched decoder to its attention: causal, as many keys as queries, no padding
 
 
 class Row(NamedTuple):
@@ -57,18 +64,39 @@ def forward_gemma_norm(self, x: Tensor) -> Tensor:
     return F.rms_norm(x, 1.0 + self.weight.float(), eps=self.eps)
 
 
+def own_forward(self, *arguments, **keywords):
+    keywords.pop(UNMASKED, None)
+    return type(self).forward(self, *arguments, **keywords)
+
+
+def forward_decoder(self, *arguments, **keywords):
+    """Llama's, Mistral's or Qwen's stack of layers; tells its attention when the causal mask is all there is. Not for
+    torch.export: a sliding window would limit the lengths that the exported model takes."""
+    given = ("attention_mask", "position_ids", "past_key_values", "cu_seq_lens_q")
+    # is_exporting() is True in every compiled function before torch 2.14; the variable that it returns is not
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    if len(arguments) < 2 and all(keywords.get(name) is None for name in given) and not exporting:
+        keywords[UNMASKED] = True
+    return type(self).forward(self, *arguments, **keywords)
+
+
 def forward_attention(self, hidden_states: Tensor, position_embeddings=None, attention_mask=None, past_key_values=None, **keywords):
     """The attention of Llama, Mistral and Qwen where it is causal and nothing else."""
-    own = type(self).forward
+    unmasked = keywords.get(UNMASKED, False)
+    if getattr(self.config, "_attn_implementation", None) == "sdpa":
+        unmasked = unmasked or attention_mask is None
+    else:  # flash attention gets packed sequences without a mask, eager attention without a mask is not causal
+        unmasked = unmasked and attention_mask is None
+    causal = getattr(self, "is_causal", True) if keywords.get("is_causal") is None else keywords["is_causal"]
     window = getattr(self, "sliding_window", None) or getattr(self.config, "sliding_window", None)
     time = hidden_states.shape[1]
     past = past_key_values.get_seq_length(self.layer_idx) if past_key_values is not None else 0
-    plain = (attention_mask is None and hidden_states.dim() == 3 and position_embeddings is not None
+    plain = (unmasked and causal and hidden_states.dim() == 3 and position_embeddings is not None
              and position_embeddings[0].shape[-1] == self.head_dim and not (self.training and self.attention_dropout)
              and not keywords.get("output_attentions") and (window is None or time + past <= window))
     if not plain:
-        return own(self, hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-                   past_key_values=past_key_values, **keywords)
+        return own_forward(self, hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
+                           past_key_values=past_key_values, **keywords)
     cosine, sine = position_embeddings
     half, positions = self.head_dim // 2, None
     if cosine.shape[0] > 1:  # a table for each sequence
@@ -77,6 +105,8 @@ def forward_attention(self, hidden_states: Tensor, position_embeddings=None, att
     q, k, v = modules.project(self, hidden_states, cosine, sine, positions)
     if past_key_values is not None:
         k, v = (t.transpose(1, 2) for t in past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx))
+        if time > 1:  # the first tokens, which need no mask; a static cache has keys after them that are not written yet
+            k, v = k[:, :time], v[:, :time]
     y = F.attention(q, k, v, causal=True, scale=self.scaling)
     return self.o_proj(y.flatten(-2)), None
 
@@ -105,6 +135,12 @@ def is_silu(module: Any) -> bool:
     return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
 
 
+def tells_attention(decoder: nn.Module, family: str) -> bool:
+    """Whether a keyword of the decoder's forward reaches its attention, and all of that attention is patch()'s to replace."""
+    passed = [module for module in decoder.modules() if type(module).__name__ in (f"{family}{part}" for part in ("Model", "DecoderLayer", "Attention"))]
+    return all("forward" not in vars(module) and inspect.getfullargspec(inspect.unwrap(type(module).forward)).varkw for module in passed)
+
+
 def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
     """(the forward that replaces the module's own, or None; what computes it, or why not)"""
     name = type(module).__name__
@@ -121,6 +157,8 @@ def choose(module: nn.Module, linear: bool) -> tuple[Optional[Callable], str]:
         return (modules.SwiGLU.forward, "swiglu") if is_silu(module) else (None, f"its activation is {type(module.act_fn).__name__}, not SiLU")
     if family and name == f"{family}Attention":
         return forward_attention, "rope and attention, where no mask is given"
+    if family and name == f"{family}Model":
+        return (forward_decoder if tells_attention(module, family) else None), ""
     if name.endswith("Attention") or name.endswith("MLP") or name.endswith("Norm"):
         return None, "not a kind of module that vjp knows"
     return None, ""
@@ -132,12 +170,13 @@ def computed_places() -> tuple[str, ...]:
     return ("cpu", "cuda") if cuda else ("cpu",)
 
 
-def where_vjp_runs(replacement: Callable, places: tuple[str, ...]) -> Callable:
-    """The replacement for tensors in these places, the class's own forward for others."""
+def where_vjp_runs(kind: type[nn.Module], replacement: Callable, places: tuple[str, ...]) -> Callable:
+    """The replacement for tensors in these places, the class's own forward for others; its signature is the class's."""
+    @functools.wraps(kind.forward)
     def forward(self, *arguments, **keywords):
         first = arguments[0] if arguments else keywords.get("hidden_states", keywords.get("x"))
         if first is not None and first.device.type not in places:
-            return type(self).forward(self, *arguments, **keywords)
+            return own_forward(self, *arguments, **keywords)
         return replacement(self, *arguments, **keywords)
     return forward
 
@@ -156,9 +195,9 @@ def patch(model: nn.Module, linear: bool = False) -> PatchReport:
     for name, module in model.named_modules():
         replacement, why = choose(module, linear)
         if replacement:
-            module.forward = types.MethodType(where_vjp_runs(replacement, places), module)
+            module.forward = types.MethodType(where_vjp_runs(type(module), replacement, places), module)
             patched.append(module)
-        if replacement or why:
+        if why:
             rows.append(Row(name, type(module).__name__, replacement is not None, why))
     loss = getattr(model, "loss_function", None)
     has_loss = getattr(loss, "__name__", "") == "ForCausalLMLoss"
