@@ -19,8 +19,7 @@ namespace hopper {
 namespace {
 
 constexpr int TILE_M = 128, TILE_N = 192, DEPTH = 64, STAGES = 5, CONSUMERS = 2, CLUSTER = 2;
-constexpr int PRODUCERS = 1 + TILE_N / SLICE; /* warps */
-constexpr int CHAIN_TERMS = 1024, THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 
 struct long_sums_call {
     CUtensorMap a, b;
@@ -37,6 +36,9 @@ struct long_sums_shared {
 };
 
 #if VJP_HOPPER
+
+constexpr int PRODUCERS = 1 + TILE_N / SLICE; /* warps */
+constexpr int CHAIN_TERMS = 1024;
 
 /* A tile of a block, and its rows of a and b in units of DEPTH. */
 struct long_sums_tile {
@@ -145,9 +147,14 @@ template <class T> __device__ void consume(const long_sums_call &c, long_sums_sh
 
 #endif
 
+#if VJP_CUDA_HOPPER
+#define VJP_IN_CLUSTERS __cluster_dims__(CLUSTER)
+#else
+#define VJP_IN_CLUSTERS /* the compiler knows none for other cards */
+#endif
+
 template <class T>
-__global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 1)
-    sum_over_rows(const __grid_constant__ long_sums_call c) {
+__global__ void VJP_IN_CLUSTERS __launch_bounds__(THREADS, 1) sum_over_rows(const __grid_constant__ long_sums_call c) {
 #if VJP_HOPPER
     extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
     auto &shared = *reinterpret_cast<long_sums_shared *>(memory);
