@@ -12,7 +12,6 @@ mask as well: always with torch before 2.14, and with `use_cache=False`. torch r
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections import Counter
@@ -170,21 +169,32 @@ def computed_places() -> tuple[str, ...]:
     return ("cpu", "cuda") if cuda else ("cpu",)
 
 
-def where_vjp_runs(kind: type[nn.Module], replacement: Callable, places: tuple[str, ...]) -> Callable:
-    """The replacement for tensors in these places, the class's own forward for others; its signature is the class's."""
-    @functools.wraps(kind.forward)
-    def forward(self, *arguments, **keywords):
+class Forward:
+    """The forward of a patched module: the replacement for tensors in these places, the class's own for others. An object,
+    because a function made here could not be pickled with its model."""
+
+    def __init__(self, module: nn.Module, replacement: Callable, places: tuple[str, ...]):
+        self.__self__, self.replacement, self.places = module, replacement, places
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(types.MethodType(type(self.__self__).forward, self.__self__))
+
+    def __call__(self, *arguments, **keywords):
         first = arguments[0] if arguments else keywords.get("hidden_states", keywords.get("x"))
-        if first is not None and first.device.type not in places:
-            return own_forward(self, *arguments, **keywords)
-        return replacement(self, *arguments, **keywords)
-    return forward
+        if first is not None and first.device.type not in self.places:
+            return own_forward(self.__self__, *arguments, **keywords)
+        return self.replacement(self.__self__, *arguments, **keywords)
 
 
-def loss_where_vjp_runs(own: Any, places: tuple[str, ...]) -> Callable:
-    def loss(logits, *arguments, **keywords):
-        return (causal_loss if logits.device.type in places else own)(logits, *arguments, **keywords)
-    return loss
+class Loss:
+    """vjp's loss for logits in these places, the model's own for others."""
+
+    def __init__(self, own: Any, places: tuple[str, ...]):
+        self.own, self.places = own, places
+
+    def __call__(self, logits, *arguments, **keywords):
+        return (causal_loss if logits.device.type in self.places else self.own)(logits, *arguments, **keywords)
 
 
 def patch(model: nn.Module, linear: bool = False) -> PatchReport:
@@ -195,14 +205,14 @@ def patch(model: nn.Module, linear: bool = False) -> PatchReport:
     for name, module in model.named_modules():
         replacement, why = choose(module, linear)
         if replacement:
-            module.forward = types.MethodType(where_vjp_runs(type(module), replacement, places), module)
+            module.forward = Forward(module, replacement, places)  # type: ignore[method-assign]
             patched.append(module)
         if why:
             rows.append(Row(name, type(module).__name__, replacement is not None, why))
     loss = getattr(model, "loss_function", None)
     has_loss = getattr(loss, "__name__", "") == "ForCausalLMLoss"
     if has_loss:
-        model.loss_function = loss_where_vjp_runs(loss, places)  # type: ignore[assignment]
+        model.loss_function = Loss(loss, places)  # type: ignore[assignment]
         rows.append(Row("loss_function", "ForCausalLMLoss", True, "cross_entropy"))
     model.__dict__[MARK] = (patched, loss if has_loss else None)
     return PatchReport(rows)
