@@ -4,8 +4,8 @@
  *
  * A block computes tiles of 128 x 192 results: four warps feed five stages of 64 rows by the copy engine, two
  * warpgroups multiply, 64 of the tile's rows each. Two blocks, whose tiles lie below one another, are a cluster: each
- * loads its own columns of a, and half of the rows of b for both. Blocks stay for several tiles, and the next one's
- * factors are loaded while a result is written.
+ * loads its own columns of a, and half of the rows of b for both. Blocks could take several tiles, but the caller gives
+ * each one: for more, products of cuBLASLt that are added are faster.
  *
  * The tensor cores truncate what an addition shifts out, so a long chain of additions drifts towards 0. After
  * CHAIN_TERMS terms a chain is added to a sum in registers, rounded to nearest, and a new one begins.
