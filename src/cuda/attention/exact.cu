@@ -58,7 +58,7 @@ template <class T> struct head_rows {
  * that the same columns of eight adjacent rows are in different banks.
  */
 template <int COLUMNS> struct staged_rows {
-    float row[SIDE][COLUMNS + 4];
+    alignas(16) float row[SIDE][COLUMNS + 4];
 
     template <class T> __device__ void load(const head_rows<T> &from, int first, int column) {
 #pragma unroll
