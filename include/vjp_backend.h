@@ -45,7 +45,7 @@ typedef struct vjp_work {
 typedef struct vjp_kernel {
     vjp_status (*run)(const vjp_work *work);   /* NULL: no kernel */
     size_t (*workspace)(const vjp_work *work); /* NULL: none needed; SIZE_MAX: overflow */
-    uint32_t storage;                          /* bit d set: storage type d is supported; VJP_TAKES_ROWS */
+    uint32_t storage;                          /* bit d set: storage type d is supported; VJP_TAKES_... */
 } vjp_kernel;
 
 enum {
@@ -54,7 +54,8 @@ enum {
     VJP_BIT_F16 = 1 << VJP_F16,
     VJP_BIT_F64 = 1 << VJP_F64,
     VJP_STORAGE_16_32 = VJP_BIT_F32 | VJP_BIT_BF16 | VJP_BIT_F16,
-    VJP_TAKES_ROWS = 1 << 16 /* slots with VJP_SLOT_ROWS may have rows that lie apart; without it they are refused */
+    VJP_TAKES_ROWS = 1 << 16,  /* slots with VJP_SLOT_ROWS may have rows that lie apart; without it they are refused */
+    VJP_TAKES_HALVES = 1 << 17 /* adamw: weights may lie in halves */
 };
 
 /* A NULL member: the device cannot do it, or core falls back to what the comment says. */

@@ -319,9 +319,10 @@ typedef struct vjp_adamw_attributes {
     double beta2;         /* 0.999: the share of v that is kept */
     double eps;           /* 1e-8: added to the root of v */
     double weight_decay;  /* 0.01: lr times this share of w is subtracted by a step */
+    int64_t halves;       /* false: the memory of w and w_out, f32, holds all upper halves, which are bf16, and then all lower ones */
 } vjp_adamw_attributes;
 
-#define VJP_ADAMW_DEFAULTS {sizeof(vjp_adamw_attributes), 0.9, 0.999, 1e-8, 0.01}
+#define VJP_ADAMW_DEFAULTS {sizeof(vjp_adamw_attributes), 0.9, 0.999, 1e-8, 0.01, 0}
 
 vjp_status vjp_adamw_forward(vjp_device *device, const vjp_tensor *w_out, const vjp_tensor *m_out,
                              const vjp_tensor *v_out, const vjp_tensor *w, const vjp_tensor *m, const vjp_tensor *v,

@@ -31,7 +31,7 @@ _Static_assert(sizeof(vjp_muon_options) == 40, "vjp_muon_options");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 320, "vjp_backend");
-_Static_assert(sizeof(vjp_adamw_attributes) == 40, "struct_size and four members");
+_Static_assert(sizeof(vjp_adamw_attributes) == 48, "struct_size and five members");
 
 static vjp_device *open_device(const char *name, const vjp_options *options) {
     vjp_device *device;
@@ -292,7 +292,7 @@ static void structs_of_another_size(void **state) {
     const vjp_adamw_attributes two_members = {.beta1 = 0.9, .beta2 = 0.99};
     assert_int_equal(vjp_adamw_forward(device, &tw, &tm, &tv, &tw, &tm, &tv, &tg, &tlr, &tstep, NULL, &two_members),
                      VJP_INVALID);
-    assert_non_null(strstr(vjp_error(device), "struct_size is 0; it must be 40"));
+    assert_non_null(strstr(vjp_error(device), "struct_size is 0; it must be 48"));
     assert_true(w == 1 && m == 0 && v == 0);
     vjp_adamw_attributes whole = VJP_ADAMW_DEFAULTS;
     whole.beta2 = 0.99;

@@ -120,7 +120,7 @@ static void train_by_hand(vjp_device *device, const step_case *c, float w[OUT * 
             state[k] = vjp_graph_state(g, name, VJP_F32, like.ndim, like.shape);
         }
         const vjp_sgd_attributes sgd = {sizeof sgd, c->beta, decay, 0};
-        const vjp_adamw_attributes adamw = {sizeof adamw, 0.9, 0.999, 1e-8, decay};
+        const vjp_adamw_attributes adamw = {sizeof adamw, 0.9, 0.999, 1e-8, decay, 0};
         result[i] = c->sgd ? vjp_graph_sgd(g, parameter[i], state[0], gradient[i], lr, scale, &sgd)
                            : vjp_graph_adamw(g, parameter[i], state[0], state[1], gradient[i], lr, step, scale, &adamw);
     }
@@ -142,7 +142,7 @@ static void steps_are_those_by_hand(void **unused) {
         const step_case *c = &cases[i];
         network n = build();
         const vjp_sgd_attributes sgd = {sizeof sgd, c->beta, c->decay, 0};
-        const vjp_adamw_attributes adamw = {sizeof adamw, 0.9, 0.999, 1e-8, c->decay};
+        const vjp_adamw_attributes adamw = {sizeof adamw, 0.9, 0.999, 1e-8, c->decay, 0};
         vjp_minimize_options options = VJP_MINIMIZE_OPTIONS_DEFAULTS;
         options.max_norm = c->max_norm;
         options.sgd = c->sgd ? &sgd : NULL;

@@ -483,20 +483,21 @@ def clip(squares: Array, *, max_norm: float = 1, outputs: Union[tuple[str, ...],
 @overload
 def adamw(w: Array, m: Any, v: Any, g: Any, lr: Any, step: Any,
           scale: Optional[Any] = None, *, beta1: float = 0.9, beta2: float = 0.999,
-          eps: float = 1e-8, weight_decay: float = 0.01, outputs: None = None,
-          out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
+          eps: float = 1e-8, weight_decay: float = 0.01, halves: bool = False,
+          outputs: None = None, out: Any = None,
+          accumulate: Union[bool, str, Sequence[str]] = False,
           device: Optional[str] = None) -> tuple[Array, Array, Array]: ...
 @overload
 def adamw(w: Array, m: Any, v: Any, g: Any, lr: Any, step: Any, scale: Optional[Any] = None, *,
           beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
-          outputs: Literal["w_out", "m_out", "v_out"], out: Any = None,
+          halves: bool = False, outputs: Literal["w_out", "m_out", "v_out"], out: Any = None,
           accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
 def adamw(w: Array, m: Any, v: Any, g: Any, lr: Any, step: Any, scale: Optional[Any] = None,
           *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
-          weight_decay: float = 0.01, outputs: Union[tuple[str, ...], list[str]],
-          out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
-          device: Optional[str] = None) -> tuple[Array, ...]: ...
+          weight_decay: float = 0.01, halves: bool = False,
+          outputs: Union[tuple[str, ...], list[str]], out: Any = None,
+          accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> tuple[Array, ...]: ...
 
 @overload
 def sgd(w: Array, momentum: Optional[Any], g: Any, lr: Any, scale: Optional[Any] = None, *,

@@ -352,8 +352,10 @@ static vjp_status no_kernel(const vjp_work *work, vjp_dtype dtype) {
     return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for %s", work->device->name, vjp_dtype_name(dtype));
 }
 
-/* Refuses rows that lie apart where the kernel does not take them. */
-static vjp_status check_rows(const vjp_work *work, const vjp_kernel *kernel) {
+/* Refuses rows that lie apart, and weights in halves, where the kernel does not take them. */
+static vjp_status check_places(const vjp_work *work, const vjp_kernel *kernel) {
+    if (work->op->rules->in_halves && work->op->rules->in_halves(work) && !(kernel->storage & VJP_TAKES_HALVES))
+        return vjp_refuse(work, VJP_UNSUPPORTED, "%s has no kernel for weights in halves", work->device->name);
     const vjp_pass_info *info = &work->op->info.pass[work->pass];
     for (size_t i = 0; i < info->count && !(kernel->storage & VJP_TAKES_ROWS); i++)
         if (work->tensor[i] && !is_packed(work->tensor[i]))
@@ -389,7 +391,7 @@ vjp_status vjp_workspace_size(vjp_device *device, const vjp_op *op, vjp_pass pas
     vjp_dtype lacking;
     const vjp_kernel *kernel = find_kernel(&work, &lacking);
     if (!kernel) return no_kernel(&work, lacking);
-    status = check_rows(&work, kernel);
+    status = check_places(&work, kernel);
     if (status == VJP_OK && kernel->workspace) *bytes = kernel->workspace(&work);
     return status;
 }
@@ -438,7 +440,7 @@ vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *de
     vjp_dtype lacking;
     *kernel = find_kernel(work, &lacking);
     if (!*kernel) return no_kernel(work, lacking);
-    status = check_rows(work, *kernel);
+    status = check_places(work, *kernel);
     if (status != VJP_OK) return status;
     const vjp_pass_info *info = &op->info.pass[pass];
     for (size_t i = 0; i < count; i++)

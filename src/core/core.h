@@ -29,6 +29,9 @@ typedef struct vjp_op_rules {
      */
     vjp_status (*check_values)(const vjp_work *work);
 
+    /* Whether a call has weights in halves (half.h), which few kernels take. NULL: never. */
+    bool (*in_halves)(const vjp_work *work);
+
     /* Corrects the default cost (every present tensor moved once, += moved twice). NULL: the default holds. */
     void (*cost)(const vjp_work *work, vjp_cost *cost);
 

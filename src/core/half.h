@@ -28,6 +28,26 @@ static inline uint16_t vjp_f32_to_bf16(float f) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+/*
+ * An f32 as two halves: the upper one is the number as a bf16, rounded to nearest with halfway cases away from zero,
+ * and the lower one holds its last 16 bits. Together they are the f32 to the bit; of a NaN only the sign is kept.
+ * (Rounded to even, two numbers would share the halves of some.)
+ */
+static inline uint16_t vjp_upper_half(float f) {
+    uint32_t bits = vjp_f32_to_bits(f);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16 & 0x8000u) | 0x7fc0u);
+    return (uint16_t)((bits + 0x8000u) >> 16);
+}
+
+static inline uint16_t vjp_lower_half(float f) {
+    uint32_t bits = vjp_f32_to_bits(f);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0 : (uint16_t)bits;
+}
+
+static inline float vjp_join_halves(uint16_t upper, uint16_t lower) {
+    return vjp_bits_to_f32(((uint32_t)upper << 16) + lower - ((uint32_t)(lower & 0x8000u) << 1));
+}
+
 static inline float vjp_f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     if (magnitude >= 0x7c00u) { /* Inf, or NaN made quiet as the hardware does */

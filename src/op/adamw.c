@@ -15,6 +15,9 @@ static vjp_status infer(vjp_work *work) {
         return vjp_refuse(work, VJP_INVALID, "eps is %g; it must be 0 or a positive number", a->eps);
     if (!(a->weight_decay >= 0) || isinf(a->weight_decay))
         return vjp_refuse(work, VJP_INVALID, "weight_decay is %g; it must be 0 or a positive number", a->weight_decay);
+    if (a->halves && work->storage != VJP_F32)
+        return vjp_refuse(work, VJP_INVALID, "halves is true and w is %s; only f32 lies in halves",
+                          vjp_dtype_name(work->storage));
     static const int moments[] = {ADAMW_V, ADAMW_M_OUT, ADAMW_V_OUT};
     for (int i = 0; i < 3; i++)
         if (work->tensor[moments[i]] && vjp_type(work, moments[i]) != vjp_type(work, ADAMW_M))
@@ -37,4 +40,9 @@ static vjp_status check_values(const vjp_work *work) {
     return vjp_refuse(work, VJP_INVALID, "step is %lld; the first step is 1", (long long)step);
 }
 
-const vjp_op_rules vjp_adamw_rules = {.infer = infer, .check_values = check_values};
+static bool in_halves(const vjp_work *work) {
+    const vjp_adamw_attributes *a = work->attributes;
+    return a->halves != 0;
+}
+
+const vjp_op_rules vjp_adamw_rules = {.infer = infer, .check_values = check_values, .in_halves = in_halves};

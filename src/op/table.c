@@ -450,6 +450,7 @@ static const vjp_attribute adamw_attributes[] = {
     {"beta2", "the share of v that is kept", VJP_REAL, offsetof(vjp_adamw_attributes, beta2), 0, 0.999, NULL, {0}},
     {"eps", "added to the root of v", VJP_REAL, offsetof(vjp_adamw_attributes, eps), 0, 1e-8, NULL, {0}},
     {"weight_decay", "lr times this share of w is subtracted by a step", VJP_REAL, offsetof(vjp_adamw_attributes, weight_decay), 0, 0.01, NULL, {0}},
+    {"halves", "the memory of w and w_out, f32, holds all upper halves, which are bf16, and then all lower ones", VJP_BOOLEAN, offsetof(vjp_adamw_attributes, halves), 0, 0, NULL, {0}},
 };
 extern const vjp_op_rules vjp_adamw_rules;
 const vjp_op vjp_op_adamw = {
@@ -457,7 +458,7 @@ const vjp_op vjp_op_adamw = {
              .about = "a step of Adam with decoupled weight decay",
              .formula = "m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, both corrected for their start at 0; w = w - lr (m / (sqrt(v) + eps) + weight_decay w).",
              .pass = {{adamw_forward, 10, 3}},
-             .attributes = adamw_attributes, .attribute_count = 4, .attribute_bytes = sizeof(vjp_adamw_attributes)},
+             .attributes = adamw_attributes, .attribute_count = 5, .attribute_bytes = sizeof(vjp_adamw_attributes)},
     .id = OP_ID(adamw),
     .rules = &vjp_adamw_rules,
 };

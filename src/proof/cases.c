@@ -386,6 +386,7 @@ const proof_shape proof_shapes[] = {
     {"clip", PROOF_SMALL, ""},
     {"adamw", PROOF_HOST, "w=[@,1024]"},
     {"adamw", PROOF_CARD, "w=[124000000]"},
+    {"adamw", PROOF_CARD, "w=[124000000] halves=true"},
     {"adamw", PROOF_CARD, "w=[4194304]"},
     {"adamw", PROOF_SMALL, "w=[64]"},
     {"sgd", PROOF_HOST, "w=[@,1024]"},

@@ -13,6 +13,7 @@
  */
 #include <math.h>
 
+#include "core/half.h"
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/optimizer/decay.h"
 
@@ -86,7 +87,7 @@ static double correction(double beta, double count) {
     return -expm1(count * log(beta));
 }
 
-static vjp_status run(const vjp_work *work) {
+static vjp_status step_all(const vjp_work *work) {
     const vjp_adamw_attributes *a = work->attributes;
     int64_t count;
     double value;
@@ -111,4 +112,61 @@ static vjp_status run(const vjp_work *work) {
     return narrow ? element_run(work, &narrow_step, narrow_task, &p) : element_run(work, &wide_step, wide_task, &p);
 }
 
-const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, NULL, VJP_STORAGE_16_32}};
+/* ---- Weights in halves ------------------------------------------------------------------------------- */
+
+/* They are joined in the scratch, stepped there as others are, and taken apart again. */
+typedef struct joined {
+    const uint16_t *from; /* [2 * count] */
+    uint16_t *to;
+    float *whole; /* [count] */
+    int64_t count;
+} joined;
+
+enum { JOINED_PIECE = 1 << 16 };
+
+static int64_t end_of_piece(const joined *j, size_t i) {
+    return vjp_min(((int64_t)i + 1) * JOINED_PIECE, j->count);
+}
+
+static void join_piece(void *call, size_t i) {
+    const joined *j = call;
+    const uint16_t *upper = j->from, *lower = upper + j->count;
+    for (int64_t k = (int64_t)i * JOINED_PIECE, end = end_of_piece(j, i); k < end; k++)
+        j->whole[k] = vjp_join_halves(upper[k], lower[k]);
+}
+
+static void part_piece(void *call, size_t i) {
+    const joined *j = call;
+    uint16_t *upper = j->to, *lower = upper + j->count;
+    for (int64_t k = (int64_t)i * JOINED_PIECE, end = end_of_piece(j, i); k < end; k++) {
+        upper[k] = vjp_upper_half(j->whole[k]);
+        lower[k] = vjp_lower_half(j->whole[k]);
+    }
+}
+
+static size_t workspace(const vjp_work *work) {
+    const vjp_adamw_attributes *a = work->attributes;
+    return a->halves ? (size_t)vjp_elements(work, ADAMW_W) * sizeof(float) : 0;
+}
+
+static vjp_status run(const vjp_work *work) {
+    const vjp_adamw_attributes *a = work->attributes;
+    if (!a->halves) return step_all(work);
+    joined j = {.from = vjp_data(work, ADAMW_W),
+                .to = vjp_data(work, ADAMW_W_OUT),
+                .whole = work->workspace,
+                .count = vjp_elements(work, ADAMW_W)};
+    const size_t pieces = (size_t)vjp_divide_up(j.count, JOINED_PIECE);
+    vjp_parallel(work->device, pieces, join_piece, &j);
+    vjp_work inner = *work;
+    vjp_tensor whole = *work->tensor[ADAMW_W];
+    whole.data = j.whole;
+    whole.offset = 0;
+    inner.tensor[ADAMW_W] = &whole;
+    if (j.to) inner.tensor[ADAMW_W_OUT] = &whole;
+    vjp_status status = step_all(&inner);
+    if (status == VJP_OK && j.to) vjp_parallel(work->device, pieces, part_piece, &j);
+    return status;
+}
+
+const vjp_kernel CPU_NAME(adamw)[VJP_PASS_COUNT] = {{run, workspace, VJP_STORAGE_16_32 | VJP_TAKES_HALVES}};

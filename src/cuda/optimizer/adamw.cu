@@ -4,7 +4,8 @@
  * element in f32). The formulas are those of the CPU, operation by operation (docs/ops/adamw.md says why each has its
  * form).
  *
- * Moments may be bf16: then 20 bytes per element with f32 weights and gradients.
+ * Moments may be bf16: then 20 bytes per element with f32 weights and gradients. f32 weights may lie in halves: the
+ * same bytes, in two streams.
  *
  * lr, step and scale are read on the device, so that a captured graph runs unchanged every step. Each block computes
  * the bias corrections itself, in double: two threads in two warps, beside the loads of the block's first tile. A step
@@ -17,9 +18,55 @@
 namespace vjp {
 namespace {
 
+/* The type of f32 weights that lie in halves: all upper ones, then all lower ones (core/half.h). */
+struct halved {};
+
+template <class T, int W> struct weights {
+    elements<T, W> whole;
+
+    __device__ void load(const void *w, int64_t, int64_t i) {
+        whole = load_elements<T, W>(w, i);
+    }
+    __device__ float at(int k) const {
+        return to_f32(whole.v[k]);
+    }
+    static __device__ void store(void *w, int64_t, int64_t i, const float (&values)[W]) {
+        store_elements<T>(w, i, values);
+    }
+};
+
+template <int W> struct weights<halved, W> {
+    elements<uint16_t, W> upper, lower;
+
+    __device__ void load(const void *w, int64_t count, int64_t i) {
+        upper = load_elements<uint16_t, W>(w, i);
+        lower = load_elements<uint16_t, W>(static_cast<const uint16_t *>(w) + count, i);
+    }
+    __device__ float at(int k) const {
+        return __uint_as_float(((uint32_t)upper.v[k] << 16) + (uint32_t)(int32_t)(int16_t)lower.v[k]);
+    }
+    static __device__ void store(void *w, int64_t count, int64_t i, const float (&values)[W]) {
+        if (!w) return;
+        elements<uint16_t, W> high, low;
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            uint32_t bits = __float_as_uint(values[k]);
+            bool nan = values[k] != values[k];
+            high.v[k] = (uint16_t)(nan ? (bits >> 16 & 0x8000u) | 0x7fc0u : (bits + 0x8000u) >> 16);
+            low.v[k] = nan ? 0 : (uint16_t)bits;
+        }
+        store_raw(static_cast<uint16_t *>(w) + i, high);
+        store_raw(static_cast<uint16_t *>(w) + count + i, low);
+    }
+};
+
+template <class T> constexpr size_t STORED_BYTES = sizeof(T);
+template <> constexpr size_t STORED_BYTES<halved> = sizeof(uint16_t);
+
 template <class T, class G, class M> struct adamw_step {
     void *w_out, *m_out, *v_out;
     const void *w, *m, *v, *g;
+    int64_t count;
     const float *lr, *scale;
     const void *step;
     vjp_dtype step_type;
@@ -36,7 +83,7 @@ template <class T, class G, class M> struct adamw_step {
     };
 
     template <int W> struct streams {
-        elements<T, W> w;
+        weights<T, W> w;
         elements<G, W> g;
         elements<M, W> m, v;
     };
@@ -50,6 +97,7 @@ template <class T, class G, class M> struct adamw_step {
     };
 
     __device__ void use(const member &own) {
+        count = own.count;
         w_out = own.w;
         m_out = own.m;
         v_out = own.v;
@@ -67,7 +115,9 @@ template <class T, class G, class M> struct adamw_step {
     }
 
     __device__ void prefetch_at(int64_t i) const {
-        prefetch(static_cast<const T *>(w) + i);
+        const char *stored = static_cast<const char *>(w);
+        prefetch(stored + i * STORED_BYTES<T>);
+        if constexpr (std::is_same_v<T, halved>) prefetch(stored + (count + i) * STORED_BYTES<T>);
         prefetch(static_cast<const G *>(g) + i);
         prefetch(static_cast<const M *>(m) + i);
         prefetch(static_cast<const M *>(v) + i);
@@ -92,7 +142,7 @@ template <class T, class G, class M> struct adamw_step {
     }
 
     template <int W> __device__ void load(streams<W> &s, int64_t i) const {
-        s.w = load_elements<T, W>(w, i);
+        s.w.load(w, count, i);
         s.g = load_elements<G, W>(g, i);
         s.m = load_elements<M, W>(m, i);
         s.v = load_elements<M, W>(v, i);
@@ -102,7 +152,7 @@ template <class T, class G, class M> struct adamw_step {
         float new_w[W], new_m[W], new_v[W];
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            float old_w = to_f32(s.w.v[k]), gradient = to_f32(s.g.v[k]) * f.scale;
+            float old_w = s.w.at(k), gradient = to_f32(s.g.v[k]) * f.scale;
             new_m[k] = fmaf(to_f32(s.m.v[k]), keep_m, gradient * take_m);
             new_v[k] = fmaf(to_f32(s.v.v[k]), keep_v, gradient * take_v * gradient);
             float size = fmaf(sqrtf(new_v[k]), f.correct_root, eps);
@@ -115,7 +165,7 @@ template <class T, class G, class M> struct adamw_step {
                 new_v[k] = to_f32(s.v.v[k]);
             }
         }
-        store_elements<T>(w_out, i, new_w);
+        weights<T, W>::store(w_out, count, i, new_w);
         store_elements<M>(m_out, i, new_m);
         store_elements<M>(v_out, i, new_v);
     }
@@ -124,6 +174,7 @@ template <class T, class G, class M> struct adamw_step {
 template <class T, class G, class M> adamw_step<T, G, M> step_of(const vjp_work *work) {
     const vjp_adamw_attributes *a = static_cast<const vjp_adamw_attributes *>(work->attributes);
     adamw_step<T, G, M> s{};
+    s.count = vjp_elements(work, ADAMW_W);
     s.w_out = vjp_data(work, ADAMW_W_OUT);
     s.m_out = vjp_data(work, ADAMW_M_OUT);
     s.v_out = vjp_data(work, ADAMW_V_OUT);
@@ -148,17 +199,25 @@ template <class T, class G, class M> adamw_step<T, G, M> step_of(const vjp_work 
 }
 
 template <class T, class G, class M> bool is_aligned_step(const adamw_step<T, G, M> &s) {
-    constexpr size_t MOMENT = VECTOR * sizeof(M), STORED = VECTOR * sizeof(T);
+    constexpr size_t MOMENT = VECTOR * sizeof(M), STORED = VECTOR * STORED_BYTES<T>;
+    if (std::is_same_v<T, halved> && s.count % VECTOR) return false; /* the lower halves are not aligned */
     return is_aligned(s.w, STORED) && is_aligned(s.w_out, STORED) && is_aligned(s.g, VECTOR * sizeof(G)) &&
            is_aligned(s.m, MOMENT) && is_aligned(s.m_out, MOMENT) && is_aligned(s.v, MOMENT) &&
            is_aligned(s.v_out, MOMENT);
 }
 
+bool lies_in_halves(const vjp_work *work) {
+    return static_cast<const vjp_adamw_attributes *>(work->attributes)->halves != 0;
+}
+
 /* Calls f with values of the types of the weights, the gradient and the moments. */
 template <class F> auto with_adamw_types(const vjp_work *work, F f) {
-    return with_step_types(work, ADAMW_G, [&](auto weight, auto gradient) {
+    auto with_moments = [&](auto weight, auto gradient) {
         return vjp_type(work, ADAMW_M) == VJP_BF16 ? f(weight, gradient, bf16{}) : f(weight, gradient, float{});
-    });
+    };
+    if (lies_in_halves(work))
+        return vjp_type(work, ADAMW_G) == VJP_BF16 ? with_moments(halved{}, bf16{}) : with_moments(halved{}, float{});
+    return with_step_types(work, ADAMW_G, with_moments);
 }
 
 vjp_status run(const vjp_work *work) {
@@ -172,7 +231,7 @@ vjp_status run(const vjp_work *work) {
 
 bool same_types(const vjp_work *a, const vjp_work *b) {
     return a->storage == b->storage && vjp_type(a, ADAMW_G) == vjp_type(b, ADAMW_G) &&
-           vjp_type(a, ADAMW_M) == vjp_type(b, ADAMW_M);
+           vjp_type(a, ADAMW_M) == vjp_type(b, ADAMW_M) && lies_in_halves(a) == lies_in_halves(b);
 }
 
 } // namespace
@@ -197,5 +256,5 @@ vjp_status run_many_adamw(const vjp_work *const *works, size_t count) {
 
 extern "C" {
 extern const vjp_kernel vjp_cuda_adamw[VJP_PASS_COUNT];
-const vjp_kernel vjp_cuda_adamw[VJP_PASS_COUNT] = {{vjp::run, nullptr, VJP_STORAGE_16_32}};
+const vjp_kernel vjp_cuda_adamw[VJP_PASS_COUNT] = {{vjp::run, nullptr, VJP_STORAGE_16_32 | VJP_TAKES_HALVES}};
 }

@@ -52,6 +52,15 @@ template <class E, int W> __device__ elements<E, W> load_elements(const void *fr
     return r;
 }
 
+template <class E, int W> __device__ void store_raw(E *place, const elements<E, W> &r) {
+    if constexpr (W == 1) {
+        *place = r.v[0];
+    } else {
+        using raw = std::conditional_t<sizeof r == 16, uint4, uint2>;
+        __stcs(reinterpret_cast<raw *>(place), *reinterpret_cast<const raw *>(&r));
+    }
+}
+
 /* Does nothing where the output is absent. */
 template <class E, int W> __device__ void store_elements(void *to, int64_t i, const float (&values)[W]) {
     if (!to) return;
@@ -60,12 +69,7 @@ template <class E, int W> __device__ void store_elements(void *to, int64_t i, co
 #pragma unroll
     for (int k = 0; k < W; k++)
         r.v[k] = from_f32<E>(values[k]);
-    if constexpr (W == 1) {
-        *place = r.v[0];
-    } else {
-        using raw = std::conditional_t<sizeof r == 16, uint4, uint2>;
-        __stcs(reinterpret_cast<raw *>(place), *reinterpret_cast<const raw *>(&r));
-    }
+    store_raw(place, r);
 }
 
 /*

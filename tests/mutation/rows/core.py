@@ -28,7 +28,7 @@
     ("core: rows that lie apart need not follow at one distance", "test test_refusals",
      [("src/core/call.c", "           follow(tensor, 0, axes, step);", "           axes > 0;")]),
     ("core: a kernel that does not take rows apart gets them", "test test_backend",
-     [("src/core/call.c", "    status = check_rows(work, *kernel);", "    status = VJP_OK;")]),
+     [("src/core/call.c", "    status = check_places(work, *kernel);", "    status = VJP_OK;")]),
     ("core: calls are merged that use what another one writes", "test test_call_many",
      [("src/core/call.c", "    return are_independent(works, calls);", "    return calls > 0 || are_independent(works, calls);")]),
     ("core: of many calls the later ones are not checked before the first runs", "test test_call_many",
