@@ -434,11 +434,18 @@ typedef struct vjp_program_options {
     uint64_t struct_size;     /* sizeof(vjp_program_options) */
     const vjp_program *share; /* use the inputs, parameters and states of this program of the same graph */
     int32_t unplanned;        /* 1: every intermediate gets its own memory; for tests of the plan */
-    int32_t reserved;         /* zero */
+    int32_t halves;           /* 1: parameters may lie in halves, see below */
 } vjp_program_options;
 
 #define VJP_PROGRAM_OPTIONS_DEFAULTS                                                                                   \
     { sizeof(vjp_program_options), 0, 0, 0 }
+
+/*
+ * With options.halves a device that has the kernels (CUDA) keeps each f32 parameter that only casts to bf16 and adamw
+ * use as two halves: the weight in bf16, and the bits that it lacks. No cast is then needed, and no memory for its
+ * result. vjp_program_read(), _write(), _save(), _load() and _init() give and take f32 as ever; vjp_program_tensor()
+ * refuses such a parameter. A program that shares it must use it in the same way.
+ */
 
 /*
  * Orders the calls that `results` need, plans every intermediate in one arena, and resolves each call. Results can be
@@ -449,7 +456,8 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
                        const vjp_program_options *options, vjp_program **program);
 void vjp_program_destroy(vjp_program *program);
 
-/* The memory of a value: any input, parameter, state or result. On the CPU, memory to read and write between runs. */
+/* The memory of a value: any input, parameter, state or result, but no parameter in halves. On the CPU, memory to read
+ * and write between runs. */
 vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor);
 
 /* Copies host memory in or out; `bytes` must be the value's own. */
@@ -491,7 +499,7 @@ vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *
  * models that do not fit can be planned, too.
  */
 vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                    vjp_program_report *report);
+                    const vjp_program_options *options, vjp_program_report *report);
 
 /*
  * With `on`, runs time each call. vjp_program_time() then gives call i: its node, op, pass, seconds so far, runs, and

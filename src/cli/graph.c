@@ -236,7 +236,8 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
 static int print_report(const arguments *a, vjp_device *device, const train_model *model, const vjp_value *results,
                         size_t count, const fit_result *fit) {
     vjp_program_report report = {.struct_size = sizeof report};
-    if (vjp_plan(device, model->graph, results, count, &report) != VJP_OK)
+    const vjp_program_options options = {.struct_size = sizeof options, .halves = 1}; /* as vjp train has it */
+    if (vjp_plan(device, model->graph, results, count, &options, &report) != VJP_OK)
         return cli_fail("graph", "%s", vjp_error(device));
     if (a->json)
         print_json(model, &report, fit);

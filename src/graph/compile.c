@@ -155,7 +155,7 @@ static vjp_status make_plan(compilation *c) {
     for (vjp_value v = 1; v < c->graph->values; v++) {
         if (c->first[v] < 0 || is_persistent(c, v) || graph_storage(c->graph, v) != v) continue;
         if (!vjp_add_size(*sum, c->graph->value[v].bytes, sum)) return too_large(c->device, "intermediates");
-        if (c->merged[v] != v && !c->unplanned) continue;
+        if (c->merged[v] != v && !c->options->unplanned) continue;
         c->range[v] = c->ranges;
         c->plan[c->ranges++] =
             (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = c->last[v]};
@@ -171,7 +171,7 @@ static vjp_status make_plan(compilation *c) {
     }
     if (!plan_sizes_fit(c->plan, c->ranges)) return too_large(c->device, "intermediates");
     bool ok = plan_live_bytes(c->plan, c->ranges, &program->report.live_bytes);
-    for (int32_t i = 0; i < c->ranges && c->unplanned; i++) {
+    for (int32_t i = 0; i < c->ranges && c->options->unplanned; i++) {
         c->plan[i].first = 0;
         c->plan[i].last = program->calls;
     }
@@ -210,7 +210,8 @@ static vjp_status take_shared(compilation *c, const vjp_program *share) {
         const program_value *from = &share->value[v];
         program_value *to = &c->program->value[v];
         if (!from->name || !graph_is_persistent(from->role)) continue;
-        *to = (program_value){.tensor = from->tensor, .role = from->role, .name = strdup(from->name)};
+        *to = *from;
+        to->name = strdup(from->name);
         if (!to->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a value");
     }
     return VJP_OK;
@@ -252,7 +253,7 @@ static vjp_status place_persistent(compilation *c, const vjp_program *share) {
 
 static vjp_tensor place_of(const compilation *c, vjp_value value) {
     vjp_tensor tensor = graph_tensor(c->graph, value);
-    vjp_value storage = c->unplanned ? graph_storage(c->graph, value) : merged_storage(c, value);
+    vjp_value storage = c->options->unplanned ? graph_storage(c->graph, value) : merged_storage(c, value);
     if (is_persistent(c, storage)) {
         tensor.data = c->program->value[storage].tensor.data;
         tensor.offset += c->program->value[storage].tensor.offset;
@@ -308,6 +309,8 @@ static vjp_status name_values(compilation *c) {
         if ((!result && !is_used(c, v)) || value->name) continue;
         if (!value->tensor.data) value->tensor = place_of(c, v);
         value->role = c->graph->value[v].role;
+        value->halves =
+            c->graph->value[graph_storage(c->graph, v)].halves == GRAPH_HALVES && c->graph->value[v].dtype == VJP_F32;
         value->name = strdup(c->graph->value[v].name);
         if (!value->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a value");
     }
@@ -351,7 +354,7 @@ static vjp_status check_results(const compilation *c, const vjp_value *results, 
 /* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
 static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
-    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->unplanned, &c->rewritten);
+    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->options, &c->rewritten);
     if (status != VJP_OK) return status;
     if (c->rewritten) c->graph = c->rewritten;
     if (!allocate(c) || !find_needed(c, results, count))
@@ -363,22 +366,22 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     bool ok = order_calls(c) && find_groups(c);
     if (ok) find_lives(c);
     /* Without a plan nothing changes its place. */
-    if (ok && !c->unplanned && drop_copies(c)) {
+    if (ok && !c->options->unplanned && drop_copies(c)) {
         ok = find_groups(c);
         if (ok) find_lives(c);
     }
     if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to order %d calls", program->calls);
-    if (!c->unplanned) compute_in_place(c);
+    if (!c->options->unplanned) compute_in_place(c);
     status = ask_sizes(c);
     program->report.calls = (size_t)program->calls;
     return status == VJP_OK ? make_plan(c) : status;
 }
 
-static vjp_status compile(compilation *c, const vjp_value *results, size_t count, const vjp_program_options *options) {
+static vjp_status compile(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
     vjp_status status = plan(c, results, count);
     if (status != VJP_OK) return status;
-    status = place_persistent(c, options->share);
+    status = place_persistent(c, c->options->share);
     if (status == VJP_OK)
         status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
     if (status == VJP_OK) status = resolve_calls(c);
@@ -402,32 +405,39 @@ static void release(compilation *c) {
     free(c->plan);
 }
 
+/* Checks what the caller gave, and makes an empty program. */
+static vjp_status begin(compilation *c, const char *function, const vjp_value *results, size_t count) {
+    vjp_device *device = c->device;
+    const vjp_program_options *options = c->options;
+    if (count && !results) return vjp_fail(device, VJP_INVALID, "%s: results is NULL", function);
+    if (options->struct_size != sizeof *options)
+        return vjp_fail(device, VJP_INVALID,
+                        "%s: options.struct_size is %llu; it must be %zu: start from VJP_PROGRAM_OPTIONS_DEFAULTS",
+                        function, (unsigned long long)options->struct_size, sizeof *options);
+    if (vjp_graph_status(c->graph) != VJP_OK)
+        return vjp_fail(device, vjp_graph_status(c->graph), "%s", vjp_graph_error(c->graph));
+    if (options->share && (options->share->graph_id != c->graph->id || options->share->device != device))
+        return vjp_fail(device, VJP_INVALID, "%s: the program to share with is of another graph or device", function);
+    vjp_status status = check_results(c, results, count);
+    if (status != VJP_OK) return status;
+    c->program = calloc(1, sizeof *c->program);
+    if (!c->program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
+    c->program->device = device;
+    c->program->graph_id = c->graph->id;
+    return VJP_OK;
+}
+
 vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
                        const vjp_program_options *options, vjp_program **program) {
     const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
-    if (!options) options = &defaults;
+    compilation c = {.device = device, .graph = graph, .options = options ? options : &defaults};
     if (program) *program = NULL;
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
-    if (!program || (count && !results))
-        return vjp_fail(device, VJP_INVALID, "vjp_compile: %s is NULL", program ? "results" : "program");
-    if (options->struct_size != sizeof *options)
-        return vjp_fail(device, VJP_INVALID,
-                        "vjp_compile: options.struct_size is %llu; it must be %zu: start from "
-                        "VJP_PROGRAM_OPTIONS_DEFAULTS",
-                        (unsigned long long)options->struct_size, sizeof *options);
-    if (vjp_graph_status(graph) != VJP_OK)
-        return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
-    if (options->share && (options->share->graph_id != graph->id || options->share->device != device))
-        return vjp_fail(device, VJP_INVALID, "vjp_compile: the program to share with is of another graph or device");
-    compilation c = {.device = device, .graph = graph, .unplanned = options->unplanned != 0};
-    vjp_status status = check_results(&c, results, count);
+    if (!program) return vjp_fail(device, VJP_INVALID, "vjp_compile: program is NULL");
+    vjp_status status = begin(&c, "vjp_compile", results, count);
     if (status != VJP_OK) return status;
-    c.program = calloc(1, sizeof *c.program);
-    if (!c.program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
-    c.program->device = device;
-    c.program->graph_id = graph->id;
-    status = compile(&c, results, count, options);
+    status = compile(&c, results, count);
     release(&c);
     if (status == VJP_OK)
         *program = c.program;
@@ -437,20 +447,15 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
 }
 
 vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                    vjp_program_report *report) {
+                    const vjp_program_options *options, vjp_program_report *report) {
+    const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
+    compilation c = {.device = device, .graph = graph, .options = options ? options : &defaults};
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
     if (!report || report->struct_size != sizeof *report)
         return vjp_fail(device, VJP_INVALID, "vjp_plan: report is NULL or has another struct_size");
-    if (count && !results) return vjp_fail(device, VJP_INVALID, "vjp_plan: results is NULL");
-    if (vjp_graph_status(graph) != VJP_OK)
-        return vjp_fail(device, vjp_graph_status(graph), "%s", vjp_graph_error(graph));
-    compilation c = {.device = device, .graph = graph};
-    vjp_status status = check_results(&c, results, count);
+    vjp_status status = begin(&c, "vjp_plan", results, count);
     if (status != VJP_OK) return status;
-    c.program = calloc(1, sizeof *c.program);
-    if (!c.program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
-    c.program->device = device;
     size_t bytes;
     status = plan(&c, results, count);
     if (status == VJP_OK) status = plan_persistent(&c, &bytes);

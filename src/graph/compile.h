@@ -21,7 +21,7 @@ typedef struct compilation {
     plan_range *plan;
     int32_t ranges;
     size_t arena_bytes;
-    bool unplanned;
+    const vjp_program_options *options;
 } compilation;
 
 static inline bool is_persistent(const compilation *c, vjp_value storage) {

@@ -31,8 +31,12 @@ typedef enum graph_role {
     GRAPH_VIEW      /* of another value */
 } graph_role;
 
+/* How a parameter lies in memory (rewrite/halves.c). Either: it is not decided yet. */
+typedef enum graph_halves { GRAPH_WHOLE, GRAPH_HALVES, GRAPH_EITHER } graph_halves;
+
 typedef struct graph_value {
     graph_role role;
+    graph_halves halves;
     char *name;
     vjp_dtype dtype;
     vjp_shape shape;

@@ -19,7 +19,7 @@
 #include "op/op.h"
 
 static bool merges_any(const compilation *c) {
-    return c->device->backend->merges && !c->unplanned;
+    return c->device->backend->merges && !c->options->unplanned;
 }
 
 static bool merges(const compilation *c, const graph_node *node) {

@@ -80,8 +80,7 @@ static vjp_status fill(vjp_program *program, vjp_value value, const distribution
     for (f.first = 0; f.first < count && status == VJP_OK; f.first += CHUNK) {
         f.count = count - f.first < CHUNK ? count - f.first : CHUNK;
         vjp_parallel(host ? host : program->device, (f.count + PIECE - 1) / PIECE, fill_piece, &f);
-        status = vjp_upload(program->device, found->tensor.data, found->tensor.offset + f.first * size, f.chunk,
-                            f.count * size);
+        status = program_upload(program, found, f.first, f.chunk, f.count);
     }
     vjp_close(host);
     free(f.chunk);

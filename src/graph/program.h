@@ -27,6 +27,7 @@ typedef struct program_group {
 typedef struct program_value {
     vjp_tensor tensor;
     graph_role role;
+    bool halves; /* f32 that lie in halves (core/half.h) */
     char *name;
 } program_value;
 
@@ -57,6 +58,16 @@ struct vjp_program {
 
 /* The value that the caller can read or write; refused where the program does not have it. */
 vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found);
+
+/*
+ * Copies elements [first, first + count) of a value from or to the host's memory, in which they are whole: access.c.
+ */
+vjp_status program_upload(const vjp_program *program, const program_value *to, size_t first, const void *host,
+                          size_t count);
+vjp_status program_download(const vjp_program *program, const program_value *from, size_t first, void *host,
+                            size_t count);
+
+vjp_status program_is_null(const vjp_program *program, const char *function, const char *what);
 
 /* Compiles what the calls need, as they will run: alone or merged. */
 vjp_status program_warm(const vjp_program *program);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Running a program: a loop over its calls; and reading and writing its values between runs. */
+/* Running a program: a loop over its calls; its reports, and a search for the call that makes a NaN. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include "core/half.h"
 #include "core/system.h"
 #include "graph/program.h"
+#include "op/op.h"
 
 /* The device's sentence, with the node's name before it. */
 static vjp_status failed(const vjp_program *program, const program_call *call, vjp_status status) {
@@ -125,72 +126,17 @@ void vjp_program_interrupt(vjp_program *program) {
     if (program) atomic_compare_exchange_strong(&program->running, &runs, PROGRAM_INTERRUPTED);
 }
 
-/* ---- Reading and writing ----------------------------------------------------------------------------- */
-
-vjp_status program_find(const vjp_program *program, vjp_value value, const program_value **found) {
-    if (!program) return VJP_INVALID;
-    program->device->error[0] = 0;
-    if (value < 1 || value >= program->values || !program->value[value].name)
-        return vjp_fail(program->device, VJP_INVALID,
-                        "value %d is not an input, parameter, state or result that this program uses", value);
-    *found = &program->value[value];
-    return VJP_OK;
-}
-
-size_t program_bytes(const vjp_tensor *tensor) {
-    size_t bytes = vjp_dtype_size((vjp_dtype)tensor->dtype);
-    for (int i = 0; i < tensor->ndim; i++)
-        bytes *= (size_t)tensor->shape[i];
-    return bytes;
-}
-
-static vjp_status is_null(const vjp_program *program, const char *function, const char *what) {
-    return vjp_fail(program->device, VJP_INVALID, "%s: %s is NULL", function, what);
-}
+/* ---- Reports and tracing ----------------------------------------------------------------------------- */
 
 static vjp_status wrong_size(const vjp_program *program, const char *function, uint64_t given, size_t size) {
     return vjp_fail(program->device, VJP_INVALID, "%s: struct_size is %llu; it must be %zu", function,
                     (unsigned long long)given, size);
 }
 
-vjp_status vjp_program_tensor(const vjp_program *program, vjp_value value, vjp_tensor *tensor) {
-    const program_value *found = NULL;
-    vjp_status status = program_find(program, value, &found);
-    if (status == VJP_OK && !tensor) return is_null(program, "vjp_program_tensor", "tensor");
-    if (status == VJP_OK) *tensor = found->tensor;
-    return status;
-}
-
-static vjp_status find_sized(const vjp_program *program, vjp_value value, size_t bytes, const program_value **found) {
-    vjp_status status = program_find(program, value, found);
-    if (status == VJP_OK && program_bytes(&(*found)->tensor) != bytes)
-        return vjp_fail(program->device, VJP_INVALID, "%s has %zu bytes; %zu were given", (*found)->name,
-                        program_bytes(&(*found)->tensor), bytes);
-    return status;
-}
-
-vjp_status vjp_program_write(vjp_program *program, vjp_value value, const void *host, size_t bytes) {
-    const program_value *found = NULL;
-    vjp_status status = find_sized(program, value, bytes, &found);
-    if (status != VJP_OK) return status;
-    if (bytes && !host) return is_null(program, "vjp_program_write", "host");
-    return vjp_upload(program->device, found->tensor.data, found->tensor.offset, host, bytes);
-}
-
-vjp_status vjp_program_read(vjp_program *program, vjp_value value, void *host, size_t bytes) {
-    const program_value *found = NULL;
-    vjp_status status = find_sized(program, value, bytes, &found);
-    if (status != VJP_OK) return status;
-    if (bytes && !host) return is_null(program, "vjp_program_read", "host");
-    return vjp_download(program->device, host, found->tensor.data, found->tensor.offset, bytes);
-}
-
-/* ---- Reports and tracing ----------------------------------------------------------------------------- */
-
 vjp_status vjp_program_describe(const vjp_program *program, vjp_program_report *report) {
     if (!program) return VJP_INVALID;
     program->device->error[0] = 0;
-    if (!report) return is_null(program, "vjp_program_describe", "report");
+    if (!report) return program_is_null(program, "vjp_program_describe", "report");
     if (report->struct_size != sizeof *report)
         return wrong_size(program, "vjp_program_describe", report->struct_size, sizeof *report);
     *report = program->report;
@@ -210,7 +156,7 @@ void vjp_program_profile(vjp_program *program, int on) {
 vjp_status vjp_program_time(const vjp_program *program, size_t call, vjp_call_time *time) {
     if (!program) return VJP_INVALID;
     program->device->error[0] = 0;
-    if (!time) return is_null(program, "vjp_program_time", "time");
+    if (!time) return program_is_null(program, "vjp_program_time", "time");
     if (time->struct_size != sizeof *time)
         return wrong_size(program, "vjp_program_time", time->struct_size, sizeof *time);
     if (call >= (size_t)program->calls)
@@ -239,8 +185,10 @@ static double element(const void *data, vjp_dtype dtype, size_t i) {
 }
 
 /* The first element that is not finite; false: all are. Fails only where the device does. */
-static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad, size_t *at, double *value) {
+static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool halves, bool *bad, size_t *at,
+                       double *value) {
     *bad = false;
+    const program_value from = {.tensor = *tensor, .halves = halves, .name = "a weight"};
     size_t bytes = program_bytes(tensor), size = vjp_dtype_size((vjp_dtype)tensor->dtype), count = bytes / size;
     if (!bytes) return VJP_OK;
     size_t row = count, step = count; /* of rows that lie apart */
@@ -251,7 +199,7 @@ static vjp_status look(vjp_program *program, const vjp_tensor *tensor, bool *bad
     }
     void *host = malloc(bytes);
     if (!host) return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to look at %zu bytes", bytes);
-    vjp_status status = vjp_download(program->device, host, tensor->data, tensor->offset, bytes);
+    vjp_status status = program_download(program, &from, 0, host, bytes / size);
     for (size_t i = 0; i < count && status == VJP_OK && !*bad; i++) {
         *value = element(host, (vjp_dtype)tensor->dtype, i / row * step + i % row);
         *bad = !isfinite(*value);
@@ -267,7 +215,7 @@ vjp_status vjp_program_trace(vjp_program *program, char *found, size_t bytes) {
 }
 
 vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_t bytes) {
-    if (!found || !bytes) return is_null(program, "vjp_program_trace", "found");
+    if (!found || !bytes) return program_is_null(program, "vjp_program_trace", "found");
     found[0] = 0;
     bool bad = false;
     size_t at = 0;
@@ -276,17 +224,19 @@ vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_
     for (int32_t v = 1; v < program->values && status == VJP_OK && !bad; v++) {
         const program_value *own = &program->value[v];
         if (!own->name || !graph_is_persistent(own->role)) continue;
-        status = look(program, &own->tensor, &bad, &at, &value);
+        status = look(program, &own->tensor, own->halves, &bad, &at, &value);
         if (bad) snprintf(found, bytes, "%s holds %g at element %zu before the run", own->name, value, at);
     }
     for (int32_t k = 0; k < calls && status == VJP_OK && !bad; k++) {
         program_call *call = &program->call[k];
         const vjp_pass_info *pass = &call->work.op->info.pass[call->work.pass];
+        const vjp_op_rules *rules = call->work.op->rules;
         status = run_call(program, call);
         if (status == VJP_OK) status = vjp_synchronize(program->device);
         for (size_t i = 0; i < pass->outputs && status == VJP_OK && !bad; i++) {
             if (!call->work.tensor[i]) continue;
-            status = look(program, call->work.tensor[i], &bad, &at, &value);
+            bool halves = i == ADAMW_W_OUT && rules->in_halves && rules->in_halves(&call->work);
+            status = look(program, call->work.tensor[i], halves, &bad, &at, &value);
             if (bad)
                 snprintf(found, bytes, "%s (%s.%s, call %d of %d) makes %s %g at element %zu", call->name,
                          call->work.op->info.name, vjp_pass_name(call->work.pass), k + 1, program->calls,

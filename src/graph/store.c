@@ -24,12 +24,17 @@ static size_t count_stored(const vjp_program *program) {
 
 /* ---- Saving ------------------------------------------------------------------------------------------ */
 
-/* Describes every value; *copy holds those that are not in the host's memory. */
+/* Whether a value to be stored is not in the host's memory as the file has it. */
+static bool is_copied(const vjp_program *program, const program_value *value) {
+    return is_stored(value) && (!program->device->backend->host_memory || value->halves);
+}
+
+/* Describes every value; *copy holds those that is_copied() names. */
 static vjp_status list_tensors(vjp_program *program, safetensors_tensor *tensors, char **copy) {
-    bool on_host = program->device->backend->host_memory;
     size_t bytes = 0, used = 0, count = 0;
-    for (int32_t v = 1; v < program->values && !on_host; v++)
-        if (is_stored(&program->value[v]) && !vjp_add_size(bytes, program_bytes(&program->value[v].tensor), &bytes))
+    for (int32_t v = 1; v < program->values; v++)
+        if (is_copied(program, &program->value[v]) &&
+            !vjp_add_size(bytes, program_bytes(&program->value[v].tensor), &bytes))
             return vjp_fail(program->device, VJP_INVALID, "the sum of the bytes of all values does not fit size_t");
     if (bytes && !(*copy = malloc(bytes)))
         return vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to copy %zu bytes from the device", bytes);
@@ -43,9 +48,9 @@ static vjp_status list_tensors(vjp_program *program, safetensors_tensor *tensors
         memcpy(to->shape, t->shape, sizeof t->shape);
         size_t own = program_bytes(t);
         to->data = (const char *)t->data + t->offset;
-        if (on_host || !own) continue;
+        if (!is_copied(program, value) || !own) continue;
         to->data = *copy + used;
-        status = vjp_download(program->device, *copy + used, t->data, t->offset, own);
+        status = program_download(program, value, 0, *copy + used, own / vjp_dtype_size((vjp_dtype)t->dtype));
         used += own;
     }
     return status;
@@ -118,9 +123,10 @@ vjp_status vjp_program_load(vjp_program *program, const char *path) {
     vjp_status status = matched ? match(program, path, &file, matched)
                                 : vjp_fail(program->device, VJP_OUT_OF_MEMORY, "no memory to load %s", path);
     for (int32_t v = 1; v < program->values && status == VJP_OK; v++) {
-        const vjp_tensor *t = &program->value[v].tensor;
+        const program_value *to = &program->value[v];
         if (matched[v] && matched[v]->bytes)
-            status = vjp_upload(program->device, t->data, t->offset, matched[v]->data, matched[v]->bytes);
+            status = program_upload(program, to, 0, matched[v]->data,
+                                    matched[v]->bytes / vjp_dtype_size((vjp_dtype)to->tensor.dtype));
     }
     free(matched);
     safetensors_free(&file);

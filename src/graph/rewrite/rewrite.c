@@ -6,14 +6,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph/program.h"
+#include "op/op.h"
+
 /* Where a product multiplies by the gate in a call of its own, nothing is gained. */
 static bool gates_products(const vjp_device *device) {
     return device->backend->gates_products;
 }
 
+static bool steps_halves(const vjp_device *device) {
+    const vjp_kernel *kernel = device->found->kernel(device, &vjp_op_adamw, VJP_FORWARD);
+    return kernel && kernel->storage & VJP_TAKES_HALVES;
+}
+
 static const graph_rewrite rewrites[] = {
     {.name = "residual", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_residual},
     {.name = "qkv", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_qkv},
+    {.name = "halves", /* after qkv, which moves casts */
+     .on_devices = true,
+     .gains = steps_halves,
+     .rounds = true,
+     .on_request = true,
+     .apply = graph_rewrite_halves},
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
     {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
     {.name = "swiglu", .on_host = false, .on_devices = true, .gains = gates_products, .apply = graph_rewrite_swiglu},
@@ -132,13 +146,34 @@ void graph_rewritten_free(vjp_graph *rewritten) {
     vjp_graph_destroy(rewritten);
 }
 
+/* What a shared program keeps in halves or whole stays so; `on`: other parameters may be in halves. */
+static void mark_halves(vjp_graph *copy, const vjp_program *share, bool on) {
+    for (vjp_value v = 1; v < copy->values; v++) {
+        graph_value *value = &copy->value[v];
+        if (value->role != GRAPH_PARAMETER || value->dtype != VJP_F32) continue;
+        bool shared = share && v < share->values && share->value[v].name;
+        value->halves = shared ? share->value[v].halves ? GRAPH_HALVES : GRAPH_WHOLE : on ? GRAPH_EITHER : GRAPH_WHOLE;
+    }
+}
+
+static bool keeps_halves(const vjp_program *program) {
+    bool any = false;
+    for (vjp_value v = 1; program && v < program->values && !any; v++)
+        any = program->value[v].halves;
+    return any;
+}
+
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           bool unplanned, vjp_graph **rewritten) {
-    bool on[REWRITES], any = false;
+                           const vjp_program_options *options, vjp_graph **rewritten) {
+    bool on[REWRITES], any = false, halves = false, shares_halves = keeps_halves(options->share);
     *rewritten = NULL;
     vjp_status status = choose_rewrites(device, on);
     for (int i = 0; i < REWRITES; i++) {
-        on[i] = on[i] && (rewrites[i].rounds || !unplanned);
+        on[i] = on[i] && (rewrites[i].rounds || !options->unplanned) && (!rewrites[i].on_request || options->halves);
+        if (rewrites[i].apply == graph_rewrite_halves) {
+            halves = on[i];
+            on[i] = on[i] || shares_halves;
+        }
         any = any || on[i];
     }
     if (status != VJP_OK || !any) return status;
@@ -150,6 +185,7 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
         !graph_find_needed(graph, results, count, needed, needed + graph->values, maker, node, &nodes) ||
         !copy_into(copy, graph, maker, node, nodes))
         status = no_memory(device);
+    if (status == VJP_OK) mark_halves(copy, options->share, halves);
     for (int i = 0; i < REWRITES && status == VJP_OK; i++)
         if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values, graph->values);
     free(needed);

@@ -18,6 +18,7 @@ typedef struct graph_rewrite {
     bool on_host, on_devices;                /* by default, where the memory is the host's, and elsewhere */
     bool (*gains)(const vjp_device *device); /* whether it is on by default there; NULL: it is */
     bool rounds;                             /* elsewhere than the graph does: other bits */
+    bool on_request;                         /* only where the program's options ask for it */
     /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values. */
     vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 } graph_rewrite;
@@ -28,7 +29,7 @@ typedef struct graph_rewrite {
  * bits, so that it has the bits of the planned one.
  */
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           bool unplanned, vjp_graph **rewritten);
+                           const vjp_program_options *options, vjp_graph **rewritten);
 void graph_rewritten_free(vjp_graph *rewritten);
 
 /*
@@ -68,6 +69,9 @@ vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const boo
 
 /* Queries, keys and values are one product. */
 vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+
+/* Weights that are only cast and stepped lie in halves, one of which is what the cast would give. */
+vjp_status graph_rewrite_halves(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 
 /* Values that are cheap to compute again are not kept until the backward. */
 vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);

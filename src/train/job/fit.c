@@ -29,7 +29,8 @@ bool fit_bytes(vjp_device *device, double needed, const char *what, char error[T
 bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count, const char *what,
                  char error[TRAIN_ERROR]) {
     vjp_program_report report = {.struct_size = sizeof report};
-    if (vjp_plan(device, graph, results, count, &report) != VJP_OK) return train_fail(error, "%s", vjp_error(device));
+    if (vjp_plan(device, graph, results, count, NULL, &report) != VJP_OK)
+        return train_fail(error, "%s", vjp_error(device));
     return fit_bytes(device, (double)report.arena_bytes + (double)report.persistent_bytes, what, error);
 }
 

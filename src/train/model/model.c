@@ -154,13 +154,14 @@ static void narrow(const float *from, vjp_dtype dtype, int64_t count, uint16_t *
 
 bool model_load(const train_model *model, vjp_program *program, vjp_value value, const safetensors_tensor *tensor,
                 char error[TRAIN_ERROR]) {
-    vjp_tensor own = vjp_graph_describe(model->graph, value), place;
+    vjp_tensor own = vjp_graph_describe(model->graph, value);
+    const program_value *place;
     int64_t count;
     if (!check_tensor(&own, tensor, &count, error)) return false;
-    if (vjp_program_tensor(program, value, &place) != VJP_OK)
+    if (program_find(program, value, &place) != VJP_OK)
         return train_fail(error, "%s is not used by the model", tensor->name);
-    vjp_dtype dtype = (vjp_dtype)place.dtype;
-    bool same = place.dtype == tensor->dtype; /* copied as they are */
+    vjp_dtype dtype = (vjp_dtype)place->tensor.dtype;
+    bool same = (int)dtype == tensor->dtype; /* copied as they are */
     if (dtype != VJP_F32 && dtype != VJP_BF16 && dtype != VJP_F16)
         return train_fail(error, "%s is %s in the model; only f32, bf16 and f16 are loaded", tensor->name,
                           vjp_dtype_name(dtype));
@@ -174,8 +175,7 @@ bool model_load(const train_model *model, vjp_program *program, vjp_value value,
         ok = same ? safetensors_fetch(tensor, (size_t)at * size, (size_t)some * size, buffer, error)
                   : read_part(tensor, at, some, buffer, error);
         if (ok && !same && dtype != VJP_F32) narrow(buffer, dtype, some, narrowed);
-        ok = ok && (vjp_upload(program->device, place.data, place.offset + (uint64_t)at * size, from,
-                               (size_t)some * size) == VJP_OK ||
+        ok = ok && (program_upload(program, place, (size_t)at, from, (size_t)some) == VJP_OK ||
                     train_fail(error, "%s cannot be written to the device", tensor->name));
     }
     free(buffer);

@@ -41,10 +41,15 @@ static vjp_value watch(trainer *t, vjp_value x) {
     return vjp_graph_assign(graph, t->guard, vjp_graph_add(graph, t->guard, times_zero(graph, x), NULL));
 }
 
+bool trainer_takes_halves(const trainer *t) {
+    return t->options.optimiser == TRAINER_ADAMW && !(t->options.average > 0) && !t->split.group;
+}
+
 static bool plan_program(trainer *t, const vjp_value *results, size_t count) {
     planning *p = t->planning;
     vjp_program_report report = {.struct_size = sizeof report};
-    if (vjp_plan(t->device, t->model->graph, results, count, &report) != VJP_OK) return false;
+    const vjp_program_options options = {.struct_size = sizeof options, .halves = trainer_takes_halves(t)};
+    if (vjp_plan(t->device, t->model->graph, results, count, &options, &report) != VJP_OK) return false;
     vjp_value *all = realloc(p->results, (p->count + count) * sizeof *all);
     if (!all) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory to plan a step") == VJP_OK;
     memcpy(all + p->count, results, count * sizeof *all);
@@ -58,7 +63,8 @@ static bool plan_program(trainer *t, const vjp_value *results, size_t count) {
 
 bool trainer_compile(trainer *t, const vjp_value *results, size_t count, vjp_program **program) {
     if (t->planning) return plan_program(t, results, count);
-    const vjp_program_options options = {.struct_size = sizeof(vjp_program_options), .share = t->first};
+    const vjp_program_options options = {
+        .struct_size = sizeof(vjp_program_options), .share = t->first, .halves = trainer_takes_halves(t)};
     return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
 }
 

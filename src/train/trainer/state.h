@@ -108,8 +108,7 @@ struct trainer {
     /* The results of trainer_tensors(). */
     safetensors_tensor *tensor; /* [MAX_TENSORS * count + LOSS_SCALE_STATES]: weights, then states */
     char (*name)[TRAINER_NAME];
-    float
-        *copy; /* all of them if the device's memory is not the host's, else twice as large as the largest parameter */
+    float *copy;        /* all of them where they must be copied, else twice as large as the largest parameter */
     planning *planning; /* NULL: programs are compiled */
 };
 
@@ -148,6 +147,9 @@ static inline void free_event(trainer *t, vjp_event **event) {
 
 /* Builds the graph of a step and compiles its programs; or plans them, where the trainer has `planning`. */
 bool trainer_compile_all(trainer *t);
+
+/* Whether weights may lie in halves: nothing but casts and adamw uses them, and no process sends them. */
+bool trainer_takes_halves(const trainer *t);
 
 /* Compiles a program that shares what the first one keeps; or only plans it. */
 bool trainer_compile(trainer *t, const vjp_value *results, size_t count, vjp_program **program);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph/program.h"
 #include "train/trainer/state.h"
 
 static const char TRAINED[] = ".trained";
@@ -20,7 +21,7 @@ static size_t floats_for(size_t bytes) {
     return (bytes + sizeof(float) - 1) / sizeof(float);
 }
 
-/* Adds a tensor of a parameter to the list: host memory as it is, device memory copied. */
+/* Adds a tensor of a parameter to the list: host memory as it is, device memory and halves copied. */
 static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_value value, const char *name,
                         const char *kind, size_t parameter) {
     vjp_tensor tensor = vjp_graph_describe(t->model->graph, value);
@@ -28,9 +29,11 @@ static bool list_tensor(trainer *t, listing *list, vjp_program *program, vjp_val
     const void *data = NULL;
     if (!list->writes || split_owns(&t->writers, parameter)) {
         size_t bytes = (size_t)count_of(&tensor) * vjp_dtype_size((vjp_dtype)tensor.dtype);
-        if (vjp_program_tensor(program, value, &tensor) != VJP_OK) return false;
+        const program_value *place;
+        if (program_find(program, value, &place) != VJP_OK) return false;
+        tensor = place->tensor;
         data = (const char *)tensor.data + tensor.offset;
-        if (!vjp_device_is_host(t->device)) {
+        if (!vjp_device_is_host(t->device) || place->halves) {
             if (vjp_program_read(program, value, list->copy, bytes) != VJP_OK) return false;
             data = list->copy;
             list->copy += floats_for(bytes);

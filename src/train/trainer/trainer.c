@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "core/arithmetic.h"
+#include "graph/program.h"
 #include "train/trainer/state.h"
 
 /* Frozen parameters are loaded. */
@@ -25,8 +26,14 @@ static bool fill_initial_values(trainer *t) {
 }
 
 /* How many numbers `copy` holds: all tensors of a checkpoint, or one parameter twice. */
-static size_t copy_count(vjp_device *device, const train_model *model) {
-    if (!vjp_device_is_host(device)) return MAX_TENSORS * (size_t)model_trained_size(model) + LOSS_SCALE_STATES;
+static size_t copy_count(const trainer *t) {
+    const train_model *model = t->model;
+    bool copies = !vjp_device_is_host(t->device);
+    for (size_t i = 0; i < t->count && !copies; i++) {
+        const program_value *place;
+        copies = program_find(t->first, t->values[i], &place) == VJP_OK && place->halves;
+    }
+    if (copies) return MAX_TENSORS * (size_t)model_trained_size(model) + LOSS_SCALE_STATES;
     size_t max = 0;
     for (int i = 0; i < model->parameters; i++) {
         if (model->parameter[i].frozen) continue;
@@ -98,7 +105,7 @@ bool trainer_plan(vjp_device *device, train_model *model, const trainer_options 
     ok = ok && (!validates || trainer_compile(t, &model->loss, 1, NULL));
     /* Programs share what they keep: a plan of all their results has each of these values once. */
     vjp_program_report all = {.struct_size = sizeof all};
-    ok = ok && vjp_plan(device, model->graph, p.results, p.count, &all) == VJP_OK;
+    ok = ok && vjp_plan(device, model->graph, p.results, p.count, NULL, &all) == VJP_OK;
     p.needs.cost = step;
     size_t batches = copies_beside(t) ? BATCHES * (t->input_bytes + t->target_bytes + t->first_bytes) : 0, buffers;
     if (ok && (!vjp_mul_size((size_t)shards_buffers(&t->shards) * sizeof(float), (size_t)model_trained_size(model),
@@ -123,12 +130,12 @@ trainer *trainer_create(vjp_device *device, train_model *model, const trainer_op
     size_t count = t->count;
     t->tensor = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->tensor);
     t->name = calloc(MAX_TENSORS * count + LOSS_SCALE_STATES, sizeof *t->name);
-    t->copy = malloc(copy_count(device, model) * sizeof *t->copy + 1);
-    bool ok = t->tensor && t->name && t->copy && trainer_make_flights(t) && trainer_make_batches(t) &&
-              trainer_make_reports(t);
+    bool ok = t->tensor && t->name && trainer_make_flights(t) && trainer_make_batches(t) && trainer_make_reports(t);
+    bool compiled = ok && trainer_compile_all(t);
+    if (compiled) ok = (t->copy = malloc(copy_count(t) * sizeof *t->copy + 1)) != NULL;
     if (!ok)
         train_fail(error, "there is no memory for a model of %lld parameters", (long long)model_size(model));
-    else if (!trainer_compile_all(t) || !fill_initial_values(t) || !trainer_make_shards(t)) {
+    else if (!compiled || !fill_initial_values(t) || !trainer_make_shards(t)) {
         device_failed(t, error);
         ok = false;
     }
