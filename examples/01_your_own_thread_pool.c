@@ -70,7 +70,8 @@ static vjp_status differentiate(const vjp_options *options, gradients *result) {
     vjp_device *device;
     vjp_status status = vjp_open("cpu", options, &device);
     if (status == VJP_OK) printf("%s\n", vjp_device_summary(device));
-    if (status == VJP_OK) status = vjp_rms_norm_backward(device, &tdx, &tdgamma, NULL, &tdy, &tx, &tgamma, NULL, NULL);
+    if (status == VJP_OK)
+        status = vjp_rms_norm_backward(device, &tdx, &tdgamma, NULL, NULL, &tdy, &tx, &tgamma, NULL, NULL, NULL);
     if (status != VJP_OK) fprintf(stderr, "%s\n", vjp_error(device));
     vjp_close(device);
     return status;

@@ -41,7 +41,7 @@ static void backward(vjp_device *device, int64_t first, int64_t rows, const vjp_
                      const vjp_tensor *dgamma) {
     vjp_tensor tx = rows_of(x + first * DIM, rows), tdy = rows_of(dy + first * DIM, rows);
     vjp_tensor tgamma = vector_of(gamma_values);
-    check(device, vjp_rms_norm_backward(device, dx_out, dgamma, NULL, &tdy, &tx, &tgamma, NULL, NULL));
+    check(device, vjp_rms_norm_backward(device, dx_out, dgamma, NULL, NULL, &tdy, &tx, &tgamma, NULL, NULL, NULL));
 }
 
 int main(void) {

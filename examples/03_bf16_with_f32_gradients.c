@@ -69,9 +69,9 @@ int main(void) {
     vjp_device *cpu, *ref;
     vjp_status cpu_status = vjp_open("cpu", NULL, &cpu), ref_status = vjp_open("ref", NULL, &ref);
     if (failed(cpu, cpu_status) || failed(ref, ref_status)) return 1;
-    if (failed(cpu, vjp_rms_norm_backward(cpu, &tdx, &as_bf16, NULL, &tdy, &tx, &tgamma, NULL, NULL)) ||
-        failed(cpu, vjp_rms_norm_backward(cpu, NULL, &as_f32, NULL, &tdy, &tx, &tgamma, NULL, NULL)) ||
-        failed(ref, vjp_rms_norm_backward(ref, NULL, &truth, NULL, &tdy, &tx, &tgamma, NULL, NULL)))
+    if (failed(cpu, vjp_rms_norm_backward(cpu, &tdx, &as_bf16, NULL, NULL, &tdy, &tx, &tgamma, NULL, NULL, NULL)) ||
+        failed(cpu, vjp_rms_norm_backward(cpu, NULL, &as_f32, NULL, NULL, &tdy, &tx, &tgamma, NULL, NULL, NULL)) ||
+        failed(ref, vjp_rms_norm_backward(ref, NULL, &truth, NULL, NULL, &tdy, &tx, &tgamma, NULL, NULL, NULL)))
         return 1;
     vjp_close(cpu);
     vjp_close(ref);

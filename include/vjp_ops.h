@@ -63,9 +63,9 @@ vjp_status vjp_rms_norm_forward(vjp_device *device, const vjp_tensor *y, const v
                                 const vjp_tensor *gamma, const vjp_tensor *beta,
                                 const vjp_rms_norm_attributes *attributes);
 vjp_status vjp_rms_norm_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dgamma,
-                                 const vjp_tensor *dbeta, const vjp_tensor *dy, const vjp_tensor *x,
-                                 const vjp_tensor *gamma, const vjp_tensor *rstd,
-                                 const vjp_rms_norm_attributes *attributes);
+                                 const vjp_tensor *dbeta, const vjp_tensor *y, const vjp_tensor *dy,
+                                 const vjp_tensor *x, const vjp_tensor *gamma, const vjp_tensor *rstd,
+                                 const vjp_tensor *beta, const vjp_rms_norm_attributes *attributes);
 vjp_value vjp_graph_rms_norm(vjp_graph *graph, vjp_value x, vjp_value gamma, vjp_value beta,
                              const vjp_rms_norm_attributes *attributes);
 

@@ -396,7 +396,7 @@ static void min_cost(void **state) {
         {"layer_norm", VJP_FORWARD, NULL, 4 * (2 * 390 + 2 * 6 + 2 * 65), 0},
         {"layer_norm", VJP_FORWARD, "y", 4 * (3 * 390 + 2 * 6 + 2 * 65), 0},
         {"layer_norm", VJP_BACKWARD, NULL, 4 * (3 * 390 + 2 * 6 + 3 * 65), 0},
-        {"rms_norm", VJP_BACKWARD, "dgamma", 4 * (3 * 390 + 6 + 4 * 65), 0},
+        {"rms_norm", VJP_BACKWARD, "dgamma", 4 * (4 * 390 + 6 + 5 * 65), 0},
         {"cumsum", VJP_FORWARD, NULL, 4 * 2 * 102, 0},
         /* 12 indices into 11 rows: the table (2 x 11 x 5) is smaller than what is read from it */
         {"gather", VJP_FORWARD, NULL, 4 * (120 + 110 + 12), 0},

@@ -96,7 +96,7 @@ static results run(vjp_device *device, const range_case *c, float *x, float *dy)
     } else if (c->op == RMS) {
         const vjp_rms_norm_attributes *a = WITH(rms_norm, .axes = 1, .eps = 1e-5);
         status[0] = vjp_rms_norm_forward(device, &t[0], &t[2], &in[0], &in[2], NULL, a);
-        status[1] = vjp_rms_norm_backward(device, &t[3], &t[4], &t[5], &in[1], &in[0], &in[2], NULL, a);
+        status[1] = vjp_rms_norm_backward(device, &t[3], &t[4], &t[5], NULL, &in[1], &in[0], &in[2], NULL, NULL, a);
     } else {
         vjp_layout layout = last ? VJP_LAYOUT_CHANNELS_LAST : VJP_LAYOUT_CHANNELS_FIRST;
         const vjp_group_norm_attributes *a = WITH(group_norm, .groups = GROUPS, .layout = layout, .eps = 1e-5);

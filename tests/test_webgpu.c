@@ -102,9 +102,9 @@ static void memory_that_is_not_the_devices_is_refused(void **state) {
     vjp_tensor dx = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
     vjp_tensor dy = on_device(VJP_F32, 2, (int64_t[]){2, 2}, before, sizeof before);
     vjp_tensor dgamma = vjp_tensor_of(host, VJP_F32, 1, (int64_t[]){2});
-    assert_int_equal(
-        vjp_rms_norm_backward(device, &dx, &dgamma, NULL, &dy, &dy, NULL, NULL, WITH(rms_norm, .axes = 1, .eps = 1e-5)),
-        VJP_INVALID);
+    assert_int_equal(vjp_rms_norm_backward(device, &dx, &dgamma, NULL, NULL, &dy, &dy, NULL, NULL, NULL,
+                                           WITH(rms_norm, .axes = 1, .eps = 1e-5)),
+                     VJP_INVALID);
     assert_non_null(strstr(vjp_error(device), "dgamma does not lie in memory of this device"));
     assert_int_equal(vjp_download(device, after, dx.data, 0, sizeof after), VJP_OK);
     assert_memory_equal(after, before, sizeof after);

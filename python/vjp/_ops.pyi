@@ -66,18 +66,20 @@ def rms_norm(x: Array, gamma: Optional[Any] = None, beta: Optional[Any] = None, 
 
 @overload
 def rms_norm_backward(dy: Array, x: Any, gamma: Optional[Any] = None,
-                      rstd: Optional[Any] = None, *, axes: int = 1,
-                      eps: float = 1e-6, outputs: None = None, out: Any = None,
+                      rstd: Optional[Any] = None, beta: Optional[Any] = None, *,
+                      axes: int = 1, eps: float = 1e-6, outputs: None = None,
+                      out: Any = None,
                       accumulate: Union[bool, str, Sequence[str]] = False,
                       device: Optional[str] = None) -> tuple[Array, Array, Array]: ...
 @overload
-def rms_norm_backward(dy: Array, x: Any, gamma: Optional[Any] = None, rstd: Optional[Any] = None, *,
-                      axes: int = 1, eps: float = 1e-6, outputs: Literal["dx", "dgamma", "dbeta"],
-                      out: Any = None, accumulate: Union[bool, str, Sequence[str]] = False,
-                      device: Optional[str] = None) -> Array: ...
+def rms_norm_backward(dy: Array, x: Any, gamma: Optional[Any] = None, rstd: Optional[Any] = None,
+                      beta: Optional[Any] = None, *, axes: int = 1, eps: float = 1e-6,
+                      outputs: Literal["dx", "dgamma", "dbeta", "y"], out: Any = None,
+                      accumulate: Union[bool, str, Sequence[str]] = False, device: Optional[str] = None) -> Array: ...
 @overload
 def rms_norm_backward(dy: Array, x: Any, gamma: Optional[Any] = None,
-                      rstd: Optional[Any] = None, *, axes: int = 1, eps: float = 1e-6,
+                      rstd: Optional[Any] = None, beta: Optional[Any] = None, *,
+                      axes: int = 1, eps: float = 1e-6,
                       outputs: Union[tuple[str, ...], list[str]], out: Any = None,
                       accumulate: Union[bool, str, Sequence[str]] = False,
                       device: Optional[str] = None) -> tuple[Array, ...]: ...

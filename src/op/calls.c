@@ -27,11 +27,11 @@ vjp_status vjp_rms_norm_forward(vjp_device *device, const vjp_tensor *y, const v
 }
 
 vjp_status vjp_rms_norm_backward(vjp_device *device, const vjp_tensor *dx, const vjp_tensor *dgamma,
-                                 const vjp_tensor *dbeta, const vjp_tensor *dy, const vjp_tensor *x,
-                                 const vjp_tensor *gamma, const vjp_tensor *rstd,
-                                 const vjp_rms_norm_attributes *attributes) {
-    const vjp_tensor *tensors[] = {dx, dgamma, dbeta, dy, x, gamma, rstd};
-    return vjp_call(device, &vjp_op_rms_norm, VJP_BACKWARD, tensors, 7, attributes);
+                                 const vjp_tensor *dbeta, const vjp_tensor *y, const vjp_tensor *dy,
+                                 const vjp_tensor *x, const vjp_tensor *gamma, const vjp_tensor *rstd,
+                                 const vjp_tensor *beta, const vjp_rms_norm_attributes *attributes) {
+    const vjp_tensor *tensors[] = {dx, dgamma, dbeta, y, dy, x, gamma, rstd, beta};
+    return vjp_call(device, &vjp_op_rms_norm, VJP_BACKWARD, tensors, 9, attributes);
 }
 
 vjp_status vjp_group_norm_forward(vjp_device *device, const vjp_tensor *y, const vjp_tensor *mean,

@@ -55,10 +55,12 @@ static const vjp_slot rms_norm_backward[] = {
     {"dx", "[..., dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << RMS_NORM_B_DY | 1u << RMS_NORM_B_X, {0}},
     {"dgamma", "[dim]", "gradient of gamma", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dbeta", "[dim]", "gradient of beta", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
+    {"y", "[..., dim]", "the forward's y, computed on the way", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT, 1u << RMS_NORM_B_DY | 1u << RMS_NORM_B_X, {0}},
     {"dy", "[..., dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
     {"x", "[..., dim]", "the forward's x", VJP_KIND_STORAGE, 0, 0, {0}},
     {"gamma", "[dim]", "the forward's gamma", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
     {"rstd", "[...]", "as saved; absent: computed again", VJP_KIND_STATISTIC, VJP_SLOT_OPTIONAL, 0, {0}},
+    {"beta", "[dim]", "the forward's beta; needed only for y", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},
 };
 static const vjp_attribute rms_norm_attributes[] = {
     {"axes", "how many of the last axes are normalised together", VJP_INTEGER, offsetof(vjp_rms_norm_attributes, axes), 1, 0, NULL, {0}},
@@ -69,7 +71,7 @@ const vjp_op vjp_op_rms_norm = {
     .info = {.name = "rms_norm", .family = "norm",
              .about = "scales rows to a mean square of 1",
              .formula = "y = x * rstd * gamma + beta over the last `axes` axes, rstd = 1/sqrt(mean(x^2) + eps).",
-             .pass = {{rms_norm_forward, 5, 2}, {rms_norm_backward, 7, 3}},
+             .pass = {{rms_norm_forward, 5, 2}, {rms_norm_backward, 9, 4}},
              .attributes = rms_norm_attributes, .attribute_count = 2, .attribute_bytes = sizeof(vjp_rms_norm_attributes)},
     .id = OP_ID(rms_norm),
     .rules = &vjp_rms_norm_rules,

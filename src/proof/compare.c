@@ -193,21 +193,47 @@ static void all_rows(const comparison *c, double *const *expected) {
             rows(c, (proof_call){.pass = c->pass, .present = c->present}, forms[i], c->base, expected, "");
 }
 
-/* A result of the forward that the backward repeats has the forward's bits. */
+/* The outputs of the backward that repeat a result of the forward, as bits. */
+static uint32_t repeated_by(const comparison *c) {
+    const vjp_pass_info *forward = &c->p->info->pass[VJP_FORWARD], *back = &c->p->info->pass[VJP_BACKWARD];
+    uint32_t repeated = 0;
+    for (size_t i = 0; i < back->outputs; i++)
+        if (proof_find_slot(forward, back->slots[i].name) >= 0) repeated |= 1u << i;
+    return repeated & c->present;
+}
+
+/*
+ * A result of the forward that the backward repeats has the forward's bits, from what the device's own forward saves;
+ * and without it the other outputs have the same bits.
+ */
 static void repeats_forward(const comparison *c) {
     const vjp_pass_info *forward = &c->p->info->pass[VJP_FORWARD], *back = &c->p->info->pass[VJP_BACKWARD];
-    for (size_t i = 0; i < back->outputs; i++)
-        for (size_t j = 0; j < forward->outputs; j++) {
-            if (strcmp(back->slots[i].name, forward->slots[j].name) != 0 || !c->base[i]) continue;
-            void *made[VJP_MAX_SLOTS] = {0}, *expected[VJP_MAX_SLOTS] = {0}, *result[VJP_MAX_SLOTS] = {0};
-            proof_call call = {.pass = VJP_FORWARD, .present = proof_present(c->p, VJP_FORWARD)};
-            if (run(c, &call, "the forward's bits", made)) {
-                expected[i] = made[j];
-                result[i] = c->base[i];
-                same_bits(c, result, expected, "the forward's bits");
-            }
-            free_all(made);
+    uint32_t repeated = repeated_by(c);
+    if (!repeated) return;
+    void *made[VJP_MAX_SLOTS] = {0}, *expected[VJP_MAX_SLOTS] = {0}, *result[VJP_MAX_SLOTS] = {0};
+    proof_problem own = *c->p;
+    comparison changed = *c;
+    changed.p = &own;
+    proof_call call = {.pass = VJP_FORWARD, .present = proof_present(c->p, VJP_FORWARD)};
+    if (run(c, &call, "the forward's bits", made)) {
+        for (size_t i = 0; i < back->count; i++) {
+            int same = proof_find_slot(forward, back->slots[i].name);
+            if (repeated >> i & 1) expected[i] = made[same];
+            if (c->p->saved & c->present & 1u << i) own.slot[VJP_BACKWARD][i].stored = made[same];
         }
+        call = (proof_call){.pass = VJP_BACKWARD, .present = (c->present & ~outputs_of(c)) | repeated};
+        run_same_bits(&changed, &call, expected, "the forward's bits, alone");
+        call.present = c->present;
+        if (run(&changed, &call, "the forward's bits", result)) {
+            for (size_t i = 0; i < back->outputs; i++)
+                if (!(repeated >> i & 1)) expected[i] = result[i];
+            same_bits(&changed, result, expected, "the forward's bits");
+            call.present = c->present & ~repeated;
+            run_same_bits(&changed, &call, expected, "without what it repeats");
+        }
+    }
+    free_all(result);
+    free_all(made);
 }
 
 /* One += onto what is stored in `before`: the sum of that and ref's result, rounded once. `again`: with rows apart too.

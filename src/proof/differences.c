@@ -23,18 +23,12 @@ static const double KINK_DISTANCE = 0.02; /* over ten times as far as a step mov
 
 enum { DIRECTIONS = 5, COORDINATES = 4, MAX_ELEMENTS = 2048, MAX_SEEDS = 200 };
 
-static int find_slot(const vjp_pass_info *pass, const char *name) {
-    for (size_t i = 0; i < pass->count; i++)
-        if (strcmp(pass->slots[i].name, name) == 0) return (int)i;
-    return -1;
-}
-
 /* The forward's output whose gradient comes in: y, or a loss. */
 static int output_of(const vjp_op_info *info) {
     for (size_t i = 0; i < info->pass[VJP_FORWARD].outputs; i++) {
         char name[64];
         snprintf(name, sizeof name, "d%s", info->pass[VJP_FORWARD].slots[i].name);
-        if (find_slot(&info->pass[VJP_BACKWARD], name) >= 0) return (int)i;
+        if (proof_find_slot(&info->pass[VJP_BACKWARD], name) >= 0) return (int)i;
     }
     return -1;
 }
@@ -42,7 +36,7 @@ static int output_of(const vjp_op_info *info) {
 static int gradient_of(const vjp_op_info *info) {
     char name[64];
     snprintf(name, sizeof name, "d%s", info->pass[VJP_FORWARD].slots[output_of(info)].name);
-    return find_slot(&info->pass[VJP_BACKWARD], name);
+    return proof_find_slot(&info->pass[VJP_BACKWARD], name);
 }
 
 /* The difference quotient of <y, dy> when `input` of the forward moves along `direction`. NaN: the call failed. */
@@ -115,7 +109,7 @@ static void check_outputs(const proof_plan *plan, proof_problem *p, vjp_device *
     const vjp_pass_info *info = &p->info->pass[VJP_BACKWARD];
     for (size_t i = 0; i < info->outputs; i++) {
         const char *name = info->slots[i].name;
-        int input = find_slot(&p->info->pass[VJP_FORWARD], name + 1);
+        int input = proof_find_slot(&p->info->pass[VJP_FORWARD], name + 1);
         if (input < 0 || !gradient[i]) continue; /* a loss that the backward computes on its way; an absent residual */
         proof_random random = proof_random_of(plan->seed, p->info->name, p->setup.text, name);
         give_absent(&p->slot[VJP_FORWARD][input]);
@@ -130,7 +124,7 @@ static void check_outputs(const proof_plan *plan, proof_problem *p, vjp_device *
 }
 
 static bool near_kink(const proof_problem *p) {
-    int pre = find_slot(&p->info->pass[VJP_FORWARD], "pre");
+    int pre = proof_find_slot(&p->info->pass[VJP_FORWARD], "pre");
     if (pre < 0) return false;
     const proof_values *v = &p->slot[VJP_FORWARD][pre];
     for (int64_t i = 0; i < v->count; i++)
@@ -145,7 +139,7 @@ static void fail(const proof_plan *plan, const proof_setup *setup, const char *w
 
 static bool is_index(const proof_setup *setup, const char *name) {
     const vjp_pass_info *pass = &vjp_op_describe(setup->op)->pass[VJP_FORWARD];
-    int slot = find_slot(pass, name);
+    int slot = proof_find_slot(pass, name);
     return slot >= 0 && (pass->slots[slot].kind == VJP_KIND_INDEX || pass->slots[slot].kind == VJP_KIND_ARGMAX);
 }
 

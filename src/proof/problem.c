@@ -22,7 +22,7 @@ static bool is_integer(vjp_kind kind) {
     return kind == VJP_KIND_INDEX || kind == VJP_KIND_ARGMAX;
 }
 
-static int find_slot(const vjp_pass_info *pass, const char *name) {
+int proof_find_slot(const vjp_pass_info *pass, const char *name) {
     for (size_t i = 0; i < pass->count; i++)
         if (strcmp(pass->slots[i].name, name) == 0) return (int)i;
     return -1;
@@ -108,8 +108,8 @@ static bool shape_forward(proof_problem *p, vjp_device *ref, char error[TEXT_ERR
 
 /* The forward's slot that a slot of the backward belongs to: itself, or the one whose gradient it is. */
 static int forward_slot(const vjp_op_info *info, const char *name) {
-    int same = find_slot(&info->pass[VJP_FORWARD], name);
-    return same >= 0 ? same : find_slot(&info->pass[VJP_FORWARD], name + 1);
+    int same = proof_find_slot(&info->pass[VJP_FORWARD], name);
+    return same >= 0 ? same : proof_find_slot(&info->pass[VJP_FORWARD], name + 1);
 }
 
 static void shape_backward(proof_problem *p) {
@@ -128,7 +128,7 @@ static void shape_backward(proof_problem *p) {
         if (optional && is_output(from->slot)) p->saved |= 1u << i;
     }
     /* maxpool2d's x and linear's bias are needed only to compute again what was saved. */
-    int x = find_slot(pass, "x"), bias = find_slot(pass, "bias");
+    int x = proof_find_slot(pass, "x"), bias = proof_find_slot(pass, "bias");
     if (x >= 0 && (pass->slots[x].flags & VJP_SLOT_OPTIONAL)) p->without |= 1u << x;
     if (bias >= 0) p->without |= 1u << bias;
 }
@@ -201,8 +201,8 @@ static void fill_table(const proof_values *v, bool sine) {
 /* How many rows an index chooses from: positions of rope's tables, classes of the logits, or the table's axis. */
 static int64_t index_limit(const proof_problem *p) {
     const vjp_pass_info *pass = &p->info->pass[VJP_FORWARD];
-    int cosine = find_slot(pass, "cosine"), table = find_slot(pass, "table");
-    int logits = find_slot(pass, "logits");
+    int cosine = proof_find_slot(pass, "cosine"), table = proof_find_slot(pass, "table");
+    int logits = proof_find_slot(pass, "logits");
     if (p->setup.op->id == OP_ID(linear_cross_entropy))
         return p->slot[VJP_FORWARD][LINEAR_CROSS_ENTROPY_WEIGHT].tensor.shape[0];
     if (cosine >= 0) return p->slot[VJP_FORWARD][cosine].tensor.shape[0];
@@ -366,14 +366,14 @@ bool proof_problem_shape(proof_problem *p, vjp_device *ref, const proof_setup *s
 /* The input that data= applies to. */
 static int source_slot(const vjp_op_info *info) {
     const vjp_pass_info *forward = &info->pass[VJP_FORWARD];
-    int gradient = vjp_passes(info) < VJP_PASS_COUNT ? find_slot(forward, "g") : -1;
+    int gradient = vjp_passes(info) < VJP_PASS_COUNT ? proof_find_slot(forward, "g") : -1;
     return gradient >= 0 ? gradient : (int)forward->outputs;
 }
 
 void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed) {
     const vjp_pass_info *forward_info = &p->info->pass[VJP_FORWARD];
     proof_values *v = &p->slot[pass][slot];
-    int from = pass == VJP_BACKWARD ? find_slot(forward_info, v->slot->name) : -1;
+    int from = pass == VJP_BACKWARD ? proof_find_slot(forward_info, v->slot->name) : -1;
     proof_random random = proof_random_of(seed, p->info->name, p->setup.text, v->slot->name);
     if (from >= 0)
         copy_values(v, &p->slot[VJP_FORWARD][from]);
@@ -385,7 +385,7 @@ void proof_problem_fill(proof_problem *p, vjp_pass pass, int slot, uint64_t seed
 /* An output that the case does not save has no numbers. */
 static bool is_unsaved(const proof_problem *p, vjp_pass pass, int slot) {
     const char *name = p->slot[pass][slot].slot->name;
-    int from = pass == VJP_BACKWARD ? find_slot(&p->info->pass[VJP_FORWARD], name) : -1;
+    int from = pass == VJP_BACKWARD ? proof_find_slot(&p->info->pass[VJP_FORWARD], name) : -1;
     return from >= 0 && is_output(p->slot[VJP_FORWARD][from].slot) && !p->slot[VJP_FORWARD][from].present;
 }
 

@@ -60,6 +60,9 @@ uint32_t proof_present(const proof_problem *problem, vjp_pass pass);
 vjp_status proof_reference(const proof_problem *problem, vjp_device *ref, vjp_pass pass, uint32_t present,
                            double *result[VJP_MAX_SLOTS]);
 
+/* The number of the slot of that name, or -1. */
+int proof_find_slot(const vjp_pass_info *pass, const char *name);
+
 /* Where the rows of the slots with VJP_SLOT_ROWS lie. */
 typedef enum proof_rows {
     PROOF_PACKED,

@@ -57,12 +57,6 @@ typedef struct bench {
     int owned_count;
 } bench;
 
-static int find_slot(const vjp_pass_info *pass, const char *name) {
-    for (size_t i = 0; i < pass->count; i++)
-        if (strcmp(pass->slots[i].name, name) == 0) return (int)i;
-    return -1;
-}
-
 /* ---- Buffers ----------------------------------------------------------------------------------------- */
 
 /*
@@ -121,7 +115,7 @@ static vjp_status make_buffer(bench *b, tensor_set *set, vjp_pass pass, int slot
 /* The forward's result that the backward can repeat, a pass over memory more: it is not timed. */
 static bool is_repeated(const proof_problem *p, int pass, const vjp_slot *slot) {
     return pass == VJP_BACKWARD && slot->flags & VJP_SLOT_OUTPUT && slot->kind == VJP_KIND_STORAGE &&
-           find_slot(&p->info->pass[VJP_FORWARD], slot->name) >= 0;
+           proof_find_slot(&p->info->pass[VJP_FORWARD], slot->name) >= 0;
 }
 
 /* One buffer per name: the backward reads the forward's own tensors, and what it has saved. */
@@ -132,7 +126,7 @@ static vjp_status make_set(bench *b, tensor_set *set) {
             if (!v->present || is_repeated(&b->p, pass, v->slot)) continue;
             set->tensor[pass][i] = v->tensor;
             set->present[pass][i] = true;
-            int same = pass == VJP_BACKWARD ? find_slot(&b->p.info->pass[VJP_FORWARD], v->slot->name) : -1;
+            int same = pass == VJP_BACKWARD ? proof_find_slot(&b->p.info->pass[VJP_FORWARD], v->slot->name) : -1;
             if (same >= 0) {
                 set->tensor[pass][i].data = set->tensor[VJP_FORWARD][same].data;
                 continue;
@@ -350,9 +344,9 @@ static vjp_status make_products(raw_products *r, bench *b) {
         for (int e = 0; e <= (b->rival ? RIVAL : LINEAR); e++) {
             vjp_pass pass = i == 0 ? VJP_FORWARD : VJP_BACKWARD;
             const vjp_pass_info *info = &b->p.info->pass[pass];
-            uint32_t present =
-                1u << find_slot(info, outputs[i]) | 1u << find_slot(info, "a") | 1u << find_slot(info, "b");
-            if (pass == VJP_BACKWARD) present |= 1u << find_slot(info, "dy");
+            uint32_t present = 1u << proof_find_slot(info, outputs[i]) | 1u << proof_find_slot(info, "a") |
+                               1u << proof_find_slot(info, "b");
+            if (pass == VJP_BACKWARD) present |= 1u << proof_find_slot(info, "dy");
             status = call_make(&r->call[i][e], b, e ? b->rival : b->device, pass, present, &r->attributes);
             if (status != VJP_OK) return status;
         }
@@ -372,7 +366,7 @@ static double best_of(const timed_call call[ENGINES]) {
 static double between_bytes(const bench *b, vjp_pass pass) {
     const vjp_linear_attributes *own = (const void *)b->p.setup.attributes.bytes;
     if (own->activation == VJP_ACTIVATION_NONE) return 0;
-    int pre = find_slot(&b->p.info->pass[VJP_FORWARD], "pre");
+    int pre = proof_find_slot(&b->p.info->pass[VJP_FORWARD], "pre");
     const proof_values *v = &b->p.slot[VJP_FORWARD][pre];
     double pre_bytes = (double)v->count * (double)vjp_dtype_size((vjp_dtype)v->tensor.dtype);
     double dy_bytes = (double)v->count * (double)vjp_dtype_size(b->p.storage);

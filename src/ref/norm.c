@@ -2,7 +2,8 @@
 /*
  * layer_norm and rms_norm: two passes for the statistics, one for the result. rms_norm is layer_norm without the mean:
  * mean = 0 in xh = (x - mean) * rstd, and mean(g) = 0 in dx = rstd * (g - mean(g) - xh * mean(g * xh)). A square in
- * double holds anything that f32 can (1e38 squared is 1e76), so x needs no scaling here.
+ * double holds anything that f32 can (1e38 squared is 1e76), so x needs no scaling here. rms_norm's backward gives y
+ * once more.
  */
 #include <math.h>
 
@@ -19,7 +20,7 @@ typedef struct norm_call {
     vjp_norm_sizes size;
     double eps;
     int x, gamma, mean, rstd; /* the statistics to save, or saved; rms_norm has no mean */
-    int beta;                 /* forward */
+    int beta;                 /* layer_norm's backward has none */
     int dy, dgamma, dbeta;    /* backward */
 } norm_call;
 
@@ -43,7 +44,7 @@ static norm_call call_of(const vjp_work *work) {
         call.x = backward ? RMS_NORM_B_X : RMS_NORM_X;
         call.gamma = backward ? RMS_NORM_B_GAMMA : RMS_NORM_GAMMA;
         call.rstd = backward ? RMS_NORM_B_RSTD : RMS_NORM_RSTD;
-        call.beta = RMS_NORM_BETA;
+        call.beta = backward ? RMS_NORM_B_BETA : RMS_NORM_BETA;
         call.dy = RMS_NORM_B_DY;
         call.dgamma = RMS_NORM_B_DGAMMA;
         call.dbeta = RMS_NORM_B_DBETA;
@@ -106,8 +107,9 @@ static vjp_status backward(const vjp_work *work) {
         }
         for (int64_t i = 0; i < dim; i++) {
             double xh = (ref_get(work, call.x, row * dim + i, 0) - r.mean) * r.rstd;
-            double g = ref_get(work, call.dy, row * dim + i, 0) * ref_get(work, call.gamma, i, 1);
+            double gamma = ref_get(work, call.gamma, i, 1), g = ref_get(work, call.dy, row * dim + i, 0) * gamma;
             ref_put(work, 0, row * dim + i, r.rstd * (g - mean_g - xh * mean_gxh));
+            if (!call.centered) ref_put(work, RMS_NORM_B_Y, row * dim + i, xh * gamma + ref_get(work, call.beta, i, 0));
         }
     }
     for (int64_t i = 0; i < dim; i++) {

@@ -55,6 +55,8 @@ static void rms_norm_call(const vjp_work *work, norm_rows *call) {
         call->dgamma = norm_parameter_of(work, RMS_NORM_B_DGAMMA);
         call->dbeta = norm_parameter_of(work, RMS_NORM_B_DBETA);
         call->rstd_in = vjp_data(work, RMS_NORM_B_RSTD);
+        call->y = vjp_data(work, RMS_NORM_B_Y);
+        call->beta = norm_parameter_of(work, RMS_NORM_B_BETA);
     }
 }
 

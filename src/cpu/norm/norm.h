@@ -87,6 +87,19 @@ static inline double norm_xh_exact(norm_scale s, float x) {
     return ((double)x - s.exact.mean) * s.exact.rstd;
 }
 
+/*
+ * rstd as y uses it in double: without a mean as it is saved, so that a backward that has only that gives y again with
+ * the same bits. An rstd that f32 does not hold stays.
+ */
+static inline double norm_rstd_of_y(bool centered, double rstd) {
+    float saved = (float)rstd;
+    return centered || !(saved > 0 && saved <= FLT_MAX) ? rstd : (double)saved;
+}
+
+static inline double norm_y_exact(bool centered, norm_statistics s, double x, float gamma, float beta) {
+    return (x - s.mean) * norm_rstd_of_y(centered, s.rstd) * (double)gamma + (double)beta;
+}
+
 /* xh without its rest. */
 INLINE native_f norm_xh_native(native_f x, native_f rstd, native_f shift) {
     return NORM_FMA ? native_fma(x, rstd, shift) : (x - shift) * rstd;
@@ -218,12 +231,12 @@ static inline norm_statistics norm_statistics_of(vjp_dtype dtype, bool centered,
 /* ---- Reading and writing ------------------------------------------------------------------------------- */
 
 /*
- * n elements in a row whose y, or with dy whose dx, is written. `ahead`: the distance in elements to what is read next
- * and prefetched meanwhile, or 0.
+ * n elements in a row whose y, or with dy whose dx, is written to `out`, and beside dx perhaps y. `ahead`: the distance
+ * in elements to what is read next and prefetched meanwhile, or 0.
  */
 typedef struct norm_run {
     const void *x, *dy;
-    void *out;
+    void *out, *y;
     int64_t n, ahead;
 } norm_run;
 

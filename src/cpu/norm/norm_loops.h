@@ -18,14 +18,16 @@ enum { ROWS_TOGETHER = 2 };
 enum { ROWS_TOGETHER = 4 };
 #endif
 
+INLINE vf norm_y_of(bool centered, vf x, norm_scale scale, const float *gamma, const float *beta, int64_t i,
+                    int64_t n) {
+    vf rstd = vf_set(scale.rstd);
+    vf xh = centered ? vf_add(norm_xh(x, rstd, vf_set(scale.shift)), vf_set(scale.rest)) : vf_mul(x, rstd);
+    return vf_fma(xh, vf_load_part(VJP_F32, gamma, i, n), vf_load_part(VJP_F32, beta, i, n));
+}
+
 INLINE void norm_y_at(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale,
                       const float *gamma, const float *beta, int64_t i, int64_t n) {
-    vf xh = vf_load_part(dtype, run.x, i, n), rstd = vf_set(scale.rstd);
-    if (centered)
-        xh = vf_add(norm_xh(xh, rstd, vf_set(scale.shift)), vf_set(scale.rest));
-    else
-        xh = vf_mul(xh, rstd);
-    vf y = vf_fma(xh, vf_load_part(VJP_F32, gamma, i, n), vf_load_part(VJP_F32, beta, i, n));
+    vf y = norm_y_of(centered, vf_load_part(dtype, run.x, i, n), scale, gamma, beta, i, n);
     vf_write_part(mode, dtype, run.out, i, n, y);
 }
 
@@ -41,24 +43,27 @@ INLINE void norm_y(vjp_dtype dtype, write_mode mode, bool centered, norm_run run
     if (i < run.n) norm_y_at(dtype, mode, centered, run, scale, gamma, beta, i, run.n - i);
 }
 
+/* x and dy are loaded before dx and y are written: either may be in their place. */
 INLINE void norm_dx_at(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale, norm_line line,
-                       const float *gamma, int64_t i, int64_t n) {
+                       const float *gamma, const float *beta, int64_t i, int64_t n) {
     vf x = vf_load_part(dtype, run.x, i, n), rstd = vf_set(scale.rstd), slope = vf_set(line.slope);
     vf g = vf_mul(vf_load_part(dtype, run.dy, i, n), vf_load_part(VJP_F32, gamma, i, n));
     vf rest = centered ? vf_fma(slope, norm_xh(x, rstd, vf_set(scale.shift)), vf_set(line.level))
                        : vf_mul(slope, vf_mul(x, rstd));
     vf_write_part(mode, dtype, run.out, i, n, vf_fma(rstd, g, rest));
+    if (!centered && run.y)
+        vf_write_part(WRITE_PLAIN, dtype, run.y, i, n, norm_y_of(false, x, scale, gamma, beta, i, n));
 }
 
 INLINE void norm_dx(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale, norm_line line,
-                    const float *gamma) {
+                    const float *gamma, const float *beta) {
     int64_t i = write_head(mode, dtype, run.out, run.n);
-    if (i) norm_dx_at(dtype, mode, centered, run, scale, line, gamma, 0, i);
+    if (i) norm_dx_at(dtype, mode, centered, run, scale, line, gamma, beta, 0, i);
     for (; i + LANES <= run.n; i += LANES) {
         norm_prefetch(dtype, true, &run, i);
-        norm_dx_at(dtype, mode, centered, run, scale, line, gamma, i, LANES);
+        norm_dx_at(dtype, mode, centered, run, scale, line, gamma, beta, i, LANES);
     }
-    if (i < run.n) norm_dx_at(dtype, mode, centered, run, scale, line, gamma, i, run.n - i);
+    if (i < run.n) norm_dx_at(dtype, mode, centered, run, scale, line, gamma, beta, i, run.n - i);
 }
 
 /* Consecutive rows of x and dy, `stride` elements apart, of which n columns are summed. */

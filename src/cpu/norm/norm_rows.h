@@ -6,6 +6,8 @@
  *     y  = xh * gamma + beta
  *     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
  *
+ * rms_norm's backward gives y again where it is wanted, with the forward's bits.
+ *
  * | path  | taken for                          | a task is           | why |
  * |-------|------------------------------------|---------------------|-------------------------------------------------|
  * | short | rows shorter than a vector         | whole rows          | dx cancels to almost nothing: sums in double |
@@ -44,6 +46,7 @@ typedef struct norm_rows {
     double eps;
     const void *x, *dy;
     void *out; /* y or dx */
+    void *y;   /* the backward's; its input beta is for that */
     write_mode mode;
     norm_parameter gamma, beta, dgamma, dbeta;
     float *mean_out, *rstd_out;     /* forward: statistics to save */
@@ -89,7 +92,7 @@ static inline size_t norm_rows_plan(norm_rows *call, void *workspace) {
     }
     if (norm_parameter_converts(call->gamma))
         call->gamma_buffer = norm_take(workspace, &used, (size_t)dim * sizeof(float));
-    if (!backward && norm_parameter_converts(call->beta))
+    if ((!backward || call->y) && norm_parameter_converts(call->beta))
         call->beta_buffer = norm_take(workspace, &used, (size_t)dim * sizeof(float));
     if (partials && dim < LANES) {
         call->short_sums = norm_take(workspace, &used, (size_t)call->split.count * 2 * LANES * sizeof(double));
@@ -145,45 +148,80 @@ OUTLINE void norm_rows_sum(const norm_rows *call, int64_t count, norm_row_block 
         if (!norm_sums_fit(b->sums[r])) norm_sum_exact_row(call, r, b, false);
 }
 
-/* y of n columns from element `first` on. */
+/* y in double. */
+static inline void norm_y_doubles(const norm_rows *call, const norm_run *run, int64_t from, int64_t n,
+                                  const float *gamma, const float *beta, norm_scale scale, double *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = norm_y_exact(call->centered, scale.exact, (double)f32_load(call->dtype, run->x, from + i),
+                            gamma[from + i], beta[from + i]);
+}
+
+/* y of n columns from element `first` on, the forward's or that of a backward without dx. */
 OUTLINE void norm_rows_y(const norm_rows *call, int64_t first, int64_t n, const float *gamma, const float *beta,
                          norm_scale scale, int64_t ahead) {
     norm_run run = {.x = at(call->dtype, call->x, first), .n = n, .ahead = ahead};
-    run.out = at_mutable(call->dtype, call->out, first);
+    write_mode mode = call->y ? WRITE_PLAIN : call->mode;
+    run.out = at_mutable(call->dtype, call->y ? call->y : call->out, first);
     if (!norm_scale_fits(scale)) {
         for (int64_t i = 0; i < n; i++) {
-            double xh = norm_xh_exact(scale, f32_load(call->dtype, run.x, i));
-            double y = xh * (double)gamma[i] + (double)beta[i];
-            norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run.out, i, 1, &y);
+            double y;
+            norm_y_doubles(call, &run, i, 1, gamma, beta, scale, &y);
+            norm_write_doubles(call->dtype, mode == WRITE_ADD, run.out, i, 1, &y);
         }
         return;
     }
     if (call->centered)
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_y, true, run, scale, gamma, beta);
+        BY_DTYPE_AND_MODE(call->dtype, mode, norm_y, true, run, scale, gamma, beta);
     else
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_y, false, run, scale, gamma, beta);
+        BY_DTYPE_AND_MODE(call->dtype, mode, norm_y, false, run, scale, gamma, beta);
 }
 
-/* dx of n columns from element `first` on; `sums` are those of g and g * xh over the whole row. */
-OUTLINE void norm_rows_dx(const norm_rows *call, int64_t first, int64_t n, const float *gamma, norm_scale scale,
-                          norm_sums sums, int64_t ahead) {
+/*
+ * dx in double, a vector at a time: y is made before dx is written, which may be in place of x, in the forward's
+ * arithmetic.
+ */
+OUTLINE void norm_dx_doubles(const norm_rows *call, const norm_run *run, const float *gamma, const float *beta,
+                             norm_scale scale, norm_sums sums) {
+    bool fits = norm_scale_fits(scale);
+    for (int64_t from = 0; from < run->n; from += LANES) {
+        int64_t n = vjp_min(LANES, run->n - from);
+        double dx[LANES], y[LANES];
+        vf in_vector = vf_zero();
+        if (run->y && fits)
+            in_vector =
+                norm_y_of(false, BY_DTYPE(call->dtype, vf_load_part, run->x, from, n), scale, gamma, beta, from, n);
+        else if (run->y)
+            norm_y_doubles(call, run, from, n, gamma, beta, scale, y);
+        for (int64_t i = 0; i < n; i++) {
+            double xh = norm_xh_exact(scale, f32_load(call->dtype, run->x, from + i));
+            double g = (double)f32_load(call->dtype, run->dy, from + i) * (double)gamma[from + i];
+            dx[i] = norm_dx_exact(scale, g, xh, sums, call->size.dim);
+        }
+        norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run->out, from, n, dx);
+        if (run->y && fits)
+            BY_DTYPE(call->dtype, vf_store_part, run->y, from, n, in_vector);
+        else if (run->y)
+            norm_write_doubles(call->dtype, false, run->y, from, n, y);
+    }
+}
+
+/*
+ * dx of n columns from element `first` on, and y where it is wanted; `sums` are those of g and g * xh over the whole
+ * row.
+ */
+OUTLINE void norm_rows_dx(const norm_rows *call, int64_t first, int64_t n, const float *gamma, const float *beta,
+                          norm_scale scale, norm_sums sums, int64_t ahead) {
     norm_line line = norm_line_of(scale, sums, call->size.dim);
     norm_run run = {.x = at(call->dtype, call->x, first), .dy = at(call->dtype, call->dy, first), .n = n};
     run.ahead = ahead;
     run.out = at_mutable(call->dtype, call->out, first);
-    if (!norm_scale_fits(scale) || !norm_sums_fit(sums) || !norm_line_fits(line)) {
-        for (int64_t i = 0; i < n; i++) {
-            double xh = norm_xh_exact(scale, f32_load(call->dtype, run.x, i));
-            double g = (double)f32_load(call->dtype, run.dy, i) * (double)gamma[i];
-            double dx = norm_dx_exact(scale, g, xh, sums, call->size.dim);
-            norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run.out, i, 1, &dx);
-        }
-        return;
-    }
-    if (call->centered)
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_dx, true, run, scale, line, gamma);
+    run.y = call->y ? at_mutable(call->dtype, call->y, first) : NULL;
+    if (!norm_scale_fits(scale) || !norm_sums_fit(sums) || !norm_line_fits(line))
+        norm_dx_doubles(call, &run, gamma, beta, scale, sums);
+    else if (call->centered)
+        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_dx, true, run, scale, line, gamma, beta);
     else
-        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_dx, false, run, scale, line, gamma);
+        BY_DTYPE_AND_MODE(call->dtype, call->mode, norm_dx, false, run, scale, line, gamma, beta);
 }
 
 /* ---- Whole rows ---------------------------------------------------------------------------------------------- */
@@ -227,12 +265,15 @@ static inline void norm_rows_backward(void *argument, size_t task) {
         int64_t count = end - row >= together ? together : 1;
         b.x = at(call->dtype, call->x, row * dim);
         b.dy = at(call->dtype, call->dy, row * dim);
-        for (int64_t r = 0; r < count && (call->out || b.dgamma); r++) /* dbeta alone needs no xh */
+        for (int64_t r = 0; r < count && (call->out || call->y || b.dgamma); r++) /* dbeta alone needs no xh */
             b.scale[r] = norm_scale_of(norm_rows_statistics(call, row + r));
         norm_rows_sum(call, count, &b);
         int64_t ahead = end - row >= 2 * count ? count * dim : 0;
-        for (int64_t r = 0; r < count && call->out; r++)
-            norm_rows_dx(call, (row + r) * dim, dim, call->gamma_f32, b.scale[r], b.sums[r], ahead);
+        for (int64_t r = 0; r < count; r++)
+            if (call->out)
+                norm_rows_dx(call, (row + r) * dim, dim, call->gamma_f32, call->beta_f32, b.scale[r], b.sums[r], ahead);
+            else if (call->y)
+                norm_rows_y(call, (row + r) * dim, dim, call->gamma_f32, call->beta_f32, b.scale[r], ahead);
         row += count;
         /* Counted in rows of the task, so that it does not matter how many were taken together. */
         if (call->two_level && (row - begin) % NORM_FLUSH_ROWS == 0) {
@@ -288,7 +329,7 @@ static inline void norm_short_forward(void *argument, size_t task) {
         norm_statistics s = norm_short_statistics(call, row, x);
         norm_rows_save(call, row, s);
         for (int64_t i = 0; i < dim; i++)
-            x[i] = (x[i] - s.mean) * s.rstd * (double)call->gamma_f32[i] + (double)call->beta_f32[i];
+            x[i] = norm_y_exact(call->centered, s, x[i], call->gamma_f32[i], call->beta_f32[i]);
         if (call->out) norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, row * dim, dim, x);
     }
 }
@@ -298,11 +339,12 @@ static inline void norm_short_backward(void *argument, size_t task) {
     int64_t dim = call->size.dim, begin = cpu_split_begin(&call->split, task), end = cpu_split_end(&call->split, task);
     double dgamma[LANES] = {0}, dbeta[LANES] = {0};
     for (int64_t row = begin; row < end; row++) {
-        double xh[LANES], dy[LANES], sum_g = 0, sum_gxh = 0;
+        double xh[LANES], dy[LANES], y[LANES], sum_g = 0, sum_gxh = 0;
         norm_read_doubles(call->dtype, call->x, row * dim, dim, xh);
         norm_read_doubles(call->dtype, call->dy, row * dim, dim, dy);
         norm_statistics s = norm_short_statistics(call, row, xh);
         for (int64_t i = 0; i < dim; i++) {
+            if (call->y) y[i] = norm_y_exact(call->centered, s, xh[i], call->gamma_f32[i], call->beta_f32[i]);
             xh[i] = (xh[i] - s.mean) * s.rstd;
             dgamma[i] += dy[i] * xh[i];
             dbeta[i] += dy[i];
@@ -314,6 +356,7 @@ static inline void norm_short_backward(void *argument, size_t task) {
         for (int64_t i = 0; i < dim; i++)
             dy[i] = s.rstd * (dy[i] - mean_g - xh[i] * mean_gxh);
         if (call->out) norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, row * dim, dim, dy);
+        if (call->y) norm_write_doubles(call->dtype, false, call->y, row * dim, dim, y);
     }
     double *sums = call->short_sums ? call->short_sums + (int64_t)task * 2 * LANES : NULL;
     for (int64_t i = 0; i < LANES && sums; i++) {
@@ -404,14 +447,20 @@ static inline void norm_wide_sums(void *argument, size_t task) {
     }
 }
 
-/* dx of one unit of all rows. The first unit's place holds the whole row's sums by now. */
+/* dx and y of one unit of all rows. The first unit's place holds the whole row's sums by now. */
 static inline void norm_wide_backward(void *argument, size_t task) {
     const norm_rows *call = argument;
-    float buffer[NORM_COLUMNS];
+    float gamma_buffer[NORM_COLUMNS], beta_buffer[NORM_COLUMNS];
     int64_t from = (int64_t)task * NORM_COLUMNS, n = vjp_min(NORM_COLUMNS, call->size.dim - from);
-    const float *gamma = norm_parameter_read(call->gamma, from, n, 1, buffer);
-    for (int64_t row = 0; row < call->size.rows; row++)
-        norm_rows_dx(call, row * call->size.dim + from, n, gamma, call->scale[row], call->sums[row * call->units], 0);
+    const float *gamma = norm_parameter_read(call->gamma, from, n, 1, gamma_buffer);
+    const float *beta = call->y ? norm_parameter_read(call->beta, from, n, 0, beta_buffer) : NULL;
+    for (int64_t row = 0; row < call->size.rows; row++) {
+        int64_t first = row * call->size.dim + from;
+        if (call->out)
+            norm_rows_dx(call, first, n, gamma, beta, call->scale[row], call->sums[row * call->units], 0);
+        else
+            norm_rows_y(call, first, n, gamma, beta, call->scale[row], 0);
+    }
     if (call->mode == WRITE_STREAM) vf_stream_done();
 }
 
@@ -426,7 +475,7 @@ static inline void norm_wide_run(norm_rows *call) {
     vjp_cpu_for(call->work, call->units, norm_wide_sums, call);
     for (int64_t row = 0; row < rows; row++)
         call->sums[row * call->units] = norm_sums_total(call->sums + row * call->units, call->units);
-    if (call->out) vjp_cpu_for(call->work, call->units, norm_wide_backward, call);
+    if (call->out || call->y) vjp_cpu_for(call->work, call->units, norm_wide_backward, call);
 }
 
 /* ---- Calls -------------------------------------------------------------------------------------------------- */
@@ -434,15 +483,17 @@ static inline void norm_wide_run(norm_rows *call) {
 static inline vjp_status norm_rows_run(norm_rows *call) {
     int64_t dim = call->size.dim;
     bool is_short = dim < LANES;
-    if (!call->out && !call->mean_out && !call->rstd_out && !call->dgamma.data && !call->dbeta.data) return VJP_OK;
+    if (!call->out && !call->y && !call->mean_out && !call->rstd_out && !call->dgamma.data && !call->dbeta.data)
+        return VJP_OK;
     norm_rows_plan(call, call->work->workspace);
     if (call->wide) {
         norm_wide_run(call);
         return VJP_OK;
     }
     call->gamma_f32 = norm_parameter_read(call->gamma, 0, dim, 1, call->gamma_buffer);
-    if (call->work->pass == VJP_FORWARD) {
+    if (call->work->pass == VJP_FORWARD || call->y)
         call->beta_f32 = norm_parameter_read(call->beta, 0, dim, 0, call->beta_buffer);
+    if (call->work->pass == VJP_FORWARD) {
         vjp_cpu_for(call->work, call->split.count, is_short ? norm_short_forward : norm_rows_forward, call);
         return VJP_OK;
     }

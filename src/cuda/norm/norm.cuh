@@ -6,6 +6,8 @@
  *     y  = xh * gamma + beta
  *     dx = rstd * (g - mean(g) - xh * mean(g * xh)),  dgamma = sum of dy * xh,  dbeta = sum of dy over rows
  *
+ * rms_norm's backward also gives y where it is wanted, with the forward's bits: kernels with Y are those that do.
+ *
  * Three paths, chosen by dim alone. Each has one order of additions, whatever the alignment of the tensors:
  *
  *     path   dim              what                                                            file
@@ -71,6 +73,8 @@ struct norm_call {
     bool aligned;                /* and begin at multiples of 16 bytes */
     int team;                    /* threads per row, see norm_team_threads() */
     int stages, stage_bytes;     /* rows staged in shared memory, and bytes of one, of all its tensors */
+
+    void *y; /* rms_norm's backward: the forward's y, made again; NULL: not wanted. beta is for it alone */
 };
 
 /*

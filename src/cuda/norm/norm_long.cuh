@@ -8,7 +8,7 @@
  *     norm_long_moments  statistics of each unit (where none are saved)
  *     norm_long_y        forward: y and the saved statistics
  *     norm_long_sums     backward: a chunk of rows per block, for one unit: each row's sums, and column sums
- *     norm_long_dx       backward: dx
+ *     norm_long_dx       backward: dx, and y where it is wanted
  *
  * x and dy are read twice where dx is wanted, 5/3 of the fewest bytes: rows of this length are rare, and few of them
  * stay in L2. Elements are loaded one at a time, adjacent ones by adjacent threads, whatever the alignment.
@@ -55,13 +55,13 @@ __device__ inline void norm_long_read(const norm_call &c, const norm_unit &u, co
     });
 }
 
-__device__ inline void norm_long_write(const norm_call &c, const norm_unit &u, int64_t row,
-                                       const float (&values)[NORM_LONG_ELEMENTS]) {
+__device__ inline void norm_long_write(const norm_call &c, const norm_unit &u, void *tensor, int64_t row,
+                                       const float (&values)[NORM_LONG_ELEMENTS], bool add) {
     norm_with_type(c, [&](auto zero) {
-        auto *to = static_cast<decltype(zero) *>(c.out) + row * c.dim + u.from;
+        auto *to = static_cast<decltype(zero) *>(tensor) + row * c.dim + u.from;
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
-            if (u.has(i)) write_one(to + norm_unit::at(i), values[i], c.add);
+            if (u.has(i)) write_one(to + norm_unit::at(i), values[i], add);
     });
 }
 
@@ -141,7 +141,7 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 4) no
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
             x[i] = fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], beta[i]);
-        norm_long_write(c, u, row, x);
+        norm_long_write(c, u, c.out, row, x, c.add);
     }
 }
 
@@ -197,7 +197,7 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) no
     }
 }
 
-template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
+template <bool LAYER, bool Y> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) norm_long_dx(norm_call c) {
     begin_chained();
     for (int64_t task = blockIdx.x; task < c.rows * c.units; task += gridDim.x) {
         int64_t row = task / c.units;
@@ -214,10 +214,18 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_LONG_THREADS, 3) no
         }
         float slope = (float)(-(double)s.rstd * (warp_sum(sum_gxh) / (double)c.dim));
         float level = LAYER ? (float)(-(double)s.rstd * (warp_sum(sum_g) / (double)c.dim)) : 0.0f;
+        if constexpr (Y) {
+            float y[NORM_LONG_ELEMENTS];
+            norm_long_parameter(c, u, c.beta, 0.0f, y);
+#pragma unroll
+            for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
+                y[i] = fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], y[i]);
+            norm_long_write(c, u, c.y, row, y, false);
+        }
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
             x[i] = fmaf(s.rstd, dy[i] * gamma[i], fmaf(slope, norm_xh<LAYER>(s, x[i]), level));
-        norm_long_write(c, u, row, x);
+        norm_long_write(c, u, c.out, row, x, c.add);
     }
 }
 
@@ -228,8 +236,16 @@ template <bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_
     if (status != VJP_OK) return status;
     if (work->pass == VJP_FORWARD) return launch(work, true, norm_long_y<LAYER>, tasks, NORM_LONG_THREADS, 0, c);
     status = launch(work, true, norm_long_sums<LAYER>, sums, NORM_LONG_THREADS, 0, c);
-    if (status != VJP_OK || !c.out) return status;
-    return launch(work, true, norm_long_dx<LAYER>, tasks, NORM_LONG_THREADS, 0, c);
+    if (status != VJP_OK) return status;
+    if constexpr (!LAYER) {
+        norm_call y = c;
+        y.out = c.y;
+        y.add = false;
+        if (c.y && !c.out) return launch(work, true, norm_long_y<LAYER>, tasks, NORM_LONG_THREADS, 0, y);
+        if (c.y) return launch(work, true, norm_long_dx<LAYER, true>, tasks, NORM_LONG_THREADS, 0, c);
+    }
+    if (!c.out) return VJP_OK;
+    return launch(work, true, norm_long_dx<LAYER, false>, tasks, NORM_LONG_THREADS, 0, c);
 }
 
 } // namespace

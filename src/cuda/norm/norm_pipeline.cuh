@@ -477,10 +477,12 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         rows--;
     }
 
+    /* Writes this row's values of out, or (Y) of y, which is not added to. */
+    template <bool Y = false>
     __device__ void write(const norm_call &c, const columns &k, int p, float (&values)[WIDE<T>]) const {
-        T *out = reinterpret_cast<T *>(static_cast<char *>(c.out) + at) + p * k.shape.vector_columns();
+        T *out = reinterpret_cast<T *>(static_cast<char *>(Y ? c.y : c.out) + at) + p * k.shape.vector_columns();
         if (aligned(c)) {
-            if (c.add) {
+            if (!Y && c.add) {
                 float old[WIDE<T>];
                 read(TENSORS, p, old);
 #pragma unroll
@@ -494,7 +496,7 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         int count = k.count(p), step = k.step();
 #pragma unroll
         for (int e = 0; e < WIDE<T>; e++, out += step)
-            if (e < count) write_one(out, values[e], c.add);
+            if (e < count) write_one(out, values[e], !Y && c.add);
     }
 };
 

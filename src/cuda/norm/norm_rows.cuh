@@ -12,7 +12,7 @@
  *
  * Which columns a thread owns (norm_pipeline.cuh) and the order of all additions depend on dim alone. Tensors that are
  * not aligned are copied element by element to the same places, so the bits are the same. The thread that reads an
- * element is the one that writes it, afterwards: out may be x or dy.
+ * element is the one that writes it, afterwards: out and the backward's y may be x or dy.
  *
  * Statistics are computed in one pass around a guess, the row's first element, whose distance from the mean is then
  * corrected: a row at 1000 +- 1 loses nothing. A guess that was far off is replaced and the row measured again; where
@@ -280,7 +280,8 @@ __device__ void norm_guarded_sums(const Pipeline &pipeline, const norm_scale &s,
     }
 }
 
-template <class T, bool LAYER, int TEAM>
+/* With Y, a kernel of a fixed shape has no beta: it would take registers from the sums. */
+template <class T, bool LAYER, int TEAM, bool Y>
 __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, true>)
     norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
@@ -335,6 +336,16 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
                 sum_g += g[i];
                 sum_gxh = fmaf(g[i], xh[i], sum_gxh);
             }
+            if constexpr (Y) {
+#pragma unroll
+                for (int e = 0; e < WIDE<T>; e++) {
+                    float beta = 0;
+                    if (!Shape::FIXED && c.beta.data && e < k.count(p))
+                        beta = read_parameter<T>(c.beta, k.column(p, e));
+                    x[e] = fmaf(xh[p * WIDE<T> + e], gamma[p * WIDE<T> + e], beta);
+                }
+                pipeline.template write<true>(c, k, p, x);
+            }
         }
         if (KEEP) pipeline.release_inputs(c, k);
         if (Shape::FIXED || c.out) {
@@ -381,7 +392,8 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
  */
 constexpr int NORM_STAGING_BYTES = 224 << 10, NORM_MAX_STAGES = 6, NORM_MAX_STAGES_OF_MORE = 4;
 
-template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
+template <class T, bool LAYER, int TEAM, int TENSORS, bool Y>
+vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
     norm_shape<T, TEAM> shape{c.team};
     constexpr bool BACKWARD = TENSORS == 2;
     int limit = 0;
@@ -399,32 +411,35 @@ template <class T, bool LAYER, int TEAM, int TENSORS> vjp_status norm_rows_launc
     size_t shared = (size_t)vjp_max(c.stages * c.stage_bytes, c.sums ? shape.sum_bytes() : 0);
     void (*kernel)(norm_call);
     if constexpr (BACKWARD)
-        kernel = norm_rows_backward<T, LAYER, TEAM>;
+        kernel = norm_rows_backward<T, LAYER, TEAM, Y>;
     else
         kernel = norm_rows_forward<T, LAYER, TEAM>;
     return launch(work, true, kernel, c.chunks, shape.threads(), shared, c);
 }
 
-template <class T, bool LAYER, int TENSORS> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
+template <class T, bool LAYER, int TENSORS, bool Y> vjp_status norm_rows_launch(const vjp_work *work, norm_call c) {
     c.in_vectors = c.dim % WIDE<T> == 0;
-    c.aligned = c.in_vectors && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16);
+    c.aligned =
+        c.in_vectors && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16) && is_aligned(c.y, 16);
     bool usual = c.aligned && is_aligned(c.gamma.data, 16) && is_aligned(c.beta.data, 16) && c.out &&
-                 (TENSORS == 1 || c.rstd_in);
+                 (TENSORS == 1 || c.rstd_in) && !(Y && c.beta.data);
     switch (usual ? c.team : 0) {
-    case 8: return norm_rows_launch<T, LAYER, 8, TENSORS>(work, c);
-    case 16: return norm_rows_launch<T, LAYER, 16, TENSORS>(work, c);
-    case 64: return norm_rows_launch<T, LAYER, 64, TENSORS>(work, c);
-    case 256: return norm_rows_launch<T, LAYER, 256, TENSORS>(work, c);
-    case 512: return norm_rows_launch<T, LAYER, 512, TENSORS>(work, c);
-    default: return norm_rows_launch<T, LAYER, 0, TENSORS>(work, c);
+    case 8: return norm_rows_launch<T, LAYER, 8, TENSORS, Y>(work, c);
+    case 16: return norm_rows_launch<T, LAYER, 16, TENSORS, Y>(work, c);
+    case 64: return norm_rows_launch<T, LAYER, 64, TENSORS, Y>(work, c);
+    case 256: return norm_rows_launch<T, LAYER, 256, TENSORS, Y>(work, c);
+    case 512: return norm_rows_launch<T, LAYER, 512, TENSORS, Y>(work, c);
+    default: return norm_rows_launch<T, LAYER, 0, TENSORS, Y>(work, c);
     }
 }
 
 template <bool LAYER> vjp_status norm_rows_run(const vjp_work *work, const norm_call &c) {
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        return work->pass == VJP_BACKWARD ? norm_rows_launch<T, LAYER, 2>(work, c)
-                                          : norm_rows_launch<T, LAYER, 1>(work, c);
+        if (work->pass == VJP_FORWARD) return norm_rows_launch<T, LAYER, 1, false>(work, c);
+        if constexpr (!LAYER)
+            if (c.y) return norm_rows_launch<T, LAYER, 2, true>(work, c);
+        return norm_rows_launch<T, LAYER, 2, false>(work, c);
     });
 }
 

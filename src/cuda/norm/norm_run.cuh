@@ -13,7 +13,7 @@ namespace vjp {
 namespace {
 
 template <bool LAYER> vjp_status norm_run(const vjp_work *work, norm_call c) {
-    if (!c.out && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
+    if (!c.out && !c.y && !c.mean_out && !c.rstd_out && !c.sums) return VJP_OK;
     norm_plan(work, &c);
     vjp_status status = c.path == NORM_PATH_SHORT  ? norm_short_run<LAYER>(work, c)
                         : c.path == NORM_PATH_ROWS ? norm_rows_run<LAYER>(work, c)

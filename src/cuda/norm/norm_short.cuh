@@ -36,6 +36,17 @@ __device__ norm_short_statistics norm_short_measure(const norm_call &c, int dim,
     return {mean, 1 / sqrt(squares / dim + c.eps)};
 }
 
+/*
+ * y in double. Without a mean rstd is what is saved of it, so that a backward that has only that gives y again with the
+ * same bits. An rstd that f32 does not hold stays.
+ */
+template <bool LAYER>
+__device__ float norm_short_y(const norm_short_statistics &s, float x, double gamma, double beta) {
+    float saved = (float)s.rstd;
+    double rstd = LAYER || !(saved > 0 && saved <= FLT_MAX) ? s.rstd : (double)saved;
+    return (float)(((double)x - s.mean) * rstd * gamma + beta);
+}
+
 __device__ inline void norm_short_read(const norm_call &c, const void *tensor, int64_t row,
                                        float (&values)[NORM_MAX_SHORT]) {
     norm_with_type(c, [&](auto zero) {
@@ -46,12 +57,13 @@ __device__ inline void norm_short_read(const norm_call &c, const void *tensor, i
     });
 }
 
-__device__ inline void norm_short_write(const norm_call &c, int64_t row, const float (&values)[NORM_MAX_SHORT]) {
+__device__ inline void norm_short_write(const norm_call &c, void *tensor, int64_t row,
+                                        const float (&values)[NORM_MAX_SHORT], bool add) {
     norm_with_type(c, [&](auto zero) {
-        auto *to = static_cast<decltype(zero) *>(c.out) + row * c.dim;
+        auto *to = static_cast<decltype(zero) *>(tensor) + row * c.dim;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
-            if (i < c.dim) write_one(to + i, values[i], c.add);
+            if (i < c.dim) write_one(to + i, values[i], add);
     });
 }
 
@@ -80,17 +92,18 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm
         if (!c.out) continue;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
-            if (i < dim) x[i] = (float)(((double)x[i] - s.mean) * s.rstd * gamma[i] + beta[i]);
-        norm_short_write(c, row, x);
+            if (i < dim) x[i] = norm_short_y<LAYER>(s, x[i], gamma[i], beta[i]);
+        norm_short_write(c, c.out, row, x, c.add);
     }
 }
 
-template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_backward(norm_call c) {
+template <bool LAYER, bool Y> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm_short_backward(norm_call c) {
     constexpr int WARPS = NORM_SHORT_THREADS / 32;
-    __shared__ double gamma[NORM_SHORT], sums[WARPS][2 * NORM_SHORT];
+    __shared__ double gamma[NORM_SHORT], beta[Y ? NORM_SHORT : 1], sums[WARPS][2 * NORM_SHORT];
     int dim = (int)c.dim, t = threadIdx.x;
     begin_chained();
     norm_short_parameter(c, c.gamma, 1, gamma);
+    if constexpr (Y) norm_short_parameter(c, c.beta, 0, beta);
     __syncthreads();
     double dgamma[NORM_MAX_SHORT], dbeta[NORM_MAX_SHORT];
 #pragma unroll
@@ -115,6 +128,13 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm
             }
         mean_g /= dim;
         mean_gxh /= dim;
+        if constexpr (Y) {
+            float y[NORM_MAX_SHORT];
+#pragma unroll
+            for (int i = 0; i < NORM_MAX_SHORT; i++)
+                if (i < dim) y[i] = norm_short_y<LAYER>(s, x[i], gamma[i], beta[i]);
+            norm_short_write(c, c.y, row, y, false);
+        }
         if (!c.out) continue;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
@@ -122,7 +142,7 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm
                 double xh = ((double)x[i] - s.mean) * s.rstd, g = (double)dy[i] * gamma[i];
                 x[i] = (float)(s.rstd * (g - mean_g - xh * mean_gxh));
             }
-        norm_short_write(c, row, x);
+        norm_short_write(c, c.out, row, x, c.add);
     }
     if (!c.sums) return;
 #pragma unroll
@@ -143,7 +163,9 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm
 }
 
 template <bool LAYER> vjp_status norm_short_run(const vjp_work *work, const norm_call &c) {
-    auto kernel = work->pass == VJP_BACKWARD ? norm_short_backward<LAYER> : norm_short_forward<LAYER>;
+    auto kernel = work->pass == VJP_BACKWARD ? norm_short_backward<LAYER, false> : norm_short_forward<LAYER>;
+    if constexpr (!LAYER)
+        if (c.y) kernel = norm_short_backward<LAYER, true>;
     return launch(work, true, kernel, c.chunks, NORM_SHORT_THREADS, 0, c);
 }
 

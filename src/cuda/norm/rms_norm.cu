@@ -35,6 +35,8 @@ norm_call backward_call(const vjp_work *work) {
     c.dbeta = parameter_output_of(work, RMS_NORM_B_DBETA);
     c.sums = work->tensor[RMS_NORM_B_DGAMMA] || work->tensor[RMS_NORM_B_DBETA];
     c.rstd_in = static_cast<const float *>(vjp_data(work, RMS_NORM_B_RSTD));
+    c.y = vjp_data(work, RMS_NORM_B_Y);
+    if (c.y) c.beta = parameter_of(work, RMS_NORM_B_BETA);
     c.rows = size.rows;
     c.dim = size.dim;
     c.eps = static_cast<const vjp_rms_norm_attributes *>(work->attributes)->eps;

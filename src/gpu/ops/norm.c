@@ -24,7 +24,7 @@ typedef struct norm_call {
     const vjp_work *work;
     vjp_norm_sizes sizes;
     double eps;
-    int y, x, gamma, beta, mean, rstd; /* the backward's mean and rstd are inputs */
+    int y, x, gamma, beta, mean, rstd; /* the backward's mean and rstd are inputs, and its beta is for y */
     int dx, dgamma, dbeta, dy;
 } norm_call;
 
@@ -116,6 +116,10 @@ static vjp_status columns(const norm_call *n, const split *c) {
     gpu_constant(&l, "GAMMA", n->work->tensor[n->dgamma] != NULL);
     bind(&l, "dx", n->dx, n->sizes.dim);
     bind_rows(n, c, &l);
+    if (has(n, n->y)) {
+        bind(&l, "y", n->y, n->sizes.dim);
+        bind(&l, "beta", n->beta, 1);
+    }
     if (!c->fused) gpu_scratch(&l, "stats", VJP_F32, c->stats, n->sizes.rows * STATS, false);
     if (c->sums) gpu_scratch(&l, "partials", VJP_F32, 0, c->chunks * 2 * n->sizes.dim, true);
     return gpu_enqueue(&l, c->chunks * c->tiles);
@@ -131,7 +135,7 @@ static vjp_status finish(const norm_call *n, const split *c) {
 
 static vjp_status backward(const norm_call *n) {
     split c = split_of(n);
-    if (!n->sizes.dim || (!has(n, n->dx) && !c.sums)) return VJP_OK;
+    if (!n->sizes.dim || (!has(n, n->dx) && !has(n, n->y) && !c.sums)) return VJP_OK;
     vjp_status status = VJP_OK;
     if (!c.fused && n->sizes.rows) status = measure(n, &c);
     if (status == VJP_OK) status = columns(n, &c);
@@ -154,6 +158,8 @@ static const norm_call layer_norm_slots[VJP_PASS_COUNT] = {
      .dy = LAYER_NORM_B_DY,
      .x = LAYER_NORM_B_X,
      .gamma = LAYER_NORM_B_GAMMA,
+     .y = -1,
+     .beta = -1,
      .mean = LAYER_NORM_B_MEAN,
      .rstd = LAYER_NORM_B_RSTD},
 };
@@ -171,6 +177,8 @@ static const norm_call rms_norm_slots[VJP_PASS_COUNT] = {
      .dy = RMS_NORM_B_DY,
      .x = RMS_NORM_B_X,
      .gamma = RMS_NORM_B_GAMMA,
+     .y = RMS_NORM_B_Y,
+     .beta = RMS_NORM_B_BETA,
      .mean = -1,
      .rstd = RMS_NORM_B_RSTD},
 };

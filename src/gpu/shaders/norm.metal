@@ -9,7 +9,7 @@
 // threadgroup has a row's columns, 16 per thread, one kernel computes the row's statistics and its dx and reads x and
 // dy from memory once (the second pass finds them in cache). For longer rows `measure` leaves the statistics in the
 // workspace, and `columns` has a tile of columns. `columns` also leaves column sums of each chunk of rows, which
-// `finish` adds.
+// `finish` adds, and gives rms_norm's y again where it is wanted, with the forward's bits.
 #define OPERANDS(operand)                                                                                              \
     operand(Float, 0, x) operand(Float, 1, dy) operand(Float, 2, gamma) operand(Float, 3, beta) operand(Float, 4, y)   \
         operand(Float, 5, mean) operand(Float, 6, rstd) operand(Float, 7, mean_in) operand(Float, 8, rstd_in)          \
@@ -182,6 +182,22 @@ inline Stats measured(thread const Call &c, uint row) {
     return f;
 }
 
+// y of columns i and i + 1.
+inline void set_y(thread const Call &c, float2 xh, uint start, uint i) {
+    float2 v = xh;
+    if (c.gamma.is()) {
+        v *= gamma_pair(c, i);
+    }
+    if (c.beta.is()) {
+        v += parameters(c, c.beta, i);
+    }
+    if (i + 1 < c.p.dim) {
+        c.y.set_two(start + i, v);
+    } else {
+        c.y.set(start + i, v.x);
+    }
+}
+
 inline void forward(thread const Call &c) {
     uint team = c.lane / c.p.lanes;
     uint row = c.group * c.p.teams + team;
@@ -198,22 +214,11 @@ inline void forward(thread const Call &c) {
         return;
     }
     for (uint i = 2 * (c.lane % c.p.lanes); i < c.p.dim; i += 2 * c.p.lanes) {
-        float2 v = normal(f, pair_of(c, c.x, start, i, 0.0f));
-        if (c.gamma.is()) {
-            v *= gamma_pair(c, i);
-        }
-        if (c.beta.is()) {
-            v += parameters(c, c.beta, i);
-        }
-        if (i + 1 < c.p.dim) {
-            c.y.set_two(start + i, v);
-        } else {
-            c.y.set(start + i, v.x);
-        }
+        set_y(c, normal(f, pair_of(c, c.x, start, i, 0.0f)), start, i);
     }
 }
 
-// All that dx and dgamma need of a row. Every thread of the threadgroup must come here.
+// All that dx, dgamma and y need of a row. Every thread of the threadgroup must come here.
 inline Stats stats_of(thread const Call &c, uint row) {
     Stats f = no_stats();
     if (SAVED) {
@@ -271,7 +276,7 @@ inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint star
         }
         float2 dy = pair_of(c, c.dy, start, i, 0.0f);
         float2 xh = float2(0.0f);
-        if (c.dx.is() || GAMMA) {
+        if (c.dx.is() || c.y.is() || GAMMA) {
             xh = normal(f, pair_of(c, c.x, start, i, 0.0f));
         }
         s.part[k] += float4(dy * xh, dy);
@@ -283,6 +288,9 @@ inline void take_row(thread const Call &c, thread Columns &s, Stats f, uint star
             } else {
                 c.dx.set(start + i, v.x);
             }
+        }
+        if (c.y.is()) {
+            set_y(c, xh, start, i);
         }
     }
 }
@@ -304,7 +312,7 @@ inline void columns(thread const Call &c) {
         Stats f = no_stats();
         if (!FUSED) {
             f = stats_read(c, row);
-        } else if (c.dx.is() || GAMMA) {
+        } else if (c.dx.is() || c.y.is() || GAMMA) {
             f = stats_of(c, row);
         }
         if (team < c.p.teams && base + team < end) {

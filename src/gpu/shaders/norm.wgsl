@@ -8,7 +8,8 @@
 // A team of `lanes` threads has a row; a workgroup has `teams` of them. As long as a workgroup has
 // a row's columns, 16 per thread, one kernel computes the row's statistics and its dx and reads x and dy from memory once
 // (the second pass finds them in cache). For longer rows `measure` leaves the statistics in the workspace, and `columns`
-// has a tile of columns. `columns` also leaves column sums of each chunk of rows, which `finish` adds.
+// has a tile of columns. `columns` also leaves column sums of each chunk of rows, which `finish` adds, and gives
+// rms_norm's y again where it is wanted, with the forward's bits.
 //# const PAIRS FUSED SAVED GAMMA
 //# float x dy gamma beta y mean rstd mean_in rstd_in dx dgamma dbeta stats partials
 
@@ -187,6 +188,22 @@ fn measured(row: u32, lane: u32) -> Stats {
     return f;
 }
 
+// y of columns c and c + 1.
+fn set_y(xh: vec2<f32>, start: u32, c: u32) {
+    var v = xh;
+    if (gamma_is) {
+        v *= gamma_pair(c);
+    }
+    if (beta_is) {
+        v += vec2<f32>(beta_at(c), beta_at(min(c + 1u, u.p.dim - 1u)));
+    }
+    if (c + 1u < u.p.dim) {
+        y_set_two(start + c, v);
+    } else {
+        y_set(start + c, v.x);
+    }
+}
+
 fn forward(group: u32, lane: u32) {
     let row = group * u.p.teams + lane / u.p.lanes;
     let valid = row < u.p.rows;
@@ -203,22 +220,11 @@ fn forward(group: u32, lane: u32) {
         return;
     }
     for (var c = 2u * (lane % u.p.lanes); c < u.p.dim; c += 2u * u.p.lanes) {
-        var v = normal(f, x_pair(start, c, 0.0));
-        if (gamma_is) {
-            v *= gamma_pair(c);
-        }
-        if (beta_is) {
-            v += vec2<f32>(beta_at(c), beta_at(min(c + 1u, u.p.dim - 1u)));
-        }
-        if (c + 1u < u.p.dim) {
-            y_set_two(start + c, v);
-        } else {
-            y_set(start + c, v.x);
-        }
+        set_y(normal(f, x_pair(start, c, 0.0)), start, c);
     }
 }
 
-// All that dx and dgamma need of a row. Every thread of the workgroup must come here.
+// All that dx, dgamma and y need of a row. Every thread of the workgroup must come here.
 fn stats_of(row: u32, lane: u32) -> Stats {
     var f = Stats();
     if (SAVED == 1u) {
@@ -280,7 +286,7 @@ fn take_row(f: Stats, start: u32, first: u32) {
         }
         let dy = dy_pair(start, c);
         var xh = vec2<f32>();
-        if (dx_is || GAMMA == 1u) {
+        if (dx_is || y_is || GAMMA == 1u) {
             xh = normal(f, x_pair(start, c, 0.0));
         }
         gamma_part[k] += dy * xh;
@@ -293,6 +299,9 @@ fn take_row(f: Stats, start: u32, first: u32) {
             } else {
                 dx_set(start + c, v.x);
             }
+        }
+        if (y_is) {
+            set_y(xh, start, c);
         }
     }
 }
@@ -310,7 +319,7 @@ fn columns(group: u32, lane: u32) {
         let near = min(row, end - 1u);
         var f = Stats();
         if (FUSED == 1u) {
-            if (dx_is || GAMMA == 1u) {
+            if (dx_is || y_is || GAMMA == 1u) {
                 f = stats_of(near, lane);
             }
         } else {
