@@ -298,6 +298,8 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
     pipeline.start(c, k);
     float gamma[Shape::ELEMENTS], dgamma[Shape::ELEMENTS], dbeta[Shape::ELEMENTS];
     norm_parameter<T, Shape>(c.gamma, k).read(1, k, gamma);
+    [[maybe_unused]] float beta[Shape::ELEMENTS] = {};
+    if constexpr (Y && !Shape::FIXED) norm_parameter<T, Shape>(c.beta, k).read(0, k, beta);
 #pragma unroll
     for (int i = 0; i < Shape::ELEMENTS; i++)
         dgamma[i] = dbeta[i] = 0;
@@ -338,12 +340,8 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
             }
             if constexpr (Y) {
 #pragma unroll
-                for (int e = 0; e < WIDE<T>; e++) {
-                    float beta = 0;
-                    if (!Shape::FIXED && c.beta.data && e < k.count(p))
-                        beta = read_parameter<T>(c.beta, k.column(p, e));
-                    x[e] = fmaf(xh[p * WIDE<T> + e], gamma[p * WIDE<T> + e], beta);
-                }
+                for (int e = 0; e < WIDE<T>; e++)
+                    x[e] = fmaf(xh[p * WIDE<T> + e], gamma[p * WIDE<T> + e], beta[p * WIDE<T> + e]);
                 pipeline.template write<true>(c, k, p, x);
             }
         }

@@ -8,12 +8,14 @@
  *     dy, dw = linear.backward(dz, y, w)            dgate, dup, y = swiglu.backward(dy, gate, up)
  *     dgate, dup = swiglu.backward(dy, gate, up)    dw = linear.backward(dz, y, w)
  *
- * on the left becomes what is on the right: gate and up are read once instead of twice. The two products of linear's
- * backward are separate anyway, and only db needs a. With an activation they would share a pass, so then nothing is
- * changed. The bits are the same.
+ * on the left becomes what is on the right: gate and up are read once instead of twice. A norm's y is read by several
+ * products, which all add to its dy, and comes from the norm's backward in the same way: x is read once instead of
+ * twice. The two products of linear's backward are separate anyway, and only db needs a. With an activation they would
+ * share a pass, so then nothing is changed. The bits are the same.
  *
  * The bytes alive at once do not grow: y takes over the memory of an input that the backward of its op is the last to
- * read, and what is kept longer than before, dz, is alive anyway or takes no more than y did.
+ * read, and what is kept longer than before, the gradients dz of the products, fits beside the rest into what was alive
+ * while one of the products was computed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,19 +27,21 @@
 enum { MAX_READERS = 8 };
 
 typedef struct combining {
+    vjp_device *device;
     vjp_graph *graph;
     const graph_node *node; /* the old list */
     int32_t nodes;
-    int32_t *writers; /* [values]: of storages, how many outputs are written there */
-    int32_t *last;    /* [values]: of storages, the last node that uses them; `nodes` where they are kept */
-    int32_t *repeats; /* [nodes]: of the backward of an op, the forward that it replaces; NONE */
-    int32_t *later;   /* [nodes]: of linear's backward, the node after which db is computed; NONE: it stays whole */
-    bool *dropped;    /* [nodes] */
+    int32_t *writers;      /* [values]: of storages, how many outputs are written there */
+    int32_t *first, *last; /* [values]: of storages, the nodes that use them; last is `nodes` where they are kept */
+    size_t *live;          /* [nodes]: bytes, if no output takes over an input */
+    int32_t *repeats;      /* [nodes]: of the backward of an op, the forward that it replaces; NONE */
+    int32_t *later; /* [nodes]: of linear's backward, the node after which db is computed; NONE: it stays whole */
+    bool *dropped;  /* [nodes] */
 } combining;
 
-enum { NONE = -1 };
+enum { NONE = GRAPH_NONE };
 
-/* A forward that may be replaced, the backward that can give its y, and linear's backward that reads y before. */
+/* A forward that may be replaced, the backward that can give its y, and linear's backwards that read y before. */
 typedef struct candidate {
     int32_t forward, backward;
     int y_slot; /* of the backward */
@@ -59,6 +63,7 @@ static void find_uses(combining *c, const bool *result, int32_t own_values) {
     for (vjp_value v = 0; v < c->graph->values; v++) {
         const graph_value *value = &c->graph->value[v];
         c->writers[v] = 0;
+        c->first[v] = NONE;
         c->last[v] = v && graph_is_persistent(value->role) ? c->nodes : NONE;
     }
     for (int32_t n = 0; n < c->nodes; n++)
@@ -66,10 +71,12 @@ static void find_uses(combining *c, const bool *result, int32_t own_values) {
             vjp_value storage = storage_of(c, c->node[n].value[i]);
             if (!storage) continue;
             if (i < pass_of(&c->node[n])->outputs) c->writers[storage]++;
+            if (c->first[storage] == NONE) c->first[storage] = n;
             if (c->last[storage] < n) c->last[storage] = n;
         }
     for (vjp_value v = 1; v < own_values; v++)
         if (result[v]) c->last[storage_of(c, v)] = c->nodes;
+    graph_find_live(c->graph, c->nodes, c->first, c->last, c->live);
 }
 
 static bool touches(const combining *c, int32_t n, vjp_value storage, bool writes_only) {
@@ -138,29 +145,34 @@ static bool find_backward(const combining *c, candidate *found) {
     return false;
 }
 
-/* ---- What may be moved ------------------------------------------------------------------------------- */
+/* ---- The parts of linear's backward ------------------------------------------------------------------ */
 
-static bool is_reader(const candidate *found, int32_t n) {
-    for (int32_t k = 0; k < found->readers; k++)
-        if (found->reader[k] == n) return true;
-    return false;
+static void values_of_da(const graph_node *node, vjp_value values[VJP_MAX_SLOTS]) {
+    memset(values, 0, VJP_MAX_SLOTS * sizeof values[0]);
+    values[LINEAR_B_DA] = node->value[LINEAR_B_DA];
+    values[LINEAR_B_DY] = node->value[LINEAR_B_DY];
+    values[LINEAR_B_B] = node->value[LINEAR_B_B];
 }
+
+static void values_of_db(const graph_node *node, vjp_value values[VJP_MAX_SLOTS]) {
+    memcpy(values, node->value, VJP_MAX_SLOTS * sizeof values[0]);
+    values[LINEAR_B_DA] = 0;
+}
+
+/* ---- What may be moved ------------------------------------------------------------------------------- */
 
 /*
  * Whether the part of a reader that gives db and dbias can come after the backward: nothing in between uses these or
- * changes what it reads, and no other calls come while dz is alive only for that part.
+ * changes what it reads.
  */
 static bool can_wait(const combining *c, const candidate *found, int32_t reader) {
     const graph_node *node = &c->node[reader];
-    int32_t last = c->last[storage_of(c, node->value[LINEAR_B_DY])];
-    for (int32_t m = reader + 1; m <= found->backward; m++) {
-        if (m > last && m < found->backward && !is_reader(found, m)) return false;
+    for (int32_t m = reader + 1; m <= found->backward; m++)
         for (size_t i = 0; i < pass_of(node)->count; i++) {
             bool output = i < pass_of(node)->outputs;
             if (i != LINEAR_B_DA && i != LINEAR_B_A && touches(c, m, storage_of(c, node->value[i]), !output))
                 return false;
         }
-    }
     return true;
 }
 
@@ -172,9 +184,16 @@ static bool reads_later(const combining *c, int32_t reader, vjp_value storage) {
     return false;
 }
 
+/* The bytes of an output that takes over an input's memory where one is free; 0 of one that needs its own, or none. */
+static size_t takes_over(const combining *c, const graph_node *node, size_t slot) {
+    vjp_value storage = storage_of(c, node->value[slot]);
+    if (!storage || node->adds >> slot & 1 || !pass_of(node)->slots[slot].aliases) return 0;
+    return graph_is_persistent(c->graph->value[storage].role) ? 0 : c->graph->value[storage].bytes;
+}
+
 /*
- * Whether every output of the backward, and y, can take over an input that nothing reads afterwards, so that y needs no
- * memory of its own there.
+ * Whether every output of the backward that may be in an input's place, and y, can take over one that nothing reads
+ * afterwards, so that y needs no memory of its own there.
  */
 static bool has_room(const combining *c, const candidate *found) {
     const graph_node *back = &c->node[found->backward];
@@ -183,8 +202,7 @@ static bool has_room(const combining *c, const candidate *found) {
     vjp_value freed[VJP_MAX_SLOTS];
     int free_inputs = 0, outputs = 1;
     for (size_t i = 0; i < pass->outputs; i++)
-        outputs += back->value[i] && !(back->adds >> i & 1) &&
-                   !graph_is_persistent(c->graph->value[storage_of(c, back->value[i])].role);
+        outputs += takes_over(c, back, i) != 0;
     for (size_t i = pass->outputs; i < pass->count; i++) {
         vjp_value storage = storage_of(c, back->value[i]);
         if (!storage || c->last[storage] != found->backward || !(pass->slots[found->y_slot].aliases >> i & 1)) continue;
@@ -199,32 +217,113 @@ static bool has_room(const combining *c, const candidate *found) {
     return outputs <= free_inputs;
 }
 
-/*
- * Whether the gradients dz that all readers but the last keep alive for their second parts fit in the place of y, which
- * was alive until the last reader.
- */
-static bool can_wait_together(const combining *c, const candidate *found) {
-    size_t left = c->graph->value[c->node[found->forward].value[0]].bytes;
-    bool ok = true;
-    for (int32_t k = 0; k < found->readers && ok; k++) {
-        vjp_value dz = storage_of(c, c->node[found->reader[k]].value[LINEAR_B_DY]);
-        ok = can_wait(c, found, found->reader[k]);
-        if (k == found->readers - 1 || c->last[dz] >= found->backward) continue;
-        ok = ok && c->graph->value[dz].bytes <= left;
-        left -= ok ? c->graph->value[dz].bytes : 0;
-    }
-    return ok;
+/* ---- The bytes alive at once ------------------------------------------------------------------------- */
+
+static vjp_value dz_of(const combining *c, const candidate *found, int32_t k) {
+    return storage_of(c, c->node[found->reader[k]].value[LINEAR_B_DY]);
 }
 
+/* Whether a reader after the k-th has the same dz. */
+static bool shares_dz(const combining *c, const candidate *found, int32_t k) {
+    bool shares = false;
+    for (int32_t j = k + 1; j < found->readers; j++)
+        shares = shares || dz_of(c, found, j) == dz_of(c, found, k);
+    return shares;
+}
+
+/* The bytes of db and dbias that begin with the k-th reader and are alive at node m. */
+static size_t made_by(const combining *c, const candidate *found, int32_t k, int32_t m) {
+    static const int slots[] = {LINEAR_B_DB, LINEAR_B_DBIAS};
+    size_t bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        vjp_value made = storage_of(c, c->node[found->reader[k]].value[slots[i]]);
+        if (!made || graph_is_persistent(c->graph->value[made].role)) continue;
+        if (c->first[made] == found->reader[k] && c->last[made] >= m) bytes += c->graph->value[made].bytes;
+    }
+    return bytes;
+}
+
+/*
+ * The bytes alive at node m between the first reader and the backward, once calls are combined: without y, without db
+ * and dbias, and with the gradients that wait. At the backward y and its other outputs take over inputs.
+ */
+static size_t live_at(const combining *c, const candidate *found, int32_t m) {
+    vjp_value y = c->node[found->forward].value[0];
+    size_t bytes = c->live[m];
+    if (m <= c->last[y]) bytes -= c->graph->value[y].bytes;
+    for (int32_t k = 0; k < found->readers && found->reader[k] <= m; k++) {
+        vjp_value dz = dz_of(c, found, k);
+        bytes -= made_by(c, found, k, m);
+        bool counted = c->last[dz] >= m;
+        for (int32_t j = 0; j < k; j++)
+            counted = counted || dz_of(c, found, j) == dz;
+        if (!counted) bytes += c->graph->value[dz].bytes;
+    }
+    for (size_t i = 0; i < pass_of(&c->node[m])->outputs && m == found->backward; i++)
+        bytes -= takes_over(c, &c->node[m], i);
+    return bytes;
+}
+
+/* The scratch of a node with these values. False: the call is refused, which compiling reports. */
+static bool find_scratch(const combining *c, const graph_node *node, const vjp_value *values, size_t *bytes) {
+    size_t count = pass_of(node)->count;
+    vjp_tensor tensor[VJP_MAX_SLOTS];
+    const vjp_tensor *present[VJP_MAX_SLOTS] = {0};
+    for (size_t i = 0; i < count; i++) {
+        if (!values[i]) continue;
+        tensor[i] = graph_tensor(c->graph, values[i]);
+        present[i] = &tensor[i];
+    }
+    return vjp_workspace_size(c->device, node->op, node->pass, present, count, node->attributes, bytes) == VJP_OK;
+}
+
+/* Whether no call needs more at once than one of the readers did before. */
+static bool fits(const combining *c, const candidate *found) {
+    size_t limit = 0, scratch;
+    vjp_value values[VJP_MAX_SLOTS];
+    for (int32_t k = 0; k < found->readers; k++) {
+        const graph_node *node = &c->node[found->reader[k]];
+        if (!find_scratch(c, node, node->value, &scratch)) return false;
+        if (limit < c->live[found->reader[k]] + scratch) limit = c->live[found->reader[k]] + scratch;
+    }
+    for (int32_t m = found->reader[0]; m <= found->backward; m++) {
+        memcpy(values, c->node[m].value, sizeof values);
+        for (int32_t k = 0; k < found->readers; k++)
+            if (found->reader[k] == m) values_of_da(&c->node[m], values);
+        if (m == found->backward) values[found->y_slot] = c->node[found->forward].value[0];
+        if (!values[0] && m != found->backward) continue; /* a reader that gives no da */
+        if (!find_scratch(c, &c->node[m], values, &scratch) || live_at(c, found, m) + scratch > limit) return false;
+    }
+    /* Then db and dbias of one after the other; dz is free after the last that reads it. */
+    size_t bytes = live_at(c, found, found->backward);
+    for (int32_t k = 0; k < found->readers; k++) {
+        values_of_db(&c->node[found->reader[k]], values);
+        bytes += made_by(c, found, k, found->reader[k]);
+        if (!find_scratch(c, &c->node[found->reader[k]], values, &scratch) || bytes + scratch > limit) return false;
+        vjp_value dz = dz_of(c, found, k);
+        if (c->last[dz] <= found->backward && !shares_dz(c, found, k)) bytes -= c->graph->value[dz].bytes;
+    }
+    return true;
+}
+
+static bool can_wait_together(const combining *c, const candidate *found) {
+    for (int32_t k = 0; k < found->readers; k++)
+        if (!can_wait(c, found, found->reader[k])) return false;
+    return fits(c, found);
+}
+
+/* What is chosen changes the bytes that are alive from its forward to its backward, so these do not overlap. */
 static void choose(combining *c) {
+    int32_t busy = NONE;
     for (int32_t n = 0; n < c->nodes; n++) {
         candidate found = {.forward = n};
-        if (!is_candidate(c, n, &found.y_slot) || !find_backward(c, &found)) continue;
-        if (c->repeats[found.backward] != NONE || !has_room(c, &found) || !can_wait_together(c, &found)) continue;
+        if (n <= busy || !is_candidate(c, n, &found.y_slot) || !find_backward(c, &found)) continue;
+        if (!has_room(c, &found) || !can_wait_together(c, &found)) continue;
         c->dropped[n] = true;
         c->repeats[found.backward] = n;
         for (int32_t k = 0; k < found.readers; k++)
             c->later[found.reader[k]] = found.backward;
+        busy = found.backward;
     }
 }
 
@@ -240,17 +339,15 @@ static bool append(combining *c, const graph_node *node, const char *name, const
 }
 
 static bool append_da(combining *c, const graph_node *node) {
-    vjp_value values[VJP_MAX_SLOTS] = {[LINEAR_B_DA] = node->value[LINEAR_B_DA],
-                                       [LINEAR_B_DY] = node->value[LINEAR_B_DY],
-                                       [LINEAR_B_B] = node->value[LINEAR_B_B]};
+    vjp_value values[VJP_MAX_SLOTS];
+    values_of_da(node, values);
     return !values[LINEAR_B_DA] || append(c, node, node->name, values);
 }
 
 static bool append_db(combining *c, const graph_node *node) {
     char name[GRAPH_SCOPE_BYTES + 128];
     vjp_value values[VJP_MAX_SLOTS];
-    memcpy(values, node->value, sizeof values);
-    values[LINEAR_B_DA] = 0;
+    values_of_db(node, values);
     snprintf(name, sizeof name, "%s.db", node->name);
     return (!values[LINEAR_B_DB] && !values[LINEAR_B_DBIAS]) || append(c, node, name, values);
 }
@@ -282,14 +379,16 @@ static bool append_all(combining *c) {
 }
 
 vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    combining c = {.graph = copy, .nodes = copy->nodes};
+    combining c = {.device = device, .graph = copy, .nodes = copy->nodes};
     size_t values = (size_t)copy->values, nodes = (size_t)copy->nodes + 1;
-    c.writers = malloc(2 * values * sizeof *c.writers);
+    c.writers = malloc(3 * values * sizeof *c.writers);
     c.repeats = malloc(2 * nodes * sizeof *c.repeats);
     c.dropped = calloc(nodes, sizeof *c.dropped);
-    bool ok = c.writers && c.repeats && c.dropped;
+    c.live = malloc((nodes + 1) * sizeof *c.live);
+    bool ok = c.writers && c.repeats && c.dropped && c.live;
     if (ok) {
-        c.last = c.writers + values;
+        c.first = c.writers + values;
+        c.last = c.first + values;
         c.later = c.repeats + nodes;
         for (size_t n = 0; n < 2 * nodes; n++)
             c.repeats[n] = NONE;
@@ -303,5 +402,7 @@ vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool
     free(c.writers);
     free(c.repeats);
     free(c.dropped);
+    free(c.live);
+    device->error[0] = 0; /* of a call that find_scratch() asked about and that is refused */
     return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to combine calls");
 }

@@ -41,7 +41,7 @@ typedef struct recomputing {
     size_t *live; /* [calls]: bytes */
 } recomputing;
 
-enum { NONE = -1, SEVERAL = -2 };
+enum { NONE = GRAPH_NONE, SEVERAL = GRAPH_SEVERAL };
 
 static const vjp_pass_info *pass_of(const graph_node *node) {
     return &node->op->info.pass[node->pass];
@@ -81,19 +81,12 @@ static void find_uses(recomputing *r, int32_t own_values) {
 
 static void find_peak(recomputing *r) {
     const vjp_graph *graph = r->graph;
-    size_t *change = r->live, live = 0; /* modulo 2^64 */
-    for (vjp_value v = 1; v < graph->values; v++) {
-        if (r->first[v] == NONE || graph_is_persistent(graph->value[v].role)) continue;
-        change[r->first[v]] += graph->value[v].bytes;
-        change[r->last[v] + 1] -= graph->value[v].bytes;
-    }
+    graph_find_live(graph, graph->nodes, r->first, r->last, r->live);
     r->peak_bytes = 0;
     for (int32_t n = 0; n < graph->nodes; n++) {
-        live += change[n];
-        r->live[n] = live;
-        if (live <= r->peak_bytes) continue;
+        if (r->live[n] <= r->peak_bytes) continue;
         r->peak = n;
-        r->peak_bytes = live;
+        r->peak_bytes = r->live[n];
     }
     for (int32_t n = graph->nodes - 1; n >= r->peak && n >= 0; n--) {
         const graph_node *node = &graph->node[n];
@@ -255,7 +248,7 @@ static bool do_round(recomputing *r, int32_t own_values, bool *done) {
     r->again = calloc(values, sizeof *r->again);
     r->at_peak = calloc(values, sizeof *r->at_peak);
     r->chosen = malloc(((size_t)r->graph->nodes + 1) * sizeof *r->chosen);
-    r->live = calloc((size_t)r->graph->nodes + 2, sizeof *r->live);
+    r->live = malloc(((size_t)r->graph->nodes + 2) * sizeof *r->live);
     r->chosen_count = 0;
     r->peak = 0;
     bool ok = numbers && r->again && r->at_peak && r->chosen && r->live;

@@ -55,6 +55,12 @@ bool graph_uses_make(graph_uses *u, const vjp_graph *graph);
 void graph_uses_find(graph_uses *u, const graph_node *node, int32_t nodes, const bool *result, int32_t own_values);
 void graph_uses_free(graph_uses *u);
 
+/*
+ * The bytes of computed values that are alive at each of the graph's nodes, which may be taken out, by the first and
+ * the last of them that use each storage (first GRAPH_NONE: no memory is needed). `live` has two elements more.
+ */
+void graph_find_live(const vjp_graph *graph, int32_t nodes, const int32_t *first, const int32_t *last, size_t *live);
+
 /* Whether a value is a whole one, computed by one node that adds to nothing. */
 bool graph_is_plain(const graph_uses *u, vjp_value v);
 

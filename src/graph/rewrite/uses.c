@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Which nodes write and read each value, for the rewrites that put one node into another. */
+/* Which nodes write and read each value, for the rewrites that put one node into another; and the bytes alive. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +35,17 @@ void graph_uses_find(graph_uses *u, const graph_node *node, int32_t nodes, const
 
 void graph_uses_free(graph_uses *u) {
     free(u->maker);
+}
+
+void graph_find_live(const vjp_graph *graph, int32_t nodes, const int32_t *first, const int32_t *last, size_t *live) {
+    memset(live, 0, ((size_t)nodes + 2) * sizeof *live);
+    for (vjp_value v = 1; v < graph->values; v++) {
+        if (first[v] == GRAPH_NONE || graph_is_persistent(graph->value[v].role)) continue;
+        live[first[v]] += graph->value[v].bytes;
+        live[last[v] + 1] -= graph->value[v].bytes; /* modulo 2^64 */
+    }
+    for (int32_t n = 1; n < nodes; n++)
+        live[n] += live[n - 1];
 }
 
 bool graph_is_plain(const graph_uses *u, vjp_value v) {
