@@ -316,6 +316,8 @@ static const refusal rows[] = {
     {"layer_norm", F, "rstd.at=mean+4", VJP_INVALID, {"mean overlaps rstd"}},
     {"layer_norm", F, "y.at=x y.flags=1", VJP_INVALID, {"y overlaps x", "accumulating"}},
     {"layer_norm", B, "dx.at=dy dx.flags=1", VJP_INVALID, {"dx overlaps dy", "accumulating"}},
+    {"rms_norm", B, "dx.at=dy y.at=dy", VJP_INVALID, {"dx overlaps y"}},
+    {"rms_norm", B, "y.at=x y.flags=1", VJP_INVALID, {"y overlaps x", "accumulating"}},
     {"layer_norm", B, "dgamma.at=gamma", VJP_INVALID, {"dgamma overlaps gamma"}},
     {"layer_norm", B, "dbeta.at=dgamma", VJP_INVALID, {"dgamma overlaps dbeta"}},
     {"layer_norm", B, "dgamma.at=dx+256", VJP_INVALID, {"dx overlaps dgamma"}},

@@ -278,12 +278,15 @@ typedef enum normed_choice {
     NORMED_KEPT = 16,      /* x is a result: unless dx is added, y has no memory to take over */
     NORMED_BETA = 32,
     NORMED_FROZEN = 64, /* the product's weight has no gradient */
-    NORMED_LARGE = 128, /* the largest gradients are computed between those of the products and of the norm */
-    NORMED_ALL = 255
+    NORMED_LARGE = 128, /* large gradients are computed between those of the products and of the norm */
+    NORMED_ALL = 255,
+    NORMED_HEAVY = 256 /* with NORMED_LARGE: a weight's, which are kept */
 } normed_choice;
 
-static gated_graph normed_make(unsigned choice, vjp_dtype dtype) {
-    enum { LARGE = 1 << 12 };
+enum { NORMED_LARGE_ROWS = 512, NORMED_MOST = 1 << 16 };
+
+/* With `rows` of those large gradients; recompute chooses y, which is not used while `most` floats are alive. */
+static gated_graph normed_make(unsigned choice, vjp_dtype dtype, int64_t rows, int64_t most) {
     gated_graph r = {.graph = vjp_graph_create()};
     vjp_graph *g = r.graph;
     const vjp_linear_attributes *plain = WITH(linear, .transpose_b = 1);
@@ -294,21 +297,22 @@ static gated_graph normed_make(unsigned choice, vjp_dtype dtype) {
     vjp_value gamma = gated_weight(&r, "gamma", VJP_F32, GATED_DIM, 0);
     vjp_value beta = choice & NORMED_BETA ? gated_weight(&r, "beta", dtype, GATED_DIM, 0) : 0;
     vjp_value second = choice & NORMED_TWICE ? gated_weight(&r, "second", dtype, GATED_WIDE, GATED_DIM) : 0;
-    vjp_value between = choice & NORMED_LARGE ? gated_weight(&r, "between", dtype, LARGE, 0) : 0;
+    int64_t wide_rows = choice & NORMED_HEAVY ? 1 : rows, columns = choice & NORMED_HEAVY ? rows : GATED_DIM;
+    vjp_value between = choice & NORMED_LARGE ? gated_weight(&r, "between", dtype, columns, GATED_DIM) : 0;
     vjp_value out = gated_weight(&r, "out", dtype, GATED_DIM, GATED_WIDE);
     vjp_value weight = gated_weight(&r, "weight", dtype, GATED_WIDE, GATED_DIM);
     vjp_value x = vjp_graph_linear(g, r.x, in, 0, 0, 0, plain);
     vjp_value y = vjp_graph_rms_norm(g, x, gamma, beta, NULL), loss = 0;
     if (between) {
-        vjp_value v = vjp_graph_scale(g, between, WITH(scale, .factor = 0.5));
-        loss = vjp_graph_mean(g, vjp_graph_mul(g, v, between, NULL), WITH(mean, .axes = 0));
+        vjp_value wide = vjp_graph_input(g, "wide", dtype, 2, (int64_t[]){wide_rows, GATED_DIM});
+        loss = vjp_graph_mean(g, vjp_graph_linear(g, wide, between, 0, 0, 0, plain), WITH(mean, .axes = 0));
     }
     vjp_value z = vjp_graph_linear(g, y, weight, 0, 0, 0, &first);
     if (second) z = vjp_graph_mul(g, z, vjp_graph_linear(g, y, second, 0, 0, 0, plain), NULL);
     z = vjp_graph_linear(g, z, out, 0, 0, 0, plain);
     if (choice & NORMED_OTHER) z = vjp_graph_mul(g, z, y, NULL);
-    vjp_value large = vjp_graph_input(g, "large", VJP_F32, 1, (int64_t[]){1 << 14});
-    vjp_value most = vjp_graph_mean(g, vjp_graph_scale(g, large, NULL), WITH(mean, .axes = 0));
+    vjp_value large = vjp_graph_input(g, "large", VJP_F32, 1, &most);
+    large = vjp_graph_mean(g, vjp_graph_scale(g, large, NULL), WITH(mean, .axes = 0));
     if (choice & NORMED_ADDED) z = vjp_graph_add(g, z, x, NULL);
     vjp_value mean = vjp_graph_mean(g, vjp_graph_mul(g, z, z, NULL), WITH(mean, .axes = 0));
     loss = vjp_graph_cast(g, loss ? vjp_graph_add(g, mean, loss, NULL) : mean, VJP_F32);
@@ -316,7 +320,7 @@ static gated_graph normed_make(unsigned choice, vjp_dtype dtype) {
     vjp_graph_grad(g, loss, r.weight, wanted, NULL, 0, r.result);
     r.results = wanted;
     r.result[r.results++] = loss;
-    r.result[r.results++] = most;
+    r.result[r.results++] = large;
     if (choice & NORMED_KEPT) r.result[r.results++] = x;
     if (vjp_graph_status(g) != VJP_OK) fail_msg("%u: %s", choice, vjp_graph_error(g));
     return r;
@@ -329,7 +333,7 @@ static void a_norms_y_comes_from_the_backward(void **unused) {
     vjp_device *device = open_cpu();
     for (unsigned choice = 0; choice <= NORMED_ALL; choice++)
         for (int d = 0; d < 3; d++) {
-            gated_graph r = normed_make(choice, dtypes[d]);
+            gated_graph r = normed_make(choice, dtypes[d], NORMED_LARGE_ROWS, NORMED_MOST);
             vjp_program *off = gated_run(device, &r, "-all,+recompute");
             vjp_program *on = gated_run(device, &r, "-all,+recompute,+combine");
             for (size_t i = 0; i < r.results; i++)
@@ -351,6 +355,47 @@ static void a_norms_y_comes_from_the_backward(void **unused) {
             vjp_program_destroy(off);
             vjp_graph_destroy(r.graph);
         }
+    vjp_close(device);
+}
+
+/*
+ * Larger and larger gradients between those of the products and of the norm, beside which the products' at last do not
+ * fit. `most` is as small as it may be for y to be computed again, so that a gradient that waits where it does not fit
+ * shows in the bytes alive at once.
+ */
+static void gradients_wait_where_they_fit(void **unused) {
+    (void)unused;
+    enum { STEP = GATED_ROWS * GATED_DIM / 2, ROWS_STEP = 8, KINDS = 4 };
+    static const unsigned kinds[KINDS] = {NORMED_LARGE, NORMED_LARGE | NORMED_ADDED | NORMED_TWICE,
+                                          NORMED_LARGE | NORMED_HEAVY,
+                                          NORMED_LARGE | NORMED_HEAVY | NORMED_ADDED | NORMED_TWICE};
+    vjp_device *device = open_cpu();
+    for (int kind = 0; kind < KINDS; kind++) {
+        int waiting = 0, staying = 0;
+        int64_t most = STEP;
+        for (int64_t rows = ROWS_STEP; rows <= NORMED_LARGE_ROWS; rows += ROWS_STEP) {
+            gated_graph r = normed_make(kinds[kind], VJP_F32, rows, most);
+            vjp_program *off = gated_run(device, &r, "-all,+recompute");
+            while (!count_calls(off, "rms_norm.again")) {
+                vjp_program_destroy(off);
+                vjp_graph_destroy(r.graph);
+                most += STEP;
+                r = normed_make(kinds[kind], VJP_F32, rows, most);
+                off = gated_run(device, &r, "-all,+recompute");
+            }
+            vjp_program *on = gated_run(device, &r, "-all,+recompute,+combine");
+            if (on->report.live_bytes > off->report.live_bytes)
+                fail_msg("%d rows: %zu bytes are alive at once, and %zu before", (int)rows, on->report.live_bytes,
+                         off->report.live_bytes);
+            *(count_calls(on, ".db") ? &waiting : &staying) += 1;
+            for (size_t k = 0; k < r.results; k++)
+                same_bits(off, on, r.result[k]);
+            vjp_program_destroy(on);
+            vjp_program_destroy(off);
+            vjp_graph_destroy(r.graph);
+        }
+        if (!waiting || !staying) fail_msg("%d: gradients wait %d times, and %d times not", kind, waiting, staying);
+    }
     vjp_close(device);
 }
 
@@ -754,6 +799,7 @@ int main(void) {
         cmocka_unit_test(a_llama_keeps_less),
         cmocka_unit_test(y_comes_from_the_backward),
         cmocka_unit_test(a_norms_y_comes_from_the_backward),
+        cmocka_unit_test(gradients_wait_where_they_fit),
         cmocka_unit_test(products_add),
         cmocka_unit_test(products_gate),
         cmocka_unit_test(gates_and_other_rewrites),

@@ -55,7 +55,7 @@ static const vjp_slot rms_norm_backward[] = {
     {"dx", "[..., dim]", "gradient of x", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << RMS_NORM_B_DY | 1u << RMS_NORM_B_X, {0}},
     {"dgamma", "[dim]", "gradient of gamma", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
     {"dbeta", "[dim]", "gradient of beta", VJP_KIND_PARAMETER, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 0, {0}},
-    {"y", "[..., dim]", "the forward's y, computed on the way", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT, 1u << RMS_NORM_B_DY | 1u << RMS_NORM_B_X, {0}},
+    {"y", "[..., dim]", "the forward's y, computed on the way", VJP_KIND_STORAGE, VJP_SLOT_OUTPUT | VJP_SLOT_ACCUMULATES, 1u << RMS_NORM_B_DY | 1u << RMS_NORM_B_X, {0}},
     {"dy", "[..., dim]", "gradient of y", VJP_KIND_STORAGE, 0, 0, {0}},
     {"x", "[..., dim]", "the forward's x", VJP_KIND_STORAGE, 0, 0, {0}},
     {"gamma", "[dim]", "the forward's gamma", VJP_KIND_PARAMETER, VJP_SLOT_OPTIONAL, 0, {0}},

@@ -56,6 +56,7 @@ static void rms_norm_call(const vjp_work *work, norm_rows *call) {
         call->dbeta = norm_parameter_of(work, RMS_NORM_B_DBETA);
         call->rstd_in = vjp_data(work, RMS_NORM_B_RSTD);
         call->y = vjp_data(work, RMS_NORM_B_Y);
+        call->add_y = vjp_accumulates(work, RMS_NORM_B_Y);
         call->beta = norm_parameter_of(work, RMS_NORM_B_BETA);
     }
 }

@@ -237,6 +237,7 @@ static inline norm_statistics norm_statistics_of(vjp_dtype dtype, bool centered,
 typedef struct norm_run {
     const void *x, *dy;
     void *out, *y;
+    bool add_y;
     int64_t n, ahead;
 } norm_run;
 

@@ -52,7 +52,8 @@ INLINE void norm_dx_at(vjp_dtype dtype, write_mode mode, bool centered, norm_run
                        : vf_mul(slope, vf_mul(x, rstd));
     vf_write_part(mode, dtype, run.out, i, n, vf_fma(rstd, g, rest));
     if (!centered && run.y)
-        vf_write_part(WRITE_PLAIN, dtype, run.y, i, n, norm_y_of(false, x, scale, gamma, beta, i, n));
+        vf_write_part(run.add_y ? WRITE_ADD : WRITE_PLAIN, dtype, run.y, i, n,
+                      norm_y_of(false, x, scale, gamma, beta, i, n));
 }
 
 INLINE void norm_dx(vjp_dtype dtype, write_mode mode, bool centered, norm_run run, norm_scale scale, norm_line line,

@@ -47,6 +47,7 @@ typedef struct norm_rows {
     const void *x, *dy;
     void *out; /* y or dx */
     void *y;   /* the backward's; its input beta is for that */
+    bool add_y;
     write_mode mode;
     norm_parameter gamma, beta, dgamma, dbeta;
     float *mean_out, *rstd_out;     /* forward: statistics to save */
@@ -160,7 +161,7 @@ static inline void norm_y_doubles(const norm_rows *call, const norm_run *run, in
 OUTLINE void norm_rows_y(const norm_rows *call, int64_t first, int64_t n, const float *gamma, const float *beta,
                          norm_scale scale, int64_t ahead) {
     norm_run run = {.x = at(call->dtype, call->x, first), .n = n, .ahead = ahead};
-    write_mode mode = call->y ? WRITE_PLAIN : call->mode;
+    write_mode mode = !call->y ? call->mode : call->add_y ? WRITE_ADD : WRITE_PLAIN;
     run.out = at_mutable(call->dtype, call->y ? call->y : call->out, first);
     if (!norm_scale_fits(scale)) {
         for (int64_t i = 0; i < n; i++) {
@@ -198,10 +199,11 @@ OUTLINE void norm_dx_doubles(const norm_rows *call, const norm_run *run, const f
             dx[i] = norm_dx_exact(scale, g, xh, sums, call->size.dim);
         }
         norm_write_doubles(call->dtype, call->mode == WRITE_ADD, run->out, from, n, dx);
+        if (run->add_y && fits) in_vector = vf_add(BY_DTYPE(call->dtype, vf_load_part, run->y, from, n), in_vector);
         if (run->y && fits)
             BY_DTYPE(call->dtype, vf_store_part, run->y, from, n, in_vector);
         else if (run->y)
-            norm_write_doubles(call->dtype, false, run->y, from, n, y);
+            norm_write_doubles(call->dtype, run->add_y, run->y, from, n, y);
     }
 }
 
@@ -216,6 +218,7 @@ OUTLINE void norm_rows_dx(const norm_rows *call, int64_t first, int64_t n, const
     run.ahead = ahead;
     run.out = at_mutable(call->dtype, call->out, first);
     run.y = call->y ? at_mutable(call->dtype, call->y, first) : NULL;
+    run.add_y = call->y && call->add_y;
     if (!norm_scale_fits(scale) || !norm_sums_fit(sums) || !norm_line_fits(line))
         norm_dx_doubles(call, &run, gamma, beta, scale, sums);
     else if (call->centered)
@@ -356,7 +359,7 @@ static inline void norm_short_backward(void *argument, size_t task) {
         for (int64_t i = 0; i < dim; i++)
             dy[i] = s.rstd * (dy[i] - mean_g - xh[i] * mean_gxh);
         if (call->out) norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, row * dim, dim, dy);
-        if (call->y) norm_write_doubles(call->dtype, false, call->y, row * dim, dim, y);
+        if (call->y) norm_write_doubles(call->dtype, call->add_y, call->y, row * dim, dim, y);
     }
     double *sums = call->short_sums ? call->short_sums + (int64_t)task * 2 * LANES : NULL;
     for (int64_t i = 0; i < LANES && sums; i++) {

@@ -75,6 +75,7 @@ struct norm_call {
     int stages, stage_bytes;     /* rows staged in shared memory, and bytes of one, of all its tensors */
 
     void *y; /* rms_norm's backward: the forward's y, made again; NULL: not wanted. beta is for it alone */
+    bool add_y;
 };
 
 /*

@@ -220,7 +220,7 @@ template <bool LAYER, bool Y> __global__ void __launch_bounds__(NORM_LONG_THREAD
 #pragma unroll
             for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
                 y[i] = fmaf(norm_xh<LAYER>(s, x[i]), gamma[i], y[i]);
-            norm_long_write(c, u, c.y, row, y, false);
+            norm_long_write(c, u, c.y, row, y, c.add_y);
         }
 #pragma unroll
         for (int i = 0; i < NORM_LONG_ELEMENTS; i++)
@@ -240,7 +240,7 @@ template <bool LAYER> vjp_status norm_long_run(const vjp_work *work, const norm_
     if constexpr (!LAYER) {
         norm_call y = c;
         y.out = c.y;
-        y.add = false;
+        y.add = c.add_y;
         if (c.y && !c.out) return launch(work, true, norm_long_y<LAYER>, tasks, NORM_LONG_THREADS, 0, y);
         if (c.y) return launch(work, true, norm_long_dx<LAYER, true>, tasks, NORM_LONG_THREADS, 0, c);
     }

@@ -477,7 +477,7 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         rows--;
     }
 
-    /* Writes this row's values of out, or (Y) of y, which is not added to. */
+    /* Writes this row's values of out, or (Y) of y, whose old values are not staged: a fixed shape does not add. */
     template <bool Y = false>
     __device__ void write(const norm_call &c, const columns &k, int p, float (&values)[WIDE<T>]) const {
         T *out = reinterpret_cast<T *>(static_cast<char *>(Y ? c.y : c.out) + at) + p * k.shape.vector_columns();
@@ -489,6 +489,13 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
                 for (int e = 0; e < WIDE<T>; e++)
                     values[e] = old[e] + values[e];
             }
+            if (Y && !FIXED && c.add_y && k.has(p)) {
+                float old[WIDE<T>];
+                unpack<T>(*reinterpret_cast<const uint4 *>(out), old);
+#pragma unroll
+                for (int e = 0; e < WIDE<T>; e++)
+                    values[e] = old[e] + values[e];
+            }
             uint4 packed = pack<T>(values);
             if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
@@ -496,7 +503,7 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         int count = k.count(p), step = k.step();
 #pragma unroll
         for (int e = 0; e < WIDE<T>; e++, out += step)
-            if (e < count) write_one(out, values[e], !Y && c.add);
+            if (e < count) write_one(out, values[e], Y ? c.add_y : c.add);
     }
 };
 

@@ -280,7 +280,7 @@ __device__ void norm_guarded_sums(const Pipeline &pipeline, const norm_scale &s,
     }
 }
 
-/* With Y, a kernel of a fixed shape has no beta: it would take registers from the sums. */
+/* With Y, a kernel of a fixed shape has no beta, which would take registers from the sums, and does not add to y. */
 template <class T, bool LAYER, int TEAM, bool Y>
 __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, true>)
     norm_rows_backward(norm_call c) {
@@ -420,7 +420,7 @@ template <class T, bool LAYER, int TENSORS, bool Y> vjp_status norm_rows_launch(
     c.aligned =
         c.in_vectors && is_aligned(c.x, 16) && is_aligned(c.dy, 16) && is_aligned(c.out, 16) && is_aligned(c.y, 16);
     bool usual = c.aligned && is_aligned(c.gamma.data, 16) && is_aligned(c.beta.data, 16) && c.out &&
-                 (TENSORS == 1 || c.rstd_in) && !(Y && c.beta.data);
+                 (TENSORS == 1 || c.rstd_in) && !(Y && (c.beta.data || c.add_y));
     switch (usual ? c.team : 0) {
     case 8: return norm_rows_launch<T, LAYER, 8, TENSORS, Y>(work, c);
     case 16: return norm_rows_launch<T, LAYER, 16, TENSORS, Y>(work, c);

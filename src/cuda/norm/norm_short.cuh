@@ -133,7 +133,7 @@ template <bool LAYER, bool Y> __global__ void __launch_bounds__(NORM_SHORT_THREA
 #pragma unroll
             for (int i = 0; i < NORM_MAX_SHORT; i++)
                 if (i < dim) y[i] = norm_short_y<LAYER>(s, x[i], gamma[i], beta[i]);
-            norm_short_write(c, c.y, row, y, false);
+            norm_short_write(c, c.y, row, y, c.add_y);
         }
         if (!c.out) continue;
 #pragma unroll

@@ -36,6 +36,7 @@ norm_call backward_call(const vjp_work *work) {
     c.sums = work->tensor[RMS_NORM_B_DGAMMA] || work->tensor[RMS_NORM_B_DBETA];
     c.rstd_in = static_cast<const float *>(vjp_data(work, RMS_NORM_B_RSTD));
     c.y = vjp_data(work, RMS_NORM_B_Y);
+    c.add_y = vjp_accumulates(work, RMS_NORM_B_Y);
     if (c.y) c.beta = parameter_of(work, RMS_NORM_B_BETA);
     c.rows = size.rows;
     c.dim = size.dim;

@@ -277,6 +277,12 @@ static bool find_scratch(const combining *c, const graph_node *node, const vjp_v
     return vjp_workspace_size(c->device, node->op, node->pass, present, count, node->attributes, bytes) == VJP_OK;
 }
 
+static bool is_reader(const candidate *found, int32_t n) {
+    for (int32_t k = 0; k < found->readers; k++)
+        if (found->reader[k] == n) return true;
+    return false;
+}
+
 /* Whether no call needs more at once than one of the readers did before. */
 static bool fits(const combining *c, const candidate *found) {
     size_t limit = 0, scratch;
@@ -288,10 +294,10 @@ static bool fits(const combining *c, const candidate *found) {
     }
     for (int32_t m = found->reader[0]; m <= found->backward; m++) {
         memcpy(values, c->node[m].value, sizeof values);
-        for (int32_t k = 0; k < found->readers; k++)
-            if (found->reader[k] == m) values_of_da(&c->node[m], values);
+        bool reads = is_reader(found, m);
+        if (reads) values_of_da(&c->node[m], values);
+        if (reads && !values[LINEAR_B_DA]) continue;
         if (m == found->backward) values[found->y_slot] = c->node[found->forward].value[0];
-        if (!values[0] && m != found->backward) continue; /* a reader that gives no da */
         if (!find_scratch(c, &c->node[m], values, &scratch) || live_at(c, found, m) + scratch > limit) return false;
     }
     /* Then db and dbias of one after the other; dz is free after the last that reads it. */

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: MIT
 [
+    ("rms_norm: short rows and the backward's y have different rstds", "full rms_norm",
+     [("src/cpu/norm/norm.h", "return centered || !(saved > 0 && saved <= FLT_MAX) ? rstd : (double)saved;", "return centered || saved == saved ? rstd : (double)saved;")]),
+    ("rms_norm: y is made of what dx has overwritten", "check rms_norm",
+     [("src/cpu/norm/norm_loops.h", "norm_y_of(false, x, scale, gamma, beta, i, n)", "norm_y_of(false, vf_load_part(dtype, run.x, i, n), scale, gamma, beta, i, n)")]),
+    ("rms_norm: y beside a dx in double is in double, too", "check rms_norm",
+     [("src/cpu/norm/norm_rows.h", "    bool fits = norm_scale_fits(scale);\n    for (int64_t from", "    bool fits = false;\n    for (int64_t from")]),
+    ("rms_norm: the backward's y without beta in wide rows", "full rms_norm",
+     [("src/cpu/norm/norm_rows.h", "call->y ? norm_parameter_read(call->beta, from, n, 0, beta_buffer) : NULL;", "call->y ? norm_parameter_read((norm_parameter){0}, from, n, 0, beta_buffer) : NULL;")]),
     ("rms_norm: one factor r too many in dx", "check rms_norm",
      [("src/cpu/norm/norm.h", "slope = -rstd * (g.sum_xh / (double)n);", "slope = -rstd * rstd * (g.sum_xh / (double)n);")]),
     ("layer_norm: columns of dgamma past 64 unwritten", "check layer_norm",

@@ -6,6 +6,8 @@
      [("src/gpu/shaders/norm.metal", "(large ? sum.y : sum.x)", "sum.x")]),
     ("metal norms: sums of dy near 1e38 overflow", "test test_metal",
      [("src/gpu/shaders/norm.metal", "bool fits = is_finite(sum.x) && is_finite(sum.y);", "bool fits = true;")]),
+    ("metal rms_norm: the backward's y is not written", "test test_metal",
+     [("src/gpu/shaders/norm.metal", "            set_y(c, xh, start, i);\n", "")]),
     ("metal group_norm: sums of dy near 1e38 overflow", "test test_metal",
      [("src/gpu/shaders/group_norm.metal", "bool fits = is_finite(sum.x) && is_finite(sum.y);", "bool fits = true;")]),
     ("metal group_norm: sums of values near 1e38 overflow", "test test_metal",

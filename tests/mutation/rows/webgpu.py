@@ -14,6 +14,8 @@
        "        let c = first + k * 2u * u.p.lanes;\n        if (c >= min(u.p.dim, 256u)) {")]),
     ("webgpu rms_norm: one factor r too many in dx", "webgpu rms_norm",
      [("src/gpu/shaders/norm.wgsl", "- xh * f.gxh) * f.guard * inverse", "- xh * f.rstd * f.gxh) * f.guard * inverse")]),
+    ("webgpu rms_norm: the backward's y has no xh without dx and dgamma", "webgpu rms_norm",
+     [("src/gpu/shaders/norm.wgsl", "        if (dx_is || y_is || GAMMA == 1u) {\n            xh", "        if (dx_is || GAMMA == 1u) {\n            xh")]),
     ("webgpu norms: sums of dy near 1e38 overflow", "webgpu layer_norm",
      [("src/gpu/shaders/norm.wgsl", "let fits = is_finite(sum.x) && is_finite(sum.y);", "let fits = true;")]),
     ("webgpu group_norm: sums of dy near 1e38 overflow", "webgpu group_norm",
