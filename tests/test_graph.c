@@ -721,6 +721,41 @@ static void a_backward_replaces_its_forward(void **unused) {
     vjp_close(device);
 }
 
+/* rms_norm's y as a result that nothing reads before the backward gives it: the forward only saves rstd. */
+static void a_norms_y_comes_with_its_gradient(void **unused) {
+    (void)unused;
+    enum { ROWS = 3, DIM = 20 };
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {ROWS, DIM};
+    vjp_value x = vjp_graph_parameter(g, "x", VJP_F32, 2, shape), gradient;
+    vjp_value gamma = vjp_graph_parameter(g, "gamma", VJP_F32, 1, shape + 1);
+    vjp_value beta = vjp_graph_parameter(g, "beta", VJP_F32, 1, shape + 1);
+    vjp_value y = vjp_graph_rms_norm(g, x, gamma, beta, NULL);
+    vjp_value loss = vjp_graph_mean(g, y, WITH(mean, .axes = 0));
+    assert_int_equal(vjp_graph_grad(g, loss, &x, 1, NULL, 0, &gradient), VJP_OK);
+    const vjp_value results[] = {y, gradient};
+    vjp_program *both[] = {compile(device, g, results, 2, NULL), compile(device, g, &y, 1, NULL)};
+    float values[2][ROWS * DIM];
+    for (int i = 0; i < 2; i++) {
+        fill(both[i], x, 1, 1);
+        fill(both[i], gamma, 2, 1);
+        fill(both[i], beta, 3, 1);
+        run(device, both[i]);
+        assert_int_equal(vjp_program_read(both[i], y, values[i], sizeof values[i]), VJP_OK);
+    }
+    bool made = false;
+    for (int32_t k = 0; k < both[0]->calls; k++)
+        made = made || (both[0]->call[k].work.pass == VJP_BACKWARD && both[0]->call[k].work.op == &vjp_op_rms_norm &&
+                        both[0]->call[k].work.tensor[RMS_NORM_B_Y]);
+    assert_true(made);
+    assert_memory_equal(values[0], values[1], sizeof values[0]);
+    for (int i = 0; i < 2; i++)
+        vjp_program_destroy(both[i]);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
 /* ---- Watching a run ---------------------------------------------------------------------------------- */
 
 static void runs_can_be_watched(void **unused) {
@@ -897,6 +932,7 @@ int main(void) {
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),
         cmocka_unit_test(a_backward_replaces_its_forward),
+        cmocka_unit_test(a_norms_y_comes_with_its_gradient),
         cmocka_unit_test(runs_can_be_watched),
         cmocka_unit_test(interrupts_stop_only_a_run_under_way),
         cmocka_unit_test(steps_are_taken_whole),
