@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Plans without memory: they say what a trainer then allocates, and allocate nothing themselves; and the number of
- * blocks that a limit of memory makes a Llama recompute is the smallest that fits.
+ * feed-forward parts, or of blocks, that a limit of memory makes a Llama recompute is the smallest that fits.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,9 +106,19 @@ static void plan_is_what_is_allocated(void **unused) {
 
 /* ---- The fewest blocks ------------------------------------------------------------------------------- */
 
-/* With few tokens the peak is in a block's backward, with many at the loss. Returns the bytes for each number of
- * blocks. */
-static void find_fewest(int64_t tokens, size_t bytes[LAYERS + 1]) {
+/* The feed-forward part of one block more, and when all have that, one whole block more. */
+enum { CHOICES = 2 * LAYERS + 1 };
+
+static int64_t blocks_of(int64_t choice) {
+    return choice > LAYERS ? choice - LAYERS : 0;
+}
+
+static int64_t mlps_of(int64_t choice) {
+    return choice > LAYERS ? LAYERS : choice;
+}
+
+/* With few tokens the peak is in a block's backward, with many at the loss. Returns the bytes for each choice. */
+static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
     char error[TRAIN_ERROR], number[32];
     const trainer_options options = job_defaults().trainer;
     counted c;
@@ -119,9 +129,10 @@ static void find_fewest(int64_t tokens, size_t bytes[LAYERS + 1]) {
     config.vocab_size = tokens;
     size_t min = SIZE_MAX;
     double flops = 0;
-    for (int64_t k = 0; k <= LAYERS; k++) {
+    for (int64_t k = 0; k < CHOICES; k++) {
         llama_options how = usual;
-        how.recompute = k;
+        how.recompute = blocks_of(k);
+        how.recompute_mlp = mlps_of(k);
         if (!fit_check(&run, &config, &how, &(fit_limit){0}, &found, error)) fail_msg("%s", error);
         bytes[k] = found.needs.bytes;
         if (bytes[k] < min) min = bytes[k];
@@ -130,16 +141,17 @@ static void find_fewest(int64_t tokens, size_t bytes[LAYERS + 1]) {
         assert_true(k == 0 || fit_price(&found) > 0);
     }
     assert_true(bytes[1] < bytes[0]);
-    for (int64_t k = 0; k <= LAYERS; k++)
+    for (int64_t k = 0; k < CHOICES; k++)
         for (int less = 0; less < 2; less++) {
             const fit_limit limit = {.asked = bytes[k] - (size_t)less};
             int64_t expected = 0;
-            while (expected <= LAYERS && bytes[expected] > limit.asked)
+            while (expected < CHOICES && bytes[expected] > limit.asked)
                 expected++;
             bool fits = fit_llama(&run, &config, &usual, &limit, &found, error);
-            assert_int_equal(fits, expected <= LAYERS);
+            assert_int_equal(fits, expected < CHOICES);
             if (fits) {
-                assert_int_equal(found.recompute, expected);
+                assert_int_equal(found.recompute, blocks_of(expected));
+                assert_int_equal(found.recompute_mlp, mlps_of(expected));
                 assert_int_equal(found.needs.bytes, bytes[expected]);
                 assert_int_equal(found.before.bytes, bytes[0]);
             }
@@ -159,19 +171,43 @@ static void find_fewest(int64_t tokens, size_t bytes[LAYERS + 1]) {
     /* What is free bounds what is asked for. */
     const fit_limit both = {.asked = bytes[0], .free = bytes[1]};
     assert_true(fit_llama(&run, &config, &usual, &both, &found, error));
-    assert_int_equal(found.recompute, 1);
+    assert_int_equal(found.recompute, 0);
+    assert_int_equal(found.recompute_mlp, 1);
     assert_int_equal(c.calls, 0);
+    vjp_close(device);
+}
+
+/* Three blocks of a model, the feed-forward part of each or all of it. */
+static void part_and_block(fit_result *part, fit_result *block) {
+    char error[TRAIN_ERROR];
+    const trainer_options options = job_defaults().trainer;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    const fit_run run = {device, &options, false};
+    llama_options how = usual;
+    how.recompute_mlp = 3;
+    if (!fit_check(&run, &small, &how, &(fit_limit){0}, part, error)) fail_msg("%s", error);
+    how.recompute = 3;
+    if (!fit_check(&run, &small, &how, &(fit_limit){0}, block, error)) fail_msg("%s", error);
+    char text[FIT_TEXT];
+    assert_string_equal(fit_text(part, text), "the feed-forward parts of 3 of 5 blocks");
+    assert_string_equal(fit_text(block, text), "3 of 5 blocks");
     vjp_close(device);
 }
 
 static void fewest_blocks_that_fit(void **unused) {
     (void)unused;
-    size_t few[LAYERS + 1], many[LAYERS + 1];
+    size_t few[CHOICES], many[CHOICES];
     find_fewest(64, few);
     find_fewest(4096, many);
     /* Recomputing the last block, too, is of use in one of them only. */
-    assert_true(few[LAYERS] >= few[LAYERS - 1]);
-    assert_true(many[LAYERS] < many[LAYERS - 1]);
+    assert_true(few[CHOICES - 1] >= few[CHOICES - 2]);
+    assert_true(many[CHOICES - 1] < many[CHOICES - 2]);
+    /* A feed-forward part gives back more memory for its FLOP than its block. */
+    fit_result part, block;
+    part_and_block(&part, &block);
+    double saved[] = {(double)(part.before.bytes - part.needs.bytes), (double)(block.before.bytes - block.needs.bytes)};
+    assert_true(saved[0] / fit_price(&part) > saved[1] / fit_price(&block));
 }
 
 static void a_plan_is_refused_like_a_program(void **unused) {

@@ -37,20 +37,31 @@ typedef struct kind {
     bool wide;         /* an f32 residual stream */
     bool separate;     /* the loss is cross_entropy of the logits */
     int64_t rank;      /* of adapters, beside weights that are frozen; 0: none */
+    int64_t mlps;      /* blocks of which the feed-forward part is recomputed */
 } kind;
 
 static const kind kinds[] = {
-    {"llama", false, false, 0, false, false, 0},
-    {"llama, tied", false, true, 0, false, false, 0},
-    {"llama, the first block computed again", false, false, 1, false, false, 0},
-    {"llama, tied, computed again", false, true, LLAMA_ALL_BLOCKS, false, false, 0},
-    {"llama, f32 residual", false, false, 0, true, false, 0},
-    {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true, false, 0},
-    {"convnet", true, false, 0, false, false, 0},
-    {"llama, adapters", false, false, 0, false, false, 3},
-    {"llama, tied, adapters, computed again", false, true, LLAMA_ALL_BLOCKS, true, false, 5},
+    {"llama", false, false, 0, false, false, 0, 0},
+    {"llama, tied", false, true, 0, false, false, 0, 0},
+    {"llama, the first block computed again", false, false, 1, false, false, 0, 0},
+    {"llama, tied, computed again", false, true, LLAMA_ALL_BLOCKS, false, false, 0, 0},
+    {"llama, f32 residual", false, false, 0, true, false, 0, 0},
+    {"llama, f32 residual, computed again", false, false, LLAMA_ALL_BLOCKS, true, false, 0, 0},
+    {"convnet", true, false, 0, false, false, 0, 0},
+    {"llama, adapters", false, false, 0, false, false, 3, 0},
+    {"llama, tied, adapters, computed again", false, true, LLAMA_ALL_BLOCKS, true, false, 5, 0},
+    {"llama, a feed-forward part computed again", false, false, 0, false, false, 0, 1},
+    {"llama, a block and feed-forward parts computed again", false, false, 1, true, false, 0, LLAMA_ALL_BLOCKS},
 };
-enum { KINDS = sizeof kinds / sizeof kinds[0], LLAMA = 0, LLAMA_AGAIN = 2, WIDE = 4, CONVNET = 6, ADAPTERS = 7 };
+enum {
+    KINDS = sizeof kinds / sizeof kinds[0],
+    LLAMA = 0,
+    LLAMA_AGAIN = 2,
+    WIDE = 4,
+    CONVNET = 6,
+    ADAPTERS = 7,
+    PARTS = 9
+};
 
 enum { VOCABULARY = 19, CLASSES = 5, IGNORED = -100 };
 
@@ -83,8 +94,13 @@ static void build(const kind *k, vjp_dtype dtype, train_model *model) {
                                  .dtype = VJP_F32};
     /* All projections, and in the second case all but these three: q_proj, o_proj and up_proj. */
     const lora_config lora = {.rank = k->rank, .alpha = 4, .root = k->tied, .adapts = k->tied ? 0x56 : 0x7f};
-    const llama_options options = {
-        .batch = 2, .context = 7, .dtype = dtype, .recompute = k->recompute, .wide_residual = k->wide, .lora = lora};
+    const llama_options options = {.batch = 2,
+                                   .context = 7,
+                                   .dtype = dtype,
+                                   .recompute = k->recompute,
+                                   .recompute_mlp = k->mlps,
+                                   .wide_residual = k->wide,
+                                   .lora = lora};
     llama_build(model, &config, &options);
     if (k->separate) model->loss = model_loss(model->graph, model->logits, model->target, 0);
 }
@@ -336,7 +352,11 @@ static void recomputed_is_kept(void **unused) {
     static const struct {
         int kept, again;
         vjp_dtype dtype;
-    } rows[] = {{LLAMA, LLAMA_AGAIN, VJP_F32}, {LLAMA + 1, LLAMA_AGAIN + 1, VJP_F32}, {WIDE, WIDE + 1, VJP_BF16}};
+    } rows[] = {{LLAMA, LLAMA_AGAIN, VJP_F32},
+                {LLAMA + 1, LLAMA_AGAIN + 1, VJP_F32},
+                {WIDE, WIDE + 1, VJP_BF16},
+                {LLAMA, PARTS, VJP_BF16},
+                {WIDE, PARTS + 1, VJP_BF16}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         subject kept = compile("cpu", &kinds[rows[i].kept], rows[i].dtype);
         subject again = compile("cpu", &kinds[rows[i].again], rows[i].dtype);

@@ -65,7 +65,8 @@ typedef struct bench_train {
     int64_t threads, batch, context, steps, taken;
     vjp_dtype dtype, residual;
     trainer_options how;
-    int64_t memory, recompute; /* bytes allowed, 0: any; blocks recomputed for that */
+    int64_t memory; /* bytes allowed; 0: any */
+    fit_result fit; /* what is recomputed for that */
     bool json, quick;
     int64_t shards;
     vjp_group *group;
@@ -126,9 +127,9 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
-    fit_result fit;
-    if (limit.asked && !fit_llama(&run, &config, &options, &limit, &fit, error)) return false;
-    if (limit.asked) b->recompute = options.recompute = fit.recompute;
+    if (limit.asked && !fit_llama(&run, &config, &options, &limit, &b->fit, error)) return false;
+    options.recompute = b->fit.recompute;
+    options.recompute_mlp = b->fit.recompute_mlp;
     if (!make_text(b, error)) return false;
     llama_build(&b->model, &config, &options);
     b->device_bytes = (double)limit.free;
@@ -400,7 +401,8 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_text("residual", vjp_dtype_name(b->residual));
     cli_json_text("moments", vjp_dtype_name(b->how.moments));
     cli_json_text("gradients", vjp_dtype_name(b->how.gradients));
-    cli_json_integer("recomputed_blocks", b->recompute);
+    cli_json_integer("recomputed_blocks", b->fit.recompute);
+    cli_json_integer("recomputed_mlps", b->fit.recompute_mlp);
     cli_json_text("device", b->device_name);
     cli_json_integer("threads", b->threads);
     cli_json_integer("steps", b->steps);
@@ -466,11 +468,11 @@ static void print_rows(const bench_train *b, const summary *s) {
 
 static void print_text(const bench_train *b, const summary *s, const memory *m) {
     double tokens = (double)(b->batch * b->context);
-    char bytes[5][CLI_BYTES_TEXT], shortest[BENCH_TEXT], share[BENCH_TEXT];
+    char bytes[5][CLI_BYTES_TEXT], shortest[BENCH_TEXT], share[BENCH_TEXT], what[FIT_TEXT];
     printf("%s: %s; llama %s, %.3g M parameters, %s, batch %lld x %lld\n\n", b->device_name,
            vjp_device_summary(b->device), b->preset, (double)model_size(&b->model) / 1e6, vjp_dtype_name(b->dtype),
            (long long)b->batch, (long long)b->context);
-    if (b->recompute) printf("%lld blocks are recomputed\n\n", (long long)b->recompute);
+    if (fit_text(&b->fit, what)) printf("%s are recomputed\n\n", what);
     print_rows(b, s);
     bench_share(s->limit / s->best, share);
     bench_milliseconds(s->shortest, shortest);

@@ -134,6 +134,7 @@ static void print_json(const train_model *model, const vjp_program_report *r, co
     cli_json_real("min_bytes", r->cost.bytes);
     cli_json_real("flops", r->cost.flops);
     cli_json_integer("recomputed_blocks", fit->recompute);
+    cli_json_integer("recomputed_mlps", fit->recompute_mlp);
     cli_json_real("recomputed_flops", fit->needs.cost.flops - fit->before.cost.flops);
     cli_json_integer("training_bytes", (int64_t)fit->needs.bytes);
     cli_json_integer("training_kept_bytes", (int64_t)fit->needs.kept_bytes);
@@ -151,7 +152,7 @@ static void print_markdown(const train_model *model, const vjp_program_report *r
 }
 
 static void print_text(const train_model *model, const vjp_program_report *r, const fit_result *fit) {
-    char text[CLI_BYTES_TEXT], more[CLI_BYTES_TEXT];
+    char text[CLI_BYTES_TEXT], more[CLI_BYTES_TEXT], what[FIT_TEXT];
     printf("parameters          %lld", (long long)model_size(model));
     if (model_trained_size(model) < model_size(model))
         printf(", of which %lld are trained", (long long)model_trained_size(model));
@@ -164,8 +165,8 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
     printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
     printf("min. memory traffic %s per step\n", cli_bytes(r->cost.bytes, text));
     printf("operations          %.4g GFLOP per step\n", r->cost.flops * 1e-9);
-    if (fit->recompute)
-        printf("recomputed blocks   %lld: %s less memory for training, %.1f %% more FLOP\n", (long long)fit->recompute,
+    if (fit_text(fit, what))
+        printf("recomputed          %s: %s less memory for training, %.1f %% more FLOP\n", what,
                cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
     printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
     printf(" %s of parameters and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
@@ -225,7 +226,7 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
             ok = fit_llama(&run, &config, &options, &limit, fit, error);
         else if (plans)
             ok = fit_check(&run, &config, &options, &limit, fit, error);
-        if (a->memory) options.recompute = fit->recompute;
+        if (a->memory) options.recompute = fit->recompute, options.recompute_mlp = fit->recompute_mlp;
         llama_build(model, &config, &options);
     }
     if (!ok) return cli_fail("graph", "%s", error);

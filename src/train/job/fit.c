@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/arithmetic.h"
 #include "core/system.h"
 
 static const double GIB = 1024.0 * 1024 * 1024;
@@ -47,50 +48,90 @@ bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *
     return true;
 }
 
-static bool plan(const fit_run *run, const llama_config *config, const llama_options *options, int64_t recompute,
-                 trainer_needs *needs, char error[TRAIN_ERROR]) {
+static bool plan(const fit_run *run, const llama_config *config, const llama_options *options, trainer_needs *needs,
+                 char error[TRAIN_ERROR]) {
     train_model model;
-    llama_options own = *options;
-    own.recompute = recompute;
-    llama_build(&model, config, &own);
+    llama_build(&model, config, options);
     bool ok = trainer_plan(run->device, &model, run->trainer, run->validates, needs, error);
     model_free(&model);
     return ok;
 }
 
+/* Blocks recomputed, whole or the feed-forward part; of every block at most. */
+static void set_recompute(llama_options *options, const llama_config *config, int64_t blocks, int64_t mlps) {
+    options->recompute = vjp_min(blocks, config->layers);
+    options->recompute_mlp = vjp_max(options->recompute, vjp_min(mlps, config->layers));
+}
+
 bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]) {
-    *result = (fit_result){.recompute = options->recompute < config->layers ? options->recompute : config->layers};
-    if (!plan(run, config, options, 0, &result->before, error)) return false;
+    llama_options own = *options;
+    *result = (fit_result){.layers = config->layers};
+    set_recompute(&own, config, 0, 0);
+    if (!plan(run, config, &own, &result->before, error)) return false;
     result->needs = result->before;
-    if (result->recompute && !plan(run, config, options, result->recompute, &result->needs, error)) return false;
+    set_recompute(&own, config, options->recompute, options->recompute_mlp);
+    result->recompute = own.recompute;
+    result->recompute_mlp = own.recompute_mlp;
+    if (own.recompute_mlp && !plan(run, config, &own, &result->needs, error)) return false;
     return fit_allows(limit, &result->needs, "", error);
+}
+
+/* The fewest parts, or blocks, in which a step fits; `fits` is false where none do, and `min` is the least it needs. */
+static bool find_fewest(const fit_run *run, const llama_config *config, const llama_options *options, bool whole,
+                        size_t allowed, fit_result *result, trainer_needs *min, bool *fits, char error[TRAIN_ERROR]) {
+    /* More of them need less memory; whether all of them are enough is seen last. */
+    int64_t too_few = 0, enough = config->layers;
+    llama_options own = *options;
+    trainer_needs needs;
+    *fits = false;
+    for (bool all = false; too_few + 1 < enough || !all;) {
+        all = too_few + 1 >= enough;
+        if (all && *fits) break;
+        int64_t middle = all ? enough : too_few + (enough - too_few) / 2;
+        set_recompute(&own, config, whole ? middle : 0, whole ? config->layers : middle);
+        if (!plan(run, config, &own, &needs, error)) return false;
+        if (needs.bytes < min->bytes) *min = needs;
+        bool enough_here = needs.bytes <= allowed;
+        if (!all) *(enough_here ? &enough : &too_few) = middle;
+        if (!enough_here) continue;
+        *fits = true;
+        result->needs = needs;
+        result->recompute = own.recompute;
+        result->recompute_mlp = own.recompute_mlp;
+    }
+    return true;
 }
 
 bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]) {
     size_t allowed = limit->asked;
     if (limit->free && (!allowed || limit->free < allowed)) allowed = limit->free;
-    *result = (fit_result){0};
-    if (!plan(run, config, options, 0, &result->before, error)) return false;
+    llama_options own = *options;
+    *result = (fit_result){.layers = config->layers};
+    set_recompute(&own, config, 0, 0);
+    if (!plan(run, config, &own, &result->before, error)) return false;
     result->needs = result->before;
     if (!allowed || result->before.bytes <= allowed) return true;
-    /* More blocks need less memory; whether all of them are enough is seen last. */
-    int64_t too_few = 0, enough = config->layers;
-    trainer_needs needs, min = result->before;
-    while (too_few + 1 < enough) {
-        int64_t middle = too_few + (enough - too_few) / 2;
-        if (!plan(run, config, options, middle, &needs, error)) return false;
-        bool fits = needs.bytes <= allowed;
-        *(fits ? &enough : &too_few) = middle;
-        *(fits ? &result->needs : &min) = needs;
-    }
-    result->recompute = enough;
-    if (enough < config->layers) return true;
-    if (!plan(run, config, options, enough, &result->needs, error)) return false;
-    /* The last block is recomputed while nothing else is kept but its inputs: that can need more than keeping it. */
-    if (result->needs.bytes < min.bytes) min = result->needs;
-    return fit_allows(limit, &min, " even with blocks recomputed", error);
+    trainer_needs min = result->before;
+    bool fits = false;
+    for (int whole = 0; whole < 2 && !fits; whole++)
+        if (!find_fewest(run, config, options, whole, allowed, result, &min, &fits, error)) return false;
+    return fits || fit_allows(limit, &min, " even with blocks recomputed", error);
+}
+
+const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
+    long long layers = (long long)result->layers;
+    int64_t whole = result->recompute, parts = result->recompute_mlp - whole;
+    if (!whole && !parts) return NULL;
+    if (!parts)
+        snprintf(text, FIT_TEXT, "%lld of %lld blocks", (long long)whole, layers);
+    else if (!whole)
+        snprintf(text, FIT_TEXT, "the feed-forward parts of %lld of %lld blocks", (long long)parts, layers);
+    else
+        snprintf(text, FIT_TEXT, "%lld of %lld blocks, and the feed-forward parts of %s", (long long)whole, layers,
+                 result->recompute_mlp == layers ? "the others" : "some others");
+    return text;
 }
 
 double fit_price(const fit_result *result) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Training within a limit of memory: how many blocks of a Llama must be recomputed in the backward pass. Everything is
+ * Training within a limit of memory: how much of a Llama must be recomputed in the backward pass. First the
+ * feed-forward parts of blocks, which give back the most memory for their FLOP, then whole blocks. Everything is
  * planned with vjp_plan(), which allocates nothing, so a model that does not fit is refused before any of it is made.
  */
 #ifndef VJP_TRAIN_JOB_FIT_H
@@ -16,7 +17,9 @@ typedef struct fit_limit {
 } fit_limit;
 
 typedef struct fit_result {
-    int64_t recompute;           /* blocks */
+    int64_t layers;
+    int64_t recompute;           /* blocks; as llama_options has them */
+    int64_t recompute_mlp;       /* blocks, the others' feed-forward parts included */
     trainer_needs needs, before; /* with these blocks recomputed, and with none */
 } fit_result;
 
@@ -39,18 +42,22 @@ bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *re
                  char error[TRAIN_ERROR]);
 
 /*
- * The fewest blocks that must be recomputed so that a step stays within the limit. False: it does not with any number
- * of them, and `error` has the bytes that are needed and allowed.
+ * The fewest feed-forward parts that must be recomputed so that a step stays within the limit, or all of them and the
+ * fewest blocks. False: that is not enough, and `error` has the bytes that are needed and allowed.
  */
 bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]);
 
-/* Plans with options->recompute as it is, and checks the limit. */
+/* Plans with what options have recomputed, and checks the limit. */
 bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]);
 
 /* Whether these needs are within the limit; `how` is added to the sentence: "with all 12 blocks recomputed". */
 bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *how, char error[TRAIN_ERROR]);
+
+/* "3 of 12 blocks", "the feed-forward parts of 5 of 12 blocks", or both. NULL: nothing is recomputed. */
+enum { FIT_TEXT = 128 };
+const char *fit_text(const fit_result *result, char text[FIT_TEXT]);
 
 /* The share of FLOP that recomputing adds to a step. */
 double fit_price(const fit_result *result);

@@ -102,6 +102,7 @@ static llama_options llama_options_of(const job *j) {
                            .context = s->context,
                            .dtype = s->dtype,
                            .recompute = s->recompute,
+                           .recompute_mlp = s->recompute_mlp,
                            .wide_residual = s->residual != s->dtype,
                            .label_smoothing = s->label_smoothing,
                            .masks = s->pack,
@@ -186,6 +187,7 @@ static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
     if (!limit.asked || resumes) return fit_check(&run, &j->llama, &options, &limit, &j->fit, error);
     if (!fit_llama(&run, &j->llama, &options, &limit, &j->fit, error)) return false;
     j->settings.recompute = j->fit.recompute;
+    j->settings.recompute_mlp = j->fit.recompute_mlp;
     return true;
 }
 

@@ -54,9 +54,10 @@ typedef struct job_settings {
     int64_t batch, context;          /* 0: the preset's */
     int64_t validate_every, validate_parts, save_every, keep;
     vjp_dtype dtype;
-    vjp_dtype residual; /* of the llama's residual stream: dtype or f32 */
-    int64_t recompute;  /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
-    int64_t memory;     /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
+    vjp_dtype residual;    /* of the llama's residual stream: dtype or f32 */
+    int64_t recompute;     /* blocks of the llama, in the backward pass; LLAMA_ALL_BLOCKS: all */
+    int64_t recompute_mlp; /* blocks of which at least the feed-forward part is */
+    int64_t memory;        /* bytes that a step may use, for which `recompute` is chosen; 0: no limit */
     double label_smoothing;
     int64_t patience;  /* validations in a row without a new lowest loss that end the run; 0: they never do */
     int64_t save_best; /* 1: each new lowest validation loss is saved at once, and DIR/best names it */

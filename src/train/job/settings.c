@@ -73,7 +73,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 48, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 49, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -104,6 +104,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"seed", INTEGER, &s->trainer.seed, 0, -0x1p63, 0x1p63, NULL},
         {"tokenizer", TEXT, s->tokenizer, sizeof s->tokenizer, 0, 0, NULL},
         {"memory", INTEGER, &s->memory, 0, 0, 0x1p62, NULL},
+        {"recompute_mlp", INTEGER, &s->recompute_mlp, 0, 0, LLAMA_ALL_BLOCKS, NULL},
         {"residual", DTYPE, &s->residual, 0, 0, 0, NULL},
         {"device", TEXT, s->arithmetic.device, sizeof s->arithmetic.device, 0, 0, NULL},
         {"instructions", TEXT, s->arithmetic.instructions, sizeof s->arithmetic.instructions, 0, 0, NULL},

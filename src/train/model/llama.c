@@ -149,18 +149,19 @@ static vjp_value block(building *b, vjp_value x, int64_t layer) {
     char prefix[MODEL_NAME / 2];
     snprintf(prefix, sizeof prefix, "model.layers.%lld", (long long)layer);
     vjp_graph_push(graph, prefix);
-    bool recompute = layer < b->options->recompute;
-    if (recompute) vjp_graph_recompute_begin(graph);
+    bool whole = layer < b->options->recompute, second = !whole && layer < b->options->recompute_mlp;
+    if (whole) vjp_graph_recompute_begin(graph);
     const int64_t hidden = b->config->hidden_size;
     const bool gemma = b->config->gemma; /* its post_attention_layernorm is behind attention, not before what follows */
     vjp_value y = attend(b, norm(b, x, prefix, "input_layernorm", hidden), prefix, layer);
     if (gemma) y = norm(b, y, prefix, "post_attention_layernorm", hidden);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
+    if (second) vjp_graph_recompute_begin(graph);
     const char *before = gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm";
     y = feed_forward(b, norm(b, x, prefix, before, hidden), prefix);
     if (gemma) y = norm(b, y, prefix, "post_feedforward_layernorm", hidden);
     x = vjp_graph_add(graph, x, joining(b, y), NULL);
-    if (recompute) vjp_graph_recompute_end(graph);
+    if (whole || second) vjp_graph_recompute_end(graph);
     vjp_graph_pop(graph);
     return x;
 }

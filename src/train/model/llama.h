@@ -21,7 +21,8 @@ typedef struct llama_options {
      * of the first when none are.
      */
     int64_t recompute;
-    bool wide_residual; /* the residual stream is f32 beside 16-bit activations */
+    int64_t recompute_mlp; /* how many, from the first on, at least their feed-forward part: less memory for its FLOP */
+    bool wide_residual;    /* the residual stream is f32 beside 16-bit activations */
     double label_smoothing;
     bool masks;       /* has `first`: a row holds several documents, and attention does not cross from one to another */
     lora_config lora; /* rank 0: there are no adapters, and all weights are trained */
