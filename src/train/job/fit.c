@@ -77,29 +77,31 @@ bool fit_check(const fit_run *run, const llama_config *config, const llama_optio
     return fit_allows(limit, &result->needs, "", error);
 }
 
-/* The fewest parts, or blocks, in which a step fits; `fits` is false where none do, and `min` is the least it needs. */
+/* The fewest parts, or blocks, with which a step fits; `fits`: whether any do. `min` is the least that was needed. */
 static bool find_fewest(const fit_run *run, const llama_config *config, const llama_options *options, bool whole,
                         size_t allowed, fit_result *result, trainer_needs *min, bool *fits, char error[TRAIN_ERROR]) {
-    /* More of them need less memory; whether all of them are enough is seen last. */
-    int64_t too_few = 0, enough = config->layers;
+    /*
+     * More of them need less memory, but perhaps for the last block: while that one is recomputed, nothing else is
+     * freed yet. All of them are tried only where one less was not enough.
+     */
+    int64_t too_few = 0, enough = config->layers + 1;
     llama_options own = *options;
     trainer_needs needs;
-    *fits = false;
-    for (bool all = false; too_few + 1 < enough || !all;) {
-        all = too_few + 1 >= enough;
-        if (all && *fits) break;
-        int64_t middle = all ? enough : too_few + (enough - too_few) / 2;
+    while (too_few + 1 < enough) {
+        int64_t middle = too_few + (enough - too_few) / 2;
         set_recompute(&own, config, whole ? middle : 0, whole ? config->layers : middle);
         if (!plan(run, config, &own, &needs, error)) return false;
         if (needs.bytes < min->bytes) *min = needs;
-        bool enough_here = needs.bytes <= allowed;
-        if (!all) *(enough_here ? &enough : &too_few) = middle;
-        if (!enough_here) continue;
-        *fits = true;
+        if (needs.bytes > allowed) {
+            too_few = middle;
+            continue;
+        }
+        enough = middle;
         result->needs = needs;
         result->recompute = own.recompute;
         result->recompute_mlp = own.recompute_mlp;
     }
+    *fits = enough <= config->layers;
     return true;
 }
 
