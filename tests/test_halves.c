@@ -17,24 +17,12 @@
 #include "graph/program.h"
 #include "halves.h"
 #include "little_llama.h"
+#include "on_cpu.h"
 #include "op/op.h"
 #include "scratch.h"
 #include "train/trainer/trainer.h"
 
 enum { LAYERS = 2, BATCH = 2, STEPS = 4 };
-
-static vjp_device *device;
-
-static int open_cpu(void **unused) {
-    (void)unused;
-    return vjp_open("cpu", NULL, &device) != VJP_OK;
-}
-
-static int close_cpu(void **unused) {
-    (void)unused;
-    vjp_close(device);
-    return 0;
-}
 
 /* ---- Numbers ----------------------------------------------------------------------------------------- */
 

@@ -18,22 +18,10 @@
 
 #include "little_llama.h"
 #include "merging.h"
+#include "on_cpu.h"
 #include "train/trainer/trainer.h"
 
 enum { BATCH = 2, STEPS = 6 };
-
-static vjp_device *device;
-
-static int open_cpu(void **unused) {
-    (void)unused;
-    return vjp_open("cpu", NULL, &device) != VJP_OK;
-}
-
-static int close_cpu(void **unused) {
-    (void)unused;
-    vjp_close(device);
-    return 0;
-}
 
 /* ---- A model, its data, and its tensors ---------------------------------------------------------------- */
 

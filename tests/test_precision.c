@@ -18,23 +18,11 @@
 #include "core/half.h"
 #include "graph/graph.h"
 #include "little_llama.h"
+#include "on_cpu.h"
 #include "train/trainer/loss_scale.h"
 #include "train/trainer/trainer.h"
 
 enum { LAYERS = 2, BATCH = 2 };
-
-static vjp_device *device;
-
-static int open_cpu(void **unused) {
-    (void)unused;
-    return vjp_open("cpu", NULL, &device) != VJP_OK;
-}
-
-static int close_cpu(void **unused) {
-    (void)unused;
-    vjp_close(device);
-    return 0;
-}
 
 /* ---- A run ------------------------------------------------------------------------------------------- */
 

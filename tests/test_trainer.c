@@ -18,20 +18,8 @@
 
 #include "little_llama.h"
 #include "merging.h"
+#include "on_cpu.h"
 #include "train/trainer/trainer.h"
-
-static vjp_device *device;
-
-static int open_cpu(void **unused) {
-    (void)unused;
-    return vjp_open("cpu", NULL, &device) != VJP_OK;
-}
-
-static int close_cpu(void **unused) {
-    (void)unused;
-    vjp_close(device);
-    return 0;
-}
 
 /* ---- A model and its options ---------------------------------------------------------------------------- */
 
