@@ -311,8 +311,7 @@ static inline void norm_rows_columns(void *argument, size_t task) {
  * Rows shorter than a vector, an element at a time in double. There the result often cancels to almost nothing (the dx
  * of a row of one or two elements is all but zero whatever dy is), which f32 would drown in its rounding.
  */
-static inline norm_statistics norm_short_statistics(const norm_rows *call, int64_t row, const double *x) {
-    if (call->rstd_in) return norm_rows_statistics(call, row);
+static inline norm_statistics norm_short_measure(const norm_rows *call, const double *x) {
     int64_t dim = call->size.dim;
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < dim && call->centered; i++)
@@ -323,16 +322,29 @@ static inline norm_statistics norm_short_statistics(const norm_rows *call, int64
     return (norm_statistics){mean, 1 / sqrt(squares / (double)dim + call->eps)};
 }
 
+static inline norm_statistics norm_short_statistics(const norm_rows *call, int64_t row, const double *x) {
+    return call->rstd_in ? norm_rows_statistics(call, row) : norm_short_measure(call, x);
+}
+
+/* Of an rstd that was saved as f32, the double that the forward used, if it is that of the row. */
+static inline norm_statistics norm_short_exact(norm_statistics saved, norm_statistics measured) {
+    return (float)measured.rstd == (float)saved.rstd ? measured : saved;
+}
+
+static inline double norm_short_y(const norm_rows *call, norm_statistics s, double x, int64_t i) {
+    return (x - s.mean) * s.rstd * (double)call->gamma_f32[i] + (double)call->beta_f32[i];
+}
+
 static inline void norm_short_forward(void *argument, size_t task) {
     const norm_rows *call = argument;
     int64_t dim = call->size.dim;
     for (int64_t row = cpu_split_begin(&call->split, task); row < cpu_split_end(&call->split, task); row++) {
         double x[LANES];
         norm_read_doubles(call->dtype, call->x, row * dim, dim, x);
-        norm_statistics s = norm_short_statistics(call, row, x);
+        norm_statistics s = norm_short_measure(call, x);
         norm_rows_save(call, row, s);
         for (int64_t i = 0; i < dim; i++)
-            x[i] = norm_y_exact(call->centered, s, x[i], call->gamma_f32[i], call->beta_f32[i]);
+            x[i] = norm_short_y(call, s, x[i], i);
         if (call->out) norm_write_doubles(call->dtype, call->mode == WRITE_ADD, call->out, row * dim, dim, x);
     }
 }
@@ -345,9 +357,10 @@ static inline void norm_short_backward(void *argument, size_t task) {
         double xh[LANES], dy[LANES], y[LANES], sum_g = 0, sum_gxh = 0;
         norm_read_doubles(call->dtype, call->x, row * dim, dim, xh);
         norm_read_doubles(call->dtype, call->dy, row * dim, dim, dy);
-        norm_statistics s = norm_short_statistics(call, row, xh);
+        norm_statistics s = norm_short_statistics(call, row, xh), exact = s;
+        if (call->y) exact = norm_short_exact(s, norm_short_measure(call, xh));
         for (int64_t i = 0; i < dim; i++) {
-            if (call->y) y[i] = norm_y_exact(call->centered, s, xh[i], call->gamma_f32[i], call->beta_f32[i]);
+            if (call->y) y[i] = norm_short_y(call, exact, xh[i], i);
             xh[i] = (xh[i] - s.mean) * s.rstd;
             dgamma[i] += dy[i] * xh[i];
             dbeta[i] += dy[i];

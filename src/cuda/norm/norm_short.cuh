@@ -36,15 +36,8 @@ __device__ norm_short_statistics norm_short_measure(const norm_call &c, int dim,
     return {mean, 1 / sqrt(squares / dim + c.eps)};
 }
 
-/*
- * y in double. Without a mean rstd is what is saved of it, so that a backward that has only that gives y again with the
- * same bits. An rstd that f32 does not hold stays.
- */
-template <bool LAYER>
-__device__ float norm_short_y(const norm_short_statistics &s, float x, double gamma, double beta) {
-    float saved = (float)s.rstd;
-    double rstd = LAYER || !(saved > 0 && saved <= FLT_MAX) ? s.rstd : (double)saved;
-    return (float)(((double)x - s.mean) * rstd * gamma + beta);
+__device__ inline float norm_short_y(const norm_short_statistics &s, float x, double gamma, double beta) {
+    return (float)(((double)x - s.mean) * s.rstd * gamma + beta);
 }
 
 __device__ inline void norm_short_read(const norm_call &c, const void *tensor, int64_t row,
@@ -92,7 +85,7 @@ template <bool LAYER> __global__ void __launch_bounds__(NORM_SHORT_THREADS) norm
         if (!c.out) continue;
 #pragma unroll
         for (int i = 0; i < NORM_MAX_SHORT; i++)
-            if (i < dim) x[i] = norm_short_y<LAYER>(s, x[i], gamma[i], beta[i]);
+            if (i < dim) x[i] = norm_short_y(s, x[i], gamma[i], beta[i]);
         norm_short_write(c, c.out, row, x, c.add);
     }
 }
@@ -130,9 +123,12 @@ template <bool LAYER, bool Y> __global__ void __launch_bounds__(NORM_SHORT_THREA
         mean_gxh /= dim;
         if constexpr (Y) {
             float y[NORM_MAX_SHORT];
+            /* Of an rstd that was saved as f32, the double that the forward used, if it is that of the row. */
+            norm_short_statistics measured = norm_short_measure<LAYER>(c, dim, x);
+            if ((float)measured.rstd != (float)s.rstd) measured = s;
 #pragma unroll
             for (int i = 0; i < NORM_MAX_SHORT; i++)
-                if (i < dim) y[i] = norm_short_y<LAYER>(s, x[i], gamma[i], beta[i]);
+                if (i < dim) y[i] = norm_short_y(measured, x[i], gamma[i], beta[i]);
             norm_short_write(c, c.y, row, y, c.add_y);
         }
         if (!c.out) continue;

@@ -67,7 +67,7 @@ static void note_use(halving *h, int32_t n, size_t i, vjp_value w) {
     bool steps = is_step(h, node, w) && (i == ADAMW_W || i == ADAMW_W_OUT);
     if (steps && (h->step[w] == NONE || h->step[w] == n))
         h->step[w] = n;
-    else if (is_cast(h, node) && i == CAST_X && h->step[w] == NONE)
+    else if (is_cast(h, node) && i == CAST_X)
         h->casts[w] = true;
     else if (h->refuses[w] == NONE)
         h->refuses[w] = n;
@@ -83,7 +83,7 @@ static void note_uses(halving *h) {
         for (size_t i = 0; i < pass_of(node)->count; i++) {
             vjp_value w = storage_of(h, node->value[i]);
             if (w && graph->value[w].halves != GRAPH_WHOLE) note_use(h, n, i, w);
-            /* What was cast before the step must not be read after it. */
+            /* What was cast before the step must not be read after it; nor is what was cast since. */
             vjp_value of = node->value[i] ? h->weight[graph->value[node->value[i]].origin] : 0;
             if (of && h->step[of] != NONE && h->refuses[of] == NONE) h->refuses[of] = n;
         }

@@ -138,8 +138,6 @@
      [("src/graph/rewrite/swiglu.c", "attributes->activation == VJP_ACTIVATION_NONE && ", "attributes && ")]),
     ("halves: what was cast before the step is read after it", "test test_halves",
      [("src/graph/rewrite/halves.c", "if (of && h->step[of] != NONE && h->refuses[of] == NONE) h->refuses[of] = n;", "(void)of;")]),
-    ("halves: new weights are read as if they were whole", "test test_halves",
-     [("src/graph/rewrite/halves.c", "i == CAST_X && h->step[w] == NONE)", "i == CAST_X)")]),
     ("halves: a program that shares parameters decides for itself", "test test_halves",
      [("src/graph/rewrite/rewrite.c", "bool shared = share && v < share->values && share->value[v].name;", "bool shared = share && v < 0;")]),
     ("halves: another program's halves are used as whole numbers", "test test_halves",
