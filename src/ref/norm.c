@@ -87,6 +87,13 @@ static row_statistics row_of(const norm_call *call, int64_t row) {
     return (row_statistics){call->centered ? ref_get(work, call->mean, row, 0) : 0, ref_get(work, call->rstd, row, 0)};
 }
 
+/* Of an rstd that was saved as f32, the double that the forward used, if it is that of the row: y then has its bits. */
+static double rstd_of_y(const norm_call *call, int64_t row, double saved) {
+    if (!vjp_data(call->work, RMS_NORM_B_Y)) return saved;
+    double own = measure(call, row).rstd;
+    return (float)own == (float)saved ? own : saved;
+}
+
 static vjp_status backward(const vjp_work *work) {
     norm_call call = call_of(work);
     int64_t dim = call.size.dim;
@@ -95,6 +102,7 @@ static vjp_status backward(const vjp_work *work) {
         dgamma[i] = 0;
     for (int64_t row = 0; row < call.size.rows; row++) {
         row_statistics r = row_of(&call, row);
+        double y_rstd = call.centered ? 0 : rstd_of_y(&call, row, r.rstd);
         double mean_g = 0, mean_gxh = 0;
         for (int64_t i = 0; i < dim; i++) {
             double dy = ref_get(work, call.dy, row * dim + i, 0);
@@ -106,10 +114,11 @@ static vjp_status backward(const vjp_work *work) {
             dbeta[i] += dy;
         }
         for (int64_t i = 0; i < dim; i++) {
-            double xh = (ref_get(work, call.x, row * dim + i, 0) - r.mean) * r.rstd;
+            double x = ref_get(work, call.x, row * dim + i, 0) - r.mean, xh = x * r.rstd;
             double gamma = ref_get(work, call.gamma, i, 1), g = ref_get(work, call.dy, row * dim + i, 0) * gamma;
             ref_put(work, 0, row * dim + i, r.rstd * (g - mean_g - xh * mean_gxh));
-            if (!call.centered) ref_put(work, RMS_NORM_B_Y, row * dim + i, xh * gamma + ref_get(work, call.beta, i, 0));
+            if (!call.centered)
+                ref_put(work, RMS_NORM_B_Y, row * dim + i, x * y_rstd * gamma + ref_get(work, call.beta, i, 0));
         }
     }
     for (int64_t i = 0; i < dim; i++) {
