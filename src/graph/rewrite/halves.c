@@ -83,7 +83,7 @@ static void note_uses(halving *h) {
         for (size_t i = 0; i < pass_of(node)->count; i++) {
             vjp_value w = storage_of(h, node->value[i]);
             if (w && graph->value[w].halves != GRAPH_WHOLE) note_use(h, n, i, w);
-            /* What was cast before the step must not be read after it; nor is what was cast since. */
+            /* Nothing that was cast may be read after the step, when the memory holds the new weights. */
             vjp_value of = node->value[i] ? h->weight[graph->value[node->value[i]].origin] : 0;
             if (of && h->step[of] != NONE && h->refuses[of] == NONE) h->refuses[of] = n;
         }
