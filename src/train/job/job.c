@@ -167,7 +167,8 @@ static bool configure_llama(job *j, const checkpoint *from, char error[TRAIN_ERR
     if (j->settings.context > j->llama.max_positions)
         return train_fail(error, "a context of %lld is too long; the model was made for at most %lld",
                           (long long)j->settings.context, (long long)j->llama.max_positions);
-    if (j->settings.recompute > j->llama.layers) j->settings.recompute = j->llama.layers;
+    j->settings.recompute = vjp_min(j->settings.recompute, j->llama.layers);
+    j->settings.recompute_mlp = vjp_min(j->settings.recompute_mlp, j->llama.layers);
     return true;
 }
 
