@@ -66,9 +66,9 @@ template <class T> constexpr float WEIGHT_ONE = 1 << WEIGHT_BITS<T>;
 /* The keys that a query sees: all, those up to its own time, the last ones of these by a window or by `first`. */
 enum class visible { all, causal, window, first };
 
-/* The end of the blocks of keys that a tile needs. */
-template <int ROWS, int KEYS> __device__ int key_blocks(const attention_call &a, bool causal, int block) {
-    int last = min((block + 1) * ROWS, (int)a.time) - 1;
+/* The end of the blocks of keys that the queries before `end` need. */
+template <int KEYS> __device__ int key_blocks(const attention_call &a, bool causal, int end) {
+    int last = min(end, (int)a.time) - 1;
     return (keys_seen(causal, last, (int)(a.keys - a.time), (int)a.keys) + KEYS - 1) / KEYS;
 }
 
@@ -77,9 +77,9 @@ template <int KEYS, int QUERIES> __device__ int first_queries(const attention_ca
     return causal ? max(0, block * KEYS - (int)(a.keys - a.time)) / QUERIES : 0;
 }
 
-/* The first block of keys that a tile needs: that of its first query's first key. */
-template <int ROWS, int KEYS, bool FIRST> __device__ int first_keys(const attention_call &a, const tile &t) {
-    return first_key<FIRST>(a, t.batch, t.block * ROWS) / KEYS;
+/* The first block of keys that a query and those after it need. */
+template <int KEYS, bool FIRST> __device__ int first_keys(const attention_call &a, int batch, int query) {
+    return first_key<FIRST>(a, batch, query) / KEYS;
 }
 
 /*

@@ -76,10 +76,11 @@ vjp_status enqueue_forward(const fast_call &c) {
         constexpr int D = decltype(dim)::value;
         using shape = forward_shape<D>;
         forward_call call{};
+        int64_t blocks = vjp_divide_up(a.time, shape::ROWS);
         call.a = a;
         call.flags = c.flags;
-        call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2,
-                              vjp_divide_up(a.time, shape::ROWS), a.causal);
+        call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2, blocks, a.causal);
+        call.before = (int)(blocks * shape::ROWS - vjp_round_up(a.time, 64));
         maps m{c};
         m.queries(&call.q, a.q, a.q_step, shape::ROWS);
         m.keys(&call.k, a.k, a.k_step, shape::KEYS);

@@ -57,8 +57,8 @@ template <class T, int D, visible V> __device__ void dq_produce(const dq_call &c
             load_box(shared.dy + d * shape::ROWS, c.dy, shared.q_full, d, t.head, t.block * shape::ROWS, t.batch);
         }
         q_parity ^= 1;
-        int begin = LAST ? first_keys<shape::ROWS, shape::KEYS, FIRST>(c.a, t) : 0;
-        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
+        int begin = LAST ? first_keys<shape::KEYS, FIRST>(c.a, t.batch, t.block * shape::ROWS) : 0;
+        for (int n = key_blocks<shape::KEYS>(c.a, CAUSAL, (t.block + 1) * shape::ROWS) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -92,8 +92,8 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
         int head = t.batch * (int)c.a.heads + t.head;
-        int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
-        int begin = LAST ? first_keys<shape::ROWS, KEYS, FIRST>(c.a, t) : 0;
+        int n = key_blocks<KEYS>(c.a, CAUSAL, (t.block + 1) * shape::ROWS) - 1;
+        int begin = LAST ? first_keys<KEYS, FIRST>(c.a, t.batch, t.block * shape::ROWS) : 0;
         int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
         int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys);
         int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),

@@ -8,7 +8,9 @@
  * barriers let the consumers issue their products in turn, so that they stay out of step.
  *
  * Tiles are ordered so that long ones (late queries of a causal pass) come first, and heads that share keys run
- * together, in sections whose keys and values stay in the second-level cache.
+ * together, in sections whose keys and values stay in the second-level cache. The last tile ends with the last query,
+ * and the rows that are too many are before the first one, where a causal pass has least to do. A consumer whose rows
+ * are such, or do not see the tile's last keys, lets the others go on without it.
  */
 #ifndef VJP_CUDA_HOPPER_FORWARD_CUH
 #define VJP_CUDA_HOPPER_FORWARD_CUH
@@ -21,6 +23,7 @@ namespace hopper {
 struct forward_call {
     CUtensorMap q, k, v, y;
     tile_order order;
+    int before; /* rows of the first tile that come before the first query, a multiple of 64 */
     attention_call a;
     int *flags; /* see set_flag() */
 };
@@ -55,16 +58,15 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
-        int kv_head = t.head / (int)c.a.group;
+        int kv_head = t.head / (int)c.a.group, row = t.block * shape::ROWS - c.before;
         barrier_wait(shared.q_empty[q_at.stage], q_at.parity ^ 1);
         barrier_expect(shared.q_full[q_at.stage], shape::ROWS * D * 2);
 #pragma unroll
         for (int d = 0; d < D; d += SLICE)
-            load_box(shared.q[q_at.stage] + d * shape::ROWS, c.q, shared.q_full[q_at.stage], d, t.head,
-                     t.block * shape::ROWS, t.batch);
+            load_box(shared.q[q_at.stage] + d * shape::ROWS, c.q, shared.q_full[q_at.stage], d, t.head, row, t.batch);
         q_at.advance();
-        int begin = LAST ? first_keys<shape::ROWS, shape::KEYS, FIRST>(c.a, t) : 0;
-        for (int n = key_blocks<shape::ROWS, shape::KEYS>(c.a, CAUSAL, t.block) - 1; n >= begin; n--) {
+        int begin = LAST ? first_keys<shape::KEYS, FIRST>(c.a, t.batch, max(row, 0)) : 0;
+        for (int n = key_blocks<shape::KEYS>(c.a, CAUSAL, row + shape::ROWS) - 1; n >= begin; n--) {
             barrier_wait(shared.k_empty[at.stage], at.parity ^ 1);
             barrier_expect(shared.k_full[at.stage], KV_BYTES);
 #pragma unroll
@@ -82,13 +84,11 @@ __device__ void forward_produce(const forward_call &c, forward_shared<T, D> &sha
     }
 }
 
-/* Stores a consumer's 64 rows, or sets the block's flag. */
+/* Stores a consumer's 64 rows from `first` on, or sets the block's flag. */
 template <class T, int D>
-__device__ void forward_store(const forward_call &c, forward_shared<T, D> &shared, const tile &t, int group,
+__device__ void forward_store(const forward_call &c, forward_shared<T, D> &shared, const tile &t, int group, int first,
                               float (&o)[D / 2], softmax_rows &rows) {
-    using shape = forward_shape<D>;
-    int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
-    int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
+    int thread = threadIdx.x % WARPGROUP, lane = thread % 32, own = first + thread / 32 * 16 + lane / 4;
     float inverse[2];
     bool finite = true;
 #pragma unroll
@@ -116,15 +116,24 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
                          inverse[1]);
 }
 
+/* Where the ring is after so many blocks; a count takes fewer registers than a ring<>, of which there are too few. */
+template <int STAGES> struct place {
+    int stage;
+    uint32_t parity;
+
+    __device__ explicit place(unsigned count) : stage(count % STAGES), parity(count / STAGES % 2) {
+    }
+};
+
 template <class T, int D, visible V>
 __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &shared) {
     using shape = forward_shape<D>;
+    using block_place = place<shape::STAGES>;
     constexpr int KEYS = shape::KEYS;
     constexpr bool CAUSAL = V != visible::all, FIRST = V == visible::first, LAST = FIRST || V == visible::window;
     int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, lane = thread % 32;
     int next = (group + 1) % shape::CONSUMERS;
-    ring<shape::STAGES> k_at, v_at;
-    ring<shape::TILES> q_at;
+    unsigned block = 0, tiles = 0; /* so far */
     float factor = c.a.scale * LOG2_E;
     int offset = (int)(c.a.keys - c.a.time);
     if (group == shape::CONSUMERS - 1) group_arrive(TURN, 2 * WARPGROUP);
@@ -132,19 +141,25 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         int index = c.order.index(round);
         if (index >= c.order.count()) continue;
         tile t = c.order.at(index);
-        int n = key_blocks<shape::ROWS, KEYS>(c.a, CAUSAL, t.block) - 1;
-        int begin = LAST ? first_keys<shape::ROWS, KEYS, FIRST>(c.a, t) : 0;
-        int first = t.block * shape::ROWS + group * 64, own = first + thread / 32 * 16 + lane / 4;
-        int all = keys_seen(CAUSAL, first, offset, (int)c.a.keys); /* keys that every row of the warpgroup sees */
-        int seen[2] = {keys_seen(CAUSAL, own, offset, (int)c.a.keys),
-                       keys_seen(CAUSAL, own + 8, offset, (int)c.a.keys)};
+        int row = t.block * shape::ROWS - c.before, first = row + group * 64;
+        int n = key_blocks<KEYS>(c.a, CAUSAL, row + shape::ROWS) - 1;
+        int begin = LAST ? first_keys<KEYS, FIRST>(c.a, t.batch, max(row, 0)) : 0;
+        int end = first < 0 ? begin : key_blocks<KEYS>(c.a, CAUSAL, first + 64); /* of the keys that its rows see */
         int whole = LAST ? first_key<FIRST>(c.a, t.batch, first + 63) : 0; /* the first key that all of them see */
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
 
+        auto wait_for = [&](uint64_t *full, unsigned number) {
+            block_place at(number);
+            barrier_wait(full[at.stage], at.parity);
+        };
+        auto release = [&](uint64_t &barrier) {
+            if (lane == 0) barrier_arrive(barrier);
+        };
         auto issue_scores = [&]() {
-            uint32_t q = shared_address(shared.q[q_at.stage]), k = shared_address(shared.k[k_at.stage]);
+            uint32_t q = shared_address(shared.q[tiles % shape::TILES]);
+            uint32_t k = shared_address(shared.k[block % shape::STAGES]);
             products_begin();
 #pragma unroll
             for (int step = 0; step < D / 16; step++)
@@ -152,67 +167,77 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
                                   step > 0);
             products_commit();
         };
-        auto issue_sums = [&](bool keep) {
-            uint32_t v = shared_address(shared.v[v_at.stage]);
-            products_begin();
+        auto issue_sums = [&](bool keep) { /* of the block before */
+                                           uint32_t v = shared_address(shared.v[(block - 1) % shape::STAGES]);
+                                           products_begin();
 #pragma unroll
-            for (int step = 0; step < KEYS / 16; step++)
-                product<T, true>(o, p + 4 * step, over_rows(v, KEYS, step), keep || step > 0);
-            products_commit();
-        };
-        auto release = [&](uint64_t &barrier) {
-            if (lane == 0) barrier_arrive(barrier);
+                                           for (int step = 0; step < KEYS / 16; step++)
+                                               product<T, true>(o, p + 4 * step, over_rows(v, KEYS, step),
+                                                                keep || step > 0);
+                                           products_commit();
         };
         auto weigh_block = [&]() {
-            int end[2] = {seen[0] - n * KEYS, seen[1] - n * KEYS}, low[2] = {0, 0};
-            bool masked = (n + 1) * KEYS > all || (LAST && n * KEYS < whole);
-            for (int r = 0; LAST && masked && r < 2; r++) /* not kept: there are no registers for it */
-                low[r] = FIRST ? first_key<true>(c.a, t.batch, own + 8 * r) - n * KEYS : end[r] - (int)c.a.window;
+            bool masked =
+                (n + 1) * KEYS > keys_seen(CAUSAL, first, offset, (int)c.a.keys) || (LAST && n * KEYS < whole);
+            int end[2] = {KEYS, KEYS}, low[2] = {0, 0};
+            for (int r = 0; masked && r < 2; r++) { /* not kept: there are no registers for it */
+                int own = first + thread / 32 * 16 + lane / 4 + 8 * r;
+                end[r] = keys_seen(CAUSAL, own, offset, (int)c.a.keys) - n * KEYS;
+                if (LAST) low[r] = FIRST ? first_key<true>(c.a, t.batch, own) - n * KEYS : end[r] - (int)c.a.window;
+            }
             weigh(s, rows, correction, factor, masked,
                   [&](int r, int key) { return key >= end[r] || (LAST && key < low[r]); });
         };
 
-        barrier_wait(shared.q_full[q_at.stage], q_at.parity);
-        barrier_wait(shared.k_full[k_at.stage], k_at.parity);
+        barrier_wait(shared.q_full[tiles % shape::TILES], tiles / shape::TILES % 2);
+        for (; n >= end; n--, block++) { /* it waits until they are there, or it would let go of those before twice */
+            wait_for(shared.k_full, block);
+            release(shared.k_empty[block % shape::STAGES]);
+            wait_for(shared.v_full, block);
+            release(shared.v_empty[block % shape::STAGES]);
+            group_sync(TURN + group, 2 * WARPGROUP);
+            group_arrive(TURN + next, 2 * WARPGROUP);
+        }
+        if (first < 0) {
+            release(shared.q_empty[tiles++ % shape::TILES]);
+            continue;
+        }
+        wait_for(shared.k_full, block);
         group_sync(TURN + group, 2 * WARPGROUP);
         issue_scores();
         group_arrive(TURN + next, 2 * WARPGROUP);
         products_wait<0>();
         pin(s);
-        release(shared.k_empty[k_at.stage]);
-        k_at.advance();
+        release(shared.k_empty[block++ % shape::STAGES]);
         weigh_block();
         fragments<T>(p, s);
         bool keep = false;
         for (n--; n >= begin; n--) {
-            barrier_wait(shared.k_full[k_at.stage], k_at.parity);
+            wait_for(shared.k_full, block);
             group_sync(TURN + group, 2 * WARPGROUP);
             issue_scores();
-            barrier_wait(shared.v_full[v_at.stage], v_at.parity);
+            wait_for(shared.v_full, block - 1);
             issue_sums(keep);
             group_arrive(TURN + next, 2 * WARPGROUP);
             products_wait<1>();
             pin(s);
-            release(shared.k_empty[k_at.stage]);
-            k_at.advance();
+            release(shared.k_empty[block % shape::STAGES]);
             weigh_block();
             products_wait<0>();
             pin(o);
-            release(shared.v_empty[v_at.stage]);
-            v_at.advance();
+            release(shared.v_empty[(block - 1) % shape::STAGES]);
             correct(o, correction);
             fragments<T>(p, s);
             keep = true;
+            block++;
         }
-        release(shared.q_empty[q_at.stage]);
-        q_at.advance();
-        barrier_wait(shared.v_full[v_at.stage], v_at.parity);
+        release(shared.q_empty[tiles++ % shape::TILES]);
+        wait_for(shared.v_full, block - 1);
         issue_sums(keep);
         products_wait<0>();
         pin(o);
-        release(shared.v_empty[v_at.stage]);
-        v_at.advance();
-        forward_store<T, D>(c, shared, t, group, o, rows);
+        release(shared.v_empty[(block - 1) % shape::STAGES]);
+        forward_store<T, D>(c, shared, t, group, first, o, rows);
     }
 }
 

@@ -215,7 +215,7 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS, 
     uint32_t weights[SIDE / 4];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
+    int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(o);
     load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
     for_tiles<S::STAGES>(
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_ca
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 4];
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
-    int count = key_blocks<ROWS, SIDE>(a, a.causal, p.t.block) - begin;
+    int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(dq);
     load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(dy, a.dy, a.y_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
