@@ -4,9 +4,9 @@
  * rows between them (linear_rows.cuh).
  *
  *     forward path  when                                        what
- *     direct        no activation, relu, or pre wanted in       the product adds the bias and writes pre or y; relu, or
- *                   16 bits; the product is one call            any activation of a stored pre, is a pass over that.
- *                                                               Without either the product adds a residual, too
+ *     direct        no activation, relu, f32, or pre wanted     the product adds the bias and writes pre or y; an
+ *                   in 16 bits; the product is one call         activation is a pass over that. Without one the
+ *                                                               product adds a residual, too
  *     through f32   otherwise                                   the product in f32, then one pass
  *
  *     product       when                                        what
@@ -18,7 +18,7 @@
  *                   factors make an f32 result)                 after the other; else a batch of partial products,
  *                                                               added in double
  *
- * With any other activation pre must be f32: rounded to 16 bits before and after, y would be off by twice what it may.
+ * In 16 bits any other activation needs pre in f32: rounded before and after it, y would be off by twice what it may.
  * If pre is wanted in 16 bits, y is act of the pre that is stored, which is what the backward uses. cuBLASLt's own relu
  * and gelu are not used: one need not keep a NaN, the other is an approximation.
  *
@@ -308,7 +308,7 @@ void forward_steps(steps &w) {
     product p = pre_product(work, s, a, b);
     /* What is added to y must be rounded together with y, not before. */
     bool can_be_direct =
-        s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || (pre && work->storage != VJP_F32);
+        s.activation == VJP_ACTIVATION_NONE || s.activation == VJP_ACTIVATION_RELU || pre || work->storage == VJP_F32;
     int addends = vjp_accumulates(work, LINEAR_Y) + (work->tensor[LINEAR_RESIDUAL] != nullptr);
     bool rounds_once = addends == 0 || (addends == 1 && !pre && s.activation == VJP_ACTIVATION_NONE &&
                                         adds_itself(work, s.batch * s.m * s.n));
