@@ -6,7 +6,7 @@
  *
  *     path    a row touches at most      what
  *     teams   128 windows of 16 bytes    1 to 32 lanes of a warp per row, the row in registers
- *     blocks  more                       128 threads per row (512 from 1025 windows on), 4 to 8 windows in flight each
+ *     blocks  more                       128 to 512 threads per row, 4 to 8 windows in flight each
  *
  * (row_sums.cuh describes windows and the sums of a row.) Blocks take chunks of rows, split by rows and classes alone.
  * A chunk's sum of losses and count of rows are left in the workspace, in double; one more block adds them in a fixed
@@ -29,9 +29,19 @@ namespace {
 constexpr int TEAM_THREADS = 256;
 constexpr int64_t TEAM_CHUNKS = 4 * 4 * 132;
 
-/* Threads per row where a row has a block, and the windows up to which the smaller number is used. */
-constexpr int FEW_THREADS = 128, MANY_THREADS = 512;
-constexpr int64_t FEW_THREADS_WINDOWS = 1024;
+/*
+ * Threads per row where a row has a block, and the windows up to which these numbers are used. A multiprocessor has
+ * several small blocks, of which some load while others begin or add their sums.
+ */
+constexpr int FEW_THREADS = 128, SOME_THREADS = 256, MANY_THREADS = 512;
+constexpr int64_t FEW_THREADS_WINDOWS = 2048, SOME_THREADS_WINDOWS = 8192;
+
+/* Calls f with the threads of a block. */
+template <class F> vjp_status with_threads(const loss_call &c, F f) {
+    if (c.threads == FEW_THREADS) return f(std::integral_constant<int, FEW_THREADS>{});
+    if (c.threads == SOME_THREADS) return f(std::integral_constant<int, SOME_THREADS>{});
+    return f(std::integral_constant<int, MANY_THREADS>{});
+}
 
 /* The most chunks of rows that have a block each: partial sums that the last block reads in a few microseconds. */
 constexpr int64_t BLOCK_CHUNKS = 16384;
@@ -348,7 +358,9 @@ void plan_rows(vjp_dtype storage, loss_call *c) {
     if (c->threads * BATCH >= windows) {
         c->chunks = vjp_min(TEAM_CHUNKS, vjp_divide_up(c->rows, TEAM_THREADS >> c->team_bits));
     } else {
-        c->threads = windows <= FEW_THREADS_WINDOWS ? FEW_THREADS : MANY_THREADS;
+        c->threads = windows <= FEW_THREADS_WINDOWS    ? FEW_THREADS
+                     : windows <= SOME_THREADS_WINDOWS ? SOME_THREADS
+                                                       : MANY_THREADS;
         c->chunks = vjp_min(BLOCK_CHUNKS, c->rows);
     }
     c->chunk_rows = c->chunks ? c->rows / c->chunks : 0;
@@ -362,9 +374,10 @@ vjp_status enqueue_losses(const vjp_work *work, const loss_call &c) {
             using T = decltype(zero);
             constexpr bool SMOOTH = decltype(smooth)::value;
             if (c.threads <= 32) return launch(work, true, measure_teams<T, SMOOTH>, c.chunks, TEAM_THREADS, 0, c);
-            if (c.threads == FEW_THREADS)
-                return launch(work, true, measure_blocks<T, SMOOTH, FEW_THREADS>, c.chunks, FEW_THREADS, 0, c);
-            return launch(work, true, measure_blocks<T, SMOOTH, MANY_THREADS>, c.chunks, MANY_THREADS, 0, c);
+            return with_threads(c, [&](auto threads) {
+                constexpr int THREADS = decltype(threads)::value;
+                return launch(work, true, measure_blocks<T, SMOOTH, THREADS>, c.chunks, THREADS, 0, c);
+            });
         });
     });
 }
@@ -389,9 +402,10 @@ namespace {
 
 template <class T, row_mode MODE> vjp_status launch_gradients(const vjp_work *work, const loss_call &c) {
     if (c.threads <= 32) return launch(work, true, gradient_teams<T, MODE>, c.chunks, TEAM_THREADS, 0, c);
-    if (c.threads == FEW_THREADS)
-        return launch(work, true, gradient_blocks<T, MODE, FEW_THREADS>, c.chunks, FEW_THREADS, 0, c);
-    return launch(work, true, gradient_blocks<T, MODE, MANY_THREADS>, c.chunks, MANY_THREADS, 0, c);
+    return with_threads(c, [&](auto threads) {
+        constexpr int THREADS = decltype(threads)::value;
+        return launch(work, true, gradient_blocks<T, MODE, THREADS>, c.chunks, THREADS, 0, c);
+    });
 }
 
 } // namespace
