@@ -145,7 +145,8 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         int n = key_blocks<KEYS>(c.a, CAUSAL, row + shape::ROWS) - 1;
         int begin = LAST ? first_keys<KEYS, FIRST>(c.a, t.batch, max(row, 0)) : 0;
         int end = first < 0 ? begin : key_blocks<KEYS>(c.a, CAUSAL, first + 64); /* of the keys that its rows see */
-        int whole = LAST ? first_key<FIRST>(c.a, t.batch, first + 63) : 0; /* the first key that all of them see */
+        int whole =
+            LAST ? first_key<FIRST>(c.a, t.batch, max(first, 0) + 63) : 0; /* the first key that all of them see */
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
