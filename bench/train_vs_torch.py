@@ -8,8 +8,8 @@ number of the batch and the row (Philox4x32-10, as in src/train/data/text.c), bo
 schedule, decay of matrices only and clipping to 1. So the losses must be the same curve: where they differ by more than
 --tolerance at any step, nothing else counts and the exit status is 1. How far PyTorch's own variants are apart is
 printed beside it: where the rate is so high that single gradients are long (`vjp train`'s 3e-3 with the tiny preset:
-norm 18 at step 71), runs that round differently diverge at those steps, PyTorch's own variants included. Hence --lr
-6e-4, usual for small models.
+norm 18 at step 71; 6e-4 with 1.1B: norms up to 350), runs that round differently diverge at those steps, PyTorch's own
+variants included. Hence the rates usual for models of the size: 6e-4, and 2e-4 from 1.1B on.
 
 What is measured:
   - the time of a step, from the batch's bytes to the updated weights; the median after a warm-up (5 steps; 15 of a
@@ -57,6 +57,7 @@ WARM_UP = 5
 COMPILED_WARM_UP = 15
 VARIANTS = {"cpu": ["fused", "foreach", "fused+keep", "foreach+keep", "compile"], "cuda": ["eager", "compile"]}
 TOLERANCE = {"f32": 1e-3, "bf16": 5e-2}
+RATE, RATE_OF_LARGE = 6e-4, {"1.1B": 2e-4, "7B": 2e-4}
 PROFILED_STEPS = 3
 
 
@@ -548,7 +549,7 @@ def main():
     parser.add_argument("--batch", type=int, help="default: the preset's")
     parser.add_argument("--context", type=int, help="default: the preset's")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--lr", type=float, default=6e-4, help="the maximum learning rate; default 6e-4")
+    parser.add_argument("--lr", type=float, help="the maximum learning rate; default 6e-4, for 1.1B and 7B 2e-4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
     parser.add_argument("--rounds", type=int, default=1, help="turns of both sides; the best median of each counts")
@@ -561,6 +562,8 @@ def main():
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true", help="one object")
     args = parser.parse_args()
+    if args.lr is None:
+        args.lr = RATE_OF_LARGE.get(args.preset, RATE)
     known = VARIANTS[args.device]
     args.variants = args.variants or known
     args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "f32")
