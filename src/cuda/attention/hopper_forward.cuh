@@ -116,8 +116,9 @@ __device__ void forward_store(const forward_call &c, forward_shared<T, D> &share
                          inverse[1]);
 }
 
-/* Where the ring is after so many blocks; a count takes fewer registers than a ring<>, of which there are too few. */
+/* Where a ring is after so many blocks. A count takes fewer registers than a ring<>, and there are none left. */
 template <int STAGES> struct place {
+    static_assert(STAGES == 2 || STAGES == 4); /* a power of two: the count may begin again at 0 */
     int stage;
     uint32_t parity;
 
@@ -144,9 +145,9 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         int row = t.block * shape::ROWS - c.before, first = row + group * 64;
         int n = key_blocks<KEYS>(c.a, CAUSAL, row + shape::ROWS) - 1;
         int begin = LAST ? first_keys<KEYS, FIRST>(c.a, t.batch, max(row, 0)) : 0;
-        int end = first < 0 ? begin : key_blocks<KEYS>(c.a, CAUSAL, first + 64); /* of the keys that its rows see */
-        int whole =
-            LAST ? first_key<FIRST>(c.a, t.batch, max(first, 0) + 63) : 0; /* the first key that all of them see */
+        /* The end of the blocks that its rows see, and the first key that all of them see. */
+        int end = first < 0 ? begin : key_blocks<KEYS>(c.a, CAUSAL, first + 64);
+        int whole = LAST ? first_key<FIRST>(c.a, t.batch, max(first, 0) + 63) : 0;
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
@@ -168,14 +169,14 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
                                   step > 0);
             products_commit();
         };
-        auto issue_sums = [&](bool keep) { /* of the block before */
-                                           uint32_t v = shared_address(shared.v[(block - 1) % shape::STAGES]);
-                                           products_begin();
+        /* Of the block before. */
+        auto issue_sums = [&](bool keep) {
+            uint32_t v = shared_address(shared.v[(block - 1) % shape::STAGES]);
+            products_begin();
 #pragma unroll
-                                           for (int step = 0; step < KEYS / 16; step++)
-                                               product<T, true>(o, p + 4 * step, over_rows(v, KEYS, step),
-                                                                keep || step > 0);
-                                           products_commit();
+            for (int step = 0; step < KEYS / 16; step++)
+                product<T, true>(o, p + 4 * step, over_rows(v, KEYS, step), keep || step > 0);
+            products_commit();
         };
         auto weigh_block = [&]() {
             bool masked =
@@ -191,7 +192,8 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         };
 
         barrier_wait(shared.q_full[tiles % shape::TILES], tiles / shape::TILES % 2);
-        for (; n >= end; n--, block++) { /* it waits until they are there, or it would let go of those before twice */
+        /* It waits for what it does not need, too: letting go of a stage twice would count for another consumer. */
+        for (; n >= end; n--, block++) {
             wait_for(shared.k_full, block);
             release(shared.k_empty[block % shape::STAGES]);
             wait_for(shared.v_full, block);
