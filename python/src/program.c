@@ -85,13 +85,14 @@ static owner *take_owner(PyObject *share, const char *device) {
     return NULL;
 }
 
-/* (graph, results, device, program to share with or None) */
+/* (graph, results, device, program to share with or None, whether parameters may lie in halves) */
 static PyObject *program_compile(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     PyObject *of, *share;
     const char *device;
-    if (!PyArg_ParseTuple(arguments, "O&OsO", graph_of, &graph, &of, &device, &share)) return NULL;
+    int halves;
+    if (!PyArg_ParseTuple(arguments, "O&OsOp", graph_of, &graph, &of, &device, &share, &halves)) return NULL;
     size_t count = 0;
     vjp_value *results = graph_read_values(of, &count);
     program *p = results ? PyMem_Calloc(1, sizeof *p) : NULL;
@@ -105,6 +106,7 @@ static PyObject *program_compile(PyObject *module, PyObject *arguments) {
     p->device = o;
     program *other = NULL;
     vjp_program_options options = VJP_PROGRAM_OPTIONS_DEFAULTS;
+    options.halves = halves;
     if (share != Py_None && to_program(share, &other)) {
         options.share = other->program;
         p->share = Py_NewRef(share);
@@ -141,22 +143,27 @@ static PyObject *program_interrupt(PyObject *module, PyObject *capsule) {
     Py_RETURN_NONE;
 }
 
-/* (program, value): a NumPy array with a copy. */
+/* What a value of the program's graph is; its memory may hold it in another way (halves). */
+static bool describe_value(const vjp_graph *graph, int value, vjp_tensor *t) {
+    *t = vjp_graph_describe(graph, value);
+    if (t->dtype >= 0) return true;
+    error_set(VJP_INVALID, "the value is of another graph");
+    return false;
+}
+
+/* (program, its graph, value): a NumPy array with a copy. */
 static PyObject *program_read(PyObject *module, PyObject *arguments) {
     (void)module;
     program *p;
+    vjp_graph *graph;
     int value;
-    if (!PyArg_ParseTuple(arguments, "O&i", to_program, &p, &value)) return NULL;
-    vjp_tensor t;
+    vjp_tensor described;
+    if (!PyArg_ParseTuple(arguments, "O&O&i", to_program, &p, graph_of, &graph, &value)) return NULL;
+    if (!describe_value(graph, value, &described)) return NULL;
     size_t bytes = 0;
-    vjp_status status = vjp_program_tensor(p->program, value, &t);
-    if (status != VJP_OK) {
-        error_set(status, vjp_error(p->device->entry->device));
-        return NULL;
-    }
+    vjp_status status;
     static const array of_numpy = {.kind = ARRAY_BUFFER, .gpu = -1};
     array a;
-    vjp_tensor described = vjp_tensor_of(NULL, (vjp_dtype)t.dtype, t.ndim, t.shape);
     PyObject *result = NULL;
     if (array_bytes(&described, &bytes)) {
         if (array_create(&of_numpy, &described, NULL, &a) && enter(p)) {
@@ -171,20 +178,18 @@ static PyObject *program_read(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* (program, value, array): the array must have the value's dtype and shape. */
+/* (program, its graph, value, array): the array must have the value's dtype and shape. */
 static PyObject *program_write(PyObject *module, PyObject *arguments) {
     (void)module;
     program *p;
+    vjp_graph *graph;
     int value;
     PyObject *object;
-    if (!PyArg_ParseTuple(arguments, "O&iO", to_program, &p, &value, &object)) return NULL;
     vjp_tensor t;
+    if (!PyArg_ParseTuple(arguments, "O&O&iO", to_program, &p, graph_of, &graph, &value, &object)) return NULL;
+    if (!describe_value(graph, value, &t)) return NULL;
     size_t bytes = 0;
-    vjp_status status = vjp_program_tensor(p->program, value, &t);
-    if (status != VJP_OK) {
-        error_set(status, vjp_error(p->device->entry->device));
-        return NULL;
-    }
+    vjp_status status;
     array a;
     bool ok = array_read(object, "write", "the array", false, &a) && array_needs_host(&a, "write", "the array");
     if (ok && (a.tensor.dtype != t.dtype || a.tensor.ndim != t.ndim ||

@@ -154,9 +154,13 @@ class Graph:
         results, lr, step, norm = _core.graph_minimize(self._handle, loss.number, numbers, max_norm, *chosen)
         return Training(self, loss, [Value(self, number) for number in results], lr, step, Value(self, norm) if norm else None)
 
-    def compile(self, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None) -> "Program":
-        """A program that computes `results`; `share`: uses the inputs, parameters and states of a program of this graph."""
-        return Program(self, results, device, share)
+    def compile(self, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None,
+                halves: bool = False) -> "Program":
+        """A program that computes `results`; `share`: uses the inputs, parameters and states of a program of this graph.
+
+        `halves`: on CUDA an f32 parameter that only casts to bf16 and AdamW use is kept as a bf16 and the bits that it lacks, so that
+        no step casts it. It is read and written as f32 all the same. Programs that share it must be compiled so, too."""
+        return Program(self, results, device, share, halves)
 
     def text(self) -> str:
         """One line for each node."""
@@ -199,12 +203,13 @@ _add_methods()
 class Program:
     """A graph compiled for a device. `program[value] = array` writes a value, `program[value]` reads a copy of it."""
 
-    def __init__(self, graph: Graph, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None):
+    def __init__(self, graph: Graph, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None,
+                 halves: bool = False):
         values = [results] if isinstance(results, Value) else list(results)
         self.graph = graph
         self.results = values
         self._handle: Any = _core.program_compile(graph._handle, tuple(value.number for value in values), device,
-                                             share._handle if share else None)
+                                             share._handle if share else None, halves)
 
     def _value(self, value: Union[Value, str]) -> Value:
         if isinstance(value, str):
@@ -215,10 +220,10 @@ class Program:
         return value
 
     def __getitem__(self, value: Union[Value, str]) -> Any:
-        return _core.program_read(self._handle, self._value(value).number)
+        return _core.program_read(self._handle, self.graph._handle, self._value(value).number)
 
     def __setitem__(self, value: Union[Value, str], array: Any) -> None:
-        _core.program_write(self._handle, self._value(value).number, array)
+        _core.program_write(self._handle, self.graph._handle, self._value(value).number, array)
 
     def run(self, **inputs: Any) -> list[Any]:
         """Writes inputs by name, runs, and returns the results as NumPy arrays."""
@@ -259,9 +264,9 @@ class Training:
         self.graph, self.loss, self.results, self.norm = graph, loss, list(results), norm
         self._lr, self._step = lr, step
 
-    def compile(self, device: str = "cpu", seed: Optional[int] = None) -> "TrainingProgram":
-        """The program of a step; with a seed, parameters get Kaiming's first values."""
-        program = TrainingProgram(self, device)
+    def compile(self, device: str = "cpu", seed: Optional[int] = None, halves: bool = False) -> "TrainingProgram":
+        """The program of a step; with a seed, parameters get Kaiming's first values. `halves`: see Graph.compile()."""
+        program = TrainingProgram(self, device, halves)
         if seed is not None:
             program.init(seed)
         return program
@@ -270,8 +275,8 @@ class Training:
 class TrainingProgram(Program):
     """A program whose run is one step of training."""
 
-    def __init__(self, training: Training, device: str):
-        super().__init__(training.graph, training.results, device)
+    def __init__(self, training: Training, device: str, halves: bool = False):
+        super().__init__(training.graph, training.results, device, halves=halves)
         self.training = training
         self.steps = 0
 

@@ -165,6 +165,32 @@ def test_recomputing_gives_the_same_bits():
     assert np.array_equal(kept, again) and more > calls
 
 
+def test_parameters_in_halves(monkeypatch, tmp_path):
+    """Without casts a step computes the same, and parameters are read and written as f32."""
+    monkeypatch.setenv("VJP_REWRITES", "-all,+halves")  # on the CPU only where it is asked for
+    programs = {}
+    for halves in (False, True):
+        g = vjp.Graph()
+        x, t = g.input("x", "bf16", (64, 48)), g.input("t", "i32", (64,))
+        w = g.parameter("w", "f32", (16, 48))
+        loss = g.cross_entropy(g.linear(x, g.cast(w, dtype="bf16"), transpose_b=True), t)
+        p = g.minimize(loss, weight_decay=0.01).compile(halves=halves)
+        p["w"] = weights = rng.standard_normal((16, 48)).astype(np.float32) if not programs else weights
+        assert np.array_equal(p["w"], weights)
+        programs[halves] = p, g, loss
+    (whole, *_), (halved, g, loss) = programs[False], programs[True]
+    assert halved.report()["calls"] < whole.report()["calls"]
+    data = {"x": vjp.cast(floats(64, 48), dtype="bf16"), "t": np.arange(64, dtype=np.int32) % 16}
+    for _ in range(20):
+        assert whole.step(0.01, **data) == halved.step(0.01, **data)
+        assert np.array_equal(whole["w"], halved["w"])
+    halved.save(tmp_path / "a.safetensors")
+    whole.load(tmp_path / "a.safetensors")
+    assert np.array_equal(whole["w"], halved["w"])
+    shared = g.compile(loss, share=halved, halves=True)
+    assert shared.run()[0] == halved.step(0.0)
+
+
 def test_programs_share_memory():
     g = vjp.Graph()
     x = g.parameter("x", "f32", (4,))
