@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # libvjp-cuda: the CUDA backend, a separate library that is loaded when a "cuda" device is opened. libvjp does not link it.
 set(VJP_CUDA auto CACHE STRING "CUDA backend: auto (where nvcc is found), on, off")
-set(VJP_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
-    "Cards to compile for: Ampere, Hopper, Blackwell for data centres, other Blackwells; PTX of the last for later cards")
+set(VJP_CUDA_ARCHITECTURES auto CACHE STRING
+    "Cards to compile for, such as 80;90;100;120; auto: those of this machine, or 80;90. PTX of the last is for later cards")
 
 string(TOLOWER "${VJP_CUDA}" vjp_cuda)
 if(vjp_cuda STREQUAL off OR VJP_SANITIZE)
@@ -33,17 +33,39 @@ target_link_options(vjp-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined -
 set_target_properties(vjp-cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static
   POSITION_INDEPENDENT_CODE ON INSTALL_RPATH "\$ORIGIN")
 
+# Each card takes minutes: by default those that are here, or where there are none Ampere and Hopper.
+set(vjp_cuda_cards ${VJP_CUDA_ARCHITECTURES})
+if(vjp_cuda_cards STREQUAL auto)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+    OUTPUT_VARIABLE vjp_cuda_here ERROR_QUIET RESULT_VARIABLE vjp_cuda_failed)
+  set(vjp_cuda_cards)
+  if(vjp_cuda_failed EQUAL 0)
+    string(REGEX MATCHALL "[0-9]+[.][0-9]" vjp_cuda_here "${vjp_cuda_here}")
+    foreach(card ${vjp_cuda_here})
+      string(REPLACE "." "" card ${card})
+      if(card GREATER_EQUAL 80)
+        list(APPEND vjp_cuda_cards ${card})
+      endif()
+    endforeach()
+    list(REMOVE_DUPLICATES vjp_cuda_cards)
+    list(SORT vjp_cuda_cards COMPARE NATURAL)
+  endif()
+  if(NOT vjp_cuda_cards)
+    set(vjp_cuda_cards 80 90)
+  endif()
+endif()
+
 # sm_100 is assembled from the PTX of sm_90: no kernel uses anything newer, and making the PTX is most of the work.
-foreach(card ${VJP_CUDA_ARCHITECTURES})
+foreach(card ${vjp_cuda_cards})
   if(NOT card MATCHES "^[0-9]+$")
     message(FATAL_ERROR "VJP_CUDA_ARCHITECTURES: \"${card}\" is not a card's number, such as 90")
   endif()
-  if(NOT (card EQUAL 100 AND 90 IN_LIST VJP_CUDA_ARCHITECTURES))
+  if(NOT (card EQUAL 100 AND 90 IN_LIST vjp_cuda_cards))
     set(codes sm_${card})
-    if(card EQUAL 90 AND 100 IN_LIST VJP_CUDA_ARCHITECTURES)
+    if(card EQUAL 90 AND 100 IN_LIST vjp_cuda_cards)
       list(APPEND codes sm_100)
     endif()
-    list(GET VJP_CUDA_ARCHITECTURES -1 last)
+    list(GET vjp_cuda_cards -1 last)
     if(card EQUAL last)
       list(APPEND codes compute_${card})
     endif()
@@ -56,14 +78,14 @@ set(hopper_files ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu ${PROJECT_SO
 list(REMOVE_ITEM cuda_files ${hopper_files})
 set_source_files_properties(${cuda_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 set(vjp_cuda_hopper 0)
-if(90 IN_LIST VJP_CUDA_ARCHITECTURES)
+if(90 IN_LIST vjp_cuda_cards)
   set(vjp_cuda_codes --generate-code=arch=compute_90a,code=sm_90a)
   set(vjp_cuda_hopper 1)
 endif()
 set_source_files_properties(${hopper_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 # Built for other cards alone, they are empty: then a Hopper card runs the kernels of all cards, from their PTX.
 set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
-list(JOIN VJP_CUDA_ARCHITECTURES ", " vjp_cuda_list)
+list(JOIN vjp_cuda_cards ", " vjp_cuda_list)
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
 
 # The wheel vjp-cuda13 puts it into the package vjp, beside libvjp; pip puts cuBLAS into nvidia/cu13/lib next to that.
