@@ -37,7 +37,7 @@ set_target_properties(vjp-cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden CUDA_RUN
 set(vjp_cuda_cards ${VJP_CUDA_ARCHITECTURES})
 if(vjp_cuda_cards STREQUAL auto)
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-    OUTPUT_VARIABLE vjp_cuda_here ERROR_QUIET RESULT_VARIABLE vjp_cuda_failed)
+    OUTPUT_VARIABLE vjp_cuda_here ERROR_QUIET RESULT_VARIABLE vjp_cuda_failed TIMEOUT 20)
   set(vjp_cuda_cards)
   if(vjp_cuda_failed EQUAL 0)
     string(REGEX MATCHALL "[0-9]+[.][0-9]" vjp_cuda_here "${vjp_cuda_here}")

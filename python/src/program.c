@@ -143,23 +143,14 @@ static PyObject *program_interrupt(PyObject *module, PyObject *capsule) {
     Py_RETURN_NONE;
 }
 
-/* What a value of the program's graph is; its memory may hold it in another way (halves). */
-static bool describe_value(const vjp_graph *graph, int value, vjp_tensor *t) {
-    *t = vjp_graph_describe(graph, value);
-    if (t->dtype >= 0) return true;
-    error_set(VJP_INVALID, "the value is of another graph");
-    return false;
-}
-
-/* (program, its graph, value): a NumPy array with a copy. */
+/* (program, its graph, value of it): a NumPy array with a copy. */
 static PyObject *program_read(PyObject *module, PyObject *arguments) {
     (void)module;
     program *p;
     vjp_graph *graph;
     int value;
-    vjp_tensor described;
     if (!PyArg_ParseTuple(arguments, "O&O&i", to_program, &p, graph_of, &graph, &value)) return NULL;
-    if (!describe_value(graph, value, &described)) return NULL;
+    vjp_tensor described = vjp_graph_describe(graph, value); /* the program's memory may hold it in halves */
     size_t bytes = 0;
     vjp_status status;
     static const array of_numpy = {.kind = ARRAY_BUFFER, .gpu = -1};
@@ -178,16 +169,15 @@ static PyObject *program_read(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-/* (program, its graph, value, array): the array must have the value's dtype and shape. */
+/* (program, its graph, value of it, array): the array must have the value's dtype and shape. */
 static PyObject *program_write(PyObject *module, PyObject *arguments) {
     (void)module;
     program *p;
     vjp_graph *graph;
     int value;
     PyObject *object;
-    vjp_tensor t;
     if (!PyArg_ParseTuple(arguments, "O&O&iO", to_program, &p, graph_of, &graph, &value, &object)) return NULL;
-    if (!describe_value(graph, value, &t)) return NULL;
+    vjp_tensor t = vjp_graph_describe(graph, value);
     size_t bytes = 0;
     vjp_status status;
     array a;

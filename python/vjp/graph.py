@@ -217,6 +217,8 @@ class Program:
             if found is None:
                 raise KeyError(value)
             return found
+        if value.graph is not self.graph:
+            raise ValueError(f"{value!r} is of another graph")
         return value
 
     def __getitem__(self, value: Union[Value, str]) -> Any:

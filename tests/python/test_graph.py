@@ -143,6 +143,11 @@ def test_values():
         p[x] = np.ones((2, 6), np.float32)
     with pytest.raises(KeyError):
         p["none"]
+    other = vjp.Graph().input("x", "bf16", (2, 6))
+    with pytest.raises(ValueError, match="another graph"):
+        p[other]
+    with pytest.raises(ValueError, match="another graph"):
+        p[other] = np.ones((2, 6), ml_dtypes.bfloat16)
 
 
 def test_recomputing_gives_the_same_bits():
