@@ -411,6 +411,27 @@ static void test_copied_link(void **state) {
     }
 }
 
+/* A copy that was made while a checkpoint was removed has all of its files but the last. */
+static void test_torn_copy(void **state) {
+    (void)state;
+    char error[TRAIN_ERROR], path[512], other[512];
+    require_saved(1, 9);
+    require_saved(2, 9);
+    require_saved(3, 9);
+    unlink(path_of("latest", path));
+    assert_int_equal(rename(path_of("checkpoint-00000003", path), path_of("latest", other)), 0);
+    assert_int_equal(opened_step(error), 3);
+    assert_int_equal(unlink(path_of("latest/optimizer.safetensors", path)), 0);
+    assert_int_equal(opened_step(error), 2);
+    assert_int_equal(unlink(path_of("checkpoint-00000002/optimizer.safetensors", path)), 0);
+    assert_int_equal(opened_step(error), 1);
+    /* Without any that is whole, the newest: its weights are of use. */
+    assert_int_equal(unlink(path_of("checkpoint-00000001/optimizer.safetensors", path)), 0);
+    char newest[CHECKPOINT_PATH];
+    assert_true(checkpoint_find(folder, newest, error));
+    assert_string_equal(newest, other);
+}
+
 /* One run at a time; the sentence names the process, and the lock ends with it. */
 static void test_lock(void **state) {
     (void)state;
@@ -808,6 +829,7 @@ int main(void) {
         TEST(test_find),
         TEST(test_damages),
         TEST(test_copied_link),
+        TEST(test_torn_copy),
         TEST(test_lock),
         TEST(test_killed_at_any_moment),
         TEST(test_file_limits),

@@ -110,22 +110,35 @@ int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]) {
     return step;
 }
 
-/* The checkpoint of the highest step that opens. After `cp -rL`, `latest` is a folder, and one of the candidates. */
+/* A copy that was made while the checkpoint was being removed may lack its last file, and opens. */
+static bool is_torn(const char *path, int64_t step) {
+    return step >= 0 && !is_there(path, "optimizer.safetensors");
+}
+
+/*
+ * The checkpoint of the highest step that opens; one that may be torn only if there is no other. After `cp -rL`,
+ * `latest` is a folder, and one of the candidates.
+ */
 static bool find_newest(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
     char latest[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
     int64_t *steps, copied = -2;
     size_t count;
     if (!checkpoint_list(dir, &steps, &count))
         return train_fail(error, "%.300s: it cannot be read: %s", dir, strerror(errno));
-    bool found = false;
     if (checkpoint_path(latest, reason, "%s/latest", dir) && checkpoint_is_one(latest))
         copied = checkpoint_step(latest, reason);
-    for (size_t i = 0; !found && i < count && steps[i] >= copied; i++)
-        found = checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i]) &&
-                checkpoint_step(path, reason) >= -1;
+    bool found = false;
+    for (int any = 0; any < 2 && !found; any++) {
+        bool takes_latest = copied >= -1 && (any || !is_torn(latest, copied));
+        for (size_t i = 0; !found && i < count && (!takes_latest || steps[i] >= copied); i++) {
+            if (!checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i])) continue;
+            int64_t step = checkpoint_step(path, reason);
+            found = step >= -1 && (any || !is_torn(path, step));
+        }
+        if (!found && takes_latest) found = checkpoint_path(path, reason, "%s", latest);
+    }
     free(steps);
     if (found) return true;
-    if (copied >= -1) return checkpoint_path(path, error, "%s", latest);
     if (reason[0])
         return train_fail(error, "%.200s: none of its checkpoints can be opened; the last: %.250s", dir, reason);
     return train_fail(error, "%.300s: it has neither a config.json nor a checkpoint, nor adapters", dir);
