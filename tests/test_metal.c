@@ -465,7 +465,7 @@ static void compare_all(int64_t most, const char *only, int dtype) {
     for (size_t i = 0; i < proof_case_count; i++) {
         proof_setup setup;
         char error[TEXT_ERROR];
-        if (!has(proof_cases[i].op) || (proof_cases[i].marks & PROOF_ON_HOST)) continue;
+        if (!has(proof_cases[i].op) || (proof_cases[i].marks & (PROOF_ON_HOST | PROOF_ON_CUDA))) continue;
         if (only && strcmp(proof_cases[i].op, only) != 0) continue;
         if (!proof_setup_read(&setup, vjp_op_find(proof_cases[i].op), proof_cases[i].text, error))
             fail_msg("%s", error);
