@@ -4,7 +4,7 @@
 /* What is checked and what is timed; cases.h says what a row can say. */
 #include "proof/cases.h"
 
-enum { Q = PROOF_QUICK, B = PROOF_BITS, H = PROOF_ON_HOST };
+enum { Q = PROOF_QUICK, B = PROOF_BITS, H = PROOF_ON_HOST, C = PROOF_ON_CUDA };
 
 const proof_case proof_cases[] = {
     {"layer_norm", Q | B, "x=[7,65]"}, {"layer_norm", 0, "x=[1,1]"}, {"layer_norm", 0, "x=[1000,1]"}, {"layer_norm", Q, "x=[3,2] eps=0.1"}, {"layer_norm", 0, "x=[65,3] eps=0.01"}, {"layer_norm", 0, "x=[2,63]"},
@@ -283,8 +283,14 @@ const proof_case proof_cases[] = {
     {"conv2d", Q, "x=[2,9,11,32] weight=[48,3,3,16] groups=2 stride_h=2 stride_w=2 padding_h=1 padding_w=1 dweight=f32 layout=channels_last"}, {"conv2d", Q, "x=[2,72,8,7] weight=[136,72,3,3] padding_h=1 padding_w=1"},
     {"conv2d", 0, "x=[2,8,7,72] weight=[136,3,3,72] padding_h=1 padding_w=1 layout=channels_last"}, {"conv2d", 0, "x=[1,70,13,10] weight=[13,70,3,3] stride_h=3 padding_h=2 padding_w=1 dilation_h=2 dilation_w=3"},
     {"conv2d", 0, "x=[1,13,10,70] weight=[13,3,3,70] stride_h=3 padding_h=2 padding_w=1 dilation_h=2 dilation_w=3 layout=channels_last"}, {"conv2d", 0, "x=[1,3,20,22] weight=[64,3,7,7] stride_h=2 stride_w=2 padding_h=3 padding_w=3"},
-    {"conv2d", 0, "x=[1,64,96,8] weight=[8,1,1,8] data=equal param=f32 layout=channels_last"}, {"conv2d", Q, "x=[0,3,7,9] weight=[5,3,3,3]"}, {"conv2d", 0, "x=[0,7,9,3] weight=[5,3,3,3] layout=channels_last"},
-    {"conv2d", 0, "x=[2,0,7,9] weight=[5,0,3,3]"}, {"conv2d", 0, "x=[2,7,9,0] weight=[5,3,3,0] layout=channels_last"}, {"conv2d", 0, "x=[2,3,7,9] weight=[0,3,3,3]"},
+    {"conv2d", 0, "x=[1,64,96,8] weight=[8,1,1,8] data=equal param=f32 layout=channels_last"}, {"conv2d", 0, "x=[1,93,94,30] weight=[128,1,1,30] layout=channels_last only=f32"},
+    {"conv2d", Q | B | C, "x=[2,34,33,64] weight=[72,3,3,64] padding_h=1 padding_w=1 layout=channels_last only=bf16,f16"}, {"conv2d", Q | B | C, "x=[2,64,34,33] weight=[64,64,3,3] padding_h=1 padding_w=1 only=bf16,f16"},
+    {"conv2d", C, "x=[2,64,32,36] weight=[136,64,3,3] padding_h=1 padding_w=1 param=f32 only=bf16,f16"}, {"conv2d", C, "x=[1,96,45,45] weight=[40,96,3,3] padding_h=1 padding_w=1 only=bf16"},
+    {"conv2d", C, "x=[2,49,46,64] weight=[136,3,3,64] stride_h=2 stride_w=2 padding_h=1 padding_w=1 layout=channels_last only=bf16,f16"}, {"conv2d", C, "x=[2,64,66,65] weight=[64,64,1,1] stride_h=2 stride_w=2 only=bf16"},
+    {"conv2d", Q | B | C, "x=[3,72,36,32] weight=[200,72,1,1] only=bf16,f16"}, {"conv2d", C, "x=[2,36,32,64] weight=[64,1,1,64] layout=channels_last dweight=f32 only=bf16"},
+    {"conv2d", C, "x=[2,64,36,32] weight=[56,64,3,3] padding_h=1 padding_w=1 only=f16"}, {"conv2d", C, "x=[1,50,48,64] weight=[48,1,5,64] padding_w=2 layout=channels_last only=bf16"},
+    {"conv2d", C, "x=[2,41,40,100] weight=[36,3,2,100] padding_h=3 dilation_h=2 dilation_w=3 bias=f32 layout=channels_last only=bf16"}, {"conv2d", Q, "x=[0,3,7,9] weight=[5,3,3,3]"},
+    {"conv2d", 0, "x=[0,7,9,3] weight=[5,3,3,3] layout=channels_last"}, {"conv2d", 0, "x=[2,0,7,9] weight=[5,0,3,3]"}, {"conv2d", 0, "x=[2,7,9,0] weight=[5,3,3,0] layout=channels_last"}, {"conv2d", 0, "x=[2,3,7,9] weight=[0,3,3,3]"},
     {"conv2d", 0, "x=[2,3,7,9] weight=[5,3,3,3] padding_h=1 padding_w=1 data=nan"}, {"conv2d", 0, "x=[2,7,9,3] weight=[5,3,3,3] padding_h=1 padding_w=1 data=inf layout=channels_last"},
     {"conv2d", 0, "x=[2,20,7,9] weight=[5,20,3,3] padding_h=1 padding_w=1 data=offset"}, {"conv2d", 0, "x=[2,3,7,9] weight=[5,3,3,3] padding_h=1 padding_w=1 data=tiny -bias"},
     {"conv2d", 0, "x=[2,3,7,9] weight=[5,3,3,3] padding_h=1 padding_w=1 data=huge only=f32,bf16"}, {"conv2d", 0, "x=[1,1,1024,1024] weight=[1,1,1,1] data=equal param=f32 only=f32"},

@@ -25,9 +25,10 @@
 #include "vjp.h"
 
 enum {
-    PROOF_QUICK = 1,  /* part of `vjp check --quick` */
-    PROOF_BITS = 2,   /* part of the comparison of bits */
-    PROOF_ON_HOST = 4 /* only where the device's memory is the host's: what GPUs do not compute */
+    PROOF_QUICK = 1,   /* part of `vjp check --quick` */
+    PROOF_BITS = 2,    /* part of the comparison of bits */
+    PROOF_ON_HOST = 4, /* only where the device's memory is the host's: what GPUs do not compute */
+    PROOF_ON_CUDA = 8  /* only on CUDA: sizes that choose a kernel there and would take others long */
 };
 
 typedef struct proof_case {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/core.h"
 #include "proof/problem.h"
 
 void proof_give_up(const vjp_device *failed) {
@@ -25,5 +26,6 @@ bool proof_plan_takes(const proof_plan *plan, const vjp_device *device, const pr
         exit(1);
     }
     if ((row->marks & PROOF_ON_HOST) && !vjp_device_is_host(device)) return false;
+    if ((row->marks & PROOF_ON_CUDA) && strcmp(device->backend->name, "cuda") != 0) return false;
     return (!plan->op || plan->op == op) && (!plan->quick || (row->marks & PROOF_QUICK));
 }
