@@ -3,9 +3,9 @@
  * Hopper's own instructions (compute capability 9.0, code for sm_90a): barriers in shared memory that count bytes, the
  * copy engine that moves tiles between global and shared memory, and matrix products of a warpgroup.
  *
- * A tile in shared memory is [columns / 64][rows][64] elements of 16 bits: 128 bytes per row, the 16-byte chunks of row
- * r at chunk ^ (r % 8), as the copy engine writes it with CU_TENSOR_MAP_SWIZZLE_128B. A tile begins at a multiple of
- * 1024 bytes. Either dimension of it can be the one that a product sums over.
+ * A tile in shared memory is [columns / 64][rows][64] elements of 16 bits (or 32 of f32): 128 bytes per row, the
+ * 16-byte chunks of row r at chunk ^ (r % 8), as the copy engine writes it with CU_TENSOR_MAP_SWIZZLE_128B. A tile
+ * begins at a multiple of 1024 bytes. Either dimension of it can be the one that a product sums over.
  */
 #ifndef VJP_CUDA_HOPPER_CUH
 #define VJP_CUDA_HOPPER_CUH
@@ -19,6 +19,13 @@
 #define VJP_HOPPER 1
 #else
 #define VJP_HOPPER 0
+#endif
+
+/* Blocks of a kernel are clusters of `count`. */
+#if defined(VJP_CUDA_HOPPER) && VJP_CUDA_HOPPER
+#define VJP_IN_CLUSTERS(count) __cluster_dims__(count)
+#else
+#define VJP_IN_CLUSTERS(count) /* the compiler knows none for other cards */
 #endif
 
 namespace vjp {
@@ -113,6 +120,12 @@ template <int STAGES> struct ring {
             parity ^= 1;
         }
     }
+
+    __device__ void skip(int stages) {
+        stage += stages;
+        parity ^= (uint32_t)(stage / STAGES) & 1;
+        stage %= STAGES;
+    }
 };
 
 /* ---- The copy engine --------------------------------------------------------------------------------- */
@@ -138,6 +151,30 @@ __device__ inline void load_box_in(int blocks, void *shared, const CUtensorMap &
                  "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row), "r"(batch),
                  "h"((uint16_t)blocks)
                  : "memory");
+}
+
+/*
+ * Loads a box of a walk (make_walk): its pixels from (row, column, image) on, of each the channels from `channel` on,
+ * all moved by (down, across). What lies outside the picture is 0.
+ */
+__device__ inline void load_walk(void *shared, const CUtensorMap &map, uint64_t &barrier, int channel, int column,
+                                 int row, int image, int across, int down) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+                 "%4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(shared)),
+                 "l"(&map), "r"(shared_address(&barrier)), "r"(channel), "r"(column), "r"(row), "r"(image),
+                 "h"((uint16_t)across), "h"((uint16_t)down)
+                 : "memory");
+}
+
+/* To the same place in all blocks of the cluster whose bit is set. */
+__device__ inline void load_walk_in(int blocks, void *shared, const CUtensorMap &map, uint64_t &barrier, int channel,
+                                    int column, int row, int image, int across, int down) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(shared_address(shared)),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(channel), "r"(column), "r"(row), "r"(image),
+        "h"((uint16_t)across), "h"((uint16_t)down), "h"((uint16_t)blocks)
+        : "memory");
 }
 
 /* Loads consecutive bytes, a multiple of 16, both addresses aligned to 16. */
@@ -273,14 +310,27 @@ __device__ inline int warpgroup() {
                  : __VA_ARGS__                                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep), "n"((int)OVER_ROWS))
 
+/* Eight terms of f32, whose last 13 bits the tensor cores leave out (TF32); they sum over columns alone. */
+#define VJP_TF32_PRODUCT(N, NAMES, A, B, KEEP, ...)                                                                    \
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k8.f32.tf32.tf32 {" NAMES "}, " A ", " B ", keep, 1, 1;\n}\n"  \
+                 : __VA_ARGS__                                                                                         \
+                 : "l"(a), "l"(b), "r"((int)keep))
+
 /*
- * d = (keep ? d : 0) + a b, 64 x 2 COUNT, sixteen terms. a: over_columns(), or over_rows() of a tile of 64 columns with
- * LEFT_OVER_ROWS; b: over_columns(), or over_rows() with OVER_ROWS.
+ * d = (keep ? d : 0) + a b, 64 x 2 COUNT, 32 bytes of terms. a: over_columns(), or over_rows() of a tile of 64 columns
+ * with LEFT_OVER_ROWS; b: over_columns(), or over_rows() with OVER_ROWS.
  */
 template <class T, bool OVER_ROWS, bool LEFT_OVER_ROWS = false, int COUNT>
 __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
     static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64 || COUNT == 96);
-    if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
+    if constexpr (std::is_same_v<T, float>) {
+        static_assert(!OVER_ROWS && !LEFT_OVER_ROWS && (COUNT == 32 || COUNT == 64));
+        if constexpr (COUNT == 32)
+            VJP_TF32_PRODUCT("64", VJP_NAMES_0_31, "%32", "%33", "%34", VJP_D32(d, 0));
+        else
+            VJP_TF32_PRODUCT("128", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", VJP_D32(d, 0), VJP_D32(d, 32));
+    } else if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
         VJP_SHARED_PRODUCT("64", "bf16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35, %36", VJP_D32(d, 0));
     else if constexpr (COUNT == 32)
         VJP_SHARED_PRODUCT("64", "f16", VJP_NAMES_0_31, "%32", "%33", "%34", "%35, %36", VJP_D32(d, 0));
@@ -365,12 +415,30 @@ template <int REGISTERS> __device__ void take_registers() {
 /* ---- The host's side --------------------------------------------------------------------------------- */
 
 /*
- * A map of a tensor [batch, rows, heads, columns] of 16 bits, its rows at a distance of `row_step` elements, with boxes
- * of 64 columns, one head and `box_rows` rows. False: the copy engine cannot address it (alignment, or a driver without
- * the function).
+ * A map of a tensor [batch, rows, heads, columns], its rows at a distance of `row_step` elements, with boxes of 128
+ * bytes of columns, one head and `box_rows` rows. False: the copy engine cannot address it (alignment, or a driver
+ * without the function).
  */
 bool make_map(CUtensorMap *map, const void *data, int64_t row_step, vjp_dtype dtype, int64_t batch, int64_t rows,
               int64_t heads, int64_t columns, int box_rows);
+
+/*
+ * One axis of a walk over the pixels of a picture of `source` pixels: `count` of them, `stride` apart, from `first` on,
+ * which may lie outside; then the same moved by `apart`, up to `taps` - 1 times.
+ */
+struct walk_axis {
+    int source, first, count, stride, taps, apart;
+};
+
+/* Whether the copy engine can walk so. */
+bool can_walk(const walk_axis &axis);
+
+/*
+ * A map of pictures [batch, down.source, across.source, channels] with boxes of `pixels` successive pixels of a walk
+ * over rows, columns and pictures, and of 128 bytes of channels.
+ */
+bool make_walk(CUtensorMap *map, const void *data, vjp_dtype dtype, int64_t batch, const walk_axis &down,
+               const walk_axis &across, int64_t channels, int pixels);
 
 } // namespace hopper
 } // namespace vjp

@@ -147,14 +147,9 @@ template <class T> __device__ void consume(const long_sums_call &c, long_sums_sh
 
 #endif
 
-#if VJP_CUDA_HOPPER
-#define VJP_IN_CLUSTERS __cluster_dims__(CLUSTER)
-#else
-#define VJP_IN_CLUSTERS /* the compiler knows none for other cards */
-#endif
-
 template <class T>
-__global__ void VJP_IN_CLUSTERS __launch_bounds__(THREADS, 1) sum_over_rows(const __grid_constant__ long_sums_call c) {
+__global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
+    sum_over_rows(const __grid_constant__ long_sums_call c) {
 #if VJP_HOPPER
     extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
     auto &shared = *reinterpret_cast<long_sums_shared *>(memory);
