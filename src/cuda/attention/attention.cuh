@@ -5,8 +5,9 @@
  *     path     when                                           what
  *     hopper   compute capability 9.0, bf16 or f16, dim a     asynchronous products of warpgroups, fed by the copy
  *              multiple of 8 up to 128, aligned               engine
- *     tensor   bf16 or f16 otherwise, dim a multiple of 8     products of warps (mma.sync)
- *              up to 256, aligned
+ *     tensor   bf16 or f16 otherwise, f32 where the device    products of warps (mma.sync), of f32 rounded to TF32
+ *              is for TF32; dim a multiple of 8 up to 256,
+ *              aligned
  *     exact    otherwise, and whatever the others leave       f32 arithmetic, one FMA after another
  *
  * Aligned: every tensor begins at a multiple of 16 bytes, and its rows follow at one.

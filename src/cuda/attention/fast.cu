@@ -21,13 +21,22 @@ struct rows_call {
     hopper::dq_sums dq; /* its turns, or NULL: the kernel sets them to 0 */
 };
 
+/* dy as the products take it: f32 rounded to TF32, so that <dy, y> cancels dP where one weight is 1 and y is a value.
+ */
+template <class T> __device__ float as_operand(T x) {
+    if constexpr (std::is_same_v<T, float>)
+        return __uint_as_float(round_tf32(x));
+    else
+        return to_f32(x);
+}
+
 /*
  * The numbers of each row, LANES threads per row, eight elements each. Where lse was computed again, also row_max and
  * row_log for the exact path.
  */
 template <class T, int LANES> __global__ void __launch_bounds__(ROW_THREADS) attention_rows(rows_call c) {
     const attention_call &a = c.a;
-    constexpr int EACH = WIDE<T>, ROWS = ROW_THREADS / LANES;
+    constexpr int EACH = 8, ROWS = ROW_THREADS / LANES;
     int lane = threadIdx.x % LANES;
     int64_t count = a.batch * c.rows.padded * a.heads;
     begin_chained();
@@ -42,12 +51,15 @@ template <class T, int LANES> __global__ void __launch_bounds__(ROW_THREADS) att
         float lse = CUDART_INF_F, delta = 0;
         if (inside && lane * EACH < a.dim) {
             int64_t at = ((batch * a.time + time) * a.heads + head) * a.dim + lane * EACH;
-            wide<T> dy = load_wide(static_cast<const T *>(a.dy) + at), y{};
-            if (!a.y_f32) y = load_wide(static_cast<const T *>(a.out) + at);
 #pragma unroll
-            for (int i = 0; i < EACH; i++)
-                delta =
-                    fmaf(to_f32(dy.v[i]), a.y_f32 ? static_cast<const float *>(a.out)[at + i] : to_f32(y.v[i]), delta);
+            for (int from = 0; from < EACH; from += WIDE<T>) {
+                wide<T> dy = load_wide(static_cast<const T *>(a.dy) + at + from), y{};
+                if (!a.y_f32) y = load_wide(static_cast<const T *>(a.out) + at + from);
+#pragma unroll
+                for (int i = 0; i < WIDE<T>; i++)
+                    delta = fmaf(as_operand(dy.v[i]),
+                                 a.y_f32 ? static_cast<const float *>(a.out)[at + from + i] : to_f32(y.v[i]), delta);
+            }
         }
 #pragma unroll
         for (int step = LANES / 2; step; step /= 2)
@@ -77,7 +89,7 @@ int64_t flag_blocks(const attention_call &a, int64_t heads, int64_t rows) {
 }
 
 bool is_hopper(const vjp_work *work, const attention_call &a) {
-    return VJP_CUDA_HOPPER && state_of(work->device)->capability == 90 && a.dim <= 128;
+    return VJP_CUDA_HOPPER && state_of(work->device)->capability == 90 && work->storage != VJP_F32 && a.dim <= 128;
 }
 
 } // namespace
@@ -96,11 +108,11 @@ bool fast_takes(const vjp_work *work, const attention_call &a) {
     for (const void *data : all)
         if (!is_aligned(data, 16)) return false;
     for (int64_t step : {a.q_step, a.k_step, a.v_step, a.dq_step, a.dk_step, a.dv_step})
-        if (step % 8 != 0) return false;
+        if (step * (int64_t)vjp_dtype_size(work->storage) % 16 != 0) return false;
+    if (work->storage == VJP_F32 && !(state_of(work->device)->tf32 && tensor::fits(work, a))) return false;
     int64_t largest = INT32_MAX / 2;
-    return work->storage != VJP_F32 && a.dim <= 256 && a.dim % 8 == 0 && a.time > 0 && a.keys > 0 &&
-           a.batch * a.heads > 0 && a.time < largest && a.keys < largest &&
-           a.batch * a.heads < largest / vjp_divide_up(vjp_max(a.time, a.keys), FLAG_ROWS);
+    return a.dim <= 256 && a.dim % 8 == 0 && a.time > 0 && a.keys > 0 && a.batch * a.heads > 0 && a.time < largest &&
+           a.keys < largest && a.batch * a.heads < largest / vjp_divide_up(vjp_max(a.time, a.keys), FLAG_ROWS);
 }
 
 vjp_status fast_forward(const vjp_work *work, const attention_call &a, workspace_layout &layout) {
@@ -135,7 +147,7 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
     if (recomputed)
         status = result_of(work, cudaMemsetAsync(irregular, 0, (size_t)heads * sizeof(int), stream_of(work)));
     if (status == VJP_OK)
-        status = with_kind(c, [&](auto zero) {
+        status = with_type(work->storage, [&](auto zero) {
             using T = decltype(zero);
             auto kernel = a.dim <= 64    ? attention_rows<T, 8>
                           : a.dim <= 128 ? attention_rows<T, 16>
@@ -149,10 +161,13 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
     if (status == VJP_OK && a.dq && !at_once) status = on_hopper ? hopper::enqueue_dq(c) : tensor::enqueue_dq(c);
     c.flags = flags + query_flags;
     if (status == VJP_OK && keys && !at_once) status = on_hopper ? hopper::enqueue_dkv(c) : tensor::enqueue_dkv(c);
-    /* What is left: rows of irregular heads need their maxima apart from their sums. */
+    /*
+     * What is left: rows of irregular heads need their maxima apart from their sums. Large scores of TF32 may have
+     * another order than the exact ones that the weights then come from, so y is computed for these, too.
+     */
     if (status == VJP_OK && recomputed) {
         attention_call only_rows = a;
-        only_rows.y = nullptr;
+        only_rows.y = work->storage == VJP_F32 ? const_cast<void *>(a.out) : nullptr;
         only_rows.lse = nullptr;
         status = exact_forward(work, only_rows, {nullptr, irregular});
     }

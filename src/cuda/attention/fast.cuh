@@ -56,9 +56,9 @@ struct row_numbers {
 /*
  * The backward's weights are 2^WEIGHT_BITS times too large, so that 16-bit floats keep small ones, and f16 also small
  * dS, apart from 0: a weight of 1/4096 has 12 bits and not 10. (bf16 would not need it, but f16 keeps its weights, too,
- * where they are kept for dS.) What overflows is left to the exact path.
+ * where they are kept for dS. TF32 has the range of f32.) What overflows is left to the exact path.
  */
-template <class T> constexpr int WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : 14;
+template <class T> constexpr int WEIGHT_BITS = std::is_same_v<T, f16> ? 8 : std::is_same_v<T, bf16> ? 14 : 0;
 template <class T> constexpr float WEIGHT_ONE = 1 << WEIGHT_BITS<T>;
 
 /* ---- Which rows and keys -------------------------------------------------------------------------------- */
@@ -203,6 +203,8 @@ vjp_status enqueue_gradients(const fast_call &c, const dq_sums &dq, int *key_fla
 } // namespace hopper
 
 namespace tensor {
+/* Whether the card's shared memory holds the tiles of this pass. */
+bool fits(const vjp_work *work, const attention_call &a);
 vjp_status enqueue_forward(const fast_call &c);
 vjp_status enqueue_dq(const fast_call &c);
 vjp_status enqueue_dkv(const fast_call &c);
@@ -211,12 +213,6 @@ vjp_status enqueue_dkv(const fast_call &c);
 /* The order of `blocks` blocks of every head; `shared`: how many heads in a row use the same `bytes`. */
 tile_order order_of(int64_t heads, int64_t heads_per_batch, int64_t shared, int64_t bytes, int64_t blocks,
                     bool descending);
-
-/* Calls f with a value of the type, bf16 or f16. */
-template <class F> vjp_status with_kind(const fast_call &c, F f) {
-    return with_bool(c.work->storage == VJP_BF16,
-                     [&](auto is_bf16) { return f(std::conditional_t<decltype(is_bf16)::value, bf16, f16>{}); });
-}
 
 } // namespace vjp
 

@@ -8,7 +8,13 @@ namespace vjp {
 namespace hopper {
 namespace {
 
-/* Calls f with the type and `visible`. */
+/* Calls f with a value of the type, bf16 or f16. */
+template <class F> vjp_status with_kind(const fast_call &c, F f) {
+    return with_bool(c.work->storage == VJP_BF16,
+                     [&](auto is_bf16) { return f(std::conditional_t<decltype(is_bf16)::value, bf16, f16>{}); });
+}
+
+/* The same with `visible`. */
 template <class F> vjp_status with_visible(const fast_call &c, F f) {
     return with_kind(c, [&](auto zero) {
         if (c.a.first_keys) return f(zero, std::integral_constant<visible, visible::first>{});

@@ -9,6 +9,10 @@
  * columns of the result; with a larger dim several blocks compute the same scores.
  *
  * A tile in shared memory is [rows][D], its 16-byte chunks at chunk ^ (row % 8), so that ldmatrix meets no bank twice.
+ *
+ * f32 is multiplied as TF32, where the device was opened for that. Each thread rounds the elements that it copied, in
+ * shared memory, once for all warps that read them. An 8 x 8 matrix of 16 bits is one of 8 x 4 in 32, so operands of
+ * scores are loaded alike; there is no transposed load of 32 bits, and operands of sums are loaded one by one.
  */
 #include "cuda/attention/fast.cuh"
 
@@ -18,10 +22,15 @@ namespace {
 
 constexpr int THREADS = 128, ROWS = 64;
 
-/* D: the dim, filled up with zeros. COLUMNS: of the result, per block. */
-template <int D> struct shape {
-    static constexpr int SIDE = D > 128 ? 32 : 64, STAGES = D > 128 ? 1 : 2, COLUMNS = D > 128 ? 128 : D;
-    static constexpr int CHUNKS = D / 8;
+/*
+ * D: the dim, filled up with zeros. COLUMNS: of the result, per block. All tiles fit into the 99 KiB of the smaller
+ * cards, but for the backward of f32 with a dim above 128: it needs 160.
+ */
+template <class T, int D> struct shape {
+    static constexpr int ROW_BYTES = D * (int)sizeof(T), CHUNKS = ROW_BYTES / 16;
+    static constexpr int SIDE = ROW_BYTES > 512 ? 16 : ROW_BYTES > 256 ? 32 : 64;
+    static constexpr int STAGES = ROW_BYTES > 256 ? 1 : 2, COLUMNS = D > 128 ? 128 : D;
+    static constexpr uint32_t TILE = SIDE * ROW_BYTES;
 };
 
 struct tensor_call {
@@ -34,8 +43,16 @@ struct tensor_call {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
 
-template <int D> __device__ uint32_t chunk_offset(int row, int chunk) {
-    return (uint32_t)((row * shape<D>::CHUNKS + (chunk ^ (row & 7))) * 16);
+template <class T, int D> __device__ uint32_t chunk_offset(int row, int chunk) {
+    return (uint32_t)((row * shape<T, D>::CHUNKS + (chunk ^ (row & 7))) * 16);
+}
+
+/*
+ * The same row `chunks` further on, an even number, from an address in the first two chunks. All of a loop's addresses
+ * come from four: offsets of each would take a register or two operations.
+ */
+__device__ inline uint32_t chunks_on(uint32_t address, int chunks) {
+    return (address ^ (uint32_t)(chunks % 8 * 16)) + (uint32_t)(chunks / 8 * 128);
 }
 
 /*
@@ -45,15 +62,38 @@ template <int D> __device__ uint32_t chunk_offset(int row, int chunk) {
 template <class T, int D>
 __device__ void load_tile(uint32_t to, const void *tensor, int64_t step, const tile &t, int64_t rows, int64_t head,
                           int64_t dim, int row, int count) {
-    constexpr int CHUNKS = shape<D>::CHUNKS, NEXT = THREADS / CHUNKS;
+    constexpr int CHUNKS = shape<T, D>::CHUNKS, NEXT = THREADS / CHUNKS;
     int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
     const T *begin = static_cast<const T *>(tensor) + t.batch * rows * step + head * dim;
-    const T *from = begin + (row + first) * step + chunk * 8;
+    const T *from = begin + (row + first) * step + chunk * WIDE<T>;
     for (int r = first; r < count; r += NEXT, from += NEXT * step) {
-        bool inside = row + r < rows && chunk * 8 < dim;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<D>(r, chunk)),
+        bool inside = row + r < rows && chunk * WIDE<T> < dim;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<T, D>(r, chunk)),
                      "l"(inside ? from : begin), "r"(inside ? 16 : 0)
                      : "memory");
+    }
+}
+
+/*
+ * Rounds what this thread has copied of COUNT rows to TF32; other types are what the products take. Tiles may follow
+ * each other: each has whole rounds of load_tile().
+ */
+template <class T, int D, int COUNT> __device__ void round_rows(uint32_t rows) {
+    if constexpr (std::is_same_v<T, float>) {
+        constexpr int CHUNKS = shape<T, D>::CHUNKS, NEXT = THREADS / CHUNKS;
+        int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+#pragma unroll 4
+        for (int r = 0; r < COUNT; r += NEXT) {
+            uint32_t at = rows + chunk_offset<T, D>(first + r, chunk);
+            float x[4];
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                         : "r"(at)
+                         : "memory");
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(round_tf32(x[0])),
+                         "r"(round_tf32(x[1])), "r"(round_tf32(x[2])), "r"(round_tf32(x[3]))
+                         : "memory");
+        }
     }
 }
 
@@ -71,6 +111,12 @@ __device__ inline void load_transposed(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
+__device__ inline uint32_t load_one(uint32_t address) {
+    uint32_t r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
 template <class T> __device__ void multiply(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
     if constexpr (std::is_same_v<T, bf16>)
         asm volatile(
@@ -78,6 +124,11 @@ template <class T> __device__ void multiply(float *d, const uint32_t *a, uint32_
             "{%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else if constexpr (std::is_same_v<T, float>)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                      "{%0, %1, %2, %3};"
@@ -91,30 +142,49 @@ template <class T, int D, int COUNT> __device__ void tile_scores(float (&d)[COUN
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         d[i] = 0;
+    uint32_t own = left + chunk_offset<T, D>(warp * 16 + lane % 16, lane / 16);
+    uint32_t other = right + chunk_offset<T, D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-    for (int step = 0; step < D / 16; step++) {
+    for (int step = 0; step < D / TERMS<T>; step++) {
         uint32_t a[4];
-        load_matrices(a, left + chunk_offset<D>(warp * 16 + lane % 16, 2 * step + lane / 16));
+        load_matrices(a, chunks_on(own, 2 * step));
 #pragma unroll
         for (int n = 0; n < COUNT / 8; n++) { /* sixteen rows of `right` */
             uint32_t b[4];
-            load_matrices(b, right + chunk_offset<D>(16 * n + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+            load_matrices(b, chunks_on(other, 2 * step) + 16 * n * shape<T, D>::ROW_BYTES);
             multiply<T>(d + 8 * n, a, b[0], b[1]);
             multiply<T>(d + 8 * n + 4, a, b[2], b[3]);
         }
     }
 }
 
-/* d += the left operands `a`, sixteen rows by SIDE, times the SIDE rows of `right`, columns from `column` on. */
-template <class T, int D, int SIDE, int COUNT>
+/*
+ * d += the left operands `a`, sixteen rows by SIDE, times the SIDE rows of `right`, columns from `column` on, a
+ * multiple of 64. Of TF32 the rows are in the order of fragments(); a warp reads two chunks of four rows at once, from
+ * 32 banks.
+ */
+template <class T, int D, int COUNT>
 __device__ void tile_sums(float (&d)[COUNT], const uint32_t *a, uint32_t right, int column) {
+    constexpr bool TF32 = std::is_same_v<T, float>;
     int lane = threadIdx.x % 32;
+    right += column * (int)sizeof(T);
+    uint32_t even = right + chunk_offset<T, D>(TF32 ? lane % 4 * 2 : lane % 16, lane / 16);
+    uint32_t odd = right + chunk_offset<T, D>(lane % 4 * 2 + 1, lane / 16) + lane / 4 % 4 * 4;
+    if constexpr (TF32) even += lane / 4 % 4 * 4;
 #pragma unroll
-    for (int step = 0; step < SIDE / 16; step++)
+    for (int step = 0; step < shape<T, D>::SIDE / TERMS<T>; step++)
 #pragma unroll
         for (int n = 0; n < COUNT / 8; n++) { /* sixteen columns */
+            int down = TERMS<T> * step * shape<T, D>::ROW_BYTES;
             uint32_t b[4];
-            load_transposed(b, right + chunk_offset<D>(16 * step + lane % 16, column / 8 + 2 * n + lane / 16));
+            if constexpr (TF32) {
+                b[0] = load_one(chunks_on(even, 4 * n) + down);
+                b[1] = load_one(chunks_on(odd, 4 * n) + down);
+                b[2] = load_one(chunks_on(even, 4 * n + 2) + down);
+                b[3] = load_one(chunks_on(odd, 4 * n + 2) + down);
+            } else {
+                load_transposed(b, chunks_on(even, 2 * n) + down);
+            }
             multiply<T>(d + 8 * n, a + 4 * step, b[0], b[1]);
             multiply<T>(d + 8 * n + 4, a + 4 * step, b[2], b[3]);
         }
@@ -158,26 +228,30 @@ __device__ inline uint32_t shared_memory() {
 }
 
 /*
- * The loop over tiles: load(i, stage) begins to copy tile i of `count`, use(i, stage) computes with it when it is
- * there.
+ * The loop over pairs of tiles: load(i, pair) begins to copy pair i of `count` to `pair`, use(i, pair) computes with it
+ * when it is there. Pairs are in shared memory behind the KEPT tiles of ROWS rows that stay.
  */
-template <int STAGES, class L, class U> __device__ void for_tiles(int count, L load, U use) {
-    load(0, 0);
+template <class T, int D, int KEPT, class L, class U> __device__ void for_tiles(int count, L load, U use) {
+    using S = shape<T, D>;
+    uint32_t kept = shared_memory(), pairs = kept + KEPT * ROWS * S::ROW_BYTES;
+    load(0, pairs);
     commit_copies();
     for (int i = 0; i < count; i++) {
-        int stage = i % STAGES;
-        if constexpr (STAGES > 1) {
-            if (i + 1 < count) load(i + 1, (i + 1) % STAGES);
+        uint32_t pair = pairs + i % S::STAGES * 2 * S::TILE;
+        if constexpr (S::STAGES > 1) {
+            if (i + 1 < count) load(i + 1, pairs + (i + 1) % S::STAGES * 2 * S::TILE);
             commit_copies();
             wait_copies<1>();
         } else {
             wait_copies<0>();
         }
+        if (i == 0) round_rows<T, D, KEPT * ROWS>(kept);
+        round_rows<T, D, 2 * S::SIDE>(pair);
         __syncthreads();
-        use(i, stage);
+        use(i, pair);
         __syncthreads();
-        if constexpr (STAGES == 1) {
-            if (i + 1 < count) load(i + 1, 0);
+        if constexpr (S::STAGES == 1) {
+            if (i + 1 < count) load(i + 1, pairs);
             commit_copies();
         }
     }
@@ -186,47 +260,48 @@ template <int STAGES, class L, class U> __device__ void for_tiles(int count, L l
 /* ---- Kernels ----------------------------------------------------------------------------------------- */
 
 /* `kept`: tiles of rows that stay in shared memory. */
-template <int D> constexpr size_t shared_bytes(int kept) {
-    return (size_t)(kept * ROWS + 2 * shape<D>::STAGES * shape<D>::SIDE) * D * 2;
+template <class T, int D> constexpr size_t shared_bytes(int kept) {
+    using S = shape<T, D>;
+    return (size_t)(kept * ROWS + 2 * S::STAGES * S::SIDE) * S::ROW_BYTES;
 }
 
 /*
  * For __launch_bounds__: three blocks, which leaves each thread 168 registers, where the 227 KiB of a multiprocessor of
  * an H200 hold three. Not for dk and dv: two sums per thread need more registers.
  */
-template <int D> constexpr int resident(int kept) {
-    return 3 * shared_bytes<D>(kept) <= 227 << 10 ? 3 : 1;
+template <class T, int D> constexpr int resident(int kept) {
+    return 3 * shared_bytes<T, D>(kept) <= 227 << 10 ? 3 : 1;
 }
 
-template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS, resident<D>(1)) forward(tensor_call c) {
-    using S = shape<D>;
+template <class T, int D, bool LAST>
+__global__ void __launch_bounds__(THREADS, resident<T, D>(1)) forward(tensor_call c) {
+    using S = shape<T, D>;
     constexpr int SIDE = S::SIDE;
-    constexpr uint32_t TILE = SIDE * D * 2;
     const attention_call &a = c.a;
     begin_chained();
     place p(c, S::COLUMNS);
-    uint32_t q = shared_memory(), tiles = q + ROWS * D * 2;
+    uint32_t q = shared_memory();
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, lane = threadIdx.x % 32;
     int64_t kv_head = p.t.head / a.group;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
     int all = keys_seen(a.causal, p.first + (int)threadIdx.x / 32 * 16, offset, keys);
     int whole = LAST ? first_key(a, p.t.batch, p.first + (int)threadIdx.x / 32 * 16 + 15) : 0;
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
-    uint32_t weights[SIDE / 4];
+    uint32_t weights[SIDE / 8 * sizeof(T)];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(o);
     load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
-    for_tiles<S::STAGES>(
+    for_tiles<T, D, 1>(
         count,
-        [&](int i, int stage) {
+        [&](int i, uint32_t pair) {
             int key = (begin + i) * SIDE;
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(pair, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(pair + S::TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
         },
-        [&](int i, int stage) {
-            tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
+        [&](int i, uint32_t pair) {
+            tile_scores<T, D>(scores, q, pair);
             int first = (begin + i) * SIDE, low[2] = {0, 0};
             bool masked = first + SIDE > all || (LAST && first < whole);
             for (int r = 0; LAST && masked && r < 2; r++)
@@ -234,17 +309,12 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS, 
             weigh(scores, rows, correction, factor, masked,
                   [&](int r, int key) { return key >= seen[r] - first || (LAST && key < low[r]); });
             correct(o, correction);
-            fragments<T>(weights, scores);
-            tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
-            if (a.y_f32) { /* and what the weights lost when they were rounded: a second product */
-#pragma unroll
-                for (int e = 0; e < SIDE / 4; e++) {
-                    float2 rounded = unpack_two<T>(weights[e]);
-                    scores[2 * e] -= rounded.x;
-                    scores[2 * e + 1] -= rounded.y;
-                }
+#pragma unroll 1
+            for (int part = 0; part < (a.y_f32 ? 2 : 1); part++) {
+                /* Where y is for the backward: also the product with what the weights lost when they were rounded. */
+                if (part) subtract_fragments<T>(scores, weights);
                 fragments<T>(weights, scores);
-                tile_sums<T, D, SIDE>(o, weights, tiles + (2 * stage + 1) * TILE, p.column);
+                tile_sums<T, D>(o, weights, pair + S::TILE, p.column);
             }
         });
     float inverse[2];
@@ -267,14 +337,13 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS, 
 }
 
 template <class T, int D, bool LAST>
-__global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_call c) {
-    using S = shape<D>;
+__global__ void __launch_bounds__(THREADS, resident<T, D>(2)) gradient_dq(tensor_call c) {
+    using S = shape<T, D>;
     constexpr int SIDE = S::SIDE;
-    constexpr uint32_t TILE = SIDE * D * 2;
     const attention_call &a = c.a;
     begin_chained();
     place p(c, S::COLUMNS);
-    uint32_t q = shared_memory(), dy = q + ROWS * D * 2, tiles = dy + ROWS * D * 2;
+    uint32_t q = shared_memory(), dy = q + ROWS * S::ROW_BYTES;
     int offset = (int)(a.keys - a.time), keys = (int)a.keys, column = threadIdx.x % 4 * 2;
     int64_t kv_head = p.t.head / a.group, head = p.t.batch * a.heads + p.t.head;
     int seen[2] = {keys_seen(a.causal, p.own, offset, keys), keys_seen(a.causal, p.own + 8, offset, keys)};
@@ -283,22 +352,22 @@ __global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_ca
     const float *lse = c.rows.lse + head * c.rows.padded + p.own, *delta = c.rows.delta + head * c.rows.padded + p.own;
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
-    uint32_t ds[SIDE / 4];
+    uint32_t ds[SIDE / 8 * sizeof(T)];
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(dq);
     load_tile<T, D>(q, a.q, a.q_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
     load_tile<T, D>(dy, a.dy, a.y_step, p.t, a.time, p.t.head, a.dim, p.first, ROWS);
-    for_tiles<S::STAGES>(
+    for_tiles<T, D, 2>(
         count,
-        [&](int i, int stage) {
+        [&](int i, uint32_t pair) {
             int key = (begin + i) * SIDE;
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(pair, a.k, a.k_step, p.t, keys, kv_head, a.dim, key, SIDE);
+            load_tile<T, D>(pair + S::TILE, a.v, a.v_step, p.t, keys, kv_head, a.dim, key, SIDE);
         },
-        [&](int i, int stage) {
-            tile_scores<T, D>(scores, q, tiles + 2 * stage * TILE);
-            tile_scores<T, D>(dp, dy, tiles + (2 * stage + 1) * TILE);
+        [&](int i, uint32_t pair) {
+            tile_scores<T, D>(scores, q, pair);
+            tile_scores<T, D>(dp, dy, pair + S::TILE);
             int first = (begin + i) * SIDE;
             bool masked = first + SIDE > all || (LAST && first < whole);
             int low[2] = {0, 0};
@@ -311,7 +380,7 @@ __global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_ca
                 if (masked && (key >= seen[r] || (LAST && key < low[r]))) dp[e] = 0;
             }
             fragments<T>(ds, dp);
-            tile_sums<T, D, SIDE>(dq, ds, tiles + 2 * stage * TILE, p.column);
+            tile_sums<T, D>(dq, ds, pair, p.column);
         });
     float back = a.scale / WEIGHT_ONE<T>;
     bool left = __syncthreads_or(!all_finite(dq, back, back));
@@ -320,16 +389,15 @@ __global__ void __launch_bounds__(THREADS, resident<D>(2)) gradient_dq(tensor_ca
 }
 
 template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) gradient_dkv(tensor_call c) {
-    using S = shape<D>;
+    using S = shape<T, D>;
     constexpr int SIDE = S::SIDE;
-    constexpr uint32_t TILE = SIDE * D * 2;
     const attention_call &a = c.a;
     begin_chained();
     place p(c, S::COLUMNS);
-    uint32_t k = shared_memory(), v = k + ROWS * D * 2, tiles = v + ROWS * D * 2;
+    uint32_t k = shared_memory(), v = k + ROWS * S::ROW_BYTES;
     int offset = (int)(a.keys - a.time), column = threadIdx.x % 4 * 2;
     float dk[S::COLUMNS / 2], dv[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
-    uint32_t operand[SIDE / 4];
+    uint32_t operand[SIDE / 8 * sizeof(T)];
     int first = first_queries<ROWS, SIDE>(a, a.causal, p.t.block);
     int end =
         LAST ? max(0, end_query(a, p.t.batch, p.first + ROWS - 1) - 1) / SIDE + 1 : ((int)a.time + SIDE - 1) / SIDE;
@@ -342,15 +410,14 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     load_tile<T, D>(v, a.v, a.v_step, p.t, a.keys, p.t.head, a.dim, p.first, ROWS);
     auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
     auto query_of = [&](int i) { return (end - 1 - i % per_head) * SIDE; }; /* from the last one down */
-    for_tiles<S::STAGES>(
+    for_tiles<T, D, 2>(
         per_head * (int)a.group,
-        [&](int i, int stage) {
-            load_tile<T, D>(tiles + 2 * stage * TILE, a.q, a.q_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
-            load_tile<T, D>(tiles + (2 * stage + 1) * TILE, a.dy, a.y_step, p.t, a.time, head_of(i), a.dim, query_of(i),
-                            SIDE);
+        [&](int i, uint32_t pair) {
+            load_tile<T, D>(pair, a.q, a.q_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
+            load_tile<T, D>(pair + S::TILE, a.dy, a.y_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
         },
-        [&](int i, int stage) {
-            uint32_t q = tiles + 2 * stage * TILE, dy = tiles + (2 * stage + 1) * TILE;
+        [&](int i, uint32_t pair) {
+            uint32_t q = pair, dy = pair + S::TILE;
             int query = query_of(i);
             int64_t row = (p.t.batch * a.heads + head_of(i)) * c.rows.padded + query + column;
             tile_scores<T, D>(scores, k, q);
@@ -367,7 +434,7 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
                 if (is_hidden(e)) scores[e] = 0;
             }
             fragments<T>(operand, scores);
-            tile_sums<T, D, SIDE>(dv, operand, dy, p.column);
+            tile_sums<T, D>(dv, operand, dy, p.column);
             tile_scores<T, D>(dp, v, dy);
 #pragma unroll
             for (int e = 0; e < SIDE / 2; e++) {
@@ -375,7 +442,7 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
                 if (is_hidden(e)) dp[e] = 0;
             }
             fragments<T>(operand, dp);
-            tile_sums<T, D, SIDE>(dk, operand, q, p.column);
+            tile_sums<T, D>(dk, operand, q, p.column);
         });
     float dk_factor = a.scale / WEIGHT_ONE<T>, dv_factor = 1 / WEIGHT_ONE<T>;
     bool outside[2] = {p.own >= a.keys, p.own + 8 >= a.keys}, good = true; /* rows past the end may hold anything */
@@ -396,52 +463,68 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
 
 /* ---- Launching --------------------------------------------------------------------------------------- */
 
-/* Calls f with the type, the dim filled up (64, 128 or 256), and whether queries see the last keys only. */
-template <class F> vjp_status with_variant(const fast_call &c, F f) {
-    return with_kind(c, [&](auto zero) {
-        return with_bool(c.a.first_keys || c.a.window < c.a.keys, [&](auto last) {
-            if (c.a.dim <= 64) return f(zero, std::integral_constant<int, 64>{}, last);
-            if (c.a.dim <= 128) return f(zero, std::integral_constant<int, 128>{}, last);
-            return f(zero, std::integral_constant<int, 256>{}, last);
-        });
+/* Calls f with the type and the dim filled up: 64, 128 or 256. */
+template <class F> auto with_shape(vjp_dtype storage, int64_t dim, F f) {
+    return with_type(storage, [&](auto zero) {
+        if (dim <= 64) return f(zero, std::integral_constant<int, 64>{});
+        if (dim <= 128) return f(zero, std::integral_constant<int, 128>{});
+        return f(zero, std::integral_constant<int, 256>{});
     });
 }
 
-template <int D> tensor_call call_of(const fast_call &c, bool keys) {
+/* The same and whether queries see the last keys only. */
+template <class F> vjp_status with_variant(const fast_call &c, F f) {
+    return with_shape(c.work->storage, c.a.dim, [&](auto zero, auto dim) {
+        return with_bool(c.a.first_keys || c.a.window < c.a.keys, [&](auto last) { return f(zero, dim, last); });
+    });
+}
+
+template <class T, int D> tensor_call call_of(const fast_call &c, bool keys) {
     const attention_call &a = c.a;
     int64_t heads = keys ? a.kv_heads : a.heads, rows = keys ? a.keys : a.time;
-    int64_t bytes = keys ? 2 * a.group * a.time * D * 2 : 2 * a.keys * D * 2;
+    int64_t bytes = 2 * (keys ? a.group * a.time : a.keys) * shape<T, D>::ROW_BYTES;
     return {a,
             order_of(a.batch * heads, heads, keys ? 1 : a.group, bytes, vjp_divide_up(rows, ROWS), !keys && a.causal),
-            c.rows, c.flags, (int)vjp_divide_up(a.dim, shape<D>::COLUMNS)};
+            c.rows, c.flags, (int)vjp_divide_up(a.dim, shape<T, D>::COLUMNS)};
 }
 
 } // namespace
 
+bool fits(const vjp_work *work, const attention_call &a) {
+    int limit = 0;
+    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal);
+    return with_shape(work->storage, a.dim, [&](auto zero, auto dim) {
+        return shared_bytes<decltype(zero), decltype(dim)::value>(a.dy ? 2 : 1) <= (size_t)limit;
+    });
+}
+
 vjp_status enqueue_forward(const fast_call &c) {
     return with_variant(c, [&](auto zero, auto dim, auto last) {
+        using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
-        tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, forward<decltype(zero), D, decltype(last)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(1), call);
+        tensor_call call = call_of<T, D>(c, false);
+        return launch(c.work, true, forward<T, D, decltype(last)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<T, D>(1), call);
     });
 }
 
 vjp_status enqueue_dq(const fast_call &c) {
     return with_variant(c, [&](auto zero, auto dim, auto last) {
+        using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
-        tensor_call call = call_of<D>(c, false);
-        return launch(c.work, true, gradient_dq<decltype(zero), D, decltype(last)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+        tensor_call call = call_of<T, D>(c, false);
+        return launch(c.work, true, gradient_dq<T, D, decltype(last)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<T, D>(2), call);
     });
 }
 
 vjp_status enqueue_dkv(const fast_call &c) {
     return with_variant(c, [&](auto zero, auto dim, auto last) {
+        using T = decltype(zero);
         constexpr int D = decltype(dim)::value;
-        tensor_call call = call_of<D>(c, true);
-        return launch(c.work, true, gradient_dkv<decltype(zero), D, decltype(last)::value>,
-                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<D>(2), call);
+        tensor_call call = call_of<T, D>(c, true);
+        return launch(c.work, true, gradient_dkv<T, D, decltype(last)::value>,
+                      (int64_t)call.order.count() * call.column_groups, THREADS, shared_bytes<T, D>(2), call);
     });
 }
 
