@@ -74,7 +74,8 @@ foreach(card ${vjp_cuda_cards})
   endif()
 endforeach()
 # Hopper's own instructions exist in sm_90a alone, and no other card runs the kernels of these files.
-set(hopper_files ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu)
+set(hopper_files ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_windows.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_weights.cu)
 list(REMOVE_ITEM cuda_files ${hopper_files})
 set_source_files_properties(${cuda_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 set(vjp_cuda_hopper 0)
@@ -84,7 +85,8 @@ if(90 IN_LIST vjp_cuda_cards)
 endif()
 set_source_files_properties(${hopper_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 # Built for other cards alone, they are empty: then a Hopper card runs the kernels of all cards, from their PTX.
-set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
+set_source_files_properties(${hopper_files} ${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d.cu
+    PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
 list(JOIN vjp_cuda_cards ", " vjp_cuda_list)
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
 

@@ -9,6 +9,9 @@
 
 #include "device_tests.h"
 
+#include "attention_tf32.h"
+#include "convolutions.h"
+
 static void the_library_has_one_entry_and_knows_its_version(void **state) {
     (void)state;
     check_library(VJP_CUDA_LIBRARY, "cuda");
@@ -230,9 +233,7 @@ static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, ui
     *host = malloc(count * sizeof **host);
     assert_true(bits && *host);
     for (size_t i = 0; i < count; i++) {
-        uint32_t random = (uint32_t)i * 2654435761u + seed;
-        random = (random ^ random >> 15) * 2246822519u;
-        float value = (float)((random ^ random >> 13) >> 8) * 0x1p-23f + low;
+        float value = random_number(i, seed, low);
         bits[i] = dtype == VJP_BF16 ? vjp_f32_to_bf16(value) : vjp_f32_to_f16(value);
         (*host)[i] = dtype == VJP_BF16 ? vjp_bf16_to_f32(bits[i]) : vjp_f16_to_f32(bits[i]);
     }
@@ -392,10 +393,13 @@ int main(void) {
         cmocka_unit_test(a_name_that_is_none_is_refused_with_a_sentence),
         cmocka_unit_test(without_a_gpu_the_sentence_says_why),
         cmocka_unit_test(products_are_f32_unless_tf32_is_asked_for),
+        cmocka_unit_test(attention_takes_tf32_where_asked),
+        cmocka_unit_test(convolutions_are_f32_unless_tf32_is_asked_for),
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(ropes_of_several_tensors_are_those_of_each),
         cmocka_unit_test(gradients_of_weights_over_many_rows),
+        cmocka_unit_test(convolutions_of_many_tiles),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,

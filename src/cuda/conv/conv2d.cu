@@ -3,21 +3,26 @@
  * conv2d and its gradients.
  *
  *     result      path      when
+ *     y, dx       hopper    on a Hopper card: hopper_results_of(); 16 bits, and tf32
+ *     dweight     hopper    the same, 16 bits
  *     y           tiles     at least 64 weights per tap of a group; at most 65536 terms; 32-bit indices suffice
  *     dx          tiles     the same, and at most 16 phases (stride_h x stride_w)
  *     dweight     tiles     the same, with any number of terms
  *     y, dx       general   otherwise, such as depthwise: a thread per element
  *     dweight     general   otherwise: a block per element
- *     dbias       chunks    always: sums over chunks of pixels, added in order
+ *     dbias       chunks    always: sums over chunks of pixels (conv2d_bias.cuh)
  *
  *     tiles in    product                                           results of a block
  *     bf16, f16   tensor cores (mma.sync), f32 sums                 128 x 128, or 128 x 64 for up to 64 columns
- *     f32         FMA, 8 x 4 results per thread                     128 x 64
+ *     tf32        the same: f32 on a device with matrix_products = "tf32"
+ *     f32         FMA, 8 x 8 or 8 x 4 results per thread            128 x 128, 256 x 64 or 128 x 64: with_shape()
  *
  * Tiles read 16-byte runs of channels. A tensor that is stored channels first, or whose groups are not whole aligned
- * runs, is packed in the workspace first, so that both layouts have the same kernels. conv2d_tiles.cuh describes the
- * products, conv2d_general.cuh the general path.
+ * runs, is packed in the workspace first, so that both layouts have the same kernels. conv2d_tiles.cuh and
+ * conv2d_hopper.cuh describe the products, conv2d_general.cuh the general path.
  */
+#include "cuda/conv/conv2d_bias.cuh"
+#include "cuda/conv/conv2d_hopper.cuh"
 #include "cuda/conv/conv2d_pack.cuh"
 #include "cuda/conv/conv2d_tiles.cuh"
 
@@ -139,24 +144,27 @@ template <class T>
 const uint4 *packed_picture(steps &w, const conv_call &q, const tile_sizes &s, const void *data, const picture &p,
                             int64_t channels, int padded) {
     if (is_packed<T>(data, q.channels_last, channels)) return static_cast<const uint4 *>(data);
+    int64_t plane = p.height * p.width, runs = (int64_t)s.groups * padded / WIDE<T>;
+    bool one_group = channels == padded; /* groups without padding are as one */
     pack_call c{};
     c.from = data;
-    c.source = p;
-    c.pixels = p.height * p.width;
-    c.images = q.batch;
-    c.to = w.layout.take<T>(c.images * c.pixels * s.groups * padded);
-    if (q.channels_last) { /* the pictures are one */
-        c.pixels *= c.images;
-        c.images = 1;
+    c.to = w.layout.take<uint4>(q.batch * plane * runs);
+    c.groups = one_group ? 1 : (unsigned)s.groups;
+    c.channels = (unsigned)(one_group ? p.channels : channels);
+    c.padded = (unsigned)(one_group ? p.channels : padded);
+    c.channels_last = q.channels_last || plane == 1;
+    c.images = c.channels_last ? 1 : (unsigned)q.batch; /* with channels last, all pixels are as one image's */
+    c.pixels = (unsigned)(c.channels_last ? q.batch * plane : plane);
+    if (c.channels_last || runs <= MAX_DIRECT_RUNS) {
+        enqueue(w, pack_runs<bits_of<T>>, vjp_divide_up(q.batch * plane * runs, THREADS), 0, c);
+        return c.to;
     }
-    c.groups = s.groups;
-    c.channels = (int)channels;
-    c.padded = padded;
-    c.channels_last = q.channels_last;
-    c.pixel_tiles = vjp_divide_up(c.pixels, PACK);
-    c.channel_tiles = vjp_divide_up((int64_t)s.groups * padded, PACK);
-    enqueue(w, pack_picture<T>, c.images * c.pixel_tiles * c.channel_tiles, 0, c);
-    return static_cast<const uint4 *>(c.to);
+    with_bool(plane % WIDE<T> == 0 && is_aligned(data, 16), [&](auto aligned) {
+        c.pixel_tiles = (unsigned)vjp_divide_up(plane, PACK_STEP<bits_of<T>, aligned>);
+        c.channel_tiles = (unsigned)vjp_divide_up(runs, PACK_RUNS);
+        enqueue(w, pack_planes<bits_of<T>, aligned>, q.batch * c.pixel_tiles * c.channel_tiles, 0, c);
+    });
+    return c.to;
 }
 
 /* The weights as [groups, columns, taps, padded]. */
@@ -165,16 +173,17 @@ template <class T> const uint4 *packed_weight(steps &w, const conv_call &q, cons
     pack_weight_call c{};
     c.from = q.weight;
     c.window = q.window;
-    c.groups = s.groups;
-    c.channels = (int)q.channels;
-    c.outs = (int)q.outs;
-    c.taps = s.taps;
-    c.padded = transposed ? s.outs : s.channels;
+    c.groups = (unsigned)s.groups;
+    c.channels = (unsigned)q.channels;
+    c.outs = (unsigned)q.outs;
+    c.taps = (unsigned)s.taps;
+    c.padded = (unsigned)(transposed ? s.outs : s.channels);
+    c.channels_last = q.channels_last;
     c.transposed = transposed;
-    int64_t elements = (int64_t)s.groups * (transposed ? c.channels : c.outs) * s.taps * c.padded;
-    c.to = w.layout.take<T>(elements);
-    enqueue(w, pack_weight<T>, blocks_of(elements), 0, c);
-    return static_cast<const uint4 *>(c.to);
+    int64_t runs = s.groups * (transposed ? q.channels : q.outs) * s.taps * c.padded / WIDE<T>;
+    c.to = w.layout.take<uint4>(runs);
+    enqueue(w, pack_weight<bits_of<T>>, vjp_divide_up(runs, THREADS), 0, c);
+    return c.to;
 }
 
 tile_axis axis_of(bool transposed, int64_t x, int64_t y, int64_t kernel, int64_t stride, int64_t padding,
@@ -191,13 +200,149 @@ tile_axis axis_across(const conv_call &q, bool transposed) {
     return axis_of(transposed, q.x.width, q.y.width, q.window.width, q.stride_w, q.padding_w, q.dilation_w);
 }
 
+/* ---- Hopper ------------------------------------------------------------------------------------------ */
+
+/* The copy engine reads stages of 128 bytes of channels: most of one must count, and most of a tile's columns. */
+constexpr int64_t MIN_COLUMNS = 32;
+
+/* Some drivers are said to describe walks over smaller pictures wrongly. */
+constexpr double MIN_WALK_BYTES = 131072;
+
+bool fills_stages(int64_t channels, int64_t run) {
+    return 2 * channels >= vjp_round_up(channels, 8 * run);
+}
+
+hopper::walk_axis walk_of(const tile_axis &a, const axis_windows &w) {
+    if (w.taps == 0) return {a.source, 0, w.count, 1, 0, 0};
+    bool back = w.move < 0; /* the copy engine moves forward */
+    return {a.source, back ? w.base + (w.taps - 1) * w.move : w.base, w.count, w.step, w.taps, back ? -w.move : w.move};
+}
+
+hopper::tap_axis taps_of(const axis_windows &w) {
+    if (w.move >= 0) return {w.first_tap, w.next_tap};
+    return {w.first_tap + (w.taps - 1) * w.next_tap, -w.next_tap};
+}
+
+/* All phases along an axis. */
+bool can_walk(const tile_axis &a, bool transposed, int phases) {
+    for (int i = 0; i < phases; i++)
+        if (!hopper::can_walk(walk_of(a, windows_of(a, transposed, i)))) return false;
+    return true;
+}
+
+/* Which results are computed by Hopper's kernels, of those that tiles can compute. */
+struct hopper_results {
+    bool y, dx, dweight;
+    bool along; /* pictures stay channels first */
+};
+
+hopper_results hopper_results_of(const vjp_work *work, const conv_call &q, const tile_sizes &s, int64_t run) {
+    hopper_results h{};
+    const device_state *state = state_of(work->device);
+    bool f32 = work->storage == VJP_F32;
+    if (!VJP_CUDA_HOPPER || state->capability != 90 || s.groups != 1 || (f32 && !state->tf32)) return h;
+    double x_bytes = (double)q.batch * (double)(q.x.height * q.x.width) * s.channels * (16 / (double)run);
+    double y_bytes = (double)q.batch * (double)(q.y.height * q.y.width) * s.outs * (16 / (double)run);
+    bool walks = can_walk(axis_down(q, false), false, 1) && can_walk(axis_across(q, false), false, 1);
+    h.y = s.y && walks && fills_stages(s.channels, run) && q.outs >= MIN_COLUMNS && x_bytes >= MIN_WALK_BYTES;
+    h.dx = s.dx && fills_stages(s.outs, run) && q.channels >= MIN_COLUMNS && y_bytes >= MIN_WALK_BYTES &&
+           can_walk(axis_down(q, true), true, s.phases_down) && can_walk(axis_across(q, true), true, s.phases_across);
+    h.dweight = s.dweight && !f32 && walks && fills_stages(s.channels, run) && q.outs >= MIN_COLUMNS &&
+                x_bytes >= MIN_WALK_BYTES;
+    bool pointwise = s.taps == 1 && q.stride_h == 1 && q.stride_w == 1 && q.padding_h == 0 && q.padding_w == 0;
+    h.along = h.y && h.dx && h.dweight && pointwise && !q.channels_last && q.x.height * q.x.width % run == 0 &&
+              q.channels % run == 0 && q.outs % run == 0;
+    return h;
+}
+
+/* A picture as Hopper's kernels read it; `along`: as it is, but aligned. */
+template <class T>
+const void *hopper_picture(steps &w, const conv_call &q, const tile_sizes &s, bool along, const void *data,
+                           const picture &p, int64_t channels, int padded) {
+    if (!along) return packed_picture<T>(w, q, s, data, p, channels, padded);
+    if (data && is_aligned(data, 16)) return data;
+    T *copy = w.layout.take<T>(q.batch * p.image);
+    if (w.enqueues && w.status == VJP_OK)
+        w.status = result_of(w.work, cudaMemcpyAsync(copy, data, (size_t)(q.batch * p.image) * sizeof(T),
+                                                     cudaMemcpyDeviceToDevice, stream_of(w.work)));
+    return copy;
+}
+
+/* y, or dx with `transposed`, a launch for each phase. */
+template <class T>
+void run_hopper_windows(steps &w, const conv_call &q, const tile_sizes &s, bool transposed, bool along,
+                        const void *source) {
+    hopper::windows c{};
+    c.source = source;
+    c.weight = packed_weight<T>(w, q, s, transposed);
+    c.result = q.result;
+    c.along = along;
+    c.channels_last = q.channels_last;
+    c.add = q.add;
+    c.bias = q.bias;
+    c.batch = q.batch;
+    c.channels = transposed ? s.outs : s.channels;
+    c.columns = transposed ? q.channels : q.outs;
+    c.kernel_h = q.window.height;
+    c.kernel_w = q.window.width;
+    tile_axis down = axis_down(q, transposed), across = axis_across(q, transposed);
+    int phases_down = transposed ? s.phases_down : 1, phases_across = transposed ? s.phases_across : 1;
+    for (int phase = 0; phase < phases_down * phases_across && w.enqueues && w.status == VJP_OK; phase++) {
+        axis_windows rows = windows_of(down, transposed, phase / phases_across);
+        axis_windows columns = windows_of(across, transposed, phase % phases_across);
+        c.down = walk_of(down, rows);
+        c.across = walk_of(across, columns);
+        c.tap_down = taps_of(rows);
+        c.tap_across = taps_of(columns);
+        c.result_down = {down.result, rows.first, rows.apart};
+        c.result_across = {across.result, columns.first, columns.apart};
+        w.status = hopper::multiply_windows(w.work, c);
+    }
+}
+
 /* ---- The results ------------------------------------------------------------------------------------- */
 
-/* Calls f with the number of columns of a tile. 128 x 128 results in f32 would not fit into the registers. */
-template <class T, class F> void with_columns(int64_t columns, F f) {
-    if constexpr (sizeof(T) == 2)
-        if (columns > 64) return f(std::integral_constant<int, 128>{});
-    f(std::integral_constant<int, 64>{});
+/* Calls f with a value of the type of the product: T, or tf32. */
+template <class T, class F> void with_product(const vjp_work *work, F f) {
+    if constexpr (std::is_same_v<T, float>)
+        if (state_of(work->device)->tf32) return f(tf32{});
+    f(T{});
+}
+
+template <int R, int C> struct tile_shape { static constexpr int ROWS = R, COLUMNS = C; };
+
+/* How long it takes to compute the tiles by FMA: rounds over the multiprocessors of the largest Hopper cards. */
+int64_t rounds_of(int64_t rows, int64_t columns, int64_t times, int64_t tile_rows, int64_t tile_columns) {
+    int64_t tiles = vjp_divide_up(rows, tile_rows) * vjp_divide_up(columns, tile_columns) * times;
+    return vjp_divide_up(tiles, CHUNKS / 2) * tile_rows * tile_columns;
+}
+
+/*
+ * Calls f with the tile_shape for `times` products of so many rows and columns. Tensor cores need large tiles. FMAs are
+ * faster with 8 x 8 results per thread (128 x 128, 256 x 64) than with 8 x 4, but larger tiles may leave more
+ * multiprocessors idle in the last round, and the highest need more shared memory than all cards have. The bits of y
+ * and dx do not depend on the shape.
+ */
+template <class T, bool HIGH, class F>
+void with_shape(int64_t rows, int64_t columns, int64_t times, size_t memory, F f) {
+    if constexpr (BY_FMA<T>) {
+        int64_t low = rounds_of(rows, columns, times, 128, 64), wide = rounds_of(rows, columns, times, 128, 128);
+        int64_t high = rounds_of(rows, columns, times, 256, 64);
+        if (wide <= low && wide <= high) return f(tile_shape<128, 128>{});
+        if constexpr (HIGH)
+            if (high <= low && memory >= window_bytes<T, 256, 64>) return f(tile_shape<256, 64>{});
+    } else if (columns > 64) {
+        return f(tile_shape<128, 128>{});
+    }
+    f(tile_shape<128, 64>{});
+}
+
+/* Shared memory that a block can have; 0 if the driver does not say. */
+size_t block_memory(const vjp_work *work) {
+    int bytes = 0;
+    if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal))
+        return 0;
+    return (size_t)bytes;
 }
 
 /* y, or dx with `transposed`. */
@@ -223,19 +368,53 @@ void run_windows(steps &w, const conv_call &q, const tile_sizes &s, bool transpo
     /* The first phase has the most rows. */
     int64_t rows = q.batch * vjp_divide_up(c.down.result, transposed ? c.down.stride : 1) *
                    vjp_divide_up(c.across.result, transposed ? c.across.stride : 1);
-    c.row_tiles = (int)vjp_divide_up(rows, ROWS);
-    with_columns<T>(c.columns, [&](auto columns) {
-        c.column_tiles = (int)vjp_divide_up(c.columns, columns);
-        int64_t grid = (int64_t)c.row_tiles * c.column_tiles * c.phases_down * c.phases_across * c.groups;
-        enqueue(w, window_tiles<T, columns>, grid, TILE_BYTES<columns>, c);
+    int64_t times = (int64_t)c.phases_down * c.phases_across * c.groups;
+    with_product<T>(w.work, [&](auto product) {
+        using P = decltype(product);
+        with_shape<P, true>(rows, c.columns, times, block_memory(w.work), [&](auto shape) {
+            c.row_tiles = (int)vjp_divide_up(rows, shape.ROWS);
+            c.column_tiles = (int)vjp_divide_up(c.columns, shape.COLUMNS);
+            enqueue(w, window_tiles<P, shape.ROWS, shape.COLUMNS>, times * c.row_tiles * c.column_tiles,
+                    TILE_BYTES<P, shape.ROWS, shape.COLUMNS>, c);
+        });
     });
 }
 
 /*
- * Parts of the pixels: enough blocks for the largest cards, chains of MAX_CHAIN_PIXELS where the workspace allows
- * (16 Mi sums, 64 MiB), and at least MIN_PART pixels. Depends on the sizes alone, since the split decides the bits.
+ * Parts of the pixels: chains of MAX_CHAIN_PIXELS where the workspace allows (16 Mi sums, 64 MiB), at least MIN_PART
+ * pixels, and enough blocks for the largest cards: the fewest parts that leave at most 5 % of CHUNKS blocks idle in the
+ * last round, or those that leave the fewest idle. Depends on the sizes alone, since the split decides the bits.
  */
 constexpr int64_t MAX_PARTIAL = 16 << 20, MIN_PART = 256;
+
+int64_t parts_of(int64_t tiles, int64_t pixels, int64_t most) {
+    int64_t least = vjp_min(vjp_divide_up(pixels, MAX_CHAIN_PIXELS), most), parts = least;
+    most = vjp_min(vjp_min(most, vjp_divide_up(pixels, MIN_PART)), least + CHUNKS);
+    double best = 0;
+    for (int64_t p = least; p <= most && best < 0.95; p++) {
+        double busy = (double)(p * tiles) / (double)vjp_round_up(p * tiles, CHUNKS);
+        if (busy <= best) continue;
+        best = busy;
+        parts = p;
+    }
+    return parts;
+}
+
+template <class T>
+void add_weight_parts(steps &w, const conv_call &q, const tile_sizes &s, const float *partial, int parts) {
+    weight_sum_call sum{};
+    sum.partial = partial;
+    sum.parts = parts;
+    sum.groups = s.groups;
+    sum.channels = (int)q.channels;
+    sum.outs = (int)q.outs;
+    sum.taps = s.taps;
+    sum.padded_channels = s.channels;
+    sum.padded_outs = s.outs;
+    sum.window = q.window;
+    sum.dweight = q.dweight;
+    enqueue(w, sum_weight_parts<T>, blocks_of(q.y.channels * q.window.image), 0, sum);
+}
 
 template <class T>
 void run_dweight(steps &w, const conv_call &q, const tile_sizes &s, const uint4 *x, const uint4 *dy) {
@@ -250,44 +429,64 @@ void run_dweight(steps &w, const conv_call &q, const tile_sizes &s, const uint4 
     c.pixels = (int)(q.batch * q.y.height * q.y.width);
     c.down = axis_down(q, false);
     c.across = axis_across(q, false);
-    c.row_tiles = (int)vjp_divide_up(c.rows, ROWS);
-    with_columns<T>(c.columns, [&](auto columns) {
-        c.column_tiles = (int)vjp_divide_up(c.columns, columns);
-        int64_t tiles = (int64_t)c.row_tiles * c.column_tiles * c.groups;
-        int64_t sums = (int64_t)c.groups * c.rows * c.columns;
-        int64_t parts = vjp_max(vjp_divide_up(c.pixels, MAX_CHAIN_PIXELS), vjp_divide_up(CHUNKS, tiles));
-        parts = vjp_min(parts, vjp_max(1, MAX_PARTIAL / sums));
-        c.part = (int)vjp_max(MIN_PART, vjp_round_up(vjp_divide_up(c.pixels, parts), DEPTH<T>));
-        c.parts = (int)vjp_divide_up(c.pixels, c.part);
-        c.partial = w.layout.take<float>(c.parts * sums);
-        enqueue(w, weight_tiles<T, columns>, tiles * c.parts, TILE_BYTES<columns>, c);
+    c.by_height = divisor_of(c.down.result);
+    c.by_width = divisor_of(c.across.result);
+    with_product<T>(w.work, [&](auto product) {
+        using P = decltype(product);
+        with_shape<P, false>(1, c.columns, CHUNKS, 0, [&](auto shape) {
+            c.row_tiles = (int)vjp_divide_up(c.rows, shape.ROWS);
+            c.column_tiles = (int)vjp_divide_up(c.columns, shape.COLUMNS);
+            int64_t tiles = (int64_t)c.row_tiles * c.column_tiles * c.groups;
+            int64_t sums = (int64_t)c.groups * c.rows * c.columns;
+            int64_t parts = parts_of(tiles, c.pixels, vjp_max(1, MAX_PARTIAL / sums));
+            c.part = (int)vjp_max(MIN_PART, vjp_round_up(vjp_divide_up(c.pixels, parts), DEPTH<P>));
+            c.parts = (int)vjp_divide_up(c.pixels, c.part);
+            c.partial = w.layout.take<float>(c.parts * sums);
+            enqueue(w, weight_tiles<P, shape.ROWS, shape.COLUMNS>, tiles * c.parts,
+                    TILE_BYTES<P, shape.ROWS, shape.COLUMNS>, c);
+        });
     });
-    weight_sum_call sum{};
-    sum.partial = c.partial;
-    sum.parts = c.parts;
-    sum.groups = c.groups;
-    sum.channels = (int)q.channels;
-    sum.outs = (int)q.outs;
-    sum.taps = s.taps;
-    sum.padded_channels = s.channels;
-    sum.padded_outs = s.outs;
-    sum.window = q.window;
-    sum.dweight = q.dweight;
-    enqueue(w, sum_weight_parts<T>, blocks_of(q.y.channels * q.window.image), 0, sum);
+    add_weight_parts<T>(w, q, s, c.partial, c.parts);
+}
+
+/* The same on Hopper. */
+template <class T>
+void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, bool along, const void *x, const void *dy) {
+    hopper::weight_sums c{};
+    tile_axis down = axis_down(q, false), across = axis_across(q, false);
+    c.x = x;
+    c.dy = dy;
+    c.along = along;
+    c.batch = q.batch;
+    c.channels = s.channels;
+    c.columns = s.outs;
+    c.down = walk_of(down, windows_of(down, false, 0));
+    c.across = walk_of(across, windows_of(across, false, 0));
+    c.parts = hopper::weight_parts(c);
+    c.partial = w.layout.take<float>(c.parts * s.taps * s.channels * s.outs);
+    if (w.enqueues && w.status == VJP_OK) w.status = hopper::multiply_weight_sums(w.work, c);
+    add_weight_parts<T>(w, q, s, c.partial, (int)c.parts);
 }
 
 template <class T> void run_dbias(steps &w, const conv_call &q) {
-    bias_split s = bias_split_of(q);
+    bias_split s = bias_split_of<T>(q);
     s.partial = w.layout.take<double>(s.chunks * q.y.channels);
-    enqueue(w, dbias_chunks<T>, vjp_min(s.chunks * s.tiles, MAX_BLOCKS), 0, q, s);
-    enqueue(w, dbias_sum<T>, blocks_of(q.y.channels), 0, q, s);
+    int64_t grid = vjp_min(s.chunks * s.tiles, MAX_BLOCKS);
+    with_bool(s.aligned, [&](auto aligned) {
+        enqueue(w, s.channels_last ? dbias_pixels<T, aligned> : dbias_planes<T, aligned>, grid, 0, q, s);
+    });
+    enqueue(w, dbias_sum<T>, blocks_of(q.y.channels * 32), 0, q, s);
 }
 
 template <class T> void forward_steps(steps &w) {
     conv_call q = call_of(w.work);
     tile_sizes s = tile_sizes_of(q, WIDE<T>);
+    hopper_results h = hopper_results_of(w.work, q, s, WIDE<T>);
     if (!w.work->tensor[CONV2D_Y]) return;
-    if (s.y)
+    if (h.y)
+        run_hopper_windows<T>(w, q, s, false, h.along,
+                              hopper_picture<T>(w, q, s, h.along, q.x_data, q.x, q.channels, s.channels));
+    else if (s.y)
         run_windows<T>(w, q, s, false, packed_picture<T>(w, q, s, q.x_data, q.x, q.channels, s.channels));
     else
         enqueue(w, forward_general<T>, blocks_of(q.batch * q.y.image), 0, q);
@@ -296,17 +495,25 @@ template <class T> void forward_steps(steps &w) {
 template <class T> void backward_steps(steps &w) {
     conv_call q = call_of(w.work);
     tile_sizes s = tile_sizes_of(q, WIDE<T>);
+    hopper_results h = hopper_results_of(w.work, q, s, WIDE<T>);
     bool dx = w.work->tensor[CONV2D_B_DX], dweight = w.work->tensor[CONV2D_B_DWEIGHT];
     if (w.work->tensor[CONV2D_B_DBIAS]) run_dbias<T>(w, q);
-    const uint4 *dy = nullptr;
-    if ((dx && s.dx) || (dweight && s.dweight)) dy = packed_picture<T>(w, q, s, q.y_data, q.y, q.outs, s.outs);
-    if (dx && s.dx)
-        run_windows<T>(w, q, s, true, dy);
+    const void *dy = nullptr;
+    if ((dx && s.dx) || (dweight && s.dweight)) dy = hopper_picture<T>(w, q, s, h.along, q.y_data, q.y, q.outs, s.outs);
+    if (dx && h.dx)
+        run_hopper_windows<T>(w, q, s, true, h.along, dy);
+    else if (dx && s.dx)
+        run_windows<T>(w, q, s, true, static_cast<const uint4 *>(dy));
     else if (dx)
         enqueue(w, dx_general<T>, blocks_of(q.batch * q.x.image), 0, q);
-    if (dweight && s.dweight)
-        run_dweight<T>(w, q, s, packed_picture<T>(w, q, s, q.x_data, q.x, q.channels, s.channels), dy);
-    else if (dweight)
+    if (!dweight) return;
+    const void *x = nullptr;
+    if (s.dweight) x = hopper_picture<T>(w, q, s, h.along, q.x_data, q.x, q.channels, s.channels);
+    if (h.dweight)
+        run_hopper_dweight<T>(w, q, s, h.along, x, dy);
+    else if (s.dweight)
+        run_dweight<T>(w, q, s, static_cast<const uint4 *>(x), static_cast<const uint4 *>(dy));
+    else
         enqueue(w, dweight_general<T>, vjp_min(q.y.channels * q.window.image, MAX_BLOCKS), 0, q);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * conv2d, the general path: any sizes, groups and layout, with 64-bit indices. A thread computes one element of y or
- * dx, a block one element of dweight or a chunk of dbias. Taps over padding are left out.
+ * dx, a block one element of dweight. Taps over padding are left out.
  *
  * Sums are chains of at most CHAIN terms in f32, added in double.
  */
@@ -62,24 +62,32 @@ __device__ inline element element_of(const picture &p, bool channels_last, int64
     return {c.quotient, c.rest, h.rest, w.rest};
 }
 
-/* A sum in chains. */
-struct chained_sum {
-    double total = 0;
-    float chain = 0;
-    int count = 0;
+/* N sums: f32 chains of CHAIN terms, added in double. */
+template <int N> struct chained_sums {
+    double total[N] = {};
+    float chain[N] = {};
+    int terms = 0;
 
+    /* After `more` terms have been added to each chain; CHAIN is a multiple of them. */
+    __device__ void count(int more) {
+        if ((terms += more) < (int)CHAIN) return;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            total[i] += chain[i];
+            chain[i] = 0;
+        }
+        terms = 0;
+    }
+    __device__ double value(int i = 0) const {
+        return total[i] + chain[i];
+    }
+};
+
+/* A sum of products. */
+struct chained_sum : chained_sums<1> {
     __device__ void add(float a, float b) {
-        chain = fmaf(a, b, chain);
-        if (++count == (int)CHAIN) fold();
-    }
-    __device__ void fold() {
-        total += chain;
-        chain = 0;
-        count = 0;
-    }
-    __device__ double value() {
-        fold();
-        return total;
+        chain[0] = fmaf(a, b, chain[0]);
+        count(1);
     }
 };
 
@@ -169,69 +177,6 @@ template <class T> __global__ void __launch_bounds__(THREADS) dweight_general(co
         double total[1] = {sum.value()};
         block_sum(total, shared, turn);
         if (threadIdx.x == 0) write_parameter<T>(q.dweight, t, (float)total[0]);
-    }
-}
-
-/* ---- dbias ------------------------------------------------------------------------------------------- */
-
-/* Pixels are split into at most CHUNKS chunks of at least this many. */
-constexpr int64_t MIN_BIAS_CHUNK = 1024;
-
-struct bias_split {
-    int64_t chunk, chunks; /* pixels of a chunk, and number of chunks */
-    int across;            /* threads over channels: adjacent in memory where channels are last */
-    int64_t tiles;         /* of channels */
-    double *partial;       /* [chunks, channels] */
-};
-
-bias_split bias_split_of(const conv_call &q) {
-    bias_split s{};
-    int64_t pixels = q.batch * q.y.height * q.y.width;
-    s.chunk = vjp_max(MIN_BIAS_CHUNK, vjp_divide_up(pixels, CHUNKS));
-    s.chunks = vjp_divide_up(pixels, s.chunk);
-    s.across = q.channels_last ? 32 : 1;
-    s.tiles = vjp_divide_up(q.y.channels, s.across);
-    return s;
-}
-
-/* A block sums a chunk of pixels of `across` channels. */
-template <class T>
-__global__ void __launch_bounds__(THREADS) dbias_chunks(const __grid_constant__ conv_call q, bias_split s) {
-    __shared__ double shared[THREADS];
-    begin_chained();
-    const T *dy = static_cast<const T *>(q.y_data);
-    int64_t plane = q.y.height * q.y.width, pixels = q.batch * plane;
-    int x = (int)threadIdx.x % s.across, y = (int)threadIdx.x / s.across, down = THREADS / s.across;
-    for (int64_t t = blockIdx.x; t < s.chunks * s.tiles; t += gridDim.x) {
-        quotient at = divide(t, s.tiles);
-        int64_t channel = at.rest * s.across + x, begin = at.quotient * s.chunk;
-        int64_t end = begin + s.chunk < pixels ? begin + s.chunk : pixels;
-        chained_sum sum;
-        if (channel < q.y.channels)
-            for (int64_t p = begin + y; p < end; p += down) {
-                quotient n = divide(p, plane);
-                sum.add(to_f32(dy[n.quotient * q.y.image + n.rest * q.y.pixel + channel * q.y.channel]), 1.0f);
-            }
-        shared[threadIdx.x] = sum.value();
-        __syncthreads();
-        for (int step = down / 2; step; step /= 2) {
-            if (y < step) shared[threadIdx.x] += shared[threadIdx.x + step * s.across];
-            __syncthreads();
-        }
-        if (y == 0 && channel < q.y.channels) s.partial[at.quotient * q.y.channels + channel] = shared[x];
-        __syncthreads();
-    }
-}
-
-/* A thread adds the chunks of a channel, in order. */
-template <class T>
-__global__ void __launch_bounds__(THREADS) dbias_sum(const __grid_constant__ conv_call q, bias_split s) {
-    begin_chained();
-    for (int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x; c < q.y.channels; c += (int64_t)gridDim.x * THREADS) {
-        double sum = 0;
-        for (int64_t i = 0; i < s.chunks; i++)
-            sum += s.partial[i * q.y.channels + c];
-        write_parameter<T>(q.dbias, c, (float)sum);
     }
 }
 

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * dweight of conv2d on Hopper (conv2d_hopper.cuh), 16 bits.
+ *
+ * The rows of the result are units of 64 channels of one tap. A block computes up to four units x OUTS out channels
+ * over a part of the pixels: one thread feeds stages of 64 pixels, two warpgroups multiply, two units each. Two blocks
+ * are a cluster: where the result has several tiles of out channels, they have the same units and part, and each loads
+ * half of the units for both.
+ *
+ * After CHAIN_PIXELS pixels the sums are added to the part in the workspace: tensor cores truncate what an addition
+ * shifts out, by estimate 4e-6 after 4096 terms, and an f32 gradient must be within 1e-5.
+ */
+#include "cuda/conv/conv2d_hopper.cuh"
+
+namespace vjp {
+namespace hopper {
+namespace {
+
+constexpr int UNITS = 4, DEPTH = 64, CONSUMERS = 2, CLUSTER = 2;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int UNIT_BYTES = SLICE * DEPTH * 2;
+
+struct weight_sums_call {
+    CUtensorMap x, dy;
+    float *partial;
+    walk_axis down, across;
+    int channels, columns, channel_blocks, units, block_units;
+    int unit_tiles, column_tiles, parts, steps, part_steps;
+    int plane, image_steps;      /* pixels, and steps of an image where pixels lie along */
+    int step_rows, step_columns; /* DEPTH pixels */
+    bool shares_units;
+};
+
+template <int OUTS> struct weight_shared {
+    static constexpr int STAGES = OUTS == 128 ? 4 : 5;
+    char x[STAGES][UNITS * UNIT_BYTES], dy[STAGES][OUTS * DEPTH * 2];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+#if VJP_HOPPER
+
+constexpr int OWN = UNITS / CONSUMERS, CHAIN_PIXELS = 4096;
+
+struct weight_tile {
+    int first_unit, units, column_tile, part, first, steps;
+
+    __device__ explicit weight_tile(const weight_sums_call &c) {
+        int index = (int)blockIdx.x / CLUSTER, rank = block_of_cluster();
+        if (!c.shares_units) index = (int)blockIdx.x, rank = 0;
+        int across = c.shares_units ? c.column_tiles / CLUSTER : c.column_tiles;
+        column_tile = index % across * (c.shares_units ? CLUSTER : 1) + rank;
+        index /= across;
+        first_unit = index % c.unit_tiles * c.block_units;
+        units = min(c.block_units, c.units - first_unit);
+        part = index / c.unit_tiles;
+        first = part * c.part_steps;
+        steps = max(0, min(c.part_steps, c.steps - first));
+    }
+};
+
+/* Where a stage begins. A thread that divided for each stage would take longer than its products. */
+template <bool ALONG_ROWS> struct stage_place {
+    int image, row, column, pixel; /* along rows, the pixel is one of the image, and row and column mean nothing */
+
+    __device__ stage_place(const weight_sums_call &c, int step) {
+        if constexpr (ALONG_ROWS) {
+            image = step / c.image_steps;
+            pixel = step % c.image_steps * DEPTH;
+            row = column = 0;
+        } else {
+            pixel = step * DEPTH;
+            image = pixel / c.plane;
+            row = pixel % c.plane / c.across.count;
+            column = pixel % c.plane % c.across.count;
+        }
+    }
+
+    __device__ void advance(const weight_sums_call &c) {
+        pixel += DEPTH;
+        if constexpr (ALONG_ROWS) {
+            if (pixel < c.plane) return;
+            pixel = 0;
+            image++;
+        } else {
+            row += c.step_rows;
+            column += c.step_columns;
+            if (column >= c.across.count) {
+                column -= c.across.count;
+                row++;
+            }
+            for (; row >= c.down.count; row -= c.down.count)
+                image++;
+        }
+    }
+};
+
+template <int OUTS, bool ALONG_ROWS>
+__device__ void produce(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
+    constexpr int ALL = (1 << CLUSTER) - 1;
+    ring<weight_shared<OUTS>::STAGES> at;
+    stage_place<ALONG_ROWS> place(c, t.first);
+    int rank = block_of_cluster(), channel[UNITS], left[UNITS], up[UNITS];
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+        int unit = t.first_unit + i, tap = unit / c.channel_blocks;
+        channel[i] = unit % c.channel_blocks * SLICE;
+        left[i] = tap % c.across.taps * c.across.apart;
+        up[i] = tap / c.across.taps * c.down.apart;
+    }
+#pragma unroll 1
+    for (int step = 0; step < t.steps; step++) {
+        uint64_t &full = shared.full[at.stage];
+        int row = place.row * c.down.stride + c.down.first, column = place.column * c.across.stride + c.across.first;
+        barrier_wait(shared.empty[at.stage], at.parity ^ 1);
+        barrier_expect(full, t.units * UNIT_BYTES + OUTS * DEPTH * 2);
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            char *to = shared.x[at.stage] + i * UNIT_BYTES;
+            if (i >= t.units || (c.shares_units && i % CLUSTER != rank)) continue;
+            if constexpr (ALONG_ROWS) {
+                if (c.shares_units)
+                    load_box_in(ALL, to, c.x, full, place.pixel, 0, channel[i], place.image);
+                else
+                    load_box(to, c.x, full, place.pixel, 0, channel[i], place.image);
+            } else {
+                if (c.shares_units)
+                    load_walk_in(ALL, to, c.x, full, channel[i], column, row, place.image, left[i], up[i]);
+                else
+                    load_walk(to, c.x, full, channel[i], column, row, place.image, left[i], up[i]);
+            }
+        }
+        if constexpr (ALONG_ROWS)
+            load_box(shared.dy[at.stage], c.dy, full, place.pixel, 0, t.column_tile * OUTS, place.image);
+        else
+#pragma unroll
+            for (int i = 0; i < OUTS / SLICE; i++)
+                load_box(shared.dy[at.stage] + i * UNIT_BYTES, c.dy, full, t.column_tile * OUTS + i * SLICE, 0,
+                         place.pixel, 0);
+        place.advance(c);
+        at.advance();
+    }
+}
+
+template <int OUTS>
+__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int unit_of_tile, bool add,
+                           const float (&sum)[OUTS / 2]) {
+    int thread = threadIdx.x % WARPGROUP, unit = t.first_unit + unit_of_tile;
+    int tap = unit / c.channel_blocks, first_channel = unit % c.channel_blocks * SLICE;
+    if (unit_of_tile >= t.units) return;
+    float *part = c.partial + ((int64_t)t.part * c.down.taps * c.across.taps + tap) * c.channels * c.columns;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int channel = first_channel + thread / 32 * 16 + thread % 32 / 4 + half * 8;
+        if (channel >= c.channels) continue;
+#pragma unroll
+        for (int j = 0; j < OUTS / 8; j++) {
+            int column = t.column_tile * OUTS + j * 8 + thread % 4 * 2; /* and the next: their number is even */
+            if (column >= c.columns) continue;
+            auto *to = reinterpret_cast<float2 *>(part + (int64_t)channel * c.columns + column);
+            float2 old = add ? *to : float2{0, 0};
+            *to = {sum[j * 4 + half * 2] + old.x, sum[j * 4 + half * 2 + 1] + old.y};
+        }
+    }
+}
+
+/* Units that do not exist are multiplied, too: what lies in their place is not written. */
+template <class T, int OUTS, bool ALONG_ROWS>
+__device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
+    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, rank = block_of_cluster(), last = 0;
+    ring<weight_shared<OUTS>::STAGES> at;
+    auto release = [&](int stage) {
+        if (c.shares_units ? thread < CLUSTER : thread == rank) barrier_arrive_in(thread, shared.empty[stage]);
+    };
+#pragma unroll 1
+    for (int done = 0; done < t.steps; done += CHAIN_PIXELS / DEPTH) {
+        float sum[OWN][OUTS / 2];
+        int steps = min(CHAIN_PIXELS / DEPTH, t.steps - done);
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            uint32_t x = shared_address(shared.x[at.stage]) + (uint32_t)(group * OWN * UNIT_BYTES);
+            uint32_t dy = shared_address(shared.dy[at.stage]);
+            barrier_wait(shared.full[at.stage], at.parity);
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < DEPTH / 16; i++)
+#pragma unroll
+                for (int m = 0; m < OWN; m++) {
+                    uint32_t unit = x + (uint32_t)(m * UNIT_BYTES);
+                    if constexpr (ALONG_ROWS)
+                        product<T, false>(sum[m], over_columns(unit, SLICE, 0, i), over_columns(dy, OUTS, 0, i),
+                                          step > 0 || i > 0);
+                    else
+                        product<T, true, true>(sum[m], over_rows(unit, DEPTH, i), over_rows(dy, DEPTH, i),
+                                               step > 0 || i > 0);
+                }
+            products_commit();
+            products_wait<1>();
+            if (step > 0) release(last);
+            last = at.stage;
+            at.advance();
+        }
+        products_wait<0>();
+#pragma unroll
+        for (int m = 0; m < OWN; m++)
+            pin(sum[m]);
+        release(last);
+#pragma unroll
+        for (int m = 0; m < OWN; m++)
+            write_sums<OUTS>(c, t, group * OWN + m, done > 0, sum[m]);
+    }
+}
+
+#endif
+
+template <class T, int OUTS, bool ALONG_ROWS>
+__global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
+    weight_products(const __grid_constant__ weight_sums_call c) {
+#if VJP_HOPPER
+    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
+    auto &shared = *reinterpret_cast<weight_shared<OUTS> *>(memory);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < weight_shared<OUTS>::STAGES; i++) {
+            barrier_init(shared.full[i], 1);
+            barrier_init(shared.empty[i], CONSUMERS * (c.shares_units ? CLUSTER : 1));
+        }
+        barriers_are_ready();
+    }
+    cluster_sync();
+    begin_chained();
+    weight_tile t(c);
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0) produce<OUTS, ALONG_ROWS>(c, shared, t);
+    } else {
+        take_registers<232>();
+        if (t.part < c.parts) consume<T, OUTS, ALONG_ROWS>(c, shared, t);
+    }
+    __syncwarp();
+    cluster_sync(); /* the other block may still write and arrive here */
+#endif
+}
+
+/*
+ * Multiprocessors that the split is made for, blocks that begin and end cost as much as this many steps, and so does it
+ * to write and add a part of one result. (A step multiplies 64 pixels by a tile, in 0.8 microseconds.)
+ */
+constexpr int64_t PROCESSORS = 132, BLOCK_STEPS = 6, MOST_PARTS = 2 * PROCESSORS;
+constexpr double RESULT_STEPS = 2.6e-6, MAX_PARTIAL = 16 << 20; /* sums of several parts: 64 MiB */
+
+/* What the split follows from. */
+struct weight_split {
+    int outs, channel_blocks, units, unit_tiles, block_units, column_tiles;
+    int64_t steps, image_steps, parts, part_steps;
+
+    explicit weight_split(const weight_sums &w) {
+        int64_t plane = (int64_t)w.down.count * w.across.count;
+        outs = w.columns > 64 ? 128 : 64;
+        channel_blocks = (int)vjp_divide_up(w.channels, SLICE);
+        units = w.down.taps * w.across.taps * channel_blocks;
+        unit_tiles = (int)vjp_divide_up(units, UNITS);
+        block_units = (int)vjp_divide_up(units, unit_tiles);
+        column_tiles = (int)vjp_divide_up(w.columns, outs);
+        if (column_tiles > 1) column_tiles = (int)vjp_round_up(column_tiles, CLUSTER);
+        image_steps = vjp_divide_up(plane, DEPTH);
+        steps = w.along ? w.batch * image_steps : vjp_divide_up(w.batch * plane, DEPTH);
+        parts = 1;
+        double least = 0, results = (double)units * SLICE * (double)w.columns;
+        for (int64_t n = 1; n <= vjp_min(MOST_PARTS, steps); n++) {
+            if (n > 1 && (double)n * results > MAX_PARTIAL) break;
+            int64_t rounds = vjp_divide_up(n * unit_tiles * column_tiles, PROCESSORS);
+            double cost =
+                (double)(rounds * (vjp_divide_up(steps, n) + BLOCK_STEPS)) + (double)n * results * RESULT_STEPS;
+            if (n > 1 && cost >= least) continue;
+            least = cost;
+            parts = n;
+        }
+        part_steps = vjp_divide_up(steps, parts);
+        parts = vjp_divide_up(steps, part_steps);
+    }
+};
+
+template <class T, int OUTS, bool ALONG_ROWS> vjp_status enqueue(const vjp_work *work, const weight_sums_call &c) {
+    int64_t blocks = vjp_round_up((int64_t)c.unit_tiles * c.column_tiles * c.parts, CLUSTER);
+    return launch(work, true, weight_products<T, OUTS, ALONG_ROWS>, blocks, THREADS, sizeof(weight_shared<OUTS>), c);
+}
+
+} // namespace
+
+int64_t weight_parts(const weight_sums &w) {
+    return weight_split(w).parts;
+}
+
+vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
+    weight_split s(w);
+    weight_sums_call c{};
+    int64_t plane = (int64_t)w.down.count * w.across.count;
+    vjp_dtype type = work->storage;
+    c.partial = w.partial;
+    c.down = w.down;
+    c.across = w.across;
+    c.channels = (int)w.channels;
+    c.columns = (int)w.columns;
+    c.channel_blocks = s.channel_blocks;
+    c.units = s.units;
+    c.block_units = s.block_units;
+    c.unit_tiles = s.unit_tiles;
+    c.column_tiles = s.column_tiles;
+    c.shares_units = s.column_tiles > 1;
+    c.parts = (int)s.parts;
+    c.steps = (int)s.steps;
+    c.part_steps = (int)s.part_steps;
+    c.plane = (int)plane;
+    c.image_steps = (int)s.image_steps;
+    c.step_rows = DEPTH / w.across.count;
+    c.step_columns = DEPTH % w.across.count;
+    bool mapped;
+    if (w.along)
+        mapped = make_map(&c.x, w.x, plane, type, w.batch, w.channels, 1, plane, SLICE) &&
+                 make_map(&c.dy, w.dy, plane, type, w.batch, w.columns, 1, plane, s.outs);
+    else
+        mapped = make_walk(&c.x, w.x, type, w.batch, w.down, w.across, w.channels, DEPTH) &&
+                 make_map(&c.dy, w.dy, w.columns, type, 1, w.batch * plane, 1, w.columns, DEPTH);
+    if (!mapped)
+        return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: the driver refused the description of a tensor",
+                          work->device->name);
+    auto of_type = [&](auto zero) {
+        using T = decltype(zero);
+        if (w.along) return s.outs == 64 ? enqueue<T, 64, true>(work, c) : enqueue<T, 128, true>(work, c);
+        return s.outs == 64 ? enqueue<T, 64, false>(work, c) : enqueue<T, 128, false>(work, c);
+    };
+    return type == VJP_BF16 ? of_type(bf16{}) : of_type(f16{});
+}
+
+} // namespace hopper
+} // namespace vjp

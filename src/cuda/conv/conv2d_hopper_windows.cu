@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * y and dx of conv2d on Hopper (conv2d_hopper.cuh).
+ *
+ * A block computes tiles of 256 pixels x OUTS channels of the result: one thread feeds stages of 128 bytes of channels
+ * of one tap, two warpgroups multiply, 128 of the pixels each. Or, where sums are short, the tiles have 128 pixels and
+ * the warpgroups take turns, so that one multiplies while the other writes. Two blocks are a cluster. Where the result
+ * has several tiles of channels, they have the same pixels, and each loads half of them for both; otherwise they have
+ * the same weights, and share those.
+ *
+ * With channels last and up to 64 of them in the result, loading the same pixels for each tap would take longer than
+ * multiplying them. Where windows move by one pixel along a row, a tile's pixels are then those of whole rows, padding
+ * included, and a few more: taps of a row read the same ones, shifted. What the windows across the end of a row give is
+ * not written.
+ *
+ * Results are written along the axis that is contiguous: pixels are the left factor where channels are last, the right
+ * one where channels are first.
+ */
+#include "cuda/conv/conv2d_hopper.cuh"
+
+namespace vjp {
+namespace hopper {
+namespace {
+
+constexpr int OWN_PIXELS = 128, CONSUMERS = 2, CLUSTER = 2; /* OWN_PIXELS: of a warpgroup */
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+
+/* Taps of a row that read the same pixels, and the most pixels that they lie apart. */
+constexpr int SHIFTS = 3, MAX_SHIFT = 8;
+
+/* How pictures are stored: source and result channels last; the result channels first; both. */
+enum picture_layout { LAST, FIRST, ALONG };
+
+struct windows_call {
+    CUtensorMap source, weight;
+    void *result;
+    parameter bias;
+    bool add, shares_pixels;
+    bool whole; /* results are written in 16 bytes */
+    bool pairs; /* or two at a time */
+    walk_axis down, across;
+    tap_axis tap_down, tap_across;
+    result_axis result_down, result_across;
+    int kernel_w, columns, plane, rows; /* plane: pixels of the walk over an image, rows: of all */
+    int width;                          /* results in a row of the walk */
+    int channel_steps, stages;          /* stages: of a tile */
+    int image_tiles;                    /* tiles of an image, of ALONG */
+    int pixel_tiles, column_tiles;      /* one of them a multiple of CLUSTER */
+};
+
+/* OUTS: channels of a tile; TAPS: of a stage; TURNS: the warpgroups take turns. */
+template <int OUTS_, int TAPS_, bool TURNS_> struct windows_shape {
+    static constexpr int OUTS = OUTS_, TAPS = TAPS_, PIXELS = TURNS_ ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
+    static constexpr bool TURNS = TURNS_;
+    static constexpr int LOADED_PIXELS = PIXELS + (TAPS > 1 ? MAX_SHIFT : 0);
+    static constexpr int PIXEL_BYTES = LOADED_PIXELS * 128, WEIGHT_BYTES = OUTS * 128;
+    static constexpr int STAGES = (208 << 10) / (PIXEL_BYTES + TAPS * WEIGHT_BYTES);
+};
+
+template <class S> struct windows_shared {
+    char pixels[S::STAGES][S::PIXEL_BYTES], weights[S::STAGES][S::TAPS * S::WEIGHT_BYTES];
+    uint64_t full[S::STAGES], empty[S::STAGES];
+};
+
+#if VJP_HOPPER
+
+/* The tiles of the thread's block: f(pixel tile, column tile, whether it is the last). Neighbours at work have the same
+ * pixels. */
+template <class F> __device__ void for_each_tile(const windows_call &c, F f) {
+    int rank = block_of_cluster(), columns = c.shares_pixels ? c.column_tiles / CLUSTER : c.column_tiles;
+    int pixels = c.shares_pixels ? c.pixel_tiles : c.pixel_tiles / CLUSTER;
+#pragma unroll 1
+    for (int i = (int)blockIdx.x / CLUSTER; i < pixels * columns; i += (int)gridDim.x / CLUSTER) {
+        int pixel = i / columns, column = i % columns;
+        bool last = i + (int)gridDim.x / CLUSTER >= pixels * columns;
+        if (c.shares_pixels)
+            f(pixel, column * CLUSTER + rank, last);
+        else
+            f(pixel * CLUSTER + rank, column, last);
+    }
+}
+
+/* Stages in order: f(row of taps, first tap of the row, taps, step of channels). */
+template <int TAPS, class F> __device__ void for_each_stage(const windows_call &c, F f) {
+#pragma unroll 1
+    for (int up = 0; up < c.down.taps; up++)
+#pragma unroll 1
+        for (int left = 0; left < c.across.taps; left += TAPS)
+#pragma unroll 1
+            for (int step = 0; step < c.channel_steps; step++)
+                f(up, left, TAPS > 1 ? min(TAPS, c.across.taps - left) : 1, step);
+}
+
+template <class T, class S, picture_layout LAYOUT>
+__device__ void produce(const windows_call &c, windows_shared<S> &shared) {
+    constexpr int OUTS = S::OUTS, PIXELS = S::PIXELS, CHANNELS = 128 / (int)sizeof(T), ALL = (1 << CLUSTER) - 1;
+    ring<S::STAGES> at;
+    int rank = block_of_cluster();
+    for_each_tile(c, [&](int pixel_tile, int column_tile, bool) {
+        int image, row, column, first = pixel_tile * PIXELS + (c.shares_pixels ? rank * (PIXELS / CLUSTER) : 0);
+        if constexpr (LAYOUT == ALONG) {
+            image = pixel_tile / c.image_tiles;
+            first -= image * c.image_tiles * PIXELS;
+        } else {
+            int rest = first % c.plane;
+            image = first / c.plane;
+            row = rest / c.across.count * c.down.stride + c.down.first;
+            column = rest % c.across.count * c.across.stride + c.across.first;
+        }
+        for_each_stage<S::TAPS>(c, [&](int up, int left, int taps, int step) {
+            uint64_t &full = shared.full[at.stage];
+            char *pixels = shared.pixels[at.stage], *weights = shared.weights[at.stage];
+            barrier_wait(shared.empty[at.stage], at.parity ^ 1);
+            barrier_expect(full, S::PIXEL_BYTES + taps * S::WEIGHT_BYTES);
+            if constexpr (LAYOUT == ALONG) {
+                constexpr int SLICES = PIXELS / SLICE, HALF = SLICES / CLUSTER;
+                if (c.shares_pixels)
+#pragma unroll
+                    for (int i = 0; i < HALF; i++)
+                        load_box_in(ALL, pixels + (rank * HALF + i) * SLICE * 128, c.source, full, first + i * SLICE, 0,
+                                    step * CHANNELS, image);
+                else
+#pragma unroll
+                    for (int i = 0; i < SLICES; i++)
+                        load_box(pixels + i * SLICE * 128, c.source, full, first + i * SLICE, 0, step * CHANNELS,
+                                 image);
+            } else {
+                int move_right = left * c.across.apart, move_down = up * c.down.apart;
+                if (c.shares_pixels)
+                    load_walk_in(ALL, pixels + rank * (PIXELS / CLUSTER) * 128, c.source, full, step * CHANNELS, column,
+                                 row, image, move_right, move_down);
+                else
+                    load_walk(pixels, c.source, full, step * CHANNELS, column, row, image, move_right, move_down);
+            }
+            for (int i = 0; i < taps; i++) {
+                int tap = (c.tap_down.first + up * c.tap_down.next) * c.kernel_w + c.tap_across.first +
+                          (left + i) * c.tap_across.next;
+                char *to = weights + i * S::WEIGHT_BYTES;
+                if (c.shares_pixels)
+                    load_box(to, c.weight, full, step * CHANNELS, tap, column_tile * OUTS, 0);
+                else
+                    load_box_in(ALL, to + rank * (OUTS / CLUSTER) * 128, c.weight, full, step * CHANNELS, tap,
+                                column_tile * OUTS + rank * (OUTS / CLUSTER), 0);
+            }
+            at.advance();
+        });
+    });
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------- */
+
+/*
+ * Each thread of a quad has 32 bits of each of four chunks of 16 bytes; of chunk i it has those at its own place. It
+ * gets the chunk of its own number.
+ */
+__device__ inline uint4 gather_quad(const uint32_t (&own)[4]) {
+    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    uint32_t got[2], a[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        got[i] = __shfl_xor_sync(0xffffffffu, odd ? own[2 * i] : own[2 * i + 1], 1);
+        a[2 * i] = odd ? got[i] : own[2 * i];
+        a[2 * i + 1] = odd ? own[2 * i + 1] : got[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        got[i] = __shfl_xor_sync(0xffffffffu, upper ? a[i] : a[2 + i], 2);
+    return upper ? uint4{got[0], got[1], a[2], a[3]} : uint4{a[0], a[1], got[0], got[1]};
+}
+
+/* Writes two neighbours, or adds to them: with `add` the sum is rounded once. */
+template <class T> __device__ void write_two(T *to, float low, float high, bool add) {
+    if constexpr (sizeof(T) == 4) {
+        auto *two = reinterpret_cast<float2 *>(to);
+        float2 old = add ? *two : float2{0, 0};
+        *two = {low + old.x, high + old.y};
+    } else {
+        auto *two = reinterpret_cast<uint32_t *>(to);
+        float2 old = add ? unpack_two<T>(*two) : float2{0, 0};
+        *two = pack_two<T>(low + old.x, high + old.y);
+    }
+}
+
+/* Not inlined, because it is needed for odd sizes alone. NULL: not there. */
+template <class T> __device__ __noinline__ void write_each(T *first, T *second, float low, float high, bool add) {
+    if (first) write_one(first, low, add);
+    if (second) write_one(second, high, add);
+}
+
+/* The place of a pixel of the walk in a plane of the result, and its image. */
+struct pixel_place {
+    int image, at;
+    bool inside; /* not behind the end of its row */
+};
+
+__device__ inline pixel_place place_of(const windows_call &c, int pixel) {
+    int image = pixel / c.plane, rest = pixel % c.plane;
+    int row = rest / c.across.count * c.result_down.apart + c.result_down.first, column = rest % c.across.count;
+    return {image, row * c.result_across.size + column * c.result_across.apart + c.result_across.first,
+            column < c.width};
+}
+
+template <class T> __device__ float bias_of(const windows_call &c, int column) {
+    return c.bias.data && column < c.columns ? read_parameter<T>(c.bias, column) : 0.f;
+}
+
+/* Pixels are rows, channels columns. sum[m] has 64 pixels; a thread has two of these. */
+template <class T, int OUTS>
+__device__ void write_last(const windows_call &c, int first_pixel, int first_column, const float (&sum)[2][OUTS / 2]) {
+    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
+    T *to[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int pixel = first_pixel + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+        pixel_place p = place_of(c, pixel);
+        int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
+        bool present = pixel < c.rows && p.inside;
+        to[i] = present ? static_cast<T *>(c.result) + (p.image * plane + p.at) * c.columns : nullptr;
+    }
+#pragma unroll
+    for (int t = 0; t < OUTS / 32; t++) {
+        float bias[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            bias[j] = bias_of<T>(c, first_column + t * 32 + j / 2 * 8 + quad * 2 + j % 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float values[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias[j];
+            if constexpr (sizeof(T) == 2)
+                if (c.whole) {
+                    uint32_t two[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        two[j] = pack_two<T>(values[2 * j], values[2 * j + 1]);
+                    uint4 chunk = gather_quad(two);
+                    int column = first_column + t * 32 + quad * 8;
+                    if (to[i] && column < c.columns) *reinterpret_cast<uint4 *>(to[i] + column) = chunk;
+                    continue;
+                }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int column = first_column + t * 32 + j * 8 + quad * 2;
+                if (!to[i] || column >= c.columns) continue;
+                if (c.pairs)
+                    write_two(to[i] + column, values[2 * j], values[2 * j + 1], c.add);
+                else
+                    write_each(to[i] + column, column + 1 < c.columns ? to[i] + column + 1 : nullptr, values[2 * j],
+                               values[2 * j + 1], c.add);
+            }
+        }
+    }
+}
+
+/* Channels are rows, pixels columns: those of the walk over `image` and the next ones, `pixels` of them in all. */
+template <class T, int ROWS64>
+__device__ void write_first(const windows_call &c, int image, int first_pixel, int pixels, int first_column,
+                            const float (&sum)[ROWS64][OWN_PIXELS / 2]) {
+    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
+    int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
+    auto *result = static_cast<T *>(c.result) + (int64_t)image * c.columns * plane;
+    auto place = [&](int pixel) {
+        pixel_place p = place_of(c, pixel);
+        return pixel < pixels && p.inside ? result + (int64_t)p.image * c.columns * plane + p.at : nullptr;
+    };
+#pragma unroll
+    for (int t = 0; t < OWN_PIXELS / 32; t++) {
+        T *whole = nullptr, *two[4] = {}, *next[4] = {};
+        int chunk_pixel = first_pixel + t * 32 + quad * 8;
+        if (c.whole) {
+            whole = place(chunk_pixel);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int pixel = first_pixel + t * 32 + j * 8 + quad * 2;
+                two[j] = place(pixel);
+                if (!c.pairs) next[j] = place(pixel + 1);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * ROWS64; i++) {
+            int column = first_column + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+            bool inside = column < c.columns;
+            float bias = bias_of<T>(c, column), values[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias;
+            if constexpr (sizeof(T) == 2)
+                if (c.whole) {
+                    uint32_t packed[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        packed[j] = pack_two<T>(values[2 * j], values[2 * j + 1]);
+                    uint4 chunk = gather_quad(packed);
+                    if (whole && inside) *reinterpret_cast<uint4 *>(whole + column * plane) = chunk;
+                    continue;
+                }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (!inside || (c.pairs && !two[j])) continue;
+                if (c.pairs)
+                    write_two(two[j] + column * plane, values[2 * j], values[2 * j + 1], c.add);
+                else
+                    write_each(two[j] ? two[j] + column * plane : nullptr, next[j] ? next[j] + column * plane : nullptr,
+                               values[2 * j], values[2 * j + 1], c.add);
+            }
+        }
+    }
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------- */
+
+/* The named barriers of a warpgroup's turn. */
+constexpr int TURN = 1;
+
+template <class T, class S, picture_layout LAYOUT>
+__device__ void consume(const windows_call &c, windows_shared<S> &shared) {
+    constexpr int OUTS = S::OUTS, ROWS64 = LAYOUT == LAST ? OWN_PIXELS / 64 : OUTS / 64;
+    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP;
+    int own = S::TURNS ? 0 : group * OWN_PIXELS; /* of the tile's pixels, the first of this warpgroup */
+    int turn = 0;                                /* whose the next tile is */
+    ring<S::STAGES> at;
+    auto release = [&](int stage) {
+        if (thread < CLUSTER) barrier_arrive_in(thread, shared.empty[stage]);
+    };
+    if (S::TURNS && group == 1) group_arrive(TURN, CONSUMERS * WARPGROUP);
+    for_each_tile(c, [&](int pixel_tile, int column_tile, bool last_tile) {
+        if (S::TURNS && turn++ % CONSUMERS != group) {
+            at.skip(c.stages);
+            return;
+        }
+        /* A stage's barrier can be waited for only once the other warpgroup needs none of its earlier phases. */
+        if (S::TURNS) group_sync(TURN + group, CONSUMERS * WARPGROUP);
+        float sum[ROWS64][LAYOUT == LAST ? OUTS / 2 : OWN_PIXELS / 2];
+        int last = -1;
+        for_each_stage<S::TAPS>(c, [&](int, int, int taps, int) {
+            uint32_t pixels = shared_address(shared.pixels[at.stage]) + (uint32_t)(own * 128);
+            uint32_t weights = shared_address(shared.weights[at.stage]);
+            barrier_wait(shared.full[at.stage], at.parity);
+            products_begin();
+#pragma unroll 1
+            for (int tap = 0; tap < taps; tap++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int m = 0; m < ROWS64; m++) {
+                        bool keep = last >= 0 || tap > 0 || i > 0;
+                        if constexpr (LAYOUT == LAST)
+                            product<T, false>(sum[m], over_columns(pixels, 0, m * 64, i),
+                                              over_columns(weights, 0, 0, i), keep);
+                        else if constexpr (LAYOUT == FIRST)
+                            product<T, false>(sum[m], over_columns(weights, 0, m * 64, i),
+                                              over_columns(pixels, 0, 0, i), keep);
+                        else
+                            product<T, true>(sum[m], over_columns(weights, 0, m * 64, i), over_rows(pixels, SLICE, i),
+                                             keep);
+                    }
+                pixels += (uint32_t)(c.across.apart * 128);
+                weights += (uint32_t)S::WEIGHT_BYTES;
+            }
+            products_commit();
+            products_wait<1>();
+            if (last >= 0) release(last);
+            last = at.stage;
+            at.advance();
+        });
+        if (S::TURNS && !last_tile) group_arrive(TURN + 1 - group, CONSUMERS * WARPGROUP);
+        products_wait<0>();
+#pragma unroll
+        for (int m = 0; m < ROWS64; m++)
+            pin(sum[m]);
+        if (last >= 0) release(last);
+        if (last < 0) /* no tap reaches this phase */
+#pragma unroll
+            for (int m = 0; m < ROWS64; m++)
+#pragma unroll
+                for (float &s : sum[m])
+                    s = 0;
+        int pixel = pixel_tile * S::PIXELS + own, column = column_tile * OUTS;
+        if constexpr (LAYOUT == LAST) {
+            write_last<T, OUTS>(c, pixel, column, sum);
+        } else if constexpr (LAYOUT == FIRST) {
+            write_first<T, ROWS64>(c, 0, pixel, c.rows, column, sum);
+        } else {
+            int image = pixel_tile / c.image_tiles;
+            write_first<T, ROWS64>(c, image, pixel - image * c.image_tiles * S::PIXELS,
+                                   image * c.plane < c.rows ? c.plane : 0, column, sum);
+        }
+    });
+}
+
+#endif
+
+template <class T, class S, picture_layout LAYOUT>
+__global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
+    window_products(const __grid_constant__ windows_call c) {
+#if VJP_HOPPER
+    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
+    auto &shared = *reinterpret_cast<windows_shared<S> *>(memory);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::STAGES; i++) {
+            barrier_init(shared.full[i], 1);
+            barrier_init(shared.empty[i], (S::TURNS ? 1 : CONSUMERS) * CLUSTER);
+        }
+        barriers_are_ready();
+    }
+    cluster_sync();
+    begin_chained();
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0) produce<T, S, LAYOUT>(c, shared);
+    } else {
+        take_registers<232>();
+        consume<T, S, LAYOUT>(c, shared);
+    }
+    __syncwarp();
+    cluster_sync(); /* the other block may still write and arrive here */
+#endif
+}
+
+template <class T, class S, picture_layout LAYOUT> vjp_status enqueue(const vjp_work *work, const windows_call &c) {
+    int64_t blocks =
+        vjp_min((int64_t)c.pixel_tiles * c.column_tiles, state_of(work->device)->multiprocessors / CLUSTER * CLUSTER);
+    return launch(work, true, window_products<T, S, LAYOUT>, blocks, THREADS, sizeof(windows_shared<S>), c);
+}
+
+/* Rows shorter than this would be too much padding. */
+constexpr int MIN_SHIFTED_ROW = 16;
+
+/* With up to this many stages of a sum, writing results takes longer than loading for smaller tiles. */
+constexpr int MAX_TURNS = 8;
+
+/* The walk over whole rows for taps that read the same pixels, shifted. */
+walk_axis shifted_walk(walk_axis a) {
+    a.count += (int)(vjp_min(SHIFTS, a.taps) - 1) * a.apart;
+    return a;
+}
+
+bool shifts(const windows &w, int outs) {
+    const walk_axis &a = w.across;
+    return outs == 64 && w.channels_last && a.stride == 1 && a.taps > 1 && a.count >= MIN_SHIFTED_ROW &&
+           (SHIFTS - 1) * a.apart <= MAX_SHIFT && can_walk(shifted_walk(a));
+}
+
+} // namespace
+
+vjp_status multiply_windows(const vjp_work *work, windows w) {
+    windows_call c{};
+    int outs = w.columns > 64 ? 128 : 64;
+    bool shifted = shifts(w, outs);
+    vjp_dtype type = work->storage;
+    bool short_sums = w.kernel_h * w.kernel_w == 1 && w.channels <= MAX_TURNS * (type == VJP_F32 ? 32 : 64);
+    bool turns = outs == 64 || (short_sums && (w.channels_last || w.along));
+    int pixels = turns ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
+    c.width = w.across.count;
+    if (shifted) w.across = shifted_walk(w.across);
+    int64_t wide = type == VJP_F32 ? 4 : 8, plane = (int64_t)w.down.count * w.across.count;
+    c.result = w.result;
+    c.bias = w.bias;
+    c.add = w.add;
+    c.down = w.down;
+    c.across = w.across;
+    c.tap_down = w.tap_down;
+    c.tap_across = w.tap_across;
+    c.result_down = w.result_down;
+    c.result_across = w.result_across;
+    c.kernel_w = (int)w.kernel_w;
+    c.columns = (int)w.columns;
+    c.plane = (int)plane;
+    c.rows = (int)(w.batch * plane);
+    c.channel_steps = (int)vjp_divide_up(w.channels, 8 * wide);
+    c.stages = (int)(w.down.taps * vjp_divide_up(w.across.taps, shifted ? SHIFTS : 1)) * c.channel_steps;
+    c.image_tiles = (int)vjp_divide_up(plane, pixels);
+    c.pixel_tiles = (int)(w.along ? w.batch * c.image_tiles : vjp_divide_up(c.rows, pixels));
+    c.column_tiles = (int)vjp_divide_up(w.columns, outs);
+    c.shares_pixels = c.column_tiles > 1;
+    int &shared_tiles = c.shares_pixels ? c.column_tiles : c.pixel_tiles;
+    shared_tiles = (int)vjp_round_up(shared_tiles, CLUSTER);
+    /* Successive results lie side by side, in runs of a divisor of `run`. */
+    bool dense = w.result_down.apart == 1 && w.result_across.apart == 1;
+    int64_t run = w.channels_last ? w.columns : dense ? plane : 1;
+    size_t pair = 2 * (type == VJP_F32 ? 4 : 2);
+    c.whole = type != VJP_F32 && !w.add && run % 8 == 0 && is_aligned(w.result, 16);
+    c.pairs = run % 2 == 0 && is_aligned(w.result, pair);
+    int64_t taps = w.kernel_h * w.kernel_w;
+    bool mapped = make_map(&c.weight, w.weight, taps * w.channels, type, 1, w.columns, taps, w.channels,
+                           c.shares_pixels ? outs : outs / CLUSTER);
+    if (w.along)
+        mapped = mapped && make_map(&c.source, w.source, plane, type, w.batch, w.channels, 1, plane, SLICE);
+    else
+        mapped = mapped && make_walk(&c.source, w.source, type, w.batch, w.down, w.across, w.channels,
+                                     c.shares_pixels ? pixels / CLUSTER : pixels + (shifted ? MAX_SHIFT : 0));
+    if (!mapped)
+        return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: the driver refused the description of a tensor",
+                          work->device->name);
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        auto in_tiles = [&](auto layout) {
+            constexpr picture_layout LAYOUT = decltype(layout)::value;
+            if constexpr (LAYOUT == LAST)
+                if (shifted) return enqueue<T, windows_shape<64, SHIFTS, true>, LAYOUT>(work, c);
+            if (outs == 64) return enqueue<T, windows_shape<64, 1, true>, LAYOUT>(work, c);
+            if constexpr (LAYOUT != FIRST)
+                if (turns) return enqueue<T, windows_shape<128, 1, true>, LAYOUT>(work, c);
+            return enqueue<T, windows_shape<128, 1, false>, LAYOUT>(work, c);
+        };
+        if (w.channels_last) return in_tiles(std::integral_constant<picture_layout, LAST>{});
+        if constexpr (sizeof(T) == 2)
+            if (w.along) return in_tiles(std::integral_constant<picture_layout, ALONG>{});
+        return in_tiles(std::integral_constant<picture_layout, FIRST>{});
+    });
+}
+
+} // namespace hopper
+} // namespace vjp
