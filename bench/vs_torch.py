@@ -156,14 +156,14 @@ def describe(tensor):
 class Vjp:
     """One device of the library at `path`."""
 
-    def __init__(self, path, device, threads, stream=None):
+    def __init__(self, path, device, threads, stream=None, products=None):
         self.lib = lib = ctypes.CDLL(str(path))
         lib.vjp_op_find.restype = lib.vjp_op_describe.restype = ctypes.c_void_p
         lib.vjp_op_describe.argtypes = [ctypes.c_void_p]
         for name in ("vjp_error", "vjp_device_summary", "vjp_version"):
             getattr(lib, name).restype = ctypes.c_char_p
         self.device = ctypes.c_void_p()
-        options = Options(struct_size=ctypes.sizeof(Options), threads=threads, stream=stream)
+        options = Options(struct_size=ctypes.sizeof(Options), threads=threads, stream=stream, matrix_products=products)
         self.check(lib.vjp_open(device.encode(), ctypes.byref(options), ctypes.byref(self.device)))
 
     def check(self, status):
@@ -514,25 +514,42 @@ def swiglu(make, rows, dim):
     )
 
 
-def conv2d(make, batch, channels, side, outs, kernel, padding):
-    x, dy = make.normal(batch, channels, side, side), make.normal(batch, outs, side, side)
-    weight = make.normal(outs, channels, kernel, kernel, scale=(channels * kernel * kernel) ** -0.5)
+def conv2d(make, batch, channels, side, outs, kernel, padding, layout="channels_first"):
+    last = layout == "channels_last"
+
+    def picture(*shape, scale=1.0):
+        made = make.normal(*shape, scale=scale)
+        return made.contiguous(memory_format=torch.channels_last) if last else made
+
+    def stored(*tensors):
+        """As vjp takes them: the axes in the order of the memory."""
+        return [t.permute(0, 2, 3, 1) if last and t.dim() == 4 else t for t in tensors]
+
+    def empty(like):
+        return make.empty(*stored(like)[0].shape)
+
+    def exact(tensor):
+        return tensor.to(make.sums) if make.sums == torch.float64 else tensor
+
+    x, dy = picture(batch, channels, side, side), picture(batch, outs, side, side)
+    weight = picture(outs, channels, kernel, kernel, scale=(channels * kernel * kernel) ** -0.5)
     bias = make.normal(outs)
-    attributes = {"padding_h": padding, "padding_w": padding}
+    attributes = {"padding_h": padding, "padding_w": padding, "layout": layout}
     window = ([1, 1], [padding] * 2, [1, 1], False, [0, 0], 1)
+    stored_x, stored_dy, stored_weight = stored(x, dy, weight)
     yield (
         "forward",
-        {"y": make.empty(*dy.shape)},
-        {"x": x, "weight": weight, "bias": bias},
+        {"y": empty(dy)},
+        {"x": stored_x, "weight": stored_weight, "bias": bias},
         attributes,
-        lambda: (F.conv2d(x, weight, bias, padding=padding),),
+        lambda: stored(F.conv2d(exact(x), exact(weight), exact(bias), padding=padding)),
     )
     yield (
         "backward",
-        {"dx": make.empty(*x.shape), "dweight": make.empty(*weight.shape), "dbias": make.empty(outs)},
-        {"dy": dy, "x": x, "weight": weight},
+        {"dx": empty(x), "dweight": empty(weight), "dbias": make.empty(outs)},
+        {"dy": stored_dy, "x": stored_x, "weight": stored_weight},
         attributes,
-        lambda: aten.convolution_backward(dy, x, weight, [outs], *window, [True] * 3),
+        lambda: stored(*aten.convolution_backward(exact(dy), exact(x), exact(weight), [outs], *window, [True] * 3)),
     )
 
 
@@ -694,6 +711,14 @@ CARD = [
     (maxpool2d, (32, 64, 112, 112, 2, 2, 0), "[32, 64, 112, 112], 2x2 by 2"),
     (linear, (16384, 1024, 4096), "[16384, 1024] [1024, 4096] gelu"),
     (linear, (8192, 4096, 4096), "[8192, 4096] [4096, 4096] gelu"),
+    (attention, (8, 1024, 16, 16, 64), "[8, 1024, 16, 64]"),
+    (attention, (4, 4096, 16, 4, 64), "[4, 4096, 16 of 4, 64]"),
+    (conv2d, (64, 64, 56, 64, 3, 1), "[64, 64, 56, 56], 3x3"),
+    (conv2d, (64, 64, 56, 64, 3, 1, "channels_last"), "[64, 56, 56, 64], 3x3"),
+    (conv2d, (64, 256, 28, 256, 3, 1), "[64, 256, 28, 28], 3x3"),
+    (conv2d, (64, 256, 28, 256, 3, 1, "channels_last"), "[64, 28, 28, 256], 3x3"),
+    (conv2d, (64, 256, 56, 64, 1, 0), "[64, 256, 56, 56], 1x1"),
+    (conv2d, (64, 256, 56, 64, 1, 0, "channels_last"), "[64, 56, 56, 256], 1x1"),
 ]
 SMALL = [
     (layer_norm, (1, 64), "[1, 64]"),
@@ -756,7 +781,7 @@ def sized(vjp, case, sizes, text, dtype, place, target):
 
 # ---- Comparing and timing --------------------------------------------------------------------------------
 
-TOLERANCE = {"f32": 2e-5, "bf16": 1e-2, "f16": 2e-3}
+TOLERANCE = {"f32": 2e-5, "tf32": 2e-3, "bf16": 1e-2, "f16": 2e-3}
 PAUSE_S = 0.02  # longer than the threads of both sides spin before they sleep
 
 
@@ -897,11 +922,11 @@ def measure_pass(args, clock, yardstick, vjp, op, text, sets, right):
     worst = max(errors, key=errors.get)
     row = {"op": op, "pass": which, "shape": text, "dtype": args.dtype, "difference": errors[worst],
            "torch_difference": max(theirs.values())}
-    if not errors[worst] <= TOLERANCE[args.dtype]:
+    if not errors[worst] <= TOLERANCE[args.products]:
         print(f"vs_torch.py: {op}.{which}: {worst} is off by {errors[worst]:.1e}: not timed", file=sys.stderr)
         return {**row, "agrees": False}
     for name, off in theirs.items():
-        if not off <= TOLERANCE[args.dtype]:
+        if not off <= TOLERANCE[args.products]:
             print(f"vs_torch.py: {op}.{which}: PyTorch's {name} is off by {off:.1e}, vjp's by {errors[name]:.1e}",
                   file=sys.stderr)
     sides = [in_turn([run for run, _ in prepared]), in_turn([one[-1] for one in sets]), yardstick.copy]
@@ -941,6 +966,10 @@ def tensor_bytes(one):
     return sum(t.numel() * t.element_size() for part in one[1:3] for t in part.values())
 
 
+def allow_tf32(allow):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow
+
+
 def measure(args, clock, vjp, dtype):
     target = target_bytes(args.place, args.quick)
     yardstick = Yardstick(args.place, dtype, target)
@@ -953,7 +982,9 @@ def measure(args, clock, vjp, dtype):
         count = count_sets(args, tensor_bytes(first[-1]))
         made = [first] + [list(case(Make(dtype, args.place), *sizes)) for _ in range(count - 1)]
         for i, wide in enumerate(case(Make(dtype, args.place, wide=True), *sizes)):
+            allow_tf32(False)
             right = dict(zip(first[i][1], wide[-1]()))
+            allow_tf32(args.tf32)
             del wide
             if args.place == "cuda":
                 torch.cuda.synchronize()
@@ -1022,7 +1053,7 @@ def main():
     parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="f32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default: all cores")
     parser.add_argument("--device", choices=sorted(CLOCKS), default="cpu", dest="place")
-    parser.add_argument("--tf32", action="store_true", help="let PyTorch round f32 operands to TF32 (vjp does not)")
+    parser.add_argument("--tf32", action="store_true", help="round f32 operands of matrix products to TF32, on both sides")
     parser.add_argument("--library", default=ROOT / "build" / "libvjp.so", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true", help="smaller tensors, less time")
     parser.add_argument("--small", action="store_true", help="also small shapes, where Python is part of every call")
@@ -1039,12 +1070,14 @@ def main():
     if args.place == "cpu":
         keep_freed_memory()
     torch.set_num_threads(args.threads)
-    torch.backends.cuda.matmul.allow_tf32 = args.tf32
+    args.products = "tf32" if args.tf32 and args.dtype == "f32" else args.dtype
+    allow_tf32(args.tf32)
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[args.dtype]
     clock = CLOCKS[args.place]()
     if clock.stream:
         torch.cuda.set_stream(clock.stream)  # autograd runs a backward on its forward's stream: the recorded one
-    vjp = Vjp(args.library, args.place, args.threads, clock.stream.cuda_stream if clock.stream else None)
+    stream = clock.stream.cuda_stream if clock.stream else None
+    vjp = Vjp(args.library, args.place, args.threads, stream, b"tf32" if args.tf32 else None)
     threads = "" if clock.stream else f"{args.threads} thread{'s' if args.threads > 1 else ''}, "
     about = (
         f"{machine(args.place)}, {threads}{args.dtype}, torch {torch.__version__}, {vjp.summary()}, "
