@@ -50,8 +50,8 @@ struct windows_call {
 
 /* OUTS: channels of a tile; TAPS: of a stage; TURNS: the warpgroups take turns. */
 template <int OUTS_, int TAPS_, bool TURNS_> struct windows_shape {
-    static constexpr int OUTS = OUTS_, TAPS = TAPS_, PIXELS = TURNS_ ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
     static constexpr bool TURNS = TURNS_;
+    static constexpr int OUTS = OUTS_, TAPS = TAPS_, PIXELS = TURNS ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
     static constexpr int LOADED_PIXELS = PIXELS + (TAPS > 1 ? MAX_SHIFT : 0);
     static constexpr int PIXEL_BYTES = LOADED_PIXELS * 128, WEIGHT_BYTES = OUTS * 128;
     static constexpr int STAGES = (208 << 10) / (PIXEL_BYTES + TAPS * WEIGHT_BYTES);
