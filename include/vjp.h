@@ -121,8 +121,8 @@ typedef struct vjp_options {
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512", "wasm"; NULL: VJP_ISA, else the best */
     const char *matrix_products;   /* CPU: "builtin", "amx", "blas"; NULL: VJP_GEMM if set, else amx for 16 bits where
-                                      the processor has it, and builtin. CUDA: "f32", or "tf32", which
-                                      rounds operands of f32 products to TF32 */
+                                      the processor has it, and builtin. CUDA: "f32", or "tf32", which rounds operands
+                                      of f32 products to TF32. Other devices refuse it, as they refuse instruction_set */
     size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */
     void *stream;                  /* CUDA: the cudaStream_t to enqueue on; NULL: one of the device's own */
     vjp_allocate allocate;         /* memory for vjp_alloc(), workspace and programs, as the device needs it (host
@@ -164,9 +164,9 @@ int vjp_device_is_host(const vjp_device *device);
 
 /*
  * What the device uses, by name: on the CPU "instruction_set", "threads", "pool", "matrix_products", "blas"; on CUDA
- * the bytes "memory_free" and "memory_total"; on WebGPU and Metal what was counted since it was opened: "dispatches",
- * "submissions", "waits", "pipelines" and the "pipeline_seconds" that these took. VJP_UNSUPPORTED where a device has no
- * such thing.
+ * "matrix_products" and the bytes "memory_free" and "memory_total"; on WebGPU and Metal what was counted since it was
+ * opened: "dispatches", "submissions", "waits", "pipelines" and the "pipeline_seconds" that these took. VJP_UNSUPPORTED
+ * where a device has no such thing.
  */
 vjp_status vjp_device_property(vjp_device *device, const char *name, char *text, size_t bytes);
 

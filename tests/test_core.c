@@ -675,6 +675,13 @@ static void open_failures(void **state) {
         {"cpu", {.matrix_products = "amx", .instruction_set = "plain"}, NULL, NULL, VJP_UNSUPPORTED, {"AMX", "plain"}},
 #endif
         {"cpu", {.workspace_bytes = SIZE_MAX / 2, .threads = 1}, NULL, NULL, VJP_OUT_OF_MEMORY, {"memory", NULL}},
+        {"ref", {.matrix_products = "tf32"}, NULL, NULL, VJP_UNSUPPORTED, {"matrix_products is \"tf32\"", "no choice"}},
+        {"ref",
+         {.instruction_set = "plain"},
+         NULL,
+         NULL,
+         VJP_UNSUPPORTED,
+         {"instruction_set is \"plain\"", "no choice"}},
         {"ref", {.workspace_bytes = SIZE_MAX}, NULL, NULL, VJP_OUT_OF_MEMORY, {"memory", NULL}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -33,6 +33,28 @@ static vjp_status read_options(vjp_device *device, const vjp_options *given, vjp
     return VJP_OK;
 }
 
+/* A choice that the device does not have is refused: silence would leave the caller with other arithmetic. */
+static vjp_status check_choice(vjp_device *device, const vjp_backend *backend, const char *name, const char *choice) {
+    char text[64];
+    if (!choice || (backend->property && backend->property(device, name, text, sizeof text))) return VJP_OK;
+    return vjp_fail(device, VJP_UNSUPPORTED, "%s: %s is \"%s\", but this device has no choice of it", device->name,
+                    name, choice);
+}
+
+static vjp_status open_device(vjp_device *device, const vjp_backend *backend, const vjp_options *options) {
+    vjp_status status = backend->open(device, options);
+    if (status != VJP_OK) return status;
+    device->backend = backend;
+    status = check_choice(device, backend, "matrix_products", options->matrix_products);
+    if (status == VJP_OK) status = check_choice(device, backend, "instruction_set", options->instruction_set);
+    if (status == VJP_OK)
+        status = vjp_reserve(device, options->workspace_bytes ? options->workspace_bytes : DEFAULT_WORKSPACE);
+    if (status == VJP_OK) return VJP_OK;
+    backend->close(device);
+    device->backend = NULL;
+    return status;
+}
+
 vjp_status vjp_device_start(vjp_device *device, const vjp_backend *backend, const vjp_options *given) {
     vjp_options options;
     device->found = backend;
@@ -45,15 +67,8 @@ vjp_status vjp_device_start(vjp_device *device, const vjp_backend *backend, cons
     device->allocate_context = options.allocate_context;
     device->log = options.log;
     device->log_context = options.log_context;
-    status = backend->open(device, &options);
+    status = open_device(device, backend, &options);
     if (status != VJP_OK) return status;
-    device->backend = backend;
-    status = vjp_reserve(device, options.workspace_bytes ? options.workspace_bytes : DEFAULT_WORKSPACE);
-    if (status != VJP_OK) {
-        backend->close(device);
-        device->backend = NULL;
-        return status;
-    }
     vjp_log_line(device, "%s: opened: %s", device->name, device->summary);
     return VJP_OK;
 }
