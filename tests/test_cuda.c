@@ -60,6 +60,9 @@ static float sum_with(const char *products) {
     assert_int_equal(
         vjp_open("cuda", &(vjp_options){.struct_size = sizeof(vjp_options), .matrix_products = products}, &own),
         VJP_OK);
+    char used[8];
+    assert_int_equal(vjp_device_property(own, "matrix_products", used, sizeof used), VJP_OK);
+    assert_string_equal(used, products ? products : "f32");
     const vjp_tensor *tensors[LINEAR_GATE + 1] = {[LINEAR_Y] = &on[0], [LINEAR_A] = &on[1], [LINEAR_B] = &on[2]};
     assert_int_equal(vjp_call(own, &vjp_op_linear, VJP_FORWARD, tensors, LINEAR_GATE + 1, NULL), VJP_OK);
     assert_int_equal(vjp_download(own, y, on[0].data, 0, sizeof y), VJP_OK);

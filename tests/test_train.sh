@@ -346,6 +346,12 @@ grep -qE '"instructions": "(fma|plain)"' "$work/whole/latest/trainer.json" || fa
 grep -q '"products": "builtin"' "$work/whole/latest/trainer.json" || fault 'f32: trainer.json does not name the products'
 narrow="train $work/text $small --dtype bf16 --steps 4"
 VJP_GEMM=builtin "$vjp" $narrow --out "$work/builtin" >"$work/out" 2>"$work/err" || fault 'bf16 with built-in products'
+expect 0 'done at step 4' $narrow --products builtin --out "$work/chosen"
+same "$work/builtin" "$work/chosen"
+grep -q '"products": "builtin"' "$work/chosen/latest/trainer.json" || fault '--products: trainer.json does not name the products'
+expect 1 'unknown matrix products "tf32"; they must be one of builtin, amx, blas' $narrow --products tf32 --out "$work/none"
+expect 1 'ref: matrix_products is "builtin", but this device has no choice of it' $narrow --device ref --products builtin --out "$work/none"
+expect 2 '--products cannot be used with --resume' train --resume --products builtin --out "$work/chosen"
 VJP_GEMM=builtin "$vjp" $narrow --stop-at 2 --out "$work/resumed" >"$work/out" 2>"$work/err" || fault 'bf16 with built-in products'
 expect 0 'done at step 4' train --resume --out "$work/resumed" # where AMX would be the default
 same "$work/builtin" "$work/resumed"
@@ -356,6 +362,10 @@ grep -q "\"products\": \"$products\"" "$work/own/latest/trainer.json" || fault "
 sed "s/\"products\": \"$products\"/\"products\": \"abacus\"/" "$work/own/latest/trainer.json" >"$work/cut"
 cp "$work/cut" "$work/own/latest/trainer.json"
 expect 1 "this run was computed on cpu with fma and products by abacus; here it would continue on cpu" train --resume --out "$work/own"
+# as on a machine that has no such card
+cp -r "$work/own" "$work/card"
+sed 's/"device": "cpu"/"device": "cuda:0"/; s/"instructions": "[a-z]*"/"instructions": ""/; s/"products": "abacus"/"products": "tf32"/' "$work/cut" >"$work/card/latest/trainer.json"
+expect 1 "this run was computed on cuda:0 with products by tf32; here it would continue on cpu" train --resume --device cpu --out "$work/card"
 expect 0 'done at step 4' train --resume --allow-other-bits --out "$work/own"
 grep -q "\"products\": \"$products\"" "$work/own/latest/trainer.json" || fault '--allow-other-bits: the old products stay recorded'
 expect 1 'here it would continue on ref' train --resume --device ref --out "$work/whole"

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # `vjp train` on a device that is not the processor: a small llama and a small convnet have the CPU's losses, the same
-# bytes in a second run, and the same bytes after a stop and a resume. So has a llama on packed documents the CPU's
-# losses. The rate is low: with that of the preset and so
-# small a batch AdamW makes differences of a last bit a thousand times as large (`cpu` and `ref` then differ by 6e-4).
+# bytes in a second run, and the same bytes after a stop and a resume. A llama on packed documents has the CPU's losses,
+# too. The rate is low: with that of the preset and so small a batch AdamW makes differences of a last bit a thousand
+# times as large (`cpu` and `ref` then differ by 6e-4).
 # Usage: test_train_device.sh PATH_OF_VJP DEVICE [STEPS [OPTIONS OF THE LLAMA...]]
 set -u
 vjp=$1 device=$2 steps=${3:-16}
@@ -58,6 +58,19 @@ compare() { # NAME BOUND ARGUMENTS...: trains on both
 
 awk 'BEGIN { for (i = 0; i < 400; i++) printf "line %d of a text whose next line is %d.\n", i, i + 1 }' >"$work/text"
 compare llama 1e-4 "$work/text" --steps "$steps" --warmup 2 --seed 1 "$@"
+
+# TF32 gives other bits, near those of f32, and a resumed run keeps it.
+case $device in cuda*)
+    for run in tf32 tf32.stopped; do
+        stop=$([ $run = tf32 ] || echo "--stop-at $((steps / 2))")
+        train $run "$work/text" --steps "$steps" --warmup 2 --seed 1 "$@" --device "$device" --products tf32 $stop
+    done
+    train tf32.stopped --resume
+    near llama tf32 1e-2
+    same_bytes tf32 tf32.stopped
+    ! cmp -s "$work/llama/latest/model.safetensors" "$work/tf32/latest/model.safetensors" || fault '--products tf32 changes nothing'
+    ;;
+esac
 
 # Documents that share rows: attention keeps them apart.
 awk 'BEGIN { for (i = 0; i < 200; i++) printf "{\"text\": \"%d and %d\"}\n", i * i % 97, i }' >"$work/documents.jsonl"

@@ -178,6 +178,7 @@ int cli_bench(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
+        CLI_OPTION_PRODUCTS(on),
         {"dtype", 0, "T", "storage type: f32 (default), bf16, f16", CLI_DTYPE, &dtype, 0, 0},
         {"quick", 0, NULL, "smaller tensors, fewer rounds: seconds in all", CLI_FLAG, &run.quick, 0, 0},
     };

@@ -199,6 +199,7 @@ int cli_bench_sample(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
+        CLI_OPTION_PRODUCTS(on),
         {"dtype", 0, "T", "bf16 (default), f16 or f32", CLI_DTYPE, &dtype, 0, 0},
         {"texts", 0, "N", "texts that are generated at once; default 1", CLI_INTEGER, &b.texts, 1, MAX_TEXTS},
     };

@@ -587,6 +587,7 @@ int cli_bench_train(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(on),
         CLI_OPTION_THREADS(on),
+        CLI_OPTION_PRODUCTS(on),
         {"preset", 0, "P", LLAMA_PRESETS "; default small", CLI_TEXT, &b.preset, 0, 0},
         {"batch", 0, "B", "rows of a batch; default: the preset's", CLI_INTEGER, &b.batch, 1, MANY},
         {"context", 0, "T", "bytes of a row; default: the preset's", CLI_INTEGER, &b.context, 1, TEXT_BYTES - 1},

@@ -100,7 +100,8 @@ int cli_misuse(const char *command, const char *format, ...) __attribute__((form
 typedef struct cli_device_options {
     const char *device;
     int64_t threads;
-    const char *instruction_set, *matrix_products; /* as in vjp_options; no options of the command line */
+    const char *matrix_products; /* as in vjp_options: --products */
+    const char *instruction_set; /* no option of the command line */
     bool fixed_rows;
 } cli_device_options;
 
@@ -112,6 +113,12 @@ typedef struct cli_device_options {
     { "device", 0, "D", "ref, cpu, cuda:N, webgpu or metal; default cpu", CLI_TEXT, &(on).device, 0, 0 }
 #define CLI_OPTION_THREADS(on)                                                                                         \
     { "threads", 0, "N", "threads of the cpu; default: one per core", CLI_INTEGER, &(on).threads, 1, 1024 }
+
+#define CLI_OPTION_PRODUCTS(on)                                                                                        \
+    {                                                                                                                  \
+        "products", 0, "P", "matrix products of the cpu: builtin, amx, blas; of cuda in f32: f32, tf32", CLI_TEXT,     \
+            &(on).matrix_products, 0, 0                                                                                \
+    }
 
 /* Opens that device. NULL: the reason has been printed; return CLI_FAILURE. */
 vjp_device *cli_open(const char *command, const cli_device_options *on);

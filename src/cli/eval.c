@@ -86,6 +86,7 @@ int cli_eval(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
+        CLI_OPTION_PRODUCTS(a.on),
         {"context", 0, "T", "tokens per window; default: the model's, at most 1024", CLI_INTEGER, &a.options.context, 1,
          MANY},
         {"batch", 0, "B", "windows at once; default 8", CLI_INTEGER, &a.options.batch, 1, MANY},

@@ -420,6 +420,7 @@ int cli_run(int argc, char **argv) {
         {"output", 'o', "FILE", "file to write the outputs to; required", CLI_TEXT, &options.output, 0, 0},
         CLI_OPTION_DEVICE(options.on),
         CLI_OPTION_THREADS(options.on),
+        CLI_OPTION_PRODUCTS(options.on),
         {"outputs", 0, "NAME,...", "compute only these outputs; default: all of the pass", CLI_LIST, &options.outputs,
          0, 0},
         {"output-dtype", 0, "NAME=T,...", "dtype of an output, where the op leaves a choice: dgamma=f32", CLI_LIST,

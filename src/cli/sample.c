@@ -255,6 +255,7 @@ int cli_sample(int argc, char **argv) {
     const cli_option options[] = {
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
+        CLI_OPTION_PRODUCTS(a.on),
         {"prompt", 'p', "TEXT", "how the text begins", CLI_TEXT, &a.prompt, 0, 0},
         {"prompts", 0, "FILE", "one text for each line of a file, several at once", CLI_TEXT, &a.prompts, 0, 0},
         {"chat", 0, NULL, "the prompt is a message; without one, a conversation on standard input", CLI_FLAG, &a.chat,

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * vjp train: trains a model and shows its progress. The run itself is in src/train/job/job.c; here are the options, the
- * lines of progress, and the signals that stop a run.
+ * vjp train: trains a model and shows its progress. The run itself is in src/train/job/job.c, what is printed in
+ * screen.c; here are the options and the signals that stop a run.
  */
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/screen.h"
 #include "comm/group.h"
-#include "core/core.h"
 #include "core/system.h"
-#include "train/job/job.h"
 #include "train/trainer/loss_scale.h"
 
 #ifndef VJP_SOURCES
@@ -60,239 +57,6 @@ static int fail_run(const job *j, const char *error, bool began) {
     return CLI_FAILURE;
 }
 
-/* ---- Showing ----------------------------------------------------------------------------------------- */
-
-typedef struct screen {
-    bool json, terminal;
-    int width; /* of the terminal */
-    double begun, shown;
-    int64_t first_step;
-} screen;
-
-static const char *duration(double seconds, char text[32]) {
-    long long s = (long long)(seconds + 0.5);
-    if (s < 60)
-        snprintf(text, 32, "%llds", s);
-    else if (s < 3600)
-        snprintf(text, 32, "%lldm%02llds", s / 60, s % 60);
-    else
-        snprintf(text, 32, "%lldh%02lldm", s / 3600, s / 60 % 60);
-    return text;
-}
-
-static const char *thousands(double count, char text[32]) {
-    if (count < 1e4)
-        snprintf(text, 32, "%.0f", count);
-    else if (count < 1e7)
-        snprintf(text, 32, "%.1fk", count / 1e3);
-    else
-        snprintf(text, 32, "%.1fM", count / 1e6);
-    return text;
-}
-
-static void show_json(const metrics_row *row) {
-    cli_json_begin();
-    cli_json_integer("step", row->step);
-    cli_json_real("loss", row->loss);
-    cli_json_real("smoothed", row->smoothed);
-    if (!isnan(row->validation)) cli_json_real("validation", row->validation);
-    cli_json_real("rate", row->rate);
-    cli_json_real("norm", row->norm);
-    if (row->loss_scale != 0) cli_json_real("loss_scale", row->loss_scale);
-    if (row->skipped) cli_json_boolean("skipped", true);
-    cli_json_integer("tokens", row->tokens);
-    cli_json_real("seconds", row->seconds);
-    cli_json_end();
-}
-
-/* The line of a step; `detail` 2 is all of it, and less fits into a narrow terminal. Returns its length. */
-static int line_of(const screen *s, const job *j, const metrics_row *row, double now, int detail, char *text,
-                   size_t room) {
-    int64_t steps = j->settings.trainer.steps;
-    double taken = (now - s->begun) / (double)(row->step - s->first_step);
-    char left[32], speed[32], more[80] = "", rate[64] = "";
-    if (detail > 1) snprintf(more, sizeof more, "  norm %5.2f  rate %.2e", row->norm, row->rate);
-    if (detail > 0)
-        snprintf(rate, sizeof rate, "  %s %s/s", thousands((double)job_items(j) / taken, speed),
-                 job_is_text(j) ? "tokens" : "pictures");
-    return snprintf(text, room, "step %*lld/%lld  loss %.4f  smoothed %.4f%s%s  %s left", steps > 99999 ? 7 : 5,
-                    (long long)row->step, (long long)steps, row->loss, row->smoothed, more, rate,
-                    duration(taken * (double)(steps - row->step), left));
-}
-
-/*
- * A terminal shows one line that changes a few times per second and is never wider than the terminal; anything else
- * gets about 20 lines. Lines with a validation loss always stay.
- */
-static void show(screen *s, const job *j, const metrics_row *row) {
-    enum { LINES = 20 };
-    static const double REFRESH = 0.25;
-    if (s->json) {
-        show_json(row);
-        return;
-    }
-    if (row->skipped) {
-        printf("%sstep %lld was skipped: its gradients were not finite; the loss scale is now %g\n",
-               s->terminal ? "\r\033[K" : "", (long long)row->step, row->loss_scale);
-    }
-    int64_t steps = j->settings.trainer.steps, every = steps > LINES ? steps / LINES : 1;
-    bool stays =
-        !isnan(row->validation) || row->step == steps || row->step == 1 || (!s->terminal && row->step % every == 0);
-    double now = system_seconds();
-    if (!stays && (!s->terminal || now - s->shown < REFRESH)) return;
-    s->shown = now;
-    char text[256];
-    int detail = 2;
-    while (line_of(s, j, row, now, detail, text, sizeof text) >= s->width && !stays && detail)
-        detail--;
-    printf("%s%s", s->terminal ? "\r\033[K" : "", text);
-    if (!isnan(row->validation))
-        printf("  %svalidation %.4f%s%s", cli_paint(CLI_GREEN), row->validation, cli_paint(CLI_PLAIN),
-               j->settings.save_best && j->best_step == row->step ? ", the best" : "");
-    if (stays || !s->terminal) putchar('\n');
-    cli_flush();
-}
-
-/* The bar while .jsonl files are encoded, a few times per second. */
-static bool show_encoding(void *context, int64_t done, int64_t all) {
-    enum { WIDTH = 30 };
-    static const double REFRESH = 0.25;
-    static const char bar[] = "##############################";
-    double now = system_seconds(), *shown = context;
-    if (now - *shown < REFRESH) return true;
-    *shown = now;
-    int filled = all ? (int)(WIDTH * ((double)done / (double)all)) : 0;
-    fprintf(stderr, "\r\033[Kencoding [%.*s%*s] %.0f of %.0f MB", filled, bar, WIDTH - filled, "", (double)done / 1e6,
-            (double)all / 1e6);
-    fflush(stderr);
-    return true;
-}
-
-/* What was planned for a limit of memory, and the price. */
-static void show_fit(const job *j) {
-    char needs[CLI_BYTES_TEXT], before[CLI_BYTES_TEXT], allowed[CLI_BYTES_TEXT], what[FIT_TEXT];
-    printf("memory: %s", cli_bytes((double)j->fit.needs.bytes, needs));
-    if (j->settings.memory) printf(" of %s allowed", cli_bytes((double)j->settings.memory, allowed));
-    if (fit_text(&j->fit, what))
-        printf("; %s are recomputed, which saves %s and adds %.1f %% of FLOP", what,
-               cli_bytes((double)j->fit.before.bytes - (double)j->fit.needs.bytes, before), 100 * fit_price(&j->fit));
-    putchar('\n');
-}
-
-/* How the documents of .jsonl files fill the rows. */
-static void show_documents(const job *j) {
-    const packed_data *d = &j->packed;
-    const token_cache_counts *has = &j->documents.tokens.has;
-    char text[32], rows[32];
-    printf("; %s documents in %lld files of %s, %s tokens\n", thousands((double)has->documents, text),
-           (long long)j->documents.files, j->settings.data, thousands((double)has->tokens, rows));
-    printf("%s rows, %.1f %% full: %s", thousands((double)d->count, rows),
-           100 * (double)d->used / ((double)d->count * (double)d->context),
-           d->masks ? "documents share rows, and attention does not cross from one to another"
-                    : "each document has rows of its own");
-    putchar('\n');
-    if (d->split)
-        printf("%lld documents with answers are longer than the context of %lld and were split\n", (long long)d->split,
-               (long long)d->context);
-    if (has->bad)
-        printf("%llu bad lines were skipped%s%s\n", (unsigned long long)has->bad,
-               j->documents.first_bad[0] ? ", the first: " : "", j->documents.first_bad);
-}
-
-static void show_job(const job *j) {
-    const job_settings *s = &j->settings;
-    vjp_program_report gradients = {.struct_size = sizeof gradients}, update = {.struct_size = sizeof update};
-    vjp_program *programs[TRAINER_PROGRAMS];
-    int last = trainer_programs(j->trainer, programs) - 1;
-    vjp_program_describe(programs[0], &gradients);
-    vjp_program_describe(programs[last], &update);
-    char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];
-    printf("%s %s: %s parameters in %s", s->model, s->preset, thousands((double)model_size(&j->model), size),
-           vjp_dtype_name(s->dtype));
-    if (s->lora)
-        printf(", of which %s are trained, in adapters of rank %lld",
-               thousands((double)model_trained_size(&j->model), size), (long long)s->lora);
-    printf(", batch %lld x %lld", (long long)s->batch, (long long)s->context);
-    if (s->trainer.accumulate > 1) printf(" x %lld", (long long)s->trainer.accumulate);
-    if (s->trainer.shards > 1)
-        printf(" in %lld shards on %d process%s", (long long)s->trainer.shards, (int)vjp_group_size(s->trainer.group),
-               vjp_group_size(s->trainer.group) == 1 ? "" : "es");
-    if (j->text.count) {
-        printf("; %s bytes of text in %lld files of %s", thousands((double)j->text.count, text),
-               (long long)j->text.files, s->data);
-        if (j->text.tokens.count) printf(", %s tokens", thousands((double)j->text.tokens.count, text));
-        putchar('\n');
-    } else if (j->packed.count) {
-        show_documents(j);
-    } else
-        printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
-    printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s%s\n",
-           vjp_device_summary(j->device), gradients.calls + (last ? update.calls : 0),
-           (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9,
-           cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
-           cli_bytes((double)update.persistent_bytes, kept),
-           s->trainer.zero && vjp_group_size(s->trainer.group) > 1 ? " in the part of this process" : "");
-    if (trainer_no_overlap(j->trainer)) printf("no overlap: %s\n", trainer_no_overlap(j->trainer));
-    if (j->fit.needs.bytes) show_fit(j);
-    char pipelines[32], seconds[32];
-    if (vjp_device_property(j->device, "pipelines", pipelines, sizeof pipelines) == VJP_OK &&
-        vjp_device_property(j->device, "pipeline_seconds", seconds, sizeof seconds) == VJP_OK)
-        printf("%s pipelines were compiled in %s s\n", pipelines, seconds);
-    cli_flush();
-}
-
-/* A name as a shell reads it: in quotes where it has other characters than these. */
-static const char *quoted(const char *name, char text[CHECKPOINT_PATH + 16]) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+:=@%";
-    const char *quote = !name[strspn(name, plain)] && name[0] != '-' ? "" : strchr(name, '\'') ? "\"" : "'";
-    snprintf(text, CHECKPOINT_PATH + 16, "%s%s%s", quote, name, quote);
-    return text;
-}
-
-static int64_t count_skipped(const metrics *m) {
-    size_t count;
-    int64_t skipped = 0;
-    const metrics_row *rows = metrics_rows(m, &count);
-    for (size_t i = 0; i < count; i++)
-        skipped += rows[i].skipped;
-    return skipped;
-}
-
-static void show_end(const screen *s, const job *j) {
-    char time[32], speed[32], count[32], out[CHECKPOINT_PATH + 16];
-    const job_settings *set = &j->settings;
-    const metrics_row last = metrics_last(j->metrics);
-    bool early = j->step < set->trainer.steps && job_is_over(j), more = j->step < set->trainer.steps && !early;
-    if (asked_to_stop && s->terminal) putchar('\n');
-    quoted(j->out, out);
-    printf("%s at step %lld, after %s; saved in %s/checkpoint-%08lld\n", more ? "stopped" : "done", (long long)j->step,
-           duration(j->seconds, time), j->out, (long long)j->step);
-    if (early)
-        printf("ended early: %lld validations in a row were no better than %.4f at step %lld\n", (long long)j->worse,
-               j->best_loss, (long long)j->best_step);
-    if (last.step && j->seconds > 0)
-        printf("loss:   %.4f, smoothed; %s %s at %s/s\n", last.smoothed, thousands((double)last.tokens, count),
-               job_is_text(j) ? "tokens" : "pictures", thousands((double)last.tokens / j->seconds, speed));
-    if (set->trainer.loss_scale != 0 && last.step)
-        printf("scale:  the loss scale is %g; steps skipped: %lld\n", last.loss_scale,
-               (long long)count_skipped(j->metrics));
-    if (j->best_step)
-        printf("best:   validation loss %.4f at step %lld%s%s%s\n", j->best_loss, (long long)j->best_step,
-               set->save_best ? ", in " : "", set->save_best ? j->out : "", set->save_best ? "/best" : "");
-    if (j->saves > 0)
-        printf("saves:  %lld, %.3g s each on average\n", (long long)j->saves, j->save_seconds / (double)j->saves);
-    if (j->loss_hash) printf("losses: %016llx\n", (unsigned long long)j->loss_hash);
-    if (more) printf("resume: vjp train --resume --out %s\n", out);
-    if (job_is_text(j)) {
-        const char *best = set->save_best && j->best_step ? "/best" : "";
-        printf("sample: vjp sample %s%s\n", out, best);
-        printf("eval:   vjp eval %s%s TEXT\n", out, best);
-        if (set->lora) printf("merge:  vjp merge %s%s -o MODEL\n", out, best);
-    }
-    printf("curve:  %s/loss.svg\n", j->out);
-    cli_flush();
-}
-
 /* ---- The run ----------------------------------------------------------------------------------------- */
 
 static int train(job *j, screen *s, int64_t stop_at) {
@@ -308,12 +72,12 @@ static int train(job *j, screen *s, int64_t stop_at) {
             if (s->terminal && job_is_first(j)) putchar('\n');
             return fail_run(j, error, true);
         }
-        if (job_is_first(j)) show(s, j, &row);
+        if (job_is_first(j)) screen_step(s, j, &row);
         if (job_save_is_due(j) && j->step < stop_at && !job_save(j, error)) return fail_run(j, error, true);
     }
     /* A run that had nothing left to do saves, too, which removes what a killed run may have left behind. */
     if ((j->saved != j->step || j->step == s->first_step) && !job_save(j, error)) return fail_run(j, error, true);
-    if (!s->json && job_is_first(j)) show_end(s, j);
+    if (!s->json && job_is_first(j)) screen_end(s, j, asked_to_stop);
     if (!cli_write_error()) return CLI_OK;
     return cli_fail("train", "standard output cannot be written: %s; the run is saved at step %lld",
                     strerror(cli_write_error()), (long long)j->step);
@@ -379,9 +143,12 @@ static bool has_blas(const char *name) {
 
 /* Chooses the device that computes the bits that were recorded, as far as this machine has it; job_resume() checks. */
 static void choose_recorded(cli_device_options *on, const job_arithmetic *was) {
+    static const char *const named[] = {"builtin", "tf32"};
     if (!on->device && was->device[0]) on->device = was->device;
+    if (!on->device || !job_same_kind(on->device, was->device)) return;
     if (strcmp(was->instructions, "plain") == 0) on->instruction_set = "plain";
-    if (strcmp(was->products, "builtin") == 0) on->matrix_products = "builtin";
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++)
+        if (strcmp(was->products, named[i]) == 0) on->matrix_products = named[i];
     if (has_blas(was->products)) on->matrix_products = "blas";
 }
 
@@ -478,7 +245,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
     s->trainer.overlap = a->processes.overlap;
     double begun = system_seconds(), shown = begun;
     if (!a->json && cli_is_terminal()) {
-        s->progress = show_encoding;
+        s->progress = screen_encoding;
         s->progress_context = &shown;
     }
     const job_places places = {.base = a->base, .data = a->data[0] ? a->data : NULL};
@@ -490,7 +257,7 @@ static int run_on(arguments *a, vjp_device *device, vjp_group *group) {
         handle_signals(&j);
         cli_defer_write_errors();
         screen seen = {.json = a->json, .terminal = cli_is_terminal(), .width = system_output_width()};
-        if (!a->json && job_is_first(&j)) show_job(&j);
+        if (!a->json && job_is_first(&j)) screen_job(&j);
         int64_t steps = j.settings.trainer.steps;
         status = train(&j, &seen, a->stop_at >= 0 && a->stop_at < steps ? a->stop_at : steps);
         running = NULL;
@@ -672,6 +439,7 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION_HEADING("Fit the machine:"),
         CLI_OPTION_DEVICE(a.on),
         CLI_OPTION_THREADS(a.on),
+        CLI_OPTION_PRODUCTS(a.on),
         {"dtype", 0, "D", "f32, bf16 or f16: dtype of the matrix products; default f32", CLI_DTYPE, &a.dtype, 0, 0},
         CLI_OPTION_RESIDUAL(a.residual),
         CLI_OPTION_MOMENTS(a.moments),

@@ -439,19 +439,24 @@ bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERRO
     return ok;
 }
 
+/* "cpu with fma and products by amx". */
+static const char *describe(const job_arithmetic *a, char text[256]) {
+    const char *by = a->instructions[0] ? " and products by " : " with products by ";
+    snprintf(text, 256, "%s%s%s%s%s", a->device, a->instructions[0] ? " with " : "", a->instructions,
+             a->products[0] ? by : "", a->products);
+    return text;
+}
+
 /* Whether results have the same bits as recorded. What an older checkpoint did not record is not checked. */
 static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char error[TRAIN_ERROR]) {
-    size_t kind = strcspn(was->device, ":");
     bool same = !was->device[0] ||
-                (kind == strcspn(is->device, ":") && memcmp(was->device, is->device, kind) == 0 &&
-                 strcmp(was->instructions, is->instructions) == 0 && strcmp(was->products, is->products) == 0);
+                (job_same_kind(was->device, is->device) && strcmp(was->instructions, is->instructions) == 0 &&
+                 strcmp(was->products, is->products) == 0);
+    char before[256], here[256];
     return same || train_fail(error,
-                              "this run was computed on %s%s%s%s%s; here it would continue on %s%s%s%s%s, and its "
-                              "losses would differ in their last bits; --allow-other-bits continues all the same",
-                              was->device, was->instructions[0] ? " with " : "", was->instructions,
-                              was->products[0] ? " and products by " : "", was->products, is->device,
-                              is->instructions[0] ? " with " : "", is->instructions,
-                              is->products[0] ? " and products by " : "", is->products);
+                              "this run was computed on %s; here it would continue on %s, and its losses would differ "
+                              "in their last bits; --allow-other-bits continues all the same",
+                              describe(was, before), describe(is, here));
 }
 
 /* What is no setting of the run: it may be other than when the run began. */

@@ -29,8 +29,11 @@
 typedef struct job_arithmetic {
     char device[64];       /* "cpu", "cuda:0"; "": not recorded */
     char instructions[16]; /* of the cpu: "fma" or "plain" */
-    char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS */
+    char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS; of cuda: "tf32", or "": f32 */
 } job_arithmetic;
+
+/* Whether two devices are of one kind, as "cuda:0" and "cuda:1" are. */
+bool job_same_kind(const char *device, const char *other);
 
 /* Of an open device and the dtype of a run's matrix products. */
 job_arithmetic job_arithmetic_of(vjp_device *device, vjp_dtype dtype);

@@ -43,15 +43,22 @@ job_settings job_defaults(void) {
                                       .shards = 1}};
 }
 
+bool job_same_kind(const char *device, const char *other) {
+    size_t kind = strcspn(device, ":");
+    return kind == strcspn(other, ":") && memcmp(device, other, kind) == 0;
+}
+
 /* AMX multiplies 16-bit operands only. */
 job_arithmetic job_arithmetic_of(vjp_device *device, vjp_dtype dtype) {
     job_arithmetic is = {0};
-    snprintf(is.device, sizeof is.device, "%s", vjp_device_name(device));
-    if (strcmp(is.device, "cpu") != 0) return is;
     char set[16] = "", products[32] = "";
-    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK ||
-        vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK)
+    snprintf(is.device, sizeof is.device, "%s", vjp_device_name(device));
+    if (vjp_device_property(device, "matrix_products", products, sizeof products) != VJP_OK) return is;
+    if (vjp_device_property(device, "instruction_set", set, sizeof set) != VJP_OK) {
+        /* CUDA's usual f32 is not recorded, as in older checkpoints. */
+        if (strcmp(products, "f32") != 0) snprintf(is.products, sizeof is.products, "%s", products);
         return is;
+    }
     snprintf(is.instructions, sizeof is.instructions, "%s", strcmp(set, "plain") == 0 ? "plain" : "fma");
     if (strcmp(products, "blas") == 0)
         vjp_device_property(device, "blas", products, sizeof products);
