@@ -88,6 +88,7 @@ set_source_files_properties(${hopper_files} PROPERTIES COMPILE_OPTIONS "${vjp_cu
 set_source_files_properties(${hopper_files} ${PROJECT_SOURCE_DIR}/src/cuda/attention/fast.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d.cu
     PROPERTIES COMPILE_DEFINITIONS VJP_CUDA_HOPPER=${vjp_cuda_hopper})
 list(JOIN vjp_cuda_cards ", " vjp_cuda_list)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cuda/common/device.cu PROPERTIES COMPILE_DEFINITIONS "VJP_CUDA_CARDS=\"${vjp_cuda_list}\"")
 message(STATUS "CUDA backend: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, for sm ${vjp_cuda_list}")
 
 # The wheel vjp-cuda13 puts it into the package vjp, beside libvjp; pip puts cuBLAS into nvidia/cu13/lib next to that.

@@ -26,15 +26,22 @@ static const vjp_kernel *const kernels[VJP_OP_COUNT] = {
 #include "op/ops.def"
 };
 
+/* CUDA's own words, and more where they do not say what to do. */
+static const char *words_of(cudaError_t error) {
+    if (error != cudaErrorNoKernelImageForDevice) return cudaGetErrorString(error);
+    return "this library has no code for this card: it was compiled for sm " VJP_CUDA_CARDS
+           "; configure it with -DVJP_CUDA_ARCHITECTURES and the card's number";
+}
+
 vjp_status device_result(vjp_device *device, const char *doing, cudaError_t error) {
     if (error == cudaSuccess) return VJP_OK;
     vjp_status status = error == cudaErrorMemoryAllocation ? VJP_OUT_OF_MEMORY : VJP_DEVICE_FAILED;
-    return vjp_fail(device, status, "%s: %s: %s", device->name, doing, cudaGetErrorString(error));
+    return vjp_fail(device, status, "%s: %s: %s", device->name, doing, words_of(error));
 }
 
 vjp_status result_of(const vjp_work *work, cudaError_t error) {
     if (error == cudaSuccess) return VJP_OK;
-    return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: %s", work->device->name, cudaGetErrorString(error));
+    return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: %s", work->device->name, words_of(error));
 }
 
 /* ---- Opening ----------------------------------------------------------------------------------------- */
@@ -58,6 +65,10 @@ static vjp_status choose_products(vjp_device *device, const vjp_options *options
                         choice);
     state->tf32 = choice[0] == 't';
     return VJP_OK;
+}
+
+static const char *products_name(const device_state *state) {
+    return state->tf32 ? "tf32" : "f32";
 }
 
 static vjp_status open_stream(vjp_device *device, const vjp_options *options, device_state *state) {
@@ -186,7 +197,7 @@ static vjp_status open(vjp_device *device, const vjp_options *options) {
         return status;
     }
     snprintf(device->summary, sizeof device->summary, "%s, matrix products by cuBLASLt (%s)", text,
-             state->tf32 ? "tf32" : "f32");
+             products_name(state));
     return VJP_OK;
 }
 
@@ -499,9 +510,13 @@ static size_t cache_bytes(const vjp_device *device) {
     return state_of(device)->l2_bytes;
 }
 
-/* Bytes, as text. The free ones are of this moment: other processes use the same GPU. */
+/* Bytes of memory are text, too. The free ones are of this moment: other processes use the same GPU. */
 static const char *property(const vjp_device *device, const char *name, char *text, size_t bytes) {
     const device_state *state = state_of(device);
+    if (strcmp(name, "matrix_products") == 0) {
+        snprintf(text, bytes, "%s", products_name(state));
+        return text;
+    }
     size_t free = 0, total = 0;
     bool asks_free = strcmp(name, "memory_free") == 0;
     if ((!asks_free && strcmp(name, "memory_total") != 0) || is_forked(state)) return nullptr;
