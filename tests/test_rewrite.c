@@ -283,7 +283,8 @@ typedef enum normed_choice {
     NORMED_HEAVY = 256 /* with NORMED_LARGE: a weight's, which are kept */
 } normed_choice;
 
-enum { NORMED_LARGE_ROWS = 512, NORMED_MOST = 1 << 16 };
+/* Gradients of so many rows are larger than the scratch of the products, on every instruction set. */
+enum { NORMED_LARGE_ROWS = 2048, NORMED_MOST = 1 << 18 };
 
 /* With `rows` of those large gradients; recompute chooses y, which is not used while `most` floats are alive. */
 static gated_graph normed_make(unsigned choice, vjp_dtype dtype, int64_t rows, int64_t most) {
@@ -365,7 +366,7 @@ static void a_norms_y_comes_from_the_backward(void **unused) {
  */
 static void gradients_wait_where_they_fit(void **unused) {
     (void)unused;
-    enum { STEP = GATED_ROWS * GATED_DIM / 2, ROWS_STEP = 8, KINDS = 4 };
+    enum { STEP = GATED_ROWS * GATED_DIM / 2, ROWS_STEP = 8, MOST_ROWS = 512, KINDS = 4 };
     static const unsigned kinds[KINDS] = {NORMED_LARGE, NORMED_LARGE | NORMED_ADDED | NORMED_TWICE,
                                           NORMED_LARGE | NORMED_HEAVY,
                                           NORMED_LARGE | NORMED_HEAVY | NORMED_ADDED | NORMED_TWICE};
@@ -373,7 +374,7 @@ static void gradients_wait_where_they_fit(void **unused) {
     for (int kind = 0; kind < KINDS; kind++) {
         int waiting = 0, staying = 0;
         int64_t most = STEP;
-        for (int64_t rows = ROWS_STEP; rows <= NORMED_LARGE_ROWS; rows += ROWS_STEP) {
+        for (int64_t rows = ROWS_STEP; rows <= MOST_ROWS; rows += ROWS_STEP) {
             gated_graph r = normed_make(kinds[kind], VJP_F32, rows, most);
             vjp_program *off = gated_run(device, &r, "-all,+recompute");
             while (!count_calls(off, "rms_norm.again")) {
