@@ -436,10 +436,18 @@ typedef struct vjp_program_options {
     const vjp_program *share; /* use the inputs, parameters and states of this program of the same graph */
     int32_t unplanned;        /* 1: every intermediate gets its own memory; for tests of the plan */
     int32_t halves;           /* 1: parameters may lie in halves, see below */
+    int32_t share_arena;      /* 1: use the arena of `share`, too, if it is large enough, see below */
+    size_t arena_bytes;       /* at least this much, for programs that will share it; 0: as planned */
 } vjp_program_options;
 
 #define VJP_PROGRAM_OPTIONS_DEFAULTS                                                                                   \
-    { sizeof(vjp_program_options), 0, 0, 0 }
+    { sizeof(vjp_program_options), 0, 0, 0, 0, 0 }
+
+/*
+ * Programs that run in turn need the memory of one. With options.share_arena a run of this program overwrites results
+ * of `share` that lie in its arena, and of all others that share it: read them first, or let them be states. vjp_plan()
+ * says how large an arena each needs; a program that needs more than there is allocates its own.
+ */
 
 /*
  * With options.halves a device that has the kernels (CUDA) keeps each f32 parameter that only casts to bf16 and adamw

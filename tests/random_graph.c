@@ -367,8 +367,9 @@ static bool run_both(vjp_program *plan, vjp_program *whole, bool *done, char why
     return said || fails(why, "a run stopped with status %d and no sentence", one);
 }
 
+/* `guest` computes the loss in the plan's arena, if that is large enough, `forward` in its own. */
 static bool check_programs(const random_graph *r, vjp_program *plan, vjp_program *whole, vjp_program *forward,
-                           char why[RANDOM_WHY]) {
+                           vjp_program *guest, char why[RANDOM_WHY]) {
     bool done = true;
     random_graph_fill(plan, r);
     random_graph_fill(whole, r);
@@ -377,6 +378,10 @@ static bool check_programs(const random_graph *r, vjp_program *plan, vjp_program
     poison(forward, 0x33);
     /* Before the optimiser's step, which changes the weights that they share. */
     if (vjp_program_run(forward) != VJP_OK) return true;
+    bool fits = guest->report.arena_bytes <= plan->arena_room;
+    if (fits != (guest->arena == plan->arena)) return fails(why, "an arena is %sshared", fits ? "not " : "");
+    if (vjp_program_run(guest) != VJP_OK || !same_bits(forward, guest, r->loss, r->loss, "in another's arena", why))
+        return fails(why, "in another's arena: another loss or status");
     for (int again = 0; again < 2 && done; again++) {
         if (!run_both(plan, whole, &done, why)) return false;
         if (done && !again && !same_bits(plan, forward, r->loss, r->loss, "shared memory", why)) return false;
@@ -426,19 +431,22 @@ static bool check_refusal(vjp_device *device, const random_graph *r, vjp_status 
 bool random_graph_check(vjp_device *device, choices from, random_kind kind, char why[RANDOM_WHY]) {
     const vjp_program_options unplanned = {.struct_size = sizeof(vjp_program_options), .unplanned = 1};
     random_graph r = random_graph_make(from, kind);
-    vjp_program *plan, *whole = NULL, *forward = NULL;
+    vjp_program *plan, *whole = NULL, *forward = NULL, *guest = NULL;
     vjp_status status = vjp_compile(device, r.graph, r.result, (size_t)r.results, NULL, &plan);
     bool ok;
     if (status != VJP_OK) {
         ok = check_refusal(device, &r, status, plan, why);
     } else {
-        const vjp_program_options share = {.struct_size = sizeof(vjp_program_options), .share = plan};
+        vjp_program_options share = {.struct_size = sizeof(vjp_program_options), .share = plan}, arena = share;
+        arena.share_arena = 1;
         ok = (vjp_compile(device, r.graph, r.result, (size_t)r.results, &unplanned, &whole) == VJP_OK &&
-              vjp_compile(device, r.graph, &r.loss, 1, &share, &forward) == VJP_OK) ||
+              vjp_compile(device, r.graph, &r.loss, 1, &share, &forward) == VJP_OK &&
+              vjp_compile(device, r.graph, &r.loss, 1, &arena, &guest) == VJP_OK) ||
              fails(why, "compiled with a plan, refused otherwise: %s", vjp_error(device));
-        ok = ok && check_plan(plan, whole, why) && check_programs(&r, plan, whole, forward, why) &&
+        ok = ok && check_plan(plan, whole, why) && check_programs(&r, plan, whole, forward, guest, why) &&
              check_blocks(device, from, &r, why);
     }
+    vjp_program_destroy(guest);
     vjp_program_destroy(forward);
     vjp_program_destroy(whole);
     vjp_program_destroy(plan);

@@ -355,14 +355,14 @@ typedef struct memory {
     double arena, live, intermediates, persistent;
 } memory;
 
-/* Each program has its own arena; the last one reads and writes all that persists except tokens and constants. */
+/* The programs share an arena; the last one reads and writes all that persists except tokens and constants. */
 static memory memory_of(const bench_train *b) {
     memory m = {0};
     for (int i = 0; i < b->programs; i++) {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(b->program[i], &report);
-        m.arena += (double)report.arena_bytes;
-        m.live += (double)report.live_bytes;
+        m.arena = fmax(m.arena, (double)report.arena_bytes);
+        m.live = fmax(m.live, (double)report.live_bytes);
         m.intermediates += (double)report.intermediate_bytes;
         m.persistent = (double)report.persistent_bytes;
     }

@@ -170,7 +170,7 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
                cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
     printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
     printf(" %s of parameters and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
-    printf(" %s of arenas\n", cli_bytes((double)fit->needs.arena_bytes, more));
+    printf(" %s of arena\n", cli_bytes((double)fit->needs.arena_bytes, more));
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */

@@ -377,13 +377,27 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     return status == VJP_OK ? make_plan(c) : status;
 }
 
+/* The arena of the program to share with, or one of its own. */
+static vjp_status place_arena(compilation *c) {
+    vjp_program *program = c->program;
+    const vjp_program *share = c->options->share_arena ? c->options->share : NULL;
+    if (share && c->arena_bytes <= share->arena_room) {
+        program->arena = share->arena;
+        program->arena_room = share->arena_room;
+        return VJP_OK;
+    }
+    size_t asked = c->options->arena_bytes, room = c->arena_bytes > asked ? c->arena_bytes : asked;
+    program->arena_room = room > PLAN_ALIGNMENT ? room : PLAN_ALIGNMENT;
+    program->owns_arena = true;
+    return vjp_alloc(c->device, program->arena_room, &program->arena);
+}
+
 static vjp_status compile(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
     vjp_status status = plan(c, results, count);
     if (status != VJP_OK) return status;
     status = place_persistent(c, c->options->share);
-    if (status == VJP_OK)
-        status = vjp_alloc(c->device, c->arena_bytes ? c->arena_bytes : PLAN_ALIGNMENT, &program->arena);
+    if (status == VJP_OK) status = place_arena(c);
     if (status == VJP_OK) status = resolve_calls(c);
     if (status == VJP_OK) status = name_values(c);
     program->commits = first_change(c);
@@ -418,6 +432,8 @@ static vjp_status begin(compilation *c, const char *function, const vjp_value *r
         return vjp_fail(device, vjp_graph_status(c->graph), "%s", vjp_graph_error(c->graph));
     if (options->share && (options->share->graph_id != c->graph->id || options->share->device != device))
         return vjp_fail(device, VJP_INVALID, "%s: the program to share with is of another graph or device", function);
+    if (options->share_arena && !options->share)
+        return vjp_fail(device, VJP_INVALID, "%s: options.share_arena needs a program to share with", function);
     vjp_status status = check_results(c, results, count);
     if (status != VJP_OK) return status;
     c->program = calloc(1, sizeof *c->program);
@@ -471,7 +487,7 @@ vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value 
 void vjp_program_destroy(vjp_program *program) {
     if (!program) return;
     if (program->recording) program->device->backend->forget(program->device, program->recording);
-    vjp_free(program->device, program->arena);
+    if (program->owns_arena) vjp_free(program->device, program->arena);
     vjp_free(program->device, program->persistent);
     for (int32_t k = 0; k < program->calls && program->call; k++)
         free(program->call[k].name);

@@ -44,6 +44,8 @@ struct vjp_program {
     program_value *value; /* [values]: persistent ones and results */
     int32_t values;
     void *arena, *persistent; /* persistent: without the values of a shared program */
+    size_t arena_room;        /* bytes at `arena`: other programs may have needed more */
+    bool owns_arena;
     vjp_program_report report;
     plan_range *range; /* [ranges]: the plan, kept for tests */
     int32_t ranges;

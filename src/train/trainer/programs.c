@@ -45,11 +45,21 @@ bool trainer_takes_halves(const trainer *t) {
     return t->options.optimiser == TRAINER_ADAMW && !(t->options.average > 0) && !t->split.group;
 }
 
-static bool plan_program(trainer *t, const vjp_value *results, size_t count) {
+/* The results of a program, freed when it is compiled. */
+typedef struct wanted {
+    vjp_value *results;
+    size_t count;
+    vjp_program **program;
+} wanted;
+
+/* What a program needs, which trainer_plan() adds up. */
+static bool plan_program(trainer *t, const vjp_value *results, size_t count, size_t *arena_bytes) {
     planning *p = t->planning;
     vjp_program_report report = {.struct_size = sizeof report};
     const vjp_program_options options = {.struct_size = sizeof options, .halves = trainer_takes_halves(t)};
     if (vjp_plan(t->device, t->model->graph, results, count, &options, &report) != VJP_OK) return false;
+    *arena_bytes = report.arena_bytes;
+    if (!p) return true;
     vjp_value *all = realloc(p->results, (p->count + count) * sizeof *all);
     if (!all) return vjp_fail(t->device, VJP_OUT_OF_MEMORY, "no memory to plan a step") == VJP_OK;
     memcpy(all + p->count, results, count * sizeof *all);
@@ -57,15 +67,40 @@ static bool plan_program(trainer *t, const vjp_value *results, size_t count) {
     p->count += count;
     p->needs.cost.bytes += report.cost.bytes;
     p->needs.cost.flops += report.cost.flops;
-    return vjp_add_size(p->needs.arena_bytes, report.arena_bytes, &p->needs.arena_bytes) ||
-           vjp_fail(t->device, VJP_INVALID, "the sum of all arenas does not fit size_t") == VJP_OK;
+    return true;
+}
+
+static bool compile(trainer *t, const vjp_value *results, size_t count, size_t arena_bytes, vjp_program **program) {
+    const vjp_program_options options = {.struct_size = sizeof options,
+                                         .share = t->first,
+                                         .halves = trainer_takes_halves(t),
+                                         .share_arena = t->first != NULL,
+                                         .arena_bytes = arena_bytes};
+    return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
 }
 
 bool trainer_compile(trainer *t, const vjp_value *results, size_t count, vjp_program **program) {
-    if (t->planning) return plan_program(t, results, count);
-    const vjp_program_options options = {
-        .struct_size = sizeof(vjp_program_options), .share = t->first, .halves = trainer_takes_halves(t)};
-    return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
+    size_t bytes, *all = t->planning ? &t->planning->needs.arena_bytes : NULL;
+    if (!all) return compile(t, results, count, 0, program);
+    if (!plan_program(t, results, count, &bytes)) return false;
+    return bytes <= *all || vjp_add_size(*all, bytes, all) ||
+           vjp_fail(t->device, VJP_INVALID, "the sum of all arenas does not fit size_t") == VJP_OK;
+}
+
+/* The programs of a step run in turn, in one arena that is large enough for each of them. */
+static bool compile_step(trainer *t, const wanted *programs, int count) {
+    size_t largest = 0, bytes;
+    bool ok = true;
+    for (int i = 0; i < count && ok && (count > 1 || t->planning); i++) {
+        ok = plan_program(t, programs[i].results, programs[i].count, &bytes);
+        if (ok && bytes > largest) largest = bytes;
+    }
+    if (t->planning) t->planning->needs.arena_bytes = largest;
+    for (int i = 0; i < count && ok && !t->planning; i++)
+        ok = compile(t, programs[i].results, programs[i].count, largest, programs[i].program);
+    for (int i = 0; i < count; i++)
+        free(programs[i].results);
+    return ok;
 }
 
 static vjp_value *new_results(trainer *t, size_t more) {
@@ -75,17 +110,16 @@ static vjp_value *new_results(trainer *t, size_t more) {
     return results;
 }
 
-/* The gradients of one part into states, written or added, and the program that computes them and the loss. */
-static bool compile_part(trainer *t, vjp_value loss, vjp_value watched, int add, vjp_program **program) {
+/* The loss of one part, and its gradients into states, written or added. */
+static bool want_part(trainer *t, vjp_value loss, vjp_value watched, int add, wanted *w) {
     size_t count = t->count;
-    vjp_value *results = new_results(t, 2);
-    if (!results) return false;
-    vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, results);
-    results[count] = t->model->loss;
-    results[count + 1] = watched;
-    bool ok = trainer_compile(t, results, count + 2, program);
-    free(results);
-    return ok;
+    w->results = new_results(t, 2);
+    if (!w->results) return false;
+    vjp_graph_grad(t->model->graph, loss, t->values, count, t->values + count, add, w->results);
+    w->results[count] = t->model->loss;
+    w->results[count + 1] = watched;
+    w->count = count + 2;
+    return true;
 }
 
 static vjp_status minimize(trainer *t, vjp_value loss, vjp_value scale, vjp_minimize_result *made) {
@@ -165,7 +199,7 @@ static vjp_value measure(trainer *t, vjp_value loss, vjp_value *guard) {
 }
 
 /* The norm of the gradients, and a step of the optimiser for every own parameter that the guard can suppress. */
-static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
+static bool want_update(trainer *t, vjp_value loss, wanted *w) {
     size_t count = t->count;
     vjp_value guard, scale = measure(t, loss, &guard);
     vjp_minimize_result made = {.struct_size = sizeof made};
@@ -175,7 +209,7 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
     for (size_t i = 0; i < count; i++)
         for (int k = 0; k < KINDS; k++)
             t->track[i].state[k] = find_state(t, i, trainer_kinds[k].graph);
-    vjp_value *results = new_results(t, 3 + LOSS_SCALE_STATES + count);
+    vjp_value *results = w->results = new_results(t, 3 + LOSS_SCALE_STATES + count);
     if (!results) return false;
     size_t used = 0;
     for (size_t i = 0; i < made.count; i++) /* the weights are the last ones */
@@ -189,9 +223,8 @@ static bool compile_update(trainer *t, vjp_value loss, vjp_program **program) {
         used += LOSS_SCALE_STATES;
         results[used++] = watch(t, lost);
     }
-    bool ok = trainer_compile(t, results, used, program);
-    free(results);
-    return ok;
+    w->count = used;
+    return true;
 }
 
 static vjp_value scaled_loss(const trainer *t, vjp_value loss) {
@@ -202,7 +235,8 @@ static bool compile_whole(trainer *t) {
     size_t count = t->count;
     graph_grad_as(t->model->graph, scaled_loss(t, t->model->loss), t->values, count, t->options.gradients,
                   t->values + count);
-    return compile_update(t, t->model->loss, &t->first);
+    wanted all = {.program = &t->first};
+    return want_update(t, t->model->loss, &all) && compile_step(t, &all, 1);
 }
 
 static bool compile_parts(trainer *t) {
@@ -214,8 +248,13 @@ static bool compile_parts(trainer *t) {
     share.factor = 1 / (double)(t->options.accumulate * t->shards.count);
     vjp_value loss = scaled_loss(t, vjp_graph_scale(graph, t->model->loss, &share));
     vjp_value watched = watch(t, t->model->loss);
-    return compile_part(t, loss, watched, 0, &t->first) && compile_part(t, loss, watched, 1, &t->more) &&
-           compile_update(t, 0, &t->update);
+    wanted all[TRAINER_PROGRAMS] = {{.program = &t->first}, {.program = &t->more}, {.program = &t->update}};
+    if (want_part(t, loss, watched, 0, &all[0]) && want_part(t, loss, watched, 1, &all[1]) &&
+        want_update(t, 0, &all[2]))
+        return compile_step(t, all, TRAINER_PROGRAMS);
+    for (int i = 0; i < TRAINER_PROGRAMS; i++)
+        free(all[i].results);
+    return false;
 }
 
 bool trainer_compile_all(trainer *t) {

@@ -2,13 +2,13 @@
 /*
  * The inside of a trainer, for the files that implement it:
  *
- *   trainer.c           creation, what it needs, destruction
- *   trainer_programs.c  the graph of a step and its programs
- *   trainer_batch.c     batches and numbers on their way between host and device
- *   trainer_step.c      steps: queued, collected, and explained where a number is not finite
- *   trainer_group.c     what the processes of a group tell each other
- *   trainer_evaluate.c  validation and averaged weights
- *   trainer_tensors.c   the tensors of a checkpoint
+ *   trainer.c   creation, what it needs, destruction
+ *   programs.c  the graph of a step and its programs
+ *   batch.c     batches and numbers on their way between host and device
+ *   step.c      steps: queued, collected, and explained where a number is not finite
+ *   group.c     what the processes of a group tell each other
+ *   evaluate.c  validation and averaged weights
+ *   tensors.c   the tensors of a checkpoint
  */
 #ifndef VJP_TRAIN_TRAINER_STATE_H
 #define VJP_TRAIN_TRAINER_STATE_H
