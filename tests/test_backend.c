@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The parts of the API that belong to devices rather than ops: a third-party backend (outside_backend.c), the lists of
- * devices, properties, copies and events, the caller's memory and log, and what NULL gives.
+ * devices, properties, memory, copies and events, the caller's memory and log, and what NULL gives.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "opening.h"
 #include "vjp_backend.h"
 
 /* Sizes are part of the interface: growing a struct must be a decision. */
@@ -32,12 +33,6 @@ _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 320, "vjp_backend");
 _Static_assert(sizeof(vjp_adamw_attributes) == 48, "struct_size and five members");
-
-static vjp_device *open_device(const char *name, const vjp_options *options) {
-    vjp_device *device;
-    if (vjp_open(name, options, &device) != VJP_OK) fail_msg("%s", vjp_error(device));
-    return device;
-}
 
 /* ---- A backend from outside -------------------------------------------------------------------------- */
 
@@ -60,7 +55,7 @@ static void outside_backend(void **state) {
     vjp_options options = VJP_OPTIONS_DEFAULTS;
     options.log = note;
     options.log_context = &j;
-    vjp_device *device = open_device("outside:0", &options);
+    vjp_device *device = open_with("outside:0", &options);
     assert_string_equal(vjp_device_summary(device), "two kernels, for tests");
     assert_int_equal(j.count, 2);
     assert_string_equal(j.line[0], "outside: opening with 2 kernels");
@@ -89,7 +84,7 @@ static void outside_backend(void **state) {
 /* A kernel that was not written for rows that lie apart never sees them. */
 static void outside_rows(void **state) {
     (void)state;
-    vjp_device *device = open_device("outside:0", NULL);
+    vjp_device *device = open_device("outside:0");
     float x[6] = {1, 2, 9, 9, 3, 4}, y[4] = {0}, cosine[2] = {0, 0}, sine[2] = {1, 1};
     const int64_t shape[] = {2, 1, 2}, angles[] = {2, 1};
     vjp_tensor tx = vjp_tensor_of(x, VJP_F32, 3, shape), ty = vjp_tensor_of(y, VJP_F32, 3, shape);
@@ -105,7 +100,7 @@ static void outside_rows(void **state) {
     assert_int_equal(vjp_workspace_size(device, vjp_op_find("rope"), VJP_FORWARD, tensors, 5, NULL, &bytes),
                      VJP_UNSUPPORTED);
     vjp_close(device);
-    device = open_device("cpu", NULL);
+    device = open_device("cpu");
     assert_int_equal(vjp_rope_forward(device, &ty, &tx, &tc, &ts, NULL, NULL), VJP_OK);
     assert_true(y[0] == -2 && y[1] == 1 && y[2] == -4 && y[3] == 3);
     vjp_close(device);
@@ -148,7 +143,7 @@ static void properties(void **state) {
     vjp_options options = VJP_OPTIONS_DEFAULTS;
     options.threads = 2;
     options.matrix_products = "builtin";
-    vjp_device *cpu = open_device("cpu", &options), *ref = open_device("ref", NULL);
+    vjp_device *cpu = open_with("cpu", &options), *ref = open_device("ref");
     char text[64];
     assert_int_equal(vjp_device_property(cpu, "threads", text, sizeof text), VJP_OK);
     assert_string_equal(text, "2");
@@ -169,11 +164,30 @@ static void properties(void **state) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------ */
 
+static void memory_of_a_device(void **state) {
+    (void)state;
+    vjp_device *device = open_with("cpu", &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
+    void *data;
+    char text[8] = "abcdefg", back[8] = {0};
+    assert_int_equal(vjp_alloc(device, 100, &data), VJP_OK);
+    assert_int_equal((uintptr_t)data % 64, 0);
+    assert_int_equal(vjp_upload(device, data, 50, text, 8), VJP_OK);
+    assert_int_equal(vjp_download(device, back, data, 50, 8), VJP_OK);
+    assert_string_equal(back, text);
+    assert_int_equal(vjp_synchronize(device), VJP_OK);
+    vjp_free(device, data);
+    vjp_free(device, NULL);
+    assert_int_equal(vjp_alloc(device, SIZE_MAX - 3, &data), VJP_OUT_OF_MEMORY);
+    assert_null(data);
+    assert_non_null(strstr(vjp_error(device), "memory"));
+    vjp_close(device);
+}
+
 static void copies_and_events(void **state) {
     (void)state;
     static const char *const names[] = {"cpu", "ref", "outside"};
     for (int d = 0; d < 3; d++) {
-        vjp_device *device = open_device(names[d], NULL);
+        vjp_device *device = open_device(names[d]);
         char host[64], back[64];
         for (int i = 0; i < 64; i++)
             host[i] = (char)(3 * i);
@@ -222,7 +236,7 @@ static void memory_of_the_caller(void **state) {
     options.allocate = take;
     options.release = give;
     options.allocate_context = &a;
-    vjp_device *device = open_device("cpu", &options);
+    vjp_device *device = open_with("cpu", &options);
     assert_int_equal(a.live, 1); /* the workspace */
     void *data;
     assert_int_equal(vjp_alloc(device, 1000, &data), VJP_OK);
@@ -249,7 +263,7 @@ static void memory_of_the_caller(void **state) {
 
 static void null_is_a_status(void **state) {
     (void)state;
-    vjp_device *device = open_device("cpu", NULL);
+    vjp_device *device = open_device("cpu");
     const vjp_op *op = vjp_op_find("scale");
     float x = 1;
     vjp_tensor t = vjp_tensor_of(&x, VJP_F32, 0, NULL);
@@ -285,7 +299,7 @@ static void structs_of_another_size(void **state) {
     (void)state;
     float w = 1, m = 0, v = 0, g = 1, lr = 0.1f;
     int32_t step = 1;
-    vjp_device *device = open_device("cpu", NULL);
+    vjp_device *device = open_device("cpu");
     vjp_tensor tw = vjp_tensor_of(&w, VJP_F32, 0, NULL), tm = vjp_tensor_of(&m, VJP_F32, 0, NULL);
     vjp_tensor tv = vjp_tensor_of(&v, VJP_F32, 0, NULL), tg = vjp_tensor_of(&g, VJP_F32, 0, NULL);
     vjp_tensor tlr = vjp_tensor_of(&lr, VJP_F32, 0, NULL), tstep = vjp_tensor_of(&step, VJP_I32, 0, NULL);
@@ -315,6 +329,7 @@ int main(void) {
         cmocka_unit_test(names_that_are_no_devices),
         cmocka_unit_test(lists_of_devices),
         cmocka_unit_test(properties),
+        cmocka_unit_test(memory_of_a_device),
         cmocka_unit_test(copies_and_events),
         cmocka_unit_test(memory_of_the_caller),
         cmocka_unit_test(null_is_a_status),

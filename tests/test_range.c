@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The ends of the range on the CPU: finite inputs whose exact result fits give that result, even where an intermediate
- * sum or product does not fit.
+ * sum or product does not fit; and steps of optimizers where a weight or the rate is not finite.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +15,8 @@
 
 #include "attributes.h"
 #include "core/arithmetic.h"
+#include "opening.h"
+#include "sample.h"
 #include "vjp.h"
 
 static vjp_device *open_cpu(void) {
@@ -73,6 +75,27 @@ static void infinite_weights(void **state) {
     vjp_close(device);
 }
 
+/* A NaN rate shows in the weights and does not reach the averages. */
+static void nan_rate(void **state) {
+    (void)state;
+    static const char *const names[] = {"cpu", "ref"}, *const ops[] = {"adamw", "sgd"};
+    for (int d = 0; d < 2; d++)
+        for (int o = 0; o < 2; o++) {
+            vjp_device *device = open_with(names[d], &(vjp_options){.struct_size = sizeof(vjp_options), .threads = 1});
+            call made;
+            assert_true(call_make(&made, device, sample_find(ops[o]), VJP_FORWARD,
+                                  (sample_types){VJP_F32, VJP_F32, VJP_I32}, 1));
+            call_put(&made.tensor[call_slot(&made, "lr")], 0, (double)NAN);
+            assert_int_equal(call_run(device, &made), VJP_OK);
+            for (int64_t i = 0; i < 390; i++) {
+                assert_true(isnan(call_get(&made.tensor[0], i)));
+                assert_true(isfinite(call_get(&made.tensor[1], i)));
+            }
+            call_free(&made);
+            vjp_close(device);
+        }
+}
+
 /* core/arithmetic.h at the ends of its types. */
 static void sizes(void **state) {
     (void)state;
@@ -95,6 +118,6 @@ static void sizes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(means), cmocka_unit_test(infinite_weights),
-                                       cmocka_unit_test(sizes)};
+                                       cmocka_unit_test(nan_rate), cmocka_unit_test(sizes)};
     return cmocka_run_group_tests_name("range", tests, NULL, NULL);
 }
