@@ -17,7 +17,7 @@ static inline vjp_value mean_of(vjp_graph *g, vjp_value x) {
     return vjp_graph_mean(g, vjp_graph_cast(g, x, VJP_F32), WITH(mean, .axis = 0, .axes = 2));
 }
 
-static inline vjp_program *compile(vjp_device *device, vjp_graph *graph, const vjp_value *results, size_t count,
+static inline vjp_program *compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
                                    const vjp_program_options *options) {
     vjp_program *program;
     if (vjp_compile(device, graph, results, count, options, &program) != VJP_OK) fail_msg("%s", vjp_error(device));
