@@ -23,17 +23,18 @@
 typedef enum gate_choice {
     GATE_PLAIN,
     GATE_BIAS,
-    GATE_FORWARD,    /* without a backward: up is not written */
-    GATE_RESULT,     /* up is a result */
-    GATE_READ,       /* something else reads up */
-    GATE_TWICE,      /* two swiglus of one up: the first is taken */
-    GATE_INPUT,      /* gate is a parameter */
-    GATE_LATE,       /* gate is computed after up */
-    GATE_ACTIVATION, /* of up's product */
-    GATE_RESIDUAL,   /* up's product has one */
-    GATE_SWAPPED,    /* up's product computes the gate of swiglu, before its factor */
-    GATE_VIEW,       /* swiglu reads up under another shape */
-    GATE_ASSIGNED,   /* y goes into a state */
+    GATE_FORWARD,        /* without a backward: up is not written */
+    GATE_RESULT,         /* up is a result */
+    GATE_READ,           /* something else reads up */
+    GATE_TWICE,          /* two swiglus of one up: the first is taken */
+    GATE_INPUT,          /* gate is a parameter */
+    GATE_LATE,           /* gate is computed after up */
+    GATE_ACTIVATION,     /* of up's product */
+    GATE_ACTIVE_FORWARD, /* the same without a backward: nothing reads pre */
+    GATE_RESIDUAL,       /* up's product has one */
+    GATE_SWAPPED,        /* up's product computes the gate of swiglu, before its factor */
+    GATE_VIEW,           /* swiglu reads up under another shape */
+    GATE_ASSIGNED,       /* y goes into a state */
     GATE_CHOICES
 } gate_choice;
 
@@ -46,7 +47,7 @@ static gated_graph gate_make(gate_choice choice, vjp_dtype dtype) {
     vjp_graph *g = r.graph;
     const int64_t flat[] = {GATED_ROWS * GATED_WIDE}, wide[] = {GATED_ROWS, GATED_WIDE};
     vjp_linear_attributes plain = *WITH(linear, .transpose_b = 1), own = plain;
-    if (choice == GATE_ACTIVATION) own.activation = VJP_ACTIVATION_TANH;
+    if (choice == GATE_ACTIVATION || choice == GATE_ACTIVE_FORWARD) own.activation = VJP_ACTIVATION_TANH;
     r.x = vjp_graph_input(g, "x", dtype, 2, (int64_t[]){GATED_ROWS, GATED_DIM});
     vjp_value state = vjp_graph_state(g, "state", dtype, 2, wide);
     bool given = choice == GATE_INPUT;
@@ -69,7 +70,7 @@ static gated_graph gate_make(gate_choice choice, vjp_dtype dtype) {
         loss =
             vjp_graph_mul(g, loss, vjp_graph_swiglu(g, vjp_graph_scale(g, gate, WITH(scale, .factor = 2)), up), NULL);
     loss = vjp_graph_cast(g, vjp_graph_mean(g, loss, WITH(mean, .axes = 0)), VJP_F32);
-    if (choice != GATE_FORWARD) {
+    if (choice != GATE_FORWARD && choice != GATE_ACTIVE_FORWARD) {
         r.results = (size_t)r.weights;
         vjp_graph_grad(g, loss, r.weight, r.results, NULL, 0, r.result);
     }
