@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Tests of every GPU backend, on `device`: its list of kernels, errors that it finds while running (bad indices),
- * refusals that write nothing, and a graph's program on it. NULL: there is no such device here, and tests that need one
- * are skipped. Included by one test file per backend, which opens the device.
+ * refusals that write nothing, and a graph's program on it. Included by one test file per backend, which opens the
+ * device.
  */
 #ifndef VJP_TESTS_DEVICE_TESTS_H
 #define VJP_TESTS_DEVICE_TESTS_H
@@ -14,7 +14,6 @@
 
 #include <cmocka.h>
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,42 +24,8 @@
 #include "core/half.h"
 #include "graph/program.h"
 #include "halves.h"
+#include "on_device.h"
 #include "op/op.h"
-
-static vjp_device *device; /* NULL: none here */
-static char why_none[VJP_ERROR_BYTES];
-
-/* Opens it, or says why not. Not called where a test opens its own. */
-static inline void device_start(const char *name) {
-    if (vjp_open(name, NULL, &device) == VJP_OK) return;
-    snprintf(why_none, sizeof why_none, "%s", vjp_error(device));
-    printf("the tests that need a device are skipped: %s\n", why_none);
-    vjp_close(device);
-    device = NULL;
-}
-
-static void need_device(void) {
-    if (!device) skip();
-}
-
-typedef const vjp_backend *(*entry_function)(const vjp_backend_host *host);
-
-/* One entry point, which checks the version. */
-static void check_library(const char *path, const char *name) {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) fail_msg("%s", dlerror());
-    entry_function entry;
-    *(void **)&entry = dlsym(library, "vjp_backend_entry");
-    assert_non_null(entry);
-    vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
-    host.version = vjp_version();
-    assert_non_null(entry(&host));
-    assert_string_equal(entry(&host)->name, name);
-    host.version = "0.0.0-other";
-    assert_null(entry(&host));
-    assert_null(dlsym(library, "vjp_call")); /* its copies of core and op are not exported */
-    dlclose(library);
-}
 
 /* By op: whether ops.def lists it for the backend `name`. */
 static bool is_listed(const char *name, const vjp_op *op) {
@@ -94,13 +59,6 @@ static void every_pass_has_kernels(const char *name) {
 }
 
 /* ---- With a device ----------------------------------------------------------------------------------- */
-
-static vjp_tensor on_device(vjp_dtype dtype, int ndim, const int64_t *shape, const void *content, size_t bytes) {
-    void *data;
-    assert_int_equal(vjp_alloc(device, bytes, &data), VJP_OK);
-    assert_int_equal(vjp_upload(device, data, 0, content, bytes), VJP_OK);
-    return vjp_tensor_of(data, dtype, ndim, shape);
-}
 
 static void a_bad_index_is_reported_at_the_next_synchronise(void **state) {
     (void)state;
@@ -424,14 +382,6 @@ static float *train(vjp_graph *g, bool unplanned, bool halves, vjp_value x, cons
     assert_true(*count * 4 <= 1 << 20);
     vjp_program_destroy(program);
     return result;
-}
-
-/* Launches since the device was opened; 0: it does not count them. */
-static long dispatches_so_far(void) {
-    char text[32];
-    const vjp_backend *b = device->backend;
-    const char *count = b->property ? b->property(device, "dispatches", text, sizeof text) : NULL;
-    return count ? strtol(count, NULL, 10) : 0;
 }
 
 /* A program with a plan may run many calls as one. */

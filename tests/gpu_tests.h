@@ -7,6 +7,7 @@
 #ifndef VJP_TESTS_GPU_TESTS_H
 #define VJP_TESTS_GPU_TESTS_H
 
+#include "backend_here.h"
 #include "gpu/gpu.h"
 #include "numbers.h"
 #include "sample.h"
@@ -14,15 +15,6 @@
 /* How many pipelines a device has made, and how many launches wait to be submitted. */
 static size_t pipelines_of(const vjp_device *of);
 static int launches_of(const vjp_device *of);
-
-const vjp_backend *vjp_backend_entry(const vjp_backend_host *host);
-
-/* The backend's files are linked into the test for access to its internals. */
-static const vjp_backend *backend_here(void) {
-    vjp_backend_host host = {.struct_size = sizeof host, .interface_version = VJP_BACKEND_INTERFACE};
-    host.version = vjp_version();
-    return vjp_backend_entry(&host);
-}
 
 /*
  * Whether row i of a table is compared now: VJP_TEST_PART, a number, leaves one row of `parts`, because shaders are
