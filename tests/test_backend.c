@@ -24,7 +24,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_slot) == 48, "vjp_slot");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_attribute) == 72, "vjp_attribute");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_op_info) == 136, "vjp_op_info");
 _Static_assert(sizeof(vjp_cost) == 32, "vjp_cost");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 24, "vjp_program_options");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 40, "vjp_program_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 80, "vjp_program_report");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_call_time) == 96, "vjp_call_time");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 104, "vjp_minimize_options");

@@ -272,6 +272,55 @@ static void states_are_shared(void **unused) {
     vjp_close(device);
 }
 
+/* In one arena, in turn; one that is too small, or too large for the machine; and a choice that means nothing. */
+static void arenas_are_shared(void **unused) {
+    (void)unused;
+    vjp_device *device = open_device("cpu");
+    vjp_graph *g = vjp_graph_create();
+    const int64_t shape[] = {64, 32};
+    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 2, shape), scaled = vjp_graph_scale(g, x, NULL);
+    vjp_value small = mean_of(g, x), large = vjp_graph_mul(g, scaled, vjp_graph_swiglu(g, scaled, x), NULL);
+    vjp_program_report report = {.struct_size = sizeof report};
+    assert_int_equal(vjp_plan(device, g, &large, 1, NULL, &report), VJP_OK);
+    vjp_program *alone = compile(device, g, &large, 1, NULL), *other;
+    for (int reserved = 0; reserved < 2; reserved++) {
+        const vjp_program_options first = {.struct_size = sizeof first,
+                                           .arena_bytes = reserved ? report.arena_bytes : 0};
+        vjp_program *owner = compile(device, g, &small, 1, &first);
+        const vjp_program_options share = {.struct_size = sizeof share, .share = owner, .share_arena = 1};
+        vjp_program *guest = compile(device, g, &large, 1, &share);
+        const vjp_program_options third = {.struct_size = sizeof third, .share = guest, .share_arena = 1};
+        vjp_program *last = compile(device, g, &small, 1, &third); /* the arena of the first, or of the second */
+        assert_int_equal(guest->arena == owner->arena, reserved);
+        assert_ptr_equal(last->arena, guest->arena);
+        float before, after;
+        fill(owner, x, 1, 1);
+        fill(alone, x, 1, 1);
+        for (int round = 0; round < 2; round++) {
+            run(device, owner);
+            assert_int_equal(vjp_program_read(owner, small, &before, sizeof before), VJP_OK);
+            run(device, guest);
+            run(device, alone);
+            same_bits_of(guest, large, alone, large);
+            run(device, last);
+            assert_int_equal(vjp_program_read(last, small, &after, sizeof after), VJP_OK);
+            assert_true(before == after);
+        }
+        vjp_program_destroy(last);
+        vjp_program_destroy(guest);
+        vjp_program_destroy(owner);
+    }
+    const vjp_program_options nothing = {.struct_size = sizeof nothing, .share_arena = 1};
+    assert_int_equal(vjp_compile(device, g, &small, 1, &nothing, &other), VJP_INVALID);
+    assert_non_null(strstr(vjp_error(device), "share_arena needs a program"));
+    const vjp_program_options huge = {.struct_size = sizeof huge, .arena_bytes = SIZE_MAX - 1};
+    assert_int_equal(vjp_compile(device, g, &small, 1, &huge, &other), VJP_OUT_OF_MEMORY);
+    assert_null(other);
+    vjp_program_destroy(alone);
+    vjp_graph_destroy(g);
+    vjp_close(device);
+}
+
 /* ---- Outputs that two nodes can compute -------------------------------------------------------------- */
 
 static int calls_of(const vjp_program *program, vjp_pass pass) {
@@ -373,6 +422,7 @@ int main(void) {
         cmocka_unit_test(gradients_are_differences),
         cmocka_unit_test(recomputed_is_kept),
         cmocka_unit_test(states_are_shared),
+        cmocka_unit_test(arenas_are_shared),
         cmocka_unit_test(a_backward_replaces_its_forward),
         cmocka_unit_test(a_norms_y_comes_with_its_gradient),
     };

@@ -19,6 +19,8 @@
      [("src/graph/plan.c", " && b->max_gap < wanted", "")]),
     ("graph: an output takes the memory of an input that is read later", "test test_graph",
      [("src/graph/compile.c", "is_persistent(c, from) || c->last[from] != k) return false;", "is_persistent(c, from)) return false;")]),
+    ("graph: a program takes an arena that is too small for it", "test test_graph",
+     [("src/graph/compile.c", "if (share && c->arena_bytes <= share->arena_room) {", "if (share) {")]),
     ("graph: ranges that end and begin in one call lie in one place", "test test_plan",
      [("src/graph/plan.c", "return a->first <= b->last && b->first <= a->last;", "return a->first < b->last && b->first < a->last;")]),
     ("graph: the second gradient of a value overwrites the first", "test test_graph",

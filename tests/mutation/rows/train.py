@@ -34,6 +34,8 @@
     ("trainer: a step after a bad one is taken", "test test_trainer",
      [("src/train/trainer/programs.c", "vjp_graph_add(graph, t->guard, times_zero(graph, x), NULL)",
        "vjp_graph_add(graph, times_zero(graph, x), times_zero(graph, x), NULL)")]),
+    ("trainer: each program has an arena of its own", "test test_fit",
+     [("src/train/trainer/programs.c", ".share_arena = t->first != NULL,", ".share_arena = 0,")]),
     ("loss scale: a skipped step counts for AdamW", "test test_precision",
      [("src/train/trainer/loss_scale.c", "choose(graph, s->fine, s->step, s->state[LOSS_SCALE_TAKEN])", "s->step")]),
     ("loss scale: it is not halved", "test test_precision",
