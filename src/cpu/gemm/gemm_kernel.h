@@ -64,6 +64,19 @@ INLINE void keep_order(native_f *sum) {
 }
 
 /*
+ * sum + one * row. aarch64 multiplies by a number of a register, which needs no copy of it in all lanes: GCC makes that
+ * copy for two of three products, and copies of sums.
+ */
+INLINE native_f multiply_add(float one, native_f row, native_f sum) {
+#if defined(CPU_ISA_NEON) && defined(__aarch64__)
+    __asm__("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(sum) : "w"(row), "w"(one));
+    return sum;
+#else
+    return native_fma(one - (native_f){0}, row, sum);
+#endif
+}
+
+/*
  * For wasm: constants that are added to this address become part of the loads. In a loop clang would add each one in an
  * instruction of its own; without those, products are 3 % faster in Firefox.
  */
@@ -83,9 +96,9 @@ INLINE void gemm_term(int rows, int term_step, const float *a, const float *b, n
     native_f row[GEMM_VECTORS];
     UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&row[j], b + j * NATIVE_LANES, sizeof row[j]);
     UNROLL for (int i = 0; i < rows; i++) {
-        native_f one = a[i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE)] - (native_f){0};
+        float one = a[i * (term_step > 1 ? 1 : GEMM_ROW_STRIDE)];
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
-            sum[i][j] = native_fma(one, row[j], sum[i][j]);
+            sum[i][j] = multiply_add(one, row[j], sum[i][j]);
             keep_order(&sum[i][j]);
         }
     }
@@ -187,9 +200,9 @@ INLINE void gemm_block_in_place(int rows, int64_t depth, const gemm_left *a, con
         native_f column[GEMM_VECTORS];
         UNROLL for (int j = 0; j < GEMM_VECTORS; j++) memcpy(&column[j], b + j * NATIVE_LANES, sizeof column[j]);
         UNROLL for (int i = 0; i < rows; i++) {
-            native_f one = row[i][at] - (native_f){0};
+            float one = row[i][at];
             UNROLL for (int j = 0; j < GEMM_VECTORS; j++) {
-                sum[i][j] = native_fma(one, column[j], sum[i][j]);
+                sum[i][j] = multiply_add(one, column[j], sum[i][j]);
                 keep_order(&sum[i][j]);
             }
         }
