@@ -68,7 +68,7 @@ INLINE void keep_order(native_f *sum) {
  * copy for two of three products, and copies of sums.
  */
 INLINE native_f multiply_add(float one, native_f row, native_f sum) {
-#if defined(CPU_ISA_NEON) && defined(__aarch64__)
+#if defined(CPU_ISA_NEON)
     __asm__("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(sum) : "w"(row), "w"(one));
     return sum;
 #else

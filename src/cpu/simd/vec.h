@@ -585,12 +585,8 @@ INLINE native_f native_halves(vjp_dtype dtype, native_f a, native_f b) {
  * written and do not read them first; the others need this instruction for it.
  */
 INLINE void native_stream_two(void *to, native_f a, native_f b) {
-#if defined(__aarch64__)
     typedef char both[2 * sizeof(native_f)];
     __asm__("stnp %q2, %q3, [%1]" : "=m"(*(both *)to) : "r"(to), "w"(a), "w"(b));
-#else
-    neon_stream_two(to, (float32x4_t)a, (float32x4_t)b); /* of bench/neon_on_x86 */
-#endif
 }
 #endif
 
@@ -628,8 +624,6 @@ INLINE void vf_stream(vjp_dtype dtype, void *to, int64_t i, vf a) {
 INLINE void vf_stream_done(void) {
 #if defined(CPU_ISA_AVX512) || defined(CPU_ISA_AVX2)
     _mm_sfence();
-#elif defined(CPU_ISA_NEON) && !defined(__aarch64__)
-    neon_stream_done();
 #endif
 }
 
