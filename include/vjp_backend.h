@@ -104,7 +104,10 @@ typedef struct vjp_backend {
     /* How many devices of this kind the machine has, and a line on each. NULL: one. */
     int (*count)(void);
     vjp_status (*describe)(int index, char *text, size_t bytes);
-    /* What the device uses, by name, as vjp_device_property() gives it; NULL for an unknown name. */
+    /*
+     * What the device uses, by name, as vjp_device_property() gives it; NULL for an unknown name. A backend that reads
+     * options.matrix_products or options.instruction_set knows that name: others are not opened with such a choice.
+     */
     const char *(*property)(const vjp_device *device, const char *name, char *text, size_t bytes);
     /* Whether vjp_options.allocate can give this device's memory. */
     int takes_allocator;
