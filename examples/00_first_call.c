@@ -6,8 +6,8 @@
  * Outputs come first, then inputs, then attributes; NULL stands for what you do not have or do not want. Here there
  * is no gamma and no beta, and the mean and rstd of each row are not saved, so the backward computes them again.
  *
- * dy is the gradient of some loss with respect to y; dx is what comes back: the gradient with respect to x. A layer
- * norm takes out each row's mean and scale, so moving a whole row up changes nothing, and each row of dx adds up to 0.
+ * dy is the gradient of some loss with respect to y; the result dx is the gradient with respect to x. A layer norm
+ * removes each row's mean and scale, so adding a constant to a row changes nothing, and each row of dx adds up to 0.
  */
 #include <math.h>
 #include <stdio.h>

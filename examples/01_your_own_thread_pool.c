@@ -2,11 +2,11 @@
 /*
  * Lesson 01: your own thread pool.
  *
- * An application that has a pool does not want a second one beside it. Give vjp a parallel_for, and every kernel hands
- * its tasks to that function instead of starting threads. The contract is short: run task(argument, i) once for
- * every i below count, in any order, on any threads, and return when all are done.
+ * An application that has a pool does not want a second one. Give vjp a parallel_for, and every kernel passes its
+ * tasks to that function instead of starting threads. The contract is short: run task(argument, i) once for every i
+ * below count, in any order, on any threads, and return when all are done.
  *
- * The pool below is very simple: a few POSIX threads for each job, thread t taking tasks t, t + 3, t + 6... Whatever a
+ * The pool below is very simple: a few POSIX threads for each job; thread t runs tasks t, t + 3, t + 6... Whatever a
  * pool does, the bits are the same, because the work was split before the pool got it. The lesson compares the result
  * with that of vjp's own pool, byte by byte.
  */

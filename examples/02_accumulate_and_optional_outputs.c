@@ -2,13 +2,13 @@
 /*
  * Lesson 02: adding to a gradient, and leaving one out.
  *
- * A model's gradients meet and add up: a tensor that feeds two branches gets the sum of both, a weight gets the sum
- * over all micro-batches. With VJP_ACCUMULATE on an output, a call adds to what is there (+=) instead of overwriting it
- * (=), so neither sum needs its own buffer. And every output is optional: what you pass as NULL is not computed, and
- * its work is not done.
+ * A model's gradients add up: a tensor that feeds two branches gets the sum of both, a weight gets the sum over all
+ * micro-batches. With VJP_ACCUMULATE on an output, a call adds to it (+=) instead of overwriting it (=), so neither
+ * sum needs its own buffer. And every output is optional: an output that you pass as NULL is not computed and costs
+ * nothing.
  *
- * The lesson shows all three on y = x + rms_norm(x) * gamma, the shape of a residual block: micro-batches add up to
- * the whole batch, the skip's gradient is added to in place, and a frozen gamma costs nothing.
+ * The lesson shows all three on y = x + rms_norm(x) * gamma, the form of a residual block: micro-batches add up to
+ * the whole batch, dx is added in place to the gradient of the skip connection, and a frozen gamma costs nothing.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,14 +29,14 @@ static vjp_tensor vector_of(float *data) {
     return vjp_tensor_of(data, VJP_F32, 1, (int64_t[]){DIM});
 }
 
-/* Ends the lesson with the library's sentence if a call was refused. */
+/* Ends the lesson with the library's error message if a call was refused. */
 static void check(vjp_device *device, vjp_status status) {
     if (status == VJP_OK) return;
     fprintf(stderr, "%s\n", vjp_error(device));
     exit(1);
 }
 
-/* The backward of the norm over `rows` rows from `first` on. NULL outputs are left out. */
+/* The backward of the norm over `rows` rows, starting at `first`. NULL outputs are left out. */
 static void backward(vjp_device *device, int64_t first, int64_t rows, const vjp_tensor *dx_out,
                      const vjp_tensor *dgamma) {
     vjp_tensor tx = rows_of(x + first * DIM, rows), tdy = rows_of(dy + first * DIM, rows);
@@ -69,7 +69,7 @@ int main(void) {
     printf("dgamma of two halves compared with the whole batch: largest difference %.1e of %.1f\n", difference,
            largest);
 
-    /* The residual: dx starts as the skip's gradient, dy itself, and the norm adds its own. gamma is frozen: NULL. */
+    /* The residual: dx starts as the skip's gradient, which is dy, and the norm adds its own. gamma is frozen: NULL. */
     vjp_tensor tdx = rows_of(dx, ROWS), tnorm = rows_of(norm_only, ROWS);
     backward(device, 0, ROWS, &tnorm, NULL);
     memcpy(dx, dy, sizeof dx);

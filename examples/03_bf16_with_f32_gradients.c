@@ -3,9 +3,9 @@
  * Lesson 03: bf16 tensors, f32 gradients of parameters.
  *
  * bf16 halves the memory traffic and has the range of f32, but only 8 significant bits. That is enough for an
- * activation and too little for a sum over thousands of rows that an optimiser adds up step after step. vjp sums in f32
- * whatever the storage; parameters and their gradients (gamma, dgamma here) can be bf16 like the tensors or stay f32,
- * each as you like. Just describe the memory: the dtype of the tensor decides.
+ * activation, but too little for a sum over thousands of rows that an optimiser adds up step after step. vjp sums in
+ * f32 whatever the storage type. Parameters and their gradients (gamma, dgamma here) can each be bf16 like the tensors,
+ * or f32: vjp uses the dtype in the vjp_tensor.
  *
  * The lesson computes dgamma of the same bf16 tensors twice, into bf16 and into f32, and compares both with the
  * reference device, which computes in double.
@@ -61,7 +61,7 @@ int main(void) {
 
     vjp_tensor tx = vjp_tensor_of(x, VJP_BF16, 2, shape), tdy = vjp_tensor_of(dy, VJP_BF16, 2, shape);
     vjp_tensor tdx = vjp_tensor_of(dx, VJP_BF16, 2, shape);
-    vjp_tensor tgamma = vjp_tensor_of(gamma_values, VJP_F32, 1, &shape[1]); /* f32 beside bf16 tensors */
+    vjp_tensor tgamma = vjp_tensor_of(gamma_values, VJP_F32, 1, &shape[1]); /* f32 with bf16 tensors */
     vjp_tensor as_bf16 = vjp_tensor_of(dgamma_bf16, VJP_BF16, 1, &shape[1]);
     vjp_tensor as_f32 = vjp_tensor_of(dgamma_f32, VJP_F32, 1, &shape[1]);
     vjp_tensor truth = vjp_tensor_of(dgamma_true, VJP_F32, 1, &shape[1]);

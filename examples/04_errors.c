@@ -2,11 +2,11 @@
 /*
  * Lesson 04: what happens when a call is wrong.
  *
- * Nothing dramatic: the library never aborts and never prints. The call returns a status, vjp_error() has a sentence
- * that names the op, the tensor and the numbers, and none of your memory was touched, because every check comes before
- * the first write. So an error can be handled where it happens, and the next call works as if nothing had happened.
+ * The library never aborts and never prints. The call returns a status, and vjp_error() returns a message that names
+ * the op, the tensor and the numbers. None of your memory was changed, because every check comes before the first
+ * write. So an error can be handled where it happens, and the next call works as if nothing had happened.
  *
- * The lesson makes seven mistakes, prints the sentence of each, and looks at the output after every one of them.
+ * The lesson makes seven mistakes, prints the message for each, and checks after each that the output is unchanged.
  */
 #include <stdio.h>
 #include <string.h>

@@ -2,10 +2,10 @@
 /*
  * Lesson 06: the same norm on every device of this machine.
  *
- * A device is opened by its name; one that is absent says why and is left out. Memory comes from vjp_alloc(), so that
- * the same lines serve a processor, whose memory is yours anyway, and a GPU, whose memory you cannot touch:
- * vjp_upload() and vjp_download() move it, vjp_synchronize() waits and reports. All tensors of the lesson are in one
- * block of that memory, at byte offsets, as in a whole model.
+ * A device is opened by its name; if it is absent, the error says why, and the lesson skips it. Memory comes from
+ * vjp_alloc(), so that the same code works on the CPU and on a GPU, whose memory the host cannot access:
+ * vjp_upload() and vjp_download() copy, vjp_synchronize() waits and reports errors. All tensors of the lesson are in
+ * one block of that memory, at byte offsets, as in a whole model.
  *
  * The gradients of each device are compared with `ref`, which computes in double.
  */

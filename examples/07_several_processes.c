@@ -5,8 +5,8 @@
  *     ./07_several_processes                  alone
  *     mpirun -n 4 ./07_several_processes      each process computes a quarter of the points
  *
- * The points are split into shards. The gradients of shards are added as a binary tree over the shard's number; each
- * process adds its own block of shards, and vjp_group_sum() adds the blocks in the same way.
+ * The points are split into shards. The gradients of the shards are added as a binary tree over the shard numbers:
+ * each process adds its own block of shards, and vjp_group_sum() adds the blocks by the same tree.
  */
 #include <math.h>
 #include <stdio.h>
