@@ -110,9 +110,9 @@ int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]) {
     return step;
 }
 
-/* A copy that was made while the checkpoint was being removed may lack its last file, and opens. */
+/* A copy that was made while the checkpoint was being removed may lack any file, and opens without these two. */
 static bool is_torn(const char *path, int64_t step) {
-    return step >= 0 && !is_there(path, "optimizer.safetensors");
+    return step >= 0 && !(is_there(path, "optimizer.safetensors") && is_there(path, "trainer.json"));
 }
 
 /*
