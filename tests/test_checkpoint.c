@@ -282,6 +282,34 @@ static void test_torn_copy(void **state) {
     assert_string_equal(newest, other);
 }
 
+/* The same in a copy that has kept the link `latest`; a link to elsewhere is followed whatever is there. */
+static void test_torn_target(void **state) {
+    (void)state;
+    static const char *const missing[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"};
+    char error[TRAIN_ERROR], path[512], file[600], found[CHECKPOINT_PATH];
+    require_saved(1, 9);
+    require_saved(2, 9);
+    for (size_t i = 0; i < COUNT(missing); i++) {
+        require_saved(3, 9);
+        snprintf(file, sizeof file, "%s/%s", path_of("checkpoint-00000003", path), missing[i]);
+        assert_int_equal(unlink(file), 0);
+        if (opened_step(error) != 2) fail_msg("without %s: %s", missing[i], error);
+    }
+    require_saved(3, 9);
+    put_file("checkpoint-00000003/model.safetensors", "half");
+    assert_int_equal(opened_step(error), 2);
+    /* Without any that is whole, what the link names. */
+    assert_int_equal(unlink(path_of("checkpoint-00000001/trainer.json", path)), 0);
+    assert_int_equal(unlink(path_of("checkpoint-00000002/trainer.json", path)), 0);
+    assert_true(checkpoint_find(folder, found, error));
+    assert_string_equal(found, path_of("checkpoint-00000003", path));
+    require_saved(2, 9);
+    assert_int_equal(unlink(path_of("latest", path)), 0);
+    assert_int_equal(symlink("/", path), 0);
+    assert_true(checkpoint_find(folder, found, error));
+    assert_string_equal(strrchr(found, '/'), "/");
+}
+
 /* One run at a time; the sentence names the process, and the lock ends with it. */
 static void test_lock(void **state) {
     (void)state;
@@ -470,9 +498,9 @@ static void test_damages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip),    TEST(test_keep), TEST(test_best),    TEST(test_leftovers),
-        TEST(test_save_refusals), TEST(test_find), TEST(test_damages), TEST(test_copied_link),
-        TEST(test_torn_copy),     TEST(test_lock),
+        TEST(test_round_trip),    TEST(test_keep),        TEST(test_best),    TEST(test_leftovers),
+        TEST(test_save_refusals), TEST(test_find),        TEST(test_damages), TEST(test_copied_link),
+        TEST(test_torn_copy),     TEST(test_torn_target), TEST(test_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,11 +93,19 @@ bool checkpoint_is_one(const char *dir) {
     return is_there(dir, "config.json") || is_there(dir, ADAPTER_CONFIG);
 }
 
+/* Where `latest` points; "" where it is no link. */
+static void read_latest(const char *dir, char target[CHECKPOINT_PATH]) {
+    char latest[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    if (!checkpoint_path(latest, ignored, "%s/latest", dir) || !system_read_link(latest, target, CHECKPOINT_PATH))
+        target[0] = 0;
+}
+
 /* The target of the link, so that a later save does not change the folder that is being read. False: no such link. */
 static bool follow_latest(const char *dir, char path[CHECKPOINT_PATH], char *error) {
-    char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH];
-    if (!is_there(dir, "latest") || !checkpoint_path(latest, error, "%s/latest", dir)) return false;
-    if (!system_read_link(latest, target, sizeof target)) return false;
+    char target[CHECKPOINT_PATH];
+    if (!is_there(dir, "latest")) return false;
+    read_latest(dir, target);
+    if (!target[0]) return false;
     if (system_is_absolute(target)) return checkpoint_path(path, error, "%s", target);
     return checkpoint_path(path, error, "%s/%s", dir, target);
 }
@@ -116,19 +124,36 @@ static bool is_torn(const char *path, int64_t step) {
 }
 
 /*
- * The checkpoint of the highest step that opens; one that may be torn only if there is no other. After `cp -rL`,
- * `latest` is a folder, and one of the candidates.
+ * Whether `latest` leads to a torn checkpoint beside it, as in a copy by `cp -a` or `rsync -a`. A run that is saving
+ * may rename its target meanwhile, and then remove its files: then it is not torn, but gone, and the caller tries
+ * again.
  */
-static bool find_newest(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
-    char latest[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
+static bool links_to_torn(const char *dir, const char *path) {
+    char target[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    int64_t step;
+    system_status before, after;
+    read_latest(dir, target);
+    if (!step_of(target, &step) || !system_status_of(path, &before) || before.kind != SYSTEM_FOLDER) return false;
+    step = checkpoint_step(path, ignored);
+    return (step == -2 || is_torn(path, step)) && system_status_of(path, &after) && after.volume == before.volume &&
+           after.number == before.number;
+}
+
+/*
+ * The checkpoint of the highest step that opens; one that may be torn only if there is no other, and never if
+ * `whole_only`. After `cp -rL`, `latest` is a folder, and one of the candidates.
+ */
+static bool find_newest(const char *dir, bool whole_only, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]) {
+    char latest[CHECKPOINT_PATH], target[CHECKPOINT_PATH], reason[TRAIN_ERROR] = "";
     int64_t *steps, copied = -2;
     size_t count;
     if (!checkpoint_list(dir, &steps, &count))
         return train_fail(error, "%.300s: it cannot be read: %s", dir, strerror(errno));
-    if (checkpoint_path(latest, reason, "%s/latest", dir) && checkpoint_is_one(latest))
+    read_latest(dir, target);
+    if (!target[0] && checkpoint_path(latest, reason, "%s/latest", dir) && checkpoint_is_one(latest))
         copied = checkpoint_step(latest, reason);
     bool found = false;
-    for (int any = 0; any < 2 && !found; any++) {
+    for (int any = 0; any < (whole_only ? 1 : 2) && !found; any++) {
         bool takes_latest = copied >= -1 && (any || !is_torn(latest, copied));
         for (size_t i = 0; !found && i < count && (!takes_latest || steps[i] >= copied); i++) {
             if (!checkpoint_path(path, reason, CHECKPOINT_FORMAT, dir, (long long)steps[i])) continue;
@@ -166,7 +191,10 @@ bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRA
     if (status.kind == SYSTEM_FILE && read_name(dir, path)) return true;
     if (status.kind != SYSTEM_FOLDER) return train_fail(error, "%.300s: it is not a folder", dir);
     if (checkpoint_is_one(dir)) return checkpoint_path(path, error, "%s", dir);
-    return follow_latest(dir, path, error) || find_newest(dir, path, error);
+    if (!follow_latest(dir, path, error)) return find_newest(dir, false, path, error);
+    char whole[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    if (links_to_torn(dir, path) && find_newest(dir, true, whole, ignored)) memcpy(path, whole, strlen(whole) + 1);
+    return true;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
@@ -400,13 +428,6 @@ bool checkpoint_open_base(checkpoint *c, const char *base, char error[TRAIN_ERRO
     model.file_count = 0;
     checkpoint_close(&model);
     return true;
-}
-
-/* Where `latest` points; "" where it is no link. */
-static void read_latest(const char *dir, char target[CHECKPOINT_PATH]) {
-    char latest[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
-    if (!checkpoint_path(latest, ignored, "%s/latest", dir) || !system_read_link(latest, target, CHECKPOINT_PATH))
-        target[0] = 0;
 }
 
 bool checkpoint_open_newest(const char *dir, char path[CHECKPOINT_PATH], checkpoint *c, char error[TRAIN_ERROR]) {
