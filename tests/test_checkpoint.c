@@ -310,6 +310,28 @@ static void test_torn_target(void **state) {
     assert_string_equal(strrchr(found, '/'), "/");
 }
 
+/* A torn checkpoint is not one of those that are kept, whichever file it lacks. */
+static void test_keep_torn(void **state) {
+    (void)state;
+    static const char *const missing[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"};
+    char path[128], file[256];
+    for (int i = 0; i < (int)COUNT(missing); i++) {
+        int64_t step = 10 * i;
+        for (int k = 1; k <= 3; k++)
+            require_saved(step + k, 3);
+        snprintf(path, sizeof path, "%s/checkpoint-%08d", folder, (int)step + 3);
+        snprintf(file, sizeof file, "%s/%s", path, missing[i]);
+        assert_int_equal(unlink(file), 0);
+        require_saved(step + 4, 2);
+        snprintf(file, sizeof file, "checkpoint-%08d", (int)step + 2);
+        if (!exists(file)) fail_msg("without %s: the last whole one was removed", missing[i]);
+        require_saved(step + 5, 2);
+        assert_int_equal(count_names("checkpoint-"), 2);
+        snprintf(file, sizeof file, "checkpoint-%08d", (int)step + 4);
+        assert_true(exists(file));
+    }
+}
+
 /* One run at a time; the sentence names the process, and the lock ends with it. */
 static void test_lock(void **state) {
     (void)state;
@@ -498,9 +520,9 @@ static void test_damages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip),    TEST(test_keep),        TEST(test_best),    TEST(test_leftovers),
-        TEST(test_save_refusals), TEST(test_find),        TEST(test_damages), TEST(test_copied_link),
-        TEST(test_torn_copy),     TEST(test_torn_target), TEST(test_lock),
+        TEST(test_round_trip),    TEST(test_keep),        TEST(test_best),      TEST(test_leftovers),
+        TEST(test_save_refusals), TEST(test_find),        TEST(test_damages),   TEST(test_copied_link),
+        TEST(test_torn_copy),     TEST(test_torn_target), TEST(test_keep_torn), TEST(test_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,6 +87,7 @@ static bool is_there(const char *folder, const char *name) {
     return checkpoint_path(path, ignored, "%s/%s", folder, name) && system_status_of(path, &status);
 }
 
+static const char INDEX[] = "model.safetensors.index.json";
 static const char ADAPTER_CONFIG[] = "adapter_config.json", ADAPTER[] = "adapter_model.safetensors";
 
 bool checkpoint_is_one(const char *dir) {
@@ -118,9 +119,15 @@ int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]) {
     return step;
 }
 
-/* A copy that was made while the checkpoint was being removed may lack any file, and opens without these two. */
+bool checkpoint_lacks_files(const char *path) {
+    bool model = is_there(path, "model.safetensors") || is_there(path, INDEX) || is_there(path, ADAPTER);
+    return !checkpoint_is_one(path) || !model || !is_there(path, "optimizer.safetensors") ||
+           !is_there(path, "trainer.json");
+}
+
+/* Of what opens: a folder without a step may be another program's, which has other files. */
 static bool is_torn(const char *path, int64_t step) {
-    return step >= 0 && !(is_there(path, "optimizer.safetensors") && is_there(path, "trainer.json"));
+    return step >= 0 && checkpoint_lacks_files(path);
 }
 
 /*
@@ -217,8 +224,6 @@ static bool read_json(const char *folder, const char *name, json_document *docum
 }
 
 /* ---- The model --------------------------------------------------------------------------------------- */
-
-static const char INDEX[] = "model.safetensors.index.json";
 
 static checkpoint_file *file_named(checkpoint *c, const char *name) {
     for (size_t i = 0; i < c->file_count; i++)

@@ -69,8 +69,9 @@ int checkpoint_lock(const char *dir, char error[TRAIN_ERROR]);
 /*
  * Saves into `dir`, which is created if it is missing. The caller holds the lock. A checkpoint of the same step is
  * replaced. Afterwards the `keep` (1 or more) checkpoints of the highest steps up to this one stay, and the best one;
- * others of lower steps are removed, and those of higher steps, which another run made, are left alone. During the save
- * the disk holds one more. Where `latest` or `best` is a folder, as in a copy made by `cp -rL`, a link replaces it.
+ * others of lower steps are removed, and those of higher steps, which another run made, are left alone. A torn copy
+ * does not count, and is removed once `keep` newer ones are there. During the save the disk holds one more. Where
+ * `latest` or `best` is a folder, as in a copy made by `cp -rL`, a link replaces it.
  * False: `error` names the file. In a group, `dir` is the same folder for all processes, and rank 0 holds the lock; for
  * the others true means that their part is written, and rank 0 can still fail.
  */

@@ -22,6 +22,12 @@ bool checkpoint_path(char path[CHECKPOINT_PATH], char error[TRAIN_ERROR], const 
 /* The step of the checkpoint at `path`; -1: it has none; -2: it does not open. */
 int64_t checkpoint_step(const char *path, char error[TRAIN_ERROR]);
 
+/*
+ * Whether the checkpoint at `path` is torn: a copy that was made while it was being removed may lack any of its files,
+ * and may open all the same.
+ */
+bool checkpoint_lacks_files(const char *path);
+
 /* The steps of all folders named checkpoint-..., highest first; the caller frees them. False: errno says why. */
 bool checkpoint_list(const char *dir, int64_t **steps, size_t *count);
 

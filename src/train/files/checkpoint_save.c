@@ -72,14 +72,20 @@ static bool set_aside(const char *dir, int64_t step, char aside[CHECKPOINT_PATH]
            checkpoint_path(aside, ignored, CHECKPOINT_OLD_FORMAT, dir, (long long)step) && system_rename(path, aside);
 }
 
+/* A torn copy, which may have been there since before a resume, does not count as one that is kept. */
 static void retire_older(const char *dir, int64_t newest, int64_t best, int keep) {
-    char aside[CHECKPOINT_PATH];
+    char path[CHECKPOINT_PATH], aside[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
     int64_t *steps;
-    size_t count, kept = 0;
+    size_t count;
+    int kept = 0;
     if (!checkpoint_list(dir, &steps, &count)) return;
-    for (size_t i = 0; i < count; i++)
-        if (steps[i] <= newest && ++kept > (size_t)(keep < 1 ? 1 : keep) && steps[i] != best)
+    for (size_t i = 0; i < count; i++) {
+        if (steps[i] > newest || !checkpoint_path(path, ignored, CHECKPOINT_FORMAT, dir, (long long)steps[i])) continue;
+        if (steps[i] == newest || kept < keep)
+            kept += steps[i] == newest || !checkpoint_lacks_files(path);
+        else if (steps[i] != best)
             set_aside(dir, steps[i], aside);
+    }
     free(steps);
 }
 
