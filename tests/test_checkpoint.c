@@ -295,10 +295,13 @@ static void test_torn_target(void **state) {
         assert_int_equal(unlink(file), 0);
         if (opened_step(error) != 2) fail_msg("without %s: %s", missing[i], error);
     }
+    /* A file that is damaged is not replaced in silence. */
     require_saved(3, 9);
     put_file("checkpoint-00000003/model.safetensors", "half");
-    assert_int_equal(opened_step(error), 2);
+    assert_int_equal(opened_step(error), -1);
+    assert_non_null(strstr(error, "checkpoint-00000003/model.safetensors: it is cut off"));
     /* Without any that is whole, what the link names. */
+    assert_int_equal(unlink(path_of("checkpoint-00000003/config.json", path)), 0);
     assert_int_equal(unlink(path_of("checkpoint-00000001/trainer.json", path)), 0);
     assert_int_equal(unlink(path_of("checkpoint-00000002/trainer.json", path)), 0);
     assert_true(checkpoint_find(folder, found, error));

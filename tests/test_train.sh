@@ -409,10 +409,15 @@ broken 'optimizer.safetensors' optimizer.safetensors 'cp "$work/broken/latest/mo
 broken 'optimizer.safetensors has no tensor model.norm.weight.exp_avg' optimizer.safetensors \
     'sed "s/\"model.norm.weight.exp_avg\"/\"model.norm.weight\"        /" "$broken" >"$work/cut"; cp "$work/cut" "$broken"'
 cmp -s "$work/cut" "$work/stopped/latest/optimizer.safetensors" && fault 'optimizer.safetensors was not changed'
-broken 'optimizer.safetensors to resume from' optimizer.safetensors 'rm "$broken"'
+broken 'optimizer.safetensors to resume from' optimizer.safetensors 'rm "$work"/broken/checkpoint-*/optimizer.safetensors'
 broken 'config.json' config.json 'printf "{" >"$broken"'
 broken 'trainer.json' trainer.json 'printf "[]" >"$broken"'
-broken 'no trainer.json' trainer.json 'rm "$broken"'
+broken 'no trainer.json' trainer.json 'rm "$work"/broken/checkpoint-*/trainer.json'
+# A copy that lacks files of its newest checkpoint continues from the one before, with the same bits.
+cp -r "$work/stopped" "$work/torn"
+rm "$work/torn/latest/trainer.json"
+expect 0 "done at step $steps" train --resume --out "$work/torn"
+same "$work/whole" "$work/torn"
 # change KEY VALUE: another value in trainer.json
 change() {
     sed "s/\"$1\": [^,}]*/\"$1\": $2/" "$broken" >"$work/cut"

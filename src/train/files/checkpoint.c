@@ -132,17 +132,16 @@ static bool is_torn(const char *path, int64_t step) {
 
 /*
  * Whether `latest` leads to a torn checkpoint beside it, as in a copy by `cp -a` or `rsync -a`. A run that is saving
- * may rename its target meanwhile, and then remove its files: then it is not torn, but gone, and the caller tries
+ * may rename its target meanwhile, and then remove its files: it is not torn then, but gone, and the caller tries
  * again.
  */
 static bool links_to_torn(const char *dir, const char *path) {
-    char target[CHECKPOINT_PATH], ignored[TRAIN_ERROR];
+    char target[CHECKPOINT_PATH];
     int64_t step;
     system_status before, after;
     read_latest(dir, target);
-    if (!step_of(target, &step) || !system_status_of(path, &before) || before.kind != SYSTEM_FOLDER) return false;
-    step = checkpoint_step(path, ignored);
-    return (step == -2 || is_torn(path, step)) && system_status_of(path, &after) && after.volume == before.volume &&
+    return step_of(target, &step) && system_status_of(path, &before) && before.kind == SYSTEM_FOLDER &&
+           checkpoint_lacks_files(path) && system_status_of(path, &after) && after.volume == before.volume &&
            after.number == before.number;
 }
 

@@ -84,9 +84,9 @@ bool checkpoint_is_one(const char *dir);
 
 /*
  * The folder to open: `dir` itself if it is a checkpoint, else the target of its link `latest`, else its checkpoint of
- * the highest step that opens. Where files of that target are missing or damaged, as in a copy that was made while a
- * run saved, it is the whole checkpoint of the highest step, if there is one. `dir` may also be a file that names a
- * checkpoint beside it, as `best` can be.
+ * the highest step that opens. Where that target lacks files, as in a copy that was made while a run saved, it is the
+ * whole checkpoint of the highest step, if there is one. `dir` may also be a file that names a checkpoint beside it, as
+ * `best` can be.
  */
 bool checkpoint_find(const char *dir, char path[CHECKPOINT_PATH], char error[TRAIN_ERROR]);
 

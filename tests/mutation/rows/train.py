@@ -21,7 +21,7 @@
     ("checkpoints: a link to a torn copy is followed", "test test_checkpoint",
      [("src/train/files/checkpoint.c", "if (links_to_torn(dir, path) && ", "if (false && links_to_torn(dir, path) && ")]),
     ("checkpoints: a link to elsewhere is not followed", "test test_checkpoint",
-     [("src/train/files/checkpoint.c", "!step_of(target, &step) || !system_status_of", "!system_status_of")]),
+     [("src/train/files/checkpoint.c", "return step_of(target, &step) && system_status_of", "(void)step; return system_status_of")]),
     ("checkpoints: a torn one counts among those that are kept", "test test_checkpoint",
      [("src/train/files/checkpoint_save.c", " || !checkpoint_lacks_files(path);", " || true;")]),
     ("checkpoints: the only copy of a step is removed", "test test_checkpoint",
