@@ -245,7 +245,8 @@ static bool open_listed(const char *folder, checkpoint *c, char *error) {
     c->files = calloc(map->count + 1, sizeof *c->files);
     if (!c->files) return train_fail(error, "%.300s/%s: there is no memory for it", folder, INDEX);
     for (const json_value *entry = map->first; entry; entry = entry->next) {
-        if (entry->type != JSON_STRING || !entry->text[0] || entry->text[0] == '.' || strchr(entry->text, '/'))
+        /* On Windows '\\' separates folders, too, and ':' follows a drive. */
+        if (entry->type != JSON_STRING || !entry->text[0] || entry->text[0] == '.' || strpbrk(entry->text, "/\\:"))
             return listing_fails(folder, entry, "which must be the name of a file in this folder", error);
         if (file_named(c, entry->text)) continue;
         if (!open_file(folder, entry->text, &c->files[c->file_count], error)) return false;

@@ -24,6 +24,8 @@
      [("src/train/files/checkpoint.c", "return step_of(target, &step) && system_status_of", "(void)step; return system_status_of")]),
     ("checkpoints: a torn one counts among those that are kept", "test test_checkpoint",
      [("src/train/files/checkpoint_save.c", " || !checkpoint_lacks_files(path);", " || true;")]),
+    ("checkpoints: an index may name files of other folders of Windows", "test test_checkpoint",
+     [("src/train/files/checkpoint.c", 'strpbrk(entry->text, "/\\\\:")', "strchr(entry->text, '/')")]),
     ("checkpoints: the only copy of a step is removed", "test test_checkpoint",
      [("src/train/files/checkpoint_save.c", "system_status_of_link(path, &status) ? aside : path", "aside")]),
     ("checkpoints: an incomplete copy of latest stops every save", "test test_checkpoint",
