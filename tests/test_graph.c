@@ -293,6 +293,13 @@ static void arenas_are_shared(void **unused) {
         vjp_program *last = compile(device, g, &small, 1, &third); /* the arena of the first, or of the second */
         assert_int_equal(guest->arena == owner->arena, reserved);
         assert_ptr_equal(last->arena, guest->arena);
+        /* One that needs no more than there is, but reserves more for programs that will share its own. */
+        vjp_program_options more = share;
+        more.arena_bytes = owner->arena_room + 1;
+        vjp_program *host = compile(device, g, &small, 1, &more);
+        assert_ptr_not_equal(host->arena, owner->arena);
+        assert_true(host->arena_room >= more.arena_bytes);
+        vjp_program_destroy(host);
         float before, after;
         fill(owner, x, 1, 1);
         fill(alone, x, 1, 1);

@@ -381,12 +381,12 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
 static vjp_status place_arena(compilation *c) {
     vjp_program *program = c->program;
     const vjp_program *share = c->options->share_arena ? c->options->share : NULL;
-    if (share && c->arena_bytes <= share->arena_room) {
+    size_t asked = c->options->arena_bytes, room = c->arena_bytes > asked ? c->arena_bytes : asked;
+    if (share && room <= share->arena_room) {
         program->arena = share->arena;
         program->arena_room = share->arena_room;
         return VJP_OK;
     }
-    size_t asked = c->options->arena_bytes, room = c->arena_bytes > asked ? c->arena_bytes : asked;
     program->arena_room = room > PLAN_ALIGNMENT ? room : PLAN_ALIGNMENT;
     program->owns_arena = true;
     return vjp_alloc(c->device, program->arena_room, &program->arena);
