@@ -445,8 +445,9 @@ typedef struct vjp_program_options {
 
 /*
  * Programs that run in turn need the memory of one. With options.share_arena a run of this program overwrites results
- * of `share` that lie in its arena, and of all others that share it: read them first, or let them be states. vjp_plan()
- * says how large an arena each needs; a program that needs more than there is allocates its own.
+ * of `share` that lie in its arena, and of all others that share it: read them first, or let them be states. In turn is
+ * meant of the device's queue as well: programs that share an arena must run on one stream. vjp_plan() says how large
+ * an arena each needs; a program that needs more than there is allocates its own.
  */
 
 /*
