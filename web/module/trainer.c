@@ -317,7 +317,7 @@ WEB_EXPORT(vjp_web_trainer_describe) char *vjp_web_trainer_describe(web_trainer 
     for (int i = 0; i < count; i++) {
         vjp_program_report report = {.struct_size = sizeof report};
         vjp_program_describe(programs[i], &report);
-        arena += (double)report.arena_bytes;
+        arena = fmax(arena, (double)report.arena_bytes); /* the programs share it */
         kept = fmax(kept, (double)report.persistent_bytes);
         flops += report.cost.flops;
         calls += report.calls;
