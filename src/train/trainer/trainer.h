@@ -89,7 +89,7 @@ void trainer_destroy(trainer *t);
 /* What a trainer needs of its device. */
 typedef struct trainer_needs {
     size_t kept_bytes;  /* parameters, moments, averages, gradients that are summed over parts, batches, constants */
-    size_t arena_bytes; /* of all its programs, each of which has its own */
+    size_t arena_bytes; /* which the programs of a step share; validation adds its own only if it needs more */
     size_t bytes;       /* both */
     vjp_cost cost;      /* of one run of each program of a step */
 } trainer_needs;
