@@ -69,6 +69,14 @@ expect 0 'stopped at step 2' train --resume --stop-at 2 --out "$work/sizes"
 expect 1 'cannot be split into 5 heads' $train --heads 5 --out "$work/never"
 expect 1 '"num_key_value_heads" is 3, which does not divide' $train --heads 4 --kv-heads 3 --out "$work/never"
 
+# ---- The arena that is printed is large enough for every program: muon's update needs more than so small a part ----
+for optimizer in adamw muon; do
+    expect 0 'done at step 1' train "$work/text" --preset tiny --batch 1 --context 8 --accumulate 2 --steps 1 --optimizer $optimizer --out "$work/arena.$optimizer"
+    sed -n 's/.*; arena \(.*\) (without reuse.*/\1/p' "$work/out" >"$work/arena.$optimizer.text"
+done
+[ -s "$work/arena.muon.text" ] || fault 'no arena'
+cmp -s "$work/arena.adamw.text" "$work/arena.muon.text" && fault 'the arena of the first program is printed'
+
 # ---- Any number of threads, any way of stopping: the same bytes ----
 expect 0 '"loss": ' $train --json --out "$work/twice"
 [ "$(lines "$work/out")" -eq $steps ] || fault '--json: not a line a step'

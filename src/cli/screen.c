@@ -142,8 +142,13 @@ void screen_job(const job *j) {
     vjp_program_report gradients = {.struct_size = sizeof gradients}, update = {.struct_size = sizeof update};
     vjp_program *programs[TRAINER_PROGRAMS];
     int last = trainer_programs(j->trainer, programs) - 1;
-    vjp_program_describe(programs[0], &gradients);
-    vjp_program_describe(programs[last], &update);
+    double shared = 0, alone = 0; /* the arena of all programs, and of the one that needs the most, without reuse */
+    for (int i = 0; i <= last; i++) {
+        vjp_program_describe(programs[i], &update);
+        if (i == 0) gradients = update;
+        shared = fmax(shared, (double)update.arena_bytes);
+        alone = fmax(alone, (double)update.intermediate_bytes);
+    }
     char arena[CLI_BYTES_TEXT], whole[CLI_BYTES_TEXT], kept[CLI_BYTES_TEXT], size[32], text[32];
     printf("%s %s: %s parameters in %s", s->model, s->preset, thousands((double)model_size(&j->model), size),
            vjp_dtype_name(s->dtype));
@@ -166,9 +171,8 @@ void screen_job(const job *j) {
         printf("; %lld pictures of %s\n", (long long)j->images.count, s->data);
     printf("%s; a step has %zu calls, %.3g GFLOP; arena %s (without reuse %s), parameters and moments %s%s\n",
            vjp_device_summary(j->device), gradients.calls + (last ? update.calls : 0),
-           (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9,
-           cli_bytes((double)gradients.arena_bytes, arena), cli_bytes((double)gradients.intermediate_bytes, whole),
-           cli_bytes((double)update.persistent_bytes, kept),
+           (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9, cli_bytes(shared, arena),
+           cli_bytes(alone, whole), cli_bytes((double)update.persistent_bytes, kept),
            s->trainer.zero && vjp_group_size(s->trainer.group) > 1 ? " in the part of this process" : "");
     if (trainer_no_overlap(j->trainer)) printf("no overlap: %s\n", trainer_no_overlap(j->trainer));
     if (j->fit.needs.bytes) show_fit(j);
