@@ -359,7 +359,8 @@ same "$work/builtin" "$work/chosen"
 grep -q '"products": "builtin"' "$work/chosen/latest/trainer.json" || fault '--products: trainer.json does not name the products'
 expect 1 'unknown matrix products "tf32"; they must be one of builtin, amx, blas' $narrow --products tf32 --out "$work/none"
 expect 1 'ref: matrix_products is "builtin", but this device has no choice of it' $narrow --device ref --products builtin --out "$work/none"
-expect 2 '--products cannot be used with --resume' train --resume --products builtin --out "$work/chosen"
+expect 2 '--products cannot be used with --resume: a run keeps the products it began with, unless --allow-other-bits is given' train --resume --products builtin --out "$work/chosen"
+expect 1 'unknown matrix products "tf32"' train --resume --allow-other-bits --products tf32 --out "$work/chosen"
 VJP_GEMM=builtin "$vjp" $narrow --stop-at 2 --out "$work/resumed" >"$work/out" 2>"$work/err" || fault 'bf16 with built-in products'
 expect 0 'done at step 4' train --resume --out "$work/resumed" # where AMX would be the default
 same "$work/builtin" "$work/resumed"
@@ -374,6 +375,15 @@ expect 1 "this run was computed on cpu with fma and products by abacus; here it 
 cp -r "$work/own" "$work/card"
 sed 's/"device": "cpu"/"device": "cuda:0"/; s/"instructions": "[a-z]*"/"instructions": ""/; s/"products": "abacus"/"products": "tf32"/' "$work/cut" >"$work/card/latest/trainer.json"
 expect 1 "this run was computed on cuda:0 with products by tf32; here it would continue on cpu" train --resume --device cpu --out "$work/card"
+cp -r "$work/own" "$work/asked"
+expect 0 'this run was computed on cpu with fma and products by abacus' train --resume --allow-other-bits --products builtin --out "$work/asked"
+grep -q '"products": "builtin"' "$work/asked/latest/trainer.json" || fault '--resume --products: the products are not recorded'
+expect 0 'done at step 4' train --resume --allow-other-bits --products builtin --out "$work/asked"
+grep -q 'was computed on' "$work/out" && fault 'a run that is resumed with the same bits says that they differ'
+# as of a device of a third party, whose choice is its own: it is opened with what was recorded
+cp -r "$work/card" "$work/third"
+sed 's/"device": "cuda:0"/"device": "ref"/; s/"products": "tf32"/"products": "fast"/' "$work/card/latest/trainer.json" >"$work/third/latest/trainer.json"
+expect 1 'ref: matrix_products is "fast", but this device has no choice of it' train --resume --out "$work/third"
 expect 0 'done at step 4' train --resume --allow-other-bits --out "$work/own"
 grep -q "\"products\": \"$products\"" "$work/own/latest/trainer.json" || fault '--allow-other-bits: the old products stay recorded'
 expect 1 'here it would continue on ref' train --resume --device ref --out "$work/whole"

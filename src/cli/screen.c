@@ -174,6 +174,8 @@ void screen_job(const job *j) {
            (gradients.cost.flops + (last ? update.cost.flops : 0)) * 1e-9, cli_bytes(shared, arena),
            cli_bytes(alone, whole), cli_bytes((double)update.persistent_bytes, kept),
            s->trainer.zero && vjp_group_size(s->trainer.group) > 1 ? " in the part of this process" : "");
+    if (j->computed_on[0])
+        printf("this run was computed on %s until now; its next losses have other last bits\n", j->computed_on);
     if (trainer_no_overlap(j->trainer)) printf("no overlap: %s\n", trainer_no_overlap(j->trainer));
     if (j->fit.needs.bytes) show_fit(j);
     char pipelines[32], seconds[32];

@@ -101,14 +101,17 @@ typedef struct arguments {
     job_settings settings;
 } arguments;
 
-/* A resumed run takes its settings from the checkpoint: options that would change them are misuse. */
+/*
+ * A resumed run takes its settings from the checkpoint: options that would change them are misuse. --products, which
+ * would change bits alone, needs --allow-other-bits.
+ */
 static const struct {
     const char *name;
     bool takes_value;
 } with_resume[] = {{"--resume", false}, {"--out", true},     {"-o", true},        {"--device", true},
                    {"--threads", true}, {"--json", false},   {"--stop-at", true}, {"--allow-other-bits", false},
                    {"--group", true},   {"--timeout", true}, {"--zero", true},    {"--overlap", true},
-                   {"--base", true}};
+                   {"--base", true},    {"--products", true}};
 
 static const char *not_with_resume(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -141,15 +144,18 @@ static bool has_blas(const char *name) {
     return blas[0] && strcmp(blas, name) == 0;
 }
 
-/* Chooses the device that computes the bits that were recorded, as far as this machine has it; job_resume() checks. */
+/*
+ * Chooses the device that computes the bits that were recorded, as far as this machine has it; job_resume() checks. Of
+ * a device without a record of instructions, which only the cpu has, the products are as it names its own choice.
+ */
 static void choose_recorded(cli_device_options *on, const job_arithmetic *was) {
-    static const char *const named[] = {"builtin", "tf32"};
     if (!on->device && was->device[0]) on->device = was->device;
     if (!on->device || !job_same_kind(on->device, was->device)) return;
     if (strcmp(was->instructions, "plain") == 0) on->instruction_set = "plain";
-    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++)
-        if (strcmp(was->products, named[i]) == 0) on->matrix_products = named[i];
-    if (has_blas(was->products)) on->matrix_products = "blas";
+    if (was->products[0] && (!was->instructions[0] || strcmp(was->products, "builtin") == 0))
+        on->matrix_products = was->products;
+    else if (has_blas(was->products))
+        on->matrix_products = "blas";
 }
 
 /* The absolute path of a folder, which is created: a run may be resumed from another place. False: it was printed. */
@@ -472,7 +478,7 @@ int cli_train(int argc, char **argv) {
          &a.stop_at, 0, MANY},
         CLI_OPTION_HEADING("Continue a run:"),
         {"resume", 0, NULL, "continue from the newest checkpoint in --out, bit for bit", CLI_FLAG, &a.resume, 0, 0},
-        {"allow-other-bits", 0, NULL, "resume even if this machine computes other last bits", CLI_FLAG,
+        {"allow-other-bits", 0, NULL, "resume even with other last bits: of this machine, or of --products", CLI_FLAG,
          &a.allow_other_bits, 0, 0},
         CLI_OPTION_BASE(a.base),
         CLI_OPTION_HEADING("Other:"),
@@ -511,6 +517,9 @@ int cli_train(int argc, char **argv) {
     const char *extra = a.resume ? not_with_resume(argc, argv) : NULL;
     if (extra)
         return cli_misuse("train", "%s cannot be used with --resume: a run keeps the settings it began with", extra);
+    if (a.resume && a.on.matrix_products && !a.allow_other_bits)
+        return cli_misuse("train", "--products cannot be used with --resume: a run keeps the products it began with, "
+                                   "unless --allow-other-bits is given");
     status = a.resume && operands.count ? copy_data(a.data, operands.item[0]) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
     const char *data = operands.count ? operands.item[0] : VJP_SOURCES;

@@ -439,10 +439,9 @@ bool job_recorded(const char *out, job_settings *settings, char error[TRAIN_ERRO
     return ok;
 }
 
-/* "cpu with fma and products by amx". */
-static const char *describe(const job_arithmetic *a, char text[256]) {
+static const char *describe(const job_arithmetic *a, char text[JOB_ARITHMETIC_TEXT]) {
     const char *by = a->instructions[0] ? " and products by " : " with products by ";
-    snprintf(text, 256, "%s%s%s%s%s", a->device, a->instructions[0] ? " with " : "", a->instructions,
+    snprintf(text, JOB_ARITHMETIC_TEXT, "%s%s%s%s%s", a->device, a->instructions[0] ? " with " : "", a->instructions,
              a->products[0] ? by : "", a->products);
     return text;
 }
@@ -452,7 +451,7 @@ static bool same_bits(const job_arithmetic *was, const job_arithmetic *is, char 
     bool same = !was->device[0] ||
                 (job_same_kind(was->device, is->device) && strcmp(was->instructions, is->instructions) == 0 &&
                  strcmp(was->products, is->products) == 0);
-    char before[256], here[256];
+    char before[JOB_ARITHMETIC_TEXT], here[JOB_ARITHMETIC_TEXT];
     return same || train_fail(error,
                               "this run was computed on %s; here it would continue on %s, and its losses would differ "
                               "in their last bits; --allow-other-bits continues all the same",
@@ -474,7 +473,9 @@ bool job_resume(job *j, vjp_device *device, const job_processes *processes, cons
     set_processes(j, processes);
     ok = ok && lock_out(j, error) && open_newest(out, &from, &j->settings, error);
     set_processes(j, processes);
-    ok = ok && (allow_other_bits || same_bits(&j->settings.arithmetic, arithmetic, error));
+    bool same = ok && same_bits(&j->settings.arithmetic, arithmetic, error);
+    if (ok && !same) describe(&j->settings.arithmetic, j->computed_on);
+    ok = ok && (same || allow_other_bits);
     if (ok) {
         const json_value *hash = json_member(from.trainer.root, "loss_hash"); /* older checkpoints have none */
         j->loss_hash = hash && hash->type == JSON_STRING ? strtoull(hash->text, NULL, 16) : 0;

@@ -29,8 +29,10 @@
 typedef struct job_arithmetic {
     char device[64];       /* "cpu", "cuda:0"; "": not recorded */
     char instructions[16]; /* of the cpu: "fma" or "plain" */
-    char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS; of cuda: "tf32", or "": f32 */
+    char products[64];     /* of the cpu: "builtin", "amx", or the name of a BLAS; of others their choice; "": f32 */
 } job_arithmetic;
+
+enum { JOB_ARITHMETIC_TEXT = 256 }; /* "cpu with fma and products by amx" */
 
 /* Whether two devices are of one kind, as "cuda:0" and "cuda:1" are. */
 bool job_same_kind(const char *device, const char *other);
@@ -130,6 +132,8 @@ typedef struct job {
     uint64_t loss_hash; /* of the losses of all steps, as f32 in their order; 0: unknown */
     int lock;           /* on `out`, until the run is closed */
     bool together;      /* the last failure is that of all processes */
+    /* The device and its products, before the run was resumed with other bits; "": it was not, or they are unknown. */
+    char computed_on[JOB_ARITHMETIC_TEXT];
 } job;
 
 /*
