@@ -276,6 +276,23 @@ expect 2 'unexpected argument' bench train extra
 expect 1 'unknown preset "huge"; presets are tiny' bench train --preset huge
 expect 1 'unknown device "tpu"' bench train --device tpu
 
+# ---- --products ----
+abacus='unknown matrix products "abacus"; they must be one of builtin, amx, blas'
+expect 0 'y       [2, 2]  f32' run cumsum.forward "$work/good" -o "$work/y" --products builtin
+expect 1 "$abacus" run cumsum.forward "$work/good" -o "$work/y" --products abacus
+expect 1 'ref: matrix_products is "builtin", but this device has no choice of it' run cumsum.forward "$work/good" -o "$work/y" --device ref --products builtin
+expect 2 '--products needs a value' run cumsum.forward "$work/good" -o "$work/y" --products
+expect 0 'cumsum' bench cumsum --quick --products builtin
+expect 1 "$abacus" bench cumsum --quick --products abacus
+expect 0 'tokens/s' bench train --preset tiny --batch 1 --context 16 --steps 1 --threads 1 --products builtin
+expect 1 "$abacus" bench train --preset tiny --products abacus
+for i in 1 2 3 4 5 6 7 8 9; do echo "line $i of a text"; done >"$work/text"
+expect 0 'done at step 1' train "$work/text" --preset tiny --batch 1 --context 16 --steps 1 --validate-every 0 --out "$work/run"
+expect 0 'perplexity' eval "$work/run" "$work/text" --products builtin
+expect 1 "$abacus" eval "$work/run" "$work/text" --products abacus
+expect 0 '' sample "$work/run" --bytes 4 --products builtin
+expect 1 "$abacus" sample "$work/run" --bytes 4 --products abacus
+
 # ---- check and bench fail on an unknown device ----
 for command in check bench; do
     expect 1 'unknown device "tpu"' $command --device tpu
