@@ -319,7 +319,7 @@ template <class T, class P, bool INTERLEAVED> __device__ void rotate_stages(cons
      * [RING_STEPS][2 x RING_HEADS][THREADS], at a multiple of 128 bytes: elsewhere group_norm's ring lost 8 % of its
      * speed.
      */
-    extern __shared__ __align__(128) uint4 ring[];
+    uint4 *ring = dynamic_shared<uint4, 128>();
     constexpr int W = WIDE<T>, STAGE = 2 * RING_HEADS * THREADS;
     constexpr bool ANGLES_AHEAD = sizeof(P) == 2; /* too few registers for two rows of f32 ones */
     int lane = threadIdx.x % c.vector_lanes, rest = threadIdx.x / c.vector_lanes;

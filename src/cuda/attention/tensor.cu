@@ -68,9 +68,7 @@ __device__ void load_tile(uint32_t to, const void *tensor, int64_t step, const t
     const T *from = begin + (row + first) * step + chunk * WIDE<T>;
     for (int r = first; r < count; r += NEXT, from += NEXT * step) {
         bool inside = row + r < rows && chunk * WIDE<T> < dim;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_offset<T, D>(r, chunk)),
-                     "l"(inside ? from : begin), "r"(inside ? 16 : 0)
-                     : "memory");
+        copy_async_if(inside, to + chunk_offset<T, D>(r, chunk), inside ? from : begin);
     }
 }
 
@@ -85,55 +83,16 @@ template <class T, int D, int COUNT> __device__ void round_rows(uint32_t rows) {
 #pragma unroll 4
         for (int r = 0; r < COUNT; r += NEXT) {
             uint32_t at = rows + chunk_offset<T, D>(first + r, chunk);
-            float x[4];
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                         : "r"(at)
-                         : "memory");
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(round_tf32(x[0])),
-                         "r"(round_tf32(x[1])), "r"(round_tf32(x[2])), "r"(round_tf32(x[3]))
-                         : "memory");
+            float4 x;
+            load_shared(at, x);
+            store_shared(at, uint4{round_tf32(x.x), round_tf32(x.y), round_tf32(x.z), round_tf32(x.w)});
         }
     }
 }
 
-__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ inline void load_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ inline uint32_t load_one(uint32_t address) {
-    uint32_t r;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
-    return r;
-}
-
+/* f32 is multiplied as TF32. */
 template <class T> __device__ void multiply(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    if constexpr (std::is_same_v<T, bf16>)
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else if constexpr (std::is_same_v<T, float>)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply_matrices<std::conditional_t<std::is_same_v<T, float>, tf32, T>>(d, a, b0, b1);
 }
 
 /* d = the products of the warp's sixteen rows of `left` with the SIDE rows of `right`, over all columns. */
@@ -147,11 +106,11 @@ template <class T, int D, int COUNT> __device__ void tile_scores(float (&d)[COUN
 #pragma unroll
     for (int step = 0; step < D / TERMS<T>; step++) {
         uint32_t a[4];
-        load_matrices(a, chunks_on(own, 2 * step));
+        load_matrices<false>(a, chunks_on(own, 2 * step));
 #pragma unroll
         for (int n = 0; n < COUNT / 8; n++) { /* sixteen rows of `right` */
             uint32_t b[4];
-            load_matrices(b, chunks_on(other, 2 * step) + 16 * n * shape<T, D>::ROW_BYTES);
+            load_matrices<false>(b, chunks_on(other, 2 * step) + 16 * n * shape<T, D>::ROW_BYTES);
             multiply<T>(d + 8 * n, a, b[0], b[1]);
             multiply<T>(d + 8 * n + 4, a, b[2], b[3]);
         }
@@ -178,12 +137,12 @@ __device__ void tile_sums(float (&d)[COUNT], const uint32_t *a, uint32_t right, 
             int down = TERMS<T> * step * shape<T, D>::ROW_BYTES;
             uint32_t b[4];
             if constexpr (TF32) {
-                b[0] = load_one(chunks_on(even, 4 * n) + down);
-                b[1] = load_one(chunks_on(odd, 4 * n) + down);
-                b[2] = load_one(chunks_on(even, 4 * n + 2) + down);
-                b[3] = load_one(chunks_on(odd, 4 * n + 2) + down);
+                load_shared(chunks_on(even, 4 * n) + down, b[0]);
+                load_shared(chunks_on(odd, 4 * n) + down, b[1]);
+                load_shared(chunks_on(even, 4 * n + 2) + down, b[2]);
+                load_shared(chunks_on(odd, 4 * n + 2) + down, b[3]);
             } else {
-                load_transposed(b, chunks_on(even, 2 * n) + down);
+                load_matrices<true>(b, chunks_on(even, 2 * n) + down);
             }
             multiply<T>(d + 8 * n, a + 4 * step, b[0], b[1]);
             multiply<T>(d + 8 * n + 4, a + 4 * step, b[2], b[3]);
@@ -223,8 +182,7 @@ __device__ inline void leave(const tensor_call &c, const place &p, int columns, 
 }
 
 __device__ inline uint32_t shared_memory() {
-    extern __shared__ __align__(128) char memory[];
-    return (uint32_t)__cvta_generic_to_shared(memory);
+    return shared_address(dynamic_shared<char, 128>());
 }
 
 /*

@@ -360,9 +360,11 @@ static __global__ void collect_findings(finding *records, finding *collected) {
 static vjp_status report_findings(vjp_device *device, device_state *state) {
     constexpr int THREADS = 128;
     *static_cast<volatile int *>(&state->page->found) = 0;
-    collect_findings<<<(RECORDS + THREADS - 1) / THREADS, THREADS, 0, state->stream>>>(
-        state->record, state->page_on_device->collected);
-    cudaError_t error = cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3((unsigned)vjp_divide_up(RECORDS, THREADS));
+    config.blockDim = dim3(THREADS);
+    config.stream = state->stream;
+    cudaError_t error = cudaLaunchKernelEx(&config, collect_findings, state->record, state->page_on_device->collected);
     if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
     if (error != cudaSuccess) return device_result(device, "collecting findings", error);
     for (int i = 0; i < RECORDS; i++) {

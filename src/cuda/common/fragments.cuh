@@ -13,16 +13,6 @@
 
 namespace vjp {
 
-/* Two numbers in 32 bits, the first in the lower half. */
-template <class T> __device__ uint32_t pack_two(float low, float high) {
-    uint32_t two;
-    if constexpr (std::is_same_v<T, bf16>)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
-}
-
 template <class T> __device__ float2 unpack_two(uint32_t two) {
     if constexpr (std::is_same_v<T, bf16>)
         return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
@@ -33,13 +23,6 @@ template <class T> __device__ float2 unpack_two(uint32_t two) {
 /* 4 k + {0, 1, 2, 3} to 4 k + {0, 2, 1, 3}: accumulators have two columns of a row side by side, operands two rows. */
 __host__ __device__ constexpr int swap_middle(int i) {
     return i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
-}
-
-/* To TF32's ten bits of fraction, the nearest one, in the upper bits of an f32. Above the largest it is infinite. */
-__device__ inline uint32_t round_tf32(float x) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return bits;
 }
 
 /* Terms of one product of a warp: sixteen of 16 bits, or eight of TF32. */
@@ -74,13 +57,6 @@ __device__ void subtract_fragments(float (&d)[COUNT], const uint32_t (&a)[COUNT 
             d[2 * i + 1] -= rounded.y;
         }
     }
-}
-
-/* 2^x, to 2 units in the last place; results below the smallest normal number are 0. */
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 } // namespace vjp

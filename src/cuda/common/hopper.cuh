@@ -36,10 +36,6 @@ constexpr int SLICE = 64; /* columns of a tile that lie together */
 
 #if VJP_HOPPER
 
-__device__ inline uint32_t shared_address(const void *shared) {
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
-
 /* ---- Barriers ---------------------------------------------------------------------------------------- */
 
 /* A phase ends when `arrivals` threads have arrived and all expected bytes are there. Phases have parity 0, 1, 0, ...

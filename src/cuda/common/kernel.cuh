@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels share: storage types, 16-byte accesses, asynchronous copies to shared memory, sums over warps and
- * blocks in a fixed order, parameters of either type, and chained launches. An index is read with read_index()
- * (findings.cuh).
+ * What the kernels share: storage types, 16-byte accesses, sums over warps and blocks in a fixed order, parameters of
+ * either type, and chained launches. An index is read with read_index() (findings.cuh).
  */
 #ifndef VJP_CUDA_KERNEL_CUH
 #define VJP_CUDA_KERNEL_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <math_constants.h>
-
-#include <type_traits>
-
 #include "cuda/common/findings.cuh"
+#include "cuda/common/instructions.cuh"
 
 namespace vjp {
-
-using bf16 = __nv_bfloat16;
-using f16 = __half;
 
 /*
  * Calls f with a value of the C++ type of a storage dtype: with_type(dtype, [&](auto zero) { using T = decltype(zero);
@@ -195,25 +186,6 @@ template <class T> __device__ void write_parameter(parameter_output p, int64_t i
         write_one(static_cast<T *>(p.data) + i, value, p.add);
 }
 
-/* ---- Asynchronous copies to shared memory ------------------------------------------------------------ */
-
-/*
- * A thread copies 16 bytes that only it will read, so no barrier is needed, only its own wait. Copies are committed in
- * groups, in order; wait_copies<N>() returns when all but the last N groups have arrived.
- */
-__device__ inline void copy_async(void *shared, const void *global) {
-    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-
-__device__ inline void commit_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> __device__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* ---- Sums -------------------------------------------------------------------------------------------- */
 
 /* The sum over the 32 lanes, the same bits in all of them: addition commutes, and every lane adds the same pairs. */
@@ -270,19 +242,14 @@ __device__ inline void let_next_begin() {
 #endif
 }
 
-/* Waits until the previous kernel on the stream is done and its writes are visible. */
+/*
+ * Waits until the previous kernel on the stream is done and its writes are visible. A prefetch() may come before: if
+ * the previous kernel writes there, its writes are in L2 too.
+ */
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
-}
-
-/*
- * Brings a cache line into L2. That reads no value, so it may come before wait_for_previous(): if the previous kernel
- * writes there, its writes land in L2 too.
- */
-__device__ inline void prefetch(const void *global) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 /* The first statement of a chained kernel that touches memory at once. */

@@ -15,7 +15,6 @@
 #define VJP_CUDA_CONV2D_PACK_CUH
 
 #include "cuda/conv/conv2d_general.cuh"
-#include "cuda/conv/tile_instructions.cuh"
 
 namespace vjp {
 namespace {

@@ -95,7 +95,7 @@ constexpr size_t window_bytes = TILE_BYTES<T, ROWS, COLUMNS> + ROWS * sizeof(row
 
 template <class T, int ROWS, int COLUMNS>
 __global__ void __launch_bounds__(THREADS, 2) window_tiles(const __grid_constant__ window_call q) {
-    extern __shared__ uint4 shared[];
+    uint4 *shared = dynamic_shared<uint4>();
     __shared__ row_window windows[ROWS]; /* in registers these would be spilled */
     __shared__ axis_taps down, across;
     __shared__ int tile_group, tile_column;
@@ -260,7 +260,7 @@ struct weight_call {
 
 template <class T, int ROWS, int COLUMNS>
 __global__ void __launch_bounds__(THREADS, 2) weight_tiles(const __grid_constant__ weight_call q) {
-    extern __shared__ uint4 shared[];
+    uint4 *shared = dynamic_shared<uint4>();
     begin_chained();
     __shared__ int tile_row, tile_column, tile_group; /* the last over parts and groups; they take no registers */
     int block = (int)blockIdx.x, column_tile = block % q.column_tiles;

@@ -15,11 +15,23 @@
 #ifndef VJP_CUDA_TILE_SUMS_CUH
 #define VJP_CUDA_TILE_SUMS_CUH
 
+#include <climits>
+
 #include "cuda/conv/conv2d_general.cuh"
-#include "cuda/conv/tile_instructions.cuh"
 
 namespace vjp {
 namespace {
+
+template <class T> using stored = std::conditional_t<std::is_same_v<T, tf32>, float, T>;
+
+/*
+ * Makes the 19 bits that products read of x the nearest number, ties away from zero, by adding half a unit of the last
+ * of them: 2^-11 of the power of two that begins x. round_tf32() does the same in three instructions, adding integers,
+ * where x is finite.
+ */
+__device__ inline void round_to_tf32(unsigned &x) {
+    x = __float_as_uint(fmaf(__uint_as_float(x & 0xff800000u), 0x1p-11f, __uint_as_float(x)));
+}
 
 template <class T> constexpr bool BY_FMA = std::is_same_v<T, float>;
 
@@ -87,14 +99,14 @@ template <class T, int ROWS, int COLUMNS, bool BY_TERM> struct tile_sums {
             int first = first_row + i * 16;
             int row = BY_TERM ? k * STEP + high * 8 + low : first + middle * 8 + low;
             int run = BY_TERM ? first / 8 + middle : k * 2 + high;
-            load_matrices<BY_TERM>(left[i], a + row * A_RUNS + (run ^ low));
+            load_matrices<BY_TERM>(left[i], shared_address(a + row * A_RUNS + (run ^ low)));
         }
 #pragma unroll
         for (int j = 0; j < ACROSS / 2; j++) {
             int first = first_column + j * 16;
             int row = BY_TERM ? k * STEP + middle * 8 + low : first + high * 8 + low;
             int run = BY_TERM ? first / 8 + high : k * 2 + middle;
-            load_matrices<BY_TERM>(right[j], b + row * B_RUNS + (run ^ low));
+            load_matrices<BY_TERM>(right[j], shared_address(b + row * B_RUNS + (run ^ low)));
         }
     }
 

@@ -273,7 +273,7 @@ __device__ inline void write_zeros(zeros z, int64_t writer, int64_t writers) {
 __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_runs(const __grid_constant__ order o, int runs, const void *index, vjp_dtype type, int64_t count, int64_t rows,
               int row_bits, findings f, zeros z) {
-    extern __shared__ uint4 space[];
+    uint4 *space = dynamic_shared<uint4>();
     bool sorts = (int)blockIdx.x < runs;
     let_next_begin();
     if (sorts) { /* prefetch the run's indices into L2 while the previous kernel still runs: 128 bytes per thread */
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     int i = (int)(blockIdx.x * MERGE_THREADS + threadIdx.x), own = i / RUN;
     const uint32_t *runs = o.runs;
     if constexpr (RUNS == FEW_RUNS) {
-        extern __shared__ uint4 staged[];
+        uint4 *staged = dynamic_shared<uint4>();
         /* Whole vectors: the workspace extends beyond the last entry. */
         for (int vector = threadIdx.x; vector * WIDE<uint32_t> < count; vector += MERGE_THREADS)
             copy_async(staged + vector, reinterpret_cast<const uint4 *>(o.runs) + vector);

@@ -14,35 +14,14 @@
 
 namespace vjp {
 
-/* The smaller and the larger of two; a NaN stays. */
-__device__ inline float smaller(float x, float y) {
-    float z;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
-}
-
-__device__ inline float larger(float x, float y) {
-    float z;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
-}
-
 /* x within [-end, end]. */
 __device__ inline float clamped(float x, float end) {
     return larger(smaller(x, end), -end);
 }
 
-/* 2^x to 2 units in the last place; below 2^-126 it is 0. */
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* 1/x for x from 1 to 1e30: the approximation and one Newton step, accurate to a unit in the last place. */
 __device__ inline float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    float y = reciprocal_fast(x);
     return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 
@@ -77,7 +56,7 @@ constexpr float GELU_LINEAR = 1.5957691216057308f, GELU_CUBIC = 0.07135481282553
 constexpr float GELU_LINEAR_2 = 2.302208198144325f, GELU_CUBIC_2 = 0.1029432346069527f;
 
 __device__ inline logistic gelu_logistic(float size, float square) {
-    return logistic_of(power_of_two(-size * fmaf(square, GELU_CUBIC_2, GELU_LINEAR_2)));
+    return logistic_of(exp2_fast(-size * fmaf(square, GELU_CUBIC_2, GELU_LINEAR_2)));
 }
 
 /*

@@ -118,12 +118,9 @@ __device__ void load_fragment(fragment<S, W> &to, const S *row, const tiling &t,
     }
 }
 
-/* Stores 16 bytes that the next kernel reads. The compiler may split a plain store of them into four. */
+/* Stores 16 bytes that the next kernel reads. */
 template <class S> __device__ void store_wide_now(S *to, const wide<S> &w) {
-    const uint4 &v = *reinterpret_cast<const uint4 *>(&w);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
+    store_global(to, *reinterpret_cast<const uint4 *>(&w));
 }
 
 template <bool WIDE_ROWS, class S, int W>

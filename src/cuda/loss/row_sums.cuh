@@ -147,17 +147,13 @@ __device__ void write_window(const row_windows<T> &r, T *to, int64_t i, float (&
 
 template <class T> __device__ float exp_of(float x) {
     if constexpr (sizeof(T) == 4) return expf(x);
-    float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * CUDART_L2E_F));
-    return y;
+    return exp2_denormal(x * CUDART_L2E_F);
 }
 
 /* A term of a sum that has a 1: results below 1e-38 may be 0, which saves three instructions. */
 template <class T> __device__ float exp_term(float x) {
     if constexpr (sizeof(T) == 4) return expf(x);
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * CUDART_L2E_F));
-    return y;
+    return exp2_fast(x * CUDART_L2E_F);
 }
 
 /* log(x) to 1e-7, relatively, also near 1: the part of x that f32 does not hold is added to first order. */

@@ -440,7 +440,7 @@ template <class T, int LINES, bool BACKWARD, bool USUAL> struct register_pipelin
 template <class T, int LINES, bool BACKWARD, bool USUAL>
 __global__ void __launch_bounds__(32 * REGISTER_WARPS, 1) register_groups(group_call call, register_split split) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 /* where plan_registers() allows it */
-    extern __shared__ __align__(16) unsigned char memory[];
+    unsigned char *memory = dynamic_shared<unsigned char>();
     register_sums *sums = reinterpret_cast<register_sums *>(memory);
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if (split.blocks > 1) { /* this block has started; the others wait for it before they write to it */

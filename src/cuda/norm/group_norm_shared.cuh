@@ -176,12 +176,6 @@ __device__ const double (*exchange_all(shared_exchange &exchange, const double (
 
 /* ---- Copies ------------------------------------------------------------------------------------------ */
 
-/* As copy_async(), 4 bytes: for data with no larger alignment. */
-__device__ void copy_async_word(void *shared, const void *global) {
-    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
-}
-
 template <class T, int WIDTH> __device__ void stage(unit<T, WIDTH> *to, const T *from, bool aligned) {
     constexpr int BYTES = WIDTH * (int)sizeof(T);
     if constexpr (BYTES == 16) {
@@ -438,7 +432,7 @@ __device__ saved_statistics saved_of(const group_call &call, const group_positio
  */
 template <class T, int WIDTH, bool BACKWARD>
 __global__ void __launch_bounds__(32 * SHARED_WARPS, 1) shared_groups(group_call call, shared_split split) {
-    extern __shared__ __align__(16) unsigned char memory[];
+    unsigned char *memory = dynamic_shared<unsigned char>();
     shared_sums *sums = reinterpret_cast<shared_sums *>(memory);
     if (split.blocks > 1) { /* this block has started; the others wait for it before they write to it */
         if (threadIdx.x == 0) {

@@ -68,57 +68,13 @@ constexpr int norm_min_blocks = TEAM ? norm_resident_blocks(TEAM, LAYER, BACKWAR
 /* ---- Shared memory by its 32-bit address ------------------------------------------------------------- */
 
 /*
- * Unlike a pointer it stays in one register through the loop over rows: a pinned value is not computed again from
- * thread and block indices each time, which would be a third of a loop of otherwise 12 instructions per element.
+ * A pinned address is not computed again from thread and block indices each time, which would be a third of a loop of
+ * otherwise 12 instructions per element.
  */
-template <class I> __device__ void norm_pin(I &value) {
-    if constexpr (sizeof(I) == 4)
-        asm volatile("" : "+r"(value));
-    else
-        asm volatile("" : "+l"(value));
-}
-
-__device__ inline unsigned norm_shared_address(const void *shared) {
-    return (unsigned)__cvta_generic_to_shared(shared);
-}
-
-__device__ inline uint4 norm_shared_read(unsigned from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-
-__device__ inline void norm_shared_read(unsigned from, float &value) {
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-}
-__device__ inline void norm_shared_read(unsigned from, double &value) {
-    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(value) : "r"(from) : "memory");
-}
-
-__device__ inline void norm_shared_clear(unsigned to) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-}
-
-__device__ inline void norm_shared_write(unsigned to, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-__device__ inline void norm_shared_write(unsigned to, double value) {
-    asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(value) : "memory");
-}
-__device__ inline void norm_shared_write(unsigned to, bf16 value) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__bfloat16_as_ushort(value)) : "memory");
-}
-__device__ inline void norm_shared_write(unsigned to, f16 value) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(__half_as_ushort(value)) : "memory");
-}
-
 template <int N, class S> __device__ void norm_shared_put(unsigned to, const S *x) {
 #pragma unroll
     for (int i = 0; i < N; i++)
-        norm_shared_write(to + i * (int)sizeof(S), x[i]);
+        store_shared(to + i * (int)sizeof(S), x[i]);
 }
 
 /* N values, 16 bytes at a time where N allows. */
@@ -127,16 +83,13 @@ template <int N, class S> __device__ void norm_shared_get(unsigned from, S *x) {
     static_assert(N % E == 0 || N == 2);
 #pragma unroll
     for (int i = 0; i < N; i += E) { /* a buffer has room for the 16 bytes in any case */
-        uint4 raw = norm_shared_read(from + i * (int)sizeof(S));
+        uint4 raw;
+        load_shared(from + i * (int)sizeof(S), raw);
         const S *v = reinterpret_cast<const S *>(&raw);
 #pragma unroll
         for (int e = 0; e < E && i + e < N; e++)
             x[i + e] = v[e];
     }
-}
-
-__device__ inline void norm_copy_async(unsigned to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /*
@@ -152,7 +105,7 @@ template <class T, class Shape> struct norm_columns {
     __device__ explicit norm_columns(const norm_call &c)
         : shape{c.team}, dim((int)c.dim), base((int)threadIdx.x % shape.team() * (c.in_vectors ? WIDE<T> : 1)),
           in_vectors(c.in_vectors) {
-        norm_pin(base);
+        pin(base);
     }
 
     /* Whether any column of vector p is in the row. Those that are come first in it. */
@@ -187,9 +140,9 @@ template <class Shape> struct norm_team_buffers {
     int barriers;     /* that the team has passed */
 
     __device__ norm_team_buffers(Shape s, double *shared)
-        : shape(s), address(norm_shared_address(shared)), turn(0), barriers(0) {
+        : shape(s), address(shared_address(shared)), turn(0), barriers(0) {
         address += (int)threadIdx.x / shape.team() * 2 * bytes();
-        norm_pin(address);
+        pin(address);
     }
 
     __device__ int bytes() const {
@@ -200,9 +153,9 @@ template <class Shape> struct norm_team_buffers {
 template <class Shape> __device__ void norm_team_barrier(Shape shape) {
     int id = (int)threadIdx.x / shape.team() + 1;
     if constexpr (Shape::FIXED)
-        asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Shape{}.team()) : "memory");
+        named_barrier<Shape{}.team()>(id);
     else
-        asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(shape.team()) : "memory");
+        named_barrier(id, shape.team());
 }
 
 /* The lanes of this thread's team in its warp: how many, and which. */
@@ -241,11 +194,11 @@ template <int N, class S, class Shape> __device__ void norm_team_sum(S *x, norm_
     if constexpr (!Shape::FIXED) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            norm_shared_read(sums + i * (int)sizeof(S), x[i]);
+            load_shared(sums + i * (int)sizeof(S), x[i]);
 #pragma unroll 1
             for (int w = 1; w < team / 32; w++) {
                 S of_warp;
-                norm_shared_read(sums + (w * N + i) * (int)sizeof(S), of_warp);
+                load_shared(sums + (w * N + i) * (int)sizeof(S), of_warp);
                 x[i] += of_warp;
             }
         }
@@ -346,12 +299,12 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         jump = apart * c.dim * (int64_t)sizeof(T);
         scalar = row * (int64_t)sizeof(float);
         scalar_jump = apart * (int64_t)sizeof(float);
-        ring = norm_shared_address(shared) + threadIdx.x * 16;
-        norm_pin(at);
-        norm_pin(jump);
-        norm_pin(scalar);
-        norm_pin(scalar_jump);
-        norm_pin(ring);
+        ring = shared_address(shared) + threadIdx.x * 16;
+        pin(at);
+        pin(jump);
+        pin(scalar);
+        pin(scalar_jump);
+        pin(ring);
         now = ring;
         slot_bytes = k.shape.threads() * 16;
     }
@@ -373,10 +326,10 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
     /* Starts the copy of a tensor's row `ahead` rows further, if there is one. */
     __device__ void copy(const norm_call &c, const columns &k, int t, int ahead, unsigned to) const {
         const T *first = from(c, t, ahead);
-        norm_pin(first);
+        pin(first);
 #pragma unroll
         for (int p = 0; p < Shape::VECTORS; p++)
-            if (ahead < rows && k.has(p)) norm_copy_async(to + slot(t, p), first + p * k.shape.vector_columns());
+            if (ahead < rows && k.has(p)) copy_async(to + slot(t, p), first + p * k.shape.vector_columns());
     }
 
     /*
@@ -399,7 +352,7 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
                 for (int s = 0; s < c.stages; s++)
 #pragma unroll
                     for (int t = 0; t < TENSORS; t++)
-                        norm_shared_clear(ring + s * c.stage_bytes + slot(t, p));
+                        clear_shared(ring + s * c.stage_bytes + slot(t, p));
         wait_for_previous();
 #pragma unroll 1
         for (int s = 0; aligned(c) && s < c.stages; s++) {
@@ -423,7 +376,7 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
             T past = t ? from_f32<T>(0.0f) : *element;
 #pragma unroll
             for (int e = 0; e < WIDE<T>; e++, element += k.step())
-                norm_shared_write(ring + slot(t, p) + e * (int)sizeof(T), e < count ? *element : past);
+                store_shared(ring + slot(t, p) + e * (int)sizeof(T), e < count ? *element : past);
         }
     }
 
@@ -447,7 +400,9 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
     }
 
     __device__ void read(int t, int p, float (&v)[WIDE<T>]) const {
-        unpack<T>(norm_shared_read(now + slot(t, p)), v);
+        uint4 raw;
+        load_shared(now + slot(t, p), raw);
+        unpack<T>(raw, v);
     }
 
     /* This row's inputs are not needed any more: starts the copies of a later row into their place. */

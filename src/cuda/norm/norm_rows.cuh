@@ -154,8 +154,8 @@ template <class T, bool LAYER, int TEAM>
 __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, false>)
     norm_rows_forward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
-    extern __shared__ uint4 dynamic[];
-    __shared__ alignas(16) double shared[norm_sum_buffer<TEAM>];
+    uint4 *dynamic = dynamic_shared<uint4>();
+    __shared__ __align__(16) double shared[norm_sum_buffer<TEAM>];
     norm_columns<T, Shape> k(c);
     using Pipeline = norm_pipeline<T, Shape, 1>;
     Pipeline pipeline(c, k, dynamic);
@@ -285,8 +285,8 @@ template <class T, bool LAYER, int TEAM, bool Y>
 __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAYER, TEAM, true>)
     norm_rows_backward(norm_call c) {
     using Shape = norm_shape<T, TEAM>;
-    extern __shared__ uint4 dynamic[];
-    __shared__ alignas(16) double shared[norm_sum_buffer<TEAM>];
+    uint4 *dynamic = dynamic_shared<uint4>();
+    __shared__ __align__(16) double shared[norm_sum_buffer<TEAM>];
     norm_columns<T, Shape> k(c);
     using Pipeline = norm_pipeline<T, Shape, 2>;
     __shared__ int greatest;
