@@ -14,6 +14,7 @@ typedef struct tf32_case {
     int64_t window, apart; /* apart: elements from the end of a row to the next row, of q, k, v and their gradients */
     double scale;          /* not 0: scores so large that exact products compute the gradients */
     bool causal, first, add, saved, nan; /* saved: the backward gets y and lse; nan: the first key and value are NaN */
+    bool unaligned;                      /* dq is, so that exact products compute the backward */
 } tf32_case;
 
 /* Dims are filled up to 64, 128 or 256, and each of these has kernels of its own; so have windows and first keys. */
@@ -32,6 +33,7 @@ static const tf32_case tf32_cases[] = {
     {"dim 128, first keys, more keys", 2, 190, 220, 2, 1, 128, .causal = true, .first = true},
     {"dim 64, a NaN before the window", 1, 200, 200, 2, 1, 64, .window = 20, .causal = true, .nan = true},
     {"dim 64, large scores", 1, 200, 200, 2, 1, 64, .scale = 1000, .causal = true},
+    {"dim 64, large scores, saved", 1, 90, 90, 1, 1, 64, .scale = 1000, .saved = true, .unaligned = true},
 };
 
 /*
@@ -68,10 +70,12 @@ static vjp_tensor tf32_tensor(vjp_device *on, vjp_dtype dtype, const tf32_case *
         if (c->nan && (part == IN_K || part == IN_V) && row % shape[1] == 0) value = (double)NAN;
         put(&host, i, column >= width ? tf32_gap : part >= OUT_Y ? tf32_old : value);
     }
-    assert_int_equal(vjp_alloc(on, bytes, &data), VJP_OK);
-    assert_int_equal(vjp_upload(on, data, 0, host.data, bytes), VJP_OK);
+    uint64_t offset = c->unaligned && part == OUT_DQ ? vjp_dtype_size(dtype) : 0;
+    assert_int_equal(vjp_alloc(on, offset + bytes, &data), VJP_OK);
+    assert_int_equal(vjp_upload(on, data, offset, host.data, bytes), VJP_OK);
     free(host.data);
     vjp_tensor t = vjp_tensor_of(data, dtype, 4, shape);
+    t.offset = offset;
     t.stride[1] = step;
     t.stride[0] = shape[1] * step;
     if (part >= OUT_Y && c->add) t.flags = VJP_ACCUMULATE;
@@ -86,7 +90,7 @@ static double *tf32_result(vjp_device *on, const tf32_case *c, const vjp_tensor 
     double *result = malloc((size_t)(rows * width) * sizeof *result);
     vjp_tensor host = vjp_tensor_of(malloc(bytes), t->dtype, 1, &count);
     assert_true(result && host.data);
-    assert_int_equal(vjp_download(on, host.data, t->data, 0, bytes), VJP_OK);
+    assert_int_equal(vjp_download(on, host.data, t->data, t->offset, bytes), VJP_OK);
     for (int64_t i = 0; i < count; i++) {
         if (i % step < width)
             result[i / step * width + i % step] = get(&host, i) - (c->add ? tf32_old : 0);

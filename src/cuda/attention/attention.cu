@@ -47,7 +47,9 @@ vjp_status backward_steps(const vjp_work *work, workspace_layout &layout) {
     a.add_dq = vjp_accumulates(work, ATTENTION_B_DQ);
     a.add_dk = vjp_accumulates(work, ATTENTION_B_DK);
     a.add_dv = vjp_accumulates(work, ATTENTION_B_DV);
-    bool recomputed = !a.out || !a.lse_in, fast = fast_takes(work, a);
+    /* What a forward in TF32 saved belongs to other scores than the exact path's, whose weights would not sum to 1. */
+    bool fast = fast_takes(work, a), other_scores = !fast && work->storage == VJP_F32 && state_of(work->device)->tf32;
+    bool recomputed = !a.out || !a.lse_in || other_scores;
     vjp_status status = find_visible(work, a, layout);
     if (status != VJP_OK) return status;
     if (recomputed) {
