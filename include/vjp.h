@@ -121,8 +121,8 @@ typedef struct vjp_options {
     void *parallel_context;        /* passed to parallel_for */
     const char *instruction_set;   /* CPU: "plain", "neon", "avx2", "avx512", "wasm"; NULL: VJP_ISA, else the best */
     const char *matrix_products;   /* CPU: "builtin", "amx", "blas"; NULL: VJP_GEMM if set, else amx for 16 bits where
-                                      the processor has it, and builtin. CUDA: "f32", or "tf32", which rounds operands
-                                      of f32 products to TF32. Other devices refuse it, as they refuse instruction_set */
+                                      the processor has it, and builtin. CUDA: "f32", or "tf32", which shortens f32
+                                      operands to TF32. Other devices refuse it, as they refuse instruction_set */
     size_t workspace_bytes;        /* reserved when opening; 0: 128 MiB */
     void *stream;                  /* CUDA: the cudaStream_t to enqueue on; NULL: one of the device's own */
     vjp_allocate allocate;         /* memory for vjp_alloc(), workspace and programs, as the device needs it (host
