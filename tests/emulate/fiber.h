@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Switching between stacks, for emulate.cpp alone: fiber_stack() prepares one that begins with a function, and
+ * Switching between stacks, for the emulators alone: fiber_stack() prepares one that begins with a function, and
  * fiber_switch() continues on another. swapcontext() makes a system call for signals each time, which would be most of
  * a run.
  */
-#ifndef VJP_TESTS_METAL_FIBER_H
-#define VJP_TESTS_METAL_FIBER_H
+#ifndef VJP_TESTS_EMULATE_FIBER_H
+#define VJP_TESTS_EMULATE_FIBER_H
 
 #include <cstring>
 
@@ -83,7 +83,7 @@ static void *fiber_stack(char *top, void (*start)()) {
     return sp;
 }
 #else
-#error "emulate.cpp knows no way to switch stacks on this processor"
+#error "emulation knows no way to switch stacks on this processor"
 #endif
 
 #endif

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 // See emulate.h.
 #include "emulate.h"
-#include "fiber.h"
+
+#include "emulate/accesses.h"
+#include "emulate/fiber.h"
+#include "emulate/lines.h"
 
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
-#include <unistd.h>
 
 emulate_settings emulate_with = {EMULATE_FORWARD, 32};
 emulate_shader *emulate_shaders;
@@ -74,30 +76,8 @@ unsigned long launches;
 
 // ---- Reporting ----------------------------------------------------------------------------------------------
 
-extern "C" char __executable_start, _end;
-
-// "norm.metal:120": the innermost line that is not of the stand-in's own.
 void line_of(unsigned place, char *text, size_t room) {
-    char command[128], line[512];
-    snprintf(text, room, "program + 0x%x", place);
-    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%x 2>/dev/null", static_cast<int>(getpid()),
-             place - 1);
-    FILE *said = popen(command, "r");
-    if (!said) return;
-    bool found = false;
-    while (fgets(line, sizeof line, said)) {
-        line[strcspn(line, " \n")] = 0;
-        const char *slash = strrchr(line, '/'), *name = slash ? slash + 1 : line;
-        if (found || line[0] == '?' || strstr(name, "metal_stdlib")) continue;
-        snprintf(text, room, "%.*s", static_cast<int>(room - 1), name);
-        found = true;
-    }
-    pclose(said);
-}
-
-const char *name_of(const char *file) {
-    const char *slash = strrchr(file, '/');
-    return slash ? slash + 1 : file;
+    emulate_line_of(place, "metal_stdlib", text, room);
 }
 
 __attribute__((format(printf, 1, 2))) void report_error(const char *format, ...) {
@@ -183,7 +163,7 @@ __attribute__((noinline)) void find(const char *a, size_t bytes, bool write, uns
     for (int i = 0; i < active_count; i++)
         if (static_cast<size_t>(a - active[i].memory) < active[i].bytes)
             return touch(active[i], static_cast<size_t>(a - active[i].memory), bytes, write, atomic, at);
-    if (a >= &__executable_start && a < &_end) return; // constants
+    if (a >= __ehdr_start && a < _end) return; // constants
     for (const emulate_buffer &b : launch->buffer)
         if (b.memory && lies_in(b, a, bytes)) {
             hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)] = &b;
@@ -201,8 +181,16 @@ inline void access(const void *address, size_t bytes, bool write, uintptr_t at, 
     if (static_cast<size_t>(a - stacks) < static_cast<size_t>(EMULATE_MAX_THREADS) * STACK || !running) return;
     const emulate_buffer *b = hit[reinterpret_cast<uintptr_t>(a) >> PAGE & (PAGES - 1)];
     if (b && lies_in(*b, a, bytes)) return;
-    find(a, bytes, write, static_cast<unsigned>(at - reinterpret_cast<uintptr_t>(&__executable_start)), atomic);
+    find(a, bytes, write, static_cast<unsigned>(at - emulate_first_byte()), atomic);
 }
+
+} // namespace
+
+static void emulate_access(const void *address, size_t bytes, bool write, uintptr_t place) {
+    access(address, bytes, write, place);
+}
+
+namespace {
 
 // ---- Stopping -----------------------------------------------------------------------------------------------
 
@@ -254,10 +242,11 @@ bool same_place(const Thread &a, const Thread &b) {
 void tell_divergence(unsigned a, unsigned b) {
     const Thread &s = threads[a], &t = threads[b];
     if (states[b] == State::ENDED)
-        report_error("threads diverge: thread %u waits at %s:%d, thread %u has ended", a, name_of(s.file), s.line, b);
+        report_error("threads diverge: thread %u waits at %s:%d, thread %u has ended", a, emulate_file_name(s.file),
+                     s.line, b);
     else
-        report_error("threads diverge: thread %u waits at %s:%d, thread %u at %s:%d", a, name_of(s.file), s.line, b,
-                     name_of(t.file), t.line);
+        report_error("threads diverge: thread %u waits at %s:%d, thread %u at %s:%d", a, emulate_file_name(s.file),
+                     s.line, b, emulate_file_name(t.file), t.line);
 }
 
 // Resumes a simdgroup whose threads have all come to one exchange. Threads that have ended take no part.
@@ -458,8 +447,8 @@ unsigned all_show(const Factors &own, const char *file, int line) {
     unsigned next = first + (now - first + 1) % MATRIX_THREADS; // each looks at one, so one sees who is missing
     bool whole = width() == MATRIX_THREADS && first + MATRIX_THREADS <= launch->threads;
     if (whole && threads[next].shown[turn % 2] == turn) return turn;
-    report_error("the simdgroup of thread %u has fewer than 32 threads for the matrix at %s:%d", now, name_of(file),
-                 line);
+    report_error("the simdgroup of thread %u has fewer than 32 threads for the matrix at %s:%d", now,
+                 emulate_file_name(file), line);
     fiber_switch(&threads[now].sp, scheduler);
     abort();
 }
@@ -510,46 +499,5 @@ void emulate_matrix_multiply(float d[2], const float a[2], const float b[2], con
         }
         d[e] = sum;
     }
-}
-}
-
-extern "C" {
-
-// ---- What the compiler calls --------------------------------------------------------------------------------
-
-#define ACCESS(name, bytes, write)                                                                                     \
-    void __tsan_##name(void *address) {                                                                                \
-        access(address, bytes, write, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));                       \
-    }
-ACCESS(read1, 1, false)
-ACCESS(read2, 2, false)
-ACCESS(read4, 4, false)
-ACCESS(read8, 8, false)
-ACCESS(read16, 16, false)
-ACCESS(write1, 1, true)
-ACCESS(write2, 2, true)
-ACCESS(write4, 4, true)
-ACCESS(write8, 8, true)
-ACCESS(write16, 16, true)
-ACCESS(unaligned_read2, 2, false)
-ACCESS(unaligned_read4, 4, false)
-ACCESS(unaligned_read8, 8, false)
-ACCESS(unaligned_read16, 16, false)
-ACCESS(unaligned_write2, 2, true)
-ACCESS(unaligned_write4, 4, true)
-ACCESS(unaligned_write8, 8, true)
-ACCESS(unaligned_write16, 16, true)
-
-void __tsan_read_range(void *address, size_t bytes) {
-    access(address, bytes, false, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
-}
-void __tsan_write_range(void *address, size_t bytes) {
-    access(address, bytes, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
-}
-void __tsan_init(void) {
-}
-void __tsan_func_entry(void *) {
-}
-void __tsan_func_exit(void) {
 }
 }

@@ -17,7 +17,7 @@ set(cxx_flags -std=c++17 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-
 
 add_library(metal_emulator STATIC ${here}/emulate.cpp ${here}/stand_in.c)
 target_compile_options(metal_emulator PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${cxx_flags};-O2>)
-target_include_directories(metal_emulator PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_include_directories(metal_emulator PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_compile_definitions(metal_emulator PRIVATE $<$<COMPILE_LANGUAGE:C>:_DEFAULT_SOURCE>)
 
 file(GLOB own_shaders CONFIGURE_DEPENDS ${here}/*.metal)

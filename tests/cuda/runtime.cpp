@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: MIT */
+// CUDA's runtime for one card that is this processor. What is enqueued runs at once, or is recorded for a graph.
+#include <cub/device/device_radix_sort.cuh>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+struct emulated_graph {
+    std::vector<std::function<cudaError_t()>> work;
+};
+struct emulated_stream {
+    emulated_graph *captured = nullptr; // null: runs at once
+};
+struct emulated_event {
+    int nothing = 0;
+};
+
+namespace {
+
+constexpr int MULTIPROCESSORS = 6; // few, so that a persistent kernel's blocks have several items of work each
+constexpr size_t MEMORY = (size_t)8 << 30;
+
+// What a caller may have without creating it: the default streams.
+constexpr uintptr_t NAMED_STREAMS = 16;
+
+std::mutex lock; // of all of this
+std::map<void *, size_t> memories;
+size_t used;
+std::map<const void *, int> shared_limits; // that kernels were given
+thread_local cudaError_t last;
+char failure[emulated::MESSAGE + 64] = "a kernel failed";
+
+cudaError_t result(cudaError_t error) {
+    if (error != cudaSuccess) last = error;
+    return error;
+}
+
+cudaError_t allocate(void **memory, size_t bytes, bool on_card) {
+    std::lock_guard<std::mutex> held(lock);
+    if (!bytes || bytes > MEMORY - used) return result(bytes ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
+    size_t room = (bytes + 511) / 256 * 256; // no two of them side by side
+    *memory = aligned_alloc(256, room);
+    if (!*memory) return result(cudaErrorMemoryAllocation);
+    memset(*memory, 0xff, room);
+    memories[*memory] = on_card ? bytes : 0;
+    used += on_card ? bytes : 0;
+    emulated::add_memory(*memory, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t release(void *memory) {
+    std::lock_guard<std::mutex> held(lock);
+    if (!memory) return cudaSuccess;
+    auto found = memories.find(memory);
+    if (found == memories.end()) return result(cudaErrorInvalidValue);
+    used -= found->second;
+    memories.erase(found);
+    emulated::remove_memory(memory);
+    free(memory);
+    return cudaSuccess;
+}
+
+} // namespace
+
+namespace emulated {
+
+cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
+    if (reinterpret_cast<uintptr_t>(stream) >= NAMED_STREAMS && stream->captured) {
+        stream->captured->work.push_back(std::move(work));
+        return cudaSuccess;
+    }
+    return result(work());
+}
+
+cudaError_t set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    std::lock_guard<std::mutex> held(lock);
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || (size_t)value > MAX_SHARED) return result(cudaErrorInvalidValue);
+    shared_limits[kernel] = value;
+    return cudaSuccess;
+}
+
+cudaError_t enqueue_kernel(const cudaLaunchConfig_t &config, const void *kernel, const held_arguments &held) {
+    std::shared_ptr<void> data(held.data, held.destroy);
+    auto thread = [=] { held.call(kernel, data.get()); };
+    launch l{config.gridDim.x, config.blockDim.x, config.dynamicSmemBytes, thread, held.data, held.bytes};
+    size_t limit = 48 << 10;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        auto given = shared_limits.find(kernel);
+        if (given != shared_limits.end() && (size_t)given->second > limit) limit = (size_t)given->second;
+    }
+    if (!l.grid || l.grid > INT32_MAX || !l.threads || l.threads > MAX_THREADS || l.shared > limit ||
+        held.bytes > 32764)
+        return result(cudaErrorInvalidValue);
+    return enqueue(config.stream, [l] {
+        char message[MESSAGE];
+        if (run(l, message)) return cudaSuccess;
+        snprintf(failure, sizeof failure, "a kernel failed: %s", message);
+        return cudaErrorLaunchFailure;
+    });
+}
+
+cudaError_t sort_pairs(const uint64_t *keys, uint64_t *sorted_keys, const int64_t *values, int64_t *sorted_values,
+                       int64_t count, int first_bit, int end_bit, cudaStream_t stream) {
+    return enqueue(stream, [=] {
+        auto digits = [=](int64_t i) {
+            return (end_bit < 64 ? keys[i] & ((UINT64_C(1) << end_bit) - 1) : keys[i]) >> first_bit;
+        };
+        std::vector<int64_t> order((size_t)count);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return digits(a) < digits(b); });
+        for (int64_t i = 0; i < count; i++) {
+            sorted_keys[i] = keys[order[(size_t)i]];
+            sorted_values[i] = values[order[(size_t)i]];
+        }
+        return cudaSuccess;
+    });
+}
+
+} // namespace emulated
+
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorLaunchFailure: return failure;
+    case cudaErrorNotSupported: return "operation not supported";
+    default: return "invalid argument";
+    }
+}
+
+cudaError_t cudaGetLastError() {
+    cudaError_t error = last;
+    last = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    if (device) return result(cudaErrorInvalidDevice);
+    *properties = {"emulated on this processor", 8, 0, MULTIPROCESSORS, 1 << 20};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)emulated::MAX_SHARED; break;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    return result(device ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    std::lock_guard<std::mutex> held(lock);
+    *total = MEMORY;
+    *free = MEMORY - used;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    return allocate(memory, bytes, true);
+}
+cudaError_t cudaFree(void *memory) {
+    return release(memory);
+}
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned) {
+    return allocate(memory, bytes, false);
+}
+cudaError_t cudaFreeHost(void *memory) {
+    return release(memory);
+}
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
+    *device = host;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *memory, int value, size_t bytes) {
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
+    return emulated::enqueue(stream, [=] { return cudaMemset(memory, value, bytes); });
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    return emulated::enqueue(stream, [=] {
+        memmove(to, from, bytes);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    *stream = new emulated_stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    *event = new emulated_event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, 0);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEvent_t) {
+    *milliseconds = 1; // no time is measured
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (reinterpret_cast<uintptr_t>(stream) < NAMED_STREAMS || stream->captured) return result(cudaErrorNotSupported);
+    stream->captured = new emulated_graph;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    *graph = stream->captured;
+    stream->captured = nullptr;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long) {
+    *ready = new emulated_graph(*graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t) {
+    for (auto &work : ready->work) {
+        cudaError_t error = work();
+        if (error != cudaSuccess) return result(error);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready) {
+    delete ready;
+    return cudaSuccess;
+}

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: MIT
+[
+    ("cuda add: column sums without a barrier between rounds", "cuda add",
+     [("src/cuda/elementwise/column_sums.cuh", "        n = half;\n        __syncthreads();", "        n = half;")]),
+    ("cuda cross_entropy: a row's parts are merged before all warps have written theirs", "cuda cross_entropy",
+     [("src/cuda/loss/row_sums.cuh", "    if (lane == 0) shared.warp[turn][warp] = s;\n    __syncthreads();", "    if (lane == 0) shared.warp[turn][warp] = s;")]),
+    ("cuda rope: turned the other way", "cuda rope",
+     [("src/cuda/attention/rope.cu", "fmaf(-sine[i], v, u * cosine[i])", "fmaf(sine[i], v, u * cosine[i])")]),
+    ("cuda dropout: the second word of a call is used twice", "cuda dropout",
+     [("src/cuda/elementwise/dropout.cu", "uint32_t high = which & 1 ? words.word[3] : words.word[2];", "uint32_t high = which & 1 ? words.word[2] : words.word[2];")]),
+    ("cuda add: the last elements are left out", "cuda add",
+     [("src/cuda/elementwise/elementwise.cuh", "blockIdx.x == gridDim.x - 1 && i < c.count)", "blockIdx.x == gridDim.x - 1 && i + 1 < c.count)")]),
+    ("cuda add: one element past the end", "cuda add",
+     [("src/cuda/elementwise/elementwise.cuh", "blockIdx.x == gridDim.x - 1 && i < c.count)", "blockIdx.x == gridDim.x - 1 && i <= c.count)")]),
+    ("cuda attention: a tile is used before its copy has arrived", "cuda16 attention",
+     [("src/cuda/attention/tensor.cu", "wait_copies<1>();", "wait_copies<2>();")]),
+    ("cuda gather: the sums of blocks are joined without a barrier", "cuda gather",
+     [("src/cuda/index/gather_sums.cuh", "            space.last = atomicAdd(arrived, 1u) == (unsigned)(blocks - 1);\n        }\n        __syncthreads();",
+       "            space.last = atomicAdd(arrived, 1u) == (unsigned)(blocks - 1);\n        }")]),
+]
