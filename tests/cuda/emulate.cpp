@@ -61,7 +61,8 @@ struct Cell {
 };
 constexpr uint16_t MANY = UINT16_MAX;
 
-alignas(1024) char dynamic[MAX_SHARED];
+constexpr size_t ALIGNMENT = 1024;
+alignas(ALIGNMENT) char dynamic[MAX_SHARED];
 char *stacks;
 Cell *cells;
 std::vector<size_t> touched; // cells, in this launch
@@ -142,6 +143,9 @@ void touch_shared(char *a, size_t bytes, bool write, bool atomic, unsigned threa
     size_t last = (static_cast<size_t>(a - __bss_start) + bytes - 1) / GRAIN;
     for (size_t i = first; i <= last && !seen; i++) {
         Cell &c = cells[i];
+        if (!write && c.read_time == moment && c.write_time < block_time &&
+            (c.reader == thread || (c.reader == MANY && (c.reading_warps >> warp_of(thread) & 1))))
+            continue; // nothing new
         if (c.listed != launches) {
             c.listed = launches;
             touched.push_back(i);
@@ -437,12 +441,17 @@ char *dynamic_memory() {
     return dynamic;
 }
 
+// Addresses are as aligned as the memory is: kernels calculate with their bits.
+static char *first_address() {
+    return __bss_start - reinterpret_cast<uintptr_t>(__bss_start) % ALIGNMENT;
+}
+
 uint32_t address_of(const void *shared) {
-    return static_cast<uint32_t>(static_cast<const char *>(shared) - __bss_start);
+    return static_cast<uint32_t>(static_cast<const char *>(shared) - first_address());
 }
 
 char *at_address(uint32_t address) {
-    return __bss_start + address;
+    return first_address() + address;
 }
 
 bool touch(const void *address, size_t bytes, bool write, bool atomic, int lane) {
