@@ -20,7 +20,7 @@ list(FILTER kernel_files EXCLUDE REGEX "hopper|/gemm/long_sums|/gemm/products")
 add_library(cuda_emulator SHARED EXCLUDE_FROM_ALL ${kernel_files} ${here}/emulate.cpp ${here}/runtime.cpp ${here}/products.cpp)
 set_target_properties(cuda_emulator PROPERTIES OUTPUT_NAME vjp-cuda LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulated
   POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-# -g1: a race is told with its line. An address is never reused by type rules that CUDA's compiler does not have.
+# -g1: the report of a race names its line. -fno-strict-aliasing: as in CUDA's compiler, memory may be read as another type.
 set_source_files_properties(${kernel_files} PROPERTIES LANGUAGE CXX
   COMPILE_OPTIONS "-x;c++;-O1;-g1;-w;-fno-exceptions;-fno-rtti;-fno-strict-aliasing;-fsanitize=thread")
 set_source_files_properties(${here}/emulate.cpp ${here}/runtime.cpp ${here}/products.cpp PROPERTIES
