@@ -1,57 +1,35 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * swiglu on CUDA: y = silu(gate) up; dgate = silu'(gate) dy up, dup = dy silu(gate). One pass, each tensor read or
- * written once; silu and its derivative share one exponential. The backward gives y again where it is wanted.
+ * written once; silu and its derivative share one exponential (silu.cuh). The backward gives y again where it is
+ * wanted.
  */
 #include "cuda/elementwise/elementwise.cuh"
-#include "cuda/linear/activation.cuh"
+#include "cuda/elementwise/silu.cuh"
 
 namespace vjp {
 namespace {
 
-/*
- * Below SILU_TAIL 1 + exp(x) is 1 and exp(x) may be denormal. silu and its slope are then x exp(x) and (1 + x) exp(x),
- * which have more digits than exp(x): the factor is multiplied with exp(x + SHIFT), whose argument is exact, before
- * exp(-SHIFT) makes the result small.
- */
-constexpr float SILU_TAIL = -87, SHIFT = 40, EXP_MINUS_SHIFT = 4.248354255291589e-18f;
-
-struct silu_values {
-    float value, slope;
-};
-
-__device__ inline silu_values silu_of(float x) {
-    float near = clamped(x, LOGISTIC_END);
-    if (x < SILU_TAIL) {
-        float e = expf(near + SHIFT);
-        return {near * e * EXP_MINUS_SHIFT, fmaf(near, e, e) * EXP_MINUS_SHIFT};
-    }
-    logistic s = logistic_of(expf(-fabsf(near)));
-    float sigmoid = x < 0 ? s.small : s.large, complement = x < 0 ? s.large : s.small;
-    return {damped(x, sigmoid), fmaf(near * complement, sigmoid, sigmoid)};
-}
-
-struct gated : formula {
+template <class T> struct gated : formula {
     template <int W> __device__ void operator()(int64_t, const float (&in)[2][W], float (&out)[1][W]) const {
 #pragma unroll
         for (int k = 0; k < W; k++)
-            out[0][k] = silu_of(in[0][k]).value * in[1][k];
+            out[0][k] = gated_value<T>(in[0][k], in[1][k]);
     }
 };
 
-/* The slope first, which may be 0: dy * up may overflow. The third output is y, if there are three. */
-template <int OUTPUTS> struct gated_gradients : formula {
+/* The third output is y, if there are three. */
+template <class T, int OUTPUTS> struct gated_gradients : formula {
     static constexpr int RESIDENT = 6;
     static constexpr bool HAS_OVERWRITE = OUTPUTS == 3;
 
     template <int W> __device__ void operator()(int64_t, const float (&in)[3][W], float (&out)[OUTPUTS][W]) const {
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            float dy = in[0][k], up = in[2][k];
-            silu_values silu = silu_of(in[1][k]);
-            out[0][k] = silu.slope * dy * up;
-            out[1][k] = dy * silu.value;
-            if constexpr (OUTPUTS == 3) out[2][k] = silu.value * up;
+            gated_slopes all = gated_gradient<T>(in[0][k], in[1][k], in[2][k]);
+            out[0][k] = all.dgate;
+            out[1][k] = all.dup;
+            if constexpr (OUTPUTS == 3) out[2][k] = all.y;
         }
     }
 };
@@ -63,7 +41,7 @@ vjp_status forward(const vjp_work *work) {
                    .count = vjp_elements(work, SWIGLU_Y)};
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        return run_elements(work, gated{}, types<T, T>{}, types<T>{}, c);
+        return run_elements(work, gated<T>{}, types<T, T>{}, types<T>{}, c);
     });
 }
 
@@ -75,8 +53,8 @@ vjp_status backward(const vjp_work *work) {
                    .count = vjp_elements(work, SWIGLU_B_DY)};
     return with_type(work->storage, [&](auto zero) {
         using T = decltype(zero);
-        if (c.out[2]) return run_elements(work, gated_gradients<3>{}, types<T, T, T>{}, types<T, T, T>{}, c);
-        return run_elements(work, gated_gradients<2>{}, types<T, T, T>{}, types<T, T>{}, c);
+        if (c.out[2]) return run_elements(work, gated_gradients<T, 3>{}, types<T, T, T>{}, types<T, T, T>{}, c);
+        return run_elements(work, gated_gradients<T, 2>{}, types<T, T, T>{}, types<T, T>{}, c);
     });
 }
 
