@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Incremented when a change of this file requires backends to be recompiled. */
-enum { VJP_BACKEND_INTERFACE = 3 };
+enum { VJP_BACKEND_INTERFACE = 4 };
 
 typedef struct vjp_shape {
     int32_t ndim;
@@ -139,6 +139,17 @@ typedef struct vjp_backend {
      * bench measures linear against it. VJP_UNSUPPORTED: not of these sizes. NULL: it is measured against linear.
      */
     vjp_status (*raw_product)(vjp_device *device, const vjp_tensor *y, const vjp_tensor *a, const vjp_tensor *b);
+    /*
+     * Whether run_pair() gains something for two calls of a program, the second of which reads what the first writes.
+     * Bit i of `unread`: nothing else reads the first call's output i. This is called before memory is planned: equal
+     * addresses mean the same memory, and nothing more. NULL: calls run one by one.
+     */
+    int (*pairs)(const vjp_work *first, const vjp_work *second, uint32_t unread);
+    /*
+     * Runs both, with the results that they have one after the other; unread outputs need not be written. Outputs of
+     * the second call may be in the place of its own inputs, as its op allows, but never of the first call's.
+     */
+    vjp_status (*run_pair)(const vjp_work *first, const vjp_work *second);
 } vjp_backend;
 
 /* What vjp offers a backend. */

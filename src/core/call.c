@@ -432,6 +432,11 @@ vjp_status vjp_min_cost(vjp_device *device, const vjp_op *op, vjp_pass pass, con
     return VJP_OK;
 }
 
+vjp_status vjp_describe_work(vjp_work *work, vjp_device *device, const vjp_op *op, vjp_pass pass,
+                             const vjp_tensor *const *tensors, size_t count, const void *attributes) {
+    return prepare(work, device, op, pass, tensors, count, attributes, NULL);
+}
+
 vjp_status vjp_resolve(vjp_work *work, const vjp_kernel **kernel, vjp_device *device, const vjp_op *op, vjp_pass pass,
                        const vjp_tensor *const *tensors, size_t count, const void *attributes, void *workspace,
                        size_t workspace_bytes) {

@@ -54,6 +54,10 @@ struct vjp_op {
     const vjp_op_rules *rules;
 };
 
+/* The checks that need neither data nor memory; fills all of `work` but its workspace. */
+vjp_status vjp_describe_work(vjp_work *work, vjp_device *device, const vjp_op *op, vjp_pass pass,
+                             const vjp_tensor *const *tensors, size_t count, const void *attributes);
+
 /*
  * vjp_call() in two parts, for callers that repeat the same call. vjp_resolve() makes all checks except those of
  * values, with the caller's workspace; vjp_run() checks values and computes. `attributes` (not NULL) and the tensors

@@ -74,18 +74,21 @@ static bool may_take(const compilation *c, int32_t k, const graph_node *node, si
 
 static void compute_in_place(compilation *c) {
     for (int32_t g = 0; g < c->program->groups; g++) {
-        int32_t k = c->program->group[g].first;
-        if (c->program->group[g].count > 1) continue; /* its calls may run in any order */
+        const program_group *group = &c->program->group[g];
+        if (group->count > 1 && !group->pair) continue; /* its calls may run in any order */
+        int32_t k = group->first + group->pair;         /* of a pair only the second */
         const graph_node *node = node_of(c, k);
         const vjp_pass_info *pass = pass_of(node);
         for (size_t out = 0; out < pass->outputs; out++) {
             vjp_value value = slot_value(c, node, out);
             if (!value || node->adds >> out & 1) continue;
             vjp_value storage = graph_storage(c->graph, value);
-            if (is_persistent(c, storage) || c->first[storage] != k || c->merged[storage] != storage) continue;
+            if (is_persistent(c, storage) || c->first[storage] != group->first || c->merged[storage] != storage)
+                continue;
             for (size_t in = pass->outputs; in < pass->count; in++) {
                 vjp_value input = slot_value(c, node, in), from = input ? merged_storage(c, input) : 0;
                 if (!input || !may_take(c, k, node, out, in, from)) continue;
+                if (group->pair && call_reads(c, node_of(c, group->first), from)) continue;
                 c->merged[storage] = from;
                 c->last[from] = c->last[storage];
                 break;
@@ -354,7 +357,7 @@ static vjp_status check_results(const compilation *c, const vjp_value *results, 
 /* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
 static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     vjp_program *program = c->program;
-    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->options, &c->rewritten);
+    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->options, &c->rewritten, &c->pairs);
     if (status != VJP_OK) return status;
     if (c->rewritten) c->graph = c->rewritten;
     if (!allocate(c) || !find_needed(c, results, count))

@@ -9,6 +9,7 @@ typedef struct compilation {
     vjp_device *device;
     const vjp_graph *graph; /* the caller's, or its copy */
     vjp_graph *rewritten;   /* the copy; NULL: none */
+    bool pairs;             /* two calls may run as one */
     vjp_program *program;
     bool *needed;          /* [values]: by a call or as a result; of values that are no views */
     bool *result;          /* [values] */
@@ -46,6 +47,9 @@ static inline vjp_value slot_value(const compilation *c, const graph_node *node,
 
 /* The owner of a value's memory, after storages have taken over others. */
 vjp_value merged_storage(const compilation *c, vjp_value value);
+
+/* Whether a call reads from this storage. */
+bool call_reads(const compilation *c, const graph_node *node, vjp_value storage);
 
 /*
  * Group.c, in this order, when the needed calls are known. Each returns false when memory ran out.

@@ -9,8 +9,13 @@
  *
  * Casts of weights are scattered over the forward pass, each before the call that needs it. Where the program has a
  * backward pass, which needs most of them until its end, they are moved to the beginning: that costs no memory at the
- * peak. Nothing is reordered or grouped for a device that merges nothing, nor in a program without a plan, which tests
- * compare others with.
+ * peak.
+ *
+ * Two adjacent calls of which the second reads what the first writes can be one, too, where the backend has a kernel
+ * for both (vjp_backend.pairs), such as a product that ends with the op which reads its result.
+ *
+ * Nothing is reordered or grouped for a device that does neither, nor in a program without a plan, which tests compare
+ * others with.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -141,20 +146,80 @@ static void note_uses(const compilation *c, const graph_node *node, uses *u, int
     }
 }
 
+/* ---- Pairs ------------------------------------------------------------------------------------------- */
+
+/* Of each storage the last call that uses it; `calls` where it is a result or kept. */
+static void find_last_uses(const compilation *c, int32_t *last) {
+    for (int32_t k = 0; k < c->program->calls; k++)
+        for (size_t i = 0; i < pass_of(node_of(c, k))->count; i++) {
+            vjp_value value = slot_value(c, node_of(c, k), i);
+            if (value) last[merged_storage(c, value)] = k;
+        }
+    for (vjp_value v = 1; v < c->graph->values; v++)
+        if (c->result[v] || is_persistent(c, merged_storage(c, v))) last[merged_storage(c, v)] = c->program->calls;
+}
+
+/* A call without memory: its tensors have the same data where they have the same storage. */
+static bool describe_call(const compilation *c, const graph_node *node, vjp_tensor *tensor, vjp_work *work) {
+    const vjp_tensor *present[VJP_MAX_SLOTS];
+    for (size_t i = 0; i < pass_of(node)->count; i++) {
+        vjp_value value = slot_value(c, node, i);
+        present[i] = value ? &tensor[i] : NULL;
+        if (!value) continue;
+        tensor[i] = graph_tensor(c->graph, value);
+        tensor[i].data = (void *)((uintptr_t)PLAN_ALIGNMENT * ((uintptr_t)merged_storage(c, value) + 1));
+        if (node->adds >> i & 1) tensor[i].flags = VJP_ACCUMULATE;
+    }
+    return vjp_describe_work(work, c->device, node->op, node->pass, present, pass_of(node)->count, node->attributes) ==
+           VJP_OK;
+}
+
+bool call_reads(const compilation *c, const graph_node *node, vjp_value storage) {
+    for (size_t i = pass_of(node)->outputs; i < pass_of(node)->count; i++) {
+        vjp_value value = slot_value(c, node, i);
+        if (value && merged_storage(c, value) == storage) return true;
+    }
+    return false;
+}
+
+/* Whether the device runs call k and the one before it as one. */
+static bool is_pair(const compilation *c, int32_t k, const int32_t *last) {
+    const graph_node *first = node_of(c, k - 1), *second = node_of(c, k);
+    uint32_t unread = 0;
+    bool depends = false;
+    for (size_t i = 0; i < pass_of(first)->outputs; i++) {
+        vjp_value value = slot_value(c, first, i), storage = value ? merged_storage(c, value) : 0;
+        if (!value || !call_reads(c, second, storage)) continue;
+        depends = true;
+        if (last[storage] == k) unread |= 1u << i;
+    }
+    vjp_tensor tensor[2][VJP_MAX_SLOTS];
+    vjp_work work[2];
+    return depends && describe_call(c, first, tensor[0], &work[0]) && describe_call(c, second, tensor[1], &work[1]) &&
+           c->device->backend->pairs(&work[0], &work[1], unread);
+}
+
 bool find_groups(compilation *c) {
     vjp_program *program = c->program;
+    size_t values = (size_t)c->graph->values;
     program->groups = 0;
-    int32_t *memory = merges_any(c) ? calloc(2 * (size_t)c->graph->values, sizeof *memory) : NULL;
-    uses u = {memory, memory ? memory + c->graph->values : NULL};
-    if (merges_any(c) && !memory) return false;
+    int32_t *memory = merges_any(c) || c->pairs ? calloc(3 * values, sizeof *memory) : NULL;
+    uses u = {memory, memory ? memory + values : NULL};
+    if ((merges_any(c) || c->pairs) && !memory) return false;
+    int32_t *last = memory ? memory + 2 * values : NULL;
+    if (memory) find_last_uses(c, last);
     for (int32_t k = 0; k < program->calls; k++) {
         const graph_node *node = node_of(c, k), *before = k ? node_of(c, k - 1) : NULL;
-        bool joins = before && before->op == node->op && before->pass == node->pass && merges(c, node) &&
-                     may_join(c, node, &u, program->groups);
-        if (joins)
-            program->group[program->groups - 1].count++;
-        else
-            program->group[program->groups++] = (program_group){k, 1};
+        program_group *group = program->groups ? &program->group[program->groups - 1] : NULL;
+        bool joins = before && !group->pair && before->op == node->op && before->pass == node->pass &&
+                     merges(c, node) && may_join(c, node, &u, program->groups);
+        bool pair = before && !joins && group->count == 1 && c->pairs && is_pair(c, k, last);
+        if (joins || pair) {
+            group->count++;
+            group->pair = pair;
+        } else {
+            program->group[program->groups++] = (program_group){.first = k, .count = 1};
+        }
         if (memory) note_uses(c, node, &u, program->groups);
     }
     free(memory);

@@ -18,9 +18,13 @@ typedef struct program_call {
     int64_t runs;
 } program_call;
 
-/* Calls [first, first + count) of a program, which the device runs as one where there are several. */
+/*
+ * Calls [first, first + count) of a program, which the device runs as one where there are several: calls of one op that
+ * do not depend on each other, or a pair, of which the second reads what the first writes.
+ */
 typedef struct program_group {
     int32_t first, count;
+    bool pair;
 } program_group;
 
 /* A value that the caller can read or write. name NULL: this program does not have it. */

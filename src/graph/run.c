@@ -39,8 +39,14 @@ static vjp_status for_group(const vjp_program *program, const program_group *gro
     return status;
 }
 
+static vjp_status run_pair(const vjp_program *program, const program_call *first) {
+    vjp_status status = program->device->backend->run_pair(&first[0].work, &first[1].work);
+    return status == VJP_OK ? VJP_OK : failed(program, first, status);
+}
+
 static vjp_status run_group(vjp_program *program, const program_group *group) {
     if (group->count == 1) return run_call(program, &program->call[group->first]);
+    if (group->pair) return run_pair(program, &program->call[group->first]);
     return for_group(program, group, program->device->backend->run_many);
 }
 
@@ -50,12 +56,14 @@ vjp_status program_warm(const vjp_program *program) {
     for (int32_t g = 0; g < program->groups && status == VJP_OK; g++) {
         const program_group *group = &program->group[g];
         const program_call *call = &program->call[group->first];
-        if (group->count > 1) {
+        if (group->count > 1 && !group->pair) {
             if (backend->warm_many) status = for_group(program, group, backend->warm_many);
             continue;
         }
-        status = vjp_warm_work(&call->work);
-        if (status != VJP_OK) status = failed(program, call, status);
+        for (int32_t k = 0; k < group->count && status == VJP_OK; k++) {
+            status = vjp_warm_work(&call[k].work);
+            if (status != VJP_OK) status = failed(program, &call[k], status);
+        }
     }
     return status;
 }

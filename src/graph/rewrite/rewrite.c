@@ -19,6 +19,10 @@ static bool steps_halves(const vjp_device *device) {
     return kernel && kernel->storage & VJP_TAKES_HALVES;
 }
 
+static bool pairs_calls(const vjp_device *device) {
+    return device->backend->pairs;
+}
+
 static const graph_rewrite rewrites[] = {
     {.name = "residual", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_residual},
     {.name = "qkv", .on_host = false, .on_devices = true, .rounds = true, .apply = graph_rewrite_qkv},
@@ -31,6 +35,7 @@ static const graph_rewrite rewrites[] = {
     {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
     {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
     {.name = "swiglu", .on_host = false, .on_devices = true, .gains = gates_products, .apply = graph_rewrite_swiglu},
+    {.name = "pairs", .on_host = true, .on_devices = true, .gains = pairs_calls}, /* group.c does it */
 };
 
 enum { REWRITES = sizeof rewrites / sizeof rewrites[0] };
@@ -164,11 +169,16 @@ static bool keeps_halves(const vjp_program *program) {
 }
 
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           const vjp_program_options *options, vjp_graph **rewritten) {
+                           const vjp_program_options *options, vjp_graph **rewritten, bool *pairs) {
     bool on[REWRITES], any = false, halves = false, shares_halves = keeps_halves(options->share);
     *rewritten = NULL;
+    *pairs = false;
     vjp_status status = choose_rewrites(device, on);
     for (int i = 0; i < REWRITES; i++) {
+        if (!rewrites[i].apply) {
+            *pairs = on[i] && pairs_calls(device) && !options->unplanned;
+            on[i] = false;
+        }
         on[i] = on[i] && (rewrites[i].rounds || !options->unplanned) && (!rewrites[i].on_request || options->halves);
         if (rewrites[i].apply == graph_rewrite_halves) {
             halves = on[i];

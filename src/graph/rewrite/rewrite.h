@@ -19,17 +19,20 @@ typedef struct graph_rewrite {
     bool (*gains)(const vjp_device *device); /* whether it is on by default there; NULL: it is */
     bool rounds;                             /* elsewhere than the graph does: other bits */
     bool on_request;                         /* only where the program's options ask for it */
-    /* Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values. */
+    /*
+     * Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values.
+     * NULL: the graph stays as it is, but two of its calls may run as one.
+     */
     vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
 } graph_rewrite;
 
 /*
  * The graph that a program with these results is compiled from: NULL where no rewrite is on, otherwise a copy to be
  * freed with graph_rewritten_free() when the program is made. An unplanned program has only the rewrites that change
- * bits, so that it has the bits of the planned one.
+ * bits, so that it has the bits of the planned one. *pairs: whether calls may run in pairs.
  */
 vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           const vjp_program_options *options, vjp_graph **rewritten);
+                           const vjp_program_options *options, vjp_graph **rewritten, bool *pairs);
 void graph_rewritten_free(vjp_graph *rewritten);
 
 /*
