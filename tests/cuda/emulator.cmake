@@ -16,7 +16,7 @@ enable_language(CXX)
 set(here ${CMAKE_CURRENT_SOURCE_DIR}/cuda)
 
 file(GLOB kernel_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*/*.cu)
-list(FILTER kernel_files EXCLUDE REGEX "hopper|/gemm/long_sums|/gemm/products")
+list(FILTER kernel_files EXCLUDE REGEX "hopper|/linear/gated|/gemm/long_sums|/gemm/products")
 add_library(cuda_emulator SHARED EXCLUDE_FROM_ALL ${kernel_files} ${here}/emulate.cpp ${here}/runtime.cpp ${here}/products.cpp)
 set_target_properties(cuda_emulator PROPERTIES OUTPUT_NAME vjp-cuda LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulated
   POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)

@@ -4,6 +4,8 @@
 #include "cuda/gemm/products.cuh"
 #include "cuda/attention/fast.cuh"
 #include "cuda/conv/conv2d_hopper.cuh"
+#include "cuda/elementwise/silu.cuh"
+#include "cuda/linear/gated.cuh"
 #include "cuda/gemm/long_sums.cuh"
 
 #include <vector>
@@ -98,6 +100,41 @@ vjp_status multiply(const vjp_work *work, const product &p) {
     bool tf32 = p.storage == VJP_F32 && state_of(work->device)->tf32;
     if (!p.items || !p.m || !p.n) return VJP_OK;
     return result_of(work, emulated::enqueue(stream_of(work), [=] { return multiply_now(p, tf32); }));
+}
+
+// As on Hopper, but of any size: so that programs with pairs of calls are run.
+bool gated_product_pays(const vjp_device *, const gated_product &p) {
+    return p.dtype != VJP_F32 && p.terms % 8 == 0 && p.columns % 8 == 0 && p.terms > 0;
+}
+
+template <class T> cudaError_t multiply_gated_now(const gated_product &p) {
+    std::vector<uint16_t> dy((size_t)(p.rows * p.columns));
+    product q{};
+    q.storage = p.dtype;
+    q.items = 1;
+    q.m = p.rows;
+    q.n = p.columns;
+    q.k = p.terms;
+    q.scale = 1;
+    q.a = {p.dz, false, p.terms, 0};
+    q.b = {p.w, false, p.columns, 0};
+    q.result = dy.data();
+    multiply_now(q, false);
+    for (int64_t i = 0; i < p.rows * p.columns; i++) {
+        gated_slopes all = gated_gradient<T>(number_at(dy.data(), p.dtype, i), number_at(p.gate, p.dtype, i),
+                                             number_at(p.up, p.dtype, i));
+        put(p.dgate, p.dtype, i, all.dgate);
+        put(p.dup, p.dtype, i, all.dup);
+        if (p.y) put(p.y, p.dtype, i, all.y);
+    }
+    return cudaSuccess;
+}
+
+vjp_status multiply_gated(const vjp_work *work, const gated_product &p, bool *done) {
+    *done = true;
+    return result_of(work, emulated::enqueue(stream_of(work), [=] {
+                         return p.dtype == VJP_BF16 ? multiply_gated_now<bf16>(p) : multiply_gated_now<f16>(p);
+                     }));
 }
 
 int64_t long_sum_parts(const vjp_work *, const product &) {

@@ -7,6 +7,7 @@
  * returns a status, and closing leaves the GPU alone.
  */
 #include "cuda/common/many.cuh"
+#include "cuda/common/pairs.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -423,6 +424,11 @@ static vjp_status run_many(const vjp_work *const *works, size_t count) {
     }
 }
 
+static vjp_status run_pair(const vjp_work *first, const vjp_work *second) {
+    vjp_status status = use(first->device);
+    return status == VJP_OK ? run_linear_pair(first, second) : status;
+}
+
 /* ---- Timing ------------------------------------------------------------------------------------------ */
 
 struct capture {
@@ -568,6 +574,8 @@ static const vjp_backend backend = {
     .alloc_host = vjp::alloc_host,
     .free_host = vjp::free_host,
     .upload_beside = vjp::upload_beside,
+    .pairs = vjp::linear_pairs,
+    .run_pair = vjp::run_pair,
 };
 
 extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {
