@@ -274,7 +274,7 @@ vjp_status multiply_gated(const vjp_work *work, const gated_product &p, bool *do
     c.pairs = (int)vjp_divide_up(p.rows, hopper::TILE * hopper::CLUSTER) * c.columns;
     c.steps = (int)vjp_divide_up(p.terms, hopper::DEPTH);
     c.writes_y = p.y;
-    int64_t clusters = vjp_min(c.pairs, state_of(work->device)->multiprocessors / hopper::CLUSTER);
+    int64_t clusters = vjp_min(c.pairs, vjp_max(1, state_of(work->device)->multiprocessors / hopper::CLUSTER));
     auto kernel = p.dtype == VJP_BF16 ? hopper::multiply_with_swiglu<bf16> : hopper::multiply_with_swiglu<f16>;
     return launch(work, true, kernel, clusters * hopper::CLUSTER, hopper::THREADS, sizeof(hopper::gated_shared), c);
 }
