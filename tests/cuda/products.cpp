@@ -5,8 +5,8 @@
 #include "cuda/attention/fast.cuh"
 #include "cuda/conv/conv2d_hopper.cuh"
 #include "cuda/elementwise/silu.cuh"
-#include "cuda/linear/gated.cuh"
 #include "cuda/gemm/long_sums.cuh"
+#include "cuda/linear/gated.cuh"
 
 #include <vector>
 
