@@ -31,7 +31,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 104, "vjp_
 _Static_assert(sizeof(vjp_muon_options) == 40, "vjp_muon_options");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 320, "vjp_backend");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 336, "vjp_backend");
 _Static_assert(sizeof(vjp_adamw_attributes) == 48, "struct_size and five members");
 
 /* ---- A backend from outside -------------------------------------------------------------------------- */
