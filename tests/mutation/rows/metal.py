@@ -103,7 +103,7 @@
     ("metal: warming runs the call", "test test_metal",
      [("src/gpu/metal/launch.c", "    if (metal_of(device)->mode == GPU_WARM) return VJP_OK;\n", "")]),
     ("metal: a program is not warmed", "test test_metal",
-     [("src/graph/run.c", "        status = vjp_warm_work(&call->work);\n", "")]),
+     [("src/graph/run.c", "            status = vjp_warm_work(&call[k].work);\n", "")]),
     ("metal: the host reads before the device has written", "test test_metal_device",
      [("src/gpu/metal/device.c", "    return status == VJP_OK ? metal_wait(device) : status;\n}\n\nstatic vjp_status metal_upload", "    return status;\n}\n\nstatic vjp_status metal_upload")]),
     ("metal: an event is not waited for", "test test_metal",
