@@ -255,6 +255,8 @@ bool gated_product_pays(const vjp_device *device, const gated_product &p) {
     if (!VJP_CUDA_HOPPER || state->capability != 90 || p.dtype == VJP_F32 || p.terms % 8 || p.columns % 8 ||
         p.terms < 1)
         return false;
+    constexpr int64_t MAX_SIDE = INT32_MAX / 2; /* the copy engine's coordinates have 32 bits */
+    if (p.rows > MAX_SIDE || p.columns > MAX_SIDE || p.terms > MAX_SIDE) return false;
     /* With fewer tiles some blocks have one more than the others, and all wait for these. */
     int64_t tiles = vjp_divide_up(p.rows, hopper::TILE) * vjp_divide_up(p.columns, hopper::TILE);
     return tiles >= 4 * state->multiprocessors && tiles <= INT32_MAX / 4;

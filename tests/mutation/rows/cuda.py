@@ -6,6 +6,8 @@
      [("src/cuda/loss/row_sums.cuh", "    if (lane == 0) shared.warp[turn][warp] = s;\n    __syncthreads();", "    if (lane == 0) shared.warp[turn][warp] = s;")]),
     ("cuda rope: turned the other way", "cuda rope",
      [("src/cuda/attention/rope.cu", "fmaf(-sine[i], v, u * cosine[i])", "fmaf(sine[i], v, u * cosine[i])")]),
+    ("cuda swiglu: the slope in 16 bits takes the wrong complement", "cuda16 swiglu",
+     [("src/cuda/elementwise/silu.cuh", "complement = negative ? large : e * large, second", "complement = large, second")]),
     ("cuda dropout: the second word of a call is used twice", "cuda dropout",
      [("src/cuda/elementwise/dropout.cu", "uint32_t high = which & 1 ? words.word[3] : words.word[2];", "uint32_t high = which & 1 ? words.word[2] : words.word[2];")]),
     ("cuda add: the last elements are left out", "cuda add",
