@@ -390,13 +390,13 @@ template <class T, class P, bool INTERLEAVED> __device__ void rotate_stages(cons
 template <class T, class P, bool INTERLEAVED>
 __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring(rope_call c) {
     let_next_begin();
-    rotate_stages<T, P, INTERLEAVED>(c, blockIdx.x);
+    rotate_stages<T, P, INTERLEAVED>(c, block_from_the_end());
 }
 
 template <class T, class P, bool INTERLEAVED>
 __global__ void __launch_bounds__(THREADS, RING_RESIDENT) rotate_ring_many(const __grid_constant__ rope_calls calls) {
     let_next_begin();
-    int block, k = calls.find((int)blockIdx.x, &block);
+    int block, k = calls.find((int)block_from_the_end(), &block);
     rotate_stages<T, P, INTERLEAVED>(calls.member[k], block);
 }
 

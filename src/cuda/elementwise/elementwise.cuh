@@ -279,7 +279,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS, Formula::RESIDENT) elements(F
     constexpr int N = FLIGHT<In, Out>;
     int64_t end = c.head + c.vectors * W;
     bool prepared = false;
-    for (int64_t v = (int64_t)blockIdx.x * (N * ELEMENT_THREADS) + threadIdx.x; v < c.vectors;
+    unsigned block = block_from_the_end();
+    for (int64_t v = (int64_t)block * (N * ELEMENT_THREADS) + threadIdx.x; v < c.vectors;
          v += (int64_t)gridDim.x * (N * ELEMENT_THREADS)) {
         if (!compute_elements<N, W, ROWS, ADD>(f, prepared, c, c.head + v * W, end, In{}, Out{})) return;
         prepared = true;
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS, Formula::RESIDENT) elements(F
     if constexpr (W > 1) {
         /* Fewer than 2 W elements, in the last block, which has the fewest vectors. */
         int64_t i = threadIdx.x < c.head ? threadIdx.x : threadIdx.x + c.vectors * W;
-        if (blockIdx.x == gridDim.x - 1 && i < c.count) {
+        if (block == gridDim.x - 1 && i < c.count) {
             element_call single = c;
             single.row.access = repetition::SINGLE;
             compute_elements<1, 1, ROWS, ADD>(f, prepared, single, i, i + 1, In{}, Out{});

@@ -274,8 +274,9 @@ template <class T, class Shape> struct norm_parameter {
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
 /*
- * A team's loop over its rows of the chunk: TENSORS inputs, and the old values of an output that is added to, are
- * staged. A fixed shape means that all tensors are aligned; otherwise the call decides at run time.
+ * A team's loop over its rows of the chunk, from the last to the first: TENSORS inputs, and the old values of an output
+ * that is added to, are staged. A fixed shape means that all tensors are aligned; otherwise the call decides at run
+ * time.
  */
 template <class T, class Shape, int TENSORS> struct norm_pipeline {
     using columns = norm_columns<T, Shape>;
@@ -291,14 +292,16 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
     __device__ norm_pipeline(const norm_call &c, const columns &k, void *shared) {
         /*
          * A chunk's rows are as far apart as there are chunks, so that the whole card moves through one narrow window
-         * of each tensor: up to 0.09 of the limit more than with adjacent rows (H200, 16384 x 4096 in bf16).
+         * of each tensor: up to 0.09 of the limit more than with adjacent rows (H200, 16384 x 4096 in bf16). The window
+         * moves from the end to the beginning, see block_from_the_end().
          */
-        int64_t row = blockIdx.x + (int)threadIdx.x / k.shape.team() * c.chunks, apart = k.shape.teams() * c.chunks;
-        rows = row < c.rows ? (int)divide_up(c.rows - row, apart) : 0;
+        int64_t apart = k.shape.teams() * c.chunks;
+        rows = (int)rows_of(c, k.shape, (int)threadIdx.x / k.shape.team());
+        int64_t row = blockIdx.x + (int)threadIdx.x / k.shape.team() * c.chunks + (rows - 1) * apart;
         at = (row * c.dim + k.base) * (int64_t)sizeof(T);
-        jump = apart * c.dim * (int64_t)sizeof(T);
+        jump = -apart * c.dim * (int64_t)sizeof(T);
         scalar = row * (int64_t)sizeof(float);
-        scalar_jump = apart * (int64_t)sizeof(float);
+        scalar_jump = -apart * (int64_t)sizeof(float);
         ring = shared_address(shared) + threadIdx.x * 16;
         pin(at);
         pin(jump);
@@ -307,6 +310,12 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
         pin(ring);
         now = ring;
         slot_bytes = k.shape.threads() * 16;
+    }
+
+    /* Rows of one of the block's teams. */
+    static __device__ int64_t rows_of(const norm_call &c, Shape shape, int team) {
+        int64_t first = blockIdx.x + team * c.chunks;
+        return first < c.rows ? divide_up(c.rows - first, shape.teams() * c.chunks) : 0;
     }
 
     static __device__ bool aligned(const norm_call &c) {
@@ -452,7 +461,11 @@ template <class T, class Shape, int TENSORS> struct norm_pipeline {
                     values[e] = old[e] + values[e];
             }
             uint4 packed = pack<T>(values);
-            if (k.has(p)) __stcs(reinterpret_cast<uint4 *>(out), packed);
+            if (!k.has(p)) return;
+            if constexpr (TENSORS == 1) /* what the next product reads may stay in L2; backwards are slower with this */
+                store_global(out, packed);
+            else
+                __stcs(reinterpret_cast<uint4 *>(out), packed);
             return;
         }
         int count = k.count(p), step = k.step();

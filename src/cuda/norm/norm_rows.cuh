@@ -201,13 +201,11 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
  * needs none of this; racecheck, which numbers what happens between barriers, takes teams that are out of step for a
  * race across it. With one barrier per row only the last row can be missing; otherwise they are counted.
  */
-template <class Shape, class Pipeline>
-__device__ void norm_equalize_barriers(const norm_call &c, Shape shape, const Pipeline &pipeline, int barriers,
-                                       int *greatest) {
+template <class Pipeline, class Shape>
+__device__ void norm_equalize_barriers(const norm_call &c, Shape shape, int barriers, int *greatest) {
     if constexpr (Shape::FIXED) {
-        /* The row of the first team: beyond its last one, or at it. */
-        int64_t first = pipeline.scalar / (int64_t)sizeof(float) - (int)threadIdx.x / shape.team() * c.chunks;
-        if (first < c.rows) norm_team_barrier(shape);
+        if (Pipeline::rows_of(c, shape, (int)threadIdx.x / shape.team()) < Pipeline::rows_of(c, shape, 0))
+            norm_team_barrier(shape);
     } else {
         atomicMax(greatest, barriers);
         __syncthreads();
@@ -377,7 +375,7 @@ __global__ void __launch_bounds__(norm_max_threads<TEAM>, norm_min_blocks<T, LAY
         }
         if (!KEEP) pipeline.release_inputs(c, k);
     }
-    if (c.sums && k.shape.own_barriers()) norm_equalize_barriers(c, k.shape, pipeline, buffers.barriers, &greatest);
+    if (c.sums && k.shape.own_barriers()) norm_equalize_barriers<Pipeline>(c, k.shape, buffers.barriers, &greatest);
     if (c.sums) norm_write_partials<T>(c, k.shape, reinterpret_cast<float *>(dynamic), dgamma, dbeta);
 }
 
