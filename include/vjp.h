@@ -438,16 +438,24 @@ typedef struct vjp_program_options {
     int32_t halves;           /* 1: parameters may lie in halves, see below */
     int32_t share_arena;      /* 1: use the arena of `share`, too, if it is large enough, see below */
     size_t arena_bytes;       /* at least this much, for programs that will share it; 0: as planned */
+    size_t arena_limit;       /* beyond this, intermediates wait in the host's memory, see below; 0: no limit */
 } vjp_program_options;
 
 #define VJP_PROGRAM_OPTIONS_DEFAULTS                                                                                   \
-    { sizeof(vjp_program_options), 0, 0, 0, 0, 0 }
+    { sizeof(vjp_program_options), 0, 0, 0, 0, 0, 0 }
 
 /*
  * Programs that run in turn need the memory of one. With options.share_arena a run of this program overwrites results
  * of `share` that lie in its arena, and of all others that share it: read them first, or let them be states. In turn is
  * meant of the device's queue as well: programs that share an arena must run on one stream. vjp_plan() says how large
  * an arena each needs; a program that needs more than there is allocates its own.
+ */
+
+/*
+ * With options.arena_limit intermediates that are not used for long are copied to the host's memory and back, beside
+ * the calls, until the arena is no larger than that: on CUDA; other devices ignore it. Only what calls need not wait
+ * for is copied, so the arena may stay larger. The results have the same bits. vjp_program_report says how much host
+ * memory that takes, which the system cannot page out.
  */
 
 /*
@@ -499,6 +507,7 @@ typedef struct vjp_program_report {
     size_t live_bytes;         /* the maximum that is alive at one moment: no plan can be smaller */
     size_t intermediate_bytes; /* the sum of all intermediates and scratch: the memory used without a plan */
     size_t persistent_bytes;   /* inputs, parameters, states, constants */
+    size_t host_bytes;         /* host memory for intermediates that wait there, see options.arena_limit */
     vjp_cost cost;             /* the minimum that a run must do */
 } vjp_program_report;
 

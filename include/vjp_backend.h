@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Incremented when a change of this file requires backends to be recompiled. */
-enum { VJP_BACKEND_INTERFACE = 4 };
+enum { VJP_BACKEND_INTERFACE = 5 };
 
 typedef struct vjp_shape {
     int32_t ndim;
@@ -150,6 +150,18 @@ typedef struct vjp_backend {
      * the second call may be in the place of its own inputs, as its op allows, but never of the first call's.
      */
     vjp_status (*run_pair)(const vjp_work *first, const vjp_work *second);
+    /*
+     * Copies between the device's memory and alloc_host()'s, beside the calls: the copy begins when the calls that are
+     * in the queue have ended, and calls that are enqueued after copy_wait() wait for it. Copies in one direction keep
+     * their order. A ticket is a small number that names the copy until it has been waited for. Both may be called
+     * while a run is recorded. NULL: graphs keep everything in the device's memory.
+     *
+     * Graphs copy what no call has to wait for. While one byte is copied, calls move about copy_cost bytes of the
+     * device's memory; moving one takes as long as flops_per_byte operations of a large product.
+     */
+    vjp_status (*copy_begin)(vjp_device *device, void *to, const void *from, size_t bytes, int to_host, int ticket);
+    vjp_status (*copy_wait)(vjp_device *device, int ticket);
+    double copy_cost, flops_per_byte;
 } vjp_backend;
 
 /* What vjp offers a backend. */

@@ -392,6 +392,32 @@ static bool check_programs(const random_graph *r, vjp_program *plan, vjp_program
     return true;
 }
 
+/* Where intermediates can wait in the host's memory: as many as can, through two runs, beside one that keeps them. */
+static bool check_offloaded(vjp_device *device, const random_graph *r, char why[RANDOM_WHY]) {
+    const vjp_program_options least = {.struct_size = sizeof least, .arena_limit = 1};
+    vjp_program *kept = NULL, *away = NULL;
+    if (!device->backend->copy_begin) return true;
+    bool ok = (vjp_compile(device, r->graph, r->result, (size_t)r->results, NULL, &kept) == VJP_OK &&
+               vjp_compile(device, r->graph, r->result, (size_t)r->results, &least, &away) == VJP_OK) ||
+              fails(why, "offloaded: %s", vjp_error(device));
+    bool done = ok;
+    if (ok) {
+        random_graph_fill(kept, r);
+        random_graph_fill(away, r);
+        poison(kept, 0xaa);
+        poison(away, 0x55);
+        ok = check_plan(away, kept, why);
+    }
+    for (int again = 0; again < 2 && ok && done; again++) {
+        ok = run_both(away, kept, &done, why);
+        for (int i = 0; i < r->results && ok && done; i++)
+            ok = same_bits(away, kept, r->result[i], r->result[i], "offloaded", why);
+    }
+    vjp_program_destroy(away);
+    vjp_program_destroy(kept);
+    return ok;
+}
+
 /* The blocks' program, once, beside one that keeps everything. */
 static bool check_blocks(vjp_device *device, choices from, const random_graph *r, char why[RANDOM_WHY]) {
     random_kind kind = r->kind;
@@ -444,7 +470,7 @@ bool random_graph_check(vjp_device *device, choices from, random_kind kind, char
               vjp_compile(device, r.graph, &r.loss, 1, &arena, &guest) == VJP_OK) ||
              fails(why, "compiled with a plan, refused otherwise: %s", vjp_error(device));
         ok = ok && check_plan(plan, whole, why) && check_programs(&r, plan, whole, forward, guest, why) &&
-             check_blocks(device, from, &r, why);
+             check_offloaded(device, &r, why) && check_blocks(device, from, &r, why);
     }
     vjp_program_destroy(guest);
     vjp_program_destroy(forward);

@@ -44,7 +44,8 @@ random_graph random_graph_make(choices from, random_kind kind);
 void random_graph_fill(vjp_program *program, const random_graph *r);
 
 /*
- * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory change a bit; no
+ * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory, nor
+ * intermediates that wait in the host's memory change a bit; no
  * two live ranges overlap; nothing reads memory that was not written; a refusal has a status and a sentence. False:
  * `why` says what does not hold.
  */

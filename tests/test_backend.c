@@ -24,14 +24,14 @@ _Static_assert(sizeof(void *) != 8 || sizeof(vjp_slot) == 48, "vjp_slot");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_attribute) == 72, "vjp_attribute");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_op_info) == 136, "vjp_op_info");
 _Static_assert(sizeof(vjp_cost) == 32, "vjp_cost");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 40, "vjp_program_options");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 80, "vjp_program_report");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_options) == 48, "vjp_program_options");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_program_report) == 88, "vjp_program_report");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_call_time) == 96, "vjp_call_time");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_options) == 104, "vjp_minimize_options");
 _Static_assert(sizeof(vjp_muon_options) == 40, "vjp_muon_options");
 _Static_assert(sizeof(vjp_group_options) == 16, "vjp_group_options");
 _Static_assert(sizeof(void *) != 8 || sizeof(vjp_minimize_result) == 40, "vjp_minimize_result");
-_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 336, "vjp_backend");
+_Static_assert(sizeof(void *) != 8 || sizeof(vjp_backend) == 368, "vjp_backend");
 _Static_assert(sizeof(vjp_adamw_attributes) == 48, "struct_size and five members");
 
 /* ---- A backend from outside -------------------------------------------------------------------------- */

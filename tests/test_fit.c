@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Plans without memory: they say what a trainer then allocates, and allocate nothing themselves; and the number of
- * feed-forward parts, or of blocks, that a limit of memory makes a Llama recompute is the smallest that fits.
+ * feed-forward parts, or of blocks, that a limit of memory makes a Llama recompute is the smallest that fits. Where
+ * intermediates can wait in the host's memory, they do that first.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,8 @@
 
 #include <cmocka.h>
 
+#include "little_llama.h"
+#include "merging.h"
 #include "train/job/fit.h"
 #include "train/job/job.h"
 
@@ -190,8 +193,8 @@ static void part_and_block(fit_result *part, fit_result *block) {
     how.recompute = 3;
     if (!fit_check(&run, &small, &how, &(fit_limit){0}, block, error)) fail_msg("%s", error);
     char text[FIT_TEXT];
-    assert_string_equal(fit_text(part, text), "the feed-forward parts of 3 of 5 blocks");
-    assert_string_equal(fit_text(block, text), "3 of 5 blocks");
+    assert_string_equal(fit_text(part, text), "the feed-forward parts of 3 of 5 blocks are recomputed");
+    assert_string_equal(fit_text(block, text), "3 of 5 blocks are recomputed");
     vjp_close(device);
 }
 
@@ -208,6 +211,70 @@ static void fewest_blocks_that_fit(void **unused) {
     part_and_block(&part, &block);
     double saved[] = {(double)(part.before.bytes - part.needs.bytes), (double)(block.before.bytes - block.needs.bytes)};
     assert_true(saved[0] / fit_price(&part) > saved[1] / fit_price(&block));
+}
+
+/* The losses of a few steps of the little Llama. */
+static void train_little(vjp_device *device, int64_t arena_limit, int steps, double *losses) {
+    char error[TRAIN_ERROR];
+    int64_t batch = 4;
+    train_model model;
+    build_little(&model, 3, batch, VJP_F32);
+    trainer_options options = job_defaults().trainer;
+    options.steps = steps;
+    options.arena_limit = arena_limit;
+    const train_source source = {.context = &batch, .fill = fill_little};
+    trainer *t = trainer_create(device, &model, &options, error);
+    if (!t) fail_msg("%s", error);
+    for (int i = 0; i < steps; i++) {
+        trainer_step_result result;
+        if (!trainer_step(t, &source, i + 1, &result, error)) fail_msg("%s", error);
+        losses[i] = result.loss;
+    }
+    trainer_destroy(t);
+    model_free(&model);
+}
+
+/* On a device with memory of its own: what is within reach of copies is not recomputed; the rest is. Same losses. */
+static void host_memory_comes_first(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], text[FIT_TEXT];
+    const trainer_options options = job_defaults().trainer;
+    vjp_backend backend;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    merge_calls(device, &backend);
+    const fit_run run = {device, &options, true};
+    fit_result all, some, more;
+    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &all, error));
+    const fit_limit less = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 8};
+    assert_true(fit_llama(&run, &small, &usual, &less, &some, error));
+    assert_true(some.needs.bytes <= less.asked && some.needs.host_bytes > 0 && some.arena_limit > 0);
+    assert_int_equal(some.recompute_mlp, 0);
+    assert_true(fit_price(&some) == 0);
+    assert_non_null(strstr(fit_text(&some, text), " GiB of intermediates wait in the host's memory"));
+    assert_null(strstr(text, "recomputed"));
+    /* Copies that take a while move less: the rest is recomputed. */
+    backend.copy_cost = 4;
+    backend.flops_per_byte = 100;
+    const fit_limit little = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 6};
+    assert_true(fit_llama(&run, &small, &usual, &little, &more, error));
+    assert_true(more.needs.bytes <= little.asked && more.recompute_mlp > 0);
+    /* A run that is resumed has the limit from its settings. */
+    trainer_options kept = options;
+    kept.arena_limit = some.arena_limit;
+    backend.copy_cost = 0;
+    backend.flops_per_byte = 1;
+    const fit_run resumed = {device, &kept, true};
+    fit_result again;
+    assert_true(fit_check(&resumed, &small, &usual, &less, &again, error));
+    assert_int_equal(again.needs.bytes, some.needs.bytes);
+    double losses[2][6];
+    for (int i = 0; i < 2; i++)
+        train_little(device, i, 6, losses[i]);
+    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+    assert_true(merging_begun > 0);
+    assert_int_equal(merging_waiting, 0);
+    vjp_close(device);
 }
 
 static void a_plan_is_refused_like_a_program(void **unused) {
@@ -240,6 +307,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_is_what_is_allocated),
         cmocka_unit_test(fewest_blocks_that_fit),
+        cmocka_unit_test(host_memory_comes_first),
         cmocka_unit_test(a_plan_is_refused_like_a_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,7 +36,10 @@ static bool alive_together(const plan_range *a, const plan_range *b) {
     return a->first <= b->last && b->first <= a->last;
 }
 
-/* The plan by its definition: in the order of weights, each range at the lowest offset that is free. */
+/*
+ * The plan by its definition: in the order of weights, of equal ones in that of their first calls, each range at the
+ * lowest offset that is free.
+ */
 static size_t plan_by_definition(plan_range *range, int count, bool by_life) {
     size_t arena = 0;
     bool placed[600] = {false};
@@ -45,7 +48,8 @@ static size_t plan_by_definition(plan_range *range, int count, bool by_life) {
         double heaviest = -1;
         for (int i = 0; i < count; i++) {
             double weight = (double)range[i].bytes * (by_life ? range[i].last - range[i].first + 1 : 1);
-            if (placed[i] || weight <= heaviest) continue;
+            if (placed[i] || weight < heaviest) continue;
+            if (weight == heaviest && range[i].first >= range[own].first) continue;
             own = i;
             heaviest = weight;
         }

@@ -85,14 +85,18 @@ static owner *take_owner(PyObject *share, const char *device) {
     return NULL;
 }
 
-/* (graph, results, device, program to share with or None, whether parameters may lie in halves) */
+/* (graph, results, device, program to share with or None, whether parameters may lie in halves, bytes of the arena or
+ * 0) */
 static PyObject *program_compile(PyObject *module, PyObject *arguments) {
     (void)module;
     vjp_graph *graph;
     PyObject *of, *share;
     const char *device;
     int halves;
-    if (!PyArg_ParseTuple(arguments, "O&OsOp", graph_of, &graph, &of, &device, &share, &halves)) return NULL;
+    Py_ssize_t arena_limit;
+    if (!PyArg_ParseTuple(arguments, "O&OsOpn", graph_of, &graph, &of, &device, &share, &halves, &arena_limit))
+        return NULL;
+    if (arena_limit < 0) return PyErr_Format(PyExc_ValueError, "arena_limit is %zd; it must be 0 or more", arena_limit);
     size_t count = 0;
     vjp_value *results = graph_read_values(of, &count);
     program *p = results ? PyMem_Calloc(1, sizeof *p) : NULL;
@@ -107,6 +111,7 @@ static PyObject *program_compile(PyObject *module, PyObject *arguments) {
     program *other = NULL;
     vjp_program_options options = VJP_PROGRAM_OPTIONS_DEFAULTS;
     options.halves = halves;
+    options.arena_limit = (size_t)arena_limit;
     if (share != Py_None && to_program(share, &other)) {
         options.share = other->program;
         p->share = Py_NewRef(share);
@@ -272,10 +277,10 @@ static PyObject *program_report(PyObject *module, PyObject *capsule) {
         error_set(status, vjp_error(p->device->entry->device));
         return NULL;
     }
-    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:d,s:d}", "calls", (Py_ssize_t)r.calls, "arena_bytes",
+    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:n,s:d,s:d}", "calls", (Py_ssize_t)r.calls, "arena_bytes",
                          (Py_ssize_t)r.arena_bytes, "live_bytes", (Py_ssize_t)r.live_bytes, "intermediate_bytes",
                          (Py_ssize_t)r.intermediate_bytes, "persistent_bytes", (Py_ssize_t)r.persistent_bytes,
-                         "min_bytes", r.cost.bytes, "flops", r.cost.flops);
+                         "host_bytes", (Py_ssize_t)r.host_bytes, "min_bytes", r.cost.bytes, "flops", r.cost.flops);
 }
 
 PyMethodDef program_methods[] = {

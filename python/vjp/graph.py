@@ -155,12 +155,15 @@ class Graph:
         return Training(self, loss, [Value(self, number) for number in results], lr, step, Value(self, norm) if norm else None)
 
     def compile(self, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None,
-                halves: bool = False) -> "Program":
+                halves: bool = False, arena_limit: int = 0) -> "Program":
         """A program that computes `results`; `share`: uses the inputs, parameters and states of a program of this graph.
 
         `halves`: on CUDA an f32 parameter that only casts to bf16 and AdamW use is kept as a bf16 and the bits that it lacks, so that
-        no step casts it. It is read and written as f32 all the same. Programs that share it must be compiled so, too."""
-        return Program(self, results, device, share, halves)
+        no step casts it. It is read and written as f32 all the same. Programs that share it must be compiled so, too.
+
+        `arena_limit`: on CUDA, intermediates beyond so many bytes wait in the host's memory, as far as copying them takes no longer
+        than the calls beside it. The results have the same bits; report()["host_bytes"] is the host memory that this takes."""
+        return Program(self, results, device, share, halves, arena_limit)
 
     def text(self) -> str:
         """One line for each node."""
@@ -204,12 +207,12 @@ class Program:
     """A graph compiled for a device. `program[value] = array` writes a value, `program[value]` reads a copy of it."""
 
     def __init__(self, graph: Graph, results: Union[Value, Sequence[Value]], device: str = "cpu", share: Optional["Program"] = None,
-                 halves: bool = False):
+                 halves: bool = False, arena_limit: int = 0):
         values = [results] if isinstance(results, Value) else list(results)
         self.graph = graph
         self.results = values
         self._handle: Any = _core.program_compile(graph._handle, tuple(value.number for value in values), device,
-                                             share._handle if share else None, halves)
+                                             share._handle if share else None, halves, arena_limit)
 
     def _value(self, value: Union[Value, str]) -> Value:
         if isinstance(value, str):
@@ -266,9 +269,10 @@ class Training:
         self.graph, self.loss, self.results, self.norm = graph, loss, list(results), norm
         self._lr, self._step = lr, step
 
-    def compile(self, device: str = "cpu", seed: Optional[int] = None, halves: bool = False) -> "TrainingProgram":
-        """The program of a step; with a seed, parameters get Kaiming's first values. `halves`: see Graph.compile()."""
-        program = TrainingProgram(self, device, halves)
+    def compile(self, device: str = "cpu", seed: Optional[int] = None, halves: bool = False,
+                arena_limit: int = 0) -> "TrainingProgram":
+        """The program of a step; with a seed, parameters get Kaiming's first values. The rest: see Graph.compile()."""
+        program = TrainingProgram(self, device, halves, arena_limit)
         if seed is not None:
             program.init(seed)
         return program
@@ -277,8 +281,8 @@ class Training:
 class TrainingProgram(Program):
     """A program whose run is one step of training."""
 
-    def __init__(self, training: Training, device: str, halves: bool = False):
-        super().__init__(training.graph, training.results, device, halves=halves)
+    def __init__(self, training: Training, device: str, halves: bool = False, arena_limit: int = 0):
+        super().__init__(training.graph, training.results, device, halves=halves, arena_limit=arena_limit)
         self.training = training
         self.steps = 0
 

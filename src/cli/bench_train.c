@@ -130,6 +130,7 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     if (limit.asked && !fit_llama(&run, &config, &options, &limit, &b->fit, error)) return false;
     options.recompute = b->fit.recompute;
     options.recompute_mlp = b->fit.recompute_mlp;
+    how.arena_limit = b->fit.arena_limit;
     if (!make_text(b, error)) return false;
     llama_build(&b->model, &config, &options);
     b->device_bytes = (double)limit.free;
@@ -403,6 +404,7 @@ static void print_json(const bench_train *b, const summary *s, const memory *m) 
     cli_json_text("gradients", vjp_dtype_name(b->how.gradients));
     cli_json_integer("recomputed_blocks", b->fit.recompute);
     cli_json_integer("recomputed_mlps", b->fit.recompute_mlp);
+    cli_json_integer("offloaded_bytes", (int64_t)b->fit.needs.host_bytes);
     cli_json_text("device", b->device_name);
     cli_json_integer("threads", b->threads);
     cli_json_integer("steps", b->steps);
@@ -472,7 +474,7 @@ static void print_text(const bench_train *b, const summary *s, const memory *m) 
     printf("%s: %s; llama %s, %.3g M parameters, %s, batch %lld x %lld\n\n", b->device_name,
            vjp_device_summary(b->device), b->preset, (double)model_size(&b->model) / 1e6, vjp_dtype_name(b->dtype),
            (long long)b->batch, (long long)b->context);
-    if (fit_text(&b->fit, what)) printf("%s are recomputed\n\n", what);
+    if (fit_text(&b->fit, what)) printf("%s\n\n", what);
     print_rows(b, s);
     bench_share(s->limit / s->best, share);
     bench_milliseconds(s->shortest, shortest);

@@ -130,7 +130,7 @@ vjp_device *cli_open(const char *command, const cli_device_options *on);
 int cli_memory(const char *command, const char *text, vjp_device *device, int64_t *bytes);
 
 #define CLI_OPTION_MEMORY(place)                                                                                       \
-    { "memory", 0, "M", "40GiB, 24GB, 80%: recompute as little as needed to fit into it", CLI_TEXT, &(place), 0, 0 }
+    { "memory", 0, "M", "40GiB, 24GB, 80%: stay within it by host memory and by recomputing", CLI_TEXT, &(place), 0, 0 }
 
 /* Whether --residual goes with --dtype; both are -1 where not given. */
 int cli_residual(const char *command, int dtype, int residual);

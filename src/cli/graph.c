@@ -135,6 +135,7 @@ static void print_json(const train_model *model, const vjp_program_report *r, co
     cli_json_real("flops", r->cost.flops);
     cli_json_integer("recomputed_blocks", fit->recompute);
     cli_json_integer("recomputed_mlps", fit->recompute_mlp);
+    cli_json_integer("offloaded_bytes", (int64_t)fit->needs.host_bytes);
     cli_json_real("recomputed_flops", fit->needs.cost.flops - fit->before.cost.flops);
     cli_json_integer("training_bytes", (int64_t)fit->needs.bytes);
     cli_json_integer("training_kept_bytes", (int64_t)fit->needs.kept_bytes);
@@ -162,11 +163,12 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
     printf("  live at the peak  %s; the arena is %.3f times that\n", cli_bytes((double)r->live_bytes, text),
            (double)r->arena_bytes / (r->live_bytes ? (double)r->live_bytes : 1));
     printf("  without reuse     %s\n", cli_bytes((double)r->intermediate_bytes, text));
+    if (r->host_bytes) printf("in host memory      %s\n", cli_bytes((double)r->host_bytes, text));
     printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
     printf("min. memory traffic %s per step\n", cli_bytes(r->cost.bytes, text));
     printf("operations          %.4g GFLOP per step\n", r->cost.flops * 1e-9);
     if (fit_text(fit, what))
-        printf("recomputed          %s: %s less memory for training, %.1f %% more FLOP\n", what,
+        printf("to save memory      %s: %s less for training, %.1f %% more FLOP\n", what,
                cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
     printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
     printf(" %s of parameters and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
@@ -237,7 +239,9 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
 static int print_report(const arguments *a, vjp_device *device, const train_model *model, const vjp_value *results,
                         size_t count, const fit_result *fit) {
     vjp_program_report report = {.struct_size = sizeof report};
-    const vjp_program_options options = {.struct_size = sizeof options, .halves = 1}; /* as vjp train has it */
+    /* As vjp train has it. */
+    const vjp_program_options options = {
+        .struct_size = sizeof options, .halves = 1, .arena_limit = (size_t)fit->arena_limit};
     if (vjp_plan(device, model->graph, results, count, &options, &report) != VJP_OK)
         return cli_fail("graph", "%s", vjp_error(device));
     if (a->json)

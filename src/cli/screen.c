@@ -112,7 +112,7 @@ static void show_fit(const job *j) {
     printf("memory: %s", cli_bytes((double)j->fit.needs.bytes, needs));
     if (j->settings.memory) printf(" of %s allowed", cli_bytes((double)j->settings.memory, allowed));
     if (fit_text(&j->fit, what))
-        printf("; %s are recomputed, which saves %s and adds %.1f %% of FLOP", what,
+        printf("; %s, which saves %s and adds %.1f %% of FLOP", what,
                cli_bytes((double)j->fit.before.bytes - (double)j->fit.needs.bytes, before), 100 * fit_price(&j->fit));
     putchar('\n');
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Compiling a graph, in the order of this file: which nodes the results need, how long each intermediate lives, its
- * offset, and the resolved calls. group.c decides which calls a device runs as one.
+ * offset, and the resolved calls. group.c decides which calls a device runs as one, offload.c which intermediates wait
+ * in the host's memory.
  *
  * An intermediate lives from the call that writes it first to the last that reads it or adds to it. An output takes
  * over the memory of an input that is not used after the same call, where the op allows it to be computed in place. A
@@ -152,39 +153,107 @@ static vjp_status too_large(vjp_device *device, const char *what) {
     return vjp_fail(device, VJP_INVALID, "the sum of the bytes of all %s does not fit size_t", what);
 }
 
-static vjp_status make_plan(compilation *c) {
-    vjp_program *program = c->program;
-    size_t *sum = &program->report.intermediate_bytes;
+static vjp_status sum_intermediates(compilation *c) {
+    size_t *sum = &c->program->report.intermediate_bytes;
+    bool ok = true;
+    for (vjp_value v = 1; v < c->graph->values && ok; v++)
+        if (c->first[v] >= 0 && !is_persistent(c, v) && graph_storage(c->graph, v) == v)
+            ok = vjp_add_size(*sum, c->graph->value[v].bytes, sum);
+    for (int32_t k = 0; k < c->program->calls && ok; k++)
+        ok = vjp_add_size(*sum, c->scratch[k], sum);
+    return ok ? VJP_OK : too_large(c->device, "intermediates");
+}
+
+/* The ranges of all storages, of those that come back a second one, and of the calls' scratch, in this order. */
+static void list_ranges(compilation *c) {
+    const vjp_program *program = c->program;
+    c->ranges = 0;
     for (vjp_value v = 1; v < c->graph->values; v++) {
         if (c->first[v] < 0 || is_persistent(c, v) || graph_storage(c->graph, v) != v) continue;
-        if (!vjp_add_size(*sum, c->graph->value[v].bytes, sum)) return too_large(c->device, "intermediates");
         if (c->merged[v] != v && !c->options->unplanned) continue;
+        int32_t last = c->away_of[v] < 0 ? c->last[v] : c->away[c->away_of[v]].freed - 1;
         c->range[v] = c->ranges;
+        c->plan[c->ranges++] = (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = last};
+    }
+    for (int32_t i = 0; i < c->aways; i++) {
+        vjp_value v = c->away[i].storage;
+        c->away[i].range = c->ranges;
         c->plan[c->ranges++] =
-            (plan_range){.bytes = c->graph->value[v].bytes, .first = c->first[v], .last = c->last[v]};
+            (plan_range){.bytes = c->graph->value[v].bytes, .first = c->away[i].fetched, .last = c->last[v]};
     }
     const program_group *group = program->group;
     for (int32_t k = 0; k < program->calls; k++) {
         while (k >= group->first + group->count)
             group++;
         int32_t last = group->first + group->count - 1;
-        if (!vjp_add_size(*sum, c->scratch[k], sum)) return too_large(c->device, "intermediates");
         if (c->scratch[k])
             c->plan[c->ranges++] = (plan_range){.bytes = c->scratch[k], .first = group->first, .last = last};
     }
+}
+
+static vjp_status place_ranges(compilation *c) {
+    vjp_program *program = c->program;
     if (!plan_sizes_fit(c->plan, c->ranges)) return too_large(c->device, "intermediates");
     bool ok = plan_live_bytes(c->plan, c->ranges, &program->report.live_bytes);
     for (int32_t i = 0; i < c->ranges && c->options->unplanned; i++) {
         c->plan[i].first = 0;
         c->plan[i].last = program->calls;
     }
+    ok = ok && plan_arena(c->plan, c->ranges, &c->arena_bytes);
+    return ok ? VJP_OK : vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+}
+
+static bool can_offload(const compilation *c) {
+    const vjp_backend *backend = c->device->backend;
+    return c->options->arena_limit && !c->options->unplanned && backend->copy_begin && backend->copy_wait &&
+           backend->flops_per_byte > 0 && backend->alloc_host && backend->free_host;
+}
+
+/*
+ * Chooses what waits in the host's memory until the arena is within its limit, with as much time to spare as possible.
+ * An arena is a little larger than what is in use at once: then less is asked for, a few times.
+ */
+static vjp_status offload(compilation *c) {
+    enum { TRIES = 4 };
+    static const double spares[] = {0.2, 0.1, 0.05, 0.03};
+    const size_t limit = c->options->arena_limit;
+    vjp_status status = VJP_OK;
+    for (size_t s = 0; s < sizeof spares / sizeof spares[0] && c->arena_bytes > limit; s++) {
+        size_t target = limit;
+        for (int i = 0; i < TRIES && c->arena_bytes > limit && status == VJP_OK; i++) {
+            if (!choose_offloaded(c, target, spares[s]))
+                return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+            list_ranges(c);
+            status = place_ranges(c);
+            size_t over = c->arena_bytes > limit ? c->arena_bytes - limit : 0;
+            target = over < target ? target - over : 0;
+        }
+    }
+    return status;
+}
+
+static vjp_status make_plan(compilation *c) {
+    vjp_program *program = c->program;
+    vjp_status status = sum_intermediates(c);
+    if (status == VJP_OK) {
+        list_ranges(c);
+        status = place_ranges(c);
+    }
+    if (status == VJP_OK && can_offload(c)) status = offload(c);
     int32_t pair[2];
-    ok = ok && plan_arena(c->plan, c->ranges, &c->arena_bytes) && plan_find_overlap(c->plan, c->ranges, pair);
-    if (!ok) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+    if (status == VJP_OK && !plan_find_overlap(c->plan, c->ranges, pair))
+        status = vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to check %d ranges", c->ranges);
+    if (status != VJP_OK) return status;
     if (pair[0] >= 0)
         return vjp_fail(c->device, VJP_INVALID, "the plan puts two live ranges, %d and %d, in one place", pair[0],
                         pair[1]);
     program->report.arena_bytes = c->arena_bytes;
+    for (int32_t i = 0; i < c->aways; i++) {
+        size_t own;
+        if (!vjp_align_size(c->graph->value[c->away[i].storage].bytes, PLAN_ALIGNMENT, &own) ||
+            !vjp_add_size(program->report.host_bytes, own, &program->report.host_bytes))
+            return too_large(c->device, "intermediates");
+    }
     return VJP_OK;
 }
 
@@ -261,8 +330,10 @@ static vjp_tensor place_of(const compilation *c, vjp_value value) {
         tensor.data = c->program->value[storage].tensor.data;
         tensor.offset += c->program->value[storage].tensor.offset;
     } else {
+        int32_t away = c->away_of[storage];
+        bool back = away >= 0 && c->resolving >= c->away[away].back;
         tensor.data = c->program->arena;
-        tensor.offset += c->plan[c->range[storage]].offset;
+        tensor.offset += c->plan[back ? c->away[away].range : c->range[storage]].offset;
     }
     return tensor;
 }
@@ -279,6 +350,7 @@ static vjp_status resolve_calls(compilation *c) {
         program_call *call = &program->call[k];
         const vjp_tensor *present[VJP_MAX_SLOTS];
         memcpy(call->attributes, node->attributes, sizeof call->attributes);
+        c->resolving = k;
         fill_tensors(c, node, call->tensor, present, place_of);
         call->name = strdup(node->name);
         if (!call->name) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for the name of a node");
@@ -305,6 +377,7 @@ static int32_t first_change(const compilation *c) {
 }
 
 static vjp_status name_values(compilation *c) {
+    c->resolving = c->program->calls;
     for (vjp_value v = 1; v < c->graph->values; v++) {
         vjp_value origin = c->graph->value[v].origin;
         bool result = c->result[origin] && (is_used(c, origin) || c->first[graph_storage(c->graph, v)] >= 0);
@@ -331,16 +404,18 @@ static bool allocate(compilation *c) {
     c->maker = malloc(values * sizeof *c->maker);
     c->call_node = calloc(nodes, sizeof *c->call_node);
     c->scratch = calloc(nodes, sizeof *c->scratch);
-    c->plan = calloc(values + nodes, sizeof *c->plan);
+    c->plan = calloc(2 * values + nodes, sizeof *c->plan);
+    c->away = calloc(values, sizeof *c->away);
+    c->away_of = malloc(values * sizeof *c->away_of);
     c->program->value = calloc(values, sizeof *c->program->value);
     c->program->values = (int32_t)values;
     if (!c->maker || !c->needed || !c->first || !c->merged || !c->range || !c->call_node || !c->scratch || !c->plan ||
-        !c->program->value)
+        !c->away || !c->away_of || !c->program->value)
         return false;
     c->result = c->needed + values;
     c->last = c->first + values;
     for (size_t v = 0; v < values; v++) {
-        c->range[v] = c->maker[v] = -1;
+        c->range[v] = c->maker[v] = c->away_of[v] = -1;
         c->merged[v] = (vjp_value)v;
     }
     return true;
@@ -402,6 +477,7 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
     status = place_persistent(c, c->options->share);
     if (status == VJP_OK) status = place_arena(c);
     if (status == VJP_OK) status = resolve_calls(c);
+    if (status == VJP_OK) status = make_moves(c);
     if (status == VJP_OK) status = name_values(c);
     program->commits = first_change(c);
     program->range = c->plan;
@@ -420,6 +496,8 @@ static void release(compilation *c) {
     free(c->call_node);
     free(c->scratch);
     free(c->plan);
+    free(c->away);
+    free(c->away_of);
 }
 
 /* Checks what the caller gave, and makes an empty program. */
@@ -492,6 +570,8 @@ void vjp_program_destroy(vjp_program *program) {
     if (program->recording) program->device->backend->forget(program->device, program->recording);
     if (program->owns_arena) vjp_free(program->device, program->arena);
     vjp_free(program->device, program->persistent);
+    if (program->host) program->device->backend->free_host(program->device, program->host);
+    free(program->move);
     for (int32_t k = 0; k < program->calls && program->call; k++)
         free(program->call[k].name);
     for (int32_t v = 0; v < program->values && program->value; v++)

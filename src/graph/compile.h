@@ -1,9 +1,22 @@
 /* SPDX-License-Identifier: MIT */
-/* What compiling knows about a graph, for the files that do it: compile.c, and group.c for the order of the calls. */
+/*
+ * What compiling knows about a graph, for the files that do it: compile.c, group.c for the order of the calls, and
+ * offload.c for what waits in the host's memory.
+ */
 #ifndef VJP_GRAPH_COMPILE_H
 #define VJP_GRAPH_COMPILE_H
 
 #include "graph/program.h"
+
+/*
+ * An intermediate that waits in the host's memory. Each number is a call before which something happens: the copy out
+ * begins, it has ended, the copy back begins, it has ended.
+ */
+typedef struct offloaded {
+    vjp_value storage;
+    int32_t out, freed, fetched, back;
+    int32_t range; /* its second place in the plan */
+} offloaded;
 
 typedef struct compilation {
     vjp_device *device;
@@ -22,6 +35,10 @@ typedef struct compilation {
     plan_range *plan;
     int32_t ranges;
     size_t arena_bytes;
+    offloaded *away; /* [aways] */
+    int32_t aways;
+    int32_t *away_of;  /* [values]: of a storage, its place in that list; -1: it stays */
+    int32_t resolving; /* the call whose tensors are looked for */
     const vjp_program_options *options;
 } compilation;
 
@@ -61,5 +78,13 @@ bool call_reads(const compilation *c, const graph_node *node, vjp_value storage)
 int32_t drop_copies(compilation *c);
 bool order_calls(compilation *c);
 bool find_groups(compilation *c);
+
+/*
+ * Offload.c: fills c->away so that no more than `limit` bytes are in use at once, or as few as copies beside the calls
+ * allow. Copies have `spare` more time than estimated, as a share of the run. False: memory ran out. When the plan is
+ * made and the arena is there, make_moves() lists the program's copies.
+ */
+bool choose_offloaded(compilation *c, size_t limit, double spare);
+vjp_status make_moves(compilation *c);
 
 #endif

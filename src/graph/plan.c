@@ -122,12 +122,14 @@ static size_t lowest_offset(const placed_ranges *p, const plan_range *own) {
 
 typedef struct ranked {
     double weight;
-    int32_t index;
+    int32_t first, index;
 } ranked;
 
+/* Of equal ones the one that begins first: if all are equal, no plan is better. */
 static int heavier_first(const void *a, const void *b) {
     const ranked *x = a, *y = b;
     if (x->weight != y->weight) return x->weight > y->weight ? -1 : 1;
+    if (x->first != y->first) return x->first < y->first ? -1 : 1;
     return x->index < y->index ? -1 : 1;
 }
 
@@ -167,7 +169,7 @@ bool plan_arena(plan_range *range, int32_t count, size_t *arena_bytes) {
     for (int by_life = 0; by_life < 2 && ok; by_life++) {
         for (int32_t i = 0; i < count; i++) {
             double life = by_life ? range[i].last - range[i].first + 1 : 1;
-            order[i] = (ranked){(double)range[i].bytes * life, i};
+            order[i] = (ranked){(double)range[i].bytes * life, range[i].first, i};
         }
         qsort(order, (size_t)count, sizeof *order, heavier_first);
         size_t arena = place_all(&placed, order, count);

@@ -27,6 +27,22 @@ typedef struct program_group {
     bool pair;
 } program_group;
 
+/*
+ * A copy between the arena and the host's memory, or the wait for its end. Of those before one call, what frees memory
+ * comes first.
+ */
+typedef enum program_moving { MOVE_OUT, MOVE_FREED, MOVE_FETCH, MOVE_BACK } program_moving;
+
+typedef struct program_move {
+    int32_t call; /* before which it happens */
+    int32_t
+        until; /* the call before which the copy must have ended: of those that begin at once the first goes first */
+    program_moving what;
+    int ticket;
+    void *host, *device;
+    size_t bytes;
+} program_move;
+
 /* A value that the caller can read or write. name NULL: this program does not have it. */
 typedef struct program_value {
     vjp_tensor tensor;
@@ -50,6 +66,9 @@ struct vjp_program {
     void *arena, *persistent; /* persistent: without the values of a shared program */
     size_t arena_room;        /* bytes at `arena`: other programs may have needed more */
     bool owns_arena;
+    void *host;         /* where intermediates wait; NULL: none do */
+    program_move *move; /* [moves], in their order */
+    int32_t moves;
     vjp_program_report report;
     plan_range *range; /* [ranges]: the plan, kept for tests */
     int32_t ranges;
@@ -74,6 +93,13 @@ vjp_status program_download(const vjp_program *program, const program_value *fro
                             size_t count);
 
 vjp_status program_is_null(const vjp_program *program, const char *function, const char *what);
+
+/*
+ * Offload.c: does what comes before a call. *done is 0 before the first one. Where a run ends early, the last function
+ * lets later calls wait for the copies that have begun.
+ */
+vjp_status program_move_before(const vjp_program *program, int32_t call, int32_t *done);
+void program_end_moves(const vjp_program *program, int32_t done);
 
 /* Compiles what the calls need, as they will run: alone or merged. */
 vjp_status program_warm(const vjp_program *program);

@@ -87,18 +87,21 @@ static vjp_status time_group(vjp_program *program, const program_group *group) {
 
 static vjp_status run_calls(void *argument) {
     vjp_program *program = argument;
-    for (int32_t g = 0; g < program->groups; g++) {
+    vjp_status status = VJP_OK;
+    int32_t moves = 0;
+    for (int32_t g = 0; g < program->groups && status == VJP_OK; g++) {
         const program_group *group = &program->group[g];
         int32_t k = group->first;
         if (k <= program->commits &&
             atomic_load_explicit(&program->running, memory_order_relaxed) == PROGRAM_INTERRUPTED)
-            return vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d",
-                            program->call[k].name, k + 1, program->calls);
-        vjp_status status = program->profiling ? time_group(program, group) : run_group(program, group);
-        if (status != VJP_OK) return status;
-        if (program->after) program->after(program->context, k + group->count - 1);
+            status = vjp_fail(program->device, VJP_INTERRUPTED, "%s: interrupted before this call, %d of %d",
+                              program->call[k].name, k + 1, program->calls);
+        if (status == VJP_OK) status = program_move_before(program, k, &moves);
+        if (status == VJP_OK) status = program->profiling ? time_group(program, group) : run_group(program, group);
+        if (status == VJP_OK && program->after) program->after(program->context, k + group->count - 1);
     }
-    return VJP_OK;
+    if (status != VJP_OK) program_end_moves(program, moves);
+    return status;
 }
 
 /*
@@ -235,11 +238,13 @@ vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_
         status = look(program, &own->tensor, own->halves, &bad, &at, &value);
         if (bad) snprintf(found, bytes, "%s holds %g at element %zu before the run", own->name, value, at);
     }
+    int32_t moves = 0;
     for (int32_t k = 0; k < calls && status == VJP_OK && !bad; k++) {
         program_call *call = &program->call[k];
         const vjp_pass_info *pass = &call->work.op->info.pass[call->work.pass];
         const vjp_op_rules *rules = call->work.op->rules;
-        status = run_call(program, call);
+        status = program_move_before(program, k, &moves);
+        if (status == VJP_OK) status = run_call(program, call);
         if (status == VJP_OK) status = vjp_synchronize(program->device);
         for (size_t i = 0; i < pass->outputs && status == VJP_OK && !bad; i++) {
             if (!call->work.tensor[i]) continue;
@@ -251,5 +256,6 @@ vjp_status program_trace(vjp_program *program, int32_t calls, char *found, size_
                          pass->slots[i].name, value, at);
         }
     }
+    program_end_moves(program, moves);
     return status;
 }

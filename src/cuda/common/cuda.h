@@ -55,6 +55,9 @@ struct device_state {
     cudaStream_t own_stream;
     cudaStream_t copy_stream; /* for uploads beside the calls, and the event that calls wait for */
     cudaEvent_t copied;
+    cudaStream_t away_stream[2]; /* for copies beside the calls: back, and to the host. Made when first needed */
+    cudaEvent_t *ticket;         /* [tickets]: the end of each such copy, or NULL */
+    int tickets;
     bool chains;                   /* a kernel may begin while the one before it ends: compute capability 9 */
     bool tf32;                     /* f32 products may round their operands to TF32 */
     finding *record;               /* [RECORDS], device memory */

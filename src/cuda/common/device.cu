@@ -108,9 +108,14 @@ static void close_state(device_state *state) {
         if (state->record) cudaFree(state->record);
         if (state->page) cudaFreeHost(state->page);
         if (state->copied) cudaEventDestroy(state->copied);
+        for (cudaStream_t away : state->away_stream)
+            if (away) cudaStreamSynchronize(away), cudaStreamDestroy(away);
+        for (int i = 0; i < state->tickets; i++)
+            if (state->ticket[i]) cudaEventDestroy(state->ticket[i]);
         if (state->copy_stream) cudaStreamDestroy(state->copy_stream);
         if (state->own_stream) cudaStreamDestroy(state->own_stream);
     }
+    free(state->ticket);
     free(state);
 }
 
@@ -307,6 +312,51 @@ static vjp_status upload_beside(vjp_device *device, void *data, uint64_t offset,
     if (error == cudaSuccess) error = cudaEventRecord(state->copied, state->copy_stream);
     if (error == cudaSuccess) error = cudaStreamWaitEvent(state->stream, state->copied, 0);
     return device_result(device, "uploading", error);
+}
+
+/* ---- Copies to the host's memory and back, beside the calls ------------------------------------------- */
+
+/* Makes the stream of a direction, and the event of a ticket, when they are first needed. */
+static vjp_status prepare_copy(vjp_device *device, int to_host, int ticket) {
+    device_state *state = state_of(device);
+    if (ticket >= state->tickets) {
+        size_t count = (size_t)ticket + 1;
+        cudaEvent_t *more = static_cast<cudaEvent_t *>(realloc(state->ticket, count * sizeof *more));
+        if (!more) return vjp_fail(device, VJP_OUT_OF_MEMORY, "%s: no memory for %zu copies", device->name, count);
+        for (int i = state->tickets; i <= ticket; i++)
+            more[i] = nullptr;
+        state->ticket = more;
+        state->tickets = (int)count;
+    }
+    cudaError_t error = cudaSuccess;
+    if (!state->away_stream[to_host])
+        error = cudaStreamCreateWithFlags(&state->away_stream[to_host], cudaStreamNonBlocking);
+    if (error == cudaSuccess && !state->ticket[ticket])
+        error = cudaEventCreateWithFlags(&state->ticket[ticket], cudaEventDisableTiming);
+    return device_result(device, "preparing a copy", error);
+}
+
+/* The ticket's event is first the moment at which the copy may begin, then its end. */
+static vjp_status copy_begin(vjp_device *device, void *to, const void *from, size_t bytes, int to_host, int ticket) {
+    vjp_status status = use(device);
+    if (status == VJP_OK) status = prepare_copy(device, to_host != 0, ticket);
+    if (status != VJP_OK) return status;
+    device_state *state = state_of(device);
+    cudaStream_t beside = state->away_stream[to_host != 0];
+    cudaError_t error = cudaEventRecord(state->ticket[ticket], state->stream);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(beside, state->ticket[ticket], 0);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(to, from, bytes, to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, beside);
+    if (error == cudaSuccess) error = cudaEventRecord(state->ticket[ticket], beside);
+    return device_result(device, to_host ? "copying to the host" : "copying from the host", error);
+}
+
+static vjp_status copy_wait(vjp_device *device, int ticket) {
+    vjp_status status = use(device);
+    if (status != VJP_OK) return status;
+    device_state *state = state_of(device);
+    if (ticket >= state->tickets || !state->ticket[ticket]) return VJP_OK; /* no copy has begun */
+    return device_result(device, "waiting for a copy", cudaStreamWaitEvent(state->stream, state->ticket[ticket], 0));
 }
 
 /* ---- Streams and events ------------------------------------------------------------------------------ */
@@ -576,6 +626,11 @@ static const vjp_backend backend = {
     .upload_beside = vjp::upload_beside,
     .pairs = vjp::linear_pairs,
     .run_pair = vjp::run_pair,
+    .copy_begin = vjp::copy_begin,
+    .copy_wait = vjp::copy_wait,
+    /* On an H200 77 (4.26 TB/s and 55 GB/s) and, in a training step, 130 to 150. */
+    .copy_cost = 80,
+    .flops_per_byte = 150,
 };
 
 extern "C" __attribute__((visibility("default"))) const vjp_backend *vjp_backend_entry(const vjp_backend_host *host) {

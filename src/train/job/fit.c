@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Chooses how many blocks to recompute: a binary search, each probe of which builds and plans the model. */
+/* Chooses what waits in the host's memory, and how many blocks to recompute: a binary search, whose probes build and
+ * plan the model. */
 #include "train/job/fit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/arithmetic.h"
 #include "core/system.h"
@@ -105,6 +107,23 @@ static bool find_fewest(const fit_run *run, const llama_config *config, const ll
     return true;
 }
 
+/* Whether intermediates wait in the host's memory: where they can, and where it has room for them twice over. */
+static bool try_host(const fit_run *run, const llama_config *config, const llama_options *options, size_t allowed,
+                     trainer_options *how, fit_result *result, char error[TRAIN_ERROR]) {
+    const trainer_needs before = result->before;
+    how->arena_limit = allowed > before.kept_bytes ? (int64_t)(allowed - before.kept_bytes) : 1;
+    const fit_run own = {run->device, how, run->validates};
+    trainer_needs needs;
+    if (!plan(&own, config, options, &needs, error)) return false;
+    if (needs.host_bytes && needs.bytes < before.bytes && needs.host_bytes <= system_available_bytes() / 2) {
+        result->arena_limit = how->arena_limit;
+        result->needs = needs;
+    } else {
+        how->arena_limit = 0;
+    }
+    return true;
+}
+
 bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]) {
     size_t allowed = limit->asked;
@@ -115,25 +134,35 @@ bool fit_llama(const fit_run *run, const llama_config *config, const llama_optio
     if (!plan(run, config, &own, &result->before, error)) return false;
     result->needs = result->before;
     if (!allowed || result->before.bytes <= allowed) return true;
-    trainer_needs min = result->before;
+    trainer_options how = *run->trainer;
+    if (!try_host(run, config, &own, allowed, &how, result, error)) return false;
+    if (result->needs.bytes <= allowed) return true;
+    const fit_run chosen = {run->device, &how, run->validates};
+    trainer_needs min = result->needs;
     bool fits = false;
     for (int whole = 0; whole < 2 && !fits; whole++)
-        if (!find_fewest(run, config, options, whole, allowed, result, &min, &fits, error)) return false;
+        if (!find_fewest(&chosen, config, options, whole, allowed, result, &min, &fits, error)) return false;
     return fits || fit_allows(limit, &min, " even with blocks recomputed", error);
 }
 
 const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
     long long layers = (long long)result->layers;
     int64_t whole = result->recompute, parts = result->recompute_mlp - whole;
-    if (!whole && !parts) return NULL;
-    if (!parts)
-        snprintf(text, FIT_TEXT, "%lld of %lld blocks", (long long)whole, layers);
-    else if (!whole)
-        snprintf(text, FIT_TEXT, "the feed-forward parts of %lld of %lld blocks", (long long)parts, layers);
-    else
-        snprintf(text, FIT_TEXT, "%lld of %lld blocks, and the feed-forward parts of %s", (long long)whole, layers,
-                 result->recompute_mlp == layers ? "the others" : "some others");
-    return text;
+    bool waits = result->arena_limit && result->needs.host_bytes;
+    text[0] = 0;
+    if (waits)
+        snprintf(text, FIT_TEXT, "%.3g GiB of intermediates wait in the host's memory%s",
+                 (double)result->needs.host_bytes / GIB, whole || parts ? ", " : "");
+    size_t used = strlen(text);
+    if (whole && !parts)
+        snprintf(text + used, FIT_TEXT - used, "%lld of %lld blocks are recomputed", (long long)whole, layers);
+    else if (parts && !whole)
+        snprintf(text + used, FIT_TEXT - used, "the feed-forward parts of %lld of %lld blocks are recomputed",
+                 (long long)parts, layers);
+    else if (whole)
+        snprintf(text + used, FIT_TEXT - used, "%lld of %lld blocks, and the feed-forward parts of %s are recomputed",
+                 (long long)whole, layers, result->recompute_mlp == layers ? "the others" : "some others");
+    return text[0] ? text : NULL;
 }
 
 double fit_price(const fit_result *result) {

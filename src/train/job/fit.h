@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Training within a limit of memory: how much of a Llama must be recomputed in the backward pass. First the
+ * Training within a limit of memory. First intermediates wait in the host's memory, where the device can copy beside
+ * its calls and as far as that costs no time. What is then still too much is recomputed in the backward pass: the
  * feed-forward parts of blocks, which give back the most memory for their FLOP, then whole blocks. Everything is
  * planned with vjp_plan(), which allocates nothing, so a model that does not fit is refused before any of it is made.
  */
@@ -20,6 +21,7 @@ typedef struct fit_result {
     int64_t layers;
     int64_t recompute;           /* blocks; as llama_options has them */
     int64_t recompute_mlp;       /* blocks, the others' feed-forward parts included */
+    int64_t arena_limit;         /* as trainer_options have it; 0: nothing waits in the host's memory */
     trainer_needs needs, before; /* with these blocks recomputed, and with none */
 } fit_result;
 
@@ -42,8 +44,9 @@ bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *re
                  char error[TRAIN_ERROR]);
 
 /*
- * The fewest feed-forward parts that must be recomputed so that a step stays within the limit, or all of them and the
- * fewest blocks. False: that is not enough, and `error` has the bytes that are needed and allowed.
+ * What waits in the host's memory, and the fewest feed-forward parts that must be recomputed so that a step stays
+ * within the limit, or all of them and the fewest blocks. False: that is not enough, and `error` has the bytes that are
+ * needed and allowed.
  */
 bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]);
@@ -55,8 +58,11 @@ bool fit_check(const fit_run *run, const llama_config *config, const llama_optio
 /* Whether these needs are within the limit; `how` is added to the sentence: "with all 12 blocks recomputed". */
 bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *how, char error[TRAIN_ERROR]);
 
-/* "3 of 12 blocks", "the feed-forward parts of 5 of 12 blocks", or both. NULL: nothing is recomputed. */
-enum { FIT_TEXT = 128 };
+/*
+ * "1.2 GiB of intermediates wait in the host's memory", "3 of 12 blocks are recomputed", "the feed-forward parts of 5
+ * of 12 blocks are recomputed", or several of these. NULL: nothing is done.
+ */
+enum { FIT_TEXT = 192 };
 const char *fit_text(const fit_result *result, char text[FIT_TEXT]);
 
 /* The share of FLOP that recomputing adds to a step. */

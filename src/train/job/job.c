@@ -177,8 +177,8 @@ static fit_run run_of(const job *j) {
 }
 
 /*
- * Whether the model fits, before its data are read and anything is allocated. A new run with a limit chooses the blocks
- * to recompute; a resumed one has them from its settings.
+ * Whether the model fits, before its data are read and anything is allocated. A new run with a limit chooses what waits
+ * in the host's memory and the blocks to recompute; a resumed one has both from its settings.
  */
 static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
     const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
@@ -189,6 +189,7 @@ static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
     if (!fit_llama(&run, &j->llama, &options, &limit, &j->fit, error)) return false;
     j->settings.recompute = j->fit.recompute;
     j->settings.recompute_mlp = j->fit.recompute_mlp;
+    j->settings.trainer.arena_limit = j->fit.arena_limit;
     return true;
 }
 

@@ -80,7 +80,7 @@ typedef struct setting {
     const char *const *names; /* of a choice: the last is NULL */
 } setting;
 
-enum { SETTINGS = 49, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
+enum { SETTINGS = 50, REQUIRED = 24 }; /* older checkpoints lack those after the required ones */
 
 static void list_settings(job_settings *s, setting list[SETTINGS]) {
     static const double many = 1e9;
@@ -134,6 +134,7 @@ static void list_settings(job_settings *s, setting list[SETTINGS]) {
         {"cache", TEXT, s->cache, sizeof s->cache, 0, 0, NULL},
         {"skip_bad", INTEGER, &s->skip_bad, 0, 0, 1, NULL},
         {"pack", INTEGER, &s->pack, 0, 0, 1, NULL},
+        {"arena_limit", INTEGER, &s->trainer.arena_limit, 0, 0, 0x1p62, NULL},
     };
     _Static_assert(sizeof all / sizeof all[0] == SETTINGS, "one row per setting");
     memcpy(list, all, sizeof all);

@@ -56,7 +56,9 @@ typedef struct wanted {
 static bool plan_program(trainer *t, const vjp_value *results, size_t count, size_t *arena_bytes) {
     planning *p = t->planning;
     vjp_program_report report = {.struct_size = sizeof report};
-    const vjp_program_options options = {.struct_size = sizeof options, .halves = trainer_takes_halves(t)};
+    const vjp_program_options options = {.struct_size = sizeof options,
+                                         .halves = trainer_takes_halves(t),
+                                         .arena_limit = (size_t)t->options.arena_limit};
     if (vjp_plan(t->device, t->model->graph, results, count, &options, &report) != VJP_OK) return false;
     *arena_bytes = report.arena_bytes;
     if (!p) return true;
@@ -67,7 +69,8 @@ static bool plan_program(trainer *t, const vjp_value *results, size_t count, siz
     p->count += count;
     p->needs.cost.bytes += report.cost.bytes;
     p->needs.cost.flops += report.cost.flops;
-    return true;
+    return vjp_add_size(p->needs.host_bytes, report.host_bytes, &p->needs.host_bytes) ||
+           vjp_fail(t->device, VJP_INVALID, "the sum of all bytes on the host does not fit size_t") == VJP_OK;
 }
 
 static bool compile(trainer *t, const vjp_value *results, size_t count, size_t arena_bytes, vjp_program **program) {
@@ -75,7 +78,8 @@ static bool compile(trainer *t, const vjp_value *results, size_t count, size_t a
                                          .share = t->first,
                                          .halves = trainer_takes_halves(t),
                                          .share_arena = t->first != NULL,
-                                         .arena_bytes = arena_bytes};
+                                         .arena_bytes = arena_bytes,
+                                         .arena_limit = (size_t)t->options.arena_limit};
     return vjp_compile(t->device, t->model->graph, results, count, &options, program) == VJP_OK;
 }
 

@@ -46,6 +46,7 @@ typedef struct trainer_options {
     vjp_dtype gradients;      /* of weights that are cast to this dtype for their products; f32: of all */
     double loss_scale;        /* multiplies the loss before it is differentiated (loss_scale.h); 0: no scaling */
     int64_t loss_scale_steps; /* without a skipped one, after which it is doubled; 0: it is fixed */
+    int64_t arena_limit;      /* vjp_program_options.arena_limit of each program; 0: none. Same bits */
 } trainer_options;
 
 /*
@@ -91,6 +92,7 @@ typedef struct trainer_needs {
     size_t kept_bytes;  /* parameters, moments, averages, gradients that are summed over parts, batches, constants */
     size_t arena_bytes; /* which the programs of a step share; validation adds its own only if it needs more */
     size_t bytes;       /* both */
+    size_t host_bytes;  /* of the host's memory, for intermediates that wait there */
     vjp_cost cost;      /* of one run of each program of a step */
 } trainer_needs;
 

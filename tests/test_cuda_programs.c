@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls that CUDA runs in pairs (vjp_backend.pairs): programs beside the same ones without a plan, whose calls run one
- * by one. Hopper has a kernel for a product that ends with swiglu, where it is large enough; so has the card that the
- * processor emulates (tests/cuda), of any size. Elsewhere there is nothing to test.
+ * What CUDA does for programs, beside the same ones without it.
+ *
+ * Calls that run in pairs (vjp_backend.pairs): Hopper has a kernel for a product that ends with swiglu, where it is
+ * large enough; so has the card that the processor emulates (tests/cuda), of any size. On other cards there are none.
+ *
+ * Intermediates that wait in the host's memory, run call by call and replayed.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -10,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -180,10 +185,74 @@ static void products_end_with_swiglu(void **state) {
         }
 }
 
+/* ---- Host memory ------------------------------------------------------------------------------------- */
+
+/* Layers whose backward needs what goes into them; the first and the second run go call by call, later ones replay. */
+static void intermediates_wait_in_host_memory(void **state) {
+    (void)state;
+    need_device();
+    enum { LAYERS = 12, ROWS = 600, WIDTH = 64 };
+    vjp_graph *g = vjp_graph_create();
+    vjp_value x = vjp_graph_input(g, "x", VJP_F32, 2, (const int64_t[]){ROWS, WIDTH}), y = x;
+    vjp_value given[LAYERS + 1] = {x}, result[LAYERS + 2];
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        given[i + 1] = vjp_graph_input(g, name, VJP_F32, 1, (const int64_t[]){WIDTH});
+        y = vjp_graph_rms_norm(g, y, given[i + 1], 0, NULL);
+    }
+    vjp_value loss = vjp_graph_mean(g, vjp_graph_mul(g, y, y, NULL), WITH(mean, .axis = 0, .axes = 2));
+    assert_int_equal(vjp_graph_grad(g, loss, given, LAYERS + 1, NULL, 0, result), VJP_OK);
+    result[LAYERS + 1] = loss;
+    /* Copies of so little would take longer than the calls: the plan is told that they take no time. */
+    const vjp_backend *own = device->backend;
+    vjp_backend quick = *own;
+    quick.copy_cost = 0;
+    device->backend = &quick;
+    setenv("VJP_REWRITES", "-all", 1);
+    vjp_program *program[2];
+    vjp_program_report report[2];
+    for (int i = 0; i < 2; i++) {
+        const vjp_program_options options = {.struct_size = sizeof options,
+                                             .arena_limit = i ? report[0].arena_bytes / 2 : 0};
+        if (vjp_compile(device, g, result, LAYERS + 2, &options, &program[i]) != VJP_OK)
+            fail_msg("%s", vjp_error(device));
+        report[i].struct_size = sizeof report[i];
+        assert_int_equal(vjp_program_describe(program[i], &report[i]), VJP_OK);
+        for (int k = 0; k <= LAYERS; k++) {
+            float numbers[ROWS * WIDTH];
+            size_t count = k ? WIDTH : ROWS * WIDTH;
+            for (size_t e = 0; e < count; e++)
+                numbers[e] = (float)random_of(7, (uint64_t)k, e);
+            assert_int_equal(vjp_program_write(program[i], given[k], numbers, count * sizeof numbers[0]), VJP_OK);
+        }
+    }
+    unsetenv("VJP_REWRITES");
+    assert_true(report[1].host_bytes >= 4 * ROWS * WIDTH * sizeof(float));
+    assert_true(report[1].arena_bytes <= report[0].arena_bytes / 2);
+    for (int again = 0; again < 5; again++) {
+        for (int i = 0; i < 2; i++)
+            if (vjp_program_run(program[i]) != VJP_OK) fail_msg("%s", vjp_error(device));
+        for (int k = 0; k < LAYERS + 2; k++) {
+            size_t bytes[2];
+            vjp_tensor of[] = {copied(program[0], result[k], &bytes[0]), copied(program[1], result[k], &bytes[1])};
+            if (memcmp(of[0].data, of[1].data, bytes[0]) != 0) fail_msg("run %d: result %d has other bits", again, k);
+            free(of[0].data);
+            free(of[1].data);
+        }
+    }
+    assert_non_null(program[1]->recording);
+    for (int i = 0; i < 2; i++)
+        vjp_program_destroy(program[i]);
+    vjp_graph_destroy(g);
+    device->backend = own;
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products_end_with_swiglu)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products_end_with_swiglu),
+                                       cmocka_unit_test(intermediates_wait_in_host_memory)};
     device_start("cuda");
-    int failed = cmocka_run_group_tests_name("cuda_pairs", tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("cuda_programs", tests, NULL, NULL);
     vjp_close(device);
     return failed;
 }
