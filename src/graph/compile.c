@@ -214,7 +214,7 @@ static bool can_offload(const compilation *c) {
  * An arena is a little larger than what is in use at once: then less is asked for, a few times.
  */
 static vjp_status offload(compilation *c) {
-    enum { TRIES = 4 };
+    enum { TRIES = 4, MIN_STEP = 64 };
     static const double spares[] = {0.2, 0.1, 0.05, 0.03};
     const size_t limit = c->options->arena_limit;
     vjp_status status = VJP_OK;
@@ -226,6 +226,7 @@ static vjp_status offload(compilation *c) {
             list_ranges(c);
             status = place_ranges(c);
             size_t over = c->arena_bytes > limit ? c->arena_bytes - limit : 0;
+            if (over < limit / MIN_STEP) over = limit / MIN_STEP;
             target = over < target ? target - over : 0;
         }
     }

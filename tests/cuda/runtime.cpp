@@ -11,14 +11,20 @@
 #include <numeric>
 #include <vector>
 
+// While a stream is recorded, others may join it by waiting for one of its events; it must wait for all that they do.
 struct emulated_graph {
     std::vector<std::function<cudaError_t()>> work;
+    std::vector<emulated_stream *> joined;
+    std::vector<emulated_event *> events;
 };
 struct emulated_stream {
     emulated_graph *captured = nullptr; // null: runs at once
+    size_t recorded = 0, waited = 0;    // of a stream that joined: its work, and how much of it is waited for
 };
 struct emulated_event {
-    int nothing = 0;
+    emulated_graph *of = nullptr; // while that is recorded
+    emulated_stream *stream = nullptr;
+    size_t after = 0; // of the stream's work
 };
 
 namespace {
@@ -73,6 +79,7 @@ namespace emulated {
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
     if (reinterpret_cast<uintptr_t>(stream) >= NAMED_STREAMS && stream->captured) {
         stream->captured->work.push_back(std::move(work));
+        stream->recorded++;
         return cudaSuccess;
     }
     return result(work());
@@ -216,7 +223,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
     return cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    if (!event->of || reinterpret_cast<uintptr_t>(stream) < NAMED_STREAMS) return cudaSuccess;
+    if (!stream->captured) {
+        stream->captured = event->of;
+        stream->recorded = stream->waited = 0;
+        event->of->joined.push_back(stream);
+    } else if (event->stream->waited < event->after) {
+        event->stream->waited = event->after;
+    }
     return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
@@ -230,7 +245,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     delete event;
     return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    bool captured = reinterpret_cast<uintptr_t>(stream) >= NAMED_STREAMS && stream->captured;
+    event->of = captured ? stream->captured : nullptr;
+    if (!captured) return cudaSuccess;
+    event->stream = stream;
+    event->after = stream->recorded;
+    event->of->events.push_back(event);
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) {
@@ -248,8 +269,18 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     *graph = stream->captured;
+    bool waits = true;
+    for (emulated_stream *other : stream->captured->joined) {
+        waits = waits && other->waited >= other->recorded;
+        other->captured = nullptr;
+    }
+    for (emulated_event *event : stream->captured->events)
+        event->of = nullptr;
     stream->captured = nullptr;
-    return cudaSuccess;
+    if (waits) return cudaSuccess;
+    delete *graph;
+    *graph = nullptr;
+    return result(cudaErrorStreamCaptureUnjoined);
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long) {
     *ready = new emulated_graph(*graph);

@@ -115,7 +115,9 @@ static bool try_host(const fit_run *run, const llama_config *config, const llama
     const fit_run own = {run->device, how, run->validates};
     trainer_needs needs;
     if (!plan(&own, config, options, &needs, error)) return false;
-    if (needs.host_bytes && needs.bytes < before.bytes && needs.host_bytes <= system_available_bytes() / 2) {
+    double available = system_available_bytes();
+    bool room = available <= 0 || (double)needs.host_bytes <= available / 2;
+    if (needs.host_bytes && needs.bytes < before.bytes && room) {
         result->arena_limit = how->arena_limit;
         result->needs = needs;
     } else {
