@@ -184,6 +184,6 @@
      [("src/graph/offload.c", " || o->at_peak[v]) continue;", ") continue;")]),
     ("offload: blocks are recomputed although host memory is enough", "test test_fit",
      [("src/train/job/fit.c", "    if (result->needs.bytes <= allowed) return true;\n    const fit_run chosen", "    const fit_run chosen")]),
-    ("plan: of equal ranges the later one is placed first", "test test_offload",
+    ("plan: of equal ranges the later one is placed first", "test test_plan",
      [("src/graph/plan.c", "return x->first < y->first ? -1 : 1;", "return x->first > y->first ? -1 : 1;")]),
 ]
