@@ -268,6 +268,14 @@ static void host_memory_comes_first(void **unused) {
     fit_result again;
     assert_true(fit_check(&resumed, &small, &usual, &less, &again, error));
     assert_int_equal(again.needs.bytes, some.needs.bytes);
+    assert_int_equal(again.before.bytes, all.needs.bytes);
+    /* Where nothing can wait there, blocks are recomputed instead. */
+    const vjp_backend copies = backend;
+    backend.copy_begin = NULL;
+    assert_false(fit_check(&resumed, &small, &usual, &less, &again, error));
+    assert_true(fit_llama(&resumed, &small, &usual, &less, &again, error));
+    assert_true(again.recompute_mlp > 0 && again.arena_limit == 0 && again.needs.host_bytes == 0);
+    backend = copies;
     double losses[2][6];
     for (int i = 0; i < 2; i++)
         train_little(device, i, 6, losses[i]);

@@ -68,14 +68,17 @@ static void set_recompute(llama_options *options, const llama_config *config, in
 bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
                fit_result *result, char error[TRAIN_ERROR]) {
     llama_options own = *options;
-    *result = (fit_result){.layers = config->layers};
+    trainer_options plain = *run->trainer;
+    plain.arena_limit = 0;
+    const fit_run usual = {run->device, &plain, run->validates};
+    *result = (fit_result){.layers = config->layers, .arena_limit = run->trainer->arena_limit};
     set_recompute(&own, config, 0, 0);
-    if (!plan(run, config, &own, &result->before, error)) return false;
+    if (!plan(&usual, config, &own, &result->before, error)) return false;
     result->needs = result->before;
     set_recompute(&own, config, options->recompute, options->recompute_mlp);
     result->recompute = own.recompute;
     result->recompute_mlp = own.recompute_mlp;
-    if (own.recompute_mlp && !plan(run, config, &own, &result->needs, error)) return false;
+    if ((own.recompute_mlp || result->arena_limit) && !plan(run, config, &own, &result->needs, error)) return false;
     return fit_allows(limit, &result->needs, "", error);
 }
 
@@ -131,15 +134,16 @@ bool fit_llama(const fit_run *run, const llama_config *config, const llama_optio
     size_t allowed = limit->asked;
     if (limit->free && (!allowed || limit->free < allowed)) allowed = limit->free;
     llama_options own = *options;
+    trainer_options how = *run->trainer;
+    how.arena_limit = 0;
+    const fit_run chosen = {run->device, &how, run->validates};
     *result = (fit_result){.layers = config->layers};
     set_recompute(&own, config, 0, 0);
-    if (!plan(run, config, &own, &result->before, error)) return false;
+    if (!plan(&chosen, config, &own, &result->before, error)) return false;
     result->needs = result->before;
     if (!allowed || result->before.bytes <= allowed) return true;
-    trainer_options how = *run->trainer;
     if (!try_host(run, config, &own, allowed, &how, result, error)) return false;
     if (result->needs.bytes <= allowed) return true;
-    const fit_run chosen = {run->device, &how, run->validates};
     trainer_needs min = result->needs;
     bool fits = false;
     for (int whole = 0; whole < 2 && !fits; whole++)

@@ -185,7 +185,11 @@ static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
     const llama_options options = llama_options_of(j);
     const fit_run run = run_of(j);
     if (!limit.asked && !limit.free) return true;
-    if (!limit.asked || resumes) return fit_check(&run, &j->llama, &options, &limit, &j->fit, error);
+    if (!limit.asked || resumes) {
+        if (fit_check(&run, &j->llama, &options, &limit, &j->fit, error)) return true;
+        /* A run may be resumed on a device that cannot keep in the host's memory what the first one did. */
+        if (!limit.asked || !j->settings.trainer.arena_limit) return false;
+    }
     if (!fit_llama(&run, &j->llama, &options, &limit, &j->fit, error)) return false;
     j->settings.recompute = j->fit.recompute;
     j->settings.recompute_mlp = j->fit.recompute_mlp;
