@@ -28,10 +28,12 @@ static void rewritten_is_not_rewritten(void **unused) {
     static const random_kind kinds[] = {
         {.dtype = VJP_F32}, {.dtype = VJP_BF16}, {.dtype = VJP_F16}, {.dtype = VJP_F32, .recompute = true}};
     vjp_device *device = open_cpu();
-    int changed = 0;
+    int changed = 0, tested = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         char why[RANDOM_WHY];
         choices from = {.seed = 1000 + seed};
+        if (!random_seed_is_tested(seed, sizeof VJP_SANITIZE > 1)) continue;
+        tested++;
         setenv("VJP_REWRITES", "+all", 1);
         if (!random_graph_check(device, from, kinds[seed % 4], why)) fail_msg("seed %d: %s", (int)from.seed, why);
         random_graph r = random_graph_make(from, kinds[seed % 4]);
@@ -45,7 +47,7 @@ static void rewritten_is_not_rewritten(void **unused) {
         vjp_program_destroy(off);
         vjp_graph_destroy(r.graph);
     }
-    if (changed < SEEDS / 4) fail_msg("only %d of %d graphs were rewritten", changed, SEEDS);
+    if (changed < tested / 4) fail_msg("only %d of %d graphs were rewritten", changed, tested);
     vjp_close(device);
 }
 
