@@ -251,7 +251,7 @@ static void host_memory_comes_first(void **unused) {
     assert_true(some.needs.bytes <= less.asked && some.needs.host_bytes > 0 && some.arena_limit > 0);
     assert_int_equal(some.recompute_mlp, 0);
     assert_true(fit_price(&some) == 0);
-    assert_non_null(strstr(fit_text(&some, text), " GiB of intermediates wait in the host's memory"));
+    assert_non_null(strstr(fit_text(&some, text), " MiB of intermediates wait in the host's memory"));
     assert_null(strstr(text, "recomputed"));
     /* Copies that take a while move less: the rest is recomputed. */
     backend.copy_cost = 4;

@@ -156,9 +156,10 @@ const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
     int64_t whole = result->recompute, parts = result->recompute_mlp - whole;
     bool waits = result->arena_limit && result->needs.host_bytes;
     text[0] = 0;
+    double host = (double)result->needs.host_bytes;
     if (waits)
-        snprintf(text, FIT_TEXT, "%.3g GiB of intermediates wait in the host's memory%s",
-                 (double)result->needs.host_bytes / GIB, whole || parts ? ", " : "");
+        snprintf(text, FIT_TEXT, "%.3g %s of intermediates wait in the host's memory%s",
+                 host < GIB ? host * 1024 / GIB : host / GIB, host < GIB ? "MiB" : "GiB", whole || parts ? ", " : "");
     size_t used = strlen(text);
     if (whole && !parts)
         snprintf(text + used, FIT_TEXT - used, "%lld of %lld blocks are recomputed", (long long)whole, layers);
