@@ -253,7 +253,7 @@ static int print_report(const arguments *a, vjp_device *device, const train_mode
     if (!a->svg) return CLI_OK;
     /* The picture shows the calls of a program, whose memory is allocated. */
     vjp_program *program = NULL;
-    if (vjp_compile(device, model->graph, results, count, NULL, &program) != VJP_OK)
+    if (vjp_compile(device, model->graph, results, count, &options, &program) != VJP_OK)
         return cli_fail("graph", "%s", vjp_error(device));
     char title[96];
     snprintf(title, sizeof title, "%s %s: a training step", a->model, a->preset);

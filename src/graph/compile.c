@@ -220,9 +220,13 @@ static vjp_status offload(compilation *c) {
     vjp_status status = VJP_OK;
     for (size_t s = 0; s < sizeof spares / sizeof spares[0] && c->arena_bytes > limit; s++) {
         size_t target = limit;
-        for (int i = 0; i < TRIES && c->arena_bytes > limit && status == VJP_OK; i++) {
+        bool more = true; /* than the last try moved */
+        for (int i = 0; i < TRIES && more && c->arena_bytes > limit && status == VJP_OK; i++) {
+            int32_t before = i ? c->aways : -1;
             if (!choose_offloaded(c, target, spares[s]))
                 return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to plan %d ranges", c->ranges);
+            if (!c->aways) return VJP_OK; /* nothing can move */
+            more = c->aways > before;
             list_ranges(c);
             status = place_ranges(c);
             size_t over = c->arena_bytes > limit ? c->arena_bytes - limit : 0;

@@ -24,7 +24,7 @@ typedef struct offloading {
     compilation *c;
     int32_t groups;
     int32_t *group_of;       /* [calls + 1] */
-    size_t *live;            /* [groups + 1]: bytes in use */
+    size_t *live;            /* [groups + 2]: bytes in use */
     double *clock;           /* [groups + 1]: when the group begins, in bytes moved */
     int32_t *before, *after; /* [values]: of storages, the uses next to the peak; -1: none */
     bool *at_peak;           /* [values] */
@@ -60,18 +60,20 @@ static void read_clock(offloading *o) {
     o->group_of[program->calls] = o->groups;
 }
 
-static void add_live(offloading *o, int32_t from, int32_t to, size_t bytes) {
-    for (int32_t g = from; g <= to; g++)
-        o->live[g] += bytes;
-}
-
+/* From the changes at each group, modulo 2^64, whose number does not grow with how long values live. */
 static void read_live(offloading *o) {
     const compilation *c = o->c;
-    for (vjp_value v = 1; v < c->graph->values; v++)
-        if (has_range(c, v))
-            add_live(o, o->group_of[c->first[v]], o->group_of[c->last[v]], aligned(c->graph->value[v].bytes));
-    for (int32_t k = 0; k < c->program->calls; k++)
+    for (vjp_value v = 1; v < c->graph->values; v++) {
+        if (!has_range(c, v)) continue;
+        o->live[o->group_of[c->first[v]]] += aligned(c->graph->value[v].bytes);
+        o->live[o->group_of[c->last[v]] + 1] -= aligned(c->graph->value[v].bytes);
+    }
+    for (int32_t k = 0; k < c->program->calls; k++) {
         o->live[o->group_of[k]] += aligned(c->scratch[k]);
+        o->live[o->group_of[k] + 1] -= aligned(c->scratch[k]);
+    }
+    for (int32_t g = 1; g <= o->groups; g++)
+        o->live[g] += o->live[g - 1];
 }
 
 /* The uses of every storage next to group `peak`. */
@@ -139,7 +141,10 @@ static bool goes_first(const offloading *o, vjp_value a, vjp_value b) {
     return o->after[a] > o->after[b];
 }
 
-/* Those that are out of use at the peak, in the order in which they are chosen. */
+/*
+ * Those that are out of use at the peak, in the order in which they are chosen. All of them are in memory then, so
+ * there are MIN_SHARE at most.
+ */
 static int32_t list_candidates(offloading *o, int32_t peak) {
     const compilation *c = o->c;
     int32_t count = 0;
@@ -179,7 +184,7 @@ bool choose_offloaded(compilation *c, size_t limit, double spare) {
         c->away_of[c->away[i].storage] = -1;
     c->aways = 0;
     o.group_of = malloc((calls + 1) * sizeof *o.group_of);
-    o.live = calloc(groups + 1, sizeof *o.live);
+    o.live = calloc(groups + 2, sizeof *o.live);
     o.clock = malloc((groups + 1) * sizeof *o.clock);
     o.before = malloc(2 * values * sizeof *o.before);
     o.at_peak = malloc(values * sizeof *o.at_peak);

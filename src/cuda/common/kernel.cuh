@@ -261,7 +261,7 @@ __device__ inline void begin_chained() {
 /*
  * The block's number when a kernel goes through its tensors from the end. What the kernel before it wrote last is then
  * read first, while it is still in L2; and a product that follows, which begins with the first rows, finds those there.
- * Timed alone no kernel gains by it, but a training step does (docs/training.md).
+ * Timed alone rms_norm and rope gain nothing by it, but a training step does (docs/training.md).
  */
 __device__ inline unsigned block_from_the_end() {
     return gridDim.x - 1 - blockIdx.x;
