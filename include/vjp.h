@@ -438,7 +438,7 @@ typedef struct vjp_program_options {
     int32_t halves;           /* 1: parameters may lie in halves, see below */
     int32_t share_arena;      /* 1: use the arena of `share`, too, if it is large enough, see below */
     size_t arena_bytes;       /* at least this much, for programs that will share it; 0: as planned */
-    size_t arena_limit;       /* beyond this, intermediates wait in the host's memory, see below; 0: no limit */
+    size_t arena_limit;       /* what the arena should fit into, see below; 0: no limit */
 } vjp_program_options;
 
 #define VJP_PROGRAM_OPTIONS_DEFAULTS                                                                                   \
@@ -452,10 +452,12 @@ typedef struct vjp_program_options {
  */
 
 /*
- * With options.arena_limit intermediates that are not used for long are copied to the host's memory and back, beside
- * the calls, until the arena is no larger than that: on CUDA; other devices ignore it. Only what calls need not wait
- * for is copied, so the arena may stay larger. The results have the same bits. vjp_program_report says how much host
- * memory that takes, which the system cannot page out.
+ * With options.arena_limit values that one pass over memory computes are freed and computed again, as few as it takes
+ * for an arena that is no larger than that. Without a limit, a device with memory of its own does this wherever it
+ * pays, and the CPU nowhere. Where that is not enough, intermediates that are not used for long are copied to the
+ * host's memory and back, beside the calls, on CUDA. Only what calls need not wait for is copied, so the arena may stay
+ * larger. The results have the same bits. vjp_program_report says how much host memory that takes, which the system
+ * cannot page out.
  */
 
 /*

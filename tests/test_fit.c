@@ -2,7 +2,8 @@
 /*
  * Plans without memory: they say what a trainer then allocates, and allocate nothing themselves; and the number of
  * feed-forward parts, or of blocks, that a limit of memory makes a Llama recompute is the smallest that fits. Where
- * intermediates can wait in the host's memory, they do that first.
+ * intermediates can wait in the host's memory, they do that first; and before either, values that one pass over memory
+ * computes are recomputed, as few as the limit asks for.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -193,16 +194,19 @@ static void part_and_block(fit_result *part, fit_result *block) {
     how.recompute = 3;
     if (!fit_check(&run, &small, &how, &(fit_limit){0}, block, error)) fail_msg("%s", error);
     char text[FIT_TEXT];
-    assert_string_equal(fit_text(part, text), "the feed-forward parts of 3 of 5 blocks are recomputed");
-    assert_string_equal(fit_text(block, text), "3 of 5 blocks are recomputed");
+    const char *start = "the feed-forward parts of 3 of 5 blocks are recomputed, which saves ";
+    assert_ptr_equal(strstr(fit_text(part, text), start), text);
+    assert_ptr_equal(strstr(fit_text(block, text), "3 of 5 blocks are recomputed, which saves "), text);
     vjp_close(device);
 }
 
 static void fewest_blocks_that_fit(void **unused) {
     (void)unused;
     size_t few[CHOICES], many[CHOICES];
+    setenv("VJP_REWRITES", "-recompute,-combine", 1); /* otherwise fewer blocks are enough */
     find_fewest(64, few);
     find_fewest(4096, many);
+    unsetenv("VJP_REWRITES");
     /* Recomputing the last block, too, is of use in one of them only. */
     assert_true(few[CHOICES - 1] >= few[CHOICES - 2]);
     assert_true(many[CHOICES - 1] < many[CHOICES - 2]);
@@ -243,6 +247,7 @@ static void host_memory_comes_first(void **unused) {
     vjp_device *device;
     assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
     merge_calls(device, &backend);
+    setenv("VJP_REWRITES", "-recompute,-combine", 1);
     const fit_run run = {device, &options, true};
     fit_result all, some, more;
     assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &all, error));
@@ -282,6 +287,89 @@ static void host_memory_comes_first(void **unused) {
     assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
     assert_true(merging_begun > 0);
     assert_int_equal(merging_waiting, 0);
+    unsetenv("VJP_REWRITES");
+    vjp_close(device);
+}
+
+/* On the CPU, too: what one pass over memory computes is recomputed before any block, and no more of it than needed. */
+static void passes_come_before_blocks(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], text[FIT_TEXT];
+    trainer_options options = job_defaults().trainer;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    const fit_run run = {device, &options, true};
+    fit_result all, few, many, blocks, again;
+    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &all, error));
+    assert_null(fit_text(&all, text));
+    const size_t bytes = all.needs.bytes;
+    assert_true(fit_llama(&run, &small, &usual, &(fit_limit){.asked = bytes}, &again, error));
+    assert_true(again.arena_limit == 0 && again.needs.bytes == bytes && !fit_text(&again, text));
+    fit_result *const found[] = {&few, &many};
+    for (int i = 0; i < 2; i++) {
+        const fit_limit limit = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 20 * (size_t)(i ? 17 : 19)};
+        assert_true(fit_llama(&run, &small, &usual, &limit, found[i], error));
+        assert_true(found[i]->needs.bytes <= limit.asked && found[i]->recompute_mlp == 0 && found[i]->passes);
+        assert_true(fit_price(found[i]) == 0);
+        assert_non_null(
+            strstr(fit_text(found[i], text), "values that take one pass over memory are recomputed, which"));
+        assert_null(strstr(text, "FLOP"));
+        /* As a resumed run plans it. */
+        trainer_options kept = options;
+        kept.arena_limit = found[i]->arena_limit;
+        const fit_run resumed = {device, &kept, true};
+        assert_true(fit_check(&resumed, &small, &usual, &limit, &again, error));
+        assert_memory_equal(&again, found[i], sizeof again);
+    }
+    assert_true(all.needs.cost.bytes < few.needs.cost.bytes && few.needs.cost.bytes < many.needs.cost.bytes);
+    /* What the device has free counts as a limit, too. */
+    assert_true(fit_llama(&run, &small, &usual, &(fit_limit){.free = few.needs.bytes}, &again, error));
+    assert_true(again.needs.bytes <= few.needs.bytes && again.passes);
+    /* More than passes can save: they save blocks. */
+    const fit_limit little = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 6};
+    assert_true(fit_llama(&run, &small, &usual, &little, &blocks, error));
+    assert_non_null(
+        strstr(fit_text(&blocks, text), "values that take one pass over memory and the feed-forward parts"));
+    assert_non_null(strstr(text, " % of FLOP and "));
+    setenv("VJP_REWRITES", "-recompute,-combine", 1);
+    assert_true(fit_llama(&run, &small, &usual, &little, &again, error));
+    assert_true(blocks.passes && !again.passes && blocks.recompute_mlp < again.recompute_mlp);
+    unsetenv("VJP_REWRITES");
+    double losses[2][6];
+    for (int i = 0; i < 2; i++)
+        train_little(device, i, 6, losses[i]);
+    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+    vjp_close(device);
+}
+
+/* Where such values are recomputed without a limit, as on GPUs: one with room has fewer of them, or none, recomputed.
+ */
+static void room_is_used_when_asked(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], text[FIT_TEXT];
+    const trainer_options options = job_defaults().trainer;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    const fit_run run = {device, &options, true};
+    fit_result most, least, some, found;
+    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &most, error));
+    setenv("VJP_REWRITES", "+recompute,+combine", 1);
+    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &least, error));
+    assert_true(least.needs.bytes < most.needs.bytes);
+    const fit_limit plenty = {.asked = SIZE_MAX / 4}, half = {.asked = least.needs.bytes / 2 + most.needs.bytes / 2},
+                    card = {.free = SIZE_MAX / 4}, exact = {.asked = least.needs.bytes};
+    assert_true(fit_llama(&run, &small, &usual, &card, &found, error));
+    assert_true(found.needs.bytes == least.needs.bytes && !found.arena_limit && !fit_text(&found, text));
+    assert_true(fit_llama(&run, &small, &usual, &exact, &found, error));
+    assert_true(found.needs.bytes <= least.needs.bytes);
+    assert_true(fit_llama(&run, &small, &usual, &plenty, &found, error));
+    assert_int_equal(found.needs.bytes, most.needs.bytes);
+    assert_true(found.needs.cost.bytes == most.needs.cost.bytes && !found.passes && found.recompute_mlp == 0);
+    assert_non_null(strstr(fit_text(&found, text), " more than it must, which saves "));
+    assert_true(fit_llama(&run, &small, &usual, &half, &some, error));
+    assert_true(some.needs.bytes <= half.asked && some.needs.bytes > least.needs.bytes);
+    assert_true(some.needs.cost.bytes < least.needs.cost.bytes && some.needs.cost.bytes > most.needs.cost.bytes);
+    unsetenv("VJP_REWRITES");
     vjp_close(device);
 }
 
@@ -313,10 +401,9 @@ static void a_plan_is_refused_like_a_program(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan_is_what_is_allocated),
-        cmocka_unit_test(fewest_blocks_that_fit),
-        cmocka_unit_test(host_memory_comes_first),
-        cmocka_unit_test(a_plan_is_refused_like_a_program),
+        cmocka_unit_test(plan_is_what_is_allocated), cmocka_unit_test(fewest_blocks_that_fit),
+        cmocka_unit_test(host_memory_comes_first),   cmocka_unit_test(passes_come_before_blocks),
+        cmocka_unit_test(room_is_used_when_asked),   cmocka_unit_test(a_plan_is_refused_like_a_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

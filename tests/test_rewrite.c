@@ -53,14 +53,16 @@ static void rewritten_is_not_rewritten(void **unused) {
 
 /* ---- A model ----------------------------------------------------------------------------------------- */
 
-/*
- * Norms, swiglu and the casts of weights are computed again, and nothing that multiplies matrices; norms and swiglu by
- * their backward where calls are combined. Of a layer, one product waits for its first norm, gate and up for the
- * second, and one for swiglu.
- */
-static void a_llama_keeps_less(void **unused) {
-    (void)unused;
-    enum { LAYERS = 3 };
+/* A small Llama with the gradients of its parameters, as a training step has them. */
+enum { LAYERS = 3 };
+
+typedef struct small_llama {
+    train_model model;
+    size_t parameters, results;
+    vjp_value *result; /* the gradients, and the loss */
+} small_llama;
+
+static small_llama small_llama_make(void) {
     const llama_config config = {.vocab_size = 64,
                                  .hidden_size = 64,
                                  .intermediate_size = 160,
@@ -73,30 +75,54 @@ static void a_llama_keeps_less(void **unused) {
                                  .norm_eps = 1e-5,
                                  .tied = true};
     const llama_options options = {.batch = 16, .context = 64, .dtype = VJP_BF16};
+    small_llama l;
+    llama_build(&l.model, &config, &options);
+    l.parameters = (size_t)l.model.parameters;
+    l.results = l.parameters + 1;
+    l.result = calloc(l.results, sizeof *l.result);
+    vjp_value *parameters = calloc(l.parameters, sizeof *parameters);
+    for (size_t i = 0; i < l.parameters; i++)
+        parameters[i] = l.model.parameter[i].value;
+    if (vjp_graph_grad(l.model.graph, l.model.loss, parameters, l.parameters, NULL, 0, l.result) != VJP_OK)
+        fail_msg("%s", vjp_graph_error(l.model.graph));
+    l.result[l.parameters] = l.model.loss;
+    free(parameters);
+    return l;
+}
+
+static void small_llama_free(small_llama *l) {
+    free(l->result);
+    model_free(&l->model);
+}
+
+/* From the same weights, and whatever lies in the arena. */
+static void run_llama(vjp_device *device, const small_llama *l, vjp_program *program, int poison) {
+    for (size_t i = 0; i < l->parameters; i++)
+        assert_int_equal(vjp_program_init_normal(program, l->model.parameter[i].value, 0.1, 0.3, 7), VJP_OK);
+    memset(program->arena, poison, program->report.arena_bytes);
+    run(device, program);
+}
+
+/*
+ * Norms, swiglu and the casts of weights are computed again, and nothing that multiplies matrices; norms and swiglu by
+ * their backward where calls are combined. Of a layer, one product waits for its first norm, gate and up for the
+ * second, and one for swiglu.
+ */
+static void a_llama_keeps_less(void **unused) {
+    (void)unused;
     vjp_device *device = open_cpu();
-    train_model model;
-    llama_build(&model, &config, &options);
-    size_t count = (size_t)model.parameters;
-    vjp_value *results = calloc(2 * count + 1, sizeof *results), *parameters = results + count + 1;
-    for (size_t i = 0; i < count; i++)
-        parameters[i] = model.parameter[i].value;
-    if (vjp_graph_grad(model.graph, model.loss, parameters, count, NULL, 0, results) != VJP_OK)
-        fail_msg("%s", vjp_graph_error(model.graph));
-    results[count] = model.loss;
+    small_llama l = small_llama_make();
     enum { PROGRAMS = 3 };
     static const char *const rewrites[PROGRAMS] = {"-all,+residual,+qkv", "-all,+residual,+qkv,+recompute",
                                                    "-all,+residual,+qkv,+recompute,+combine"};
     vjp_program *program[PROGRAMS];
     for (int on = 0; on < PROGRAMS; on++) {
-        program[on] = compile_with(device, model.graph, results, count + 1, rewrites[on]);
-        for (size_t i = 0; i < count; i++)
-            assert_int_equal(vjp_program_init_normal(program[on], parameters[i], 0.1, 0.3, 7), VJP_OK);
-        memset(program[on]->arena, on ? 0x55 : 0xaa, program[on]->report.arena_bytes);
-        run(device, program[on]);
+        program[on] = compile_with(device, l.model.graph, l.result, l.results, rewrites[on]);
+        run_llama(device, &l, program[on], on ? 0x55 : 0xaa);
     }
-    for (size_t i = 0; i <= count; i++)
+    for (size_t i = 0; i < l.results; i++)
         for (int on = 1; on < PROGRAMS; on++)
-            same_bits(program[0], program[on], results[i]);
+            same_bits(program[0], program[on], l.result[i]);
     int norms = count_calls(program[1], "rms_norm.again") + count_calls(program[1], "rms_norm.2.again");
     int gates = count_calls(program[1], "swiglu.again");
     assert_int_equal(count_calls(program[0], ".again"), 0);
@@ -116,8 +142,63 @@ static void a_llama_keeps_less(void **unused) {
     assert_true(program[2]->report.arena_bytes <= program[1]->report.arena_bytes);
     for (int on = 0; on < PROGRAMS; on++)
         vjp_program_destroy(program[on]);
-    free(results);
-    model_free(&model);
+    small_llama_free(&l);
+    vjp_close(device);
+}
+
+/*
+ * With a limit, also on the CPU, no more is computed again than that asks for, the largest values first. Programs whose
+ * limit is below what they can do have the least arena that they have without one.
+ */
+static void a_limit_is_met_with_few_repeats(void **unused) {
+    (void)unused;
+    enum { LIMITS = 8 };
+    vjp_device *device = open_cpu();
+    small_llama l = small_llama_make();
+    static const char *const all[] = {"-all,+recompute", "-all,+recompute,+combine"};
+    for (int combined = 0; combined < 2; combined++) {
+        vjp_program *most = compile_with(device, l.model.graph, l.result, l.results, "-all");
+        vjp_program *least = compile_with(device, l.model.graph, l.result, l.results, all[combined]);
+        const size_t above = most->report.arena_bytes, below = least->report.arena_bytes;
+        int repeats = -1, some_gates = 0, some_norms = 0;
+        run_llama(device, &l, most, 0xaa);
+        for (int i = -1; i <= LIMITS; i++) {
+            const vjp_program_options options = {
+                .struct_size = sizeof options, .arena_limit = i < 0 ? 1 : below + (above - below) * (size_t)i / LIMITS};
+            vjp_program_report planned = {.struct_size = sizeof planned}, compiled = planned;
+            if (!combined) setenv("VJP_REWRITES", "-combine", 1);
+            vjp_program *limited = compile(device, l.model.graph, l.result, l.results, &options);
+            assert_int_equal(vjp_plan(device, l.model.graph, l.result, l.results, &options, &planned), VJP_OK);
+            unsetenv("VJP_REWRITES");
+            assert_int_equal(vjp_program_describe(limited, &compiled), VJP_OK);
+            assert_memory_equal(&planned, &compiled, sizeof planned);
+            int norms = count_calls(limited, "rms_norm.again") + count_calls(limited, "rms_norm.2.again");
+            int gates = count_calls(limited, "swiglu.again"), again = count_calls(limited, ".again");
+            if (combined) again = (int)limited->calls - (int)most->calls + count_calls(limited, ".again");
+            if (i < 0) {
+                assert_int_equal(limited->report.arena_bytes, below);
+                repeats = again;
+            } else if (limited->report.arena_bytes > options.arena_limit || again > repeats) {
+                fail_msg("%d: %zu bytes with a limit of %zu, and %d repeats after %d", i, limited->report.arena_bytes,
+                         options.arena_limit, again, repeats);
+            }
+            /* swiglu's y is larger than a norm's, and the casts of weights are smaller. */
+            if (!combined && norms) assert_int_equal(gates, count_calls(least, "swiglu.again"));
+            if (!combined && again > norms + gates) assert_int_equal(norms, 2 * LAYERS);
+            some_gates += gates > 0 && gates < count_calls(least, "swiglu.again");
+            some_norms += norms > 0 && norms < 2 * LAYERS;
+            if (i >= 0) repeats = again;
+            run_llama(device, &l, limited, 0x55);
+            for (size_t r = 0; r < l.results; r++)
+                same_bits(most, limited, l.result[r]);
+            vjp_program_destroy(limited);
+        }
+        assert_int_equal(repeats, 0);
+        assert_true(combined || (some_gates && some_norms));
+        vjp_program_destroy(most);
+        vjp_program_destroy(least);
+    }
+    small_llama_free(&l);
     vjp_close(device);
 }
 
@@ -461,15 +542,11 @@ static void unknown_rewrites_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rewritten_is_not_rewritten),
-        cmocka_unit_test(a_llama_keeps_less),
-        cmocka_unit_test(y_comes_from_the_backward),
-        cmocka_unit_test(a_norms_y_comes_from_the_backward),
-        cmocka_unit_test(gradients_wait_where_they_fit),
-        cmocka_unit_test(what_changes_is_not_computed_again),
-        cmocka_unit_test(inputs_come_first),
-        cmocka_unit_test(scratch_does_not_raise_the_peak),
-        cmocka_unit_test(rewritten_programs_share),
+        cmocka_unit_test(rewritten_is_not_rewritten),         cmocka_unit_test(a_llama_keeps_less),
+        cmocka_unit_test(a_limit_is_met_with_few_repeats),    cmocka_unit_test(y_comes_from_the_backward),
+        cmocka_unit_test(a_norms_y_comes_from_the_backward),  cmocka_unit_test(gradients_wait_where_they_fit),
+        cmocka_unit_test(what_changes_is_not_computed_again), cmocka_unit_test(inputs_come_first),
+        cmocka_unit_test(scratch_does_not_raise_the_peak),    cmocka_unit_test(rewritten_programs_share),
         cmocka_unit_test(unknown_rewrites_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

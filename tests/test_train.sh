@@ -95,20 +95,26 @@ sed 's/"recompute": 4,/"recompute": true,/' "$work/again/latest/trainer.json" >"
 expect 0 "done at step $steps" train --resume --out "$work/again"
 grep -q '"recompute": 4,' "$work/again/latest/trainer.json" || fault 'true is not read as all blocks'
 
-# A limit of memory, half way between none and all of the blocks recomputed: the same bytes, also after a resume, which
-# keeps the choice.
+# Limits of memory between what a step needs and what it needs with all blocks recomputed, for which values that one pass
+# computes are recomputed, or a block, too: the same bytes, also after a resume, which keeps the choice.
 needed() {
     "$vjp" graph llama --batch 4 --context 64 --json "$@" | sed 's/.*"training_bytes": \([0-9]*\).*/\1/'
 }
-half=$((($(needed) + $(needed --recompute)) / 2 / 1024))
+most=$(needed) least=$(needed --recompute)
+some=$(((7 * most + 3 * least) / 10 / 1024)) little=$(((3 * most + 7 * least) / 10 / 1024))
 wider="train $work/text --preset tiny --batch 4 --context 64 --steps 4"
 expect 0 'done' $wider --out "$work/free"
-expect 0 ' are recomputed, which saves ' $wider --memory ${half}KiB --stop-at 2 --out "$work/limited"
-grep -q "\"memory\": $((half * 1024))," "$work/limited/latest/trainer.json" || fault '--memory is not recorded'
-grep -q '"recompute_mlp": [1234],' "$work/limited/latest/trainer.json" || fault '--memory: the blocks are not recorded'
-expect 0 ' are recomputed' train --resume --out "$work/limited"
-for file in model optimizer; do
-    cmp -s "$work/free/latest/$file.safetensors" "$work/limited/latest/$file.safetensors" || fault "--memory: other bytes in $file"
+expect 0 'allowed; values that take one pass over memory are recomputed, which saves ' $wider --memory ${some}KiB --stop-at 2 --out "$work/limited$some"
+expect 0 ' blocks are recomputed, which saves ' $wider --memory ${little}KiB --stop-at 2 --out "$work/limited$little"
+grep -q '"recompute_mlp": 0,' "$work/limited$some/latest/trainer.json" || fault '--memory: a block is recomputed without need'
+grep -q '"recompute_mlp": [1234],' "$work/limited$little/latest/trainer.json" || fault '--memory: the blocks are not recorded'
+for limit in $some $little; do
+    grep -q "\"memory\": $((limit * 1024))," "$work/limited$limit/latest/trainer.json" || fault '--memory is not recorded'
+    expect 0 ' are recomputed' train --resume --out "$work/limited$limit"
+    for file in model optimizer; do
+        cmp -s "$work/free/latest/$file.safetensors" "$work/limited$limit/latest/$file.safetensors" ||
+            fault "--memory: other bytes in $file"
+    done
 done
 expect 1 'GiB even with blocks recomputed; --memory allows 0.0009766 GiB' $train --memory 1MiB --out "$work/never"
 grep -q 'training needs at least 0.0[0-9]* GiB' "$work/err" || fault '--memory: it does not say how much is needed'
@@ -117,7 +123,7 @@ for amount in 5 5Gib GiB -1GiB 0MiB 101% nan% 1e30TiB; do
     expect 2 "such as 40GiB, 512MiB or 24GB" $train --memory "$amount" --out "$work/never"
 done
 expect 2 '--memory chooses the blocks' $train --memory 1GiB --recompute --out "$work/never"
-expect 2 '--memory cannot be used with --resume' train --resume --memory 1GiB --out "$work/limited"
+expect 2 '--memory cannot be used with --resume' train --resume --memory 1GiB --out "$work/limited$some"
 
 # An f32 residual stream beside bf16 activations: another curve, kept by a resume.
 expect 0 'done' $train --dtype bf16 --out "$work/narrow"
@@ -607,7 +613,7 @@ expect 2 'MODEL is given twice' graph llama --model llama
 # Nothing is allocated: 7B is planned on any machine.
 expect 0 'parameters          6607343616' graph --model llama --preset 7B --dtype bf16 --batch 1
 expect 0 '"training_bytes": ' graph llama --preset 124M --json
-expect 0 'to save memory      the feed-forward parts of ' graph llama --batch 4 --context 64 --memory ${half}KiB
+expect 0 'for the limit       values that take one pass over memory and the feed-forward parts of ' graph llama --batch 4 --context 64 --memory ${little}KiB
 expect 1 'GiB even with blocks recomputed; --memory allows 1 GiB' graph llama --preset 7B --memory 1GiB
 expect 1 'GiB; --memory allows 0.0009766 GiB' graph convnet --memory 1MiB
 for pair in '--text --json' '--dot --json' '--text --dot' '--markdown --json' '--text --svg x.svg'; do

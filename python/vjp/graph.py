@@ -161,8 +161,9 @@ class Graph:
         `halves`: on CUDA an f32 parameter that only casts to bf16 and AdamW use is kept as a bf16 and the bits that it lacks, so that
         no step casts it. It is read and written as f32 all the same. Programs that share it must be compiled so, too.
 
-        `arena_limit`: on CUDA, intermediates beyond so many bytes wait in the host's memory, as far as copying them takes no longer
-        than the calls beside it. The results have the same bits; report()["host_bytes"] is the host memory that this takes."""
+        `arena_limit`: values that one pass over memory computes are recomputed in the backward until intermediates take no more than
+        so many bytes. Where that is not enough, on CUDA, others wait in the host's memory, as far as copying them takes no longer than
+        the calls beside it. The results have the same bits; report()["host_bytes"] is the host memory that this takes."""
         return Program(self, results, device, share, halves, arena_limit)
 
     def text(self) -> str:

@@ -66,7 +66,7 @@ typedef struct bench_train {
     vjp_dtype dtype, residual;
     trainer_options how;
     int64_t memory; /* bytes allowed; 0: any */
-    fit_result fit; /* what is recomputed for that */
+    fit_result fit; /* what is done for that */
     bool json, quick;
     int64_t shards;
     vjp_group *group;

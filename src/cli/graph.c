@@ -167,9 +167,7 @@ static void print_text(const train_model *model, const vjp_program_report *r, co
     printf("kept between steps  %s\n", cli_bytes((double)r->persistent_bytes, text));
     printf("min. memory traffic %s per step\n", cli_bytes(r->cost.bytes, text));
     printf("operations          %.4g GFLOP per step\n", r->cost.flops * 1e-9);
-    if (fit_text(fit, what))
-        printf("to save memory      %s: %s less for training, %.1f %% more FLOP\n", what,
-               cli_bytes((double)fit->before.bytes - (double)fit->needs.bytes, text), 100 * fit_price(fit));
+    if (fit_text(fit, what)) printf("for the limit       %s\n", what);
     printf("to train it         %s:", cli_bytes((double)fit->needs.bytes, text));
     printf(" %s of parameters and moments,", cli_bytes((double)fit->needs.kept_bytes, more));
     printf(" %s of arena\n", cli_bytes((double)fit->needs.arena_bytes, more));

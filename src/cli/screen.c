@@ -108,12 +108,10 @@ bool screen_encoding(void *context, int64_t done, int64_t all) {
 
 /* What was planned for a limit of memory, and the price. */
 static void show_fit(const job *j) {
-    char needs[CLI_BYTES_TEXT], before[CLI_BYTES_TEXT], allowed[CLI_BYTES_TEXT], what[FIT_TEXT];
+    char needs[CLI_BYTES_TEXT], allowed[CLI_BYTES_TEXT], what[FIT_TEXT];
     printf("memory: %s", cli_bytes((double)j->fit.needs.bytes, needs));
     if (j->settings.memory) printf(" of %s allowed", cli_bytes((double)j->settings.memory, allowed));
-    if (fit_text(&j->fit, what))
-        printf("; %s, which saves %s and adds %.1f %% of FLOP", what,
-               cli_bytes((double)j->fit.before.bytes - (double)j->fit.needs.bytes, before), 100 * fit_price(&j->fit));
+    if (fit_text(&j->fit, what)) printf("; %s", what);
     putchar('\n');
 }
 

@@ -15,7 +15,6 @@
 
 #include "core/arithmetic.h"
 #include "graph/compile.h"
-#include "graph/rewrite/rewrite.h"
 #include "op/op.h"
 
 /* ---- What is needed ---------------------------------------------------------------------------------- */
@@ -209,12 +208,21 @@ static bool can_offload(const compilation *c) {
            backend->flops_per_byte > 0 && backend->alloc_host && backend->free_host;
 }
 
+/* A limit's target after a plan that was over it: less by at least this share. */
+enum { MIN_STEP = 64 };
+
+static size_t next_target(const compilation *c, size_t target) {
+    size_t limit = c->options->arena_limit, over = c->arena_bytes > limit ? c->arena_bytes - limit : 0;
+    if (over < limit / MIN_STEP) over = limit / MIN_STEP;
+    return over < target ? target - over : 0;
+}
+
 /*
  * Chooses what waits in the host's memory until the arena is within its limit, with as much time to spare as possible.
  * An arena is a little larger than what is in use at once: then less is asked for, a few times.
  */
 static vjp_status offload(compilation *c) {
-    enum { TRIES = 4, MIN_STEP = 64 };
+    enum { TRIES = 4 };
     static const double spares[] = {0.2, 0.1, 0.05, 0.03};
     const size_t limit = c->options->arena_limit;
     vjp_status status = VJP_OK;
@@ -229,9 +237,7 @@ static vjp_status offload(compilation *c) {
             more = c->aways > before;
             list_ranges(c);
             status = place_ranges(c);
-            size_t over = c->arena_bytes > limit ? c->arena_bytes - limit : 0;
-            if (over < limit / MIN_STEP) over = limit / MIN_STEP;
-            target = over < target ? target - over : 0;
+            target = next_target(c, target);
         }
     }
     return status;
@@ -244,7 +250,7 @@ static vjp_status make_plan(compilation *c) {
         list_ranges(c);
         status = place_ranges(c);
     }
-    if (status == VJP_OK && can_offload(c)) status = offload(c);
+    if (status == VJP_OK && c->rewritten.recomputes_all && can_offload(c)) status = offload(c);
     int32_t pair[2];
     if (status == VJP_OK && !plan_find_overlap(c->plan, c->ranges, pair))
         status = vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to check %d ranges", c->ranges);
@@ -428,18 +434,21 @@ static bool allocate(compilation *c) {
 
 static vjp_status check_results(const compilation *c, const vjp_value *results, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (results[i] < 1 || results[i] >= c->graph->values)
+        if (results[i] < 1 || results[i] >= c->given->values)
             return vjp_fail(c->device, VJP_INVALID, "result %zu is %d, which is not a value of this graph", i,
                             results[i]);
     return VJP_OK;
 }
 
-/* Everything that needs no memory of the device: which calls, and where each intermediate goes. */
-static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
+/*
+ * Everything that needs no memory of the device: which calls, and where each intermediate goes. live_limit: as
+ * graph_rewriting has it.
+ */
+static vjp_status plan(compilation *c, const vjp_value *results, size_t count, size_t live_limit) {
     vjp_program *program = c->program;
-    vjp_status status = graph_rewritten(c->device, c->graph, results, count, c->options, &c->rewritten, &c->pairs);
+    vjp_status status = graph_rewrite_all(c->device, c->given, results, count, c->options, live_limit, &c->rewritten);
     if (status != VJP_OK) return status;
-    if (c->rewritten) c->graph = c->rewritten;
+    c->graph = c->rewritten.graph ? c->rewritten.graph : c->given;
     if (!allocate(c) || !find_needed(c, results, count))
         return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory to compile the graph");
     program->call = calloc((size_t)program->calls + 1, sizeof *program->call);
@@ -460,6 +469,50 @@ static vjp_status plan(compilation *c, const vjp_value *results, size_t count) {
     return status == VJP_OK ? make_plan(c) : status;
 }
 
+static void release(compilation *c) {
+    graph_rewritten_free(c->rewritten.graph);
+    free(c->needed);
+    free(c->first);
+    free(c->merged);
+    free(c->range);
+    free(c->maker);
+    free(c->call_node);
+    free(c->scratch);
+    free(c->plan);
+    free(c->away);
+    free(c->away_of);
+}
+
+static vjp_status make_program(compilation *c) {
+    c->program = calloc(1, sizeof *c->program);
+    if (!c->program) return vjp_fail(c->device, VJP_OUT_OF_MEMORY, "no memory for a program");
+    c->program->device = c->device;
+    c->program->graph_id = c->given->id;
+    return VJP_OK;
+}
+
+/* Makes a plan again from the beginning. */
+static vjp_status start_again(compilation *c) {
+    release(c);
+    vjp_program_destroy(c->program);
+    *c = (compilation){.device = c->device, .given = c->given, .options = c->options};
+    return make_program(c);
+}
+
+/* Recomputes only as much as the limit asks for; an arena is larger than what is alive, so that takes a few plans. */
+static vjp_status plan_within_limit(compilation *c, const vjp_value *results, size_t count) {
+    enum { PLANS = 8 };
+    const size_t limit = c->options->arena_limit;
+    size_t target = limit;
+    vjp_status status = plan(c, results, count, target);
+    for (int i = 1; status == VJP_OK && !c->rewritten.recomputes_all && c->arena_bytes > limit; i++) {
+        target = i < PLANS ? next_target(c, target) : 0;
+        status = start_again(c);
+        if (status == VJP_OK) status = plan(c, results, count, target);
+    }
+    return status;
+}
+
 /* The arena of the program to share with, or one of its own. */
 static vjp_status place_arena(compilation *c) {
     vjp_program *program = c->program;
@@ -476,9 +529,9 @@ static vjp_status place_arena(compilation *c) {
 }
 
 static vjp_status compile(compilation *c, const vjp_value *results, size_t count) {
-    vjp_program *program = c->program;
-    vjp_status status = plan(c, results, count);
+    vjp_status status = plan_within_limit(c, results, count);
     if (status != VJP_OK) return status;
+    vjp_program *program = c->program;
     status = place_persistent(c, c->options->share);
     if (status == VJP_OK) status = place_arena(c);
     if (status == VJP_OK) status = resolve_calls(c);
@@ -491,20 +544,6 @@ static vjp_status compile(compilation *c, const vjp_value *results, size_t count
     return status;
 }
 
-static void release(compilation *c) {
-    graph_rewritten_free(c->rewritten);
-    free(c->needed);
-    free(c->first);
-    free(c->merged);
-    free(c->range);
-    free(c->maker);
-    free(c->call_node);
-    free(c->scratch);
-    free(c->plan);
-    free(c->away);
-    free(c->away_of);
-}
-
 /* Checks what the caller gave, and makes an empty program. */
 static vjp_status begin(compilation *c, const char *function, const vjp_value *results, size_t count) {
     vjp_device *device = c->device;
@@ -514,25 +553,21 @@ static vjp_status begin(compilation *c, const char *function, const vjp_value *r
         return vjp_fail(device, VJP_INVALID,
                         "%s: options.struct_size is %llu; it must be %zu: start from VJP_PROGRAM_OPTIONS_DEFAULTS",
                         function, (unsigned long long)options->struct_size, sizeof *options);
-    if (vjp_graph_status(c->graph) != VJP_OK)
-        return vjp_fail(device, vjp_graph_status(c->graph), "%s", vjp_graph_error(c->graph));
-    if (options->share && (options->share->graph_id != c->graph->id || options->share->device != device))
+    if (vjp_graph_status(c->given) != VJP_OK)
+        return vjp_fail(device, vjp_graph_status(c->given), "%s", vjp_graph_error(c->given));
+    if (options->share && (options->share->graph_id != c->given->id || options->share->device != device))
         return vjp_fail(device, VJP_INVALID, "%s: the program to share with is of another graph or device", function);
     if (options->share_arena && !options->share)
         return vjp_fail(device, VJP_INVALID, "%s: options.share_arena needs a program to share with", function);
     vjp_status status = check_results(c, results, count);
     if (status != VJP_OK) return status;
-    c->program = calloc(1, sizeof *c->program);
-    if (!c->program) return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory for a program");
-    c->program->device = device;
-    c->program->graph_id = c->graph->id;
-    return VJP_OK;
+    return make_program(c);
 }
 
 vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
                        const vjp_program_options *options, vjp_program **program) {
     const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
-    compilation c = {.device = device, .graph = graph, .options = options ? options : &defaults};
+    compilation c = {.device = device, .given = graph, .options = options ? options : &defaults};
     if (program) *program = NULL;
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
@@ -551,7 +586,7 @@ vjp_status vjp_compile(vjp_device *device, const vjp_graph *graph, const vjp_val
 vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
                     const vjp_program_options *options, vjp_program_report *report) {
     const vjp_program_options defaults = VJP_PROGRAM_OPTIONS_DEFAULTS;
-    compilation c = {.device = device, .graph = graph, .options = options ? options : &defaults};
+    compilation c = {.device = device, .given = graph, .options = options ? options : &defaults};
     if (!device || !device->backend) return VJP_NO_DEVICE;
     device->error[0] = 0;
     if (!report || report->struct_size != sizeof *report)
@@ -559,7 +594,7 @@ vjp_status vjp_plan(vjp_device *device, const vjp_graph *graph, const vjp_value 
     vjp_status status = begin(&c, "vjp_plan", results, count);
     if (status != VJP_OK) return status;
     size_t bytes;
-    status = plan(&c, results, count);
+    status = plan_within_limit(&c, results, count);
     if (status == VJP_OK) status = plan_persistent(&c, &bytes);
     if (status == VJP_OK) {
         *report = c.program->report;

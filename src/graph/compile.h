@@ -7,6 +7,7 @@
 #define VJP_GRAPH_COMPILE_H
 
 #include "graph/program.h"
+#include "graph/rewrite/rewrite.h"
 
 /*
  * An intermediate that waits in the host's memory. Each number is a call before which something happens: the copy out
@@ -20,9 +21,9 @@ typedef struct offloaded {
 
 typedef struct compilation {
     vjp_device *device;
-    const vjp_graph *graph; /* the caller's, or its copy */
-    vjp_graph *rewritten;   /* the copy; NULL: none */
-    bool pairs;             /* two calls may run as one */
+    const vjp_graph *given;    /* the caller's */
+    graph_rewritten rewritten; /* its copy */
+    const vjp_graph *graph;    /* the one of both that is compiled */
     vjp_program *program;
     bool *needed;          /* [values]: by a call or as a result; of values that are no views */
     bool *result;          /* [values] */

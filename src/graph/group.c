@@ -203,9 +203,9 @@ bool find_groups(compilation *c) {
     vjp_program *program = c->program;
     size_t values = (size_t)c->graph->values;
     program->groups = 0;
-    int32_t *memory = merges_any(c) || c->pairs ? calloc(3 * values, sizeof *memory) : NULL;
+    int32_t *memory = merges_any(c) || c->rewritten.pairs ? calloc(3 * values, sizeof *memory) : NULL;
     uses u = {memory, memory ? memory + values : NULL};
-    if ((merges_any(c) || c->pairs) && !memory) return false;
+    if ((merges_any(c) || c->rewritten.pairs) && !memory) return false;
     int32_t *last = memory ? memory + 2 * values : NULL;
     if (memory) find_last_uses(c, last);
     for (int32_t k = 0; k < program->calls; k++) {
@@ -213,7 +213,7 @@ bool find_groups(compilation *c) {
         program_group *group = program->groups ? &program->group[program->groups - 1] : NULL;
         bool joins = before && !group->pair && before->op == node->op && before->pass == node->pass &&
                      merges(c, node) && may_join(c, node, &u, program->groups);
-        bool pair = before && !joins && group->count == 1 && c->pairs && is_pair(c, k, last);
+        bool pair = before && !joins && group->count == 1 && c->rewritten.pairs && is_pair(c, k, last);
         if (joins || pair) {
             group->count++;
             group->pair = pair;

@@ -384,9 +384,9 @@ static bool append_all(combining *c) {
     return ok;
 }
 
-vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    combining c = {.device = device, .graph = copy, .nodes = copy->nodes};
-    size_t values = (size_t)copy->values, nodes = (size_t)copy->nodes + 1;
+vjp_status graph_rewrite_combine(graph_rewriting *w) {
+    combining c = {.device = w->device, .graph = w->copy, .nodes = w->copy->nodes};
+    size_t values = (size_t)w->copy->values, nodes = (size_t)w->copy->nodes + 1;
     c.writers = malloc(3 * values * sizeof *c.writers);
     c.repeats = malloc(2 * nodes * sizeof *c.repeats);
     c.dropped = calloc(nodes, sizeof *c.dropped);
@@ -398,9 +398,9 @@ vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool
         c.later = c.repeats + nodes;
         for (size_t n = 0; n < 2 * nodes; n++)
             c.repeats[n] = NONE;
-        graph_node *old = graph_take_nodes(copy);
+        graph_node *old = graph_take_nodes(w->copy);
         c.node = old;
-        find_uses(&c, result, own_values);
+        find_uses(&c, w->result, w->own_values);
         choose(&c);
         ok = append_all(&c);
         graph_free_nodes(old, c.nodes);
@@ -409,6 +409,6 @@ vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool
     free(c.repeats);
     free(c.dropped);
     free(c.live);
-    device->error[0] = 0; /* of a call that find_scratch() asked about and that is refused */
-    return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to combine calls");
+    w->device->error[0] = 0; /* of a call that find_scratch() asked about and that is refused */
+    return ok ? VJP_OK : vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to combine calls");
 }

@@ -157,9 +157,9 @@ static bool change_nodes(halving *h) {
     return ok;
 }
 
-vjp_status graph_rewrite_halves(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    size_t values = (size_t)copy->values;
-    halving h = {.device = device, .graph = copy, .result = result, .own_values = own_values};
+vjp_status graph_rewrite_halves(graph_rewriting *w) {
+    size_t values = (size_t)w->copy->values;
+    halving h = {.device = w->device, .graph = w->copy, .result = w->result, .own_values = w->own_values};
     h.casts = calloc(values, sizeof *h.casts);
     h.refuses = malloc(2 * values * sizeof *h.refuses);
     h.writers = calloc(values, sizeof *h.writers);
@@ -182,5 +182,5 @@ vjp_status graph_rewrite_halves(vjp_device *device, vjp_graph *copy, const bool 
     free(h.refuses);
     free(h.writers);
     free(h.weight);
-    return ok ? status : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to lay weights in halves");
+    return ok ? status : vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to lay weights in halves");
 }

@@ -566,15 +566,15 @@ static bool append_all(joining *j) {
     return ok;
 }
 
-vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    joining j = {.device = device,
-                 .graph = copy,
-                 .result = result,
-                 .own_values = own_values,
-                 .nodes = copy->nodes,
-                 .values = copy->values};
-    size_t nodes = (size_t)copy->nodes + 1;
-    j.writer = malloc((size_t)copy->values * sizeof *j.writer);
+vjp_status graph_rewrite_qkv(graph_rewriting *w) {
+    joining j = {.device = w->device,
+                 .graph = w->copy,
+                 .result = w->result,
+                 .own_values = w->own_values,
+                 .nodes = w->copy->nodes,
+                 .values = w->copy->values};
+    size_t nodes = (size_t)w->copy->nodes + 1;
+    j.writer = malloc((size_t)w->copy->values * sizeof *j.writer);
     j.joined = malloc(nodes * sizeof *j.joined);
     j.product = malloc(nodes * sizeof *j.product);
     j.stack = malloc(2 * nodes * sizeof *j.stack);
@@ -582,7 +582,7 @@ vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *re
     if (ok) {
         for (size_t n = 0; n < nodes; n++)
             j.joined[n] = NONE;
-        graph_node *old = graph_take_nodes(copy);
+        graph_node *old = graph_take_nodes(w->copy);
         j.node = old;
         find_writers(&j);
         ok = join_all(&j) && append_all(&j);
@@ -592,5 +592,5 @@ vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *re
     free(j.joined);
     free(j.product);
     free(j.stack);
-    return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to join products");
+    return ok ? VJP_OK : vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to join products");
 }

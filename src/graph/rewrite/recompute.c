@@ -7,7 +7,8 @@
  *
  * Cheap means one pass at the speed of memory. What such a call needs is already in memory as long as its result is, so
  * the bytes alive at any moment never grow. After each round the peak is elsewhere or lower; rounds end when nothing
- * can be freed at the peak.
+ * can be freed at the peak, or when it is within the caller's limit. For a limit the largest values are freed first:
+ * each costs a call, whatever its size.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@
 
 enum {
     MAX_ROUNDS = 16,
+    MAX_LIMITED_ROUNDS = 64, /* each frees only what the limit asks for */
     /* Bytes moved for each byte that is freed: 2 for a norm, 3 for swiglu and for a weight's cast. */
     MAX_MOVED = 4,
     /* Smaller values than this share of the peak do not pay for a call. */
@@ -38,7 +40,8 @@ typedef struct recomputing {
     int32_t chosen_count;
     int32_t peak;
     size_t peak_bytes;
-    size_t *live; /* [calls]: bytes */
+    size_t live_limit; /* 0: none */
+    size_t *live;      /* [calls]: bytes */
 } recomputing;
 
 enum { NONE = GRAPH_NONE, SEVERAL = GRAPH_SEVERAL };
@@ -155,17 +158,47 @@ static bool pays(const recomputing *r, int32_t n, size_t slot, int32_t own_value
     return inputs_last(r, n, r->after[value]) && is_cheap(r, node, slot, r->after[value]);
 }
 
+static int compare_sizes(const void *a, const void *b) {
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x < y) - (x > y);
+}
+
+enum { SLOT = 0 }; /* of several outputs only the first is large */
+
+/*
+ * What a round frees for a limit: all values of more than `size` bytes, and of those with as many as that another
+ * `bytes` together. `sizes` has room for one of each node.
+ */
+typedef struct share {
+    size_t size, bytes;
+} share;
+
+static share share_for_limit(const recomputing *r, int32_t own_values, size_t *sizes) {
+    size_t count = 0, over = r->peak_bytes - r->live_limit;
+    for (int32_t n = 0; n < r->peak; n++)
+        if (pays(r, n, SLOT, own_values)) sizes[count++] = r->graph->value[r->graph->node[n].value[SLOT]].bytes;
+    qsort(sizes, count, sizeof *sizes, compare_sizes);
+    share s = {0, SIZE_MAX};
+    for (size_t i = 0, freed = 0; i < count && freed < over; freed += sizes[i++]) {
+        if (sizes[i] != s.size) s = (share){sizes[i], over - freed};
+    }
+    return s;
+}
+
 /*
  * From the last node before the peak to the first: a node's inputs are then chosen after it, and, if they are computed
  * again themselves, in time for it.
  */
-static void choose_values(recomputing *r, int32_t own_values) {
+static void choose_values(recomputing *r, share wanted, int32_t own_values) {
+    size_t freed = 0; /* of the values with `wanted.size` bytes */
     for (int32_t n = r->peak - 1; n >= 0; n--) {
         const graph_node *node = &r->graph->node[n];
-        size_t slot = 0; /* of several outputs only the first is large */
-        if (!pays(r, n, slot, own_values)) continue;
+        if (!pays(r, n, SLOT, own_values)) continue;
+        size_t bytes = r->graph->value[node->value[SLOT]].bytes;
+        if (bytes < wanted.size || (bytes == wanted.size && freed >= wanted.bytes)) continue;
+        freed += bytes == wanted.size ? bytes : 0;
         r->chosen[r->chosen_count++] = n;
-        int32_t at = r->after[node->value[slot]];
+        int32_t at = r->after[node->value[SLOT]];
         for (size_t i = pass_of(node)->outputs; i < pass_of(node)->count; i++) {
             vjp_value root = node->value[i] ? root_of(r, node->value[i]) : 0;
             if (root && (r->after[root] == NONE || r->after[root] > at)) r->after[root] = at;
@@ -241,18 +274,20 @@ static bool replace_nodes(recomputing *r) {
 
 /* ---- Rounds ------------------------------------------------------------------------------------------ */
 
-/* Sets *done where nothing at the peak can be freed. */
-static bool do_round(recomputing *r, int32_t own_values, bool *done) {
+typedef enum outcome { NO_MEMORY, FREED, WITHIN_LIMIT, NOTHING_LEFT } outcome;
+
+static outcome do_round(recomputing *r, int32_t own_values) {
     size_t values = (size_t)r->graph->values;
     int32_t *numbers = malloc(5 * values * sizeof *numbers);
     r->again = calloc(values, sizeof *r->again);
     r->at_peak = calloc(values, sizeof *r->at_peak);
     r->chosen = malloc(((size_t)r->graph->nodes + 1) * sizeof *r->chosen);
     r->live = malloc(((size_t)r->graph->nodes + 2) * sizeof *r->live);
+    size_t *sizes = malloc(((size_t)r->graph->nodes + 1) * sizeof *sizes);
     r->chosen_count = 0;
     r->peak = 0;
-    bool ok = numbers && r->again && r->at_peak && r->chosen && r->live;
-    if (ok) {
+    outcome found = NO_MEMORY;
+    if (numbers && sizes && r->again && r->at_peak && r->chosen && r->live) {
         for (size_t i = 0; i < 5 * values; i++)
             numbers[i] = NONE;
         r->writer = numbers;
@@ -262,24 +297,30 @@ static bool do_round(recomputing *r, int32_t own_values, bool *done) {
         r->after = r->last + values;
         find_uses(r, own_values);
         find_peak(r);
-        choose_values(r, own_values);
+        share wanted = {0, SIZE_MAX};
+        bool within = r->live_limit && r->peak_bytes <= r->live_limit;
+        if (r->live_limit && !within) wanted = share_for_limit(r, own_values, sizes);
+        if (!within) choose_values(r, wanted, own_values);
+        found = within ? WITHIN_LIMIT : r->chosen_count ? FREED : NOTHING_LEFT;
     }
-    *done = r->chosen_count == 0;
-    if (ok && !*done) ok = replace_nodes(r);
+    if (found == FREED && !replace_nodes(r)) found = NO_MEMORY;
     free(numbers);
+    free(sizes);
     free(r->again);
     free(r->at_peak);
     free(r->chosen);
     free(r->live);
-    return ok;
+    return found;
 }
 
-vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    recomputing r = {.device = device, .graph = copy, .result = result};
-    bool done = copy->nodes == 0;
-    for (int round = 0; round < MAX_ROUNDS && !done; round++)
-        if (!do_round(&r, own_values, &done))
-            return vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to choose what is computed again");
-    device->error[0] = 0; /* of a call that is_cheap() asked about and that is refused */
+vjp_status graph_rewrite_recompute(graph_rewriting *w) {
+    recomputing r = {.device = w->device, .graph = w->copy, .result = w->result, .live_limit = w->live_limit};
+    outcome found = w->copy->nodes ? FREED : NOTHING_LEFT;
+    int rounds = w->live_limit ? MAX_LIMITED_ROUNDS : MAX_ROUNDS;
+    for (int round = 0; round < rounds && found == FREED; round++)
+        found = do_round(&r, w->own_values);
+    if (found == NO_MEMORY) return vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to choose what is computed again");
+    w->all = found == NOTHING_LEFT || !w->live_limit;
+    w->device->error[0] = 0; /* of a call that is_cheap() asked about and that is refused */
     return VJP_OK;
 }

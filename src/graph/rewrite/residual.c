@@ -74,18 +74,18 @@ static bool append_all(summing *s) {
     return ok;
 }
 
-vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
-    summing s = {.graph = copy, .nodes = copy->nodes};
-    size_t nodes = (size_t)copy->nodes + 1;
+vjp_status graph_rewrite_residual(graph_rewriting *w) {
+    summing s = {.graph = w->copy, .nodes = w->copy->nodes};
+    size_t nodes = (size_t)w->copy->nodes + 1;
     s.sum = malloc(nodes * sizeof *s.sum);
     s.dropped = calloc(nodes, sizeof *s.dropped);
-    bool ok = graph_uses_make(&s.uses, copy) && s.sum && s.dropped;
+    bool ok = graph_uses_make(&s.uses, w->copy) && s.sum && s.dropped;
     if (ok) {
         for (size_t n = 0; n < nodes; n++)
             s.sum[n] = GRAPH_NONE;
-        graph_node *old = graph_take_nodes(copy);
+        graph_node *old = graph_take_nodes(w->copy);
         s.node = old;
-        graph_uses_find(&s.uses, old, s.nodes, result, own_values);
+        graph_uses_find(&s.uses, old, s.nodes, w->result, w->own_values);
         choose(&s);
         ok = append_all(&s);
         graph_free_nodes(old, s.nodes);
@@ -93,5 +93,5 @@ vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const boo
     graph_uses_free(&s.uses);
     free(s.sum);
     free(s.dropped);
-    return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to put sums into products");
+    return ok ? VJP_OK : vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to put sums into products");
 }

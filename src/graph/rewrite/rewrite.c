@@ -32,8 +32,12 @@ static const graph_rewrite rewrites[] = {
      .rounds = true,
      .on_request = true,
      .apply = graph_rewrite_halves},
-    {.name = "recompute", .on_host = false, .on_devices = true, .apply = graph_rewrite_recompute},
-    {.name = "combine", .on_host = false, .on_devices = true, .apply = graph_rewrite_combine}, /* after recompute */
+    {.name = "recompute", .on_host = false, .on_devices = true, .for_limit = true, .apply = graph_rewrite_recompute},
+    {.name = "combine", /* after recompute */
+     .on_host = false,
+     .on_devices = true,
+     .for_limit = true,
+     .apply = graph_rewrite_combine},
     {.name = "swiglu", .on_host = false, .on_devices = true, .gains = gates_products, .apply = graph_rewrite_swiglu},
     {.name = "pairs", .on_host = true, .on_devices = true, .gains = pairs_calls}, /* group.c does it */
 };
@@ -59,9 +63,10 @@ static bool switch_rewrites(const char *item, size_t length, bool on[REWRITES]) 
     return found;
 }
 
-static vjp_status choose_rewrites(vjp_device *device, bool on[REWRITES]) {
+static vjp_status choose_rewrites(vjp_device *device, bool limited, bool on[REWRITES]) {
     for (int i = 0; i < REWRITES; i++) {
         on[i] = vjp_device_is_host(device) ? rewrites[i].on_host : rewrites[i].on_devices;
+        if (limited && rewrites[i].for_limit) on[i] = true;
         if (rewrites[i].gains && !rewrites[i].gains(device)) on[i] = false;
     }
     const char *list = getenv("VJP_REWRITES");
@@ -168,15 +173,14 @@ static bool keeps_halves(const vjp_program *program) {
     return any;
 }
 
-vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           const vjp_program_options *options, vjp_graph **rewritten, bool *pairs) {
+vjp_status graph_rewrite_all(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                             const vjp_program_options *options, size_t live_limit, graph_rewritten *rewritten) {
     bool on[REWRITES], any = false, halves = false, shares_halves = keeps_halves(options->share);
-    *rewritten = NULL;
-    *pairs = false;
-    vjp_status status = choose_rewrites(device, on);
+    *rewritten = (graph_rewritten){.recomputes_all = true};
+    vjp_status status = choose_rewrites(device, options->arena_limit != 0, on);
     for (int i = 0; i < REWRITES; i++) {
         if (!rewrites[i].apply) {
-            *pairs = on[i] && pairs_calls(device) && !options->unplanned;
+            rewritten->pairs = on[i] && pairs_calls(device) && !options->unplanned;
             on[i] = false;
         }
         on[i] = on[i] && (rewrites[i].rounds || !options->unplanned) && (!rewrites[i].on_request || options->halves);
@@ -196,8 +200,14 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
         !copy_into(copy, graph, maker, node, nodes))
         status = no_memory(device);
     if (status == VJP_OK) mark_halves(copy, options->share, halves);
+    graph_rewriting w = {.device = device,
+                         .copy = copy,
+                         .result = needed + graph->values,
+                         .own_values = graph->values,
+                         .live_limit = live_limit,
+                         .all = true};
     for (int i = 0; i < REWRITES && status == VJP_OK; i++)
-        if (on[i]) status = rewrites[i].apply(device, copy, needed + graph->values, graph->values);
+        if (on[i]) status = rewrites[i].apply(&w);
     free(needed);
     free(node);
     free(maker);
@@ -206,6 +216,7 @@ vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp
         return status;
     }
     find_writers(copy);
-    *rewritten = copy;
+    rewritten->graph = copy;
+    rewritten->recomputes_all = w.all;
     return VJP_OK;
 }

@@ -13,26 +13,39 @@
 
 #include "graph/graph.h"
 
+/* What a rewrite changes: a copy of a graph, whose nodes are all needed. */
+typedef struct graph_rewriting {
+    vjp_device *device;
+    vjp_graph *copy;
+    const bool *result; /* [own_values]: of the caller's values, which are first */
+    int32_t own_values;
+    size_t live_limit; /* recompute no more than it takes to have so few bytes alive at once; 0: all that pays */
+    bool all;          /* all that pays is recomputed */
+} graph_rewriting;
+
 typedef struct graph_rewrite {
     const char *name;
     bool on_host, on_devices;                /* by default, where the memory is the host's, and elsewhere */
+    bool for_limit;                          /* by default for every program with a limit of memory */
     bool (*gains)(const vjp_device *device); /* whether it is on by default there; NULL: it is */
     bool rounds;                             /* elsewhere than the graph does: other bits */
     bool on_request;                         /* only where the program's options ask for it */
-    /*
-     * Changes the copy, whose nodes are all needed. `result` has a flag for each of the caller's values, own_values.
-     * NULL: the graph stays as it is, but two of its calls may run as one.
-     */
-    vjp_status (*apply)(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+    vjp_status (*apply)(graph_rewriting *w); /* NULL: the graph stays as it is, but two of its calls may run as one */
 } graph_rewrite;
 
+/* The graph that a program is compiled from. */
+typedef struct graph_rewritten {
+    vjp_graph *graph;    /* a copy, to be freed with graph_rewritten_free(); NULL: no rewrite is on */
+    bool pairs;          /* calls may run in pairs */
+    bool recomputes_all; /* all that pays, or there is no such rewrite: a lower limit changes nothing */
+} graph_rewritten;
+
 /*
- * The graph that a program with these results is compiled from: NULL where no rewrite is on, otherwise a copy to be
- * freed with graph_rewritten_free() when the program is made. An unplanned program has only the rewrites that change
- * bits, so that it has the bits of the planned one. *pairs: whether calls may run in pairs.
+ * Rewrites the graph of a program with these results. An unplanned program has only the rewrites that change bits, so
+ * that it has the bits of the planned one. live_limit: as graph_rewriting has it.
  */
-vjp_status graph_rewritten(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
-                           const vjp_program_options *options, vjp_graph **rewritten, bool *pairs);
+vjp_status graph_rewrite_all(vjp_device *device, const vjp_graph *graph, const vjp_value *results, size_t count,
+                             const vjp_program_options *options, size_t live_limit, graph_rewritten *rewritten);
 void graph_rewritten_free(vjp_graph *rewritten);
 
 /*
@@ -74,21 +87,21 @@ bool graph_is_alike(const graph_uses *u, vjp_value a, vjp_value b);
 bool graph_is_there(const graph_uses *u, vjp_value v, int32_t node);
 
 /* What is only added to the result of a product is added by the product. */
-vjp_status graph_rewrite_residual(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_residual(graph_rewriting *w);
 
 /* Queries, keys and values are one product. */
-vjp_status graph_rewrite_qkv(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_qkv(graph_rewriting *w);
 
 /* Weights that are only cast and stepped lie in halves, one of which is what the cast would give. */
-vjp_status graph_rewrite_halves(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_halves(graph_rewriting *w);
 
 /* Values that are cheap to compute again are not kept until the backward. */
-vjp_status graph_rewrite_recompute(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_recompute(graph_rewriting *w);
 
 /* What is computed again is computed by the op's backward on its way, where that can give it. */
-vjp_status graph_rewrite_combine(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_combine(graph_rewriting *w);
 
 /* swiglu is a part of the product that computes its up. */
-vjp_status graph_rewrite_swiglu(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values);
+vjp_status graph_rewrite_swiglu(graph_rewriting *w);
 
 #endif

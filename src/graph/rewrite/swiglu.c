@@ -69,20 +69,20 @@ static bool append_all(vjp_graph *graph, const graph_uses *u, int32_t nodes, con
     return ok;
 }
 
-vjp_status graph_rewrite_swiglu(vjp_device *device, vjp_graph *copy, const bool *result, int32_t own_values) {
+vjp_status graph_rewrite_swiglu(graph_rewriting *w) {
     graph_uses u;
-    int32_t nodes = copy->nodes, *taken = malloc(((size_t)nodes + 1) * sizeof *taken);
+    int32_t nodes = w->copy->nodes, *taken = malloc(((size_t)nodes + 1) * sizeof *taken);
     bool *dropped = calloc((size_t)nodes + 1, sizeof *dropped);
-    bool ok = graph_uses_make(&u, copy) && taken && dropped;
+    bool ok = graph_uses_make(&u, w->copy) && taken && dropped;
     if (ok) {
-        graph_node *old = graph_take_nodes(copy);
-        graph_uses_find(&u, old, nodes, result, own_values);
+        graph_node *old = graph_take_nodes(w->copy);
+        graph_uses_find(&u, old, nodes, w->result, w->own_values);
         choose(&u, nodes, taken, dropped);
-        ok = append_all(copy, &u, nodes, taken, dropped);
+        ok = append_all(w->copy, &u, nodes, taken, dropped);
         graph_free_nodes(old, nodes);
     }
     graph_uses_free(&u);
     free(taken);
     free(dropped);
-    return ok ? VJP_OK : vjp_fail(device, VJP_OUT_OF_MEMORY, "no memory to put swiglu into products");
+    return ok ? VJP_OK : vjp_fail(w->device, VJP_OUT_OF_MEMORY, "no memory to put swiglu into products");
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Chooses what waits in the host's memory, and how many blocks to recompute: a binary search, whose probes build and
- * plan the model. */
+/* Chooses how a step stays within a limit of memory. How many blocks are recomputed is found by a binary search, whose
+ * probes build and plan the model. */
 #include "train/job/fit.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,10 +76,12 @@ bool fit_check(const fit_run *run, const llama_config *config, const llama_optio
     set_recompute(&own, config, 0, 0);
     if (!plan(&usual, config, &own, &result->before, error)) return false;
     result->needs = result->before;
+    if (result->arena_limit && !plan(run, config, &own, &result->needs, error)) return false;
+    result->passes = result->needs.cost.bytes > result->before.cost.bytes;
     set_recompute(&own, config, options->recompute, options->recompute_mlp);
     result->recompute = own.recompute;
     result->recompute_mlp = own.recompute_mlp;
-    if ((own.recompute_mlp || result->arena_limit) && !plan(run, config, &own, &result->needs, error)) return false;
+    if (own.recompute_mlp && !plan(run, config, &own, &result->needs, error)) return false;
     return fit_allows(limit, &result->needs, "", error);
 }
 
@@ -110,19 +113,26 @@ static bool find_fewest(const fit_run *run, const llama_config *config, const ll
     return true;
 }
 
-/* Whether intermediates wait in the host's memory: where they can, and where it has room for them twice over. */
-static bool try_host(const fit_run *run, const llama_config *config, const llama_options *options, size_t allowed,
-                     trainer_options *how, fit_result *result, char error[TRAIN_ERROR]) {
+/*
+ * The same model with a limit for its arena: then values that one pass over memory computes are recomputed as far as
+ * that needs it, and no further, and intermediates wait in the host's memory where that has room for them twice over.
+ * Kept where the step needs less memory than without, or, where that fits anyway, if it moves fewer bytes.
+ */
+static bool try_arena_limit(const fit_run *run, const llama_config *config, const llama_options *options,
+                            size_t allowed, trainer_options *how, fit_result *result, char error[TRAIN_ERROR]) {
     const trainer_needs before = result->before;
     how->arena_limit = allowed > before.kept_bytes ? (int64_t)(allowed - before.kept_bytes) : 1;
     const fit_run own = {run->device, how, run->validates};
     trainer_needs needs;
     if (!plan(&own, config, options, &needs, error)) return false;
     double available = system_available_bytes();
-    bool room = available <= 0 || (double)needs.host_bytes <= available / 2;
-    if (needs.host_bytes && needs.bytes < before.bytes && room) {
+    bool room = !needs.host_bytes || available <= 0 || (double)needs.host_bytes <= available / 2;
+    bool better = before.bytes > allowed ? needs.bytes < before.bytes
+                                         : needs.bytes <= allowed && needs.cost.bytes < before.cost.bytes;
+    if (room && better) {
         result->arena_limit = how->arena_limit;
         result->needs = needs;
+        result->passes = needs.cost.bytes > before.cost.bytes;
     } else {
         how->arena_limit = 0;
     }
@@ -141,8 +151,9 @@ bool fit_llama(const fit_run *run, const llama_config *config, const llama_optio
     set_recompute(&own, config, 0, 0);
     if (!plan(&chosen, config, &own, &result->before, error)) return false;
     result->needs = result->before;
-    if (!allowed || result->before.bytes <= allowed) return true;
-    if (!try_host(run, config, &own, allowed, &how, result, error)) return false;
+    /* Without being asked to, training does not take memory to be a little faster. */
+    if (!allowed || (!limit->asked && result->before.bytes <= allowed)) return true;
+    if (!try_arena_limit(run, config, &own, allowed, &how, result, error)) return false;
     if (result->needs.bytes <= allowed) return true;
     trainer_needs min = result->needs;
     bool fits = false;
@@ -151,24 +162,55 @@ bool fit_llama(const fit_run *run, const llama_config *config, const llama_optio
     return fits || fit_allows(limit, &min, " even with blocks recomputed", error);
 }
 
-const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
-    long long layers = (long long)result->layers;
-    int64_t whole = result->recompute, parts = result->recompute_mlp - whole;
-    bool waits = result->arena_limit && result->needs.host_bytes;
-    text[0] = 0;
-    double host = (double)result->needs.host_bytes;
-    if (waits)
-        snprintf(text, FIT_TEXT, "%.3g %s of intermediates wait in the host's memory%s",
-                 host < GIB ? host * 1024 / GIB : host / GIB, host < GIB ? "MiB" : "GiB", whole || parts ? ", " : "");
+/* Appends to a sentence. */
+static void add_text(char text[FIT_TEXT], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_text(char text[FIT_TEXT], const char *format, ...) {
     size_t used = strlen(text);
-    if (whole && !parts)
-        snprintf(text + used, FIT_TEXT - used, "%lld of %lld blocks are recomputed", (long long)whole, layers);
-    else if (parts && !whole)
-        snprintf(text + used, FIT_TEXT - used, "the feed-forward parts of %lld of %lld blocks are recomputed",
-                 (long long)parts, layers);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, FIT_TEXT - used, format, arguments);
+    va_end(arguments);
+}
+
+static void add_bytes(char text[FIT_TEXT], double bytes) {
+    add_text(text, "%.3g %s", bytes < GIB ? bytes * 1024 / GIB : bytes / GIB, bytes < GIB ? "MiB" : "GiB");
+}
+
+static void add_recomputed(char text[FIT_TEXT], const fit_result *result) {
+    long long layers = (long long)result->layers, whole = (long long)result->recompute;
+    long long parts = (long long)result->recompute_mlp - whole;
+    if (result->passes) add_text(text, "values that take one pass over memory%s", whole || parts ? " and " : "");
+    if (parts && !whole)
+        add_text(text, "the feed-forward parts of %lld of %lld blocks", parts, layers);
     else if (whole)
-        snprintf(text + used, FIT_TEXT - used, "%lld of %lld blocks, and the feed-forward parts of %s are recomputed",
-                 (long long)whole, layers, result->recompute_mlp == layers ? "the others" : "some others");
+        add_text(text, "%lld of %lld blocks", whole, layers);
+    if (whole && parts)
+        add_text(text, " and the feed-forward parts of %s",
+                 result->recompute_mlp == layers ? "the others" : "some others");
+    add_text(text, " are recomputed");
+}
+
+const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
+    const trainer_needs *needs = &result->needs, *before = &result->before;
+    bool recomputes = result->passes || result->recompute_mlp;
+    double flops = 100 * fit_price(result), saved = (double)before->bytes - (double)needs->bytes;
+    double moved = before->cost.bytes > 0 ? 100 * (needs->cost.bytes / before->cost.bytes - 1) : 0;
+    text[0] = 0;
+    if (result->arena_limit && needs->host_bytes) {
+        add_bytes(text, (double)needs->host_bytes);
+        add_text(text, " of intermediates wait in the host's memory%s", recomputes ? ", " : "");
+    }
+    if (recomputes) add_recomputed(text, result);
+    if (text[0]) {
+        add_text(text, ", which saves ");
+        add_bytes(text, saved);
+        if (result->recompute_mlp) add_text(text, " and adds %.1f %% of FLOP", flops);
+        if (recomputes) add_text(text, " and %s%.1f %% of memory traffic", result->recompute_mlp ? "" : "adds ", moved);
+    } else if (result->arena_limit) {
+        add_text(text, "to recompute less, it takes ");
+        add_bytes(text, -saved);
+        add_text(text, " more than it must, which saves %.1f %% of memory traffic", -moved);
+    }
     return text[0] ? text : NULL;
 }
 
