@@ -330,7 +330,7 @@ static void passes_come_before_blocks(void **unused) {
     assert_true(fit_llama(&run, &small, &usual, &little, &blocks, error));
     assert_non_null(
         strstr(fit_text(&blocks, text), "values that take one pass over memory and the feed-forward parts"));
-    assert_non_null(strstr(text, " % of FLOP and "));
+    assert_non_null(strstr(text, " % of FLOP"));
     setenv("VJP_REWRITES", "-recompute,-combine", 1);
     assert_true(fit_llama(&run, &small, &usual, &little, &again, error));
     assert_true(blocks.passes && !again.passes && blocks.recompute_mlp < again.recompute_mlp);
@@ -365,7 +365,7 @@ static void room_is_used_when_asked(void **unused) {
     assert_true(fit_llama(&run, &small, &usual, &plenty, &found, error));
     assert_int_equal(found.needs.bytes, most.needs.bytes);
     assert_true(found.needs.cost.bytes == most.needs.cost.bytes && !found.passes && found.recompute_mlp == 0);
-    assert_non_null(strstr(fit_text(&found, text), " more than it must, which saves "));
+    assert_non_null(strstr(fit_text(&found, text), " more than it must"));
     assert_true(fit_llama(&run, &small, &usual, &half, &some, error));
     assert_true(some.needs.bytes <= half.asked && some.needs.bytes > least.needs.bytes);
     assert_true(some.needs.cost.bytes < least.needs.cost.bytes && some.needs.cost.bytes > most.needs.cost.bytes);

@@ -441,12 +441,28 @@ static void plans_are_small(void **unused) {
     vjp_close(device);
 }
 
+/* The order of the parameters decides the bits of the norm of their gradients: it is the same for every compiler. */
+static void parameters_have_an_order(void **unused) {
+    (void)unused;
+    static const char *const names[] = {"stages.0.conv.weight", "stages.0.conv.bias",  "stages.0.norm.weight",
+                                        "stages.0.norm.bias",   "stages.0.mix.weight", "stages.0.mix.bias",
+                                        "head.linear.weight",   "head.linear.bias"};
+    const convnet_config config = {.height = 9, .width = 8, .channels = 2, .classes = 3, .features = 4, .stages = 1};
+    const convnet_options options = {.batch = 3, .dtype = VJP_F32};
+    train_model model;
+    convnet_build(&model, &config, &options);
+    assert_int_equal(model.parameters, sizeof names / sizeof names[0]);
+    for (int i = 0; i < model.parameters; i++)
+        assert_string_equal(model.parameter[i].name, names[i]);
+    model_free(&model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_differences), cmocka_unit_test(the_cpu_agrees_with_ref),
         cmocka_unit_test(gpus_agree_with_ref),       cmocka_unit_test(the_fused_loss_is_the_separate_one),
         cmocka_unit_test(a_step_has_no_logits),      cmocka_unit_test(recomputed_is_kept),
-        cmocka_unit_test(plans_are_small),
+        cmocka_unit_test(plans_are_small),           cmocka_unit_test(parameters_have_an_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

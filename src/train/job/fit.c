@@ -191,25 +191,22 @@ static void add_recomputed(char text[FIT_TEXT], const fit_result *result) {
 }
 
 const char *fit_text(const fit_result *result, char text[FIT_TEXT]) {
-    const trainer_needs *needs = &result->needs, *before = &result->before;
     bool recomputes = result->passes || result->recompute_mlp;
-    double flops = 100 * fit_price(result), saved = (double)before->bytes - (double)needs->bytes;
-    double moved = before->cost.bytes > 0 ? 100 * (needs->cost.bytes / before->cost.bytes - 1) : 0;
+    double saved = (double)result->before.bytes - (double)result->needs.bytes;
     text[0] = 0;
-    if (result->arena_limit && needs->host_bytes) {
-        add_bytes(text, (double)needs->host_bytes);
+    if (result->arena_limit && result->needs.host_bytes) {
+        add_bytes(text, (double)result->needs.host_bytes);
         add_text(text, " of intermediates wait in the host's memory%s", recomputes ? ", " : "");
     }
     if (recomputes) add_recomputed(text, result);
     if (text[0]) {
         add_text(text, ", which saves ");
         add_bytes(text, saved);
-        if (result->recompute_mlp) add_text(text, " and adds %.1f %% of FLOP", flops);
-        if (recomputes) add_text(text, " and %s%.1f %% of memory traffic", result->recompute_mlp ? "" : "adds ", moved);
+        if (result->recompute_mlp) add_text(text, " and adds %.1f %% of FLOP", 100 * fit_price(result));
     } else if (result->arena_limit) {
         add_text(text, "to recompute less, it takes ");
         add_bytes(text, -saved);
-        add_text(text, " more than it must, which saves %.1f %% of memory traffic", -moved);
+        add_text(text, " more than it must");
     }
     return text[0] ? text : NULL;
 }

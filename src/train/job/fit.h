@@ -63,7 +63,7 @@ bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *
 
 /*
  * What was done for the limit, and its price: "3 of 12 blocks are recomputed, which saves 2.1 GiB and adds 5.2 % of
- * FLOP and 3.1 % of memory traffic". NULL: nothing.
+ * FLOP". NULL: nothing.
  */
 enum { FIT_TEXT = 320 };
 const char *fit_text(const fit_result *result, char text[FIT_TEXT]);

@@ -49,12 +49,17 @@ static vjp_value stage(building *b, vjp_value x, int64_t number, int64_t in, int
     norm.layout = VJP_LAYOUT_CHANNELS_LAST;
     vjp_maxpool2d_attributes pool = VJP_MAXPOOL2D_DEFAULTS;
     pool.layout = VJP_LAYOUT_CHANNELS_LAST;
-    x = vjp_graph_conv2d(graph, x, weight(b, name, "conv", 9 * in, 4, (const int64_t[]){out, 3, 3, in}),
-                         vector(b, name, "conv.bias", 0, out), &conv);
-    x = vjp_graph_group_norm(graph, x, vector(b, name, "norm.weight", 1, out), vector(b, name, "norm.bias", 0, out),
-                             &norm);
-    x = model_linear(graph, x, weight(b, name, "mix", out, 2, (const int64_t[]){out, out}),
-                     vector(b, name, "mix.bias", 0, out), VJP_ACTIVATION_GELU_TANH);
+    /* One after the other: C leaves open in which order arguments are evaluated, and the order of parameters decides
+     * the bits of their gradients' norm. */
+    vjp_value kernel = weight(b, name, "conv", 9 * in, 4, (const int64_t[]){out, 3, 3, in});
+    vjp_value kernel_bias = vector(b, name, "conv.bias", 0, out);
+    x = vjp_graph_conv2d(graph, x, kernel, kernel_bias, &conv);
+    vjp_value gamma = vector(b, name, "norm.weight", 1, out);
+    vjp_value beta = vector(b, name, "norm.bias", 0, out);
+    x = vjp_graph_group_norm(graph, x, gamma, beta, &norm);
+    vjp_value mix = weight(b, name, "mix", out, 2, (const int64_t[]){out, out});
+    vjp_value mix_bias = vector(b, name, "mix.bias", 0, out);
+    x = model_linear(graph, x, mix, mix_bias, VJP_ACTIVATION_GELU_TANH);
     x = vjp_graph_maxpool2d(graph, x, &pool);
     vjp_graph_pop(graph);
     return x;
@@ -81,8 +86,9 @@ void convnet_build(train_model *model, const convnet_config *config, const convn
     plane.axis = 1;
     plane.axes = 2;
     x = vjp_graph_mean(graph, x, &plane);
-    model->logits = model_linear(graph, x, weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in}),
-                                 vector(&b, "head", "linear.bias", 0, config->classes), VJP_ACTIVATION_NONE);
+    vjp_value head = weight(&b, "head", "linear", in, 2, (const int64_t[]){config->classes, in});
+    vjp_value head_bias = vector(&b, "head", "linear.bias", 0, config->classes);
+    model->logits = model_linear(graph, x, head, head_bias, VJP_ACTIVATION_NONE);
     model->loss = model_loss(graph, model->logits, model->target, options->label_smoothing);
     model_mark_outer(model, "head.linear.weight");
 }

@@ -15,7 +15,7 @@ static vjp_value add(train_model *model, const char *name, vjp_dtype dtype, int 
     if (model->parameters == model->room) {
         int room = model->room ? 2 * model->room : 64;
         model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
-        if (!more) return 0; /* the graph then reports a missing weight */
+        if (!more) return graph_fail(model->graph, VJP_OUT_OF_MEMORY, name, "there is no memory for the parameter");
         model->parameter = more;
         model->room = room;
     }
