@@ -10,23 +10,12 @@
 #include "backend_here.h"
 #include "gpu/gpu.h"
 #include "numbers.h"
+#include "parts.h"
 #include "sample.h"
 
 /* How many pipelines a device has made, and how many launches wait to be submitted. */
 static size_t pipelines_of(const vjp_device *of);
 static int launches_of(const vjp_device *of);
-
-/*
- * Whether row i of a table is compared now: VJP_TEST_PART, a number, leaves one row of `parts`, because shaders are
- * compiled for minutes on a processor, and emulated for minutes.
- */
-static bool only_a_part(void) {
-    return getenv("VJP_TEST_PART") != NULL;
-}
-
-static bool in_part(size_t i, size_t parts) {
-    return !only_a_part() || i % parts == strtoul(getenv("VJP_TEST_PART"), NULL, 10) % parts;
-}
 
 /* A call with its tensors on the device. */
 typedef struct placed_call {

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "choices.h"
+#include "parts.h"
 #include "vjp.h"
 
 typedef struct random_kind {
@@ -46,15 +47,14 @@ void random_graph_fill(vjp_program *program, const random_graph *r);
 
 /* Whether a seed is tested now: where that is slow VJP_TEST_PART, a number, leaves a quarter, four in a row. */
 static inline bool random_seed_is_tested(uint64_t seed, bool slow) {
-    const char *part = slow ? getenv("VJP_TEST_PART") : NULL;
-    return !part || seed / 4 % 4 == strtoul(part, NULL, 10) % 4;
+    return !slow || in_part(seed / 4, 4);
 }
 
 /*
- * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory, nor
- * intermediates that wait in the host's memory change a bit; no
- * two live ranges overlap; nothing reads memory that was not written; a refusal has a status and a sentence. False:
- * `why` says what does not hold.
+ * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory, nor a
+ * limit for which values are computed again or wait in the host's memory change a bit; no two live ranges overlap;
+ * nothing reads memory that was not written; a refusal has a status and a sentence. False: `why` says what does not
+ * hold.
  */
 enum { RANDOM_WHY = 1024 };
 bool random_graph_check(vjp_device *device, choices from, random_kind kind, char why[RANDOM_WHY]);

@@ -187,6 +187,7 @@ static bool add_rotation(building *b, bool local) {
     }
     free(cosine);
     free(sine);
+    if (!ok) model_out_of_memory(b->model, "the tables of rope");
     return ok;
 }
 

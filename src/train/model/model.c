@@ -10,12 +10,17 @@
 #include "core/half.h"
 #include "graph/program.h"
 
+vjp_value model_out_of_memory(train_model *model, const char *what) {
+    if (model->graph) graph_fail(model->graph, VJP_OUT_OF_MEMORY, NULL, "there is no memory for %s", what);
+    return 0;
+}
+
 static vjp_value add(train_model *model, const char *name, vjp_dtype dtype, int ndim, const int64_t *shape,
                      model_parameter parameter) {
     if (model->parameters == model->room) {
         int room = model->room ? 2 * model->room : 64;
         model_parameter *more = realloc(model->parameter, (size_t)room * sizeof *more);
-        if (!more) return graph_fail(model->graph, VJP_OUT_OF_MEMORY, name, "there is no memory for the parameter");
+        if (!more) return model_out_of_memory(model, name);
         model->parameter = more;
         model->room = room;
     }

@@ -38,6 +38,9 @@ typedef struct train_model {
     int parameters, room;
 } train_model;
 
+/* Lets the graph fail, so that compiling it says why: there is no memory for `what`. Returns 0. */
+vjp_value model_out_of_memory(train_model *model, const char *what);
+
 /* Adds a parameter to the graph and to the list. 0: the graph has failed. */
 vjp_value model_add(train_model *model, const char *name, double centre, double spread, bool decays, int ndim,
                     const int64_t *shape);
