@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include "choices.h"
-#include "parts.h"
 #include "vjp.h"
 
 typedef struct random_kind {
@@ -44,11 +43,6 @@ random_graph random_graph_make(choices from, random_kind kind);
 
 /* Writes numbers to all inputs, parameters and states. */
 void random_graph_fill(vjp_program *program, const random_graph *r);
-
-/* Whether a seed is tested now: where that is slow VJP_TEST_PART, a number, leaves a quarter, four in a row. */
-static inline bool random_seed_is_tested(uint64_t seed, bool slow) {
-    return !slow || in_part(seed / 4, 4);
-}
 
 /*
  * Neither the plan, twice in a row, nor blocks that are computed again, nor programs that share memory, nor a
