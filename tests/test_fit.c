@@ -34,6 +34,7 @@ static const llama_config small = {.vocab_size = 64,
                                    .norm_eps = 1e-5,
                                    .tied = true};
 static const llama_options usual = {.batch = 4, .context = 32, .dtype = VJP_F32};
+static const fit_model little_llama = {.llama = &small, .llama_options = &usual};
 
 /* Memory whose bytes are counted. */
 typedef struct counted {
@@ -137,7 +138,8 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
         llama_options how = usual;
         how.recompute = blocks_of(k);
         how.recompute_mlp = mlps_of(k);
-        if (!fit_check(&run, &config, &how, &(fit_limit){0}, &found, error)) fail_msg("%s", error);
+        if (!fit_check(&run, &(fit_model){.llama = &config, .llama_options = &how}, &(fit_limit){0}, &found, error))
+            fail_msg("%s", error);
         bytes[k] = found.needs.bytes;
         if (bytes[k] < min) min = bytes[k];
         assert_true(found.needs.cost.flops > flops);
@@ -151,7 +153,8 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
             int64_t expected = 0;
             while (expected < CHOICES && bytes[expected] > limit.asked)
                 expected++;
-            bool fits = fit_llama(&run, &config, &usual, &limit, &found, error);
+            bool fits =
+                fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &limit, &found, error);
             assert_int_equal(fits, expected < CHOICES);
             if (fits) {
                 assert_int_equal(found.recompute, blocks_of(expected));
@@ -162,19 +165,19 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
         }
     /* Both numbers are in the sentence. */
     const fit_limit little = {.asked = min / 2}, card = {.free = bytes[0] / 2};
-    assert_false(fit_llama(&run, &config, &usual, &little, &found, error));
+    assert_false(fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &little, &found, error));
     snprintf(number, sizeof number, "%.4g GiB", (double)min / 0x1p30);
     assert_non_null(strstr(error, number));
     snprintf(number, sizeof number, "allows %.4g GiB", (double)little.asked / 0x1p30);
     assert_non_null(strstr(error, number));
-    assert_false(fit_check(&run, &config, &usual, &card, &found, error));
+    assert_false(fit_check(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &card, &found, error));
     snprintf(number, sizeof number, "needs %.4g GiB", (double)bytes[0] / 0x1p30);
     assert_non_null(strstr(error, number));
     snprintf(number, sizeof number, "has %.4g GiB free", (double)card.free / 0x1p30);
     assert_non_null(strstr(error, number));
     /* What is free bounds what is asked for. */
     const fit_limit both = {.asked = bytes[0], .free = bytes[1]};
-    assert_true(fit_llama(&run, &config, &usual, &both, &found, error));
+    assert_true(fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &both, &found, error));
     assert_int_equal(found.recompute, 0);
     assert_int_equal(found.recompute_mlp, 1);
     assert_int_equal(c.calls, 0);
@@ -190,9 +193,11 @@ static void part_and_block(fit_result *part, fit_result *block) {
     const fit_run run = {device, &options, false};
     llama_options how = usual;
     how.recompute_mlp = 3;
-    if (!fit_check(&run, &small, &how, &(fit_limit){0}, part, error)) fail_msg("%s", error);
+    if (!fit_check(&run, &(fit_model){.llama = &small, .llama_options = &how}, &(fit_limit){0}, part, error))
+        fail_msg("%s", error);
     how.recompute = 3;
-    if (!fit_check(&run, &small, &how, &(fit_limit){0}, block, error)) fail_msg("%s", error);
+    if (!fit_check(&run, &(fit_model){.llama = &small, .llama_options = &how}, &(fit_limit){0}, block, error))
+        fail_msg("%s", error);
     char text[FIT_TEXT];
     const char *start = "the feed-forward parts of 3 of 5 blocks are recomputed, which saves ";
     assert_ptr_equal(strstr(fit_text(part, text), start), text);
@@ -250,9 +255,9 @@ static void host_memory_comes_first(void **unused) {
     setenv("VJP_REWRITES", "-recompute,-combine", 1);
     const fit_run run = {device, &options, true};
     fit_result all, some, more;
-    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &all, error));
+    assert_true(fit_check(&run, &little_llama, &(fit_limit){0}, &all, error));
     const fit_limit less = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 8};
-    assert_true(fit_llama(&run, &small, &usual, &less, &some, error));
+    assert_true(fit_choose(&run, &little_llama, &less, &some, error));
     assert_true(some.needs.bytes <= less.asked && some.needs.host_bytes > 0 && some.arena_limit > 0);
     assert_int_equal(some.recompute_mlp, 0);
     assert_true(fit_price(&some) == 0);
@@ -262,7 +267,7 @@ static void host_memory_comes_first(void **unused) {
     backend.copy_cost = 4;
     backend.flops_per_byte = 100;
     const fit_limit little = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 6};
-    assert_true(fit_llama(&run, &small, &usual, &little, &more, error));
+    assert_true(fit_choose(&run, &little_llama, &little, &more, error));
     assert_true(more.needs.bytes <= little.asked && more.recompute_mlp > 0);
     /* A run that is resumed has the limit from its settings. */
     trainer_options kept = options;
@@ -271,14 +276,14 @@ static void host_memory_comes_first(void **unused) {
     backend.flops_per_byte = 1;
     const fit_run resumed = {device, &kept, true};
     fit_result again;
-    assert_true(fit_check(&resumed, &small, &usual, &less, &again, error));
+    assert_true(fit_check(&resumed, &little_llama, &less, &again, error));
     assert_int_equal(again.needs.bytes, some.needs.bytes);
     assert_int_equal(again.before.bytes, all.needs.bytes);
     /* Where nothing can wait there, blocks are recomputed instead. */
     const vjp_backend copies = backend;
     backend.copy_begin = NULL;
-    assert_false(fit_check(&resumed, &small, &usual, &less, &again, error));
-    assert_true(fit_llama(&resumed, &small, &usual, &less, &again, error));
+    assert_false(fit_check(&resumed, &little_llama, &less, &again, error));
+    assert_true(fit_choose(&resumed, &little_llama, &less, &again, error));
     assert_true(again.recompute_mlp > 0 && again.arena_limit == 0 && again.needs.host_bytes == 0);
     backend = copies;
     double losses[2][6];
@@ -300,15 +305,15 @@ static void passes_come_before_blocks(void **unused) {
     assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
     const fit_run run = {device, &options, true};
     fit_result all, few, many, blocks, again;
-    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &all, error));
+    assert_true(fit_check(&run, &little_llama, &(fit_limit){0}, &all, error));
     assert_null(fit_text(&all, text));
     const size_t bytes = all.needs.bytes;
-    assert_true(fit_llama(&run, &small, &usual, &(fit_limit){.asked = bytes}, &again, error));
+    assert_true(fit_choose(&run, &little_llama, &(fit_limit){.asked = bytes}, &again, error));
     assert_true(again.arena_limit == 0 && again.needs.bytes == bytes && !fit_text(&again, text));
     fit_result *const found[] = {&few, &many};
     for (int i = 0; i < 2; i++) {
         const fit_limit limit = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 20 * (size_t)(i ? 17 : 19)};
-        assert_true(fit_llama(&run, &small, &usual, &limit, found[i], error));
+        assert_true(fit_choose(&run, &little_llama, &limit, found[i], error));
         assert_true(found[i]->needs.bytes <= limit.asked && found[i]->recompute_mlp == 0 && found[i]->passes);
         assert_true(fit_price(found[i]) == 0);
         assert_non_null(
@@ -318,21 +323,21 @@ static void passes_come_before_blocks(void **unused) {
         trainer_options kept = options;
         kept.arena_limit = found[i]->arena_limit;
         const fit_run resumed = {device, &kept, true};
-        assert_true(fit_check(&resumed, &small, &usual, &limit, &again, error));
+        assert_true(fit_check(&resumed, &little_llama, &limit, &again, error));
         assert_memory_equal(&again, found[i], sizeof again);
     }
     assert_true(all.needs.cost.bytes < few.needs.cost.bytes && few.needs.cost.bytes < many.needs.cost.bytes);
     /* What the device has free counts as a limit, too. */
-    assert_true(fit_llama(&run, &small, &usual, &(fit_limit){.free = few.needs.bytes}, &again, error));
+    assert_true(fit_choose(&run, &little_llama, &(fit_limit){.free = few.needs.bytes}, &again, error));
     assert_true(again.needs.bytes <= few.needs.bytes && again.passes);
     /* More than passes can save: they save blocks. */
     const fit_limit little = {.asked = all.needs.kept_bytes + all.needs.arena_bytes / 10 * 6};
-    assert_true(fit_llama(&run, &small, &usual, &little, &blocks, error));
+    assert_true(fit_choose(&run, &little_llama, &little, &blocks, error));
     assert_non_null(
         strstr(fit_text(&blocks, text), "values that take one pass over memory and the feed-forward parts"));
     assert_non_null(strstr(text, " % of FLOP"));
     setenv("VJP_REWRITES", "-recompute,-combine", 1);
-    assert_true(fit_llama(&run, &small, &usual, &little, &again, error));
+    assert_true(fit_choose(&run, &little_llama, &little, &again, error));
     assert_true(blocks.passes && !again.passes && blocks.recompute_mlp < again.recompute_mlp);
     unsetenv("VJP_REWRITES");
     double losses[2][6];
@@ -352,24 +357,56 @@ static void room_is_used_when_asked(void **unused) {
     assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
     const fit_run run = {device, &options, true};
     fit_result most, least, some, found;
-    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &most, error));
+    assert_true(fit_check(&run, &little_llama, &(fit_limit){0}, &most, error));
     setenv("VJP_REWRITES", "+recompute,+combine", 1);
-    assert_true(fit_check(&run, &small, &usual, &(fit_limit){0}, &least, error));
+    assert_true(fit_check(&run, &little_llama, &(fit_limit){0}, &least, error));
     assert_true(least.needs.bytes < most.needs.bytes);
     const fit_limit plenty = {.asked = SIZE_MAX / 4}, half = {.asked = least.needs.bytes / 2 + most.needs.bytes / 2},
                     card = {.free = SIZE_MAX / 4}, exact = {.asked = least.needs.bytes};
-    assert_true(fit_llama(&run, &small, &usual, &card, &found, error));
+    assert_true(fit_choose(&run, &little_llama, &card, &found, error));
     assert_true(found.needs.bytes == least.needs.bytes && !found.arena_limit && !fit_text(&found, text));
-    assert_true(fit_llama(&run, &small, &usual, &exact, &found, error));
+    assert_true(fit_choose(&run, &little_llama, &exact, &found, error));
     assert_true(found.needs.bytes <= least.needs.bytes);
-    assert_true(fit_llama(&run, &small, &usual, &plenty, &found, error));
+    assert_true(fit_choose(&run, &little_llama, &plenty, &found, error));
     assert_int_equal(found.needs.bytes, most.needs.bytes);
     assert_true(found.needs.cost.bytes == most.needs.cost.bytes && !found.passes && found.recompute_mlp == 0);
     assert_non_null(strstr(fit_text(&found, text), " more than it must"));
-    assert_true(fit_llama(&run, &small, &usual, &half, &some, error));
+    assert_true(fit_choose(&run, &little_llama, &half, &some, error));
     assert_true(some.needs.bytes <= half.asked && some.needs.bytes > least.needs.bytes);
     assert_true(some.needs.cost.bytes < least.needs.cost.bytes && some.needs.cost.bytes > most.needs.cost.bytes);
     unsetenv("VJP_REWRITES");
+    vjp_close(device);
+}
+
+/* A convnet, which has no blocks: what is left is to recompute passes and to let values wait in the host's memory. */
+static void a_convnet_is_fitted_too(void **unused) {
+    (void)unused;
+    char error[TRAIN_ERROR], text[FIT_TEXT];
+    const convnet_config config = {.height = 16, .width = 16, .channels = 3, .classes = 4, .features = 8, .stages = 2};
+    const convnet_options pictures = {.batch = 8, .dtype = VJP_F32};
+    const fit_model model = {.convnet = &config, .convnet_options = &pictures};
+    const trainer_options options = job_defaults().trainer;
+    vjp_backend backend;
+    vjp_device *device;
+    assert_int_equal(vjp_open("cpu", NULL, &device), VJP_OK);
+    const fit_run run = {device, &options, true};
+    fit_result all, found, again;
+    assert_true(fit_check(&run, &model, &(fit_limit){0}, &all, error));
+    assert_true(all.layers == 0 && !fit_text(&all, text));
+    const fit_limit less = {.asked = all.needs.bytes - 1}, part = {.asked = all.needs.bytes / 100 * 86};
+    assert_true(fit_choose(&run, &model, &less, &found, error));
+    assert_true(found.needs.bytes <= less.asked && found.passes && found.recompute_mlp == 0);
+    assert_non_null(
+        strstr(fit_text(&found, text), "values that take one pass over memory are recomputed, which saves"));
+    assert_false(fit_choose(&run, &model, &part, &found, error));
+    assert_non_null(strstr(error, "GiB; --memory allows "));
+    merge_calls(device, &backend);
+    assert_true(fit_choose(&run, &model, &part, &found, error));
+    assert_true(found.needs.bytes <= part.asked && found.needs.host_bytes > 0);
+    trainer_options kept = options;
+    kept.arena_limit = found.arena_limit;
+    assert_true(fit_check(&(fit_run){device, &kept, true}, &model, &part, &again, error));
+    assert_memory_equal(&again, &found, sizeof again);
     vjp_close(device);
 }
 
@@ -401,9 +438,10 @@ static void a_plan_is_refused_like_a_program(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan_is_what_is_allocated), cmocka_unit_test(fewest_blocks_that_fit),
-        cmocka_unit_test(host_memory_comes_first),   cmocka_unit_test(passes_come_before_blocks),
-        cmocka_unit_test(room_is_used_when_asked),   cmocka_unit_test(a_plan_is_refused_like_a_program),
+        cmocka_unit_test(plan_is_what_is_allocated),        cmocka_unit_test(fewest_blocks_that_fit),
+        cmocka_unit_test(host_memory_comes_first),          cmocka_unit_test(passes_come_before_blocks),
+        cmocka_unit_test(room_is_used_when_asked),          cmocka_unit_test(a_convnet_is_fitted_too),
+        cmocka_unit_test(a_plan_is_refused_like_a_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

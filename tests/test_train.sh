@@ -563,6 +563,10 @@ awk -F'"loss": *' '{ split($2, part, ","); loss[NR] = part[1] } END { exit !(los
 expect 0 'stopped' train "$work/idx" $pictures --stop-at 9 --threads 2 --out "$work/convnet2"
 expect 0 'done at step 20' train --resume --out "$work/convnet2"
 same "$work/convnet" "$work/convnet2"
+expect 0 ' allowed' train "$work/idx" $pictures --stop-at 9 --memory 64MiB --out "$work/convnet3"
+expect 0 ' allowed' train --resume --out "$work/convnet3"
+cmp -s "$work/convnet/latest/model.safetensors" "$work/convnet3/latest/model.safetensors" || fault 'convnet --memory: other bytes'
+expect 1 'GiB; --memory allows 6.104e-05 GiB' train "$work/idx" $pictures --memory 64KiB --out "$work/never"
 expect 1 'model_type' sample "$work/convnet"
 expect 1 '--from is for the llama' train "$work/idx" $pictures --from "$work/whole" --out "$work/never"
 # the same pictures as files, in a folder for each class

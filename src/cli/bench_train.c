@@ -127,7 +127,8 @@ static bool set_up(bench_train *b, char error[TRAIN_ERROR]) {
     how.steps = WARM_UP + 2 * b->steps;
     const fit_run run = {b->device, &how, false};
     const fit_limit limit = {.asked = (size_t)b->memory, .free = fit_free(b->device)};
-    if (limit.asked && !fit_llama(&run, &config, &options, &limit, &b->fit, error)) return false;
+    const fit_model model = {.llama = &config, .llama_options = &options};
+    if (limit.asked && !fit_choose(&run, &model, &limit, &b->fit, error)) return false;
     options.recompute = b->fit.recompute;
     options.recompute_mlp = b->fit.recompute_mlp;
     how.arena_limit = b->fit.arena_limit;

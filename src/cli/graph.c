@@ -183,11 +183,11 @@ typedef struct arguments {
     bool text, dot, markdown, recompute, json;
 } arguments;
 
-static void build_convnet(const arguments *a, vjp_dtype dtype, train_model *model) {
-    const convnet_config config = {
-        .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
-    const convnet_options options = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
-    convnet_build(model, &config, &options);
+/* Plans how a model is trained, unless the graph alone is shown. */
+static bool fit_model_of(const arguments *a, const fit_run *run, const fit_model *model, const fit_limit *limit,
+                         fit_result *fit, char error[TRAIN_ERROR]) {
+    if (a->memory) return fit_choose(run, model, limit, fit, error);
+    return a->text || a->dot || fit_check(run, model, limit, fit, error);
 }
 
 /* Builds the model, and plans how it is trained; *fit stays empty where neither is asked for. */
@@ -201,15 +201,13 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
     int status = a->memory ? cli_memory("graph", a->memory, device, &asked) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
     limit.asked = (size_t)asked;
-    bool ok = true, plans = !a->text && !a->dot;
+    const convnet_config convnet = {
+        .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
+    const convnet_options pictures = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
     if (strcmp(a->model, "convnet") == 0) {
-        if (plans) {
-            build_convnet(a, dtype, model);
-            ok = trainer_plan(device, model, run.trainer, run.validates, &fit->needs, error) &&
-                 fit_allows(&limit, &fit->needs, "", error);
-            model_free(model);
-        }
-        build_convnet(a, dtype, model);
+        const fit_model fits = {.convnet = &convnet, .convnet_options = &pictures};
+        if (!fit_model_of(a, &run, &fits, &limit, fit, error)) return cli_fail("graph", "%s", error);
+        convnet_build(model, &convnet, &pictures);
     } else {
         const llama_preset *preset = llama_preset_find(a->preset, error);
         if (!preset) return cli_misuse("graph", "%s", error);
@@ -222,14 +220,11 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
                                  .recompute = a->recompute ? LLAMA_ALL_BLOCKS : 0};
         options.lora = (lora_config){.rank = a->lora, .alpha = 1};
         if (!lora_read_targets("all", &options.lora.adapts, error)) return cli_fail("graph", "%s", error);
-        if (a->memory)
-            ok = fit_llama(&run, &config, &options, &limit, fit, error);
-        else if (plans)
-            ok = fit_check(&run, &config, &options, &limit, fit, error);
+        const fit_model fits = {.llama = &config, .llama_options = &options};
+        if (!fit_model_of(a, &run, &fits, &limit, fit, error)) return cli_fail("graph", "%s", error);
         if (a->memory) options.recompute = fit->recompute, options.recompute_mlp = fit->recompute_mlp;
         llama_build(model, &config, &options);
     }
-    if (!ok) return cli_fail("graph", "%s", error);
     if (vjp_graph_status(model->graph) == VJP_OK) return CLI_CONTINUE;
     return cli_fail("graph", "%s", vjp_graph_error(model->graph));
 }

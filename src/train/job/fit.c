@@ -51,54 +51,70 @@ bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *
     return true;
 }
 
-static bool plan(const fit_run *run, const llama_config *config, const llama_options *options, trainer_needs *needs,
-                 char error[TRAIN_ERROR]) {
+/* A model with so many of its blocks recomputed, whole or the feed-forward part; of every block at most. */
+typedef struct choice {
+    const fit_model *model;
+    int64_t recompute, recompute_mlp;
+} choice;
+
+static int64_t layers_of(const fit_model *model) {
+    return model->llama ? model->llama->layers : 0;
+}
+
+static choice choice_of(const fit_model *model, int64_t blocks, int64_t mlps) {
+    choice c = {.model = model, .recompute = vjp_min(blocks, layers_of(model))};
+    c.recompute_mlp = vjp_max(c.recompute, vjp_min(mlps, layers_of(model)));
+    return c;
+}
+
+static bool plan(const fit_run *run, choice c, trainer_needs *needs, char error[TRAIN_ERROR]) {
     train_model model;
-    llama_build(&model, config, options);
+    if (c.model->llama) {
+        llama_options own = *c.model->llama_options;
+        own.recompute = c.recompute;
+        own.recompute_mlp = c.recompute_mlp;
+        llama_build(&model, c.model->llama, &own);
+    } else {
+        convnet_build(&model, c.model->convnet, c.model->convnet_options);
+    }
     bool ok = trainer_plan(run->device, &model, run->trainer, run->validates, needs, error);
     model_free(&model);
     return ok;
 }
 
-/* Blocks recomputed, whole or the feed-forward part; of every block at most. */
-static void set_recompute(llama_options *options, const llama_config *config, int64_t blocks, int64_t mlps) {
-    options->recompute = vjp_min(blocks, config->layers);
-    options->recompute_mlp = vjp_max(options->recompute, vjp_min(mlps, config->layers));
-}
-
-bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
-               fit_result *result, char error[TRAIN_ERROR]) {
-    llama_options own = *options;
+bool fit_check(const fit_run *run, const fit_model *model, const fit_limit *limit, fit_result *result,
+               char error[TRAIN_ERROR]) {
     trainer_options plain = *run->trainer;
     plain.arena_limit = 0;
     const fit_run usual = {run->device, &plain, run->validates};
-    *result = (fit_result){.layers = config->layers, .arena_limit = run->trainer->arena_limit};
-    set_recompute(&own, config, 0, 0);
-    if (!plan(&usual, config, &own, &result->before, error)) return false;
+    const choice none = choice_of(model, 0, 0);
+    *result = (fit_result){.layers = layers_of(model), .arena_limit = run->trainer->arena_limit};
+    if (!plan(&usual, none, &result->before, error)) return false;
     result->needs = result->before;
-    if (result->arena_limit && !plan(run, config, &own, &result->needs, error)) return false;
+    if (result->arena_limit && !plan(run, none, &result->needs, error)) return false;
     result->passes = result->needs.cost.bytes > result->before.cost.bytes;
-    set_recompute(&own, config, options->recompute, options->recompute_mlp);
-    result->recompute = own.recompute;
-    result->recompute_mlp = own.recompute_mlp;
-    if (own.recompute_mlp && !plan(run, config, &own, &result->needs, error)) return false;
+    if (model->llama) {
+        choice own = choice_of(model, model->llama_options->recompute, model->llama_options->recompute_mlp);
+        result->recompute = own.recompute;
+        result->recompute_mlp = own.recompute_mlp;
+        if (own.recompute_mlp && !plan(run, own, &result->needs, error)) return false;
+    }
     return fit_allows(limit, &result->needs, "", error);
 }
 
 /* The fewest parts, or blocks, with which a step fits; `fits`: whether any do. `min` is the least that was needed. */
-static bool find_fewest(const fit_run *run, const llama_config *config, const llama_options *options, bool whole,
-                        size_t allowed, fit_result *result, trainer_needs *min, bool *fits, char error[TRAIN_ERROR]) {
+static bool find_fewest(const fit_run *run, const fit_model *model, bool whole, size_t allowed, fit_result *result,
+                        trainer_needs *min, bool *fits, char error[TRAIN_ERROR]) {
     /*
      * More of them need less memory, but perhaps for the last block: while that one is recomputed, nothing else is
      * freed yet. All of them are tried only where one less was not enough.
      */
-    int64_t too_few = 0, enough = config->layers + 1;
-    llama_options own = *options;
+    int64_t layers = layers_of(model), too_few = 0, enough = layers + 1;
     trainer_needs needs;
     while (too_few + 1 < enough) {
         int64_t middle = too_few + (enough - too_few) / 2;
-        set_recompute(&own, config, whole ? middle : 0, whole ? config->layers : middle);
-        if (!plan(run, config, &own, &needs, error)) return false;
+        choice own = choice_of(model, whole ? middle : 0, whole ? layers : middle);
+        if (!plan(run, own, &needs, error)) return false;
         if (needs.bytes < min->bytes) *min = needs;
         if (needs.bytes > allowed) {
             too_few = middle;
@@ -109,7 +125,7 @@ static bool find_fewest(const fit_run *run, const llama_config *config, const ll
         result->recompute = own.recompute;
         result->recompute_mlp = own.recompute_mlp;
     }
-    *fits = enough <= config->layers;
+    *fits = enough <= layers;
     return true;
 }
 
@@ -118,13 +134,13 @@ static bool find_fewest(const fit_run *run, const llama_config *config, const ll
  * that needs it, and no further, and intermediates wait in the host's memory where that has room for them twice over.
  * Kept where the step needs less memory than without, or, where that fits anyway, if it moves fewer bytes.
  */
-static bool try_arena_limit(const fit_run *run, const llama_config *config, const llama_options *options,
-                            size_t allowed, trainer_options *how, fit_result *result, char error[TRAIN_ERROR]) {
+static bool try_arena_limit(const fit_run *run, const fit_model *model, size_t allowed, trainer_options *how,
+                            fit_result *result, char error[TRAIN_ERROR]) {
     const trainer_needs before = result->before;
     how->arena_limit = allowed > before.kept_bytes ? (int64_t)(allowed - before.kept_bytes) : 1;
     const fit_run own = {run->device, how, run->validates};
     trainer_needs needs;
-    if (!plan(&own, config, options, &needs, error)) return false;
+    if (!plan(&own, choice_of(model, 0, 0), &needs, error)) return false;
     double available = system_available_bytes();
     bool room = !needs.host_bytes || available <= 0 || (double)needs.host_bytes <= available / 2;
     bool better = before.bytes > allowed ? needs.bytes < before.bytes
@@ -139,27 +155,25 @@ static bool try_arena_limit(const fit_run *run, const llama_config *config, cons
     return true;
 }
 
-bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
-               fit_result *result, char error[TRAIN_ERROR]) {
+bool fit_choose(const fit_run *run, const fit_model *model, const fit_limit *limit, fit_result *result,
+                char error[TRAIN_ERROR]) {
     size_t allowed = limit->asked;
     if (limit->free && (!allowed || limit->free < allowed)) allowed = limit->free;
-    llama_options own = *options;
     trainer_options how = *run->trainer;
     how.arena_limit = 0;
     const fit_run chosen = {run->device, &how, run->validates};
-    *result = (fit_result){.layers = config->layers};
-    set_recompute(&own, config, 0, 0);
-    if (!plan(&chosen, config, &own, &result->before, error)) return false;
+    *result = (fit_result){.layers = layers_of(model)};
+    if (!plan(&chosen, choice_of(model, 0, 0), &result->before, error)) return false;
     result->needs = result->before;
     /* Without being asked to, training does not take memory to be a little faster. */
     if (!allowed || (!limit->asked && result->before.bytes <= allowed)) return true;
-    if (!try_arena_limit(run, config, &own, allowed, &how, result, error)) return false;
+    if (!try_arena_limit(run, model, allowed, &how, result, error)) return false;
     if (result->needs.bytes <= allowed) return true;
     trainer_needs min = result->needs;
     bool fits = false;
     for (int whole = 0; whole < 2 && !fits; whole++)
-        if (!find_fewest(&chosen, config, options, whole, allowed, result, &min, &fits, error)) return false;
-    return fits || fit_allows(limit, &min, " even with blocks recomputed", error);
+        if (!find_fewest(&chosen, model, whole, allowed, result, &min, &fits, error)) return false;
+    return fits || fit_allows(limit, &min, result->layers ? " even with blocks recomputed" : "", error);
 }
 
 /* Appends to a sentence. */

@@ -9,6 +9,7 @@
 #ifndef VJP_TRAIN_JOB_FIT_H
 #define VJP_TRAIN_JOB_FIT_H
 
+#include "train/model/convnet.h"
 #include "train/model/llama.h"
 #include "train/trainer/trainer.h"
 
@@ -26,6 +27,14 @@ typedef struct fit_result {
     bool passes;                 /* for it, more values that take one pass over memory are recomputed than without */
     trainer_needs needs, before; /* with all this, and without any of it */
 } fit_result;
+
+/* The model, a Llama or a convnet: the other is NULL. */
+typedef struct fit_model {
+    const llama_config *llama;
+    const llama_options *llama_options;
+    const convnet_config *convnet;
+    const convnet_options *convnet_options;
+} fit_model;
 
 /* What a run computes besides its model: the options of a trainer, and whether it validates. */
 typedef struct fit_run {
@@ -46,17 +55,16 @@ bool fit_program(vjp_device *device, const vjp_graph *graph, const vjp_value *re
                  char error[TRAIN_ERROR]);
 
 /*
- * What waits in the host's memory, and the fewest feed-forward parts that must be recomputed so that a step stays
- * within the limit, or all of them and the fewest blocks. Where the user's limit leaves room, less is recomputed than
- * without one. False: that is not enough, and `error` has the bytes that are
- * needed and allowed.
+ * What a step that must stay within the limit recomputes and leaves in the host's memory; of a Llama's feed-forward
+ * parts and blocks the fewest. Where the user's limit leaves room, less is recomputed than without one. False: that is
+ * not enough, and `error` has the bytes that are needed and allowed.
  */
-bool fit_llama(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
-               fit_result *result, char error[TRAIN_ERROR]);
+bool fit_choose(const fit_run *run, const fit_model *model, const fit_limit *limit, fit_result *result,
+                char error[TRAIN_ERROR]);
 
-/* Plans with what options have recomputed, and checks the limit. */
-bool fit_check(const fit_run *run, const llama_config *config, const llama_options *options, const fit_limit *limit,
-               fit_result *result, char error[TRAIN_ERROR]);
+/* Plans with what the run's and the model's options have chosen, and checks the limit. */
+bool fit_check(const fit_run *run, const fit_model *model, const fit_limit *limit, fit_result *result,
+               char error[TRAIN_ERROR]);
 
 /* Whether these needs are within the limit; `how` is added to the sentence: "with all 12 blocks recomputed". */
 bool fit_allows(const fit_limit *limit, const trainer_needs *needs, const char *how, char error[TRAIN_ERROR]);

@@ -177,24 +177,31 @@ static fit_run run_of(const job *j) {
 }
 
 /*
- * Whether the model fits, before its data are read and anything is allocated. A new run with a limit chooses what waits
- * in the host's memory and the blocks to recompute; a resumed one has both from its settings.
+ * Whether the model fits, before anything is allocated. A new run with a limit chooses what is recomputed and what
+ * waits in the host's memory; a resumed one has both from its settings.
  */
-static bool fit_into_memory(job *j, bool resumes, char error[TRAIN_ERROR]) {
+static bool fit_into_memory(job *j, const fit_model *model, bool resumes, char error[TRAIN_ERROR]) {
     const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_free(j->device)};
-    const llama_options options = llama_options_of(j);
     const fit_run run = run_of(j);
     if (!limit.asked && !limit.free) return true;
     if (!limit.asked || resumes) {
-        if (fit_check(&run, &j->llama, &options, &limit, &j->fit, error)) return true;
+        if (fit_check(&run, model, &limit, &j->fit, error)) return true;
         /* A run may be resumed on a device that cannot keep in the host's memory what the first one did. */
         if (!limit.asked || !j->settings.trainer.arena_limit) return false;
     }
-    if (!fit_llama(&run, &j->llama, &options, &limit, &j->fit, error)) return false;
+    if (!fit_choose(&run, model, &limit, &j->fit, error)) return false;
     j->settings.recompute = j->fit.recompute;
     j->settings.recompute_mlp = j->fit.recompute_mlp;
     j->settings.trainer.arena_limit = j->fit.arena_limit;
     return true;
+}
+
+/* The same for what the system has left, of a device that uses that; known only when the model is. */
+static bool fit_into_host(const job *j, const fit_model *model, char error[TRAIN_ERROR]) {
+    const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
+    const fit_run run = run_of(j);
+    fit_result ignored;
+    return !host.free || fit_check(&run, model, &host, &ignored, error);
 }
 
 static bool build_llama(job *j, char error[TRAIN_ERROR]) {
@@ -208,15 +215,12 @@ static bool build_llama(job *j, char error[TRAIN_ERROR]) {
         packed_source(&j->packed, s->batch, s->trainer.shards, s->trainer.seed, &j->source);
     }
     const llama_options options = llama_options_of(j);
-    const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
-    const fit_run run = run_of(j);
-    fit_result ignored;
-    if (host.free && !fit_check(&run, &j->llama, &options, &host, &ignored, error)) return false;
+    if (!fit_into_host(j, &(fit_model){.llama = &j->llama, .llama_options = &options}, error)) return false;
     llama_build(&j->model, &j->llama, &options);
     return true;
 }
 
-static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
+static bool build_convnet(job *j, bool resumes, char error[TRAIN_ERROR]) {
     int64_t batch = 0;
     if (!convnet_preset(j->settings.preset, &j->convnet, &batch))
         return train_fail(error, "unknown preset \"%s\"; presets are tiny, small, medium, large", j->settings.preset);
@@ -230,17 +234,8 @@ static bool build_convnet(job *j, char error[TRAIN_ERROR]) {
     const convnet_options options = {.batch = j->settings.batch / j->settings.trainer.shards,
                                      .dtype = j->settings.dtype,
                                      .label_smoothing = j->settings.label_smoothing};
-    const fit_limit limit = {.asked = (size_t)j->settings.memory, .free = fit_available(j->device)};
-    if (limit.asked || limit.free) {
-        const fit_run run = run_of(j);
-        convnet_build(&j->model, &j->convnet, &options);
-        bool ok = trainer_plan(run.device, &j->model, run.trainer, run.validates, &j->fit.needs, error) &&
-                  fit_allows(&limit, &j->fit.needs, "", error);
-        model_free(&j->model);
-        if (!ok) return false;
-        j->fit.before = j->fit.needs;
-        if (!limit.asked && vjp_device_is_host(j->device)) j->fit = (fit_result){0};
-    }
+    const fit_model model = {.convnet = &j->convnet, .convnet_options = &options};
+    if (!fit_into_memory(j, &model, resumes, error) || !fit_into_host(j, &model, error)) return false;
     convnet_build(&j->model, &j->convnet, &options);
     return images_source(&j->images, j->settings.batch, j->settings.trainer.shards, j->settings.trainer.seed,
                          &j->source, error);
@@ -275,10 +270,7 @@ static bool open_tokenizer(job *j, const checkpoint *from, bool resumes, char er
     return !from || model_tokenizer_of(from, &j->tokenizer, error);
 }
 
-/*
- * Only documents are packed. CUDA's kernels that keep them apart have not been run on a card yet: there packing must be
- * asked for.
- */
+/* Only documents are packed. */
 static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
     job_settings *s = &j->settings;
     bool documents = is_llama(j) && jsonl_is_set(s->data);
@@ -294,9 +286,14 @@ static bool choose_packing(job *j, char error[TRAIN_ERROR]) {
 /* The data and the model; `from`: with its sizes. */
 static bool prepare(job *j, const checkpoint *from, bool resumes, char error[TRAIN_ERROR]) {
     if (!open_tokenizer(j, from, resumes, error) || (!resumes && !choose_packing(j, error))) return false;
-    if (is_llama(j) && (!configure_llama(j, from, error) || !fit_into_memory(j, resumes, error))) return false;
+    if (is_llama(j)) {
+        if (!configure_llama(j, from, error)) return false;
+        const llama_options options = llama_options_of(j);
+        if (!fit_into_memory(j, &(fit_model){.llama = &j->llama, .llama_options = &options}, resumes, error))
+            return false;
+    }
     if (!open_data(j, error) || (resumes && !require_same_data(j, from->trainer.root, error))) return false;
-    return is_llama(j) ? build_llama(j, error) : build_convnet(j, error);
+    return is_llama(j) ? build_llama(j, error) : build_convnet(j, resumes, error);
 }
 
 /* ---- Starting and resuming --------------------------------------------------------------------------- */
