@@ -155,6 +155,7 @@ static void slices_of_one_tensor_give_the_bits_of_packed_ones(void **state) {
     for (size_t i = 0; i < 3 * sizeof slicings / sizeof slicings[0]; i++) {
         static const vjp_dtype storage[] = {VJP_F32, VJP_BF16, VJP_F16};
         const slicing *s = &slicings[i / 3];
+        if (!in_part(i / 3 + i % 3, 3)) continue;
         size_t bytes[OF_LAYER], same[OF_LAYER], at = 0;
         char *packed = layer_results(s, storage[i % 3], false, bytes);
         char *sliced = layer_results(s, storage[i % 3], true, same);

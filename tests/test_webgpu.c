@@ -132,6 +132,8 @@ static char *results_of(const call *c, bool together, size_t *bytes) {
 }
 
 static void check_one_buffer(placed_call *p) {
+    static size_t number;
+    if (!in_part(number++, 3)) return;
     size_t apart_bytes, together_bytes;
     char *apart = results_of(&p->host, false, &apart_bytes), *together = results_of(&p->host, true, &together_bytes);
     assert_int_equal(apart_bytes, together_bytes);

@@ -16,9 +16,10 @@
 
 /* kernel(dtype, mode, ...), where dtype is a constant already */
 #define BY_MODE(dtype, mode, kernel, ...)                                                                              \
-    ((mode) == WRITE_STREAM ? kernel(dtype, WRITE_STREAM, __VA_ARGS__)                                                 \
-     : (mode) == WRITE_ADD  ? kernel(dtype, WRITE_ADD, __VA_ARGS__)                                                    \
-                            : kernel(dtype, WRITE_PLAIN, __VA_ARGS__))
+    (ONE_VARIANT              ? kernel(dtype, mode, __VA_ARGS__)                                                       \
+     : (mode) == WRITE_STREAM ? kernel(dtype, WRITE_STREAM, __VA_ARGS__)                                               \
+     : (mode) == WRITE_ADD    ? kernel(dtype, WRITE_ADD, __VA_ARGS__)                                                  \
+                              : kernel(dtype, WRITE_PLAIN, __VA_ARGS__))
 
 /* kernel(dtype, mode, ...) */
 #define BY_DTYPE_AND_MODE(dtype, mode, kernel, ...)                                                                    \

@@ -151,35 +151,38 @@ INLINE vf element_summand(element_formula formula, const element_op *op, element
 
 /* ---- Many -------------------------------------------------------------------------------------------- */
 
-/* Elements [begin, end) of one row. */
-INLINE void element_span(element_formula formula, const element_op *op, element_types t, const element_call *c,
-                         element_stores stores, int64_t begin, int64_t end, int64_t row) {
-    /* A part of a vector first, up to an aligned address, where outputs are streamed; then a part at the end. */
-    int64_t i = begin, part = c->streams ? vjp_min(-(c->phase + begin) & (LANES - 1), end - begin) : 0;
-    do {
-        if (part) element_step(formula, op, t, c, EACH_ITS_OWN, i, row, part);
-        for (i += part; i + LANES <= end; i += LANES)
-            element_step(formula, op, t, c, stores, i, row, LANES);
-        part = end - i;
-    } while (part);
+/* The whole vectors from element i of a row on; the first element after them. */
+INLINE int64_t element_span(element_formula formula, const element_op *op, element_types t, const element_call *c,
+                            element_stores stores, int64_t i, int64_t end, int64_t row) {
+    for (; i + LANES <= end; i += LANES)
+        element_step(formula, op, t, c, stores, i, row, LANES);
+    return i;
 }
 
 /* Elements [begin, end). vf_stream_done() must follow if any output is streamed. */
 INLINE void element_range(element_formula formula, const element_op *op, element_types t, const element_call *c,
                           int64_t begin, int64_t end) {
-    bool plain = true, stream = true;
+    bool plain = !ONE_VARIANT, stream = !ONE_VARIANT;
     for (int k = 0; k < op->outputs; k++) {
         plain = plain && (!c->out[k] || c->mode[k] == WRITE_PLAIN);
         stream = stream && (!c->out[k] || c->mode[k] == WRITE_STREAM);
     }
     for (int64_t row = begin / c->width * c->width; row < end; row += c->width) {
-        int64_t from = vjp_max(begin, row), to = vjp_min(row + c->width, end);
-        if (plain)
-            element_span(formula, op, t, c, ALL_PLAIN, from, to, row);
-        else if (stream)
-            element_span(formula, op, t, c, ALL_STREAM, from, to, row);
-        else
-            element_span(formula, op, t, c, EACH_ITS_OWN, from, to, row);
+        int64_t i = vjp_max(begin, row), to = vjp_min(row + c->width, end);
+        /* A part of a vector first, up to an aligned address, where outputs are streamed; then a part at the end. */
+        int64_t part = c->streams ? vjp_min(-(c->phase + i) & (LANES - 1), to - i) : 0;
+        if (ONE_VARIANT && part == 0) part = vjp_min(LANES, to - i);
+        while (i < to) {
+            if (part) element_step(formula, op, t, c, EACH_ITS_OWN, i, row, part);
+            i += part;
+            if (plain)
+                i = element_span(formula, op, t, c, ALL_PLAIN, i, to, row);
+            else if (stream)
+                i = element_span(formula, op, t, c, ALL_STREAM, i, to, row);
+            else if (!ONE_VARIANT)
+                i = element_span(formula, op, t, c, EACH_ITS_OWN, i, to, row);
+            part = vjp_min(LANES, to - i);
+        }
     }
 }
 

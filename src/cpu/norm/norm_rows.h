@@ -8,13 +8,13 @@
  *
  * rms_norm's backward gives y again where it is wanted, with the forward's bits.
  *
- * | path  | taken for                          | a task is           | why |
- * |-------|------------------------------------|---------------------|-------------------------------------------------|
- * | short | rows shorter than a vector         | whole rows          | dx cancels to almost nothing: sums in double |
- * | wide  | few rows (WIDE_ROWS), of WIDE_DIM  | NORM_COLUMNS columns | too few rows for all threads; one round of | |
- * | elements or more                   | of all rows         | tasks for the sums, one for the result          | | rows
- * | everything else                    | whole rows          | sums over a few rows, then writes their dx from | | | |
- * | the cache: x and dy are read from memory once   |
+ * Three paths:
+ *
+ *     short  rows shorter than a vector. A task is whole rows. dx cancels to almost nothing: sums in double.
+ *     wide   few rows (WIDE_ROWS), of WIDE_DIM elements or more: too few for all threads. A task is NORM_COLUMNS
+ *            columns of all rows: one round of tasks for the sums, one for the result.
+ *     rows   everything else. A task is whole rows: sums over a few of them, then it writes their dx from the cache.
+ *            x and dy are read from memory once.
  *
  * Every task of whole rows has its own column sums in the workspace; they are added in the order of the tasks.
  * The order of all additions follows from rows and dim alone. How many rows share a pass over the column sums does

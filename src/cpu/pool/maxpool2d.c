@@ -4,19 +4,19 @@
  * never wins. In the backward every element of dx has one owner, which adds the dy of the windows that it won in the
  * order of the windows, in f32, and writes it once: no atomics, the same bits for any number of threads.
  *
- * | path        | taken for                               | what it does, and why |
- * |-------------|-----------------------------------------|------------------------------------------------------------|
- * | saved rows  | backward with a saved argmax, channels  | each element of dx compares its place with the argmax of |
- * |             | first, one of four usual windows        | the windows over it, 16 at a time: a third of the time of |
- * |             |                                         | saved tiles (maxpool2d_saved.h) | | saved tiles | other
- * backwards with a saved argmax     | adds dy number by number into tiles as wide as the plane;  | |             | |
- * nothing has to be searched                                 | | pairs       | channels first, 2 x 2 windows that tile
- * | even and odd columns compared in registers: a third of     | |             | the plane | the time of rows or less
- * in cache (maxpool2d_pairs.h)      | | rows        | channels first, kernels that fit        | vectors along a row of
- * windows (maxpool2d_rows.h)          | | pixels      | channels last                           | vectors along the
- * channels; the backward adds each         | |             |                                         | window's dy into
- * the tile of dx where its argmax is        | | elements    | large kernels, planes past 2^31 elements | one element at
- * a time; the backward by tiles too          |
+ * The paths, the first that suits:
+ *
+ *     saved rows   backward with a saved argmax, channels first, one of four usual windows: each element of dx compares
+ *                  its place with the argmax of the windows over it, 16 at a time, in a third of the time of saved
+ *                  tiles (maxpool2d_saved.h)
+ *     saved tiles  other backwards with a saved argmax: adds dy number by number into tiles as wide as the plane;
+ *                  nothing has to be searched
+ *     pairs        channels first, 2 x 2 windows that tile the plane: even and odd columns compared in registers, in a
+ *                  third of the time of rows, or less where the data are in the cache (maxpool2d_pairs.h)
+ *     rows         channels first, kernels that fit: vectors along a row of windows (maxpool2d_rows.h)
+ *     pixels       channels last: vectors along the channels; the backward adds each window's dy into the tile of dx
+ *                  where its argmax is
+ *     elements     large kernels, planes past 2^31 elements: one element at a time; the backward by tiles, too
  *
  * A saved argmax is taken to lie in its window, as the forward wrote it; one that does not may be left out.
  */

@@ -167,16 +167,15 @@ INLINE void column_item(element_formula formula, const element_op *op, element_t
     int64_t block = item % c->blocks, chunk = item / c->blocks % c->chunks, matrix = item / c->blocks / c->chunks;
     int64_t first = block * COLUMN_BLOCK, end = vjp_min(first + COLUMN_BLOCK, c->width);
     int64_t last = vjp_min((chunk + 1) * c->chunk, c->whole), start = matrix * c->rows * c->dim;
+    int64_t rest = vjp_min(end, chunk == c->chunks - 1 ? c->rest : 0); /* columns of what is no whole row */
     double sums[COLUMN_BLOCK + LANES];
     for (bool exact = false;; exact = true) {
         int64_t row = chunk * c->chunk;
         memset(sums, 0, (size_t)(end - first + LANES) * sizeof sums[0]);
         for (; !exact && row + COLUMN_ROWS <= last; row += COLUMN_ROWS)
             column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, COLUMN_ROWS);
-        for (; row < last; row++)
-            column_rows(formula, op, t, call, c, sums, start + row * c->width, first, end, 1);
-        if (chunk == c->chunks - 1 && first < c->rest)
-            column_rows(formula, op, t, call, c, sums, start + c->whole * c->width, first, vjp_min(end, c->rest), 1);
+        for (; row < last || (row == last && first < rest); row++)
+            column_rows(formula, op, t, call, c, sums, start + row * c->width, first, row < last ? end : rest, 1);
         if (exact || op->outputs > 1 || column_sums_finite(sums, end - first)) break;
     }
     if (c->chunks == 1)

@@ -76,6 +76,13 @@ typedef struct vi {
 #else
 #define CONVERT OUTLINE
 #endif
+/* Whether every loop has one variant, for any store and size: compiled in a fraction of the time, where few need speed.
+ */
+#if defined(CPU_ISA_PLAIN) && !defined(__wasm__)
+enum { ONE_VARIANT = 1 };
+#else
+enum { ONE_VARIANT = 0 };
+#endif
 #if defined(CPU_ISA_WASM) /* converts f16 number by number */
 #define CONVERT_F16 OUTLINE
 #else

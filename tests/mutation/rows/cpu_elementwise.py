@@ -25,7 +25,7 @@
     ("elementwise: a row begins one element late", "check add",
      [("src/cpu/elementwise/elementwise.h", "kind & ROW ? i - row : i, n);", "kind & ROW && i > row ? i - row - 1 : kind & ROW ? 0 : i, n);")]),
     ("elementwise: the last elements, less than a vector, are not written", "check scale",
-     [("src/cpu/elementwise/elementwise.h", "        part = end - i;\n    } while (part);", "        part = 0;\n    } while (part);")]),
+     [("src/cpu/elementwise/elementwise.h", "            part = vjp_min(LANES, to - i);\n        }", "            to = i;\n        }")]),
     ("mul: da in the place of a is written before a is read for db", "check mul",
      [("src/cpu/elementwise/elementwise.h", "EACH_ITS_OWN, 0, i, n, e.out[0]);\n    return e.out[op->outputs - 1];",
        "EACH_ITS_OWN, 0, i, n, e.out[0]);\n    if (op->inputs > 1) e = element_compute(formula, op, t, c, i, row, n);\n"
