@@ -132,6 +132,7 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
     fit_result found;
     llama_config config = small;
     config.vocab_size = tokens;
+    const fit_model model = {.llama = &config, .llama_options = &usual};
     size_t min = SIZE_MAX;
     double flops = 0;
     for (int64_t k = 0; k < CHOICES; k++) {
@@ -153,8 +154,7 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
             int64_t expected = 0;
             while (expected < CHOICES && bytes[expected] > limit.asked)
                 expected++;
-            bool fits =
-                fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &limit, &found, error);
+            bool fits = fit_choose(&run, &model, &limit, &found, error);
             assert_int_equal(fits, expected < CHOICES);
             if (fits) {
                 assert_int_equal(found.recompute, blocks_of(expected));
@@ -165,19 +165,19 @@ static void find_fewest(int64_t tokens, size_t bytes[CHOICES]) {
         }
     /* Both numbers are in the sentence. */
     const fit_limit little = {.asked = min / 2}, card = {.free = bytes[0] / 2};
-    assert_false(fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &little, &found, error));
+    assert_false(fit_choose(&run, &model, &little, &found, error));
     snprintf(number, sizeof number, "%.4g GiB", (double)min / 0x1p30);
     assert_non_null(strstr(error, number));
     snprintf(number, sizeof number, "allows %.4g GiB", (double)little.asked / 0x1p30);
     assert_non_null(strstr(error, number));
-    assert_false(fit_check(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &card, &found, error));
+    assert_false(fit_check(&run, &model, &card, &found, error));
     snprintf(number, sizeof number, "needs %.4g GiB", (double)bytes[0] / 0x1p30);
     assert_non_null(strstr(error, number));
     snprintf(number, sizeof number, "has %.4g GiB free", (double)card.free / 0x1p30);
     assert_non_null(strstr(error, number));
     /* What is free bounds what is asked for. */
     const fit_limit both = {.asked = bytes[0], .free = bytes[1]};
-    assert_true(fit_choose(&run, &(fit_model){.llama = &config, .llama_options = &usual}, &both, &found, error));
+    assert_true(fit_choose(&run, &model, &both, &found, error));
     assert_int_equal(found.recompute, 0);
     assert_int_equal(found.recompute_mlp, 1);
     assert_int_equal(c.calls, 0);

@@ -201,10 +201,10 @@ static int build(const arguments *a, vjp_device *device, train_model *model, fit
     int status = a->memory ? cli_memory("graph", a->memory, device, &asked) : CLI_CONTINUE;
     if (status != CLI_CONTINUE) return status;
     limit.asked = (size_t)asked;
-    const convnet_config convnet = {
-        .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
-    const convnet_options pictures = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
     if (strcmp(a->model, "convnet") == 0) {
+        const convnet_config convnet = {
+            .height = 28, .width = 28, .channels = 1, .classes = 10, .features = 16, .stages = 3};
+        const convnet_options pictures = {.batch = a->batch ? a->batch : 64, .dtype = dtype};
         const fit_model fits = {.convnet = &convnet, .convnet_options = &pictures};
         if (!fit_model_of(a, &run, &fits, &limit, fit, error)) return cli_fail("graph", "%s", error);
         convnet_build(model, &convnet, &pictures);

@@ -76,13 +76,14 @@ typedef struct vi {
 #else
 #define CONVERT OUTLINE
 #endif
-/* Whether every loop has one variant, for any store and size: compiled in a fraction of the time, where few need speed.
- */
+
+/* Whether a loop has one variant for all stores and sizes. It compiles in a fraction of the time; few run `plain`. */
 #if defined(CPU_ISA_PLAIN) && !defined(__wasm__)
 enum { ONE_VARIANT = 1 };
 #else
 enum { ONE_VARIANT = 0 };
 #endif
+
 #if defined(CPU_ISA_WASM) /* converts f16 number by number */
 #define CONVERT_F16 OUTLINE
 #else

@@ -196,7 +196,7 @@ static bool fit_into_memory(job *j, const fit_model *model, bool resumes, char e
     return true;
 }
 
-/* The same for what the system has left, of a device that uses that; known only when the model is. */
+/* Whether it fits into what the system has left, for a device that uses that: asked last, when the data are read. */
 static bool fit_into_host(const job *j, const fit_model *model, char error[TRAIN_ERROR]) {
     const fit_limit host = {.free = vjp_device_is_host(j->device) ? fit_available(j->device) : 0};
     const fit_run run = run_of(j);
