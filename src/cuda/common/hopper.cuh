@@ -313,6 +313,13 @@ __device__ inline int warpgroup() {
                  : __VA_ARGS__                                                                                         \
                  : "l"(a), "l"(b), "r"((int)keep))
 
+#define VJP_TF32_REGISTER_PRODUCT(N, NAMES, A, B, KEEP, ...)                                                           \
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k8.f32.tf32.tf32 {" NAMES "}, {" A "}, " B                     \
+                 ", keep, 1, 1;\n}\n"                                                                                  \
+                 : __VA_ARGS__                                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep))
+
 /*
  * d = (keep ? d : 0) + a b, 64 x 2 COUNT, 32 bytes of terms. a: over_columns(), or over_rows() of a tile of 64 columns
  * with LEFT_OVER_ROWS; b: over_columns(), or over_rows() with OVER_ROWS.
@@ -370,6 +377,19 @@ __device__ void product(float (&d)[COUNT], const uint32_t *a, uint64_t b, bool k
     else
         VJP_REGISTER_PRODUCT("128", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64, %65, %66, %67", "%68", "%69", "%70",
                              VJP_D32(d, 0), VJP_D32(d, 32));
+}
+
+/*
+ * The same in TF32. Of its left operand a thread has rows t % 32 / 4 and 8 below of its warp's sixteen, at term t % 4
+ * in a[0] and a[1], at term t % 4 + 4 in a[2] and a[3]. b: over_columns().
+ */
+template <int COUNT> __device__ void tf32_product(float (&d)[COUNT], const uint32_t *a, uint64_t b, bool keep) {
+    static_assert(COUNT == 32 || COUNT == 64);
+    if constexpr (COUNT == 32)
+        VJP_TF32_REGISTER_PRODUCT("64", VJP_NAMES_0_31, "%32, %33, %34, %35", "%36", "%37", VJP_D32(d, 0));
+    else
+        VJP_TF32_REGISTER_PRODUCT("128", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64, %65, %66, %67", "%68", "%69",
+                                  VJP_D32(d, 0), VJP_D32(d, 32));
 }
 
 /* Where two adjacent elements of a tile begin: row, even column. */

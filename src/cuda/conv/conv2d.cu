@@ -3,8 +3,8 @@
  * conv2d and its gradients.
  *
  *     result      path      when
- *     y, dx       hopper    on a Hopper card: hopper_results_of(); 16 bits, and tf32
- *     dweight     hopper    the same, 16 bits
+ *     y, dx,      hopper    on a Hopper card: hopper_results_of(); 16 bits, and tf32
+ *     dweight
  *     y           tiles     at least 64 weights per tap of a group; at most 65536 terms; 32-bit indices suffice
  *     dx          tiles     the same, and at most 16 phases (stride_h x stride_w)
  *     dweight     tiles     the same, with any number of terms
@@ -23,8 +23,7 @@
  */
 #include "cuda/conv/conv2d_bias.cuh"
 #include "cuda/conv/conv2d_hopper.cuh"
-#include "cuda/conv/conv2d_pack.cuh"
-#include "cuda/conv/conv2d_tiles.cuh"
+#include "cuda/conv/conv2d_steps.cuh"
 
 namespace vjp {
 namespace {
@@ -65,141 +64,6 @@ int64_t blocks_of(int64_t threads) {
     return vjp_min(vjp_divide_up(threads, THREADS), MAX_BLOCKS);
 }
 
-/* ---- The steps of a pass ----------------------------------------------------------------------------- */
-
-/* The steps are one function that runs twice: first for the size of the workspace, then to enqueue them. */
-struct steps {
-    const vjp_work *work;
-    bool enqueues; /* false: only lay out the workspace */
-    vjp_status status;
-    workspace_layout layout;
-};
-
-/* Launches a kernel, unless only the workspace is laid out or an earlier step has failed. */
-template <class... Parameters, class... Arguments>
-void enqueue(steps &w, void (*kernel)(Parameters...), int64_t grid, size_t shared, const Arguments &...arguments) {
-    if (!w.enqueues || w.status != VJP_OK) return;
-    w.status = launch(w.work, true, kernel, grid, THREADS, shared, arguments...);
-}
-
-/* ---- Which results are computed by tiles ------------------------------------------------------------- */
-
-/*
- * Limits of the tiles: sizes along an axis and elements of a packed tensor, so that 32 bits hold every index; terms of
- * one chain on tensor cores, as for linear; and phases of dx, each of which has its own tiles.
- */
-constexpr int64_t MAX_SIZE = 1 << 20, MAX_TERMS = 65536, MAX_PHASES = 16;
-constexpr double MAX_ELEMENTS = INT32_MAX;
-
-/* With fewer weights per tap of a group, most of a tile would be padding. */
-constexpr int64_t MIN_WEIGHTS = 64;
-
-/* Depends on the sizes and the storage type alone: the path decides the bits. */
-struct tile_sizes {
-    bool y, dx, dweight;
-    int groups, taps, channels, outs; /* channels and outs of a group, padded to whole runs */
-    int phases_down, phases_across;
-};
-
-bool fits_axis(int64_t source, int64_t result, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
-    for (int64_t size : {source, result, kernel, stride, padding, dilation})
-        if (size > MAX_SIZE) return false;
-    return source > 0 && (kernel - 1) * dilation <= MAX_SIZE && result * stride <= 4 * MAX_SIZE;
-}
-
-tile_sizes tile_sizes_of(const conv_call &q, int64_t run) {
-    tile_sizes s{};
-    if (q.batch == 0 || q.channels == 0 || q.outs == 0 || q.channels < vjp_divide_up(MIN_WEIGHTS, q.outs)) return s;
-    if (!fits_axis(q.x.height, q.y.height, q.window.height, q.stride_h, q.padding_h, q.dilation_h) ||
-        !fits_axis(q.x.width, q.y.width, q.window.width, q.stride_w, q.padding_w, q.dilation_w))
-        return s;
-    int64_t channels = vjp_round_up(q.channels, run), outs = vjp_round_up(q.outs, run);
-    double groups = (double)(q.x.channels / q.channels), images = (double)q.batch * groups;
-    double taps = (double)q.window.height * (double)q.window.width;
-    if (images * (double)channels * (double)q.x.height * (double)q.x.width > MAX_ELEMENTS ||
-        images * (double)outs * (double)q.y.height * (double)q.y.width > MAX_ELEMENTS ||
-        groups * (double)channels * (double)outs * taps > MAX_ELEMENTS)
-        return s;
-    s.groups = (int)groups;
-    s.taps = (int)taps;
-    s.channels = (int)channels;
-    s.outs = (int)outs;
-    s.phases_down = (int)vjp_min(q.stride_h, q.x.height);
-    s.phases_across = (int)vjp_min(q.stride_w, q.x.width);
-    s.y = (int64_t)s.taps * s.channels <= MAX_TERMS;
-    s.dx = (int64_t)s.taps * s.outs <= MAX_TERMS && (int64_t)s.phases_down * s.phases_across <= MAX_PHASES;
-    s.dweight = true;
-    return s;
-}
-
-/* ---- Packed operands --------------------------------------------------------------------------------- */
-
-/* Whether channels are stored in whole 16-byte runs. Only while steps are enqueued are all addresses known. */
-template <class T> bool is_packed(const void *data, bool channels_last, int64_t channels) {
-    return data && channels_last && channels % WIDE<T> == 0 && is_aligned(data, 16);
-}
-
-/* The picture as [batch, pixels, groups, padded]: in place, or a copy. */
-template <class T>
-const uint4 *packed_picture(steps &w, const conv_call &q, const tile_sizes &s, const void *data, const picture &p,
-                            int64_t channels, int padded) {
-    if (is_packed<T>(data, q.channels_last, channels)) return static_cast<const uint4 *>(data);
-    int64_t plane = p.height * p.width, runs = (int64_t)s.groups * padded / WIDE<T>;
-    bool one_group = channels == padded; /* groups without padding are as one */
-    pack_call c{};
-    c.from = data;
-    c.to = w.layout.take<uint4>(q.batch * plane * runs);
-    c.groups = one_group ? 1 : (unsigned)s.groups;
-    c.channels = (unsigned)(one_group ? p.channels : channels);
-    c.padded = (unsigned)(one_group ? p.channels : padded);
-    c.channels_last = q.channels_last || plane == 1;
-    c.images = c.channels_last ? 1 : (unsigned)q.batch; /* with channels last, all pixels are as one image's */
-    c.pixels = (unsigned)(c.channels_last ? q.batch * plane : plane);
-    if (c.channels_last || runs <= MAX_DIRECT_RUNS) {
-        enqueue(w, pack_runs<bits_of<T>>, vjp_divide_up(q.batch * plane * runs, THREADS), 0, c);
-        return c.to;
-    }
-    with_bool(plane % WIDE<T> == 0 && is_aligned(data, 16), [&](auto aligned) {
-        c.pixel_tiles = (unsigned)vjp_divide_up(plane, PACK_STEP<bits_of<T>, aligned>);
-        c.channel_tiles = (unsigned)vjp_divide_up(runs, PACK_RUNS);
-        enqueue(w, pack_planes<bits_of<T>, aligned>, q.batch * c.pixel_tiles * c.channel_tiles, 0, c);
-    });
-    return c.to;
-}
-
-/* The weights as [groups, columns, taps, padded]. */
-template <class T> const uint4 *packed_weight(steps &w, const conv_call &q, const tile_sizes &s, bool transposed) {
-    if (!transposed && is_packed<T>(q.weight, q.channels_last, q.channels)) return static_cast<const uint4 *>(q.weight);
-    pack_weight_call c{};
-    c.from = q.weight;
-    c.window = q.window;
-    c.groups = (unsigned)s.groups;
-    c.channels = (unsigned)q.channels;
-    c.outs = (unsigned)q.outs;
-    c.taps = (unsigned)s.taps;
-    c.padded = (unsigned)(transposed ? s.outs : s.channels);
-    c.channels_last = q.channels_last;
-    c.transposed = transposed;
-    int64_t runs = s.groups * (transposed ? q.channels : q.outs) * s.taps * c.padded / WIDE<T>;
-    c.to = w.layout.take<uint4>(runs);
-    enqueue(w, pack_weight<bits_of<T>>, vjp_divide_up(runs, THREADS), 0, c);
-    return c.to;
-}
-
-tile_axis axis_of(bool transposed, int64_t x, int64_t y, int64_t kernel, int64_t stride, int64_t padding,
-                  int64_t dilation) {
-    return {
-        (int)(transposed ? y : x), (int)(transposed ? x : y), (int)kernel, (int)stride, (int)padding, (int)dilation};
-}
-
-tile_axis axis_down(const conv_call &q, bool transposed) {
-    return axis_of(transposed, q.x.height, q.y.height, q.window.height, q.stride_h, q.padding_h, q.dilation_h);
-}
-
-tile_axis axis_across(const conv_call &q, bool transposed) {
-    return axis_of(transposed, q.x.width, q.y.width, q.window.width, q.stride_w, q.padding_w, q.dilation_w);
-}
-
 /* ---- Hopper ------------------------------------------------------------------------------------------ */
 
 /* The copy engine reads stages of 128 bytes of channels: most of one must count, and most of a tile's columns. */
@@ -233,8 +97,13 @@ bool can_walk(const tile_axis &a, bool transposed, int phases) {
 /* Which results are computed by Hopper's kernels, of those that tiles can compute. */
 struct hopper_results {
     bool y, dx, dweight;
-    bool along; /* pictures stay channels first */
+    bool along;                /* pictures stay channels first */
+    hopper::pixel_order order; /* of dweight */
 };
+
+/* Stages of dweight that begin with each image may have this share of their pixels outside: a transpose takes longer.
+ */
+constexpr double MAX_OUTSIDE = 0.125;
 
 hopper_results hopper_results_of(const vjp_work *work, const conv_call &q, const tile_sizes &s, int64_t run) {
     hopper_results h{};
@@ -247,11 +116,15 @@ hopper_results hopper_results_of(const vjp_work *work, const conv_call &q, const
     h.y = s.y && walks && fills_stages(s.channels, run) && q.outs >= MIN_COLUMNS && x_bytes >= MIN_WALK_BYTES;
     h.dx = s.dx && fills_stages(s.outs, run) && q.channels >= MIN_COLUMNS && y_bytes >= MIN_WALK_BYTES &&
            can_walk(axis_down(q, true), true, s.phases_down) && can_walk(axis_across(q, true), true, s.phases_across);
-    h.dweight = s.dweight && !f32 && walks && fills_stages(s.channels, run) && q.outs >= MIN_COLUMNS &&
-                x_bytes >= MIN_WALK_BYTES;
+    h.dweight =
+        s.dweight && walks && fills_stages(s.channels, run) && q.outs >= MIN_COLUMNS && x_bytes >= MIN_WALK_BYTES;
     bool pointwise = s.taps == 1 && q.stride_h == 1 && q.stride_w == 1 && q.padding_h == 0 && q.padding_w == 0;
     h.along = h.y && h.dx && h.dweight && pointwise && !q.channels_last && q.x.height * q.x.width % run == 0 &&
               q.channels % run == 0 && q.outs % run == 0;
+    int64_t plane = q.y.height * q.y.width, stages = vjp_round_up(plane, 8 * run);
+    bool planes = f32 && !q.channels_last && plane % run == 0 && q.outs % run == 0 &&
+                  (double)(stages - plane) <= MAX_OUTSIDE * (double)stages;
+    h.order = h.along ? hopper::PLANES : planes ? hopper::DY_PLANES : hopper::WALK;
     return h;
 }
 
@@ -449,14 +322,31 @@ void run_dweight(steps &w, const conv_call &q, const tile_sizes &s, const uint4 
     add_weight_parts<T>(w, q, s, c.partial, c.parts);
 }
 
-/* The same on Hopper. */
+/*
+ * The same on Hopper. dy: with DY_PLANES as it is, else as hopper_picture() has it. In f32 its pixels must be side by
+ * side.
+ */
 template <class T>
-void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, bool along, const void *x, const void *dy) {
+void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, hopper::pixel_order order, const void *x,
+                        const void *dy) {
     hopper::weight_sums c{};
     tile_axis down = axis_down(q, false), across = axis_across(q, false);
     c.x = x;
     c.dy = dy;
-    c.along = along;
+    c.type = w.work->storage;
+    c.order = order;
+    if (sizeof(T) == 4 && order == hopper::WALK) {
+        transpose_call t{};
+        int64_t pixels = q.batch * q.y.height * q.y.width;
+        c.dy_step = vjp_round_up(pixels, WIDE<T>);
+        t.from = static_cast<const uint4 *>(dy);
+        t.to = w.layout.take<uint4>(s.outs * c.dy_step / WIDE<T>);
+        t.pixels = (unsigned)pixels;
+        t.runs = (unsigned)(s.outs / WIDE<T>);
+        t.channel_tiles = vjp_divide_up(t.runs, TRANSPOSE_RUNS);
+        c.dy = t.to;
+        enqueue(w, transpose_pixels, vjp_divide_up(pixels, TRANSPOSE_PIXELS) * t.channel_tiles, 0, t);
+    }
     c.batch = q.batch;
     c.channels = s.channels;
     c.columns = s.outs;
@@ -498,8 +388,10 @@ template <class T> void backward_steps(steps &w) {
     hopper_results h = hopper_results_of(w.work, q, s, WIDE<T>);
     bool dx = w.work->tensor[CONV2D_B_DX], dweight = w.work->tensor[CONV2D_B_DWEIGHT];
     if (w.work->tensor[CONV2D_B_DBIAS]) run_dbias<T>(w, q);
+    bool planes = h.dweight && h.order == hopper::DY_PLANES;
     const void *dy = nullptr;
-    if ((dx && s.dx) || (dweight && s.dweight)) dy = hopper_picture<T>(w, q, s, h.along, q.y_data, q.y, q.outs, s.outs);
+    if ((dx && s.dx) || (dweight && s.dweight && !planes))
+        dy = hopper_picture<T>(w, q, s, h.along, q.y_data, q.y, q.outs, s.outs);
     if (dx && h.dx)
         run_hopper_windows<T>(w, q, s, true, h.along, dy);
     else if (dx && s.dx)
@@ -509,8 +401,9 @@ template <class T> void backward_steps(steps &w) {
     if (!dweight) return;
     const void *x = nullptr;
     if (s.dweight) x = hopper_picture<T>(w, q, s, h.along, q.x_data, q.x, q.channels, s.channels);
+    if (planes) dy = hopper_picture<T>(w, q, s, true, q.y_data, q.y, q.outs, s.outs);
     if (h.dweight)
-        run_hopper_dweight<T>(w, q, s, h.along, x, dy);
+        run_hopper_dweight<T>(w, q, s, h.order, x, dy);
     else if (s.dweight)
         run_dweight<T>(w, q, s, static_cast<const uint4 *>(x), static_cast<const uint4 *>(dy));
     else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * conv2d on Hopper: the same matrix products as conv2d_tiles.cuh, by warpgroups, with windows that the copy engine
- * gathers (a walk over pixels, hopper.cuh). No groups; 16 bits, and f32 rounded to TF32 for y and dx.
+ * gathers (a walk over pixels, hopper.cuh). No groups; 16 bits, and f32 truncated to TF32.
  *
  * A picture is stored channels last, its channels whole runs of 16 bytes, or `along`: channels first, for 1 x 1 kernels
  * of stride 1 without padding, where a channel's pixels are a row of the product.
@@ -39,10 +39,20 @@ struct windows {
 /* y, or one phase of dx. */
 vjp_status multiply_windows(const vjp_work *work, windows w);
 
+/* How dweight goes through the pixels in stages, and how they are stored. */
+enum pixel_order {
+    WALK,      /* through all images; x: [batch, pixels, channels], dy: [pixels of all, columns], or in f32
+                * [columns, dy_step], the pixels of all and then zeros up to a multiple of 4 */
+    DY_PLANES, /* f32: each image by itself; x as before, dy: [batch, columns, pixels] */
+    PLANES,    /* each image by itself; x and dy: [batch, .., pixels] */
+};
+
 struct weight_sums {
-    const void *x, *dy; /* [batch, pixels, channels] and [pixels of all, columns]; `along`: [batch, .., pixels] */
-    bool along;
-    int64_t batch, channels, columns; /* columns: a multiple of 8 */
+    const void *x, *dy;
+    vjp_dtype type;
+    pixel_order order;
+    int64_t dy_step;
+    int64_t batch, channels, columns; /* columns: whole runs of 16 bytes */
     walk_axis down, across;
     float *partial; /* [parts, taps, channels, columns] */
     int64_t parts;

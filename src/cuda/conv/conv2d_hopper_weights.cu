@@ -1,24 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * dweight of conv2d on Hopper (conv2d_hopper.cuh), 16 bits.
+ * dweight of conv2d on Hopper (conv2d_hopper.cuh).
  *
  * The rows of the result are units of 64 channels of one tap. A block computes up to four units x OUTS out channels
- * over a part of the pixels: one thread feeds stages of 64 pixels, two warpgroups multiply, two units each. Two blocks
- * are a cluster: where the result has several tiles of out channels, they have the same units and part, and each loads
- * half of the units for both.
+ * over a part of the pixels: one thread feeds stages of 128 bytes of pixels (64, or 32 in TF32), two warpgroups
+ * multiply, two units each. Two blocks are a cluster: where the result has several tiles of out channels, they have the
+ * same units and part, and each loads half of the units for both.
+ *
+ * The sums are over pixels. Products in TF32 need the pixels of dy side by side, and take those of x through registers
+ * (conv2d_hopper_transposed.cuh).
  *
  * After CHAIN_PIXELS pixels the sums are added to the part in the workspace: tensor cores truncate what an addition
  * shifts out, by estimate 4e-6 after 4096 terms, and an f32 gradient must be within 1e-5.
  */
 #include "cuda/conv/conv2d_hopper.cuh"
+#include "cuda/conv/conv2d_hopper_transposed.cuh"
 
 namespace vjp {
 namespace hopper {
 namespace {
 
-constexpr int UNITS = 4, DEPTH = 64, CONSUMERS = 2, CLUSTER = 2;
+constexpr int UNITS = 4, CONSUMERS = 2, CLUSTER = 2;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
-constexpr int UNIT_BYTES = SLICE * DEPTH * 2;
+constexpr int UNIT_BYTES = SLICE * 128;
+
+/* Pixels of a stage. */
+template <class T> constexpr int DEPTH = 128 / (int)sizeof(T);
+
+constexpr int depth_of(vjp_dtype type) {
+    return type == VJP_F32 ? DEPTH<float> : DEPTH<bf16>;
+}
+
+/* Whether x goes through registers. */
+template <class T, pixel_order ORDER> constexpr bool BY_REGISTERS = sizeof(T) == 4 && ORDER != PLANES;
 
 struct weight_sums_call {
     CUtensorMap x, dy;
@@ -26,14 +40,14 @@ struct weight_sums_call {
     walk_axis down, across;
     int channels, columns, channel_blocks, units, block_units;
     int unit_tiles, column_tiles, parts, steps, part_steps;
-    int plane, image_steps;      /* pixels, and steps of an image where pixels lie along */
+    int plane, image_steps;      /* pixels and steps of an image */
     int step_rows, step_columns; /* DEPTH pixels */
     bool shares_units;
 };
 
 template <int OUTS> struct weight_shared {
     static constexpr int STAGES = OUTS == 128 ? 4 : 5;
-    char x[STAGES][UNITS * UNIT_BYTES], dy[STAGES][OUTS * DEPTH * 2];
+    char x[STAGES][UNITS * UNIT_BYTES], dy[STAGES][OUTS * 128];
     uint64_t full[STAGES], empty[STAGES];
 };
 
@@ -59,78 +73,87 @@ struct weight_tile {
 };
 
 /* Where a stage begins. A thread that divided for each stage would take longer than its products. */
-template <bool ALONG_ROWS> struct stage_place {
-    int image, row, column, pixel; /* along rows, the pixel is one of the image, and row and column mean nothing */
+template <class T, pixel_order ORDER> struct stage_place {
+    int image, row, column; /* PLANES has no rows */
+    int pixel;              /* of the image, or of all with WALK */
 
     __device__ stage_place(const weight_sums_call &c, int step) {
-        if constexpr (ALONG_ROWS) {
-            image = step / c.image_steps;
-            pixel = step % c.image_steps * DEPTH;
-            row = column = 0;
-        } else {
-            pixel = step * DEPTH;
+        if constexpr (ORDER == WALK) {
+            pixel = step * DEPTH<T>;
             image = pixel / c.plane;
-            row = pixel % c.plane / c.across.count;
-            column = pixel % c.plane % c.across.count;
+        } else {
+            image = step / c.image_steps;
+            pixel = step % c.image_steps * DEPTH<T>;
         }
+        row = pixel % c.plane / c.across.count;
+        column = pixel % c.plane % c.across.count;
     }
 
     __device__ void advance(const weight_sums_call &c) {
-        pixel += DEPTH;
-        if constexpr (ALONG_ROWS) {
-            if (pixel < c.plane) return;
-            pixel = 0;
+        pixel += DEPTH<T>;
+        if (ORDER != WALK && pixel >= c.plane) {
+            pixel = row = column = 0;
             image++;
-        } else {
+        } else if constexpr (ORDER != PLANES) {
             row += c.step_rows;
             column += c.step_columns;
             if (column >= c.across.count) {
                 column -= c.across.count;
                 row++;
             }
-            for (; row >= c.down.count; row -= c.down.count)
+            for (; ORDER == WALK && row >= c.down.count; row -= c.down.count)
                 image++;
         }
     }
 };
 
-template <int OUTS, bool ALONG_ROWS>
+template <class T, int OUTS, pixel_order ORDER>
 __device__ void produce(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
-    constexpr int ALL = (1 << CLUSTER) - 1;
+    constexpr int ALL = (1 << CLUSTER) - 1, CHANNELS = 128 / (int)sizeof(T);
     ring<weight_shared<OUTS>::STAGES> at;
-    stage_place<ALONG_ROWS> place(c, t.first);
-    int rank = block_of_cluster(), channel[UNITS], left[UNITS], up[UNITS];
+    stage_place<T, ORDER> place(c, t.first);
+    int rank = block_of_cluster(), channel[UNITS], left[UNITS], up[UNITS], bytes = OUTS * 128;
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         int unit = t.first_unit + i, tap = unit / c.channel_blocks;
         channel[i] = unit % c.channel_blocks * SLICE;
         left[i] = tap % c.across.taps * c.across.apart;
         up[i] = tap / c.across.taps * c.down.apart;
+        if (i >= t.units) continue;
+        int boxes = min(SLICE, c.channels - channel[i] + CHANNELS - 1) / CHANNELS; /* that have channels */
+        bytes += ORDER == PLANES ? UNIT_BYTES : boxes * CHANNELS * 128;
     }
 #pragma unroll 1
     for (int step = 0; step < t.steps; step++) {
         uint64_t &full = shared.full[at.stage];
         int row = place.row * c.down.stride + c.down.first, column = place.column * c.across.stride + c.across.first;
         barrier_wait(shared.empty[at.stage], at.parity ^ 1);
-        barrier_expect(full, t.units * UNIT_BYTES + OUTS * DEPTH * 2);
+        barrier_expect(full, bytes);
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
             char *to = shared.x[at.stage] + i * UNIT_BYTES;
             if (i >= t.units || (c.shares_units && i % CLUSTER != rank)) continue;
-            if constexpr (ALONG_ROWS) {
+            if constexpr (ORDER == PLANES) {
                 if (c.shares_units)
                     load_box_in(ALL, to, c.x, full, place.pixel, 0, channel[i], place.image);
                 else
                     load_box(to, c.x, full, place.pixel, 0, channel[i], place.image);
             } else {
-                if (c.shares_units)
-                    load_walk_in(ALL, to, c.x, full, channel[i], column, row, place.image, left[i], up[i]);
-                else
-                    load_walk(to, c.x, full, channel[i], column, row, place.image, left[i], up[i]);
+#pragma unroll
+                for (int j = 0; j < SLICE; j += CHANNELS) {
+                    char *box = to + j * 128 / CHANNELS * DEPTH<T>;
+                    if (j > 0 && channel[i] + j >= c.channels) continue;
+                    if (c.shares_units)
+                        load_walk_in(ALL, box, c.x, full, channel[i] + j, column, row, place.image, left[i], up[i]);
+                    else
+                        load_walk(box, c.x, full, channel[i] + j, column, row, place.image, left[i], up[i]);
+                }
             }
         }
-        if constexpr (ALONG_ROWS)
+        if constexpr (ORDER != WALK)
             load_box(shared.dy[at.stage], c.dy, full, place.pixel, 0, t.column_tile * OUTS, place.image);
+        else if constexpr (sizeof(T) == 4)
+            load_box(shared.dy[at.stage], c.dy, full, place.pixel, 0, t.column_tile * OUTS, 0);
         else
 #pragma unroll
             for (int i = 0; i < OUTS / SLICE; i++)
@@ -141,78 +164,107 @@ __device__ void produce(const weight_sums_call &c, weight_shared<OUTS> &shared, 
     }
 }
 
+/* Writes the accumulators 4 i + 2 half + {0, 1}: a row of the unit, one of its channels. */
 template <int OUTS>
-__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int unit_of_tile, bool add,
-                           const float (&sum)[OUTS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, unit = t.first_unit + unit_of_tile;
-    int tap = unit / c.channel_blocks, first_channel = unit % c.channel_blocks * SLICE;
-    if (unit_of_tile >= t.units) return;
+__device__ void write_row(const weight_sums_call &c, const weight_tile &t, int unit_of_tile, int row, int half,
+                          bool add, const float (&sum)[OUTS / 2]) {
+    int unit = t.first_unit + unit_of_tile, tap = unit / c.channel_blocks;
+    int channel = unit % c.channel_blocks * SLICE + row;
+    if (unit_of_tile >= t.units || channel >= c.channels) return;
     float *part = c.partial + ((int64_t)t.part * c.down.taps * c.across.taps + tap) * c.channels * c.columns;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int channel = first_channel + thread / 32 * 16 + thread % 32 / 4 + half * 8;
-        if (channel >= c.channels) continue;
-#pragma unroll
-        for (int j = 0; j < OUTS / 8; j++) {
-            int column = t.column_tile * OUTS + j * 8 + thread % 4 * 2; /* and the next: their number is even */
-            if (column >= c.columns) continue;
-            auto *to = reinterpret_cast<float2 *>(part + (int64_t)channel * c.columns + column);
-            float2 old = add ? *to : float2{0, 0};
-            *to = {sum[j * 4 + half * 2] + old.x, sum[j * 4 + half * 2 + 1] + old.y};
-        }
+    for (int j = 0; j < OUTS / 8; j++) {
+        int column = t.column_tile * OUTS + j * 8 + (int)threadIdx.x % 4 * 2; /* and the next: their number is even */
+        if (column >= c.columns) continue;
+        auto *to = reinterpret_cast<float2 *>(part + (int64_t)channel * c.columns + column);
+        float2 old = add ? *to : float2{0, 0};
+        *to = {sum[j * 4 + half * 2] + old.x, sum[j * 4 + half * 2 + 1] + old.y};
     }
 }
 
+template <class T, int OUTS, pixel_order ORDER>
+__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int first_unit, bool add,
+                           const float (&sum)[OWN][OUTS / 2]) {
+    int thread = threadIdx.x % WARPGROUP, warp = thread / 32;
+#pragma unroll
+    for (int m = 0; m < OWN; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if constexpr (BY_REGISTERS<T, ORDER>)
+                write_row<OUTS>(c, t, first_unit + warp / 2, warp % 2 * BOX_ROWS + own_rows() + m * 2 + half, half, add,
+                                sum[m]);
+            else
+                write_row<OUTS>(c, t, first_unit + m, warp * 16 + thread % 32 / 4 + half * 8, half, add, sum[m]);
+}
+
 /* Units that do not exist are multiplied, too: what lies in their place is not written. */
-template <class T, int OUTS, bool ALONG_ROWS>
+template <class T, int OUTS, pixel_order ORDER>
 __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
-    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP, rank = block_of_cluster(), last = 0;
+    int group = warpgroup() - 1, thread = threadIdx.x % (BY_REGISTERS<T, ORDER> ? 32 : WARPGROUP);
+    int rank = block_of_cluster(), last = 0;
     ring<weight_shared<OUTS>::STAGES> at;
     auto release = [&](int stage) {
         if (c.shares_units ? thread < CLUSTER : thread == rank) barrier_arrive_in(thread, shared.empty[stage]);
     };
+    int pixel = ORDER == DY_PLANES ? t.first % c.image_steps * DEPTH<T> : 0; /* of its image */
 #pragma unroll 1
-    for (int done = 0; done < t.steps; done += CHAIN_PIXELS / DEPTH) {
+    for (int done = 0; done < t.steps; done += CHAIN_PIXELS / DEPTH<T>) {
         float sum[OWN][OUTS / 2];
-        int steps = min(CHAIN_PIXELS / DEPTH, t.steps - done);
+        int steps = min(CHAIN_PIXELS / DEPTH<T>, t.steps - done);
+        if constexpr (BY_REGISTERS<T, ORDER>) {
+            transposed_left left;
 #pragma unroll 1
-        for (int step = 0; step < steps; step++) {
-            uint32_t x = shared_address(shared.x[at.stage]) + (uint32_t)(group * OWN * UNIT_BYTES);
-            uint32_t dy = shared_address(shared.dy[at.stage]);
-            barrier_wait(shared.full[at.stage], at.parity);
-            products_begin();
+            for (int step = 0; step < steps; step++) {
+                /* The pixels of x continue in the next image, those of dy are then zero; x may be infinite there. */
+                int pixels = ORDER == DY_PLANES ? c.plane - pixel : DEPTH<T>;
+                barrier_wait(shared.full[at.stage], at.parity);
+                left.multiply(sum, shared.x[at.stage] + group * OWN * UNIT_BYTES, shared_address(shared.dy[at.stage]),
+                              pixels, step > 0, [&] {
+                                  if (step > 0) release(last);
+                              });
+                if (ORDER == DY_PLANES && (pixel += DEPTH<T>) >= c.plane) pixel = 0;
+                last = at.stage;
+                at.advance();
+            }
+            left.finish();
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < steps; step++) {
+                uint32_t x = shared_address(shared.x[at.stage]) + (uint32_t)(group * OWN * UNIT_BYTES);
+                uint32_t dy = shared_address(shared.dy[at.stage]);
+                barrier_wait(shared.full[at.stage], at.parity);
+                products_begin();
 #pragma unroll
-            for (int i = 0; i < DEPTH / 16; i++)
+                for (int i = 0; i < 4; i++)
 #pragma unroll
-                for (int m = 0; m < OWN; m++) {
-                    uint32_t unit = x + (uint32_t)(m * UNIT_BYTES);
-                    if constexpr (ALONG_ROWS)
-                        product<T, false>(sum[m], over_columns(unit, SLICE, 0, i), over_columns(dy, OUTS, 0, i),
-                                          step > 0 || i > 0);
-                    else
-                        product<T, true, true>(sum[m], over_rows(unit, DEPTH, i), over_rows(dy, DEPTH, i),
-                                               step > 0 || i > 0);
-                }
-            products_commit();
-            products_wait<1>();
-            if (step > 0) release(last);
-            last = at.stage;
-            at.advance();
+                    for (int m = 0; m < OWN; m++) {
+                        uint32_t unit = x + (uint32_t)(m * UNIT_BYTES);
+                        bool keep = step > 0 || i > 0;
+                        if constexpr (ORDER == PLANES)
+                            product<T, false>(sum[m], over_columns(unit, SLICE, 0, i), over_columns(dy, OUTS, 0, i),
+                                              keep);
+                        else
+                            product<T, true, true>(sum[m], over_rows(unit, SLICE, i), over_rows(dy, SLICE, i), keep);
+                    }
+                products_commit();
+                products_wait<1>();
+                if (step > 0) release(last);
+                last = at.stage;
+                at.advance();
+            }
+            products_wait<0>();
         }
-        products_wait<0>();
 #pragma unroll
         for (int m = 0; m < OWN; m++)
             pin(sum[m]);
         release(last);
-#pragma unroll
-        for (int m = 0; m < OWN; m++)
-            write_sums<OUTS>(c, t, group * OWN + m, done > 0, sum[m]);
+        write_sums<T, OUTS, ORDER>(c, t, group * OWN, done > 0, sum);
     }
 }
 
 #endif
 
-template <class T, int OUTS, bool ALONG_ROWS>
+template <class T, int OUTS, pixel_order ORDER>
 __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     weight_products(const __grid_constant__ weight_sums_call c) {
 #if VJP_HOPPER
@@ -221,7 +273,9 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < weight_shared<OUTS>::STAGES; i++) {
             barrier_init(shared.full[i], 1);
-            barrier_init(shared.empty[i], CONSUMERS * (c.shares_units ? CLUSTER : 1));
+            /* Each warp arrives that has read shared memory by itself. */
+            barrier_init(shared.empty[i],
+                         CONSUMERS * (BY_REGISTERS<T, ORDER> ? WARPGROUP / 32 : 1) * (c.shares_units ? CLUSTER : 1));
         }
         barriers_are_ready();
     }
@@ -230,10 +284,10 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     weight_tile t(c);
     if (threadIdx.x < WARPGROUP) {
         give_registers<40>();
-        if (threadIdx.x == 0) produce<OUTS, ALONG_ROWS>(c, shared, t);
+        if (threadIdx.x == 0) produce<T, OUTS, ORDER>(c, shared, t);
     } else {
         take_registers<232>();
-        if (t.part < c.parts) consume<T, OUTS, ALONG_ROWS>(c, shared, t);
+        if (t.part < c.parts) consume<T, OUTS, ORDER>(c, shared, t);
     }
     __syncwarp();
     cluster_sync(); /* the other block may still write and arrive here */
@@ -242,7 +296,7 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
 
 /*
  * Multiprocessors that the split is made for, blocks that begin and end cost as much as this many steps, and so does it
- * to write and add a part of one result. (A step multiplies 64 pixels by a tile, in 0.8 microseconds.)
+ * to write and add a part of one result. (A step multiplies 64 pixels by a tile, or 32 in TF32, in 0.8 microseconds.)
  */
 constexpr int64_t PROCESSORS = 132, BLOCK_STEPS = 6, MOST_PARTS = 2 * PROCESSORS;
 constexpr double RESULT_STEPS = 2.6e-6, MAX_PARTIAL = 16 << 20; /* sums of several parts: 64 MiB */
@@ -261,8 +315,8 @@ struct weight_split {
         block_units = (int)vjp_divide_up(units, unit_tiles);
         column_tiles = (int)vjp_divide_up(w.columns, outs);
         if (column_tiles > 1) column_tiles = (int)vjp_round_up(column_tiles, CLUSTER);
-        image_steps = vjp_divide_up(plane, DEPTH);
-        steps = w.along ? w.batch * image_steps : vjp_divide_up(w.batch * plane, DEPTH);
+        image_steps = vjp_divide_up(plane, depth_of(w.type));
+        steps = w.order == WALK ? vjp_divide_up(w.batch * plane, depth_of(w.type)) : w.batch * image_steps;
         parts = 1;
         double least = 0, results = (double)units * SLICE * (double)w.columns;
         for (int64_t n = 1; n <= vjp_min(MOST_PARTS, steps); n++) {
@@ -279,9 +333,13 @@ struct weight_split {
     }
 };
 
-template <class T, int OUTS, bool ALONG_ROWS> vjp_status enqueue(const vjp_work *work, const weight_sums_call &c) {
+template <class T, int OUTS, pixel_order ORDER> vjp_status enqueue(const vjp_work *work, const weight_sums_call &c) {
     int64_t blocks = vjp_round_up((int64_t)c.unit_tiles * c.column_tiles * c.parts, CLUSTER);
-    return launch(work, true, weight_products<T, OUTS, ALONG_ROWS>, blocks, THREADS, sizeof(weight_shared<OUTS>), c);
+    return launch(work, true, weight_products<T, OUTS, ORDER>, blocks, THREADS, sizeof(weight_shared<OUTS>), c);
+}
+
+template <class T, pixel_order ORDER> vjp_status enqueue(const vjp_work *work, int outs, const weight_sums_call &c) {
+    return outs == 64 ? enqueue<T, 64, ORDER>(work, c) : enqueue<T, 128, ORDER>(work, c);
 }
 
 } // namespace
@@ -294,7 +352,8 @@ vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
     weight_split s(w);
     weight_sums_call c{};
     int64_t plane = (int64_t)w.down.count * w.across.count;
-    vjp_dtype type = work->storage;
+    vjp_dtype type = w.type;
+    int depth = depth_of(type);
     c.partial = w.partial;
     c.down = w.down;
     c.across = w.across;
@@ -311,24 +370,26 @@ vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
     c.part_steps = (int)s.part_steps;
     c.plane = (int)plane;
     c.image_steps = (int)s.image_steps;
-    c.step_rows = DEPTH / w.across.count;
-    c.step_columns = DEPTH % w.across.count;
-    bool mapped;
-    if (w.along)
-        mapped = make_map(&c.x, w.x, plane, type, w.batch, w.channels, 1, plane, SLICE) &&
-                 make_map(&c.dy, w.dy, plane, type, w.batch, w.columns, 1, plane, s.outs);
+    c.step_rows = depth / w.across.count;
+    c.step_columns = depth % w.across.count;
+    bool mapped = w.order == PLANES ? make_map(&c.x, w.x, plane, type, w.batch, w.channels, 1, plane, SLICE)
+                                    : make_walk(&c.x, w.x, type, w.batch, w.down, w.across, w.channels, depth);
+    if (w.order != WALK)
+        mapped = mapped && make_map(&c.dy, w.dy, plane, type, w.batch, w.columns, 1, plane, s.outs);
+    else if (type == VJP_F32)
+        mapped = mapped && make_map(&c.dy, w.dy, w.dy_step, type, 1, w.columns, 1, w.dy_step, s.outs);
     else
-        mapped = make_walk(&c.x, w.x, type, w.batch, w.down, w.across, w.channels, DEPTH) &&
-                 make_map(&c.dy, w.dy, w.columns, type, 1, w.batch * plane, 1, w.columns, DEPTH);
+        mapped = mapped && make_map(&c.dy, w.dy, w.columns, type, 1, w.batch * plane, 1, w.columns, depth);
     if (!mapped)
         return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: the driver refused the description of a tensor",
                           work->device->name);
-    auto of_type = [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
-        if (w.along) return s.outs == 64 ? enqueue<T, 64, true>(work, c) : enqueue<T, 128, true>(work, c);
-        return s.outs == 64 ? enqueue<T, 64, false>(work, c) : enqueue<T, 128, false>(work, c);
-    };
-    return type == VJP_BF16 ? of_type(bf16{}) : of_type(f16{});
+        if (w.order == PLANES) return enqueue<T, PLANES>(work, s.outs, c);
+        if constexpr (sizeof(T) == 4)
+            if (w.order == DY_PLANES) return enqueue<T, DY_PLANES>(work, s.outs, c);
+        return enqueue<T, WALK>(work, s.outs, c);
+    });
 }
 
 } // namespace hopper

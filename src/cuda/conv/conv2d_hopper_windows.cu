@@ -14,15 +14,16 @@
  * not written.
  *
  * Results are written along the axis that is contiguous: pixels are the left factor where channels are last, the right
- * one where channels are first.
+ * one where channels are first. In TF32, pictures that stay channels first are the left factor, through registers
+ * (conv2d_hopper_transposed.cuh): there a thread has four successive pixels of a channel.
  */
-#include "cuda/conv/conv2d_hopper.cuh"
+#include "cuda/conv/conv2d_hopper_results.cuh"
 
 namespace vjp {
 namespace hopper {
 namespace {
 
-constexpr int OWN_PIXELS = 128, CONSUMERS = 2, CLUSTER = 2; /* OWN_PIXELS: of a warpgroup */
+constexpr int CONSUMERS = 2, CLUSTER = 2;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
 
 /* Taps of a row that read the same pixels, and the most pixels that they lie apart. */
@@ -31,22 +32,8 @@ constexpr int SHIFTS = 3, MAX_SHIFT = 8;
 /* How pictures are stored: source and result channels last; the result channels first; both. */
 enum picture_layout { LAST, FIRST, ALONG };
 
-struct windows_call {
-    CUtensorMap source, weight;
-    void *result;
-    parameter bias;
-    bool add, shares_pixels;
-    bool whole; /* results are written in 16 bytes */
-    bool pairs; /* or two at a time */
-    walk_axis down, across;
-    tap_axis tap_down, tap_across;
-    result_axis result_down, result_across;
-    int kernel_w, columns, plane, rows; /* plane: pixels of the walk over an image, rows: of all */
-    int width;                          /* results in a row of the walk */
-    int channel_steps, stages;          /* stages: of a tile */
-    int image_tiles;                    /* tiles of an image, of ALONG */
-    int pixel_tiles, column_tiles;      /* one of them a multiple of CLUSTER */
-};
+/* Whether pixels go through registers. */
+template <class T, picture_layout LAYOUT> constexpr bool BY_REGISTERS = sizeof(T) == 4 && LAYOUT == ALONG;
 
 /* OUTS: channels of a tile; TAPS: of a stage; TURNS: the warpgroups take turns. */
 template <int OUTS_, int TAPS_, bool TURNS_> struct windows_shape {
@@ -113,17 +100,16 @@ __device__ void produce(const windows_call &c, windows_shared<S> &shared) {
             barrier_wait(shared.empty[at.stage], at.parity ^ 1);
             barrier_expect(full, S::PIXEL_BYTES + taps * S::WEIGHT_BYTES);
             if constexpr (LAYOUT == ALONG) {
-                constexpr int SLICES = PIXELS / SLICE, HALF = SLICES / CLUSTER;
+                constexpr int BOX = CHANNELS, BOXES = PIXELS / BOX, HALF = BOXES / CLUSTER; /* BOX: pixels */
                 if (c.shares_pixels)
 #pragma unroll
                     for (int i = 0; i < HALF; i++)
-                        load_box_in(ALL, pixels + (rank * HALF + i) * SLICE * 128, c.source, full, first + i * SLICE, 0,
+                        load_box_in(ALL, pixels + (rank * HALF + i) * BOX * 128, c.source, full, first + i * BOX, 0,
                                     step * CHANNELS, image);
                 else
 #pragma unroll
-                    for (int i = 0; i < SLICES; i++)
-                        load_box(pixels + i * SLICE * 128, c.source, full, first + i * SLICE, 0, step * CHANNELS,
-                                 image);
+                    for (int i = 0; i < BOXES; i++)
+                        load_box(pixels + i * BOX * 128, c.source, full, first + i * BOX, 0, step * CHANNELS, image);
             } else {
                 int move_right = left * c.across.apart, move_down = up * c.down.apart;
                 if (c.shares_pixels)
@@ -147,178 +133,18 @@ __device__ void produce(const windows_call &c, windows_shared<S> &shared) {
     });
 }
 
-/* ---- Results ----------------------------------------------------------------------------------------- */
-
-/*
- * Each thread of a quad has 32 bits of each of four chunks of 16 bytes; of chunk i it has those at its own place. It
- * gets the chunk of its own number.
- */
-__device__ inline uint4 gather_quad(const uint32_t (&own)[4]) {
-    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-    uint32_t got[2], a[4];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        got[i] = __shfl_xor_sync(0xffffffffu, odd ? own[2 * i] : own[2 * i + 1], 1);
-        a[2 * i] = odd ? got[i] : own[2 * i];
-        a[2 * i + 1] = odd ? own[2 * i + 1] : got[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        got[i] = __shfl_xor_sync(0xffffffffu, upper ? a[i] : a[2 + i], 2);
-    return upper ? uint4{got[0], got[1], a[2], a[3]} : uint4{a[0], a[1], got[0], got[1]};
-}
-
-/* Writes two neighbours, or adds to them: with `add` the sum is rounded once. */
-template <class T> __device__ void write_two(T *to, float low, float high, bool add) {
-    if constexpr (sizeof(T) == 4) {
-        auto *two = reinterpret_cast<float2 *>(to);
-        float2 old = add ? *two : float2{0, 0};
-        *two = {low + old.x, high + old.y};
-    } else {
-        auto *two = reinterpret_cast<uint32_t *>(to);
-        float2 old = add ? unpack_two<T>(*two) : float2{0, 0};
-        *two = pack_two<T>(low + old.x, high + old.y);
-    }
-}
-
-/* Not inlined, because it is needed for odd sizes alone. NULL: not there. */
-template <class T> __device__ __noinline__ void write_each(T *first, T *second, float low, float high, bool add) {
-    if (first) write_one(first, low, add);
-    if (second) write_one(second, high, add);
-}
-
-/* The place of a pixel of the walk in a plane of the result, and its image. */
-struct pixel_place {
-    int image, at;
-    bool inside; /* not behind the end of its row */
-};
-
-__device__ inline pixel_place place_of(const windows_call &c, int pixel) {
-    int image = pixel / c.plane, rest = pixel % c.plane;
-    int row = rest / c.across.count * c.result_down.apart + c.result_down.first, column = rest % c.across.count;
-    return {image, row * c.result_across.size + column * c.result_across.apart + c.result_across.first,
-            column < c.width};
-}
-
-template <class T> __device__ float bias_of(const windows_call &c, int column) {
-    return c.bias.data && column < c.columns ? read_parameter<T>(c.bias, column) : 0.f;
-}
-
-/* Pixels are rows, channels columns. sum[m] has 64 pixels; a thread has two of these. */
-template <class T, int OUTS>
-__device__ void write_last(const windows_call &c, int first_pixel, int first_column, const float (&sum)[2][OUTS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
-    T *to[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int pixel = first_pixel + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
-        pixel_place p = place_of(c, pixel);
-        int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
-        bool present = pixel < c.rows && p.inside;
-        to[i] = present ? static_cast<T *>(c.result) + (p.image * plane + p.at) * c.columns : nullptr;
-    }
-#pragma unroll
-    for (int t = 0; t < OUTS / 32; t++) {
-        float bias[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            bias[j] = bias_of<T>(c, first_column + t * 32 + j / 2 * 8 + quad * 2 + j % 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float values[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias[j];
-            if constexpr (sizeof(T) == 2)
-                if (c.whole) {
-                    uint32_t two[4];
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        two[j] = pack_two<T>(values[2 * j], values[2 * j + 1]);
-                    uint4 chunk = gather_quad(two);
-                    int column = first_column + t * 32 + quad * 8;
-                    if (to[i] && column < c.columns) *reinterpret_cast<uint4 *>(to[i] + column) = chunk;
-                    continue;
-                }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int column = first_column + t * 32 + j * 8 + quad * 2;
-                if (!to[i] || column >= c.columns) continue;
-                if (c.pairs)
-                    write_two(to[i] + column, values[2 * j], values[2 * j + 1], c.add);
-                else
-                    write_each(to[i] + column, column + 1 < c.columns ? to[i] + column + 1 : nullptr, values[2 * j],
-                               values[2 * j + 1], c.add);
-            }
-        }
-    }
-}
-
-/* Channels are rows, pixels columns: those of the walk over `image` and the next ones, `pixels` of them in all. */
-template <class T, int ROWS64>
-__device__ void write_first(const windows_call &c, int image, int first_pixel, int pixels, int first_column,
-                            const float (&sum)[ROWS64][OWN_PIXELS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
-    int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
-    auto *result = static_cast<T *>(c.result) + (int64_t)image * c.columns * plane;
-    auto place = [&](int pixel) {
-        pixel_place p = place_of(c, pixel);
-        return pixel < pixels && p.inside ? result + (int64_t)p.image * c.columns * plane + p.at : nullptr;
-    };
-#pragma unroll
-    for (int t = 0; t < OWN_PIXELS / 32; t++) {
-        T *whole = nullptr, *two[4] = {}, *next[4] = {};
-        int chunk_pixel = first_pixel + t * 32 + quad * 8;
-        if (c.whole) {
-            whole = place(chunk_pixel);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int pixel = first_pixel + t * 32 + j * 8 + quad * 2;
-                two[j] = place(pixel);
-                if (!c.pairs) next[j] = place(pixel + 1);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * ROWS64; i++) {
-            int column = first_column + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
-            bool inside = column < c.columns;
-            float bias = bias_of<T>(c, column), values[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias;
-            if constexpr (sizeof(T) == 2)
-                if (c.whole) {
-                    uint32_t packed[4];
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        packed[j] = pack_two<T>(values[2 * j], values[2 * j + 1]);
-                    uint4 chunk = gather_quad(packed);
-                    if (whole && inside) *reinterpret_cast<uint4 *>(whole + column * plane) = chunk;
-                    continue;
-                }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (!inside || (c.pairs && !two[j])) continue;
-                if (c.pairs)
-                    write_two(two[j] + column * plane, values[2 * j], values[2 * j + 1], c.add);
-                else
-                    write_each(two[j] ? two[j] + column * plane : nullptr, next[j] ? next[j] + column * plane : nullptr,
-                               values[2 * j], values[2 * j + 1], c.add);
-            }
-        }
-    }
-}
-
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
 /* The named barriers of a warpgroup's turn. */
 constexpr int TURN = 1;
 
+struct no_left {};
+
 template <class T, class S, picture_layout LAYOUT>
 __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
-    constexpr int OUTS = S::OUTS, ROWS64 = LAYOUT == LAST ? OWN_PIXELS / 64 : OUTS / 64;
-    int group = warpgroup() - 1, thread = threadIdx.x % WARPGROUP;
+    constexpr bool PIXEL_ROWS = LAYOUT == LAST || BY_REGISTERS<T, LAYOUT>;
+    constexpr int OUTS = S::OUTS, ROWS64 = PIXEL_ROWS ? OWN_PIXELS / 64 : OUTS / 64;
+    int group = warpgroup() - 1, thread = threadIdx.x % (BY_REGISTERS<T, LAYOUT> ? 32 : WARPGROUP);
     int own = S::TURNS ? 0 : group * OWN_PIXELS; /* of the tile's pixels, the first of this warpgroup */
     int turn = 0;                                /* whose the next tile is */
     ring<S::STAGES> at;
@@ -333,41 +159,49 @@ __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
         }
         /* A stage's barrier can be waited for only once the other warpgroup needs none of its earlier phases. */
         if (S::TURNS) group_sync(TURN + group, CONSUMERS * WARPGROUP);
-        float sum[ROWS64][LAYOUT == LAST ? OUTS / 2 : OWN_PIXELS / 2];
+        float sum[ROWS64][PIXEL_ROWS ? OUTS / 2 : OWN_PIXELS / 2];
         int last = -1;
+        std::conditional_t<BY_REGISTERS<T, LAYOUT>, transposed_left, no_left> left;
         for_each_stage<S::TAPS>(c, [&](int, int, int taps, int) {
             uint32_t pixels = shared_address(shared.pixels[at.stage]) + (uint32_t)(own * 128);
             uint32_t weights = shared_address(shared.weights[at.stage]);
             barrier_wait(shared.full[at.stage], at.parity);
-            products_begin();
+            if constexpr (BY_REGISTERS<T, LAYOUT>) {
+                left.multiply(sum, shared.pixels[at.stage] + own * 128, weights, BOX_TERMS, last >= 0, [&] {
+                    if (last >= 0) release(last);
+                });
+            } else {
+                products_begin();
 #pragma unroll 1
-            for (int tap = 0; tap < taps; tap++) {
+                for (int tap = 0; tap < taps; tap++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                    for (int i = 0; i < 4; i++)
 #pragma unroll
-                    for (int m = 0; m < ROWS64; m++) {
-                        bool keep = last >= 0 || tap > 0 || i > 0;
-                        if constexpr (LAYOUT == LAST)
-                            product<T, false>(sum[m], over_columns(pixels, 0, m * 64, i),
-                                              over_columns(weights, 0, 0, i), keep);
-                        else if constexpr (LAYOUT == FIRST)
-                            product<T, false>(sum[m], over_columns(weights, 0, m * 64, i),
-                                              over_columns(pixels, 0, 0, i), keep);
-                        else
-                            product<T, true>(sum[m], over_columns(weights, 0, m * 64, i), over_rows(pixels, SLICE, i),
-                                             keep);
-                    }
-                pixels += (uint32_t)(c.across.apart * 128);
-                weights += (uint32_t)S::WEIGHT_BYTES;
+                        for (int m = 0; m < ROWS64; m++) {
+                            bool keep = last >= 0 || tap > 0 || i > 0;
+                            if constexpr (LAYOUT == LAST)
+                                product<T, false>(sum[m], over_columns(pixels, 0, m * 64, i),
+                                                  over_columns(weights, 0, 0, i), keep);
+                            else if constexpr (LAYOUT == FIRST)
+                                product<T, false>(sum[m], over_columns(weights, 0, m * 64, i),
+                                                  over_columns(pixels, 0, 0, i), keep);
+                            else
+                                product<T, true>(sum[m], over_columns(weights, 0, m * 64, i),
+                                                 over_rows(pixels, SLICE, i), keep);
+                        }
+                    pixels += (uint32_t)(c.across.apart * 128);
+                    weights += (uint32_t)S::WEIGHT_BYTES;
+                }
+                products_commit();
+                products_wait<1>();
+                if (last >= 0) release(last);
             }
-            products_commit();
-            products_wait<1>();
-            if (last >= 0) release(last);
             last = at.stage;
             at.advance();
         });
         if (S::TURNS && !last_tile) group_arrive(TURN + 1 - group, CONSUMERS * WARPGROUP);
         products_wait<0>();
+        if constexpr (BY_REGISTERS<T, LAYOUT>) left.finish();
 #pragma unroll
         for (int m = 0; m < ROWS64; m++)
             pin(sum[m]);
@@ -385,8 +219,11 @@ __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
             write_first<T, ROWS64>(c, 0, pixel, c.rows, column, sum);
         } else {
             int image = pixel_tile / c.image_tiles;
-            write_first<T, ROWS64>(c, image, pixel - image * c.image_tiles * S::PIXELS,
-                                   image * c.plane < c.rows ? c.plane : 0, column, sum);
+            pixel -= image * c.image_tiles * S::PIXELS;
+            if constexpr (BY_REGISTERS<T, LAYOUT>)
+                write_fours<T, OUTS>(c, image, pixel, column, sum);
+            else
+                write_first<T, ROWS64>(c, image, pixel, image * c.plane < c.rows ? c.plane : 0, column, sum);
         }
     });
 }
@@ -402,7 +239,9 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
             barrier_init(shared.full[i], 1);
-            barrier_init(shared.empty[i], (S::TURNS ? 1 : CONSUMERS) * CLUSTER);
+            /* Each warp arrives that has read shared memory by itself. */
+            constexpr int ARRIVALS = BY_REGISTERS<T, LAYOUT> ? WARPGROUP / 32 : 1;
+            barrier_init(shared.empty[i], ARRIVALS * (S::TURNS ? 1 : CONSUMERS) * CLUSTER);
         }
         barriers_are_ready();
     }
@@ -482,13 +321,14 @@ vjp_status multiply_windows(const vjp_work *work, windows w) {
     bool dense = w.result_down.apart == 1 && w.result_across.apart == 1;
     int64_t run = w.channels_last ? w.columns : dense ? plane : 1;
     size_t pair = 2 * (type == VJP_F32 ? 4 : 2);
-    c.whole = type != VJP_F32 && !w.add && run % 8 == 0 && is_aligned(w.result, 16);
+    bool wide_results = type == VJP_F32 ? w.along : !w.add && run % 8 == 0;
+    c.whole = wide_results && is_aligned(w.result, 16);
     c.pairs = run % 2 == 0 && is_aligned(w.result, pair);
     int64_t taps = w.kernel_h * w.kernel_w;
     bool mapped = make_map(&c.weight, w.weight, taps * w.channels, type, 1, w.columns, taps, w.channels,
                            c.shares_pixels ? outs : outs / CLUSTER);
     if (w.along)
-        mapped = mapped && make_map(&c.source, w.source, plane, type, w.batch, w.channels, 1, plane, SLICE);
+        mapped = mapped && make_map(&c.source, w.source, plane, type, w.batch, w.channels, 1, plane, (int)(8 * wide));
     else
         mapped = mapped && make_walk(&c.source, w.source, type, w.batch, w.down, w.across, w.channels,
                                      c.shares_pixels ? pixels / CLUSTER : pixels + (shifted ? MAX_SHIFT : 0));
@@ -507,8 +347,7 @@ vjp_status multiply_windows(const vjp_work *work, windows w) {
             return enqueue<T, windows_shape<128, 1, false>, LAYOUT>(work, c);
         };
         if (w.channels_last) return in_tiles(std::integral_constant<picture_layout, LAST>{});
-        if constexpr (sizeof(T) == 2)
-            if (w.along) return in_tiles(std::integral_constant<picture_layout, ALONG>{});
+        if (w.along) return in_tiles(std::integral_constant<picture_layout, ALONG>{});
         return in_tiles(std::integral_constant<picture_layout, FIRST>{});
     });
 }

@@ -8,6 +8,8 @@
  *     pack_runs      channels last, or at most MAX_DIRECT_RUNS runs      one run, element by element
  *     pack_weight    weights                                             one run, element by element
  *
+ * transpose_pixels does the reverse for 32 bits: it copies a picture that is channels last to [channels, pixels].
+ *
  * A copy does not depend on what the bits mean, so kernels take the unsigned integer of an element's size. The limits
  * of the tiles (conv2d.cu) let 32 bits hold every index.
  */
@@ -173,6 +175,55 @@ template <class E> __global__ void __launch_bounds__(THREADS) pack_runs(const __
     from += q.channels_last ? pixel * channels + at : at * q.pixels + pixel;
     q.to[(image * q.pixels + pixel) * runs + run] =
         gather_run(from, q.channels_last ? 1 : q.pixels, (int)(q.channels - channel));
+}
+
+struct transpose_call {
+    const uint4 *from;     /* [pixels, runs of four channels] */
+    uint4 *to;             /* [channels, whole runs of four pixels]; behind the last pixel, zeros */
+    unsigned pixels, runs; /* runs: of channels */
+    unsigned channel_tiles;
+};
+
+/* A block copies 64 pixels x 64 channels: 16 KiB. */
+constexpr unsigned TRANSPOSE_PIXELS = 64, TRANSPOSE_RUNS = 16;
+
+/*
+ * Run r of pixel p is stored at r ^ (p / 4), so that a warp's reads, words of four channels from every fourth of 32
+ * pixels, are in different banks.
+ */
+__global__ void __launch_bounds__(THREADS, resident_blocks(THREADS, 8))
+    transpose_pixels(const __grid_constant__ transpose_call q) {
+    __shared__ uint4 tile[TRANSPOSE_PIXELS * TRANSPOSE_RUNS];
+    begin_chained();
+    unsigned first_run = blockIdx.x % q.channel_tiles * TRANSPOSE_RUNS;
+    unsigned first_pixel = blockIdx.x / q.channel_tiles * TRANSPOSE_PIXELS;
+    unsigned run = threadIdx.x % TRANSPOSE_RUNS;
+#pragma unroll
+    for (unsigned i = 0; i < TRANSPOSE_PIXELS; i += THREADS / TRANSPOSE_RUNS) {
+        unsigned row = threadIdx.x / TRANSPOSE_RUNS + i, pixel = first_pixel + row;
+        bool present = pixel < q.pixels && first_run + run < q.runs;
+        copy_async_or_zero(tile + row * TRANSPOSE_RUNS + (run ^ row / 4),
+                           q.from + (present ? (int64_t)pixel * q.runs + first_run + run : 0), present);
+    }
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();
+
+    /* Eight lanes write 32 pixels of a channel: 128 bytes. */
+    unsigned lane = threadIdx.x % 32, pixel_runs = (q.pixels + 3) / 4;
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned part = threadIdx.x / 32 + i * (THREADS / 32); /* 2 halves of the pixels x 16 runs of channels */
+        unsigned four = part % 2 * 8 + lane % 8, from_run = part / 2;
+        unsigned channel = (first_run + from_run) * 4 + lane / 8, to_run = first_pixel / 4 + four;
+        if (first_run + from_run >= q.runs || to_run >= pixel_runs) continue;
+        const unsigned *word = reinterpret_cast<const unsigned *>(tile + (from_run ^ four)) + lane / 8;
+        unsigned v[4];
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++)
+            v[j] = word[(four * 4 + j) * TRANSPOSE_RUNS * 4];
+        q.to[(int64_t)channel * pixel_runs + to_run] = {v[0], v[1], v[2], v[3]};
+    }
 }
 
 /* ---- Weights ----------------------------------------------------------------------------------------- */
