@@ -290,6 +290,9 @@ __device__ inline int warpgroup() {
 #define VJP_NAMES_64_95                                                                                                \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
     "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define VJP_NAMES_96_127                                                                                               \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
+    "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* Left operand in shared memory, or four registers. The names of the operands that follow the accumulators differ. */
 #define VJP_SHARED_PRODUCT(N, TYPE, NAMES, A, B, KEEP, ROWS, ...)                                                      \
@@ -326,11 +329,14 @@ __device__ inline int warpgroup() {
  */
 template <class T, bool OVER_ROWS, bool LEFT_OVER_ROWS = false, int COUNT>
 __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
-    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64 || COUNT == 96);
+    static_assert(COUNT == 32 || COUNT == 48 || COUNT == 64 || COUNT == 96 || COUNT == 128);
     if constexpr (std::is_same_v<T, float>) {
-        static_assert(!OVER_ROWS && !LEFT_OVER_ROWS && (COUNT == 32 || COUNT == 64));
+        static_assert(!OVER_ROWS && !LEFT_OVER_ROWS && (COUNT == 32 || COUNT == 64 || COUNT == 128));
         if constexpr (COUNT == 32)
             VJP_TF32_PRODUCT("64", VJP_NAMES_0_31, "%32", "%33", "%34", VJP_D32(d, 0));
+        else if constexpr (COUNT == 128)
+            VJP_TF32_PRODUCT("256", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95 VJP_NAMES_96_127, "%128", "%129",
+                             "%130", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64), VJP_D32(d, 96));
         else
             VJP_TF32_PRODUCT("128", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", VJP_D32(d, 0), VJP_D32(d, 32));
     } else if constexpr (COUNT == 32 && std::is_same_v<T, bf16>)
@@ -349,6 +355,12 @@ __device__ void product(float (&d)[COUNT], uint64_t a, uint64_t b, bool keep) {
     else if constexpr (COUNT == 96)
         VJP_SHARED_PRODUCT("192", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95, "%96", "%97", "%98",
                            "%99, %100", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64));
+    else if constexpr (COUNT == 128 && std::is_same_v<T, bf16>)
+        VJP_SHARED_PRODUCT("256", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95 VJP_NAMES_96_127, "%128",
+                           "%129", "%130", "%131, %132", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64), VJP_D32(d, 96));
+    else if constexpr (COUNT == 128)
+        VJP_SHARED_PRODUCT("256", "f16", VJP_NAMES_0_31 VJP_NAMES_32_63 VJP_NAMES_64_95 VJP_NAMES_96_127, "%128",
+                           "%129", "%130", "%131, %132", VJP_D32(d, 0), VJP_D32(d, 32), VJP_D32(d, 64), VJP_D32(d, 96));
     else if constexpr (std::is_same_v<T, bf16>)
         VJP_SHARED_PRODUCT("128", "bf16", VJP_NAMES_0_31 VJP_NAMES_32_63, "%64", "%65", "%66", "%67, %68",
                            VJP_D32(d, 0), VJP_D32(d, 32));

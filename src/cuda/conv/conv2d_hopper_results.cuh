@@ -18,8 +18,6 @@ namespace vjp {
 namespace hopper {
 namespace {
 
-constexpr int OWN_PIXELS = 128; /* of a warpgroup */
-
 struct windows_call {
     CUtensorMap source, weight;
     void *result;
@@ -94,13 +92,14 @@ template <class T> __device__ float bias_of(const windows_call &c, int column) {
     return c.bias.data && column < c.columns ? read_parameter<T>(c.bias, column) : 0.f;
 }
 
-/* Pixels are rows, channels columns. sum[m] has 64 pixels; a thread has two of these. */
-template <class T, int OUTS>
-__device__ void write_last(const windows_call &c, int first_pixel, int first_column, const float (&sum)[2][OUTS / 2]) {
+/* Pixels are rows, channels columns. A thread has two rows of each 64. */
+template <class T, int ROWS64, int OUTS>
+__device__ void write_last(const windows_call &c, int first_pixel, int first_column,
+                           const float (&sum)[ROWS64][OUTS / 2]) {
     int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
-    T *to[4];
+    T *to[2 * ROWS64];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 * ROWS64; i++) {
         int pixel = first_pixel + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
         pixel_place p = place_of(c, pixel);
         int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
@@ -114,7 +113,7 @@ __device__ void write_last(const windows_call &c, int first_pixel, int first_col
         for (int j = 0; j < 8; j++)
             bias[j] = bias_of<T>(c, first_column + t * 32 + j / 2 * 8 + quad * 2 + j % 2);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 2 * ROWS64; i++) {
             float values[8];
 #pragma unroll
             for (int j = 0; j < 8; j++)
@@ -145,9 +144,9 @@ __device__ void write_last(const windows_call &c, int first_pixel, int first_col
 }
 
 /* Channels are rows, pixels columns: those of the walk over `image` and the next ones, `pixels` of them in all. */
-template <class T, int ROWS64>
+template <class T, int ROWS64, int PIXELS>
 __device__ void write_first(const windows_call &c, int image, int first_pixel, int pixels, int first_column,
-                            const float (&sum)[ROWS64][OWN_PIXELS / 2]) {
+                            const float (&sum)[ROWS64][PIXELS / 2]) {
     int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
     int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
     auto *result = static_cast<T *>(c.result) + (int64_t)image * c.columns * plane;
@@ -156,7 +155,7 @@ __device__ void write_first(const windows_call &c, int image, int first_pixel, i
         return pixel < pixels && p.inside ? result + (int64_t)p.image * c.columns * plane + p.at : nullptr;
     };
 #pragma unroll
-    for (int t = 0; t < OWN_PIXELS / 32; t++) {
+    for (int t = 0; t < PIXELS / 32; t++) {
         T *whole = nullptr, *two[4] = {}, *next[4] = {};
         int chunk_pixel = first_pixel + t * 32 + quad * 8;
         if (c.whole) {

@@ -4,7 +4,7 @@
  *
  * The rows of the result are units of 64 channels of one tap. A block computes up to four units x OUTS out channels
  * over a part of the pixels: one thread feeds stages of 128 bytes of pixels (64, or 32 in TF32), two warpgroups
- * multiply, two units each. Two blocks are a cluster: where the result has several tiles of out channels, they have the
+ * multiply. Two blocks are a cluster: where the result has several tiles of out channels, they have the
  * same units and part, and each loads half of the units for both.
  *
  * The sums are over pixels. Products in TF32 need the pixels of dy side by side, and take those of x through registers
@@ -54,6 +54,18 @@ template <int OUTS> struct weight_shared {
 #if VJP_HOPPER
 
 constexpr int OWN = UNITS / CONSUMERS, CHAIN_PIXELS = 4096;
+
+/*
+ * A warpgroup multiplies 64 out channels by all units, or, where there are no more, by half of the units: the more
+ * columns the right factor has, the less shared memory is read (conv2d_hopper_windows.cu).
+ */
+template <int OUTS> __device__ int own_out(int group) {
+    return OUTS > SLICE ? group * SLICE : 0;
+}
+
+template <int OUTS> __device__ int own_unit(int group) {
+    return OUTS > SLICE ? 0 : group * OWN;
+}
 
 struct weight_tile {
     int first_unit, units, column_tile, part, first, steps;
@@ -164,37 +176,63 @@ __device__ void produce(const weight_sums_call &c, weight_shared<OUTS> &shared, 
     }
 }
 
+/* Where sums of the first out channel of a unit and a channel of it lie. */
+__device__ inline float *part_of(const weight_sums_call &c, const weight_tile &t, int unit, int channel) {
+    int64_t taps = (int64_t)c.down.taps * c.across.taps;
+    return c.partial + ((t.part * taps + unit / c.channel_blocks) * c.channels + channel) * c.columns;
+}
+
 /* Writes the accumulators 4 i + 2 half + {0, 1}: a row of the unit, one of its channels. */
 template <int OUTS>
 __device__ void write_row(const weight_sums_call &c, const weight_tile &t, int unit_of_tile, int row, int half,
                           bool add, const float (&sum)[OUTS / 2]) {
-    int unit = t.first_unit + unit_of_tile, tap = unit / c.channel_blocks;
-    int channel = unit % c.channel_blocks * SLICE + row;
+    int unit = t.first_unit + unit_of_tile, channel = unit % c.channel_blocks * SLICE + row;
     if (unit_of_tile >= t.units || channel >= c.channels) return;
-    float *part = c.partial + ((int64_t)t.part * c.down.taps * c.across.taps + tap) * c.channels * c.columns;
+    float *part = part_of(c, t, unit, channel);
 #pragma unroll
     for (int j = 0; j < OUTS / 8; j++) {
         int column = t.column_tile * OUTS + j * 8 + (int)threadIdx.x % 4 * 2; /* and the next: their number is even */
         if (column >= c.columns) continue;
-        auto *to = reinterpret_cast<float2 *>(part + (int64_t)channel * c.columns + column);
+        auto *to = reinterpret_cast<float2 *>(part + column);
         float2 old = add ? *to : float2{0, 0};
         *to = {sum[j * 4 + half * 2] + old.x, sum[j * 4 + half * 2 + 1] + old.y};
     }
 }
 
-template <class T, int OUTS, pixel_order ORDER>
-__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int first_unit, bool add,
+/* Of x through registers: a warp has half of a unit. */
+template <int OUTS>
+__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int group, bool add,
                            const float (&sum)[OWN][OUTS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, warp = thread / 32;
+    int warp = threadIdx.x % WARPGROUP / 32;
 #pragma unroll
     for (int m = 0; m < OWN; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if constexpr (BY_REGISTERS<T, ORDER>)
-                write_row<OUTS>(c, t, first_unit + warp / 2, warp % 2 * BOX_ROWS + own_rows() + m * 2 + half, half, add,
-                                sum[m]);
-            else
-                write_row<OUTS>(c, t, first_unit + m, warp * 16 + thread % 32 / 4 + half * 8, half, add, sum[m]);
+            write_row<OUTS>(c, t, group * OWN + warp / 2, warp % 2 * BOX_ROWS + own_rows() + m * 2 + half, half, add,
+                            sum[m]);
+}
+
+/* Of out channels as rows: units are columns. */
+template <int OUTS>
+__device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int group, bool add,
+                           const float (&sum)[1][OUTS]) {
+    int thread = threadIdx.x % WARPGROUP, first_unit = own_unit<OUTS>(group);
+    int out = t.column_tile * OUTS + own_out<OUTS>(group) + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int u = 0; u < OUTS * 2 / SLICE; u++) {
+        int unit = t.first_unit + first_unit + u, first = unit % c.channel_blocks * SLICE + thread % 4 * 2;
+        if (first_unit + u >= t.units) continue;
+        float *part = part_of(c, t, unit, first) + out;
+#pragma unroll
+        for (int j = 0; j < SLICE; j += 8) {
+            if (first + j >= c.channels) continue; /* the next channel exists, too: their number is even */
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float *to = part + (int64_t)(j + i % 2) * c.columns + i / 2 * 8;
+                if (out + i / 2 * 8 < c.columns) *to = sum[0][u * 32 + j / 2 + i] + (add ? *to : 0);
+            }
+        }
+    }
 }
 
 /* Units that do not exist are multiplied, too: what lies in their place is not written. */
@@ -209,7 +247,7 @@ __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, 
     int pixel = ORDER == DY_PLANES ? t.first % c.image_steps * DEPTH<T> : 0; /* of its image */
 #pragma unroll 1
     for (int done = 0; done < t.steps; done += CHAIN_PIXELS / DEPTH<T>) {
-        float sum[OWN][OUTS / 2];
+        float sum[BY_REGISTERS<T, ORDER> ? OWN : 1][BY_REGISTERS<T, ORDER> ? OUTS / 2 : OUTS];
         int steps = min(CHAIN_PIXELS / DEPTH<T>, t.steps - done);
         if constexpr (BY_REGISTERS<T, ORDER>) {
             transposed_left left;
@@ -230,22 +268,18 @@ __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, 
         } else {
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
-                uint32_t x = shared_address(shared.x[at.stage]) + (uint32_t)(group * OWN * UNIT_BYTES);
-                uint32_t dy = shared_address(shared.dy[at.stage]);
+                uint32_t x = shared_address(shared.x[at.stage]) + (uint32_t)(own_unit<OUTS>(group) * UNIT_BYTES);
+                uint32_t dy = shared_address(shared.dy[at.stage]) + (uint32_t)(own_out<OUTS>(group) * 128);
                 barrier_wait(shared.full[at.stage], at.parity);
                 products_begin();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-#pragma unroll
-                    for (int m = 0; m < OWN; m++) {
-                        uint32_t unit = x + (uint32_t)(m * UNIT_BYTES);
-                        bool keep = step > 0 || i > 0;
-                        if constexpr (ORDER == PLANES)
-                            product<T, false>(sum[m], over_columns(unit, SLICE, 0, i), over_columns(dy, OUTS, 0, i),
-                                              keep);
-                        else
-                            product<T, true, true>(sum[m], over_rows(unit, SLICE, i), over_rows(dy, SLICE, i), keep);
-                    }
+                    if constexpr (ORDER == PLANES)
+                        product<T, false>(sum[0], over_columns(dy, 0, 0, i), over_columns(x, 0, 0, i),
+                                          step > 0 || i > 0);
+                    else
+                        product<T, true, true>(sum[0], over_rows(dy, SLICE, i), over_rows(x, SLICE, i),
+                                               step > 0 || i > 0);
                 products_commit();
                 products_wait<1>();
                 if (step > 0) release(last);
@@ -255,10 +289,10 @@ __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, 
             products_wait<0>();
         }
 #pragma unroll
-        for (int m = 0; m < OWN; m++)
-            pin(sum[m]);
+        for (auto &s : sum)
+            pin(s);
         release(last);
-        write_sums<T, OUTS, ORDER>(c, t, group * OWN, done > 0, sum);
+        write_sums<OUTS>(c, t, group, done > 0, sum);
     }
 }
 

@@ -2,11 +2,17 @@
 /*
  * y and dx of conv2d on Hopper (conv2d_hopper.cuh).
  *
- * A block computes tiles of 256 pixels x OUTS channels of the result: one thread feeds stages of 128 bytes of channels
- * of one tap, two warpgroups multiply, 128 of the pixels each. Or, where sums are short, the tiles have 128 pixels and
- * the warpgroups take turns, so that one multiplies while the other writes. Two blocks are a cluster. Where the result
- * has several tiles of channels, they have the same pixels, and each loads half of them for both; otherwise they have
- * the same weights, and share those.
+ * A block computes tiles of the result: one thread feeds stages of 128 bytes of channels of one tap, and two warpgroups
+ * multiply, a half of the tile each. Or, where sums are short, they take turns with tiles of 128 pixels, so that one
+ * multiplies while the other writes.
+ *
+ * Shared memory moves 128 bytes per cycle, and nearly limits the products: to read both factors of 64 rows takes 0.75
+ * times as long as to multiply them if the right one has 128 columns, and 0.63 times with 256; to write the stages,
+ * 0.38 times. So the right factor has 256: tiles are 256 pixels x 128 channels with channels first, 128 x 256 with
+ * channels last.
+ *
+ * Two blocks are a cluster. Where the result has several tiles of channels, they have the same pixels, and each loads
+ * half of them for both; otherwise they have the same weights, and share those.
  *
  * With channels last and up to 64 of them in the result, loading the same pixels for each tap would take longer than
  * multiplying them. Where windows move by one pixel along a row, a tile's pixels are then those of whole rows, padding
@@ -35,10 +41,10 @@ enum picture_layout { LAST, FIRST, ALONG };
 /* Whether pixels go through registers. */
 template <class T, picture_layout LAYOUT> constexpr bool BY_REGISTERS = sizeof(T) == 4 && LAYOUT == ALONG;
 
-/* OUTS: channels of a tile; TAPS: of a stage; TURNS: the warpgroups take turns. */
+/* OUTS: channels of a tile, TAPS: of a stage, TURNS: the warpgroups take turns. */
 template <int OUTS_, int TAPS_, bool TURNS_> struct windows_shape {
     static constexpr bool TURNS = TURNS_;
-    static constexpr int OUTS = OUTS_, TAPS = TAPS_, PIXELS = TURNS ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
+    static constexpr int OUTS = OUTS_, TAPS = TAPS_, PIXELS = TURNS || OUTS == 256 ? 128 : 256;
     static constexpr int LOADED_PIXELS = PIXELS + (TAPS > 1 ? MAX_SHIFT : 0);
     static constexpr int PIXEL_BYTES = LOADED_PIXELS * 128, WEIGHT_BYTES = OUTS * 128;
     static constexpr int STAGES = (208 << 10) / (PIXEL_BYTES + TAPS * WEIGHT_BYTES);
@@ -138,15 +144,16 @@ __device__ void produce(const windows_call &c, windows_shared<S> &shared) {
 /* The named barriers of a warpgroup's turn. */
 constexpr int TURN = 1;
 
-struct no_left {};
-
 template <class T, class S, picture_layout LAYOUT>
 __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
     constexpr bool PIXEL_ROWS = LAYOUT == LAST || BY_REGISTERS<T, LAYOUT>;
-    constexpr int OUTS = S::OUTS, ROWS64 = PIXEL_ROWS ? OWN_PIXELS / 64 : OUTS / 64;
+    constexpr bool SPLITS_OUTS = !S::TURNS && !PIXEL_ROWS;
+    constexpr int OUTS = S::OUTS, COLUMNS = PIXEL_ROWS ? OUTS : S::PIXELS;
+    constexpr int ROWS64 = (PIXEL_ROWS ? S::PIXELS : OUTS) / 64 / (S::TURNS ? 1 : CONSUMERS);
     int group = warpgroup() - 1, thread = threadIdx.x % (BY_REGISTERS<T, LAYOUT> ? 32 : WARPGROUP);
-    int own = S::TURNS ? 0 : group * OWN_PIXELS; /* of the tile's pixels, the first of this warpgroup */
-    int turn = 0;                                /* whose the next tile is */
+    /* Of the tile's pixels and channels, the first of this warpgroup. */
+    int own = S::TURNS ? 0 : group * ROWS64 * 64, own_pixel = SPLITS_OUTS ? 0 : own, own_out = SPLITS_OUTS ? own : 0;
+    int turn = 0; /* whose the next tile is */
     ring<S::STAGES> at;
     auto release = [&](int stage) {
         if (thread < CLUSTER) barrier_arrive_in(thread, shared.empty[stage]);
@@ -159,18 +166,27 @@ __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
         }
         /* A stage's barrier can be waited for only once the other warpgroup needs none of its earlier phases. */
         if (S::TURNS) group_sync(TURN + group, CONSUMERS * WARPGROUP);
-        float sum[ROWS64][PIXEL_ROWS ? OUTS / 2 : OWN_PIXELS / 2];
+        float sum[ROWS64][COLUMNS / 2];
         int last = -1;
-        std::conditional_t<BY_REGISTERS<T, LAYOUT>, transposed_left, no_left> left;
-        for_each_stage<S::TAPS>(c, [&](int, int, int taps, int) {
-            uint32_t pixels = shared_address(shared.pixels[at.stage]) + (uint32_t)(own * 128);
-            uint32_t weights = shared_address(shared.weights[at.stage]);
-            barrier_wait(shared.full[at.stage], at.parity);
-            if constexpr (BY_REGISTERS<T, LAYOUT>) {
-                left.multiply(sum, shared.pixels[at.stage] + own * 128, weights, BOX_TERMS, last >= 0, [&] {
-                    if (last >= 0) release(last);
-                });
-            } else {
+        if constexpr (BY_REGISTERS<T, LAYOUT>) {
+            transposed_left left;
+#pragma unroll 1
+            for (int stage = 0; stage < c.stages; stage++) {
+                barrier_wait(shared.full[at.stage], at.parity);
+                left.multiply(sum, shared.pixels[at.stage] + own_pixel * 128, shared_address(shared.weights[at.stage]),
+                              BOX_TERMS, stage > 0, [&] {
+                                  if (stage > 0) release(last);
+                              });
+                last = at.stage;
+                at.advance();
+            }
+            if (S::TURNS && !last_tile) group_arrive(TURN + 1 - group, CONSUMERS * WARPGROUP);
+            left.finish();
+        } else {
+            for_each_stage<S::TAPS>(c, [&](int, int, int taps, int) {
+                uint32_t pixels = shared_address(shared.pixels[at.stage]) + (uint32_t)(own_pixel * 128);
+                uint32_t weights = shared_address(shared.weights[at.stage]) + (uint32_t)(own_out * 128);
+                barrier_wait(shared.full[at.stage], at.parity);
                 products_begin();
 #pragma unroll 1
                 for (int tap = 0; tap < taps; tap++) {
@@ -195,13 +211,12 @@ __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
                 products_commit();
                 products_wait<1>();
                 if (last >= 0) release(last);
-            }
-            last = at.stage;
-            at.advance();
-        });
-        if (S::TURNS && !last_tile) group_arrive(TURN + 1 - group, CONSUMERS * WARPGROUP);
-        products_wait<0>();
-        if constexpr (BY_REGISTERS<T, LAYOUT>) left.finish();
+                last = at.stage;
+                at.advance();
+            });
+            if (S::TURNS && !last_tile) group_arrive(TURN + 1 - group, CONSUMERS * WARPGROUP);
+            products_wait<0>();
+        }
 #pragma unroll
         for (int m = 0; m < ROWS64; m++)
             pin(sum[m]);
@@ -212,18 +227,18 @@ __device__ void consume(const windows_call &c, windows_shared<S> &shared) {
 #pragma unroll
                 for (float &s : sum[m])
                     s = 0;
-        int pixel = pixel_tile * S::PIXELS + own, column = column_tile * OUTS;
+        int pixel = pixel_tile * S::PIXELS + own_pixel, column = column_tile * OUTS + own_out;
         if constexpr (LAYOUT == LAST) {
-            write_last<T, OUTS>(c, pixel, column, sum);
+            write_last<T, ROWS64, OUTS>(c, pixel, column, sum);
         } else if constexpr (LAYOUT == FIRST) {
-            write_first<T, ROWS64>(c, 0, pixel, c.rows, column, sum);
+            write_first<T, ROWS64, COLUMNS>(c, 0, pixel, c.rows, column, sum);
         } else {
             int image = pixel_tile / c.image_tiles;
             pixel -= image * c.image_tiles * S::PIXELS;
             if constexpr (BY_REGISTERS<T, LAYOUT>)
                 write_fours<T, OUTS>(c, image, pixel, column, sum);
             else
-                write_first<T, ROWS64>(c, image, pixel, image * c.plane < c.rows ? c.plane : 0, column, sum);
+                write_first<T, ROWS64, COLUMNS>(c, image, pixel, image * c.plane < c.rows ? c.plane : 0, column, sum);
         }
     });
 }
@@ -283,6 +298,12 @@ bool shifts(const windows &w, int outs) {
            (SHIFTS - 1) * a.apart <= MAX_SHIFT && can_walk(shifted_walk(a));
 }
 
+/* Columns that are multiplied with tiles of `outs` channels. */
+int64_t padded_columns(int64_t columns, int outs) {
+    int64_t tiles = vjp_divide_up(columns, outs);
+    return (tiles > 1 ? vjp_round_up(tiles, CLUSTER) : 1) * outs;
+}
+
 } // namespace
 
 vjp_status multiply_windows(const vjp_work *work, windows w) {
@@ -292,7 +313,8 @@ vjp_status multiply_windows(const vjp_work *work, windows w) {
     vjp_dtype type = work->storage;
     bool short_sums = w.kernel_h * w.kernel_w == 1 && w.channels <= MAX_TURNS * (type == VJP_F32 ? 32 : 64);
     bool turns = outs == 64 || (short_sums && (w.channels_last || w.along));
-    int pixels = turns ? OWN_PIXELS : CONSUMERS * OWN_PIXELS;
+    if (w.channels_last && !turns && padded_columns(w.columns, 256) <= padded_columns(w.columns, outs)) outs = 256;
+    int pixels = turns || outs == 256 ? 128 : 256;
     c.width = w.across.count;
     if (shifted) w.across = shifted_walk(w.across);
     int64_t wide = type == VJP_F32 ? 4 : 8, plane = (int64_t)w.down.count * w.across.count;
@@ -339,6 +361,8 @@ vjp_status multiply_windows(const vjp_work *work, windows w) {
         using T = decltype(zero);
         auto in_tiles = [&](auto layout) {
             constexpr picture_layout LAYOUT = decltype(layout)::value;
+            if constexpr (LAYOUT == LAST)
+                if (outs == 256) return enqueue<T, windows_shape<256, 1, false>, LAYOUT>(work, c);
             if constexpr (LAYOUT == LAST)
                 if (shifted) return enqueue<T, windows_shape<64, SHIFTS, true>, LAYOUT>(work, c);
             if (outs == 64) return enqueue<T, windows_shape<64, 1, true>, LAYOUT>(work, c);
