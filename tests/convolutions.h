@@ -58,7 +58,24 @@ static void *conv_random(const conv_case *c, const int64_t shape[4], uint32_t se
     return to;
 }
 
-/* y from x and weight, of which the first numbers are the bias too; dx and dweight from dy, x and weight. In f32 twice,
+/* dbias must be `times` the sums of dy. */
+static void check_dbias(const conv_case *c, const void *dbias, const void *dy, int times) {
+    bool last = c->attributes.layout == VJP_LAYOUT_CHANNELS_LAST;
+    size_t outs = (size_t)c->weight[0], plane = (size_t)(last ? 1 : c->y[2] * c->y[3]);
+    double wrong = 0, right = 0, *sum = calloc(outs, sizeof *sum);
+    assert_non_null(sum);
+    for (size_t i = 0; i < conv_elements(c->y); i++)
+        sum[i / plane % outs] += times * (double)conv_number(c, dy, i);
+    for (size_t i = 0; i < outs; i++) {
+        double off = (double)conv_number(c, dbias, i) - sum[i];
+        wrong += off * off;
+        right += sum[i] * sum[i];
+    }
+    free(sum);
+    assert_true(sqrt(wrong / right) <= (c->dtype == VJP_F32 ? 1e-5 : c->dtype == VJP_BF16 ? 4e-3 : 5e-4));
+}
+
+/* y from x and weight, of which the first numbers are the bias too; the gradients from dy, x and weight. In f32 twice,
  * the second time added. */
 static void convolve(const char *name, const char *products, const conv_case *c, void *const in[3],
                      void *const result[CONV_RESULTS]) {
@@ -74,19 +91,30 @@ static void convolve(const char *name, const char *products, const conv_case *c,
         if (i < RESULTS) assert_int_equal(vjp_upload(on, data, 0, in[i], conv_bytes(c, shape[i])), VJP_OK);
         t[i] = vjp_tensor_of(data, c->dtype, 4, shape[i]);
     }
+    int times = c->dtype == VJP_F32 ? 2 : 1;
+    size_t bias_bytes = (size_t)c->weight[0] * (c->dtype == VJP_F32 ? 4 : 2);
+    void *dbias_data, *dbias_result = malloc(bias_bytes);
+    assert_non_null(dbias_result);
+    assert_int_equal(vjp_alloc(on, bias_bytes, &dbias_data), VJP_OK);
     vjp_tensor bias = vjp_tensor_of(t[WEIGHT].data, c->dtype, 1, c->weight);
-    for (int times = 0; times < (c->dtype == VJP_F32 ? 2 : 1); times++) {
+    vjp_tensor dbias = vjp_tensor_of(dbias_data, c->dtype, 1, c->weight);
+    for (int time = 0; time < times; time++) {
         for (int i = RESULTS; i < ALL; i++)
-            t[i].flags = times ? VJP_ACCUMULATE : 0;
+            t[i].flags = time ? VJP_ACCUMULATE : 0;
+        dbias.flags = t[RESULTS].flags;
         assert_int_equal(vjp_conv2d_forward(on, &t[RESULTS + CONV_Y], &t[X], &t[WEIGHT], &bias, &c->attributes),
                          VJP_OK);
-        assert_int_equal(vjp_conv2d_backward(on, &t[RESULTS + CONV_DX], &t[RESULTS + CONV_DWEIGHT], NULL, &t[DY], &t[X],
-                                             &t[WEIGHT], &c->attributes),
+        assert_int_equal(vjp_conv2d_backward(on, &t[RESULTS + CONV_DX], &t[RESULTS + CONV_DWEIGHT], &dbias, &t[DY],
+                                             &t[X], &t[WEIGHT], &c->attributes),
                          VJP_OK);
     }
     for (int i = 0; i < CONV_RESULTS; i++)
         assert_int_equal(vjp_download(on, result[i], t[RESULTS + i].data, 0, conv_bytes(c, shape[RESULTS + i])),
                          VJP_OK);
+    assert_int_equal(vjp_download(on, dbias_result, dbias_data, 0, bias_bytes), VJP_OK);
+    check_dbias(c, dbias_result, in[DY], times);
+    vjp_free(on, dbias_data);
+    free(dbias_result);
     for (int i = 0; i < ALL; i++)
         vjp_free(on, t[i].data);
     vjp_close(on);

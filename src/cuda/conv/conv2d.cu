@@ -10,7 +10,8 @@
  *     dweight     tiles     the same, with any number of terms
  *     y, dx       general   otherwise, such as depthwise: a thread per element
  *     dweight     general   otherwise: a block per element
- *     dbias       chunks    always: sums over chunks of pixels (conv2d_bias.cuh)
+ *     dbias       hopper    beside dweight on that path (conv2d_hopper_bias.cuh)
+ *     dbias       chunks    otherwise: sums over chunks of pixels (conv2d_bias.cuh)
  *
  *     tiles in    product                                           results of a block
  *     bf16, f16   tensor cores (mma.sync), f32 sums                 128 x 128, or 128 x 64 for up to 64 columns
@@ -324,12 +325,13 @@ void run_dweight(steps &w, const conv_call &q, const tile_sizes &s, const uint4 
 
 /*
  * The same on Hopper. dy: with DY_PLANES as it is, else as hopper_picture() has it. In f32 its pixels must be side by
- * side.
+ * side. `bias`: dbias as well.
  */
 template <class T>
 void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, hopper::pixel_order order, const void *x,
-                        const void *dy) {
+                        const void *dy, bool bias) {
     hopper::weight_sums c{};
+    bias_split b{};
     tile_axis down = axis_down(q, false), across = axis_across(q, false);
     c.x = x;
     c.dy = dy;
@@ -354,8 +356,13 @@ void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, hoppe
     c.across = walk_of(across, windows_of(across, false, 0));
     c.parts = hopper::weight_parts(c);
     c.partial = w.layout.take<float>(c.parts * s.taps * s.channels * s.outs);
+    if (bias) {
+        b.chunks = hopper::bias_chunks(c);
+        b.partial = c.bias = w.layout.take<double>(b.chunks * s.outs);
+    }
     if (w.enqueues && w.status == VJP_OK) w.status = hopper::multiply_weight_sums(w.work, c);
     add_weight_parts<T>(w, q, s, c.partial, (int)c.parts);
+    if (bias) enqueue(w, dbias_sum<T>, blocks_of(q.y.channels * 32), 0, q, b);
 }
 
 template <class T> void run_dbias(steps &w, const conv_call &q) {
@@ -387,7 +394,8 @@ template <class T> void backward_steps(steps &w) {
     tile_sizes s = tile_sizes_of(q, WIDE<T>);
     hopper_results h = hopper_results_of(w.work, q, s, WIDE<T>);
     bool dx = w.work->tensor[CONV2D_B_DX], dweight = w.work->tensor[CONV2D_B_DWEIGHT];
-    if (w.work->tensor[CONV2D_B_DBIAS]) run_dbias<T>(w, q);
+    bool dbias = w.work->tensor[CONV2D_B_DBIAS], beside = dbias && dweight && h.dweight;
+    if (dbias && !beside) run_dbias<T>(w, q);
     bool planes = h.dweight && h.order == hopper::DY_PLANES;
     const void *dy = nullptr;
     if ((dx && s.dx) || (dweight && s.dweight && !planes))
@@ -403,7 +411,7 @@ template <class T> void backward_steps(steps &w) {
     if (s.dweight) x = hopper_picture<T>(w, q, s, h.along, q.x_data, q.x, q.channels, s.channels);
     if (planes) dy = hopper_picture<T>(w, q, s, true, q.y_data, q.y, q.outs, s.outs);
     if (h.dweight)
-        run_hopper_dweight<T>(w, q, s, h.order, x, dy);
+        run_hopper_dweight<T>(w, q, s, h.order, x, dy, beside);
     else if (s.dweight)
         run_dweight<T>(w, q, s, static_cast<const uint4 *>(x), static_cast<const uint4 *>(dy));
     else

@@ -7,6 +7,8 @@
  *     dbias_pixels    channels last     a chunk of pixels of up to 32 runs of channels
  *     dbias_sum       both              (a warp adds the chunks of a channel)
  *
+ * On Hopper dweight has the chunks' sums where it is wanted, too (conv2d_hopper_bias.cuh).
+ *
  * A thread adds runs of 16 bytes. Aligned runs are copied to shared memory, several at a time: through registers, the
  * compiler would wait for one before it reads the next. Other runs are read element by element.
  *
@@ -210,9 +212,10 @@ __global__ void __launch_bounds__(THREADS) dbias_sum(const __grid_constant__ con
     int64_t warps = (int64_t)gridDim.x * (THREADS / 32);
     for (int64_t c = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; c < q.y.channels; c += warps) {
         double sum = 0;
+        for (int64_t first = lane; first < s.chunks; first += divide_up(CHUNKS, 32) * 32)
 #pragma unroll
-        for (int i = 0; i < (int)divide_up(CHUNKS, 32); i++)
-            if (lane + 32 * i < s.chunks) sum += s.partial[c * s.chunks + lane + 32 * i];
+            for (int i = 0; i < (int)divide_up(CHUNKS, 32); i++)
+                if (first + 32 * i < s.chunks) sum += s.partial[c * s.chunks + first + 32 * i];
         sum = warp_sum(sum);
         if (lane == 0) write_parameter<T>(q.dbias, c, (float)sum);
     }

@@ -56,10 +56,12 @@ struct weight_sums {
     walk_axis down, across;
     float *partial; /* [parts, taps, channels, columns] */
     int64_t parts;
+    double *bias; /* [columns, bias_chunks()]: sums of dy; NULL: not wanted */
 };
 
 /* Into how many parts the pixels are split; depends on the sizes alone. */
 int64_t weight_parts(const weight_sums &w);
+int64_t bias_chunks(const weight_sums &w);
 vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w);
 
 } // namespace hopper

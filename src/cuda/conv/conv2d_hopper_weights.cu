@@ -14,6 +14,7 @@
  * shifts out, by estimate 4e-6 after 4096 terms, and an f32 gradient must be within 1e-5.
  */
 #include "cuda/conv/conv2d_hopper.cuh"
+#include "cuda/conv/conv2d_hopper_bias.cuh"
 #include "cuda/conv/conv2d_hopper_transposed.cuh"
 
 namespace vjp {
@@ -37,6 +38,7 @@ template <class T, pixel_order ORDER> constexpr bool BY_REGISTERS = sizeof(T) ==
 struct weight_sums_call {
     CUtensorMap x, dy;
     float *partial;
+    double *bias; /* NULL: not wanted */
     walk_axis down, across;
     int channels, columns, channel_blocks, units, block_units;
     int unit_tiles, column_tiles, parts, steps, part_steps;
@@ -68,7 +70,7 @@ template <int OUTS> __device__ int own_unit(int group) {
 }
 
 struct weight_tile {
-    int first_unit, units, column_tile, part, first, steps;
+    int unit_tile, first_unit, units, column_tile, part, first, steps;
 
     __device__ explicit weight_tile(const weight_sums_call &c) {
         int index = (int)blockIdx.x / CLUSTER, rank = block_of_cluster();
@@ -76,7 +78,8 @@ struct weight_tile {
         int across = c.shares_units ? c.column_tiles / CLUSTER : c.column_tiles;
         column_tile = index % across * (c.shares_units ? CLUSTER : 1) + rank;
         index /= across;
-        first_unit = index % c.unit_tiles * c.block_units;
+        unit_tile = index % c.unit_tiles;
+        first_unit = unit_tile * c.block_units;
         units = min(c.block_units, c.units - first_unit);
         part = index / c.unit_tiles;
         first = part * c.part_steps;
@@ -235,6 +238,29 @@ __device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int 
     }
 }
 
+/* The sums of dbias: every so many stages, so that the blocks with the same out channels and part share them. */
+template <class T, int OUTS, pixel_order ORDER>
+__device__ void add_bias(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
+    bias_sums<T, OUTS, sizeof(T) == 4 || ORDER != WALK> sums;
+    ring<weight_shared<OUTS>::STAGES> at;
+    int turn = t.first % c.unit_tiles;
+#pragma unroll 1
+    for (int step = 0; step < t.steps; step++) {
+        barrier_wait(shared.full[at.stage], at.parity);
+        if (turn == t.unit_tile) sums.add(shared.dy[at.stage]);
+        if (++turn == c.unit_tiles) turn = 0;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty[at.stage]);
+        at.advance();
+    }
+    if (t.part >= c.parts) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int out = t.column_tile * OUTS + sums.first() + i * sums.APART;
+        if (out < c.columns) c.bias[((int64_t)out * c.parts + t.part) * c.unit_tiles + t.unit_tile] = sums.total[i];
+    }
+}
+
 /* Units that do not exist are multiplied, too: what lies in their place is not written. */
 template <class T, int OUTS, pixel_order ORDER>
 __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, const weight_tile &t) {
@@ -308,8 +334,8 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
         for (int i = 0; i < weight_shared<OUTS>::STAGES; i++) {
             barrier_init(shared.full[i], 1);
             /* Each warp arrives that has read shared memory by itself. */
-            barrier_init(shared.empty[i],
-                         CONSUMERS * (BY_REGISTERS<T, ORDER> ? WARPGROUP / 32 : 1) * (c.shares_units ? CLUSTER : 1));
+            int arrivals = CONSUMERS * (BY_REGISTERS<T, ORDER> ? WARPGROUP / 32 : 1) * (c.shares_units ? CLUSTER : 1);
+            barrier_init(shared.empty[i], arrivals + (c.bias ? BIAS_WARPS<OUTS> : 0));
         }
         barriers_are_ready();
     }
@@ -318,7 +344,11 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     weight_tile t(c);
     if (threadIdx.x < WARPGROUP) {
         give_registers<40>();
-        if (threadIdx.x == 0) produce<T, OUTS, ORDER>(c, shared, t);
+        int warp = (int)threadIdx.x / 32;
+        if (threadIdx.x == 0)
+            produce<T, OUTS, ORDER>(c, shared, t);
+        else if (c.bias && warp >= 1 && warp <= BIAS_WARPS<OUTS>)
+            add_bias<T, OUTS, ORDER>(c, shared, t);
     } else {
         take_registers<232>();
         if (t.part < c.parts) consume<T, OUTS, ORDER>(c, shared, t);
@@ -382,6 +412,11 @@ int64_t weight_parts(const weight_sums &w) {
     return weight_split(w).parts;
 }
 
+int64_t bias_chunks(const weight_sums &w) {
+    weight_split s(w);
+    return s.parts * s.unit_tiles;
+}
+
 vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
     weight_split s(w);
     weight_sums_call c{};
@@ -389,6 +424,7 @@ vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
     vjp_dtype type = w.type;
     int depth = depth_of(type);
     c.partial = w.partial;
+    c.bias = w.bias;
     c.down = w.down;
     c.across = w.across;
     c.channels = (int)w.channels;
