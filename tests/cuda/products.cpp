@@ -174,6 +174,9 @@ vjp_status multiply_windows(const vjp_work *work, windows) {
 int64_t weight_parts(const weight_sums &) {
     return 1;
 }
+int64_t bias_chunks(const weight_sums &) {
+    return 1;
+}
 vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &) {
     return refuse(work);
 }
