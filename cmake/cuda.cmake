@@ -75,7 +75,8 @@ foreach(card ${vjp_cuda_cards})
 endforeach()
 # Hopper's own instructions exist in sm_90a alone, and no other card runs the kernels of these files.
 set(hopper_files ${PROJECT_SOURCE_DIR}/src/cuda/attention/hopper.cu ${PROJECT_SOURCE_DIR}/src/cuda/gemm/long_sums.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/linear/gated.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_windows.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_weights.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/linear/gated_forward.cu ${PROJECT_SOURCE_DIR}/src/cuda/linear/gated.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_windows.cu ${PROJECT_SOURCE_DIR}/src/cuda/conv/conv2d_hopper_weights.cu)
 list(REMOVE_ITEM cuda_files ${hopper_files})
 set_source_files_properties(${cuda_files} PROPERTIES COMPILE_OPTIONS "${vjp_cuda_codes}")
 set(vjp_cuda_hopper 0)

@@ -8,6 +8,7 @@
 #include "cuda/gemm/long_sums.cuh"
 #include "cuda/linear/gated.cuh"
 
+#include <cstring>
 #include <vector>
 
 extern "C" {
@@ -103,23 +104,56 @@ vjp_status multiply(const vjp_work *work, const product &p) {
 }
 
 // As on Hopper, but of any size: so that programs with pairs of calls are run.
+bool gated_forward_pays(const vjp_device *, const gated_forward &p) {
+    return p.dtype != VJP_F32 && p.terms % 8 == 0 && p.columns % 8 == 0 && p.terms > 0;
+}
+
 bool gated_product_pays(const vjp_device *, const gated_product &p) {
     return p.dtype != VJP_F32 && p.terms % 8 == 0 && p.columns % 8 == 0 && p.terms > 0;
 }
 
-template <class T> cudaError_t multiply_gated_now(const gated_product &p) {
-    std::vector<uint16_t> dy((size_t)(p.rows * p.columns));
+// A product [rows, columns] of 16-bit numbers, rounded.
+std::vector<uint16_t> product_now(vjp_dtype dtype, int64_t rows, int64_t columns, int64_t terms, factor a, factor b) {
+    std::vector<uint16_t> result((size_t)(rows * columns));
     product q{};
-    q.storage = p.dtype;
+    q.storage = dtype;
     q.items = 1;
-    q.m = p.rows;
-    q.n = p.columns;
-    q.k = p.terms;
+    q.m = rows;
+    q.n = columns;
+    q.k = terms;
     q.scale = 1;
-    q.a = {p.dz, false, p.terms, 0};
-    q.b = {p.w, false, p.columns, 0};
-    q.result = dy.data();
+    q.a = a;
+    q.b = b;
+    q.result = result.data();
     multiply_now(q, false);
+    return result;
+}
+
+template <class T> cudaError_t multiply_gated_forward_now(const gated_forward &p) {
+    factor x = {p.x, false, p.terms, 0};
+    auto product_with = [&](const void *weight) {
+        return product_now(p.dtype, p.rows, p.columns, p.terms, x, {weight, true, p.terms, 0});
+    };
+    std::vector<uint16_t> gate = product_with(p.gate_weight), up = product_with(p.up_weight);
+    size_t bytes = gate.size() * sizeof gate[0];
+    if (p.gate) memcpy(p.gate, gate.data(), bytes);
+    if (p.up) memcpy(p.up, up.data(), bytes);
+    for (int64_t i = 0; i < p.rows * p.columns; i++)
+        put(p.y, p.dtype, i, gated_value<T>(number_at(gate.data(), p.dtype, i), number_at(up.data(), p.dtype, i)));
+    return cudaSuccess;
+}
+
+vjp_status multiply_gated_forward(const vjp_work *work, const gated_forward &p, bool *done) {
+    *done = true;
+    return result_of(work, emulated::enqueue(stream_of(work), [=] {
+                         return p.dtype == VJP_BF16 ? multiply_gated_forward_now<bf16>(p)
+                                                    : multiply_gated_forward_now<f16>(p);
+                     }));
+}
+
+template <class T> cudaError_t multiply_gated_now(const gated_product &p) {
+    std::vector<uint16_t> dy =
+        product_now(p.dtype, p.rows, p.columns, p.terms, {p.dz, false, p.terms, 0}, {p.w, false, p.columns, 0});
     for (int64_t i = 0; i < p.rows * p.columns; i++) {
         gated_slopes all = gated_gradient<T>(number_at(dy.data(), p.dtype, i), number_at(p.gate, p.dtype, i),
                                              number_at(p.up, p.dtype, i));

@@ -624,6 +624,7 @@ static const vjp_backend backend = {
     .alloc_host = vjp::alloc_host,
     .free_host = vjp::free_host,
     .upload_beside = vjp::upload_beside,
+    .gates_products = 1,
     .pairs = vjp::linear_pairs,
     .run_pair = vjp::run_pair,
     .copy_begin = vjp::copy_begin,

@@ -430,6 +430,21 @@ __device__ void write_tile(char *tile, int rows, int row, const float (&d)[COUNT
     write_packed(tile, rows, row, two);
 }
 
+/*
+ * Writes the sums of 64 x 64, rounded, to a tile. Four matrices of 8 x 8 at a time: thread t of a warp has the place of
+ * row t % 8 of matrix t / 8, and of each matrix its usual two numbers.
+ */
+template <class T> __device__ void write_rounded(char *tile, const float *sum) {
+    uint32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    uint32_t first = shared_address(tile) + row * 128 + ((lane / 16 ^ lane % 8) * 16);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++, sum += 8)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(first ^ (i * 32)),
+                     "r"(pack_two<T>(sum[0], sum[1])), "r"(pack_two<T>(sum[2], sum[3])),
+                     "r"(pack_two<T>(sum[4], sum[5])), "r"(pack_two<T>(sum[6], sum[7]))
+                     : "memory");
+}
+
 template <int REGISTERS> __device__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }

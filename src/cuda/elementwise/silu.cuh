@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* silu and its slope, and swiglu of one element: for swiglu.cu, and for a product that ends with it (gated.cu). */
+/* silu and its slope, and swiglu of one element: for swiglu.cu, and for products that end with it (gated.cuh). */
 #ifndef VJP_CUDA_SILU_CUH
 #define VJP_CUDA_SILU_CUH
 

@@ -13,8 +13,8 @@
  * swiglu must take less time than the products of a tile, 8192 cycles for 1024 terms, or it is what the card waits for:
  * hence silu_to_16_bits(). Straight code for a thread's 128 numbers is 60 KiB, which the instruction cache holds.
  *
- * A kernel of this kind for the forward (the products of gate and up together, ending with y), and one that ended with
- * rope, gained nothing: docs/graph.md.
+ * Warps besides those that multiply, as in gated_forward.cu, are too few for the gradients: with three of them this
+ * pair took a third longer. A product that ended with rope gained nothing: docs/graph.md.
  */
 #include "cuda/linear/gated.cuh"
 

@@ -19,4 +19,9 @@
     ("cuda gather: the sums of blocks are joined without a barrier", "cuda gather",
      [("src/cuda/index/gather_sums.cuh", "            space.last = atomicAdd(arrived, 1u) == (unsigned)(blocks - 1);\n        }\n        __syncthreads();",
        "            space.last = atomicAdd(arrived, 1u) == (unsigned)(blocks - 1);\n        }")]),
+    ("cuda pairs: up is computed with gate's weight", "cudatest test_cuda_programs",
+     [("src/cuda/linear/pairs.cu", "          vjp_data(second, LINEAR_B),\n          vjp_data(first, LINEAR_Y)",
+       "          vjp_data(first, LINEAR_B),\n          vjp_data(first, LINEAR_Y)")]),
+    ("cuda pairs: gate and up of different rows", "cudatest test_cuda_programs",
+     [("src/cuda/linear/pairs.cu", "        vjp_data(first, LINEAR_A) != vjp_data(second, LINEAR_A) ||\n", "")]),
 ]
