@@ -132,7 +132,10 @@ typedef struct vjp_backend {
      * caller knows that no call in the queue uses `data`. NULL: upload_async.
      */
     vjp_status (*upload_beside)(vjp_device *device, void *data, uint64_t offset, const void *host, size_t bytes);
-    /* Whether linear multiplies by silu(gate) in the kernel that computes the product: graphs then put swiglu there. */
+    /*
+     * Whether linear multiplies by silu(gate) in the kernel that computes the product, alone or in a pair (below) with
+     * the product that computes gate: graphs then put swiglu there.
+     */
     int gates_products;
     /*
      * Enqueues y[M, N] = a[M, K] b[K, N], packed and of one dtype, by the fastest plain product of this device: vjp
