@@ -7,6 +7,9 @@
  *     write_last     pixels                               channels, contiguous in the result
  *     write_first    channels                             pixels, contiguous in the result
  *     write_fours    pixels, four to a thread (TF32)      channels; the pixels are contiguous
+ *
+ * `bias`: what has been read of it before the products, of the channels that are columns, or of the thread's rows.
+ * NULL: nothing.
  */
 #ifndef VJP_CUDA_CONV2D_HOPPER_RESULTS_CUH
 #define VJP_CUDA_CONV2D_HOPPER_RESULTS_CUH
@@ -92,15 +95,21 @@ template <class T> __device__ float bias_of(const windows_call &c, int column) {
     return c.bias.data && column < c.columns ? read_parameter<T>(c.bias, column) : 0.f;
 }
 
-/* Pixels are rows, channels columns. A thread has two rows of each 64. */
+/* Row i of the thread, which has two of each 64. */
+__device__ inline int accumulator_row(int i) {
+    int thread = threadIdx.x % WARPGROUP;
+    return i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+}
+
+/* Pixels are rows, channels columns. */
 template <class T, int ROWS64, int OUTS>
 __device__ void write_last(const windows_call &c, int first_pixel, int first_column,
-                           const float (&sum)[ROWS64][OUTS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
+                           const float (&sum)[ROWS64][OUTS / 2], const float *bias) {
+    int quad = threadIdx.x % 4;
     T *to[2 * ROWS64];
 #pragma unroll
     for (int i = 0; i < 2 * ROWS64; i++) {
-        int pixel = first_pixel + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+        int pixel = first_pixel + accumulator_row(i);
         pixel_place p = place_of(c, pixel);
         int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
         bool present = pixel < c.rows && p.inside;
@@ -108,16 +117,18 @@ __device__ void write_last(const windows_call &c, int first_pixel, int first_col
     }
 #pragma unroll
     for (int t = 0; t < OUTS / 32; t++) {
-        float bias[8];
+        float plus[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            bias[j] = bias_of<T>(c, first_column + t * 32 + j / 2 * 8 + quad * 2 + j % 2);
+        for (int j = 0; j < 8; j++) {
+            int column = t * 32 + j / 2 * 8 + quad * 2 + j % 2;
+            plus[j] = bias ? bias[column] : bias_of<T>(c, first_column + column);
+        }
 #pragma unroll
         for (int i = 0; i < 2 * ROWS64; i++) {
             float values[8];
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias[j];
+                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + plus[j];
             if constexpr (sizeof(T) == 2)
                 if (c.whole) {
                     uint32_t two[4];
@@ -146,8 +157,8 @@ __device__ void write_last(const windows_call &c, int first_pixel, int first_col
 /* Channels are rows, pixels columns: those of the walk over `image` and the next ones, `pixels` of them in all. */
 template <class T, int ROWS64, int PIXELS>
 __device__ void write_first(const windows_call &c, int image, int first_pixel, int pixels, int first_column,
-                            const float (&sum)[ROWS64][PIXELS / 2]) {
-    int thread = threadIdx.x % WARPGROUP, quad = thread % 4;
+                            const float (&sum)[ROWS64][PIXELS / 2], const float *bias) {
+    int quad = threadIdx.x % 4;
     int64_t plane = (int64_t)c.result_down.size * c.result_across.size;
     auto *result = static_cast<T *>(c.result) + (int64_t)image * c.columns * plane;
     auto place = [&](int pixel) {
@@ -170,12 +181,12 @@ __device__ void write_first(const windows_call &c, int image, int first_pixel, i
         }
 #pragma unroll
         for (int i = 0; i < 2 * ROWS64; i++) {
-            int column = first_column + i / 2 * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+            int column = first_column + accumulator_row(i);
             bool inside = column < c.columns;
-            float bias = bias_of<T>(c, column), values[8];
+            float plus = bias ? bias[i] : bias_of<T>(c, column), values[8];
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + bias;
+                values[j] = sum[i / 2][t * 16 + j / 2 * 4 + i % 2 * 2 + j % 2] + plus;
             if constexpr (sizeof(T) == 2)
                 if (c.whole) {
                     uint32_t packed[4];
@@ -202,7 +213,7 @@ __device__ void write_first(const windows_call &c, int image, int first_pixel, i
 /* Pixels are rows, in the order of transposed_left: a thread has four successive ones, of one image. */
 template <class T, int OUTS>
 __device__ void write_fours(const windows_call &c, int image, int first_pixel, int first_column,
-                            const float (&sum)[2][OUTS / 2]) {
+                            const float (&sum)[2][OUTS / 2], const float *bias) {
     int thread = threadIdx.x % WARPGROUP, pixel = first_pixel + thread / 32 * BOX_ROWS + own_rows();
     if (image * c.plane >= c.rows || pixel >= c.plane) return; /* planes are whole runs of four */
     T *result = static_cast<T *>(c.result) + (int64_t)image * c.columns * c.plane + pixel;
@@ -210,10 +221,10 @@ __device__ void write_fours(const windows_call &c, int image, int first_pixel, i
     for (int j = 0; j < OUTS / 4; j++) {
         int column = first_column + j / 2 * 8 + thread % 4 * 2 + j % 2;
         if (column >= c.columns) continue;
-        float bias = bias_of<T>(c, column), values[4];
+        float plus = bias ? bias[column - first_column] : bias_of<T>(c, column), values[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            values[i] = sum[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] + bias;
+            values[i] = sum[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] + plus;
         T *to = result + (int64_t)column * c.plane;
         if (c.whole) {
             write_wide(to, values, c.add);

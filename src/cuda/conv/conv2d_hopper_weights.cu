@@ -185,21 +185,29 @@ __device__ inline float *part_of(const weight_sums_call &c, const weight_tile &t
     return c.partial + ((t.part * taps + unit / c.channel_blocks) * c.channels + channel) * c.columns;
 }
 
+/*
+ * The sums that are added to are read before the first of them is written. Loads cannot be moved before stores that may
+ * be to the same place, so in turns with those, each would take its full time: dweight of [64, 28, 28, 256], 3x3 to
+ * 256, then takes 150 us instead of 105 in bf16, and 233 instead of 220 in TF32.
+ */
+
 /* Writes the accumulators 4 i + 2 half + {0, 1}: a row of the unit, one of its channels. */
 template <int OUTS>
 __device__ void write_row(const weight_sums_call &c, const weight_tile &t, int unit_of_tile, int row, int half,
                           bool add, const float (&sum)[OUTS / 2]) {
     int unit = t.first_unit + unit_of_tile, channel = unit % c.channel_blocks * SLICE + row;
     if (unit_of_tile >= t.units || channel >= c.channels) return;
-    float *part = part_of(c, t, unit, channel);
+    int first = t.column_tile * OUTS + (int)threadIdx.x % 4 * 2; /* and the next: their number is even */
+    auto *part = reinterpret_cast<float2 *>(part_of(c, t, unit, channel) + first);
+    float2 old[OUTS / 8] = {};
+    if (add)
 #pragma unroll
-    for (int j = 0; j < OUTS / 8; j++) {
-        int column = t.column_tile * OUTS + j * 8 + (int)threadIdx.x % 4 * 2; /* and the next: their number is even */
-        if (column >= c.columns) continue;
-        auto *to = reinterpret_cast<float2 *>(part + column);
-        float2 old = add ? *to : float2{0, 0};
-        *to = {sum[j * 4 + half * 2] + old.x, sum[j * 4 + half * 2 + 1] + old.y};
-    }
+        for (int j = 0; j < OUTS / 8; j++)
+            if (first + j * 8 < c.columns) old[j] = part[j * 4];
+#pragma unroll
+    for (int j = 0; j < OUTS / 8; j++)
+        if (first + j * 8 < c.columns)
+            part[j * 4] = {sum[j * 4 + half * 2] + old[j].x, sum[j * 4 + half * 2 + 1] + old[j].y};
 }
 
 /* Of x through registers: a warp has half of a unit. */
@@ -225,16 +233,19 @@ __device__ void write_sums(const weight_sums_call &c, const weight_tile &t, int 
     for (int u = 0; u < OUTS * 2 / SLICE; u++) {
         int unit = t.first_unit + first_unit + u, first = unit % c.channel_blocks * SLICE + thread % 4 * 2;
         if (first_unit + u >= t.units) continue;
-        float *part = part_of(c, t, unit, first) + out;
+        float *part = part_of(c, t, unit, first) + out, old[SLICE / 2] = {};
+        /* f(accumulator of the unit, its place) */
+        auto for_each_sum = [&](auto f) {
 #pragma unroll
-        for (int j = 0; j < SLICE; j += 8) {
-            if (first + j >= c.channels) continue; /* the next channel exists, too: their number is even */
+            for (int j = 0; j < SLICE; j += 8) {
+                if (first + j >= c.channels) continue; /* the next channel exists, too: their number is even */
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float *to = part + (int64_t)(j + i % 2) * c.columns + i / 2 * 8;
-                if (out + i / 2 * 8 < c.columns) *to = sum[0][u * 32 + j / 2 + i] + (add ? *to : 0);
+                for (int i = 0; i < 4; i++)
+                    if (out + i / 2 * 8 < c.columns) f(j / 2 + i, part + (int64_t)(j + i % 2) * c.columns + i / 2 * 8);
             }
-        }
+        };
+        if (add) for_each_sum([&](int k, const float *from) { old[k] = *from; });
+        for_each_sum([&](int k, float *to) { *to = sum[0][u * (SLICE / 2) + k] + old[k]; });
     }
 }
 
