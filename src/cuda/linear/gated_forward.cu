@@ -25,8 +25,7 @@ namespace hopper {
 namespace {
 
 constexpr int TILE = 128, WIDTH = 2 * TILE, DEPTH = 64, STAGES = 3, CONSUMERS = 2, CLUSTER = 2;
-constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, ENDING_WARPS = 3;
-constexpr int ROWS = TILE / CONSUMERS, SLICES = TILE / SLICE;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP, ROWS = TILE / CONSUMERS, SLICES = TILE / SLICE;
 
 /* Tiles: pairs that lie below one another, in a row of all, in a row of a band; and the stages of each. */
 struct forward_call {
@@ -44,6 +43,8 @@ struct forward_shared {
 };
 
 #if VJP_HOPPER
+
+constexpr int ENDING_WARPS = 3;
 
 struct forward_tile {
     int row, column;
