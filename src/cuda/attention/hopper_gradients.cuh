@@ -118,27 +118,20 @@ template <class T, visible V> __device__ void add_dq(const gradients_call &c, gr
 #pragma unroll 1
             for (int m = first; m < end; m++, parity ^= 1) {
                 int last = CAUSAL ? ((m + 1) * QUERIES - 1 + (int)(c.a.keys - c.a.time)) / KEYS : c.order.blocks - 1;
-                int turn = min(last, c.order.blocks - 1) - t.block, slot = row + 2 * m, now;
+                int turn = min(last, c.order.blocks - 1) - t.block, slot = row + 2 * m;
                 float *sum = c.dq.sum + (int64_t)slot * shape::SUM;
                 barrier_wait(shared.dq_full[group], parity);
                 if (turn == 0) {
                     store_bytes(sum, shared.out[group], BYTES);
                 } else {
-                    do
-                        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                                     : "=r"(now)
-                                     : "l"(c.dq.turn + slot)
-                                     : "memory");
-                    while (now != turn);
-                    asm volatile("fence.proxy.async;" ::: "memory");
+                    wait_for_turn(c.dq.turn + slot, turn);
                     add_numbers(sum, shared.out[group], BYTES);
                 }
                 commit_stores();
                 stores_read();
                 barrier_arrive(shared.dq_empty[group]);
                 stores_done();
-                asm volatile("fence.proxy.async;" ::: "memory");
-                asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(c.dq.turn + slot), "r"(turn + 1) : "memory");
+                set_turn(c.dq.turn + slot, turn + 1);
             }
         }
     }
@@ -358,7 +351,7 @@ struct finish_call {
 template <class T> __global__ void __launch_bounds__(WARPGROUP) finish_dq(const __grid_constant__ finish_call c) {
 #if VJP_HOPPER
     constexpr int D = gradients_shape::D;
-    __shared__ alignas(TILE_ALIGNMENT) T staged[64 * D];
+    __shared__ __align__(TILE_ALIGNMENT) T staged[64 * D];
     begin_chained();
     int blocks = (int)divide_up(c.a.time, (int64_t)64);
     int block = blockIdx.x % blocks, head = blockIdx.x / blocks, first = block * 64;

@@ -14,25 +14,8 @@ namespace hopper {
 /* Named barriers: a consumer's turn to issue products, one for each consumer alone, and one for two of them. */
 constexpr int TURN = 1, OWN = 4, BOTH = 7;
 
-/* The tile memory of a block. */
-template <class S> __device__ S &aligned_shared() {
-    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
-    return *reinterpret_cast<S *>(memory);
-}
-
 __device__ inline bool is_finite(float x) {
     return fabsf(x) < CUDART_INF_F;
-}
-
-/* Whether any thread of the warpgroup says so. */
-__device__ inline bool group_any(int id, bool mine) {
-    int any;
-    asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, "
-                 "q;\n}\n"
-                 : "=r"(any)
-                 : "r"((int)mine), "r"(id)
-                 : "memory");
-    return any;
 }
 
 /*

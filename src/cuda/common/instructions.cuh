@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Instructions that C++ has no words for, as functions: copies to shared memory, accesses by a 32-bit address, matrices
- * on tensor cores, fast approximations. All kernels but Hopper's (hopper.cuh) take them from here, and contain no
- * assembly of their own: so tests can put other definitions of the same functions in the place of this file, and run
- * the kernels on a processor (tests/cuda).
+ * on tensor cores, fast approximations. Kernels take them from here, Hopper's own from hopper_instructions.cuh, and
+ * contain no assembly of their own: so tests can put other definitions of the same functions in the place of these
+ * files, and run the kernels on a processor (tests/cuda).
  */
 #ifndef VJP_CUDA_INSTRUCTIONS_CUH
 #define VJP_CUDA_INSTRUCTIONS_CUH
@@ -24,7 +24,10 @@ using f16 = __half;
 
 /* The block's dynamic shared memory. An alignment above 16 can cost as many bytes behind static variables. */
 template <class T, int ALIGNMENT = 16> __device__ T *dynamic_shared() {
-    if constexpr (ALIGNMENT > 16) {
+    if constexpr (ALIGNMENT == 1024) {
+        extern __shared__ __align__(1024) char tile_memory[];
+        return reinterpret_cast<T *>(tile_memory);
+    } else if constexpr (ALIGNMENT > 16) {
         static_assert(ALIGNMENT == 128);
         extern __shared__ __align__(128) char aligned_memory[];
         return reinterpret_cast<T *>(aligned_memory);

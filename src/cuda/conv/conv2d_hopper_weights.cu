@@ -339,8 +339,7 @@ template <class T, int OUTS, pixel_order ORDER>
 __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     weight_products(const __grid_constant__ weight_sums_call c) {
 #if VJP_HOPPER
-    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
-    auto &shared = *reinterpret_cast<weight_shared<OUTS> *>(memory);
+    auto &shared = aligned_shared<weight_shared<OUTS>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < weight_shared<OUTS>::STAGES; i++) {
             barrier_init(shared.full[i], 1);

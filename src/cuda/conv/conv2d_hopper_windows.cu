@@ -275,8 +275,7 @@ template <class T, class S, picture_layout LAYOUT>
 __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     window_products(const __grid_constant__ windows_call c) {
 #if VJP_HOPPER
-    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
-    auto &shared = *reinterpret_cast<windows_shared<S> *>(memory);
+    auto &shared = aligned_shared<windows_shared<S>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
             barrier_init(shared.full[i], 1);

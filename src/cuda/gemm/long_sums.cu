@@ -151,8 +151,7 @@ template <class T>
 __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     sum_over_rows(const __grid_constant__ long_sums_call c) {
 #if VJP_HOPPER
-    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
-    auto &shared = *reinterpret_cast<long_sums_shared *>(memory);
+    auto &shared = aligned_shared<long_sums_shared>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], PRODUCERS);

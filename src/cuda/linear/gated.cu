@@ -213,8 +213,7 @@ template <class T>
 __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
     multiply_with_swiglu(const __grid_constant__ gated_call c) {
 #if VJP_HOPPER
-    extern __shared__ __align__(TILE_ALIGNMENT) char memory[];
-    auto &shared = *reinterpret_cast<gated_shared *>(memory);
+    auto &shared = aligned_shared<gated_shared>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], 1);
