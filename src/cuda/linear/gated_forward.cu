@@ -34,12 +34,17 @@ struct forward_call {
     bool writes_gate, writes_up;
 };
 
-/* Gate and up leave in slices of 64 x 64, for which a barrier has a phase for each tile; y takes the place of gate. */
+/*
+ * Gate and up leave in slices of 64 x 64; y takes the place of gate. A slice has two barriers `written`, each for every
+ * second tile: a warp that ends tiles need not have waited for the tile before, and would take the end of its phase for
+ * that of its own. The phase of two tiles before is over, because one warpgroup is at most STAGES stages ahead of the
+ * other, and a tile has more.
+ */
 struct forward_shared {
     char x[STAGES][TILE * DEPTH * 2], weight[STAGES][WIDTH * DEPTH * 2];
     char gate[CONSUMERS][SLICES][ROWS * 128], up[CONSUMERS][SLICES][ROWS * 128];
     uint64_t full[STAGES], empty[STAGES];
-    uint64_t written[CONSUMERS][SLICES], free[CONSUMERS][SLICES];
+    uint64_t written[2][CONSUMERS][SLICES], free[CONSUMERS][SLICES];
 };
 
 #if VJP_HOPPER
@@ -123,7 +128,7 @@ template <class T> __device__ void multiply_tiles(const forward_call &c, forward
             write_rounded<T>(shared.up[group][slice], sum + (SLICES + slice) * (SLICE / 2));
             publish_shared();
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(shared.written[group][slice]);
+            if (threadIdx.x % 32 == 0) barrier_arrive(shared.written[n & 1][group][slice]);
             __syncwarp(); /* the next products need whole warps */
         }
     });
@@ -174,7 +179,7 @@ template <class T> __device__ void end_tiles(const forward_call &c, forward_shar
             int group = i % CONSUMERS, slice = i / CONSUMERS;
             int row = t.row * TILE + group * ROWS, column = (t.column * SLICES + slice) * SLICE;
             char *gate = shared.gate[group][slice], *up = shared.up[group][slice];
-            barrier_wait(shared.written[group][slice], n & 1);
+            barrier_wait(shared.written[n & 1][group][slice], n >> 1 & 1);
             if (leads) {
                 if (c.writes_gate) store_box(c.gate, gate, column, 0, row, 0);
                 if (c.writes_up) store_box(c.up, up, column, 0, row, 0);
@@ -209,7 +214,8 @@ __global__ void VJP_IN_CLUSTERS(CLUSTER) __launch_bounds__(THREADS, 1)
         }
         for (int group = 0; group < CONSUMERS; group++)
             for (int slice = 0; slice < SLICES; slice++) {
-                barrier_init(shared.written[group][slice], WARPGROUP / 32);
+                barrier_init(shared.written[0][group][slice], WARPGROUP / 32);
+                barrier_init(shared.written[1][group][slice], WARPGROUP / 32);
                 barrier_init(shared.free[group][slice], 1);
             }
         barriers_are_ready();
@@ -254,7 +260,7 @@ int64_t clusters_of(const vjp_device *device) {
 bool gated_forward_pays(const vjp_device *device, const gated_forward &p) {
     using namespace hopper;
     if (!VJP_CUDA_HOPPER || state_of(device)->capability != 90 || p.dtype == VJP_F32 || p.columns % 8 || p.terms % 8 ||
-        p.terms < 1 || p.terms > MAX_TERMS || p.rows > MAX_SIDE || p.columns > MAX_SIDE)
+        p.terms <= STAGES * DEPTH || p.terms > MAX_TERMS || p.rows > MAX_SIDE || p.columns > MAX_SIDE)
         return false;
     int64_t tiles = vjp_divide_up(p.rows, TILE * CLUSTER) * vjp_divide_up(p.columns, TILE);
     int64_t clusters = clusters_of(device), rounds = vjp_divide_up(tiles, clusters);
