@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/core.h"
 
@@ -22,6 +23,12 @@ static inline void device_start(const char *name) {
     printf("the tests that need a device are skipped: %s\n", why_none);
     vjp_close(device);
     device = NULL;
+}
+
+/* Whether the first device of this backend has these words in its description. */
+static inline bool device_is(const char *backend, const char *words) {
+    char text[VJP_SUMMARY_BYTES] = "";
+    return device && vjp_device_describe(backend, 0, text, sizeof text) == VJP_OK && strstr(text, words);
 }
 
 static inline void need_device(void) {

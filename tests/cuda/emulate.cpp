@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 // See emulate.h.
-#include "emulate.h"
+#include "state.h"
 
 #include "emulate/accesses.h"
 #include "emulate/fiber.h"
@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include <sys/mman.h>
 
@@ -19,35 +18,19 @@
 extern "C" char __bss_start[] __attribute__((visibility("hidden")));
 
 namespace emulated {
+
+Thread threads[MAX_RESIDENT];
+State states[MAX_RESIDENT];
+unsigned now;
+const launch *current;
+uint32_t moment;
+bool seen;
+Arrival arrival;
+
 namespace {
 
 constexpr size_t STACK = 512 << 10;
-
-enum class State : unsigned char { READY, AT_BARRIER, MEETING, ENDED };
-
-struct Copy {
-    char *to;
-    const char *from;
-    size_t bytes, from_memory;
-    int group;
-};
-
-struct Thread {
-    void *sp;
-    const char *file; // where it waits
-    int line;
-    int barrier, barrier_threads;
-    bool says, said;
-    uint32_t mask;
-    void *brought;
-    together run;
-    bool sees;
-    uint32_t warp_time, warp_mask; // of its last barrier in the warp
-    int team;                      // the last barrier with a number, and when
-    uint32_t team_time;
-    std::vector<Copy> copies; // that have not arrived
-    int group;
-};
+constexpr int NAMED_BARRIERS = 16;
 
 // Two bytes of shared memory.
 constexpr size_t GRAIN = 2;
@@ -62,20 +45,18 @@ struct Cell {
 constexpr uint16_t MANY = UINT16_MAX;
 
 constexpr size_t ALIGNMENT = 1024;
-alignas(ALIGNMENT) char dynamic[MAX_SHARED];
+alignas(ALIGNMENT) char dynamic[MAX_CLUSTER][MAX_SHARED];
 char *stacks;
 Cell *cells;
 std::vector<size_t> touched; // cells, in this launch
-Thread threads[MAX_THREADS];
-State states[MAX_THREADS];
 void *scheduler;
-unsigned now; // the thread that runs
-const launch *current;
-unsigned block;
-uint32_t moment, block_begin, block_time; // of the last barrier of the block
-bool running, seen, early;
+unsigned own_index;                                             // of the thread that runs, in its block
+unsigned first_block;                                           // of the cluster that runs
+uint32_t cluster_begin, cluster_time, block_times[MAX_CLUSTER]; // of the last barrier of the cluster, and of each block
+unsigned arrivals[MAX_CLUSTER][NAMED_BARRIERS]; // at barriers with a number, of threads that do not wait there
+bool running;
 char *message;
-uint32_t launches;
+uint32_t launches, numbers;
 std::map<const char *, size_t> memories;
 const char *last_memory; // that was touched
 size_t last_bytes;
@@ -86,48 +67,67 @@ size_t shared_bytes() {
 
 // ---- Reporting ----------------------------------------------------------------------------------------------
 
-__attribute__((format(printf, 1, 2))) void report_error(const char *format, ...) {
+unsigned block_of(unsigned thread) {
+    return first_block + rank_of(thread);
+}
+
+} // namespace
+
+void report_error(const char *format, ...) {
     if (seen) return;
     seen = true;
-    int used = snprintf(message, MESSAGE, "block %u of %u: ", block, current->grid);
+    int used = snprintf(message, MESSAGE, "block %u of %u: ", block_of(now), current->grid);
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message + used, MESSAGE - static_cast<size_t>(used), format, arguments);
     va_end(arguments);
 }
 
-struct Line {
-    char text[160];
-    explicit Line(uint32_t place) {
-        emulate_line_of(place, "tests/cuda/include", text, sizeof text);
-    }
-};
+uint32_t place_in_code(const void *address) {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) - emulate_first_byte());
+}
 
-void stop_thread() {
+line_text line_of(uint32_t place) {
+    line_text line;
+    emulate_line_of(place, "tests/cuda/include", line.text, sizeof line.text);
+    return line;
+}
+
+void stop(State state, const char *file, int line) {
+    states[now] = state;
+    threads[now].file = file;
+    threads[now].line = line;
     fiber_switch(&threads[now].sp, scheduler);
 }
 
 // ---- Accesses -----------------------------------------------------------------------------------------------
 
-unsigned warp_of(unsigned thread) {
+static unsigned warp_of(unsigned thread) {
     return thread / WARP;
 }
 
-// Whether what thread `other` did at `time` is before what `thread` does now.
-bool is_before(unsigned other, uint32_t time, unsigned thread) {
-    if (other == thread || time < block_time) return true;
+bool is_before(unsigned other, uint32_t time, bool was_write, unsigned thread) {
+    if (other == thread) return true;
     const Thread &t = threads[thread];
+    if (t.clock && time < (was_write ? t.clock->writes : t.clock->others)[other]) return true;
+    if (rank_of(other) != rank_of(thread)) return time < cluster_time;
+    if (time < block_times[rank_of(thread)]) return true;
     if (warp_of(other) == warp_of(thread) && (t.warp_mask >> other % WARP & 1) && time < t.warp_time) return true;
     return t.team && threads[other].team == t.team && time < t.team_time;
 }
 
+namespace {
+
+// Where barriers that count arrivals are known to be between, several readers are not compared: each may have arrived
+// after it read, and their times are not kept.
 bool all_before(const Cell &c, unsigned thread) {
-    if (c.reader != MANY) return is_before(c.reader, c.read_time, thread);
-    if (c.read_time < block_time) return true;
-    for (unsigned warp = 0; warp < warp_of(MAX_THREADS); warp++)
+    if (c.reader != MANY) return is_before(c.reader, c.read_time, false, thread);
+    unsigned rank = rank_of(thread);
+    if (c.read_time < block_times[rank] || threads[thread].clock) return true;
+    for (unsigned warp = 0; warp < MAX_THREADS / WARP; warp++)
         if (c.reading_warps >> warp & 1)
             for (unsigned i = warp * WARP; i < (warp + 1) * WARP && i < current->threads; i++)
-                if (!is_before(i, c.read_time, thread)) return false;
+                if (!is_before(rank * current->threads + i, c.read_time, false, thread)) return false;
     return true;
 }
 
@@ -135,23 +135,26 @@ void tell_race(bool write, unsigned thread, bool other_wrote, uint16_t other, ui
     char name[32] = "other threads read";
     if (other != MANY) snprintf(name, sizeof name, "thread %u %s", other, other_wrote ? "writes" : "reads");
     report_error("a race: thread %u %s at %s what %s at %s, with no barrier between", thread,
-                 write ? "writes" : "reads", Line(place).text, name, Line(other_place).text);
+                 write ? "writes" : "reads", line_of(place).text, name, line_of(other_place).text);
 }
 
 void touch_shared(char *a, size_t bytes, bool write, bool atomic, unsigned thread, uint32_t place) {
     size_t first = static_cast<size_t>(a - __bss_start) / GRAIN;
     size_t last = (static_cast<size_t>(a - __bss_start) + bytes - 1) / GRAIN;
+    if (!compare_with_engine(a, bytes, write, thread, place)) return;
+    uint32_t block_time = block_times[rank_of(thread)];
+    unsigned warp = warp_of(thread % current->threads);
     for (size_t i = first; i <= last && !seen; i++) {
         Cell &c = cells[i];
         if (!write && c.read_time == moment && c.write_time < block_time &&
-            (c.reader == thread || (c.reader == MANY && (c.reading_warps >> warp_of(thread) & 1))))
+            (c.reader == thread || (c.reader == MANY && (c.reading_warps >> warp & 1))))
             continue; // nothing new
         if (c.listed != launches) {
             c.listed = launches;
             touched.push_back(i);
         }
-        bool written = c.write_time >= block_begin, read = c.read_time >= block_begin;
-        if (written && !(atomic && c.atomic) && !is_before(c.writer, c.write_time, thread))
+        bool written = c.write_time >= cluster_begin, read = c.read_time >= cluster_begin;
+        if (written && !(atomic && c.atomic) && !is_before(c.writer, c.write_time, true, thread))
             return tell_race(write, thread, true, c.writer, place, c.write_place);
         if (write) {
             if (read && !(atomic && c.atomic) && !all_before(c, thread))
@@ -166,7 +169,7 @@ void touch_shared(char *a, size_t bytes, bool write, bool atomic, unsigned threa
             bool again = read && c.read_time >= block_time;
             if (!again) c.reading_warps = 0;
             c.reader = again && c.reader != thread ? MANY : static_cast<uint16_t>(thread);
-            c.reading_warps |= 1u << warp_of(thread);
+            c.reading_warps |= 1u << warp;
             c.read_time = moment;
             c.read_place = place;
         }
@@ -190,7 +193,7 @@ bool lies_in(const char *a, size_t bytes, const char *memory, size_t room) {
 // False: outside of every memory, and reported.
 bool access(const void *address, size_t bytes, bool write, bool atomic, unsigned thread, uintptr_t at) {
     const char *a = static_cast<const char *>(address);
-    if (lies_in(a, bytes, stacks, MAX_THREADS * STACK)) return true;
+    if (lies_in(a, bytes, stacks, MAX_RESIDENT * STACK)) return true;
     uint32_t place = static_cast<uint32_t>(at - emulate_first_byte());
     if (lies_in(a, bytes, __bss_start, shared_bytes())) {
         touch_shared(const_cast<char *>(a), bytes, write, atomic, thread, place);
@@ -201,7 +204,7 @@ bool access(const void *address, size_t bytes, bool write, bool atomic, unsigned
                    (a >= __ehdr_start && a < _end)))
         return true;
     report_error("thread %u %s %zu bytes at %s outside of every memory of the device", thread,
-                 write ? "writes" : "reads", bytes, Line(place).text);
+                 write ? "writes" : "reads", bytes, line_of(place).text);
     return false;
 }
 
@@ -215,69 +218,63 @@ void arrive(const Copy &c) {
 
 void start() {
     current->thread();
-    states[now] = State::ENDED;
-    stop_thread();
+    end_thread();
+    stop(State::ENDED, "", 0);
     abort(); // an ended thread is never resumed
-}
-
-void stop(State state, const char *file, int line) {
-    states[now] = state;
-    threads[now].file = file;
-    threads[now].line = line;
-    stop_thread();
 }
 
 // Lets the lanes that wait for those of `mask` continue, if all are there.
 bool release_lanes(unsigned first, uint32_t mask, together run) {
     void *brought[WARP] = {};
     uint32_t there = 0;
+    unsigned end = (first / current->threads + 1) * current->threads;
     for (unsigned lane = 0; lane < WARP; lane++) {
         unsigned i = first + lane;
-        if (!(mask >> lane & 1) || i >= current->threads || states[i] == State::ENDED) continue;
+        if (!(mask >> lane & 1) || i >= end || states[i] == State::ENDED) continue;
         if (states[i] != State::MEETING || threads[i].mask != mask || threads[i].run != run) return false;
         brought[lane] = threads[i].brought;
         there |= 1u << lane;
     }
     running = false; // what it touches is the threads', not the kernel's
+    now = first;
     if (run) run(brought, there);
     running = true;
-    bool sees = !run;
-    if (sees) moment++;
+    if (!run) moment++;
+    std::vector<unsigned> met;
     for (unsigned lane = 0; lane < WARP; lane++) {
         if (!(there >> lane & 1)) continue;
         Thread &t = threads[first + lane];
-        if (sees) {
+        if (!run) {
             t.warp_time = moment;
             t.warp_mask = there;
+            met.push_back(first + lane);
         }
         states[first + lane] = State::READY;
     }
+    meet_clocks(met);
     return true;
 }
 
-bool release_warps() {
-    bool any = false;
-    for (unsigned i = 0; i < current->threads && !seen; i++)
-        if (states[i] == State::MEETING) any |= release_lanes(i / WARP * WARP, threads[i].mask, threads[i].run);
-    return any;
-}
-
-bool release_barrier(int id) {
-    unsigned waiting = 0, alive = 0, wanted = 0;
+bool release_barrier(unsigned rank, int id) {
+    std::vector<unsigned> waiting;
+    unsigned alive = 0, wanted = 0, first = rank * current->threads, end = first + current->threads;
     bool says = false;
-    for (unsigned i = 0; i < current->threads; i++) {
+    for (unsigned i = first; i < end; i++) {
         alive += states[i] != State::ENDED;
         if (states[i] != State::AT_BARRIER || threads[i].barrier != id) continue;
-        waiting++;
+        waiting.push_back(i);
         says |= threads[i].says;
         wanted = static_cast<unsigned>(threads[i].barrier_threads);
     }
-    if (!waiting || waiting < (id ? wanted : alive)) return false;
+    unsigned there = static_cast<unsigned>(waiting.size()), &passing = arrivals[rank][id];
+    if (!there || there + passing < (id ? wanted : alive)) return false;
     moment++;
-    if (!id) block_time = moment;
-    for (unsigned i = 0; i < current->threads; i++) {
+    if (id)
+        passing -= wanted - there;
+    else
+        block_times[rank] = moment;
+    for (unsigned i : waiting) {
         Thread &t = threads[i];
-        if (states[i] != State::AT_BARRIER || t.barrier != id) continue;
         t.said = says;
         if (id) {
             t.team = id;
@@ -285,12 +282,29 @@ bool release_barrier(int id) {
         }
         states[i] = State::READY;
     }
+    meet_clocks(waiting);
+    return true;
+}
+
+bool release_cluster() {
+    std::vector<unsigned> all;
+    for (unsigned i = 0; i < resident_threads(); i++) {
+        if (states[i] == State::ENDED) continue;
+        if (states[i] != State::AT_CLUSTER) return false;
+        all.push_back(i);
+    }
+    cluster_time = ++moment;
+    for (uint32_t &time : block_times)
+        time = moment;
+    for (unsigned i : all)
+        states[i] = State::READY;
+    meet_clocks(all);
     return true;
 }
 
 void tell_divergence() {
     int first = -1, other = -1;
-    for (unsigned i = 0; i < current->threads; i++) {
+    for (unsigned i = 0; i < resident_threads(); i++) {
         if (states[i] == State::ENDED) continue;
         if (first < 0) first = static_cast<int>(i);
         const Thread &a = threads[first], &b = threads[i];
@@ -301,21 +315,47 @@ void tell_divergence() {
                  a.line, other, emulate_file_name(b.file), b.line);
 }
 
-// False: all threads have ended, or something is wrong.
-bool release() {
-    bool any = release_warps(), waiting = false;
-    for (unsigned i = 0; i < current->threads; i++) {
-        waiting |= states[i] != State::ENDED;
-        if (states[i] == State::AT_BARRIER) any |= release_barrier(threads[i].barrier);
+// Lets threads continue that wait for what has happened.
+bool release_threads() {
+    bool any = false;
+    for (unsigned i = 0; i < resident_threads() && !seen; i++) {
+        Thread &t = threads[i];
+        unsigned block = i / current->threads * current->threads;
+        bool now_ready = false;
+        switch (states[i]) {
+        case State::MEETING: any |= release_lanes(block + (i - block) / WARP * WARP, t.mask, t.run); break;
+        case State::AT_BARRIER: any |= release_barrier(rank_of(i), t.barrier); break;
+        case State::AT_CLUSTER: any |= release_cluster(); break;
+        case State::SPINNING: now_ready = *t.number == t.value; break;
+        case State::WAITING:
+        case State::MULTIPLYING: now_ready = may_continue(i); break;
+        default: break;
+        }
+        if (now_ready) states[i] = State::READY;
+        any |= now_ready;
     }
-    if (!any && waiting && !seen) tell_divergence();
     return any;
 }
 
-void run_block(const unsigned *order) {
-    unsigned count = current->threads;
-    block_begin = block_time = ++moment;
-    memset(dynamic, 0xff, current->shared);
+// False: all threads have ended, or something is wrong. What is late happens when nothing else can.
+bool release() {
+    bool any = arrival == Arrival::ANY && deliver_loads(false);
+    any |= release_threads();
+    if (any || seen) return true;
+    if (multiply_if_all_wait() || deliver_loads(true)) return true;
+    for (unsigned i = 0; i < resident_threads() && !seen; i++)
+        if (states[i] != State::ENDED) tell_divergence();
+    return false;
+}
+
+void run_cluster(const unsigned *order) {
+    unsigned count = resident_threads();
+    cluster_begin = cluster_time = ++moment;
+    for (unsigned rank = 0; rank < current->cluster; rank++) {
+        block_times[rank] = moment;
+        memset(dynamic[rank], 0xff, current->shared);
+        memset(arrivals[rank], 0, sizeof arrivals[rank]);
+    }
     for (size_t i : touched)
         memset(__bss_start + i * GRAIN, 0xff, GRAIN);
     for (unsigned i = 0; i < count; i++) {
@@ -324,15 +364,19 @@ void run_block(const unsigned *order) {
         t.warp_time = t.warp_mask = t.team_time = 0;
         t.team = t.group = 0;
         t.copies.clear();
+        t.clock.reset();
         // Stacks that all ended at the same offset of a page would compete for the same cache lines.
         t.sp = fiber_stack(stacks + (i + 1) * STACK - 64 - i % 64 * 448, start);
     }
+    begin_cluster();
     do
         for (unsigned i = 0; i < count && !seen; i++) {
             now = order[i];
+            own_index = now - rank_of(now) * current->threads;
             if (states[now] == State::READY) fiber_switch(&scheduler, threads[now].sp);
         }
     while (!seen && release());
+    end_cluster();
 }
 
 // ---- A launch -----------------------------------------------------------------------------------------------
@@ -360,7 +404,7 @@ std::mutex lock;
 bool run(const launch &l, char text[MESSAGE]) {
     std::lock_guard<std::mutex> held(lock);
     if (!stacks) {
-        size_t bytes[] = {MAX_THREADS * STACK, (shared_bytes() / GRAIN + 1) * sizeof(Cell)};
+        size_t bytes[] = {MAX_RESIDENT * STACK, (shared_bytes() / GRAIN + 1) * sizeof(Cell)};
         void *memory[2];
         for (int i = 0; i < 2; i++) {
             memory[i] =
@@ -375,12 +419,12 @@ bool run(const launch &l, char text[MESSAGE]) {
     seen = false;
     launches++;
     touched.clear();
-    early = launches % 2;
-    std::vector<unsigned> blocks = order_of(l.grid), lanes = order_of(l.threads);
+    arrival = static_cast<Arrival>(launches / 3 % 3);
+    std::vector<unsigned> clusters = order_of(l.grid / l.cluster), lanes = order_of(resident_threads());
     running = true;
-    for (unsigned i = 0; i < l.grid && !seen; i++) {
-        block = blocks[i];
-        run_block(lanes.data());
+    for (unsigned i = 0; i < clusters.size() && !seen; i++) {
+        first_block = clusters[i] * l.cluster;
+        run_cluster(lanes.data());
     }
     running = false;
     return !seen;
@@ -400,10 +444,13 @@ void remove_memory(const void *memory) {
 // ---- For kernels --------------------------------------------------------------------------------------------
 
 indices thread_index() {
-    return {now, 0, 0};
+    return {own_index, 0, 0};
 }
 indices block_index() {
-    return {block, 0, 0};
+    return {block_of(now), 0, 0};
+}
+int block_of_cluster() {
+    return static_cast<int>(rank_of(now));
 }
 indices block_size() {
     return {current->threads, 1, 1};
@@ -421,14 +468,28 @@ bool wait_at_barrier(int id, int count, bool says, const char *file, int line) {
     return t.said;
 }
 
+void arrive_at_barrier(int id) {
+    arrivals[rank_of(now)][id]++;
+}
+
+void wait_for_cluster(const char *file, int line) {
+    stop(State::AT_CLUSTER, file, line);
+}
+
+void wait_for_value(const int *number, int value, const char *file, int line) {
+    if (!touch(number, sizeof *number, false)) return;
+    threads[now].number = number;
+    threads[now].value = value;
+    stop(State::SPINNING, file, line);
+}
+
 void meet(uint32_t mask, void *brought, together run, const char *file, int line) {
     Thread &t = threads[now];
     t.mask = mask;
     t.brought = brought;
     t.run = run;
-    if (!(mask >> now % WARP & 1)) {
+    if (!(mask >> now % current->threads % WARP & 1)) {
         report_error("thread %u is not in the mask %08x at %s:%d", now, mask, emulate_file_name(file), line);
-        stop_thread();
     }
     stop(State::MEETING, file, line);
 }
@@ -438,31 +499,69 @@ void meet_and_see(uint32_t mask, const char *file, int line) {
 }
 
 char *dynamic_memory() {
-    return dynamic;
+    return dynamic[rank_of(now)];
 }
 
-// Addresses are as aligned as the memory is: kernels calculate with their bits.
-static char *first_address() {
+char *memory_of(unsigned rank) {
+    return dynamic[rank];
+}
+
+bool find_offset(const void *shared, size_t bytes, unsigned *rank, size_t *offset) {
+    size_t at = static_cast<size_t>(static_cast<const char *>(shared) - dynamic[0]);
+    if (at >= sizeof dynamic) return false;
+    *rank = static_cast<unsigned>(at / MAX_SHARED);
+    *offset = at % MAX_SHARED;
+    return *offset + bytes <= current->shared;
+}
+
+// Dynamic memory begins at 0 in each block. Addresses are as aligned as the memory is: kernels calculate with their
+// bits.
+constexpr uint32_t STATIC = 1 << 20;
+static char *static_memory() {
     return __bss_start - reinterpret_cast<uintptr_t>(__bss_start) % ALIGNMENT;
 }
 
 uint32_t address_of(const void *shared) {
-    return static_cast<uint32_t>(static_cast<const char *>(shared) - first_address());
+    unsigned rank;
+    size_t offset;
+    if (find_offset(shared, 0, &rank, &offset)) return static_cast<uint32_t>(offset);
+    return STATIC + static_cast<uint32_t>(static_cast<const char *>(shared) - static_memory());
 }
 
 char *at_address(uint32_t address) {
-    return first_address() + address;
+    return address < STATIC ? dynamic[rank_of(now)] + address : static_memory() + (address - STATIC);
+}
+
+last_access last_access_of(const void *shared) {
+    const Cell &c = cells[static_cast<size_t>(static_cast<const char *>(shared) - __bss_start) / GRAIN];
+    return {c.write_time >= cluster_begin,
+            c.read_time >= cluster_begin,
+            c.writer,
+            c.reader == MANY ? MAX_RESIDENT : c.reader,
+            c.write_time,
+            c.read_time,
+            c.write_place,
+            c.read_place};
+}
+
+uint32_t any_number() {
+    return static_cast<uint32_t>(mixed(static_cast<uint64_t>(launches) << 32 | ++numbers));
+}
+
+bool happens_now() {
+    return arrival == Arrival::EARLY || (arrival == Arrival::ANY && any_number() % 2);
 }
 
 bool touch(const void *address, size_t bytes, bool write, bool atomic, int lane) {
-    unsigned thread = lane < 0 ? now : now / WARP * WARP + static_cast<unsigned>(lane);
+    unsigned block = now / current->threads * current->threads;
+    unsigned thread = lane < 0 ? now : block + (now - block) / WARP * WARP + static_cast<unsigned>(lane);
     return access(address, bytes, write, atomic, thread, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 
 void copy_async(void *to, const void *from, size_t bytes, size_t from_memory) {
     Thread &t = threads[now];
     Copy c{static_cast<char *>(to), static_cast<const char *>(from), bytes, from_memory, t.group};
-    if (early)
+    if (happens_now())
         arrive(c);
     else
         t.copies.push_back(c);
@@ -484,5 +583,5 @@ void wait_copies(int pending) {
 
 static void emulate_access(const void *address, size_t bytes, bool write, uintptr_t place) {
     using namespace emulated;
-    if (running && !access(address, bytes, write, false, now, place)) stop_thread(); // the access itself could fault
+    if (running && !access(address, bytes, write, false, now, place)) stop(State::READY, "", 0); // it could fault
 }

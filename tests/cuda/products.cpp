@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-// In the place of src/cuda/gemm/products.cu, which calls cuBLASLt, and of the kernels that only Hopper runs: matrix
-// products with sums in double, and no Hopper.
+// In the place of src/cuda/gemm/products.cu, which calls cuBLASLt: matrix products with sums in double.
 #include "cuda/gemm/products.cuh"
-#include "cuda/attention/fast.cuh"
-#include "cuda/conv/conv2d_hopper.cuh"
-#include "cuda/elementwise/silu.cuh"
-#include "cuda/gemm/long_sums.cuh"
-#include "cuda/linear/gated.cuh"
+#include "cuda/common/kernel.cuh"
 
 #include <cstring>
 #include <vector>
@@ -74,10 +69,6 @@ cudaError_t multiply_now(const product &p, bool tf32) {
     return cudaSuccess;
 }
 
-vjp_status refuse(const vjp_work *work) {
-    return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: a kernel of Hopper's was chosen", work->device->name);
-}
-
 } // namespace
 
 struct products {
@@ -103,117 +94,4 @@ vjp_status multiply(const vjp_work *work, const product &p) {
     return result_of(work, emulated::enqueue(stream_of(work), [=] { return multiply_now(p, tf32); }));
 }
 
-// As on Hopper, but of any size: so that programs with pairs of calls are run.
-bool gated_forward_pays(const vjp_device *, const gated_forward &p) {
-    return p.dtype != VJP_F32 && p.terms % 8 == 0 && p.columns % 8 == 0 && p.terms > 0;
-}
-
-bool gated_product_pays(const vjp_device *, const gated_product &p) {
-    return p.dtype != VJP_F32 && p.terms % 8 == 0 && p.columns % 8 == 0 && p.terms > 0;
-}
-
-// A product [rows, columns] of 16-bit numbers, rounded.
-std::vector<uint16_t> product_now(vjp_dtype dtype, int64_t rows, int64_t columns, int64_t terms, factor a, factor b) {
-    std::vector<uint16_t> result((size_t)(rows * columns));
-    product q{};
-    q.storage = dtype;
-    q.items = 1;
-    q.m = rows;
-    q.n = columns;
-    q.k = terms;
-    q.scale = 1;
-    q.a = a;
-    q.b = b;
-    q.result = result.data();
-    multiply_now(q, false);
-    return result;
-}
-
-template <class T> cudaError_t multiply_gated_forward_now(const gated_forward &p) {
-    factor x = {p.x, false, p.terms, 0};
-    auto product_with = [&](const void *weight) {
-        return product_now(p.dtype, p.rows, p.columns, p.terms, x, {weight, true, p.terms, 0});
-    };
-    std::vector<uint16_t> gate = product_with(p.gate_weight), up = product_with(p.up_weight);
-    size_t bytes = gate.size() * sizeof gate[0];
-    if (p.gate) memcpy(p.gate, gate.data(), bytes);
-    if (p.up) memcpy(p.up, up.data(), bytes);
-    for (int64_t i = 0; i < p.rows * p.columns; i++)
-        put(p.y, p.dtype, i, gated_value<T>(number_at(gate.data(), p.dtype, i), number_at(up.data(), p.dtype, i)));
-    return cudaSuccess;
-}
-
-vjp_status multiply_gated_forward(const vjp_work *work, const gated_forward &p, bool *done) {
-    *done = true;
-    return result_of(work, emulated::enqueue(stream_of(work), [=] {
-                         return p.dtype == VJP_BF16 ? multiply_gated_forward_now<bf16>(p)
-                                                    : multiply_gated_forward_now<f16>(p);
-                     }));
-}
-
-template <class T> cudaError_t multiply_gated_now(const gated_product &p) {
-    std::vector<uint16_t> dy =
-        product_now(p.dtype, p.rows, p.columns, p.terms, {p.dz, false, p.terms, 0}, {p.w, false, p.columns, 0});
-    for (int64_t i = 0; i < p.rows * p.columns; i++) {
-        gated_slopes all = gated_gradient<T>(number_at(dy.data(), p.dtype, i), number_at(p.gate, p.dtype, i),
-                                             number_at(p.up, p.dtype, i));
-        put(p.dgate, p.dtype, i, all.dgate);
-        put(p.dup, p.dtype, i, all.dup);
-        if (p.y) put(p.y, p.dtype, i, all.y);
-    }
-    return cudaSuccess;
-}
-
-vjp_status multiply_gated(const vjp_work *work, const gated_product &p, bool *done) {
-    *done = true;
-    return result_of(work, emulated::enqueue(stream_of(work), [=] {
-                         return p.dtype == VJP_BF16 ? multiply_gated_now<bf16>(p) : multiply_gated_now<f16>(p);
-                     }));
-}
-
-int64_t long_sum_parts(const vjp_work *, const product &) {
-    return 0;
-}
-vjp_status multiply_long_sums(const vjp_work *work, const product &, int64_t) {
-    return refuse(work);
-}
-
-namespace hopper {
-
-bool takes_gradients(const attention_call &) {
-    return false;
-}
-dq_sums dq_sums_of(const attention_call &, workspace_layout &) {
-    return {};
-}
-vjp_status enqueue_forward(const fast_call &c) {
-    return refuse(c.work);
-}
-vjp_status enqueue_dq(const fast_call &c) {
-    return refuse(c.work);
-}
-vjp_status enqueue_dkv(const fast_call &c) {
-    return refuse(c.work);
-}
-vjp_status enqueue_gradients(const fast_call &c, const dq_sums &, int *) {
-    return refuse(c.work);
-}
-
-bool can_walk(const walk_axis &) {
-    return false;
-}
-vjp_status multiply_windows(const vjp_work *work, windows) {
-    return refuse(work);
-}
-int64_t weight_parts(const weight_sums &) {
-    return 1;
-}
-int64_t bias_chunks(const weight_sums &) {
-    return 1;
-}
-vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &) {
-    return refuse(work);
-}
-
-} // namespace hopper
 } // namespace vjp

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-// CUDA's runtime for one card that is this processor. What is enqueued runs at once, or is recorded for a graph.
+// CUDA's runtime for two cards that are this processor: what is enqueued runs at once, or is recorded for a graph.
 #include <cub/device/device_radix_sort.cuh>
+#include <cuda.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <string>
 #include <vector>
 
 // While a stream is recorded, others may join it by waiting for one of its events; it must wait for all that they do.
@@ -29,6 +31,8 @@ struct emulated_event {
 
 namespace {
 
+constexpr int CAPABILITIES[] = {8, 9}; // of the cards
+constexpr size_t SHARED[] = {163 << 10, emulated::MAX_SHARED};
 constexpr int MULTIPROCESSORS = 6; // few, so that a persistent kernel's blocks have several items of work each
 constexpr size_t MEMORY = (size_t)8 << 30;
 
@@ -38,6 +42,7 @@ constexpr uintptr_t NAMED_STREAMS = 16;
 std::mutex lock; // of all of this
 std::map<void *, size_t> memories;
 size_t used;
+thread_local int card;                     // that is used
 std::map<const void *, int> shared_limits; // that kernels were given
 thread_local cudaError_t last;
 char failure[emulated::MESSAGE + 64] = "a kernel failed";
@@ -88,15 +93,30 @@ cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
 cudaError_t set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     std::lock_guard<std::mutex> held(lock);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || (size_t)value > MAX_SHARED) return result(cudaErrorInvalidValue);
+    if (value < 0 || (size_t)value > SHARED[card]) return result(cudaErrorInvalidValue);
     shared_limits[kernel] = value;
     return cudaSuccess;
+}
+
+// Of a cluster of this kernel's, as the empty instructions at its beginning say (VJP_IN_CLUSTERS).
+static unsigned cluster_of(const void *kernel) {
+#if defined __x86_64__
+    const unsigned char nothing[] = {0x90};
+#else
+    const unsigned char nothing[] = {0x1f, 0x20, 0x03, 0xd5};
+#endif
+    unsigned count = 0;
+    for (auto *at = static_cast<const unsigned char *>(kernel); !memcmp(at, nothing, sizeof nothing);
+         at += sizeof nothing)
+        count++;
+    return std::max(count, 1u);
 }
 
 cudaError_t enqueue_kernel(const cudaLaunchConfig_t &config, const void *kernel, const held_arguments &held) {
     std::shared_ptr<void> data(held.data, held.destroy);
     auto thread = [=] { held.call(kernel, data.get()); };
-    launch l{config.gridDim.x, config.blockDim.x, config.dynamicSmemBytes, thread, held.data, held.bytes};
+    launch l{config.gridDim.x, config.blockDim.x, cluster_of(kernel), config.dynamicSmemBytes,
+             thread,           held.data,         held.bytes};
     size_t limit = 48 << 10;
     {
         std::lock_guard<std::mutex> held(lock);
@@ -104,7 +124,7 @@ cudaError_t enqueue_kernel(const cudaLaunchConfig_t &config, const void *kernel,
         if (given != shared_limits.end() && (size_t)given->second > limit) limit = (size_t)given->second;
     }
     if (!l.grid || l.grid > INT32_MAX || !l.threads || l.threads > MAX_THREADS || l.shared > limit ||
-        held.bytes > 32764)
+        held.bytes > 32764 || l.cluster > MAX_CLUSTER || l.grid % l.cluster)
         return result(cudaErrorInvalidValue);
     return enqueue(config.stream, [l] {
         char message[MESSAGE];
@@ -150,28 +170,50 @@ cudaError_t cudaGetLastError() {
     return error;
 }
 
+// The card that a caller names by its number.
+static int card_of(int device) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    return device + (visible && *visible == '1');
+}
+
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); // the number of one of them, or both
+    *count = visible && *visible ? 1 : 2;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    if (device) return result(cudaErrorInvalidDevice);
-    *properties = {"emulated on this processor", 8, 0, MULTIPROCESSORS, 1 << 20};
+    int count;
+    cudaGetDeviceCount(&count);
+    if (device < 0 || device >= count) return result(cudaErrorInvalidDevice);
+    *properties = {"emulated on this processor", CAPABILITIES[card_of(device)], 0, MULTIPROCESSORS, 1 << 20};
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)emulated::MAX_SHARED; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = CAPABILITIES[card_of(device)]; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SHARED[card_of(device)]; break;
     }
     return cudaSuccess;
 }
 
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found) {
+    std::string wanted = name;
+    *function = wanted == "cuTensorMapEncodeTiled"    ? reinterpret_cast<void *>(cuTensorMapEncodeTiled)
+                : wanted == "cuTensorMapEncodeIm2col" ? reinterpret_cast<void *>(cuTensorMapEncodeIm2col)
+                                                      : nullptr;
+    *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
 cudaError_t cudaSetDevice(int device) {
-    return result(device ? cudaErrorInvalidDevice : cudaSuccess);
+    cudaDeviceProp properties;
+    cudaError_t error = cudaGetDeviceProperties(&properties, device);
+    if (error == cudaSuccess) card = card_of(device);
+    return error;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {

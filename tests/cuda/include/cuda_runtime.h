@@ -127,6 +127,11 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+enum { cudaEnableDefault = 0 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult *found);
+
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int *count);
@@ -198,7 +203,8 @@ template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cud
     return emulated::set_attribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }
 
-/* There are no clusters before compute capability 9. */
+/* Static shared memory is one for all blocks of a cluster here (../emulate.h): kernels that can do without take another
+ * path. */
 template <class... P> cudaError_t cudaOccupancyMaxActiveClusters(int *, void (*)(P...), const cudaLaunchConfig_t *) {
     return cudaErrorNotSupported;
 }
@@ -309,6 +315,9 @@ inline unsigned atomicCAS(unsigned *at, unsigned expected, unsigned value) {
     unsigned before = *at;
     if (before == expected) *at = value;
     return before;
+}
+inline int atomicAdd(int *at, int value) {
+    return (int)atomicAdd(reinterpret_cast<unsigned *>(at), (unsigned)value);
 }
 template <class T> T atomicMax(T *at, T value) {
     emulated::touch(at, sizeof *at, true, true);
