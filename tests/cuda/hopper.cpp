@@ -254,13 +254,24 @@ bool can_be_loaded(const char *shared, unsigned rank, unsigned thread, uint32_t 
 
 #define HERE place_in_code(__builtin_return_address(0))
 
+bool has_ended(unsigned rank) {
+    const State *first = states + rank * current->threads;
+    return std::all_of(first, first + current->threads, [](State s) { return s == State::ENDED; });
+}
+
 // The same place in another block of the cluster.
 char *in_block(unsigned rank, const void *shared) {
     unsigned own;
     size_t offset;
-    if (find_offset(shared, 1, &own, &offset)) return memory_of(rank) + offset;
-    report_error("thread %u uses memory that is not in the block's dynamic shared memory", now);
-    return nullptr;
+    if (!find_offset(shared, 1, &own, &offset)) {
+        report_error("thread %u uses memory that is not in the block's dynamic shared memory", now);
+        return nullptr;
+    }
+    if (has_ended(rank)) {
+        report_error("thread %u uses shared memory of block %u of its cluster, which has ended", now, rank);
+        return nullptr;
+    }
+    return memory_of(rank) + offset;
 }
 
 // ---- Barriers -----------------------------------------------------------------------------------------------

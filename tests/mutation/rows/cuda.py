@@ -33,4 +33,10 @@
      [("src/cuda/linear/gated_forward.cu", "            write_values<T>(gate, up);\n            publish_shared();", "            write_values<T>(gate, up);")]),
     ("cuda linear: a stage is released before its products are done", "hopper test_cuda gradients_of_weights*",
      [("src/cuda/gemm/long_sums.cu", "                products_wait<1>();\n                if (step > 0) release(last);", "                if (step > 0) release(last);")]),
+    ("cuda conv2d: dweight releases a stage before its products are done", "hopper test_cuda convolutions_of*",
+     [("src/cuda/conv/conv2d_hopper_weights.cu", "                products_wait<1>();\n                if (step > 0) release(last);", "                if (step > 0) release(last);")]),
+    ("cuda conv2d: y releases a stage before its products are done", "hopper test_cuda convolutions_of*",
+     [("src/cuda/conv/conv2d_hopper_windows.cu", "                products_wait<1>();\n                if (last >= 0) release(last);", "                if (last >= 0) release(last);")]),
+    ("cuda linear: a block ends before its cluster", "hopper test_cuda gradients_of_weights*",
+     [("src/cuda/gemm/long_sums.cu", "    __syncwarp();\n    cluster_sync();", "    __syncwarp();\n    //")]),
 ]
