@@ -32,7 +32,7 @@
 #include "scratch.h"
 
 /* A test that hangs is ended by this alarm, and so are its children. */
-enum { ALARM_SECONDS = 100 };
+enum { ALARM_SECONDS = 250 };
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
