@@ -476,7 +476,9 @@ void store(const void *shared, const moved &m, bool adds) {
 }
 
 void engine_commit() {
-    for (Store &s : stores[now].list)
+    auto found = stores.find(now);
+    if (found == stores.end()) return;
+    for (Store &s : found->second.list)
         s.committed = true;
 }
 

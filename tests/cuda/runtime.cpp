@@ -170,15 +170,19 @@ cudaError_t cudaGetLastError() {
     return error;
 }
 
+// CUDA_VISIBLE_DEVICES: one of the cards by its number; otherwise both are seen.
+static bool sees_only(int card) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible && visible == std::to_string(card);
+}
+
 // The card that a caller names by its number.
 static int card_of(int device) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    return device + (visible && *visible == '1');
+    return device + sees_only(1);
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); // the number of one of them, or both
-    *count = visible && *visible ? 1 : 2;
+    *count = sees_only(0) || sees_only(1) ? 1 : 2;
     return cudaSuccess;
 }
 

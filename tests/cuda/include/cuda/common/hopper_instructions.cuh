@@ -11,9 +11,9 @@
 
 /*
  * As many empty instructions at the beginning of a kernel, which enqueue_kernel() counts. All clusters are of two
- * blocks; GCC 12 does not take a constant by its name here.
+ * blocks; GCC 12 does not take a constant by its name here. Another count is an alignment that does not compile.
  */
-#define VJP_IN_CLUSTERS(count) __attribute__((patchable_function_entry(2)))
+#define VJP_IN_CLUSTERS(count) __attribute__((patchable_function_entry(2), aligned((count) == 2 ? 16 : 3)))
 
 namespace vjp {
 namespace hopper {
