@@ -4,6 +4,7 @@
  * sentence that says why there is no device. With a GPU: every pass recorded in a CUDA graph and replayed, bad indices
  * found on the device, and refusals that write nothing. Where there is none, those are skipped, and it says so.
  */
+#include <fnmatch.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -393,7 +394,8 @@ static void group_norm_of_elements_near_1e38(void **state) {
 
 /* test_cuda [PATTERN]: the tests of such names, where * is anything. */
 int main(int argc, char **argv) {
-    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    const char *pattern = argc > 1 ? argv[1] : "*";
+    int chosen = 0;
     device_start("cuda");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_library_has_one_entry_and_knows_its_version),
@@ -412,7 +414,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,
     };
-    int failed = cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
+        chosen += fnmatch(pattern, tests[i].name, 0) == 0;
+    if (!chosen) fprintf(stderr, "test_cuda: no test has a name like %s\n", pattern);
+    cmocka_set_test_filter(pattern);
+    int failed = chosen ? cmocka_run_group_tests_name("cuda", tests, NULL, NULL) : 1;
     vjp_close(device);
     return failed;
 }
